@@ -1,0 +1,102 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// Loop runs one Backend. Set the exported fields before Run.
+type Loop struct {
+	Backend Backend
+	// Latest returns what to program, nil until every source has synced.
+	Latest func() *service.Snapshot
+	// Report is called after each round, from the Loop's goroutine.
+	Report func(Result)
+
+	MinInterval time.Duration // least time between the starts of two rounds
+	Resync      time.Duration // longest pause between rounds
+	Retry       Backoff       // pauses after failed rounds
+
+	kick chan struct{}
+}
+
+// Backoff is a pause that doubles from First to Max.
+type Backoff struct{ First, Max time.Duration }
+
+// After returns the pause after so many failures in a row, at least one.
+func (b Backoff) After(failures int) time.Duration {
+	d := b.First
+	for range failures - 1 {
+		if d >= b.Max {
+			return b.Max
+		}
+		d *= 2
+	}
+	return min(d, b.Max)
+}
+
+// NewLoop returns a Loop for b.
+func NewLoop(b Backend) *Loop {
+	return &Loop{Backend: b, kick: make(chan struct{}, 1)}
+}
+
+// Kick asks for a round soon. It never blocks, and kicks coalesce.
+func (l *Loop) Kick() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run does rounds until ctx ends, which is not an error. A round that has
+// begun is finished first. A Kick cuts the pause after a failed round short:
+// what changed may be what was wrong.
+func (l *Loop) Run(ctx context.Context) error {
+	failures := 0
+	for ctx.Err() == nil {
+		pause, start := l.Resync, time.Now()
+		if want := l.Latest(); want != nil {
+			r := l.round(context.WithoutCancel(ctx), want)
+			l.Report(r)
+			failures++
+			if r.Err == nil {
+				failures = 0
+			} else {
+				pause = min(pause, l.Retry.After(failures))
+			}
+		}
+		sleep(ctx, l.MinInterval-time.Since(start), nil)
+		sleep(ctx, pause-time.Since(start), l.kick)
+	}
+	return nil
+}
+
+func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {
+	r := Result{Generation: want.Generation, Start: time.Now()}
+	plan, err := l.Backend.Plan(ctx, want)
+	if err != nil {
+		r.Err = fmt.Errorf("plan: %w", err)
+	} else if r.Drift = plan.Drift(); !plan.Empty() {
+		r.Changed = true
+		r.Err = plan.Apply(ctx)
+	}
+	r.Took = time.Since(r.Start)
+	return r
+}
+
+// sleep waits for d, for wake or for ctx, whichever comes first.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+	t := time.NewTimer(max(d, 0))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	case <-wake:
+	}
+}

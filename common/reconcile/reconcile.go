@@ -1,0 +1,101 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reconcile keeps a dataplane equal to the latest snapshot. It owns
+// time: batching, retries and resyncs. What to change is the Backend's
+// business, what to tell whom is Report's.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// Backend programs one dataplane, such as nftables for IPv4 or HNS. Its
+// methods are called from one goroutine at a time.
+type Backend interface {
+	// Plan compares want with what is installed and returns the changes that
+	// are still needed. It changes nothing.
+	Plan(ctx context.Context, want *service.Snapshot) (Plan, error)
+
+	// Cleanup removes everything that any Backend of this kind installed,
+	// including what an earlier process left behind, and nothing else.
+	// Nothing to remove is success.
+	Cleanup(ctx context.Context) error
+}
+
+// Watcher is a Backend that notices when others touch its dataplane.
+type Watcher interface {
+	Backend
+	// Watch calls touched, which returns at once, after each change that the
+	// Backend did not make itself, until ctx ends.
+	Watch(ctx context.Context, touched func()) error
+}
+
+// Plan is an ordered list of changes to one dataplane. It is good for one
+// Apply.
+type Plan interface {
+	fmt.Stringer // one change a line
+
+	// Empty reports that the dataplane already matches.
+	Empty() bool
+
+	// Drift describes, a line each, what others had altered and Apply will
+	// repair. It is empty in a first round, where nothing counts as altered.
+	Drift() []string
+
+	// Apply makes the changes. It goes on past a failed change where that is
+	// safe and joins what went wrong; a PortError names the port concerned.
+	// Nil means that the dataplane matches.
+	Apply(ctx context.Context) error
+}
+
+// PortError is a failure that concerns one Service port only.
+type PortError struct {
+	Family service.Family
+	Name   service.PortName
+	Err    error
+}
+
+func (e *PortError) Error() string {
+	return fmt.Sprintf("service port %s (%s, %s): %v", e.Name, e.Name.Protocol, e.Family, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *PortError) Unwrap() error { return e.Err }
+
+// Failed lists the PortErrors in err's tree, in order.
+func Failed(err error) []*PortError {
+	var failed []*PortError
+	var walk func(error)
+	walk = func(err error) {
+		switch e := err.(type) {
+		case nil:
+		case *PortError:
+			failed = append(failed, e)
+		case interface{ Unwrap() []error }:
+			for _, err := range e.Unwrap() {
+				walk(err)
+			}
+		default:
+			walk(errors.Unwrap(err))
+		}
+	}
+	walk(err)
+	return failed
+}
+
+// Result tells how one round went. It is the only source for logs, health
+// and metrics.
+type Result struct {
+	Generation uint64 // of the snapshot that the round was for
+	Start      time.Time
+	Took       time.Duration
+	Changed    bool     // the plan was not empty
+	Drift      []string // what others had altered, see Plan
+	Err        error    // nil only if the dataplane now matches the snapshot
+}

@@ -1,0 +1,74 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Node is what forwarding depends on besides Services: facts of the node and
+// the operator's choices, resolved. It is read-only once in a Snapshot.
+type Node struct {
+	Name string
+	// Addrs are the node's own IPs as the API or the operator gives them,
+	// the primary one of each family first.
+	Addrs []netip.Addr
+	// Pods tells the cluster's pods on this node from everybody else.
+	Pods LocalPods
+	// NodePorts are the prefixes in which an address of the node must lie to
+	// answer NodePorts. A family without a prefix answers on every address
+	// of the node; loopback addresses never answer.
+	NodePorts []netip.Prefix
+	// MasqueradeAll masquerades all traffic to ClusterIPs.
+	MasqueradeAll bool
+}
+
+// LocalPods detects traffic from pods, in one of three ways or, when it is
+// the zero value, not at all.
+type LocalPods struct {
+	Prefixes        []netip.Prefix // the source lies in one of them
+	Interface       string         // it comes in through this bridge
+	InterfacePrefix string         // it comes in through an interface named so
+}
+
+// Known reports that p can tell pods from others in family f.
+func (p LocalPods) Known(f Family) bool {
+	return p.Interface != "" || p.InterfacePrefix != "" || len(InFamily(p.Prefixes, f)) > 0
+}
+
+// Contains reports that traffic from addr, coming in through the named
+// interface ("" for the node's own), is a pod's. It is false where p cannot
+// tell.
+func (p LocalPods) Contains(addr netip.Addr, iface string) bool {
+	switch {
+	case p.Interface != "":
+		return iface == p.Interface
+	case p.InterfacePrefix != "":
+		return strings.HasPrefix(iface, p.InterfacePrefix)
+	}
+	return slices.ContainsFunc(p.Prefixes, func(x netip.Prefix) bool { return x.Contains(addr) })
+}
+
+// InFamily returns the prefixes of family f, in their order.
+func InFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
+	var in []netip.Prefix
+	for _, p := range prefixes {
+		if FamilyOf(p.Addr()) == f {
+			in = append(in, p)
+		}
+	}
+	return in
+}
+
+// AnswersNodePorts reports that connections to addr, which must be one of the
+// node's addresses, may reach NodePorts.
+func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
+	if addr.IsLoopback() {
+		return false
+	}
+	in := InFamily(n.NodePorts, FamilyOf(addr))
+	return len(in) == 0 || slices.ContainsFunc(in, func(x netip.Prefix) bool { return x.Contains(addr) })
+}

@@ -1,0 +1,162 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"iter"
+	"slices"
+)
+
+// Snapshot is everything one node must forward at one moment. It is never
+// changed after it was made, and consecutive snapshots share what did not
+// change: a Port with the same pointer is the same Port.
+type Snapshot struct {
+	Generation uint64
+	Node       *Node // never nil
+	ports      [2]list
+}
+
+// chunkSize bounds what an update copies: one chunk of ports and the table
+// of chunks. At 30,000 ports that is 4 kB instead of 240 kB.
+const chunkSize = 256
+
+// list holds ports sorted by name, in chunks that consecutive snapshots share.
+type list struct {
+	chunks []*chunk
+	n      int
+}
+
+type chunk struct{ ports []*Port } // never empty
+
+// New returns a Snapshot of ports, in any order. No two may have the same
+// name and family.
+func New(generation uint64, node *Node, ports []*Port) *Snapshot {
+	s := &Snapshot{Generation: generation, Node: node}
+	for _, f := range Families {
+		var mine []*Port
+		for _, p := range ports {
+			if p.Family == f {
+				mine = append(mine, p)
+			}
+		}
+		slices.SortFunc(mine, func(a, b *Port) int { return a.Name.Compare(b.Name) })
+		s.ports[f] = list{split(mine), len(mine)}
+	}
+	return s
+}
+
+// split cuts sorted ports into chunks that have room on both sides before
+// they need to be split or go away.
+func split(ports []*Port) []*chunk {
+	var chunks []*chunk
+	for part := range slices.Chunk(ports, chunkSize) {
+		chunks = append(chunks, &chunk{slices.Clone(part)})
+	}
+	return chunks
+}
+
+// With returns the Snapshot that follows s after changes, which may come in
+// any order and must fit s: each Old is in s, and no New without an Old is.
+func (s *Snapshot) With(generation uint64, node *Node, changes []Change) *Snapshot {
+	next := &Snapshot{Generation: generation, Node: node, ports: s.ports}
+	fresh := map[*chunk]bool{} // made here, so not shared yet
+	for f := range next.ports {
+		next.ports[f].chunks = slices.Clone(next.ports[f].chunks)
+	}
+	for _, c := range changes {
+		next.ports[c.family()].apply(c, fresh)
+	}
+	return next
+}
+
+func (l *list) apply(c Change, fresh map[*chunk]bool) {
+	name := c.Name()
+	i := l.find(name)
+	if i < 0 { // only an empty list has no chunk to put name in
+		k := &chunk{[]*Port{c.New}}
+		fresh[k] = true
+		l.chunks, l.n = []*chunk{k}, 1
+		return
+	}
+	k := l.chunks[i]
+	if !fresh[k] {
+		k = &chunk{slices.Clone(k.ports)}
+		fresh[k] = true
+		l.chunks[i] = k
+	}
+	at, found := slices.BinarySearchFunc(k.ports, name, comparePort)
+	switch {
+	case c.New == nil && found:
+		k.ports = slices.Delete(k.ports, at, at+1)
+		l.n--
+	case c.New != nil && found:
+		k.ports[at] = c.New
+	case c.New != nil:
+		k.ports = slices.Insert(k.ports, at, c.New)
+		l.n++
+	}
+	l.balance(i, fresh)
+}
+
+// balance drops chunk i when it is empty and halves it when it is twice the
+// usual size.
+func (l *list) balance(i int, fresh map[*chunk]bool) {
+	k := l.chunks[i]
+	switch n := len(k.ports); {
+	case n == 0:
+		l.chunks = slices.Delete(l.chunks, i, i+1)
+	case n > 2*chunkSize:
+		right := &chunk{slices.Clone(k.ports[n/2:])}
+		fresh[right] = true
+		k.ports = slices.Clip(k.ports[:n/2])
+		l.chunks = slices.Insert(l.chunks, i+1, right)
+	}
+}
+
+// find returns the index of the chunk where name is or belongs, -1 if there
+// is no chunk.
+func (l *list) find(name PortName) int {
+	i, found := slices.BinarySearchFunc(l.chunks, name, func(k *chunk, n PortName) int {
+		return k.ports[0].Name.Compare(n)
+	})
+	if !found && i > 0 {
+		i--
+	}
+	if len(l.chunks) == 0 {
+		return -1
+	}
+	return i
+}
+
+func comparePort(p *Port, n PortName) int { return p.Name.Compare(n) }
+
+// Ports yields the ports of family f in name order.
+func (s *Snapshot) Ports(f Family) iter.Seq[*Port] {
+	return func(yield func(*Port) bool) {
+		for _, k := range s.ports[f].chunks {
+			for _, p := range k.ports {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Port returns the port with the given name in family f, nil if there is none.
+func (s *Snapshot) Port(f Family, name PortName) *Port {
+	i := s.ports[f].find(name)
+	if i < 0 {
+		return nil
+	}
+	ports := s.ports[f].chunks[i].ports
+	at, found := slices.BinarySearchFunc(ports, name, comparePort)
+	if !found {
+		return nil
+	}
+	return ports[at]
+}
+
+// Len returns the number of ports of family f.
+func (s *Snapshot) Len(f Family) int { return s.ports[f].n }

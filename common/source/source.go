@@ -1,0 +1,37 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package source reads Services, EndpointSlices and the own Node from where
+// they are kept, and tells a Sink about them. It knows no rules: what the
+// objects mean is the Sink's business.
+package source
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Sink learns what a cluster holds. A Source calls it from one goroutine at a
+// time; the objects are shared and read-only. Its methods return quickly.
+type Sink interface {
+	SetService(*corev1.Service)
+	DeleteService(types.NamespacedName)
+
+	SetSlice(*discoveryv1.EndpointSlice)
+	DeleteSlice(types.NamespacedName)
+
+	SetNode(*corev1.Node) // the node we run on
+	DeleteNode()
+
+	// Synced is called once, after everything that existed at the start.
+	Synced()
+}
+
+// Source feeds a Sink until ctx ends, which is not an error, or until an
+// error it cannot recover from.
+type Source interface {
+	Run(ctx context.Context, sink Sink) error
+}
