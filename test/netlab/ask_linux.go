@@ -1,0 +1,233 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Silence is how long to wait, as Query.Timeout, for an answer that is not
+// expected. In a lab an answer takes about a millisecond.
+const Silence = 300 * time.Millisecond
+
+// patience is the timeout of a Query that names none: long enough for a busy
+// machine, since only a fault makes anybody wait for it.
+const patience = 3 * time.Second
+
+// Query is one question to an echo server.
+type Query struct {
+	Proto string // "tcp" or "udp"
+	To    netip.AddrPort
+	// From is the client's own address. A zero address or port leaves the
+	// choice to the kernel.
+	From    netip.AddrPort
+	Timeout time.Duration // 0 means 3 s
+}
+
+// Outcome is what became of a Query.
+type Outcome uint8
+
+// What may become of a Query.
+const (
+	Answered    Outcome = iota
+	Refused             // TCP reset, or ICMP port unreachable
+	TimedOut            // nothing came back
+	Unreachable         // ICMP: no route, or prohibited
+	Broken              // the connection was made, and ended before the answer
+)
+
+// String returns the word for o.
+func (o Outcome) String() string {
+	return [...]string{"answered", "refused", "timed out", "unreachable", "broken"}[o]
+}
+
+// Answer is what came of a Query. Only an Answered one has a Backend, At and
+// Client.
+type Answer struct {
+	Outcome Outcome
+	Backend string         // name of the server
+	At      netip.AddrPort // the server's own address
+	Client  netip.AddrPort // the client, as the server saw it
+	From    netip.AddrPort // the client's own address, invalid if it had none yet
+	Took    time.Duration
+}
+
+// Masqueraded reports that the server saw another address than the client's.
+func (a Answer) Masqueraded() bool {
+	return a.Outcome == Answered && a.Client.Addr() != a.From.Addr()
+}
+
+// Ask puts one question from h. It returns an error only for what is neither
+// an answer nor one of the other outcomes.
+func (h *Host) Ask(ctx context.Context, q Query) (Answer, error) {
+	c, opened, err := h.Open(ctx, q)
+	if err != nil || opened.Outcome != Answered {
+		return opened, err
+	}
+	defer c.Close()
+	a, err := c.Ask(ctx)
+	a.Took += opened.Took
+	return a, err
+}
+
+// Conn is an open conversation with an echo server. For UDP it is a socket
+// that keeps its source port.
+type Conn struct {
+	conn    net.Conn
+	lines   *bufio.Reader
+	timeout time.Duration
+
+	mu   sync.Mutex // guards conversation
+	asks int
+}
+
+// Open connects as q says. The Answer is Answered and Conn set if that went
+// well; nobody was asked yet, so the Answer has no Backend.
+func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
+	start := time.Now()
+	if q.Timeout == 0 {
+		q.Timeout = patience
+	}
+	d, err := dialer(q)
+	if err != nil {
+		return nil, Answer{}, err
+	}
+	conn, err := h.dial(ctx, d, q.Proto, q.To.String())
+	if err != nil {
+		a, err := outcome(ctx, err)
+		a.Took = time.Since(start)
+		return nil, a, err
+	}
+	c := &Conn{conn: conn, lines: bufio.NewReader(conn), timeout: q.Timeout}
+	return c, Answer{From: c.from(), Took: time.Since(start)}, nil
+}
+
+func dialer(q Query) (*net.Dialer, error) {
+	d := &net.Dialer{Timeout: q.Timeout, Control: reuseAddr}
+	from := q.From
+	if from.Port() != 0 && !from.Addr().IsValid() {
+		from = netip.AddrPortFrom(netip.IPv6Unspecified(), from.Port())
+		if q.To.Addr().Is4() {
+			from = netip.AddrPortFrom(netip.IPv4Unspecified(), from.Port())
+		}
+	}
+	switch {
+	case q.Proto != "tcp" && q.Proto != "udp":
+		return nil, fmt.Errorf("protocol %q: must be tcp or udp", q.Proto)
+	case from.Addr().IsValid() && q.Proto == "tcp":
+		d.LocalAddr = net.TCPAddrFromAddrPort(from)
+	case from.Addr().IsValid():
+		d.LocalAddr = net.UDPAddrFromAddrPort(from)
+	}
+	return d, nil
+}
+
+// reuseAddr lets a client take a port again that it has just used.
+func reuseAddr(_, _ string, c syscall.RawConn) error {
+	var err error
+	if ctlErr := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}); ctlErr != nil {
+		return ctlErr
+	}
+	return err
+}
+
+// Ask sends one line and waits for the answer.
+func (c *Conn) Ask(ctx context.Context) (Answer, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	start := time.Now()
+	c.asks++
+	a, err := c.exchange(ctx, strconv.Itoa(c.asks))
+	if err != nil {
+		a, err = outcome(ctx, err)
+	}
+	a.From, a.Took = c.from(), time.Since(start)
+	return a, err
+}
+
+func (c *Conn) exchange(ctx context.Context, request string) (Answer, error) {
+	if err := c.conn.SetDeadline(time.Now().Add(c.timeout)); err != nil {
+		return Answer{}, fmt.Errorf("set deadline: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := io.WriteString(c.conn, request+"\n"); err != nil {
+		return Answer{}, c.broken(err)
+	}
+	for {
+		line, err := c.lines.ReadString('\n')
+		if err != nil {
+			return Answer{}, c.broken(err)
+		}
+		a, err := parseAnswer(request, line)
+		if err != nil && c.udp() && !strings.HasPrefix(line, request+" ") {
+			continue // late, to an earlier request that was given up
+		}
+		return a, err
+	}
+}
+
+// errBroken is the end of a connection that had been made.
+var errBroken = errors.New("connection broken")
+
+// broken tells the end of a connection from the refusal of one, which for UDP
+// comes with the first reading.
+func (c *Conn) broken(err error) error {
+	if !c.udp() && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("%w: %w", errBroken, err)
+	}
+	return err
+}
+
+func (c *Conn) udp() bool { return c.conn.LocalAddr().Network() == "udp" }
+
+func (c *Conn) from() netip.AddrPort {
+	// What the net package prints for a connected socket it can parse.
+	from, _ := netip.ParseAddrPort(c.conn.LocalAddr().String())
+	return from
+}
+
+// Close ends the conversation. TCP is reset, so that thousands of clients
+// leave no waiting sockets behind.
+func (c *Conn) Close() error {
+	if tcp, ok := c.conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	return c.conn.Close()
+}
+
+// outcome sorts errors of the network into outcomes; others, and the end of
+// ctx, stay errors.
+func outcome(ctx context.Context, err error) (Answer, error) {
+	var timeout net.Error
+	switch {
+	case ctx.Err() != nil:
+		return Answer{}, ctx.Err()
+	case errors.Is(err, errBroken):
+		return Answer{Outcome: Broken}, nil
+	case errors.Is(err, unix.ECONNREFUSED):
+		return Answer{Outcome: Refused}, nil
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EACCES):
+		return Answer{Outcome: Unreachable}, nil
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return Answer{Outcome: TimedOut}, nil
+	}
+	return Answer{}, err
+}

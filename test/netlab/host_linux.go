@@ -1,0 +1,224 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Host is one machine of a Lab: a network namespace.
+type Host struct {
+	Name string
+	// IPv4 and IPv6 are its addresses: a node's and a client's on the LAN,
+	// a pod's in the pod network.
+	IPv4, IPv6 netip.Addr
+
+	ns   netns.NsHandle
+	link *netlink.Handle
+	// keeper runs in the thread that made the namespace and lives as long
+	// as the Host, which makes it a safe parent: a process that is to die
+	// with its parent dies with the parent's thread.
+	keeper chan func()
+
+	mu      sync.Mutex
+	closers []func() error // echo servers and the like, oldest first
+}
+
+// Addr returns the address of h in the family of like.
+func (h *Host) Addr(like netip.Addr) netip.Addr {
+	if like.Is4() {
+		return h.IPv4
+	}
+	return h.IPv6
+}
+
+func newHost(name string) (*Host, error) {
+	jobs := make(chan func())
+	h := &Host{Name: name, keeper: jobs}
+	started := make(chan error)
+	go onThread(func() bool {
+		if err := h.open(); err != nil {
+			started <- err
+			return false
+		}
+		close(started)
+		for job := range jobs {
+			job()
+		}
+		return false
+	})
+	return h, <-started
+}
+
+// open moves the calling thread into a new namespace.
+func (h *Host) open() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			err = ErrNotAllowed
+		}
+		return err
+	}
+	var err error
+	if h.ns, err = netns.Get(); err != nil {
+		return fmt.Errorf("open namespace: %w", err)
+	}
+	if h.link, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return errors.Join(fmt.Errorf("open netlink: %w", err), h.ns.Close())
+	}
+	return nil
+}
+
+// onThread runs fn on a thread of its own. If fn returns true, the thread is
+// fit for other use, else it ends. It is never the process's first thread,
+// which cannot end and by whose namespaces others judge the whole process.
+func onThread(fn func() bool) {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		if fn() {
+			runtime.UnlockOSThread()
+		}
+		return
+	}
+	done := make(chan struct{})
+	go func() { // cannot get this thread: it is locked
+		defer close(done)
+		onThread(fn)
+	}()
+	<-done
+	runtime.UnlockOSThread()
+}
+
+// Do runs fn in h's namespace and returns its error. Sockets and processes
+// that fn itself makes belong to h for ever; goroutines that fn starts do not
+// run in h.
+func (h *Host) Do(fn func() error) error {
+	result := make(chan error, 1)
+	go onThread(func() bool {
+		home, err := netns.Get()
+		if err != nil {
+			result <- fmt.Errorf("open own namespace: %w", err)
+			return true
+		}
+		defer home.Close()
+		if err := netns.Set(h.ns); err != nil {
+			result <- fmt.Errorf("enter namespace of %s: %w", h.Name, err)
+			return true
+		}
+		err = fn()
+		back := netns.Set(home)
+		result <- err
+		return back == nil
+	})
+	return <-result
+}
+
+// Dial connects to addr from h.
+func (h *Host) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	return h.dial(ctx, &d, network, addr)
+}
+
+func (h *Host) dial(ctx context.Context, d *net.Dialer, network, addr string) (net.Conn, error) {
+	var c net.Conn
+	err := h.Do(func() (err error) {
+		c, err = d.DialContext(ctx, network, addr)
+		return err
+	})
+	return c, err
+}
+
+// Listen listens on h for TCP.
+func (h *Host) Listen(ctx context.Context, network, addr string) (net.Listener, error) {
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	var l net.Listener
+	err := h.Do(func() (err error) {
+		l, err = lc.Listen(ctx, network, addr)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket listens on h for UDP.
+func (h *Host) ListenPacket(ctx context.Context, network, addr string) (net.PacketConn, error) {
+	var lc net.ListenConfig
+	var c net.PacketConn
+	err := h.Do(func() (err error) {
+		c, err = lc.ListenPacket(ctx, network, addr)
+		return err
+	})
+	return c, err
+}
+
+// Start starts cmd on h. It is killed when the Lab is closed or this program
+// ends in whatever way. The caller waits for it as usual.
+func (h *Host) Start(cmd *exec.Cmd) error {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	started := make(chan error)
+	h.keeper <- func() { started <- cmd.Start() }
+	if err := <-started; err != nil {
+		return fmt.Errorf("start %s on %s: %w", cmd.Path, h.Name, err)
+	}
+	return nil
+}
+
+// AddAddr gives h, a node or a client, one more address on the LAN.
+func (h *Host) AddAddr(a netip.Addr) error {
+	return h.addAddrs("eth0", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+}
+
+// DelAddr takes an address added with AddAddr away.
+func (h *Host) DelAddr(a netip.Addr) error {
+	link, err := h.link.LinkByName("eth0")
+	if err != nil {
+		return fmt.Errorf("%s: find interface eth0: %w", h.Name, err)
+	}
+	addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+	if err := h.link.AddrDel(link, addr); err != nil {
+		return fmt.Errorf("%s: remove address %s: %w", h.Name, a, err)
+	}
+	return nil
+}
+
+// atClose has fn called when the Lab is closed.
+func (h *Host) atClose(fn func() error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closers = append(h.closers, fn)
+}
+
+// close ends what was started on h and lets go of its namespace.
+func (h *Host) close() error {
+	h.mu.Lock()
+	closers := h.closers
+	h.closers = nil
+	h.mu.Unlock()
+	var errs []error
+	for _, fn := range slices.Backward(closers) {
+		errs = append(errs, fn())
+	}
+	if h.keeper != nil {
+		close(h.keeper)
+		h.keeper = nil
+		h.link.Close()
+		errs = append(errs, h.ns.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,158 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Load opens connections all the time, asks each one question, closes it and
+// counts.
+type Load struct {
+	host   *Host
+	query  Query
+	ctx    context.Context
+	cancel context.CancelFunc
+	left   chan struct{} // a token for each connection still to be made; nil: no end
+	done   sync.WaitGroup
+
+	mu     sync.Mutex
+	report Report
+}
+
+// LoadConfig says what a Load does.
+type LoadConfig struct {
+	Query   Query
+	Workers int // how many connect at the same time
+	Total   int // how many connections in all; 0 means until Stop
+}
+
+// Report counts what a Load met with.
+type Report struct {
+	Connections int
+	Outcomes    map[Outcome]int
+	Backends    map[string]*Seen // those that answered, by name
+	Errors      []error          // at most ten, of failures that are no outcome
+}
+
+// Seen tells when a backend answered.
+type Seen struct {
+	Count       int
+	First, Last time.Time
+}
+
+// Lost returns the number of connections without an answer.
+func (r Report) Lost() int { return r.Connections - r.Outcomes[Answered] }
+
+// String returns the counts in one line.
+func (r Report) String() string {
+	parts := []string{fmt.Sprintf("%d connections", r.Connections)}
+	for _, o := range slices.Sorted(maps.Keys(r.Outcomes)) {
+		parts = append(parts, fmt.Sprintf("%d %s", r.Outcomes[o], o))
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Backends)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, r.Backends[name].Count))
+	}
+	for _, err := range r.Errors {
+		parts = append(parts, err.Error())
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Load starts a load from h, which runs until it is stopped, has made as many
+// connections as it should, or ctx ends.
+func (h *Host) Load(ctx context.Context, cfg LoadConfig) *Load {
+	l := &Load{host: h, query: cfg.Query}
+	l.report = Report{Outcomes: map[Outcome]int{}, Backends: map[string]*Seen{}}
+	l.ctx, l.cancel = context.WithCancel(ctx)
+	if cfg.Total > 0 {
+		l.left = make(chan struct{}, cfg.Total)
+		for range cfg.Total {
+			l.left <- struct{}{}
+		}
+		close(l.left)
+	}
+	for range max(cfg.Workers, 1) {
+		l.done.Go(l.work)
+	}
+	h.atClose(func() error {
+		l.Stop()
+		return nil
+	})
+	return l
+}
+
+func (l *Load) work() {
+	for l.ctx.Err() == nil {
+		if l.left != nil {
+			if _, more := <-l.left; !more {
+				return
+			}
+		}
+		// The end of the load lets the last question be answered, so that no
+		// connection is counted as lost for it.
+		a, err := l.host.Ask(context.WithoutCancel(l.ctx), l.query)
+		l.count(a, err)
+	}
+}
+
+func (l *Load) count(a Answer, err error) {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := &l.report
+	r.Connections++
+	if err != nil {
+		if len(r.Errors) < 10 {
+			r.Errors = append(r.Errors, err)
+		}
+		return
+	}
+	r.Outcomes[a.Outcome]++
+	if a.Outcome != Answered {
+		return
+	}
+	s := r.Backends[a.Backend]
+	if s == nil {
+		s = &Seen{First: now}
+		r.Backends[a.Backend] = s
+	}
+	s.Count++
+	s.Last = now
+}
+
+// Report returns the counts so far.
+func (l *Load) Report() Report {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.report
+	r.Outcomes = maps.Clone(r.Outcomes)
+	r.Errors = slices.Clone(r.Errors)
+	r.Backends = make(map[string]*Seen, len(l.report.Backends))
+	for name, s := range l.report.Backends {
+		seen := *s
+		r.Backends[name] = &seen
+	}
+	return r
+}
+
+// Wait waits until every connection has been made and returns the counts. A
+// load without a Total ends with Stop only.
+func (l *Load) Wait() Report {
+	l.done.Wait()
+	l.cancel()
+	return l.Report()
+}
+
+// Stop ends the load and returns the counts.
+func (l *Load) Stop() Report {
+	l.cancel()
+	return l.Wait()
+}

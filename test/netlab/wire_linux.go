@@ -1,0 +1,338 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	lanName   = "lan"
+	lanBridge = "br-lan"
+	maxHosts  = 80 // keeps last numbers of clients below 192.0.2.180
+)
+
+// sysctls are set in each namespace before it has any interface. They are
+// written even where they are the kernel's defaults: some distributions have
+// others, and a new namespace may inherit them.
+var sysctls = []struct{ name, value string }{
+	{"net/ipv4/conf/all/rp_filter", "2"},
+	{"net/ipv4/conf/default/rp_filter", "2"},
+	{"net/ipv4/conf/all/accept_redirects", "0"},
+	{"net/ipv4/conf/default/accept_redirects", "0"},
+	{"net/ipv4/conf/all/send_redirects", "0"},
+	{"net/ipv4/conf/default/send_redirects", "0"},
+	{"net/ipv6/conf/all/disable_ipv6", "0"},
+	{"net/ipv6/conf/default/disable_ipv6", "0"},
+	{"net/ipv6/conf/all/accept_redirects", "0"},
+	{"net/ipv6/conf/default/accept_redirects", "0"},
+	{"net/ipv6/conf/default/accept_ra", "0"},
+	{"net/ipv6/conf/default/accept_dad", "0"},
+	// Refusals of UDP are ICMP messages. A test may cause many in a second,
+	// and each must arrive.
+	{"net/ipv4/icmp_ratelimit", "0"},
+	{"net/ipv6/icmp/ratelimit", "0"},
+	// A load opens many thousand connections from one address.
+	{"net/ipv4/ip_local_port_range", "10000 65000"},
+}
+
+// routing makes a namespace forward.
+var routing = []struct{ name, value string }{
+	{"net/ipv4/ip_forward", "1"},
+	{"net/ipv6/conf/all/forwarding", "1"},
+}
+
+// everything is what a default route is for.
+var everything = []netip.Prefix{
+	netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+}
+
+func (h *Host) setSysctls(list []struct{ name, value string }) error {
+	return h.Do(func() error {
+		for _, s := range list {
+			if err := os.WriteFile("/proc/sys/"+s.name, []byte(s.value), 0); err != nil {
+				return fmt.Errorf("set sysctl %s=%s: %w", s.name, s.value, err)
+			}
+		}
+		return nil
+	})
+}
+
+// addHost makes a namespace with nothing but a loopback interface.
+func (l *Lab) addHost(name, ipv4, ipv6 string) (*Host, error) {
+	h, err := newHost(name)
+	if err != nil {
+		return nil, fmt.Errorf("make namespace of %s: %w", name, err)
+	}
+	l.hosts[name] = h
+	h.IPv4, h.IPv6 = netip.MustParseAddr(ipv4), netip.MustParseAddr(ipv6)
+	if err := h.setSysctls(sysctls); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	lo, err := h.link.LinkByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("%s: find loopback interface: %w", name, err)
+	}
+	if err := h.link.LinkSetUp(lo); err != nil {
+		return nil, fmt.Errorf("%s: start loopback interface: %w", name, err)
+	}
+	return h, nil
+}
+
+// addNode makes a router on the LAN that sends what it does not know to
+// gateway.
+func (l *Lab) addNode(name string, number int, gateway *Host) (*Host, error) {
+	h, err := l.addHost(name, fmt.Sprintf("192.0.2.%d", number), fmt.Sprintf("2001:db8:2::%d", number))
+	if err != nil {
+		return nil, err
+	}
+	if err := h.setSysctls(routing); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if err := l.join(h); err != nil {
+		return nil, err
+	}
+	return h, h.addDefault(gateway)
+}
+
+// addClient makes a host outside the cluster, whose way to everything is
+// node-a; only what node-b holds it reaches directly, as the answers do.
+func (l *Lab) addClient(name string, number int) error {
+	h, err := l.addHost(name, fmt.Sprintf("192.0.2.%d", number), fmt.Sprintf("2001:db8:2::%d", number))
+	if err != nil {
+		return err
+	}
+	if err := l.join(h); err != nil {
+		return err
+	}
+	if err := h.addDefault(l.Node); err != nil {
+		return err
+	}
+	return h.addRoutes(podPrefixes(2), l.Other)
+}
+
+// connectNodes gives each node, and the gateway, the way to the other's pods.
+func (l *Lab) connectNodes() error {
+	for _, r := range []struct {
+		from, via *Host
+		net       int
+	}{{l.Node, l.Other, 2}, {l.Other, l.Node, 1}, {l.lan, l.Node, 1}, {l.lan, l.Other, 2}} {
+		if err := r.from.addRoutes(podPrefixes(r.net), r.via); err != nil {
+			return err
+		}
+	}
+	if err := l.lan.setSysctls(routing); err != nil {
+		return err
+	}
+	return l.lan.prohibitRest()
+}
+
+// prohibitRest answers all that has no other route with an ICMP message that
+// UDP sockets report, too, which they do not do for a missing route.
+func (h *Host) prohibitRest() error {
+	for _, p := range everything {
+		if err := h.link.RouteAdd(&netlink.Route{Dst: ipNet(p), Type: unix.RTN_PROHIBIT}); err != nil {
+			return fmt.Errorf("%s: add prohibiting route to %s: %w", h.Name, p, err)
+		}
+	}
+	return nil
+}
+
+// join puts h on the LAN.
+func (l *Lab) join(h *Host) error {
+	port, err := l.lan.addPair("lan-"+h.Name, h, "eth0")
+	if err != nil {
+		return err
+	}
+	if err := l.lan.plug(port, lanBridge); err != nil {
+		return err
+	}
+	return h.addAddrs("eth0", lanPrefixes(h))
+}
+
+// pod says where a pod is to be: on which node, in that node's network number
+// net, on which bridge, if any.
+type pod struct {
+	name   string
+	node   *Host
+	net    int
+	bridge string
+}
+
+// addPod makes a pod with a single address per family, no neighbours and one
+// route, to the node: the way of CNI plugins that route, so that all its
+// traffic passes the node's rules.
+func (l *Lab) addPod(p pod, number int) error {
+	h, err := l.addHost(p.name, fmt.Sprintf("10.244.%d.%d", p.net, number), fmt.Sprintf("fd00:10:244:%d::%d", p.net, number))
+	if err != nil {
+		return err
+	}
+	port, err := p.node.addPair("veth-"+p.name, h, "eth0")
+	if err != nil {
+		return err
+	}
+	gateway := podGateway(p.net)
+	dev := port.Attrs().Name
+	if p.bridge != "" {
+		dev = p.bridge
+		err = p.node.plug(port, p.bridge)
+	} else {
+		err = p.node.addAddrs(dev, singles(gateway))
+	}
+	if err != nil {
+		return err
+	}
+	if err := h.addAddrs("eth0", singles(h)); err != nil {
+		return err
+	}
+	if err := p.node.addLinkRoutes(dev, singles(h)); err != nil {
+		return err
+	}
+	if err := h.addLinkRoutes("eth0", singles(gateway)); err != nil {
+		return err
+	}
+	return h.addDefault(gateway)
+}
+
+// podGateway holds the addresses that node's end of every pod's link has.
+func podGateway(net int) *Host {
+	return &Host{
+		Name: "pod gateway",
+		IPv4: netip.AddrFrom4([4]byte{10, 244, byte(net), 1}),
+		IPv6: netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d::1", net)),
+	}
+}
+
+func podPrefixes(net int) []netip.Prefix {
+	gw := podGateway(net)
+	return []netip.Prefix{netip.PrefixFrom(gw.IPv4, 24).Masked(), netip.PrefixFrom(gw.IPv6, 64).Masked()}
+}
+
+func lanPrefixes(h *Host) []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(h.IPv4, 24), netip.PrefixFrom(h.IPv6, 64)}
+}
+
+// singles returns h's addresses as prefixes that hold nothing else.
+func singles(h *Host) []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(h.IPv4, 32), netip.PrefixFrom(h.IPv6, 128)}
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// addPair makes two connected interfaces, name on h and peerName on peer,
+// starts both and returns the first.
+func (h *Host) addPair(name string, peer *Host, peerName string) (netlink.Link, error) {
+	veth := netlink.NewVeth(netlink.LinkAttrs{Name: name})
+	veth.PeerName, veth.PeerNamespace = peerName, netlink.NsFd(peer.ns)
+	if err := h.link.LinkAdd(veth); err != nil {
+		return nil, fmt.Errorf("%s: add interface %s: %w", h.Name, name, err)
+	}
+	for _, end := range []struct {
+		host *Host
+		name string
+	}{{h, name}, {peer, peerName}} {
+		if err := end.host.linkUp(end.name); err != nil {
+			return nil, err
+		}
+	}
+	link, err := h.link.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: find interface %s: %w", h.Name, name, err)
+	}
+	return link, nil
+}
+
+func (h *Host) linkUp(name string) error {
+	link, err := h.link.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: find interface %s: %w", h.Name, name, err)
+	}
+	if err := h.link.LinkSetUp(link); err != nil {
+		return fmt.Errorf("%s: start interface %s: %w", h.Name, name, err)
+	}
+	return nil
+}
+
+// addBridge makes a bridge that forwards from the first moment.
+func (h *Host) addBridge(name string, addrs []netip.Prefix) error {
+	off := false
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}, MulticastSnooping: &off}
+	if err := h.link.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("%s: add bridge %s: %w", h.Name, name, err)
+	}
+	if err := h.linkUp(name); err != nil {
+		return err
+	}
+	return h.addAddrs(name, addrs)
+}
+
+func (h *Host) plug(port netlink.Link, bridge string) error {
+	master, err := h.link.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("%s: find bridge %s: %w", h.Name, bridge, err)
+	}
+	if err := h.link.LinkSetMaster(port, master); err != nil {
+		return fmt.Errorf("%s: plug %s into bridge %s: %w", h.Name, port.Attrs().Name, bridge, err)
+	}
+	return nil
+}
+
+// addAddrs adds addresses that may be used at once: nobody is asked whether
+// they are taken.
+func (h *Host) addAddrs(dev string, addrs []netip.Prefix) error {
+	link, err := h.link.LinkByName(dev)
+	if err != nil {
+		return fmt.Errorf("%s: find interface %s: %w", h.Name, dev, err)
+	}
+	for _, p := range addrs {
+		addr := &netlink.Addr{IPNet: ipNet(p)}
+		if p.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := h.link.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("%s: add address %s to %s: %w", h.Name, p, dev, err)
+		}
+	}
+	return nil
+}
+
+// addLinkRoutes makes prefixes neighbours on dev.
+func (h *Host) addLinkRoutes(dev string, prefixes []netip.Prefix) error {
+	link, err := h.link.LinkByName(dev)
+	if err != nil {
+		return fmt.Errorf("%s: find interface %s: %w", h.Name, dev, err)
+	}
+	for _, p := range prefixes {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(p), Scope: netlink.SCOPE_LINK}
+		if err := h.link.RouteAdd(route); err != nil {
+			return fmt.Errorf("%s: add route to %s: %w", h.Name, p, err)
+		}
+	}
+	return nil
+}
+
+func (h *Host) addDefault(via *Host) error {
+	return h.addRoutes(everything, via)
+}
+
+func (h *Host) addRoutes(prefixes []netip.Prefix, via *Host) error {
+	for _, p := range prefixes {
+		gateway := via.IPv4
+		if p.Addr().Is6() {
+			gateway = via.IPv6
+		}
+		if err := h.link.RouteAdd(&netlink.Route{Dst: ipNet(p), Gw: gateway.AsSlice()}); err != nil {
+			return fmt.Errorf("%s: add route to %s via %s: %w", h.Name, p, gateway, err)
+		}
+	}
+	return nil
+}
