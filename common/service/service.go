@@ -114,7 +114,9 @@ type Frontend struct {
 	Addr netip.Addr // invalid for NodePort: the node's addresses, see Node
 	Port uint16     // never 0
 	// Sources are the clients that may connect, sorted and disjoint. Nil
-	// admits everybody; only LoadBalancerIP frontends have any.
+	// admits everybody, an empty list that is not nil admits nobody: ranges
+	// were given, but none that this family can use. Only LoadBalancerIP
+	// frontends have any.
 	Sources []netip.Prefix
 }
 

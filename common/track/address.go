@@ -1,0 +1,86 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+var (
+	errSpecial = errors.New("not an address of a pod or a Service: unspecified, loopback, link-local, multicast or broadcast")
+	errScoped  = errors.New("has an IPv6 zone")
+)
+
+// parseAddr reads an address that traffic can be sent to. IPv4 mapped to
+// IPv6 counts as IPv4; leading zeros, whose base is anybody's guess, are
+// refused.
+func parseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
+	}
+	switch a = a.Unmap(); {
+	case a.Zone() != "":
+		return netip.Addr{}, fmt.Errorf("%q: %w", s, errScoped)
+	case a.IsUnspecified(), a.IsLoopback(), a.IsLinkLocalUnicast(), a.IsMulticast(), a == broadcast():
+		return netip.Addr{}, fmt.Errorf("%q: %w", s, errSpecial)
+	}
+	return a, nil
+}
+
+func broadcast() netip.Addr { return netip.AddrFrom4([4]byte{255, 255, 255, 255}) }
+
+// parsePrefix reads a CIDR and clears its host bits.
+func parsePrefix(s string) (netip.Prefix, error) {
+	s = strings.TrimSpace(s)
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is not a CIDR like 192.0.2.0/24", s)
+	}
+	if p.Addr().Is4In6() {
+		if p.Bits() < 96 {
+			return netip.Prefix{}, fmt.Errorf("%q mixes IPv4 and IPv6", s)
+		}
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p.Masked(), nil
+}
+
+// collapse sorts prefixes, whose host bits are clear, and drops those that
+// lie in another. It takes the slice over.
+func collapse(prefixes []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	kept := prefixes[:0]
+	for _, p := range prefixes {
+		if n := len(kept); n == 0 || !kept[n-1].Contains(p.Addr()) {
+			kept = append(kept, p)
+		}
+	}
+	return slices.Clip(kept)
+}
+
+func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// firstOf returns the first address of family f, the zero Addr without one.
+func firstOf(addrs []netip.Addr, f service.Family) netip.Addr {
+	for _, a := range addrs {
+		if service.FamilyOf(a) == f {
+			return a
+		}
+	}
+	return netip.Addr{}
+}

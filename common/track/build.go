@@ -1,0 +1,217 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubeproxy/common/service"
+)
+
+// LabelProxyName hands a Service to another proxy, whatever its value.
+const LabelProxyName = "service.kubernetes.io/service-proxy-name"
+
+// builder turns a Service into the Ports it asks for: complete but for
+// endpoints, and regardless of what other Services ask for.
+type builder struct {
+	svc            *corev1.Service
+	names          *names
+	ignoreExternal bool // leave out spec.externalIPs
+	notes          notes
+
+	serves   [2]bool       // families the Service has
+	cluster  [2]netip.Addr // its ClusterIPs
+	external [2][]netip.Addr
+	balancer [2][]netip.Addr
+	sources  [2][]netip.Prefix // of balancer addresses
+
+	nodePorts bool
+	taken     map[address]string // by which port, as a path
+}
+
+// build returns nil for a Service that this proxy has nothing to do with.
+func (b *builder) build() []*service.Port {
+	if !b.proxied() {
+		return nil
+	}
+	b.addresses()
+	b.taken = make(map[address]string)
+	ports := make([]*service.Port, 0, len(b.svc.Spec.Ports))
+	seen := make(map[service.PortName]string, len(b.svc.Spec.Ports))
+	head := b.head()
+	for i := range b.svc.Spec.Ports {
+		name, ok := b.name(i)
+		if !ok {
+			continue
+		}
+		if first, dup := seen[name]; dup {
+			b.notes.add(at("spec.ports", i)+".name", "%q is also the name of %s", name.Port, first)
+			continue
+		}
+		seen[name] = at("spec.ports", i)
+		for _, f := range service.Families {
+			if b.serves[f] {
+				p := head
+				p.Name, p.Family = name, f
+				p.Frontends = b.frontends(i, &p)
+				ports = append(ports, &p)
+			}
+		}
+	}
+	return ports
+}
+
+func (b *builder) proxied() bool {
+	spec := &b.svc.Spec
+	if _, ok := b.svc.Labels[LabelProxyName]; ok || spec.Type == corev1.ServiceTypeExternalName {
+		return false
+	}
+	switch first := cmp.Or(spec.ClusterIP, cmp.Or(spec.ClusterIPs...)); first {
+	case corev1.ClusterIPNone:
+		return false
+	case "":
+		b.notes.add("spec.clusterIP", "not set, so the Service is not proxied: want an address, or None")
+		return false
+	}
+	return true
+}
+
+// head returns what all ports of the Service have in common.
+func (b *builder) head() service.Port {
+	spec := &b.svc.Spec
+	head := service.Port{Affinity: b.affinity()}
+	if spec.InternalTrafficPolicy != nil {
+		head.Internal = b.policy("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy))
+	}
+	reachable := spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer ||
+		len(spec.ExternalIPs) > 0 && !b.ignoreExternal
+	if reachable {
+		head.External = b.policy("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
+	}
+	return head
+}
+
+func (b *builder) policy(field, value string) service.Policy {
+	switch value {
+	case "Local":
+		return service.PolicyLocal
+	case "", "Cluster":
+	default:
+		b.notes.add(field, "%q is not Cluster or Local; taken as Cluster", value)
+	}
+	return service.PolicyCluster
+}
+
+// maxAffinity is the API's limit, a day in seconds.
+const maxAffinity = 86400
+
+func (b *builder) affinity() time.Duration {
+	spec := &b.svc.Spec
+	switch spec.SessionAffinity {
+	case corev1.ServiceAffinityClientIP:
+	case "", corev1.ServiceAffinityNone:
+		return 0
+	default:
+		b.notes.add("spec.sessionAffinity", "%q is not ClientIP or None; taken as None", spec.SessionAffinity)
+		return 0
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		if t := *c.ClientIP.TimeoutSeconds; t >= 1 && t <= maxAffinity {
+			seconds = t
+		} else {
+			b.notes.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+				"%d is not between 1 and %d; taken as %d", t, maxAffinity, seconds)
+		}
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+func (b *builder) name(i int) (service.PortName, bool) {
+	p := &b.svc.Spec.Ports[i]
+	if p.Port < 1 || p.Port > 65535 {
+		b.notes.add(at("spec.ports", i)+".port", "%d is not a port: want 1 to 65535", p.Port)
+		return service.PortName{}, false
+	}
+	proto, ok := protocolOf(p.Protocol)
+	if !ok {
+		b.notes.add(at("spec.ports", i)+".protocol", "%q is not TCP, UDP or SCTP", p.Protocol)
+		return service.PortName{}, false
+	}
+	return service.PortName{
+		Namespace: b.names.share(b.svc.Namespace),
+		Name:      b.svc.Name,
+		Port:      b.names.share(p.Name),
+		Protocol:  proto,
+	}, true
+}
+
+func protocolOf(p corev1.Protocol) (service.Protocol, bool) {
+	switch p {
+	case corev1.ProtocolTCP, "":
+		return service.TCP, true
+	case corev1.ProtocolUDP:
+		return service.UDP, true
+	case corev1.ProtocolSCTP:
+		return service.SCTP, true
+	}
+	return 0, false
+}
+
+// frontends lists the addresses that clients of port i dial in p's family,
+// by kind and address. An address that is both a load balancer's and an
+// external IP is the load balancer's, so that its sources hold.
+func (b *builder) frontends(i int, p *service.Port) []service.Frontend {
+	spec, number := &b.svc.Spec.Ports[i], uint16(b.svc.Spec.Ports[i].Port)
+	path := at("spec.ports", i)
+	list := make([]service.Frontend, 0, 1)
+	add := func(kind service.Kind, addr netip.Addr, port uint16, sources []netip.Prefix) {
+		f := service.Frontend{Kind: kind, Addr: addr, Port: port, Sources: sources}
+		a := addressOf(p, f)
+		if first, dup := b.taken[a]; !dup {
+			b.taken[a] = path
+			list = append(list, f)
+		} else if first != path {
+			b.notes.add(path, "%s is already served by %s", describe(p, f), first)
+		}
+	}
+	if a := b.cluster[p.Family]; a.IsValid() {
+		add(service.ClusterIP, a, number, nil)
+	}
+	switch n := spec.NodePort; {
+	case !b.nodePorts || n == 0:
+	case n < 0 || n > 65535:
+		if p.Family == service.IPv4 || !b.serves[service.IPv4] { // once
+			b.notes.add(path+".nodePort", "%d is not a port: want 1 to 65535", n)
+		}
+	default:
+		add(service.NodePort, netip.Addr{}, uint16(n), nil)
+	}
+	for _, a := range b.balancer[p.Family] {
+		add(service.LoadBalancerIP, a, number, b.sources[p.Family])
+	}
+	for _, a := range b.external[p.Family] {
+		add(service.ExternalIP, a, number, nil)
+	}
+	slices.SortFunc(list, compareFrontends)
+	return list
+}
+
+func compareFrontends(a, b service.Frontend) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), a.Addr.Compare(b.Addr))
+}
+
+// describe names a frontend of p for people.
+func describe(p *service.Port, f service.Frontend) string {
+	if f.Kind == service.NodePort {
+		return fmt.Sprintf("%s %s %d/%s", p.Family, f.Kind, f.Port, p.Name.Protocol)
+	}
+	return fmt.Sprintf("%s %s/%s", f.Kind, netip.AddrPortFrom(f.Addr, f.Port), p.Name.Protocol)
+}

@@ -1,0 +1,153 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// maxEndpoints bounds what one Port may balance over.
+const maxEndpoints = 1 << 16
+
+// candidate is an endpoint of one Port, before it is chosen or not.
+type candidate struct {
+	addr  netip.AddrPort
+	state state
+}
+
+// chooser picks the endpoints of one Port after the other and keeps its
+// memory in between.
+type chooser struct {
+	zone       string // of this node, "" while unknown
+	candidates []candidate
+	cluster    []service.Endpoint
+	local      []service.Endpoint
+}
+
+// gather collects what slices hold for p, sorted by address and each address
+// once. An endpoint that moves from one slice to another can be in both for
+// a moment; the copy that lives longest counts.
+func (c *chooser) gather(p *service.Port, from []*slice) {
+	c.candidates = c.candidates[:0]
+	for _, s := range from {
+		if s.family != p.Family {
+			continue
+		}
+		for _, t := range s.ports {
+			if t.name == p.Name.Port && t.proto == p.Name.Protocol {
+				c.add(s, t.port)
+			}
+		}
+	}
+	slices.SortFunc(c.candidates, func(a, b candidate) int {
+		if c := a.addr.Compare(b.addr); c != 0 {
+			return c
+		}
+		return b.state.rank() - a.state.rank()
+	})
+	c.candidates = slices.CompactFunc(c.candidates, func(a, b candidate) bool { return a.addr == b.addr })
+}
+
+// rank orders copies of one endpoint: not terminating before terminating,
+// then ready, serving and local ones first, then any fixed order.
+func (s state) rank() int {
+	r := int(s)
+	for i, fact := range [...]state{local, serving, ready} {
+		if s.has(fact) {
+			r |= 1 << (16 + i)
+		}
+	}
+	if !s.has(terminating) {
+		r |= 1 << 20
+	}
+	return r
+}
+
+func (c *chooser) add(s *slice, port uint16) {
+	for i, e := range s.endpoints {
+		st := e.state
+		if e.hint > 0 && c.zone != "" && hasItem(s.zones[e.hint-1], c.zone) {
+			st |= forZone
+		}
+		c.candidates = append(c.candidates, candidate{netip.AddrPortFrom(s.addr(i), port), st})
+	}
+}
+
+// hasItem reports that a comma separated list holds item.
+func hasItem(list, item string) bool {
+	for s := range strings.SplitSeq(list, ",") {
+		if s == item {
+			return true
+		}
+	}
+	return false
+}
+
+// choose fills cluster and local, the latter only when p needs it, and
+// returns how many endpoints did not fit.
+func (c *chooser) choose(p *service.Port) int {
+	near := c.topology()
+	c.cluster = c.pick(c.cluster, near|ready)
+	if len(c.cluster) == 0 {
+		c.cluster = c.pick(c.cluster, serving|terminating)
+	}
+	c.local = c.local[:0]
+	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
+		c.local = c.pick(c.local, local|ready)
+		if len(c.local) == 0 {
+			c.local = c.pick(c.local, local|serving|terminating)
+		}
+	}
+	over := max(len(c.cluster), len(c.local)) - maxEndpoints
+	c.cluster = c.cluster[:min(len(c.cluster), maxEndpoints)]
+	c.local = c.local[:min(len(c.local), maxEndpoints)]
+	return max(over, 0)
+}
+
+// topology returns what an endpoint must have to be preferred here: hints
+// count only when every ready endpoint has them and at least one means us,
+// so that a partial view can never leave us without endpoints. Hints for
+// nodes go before hints for zones.
+func (c *chooser) topology() state {
+	all, some := nodeHints|zoneHints, state(0)
+	for _, e := range c.candidates {
+		if e.state.has(ready) {
+			all &= e.state
+			some |= e.state
+		}
+	}
+	switch {
+	case all.has(nodeHints) && some.has(forNode):
+		return forNode
+	case all.has(zoneHints) && some.has(forZone):
+		return forZone
+	}
+	return 0
+}
+
+// pick appends the candidates that have all of want to a list it empties.
+func (c *chooser) pick(list []service.Endpoint, want state) []service.Endpoint {
+	list = list[:0]
+	for _, e := range c.candidates {
+		if e.state.has(want) {
+			list = append(list, service.Endpoint{
+				Addr:      e.addr,
+				Local:     e.state.has(local),
+				Elsewhere: e.state.has(elsewhere),
+			})
+		}
+	}
+	return list
+}
+
+// release gives back the memory of an unusually large Port.
+func (c *chooser) release() {
+	if cap(c.candidates) > 4096 {
+		*c = chooser{zone: c.zone}
+	}
+}

@@ -1,0 +1,115 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubeproxy/common/service"
+)
+
+// facts is what the Tracker keeps of the own Node.
+type facts struct {
+	zone  string
+	addrs []netip.Addr
+	pods  []netip.Prefix
+	notes []note
+}
+
+func (f *facts) same(g *facts) bool {
+	return f.zone == g.zone && slices.Equal(f.addrs, g.addrs) && slices.Equal(f.pods, g.pods) &&
+		slices.Equal(f.notes, g.notes)
+}
+
+// readNode takes the facts from n. Addresses and prefixes keep the API's
+// order, in which the primary one of a family comes first.
+func readNode(n *corev1.Node) *facts {
+	var notes notes
+	f := &facts{zone: n.Labels[corev1.LabelTopologyZone]}
+	var of [2][]netip.Addr // internal, external
+	for i, a := range n.Status.Addresses {
+		var to *[]netip.Addr
+		switch a.Type {
+		case corev1.NodeInternalIP:
+			to = &of[0]
+		case corev1.NodeExternalIP:
+			to = &of[1]
+		default:
+			continue
+		}
+		addr, err := netip.ParseAddr(a.Address)
+		if err != nil || addr.Zone() != "" || addr.IsUnspecified() {
+			notes.add(at("status.addresses", i)+".address", "%q is not an IP address of a node", a.Address)
+			continue
+		}
+		*to = append(*to, addr.Unmap())
+	}
+	for _, family := range service.Families {
+		of[0] = fill(of[0], of[1], family)
+	}
+	f.addrs = of[0]
+	cidrs := n.Spec.PodCIDRs
+	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
+		cidrs = []string{n.Spec.PodCIDR}
+	}
+	for i, s := range cidrs {
+		p, err := parsePrefix(s)
+		if err != nil {
+			notes.add(at("spec.podCIDRs", i), "%v", err)
+			continue
+		}
+		f.pods = append(f.pods, p)
+	}
+	f.notes = notes.all()
+	return f
+}
+
+// fill returns addrs with those of family f from spare when it has none.
+func fill(addrs, spare []netip.Addr, f service.Family) []netip.Addr {
+	if firstOf(addrs, f).IsValid() {
+		return addrs
+	}
+	for _, a := range spare {
+		if service.FamilyOf(a) == f {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// node makes the Snapshot's Node from the operator's choices and the facts.
+func (o *Options) node(f *facts) *service.Node {
+	n := &service.Node{
+		Name:          normalize(o.NodeName),
+		Addrs:         slices.Clone(o.NodeIPs),
+		Pods:          o.Pods,
+		NodePorts:     slices.Clone(o.NodePorts),
+		MasqueradeAll: o.MasqueradeAll,
+	}
+	for _, family := range service.Families {
+		n.Addrs = fill(n.Addrs, f.addrs, family)
+	}
+	if o.PodsFromNode {
+		n.Pods = service.LocalPods{Prefixes: f.pods}
+	}
+	if !o.NodePortsPrimary {
+		return n
+	}
+	for _, family := range service.Families {
+		if a := firstOf(n.Addrs, family); a.IsValid() {
+			n.NodePorts = append(n.NodePorts, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return n
+}
+
+func sameNode(a, b *service.Node) bool {
+	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
+		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePorts, b.NodePorts) &&
+		slices.Equal(a.Pods.Prefixes, b.Pods.Prefixes) &&
+		a.Pods.Interface == b.Pods.Interface && a.Pods.InterfacePrefix == b.Pods.InterfacePrefix
+}

@@ -1,0 +1,79 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Problem is something in the cluster's content that had to be left out or
+// guessed. It never stops the rest.
+type Problem struct {
+	Service types.NamespacedName // zero when it concerns the own Node
+	Field   string               // the API's path, such as "spec.ports[1].nodePort"
+	Message string
+}
+
+// String returns the problem on one line, the Service first.
+func (p Problem) String() string {
+	where := "node"
+	if p.Service.Name != "" {
+		where = "service " + p.Service.String()
+	}
+	return where + ": " + p.Field + ": " + p.Message
+}
+
+func compareProblems(a, b Problem) int {
+	return strings.Compare(a.String(), b.String())
+}
+
+// maxNotes bounds what one object can make the Tracker remember and report.
+const maxNotes = 20
+
+// note is a Problem whose Service is clear from where it is kept.
+type note struct{ field, message string }
+
+// notes collects what is wrong with one object.
+type notes struct {
+	list []note
+	more int // left out of list
+}
+
+func (n *notes) add(field, format string, args ...any) {
+	if len(n.list) == maxNotes {
+		n.more++
+		return
+	}
+	n.list = append(n.list, note{field, fmt.Sprintf(format, args...)})
+}
+
+// all returns the notes, the last one summing up what did not fit.
+func (n *notes) all() []note {
+	if n.more > 0 {
+		return append(n.list, note{n.list[maxNotes-1].field, fmt.Sprintf("and %d more problems", n.more)})
+	}
+	return n.list
+}
+
+// at returns the path of element i of a list.
+func at(field string, i int) string {
+	return field + "[" + strconv.Itoa(i) + "]"
+}
+
+// problemsOf turns notes about a Service into sorted Problems, each once.
+func problemsOf(service types.NamespacedName, lists ...[]note) []Problem {
+	var all []Problem
+	for _, list := range lists {
+		for _, n := range list {
+			all = append(all, Problem{service, n.field, n.message})
+		}
+	}
+	slices.SortFunc(all, compareProblems)
+	return slices.Compact(all)
+}

@@ -1,0 +1,245 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"kubeproxy/common/service"
+)
+
+// slice is what the Tracker keeps of an EndpointSlice. There is one for
+// every ten endpoints or so, hence the packing.
+type slice struct {
+	*kind     // shared, so read-only
+	owner     *svc
+	name      string
+	addrs     []byte // 4 or 16 bytes each
+	endpoints []endpoint
+}
+
+// kind is what many slices have in common.
+type kind struct {
+	family service.Family
+	ports  []targetPort
+	zones  []string // hints, comma separated as zones cannot hold one
+	notes  []note
+}
+
+// endpoint is one entry of a slice, beside its address.
+type endpoint struct {
+	hint  uint32 // 1 + index into zones, 0 without zone hints
+	state state
+}
+
+// state is a set of facts about an endpoint.
+type state uint16
+
+const (
+	ready state = 1 << iota
+	serving
+	terminating
+	local     // on this node
+	elsewhere // on another node
+	nodeHints // it has hints for nodes
+	forNode   // one of them names this node
+	zoneHints // it has hints for zones
+	forZone   // one of them names this node's zone; never kept in a slice
+)
+
+func (s state) has(all state) bool { return s&all == all }
+
+type targetPort struct {
+	name  string
+	port  uint16
+	proto service.Protocol
+}
+
+// width returns the bytes per address in addrs.
+func (s *slice) width() int {
+	if s.family == service.IPv6 {
+		return 16
+	}
+	return 4
+}
+
+func (s *slice) addr(i int) netip.Addr {
+	w := s.width()
+	a, _ := netip.AddrFromSlice(s.addrs[i*w : (i+1)*w])
+	return a
+}
+
+// same reports that both mean the same; owner and name are not compared.
+func (s *slice) same(t *slice) bool {
+	return s.family == t.family &&
+		bytes.Equal(s.addrs, t.addrs) &&
+		slices.Equal(s.endpoints, t.endpoints) &&
+		slices.Equal(s.ports, t.ports) &&
+		slices.Equal(s.zones, t.zones) &&
+		slices.Equal(s.notes, t.notes)
+}
+
+// relevant reports that a slice can have endpoints for a proxied Service.
+func relevant(s *discoveryv1.EndpointSlice) bool {
+	_, headless := s.Labels[corev1.IsHeadlessService]
+	return !headless && s.Labels[discoveryv1.LabelServiceName] != "" &&
+		s.AddressType != discoveryv1.AddressTypeFQDN
+}
+
+// packer turns an EndpointSlice into a slice.
+type packer struct {
+	node  string // own, normalized
+	names *names
+	out   *slice
+	notes notes
+	hints map[string]uint32
+}
+
+func (p *packer) pack(from *discoveryv1.EndpointSlice) *slice {
+	p.out = &slice{kind: &kind{}, name: from.Name}
+	switch from.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+	case discoveryv1.AddressTypeIPv6:
+		p.out.family = service.IPv6
+	default:
+		p.notes.add(p.field("addressType"), "%q is not IPv4, IPv6 or FQDN; the slice is ignored", from.AddressType)
+		p.out.notes = p.notes.all()
+		return p.out
+	}
+	p.ports(from.Ports)
+	p.out.endpoints = make([]endpoint, 0, len(from.Endpoints))
+	p.out.addrs = make([]byte, 0, len(from.Endpoints)*p.out.width())
+	for i := range from.Endpoints {
+		p.endpoint(i, &from.Endpoints[i])
+	}
+	p.out.notes = p.notes.all()
+	p.out.kind = p.names.shareKind(p.out.kind)
+	return p.out
+}
+
+// field returns the path of a field in the slice at hand.
+func (p *packer) field(path string) string {
+	return "endpointslice " + p.out.name + " " + path
+}
+
+func (p *packer) ports(from []discoveryv1.EndpointPort) {
+	for i, port := range from {
+		if port.Port == nil || *port.Port == 0 {
+			continue // "all ports", which a proxy cannot serve
+		}
+		if *port.Port < 0 || *port.Port > 65535 {
+			p.notes.add(p.field(at("ports", i)+".port"), "%d is not a port: want 1 to 65535", *port.Port)
+			continue
+		}
+		proto := corev1.ProtocolTCP
+		if port.Protocol != nil {
+			proto = *port.Protocol
+		}
+		number, ok := protocolOf(proto)
+		if !ok {
+			p.notes.add(p.field(at("ports", i)+".protocol"), "%q is not TCP, UDP or SCTP", proto)
+			continue
+		}
+		t := targetPort{port: uint16(*port.Port), proto: number}
+		if port.Name != nil {
+			t.name = p.names.share(*port.Name)
+		}
+		p.out.ports = append(p.out.ports, t)
+	}
+}
+
+func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
+	if len(from.Addresses) == 0 {
+		p.notes.add(p.field(at("endpoints", i)+".addresses"), "no address")
+		return
+	}
+	// The API has given up on more than one address: they were never meant
+	// to be anything but the same endpoint again.
+	addr, err := parseAddr(from.Addresses[0])
+	if err != nil {
+		p.notes.add(p.field(at("endpoints", i)+".addresses[0]"), "%v", err)
+		return
+	}
+	if f := service.FamilyOf(addr); f != p.out.family {
+		p.notes.add(p.field(at("endpoints", i)+".addresses[0]"), "%q is %s in a slice of %s", from.Addresses[0], f, p.out.family)
+		return
+	}
+	e := endpoint{state: p.condition(from.Conditions) | p.place(from.NodeName)}
+	if from.Hints != nil {
+		e.state |= p.nodes(from.Hints.ForNodes)
+		if e.hint = p.zones(from.Hints.ForZones); e.hint > 0 {
+			e.state |= zoneHints
+		}
+	}
+	p.out.endpoints = append(p.out.endpoints, e)
+	p.out.addrs = append(p.out.addrs, addr.AsSlice()...)
+}
+
+// condition applies the API's defaults: ready unless told otherwise, serving
+// like ready, not terminating.
+func (p *packer) condition(c discoveryv1.EndpointConditions) state {
+	var s state
+	if c.Ready == nil || *c.Ready {
+		s |= ready
+	}
+	if c.Serving == nil && s.has(ready) || c.Serving != nil && *c.Serving {
+		s |= serving
+	}
+	if c.Terminating != nil && *c.Terminating {
+		s |= terminating
+	}
+	return s
+}
+
+func (p *packer) place(node *string) state {
+	switch {
+	case node == nil || strings.TrimSpace(*node) == "":
+		return 0
+	case normalize(*node) == p.node:
+		return local
+	}
+	return elsewhere
+}
+
+func (p *packer) nodes(hints []discoveryv1.ForNode) state {
+	if len(hints) == 0 {
+		return 0
+	}
+	named := func(n discoveryv1.ForNode) bool { return normalize(n.Name) == p.node }
+	if p.node != "" && slices.ContainsFunc(hints, named) {
+		return nodeHints | forNode
+	}
+	return nodeHints
+}
+
+func (p *packer) zones(hints []discoveryv1.ForZone) uint32 {
+	if len(hints) == 0 {
+		return 0
+	}
+	all := hints[0].Name
+	for _, z := range hints[1:] {
+		all += "," + z.Name
+	}
+	if i, ok := p.hints[all]; ok {
+		return i
+	}
+	if p.hints == nil {
+		p.hints = map[string]uint32{}
+	}
+	p.out.zones = append(p.out.zones, p.names.share(all))
+	p.hints[all] = uint32(len(p.out.zones))
+	return p.hints[all]
+}
+
+// normalize makes the names of a node comparable: Windows and some clouds
+// report upper case, and flags come with spaces.
+func normalize(node string) string {
+	return strings.ToLower(strings.TrimSpace(node))
+}

@@ -1,0 +1,230 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package track applies the rules of Kubernetes: it turns Services,
+// EndpointSlices and the own Node into snapshots of what this node should
+// forward. Where the objects come from is a source's business, how to forward
+// a backend's.
+package track
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/service"
+)
+
+// Options are the operator's choices. They do not change.
+type Options struct {
+	NodeName string       // the node we run on, as the API names it
+	NodeIPs  []netip.Addr // go before the Node's own, family by family
+	Pods     service.LocalPods
+	// PodsFromNode takes the prefixes of local pods from the Node instead of
+	// from Pods. Until it has any, nobody counts as a pod.
+	PodsFromNode bool
+	NodePorts    []netip.Prefix // see service.Node
+	// NodePortsPrimary adds the node's primary address of each family to
+	// NodePorts. A family whose address nobody knows is not restricted.
+	NodePortsPrimary  bool
+	MasqueradeAll     bool
+	IgnoreExternalIPs bool // of Services
+
+	// Changed, if set, is called after each call to the Sink that may lead
+	// to a new snapshot or a new problem. It must return at once.
+	Changed func()
+	// Report, if set, is told from within Latest about each problem when it
+	// first appears.
+	Report func(Problem)
+}
+
+// Tracker is a source.Sink that publishes snapshots. The rules of the API are
+// applied when a snapshot is asked for, and only to what changed since the
+// last one. All methods may be called from any goroutine.
+type Tracker struct {
+	options Options
+	name    string // of the node, normalized
+
+	mu       sync.Mutex
+	services map[types.NamespacedName]*svc
+	slices   map[types.NamespacedName]*slice
+	claims   claims
+	names    names
+	facts    *facts
+	synced   bool
+
+	dirty   []*svc
+	renode  bool // the node may have changed
+	latest  *service.Snapshot
+	chooser chooser
+	// problems holds what was reported and still is so; the own Node has the
+	// zero name.
+	problems map[types.NamespacedName][]Problem
+}
+
+// svc is all that concerns one Service: the object, when there is one, and
+// its slices, which may come first.
+type svc struct {
+	name    types.NamespacedName
+	created int64 // seconds
+	// want holds the Ports that the Service asks for, in its order. Their
+	// endpoints mean nothing. have holds those in the latest snapshot. A
+	// Port that got all it wants is in both, to save the memory.
+	want, have []*service.Port
+	slices     []*slice // by name
+	notes      []note
+	dirty      bool
+}
+
+// New returns a Tracker that knows nothing yet.
+func New(o Options) *Tracker {
+	return &Tracker{
+		options:  o,
+		name:     normalize(o.NodeName),
+		services: map[types.NamespacedName]*svc{},
+		slices:   map[types.NamespacedName]*slice{},
+		claims:   newClaims(),
+		facts:    &facts{},
+		problems: map[types.NamespacedName][]Problem{},
+	}
+}
+
+// SetService takes in a new or changed Service. One that means the same as
+// before changes nothing.
+func (t *Tracker) SetService(o *corev1.Service) {
+	t.change(func() bool {
+		b := builder{svc: o, names: &t.names, ignoreExternal: t.options.IgnoreExternalIPs}
+		want := b.build()
+		notes := b.notes.all()
+		if want == nil && notes == nil {
+			return t.drop(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
+		}
+		s := t.service(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
+		created := o.CreationTimestamp.Unix()
+		if s.created == created && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) {
+			return false
+		}
+		t.release(s)
+		s.created, s.want, s.notes = created, want, notes
+		t.claim(s)
+		t.touch(s)
+		return true
+	})
+}
+
+// DeleteService forgets a Service. Its slices stay known.
+func (t *Tracker) DeleteService(name types.NamespacedName) {
+	t.change(func() bool { return t.drop(name) })
+}
+
+// SetSlice takes in a new or changed EndpointSlice. One that means the same
+// as before changes nothing.
+func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) {
+	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+	t.change(func() bool {
+		if !relevant(o) {
+			return t.dropSlice(key)
+		}
+		p := packer{node: t.name, names: &t.names}
+		fresh := p.pack(o)
+		owner := types.NamespacedName{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
+		if old := t.slices[key]; old != nil {
+			if old.owner.name == owner && old.same(fresh) {
+				return false
+			}
+			t.dropSlice(key)
+		}
+		fresh.owner = t.service(owner)
+		t.slices[types.NamespacedName{Namespace: t.names.share(o.Namespace), Name: o.Name}] = fresh
+		i, _ := slices.BinarySearchFunc(fresh.owner.slices, fresh, bySliceName)
+		fresh.owner.slices = slices.Insert(fresh.owner.slices, i, fresh)
+		t.touch(fresh.owner)
+		return true
+	})
+}
+
+// DeleteSlice forgets an EndpointSlice.
+func (t *Tracker) DeleteSlice(name types.NamespacedName) {
+	t.change(func() bool { return t.dropSlice(name) })
+}
+
+// SetNode takes in the own Node. Another one is ignored.
+func (t *Tracker) SetNode(o *corev1.Node) {
+	if normalize(o.Name) != t.name {
+		return
+	}
+	t.change(func() bool {
+		f := readNode(o)
+		if t.facts.same(f) {
+			return false
+		}
+		// The zone decides about endpoints, the addresses about hairpins.
+		if t.facts.zone != f.zone || !slices.Equal(t.facts.addrs, f.addrs) {
+			for _, s := range t.services {
+				t.touch(s)
+			}
+		}
+		t.facts, t.renode = f, true
+		return true
+	})
+}
+
+// DeleteNode changes nothing: the node we run on is there, whatever the API
+// says, so what was last known about it stays true.
+func (t *Tracker) DeleteNode() {}
+
+// Synced lets Latest publish.
+func (t *Tracker) Synced() {
+	t.change(func() bool {
+		t.synced = true
+		return true
+	})
+}
+
+// Latest returns what to forward now, nil before Synced. It returns the same
+// pointer until something changes.
+func (t *Tracker) Latest() *service.Snapshot {
+	t.mu.Lock()
+	if !t.synced {
+		t.mu.Unlock()
+		return nil
+	}
+	fresh := t.update()
+	latest := t.latest
+	t.mu.Unlock()
+	if t.options.Report != nil {
+		for _, p := range fresh {
+			t.options.Report(p)
+		}
+	}
+	return latest
+}
+
+// Problems lists, sorted, what was wrong when Latest was last called.
+func (t *Tracker) Problems() []Problem {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []Problem
+	for _, list := range t.problems {
+		all = append(all, list...)
+	}
+	slices.SortFunc(all, compareProblems)
+	return all
+}
+
+// change runs do, which reports whether it changed anything, under the lock.
+func (t *Tracker) change(do func() bool) {
+	t.mu.Lock()
+	notify := do() && t.synced && t.options.Changed != nil
+	t.mu.Unlock()
+	if notify {
+		t.options.Changed()
+	}
+}
+
+func bySliceName(a, b *slice) int { return cmp.Compare(a.name, b.name) }

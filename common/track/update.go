@@ -1,0 +1,287 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/service"
+)
+
+// service returns what is known of a Service, which is nothing at first.
+func (t *Tracker) service(name types.NamespacedName) *svc {
+	s := t.services[name]
+	if s == nil {
+		name.Namespace = t.names.share(name.Namespace)
+		s = &svc{name: name}
+		t.services[name] = s
+	}
+	return s
+}
+
+// touch has s worked on in the next update.
+func (t *Tracker) touch(s *svc) {
+	if !s.dirty {
+		s.dirty = true
+		t.dirty = append(t.dirty, s)
+	}
+}
+
+// drop forgets the Service object of s.
+func (t *Tracker) drop(name types.NamespacedName) bool {
+	s := t.services[name]
+	if s == nil || s.want == nil && s.notes == nil {
+		return false
+	}
+	t.release(s)
+	s.created, s.want, s.notes = 0, nil, nil
+	t.touch(s)
+	return true
+}
+
+func (t *Tracker) dropSlice(key types.NamespacedName) bool {
+	s := t.slices[key]
+	if s == nil {
+		return false
+	}
+	delete(t.slices, key)
+	i := slices.Index(s.owner.slices, s)
+	s.owner.slices = slices.Delete(s.owner.slices, i, i+1)
+	t.touch(s.owner)
+	return true
+}
+
+// claim enters s for every address it wants, release withdraws it. Both have
+// those looked at again who want the same.
+func (t *Tracker) claim(s *svc) {
+	for _, p := range s.want {
+		for _, f := range p.Frontends {
+			t.touchAll(t.claims.add(addressOf(p, f), s))
+		}
+	}
+}
+
+func (t *Tracker) release(s *svc) {
+	for _, p := range s.want {
+		for _, f := range p.Frontends {
+			t.touchAll(t.claims.remove(addressOf(p, f), s))
+		}
+	}
+}
+
+func (t *Tracker) touchAll(list []*svc) {
+	for _, s := range list {
+		t.touch(s)
+	}
+}
+
+// update makes the next snapshot if anything changed, and returns the
+// problems that are new.
+func (t *Tracker) update() []Problem {
+	if t.latest != nil && len(t.dirty) == 0 && !t.renode {
+		return nil
+	}
+	node := t.options.node(t.facts)
+	if t.latest != nil && sameNode(node, t.latest.Node) {
+		node = t.latest.Node
+	}
+	t.chooser.zone = t.facts.zone
+	fresh := t.problem(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.facts.notes))
+	var changes []service.Change
+	for _, s := range t.dirty {
+		s.dirty = false
+		r := resolution{tracker: t, svc: s, node: node, changes: changes}
+		r.resolve()
+		changes = r.changes
+		fresh = append(fresh, t.problem(s.name, r.problems())...)
+		if s.want == nil && s.notes == nil && len(s.slices) == 0 {
+			delete(t.services, s.name)
+		}
+	}
+	t.dirty, t.renode = nil, false
+	t.chooser.release()
+	t.publish(node, changes)
+	slices.SortFunc(fresh, compareProblems)
+	return fresh
+}
+
+func (t *Tracker) publish(node *service.Node, changes []service.Change) {
+	switch {
+	case t.latest == nil:
+		ports := make([]*service.Port, len(changes))
+		for i, c := range changes {
+			ports[i] = c.New
+		}
+		t.latest = service.New(1, node, ports)
+	case len(changes) > 0 || node != t.latest.Node:
+		t.latest = t.latest.With(t.latest.Generation+1, node, changes)
+	}
+}
+
+// problem remembers what is wrong with a Service now and returns what was
+// not before.
+func (t *Tracker) problem(name types.NamespacedName, now []Problem) []Problem {
+	old := t.problems[name]
+	if len(now) == 0 {
+		delete(t.problems, name)
+		return nil
+	}
+	t.problems[name] = now
+	var fresh []Problem
+	for _, p := range now {
+		if !slices.Contains(old, p) {
+			fresh = append(fresh, p)
+		}
+	}
+	return fresh
+}
+
+// resolution works out the Ports of one Service.
+type resolution struct {
+	tracker *Tracker
+	svc     *svc
+	node    *service.Node
+	changes []service.Change
+	notes   notes
+}
+
+func (r *resolution) resolve() {
+	s := r.svc
+	have := make([]*service.Port, 0, len(s.want))
+	for i, want := range s.want {
+		old := find(s.have, want)
+		p := r.port(want, old)
+		if p == nil {
+			continue
+		}
+		have = append(have, p)
+		if p != old {
+			r.changes = append(r.changes, service.Change{Old: old, New: p})
+		}
+		if slices.EqualFunc(p.Frontends, want.Frontends, sameFrontend) {
+			s.want[i] = p
+		}
+	}
+	for _, old := range s.have {
+		if find(have, old) == nil {
+			r.changes = append(r.changes, service.Change{Old: old})
+		}
+	}
+	s.have = have
+}
+
+// find returns the Port in list with the name and family of p.
+func find(list []*service.Port, p *service.Port) *service.Port {
+	for _, q := range list {
+		if q.Family == p.Family && q.Name == p.Name {
+			return q
+		}
+	}
+	return nil
+}
+
+// port returns want with the frontends it gets and its endpoints: old itself
+// if nothing changed, nil if no frontend is left.
+func (r *resolution) port(want, old *service.Port) *service.Port {
+	p := *want
+	if p.Frontends = r.frontends(want); len(p.Frontends) == 0 {
+		return nil
+	}
+	c := &r.tracker.chooser
+	c.gather(want, r.svc.slices)
+	if over := c.choose(want); over > 0 {
+		r.notes.add("spec.ports", "%s port %q (%s) has %d endpoints too many: only the first %d by address are served",
+			p.Family, p.Name.Port, p.Name.Protocol, over, maxEndpoints)
+	}
+	if old == nil {
+		old = &service.Port{}
+	}
+	p.Cluster = reuse(old.Cluster, c.cluster)
+	p.Local = reuse(old.Local, c.local)
+	if sameShape(old, &p) && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) {
+		return old
+	}
+	return &p
+}
+
+// reuse returns old if it equals fresh, else a copy of fresh, nil if empty.
+func reuse(old, fresh []service.Endpoint) []service.Endpoint {
+	switch {
+	case len(fresh) == 0:
+		return nil
+	case slices.Equal(old, fresh):
+		return old
+	}
+	return slices.Clone(fresh)
+}
+
+// sameList compares lists that reuse returned.
+func sameList(old, now []service.Endpoint) bool {
+	return len(old) == len(now) && (len(old) == 0 || &old[0] == &now[0])
+}
+
+// frontends returns those of want's frontends that its Service has got,
+// want's own list if it needs no change.
+func (r *resolution) frontends(want *service.Port) []service.Frontend {
+	list, own := want.Frontends, true
+	for i, f := range want.Frontends {
+		holder := r.tracker.claims.holder[addressOf(want, f)]
+		sources, widened := hairpin(f, r.node)
+		if own && (holder != r.svc || widened) {
+			list, own = slices.Clone(want.Frontends[:i]), false
+		}
+		if holder != r.svc {
+			r.notes.add("spec.ports", "%s belongs to service %s, which was there first", describe(want, f), holder.name)
+			continue
+		}
+		if !own {
+			f.Sources = sources
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// hairpin returns f's sources, with f's own address if the node may connect:
+// what the node sends to a load balancer's address can come from that very
+// address, which is then local.
+func hairpin(f service.Frontend, node *service.Node) ([]netip.Prefix, bool) {
+	if len(f.Sources) == 0 || containsAddr(f.Sources, f.Addr) {
+		return f.Sources, false
+	}
+	for _, a := range node.Addrs {
+		if containsAddr(f.Sources, a) {
+			own := netip.PrefixFrom(f.Addr, f.Addr.BitLen())
+			return collapse(append(slices.Clone(f.Sources), own)), true
+		}
+	}
+	return f.Sources, false
+}
+
+// problems lists all that is wrong with the Service. Slices without a
+// Service are nobody's problem.
+func (r *resolution) problems() []Problem {
+	lists := [][]note{r.svc.notes, r.notes.all()}
+	if r.svc.want != nil {
+		for _, s := range r.svc.slices {
+			lists = append(lists, s.notes)
+		}
+	}
+	return problemsOf(r.svc.name, lists...)
+}
+
+// sameShape compares everything but endpoints.
+func sameShape(a, b *service.Port) bool {
+	return a.Name == b.Name && a.Family == b.Family &&
+		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity &&
+		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
+}
+
+func sameFrontend(a, b service.Frontend) bool {
+	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
+		(a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
+}
