@@ -1,0 +1,153 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package route says what should happen to a connection. It is the plain
+// reading of a snapshot, too slow for packets and just right for judging
+// what a backend programmed. It looks at no operating system.
+package route
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Conn is a new connection as the node first sees it.
+type Conn struct {
+	Protocol service.Protocol
+	From     netip.Addr
+	To       netip.AddrPort
+	// Interface is where it comes in; empty for the node's own processes.
+	Interface string
+	// ToNode means that To is one of the node's addresses, on whatever
+	// interface.
+	ToNode bool
+}
+
+// Action is the fate of a connection.
+type Action uint8
+
+// What can happen to a connection.
+const (
+	Pass    Action = iota // it is not for a Service: not our business
+	Forward               // to one of the Verdict's endpoints, all equally likely
+	Reject                // refused at once: TCP reset or ICMP port unreachable
+	Drop                  // silently discarded
+)
+
+// String returns the lower-case word for a.
+func (a Action) String() string {
+	return [...]string{"pass", "forward", "reject", "drop"}[a]
+}
+
+// Verdict is what should happen to a connection, and why.
+type Verdict struct {
+	Action   Action
+	Port     *service.Port     // nil if no Service port matches
+	Frontend *service.Frontend // nil if Port is nil; points into Port
+	// Endpoints are the choices, sorted by address; set for Forward only.
+	Endpoints []service.Endpoint
+	Reason    string // one clause for people
+
+	masquerade bool
+	from       netip.Addr
+}
+
+// Masquerades reports that the endpoint sees an address of the node instead
+// of the client's when the connection goes to e.
+func (v *Verdict) Masquerades(e service.Endpoint) bool {
+	return v.masquerade || !e.Elsewhere && e.Addr.Addr() == v.from
+}
+
+// Decide returns the fate of c on the node that want is for.
+func Decide(want *service.Snapshot, c Conn) Verdict {
+	f := service.FamilyOf(c.To.Addr())
+	p, frontend := find(want, c, f)
+	v := Verdict{Port: p, Frontend: frontend, from: c.From}
+	switch {
+	case p == nil && isClusterIP(want, c.To.Addr(), f):
+		v.Action, v.Reason = Reject, fmt.Sprintf("no Service has port %d/%s on this ClusterIP", c.To.Port(), c.Protocol)
+	case p == nil:
+		v.Reason = "the destination is no Service"
+	case !admits(frontend.Sources, c.From):
+		v.Action, v.Reason = Drop, fmt.Sprintf("source %s is in none of the loadBalancerSourceRanges", c.From)
+	case !p.Served():
+		v.Action, v.Reason = Reject, "the Service has no ready endpoint"
+	default:
+		choose(&v, want.Node, c)
+	}
+	return v
+}
+
+// find returns the port that answers c. An address of its own comes before
+// a NodePort, should an ExternalIP be an address of the node.
+func find(want *service.Snapshot, c Conn, family service.Family) (*service.Port, *service.Frontend) {
+	var nodePort *service.Port
+	var nodeFrontend *service.Frontend
+	for p := range want.Ports(family) {
+		if p.Name.Protocol != c.Protocol {
+			continue
+		}
+		for i := range p.Frontends {
+			f := &p.Frontends[i]
+			switch {
+			case f.Port != c.To.Port():
+			case f.Kind == service.NodePort && c.ToNode && want.Node.AnswersNodePorts(c.To.Addr()):
+				nodePort, nodeFrontend = p, f
+			case f.Kind != service.NodePort && f.Addr == c.To.Addr():
+				return p, f
+			}
+		}
+	}
+	if nodePort != nil && isClusterIP(want, c.To.Addr(), family) {
+		return nil, nil
+	}
+	return nodePort, nodeFrontend
+}
+
+func isClusterIP(want *service.Snapshot, addr netip.Addr, family service.Family) bool {
+	for p := range want.Ports(family) {
+		for _, f := range p.Frontends {
+			if f.Kind == service.ClusterIP && f.Addr == addr {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func admits(sources []netip.Prefix, from netip.Addr) bool {
+	return sources == nil || slices.ContainsFunc(sources, func(s netip.Prefix) bool { return s.Contains(from) })
+}
+
+// choose fills in where c goes and whether its source is masqueraded, once
+// it is known that the port is served and lets c in.
+func choose(v *Verdict, node *service.Node, c Conn) {
+	kind := v.Frontend.Kind
+	pod, own := node.Pods.Contains(c.From, c.Interface), c.Interface == ""
+	policy := v.Port.Policy(kind)
+	v.Endpoints = v.Port.Endpoints(kind)
+	switch {
+	case !kind.External():
+		v.masquerade = node.MasqueradeAll || node.Pods.Known(v.Port.Family) && !pod
+		v.Reason = fmt.Sprintf("internalTrafficPolicy %s", policy)
+	case policy == service.PolicyCluster:
+		v.masquerade = true
+		v.Reason = "externalTrafficPolicy Cluster"
+	case pod:
+		v.Endpoints = v.Port.Cluster
+		v.Reason = "externalTrafficPolicy Local is for clients outside, and this is a pod"
+	case own:
+		v.Endpoints, v.masquerade = v.Port.Cluster, true
+		v.Reason = "externalTrafficPolicy Local is for clients outside, and this is the node itself"
+	default:
+		v.Reason = "externalTrafficPolicy Local"
+	}
+	v.Action = Forward
+	if len(v.Endpoints) == 0 {
+		v.Action, v.masquerade = Drop, false
+		v.Reason += ", and no endpoint is left"
+	}
+}

@@ -1,0 +1,393 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// table is what the kernel holds under our name.
+type table struct {
+	chains map[string]*heldChain
+	sets   map[string]*heldSet
+}
+
+// heldChain has the fingerprints that we gave our rules; a rule of somebody
+// else has none, which is "".
+type heldChain struct {
+	hook  string // as hook.spec, "" for a chain without
+	rules []string
+}
+
+// heldSet is a set with its elements by key, end appended.
+type heldSet struct {
+	spec     string
+	elements map[string]element
+}
+
+// fingerprint tells r from every other rule. The kernel keeps it beside the
+// rule, and loses it when somebody replaces the rule.
+func (r rule) fingerprint(f service.Family) string {
+	sum := sha256.Sum256([]byte(r.text(f)))
+	return string(sum[:8])
+}
+
+func elementKey(e element) string { return string(e.key) + string(e.end) }
+
+// spec is what the kernel fixes when a set is made, in numbers that do not
+// depend on the system: flags, sizes and timeout.
+func (s *set) spec(f service.Family) string {
+	value := 0
+	if s.kind == targetMap {
+		value = keySize(target, f)
+	}
+	return setSpec{
+		key: keySize(s.key, f), value: value, verdicts: s.kind == verdictMap,
+		interval: s.interval, timeout: uint64(s.timeout.Milliseconds()),
+	}.String()
+}
+
+type setSpec struct {
+	key, value         int // bytes
+	verdicts, interval bool
+	timeout            uint64 // ms
+}
+
+func (s setSpec) String() string { return fmt.Sprintf("%+v", struct{ setSpec }{s}) }
+
+func (h *hook) spec() string {
+	if h == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s %d", h.name, h.priority)
+}
+
+// planAll compares the table with what want needs, element by element.
+func (b *Backend) planAll(t *table, want *service.Snapshot) *plan {
+	var drift []string
+	if b.have != nil {
+		drift = b.drift(t.clone(), b.have)
+	}
+	p := b.compare(t, want)
+	p.drift = drift
+	return p
+}
+
+// compare plans from t, nil if there is no table, to want. It takes t apart.
+func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
+	c := &comparison{backend: b, want: want}
+	if t != nil && !c.fits(t) {
+		// Its sets or hooks are another version's, and cannot be changed.
+		t = nil
+		c.base = append(c.base, op{verb: delTable})
+	}
+	if t == nil {
+		t = &table{}
+		c.base = append(c.base, op{verb: addTable})
+	}
+	c.table = t
+	return c.plan()
+}
+
+// comparison is one run of planAll.
+type comparison struct {
+	backend *Backend
+	want    *service.Snapshot
+	table   *table
+	base    []op
+	next    *installed
+	units   []unit
+	chains  map[string]bool // that are to stay
+	sets    map[string]*set // that are to stay
+	forgets []layout
+}
+
+// fits reports that the table's base sets and chains can be kept.
+func (c *comparison) fits(t *table) bool {
+	f := c.backend.family
+	for _, s := range baseSets {
+		if held := t.sets[s.name]; held != nil && held.spec != s.spec(f) {
+			return false
+		}
+	}
+	for _, x := range baseChains(f, c.want.Node, c.backend.options) {
+		if held := t.chains[x.name]; held != nil && held.hook != x.hook.spec() {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *comparison) plan() *plan {
+	f, o := c.backend.family, c.backend.options
+	c.next = &installed{snapshot: c.want, slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
+	c.chains, c.sets = map[string]bool{}, map[string]*set{}
+	var layouts []layout
+	for p := range c.want.Ports(f) {
+		l := c.held(p).next(p)
+		layouts = append(layouts, l)
+		if !l.slots.identity() {
+			c.next.slots[p.Name] = l.slots
+		}
+		c.next.classes = c.next.classes.union(l.needs())
+		c.next.shared.add(p, 1)
+	}
+	c.next.classes = c.next.classes.union(c.heldClasses())
+	for _, s := range baseSets {
+		c.addSet(&c.base, s)
+	}
+	for _, x := range append(baseChains(f, c.want.Node, o), c.next.classes.chains(o)...) {
+		c.addChain(&c.base, x)
+	}
+	if len(c.base) > 0 {
+		c.units = append(c.units, unit{ops: c.base, first: true})
+	}
+	for _, l := range layouts {
+		c.port(l)
+	}
+	c.elements(nil, c.next.shared.elements())
+	c.leftovers()
+	return &plan{backend: c.backend, next: c.next, units: c.units, forgets: c.forgets}
+}
+
+// addSet notes s as wanted and adds it if it is missing.
+func (c *comparison) addSet(ops *[]op, s *set) {
+	c.sets[s.name] = s
+	if c.table.sets[s.name] == nil {
+		*ops = append(*ops, op{verb: addSet, set: s})
+	}
+}
+
+// addChain notes x as wanted and makes its rules what they should be.
+func (c *comparison) addChain(ops *[]op, x *chain) {
+	c.chains[x.name] = true
+	held := c.table.chains[x.name]
+	if held == nil {
+		*ops = appendChain(*ops, x)
+		return
+	}
+	var prints []string
+	for _, r := range x.rules {
+		prints = append(prints, r.fingerprint(c.backend.family))
+	}
+	if !slices.Equal(prints, held.rules) {
+		*ops = append(*ops, op{verb: flushChain, chain: x}, op{verb: addRules, chain: x})
+	}
+}
+
+// port adds the unit for what l lacks.
+func (c *comparison) port(l layout) {
+	var ops []op
+	for _, s := range ownSets(l.port) {
+		c.addSet(&ops, s)
+	}
+	for _, x := range ownChains(l.port, c.backend.options) {
+		c.addChain(&ops, x)
+	}
+	c.elements(&unit{to: l, ops: ops}, l.elements())
+	for _, w := range []which{cluster, local} {
+		if l.port.Affinity > 0 && uses(l.port, w) && c.stale(clientSet(l.port, w), l.members(w)) {
+			c.forgets = append(c.forgets, l)
+			break
+		}
+	}
+}
+
+// stale reports that a client is remembered for an endpoint that left.
+func (c *comparison) stale(clients *set, members map[string]bool) bool {
+	held := c.table.sets[clients.name]
+	if held == nil {
+		return false
+	}
+	for _, e := range held.elements {
+		if !members[string(e.value)] {
+			return true
+		}
+	}
+	return false
+}
+
+// elements compares want with the table and takes what it finds out of it,
+// so that only strays stay. What is missing or different goes into u, a unit
+// of its own if nil.
+func (c *comparison) elements(u *unit, want []element) {
+	if u == nil {
+		u = &unit{}
+	}
+	for _, e := range want {
+		held := c.table.sets[e.in.name]
+		if held == nil {
+			u.ops = append(u.ops, op{verb: addElement, element: e})
+			continue
+		}
+		k := elementKey(e)
+		old, found := held.elements[k]
+		delete(held.elements, k)
+		switch {
+		case found && old.same(e):
+			continue
+		case found:
+			old.in = e.in
+			u.ops = append(u.ops, op{verb: delElement, element: old})
+		}
+		u.ops = append(u.ops, op{verb: addElement, element: e})
+	}
+	if len(u.ops) > 0 {
+		c.units = append(c.units, *u)
+	}
+}
+
+// leftovers adds units that remove whatever is in the table beyond what is
+// wanted.
+func (c *comparison) leftovers() {
+	var ops, gone []op
+	for _, name := range slices.Sorted(maps.Keys(c.table.sets)) {
+		held, s := c.table.sets[name], c.sets[name]
+		if s == nil {
+			gone = append(gone, op{verb: delSet, set: &set{name: name}})
+			continue
+		}
+		if s.timeout != 0 {
+			continue
+		}
+		for _, k := range slices.Sorted(maps.Keys(held.elements)) {
+			e := held.elements[k]
+			e.in = s
+			ops = append(ops, op{verb: delElement, element: e})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.table.chains)) {
+		if !c.chains[name] {
+			gone = appendChainGone(gone, &chain{name: name})
+		}
+	}
+	for part := range slices.Chunk(ops, chunk) {
+		c.units = append(c.units, unit{ops: part})
+	}
+	if len(gone) > 0 {
+		c.units = append(c.units, unit{ops: gone})
+	}
+}
+
+// heldClasses returns the classes whose chains the table has; they stay, for
+// the list that needed them may grow again.
+func (c *comparison) heldClasses() classes {
+	var held classes
+	for i, p := range pickers {
+		for class := uint32(1); class <= maxClass; class <<= 1 {
+			if c.table.chains[classChain(p.name, class)] != nil {
+				held[i] |= class
+			}
+		}
+	}
+	return held
+}
+
+// held reads from the table how p's endpoints lie now, so that they can stay
+// where they are. Any frontend will do, for all agree.
+func (c *comparison) held(p *service.Port) layout {
+	l := layout{port: &service.Port{Name: p.Name, Family: p.Family}}
+	b := &builder{layout: layout{port: p}, family: p.Family}
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		main, in := endpoints, insideTargets
+		if f.Kind == service.NodePort {
+			main, in = nodePortEndpoints, nodePortInsideTs
+		}
+		w := cluster
+		if p.Policy(f.Kind) == service.PolicyLocal {
+			w = local
+			c.heldList(&l, cluster, in, func(n int) []byte { return b.key(f, n) })
+		}
+		c.heldList(&l, w, main, func(n int) []byte { return b.key(f, n) })
+	}
+	for _, w := range []which{cluster, local} {
+		if p.Affinity > 0 {
+			c.heldList(&l, w, choiceSet(p, w), func(n int) []byte { return appendSlot(nil, uint32(n)) })
+		}
+	}
+	return l
+}
+
+// heldList reads one list of l from a map, unless it has been read already.
+// The list is kept in slot order, which serves arrange as well as any.
+func (c *comparison) heldList(l *layout, w which, in *set, key func(int) []byte) {
+	held := c.table.sets[in.name]
+	if held == nil || l.len(w) > 0 {
+		return
+	}
+	var found []service.Endpoint
+	for n := range maxClass {
+		e, ok := held.elements[string(key(n))]
+		if !ok {
+			break
+		}
+		found = append(found, service.Endpoint{Addr: targetOf(e.value)})
+	}
+	if w == local {
+		l.port.Local = found
+	} else {
+		l.port.Cluster = found
+	}
+}
+
+// targetOf reads an address and port as a targetMap keeps them.
+func targetOf(value []byte) netip.AddrPort {
+	if len(value) < 8 {
+		return netip.AddrPort{}
+	}
+	n := len(value) - 4
+	a, _ := netip.AddrFromSlice(value[:n])
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(value[n:]))
+}
+
+// driftLines bounds what is said about drift.
+const driftLines = 20
+
+// drift describes what others did to a table that held h: what would lead
+// back to it.
+func (b *Backend) drift(t *table, h *installed) []string {
+	var lines []string
+	n := 0
+	for _, u := range b.compare(t, h.snapshot).units {
+		for _, o := range u.ops {
+			if n++; n <= driftLines {
+				lines = append(lines, repaired(o, b.family))
+			}
+		}
+	}
+	if n > driftLines {
+		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
+	}
+	return lines
+}
+
+// repaired says what must have happened for o to be needed.
+func repaired(o op, f service.Family) string {
+	text := o.text(f)
+	if rest, missing := strings.CutPrefix(text, "+ "); missing {
+		return "missing: " + rest
+	}
+	return "foreign: " + strings.TrimPrefix(text, "- ")
+}
+
+// clone copies t as deep as a comparison changes it. t may be nil.
+func (t *table) clone() *table {
+	if t == nil {
+		return nil
+	}
+	sets := map[string]*heldSet{}
+	for name, s := range t.sets {
+		sets[name] = &heldSet{s.spec, maps.Clone(s.elements)}
+	}
+	return &table{chains: t.chains, sets: sets}
+}

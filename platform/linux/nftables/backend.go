@@ -1,0 +1,165 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"fmt"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Driver is what Backend asks from the kernel, for one family. Its methods
+// are called from one goroutine at a time, but for Watch.
+type Driver interface {
+	// Commit makes ops take effect together, or not at all and says why.
+	Commit(ctx context.Context, ops []op) error
+	// Read returns our table, nil if there is none.
+	Read(ctx context.Context) (*table, error)
+	// Touched reports that others may have changed our table since the last
+	// call of Read, not counting Commits. It is cheap.
+	Touched(ctx context.Context) (bool, error)
+	// Forget deletes the remembered clients of a clients map whose endpoint
+	// is not among keep.
+	Forget(ctx context.Context, clients *set, keep map[string]bool) error
+	// Watch calls touched whenever others change our table, until ctx ends.
+	Watch(ctx context.Context, touched func()) error
+}
+
+// Backend keeps one family's table. It implements reconcile.Backend.
+type Backend struct {
+	family  service.Family
+	options Options
+	driver  Driver
+	// have is what the table holds, nil while that is not known.
+	have *installed
+}
+
+var _ reconcile.Watcher = (*Backend)(nil)
+
+// installed describes a table that is as we want it, by what it was made
+// from; the elements themselves are kept by the kernel alone.
+type installed struct {
+	snapshot *service.Snapshot
+	// slots has the Ports whose slots are not simply in order.
+	slots   map[service.PortName]slots
+	classes classes
+	shared  shared
+}
+
+func (h *installed) layout(p *service.Port) layout {
+	if p == nil {
+		return layout{}
+	}
+	return layout{p, h.slots[p.Name]}
+}
+
+// Plan implements reconcile.Backend. Without foreign changes its cost
+// follows the difference between want and the last snapshot; else the table
+// is read.
+func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	touched := true
+	if b.have != nil {
+		var err error
+		if touched, err = b.driver.Touched(ctx); err != nil {
+			return nil, fmt.Errorf("ask for changes to table %s: %w", b.name(), err)
+		}
+	}
+	var p *plan
+	if touched {
+		t, err := b.driver.Read(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("read table %s: %w", b.name(), err)
+		}
+		p = b.planAll(t, want)
+	} else {
+		p = b.planChanges(want)
+	}
+	if p.Empty() {
+		b.have = p.next
+	}
+	return p, nil
+}
+
+// Cleanup implements reconcile.Backend: it deletes the table.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.have = nil
+	t, err := b.driver.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("read table %s: %w", b.name(), err)
+	}
+	if t == nil {
+		return nil
+	}
+	if err := b.driver.Commit(ctx, []op{{verb: delTable}}); err != nil {
+		return fmt.Errorf("delete table %s: %w", b.name(), err)
+	}
+	return nil
+}
+
+// Watch implements reconcile.Watcher.
+func (b *Backend) Watch(ctx context.Context, touched func()) error {
+	return b.driver.Watch(ctx, touched)
+}
+
+func (b *Backend) name() string { return tableFamily(b.family) + " " + TableName }
+
+// planChanges plans from one snapshot to the next.
+func (b *Backend) planChanges(want *service.Snapshot) *plan {
+	p := &plan{backend: b, next: &installed{snapshot: want, slots: b.have.slots, shared: b.have.shared}}
+	h := b.have
+	if want == h.snapshot {
+		p.next = h
+		return p
+	}
+	need := h.classes
+	for c := range service.Diff(h.snapshot, want, b.family) {
+		from := h.layout(c.Old)
+		to := layout{}
+		if c.New != nil {
+			to = from.next(c.New)
+			need = need.union(to.needs())
+		}
+		if c.Old != nil && c.New != nil && c.New.Affinity > 0 {
+			p.forgets = append(p.forgets, to)
+		}
+		p.units = append(p.units, unit{from: from, to: to})
+	}
+	p.next.classes = need
+	var base []op
+	if h.snapshot.Node != want.Node {
+		base = appendChainChanges(base, baseChains(b.family, h.snapshot.Node, b.options), baseChains(b.family, want.Node, b.options))
+	}
+	base = appendChain(base, need.without(h.classes).chains(b.options)...)
+	if len(base) > 0 {
+		p.units = append([]unit{{ops: base, first: true}}, p.units...)
+	}
+	p.shareChanges()
+	return p
+}
+
+// shareChanges adds the unit that follows p's other units in the elements
+// that Ports share.
+func (p *plan) shareChanges() {
+	p.delta = newShared()
+	for _, u := range p.units {
+		p.delta.add(u.from.port, -1)
+		p.delta.add(u.to.port, 1)
+	}
+	var ops []op
+	for k, n := range p.delta {
+		have := p.next.shared[k]
+		switch {
+		case have == 0 && n > 0:
+			ops = append(ops, op{verb: addElement, element: k.element()})
+		case have > 0 && have+n == 0:
+			ops = append(ops, op{verb: delElement, element: k.element()})
+		}
+	}
+	if len(ops) > 0 {
+		sortElements(ops)
+		p.units = append(p.units, unit{ops: ops})
+	}
+}

@@ -1,0 +1,168 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"fmt"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// hook is where packets enter a base chain. All of ours are of type nat, so
+// they see the first packet of each connection only.
+type hook struct {
+	name     string
+	priority int
+}
+
+// chain is a list of rules with a name.
+type chain struct {
+	name  string
+	hook  *hook // nil for chains that others jump to
+	rules []rule
+}
+
+// text is c in the language of nft.
+func (c *chain) text(family service.Family) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\tchain %s {\n", c.name)
+	if c.hook != nil {
+		fmt.Fprintf(&b, "\t\ttype nat hook %s priority %d; policy accept;\n", c.hook.name, c.hook.priority)
+	}
+	for _, r := range c.rules {
+		fmt.Fprintf(&b, "\t\t%s\n", r.text(family))
+	}
+	b.WriteString("\t}\n")
+	return b.String()
+}
+
+// Priorities that netfilter gives to translation of destination and source.
+const (
+	dstNAT = -100
+	srcNAT = 100
+)
+
+// Names of chains that verdict maps refer to.
+const (
+	refuseChain        = "refuse"
+	checkSourceChain   = "check-source"
+	localChain         = "external-local"
+	nodePortLocalChain = "nodeport-external-local"
+	markChain          = "mark-unless-pod"
+	dispatchChain      = "dispatch"
+	rememberChain      = "remember"
+)
+
+var (
+	addrKey     = []field{daddr, proto, dport}
+	nodePortKey = []field{proto, dport}
+)
+
+func jump(name string) verdict { return verdict{jumpTo, name} }
+func goes(name string) verdict { return verdict{goTo, name} }
+
+// baseChains are the chains that a table for family always has, in an order
+// in which each only refers to chains and sets that exist before any rule.
+func baseChains(f service.Family, node *service.Node, o Options) []*chain {
+	bit := o.mark()
+	return []*chain{
+		{name: refuseChain, rules: []rule{
+			{isProto{service.TCP}, reject{tcp: true}},
+			{reject{}},
+		}},
+		{name: markChain, rules: markRules(f, node, bit)},
+		{name: checkSourceChain, rules: []rule{
+			{lookup{append(addrKey[:3:3], saddr), sources}, dispatch{addrKey, admitted}},
+			{verdict{code: dropIt}},
+		}},
+		{name: localChain, rules: localRules(f, node, bit, addrKey, inside, outside)},
+		{name: nodePortLocalChain, rules: localRules(f, node, bit, nodePortKey, nodePortInside, nodePortOutside)},
+		{name: dispatchChain, rules: dispatchRules(f, node)},
+		{name: rememberChain, rules: rememberRules()},
+		{name: "prerouting", hook: &hook{"prerouting", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
+		{name: "output", hook: &hook{"output", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
+		{name: "input", hook: &hook{"input", srcNAT}, rules: []rule{{translated{}, jump(rememberChain)}}},
+		{name: "postrouting", hook: &hook{"postrouting", srcNAT}, rules: []rule{
+			{translated{}, jump(rememberChain)},
+			{marked{bit}, unmark{bit}, masquerade{}},
+			{lookup{[]field{saddr, daddr}, hairpin}, masquerade{}},
+		}},
+	}
+}
+
+// dispatchRules find the Service: first by its own address, then, so that
+// nothing loops through a default route, every other port of a ClusterIP is
+// refused, then by the node's addresses.
+func dispatchRules(f service.Family, node *service.Node) []rule {
+	rules := []rule{
+		{dispatch{addrKey, services}},
+		{lookup{[]field{daddr}, clusterIPs}, goes(refuseChain)},
+	}
+	loopback := within{daddr, loopbackPrefix(f), true}
+	toNode := rule{isLocal{daddr}, loopback, dispatch{nodePortKey, nodePorts}}
+	prefixes := service.InFamily(node.NodePorts, f)
+	if len(prefixes) == 0 {
+		return append(rules, toNode)
+	}
+	for _, p := range prefixes {
+		rules = append(rules, append(rule{within{daddr, p.Masked(), false}}, toNode...))
+	}
+	return rules
+}
+
+// podRules are rules that run then for traffic from pods, one for each way
+// in which node tells it.
+func podRules(f service.Family, node *service.Node, then ...statement) []rule {
+	var rules []rule
+	add := func(is statement) { rules = append(rules, append(rule{is}, then...)) }
+	switch pods := node.Pods; {
+	case pods.Interface != "":
+		add(fromInterface{pods.Interface})
+	case pods.InterfacePrefix != "":
+		add(fromInterface{pods.InterfacePrefix + "*"})
+	default:
+		for _, p := range service.InFamily(pods.Prefixes, f) {
+			add(within{saddr, p.Masked(), false})
+		}
+	}
+	return rules
+}
+
+// markRules mark what enters through a ClusterIP for masquerading.
+func markRules(f service.Family, node *service.Node, bit uint32) []rule {
+	switch {
+	case node.MasqueradeAll:
+		return []rule{{mark{bit}}}
+	case node.Pods.Known(f):
+		return append(podRules(f, node, verdict{code: goBack}), rule{mark{bit}})
+	}
+	return nil
+}
+
+// localRules are for external addresses with policy Local: pods and the node
+// itself may go to any endpoint, others to those on this node.
+func localRules(f service.Family, node *service.Node, bit uint32, key []field, ins ...*set) []rule {
+	rules := podRules(f, node, dispatch{key, ins[0]})
+	return append(rules,
+		rule{isLocal{saddr}, mark{bit}, dispatch{key, ins[0]}},
+		rule{dispatch{key, ins[1]}},
+		rule{verdict{code: dropIt}})
+}
+
+// rememberRules find the chain that remembers a connection's client. The
+// protocol is matched first because nft gives a port no type without it.
+func rememberRules() []rule {
+	var rules []rule
+	for _, s := range []*set{affinity, nodePortAffinity} {
+		key := []field{proto, origDport}
+		if s == affinity {
+			key = []field{origDaddr, proto, origDport}
+		}
+		for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+			rules = append(rules, rule{isProto{p}, dispatch{key, s}})
+		}
+	}
+	return rules
+}

@@ -1,0 +1,34 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nftables plans and programs one nftables table per IP family that
+// forwards what a snapshot says. It decides nothing about Services: which
+// endpoints serve is settled before. Only files ending in _linux.go talk to
+// the kernel; everything else is ordinary code that builds and is tested on
+// any system.
+package nftables
+
+import (
+	"kubeproxy/common/service"
+)
+
+// TableName is the name of the table in both families. A table of this name
+// is ours whoever made it; nothing outside it is ever touched.
+const TableName = "kube-services"
+
+// Options are the choices that concern nftables alone.
+type Options struct {
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells
+	// postrouting to masquerade. It is cleared again there.
+	MasqueradeBit int
+}
+
+func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
+
+// tableFamily is the name nft gives family f.
+func tableFamily(f service.Family) string {
+	if f == service.IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}

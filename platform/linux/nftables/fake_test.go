@@ -1,0 +1,243 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// fake is a kernel that is as strict as the real one about what exists, what
+// is in use and what is there already.
+type fake struct {
+	family  service.Family
+	table   *fakeTable // nil if there is none
+	touched bool
+	commits int
+	ops     int
+	reads   int
+	// refuse, if set, may refuse a transaction before anything is done.
+	refuse func(ops []op) error
+}
+
+type fakeTable struct {
+	chains map[string]*fakeChain
+	sets   map[string]*fakeSet
+}
+
+type fakeChain struct {
+	hook  *hook
+	rules []rule
+}
+
+type fakeSet struct {
+	*set
+	elements map[string]element
+}
+
+var (
+	errExist = errors.New("file exists")
+	errNone  = errors.New("no such file or directory")
+	errBusy  = errors.New("device or resource busy")
+)
+
+func (k *fake) Commit(_ context.Context, ops []op) error {
+	if k.refuse != nil {
+		if err := k.refuse(ops); err != nil {
+			return err
+		}
+	}
+	next := k.table.clone()
+	for _, o := range ops {
+		var err error
+		if next, err = next.do(o); err != nil {
+			return fmt.Errorf("%s: %w", o.text(k.family), err)
+		}
+	}
+	if err := next.check(); err != nil {
+		return err
+	}
+	k.table = next
+	k.commits++
+	k.ops += len(ops)
+	return nil
+}
+
+func (t *fakeTable) clone() *fakeTable {
+	if t == nil {
+		return nil
+	}
+	c := &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}}
+	for n, x := range t.chains {
+		c.chains[n] = &fakeChain{x.hook, slices.Clone(x.rules)}
+	}
+	for n, s := range t.sets {
+		c.sets[n] = &fakeSet{s.set, maps.Clone(s.elements)}
+	}
+	return c
+}
+
+func (t *fakeTable) do(o op) (*fakeTable, error) {
+	switch {
+	case o.verb == addTable && t != nil:
+		return t, errExist
+	case o.verb == addTable:
+		return &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}}, nil
+	case t == nil:
+		return t, errNone
+	case o.verb == delTable:
+		return nil, nil
+	case o.set != nil:
+		return t, t.doSet(o)
+	case o.chain != nil:
+		return t, t.doChain(o)
+	}
+	return t, t.doElement(o)
+}
+
+func (t *fakeTable) doSet(o op) error {
+	held := t.sets[o.set.name]
+	switch {
+	case o.verb == addSet && held != nil:
+		return errExist
+	case o.verb == addSet:
+		t.sets[o.set.name] = &fakeSet{o.set, map[string]element{}}
+	case held == nil:
+		return errNone
+	default:
+		delete(t.sets, o.set.name)
+	}
+	return nil
+}
+
+func (t *fakeTable) doChain(o op) error {
+	held := t.chains[o.chain.name]
+	switch {
+	case o.verb == addChain && held != nil:
+		return errExist
+	case o.verb == addChain:
+		t.chains[o.chain.name] = &fakeChain{hook: o.chain.hook}
+	case held == nil:
+		return errNone
+	case o.verb == flushChain:
+		held.rules = nil
+	case o.verb == addRules:
+		held.rules = append(held.rules, o.chain.rules...)
+	case len(held.rules) > 0:
+		return errBusy
+	default:
+		delete(t.chains, o.chain.name)
+	}
+	return nil
+}
+
+func (t *fakeTable) doElement(o op) error {
+	e := o.element
+	s := t.sets[e.in.name]
+	if s == nil {
+		return errNone
+	}
+	held, found := s.elements[elementKey(e)]
+	switch {
+	case len(e.key) != keySize(s.key, service.IPv4) && len(e.key) != keySize(s.key, service.IPv6):
+		return fmt.Errorf("key of %d bytes", len(e.key))
+	case o.verb == delElement && !found:
+		return errNone
+	case o.verb == delElement:
+		delete(s.elements, elementKey(e))
+	case found && !bytes.Equal(held.value, e.value), found && held.verdict != e.verdict:
+		return errExist
+	default:
+		s.elements[elementKey(e)] = e
+	}
+	return nil
+}
+
+// check makes sure that whatever is referred to exists.
+func (t *fakeTable) check() error {
+	if t == nil {
+		return nil
+	}
+	for n, c := range t.chains {
+		for _, r := range c.rules {
+			for _, s := range r {
+				if err := t.refers(s); err != nil {
+					return fmt.Errorf("chain %s: %w", n, err)
+				}
+			}
+		}
+	}
+	for n, s := range t.sets {
+		for _, e := range s.elements {
+			if v := e.verdict; v.chain != "" && t.chains[v.chain] == nil {
+				return fmt.Errorf("set %s: no chain %s: %w", n, v.chain, errNone)
+			}
+		}
+	}
+	return nil
+}
+
+func (t *fakeTable) refers(s statement) error {
+	var in *set
+	switch s := s.(type) {
+	case lookup:
+		in = s.in
+	case dispatch:
+		in = s.in
+	case translate:
+		in = s.in
+	case remember:
+		in = s.in
+	case verdict:
+		if s.chain != "" && t.chains[s.chain] == nil {
+			return fmt.Errorf("no chain %s: %w", s.chain, errNone)
+		}
+	}
+	if in != nil && t.sets[in.name] == nil {
+		return fmt.Errorf("no set %s: %w", in.name, errNone)
+	}
+	return nil
+}
+
+func (k *fake) Read(context.Context) (*table, error) {
+	k.reads++
+	k.touched = false
+	if k.table == nil {
+		return nil, nil
+	}
+	t := &table{chains: map[string]*heldChain{}, sets: map[string]*heldSet{}}
+	for n, c := range k.table.chains {
+		held := &heldChain{hook: c.hook.spec()}
+		for _, r := range c.rules {
+			held.rules = append(held.rules, r.fingerprint(k.family))
+		}
+		t.chains[n] = held
+	}
+	for n, s := range k.table.sets {
+		t.sets[n] = &heldSet{s.spec(k.family), maps.Clone(s.elements)}
+	}
+	return t, nil
+}
+
+func (k *fake) Touched(context.Context) (bool, error) { return k.touched, nil }
+
+func (k *fake) Forget(_ context.Context, clients *set, keep map[string]bool) error {
+	s := k.table.sets[clients.name]
+	if s == nil {
+		return errNone
+	}
+	maps.DeleteFunc(s.elements, func(_ string, e element) bool { return !keep[string(e.value)] })
+	return nil
+}
+
+func (k *fake) Watch(ctx context.Context, _ func()) error {
+	<-ctx.Done()
+	return nil
+}

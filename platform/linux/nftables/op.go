@@ -1,0 +1,165 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"fmt"
+
+	"kubeproxy/common/service"
+)
+
+// verb is what an op does. Their order is the order within a transaction:
+// things exist before others refer to them, and go after.
+type verb uint8
+
+const (
+	delTable verb = iota
+	addTable
+	addSet
+	addChain
+	flushChain // removes the rules; a chain cannot go while it has some
+	addRules
+	delElement
+	addElement
+	delChain
+	delSet
+)
+
+// op is one step of a transaction. Which fields count depends on the verb.
+type op struct {
+	verb    verb
+	set     *set
+	chain   *chain
+	element element
+}
+
+// text is one line for people.
+func (o op) text(f service.Family) string {
+	switch o.verb {
+	case delTable:
+		return "- table " + TableName
+	case addTable:
+		return "+ table " + TableName
+	case addSet:
+		return "+ set " + o.set.name
+	case delSet:
+		return "- set " + o.set.name
+	case addChain:
+		return "+ chain " + o.chain.name
+	case delChain:
+		return "- chain " + o.chain.name
+	case flushChain:
+		return "- rules of chain " + o.chain.name
+	case addRules:
+		return fmt.Sprintf("+ %d rules of chain %s", len(o.chain.rules), o.chain.name)
+	case delElement:
+		return fmt.Sprintf("- %s: %s", o.element.in.name, o.element.text(f))
+	}
+	return fmt.Sprintf("+ %s: %s", o.element.in.name, o.element.text(f))
+}
+
+// appendChain adds the ops that make c.
+func appendChain(ops []op, chains ...*chain) []op {
+	for _, c := range chains {
+		ops = append(ops, op{verb: addChain, chain: c}, op{verb: addRules, chain: c})
+	}
+	return ops
+}
+
+// appendChainGone adds the ops that remove c.
+func appendChainGone(ops []op, c *chain) []op {
+	return append(ops, op{verb: flushChain, chain: c}, op{verb: delChain, chain: c})
+}
+
+// appendElements adds the ops that lead from have to want, both sorted.
+func appendElements(ops []op, have, want []element) []op {
+	for len(have) > 0 || len(want) > 0 {
+		order := 0
+		switch {
+		case len(have) == 0:
+			order = 1
+		case len(want) == 0:
+			order = -1
+		default:
+			order = have[0].compare(want[0])
+		}
+		switch {
+		case order < 0:
+			ops = append(ops, op{verb: delElement, element: have[0]})
+			have = have[1:]
+		case order > 0:
+			ops = append(ops, op{verb: addElement, element: want[0]})
+			want = want[1:]
+		default:
+			if !have[0].same(want[0]) {
+				ops = append(ops, op{verb: delElement, element: have[0]}, op{verb: addElement, element: want[0]})
+			}
+			have, want = have[1:], want[1:]
+		}
+	}
+	return ops
+}
+
+// portOps returns the ops that lead from one layout of a Port to the next.
+// Either may be of no port.
+func portOps(from, to layout, o Options) []op {
+	var have, want []element
+	if from.port != nil {
+		have = from.elements()
+	}
+	if to.port != nil {
+		want = to.elements()
+	}
+	ops := appendElements(nil, have, want)
+	return appendOwn(ops, from.port, to.port, o)
+}
+
+// appendOwn adds the ops for what only one Port uses.
+func appendOwn(ops []op, from, to *service.Port, o Options) []op {
+	old, next := ownChains(from, o), ownChains(to, o)
+	if len(old) == 0 && len(next) == 0 {
+		return ops
+	}
+	oldSets, nextSets := map[string]*set{}, map[string]*set{}
+	for _, s := range ownSets(from) {
+		oldSets[s.name] = s
+	}
+	for _, s := range ownSets(to) {
+		nextSets[s.name] = s
+		if oldSets[s.name] == nil {
+			ops = append(ops, op{verb: addSet, set: s})
+		}
+	}
+	for _, s := range ownSets(from) {
+		if nextSets[s.name] == nil {
+			ops = append(ops, op{verb: delSet, set: s})
+		}
+	}
+	return appendChainChanges(ops, old, next)
+}
+
+// appendChainChanges adds the ops that lead from old chains to next. Rules
+// are compared by their text, which says all there is to them.
+func appendChainChanges(ops []op, old, next []*chain) []op {
+	had := map[string]string{}
+	for _, c := range old {
+		had[c.name] = c.text(service.IPv4)
+	}
+	for _, c := range next {
+		text, found := had[c.name]
+		delete(had, c.name)
+		switch {
+		case !found:
+			ops = appendChain(ops, c)
+		case text != c.text(service.IPv4):
+			ops = append(ops, op{verb: flushChain, chain: c}, op{verb: addRules, chain: c})
+		}
+	}
+	for _, c := range old {
+		if _, gone := had[c.name]; gone {
+			ops = appendChainGone(ops, c)
+		}
+	}
+	return ops
+}

@@ -1,0 +1,239 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// plan is a list of units, each of which may fail on its own.
+type plan struct {
+	backend *Backend
+	units   []unit
+	next    *installed // what the table holds after Apply
+	delta   shared     // to add to next.shared after Apply
+	forgets []layout   // Ports some of whose clients may know an endpoint that left
+	drift   []string
+}
+
+var _ reconcile.Plan = (*plan)(nil)
+
+// unit is what takes effect together: the change of one Port, or ops that
+// belong to no Port in particular.
+type unit struct {
+	from, to layout
+	ops      []op // if not nil, these are the steps and to says whose they are
+	first    bool // the other units rely on this one
+}
+
+func (u unit) steps(o Options) []op {
+	if u.ops != nil {
+		return u.ops
+	}
+	return portOps(u.from, u.to, o)
+}
+
+// port returns the Port that u is about, nil if it is about none.
+func (u unit) port() *service.Port {
+	if u.to.port != nil {
+		return u.to.port
+	}
+	return u.from.port
+}
+
+// Empty implements reconcile.Plan.
+func (p *plan) Empty() bool { return len(p.units) == 0 && len(p.forgets) == 0 }
+
+// Drift implements reconcile.Plan.
+func (p *plan) Drift() []string { return p.drift }
+
+// String implements reconcile.Plan.
+func (p *plan) String() string {
+	var b strings.Builder
+	for _, u := range p.units {
+		for _, o := range u.steps(p.backend.options) {
+			b.WriteString(o.text(p.backend.family) + "\n")
+		}
+	}
+	return b.String()
+}
+
+// chunk bounds the ops in one transaction: the kernel works on one without
+// a pause, and other users of nftables wait for it.
+const chunk = 8192
+
+// maxFailures bounds how many Ports are tried one by one after a refusal.
+// More than that means that the table or the kernel is at fault.
+const maxFailures = 64
+
+// Apply implements reconcile.Plan. A transaction that the kernel refuses is
+// halved until the Port at fault stands alone; the rest goes in. What failed
+// is tried once more at the end, when what it collided with may be gone.
+func (p *plan) Apply(ctx context.Context) error {
+	a := &applier{plan: p, ctx: ctx}
+	a.all(p.units)
+	if failed := a.failed; len(failed) > 0 && a.fatal == nil {
+		a.failed, a.errs = nil, nil
+		a.all(failed)
+	}
+	b := p.backend
+	if err := errors.Join(append(a.errs, a.fatal)...); err != nil {
+		b.have = nil // the next Plan reads the table
+		return err
+	}
+	b.have = p.next
+	for k, n := range p.delta {
+		if b.have.shared[k] += n; b.have.shared[k] == 0 {
+			delete(b.have.shared, k)
+		}
+	}
+	p.keepSlots()
+	return a.forget()
+}
+
+// keepSlots notes the slots of the Ports that changed.
+func (p *plan) keepSlots() {
+	for _, u := range p.units {
+		switch {
+		case u.ops != nil: // planAll has noted them
+		case u.to.port != nil && !u.to.slots.identity():
+			p.next.slots[u.to.port.Name] = u.to.slots
+		case u.port() != nil:
+			delete(p.next.slots, u.port().Name)
+		}
+	}
+}
+
+// applier is one run of Apply.
+type applier struct {
+	plan   *plan
+	ctx    context.Context
+	failed []unit
+	errs   []error
+	fatal  error // ends the run
+}
+
+// all commits units in transactions of about one chunk, each first unit on
+// its own.
+func (a *applier) all(units []unit) {
+	var group []unit
+	size := 0
+	for i, u := range units {
+		if a.fatal != nil {
+			return
+		}
+		if u.first {
+			a.prepare(u)
+			continue
+		}
+		group = append(group, u)
+		if size += u.size(); size >= chunk || i == len(units)-1 {
+			a.commit(group)
+			group, size = nil, 0
+		}
+	}
+}
+
+func (u unit) size() int {
+	if u.ops != nil {
+		return len(u.ops)
+	}
+	n := 0
+	if u.from.port != nil && u.to.port == nil {
+		n = u.from.size()
+	}
+	if u.to.port != nil {
+		n += u.to.size()
+	}
+	return n
+}
+
+// prepare commits a unit without which the others make no sense.
+func (a *applier) prepare(u unit) {
+	if err := a.plan.backend.commitOps(a.ctx, u.ops); err != nil {
+		a.fatal = fmt.Errorf("prepare table %s: %w", a.plan.backend.name(), err)
+	}
+}
+
+func (a *applier) commit(units []unit) {
+	var ops []op
+	for _, u := range units {
+		ops = append(ops, u.steps(a.plan.backend.options)...)
+	}
+	err := a.plan.backend.commitOps(a.ctx, ops)
+	switch {
+	case err == nil:
+	case a.ctx.Err() != nil:
+		a.fatal = err
+	case len(units) > 1:
+		for _, half := range [][]unit{units[:len(units)/2], units[len(units)/2:]} {
+			if a.fatal == nil {
+				a.commit(half)
+			}
+		}
+	default:
+		a.fail(units[0], err)
+	}
+}
+
+func (a *applier) fail(u unit, err error) {
+	if p := u.port(); p != nil {
+		err = &reconcile.PortError{Family: p.Family, Name: p.Name, Err: err}
+	} else {
+		err = fmt.Errorf("table %s: %w", a.plan.backend.name(), err)
+	}
+	a.failed = append(a.failed, u)
+	a.errs = append(a.errs, err)
+	if len(a.errs) >= maxFailures {
+		a.fatal = fmt.Errorf("table %s: gave up after %d refusals", a.plan.backend.name(), len(a.errs))
+	}
+}
+
+// forget makes clients forget endpoints that left.
+func (a *applier) forget() error {
+	var errs []error
+	b := a.plan.backend
+	for _, l := range a.plan.forgets {
+		for _, w := range []which{cluster, local} {
+			if !uses(l.port, w) {
+				continue
+			}
+			if err := b.driver.Forget(a.ctx, clientSet(l.port, w), l.members(w)); err != nil {
+				b.have = nil
+				err = fmt.Errorf("forget clients of endpoints that left: %w", err)
+				errs = append(errs, &reconcile.PortError{Family: b.family, Name: l.port.Name, Err: err})
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// members returns the endpoints of w as a targetMap keeps them.
+func (l layout) members(w which) map[string]bool {
+	m := map[string]bool{}
+	for _, t := range l.targets(w) {
+		m[string(appendPort(appendAddr(nil, t.Addr()), t.Port()))] = true
+	}
+	return m
+}
+
+// commitOps commits ops in the order that a transaction needs.
+func (b *Backend) commitOps(ctx context.Context, ops []op) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(ops, func(x, y op) int { return int(x.verb) - int(y.verb) })
+	return b.driver.Commit(ctx, ops)
+}
+
+func sortElements(ops []op) {
+	slices.SortFunc(ops, func(x, y op) int { return x.element.compare(y.element) })
+}

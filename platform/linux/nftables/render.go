@@ -1,0 +1,190 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Format is how Render writes.
+type Format string
+
+// The formats. Text is the language of nft, and nft -c -f accepts it; JSON
+// holds the same statements in a list per chain and set.
+const (
+	Text Format = "text"
+	JSON Format = "json"
+)
+
+// Render writes the tables of both families that a node would hold for want
+// if it started from nothing. The same want gives the same bytes.
+func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
+	var docs []*document
+	for _, f := range service.Families {
+		docs = append(docs, newDocument(f, want, o))
+	}
+	switch format {
+	case Text:
+		b := bufio.NewWriter(w)
+		for _, d := range docs {
+			d.writeText(b)
+		}
+		return b.Flush()
+	case JSON:
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(map[string]any{"tables": docs})
+	}
+	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+}
+
+// document is one table, ready to be written.
+type document struct {
+	Family string       `json:"family"`
+	Name   string       `json:"name"`
+	Sets   []documentOf `json:"sets"`
+	Chains []documentOf `json:"chains"`
+
+	sets   []*set
+	chains []*chain
+	family service.Family
+}
+
+// documentOf is a set with its elements or a chain with its rules.
+type documentOf struct {
+	Name     string   `json:"name"`
+	Type     string   `json:"type,omitempty"`
+	Elements []string `json:"elements,omitempty"`
+	Rules    []string `json:"rules,omitempty"`
+}
+
+func newDocument(f service.Family, want *service.Snapshot, o Options) *document {
+	d := &document{Family: tableFamily(f), Name: TableName, family: f}
+	d.sets = slices.Clone(baseSets)
+	d.chains = baseChains(f, want.Node, o)
+	need := baseClasses
+	var own []*chain
+	elements := map[string][]element{}
+	shared := newShared()
+	for p := range want.Ports(f) {
+		l := layout{}.next(p)
+		need = need.union(l.needs())
+		d.sets = append(d.sets, ownSets(p)...)
+		own = append(own, ownChains(p, o)...)
+		shared.add(p, 1)
+		for _, e := range l.elements() {
+			elements[e.in.name] = append(elements[e.in.name], e)
+		}
+	}
+	for _, e := range shared.elements() {
+		elements[e.in.name] = append(elements[e.in.name], e)
+	}
+	d.chains = append(append(d.chains, need.chains(o)...), own...)
+	for _, s := range d.sets {
+		d.Sets = append(d.Sets, documentOf{Name: s.name, Type: typeof(s.key, f), Elements: d.texts(elements[s.name])})
+	}
+	for _, c := range d.chains {
+		x := documentOf{Name: c.name}
+		if c.hook != nil {
+			x.Type = fmt.Sprintf("nat %s %d", c.hook.name, c.hook.priority)
+		}
+		for _, r := range c.rules {
+			x.Rules = append(x.Rules, r.text(f))
+		}
+		d.Chains = append(d.Chains, x)
+	}
+	return d
+}
+
+func (d *document) texts(elements []element) []string {
+	slices.SortFunc(elements, element.compare)
+	var texts []string
+	for _, e := range elements {
+		texts = append(texts, e.text(d.family))
+	}
+	return texts
+}
+
+func (d *document) writeText(w *bufio.Writer) {
+	fmt.Fprintf(w, "table %s %s {\n", d.Family, d.Name)
+	for i, s := range d.sets {
+		w.WriteString(s.text(d.family))
+		for j, e := range d.Sets[i].Elements {
+			if j == 0 {
+				w.WriteString("\t\telements = {\n")
+			}
+			fmt.Fprintf(w, "\t\t\t%s,\n", e)
+		}
+		if len(d.Sets[i].Elements) > 0 {
+			w.WriteString("\t\t}\n")
+		}
+		w.WriteString("\t}\n")
+	}
+	for _, c := range d.chains {
+		w.WriteString(c.text(d.family))
+	}
+	w.WriteString("}\n")
+}
+
+// shared counts who needs an element that several Ports may need: the set of
+// ClusterIPs, and of endpoints that may reach themselves through a Service.
+type shared map[sharedKey]int32
+
+type sharedKey struct {
+	in   *set
+	addr string // its bytes
+}
+
+func newShared() shared { return shared{} }
+
+// add counts p in (n is 1) or out (n is -1).
+func (s shared) add(p *service.Port, n int32) {
+	if p == nil {
+		return
+	}
+	count := func(in *set, addr []byte) {
+		k := sharedKey{in, string(addr)}
+		if s[k] += n; s[k] == 0 {
+			delete(s, k)
+		}
+	}
+	for _, f := range p.Frontends {
+		if f.Kind == service.ClusterIP {
+			count(clusterIPs, f.Addr.AsSlice())
+		}
+	}
+	for _, w := range []which{cluster, local} {
+		for _, e := range list(p, w) {
+			if !e.Elsewhere {
+				count(hairpin, e.Addr.Addr().AsSlice())
+			}
+		}
+	}
+}
+
+func (k sharedKey) element() element {
+	key := []byte(k.addr)
+	if k.in == hairpin {
+		key = append(key, key...)
+	}
+	return element{in: k.in, key: key}
+}
+
+// elements returns the elements that somebody needs, sorted.
+func (s shared) elements() []element {
+	var out []element
+	for _, k := range slices.SortedFunc(maps.Keys(s), func(a, b sharedKey) int {
+		return a.element().compare(b.element())
+	}) {
+		out = append(out, k.element())
+	}
+	return out
+}

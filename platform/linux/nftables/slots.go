@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// which names one of a Port's two lists of endpoints.
+type which uint8
+
+const (
+	cluster which = iota
+	local
+)
+
+// slots says which endpoint lies in which slot, for each of a Port's lists:
+// slot i holds the endpoint with index slots[list][i]. A nil list means that
+// slot i holds endpoint i, as in a table written from nothing.
+type slots [2][]uint16
+
+func list(p *service.Port, w which) []service.Endpoint {
+	if w == local {
+		return p.Local
+	}
+	return p.Cluster
+}
+
+func (l layout) len(w which) int { return len(list(l.port, w)) }
+
+// at returns the endpoint in slot i.
+func (l layout) at(w which, i int) netip.AddrPort {
+	if l.slots[w] != nil {
+		i = int(l.slots[w][i])
+	}
+	return list(l.port, w)[i].Addr
+}
+
+// targets returns the endpoints of w in slot order.
+func (l layout) targets(w which) []netip.AddrPort {
+	t := make([]netip.AddrPort, l.len(w))
+	for i := range t {
+		t[i] = l.at(w, i)
+	}
+	return t
+}
+
+// next lays p out so that as few slots as possible change from l: who stays
+// below the new length keeps its slot, the rest fill the holes in order.
+func (l layout) next(p *service.Port) layout {
+	n := layout{port: p}
+	for _, w := range []which{cluster, local} {
+		if l.port != nil && slices.Equal(list(l.port, w), list(p, w)) {
+			n.slots[w] = l.slots[w]
+			continue
+		}
+		var old []netip.AddrPort
+		if l.port != nil {
+			old = l.targets(w)
+		}
+		n.slots[w] = arrange(old, list(p, w))
+	}
+	return n
+}
+
+// arrange returns the slots of want, which is sorted by address, when its
+// endpoints lay as old says.
+func arrange(old []netip.AddrPort, want []service.Endpoint) []uint16 {
+	const free = -1
+	at := make([]int, len(want)) // slot -> index in want
+	placed := make([]bool, len(want))
+	for i := range at {
+		at[i] = free
+		if i >= len(old) {
+			continue
+		}
+		j, found := slices.BinarySearchFunc(want, old[i], func(e service.Endpoint, a netip.AddrPort) int {
+			return e.Addr.Compare(a)
+		})
+		if found && !placed[j] {
+			at[i], placed[j] = j, true
+		}
+	}
+	next := 0
+	identity := true
+	perm := make([]uint16, len(want))
+	for i, j := range at {
+		if j == free {
+			for placed[next] {
+				next++
+			}
+			j = next
+			placed[j] = true
+		}
+		perm[i] = uint16(j)
+		identity = identity && i == j
+	}
+	if identity {
+		return nil
+	}
+	return perm
+}
+
+// identity reports that l needs no memory of its own.
+func (s slots) identity() bool { return s[cluster] == nil && s[local] == nil }
