@@ -1,0 +1,167 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// The words that nodePortAddresses accepts besides prefixes.
+const (
+	wordPrimary   = "primary"
+	wordAll       = "all"
+	wordLocalhost = "localhost"
+)
+
+// normalName brings a node's name into the form that the API uses.
+func normalName(name string) string { return strings.ToLower(strings.TrimSpace(name)) }
+
+// NodeName returns the name of the node, host being the system's own name.
+func (c *Config) NodeName(host string) string {
+	if c.HostnameOverride != "" {
+		return c.HostnameOverride
+	}
+	return normalName(host)
+}
+
+// NodeIP returns the address that the operator gave the node, invalid where
+// that is left to the Node object.
+func (c *Config) NodeIP() netip.Addr {
+	a, _ := netip.ParseAddr(c.BindAddress)
+	if a.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return a.Unmap()
+}
+
+// ClusterCIDRs returns the prefixes of all pods, at most one of each family.
+func (c *Config) ClusterCIDRs() []netip.Prefix {
+	all, _ := clusterCIDRs(c.ClusterCIDR)
+	return all
+}
+
+// NodePortRange says which addresses of the node answer NodePorts.
+type NodePortRange struct {
+	Prefixes []netip.Prefix // none, and not Primary: all addresses
+	Primary  bool           // the node's primary addresses too
+}
+
+// NodePorts returns nodePortAddresses, resolved. Where the setting is empty
+// the mode nftables, unlike the others, means the primary addresses.
+func (c *Config) NodePorts() NodePortRange {
+	words := c.NodePortAddresses
+	if len(words) == 0 && usesNFTables(c.Mode, c.OS) {
+		words = []string{wordPrimary}
+	}
+	r, _ := nodePorts(words)
+	return r
+}
+
+func (b *build) validateAddresses() {
+	if _, err := netip.ParseAddr(b.BindAddress); err != nil {
+		b.errorf("bindAddress", "%q is no IP address: want one such as 192.0.2.1, or 0.0.0.0 or :: for the node's own", b.BindAddress)
+	}
+	b.hostPort("healthzBindAddress", b.HealthzBindAddress)
+	b.hostPort("metricsBindAddress", b.MetricsBindAddress)
+	if _, err := clusterCIDRs(b.ClusterCIDR); err != nil {
+		b.errorf("clusterCIDR", "%v", err)
+	}
+	if _, err := nodePorts(b.NodePortAddresses); err != nil {
+		b.errorf("nodePortAddresses", "%v", err)
+	}
+	for i, s := range b.IPVS.ExcludeCIDRs {
+		if _, err := parsePrefix(s); err != nil {
+			b.errorf(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), "%v", err)
+		}
+	}
+	if vip := b.Winkernel.SourceVip; vip != "" {
+		if _, err := netip.ParseAddr(vip); err != nil {
+			b.errorf("winkernel.sourceVip", "%q is no IP address: want one such as 192.0.2.1", vip)
+		}
+	}
+}
+
+// hostPort accepts port 0, which stands for no server at all.
+func (b *build) hostPort(path, s string) {
+	if _, err := netip.ParseAddrPort(s); err != nil {
+		b.errorf(path, "%q is no IP address with a port: want one such as 0.0.0.0:10256 or [::]:10256, port 0 for none", s)
+	}
+}
+
+func clusterCIDRs(s string) ([]netip.Prefix, error) {
+	if strings.TrimSpace(s) == "" {
+		return nil, nil
+	}
+	var all []netip.Prefix
+	for _, part := range strings.Split(s, ",") {
+		p, err := parsePrefix(strings.TrimSpace(part))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	if len(all) > 2 || len(all) == 2 && all[0].Addr().Is4() == all[1].Addr().Is4() {
+		return nil, fmt.Errorf("%q holds more than one prefix of a family: want one, or one IPv4 and one IPv6", s)
+	}
+	return all, nil
+}
+
+func nodePorts(words []string) (NodePortRange, error) {
+	var r NodePortRange
+	var errs []error
+	seen := map[string]bool{}
+	for _, word := range words {
+		canon := word
+		switch word {
+		case wordPrimary:
+			r.Primary = true
+		case wordAll:
+			r.Prefixes = append(r.Prefixes, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
+		case wordLocalhost:
+			r.Prefixes = append(r.Prefixes, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		default:
+			p, err := parsePrefix(word)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%w, or one of the words %s, %s, %s", err, wordPrimary, wordAll, wordLocalhost))
+				continue
+			}
+			canon = p.String()
+			r.Prefixes = append(r.Prefixes, p)
+		}
+		if seen[canon] {
+			errs = append(errs, fmt.Errorf("%q is there twice: want it once", word))
+		}
+		seen[canon] = true
+	}
+	slices.SortFunc(r.Prefixes, netip.Prefix.Compare)
+	return r, oneLine(errs)
+}
+
+// parsePrefix returns the prefix with the bits after its length cleared.
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	switch {
+	case err != nil:
+		return p, fmt.Errorf("%.80q is no prefix: want one such as 10.0.0.0/8 or fd00::/48", s)
+	case p.Addr().Is4In6():
+		return p, fmt.Errorf("%q is IPv4 inside IPv6: want the IPv4 form", s)
+	}
+	return p.Masked(), nil
+}
+
+// oneLine joins errs with semicolons.
+func oneLine(errs []error) error {
+	var all []string
+	for _, err := range errs {
+		all = append(all, err.Error())
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(all, "; "))
+}

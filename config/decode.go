@@ -1,0 +1,225 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	yaml "go.yaml.in/yaml/v3"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// The only kind of file there is.
+const (
+	apiVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	kind       = "KubeProxyConfiguration"
+)
+
+// File is a configuration file as it was written, without defaults.
+type File struct {
+	Name   string
+	Values v1alpha1.KubeProxyConfiguration
+	// Lines gives the line of each key by its path. A key whose value is
+	// null is as good as absent and has none.
+	Lines map[string]int
+	// Notes lists the fields that are known but do nothing any more.
+	Notes []Note
+}
+
+// Parse decodes YAML or JSON strictly. The error joins everything that is
+// wrong with the form of data; values are checked later.
+func Parse(name string, data []byte) (*File, error) {
+	root, err := parseYAML(name, data)
+	if err != nil {
+		return nil, err
+	}
+	d := decoder{File: File{Name: name, Lines: map[string]int{}}}
+	d.checkType(root)
+	if len(d.errs) == 0 {
+		d.structure(root, reflect.ValueOf(&d.Values).Elem(), "")
+	}
+	return &d.File, errors.Join(d.errs...)
+}
+
+// parseYAML returns the mapping that is the only document of data.
+func parseYAML(name string, data []byte) (*yaml.Node, error) {
+	var doc, more yaml.Node
+	dec := yaml.NewDecoder(strings.NewReader(string(data)))
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil, fmt.Errorf("%s: is empty: want apiVersion: %s and kind: %s", name, apiVersion, kind)
+	case err != nil:
+		return nil, syntaxError(name, err)
+	}
+	switch err := dec.Decode(&more); {
+	case err == nil:
+		return nil, fmt.Errorf("%s:%d: a second document begins: want one", name, more.Line)
+	case !errors.Is(err, io.EOF):
+		return nil, syntaxError(name, err)
+	}
+	root := resolve(doc.Content[0])
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s:%d: is %s: want a mapping with apiVersion: %s and kind: %s", name, root.Line, describe(root), apiVersion, kind)
+	}
+	return root, nil
+}
+
+// syntaxError turns "yaml: line 3: text" into "name:3: text".
+func syntaxError(name string, err error) error {
+	if m := regexp.MustCompile(`^yaml: line (\d+): (?s)(.*)$`).FindStringSubmatch(err.Error()); m != nil {
+		return fmt.Errorf("%s:%s: not YAML: %s", name, m[1], m[2])
+	}
+	return fmt.Errorf("%s: not YAML: %s", name, strings.TrimPrefix(err.Error(), "yaml: "))
+}
+
+type decoder struct {
+	File
+	errs []error
+}
+
+func (d *decoder) errorf(n *yaml.Node, path, format string, args ...any) {
+	origin := d.Name + ":" + strconv.Itoa(n.Line)
+	d.errs = append(d.errs, &FieldError{Origin: origin, Path: path, Text: fmt.Sprintf(format, args...)})
+}
+
+// checkType looks at apiVersion and kind first: in a file of another kind
+// every field would be unknown.
+func (d *decoder) checkType(root *yaml.Node) {
+	for _, want := range [][2]string{{"apiVersion", apiVersion}, {"kind", kind}} {
+		var got *yaml.Node
+		for i := 0; i < len(root.Content); i += 2 {
+			if root.Content[i].Value == want[0] {
+				got = resolve(root.Content[i+1])
+			}
+		}
+		switch {
+		case got == nil:
+			d.errorf(root, want[0], "is missing: want %s", want[1])
+		case got.Value != want[1]:
+			d.errorf(got, want[0], "is %s: want %s", describe(got), want[1])
+		}
+	}
+}
+
+// structure decodes a mapping into v, a struct.
+func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
+	seen := map[string]int{}
+	for i := 0; i < len(n.Content); i += 2 {
+		key, val := n.Content[i], resolve(n.Content[i+1])
+		path := under(parent, key.Value)
+		field, known := fieldOf(v, key.Value)
+		old, removed := removedFields[path]
+		switch first, twice := seen[key.Value]; {
+		case key.Tag == "!!merge":
+			d.errorf(key, parent, "merge keys (<<) are not accepted: write the fields out")
+		case twice:
+			d.errorf(key, path, "is set twice, first in line %d", first)
+		case removed:
+			d.value(val, reflect.New(old.kind).Elem(), path)
+			d.Notes = append(d.Notes, Note{fmt.Sprintf("%s:%d", d.Name, key.Line), path, old.why})
+			delete(d.Lines, path)
+		case !known:
+			d.errorf(key, path, "unknown field%s", didYouMean(closestPath(path)))
+		default:
+			d.value(val, field, path)
+		}
+		seen[key.Value] = key.Line
+	}
+}
+
+func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
+	if n.ShortTag() == "!!null" {
+		return
+	}
+	d.Lines[path] = n.Line
+	if v.Kind() == reflect.Pointer {
+		v.Set(reflect.New(v.Type().Elem()))
+		v = v.Elem()
+	}
+	_, custom := v.Addr().Interface().(json.Unmarshaler)
+	switch k := v.Kind(); {
+	case !custom && k == reflect.Struct && n.Kind == yaml.MappingNode:
+		d.structure(n, v, path)
+	case !custom && k == reflect.Slice && n.Kind == yaml.SequenceNode:
+		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+		for i, item := range n.Content {
+			d.value(resolve(item), v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		}
+	case !custom && k == reflect.Map && n.Kind == yaml.MappingNode:
+		d.mapping(n, v, path)
+	case n.Kind != yaml.ScalarNode || !setScalar(n, v):
+		d.errorf(n, path, "is %s: want %s", describe(n), form(v.Type()))
+	}
+}
+
+func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
+	v.Set(reflect.MakeMap(v.Type()))
+	for i := 0; i < len(n.Content); i += 2 {
+		key := reflect.ValueOf(n.Content[i].Value)
+		at := fmt.Sprintf("%s[%s]", path, key)
+		if v.MapIndex(key).IsValid() {
+			d.errorf(n.Content[i], at, "is set twice")
+			continue
+		}
+		elem := reflect.New(v.Type().Elem()).Elem()
+		d.value(resolve(n.Content[i+1]), elem, at)
+		v.SetMapIndex(key, elem)
+	}
+}
+
+// setScalar reports whether n has the form of v's type.
+func setScalar(n *yaml.Node, v reflect.Value) bool {
+	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
+		text, _ := json.Marshal(n.Value)
+		if tag := n.ShortTag(); tag == "!!int" {
+			text = []byte(n.Value)
+		}
+		return json.Valid(text) && u.UnmarshalJSON(text) == nil
+	}
+	tag := n.ShortTag()
+	switch v.Kind() {
+	case reflect.String: // 10 is as good a name as "10"
+		v.SetString(n.Value)
+		return true
+	case reflect.Bool:
+		return n.Decode(v.Addr().Interface()) == nil
+	case reflect.Int32, reflect.Uint32:
+		return tag == "!!int" && n.Decode(v.Addr().Interface()) == nil
+	case reflect.Float32:
+		var f float32
+		if !slices.Contains([]string{"!!int", "!!float"}, tag) || n.Decode(&f) != nil {
+			return false
+		}
+		v.SetFloat(float64(f))
+		return !math.IsNaN(float64(f)) && !math.IsInf(float64(f), 0)
+	}
+	return false
+}
+
+func resolve(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// describe names what stands in a file, short enough for an error.
+func describe(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	return fmt.Sprintf("%.80q", n.Value)
+}

@@ -1,0 +1,117 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseErrors(t *testing.T) {
+	tests := map[string]struct{ data, want string }{
+		"empty":         {"", `f: is empty: want apiVersion: kubeproxy.config.k8s.io/v1alpha1 and kind: KubeProxyConfiguration`},
+		"no mapping":    {"- a\n", `f:1: is a list: want a mapping with apiVersion: kubeproxy.config.k8s.io/v1alpha1 and kind: KubeProxyConfiguration`},
+		"not YAML":      {head + "a: [\n", `f:3: not YAML: did not find expected node content`},
+		"two documents": {head + "---\na: 1\n", `f:3: a second document begins: want one`},
+		"other kind": {"apiVersion: v1\nkind: ConfigMap\ndata: {}\n", `f:1: apiVersion: is "v1": want kubeproxy.config.k8s.io/v1alpha1
+f:2: kind: is "ConfigMap": want KubeProxyConfiguration`},
+		"no kind":                {"apiVersion: kubeproxy.config.k8s.io/v1alpha1\n", `f:1: kind: is missing: want KubeProxyConfiguration`},
+		"unknown field":          {head + "iptables:\n  masqueradBit: 3\n", `f:4: iptables.masqueradBit: unknown field; did you mean iptables.masqueradeBit?`},
+		"wrong case":             {head + "bindaddress: ''\n", `f:3: bindaddress: unknown field; did you mean bindAddress?`},
+		"wrong section":          {head + "strictARP: true\n", `f:3: strictARP: unknown field; did you mean ipvs.strictARP?`},
+		"unlike any":             {head + "xyzzy: true\n", `f:3: xyzzy: unknown field`},
+		"duplicate":              {head + "mode: iptables\nbindAddress: ''\nmode: ipvs\n", `f:5: mode: is set twice, first in line 3`},
+		"duplicate gate":         {head + "featureGates: {A: true, A: false}\n", `f:3: featureGates[A]: is set twice`},
+		"merge key":              {head + "iptables: &a {masqueradeAll: true}\nnftables: {<<: *a}\n", `f:4: nftables: merge keys (<<) are not accepted: write the fields out`},
+		"list for text":          {head + "mode: [iptables]\n", `f:3: mode: is a list: want text`},
+		"text for section":       {head + "iptables: yes\n", `f:3: iptables: is "yes": want a mapping`},
+		"text for bool":          {head + "enableProfiling: maybe\n", `f:3: enableProfiling: is "maybe": want true or false`},
+		"text for number":        {head + "oomScoreAdj: '5'\n", `f:3: oomScoreAdj: is "5": want a whole number that fits into 32 bits`},
+		"fraction":               {head + "oomScoreAdj: 5.5\n", `f:3: oomScoreAdj: is "5.5": want a whole number that fits into 32 bits`},
+		"too large":              {head + "oomScoreAdj: 5000000000\n", `f:3: oomScoreAdj: is "5000000000": want a whole number that fits into 32 bits`},
+		"not a number":           {head + "clientConnection: {qps: .nan}\n", `f:3: clientConnection.qps: is ".nan": want a number`},
+		"duration without unit":  {head + "configSyncPeriod: 30\n", `f:3: configSyncPeriod: is "30": want a duration such as 30s or 1h30m`},
+		"map for list":           {head + "nodePortAddresses: {}\n", `f:3: nodePortAddresses: is a mapping: want a list`},
+		"removed, of wrong type": {head + "udpIdleTimeout: soon\n", `f:3: udpIdleTimeout: is "soon": want a duration such as 30s or 1h30m`},
+		"all at once":            {head + "a: 1\noomScoreAdj: x\n", "f:3: a: unknown field\nf:4: oomScoreAdj: is \"x\": want a whole number that fits into 32 bits"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse("f", []byte(tt.data))
+			if err == nil {
+				t.Fatalf("no error, want %s", tt.want)
+			}
+			if diff := cmp.Diff(tt.want, err.Error()); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseForms(t *testing.T) {
+	tests := map[string]string{
+		"JSON":           `{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "hostnameOverride": "10", "enableProfiling": true}`,
+		"number as text": head + "hostnameOverride: 10\nenableProfiling: true\n",
+		"old bool":       head + "hostnameOverride: '10'\nenableProfiling: yes\n",
+		"anchor":         head + "hostnameOverride: &x 10\nshowHiddenMetricsForVersion: ''\nenableProfiling: true\n",
+		"document marks": "---\n" + head + "hostnameOverride: '10'\nenableProfiling: true\n...\n",
+	}
+	for name, data := range tests {
+		t.Run(name, func(t *testing.T) {
+			f, err := Parse("f", []byte(data))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Values.HostnameOverride != "10" || !f.Values.EnableProfiling {
+				t.Errorf("hostnameOverride %q, enableProfiling %v, want 10 and true", f.Values.HostnameOverride, f.Values.EnableProfiling)
+			}
+		})
+	}
+}
+
+func TestClosest(t *testing.T) {
+	names := []string{"proxy-mode", "profiling", "v", "vmodule"}
+	tests := map[string]string{
+		"proxymode": "proxy-mode", "proxy-mdoe": "proxy-mode", "PROXY-MODE": "proxy-mode",
+		"profling": "profiling", "something": "", "": "v", "w": "v", strings.Repeat("x", 1000): "",
+	}
+	for name, want := range tests {
+		if got := Closest(name, names); got != want {
+			t.Errorf("Closest(%q) = %q, want %q", name, got, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(head + "iptables:\n  minSyncPeriod: 0s\nlogging: {vmodule: [{filePattern: a, verbosity: 3}]}\n"))
+	f.Add([]byte(head + "conntrack: {max: 5, min: 3}\nclusterCIDR: 10.0.0.0/8,fd00::/48\nfeatureGates: {WinDSR: true}\n"))
+	f.Add([]byte(`{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "portRange": "1+2"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := Parse("f", data)
+		if err != nil {
+			return
+		}
+		for _, os := range []OS{Linux, Windows} {
+			c, err := complete(file, &Flags{}, os)
+			if err != nil {
+				continue
+			}
+			c.NodePorts()
+			first := written(c)
+			again, err := Parse("f", []byte(first))
+			if err != nil {
+				t.Fatalf("parse what was written: %v\n%s", err, first)
+			}
+			c, err = complete(again, &Flags{}, os)
+			if err != nil {
+				t.Fatalf("check what was written: %v\n%s", err, first)
+			}
+			if diff := cmp.Diff(first, written(c)); diff != "" {
+				t.Fatalf("second writing (-first +second):\n%s", diff)
+			}
+		}
+	})
+}

@@ -1,0 +1,240 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// GroupAnnotation is the pflag annotation that holds the heading under which
+// a flag belongs in a help text.
+const GroupAnnotation = "group"
+
+// Flags holds what the command line says. Register it before parsing.
+type Flags struct {
+	Config        string // file to read
+	WriteConfigTo string // file to write
+	Master        string // address of the API server
+	Cleanup       bool
+	InitOnly      bool
+
+	values      v1alpha1.KubeProxyConfiguration
+	healthzPort int32
+	metricsPort int32
+	set         *pflag.FlagSet // nil where there is no command line
+}
+
+// Register adds every documented flag of the proxy to fs, also those that
+// have lost their meaning.
+func (f *Flags) Register(fs *pflag.FlagSet) {
+	f.set = fs
+	setDefaults(&f.values, Linux, func(string) bool { return false })
+	f.values.DetectLocalMode = "" // the default depends on the system
+	fs.StringVar(&f.Config, "config", "", "read the configuration from this `FILE`; a flag that is given goes before it")
+	fs.StringVar(&f.WriteConfigTo, "write-config-to", "", "write the complete configuration to this `FILE` and exit")
+	fs.StringVar(&f.Master, "master", "", "`ADDRESS` of the API server, before the one in the kubeconfig")
+	fs.BoolVar(&f.Cleanup, "cleanup", false, "remove everything that any mode of this proxy installed, and exit")
+	fs.BoolVar(&f.InitOnly, "init-only", false, "make the settings of the system that need privileges, and exit")
+	for _, name := range []string{"config", "write-config-to", "master", "cleanup", "init-only"} {
+		group(fs, name, groupGeneral)
+	}
+	for _, s := range settings {
+		addFlag(fs, s, at(&f.values, s.path))
+		group(fs, s.flag, s.group)
+	}
+	f.registerDeprecated(fs)
+}
+
+func (f *Flags) registerDeprecated(fs *pflag.FlagSet) {
+	fs.Int32Var(&f.healthzPort, "healthz-port", healthzPort, "`PORT` of the health server where its address has none, 0 for no server")
+	fs.Int32Var(&f.metricsPort, "metrics-port", metricsPort, "`PORT` of the metrics server where its address has none, 0 for no server")
+	fs.BoolVar(&f.Cleanup, "cleanup-iptables", false, "the same as --cleanup")
+	for _, d := range deprecatedFlags {
+		if d.value != nil {
+			fs.Var(d.value(), d.flag, d.help)
+		}
+		flag := fs.Lookup(d.flag)
+		flag.Usage += " (deprecated: " + d.why + ")"
+		if flag.Value.Type() == "bool" {
+			flag.NoOptDefVal = "true"
+		}
+		group(fs, d.flag, groupDeprecated)
+	}
+}
+
+func group(fs *pflag.FlagSet, name, heading string) {
+	flag := fs.Lookup(name)
+	if flag.Annotations == nil {
+		flag.Annotations = map[string][]string{}
+	}
+	flag.Annotations[GroupAnnotation] = []string{heading}
+}
+
+// addFlag lets a flag set v, a field of the configuration.
+func addFlag(fs *pflag.FlagSet, s setting, v reflect.Value) {
+	if v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	switch p := v.Addr().Interface().(type) {
+	case *bool:
+		fs.BoolVar(p, s.flag, *p, s.help)
+	case *int32:
+		fs.Int32Var(p, s.flag, *p, s.help)
+	case *float32:
+		fs.Float32Var(p, s.flag, *p, s.help)
+	case *string:
+		fs.StringVar(p, s.flag, *p, s.help)
+	case *v1alpha1.ProxyMode:
+		fs.StringVar((*string)(p), s.flag, string(*p), s.help)
+	case *v1alpha1.LocalMode:
+		fs.StringVar((*string)(p), s.flag, string(*p), s.help)
+	case *[]string:
+		fs.StringSliceVar(p, s.flag, *p, s.help)
+	case *metav1.Duration:
+		fs.DurationVar(&p.Duration, s.flag, p.Duration, s.help)
+	case *logsapi.TimeOrMetaDuration:
+		fs.DurationVar(&p.Duration.Duration, s.flag, p.Duration.Duration, s.help)
+	case *logsapi.VerbosityLevel:
+		fs.VarP(logsapi.VerbosityLevelPflag(p), s.flag, s.flag, s.help)
+	case *logsapi.VModuleConfiguration:
+		fs.Var(logsapi.VModuleConfigurationPflag(p), s.flag, s.help)
+	case *resource.QuantityValue:
+		fs.Var(p, s.flag, s.help)
+	case *map[string]bool:
+		fs.Var((*gateValue)(p), s.flag, s.help)
+	}
+}
+
+// changed reports that the command line holds the flag.
+func (f *Flags) changed(name string) bool { return f.set != nil && f.set.Changed(name) }
+
+// applyFlags puts the values of the flags that were given over the file's.
+func (b *build) applyFlags(f *Flags) {
+	for _, s := range settings {
+		if f.changed(s.flag) && s.path != "featureGates" {
+			b.apply(s, s.path, at(&f.values, s.path))
+		}
+	}
+	for _, s := range settings { // the mode is known only now
+		if s.nftables != "" && f.changed(s.flag) && usesNFTables(b.Mode, b.os) {
+			b.apply(s, s.nftables, at(&f.values, s.path))
+		}
+	}
+	if f.changed("feature-gates") {
+		b.applyGates(f.values.FeatureGates)
+	}
+	for _, d := range deprecatedFlags {
+		if f.changed(d.flag) {
+			b.notes = append(b.notes, Note{Origin: "--" + d.flag, Text: "is deprecated: " + d.why})
+		}
+	}
+}
+
+func (b *build) apply(s setting, path string, v reflect.Value) {
+	field := at(&b.KubeProxyConfiguration, path)
+	_, inFile := b.file.Lines[path]
+	if from, to := show(field), show(v); inFile && from != to {
+		b.over = append(b.over, Override{s.flag, path, from, to})
+	}
+	field.Set(v)
+	b.flagged[path] = s.flag
+	if d, ok := v.Interface().(metav1.Duration); ok && s.positive && d.Duration == 0 {
+		b.period(path, 0) // a file may say 0 for the default, a flag may not
+	}
+}
+
+// applyGates overrides gate by gate: a flag for one leaves the others alone.
+func (b *build) applyGates(flagged map[string]bool) {
+	merged := maps.Clone(b.FeatureGates)
+	if merged == nil {
+		merged = map[string]bool{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(flagged)) {
+		path := "featureGates[" + name + "]"
+		if old, ok := merged[name]; ok && old != flagged[name] {
+			b.over = append(b.over, Override{"feature-gates", path, strconv.FormatBool(old), strconv.FormatBool(flagged[name])})
+		}
+		merged[name] = flagged[name]
+		b.flagged[path] = "feature-gates"
+	}
+	b.FeatureGates = merged
+}
+
+// applyPorts serves the two flags that hold a port without an address. A port
+// inside the flag for the address goes before them, unless they say 0.
+func (b *build) applyPorts(f *Flags) {
+	b.applyPort(f, "healthz", f.healthzPort, &b.HealthzBindAddress)
+	b.applyPort(f, "metrics", f.metricsPort, &b.MetricsBindAddress)
+}
+
+func (b *build) applyPort(f *Flags, server string, port int32, addr *string) {
+	if !f.changed(server + "-port") {
+		return
+	}
+	path := server + "BindAddress"
+	if port < 0 || port > 65535 {
+		b.errs = append(b.errs, &FieldError{"--" + server + "-port", path, fmt.Sprintf("%d is no port: want 0 to 65535", port)})
+		return
+	}
+	flag := server + "-bind-address"
+	if _, err := netip.ParseAddrPort(f.set.Lookup(flag).Value.String()); err == nil && f.changed(flag) && port != 0 {
+		return
+	}
+	old, err := netip.ParseAddrPort(*addr)
+	if err != nil {
+		return // is refused later
+	}
+	to := netip.AddrPortFrom(old.Addr(), uint16(port)).String()
+	if _, inFile := b.file.Lines[path]; inFile && to != *addr {
+		b.over = append(b.over, Override{server + "-port", path, strconv.Quote(*addr), strconv.Quote(to)})
+	}
+	*addr = to
+	b.flagged[path] = server + "-port"
+}
+
+// gateValue reads "Name=true,Other=false". Repeated flags add up.
+type gateValue map[string]bool
+
+// String implements pflag.Value.
+func (g *gateValue) String() string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(*g)) {
+		all = append(all, name+"="+strconv.FormatBool((*g)[name]))
+	}
+	return strings.Join(all, ",")
+}
+
+// Set implements pflag.Value.
+func (g *gateValue) Set(s string) error {
+	for pair := range strings.SplitSeq(s, ",") {
+		if strings.TrimSpace(pair) == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		on, err := strconv.ParseBool(strings.TrimSpace(value))
+		if err != nil {
+			return fmt.Errorf("%q is no gate: want Name=true or Name=false", pair)
+		}
+		if *g == nil {
+			*g = gateValue{}
+		}
+		(*g)[strings.TrimSpace(name)] = on
+	}
+	return nil
+}
+
+// Type implements pflag.Value.
+func (g *gateValue) Type() string { return "gates" }

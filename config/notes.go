@@ -1,0 +1,63 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// foreign lists what each system has no use for.
+var foreign = map[OS][]string{
+	Linux:   {"winkernel", "windowsRunAsService"},
+	Windows: {"iptables.localhostNodePorts", "iptables.masqueradeAll", "iptables.masqueradeBit", "ipvs", "nftables", "conntrack", "oomScoreAdj"},
+}
+
+// noteUnused remarks on what the file or a flag sets to no effect.
+func (b *build) noteUnused() {
+	plain := v1alpha1.KubeProxyConfiguration{}
+	setDefaults(&plain, b.os, func(string) bool { return false })
+	for _, path := range b.set() {
+		if path == "portRange" && b.PortRange != "" {
+			b.notef(path, "is ignored: the system chooses ports")
+		}
+		if path == "showHiddenMetricsForVersion" && b.ShowHiddenMetricsForVersion != "" {
+			b.notef(path, "is ignored: no metric is hidden")
+		}
+		if strings.HasPrefix(path, "logging.options.") && !reflect.DeepEqual(at(&b.KubeProxyConfiguration, path).Interface(), at(&plain, path).Interface()) {
+			b.notef(path, "is ignored: logs are not buffered and go to standard error")
+		}
+		if b.isForeign(path) && !reflect.DeepEqual(at(&b.KubeProxyConfiguration, path).Interface(), at(&plain, path).Interface()) {
+			b.notef(path, "has no effect on %s", b.os)
+		}
+	}
+	if slices.Contains(b.NodePortAddresses, wordLocalhost) {
+		b.notef("nodePortAddresses", "%s has no effect: loopback addresses do not answer NodePorts", wordLocalhost)
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
+		if gates[name] == inert {
+			b.notef("featureGates["+name+"]", "is ignored: the gate does not concern the proxy or has become permanent")
+		}
+	}
+}
+
+// set lists the settings that the file or a flag gives, without the sections
+// around them, in the type's order.
+func (b *build) set() []string {
+	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
+	return slices.DeleteFunc(all, func(path string) bool {
+		section := slices.ContainsFunc(all, func(p string) bool { return strings.HasPrefix(p, path+".") })
+		return section || !b.given(path)
+	})
+}
+
+func (b *build) isForeign(path string) bool {
+	return slices.ContainsFunc(foreign[b.os], func(f string) bool {
+		return path == f || strings.HasPrefix(path, f+".")
+	})
+}

@@ -1,0 +1,237 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// The proxy modes, as files and flags spell them.
+const (
+	IPTables    v1alpha1.ProxyMode = "iptables"
+	IPVS        v1alpha1.ProxyMode = "ipvs"
+	NFTables    v1alpha1.ProxyMode = "nftables"
+	Userspace   v1alpha1.ProxyMode = "userspace"
+	Kernelspace v1alpha1.ProxyMode = "kernelspace"
+)
+
+// The ways to tell pods of this node from other clients.
+const (
+	ClusterCIDR         v1alpha1.LocalMode = "ClusterCIDR"
+	NodeCIDR            v1alpha1.LocalMode = "NodeCIDR"
+	BridgeInterface     v1alpha1.LocalMode = "BridgeInterface"
+	InterfaceNamePrefix v1alpha1.LocalMode = "InterfaceNamePrefix"
+)
+
+// Modes lists the proxy modes of os. Elsewhere none exists.
+func Modes(os OS) []v1alpha1.ProxyMode {
+	switch os {
+	case Linux:
+		return []v1alpha1.ProxyMode{IPTables, IPVS, NFTables, Userspace}
+	case Windows:
+		return []v1alpha1.ProxyMode{Kernelspace}
+	}
+	return nil
+}
+
+// usesNFTables reports that mode, which may be the default, is nftables.
+func usesNFTables(mode v1alpha1.ProxyMode, os OS) bool {
+	return mode == NFTables || mode == "" && os == Linux
+}
+
+// validate checks every value, also of sections that the mode or the system
+// does not use: a file is right or wrong whoever reads it.
+func (b *build) validate() {
+	b.validateNames()
+	b.validateAddresses()
+	b.validateDetectLocal()
+	b.validateGates()
+	b.validateLogging()
+	b.validatePeriods()
+	b.validateConntrack()
+	b.intRange("iptables.masqueradeBit", *b.IPTables.MasqueradeBit, 0, 31)
+	b.intRange("nftables.masqueradeBit", *b.NFTables.MasqueradeBit, 0, 31)
+	b.intRange("oomScoreAdj", *b.OOMScoreAdj, -1000, 1000)
+	b.intRange("clientConnection.burst", b.ClientConnection.Burst, 0, math.MaxInt32)
+	if _, _, ok := portRange(b.PortRange); !ok {
+		b.errorf("portRange", "%q is no range of ports: want first-last, first+count or one port", b.PortRange)
+	}
+}
+
+func (b *build) validateNames() {
+	if modes := Modes(b.os); b.Mode != "" && !slices.Contains(modes, b.Mode) {
+		b.errorf("mode", "%q is no mode on %s: want %s or nothing", b.Mode, b.os, list(modes))
+	}
+	if v := b.ShowHiddenMetricsForVersion; v != "" {
+		major, minor, ok := strings.Cut(v, ".")
+		_, err1 := strconv.ParseUint(major, 10, 16)
+		_, err2 := strconv.ParseUint(minor, 10, 16)
+		if !ok || err1 != nil || err2 != nil {
+			b.errorf("showHiddenMetricsForVersion", "%q is no minor version: want one such as 1.36", v)
+		}
+	}
+}
+
+func (b *build) validateDetectLocal() {
+	modes := []v1alpha1.LocalMode{ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix}
+	switch m := b.DetectLocalMode; {
+	case m == "":
+	case !slices.Contains(modes, m):
+		b.errorf("detectLocalMode", "%q is unknown%s want %s", m, orSemicolon(didYouMean(Closest(string(m), texts(modes)))), list(modes))
+	case m == BridgeInterface && b.DetectLocal.BridgeInterface == "":
+		b.errorf("detectLocal.bridgeInterface", "is empty: detectLocalMode %s wants the name of a bridge", m)
+	case m == InterfaceNamePrefix && b.DetectLocal.InterfaceNamePrefix == "":
+		b.errorf("detectLocal.interfaceNamePrefix", "is empty: detectLocalMode %s wants the beginning of interface names", m)
+	}
+	b.interfaceName("detectLocal.bridgeInterface", b.DetectLocal.BridgeInterface)
+	b.interfaceName("detectLocal.interfaceNamePrefix", b.DetectLocal.InterfaceNamePrefix)
+}
+
+// interfaceName applies the kernel's rules for the names of network devices.
+func (b *build) interfaceName(path, name string) {
+	const most = 15 // IFNAMSIZ without the final 0
+	if len(name) > most || strings.ContainsAny(name, "/: \t\n\x00") {
+		b.errorf(path, "%.80q cannot name an interface: want at most %d letters, no /, : or space", name, most)
+	}
+}
+
+func (b *build) validateGates() {
+	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
+		if _, known := gates[name]; !known {
+			b.errorf("featureGates["+name+"]", "unknown feature gate%s", didYouMean(Closest(name, slices.Sorted(maps.Keys(gates)))))
+		}
+	}
+}
+
+func (b *build) validateLogging() {
+	l := &b.Logging
+	if l.Format != "text" && l.Format != "json" {
+		b.errorf("logging.format", "%q is unknown: want text or json", l.Format)
+	}
+	if l.FlushFrequency.Duration.Duration < 0 {
+		b.errorf("logging.flushFrequency", "%s is negative: want 0s or more", l.FlushFrequency.Duration.Duration)
+	}
+	if l.Verbosity > math.MaxInt32 {
+		b.errorf("logging.verbosity", "%d is too large: want 0 to %d", l.Verbosity, math.MaxInt32)
+	}
+	if len(l.VModule) > 0 && l.Format == "json" {
+		b.errorf("logging.vmodule", "works in format text only")
+	}
+	for i, m := range l.VModule {
+		path := fmt.Sprintf("logging.vmodule[%d]", i)
+		if m.FilePattern == "" || strings.ContainsAny(m.FilePattern, "=,") {
+			b.errorf(path, "%q is no file pattern: want a file's name without .go, * allowed, without = and comma", m.FilePattern)
+		}
+		if m.Verbosity > math.MaxInt32 {
+			b.errorf(path, "%d is too large: want 0 to %d", m.Verbosity, math.MaxInt32)
+		}
+	}
+}
+
+func (b *build) validatePeriods() {
+	b.period("configSyncPeriod", b.ConfigSyncPeriod.Duration)
+	b.syncPeriods("iptables", b.IPTables.MinSyncPeriod, b.IPTables.SyncPeriod)
+	b.syncPeriods("nftables", b.NFTables.MinSyncPeriod, b.NFTables.SyncPeriod)
+	b.syncPeriods("ipvs", b.IPVS.MinSyncPeriod, b.IPVS.SyncPeriod)
+	b.notNegative("ipvs.tcpTimeout", &b.IPVS.TCPTimeout)
+	b.notNegative("ipvs.tcpFinTimeout", &b.IPVS.TCPFinTimeout)
+	b.notNegative("ipvs.udpTimeout", &b.IPVS.UDPTimeout)
+}
+
+func (b *build) syncPeriods(section string, least, most metav1.Duration) {
+	ok := b.period(section+".syncPeriod", most.Duration)
+	ok = b.notNegative(section+".minSyncPeriod", &least) && ok
+	if ok && least.Duration > most.Duration {
+		b.errorf(section+".minSyncPeriod", "%s is more than %s.syncPeriod: want at most %s", least.Duration, section, most.Duration)
+	}
+}
+
+func (b *build) period(path string, d time.Duration) bool {
+	if d <= 0 {
+		b.errorf(path, "%s is too short: want more than 0s", d)
+	}
+	return d > 0
+}
+
+func (b *build) notNegative(path string, d *metav1.Duration) bool {
+	if d.Duration < 0 {
+		b.errorf(path, "%s is negative: want 0s or more", d.Duration)
+	}
+	return d.Duration >= 0
+}
+
+func (b *build) validateConntrack() {
+	c := &b.Conntrack
+	b.intRange("conntrack.maxPerCore", *c.MaxPerCore, 0, math.MaxInt32)
+	b.intRange("conntrack.min", *c.Min, 0, math.MaxInt32)
+	b.notNegative("conntrack.tcpEstablishedTimeout", c.TCPEstablishedTimeout)
+	b.notNegative("conntrack.tcpCloseWaitTimeout", c.TCPCloseWaitTimeout)
+	b.notNegative("conntrack.udpTimeout", &c.UDPTimeout)
+	b.notNegative("conntrack.udpStreamTimeout", &c.UDPStreamTimeout)
+}
+
+func (b *build) intRange(path string, v, least, most int32) {
+	switch {
+	case v < least && most == math.MaxInt32:
+		b.errorf(path, "%d is too small: want %d or more", v, least)
+	case v < least || v > most:
+		b.errorf(path, "%d is out of range: want %d to %d", v, least, most)
+	}
+}
+
+// portRange reads "first-last", "first+count" and "port". Nothing and 0 mean
+// no range.
+func portRange(s string) (first, last int, ok bool) {
+	from, to, single := s, s, true
+	plus := 0
+	if a, z, found := strings.Cut(s, "-"); found {
+		from, to, single = a, z, false
+	} else if a, z, found := strings.Cut(s, "+"); found {
+		from, to, single = a, z, false
+		plus = 1
+	}
+	if s == "" {
+		return 0, 0, true
+	}
+	first, err1 := strconv.Atoi(strings.TrimSpace(from))
+	last, err2 := strconv.Atoi(strings.TrimSpace(to))
+	last += plus * first
+	ok = err1 == nil && err2 == nil && first >= 0 && first <= last && last <= math.MaxUint16
+	return first, last, ok && (single || first > 0 || last == 0)
+}
+
+func texts[T ~string](names []T) []string {
+	all := make([]string, len(names))
+	for i, n := range names {
+		all[i] = string(n)
+	}
+	return all
+}
+
+// list renders names as "a, b or c".
+func list[T ~string](names []T) string {
+	all := texts(names)
+	if n := len(all); n > 1 {
+		return strings.Join(all[:n-1], ", ") + " or " + all[n-1]
+	}
+	return strings.Join(all, "")
+}
+
+// orSemicolon separates what was wrong from what is wanted, whether or not a
+// question stands between them.
+func orSemicolon(question string) string {
+	if question == "" {
+		return ":"
+	}
+	return question
+}

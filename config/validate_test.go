@@ -1,0 +1,144 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestValidate(t *testing.T) {
+	tests := map[string]struct {
+		body string
+		args []string
+		want []string
+	}{
+		"mode of Windows":      {"mode: kernelspace", nil, []string{`f:3: mode: "kernelspace" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing`}},
+		"masquerade bit":       {"iptables: {masqueradeBit: 32}\nnftables: {masqueradeBit: -1}", nil, []string{`f:3: iptables.masqueradeBit: 32 is out of range: want 0 to 31`, `f:4: nftables.masqueradeBit: -1 is out of range: want 0 to 31`}},
+		"bad flag over file":   {"iptables: {masqueradeBit: 3}", []string{"--iptables-masquerade-bit=99", "--proxy-mode=iptables"}, []string{`--iptables-masquerade-bit: iptables.masqueradeBit: 99 is out of range: want 0 to 31`}},
+		"oom score":            {"oomScoreAdj: 1001", nil, []string{`f:3: oomScoreAdj: 1001 is out of range: want -1000 to 1000`}},
+		"burst":                {"clientConnection: {burst: -1}", nil, []string{`f:3: clientConnection.burst: -1 is too small: want 0 or more`}},
+		"negative period":      {"configSyncPeriod: -1s", nil, []string{`f:3: configSyncPeriod: -1s is too short: want more than 0s`}},
+		"zero period by flag":  {"", []string{"--config-sync-period=0"}, []string{`--config-sync-period: configSyncPeriod: 0s is too short: want more than 0s`}},
+		"min over max":         {"ipvs: {syncPeriod: 1s, minSyncPeriod: 2s}", nil, []string{`f:3: ipvs.minSyncPeriod: 2s is more than ipvs.syncPeriod: want at most 1s`}},
+		"default min over max": {"nftables: {syncPeriod: 500ms}", nil, []string{`nftables.minSyncPeriod: 1s is more than nftables.syncPeriod: want at most 500ms`}},
+		"negative timeouts": {"ipvs: {tcpTimeout: -1s, tcpFinTimeout: -1s, udpTimeout: -1s}", nil, []string{
+			`f:3: ipvs.tcpTimeout: -1s is negative: want 0s or more`, `f:3: ipvs.tcpFinTimeout: -1s is negative: want 0s or more`, `f:3: ipvs.udpTimeout: -1s is negative: want 0s or more`,
+		}},
+		"conntrack": {"conntrack: {maxPerCore: -1, min: -1, tcpEstablishedTimeout: -1s, tcpCloseWaitTimeout: -1s, udpTimeout: -1s, udpStreamTimeout: -1s}", nil, []string{
+			`f:3: conntrack.maxPerCore: -1 is too small: want 0 or more`, `f:3: conntrack.min: -1 is too small: want 0 or more`,
+			`f:3: conntrack.tcpEstablishedTimeout: -1s is negative: want 0s or more`, `f:3: conntrack.tcpCloseWaitTimeout: -1s is negative: want 0s or more`,
+			`f:3: conntrack.udpTimeout: -1s is negative: want 0s or more`, `f:3: conntrack.udpStreamTimeout: -1s is negative: want 0s or more`,
+		}},
+		"bind address":        {"bindAddress: node", nil, []string{`f:3: bindAddress: "node" is no IP address: want one such as 192.0.2.1, or 0.0.0.0 or :: for the node's own`}},
+		"health host name":    {"healthzBindAddress: localhost:1", nil, []string{`f:3: healthzBindAddress: "localhost:1" is no IP address with a port: want one such as 0.0.0.0:10256 or [::]:10256, port 0 for none`}},
+		"metrics port":        {"metricsBindAddress: 127.0.0.1:65536", nil, []string{`f:3: metricsBindAddress: "127.0.0.1:65536" is no IP address with a port: want one such as 0.0.0.0:10256 or [::]:10256, port 0 for none`}},
+		"port flag":           {"", []string{"--healthz-port=70000"}, []string{`--healthz-port: healthzBindAddress: 70000 is no port: want 0 to 65535`}},
+		"cluster CIDR":        {"", []string{"--cluster-cidr=10.0.0.0"}, []string{`--cluster-cidr: clusterCIDR: "10.0.0.0" is no prefix: want one such as 10.0.0.0/8 or fd00::/48`}},
+		"two of one family":   {"clusterCIDR: 10.0.0.0/8,11.0.0.0/8", nil, []string{`f:3: clusterCIDR: "10.0.0.0/8,11.0.0.0/8" holds more than one prefix of a family: want one, or one IPv4 and one IPv6`}},
+		"mapped CIDR":         {"clusterCIDR: '::ffff:10.0.0.0/104'", nil, []string{`f:3: clusterCIDR: "::ffff:10.0.0.0/104" is IPv4 inside IPv6: want the IPv4 form`}},
+		"node ports":          {"nodePortAddresses: [eth0, 10.1.0.0/8, 10.0.0.0/8]", nil, []string{`f:3: nodePortAddresses: "eth0" is no prefix: want one such as 10.0.0.0/8 or fd00::/48, or one of the words primary, all, localhost; "10.0.0.0/8" is there twice: want it once`}},
+		"exclude CIDRs":       {"ipvs: {excludeCIDRs: [10.0.0.0/8, x]}", nil, []string{`f:3: ipvs.excludeCIDRs[1]: "x" is no prefix: want one such as 10.0.0.0/8 or fd00::/48`}},
+		"source VIP":          {"winkernel: {sourceVip: x}", nil, []string{`f:3: winkernel.sourceVip: "x" is no IP address: want one such as 192.0.2.1`}},
+		"detect local":        {"detectLocalMode: NodeCidr", nil, []string{`f:3: detectLocalMode: "NodeCidr" is unknown; did you mean NodeCIDR? want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`}},
+		"bridge":              {"detectLocalMode: BridgeInterface", nil, []string{`detectLocal.bridgeInterface: is empty: detectLocalMode BridgeInterface wants the name of a bridge`}},
+		"prefix":              {"detectLocalMode: InterfaceNamePrefix", nil, []string{`detectLocal.interfaceNamePrefix: is empty: detectLocalMode InterfaceNamePrefix wants the beginning of interface names`}},
+		"interface name":      {"detectLocal: {bridgeInterface: a/b}", nil, []string{`f:3: detectLocal.bridgeInterface: "a/b" cannot name an interface: want at most 15 letters, no /, : or space`}},
+		"gate":                {"featureGates: {WinDRS: true, ServerSideApply: true}", nil, []string{`f:3: featureGates[WinDRS]: unknown feature gate; did you mean WinDSR?`}},
+		"gate by flag":        {"", []string{"--feature-gates=Xyzzy=true"}, []string{`--feature-gates: featureGates[Xyzzy]: unknown feature gate`}},
+		"log format":          {"logging: {format: xml, flushFrequency: -1s}", nil, []string{`f:3: logging.format: "xml" is unknown: want text or json`, `f:3: logging.flushFrequency: -1s is negative: want 0s or more`}},
+		"vmodule":             {"logging: {format: json, verbosity: 4000000000, vmodule: [{filePattern: 'a=b', verbosity: 4000000000}]}", nil, []string{`f:3: logging.verbosity: 4000000000 is too large: want 0 to 2147483647`, `f:3: logging.vmodule: works in format text only`, `f:3: logging.vmodule[0]: "a=b" is no file pattern: want a file's name without .go, * allowed, without = and comma`, `f:3: logging.vmodule[0]: 4000000000 is too large: want 0 to 2147483647`}},
+		"hidden metrics":      {"showHiddenMetricsForVersion: next", nil, []string{`f:3: showHiddenMetricsForVersion: "next" is no minor version: want one such as 1.36`}},
+		"port range":          {"portRange: 5-3", nil, []string{`f:3: portRange: "5-3" is no range of ports: want first-last, first+count or one port`}},
+		"every error at once": {"oomScoreAdj: 5000\nmode: magic\n", []string{"--cluster-cidr=x"}, []string{`f:4: mode: "magic" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing`, `--cluster-cidr: clusterCIDR: "x" is no prefix: want one such as 10.0.0.0/8 or fd00::/48`, `f:3: oomScoreAdj: 5000 is out of range: want -1000 to 1000`}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := load(t, Linux, tt.body, tt.args...)
+			if err == nil {
+				t.Fatalf("no error, want %q", tt.want)
+			}
+			if diff := cmp.Diff(tt.want, strings.Split(err.Error(), "\n")); diff != "" {
+				t.Errorf("errors (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestValid(t *testing.T) {
+	tests := map[string]struct {
+		os   OS
+		body string
+	}{
+		"userspace":             {Linux, "mode: userspace"},
+		"kernelspace":           {Windows, "mode: kernelspace"},
+		"dual stack":            {Linux, "clusterCIDR: 'fd00::/48, 10.0.0.0/8'"},
+		"zero min":              {Linux, "nftables: {minSyncPeriod: 0s, syncPeriod: 1ms}"},
+		"port ranges":           {Linux, "portRange: 30000+2767"},
+		"port range 0-0":        {Linux, "portRange: 0-0"},
+		"any scheduler":         {Linux, "ipvs: {scheduler: mh}"},
+		"edge of masquerade":    {Linux, "iptables: {masqueradeBit: 0}"},
+		"unlimited queries":     {Linux, "clientConnection: {qps: -1}"},
+		"removed fields":        {Linux, "udpIdleTimeout: 250ms\nresourceContainer: /kube-proxy\nconntrack: {max: 0}"},
+		"node ports on Windows": {Windows, "nodePortAddresses: [primary]"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) { mustLoad(t, tt.os, tt.body) })
+	}
+}
+
+func TestPortRange(t *testing.T) {
+	type result struct {
+		First, Last int
+		OK          bool
+	}
+	tests := map[string]result{
+		"": {0, 0, true}, "0": {0, 0, true}, "0-0": {0, 0, true}, "80": {80, 80, true}, "1-65535": {1, 65535, true},
+		"1 - 2": {1, 2, true}, "100+50": {100, 150, true},
+		"2-1": {2, 1, false}, "0-5": {0, 5, false}, "1-65536": {1, 65536, false}, "65535+1": {65535, 65536, false},
+	}
+	for s, want := range tests {
+		first, last, ok := portRange(s)
+		if got := (result{first, last, ok}); got != want {
+			t.Errorf("portRange(%q) = %v, want %v", s, got, want)
+		}
+	}
+	for _, s := range []string{"-", "a-b", "1-", "+1", "-5", "1-2-3", "1:2"} {
+		if _, _, ok := portRange(s); ok {
+			t.Errorf("portRange(%q) is accepted", s)
+		}
+	}
+}
+
+func TestNotes(t *testing.T) {
+	tests := map[string]struct {
+		os   OS
+		body string
+		args []string
+		want []string
+	}{
+		"none for what is plain": {Linux, "mode: nftables\nclusterCIDR: 10.0.0.0/8\nwinkernel: {sourceVip: ''}\n", nil, nil},
+		"other system, Linux":    {Linux, "winkernel: {networkName: a}\nwindowsRunAsService: true", nil, []string{`f:3: winkernel.networkName: has no effect on linux`, `f:4: windowsRunAsService: has no effect on linux`}},
+		"other system, Windows":  {Windows, "ipvs: {scheduler: rr}\nconntrack: {min: 5}", nil, []string{`f:3: ipvs.scheduler: has no effect on windows`, `f:4: conntrack.min: has no effect on windows`}},
+		"removed fields":         {Linux, "udpIdleTimeout: 1s", nil, []string{`f:3: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout`}},
+		"without use":            {Linux, "portRange: 1-2\nshowHiddenMetricsForVersion: '1.36'", nil, []string{`f:4: showHiddenMetricsForVersion: is ignored: no metric is hidden`, `f:3: portRange: is ignored: the system chooses ports`}},
+		"gates":                  {Linux, "featureGates: {WinDSR: true, AllowServiceExternalIPs: false}", nil, []string{`f:3: featureGates[WinDSR]: is ignored: the gate does not concern the proxy or has become permanent`}},
+		"localhost":              {Linux, "nodePortAddresses: [localhost]", nil, []string{`f:3: nodePortAddresses: localhost has no effect: loopback addresses do not answer NodePorts`}},
+		"old flags":              {Linux, "", []string{"--udp-timeout=1s", "--logtostderr"}, []string{`--udp-timeout: is deprecated: ignored, see --conntrack-udp-timeout`, `--logtostderr: is deprecated: ignored, logs always go there`}},
+		"log options":            {Linux, "", []string{"--log-json-split-stream"}, []string{`--log-json-split-stream: logging.options.json.splitStream: is ignored: logs are not buffered and go to standard error`}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, n := range mustLoad(t, tt.os, tt.body, tt.args...).Notes {
+				got = append(got, n.String())
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("notes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

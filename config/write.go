@@ -1,0 +1,30 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"io"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Write writes every field of c as YAML. A Load of that file gives c again.
+func (c *Config) Write(w io.Writer) error {
+	data, err := yaml.Marshal(c.KubeProxyConfiguration)
+	if err != nil {
+		return fmt.Errorf("encode configuration: %w", err)
+	}
+	if _, err := w.Write(data); err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	return nil
+}
+
+// IgnoreExternalIPs reports that externalIPs of Services are not to be
+// programmed, as a feature gate has it.
+func (c *Config) IgnoreExternalIPs() bool {
+	on, given := c.FeatureGates["AllowServiceExternalIPs"]
+	return given && !on
+}
