@@ -108,7 +108,7 @@ func (l *Lab) build(cfg Config) error {
 			return err
 		}
 	}
-	return nil
+	return l.settle()
 }
 
 // Host returns the node, pod or client of that name, nil if there is none.

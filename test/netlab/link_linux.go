@@ -1,0 +1,202 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlab
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// addPair makes two connected interfaces, name on h and peerName on peer,
+// starts both and returns the first.
+func (h *Host) addPair(name string, peer *Host, peerName string) (netlink.Link, error) {
+	veth := netlink.NewVeth(netlink.LinkAttrs{Name: name})
+	veth.PeerName, veth.PeerNamespace = peerName, netlink.NsFd(peer.ns)
+	if err := h.link.LinkAdd(veth); err != nil {
+		return nil, fmt.Errorf("%s: add interface %s: %w", h.Name, name, err)
+	}
+	for _, end := range []struct {
+		host *Host
+		name string
+	}{{h, name}, {peer, peerName}} {
+		if err := end.host.linkUp(end.name); err != nil {
+			return nil, err
+		}
+	}
+	link, err := h.link.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: find interface %s: %w", h.Name, name, err)
+	}
+	return link, nil
+}
+
+func (h *Host) linkUp(name string) error {
+	link, err := h.link.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: find interface %s: %w", h.Name, name, err)
+	}
+	if err := h.link.LinkSetUp(link); err != nil {
+		return fmt.Errorf("%s: start interface %s: %w", h.Name, name, err)
+	}
+	return nil
+}
+
+// addBridge makes a bridge that forwards from the first moment.
+func (h *Host) addBridge(name string, addrs []netip.Prefix) error {
+	off := false
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}, MulticastSnooping: &off}
+	if err := h.link.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("%s: add bridge %s: %w", h.Name, name, err)
+	}
+	if err := h.linkUp(name); err != nil {
+		return err
+	}
+	return h.addAddrs(name, addrs)
+}
+
+func (h *Host) plug(port netlink.Link, bridge string) error {
+	master, err := h.link.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("%s: find bridge %s: %w", h.Name, bridge, err)
+	}
+	if err := h.link.LinkSetMaster(port, master); err != nil {
+		return fmt.Errorf("%s: plug %s into bridge %s: %w", h.Name, port.Attrs().Name, bridge, err)
+	}
+	return nil
+}
+
+// addAddrs adds addresses that may be used at once: nobody is asked whether
+// they are taken.
+func (h *Host) addAddrs(dev string, addrs []netip.Prefix) error {
+	link, err := h.link.LinkByName(dev)
+	if err != nil {
+		return fmt.Errorf("%s: find interface %s: %w", h.Name, dev, err)
+	}
+	for _, p := range addrs {
+		addr := &netlink.Addr{IPNet: ipNet(p)}
+		if p.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := h.link.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("%s: add address %s to %s: %w", h.Name, p, dev, err)
+		}
+	}
+	return nil
+}
+
+// addLinkRoutes makes prefixes neighbours on dev.
+func (h *Host) addLinkRoutes(dev string, prefixes []netip.Prefix) error {
+	link, err := h.link.LinkByName(dev)
+	if err != nil {
+		return fmt.Errorf("%s: find interface %s: %w", h.Name, dev, err)
+	}
+	for _, p := range prefixes {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(p), Scope: netlink.SCOPE_LINK}
+		if err := h.link.RouteAdd(route); err != nil {
+			return fmt.Errorf("%s: add route to %s: %w", h.Name, p, err)
+		}
+	}
+	return nil
+}
+
+func (h *Host) addDefault(via *Host) error {
+	return h.addRoutes(everything, via)
+}
+
+func (h *Host) addRoutes(prefixes []netip.Prefix, via *Host) error {
+	for _, p := range prefixes {
+		gateway := via.IPv4
+		if p.Addr().Is6() {
+			gateway = via.IPv6
+		}
+		if err := h.link.RouteAdd(&netlink.Route{Dst: ipNet(p), Gw: gateway.AsSlice()}); err != nil {
+			return fmt.Errorf("%s: add route to %s via %s: %w", h.Name, p, gateway, err)
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// settle waits until every interface is up for packets too. A link starts
+// asynchronously, and until then loses what it is given, so that the first
+// question of a test might come a second late.
+func (l *Lab) settle() error {
+	deadline := time.Now().Add(10 * time.Second)
+	for _, h := range l.hosts {
+		for {
+			waiting, err := h.waiting()
+			if err != nil {
+				return err
+			}
+			if waiting == "" {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%s: interface %s did not come up within 10 s", h.Name, waiting)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// waiting names an interface of h that is not up or has no IPv6 address of
+// its own yet, "" if there is none.
+func (h *Host) waiting() (string, error) {
+	links, err := h.link.LinkList()
+	if err != nil {
+		return "", fmt.Errorf("%s: list interfaces: %w", h.Name, err)
+	}
+	for _, link := range links {
+		attrs := link.Attrs()
+		if attrs.Flags&net.FlagLoopback != 0 || empty(link, links) {
+			continue
+		}
+		if attrs.OperState != netlink.OperUp {
+			return attrs.Name, nil
+		}
+		addrs, err := h.link.AddrList(link, netlink.FAMILY_V6)
+		if err != nil {
+			return "", fmt.Errorf("%s: list addresses of %s: %w", h.Name, attrs.Name, err)
+		}
+		if !usable(addrs) {
+			return attrs.Name, nil
+		}
+	}
+	return "", nil
+}
+
+// empty reports that link is a bridge without ports, which never comes up.
+func empty(link netlink.Link, all []netlink.Link) bool {
+	if link.Type() != "bridge" {
+		return false
+	}
+	for _, port := range all {
+		if port.Attrs().MasterIndex == link.Attrs().Index {
+			return false
+		}
+	}
+	return true
+}
+
+// usable reports that a link-local address is among addrs and none of them is
+// still being tried.
+func usable(addrs []netlink.Addr) bool {
+	own := false
+	for _, a := range addrs {
+		if a.Flags&unix.IFA_F_TENTATIVE != 0 {
+			return false
+		}
+		own = own || a.IP.IsLinkLocalUnicast()
+	}
+	return own
+}
