@@ -46,6 +46,7 @@ type Report struct {
 type Seen struct {
 	Count       int
 	First, Last time.Time
+	LastAt      int // which connection, counted from 1, it answered last
 }
 
 // Lost returns the number of connections without an answer.
@@ -125,7 +126,7 @@ func (l *Load) count(a Answer, err error) {
 		r.Backends[a.Backend] = s
 	}
 	s.Count++
-	s.Last = now
+	s.Last, s.LastAt = now, r.Connections
 }
 
 // Report returns the counts so far.

@@ -1,0 +1,135 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/netlab"
+)
+
+func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
+
+func TestParseRow(t *testing.T) {
+	const good = "shopper ClusterIP web 10.96.0.10:80 [fd00:10:96::10]:80 tcp web-1,web-2 itself"
+	for name, tc := range map[string]struct {
+		line string
+		want string // of the row, printed, or of the error
+	}{
+		"all of several": {good, "answered [web-1 web-2] sticky=false itself"},
+		"one of several": {strings.Replace(good, "web-1", "one-of:web-1", 1), "answered [web-1 web-2] sticky=true itself"},
+		"refused":        {strings.Replace(good, "web-1,web-2 itself", "refused -", 1), "refused [] sticky=false -"},
+		"dropped":        {strings.Replace(good, "web-1,web-2 itself", "dropped -", 1), "timed out [] sticky=false -"},
+		"short":          {"shopper ClusterIP web", "3 columns, want 8"},
+		"no port":        {strings.Replace(good, ".10:80", ".10", 1), `address "10.96.0.10": not an ip:port`},
+		"seen unsaid":    {strings.Replace(good, "itself", "-", 1), "answered by web-1,web-2 but seen as -"},
+		"seen by nobody": {strings.Replace(good, "web-1,web-2", "refused", 1), "answered by refused but seen as itself"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := parseRow(tc.line)
+			got := fmt.Sprintf("%s %s sticky=%v %s", r.outcome, r.backends, r.sticky, r.seen)
+			if err != nil {
+				got = err.Error()
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReadTable(t *testing.T) {
+	for name, tc := range map[string]struct{ text, want string }{
+		"no title": {"a b c d e f g h\n", "expected.txt:1: a row before the first [title]"},
+		"bad row":  {"# note\n\n[x]\nshort\n", "expected.txt:4: 1 columns, want 8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "expected.txt")
+			if err := os.WriteFile(file, []byte(tc.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := readTable(file); err == nil || !strings.HasSuffix(err.Error(), tc.want) {
+				t.Errorf("error %v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+// The table that the demo uses names only what the manifests beside it hold.
+func TestTableFitsManifests(t *testing.T) {
+	const dir = "../../docs/examples/shop"
+	table, err := readTable(filepath.Join(dir, "expected.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(table) != 3 {
+		t.Fatalf("%d groups, want 3", len(table))
+	}
+	for _, g := range table {
+		for _, r := range g.rows {
+			text, err := os.ReadFile(filepath.Join(dir, r.service+".yaml"))
+			if err != nil {
+				t.Error(err)
+			}
+			for _, to := range r.to {
+				if r.kind != "NodePort" && !strings.Contains(string(text), to.Addr().String()) {
+					t.Errorf("%s.yaml does not have the address %s", r.service, to.Addr())
+				}
+				if !strings.Contains(string(text), fmt.Sprintf("ort: %d\n", to.Port())) {
+					t.Errorf("%s.yaml does not have the port %d", r.service, to.Port())
+				}
+			}
+		}
+	}
+}
+
+func TestJudge(t *testing.T) {
+	d := &demo{lab: netlab.Start(t, netlab.Config{Pods: []string{"pod"}})}
+	own, node, other := d.lab.Host("pod").IPv4, gateway(netip.IPv4Unspecified()), netip.MustParseAddr("10.244.9.9")
+	two := row{from: "pod", backends: []string{"a", "b"}, seen: "itself"}
+	sticky, masqueraded, refused := two, two, row{from: "pod", outcome: netlab.Refused, seen: "-"}
+	sticky.sticky, masqueraded.seen = true, "node-a"
+	fromNode := row{from: "node-a", backends: []string{"a"}, seen: "node-a"}
+	answered := func(seen netip.Addr, names ...string) finding {
+		return finding{backends: names, seen: []netip.Addr{seen}}
+	}
+	for name, tc := range map[string]struct {
+		row   row
+		found finding
+		want  string // the complaint
+	}{
+		"as expected":           {two, answered(own, "a", "b"), ""},
+		"one is missing":        {two, answered(own, "a"), "expected a b"},
+		"one too many":          {two, answered(own, "a", "b", "c"), "expected a b"},
+		"not answered":          {two, finding{outcome: netlab.TimedOut}, "expected a b"},
+		"masqueraded":           {two, answered(node, "a", "b"), "expected the client to be seen as itself"},
+		"not masqueraded":       {masqueraded, answered(own, "a", "b"), "expected the client to be seen as node-a"},
+		"rightly masqueraded":   {masqueraded, answered(node, "a", "b"), ""},
+		"nobody's address":      {masqueraded, answered(other, "a", "b"), "expected the client to be seen as node-a"},
+		"from the node":         {fromNode, answered(d.lab.Node.IPv4, "a"), ""},
+		"node, other interface": {fromNode, answered(node, "a"), ""},
+		"sticks":                {sticky, answered(own, "b"), ""},
+		"does not stick":        {sticky, answered(own, "a", "b"), "expected always the same endpoint"},
+		"sticks to a wrong one": {sticky, answered(own, "c"), "expected a b"},
+		"refused":               {refused, finding{outcome: netlab.Refused}, ""},
+		"should be refused":     {refused, finding{outcome: netlab.TimedOut}, "expected refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			if err := d.judge(tc.row, tc.found); err != nil {
+				got = err.Error()
+			}
+			if got != tc.want {
+				t.Errorf("complaint %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
