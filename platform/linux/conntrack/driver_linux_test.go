@@ -1,0 +1,181 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"kubeproxy/common/service"
+)
+
+// flows returns n answered entries from the client to dst, translated to by.
+// Those to different endpoints and ports do not get in each other's way.
+func (p plane) flows(n int, dst, by netip.AddrPort) []Flow {
+	first := 1024 + 500*int(by.Addr().As16()[15]) + int(dst.Port())
+	flows := make([]Flow, n)
+	for i := range flows {
+		src := to(p.client, uint16(first+i))
+		flows[i] = Flow{Protocol: service.UDP, Src: src, Dst: dst, ReplySrc: by, ReplyDst: src}
+	}
+	return flows
+}
+
+// dumped returns what a dump shows, in an order of its own.
+func dumped(t *testing.T, f Filter) []Flow {
+	t.Helper()
+	var all []Flow
+	must(t, Netlink{}.Dump(t.Context(), f, func(f Flow) { all = append(all, f) }))
+	return sorted(all)
+}
+
+func sorted(flows []Flow) []Flow {
+	slices.SortFunc(flows, func(a, b Flow) int {
+		return cmp.Or(a.Dst.Compare(b.Dst), a.Src.Compare(b.Src), cmp.Compare(a.Zone, b.Zone))
+	})
+	return flows
+}
+
+// diff compares entries, the IDs aside.
+func diff(want, got []Flow) string {
+	return gocmp.Diff(want, got, cmpopts.IgnoreFields(Flow{}, "ID"), cmpopts.EquateEmpty(),
+		cmpopts.EquateComparable(netip.AddrPort{}))
+}
+
+func TestDump(t *testing.T) {
+	for _, f := range service.Families {
+		p := addresses(f)
+		dns, other, quic := p.flows(3, to(p.vip, 53), p.a), p.flows(2, to(p.vip2, 53), p.b), p.flows(1, to(p.vip, 443), p.b)
+		zoned := p.flows(1, to(p.vip, 53), p.b)
+		zoned[0].Zone, zoned[0].ReplyZone = 7, 7
+		all := slices.Concat(dns, zoned, quic, other)
+		tests := map[string]struct {
+			filter   Filter
+			v4, both []Flow // both where the families do not differ
+		}{
+			"the family":           {Filter{Family: f}, nil, all},
+			"a protocol":           {Filter{Family: f, Protocol: service.UDP}, nil, all},
+			"a protocol not there": {Filter{Family: f, Protocol: service.SCTP}, nil, nil},
+			"an address":           {Filter{f, service.UDP, p.vip, 0}, slices.Concat(dns, zoned, quic), all},
+			"a port":               {Filter{f, service.UDP, netip.Addr{}, 53}, nil, slices.Concat(dns, zoned, other)},
+			"address and port":     {Filter{f, service.UDP, p.vip, 53}, slices.Concat(dns, zoned), slices.Concat(dns, zoned, other)},
+		}
+		for name, test := range tests {
+			t.Run(f.String()+" "+name, func(t *testing.T) {
+				isolate(t)
+				inject(t, all)
+				want := test.both
+				if f == service.IPv4 && test.v4 != nil {
+					want = test.v4
+				}
+				if d := diff(sorted(slices.Clone(want)), dumped(t, test.filter)); d != "" {
+					t.Errorf("entries (-want +got):\n%s", d)
+				}
+			})
+		}
+	}
+}
+
+func TestDelete(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			isolate(t)
+			p := addresses(f)
+			keep, lose := p.flows(2, to(p.vip2, 53), p.b), p.flows(300, to(p.vip, 53), p.a)
+			lose[7].Zone, lose[7].ReplyZone = 7, 7
+			twin := lose[3]
+			twin.Zone, twin.ReplyZone = 9, 9
+			keep = append(keep, twin)
+			inject(t, slices.Concat(keep, lose))
+			have := slices.DeleteFunc(dumped(t, Filter{Family: f}), func(f Flow) bool {
+				return f.Dst.Addr() != p.vip || f.Zone == 9
+			})
+			for _, want := range []int{len(lose), 0} { // the second time all have left
+				if n, err := (Netlink{}).Delete(t.Context(), have); n != want || err != nil {
+					t.Errorf("Delete = %d, %v, want %d", n, err, want)
+				}
+			}
+			if d := diff(sorted(keep), dumped(t, Filter{Family: f})); d != "" {
+				t.Errorf("entries left (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// An entry that took the place of the one that was found must stay: it was
+// made by the new rules.
+func TestDeleteSparesSuccessor(t *testing.T) {
+	isolate(t)
+	p := addresses(service.IPv4)
+	inject(t, p.flows(1, to(p.vip, 53), p.a))
+	old := dumped(t, Filter{Family: service.IPv4})
+	if n, err := (Netlink{}).Delete(t.Context(), old); n != 1 || err != nil {
+		t.Fatalf("Delete = %d, %v, want 1", n, err)
+	}
+	successor := p.flows(1, to(p.vip, 53), p.b)
+	inject(t, successor)
+	if n, err := (Netlink{}).Delete(t.Context(), old); n != 0 || err != nil {
+		t.Errorf("Delete = %d, %v, want 0", n, err)
+	}
+	if d := diff(successor, dumped(t, Filter{Family: service.IPv4})); d != "" {
+		t.Errorf("entries left (-want +got):\n%s", d)
+	}
+}
+
+// A message without a tuple would flush the table.
+func TestDeleteRefusesEmptyFlow(t *testing.T) {
+	isolate(t)
+	p := addresses(service.IPv4)
+	want := p.flows(2, to(p.vip, 53), p.a)
+	inject(t, want)
+	for _, f := range []Flow{{}, {Protocol: service.UDP, ID: 1}, {ReplySrc: to(p.client, 1)}, {ReplyDst: to(p.vip, 53)}} {
+		if _, err := (Netlink{}).Delete(t.Context(), []Flow{want[0], f}); err == nil {
+			t.Errorf("Delete(%v) succeeded", f)
+		}
+	}
+	if d := diff(want, dumped(t, Filter{Family: service.IPv4})); d != "" {
+		t.Errorf("entries left (-want +got):\n%s", d)
+	}
+}
+
+func TestLocal(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			isolate(t)
+			p := newPlane(t, f)
+			for addr, want := range map[netip.Addr]bool{
+				p.node:                        true,
+				p.a.Addr():                    true,
+				p.remote:                      false,
+				p.remote.Next():               false, // there is no route
+				netip.IPv6LinkLocalAllNodes(): false,
+			} {
+				if got, err := (Netlink{}).Local(t.Context(), addr); got != want || err != nil {
+					t.Errorf("Local(%s) = %t, %v, want %t", addr, got, err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestContextEnded(t *testing.T) {
+	isolate(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := addresses(service.IPv4)
+	inject(t, p.flows(1, to(p.vip, 53), p.a))
+	if err := (Netlink{}).Dump(ctx, Filter{}, func(Flow) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Dump = %v, want %v", err, context.Canceled)
+	}
+	if _, err := (Netlink{}).Delete(ctx, p.flows(1, to(p.vip, 53), p.a)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Delete = %v, want %v", err, context.Canceled)
+	}
+}

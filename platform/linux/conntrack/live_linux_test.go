@@ -1,0 +1,147 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+// world makes snapshots of two Services: dns, on a VIP and NodePort 30053,
+// and late, on a second VIP and, in one case, on NodePort 5400.
+type world struct {
+	dns, late          []netip.AddrPort
+	noDNS, noNodePort  bool
+	lateNodePort       bool
+	nodePortsElsewhere bool
+}
+
+func (w world) snapshot(p *plane) *service.Snapshot {
+	node := &service.Node{Name: "n", Addrs: []netip.Addr{p.node}}
+	if w.nodePortsElsewhere {
+		node.NodePorts = []netip.Prefix{netip.PrefixFrom(p.remote, p.remote.BitLen())}
+	}
+	dns := port("dns", p.family, w.dns, service.Frontend{Kind: service.ClusterIP, Addr: p.vip, Port: 53})
+	if !w.noNodePort {
+		dns.Frontends = append(dns.Frontends, service.Frontend{Kind: service.NodePort, Port: 30053})
+	}
+	late := port("late", p.family, w.late, service.Frontend{Kind: service.ClusterIP, Addr: p.vip2, Port: 53})
+	if w.lateNodePort {
+		late.Frontends = append(late.Frontends, service.Frontend{Kind: service.NodePort, Port: 5400})
+	}
+	ports := []*service.Port{late}
+	if !w.noDNS {
+		ports = append(ports, dns)
+	}
+	return service.New(1, node, ports)
+}
+
+// TestLive lets real packets make the entries, through rules that send dns to
+// endpoint a and know nothing of late yet.
+func TestLive(t *testing.T) {
+	for _, f := range service.Families {
+		p := addresses(f)
+		a, b, ab := []netip.AddrPort{p.a}, []netip.AddrPort{p.b}, []netip.AddrPort{p.a, p.b}
+		vip, nodePort := to(p.vip, 53), to(p.node, 30053)
+		tests := map[string]struct {
+			before *world // nil: the process just started
+			after  world
+			gone   []netip.AddrPort
+		}{
+			"nothing changed":            {&world{dns: ab}, world{dns: ab}, nil},
+			"an endpoint came":           {&world{dns: a}, world{dns: ab}, nil},
+			"the endpoint left":          {&world{dns: ab}, world{dns: b}, []netip.AddrPort{vip, nodePort}},
+			"the last endpoint left":     {&world{dns: a}, world{}, []netip.AddrPort{vip, nodePort}},
+			"the Service was deleted":    {&world{dns: a}, world{noDNS: true}, []netip.AddrPort{vip, nodePort}},
+			"the NodePort went":          {&world{dns: a}, world{dns: a, noNodePort: true}, []netip.AddrPort{nodePort}},
+			"the first endpoint came":    {&world{dns: a}, world{dns: a, late: b}, []netip.AddrPort{to(p.vip2, 53)}},
+			"a NodePort came":            {&world{dns: a, late: b}, world{dns: a, late: b, lateNodePort: true}, []netip.AddrPort{to(p.node, 5400)}},
+			"start, all well":            {nil, world{dns: a}, []netip.AddrPort{to(p.vip2, 53)}},
+			"start, the endpoint left":   {nil, world{dns: b}, []netip.AddrPort{vip, nodePort, to(p.vip2, 53)}},
+			"NodePorts on other address": {&world{dns: ab}, world{dns: b, nodePortsElsewhere: true}, []netip.AddrPort{vip, to(p.vip2, 53)}},
+		}
+		for name, test := range tests {
+			t.Run(f.String()+" "+name, func(t *testing.T) {
+				isolate(t)
+				p := newPlane(t, f)
+				r := &Reconciler{Driver: Netlink{}, Family: f}
+				if test.before != nil {
+					_, err := r.Sync(t.Context(), test.before.snapshot(p))
+					must(t, err)
+				}
+				want := p.traffic(test.gone)
+				n, err := r.Sync(t.Context(), test.after.snapshot(p))
+				must(t, err)
+				if got := p.list(); !cmp.Equal(want, got) || n != len(test.gone) {
+					t.Errorf("deleted %d, want %d; entries left (-want +got):\n%s", n, len(test.gone), cmp.Diff(want, got))
+				}
+			})
+		}
+	}
+}
+
+func to(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+
+// traffic makes entries of every sort and returns the list without those to
+// the destinations in gone.
+func (p *plane) traffic(gone []netip.AddrPort) []string {
+	p.t.Helper()
+	vip, nodePort := to(p.vip, 53), to(p.node, 30053)
+	p.translate(map[netip.AddrPort]netip.AddrPort{vip: p.a, nodePort: p.a})
+	var want []string
+	for dst, by := range map[netip.AddrPort]netip.AddrPort{
+		vip:              p.a,
+		nodePort:         p.a,
+		to(p.node, 5400): to(p.node, 5400), // a server of the node's own
+		p.b:              p.b,              // an endpoint, not through a Service
+	} {
+		if got := p.ask(p.open(dst)); got != by.String() {
+			p.t.Fatalf("%s answered by %s, want %s", dst, got, by)
+		}
+		if !slices.Contains(gone, dst) {
+			want = append(want, dst.String()+" by "+by.String())
+		}
+	}
+	for _, dst := range []netip.AddrPort{
+		to(p.vip2, 53), to(p.vip2, 54), to(p.remote, 53), to(p.remote, 30053), to(p.remote, 5400),
+	} {
+		_, err := p.open(dst).Write([]byte("lost"))
+		must(p.t, err)
+		if !slices.Contains(gone, dst) {
+			want = append(want, dst.String()+" by "+dst.String())
+		}
+	}
+	slices.Sort(want)
+	return want
+}
+
+// TestBlackHole is the reason for this package: a client that keeps its
+// socket stays with an endpoint that left, whatever the rules say.
+func TestBlackHole(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			isolate(t)
+			p := newPlane(t, f)
+			r := &Reconciler{Driver: Netlink{}, Family: f}
+			_, err := r.Sync(t.Context(), world{dns: []netip.AddrPort{p.a}}.snapshot(p))
+			must(t, err)
+			p.translate(map[netip.AddrPort]netip.AddrPort{to(p.vip, 53): p.a})
+			c := p.open(to(p.vip, 53))
+			first := p.ask(c)
+			p.translate(map[netip.AddrPort]netip.AddrPort{to(p.vip, 53): p.b})
+			second := p.ask(c)
+			_, err = r.Sync(t.Context(), world{dns: []netip.AddrPort{p.b}}.snapshot(p))
+			must(t, err)
+			got := []string{first, second, p.ask(c)}
+			if want := []string{p.a.String(), p.a.String(), p.b.String()}; !cmp.Equal(want, got) {
+				t.Errorf("answers (-want +got):\n%s", cmp.Diff(want, got))
+			}
+		})
+	}
+}

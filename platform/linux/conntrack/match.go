@@ -1,0 +1,81 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"net/netip"
+
+	"kubeproxy/common/service"
+)
+
+// Flow is one entry of the kernel's table. Its family is that of Dst.
+type Flow struct {
+	Protocol service.Protocol
+	Src, Dst netip.AddrPort // as the first packet came in
+	// ReplySrc and ReplyDst are what answers carry: ReplySrc is the endpoint
+	// where the destination was translated, else Dst.
+	ReplySrc, ReplyDst netip.AddrPort
+	// Zone and ReplyZone are 0 unless somebody divides the table.
+	Zone, ReplyZone uint16
+	ID              uint32 // the kernel's
+}
+
+// translated reports that the destination was rewritten.
+func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
+
+// matcher finds stale flows. It merges rules for one frontend: a flow is fine
+// if it is fine for any, so that a frontend which moves from one Service to
+// another keeps the flows that its new owner has.
+type matcher struct {
+	targets map[target]verdict
+	// nodePort reports that packets to addr come to this node's NodePorts.
+	// Addresses that are a frontend themselves do not.
+	nodePort func(service.Protocol, netip.AddrPort) bool
+}
+
+type target struct {
+	family   service.Family
+	protocol service.Protocol
+	frontend netip.AddrPort // without an address for a NodePort
+}
+
+type verdict struct {
+	endpoints []netip.AddrPort
+	gone      bool
+}
+
+func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bool) *matcher {
+	m := &matcher{make(map[target]verdict, len(rules)), nodePort}
+	for _, r := range rules {
+		t := target{r.Family, r.Protocol, r.frontend()}
+		v := verdict{r.Endpoints, r.Gone}
+		if have, ok := m.targets[t]; ok {
+			v = verdict{union(have.endpoints, v.endpoints), have.gone && v.gone}
+		}
+		m.targets[t] = v
+	}
+	return m
+}
+
+// stale reports that f has to go. Where it is asked matters little for cost,
+// as most flows fail the first look-ups, and nodePort is asked last.
+func (m *matcher) stale(f Flow) bool {
+	t := target{service.FamilyOf(f.Dst.Addr()), f.Protocol, f.Dst}
+	v, ok := m.targets[t]
+	viaNode := false
+	if !ok {
+		t.frontend = netip.AddrPortFrom(netip.Addr{}, f.Dst.Port())
+		v, ok = m.targets[t]
+		viaNode = true
+	}
+	switch {
+	case !ok || contains(v.endpoints, f.ReplySrc):
+		return false
+	case !f.translated() && (v.gone || f.Zone != 0):
+		// A zone of its own is where switches such as Open vSwitch look at
+		// packets that our rules meet later.
+		return false
+	}
+	return !viaNode || m.nodePort(f.Protocol, f.Dst)
+}

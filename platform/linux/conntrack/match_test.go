@@ -1,0 +1,221 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+)
+
+// flow makes an entry from some client to dst that by answers.
+func flow(dst, by string) Flow {
+	client := at("198.51.100.9:40000")
+	return Flow{Protocol: service.UDP, Src: client, Dst: at(dst), ReplySrc: at(by), ReplyDst: client}
+}
+
+func TestStale(t *testing.T) {
+	answers := func(_ service.Protocol, to netip.AddrPort) bool { return to.Addr() == addr("192.0.2.1") }
+	alive := []Rule{rule(clusterIP, epA, epB), rule(nodePort, epA), rule(external)}
+	left := []Rule{gone(clusterIP), gone(nodePort)}
+	zoned := func(f Flow) Flow { f.Zone = 5; return f }
+	tcp := func(f Flow) Flow { f.Protocol = service.TCP; return f }
+	tests := map[string]struct {
+		rules []Rule
+		flow  Flow
+		want  bool
+	}{
+		"fine":                              {alive, flow("10.96.0.10:53", epB), false},
+		"endpoint left":                     {alive, flow("10.96.0.10:53", epC), true},
+		"endpoint's other port":             {alive, flow("10.96.0.10:53", "10.244.0.1:54"), true},
+		"from before the frontend":          {alive, flow("10.96.0.10:53", "10.96.0.10:53"), true},
+		"no endpoint at all":                {alive, flow("203.0.113.5:53", epA), true},
+		"other port of the VIP":             {alive, flow("10.96.0.10:54", epC), false},
+		"other address":                     {alive, flow("10.96.0.11:53", epC), false},
+		"TCP":                               {alive, tcp(flow("10.96.0.10:53", epC)), false},
+		"NodePort, fine":                    {alive, flow("192.0.2.1:30053", epA), false},
+		"NodePort, endpoint left":           {alive, flow("192.0.2.1:30053", epC), true},
+		"NodePort, before it came":          {alive, flow("192.0.2.1:30053", "192.0.2.1:30053"), true},
+		"the port on another machine":       {alive, flow("192.0.2.2:30053", "192.0.2.2:30053"), false},
+		"the port translated by others":     {alive, flow("192.0.2.2:30053", epC), false},
+		"NodePort of the other family":      {alive, flow("[2001:db8::1]:30053", "[fd00::1]:53"), false},
+		"VIP deleted":                       {left, flow("10.96.0.10:53", epA), true},
+		"VIP deleted, not translated":       {left, flow("10.96.0.10:53", "10.96.0.10:53"), false},
+		"NodePort deleted":                  {left, flow("192.0.2.1:30053", epA), true},
+		"NodePort deleted, own server":      {left, flow("192.0.2.1:30053", "192.0.2.1:30053"), false},
+		"zone, endpoint left":               {alive, zoned(flow("10.96.0.10:53", epC)), true},
+		"zone, not translated":              {alive, zoned(flow("10.96.0.10:53", "10.96.0.10:53")), false},
+		"endpoint is the VIP itself":        {[]Rule{rule(clusterIP, "10.96.0.10:53")}, flow("10.96.0.10:53", "10.96.0.10:53"), false},
+		"frontend moved, fine with new":     {append(left, rule(clusterIP, epC)), flow("10.96.0.10:53", epC), false},
+		"frontend moved, old endpoint":      {append(left, rule(clusterIP, epC)), flow("10.96.0.10:53", epA), true},
+		"frontend moved, not translated":    {append(left, rule(clusterIP, epC)), flow("10.96.0.10:53", "10.96.0.10:53"), true},
+		"two rules, fine with the first":    {append(alive, rule(clusterIP, epC)), flow("10.96.0.10:53", epB), false},
+		"VIP of its own on NodePort's port": {append(alive, Rule{Protocol: service.UDP, Addr: addr("192.0.2.1"), Port: 30053, Endpoints: ats(epB)}), flow("192.0.2.1:30053", epB), false},
+		"no rules":                          {nil, flow("10.96.0.10:53", epC), false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := newMatcher(test.rules, answers).stale(test.flow); got != test.want {
+				t.Errorf("stale(%s by %s) = %t, want %t", test.flow.Dst, test.flow.ReplySrc, got, test.want)
+			}
+		})
+	}
+}
+
+// The random cluster has few names, addresses and ports, so that all meet.
+var (
+	drawAddr     = rapid.SampledFrom([]netip.Addr{addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3")})
+	drawPort     = rapid.Uint16Range(1, 3)
+	drawEndpoint = rapid.Custom(func(t *rapid.T) service.Endpoint {
+		return service.Endpoint{Addr: netip.AddrPortFrom(drawAddr.Draw(t, "endpoint"), drawPort.Draw(t, "endpoint port"))}
+	})
+	drawEndpoints = rapid.Custom(func(t *rapid.T) []service.Endpoint {
+		e := rapid.SliceOfNDistinct(drawEndpoint, 0, 3, rapid.ID).Draw(t, "endpoints")
+		slices.SortFunc(e, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+		return e
+	})
+	drawFlow = rapid.Custom(func(t *rapid.T) Flow {
+		return Flow{
+			Protocol: service.UDP,
+			Dst:      netip.AddrPortFrom(drawAddr.Draw(t, "dst"), drawPort.Draw(t, "dst port")),
+			ReplySrc: drawEndpoint.Draw(t, "by").Addr,
+		}
+	})
+)
+
+// drawSnapshot draws up to three Services, no two of which share a frontend.
+func drawSnapshot(t *rapid.T) *service.Snapshot {
+	claimed := map[netip.AddrPort]bool{}
+	var ports []*service.Port
+	for i := range rapid.IntRange(0, 3).Draw(t, "ports") {
+		p := &service.Port{Name: service.PortName{Name: fmt.Sprint(i), Protocol: service.UDP}}
+		p.Cluster, p.Local = drawEndpoints.Draw(t, "cluster"), drawEndpoints.Draw(t, "local")
+		p.Internal = service.Policy(rapid.IntRange(0, 1).Draw(t, "internal"))
+		p.External = service.Policy(rapid.IntRange(0, 1).Draw(t, "external"))
+		for range rapid.IntRange(1, 3).Draw(t, "frontends") {
+			f := service.Frontend{Kind: service.Kind(rapid.IntRange(0, 3).Draw(t, "kind")), Port: drawPort.Draw(t, "port")}
+			if f.Kind != service.NodePort {
+				f.Addr = drawAddr.Draw(t, "addr")
+			}
+			if key := netip.AddrPortFrom(f.Addr, f.Port); !claimed[key] {
+				claimed[key] = true
+				p.Frontends = append(p.Frontends, f)
+			}
+		}
+		ports = append(ports, p)
+	}
+	return service.New(1, &service.Node{}, ports)
+}
+
+// owner is the obvious look-up: the frontend that dst belongs to, a VIP before
+// a NodePort. 10.0.0.1 is the node's address.
+func owner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, service.Frontend) {
+	for _, viaNode := range []bool{false, true} {
+		for p := range s.Ports(service.IPv4) {
+			for _, f := range p.Frontends {
+				isNode := f.Kind == service.NodePort && dst.Addr() == addr("10.0.0.1")
+				if f.Port == dst.Port() && (!viaNode && f.Addr == dst.Addr() || viaNode && isNode) {
+					return p, f
+				}
+			}
+		}
+	}
+	return nil, service.Frontend{}
+}
+
+// fine is the obvious judge of a flow to a frontend that exists.
+func fine(p *service.Port, f service.Frontend, by netip.AddrPort) bool {
+	from := slices.Clone(p.Endpoints(f.Kind))
+	if f.Kind.External() {
+		from = append(from, p.Cluster...)
+	}
+	return slices.ContainsFunc(from, func(e service.Endpoint) bool { return e.Addr == by })
+}
+
+func asker(s *service.Snapshot) func(service.Protocol, netip.AddrPort) bool {
+	return func(_ service.Protocol, to netip.AddrPort) bool {
+		_, f := owner(s, to)
+		return to.Addr() == addr("10.0.0.1") && (f.Port == 0 || f.Kind == service.NodePort)
+	}
+}
+
+func TestAllAgreesWithJudge(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSnapshot(t)
+		m := newMatcher(All(s, service.IPv4), asker(s))
+		for _, f := range rapid.SliceOfN(drawFlow, 1, 20).Draw(t, "flows") {
+			p, front := owner(s, f.Dst)
+			want := p != nil && !fine(p, front, f.ReplySrc)
+			if got := m.stale(f); got != want {
+				t.Fatalf("stale(%s by %s) = %t, want %t", f.Dst, f.ReplySrc, got, want)
+			}
+		}
+	})
+}
+
+// Where nothing stale was left for one snapshot, the rules between it and the
+// next find what the rules for all of the next find, and the flows of the
+// frontends that left.
+func TestBetweenAgreesWithJudge(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		from, to := drawSnapshot(t), drawSnapshot(t)
+		m := newMatcher(Between(from, to, service.IPv4), asker(to))
+		for _, f := range rapid.SliceOfN(drawFlow, 1, 20).Draw(t, "flows") {
+			before, was := owner(from, f.Dst)
+			after, is := owner(to, f.Dst)
+			if before != nil && !fine(before, was, f.ReplySrc) {
+				continue // it was deleted then
+			}
+			if after != nil && before != nil && (was.Kind == service.NodePort) != (is.Kind == service.NodePort) {
+				continue // an address of the node became a VIP or stopped being one
+			}
+			want := after != nil && !fine(after, is, f.ReplySrc)
+			if after == nil {
+				want = before != nil && f.translated()
+			}
+			if got := m.stale(f); got != want {
+				t.Fatalf("stale(%s by %s) = %t, want %t", f.Dst, f.ReplySrc, got, want)
+			}
+		}
+	})
+}
+
+func TestFilters(t *testing.T) {
+	six := func(s string) Rule { return Rule{Family: service.IPv6, Protocol: service.UDP, Addr: addr(s), Port: 53} }
+	vip := func(n, port int) Rule {
+		return Rule{Protocol: service.UDP, Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(n)}), Port: uint16(port)}
+	}
+	tests := map[string]struct {
+		rules []Rule
+		want  []Filter
+	}{
+		"none":           {nil, nil},
+		"one":            {[]Rule{vip(1, 53)}, []Filter{{0, service.UDP, addr("10.96.0.1"), 53}}},
+		"twice":          {[]Rule{vip(1, 53), vip(1, 53)}, []Filter{{0, service.UDP, addr("10.96.0.1"), 53}}},
+		"two ports":      {[]Rule{vip(1, 53), vip(1, 54), vip(1, 53)}, []Filter{{0, service.UDP, addr("10.96.0.1"), 0}}},
+		"NodePort":       {[]Rule{rule(nodePort), rule(nodePort)}, []Filter{{0, service.UDP, netip.Addr{}, 30053}}},
+		"IPv6, one port": {[]Rule{six("fd00::1"), six("fd00::2")}, []Filter{{service.IPv6, service.UDP, netip.Addr{}, 53}}},
+		"four": {
+			[]Rule{vip(1, 53), vip(2, 53), vip(3, 53), vip(4, 53)},
+			[]Filter{{0, service.UDP, addr("10.96.0.1"), 53}, {0, service.UDP, addr("10.96.0.2"), 53},
+				{0, service.UDP, addr("10.96.0.3"), 53}, {0, service.UDP, addr("10.96.0.4"), 53}},
+		},
+		"five":          {[]Rule{vip(1, 53), vip(2, 53), vip(3, 53), vip(4, 53), vip(5, 53)}, []Filter{{Protocol: service.UDP}}},
+		"both families": {[]Rule{vip(1, 53), six("fd00::1")}, []Filter{{0, service.UDP, addr("10.96.0.1"), 53}, {service.IPv6, service.UDP, netip.Addr{}, 53}}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := filters(test.rules)
+			if d := cmp.Diff(test.want, got, cmp.Comparer(func(a, b Filter) bool { return a == b })); d != "" {
+				t.Errorf("filters (-want +got):\n%s", d)
+			}
+		})
+	}
+}

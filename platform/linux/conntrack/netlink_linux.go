@@ -1,0 +1,159 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Netlink is the kernel's table in the network namespace of the calling
+// thread.
+type Netlink struct{}
+
+// attempts is how often a dump that the kernel could not finish is begun.
+const attempts = 5
+
+// Dump is Driver's.
+func (Netlink) Dump(ctx context.Context, f Filter, each func(Flow)) error {
+	var err error
+	for range attempts {
+		err = dump(ctx, f, each)
+		switch {
+		case errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR):
+			continue
+		case f.Protocol != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
+			// Either this kernel dislikes the filter or it has no table to
+			// list at all.
+			f = Filter{Family: f.Family}
+			continue
+		}
+		break
+	}
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("%w: the kernel lacks nf_conntrack_netlink: %w", errors.ErrUnsupported, err)
+	}
+	return err
+}
+
+func dump(ctx context.Context, f Filter, each func(Flow)) error {
+	request, err := encodeFilter(f)
+	if err != nil {
+		return err
+	}
+	s, err := dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := s.send([][]byte{request}, msgGet, netlink.Dump); err != nil {
+		return err
+	}
+	interrupted := false
+	err = s.receive(func(m message) (bool, error) {
+		interrupted = interrupted || m.flags&netlink.DumpInterrupted != 0
+		if m.typ == netlink.Done || m.typ == netlink.Error {
+			return false, m.err()
+		}
+		flow, err := decodeFlow(m.data)
+		if err == nil {
+			each(flow)
+		}
+		return true, err
+	})
+	if err == nil && interrupted {
+		return fmt.Errorf("table changed size: %w", unix.EINTR)
+	}
+	return err
+}
+
+// Delete is Driver's.
+func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
+	requests := make([][]byte, len(flows))
+	for i, f := range flows {
+		var err error
+		if requests[i], err = encodeDelete(f); err != nil {
+			return 0, fmt.Errorf("delete conntrack entry: %w", err)
+		}
+	}
+	n, errs := remove(ctx, requests)
+	for i, err := range errs {
+		errs[i] = fmt.Errorf("delete conntrack entries: %w", err)
+	}
+	return n, errors.Join(errs...)
+}
+
+// remove sends all requests at once. The kernel answers those that went wrong
+// and, as it was asked to, the last.
+func remove(ctx context.Context, requests [][]byte) (int, []error) {
+	s, err := dial(ctx)
+	if err != nil {
+		return 0, []error{err}
+	}
+	defer s.close()
+	if err := s.send(requests, msgDelete, netlink.Acknowledge); err != nil {
+		return 0, []error{err}
+	}
+	n := len(requests)
+	var errs []error
+	err = s.receive(func(m message) (bool, error) {
+		if m.typ != netlink.Error {
+			return true, nil
+		}
+		if err := m.err(); err != nil {
+			n--
+			if !errors.Is(err, unix.ENOENT) {
+				errs = append(errs, err)
+			}
+		}
+		return int(m.seq) < len(requests), nil
+	})
+	if err != nil {
+		return 0, append(errs, err)
+	}
+	return n, errs
+}
+
+// Local is Driver's. The answer is the one that "fib daddr type local" gives
+// in a rule.
+func (Netlink) Local(ctx context.Context, addr netip.Addr) (bool, error) {
+	request, err := encodeRoute(addr)
+	if err != nil {
+		return false, err
+	}
+	c, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return false, fmt.Errorf("open netlink socket: %w", err)
+	}
+	defer c.Close()
+	defer bound(ctx, c)()
+	answers, err := c.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request},
+		Data:   request,
+	})
+	switch {
+	case noRoute(err):
+		return false, nil
+	case err != nil:
+		return false, cmp.Or(ctx.Err(), err)
+	}
+	return len(answers) > 0 && routeType(answers[0].Data) == unix.RTN_LOCAL, nil
+}
+
+// noRoute reports that err is one of the ways to say so: none, or a route of
+// type unreachable, prohibit, blackhole or throw.
+func noRoute(err error) bool {
+	for _, e := range []unix.Errno{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAGAIN} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}

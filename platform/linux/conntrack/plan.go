@@ -1,0 +1,159 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package conntrack removes UDP flows that connection tracking keeps on a
+// wrong way: a flow is translated when its first packet passes, and later
+// packets follow that even after the endpoint or the whole Service has left.
+// TCP and SCTP end such connections themselves and are not touched.
+//
+// What is stale is decided from the kernel's table, not from remembered
+// events, so a missed round does not matter. Only entries to a Service's
+// frontends are ever deleted, one by one; nothing is flushed. Programming the
+// rules that new flows follow is left to the backends.
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Rule says where the flows to one frontend may be answered from.
+type Rule struct {
+	Family   service.Family
+	Protocol service.Protocol
+	Addr     netip.Addr // invalid for a NodePort
+	Port     uint16
+	// Endpoints are the places that may answer, sorted. Where there are none
+	// every flow is stale.
+	Endpoints []netip.AddrPort
+	// Gone means that the frontend is no more. Then only translated flows
+	// are stale: the others never were a Service's.
+	Gone bool
+}
+
+// frontend returns what r is about, with an invalid address for a NodePort.
+func (r Rule) frontend() netip.AddrPort { return netip.AddrPortFrom(r.Addr, r.Port) }
+
+// All returns a rule for each UDP frontend of s in family f.
+func All(s *service.Snapshot, f service.Family) []Rule {
+	var all []Rule
+	for p := range s.Ports(f) {
+		all = append(all, rules(p)...)
+	}
+	return all
+}
+
+// Between returns the rules for what changed in family f from one snapshot to
+// the next. A nil from makes it All; so does a change of the addresses that answer
+// NodePorts, together with what left.
+func Between(from, to *service.Snapshot, f service.Family) []Rule {
+	if from == nil {
+		return All(to, f)
+	}
+	var between []Rule
+	if !sameNodePorts(from.Node, to.Node) {
+		between = All(to, f)
+	}
+	for c := range service.Diff(from, to, f) {
+		between = append(between, Changes(c.Old, c.New)...)
+	}
+	return between
+}
+
+func sameNodePorts(a, b *service.Node) bool {
+	return a == b || slices.Equal(a.NodePorts, b.NodePorts) && slices.Equal(a.Addrs, b.Addrs)
+}
+
+// Changes returns the rules for the frontends whose flows may have become
+// stale between old and new, either of which may be nil: one that left, one
+// that came, one that lost an endpoint and one that got its first.
+func Changes(old, new *service.Port) []Rule {
+	before, after := rules(old), rules(new)
+	var changed []Rule
+	for _, r := range after {
+		i := slices.IndexFunc(before, func(b Rule) bool { return b.frontend() == r.frontend() })
+		if i < 0 || disturbs(before[i].Endpoints, r.Endpoints) {
+			changed = append(changed, r)
+		}
+	}
+	for _, r := range before {
+		if !slices.ContainsFunc(after, func(a Rule) bool { return a.frontend() == r.frontend() }) {
+			r.Endpoints, r.Gone = nil, true
+			changed = append(changed, r)
+		}
+	}
+	return changed
+}
+
+// disturbs reports that a flow which was fine with the endpoints before may
+// not be so after.
+func disturbs(before, after []netip.AddrPort) bool {
+	if len(before) == 0 {
+		return len(after) > 0
+	}
+	return slices.ContainsFunc(before, func(e netip.AddrPort) bool { return !contains(after, e) })
+}
+
+// rules returns one rule per frontend of p, in the order of the frontends.
+// There are none for nil and for other protocols than UDP.
+func rules(p *service.Port) []Rule {
+	if p == nil || p.Name.Protocol != service.UDP {
+		return nil
+	}
+	internal, external := allowed(p)
+	var all []Rule
+	for _, f := range p.Frontends {
+		r := Rule{Family: p.Family, Protocol: service.UDP, Addr: f.Addr, Port: f.Port, Endpoints: internal}
+		if f.Kind.External() {
+			r.Endpoints = external
+		}
+		i := slices.IndexFunc(all, func(a Rule) bool { return a.frontend() == r.frontend() })
+		if i < 0 {
+			all = append(all, r)
+		} else { // one address of two kinds
+			all[i].Endpoints = union(all[i].Endpoints, r.Endpoints)
+		}
+	}
+	return all
+}
+
+// allowed returns where flows to the ClusterIP and to the external frontends
+// of p may be answered from. Pods and the node itself reach an external
+// frontend with policy Local through the Cluster endpoints, so these count too.
+func allowed(p *service.Port) (internal, external []netip.AddrPort) {
+	cluster := addrs(p.Cluster)
+	if p.Internal == service.PolicyCluster && p.External == service.PolicyCluster {
+		return cluster, cluster
+	}
+	internal, external = cluster, cluster
+	local := addrs(p.Local)
+	if p.Internal == service.PolicyLocal {
+		internal = local
+	}
+	if p.External == service.PolicyLocal {
+		external = union(local, cluster)
+	}
+	return internal, external
+}
+
+func addrs(endpoints []service.Endpoint) []netip.AddrPort {
+	sorted := make([]netip.AddrPort, len(endpoints))
+	for i, e := range endpoints {
+		sorted[i] = e.Addr
+	}
+	return sorted
+}
+
+// union returns what is in a or b, which are sorted and stay as they are.
+func union(a, b []netip.AddrPort) []netip.AddrPort {
+	both := slices.Concat(a, b)
+	slices.SortFunc(both, netip.AddrPort.Compare)
+	return slices.Compact(both)
+}
+
+func contains(sorted []netip.AddrPort, e netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(sorted, e, netip.AddrPort.Compare)
+	return found
+}

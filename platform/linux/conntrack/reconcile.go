@@ -1,0 +1,215 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Driver is what is asked of the kernel.
+type Driver interface {
+	// Dump calls each with the entries that match f and perhaps others, once
+	// or, when it had to start again, more often. An error that is
+	// errors.ErrUnsupported means that this kernel cannot list its table.
+	Dump(ctx context.Context, f Filter, each func(Flow)) error
+	// Delete removes the entries and returns how many there were. An entry
+	// that has left, even if another one took its place, is no error.
+	Delete(ctx context.Context, flows []Flow) (int, error)
+	// Local reports that the node takes packets to addr for itself.
+	Local(ctx context.Context, addr netip.Addr) (bool, error)
+}
+
+// Filter narrows a dump. An unset Addr and a Port of 0 match any; both are
+// about the original destination.
+type Filter struct {
+	Family   service.Family
+	Protocol service.Protocol
+	// Addr is for IPv4 only. Of IPv6 addresses a kernel, 6.18 among them,
+	// hands out those that differ from the one asked for.
+	Addr netip.Addr
+	Port uint16
+}
+
+// Reconciler removes stale flows of one family. It is not safe for
+// concurrent use.
+type Reconciler struct {
+	Driver Driver
+	Family service.Family
+
+	done *service.Snapshot // nothing stale was left for it
+	all  bool              // the next round looks at every frontend
+}
+
+// Sync removes what is stale for now, whose rules must be in force already.
+// The first call looks at every frontend, later ones at those that changed
+// since the last success. It returns how many entries went, also with an
+// error.
+func (r *Reconciler) Sync(ctx context.Context, now *service.Snapshot) (int, error) {
+	rules := Between(r.done, now, r.Family)
+	if r.all {
+		rules = append(rules, All(now, r.Family)...)
+	}
+	n, err := r.Reconcile(ctx, rules, now)
+	if err == nil {
+		r.done, r.all = now, false
+	}
+	return n, err
+}
+
+// Recheck makes the next Sync look at every frontend again.
+func (r *Reconciler) Recheck() { r.all = true }
+
+// Reconcile removes the flows that are stale by rules and returns how many
+// there were, also with an error. The snapshot tells which addresses answer
+// NodePorts.
+func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.Snapshot) (int, error) {
+	host := &host{driver: r.Driver, now: now, local: map[netip.Addr]bool{}, claims: map[target]bool{}}
+	s := &sweep{driver: r.Driver, matcher: newMatcher(rules, func(p service.Protocol, to netip.AddrPort) bool {
+		return host.nodePort(ctx, p, to)
+	})}
+	var errs []error
+	for _, f := range filters(rules) {
+		if err := r.Driver.Dump(ctx, f, func(f Flow) { s.look(ctx, f) }); err != nil {
+			errs = append(errs, fmt.Errorf("list %s conntrack entries: %w", f.Family, err))
+			break // the next would fail alike
+		}
+	}
+	s.flush(ctx)
+	errs = append(errs, s.err, host.err)
+	return s.deleted, errors.Join(errs...)
+}
+
+// filterLimit is up to how many narrow dumps beat one of all UDP entries. The
+// kernel walks the whole table for each; handing out an entry is what costs.
+const filterLimit = 4
+
+// filters returns the dumps that together show every flow that rules are
+// about: one per address and NodePort, for IPv6 one per port, or a single one
+// per family where that would be many.
+func filters(rules []Rule) []Filter {
+	var narrow, wide []Filter
+	for _, r := range rules {
+		w := Filter{Family: r.Family, Protocol: r.Protocol}
+		if !slices.Contains(wide, w) {
+			wide = append(wide, w)
+		}
+		if len(narrow) <= filterLimit {
+			w.Port = r.Port
+			if r.Family == service.IPv4 {
+				w.Addr = r.Addr
+			}
+			narrow = widen(narrow, w)
+		}
+	}
+	if len(narrow) > filterLimit {
+		return wide
+	}
+	return narrow
+}
+
+// widen adds f. An address that is there with another port gets one filter
+// for all its ports.
+func widen(to []Filter, f Filter) []Filter {
+	if !f.Addr.IsValid() {
+		if !slices.Contains(to, f) {
+			to = append(to, f)
+		}
+		return to
+	}
+	i := slices.IndexFunc(to, func(t Filter) bool { return t.Addr == f.Addr && t.Protocol == f.Protocol })
+	if i < 0 {
+		return append(to, f)
+	}
+	if to[i].Port != f.Port {
+		to[i].Port = 0
+	}
+	return to
+}
+
+// batch is how many entries are deleted at once. It bounds what a sweep holds
+// and keeps the kernel's answers within a default socket buffer.
+const batch = 128
+
+// sweep deletes stale flows while a dump goes on.
+type sweep struct {
+	driver  Driver
+	matcher *matcher
+
+	found   []Flow
+	deleted int
+	err     error // the first that Delete returned
+}
+
+func (s *sweep) look(ctx context.Context, f Flow) {
+	if !s.matcher.stale(f) {
+		return
+	}
+	s.found = append(s.found, f)
+	if len(s.found) == batch {
+		s.flush(ctx)
+	}
+}
+
+func (s *sweep) flush(ctx context.Context) {
+	if len(s.found) > 0 && s.err == nil {
+		var n int
+		n, s.err = s.driver.Delete(ctx, s.found)
+		s.deleted += n
+	}
+	s.found = s.found[:0]
+}
+
+// host knows which addresses answer NodePorts, for the length of one sweep.
+type host struct {
+	driver Driver
+	now    *service.Snapshot
+
+	local  map[netip.Addr]bool
+	claims map[target]bool
+	err    error // the first that Local returned
+}
+
+func (h *host) nodePort(ctx context.Context, p service.Protocol, to netip.AddrPort) bool {
+	return h.now.Node.AnswersNodePorts(to.Addr()) && h.isLocal(ctx, to.Addr()) &&
+		!h.claimed(target{service.FamilyOf(to.Addr()), p, to})
+}
+
+// isLocal asks the kernel, as the API tells only some of a node's addresses.
+// An address counts as foreign when the kernel does not say.
+func (h *host) isLocal(ctx context.Context, addr netip.Addr) bool {
+	known, ok := h.local[addr]
+	if ok {
+		return known
+	}
+	is, err := h.driver.Local(ctx, addr)
+	if err != nil && h.err == nil {
+		h.err = fmt.Errorf("look up whether %s is the node's: %w", addr, err)
+	}
+	h.local[addr] = is
+	return is
+}
+
+// claimed reports that t is a frontend itself, which goes before NodePorts.
+func (h *host) claimed(t target) bool {
+	known, ok := h.claims[t]
+	if ok {
+		return known
+	}
+	for p := range h.now.Ports(t.family) {
+		if p.Name.Protocol == t.protocol && slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool {
+			return f.Port == t.frontend.Port() && f.Addr == t.frontend.Addr()
+		}) {
+			known = true
+			break
+		}
+	}
+	h.claims[t] = known
+	return known
+}

@@ -1,0 +1,178 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"kubeproxy/common/service"
+)
+
+// fake is a kernel whose dumps show an entry only to the filter it matches,
+// and twice, and whose node has the address 192.0.2.1.
+type fake struct {
+	t       *testing.T
+	table   []Flow
+	dumps   []Filter
+	batches []int
+	asked   []netip.Addr
+
+	dumpErr, deleteErr, localErr error
+}
+
+func (k *fake) Dump(_ context.Context, f Filter, each func(Flow)) error {
+	k.dumps = append(k.dumps, f)
+	for _, e := range slices.Clone(k.table) {
+		if service.FamilyOf(e.Dst.Addr()) == f.Family && e.Protocol == f.Protocol &&
+			(!f.Addr.IsValid() || f.Addr == e.Dst.Addr()) && (f.Port == 0 || f.Port == e.Dst.Port()) {
+			each(e)
+		}
+	}
+	return k.dumpErr
+}
+
+func (k *fake) Delete(_ context.Context, flows []Flow) (int, error) {
+	k.batches = append(k.batches, len(flows))
+	if k.deleteErr != nil {
+		return 0, k.deleteErr
+	}
+	before := len(k.table)
+	k.table = slices.DeleteFunc(k.table, func(f Flow) bool { return slices.Contains(flows, f) })
+	return before - len(k.table), nil
+}
+
+func (k *fake) Local(_ context.Context, a netip.Addr) (bool, error) {
+	k.asked = append(k.asked, a)
+	return a == addr("192.0.2.1") && k.localErr == nil, k.localErr
+}
+
+func (k *fake) expect(want ...Flow) {
+	k.t.Helper()
+	if d := cmp.Diff(want, k.table, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
+		k.t.Errorf("entries left (-want +got):\n%s", d)
+	}
+}
+
+// sync expects Sync to delete want entries and to fail exactly with wantErr.
+func (k *fake) sync(r *Reconciler, now *service.Snapshot, want int, wantErr error) {
+	k.t.Helper()
+	n, err := r.Sync(k.t.Context(), now)
+	if n != want || !errors.Is(err, wantErr) {
+		k.t.Errorf("Sync = %d, %v, want %d, %v", n, err, want, wantErr)
+	}
+}
+
+func snapshot(ports ...*service.Port) *service.Snapshot {
+	return service.New(1, &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}, ports)
+}
+
+func TestSyncLooksAtChangesOnly(t *testing.T) {
+	good, other := flow("10.96.0.10:53", epA), flow("203.0.113.9:53", epC)
+	k := &fake{t: t, table: []Flow{good, flow("10.96.0.10:53", epB), other}}
+	r := &Reconciler{Driver: k}
+	late := port("late", service.IPv4, ats(epA), service.Frontend{Kind: service.ExternalIP, Addr: addr("203.0.113.9"), Port: 53})
+
+	k.sync(r, snapshot(udp(epA)), 1, nil)
+	k.expect(good, other)
+	k.dumps = nil
+	k.sync(r, snapshot(udp(epA)), 0, nil)
+	if len(k.dumps) != 0 {
+		t.Errorf("dumps without a change: %v", k.dumps)
+	}
+	k.sync(r, snapshot(udp(epA), late), 1, nil)
+	if want := []Filter{{0, service.UDP, addr("203.0.113.9"), 53}}; !slices.Equal(want, k.dumps) {
+		t.Errorf("dumps = %v, want %v", k.dumps, want)
+	}
+	k.expect(good)
+
+	stray := flow("10.96.0.10:53", epC) // nobody knows why
+	k.table = append(k.table, stray)
+	k.sync(r, snapshot(udp(epA), late), 0, nil)
+	k.expect(good, stray)
+	r.Recheck()
+	k.sync(r, snapshot(udp(epA), late), 1, nil)
+	k.expect(good)
+}
+
+// What left must not be forgotten because the kernel failed once.
+func TestSyncTriesAgain(t *testing.T) {
+	for name, fail := range map[string]func(*fake, error){
+		"dump":   func(k *fake, err error) { k.dumpErr = err },
+		"delete": func(k *fake, err error) { k.deleteErr = err },
+		"local":  func(k *fake, err error) { k.localErr = err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := &fake{t: t}
+			r := &Reconciler{Driver: k}
+			k.sync(r, snapshot(udp(epA)), 0, nil)
+			k.table = []Flow{flow("192.0.2.1:30053", epA)}
+			broken := errors.New("broken")
+			fail(k, broken)
+			n, err := r.Sync(t.Context(), snapshot())
+			if !errors.Is(err, broken) {
+				t.Errorf("Sync = %d, %v, want %v", n, err, broken)
+			}
+			fail(k, nil)
+			if _, err := r.Sync(t.Context(), snapshot()); err != nil {
+				t.Errorf("Sync = %v", err)
+			}
+			k.expect()
+		})
+	}
+}
+
+func TestReconcileNodePorts(t *testing.T) {
+	elsewhere := flow("192.0.2.7:30053", epB)   // in the prefix, but not this node's
+	notAnswering := flow("10.9.9.9:30053", epB) // outside of nodePortAddresses
+	loopback := flow("127.0.0.1:30053", epB)
+	claimed := flow("192.0.2.1:30054", epC)
+	k := &fake{t: t, table: []Flow{flow("192.0.2.1:30053", epB), elsewhere, elsewhere, notAnswering, loopback, claimed}}
+	dns, own := udp(epA), port("own", service.IPv4, ats(epC), service.Frontend{Kind: service.ExternalIP, Addr: addr("192.0.2.1"), Port: 30054})
+	now := snapshot(dns, own)
+	n, err := (&Reconciler{Driver: k}).Reconcile(t.Context(),
+		[]Rule{rule(nodePort, epA), rule(service.Frontend{Port: 30054}, epA)}, now)
+	if n != 1 || err != nil {
+		t.Errorf("Reconcile = %d, %v, want 1", n, err)
+	}
+	k.expect(elsewhere, elsewhere, notAnswering, loopback, claimed)
+	if want := []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}; !slices.Equal(want, k.asked) {
+		t.Errorf("asked for %v, want %v, each once", k.asked, want)
+	}
+}
+
+func TestReconcileInBatches(t *testing.T) {
+	k := &fake{t: t}
+	for i := range 300 {
+		f := flow("10.96.0.10:53", epA)
+		f.ID = uint32(i)
+		k.table = append(k.table, f)
+	}
+	n, err := (&Reconciler{Driver: k}).Reconcile(t.Context(), []Rule{gone(clusterIP)}, snapshot())
+	if want := []int{batch, batch, 300 - 2*batch}; n != 300 || err != nil || !slices.Equal(want, k.batches) {
+		t.Errorf("Reconcile = %d, %v in batches of %v, want 300 in %v", n, err, k.batches, want)
+	}
+	k.expect()
+}
+
+func TestReconcileReports(t *testing.T) {
+	k := &fake{t: t, table: []Flow{flow("10.96.0.10:53", epB), flow("192.0.2.1:30053", epB)},
+		dumpErr: errors.ErrUnsupported, deleteErr: errors.New("no"), localErr: errors.New("who knows")}
+	_, err := (&Reconciler{Driver: k}).Reconcile(t.Context(), []Rule{rule(nodePort, epA), rule(clusterIP, epA)}, snapshot())
+	if !errors.Is(err, errors.ErrUnsupported) || len(k.dumps) != 1 {
+		t.Errorf("Reconcile = %v after %d dumps, want one dump and %v", err, len(k.dumps), errors.ErrUnsupported)
+	}
+	for _, part := range []string{"list IPv4 conntrack entries", "whether 192.0.2.1 is the node's"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("Reconcile = %v, which lacks %q", err, part)
+		}
+	}
+}

@@ -1,0 +1,155 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// socket speaks ctnetlink. It reads into one buffer, where netlink.Conn would
+// allocate each message.
+type socket struct {
+	ctx     context.Context
+	conn    *netlink.Conn
+	raw     syscall.RawConn
+	unbound func()
+}
+
+const (
+	// readSize is the most that the kernel puts into one datagram of a dump.
+	readSize = 32 << 10
+	// socketBuffer holds what the kernel answers while nobody reads.
+	socketBuffer = 1 << 20
+)
+
+func dial(ctx context.Context) (*socket, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) {
+			err = fmt.Errorf("%w: the kernel lacks nfnetlink: %w", errors.ErrUnsupported, err)
+		}
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	// Both only make things faster or errors shorter.
+	_ = conn.SetReadBuffer(socketBuffer)
+	_ = conn.SetOption(netlink.CapAcknowledge, true)
+	return &socket{ctx, conn, raw, bound(ctx, conn)}, nil
+}
+
+func (s *socket) close() {
+	s.unbound()
+	s.conn.Close()
+}
+
+// bound makes reads from c fail once ctx ends, until the function that it
+// returns is called.
+func bound(ctx context.Context, c *netlink.Conn) func() {
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
+	return func() { stop() }
+}
+
+// send sends all requests in one datagram, numbered from 1.
+func (s *socket) send(requests [][]byte, typ netlink.HeaderType, last netlink.HeaderFlags) error {
+	ms := make([]netlink.Message, len(requests))
+	for i, data := range requests {
+		ms[i] = netlink.Message{
+			Header: netlink.Header{Type: subsystem | typ, Flags: netlink.Request, Sequence: uint32(i + 1)},
+			Data:   data,
+		}
+	}
+	ms[len(ms)-1].Header.Flags |= last
+	_, err := s.conn.SendMessages(ms)
+	return err
+}
+
+// receive calls each with every message until it returns false or an error.
+func (s *socket) receive(each func(message) (more bool, err error)) error {
+	buf := make([]byte, readSize)
+	for {
+		n, err := s.read(buf)
+		if err != nil {
+			return cmp.Or(s.ctx.Err(), err)
+		}
+		for m := range messages(buf[:n]) {
+			if more, err := each(m); err != nil || !more {
+				return err
+			}
+		}
+	}
+}
+
+// read reads one datagram.
+func (s *socket) read(buf []byte) (int, error) {
+	var (
+		n   int
+		err error
+	)
+	wait := s.raw.Read(func(fd uintptr) bool {
+		n, _, err = unix.Recvfrom(int(fd), buf, unix.MSG_TRUNC)
+		return err != unix.EAGAIN
+	})
+	switch {
+	case wait != nil:
+		return 0, fmt.Errorf("read netlink socket: %w", wait)
+	case err != nil:
+		return 0, fmt.Errorf("read netlink socket: %w", err)
+	case n > len(buf):
+		return 0, fmt.Errorf("read netlink socket: %d bytes: %w", n, errShort)
+	}
+	return n, nil
+}
+
+// err returns what a Done or Error message says.
+func (m message) err() error {
+	if len(m.data) < 4 {
+		return nil
+	}
+	if code := int32(binary.NativeEndian.Uint32(m.data)); code < 0 {
+		return unix.Errno(-code)
+	}
+	return nil
+}
+
+// encodeRoute returns the payload, a struct rtmsg and the address, that asks
+// for the route to addr.
+func encodeRoute(addr netip.Addr) ([]byte, error) {
+	ae := netlink.NewAttributeEncoder()
+	ae.Bytes(unix.RTA_DST, addr.AsSlice())
+	attrs, err := ae.Encode()
+	if err != nil {
+		return nil, fmt.Errorf("encode route request: %w", err)
+	}
+	b := make([]byte, unix.SizeofRtMsg)
+	b[0], b[1] = unix.AF_INET, byte(addr.BitLen())
+	if !addr.Is4() {
+		b[0] = unix.AF_INET6
+	}
+	return append(b, attrs...), nil
+}
+
+// routeType returns the type in a struct rtmsg, RTN_UNSPEC if there is none.
+func routeType(b []byte) byte {
+	if len(b) < unix.SizeofRtMsg {
+		return unix.RTN_UNSPEC
+	}
+	return b[7]
+}
