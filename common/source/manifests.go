@@ -1,0 +1,130 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes
+// and Lists of them as YAML or JSON.
+//
+// It holds on to what it has. A file that cannot be read or parsed leaves
+// everything it held before in force, an object that cannot be decoded only
+// its own last good version; both are reported. So is an object that occurs
+// twice: the first one counts, in the order of Paths and then of file names.
+// An object without a namespace is in "default". Endpoints serve only
+// Services without any EndpointSlice.
+type Manifests struct {
+	// Paths are files and directories. Of a directory its own files named
+	// .yaml, .yml or .json are read, hidden ones excepted.
+	Paths    []string
+	NodeName string        // the Node to deliver
+	Poll     time.Duration // between looks without a notification; 0 means 10 s
+
+	// Report, if set, is told about each problem once while it lasts.
+	Report func(error)
+	// Note, if set, is told once about each kind of object that is ignored.
+	Note func(string)
+}
+
+const defaultPoll = 10 * time.Second
+
+// Run delivers what the files hold and follows their changes until ctx ends.
+// Only a path that does not exist at the start is an error.
+func (m *Manifests) Run(ctx context.Context, sink Sink) error {
+	if err := m.exist(); err != nil {
+		return err
+	}
+	w := newWatch(m.Paths)
+	defer w.close()
+	l := newLibrary(m)
+	l.refresh(sink, w.add())
+	sink.Synced()
+	poll := m.Poll
+	if poll <= 0 {
+		poll = defaultPoll
+	}
+	for w.wait(ctx, min(poll, l.pending())) {
+		// The watches come first: what changes after them is noticed.
+		l.refresh(sink, w.add())
+	}
+	return nil
+}
+
+// Load delivers what the files hold now, then Synced, and returns everything
+// that is wrong with them, joined. If a path does not exist it delivers
+// nothing.
+func (m *Manifests) Load(_ context.Context, sink Sink) error {
+	if err := m.exist(); err != nil {
+		return err
+	}
+	l := newLibrary(m)
+	l.report = nil
+	l.refresh(sink, nil)
+	sink.Synced()
+	return errors.Join(l.problems...)
+}
+
+func (m *Manifests) exist() error {
+	if len(m.Paths) == 0 {
+		return errors.New("read manifests: no path given; want a file or a directory")
+	}
+	var errs []error
+	for _, p := range m.Paths {
+		if _, err := os.Stat(p); err != nil {
+			errs = append(errs, fmt.Errorf("read manifests: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// listing is what one of the paths named when it was last readable.
+type listing struct {
+	files []string
+	err   error
+}
+
+// list updates l for path. A path that is gone keeps its files: a volume
+// that is not mounted is no reason to forget Services.
+func (l *listing) list(path string) {
+	info, err := os.Stat(path)
+	if err == nil && !info.IsDir() {
+		*l = listing{files: []string{filepath.Clean(path)}}
+		return
+	}
+	var entries []os.DirEntry
+	if err == nil {
+		entries, err = os.ReadDir(path)
+	}
+	if err != nil {
+		l.err = fmt.Errorf("read manifests: %w", err)
+		if len(l.files) > 0 {
+			l.err = fmt.Errorf("%w; what it held stays in force", l.err)
+		}
+		return
+	}
+	*l = listing{}
+	for _, e := range entries {
+		if isManifest(e.Name()) {
+			l.files = append(l.files, filepath.Join(path, e.Name()))
+		}
+	}
+}
+
+func isManifest(name string) bool {
+	if name[0] == '.' {
+		return false
+	}
+	switch filepath.Ext(name) {
+	case ".yaml", ".yml", ".json":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,272 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// decoder turns the content of files into objects.
+type decoder struct {
+	note  func(string)
+	noted map[string]bool
+}
+
+// decoded is the content of one file. With anything broken the rest cannot
+// be relied on; what is bad stands for itself.
+type decoded struct {
+	objects []object
+	bad     []bad
+	broken  []error
+}
+
+// bad is an object that cannot be used. Its key is zero if it cannot be
+// told.
+type bad struct {
+	key key
+	err error
+}
+
+func (d *decoder) decode(content []byte) *decoded {
+	out := &decoded{}
+	for _, doc := range documents(content) {
+		text, strict, err := doc.toJSON()
+		if err != nil {
+			out.broken = append(out.broken, doc.wrap(err))
+			continue
+		}
+		if string(text) == "null" {
+			continue // comments only
+		}
+		d.object(item{doc: doc, text: text, strict: strict}, out)
+	}
+	return out
+}
+
+// toJSON returns the document as JSON. strict says what only a lenient
+// reader takes: a key given twice.
+func (d document) toJSON() (text []byte, strict, err error) {
+	if d.json {
+		return d.text, nil, nil
+	}
+	text, strict = yaml.YAMLToJSONStrict(d.text)
+	if strict == nil {
+		return text, nil, nil
+	}
+	text, err = yaml.YAMLToJSON(d.text)
+	return text, d.absolute(strict), d.absolute(err)
+}
+
+// absolute makes the line numbers in a YAML error those of the file.
+func (d document) absolute(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := regexp.MustCompile(`\bline (\d+):`).ReplaceAllStringFunc(err.Error(), func(s string) string {
+		n, _ := strconv.Atoi(strings.Trim(s, "line :"))
+		return fmt.Sprintf("line %d:", n+d.line-1)
+	})
+	for _, prefix := range []string{"error converting YAML to JSON: ", "yaml: ", "unmarshal errors:\n  "} {
+		text = strings.TrimPrefix(text, prefix)
+	}
+	return errors.New(strings.ReplaceAll(text, "\n  ", "; "))
+}
+
+// item is an object to decode, by itself or in a List.
+type item struct {
+	doc    document
+	text   []byte
+	strict error  // what is wrong though it can be read
+	kind   string // if it does not say so itself
+	api    string // likewise
+	within string // the place in a List, "" outside
+	depth  int
+}
+
+// header is what every object has.
+type header struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
+	} `json:"metadata"`
+}
+
+func (i item) wrap(what string, err error) error {
+	if i.within != "" {
+		what = strings.TrimSuffix(i.within+": "+what, ": ")
+	}
+	if what != "" {
+		err = fmt.Errorf("%s: %w", what, err)
+	}
+	return i.doc.wrap(err)
+}
+
+// namespaceDefault is where objects live that do not say.
+const namespaceDefault = metav1.NamespaceDefault
+
+// object decodes one item into out.
+func (d *decoder) object(i item, out *decoded) {
+	var h header
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &h); err != nil {
+		out.bad = append(out.bad, bad{err: i.wrap("", typeError(i.text, &header{}, err))})
+		return
+	}
+	if h.Kind == "" && h.APIVersion == "" {
+		h.Kind, h.APIVersion = i.kind, i.api
+	}
+	if h.Kind == "" || h.APIVersion == "" {
+		out.bad = append(out.bad, bad{err: i.wrap("", errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service"))})
+		return
+	}
+	name := h.APIVersion + " " + h.Kind
+	if of, ok := listOf(name); ok {
+		d.list(i, of, out)
+		return
+	}
+	value, namespaced := newObject(name)
+	if value == nil {
+		d.ignore(name)
+		return
+	}
+	k := key{kind: h.Kind}
+	k.name.Name = h.Metadata.Name
+	if namespaced {
+		k.name.Namespace = h.Metadata.Namespace
+		if k.name.Namespace == "" {
+			k.name.Namespace = namespaceDefault
+		}
+	}
+	if err := i.fill(value, k); err != nil {
+		out.bad = append(out.bad, bad{k, i.wrap(k.String(), err)})
+		return
+	}
+	out.objects = append(out.objects, object{k, value})
+}
+
+// newObject returns an empty object of one of the kinds that matter, nil for
+// others.
+func newObject(name string) (value metav1.Object, namespaced bool) {
+	switch name {
+	case "v1 Service":
+		return &corev1.Service{}, true
+	case "v1 Endpoints":
+		return &corev1.Endpoints{}, true
+	case "v1 Node":
+		return &corev1.Node{}, false
+	case "discovery.k8s.io/v1 EndpointSlice":
+		return &discoveryv1.EndpointSlice{}, true
+	}
+	return nil, false
+}
+
+// listOf returns what the items of a kind of list are unless they say so.
+func listOf(name string) (of [2]string, ok bool) {
+	if name == "v1 List" {
+		return of, true
+	}
+	item, ok := strings.CutSuffix(name, "List")
+	if v, _ := newObject(item); !ok || v == nil {
+		return of, false
+	}
+	api, kind, _ := strings.Cut(item, " ")
+	return [2]string{api, kind}, true
+}
+
+// maxDepth bounds Lists within Lists.
+const maxDepth = 4
+
+func (d *decoder) list(i item, of [2]string, out *decoded) {
+	if i.strict != nil {
+		out.bad = append(out.bad, bad{err: i.wrap("", i.strict)})
+	}
+	var l struct {
+		Items []json.RawMessage `json:"items"`
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &l); err != nil {
+		out.bad = append(out.bad, bad{err: i.wrap("", typeError(i.text, &l, err))})
+		return
+	}
+	if i.depth == maxDepth {
+		out.bad = append(out.bad, bad{err: i.wrap("", fmt.Errorf("more than %d Lists within each other", maxDepth))})
+		return
+	}
+	for n, text := range l.Items {
+		if string(text) == "null" {
+			continue
+		}
+		within := fmt.Sprintf("items[%d]", n)
+		if i.within != "" {
+			within = i.within + "." + within
+		}
+		d.object(item{doc: i.doc, text: text, api: of[0], kind: of[1], within: within, depth: i.depth + 1}, out)
+	}
+}
+
+func (d *decoder) ignore(name string) {
+	if d.note != nil && !d.noted[name] {
+		d.note(fmt.Sprintf("objects of kind %s are ignored; a manifest's Services, EndpointSlices, Endpoints and Nodes count", name))
+	}
+	d.noted[name] = true
+}
+
+// fill decodes the item into value and checks what identifies it.
+func (i item) fill(value metav1.Object, k key) error {
+	var errs []error
+	if i.strict != nil {
+		errs = append(errs, i.strict)
+	}
+	strict, err := kjson.UnmarshalStrict(i.text, value)
+	if err != nil {
+		return joinLine(append(errs, typeError(i.text, value, err)))
+	}
+	for _, err := range strict {
+		errs = append(errs, i.explain(value, err))
+	}
+	value.SetNamespace(k.name.Namespace)
+	value.SetManagedFields(nil)
+	return joinLine(append(errs, identity(value)...))
+}
+
+// identity checks the names that end up in rules and logs.
+func identity(o metav1.Object) []error {
+	var errs []error
+	check := func(field, value, want string, faults []string) {
+		if value == "" {
+			errs = append(errs, fmt.Errorf("%s is missing", field))
+		} else if len(faults) > 0 {
+			errs = append(errs, fmt.Errorf("%s: %.80q is no name; want %s", field, value, want))
+		}
+	}
+	const label = "at most 63 lower-case letters, digits and dashes"
+	name := o.GetName()
+	if _, ok := o.(*corev1.Node); ok {
+		name = strings.ToLower(name) // some systems report their names in capitals
+	}
+	check("metadata.name", name, "at most 253 lower-case letters, digits, dashes and dots", validation.IsDNS1123Subdomain(name))
+	if ns := o.GetNamespace(); ns != "" {
+		check("metadata.namespace", ns, label, validation.IsDNS1123Label(ns))
+	}
+	if s, ok := o.(*corev1.Service); ok {
+		for i, p := range s.Spec.Ports {
+			if p.Name != "" {
+				check(fmt.Sprintf("spec.ports[%d].name", i), p.Name, label, validation.IsDNS1123Label(p.Name))
+			}
+		}
+	}
+	return errs
+}

@@ -1,0 +1,196 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	kjson "sigs.k8s.io/json"
+)
+
+// typeError says which field has a value of the wrong type. The standard
+// library is asked again because only it tells the whole path.
+func typeError(text []byte, like any, err error) error {
+	into := reflect.New(reflect.TypeOf(like).Elem()).Interface()
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(json.Unmarshal(text, into), &wrong) {
+		return err
+	}
+	if wrong.Field == "" {
+		return fmt.Errorf("want an object, found %s", article(wrong.Value))
+	}
+	return fmt.Errorf("%s: want %s, found %s", wrong.Field, expected(wrong.Type), article(wrong.Value))
+}
+
+func article(value string) string {
+	if strings.HasPrefix(value, "number ") {
+		return value
+	}
+	switch value {
+	case "array":
+		return "a list"
+	case "bool":
+		return "true or false"
+	case "object":
+		return "an object"
+	}
+	return "a " + value
+}
+
+func expected(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map, reflect.Pointer:
+		return "an object"
+	}
+	return "a number that fits " + t.Kind().String()
+}
+
+// explain adds to a strict decoding error the line, if it is plain, and the
+// field that was probably meant.
+func (i item) explain(value any, err error) error {
+	var field kjson.FieldError
+	if !errors.As(err, &field) {
+		return err
+	}
+	path := field.FieldPath()
+	parent, last := "", path
+	if n := strings.LastIndexByte(path, '.'); n >= 0 {
+		parent, last = path[:n], path[n+1:]
+	}
+	if strings.Contains(err.Error(), "unknown field") {
+		if near := closest(last, fieldsAt(reflect.TypeOf(value), parent)); near != "" {
+			err = fmt.Errorf("%w; did you mean %s?", err, near)
+		}
+	}
+	if line := i.doc.lineOf(last); line > 0 {
+		err = fmt.Errorf("line %d: %w", line, err)
+	}
+	return err
+}
+
+// lineOf returns the line where a key stands, 0 if there is not exactly one.
+func (d document) lineOf(name string) int {
+	found, line := 0, d.line
+	for row := range bytes.Lines(d.text) {
+		row = bytes.TrimLeft(row, " \t-{")
+		row = bytes.TrimPrefix(row, []byte(`"`))
+		rest, ok := bytes.CutPrefix(row, []byte(name))
+		if ok && bytes.HasPrefix(bytes.TrimLeft(rest, "\" \t"), []byte(":")) {
+			if found > 0 {
+				return 0
+			}
+			found = line
+		}
+		line++
+	}
+	return found
+}
+
+// fieldsAt lists the JSON names of the fields under path, such as
+// "spec.ports[0]", in a type.
+func fieldsAt(t reflect.Type, path string) []string {
+	for _, step := range strings.Split(path, ".") {
+		name, _, _ := strings.Cut(step, "[")
+		next, ok := fieldNames(t)[name]
+		if name != "" && !ok {
+			return nil
+		}
+		if name != "" {
+			t = next
+		}
+	}
+	var names []string
+	for name := range fieldNames(t) {
+		names = append(names, name)
+	}
+	return names
+}
+
+// fieldNames returns a struct's fields by JSON name, those of its inlined
+// structs included.
+func fieldNames(t reflect.Type) map[string]reflect.Type {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
+		t = t.Elem()
+	}
+	fields := map[string]reflect.Type{}
+	if t.Kind() != reflect.Struct {
+		return fields
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case name != "" && name != "-":
+			fields[name] = f.Type
+		case f.Anonymous && name == "":
+			for n, sub := range fieldNames(f.Type) {
+				fields[n] = sub
+			}
+		}
+	}
+	return fields
+}
+
+// closest returns the name that a slip of the hand turns into the one given,
+// "" if none is near.
+func closest(name string, candidates []string) string {
+	best, least := "", len(name)/3+2
+	if len(name) > 64 {
+		return ""
+	}
+	for _, c := range candidates {
+		d := distance(strings.ToLower(name), strings.ToLower(c))
+		if d < least || d == least && best != "" && c < best {
+			best, least = c, d
+		}
+	}
+	return best
+}
+
+// distance counts the letters to insert, drop or replace.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// joinLine joins errors on one line.
+func joinLine(errs []error) error {
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	texts := make([]string, len(errs))
+	for i, err := range errs {
+		texts[i] = err.Error()
+	}
+	return errors.New(strings.Join(texts, "; "))
+}

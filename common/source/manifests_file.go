@@ -1,0 +1,175 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// file is what is known of one manifest file.
+type file struct {
+	path string
+	info fs.FileInfo // as of the last reading, nil if it did not succeed
+	at   time.Time   // of the last reading
+	sum  [sha256.Size]byte
+	// objects are the good ones of the last good state, problems what is
+	// wrong now.
+	objects  []object
+	problems []error
+	// emptied is when the file was first seen without content after it had
+	// objects.
+	emptied time.Time
+}
+
+const (
+	maxFile = 32 << 20
+	// Some file systems keep times to the second only, or two of them. A
+	// file that had just been written when it was read can have been written
+	// again without a trace.
+	timeGrain = 3 * time.Second
+	// Whoever redirects a slow command into a file empties it long before
+	// there is anything to write.
+	emptyGrace = 2 * time.Second
+)
+
+// refresh reads the file if it may have changed.
+func (f *file) refresh(d *decoder, now time.Time) {
+	info, err := os.Stat(f.path)
+	if _, gone := os.Lstat(f.path); err != nil && errors.Is(gone, fs.ErrNotExist) {
+		return // since its directory was listed; that will be noticed
+	}
+	if err == nil {
+		err = readable(info)
+	}
+	if err != nil {
+		f.broken(err)
+		return
+	}
+	if f.info != nil && f.emptied.IsZero() && os.SameFile(f.info, info) && f.info.Size() == info.Size() &&
+		f.info.ModTime().Equal(info.ModTime()) && f.at.Sub(info.ModTime()) > timeGrain {
+		return
+	}
+	content, err := readFile(f.path)
+	if err != nil {
+		f.broken(err)
+		return
+	}
+	if f.beingWritten(content, now) {
+		return
+	}
+	sum := sha256.Sum256(content)
+	known := f.info != nil && sum == f.sum
+	f.info, f.at, f.sum = info, now, sum
+	if !known {
+		f.parse(d, content)
+	}
+}
+
+// beingWritten reports that a file which held objects has lost its content
+// only just now.
+func (f *file) beingWritten(content []byte, now time.Time) bool {
+	if len(content) > 0 || len(f.objects) == 0 {
+		f.emptied = time.Time{}
+		return false
+	}
+	if f.emptied.IsZero() {
+		f.emptied = now
+	}
+	if now.Sub(f.emptied) < emptyGrace {
+		return true
+	}
+	f.emptied = time.Time{}
+	return false
+}
+
+// broken keeps the last good state and has the file read again next time.
+func (f *file) broken(errs ...error) {
+	f.info, f.problems, f.emptied = nil, nil, time.Time{}
+	for _, err := range errs {
+		var p *fs.PathError
+		if errors.As(err, &p) {
+			err = p.Err // the path is said already
+		}
+		err = fmt.Errorf("manifest %s: %w", f.path, err)
+		if len(f.objects) > 0 {
+			err = fmt.Errorf("%w; the file's last good state stays in force", err)
+		}
+		f.problems = append(f.problems, err)
+	}
+}
+
+func (f *file) parse(d *decoder, content []byte) {
+	got := d.decode(content)
+	if len(got.broken) > 0 {
+		info := f.info
+		f.broken(got.broken...)
+		f.info = info // it need not be parsed again to know that
+		return
+	}
+	f.problems = nil
+	for _, b := range got.bad {
+		err := fmt.Errorf("manifest %s: %w", f.path, b.err)
+		if old, ok := f.object(b.key); ok {
+			got.objects = append(got.objects, old)
+			err = fmt.Errorf("%w; its last good version stays in force", err)
+		}
+		f.problems = append(f.problems, err)
+	}
+	f.objects = got.objects
+}
+
+func (f *file) object(k key) (object, bool) {
+	for _, o := range f.objects {
+		if o.key == k && k.kind != "" {
+			return o, true
+		}
+	}
+	return object{}, false
+}
+
+// readable refuses what is no file or too large, before opening it could
+// block.
+func readable(info fs.FileInfo) error {
+	mode := info.Mode()
+	what := ""
+	switch {
+	case mode.IsRegular():
+	case mode.IsDir():
+		what = "a directory"
+	case mode&fs.ModeNamedPipe != 0:
+		what = "a named pipe"
+	case mode&fs.ModeDevice != 0:
+		what = "a device"
+	case mode&fs.ModeSocket != 0:
+		what = "a socket"
+	default:
+		what = "of type " + mode.Type().String()
+	}
+	if what != "" {
+		return fmt.Errorf("is %s; want a regular file", what)
+	}
+	if info.Size() > maxFile {
+		return fmt.Errorf("has %d bytes; want at most %d", info.Size(), maxFile)
+	}
+	return nil
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(content) > maxFile {
+		err = fmt.Errorf("grew past %d bytes", maxFile)
+	}
+	return content, err
+}

@@ -1,0 +1,236 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// key identifies an object. The zero key is one that cannot be told.
+type key struct {
+	kind string
+	name types.NamespacedName
+}
+
+// String quotes what is not plain, as nobody has checked the names yet.
+func (k key) String() string {
+	plain := func(s string) string {
+		if q := strconv.Quote(s); q != `"`+s+`"` || len(s) > 253 {
+			return fmt.Sprintf("%.80q", s)
+		}
+		return s
+	}
+	if k.name.Namespace == "" {
+		return k.kind + " " + plain(k.name.Name)
+	}
+	return k.kind + " " + plain(k.name.Namespace) + "/" + plain(k.name.Name)
+}
+
+// kindOrder is also the order of delivery.
+const kindOrder = "Node Service EndpointSlice"
+
+func compareKeys(a, b key) int {
+	return cmp.Or(
+		cmp.Compare(strings.Index(kindOrder, a.kind), strings.Index(kindOrder, b.kind)),
+		cmp.Compare(a.name.Namespace, b.name.Namespace),
+		cmp.Compare(a.name.Name, b.name.Name),
+	)
+}
+
+// object is a decoded *corev1.Service, *corev1.Node, *corev1.Endpoints or
+// *discoveryv1.EndpointSlice.
+type object struct {
+	key   key
+	value any
+}
+
+// library knows all files and what of them was delivered.
+type library struct {
+	decoder   decoder
+	node      string
+	paths     []string
+	listings  map[string]*listing
+	files     map[string]*file
+	delivered map[key]any
+
+	report   func(error)
+	problems []error // as of the last refresh
+	reported map[string]bool
+}
+
+func newLibrary(m *Manifests) *library {
+	return &library{
+		decoder:   decoder{note: m.Note, noted: map[string]bool{}},
+		node:      normalizeNode(m.NodeName),
+		paths:     m.Paths,
+		listings:  map[string]*listing{},
+		files:     map[string]*file{},
+		delivered: map[key]any{},
+		report:    m.Report,
+		reported:  map[string]bool{},
+	}
+}
+
+func normalizeNode(name string) string {
+	return strings.ToLower(strings.TrimSpace(name))
+}
+
+// refresh looks at all files and tells the sink what changed. The given
+// problem, if any, is reported with those found.
+func (l *library) refresh(sink Sink, problem error) {
+	l.problems = nil
+	if problem != nil {
+		l.problems = append(l.problems, problem)
+	}
+	files := l.look(time.Now())
+	wanted := l.merge(files)
+	l.deliver(sink, wanted)
+	l.tell()
+}
+
+// look brings the files up to date and returns them in order.
+func (l *library) look(now time.Time) []*file {
+	var order []*file
+	seen := map[string]*file{}
+	for _, path := range l.paths {
+		if l.listings[path] == nil {
+			l.listings[path] = &listing{}
+		}
+		dir := l.listings[path]
+		dir.list(path)
+		if dir.err != nil {
+			l.problems = append(l.problems, dir.err)
+		}
+		for _, name := range dir.files {
+			if seen[name] != nil {
+				continue
+			}
+			f := l.files[name]
+			if f == nil {
+				f = &file{path: name}
+			}
+			if dir.err == nil {
+				f.refresh(&l.decoder, now)
+			}
+			seen[name] = f
+			order = append(order, f)
+		}
+	}
+	l.files = seen
+	return order
+}
+
+// merge returns what the files hold together: of objects of one name the
+// first, and Endpoints only where there are no slices.
+func (l *library) merge(files []*file) map[key]any {
+	type first struct {
+		object
+		path string
+	}
+	seen := map[key]first{}
+	sliced := map[types.NamespacedName]bool{}
+	for _, f := range files {
+		l.problems = append(l.problems, f.problems...)
+		for _, o := range f.objects {
+			if have, dup := seen[o.key]; dup {
+				l.problems = append(l.problems, fmt.Errorf("manifest %s: %s is ignored: %s has it already", f.path, o.key, have.path))
+				continue
+			}
+			seen[o.key] = first{o, f.path}
+			if s, ok := o.value.(*discoveryv1.EndpointSlice); ok {
+				sliced[types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}] = true
+			}
+		}
+	}
+	wanted := make(map[key]any, len(seen))
+	for k, o := range seen {
+		switch v := o.value.(type) {
+		case *corev1.Endpoints:
+			if !sliced[k.name] {
+				addSlices(wanted, v)
+			}
+		case *corev1.Node:
+			if normalizeNode(v.Name) == l.node {
+				wanted[k] = v
+			}
+		default:
+			wanted[k] = v
+		}
+	}
+	return wanted
+}
+
+func addSlices(to map[key]any, e *corev1.Endpoints) {
+	for _, s := range slicesOf(e) {
+		to[key{"EndpointSlice", types.NamespacedName{Namespace: s.Namespace, Name: s.Name}}] = s
+	}
+}
+
+// deliver tells the sink the difference, what is new before what is gone, so
+// that endpoints which change slices are never missing.
+func (l *library) deliver(sink Sink, wanted map[key]any) {
+	for _, k := range slices.SortedFunc(maps.Keys(wanted), compareKeys) {
+		v := wanted[k]
+		if old, ok := l.delivered[k]; ok && (old == v || reflect.DeepEqual(old, v)) {
+			wanted[k] = old
+			continue
+		}
+		switch v := v.(type) {
+		case *corev1.Node:
+			sink.SetNode(v)
+		case *corev1.Service:
+			sink.SetService(v)
+		case *discoveryv1.EndpointSlice:
+			sink.SetSlice(v)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(l.delivered), compareKeys) {
+		if _, ok := wanted[k]; ok {
+			continue
+		}
+		switch k.kind {
+		case "Node":
+			sink.DeleteNode()
+		case "Service":
+			sink.DeleteService(k.name)
+		case "EndpointSlice":
+			sink.DeleteSlice(k.name)
+		}
+	}
+	l.delivered = wanted
+}
+
+// tell reports the problems that were not there last time.
+func (l *library) tell() {
+	now := make(map[string]bool, len(l.problems))
+	for _, err := range l.problems {
+		text := err.Error()
+		if l.report != nil && !l.reported[text] && !now[text] {
+			l.report(err)
+		}
+		now[text] = true
+	}
+	l.reported = now
+}
+
+// pending returns how soon to look again without being told to.
+func (l *library) pending() time.Duration {
+	for _, f := range l.files {
+		if !f.emptied.IsZero() {
+			return emptyGrace / 4
+		}
+	}
+	return time.Duration(1<<63 - 1)
+}

@@ -1,0 +1,33 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Opening a named pipe that nobody writes to would block for ever.
+func TestLoadNamedPipe(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "a.yaml")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "b.yaml"), serviceYAML("b", "10.96.0.2"))
+	for name, paths := range map[string][]string{"in a directory": {dir}, "named": {pipe, dir}, "device": {"/dev/zero", dir}} {
+		var r recorder
+		err := (&Manifests{Paths: paths}).Load(context.Background(), &r)
+		if err == nil || !strings.Contains(err.Error(), "want a regular file") {
+			t.Errorf("%s: Load = %v, want an error about the kind of file", name, err)
+		}
+		if len(r.calls) != 2 {
+			t.Errorf("%s: calls = %q, want those of b.yaml", name, r.calls)
+		}
+	}
+}

@@ -1,0 +1,266 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// run starts m on the paths and waits for Synced. The returned calls are
+// those before it.
+func run(t *testing.T, m *Manifests) (*recorder, []string) {
+	t.Helper()
+	r := &recorder{}
+	m.Report = r.report
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx, r) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v, want nil", err)
+		}
+	})
+	r.wait(t, "synced")
+	calls, _ := r.take()
+	return r, calls
+}
+
+func rename(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mkdir(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRunFollows(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(t *testing.T, dir string)
+		want   []string
+	}{
+		"written in place": {
+			func(t *testing.T, dir string) { write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.9")) },
+			[]string{"set service shop/a 10.96.0.9"},
+		},
+		"renamed over": {
+			func(t *testing.T, dir string) {
+				write(t, dir+"/.a.tmp", serviceYAML("a", "10.96.0.9"))
+				rename(t, dir+"/.a.tmp", dir+"/a.yaml")
+			},
+			[]string{"set service shop/a 10.96.0.9"},
+		},
+		"moved away and written anew": {
+			func(t *testing.T, dir string) {
+				rename(t, dir+"/a.yaml", dir+"/a.yaml~")
+				write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.9"))
+			},
+			[]string{"set service shop/a 10.96.0.9"},
+		},
+		"new file": {
+			func(t *testing.T, dir string) {
+				write(t, dir+"/c.json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"c"}}`)
+			},
+			[]string{"set service default/c "},
+		},
+		"file removed": {
+			func(t *testing.T, dir string) { remove(t, dir+"/a.yaml") },
+			[]string{"delete service shop/a"},
+		},
+		"directory replaced": {
+			func(t *testing.T, dir string) {
+				rename(t, dir, dir+".old")
+				mkdir(t, dir)
+				write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.7"))
+			},
+			[]string{"set service shop/b 10.96.0.7", "delete service shop/a"},
+		},
+		"object moved to another file": {
+			func(t *testing.T, dir string) {
+				write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.2")+"---\n"+serviceYAML("a", "10.96.0.8"))
+				remove(t, dir+"/a.yaml")
+			},
+			[]string{"set service shop/a 10.96.0.8"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "m")
+			mkdir(t, dir)
+			write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
+			write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.2"))
+			r, before := run(t, &Manifests{Paths: []string{dir}, Poll: time.Hour})
+			if diff := cmp.Diff([]string{"set service shop/a 10.96.0.1", "set service shop/b 10.96.0.2", "synced"}, before); diff != "" {
+				t.Errorf("first calls (-want +got):\n%s", diff)
+			}
+			tt.change(t, dir)
+			r.wait(t, tt.want...)
+			got, errs := r.take()
+			if diff := cmp.Diff(tt.want, got); diff != "" || len(errs) > 0 {
+				t.Errorf("calls (-want +got):\n%s\nproblems: %q", diff, errs)
+			}
+		})
+	}
+}
+
+// A ConfigMap volume: the files are links through ..data, which is swapped.
+func TestRunVolume(t *testing.T) {
+	dir := t.TempDir()
+	version := func(name, ip string) {
+		mkdir(t, filepath.Join(dir, name))
+		write(t, filepath.Join(dir, name, "a.yaml"), serviceYAML("a", ip))
+		if err := os.Symlink(name, filepath.Join(dir, "..tmp")); err != nil {
+			t.Fatal(err)
+		}
+		rename(t, filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data"))
+	}
+	version("..1", "10.96.0.1")
+	if err := os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{"directory": dir, "file": filepath.Join(dir, "a.yaml")} {
+		r, _ := run(t, &Manifests{Paths: []string{path}, Poll: time.Hour})
+		version("..2"+name, "10.96.0.2")
+		r.wait(t, "set service shop/a 10.96.0.2")
+		remove(t, filepath.Join(dir, "..1"))
+		version("..3"+name, "10.96.0.1")
+		r.wait(t, "set service shop/a 10.96.0.1")
+	}
+}
+
+func TestRunKeepsTheLastGoodState(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(t *testing.T, dir string)
+		errs   []string // how each starts
+	}{
+		"broken file": {
+			func(t *testing.T, dir string) { write(t, dir+"/a.yaml", "kind: [") },
+			[]string{"manifest DIR/a.yaml: document at line 1: line 1: did not find expected node content; the file's last good state stays in force"},
+		},
+		"bad object": {
+			func(t *testing.T, dir string) {
+				write(t, dir+"/a.yaml", strings.Replace(serviceYAML("a", "10.96.0.9"), "clusterIP", "clusterIp", 1))
+			},
+			[]string{`manifest DIR/a.yaml: document at line 1: Service shop/a: unknown field "spec.clusterIp"; did you mean clusterIP?; its last good version stays in force`},
+		},
+		"link to nowhere": {
+			func(t *testing.T, dir string) {
+				if err := os.Symlink("nowhere", dir+"/.l"); err != nil {
+					t.Fatal(err)
+				}
+				rename(t, dir+"/.l", dir+"/a.yaml")
+			},
+			[]string{"manifest DIR/a.yaml: no such file or directory; the file's last good state"},
+		},
+		"directory in its place": {
+			func(t *testing.T, dir string) {
+				remove(t, dir+"/a.yaml")
+				mkdir(t, dir+"/a.yaml")
+			},
+			[]string{"manifest DIR/a.yaml: is a directory; want a regular file; the file's last good state"},
+		},
+		"path gone": {
+			func(t *testing.T, dir string) { rename(t, dir, dir+".old") },
+			[]string{"read manifests: stat DIR: no such file or directory; what it held stays in force"},
+		},
+		"too large": {
+			func(t *testing.T, dir string) {
+				if err := os.Truncate(dir+"/a.yaml", maxFile+1); err != nil {
+					t.Fatal(err)
+				}
+			},
+			[]string{"manifest DIR/a.yaml: has 33554433 bytes; want at most 33554432; the file's"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "m")
+			mkdir(t, dir)
+			write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
+			r, _ := run(t, &Manifests{Paths: []string{dir}, Poll: 30 * time.Millisecond})
+			tt.change(t, dir)
+			calls, errs := afterProblem(t, r)
+			if len(calls) > 0 {
+				t.Errorf("calls = %q, want none", calls)
+			}
+			if len(errs) != len(tt.errs) {
+				t.Fatalf("problems = %q, want %d", errs, len(tt.errs))
+			}
+			for i, want := range tt.errs {
+				if got := strings.ReplaceAll(errs[i], dir, "DIR"); !strings.HasPrefix(got, want) {
+					t.Errorf("problem = %q, want %q", got, want)
+				}
+			}
+		})
+	}
+}
+
+// afterProblem waits for a problem and then for some more looks, which must
+// not report it again.
+func afterProblem(t *testing.T, r *recorder) (calls, errs []string) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for settled := 0; settled < 60; {
+		time.Sleep(2 * time.Millisecond)
+		r.mu.Lock()
+		n := len(r.errs)
+		r.mu.Unlock()
+		if n > 0 {
+			settled++
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no problem was reported")
+		}
+	}
+	return r.take()
+}
+
+func TestRunRecovers(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/a.yaml", "kind: [")
+	r, before := run(t, &Manifests{Paths: []string{dir}, Poll: time.Hour})
+	if diff := cmp.Diff([]string{"synced"}, before); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
+	r.wait(t, "set service shop/a 10.96.0.1")
+}
+
+// A shell empties the file before the command writes to it.
+func TestRunEmptied(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.yaml")
+	write(t, path, serviceYAML("a", "10.96.0.1"))
+	f := &file{path: path}
+	d := &decoder{noted: map[string]bool{}}
+	start := time.Now()
+	f.refresh(d, start)
+	write(t, path, "")
+	for _, tt := range []struct {
+		after time.Duration
+		want  int
+	}{{0, 1}, {emptyGrace - 1, 1}, {emptyGrace, 0}} {
+		if f.refresh(d, start.Add(tt.after)); len(f.objects) != tt.want {
+			t.Errorf("%v after it was emptied: %d objects, want %d", tt.after, len(f.objects), tt.want)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// document is one YAML or JSON document of a file.
+type document struct {
+	line int // where it starts, from 1
+	text []byte
+	json bool
+}
+
+// documents cuts a file apart. What starts with a brace and is JSON
+// throughout is taken as JSON, whatever the file is called; several objects
+// may follow each other.
+func documents(content []byte) []document {
+	content = bytes.TrimPrefix(content, []byte("\xef\xbb\xbf"))
+	if trimmed := bytes.TrimSpace(content); len(trimmed) > 0 && trimmed[0] == '{' {
+		if docs, err := jsonDocuments(content); err == nil {
+			return docs
+		}
+	}
+	return yamlDocuments(content)
+}
+
+func jsonDocuments(content []byte) ([]document, error) {
+	var docs []document
+	d := json.NewDecoder(bytes.NewReader(content))
+	line, at := 1, int64(0)
+	for {
+		var raw json.RawMessage
+		err := d.Decode(&raw)
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		start := d.InputOffset() - int64(len(raw))
+		line += bytes.Count(content[at:start], []byte("\n"))
+		at = start
+		docs = append(docs, document{line, raw, true})
+	}
+}
+
+// yamlDocuments splits at the markers, which YAML reserves at the start of a
+// line even within a block of text.
+func yamlDocuments(content []byte) []document {
+	var docs []document
+	first, start := 1, 0 // of the document at hand
+	line, pos := 1, 0
+	end := func(next, nextLine int) {
+		if text := content[start:pos]; len(bytes.TrimSpace(text)) > 0 {
+			lead := len(text) - len(bytes.TrimLeft(text, "\r\n"))
+			docs = append(docs, document{line: first + bytes.Count(text[:lead], []byte("\n")), text: text[lead:]})
+		}
+		start, first = next, nextLine
+	}
+	for pos < len(content) {
+		next := len(content)
+		if i := bytes.IndexByte(content[pos:], '\n'); i >= 0 {
+			next = pos + i + 1
+		}
+		switch row := content[pos:next]; {
+		case isMarker(row, "---"):
+			end(pos+3, line)
+		case isMarker(row, "..."):
+			end(next, line+1)
+		}
+		pos = next
+		line++
+	}
+	end(pos, line)
+	return docs
+}
+
+func isMarker(row []byte, marker string) bool {
+	rest, ok := bytes.CutPrefix(row, []byte(marker))
+	return ok && (len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0])))
+}
+
+// wrap adds where in the file err is about.
+func (d document) wrap(err error) error {
+	return fmt.Errorf("document at line %d: %w", d.line, err)
+}

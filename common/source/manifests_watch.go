@@ -1,0 +1,125 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// One save makes several notifications, and a file renamed away is back
+	// before long.
+	quiet = 15 * time.Millisecond
+	// Somebody who never stops writing is not waited for.
+	patience = 500 * time.Millisecond
+)
+
+// watch notices changes of files through the directories they are in, so
+// that it survives renames and symlinks that are swapped.
+type watch struct {
+	paths   []string
+	watcher *fsnotify.Watcher // nil if the system has none to give
+	err     error             // why there is none
+	whole   map[string]bool   // directories in which everything matters
+}
+
+func newWatch(paths []string) *watch {
+	w := &watch{whole: map[string]bool{}}
+	for _, p := range paths {
+		w.paths = append(w.paths, filepath.Clean(p))
+	}
+	w.watcher, w.err = fsnotify.NewWatcher()
+	return w
+}
+
+func (w *watch) close() {
+	if w.watcher != nil {
+		w.watcher.Close()
+	}
+}
+
+// add watches what the paths are now. It returns what hinders it, though
+// polling goes on.
+func (w *watch) add() error {
+	if w.watcher == nil {
+		return fmt.Errorf("watch manifests, polling instead: %w", w.err)
+	}
+	var errs []error
+	for _, p := range w.paths {
+		w.whole[p] = true
+		dirs := []string{filepath.Dir(p)}
+		if info, err := os.Stat(p); err == nil && info.IsDir() {
+			dirs = append(dirs, p)
+		}
+		// A link's target can change where it is.
+		if real, err := filepath.EvalSymlinks(p); err == nil && filepath.Dir(real) != filepath.Dir(p) {
+			w.whole[filepath.Dir(real)] = true
+			dirs = append(dirs, filepath.Dir(real))
+		}
+		for _, dir := range dirs {
+			if err := w.watcher.Add(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("watch %s, polling instead: %w", dir, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// matters reports that an event can concern a manifest. The names that start
+// with two dots are those that mounted volumes swap.
+func (w *watch) matters(e fsnotify.Event) bool {
+	name := filepath.Clean(e.Name)
+	if w.whole[name] || w.whole[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..") {
+		return true
+	}
+	return false
+}
+
+// wait returns true when it is time to look again: something changed and has
+// come to rest, or d is over. It returns false when ctx ends.
+func (w *watch) wait(ctx context.Context, d time.Duration) bool {
+	var events chan fsnotify.Event
+	var errs chan error
+	if w.watcher != nil {
+		events, errs = w.watcher.Events, w.watcher.Errors
+	}
+	rest := time.NewTimer(d)
+	defer rest.Stop()
+	var deadline time.Time
+	settle := func() {
+		now := time.Now()
+		if deadline.IsZero() {
+			deadline = now.Add(patience)
+		}
+		rest.Reset(min(quiet, deadline.Sub(now)))
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-rest.C:
+			return true
+		case e, ok := <-events:
+			if !ok {
+				events = nil
+			} else if w.matters(e) {
+				settle()
+			}
+		case _, ok := <-errs:
+			if !ok {
+				errs = nil
+			} else { // events were lost
+				settle()
+			}
+		}
+	}
+}
