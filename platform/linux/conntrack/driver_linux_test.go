@@ -14,6 +14,8 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"golang.org/x/sys/unix"
+
 	"kubeproxy/common/service"
 )
 
@@ -111,22 +113,28 @@ func TestDelete(t *testing.T) {
 }
 
 // An entry that took the place of the one that was found must stay: it was
-// made by the new rules.
+// made by the new rules, or does not go through a Service at all.
 func TestDeleteSparesSuccessor(t *testing.T) {
-	isolate(t)
 	p := addresses(service.IPv4)
-	inject(t, p.flows(1, to(p.vip, 53), p.a))
-	old := dumped(t, Filter{Family: service.IPv4})
-	if n, err := (Netlink{}).Delete(t.Context(), old); n != 1 || err != nil {
-		t.Fatalf("Delete = %d, %v, want 1", n, err)
-	}
-	successor := p.flows(1, to(p.vip, 53), p.b)
-	inject(t, successor)
-	if n, err := (Netlink{}).Delete(t.Context(), old); n != 0 || err != nil {
-		t.Errorf("Delete = %d, %v, want 0", n, err)
-	}
-	if d := diff(successor, dumped(t, Filter{Family: service.IPv4})); d != "" {
-		t.Errorf("entries left (-want +got):\n%s", d)
+	found := p.flows(1, to(p.vip, 53), p.a)[0]
+	moved, direct := found, found
+	moved.ReplySrc, direct.Dst = p.b, p.a
+	for name, successor := range map[string]Flow{"to another endpoint": moved, "to the endpoint itself": direct} {
+		t.Run(name, func(t *testing.T) {
+			isolate(t)
+			inject(t, []Flow{found})
+			old := dumped(t, Filter{Family: service.IPv4})
+			if n, err := (Netlink{}).Delete(t.Context(), old); n != 1 || err != nil {
+				t.Fatalf("Delete = %d, %v, want 1", n, err)
+			}
+			inject(t, []Flow{successor})
+			if n, err := (Netlink{}).Delete(t.Context(), old); n != 0 || err != nil {
+				t.Errorf("Delete = %d, %v, want 0", n, err)
+			}
+			if d := diff([]Flow{successor}, dumped(t, Filter{Family: service.IPv4})); d != "" {
+				t.Errorf("entries left (-want +got):\n%s", d)
+			}
+		})
 	}
 }
 
@@ -134,15 +142,44 @@ func TestDeleteSparesSuccessor(t *testing.T) {
 func TestDeleteRefusesEmptyFlow(t *testing.T) {
 	isolate(t)
 	p := addresses(service.IPv4)
-	want := p.flows(2, to(p.vip, 53), p.a)
-	inject(t, want)
-	for _, f := range []Flow{{}, {Protocol: service.UDP, ID: 1}, {ReplySrc: to(p.client, 1)}, {ReplyDst: to(p.vip, 53)}} {
-		if _, err := (Netlink{}).Delete(t.Context(), []Flow{want[0], f}); err == nil {
-			t.Errorf("Delete(%v) succeeded", f)
+	inject(t, p.flows(2, to(p.vip, 53), p.a))
+	want := dumped(t, Filter{Family: service.IPv4})
+	for _, f := range []Flow{{}, {Protocol: service.UDP, ID: 1}, {ReplySrc: p.a}, {ReplyDst: p.a}} {
+		if n, err := (Netlink{}).Delete(t.Context(), []Flow{want[0], f}); n != 0 || err == nil {
+			t.Errorf("Delete(%v) = %d, %v, want an error", f, n, err)
 		}
 	}
 	if d := diff(want, dumped(t, Filter{Family: service.IPv4})); d != "" {
 		t.Errorf("entries left (-want +got):\n%s", d)
+	}
+}
+
+func TestPersist(t *testing.T) {
+	narrow, wide := Filter{Protocol: service.UDP, Port: 53}, Filter{}
+	tests := map[string]struct {
+		errs  []error // of one attempt after the other
+		tried []Filter
+		want  error
+	}{
+		"at once":             {[]error{nil}, []Filter{narrow}, nil},
+		"overrun":             {[]error{unix.ENOBUFS, unix.EINTR, nil}, []Filter{narrow, narrow, narrow}, nil},
+		"overrun for ever":    {slices.Repeat([]error{unix.ENOBUFS}, 5), slices.Repeat([]Filter{narrow}, 5), unix.ENOBUFS},
+		"filter refused":      {[]error{unix.EOPNOTSUPP, nil}, []Filter{narrow, wide}, nil},
+		"not there":           {[]error{unix.EINVAL, unix.EINVAL}, []Filter{narrow, wide}, errors.ErrUnsupported},
+		"not allowed":         {[]error{unix.EPERM}, []Filter{narrow}, unix.EPERM},
+		"refused and overrun": {[]error{unix.EINVAL, unix.EINTR, nil}, []Filter{narrow, wide, wide}, nil},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var tried []Filter
+			err := persist(narrow, func(f Filter) error {
+				tried = append(tried, f)
+				return test.errs[len(tried)-1]
+			})
+			if !errors.Is(err, test.want) || !slices.Equal(test.tried, tried) {
+				t.Errorf("persist = %v after %v, want %v after %v", err, tried, test.want, test.tried)
+			}
+		})
 	}
 }
 

@@ -18,27 +18,29 @@ import (
 // thread.
 type Netlink struct{}
 
+// Dump is Driver's.
+func (Netlink) Dump(ctx context.Context, f Filter, each func(Flow)) error {
+	return persist(f, func(f Filter) error { return dump(ctx, f, each) })
+}
+
 // attempts is how often a dump that the kernel could not finish is begun.
 const attempts = 5
 
-// Dump is Driver's.
-func (Netlink) Dump(ctx context.Context, f Filter, each func(Flow)) error {
+// persist begins a dump again that was cut short, and once more without a
+// filter where the kernel may dislike that.
+func persist(f Filter, dump func(Filter) error) error {
 	var err error
 	for range attempts {
-		err = dump(ctx, f, each)
+		err = dump(f)
+		invalid := errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 		switch {
-		case errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR):
-			continue
-		case f.Protocol != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
-			// Either this kernel dislikes the filter or it has no table to
-			// list at all.
+		case invalid && f.Protocol != 0:
 			f = Filter{Family: f.Family}
-			continue
+		case invalid:
+			return fmt.Errorf("%w: the kernel lacks nf_conntrack_netlink: %w", errors.ErrUnsupported, err)
+		case !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR):
+			return err
 		}
-		break
-	}
-	if errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("%w: the kernel lacks nf_conntrack_netlink: %w", errors.ErrUnsupported, err)
 	}
 	return err
 }
