@@ -30,7 +30,7 @@ type heldChain struct {
 
 // heldSet is a set with its elements by key, end appended.
 type heldSet struct {
-	spec     string
+	spec     setSpec
 	elements map[string]element
 }
 
@@ -45,15 +45,11 @@ func elementKey(e element) string { return string(e.key) + string(e.end) }
 
 // spec is what the kernel fixes when a set is made, in numbers that do not
 // depend on the system: flags, sizes and timeout.
-func (s *set) spec(f service.Family) string {
-	value := 0
-	if s.kind == targetMap {
-		value = keySize(target, f)
-	}
+func (s *set) spec(f service.Family) setSpec {
 	return setSpec{
-		key: keySize(s.key, f), value: value, verdicts: s.kind == verdictMap,
+		key: keySize(s.key, f), value: keySize(s.yields(), f), verdicts: s.kind == verdictMap,
 		interval: s.interval, timeout: uint64(s.timeout.Milliseconds()),
-	}.String()
+	}
 }
 
 type setSpec struct {
@@ -61,8 +57,6 @@ type setSpec struct {
 	verdicts, interval bool
 	timeout            uint64 // ms
 }
-
-func (s setSpec) String() string { return fmt.Sprintf("%+v", struct{ setSpec }{s}) }
 
 func (h *hook) spec() string {
 	if h == nil {
@@ -195,9 +189,10 @@ func (c *comparison) port(l layout) {
 	}
 	c.elements(&unit{to: l, ops: ops}, l.elements())
 	for _, w := range []which{cluster, local} {
-		if l.port.Affinity > 0 && uses(l.port, w) && c.stale(clientSet(l.port, w), l.members(w)) {
-			c.forgets = append(c.forgets, l)
-			break
+		for _, g := range l.groups(w) {
+			if c.stale(g.clients, g.members) {
+				c.forgets = append(c.forgets, l)
+			}
 		}
 	}
 }

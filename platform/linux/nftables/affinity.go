@@ -6,16 +6,20 @@ package nftables
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"fmt"
+	"slices"
 	"strings"
 
 	"kubeproxy/common/service"
 )
 
 // A Port with session affinity has a few objects of its own for each list of
-// endpoints it uses: the map of its clients, which the rules fill after the
-// connection was translated, the set of its endpoints, without which nothing
-// is remembered (so nobody is sent to an endpoint that left), and a chain
-// that asks the clients first and else draws from the endpoints.
+// endpoints it uses: a map of its clients for each target port, nearly always
+// one, which the rules fill after the connection was translated; the set of
+// its endpoints, without which nothing is remembered, so that nobody is sent
+// to an endpoint that left; and a chain that asks the clients first and else
+// draws from the endpoints. A map holds addresses only, because nft 1.0.6
+// cannot read an update of an IPv6 address and a port.
 
 var (
 	slotKey   = []field{slot}
@@ -43,10 +47,38 @@ func named(what string, w which, n service.PortName) string {
 	return what + "-" + clientID(n)
 }
 
+// group is the endpoints of a list that have one port number.
+type group struct {
+	port    uint16
+	clients *set            // of these endpoints
+	members map[string]bool // their addresses
+}
+
+// groups returns the groups of w by port, none if p has no clients to
+// remember.
+func (l layout) groups(w which) []group {
+	p := l.port
+	if p == nil || p.Affinity == 0 || !uses(p, w) {
+		return nil
+	}
+	var groups []group
+	for _, e := range list(p, w) {
+		i, found := slices.BinarySearchFunc(groups, e.Addr.Port(), func(g group, port uint16) int {
+			return int(g.port) - int(port)
+		})
+		if !found {
+			groups = slices.Insert(groups, i, group{e.Addr.Port(), clientSet(p, w, e.Addr.Port()), map[string]bool{}})
+		}
+		groups[i].members[string(e.Addr.Addr().AsSlice())] = true
+	}
+	return groups
+}
+
 // clientSet has the timeout in its name, since the kernel cannot change the
 // timeout of a map that exists.
-func clientSet(p *service.Port, w which) *set {
-	return &set{name: named("clients-"+seconds(p.Affinity), w, p.Name), kind: targetMap, key: clientKey, timeout: p.Affinity}
+func clientSet(p *service.Port, w which, port uint16) *set {
+	name := named(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
+	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity}
 }
 
 func memberSet(p *service.Port, w which) *set {
@@ -120,7 +152,10 @@ func ownSets(p *service.Port) []*set {
 	}
 	for _, w := range []which{cluster, local} {
 		if uses(p, w) {
-			sets = append(sets, clientSet(p, w), memberSet(p, w), choiceSet(p, w))
+			sets = append(sets, memberSet(p, w), choiceSet(p, w))
+			for _, g := range (layout{port: p}).groups(w) {
+				sets = append(sets, g.clients)
+			}
 		}
 	}
 	return sets
@@ -137,16 +172,16 @@ func ownChains(p *service.Port, o Options) []*chain {
 		if !uses(p, w) {
 			continue
 		}
-		clients, n := clientSet(p, w), uint32(len(list(p, w)))
-		note.rules = append(note.rules, rule{lookup{target, memberSet(p, w)}, remember{clients}})
-		main := named("affinity", w, p.Name)
-		chains = append(chains,
-			&chain{name: main, rules: []rule{
-				{isProto{p.Name.Protocol}, translate{clientKey, 0, clients}},
-				{isProto{p.Name.Protocol}, translate{slotKey, n, choiceSet(p, w)}},
-			}},
-			&chain{name: named("affinity-cluster", w, p.Name), rules: []rule{{jump(markChain)}, {goes(main)}}},
-			&chain{name: named("affinity-external", w, p.Name), rules: []rule{{mark{o.mark()}}, {goes(main)}}})
+		main := &chain{name: named("affinity", w, p.Name)}
+		is := isProto{p.Name.Protocol}
+		for _, g := range (layout{port: p}).groups(w) {
+			note.rules = append(note.rules, rule{toPort{g.port}, lookup{target, memberSet(p, w)}, remember{g.clients}})
+			main.rules = append(main.rules, rule{is, stick{g.clients, g.port}})
+		}
+		main.rules = append(main.rules, rule{is, translate{slotKey, uint32(len(list(p, w))), choiceSet(p, w)}})
+		chains = append(chains, main,
+			&chain{name: named("affinity-cluster", w, p.Name), rules: []rule{{jump(markChain)}, {goes(main.name)}}},
+			&chain{name: named("affinity-external", w, p.Name), rules: []rule{{mark{o.mark()}}, {goes(main.name)}}})
 	}
 	return chains
 }

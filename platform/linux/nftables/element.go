@@ -18,7 +18,7 @@ type element struct {
 	in      *set
 	key     []byte
 	end     []byte  // last key of the range in an interval set, else nil
-	value   []byte  // what a targetMap yields
+	value   []byte  // what other maps yield
 	verdict verdict // what a verdictMap yields
 	comment string  // for people who read a listing
 }
@@ -39,11 +39,11 @@ func (e element) text(f service.Family) string {
 	if e.comment != "" {
 		s += fmt.Sprintf(" comment %q", e.comment)
 	}
-	switch e.in.kind {
-	case verdictMap:
+	switch {
+	case e.in.kind == verdictMap:
 		s += " : " + e.verdict.text(f)
-	case targetMap:
-		s += " : " + keyText(target, f, e.value, nil)
+	case e.in.kind != plainSet:
+		s += " : " + keyText(e.in.yields(), f, e.value, nil)
 	}
 	return s
 }

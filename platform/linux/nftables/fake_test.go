@@ -193,6 +193,8 @@ func (t *fakeTable) refers(s statement) error {
 		in = s.in
 	case translate:
 		in = s.in
+	case stick:
+		in = s.in
 	case remember:
 		in = s.in
 	case verdict:

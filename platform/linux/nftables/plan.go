@@ -203,26 +203,16 @@ func (a *applier) forget() error {
 	b := a.plan.backend
 	for _, l := range a.plan.forgets {
 		for _, w := range []which{cluster, local} {
-			if !uses(l.port, w) {
-				continue
-			}
-			if err := b.driver.Forget(a.ctx, clientSet(l.port, w), l.members(w)); err != nil {
-				b.have = nil
-				err = fmt.Errorf("forget clients of endpoints that left: %w", err)
-				errs = append(errs, &reconcile.PortError{Family: b.family, Name: l.port.Name, Err: err})
+			for _, g := range l.groups(w) {
+				if err := b.driver.Forget(a.ctx, g.clients, g.members); err != nil {
+					b.have = nil
+					err = fmt.Errorf("forget clients of endpoints that left: %w", err)
+					errs = append(errs, &reconcile.PortError{Family: b.family, Name: l.port.Name, Err: err})
+				}
 			}
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// members returns the endpoints of w as a targetMap keeps them.
-func (l layout) members(w which) map[string]bool {
-	m := map[string]bool{}
-	for _, t := range l.targets(w) {
-		m[string(appendPort(appendAddr(nil, t.Addr()), t.Port()))] = true
-	}
-	return m
 }
 
 // commitOps commits ops in the order that a transaction needs.

@@ -40,8 +40,16 @@ type (
 		mod    uint32
 		in     *set
 	}
+	// stick sends the connection to the address that a map has for its
+	// source, and does not match when it has none.
+	stick struct {
+		in   *set
+		port uint16
+	}
 	// remember notes, or notes again, where the connection's client went.
 	remember struct{ in *set }
+	// toPort matches a destination port.
+	toPort struct{ port uint16 }
 	// within matches when a field lies, or with not does not lie, in a prefix.
 	within struct {
 		field  field
@@ -118,9 +126,15 @@ func (t translate) text(f service.Family) string {
 	return fmt.Sprintf("dnat %s to %s map @%s", tableFamily(f), strings.Join(parts, " . "), t.in.name)
 }
 
-func (r remember) text(f service.Family) string {
-	return fmt.Sprintf("update @%s { %s : %s }", r.in.name, origSaddr.text(f), typeof(target, f))
+func (s stick) text(f service.Family) string {
+	return fmt.Sprintf("dnat %s to %s map @%s : %d", tableFamily(f), saddr.text(f), s.in.name, s.port)
 }
+
+func (r remember) text(f service.Family) string {
+	return fmt.Sprintf("update @%s { %s : %s }", r.in.name, origSaddr.text(f), daddr.text(f))
+}
+
+func (p toPort) text(f service.Family) string { return fmt.Sprintf("%s %d", dport.text(f), p.port) }
 
 func (w within) text(f service.Family) string {
 	op := " "

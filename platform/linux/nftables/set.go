@@ -18,6 +18,7 @@ const (
 	plainSet   setKind = iota // membership
 	verdictMap                // a verdict
 	targetMap                 // an address and port to translate to
+	addrMap                   // an address to translate to
 )
 
 // set describes a named set or map of the table.
@@ -76,6 +77,18 @@ var baseSets = []*set{
 // target lists what a targetMap yields.
 var target = []field{daddr, dport}
 
+// yields lists the fields of the values in s, nil if they are verdicts or it
+// has none.
+func (s *set) yields() []field {
+	switch s.kind {
+	case targetMap:
+		return target
+	case addrMap:
+		return target[:1]
+	}
+	return nil
+}
+
 // text is the declaration of s in the language of nft, without elements.
 // Declared by typeof, a listing can be loaded again.
 func (s *set) text(family service.Family) string {
@@ -85,11 +98,11 @@ func (s *set) text(family service.Family) string {
 		word = "set"
 	}
 	fmt.Fprintf(&b, "\t%s %s {\n\t\ttypeof %s", word, s.name, typeof(s.key, family))
-	switch s.kind {
-	case verdictMap:
+	switch {
+	case s.kind == verdictMap:
 		b.WriteString(" : verdict")
-	case targetMap:
-		b.WriteString(" : " + typeof(target, family))
+	case s.kind != plainSet:
+		b.WriteString(" : " + typeof(s.yields(), family))
 	}
 	b.WriteString("\n")
 	if s.timeout != 0 {

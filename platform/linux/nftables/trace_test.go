@@ -96,6 +96,8 @@ func (t *tracer) statement(s statement) result {
 		return t.verdict(e.verdict)
 	case translate:
 		return t.translate(s)
+	case stick: // nobody was here before
+		return breaks
 	case verdict:
 		return t.verdict(s)
 	case reject:
@@ -130,6 +132,8 @@ func (t *tracer) matches(s statement) bool {
 		return t.conn.Interface == s.name
 	case isProto:
 		return t.conn.Protocol == s.proto
+	case toPort:
+		return t.conn.To.Port() == s.port
 	case isLocal:
 		return t.local(t.addr(s.field))
 	case translated:

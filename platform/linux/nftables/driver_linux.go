@@ -1,0 +1,163 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// New returns the Backend for one family, working in the network namespace
+// of the calling thread. It changes nothing yet. The error says what the
+// kernel lacks.
+func New(f service.Family, o Options) (*Backend, error) {
+	d := &kernel{family: f}
+	if err := d.open(); err != nil {
+		return nil, fmt.Errorf("nftables for %s: %w", f, explain(err))
+	}
+	return &Backend{family: f, options: o, driver: d}, nil
+}
+
+// explain adds to an error what usually helps.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("%w: a kernel with nf_tables is needed (module nf_tables)", err)
+	}
+	return err
+}
+
+// kernel is the Driver of the real kernel.
+type kernel struct {
+	family   service.Family
+	ask, put *socket
+	encoder  *encoder
+	monitor  *monitor
+}
+
+func (k *kernel) open() (err error) {
+	if k.ask, err = dial(); err != nil {
+		return err
+	}
+	if k.put, err = dial(); err != nil {
+		return err
+	}
+	if k.monitor, err = newMonitor(k.nf(), k.put.portID); err != nil {
+		return err
+	}
+	k.encoder = newEncoder(k.family)
+	_, err = k.reader().generation()
+	return err
+}
+
+func (k *kernel) nf() uint8 {
+	if k.family == service.IPv6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+func (k *kernel) reader() *reader { return &reader{socket: k.ask, nf: k.nf()} }
+
+// Commit implements Driver.
+func (k *kernel) Commit(_ context.Context, ops []op) error {
+	batch, err := k.encoder.batch(ops)
+	if err != nil {
+		return err
+	}
+	err = k.put.transact(batch)
+	// Large transactions would fill the monitor with other readers' copies
+	// if it were emptied only once a round.
+	k.monitor.drain()
+	return err
+}
+
+// readTries bounds how often a listing is begun anew because others keep
+// changing the rules meanwhile.
+const readTries = 10
+
+// Read implements Driver.
+func (k *kernel) Read(context.Context) (*table, error) {
+	var err error
+	for range readTries {
+		var t *table
+		if t, err = k.readOnce(); err == nil {
+			return t, nil
+		}
+		if !errors.Is(err, errInterrupted) && !errors.Is(err, unix.ENOENT) {
+			break
+		}
+	}
+	return nil, err
+}
+
+func (k *kernel) readOnce() (*table, error) {
+	r := k.reader()
+	before, err := r.generation()
+	if err != nil {
+		return nil, err
+	}
+	k.monitor.reset()
+	found, err := r.exists()
+	if err != nil {
+		return nil, err
+	}
+	if found {
+		err = r.read()
+	}
+	if err != nil {
+		return nil, err
+	}
+	after, err := r.generation()
+	if err == nil && before != after {
+		err = errInterrupted
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, nil
+	}
+	return r.table, nil
+}
+
+// Touched implements Driver.
+func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.drain(), nil }
+
+// Watch implements Driver.
+func (k *kernel) Watch(ctx context.Context, touched func()) error {
+	return k.monitor.watch(ctx, touched)
+}
+
+// Forget implements Driver. A client that expired meanwhile is forgotten too.
+func (k *kernel) Forget(ctx context.Context, clients *set, keep map[string]bool) error {
+	held := &heldSet{elements: map[string]element{}}
+	if err := k.reader().elements(clients.name, held); err != nil {
+		return err
+	}
+	for _, e := range held.elements {
+		if keep[string(e.value)] {
+			continue
+		}
+		e.in = clients
+		err := k.Commit(ctx, []op{{verb: delElement, element: e}})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *kernel) close() {
+	for _, s := range []*socket{k.ask, k.put, k.monitor.sock} {
+		s.close()
+	}
+}

@@ -1,0 +1,315 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// ruleTag is the type of user data that holds a rule's fingerprint. nft
+// skips types it does not know.
+const ruleTag userdata.Type = 200
+
+// maxList bounds the bytes of elements in one message: the length of the
+// attribute that holds them has 16 bits.
+const maxList = 60000
+
+// encoder writes ops as one batch.
+type encoder struct {
+	wire
+	family service.Family
+	nf     uint8
+	// The element message under way, if list is not 0.
+	verb verb
+	in   *set
+	list int
+}
+
+func newEncoder(f service.Family) *encoder {
+	e := &encoder{family: f, nf: unix.NFPROTO_IPV4}
+	if f == service.IPv6 {
+		e.nf = unix.NFPROTO_IPV6
+	}
+	return e
+}
+
+// batch returns the messages for ops. The last one asks for an answer.
+func (e *encoder) batch(ops []op) ([]byte, error) {
+	e.buf = e.buf[:0]
+	e.open(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	e.close()
+	for i := range ops {
+		if err := e.op(&ops[i]); err != nil {
+			return nil, err
+		}
+	}
+	e.endElements()
+	e.flag(unix.NLM_F_ACK)
+	e.open(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	e.close()
+	return e.buf, nil
+}
+
+func (e *encoder) op(o *op) error {
+	if o.verb == addElement || o.verb == delElement {
+		e.element(o)
+		return nil
+	}
+	e.endElements()
+	switch o.verb {
+	case addTable, delTable:
+		e.table(o.verb)
+	case addSet:
+		e.set(o.set)
+	case delSet:
+		e.named(unix.NFT_MSG_DELSET, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, o.set.name)
+	case addChain:
+		e.chain(o.chain)
+	case delChain:
+		e.named(unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, o.chain.name)
+	case flushChain:
+		e.named(unix.NFT_MSG_DELRULE, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, o.chain.name)
+	case addRules:
+		for _, r := range o.chain.rules {
+			if err := e.rule(o.chain.name, r); err != nil {
+				return fmt.Errorf("encode a rule of chain %s: %w", o.chain.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (e *encoder) table(v verb) {
+	msg, flags := unix.NFT_MSG_NEWTABLE, uint16(unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+	if v == delTable {
+		msg, flags = unix.NFT_MSG_DELTABLE, 0
+	}
+	e.open(nft(msg), flags, e.nf, 0)
+	e.str(unix.NFTA_TABLE_NAME, TableName)
+	e.close()
+}
+
+// named writes a message that needs a table and a name only.
+func (e *encoder) named(msg int, table, attr uint16, name string) {
+	e.open(nft(msg), 0, e.nf, 0)
+	e.str(table, TableName)
+	e.str(attr, name)
+	e.close()
+}
+
+func (e *encoder) set(s *set) {
+	e.open(nft(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.str(unix.NFTA_SET_TABLE, TableName)
+	e.str(unix.NFTA_SET_NAME, s.name)
+	e.u32(unix.NFTA_SET_FLAGS, s.flags())
+	e.u32(unix.NFTA_SET_KEY_TYPE, typeIDs(s.key, e.family))
+	e.u32(unix.NFTA_SET_KEY_LEN, uint32(keySize(s.key, e.family)))
+	switch {
+	case s.kind == verdictMap:
+		e.u32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+		e.u32(unix.NFTA_SET_DATA_LEN, 0)
+	case s.kind != plainSet:
+		e.u32(unix.NFTA_SET_DATA_TYPE, typeIDs(s.yields(), e.family))
+		e.u32(unix.NFTA_SET_DATA_LEN, uint32(keySize(s.yields(), e.family)))
+	}
+	e.u32(unix.NFTA_SET_ID, e.seq) // needs only to be unique in the batch
+	if s.timeout != 0 {
+		e.u64(unix.NFTA_SET_TIMEOUT, uint64(s.timeout.Milliseconds()))
+	}
+	e.describe(s)
+	e.bytes(unix.NFTA_SET_USERDATA, s.userData(e.family))
+	e.close()
+}
+
+// describe tells the kernel what it needs to choose how to store s. A hash
+// that other rules do not fill gets no size: given one, the kernel would
+// allocate a hash that can never grow.
+func (e *encoder) describe(s *set) {
+	if s.timeout == 0 && !s.interval {
+		return
+	}
+	desc := e.nest(unix.NFTA_SET_DESC)
+	if s.timeout != 0 {
+		e.u32(unix.NFTA_SET_DESC_SIZE, clientLimit)
+	}
+	if s.interval {
+		concat := e.nest(setDescConcat)
+		for _, f := range s.key {
+			elem := e.nest(unix.NFTA_LIST_ELEM)
+			e.u32(setFieldLen, f.bareSize(e.family))
+			e.end(elem)
+		}
+		e.end(concat)
+	}
+	e.end(desc)
+}
+
+// bareSize is the size of f in bytes without padding.
+func (f field) bareSize(family service.Family) uint32 {
+	switch f {
+	case proto:
+		return 1
+	case dport:
+		return 2
+	}
+	return uint32(f.size(family))
+}
+
+// Numbers of the kernel's nf_tables.h that x/sys lacks.
+const (
+	setConcat     = 0x80 // NFT_SET_CONCAT
+	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
+	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
+	setElemKeyEnd = 10   // NFTA_SET_ELEM_KEY_END
+	nfDrop        = 0    // NF_DROP
+	nfAccept      = 1    // NF_ACCEPT
+)
+
+func (s *set) flags() uint32 {
+	flags := uint32(0)
+	if s.kind != plainSet {
+		flags |= unix.NFT_SET_MAP
+	}
+	if s.interval {
+		flags |= unix.NFT_SET_INTERVAL | setConcat
+	}
+	if s.timeout != 0 {
+		flags |= unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
+	}
+	return flags
+}
+
+var hookNumbers = map[string]uint32{
+	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN,
+	"output": unix.NF_INET_LOCAL_OUT, "postrouting": unix.NF_INET_POST_ROUTING,
+}
+
+func (e *encoder) chain(c *chain) {
+	e.open(nft(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.str(unix.NFTA_CHAIN_TABLE, TableName)
+	e.str(unix.NFTA_CHAIN_NAME, c.name)
+	if c.hook != nil {
+		hook := e.nest(unix.NFTA_CHAIN_HOOK)
+		e.u32(unix.NFTA_HOOK_HOOKNUM, hookNumbers[c.hook.name])
+		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
+		e.end(hook)
+		e.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
+		e.str(unix.NFTA_CHAIN_TYPE, "nat")
+	}
+	e.close()
+}
+
+func (e *encoder) rule(chain string, r rule) error {
+	e.open(nft(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
+	e.str(unix.NFTA_RULE_TABLE, TableName)
+	e.str(unix.NFTA_RULE_CHAIN, chain)
+	list := e.nest(unix.NFTA_RULE_EXPRESSIONS)
+	for _, s := range r {
+		exprs, err := expressions(s, e.family)
+		if err != nil {
+			return err
+		}
+		for _, x := range exprs {
+			if err := e.expr(x); err != nil {
+				return err
+			}
+		}
+	}
+	e.end(list)
+	e.bytes(unix.NFTA_RULE_USERDATA, userdata.Append(nil, ruleTag, []byte(r.fingerprint(e.family))))
+	e.close()
+	return nil
+}
+
+// expr writes one expression. The library leaves out the direction of the
+// keys that we read with one.
+func (e *encoder) expr(x expr.Any) error {
+	elem := e.nest(unix.NFTA_LIST_ELEM)
+	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS {
+		e.str(unix.NFTA_EXPR_NAME, "ct")
+		data := e.nest(unix.NFTA_EXPR_DATA)
+		e.u32(unix.NFTA_CT_KEY, uint32(ct.Key))
+		e.u32(unix.NFTA_CT_DREG, ct.Register)
+		e.bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // original
+		e.end(data)
+		e.end(elem)
+		return nil
+	}
+	b, err := expr.Marshal(e.nf, x)
+	if err != nil {
+		return err
+	}
+	e.buf = append(e.buf, b...)
+	e.end(elem)
+	return nil
+}
+
+// element writes o into the message under way if that does the same to the
+// same set and has room, else into a new one.
+func (e *encoder) element(o *op) {
+	if e.list == 0 || e.verb != o.verb || e.in.name != o.element.in.name || len(e.buf)-e.list > maxList {
+		e.endElements()
+		msg, flags := unix.NFT_MSG_NEWSETELEM, uint16(unix.NLM_F_CREATE)
+		if o.verb == delElement {
+			msg, flags = unix.NFT_MSG_DELSETELEM, 0
+		}
+		e.open(nft(msg), flags, e.nf, 0)
+		e.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+		e.str(unix.NFTA_SET_ELEM_LIST_SET, o.element.in.name)
+		e.verb, e.in, e.list = o.verb, o.element.in, e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	}
+	x := &o.element
+	elem := e.nest(unix.NFTA_LIST_ELEM)
+	e.value(unix.NFTA_SET_ELEM_KEY, x.key)
+	if x.end != nil {
+		e.value(setElemKeyEnd, x.end)
+	}
+	if o.verb == addElement {
+		e.data(x)
+	}
+	e.end(elem)
+}
+
+func (e *encoder) value(typ uint16, b []byte) {
+	n := e.nest(typ)
+	e.bytes(unix.NFTA_DATA_VALUE, b)
+	e.end(n)
+}
+
+func (e *encoder) data(x *element) {
+	switch x.in.kind {
+	case targetMap, addrMap:
+		e.value(unix.NFTA_SET_ELEM_DATA, x.value)
+	case verdictMap:
+		data := e.nest(unix.NFTA_SET_ELEM_DATA)
+		v := e.nest(unix.NFTA_DATA_VERDICT)
+		code := uint32(nfDrop)
+		if x.verdict.code == goTo {
+			code = uint32(0xffffffff & unix.NFT_GOTO)
+		}
+		e.u32(unix.NFTA_VERDICT_CODE, code)
+		if x.verdict.chain != "" {
+			e.str(unix.NFTA_VERDICT_CHAIN, x.verdict.chain)
+		}
+		e.end(v)
+		e.end(data)
+	}
+	if x.comment != "" {
+		e.bytes(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, x.comment))
+	}
+}
+
+func (e *encoder) endElements() {
+	if e.list != 0 {
+		e.end(e.list)
+		e.close()
+		e.list = 0
+	}
+}

@@ -1,0 +1,116 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+)
+
+// inNamespace runs f on a thread in a network namespace of its own, which
+// goes with the thread.
+func inNamespace(t *testing.T, f func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends here
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			defer close(done) // also when f ends the goroutine
+			f()
+			return
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatalf("unshare: %v", err)
+	}
+}
+
+func newKernel(t fataler, f service.Family) *Backend {
+	b, err := New(f, Options{MasqueradeBit: 14})
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	return b
+}
+
+// runNft runs the command in this thread's namespace and returns its output.
+func runNft(t testing.TB, input string, args ...string) string {
+	t.Helper()
+	c := exec.Command("nft", args...)
+	c.Stdin = bytes.NewBufferString(input)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft %v: %v\n%s\n%s", args, err, out, input)
+	}
+	return string(out)
+}
+
+// TestKernelHoldsWhatWasPlanned programs random snapshots one after the
+// other, and wants a second backend, which knows nothing, to find nothing
+// left to do.
+func TestKernelHoldsWhatWasPlanned(t *testing.T) {
+	inNamespace(t, func() {
+		rapid.Check(t, func(t *rapid.T) {
+			w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+			b := newKernel(t, w.family)
+			defer b.driver.(*kernel).close()
+			for range 3 {
+				want := service.New(1, w.node(), w.ports())
+				apply(t, b, want)
+				fresh := newKernel(t, w.family)
+				p, err := fresh.Plan(context.Background(), want)
+				fresh.driver.(*kernel).close()
+				if err != nil {
+					t.Fatalf("Plan: %v", err)
+				}
+				if !p.Empty() {
+					t.Fatalf("a new backend would change what is there:\n%s", p)
+				}
+			}
+			if err := b.Cleanup(context.Background()); err != nil {
+				t.Fatalf("Cleanup: %v", err)
+			}
+		})
+	})
+}
+
+// TestNftReadsTables wants nft to print the table the kernel holds, as text
+// that it loads again and as JSON, and to accept what Render writes.
+func TestNftReadsTables(t *testing.T) {
+	inNamespace(t, func() {
+		rapid.Check(t, func(rt *rapid.T) {
+			w := world{rt, service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
+			want := service.New(1, w.node(), w.ports())
+			b := newKernel(rt, w.family)
+			apply(rt, b, want)
+			listing := runNft(t, "", "list", "ruleset")
+			runNft(t, "", "-j", "list", "ruleset")
+			if err := b.Cleanup(context.Background()); err != nil {
+				rt.Fatalf("Cleanup: %v", err)
+			}
+			b.driver.(*kernel).close()
+			runNft(t, listing, "-f", "-")
+			runNft(t, "", "flush", "ruleset")
+			var text bytes.Buffer
+			if err := Render(&text, want, Options{MasqueradeBit: 14}, Text); err != nil {
+				rt.Fatalf("Render: %v", err)
+			}
+			runNft(t, text.String(), "-c", "-f", "-")
+		})
+	})
+}

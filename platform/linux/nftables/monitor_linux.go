@@ -1,0 +1,128 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// monitor hears of every change to the rules of the network namespace and
+// remembers whether one was to our table and by somebody else. The kernel
+// queues its messages before the change takes effect for whoever made it, so
+// an empty queue means that nothing happened.
+type monitor struct {
+	nf   uint8
+	sock *socket
+
+	mu    sync.Mutex
+	dirty bool
+}
+
+// newMonitor starts to listen. Changes made through the socket with port
+// own are ours.
+func newMonitor(nf uint8, own uint32) (*monitor, error) {
+	s, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	if err := ignore(s.fd, own); err != nil {
+		s.close()
+		return nil, fmt.Errorf("filter netlink notifications: %w", err)
+	}
+	if err := unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES); err != nil {
+		s.close()
+		return nil, fmt.Errorf("listen to changes of nftables: %w", err)
+	}
+	return &monitor{nf: nf, sock: s}, nil
+}
+
+// ignore keeps messages about changes made through a port from a socket. The
+// kernel groups messages by transaction, so the first one's port, at offset
+// 12 of its header, tells for all.
+func ignore(fd int, port uint32) error {
+	// The filter machine loads in network order what is in the machine's.
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], port)
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 12},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: binary.BigEndian.Uint32(b[:])},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+	}
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+}
+
+// drain reads what there is to hear and reports whether our table was
+// touched since reset.
+func (m *monitor) drain() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for {
+		b, err := m.sock.receive(unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return m.dirty
+		case err != nil: // messages were lost: it may have been
+			m.dirty = true
+			if !errors.Is(err, unix.ENOBUFS) {
+				return true
+			}
+			continue
+		}
+		for r, err := range replies(b) {
+			if err != nil || m.ours(r) {
+				m.dirty = true
+			}
+		}
+	}
+}
+
+// ours reports that r is about our table. Messages of every type begin with
+// the name of the table, but the one that counts generations.
+func (m *monitor) ours(r reply) bool {
+	const tableName = 1
+	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == TableName
+}
+
+// reset forgets what was heard so far.
+func (m *monitor) reset() {
+	m.drain()
+	m.mu.Lock()
+	m.dirty = false
+	m.mu.Unlock()
+}
+
+// watch calls touched whenever our table was touched, until ctx ends.
+func (m *monitor) watch(ctx context.Context, touched func()) error {
+	var wake [2]int
+	if err := unix.Pipe2(wake[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	defer unix.Close(wake[0])
+	defer unix.Close(wake[1])
+	stop := context.AfterFunc(ctx, func() { _, _ = unix.Write(wake[1], []byte{0}) })
+	defer stop()
+	told := false
+	for {
+		fds := []unix.PollFd{{Fd: int32(m.sock.fd), Events: unix.POLLIN}, {Fd: int32(wake[0]), Events: unix.POLLIN}}
+		if _, err := unix.Poll(fds, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("watch nftables: %w", err)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		dirty := m.drain()
+		if dirty && !told {
+			touched()
+		}
+		told = dirty
+	}
+}

@@ -1,0 +1,193 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+// reader lists our table.
+type reader struct {
+	*socket
+	wire
+	nf    uint8
+	table *table
+}
+
+// ask sends a dump request, whose attributes fill writes, and passes every
+// answer about our table to each.
+func (r *reader) ask(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
+	r.wire.buf = r.wire.buf[:0]
+	r.open(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
+	r.str(tableAttr, TableName)
+	if fill != nil {
+		fill()
+	}
+	r.wire.close()
+	return r.dump(r.wire.buf, func(m reply) error {
+		if m.family != r.nf || stringOf(attribute(m.body, tableAttr)) != TableName {
+			return nil
+		}
+		return each(m.body)
+	})
+}
+
+// exists asks for the table itself.
+func (r *reader) exists() (bool, error) {
+	found := false
+	err := r.ask(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func([]byte) error {
+		found = true
+		return nil
+	})
+	return found, err
+}
+
+func (r *reader) read() error {
+	r.table = &table{chains: map[string]*heldChain{}, sets: map[string]*heldSet{}}
+	if err := r.ask(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, r.chain); err != nil {
+		return fmt.Errorf("list chains: %w", err)
+	}
+	if err := r.ask(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.rule); err != nil {
+		return fmt.Errorf("list rules: %w", err)
+	}
+	if err := r.ask(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, r.set); err != nil {
+		return fmt.Errorf("list sets: %w", err)
+	}
+	for name, s := range r.table.sets {
+		if err := r.elements(name, s); err != nil {
+			return fmt.Errorf("list elements of set %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (r *reader) chain(body []byte) error {
+	c := &heldChain{}
+	if hook := attribute(body, unix.NFTA_CHAIN_HOOK); hook != nil {
+		h := decodeHook(hook)
+		c.hook = h.spec()
+		if typ := stringOf(attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
+			c.hook += " " + typ
+		}
+		if p := attribute(body, unix.NFTA_CHAIN_POLICY); u32Of(p) != nfAccept {
+			c.hook += " policy drop"
+		}
+	}
+	r.table.chains[stringOf(attribute(body, unix.NFTA_CHAIN_NAME))] = c
+	return nil
+}
+
+// decodeHook decodes where a base chain hangs.
+func decodeHook(b []byte) *hook {
+	number := u32Of(attribute(b, unix.NFTA_HOOK_HOOKNUM))
+	h := &hook{name: fmt.Sprint(number), priority: int(int32(u32Of(attribute(b, unix.NFTA_HOOK_PRIORITY))))}
+	for name, n := range hookNumbers {
+		if n == number {
+			h.name = name
+		}
+	}
+	return h
+}
+
+func (r *reader) rule(body []byte) error {
+	c := r.table.chains[stringOf(attribute(body, unix.NFTA_RULE_CHAIN))]
+	if c == nil {
+		return errInterrupted
+	}
+	print := userdata.Get(attribute(body, unix.NFTA_RULE_USERDATA), ruleTag)
+	c.rules = append(c.rules, string(print))
+	return nil
+}
+
+func (r *reader) set(body []byte) error {
+	flags := u32Of(attribute(body, unix.NFTA_SET_FLAGS))
+	if flags&unix.NFT_SET_ANONYMOUS != 0 {
+		return nil // it goes with its rule
+	}
+	spec := setSpec{
+		key:      int(u32Of(attribute(body, unix.NFTA_SET_KEY_LEN))),
+		interval: flags&unix.NFT_SET_INTERVAL != 0,
+		verdicts: u32Of(attribute(body, unix.NFTA_SET_DATA_TYPE)) == unix.NFT_DATA_VERDICT,
+	}
+	if flags&unix.NFT_SET_MAP != 0 && !spec.verdicts {
+		spec.value = int(u32Of(attribute(body, unix.NFTA_SET_DATA_LEN)))
+	}
+	if t := attribute(body, unix.NFTA_SET_TIMEOUT); len(t) == 8 {
+		spec.timeout = uint64(u32Of(t))<<32 | uint64(u32Of(t[4:]))
+	}
+	r.table.sets[stringOf(attribute(body, unix.NFTA_SET_NAME))] = &heldSet{spec, map[string]element{}}
+	return nil
+}
+
+func (r *reader) elements(name string, s *heldSet) error {
+	fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, name) }
+	return r.ask(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
+		for _, b := range attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			e := decodeElement(b)
+			s.elements[elementKey(e)] = e
+		}
+		return nil
+	})
+}
+
+// decodeElement copies what it keeps of b.
+func decodeElement(b []byte) element {
+	var e element
+	for typ, v := range attributes(b) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.key = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
+		case setElemKeyEnd:
+			e.end = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
+		case unix.NFTA_SET_ELEM_DATA:
+			if x := attribute(v, unix.NFTA_DATA_VERDICT); x != nil {
+				e.verdict = decodeVerdict(x)
+			} else {
+				e.value = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
+			}
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.comment, _ = userdata.GetString(v, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
+		}
+	}
+	return e
+}
+
+func decodeVerdict(b []byte) verdict {
+	v := verdict{chain: strings.Clone(stringOf(attribute(b, unix.NFTA_VERDICT_CHAIN)))}
+	switch int32(u32Of(attribute(b, unix.NFTA_VERDICT_CODE))) {
+	case unix.NFT_GOTO:
+		v.code = goTo
+	case unix.NFT_JUMP:
+		v.code = jumpTo
+	case unix.NFT_RETURN:
+		v.code = goBack
+	case nfDrop:
+		v.code = dropIt
+	default:
+		v.code = acceptIt
+	}
+	return v
+}
+
+// generation asks for the number of the last change anybody made.
+func (r *reader) generation() (uint32, error) {
+	r.wire.buf = r.wire.buf[:0]
+	r.open(nft(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
+	r.wire.close()
+	var id uint32
+	err := r.dump(r.wire.buf, func(m reply) error {
+		id = u32Of(attribute(m.body, unix.NFTA_GEN_ID))
+		return nil
+	})
+	if err == nil && id == 0 {
+		err = errors.New("the kernel told no generation")
+	}
+	return id, err
+}

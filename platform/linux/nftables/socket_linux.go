@@ -1,0 +1,188 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// socket is a netlink socket to netfilter. Unlike a general library it asks
+// for one acknowledgement per transaction, not per message, and reads every
+// answer there is before it calls a transaction a success: the kernel reports
+// a failed commit beside the messages' own answers.
+type socket struct {
+	fd     int
+	portID uint32
+	buf    []byte
+}
+
+// bufferSize is asked for both directions; without the right to exceed the
+// system's limit a smaller one is given, and large transactions are halved.
+const bufferSize = 64 << 20
+
+func dial() (*socket, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
+	}
+	s := &socket{fd: fd, buf: make([]byte, 256<<10)}
+	if err := s.setUp(); err != nil {
+		s.close()
+		return nil, fmt.Errorf("set up netlink socket to netfilter: %w", err)
+	}
+	return s, nil
+}
+
+func (s *socket) setUp() error {
+	if err := unix.Bind(s.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	addr, err := unix.Getsockname(s.fd)
+	if err != nil {
+		return err
+	}
+	s.portID = addr.(*unix.SockaddrNetlink).Pid
+	for forced, plain := range map[int]int{unix.SO_SNDBUFFORCE: unix.SO_SNDBUF, unix.SO_RCVBUFFORCE: unix.SO_RCVBUF} {
+		if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, forced, bufferSize) != nil {
+			// Best effort: the system's limit may well do.
+			_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, plain, bufferSize)
+		}
+	}
+	// Both make answers shorter or clearer and are older than any kernel we
+	// run on.
+	_ = unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
+	_ = unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
+	return nil
+}
+
+func (s *socket) close() { _ = unix.Close(s.fd) }
+
+// receive returns the next datagram, which is good until the next call. wait
+// is 0 or unix.MSG_DONTWAIT.
+func (s *socket) receive(wait int) ([]byte, error) {
+	for {
+		n, _, err := unix.Recvfrom(s.fd, s.buf, wait|unix.MSG_TRUNC)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, err
+		case n > len(s.buf):
+			return nil, fmt.Errorf("netlink answer of %d bytes", n)
+		}
+		return s.buf[:n], nil
+	}
+}
+
+func (s *socket) send(b []byte) error {
+	err := unix.Sendto(s.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Sendto(s.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	}
+	return err
+}
+
+// drain reads what is left of an earlier exchange.
+func (s *socket) drain() {
+	for {
+		if _, err := s.receive(unix.MSG_DONTWAIT); err != nil {
+			return
+		}
+	}
+}
+
+// transact sends one batch, whose last inner message asks for an answer. The
+// kernel works on it within the call, so all answers are there at its end.
+func (s *socket) transact(batch []byte) error {
+	s.drain()
+	if err := s.send(batch); err != nil {
+		return fmt.Errorf("send a transaction of %d bytes: %w", len(batch), err)
+	}
+	answers := 0
+	var first error
+	for {
+		b, err := s.receive(unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read the answer to a transaction: %w", err)
+		}
+		for r, err := range replies(b) {
+			if err == nil && r.typ == unix.NLMSG_ERROR {
+				answers++
+				err = errnoOf(r)
+			}
+			if first == nil {
+				first = err
+			}
+		}
+	}
+	if answers == 0 {
+		return errors.New("the kernel did not answer a transaction")
+	}
+	return first
+}
+
+// dump asks a question and calls each for every answer. The answer's body is
+// good until each returns.
+func (s *socket) dump(question []byte, each func(reply) error) error {
+	s.drain()
+	if err := s.send(question); err != nil {
+		return err
+	}
+	for {
+		b, err := s.receive(0)
+		if err != nil {
+			return err
+		}
+		for r, err := range replies(b) {
+			if err != nil {
+				return err
+			}
+			if r.flags&unix.NLM_F_DUMP_INTR != 0 {
+				return errInterrupted
+			}
+			switch r.typ {
+			case unix.NLMSG_DONE:
+				return nil
+			case unix.NLMSG_ERROR:
+				return errnoOf(r)
+			}
+			if err := each(r); err != nil {
+				return err
+			}
+			if r.flags&unix.NLM_F_MULTI == 0 {
+				return nil
+			}
+		}
+	}
+}
+
+// errInterrupted means that the table changed while it was listed.
+var errInterrupted = errors.New("the table changed while it was read")
+
+// errnoOf returns the error in an answer, nil for an acknowledgement, with
+// the kernel's own words where it has some.
+func errnoOf(r reply) error {
+	if len(r.body) < 4 {
+		return errors.New("short netlink error")
+	}
+	code := int32(binary.NativeEndian.Uint32(r.body))
+	if code == 0 {
+		return nil
+	}
+	err := error(unix.Errno(-code))
+	const header = 4 + unix.SizeofNlMsghdr
+	if len(r.body) > header {
+		if text := attribute(r.body[header:], unix.NLMSGERR_ATTR_MSG); text != nil {
+			err = fmt.Errorf("%w (%s)", err, stringOf(text))
+		}
+	}
+	return err
+}
