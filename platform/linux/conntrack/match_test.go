@@ -117,17 +117,18 @@ func drawSnapshot(t *rapid.T) *service.Snapshot {
 // owner is the obvious look-up: the frontend that dst belongs to, a VIP before
 // a NodePort. 10.0.0.1 is the node's address.
 func owner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, service.Frontend) {
-	for _, viaNode := range []bool{false, true} {
-		for p := range s.Ports(service.IPv4) {
-			for _, f := range p.Frontends {
-				isNode := f.Kind == service.NodePort && dst.Addr() == addr("10.0.0.1")
-				if f.Port == dst.Port() && (!viaNode && f.Addr == dst.Addr() || viaNode && isNode) {
-					return p, f
-				}
+	var owner *service.Port
+	var frontend service.Frontend
+	for p := range s.Ports(service.IPv4) {
+		for _, f := range p.Frontends {
+			isVIP := f.Port == dst.Port() && f.Addr == dst.Addr()
+			isNodePort := f.Port == dst.Port() && f.Kind == service.NodePort && dst.Addr() == addr("10.0.0.1")
+			if isVIP || isNodePort && owner == nil {
+				owner, frontend = p, f
 			}
 		}
 	}
-	return nil, service.Frontend{}
+	return owner, frontend
 }
 
 // fine is the obvious judge of a flow to a frontend that exists.

@@ -70,12 +70,6 @@ const (
 )
 
 func TestChanges(t *testing.T) {
-	local := func(internal, external service.Policy, endpoints ...string) func(*service.Port) {
-		return func(p *service.Port) {
-			p.Internal, p.External = internal, external
-			p.Local = port("", service.IPv4, ats(endpoints...)).Cluster
-		}
-	}
 	tests := map[string]struct {
 		before, after *service.Port
 		want          []Rule
@@ -112,6 +106,27 @@ func TestChanges(t *testing.T) {
 		"TCP": {
 			with(udp(epA), func(p *service.Port) { p.Name.Protocol = service.TCP }), nil, nil,
 		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if d := ruleDiff(test.want, Changes(test.before, test.after)); d != "" {
+				t.Errorf("Changes (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestChangesOfPolicy(t *testing.T) {
+	local := func(internal, external service.Policy, endpoints ...string) func(*service.Port) {
+		return func(p *service.Port) {
+			p.Internal, p.External = internal, external
+			p.Local = port("", service.IPv4, ats(endpoints...)).Cluster
+		}
+	}
+	tests := map[string]struct {
+		before, after *service.Port
+		want          []Rule
+	}{
 		"external policy Local keeps what pods reach": {
 			with(udp(epA, epB), local(service.PolicyCluster, service.PolicyLocal, epA)),
 			with(udp(epB), local(service.PolicyCluster, service.PolicyLocal, epA)),
