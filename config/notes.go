@@ -18,21 +18,27 @@ var foreign = map[OS][]string{
 	Windows: {"iptables.localhostNodePorts", "iptables.masqueradeAll", "iptables.masqueradeBit", "ipvs", "nftables", "conntrack", "oomScoreAdj"},
 }
 
+// idle lists what no mode on any system has a use for.
+var idle = map[string]string{
+	"portRange":                   "the system chooses ports",
+	"showHiddenMetricsForVersion": "no metric is hidden",
+}
+
 // noteUnused remarks on what the file or a flag sets to no effect.
 func (b *build) noteUnused() {
 	plain := v1alpha1.KubeProxyConfiguration{}
 	setDefaults(&plain, b.os, func(string) bool { return false })
 	for _, path := range b.set() {
-		if path == "portRange" && b.PortRange != "" {
-			b.notef(path, "is ignored: the system chooses ports")
+		if show(at(&b.KubeProxyConfiguration, path)) == show(at(&plain, path)) {
+			continue
 		}
-		if path == "showHiddenMetricsForVersion" && b.ShowHiddenMetricsForVersion != "" {
-			b.notef(path, "is ignored: no metric is hidden")
+		if why, ok := idle[path]; ok {
+			b.notef(path, "is ignored: %s", why)
 		}
-		if strings.HasPrefix(path, "logging.options.") && !reflect.DeepEqual(at(&b.KubeProxyConfiguration, path).Interface(), at(&plain, path).Interface()) {
+		if strings.HasPrefix(path, "logging.options.") {
 			b.notef(path, "is ignored: logs are not buffered and go to standard error")
 		}
-		if b.isForeign(path) && !reflect.DeepEqual(at(&b.KubeProxyConfiguration, path).Interface(), at(&plain, path).Interface()) {
+		if b.isForeign(path) {
 			b.notef(path, "has no effect on %s", b.os)
 		}
 	}

@@ -120,6 +120,7 @@ func TestNotes(t *testing.T) {
 		args []string
 		want []string
 	}{
+		"none for defaults":      {Linux, "logging: {options: {json: {infoBufferSize: '0'}, text: {infoBufferSize: 0}}}\noomScoreAdj: -999\n", nil, nil},
 		"none for what is plain": {Linux, "mode: nftables\nclusterCIDR: 10.0.0.0/8\nwinkernel: {sourceVip: ''}\n", nil, nil},
 		"other system, Linux":    {Linux, "winkernel: {networkName: a}\nwindowsRunAsService: true", nil, []string{`f:3: winkernel.networkName: has no effect on linux`, `f:4: windowsRunAsService: has no effect on linux`}},
 		"other system, Windows":  {Windows, "ipvs: {scheduler: rr}\nconntrack: {min: 5}", nil, []string{`f:3: ipvs.scheduler: has no effect on windows`, `f:4: conntrack.min: has no effect on windows`}},

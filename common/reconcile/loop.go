@@ -60,8 +60,9 @@ func (l *Loop) Kick() {
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
 	for ctx.Err() == nil {
-		pause, start := l.Resync, time.Now()
+		pause, least, start := l.Resync, time.Duration(0), time.Now()
 		if want := l.Latest(); want != nil {
+			least = l.MinInterval
 			r := l.round(context.WithoutCancel(ctx), want)
 			l.Report(r)
 			failures++
@@ -71,7 +72,7 @@ func (l *Loop) Run(ctx context.Context) error {
 				pause = min(pause, l.Retry.After(failures))
 			}
 		}
-		sleep(ctx, l.MinInterval-time.Since(start), nil)
+		sleep(ctx, least-time.Since(start), nil)
 		sleep(ctx, pause-time.Since(start), l.kick)
 	}
 	return nil

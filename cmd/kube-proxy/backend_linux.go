@@ -1,0 +1,70 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/nftables"
+)
+
+const hostOS = config.Linux
+
+// newBackends returns the backends of the mode that c asks for.
+func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend, error) {
+	if err := checkMode(c, o); err != nil {
+		return nil, err
+	}
+	if c.Mode == "" {
+		klog.FromContext(ctx).Info("No mode is configured; using nftables, the only one that is built in")
+	}
+	backends, err := allBackends(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range backends {
+		b.settle = settler(ctx, b.family)
+	}
+	return backends, nil
+}
+
+// allBackends returns a backend of every mode and family, without what goes
+// with it.
+func allBackends(c *config.Config) ([]*backend, error) {
+	var all []*backend
+	for _, f := range service.Families {
+		b, err := nftables.New(f, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)})
+		if err != nil {
+			return nil, fmt.Errorf("use nftables for %s: %w", f, err)
+		}
+		all = append(all, &backend{Backend: b, mode: string(config.NFTables), family: f})
+	}
+	return all, nil
+}
+
+// settler removes the UDP flows that a round made stale.
+func settler(ctx context.Context, f service.Family) func(context.Context, *service.Snapshot, reconcile.Result) error {
+	log := klog.FromContext(ctx)
+	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
+	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) error {
+		if len(r.Drift) > 0 { // flows may have begun by rules that were not ours
+			flows.Recheck()
+		}
+		n, err := flows.Sync(ctx, now)
+		if n > 0 {
+			log.V(2).Info("Removed stale UDP flows", "family", f.String(), "flows", n)
+		}
+		if r.Err != nil { // the old rules of a failed port may still begin flows
+			flows.Recheck()
+		}
+		return err
+	}
+}

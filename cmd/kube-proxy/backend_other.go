@@ -1,0 +1,27 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux && !windows
+
+package main
+
+import (
+	"context"
+	"errors"
+
+	"kubeproxy/config"
+)
+
+// hostOS is what configurations are checked for where none can be used.
+const hostOS = config.Linux
+
+// errSystem is why only render and config work here.
+var errSystem = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
+
+func newBackends(context.Context, *config.Config, *options) ([]*backend, error) {
+	return nil, errSystem
+}
+
+func allBackends(*config.Config) ([]*backend, error) { return nil, errSystem }
+
+func prepare(context.Context, *config.Config) error { return errSystem }

@@ -1,0 +1,231 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+const configHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+type outcome struct {
+	Code     int
+	Out, Err string
+}
+
+// call runs a command line as a user would. DIR in args and in what is
+// printed stands for dir.
+func call(t *testing.T, dir string, args ...string) outcome {
+	t.Helper()
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
+	}
+	var out, err bytes.Buffer
+	code := execute(context.Background(), args, streams{&out, &err})
+	if dir == "" {
+		return outcome{code, out.String(), err.String()}
+	}
+	hide := strings.NewReplacer(dir, "DIR")
+	return outcome{code, hide.Replace(out.String()), hide.Replace(err.String())}
+}
+
+// files writes files into a new directory, by their names.
+func files(t *testing.T, content map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range content {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestMistakes(t *testing.T) {
+	dir := files(t, map[string]string{"bad.yaml": configHead + "mode: magic\noomScoreAdj: 5000\n"})
+	tests := map[string]struct {
+		args []string
+		want string
+	}{
+		"unknown flag":            {[]string{"--proxymode=x"}, "unknown flag --proxymode; did you mean --proxy-mode?"},
+		"unknown, unlike any":     {[]string{"--xyzzy"}, "unknown flag --xyzzy; kube-proxy --help lists all"},
+		"one dash":                {[]string{"-config", "x"}, "unknown flag -config; did you mean --config?"},
+		"unknown letter":          {[]string{"-z"}, "unknown flag -z; kube-proxy --help lists all"},
+		"flag of a subcommand":    {[]string{"render", "--manifest=x"}, "unknown flag --manifest; did you mean --manifests?"},
+		"bad number":              {[]string{"--oom-score-adj=x"}, `--oom-score-adj: "x" is no number it accepts: want a whole number that fits into 32 bits`},
+		"bad bool":                {[]string{"--masquerade-all=perhaps"}, `--masquerade-all: "perhaps" is neither true nor false`},
+		"bad duration":            {[]string{"--config-sync-period=5"}, `--config-sync-period: "5" is no duration: want one such as 30s or 1h30m`},
+		"bad rate":                {[]string{"--kube-api-qps=fast"}, `--kube-api-qps: "fast" is no number`},
+		"bad port range":          {[]string{"--proxy-port-range=9-1"}, `--proxy-port-range: "9-1" is no range of ports: want first-last, first+count or one port`},
+		"bad gate":                {[]string{"--feature-gates=WinDSR"}, `--feature-gates: "WinDSR" is refused: "WinDSR" is no gate: want Name=true or Name=false`},
+		"bad version":             {[]string{"--version=long"}, `--version: "long" is refused: want true, false or raw`},
+		"no value":                {[]string{"--config"}, "--config wants a value, FILE: read the configuration from this FILE; a flag that is given goes before it"},
+		"unknown command":         {[]string{"rendr"}, `unknown command "rendr"; did you mean "render"?`},
+		"argument":                {[]string{"xyzzy"}, `unexpected argument "xyzzy": want flags only; kube-proxy --help lists them`},
+		"no source":               {[]string{"--logtostderr"}, "nothing to read Services from: an API server as source is not built in yet, so --manifests PATH is needed"},
+		"value out of range":      {[]string{"--iptables-masquerade-bit=32"}, "--iptables-masquerade-bit: iptables.masqueradeBit: 32 is out of range: want 0 to 31\n--iptables-masquerade-bit: nftables.masqueradeBit: 32 is out of range: want 0 to 31"},
+		"no such file":            {[]string{"--config=DIR/nothing"}, "read configuration: stat DIR/nothing: no such file or directory"},
+		"every error of a file":   {[]string{"--config=DIR/bad.yaml"}, "DIR/bad.yaml:3: mode: \"magic\" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing\nDIR/bad.yaml:4: oomScoreAdj: 5000 is out of range: want -1000 to 1000"},
+		"render without source":   {[]string{"render"}, "nothing to read Services from: want --manifests PATH"},
+		"render, unknown format":  {[]string{"render", "--manifests=DIR", "-o", "xml"}, `--output: "xml" is unknown: want text or json`},
+		"render, mode to come":    {[]string{"render", "--manifests=DIR", "--proxy-mode=ipvs"}, "mode ipvs is not built in yet; the only mode so far is nftables"},
+		"render, no such path":    {[]string{"render", "--manifests=DIR/nothing"}, "read manifests: stat DIR/nothing: no such file or directory"},
+		"config alone":            {[]string{"config"}, "config wants a command: validate or migrate"},
+		"validate nothing":        {[]string{"config", "validate"}, "kube-proxy config validate wants one file, not 0"},
+		"validate, other system":  {[]string{"config", "validate", "--os=plan9", "x"}, `--os: "plan9" is unknown: want linux or windows`},
+		"validate, a directory":   {[]string{"config", "validate", "--os=linux", "DIR"}, "the configuration cannot be used on linux:\nread configuration: DIR is a directory: want a file"},
+		"migrate, a wrong file":   {[]string{"config", "migrate", "DIR/nothing"}, "read configuration: stat DIR/nothing: no such file or directory"},
+		"argument after version":  {[]string{"version", "x"}, `unexpected argument "x": want flags only; kube-proxy version --help lists them`},
+		"write to no such folder": {[]string{"--write-config-to=DIR/a/b"}, "write configuration: open DIR/a/b: no such file or directory"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := call(t, dir, tt.args...)
+			got.Err = lastLines(got.Err)
+			if diff := cmp.Diff(outcome{1, "", "kube-proxy: " + tt.want + "\n"}, got); diff != "" {
+				t.Errorf("outcome (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// lastLines drops log lines, which begin with a severity and the date.
+func lastLines(s string) string {
+	var keep strings.Builder
+	for line := range strings.Lines(s) {
+		if len(line) < 5 || !strings.Contains("IE", line[:1]) || line[5] != ' ' {
+			keep.WriteString(line)
+		}
+	}
+	return keep.String()
+}
+
+func TestModesToCome(t *testing.T) {
+	for _, mode := range []string{"iptables", "ipvs", "userspace"} {
+		got := call(t, "", "--manifests=.", "--proxy-mode="+mode)
+		if want := "mode " + mode + " is not built in yet; the only mode so far is nftables"; got.Code != 1 || !strings.Contains(got.Err, want) {
+			t.Errorf("%s: exit %d, %q, want %q", mode, got.Code, got.Err, want)
+		}
+		got = call(t, "", "--manifests=.", "--proxy-mode="+mode, "--proxy-mode-fallback")
+		if want := "nor are the modes that --proxy-mode-fallback leads to"; got.Code != 1 || !strings.Contains(got.Err, want) {
+			t.Errorf("%s with fallback: exit %d, %q, want %q", mode, got.Code, got.Err, want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for _, args := range [][]string{{"--version"}, {"--version=true"}, {"version"}} {
+		got := call(t, "", args...)
+		if got.Code != 0 || got.Err != "" || !strings.HasPrefix(got.Out, "kube-proxy ") || strings.Count(got.Out, "\n") != 1 {
+			t.Errorf("%q: %+v, want one line beginning with kube-proxy", args, got)
+		}
+	}
+	for _, args := range [][]string{{"--version=raw"}, {"version", "--raw"}} {
+		got := call(t, "", args...)
+		if got.Code != 0 || !strings.HasPrefix(got.Out, `main.Build{Version:"`) || !strings.Contains(got.Out, `Go:"go1.`) {
+			t.Errorf("%q: %+v, want main.Build{...}", args, got)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	got := call(t, "", "--help")
+	if got.Code != 0 || got.Err != "" {
+		t.Fatalf("exit %d, %q", got.Code, got.Err)
+	}
+	for line := range strings.Lines(got.Out) {
+		if len(line) > helpWidth+1 {
+			t.Errorf("line of %d letters: %s", len(line), line)
+		}
+	}
+	newRoot(streams{}).Flags().VisitAll(func(f *pflag.Flag) {
+		if !strings.Contains(got.Out, " --"+f.Name) {
+			t.Errorf("--%s is missing", f.Name)
+		}
+	})
+	for _, want := range []string{
+		"\nModes iptables and nftables:\n", "\nDeprecated:\n",
+		"\n      --udp-timeout TIME                      TIME an idle UDP session is kept (deprecated: ignored, see\n",
+		"\n      --healthz-bind-address IP:PORT          IP:PORT of the health server, port 0 for none (default\n",
+		"\n  render                                      Print what a node would install\n",
+		"\n  -v, --v LEVEL                               LEVEL of detail, 0 for the least\n",
+	} {
+		if !strings.Contains(got.Out, want) {
+			t.Errorf("%q is missing in\n%s", want, got.Out)
+		}
+	}
+	if got := call(t, "", "render", "--help"); strings.Contains(got.Out, "      --cleanup ") || !strings.Contains(got.Out, "-o, --output FORMAT") {
+		t.Errorf("help of render:\n%s", got.Out)
+	}
+}
+
+func TestConfigCommands(t *testing.T) {
+	dir := files(t, map[string]string{
+		"good.yaml":  configHead + "mode: nftables\n",
+		"old.yaml":   "# ours\n" + configHead + "udpIdleTimeout: 1s # gone\nconntrack:\n  max: 5\n  min: 7 # kept\nwinkernel: {networkName: a}\n",
+		"bad.yaml":   configHead + "iptables: {masqueradBit: 1}\nbindAddress: {}\n",
+		"alias.yaml": configHead + "udpIdleTimeout: &a 1s\nconfigSyncPeriod: *a\n",
+	})
+	tests := map[string]struct {
+		args []string
+		want outcome
+	}{
+		"valid": {[]string{"validate", "--os=linux", "DIR/good.yaml"}, outcome{0, "DIR/good.yaml: valid for linux\n", ""}},
+		"valid with notes": {[]string{"validate", "--os=linux", "DIR/old.yaml"}, outcome{0, `note: DIR/old.yaml:4: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout
+note: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min
+note: DIR/old.yaml:8: winkernel.networkName: has no effect on linux
+DIR/old.yaml: valid for linux
+`, ""}},
+		"for another system": {[]string{"validate", "--os=windows", "DIR/good.yaml"}, outcome{1, "", "kube-proxy: the configuration cannot be used on windows:\nDIR/good.yaml:3: mode: \"nftables\" is no mode on windows: want kernelspace or nothing\n"}},
+		"bad": {[]string{"validate", "--os=linux", "DIR/bad.yaml"}, outcome{1, "", `kube-proxy: the configuration cannot be used on linux:
+DIR/bad.yaml:3: iptables.masqueradBit: unknown field; did you mean iptables.masqueradeBit?
+DIR/bad.yaml:4: bindAddress: is a mapping: want text
+`}},
+		"nothing to migrate": {[]string{"migrate", "DIR/good.yaml"}, outcome{0, configHead + "mode: nftables\n", ""}},
+		"migrate": {[]string{"migrate", "DIR/old.yaml"}, outcome{
+			0, "# ours\n" + configHead + "conntrack:\n  min: 7 # kept\nwinkernel: {networkName: a}\n",
+			`left out: DIR/old.yaml:4: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout
+left out: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min
+`,
+		}},
+		"migrate an alias": {[]string{"migrate", "DIR/alias.yaml"}, outcome{1, "", "kube-proxy: DIR/alias.yaml: an alias (*name) refers to a removed field: write the value out first\n"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := call(t, dir, append([]string{"config"}, tt.args...)...)
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("outcome (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWriteConfig(t *testing.T) {
+	dir := files(t, map[string]string{"in.yaml": configHead + "clusterCIDR: 10.0.0.0/8\nenableProfiling: true\n"})
+	got := call(t, dir, "--config=DIR/in.yaml", "--cluster-cidr=11.0.0.0/8", "--udp-timeout=1s", "--write-config-to=DIR/out.yaml")
+	if got.Code != 0 {
+		t.Fatal(got.Err)
+	}
+	for _, want := range []string{`--cluster-cidr overrides clusterCIDR of the configuration file`, "--udp-timeout: is deprecated: ignored"} {
+		if strings.Count(got.Err, want) != 1 {
+			t.Errorf("log:\n%s\nwant one line with %q", got.Err, want)
+		}
+	}
+	if got := call(t, dir, "--config=DIR/out.yaml", "--write-config-to=DIR/again.yaml"); got.Code != 0 {
+		t.Fatal(got.Err)
+	}
+	first, _ := os.ReadFile(filepath.Join(dir, "out.yaml"))
+	second, _ := os.ReadFile(filepath.Join(dir, "again.yaml"))
+	if diff := cmp.Diff(string(first), string(second)); diff != "" || !strings.Contains(string(first), "clusterCIDR: 11.0.0.0/8\n") {
+		t.Errorf("second writing (-first +second):\n%s\nfirst:\n%s", diff, first)
+	}
+}

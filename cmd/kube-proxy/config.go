@@ -1,0 +1,85 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"kubeproxy/config"
+)
+
+func newConfig(to streams) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config COMMAND",
+		Short: "Check a configuration file or bring it up to date",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return errors.New("config wants a command: validate or migrate")
+		},
+	}
+	cmd.AddCommand(newValidate(to), newMigrate(to))
+	return cmd
+}
+
+func newValidate(to streams) *cobra.Command {
+	system := string(hostOS)
+	cmd := &cobra.Command{
+		Use:   "validate FILE [flags]",
+		Short: "Check a configuration file",
+		Long: `Check a configuration file as the proxy would at its start.
+
+Every error goes to standard error and makes the exit code 1. What is accepted
+but has no effect is listed on standard output.`,
+		Args: oneFile,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if system != string(config.Linux) && system != string(config.Windows) {
+				return fmt.Errorf("--os: %q is unknown: want %s or %s", system, config.Linux, config.Windows)
+			}
+			c, err := config.Check(args[0], config.OS(system))
+			if err != nil {
+				return fmt.Errorf("the configuration cannot be used on %s:\n%w", system, err)
+			}
+			for _, n := range c.Notes {
+				fmt.Fprintf(to.out, "note: %s\n", n)
+			}
+			_, err = fmt.Fprintf(to.out, "%s: valid for %s\n", args[0], system)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&system, "os", system, "check for this `SYSTEM`: linux or windows")
+	return cmd
+}
+
+func newMigrate(to streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "migrate FILE",
+		Short: "Print a configuration file without what has been removed",
+		Long: `Print a configuration file without the fields that have been removed.
+
+Everything else stays as it is, comments too. What was left out is listed on
+standard error. The file itself is not changed.`,
+		Args: oneFile,
+		RunE: func(_ *cobra.Command, args []string) error {
+			data, left, err := config.Migrate(args[0])
+			if err != nil {
+				return err
+			}
+			for _, n := range left {
+				fmt.Fprintf(to.err, "left out: %s\n", n)
+			}
+			_, err = to.out.Write(data)
+			return err
+		},
+	}
+}
+
+func oneFile(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%s wants one file, not %d", cmd.CommandPath(), len(args))
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// inNamespace tells the test's second process what it is.
+const inNamespace = "KUBE_PROXY_TEST_NAMESPACE"
+
+// TestLive runs the real command against the real kernel, in a network
+// namespace of its own that ends with the process.
+func TestLive(t *testing.T) {
+	if os.Getenv(inNamespace) != "" {
+		t.Run("live", live)
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestLive$", "-test.v")
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("in the namespace: %v\n%s", err, out)
+	}
+}
+
+// gentle keeps a test from changing what the namespace shares with the host.
+var gentle = []string{
+	"--conntrack-max-per-core=0", "--oom-score-adj=0", "--conntrack-tcp-timeout-established=0",
+	"--conntrack-tcp-timeout-close-wait=0", "--hostname-override=node-a", "--cluster-cidr=10.244.0.0/16", "-v=2",
+}
+
+func live(t *testing.T) {
+	dir := files(t, map[string]string{"shop.yaml": shop})
+	args := append([]string{"--manifests=" + dir, "--iptables-min-sync-period=10ms"}, gentle...)
+
+	first := begin(t, args)
+	first.await(t, `"Programmed" backend="nftables IPv4"`, `"Programmed" backend="nftables IPv6"`)
+	first.end(t)
+	if in := installed(t, dir); !in {
+		t.Error("the rules left with the process")
+	}
+
+	second := begin(t, args)
+	second.await(t, `"Programmed" backend="nftables IPv4" generation=1`, "changed=false")
+	write(t, filepath.Join(dir, "bad.yaml"), "kind: [\n")
+	second.await(t, "bad.yaml")
+	write(t, filepath.Join(dir, "shop.yaml"), strings.Replace(shop, "10.244.1.11", "10.244.1.12", 1))
+	second.await(t, `"Programmed a change" backend="nftables IPv4"`)
+	second.end(t)
+	if in := installed(t, dir); !in {
+		t.Error("the change was not programmed")
+	}
+
+	if got := call(t, "", append([]string{"--cleanup"}, gentle...)...); got.Code != 0 {
+		t.Errorf("cleanup: exit %d, %s", got.Code, got.Err)
+	}
+	if in := installed(t, dir); in {
+		t.Error("rules are there after a cleanup")
+	}
+	if got := call(t, "", append([]string{"--manifests=/nothing"}, gentle...)...); got.Code != 1 || !strings.Contains(got.Err, "/nothing") {
+		t.Errorf("without the path: exit %d, %s", got.Code, got.Err)
+	}
+	if got := call(t, "", append([]string{"--init-only"}, gentle...)...); got.Code != 0 {
+		t.Errorf("init only: exit %d, %s", got.Code, got.Err)
+	}
+}
+
+// installed reports that the kernel holds what the manifests in dir ask for.
+func installed(t *testing.T, dir string) bool {
+	t.Helper()
+	c := &config.Config{OS: config.Linux}
+	c.NFTables.MasqueradeBit = new(int32(14))
+	c.ClusterCIDR, c.DetectLocalMode = "10.244.0.0/16", config.ClusterCIDR
+	tracker := track.New(trackOptions(c, "node-a"))
+	m := source.Manifests{Paths: []string{dir}, NodeName: "node-a"}
+	_ = m.Load(t.Context(), tracker) // one file may be bad
+	backends, err := allBackends(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := true
+	for _, b := range backends {
+		p, err := b.Plan(t.Context(), tracker.Latest())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s needs:\n%s", b, p)
+		all = all && p.Empty()
+	}
+	return all
+}
+
+// process is a running proxy.
+type process struct {
+	stop context.CancelFunc
+	code chan int
+	log  *syncBuffer
+}
+
+func begin(t *testing.T, args []string) *process {
+	ctx, stop := context.WithCancel(t.Context())
+	p := &process{stop, make(chan int, 1), &syncBuffer{}}
+	go func() { p.code <- execute(ctx, args, streams{p.log, p.log}) }()
+	return p
+}
+
+// await polls until the log holds all of wants.
+func (p *process) await(t *testing.T, wants ...string) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for _, want := range wants {
+		for !strings.Contains(p.log.String(), want) {
+			if time.Now().After(deadline) {
+				t.Fatalf("no %q in the log:\n%s", want, p.log.String())
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+}
+
+// end stops the proxy as a signal would.
+func (p *process) end(t *testing.T) {
+	t.Helper()
+	p.stop()
+	select {
+	case code := <-p.code:
+		if code != 0 || !strings.Contains(p.log.String(), "Stopped; the rules stay in force") {
+			t.Errorf("exit %d:\n%s", code, p.log.String())
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatalf("does not stop:\n%s", p.log.String())
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

@@ -1,0 +1,104 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/nftables"
+)
+
+const renderText = `Print what a node would install, without touching anything.
+
+Any user can do this on any system. The same manifests and flags give the same
+text. Nothing is known of the node but what its Node manifest says. What is
+wrong with the manifests goes to standard error; the rest is printed all the
+same, and the exit code is 1 if a file or an object could not be used.`
+
+// rendering is what the command line of render says.
+type rendering struct {
+	options
+	format string
+}
+
+func newRender(to streams) *cobra.Command {
+	r := &rendering{}
+	cmd := &cobra.Command{
+		Use:     "render --manifests PATH [flags]",
+		Short:   "Print what a node would install",
+		Long:    renderText,
+		Example: "  kube-proxy render --manifests ./services --hostname-override node-a -o text",
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), to) },
+	}
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	r.register(all)
+	all.VisitAll(func(f *pflag.Flag) {
+		switch f.Name {
+		case "cleanup", "cleanup-iptables", "init-only", "write-config-to", "version":
+		default:
+			cmd.Flags().AddFlag(f)
+		}
+	})
+	cmd.Flags().StringVarP(&r.format, "output", "o", string(nftables.Text), "`FORMAT` of what is printed: text, as nft -f takes it, or json")
+	return cmd
+}
+
+func (r *rendering) run(ctx context.Context, to streams) error {
+	if r.format != string(nftables.Text) && r.format != string(nftables.JSON) {
+		return fmt.Errorf("--output: %q is unknown: want %s or %s", r.format, nftables.Text, nftables.JSON)
+	}
+	if len(r.manifests) == 0 {
+		return fmt.Errorf("nothing to read Services from: want --manifests PATH")
+	}
+	c, err := config.Load(&r.config, config.Linux)
+	if err != nil {
+		return err
+	}
+	for _, o := range c.Overrides {
+		fmt.Fprintf(to.err, "note: %s\n", o)
+	}
+	for _, n := range c.Notes {
+		fmt.Fprintf(to.err, "note: %s\n", n)
+	}
+	if err := checkMode(c, &r.options); err != nil {
+		return err
+	}
+	node, err := nodeName(c)
+	if err != nil {
+		return err
+	}
+	slow := time.AfterFunc(progressEvery, func() { fmt.Fprintf(os.Stderr, "kube-proxy: still reading the manifests ...\n") })
+	defer slow.Stop()
+	return render(ctx, c, r, node, to)
+}
+
+func render(ctx context.Context, c *config.Config, r *rendering, node string, to streams) error {
+	o := trackOptions(c, node)
+	o.Report = func(p track.Problem) { fmt.Fprintf(to.err, "problem: %s\n", p) }
+	tracker := track.New(o)
+	files := source.Manifests{
+		Paths:    r.manifests,
+		NodeName: node,
+		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", s) },
+	}
+	bad := files.Load(ctx, tracker)
+	want := tracker.Latest()
+	if want == nil {
+		return bad
+	}
+	if err := nftables.Render(to.out, want, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)}, nftables.Format(r.format)); err != nil {
+		return fmt.Errorf("render: %w", err)
+	}
+	return bad
+}

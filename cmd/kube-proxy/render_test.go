@@ -1,0 +1,79 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+const shop = `apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.1.11]}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+status: {addresses: [{type: InternalIP, address: 192.0.2.10}]}
+`
+
+func TestRender(t *testing.T) {
+	dir := files(t, map[string]string{"shop.yaml": shop, "config.yml.off": configHead + "nftables: {masqueradeBit: 3}\n"})
+	args := func(more ...string) []string {
+		return append([]string{"render", "--manifests", "DIR", "--hostname-override", " Node-A "}, more...)
+	}
+	text := call(t, dir, args()...)
+	if text.Code != 0 || text.Err != "" {
+		t.Fatalf("exit %d: %s", text.Code, text.Err)
+	}
+	for _, want := range []string{"table ip kube-services {", "table ip6 kube-services {", `10.96.0.10 . tcp . 80 comment "shop/web:http"`, "10.244.1.11 . 8080", "0x00004000"} {
+		if !strings.Contains(text.Out, want) {
+			t.Errorf("%q is missing in\n%s", want, text.Out)
+		}
+	}
+	if again := call(t, dir, args("--proxy-mode=nftables")...); again.Out != text.Out {
+		t.Error("a second rendering differs")
+	}
+	if got := call(t, dir, args("-o", "json")...); got.Code != 0 || !strings.HasPrefix(got.Out, "{\n") {
+		t.Errorf("json: exit %d, %.80q", got.Code, got.Out)
+	}
+	got := call(t, dir, args("--config=DIR/config.yml.off", "--iptables-masquerade-bit=4")...)
+	if got.Code != 0 || !strings.Contains(got.Out, "0x00000010") || !strings.Contains(got.Err, "--iptables-masquerade-bit overrides nftables.masqueradeBit") {
+		t.Errorf("with a configuration: exit %d, %s\n%s", got.Code, got.Err, got.Out)
+	}
+}
+
+// The rest is printed all the same.
+func TestRenderBadManifests(t *testing.T) {
+	dir := files(t, map[string]string{"a.yaml": "kind: [\n", "b.yaml": shop, "c.yaml": "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"})
+	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")
+	if got.Code != 1 || !strings.Contains(got.Out, "10.244.1.11 . 8080") {
+		t.Errorf("exit %d, want 1 and the good Service in\n%s", got.Code, got.Out)
+	}
+	for _, want := range []string{"DIR/a.yaml", "note: ", "Deployment"} {
+		if !strings.Contains(got.Err, want) {
+			t.Errorf("%q is missing in\n%s", want, got.Err)
+		}
+	}
+}
+
+// What the tracker leaves out does not make the exit code 1: the files were
+// read.
+func TestRenderProblem(t *testing.T) {
+	dir := files(t, map[string]string{"a.yaml": strings.Replace(shop, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  externalIPs: [127.0.0.1]", 1)})
+	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")
+	if got.Code != 0 || !strings.Contains(got.Err, "problem: service shop/web: spec.externalIPs") {
+		t.Errorf("exit %d, %s", got.Code, got.Err)
+	}
+}

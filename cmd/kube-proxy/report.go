@@ -1,0 +1,133 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/reconcile"
+)
+
+// maxDrift bounds how many foreign changes one log line names.
+const maxDrift = 5
+
+// remind is how often a failure that lasts is logged again.
+const remind = time.Minute
+
+// reporter logs the rounds of one backend. It speaks up when something
+// changes: what goes on as before is summed up.
+type reporter struct {
+	log klog.Logger
+	now func() time.Time
+
+	programmed bool
+	failure    string // of the latest round
+	repeats    int    // of failure, not logged yet
+	since      time.Time
+	logged     time.Time
+	settled    string // latest failure to settle
+}
+
+func newReporter(log klog.Logger) *reporter { return &reporter{log: log, now: time.Now} }
+
+func (r *reporter) report(res reconcile.Result) {
+	if n := len(res.Drift); n > 0 {
+		r.log.Info("Others had altered our rules", "changes", n, "first", strings.Join(res.Drift[:min(n, maxDrift)], "; "))
+	}
+	if res.Err != nil {
+		r.failed(res)
+		return
+	}
+	switch {
+	case r.failure != "":
+		r.log.Info("Programmed again", "generation", res.Generation, "took", res.Took, "failingFor", r.now().Sub(r.since).Round(time.Millisecond))
+	case !r.programmed:
+		r.log.Info("Programmed", "generation", res.Generation, "took", res.Took, "changed", res.Changed)
+	case res.Changed:
+		r.log.V(2).Info("Programmed a change", "generation", res.Generation, "took", res.Took)
+	}
+	r.programmed, r.failure, r.repeats = true, "", 0
+}
+
+func (r *reporter) failed(res reconcile.Result) {
+	now, text := r.now(), res.Err.Error()
+	if r.failure == "" {
+		r.since = now
+	}
+	if text == r.failure && now.Sub(r.logged) < remind {
+		r.repeats++
+		return
+	}
+	args := []any{"generation", res.Generation}
+	if n := len(reconcile.Failed(res.Err)); n > 0 {
+		args = append(args, "failedPorts", n)
+	}
+	if text == r.failure {
+		args = append(args, "repeated", r.repeats+1, "failingFor", now.Sub(r.since).Round(time.Second))
+	}
+	r.log.Error(res.Err, "Not everything could be programmed; trying again", args...)
+	r.failure, r.repeats, r.logged = text, 0, now
+}
+
+// settling logs a failure of what follows a round, once while it lasts.
+func (r *reporter) settling(err error) {
+	if err.Error() != r.settled {
+		r.log.Error(err, "Stale connections could not all be removed")
+	}
+	r.settled = err.Error()
+}
+
+// progress says what a start still waits for when it takes long.
+type progress struct {
+	log     klog.Logger
+	mu      sync.Mutex
+	waiting []string
+	finish  chan struct{} // closed when nothing is left
+}
+
+// progressEvery is how long nobody should have to wait without a word.
+const progressEvery = 2 * time.Second
+
+func newProgress(log klog.Logger) *progress {
+	return &progress{log: log, finish: make(chan struct{})}
+}
+
+func (p *progress) expect(name string) { p.waiting = append(p.waiting, name) }
+
+func (p *progress) done(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.waiting, name)
+	if i < 0 {
+		return
+	}
+	p.waiting = slices.Delete(p.waiting, i, i+1)
+	if len(p.waiting) == 0 {
+		close(p.finish)
+	}
+}
+
+func (p *progress) run(ctx context.Context) error {
+	start := time.Now()
+	for pause := progressEvery; ; pause = min(2*pause, remind) {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.finish:
+			return nil
+		case <-time.After(pause):
+		}
+		p.mu.Lock()
+		left := strings.Join(p.waiting, ", ")
+		p.mu.Unlock()
+		p.log.Info("Still reading and programming for the first time", "waitingFor", left, "elapsed", fmt.Sprint(time.Since(start).Round(time.Second)))
+	}
+}

@@ -1,0 +1,137 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// newLog returns a logger and the buffer it writes to, level by level.
+func newLog(level int) (klog.Logger, *bytes.Buffer) {
+	var b bytes.Buffer
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&b), textlogger.Verbosity(level))), &b
+}
+
+// messages returns the log lines without their heads.
+func messages(b *bytes.Buffer) []string {
+	var all []string
+	for line := range strings.Lines(b.String()) {
+		_, text, _ := strings.Cut(line, "] ")
+		all = append(all, line[:1]+" "+strings.TrimSpace(text))
+	}
+	return all
+}
+
+func TestReporter(t *testing.T) {
+	log, b := newLog(2)
+	r := newReporter(log)
+	now := time.Unix(0, 0)
+	r.now = func() time.Time { return now }
+	round := func(after time.Duration, res reconcile.Result) {
+		now = now.Add(after)
+		r.report(res)
+	}
+	broken := errors.New("no such device")
+	port := &reconcile.PortError{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Err: errors.New("too many")}
+	round(0, reconcile.Result{Generation: 1, Changed: true, Took: time.Millisecond})
+	round(time.Second, reconcile.Result{Generation: 1})
+	round(time.Second, reconcile.Result{Generation: 2, Changed: true, Took: time.Millisecond})
+	round(time.Second, reconcile.Result{Generation: 3, Err: broken})
+	for range 70 {
+		round(time.Second, reconcile.Result{Generation: 3, Err: broken})
+	}
+	round(time.Second, reconcile.Result{Generation: 4, Err: port})
+	round(time.Second, reconcile.Result{Generation: 5, Drift: []string{"a", "b"}})
+	want := []string{
+		`I "Programmed" generation=1 took="1ms" changed=true`,
+		`I "Programmed a change" generation=2 took="1ms"`,
+		`E "Not everything could be programmed; trying again" err="no such device" generation=3`,
+		`E "Not everything could be programmed; trying again" err="no such device" generation=3 repeated=60 failingFor="1m0s"`,
+		`E "Not everything could be programmed; trying again" err="service port shop/web (tcp, IPv4): too many" generation=4 failedPorts=1`,
+		`I "Others had altered our rules" changes=2 first="a; b"`,
+		`I "Programmed again" generation=5 took="0s" failingFor="1m12s"`,
+	}
+	if diff := cmp.Diff(want, messages(b)); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+}
+
+func TestReporterSettling(t *testing.T) {
+	log, b := newLog(0)
+	r := newReporter(log)
+	for _, text := range []string{"a", "a", "b"} {
+		r.settling(errors.New(text))
+	}
+	if got := messages(b); len(got) != 2 {
+		t.Errorf("log = %q, want one line for a and one for b", got)
+	}
+}
+
+func TestProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, b := newLog(0)
+		p := newProgress(log)
+		p.expect("x")
+		p.expect("y")
+		ended := make(chan error)
+		go func() { ended <- p.run(t.Context()) }()
+		time.Sleep(3 * time.Second)
+		p.done("x")
+		p.done("x")
+		time.Sleep(4 * time.Second)
+		p.done("y")
+		<-ended
+		want := []string{
+			`I "Still reading and programming for the first time" waitingFor="x, y" elapsed="2s"`,
+			`I "Still reading and programming for the first time" waitingFor="y" elapsed="6s"`,
+		}
+		if diff := cmp.Diff(want, messages(b)); diff != "" {
+			t.Errorf("log (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestLogging(t *testing.T) {
+	defer klog.ClearLogger()
+	c := &logsapi.LoggingConfiguration{Format: "json", Verbosity: 2}
+	c.FlushFrequency.Duration.Duration = time.Second
+	var b bytes.Buffer
+	log, err := startLogging(c, &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.V(2).Info("shown", "service", "a/b")
+	log.V(3).Info("hidden")
+	var line map[string]any
+	if err := json.Unmarshal(b.Bytes(), &line); err != nil || line["msg"] != "shown" || line["service"] != "a/b" {
+		t.Errorf("json: %v, %s", err, b.String())
+	}
+
+	b.Reset()
+	c = &logsapi.LoggingConfiguration{Format: "text", VModule: logsapi.VModuleConfiguration{{FilePattern: "report_*", Verbosity: 4}}}
+	c.FlushFrequency.Duration.Duration = time.Second
+	if log, err = startLogging(c, &b); err != nil {
+		t.Fatal(err)
+	}
+	log.V(4).Info("shown")
+	log.V(5).Info("hidden")
+	klog.Background().Info("also shown")
+	if diff := cmp.Diff([]string{`I "shown"`, `I "also shown"`}, messages(&b)); diff != "" {
+		t.Errorf("text (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,135 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubeproxy/config"
+)
+
+// options is what the command line says.
+type options struct {
+	config    config.Flags
+	manifests []string
+	fallback  bool
+	version   versionFlag
+}
+
+const rootText = `Forward the traffic of Kubernetes Services on this node.
+
+The proxy watches Services and EndpointSlices, and programs the node so that
+connections to a Service's addresses reach one of its endpoints.`
+
+const rootExample = `  kube-proxy --manifests ./services --hostname-override node-a
+  kube-proxy render --manifests ./services --hostname-override node-a
+  kube-proxy config validate kube-proxy.yaml
+  kube-proxy --cleanup`
+
+func newRoot(to streams) *cobra.Command {
+	o := &options{}
+	root := &cobra.Command{
+		Use:           "kube-proxy [flags]",
+		Short:         "Forward the traffic of Kubernetes Services",
+		Long:          rootText,
+		Example:       rootExample,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.version != "" {
+				return printVersion(to.out, o.version)
+			}
+			return run(cmd.Context(), o, to)
+		},
+	}
+	root.SetOut(to.out)
+	root.SetErr(to.err)
+	root.SetHelpFunc(help)
+	root.SetFlagErrorFunc(flagError)
+	o.register(root.Flags())
+	root.AddCommand(newRender(to), newConfig(to), newVersion(to))
+	return root
+}
+
+func (o *options) register(fs *pflag.FlagSet) {
+	o.config.Register(fs)
+	fs.StringArrayVar(&o.manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints and Nodes from this file or directory `PATH` and watch it; repeatable")
+	fs.BoolVar(&o.fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")
+	fs.Var(&o.version, "version", "print the version and exit; `raw` prints how it was built, too")
+	fs.Lookup("version").NoOptDefVal = "true"
+	fs.SortFlags = false
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	if near := config.Closest(args[0], names); near != "" {
+		return fmt.Errorf("unknown command %q; did you mean %q?", args[0], near)
+	}
+	return fmt.Errorf("unexpected argument %q: want flags only; %s --help lists them", args[0], cmd.CommandPath())
+}
+
+// flagError turns what pflag says into one line that names the flag, what it
+// got and what it takes.
+func flagError(cmd *cobra.Command, err error) error {
+	if errors.Is(err, pflag.ErrHelp) {
+		return err
+	}
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return unknownFlag(cmd, unknown)
+	}
+	if missing, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		name, usage := pflag.UnquoteUsage(missing.GetFlag())
+		return fmt.Errorf("--%s wants a value, %s: %s", missing.GetFlag().Name, name, usage)
+	}
+	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		return fmt.Errorf("--%s: %q is %s", bad.GetFlag().Name, bad.GetValue(), wrong(bad))
+	}
+	return err
+}
+
+func unknownFlag(cmd *cobra.Command, e *pflag.NotExistError) error {
+	name := e.GetSpecifiedName()
+	if letters := e.GetSpecifiedShortnames(); letters != "" {
+		// -name is a common slip for --name.
+		if cmd.Flags().Lookup(letters) != nil {
+			return fmt.Errorf("unknown flag -%s; did you mean --%s?", letters, letters)
+		}
+		return fmt.Errorf("unknown flag -%s; %s --help lists all", letters, cmd.CommandPath())
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if near := config.Closest(name, names); near != "" {
+		return fmt.Errorf("unknown flag --%s; did you mean --%s?", name, near)
+	}
+	return fmt.Errorf("unknown flag --%s; %s --help lists all", name, cmd.CommandPath())
+}
+
+// wrong tells what a flag's value is not and what the flag takes.
+func wrong(e *pflag.InvalidValueError) string {
+	switch e.GetFlag().Value.Type() {
+	case "bool":
+		return "neither true nor false"
+	case "int32", "Level":
+		return "no number it accepts: want a whole number that fits into 32 bits"
+	case "float32":
+		return "no number"
+	case "duration":
+		return "no duration: want one such as 30s or 1h30m"
+	case "ports":
+		return "no range of ports: want first-last, first+count or one port"
+	}
+	return "refused: " + strings.ReplaceAll(e.Unwrap().Error(), "\n", " ")
+}

@@ -1,0 +1,211 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// backend is one dataplane for one family, and what goes with it.
+type backend struct {
+	reconcile.Backend
+	mode   string
+	family service.Family
+	// settle, if set, follows each round whose rules are at least partly in
+	// force, with the snapshot they are for.
+	settle func(context.Context, *service.Snapshot, reconcile.Result) error
+}
+
+func (b *backend) String() string { return b.mode + " " + b.family.String() }
+
+// firstRetry is the pause after a first failed round. It doubles from there
+// to the sync period.
+const firstRetry = 250 * time.Millisecond
+
+// run is the command without a subcommand: one of the actions that end by
+// themselves, or the proxy, until ctx ends.
+func run(ctx context.Context, o *options, to streams) error {
+	c, err := config.Load(&o.config, hostOS)
+	if err != nil {
+		return err
+	}
+	log, err := startLogging(&c.Logging, to.err)
+	if err != nil {
+		return err
+	}
+	defer klog.Flush()
+	ctx = klog.NewContext(ctx, log)
+	tell(log, c)
+	switch {
+	case o.config.WriteConfigTo != "":
+		return writeConfig(c, o.config.WriteConfigTo)
+	case o.config.Cleanup:
+		return cleanup(ctx, c)
+	case o.config.InitOnly:
+		return prepare(ctx, c)
+	}
+	return proxy(ctx, o, c)
+}
+
+// tell logs what of the configuration may surprise its author.
+func tell(log klog.Logger, c *config.Config) {
+	for _, o := range c.Overrides {
+		log.Info(o.String(), "flag", o.Flag, "path", o.Path, "from", o.From, "to", o.To)
+	}
+	for _, n := range c.Notes {
+		log.Info("Note on the configuration: " + n.String())
+	}
+}
+
+func writeConfig(c *config.Config, path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	return errors.Join(c.Write(f), f.Close())
+}
+
+// proxy forwards traffic until ctx ends. The rules stay behind.
+func proxy(ctx context.Context, o *options, c *config.Config) error {
+	log := klog.FromContext(ctx)
+	if len(o.manifests) == 0 {
+		return errors.New("nothing to read Services from: an API server as source is not built in yet, so --manifests PATH is needed")
+	}
+	backends, err := newBackends(ctx, c, o)
+	if err != nil {
+		return err
+	}
+	if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
+		log.Info("The API server is not read: that source is not built in yet")
+	}
+	node, err := nodeName(c)
+	if err != nil {
+		return err
+	}
+	if err := prepare(ctx, c); err != nil {
+		return err
+	}
+	log.Info("Starting", "version", builtFrom().Version, "mode", backends[0].mode, "node", node, "manifests", o.manifests)
+	var loops []*reconcile.Loop
+	tracker := newTracker(c, node, log, func() {
+		for _, l := range loops {
+			l.Kick()
+		}
+	})
+	group, ctx := errgroup.WithContext(ctx)
+	progress := newProgress(log)
+	for _, b := range backends {
+		loops = append(loops, newLoop(ctx, c, b, tracker, progress))
+	}
+	for i, b := range backends {
+		group.Go(func() error { return loops[i].Run(ctx) })
+		if w, ok := b.Backend.(reconcile.Watcher); ok {
+			group.Go(func() error { return watch(ctx, b, w, loops[i].Kick) })
+		}
+	}
+	group.Go(func() error { return manifests(o.manifests, node, log).Run(ctx, tracker) })
+	group.Go(func() error { return progress.run(ctx) })
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	log.Info("Stopped; the rules stay in force", "mode", backends[0].mode)
+	return nil
+}
+
+func newTracker(c *config.Config, node string, log klog.Logger, changed func()) *track.Tracker {
+	o := trackOptions(c, node)
+	o.Changed = changed
+	o.Report = func(p track.Problem) {
+		log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
+	}
+	if !o.Pods.Known(service.IPv4) && !o.Pods.Known(service.IPv6) && !o.PodsFromNode {
+		log.Info("Pods cannot be told from other clients, so all clients of ClusterIPs count as pods: set --cluster-cidr or another --detect-local-mode")
+	}
+	return track.New(o)
+}
+
+// manifests returns the source that reads paths.
+func manifests(paths []string, node string, log klog.Logger) *source.Manifests {
+	return &source.Manifests{
+		Paths:    paths,
+		NodeName: node,
+		Report:   func(err error) { log.Error(err, "A manifest cannot be used") },
+		Note:     func(s string) { log.Info("Note on the manifests: " + s) },
+	}
+}
+
+func newLoop(ctx context.Context, c *config.Config, b *backend, t *track.Tracker, p *progress) *reconcile.Loop {
+	k := &keeper{backend: b}
+	r := newReporter(klog.FromContext(ctx).WithValues("backend", b.String()))
+	least, most := syncPeriods(c)
+	l := reconcile.NewLoop(k)
+	l.Latest = t.Latest
+	l.MinInterval, l.Resync = least, most
+	l.Retry = reconcile.Backoff{First: firstRetry, Max: most}
+	p.expect(b.String())
+	l.Report = func(res reconcile.Result) {
+		r.report(res)
+		if res.Err == nil {
+			p.done(b.String())
+		}
+		// A round that was begun is finished, whatever happens to ctx.
+		if err := k.settle(context.WithoutCancel(ctx), res); err != nil {
+			r.settling(err)
+		}
+	}
+	return l
+}
+
+// keeper remembers what the latest round was for.
+type keeper struct {
+	*backend
+	want *service.Snapshot
+}
+
+// Plan implements reconcile.Backend.
+func (k *keeper) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	k.want = want
+	return k.Backend.Plan(ctx, want)
+}
+
+func (k *keeper) settle(ctx context.Context, r reconcile.Result) error {
+	if k.backend.settle == nil || r.Err != nil && len(reconcile.Failed(r.Err)) == 0 {
+		return nil
+	}
+	return k.backend.settle(ctx, k.want, r)
+}
+
+// watchPause is how long a broken watch rests.
+const watchPause = 5 * time.Second
+
+// watch passes on what others do to b until ctx ends. Without it, drift is
+// found by the next resync only, which is no reason to stop.
+func watch(ctx context.Context, b *backend, w reconcile.Watcher, touched func()) error {
+	for ctx.Err() == nil {
+		err := w.Watch(ctx, touched)
+		if ctx.Err() != nil {
+			return nil
+		}
+		klog.FromContext(ctx).Error(err, "Watching the rules for changes by others broke off", "backend", b.String(), "retry", watchPause)
+		select {
+		case <-ctx.Done():
+		case <-time.After(watchPause):
+		}
+		touched()
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// trackOptions translates what the configuration says about traffic.
+func trackOptions(c *config.Config, node string) track.Options {
+	ports := c.NodePorts()
+	o := track.Options{
+		NodeName:          node,
+		NodePorts:         ports.Prefixes,
+		NodePortsPrimary:  ports.Primary,
+		MasqueradeAll:     c.IPTables.MasqueradeAll,
+		IgnoreExternalIPs: c.IgnoreExternalIPs(),
+	}
+	if modeOf(c) == config.NFTables {
+		o.MasqueradeAll = c.NFTables.MasqueradeAll
+	}
+	if ip := c.NodeIP(); ip.IsValid() {
+		o.NodeIPs = []netip.Addr{ip}
+	}
+	switch c.DetectLocalMode {
+	case config.ClusterCIDR:
+		o.Pods = service.LocalPods{Prefixes: c.ClusterCIDRs()}
+	case config.NodeCIDR:
+		o.PodsFromNode = true
+	case config.BridgeInterface:
+		o.Pods = service.LocalPods{Interface: c.DetectLocal.BridgeInterface}
+	case config.InterfaceNamePrefix:
+		o.Pods = service.LocalPods{InterfacePrefix: c.DetectLocal.InterfaceNamePrefix}
+	}
+	return o
+}
+
+// syncPeriods returns the least and the longest time between two rounds in
+// the mode of c. The iptables section serves Windows as well.
+func syncPeriods(c *config.Config) (least, most time.Duration) {
+	switch modeOf(c) {
+	case config.NFTables:
+		return c.NFTables.MinSyncPeriod.Duration, c.NFTables.SyncPeriod.Duration
+	case config.IPVS:
+		return c.IPVS.MinSyncPeriod.Duration, c.IPVS.SyncPeriod.Duration
+	}
+	return c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
+}
+
+// nodeName returns the name of the Node we run on.
+func nodeName(c *config.Config) (string, error) {
+	host := ""
+	if c.HostnameOverride == "" {
+		var err error
+		if host, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("find the node's name: %w; set --hostname-override", err)
+		}
+	}
+	name := c.NodeName(host)
+	if name == "" {
+		return "", fmt.Errorf("find the node's name: the host has none; set --hostname-override")
+	}
+	return name, nil
+}

@@ -1,0 +1,59 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	yaml "go.yaml.in/yaml/v3"
+)
+
+// Migrate returns the file at path without the fields that have been removed,
+// and lists these. The rest stays as it was written.
+func Migrate(path string) ([]byte, []Note, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	file, err := Parse(path, data)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(file.Notes) == 0 {
+		return data, nil, nil
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, nil, syntaxError(path, err)
+	}
+	removeFields(doc.Content[0], "")
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := enc.Encode(&doc); err != nil {
+		return nil, nil, fmt.Errorf("encode %s: %w", path, err)
+	}
+	if again, err := Parse(path, out.Bytes()); err != nil || len(again.Notes) > 0 {
+		return nil, nil, fmt.Errorf("%s: an alias (*name) refers to a removed field: write the value out first", path)
+	}
+	return out.Bytes(), file.Notes, nil
+}
+
+// removeFields drops removed fields from a mapping and those inside it.
+func removeFields(n *yaml.Node, parent string) {
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	for i := 0; i < len(n.Content); {
+		path := under(parent, n.Content[i].Value)
+		if _, removed := removedFields[path]; removed {
+			n.Content = slices.Delete(n.Content, i, i+2)
+			continue
+		}
+		removeFields(n.Content[i+1], path)
+		i += 2
+	}
+}
