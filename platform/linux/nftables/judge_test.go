@@ -223,3 +223,5 @@ func apply(t fataler, b *Backend, want *service.Snapshot) {
 		t.Fatalf("Apply: %v\n%s", err, p)
 	}
 }
+
+func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
