@@ -24,13 +24,13 @@ var (
 func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
+		return netip.Addr{}, fmt.Errorf("%.80q is not an IP address", s)
 	}
 	switch a = a.Unmap(); {
 	case a.Zone() != "":
-		return netip.Addr{}, fmt.Errorf("%q: %w", s, errScoped)
+		return netip.Addr{}, fmt.Errorf("%.80q: %w", s, errScoped)
 	case a.IsUnspecified(), a.IsLoopback(), a.IsLinkLocalUnicast(), a.IsMulticast(), a == broadcast():
-		return netip.Addr{}, fmt.Errorf("%q: %w", s, errSpecial)
+		return netip.Addr{}, fmt.Errorf("%.80q: %w", s, errSpecial)
 	}
 	return a, nil
 }
@@ -42,11 +42,11 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	s = strings.TrimSpace(s)
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is not a CIDR like 192.0.2.0/24", s)
+		return netip.Prefix{}, fmt.Errorf("%.80q is not a CIDR like 192.0.2.0/24", s)
 	}
 	if p.Addr().Is4In6() {
 		if p.Bits() < 96 {
-			return netip.Prefix{}, fmt.Errorf("%q mixes IPv4 and IPv6", s)
+			return netip.Prefix{}, fmt.Errorf("%.80q mixes IPv4 and IPv6", s)
 		}
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}

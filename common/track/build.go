@@ -52,7 +52,7 @@ func (b *builder) build() []*service.Port {
 			continue
 		}
 		if first, dup := seen[name]; dup {
-			b.notes.add(at("spec.ports", i)+".name", "%q is also the name of %s", name.Port, first)
+			b.notes.add(at("spec.ports", i)+".name", "%.80q is also the name of %s", name.Port, first)
 			continue
 		}
 		seen[name] = at("spec.ports", i)
@@ -104,7 +104,7 @@ func (b *builder) policy(field, value string) service.Policy {
 		return service.PolicyLocal
 	case "", "Cluster":
 	default:
-		b.notes.add(field, "%q is not Cluster or Local; taken as Cluster", value)
+		b.notes.add(field, "%.80q is not Cluster or Local; taken as Cluster", value)
 	}
 	return service.PolicyCluster
 }
@@ -119,7 +119,7 @@ func (b *builder) affinity() time.Duration {
 	case "", corev1.ServiceAffinityNone:
 		return 0
 	default:
-		b.notes.add("spec.sessionAffinity", "%q is not ClientIP or None; taken as None", spec.SessionAffinity)
+		b.notes.add("spec.sessionAffinity", "%.80q is not ClientIP or None; taken as None", spec.SessionAffinity)
 		return 0
 	}
 	seconds := corev1.DefaultClientIPServiceAffinitySeconds
@@ -142,7 +142,7 @@ func (b *builder) name(i int) (service.PortName, bool) {
 	}
 	proto, ok := protocolOf(p.Protocol)
 	if !ok {
-		b.notes.add(at("spec.ports", i)+".protocol", "%q is not TCP, UDP or SCTP", p.Protocol)
+		b.notes.add(at("spec.ports", i)+".protocol", "%.80q is not TCP, UDP or SCTP", p.Protocol)
 		return service.PortName{}, false
 	}
 	return service.PortName{

@@ -53,7 +53,7 @@ func (b *builder) clusterIPs() {
 		}
 		f := service.FamilyOf(a)
 		if b.cluster[f].IsValid() {
-			b.notes.add(at("spec.clusterIPs", i), "%q is a second %s address; want one of each family", s, f)
+			b.notes.add(at("spec.clusterIPs", i), "%.80q is a second %s address; want one of each family", s, f)
 			continue
 		}
 		b.serves[f], b.cluster[f] = true, a
@@ -76,7 +76,7 @@ func (b *builder) outside(to *[2][]netip.Addr, field, s string) {
 	}
 	f := service.FamilyOf(a)
 	if !b.serves[f] {
-		b.notes.add(field, "%q is %s, which the Service does not have", s, f)
+		b.notes.add(field, "%.80q is %s, which the Service does not have", s, f)
 		return
 	}
 	if !slices.Contains(to[f], a) {
@@ -90,7 +90,7 @@ func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 	}
 	if mode := in.IPMode; mode != nil && *mode != corev1.LoadBalancerIPModeVIP {
 		if *mode != corev1.LoadBalancerIPModeProxy {
-			b.notes.add(field+".ipMode", "%q is not VIP or Proxy; the address is left out", *mode)
+			b.notes.add(field+".ipMode", "%.80q is not VIP or Proxy; the address is left out", *mode)
 		}
 		return
 	}

@@ -79,7 +79,8 @@ func (c *claims) remove(a address, s *svc) []*svc {
 		delete(c.holder, a)
 		return nil
 	default:
-		c.holder[a], q = q[0], slices.Delete(q, 0, 1)
+		c.holder[a] = q[0]
+		q = slices.Delete(q, 0, 1)
 	}
 	if c.queue[a] = q; len(q) == 0 {
 		delete(c.queue, a)

@@ -43,7 +43,7 @@ func readNode(n *corev1.Node) *facts {
 		}
 		addr, err := netip.ParseAddr(a.Address)
 		if err != nil || addr.Zone() != "" || addr.IsUnspecified() {
-			notes.add(at("status.addresses", i)+".address", "%q is not an IP address of a node", a.Address)
+			notes.add(at("status.addresses", i)+".address", "%.80q is not an IP address of a node", a.Address)
 			continue
 		}
 		*to = append(*to, addr.Unmap())

@@ -109,7 +109,7 @@ func (p *packer) pack(from *discoveryv1.EndpointSlice) *slice {
 	case discoveryv1.AddressTypeIPv6:
 		p.out.family = service.IPv6
 	default:
-		p.notes.add(p.field("addressType"), "%q is not IPv4, IPv6 or FQDN; the slice is ignored", from.AddressType)
+		p.notes.add(p.field("addressType"), "%.80q is not IPv4, IPv6 or FQDN; the slice is ignored", from.AddressType)
 		p.out.notes = p.notes.all()
 		return p.out
 	}
@@ -144,7 +144,7 @@ func (p *packer) ports(from []discoveryv1.EndpointPort) {
 		}
 		number, ok := protocolOf(proto)
 		if !ok {
-			p.notes.add(p.field(at("ports", i)+".protocol"), "%q is not TCP, UDP or SCTP", proto)
+			p.notes.add(p.field(at("ports", i)+".protocol"), "%.80q is not TCP, UDP or SCTP", proto)
 			continue
 		}
 		t := targetPort{port: uint16(*port.Port), proto: number}
@@ -168,7 +168,7 @@ func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
 		return
 	}
 	if f := service.FamilyOf(addr); f != p.out.family {
-		p.notes.add(p.field(at("endpoints", i)+".addresses[0]"), "%q is %s in a slice of %s", from.Addresses[0], f, p.out.family)
+		p.notes.add(p.field(at("endpoints", i)+".addresses[0]"), "%.80q is %s in a slice of %s", from.Addresses[0], f, p.out.family)
 		return
 	}
 	e := endpoint{state: p.condition(from.Conditions) | p.place(from.NodeName)}

@@ -106,7 +106,8 @@ func (t *Tracker) SetService(o *corev1.Service) {
 		}
 		s := t.service(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		created := o.CreationTimestamp.Unix()
-		if s.created == created && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) {
+		known := s.created == created && (s.want == nil) == (want == nil)
+		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) {
 			return false
 		}
 		t.release(s)

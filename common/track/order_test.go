@@ -1,0 +1,251 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+)
+
+// world is what a source knows: the objects that exist.
+type world struct {
+	services map[string]*corev1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
+	node     *corev1.Node
+}
+
+// Whatever order things happen in, the snapshot is that of the objects that
+// are there in the end, and what did not change keeps its pointer.
+func TestAnyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil}
+		o := Options{NodeName: "a", NodePortsPrimary: true, PodsFromNode: true}
+		live := New(o)
+		live.Synced()
+		last := live.Latest()
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			w.step(t, live)
+			if rapid.IntRange(0, 2).Draw(t, "look") > 0 {
+				continue
+			}
+			next := live.Latest()
+			checkShared(t, last, next)
+			last = next
+		}
+		got, want := live.Latest(), w.scratch(o)
+		checkShared(t, last, got)
+		if diff := cmp.Diff(text(want.Latest()), text(got)); diff != "" {
+			t.Errorf("snapshot (-from scratch +step by step):\n%s", diff)
+		}
+		if diff := cmp.Diff(want.Problems(), live.Problems()); diff != "" {
+			t.Errorf("problems (-from scratch +step by step):\n%s", diff)
+		}
+		w.checkLeft(t, live)
+	})
+}
+
+func text(s *service.Snapshot) string {
+	var b bytes.Buffer
+	printSnapshot(&b, s)
+	return b.String()
+}
+
+// scratch gives everything at once to a new Tracker.
+func (w *world) scratch(o Options) *Tracker {
+	t := New(o)
+	for _, s := range w.services {
+		t.SetService(s)
+	}
+	for _, s := range w.slices {
+		t.SetSlice(s)
+	}
+	if w.node != nil {
+		t.SetNode(w.node)
+	}
+	t.Synced()
+	t.Latest()
+	return t
+}
+
+// checkShared wants everything in next that equals what was in last to be
+// the same.
+func checkShared(t *rapid.T, last, next *service.Snapshot) {
+	same := reflect.DeepEqual(last.Node, next.Node)
+	if same && last.Node != next.Node {
+		t.Errorf("equal nodes are not shared")
+	}
+	taken := map[address]*service.Port{}
+	for _, f := range service.Families {
+		same = same && last.Len(f) == next.Len(f)
+		for p := range next.Ports(f) {
+			if err := checkPort(p, taken); err != "" {
+				t.Errorf("port %s: %s", p.Name, err)
+			}
+			old := last.Port(f, p.Name)
+			if old != p {
+				same = false
+			}
+			if old != nil && old != p && reflect.DeepEqual(old, p) {
+				t.Errorf("port %s (%s) did not change but its pointer did", p.Name, f)
+			}
+		}
+	}
+	if same != (last == next) {
+		t.Errorf("same content = %v, same snapshot = %v", same, last == next)
+	}
+}
+
+// checkLeft wants nothing kept of what is gone.
+func (w *world) checkLeft(t *rapid.T, live *Tracker) {
+	for name, s := range live.services {
+		if len(s.slices) == 0 && w.services[name.Name] == nil {
+			t.Errorf("service %s is still known", name)
+		}
+	}
+	if len(w.services) == 0 && len(live.claims.holder)+len(live.claims.queue) > 0 {
+		t.Errorf("claims without services: %v, %v", live.claims.holder, live.claims.queue)
+	}
+}
+
+func (w *world) step(t *rapid.T, to *Tracker) {
+	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
+	key := types.NamespacedName{Namespace: "d", Name: name}
+	switch rapid.IntRange(0, 9).Draw(t, "what") {
+	case 0:
+		delete(w.services, name)
+		to.DeleteService(key)
+	case 1:
+		delete(w.slices, name)
+		to.DeleteSlice(key)
+	case 2, 3:
+		w.node = drawNode(t)
+		to.SetNode(w.node)
+	case 4, 5, 6:
+		w.services[name] = drawService(t, name)
+		to.SetService(w.services[name])
+	default:
+		w.slices[name] = drawSlice(t, name)
+		to.SetSlice(w.slices[name])
+	}
+}
+
+func drawNode(t *rapid.T) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{}}}
+	if z := rapid.SampledFrom([]string{"", "z1", "z2"}).Draw(t, "zone"); z != "" {
+		n.Labels[corev1.LabelTopologyZone] = z
+	}
+	for _, ip := range drawSome(t, "node IPs", "192.168.0.1", "198.51.100.1", "fd00::9", "bad") {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
+	}
+	n.Spec.PodCIDRs = drawSome(t, "pod CIDRs", "10.1.0.0/24", "fd00:1::/64", "bad")
+	return n
+}
+
+// drawSome returns a random part of all, in order.
+func drawSome(t *rapid.T, label string, all ...string) []string {
+	var some []string
+	mask := rapid.IntRange(0, 1<<len(all)-1).Draw(t, label)
+	for i, s := range all {
+		if mask>>i&1 == 1 {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+func drawService(t *rapid.T, name string) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: name}}
+	s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(0, 1).Draw(t, "age")), 0)
+	s.Spec.Type = rapid.SampledFrom([]corev1.ServiceType{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}).Draw(t, "type")
+	s.Spec.ClusterIPs = drawSome(t, "cluster IPs", "10.96.0.1", "fd00:96::1", "None")
+	s.Spec.ExternalIPs = drawSome(t, "external IPs", "203.0.113.1", "203.0.113.2", "2001:db8::1")
+	s.Spec.LoadBalancerSourceRanges = drawSome(t, "ranges", "192.168.0.0/16", "10.0.0.0/8", "::/0", "bad")
+	for _, ip := range drawSome(t, "ingress", "203.0.113.1", "203.0.113.3", "2001:db8::3") {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+	}
+	policy := rapid.SampledFrom([]string{"Cluster", "Local"})
+	internal := corev1.ServiceInternalTrafficPolicy(policy.Draw(t, "internal"))
+	s.Spec.InternalTrafficPolicy = &internal
+	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicy(policy.Draw(t, "external"))
+	for _, name := range drawSome(t, "ports", "http", "dns", "bad") {
+		p := corev1.ServicePort{Name: name, Port: 80, NodePort: 30080}
+		if name == "dns" {
+			p.Protocol = corev1.ProtocolUDP
+		}
+		s.Spec.Ports = append(s.Spec.Ports, p)
+	}
+	return s
+}
+
+func drawSlice(t *rapid.T, name string) *discoveryv1.EndpointSlice {
+	owner := rapid.SampledFrom([]string{"x", "y", ""}).Draw(t, "owner")
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "d", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: owner}},
+		AddressType: rapid.SampledFrom([]discoveryv1.AddressType{"IPv4", "IPv6"}).Draw(t, "family"),
+	}
+	for _, name := range drawSome(t, "ports", "http", "dns") {
+		port, proto := int32(8080), corev1.ProtocolTCP
+		if name == "dns" {
+			proto = corev1.ProtocolUDP
+		}
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &proto})
+	}
+	prefix := "10.1.0."
+	if s.AddressType == discoveryv1.AddressTypeIPv6 {
+		prefix = "fd00:1::"
+	}
+	for i := range rapid.IntRange(0, 3).Draw(t, "endpoints") {
+		s.Endpoints = append(s.Endpoints, drawEndpoint(t, fmt.Sprint(prefix, 3-i)))
+	}
+	return s
+}
+
+func drawEndpoint(t *rapid.T, addr string) discoveryv1.Endpoint {
+	flag := rapid.SampledFrom([]*bool{nil, new(bool), ptr(true)})
+	e := discoveryv1.Endpoint{
+		Addresses: []string{addr},
+		Conditions: discoveryv1.EndpointConditions{
+			Ready: flag.Draw(t, "ready"), Serving: flag.Draw(t, "serving"), Terminating: flag.Draw(t, "terminating")},
+		NodeName: rapid.SampledFrom([]*string{nil, ptr("A "), ptr("b")}).Draw(t, "node"),
+		Hints:    &discoveryv1.EndpointHints{},
+	}
+	for _, z := range drawSome(t, "zones", "z1", "z2") {
+		e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: z})
+	}
+	for _, n := range drawSome(t, "nodes", "a", "b") {
+		e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: n})
+	}
+	return e
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestUpdateCost(t *testing.T) {
+	tracker := New(Options{NodeName: "a"})
+	fill10x(tracker, 10_000)
+	tracker.Latest()
+	start := time.Now()
+	const rounds = 200
+	for i := range rounds {
+		tracker.SetSlice(plainSlice(i, 9+i%2))
+		tracker.Latest()
+	}
+	each := time.Since(start) / rounds
+	t.Logf("one endpoint changed at 10,000 Services: %v to the next snapshot", each)
+	if each > 5*time.Millisecond {
+		t.Errorf("a change costs %v, which cannot be independent of the number of Services", each)
+	}
+}
