@@ -1,0 +1,110 @@
+# Copyright The kubeproxy Authors.
+# SPDX-License-Identifier: Apache-2.0
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := all
+
+# The systems that every change must build and vet for.
+PLATFORMS := linux/amd64 linux/arm64 windows/amd64 windows/arm64
+FOLDERS   := build cmd common config platform test
+VERSION   := $(or $(shell git describe --tags --always --dirty 2>/dev/null),dev)
+
+# What a skipped test does to make test: show or fail.
+SKIPS ?= show
+
+go_build    := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+staticcheck := go tool -modfile=build/tools/go.mod staticcheck
+
+# $(call on_each,COMMAND) runs COMMAND for each platform and times it.
+define on_each
+for p in $(PLATFORMS); do \
+	start=$$SECONDS; \
+	GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(1); \
+	printf '   %-14s %4ds\n' $$p $$((SECONDS - start)); \
+done
+endef
+
+##@ Use
+
+.PHONY: build
+build: bin/kube-proxy bin/kube-proxy.exe ## build bin/kube-proxy for Linux and bin/kube-proxy.exe for Windows
+
+.PHONY: bin/kube-proxy
+bin/kube-proxy:
+	@echo "== build $@ (the first time takes a minute)"
+	@GOOS=linux $(go_build) -o $@ ./cmd/kube-proxy
+
+.PHONY: bin/kube-proxy.exe
+bin/kube-proxy.exe:
+	@echo "== build $@ (the first time takes a minute)"
+	@GOOS=windows GOARCH=amd64 $(go_build) -o $@ ./cmd/kube-proxy
+
+.PHONY: demo
+demo: bin/kube-proxy ## show the proxy on real connections, in network namespaces of its own
+	@CGO_ENABLED=0 go run ./test/demo -proxy bin/kube-proxy
+
+##@ Check
+
+.PHONY: all
+all: fmt ## format, vet and test for this machine only: the quick round, and what make alone does
+	@echo "== vet and test"
+	@go vet ./...
+	@go run ./build/testreport ./...
+
+.PHONY: test
+test: setup formatted vet lint ## everything that runs for a commit; SKIPS=fail lets no test be skipped
+	@race=-race; \
+	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
+	echo "== test $$race (compiles first)"; \
+	go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt $$race ./...
+
+.PHONY: vet
+vet: ## go vet for every system
+	@echo "== vet"
+	@$(call on_each,go vet ./...)
+
+.PHONY: lint
+lint: ## staticcheck for every system
+	@echo "== staticcheck"
+	@$(call on_each,$(staticcheck) ./...)
+
+.PHONY: cross
+cross: ## compile program and tests for every system
+	@echo "== compile, tests included"
+	@$(call on_each,go test -c -o /dev/null ./...)
+
+.PHONY: bench
+bench: ## measure, and rewrite docs/benchmarks.md
+	@CGO_ENABLED=0 go run ./test/bench -o docs/benchmarks.md
+
+##@ Change
+
+.PHONY: fmt
+fmt: ## format every Go file
+	@gofmt -w $(wildcard $(FOLDERS))
+
+.PHONY: deps
+deps: ## rewrite build/deps-*.txt, the lists of linked packages
+	@go test ./build -run TestLinkedPackages -update >/dev/null
+	@wc -l build/deps-*.txt | sed '$$d'
+
+.PHONY: update
+update: ## rewrite the goldens of every test that has some
+	@go test $$(grep -rl --include='*_test.go' 'flag\.Bool("update"' $(wildcard $(FOLDERS)) | xargs -n1 dirname | sort -u | sed 's|^|./|') -update
+
+.PHONY: clean
+clean: ## remove what make built
+	@rm -rf bin
+
+.PHONY: help
+help: ## print this list
+	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Steps of others, not meant to be called.
+.PHONY: setup formatted
+setup:
+	@build/setup.sh
+formatted:
+	@bad=$$(gofmt -l $(wildcard $(FOLDERS))); \
+	if [[ -n $$bad ]]; then printf 'not formatted, run make fmt:\n%s\n' "$$bad"; exit 1; fi

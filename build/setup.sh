@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Copyright The kubeproxy Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs what the tests need beyond Go, on Debian and its like: nft, which
+# must accept and print our tables, and a C compiler for the race detector.
+# It does nothing where all is there, and only says what is missing where it
+# is not run by root.
+set -euo pipefail
+
+missing=()
+command -v nft >/dev/null || [[ -x /usr/sbin/nft ]] || missing+=(nftables)
+command -v "${CC:-gcc}" >/dev/null || missing+=(gcc)
+[[ -e /usr/include/stdlib.h ]] || missing+=(libc6-dev)
+[[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)
+if ((${#missing[@]} == 0)); then
+	exit 0
+fi
+
+if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+	echo "missing for the tests: ${missing[*]} (Debian's names); going on without" >&2
+	exit 0
+fi
+
+echo "installing ${missing[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export DEBIAN_FRONTEND=noninteractive
+if ! { apt-get update -qq && apt-get install -qq -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+	cat "$log" >&2
+	echo "could not install ${missing[*]}" >&2
+	exit 1
+fi

@@ -1,0 +1,122 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package build
+
+import (
+	"bytes"
+	"go/ast"
+)
+
+// The limits a reader's screen and memory set.
+const (
+	maxFileLines = 400
+	maxFuncLines = 60
+	maxParams    = 5
+	maxNesting   = 3
+)
+
+func checkLength(s *source) []finding {
+	var found []finding
+	if n := bytes.Count(s.text, []byte("\n")); n > maxFileLines {
+		found = append(found, s.at(s.tree).says("file has %d lines, limit %d", n, maxFileLines))
+	}
+	for _, fn := range functions(s) {
+		if n := s.lines(fn.node); n > maxFuncLines {
+			found = append(found, s.at(fn.node).says("%s has %d lines, limit %d", fn.name, n, maxFuncLines))
+		}
+	}
+	return found
+}
+
+// function is a declared function or a literal outside of any.
+type function struct {
+	name string
+	node ast.Node
+	body *ast.BlockStmt // nil if it is written elsewhere
+}
+
+func functions(s *source) []function {
+	var fns []function
+	ast.Inspect(s.tree, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			fns = append(fns, function{n.Name.Name, n, n.Body})
+			return false
+		case *ast.FuncLit:
+			fns = append(fns, function{"function literal", n, n.Body})
+			return false
+		}
+		return true
+	})
+	return fns
+}
+
+// checkParams looks at every function type: declared, literal, in interfaces
+// and as a field.
+func checkParams(s *source) []finding {
+	var found []finding
+	ast.Inspect(s.tree, func(n ast.Node) bool {
+		if fn, ok := n.(*ast.FuncType); ok && fn.Params.NumFields() > maxParams {
+			found = append(found, s.at(n).says("%d parameters, limit %d: make a struct", fn.Params.NumFields(), maxParams))
+		}
+		if fn, ok := n.(*ast.FuncDecl); ok && fn.Name.IsExported() && !s.test() {
+			found = append(found, switches(s, fn)...)
+		}
+		return true
+	})
+	return found
+}
+
+// switches finds bool parameters, which a caller's reader cannot read.
+func switches(s *source, fn *ast.FuncDecl) []finding {
+	var found []finding
+	for _, field := range fn.Type.Params.List {
+		if id, ok := field.Type.(*ast.Ident); ok && id.Name == "bool" {
+			found = append(found, s.at(field).says("%s has a bool parameter: name the choice with a type", fn.Name.Name))
+		}
+	}
+	return found
+}
+
+// checkNesting counts the blocks around a statement. An else-if goes no
+// deeper than its if, a case no deeper than its switch, and a function
+// literal is as deep as the statement it stands in.
+func checkNesting(s *source) []finding {
+	var found []finding
+	for _, fn := range functions(s) {
+		if fn.body == nil {
+			continue
+		}
+		ast.Walk(nest{deep: func(b *ast.BlockStmt) {
+			found = append(found, s.at(b).says("%s nests deeper than %d blocks", fn.name, maxNesting))
+		}}, fn.body)
+	}
+	return found
+}
+
+// nest walks a function and calls deep with each outermost block that lies
+// too deep.
+type nest struct {
+	depth int
+	opens bool // the block that comes next belongs to a statement
+	deep  func(*ast.BlockStmt)
+}
+
+func (v nest) Visit(n ast.Node) ast.Visitor {
+	switch n := n.(type) {
+	case *ast.IfStmt, *ast.ForStmt, *ast.RangeStmt, *ast.SwitchStmt, *ast.TypeSwitchStmt, *ast.SelectStmt:
+		v.opens = true
+		return v
+	case *ast.BlockStmt:
+		if v.opens {
+			v.depth++
+		}
+		if v.depth > maxNesting {
+			v.deep(n)
+			return nil
+		}
+	}
+	v.opens = false
+	return v
+}

@@ -1,0 +1,194 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// event is what go test -json prints, one a line.
+type event struct {
+	Action, Package, Test, Output string
+	ImportPath                    string // for the output of a failed build
+	Elapsed                       float64
+	FailedBuild                   string
+}
+
+// result is a test that ended.
+type result struct {
+	pkg, test string
+	took      time.Duration
+	output    []string // lines, without the runner's own
+}
+
+// report collects events and prints each package when it ends.
+type report struct {
+	out     io.Writer
+	allowed allowed
+
+	running map[string]*packageRun
+
+	passed, failed int
+	skipped        []result
+	slow           []result // every top-level test that ended
+	packages       int
+	start          time.Time
+}
+
+// packageRun is a package whose tests run.
+type packageRun struct {
+	order  []*result // in the order of their start; the first is the package itself
+	byName map[string]*result
+	failed map[string]bool
+	count  int
+}
+
+func newReport(out io.Writer, a allowed) *report {
+	return &report{out: out, allowed: a, running: map[string]*packageRun{}, start: time.Now()}
+}
+
+// read consumes events until r ends. A line that is no event is passed on.
+func (r *report) read(events io.Reader) error {
+	lines := bufio.NewReader(events)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			r.line(line)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read what go test prints: %w", err)
+		}
+	}
+}
+
+func (r *report) line(line []byte) {
+	var e event
+	if err := json.Unmarshal(line, &e); err != nil {
+		fmt.Fprintf(r.out, "%s", line)
+		return
+	}
+	if e.ImportPath != "" { // a build talks
+		fmt.Fprint(r.out, e.Output)
+		return
+	}
+	r.take(e)
+}
+
+func (r *report) take(e event) {
+	p := r.running[e.Package]
+	if p == nil {
+		p = &packageRun{byName: map[string]*result{}, failed: map[string]bool{}}
+		r.running[e.Package] = p
+	}
+	t := p.result(e)
+	switch e.Action {
+	case "output":
+		if !chatter(e.Output) {
+			t.output = append(t.output, e.Output)
+		}
+		return
+	case "pass", "fail", "skip":
+	default:
+		return
+	}
+	t.took = time.Duration(e.Elapsed * float64(time.Second))
+	if e.Test == "" {
+		r.finish(p, e)
+		return
+	}
+	r.count(p, t, e.Action)
+}
+
+// result returns the test that e is about, the package itself if none.
+func (p *packageRun) result(e event) *result {
+	t := p.byName[e.Test]
+	if t == nil {
+		t = &result{pkg: e.Package, test: e.Test}
+		p.byName[e.Test] = t
+		p.order = append(p.order, t)
+	}
+	return t
+}
+
+func (r *report) count(p *packageRun, t *result, action string) {
+	p.count++
+	switch action {
+	case "pass":
+		r.passed++
+	case "fail":
+		r.failed++
+		p.failed[t.test] = true
+	case "skip":
+		r.skipped = append(r.skipped, *t)
+	}
+	if !strings.Contains(t.test, "/") {
+		r.slow = append(r.slow, result{pkg: t.pkg, test: t.test, took: t.took})
+	}
+	if action == "pass" {
+		t.output = nil // nobody will ask for it
+	}
+}
+
+// finish prints a package that ended: the output of what failed in it, then
+// its line.
+func (r *report) finish(p *packageRun, e event) {
+	delete(r.running, e.Package)
+	own := p.byName[""]
+	switch {
+	case e.Action == "skip" && p.count == 0:
+		r.packageLine("?", own, "no test files")
+		return
+	case e.FailedBuild != "":
+		r.failed++
+		r.packageLine("FAIL", own, "build failed")
+		return
+	case e.Action == "fail":
+		if len(p.failed) == 0 {
+			r.failed++ // a panic outside of tests, or TestMain gave up
+		}
+		for _, t := range p.order {
+			if t == own || p.failed[t.test] {
+				fmt.Fprint(r.out, t.told())
+			}
+		}
+		r.packageLine("FAIL", own, counted(p.count))
+	default:
+		r.packageLine("ok", own, counted(p.count))
+	}
+	r.packages++
+}
+
+// told returns the output of t with its verdict first, where a reader looks
+// for the name.
+func (t *result) told() string {
+	var verdict, rest strings.Builder
+	for _, line := range t.output {
+		if strings.HasPrefix(strings.TrimSpace(line), "--- FAIL: ") {
+			verdict.WriteString(line)
+		} else {
+			rest.WriteString(line)
+		}
+	}
+	return verdict.String() + rest.String()
+}
+
+// chatter reports a line by which the test runner narrates, or by which it
+// repeats what the report says itself.
+func chatter(line string) bool {
+	for _, prefix := range []string{"=== ", "ok  \t", "FAIL\t", "?   \t", "PASS\n", "FAIL\n", "exit status "} {
+		if strings.HasPrefix(line, prefix) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,174 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+)
+
+// TestReport reads the events and the allow file of a case and compares with
+// the report.
+func TestReport(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("cases = %v, %v", files, err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			part := sections(t, file)
+			list := filepath.Join(t.TempDir(), "skips.txt")
+			if err := os.WriteFile(list, []byte(part["allow"]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			a, err := readAllowed(list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) { // no time passes
+				var out strings.Builder
+				r := newReport(&out, a)
+				if err := r.read(strings.NewReader(part["events"])); err != nil {
+					t.Fatal(err)
+				}
+				r.summary(2)
+				var names []string
+				for _, s := range r.unexcused() {
+					names = append(names, s.test+"\n")
+				}
+				if diff := cmp.Diff(part["report"], out.String()); diff != "" {
+					t.Errorf("report (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(part["unexcused"], strings.Join(names, "")); diff != "" {
+					t.Errorf("unexcused (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func sections(t *testing.T, file string) map[string]string {
+	t.Helper()
+	archive, err := txtar.ParseFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := map[string]string{}
+	for _, f := range archive.Files {
+		part[f.Name] = string(f.Data)
+	}
+	return part
+}
+
+func TestReadAllowed(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		want allowed
+		err  string
+	}{
+		"empty":     {want: allowed{}},
+		"comment":   {text: "# p T why\n\n", want: allowed{}},
+		"entry":     {text: "p TestA  no  such kernel\n", want: allowed{"p TestA": "no such kernel"}},
+		"no reason": {text: "\np TestA\n", err: "skips.txt:2: want a package, a test and a reason"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "skips.txt")
+			if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := readAllowed(file)
+			if c.err != "" && (err == nil || !strings.HasSuffix(err.Error(), c.err)) {
+				t.Fatalf("error = %v, want one that ends in %q", err, c.err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("allowed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"a bad choice":   {[]string{"-skips=never"}, "want show or fail"},
+		"a lost file":    {[]string{"-allow", filepath.Join(t.TempDir(), "gone.txt")}, "read the tests that may be skipped"},
+		"no such option": {[]string{"-sort"}, "not defined"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			passed, err := run(c.args, &out, &out)
+			if passed || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("run = %v, %v, want an error with %q", passed, err, c.want)
+			}
+		})
+	}
+}
+
+// TestRealRuns lets the go command test a small module, whose events are what
+// the cases above only imitate.
+func TestRealRuns(t *testing.T) {
+	archive, err := txtar.ParseFile("testdata/module/module.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, f := range archive.Files {
+		path := filepath.Join(dir, f.Name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, f.Data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	for name, c := range map[string]struct {
+		args   []string
+		passed bool
+		want   []string // patterns of lines
+		err    string
+	}{
+		"all pass":       {args: []string{"./good"}, passed: true, want: []string{`^ok    example.com/m/good +\S+  2 tests$`, `^2 passed, 0 failed, 0 skipped$`}},
+		"one fails":      {args: []string{"./good", "./bad"}, want: []string{`^--- FAIL: TestBad`, `because`, `^FAIL  example.com/m/bad `, `^3 passed, 1 failed, 0 skipped$`}},
+		"panic":          {args: []string{"./panics"}, want: []string{`^panic: no hope`, `^0 passed, 1 failed, 0 skipped$`}},
+		"does not build": {args: []string{"./broken"}, want: []string{`undefined: missing`, `build failed$`, `^0 passed, 1 failed, 0 skipped$`}},
+		"does not vet":   {args: []string{"./vetoed"}, want: []string{`format %d`, `^0 passed, 1 failed, 0 skipped$`}},
+		"TestMain fails": {args: []string{"./setup"}, want: []string{`^no luck$`, `^0 passed, 1 failed, 0 skipped$`}},
+		"skip shown":     {args: []string{"./skips"}, passed: true, want: []string{`NOT ALLOWED: skips_test.go:\d+: no such thing here$`, `^1 passed, 0 failed, 1 skipped$`}},
+		"skip fails":     {args: []string{"-skips=fail", "./skips"}, want: []string{`NOT ALLOWED`, `^1 passed, 0 failed, 1 skipped$`}},
+		"skip allowed":   {args: []string{"-skips=fail", "-allow=allow.txt", "./skips"}, passed: true, want: []string{`TestSkips +the machine lacks it$`}},
+		"no tests":       {args: []string{"./none"}, want: []string{`no test files$`}, err: "no test ran"},
+		"no package":     {args: []string{"./nowhere"}, want: []string{`directory not found`, `^0 passed, 1 failed, 0 skipped$`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			passed, err := run(c.args, &out, &out)
+			if (passed && err == nil) != c.passed || !contains(err, c.err) {
+				t.Errorf("run = %v, %v, want %v and error %q", passed, err, c.passed, c.err)
+			}
+			for _, want := range c.want {
+				if !regexp.MustCompile("(?m)" + want).MatchString(out.String()) {
+					t.Errorf("no line fits %q in:\n%s", want, &out)
+				}
+			}
+		})
+	}
+}
+
+// contains reports that err says text, or that both are nothing.
+func contains(err error, text string) bool {
+	if err == nil || text == "" {
+		return err == nil && text == ""
+	}
+	return strings.Contains(err.Error(), text)
+}

@@ -1,0 +1,51 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+// allowed maps "package test" to the reason why that test may be skipped. A
+// test that may be skipped takes its subtests along.
+type allowed map[string]string
+
+func (a allowed) reason(t result) (string, bool) {
+	for name := t.test; ; {
+		if reason, ok := a[t.pkg+" "+name]; ok {
+			return reason, true
+		}
+		i := strings.LastIndex(name, "/")
+		if i < 0 {
+			return "", false
+		}
+		name = name[:i]
+	}
+}
+
+// readAllowed reads a file of lines "package test reason". An empty path
+// allows nothing; empty lines and lines that start with # say nothing.
+func readAllowed(path string) (allowed, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the tests that may be skipped: %w", err)
+	}
+	a := allowed{}
+	for i, line := range strings.Split(string(text), "\n") {
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 0 || strings.HasPrefix(words[0], "#"):
+		case len(words) < 3:
+			return nil, fmt.Errorf("%s:%d: want a package, a test and a reason", path, i+1)
+		default:
+			a[words[0]+" "+words[1]] = strings.Join(words[2:], " ")
+		}
+	}
+	return a, nil
+}
