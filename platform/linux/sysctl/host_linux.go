@@ -1,0 +1,8 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sysctl
+
+// Host returns the files of the running kernel, those below net in the
+// network namespace of the calling thread.
+func Host() Files { return Dir("/") }

@@ -1,0 +1,50 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sysctl
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestHost sets what belongs to a network namespace in one of its own. The
+// size of the table is the whole machine's, so the kernel refuses it there.
+func TestHost(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("making a network namespace needs root")
+	}
+	runtime.LockOSThread() // for good: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("unshare network namespace: %v", err)
+	}
+	files := Host()
+	got := Apply(files, Settings{MaxPerCore: 1 << 30, Min: 1 << 30, CPUs: 1, TCPEstablished: 1234 * time.Second, UDP: 57 * time.Second, TCPBeLiberal: true})
+	for i, want := range []struct {
+		parameter
+		action Action
+		value  string
+	}{{tableSize, Failed, ""}, {tcpEstablished, Written, "1234"}, {udp, Written, "57"}, {tcpBeLiberal, Written, "1"}} {
+		o := got[i]
+		b, err := files.ReadFile(want.file)
+		if o.Name != want.name || o.Action != want.action || err != nil {
+			t.Errorf("%s (read again: %v), want action %d", o, err, want.action)
+		}
+		if value := strings.TrimSpace(string(b)); want.value != "" && value != want.value {
+			t.Errorf("%s is %q, want %q", want.file, value, want.value)
+		}
+	}
+	if !errors.Is(got[0].Err, fs.ErrPermission) {
+		t.Errorf("%s, want %v", got[0], fs.ErrPermission)
+	}
+	if o := Forwarding(files)[0]; o.Name != "net.ipv4.ip_forward" || o.Err != nil {
+		t.Errorf("Forwarding = %s", o)
+	}
+}

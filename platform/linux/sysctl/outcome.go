@@ -1,0 +1,101 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sysctl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Files are the kernel's. Names are slash-separated, without a leading slash,
+// as in "proc/sys/net/ipv4/ip_forward".
+type Files interface {
+	ReadFile(name string) ([]byte, error)
+	// WriteFile makes data the content of a file that is there already.
+	WriteFile(name string, data []byte) error
+}
+
+// Dir is the directory that Files lie in.
+type Dir string
+
+// ReadFile is Files'.
+func (d Dir) ReadFile(name string) ([]byte, error) { return os.ReadFile(d.path(name)) }
+
+// WriteFile is Files'.
+func (d Dir) WriteFile(name string, data []byte) error {
+	f, err := os.OpenFile(d.path(name), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
+
+func (d Dir) path(name string) string { return filepath.Join(string(d), filepath.FromSlash(name)) }
+
+// Action is what was done about a parameter.
+type Action int
+
+// What may be done.
+const (
+	Kept    Action = iota // it is as wanted, or better
+	Written               // it is as wanted now
+	Failed                // it is not, see Err
+	Unmet                 // it is not, and not ours to set
+)
+
+// Outcome tells how it went with one parameter.
+type Outcome struct {
+	Name       string
+	Want, Have string // Have is from before, empty if it could not be read
+	Action     Action
+	Err        error // of a Failed one, or of an Unmet one that cannot be read
+}
+
+// String returns one sentence, without a full stop.
+func (o Outcome) String() string {
+	switch {
+	case o.Action == Written:
+		return fmt.Sprintf("%s set to %s, was %s", o.Name, o.Want, o.Have)
+	case o.Action == Kept && o.Have == o.Want:
+		return fmt.Sprintf("%s is %s already", o.Name, o.Have)
+	case o.Action == Kept:
+		return fmt.Sprintf("%s stays %s, which is enough for the wanted %s", o.Name, o.Have, o.Want)
+	case o.Have == "":
+		return fmt.Sprintf("%s should be %s and is unknown: %v", o.Name, o.Want, o.Err)
+	case o.Action == Unmet:
+		return fmt.Sprintf("%s is %s and should be %s", o.Name, o.Have, o.Want)
+	}
+	return fmt.Sprintf("%s stays %s, wanted %s: %v", o.Name, o.Have, o.Want, o.Err)
+}
+
+// look compares without changing anything.
+func look(files Files, p parameter, w want) Outcome {
+	o := Outcome{Name: p.name, Want: w.String(), Action: Unmet}
+	b, err := files.ReadFile(p.file)
+	o.Have, o.Err = strings.TrimSpace(string(b)), err
+	if err == nil && w.metBy(o.Have) {
+		o.Action = Kept
+	}
+	return o
+}
+
+// ensure writes what is wanted where something else is.
+func ensure(files Files, p parameter, w want) Outcome {
+	o := look(files, p, w)
+	if o.Action == Kept {
+		return o
+	}
+	if o.Err == nil {
+		o.Err = files.WriteFile(p.file, []byte(o.Want))
+	}
+	o.Action = Written
+	if o.Err != nil {
+		o.Action = Failed
+	}
+	return o
+}

@@ -1,0 +1,138 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sysctl sets the kernel parameters that a node which forwards many
+// connections needs, as far as it may: a value that is good enough stays, and
+// one that cannot be set is reported and no reason to stop. What a backend
+// needs for its own rules is the backend's business.
+package sysctl
+
+import (
+	"strconv"
+	"time"
+)
+
+// Settings are what an operator may ask for. Zero leaves a parameter alone.
+type Settings struct {
+	// MaxPerCore is how many connections to track for each of the CPUs, up
+	// to 1,048,576 in all. Zero leaves the size of the table alone, whatever
+	// Min says.
+	MaxPerCore, CPUs int
+	// Min is how many connections to track at least. The limit on MaxPerCore
+	// does not hold for it.
+	Min int
+	// TCPEstablished and TCPCloseWait are how long an idle connection in that
+	// state is remembered. As all durations here they are rounded up to
+	// seconds.
+	TCPEstablished, TCPCloseWait time.Duration
+	// TCPBeLiberal lets packets outside of the TCP window pass as valid.
+	TCPBeLiberal bool
+	// UDP is how long a UDP flow is remembered that nobody answered,
+	// UDPStream one that goes both ways.
+	UDP, UDPStream time.Duration
+}
+
+// maxScaled limits what MaxPerCore leads to on nodes with many CPUs: at 2^20
+// entries the table alone takes some 300 MB.
+const maxScaled = 1 << 20
+
+// entriesPerBucket is how many entries share a bucket of a full table.
+const entriesPerBucket = 4
+
+// entries returns how large the table has to be, 0 to leave it alone.
+func (s Settings) entries() int64 {
+	if s.MaxPerCore <= 0 {
+		return 0
+	}
+	scaled := min(int64(s.MaxPerCore)*int64(s.CPUs), maxScaled)
+	return max(scaled, int64(s.Min))
+}
+
+// Apply makes the parameters what s asks for and reports on each, in a fixed
+// order. There is nothing to report on a parameter that s leaves alone.
+//
+// They exist once connection tracking is loaded, which the first rule that
+// needs it does.
+func Apply(files Files, s Settings) []Outcome {
+	var all []Outcome
+	if n := s.entries(); n > 0 {
+		size := ensure(files, tableSize, want{n, atLeast})
+		all = append(all, size)
+		if size.Action != Failed { // else more buckets would be wasted
+			all = append(all, ensure(files, buckets, want{(n + entriesPerBucket - 1) / entriesPerBucket, atLeast}))
+		}
+	}
+	for _, t := range []struct {
+		parameter
+		wanted time.Duration
+	}{
+		{tcpEstablished, s.TCPEstablished},
+		{tcpCloseWait, s.TCPCloseWait},
+		{udp, s.UDP},
+		{udpStream, s.UDPStream},
+	} {
+		if t.wanted > 0 {
+			all = append(all, ensure(files, t.parameter, want{seconds(t.wanted), exactly}))
+		}
+	}
+	if s.TCPBeLiberal {
+		all = append(all, ensure(files, tcpBeLiberal, want{1, exactly}))
+	}
+	return all
+}
+
+func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+// OOMScore makes the kernel spare this process, or not, when memory runs out:
+// -1000 is never, 1000 first.
+func OOMScore(files Files, adjustment int) Outcome {
+	return ensure(files, oomScore, want{int64(adjustment), exactly})
+}
+
+// Forwarding reports on the two parameters without which the kernel forwards
+// nothing that comes in for another machine. Whoever sets up the node's
+// network decides on them, so they are only looked at.
+func Forwarding(files Files) []Outcome {
+	var all []Outcome
+	for _, p := range []parameter{forwardIPv4, forwardIPv6} {
+		all = append(all, look(files, p, want{1, atLeast}))
+	}
+	return all
+}
+
+// parameter is one file.
+type parameter struct{ name, file string }
+
+// The parameters, by the names that sysctl(8) and modinfo(8) use.
+var (
+	tableSize      = parameter{"net.netfilter.nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max"}
+	buckets        = parameter{"nf_conntrack hashsize", "sys/module/nf_conntrack/parameters/hashsize"}
+	tcpEstablished = parameter{"net.netfilter.nf_conntrack_tcp_timeout_established", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"}
+	tcpCloseWait   = parameter{"net.netfilter.nf_conntrack_tcp_timeout_close_wait", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"}
+	tcpBeLiberal   = parameter{"net.netfilter.nf_conntrack_tcp_be_liberal", "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"}
+	udp            = parameter{"net.netfilter.nf_conntrack_udp_timeout", "proc/sys/net/netfilter/nf_conntrack_udp_timeout"}
+	udpStream      = parameter{"net.netfilter.nf_conntrack_udp_timeout_stream", "proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream"}
+	forwardIPv4    = parameter{"net.ipv4.ip_forward", "proc/sys/net/ipv4/ip_forward"}
+	forwardIPv6    = parameter{"net.ipv6.conf.all.forwarding", "proc/sys/net/ipv6/conf/all/forwarding"}
+	oomScore       = parameter{"oom_score_adj", "proc/self/oom_score_adj"}
+)
+
+// want is a value and which others do as well.
+type want struct {
+	value int64
+	match match
+}
+
+type match int
+
+const (
+	exactly match = iota
+	atLeast
+)
+
+func (w want) metBy(have string) bool {
+	n, err := strconv.ParseInt(have, 10, 64)
+	return err == nil && (n == w.value || w.match == atLeast && n > w.value)
+}
+
+func (w want) String() string { return strconv.FormatInt(w.value, 10) }

@@ -1,0 +1,289 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sysctl
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// stock is what a node with little memory starts with.
+var stock = map[string]string{
+	tableSize.file:      "65536",
+	buckets.file:        "16384",
+	tcpEstablished.file: "432000",
+	tcpCloseWait.file:   "60",
+	tcpBeLiberal.file:   "0",
+	udp.file:            "30",
+	udpStream.file:      "120",
+	forwardIPv4.file:    "1",
+	forwardIPv6.file:    "0",
+	oomScore.file:       "0",
+}
+
+// tree is a directory with the files of stock, changed by edit: an empty
+// value takes a file away.
+func tree(t *testing.T, edit map[string]string) Dir {
+	t.Helper()
+	d := Dir(t.TempDir())
+	for name, value := range stock {
+		if v, ok := edit[name]; ok {
+			value = v
+		}
+		if value == "" {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(d.path(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(d.path(name), []byte(value+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+// changes returns what differs from stock.
+func changes(t *testing.T, d Dir) map[string]string {
+	t.Helper()
+	changed := map[string]string{}
+	for name, value := range stock {
+		b, err := d.ReadFile(name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if have := strings.TrimSpace(string(b)); have != value {
+			changed[name] = have
+		}
+	}
+	return changed
+}
+
+// readOnly is a Dir as an unprivileged container sees it.
+type readOnly struct{ Dir }
+
+func (d readOnly) WriteFile(name string, _ []byte) error {
+	return &fs.PathError{Op: "open", Path: "/" + name, Err: fs.ErrPermission}
+}
+
+func sentences(outcomes []Outcome) []string {
+	var all []string
+	for _, o := range outcomes {
+		all = append(all, o.String())
+	}
+	return all
+}
+
+// documented are the documented defaults on a node with two CPUs.
+var documented = Settings{MaxPerCore: 32768, CPUs: 2, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
+
+type applyTest struct {
+	settings  Settings
+	edit      map[string]string
+	want      map[string]string // files that differ from stock afterwards
+	sentences []string
+}
+
+func (test applyTest) run(t *testing.T) {
+	d := tree(t, test.edit)
+	if d := cmp.Diff(test.sentences, sentences(Apply(d, test.settings))); d != "" {
+		t.Errorf("Apply (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(test.want, changes(t, d)); d != "" {
+		t.Errorf("files (-want +got):\n%s", d)
+	}
+}
+
+func TestApply(t *testing.T) {
+	tests := map[string]applyTest{
+		"nothing asked for": {want: map[string]string{}},
+		"defaults": {
+			settings: documented,
+			want: map[string]string{tableSize.file: "131072", buckets.file: "32768",
+				tcpEstablished.file: "86400", tcpCloseWait.file: "3600"},
+			sentences: []string{
+				"net.netfilter.nf_conntrack_max set to 131072, was 65536",
+				"nf_conntrack hashsize set to 32768, was 16384",
+				"net.netfilter.nf_conntrack_tcp_timeout_established set to 86400, was 432000",
+				"net.netfilter.nf_conntrack_tcp_timeout_close_wait set to 3600, was 60",
+			},
+		},
+		"the rest": {
+			settings: Settings{TCPBeLiberal: true, UDP: 40 * time.Second, UDPStream: 90500 * time.Millisecond},
+			want:     map[string]string{tcpBeLiberal.file: "1", udp.file: "40", udpStream.file: "91"},
+			sentences: []string{
+				"net.netfilter.nf_conntrack_udp_timeout set to 40, was 30",
+				"net.netfilter.nf_conntrack_udp_timeout_stream set to 91, was 120",
+				"net.netfilter.nf_conntrack_tcp_be_liberal set to 1, was 0",
+			},
+		},
+		"not a number": {
+			settings:  Settings{UDP: time.Second},
+			edit:      map[string]string{udp.file: "many"},
+			want:      map[string]string{udp.file: "1"},
+			sentences: []string{"net.netfilter.nf_conntrack_udp_timeout set to 1, was many"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, test.run)
+	}
+}
+
+func TestApplyKeepsWhatIsEnough(t *testing.T) {
+	tests := map[string]applyTest{
+		"large enough already": {
+			settings: Settings{MaxPerCore: 1000, CPUs: 4},
+			edit:     map[string]string{tableSize.file: "4000"},
+			want:     map[string]string{tableSize.file: "4000"},
+			sentences: []string{
+				"net.netfilter.nf_conntrack_max is 4000 already",
+				"nf_conntrack hashsize stays 16384, which is enough for the wanted 1000",
+			},
+		},
+		"table large enough, too few buckets": {
+			settings: Settings{MaxPerCore: 30001, CPUs: 1},
+			edit:     map[string]string{buckets.file: "64"},
+			want:     map[string]string{buckets.file: "7501"},
+			sentences: []string{
+				"net.netfilter.nf_conntrack_max stays 65536, which is enough for the wanted 30001",
+				"nf_conntrack hashsize set to 7501, was 64",
+			},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, test.run)
+	}
+}
+
+func TestEntries(t *testing.T) {
+	tests := map[string]struct {
+		settings Settings
+		want     int64
+	}{
+		"unset":                  {Settings{}, 0},
+		"min without per core":   {Settings{Min: 1000, CPUs: 8}, 0},
+		"few CPUs":               {Settings{MaxPerCore: 32768, CPUs: 2, Min: 131072}, 131072},
+		"many CPUs":              {Settings{MaxPerCore: 32768, CPUs: 16, Min: 131072}, 524288},
+		"very many CPUs":         {Settings{MaxPerCore: 32768, CPUs: 128, Min: 131072}, 1048576},
+		"min above the limit":    {Settings{MaxPerCore: 32768, CPUs: 128, Min: 2000000}, 2000000},
+		"more than 32 bits hold": {Settings{MaxPerCore: 1<<31 - 1, CPUs: 1024}, 1048576},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := test.settings.entries(); got != test.want {
+				t.Errorf("entries = %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// A value that may not be written is a report that names it, whatever the
+// others are, and a value that is good enough is not even tried.
+func TestApplyReadOnly(t *testing.T) {
+	d := tree(t, map[string]string{tcpCloseWait.file: "3600"})
+	got := Apply(readOnly{d}, documented)
+	want := []string{
+		"net.netfilter.nf_conntrack_max stays 65536, wanted 131072: open /proc/sys/net/netfilter/nf_conntrack_max: permission denied",
+		"net.netfilter.nf_conntrack_tcp_timeout_established stays 432000, wanted 86400: open /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established: permission denied",
+		"net.netfilter.nf_conntrack_tcp_timeout_close_wait is 3600 already",
+	}
+	if d := cmp.Diff(want, sentences(got)); d != "" {
+		t.Errorf("Apply (-want +got):\n%s", d)
+	}
+	if got[0].Action != Failed || !errors.Is(got[0].Err, fs.ErrPermission) || got[2].Action != Kept || got[2].Err != nil {
+		t.Errorf("Apply = %+v", got)
+	}
+	if d := cmp.Diff(map[string]string{tcpCloseWait.file: "3600"}, changes(t, d)); d != "" {
+		t.Errorf("files (-want +got):\n%s", d)
+	}
+}
+
+// unreadable is a Dir that can be written to only.
+type unreadable struct{ Dir }
+
+func (unreadable) ReadFile(string) ([]byte, error) { return nil, fs.ErrPermission }
+
+// Nobody knows whether a value that cannot be read is not better already.
+func TestApplyUnreadable(t *testing.T) {
+	d := tree(t, nil)
+	want := []string{"net.netfilter.nf_conntrack_max should be 131072 and is unknown: permission denied"}
+	got := Apply(unreadable{d}, Settings{MaxPerCore: 1, CPUs: 1, Min: 131072})
+	if d := cmp.Diff(want, sentences(got)); d != "" {
+		t.Errorf("Apply (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(map[string]string{}, changes(t, d)); d != "" {
+		t.Errorf("files (-want +got):\n%s", d)
+	}
+}
+
+func TestApplyTwice(t *testing.T) {
+	d := tree(t, nil)
+	Apply(d, documented)
+	for _, o := range Apply(d, documented) {
+		if o.Action != Kept {
+			t.Errorf("second time: %s", o)
+		}
+	}
+}
+
+// Connection tracking may not be loaded yet. Neither a missing file nor a
+// directory in its place is made into a file.
+func TestApplyMakesNoFiles(t *testing.T) {
+	d := tree(t, map[string]string{tableSize.file: "", udp.file: "", udpStream.file: ""})
+	if err := os.Mkdir(d.path(udp.file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	got := Apply(d, Settings{MaxPerCore: 1, CPUs: 1, UDP: time.Minute, UDPStream: time.Minute})
+	for i, start := range []string{
+		"net.netfilter.nf_conntrack_max should be 1 and is unknown: open ",
+		"net.netfilter.nf_conntrack_udp_timeout should be 60 and is unknown: ",
+		"net.netfilter.nf_conntrack_udp_timeout_stream should be 60 and is unknown: open ",
+	} {
+		if o := got[i]; o.Action != Failed || !strings.HasPrefix(o.String(), start) {
+			t.Errorf("%s: action %d, want %s...: action %d", o, o.Action, start, Failed)
+		}
+	}
+	for _, name := range []string{tableSize.file, udpStream.file} {
+		if err := d.WriteFile(name, []byte("1")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("WriteFile = %v, want %v", err, fs.ErrNotExist)
+		}
+	}
+}
+
+func TestForwarding(t *testing.T) {
+	d := tree(t, nil)
+	want := []string{"net.ipv4.ip_forward is 1 already", "net.ipv6.conf.all.forwarding is 0 and should be 1"}
+	got := Forwarding(d)
+	if d := cmp.Diff(want, sentences(got)); d != "" {
+		t.Errorf("Forwarding (-want +got):\n%s", d)
+	}
+	if got[1].Action != Unmet || len(changes(t, d)) != 0 {
+		t.Errorf("Forwarding = %+v and changed %v, want %d and nothing", got[1], changes(t, d), Unmet)
+	}
+}
+
+func TestOOMScore(t *testing.T) {
+	for name, test := range map[string]struct {
+		files Files
+		want  string
+	}{
+		"written":     {tree(t, nil), "oom_score_adj set to -999, was 0"},
+		"already":     {tree(t, map[string]string{oomScore.file: "-999"}), "oom_score_adj is -999 already"},
+		"not lowered": {tree(t, map[string]string{oomScore.file: "-1000"}), "oom_score_adj set to -999, was -1000"},
+		"not allowed": {readOnly{tree(t, nil)}, "oom_score_adj stays 0, wanted -999: open /proc/self/oom_score_adj: permission denied"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := OOMScore(test.files, -999).String(); got != test.want {
+				t.Errorf("OOMScore = %q, want %q", got, test.want)
+			}
+		})
+	}
+}
