@@ -154,7 +154,7 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, t *track.Tracker
 	least, most := syncPeriods(c)
 	l := reconcile.NewLoop(k)
 	l.Latest = t.Latest
-	l.MinInterval, l.Resync = least, most
+	l.MinInterval, l.Burst, l.Resync = least, 10, most
 	l.Retry = reconcile.Backoff{First: firstRetry, Max: most}
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {

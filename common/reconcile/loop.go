@@ -19,8 +19,13 @@ type Loop struct {
 	// Report is called after each round, from the Loop's goroutine.
 	Report func(Result)
 
-	MinInterval time.Duration // least time between the starts of two rounds
-	Resync      time.Duration // longest pause between rounds
+	// MinInterval is the least time between the starts of two rounds, on
+	// average: after a quiet time Burst rounds may follow one another sooner,
+	// but no sooner than burstGap, so that changes that come together are
+	// programmed together. A Burst of 0 counts as 1.
+	MinInterval time.Duration
+	Burst       int
+	Resync          time.Duration // longest pause between rounds
 	Retry       Backoff       // pauses after failed rounds
 
 	kick chan struct{}
