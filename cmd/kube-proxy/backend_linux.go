@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"k8s.io/klog/v2"
@@ -59,6 +60,10 @@ func settler(ctx context.Context, f service.Family) func(context.Context, *servi
 			flows.Recheck()
 		}
 		n, err := flows.Sync(ctx, now)
+		if len(r.Removed) > 0 {
+			more, removeErr := flows.Reconcile(ctx, goneRules(r.Removed), now)
+			n, err = n+more, errors.Join(err, removeErr)
+		}
 		if n > 0 {
 			log.V(2).Info("Removed stale UDP flows", "family", f.String(), "flows", n)
 		}
@@ -67,4 +72,14 @@ func settler(ctx context.Context, f service.Family) func(context.Context, *servi
 		}
 		return err
 	}
+}
+
+// goneRules are about frontends that an earlier process left and that this
+// one does not know.
+func goneRules(ports []*service.Port) []conntrack.Rule {
+	var rules []conntrack.Rule
+	for _, p := range ports {
+		rules = append(rules, conntrack.Changes(p, nil)...)
+	}
+	return rules
 }

@@ -25,7 +25,7 @@ type Loop struct {
 	// programmed together. A Burst of 0 counts as 1.
 	MinInterval time.Duration
 	Burst       int
-	Resync          time.Duration // longest pause between rounds
+	Resync      time.Duration // longest pause between rounds
 	Retry       Backoff       // pauses after failed rounds
 
 	kick chan struct{}
@@ -90,6 +90,9 @@ func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {
 		r.Err = fmt.Errorf("plan: %w", err)
 	} else if r.Drift = plan.Drift(); !plan.Empty() {
 		r.Changed = true
+		if m, ok := plan.(Remover); ok {
+			r.Removed = m.Removed()
+		}
 		r.Err = plan.Apply(ctx)
 	}
 	r.Took = time.Since(r.Start)

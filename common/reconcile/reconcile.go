@@ -54,6 +54,14 @@ type Plan interface {
 	Apply(ctx context.Context) error
 }
 
+// Remover is a Plan that removes what no snapshot of this process ever held,
+// left by an earlier one.
+type Remover interface {
+	Plan
+	// Removed returns the frontends that go, as Ports without endpoints.
+	Removed() []*service.Port
+}
+
 // PortError is a failure that concerns one Service port only.
 type PortError struct {
 	Family service.Family
@@ -95,7 +103,8 @@ type Result struct {
 	Generation uint64 // of the snapshot that the round was for
 	Start      time.Time
 	Took       time.Duration
-	Changed    bool     // the plan was not empty
-	Drift      []string // what others had altered, see Plan
-	Err        error    // nil only if the dataplane now matches the snapshot
+	Changed    bool            // the plan was not empty
+	Drift      []string        // what others had altered, see Plan
+	Removed    []*service.Port // see Remover
+	Err        error           // nil only if the dataplane now matches the snapshot
 }

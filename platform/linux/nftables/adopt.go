@@ -10,7 +10,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"kubeproxy/common/service"
 )
@@ -103,6 +102,7 @@ type comparison struct {
 	chains  map[string]bool // that are to stay
 	sets    map[string]*set // that are to stay
 	forgets []layout
+	removed []*service.Port
 }
 
 // fits reports that the table's base sets and chains can be kept.
@@ -150,7 +150,7 @@ func (c *comparison) plan() *plan {
 	}
 	c.elements(nil, c.next.shared.elements())
 	c.leftovers()
-	return &plan{backend: c.backend, next: c.next, units: c.units, forgets: c.forgets}
+	return &plan{backend: c.backend, next: c.next, units: c.units, forgets: c.forgets, removed: c.removed}
 }
 
 // addSet notes s as wanted and adds it if it is missing.
@@ -258,6 +258,7 @@ func (c *comparison) leftovers() {
 			e := held.elements[k]
 			e.in = s
 			ops = append(ops, op{verb: delElement, element: e})
+			c.remove(e)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.table.chains)) {
@@ -271,6 +272,27 @@ func (c *comparison) leftovers() {
 	if len(gone) > 0 {
 		c.units = append(c.units, unit{ops: gone})
 	}
+}
+
+// remove notes the frontend that goes with e, if e is about one.
+func (c *comparison) remove(e element) {
+	f := service.Frontend{Kind: service.NodePort}
+	key := e.key
+	switch e.in {
+	case services:
+		n := daddr.size(c.backend.family)
+		f.Kind = service.ExternalIP // or any other with an address
+		f.Addr, _ = netip.AddrFromSlice(key[:n])
+		key = key[n:]
+	case nodePorts:
+	default:
+		return
+	}
+	f.Port = binary.BigEndian.Uint16(key[4:])
+	c.removed = append(c.removed, &service.Port{
+		Name:   service.PortName{Protocol: service.Protocol(key[0])},
+		Family: c.backend.family, Frontends: []service.Frontend{f},
+	})
 }
 
 // heldClasses returns the classes whose chains the table has; they stay, for
@@ -343,36 +365,6 @@ func targetOf(value []byte) netip.AddrPort {
 	n := len(value) - 4
 	a, _ := netip.AddrFromSlice(value[:n])
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(value[n:]))
-}
-
-// driftLines bounds what is said about drift.
-const driftLines = 20
-
-// drift describes what others did to a table that held h: what would lead
-// back to it.
-func (b *Backend) drift(t *table, h *installed) []string {
-	var lines []string
-	n := 0
-	for _, u := range b.compare(t, h.snapshot).units {
-		for _, o := range u.ops {
-			if n++; n <= driftLines {
-				lines = append(lines, repaired(o, b.family))
-			}
-		}
-	}
-	if n > driftLines {
-		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
-	}
-	return lines
-}
-
-// repaired says what must have happened for o to be needed.
-func repaired(o op, f service.Family) string {
-	text := o.text(f)
-	if rest, missing := strings.CutPrefix(text, "+ "); missing {
-		return "missing: " + rest
-	}
-	return "foreign: " + strings.TrimPrefix(text, "- ")
 }
 
 // clone copies t as deep as a comparison changes it. t may be nil.

@@ -22,9 +22,10 @@ type plan struct {
 	delta   shared     // to add to next.shared after Apply
 	forgets []layout   // Ports some of whose clients may know an endpoint that left
 	drift   []string
+	removed []*service.Port
 }
 
-var _ reconcile.Plan = (*plan)(nil)
+var _ reconcile.Remover = (*plan)(nil)
 
 // unit is what takes effect together: the change of one Port, or ops that
 // belong to no Port in particular.
@@ -54,6 +55,9 @@ func (p *plan) Empty() bool { return len(p.units) == 0 && len(p.forgets) == 0 }
 
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string { return p.drift }
+
+// Removed implements reconcile.Remover.
+func (p *plan) Removed() []*service.Port { return p.removed }
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
