@@ -180,6 +180,22 @@ func TestNodeName(t *testing.T) {
 	}
 }
 
+func TestNodeIP(t *testing.T) {
+	for bind, want := range map[string]string{"": "invalid IP", "0.0.0.0": "invalid IP", "'::'": "invalid IP", "192.0.2.1": "192.0.2.1", "'::ffff:192.0.2.1'": "192.0.2.1"} {
+		if got := mustLoad(t, Linux, "bindAddress: "+bind).NodeIP().String(); got != want {
+			t.Errorf("bindAddress %s: NodeIP = %s, want %s", bind, got, want)
+		}
+	}
+}
+
+func TestIgnoreExternalIPs(t *testing.T) {
+	for body, want := range map[string]bool{"": false, "featureGates: {AllowServiceExternalIPs: true}": false, "featureGates: {AllowServiceExternalIPs: false}": true} {
+		if got := mustLoad(t, Linux, body).IgnoreExternalIPs(); got != want {
+			t.Errorf("%q: IgnoreExternalIPs = %v, want %v", body, got, want)
+		}
+	}
+}
+
 func TestRoundTrip(t *testing.T) {
 	tests := map[string]struct {
 		os   OS

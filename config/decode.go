@@ -127,7 +127,6 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
 		case removed:
 			d.value(val, reflect.New(old.kind).Elem(), path)
 			d.Notes = append(d.Notes, Note{fmt.Sprintf("%s:%d", d.Name, key.Line), path, old.why})
-			delete(d.Lines, path)
 		case !known:
 			d.errorf(key, path, "unknown field%s", didYouMean(closestPath(path)))
 		default:

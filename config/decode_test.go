@@ -73,10 +73,10 @@ func TestParseForms(t *testing.T) {
 }
 
 func TestClosest(t *testing.T) {
-	names := []string{"proxy-mode", "profiling", "v", "vmodule"}
+	names := []string{"proxy-mode", "profiling", "v", "vmodule", "mode"}
 	tests := map[string]string{
 		"proxymode": "proxy-mode", "proxy-mdoe": "proxy-mode", "PROXY-MODE": "proxy-mode",
-		"profling": "profiling", "something": "", "": "v", "w": "v", strings.Repeat("x", 1000): "",
+		"profling": "profiling", "mdoe": "mode", "something": "", "": "v", "w": "v", strings.Repeat("x", 1000): "",
 	}
 	for name, want := range tests {
 		if got := Closest(name, names); got != want {

@@ -36,7 +36,7 @@ func Migrate(path string) ([]byte, []Note, error) {
 	if err := enc.Encode(&doc); err != nil {
 		return nil, nil, fmt.Errorf("encode %s: %w", path, err)
 	}
-	if again, err := Parse(path, out.Bytes()); err != nil || len(again.Notes) > 0 {
+	if _, err := Parse(path, out.Bytes()); err != nil {
 		return nil, nil, fmt.Errorf("%s: an alias (*name) refers to a removed field: write the value out first", path)
 	}
 	return out.Bytes(), file.Notes, nil

@@ -62,7 +62,7 @@ func live(t *testing.T) {
 	}
 
 	second := begin(t, args)
-	second.await(t, `"Programmed" backend="nftables IPv4" generation=1`, "changed=false")
+	second.await(t, `"Programmed" backend="nftables IPv4" generation=1`, "changed=false", "oom_score_adj is 0 already")
 	write(t, filepath.Join(dir, "bad.yaml"), "kind: [\n")
 	second.await(t, "bad.yaml")
 	write(t, filepath.Join(dir, "shop.yaml"), strings.Replace(shop, "10.244.1.11", "10.244.1.12", 1))

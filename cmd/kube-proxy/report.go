@@ -115,14 +115,15 @@ func (p *progress) done(name string) {
 	}
 }
 
-func (p *progress) run(ctx context.Context) error {
+// wait returns true when everything is done, false when ctx ended first.
+func (p *progress) wait(ctx context.Context) bool {
 	start := time.Now()
 	for pause := progressEvery; ; pause = min(2*pause, remind) {
 		select {
 		case <-ctx.Done():
-			return nil
+			return false
 		case <-p.finish:
-			return nil
+			return true
 		case <-time.After(pause):
 		}
 		p.mu.Lock()

@@ -57,6 +57,7 @@ func TestReporter(t *testing.T) {
 	}
 	round(time.Second, reconcile.Result{Generation: 4, Err: port})
 	round(time.Second, reconcile.Result{Generation: 5, Drift: []string{"a", "b"}})
+	round(time.Second, reconcile.Result{Generation: 5})
 	want := []string{
 		`I "Programmed" generation=1 took="1ms" changed=true`,
 		`I "Programmed a change" generation=2 took="1ms"`,
@@ -88,14 +89,16 @@ func TestProgress(t *testing.T) {
 		p := newProgress(log)
 		p.expect("x")
 		p.expect("y")
-		ended := make(chan error)
-		go func() { ended <- p.run(t.Context()) }()
+		ended := make(chan bool)
+		go func() { ended <- p.wait(t.Context()) }()
 		time.Sleep(3 * time.Second)
 		p.done("x")
 		p.done("x")
 		time.Sleep(4 * time.Second)
 		p.done("y")
-		<-ended
+		if !<-ended {
+			t.Error("done, but wait says that the context ended")
+		}
 		want := []string{
 			`I "Still reading and programming for the first time" waitingFor="x, y" elapsed="2s"`,
 			`I "Still reading and programming for the first time" waitingFor="y" elapsed="6s"`,

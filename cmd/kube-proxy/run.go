@@ -96,9 +96,6 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	if err := prepare(ctx, c); err != nil {
-		return err
-	}
 	log.Info("Starting", "version", builtFrom().Version, "mode", backends[0].mode, "node", node, "manifests", o.manifests)
 	var loops []*reconcile.Loop
 	tracker := newTracker(c, node, log, func() {
@@ -118,7 +115,14 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		}
 	}
 	group.Go(func() error { return manifests(o.manifests, node, log).Run(ctx, tracker) })
-	group.Go(func() error { return progress.run(ctx) })
+	group.Go(func() error {
+		if !progress.wait(ctx) {
+			return nil
+		}
+		// The kernel has the settings of connection tracking since its first
+		// use, so now at the latest.
+		return prepare(ctx, c)
+	})
 	if err := group.Wait(); err != nil {
 		return err
 	}
