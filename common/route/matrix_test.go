@@ -1,0 +1,161 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+// The matrix says, for a port with endpoints here and elsewhere, which of
+// them may answer and whether they see the client ("plain") or the node
+// ("masq"), in the order of the columns: pods are told apart, so and
+// everything is masqueraded, pods are not told apart, so and everything is
+// masqueraded.
+const matrix = `
+ClusterIP Cluster pod      all  plain | all  masq  | all  plain | all  masq
+ClusterIP Cluster node     all  masq  | all  masq  | all  plain | all  masq
+ClusterIP Cluster outside  all  masq  | all  masq  | all  plain | all  masq
+ClusterIP Local   pod      here plain | here masq  | here plain | here masq
+ClusterIP Local   node     here masq  | here masq  | here plain | here masq
+ClusterIP Local   outside  here masq  | here masq  | here plain | here masq
+external  Cluster pod      all  masq  | all  masq  | all  masq  | all  masq
+external  Cluster node     all  masq  | all  masq  | all  masq  | all  masq
+external  Cluster outside  all  masq  | all  masq  | all  masq  | all  masq
+external  Local   pod      all  plain | all  plain | here plain | here plain
+external  Local   node     all  masq  | all  masq  | all  masq  | all  masq
+external  Local   outside  here plain | here plain | here plain | here plain
+`
+
+// column is the node's part in a case of the matrix.
+type column struct{ detect, masqueradeAll bool }
+
+var columns = []column{{true, false}, {true, true}, {false, false}, {false, true}}
+
+var kinds = map[string][]service.Kind{
+	"ClusterIP": {service.ClusterIP},
+	"external":  {service.NodePort, service.ExternalIP, service.LoadBalancerIP},
+}
+
+func TestMasqueradeMatrix(t *testing.T) {
+	for _, line := range strings.Split(strings.TrimSpace(matrix), "\n") {
+		words := strings.Fields(line)
+		cells := strings.Split(strings.Join(words[3:], " "), " | ")
+		for i, want := range cells {
+			for _, kind := range kinds[words[0]] {
+				for _, f := range service.Families {
+					name := fmt.Sprintf("%s/%s/%s/%s/%+v", f, kind, words[1], words[2], columns[i])
+					t.Run(name, func(t *testing.T) {
+						got := cell(f, kind, words[1] == "Local", words[2], columns[i])
+						if diff := cmp.Diff(want, got); diff != "" {
+							t.Errorf("(-want +got):\n%s", diff)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// cell decides one case and says what came out in the words of the matrix.
+func cell(f service.Family, kind service.Kind, local bool, from string, col column) string {
+	w := newWorld(f)
+	w.node.MasqueradeAll = col.masqueradeAll
+	if !col.detect {
+		w.node.Pods = service.LocalPods{}
+	}
+	p := w.port()
+	p.Local = []service.Endpoint{w.here}
+	if local {
+		p.Internal, p.External = service.PolicyLocal, service.PolicyLocal
+	}
+	v := Decide(w.snapshot(p), w.conn(from, kind))
+	if v.Action != Forward {
+		return v.Action.String()
+	}
+	words := map[int]string{1: "here", 2: "all"}[len(v.Endpoints)]
+	for i, e := range v.Endpoints {
+		word := " plain"
+		if v.Masquerades(e) {
+			word = " masq"
+		}
+		if i > 0 && !strings.HasSuffix(words, word) {
+			return words + " mixed"
+		}
+		words = strings.TrimSuffix(words, word) + word
+	}
+	return words
+}
+
+// world is a small cluster in one family, seen from node-a.
+type world struct {
+	family                           service.Family
+	node                             *service.Node
+	pod, outside                     netip.Addr
+	clusterIP, externalIP, ingressIP netip.Addr
+	here, elsewhere                  service.Endpoint
+}
+
+func newWorld(f service.Family) world {
+	a := func(v4, v6 string) netip.Addr {
+		return netip.MustParseAddr([]string{v4, v6}[f])
+	}
+	prefixes := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+	at := func(v4, v6 string) netip.AddrPort { return netip.AddrPortFrom(a(v4, v6), 8080) }
+	return world{
+		family:    f,
+		node:      &service.Node{Name: "node-a", Addrs: []netip.Addr{a("192.0.2.10", "2001:db8::10")}, Pods: service.LocalPods{Prefixes: prefixes}},
+		pod:       a("10.244.1.50", "fd00:10:244:1::50"),
+		outside:   a("203.0.113.9", "2001:db8:113::9"),
+		clusterIP: a("10.96.0.10", "fd00:10:96::10"), externalIP: a("198.51.100.7", "2001:db8:51::7"), ingressIP: a("203.0.113.100", "2001:db8:113::100"),
+		here:      service.Endpoint{Addr: at("10.244.1.11", "fd00:10:244:1::11"), Local: true},
+		elsewhere: service.Endpoint{Addr: at("10.244.2.11", "fd00:10:244:2::11"), Elsewhere: true},
+	}
+}
+
+// port is a Service port with one frontend of each kind and one endpoint on
+// each of two nodes.
+func (w world) port() *service.Port {
+	return &service.Port{
+		Name:   service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
+		Family: w.family,
+		Frontends: []service.Frontend{
+			{Kind: service.ClusterIP, Addr: w.clusterIP, Port: 80},
+			{Kind: service.NodePort, Port: 30080},
+			{Kind: service.ExternalIP, Addr: w.externalIP, Port: 80},
+			{Kind: service.LoadBalancerIP, Addr: w.ingressIP, Port: 80},
+		},
+		Cluster: []service.Endpoint{w.here, w.elsewhere},
+	}
+}
+
+func (w world) snapshot(ports ...*service.Port) *service.Snapshot {
+	return service.New(1, w.node, ports)
+}
+
+// conn dials a frontend of the port from a pod, the node or outside.
+func (w world) conn(from string, kind service.Kind) Conn {
+	to := map[service.Kind]netip.AddrPort{
+		service.ClusterIP:      netip.AddrPortFrom(w.clusterIP, 80),
+		service.NodePort:       netip.AddrPortFrom(w.node.Addrs[0], 30080),
+		service.ExternalIP:     netip.AddrPortFrom(w.externalIP, 80),
+		service.LoadBalancerIP: netip.AddrPortFrom(w.ingressIP, 80),
+	}[kind]
+	c := Conn{Protocol: service.TCP, To: to, ToNode: kind == service.NodePort}
+	switch from {
+	case "pod":
+		c.From, c.Interface = w.pod, "veth1"
+	case "node":
+		c.From = w.node.Addrs[0]
+	default:
+		c.From, c.Interface = w.outside, "eth0"
+	}
+	return c
+}
