@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"k8s.io/klog/v2"
 
@@ -44,7 +43,7 @@ func allBackends(c *config.Config) ([]*backend, error) {
 	for _, f := range service.Families {
 		b, err := nftables.New(f, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)})
 		if err != nil {
-			return nil, fmt.Errorf("use nftables for %s: %w", f, err)
+			return nil, err // names the family
 		}
 		all = append(all, &backend{Backend: b, mode: string(config.NFTables), family: f})
 	}

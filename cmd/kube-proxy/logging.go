@@ -21,7 +21,7 @@ func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (klog.Logger, er
 	if c.Format == "json" {
 		// klog's levels count upward as detail grows, those of slog downward.
 		level := slog.Level(-int(c.Verbosity))
-		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})))
+		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: spellDurations})))
 		return klog.Background(), nil
 	}
 	text := textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(int(c.Verbosity)))
@@ -34,4 +34,12 @@ func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (klog.Logger, er
 	}
 	klog.SetLoggerWithOptions(textlogger.NewLogger(text), klog.ContextualLogger(true))
 	return klog.Background(), nil
+}
+
+// spellDurations writes "30s" where slog would write nanoseconds.
+func spellDurations(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }

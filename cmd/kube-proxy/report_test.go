@@ -118,10 +118,10 @@ func TestLogging(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log.V(2).Info("shown", "service", "a/b")
+	log.V(2).Info("shown", "service", "a/b", "took", 2*time.Second)
 	log.V(3).Info("hidden")
 	var line map[string]any
-	if err := json.Unmarshal(b.Bytes(), &line); err != nil || line["msg"] != "shown" || line["service"] != "a/b" {
+	if err := json.Unmarshal(b.Bytes(), &line); err != nil || line["msg"] != "shown" || line["service"] != "a/b" || line["took"] != "2s" {
 		t.Errorf("json: %v, %s", err, b.String())
 	}
 
