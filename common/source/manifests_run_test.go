@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // run starts m on the paths and waits for Synced. The returned calls are
@@ -262,5 +263,49 @@ func TestRunEmptied(t *testing.T) {
 		if f.refresh(d, start.Add(tt.after)); len(f.objects) != tt.want {
 			t.Errorf("%v after it was emptied: %d objects, want %d", tt.after, len(f.objects), tt.want)
 		}
+	}
+}
+
+// A file is read again when it may have changed, and only then.
+func TestRefreshNotices(t *testing.T) {
+	const before, after = "10.96.0.1", "10.96.0.9" // of one length
+	old := time.Now().Add(-time.Hour)
+	inPlace := func(t *testing.T, path string) { write(t, path, serviceYAML("a", after)) }
+	renamed := func(t *testing.T, path string) {
+		write(t, path+"~", serviceYAML("a", after))
+		rename(t, path+"~", path)
+	}
+	for name, tt := range map[string]struct {
+		change   func(t *testing.T, path string)
+		readAt   time.Duration // after the file was written
+		modified time.Duration // then, with the time turned back
+		want     string
+	}{
+		"later time":                      {inPlace, time.Minute, time.Second, after},
+		"same time, read long after":      {inPlace, time.Minute, 0, before},
+		"same time, read within a grain":  {inPlace, timeGrain, 0, after},
+		"same time and size, other inode": {renamed, time.Minute, 0, after},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "a.yaml")
+			f := &file{path: path}
+			d := &decoder{noted: map[string]bool{}}
+			write(t, path, serviceYAML("a", before))
+			setTime(t, path, old)
+			f.refresh(d, old.Add(tt.readAt))
+			tt.change(t, path)
+			setTime(t, path, old.Add(tt.modified))
+			f.refresh(d, old.Add(2*time.Minute))
+			if got := f.objects[0].value.(*corev1.Service).Spec.ClusterIP; got != tt.want {
+				t.Errorf("clusterIP = %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func setTime(t *testing.T, path string, to time.Time) {
+	t.Helper()
+	if err := os.Chtimes(path, to, to); err != nil {
+		t.Fatal(err)
 	}
 }

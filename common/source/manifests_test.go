@@ -175,6 +175,14 @@ func TestLoad(t *testing.T) {
 				"set slice default/web/1/IPv4 of web 82 [10.1.0.3]",
 			},
 		},
+		"lists without end": {
+			files: map[string]string{"a.yml": strings.Repeat("{apiVersion: v1, kind: List, items: [", 6) + strings.Repeat("]}", 6)},
+			errs:  []string{"manifest DIR/a.yml: document at line 1: items[0].items[0].items[0].items[0]: more than 4 Lists within each other"},
+		},
+		"endpoints that are not to be mirrored": {
+			files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, labels: {endpointslice.kubernetes.io/skip-mirror: 'true'}}\n" +
+				"subsets: [{addresses: [{ip: 10.1.0.9}]}]\n"},
+		},
 		"endpoints beside slices do not count": {
 			files: map[string]string{"a.yaml": sliceYAML("web-1", "10.1.0.1") +
 				"---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\nsubsets: [{addresses: [{ip: 10.1.0.9}]}]\n"},

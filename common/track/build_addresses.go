@@ -5,7 +5,6 @@ package track
 
 import (
 	"net/netip"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -79,9 +78,7 @@ func (b *builder) outside(to *[2][]netip.Addr, field, s string) {
 		b.notes.add(field, "%.80q is %s, which the Service does not have", s, f)
 		return
 	}
-	if !slices.Contains(to[f], a) {
-		to[f] = append(to[f], a)
-	}
+	to[f] = append(to[f], a)
 }
 
 func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {

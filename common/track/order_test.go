@@ -36,7 +36,7 @@ func TestAnyOrder(t *testing.T) {
 		live := New(o)
 		live.Synced()
 		last := live.Latest()
-		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+		for range rapid.IntRange(10, 60).Draw(t, "steps") {
 			w.step(t, live)
 			if rapid.IntRange(0, 2).Draw(t, "look") > 0 {
 				continue
@@ -123,22 +123,23 @@ func (w *world) checkLeft(t *rapid.T, live *Tracker) {
 func (w *world) step(t *rapid.T, to *Tracker) {
 	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
 	key := types.NamespacedName{Namespace: "d", Name: name}
-	switch rapid.IntRange(0, 9).Draw(t, "what") {
-	case 0:
-		delete(w.services, name)
-		to.DeleteService(key)
-	case 1:
-		delete(w.slices, name)
-		to.DeleteSlice(key)
-	case 2, 3:
-		w.node = drawNode(t)
-		to.SetNode(w.node)
-	case 4, 5, 6:
+	// A byte is drawn evenly, small numbers are not.
+	switch what := rapid.Byte().Draw(t, "what") % 10; what {
+	case 0, 1, 2:
 		w.services[name] = drawService(t, name)
 		to.SetService(w.services[name])
-	default:
+	case 3, 4, 5:
 		w.slices[name] = drawSlice(t, name)
 		to.SetSlice(w.slices[name])
+	case 6, 7:
+		w.node = drawNode(t)
+		to.SetNode(w.node)
+	case 8:
+		delete(w.services, name)
+		to.DeleteService(key)
+	default:
+		delete(w.slices, name)
+		to.DeleteSlice(key)
 	}
 }
 
@@ -157,9 +158,8 @@ func drawNode(t *rapid.T) *corev1.Node {
 // drawSome returns a random part of all, in order.
 func drawSome(t *rapid.T, label string, all ...string) []string {
 	var some []string
-	mask := rapid.IntRange(0, 1<<len(all)-1).Draw(t, label)
-	for i, s := range all {
-		if mask>>i&1 == 1 {
+	for _, s := range all {
+		if rapid.Bool().Draw(t, label) {
 			some = append(some, s)
 		}
 	}
@@ -169,10 +169,10 @@ func drawSome(t *rapid.T, label string, all ...string) []string {
 func drawService(t *rapid.T, name string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: name}}
 	s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(0, 1).Draw(t, "age")), 0)
-	s.Spec.Type = rapid.SampledFrom([]corev1.ServiceType{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}).Draw(t, "type")
-	s.Spec.ClusterIPs = drawSome(t, "cluster IPs", "10.96.0.1", "fd00:96::1", "None")
+	s.Spec.Type = rapid.SampledFrom([]corev1.ServiceType{"LoadBalancer", "LoadBalancer", "NodePort", "ClusterIP", "ExternalName"}).Draw(t, "type")
+	s.Spec.ClusterIPs = append([]string{"10.96.0.1"}, drawSome(t, "cluster IPs", "fd00:96::1")...)
 	s.Spec.ExternalIPs = drawSome(t, "external IPs", "203.0.113.1", "203.0.113.2", "2001:db8::1")
-	s.Spec.LoadBalancerSourceRanges = drawSome(t, "ranges", "192.168.0.0/16", "10.0.0.0/8", "::/0", "bad")
+	s.Spec.LoadBalancerSourceRanges = drawSome(t, "ranges", "192.168.0.0/16", "::/0", "bad")
 	for _, ip := range drawSome(t, "ingress", "203.0.113.1", "203.0.113.3", "2001:db8::3") {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
 	}
@@ -191,7 +191,7 @@ func drawService(t *rapid.T, name string) *corev1.Service {
 }
 
 func drawSlice(t *rapid.T, name string) *discoveryv1.EndpointSlice {
-	owner := rapid.SampledFrom([]string{"x", "y", ""}).Draw(t, "owner")
+	owner := rapid.SampledFrom([]string{"x", "y", "x", ""}).Draw(t, "owner")
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "d", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: owner}},
 		AddressType: rapid.SampledFrom([]discoveryv1.AddressType{"IPv4", "IPv6"}).Draw(t, "family"),
@@ -209,6 +209,9 @@ func drawSlice(t *rapid.T, name string) *discoveryv1.EndpointSlice {
 	}
 	for i := range rapid.IntRange(0, 3).Draw(t, "endpoints") {
 		s.Endpoints = append(s.Endpoints, drawEndpoint(t, fmt.Sprint(prefix, 3-i)))
+	}
+	for _, bad := range drawSome(t, "bad", "bad") {
+		s.Endpoints = append(s.Endpoints, drawEndpoint(t, bad))
 	}
 	return s
 }

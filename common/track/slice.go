@@ -182,14 +182,14 @@ func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
 	p.out.addrs = append(p.out.addrs, addr.AsSlice()...)
 }
 
-// condition applies the API's defaults: ready unless told otherwise, serving
-// like ready, not terminating.
+// condition applies the API's defaults: what nobody told is ready, serving and
+// not terminating.
 func (p *packer) condition(c discoveryv1.EndpointConditions) state {
 	var s state
 	if c.Ready == nil || *c.Ready {
 		s |= ready
 	}
-	if c.Serving == nil && s.has(ready) || c.Serving != nil && *c.Serving {
+	if c.Serving == nil || *c.Serving {
 		s |= serving
 	}
 	if c.Terminating != nil && *c.Terminating {

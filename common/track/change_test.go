@@ -1,0 +1,139 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// balanced is a Service with a load balancer that admits some clients.
+func balanced(ranges ...string) *corev1.Service {
+	s := plainService(1)
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	s.Spec.LoadBalancerSourceRanges = ranges
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+	return s
+}
+
+func nodeA(zone, addr string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{corev1.LabelTopologyZone: zone}},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr}}},
+	}
+}
+
+// owned is a slice of Service number i, under the name of that of 1, on node.
+func owned(i int, node string) *discoveryv1.EndpointSlice {
+	s := plainSlice(1, 3)
+	s.Labels[discoveryv1.LabelServiceName] = plainService(i).Name
+	for j := range s.Endpoints {
+		s.Endpoints[j].NodeName = &node
+	}
+	return s
+}
+
+// Each change alone reaches the next snapshot: it is the one of a Tracker
+// that never knew anything else.
+func TestChangeIsNoticed(t *testing.T) {
+	unready := func() *discoveryv1.EndpointSlice {
+		s := owned(1, "a")
+		no := false
+		s.Endpoints[0].Conditions.Ready, s.Endpoints[0].Conditions.Serving = &no, &no
+		return s
+	}
+	type event func(*Tracker)
+	service := func(s *corev1.Service) event { return func(t *Tracker) { t.SetService(s) } }
+	slice := func(s *discoveryv1.EndpointSlice) event { return func(t *Tracker) { t.SetSlice(s) } }
+	node := func(n *corev1.Node) event { return func(t *Tracker) { t.SetNode(n) } }
+	other := plainService(101) // of the same namespace
+	for name, tt := range map[string]struct{ base, before, after []event }{
+		"zone": {
+			[]event{service(plainService(1)), slice(plainSlice(1, 3))},
+			[]event{node(nodeA("zone-0", "192.168.0.1"))}, []event{node(nodeA("zone-1", "192.168.0.1"))},
+		},
+		"address in a range": {
+			[]event{service(balanced("192.168.0.0/24"))},
+			[]event{node(nodeA("z", "192.168.9.1"))}, []event{node(nodeA("z", "192.168.0.1"))},
+		},
+		"ranges that are all bad": {
+			nil, []event{service(balanced())}, []event{service(balanced("bad"))},
+		},
+		"slice of another Service": {
+			[]event{service(plainService(1)), service(other)},
+			[]event{slice(owned(1, "a"))}, []event{slice(owned(101, "a"))},
+		},
+		"from here to there": {
+			[]event{service(balanced())}, []event{slice(owned(1, "b"))}, []event{slice(owned(1, "c")), slice(owned(1, "a"))},
+		},
+		"one endpoint down": {
+			[]event{service(balanced())}, []event{slice(owned(1, "a"))}, []event{slice(unready())},
+		},
+		"headless from now on": {
+			nil, []event{service(plainService(1))},
+			[]event{func(t *Tracker) {
+				s := plainService(1)
+				s.Spec.ClusterIP = corev1.ClusterIPNone
+				t.SetService(s)
+			}},
+		},
+		"slices before the Service": {
+			nil, []event{slice(owned(1, "a"))}, []event{slice(owned(1, "a")), service(plainService(1))},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			live, scratch := New(Options{NodeName: "a"}), New(Options{NodeName: "a"})
+			live.Synced()
+			for _, e := range append(tt.base, tt.before...) {
+				e(live)
+			}
+			first := text(live.Latest())
+			for _, e := range tt.after {
+				e(live)
+			}
+			for _, e := range append(tt.base, tt.after...) {
+				e(scratch)
+			}
+			scratch.Synced()
+			got := text(live.Latest())
+			if diff := cmp.Diff(text(scratch.Latest()), got); diff != "" {
+				t.Errorf("snapshot (-want +got):\n%s", diff)
+			}
+			if got == first {
+				t.Errorf("the change made no difference:\n%s", got)
+			}
+			checkSnapshot(t, live.Latest())
+		})
+	}
+}
+
+// A Service whose endpoints differ for policy Local only is a new Port.
+func TestLocalAloneChanges(t *testing.T) {
+	yes, no := true, false
+	state := func(serving *bool) *discoveryv1.EndpointSlice {
+		s := owned(1, "a")
+		s.Endpoints = s.Endpoints[:2]
+		b := "b"
+		s.Endpoints[0].NodeName = &b
+		s.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: serving, Terminating: &yes}
+		return s
+	}
+	tracker := New(Options{NodeName: "a"})
+	tracker.SetService(balanced())
+	tracker.SetSlice(state(&no))
+	tracker.Synced()
+	before := tracker.Latest()
+	tracker.SetSlice(state(&yes))
+	for p := range tracker.Latest().Ports(0) {
+		if old := before.Port(p.Family, p.Name); len(p.Local) != 1 || len(old.Local) != 0 || &p.Cluster[0] != &old.Cluster[0] {
+			t.Errorf("Local = %v after %v, Cluster shared %v; want one after none, and shared",
+				p.Local, old.Local, &p.Cluster[0] == &old.Cluster[0])
+		}
+	}
+}
