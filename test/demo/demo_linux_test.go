@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -79,14 +80,21 @@ func TestTableFitsManifests(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			for _, to := range r.to {
-				if r.kind != "NodePort" && !strings.Contains(string(text), to.Addr().String()) {
-					t.Errorf("%s.yaml does not have the address %s", r.service, to.Addr())
-				}
-				if !strings.Contains(string(text), fmt.Sprintf("ort: %d\n", to.Port())) {
-					t.Errorf("%s.yaml does not have the port %d", r.service, to.Port())
-				}
-			}
+			checkHas(t, r, string(text))
+		}
+	}
+}
+
+// checkHas looks for the addresses and ports of r in the manifest's text.
+func checkHas(t *testing.T, r row, text string) {
+	t.Helper()
+	for _, to := range r.to {
+		whole := regexp.MustCompile(`[" ]` + regexp.QuoteMeta(to.Addr().String()) + `["\n]`)
+		if r.kind != "NodePort" && !whole.MatchString(text) {
+			t.Errorf("%s.yaml does not have the address %s", r.service, to.Addr())
+		}
+		if !strings.Contains(text, fmt.Sprintf("ort: %d\n", to.Port())) {
+			t.Errorf("%s.yaml does not have the port %d", r.service, to.Port())
 		}
 	}
 }

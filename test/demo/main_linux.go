@@ -49,11 +49,12 @@ func main() {
 // demo is one run.
 type demo struct {
 	options
-	out   *printer
-	lab   *netlab.Lab
-	dir   string // temporary: the manifests in use, and the log
-	proxy *proxy
-	wrong []string // what was not as it should be, a line each
+	out     *printer
+	lab     *netlab.Lab
+	dir     string // temporary: the manifests in use, and the log
+	proxy   *proxy
+	changed time.Time // when the manifests in use were last touched
+	wrong   []string  // what was not as it should be, a line each
 }
 
 // complain notes something that was not as it should be.

@@ -112,6 +112,7 @@ func (d *demo) startProxy(ctx context.Context) error {
 			return err
 		}
 	}
+	d.changed = time.Now()
 	d.out.line("  running: kube-proxy --manifests (a copy of) %s", d.manifests)
 	d.out.line("  first connection in both families %d ms after the start of the program", time.Since(start).Milliseconds())
 	return nil

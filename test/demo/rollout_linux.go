@@ -19,6 +19,11 @@ import (
 // before it counts as gone.
 const quiet = 300
 
+// restPeriod is the time between two changes. By its default setting the proxy
+// takes changes together that come within a second, to save work; what is
+// shown here is how it follows a single one.
+const restPeriod = 1200 * time.Millisecond
+
 // rollOut changes manifests under traffic and shows when the traffic followed.
 func (d *demo) rollOut(ctx context.Context) error {
 	d.out.heading("Change the manifests while connections are made")
@@ -30,11 +35,18 @@ func (d *demo) rollOut(ctx context.Context) error {
 	return nil
 }
 
-// change puts the changed manifest in place of the one in use.
-func (d *demo) change(name string) (time.Time, error) {
+// change puts the changed manifest in place of the one in use, and returns
+// when it did.
+func (d *demo) change(ctx context.Context, name string) (time.Time, error) {
+	select {
+	case <-ctx.Done():
+		return time.Time{}, ctx.Err()
+	case <-time.After(time.Until(d.changed.Add(restPeriod))):
+	}
 	from := filepath.Join(filepath.Clean(d.manifests)+"-rollout", name)
 	err := replaceFile(from, filepath.Join(d.live(), name))
-	return time.Now(), err
+	d.changed = time.Now()
+	return d.changed, err
 }
 
 // rollWeb lets one endpoint leave and another come, under a steady load in
@@ -53,7 +65,7 @@ func (d *demo) rollWeb(ctx context.Context) error {
 			return fmt.Errorf("web-2 before the change: %w", err)
 		}
 	}
-	changed, err := d.change("web.yaml")
+	changed, err := d.change(ctx, "web.yaml")
 	if err != nil {
 		return err
 	}
@@ -111,7 +123,7 @@ func (d *demo) moveDNS(ctx context.Context) error {
 			d.complain("dns before the change: %s %s, expected web-1", a.Outcome, a.Backend)
 		}
 	}
-	changed, err := d.change("dns.yaml")
+	changed, err := d.change(ctx, "dns.yaml")
 	if err != nil {
 		return err
 	}
@@ -127,9 +139,9 @@ func (d *demo) moveDNS(ctx context.Context) error {
 			})
 		})
 	}
-	if err := asking.Wait(); err != nil {
+	if err := asking.Wait(); err != nil && ctx.Err() == nil {
 		d.complain("dns did not follow the change: %v", err)
-		return ctx.Err()
+		return nil
 	}
 	for f, at := range took {
 		d.out.line("    %s  web-2 answered after %s", [2]string{"IPv4", "IPv6"}[f], after(changed, at))
@@ -139,7 +151,7 @@ func (d *demo) moveDNS(ctx context.Context) error {
 
 // restock gives a Service its first endpoint.
 func (d *demo) restock(ctx context.Context) error {
-	changed, err := d.change("sold-out.yaml")
+	changed, err := d.change(ctx, "sold-out.yaml")
 	if err != nil {
 		return err
 	}
@@ -151,7 +163,7 @@ func (d *demo) restock(ctx context.Context) error {
 			a, err := d.lab.Host("shopper").Ask(ctx, q)
 			return err == nil && a.Backend == "web-3"
 		})
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			d.complain("sold-out over %s did not get its endpoint: %v", family, err)
 			continue
 		}

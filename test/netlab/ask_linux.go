@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -118,7 +117,7 @@ func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 }
 
 func dialer(q Query) (*net.Dialer, error) {
-	d := &net.Dialer{Timeout: q.Timeout, Control: reuseAddr}
+	d := &net.Dialer{Timeout: q.Timeout}
 	from := q.From
 	if from.Port() != 0 && !from.Addr().IsValid() {
 		from = netip.AddrPortFrom(netip.IPv6Unspecified(), from.Port())
@@ -135,17 +134,6 @@ func dialer(q Query) (*net.Dialer, error) {
 		d.LocalAddr = net.UDPAddrFromAddrPort(from)
 	}
 	return d, nil
-}
-
-// reuseAddr lets a client take a port again that it has just used.
-func reuseAddr(_, _ string, c syscall.RawConn) error {
-	var err error
-	if ctlErr := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	}); ctlErr != nil {
-		return ctlErr
-	}
-	return err
 }
 
 // Ask sends one line and waits for the answer.
@@ -220,7 +208,7 @@ func outcome(ctx context.Context, err error) (Answer, error) {
 	switch {
 	case ctx.Err() != nil:
 		return Answer{}, ctx.Err()
-	case errors.Is(err, errBroken):
+	case errors.Is(err, errBroken), errors.Is(err, unix.ECONNRESET): // reset while it waited to be accepted
 		return Answer{Outcome: Broken}, nil
 	case errors.Is(err, unix.ECONNREFUSED):
 		return Answer{Outcome: Refused}, nil

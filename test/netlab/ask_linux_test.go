@@ -109,6 +109,29 @@ func hangUp(t *testing.T, h *Host) {
 	}()
 }
 
+func TestEveryRefusalArrives(t *testing.T) {
+	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
+	pod, client := lab.Host("pod"), lab.Host("client")
+	for _, tc := range []struct {
+		proto, to string
+		want      Outcome
+	}{
+		{"tcp", netip.AddrPortFrom(pod.IPv4, 9).String(), Refused},
+		{"tcp", netip.AddrPortFrom(pod.IPv6, 9).String(), Refused},
+		{"udp", netip.AddrPortFrom(pod.IPv4, 9).String(), Refused},
+		{"udp", netip.AddrPortFrom(pod.IPv6, 9).String(), Refused},
+		{"udp", "10.96.0.10:80", Unreachable},
+		{"udp", "[fd00:10:96::10]:80", Unreachable},
+	} {
+		q := Query{Proto: tc.proto, To: netip.MustParseAddrPort(tc.to), Timeout: 2 * time.Second}
+		for i := range 100 {
+			if a := ask(t, client, q); a.Outcome != tc.want {
+				t.Fatalf("question %d over %s to %s: %s, want %s", i, q.Proto, q.To, a.Outcome, tc.want)
+			}
+		}
+	}
+}
+
 func TestOpenConversation(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")

@@ -35,8 +35,9 @@ const (
 type Lab struct {
 	Node  *Host // node-a, where the proxy is to run
 	Other *Host // node-b, a plain router for its pods
-	lan   *Host
-	hosts map[string]*Host
+
+	lan, gateway *Host // the bridge all are on; where packets end that nobody wants
+	hosts        map[string]*Host
 }
 
 // New builds a network. The caller closes it.
@@ -52,7 +53,7 @@ func New(cfg Config) (*Lab, error) {
 }
 
 func (c Config) check() error {
-	seen := map[string]bool{NodeName: true, OtherName: true, lanName: true}
+	seen := map[string]bool{NodeName: true, OtherName: true, lanName: true, gatewayName: true}
 	for _, names := range [][]string{c.Pods, c.Remote, c.Clients} {
 		if len(names) > maxHosts {
 			return fmt.Errorf("lab with %d hosts of one sort: at most %d fit", len(names), maxHosts)
@@ -73,16 +74,19 @@ func (c Config) check() error {
 // build makes the namespaces from the middle of the picture outwards.
 func (l *Lab) build(cfg Config) error {
 	var err error
-	if l.lan, err = l.addHost(lanName, "192.0.2.1", "2001:db8:2::1"); err != nil {
+	if l.lan, err = l.addHost(lanName); err != nil {
 		return err
 	}
-	if err := l.lan.addBridge(lanBridge, lanPrefixes(l.lan)); err != nil {
+	if err := l.lan.addBridge(lanBridge, nil); err != nil {
 		return err
 	}
-	if l.Node, err = l.addNode(NodeName, 10, l.lan); err != nil {
+	if l.gateway, err = l.addNode(gatewayName, 1); err != nil {
 		return err
 	}
-	if l.Other, err = l.addNode(OtherName, 11, l.Node); err != nil {
+	if l.Node, err = l.addNode(NodeName, 10); err != nil {
+		return err
+	}
+	if l.Other, err = l.addNode(OtherName, 11); err != nil {
 		return err
 	}
 	if err := l.connectNodes(); err != nil {

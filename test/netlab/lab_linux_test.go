@@ -10,7 +10,9 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -109,7 +111,7 @@ func checkDirect(t *testing.T, from, to *Host) {
 		got.Took = 0
 		want.From = got.From
 		if diff := cmp.Diff(want, got, cmp.Comparer(sameAddr), cmp.Comparer(samePort)); diff != "" {
-			t.Errorf("%s asks %s %s (-want +got):\n%s", from.Name, q.Proto, q.To, diff)
+			t.Fatalf("%s asks %s %s (-want +got):\n%s", from.Name, q.Proto, q.To, diff)
 		}
 		isNode := from.Name == NodeName || from.Name == OtherName
 		if !isNode && got.From.Addr() != from.Addr(f.like) {
@@ -190,6 +192,40 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+func TestThreadsComeHome(t *testing.T) {
+	home, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab := Start(t, Config{Pods: []string{"pod"}})
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			err := lab.Host("pod").Do(func() error {
+				there, err := os.Readlink("/proc/thread-self/ns/net")
+				if there == home {
+					t.Error("Do runs outside the lab")
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for range 20 { // as many goroutines, each with the thread to itself
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if here, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || here != home {
+				t.Errorf("a goroutine runs in %s, %v, want %s", here, err, home)
+			}
+		})
+	}
+	all.Wait()
+}
+
 func TestWithoutRoot(t *testing.T) {
 	if os.Getuid() != 0 || os.Getenv(inside) != "" {
 		return // this very run is without root
@@ -214,6 +250,7 @@ func TestBadConfig(t *testing.T) {
 		"long name":  {Config{Pods: []string{"a-long-name"}}, `host name "a-long-name": must have 1 to 10 characters`},
 		"empty name": {Config{Clients: []string{""}}, `host name "": must have 1 to 10 characters`},
 		"same name":  {Config{Pods: []string{"a"}, Remote: []string{"a"}}, `host name "a": taken`},
+		"own name":   {Config{Pods: []string{"gateway"}}, `host name "gateway": taken`},
 		"too many":   {Config{Pods: make([]string, 81)}, "lab with 81 hosts of one sort: at most 80 fit"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,14 +8,16 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/vishvananda/netlink"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	lanName   = "lan"
-	lanBridge = "br-lan"
-	maxHosts  = 80 // keeps last numbers of clients below 192.0.2.180
+	lanName     = "lan"
+	lanBridge   = "br-lan"
+	gatewayName = "gateway"
+	maxHosts    = 80 // keeps the last numbers of clients below 180
 )
 
 // sysctls are set in each namespace before it has any interface. They are
@@ -35,9 +37,11 @@ var sysctls = []struct{ name, value string }{
 	{"net/ipv6/conf/default/accept_ra", "0"},
 	{"net/ipv6/conf/default/accept_dad", "0"},
 	// Refusals of UDP are ICMP messages. A test may cause many in a second,
-	// and each must arrive.
-	{"net/ipv4/icmp_ratelimit", "0"},
-	{"net/ipv6/icmp/ratelimit", "0"},
+	// and each must arrive. The masks name the types that are limited, by
+	// destination and by the whole system's budget: here none, and one that
+	// is no error.
+	{"net/ipv4/icmp_ratemask", "0"},
+	{"net/ipv6/icmp/ratemask", "128"},
 	// A load opens many thousand connections from one address.
 	{"net/ipv4/ip_local_port_range", "10000 65000"},
 }
@@ -65,50 +69,50 @@ func (h *Host) setSysctls(list []struct{ name, value string }) error {
 }
 
 // addHost makes a namespace with nothing but a loopback interface.
-func (l *Lab) addHost(name, ipv4, ipv6 string) (*Host, error) {
+func (l *Lab) addHost(name string) (*Host, error) {
 	h, err := newHost(name)
 	if err != nil {
 		return nil, fmt.Errorf("make namespace of %s: %w", name, err)
 	}
 	l.hosts[name] = h
-	h.IPv4, h.IPv6 = netip.MustParseAddr(ipv4), netip.MustParseAddr(ipv6)
 	if err := h.setSysctls(sysctls); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	lo, err := h.link.LinkByName("lo")
-	if err != nil {
-		return nil, fmt.Errorf("%s: find loopback interface: %w", name, err)
-	}
-	if err := h.link.LinkSetUp(lo); err != nil {
-		return nil, fmt.Errorf("%s: start loopback interface: %w", name, err)
-	}
-	return h, nil
+	return h, h.linkUp("lo")
 }
 
-// addNode makes a router on the LAN that sends what it does not know to
-// gateway.
-func (l *Lab) addNode(name string, number int, gateway *Host) (*Host, error) {
-	h, err := l.addHost(name, fmt.Sprintf("192.0.2.%d", number), fmt.Sprintf("2001:db8:2::%d", number))
+// addLANHost makes a namespace that is on the LAN.
+func (l *Lab) addLANHost(name string, number int) (*Host, error) {
+	h, err := l.addHost(name)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.setSysctls(routing); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if err := l.join(h); err != nil {
+	h.IPv4 = netip.AddrFrom4([4]byte{192, 0, 2, byte(number)})
+	h.IPv6 = netip.MustParseAddr(fmt.Sprintf("2001:db8:2::%d", number))
+	port, err := l.lan.addPair("lan-"+name, h, "eth0")
+	if err != nil {
 		return nil, err
 	}
-	return h, h.addDefault(gateway)
+	if err := l.lan.plug(port, lanBridge); err != nil {
+		return nil, err
+	}
+	return h, h.addAddrs("eth0", lanPrefixes(h))
+}
+
+// addNode makes a router on the LAN.
+func (l *Lab) addNode(name string, number int) (*Host, error) {
+	h, err := l.addLANHost(name, number)
+	if err != nil {
+		return nil, err
+	}
+	return h, h.setSysctls(routing)
 }
 
 // addClient makes a host outside the cluster, whose way to everything is
 // node-a; only what node-b holds it reaches directly, as the answers do.
 func (l *Lab) addClient(name string, number int) error {
-	h, err := l.addHost(name, fmt.Sprintf("192.0.2.%d", number), fmt.Sprintf("2001:db8:2::%d", number))
+	h, err := l.addLANHost(name, number)
 	if err != nil {
-		return err
-	}
-	if err := l.join(h); err != nil {
 		return err
 	}
 	if err := h.addDefault(l.Node); err != nil {
@@ -117,43 +121,46 @@ func (l *Lab) addClient(name string, number int) error {
 	return h.addRoutes(podPrefixes(2), l.Other)
 }
 
-// connectNodes gives each node, and the gateway, the way to the other's pods.
+// connectNodes gives each node, and the gateway, the way to the nodes' pods,
+// and sends the rest to where the package comment says.
 func (l *Lab) connectNodes() error {
 	for _, r := range []struct {
 		from, via *Host
 		net       int
-	}{{l.Node, l.Other, 2}, {l.Other, l.Node, 1}, {l.lan, l.Node, 1}, {l.lan, l.Other, 2}} {
+	}{{l.Node, l.Other, 2}, {l.Other, l.Node, 1}, {l.gateway, l.Node, 1}, {l.gateway, l.Other, 2}} {
 		if err := r.from.addRoutes(podPrefixes(r.net), r.via); err != nil {
 			return err
 		}
 	}
-	if err := l.lan.setSysctls(routing); err != nil {
+	if err := l.Node.addDefault(l.gateway); err != nil {
 		return err
 	}
-	return l.lan.prohibitRest()
-}
-
-// prohibitRest answers all that has no other route with an ICMP message that
-// UDP sockets report, too, which they do not do for a missing route.
-func (h *Host) prohibitRest() error {
-	for _, p := range everything {
-		if err := h.link.RouteAdd(&netlink.Route{Dst: ipNet(p), Type: unix.RTN_PROHIBIT}); err != nil {
-			return fmt.Errorf("%s: add prohibiting route to %s: %w", h.Name, p, err)
-		}
+	if err := l.Other.addDefault(l.Node); err != nil {
+		return err
 	}
-	return nil
+	return l.gateway.prohibitRest(l.Other)
 }
 
-// join puts h on the LAN.
-func (l *Lab) join(h *Host) error {
-	port, err := l.lan.addPair("lan-"+h.Name, h, "eth0")
+// prohibitRest answers all that it is asked to forward with an ICMP message.
+// A prohibiting route would, too, but only about once a second.
+func (h *Host) prohibitRest(anywhere *Host) error {
+	conn, err := nftables.New(nftables.WithNetNSFd(int(h.ns)))
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: open nftables: %w", h.Name, err)
 	}
-	if err := l.lan.plug(port, lanBridge); err != nil {
-		return err
+	table := conn.AddTable(&nftables.Table{Name: "gateway", Family: nftables.TableFamilyINet})
+	chain := conn.AddChain(&nftables.Chain{
+		Name: "forward", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+	})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED},
+	}})
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("%s: add nftables rule: %w", h.Name, err)
 	}
-	return h.addAddrs("eth0", lanPrefixes(h))
+	// A packet without a route would not get as far as the rule.
+	return h.addDefault(anywhere)
 }
 
 // pod says where a pod is to be: on which node, in that node's network number
@@ -169,10 +176,12 @@ type pod struct {
 // route, to the node: the way of CNI plugins that route, so that all its
 // traffic passes the node's rules.
 func (l *Lab) addPod(p pod, number int) error {
-	h, err := l.addHost(p.name, fmt.Sprintf("10.244.%d.%d", p.net, number), fmt.Sprintf("fd00:10:244:%d::%d", p.net, number))
+	h, err := l.addHost(p.name)
 	if err != nil {
 		return err
 	}
+	h.IPv4 = netip.AddrFrom4([4]byte{10, 244, byte(p.net), byte(number)})
+	h.IPv6 = netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%d::%d", p.net, number))
 	port, err := p.node.addPair("veth-"+p.name, h, "eth0")
 	if err != nil {
 		return err
