@@ -56,55 +56,57 @@ func mkdir(t *testing.T, path string) {
 	}
 }
 
+var saves = map[string]struct {
+	change func(t *testing.T, dir string)
+	want   []string
+}{
+	"written in place": {
+		func(t *testing.T, dir string) { write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.9")) },
+		[]string{"set service shop/a 10.96.0.9"},
+	},
+	"renamed over": {
+		func(t *testing.T, dir string) {
+			write(t, dir+"/.a.tmp", serviceYAML("a", "10.96.0.9"))
+			rename(t, dir+"/.a.tmp", dir+"/a.yaml")
+		},
+		[]string{"set service shop/a 10.96.0.9"},
+	},
+	"moved away and written anew": {
+		func(t *testing.T, dir string) {
+			rename(t, dir+"/a.yaml", dir+"/a.yaml~")
+			write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.9"))
+		},
+		[]string{"set service shop/a 10.96.0.9"},
+	},
+	"new file": {
+		func(t *testing.T, dir string) {
+			write(t, dir+"/c.json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"c"}}`)
+		},
+		[]string{"set service default/c "},
+	},
+	"file removed": {
+		func(t *testing.T, dir string) { remove(t, dir+"/a.yaml") },
+		[]string{"delete service shop/a"},
+	},
+	"directory replaced": {
+		func(t *testing.T, dir string) {
+			rename(t, dir, dir+".old")
+			mkdir(t, dir)
+			write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.7"))
+		},
+		[]string{"set service shop/b 10.96.0.7", "delete service shop/a"},
+	},
+	"object moved to another file": {
+		func(t *testing.T, dir string) {
+			write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.2")+"---\n"+serviceYAML("a", "10.96.0.8"))
+			remove(t, dir+"/a.yaml")
+		},
+		[]string{"set service shop/a 10.96.0.8"},
+	},
+}
+
 func TestRunFollows(t *testing.T) {
-	for name, tt := range map[string]struct {
-		change func(t *testing.T, dir string)
-		want   []string
-	}{
-		"written in place": {
-			func(t *testing.T, dir string) { write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.9")) },
-			[]string{"set service shop/a 10.96.0.9"},
-		},
-		"renamed over": {
-			func(t *testing.T, dir string) {
-				write(t, dir+"/.a.tmp", serviceYAML("a", "10.96.0.9"))
-				rename(t, dir+"/.a.tmp", dir+"/a.yaml")
-			},
-			[]string{"set service shop/a 10.96.0.9"},
-		},
-		"moved away and written anew": {
-			func(t *testing.T, dir string) {
-				rename(t, dir+"/a.yaml", dir+"/a.yaml~")
-				write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.9"))
-			},
-			[]string{"set service shop/a 10.96.0.9"},
-		},
-		"new file": {
-			func(t *testing.T, dir string) {
-				write(t, dir+"/c.json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"c"}}`)
-			},
-			[]string{"set service default/c "},
-		},
-		"file removed": {
-			func(t *testing.T, dir string) { remove(t, dir+"/a.yaml") },
-			[]string{"delete service shop/a"},
-		},
-		"directory replaced": {
-			func(t *testing.T, dir string) {
-				rename(t, dir, dir+".old")
-				mkdir(t, dir)
-				write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.7"))
-			},
-			[]string{"set service shop/b 10.96.0.7", "delete service shop/a"},
-		},
-		"object moved to another file": {
-			func(t *testing.T, dir string) {
-				write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.2")+"---\n"+serviceYAML("a", "10.96.0.8"))
-				remove(t, dir+"/a.yaml")
-			},
-			[]string{"set service shop/a 10.96.0.8"},
-		},
-	} {
+	for name, tt := range saves {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "m")
 			mkdir(t, dir)
@@ -149,50 +151,52 @@ func TestRunVolume(t *testing.T) {
 	}
 }
 
+var breakages = map[string]struct {
+	change func(t *testing.T, dir string)
+	errs   []string // how each starts
+}{
+	"broken file": {
+		func(t *testing.T, dir string) { write(t, dir+"/a.yaml", "kind: [") },
+		[]string{"manifest DIR/a.yaml: document at line 1: line 1: did not find expected node content; the file's last good state stays in force"},
+	},
+	"bad object": {
+		func(t *testing.T, dir string) {
+			write(t, dir+"/a.yaml", strings.Replace(serviceYAML("a", "10.96.0.9"), "clusterIP", "clusterIp", 1))
+		},
+		[]string{`manifest DIR/a.yaml: document at line 1: Service shop/a: unknown field "spec.clusterIp"; did you mean clusterIP?; its last good version stays in force`},
+	},
+	"link to nowhere": {
+		func(t *testing.T, dir string) {
+			if err := os.Symlink("nowhere", dir+"/.l"); err != nil {
+				t.Fatal(err)
+			}
+			rename(t, dir+"/.l", dir+"/a.yaml")
+		},
+		[]string{"manifest DIR/a.yaml: no such file or directory; the file's last good state"},
+	},
+	"directory in its place": {
+		func(t *testing.T, dir string) {
+			remove(t, dir+"/a.yaml")
+			mkdir(t, dir+"/a.yaml")
+		},
+		[]string{"manifest DIR/a.yaml: is a directory; want a regular file; the file's last good state"},
+	},
+	"path gone": {
+		func(t *testing.T, dir string) { rename(t, dir, dir+".old") },
+		[]string{"read manifests: stat DIR: no such file or directory; what it held stays in force"},
+	},
+	"too large": {
+		func(t *testing.T, dir string) {
+			if err := os.Truncate(dir+"/a.yaml", maxFile+1); err != nil {
+				t.Fatal(err)
+			}
+		},
+		[]string{"manifest DIR/a.yaml: has 33554433 bytes; want at most 33554432; the file's"},
+	},
+}
+
 func TestRunKeepsTheLastGoodState(t *testing.T) {
-	for name, tt := range map[string]struct {
-		change func(t *testing.T, dir string)
-		errs   []string // how each starts
-	}{
-		"broken file": {
-			func(t *testing.T, dir string) { write(t, dir+"/a.yaml", "kind: [") },
-			[]string{"manifest DIR/a.yaml: document at line 1: line 1: did not find expected node content; the file's last good state stays in force"},
-		},
-		"bad object": {
-			func(t *testing.T, dir string) {
-				write(t, dir+"/a.yaml", strings.Replace(serviceYAML("a", "10.96.0.9"), "clusterIP", "clusterIp", 1))
-			},
-			[]string{`manifest DIR/a.yaml: document at line 1: Service shop/a: unknown field "spec.clusterIp"; did you mean clusterIP?; its last good version stays in force`},
-		},
-		"link to nowhere": {
-			func(t *testing.T, dir string) {
-				if err := os.Symlink("nowhere", dir+"/.l"); err != nil {
-					t.Fatal(err)
-				}
-				rename(t, dir+"/.l", dir+"/a.yaml")
-			},
-			[]string{"manifest DIR/a.yaml: no such file or directory; the file's last good state"},
-		},
-		"directory in its place": {
-			func(t *testing.T, dir string) {
-				remove(t, dir+"/a.yaml")
-				mkdir(t, dir+"/a.yaml")
-			},
-			[]string{"manifest DIR/a.yaml: is a directory; want a regular file; the file's last good state"},
-		},
-		"path gone": {
-			func(t *testing.T, dir string) { rename(t, dir, dir+".old") },
-			[]string{"read manifests: stat DIR: no such file or directory; what it held stays in force"},
-		},
-		"too large": {
-			func(t *testing.T, dir string) {
-				if err := os.Truncate(dir+"/a.yaml", maxFile+1); err != nil {
-					t.Fatal(err)
-				}
-			},
-			[]string{"manifest DIR/a.yaml: has 33554433 bytes; want at most 33554432; the file's"},
-		},
-	} {
+	for name, tt := range breakages {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "m")
 			mkdir(t, dir)

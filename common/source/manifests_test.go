@@ -114,85 +114,87 @@ func sliceYAML(name, addr string) string {
 		"endpoints: [{addresses: [" + addr + "]}]\n"
 }
 
+var loads = map[string]struct {
+	files map[string]string
+	want  []string
+	errs  []string
+}{
+	"several documents, in delivery order": {
+		files: map[string]string{"a.yaml": "# only a comment\n---\n" + sliceYAML("web-1", "10.1.0.1") + "---\n" +
+			serviceYAML("web", "10.96.0.1") + "---\n{apiVersion: v1, kind: Node, metadata: {name: N1}}\n---\n{apiVersion: v1, kind: Node, metadata: {name: n2}}\n"},
+		want: []string{"set node N1", "set service shop/web 10.96.0.1", "set slice shop/web-1 of web [10.1.0.1]"},
+	},
+	"json, one after the other": {
+		files: map[string]string{"a.json": `{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}` + "\n\t" +
+			`{"apiVersion":"v1","kind":"Service","metadata":{"name":"b"}}`},
+		want: []string{"set service default/a ", "set service default/b "},
+	},
+	"lists, typed and nested": {
+		files: map[string]string{"a.yml": `{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: ServiceList, items: [{metadata: {name: a}}]}]}`},
+		want:  []string{"set service default/a "},
+	},
+	"names that are not read": {
+		files: map[string]string{".a.yaml": serviceYAML("a", "10.96.0.1"), "b.txt": serviceYAML("b", "10.96.0.1"), "c.yaml~": serviceYAML("c", "10.96.0.1")},
+	},
+	"broken file leaves the others": {
+		files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1") + "---\nkind: [\n", "b.yaml": serviceYAML("b", "10.96.0.2")},
+		want:  []string{"set service shop/b 10.96.0.2"},
+		errs:  []string{"manifest DIR/a.yaml: document at line 6: line 6: did not find expected node content"},
+	},
+	"bad objects leave the others": {
+		files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1") + "---\n" +
+			"apiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec:\n  prots: []\n" + "---\n" +
+			"apiVersion: v1\nkind: Service\nmetadata: {name: c}\nspec: {ports: [{port: http}]}\n" + "---\n" +
+			"apiVersion: v1\nkind: Service\nmetadata: {}\n" + "---\nkind: Service\n---\n- 1\n---\n" +
+			"apiVersion: v1\nkind: Service\nkind: Service\nmetadata: {name: d}\n---\n" +
+			"apiVersion: v1\nkind: Service\nmetadata: {name: \"e\\nf\"}\n"},
+		want: []string{"set service shop/a 10.96.0.1"},
+		errs: []string{
+			`manifest DIR/a.yaml: document at line 6: Service default/b: line 10: unknown field "spec.prots"; did you mean ports?`,
+			`manifest DIR/a.yaml: document at line 12: Service default/c: spec.ports.port: want a number that fits int32, found a string`,
+			`manifest DIR/a.yaml: document at line 17: Service default/: metadata.name is missing`,
+			`manifest DIR/a.yaml: document at line 21: an object without apiVersion or kind; want such as apiVersion: v1, kind: Service`,
+			`manifest DIR/a.yaml: document at line 23: want an object, found a list`,
+			`manifest DIR/a.yaml: document at line 25: Service default/d: line 27: key "kind" already set in map`,
+			`manifest DIR/a.yaml: document at line 30: Service default/"e\nf": metadata.name: "e\nf" is no name; want at most 253 lower-case letters, digits, dashes and dots`,
+		},
+	},
+	"the first of two files counts": {
+		files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1"), "b.yaml": serviceYAML("a", "10.96.0.2")},
+		want:  []string{"set service shop/a 10.96.0.1"},
+		errs:  []string{"manifest DIR/b.yaml: Service shop/a is ignored: DIR/a.yaml has it already"},
+	},
+	"endpoints become slices": {
+		files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\nsubsets:\n" +
+			"- addresses: [{ip: 10.1.0.1}, {ip: 'fd00::1'}]\n  notReadyAddresses: [{ip: 10.1.0.2}]\n  ports: [{name: a, port: 80}, {name: b, port: 81}]\n" +
+			"- addresses: [{ip: 10.1.0.3}]\n  ports: [{port: 82}]\n"},
+		want: []string{
+			"set slice default/web/0/IPv4 of web 80 81 [10.1.0.1 !10.1.0.2]",
+			"set slice default/web/0/IPv6 of web 80 81 [fd00::1]",
+			"set slice default/web/1/IPv4 of web 82 [10.1.0.3]",
+		},
+	},
+	"lists without end": {
+		files: map[string]string{"a.yml": strings.Repeat("{apiVersion: v1, kind: List, items: [", 6) + strings.Repeat("]}", 6)},
+		errs:  []string{"manifest DIR/a.yml: document at line 1: items[0].items[0].items[0].items[0]: more than 4 Lists within each other"},
+	},
+	"endpoints that are not to be mirrored": {
+		files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, labels: {endpointslice.kubernetes.io/skip-mirror: 'true'}}\n" +
+			"subsets: [{addresses: [{ip: 10.1.0.9}]}]\n"},
+	},
+	"endpoints beside slices do not count": {
+		files: map[string]string{"a.yaml": sliceYAML("web-1", "10.1.0.1") +
+			"---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\nsubsets: [{addresses: [{ip: 10.1.0.9}]}]\n"},
+		want: []string{"set slice shop/web-1 of web [10.1.0.1]"},
+	},
+	"byte order mark and carriage returns": {
+		files: map[string]string{"a.yaml": "\xef\xbb\xbf---\r\n" + strings.ReplaceAll(serviceYAML("a", "10.96.0.1"), "\n", "\r\n") + "...\r\n"},
+		want:  []string{"set service shop/a 10.96.0.1"},
+	},
+}
+
 func TestLoad(t *testing.T) {
-	for name, tt := range map[string]struct {
-		files map[string]string
-		want  []string
-		errs  []string
-	}{
-		"several documents, in delivery order": {
-			files: map[string]string{"a.yaml": "# only a comment\n---\n" + sliceYAML("web-1", "10.1.0.1") + "---\n" +
-				serviceYAML("web", "10.96.0.1") + "---\n{apiVersion: v1, kind: Node, metadata: {name: N1}}\n---\n{apiVersion: v1, kind: Node, metadata: {name: n2}}\n"},
-			want: []string{"set node N1", "set service shop/web 10.96.0.1", "set slice shop/web-1 of web [10.1.0.1]"},
-		},
-		"json, one after the other": {
-			files: map[string]string{"a.json": `{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"}}` + "\n\t" +
-				`{"apiVersion":"v1","kind":"Service","metadata":{"name":"b"}}`},
-			want: []string{"set service default/a ", "set service default/b "},
-		},
-		"lists, typed and nested": {
-			files: map[string]string{"a.yml": `{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: ServiceList, items: [{metadata: {name: a}}]}]}`},
-			want:  []string{"set service default/a "},
-		},
-		"names that are not read": {
-			files: map[string]string{".a.yaml": serviceYAML("a", "10.96.0.1"), "b.txt": serviceYAML("b", "10.96.0.1"), "c.yaml~": serviceYAML("c", "10.96.0.1")},
-		},
-		"broken file leaves the others": {
-			files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1") + "---\nkind: [\n", "b.yaml": serviceYAML("b", "10.96.0.2")},
-			want:  []string{"set service shop/b 10.96.0.2"},
-			errs:  []string{"manifest DIR/a.yaml: document at line 6: line 6: did not find expected node content"},
-		},
-		"bad objects leave the others": {
-			files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1") + "---\n" +
-				"apiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec:\n  prots: []\n" + "---\n" +
-				"apiVersion: v1\nkind: Service\nmetadata: {name: c}\nspec: {ports: [{port: http}]}\n" + "---\n" +
-				"apiVersion: v1\nkind: Service\nmetadata: {}\n" + "---\nkind: Service\n---\n- 1\n---\n" +
-				"apiVersion: v1\nkind: Service\nkind: Service\nmetadata: {name: d}\n---\n" +
-				"apiVersion: v1\nkind: Service\nmetadata: {name: \"e\\nf\"}\n"},
-			want: []string{"set service shop/a 10.96.0.1"},
-			errs: []string{
-				`manifest DIR/a.yaml: document at line 6: Service default/b: line 10: unknown field "spec.prots"; did you mean ports?`,
-				`manifest DIR/a.yaml: document at line 12: Service default/c: spec.ports.port: want a number that fits int32, found a string`,
-				`manifest DIR/a.yaml: document at line 17: Service default/: metadata.name is missing`,
-				`manifest DIR/a.yaml: document at line 21: an object without apiVersion or kind; want such as apiVersion: v1, kind: Service`,
-				`manifest DIR/a.yaml: document at line 23: want an object, found a list`,
-				`manifest DIR/a.yaml: document at line 25: Service default/d: line 27: key "kind" already set in map`,
-				`manifest DIR/a.yaml: document at line 30: Service default/"e\nf": metadata.name: "e\nf" is no name; want at most 253 lower-case letters, digits, dashes and dots`,
-			},
-		},
-		"the first of two files counts": {
-			files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1"), "b.yaml": serviceYAML("a", "10.96.0.2")},
-			want:  []string{"set service shop/a 10.96.0.1"},
-			errs:  []string{"manifest DIR/b.yaml: Service shop/a is ignored: DIR/a.yaml has it already"},
-		},
-		"endpoints become slices": {
-			files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\nsubsets:\n" +
-				"- addresses: [{ip: 10.1.0.1}, {ip: 'fd00::1'}]\n  notReadyAddresses: [{ip: 10.1.0.2}]\n  ports: [{name: a, port: 80}, {name: b, port: 81}]\n" +
-				"- addresses: [{ip: 10.1.0.3}]\n  ports: [{port: 82}]\n"},
-			want: []string{
-				"set slice default/web/0/IPv4 of web 80 81 [10.1.0.1 !10.1.0.2]",
-				"set slice default/web/0/IPv6 of web 80 81 [fd00::1]",
-				"set slice default/web/1/IPv4 of web 82 [10.1.0.3]",
-			},
-		},
-		"lists without end": {
-			files: map[string]string{"a.yml": strings.Repeat("{apiVersion: v1, kind: List, items: [", 6) + strings.Repeat("]}", 6)},
-			errs:  []string{"manifest DIR/a.yml: document at line 1: items[0].items[0].items[0].items[0]: more than 4 Lists within each other"},
-		},
-		"endpoints that are not to be mirrored": {
-			files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, labels: {endpointslice.kubernetes.io/skip-mirror: 'true'}}\n" +
-				"subsets: [{addresses: [{ip: 10.1.0.9}]}]\n"},
-		},
-		"endpoints beside slices do not count": {
-			files: map[string]string{"a.yaml": sliceYAML("web-1", "10.1.0.1") +
-				"---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\nsubsets: [{addresses: [{ip: 10.1.0.9}]}]\n"},
-			want: []string{"set slice shop/web-1 of web [10.1.0.1]"},
-		},
-		"byte order mark and carriage returns": {
-			files: map[string]string{"a.yaml": "\xef\xbb\xbf---\r\n" + strings.ReplaceAll(serviceYAML("a", "10.96.0.1"), "\n", "\r\n") + "...\r\n"},
-			want:  []string{"set service shop/a 10.96.0.1"},
-		},
-	} {
+	for name, tt := range loads {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for name, content := range tt.files {

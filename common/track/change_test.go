@@ -39,54 +39,59 @@ func owned(i int, node string) *discoveryv1.EndpointSlice {
 	return s
 }
 
+type event func(*Tracker)
+
+func setService(s *corev1.Service) event          { return func(t *Tracker) { t.SetService(s) } }
+func setSlice(s *discoveryv1.EndpointSlice) event { return func(t *Tracker) { t.SetSlice(s) } }
+func setNode(n *corev1.Node) event                { return func(t *Tracker) { t.SetNode(n) } }
+
+func unready() *discoveryv1.EndpointSlice {
+	s := owned(1, "a")
+	no := false
+	s.Endpoints[0].Conditions.Ready, s.Endpoints[0].Conditions.Serving = &no, &no
+	return s
+}
+
+// changes are on top of base; 101 is a Service in the namespace of 1.
+var changes = map[string]struct{ base, before, after []event }{
+	"zone": {
+		[]event{setService(plainService(1)), setSlice(plainSlice(1, 3))},
+		[]event{setNode(nodeA("zone-0", "192.168.0.1"))}, []event{setNode(nodeA("zone-1", "192.168.0.1"))},
+	},
+	"address in a range": {
+		[]event{setService(balanced("192.168.0.0/24"))},
+		[]event{setNode(nodeA("z", "192.168.9.1"))}, []event{setNode(nodeA("z", "192.168.0.1"))},
+	},
+	"ranges that are all bad": {
+		nil, []event{setService(balanced())}, []event{setService(balanced("bad"))},
+	},
+	"slice of another Service": {
+		[]event{setService(plainService(1)), setService(plainService(101))},
+		[]event{setSlice(owned(1, "a"))}, []event{setSlice(owned(101, "a"))},
+	},
+	"from here to there": {
+		[]event{setService(balanced())}, []event{setSlice(owned(1, "b"))}, []event{setSlice(owned(1, "c")), setSlice(owned(1, "a"))},
+	},
+	"one endpoint down": {
+		[]event{setService(balanced())}, []event{setSlice(owned(1, "a"))}, []event{setSlice(unready())},
+	},
+	"headless from now on": {
+		nil, []event{setService(plainService(1))},
+		[]event{func(t *Tracker) {
+			s := plainService(1)
+			s.Spec.ClusterIP = corev1.ClusterIPNone
+			t.SetService(s)
+		}},
+	},
+	"slices before the Service": {
+		nil, []event{setSlice(owned(1, "a"))}, []event{setSlice(owned(1, "a")), setService(plainService(1))},
+	},
+}
+
 // Each change alone reaches the next snapshot: it is the one of a Tracker
 // that never knew anything else.
 func TestChangeIsNoticed(t *testing.T) {
-	unready := func() *discoveryv1.EndpointSlice {
-		s := owned(1, "a")
-		no := false
-		s.Endpoints[0].Conditions.Ready, s.Endpoints[0].Conditions.Serving = &no, &no
-		return s
-	}
-	type event func(*Tracker)
-	service := func(s *corev1.Service) event { return func(t *Tracker) { t.SetService(s) } }
-	slice := func(s *discoveryv1.EndpointSlice) event { return func(t *Tracker) { t.SetSlice(s) } }
-	node := func(n *corev1.Node) event { return func(t *Tracker) { t.SetNode(n) } }
-	other := plainService(101) // of the same namespace
-	for name, tt := range map[string]struct{ base, before, after []event }{
-		"zone": {
-			[]event{service(plainService(1)), slice(plainSlice(1, 3))},
-			[]event{node(nodeA("zone-0", "192.168.0.1"))}, []event{node(nodeA("zone-1", "192.168.0.1"))},
-		},
-		"address in a range": {
-			[]event{service(balanced("192.168.0.0/24"))},
-			[]event{node(nodeA("z", "192.168.9.1"))}, []event{node(nodeA("z", "192.168.0.1"))},
-		},
-		"ranges that are all bad": {
-			nil, []event{service(balanced())}, []event{service(balanced("bad"))},
-		},
-		"slice of another Service": {
-			[]event{service(plainService(1)), service(other)},
-			[]event{slice(owned(1, "a"))}, []event{slice(owned(101, "a"))},
-		},
-		"from here to there": {
-			[]event{service(balanced())}, []event{slice(owned(1, "b"))}, []event{slice(owned(1, "c")), slice(owned(1, "a"))},
-		},
-		"one endpoint down": {
-			[]event{service(balanced())}, []event{slice(owned(1, "a"))}, []event{slice(unready())},
-		},
-		"headless from now on": {
-			nil, []event{service(plainService(1))},
-			[]event{func(t *Tracker) {
-				s := plainService(1)
-				s.Spec.ClusterIP = corev1.ClusterIPNone
-				t.SetService(s)
-			}},
-		},
-		"slices before the Service": {
-			nil, []event{slice(owned(1, "a"))}, []event{slice(owned(1, "a")), service(plainService(1))},
-		},
-	} {
+	for name, tt := range changes {
 		t.Run(name, func(t *testing.T) {
 			live, scratch := New(Options{NodeName: "a"}), New(Options{NodeName: "a"})
 			live.Synced()
