@@ -20,6 +20,7 @@ var docSamples = map[string]sample{
 	"unexported":       {text: "package p\n\nfunc f() {}\n"},
 	"method":           {text: "package p\n\nfunc (t *T) M() {}\n", want: []string{"M has no doc comment"}},
 	"generic method":   {text: "package p\n\nfunc (t *T[K]) M() {}\n", want: []string{"M has no"}},
+	"generic, hidden":  {text: "package p\n\nfunc (t *t[K]) M() {}\n"},
 	"of an unexported": {text: "package p\n\nfunc (t *t) M() {}\n"},
 	"error method":     {text: "package p\n\nfunc (e *E) Error() string { return \"\" }\n"},
 	"type":             {text: "package p\n\ntype T int\n", want: []string{"T has no"}},

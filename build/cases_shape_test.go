@@ -19,7 +19,7 @@ var lengthSamples = map[string]sample{
 	"test file too":      {path: "p/p_test.go", text: body(strings.Repeat("f()\n", 59)), want: []string{"f has 61 lines"}},
 	"comment not in":     {text: strings.Repeat("// f is.\n", 61) + "package p\n"},
 	"file of 400 lines":  {text: "package p\n" + strings.Repeat("\n// .\n", 198)},
-	"file of 402 lines":  {text: "package p\n" + strings.Repeat("\n// .\n", 199), want: []string{"file has 402 lines, limit 400"}},
+	"file of 401 lines":  {text: "package p\n" + strings.Repeat("\n// .\n", 198) + "// .\n", want: []string{"file has 401 lines, limit 400"}},
 	"file of long tests": {path: "p/p_test.go", text: "package p\n" + strings.Repeat("\n// .\n", 199), want: []string{"file has 402"}},
 }
 
@@ -67,6 +67,7 @@ var stateSamples = map[string]sample{
 	"pattern":        {text: "package p\n\nvar word = regexp.MustCompile(`a`)\n"},
 	"embedded":       {text: "package p\n\n//go:embed page.html\nvar page []byte\n"},
 	"linked version": {path: "cmd/kube-proxy/version.go", text: "package main\n\nvar version string\n"},
+	"other version":  {path: "config/version.go", text: "package config\n\nvar version string\n", want: []string{"package variable version"}},
 	"other in cmd":   {path: "cmd/kube-proxy/version.go", text: "package main\n\nvar commit string\n", want: []string{"package variable commit"}},
 	"local variable": {text: body("var n int\n_ = n")},
 }
