@@ -165,7 +165,7 @@ func newObject(name string) (value metav1.Object, namespaced bool) {
 	case "v1 Service":
 		return &corev1.Service{}, true
 	case "v1 Endpoints":
-		return &corev1.Endpoints{}, true
+		return &endpoints{}, true
 	case "v1 Node":
 		return &corev1.Node{}, false
 	case "discovery.k8s.io/v1 EndpointSlice":

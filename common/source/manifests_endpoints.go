@@ -10,10 +10,15 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
+//lint:file-ignore SA1019 People still write Endpoints, so they are read here.
+
+// endpoints is the older way to say where a Service's traffic goes.
+type endpoints = corev1.Endpoints
+
 // slicesOf mirrors Endpoints as the cluster's own controller does: a slice
 // for each subset and family. The names hold a slash, which no real slice's
 // can.
-func slicesOf(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
+func slicesOf(e *endpoints) []*discoveryv1.EndpointSlice {
 	if e.Labels[discoveryv1.LabelSkipMirror] == "true" {
 		return nil
 	}
@@ -30,7 +35,7 @@ func slicesOf(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	return all
 }
 
-func subsetSlice(e *corev1.Endpoints, from *corev1.EndpointSubset, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
+func subsetSlice(e *endpoints, from *corev1.EndpointSubset, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{AddressType: family}
 	s.Namespace = e.Namespace
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: e.Name}

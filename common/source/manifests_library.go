@@ -49,7 +49,7 @@ func compareKeys(a, b key) int {
 	)
 }
 
-// object is a decoded *corev1.Service, *corev1.Node, *corev1.Endpoints or
+// object is a decoded *corev1.Service, *corev1.Node, *endpoints or
 // *discoveryv1.EndpointSlice.
 type object struct {
 	key   key
@@ -157,7 +157,7 @@ func (l *library) merge(files []*file) map[key]any {
 	wanted := make(map[key]any, len(seen))
 	for k, o := range seen {
 		switch v := o.value.(type) {
-		case *corev1.Endpoints:
+		case *endpoints:
 			if !sliced[k.name] {
 				addSlices(wanted, v)
 			}
@@ -172,7 +172,7 @@ func (l *library) merge(files []*file) map[key]any {
 	return wanted
 }
 
-func addSlices(to map[key]any, e *corev1.Endpoints) {
+func addSlices(to map[key]any, e *endpoints) {
 	for _, s := range slicesOf(e) {
 		to[key{"EndpointSlice", types.NamespacedName{Namespace: s.Namespace, Name: s.Name}}] = s
 	}

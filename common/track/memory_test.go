@@ -6,6 +6,7 @@ package track
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,13 +30,13 @@ func plainService(i int) *corev1.Service {
 		Spec: corev1.ServiceSpec{
 			ClusterIP:  fmt.Sprintf("10.96.%d.%d", i/250, i%250+1),
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Ports:      []corev1.ServicePort{{Name: fmt.Sprint("http"), Port: 80, Protocol: corev1.ProtocolTCP}},
+			Ports:      []corev1.ServicePort{{Name: strings.Clone("http"), Port: 80, Protocol: corev1.ProtocolTCP}},
 		},
 	}
 }
 
 func plainSlice(i, endpoints int) *discoveryv1.EndpointSlice {
-	name, port, proto := fmt.Sprint("http"), int32(8080), corev1.ProtocolTCP
+	name, port, proto := strings.Clone("http"), int32(8080), corev1.ProtocolTCP
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: fmt.Sprintf("ns-%d", i%100),
