@@ -64,10 +64,12 @@ func (l *Loop) Kick() {
 // what changed may be what was wrong.
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
+	p := pace{interval: l.MinInterval, burst: max(l.Burst, 1)}
 	for ctx.Err() == nil {
-		pause, least, start := l.Resync, time.Duration(0), time.Now()
+		pause, start := l.Resync, time.Now()
+		next := start
 		if want := l.Latest(); want != nil {
-			least = l.MinInterval
+			next = p.next(start)
 			r := l.round(context.WithoutCancel(ctx), want)
 			l.Report(r)
 			failures++
@@ -77,10 +79,36 @@ func (l *Loop) Run(ctx context.Context) error {
 				pause = min(pause, l.Retry.After(failures))
 			}
 		}
-		sleep(ctx, least-time.Since(start), nil)
+		sleep(ctx, time.Until(next), nil)
 		sleep(ctx, pause-time.Since(start), l.kick)
 	}
 	return nil
+}
+
+// burstGap is the least time between the starts of two rounds of a burst,
+// long enough for what comes together and too short for people to notice.
+const burstGap = 10 * time.Millisecond
+
+// pace spaces rounds.
+type pace struct {
+	interval time.Duration
+	burst    int
+	// full is when a whole burst is allowed again: every round puts it off
+	// by one interval.
+	full time.Time
+}
+
+// next notes that a round starts and returns when another one may.
+func (p *pace) next(start time.Time) time.Time {
+	if p.full.Before(start) {
+		p.full = start
+	}
+	p.full = p.full.Add(p.interval)
+	earliest := p.full.Add(-time.Duration(p.burst-1) * p.interval)
+	if gap := start.Add(min(burstGap, p.interval)); earliest.Before(gap) {
+		return gap
+	}
+	return earliest
 }
 
 func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {

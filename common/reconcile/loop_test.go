@@ -1,0 +1,290 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+var errRefused = errors.New("refused")
+
+// bench is a Loop with a Backend that does as it is told, within a synctest
+// bubble. Times are counted from its start.
+type bench struct {
+	*Loop
+	*testing.T
+	begin   time.Time
+	latest  *service.Snapshot
+	planErr error
+	applies []error         // of the rounds to come; nil once they run out
+	takes   time.Duration   // that Apply takes
+	empty   bool            // nothing to do
+	drift   []string        // that plans tell
+	rounds  []time.Duration // when Plan was called
+	applied int
+	results []Result
+	cancel  context.CancelFunc
+	done    chan error
+}
+
+// run runs story in a bubble beside a Loop, and stops the Loop at its end.
+func run(t *testing.T, set func(*bench), story func(*bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{T: t, begin: time.Now(), latest: service.New(1, &service.Node{}, nil), done: make(chan error, 1)}
+		b.Loop = NewLoop(b)
+		b.MinInterval, b.Resync = time.Second, time.Hour
+		b.Retry = Backoff{First: 2 * time.Second, Max: 10 * time.Second}
+		b.Latest = func() *service.Snapshot { return b.latest }
+		b.Report = func(r Result) { b.results = append(b.results, r) }
+		if set != nil {
+			set(b)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		b.cancel = cancel
+		go func() { b.done <- b.Loop.Run(ctx) }()
+		synctest.Wait()
+		story(b)
+		cancel()
+		if err := <-b.done; err != nil {
+			t.Errorf("Run = %v, want nil", err)
+		}
+	})
+}
+
+func (b *bench) Plan(context.Context, *service.Snapshot) (Plan, error) {
+	b.rounds = append(b.rounds, time.Since(b.begin))
+	return fakePlan{b}, b.planErr
+}
+
+func (b *bench) Cleanup(context.Context) error { return nil }
+
+type fakePlan struct{ *bench }
+
+func (p fakePlan) String() string           { return "" }
+func (p fakePlan) Empty() bool              { return p.empty }
+func (p fakePlan) Drift() []string          { return p.drift }
+func (p fakePlan) Removed() []*service.Port { return []*service.Port{{}} }
+func (p fakePlan) Apply(ctx context.Context) error {
+	time.Sleep(p.takes)
+	p.applied++
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(p.applies) == 0 {
+		return nil
+	}
+	err := p.applies[0]
+	p.applies = p.applies[1:]
+	return err
+}
+
+// pass lets time pass, and the Loop do what it does then.
+func (b *bench) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// after lets time pass and kicks.
+func (b *bench) after(d time.Duration) {
+	b.pass(d)
+	b.Kick()
+	synctest.Wait()
+}
+
+// at wants the rounds so far to have begun at these times.
+func (b *bench) at(want ...time.Duration) {
+	b.Helper()
+	if diff := cmp.Diff(want, b.rounds); diff != "" {
+		b.Errorf("rounds (-want +got):\n%s", diff)
+	}
+}
+
+const ms = time.Millisecond
+
+func TestRounds(t *testing.T) {
+	for name, tt := range map[string]struct {
+		set   func(*bench)
+		story func(*bench)
+		want  []time.Duration
+	}{
+		"one at the start": {nil, func(b *bench) { b.pass(time.Minute) }, []time.Duration{0}},
+		"a kick after a quiet time is answered at once": {
+			nil, func(b *bench) { b.after(10 * time.Second) }, []time.Duration{0, 10 * time.Second},
+		},
+		"kicks coalesce": {nil, func(b *bench) {
+			for range 5 {
+				b.after(100 * ms)
+			}
+			b.pass(10 * time.Second)
+		}, []time.Duration{0, time.Second}},
+		"a kick during a round asks for another": {
+			func(b *bench) { b.takes = 3 * time.Second },
+			func(b *bench) { b.after(2 * time.Second); b.pass(time.Minute) },
+			[]time.Duration{0, 3 * time.Second},
+		},
+		"resync": {
+			nil, func(b *bench) { b.pass(2*time.Hour + time.Second) },
+			[]time.Duration{0, time.Hour, 2 * time.Hour},
+		},
+		"a round puts the resync off": {nil, func(b *bench) {
+			b.after(30 * time.Minute)
+			b.pass(time.Hour + time.Second)
+		}, []time.Duration{0, 30 * time.Minute, 90 * time.Minute}},
+		"nothing to program yet": {
+			func(b *bench) { b.latest = nil },
+			func(b *bench) {
+				b.after(time.Second)
+				b.after(time.Second)
+				b.latest = service.New(1, &service.Node{}, nil)
+				b.after(time.Second)
+			},
+			[]time.Duration{3 * time.Second},
+		},
+		"no least interval": {
+			func(b *bench) { b.MinInterval = 0 },
+			func(b *bench) { b.after(ms); b.after(ms) },
+			[]time.Duration{0, ms, 2 * ms},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, tt.set, func(b *bench) { tt.story(b); b.at(tt.want...) })
+		})
+	}
+}
+
+// window is a time in which a kick comes every 5 ms, from its start to before
+// its end.
+type window struct{ from, to time.Duration }
+
+// After a quiet time Burst rounds may come together; then the average holds.
+func TestBurst(t *testing.T) {
+	const sec, gap = time.Second, burstGap
+	for name, tt := range map[string]struct {
+		interval time.Duration
+		burst    int
+		kicks    []window
+		want     []time.Duration
+	}{
+		"none":       {sec, 0, []window{{5 * ms, 3 * sec}}, []time.Duration{0, sec, 2 * sec, 3 * sec}},
+		"of one":     {sec, 1, []window{{5 * ms, 3 * sec}}, []time.Duration{0, sec, 2 * sec, 3 * sec}},
+		"of three":   {sec, 3, []window{{5 * ms, 3 * sec}}, []time.Duration{0, gap, 2 * gap, sec, 2 * sec, 3 * sec}},
+		"full again": {sec, 3, []window{{5 * ms, 1 * sec}, {4 * sec, 5 * sec}}, []time.Duration{0, gap, 2 * gap, sec, 4 * sec, 4*sec + gap, 4*sec + 2*gap, 5 * sec}},
+		"half full":  {sec, 3, []window{{5 * ms, 2 * sec}, {4 * sec, 6 * sec}}, []time.Duration{0, gap, 2 * gap, sec, 2 * sec, 4 * sec, 4*sec + gap, 5 * sec, 6 * sec}},
+		"a gap between two": {
+			sec, 3, []window{{200 * ms, 201 * ms}, {206 * ms, 207 * ms}}, []time.Duration{0, 200 * ms, 210 * ms},
+		},
+		"an interval below the gap": {7 * ms, 3, []window{{5 * ms, 20 * ms}}, []time.Duration{0, 7 * ms, 14 * ms, 21 * ms}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set := func(b *bench) { b.MinInterval, b.Burst = tt.interval, tt.burst }
+			run(t, set, func(b *bench) {
+				for _, w := range tt.kicks {
+					b.pass(w.from - time.Since(b.begin))
+					for time.Since(b.begin) < w.to {
+						b.after(0)
+						b.pass(5 * ms)
+					}
+				}
+				b.pass(10 * sec)
+				b.at(tt.want...)
+			})
+		})
+	}
+}
+
+func TestRetries(t *testing.T) {
+	bad := errRefused
+	for name, tt := range map[string]struct {
+		applies []error
+		story   func(*bench)
+		want    []time.Duration
+	}{
+		"pauses double up to the longest": {
+			[]error{bad, bad, bad, bad, bad}, func(b *bench) { b.pass(33 * time.Second) },
+			[]time.Duration{0, 2 * time.Second, 6 * time.Second, 14 * time.Second, 24 * time.Second},
+		},
+		"a success ends the series": {
+			[]error{bad, bad, nil, bad}, func(b *bench) { b.after(20 * time.Second); b.pass(10 * time.Second) },
+			[]time.Duration{0, 2 * time.Second, 6 * time.Second, 20 * time.Second, 22 * time.Second},
+		},
+		"a kick cuts a pause short": {
+			[]error{bad, bad, bad}, func(b *bench) { b.pass(2 * time.Second); b.after(1500 * ms); b.pass(time.Second) },
+			[]time.Duration{0, 2 * time.Second, 3500 * ms},
+		},
+		"but not the least interval": {
+			[]error{bad}, func(b *bench) { b.after(100 * ms); b.pass(10 * time.Second) },
+			[]time.Duration{0, time.Second},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set := func(b *bench) { b.applies = tt.applies }
+			run(t, set, func(b *bench) { tt.story(b); b.at(tt.want...) })
+		})
+	}
+}
+
+// A pause after a failure is never longer than the one between rounds that
+// went well.
+func TestResyncBoundsRetries(t *testing.T) {
+	set := func(b *bench) { b.Resync, b.applies = 3*time.Second, []error{errRefused, errRefused, errRefused} }
+	run(t, set, func(b *bench) {
+		b.pass(9 * time.Second)
+		b.at(0, 2*time.Second, 5*time.Second, 8*time.Second)
+	})
+}
+
+func TestCancelFinishesTheRound(t *testing.T) {
+	set := func(b *bench) { b.takes = 5 * time.Second }
+	run(t, set, func(b *bench) {
+		b.pass(time.Second)
+		b.cancel()
+		synctest.Wait()
+		if len(b.done) > 0 {
+			t.Error("Run ended within a round")
+		}
+		b.pass(5 * time.Second)
+		if b.applied != 1 || len(b.results) != 1 || b.results[0].Err != nil {
+			t.Errorf("%d applied, results %v; want a whole round", b.applied, b.results)
+		}
+	})
+}
+
+func TestCancelEndsThePause(t *testing.T) {
+	run(t, nil, func(b *bench) {
+		b.cancel()
+		<-b.done
+		if since := time.Since(b.begin); since != 0 {
+			t.Errorf("Run went on for %s", since)
+		}
+		b.done <- nil
+		b.at(0)
+	})
+}
+
+func TestBackoff(t *testing.T) {
+	b := Backoff{First: 3 * time.Second, Max: 10 * time.Second}
+	var got []time.Duration
+	for n := range 5 {
+		got = append(got, b.After(n+1))
+	}
+	want := []time.Duration{3 * time.Second, 6 * time.Second, 10 * time.Second, 10 * time.Second, 10 * time.Second}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if d := (Backoff{First: time.Minute, Max: time.Second}).After(1); d != time.Second {
+		t.Errorf("first pause = %s, want the longest, %s", d, time.Second)
+	}
+	if d := b.After(1 << 30); d != b.Max {
+		t.Errorf("after very many failures = %s, want %s", d, b.Max)
+	}
+}

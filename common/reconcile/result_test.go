@@ -1,0 +1,110 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+// Report hears of every round, and each Result says what the plan said.
+func TestResults(t *testing.T) {
+	for name, tt := range map[string]struct {
+		set  func(*bench)
+		want Result
+		err  error
+	}{
+		"changed": {
+			func(b *bench) { b.takes = time.Second },
+			Result{Generation: 1, Took: time.Second, Changed: true, Removed: []*service.Port{{}}}, nil,
+		},
+		"nothing to do": {func(b *bench) { b.empty = true }, Result{Generation: 1}, nil},
+		"drift": {
+			func(b *bench) { b.drift = []string{"missing: chain x"} },
+			Result{Generation: 1, Changed: true, Drift: []string{"missing: chain x"}, Removed: []*service.Port{{}}}, nil,
+		},
+		"refused": {
+			func(b *bench) { b.applies = []error{errRefused} },
+			Result{Generation: 1, Changed: true, Removed: []*service.Port{{}}}, errRefused,
+		},
+		"no plan": {func(b *bench) { b.planErr = errRefused }, Result{Generation: 1}, errRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, tt.set, func(b *bench) {
+				b.pass(tt.want.Took)
+				b.cancel()
+				b.done <- <-b.done
+				if len(b.results) != 1 || len(b.rounds) != 1 {
+					t.Fatalf("%d results of %d rounds, want one", len(b.results), len(b.rounds))
+				}
+				got := b.results[0]
+				if !errors.Is(got.Err, tt.err) || (got.Err == nil) != (tt.err == nil) {
+					t.Errorf("Err = %v, want %v", got.Err, tt.err)
+				}
+				tt.want.Start, got.Err = b.begin, nil
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// Each Result carries the generation that its round was for.
+func TestResultsNameTheirGeneration(t *testing.T) {
+	run(t, func(b *bench) { b.applies = []error{nil, errRefused} }, func(b *bench) {
+		b.latest = service.New(7, &service.Node{}, nil)
+		b.after(time.Minute)
+		b.pass(3 * time.Second)
+		b.latest = service.New(8, &service.Node{}, nil)
+		b.after(time.Minute)
+		var got []uint64
+		for _, r := range b.results {
+			got = append(got, r.Generation)
+		}
+		// The retry two seconds after the refusal is for 7 again.
+		if diff := cmp.Diff([]uint64{1, 7, 7, 8}, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestFailed(t *testing.T) {
+	fail := func(name string, err error) error {
+		return &PortError{Family: service.IPv6, Name: service.PortName{Namespace: "shop", Name: name, Protocol: service.TCP}, Err: err}
+	}
+	a, b := fail("a", errRefused), fail("b", errRefused)
+	for name, tt := range map[string]struct {
+		err  error
+		want []string
+	}{
+		"nil":                 {nil, nil},
+		"no port's":           {errRefused, nil},
+		"one":                 {a, []string{"a"}},
+		"wrapped":             {fmt.Errorf("apply: %w", a), []string{"a"}},
+		"joined, in order":    {errors.Join(b, errRefused, a), []string{"b", "a"}},
+		"two in one format":   {fmt.Errorf("%w and %w", a, b), []string{"a", "b"}},
+		"joined within":       {fmt.Errorf("x: %w", errors.Join(a, fmt.Errorf("y: %w", errors.Join(b)))), []string{"a", "b"}},
+		"one within a port's": {fail("a", b), []string{"a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, e := range Failed(tt.err) {
+				got = append(got, e.Name.Name)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	if want := "service port shop/a (tcp, IPv6): refused"; a.Error() != want || !errors.Is(a, errRefused) {
+		t.Errorf("error = %q, want %q around its cause", a, want)
+	}
+}
