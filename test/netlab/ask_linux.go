@@ -156,7 +156,7 @@ func (c *Conn) exchange(ctx context.Context, request string) (Answer, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if _, err := io.WriteString(c.conn, request+"\n"); err != nil {
+	if _, err := io.WriteString(c.conn, request+"\n"); err != nil && !c.discarded(err) {
 		return Answer{}, c.broken(err)
 	}
 	for {
@@ -183,6 +183,12 @@ func (c *Conn) broken(err error) error {
 	}
 	return err
 }
+
+// discarded reports that a rule of the client's own host stopped the packet,
+// which the writer of a UDP packet is told. Whether the rule answers with a
+// refusal or with silence the reading shows, as it does for packets that are
+// stopped on the way.
+func (c *Conn) discarded(err error) bool { return c.udp() && errors.Is(err, unix.EPERM) }
 
 func (c *Conn) udp() bool { return c.conn.LocalAddr().Network() == "udp" }
 

@@ -132,6 +132,42 @@ func TestEveryRefusalArrives(t *testing.T) {
 	}
 }
 
+// UDP that a host's own rules stop looks as if it were stopped on the way.
+func TestOwnRules(t *testing.T) {
+	lab := Start(t, Config{Pods: []string{"pod"}})
+	pod := lab.Host("pod")
+	conn, err := nftables.New(nftables.WithNetNSFd(int(pod.ns)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Name: "own", Family: nftables.TableFamilyINet})
+	chain := conn.AddChain(&nftables.Chain{
+		Name: "output", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter,
+	})
+	for port, then := range map[byte]expr.Any{
+		7: &expr.Verdict{Kind: expr.VerdictDrop},
+		9: &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH},
+	} {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: 1},
+			&expr.Cmp{Register: 1, Data: []byte{0, port}},
+			then,
+		}})
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for port, want := range map[uint16]Outcome{7: TimedOut, 9: Refused} {
+		for _, addr := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} {
+			q := Query{Proto: "udp", To: netip.AddrPortFrom(addr, port), Timeout: Silence}
+			if a := ask(t, pod, q); a.Outcome != want {
+				t.Errorf("%s: %s, want %s", q.To, a.Outcome, want)
+			}
+		}
+	}
+}
+
 func TestOpenConversation(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
