@@ -71,6 +71,20 @@ func (h *Host) plug(port netlink.Link, bridge string) error {
 	return nil
 }
 
+// plugPod lets a pod reach itself through the bridge. A kernel that shows
+// bridged packets to the rules forwards what these send back to the same port
+// without routing it, and a bridge drops that unless it is told otherwise, as
+// CNI plugins do.
+func (h *Host) plugPod(port netlink.Link, bridge string) error {
+	if err := h.plug(port, bridge); err != nil {
+		return err
+	}
+	if err := h.link.LinkSetHairpin(port, true); err != nil {
+		return fmt.Errorf("%s: let %s send back to itself: %w", h.Name, port.Attrs().Name, err)
+	}
+	return nil
+}
+
 // addAddrs adds addresses that may be used at once: nobody is asked whether
 // they are taken.
 func (h *Host) addAddrs(dev string, addrs []netip.Prefix) error {

@@ -190,7 +190,7 @@ func (l *Lab) addPod(p pod, number int) error {
 	dev := port.Attrs().Name
 	if p.bridge != "" {
 		dev = p.bridge
-		err = p.node.plug(port, p.bridge)
+		err = p.node.plugPod(port, p.bridge)
 	} else {
 		err = p.node.addAddrs(dev, singles(gateway))
 	}
