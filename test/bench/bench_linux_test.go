@@ -1,0 +1,165 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/netlab"
+)
+
+func TestMain(m *testing.M) {
+	if _, ok := assigned(); ok { // this is a child of TestQuickRun's bench
+		main()
+		return
+	}
+	os.Exit(netlab.Main(m.Run))
+}
+
+// TestQuickRun wants a figure in every row and a document with the table.
+func TestQuickRun(t *testing.T) {
+	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
+		t.Skip(err)
+	}
+	var out bytes.Buffer
+	o := options{sizes: sizes{60}, quick: true, out: filepath.Join(t.TempDir(), "benchmarks.md")}
+	if err := run(t.Context(), o, &out); err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	for _, r := range rows {
+		if found := rowOf(out.String(), r.label); strings.HasPrefix(r.metric, "start.") {
+			continue // the peer's
+		} else if len(found) < 4 || found[3] == "" {
+			t.Errorf("row %q = %q, want a figure of ours", r.label, found)
+		}
+	}
+	document, err := os.ReadFile(o.out)
+	if err != nil {
+		t.Fatalf("read the document: %v", err)
+	}
+	for _, want := range []string{"## 60 Services of 10 endpoints\n", "| first program, CPU ", "## Missed aims\n", noPeer} {
+		if !strings.Contains(string(document), want) {
+			t.Errorf("the document does not contain %q:\n%s", want, document)
+		}
+	}
+}
+
+// rowOf returns the trimmed cells of a table's row, the first of which is
+// before its left edge.
+func rowOf(text, label string) []string {
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "| "+label+" ") {
+			cells := strings.Split(line, "|")
+			for i := range cells {
+				cells[i] = strings.TrimSpace(cells[i])
+			}
+			return cells
+		}
+	}
+	return nil
+}
+
+func TestLine(t *testing.T) {
+	change := row{label: "change", metric: "m", unit: inSeconds, aim: aim{most: oneChange}}
+	program := row{label: "program", metric: "m", unit: inSeconds, aim: aim{times: 3}}
+	direct := row{label: "connection", metric: "m", floor: "d", ratio: "r", unit: inSeconds, aim: aim{times: 1.3}}
+	for name, tc := range map[string]struct {
+		row         row
+		services    int
+		floor, ours map[string]float64
+		want        line
+	}{
+		"at the limit": {change, 10000, nil, map[string]float64{"m": 2e-3},
+			line{label: "change", ours: "2.0 ms", aim: "<= 2.0 ms", met: "met"}},
+		"above it": {change, 10000, nil, map[string]float64{"m": 2.1e-3},
+			line{label: "change", ours: "2.1 ms", aim: "<= 2.0 ms", met: "missed"}},
+		"more Services, more time": {change, 30000, nil, map[string]float64{"m": 2.1e-3},
+			line{label: "change", ours: "2.1 ms", aim: "<= 5.0 ms", met: "met"}},
+		"multiple of the floor": {program, 10, map[string]float64{"m": 1e-6}, map[string]float64{"m": 4e-6},
+			line{label: "program", floor: "1.0 µs", ours: "4.0 µs", overFloor: "4.00x", aim: "<= 3x floor", met: "missed"}},
+		"floor and ratio of its own": {direct, 10, map[string]float64{"m": 9}, map[string]float64{"m": 2, "d": 1, "r": 1.25},
+			line{label: "connection", floor: "1.00 s", ours: "2.00 s", overFloor: "1.25x", aim: "<= 1.3x floor", met: "met"}},
+		"not measured": {change, 10, nil, nil, line{label: "change", aim: "<= 2.0 ms", met: "missed"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := table{services: tc.services}
+			table.add(roleFloor, &figures{Values: tc.floor})
+			table.add(roleOurs, &figures{Values: tc.ours})
+			got, printed := table.line(tc.row)
+			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(line{})); diff != "" {
+				t.Errorf("line (-want +got):\n%s", diff)
+			}
+			if want := tc.ours != nil; printed != want {
+				t.Errorf("printed = %v, want %v", printed, want)
+			}
+		})
+	}
+}
+
+func TestAlign(t *testing.T) {
+	got := align([][]string{{"", "n"}, {"µs", "1"}, {"long", "1000"}})
+	want := "" +
+		"|      |    n |\n" +
+		"|------|-----:|\n" +
+		"| µs   |    1 |\n" +
+		"| long | 1000 |\n"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("align (-want +got):\n%s", diff)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]string{
+		"10,2000": "10,2000",
+		"0":       `"0" is not a number of Services: want 1 to 100000`,
+		"1,":      `"" is not a number of Services: want 1 to 100000`,
+		"100001":  `"100001" is not a number of Services: want 1 to 100000`,
+	} {
+		var s sizes
+		got := ""
+		if err := s.Set(text); err != nil {
+			got = err.Error()
+		} else {
+			got = s.String()
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("Set(%q) (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	list := []time.Duration{4e9, 1e9, 3e9, 2e9}
+	for share, want := range map[float64]float64{0: 1, 0.5: 3, 0.99: 4, 1: 4} {
+		if got := quantile(list, share); got != want {
+			t.Errorf("quantile(%v) = %v, want %v", share, got, want)
+		}
+	}
+}
+
+// TestAddresses wants every endpoint where the server listens, and no two the
+// same.
+func TestAddresses(t *testing.T) {
+	seen := map[string]bool{}
+	for i := range 300 {
+		for j := range perService + 1 {
+			a := endpointIP(i*(maxServices/300), j)
+			if !endpointPrefix.Contains(a) || seen[a.String()] {
+				t.Fatalf("endpoint %d of Service %d has address %s, twice or outside %s", j, i, a, endpointPrefix)
+			}
+			seen[a.String()] = true
+		}
+	}
+	if thousands(1234567) != "1,234,567" || thousands(100) != "100" {
+		t.Errorf("thousands = %s and %s", thousands(1234567), thousands(100))
+	}
+}

@@ -1,0 +1,131 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// role is what a child measures.
+type role string
+
+const (
+	roleFloor role = "floor"
+	roleOurs  role = "ours"
+	rolePeer  role = "peer"
+	roleFew   role = "few" // only connections, with few Services
+)
+
+// fewServices is what the connections at other sizes are compared with.
+const fewServices = 10
+
+// task is what a child is told.
+type task struct {
+	Role     role
+	Services int
+	Quick    bool
+	Peer     string
+	Group    string // cgroup of version 1 to join, "" for none
+}
+
+// taskVariable holds a child's task.
+const taskVariable = "BENCH_TASK"
+
+// assigned returns the task of this process, if it has one.
+func assigned() (task, bool) {
+	var t task
+	text, ok := os.LookupEnv(taskVariable)
+	return t, ok && json.Unmarshal([]byte(text), &t) == nil
+}
+
+// figures are what a child has measured, by metric, in seconds and bytes,
+// and what it has to say besides.
+type figures struct {
+	Values map[string]float64
+	Notes  []string
+}
+
+func newFigures() *figures { return &figures{Values: map[string]float64{}} }
+
+func (f *figures) set(metric string, value float64)           { f.Values[metric] = value }
+func (f *figures) seconds(metric string, value time.Duration) { f.set(metric, value.Seconds()) }
+func (f *figures) note(format string, args ...any) {
+	f.Notes = append(f.Notes, fmt.Sprintf(format, args...))
+}
+
+// usage notes what was used since m began.
+func (f *figures) usage(metric string, m meter) {
+	wall, cpu := m.stop()
+	f.seconds(metric+".wall", wall)
+	f.seconds(metric+".cpu", cpu)
+}
+
+// child runs t in a process of its own and returns what it measured.
+func (b *bench) child(ctx context.Context, t task) (*figures, error) {
+	t.Quick, t.Peer = b.quick, b.peer
+	group, remove := memoryGroup(t)
+	defer remove()
+	t.Group = group
+	text, err := json.Marshal(t)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = append(os.Environ(), taskVariable+"="+string(text))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("measure %s with %d Services: %w", t.Role, t.Services, err)
+	}
+	f := newFigures()
+	if err := json.Unmarshal(out.Bytes(), f); err != nil {
+		return nil, fmt.Errorf("read what was measured of %s with %d Services: %w", t.Role, t.Services, err)
+	}
+	b.facts.sampleLoad()
+	return f, nil
+}
+
+// work measures what t says and writes the figures to out.
+func (t task) work(ctx context.Context, out io.Writer) error {
+	if err := t.joinGroup(); err != nil {
+		return err
+	}
+	measure := map[role]func(context.Context, task) (*figures, error){
+		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
+	}[t.Role]
+	if measure == nil {
+		return fmt.Errorf("role %q: want floor, ours, peer or few", t.Role)
+	}
+	f, err := measure(ctx, t)
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(out).Encode(f)
+}
+
+// say tells the person who waits what is going on.
+func (t task) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s, %d Services: %s\n", t.Role, t.Services, fmt.Sprintf(format, args...))
+}
+
+// pick returns much, or few for a quick run.
+func (t task) pick(much, few int) int {
+	if t.Quick {
+		return few
+	}
+	return much
+}
+
+var errNotEmpty = errors.New("a restart would change the table it finds")

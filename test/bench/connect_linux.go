@@ -1,0 +1,247 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// message is what the client sends and wants back.
+const message = 64
+
+// echo serves on the server's port, on all of its addresses, until the
+// process ends.
+func (n *network) echo() error {
+	started := make(chan error, 1)
+	go func() {
+		err := n.server.Do(func() error {
+			s, err := listen()
+			started <- err
+			if err != nil {
+				return err
+			}
+			return s.serve()
+		})
+		if err != nil {
+			started <- err
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start echo server: %w", err)
+	}
+	return nil
+}
+
+// echoServer answers with as little between it and the kernel as possible,
+// so that what is measured is the network.
+type echoServer struct{ listener, poll int }
+
+func listen() (*echoServer, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: targetPort}); err != nil {
+		return nil, err
+	}
+	if err := unix.Listen(fd, 1024); err != nil {
+		return nil, err
+	}
+	poll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	s := &echoServer{fd, poll}
+	return s, s.watch(fd)
+}
+
+func (s *echoServer) watch(fd int) error {
+	return unix.EpollCtl(s.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+}
+
+func (s *echoServer) serve() error {
+	events := make([]unix.EpollEvent, 64)
+	buf := make([]byte, 4*message)
+	for {
+		n, err := unix.EpollWait(s.poll, events, -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for connections: %w", err)
+		}
+		for _, e := range events[:max(n, 0)] {
+			if int(e.Fd) == s.listener {
+				s.accept()
+			} else {
+				answer(int(e.Fd), buf)
+			}
+		}
+	}
+}
+
+func (s *echoServer) accept() {
+	for {
+		fd, _, err := unix.Accept4(s.listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if err != nil {
+			return
+		}
+		if s.watch(fd) != nil {
+			unix.Close(fd)
+		}
+	}
+}
+
+// answer sends back what has come, or closes a connection that has ended.
+func answer(fd int, buf []byte) {
+	n, err := unix.Read(fd, buf)
+	if err == nil && n > 0 {
+		_, err = unix.Write(fd, buf[:n])
+	}
+	if n == 0 || err != nil && !errors.Is(err, unix.EAGAIN) {
+		unix.Close(fd)
+	}
+}
+
+// samples are what connections took: until they were made, and until the
+// answer was there.
+type samples struct{ made, answered []time.Duration }
+
+// burst connects from the client again and again for d.
+func (t target) burst(d time.Duration) (samples, error) {
+	const room = 16384
+	s := samples{make([]time.Duration, 0, room), make([]time.Duration, 0, room)}
+	err := t.from.client.Do(func() error {
+		to := &unix.SockaddrInet4{Port: int(t.to.Port()), Addr: t.to.Addr().As4()}
+		buf := make([]byte, message)
+		for began := time.Now(); time.Since(began) < d; {
+			made, answered, err := transact(to, buf)
+			switch {
+			case err == nil:
+				s.made, s.answered = append(s.made, made), append(s.answered, answered)
+			case !errors.Is(err, unix.EINTR): // which a busy Go runtime causes
+				return fmt.Errorf("connect to %s: %w", t.to, err)
+			}
+		}
+		return nil
+	})
+	return s, err
+}
+
+// transact makes one connection, which it ends with a reset so that neither
+// side keeps its port.
+func transact(to unix.Sockaddr, buf []byte) (made, answered time.Duration, err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer unix.Close(fd)
+	limit := &unix.Timeval{Sec: 2}
+	err = errors.Join(
+		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, limit),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, limit))
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	if err := unix.Connect(fd, to); err != nil {
+		return 0, 0, err
+	}
+	made = time.Since(began)
+	if _, err := unix.Write(fd, buf); err != nil {
+		return 0, 0, err
+	}
+	if n, err := unix.Read(fd, buf); err != nil || n != len(buf) {
+		return 0, 0, fmt.Errorf("answer of %d bytes, want %d: %w", n, len(buf), err)
+	}
+	return made, time.Since(began), nil
+}
+
+// comparison gathers rounds of measuring targets in turn. The first target
+// is the direct connection.
+type comparison struct {
+	direct     map[string]float64 // in the present round, by part
+	p50, ratio map[string][]float64
+}
+
+// add takes in one target's samples of one round.
+func (c *comparison) add(x target, s samples) {
+	for part, list := range map[string][]time.Duration{"made.": s.made, "": s.answered} {
+		m := quantile(list, 0.5)
+		if x.name == directName {
+			c.direct[part] = m
+		}
+		c.p50[part+x.name] = append(c.p50[part+x.name], m)
+		c.ratio[part+x.name] = append(c.ratio[part+x.name], m/c.direct[part])
+	}
+}
+
+const directName = "direct"
+
+// compare notes for each target the median of the rounds' medians, and of
+// the ratios of a round's median to the direct one's.
+func (t task) compare(f *figures, targets []target) error {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	// With a processor to spare the runtime leaves alone the one of a thread
+	// that waits in the kernel.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 4))
+	c := comparison{map[string]float64{}, map[string][]float64{}, map[string][]float64{}}
+	for range t.pick(15, 1) {
+		for _, x := range targets {
+			s, err := x.burst(time.Duration(t.pick(60, 10)) * time.Millisecond)
+			if err != nil {
+				return err
+			}
+			c.add(x, s)
+		}
+	}
+	for name := range c.p50 {
+		f.set("connect."+name, quantile(c.p50[name], 0.5))
+		f.set("connect."+name+".ratio", quantile(c.ratio[name], 0.5))
+	}
+	return nil
+}
+
+// connections measures connections through n's Services against those in
+// another network without any rule.
+func (t task) connections(f *figures, n *network) error {
+	t.say("connections")
+	bare, err := newNetwork()
+	if err != nil {
+		return err
+	}
+	defer bare.close()
+	if err := errors.Join(n.forgetQuickly(), n.echo(), bare.echo()); err != nil {
+		return err
+	}
+	direct := netip.AddrPortFrom(endpointIP(0, 0), targetPort)
+	targets := []target{{directName, bare, direct}, {"beside", n, direct}}
+	for i, s := range firstMiddleLast(t.Services) {
+		name := [...]string{"first", "middle", "last"}[i]
+		targets = append(targets, target{name, n, netip.AddrPortFrom(clusterIP(s), servicePort)})
+	}
+	return t.compare(f, targets)
+}
+
+// quantile returns the value below which a share of list lies, in seconds
+// for durations. It sorts list.
+func quantile[T float64 | time.Duration](list []T, share float64) float64 {
+	if len(list) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(list)
+	v := list[min(int(float64(len(list))*share), len(list)-1)]
+	if d, ok := any(v).(time.Duration); ok {
+		return d.Seconds()
+	}
+	return float64(v)
+}

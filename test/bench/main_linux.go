@@ -1,0 +1,158 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"kubeproxy/test/netlab"
+)
+
+// options are the command line.
+type options struct {
+	sizes sizes
+	quick bool
+	out   string // file for the document, "" for none
+	peer  string // a kube-proxy to measure beside ours, "" for none
+}
+
+// sizes are numbers of Services, each of which gets a table.
+type sizes []int
+
+// String implements flag.Value.
+func (s *sizes) String() string {
+	var words []string
+	for _, n := range *s {
+		words = append(words, strconv.Itoa(n))
+	}
+	return strings.Join(words, ",")
+}
+
+// Set implements flag.Value.
+func (s *sizes) Set(text string) error {
+	*s = nil
+	for word := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 || n > maxServices {
+			return fmt.Errorf("%q is not a number of Services: want 1 to %d", word, maxServices)
+		}
+		*s = append(*s, n)
+	}
+	return nil
+}
+
+func main() {
+	// A child dies with the thread that started it, so that must be one that
+	// lives as long as the process: the first.
+	runtime.LockOSThread()
+	o := options{sizes: sizes{1000, 10000, 30000}, peer: os.Getenv("PEER_KUBE_PROXY")}
+	flag.Var(&o.sizes, "n", "numbers of Services, separated by commas")
+	flag.BoolVar(&o.quick, "quick", false, "take few samples, to see that it works; the figures mean little")
+	flag.StringVar(&o.out, "o", "", "`file` to write the tables to, with a text about them")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// run is the whole program, in the parent as in its children.
+func run(ctx context.Context, o options, out io.Writer) error {
+	if flag.NArg() > 0 {
+		return fmt.Errorf("argument %q: want flags only", flag.Arg(0))
+	}
+	if err := netlab.Enter(); err != nil {
+		return err
+	}
+	if t, ok := assigned(); ok {
+		return t.work(ctx, out)
+	}
+	b := &bench{options: o, out: out, started: time.Now()}
+	err := b.measure(ctx)
+	if ctx.Err() != nil {
+		return errors.New("interrupted; nothing is left behind")
+	}
+	return err
+}
+
+// bench is one run.
+type bench struct {
+	options
+	out     io.Writer
+	started time.Time
+	facts   facts
+	tables  []table
+}
+
+// measure measures everything and prints each table when it is complete.
+func (b *bench) measure(ctx context.Context) error {
+	var err error
+	if b.facts, err = readFacts(b.started); err != nil {
+		return err
+	}
+	fmt.Fprint(b.out, b.facts.text())
+	few, err := b.child(ctx, task{Role: roleFew, Services: fewServices})
+	if err != nil {
+		return err
+	}
+	for _, n := range b.sizes {
+		t := table{services: n, few: few}
+		for _, r := range b.roles() {
+			measured, err := b.child(ctx, task{Role: r, Services: n})
+			if err != nil {
+				return err
+			}
+			t.add(r, measured)
+		}
+		b.tables = append(b.tables, t)
+		fmt.Fprintf(b.out, "\n%s", t.text())
+	}
+	if b.peer == "" {
+		fmt.Fprintf(b.out, "\n%s\n", noPeer)
+	}
+	fmt.Fprintf(b.out, "\n%s\n", b.summary())
+	if b.options.out == "" {
+		return nil
+	}
+	return b.write()
+}
+
+const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
+
+func (b *bench) roles() []role {
+	if b.peer == "" {
+		return []role{roleFloor, roleOurs}
+	}
+	return []role{roleFloor, roleOurs, rolePeer}
+}
+
+// summary is the last line of the output.
+func (b *bench) summary() string {
+	met, missed := 0, 0
+	for _, t := range b.tables {
+		for _, l := range t.lines() {
+			switch l.met {
+			case "met":
+				met++
+			case "missed":
+				missed++
+			}
+		}
+	}
+	return fmt.Sprintf("%d aims met, %d missed. Load average (1 min) %s before, at most %s during. Took %.0f s.",
+		met, missed, b.facts.loadBefore, b.facts.loadDuring, time.Since(b.started).Seconds())
+}

@@ -1,0 +1,123 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// meter measures the time and this process's CPU time since it was started.
+type meter struct {
+	began time.Time
+	cpu   time.Duration
+}
+
+func start() meter { return meter{time.Now(), ownCPU()} }
+
+func (m meter) stop() (wall, cpu time.Duration) { return time.Since(m.began), ownCPU() - m.cpu }
+
+func ownCPU() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// heapInUse returns the bytes of living Go objects.
+func heapInUse() float64 {
+	runtime.GC()
+	runtime.GC() // what the first one found in pools
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// peakRSS returns the most memory that process pid, or "self", ever had
+// resident.
+func peakRSS(pid string) (float64, error) {
+	kB, err := field("/proc/"+pid+"/status", "VmHWM:")
+	return kB * 1024, err
+}
+
+// field returns the number after the line's first word in a file of such
+// lines.
+func field(path, name string) (float64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		if len(words) >= 2 && words[0] == name {
+			return strconv.ParseFloat(words[1], 64)
+		}
+	}
+	return 0, fmt.Errorf("file %s: no line %q", path, name)
+}
+
+const memoryRoot = "/sys/fs/cgroup/memory"
+
+// memoryGroup makes a cgroup of version 1 for t alone, where the kernel
+// counts what it allocates for it. The path is empty where there is none.
+func memoryGroup(t task) (path string, remove func()) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", func() {}
+	}
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 || parts[1] != "memory" {
+			continue
+		}
+		path = filepath.Join(memoryRoot, parts[2], fmt.Sprintf("bench-%d-%s-%d", os.Getpid(), t.Role, t.Services))
+	}
+	if path == "" || os.Mkdir(path, 0o755) != nil {
+		return "", func() {}
+	}
+	return path, func() { os.Remove(path) }
+}
+
+func (t task) joinGroup() error {
+	if t.Group == "" {
+		return nil
+	}
+	file := filepath.Join(t.Group, "cgroup.procs")
+	if err := os.WriteFile(file, []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+		return fmt.Errorf("join memory cgroup: %w", err)
+	}
+	return nil
+}
+
+// kernelMemory returns the bytes that the kernel holds for this process, or
+// in its caches at all where it does not count by process.
+func (t task) kernelMemory() (float64, error) {
+	if t.Group == "" {
+		kB, err := field("/proc/meminfo", "Slab:")
+		return kB * 1024, err
+	}
+	text, err := os.ReadFile(filepath.Join(t.Group, "memory.kmem.usage_in_bytes"))
+	if err != nil {
+		return 0, fmt.Errorf("read kernel memory: %w", err)
+	}
+	return strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
+}
+
+// memorySource says where kernelMemory has it from.
+func (t task) memorySource() string {
+	if t.Group == "" {
+		return "Slab in /proc/meminfo"
+	}
+	return "memory.kmem.usage_in_bytes of an own cgroup"
+}

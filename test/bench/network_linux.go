@@ -1,0 +1,88 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/netlab"
+)
+
+// network is a client, a node and a server in namespaces of their own, in a
+// row. The server answers at every endpoint's address.
+type network struct {
+	lab            *netlab.Lab
+	node           *netlab.Host
+	client, server *netlab.Host
+}
+
+func newNetwork() (*network, error) {
+	lab, err := netlab.New(netlab.Config{Pods: []string{"client", "server"}})
+	if err != nil {
+		return nil, fmt.Errorf("build network: %w", err)
+	}
+	n := &network{lab: lab, node: lab.Node, client: lab.Host("client"), server: lab.Host("server")}
+	if err := n.routeEndpoints(); err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	return n, nil
+}
+
+func (n *network) close() error { return n.lab.Close() }
+
+// routeEndpoints makes all endpoints' addresses the server's own.
+func (n *network) routeEndpoints() error {
+	all := &net.IPNet{IP: endpointPrefix.Addr().AsSlice(), Mask: net.CIDRMask(endpointPrefix.Bits(), 32)}
+	err := n.node.Do(func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: all, Gw: n.server.IPv4.AsSlice()})
+	})
+	if err != nil {
+		return fmt.Errorf("route endpoints to the server: %w", err)
+	}
+	err = n.server.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{
+			LinkIndex: lo.Attrs().Index, Dst: all, Table: unix.RT_TABLE_LOCAL,
+			Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST,
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("give the server the endpoints' addresses: %w", err)
+	}
+	return nil
+}
+
+// forgetQuickly keeps closed connections from filling the node's memory of
+// them, which has room for some hundred thousand: the bench makes more in
+// the ten seconds that they usually stay.
+func (n *network) forgetQuickly() error {
+	const file = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close"
+	return n.node.Do(func() error {
+		err := os.WriteFile(file, []byte("1"), 0)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+}
+
+// firstMiddleLast are the Services, of n, that connections go through.
+func firstMiddleLast(n int) [3]int { return [3]int{0, n / 2, n - 1} }
+
+// target is something that the client connects to.
+type target struct {
+	name string
+	from *network
+	to   netip.AddrPort
+}
