@@ -1,0 +1,193 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"cmp"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/test/netlab"
+)
+
+// cluster is a lab and the manifests that say what node-a should forward.
+type cluster struct {
+	*netlab.Lab
+	dir    string
+	mode   mode
+	audits []*nftables.Backend
+}
+
+// mode is a way to run the proxy: the flags that ask for it, and what they
+// mean to the judge.
+type mode struct {
+	flags []string
+	means track.Options
+	// bridge is the interface through which pods are seen, empty if each has
+	// one of its own.
+	bridge string
+	bit    int // of the mark for masquerading, 0 for the usual one
+}
+
+// usual is the mode of tests that are not about modes.
+func usual() mode {
+	m := mode{flags: []string{"--cluster-cidr=" + netlab.ClusterCIDR}}
+	m.means.Pods.Prefixes = prefixes(strings.Split(netlab.ClusterCIDR, ",")...)
+	return m
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, s := range list {
+		all = append(all, netip.MustParsePrefix(s))
+	}
+	return all
+}
+
+// The hosts of every cluster: two pods on each node that serve, a pod that
+// does not, and a client outside.
+var (
+	locals  = []string{"web-1", "web-2", "shopper"}
+	remotes = []string{"web-3", "web-4"}
+	outside = []string{"customer"}
+)
+
+// newCluster builds a lab with an echo server on every web host, and an empty
+// directory of manifests.
+func newCluster(t *testing.T, m mode) *cluster {
+	t.Helper()
+	c := &cluster{dir: t.TempDir(), mode: m}
+	c.Lab = netlab.Start(t, netlab.Config{Pods: locals, Remote: remotes, Clients: outside, Bridge: m.bridge})
+	for _, h := range c.webs() {
+		if _, err := h.Echo("", target); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.become(t, m)
+	c.write(t, "node.yaml", manifest(t, node()))
+	return c
+}
+
+// become makes m the mode of the next start.
+func (c *cluster) become(t *testing.T, m mode) {
+	t.Helper()
+	c.mode, c.audits = m, nil
+	for _, f := range service.Families {
+		var audit *nftables.Backend
+		err := c.Node.Do(func() (err error) {
+			audit, err = nftables.New(f, nftables.Options{MasqueradeBit: cmp.Or(m.bit, 14)})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.audits = append(c.audits, audit)
+	}
+}
+
+// webs returns web-1 to web-4.
+func (c *cluster) webs() []*netlab.Host {
+	return []*netlab.Host{c.Host("web-1"), c.Host("web-2"), c.Host("web-3"), c.Host("web-4")}
+}
+
+// start starts the proxy and waits until all is programmed.
+func (c *cluster) start(t *testing.T) *proxy {
+	t.Helper()
+	p := c.launch(t)
+	c.settle(t)
+	for _, f := range service.Families {
+		p.awaitLog(t, `"Programmed"`, "nftables "+f.String())
+	}
+	return p
+}
+
+// launch starts the proxy.
+func (c *cluster) launch(t *testing.T) *proxy {
+	t.Helper()
+	args := []string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}
+	return start(t, c.Node, append(args, c.mode.flags...)...)
+}
+
+// save writes apps, each to a file of its name.
+func (c *cluster) save(t *testing.T, apps ...app) {
+	t.Helper()
+	for _, a := range apps {
+		c.write(t, a.name+".yaml", a.yaml(t))
+	}
+}
+
+// write replaces a file in one step, as careful tools do.
+func (c *cluster) write(t *testing.T, name string, text []byte) {
+	t.Helper()
+	next := filepath.Join(c.dir, name+".next")
+	if err := os.WriteFile(next, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(next, filepath.Join(c.dir, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// remove removes a file.
+func (c *cluster) remove(t *testing.T, name string) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(c.dir, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// want reads the manifests as the proxy should understand them.
+func (c *cluster) want(t *testing.T) *service.Snapshot {
+	t.Helper()
+	o := c.mode.means
+	o.NodeName, o.NodePortsPrimary = netlab.NodeName, len(o.NodePorts) == 0
+	tracker := track.New(o)
+	files := source.Manifests{Paths: []string{c.dir}, NodeName: netlab.NodeName}
+	if err := files.Load(t.Context(), tracker); err != nil {
+		t.Fatalf("the test's own manifests: %v", err)
+	}
+	want := tracker.Latest()
+	for _, p := range tracker.Problems() {
+		t.Fatalf("the test's own manifests: %s", p)
+	}
+	return want
+}
+
+// settle waits until the kernel holds exactly what the manifests ask for.
+func (c *cluster) settle(t *testing.T) *service.Snapshot {
+	t.Helper()
+	want := c.want(t)
+	c.settleOn(t, want)
+	return want
+}
+
+func (c *cluster) settleOn(t *testing.T, want *service.Snapshot) {
+	t.Helper()
+	if !poll(func() bool { return c.lacks(t, want) == "" }) {
+		t.Fatalf("after %s the kernel still lacks:\n%s", patience, c.lacks(t, want))
+	}
+}
+
+// lacks lists what is to be changed until the kernel holds want, nothing if
+// it does.
+func (c *cluster) lacks(t *testing.T, want *service.Snapshot) string {
+	t.Helper()
+	for i, audit := range c.audits {
+		p, err := audit.Plan(t.Context(), want)
+		if err != nil { // it changes while it is read
+			return err.Error()
+		}
+		if lack := p.String(); lack != "" {
+			return service.Families[i].String() + ":\n" + lack
+		}
+	}
+	return ""
+}

@@ -1,0 +1,131 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"net/netip"
+	"testing"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+)
+
+// callers are a client of each sort: a pod, a pod that serves itself, the
+// node, and somebody outside.
+func (c *cluster) callers() []*netlab.Host {
+	return []*netlab.Host{c.Host("shopper"), c.Host("web-1"), c.Node, c.Host("customer")}
+}
+
+// matrix is a Service for each combination of policies and each place where
+// endpoints may be.
+func (c *cluster) matrix() []app {
+	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+	spread := app{name: "cluster", number: 10}.on(one, two, three)
+	local := app{name: "local", number: 11, internal: "Local", external: "Local"}
+	inside := app{name: "local-inside", number: 12, internal: "Local", external: "Cluster"}
+	outside := app{name: "local-outside", number: 13, internal: "Cluster", external: "Local"}
+	away := app{name: "away", number: 14, internal: "Local", external: "Local"}
+	empty := app{name: "empty", number: 15}
+	deaf := app{name: "deaf", number: 16, internal: "Local", external: "Local"}.with(one, unready).with(three, ended)
+	sticky := app{name: "sticky", number: 17, sticky: 600}.on(one, two, three)
+	stickyLocal := app{name: "sticky-local", number: 18, internal: "Local", external: "Local", sticky: 600}
+	closed := app{name: "closed", number: 19, ranges: []string{"192.0.2.100/32", "2001:db8:2::100/128"}}.on(one, three)
+	return []app{
+		spread, local.on(one, two, three), inside.on(one, two, three), outside.on(one, two, three), away.on(three),
+		empty, deaf, sticky, stickyLocal.on(one, two, three), closed,
+	}
+}
+
+// Every sort of client, to every kind of address, under every policy, over
+// both protocols, in both families.
+func TestEveryCell(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	apps := c.matrix()
+	c.save(t, apps...)
+	c.start(t)
+	want := c.settle(t)
+	cells := c.cells(c.callers(), apps...)
+	if len(cells) != 10*4*4*2*2 {
+		t.Fatalf("%d cells", len(cells))
+	}
+	c.check(t, want, cells)
+}
+
+// Each way to tell pods from others, and masquerading all, in one cluster
+// whose proxy is started again and again with other flags.
+func TestModes(t *testing.T) {
+	t.Parallel()
+	fromInterfaces, fromNode, all := mode{}, mode{}, usual()
+	fromInterfaces.flags = []string{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth-"}
+	fromInterfaces.means.Pods.InterfacePrefix = "veth-"
+	fromNode.flags = []string{"--detect-local-mode=NodeCIDR"}
+	fromNode.means.PodsFromNode = true
+	all.flags = append(all.flags, "--masquerade-all", "--iptables-masquerade-bit=3")
+	all.means.MasqueradeAll = true
+	all.bit = 3
+	everywhere, one := usual(), usual()
+	everywhere.flags = append(everywhere.flags, "--nodeport-addresses=0.0.0.0/0,::/0")
+	everywhere.means.NodePorts = prefixes("0.0.0.0/0", "::/0")
+	one.flags = append(one.flags, "--nodeport-addresses=10.244.1.0/28,fd00:10:244:1::/112")
+	one.means.NodePorts = prefixes("10.244.1.0/28", "fd00:10:244:1::/112")
+	// Nobody is known to be a pod, so nobody is masqueraded at a ClusterIP and
+	// answers from the other node would pass this one by.
+	blind := mode{}
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"))
+	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
+	c.save(t, web, local)
+	for _, next := range []struct {
+		name string
+		mode mode
+	}{
+		{"interface names", fromInterfaces}, {"the node's pod network", fromNode}, {"masquerade all", all},
+		{"NodePorts everywhere", everywhere}, {"NodePorts at one address", one}, {"no pods known", blind},
+	} {
+		t.Run(next.name, func(t *testing.T) {
+			c.become(t, next.mode)
+			p := c.start(t)
+			want := c.settle(t)
+			cells := c.cells(c.callers(), web)
+			if want.Node.Pods.Known(service.IPv4) {
+				cells = append(cells, c.cells(c.callers(), local)...)
+			}
+			c.check(t, want, cells)
+			c.checkNodePorts(t, want, web)
+			p.stop(t)
+		})
+	}
+}
+
+// checkNodePorts dials the NodePort of a at every address that node-a has.
+func (c *cluster) checkNodePorts(t *testing.T, want *service.Snapshot, a app) {
+	t.Helper()
+	at := []string{"192.0.2.10", "2001:db8:2::10", "10.244.1.1", "fd00:10:244:1::1", "127.0.0.1", "::1"}
+	for _, h := range []*netlab.Host{c.Host("shopper"), c.Node} {
+		for _, s := range at {
+			x := cell{from: h, iface: c.iface(h), proto: service.TCP, toNode: true, name: "NodePort of " + a.name}
+			x.to = netip.AddrPortFrom(netip.MustParseAddr(s), a.nodePort())
+			if h != c.Node && x.to.Addr().IsLoopback() {
+				continue
+			}
+			if err := c.try(t.Context(), want, x); err != nil {
+				t.Errorf("%s: %v", x, err)
+			}
+		}
+	}
+}
+
+// Pods that hang on a bridge are told by its name.
+func TestBridge(t *testing.T) {
+	t.Parallel()
+	m := mode{bridge: "br-pods", flags: []string{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=br-pods"}}
+	m.means.Pods.Interface = "br-pods"
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"), c.Host("web-3"))
+	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
+	c.save(t, web, local)
+	c.start(t)
+	c.check(t, c.settle(t), c.cells(c.callers(), web, local))
+}
