@@ -76,7 +76,7 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	err = k.put.transact(batch)
 	// Large transactions would fill the monitor with other readers' copies
 	// if it were emptied only once a round.
-	k.monitor.drain()
+	k.monitor.notice()
 	return err
 }
 
@@ -130,7 +130,7 @@ func (k *kernel) readOnce() (*table, error) {
 }
 
 // Touched implements Driver.
-func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.drain(), nil }
+func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.ask(), nil }
 
 // Watch implements Driver.
 func (k *kernel) Watch(ctx context.Context, touched func()) error {

@@ -21,8 +21,9 @@ type monitor struct {
 	nf   uint8
 	sock *socket
 
-	mu    sync.Mutex
-	dirty bool
+	mu      sync.Mutex
+	dirty   bool
+	touched func() // told when dirty comes to be true, nil if nobody watches
 }
 
 // newMonitor starts to listen. Changes made through the socket with port
@@ -60,20 +61,45 @@ func ignore(fd int, port uint32) error {
 		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 }
 
-// drain reads what there is to hear and reports whether our table was
-// touched since reset.
-func (m *monitor) drain() bool {
+// ask reports whether our table was touched since reset.
+func (m *monitor) ask() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.hear()
+	return m.dirty
+}
+
+// notice tells whoever watches if our table was touched. It is for callers
+// that do not look at the table next.
+func (m *monitor) notice() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := m.dirty
+	m.hear()
+	if m.dirty && !was && m.touched != nil {
+		m.touched()
+	}
+}
+
+// reset forgets what was heard so far.
+func (m *monitor) reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hear()
+	m.dirty = false
+}
+
+// hear reads what there is to hear. The caller holds mu.
+func (m *monitor) hear() {
 	for {
 		b, err := m.sock.receive(unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			return m.dirty
-		case err != nil: // messages were lost: it may have been
+			return
+		case err != nil: // messages were lost: it may have been touched
 			m.dirty = true
 			if !errors.Is(err, unix.ENOBUFS) {
-				return true
+				return
 			}
 			continue
 		}
@@ -92,14 +118,6 @@ func (m *monitor) ours(r reply) bool {
 	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == TableName
 }
 
-// reset forgets what was heard so far.
-func (m *monitor) reset() {
-	m.drain()
-	m.mu.Lock()
-	m.dirty = false
-	m.mu.Unlock()
-}
-
 // watch calls touched whenever our table was touched, until ctx ends.
 func (m *monitor) watch(ctx context.Context, touched func()) error {
 	var wake [2]int
@@ -108,9 +126,18 @@ func (m *monitor) watch(ctx context.Context, touched func()) error {
 	}
 	defer unix.Close(wake[0])
 	defer unix.Close(wake[1])
-	stop := context.AfterFunc(ctx, func() { _, _ = unix.Write(wake[1], []byte{0}) })
-	defer stop()
-	told := false
+	woke := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(woke)
+		_, _ = unix.Write(wake[1], []byte{0})
+	})
+	defer func() {
+		if !stop() {
+			<-woke // or it would write to whatever has the number next
+		}
+	}()
+	m.tell(touched)
+	defer m.tell(nil)
 	for {
 		fds := []unix.PollFd{{Fd: int32(m.sock.fd), Events: unix.POLLIN}, {Fd: int32(wake[0]), Events: unix.POLLIN}}
 		if _, err := unix.Poll(fds, -1); err != nil && !errors.Is(err, unix.EINTR) {
@@ -119,10 +146,16 @@ func (m *monitor) watch(ctx context.Context, touched func()) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		dirty := m.drain()
-		if dirty && !told {
-			touched()
-		}
-		told = dirty
+		m.notice()
+	}
+}
+
+// tell makes touched the one to be told, also of what was heard before.
+func (m *monitor) tell(touched func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.touched = touched
+	if m.dirty && touched != nil {
+		touched()
 	}
 }

@@ -1,0 +1,168 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// strangers are changes that others make with nft, and whether they concern
+// the IPv4 table of simple(2).
+var strangers = map[string]struct {
+	script  string
+	touches bool
+}{
+	"an element goes":                  {"delete element ip kube-services services { 10.96.0.1 . tcp . 80 }", true},
+	"an element comes":                 {"add element ip kube-services cluster-ips { 10.9.9.9 }", true},
+	"a rule comes":                     {"add rule ip kube-services refuse drop", true},
+	"a chain is flushed":               {"flush chain ip kube-services dispatch", true},
+	"a chain comes":                    {"add chain ip kube-services x", true},
+	"a set comes":                      {"add set ip kube-services x { type ipv4_addr; }", true},
+	"the table is flushed":             {"flush table ip kube-services", true},
+	"the table goes":                   {"delete table ip kube-services", true},
+	"everything goes":                  {"flush ruleset", true},
+	"ours among others":                {"add table ip a\nadd chain ip kube-services x\nadd table ip b", true},
+	"another table":                    {"add table ip other\nadd chain ip other x\nadd rule ip other x drop", false},
+	"a table whose name begins so":     {"add table ip kube-services-2\nadd chain ip kube-services-2 x", false},
+	"the table of the other family":    {"add table ip6 kube-services\nadd chain ip6 kube-services x", false},
+	"a table of that name for bridges": {"add table bridge kube-services", false},
+}
+
+func TestTouched(t *testing.T) {
+	for name, tt := range strangers {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				apply(t, b, simple(2))
+				apply(t, b, simple(3)) // our own changes
+				if wasTouched(t, b) {
+					t.Error("touched by ourselves")
+				}
+				runNft(t, tt.script, "-f", "-")
+				if got := wasTouched(t, b); got != tt.touches {
+					t.Errorf("touched = %v, want %v", got, tt.touches)
+				}
+				apply(t, b, simple(3))
+				if wasTouched(t, b) {
+					t.Error("still touched after the repair")
+				}
+			})
+		})
+	}
+}
+
+func wasTouched(t *testing.T, b *Backend) bool {
+	t.Helper()
+	touched, err := b.driver.Touched(context.Background())
+	if err != nil {
+		t.Errorf("Touched: %v", err)
+	}
+	return touched
+}
+
+// watching runs story while b watches. calls has room for all calls.
+func watching(t *testing.T, b *Backend, story func(calls <-chan struct{})) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	calls, done := make(chan struct{}, 100), make(chan error, 1)
+	go func() { done <- b.Watch(ctx, func() { calls <- struct{}{} }) }()
+	story(calls)
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("Watch = %v, want nil", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("Watch goes on after its context ended")
+	}
+}
+
+func wantCall(t *testing.T, calls <-chan struct{}, when string) {
+	t.Helper()
+	select {
+	case <-calls:
+	case <-time.After(10 * time.Second):
+		t.Errorf("%s: not told", when)
+	}
+}
+
+// Watch tells of each change that a round then repairs, and again of the
+// next one, whatever we did in between.
+func TestWatch(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, simple(2))
+		watching(t, b, func(calls <-chan struct{}) {
+			for _, when := range []string{"a first change", "a second one", "a third one"} {
+				runNft(t, "", "add", "rule", "ip", TableName, refuseChain, "drop")
+				wantCall(t, calls, when)
+				apply(t, b, simple(2))
+			}
+		})
+	})
+}
+
+// What others do elsewhere, and what we do, is not told.
+func TestWatchIsQuiet(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		watching(t, b, func(calls <-chan struct{}) {
+			for n := range 5 {
+				apply(t, b, simple(n))
+				runNft(t, "", "add", "table", "ip", "other")
+				runNft(t, "", "delete", "table", "ip", "other")
+			}
+			wasTouched(t, b) // has heard everything
+			if n := len(calls); n != 0 {
+				t.Errorf("told %d times", n)
+			}
+		})
+	})
+}
+
+// A change that is heard of while we commit is told too: the round that
+// commits has looked already. So is one from before anybody watched.
+func TestWatchHearsWhatACommitHears(t *testing.T) {
+	for name, late := range map[string]bool{"watched": false, "watched later": true} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				apply(t, b, simple(2))
+				if !late {
+					watching(t, b, func(calls <-chan struct{}) {
+						meanwhile(t, b)
+						wantCall(t, calls, "a change within a round")
+					})
+					return
+				}
+				meanwhile(t, b)
+				watching(t, b, func(calls <-chan struct{}) { wantCall(t, calls, "a change from before") })
+			})
+		})
+	}
+}
+
+// meanwhile does a round in which a stranger touches the table between Plan
+// and Apply.
+func meanwhile(t *testing.T, b *Backend) {
+	t.Helper()
+	p, err := b.Plan(context.Background(), simple(3))
+	if err != nil {
+		t.Errorf("Plan: %v", err)
+		return
+	}
+	runNft(t, "", "add", "chain", "ip", TableName, "x")
+	if err := p.Apply(context.Background()); err != nil {
+		t.Errorf("Apply: %v", err)
+	}
+}
