@@ -64,11 +64,12 @@ func (h *hook) spec() string {
 	return fmt.Sprintf("%s %d", h.name, h.priority)
 }
 
-// planAll compares the table with what want needs, element by element.
-func (b *Backend) planAll(t *table, want *service.Snapshot) *plan {
+// planAll compares the table with what want needs, element by element, and
+// with have, what we left there if that is known.
+func (b *Backend) planAll(t *table, have *installed, want *service.Snapshot) *plan {
 	var drift []string
-	if b.have != nil {
-		drift = b.drift(t.clone(), b.have)
+	if have != nil {
+		drift = b.drift(t.clone(), have)
 	}
 	p := b.compare(t, want)
 	p.drift = drift
@@ -244,6 +245,9 @@ func (c *comparison) elements(u *unit, want []element) {
 // leftovers adds units that remove whatever is in the table beyond what is
 // wanted.
 func (c *comparison) leftovers() {
+	if c.want.Partial {
+		return
+	}
 	var ops, gone []op
 	for _, name := range slices.Sorted(maps.Keys(c.table.sets)) {
 		held, s := c.table.sets[name], c.sets[name]

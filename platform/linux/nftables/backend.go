@@ -66,14 +66,20 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		if touched, err = b.driver.Touched(ctx); err != nil {
 			return nil, fmt.Errorf("ask for changes to table %s: %w", b.name(), err)
 		}
+		// What a partial snapshot left in force may go now.
+		touched = touched || b.have.snapshot.Partial && !want.Partial
 	}
 	var p *plan
 	if touched {
+		// The driver tells of a change once, so until a plan was applied
+		// nobody knows what the table holds.
+		have := b.have
+		b.have = nil
 		t, err := b.driver.Read(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("read table %s: %w", b.name(), err)
 		}
-		p = b.planAll(t, want)
+		p = b.planAll(t, have, want)
 	} else {
 		p = b.planChanges(want)
 	}

@@ -1,0 +1,138 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// unsteady is a fake whose questions fail now and then.
+type unsteady struct {
+	*fake
+	readErr, touchedErr, forgetErr error
+}
+
+func (u *unsteady) Read(ctx context.Context) (*table, error) {
+	t, err := u.fake.Read(ctx)
+	if u.readErr != nil {
+		return nil, u.readErr
+	}
+	return t, err
+}
+
+func (u *unsteady) Touched(ctx context.Context) (bool, error) {
+	if u.touchedErr != nil {
+		return false, u.touchedErr
+	}
+	return u.fake.Touched(ctx)
+}
+
+func (u *unsteady) Forget(ctx context.Context, s *set, keep map[string]bool) error {
+	if u.forgetErr != nil {
+		return u.forgetErr
+	}
+	return u.fake.Forget(ctx, s, keep)
+}
+
+// A listing that failed is made up for: what a stranger did is repaired,
+// though the driver tells of it no more.
+func TestPlanAfterAFailedRead(t *testing.T) {
+	u := &unsteady{fake: &fake{}}
+	b := &Backend{driver: u}
+	want := simple(2)
+	apply(t, b, want)
+	u.table.chains[dispatchChain].rules = nil
+	u.fake.touched = true
+	u.readErr = errInjected
+	if _, err := b.Plan(context.Background(), want); !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "read table ip kube-services") {
+		t.Errorf("Plan = %v, want it to say what it read", err)
+	}
+	u.readErr = nil
+	apply(t, b, want)
+	if len(u.table.chains[dispatchChain].rules) == 0 {
+		t.Error("the chain was not repaired")
+	}
+}
+
+func TestPlanSaysWhatItAsked(t *testing.T) {
+	u := &unsteady{fake: &fake{family: service.IPv6}}
+	b := &Backend{family: service.IPv6, driver: u}
+	apply(t, b, simple(0))
+	u.touchedErr = errInjected
+	if _, err := b.Plan(context.Background(), simple(1)); !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "table ip6 kube-services") {
+		t.Errorf("Plan = %v", err)
+	}
+}
+
+func TestCleanup(t *testing.T) {
+	ctx := context.Background()
+	u := &unsteady{fake: &fake{}}
+	b := &Backend{driver: u}
+	if err := b.Cleanup(ctx); err != nil || u.commits != 0 {
+		t.Errorf("nothing to clean up: %v, %d transactions", err, u.commits)
+	}
+	apply(t, b, simple(1))
+	u.refuse = func([]op) error { return errInjected }
+	if err := b.Cleanup(ctx); !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "delete table ip kube-services") {
+		t.Errorf("Cleanup = %v", err)
+	}
+	u.refuse = nil
+	u.readErr = errInjected
+	if err := b.Cleanup(ctx); !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "read table ip kube-services") {
+		t.Errorf("Cleanup = %v", err)
+	}
+	u.readErr = nil
+	if err := b.Cleanup(ctx); err != nil || u.table != nil {
+		t.Errorf("Cleanup = %v, table %v", err, u.table)
+	}
+	apply(t, b, simple(1))
+	if u.table == nil {
+		t.Error("nothing was programmed after a cleanup")
+	}
+}
+
+// A client that cannot be forgotten is a failure of its port, and is tried
+// again in the next round.
+func TestForgetFails(t *testing.T) {
+	port := func(ends ...string) *service.Snapshot {
+		p := &service.Port{
+			Name: service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP}, Affinity: 3600e9,
+			Frontends: []service.Frontend{{Addr: addr("10.96.0.20"), Port: 80}},
+		}
+		for _, e := range ends {
+			p.Cluster = append(p.Cluster, service.Endpoint{Addr: addrPort(e)})
+		}
+		return service.New(1, &service.Node{}, []*service.Port{p})
+	}
+	u := &unsteady{fake: &fake{}}
+	b := &Backend{driver: u}
+	first := port("10.244.1.1:80", "10.244.1.2:80")
+	apply(t, b, first)
+	p := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
+	clients := u.table.sets[clientSet(p, cluster, 80).name]
+	client, gone := addr("192.0.2.7").AsSlice(), addr("10.244.1.1").AsSlice()
+	clients.elements[string(client)] = element{in: clients.set, key: client, value: gone}
+
+	want := port("10.244.1.2:80")
+	u.forgetErr = errInjected
+	plan, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	failed := reconcile.Failed(plan.Apply(context.Background()))
+	if len(failed) != 1 || failed[0].Name.Name != "cart" || !errors.Is(failed[0], errInjected) {
+		t.Errorf("Apply failed for %v, want cart", failed)
+	}
+	u.forgetErr = nil
+	apply(t, b, want)
+	if len(u.table.sets[clients.name].elements) != 0 {
+		t.Error("the client is still remembered")
+	}
+}

@@ -1,0 +1,208 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+func planned(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
+	t.Helper()
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Errorf("Plan: %v", err)
+		return &plan{backend: b}
+	}
+	return p
+}
+
+// What strangers do is named, undone, and then no more to be found.
+func TestDrift(t *testing.T) {
+	const first = `services: 10.96.0.0 . tcp . 80 comment "shop/web-000" : goto cluster-2`
+	for name, tt := range map[string]struct {
+		script string
+		want   []string
+	}{
+		"nothing of ours":  {"add table ip other", nil},
+		"an element goes":  {"delete element ip kube-services services { 10.96.0.0 . tcp . 80 }", []string{"missing: " + first}},
+		"an element comes": {"add element ip kube-services cluster-ips { 10.9.9.9 }", []string{"foreign: cluster-ips: 10.9.9.9"}},
+		"an element leads elsewhere": {
+			"delete element ip kube-services services { 10.96.0.0 . tcp . 80 }\n" +
+				"add element ip kube-services services { 10.96.0.0 . tcp . 80 : drop }",
+			[]string{"foreign: services: 10.96.0.0 . tcp . 80 : drop", "missing: " + first},
+		},
+		"an endpoint is replaced": {
+			"delete element ip kube-services endpoints { 10.96.0.0 . tcp . 80 . 1 }\n" +
+				"add element ip kube-services endpoints { 10.96.0.0 . tcp . 80 . 1 : 10.9.9.9 . 1 }",
+			[]string{
+				"foreign: endpoints: 10.96.0.0 . tcp . 80 . 1 : 10.9.9.9 . 1",
+				"missing: endpoints: 10.96.0.0 . tcp . 80 . 1 : 10.244.1.2 . 8080",
+			},
+		},
+		"a rule comes":       {"add rule ip kube-services refuse drop", []string{"foreign: rules of chain refuse", "missing: 2 rules of chain refuse"}},
+		"a rule goes before": {"insert rule ip kube-services prerouting accept", []string{"foreign: rules of chain prerouting", "missing: 1 rules of chain prerouting"}},
+		"a chain is flushed": {"flush chain ip kube-services pick-2", []string{"foreign: rules of chain pick-2", "missing: 1 rules of chain pick-2"}},
+		"a chain and a set come": {
+			"add chain ip kube-services x\nadd set ip kube-services y { type ipv4_addr; }",
+			[]string{"foreign: set y", "foreign: rules of chain x", "foreign: chain x"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				want := simple(2)
+				if drift := planned(t, b, want).Drift(); drift != nil {
+					t.Errorf("drift in a first round:\n%s", strings.Join(drift, "\n"))
+				}
+				apply(t, b, want)
+				runNft(t, tt.script, "-f", "-")
+				p := planned(t, b, want)
+				if diff := cmp.Diff(tt.want, p.Drift()); diff != "" {
+					t.Errorf("drift (-want +got):\n%s", diff)
+				}
+				if err := p.Apply(context.Background()); err != nil {
+					t.Errorf("Apply: %v", err)
+				}
+				wantSettled(t, b, want)
+			})
+		})
+	}
+}
+
+// wantSettled wants nothing left to do, by b and by a backend that reads
+// everything.
+func wantSettled(t *testing.T, b *Backend, want *service.Snapshot) {
+	t.Helper()
+	fresh := newKernel(t, b.family)
+	defer fresh.driver.(*kernel).close()
+	for who, b := range map[string]*Backend{"the same": b, "a new": fresh} {
+		if p := planned(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
+			t.Errorf("%s backend finds %v:\n%s", who, p.Drift(), p)
+		}
+	}
+}
+
+// A flushed ruleset is rebuilt, and told in a bounded number of lines.
+func TestDriftOfEverything(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		want := simple(100)
+		apply(t, b, want)
+		runNft(t, "", "flush", "ruleset")
+		p := planned(t, b, want)
+		drift := p.Drift()
+		if len(drift) != driftLines+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[driftLines], "and ") {
+			t.Errorf("drift:\n%s", strings.Join(drift, "\n"))
+		}
+		if err := p.Apply(context.Background()); err != nil {
+			t.Errorf("Apply: %v", err)
+		}
+		wantSettled(t, b, want)
+	})
+}
+
+// A plan that nobody applied repairs nothing, so the next one does.
+func TestDriftOutlivesAPlan(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		want := simple(2)
+		apply(t, b, want)
+		runNft(t, "", "flush", "chain", "ip", TableName, dispatchChain)
+		planned(t, b, want)
+		apply(t, b, want)
+		wantSettled(t, b, want)
+	})
+}
+
+// sticky is a port with affinity to endpoints at two ports, named by the
+// last part of their addresses.
+func sticky(f service.Family, ends ...int) *service.Snapshot {
+	p := &service.Port{
+		Name:   service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP},
+		Family: f, Affinity: time.Hour,
+		Frontends: []service.Frontend{{Addr: addr([]string{"10.96.0.20", "fd00:10:96::20"}[f]), Port: 80}},
+	}
+	for _, n := range ends {
+		a := addrIn([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(a, uint16(8080+n%2))})
+	}
+	return service.New(1, &service.Node{}, []*service.Port{p})
+}
+
+// remembered writes clients into the map of a port number, as rules would,
+// and returns what is there afterwards.
+func clientsOf(t *testing.T, f service.Family, port int, add string) []string {
+	t.Helper()
+	p := sticky(f).Port(f, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
+	name := clientSet(p, cluster, uint16(port)).name
+	if add != "" {
+		runNft(t, "", "add", "element", tableFamily(f), TableName, name, "{ "+add+" }")
+	}
+	var clients []string
+	listing := runNft(t, "", "list", "map", tableFamily(f), TableName, name)
+	for _, word := range strings.Fields(listing) {
+		if a, err := parseAddr(word); err == nil {
+			clients = append(clients, a)
+		}
+	}
+	return clients
+}
+
+// parseAddr reads the word of a listing that is an address.
+func parseAddr(word string) (string, error) {
+	word = strings.Trim(word, ",{}")
+	if strings.Count(word, ".") != 3 && strings.Count(word, ":") < 2 {
+		return "", fmt.Errorf("%q is no address", word)
+	}
+	return word, nil
+}
+
+// Clients of an endpoint that left are forgotten, all others are not.
+func TestForget(t *testing.T) {
+	for _, f := range service.Families {
+		for name, restart := range map[string]bool{"at once": false, "after a restart": true} {
+			t.Run(f.String()+" "+name, func(t *testing.T) {
+				inNamespace(t, func() { forget(t, f, restart) })
+			})
+		}
+	}
+}
+
+func forget(t *testing.T, f service.Family, restart bool) {
+	b := newKernel(t, f)
+	apply(t, b, sticky(f, 2, 3, 4))
+	even := []string{"192.0.2.1 : 10.244.1.2, 192.0.2.2 : 10.244.1.4, 192.0.2.3 : 10.244.1.2", "2001:db8::1 : fd00:10:244:1::2, 2001:db8::2 : fd00:10:244:1::4, 2001:db8::3 : fd00:10:244:1::2"}[f]
+	odd := []string{"192.0.2.4 : 10.244.1.3", "2001:db8::4 : fd00:10:244:1::3"}[f]
+	if n := len(clientsOf(t, f, 8080, even)) + len(clientsOf(t, f, 8081, odd)); n != 8 {
+		t.Errorf("%d addresses of clients and endpoints were added, want 8", n)
+	}
+	if restart {
+		b.driver.(*kernel).close()
+		b = newKernel(t, f)
+	}
+	defer b.driver.(*kernel).close()
+	after := sticky(f, 3, 4)
+	apply(t, b, after)
+	want := [][]string{
+		{"192.0.2.2", "10.244.1.4", "192.0.2.4", "10.244.1.3"},
+		{"2001:db8::2", "fd00:10:244:1::4", "2001:db8::4", "fd00:10:244:1::3"},
+	}[f]
+	if diff := cmp.Diff(want, append(clientsOf(t, f, 8080, ""), clientsOf(t, f, 8081, "")...)); diff != "" {
+		t.Errorf("remembered (-want +got):\n%s", diff)
+	}
+	wantSettled(t, b, after)
+}
