@@ -75,6 +75,15 @@ func count(seq func(func(Change) bool)) int {
 	return n
 }
 
+// A chunk is copied once, however much in it changes.
+func TestWithCopiesAChunkOnce(t *testing.T) {
+	s, ports := numbered(4 * chunkSize)
+	changes := removal(ports[:chunkSize/2])
+	if n := testing.AllocsPerRun(10, func() { s.With(2, s.Node, changes) }); n > 20 {
+		t.Errorf("%d changes in one chunk made %v allocations", len(changes), n)
+	}
+}
+
 // Chunks follow their ports: none stays empty, none grows without bound.
 func TestChunksSplitAndVanish(t *testing.T) {
 	s, ports := numbered(4 * chunkSize)

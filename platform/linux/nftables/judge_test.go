@@ -197,18 +197,24 @@ func hairpins(want *service.Snapshot, from netip.Addr, e service.Endpoint, f ser
 	return s[sharedKey{hairpin, string(from.AsSlice())}] > 0
 }
 
+// TestTracedRulesDecideAsRouteDoes judges 4,000 connections: 20 to each of
+// 100 drawn clusters of each family.
 func TestTracedRulesDecideAsRouteDoes(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-		ports := w.ports()
-		want := service.New(1, w.node(), ports)
-		k := &fake{family: w.family}
-		b := &Backend{family: w.family, options: Options{MasqueradeBit: 14}, driver: k}
-		apply(t, b, want)
-		for range 20 {
-			judge(t, k, want, w.conn(ports))
-		}
-	})
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				w := world{t, f}
+				ports := w.ports()
+				want := service.New(1, w.node(), ports)
+				k := &fake{family: f}
+				b := &Backend{family: f, options: Options{MasqueradeBit: 14}, driver: k}
+				apply(t, b, want)
+				for range 20 {
+					judge(t, k, want, w.conn(ports))
+				}
+			})
+		})
+	}
 }
 
 type fataler interface{ Fatalf(string, ...any) }

@@ -1,0 +1,50 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// TestNftTakesOddNames wants nft to read what Render writes, and the kernel
+// and nft to keep every name as it is.
+func TestNftTakesOddNames(t *testing.T) {
+	want := service.New(1, &service.Node{Name: "node-a"}, oddPorts())
+	inNamespace(t, func() {
+		var text bytes.Buffer
+		if err := Render(&text, want, Options{MasqueradeBit: 14}, Text); err != nil {
+			t.Errorf("Render: %v", err)
+		}
+		runNft(t, text.String(), "-f", "-")
+		wantNames(t, "loaded by nft")
+		runNft(t, "", "flush", "ruleset")
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, want)
+		wantNames(t, "programmed")
+		if p, err := newKernel(t, service.IPv4).Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("a new backend finds %v, or something to do:\n%s", err, p)
+		}
+	})
+}
+
+func wantNames(t *testing.T, how string) {
+	t.Helper()
+	listing := runNft(t, "", "list", "table", "ip", TableName)
+	for _, p := range oddPorts() {
+		for _, n := range ownNames(p) {
+			if !strings.Contains(listing, " "+n+" {\n") {
+				t.Errorf("%s: the listing lacks %q", how, n)
+			}
+		}
+		if c := `comment "` + comment(p.Name) + `" :`; !strings.Contains(listing, c) {
+			t.Errorf("%s: the listing lacks %s", how, c)
+		}
+	}
+}
