@@ -30,10 +30,15 @@ var gentle = []string{
 	"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0", "-v=2",
 }
 
+// command prepares a run of the program.
+func command(args ...string) *exec.Cmd {
+	return exec.Command(program, append(gentle[:len(gentle):len(gentle)], args...)...)
+}
+
 // start starts the proxy on h and waits for nothing.
 func start(t *testing.T, h *netlab.Host, args ...string) *proxy {
 	t.Helper()
-	p := &proxy{cmd: exec.Command(program, append(gentle[:len(gentle):len(gentle)], args...)...), log: &logbook{}, ended: make(chan struct{})}
+	p := &proxy{cmd: command(args...), log: &logbook{}, ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := h.Start(p.cmd); err != nil {
 		t.Fatal(err)

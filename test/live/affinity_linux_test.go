@@ -1,0 +1,174 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+)
+
+// household is a number of clients behind one host, each with an address of
+// its own.
+type household struct {
+	*cluster
+	app    app
+	people []netip.Addr
+	server map[netip.Addr]string // whom each was answered by at first
+}
+
+func settleDown(t *testing.T, c *cluster, a app) *household {
+	t.Helper()
+	h := &household{cluster: c, app: a, server: map[netip.Addr]string{}}
+	for _, format := range []string{"192.0.2.2%02d", "2001:db8:2::2%02d"} {
+		for i := range 8 {
+			addr := netip.MustParseAddr(fmt.Sprintf(format, i))
+			if err := c.Host("customer").AddAddr(addr); err != nil {
+				t.Fatal(err)
+			}
+			h.people = append(h.people, addr)
+		}
+	}
+	for _, p := range h.people {
+		h.server[p] = h.visit(t, p, service.ClusterIP)
+	}
+	return h
+}
+
+// visit has one client ask one kind of address and returns who answered.
+func (h *household) visit(t *testing.T, client netip.Addr, k service.Kind) string {
+	t.Helper()
+	q := netlab.Query{Proto: "tcp", From: netip.AddrPortFrom(client, 0), To: h.app.at(k, service.FamilyOf(client))}
+	a, err := h.Host("customer").Ask(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Outcome != netlab.Answered {
+		t.Fatalf("%s to %s: %s", client, q.To, a.Outcome)
+	}
+	return a.Backend
+}
+
+// moved lists the clients that another server answers now.
+func (h *household) moved(t *testing.T) map[netip.Addr]string {
+	t.Helper()
+	moved := map[netip.Addr]string{}
+	for _, p := range h.people {
+		if now := h.visit(t, p, service.ClusterIP); now != h.server[p] {
+			moved[p] = now
+		}
+	}
+	return moved
+}
+
+// remembered counts the clients that the kernel remembers.
+func (h *household) remembered(t *testing.T) int {
+	t.Helper()
+	n := 0
+	err := h.Node.Do(func() error {
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+			sets, err := conn.GetSets(&nftables.Table{Name: "kube-services", Family: family})
+			if err != nil {
+				return err
+			}
+			for _, s := range sets {
+				if !strings.HasPrefix(s.Name, "clients") {
+					continue
+				}
+				elements, err := conn.GetSetElements(s)
+				if err != nil {
+					return err
+				}
+				n += len(elements)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// One life of a Service with affinity, whose clients are forgotten after two
+// seconds.
+func TestAffinity(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10, sticky: 2}.on(c.webs()...)
+	c.save(t, web)
+	c.start(t)
+	h := settleDown(t, c, web)
+
+	t.Run("one server for all ways in", func(t *testing.T) {
+		for _, p := range h.people {
+			for _, k := range kinds {
+				if got := h.visit(t, p, k); got != h.server[p] {
+					t.Errorf("%s at the %s is answered by %s, want %s", p, k, got, h.server[p])
+				}
+			}
+		}
+	})
+	t.Run("who comes back is remembered longer", func(t *testing.T) {
+		for begin := time.Now(); time.Since(begin) < 2500*time.Millisecond; {
+			if moved := h.moved(t); len(moved) > 0 {
+				t.Fatalf("after %s other servers answer: %v", time.Since(begin), moved)
+			}
+		}
+	})
+	t.Run("a server leaves", func(t *testing.T) {
+		gone := h.server[h.people[0]]
+		var rest []*netlab.Host
+		for _, w := range c.webs() {
+			if w.Name != gone {
+				rest = append(rest, w)
+			}
+		}
+		c.save(t, web.on(rest...))
+		c.settle(t)
+		await(t, "every client of the server moves", func() bool {
+			for p, now := range h.moved(t) {
+				if h.server[p] != gone {
+					t.Fatalf("%s moved from %s to %s, though %s left", p, h.server[p], now, gone)
+				}
+				if now != gone {
+					h.server[p] = now
+				}
+			}
+			for _, s := range h.server {
+				if s == gone {
+					return false
+				}
+			}
+			return true
+		})
+		if moved := h.moved(t); len(moved) > 0 {
+			t.Errorf("moved once more: %v", moved)
+		}
+	})
+	t.Run("all are forgotten", func(t *testing.T) {
+		last := time.Now()
+		if n := h.remembered(t); n != len(h.people) {
+			t.Errorf("%d clients remembered, want %d", n, len(h.people))
+		}
+		await(t, "no client is remembered", func() bool { return h.remembered(t) == 0 })
+		if took := time.Since(last); took < 1500*time.Millisecond || took > 4*time.Second {
+			t.Errorf("forgotten after %s, want 2 s", took)
+		}
+		if moved := h.moved(t); len(moved) == 0 {
+			t.Errorf("all %d clients happen to have the servers they had", len(h.people))
+		}
+	})
+}

@@ -1,0 +1,140 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+)
+
+// Nobody is left waiting for a Service that has nobody to answer, or for a
+// port that no Service has.
+func TestRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	empty := app{name: "empty", number: 10}
+	web := app{name: "web", number: 11}.on(c.Host("web-1"))
+	c.save(t, empty, web)
+	c.start(t)
+
+	cells := c.cells(c.callers(), empty)
+	for _, x := range c.cells(c.callers(), web) {
+		if x.toNode || x.name != "ClusterIP of web" {
+			continue
+		}
+		x.name, x.to = "no port of web", netip.AddrPortFrom(x.to.Addr(), 81)
+		cells = append(cells, x)
+	}
+	c.check(t, c.settle(t), cells)
+
+	c.save(t, empty.on(c.Host("web-3")))
+	c.check(t, c.settle(t), c.cells(c.callers(), empty))
+	c.save(t, empty)
+	c.check(t, c.settle(t), c.cells(c.callers(), empty))
+}
+
+// A pod that reaches itself through its Service sees a node's address, since
+// an answer to its own would never leave it.
+func TestHairpin(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10, internal: "Local", external: "Local"}.on(c.Host("web-1"))
+	c.save(t, web)
+	c.start(t)
+	pod := c.Host("web-1")
+	for _, k := range kinds {
+		for _, f := range service.Families {
+			for _, proto := range []string{"tcp", "udp"} {
+				a, err := pod.Ask(t.Context(), netlab.Query{Proto: proto, To: web.at(k, f)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a.Backend != "web-1" || a.Client.Addr() != c.nodeTowards(pod.Addr(a.At.Addr())) {
+					t.Errorf("%s %s over %s: %s by %s, who saw %s", k, f, proto, a.Outcome, a.Backend, a.Client)
+				}
+			}
+		}
+	}
+}
+
+// loadBalancerSourceRanges guard load-balancer addresses and nothing else.
+func TestSourceRanges(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	c.start(t)
+	var apps []app
+	for i, ranges := range [][]string{
+		{"192.0.2.100/32", "2001:db8:2::100/128"},                                           // the client
+		{"192.0.2.10/32", "2001:db8:2::10/128"},                                             // the node
+		{"10.244.1.13/32", "fd00:10:244:1::13/128", "192.0.2.96/28", "2001:db8:2::100/120"}, // a pod and the client
+		{"0.0.0.0/0", "::/0"},
+		{"192.0.2.0/24", "2001:db8:2::/64"}, // the client and the node
+	} {
+		for j, policy := range []corev1.ServiceExternalTrafficPolicy{"Cluster", "Local"} {
+			a := app{name: fmt.Sprintf("guarded-%d-%s", i, [2]string{"cluster", "local"}[j]), number: 10 + 2*i + j, ranges: ranges, external: policy}
+			apps = append(apps, a.on(c.Host("web-1"), c.Host("web-3")))
+		}
+	}
+	c.save(t, apps...)
+	c.check(t, c.settle(t), c.cells(c.callers(), apps...))
+
+	// Who is let in no more is stopped, who is let in now is not.
+	closed := apps[0]
+	closed.ranges = apps[2].ranges[:2]
+	c.save(t, closed)
+	c.check(t, c.settle(t), c.cells(c.callers(), closed))
+	closed.ranges = nil
+	c.save(t, closed)
+	c.check(t, c.settle(t), c.cells(c.callers(), closed))
+}
+
+// A node that holds a load balancer's address and is let in reaches it from
+// that very address.
+func TestSourceRangesOfTheNode(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10, ranges: []string{"192.0.2.10/32", "2001:db8:2::10/128"}}.on(c.Host("web-1"), c.Host("web-3"))
+	c.save(t, web)
+	c.start(t)
+	for _, f := range service.Families {
+		vip := web.address(service.LoadBalancerIP, f)
+		if err := c.Node.AddAddr(vip); err != nil {
+			t.Fatal(err)
+		}
+		a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.LoadBalancerIP, f), Timeout: netlab.Silence})
+		if err != nil || a.Outcome != netlab.Answered || a.From.Addr() != vip {
+			t.Errorf("node-a to %s: %s from %s, %v", vip, a.Outcome, a.From, err)
+		}
+	}
+}
+
+// An endpoint that ends serves on while nobody else does.
+func TestTerminating(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	one, two, three, four := c.Host("web-1"), c.Host("web-2"), c.Host("web-3"), c.Host("web-4")
+	base := app{name: "policies-cluster", number: 10}
+	local := app{name: "policies-local", number: 11, internal: "Local", external: "Local"}
+	p := c.launch(t)
+	for name, build := range map[string]func(app) app{
+		"all end":            func(a app) app { return a.with(one, terminating).with(three, terminating) },
+		"one is ready":       func(a app) app { return a.with(one, terminating).with(two, ready).with(three, terminating) },
+		"the rest is away":   func(a app) app { return a.with(one, terminating).with(three, ready).with(four, ready) },
+		"the last has ended": func(a app) app { return a.with(one, ended).with(two, unready).with(four, ended) },
+		"served elsewhere":   func(a app) app { return a.with(one, ended).with(three, terminating) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			apps := []app{build(base), build(local)}
+			c.save(t, apps...)
+			c.check(t, c.settle(t), c.cells(c.callers(), apps...))
+		})
+	}
+	p.stop(t)
+}

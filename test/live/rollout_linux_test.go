@@ -1,0 +1,83 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"testing"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+)
+
+// connections is how many are made while endpoints come and go.
+const connections = 10_000
+
+// Endpoints roll all the time, and no connection is lost: neither by the one
+// that stays nor by those that come and go, since they end only after they
+// left.
+func TestRollout(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	one, two, three, four := c.Host("web-1"), c.Host("web-2"), c.Host("web-3"), c.Host("web-4")
+	web := app{name: "web", number: 10}
+	sticky := app{name: "sticky", number: 11, sticky: 60, external: "Local"}
+	stages := [][]*netlab.Host{{one, two, three}, {one, three, four}, {one}, {four, one}, {two, one}, {one, two, three, four}}
+	c.save(t, web.on(stages[0]...), sticky.on(stages[0]...))
+	p := c.start(t)
+
+	var loads []*netlab.Load
+	for _, l := range []struct {
+		from *netlab.Host
+		app  app
+		kind service.Kind
+	}{
+		{c.Host("shopper"), web, service.ClusterIP}, {c.Host("customer"), web, service.NodePort},
+		{c.Node, web, service.ClusterIP}, {c.Host("customer"), sticky, service.LoadBalancerIP},
+	} {
+		for _, f := range service.Families {
+			loads = append(loads, l.from.Load(t.Context(), netlab.LoadConfig{
+				Query: netlab.Query{Proto: "tcp", To: l.app.at(l.kind, f)}, Workers: 2, Total: connections / 8,
+			}))
+		}
+	}
+	stage := 0
+	for made := 0; made < connections; {
+		stage++
+		hosts := stages[stage%len(stages)]
+		c.save(t, web.on(hosts...), sticky.on(hosts...))
+		c.settle(t)
+		made = 0
+		for _, l := range loads {
+			made += l.Report().Connections
+		}
+	}
+	t.Logf("%d stages", stage)
+	if stage < 2*len(stages) {
+		t.Errorf("only %d stages passed while the connections were made", stage)
+	}
+	for i, l := range loads {
+		r := l.Wait()
+		if r.Lost() > 0 {
+			t.Errorf("load %d: %s", i, r)
+		}
+	}
+	p.stop(t)
+}
+
+// A connection that was made goes on when its endpoint leaves, for as long
+// as the endpoint itself does.
+func TestOpenConnectionsOutliveRollout(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}.on(c.Host("web-1"))
+	c.save(t, web)
+	c.start(t)
+	open := c.talk(t, "tcp", web, 1)
+	c.save(t, web.on(c.Host("web-3")))
+	c.settle(t)
+	open.goOn(t)
+	c.remove(t, "web.yaml")
+	c.settle(t)
+	open.goOn(t)
+}

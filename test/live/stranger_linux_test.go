@@ -1,0 +1,90 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What others do to our rules is found, undone and told, and what is theirs
+// stays as it is, whatever we do.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	m := usual()
+	m.flags = append(m.flags, "--iptables-min-sync-period=1s") // as without the flag
+	c := newCluster(t, m)
+	nft(t, c.Node, strangers)
+	theirs := foreign(t, c.Node)
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	sticky := app{name: "sticky", number: 11, sticky: 600, external: "Local"}.on(c.webs()...)
+	c.save(t, web, sticky)
+	p := c.start(t)
+	want := c.settle(t)
+	rules := ours(t, c.Node)
+
+	for _, deed := range []struct{ name, text string }{
+		{"flushes a chain", "flush chain ip kube-services dispatch"},
+		{"flushes a hook", "flush chain ip6 kube-services prerouting"},
+		{"deletes elements", "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }; " +
+			"delete element ip6 kube-services nodeports { udp . 30010 }; delete element ip kube-services cluster-ips { 10.96.0.11 }"},
+		{"adds an element", "add element ip kube-services services { 10.96.0.99 . tcp . 80 : drop }"},
+		{"inserts a rule", "insert rule ip kube-services dispatch ip daddr 10.96.0.0/16 drop"},
+		{"replaces what an address leads to", "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }; " +
+			"add element ip kube-services services { 10.96.0.10 . tcp . 80 : goto refuse }"},
+		{"adds a chain of its own", "add chain ip6 kube-services mine { type filter hook forward priority 0; }; " +
+			"add rule ip6 kube-services mine drop"},
+		{"empties a map", "flush map ip kube-services endpoints"},
+		{"deletes a table", "delete table ip kube-services"},
+		{"deletes both tables", "delete table ip kube-services; delete table ip6 kube-services"},
+	} {
+		t.Run(deed.name, func(t *testing.T) {
+			told := p.log.count("Others had altered our rules")
+			nft(t, c.Node, deed.text+"\n")
+			begin := time.Now()
+			c.settleOn(t, want)
+			took := time.Since(begin)
+			t.Logf("healed after %s", took)
+			if took > 3*time.Second {
+				t.Errorf("healed only after %s", took)
+			}
+			await(t, "a word of it in the log", func() bool { return p.log.count("Others had altered our rules") > told })
+			if diff := cmp.Diff(rules, ours(t, c.Node)); diff != "" {
+				t.Errorf("our rules are not as they were (-before +after):\n%s", diff)
+			}
+		})
+	}
+	c.check(t, want, c.cells(c.callers(), web, sticky))
+	c.save(t, web.on(c.Host("web-1")))
+	c.remove(t, "sticky.yaml")
+	c.settle(t)
+	if diff := cmp.Diff(theirs, foreign(t, c.Node)); diff != "" {
+		t.Errorf("the rules of others changed (-before +after):\n%s", diff)
+	}
+
+	p.stop(t)
+	out, err := run(t, c.Node, command("--cleanup"))
+	if err != nil {
+		t.Errorf("cleanup: %v\n%s", err, out)
+	}
+	if diff := cmp.Diff(theirs, nft(t, c.Node, "list ruleset\n", "-a")); diff != "" {
+		t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
+	}
+}
+
+// Whoever flushes everything takes the rules of others along, but not ours
+// for long.
+func TestFlushedRuleset(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	c.start(t)
+	for range 3 {
+		nft(t, c.Node, "flush ruleset\n")
+		c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	}
+}

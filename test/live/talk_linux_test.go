@@ -1,0 +1,81 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"testing"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+)
+
+// talks are open conversations, each with the server that answered first.
+type talks []talk
+
+type talk struct {
+	conn   *netlab.Conn
+	name   string
+	server string
+}
+
+// talk opens count conversations with each kind of address of a in both
+// families, from a pod, from outside and from the node.
+func (c *cluster) talk(t *testing.T, proto string, a app, count int) talks {
+	t.Helper()
+	var all talks
+	for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node} {
+		for _, k := range kinds {
+			for _, f := range service.Families {
+				for range count {
+					all = append(all, open(t, h, netlab.Query{Proto: proto, To: a.at(k, f), Timeout: netlab.Silence}))
+				}
+			}
+		}
+	}
+	for i := range all {
+		answer, err := all[i].conn.Ask(t.Context())
+		if err != nil || answer.Outcome != netlab.Answered {
+			t.Fatalf("%s: %s, %v", all[i].name, answer.Outcome, err)
+		}
+		all[i].server = answer.Backend
+	}
+	return all
+}
+
+// open opens a conversation in which nobody has said anything yet.
+func open(t *testing.T, h *netlab.Host, q netlab.Query) talk {
+	t.Helper()
+	conn, a, err := h.Open(t.Context(), q)
+	if err != nil || a.Outcome != netlab.Answered {
+		t.Fatalf("%s to %s: %s, %v", h.Name, q.To, a.Outcome, err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return talk{conn: conn, name: h.Name + " to " + q.To.String() + " " + q.Proto}
+}
+
+// goOn asks in each conversation and wants the answer of the same server as
+// before.
+func (all talks) goOn(t *testing.T) {
+	t.Helper()
+	for _, o := range all {
+		a, err := o.conn.Ask(t.Context())
+		if err != nil || a.Backend != o.server {
+			t.Errorf("%s: %s %s, %v; want %s to go on", o.name, a.Outcome, a.Backend, err, o.server)
+		}
+	}
+}
+
+// come waits until each conversation has met with ok.
+func (all talks) come(t *testing.T, what string, ok func(talk, netlab.Answer) bool) {
+	t.Helper()
+	for _, o := range all {
+		await(t, o.name+" "+what, func() bool {
+			a, err := o.conn.Ask(t.Context())
+			if err != nil {
+				t.Fatalf("%s: %v", o.name, err)
+			}
+			return ok(o, a)
+		})
+	}
+}

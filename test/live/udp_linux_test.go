@@ -1,0 +1,89 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+)
+
+// A UDP client that keeps its port keeps its flow, which the kernel does not
+// look at again. When the flow's endpoint leaves, it must move.
+func TestUDPFollows(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+	dns := app{name: "dns", number: 10}
+	local := app{name: "local", number: 11, external: "Local", internal: "Local"}
+	c.save(t, dns.on(one, two, three), local.on(one, two))
+	p := c.start(t)
+	flows := c.talk(t, "udp", dns, 4)
+	flows = append(flows, c.talk(t, "udp", local, 4)...)
+
+	changed := time.Now()
+	c.save(t, dns.on(two, three), local.on(two))
+	flows.come(t, "leaves the endpoint that left", func(o talk, a netlab.Answer) bool {
+		if o.server != "web-1" && a.Backend != o.server {
+			t.Errorf("%s: %s %s, though %s did not leave", o.name, a.Outcome, a.Backend, o.server)
+		}
+		return a.Outcome == netlab.Answered && a.Backend != "web-1"
+	})
+	if took := time.Since(changed); took > 5*time.Second {
+		t.Errorf("the last flow moved after %s", took)
+	}
+	if !p.log.has("Removed stale UDP flows", "IPv4") || !p.log.has("Removed stale UDP flows", "IPv6") {
+		t.Errorf("no word of stale flows")
+	}
+}
+
+// A Service that is deleted, or has lost its last endpoint, answers nobody any
+// more, not even clients who were in the middle of something.
+func TestUDPEnds(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	gone := app{name: "gone", number: 10}.on(c.Host("web-1"))
+	empty := app{name: "empty", number: 11}.on(c.Host("web-1"))
+	stays := app{name: "stays", number: 12}.on(c.webs()...)
+	c.save(t, gone, empty, stays)
+	c.start(t)
+	leaving := c.talk(t, "udp", gone, 1)
+	emptied := c.talk(t, "udp", empty, 1)
+	others := c.talk(t, "udp", stays, 2)
+	c.remove(t, "gone.yaml")
+	c.save(t, empty.on())
+	leaving.come(t, "ends", func(_ talk, a netlab.Answer) bool { return a.Outcome != netlab.Answered })
+	emptied.come(t, "is refused", func(_ talk, a netlab.Answer) bool { return a.Outcome == netlab.Refused })
+	others.goOn(t)
+}
+
+// A client that knocked before the Service was there is let in soon after,
+// though its flow began without being translated.
+func TestUDPComesAlive(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	late := app{name: "late", number: 10}
+	refilled := app{name: "refilled", number: 11}
+	c.save(t, refilled)
+	c.start(t)
+	var flows talks
+	for _, a := range []app{late, refilled} {
+		for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node} {
+			for _, k := range kinds {
+				for _, f := range service.Families {
+					flows = append(flows, open(t, h, netlab.Query{Proto: "udp", To: a.at(k, f), Timeout: netlab.Silence}))
+				}
+			}
+		}
+	}
+	for _, f := range flows {
+		if a, err := f.conn.Ask(t.Context()); err != nil || a.Outcome == netlab.Answered {
+			t.Fatalf("%s is answered too early by %q, %v", f.name, a.Backend, err)
+		}
+	}
+	c.save(t, late.on(c.Host("web-1")), refilled.on(c.Host("web-3")))
+	flows.come(t, "is answered", func(_ talk, a netlab.Answer) bool { return a.Outcome == netlab.Answered })
+}
