@@ -77,16 +77,21 @@ func join(parts ...string) string {
 // The error joins everything that is wrong.
 func Load(flags *Flags, os OS) (*Config, error) {
 	file := &File{}
+	var malformed error
 	if flags.Config != "" {
 		data, err := readFile(flags.Config)
 		if err != nil {
 			return nil, err
 		}
-		if file, err = Parse(flags.Config, data); err != nil {
-			return nil, err
+		if file, malformed = Parse(flags.Config, data); file == nil {
+			return nil, malformed
 		}
 	}
-	return complete(file, flags, os)
+	c, err := complete(file, flags, os, malformed)
+	if malformed != nil {
+		return nil, errors.Join(malformed, err)
+	}
+	return c, err
 }
 
 // Check completes and checks a file as if it were used without flags.
@@ -106,7 +111,10 @@ type build struct {
 	errs    []error
 }
 
-func complete(file *File, flags *Flags, os OS) (*Config, error) {
+// complete checks values also where the form of the file is wrong, so that
+// its author sees everything at once; what malformed says of a field is
+// enough about that field.
+func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error) {
 	b := &build{
 		KubeProxyConfiguration: *file.Values.DeepCopy(),
 		os:                     os,
@@ -118,6 +126,7 @@ func complete(file *File, flags *Flags, os OS) (*Config, error) {
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)
 	b.applyPorts(flags)
 	b.validate()
+	b.errs = slices.DeleteFunc(b.errs, func(err error) bool { return repeats(err, malformed) })
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
@@ -129,6 +138,19 @@ func complete(file *File, flags *Flags, os OS) (*Config, error) {
 		Overrides:              b.over,
 		Notes:                  b.notes,
 	}, nil
+}
+
+// repeats reports that err is about a field that the joined errors are about.
+func repeats(err, joined error) bool {
+	var e *FieldError
+	many, ok := joined.(interface{ Unwrap() []error })
+	if !ok || !errors.As(err, &e) {
+		return false
+	}
+	return slices.ContainsFunc(many.Unwrap(), func(err error) bool {
+		var f *FieldError
+		return errors.As(err, &f) && f.Path == e.Path
+	})
 }
 
 // given reports that a flag or the file sets the field at path.

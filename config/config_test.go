@@ -28,7 +28,7 @@ func load(t *testing.T, os OS, body string, args ...string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return complete(file, flags, os)
+	return complete(file, flags, os, nil)
 }
 
 func mustLoad(t *testing.T, os OS, body string, args ...string) *Config {

@@ -4,6 +4,7 @@
 package config
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -95,7 +96,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for _, os := range []OS{Linux, Windows} {
-			c, err := complete(file, &Flags{}, os)
+			c, err := complete(file, &Flags{}, os, nil)
 			if err != nil {
 				continue
 			}
@@ -105,7 +106,7 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				t.Fatalf("parse what was written: %v\n%s", err, first)
 			}
-			c, err = complete(again, &Flags{}, os)
+			c, err = complete(again, &Flags{}, os, nil)
 			if err != nil {
 				t.Fatalf("check what was written: %v\n%s", err, first)
 			}
@@ -114,4 +115,23 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestEverythingAtOnce wants errors of form and of value together, and a
+// field that cannot be read complained of once.
+func TestEverythingAtOnce(t *testing.T) {
+	path := t.TempDir() + "/c.yaml"
+	body := head + "mode: kernelspace\niptable: {}\niptables: {masqueradeBit: 33}\nconntrack: {maxPerCore: x}\n"
+	if err := os.WriteFile(path, []byte(body), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Check(path, Linux)
+	if err == nil {
+		t.Fatal("Check = nil")
+	}
+	for _, want := range []string{"mode: ", "iptable: ", "iptables.masqueradeBit: ", "conntrack.maxPerCore: "} {
+		if n := strings.Count(err.Error(), ": "+want); n != 1 {
+			t.Errorf("%d errors about %q, want 1:\n%v", n, want, err)
+		}
+	}
 }

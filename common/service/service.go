@@ -161,6 +161,11 @@ type Port struct {
 	// neither policy is Local. A Local endpoint need not be in Cluster:
 	// topology narrows Cluster only.
 	Cluster, Local []Endpoint
+	// Lingering serve, but get no new connections: they terminate while
+	// others are ready, or topology prefers others. What they serve already
+	// may go on. Sorted, not in Cluster or Local, and only kept for UDP, whose
+	// flows have no end of their own.
+	Lingering []Endpoint
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
 	Affinity           time.Duration // 0 means none; else whole seconds

@@ -37,9 +37,13 @@ type Manifests struct {
 const defaultPoll = 10 * time.Second
 
 // Run delivers what the files hold and follows their changes until ctx ends.
-// Only a path that does not exist at the start is an error.
+// Only a path that does not exist at the start, or is neither a file nor a
+// directory, is an error.
 func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	if err := m.exist(); err != nil {
+		return err
+	}
+	if err := m.files(); err != nil {
 		return err
 	}
 	w := newWatch(m.Paths)
@@ -80,6 +84,19 @@ func (m *Manifests) exist() error {
 	for _, p := range m.Paths {
 		if _, err := os.Stat(p); err != nil {
 			errs = append(errs, fmt.Errorf("read manifests: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// files returns what is wrong with paths that can never be read.
+func (m *Manifests) files() error {
+	var errs []error
+	for _, p := range m.Paths {
+		if info, err := os.Stat(p); err == nil && !info.IsDir() {
+			if err := readable(info); err != nil {
+				errs = append(errs, fmt.Errorf("read manifests: %s %w or a directory", p, err))
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -23,6 +23,9 @@ type file struct {
 	// wrong now.
 	objects  []object
 	problems []error
+	// unknown means that there is or may be an object in it of which no good
+	// version was ever read.
+	unknown bool
 	// emptied is when the file was first seen without content after it had
 	// objects.
 	emptied time.Time
@@ -92,6 +95,7 @@ func (f *file) beingWritten(content []byte, now time.Time) bool {
 // broken keeps the last good state and has the file read again next time.
 func (f *file) broken(errs ...error) {
 	f.info, f.problems, f.emptied = nil, nil, time.Time{}
+	f.unknown = f.unknown || len(f.objects) == 0
 	for _, err := range errs {
 		var p *fs.PathError
 		if errors.As(err, &p) {
@@ -113,12 +117,14 @@ func (f *file) parse(d *decoder, content []byte) {
 		f.info = info // it need not be parsed again to know that
 		return
 	}
-	f.problems = nil
+	f.problems, f.unknown = nil, false
 	for _, b := range got.bad {
 		err := fmt.Errorf("manifest %s: %w", f.path, b.err)
 		if old, ok := f.object(b.key); ok {
 			got.objects = append(got.objects, old)
 			err = fmt.Errorf("%w; its last good version stays in force", err)
+		} else {
+			f.unknown = true
 		}
 		f.problems = append(f.problems, err)
 	}

@@ -65,6 +65,8 @@ type library struct {
 	files     map[string]*file
 	delivered map[key]any
 
+	partial bool // as the sink was told
+
 	report   func(error)
 	problems []error // as of the last refresh
 	reported map[string]bool
@@ -97,7 +99,21 @@ func (l *library) refresh(sink Sink, problem error) {
 	files := l.look(time.Now())
 	wanted := l.merge(files)
 	l.deliver(sink, wanted)
+	l.tellPartial(sink, files)
 	l.tell()
+}
+
+// tellPartial says when it changes whether some file or object was never
+// good, so that nobody knows what it may have held before.
+func (l *library) tellPartial(sink Sink, files []*file) {
+	partial := slices.ContainsFunc(files, func(f *file) bool { return f.unknown })
+	for _, dir := range l.listings {
+		partial = partial || dir.err != nil && len(dir.files) == 0
+	}
+	if partial != l.partial {
+		l.partial = partial
+		sink.Partial(partial)
+	}
 }
 
 // look brings the files up to date and returns them in order.

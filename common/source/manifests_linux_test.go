@@ -26,8 +26,14 @@ func TestLoadNamedPipe(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "want a regular file") {
 			t.Errorf("%s: Load = %v, want an error about the kind of file", name, err)
 		}
-		if len(r.calls) != 2 {
-			t.Errorf("%s: calls = %q, want those of b.yaml", name, r.calls)
+		if len(r.calls) != 3 {
+			t.Errorf("%s: calls = %q, want those of b.yaml and partial", name, r.calls)
+		}
+		if name == "in a directory" {
+			continue
+		}
+		if err := (&Manifests{Paths: paths}).Run(context.Background(), &r); err == nil || !strings.Contains(err.Error(), "or a directory") {
+			t.Errorf("%s: Run = %v, want an error at once", name, err)
 		}
 	}
 }

@@ -26,8 +26,12 @@ type Sink interface {
 	SetNode(*corev1.Node) // the node we run on
 	DeleteNode()
 
-	// Synced is called once, after everything that existed at the start.
+	// Synced is called once, after everything that existed at the start and
+	// could be read.
 	Synced()
+	// Partial says whether something that exists could not be read yet, not
+	// even once. A Source that never calls it has read everything.
+	Partial(bool)
 }
 
 // Source feeds a Sink until ctx ends, which is not an error, or until an

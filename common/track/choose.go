@@ -27,6 +27,7 @@ type chooser struct {
 	candidates []candidate
 	cluster    []service.Endpoint
 	local      []service.Endpoint
+	lingering  []service.Endpoint
 }
 
 // gather collects what slices hold for p, sorted by address and each address
@@ -88,8 +89,8 @@ func hasItem(list, item string) bool {
 	return false
 }
 
-// choose fills cluster and local, the latter only when p needs it, and
-// returns how many endpoints did not fit.
+// choose fills cluster, local, the latter only when p needs it, and
+// lingering, and returns how many endpoints did not fit.
 func (c *chooser) choose(p *service.Port) int {
 	near := c.topology()
 	c.cluster = c.pick(c.cluster, near|ready)
@@ -103,10 +104,33 @@ func (c *chooser) choose(p *service.Port) int {
 			c.local = c.pick(c.local, local|serving|terminating)
 		}
 	}
+	c.linger(p)
 	over := max(len(c.cluster), len(c.local)) - maxEndpoints
 	c.cluster = c.cluster[:min(len(c.cluster), maxEndpoints)]
 	c.local = c.local[:min(len(c.local), maxEndpoints)]
 	return max(over, 0)
+}
+
+// linger fills lingering: what serves and was not picked. All lists have the
+// order of the candidates. Only UDP needs it: a flow over it has no end, so
+// somebody else decides when it ends.
+func (c *chooser) linger(p *service.Port) {
+	c.lingering = c.lingering[:0]
+	if p.Name.Protocol != service.UDP {
+		return
+	}
+	c.lingering = c.pick(c.lingering, serving)
+	rest, more := c.cluster, c.local
+	c.lingering = slices.DeleteFunc(c.lingering, func(e service.Endpoint) bool {
+		picked := false
+		for _, list := range []*[]service.Endpoint{&rest, &more} {
+			for len(*list) > 0 && (*list)[0].Addr.Compare(e.Addr) <= 0 {
+				picked = picked || (*list)[0].Addr == e.Addr
+				*list = (*list)[1:]
+			}
+		}
+		return picked
+	})
 }
 
 // topology returns what an endpoint must have to be preferred here: hints

@@ -159,6 +159,9 @@ func printPort(b *bytes.Buffer, p *service.Port) {
 	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
 		printEndpoints(b, "local", p.Local)
 	}
+	if len(p.Lingering) > 0 {
+		printEndpoints(b, "lingering", p.Lingering)
+	}
 }
 
 func printEndpoints(b *bytes.Buffer, name string, list []service.Endpoint) {

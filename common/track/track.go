@@ -57,6 +57,7 @@ type Tracker struct {
 	names    names
 	facts    *facts
 	synced   bool
+	partial  bool // see source.Sink
 
 	dirty   []*svc
 	renode  bool // the node may have changed
@@ -184,6 +185,16 @@ func (t *Tracker) Synced() {
 	t.change(func() bool {
 		t.synced = true
 		return true
+	})
+}
+
+// Partial notes that the snapshots lack what could not be read yet.
+func (t *Tracker) Partial(is bool) {
+	t.change(func() bool {
+		changed := t.partial != is
+		t.partial = is
+		t.renode = t.renode || changed
+		return changed
 	})
 }
 

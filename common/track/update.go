@@ -117,8 +117,10 @@ func (t *Tracker) publish(node *service.Node, changes []service.Change) {
 			ports[i] = c.New
 		}
 		t.latest = service.New(1, node, ports)
-	case len(changes) > 0 || node != t.latest.Node:
+		t.latest.Partial = t.partial
+	case len(changes) > 0 || node != t.latest.Node || t.partial != t.latest.Partial:
 		t.latest = t.latest.With(t.latest.Generation+1, node, changes)
+		t.latest.Partial = t.partial
 	}
 }
 
@@ -202,7 +204,8 @@ func (r *resolution) port(want, old *service.Port) *service.Port {
 	}
 	p.Cluster = reuse(old.Cluster, c.cluster)
 	p.Local = reuse(old.Local, c.local)
-	if sameShape(old, &p) && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) {
+	p.Lingering = reuse(old.Lingering, c.lingering)
+	if sameShape(old, &p) && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Lingering, p.Lingering) {
 		return old
 	}
 	return &p

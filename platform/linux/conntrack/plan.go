@@ -121,14 +121,15 @@ func rules(p *service.Port) []Rule {
 
 // allowed returns where flows to the ClusterIP and to the external frontends
 // of p may be answered from. Pods and the node itself reach an external
-// frontend with policy Local through the Cluster endpoints, so these count too.
+// frontend with policy Local through the Cluster endpoints, so these count too;
+// so do endpoints that serve on without getting new flows.
 func allowed(p *service.Port) (internal, external []netip.AddrPort) {
-	cluster := addrs(p.Cluster)
+	cluster := union(addrs(p.Cluster), addrs(p.Lingering))
 	if p.Internal == service.PolicyCluster && p.External == service.PolicyCluster {
 		return cluster, cluster
 	}
 	internal, external = cluster, cluster
-	local := addrs(p.Local)
+	local := union(addrs(p.Local), addrs(localOnes(p.Lingering)))
 	if p.Internal == service.PolicyLocal {
 		internal = local
 	}
@@ -136,6 +137,16 @@ func allowed(p *service.Port) (internal, external []netip.AddrPort) {
 		external = union(local, cluster)
 	}
 	return internal, external
+}
+
+func localOnes(endpoints []service.Endpoint) []service.Endpoint {
+	var ones []service.Endpoint
+	for _, e := range endpoints {
+		if e.Local {
+			ones = append(ones, e)
+		}
+	}
+	return ones
 }
 
 func addrs(endpoints []service.Endpoint) []netip.AddrPort {

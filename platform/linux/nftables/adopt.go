@@ -181,6 +181,10 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 
 // port adds the unit for what l lacks.
 func (c *comparison) port(l layout) {
+	if c.table.sets == nil { // nothing to compare with: Apply works it out in time
+		c.units = append(c.units, unit{to: l})
+		return
+	}
 	var ops []op
 	for _, s := range ownSets(l.port) {
 		c.addSet(&ops, s)

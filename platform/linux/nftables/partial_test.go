@@ -1,0 +1,31 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// TestPartialSnapshotTakesNothingAway restarts with a snapshot that lacks
+// what could not be read: it stays in force until everything can be.
+func TestPartialSnapshotTakesNothingAway(t *testing.T) {
+	k := &fake{}
+	apply(t, &Backend{driver: k}, simple(3))
+
+	b := &Backend{driver: k}
+	part := simple(1)
+	part.Partial = true
+	apply(t, b, part)
+	if got := len(k.table.sets["services"].elements); got != 3 {
+		t.Errorf("%d Services in force while two could not be read, want 3", got)
+	}
+	whole := part.With(2, part.Node, []service.Change{})
+	whole.Partial = false
+	apply(t, b, whole)
+	if got := len(k.table.sets["services"].elements); got != 1 {
+		t.Errorf("%d Services in force once all was read, want 1", got)
+	}
+}
