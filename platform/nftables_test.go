@@ -1,0 +1,112 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package platform
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/nftables"
+)
+
+var nftablesOptions = nftables.Options{MasqueradeBit: 14}
+
+// empty is a node of which nobody said anything, in a cluster without
+// Services.
+var empty = service.New(1, &service.Node{}, nil)
+
+const skeletonPath = "testdata/skeleton.nft"
+
+// TestNFTablesSkeleton shows the sets and chains that every node has.
+func TestNFTablesSkeleton(t *testing.T) {
+	got := renderNFTables(t, empty, nftables.Text)
+	if *update {
+		if err := os.WriteFile(skeletonPath, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(skeletonPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("skeleton (-want +got):\n%s", diff)
+	}
+}
+
+func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := nftables.Render(&b, want, nftablesOptions, format); err != nil {
+		t.Fatalf("render: %v", err)
+	}
+	return b.Bytes()
+}
+
+// nftTables is what Render writes as JSON.
+type nftTables struct {
+	Tables []struct {
+		Family, Name string
+		Sets, Chains []nftObject
+	}
+}
+
+type nftObject struct {
+	Name, Type      string
+	Elements, Rules []string
+}
+
+func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
+	t.Helper()
+	var tables nftTables
+	if err := json.Unmarshal(renderNFTables(t, want, nftables.JSON), &tables); err != nil {
+		t.Fatalf("read what was rendered: %v", err)
+	}
+	return tables
+}
+
+// writeNFTables writes the elements of all sets, and the chains that the
+// skeleton lacks or has otherwise: what a cluster and its node add to it.
+func writeNFTables(t *testing.T, want *service.Snapshot) string {
+	t.Helper()
+	skeleton := nftablesOf(t, empty)
+	var b strings.Builder
+	for i, table := range nftablesOf(t, want).Tables {
+		for _, s := range table.Sets {
+			writeLines(&b, table.Family+" "+s.Name, s.Elements)
+		}
+		for _, c := range table.Chains {
+			if !slices.ContainsFunc(skeleton.Tables[i].Chains, c.equal) {
+				writeLines(&b, table.Family+" chain "+c.Name, c.Rules)
+			}
+		}
+	}
+	if b.Len() == 0 {
+		return "nothing but the skeleton\n"
+	}
+	return b.String()
+}
+
+func (o nftObject) equal(x nftObject) bool {
+	return o.Name == x.Name && o.Type == x.Type && slices.Equal(o.Rules, x.Rules)
+}
+
+func writeLines(b *strings.Builder, title string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "%s\n", title)
+	for _, l := range lines {
+		fmt.Fprintf(b, "\t%s\n", l)
+	}
+}

@@ -1,0 +1,153 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package platform
+
+import (
+	"context"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+	"sigs.k8s.io/yaml"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+)
+
+var update = flag.Bool("update", false, "rewrite what the scenarios in testdata expect")
+
+// backends write what they make of a cluster, each in the file of a scenario
+// that has its name.
+var backends = []struct {
+	name  string
+	write func(*testing.T, *service.Snapshot) string
+}{
+	{"nftables", writeNFTables},
+}
+
+// inputs are the files of a scenario that are not a backend's.
+var inputs = []string{"options.yaml", "cluster.yaml"}
+
+func scenarioPaths(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("scenarios = %v, %v, want some", paths, err)
+	}
+	return paths
+}
+
+func scenarioName(path string) string { return strings.TrimSuffix(filepath.Base(path), ".txtar") }
+
+// TestScenarios reads each archive in testdata: what it shows, the
+// operator's choices if there are any, a cluster, and what each backend
+// makes of it.
+func TestScenarios(t *testing.T) {
+	for _, path := range scenarioPaths(t) {
+		t.Run(scenarioName(path), func(t *testing.T) {
+			a, want := open(t, path)
+			for _, b := range backends {
+				got := b.write(t, want)
+				if *update {
+					put(a, b.name, got)
+				} else if diff := cmp.Diff(string(part(a, b.name)), got); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", b.name, diff)
+				}
+			}
+			if *update {
+				if err := os.WriteFile(path, txtar.Format(a), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// TestScenariosHaveNoOtherFiles finds what is misspelt or left over.
+func TestScenariosHaveNoOtherFiles(t *testing.T) {
+	known := slices.Clone(inputs)
+	for _, b := range backends {
+		known = append(known, b.name)
+	}
+	for _, path := range scenarioPaths(t) {
+		a, _ := open(t, path)
+		if len(strings.TrimSpace(string(a.Comment))) == 0 {
+			t.Errorf("%s does not say what it shows", path)
+		}
+		for _, f := range a.Files {
+			if !slices.Contains(known, f.Name) {
+				t.Errorf("%s has a file %s; want one of %v", path, f.Name, known)
+			}
+		}
+	}
+}
+
+func part(a *txtar.Archive, name string) []byte {
+	for _, f := range a.Files {
+		if f.Name == name {
+			return f.Data
+		}
+	}
+	return nil
+}
+
+func put(a *txtar.Archive, name, text string) {
+	for i := range a.Files {
+		if a.Files[i].Name == name {
+			a.Files[i].Data = []byte(text)
+			return
+		}
+	}
+	a.Files = append(a.Files, txtar.File{Name: name, Data: []byte(text)})
+}
+
+// choices are the operator's, as a scenario writes them.
+type choices struct {
+	NodeName         string
+	Pods             []string // prefixes
+	NodePorts        []string // prefixes
+	NodePortsPrimary bool
+	MasqueradeAll    bool
+}
+
+func (c choices) options() track.Options {
+	o := track.Options{NodeName: c.NodeName, NodePortsPrimary: c.NodePortsPrimary, MasqueradeAll: c.MasqueradeAll}
+	for _, s := range c.Pods {
+		o.Pods.Prefixes = append(o.Pods.Prefixes, netip.MustParsePrefix(s))
+	}
+	for _, s := range c.NodePorts {
+		o.NodePorts = append(o.NodePorts, netip.MustParsePrefix(s))
+	}
+	return o
+}
+
+// open reads a scenario and what its node should forward.
+func open(t *testing.T, path string) (*txtar.Archive, *service.Snapshot) {
+	t.Helper()
+	a, err := txtar.ParseFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := choices{NodeName: "node-a"}
+	if err := yaml.UnmarshalStrict(part(a, "options.yaml"), &c); err != nil {
+		t.Fatalf("options.yaml: %v", err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "cluster.yaml"), part(a, "cluster.yaml"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	tracker := track.New(c.options())
+	m := source.Manifests{Paths: []string{dir}, NodeName: c.NodeName}
+	if err := m.Load(context.Background(), tracker); err != nil {
+		t.Fatalf("cluster.yaml: %v", err)
+	}
+	return a, tracker.Latest()
+}
