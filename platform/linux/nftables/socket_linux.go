@@ -25,12 +25,16 @@ type socket struct {
 // system's limit a smaller one is given, and large transactions are halved.
 const bufferSize = 64 << 20
 
+// largestAnswer bounds a datagram from the kernel: its listings come in pieces
+// of at most 32 KiB, and all else is smaller.
+const largestAnswer = 64 << 10
+
 func dial() (*socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
 	}
-	s := &socket{fd: fd, buf: make([]byte, 256<<10)}
+	s := &socket{fd: fd, buf: make([]byte, largestAnswer)}
 	if err := s.setUp(); err != nil {
 		s.close()
 		return nil, fmt.Errorf("set up netlink socket to netfilter: %w", err)
