@@ -123,3 +123,8 @@ func generation(t *testing.T, h *netlab.Host) uint32 {
 	}
 	return id
 }
+
+// withoutClients takes out of a listing what the kernel itself writes.
+func withoutClients(rules string) string {
+	return regexp.MustCompile(`(?ms)^\tmap clients-.*?^\t\}\n`).ReplaceAllString(rules, "")
+}

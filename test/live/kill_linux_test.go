@@ -1,0 +1,103 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// variant is one of several clusters that have not much in common.
+type variant struct {
+	text    []byte
+	want    *service.Snapshot
+	samples []cell
+}
+
+// many is enough apps for several transactions in each family.
+const many = 300
+
+func (c *cluster) variant(t *testing.T, n int) variant {
+	t.Helper()
+	var items []any
+	var apps []app
+	webs := c.webs()
+	for i := range many {
+		if (i+n)%5 == 0 {
+			continue
+		}
+		a := app{name: fmt.Sprintf("many-%d", i), number: 100 + (i+37*n)%many}.on(webs[(i+n)%3 : 4-i*n%2]...)
+		if (i+n)%7 == 0 {
+			a.external = "Local"
+		}
+		if (i+n)%11 == 0 {
+			a.sticky = 60
+		}
+		apps = append(apps, a)
+		items = append(items, a.service(), a.slice(service.IPv4), a.slice(service.IPv6))
+	}
+	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.write(t, "many.json", text)
+	samples := c.cells(c.callers()[:1], apps[0], apps[len(apps)/2], apps[len(apps)-1])
+	return variant{text, c.want(t), samples}
+}
+
+// killOnce starts a proxy and kills it at some moment after its first
+// transaction, or after a while if it has nothing to write.
+func (c *cluster) killOnce(t *testing.T, after time.Duration) {
+	t.Helper()
+	before := generation(t, c.Node)
+	p := c.launch(t)
+	for generation(t, c.Node) == before && !p.log.has(`"Programmed"`) {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(after)
+	p.kill()
+}
+
+// A proxy that is killed while it programs leaves something half done behind.
+// The next one makes it whole, whatever it is asked for by then.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	var variants []variant
+	for n := range 3 {
+		variants = append(variants, c.variant(t, n))
+	}
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	partial := 0
+	const rounds = 8
+	for range rounds {
+		for range 1 + random.IntN(3) {
+			v := variants[random.IntN(len(variants))]
+			c.write(t, "many.json", v.text)
+			c.killOnce(t, time.Duration(random.Int64N(int64(40*time.Millisecond))))
+			if c.lacks(t, v.want) != "" {
+				partial++
+			}
+		}
+		v := variants[random.IntN(len(variants))]
+		c.write(t, "many.json", v.text)
+		p := c.launch(t)
+		p.awaitLog(t, `"Programmed"`, "IPv4")
+		p.awaitLog(t, `"Programmed"`, "IPv6")
+		c.settleOn(t, v.want)
+		c.check(t, v.want, v.samples)
+		p.kill()
+	}
+	t.Logf("%d times something was half done", partial)
+	if partial == 0 {
+		t.Error("no proxy was killed while it programmed")
+	}
+}

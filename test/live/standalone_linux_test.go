@@ -1,0 +1,128 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A file that is broken takes nothing away: it is reported so that its author
+// finds the place, and everything that was good stays in force.
+func TestBrokenFile(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	cart := app{name: "cart", number: 11}.on(c.Host("web-1"))
+	c.save(t, web, cart)
+	p := c.start(t)
+	want := c.settle(t)
+	good := cart.yaml(t)
+
+	for _, tc := range []struct {
+		name string
+		text []byte
+		said []string
+	}{
+		{"no YAML", append(good[:len(good):len(good)], "---\nkind: [\n"...), []string{"cart.yaml", "line "}},
+		{"a misspelt field", bytes.Replace(good, []byte("clusterIPs:"), []byte("clusterIps:"), 1),
+			[]string{"cart.yaml", "line ", "Service shop/cart", "clusterIps", "did you mean clusterIPs?"}},
+		{"a wrong type", bytes.Replace(good, []byte("port: 80\n"), []byte("port: http\n"), 1),
+			[]string{"cart.yaml", "Service shop/cart", "spec.ports", "number"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c.write(t, "cart.yaml", tc.text)
+			p.awaitLog(t, append(tc.said, "last good")...)
+			c.settleOn(t, want)
+			c.check(t, want, c.cells(c.callers()[:1], web, cart))
+		})
+	}
+	t.Run("a directory", func(t *testing.T) {
+		c.remove(t, "cart.yaml")
+		if err := os.Mkdir(filepath.Join(c.dir, "cart.yaml"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		p.awaitLog(t, "cart.yaml", "directory")
+		c.check(t, want, c.cells(c.callers()[:1], web))
+		if err := os.Remove(filepath.Join(c.dir, "cart.yaml")); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("another file changes meanwhile", func(t *testing.T) {
+		c.write(t, "broken.yaml", []byte("kind: [\n"))
+		p.awaitLog(t, "broken.yaml", "line 1")
+		c.save(t, web.on(c.Host("web-2")), cart)
+		c.remove(t, "broken.yaml")
+		c.check(t, c.settle(t), c.cells(c.callers()[:1], web, cart))
+	})
+	if p.log.count("cart.yaml", "did you mean") != 1 {
+		t.Errorf("the problem was told %d times, want once", p.log.count("cart.yaml", "did you mean"))
+	}
+}
+
+// A volume of configuration is a directory of links through one link that is
+// swapped.
+func TestMountedVolume(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}
+	version := func(name string, apps ...app) {
+		dir := filepath.Join(c.dir, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range apps {
+			if err := os.WriteFile(filepath.Join(dir, a.name+".yaml"), a.yaml(t), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		next := filepath.Join(c.dir, "..data_tmp")
+		if err := os.Symlink(name, next); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, filepath.Join(c.dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	version("..first", web.on(c.Host("web-1")))
+	if err := os.Symlink(filepath.Join("..data", "web.yaml"), filepath.Join(c.dir, "web.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	c.start(t)
+	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	for name, host := range map[string]string{"..second": "web-2", "..third": "web-3"} {
+		version(name, web.on(c.Host(host)))
+		c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	}
+}
+
+// What render prints is what the proxy installs: nft takes it, and packets
+// fare the same.
+func TestRendered(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	apps := c.matrix()
+	c.save(t, apps...)
+	cmd := command(append([]string{"render", "--proxy-mode=nftables", "--manifests=" + c.dir}, c.mode.flags...)...)
+	var text bytes.Buffer
+	cmd.Stdout = &text
+	if out, err := run(t, c.Node, cmd); err != nil {
+		t.Fatalf("render: %v\n%s", err, out)
+	}
+	nft(t, c.Node, text.String(), "-c")
+	if left := strings.TrimSpace(nft(t, c.Node, "list ruleset\n")); left != "" {
+		t.Fatalf("checking installed something:\n%s", left)
+	}
+	nft(t, c.Node, text.String())
+	want := c.want(t)
+	c.check(t, want, c.cells(c.callers(), apps...))
+
+	// A proxy that finds these rules takes them over without a gap.
+	open := c.talk(t, "tcp", apps[0], 1)
+	c.start(t)
+	open.goOn(t)
+}
