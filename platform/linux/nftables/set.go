@@ -114,10 +114,6 @@ func (s *set) text(family service.Family) string {
 	return b.String()
 }
 
-// fingerprint tells two descriptions apart that the kernel would treat
-// differently.
-func (s *set) fingerprint(family service.Family) string { return s.text(family) }
-
 func typeof(fields []field, family service.Family) string {
 	var parts []string
 	for _, f := range fields {
