@@ -74,6 +74,7 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 		return err
 	}
 	err = k.put.transact(batch)
+	k.encoder.release()
 	// Large transactions would fill the monitor with other readers' copies
 	// if it were emptied only once a round.
 	k.monitor.notice()

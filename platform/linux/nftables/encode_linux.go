@@ -5,6 +5,7 @@ package nftables
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
@@ -40,9 +41,23 @@ func newEncoder(f service.Family) *encoder {
 	return e
 }
 
-// batch returns the messages for ops. The last one asks for an answer.
+// keptBuffer bounds what an encoder keeps for the next batch.
+const keptBuffer = 64 << 10
+
+// release gives the memory of a large batch back.
+func (e *encoder) release() {
+	if cap(e.buf) > keptBuffer {
+		e.buf = nil
+	}
+}
+
+// opSize is about what an op takes in a batch.
+const opSize = 80
+
+// batch returns the messages for ops, good until the next call. The last one
+// asks for an answer.
 func (e *encoder) batch(ops []op) ([]byte, error) {
-	e.buf = e.buf[:0]
+	e.buf = slices.Grow(e.buf[:0], len(ops)*opSize)
 	e.open(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 	e.close()
 	for i := range ops {
