@@ -6,8 +6,10 @@ package nftables
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -101,26 +103,15 @@ func TestCleanup(t *testing.T) {
 // A client that cannot be forgotten is a failure of its port, and is tried
 // again in the next round.
 func TestForgetFails(t *testing.T) {
-	port := func(ends ...string) *service.Snapshot {
-		p := &service.Port{
-			Name: service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP}, Affinity: 3600e9,
-			Frontends: []service.Frontend{{Addr: addr("10.96.0.20"), Port: 80}},
-		}
-		for _, e := range ends {
-			p.Cluster = append(p.Cluster, service.Endpoint{Addr: addrPort(e)})
-		}
-		return service.New(1, &service.Node{}, []*service.Port{p})
-	}
 	u := &unsteady{fake: &fake{}}
 	b := &Backend{driver: u}
-	first := port("10.244.1.1:80", "10.244.1.2:80")
+	first, want := sticky(service.IPv4, 1, 3), sticky(service.IPv4, 3)
 	apply(t, b, first)
 	p := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
-	clients := u.table.sets[clientSet(p, cluster, 80).name]
+	clients := u.table.sets[clientSet(p, cluster, 8081).name]
 	client, gone := addr("192.0.2.7").AsSlice(), addr("10.244.1.1").AsSlice()
 	clients.elements[string(client)] = element{in: clients.set, key: client, value: gone}
 
-	want := port("10.244.1.2:80")
 	u.forgetErr = errInjected
 	plan, err := b.Plan(context.Background(), want)
 	if err != nil {
@@ -135,4 +126,19 @@ func TestForgetFails(t *testing.T) {
 	if len(u.table.sets[clients.name].elements) != 0 {
 		t.Error("the client is still remembered")
 	}
+}
+
+// sticky is a port with affinity to endpoints at two ports, named by the
+// last part of their addresses.
+func sticky(f service.Family, ends ...int) *service.Snapshot {
+	p := &service.Port{
+		Name:   service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP},
+		Family: f, Affinity: time.Hour,
+		Frontends: []service.Frontend{{Addr: addr([]string{"10.96.0.20", "fd00:10:96::20"}[f]), Port: 80}},
+	}
+	for _, n := range ends {
+		a := addrIn([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(a, uint16(8080+n%2))})
+	}
+	return service.New(1, &service.Node{}, []*service.Port{p})
 }

@@ -6,10 +6,8 @@ package nftables
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -128,23 +126,8 @@ func TestDriftOutlivesAPlan(t *testing.T) {
 	})
 }
 
-// sticky is a port with affinity to endpoints at two ports, named by the
-// last part of their addresses.
-func sticky(f service.Family, ends ...int) *service.Snapshot {
-	p := &service.Port{
-		Name:   service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP},
-		Family: f, Affinity: time.Hour,
-		Frontends: []service.Frontend{{Addr: addr([]string{"10.96.0.20", "fd00:10:96::20"}[f]), Port: 80}},
-	}
-	for _, n := range ends {
-		a := addrIn([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
-		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(a, uint16(8080+n%2))})
-	}
-	return service.New(1, &service.Node{}, []*service.Port{p})
-}
-
-// remembered writes clients into the map of a port number, as rules would,
-// and returns what is there afterwards.
+// clientsOf writes clients into the map of a port number, as rules would, and
+// returns which addresses are there afterwards.
 func clientsOf(t *testing.T, f service.Family, port int, add string) []string {
 	t.Helper()
 	p := sticky(f).Port(f, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})

@@ -1,0 +1,200 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// wantGoal wants a backend that knows nothing to find nothing to do.
+func wantGoal(t *testing.T, k *fake, want *service.Snapshot) {
+	t.Helper()
+	p, err := (&Backend{family: k.family, driver: k}).Plan(context.Background(), want)
+	if err != nil || !p.Empty() {
+		t.Errorf("Plan = %v, still to do:\n%s", err, p)
+	}
+}
+
+// about reports that ops program the named Service.
+func about(ops []op, name string) bool {
+	return slices.ContainsFunc(ops, func(o op) bool {
+		return o.verb == addElement && o.element.comment == "shop/"+name
+	})
+}
+
+// A port that collides with another one is tried again when that has moved.
+func TestApplyTriesAgainAtTheEnd(t *testing.T) {
+	k := &fake{}
+	b := &Backend{driver: k}
+	moved := false
+	k.refuse = func(ops []op) error {
+		if about(ops, "web-003") && !moved {
+			return errInjected
+		}
+		moved = moved || about(ops, "web-009")
+		return nil
+	}
+	apply(t, b, simple(10))
+	wantGoal(t, k, b.have.snapshot)
+}
+
+// A kernel that refuses everything is not asked about every port.
+func TestApplyGivesUp(t *testing.T) {
+	k := &fake{}
+	b := &Backend{driver: k}
+	asked := 0
+	k.refuse = func(ops []op) error {
+		asked++
+		if ops[0].element.in != nil {
+			return errInjected
+		}
+		return nil
+	}
+	err := planNow(t, b, simple(200)).Apply(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "gave up after 64 refusals") {
+		t.Errorf("Apply = %.200v, want it to give up", err)
+	}
+	if n := len(reconcile.Failed(err)); n != maxFailures {
+		t.Errorf("%d ports are named, want %d", n, maxFailures)
+	}
+	if asked > 3*maxFailures {
+		t.Errorf("the kernel was asked %d times", asked)
+	}
+}
+
+// A failure of what the rest relies on ends the round and names no port.
+func TestApplyPrepares(t *testing.T) {
+	k := &fake{refuse: func([]op) error { return errInjected }}
+	err := planNow(t, &Backend{driver: k}, simple(2)).Apply(context.Background())
+	if !errors.Is(err, errInjected) || !strings.HasPrefix(err.Error(), "prepare table ip kube-services") || len(reconcile.Failed(err)) > 0 {
+		t.Errorf("Apply = %v", err)
+	}
+}
+
+// Who asks to stop is not kept by looking for the port at fault.
+func TestApplyStops(t *testing.T) {
+	k := &fake{}
+	b := &Backend{driver: k}
+	apply(t, b, simple(0))
+	ctx, cancel := context.WithCancel(context.Background())
+	asked := 0
+	k.refuse = func([]op) error {
+		asked++
+		cancel()
+		return errInjected
+	}
+	if err := planNow(t, b, simple(50)).Apply(ctx); !errors.Is(err, errInjected) || asked != 1 {
+		t.Errorf("Apply = %v after %d transactions, want the first one's", err, asked)
+	}
+}
+
+func planNow(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
+	t.Helper()
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	return p
+}
+
+// Large changes are cut, so that others get a turn at the rules.
+func TestApplyCutsLargeChanges(t *testing.T) {
+	k := &fake{}
+	b := &Backend{driver: k}
+	var sizes []int
+	k.refuse = func(ops []op) error {
+		sizes = append(sizes, len(ops))
+		return nil
+	}
+	for _, want := range []*service.Snapshot{with(200, 100), simple(0)} {
+		sizes = nil
+		apply(t, b, want)
+		if most := slices.Max(sizes); most > chunk+300 || len(sizes) < 3 || len(sizes) > 6 {
+			t.Errorf("transactions of %v operations, want some of about %d", sizes, chunk)
+		}
+	}
+}
+
+// with returns n Services with so many endpoints each, at most 255 of both.
+func with(n, ends int) *service.Snapshot {
+	var ports []*service.Port
+	for p := range simple(n).Ports(service.IPv4) {
+		ports = append(ports, to(p, 1, ends))
+	}
+	return service.New(1, &service.Node{}, ports)
+}
+
+// to returns a copy of p with the endpoints from one number to another.
+func to(p *service.Port, first, last int) *service.Port {
+	c := *p
+	c.Cluster = nil
+	for i := first; i <= last; i++ {
+		c.Cluster = append(c.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(addrIn("10.244.2.0", i), 8080)})
+	}
+	return &c
+}
+
+// TestSmallChangesAddUp follows one Service through changes, each planned
+// from what is known of the last one and none by reading the table.
+func TestSmallChangesAddUp(t *testing.T) {
+	type step struct{ first, last int } // endpoints; none at all if last is 0
+	for name, steps := range map[string][]step{
+		"slots out of order and back in order": {{1, 3}, {2, 3}, {2, 4}, {7, 9}, {7, 8}, {7, 10}},
+		"gone and back":                        {{1, 5}, {3, 6}, {0, 0}, {3, 6}, {2, 6}},
+		"a class that grows twice":             {{1, 20}, {1, 5}, {1, 40}, {1, 20}},
+		"from one to none to one":              {{1, 1}, {5, 4}, {2, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := &fake{}
+			b := &Backend{driver: k}
+			s := simple(3)
+			apply(t, b, s)
+			first := s.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-001", Protocol: service.TCP})
+			other := s.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-002", Protocol: service.TCP})
+			old := first
+			for _, x := range steps {
+				next := to(first, x.first, x.last)
+				if x.last == 0 {
+					next = nil
+				}
+				changes := []service.Change{{Old: old, New: next}, {Old: other, New: to(other, 1, len(steps))}}
+				s = s.With(s.Generation+1, s.Node, changes)
+				apply(t, b, s)
+				wantGoal(t, k, s)
+				old, other = next, changes[1].New
+			}
+			if k.reads != 1+len(steps) { // one at the start, one for each look
+				t.Errorf("%d times read", k.reads)
+			}
+		})
+	}
+}
+
+// After a round that failed in part, the next one knows what went in.
+func TestChangesAfterAFailure(t *testing.T) {
+	k := &fake{}
+	b := &Backend{driver: k}
+	apply(t, b, with(5, 2))
+	want := with(5, 3)
+	k.refuse = func(ops []op) error {
+		if about(ops, "web-003") {
+			return errInjected
+		}
+		return nil
+	}
+	if err := planNow(t, b, want).Apply(context.Background()); len(reconcile.Failed(err)) != 1 {
+		t.Errorf("Apply = %v, want a failure of one port", err)
+	}
+	k.refuse = nil
+	apply(t, b, want)
+	wantGoal(t, k, want)
+}
