@@ -1,0 +1,154 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+)
+
+// TestKernelHoldsWhatTheTextSays programs random snapshots in two ways, over
+// netlink and as text through nft, and wants nft to list the same.
+func TestKernelHoldsWhatTheTextSays(t *testing.T) {
+	inNamespace(t, func() {
+		rapid.Check(t, func(rt *rapid.T) {
+			w := world{rt, service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
+			want := service.New(1, w.node(), w.ports())
+			b := newKernel(rt, w.family)
+			apply(rt, b, want)
+			got := blocks(t, w.family)
+			b.driver.(*kernel).close()
+			runNft(t, "", "flush", "ruleset")
+			var text bytes.Buffer
+			if err := Render(&text, want, b.options, Text); err != nil {
+				rt.Fatalf("Render: %v", err)
+			}
+			runNft(t, text.String(), "-f", "-")
+			if diff := cmp.Diff(blocks(t, w.family), got); diff != "" {
+				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
+			}
+			runNft(t, "", "flush", "ruleset")
+		})
+	})
+}
+
+// blocks lists our table, a string for each set and chain by name. The rules
+// of a chain keep their order, the elements of a set have none.
+func blocks(t *testing.T, f service.Family) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for block := range strings.SplitSeq(runNft(t, "", "-s", "list", "table", tableFamily(f), TableName), "\n\n") {
+		lines := strings.Split(block, "\n")
+		for i, l := range lines {
+			l = strings.TrimPrefix(strings.TrimSpace(l), "elements = { ")
+			lines[i] = strings.TrimRight(l, ", }")
+		}
+		lines = slices.DeleteFunc(lines, func(l string) bool { return l == "" || strings.HasPrefix(l, "table ") })
+		if name := lines[0]; !strings.HasPrefix(name, "chain ") {
+			slices.Sort(lines[1:])
+		}
+		found[lines[0]] = strings.Join(lines[1:], "\n")
+	}
+	return found
+}
+
+// More elements than one message holds.
+func TestLargeChanges(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		for _, want := range []*service.Snapshot{with(100, 60), with(100, 3), with(0, 0)} {
+			apply(t, b, want)
+			wantSettled(t, b, want)
+		}
+	})
+}
+
+// A transaction of which the kernel refuses a part does nothing, and the
+// error is the kernel's.
+func TestCommitIsAllOrNothing(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		want := simple(1)
+		apply(t, b, want)
+		element := func(v verb, last byte) op {
+			return op{verb: v, element: element{in: clusterIPs, key: []byte{10, 96, 9, last}}}
+		}
+		for name, tt := range map[string]struct {
+			ops  []op
+			want error
+		}{
+			"a bad one first":  {[]op{element(delElement, 1), element(addElement, 2)}, unix.ENOENT},
+			"a bad one last":   {[]op{element(addElement, 1), element(delElement, 2)}, unix.ENOENT},
+			"two bad ones":     {[]op{element(delElement, 1), {verb: addSet, set: clusterIPs}}, unix.ENOENT},
+			"a set there is":   {[]op{{verb: addSet, set: clusterIPs}}, unix.EEXIST},
+			"a chain in use":   {[]op{{verb: flushChain, chain: &chain{name: dispatchChain}}, {verb: delChain, chain: &chain{name: dispatchChain}}}, unix.EBUSY},
+			"a way to nowhere": {[]op{element(addElement, 1), {verb: addRules, chain: &chain{name: dispatchChain, rules: []rule{{goes("nowhere")}}}}}, unix.ENOENT},
+		} {
+			if err := b.driver.Commit(context.Background(), tt.ops); !errors.Is(err, tt.want) {
+				t.Errorf("%s: Commit = %v, want %v", name, err, tt.want)
+			}
+		}
+		wantSettled(t, b, want)
+	})
+}
+
+// Messages that were lost may have been about our table.
+func TestTouchedWhenMessagesAreLost(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, simple(1))
+		if err := unix.SetsockoptInt(b.driver.(*kernel).monitor.sock.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+			t.Errorf("shrink the buffer: %v", err)
+		}
+		for range 20 {
+			runNft(t, strings.Repeat("add table ip x\ndelete table ip x\n", 100), "-f", "-")
+		}
+		if !wasTouched(t, b) {
+			t.Error("not touched, though messages were lost")
+		}
+		apply(t, b, simple(1))
+		if wasTouched(t, b) {
+			t.Error("still touched after a look at the table")
+		}
+	})
+}
+
+// Base chains that a stranger changed are made anew with the table.
+func TestForeignBaseChains(t *testing.T) {
+	for name, script := range map[string]string{
+		"a policy":   "add chain ip kube-services prerouting { policy drop; }",
+		"a type":     "delete chain ip kube-services output\nadd chain ip kube-services output { type filter hook output priority -100; }",
+		"a priority": "delete chain ip kube-services output\nadd chain ip kube-services output { type nat hook output priority 5; }",
+		"a hook":     "delete chain ip kube-services output\nadd chain ip kube-services output { type nat hook prerouting priority -100; }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				want := simple(1)
+				apply(t, b, want)
+				before := blocks(t, service.IPv4)
+				runNft(t, "flush chain ip kube-services output\n"+script, "-f", "-")
+				apply(t, b, want)
+				if diff := cmp.Diff(before, blocks(t, service.IPv4)); diff != "" {
+					t.Errorf("after the repair (-before +after):\n%s", diff)
+				}
+				wantSettled(t, b, want)
+			})
+		})
+	}
+}
