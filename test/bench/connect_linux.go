@@ -122,7 +122,7 @@ func (t target) burst(d time.Duration) (samples, error) {
 		to := &unix.SockaddrInet4{Port: int(t.to.Port()), Addr: t.to.Addr().As4()}
 		buf := make([]byte, message)
 		for began := time.Now(); time.Since(began) < d; {
-			made, answered, err := transact(to, buf)
+			made, answered, err := transact(to, buf, 2*time.Second)
 			switch {
 			case err == nil:
 				s.made, s.answered = append(s.made, made), append(s.answered, answered)
@@ -136,19 +136,19 @@ func (t target) burst(d time.Duration) (samples, error) {
 }
 
 // transact makes one connection, which it ends with a reset so that neither
-// side keeps its port.
-func transact(to unix.Sockaddr, buf []byte) (made, answered time.Duration, err error) {
+// side keeps its port. No step may take longer than limit.
+func transact(to unix.Sockaddr, buf []byte, limit time.Duration) (made, answered time.Duration, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer unix.Close(fd)
-	limit := &unix.Timeval{Sec: 2}
+	tv := unix.NsecToTimeval(limit.Nanoseconds())
 	err = errors.Join(
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, limit),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, limit))
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv))
 	if err != nil {
 		return 0, 0, err
 	}
@@ -223,13 +223,19 @@ func (t task) connections(f *figures, n *network) error {
 	if err := errors.Join(n.forgetQuickly(), n.echo(), bare.echo()); err != nil {
 		return err
 	}
+	return t.compare(f, t.targets(n, bare))
+}
+
+// targets are a direct connection in the network without rules, one in n
+// beside its rules, and those through its Services.
+func (t task) targets(n, bare *network) []target {
 	direct := netip.AddrPortFrom(endpointIP(0, 0), targetPort)
 	targets := []target{{directName, bare, direct}, {"beside", n, direct}}
 	for i, s := range firstMiddleLast(t.Services) {
 		name := [...]string{"first", "middle", "last"}[i]
 		targets = append(targets, target{name, n, netip.AddrPortFrom(clusterIP(s), servicePort)})
 	}
-	return t.compare(f, targets)
+	return targets
 }
 
 // quantile returns the value below which a share of list lies, in seconds
