@@ -5,7 +5,9 @@ package live
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -112,15 +114,7 @@ func TestAffinity(t *testing.T) {
 	c.start(t)
 	h := settleDown(t, c, web)
 
-	t.Run("one server for all ways in", func(t *testing.T) {
-		for _, p := range h.people {
-			for _, k := range kinds {
-				if got := h.visit(t, p, k); got != h.server[p] {
-					t.Errorf("%s at the %s is answered by %s, want %s", p, k, got, h.server[p])
-				}
-			}
-		}
-	})
+	t.Run("one server for all ways in", h.checkWays)
 	t.Run("who comes back is remembered longer", func(t *testing.T) {
 		for begin := time.Now(); time.Since(begin) < 2500*time.Millisecond; {
 			if moved := h.moved(t); len(moved) > 0 {
@@ -130,30 +124,9 @@ func TestAffinity(t *testing.T) {
 	})
 	t.Run("a server leaves", func(t *testing.T) {
 		gone := h.server[h.people[0]]
-		var rest []*netlab.Host
-		for _, w := range c.webs() {
-			if w.Name != gone {
-				rest = append(rest, w)
-			}
-		}
-		c.save(t, web.on(rest...))
+		c.save(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
 		c.settle(t)
-		await(t, "every client of the server moves", func() bool {
-			for p, now := range h.moved(t) {
-				if h.server[p] != gone {
-					t.Fatalf("%s moved from %s to %s, though %s left", p, h.server[p], now, gone)
-				}
-				if now != gone {
-					h.server[p] = now
-				}
-			}
-			for _, s := range h.server {
-				if s == gone {
-					return false
-				}
-			}
-			return true
-		})
+		await(t, "every client of the server moves", func() bool { return h.movedFrom(t, gone) })
 		if moved := h.moved(t); len(moved) > 0 {
 			t.Errorf("moved once more: %v", moved)
 		}
@@ -171,4 +144,27 @@ func TestAffinity(t *testing.T) {
 			t.Errorf("all %d clients happen to have the servers they had", len(h.people))
 		}
 	})
+}
+
+func (h *household) checkWays(t *testing.T) {
+	for _, p := range h.people {
+		for _, k := range kinds {
+			if got := h.visit(t, p, k); got != h.server[p] {
+				t.Errorf("%s at the %s is answered by %s, want %s", p, k, got, h.server[p])
+			}
+		}
+	}
+}
+
+// movedFrom reports that nobody is answered by a server any more, and lets
+// nobody else move.
+func (h *household) movedFrom(t *testing.T, gone string) bool {
+	t.Helper()
+	for p, now := range h.moved(t) {
+		if h.server[p] != gone {
+			t.Fatalf("%s moved from %s to %s, though %s left", p, h.server[p], now, gone)
+		}
+		h.server[p] = now
+	}
+	return !slices.Contains(slices.Collect(maps.Values(h.server)), gone)
 }

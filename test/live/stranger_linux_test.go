@@ -10,6 +10,24 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// deeds are what a stranger may do to the table of a cluster with a Service of
+// number 10 and one with affinity of number 11.
+var deeds = []struct{ name, text string }{
+	{"flushes a chain", "flush chain ip kube-services dispatch"},
+	{"flushes a hook", "flush chain ip6 kube-services prerouting"},
+	{"deletes elements", "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }; " +
+		"delete element ip6 kube-services nodeports { udp . 30010 }; delete element ip kube-services cluster-ips { 10.96.0.11 }"},
+	{"adds an element", "add element ip kube-services services { 10.96.0.99 . tcp . 80 : drop }"},
+	{"inserts a rule", "insert rule ip kube-services dispatch ip daddr 10.96.0.0/16 drop"},
+	{"replaces what an address leads to", "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }; " +
+		"add element ip kube-services services { 10.96.0.10 . tcp . 80 : goto refuse }"},
+	{"adds a chain of its own", "add chain ip6 kube-services mine { type filter hook forward priority 0; }; " +
+		"add rule ip6 kube-services mine drop"},
+	{"empties a map", "flush map ip kube-services endpoints"},
+	{"deletes a table", "delete table ip kube-services"},
+	{"deletes both tables", "delete table ip kube-services; delete table ip6 kube-services"},
+}
+
 // What others do to our rules is found, undone and told, and what is theirs
 // stays as it is, whatever we do.
 func TestStrangers(t *testing.T) {
@@ -26,21 +44,7 @@ func TestStrangers(t *testing.T) {
 	want := c.settle(t)
 	rules := ours(t, c.Node)
 
-	for _, deed := range []struct{ name, text string }{
-		{"flushes a chain", "flush chain ip kube-services dispatch"},
-		{"flushes a hook", "flush chain ip6 kube-services prerouting"},
-		{"deletes elements", "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }; " +
-			"delete element ip6 kube-services nodeports { udp . 30010 }; delete element ip kube-services cluster-ips { 10.96.0.11 }"},
-		{"adds an element", "add element ip kube-services services { 10.96.0.99 . tcp . 80 : drop }"},
-		{"inserts a rule", "insert rule ip kube-services dispatch ip daddr 10.96.0.0/16 drop"},
-		{"replaces what an address leads to", "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }; " +
-			"add element ip kube-services services { 10.96.0.10 . tcp . 80 : goto refuse }"},
-		{"adds a chain of its own", "add chain ip6 kube-services mine { type filter hook forward priority 0; }; " +
-			"add rule ip6 kube-services mine drop"},
-		{"empties a map", "flush map ip kube-services endpoints"},
-		{"deletes a table", "delete table ip kube-services"},
-		{"deletes both tables", "delete table ip kube-services; delete table ip6 kube-services"},
-	} {
+	for _, deed := range deeds {
 		t.Run(deed.name, func(t *testing.T) {
 			told := p.log.count("Others had altered our rules")
 			nft(t, c.Node, deed.text+"\n")

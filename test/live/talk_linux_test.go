@@ -6,7 +6,6 @@ package live
 import (
 	"testing"
 
-	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
 )
 
@@ -23,16 +22,7 @@ type talk struct {
 // families, from a pod, from outside and from the node.
 func (c *cluster) talk(t *testing.T, proto string, a app, count int) talks {
 	t.Helper()
-	var all talks
-	for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node} {
-		for _, k := range kinds {
-			for _, f := range service.Families {
-				for range count {
-					all = append(all, open(t, h, netlab.Query{Proto: proto, To: a.at(k, f), Timeout: netlab.Silence}))
-				}
-			}
-		}
-	}
+	all := c.open(t, proto, a, count)
 	for i := range all {
 		answer, err := all[i].conn.Ask(t.Context())
 		if err != nil || answer.Outcome != netlab.Answered {
@@ -43,15 +33,28 @@ func (c *cluster) talk(t *testing.T, proto string, a app, count int) talks {
 	return all
 }
 
-// open opens a conversation in which nobody has said anything yet.
-func open(t *testing.T, h *netlab.Host, q netlab.Query) talk {
+// open is talk before anybody has said anything.
+func (c *cluster) open(t *testing.T, proto string, a app, count int) talks {
 	t.Helper()
-	conn, a, err := h.Open(t.Context(), q)
+	var all talks
+	for _, x := range c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, a) {
+		for range count {
+			if x.proto.String() == proto {
+				all = append(all, x.open(t))
+			}
+		}
+	}
+	return all
+}
+
+func (x cell) open(t *testing.T) talk {
+	t.Helper()
+	conn, a, err := x.from.Open(t.Context(), netlab.Query{Proto: x.proto.String(), To: x.to, Timeout: netlab.Silence})
 	if err != nil || a.Outcome != netlab.Answered {
-		t.Fatalf("%s to %s: %s, %v", h.Name, q.To, a.Outcome, err)
+		t.Fatalf("%s: %s, %v", x, a.Outcome, err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return talk{conn: conn, name: h.Name + " to " + q.To.String() + " " + q.Proto}
+	return talk{conn: conn, name: x.String()}
 }
 
 // goOn asks in each conversation and wants the answer of the same server as

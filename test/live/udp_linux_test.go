@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
 )
 
@@ -69,16 +68,7 @@ func TestUDPComesAlive(t *testing.T) {
 	refilled := app{name: "refilled", number: 11}
 	c.save(t, refilled)
 	c.start(t)
-	var flows talks
-	for _, a := range []app{late, refilled} {
-		for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node} {
-			for _, k := range kinds {
-				for _, f := range service.Families {
-					flows = append(flows, open(t, h, netlab.Query{Proto: "udp", To: a.at(k, f), Timeout: netlab.Silence}))
-				}
-			}
-		}
-	}
+	flows := append(c.open(t, "udp", late, 1), c.open(t, "udp", refilled, 1)...)
 	for _, f := range flows {
 		if a, err := f.conn.Ask(t.Context()); err != nil || a.Outcome == netlab.Answered {
 			t.Fatalf("%s is answered too early by %q, %v", f.name, a.Backend, err)
