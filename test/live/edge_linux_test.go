@@ -106,7 +106,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 		if err := c.Node.AddAddr(vip); err != nil {
 			t.Fatal(err)
 		}
-		a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.LoadBalancerIP, f), Timeout: netlab.Silence})
+		a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.LoadBalancerIP, f)})
 		if err != nil || a.Outcome != netlab.Answered || a.From.Addr() != vip {
 			t.Errorf("node-a to %s: %s from %s, %v", vip, a.Outcome, a.From, err)
 		}
@@ -119,7 +119,7 @@ func servers(t *testing.T, from *netlab.Host, to netip.AddrPort) string {
 	t.Helper()
 	var seen []string
 	for missed := 0; missed < 30; missed++ {
-		a, err := from.Ask(t.Context(), netlab.Query{Proto: "tcp", To: to, Timeout: netlab.Silence})
+		a, err := from.Ask(t.Context(), netlab.Query{Proto: "tcp", To: to, Timeout: 3 * netlab.Silence})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -49,7 +49,7 @@ func (c *cluster) open(t *testing.T, proto string, a app, count int) talks {
 
 func (x cell) open(t *testing.T) talk {
 	t.Helper()
-	conn, a, err := x.from.Open(t.Context(), netlab.Query{Proto: x.proto.String(), To: x.to, Timeout: netlab.Silence})
+	conn, a, err := x.from.Open(t.Context(), netlab.Query{Proto: x.proto.String(), To: x.to, Timeout: 5 * netlab.Silence})
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Fatalf("%s: %s, %v", x, a.Outcome, err)
 	}
