@@ -57,7 +57,7 @@ test: setup formatted vet lint ## everything that runs for a commit; SKIPS=fail 
 	@race=-race; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
 	echo "== test $$race (compiles first)"; \
-	go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt $$race ./...
+	go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- $$race ./...
 
 .PHONY: vet
 vet: ## go vet for every system

@@ -152,7 +152,7 @@ func TestUnwantedWords(t *testing.T) {
 	}{
 		"plain":          {text: "The kernel re-validates 10 issues of work/main.\nSee gcr in a glossary.\n"},
 		"module proxy":   {text: "GOPROXY=https://proxy.golang." + "org\n", want: []string{"names a registry"}},
-		"image registry": {text: "image: gcr." + "io/x\nimage: eu.gcr." + "io/x\n", want: []string{"registry", "registry"}},
+		"image registry": {text: "image: gcr." + "io/x\nimage: eu.gcr." + "io/x\nimage: ghcr." + "io/x\n", want: []string{"registry", "registry", "registry"}},
 		"issue":          {text: "see iss" + "ue 12\n", want: []string{"names an issue"}},
 		"machine's path": {text: "cd /wor" + "k/x\n", want: []string{"one machine"}},
 		"note":           {text: "// TO" + "DO: more\n", want: []string{"leaves a note"}},
