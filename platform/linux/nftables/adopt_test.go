@@ -84,27 +84,29 @@ func TestAdoptionMovesNobody(t *testing.T) {
 		{Kind: service.NodePort, Port: 30080},
 		{Kind: service.ExternalIP, Addr: addr("198.51.100.9"), Port: 80},
 	}
-	for name, frontends := range map[string][]service.Frontend{
-		"ClusterIP": all[:1], "NodePort": all[1:2], "ExternalIP": all[2:], "all of them": all,
+	for name, p := range map[string]service.Port{
+		"ClusterIP":            {Frontends: all[:1]},
+		"ClusterIP, Local":     {Frontends: all[:1], Internal: service.PolicyLocal},
+		"ClusterIP, affinity":  {Frontends: all[:1], Affinity: time.Hour},
+		"NodePort":             {Frontends: all[1:2]},
+		"NodePort, Local":      {Frontends: all[1:2], External: service.PolicyLocal},
+		"ExternalIP":           {Frontends: all[2:]},
+		"ExternalIP, Local":    {Frontends: all[2:], External: service.PolicyLocal},
+		"all":                  {Frontends: all},
+		"all, Local":           {Frontends: all, Internal: service.PolicyLocal, External: service.PolicyLocal},
+		"all, Local, affinity": {Frontends: all, Internal: service.PolicyLocal, External: service.PolicyLocal, Affinity: time.Hour},
 	} {
-		for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
-			for _, affinity := range []time.Duration{0, time.Hour} {
-				t.Run(name+" "+policy.String()+" "+affinity.String(), func(t *testing.T) {
-					p := &service.Port{
-						Name:      service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
-						Frontends: frontends, Internal: policy, External: policy, Affinity: affinity,
-					}
-					k := &fake{}
-					b := &Backend{driver: k}
-					for _, letters := range []string{"abcd", "bcde", "cdef"} {
-						next := *p
-						next.Cluster, next.Local = lettered(letters), lettered(letters[:3])
-						apply(t, b, service.New(1, &service.Node{}, []*service.Port{&next}))
-					}
-					wantGoal(t, k, b.have.snapshot)
-				})
+		t.Run(name, func(t *testing.T) {
+			k := &fake{}
+			b := &Backend{driver: k}
+			for _, letters := range []string{"abcd", "bcde", "cdef"} {
+				next := p
+				next.Name = service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}
+				next.Cluster, next.Local = lettered(letters), lettered(letters[:3])
+				apply(t, b, service.New(1, &service.Node{}, []*service.Port{&next}))
 			}
-		}
+			wantGoal(t, k, b.have.snapshot)
+		})
 	}
 }
 

@@ -166,11 +166,9 @@ func (t *fakeTable) check() error {
 		return nil
 	}
 	for n, c := range t.chains {
-		for _, r := range c.rules {
-			for _, s := range r {
-				if err := t.refers(s); err != nil {
-					return fmt.Errorf("chain %s: %w", n, err)
-				}
+		for _, s := range slices.Concat(c.rules...) {
+			if err := t.refers(s); err != nil {
+				return fmt.Errorf("chain %s: %w", n, err)
 			}
 		}
 	}

@@ -9,8 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -90,7 +93,8 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 }
 
 // TestNftReadsTables wants nft to print the table the kernel holds, as text
-// that it loads again and as JSON, and to accept what Render writes.
+// that it loads again and as JSON, and to list the same when it loads what
+// Render writes.
 func TestNftReadsTables(t *testing.T) {
 	inNamespace(t, func() {
 		rapid.Check(t, func(rt *rapid.T) {
@@ -98,19 +102,39 @@ func TestNftReadsTables(t *testing.T) {
 			want := service.New(1, w.node(), w.ports())
 			b := newKernel(rt, w.family)
 			apply(rt, b, want)
-			listing := runNft(t, "", "list", "ruleset")
-			runNft(t, "", "-j", "list", "ruleset")
-			if err := b.Cleanup(context.Background()); err != nil {
-				rt.Fatalf("Cleanup: %v", err)
-			}
 			b.driver.(*kernel).close()
-			runNft(t, listing, "-f", "-")
-			runNft(t, "", "flush", "ruleset")
+			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.family), TableName)
+			runNft(t, "", "-j", "list", "ruleset")
+			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			var text bytes.Buffer
-			if err := Render(&text, want, Options{MasqueradeBit: 14}, Text); err != nil {
+			if err := Render(&text, want, b.options, Text); err != nil {
 				rt.Fatalf("Render: %v", err)
 			}
-			runNft(t, text.String(), "-c", "-f", "-")
+			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
+			again := runNft(t, "", "-s", "list", "table", tableFamily(w.family), TableName)
+			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
+				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
+			}
+			runNft(t, "", "flush", "ruleset")
 		})
 	})
+}
+
+// blocks cuts what nft lists into sets and chains by name. The rules of a
+// chain keep their order, the elements of a set have none.
+func blocks(listing string) map[string]string {
+	found := map[string]string{}
+	for block := range strings.SplitSeq(listing, "\n\n") {
+		lines := strings.Split(block, "\n")
+		for i, l := range lines {
+			l = strings.TrimPrefix(strings.TrimSpace(l), "elements = { ")
+			lines[i] = strings.TrimRight(l, ", }")
+		}
+		lines = slices.DeleteFunc(lines, func(l string) bool { return l == "" || strings.HasPrefix(l, "table ") })
+		if !strings.HasPrefix(lines[0], "chain ") {
+			slices.Sort(lines[1:])
+		}
+		found[lines[0]] = strings.Join(lines[1:], "\n")
+	}
+	return found
 }

@@ -4,63 +4,21 @@
 package nftables
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
 )
 
-// TestKernelHoldsWhatTheTextSays programs random snapshots in two ways, over
-// netlink and as text through nft, and wants nft to list the same.
-func TestKernelHoldsWhatTheTextSays(t *testing.T) {
-	inNamespace(t, func() {
-		rapid.Check(t, func(rt *rapid.T) {
-			w := world{rt, service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
-			want := service.New(1, w.node(), w.ports())
-			b := newKernel(rt, w.family)
-			apply(rt, b, want)
-			got := blocks(t, w.family)
-			b.driver.(*kernel).close()
-			runNft(t, "", "flush", "ruleset")
-			var text bytes.Buffer
-			if err := Render(&text, want, b.options, Text); err != nil {
-				rt.Fatalf("Render: %v", err)
-			}
-			runNft(t, text.String(), "-f", "-")
-			if diff := cmp.Diff(blocks(t, w.family), got); diff != "" {
-				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
-			}
-			runNft(t, "", "flush", "ruleset")
-		})
-	})
-}
-
-// blocks lists our table, a string for each set and chain by name. The rules
-// of a chain keep their order, the elements of a set have none.
-func blocks(t *testing.T, f service.Family) map[string]string {
+// listed lists our IPv4 table, see blocks.
+func listed(t *testing.T) map[string]string {
 	t.Helper()
-	found := map[string]string{}
-	for block := range strings.SplitSeq(runNft(t, "", "-s", "list", "table", tableFamily(f), TableName), "\n\n") {
-		lines := strings.Split(block, "\n")
-		for i, l := range lines {
-			l = strings.TrimPrefix(strings.TrimSpace(l), "elements = { ")
-			lines[i] = strings.TrimRight(l, ", }")
-		}
-		lines = slices.DeleteFunc(lines, func(l string) bool { return l == "" || strings.HasPrefix(l, "table ") })
-		if name := lines[0]; !strings.HasPrefix(name, "chain ") {
-			slices.Sort(lines[1:])
-		}
-		found[lines[0]] = strings.Join(lines[1:], "\n")
-	}
-	return found
+	return blocks(runNft(t, "", "-s", "list", "table", "ip", TableName))
 }
 
 // More elements than one message holds.
@@ -141,10 +99,10 @@ func TestForeignBaseChains(t *testing.T) {
 				defer b.driver.(*kernel).close()
 				want := simple(1)
 				apply(t, b, want)
-				before := blocks(t, service.IPv4)
+				before := listed(t)
 				runNft(t, "flush chain ip kube-services output\n"+script, "-f", "-")
 				apply(t, b, want)
-				if diff := cmp.Diff(before, blocks(t, service.IPv4)); diff != "" {
+				if diff := cmp.Diff(before, listed(t)); diff != "" {
 					t.Errorf("after the repair (-before +after):\n%s", diff)
 				}
 				wantSettled(t, b, want)
