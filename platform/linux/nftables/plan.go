@@ -123,6 +123,7 @@ type applier struct {
 	failed []unit
 	errs   []error
 	fatal  error // ends the run
+	ops    []op  // of the latest transaction; the next one takes the memory over
 }
 
 // all commits units in transactions of about one chunk, each first unit on
@@ -168,11 +169,11 @@ func (a *applier) prepare(u unit) {
 }
 
 func (a *applier) commit(units []unit) {
-	var ops []op
+	a.ops = a.ops[:0]
 	for _, u := range units {
-		ops = append(ops, u.steps(a.plan.backend.options)...)
+		a.ops = append(a.ops, u.steps(a.plan.backend.options)...)
 	}
-	err := a.plan.backend.commitOps(a.ctx, ops)
+	err := a.plan.backend.commitOps(a.ctx, a.ops)
 	switch {
 	case err == nil:
 	case a.ctx.Err() != nil:
@@ -206,13 +207,11 @@ func (a *applier) forget() error {
 	var errs []error
 	b := a.plan.backend
 	for _, l := range a.plan.forgets {
-		for _, w := range []which{cluster, local} {
-			for _, g := range l.groups(w) {
-				if err := b.driver.Forget(a.ctx, g.clients, g.members); err != nil {
-					b.have = nil
-					err = fmt.Errorf("forget clients of endpoints that left: %w", err)
-					errs = append(errs, &reconcile.PortError{Family: b.family, Name: l.port.Name, Err: err})
-				}
+		for _, g := range append(l.groups(cluster), l.groups(local)...) {
+			if err := b.driver.Forget(a.ctx, g.clients, g.members); err != nil {
+				b.have = nil
+				err = fmt.Errorf("forget clients of endpoints that left: %w", err)
+				errs = append(errs, &reconcile.PortError{Family: b.family, Name: l.port.Name, Err: err})
 			}
 		}
 	}
