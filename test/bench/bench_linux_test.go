@@ -31,7 +31,7 @@ func TestQuickRun(t *testing.T) {
 		t.Skip(err)
 	}
 	var out bytes.Buffer
-	o := options{sizes: sizes{60}, quick: true, out: filepath.Join(t.TempDir(), "benchmarks.md")}
+	o := options{sizes: sizes{1100}, quick: true, out: filepath.Join(t.TempDir(), "benchmarks.md")}
 	if err := run(t.Context(), o, &out); err != nil {
 		t.Fatalf("run: %v", err)
 	}
@@ -46,7 +46,7 @@ func TestQuickRun(t *testing.T) {
 	if err != nil {
 		t.Fatalf("read the document: %v", err)
 	}
-	for _, want := range []string{"## 60 Services of 10 endpoints\n", "| first program, CPU ", "## Missed aims\n", noPeer} {
+	for _, want := range []string{"## 1,100 Services of 10 endpoints\n", "| first program, CPU ", "## Missed aims\n", noPeer} {
 		if !strings.Contains(string(document), want) {
 			t.Errorf("the document does not contain %q:\n%s", want, document)
 		}
@@ -150,9 +150,13 @@ func TestQuantile(t *testing.T) {
 // same.
 func TestAddresses(t *testing.T) {
 	seen := map[string]bool{}
-	for i := range 300 {
+	for n := range 600 {
+		i := n // the first and the last
+		if n >= 300 {
+			i = maxServices - n
+		}
 		for j := range perService + 1 {
-			a := endpointIP(i*(maxServices/300), j)
+			a := endpointIP(i, j)
 			if !endpointPrefix.Contains(a) || seen[a.String()] {
 				t.Fatalf("endpoint %d of Service %d has address %s, twice or outside %s", j, i, a, endpointPrefix)
 			}

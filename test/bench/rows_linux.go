@@ -19,14 +19,13 @@ func through(label, metric string, a aim) row {
 	}
 }
 
-// What holds figures back, as far as profiles tell.
+// What holds figures back, as far as profiles tell; see whereTimeGoes.
 const (
-	whyFirst = "Most of the CPU time is the kernel's, for inserting elements into hash tables that grow meanwhile; " +
-		"of ours most goes into sorting and encoding them."
-	whyCross = "A verdict that changes has the kernel check again whatever the verdict map leads to."
-	whyHeap  = "Buffers of netlink sockets are of a fixed size and weigh on few endpoints; beyond them it is " +
-		"the packed slice, the chosen endpoints and the names."
-	whyMany = "Most of it is the kernel's work on the elements and the tracker's choice of endpoints."
+	whyFirst = "Most of it is the kernel's work on new elements, and its messages about them to those who listen."
+	whyCross = "The kernel checks again whatever the verdict map leads to."
+	whyHeap  = "Netlink buffers of a fixed size weigh on few endpoints; beyond them it is the packed slices, " +
+		"the chosen endpoints and the names."
+	whyMany = "Most of it is the tracker's choice of endpoints and the planning."
 )
 
 var rows = []row{
