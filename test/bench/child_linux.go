@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"syscall"
@@ -57,7 +58,13 @@ type figures struct {
 
 func newFigures() *figures { return &figures{Values: map[string]float64{}} }
 
-func (f *figures) set(metric string, value float64)           { f.Values[metric] = value }
+// set notes a figure, unless there is none.
+func (f *figures) set(metric string, value float64) {
+	if !math.IsNaN(value) {
+		f.Values[metric] = value
+	}
+}
+
 func (f *figures) seconds(metric string, value time.Duration) { f.set(metric, value.Seconds()) }
 func (f *figures) note(format string, args ...any) {
 	f.Notes = append(f.Notes, fmt.Sprintf(format, args...))
