@@ -20,11 +20,15 @@ func (r *report) packageLine(verdict string, own *result, remark string) {
 	fmt.Fprintf(r.out, "%-5s %-*s %8s  %s\n", verdict, pathWidth, own.pkg, seconds(own.took), remark)
 }
 
-func counted(tests int) string {
-	if tests == 1 {
-		return "1 test"
+func (p *packageRun) counted() string {
+	text := fmt.Sprintf("%d tests", p.count)
+	if p.count == 1 {
+		text = "1 test"
 	}
-	return fmt.Sprintf("%d tests", tests)
+	if p.cached {
+		text += ", cached"
+	}
+	return text
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2fs", d.Seconds()) }

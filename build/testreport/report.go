@@ -48,6 +48,7 @@ type packageRun struct {
 	byName map[string]*result
 	failed map[string]bool
 	count  int
+	cached bool // nothing ran: the go command remembered
 }
 
 func newReport(out io.Writer, a allowed) *report {
@@ -96,6 +97,7 @@ func (r *report) take(e event) {
 		if !chatter(e.Output) {
 			t.output = append(t.output, e.Output)
 		}
+		p.cached = p.cached || e.Test == "" && strings.HasSuffix(e.Output, "\t(cached)\n")
 		return
 	case "pass", "fail", "skip":
 	default:
@@ -161,9 +163,9 @@ func (r *report) finish(p *packageRun, e event) {
 				fmt.Fprint(r.out, t.told())
 			}
 		}
-		r.packageLine("FAIL", own, counted(p.count))
+		r.packageLine("FAIL", own, p.counted())
 	default:
-		r.packageLine("ok", own, counted(p.count))
+		r.packageLine("ok", own, p.counted())
 	}
 	r.packages++
 }
