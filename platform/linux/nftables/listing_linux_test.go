@@ -21,14 +21,15 @@ func listed(t *testing.T) map[string]string {
 	return blocks(runNft(t, "", "-s", "list", "table", "ip", TableName))
 }
 
-// More elements than one message holds.
+// More elements than one message holds, to add and, after a restart, to
+// remove set by set.
 func TestLargeChanges(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4)
-		defer b.driver.(*kernel).close()
-		for _, want := range []*service.Snapshot{with(100, 60), with(100, 3), with(0, 0)} {
+		for _, want := range []*service.Snapshot{with(100, 60), with(100, 3), with(200, 30), with(0, 0)} {
+			b := newKernel(t, service.IPv4)
 			apply(t, b, want)
 			wantSettled(t, b, want)
+			b.driver.(*kernel).close()
 		}
 	})
 }
