@@ -122,15 +122,6 @@ func TestAffinity(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a server leaves", func(t *testing.T) {
-		gone := h.server[h.people[0]]
-		c.save(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
-		c.settle(t)
-		await(t, "every client of the server moves", func() bool { return h.movedFrom(t, gone) })
-		if moved := h.moved(t); len(moved) > 0 {
-			t.Errorf("moved once more: %v", moved)
-		}
-	})
 	t.Run("all are forgotten", func(t *testing.T) {
 		last := time.Now()
 		if n := h.remembered(t); n != len(h.people) {
@@ -144,6 +135,29 @@ func TestAffinity(t *testing.T) {
 			t.Errorf("all %d clients happen to have the servers they had", len(h.people))
 		}
 	})
+}
+
+// The clients of a server that leaves are spread anew at once, however long
+// they were to be remembered, and the clients of others stay where they are.
+func TestAffinityWithServerThatLeaves(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10, sticky: 600}.on(c.webs()...)
+	c.save(t, web)
+	c.start(t)
+	h := settleDown(t, c, web)
+	gone := h.server[h.people[0]]
+	c.save(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
+	c.settle(t)
+	await(t, "every client of the server moves", func() bool { return h.movedFrom(t, gone) })
+	if moved := h.moved(t); len(moved) > 0 {
+		t.Errorf("moved once more: %v", moved)
+	}
+	c.save(t, web)
+	c.settle(t)
+	if moved := h.moved(t); len(moved) > 0 {
+		t.Errorf("moved because somebody came: %v", moved)
+	}
 }
 
 func (h *household) checkWays(t *testing.T) {

@@ -124,7 +124,11 @@ func (c *cluster) try(ctx context.Context, want *service.Snapshot, x cell) error
 		}
 		return err
 	}
-	return x.refused(ctx, v) // nobody listens there
+	a, err := x.from.Ask(ctx, netlab.Query{Proto: x.proto.String(), To: x.to})
+	if err == nil && (a.Outcome == netlab.Answered || a.Outcome == netlab.TimedOut) {
+		err = fmt.Errorf("%s %s, want nobody to know the address: %s", a.Outcome, a.Backend, v.Reason)
+	}
+	return err
 }
 
 func (x cell) refused(ctx context.Context, v route.Verdict) error {
