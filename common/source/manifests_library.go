@@ -65,7 +65,7 @@ type library struct {
 	files     map[string]*file
 	delivered map[key]any
 
-	partial bool // as the sink was told
+	unread int // as the sink was told
 
 	report   func(error)
 	problems []error // as of the last refresh
@@ -99,20 +99,28 @@ func (l *library) refresh(sink Sink, problem error) {
 	files := l.look(time.Now())
 	wanted := l.merge(files)
 	l.deliver(sink, wanted)
-	l.tellPartial(sink, files)
+	l.tellUnread(sink, files)
 	l.tell()
 }
 
-// tellPartial says when it changes whether some file or object was never
-// good, so that nobody knows what it may have held before.
-func (l *library) tellPartial(sink Sink, files []*file) {
-	partial := slices.ContainsFunc(files, func(f *file) bool { return f.unknown })
-	for _, dir := range l.listings {
-		partial = partial || dir.err != nil && len(dir.files) == 0
+// tellUnread counts the files with something in them that was never good,
+// and the directories that were never listed: nobody knows what they held
+// before.
+func (l *library) tellUnread(sink Sink, files []*file) {
+	unread := 0
+	for _, f := range files {
+		if f.unknown {
+			unread++
+		}
 	}
-	if partial != l.partial {
-		l.partial = partial
-		sink.Partial(partial)
+	for _, dir := range l.listings {
+		if dir.err != nil && len(dir.files) == 0 {
+			unread++
+		}
+	}
+	if unread != l.unread {
+		l.unread = unread
+		sink.Unread(unread)
 	}
 }
 

@@ -27,7 +27,7 @@ func TestLoadNamedPipe(t *testing.T) {
 			t.Errorf("%s: Load = %v, want an error about the kind of file", name, err)
 		}
 		if len(r.calls) != 3 {
-			t.Errorf("%s: calls = %q, want those of b.yaml and partial", name, r.calls)
+			t.Errorf("%s: calls = %q, want those of b.yaml and unread", name, r.calls)
 		}
 		if name == "in a directory" {
 			continue

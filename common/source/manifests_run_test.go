@@ -243,11 +243,11 @@ func TestRunRecovers(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/a.yaml", "kind: [")
 	r, before := run(t, &Manifests{Paths: []string{dir}, Poll: time.Hour})
-	if diff := cmp.Diff([]string{"partial true", "synced"}, before); diff != "" {
+	if diff := cmp.Diff([]string{"unread 1", "synced"}, before); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
-	r.wait(t, "set service shop/a 10.96.0.1", "partial false")
+	r.wait(t, "set service shop/a 10.96.0.1", "unread 0")
 }
 
 // A shell empties the file before the command writes to it.

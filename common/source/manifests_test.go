@@ -60,7 +60,7 @@ func (r *recorder) DeleteSlice(n types.NamespacedName) { r.add("delete slice %s"
 func (r *recorder) SetNode(n *corev1.Node)             { r.add("set node %s", n.Name) }
 func (r *recorder) DeleteNode()                        { r.add("delete node") }
 func (r *recorder) Synced()                            { r.add("synced") }
-func (r *recorder) Partial(is bool)                    { r.add("partial %t", is) }
+func (r *recorder) Unread(n int)                       { r.add("unread %d", n) }
 
 func (r *recorder) report(err error) {
 	r.mu.Lock()
@@ -139,7 +139,7 @@ var loads = map[string]struct {
 	},
 	"broken file leaves the others": {
 		files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1") + "---\nkind: [\n", "b.yaml": serviceYAML("b", "10.96.0.2")},
-		want:  []string{"set service shop/b 10.96.0.2", "partial true"},
+		want:  []string{"set service shop/b 10.96.0.2", "unread 1"},
 		errs:  []string{"manifest DIR/a.yaml: document at line 6: line 6: did not find expected node content"},
 	},
 	"bad objects leave the others": {
@@ -149,7 +149,7 @@ var loads = map[string]struct {
 			"apiVersion: v1\nkind: Service\nmetadata: {}\n" + "---\nkind: Service\n---\n- 1\n---\n" +
 			"apiVersion: v1\nkind: Service\nkind: Service\nmetadata: {name: d}\n---\n" +
 			"apiVersion: v1\nkind: Service\nmetadata: {name: \"e\\nf\"}\n"},
-		want: []string{"set service shop/a 10.96.0.1", "partial true"},
+		want: []string{"set service shop/a 10.96.0.1", "unread 1"},
 		errs: []string{
 			`manifest DIR/a.yaml: document at line 6: Service default/b: line 10: unknown field "spec.prots"; did you mean ports?`,
 			`manifest DIR/a.yaml: document at line 12: Service default/c: spec.ports.port: want a number that fits int32, found a string`,
@@ -177,7 +177,7 @@ var loads = map[string]struct {
 	},
 	"lists without end": {
 		files: map[string]string{"a.yml": strings.Repeat("{apiVersion: v1, kind: List, items: [", 6) + strings.Repeat("]}", 6)},
-		want:  []string{"partial true"},
+		want:  []string{"unread 1"},
 		errs:  []string{"manifest DIR/a.yml: document at line 1: items[0].items[0].items[0].items[0]: more than 4 Lists within each other"},
 	},
 	"endpoints that are not to be mirrored": {

@@ -29,9 +29,9 @@ type Sink interface {
 	// Synced is called once, after everything that existed at the start and
 	// could be read.
 	Synced()
-	// Partial says whether something that exists could not be read yet, not
-	// even once. A Source that never calls it has read everything.
-	Partial(bool)
+	// Unread tells how many things exist that could not be read yet, not even
+	// once, whenever that number changes. It is 0 at first.
+	Unread(n int)
 }
 
 // Source feeds a Sink until ctx ends, which is not an error, or until an

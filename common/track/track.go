@@ -57,7 +57,7 @@ type Tracker struct {
 	names    names
 	facts    *facts
 	synced   bool
-	partial  bool // see source.Sink
+	unread   int // see source.Sink
 
 	dirty   []*svc
 	renode  bool // the node may have changed
@@ -188,11 +188,11 @@ func (t *Tracker) Synced() {
 	})
 }
 
-// Partial notes that the snapshots lack what could not be read yet.
-func (t *Tracker) Partial(is bool) {
+// Unread notes how much the snapshots lack.
+func (t *Tracker) Unread(n int) {
 	t.change(func() bool {
-		changed := t.partial != is
-		t.partial = is
+		changed := t.unread != n
+		t.unread = n
 		t.renode = t.renode || changed
 		return changed
 	})

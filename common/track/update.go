@@ -117,10 +117,10 @@ func (t *Tracker) publish(node *service.Node, changes []service.Change) {
 			ports[i] = c.New
 		}
 		t.latest = service.New(1, node, ports)
-		t.latest.Partial = t.partial
-	case len(changes) > 0 || node != t.latest.Node || t.partial != t.latest.Partial:
+		t.latest.Partial = t.unread > 0
+	case len(changes) > 0 || node != t.latest.Node || t.unread > 0 != t.latest.Partial:
 		t.latest = t.latest.With(t.latest.Generation+1, node, changes)
-		t.latest.Partial = t.partial
+		t.latest.Partial = t.unread > 0
 	}
 }
 

@@ -77,18 +77,19 @@ func (b *Backend) planAll(t *table, have *installed, want *service.Snapshot) *pl
 }
 
 // compare plans from t, nil if there is no table, to want. It takes t apart.
+// A table in which something has a wanted name and is of another kind, which
+// the kernel cannot change, is made anew.
 func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
-	c := &comparison{backend: b, want: want}
-	if t != nil && !c.fits(t) {
-		// Its sets or hooks are another version's, and cannot be changed.
-		t = nil
-		c.base = append(c.base, op{verb: delTable})
+	if t != nil {
+		c := &comparison{backend: b, want: want, table: t}
+		if p := c.plan(); !c.misfit {
+			return p
+		}
 	}
-	if t == nil {
-		t = &table{}
-		c.base = append(c.base, op{verb: addTable})
+	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable}}}
+	if t != nil {
+		c.base = []op{{verb: delTable}, {verb: addTable}}
 	}
-	c.table = t
 	return c.plan()
 }
 
@@ -104,22 +105,7 @@ type comparison struct {
 	sets    map[string]*set // that are to stay
 	forgets []layout
 	removed []*service.Port
-}
-
-// fits reports that the table's base sets and chains can be kept.
-func (c *comparison) fits(t *table) bool {
-	f := c.backend.family
-	for _, s := range baseSets {
-		if held := t.sets[s.name]; held != nil && held.spec != s.spec(f) {
-			return false
-		}
-	}
-	for _, x := range baseChains(f, c.want.Node, c.backend.options) {
-		if held := t.chains[x.name]; held != nil && held.hook != x.hook.spec() {
-			return false
-		}
-	}
-	return true
+	misfit  bool // something of a wanted name cannot be made what it should be
 }
 
 func (c *comparison) plan() *plan {
@@ -157,7 +143,9 @@ func (c *comparison) plan() *plan {
 // addSet notes s as wanted and adds it if it is missing.
 func (c *comparison) addSet(ops *[]op, s *set) {
 	c.sets[s.name] = s
-	if c.table.sets[s.name] == nil {
+	held := c.table.sets[s.name]
+	c.misfit = c.misfit || held != nil && held.spec != s.spec(c.backend.family)
+	if held == nil {
 		*ops = append(*ops, op{verb: addSet, set: s})
 	}
 }
@@ -170,6 +158,7 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 		*ops = appendChain(*ops, x)
 		return
 	}
+	c.misfit = c.misfit || held.hook != x.hook.spec()
 	var prints []string
 	for _, r := range x.rules {
 		prints = append(prints, r.fingerprint(c.backend.family))
