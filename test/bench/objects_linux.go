@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -66,7 +67,7 @@ func newService(i int) *corev1.Service {
 			ClusterIP:  clusterIP(i).String(),
 			ClusterIPs: []string{clusterIP(i).String()},
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Ports:      []corev1.ServicePort{{Name: fmt.Sprint("http"), Port: servicePort, Protocol: corev1.ProtocolTCP}},
+			Ports:      []corev1.ServicePort{{Name: strings.Clone("http"), Port: servicePort, Protocol: corev1.ProtocolTCP}},
 		},
 	}
 }
@@ -74,7 +75,7 @@ func newService(i int) *corev1.Service {
 // newSlice returns the EndpointSlice of Service i with the endpoints of the
 // given numbers.
 func newSlice(i int, numbers []int) *discoveryv1.EndpointSlice {
-	name, port, proto := fmt.Sprint("http"), int32(targetPort), corev1.ProtocolTCP
+	name, port, proto := strings.Clone("http"), int32(targetPort), corev1.ProtocolTCP
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
