@@ -71,7 +71,7 @@ func TestMistakes(t *testing.T) {
 		"no value":                {[]string{"--config"}, "--config wants a value, FILE: read the configuration from this FILE; a flag that is given goes before it"},
 		"unknown command":         {[]string{"rendr"}, `unknown command "rendr"; did you mean "render"?`},
 		"argument":                {[]string{"xyzzy"}, `unexpected argument "xyzzy": want flags only; kube-proxy --help lists them`},
-		"no source":               {[]string{"--logtostderr"}, "nothing to read Services from: an API server as source is not built in yet, so --manifests PATH is needed"},
+		"no source":               {[]string{"--logtostderr"}, "nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster"},
 		"value out of range":      {[]string{"--iptables-masquerade-bit=32"}, "--iptables-masquerade-bit: iptables.masqueradeBit: 32 is out of range: want 0 to 31\n--iptables-masquerade-bit: nftables.masqueradeBit: 32 is out of range: want 0 to 31"},
 		"no such file":            {[]string{"--config=DIR/nothing"}, "read configuration: stat DIR/nothing: no such file or directory"},
 		"every error of a file":   {[]string{"--config=DIR/bad.yaml"}, "DIR/bad.yaml:3: mode: \"magic\" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing\nDIR/bad.yaml:4: oomScoreAdj: 5000 is out of range: want -1000 to 1000"},

@@ -82,21 +82,19 @@ func writeConfig(c *config.Config, path string) error {
 // proxy forwards traffic until ctx ends. The rules stay behind.
 func proxy(ctx context.Context, o *options, c *config.Config) error {
 	log := klog.FromContext(ctx)
-	if len(o.manifests) == 0 {
-		return errors.New("nothing to read Services from: an API server as source is not built in yet, so --manifests PATH is needed")
+	node, err := nodeName(c)
+	if err != nil {
+		return err
+	}
+	from, err := newSource(o, c, node, log)
+	if err != nil {
+		return err
 	}
 	backends, err := newBackends(ctx, c, o)
 	if err != nil {
 		return err
 	}
-	if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
-		log.Info("The API server is not read: that source is not built in yet")
-	}
-	node, err := nodeName(c)
-	if err != nil {
-		return err
-	}
-	log.Info("Starting", "version", builtFrom().Version, "mode", backends[0].mode, "node", node, "manifests", o.manifests)
+	log.Info("Starting", "version", builtFrom().Version, "mode", backends[0].mode, "node", node)
 	var loops []*reconcile.Loop
 	tracker := newTracker(c, node, log, func() {
 		for _, l := range loops {
@@ -114,7 +112,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 			group.Go(func() error { return watch(ctx, b, w, loops[i].Kick) })
 		}
 	}
-	group.Go(func() error { return manifests(o.manifests, node, log).Run(ctx, tracker) })
+	group.Go(func() error { return from.Run(ctx, tracker) })
 	group.Go(func() error {
 		if !progress.wait(ctx) {
 			return nil

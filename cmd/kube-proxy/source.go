@@ -1,0 +1,63 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/source"
+	"kubeproxy/config"
+)
+
+// newSource returns what to read Services from: manifests if any are named,
+// else the API server.
+func newSource(o *options, c *config.Config, node string, log klog.Logger) (source.Source, error) {
+	if len(o.manifests) > 0 {
+		if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
+			log.Info("The API server is not read, because --manifests is given")
+		}
+		log.Info("Services come from manifests", "manifests", o.manifests)
+		return manifests(o.manifests, node, log), nil
+	}
+	to, err := apiConfig(c)
+	if err != nil {
+		return nil, err
+	}
+	log.Info("Services come from the API server", "server", to.Host)
+	return &source.APIServer{
+		Config: to, NodeName: node,
+		Report: func(err error) { log.Error(err, "The API server cannot be read; what is programmed stays in force") },
+	}, nil
+}
+
+// apiConfig tells how to reach the API server: by the kubeconfig, with the
+// address in --master before the one in it, or from within the cluster.
+func apiConfig(c *config.Config) (*rest.Config, error) {
+	file := c.ClientConnection.Kubeconfig
+	build := rest.InClusterConfig
+	if file != "" || c.Master != "" {
+		build = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(c.Master, file) }
+	}
+	to, err := build()
+	switch {
+	case errors.Is(err, rest.ErrNotInCluster):
+		return nil, errors.New("nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster")
+	case clientcmd.IsEmptyConfig(err):
+		return nil, fmt.Errorf("read kubeconfig %s: it names no cluster: want clusters, users, contexts and current-context", file)
+	case err != nil && file != "":
+		return nil, fmt.Errorf("read kubeconfig %s: %w", file, err)
+	case err != nil:
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	to.QPS, to.Burst = c.ClientConnection.QPS, int(c.ClientConnection.Burst)
+	to.ContentType = c.ClientConnection.ContentType
+	to.AcceptContentTypes = c.ClientConnection.AcceptContentTypes
+	to.UserAgent = "kube-proxy/" + builtFrom().Version
+	return to, nil
+}
