@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A file that is broken takes nothing away: it is reported so that its author
@@ -65,38 +66,53 @@ func TestBrokenFile(t *testing.T) {
 }
 
 // A volume of configuration is a directory of links through one link that is
-// swapped.
+// swapped. It may be given as a whole or file by file.
 func TestMountedVolume(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, usual())
 	web := app{name: "web", number: 10}
-	version := func(name string, apps ...app) {
-		dir := filepath.Join(c.dir, name)
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		for _, a := range apps {
-			if err := os.WriteFile(filepath.Join(dir, a.name+".yaml"), a.yaml(t), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		next := filepath.Join(c.dir, "..data_tmp")
-		if err := os.Symlink(name, next); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(next, filepath.Join(c.dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	version("..first", web.on(c.Host("web-1")))
+	c.mount(t, "..first", web.on(c.Host("web-1")))
 	if err := os.Symlink(filepath.Join("..data", "web.yaml"), filepath.Join(c.dir, "web.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	c.start(t)
+	p := c.start(t)
 	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
-	for name, host := range map[string]string{"..second": "web-2", "..third": "web-3"} {
-		version(name, web.on(c.Host(host)))
-		c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	c.swap(t, "..second", web.on(c.Host("web-2")))
+	c.swap(t, "..third", web.on(c.Host("web-3")))
+	p.stop(t)
+
+	file := func(name string) string { return "--manifests=" + filepath.Join(c.dir, name) }
+	start(t, c.Node, append([]string{file("node.yaml"), file("web.yaml")}, c.mode.flags...)...).
+		awaitLog(t, `"Programmed"`, "IPv4", "changed=false")
+	c.swap(t, "..fourth", web.on(c.Host("web-4")))
+	c.swap(t, "..fifth", web.on(c.Host("web-1")))
+}
+
+// mount makes a version of a volume and swaps the link to it.
+func (c *cluster) mount(t *testing.T, version string, a app) {
+	t.Helper()
+	dir, next := filepath.Join(c.dir, version), filepath.Join(c.dir, "..data_tmp")
+	for _, step := range []error{
+		os.Mkdir(dir, 0o755),
+		os.WriteFile(filepath.Join(dir, a.name+".yaml"), a.yaml(t), 0o600),
+		os.Symlink(version, next),
+		os.Rename(next, filepath.Join(c.dir, "..data")),
+	} {
+		if step != nil {
+			t.Fatal(step)
+		}
+	}
+}
+
+// swap mounts a version of a and wants it to be noticed, not only found when
+// the proxy looks again of itself.
+func (c *cluster) swap(t *testing.T, version string, a app) {
+	t.Helper()
+	c.mount(t, version, a)
+	begin := time.Now()
+	c.check(t, c.settle(t), c.cells(c.callers()[:1], a))
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("%s was noticed after %s", version, took)
 	}
 }
 
