@@ -1,0 +1,135 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+const apiPort = "6443"
+
+// The API server's files in the cluster's folder.
+const (
+	authorityFile = "authority.crt"
+	certFile      = "server.crt"
+	keyFile       = "server.key"
+	accountKey    = "account.key"
+	tokenFile     = "tokens.csv"
+)
+
+func (c *Cluster) apiFlags(o Options) []string {
+	mode := "AlwaysAllow"
+	if o.Authorization != AlwaysAllow {
+		mode = string(o.Authorization)
+	}
+	flags := []string{
+		"--etcd-servers=" + etcdURL, "--service-cluster-ip-range=" + ServiceCIDRv4 + "," + ServiceCIDRv6,
+		"--bind-address=::", "--secure-port=" + apiPort, "--advertise-address=" + c.host.IPv4.String(),
+		"--tls-cert-file=" + c.path(certFile), "--tls-private-key-file=" + c.path(keyFile),
+		"--client-ca-file=" + c.path(authorityFile), "--token-auth-file=" + c.path(tokenFile),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + c.path(accountKey), "--service-account-signing-key-file=" + c.path(accountKey),
+		"--authorization-mode=" + mode,
+		// No controller makes what these would wait for or write.
+		"--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
+		// Tests ask much at once, and measure the proxy, not the queue.
+		"--enable-priority-and-fairness=false", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=2000",
+		"--profiling=false",
+	}
+	return append(flags, o.Flags...)
+}
+
+// writeFiles makes the keys, certificates and tokens of a new cluster.
+func (c *Cluster) writeFiles() error {
+	files := map[string][]byte{
+		authorityFile: c.ca.pem,
+		tokenFile:     []byte(c.token + ",admin,admin,system:masters\n"),
+	}
+	for _, name := range []string{keyFile, accountKey} {
+		key, err := newKey()
+		if err != nil {
+			return fmt.Errorf("make %s: %w", name, err)
+		}
+		if files[name], err = keyPEM(key); err != nil {
+			return fmt.Errorf("make %s: %w", name, err)
+		}
+	}
+	var errs []error
+	for name, text := range files {
+		errs = append(errs, os.WriteFile(c.path(name), text, 0o600))
+	}
+	return errors.Join(errors.Join(errs...), c.Certify(time.Now().Add(early)))
+}
+
+// Certify gives the API server a certificate that is valid until some time,
+// which may be past. A server that runs takes notice by itself, for new
+// connections, within moments.
+func (c *Cluster) Certify(until time.Time) error {
+	text, err := os.ReadFile(c.path(keyFile))
+	if err != nil {
+		return err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return fmt.Errorf("%s: no key in PEM", c.path(keyFile))
+	}
+	key, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.path(keyFile), err)
+	}
+	server := subject{
+		name: "kube-apiserver", until: until,
+		hosts: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+		addrs: []netip.Addr{
+			c.host.IPv4, c.host.IPv6, netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback(),
+			netip.MustParsePrefix(ServiceCIDRv4).Addr().Next(), netip.MustParsePrefix(ServiceCIDRv6).Addr().Next(),
+		},
+	}
+	cert, err := c.ca.issue(server, key)
+	if err != nil {
+		return err
+	}
+	// In one step: a server that reads half a certificate complains.
+	next := c.path(certFile + ".next")
+	if err := os.WriteFile(next, cert, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, c.path(certFile))
+}
+
+// apiReady is true when the server says so and has what it makes for itself:
+// a Service of a test would compete with those for addresses.
+func (c *Cluster) apiReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (c *Cluster) client() (*kubernetes.Clientset, error) {
+	config := &rest.Config{
+		Host: c.Server, BearerToken: c.token, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem},
+		Dial: c.dial, QPS: -1,
+		ContentConfig: rest.ContentConfig{
+			ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
+		},
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	return client, nil
+}

@@ -1,0 +1,226 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Programs are the paths of the control plane's programs.
+type Programs struct{ Etcd, APIServer string }
+
+// The packages that test/e2e/go.mod names as its tools.
+const (
+	etcdPackage      = "go.etcd.io/etcd/server/v3"
+	apiServerPackage = "k8s.io/kubernetes/cmd/kube-apiserver"
+)
+
+// unused is how long programs are kept that nobody asks for.
+const unused = 30 * 24 * time.Hour
+
+// Build returns the programs of the control plane. The first call on a machine
+// builds them, which takes minutes and is told to out; later ones find them in
+// the folder kubeproxy/e2e of the user's cache. It works below the product's
+// module only, for it needs the sources' versions from there.
+func Build(ctx context.Context, out io.Writer) (Programs, error) {
+	b := builder{out: out, run: command}
+	root, err := b.run(ctx, ".", "env", "GOMOD")
+	if err != nil {
+		return Programs{}, fmt.Errorf("find the module: %w", err)
+	}
+	b.recipe = filepath.Join(filepath.Dir(root), "test", "e2e")
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return Programs{}, fmt.Errorf("find the cache folder: %w", err)
+	}
+	b.cache = filepath.Join(cache, "kubeproxy", "e2e")
+	return b.programs(ctx)
+}
+
+// builder turns a recipe, a module that has the programs as its tools, into
+// programs in a cache folder.
+type builder struct {
+	recipe, cache string
+	out           io.Writer
+	// run runs the go command in a folder and returns what it prints.
+	run func(ctx context.Context, dir string, args ...string) (string, error)
+}
+
+// command is the go command. It finds nothing of C, so that the programs need
+// no library of the machine.
+func command(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	text, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("go %s: %w\n%s", args[0], err, exit.Stderr)
+	}
+	return strings.TrimSpace(string(text)), err
+}
+
+// programs looks into the cache, and builds under a lock what is not there. A
+// build that ends halfway leaves nothing that could be taken for a whole one.
+func (b builder) programs(ctx context.Context) (Programs, error) {
+	key, err := b.key(ctx)
+	if err != nil {
+		return Programs{}, fmt.Errorf("read %s: %w", b.recipe, err)
+	}
+	folder := filepath.Join(b.cache, key)
+	p := Programs{Etcd: filepath.Join(folder, "etcd"), APIServer: filepath.Join(folder, "kube-apiserver")}
+	if touch(folder) {
+		return p, nil
+	}
+	unlock, err := b.lock(ctx)
+	if err != nil {
+		return p, fmt.Errorf("lock %s: %w", b.cache, err)
+	}
+	defer unlock()
+	if touch(folder) { // by who had the lock
+		return p, nil
+	}
+	part := folder + ".part"
+	err = errors.Join(os.RemoveAll(part), b.build(ctx, etcdPackage, filepath.Join(part, "etcd")))
+	if err == nil {
+		err = b.build(ctx, apiServerPackage, filepath.Join(part, "kube-apiserver"))
+	}
+	if err == nil {
+		err = os.Rename(part, folder)
+	}
+	if err != nil {
+		return p, errors.Join(err, os.RemoveAll(part))
+	}
+	return p, b.prune()
+}
+
+// key names everything that the programs depend on.
+func (b builder) key(ctx context.Context) (string, error) {
+	h := sha256.New()
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join(b.recipe, name))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%s %d\n%s", name, len(text), text)
+	}
+	env, err := b.run(ctx, b.recipe, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintln(h, env, flags("version"))
+	return fmt.Sprintf("%x", h.Sum(nil))[:16], nil
+}
+
+// flags are those of go build. An API server that is not told its version
+// calls itself v0.0.0.
+func flags(version string) []string {
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	const variable = " -X k8s.io/component-base/version."
+	return []string{
+		"-trimpath", "-buildvcs=false",
+		"-ldflags=-s -w" + variable + "gitVersion=" + version + variable + "gitMajor=" + major + variable + "gitMinor=" + minor,
+	}
+}
+
+func (b builder) build(ctx context.Context, pkg, file string) error {
+	name := filepath.Base(file)
+	version, err := b.run(ctx, b.recipe, "list", "-f", "{{.Module.Version}}", pkg)
+	if err != nil {
+		return fmt.Errorf("find the version of %s: %w", name, err)
+	}
+	fmt.Fprintf(b.out, "building %s %s for the tests, kept in %s (minutes the first time)\n", name, version, b.cache)
+	start := time.Now()
+	defer b.tick(name, start)()
+	args := append([]string{"build", "-o", file}, flags(version)...)
+	if _, err := b.run(ctx, b.recipe, append(args, pkg)...); err != nil {
+		return fmt.Errorf("build %s: %w", name, err)
+	}
+	fmt.Fprintf(b.out, "built %s in %s\n", name, time.Since(start).Round(time.Second))
+	return nil
+}
+
+// tick tells twice a minute that a build goes on, until the function it
+// returns has returned.
+func (b builder) tick(name string, start time.Time) (stop func()) {
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		ticks := time.NewTicker(30 * time.Second)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticks.C:
+				fmt.Fprintf(b.out, "building %s, %s so far\n", name, time.Since(start).Round(time.Second))
+			}
+		}
+	}()
+	return func() { close(done); <-stopped }
+}
+
+// lock waits until nobody else builds. The kernel unlocks for who dies.
+func (b builder) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(b.cache, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(b.cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	told := false
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(err, f.Close())
+		}
+		if !told {
+			fmt.Fprintln(b.out, "waiting for another build of the control plane")
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// touch notes that a folder is in use, if it is there.
+func touch(folder string) bool {
+	now := time.Now()
+	return os.Chtimes(folder, now, now) == nil
+}
+
+// prune removes programs that nobody asked for in a long time.
+func (b builder) prune() error {
+	entries, err := os.ReadDir(b.cache)
+	if err != nil {
+		return fmt.Errorf("list old programs: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		info, err := e.Info()
+		if err == nil && e.IsDir() && time.Since(info.ModTime()) > unused {
+			errs = append(errs, os.RemoveAll(filepath.Join(b.cache, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

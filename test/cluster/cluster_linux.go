@@ -1,0 +1,136 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/kubernetes"
+
+	"kubeproxy/test/netlab"
+)
+
+// Options say what control plane to run.
+type Options struct {
+	// Host is where it runs: best a client of the lab that does nothing
+	// else. The nodes reach it there at Cluster.Server.
+	Host *netlab.Host
+	// Authorization is who may do what.
+	Authorization Authorization
+	// Flags are more flags of the API server. The last of two wins.
+	Flags []string
+	// Dir is a folder for its files, which may go when the cluster is
+	// closed.
+	Dir string
+}
+
+// Authorization is how the API server decides who may do what.
+type Authorization string
+
+// The ways to decide. With RBAC there are the roles that every API server
+// makes for itself, system:node-proxier among them.
+const (
+	AlwaysAllow Authorization = ""
+	RBAC        Authorization = "RBAC"
+)
+
+// What Services get their ClusterIPs from.
+const (
+	ServiceCIDRv4 = "10.96.0.0/12"
+	ServiceCIDRv6 = "fd00:10:96::/112"
+)
+
+// Cluster is a control plane. Its methods may be called from several
+// goroutines.
+type Cluster struct {
+	// Client may do anything, at any rate.
+	Client          *kubernetes.Clientset
+	Etcd, APIServer *Process
+	Server          string // the API server's URL
+
+	host  *netlab.Host
+	dir   string
+	ca    *authority
+	token string // of an administrator
+}
+
+// New starts a control plane with the programs of Build and returns when it is
+// ready. The caller closes it.
+func New(ctx context.Context, programs Programs, o Options) (*Cluster, error) {
+	c := &Cluster{
+		Server: "https://" + o.Host.IPv4.String() + ":" + apiPort,
+		host:   o.Host, dir: o.Dir, token: rand.Text(),
+	}
+	var err error
+	if c.ca, err = newAuthority(); err != nil {
+		return nil, fmt.Errorf("make an authority for certificates: %w", err)
+	}
+	if err := c.writeFiles(); err != nil {
+		return nil, err
+	}
+	if c.Client, err = c.client(); err != nil {
+		return nil, err
+	}
+	c.Etcd = c.process("etcd", programs.Etcd, c.etcdFlags(), c.etcdReady)
+	c.APIServer = c.process("kube-apiserver", programs.APIServer, c.apiFlags(o), c.apiReady)
+	if err := errors.Join(c.Etcd.launch(), c.APIServer.Start(ctx)); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) process(name, program string, args []string, ready func(context.Context) error) *Process {
+	return &Process{name: name, host: c.host, program: program, args: args, log: c.path(name + ".log"), ready: ready}
+}
+
+func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
+
+// Close ends the control plane.
+func (c *Cluster) Close() error {
+	c.APIServer.Kill()
+	c.Etcd.Kill()
+	return nil
+}
+
+// TB is the part of testing.TB that Start needs.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Context() context.Context
+	Failed() bool
+	Fatalf(format string, args ...any)
+	Logf(format string, args ...any)
+	TempDir() string
+}
+
+// Start runs a control plane for one test, building its programs if nobody
+// has. If the test fails, its log has the end of theirs.
+func Start(t TB, o Options) *Cluster {
+	t.Helper()
+	programs, err := Build(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatalf("control plane: %v", err)
+	}
+	if o.Dir == "" {
+		o.Dir = t.TempDir()
+	}
+	c, err := New(t.Context(), programs, o)
+	if err != nil {
+		t.Fatalf("control plane: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Logf("close the control plane: %v", err)
+		}
+		if t.Failed() {
+			t.Logf("log of etcd:\n%s\nlog of kube-apiserver:\n%s", c.Etcd.Tail(), c.APIServer.Tail())
+		}
+	})
+	return c
+}

@@ -1,0 +1,65 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Login says as whom a client comes, and where to. The zero Login is an
+// administrator's.
+type Login struct {
+	// Token, if set, is what the client shows.
+	Token string
+	// User and Groups, if set, are in the certificate that the client shows,
+	// which is valid until Until, by default for some days.
+	User   string
+	Groups []string
+	Until  time.Time
+	// Server is the URL to go to, by default Cluster.Server.
+	Server string
+}
+
+// Kubeconfig writes a kubeconfig with all that it needs inside, and returns
+// its path.
+func (c *Cluster) Kubeconfig(l Login) (string, error) {
+	who := clientcmdapi.NewAuthInfo()
+	switch {
+	case l.User != "":
+		if err := c.certifyUser(who, l); err != nil {
+			return "", err
+		}
+	default:
+		who.Token = cmp.Or(l.Token, c.token)
+	}
+	where := clientcmdapi.NewCluster()
+	where.Server, where.CertificateAuthorityData = cmp.Or(l.Server, c.Server), c.ca.pem
+	config := clientcmdapi.NewConfig()
+	config.Clusters["test"], config.AuthInfos["user"] = where, who
+	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "user"}
+	config.CurrentContext = "test"
+	path := c.path("kubeconfig-" + rand.Text())
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return "", fmt.Errorf("write kubeconfig: %w", err)
+	}
+	return path, nil
+}
+
+func (c *Cluster) certifyUser(who *clientcmdapi.AuthInfo, l Login) error {
+	key, err := newKey()
+	if err != nil {
+		return fmt.Errorf("make a key for %s: %w", l.User, err)
+	}
+	if who.ClientKeyData, err = keyPEM(key); err != nil {
+		return err
+	}
+	who.ClientCertificateData, err = c.ca.issue(subject{name: l.User, groups: l.Groups, until: l.Until}, key)
+	return err
+}

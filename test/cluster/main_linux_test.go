@@ -1,0 +1,33 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"kubeproxy/test/netlab"
+)
+
+func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
+
+// await polls until ok, as long as anything may take that is bound to happen.
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	const most = 30 * time.Second
+	for deadline := time.Now().Add(most); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s in vain: %s", most, what)
+		}
+	}
+}
+
+// start makes a network with a node and a control plane beside it.
+func start(t *testing.T, o Options) (*netlab.Lab, *Cluster) {
+	t.Helper()
+	lab := netlab.Start(t, netlab.Config{Clients: []string{"control"}})
+	o.Host = lab.Host("control")
+	return lab, Start(t, o)
+}

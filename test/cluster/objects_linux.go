@@ -1,0 +1,163 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+)
+
+// atOnce is how many requests Set and Delete have under way. More makes them
+// no faster.
+const atOnce = 16
+
+// Set makes each object what the API server has of that name, whether it had
+// one or not, status included, and then writes into the object what the server
+// made of it. The objects are *corev1.Service, *corev1.Node and
+// *discoveryv1.EndpointSlice, in any order: they are written side by side. A
+// Namespace is not asked for if it is the default one.
+func (c *Cluster) Set(ctx context.Context, objects ...metav1.Object) error {
+	return c.each(ctx, objects, func(ctx context.Context, o metav1.Object) error {
+		switch o := o.(type) {
+		case *corev1.Service:
+			return setService(ctx, c.Client, o)
+		case *corev1.Node:
+			return setNode(ctx, c.Client, o)
+		case *discoveryv1.EndpointSlice:
+			return put(ctx, c.Client.DiscoveryV1().EndpointSlices(o.Namespace), o)
+		default:
+			return fmt.Errorf("unknown type %T", o)
+		}
+	})
+}
+
+// Delete deletes objects of the types that Set takes. One that is not there is
+// not an error.
+func (c *Cluster) Delete(ctx context.Context, objects ...metav1.Object) error {
+	return c.each(ctx, objects, func(ctx context.Context, o metav1.Object) error {
+		var err error
+		switch o := o.(type) {
+		case *corev1.Service:
+			err = c.Client.CoreV1().Services(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{})
+		case *corev1.Node:
+			err = c.Client.CoreV1().Nodes().Delete(ctx, o.Name, metav1.DeleteOptions{})
+		case *discoveryv1.EndpointSlice:
+			err = c.Client.DiscoveryV1().EndpointSlices(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{})
+		default:
+			err = fmt.Errorf("unknown type %T", o)
+		}
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
+}
+
+// each goes on past an error, and returns all.
+func (c *Cluster) each(ctx context.Context, objects []metav1.Object, do func(context.Context, metav1.Object) error) error {
+	var workers errgroup.Group
+	workers.SetLimit(atOnce)
+	errs := make([]error, len(objects))
+	for i, o := range objects {
+		workers.Go(func() error {
+			if err := do(ctx, o); err != nil {
+				errs[i] = fmt.Errorf("%T %s/%s: %w", o, o.GetNamespace(), o.GetName(), err)
+			}
+			return nil
+		})
+	}
+	return errors.Join(workers.Wait(), errors.Join(errs...))
+}
+
+// setService writes the status apart, for so the API server wants it.
+func setService(ctx context.Context, client kubernetes.Interface, s *corev1.Service) error {
+	services, status := client.CoreV1().Services(s.Namespace), s.Status
+	if err := put(ctx, services, s); err != nil {
+		return err
+	}
+	if reflect.DeepEqual(status, s.Status) {
+		return nil
+	}
+	return putStatus(ctx, services, s, func(s *corev1.Service) { s.Status = status })
+}
+
+func setNode(ctx context.Context, client kubernetes.Interface, n *corev1.Node) error {
+	nodes, status := client.CoreV1().Nodes(), n.Status
+	if err := put(ctx, nodes, n); err != nil {
+		return err
+	}
+	if reflect.DeepEqual(status, n.Status) {
+		return nil
+	}
+	return putStatus(ctx, nodes, n, func(n *corev1.Node) { n.Status = status })
+}
+
+// object is a pointer to a T, which is a Kubernetes object.
+type object[T any] interface {
+	*T
+	metav1.Object
+}
+
+// store is what the clients of all types have in common.
+type store[P any] interface {
+	Create(context.Context, P, metav1.CreateOptions) (P, error)
+	Update(context.Context, P, metav1.UpdateOptions) (P, error)
+	Get(context.Context, string, metav1.GetOptions) (P, error)
+}
+
+// put creates or replaces o. Where others write the same object meanwhile, the
+// last wins.
+func put[T any, P object[T]](ctx context.Context, s store[P], o P) error {
+	fresh := new(T)
+	*fresh = *o
+	P(fresh).SetResourceVersion("")
+	stored, err := s.Create(ctx, fresh, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			old, err := s.Get(ctx, o.GetName(), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			P(fresh).SetResourceVersion(old.GetResourceVersion())
+			P(fresh).SetUID(old.GetUID())
+			stored, err = s.Update(ctx, fresh, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	if err != nil {
+		return err
+	}
+	*o = *stored
+	return nil
+}
+
+// putStatus sets the status of o as it is stored.
+func putStatus[T any, P object[T]](ctx context.Context, s interface {
+	store[P]
+	UpdateStatus(context.Context, P, metav1.UpdateOptions) (P, error)
+}, o P, set func(P)) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		now, err := s.Get(ctx, o.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		set(now)
+		stored, err := s.UpdateStatus(ctx, now, metav1.UpdateOptions{})
+		if err != nil {
+			return err
+		}
+		*o = *stored
+		return nil
+	})
+}
