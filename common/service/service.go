@@ -169,6 +169,11 @@ type Port struct {
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
 	Affinity           time.Duration // 0 means none; else whole seconds
+	// HealthCheck is the healthCheckNodePort of the Service, 0 without one.
+	// LocalReady, only kept with it, counts the Service's ready endpoints on
+	// this node, in this family and over all its ports.
+	HealthCheck uint16
+	LocalReady  int
 }
 
 // Policy returns the traffic policy that applies to frontends of kind k.

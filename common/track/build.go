@@ -95,7 +95,23 @@ func (b *builder) head() service.Port {
 	if reachable {
 		head.External = b.policy("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
 	}
+	head.HealthCheck = b.healthCheck(head.External)
 	return head
+}
+
+// healthCheck returns the port on which load balancers ask for local
+// endpoints, which only policy Local makes a question.
+func (b *builder) healthCheck(external service.Policy) uint16 {
+	spec := &b.svc.Spec
+	n := spec.HealthCheckNodePort
+	switch {
+	case n == 0 || spec.Type != corev1.ServiceTypeLoadBalancer || external != service.PolicyLocal:
+		return 0
+	case n < 0 || n > 65535:
+		b.notes.add("spec.healthCheckNodePort", "%d is not a port: want 1 to 65535", n)
+		return 0
+	}
+	return uint16(n)
 }
 
 func (b *builder) policy(field, value string) service.Policy {

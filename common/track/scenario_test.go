@@ -147,6 +147,9 @@ func printPort(b *bytes.Buffer, p *service.Port) {
 	if p.Affinity > 0 {
 		fmt.Fprintf(b, " affinity=%v", p.Affinity)
 	}
+	if p.HealthCheck != 0 {
+		fmt.Fprintf(b, " health check %d: %d here", p.HealthCheck, p.LocalReady)
+	}
 	b.WriteString("\n")
 	for _, f := range p.Frontends {
 		fmt.Fprintf(b, "\t%s", describe(p, f))

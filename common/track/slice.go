@@ -76,6 +76,25 @@ func (s *slice) addr(i int) netip.Addr {
 	return a
 }
 
+// localReady counts the addresses on this node that are ready, by family, for
+// a Service with a health check; for others it does not look.
+func (s *svc) localReady() [2]int {
+	var n [2]int
+	if len(s.want) == 0 || s.want[0].HealthCheck == 0 {
+		return n
+	}
+	seen := map[netip.Addr]bool{}
+	for _, x := range s.slices {
+		for i, e := range x.endpoints {
+			if a := x.addr(i); e.state.has(local|ready) && !e.state.has(terminating) && !seen[a] {
+				seen[a] = true
+				n[x.family]++
+			}
+		}
+	}
+	return n
+}
+
 // same reports that both mean the same; owner and name are not compared.
 func (s *slice) same(t *slice) bool {
 	return s.family == t.family &&

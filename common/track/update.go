@@ -149,10 +149,13 @@ type resolution struct {
 	node    *service.Node
 	changes []service.Change
 	notes   notes
+	// localReady counts ready endpoints on this node, if anybody asks.
+	localReady [2]int
 }
 
 func (r *resolution) resolve() {
 	s := r.svc
+	r.localReady = s.localReady()
 	have := make([]*service.Port, 0, len(s.want))
 	for i, want := range s.want {
 		old := find(s.have, want)
@@ -205,7 +208,8 @@ func (r *resolution) port(want, old *service.Port) *service.Port {
 	p.Cluster = reuse(old.Cluster, c.cluster)
 	p.Local = reuse(old.Local, c.local)
 	p.Lingering = reuse(old.Lingering, c.lingering)
-	if sameShape(old, &p) && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Lingering, p.Lingering) {
+	p.LocalReady = r.localReady[p.Family]
+	if sameShape(old, &p) && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Lingering, p.Lingering) {
 		return old
 	}
 	return &p
@@ -280,7 +284,7 @@ func (r *resolution) problems() []Problem {
 // sameShape compares everything but endpoints.
 func sameShape(a, b *service.Port) bool {
 	return a.Name == b.Name && a.Family == b.Family &&
-		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity &&
+		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity && a.HealthCheck == b.HealthCheck &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
 }
 
