@@ -1,0 +1,123 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+)
+
+// Admin is what the metrics server answers. A part that is nil or empty is
+// not served.
+type Admin struct {
+	Mode     string       // /proxyMode
+	Metrics  http.Handler // /metrics
+	SLIs     http.Handler // /metrics/slis
+	Services http.Handler // /services and below
+	// Config is what /configz shows, under the API group's name.
+	Config func() any
+	// Status is what /statusz shows.
+	Status *Status
+	// Flags is what /flagz shows, by the flag's name.
+	Flags func() map[string]string
+	// Profiling serves /debug/pprof/ and, if there is a Verbosity,
+	// /debug/flags/v, which a PUT changes.
+	Profiling bool
+	Verbosity flag.Value
+}
+
+// Handler returns the whole of a.
+func (a Admin) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusOK, "text/plain; charset=utf-8", []byte("ok"))
+	})
+	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusOK, "text/plain; charset=utf-8", []byte(a.Mode))
+	})
+	for path, h := range map[string]http.Handler{
+		"GET /metrics":      a.Metrics,
+		"GET /metrics/slis": a.SLIs,
+		"GET /services":     a.Services,
+		"GET /services/":    a.Services,
+	} {
+		if h != nil {
+			mux.Handle(path, h)
+		}
+	}
+	if a.Config != nil {
+		mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
+			ReplyJSON(w, http.StatusOK, map[string]any{"kubeproxy.config.k8s.io": a.Config()})
+		})
+	}
+	if a.Flags != nil {
+		mux.HandleFunc("GET /flagz", func(w http.ResponseWriter, _ *http.Request) { replyText(w, http.StatusOK, flagz(a.Flags())) })
+	}
+	if a.Status != nil {
+		mux.HandleFunc("GET /statusz", func(w http.ResponseWriter, _ *http.Request) {
+			replyText(w, http.StatusOK, a.Status.text(a.paths()))
+		})
+	}
+	if a.Profiling {
+		a.debug(mux)
+	}
+	return mux
+}
+
+// debug adds what tells more about the process than everybody should know.
+func (a Admin) debug(mux *http.ServeMux) {
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	if a.Verbosity == nil {
+		return
+	}
+	mux.HandleFunc("GET /debug/flags/v", func(w http.ResponseWriter, _ *http.Request) {
+		replyText(w, http.StatusOK, a.Verbosity.String())
+	})
+	mux.HandleFunc("PUT /debug/flags/v", func(w http.ResponseWriter, q *http.Request) { setVerbosity(w, q, a.Verbosity) })
+}
+
+func setVerbosity(w http.ResponseWriter, q *http.Request, v flag.Value) {
+	const most = 20 // bytes, more than any number has that is meant
+	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, most))
+	level := strings.TrimSpace(string(body))
+	if err == nil {
+		err = v.Set(level)
+	}
+	if err != nil {
+		replyText(w, http.StatusBadRequest, fmt.Sprintf("set verbosity to %q: %v: want a whole number such as 4", level, err))
+		return
+	}
+	replyText(w, http.StatusOK, "verbosity is now "+v.String())
+}
+
+// paths lists what is served.
+func (a Admin) paths() []string {
+	paths := []string{"/healthz", "/proxyMode"}
+	for _, p := range []struct {
+		path string
+		is   bool
+	}{
+		{"/configz", a.Config != nil},
+		{"/debug/flags/v", a.Profiling && a.Verbosity != nil},
+		{"/debug/pprof/", a.Profiling},
+		{"/flagz", a.Flags != nil},
+		{"/metrics", a.Metrics != nil},
+		{"/metrics/slis", a.SLIs != nil},
+		{"/services", a.Services != nil},
+		{"/statusz", a.Status != nil},
+	} {
+		if p.is {
+			paths = append(paths, p.path)
+		}
+	}
+	return paths
+}

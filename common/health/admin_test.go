@@ -1,0 +1,120 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2/textlogger"
+)
+
+func everything() Admin {
+	begin := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	return Admin{
+		Mode:     "nftables",
+		Metrics:  hello("metrics"),
+		SLIs:     hello("slis"),
+		Services: hello("services"),
+		Config:   func() any { return map[string]string{"mode": "nftables", "clusterCIDR": "<none>"} },
+		Flags:    func() map[string]string { return map[string]string{"v": "2", "config": "/etc/kube-proxy.conf"} },
+		Status: &Status{
+			Started: begin, Version: "v1.37.0", GoVersion: "go1.26.8",
+			More: func() map[string]string { return map[string]string{"Node": "n1", "Mode": "nftables"} },
+			Now:  func() time.Time { return begin.Add(90 * time.Minute) },
+		},
+		Profiling: true,
+		Verbosity: textlogger.NewConfig().Verbosity(),
+	}
+}
+
+func TestAdminPages(t *testing.T) {
+	a := everything()
+	for path, want := range map[string]string{
+		"/healthz":       "ok",
+		"/proxyMode":     "nftables",
+		"/metrics":       "metrics",
+		"/metrics/slis":  "slis",
+		"/services":      "services",
+		"/services/a/b":  "services",
+		"/configz":       `{"kubeproxy.config.k8s.io":{"clusterCIDR":"<none>","mode":"nftables"}}` + "\n",
+		"/flagz":         "kube-proxy flagz\n" + forPeople + "\n\nconfig=/etc/kube-proxy.conf\nv=2\n",
+		"/debug/flags/v": "0\n",
+		"/statusz": "kube-proxy statusz\n" + forPeople + "\n\nStarted: Wed Jul  1 12:00:00 UTC 2026\nUp: 1h30m0s\n" +
+			"Go version: go1.26.8\nBinary version: v1.37.0\nMode: nftables\nNode: n1\n" +
+			"Paths: /healthz /proxyMode /configz /debug/flags/v /debug/pprof/ /flagz /metrics /metrics/slis /services /statusz\n",
+	} {
+		w := ask(a.Handler(), "GET", path, "")
+		if diff := cmp.Diff(want, w.Body.String()); diff != "" || w.Code != 200 {
+			t.Errorf("%s = %d (-want +got):\n%s", path, w.Code, diff)
+		}
+	}
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/symbol"} {
+		if w := ask(a.Handler(), "GET", path, ""); w.Code != 200 || w.Body.Len() == 0 {
+			t.Errorf("%s = %d, %d bytes", path, w.Code, w.Body.Len())
+		}
+	}
+}
+
+// What is not enabled is not there.
+func TestAdminLeavesOut(t *testing.T) {
+	off := everything()
+	off.Profiling = false
+	for name, tt := range map[string]struct {
+		admin Admin
+		paths []string
+	}{
+		"nothing enabled": {Admin{Mode: "nftables"}, []string{"/metrics", "/metrics/slis", "/configz", "/flagz", "/statusz", "/services", "/debug/pprof/", "/debug/flags/v"}},
+		"no profiling":    {off, []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/flags/v"}},
+		"always":          {everything(), []string{"/", "/livez", "/proxymode"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, path := range tt.paths {
+				if w := ask(tt.admin.Handler(), "GET", path, ""); w.Code != 404 {
+					t.Errorf("%s = %d, want 404", path, w.Code)
+				}
+			}
+		})
+	}
+	w := ask(Admin{Mode: "x", Status: &Status{}}.Handler(), "GET", "/statusz", "")
+	if !strings.HasSuffix(w.Body.String(), "Paths: /healthz /proxyMode /statusz\n") {
+		t.Errorf("/statusz = %s, want only the paths that are served", w.Body)
+	}
+}
+
+func TestVerbosity(t *testing.T) {
+	for name, tt := range map[string]struct {
+		method, body string
+		code         int
+		want         string // afterwards
+	}{
+		"set":         {"PUT", "4", 200, "4"},
+		"with a line": {"PUT", " 6\n", 200, "6"},
+		"a word":      {"PUT", "high", 400, "0"},
+		"nothing":     {"PUT", "", 400, "0"},
+		"far too big": {"PUT", strings.Repeat("9", 1<<20), 400, "0"},
+		"not by POST": {"POST", "4", 405, "0"},
+		"a GET only":  {"GET", "4", 200, "0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := everything()
+			if w := ask(a.Handler(), tt.method, "/debug/flags/v", tt.body); w.Code != tt.code {
+				t.Errorf("answer = %d %s, want %d", w.Code, w.Body, tt.code)
+			}
+			if got := a.Verbosity.String(); got != tt.want {
+				t.Errorf("verbosity = %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestUnprintableAnswer(t *testing.T) {
+	a := Admin{Config: func() any { return math.NaN() }}
+	if w := ask(a.Handler(), "GET", "/configz", ""); w.Code != 500 || !strings.HasPrefix(w.Body.String(), "encode the answer: ") {
+		t.Errorf("answer = %d %s", w.Code, w.Body)
+	}
+}

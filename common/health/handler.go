@@ -1,0 +1,100 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// Listener hears of answers given. Its fields may be nil.
+type Listener struct {
+	// Answered is told the path, without its query, and the status code.
+	Answered func(path string, status int)
+	// Checked is told what was found out about a family for it.
+	Checked func(path string, f service.Family, healthy bool)
+}
+
+// Handler serves /healthz, which also depends on whether the node is to stay,
+// and /livez, which does not. Both answer with a Report and 200 or 503, for
+// all families or for the one in ?family=, IPv4 or IPv6. Until the first
+// round has succeeded the answer is 503, so a startup probe should come
+// before a liveness probe.
+func (m *Monitor) Handler(l Listener) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
+	return mux
+}
+
+func (m *Monitor) answer(w http.ResponseWriter, q *http.Request, l Listener) {
+	r := m.Report()
+	m.tell(l, q.URL.Path, r)
+	if name := q.URL.Query().Get("family"); name != "" && !r.only(name) {
+		replyText(w, http.StatusNotFound, fmt.Sprintf("family %q is not programmed: want IPv4 or IPv6", name))
+		return
+	}
+	status := http.StatusOK
+	if q.URL.Path == "/livez" {
+		r.NodeEligible, r.NodeReason = nil, ""
+	}
+	if !r.Healthy || r.NodeEligible != nil && !*r.NodeEligible {
+		status = http.StatusServiceUnavailable
+	}
+	if l.Answered != nil {
+		l.Answered(q.URL.Path, status)
+	}
+	ReplyJSON(w, status, r)
+}
+
+func (m *Monitor) tell(l Listener, path string, r Report) {
+	if l.Checked == nil {
+		return
+	}
+	for _, f := range m.options.Families {
+		l.Checked(path, f, r.Status[f.String()].Healthy)
+	}
+}
+
+// only narrows r to the family with the given name, in any case, and reports
+// whether there is one.
+func (r *Report) only(name string) bool {
+	for f, s := range r.Status {
+		if strings.EqualFold(f, name) {
+			r.LastUpdated, r.Healthy = s.LastUpdated, s.Healthy
+			r.Status = map[string]FamilyReport{f: s}
+			return true
+		}
+	}
+	return false
+}
+
+// ReplyJSON answers with body.
+func ReplyJSON(w http.ResponseWriter, status int, body any) {
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(body); err != nil {
+		replyText(w, http.StatusInternalServerError, "encode the answer: "+err.Error())
+		return
+	}
+	reply(w, status, "application/json", text.Bytes())
+}
+
+func replyText(w http.ResponseWriter, status int, text string) {
+	reply(w, status, "text/plain; charset=utf-8", []byte(text+"\n"))
+}
+
+func reply(w http.ResponseWriter, status int, kind string, body []byte) {
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	w.Write(body)
+}

@@ -1,0 +1,210 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package health tells whether the proxy does its work, from the results of
+// its rounds alone, and serves that over HTTP. It decides nothing about
+// rounds; per-Service answers are left to packages servicecheck and
+// servicestate below it.
+package health
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Options of a Monitor. They do not change.
+type Options struct {
+	// Families are those that are programmed.
+	Families []service.Family
+	// SyncPeriod is the longest pause between two rounds. A change that is
+	// not in force after twice as long makes its family unhealthy, and so
+	// does the absence of rounds.
+	SyncPeriod time.Duration
+	// NodeRequired makes the node ineligible while the API does not know it.
+	// Without it, only a node that was deleted or is about to be is.
+	NodeRequired bool
+	// Sources, if set, is asked for each answer.
+	Sources func() []Source
+	Now     func() time.Time // nil for time.Now
+}
+
+// Source is what is known of one place that objects come from. It is shown
+// and has no say in health: with what was read last, traffic still flows, and
+// a restart would lose it.
+type Source struct {
+	Name   string
+	Synced bool
+	// LastContact is when it was last known to be up to date, zero for never.
+	LastContact time.Time
+	Stale       bool   // LastContact is too long ago
+	Err         string // what it says about the latest failure, empty after a success
+}
+
+// Monitor collects what happens and answers from it. All methods may be
+// called from any goroutine.
+type Monitor struct {
+	options Options
+
+	mu         sync.Mutex
+	families   map[service.Family]*state
+	node       node
+	conditions map[string]string
+}
+
+// state is what is known of one family.
+type state struct {
+	pending pending
+	rounds  int
+	ended   time.Time // of the latest round, or the start of the process
+	updated time.Time // end of the latest round that succeeded
+	synced  bool      // there was one
+
+	generation    uint64 // in force
+	failed        int    // ports, in the latest round
+	err           string // of the latest round
+	found, undone int    // drift
+}
+
+// New returns a Monitor that has heard of nothing yet.
+func New(o Options) *Monitor {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	m := &Monitor{options: o, families: map[service.Family]*state{}, conditions: map[string]string{}}
+	for _, f := range o.Families {
+		m.families[f] = &state{ended: o.Now()}
+	}
+	return m
+}
+
+// Queued notes that something is to be done for f, from now on. What was
+// queued before stays the oldest.
+func (m *Monitor) Queued(f service.Family) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.families[f]; s != nil {
+		s.pending.add(m.options.Now())
+	}
+}
+
+// Result takes in how a round for f went. A success settles what was queued
+// before the round began, and nothing later.
+func (m *Monitor) Result(f service.Family, r reconcile.Result) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.families[f]
+	if s == nil {
+		return
+	}
+	s.rounds++
+	s.ended = r.Start.Add(r.Took)
+	s.found += len(r.Drift)
+	s.failed, s.err = len(reconcile.Failed(r.Err)), ""
+	if r.Err != nil {
+		s.err = r.Err.Error()
+	}
+	if r.Err != nil && !Partial(r.Err) {
+		// A failure shows that something is to be done, even if nobody
+		// queued it: a resync found drift.
+		s.pending.atLeast(r.Start)
+		return
+	}
+	if r.Err == nil {
+		s.undone += len(r.Drift)
+	}
+	s.pending.settle(r.Start)
+	s.updated, s.synced, s.generation = s.ended, true, r.Generation
+}
+
+// Partial reports that err is about single Service ports only, while
+// everything else is in force. It is false for nil.
+func Partial(err error) bool {
+	switch e := err.(type) {
+	case nil:
+		return false
+	case *reconcile.PortError:
+		return true
+	case interface{ Unwrap() []error }:
+		list := e.Unwrap()
+		return len(list) > 0 && !slices.ContainsFunc(list, func(err error) bool { return !Partial(err) })
+	}
+	return Partial(errors.Unwrap(err))
+}
+
+// SetNode takes in the own Node.
+func (m *Monitor) SetNode(n *corev1.Node) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node = readNode(n)
+}
+
+// DeleteNode notes that the own Node is gone.
+func (m *Monitor) DeleteNode() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node = node{state: nodeLeaves, reason: "the Node object was deleted"}
+}
+
+// SetCondition shows a message under a name in every answer until the same
+// name gets an empty one, for what needs somebody's attention but does not
+// keep traffic from flowing, such as a setting that could not be made.
+func (m *Monitor) SetCondition(name, message string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if message == "" {
+		delete(m.conditions, name)
+		return
+	}
+	m.conditions[name] = message
+}
+
+// Serving reports that at least one of families, or of all when none is
+// given, does its work.
+func (m *Monitor) Serving(families ...service.Family) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(families) == 0 {
+		families = m.options.Families
+	}
+	now := m.options.Now()
+	return slices.ContainsFunc(families, func(f service.Family) bool {
+		s := m.families[f]
+		return s != nil && s.complaint(now, 2*m.options.SyncPeriod) == ""
+	})
+}
+
+// Report returns what is known now.
+func (m *Monitor) Report() Report {
+	var sources []Source
+	if m.options.Sources != nil {
+		sources = m.options.Sources() // which may take a lock of its own
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.options.Now()
+	r := Report{CurrentTime: now, Healthy: true, Status: map[string]FamilyReport{}}
+	first := true
+	for _, f := range m.options.Families {
+		s := m.families[f].report(now, 2*m.options.SyncPeriod)
+		r.Status[f.String()] = s
+		r.Healthy = r.Healthy && s.Healthy
+		if first || s.LastUpdated.Before(r.LastUpdated) {
+			r.LastUpdated, first = s.LastUpdated, false
+		}
+	}
+	eligible, reason := m.node.eligible(m.options.NodeRequired)
+	r.NodeEligible, r.NodeReason = &eligible, reason
+	r.Sources = reportSources(sources, now)
+	if len(m.conditions) > 0 {
+		r.Conditions = maps.Clone(m.conditions)
+	}
+	return r
+}

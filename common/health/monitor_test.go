@@ -1,0 +1,277 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+const period = 30 * time.Second
+
+var errRefused = errors.New("refused")
+
+// scene is a Monitor in a bubble of its own time.
+type scene struct {
+	*Monitor
+	t     *testing.T
+	begin time.Time
+}
+
+// play runs story for a proxy of both families.
+func play(t *testing.T, story func(*scene)) {
+	synctest.Test(t, func(t *testing.T) {
+		m := New(Options{Families: service.Families[:], SyncPeriod: period})
+		story(&scene{m, t, time.Now()})
+	})
+}
+
+// round ends a round now that took so long.
+func (s *scene) round(f service.Family, took time.Duration, err error) {
+	s.Result(f, reconcile.Result{Generation: 7, Start: time.Now().Add(-took), Took: took, Err: err})
+}
+
+// both is a success for both families.
+func (s *scene) both() {
+	s.round(service.IPv4, 0, nil)
+	s.round(service.IPv6, 0, nil)
+}
+
+// resync lets d pass with a round that goes well in every period.
+func (s *scene) resync(f service.Family, d time.Duration) {
+	for ; d > 0; d -= period {
+		time.Sleep(min(d, period))
+		s.round(f, 0, nil)
+	}
+}
+
+// healthy checks the two families' answers.
+func (s *scene) healthy(v4, v6 bool) {
+	s.t.Helper()
+	r := s.Report()
+	got := []bool{r.Status["IPv4"].Healthy, r.Status["IPv6"].Healthy, s.Serving(service.IPv4), s.Serving(service.IPv6), r.Healthy, s.Serving()}
+	want := []bool{v4, v6, v4, v6, v4 && v6, v4 || v6}
+	if diff := cmp.Diff(want, got); diff != "" {
+		s.t.Errorf("after %s: v4, v6, serving v4, v6, healthy, serving (-want +got):\n%s%q %q",
+			time.Since(s.begin), diff, r.Status["IPv4"].Reason, r.Status["IPv6"].Reason)
+	}
+}
+
+func TestRoundsDecide(t *testing.T) {
+	port := &reconcile.PortError{Err: errRefused}
+	for name, story := range map[string]func(*scene){
+		"never programmed": func(s *scene) { s.healthy(false, false) },
+		"tried in vain":    func(s *scene) { s.round(service.IPv4, 0, errRefused); s.healthy(false, false) },
+		"one of two":       func(s *scene) { s.round(service.IPv4, 0, nil); s.healthy(true, false) },
+		"both":             func(s *scene) { s.both(); s.healthy(true, true) },
+		"nothing to do for a day": func(s *scene) {
+			s.both()
+			for range 24 * 60 {
+				time.Sleep(time.Minute)
+				s.both()
+			}
+			s.healthy(true, true)
+		},
+		"rounds stop":   func(s *scene) { s.both(); time.Sleep(2*period + 1); s.healthy(false, false) },
+		"drift remains": func(s *scene) { s.both(); s.fails(service.IPv4, 4*period); s.healthy(false, true) },
+		"one port fails, the rest is in force": func(s *scene) {
+			s.both()
+			for range 10 {
+				s.Queued(service.IPv6)
+				time.Sleep(period)
+				s.round(service.IPv4, 0, nil)
+				s.round(service.IPv6, 0, errors.Join(port))
+			}
+			s.healthy(true, true)
+		},
+		"the first round fails for one port": func(s *scene) {
+			s.round(service.IPv4, 0, port)
+			s.healthy(true, false)
+		},
+		"a family nobody programs": func(s *scene) {
+			s.Queued(service.Family(9))
+			s.round(service.Family(9), 0, nil)
+			if s.Serving(service.Family(9)) {
+				s.t.Error("serving a family that is none")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { play(t, story) })
+	}
+}
+
+func TestPendingChangesDecide(t *testing.T) {
+	for name, story := range map[string]func(*scene){
+		"a change may wait for two periods": func(s *scene) {
+			s.both()
+			s.Queued(service.IPv4)
+			time.Sleep(2 * period)
+			s.healthy(true, true)
+		},
+		"but no longer": func(s *scene) {
+			s.both()
+			s.Queued(service.IPv4)
+			s.resync(service.IPv6, 2*period)
+			time.Sleep(1)
+			s.healthy(false, true)
+		},
+		"newer changes do not hide the oldest": func(s *scene) {
+			s.both()
+			for range 100 {
+				s.Queued(service.IPv4)
+				time.Sleep(period / 10)
+				s.round(service.IPv4, 0, errRefused)
+				s.round(service.IPv6, 0, nil)
+			}
+			s.healthy(false, true)
+		},
+		"a round settles what came before it": func(s *scene) {
+			s.both()
+			s.Queued(service.IPv4)
+			time.Sleep(3 * period)
+			s.both()
+			s.healthy(true, true)
+		},
+		"and not what came during it": func(s *scene) {
+			s.both()
+			time.Sleep(period)
+			s.Queued(service.IPv4)
+			time.Sleep(1)
+			s.round(service.IPv4, period, nil) // it ends now and began before the change
+			s.resync(service.IPv6, period)
+			time.Sleep(period)
+			s.round(service.IPv4, 2*period+2, nil)
+			s.round(service.IPv6, 0, nil)
+			s.healthy(false, true)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { play(t, story) })
+	}
+}
+
+// fails lets d pass with failed rounds for f and good ones for the other.
+func (s *scene) fails(f service.Family, d time.Duration) {
+	for ; d > 0; d -= period {
+		time.Sleep(period)
+		s.round(f, 0, errRefused)
+		s.round(1-f, 0, nil)
+	}
+}
+
+func TestReportTellsTheTruth(t *testing.T) {
+	play(t, func(s *scene) {
+		s.Result(service.IPv4, reconcile.Result{Generation: 3, Start: time.Now(), Took: time.Second, Drift: []string{"a", "b"}})
+		time.Sleep(10 * time.Second)
+		s.round(service.IPv6, 0, nil)
+		time.Sleep(20 * time.Second)
+		s.Queued(service.IPv4)
+		s.Result(service.IPv4, reconcile.Result{Generation: 4, Start: time.Now(), Drift: []string{"c"}, Err: errRefused})
+		queued := s.begin.Add(30 * time.Second)
+		got := s.Report()
+		want := FamilyReport{
+			LastUpdated: s.begin.Add(time.Second), Healthy: true, Generation: 3, OldestPending: &queued,
+			Rounds: 2, DriftFound: 3, DriftRepaired: 2, LastError: "refused",
+		}
+		if diff := cmp.Diff(want, got.Status["IPv4"]); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if !got.LastUpdated.Equal(want.LastUpdated) {
+			t.Errorf("lastUpdated = %s, want the older one", got.LastUpdated.Sub(s.begin))
+		}
+		if since := got.CurrentTime.Sub(s.begin); since != 30*time.Second {
+			t.Errorf("currentTime = %s after the start", since)
+		}
+	})
+}
+
+func TestNeverUpdatedIsTheZeroTime(t *testing.T) {
+	play(t, func(s *scene) {
+		s.round(service.IPv4, 0, nil)
+		if r := s.Report(); !r.LastUpdated.IsZero() || !r.Status["IPv6"].LastUpdated.IsZero() || r.Status["IPv4"].LastUpdated.IsZero() {
+			t.Errorf("lastUpdated = %v with IPv6 never programmed", r.LastUpdated)
+		}
+	})
+}
+
+func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
+	play(t, func(s *scene) {
+		s.options.Sources = func() []Source {
+			return []Source{{Name: "apiserver", Synced: true, LastContact: s.begin, Stale: true, Err: "connection refused"}, {Name: "files"}}
+		}
+		s.SetCondition("configuration", "line 3: no such key")
+		s.SetCondition("conntrack", "read-only")
+		s.SetCondition("conntrack", "")
+		s.resync(service.IPv6, time.Minute)
+		s.round(service.IPv4, 0, nil)
+		r := s.Report()
+		want := []SourceReport{
+			{Name: "apiserver", Synced: true, LastContact: &s.begin, StalenessSeconds: 60, Stale: true, Error: "connection refused"},
+			{Name: "files"},
+		}
+		if diff := cmp.Diff(want, r.Sources); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(map[string]string{"configuration": "line 3: no such key"}, r.Conditions); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		s.healthy(true, true)
+	})
+}
+
+func TestPartial(t *testing.T) {
+	port := &reconcile.PortError{Err: errRefused}
+	for name, tt := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"nil":                   {nil, false},
+		"no port's":             {errRefused, false},
+		"a port's":              {port, true},
+		"wrapped":               {fmt.Errorf("apply: %w", port), true},
+		"two":                   {errors.Join(port, port), true},
+		"a port's and another":  {errors.Join(port, errRefused), false},
+		"deeper":                {errors.Join(port, fmt.Errorf("x: %w", errors.Join(port, errRefused))), false},
+		"deeper, all of ports":  {errors.Join(port, fmt.Errorf("x: %w", errors.Join(port))), true},
+		"a port's with no list": {fmt.Errorf("no error at all"), false},
+	} {
+		if got := Partial(tt.err); got != tt.want {
+			t.Errorf("%s: Partial = %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// However many changes come, the oldest stays and none is settled early.
+func TestPendingForgetsNothingUnsettled(t *testing.T) {
+	at := func(n int) time.Time { return time.Unix(int64(n), 0) }
+	for settled := range 1000 {
+		var p pending
+		for n := range 1000 {
+			p.add(at(n))
+		}
+		if len(p.times) > maxTimes || !p.oldest().Equal(at(0)) {
+			t.Fatalf("%d times, the oldest of second %d", len(p.times), p.oldest().Unix())
+		}
+		p.settle(at(settled))
+		if empty := p.oldest().IsZero(); empty != (settled == 999) || !empty && !p.oldest().After(at(settled)) {
+			t.Fatalf("settled up to %d: oldest is %v", settled, p.oldest())
+		}
+	}
+}
+
+func TestLongErrorsAreCut(t *testing.T) {
+	play(t, func(s *scene) {
+		s.round(service.IPv4, 0, errors.New(string(make([]byte, 2*maxError))))
+		if n := len(s.Report().Status["IPv4"].LastError); n > maxError+10 {
+			t.Errorf("an error of %d bytes", n)
+		}
+	})
+}

@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"fmt"
+	"time"
+)
+
+// Report is the body of /healthz and /livez.
+type Report struct {
+	// LastUpdated is when the family that is worst off was last programmed
+	// in full; the zero time if it never was.
+	LastUpdated time.Time `json:"lastUpdated"`
+	CurrentTime time.Time `json:"currentTime"`
+	// NodeEligible is for /healthz only.
+	NodeEligible *bool  `json:"nodeEligible,omitempty"`
+	NodeReason   string `json:"nodeReason,omitempty"`
+	// Healthy is true if every family is.
+	Healthy    bool                    `json:"healthy"`
+	Status     map[string]FamilyReport `json:"status"` // by "IPv4" and "IPv6"
+	Sources    []SourceReport          `json:"sources,omitempty"`
+	Conditions map[string]string       `json:"conditions,omitempty"`
+}
+
+// FamilyReport is the state of one family.
+type FamilyReport struct {
+	LastUpdated time.Time `json:"lastUpdated"` // end of the last round that succeeded
+	Healthy     bool      `json:"healthy"`
+	Reason      string    `json:"reason,omitempty"` // why not healthy
+	Generation  uint64    `json:"generation"`       // in force
+	// OldestPending is since when the oldest change waits that is not in
+	// force, nil without any.
+	OldestPending *time.Time `json:"oldestPending,omitempty"`
+	Rounds        int        `json:"rounds"`
+	// FailedPorts are Service ports that the latest round could not program.
+	// They do not make the family unhealthy: the same Service would take
+	// every node out of service.
+	FailedPorts   int    `json:"failedPorts"`
+	DriftFound    int    `json:"driftFound"`
+	DriftRepaired int    `json:"driftRepaired"`
+	LastError     string `json:"lastError,omitempty"` // of the latest round
+}
+
+// SourceReport is the state of one source.
+type SourceReport struct {
+	Name        string     `json:"name"`
+	Synced      bool       `json:"synced"`
+	LastContact *time.Time `json:"lastContact,omitempty"`
+	// StalenessSeconds is the time since LastContact.
+	StalenessSeconds float64 `json:"stalenessSeconds,omitempty"`
+	Stale            bool    `json:"stale"`
+	Error            string  `json:"error,omitempty"`
+}
+
+// maxError bounds what of an error is shown: one about thousands of ports is
+// as long.
+const maxError = 2000
+
+func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
+	reason := s.complaint(now, limit)
+	r := FamilyReport{
+		LastUpdated:   s.updated,
+		Healthy:       reason == "",
+		Reason:        reason,
+		Generation:    s.generation,
+		Rounds:        s.rounds,
+		FailedPorts:   s.failed,
+		DriftFound:    s.found,
+		DriftRepaired: s.undone,
+		LastError:     s.err,
+	}
+	if len(s.err) > maxError {
+		r.LastError = s.err[:maxError] + " ..."
+	}
+	if t := s.pending.oldest(); !t.IsZero() {
+		r.OldestPending = &t
+	}
+	return r
+}
+
+// complaint says why s is not healthy, nothing if it is.
+func (s *state) complaint(now time.Time, limit time.Duration) string {
+	oldest := s.pending.oldest()
+	switch {
+	case !s.synced:
+		return "nothing was ever programmed" // by this process
+	case !oldest.IsZero() && now.Sub(oldest) > limit:
+		return fmt.Sprintf("a change waits to be programmed for %s, more than %s", seconds(now.Sub(oldest)), limit)
+	case now.Sub(s.ended) > limit:
+		return fmt.Sprintf("the last round ended %s ago, more than %s", seconds(now.Sub(s.ended)), limit)
+	}
+	return ""
+}
+
+func seconds(d time.Duration) time.Duration { return d.Round(time.Second) }
+
+func reportSources(sources []Source, now time.Time) []SourceReport {
+	var all []SourceReport
+	for _, s := range sources {
+		r := SourceReport{Name: s.Name, Synced: s.Synced, Stale: s.Stale, Error: s.Err}
+		if t := s.LastContact; !t.IsZero() {
+			r.LastContact, r.StalenessSeconds = &t, now.Sub(t).Seconds()
+		}
+		all = append(all, r)
+	}
+	return all
+}

@@ -1,0 +1,140 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Server serves a handler on one address. Set the fields before Run.
+type Server struct {
+	Name    string // for logs and errors, such as "metrics"
+	Addr    string // host:port
+	Handler http.Handler
+	// HardFail makes an address that cannot be had an error. Otherwise it is
+	// tried again, every five seconds.
+	HardFail bool
+	// Listening, if set, is told the address once it is bound.
+	Listening func(net.Addr)
+	// Failing, if set, is told about each attempt: the error of one that was
+	// in vain, nil for one that was not.
+	Failing func(error)
+	// Listen, if set, stands in for the system's.
+	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
+}
+
+// rebind is how long an address that cannot be had rests.
+const rebind = 5 * time.Second
+
+// goodbye is how long requests may take to finish when the end has come.
+const goodbye = time.Second
+
+// Run serves until ctx ends, which is not an error.
+func (s *Server) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx).WithValues("server", s.Name, "address", s.Addr)
+	for failures := 0; ctx.Err() == nil; failures++ {
+		err := s.once(ctx, func() {
+			if failures > 0 {
+				log.Info("Serving after all", "attempts", failures+1)
+			}
+			failures = 0
+		})
+		if err == nil {
+			return nil
+		}
+		if s.HardFail {
+			return err
+		}
+		if failures == 0 {
+			log.Error(err, "Not served; trying again until it works", "every", rebind)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(rebind):
+		}
+	}
+	return nil
+}
+
+// once serves until ctx ends or something fails. It calls bound in between.
+func (s *Server) once(ctx context.Context, bound func()) error {
+	l, err := s.listen(ctx)
+	if s.Failing != nil {
+		s.Failing(err)
+	}
+	if err != nil {
+		return err
+	}
+	bound()
+	if s.Listening != nil {
+		s.Listening(l.Addr())
+	}
+	return Serve(ctx, s.Name, l, s.Handler)
+}
+
+func (s *Server) listen(ctx context.Context) (net.Listener, error) {
+	listen := s.Listen
+	if listen == nil {
+		var lc net.ListenConfig
+		listen = lc.Listen
+	}
+	network, err := networkOf(s.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s server: %w", s.Name, err)
+	}
+	l, err := listen(ctx, network, s.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s server: %w", s.Name, err)
+	}
+	return l, nil
+}
+
+// networkOf is "tcp" for [::], which answers both families.
+func networkOf(addr string) (string, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", fmt.Errorf("address %q: want host:port", addr)
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.To4() != nil {
+		return "tcp4", nil
+	}
+	return "tcp", nil
+}
+
+// Serve answers on l until ctx ends, which is not an error, and closes l. It
+// bounds what a slow or silent client can hold.
+func Serve(ctx context.Context, name string, l net.Listener, h http.Handler) error {
+	srv := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       5 * time.Minute, // it also ends a profile being taken
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          klog.NewStandardLogger("INFO"),
+	}
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		bye, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+		defer cancel()
+		if srv.Shutdown(bye) != nil {
+			srv.Close()
+		}
+	})
+	err := srv.Serve(l)
+	if !stop() {
+		<-done
+	}
+	if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("%s server: %w", name, err)
+}

@@ -1,0 +1,283 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package servicecheck answers load balancers that ask, on a Service's
+// healthCheckNodePort, whether this node has endpoints of the Service. Which
+// ports to answer on, and what is healthy, it is told.
+package servicecheck
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/service"
+)
+
+// Check is what to answer for one Service.
+type Check struct {
+	Namespace, Name string
+	// LocalEndpoints are the endpoints on this node that are ready;
+	// those that terminate do not count.
+	LocalEndpoints int
+	// Families of the Service, nil for all that are programmed. The one that
+	// a probe comes in by is asked whether the proxy is healthy, so that
+	// trouble with one family leaves the answers in the other alone.
+	Families []service.Family
+	// Unprogrammed means that this Service could not be programmed, however
+	// healthy the proxy is otherwise.
+	Unprogrammed bool
+}
+
+// Wanted is all there is to answer.
+type Wanted struct {
+	// Addrs are the node's addresses to listen on. An unspecified one stands
+	// for all of its family.
+	Addrs  []netip.Addr
+	Checks map[uint16]Check // by healthCheckNodePort
+}
+
+// Problem is an address of a Service's check that cannot be listened on. It
+// is tried again every five seconds and at every Sync.
+type Problem struct {
+	Namespace, Name string
+	Addr            netip.AddrPort
+	Err             error
+}
+
+// Servers holds one listener per address and port. Set the exported fields
+// before use; all methods may be called from any goroutine.
+type Servers struct {
+	// Serving reports that at least one of the families, or of all if none is
+	// given, is programmed, as health.Monitor does. Nil stands for always.
+	Serving func(families ...service.Family) bool
+	// Report, if set, is told about each Problem when it appears, and again
+	// with a nil Err when it has gone while the check is still wanted.
+	Report func(Problem)
+	// Listen, if set, stands in for the system's.
+	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
+
+	mu       sync.Mutex
+	wanted   Wanted
+	running  map[netip.AddrPort]*running
+	problems map[netip.AddrPort]Problem
+	closed   bool
+}
+
+// running is a listener that answers.
+type running struct {
+	ended chan struct{}
+	stop  func()
+}
+
+// retry is how long an address that cannot be had rests.
+const retry = 5 * time.Second
+
+// Sync starts what is missing and stops what is not wanted any more; what
+// goes on keeps its listener and answers by the new numbers at once. It
+// returns what cannot be listened on now, sorted.
+func (s *Servers) Sync(want Wanted) []Problem {
+	s.mu.Lock()
+	want = Wanted{slices.Clone(want.Addrs), maps.Clone(want.Checks)}
+	s.wanted = want
+	s.stopUnwanted()
+	fresh := s.startMissing()
+	all := s.list()
+	s.mu.Unlock()
+	s.tell(fresh)
+	return all
+}
+
+// Problems returns what cannot be listened on now, sorted.
+func (s *Servers) Problems() []Problem {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.list()
+}
+
+// Run tries again what could not be had until ctx ends. Then it stops all
+// servers, for good.
+func (s *Servers) Run(ctx context.Context) {
+	tick := time.NewTicker(retry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.close()
+			return
+		case <-tick.C:
+			s.again()
+		}
+	}
+}
+
+func (s *Servers) again() {
+	s.mu.Lock()
+	fresh := s.startMissing()
+	s.mu.Unlock()
+	s.tell(fresh)
+}
+
+func (s *Servers) close() {
+	s.mu.Lock()
+	s.wanted, s.closed = Wanted{}, true
+	s.stopUnwanted()
+	s.mu.Unlock()
+}
+
+func (s *Servers) tell(problems []Problem) {
+	if s.Report == nil {
+		return
+	}
+	for _, p := range problems {
+		s.Report(p)
+	}
+}
+
+func (s *Servers) stopUnwanted() {
+	for at, r := range s.running {
+		if !s.wants(at) {
+			r.stop()
+			delete(s.running, at)
+		}
+	}
+	maps.DeleteFunc(s.problems, func(at netip.AddrPort, _ Problem) bool { return !s.wants(at) })
+}
+
+func (s *Servers) wants(at netip.AddrPort) bool {
+	_, ok := s.wanted.Checks[at.Port()]
+	return ok && slices.Contains(s.wanted.Addrs, at.Addr())
+}
+
+// startMissing returns the problems that are new, in order, and those that
+// have gone.
+func (s *Servers) startMissing() []Problem {
+	if s.closed {
+		return nil
+	}
+	if s.running == nil {
+		s.running, s.problems = map[netip.AddrPort]*running{}, map[netip.AddrPort]Problem{}
+	}
+	var fresh []Problem
+	for _, port := range slices.Sorted(maps.Keys(s.wanted.Checks)) {
+		for _, addr := range s.wanted.Addrs {
+			fresh = append(fresh, s.ensure(netip.AddrPortFrom(addr, port))...)
+		}
+	}
+	return fresh
+}
+
+// ensure makes sure that at is listened on. It returns what is to be told.
+func (s *Servers) ensure(at netip.AddrPort) []Problem {
+	if r := s.running[at]; r != nil && !r.over() {
+		return nil
+	}
+	c := s.wanted.Checks[at.Port()]
+	p := Problem{Namespace: c.Namespace, Name: c.Name, Addr: at}
+	r, err := s.start(at)
+	old, had := s.problems[at]
+	if err == nil {
+		s.running[at] = r
+		delete(s.problems, at)
+		if had {
+			return []Problem{p}
+		}
+		return nil
+	}
+	p.Err = err
+	s.problems[at] = p
+	if had && old.Err.Error() == err.Error() && old.Namespace == p.Namespace && old.Name == p.Name {
+		return nil
+	}
+	return []Problem{p}
+}
+
+// over reports that a listener broke.
+func (r *running) over() bool {
+	select {
+	case <-r.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Servers) start(at netip.AddrPort) (*running, error) {
+	listen := s.Listen
+	if listen == nil {
+		var lc net.ListenConfig
+		listen = lc.Listen
+	}
+	network := "tcp6" // for [::], too: 0.0.0.0 is an address of its own
+	if at.Addr().Is4() {
+		network = "tcp4"
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	l, err := listen(ctx, network, at.String())
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	l = &onceListener{Listener: l}
+	r := &running{make(chan struct{}), func() {
+		// The address is free at once, whatever requests are under way.
+		l.Close()
+		stop()
+	}}
+	go func() {
+		defer stop()
+		health.Serve(ctx, "health check", l, s.handler(at.Port())) // a broken one is started again
+		close(r.ended)
+	}()
+	return r, nil
+}
+
+// onceListener may be closed twice.
+type onceListener struct {
+	net.Listener
+	once sync.Once
+	err  error
+}
+
+// Close implements net.Listener.
+func (l *onceListener) Close() error {
+	l.once.Do(func() { l.err = l.Listener.Close() })
+	return l.err
+}
+
+func (s *Servers) list() []Problem {
+	return slices.SortedFunc(maps.Values(s.problems), func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), a.Addr.Compare(b.Addr))
+	})
+}
+
+// Error lets a Problem be told as an error.
+func (p Problem) Error() string {
+	if p.Err == nil {
+		return p.where() + ": served"
+	}
+	return p.where() + ": " + p.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (p Problem) Unwrap() error { return p.Err }
+
+func (p Problem) where() string {
+	return "health check of service " + p.Namespace + "/" + p.Name + " on " + p.Addr.String()
+}
+
+// Join returns problems as one error, nil without any.
+func Join(problems []Problem) error {
+	var errs []error
+	for _, p := range problems {
+		errs = append(errs, p)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,298 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servicecheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+var (
+	loop4 = netip.MustParseAddr("127.0.0.1")
+	loop6 = netip.MustParseAddr("::1")
+)
+
+// node stands in for the system: it listens on loopback ports that are free,
+// whatever the address, and knows where.
+type node struct {
+	mu     sync.Mutex
+	bound  map[string]net.Addr // by the address asked for
+	opened int
+	refuse map[string]error
+}
+
+func (n *node) listen(ctx context.Context, network, addr string) (net.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.refuse[addr]; err != nil {
+		return nil, err
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, network, net.JoinHostPort(host, "0"))
+	if err != nil {
+		return nil, err
+	}
+	n.opened++
+	n.bound[addr] = l.Addr()
+	return l, nil
+}
+
+// ask returns the answer of what listens on addr, "" if nothing does.
+func (n *node) ask(t *testing.T, addr string) string {
+	t.Helper()
+	n.mu.Lock()
+	at := n.bound[addr]
+	n.mu.Unlock()
+	if at == nil {
+		return ""
+	}
+	c := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := c.Get("http://" + at.String() + "/any/path")
+	if err != nil {
+		return ""
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d %s %s", res.StatusCode, res.Header.Get("X-Load-Balancing-Endpoint-Weight"), strings.TrimSpace(string(body)))
+}
+
+// newServers returns servers that stop with the test.
+func newServers(t *testing.T) (*Servers, *node) {
+	n := &node{bound: map[string]net.Addr{}, refuse: map[string]error{}}
+	s := &Servers{Listen: n.listen, Serving: func(...service.Family) bool { return true }}
+	t.Cleanup(s.close)
+	return s, n
+}
+
+func body(name string, local int, healthy bool) string {
+	return fmt.Sprintf(`{"service":{"namespace":"shop","name":%q},"localEndpoints":%d,"serviceProxyHealthy":%v}`, name, local, healthy)
+}
+
+func TestAnswers(t *testing.T) {
+	both := service.Families[:]
+	for name, tt := range map[string]struct {
+		check Check
+		stuck []service.Family
+		v4    string
+	}{
+		"local endpoints":             {Check{LocalEndpoints: 2}, nil, "200 2 " + body("web", 2, true)},
+		"none":                        {Check{}, nil, "503 0 " + body("web", 0, true)},
+		"proxy not healthy":           {Check{LocalEndpoints: 2}, both, "503 2 " + body("web", 2, false)},
+		"this Service not programmed": {Check{LocalEndpoints: 2, Unprogrammed: true}, nil, "503 2 " + body("web", 2, false)},
+		"the other family is stuck":   {Check{LocalEndpoints: 1, Families: both}, both[1:], "200 1 " + body("web", 1, true)},
+		"the probe's family is stuck": {Check{LocalEndpoints: 1, Families: both}, both[:1], "503 1 " + body("web", 1, false)},
+		"a Service of the other family, which is stuck": {Check{LocalEndpoints: 1, Families: both[1:]}, both[1:], "503 1 " + body("web", 1, false)},
+		"a Service of the other family, which works":    {Check{LocalEndpoints: 1, Families: both[1:]}, both[:1], "200 1 " + body("web", 1, true)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, n := newServers(t)
+			s.Serving = func(families ...service.Family) bool {
+				if len(families) == 0 {
+					families = both
+				}
+				return slices.ContainsFunc(families, func(f service.Family) bool { return !slices.Contains(tt.stuck, f) })
+			}
+			tt.check.Namespace, tt.check.Name = "shop", "web"
+			s.Sync(Wanted{[]netip.Addr{loop4}, map[uint16]Check{30001: tt.check}})
+			if diff := cmp.Diff(tt.v4, n.ask(t, "127.0.0.1:30001")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A proxy without health checks of its own answers all the same.
+func TestNobodyKnowsHealth(t *testing.T) {
+	s, n := newServers(t)
+	s.Serving = nil
+	s.Sync(Wanted{[]netip.Addr{loop4}, map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}})
+	if diff := cmp.Diff("200 1 "+body("web", 1, true), n.ask(t, "127.0.0.1:30001")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestSyncByDifference(t *testing.T) {
+	s, n := newServers(t)
+	web, api := Check{Namespace: "shop", Name: "web", LocalEndpoints: 1}, Check{Namespace: "shop", Name: "api"}
+	addrs := []netip.Addr{loop4}
+	for _, step := range []struct {
+		situation string
+		want      Wanted
+		opened    int // so far
+		first     string
+		second    string
+	}{
+		{"nothing yet", Wanted{}, 0, "", ""},
+		{"a Service comes", Wanted{addrs, map[uint16]Check{1: web}}, 1, "200 1 " + body("web", 1, true), ""},
+		{"another one", Wanted{addrs, map[uint16]Check{1: web, 2: api}}, 2, "200 1 " + body("web", 1, true), "503 0 " + body("api", 0, true)},
+		{"only numbers change", Wanted{addrs, map[uint16]Check{1: api, 2: web}}, 2, "503 0 " + body("api", 0, true), "200 1 " + body("web", 1, true)},
+		{"one goes", Wanted{addrs, map[uint16]Check{2: web}}, 2, "", "200 1 " + body("web", 1, true)},
+		{"it comes again", Wanted{addrs, map[uint16]Check{1: web, 2: web}}, 3, "200 1 " + body("web", 1, true), "200 1 " + body("web", 1, true)},
+		{"no address", Wanted{nil, map[uint16]Check{1: web, 2: web}}, 3, "", ""},
+		{"all go", Wanted{addrs, nil}, 3, "", ""},
+	} {
+		if problems := s.Sync(step.want); problems != nil {
+			t.Errorf("%s: problems %v", step.situation, problems)
+		}
+		if n.opened != step.opened {
+			t.Errorf("%s: %d listeners opened, want %d", step.situation, n.opened, step.opened)
+		}
+		got := []string{n.ask(t, "127.0.0.1:1"), n.ask(t, "127.0.0.1:2")}
+		if diff := cmp.Diff([]string{step.first, step.second}, got); diff != "" {
+			t.Errorf("%s: (-want +got):\n%s", step.situation, diff)
+		}
+	}
+}
+
+func TestAddressesOfBothFamilies(t *testing.T) {
+	var networks []string
+	s := &Servers{Listen: func(_ context.Context, network, addr string) (net.Listener, error) {
+		networks = append(networks, network+" "+addr)
+		return nil, errors.New("refused")
+	}}
+	s.Sync(Wanted{[]netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, map[uint16]Check{7: {}}})
+	if diff := cmp.Diff([]string{"tcp4 127.0.0.1:7", "tcp6 [::1]:7", "tcp6 [::]:7"}, networks); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// With real sockets, an address that somebody has is a problem of that
+// Service alone, and no longer one when it is free.
+func TestPortTaken(t *testing.T) {
+	other, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	at := netip.MustParseAddrPort(other.Addr().String())
+	s := &Servers{}
+	t.Cleanup(s.close)
+	want := Wanted{[]netip.Addr{loop4}, map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
+	problems := s.Sync(want)
+	if len(problems) != 1 || problems[0].Addr != at || problems[0].Name != "web" || problems[0].Err == nil {
+		t.Fatalf("problems = %v, want one of shop/web on %s", problems, at)
+	}
+	prefix := "health check of service shop/web on " + at.String() + ": listen tcp4 "
+	if err := Join(problems); !strings.HasPrefix(err.Error(), prefix) || !errors.Is(err, problems[0].Err) {
+		t.Errorf("error = %v, want %s...", err, prefix)
+	}
+	other.Close()
+	if problems := s.Sync(want); problems != nil || Join(problems) != nil {
+		t.Errorf("problems = %v after the address was free", problems)
+	}
+}
+
+func TestRetriesAndReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var told []string
+		begin, attempts := time.Now(), 0
+		s := &Servers{}
+		s.Report = func(p Problem) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, fmt.Sprintf("%s %s", time.Since(begin), p.Error()))
+		}
+		s.Listen = func(context.Context, string, string) (net.Listener, error) {
+			attempts++
+			if attempts <= 4 {
+				return nil, fmt.Errorf("refused for the %d. time", (attempts+1)/2)
+			}
+			return nil, errors.New("refused for ever")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		checks := map[uint16]Check{30001: {Namespace: "shop", Name: "web"}}
+		s.Sync(Wanted{[]netip.Addr{loop4}, checks})
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		if attempts != 13 {
+			t.Errorf("%d attempts in a minute, want 13", attempts)
+		}
+		const where = " health check of service shop/web on 127.0.0.1:30001: refused for "
+		want := []string{"0s" + where + "the 1. time", "10s" + where + "the 2. time", "20s" + where + "ever"}
+		if diff := cmp.Diff(want, told); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		cancel()
+		<-done
+		if s.Sync(Wanted{[]netip.Addr{loop4}, checks}); attempts != 13 || len(s.Problems()) > 0 {
+			t.Errorf("%d attempts, problems %v after the end", attempts, s.Problems())
+		}
+	})
+}
+
+// What could not be had is served by itself later, and that is told.
+func TestHealsItself(t *testing.T) {
+	s, n := newServers(t)
+	healed := make(chan Problem, 8)
+	s.Report = func(p Problem) { healed <- p }
+	n.refuse["127.0.0.1:7"] = errors.New("taken")
+	s.Sync(Wanted{[]netip.Addr{loop4}, map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	if p := <-healed; p.Err == nil || len(s.Problems()) != 1 {
+		t.Errorf("told %v, problems %v", p, s.Problems())
+	}
+	n.mu.Lock()
+	delete(n.refuse, "127.0.0.1:7")
+	n.mu.Unlock()
+	s.again()
+	if p := <-healed; p.Err != nil || len(s.Problems()) != 0 || n.ask(t, "127.0.0.1:7") == "" {
+		t.Errorf("told %v, problems %v after it was free", p, s.Problems())
+	}
+}
+
+// A listener that breaks is opened again.
+func TestBrokenListener(t *testing.T) {
+	s, n := newServers(t)
+	var first net.Listener
+	s.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+		l, err := n.listen(ctx, network, addr)
+		if first == nil {
+			first = l
+		}
+		return l, err
+	}
+	s.Sync(Wanted{[]netip.Addr{loop4}, map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	ended := s.running[netip.AddrPortFrom(loop4, 7)].ended
+	first.Close()
+	<-ended
+	s.again()
+	if got := n.ask(t, "127.0.0.1:7"); n.opened != 2 || got == "" {
+		t.Errorf("%d listeners, answer %q; want a second one that answers", n.opened, got)
+	}
+}
+
+func TestRunStopsEverything(t *testing.T) {
+	s, n := newServers(t)
+	s.Sync(Wanted{[]netip.Addr{loop4}, map[uint16]Check{7: {LocalEndpoints: 1}}})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.Run(ctx)
+	if got := n.ask(t, "127.0.0.1:7"); got != "" {
+		t.Errorf("answer after the end = %q", got)
+	}
+}

@@ -1,0 +1,63 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servicestate
+
+import (
+	"fmt"
+	"net/http"
+
+	"kubeproxy/common/health"
+)
+
+// About is what an answer says before it comes to Services.
+type About struct {
+	Mode string `json:"mode"`
+	Node string `json:"node"`
+	// Generation of what is wanted now; that in force is in Health, by
+	// family.
+	Generation uint64        `json:"generation"`
+	Health     health.Report `json:"health"`
+}
+
+// Answer is the body of /services and what lies below it.
+type Answer struct {
+	About
+	Services []Service `json:"services"`
+}
+
+type problem struct {
+	Error string `json:"error"`
+}
+
+// Handler serves /services, /services/NAMESPACE and /services/NAMESPACE/NAME.
+// A Service that nothing is known of is answered with 404 and the likely
+// reason. The function fills in everything but the generation.
+func (b *Book) Handler(about func() About) http.Handler {
+	mux := http.NewServeMux()
+	serve := func(w http.ResponseWriter, q *http.Request) {
+		namespace, name := q.PathValue("namespace"), q.PathValue("name")
+		found := b.find(func(ns, n string) bool {
+			return (namespace == "" || ns == namespace) && (name == "" || n == name)
+		})
+		if name != "" && len(found) == 0 {
+			health.ReplyJSON(w, http.StatusNotFound, problem{unknown(namespace, name)})
+			return
+		}
+		a := Answer{about(), found}
+		if s := b.wanted(); s != nil {
+			a.Generation = s.Generation
+		}
+		health.ReplyJSON(w, http.StatusOK, a)
+	}
+	mux.HandleFunc("GET /services", serve)
+	mux.HandleFunc("GET /services/{$}", serve)
+	mux.HandleFunc("GET /services/{namespace}", serve)
+	mux.HandleFunc("GET /services/{namespace}/{name}", serve)
+	return mux
+}
+
+func unknown(namespace, name string) string {
+	return fmt.Sprintf("service %s/%s is not known here: there is none, or it is headless, of type ExternalName, "+
+		"without ports, or left to another proxy by the label service.kubernetes.io/service-proxy-name", namespace, name)
+}

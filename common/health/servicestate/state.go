@@ -1,0 +1,231 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servicestate
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// Service is the state of one Service.
+type Service struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// State is that of the port that is worst off, or "skipped" for a Service
+	// of which nothing can be programmed.
+	State    State        `json:"state"`
+	Ports    []Port       `json:"ports"`
+	Problems []FieldError `json:"problems,omitempty"`
+}
+
+// FieldError is something in the Service that had to be left out or guessed.
+type FieldError struct {
+	Field   string `json:"field"`
+	Message string `json:"message"`
+}
+
+// State says how far a Service or a port of it has come.
+type State string
+
+// The states, the best one first.
+const (
+	Programmed State = "programmed"
+	Removing   State = "removing" // in force, but not wanted any more
+	Pending    State = "pending"  // newer than what is in force
+	Failed     State = "failed"   // the latest round could not program it
+	Skipped    State = "skipped"
+)
+
+// states orders them.
+var states = []State{Programmed, Removing, Pending, Failed, Skipped}
+
+// Port is the state of one port in one family.
+type Port struct {
+	Port     string `json:"port,omitempty"` // the port's name
+	Protocol string `json:"protocol"`
+	Family   string `json:"family"`
+	State    State  `json:"state"`
+	// Generation and Since tell when what is in force came into force. Both
+	// are absent when nothing is.
+	Generation     uint64     `json:"generation,omitempty"`
+	Since          *time.Time `json:"since,omitempty"`
+	Frontends      []Frontend `json:"frontends"`
+	Endpoints      int        `json:"endpoints"` // of policy Cluster
+	LocalEndpoints int        `json:"localEndpoints"`
+	// Error is what keeps the port from being programmed, since FailingSince.
+	Error        string     `json:"error,omitempty"`
+	FailingSince *time.Time `json:"failingSince,omitempty"`
+}
+
+// Frontend is an address that clients dial and what becomes of them.
+type Frontend struct {
+	Kind    string `json:"kind"`
+	Address string `json:"address,omitempty"` // absent for a NodePort
+	Port    uint16 `json:"port"`
+	// Endpoints are those that the traffic policy leaves.
+	Endpoints int    `json:"endpoints"`
+	Policy    string `json:"policy"`
+	// Reason says why clients cannot connect, if so.
+	Reason Reason `json:"reason,omitempty"`
+}
+
+// Reason says why a frontend serves nobody, or not everybody.
+type Reason string
+
+// The reasons.
+const (
+	NoEndpoints Reason = "noEndpoints" // connections are refused
+	PolicyLeft  Reason = "policyLeftNone"
+	NoSources   Reason = "noSourceAllowed" // source ranges were given, none of which this family can use
+)
+
+// All returns the state of every Service that is known, by name.
+func (b *Book) All() []Service { return b.find(func(string, string) bool { return true }) }
+
+// find returns the Services whose name fits, in order.
+func (b *Book) find(fits func(namespace, name string) bool) []Service {
+	want, problems := b.wanted(), []Problem(nil)
+	if b.Problems != nil {
+		problems = b.Problems()
+	}
+	type key struct{ namespace, name string }
+	found := map[key]*Service{}
+	get := func(namespace, name string) *Service {
+		k := key{namespace, name}
+		if found[k] == nil {
+			found[k] = &Service{Namespace: namespace, Name: name, Ports: []Port{}}
+		}
+		return found[k]
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, f := range service.Families {
+		for _, port := range b.pages[f].ports(want, f) {
+			if n := port.Name; fits(n.Namespace, n.Name) {
+				s := get(n.Namespace, n.Name)
+				s.Ports = append(s.Ports, b.pages[f].state(port, want))
+			}
+		}
+	}
+	for _, p := range problems {
+		if p.Name != "" && fits(p.Namespace, p.Name) {
+			s := get(p.Namespace, p.Name)
+			s.Problems = append(s.Problems, FieldError{p.Field, p.Message})
+		}
+	}
+	all := make([]Service, 0, len(found))
+	for _, s := range found {
+		s.State = s.worst()
+		all = append(all, *s)
+	}
+	slices.SortFunc(all, func(a, b Service) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// ports returns what is wanted, and what is in force without being wanted.
+func (p *page) ports(want *service.Snapshot, f service.Family) []*service.Port {
+	if want == nil {
+		return nil
+	}
+	all := slices.Collect(want.Ports(f))
+	if p.done == nil {
+		return all
+	}
+	for c := range service.Diff(p.done, want, f) {
+		if c.New == nil {
+			all = append(all, c.Old)
+		}
+	}
+	return all
+}
+
+func (s *Service) worst() State {
+	if len(s.Ports) == 0 {
+		return Skipped
+	}
+	return slices.MaxFunc(s.Ports, func(a, b Port) int {
+		return cmp.Compare(slices.Index(states, a.State), slices.Index(states, b.State))
+	}).State
+}
+
+// state describes a port that is wanted or in force.
+func (p *page) state(port *service.Port, want *service.Snapshot) Port {
+	s := Port{
+		Port:           port.Name.Port,
+		Protocol:       port.Name.Protocol.String(),
+		Family:         port.Family.String(),
+		State:          Programmed,
+		Frontends:      make([]Frontend, 0, len(port.Frontends)),
+		Endpoints:      len(port.Cluster),
+		LocalEndpoints: local(port),
+	}
+	for _, f := range port.Frontends {
+		s.Frontends = append(s.Frontends, frontend(port, f))
+	}
+	have := (*service.Port)(nil)
+	if p.done != nil {
+		have = p.done.Port(port.Family, port.Name)
+	}
+	wrong, failing := p.failed[port.Name]
+	switch {
+	case failing:
+		s.fail(wrong)
+	case have == port:
+		s.inForce(p.since(have))
+		if want.Port(port.Family, port.Name) == nil {
+			s.State = Removing
+		}
+	default:
+		s.State = Pending
+		if have != nil {
+			s.inForce(p.since(have))
+		}
+		if p.err.message != "" {
+			s.fail(p.err)
+		}
+	}
+	return s
+}
+
+func (s *Port) inForce(m mark) {
+	at := time.Unix(0, m.at).UTC()
+	s.Generation, s.Since = m.generation, &at
+}
+
+func (s *Port) fail(f failure) {
+	s.State, s.Error, s.FailingSince = Failed, f.message, &f.since
+}
+
+// local counts the endpoints on this node, which policy Local may know more
+// of.
+func local(p *service.Port) int {
+	n := 0
+	for _, e := range p.Cluster {
+		if e.Local {
+			n++
+		}
+	}
+	return max(n, len(p.Local))
+}
+
+func frontend(p *service.Port, f service.Frontend) Frontend {
+	s := Frontend{Kind: f.Kind.String(), Port: f.Port, Endpoints: len(p.Endpoints(f.Kind)), Policy: p.Policy(f.Kind).String()}
+	if f.Addr.IsValid() {
+		s.Address = f.Addr.String()
+	}
+	switch {
+	case !p.Served():
+		s.Reason = NoEndpoints
+	case s.Endpoints == 0:
+		s.Reason = PolicyLeft
+	case f.Sources != nil && len(f.Sources) == 0:
+		s.Reason = NoSources
+	}
+	return s
+}

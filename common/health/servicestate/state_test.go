@@ -1,0 +1,149 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servicestate
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/service"
+)
+
+func TestWhyFrontendsServeNobody(t *testing.T) {
+	vip := service.Frontend{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
+	nodePort := service.Frontend{Kind: service.NodePort, Port: 30001}
+	lb := service.Frontend{Kind: service.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, Sources: []netip.Prefix{}}
+	for name, tt := range map[string]struct {
+		endpoints int
+		set       func(*service.Port)
+		want      []Frontend
+	}{
+		"served": {2, func(*service.Port) {}, []Frontend{
+			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
+			{"NodePort", "", 30001, 2, "Cluster", ""},
+			{"LoadBalancerIP", "192.0.2.1", 80, 2, "Cluster", NoSources},
+		}},
+		"no endpoints": {0, func(p *service.Port) { p.External = service.PolicyLocal }, []Frontend{
+			{"ClusterIP", "10.96.0.1", 80, 0, "Cluster", NoEndpoints},
+			{"NodePort", "", 30001, 0, "Local", NoEndpoints},
+			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", NoEndpoints},
+		}},
+		"none on this node": {2, func(p *service.Port) { p.External = service.PolicyLocal }, []Frontend{
+			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
+			{"NodePort", "", 30001, 0, "Local", PolicyLeft},
+			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", PolicyLeft},
+		}},
+		"one on this node": {2, func(p *service.Port) { p.External, p.Local = service.PolicyLocal, p.Cluster[:1] }, []Frontend{
+			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
+			{"NodePort", "", 30001, 1, "Local", ""},
+			{"LoadBalancerIP", "192.0.2.1", 80, 1, "Local", NoSources},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := port("web", service.IPv4, tt.endpoints)
+			p.Frontends = []service.Frontend{vip, nodePort, lb}
+			tt.set(p)
+			b := newTale()
+			b.wants(p)
+			b.round(service.IPv4, nil)
+			got := b.All()[0].Ports[0]
+			if diff := cmp.Diff(tt.want, got.Frontends); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if got.Endpoints != tt.endpoints || got.LocalEndpoints != min(tt.endpoints, 1) {
+				t.Errorf("%d endpoints, %d local", got.Endpoints, got.LocalEndpoints)
+			}
+		})
+	}
+}
+
+func TestSkippedServices(t *testing.T) {
+	b := newTale()
+	b.wants(port("web", service.IPv4, 1))
+	b.round(service.IPv4, nil)
+	b.Problems = func() []Problem {
+		return []Problem{
+			{"", "", "metadata.labels", "of the node"},
+			{"shop", "bad", "spec.clusterIPs[0]", "is a loopback address"},
+			{"shop", "web", "spec.externalIPs[1]", "belongs to shop/api"},
+		}
+	}
+	var got []Service
+	for _, s := range b.All() {
+		s.Ports = nil
+		got = append(got, s)
+	}
+	want := []Service{
+		{Namespace: "shop", Name: "bad", State: Skipped, Problems: []FieldError{{"spec.clusterIPs[0]", "is a loopback address"}}},
+		{Namespace: "shop", Name: "web", State: Programmed, Problems: []FieldError{{"spec.externalIPs[1]", "belongs to shop/api"}}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestHandler(t *testing.T) {
+	b := newTale()
+	other := port("web", service.IPv4, 1)
+	other.Name.Namespace = "test"
+	web := port("web", service.IPv4, 1)
+	web.Frontends = []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}}
+	b.wants(web, port("api", service.IPv4, 1), other)
+	b.round(service.IPv4, nil)
+	h := b.Handler(func() About {
+		return About{Mode: "nftables", Node: "n1", Health: health.Report{Healthy: true, CurrentTime: time.Unix(0, 0).UTC()}}
+	})
+	for path, want := range map[string]string{
+		"/services":          "200 shop/api shop/web test/web",
+		"/services/":         "200 shop/api shop/web test/web",
+		"/services/shop":     "200 shop/api shop/web",
+		"/services/none":     "200",
+		"/services/test/web": "200 test/web",
+		"/services/shop/x":   "404",
+		"/services/a/b/c":    "404",
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		var a Answer
+		json.Unmarshal(w.Body.Bytes(), &a)
+		got := strings.Fields(w.Result().Status)[0]
+		for _, s := range a.Services {
+			got += " " + s.Namespace + "/" + s.Name
+		}
+		if got != want {
+			t.Errorf("%s = %s, want %s", path, got, want)
+		}
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
+	const want = `{"mode":"nftables","node":"n1","generation":1,` +
+		`"health":{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"1970-01-01T00:00:00Z","healthy":true,"status":null},` +
+		`"services":[{"namespace":"shop","name":"web","state":"programmed","ports":[` +
+		`{"protocol":"tcp","family":"IPv4","state":"programmed","generation":1,"since":"2026-07-01T12:00:01Z",` +
+		`"frontends":[{"kind":"ClusterIP","address":"10.96.0.1","port":80,"endpoints":1,"policy":"Cluster"}],"endpoints":1,"localEndpoints":1}]}]}` + "\n"
+	if diff := cmp.Diff(want, w.Body.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	w = httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/x", nil))
+	if !strings.HasPrefix(w.Body.String(), `{"error":"service shop/x is not known here: `) {
+		t.Errorf("body = %s", w.Body)
+	}
+}
+
+// Before the first snapshot there is nothing to tell, in a list all the same.
+func TestHandlerKnowsNothing(t *testing.T) {
+	w := httptest.NewRecorder()
+	(&Book{}).Handler(func() About { return About{} }).ServeHTTP(w, httptest.NewRequest("GET", "/services", nil))
+	if !strings.HasSuffix(w.Body.String(), `"services":[]}`+"\n") {
+		t.Errorf("body = %s", w.Body)
+	}
+}

@@ -1,0 +1,139 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+const nftables = "nftables"
+
+func aboutNFTables(name string) bool { return strings.Contains(name, nftables) }
+
+// Round is a round of one backend and what it was for.
+type Round struct {
+	Result   reconcile.Result
+	Snapshot *service.Snapshot
+	Extent   Extent
+}
+
+// Extent is how much a round looked at.
+type Extent uint8
+
+// A round compares what changed or all there is.
+const (
+	Partial Extent = iota
+	Full
+)
+
+// Result counts a round of b.
+func (m *Metrics) Result(b Backend, r Round) {
+	f, took := b.Family.String(), r.Result.Took.Seconds()
+	m.histograms["sync_proxy_rules_duration_seconds"].WithLabelValues(f).Observe(took)
+	if r.Extent == Full {
+		m.histograms["sync_full_proxy_rules_duration_seconds"].WithLabelValues(f).Observe(took)
+	} else {
+		m.histograms["sync_partial_proxy_rules_duration_seconds"].WithLabelValues(f).Observe(took)
+	}
+	drift := float64(len(r.Result.Drift))
+	m.counters["drift_found_total"].WithLabelValues(b.labels()...).Add(drift)
+	if r.Result.Err == nil {
+		m.counters["drift_repaired_total"].WithLabelValues(b.labels()...).Add(drift)
+		ended := r.Result.Start.Add(r.Result.Took)
+		m.gauges["sync_proxy_rules_last_timestamp_seconds"].WithLabelValues(f).Set(unix(ended))
+	} else {
+		m.counters["sync_failures_total"].WithLabelValues(b.labels()...).Inc()
+	}
+	if r.Result.Err != nil && b.Mode == nftables {
+		m.counters["sync_proxy_rules_nftables_sync_failures_total"].WithLabelValues(f).Inc()
+	}
+	m.keep(b, r)
+}
+
+// keep remembers what is in force now. A round that failed as a whole tells
+// nothing about that, so the one before stays true.
+func (m *Metrics) keep(b Backend, r Round) {
+	if r.Result.Err != nil && !health.Partial(r.Result.Err) {
+		return
+	}
+	failed := map[service.PortName]bool{}
+	for _, e := range reconcile.Failed(r.Result.Err) {
+		failed[e.Name] = true
+	}
+	m.gauges["failed_service_ports"].WithLabelValues(b.labels()...).Set(float64(len(failed)))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.programmed[b] = programmed{r.Snapshot, failed}
+}
+
+// Queued notes that b was asked for a round.
+func (m *Metrics) Queued(b Backend, at time.Time) {
+	m.gauges["sync_proxy_rules_last_queued_timestamp_seconds"].WithLabelValues(b.Family.String()).Set(unix(at))
+}
+
+// EndpointsChanged counts a change to an EndpointSlice that matters.
+func (m *Metrics) EndpointsChanged() {
+	m.counters["sync_proxy_rules_endpoint_changes_total"].WithLabelValues().Inc()
+	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Inc()
+}
+
+// ServiceChanged counts a change to a Service that matters.
+func (m *Metrics) ServiceChanged() {
+	m.counters["sync_proxy_rules_service_changes_total"].WithLabelValues().Inc()
+	m.gauges["sync_proxy_rules_service_changes_pending"].WithLabelValues().Inc()
+}
+
+// ChangesTaken says that a round has taken up all changes so far.
+func (m *Metrics) ChangesTaken() {
+	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Set(0)
+	m.gauges["sync_proxy_rules_service_changes_pending"].WithLabelValues().Set(0)
+}
+
+// InForce observes that a change of endpoints took so long to be in force,
+// from when the cluster learned of it.
+func (m *Metrics) InForce(f service.Family, after time.Duration) {
+	m.histograms[networkProgramming].WithLabelValues(f.String()).Observe(after.Seconds())
+}
+
+// Conntrack observes a search for stale connection tracking entries.
+func (m *Metrics) Conntrack(f service.Family, took time.Duration, deleted int) {
+	m.histograms["conntrack_reconciler_sync_duration_seconds"].WithLabelValues(f.String()).Observe(took.Seconds())
+	m.counters["conntrack_reconciler_deleted_entries_total"].WithLabelValues(f.String()).Add(float64(deleted))
+}
+
+// CleanupFailed counts stale nftables objects that could not be removed.
+func (m *Metrics) CleanupFailed(f service.Family) {
+	m.counters["sync_proxy_rules_nftables_cleanup_failures_total"].WithLabelValues(f.String()).Inc()
+}
+
+// Answered counts an answer of /healthz or /livez, the only paths it knows.
+func (m *Metrics) Answered(path string, status int) {
+	if c := m.counters["proxy_"+strings.TrimPrefix(path, "/")+"_total"]; c != nil {
+		c.WithLabelValues(strconv.Itoa(status)).Inc()
+	}
+}
+
+// Check is the result of one health check.
+type Check struct {
+	Name, Type string // the type is "healthz" or "livez"
+	Passed     bool
+}
+
+// Checked counts the result of a health check.
+func (m *Metrics) Checked(c Check) {
+	status := "error"
+	if c.Passed {
+		status = "success"
+	}
+	m.checks.WithLabelValues(c.Name, c.Type).Set(truth(c.Passed))
+	m.checked.WithLabelValues(c.Name, status, c.Type).Inc()
+}
+
+func unix(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }

@@ -1,0 +1,204 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"errors"
+	"io"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// values maps "name labels" to a value, without the prefix of ours.
+type values map[string]float64
+
+func (want values) check(t *testing.T, m *Metrics) {
+	t.Helper()
+	for key, v := range want {
+		name, labels, _ := strings.Cut(key, " ")
+		if got := value(t, m.registry, "kubeproxy_"+name, labels); got != v {
+			t.Errorf("%s = %v, want %v", key, got, v)
+		}
+	}
+}
+
+func TestEverythingHasAValue(t *testing.T) {
+	values{
+		"sync_proxy_rules_duration_seconds IPv4":              2,
+		"sync_full_proxy_rules_duration_seconds IPv4":         1,
+		"sync_partial_proxy_rules_duration_seconds IPv4":      1,
+		"sync_proxy_rules_last_queued_timestamp_seconds IPv4": 7,
+		"network_programming_duration_seconds IPv4":           1,
+		"conntrack_reconciler_deleted_entries_total IPv4":     3,
+		"conntrack_reconciler_sync_duration_seconds IPv4":     1,
+		"oldest_pending_change_age_seconds IPv4":              3,
+		"source_staleness_seconds apiserver":                  90,
+		"source_synced apiserver":                             1,
+		"skipped_objects spec.ports.nodePort":                 2,
+		"condition configuration":                             1,
+	}.check(t, fed())
+}
+
+// Counters of what may never happen are there from the start.
+func TestCountersStartAtZero(t *testing.T) {
+	m := New(Options{Backends: []Backend{v4, {"iptables", service.IPv6}}})
+	values{
+		"drift_found_total nftables IPv4":                       0,
+		"drift_repaired_total nftables IPv4":                    0,
+		"sync_failures_total iptables IPv6":                     0,
+		"failed_service_ports nftables IPv4":                    0,
+		"proxy_healthz_total 503":                               0,
+		"proxy_livez_total 200":                                 0,
+		"sync_proxy_rules_service_changes_pending ":             0,
+		"sync_proxy_rules_endpoint_changes_total ":              0,
+		"conntrack_reconciler_deleted_entries_total IPv6":       0,
+		"sync_proxy_rules_nftables_sync_failures_total IPv4":    0,
+		"sync_proxy_rules_nftables_sync_failures_total IPv6":    -1,
+		"sync_proxy_rules_nftables_cleanup_failures_total IPv4": 0,
+	}.check(t, m)
+}
+
+// cluster has a port with two endpoints, one of them local, and two that
+// policy Local leaves nothing.
+func cluster() *service.Snapshot {
+	at := func(s string) service.Endpoint { return service.Endpoint{Addr: netip.MustParseAddrPort(s)} }
+	a, b := at("10.1.0.1:80"), at("10.1.0.2:80")
+	name := func(n string) service.PortName {
+		return service.PortName{Namespace: "shop", Name: n, Protocol: service.TCP}
+	}
+	vip, lb := service.Frontend{Kind: service.ClusterIP, Port: 80}, service.Frontend{Kind: service.LoadBalancerIP, Port: 80}
+	return service.New(4, &service.Node{}, []*service.Port{
+		{Name: name("both"), Frontends: []service.Frontend{vip}, Cluster: []service.Endpoint{a}, Local: []service.Endpoint{a, b}, Internal: service.PolicyLocal},
+		{Name: name("inner"), Frontends: []service.Frontend{vip, lb}, Cluster: []service.Endpoint{a, b}, Internal: service.PolicyLocal},
+		{Name: name("outer"), Frontends: []service.Frontend{vip, lb}, Cluster: []service.Endpoint{a}, External: service.PolicyLocal},
+		{Name: name("none"), Frontends: []service.Frontend{vip, lb}, External: service.PolicyLocal},
+	})
+}
+
+func TestRounds(t *testing.T) {
+	refused := errors.New("refused")
+	port := &reconcile.PortError{Name: service.PortName{Namespace: "shop", Name: "inner", Protocol: service.TCP}, Err: refused}
+	start := time.Unix(1000, 0)
+	for name, tt := range map[string]struct {
+		err  error
+		want values
+	}{
+		"went well": {nil, values{
+			"programmed_service_ports nftables IPv4":                  4,
+			"programmed_endpoints nftables IPv4":                      5,
+			"failed_service_ports nftables IPv4":                      0,
+			"sync_proxy_rules_no_local_endpoints_total IPv4 internal": 1,
+			"sync_proxy_rules_no_local_endpoints_total IPv4 external": 1,
+			"sync_proxy_rules_last_timestamp_seconds IPv4":            1002,
+			"drift_found_total nftables IPv4":                         2,
+			"drift_repaired_total nftables IPv4":                      2,
+			"sync_failures_total nftables IPv4":                       0,
+			"sync_proxy_rules_nftables_sync_failures_total IPv4":      0,
+		}},
+		"but for one port": {errors.Join(port), values{
+			"programmed_service_ports nftables IPv4":                  3,
+			"programmed_endpoints nftables IPv4":                      3,
+			"failed_service_ports nftables IPv4":                      1,
+			"sync_proxy_rules_no_local_endpoints_total IPv4 internal": 0,
+			"sync_proxy_rules_last_timestamp_seconds IPv4":            -1,
+			"drift_repaired_total nftables IPv4":                      0,
+			"sync_failures_total nftables IPv4":                       1,
+		}},
+		"not at all": {errors.Join(port, refused), values{
+			"programmed_service_ports nftables IPv4":             -1,
+			"failed_service_ports nftables IPv4":                 0,
+			"drift_found_total nftables IPv4":                    2,
+			"drift_repaired_total nftables IPv4":                 0,
+			"sync_failures_total nftables IPv4":                  1,
+			"sync_proxy_rules_nftables_sync_failures_total IPv4": 1,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := New(Options{Backends: []Backend{v4}})
+			r := reconcile.Result{Start: start, Took: 2 * time.Second, Drift: []string{"a", "b"}, Err: tt.err}
+			m.Result(v4, Round{Result: r, Snapshot: cluster()})
+			tt.want.check(t, m)
+		})
+	}
+}
+
+// A failed round leaves the figures of what is in force.
+func TestFailureKeepsFigures(t *testing.T) {
+	m := New(Options{})
+	m.Result(v4, Round{Snapshot: cluster()})
+	m.Result(v4, Round{Snapshot: service.New(5, &service.Node{}, nil), Result: reconcile.Result{Err: io.ErrUnexpectedEOF}})
+	values{"programmed_service_ports nftables IPv4": 4}.check(t, m)
+}
+
+// While one mode takes over from another, both have something in force.
+func TestTwoBackendsOfOneFamily(t *testing.T) {
+	m := New(Options{})
+	m.Result(v4, Round{Snapshot: cluster()})
+	m.Result(Backend{"iptables", service.IPv4}, Round{Snapshot: service.New(5, &service.Node{}, nil)})
+	values{
+		"programmed_service_ports nftables IPv4":                  4,
+		"programmed_service_ports iptables IPv4":                  0,
+		"sync_proxy_rules_no_local_endpoints_total IPv4 internal": 1,
+	}.check(t, m)
+}
+
+func TestChanges(t *testing.T) {
+	m := New(Options{})
+	m.ServiceChanged()
+	m.EndpointsChanged()
+	m.EndpointsChanged()
+	values{"sync_proxy_rules_endpoint_changes_pending ": 2, "sync_proxy_rules_service_changes_pending ": 1}.check(t, m)
+	m.ChangesTaken()
+	values{
+		"sync_proxy_rules_endpoint_changes_pending ": 0, "sync_proxy_rules_endpoint_changes_total ": 2,
+		"sync_proxy_rules_service_changes_pending ": 0, "sync_proxy_rules_service_changes_total ": 1,
+	}.check(t, m)
+}
+
+func TestAnswersAndChecks(t *testing.T) {
+	m := New(Options{})
+	m.Answered("/healthz", 503)
+	m.Answered("/livez", 200)
+	m.Answered("/else", 200)
+	m.CleanupFailed(service.IPv6)
+	values{"proxy_healthz_total 503": 1, "proxy_healthz_total 200": 0, "proxy_livez_total 200": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv6": 1}.check(t, m)
+	m.Checked(Check{"IPv4", "livez", true})
+	m.Checked(Check{"IPv4", "livez", false})
+	for key, want := range map[string]float64{"IPv4 success livez": 1, "IPv4 error livez": 1} {
+		if got := value(t, m.slis, "kubernetes_healthchecks_total", key); got != want {
+			t.Errorf("%s = %v, want %v", key, got, want)
+		}
+	}
+	if got := value(t, m.slis, "kubernetes_healthcheck", "IPv4 livez"); got != 0 {
+		t.Errorf("latest check = %v, want that it was in vain", got)
+	}
+}
+
+func TestHandlers(t *testing.T) {
+	m := fed()
+	m.Checked(Check{"IPv4", "healthz", true})
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{
+		`kubernetes_build_info{build_date="",compiler="",git_commit="",git_tree_state="",git_version="v1.37.0",go_version="",major="1",minor="37",platform="linux/amd64"} 1`,
+		`kubernetes_feature_enabled{name="Slow",stage="ALPHA"} 0`,
+		`kubernetes_feature_enabled{name="WinDSR",stage=""} 1`,
+		"# TYPE go_goroutines gauge",
+	} {
+		if !strings.Contains(w.Body.String(), want+"\n") {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	w = httptest.NewRecorder()
+	m.SLIs().ServeHTTP(w, httptest.NewRequest("GET", "/metrics/slis", nil))
+	if want := `kubernetes_healthcheck{name="IPv4",type="healthz"} 1`; !strings.Contains(w.Body.String(), want) {
+		t.Errorf("/metrics/slis = %s, want %s", w.Body, want)
+	}
+}

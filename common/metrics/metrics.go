@@ -1,0 +1,128 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package metrics counts what the proxy does, under the names that dashboards
+// for kube-proxy expect and a few of its own. This file lists every metric;
+// what they mean for health is left to package health.
+package metrics
+
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kubeproxy/common/service"
+)
+
+const namespace = "kubeproxy"
+
+// The label sets. Those of kube-proxy's own names must stay as they are:
+// what is more to say gets a metric of its own.
+var (
+	family  = []string{"ip_family"}
+	backend = []string{"backend", "ip_family"}
+	policy  = []string{"traffic_policy", "ip_family"}
+	code    = []string{"code"}
+)
+
+// counters, by the name without its prefix.
+var counters = map[string]metric{
+	// kube-proxy's.
+	"sync_proxy_rules_endpoint_changes_total":          {nil, "Changes to endpoints that arrived."},
+	"sync_proxy_rules_service_changes_total":           {nil, "Changes to Services that arrived."},
+	"proxy_healthz_total":                              {code, "Answers of /healthz by HTTP status code."},
+	"proxy_livez_total":                                {code, "Answers of /livez by HTTP status code."},
+	"sync_proxy_rules_nftables_sync_failures_total":    {family, "Rounds of nftables that did not reach the goal."},
+	"sync_proxy_rules_nftables_cleanup_failures_total": {family, "Attempts to remove stale nftables objects that did not succeed."},
+	"conntrack_reconciler_deleted_entries_total":       {family, "Stale connection tracking entries that were removed."},
+	// Ours.
+	"drift_found_total":    {backend, "Changes by others to what this backend had programmed that were noticed."},
+	"drift_repaired_total": {backend, "Changes by others that were undone."},
+	"sync_failures_total":  {backend, "Rounds that did not reach the goal, or not for every Service port."},
+}
+
+// gauges, by the name without its prefix.
+var gauges = map[string]metric{
+	// kube-proxy's.
+	"sync_proxy_rules_last_timestamp_seconds":        {family, "When the dataplane last matched what is wanted, as a Unix time."},
+	"sync_proxy_rules_last_queued_timestamp_seconds": {family, "When a round was last asked for, as a Unix time."},
+	"sync_proxy_rules_endpoint_changes_pending":      {nil, "Changes to endpoints that no round has taken up yet."},
+	"sync_proxy_rules_service_changes_pending":       {nil, "Changes to Services that no round has taken up yet."},
+	// Ours.
+	"failed_service_ports": {backend, "Service ports that the latest round could not program."},
+}
+
+// observed are gauges whose values are made when they are asked for.
+var observed = map[string]metric{
+	// kube-proxy's.
+	noLocal: {policy, "Service ports with traffic policy Local that have endpoints, but none on this node."},
+	// Ours.
+	programmedPorts:     {backend, "Service ports in force."},
+	programmedEndpoints: {backend, "Endpoints in force, counted once for each Service port."},
+	oldestPending:       {family, "Age of the oldest change that is not in force yet, 0 without any."},
+	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date."},
+	sourceSynced:        {[]string{"source"}, "Whether the source has told everything that existed at the start."},
+	skippedObjects:      {[]string{"reason"}, "What of the cluster's objects had to be left out, by the field at fault."},
+	condition:           {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
+}
+
+// The names in observed.
+const (
+	noLocal             = "sync_proxy_rules_no_local_endpoints_total"
+	programmedPorts     = "programmed_service_ports"
+	programmedEndpoints = "programmed_endpoints"
+	oldestPending       = "oldest_pending_change_age_seconds"
+	sourceStaleness     = "source_staleness_seconds"
+	sourceSynced        = "source_synced"
+	skippedObjects      = "skipped_objects"
+	condition           = "condition"
+)
+
+// histograms, by the name without its prefix; all are kube-proxy's.
+var histograms = map[string]metric{
+	"sync_proxy_rules_duration_seconds":          {family, "Duration of rounds."},
+	"sync_full_proxy_rules_duration_seconds":     {family, "Duration of rounds that looked at everything."},
+	"sync_partial_proxy_rules_duration_seconds":  {family, "Duration of rounds that looked at what changed."},
+	networkProgramming:                           {family, "Time from a change of endpoints in the cluster until it is in force."},
+	"conntrack_reconciler_sync_duration_seconds": {family, "Duration of searches for stale connection tracking entries."},
+}
+
+const networkProgramming = "network_programming_duration_seconds"
+
+// kubernetes are the metrics without our prefix that every component has.
+var kubernetes = map[string]metric{
+	"kubernetes_build_info": {
+		[]string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"},
+		"1, labelled with what the program was built from.",
+	},
+	"kubernetes_feature_enabled": {[]string{"name", "stage"}, "1 for each feature gate that is on, 0 for the others."},
+	// These two are served under /metrics/slis.
+	"kubernetes_healthcheck":        {[]string{"name", "type"}, "Result of the latest health check."},
+	"kubernetes_healthchecks_total": {[]string{"name", "status", "type"}, "Results of health checks."},
+}
+
+type metric struct {
+	labels []string
+	help   string
+}
+
+// buckets returns the upper bounds for the histogram with the given name.
+func buckets(name string) []float64 {
+	if name != networkProgramming {
+		return prometheus.ExponentialBuckets(0.001, 2, 15)
+	}
+	return slices.Concat(
+		prometheus.LinearBuckets(0.25, 0.25, 2),
+		prometheus.LinearBuckets(1, 1, 59),
+		prometheus.LinearBuckets(60, 5, 12),
+		prometheus.LinearBuckets(120, 30, 7),
+	)
+}
+
+// Backend names one dataplane in one family.
+type Backend struct {
+	Mode   string // such as "nftables"
+	Family service.Family
+}
+
+func (b Backend) labels() []string { return []string{b.Mode, b.Family.String()} }

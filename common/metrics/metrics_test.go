@@ -1,0 +1,176 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// seconds are the buckets of most durations.
+const seconds = "0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384"
+
+// minutes are those of network_programming_duration_seconds.
+const minutes = "0.25 0.5 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 " +
+	"31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 " +
+	"60 65 70 75 80 85 90 95 100 105 110 115 120 150 180 210 240 270 300"
+
+// documented is what dashboards rely on, name: type{labels} buckets.
+var documented = map[string]string{
+	// The names and shapes of kube-proxy 1.36.
+	"kubeproxy_sync_proxy_rules_duration_seconds":                "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_sync_full_proxy_rules_duration_seconds":           "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_sync_partial_proxy_rules_duration_seconds":        "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_sync_proxy_rules_last_timestamp_seconds":          "GAUGE{ip_family}",
+	"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds":   "GAUGE{ip_family}",
+	"kubeproxy_network_programming_duration_seconds":             "HISTOGRAM{ip_family} " + minutes,
+	"kubeproxy_sync_proxy_rules_endpoint_changes_pending":        "GAUGE{}",
+	"kubeproxy_sync_proxy_rules_endpoint_changes_total":          "COUNTER{}",
+	"kubeproxy_sync_proxy_rules_service_changes_pending":         "GAUGE{}",
+	"kubeproxy_sync_proxy_rules_service_changes_total":           "COUNTER{}",
+	"kubeproxy_sync_proxy_rules_no_local_endpoints_total":        "GAUGE{ip_family,traffic_policy}",
+	"kubeproxy_proxy_healthz_total":                              "COUNTER{code}",
+	"kubeproxy_proxy_livez_total":                                "COUNTER{code}",
+	"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":    "COUNTER{ip_family}",
+	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "COUNTER{ip_family}",
+	"kubeproxy_conntrack_reconciler_sync_duration_seconds":       "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_conntrack_reconciler_deleted_entries_total":       "COUNTER{ip_family}",
+	"kubernetes_build_info":                                      "GAUGE{build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform}",
+	"kubernetes_feature_enabled":                                 "GAUGE{name,stage}",
+	// Ours.
+	"kubeproxy_programmed_service_ports":          "GAUGE{backend,ip_family}",
+	"kubeproxy_programmed_endpoints":              "GAUGE{backend,ip_family}",
+	"kubeproxy_failed_service_ports":              "GAUGE{backend,ip_family}",
+	"kubeproxy_drift_found_total":                 "COUNTER{backend,ip_family}",
+	"kubeproxy_drift_repaired_total":              "COUNTER{backend,ip_family}",
+	"kubeproxy_sync_failures_total":               "COUNTER{backend,ip_family}",
+	"kubeproxy_oldest_pending_change_age_seconds": "GAUGE{ip_family}",
+	"kubeproxy_source_staleness_seconds":          "GAUGE{source}",
+	"kubeproxy_source_synced":                     "GAUGE{source}",
+	"kubeproxy_skipped_objects":                   "GAUGE{reason}",
+	"kubeproxy_condition":                         "GAUGE{condition}",
+}
+
+var v4 = Backend{"nftables", service.IPv4}
+
+// fed returns Metrics that have heard of everything once.
+func fed() *Metrics {
+	m := New(Options{
+		Backends: []Backend{v4},
+		Build:    Build{Major: "1", Minor: "37", GitVersion: "v1.37.0", Platform: "linux/amd64"},
+		Features: []Feature{{"WinDSR", "", true}, {"Slow", "ALPHA", false}},
+		Observe: func() Observation {
+			return Observation{
+				OldestPending: map[service.Family]time.Duration{service.IPv4: 3 * time.Second},
+				Sources:       []Source{{"apiserver", true, 90 * time.Second}},
+				Skipped:       map[string]int{"spec.ports.nodePort": 2},
+				Conditions:    []string{"configuration"},
+			}
+		},
+	})
+	s := service.New(1, &service.Node{}, nil)
+	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s, Extent: Full})
+	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s})
+	m.Queued(v4, time.Unix(7, 0))
+	m.InForce(service.IPv4, time.Second)
+	m.Conntrack(service.IPv4, time.Second, 3)
+	return m
+}
+
+func TestNamesTypesLabelsBuckets(t *testing.T) {
+	got := map[string]string{}
+	for _, f := range gather(t, fed().registry) {
+		got[f.name] = f.shape
+	}
+	general := 0
+	for name := range maps.Clone(got) {
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
+			general++
+			delete(got, name)
+		}
+	}
+	if diff := cmp.Diff(documented, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if general < 20 {
+		t.Errorf("%d metrics of the process, want those of Go and of the system", general)
+	}
+	listed := len(counters) + len(gauges) + len(observed) + len(histograms) + len(kubernetes) - 2 // which are SLIs
+	if listed != len(documented) {
+		t.Errorf("%d metrics are listed, %d documented", listed, len(documented))
+	}
+}
+
+func TestHealthChecksAreServedApart(t *testing.T) {
+	m := New(Options{})
+	m.Checked(Check{"IPv4", "livez", true})
+	got := map[string]string{}
+	for _, f := range gather(t, m.slis) {
+		got[f.name] = f.shape
+	}
+	want := map[string]string{
+		"kubernetes_healthcheck":        "GAUGE{name,type}",
+		"kubernetes_healthchecks_total": "COUNTER{name,status,type}",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// described is a metric as scraped.
+type described struct {
+	name, shape string
+	values      map[string]float64 // by labels
+}
+
+func gather(t *testing.T, r *prometheus.Registry) []described {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []described
+	for _, f := range families {
+		d := described{name: f.GetName(), values: map[string]float64{}}
+		for _, x := range f.GetMetric() {
+			var names, values, bounds []string
+			for _, l := range x.GetLabel() {
+				names, values = append(names, l.GetName()), append(values, l.GetValue())
+			}
+			for _, b := range x.GetHistogram().GetBucket() {
+				bounds = append(bounds, fmt.Sprint(b.GetUpperBound()))
+			}
+			slices.Sort(names)
+			d.shape = fmt.Sprintf("%s{%s}", f.GetType(), strings.Join(names, ","))
+			if bounds != nil {
+				d.shape += " " + strings.Join(bounds, " ")
+			}
+			v := x.GetGauge().GetValue() + x.GetCounter().GetValue() + x.GetHistogram().GetSampleSum()
+			d.values[strings.Join(values, " ")] = v
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+// value returns one value, -1 if there is none.
+func value(t *testing.T, r *prometheus.Registry, name, labels string) float64 {
+	t.Helper()
+	for _, d := range gather(t, r) {
+		if v, ok := d.values[labels]; ok && d.name == name {
+			return v
+		}
+	}
+	return -1
+}

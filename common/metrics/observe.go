@@ -1,0 +1,127 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"maps"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kubeproxy/common/service"
+)
+
+// observer makes values at each scrape, so that a round need not count what
+// nobody may ask for.
+type observer struct {
+	metrics *Metrics
+	descs   map[string]*prometheus.Desc
+}
+
+func newObserver(m *Metrics) *observer {
+	o := &observer{m, map[string]*prometheus.Desc{}}
+	for name, x := range observed {
+		o.descs[name] = prometheus.NewDesc(namespace+"_"+name, x.help, x.labels, nil)
+	}
+	return o
+}
+
+// Describe implements prometheus.Collector.
+func (o *observer) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range o.descs {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (o *observer) Collect(to chan<- prometheus.Metric) {
+	set := func(name string, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.GaugeValue, value, labels...)
+	}
+	o.metrics.mu.Lock()
+	all := maps.Clone(o.metrics.programmed)
+	o.metrics.mu.Unlock()
+	starving := map[service.Family]count{} // has no label for the backend
+	for b, p := range all {
+		n := p.count(b.Family)
+		set(programmedPorts, float64(n.ports), b.labels()...)
+		set(programmedEndpoints, float64(n.endpoints), b.labels()...)
+		if s := starving[b.Family]; n.internal+n.external >= s.internal+s.external {
+			starving[b.Family] = n
+		}
+	}
+	for f, n := range starving {
+		set(noLocal, float64(n.internal), "internal", f.String())
+		set(noLocal, float64(n.external), "external", f.String())
+	}
+	if o.metrics.options.Observe == nil {
+		return
+	}
+	now := o.metrics.options.Observe()
+	for f, age := range now.OldestPending {
+		set(oldestPending, age.Seconds(), f.String())
+	}
+	for _, s := range now.Sources {
+		set(sourceStaleness, s.Staleness.Seconds(), s.Name)
+		set(sourceSynced, truth(s.Synced), s.Name)
+	}
+	for reason, n := range now.Skipped {
+		set(skippedObjects, float64(n), reason)
+	}
+	for _, name := range now.Conditions {
+		set(condition, 1, name)
+	}
+}
+
+// count is what a snapshot holds for one family.
+type count struct{ ports, endpoints, internal, external int }
+
+func (p programmed) count(f service.Family) count {
+	var n count
+	for port := range p.snapshot.Ports(f) {
+		if p.failed[port.Name] {
+			continue
+		}
+		n.ports++
+		n.endpoints += union(port.Cluster, port.Local)
+		if !port.Served() || len(port.Local) > 0 {
+			continue
+		}
+		internal, external := starved(port)
+		n.internal += internal
+		n.external += external
+	}
+	return n
+}
+
+// starved returns, as 0 or 1, whether policy Local leaves the internal and
+// the external frontends of a port without endpoints on this node nothing.
+func starved(p *service.Port) (internal, external int) {
+	for _, f := range p.Frontends {
+		switch {
+		case p.Policy(f.Kind) != service.PolicyLocal:
+		case f.Kind.External():
+			external = 1
+		default:
+			internal = 1
+		}
+	}
+	return internal, external
+}
+
+// union returns how many endpoints are in a, b or both, which are sorted.
+func union(a, b []service.Endpoint) int {
+	n := 0
+	for len(a) > 0 && len(b) > 0 {
+		switch c := a[0].Addr.Compare(b[0].Addr); {
+		case c < 0:
+			a = a[1:]
+		case c > 0:
+			b = b[1:]
+		default:
+			a, b = a[1:], b[1:]
+		}
+		n++
+	}
+	return n + len(a) + len(b)
+}

@@ -1,0 +1,177 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"kubeproxy/common/service"
+)
+
+// Options say what the metrics are about.
+type Options struct {
+	// Backends shows their counters from the start, not only once there is
+	// something to count.
+	Backends []Backend
+	Build    Build
+	Features []Feature
+	// Observe, if set, is asked at each scrape and may be called from
+	// several goroutines.
+	Observe func() Observation
+}
+
+// Build is what the program was built from.
+type Build struct {
+	Major, Minor, GitVersion, GitCommit, GitTreeState string
+	BuildDate, GoVersion, Compiler, Platform          string
+}
+
+// Feature is a feature gate.
+type Feature struct {
+	Name, Stage string // the stage is "ALPHA", "BETA", "DEPRECATED" or empty
+	Enabled     bool
+}
+
+// Observation is what is known at one moment.
+type Observation struct {
+	OldestPending map[service.Family]time.Duration // age; 0 without a pending change
+	Sources       []Source
+	Skipped       map[string]int // by reason, of which there must be few
+	Conditions    []string       // the names of those that hold
+}
+
+// Source is where objects come from.
+type Source struct {
+	Name      string
+	Synced    bool
+	Staleness time.Duration // since it was last known to be up to date
+}
+
+// Metrics holds every metric. All methods may be called from any goroutine.
+type Metrics struct {
+	options    Options
+	registry   *prometheus.Registry
+	slis       *prometheus.Registry
+	counters   map[string]*prometheus.CounterVec
+	gauges     map[string]*prometheus.GaugeVec
+	histograms map[string]*prometheus.HistogramVec
+	checks     *prometheus.GaugeVec
+	checked    *prometheus.CounterVec
+
+	mu         sync.Mutex
+	programmed map[Backend]programmed
+}
+
+// programmed is what a backend has in force.
+type programmed struct {
+	snapshot *service.Snapshot
+	failed   map[service.PortName]bool
+}
+
+// New returns Metrics with a registry of their own.
+func New(o Options) *Metrics {
+	m := &Metrics{
+		options:    o,
+		registry:   prometheus.NewRegistry(),
+		slis:       prometheus.NewRegistry(),
+		counters:   map[string]*prometheus.CounterVec{},
+		gauges:     map[string]*prometheus.GaugeVec{},
+		histograms: map[string]*prometheus.HistogramVec{},
+		programmed: map[Backend]programmed{},
+	}
+	for name, c := range counters {
+		m.counters[name] = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: c.help}, c.labels)
+		m.registry.MustRegister(m.counters[name])
+	}
+	for name, g := range gauges {
+		m.gauges[name] = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: g.help}, g.labels)
+		m.registry.MustRegister(m.gauges[name])
+	}
+	for name, h := range histograms {
+		m.histograms[name] = prometheus.NewHistogramVec(
+			prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: h.help, Buckets: buckets(name)}, h.labels)
+		m.registry.MustRegister(m.histograms[name])
+	}
+	m.registry.MustRegister(newObserver(m), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.component()
+	m.appear()
+	return m
+}
+
+// component adds what every component of Kubernetes has.
+func (m *Metrics) component() {
+	gauge := func(name string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: kubernetes[name].help}, kubernetes[name].labels)
+	}
+	build, feature := gauge("kubernetes_build_info"), gauge("kubernetes_feature_enabled")
+	m.registry.MustRegister(build, feature)
+	b := m.options.Build
+	build.WithLabelValues(b.Major, b.Minor, b.GitVersion, b.GitCommit, b.GitTreeState,
+		b.BuildDate, b.GoVersion, b.Compiler, b.Platform).Set(1)
+	for _, f := range m.options.Features {
+		feature.WithLabelValues(f.Name, f.Stage).Set(truth(f.Enabled))
+	}
+	const checked = "kubernetes_healthchecks_total"
+	m.checks = gauge("kubernetes_healthcheck")
+	m.checked = prometheus.NewCounterVec(prometheus.CounterOpts{Name: checked, Help: kubernetes[checked].help}, kubernetes[checked].labels)
+	m.slis.MustRegister(m.checks, m.checked)
+}
+
+// appear makes the series that can be named already. A counter that appears
+// with its first event hides that event from rate().
+func (m *Metrics) appear() {
+	for name, c := range counters {
+		switch {
+		case len(c.labels) == 0:
+			m.counters[name].WithLabelValues()
+		case c.labels[0] == code[0]:
+			m.counters[name].WithLabelValues("200")
+			m.counters[name].WithLabelValues("503")
+		}
+	}
+	for name, g := range gauges {
+		if len(g.labels) == 0 {
+			m.gauges[name].WithLabelValues()
+		}
+	}
+	for _, b := range m.options.Backends {
+		m.appearFor(b)
+	}
+}
+
+func (m *Metrics) appearFor(b Backend) {
+	for name, c := range counters {
+		switch {
+		case len(c.labels) == 2:
+			m.counters[name].WithLabelValues(b.labels()...)
+		case len(c.labels) == 1 && c.labels[0] == family[0] && (b.Mode == nftables || !aboutNFTables(name)):
+			m.counters[name].WithLabelValues(b.Family.String())
+		}
+	}
+	m.gauges["failed_service_ports"].WithLabelValues(b.labels()...)
+}
+
+// Handler serves everything but the health checks.
+func (m *Metrics) Handler() http.Handler { return handler(m.registry) }
+
+// SLIs serves the results of health checks, for scrapes at short intervals.
+func (m *Metrics) SLIs() http.Handler { return handler(m.slis) }
+
+func handler(r *prometheus.Registry) http.Handler {
+	// One value that cannot be had is no reason to hide the others.
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+func truth(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
