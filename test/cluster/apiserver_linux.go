@@ -108,15 +108,11 @@ func (c *Cluster) Certify(until time.Time) error {
 	return os.Rename(next, c.path(certFile))
 }
 
-// apiReady is true when the server says so and has what it makes for itself:
-// a Service of a test would compete with those for addresses.
 func (c *Cluster) apiReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if _, err := c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err != nil {
-		return err
-	}
-	return nil
+	_, err := c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+	return err
 }
 
 func (c *Cluster) client() (*kubernetes.Clientset, error) {

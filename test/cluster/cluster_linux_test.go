@@ -6,7 +6,6 @@ package cluster
 import (
 	"errors"
 	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -52,7 +51,7 @@ func TestCloseLeavesNoProcess(t *testing.T) {
 	}
 	for _, pid := range pids {
 		if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
-			t.Errorf("process %s after Close: %v, want %v", strconv.Itoa(pid), err, unix.ESRCH)
+			t.Errorf("process %d after Close: %v, want %v", pid, err, unix.ESRCH)
 		}
 	}
 	if got := []int{c.Etcd.Pid(), c.APIServer.Pid()}; got[0] != 0 || got[1] != 0 {

@@ -24,12 +24,14 @@ const atOnce = 16
 
 // Set makes each object what the API server has of that name, whether it had
 // one or not, status included, and then writes into the object what the server
-// made of it. The objects are *corev1.Service, *corev1.Node and
-// *discoveryv1.EndpointSlice, in any order: they are written side by side. A
-// Namespace is not asked for if it is the default one.
+// made of it. The objects are *corev1.Namespace, *corev1.Service, *corev1.Node
+// and *discoveryv1.EndpointSlice. They are written side by side, so a Namespace
+// needs a call before that of its objects.
 func (c *Cluster) Set(ctx context.Context, objects ...metav1.Object) error {
 	return c.each(ctx, objects, func(ctx context.Context, o metav1.Object) error {
 		switch o := o.(type) {
+		case *corev1.Namespace:
+			return put(ctx, c.Client.CoreV1().Namespaces(), o)
 		case *corev1.Service:
 			return setService(ctx, c.Client, o)
 		case *corev1.Node:
@@ -42,8 +44,8 @@ func (c *Cluster) Set(ctx context.Context, objects ...metav1.Object) error {
 	})
 }
 
-// Delete deletes objects of the types that Set takes. One that is not there is
-// not an error.
+// Delete deletes objects of the types that Set takes, but no Namespace, which
+// only a controller could empty. One that is not there is not an error.
 func (c *Cluster) Delete(ctx context.Context, objects ...metav1.Object) error {
 	return c.each(ctx, objects, func(ctx context.Context, o metav1.Object) error {
 		var err error
@@ -66,18 +68,19 @@ func (c *Cluster) Delete(ctx context.Context, objects ...metav1.Object) error {
 
 // each goes on past an error, and returns all.
 func (c *Cluster) each(ctx context.Context, objects []metav1.Object, do func(context.Context, metav1.Object) error) error {
+	errs := make([]error, len(objects))
 	var workers errgroup.Group
 	workers.SetLimit(atOnce)
-	errs := make([]error, len(objects))
 	for i, o := range objects {
 		workers.Go(func() error {
 			if err := do(ctx, o); err != nil {
 				errs[i] = fmt.Errorf("%T %s/%s: %w", o, o.GetNamespace(), o.GetName(), err)
 			}
-			return nil
+			return errs[i]
 		})
 	}
-	return errors.Join(workers.Wait(), errors.Join(errs...))
+	_ = workers.Wait() // the first of errs
+	return errors.Join(errs...)
 }
 
 // setService writes the status apart, for so the API server wants it.

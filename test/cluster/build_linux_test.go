@@ -1,0 +1,194 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// toolchain stands for the go command: it makes files instead of programs.
+type toolchain struct {
+	mu     sync.Mutex
+	built  []string
+	broken string        // the program whose build fails
+	pause  chan struct{} // if not nil, builds wait for it
+}
+
+func (g *toolchain) run(_ context.Context, _ string, args ...string) (string, error) {
+	switch args[0] {
+	case "env":
+		return "go1.26.8\nlinux", nil
+	case "list":
+		return "v1.2.3", nil
+	}
+	if g.pause != nil {
+		<-g.pause
+	}
+	file := args[slices.Index(args, "-o")+1]
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.built = append(g.built, filepath.Base(file))
+	if filepath.Base(file) == g.broken {
+		return "", errors.New("no space left")
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return "", err
+	}
+	return "", os.WriteFile(file, []byte(args[len(args)-1]), 0o755)
+}
+
+// newBuilder makes a builder with a recipe of its own.
+func newBuilder(t *testing.T, g *toolchain) builder {
+	t.Helper()
+	b := builder{recipe: t.TempDir(), cache: filepath.Join(t.TempDir(), "a", "b"), out: &strings.Builder{}, run: g.run}
+	for _, name := range []string{"go.mod", "go.sum"} {
+		if err := os.WriteFile(filepath.Join(b.recipe, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+var once = []string{"etcd", "kube-apiserver"}
+
+func TestSecondBuildFindsTheFirst(t *testing.T) {
+	g := &toolchain{}
+	b := newBuilder(t, g)
+	first, err := b.programs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := b.programs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first != second {
+		t.Errorf("programs = %v, then %v", first, second)
+	}
+	if diff := cmp.Diff(once, g.built); diff != "" {
+		t.Errorf("built, -want +got:\n%s", diff)
+	}
+	for path, want := range map[string]string{first.Etcd: etcdPackage, first.APIServer: apiServerPackage} {
+		if text, err := os.ReadFile(path); err != nil || string(text) != want {
+			t.Errorf("%s = %q, %v; want %q", path, text, err, want)
+		}
+	}
+}
+
+func TestChangedRecipeBuildsAnew(t *testing.T) {
+	for _, name := range []string{"go.mod", "go.sum"} {
+		t.Run(name, func(t *testing.T) {
+			g := &toolchain{}
+			b := newBuilder(t, g)
+			if _, err := b.programs(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(b.recipe, name), []byte("other"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.programs(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(append(once, once...), g.built); diff != "" {
+				t.Errorf("built, -want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFailedBuildLeavesNothing(t *testing.T) {
+	g := &toolchain{broken: "kube-apiserver"}
+	b := newBuilder(t, g)
+	if _, err := b.programs(t.Context()); err == nil || !strings.Contains(err.Error(), "build kube-apiserver: no space left") {
+		t.Errorf("programs = %v, want the build's error", err)
+	}
+	if diff := cmp.Diff([]string{"lock"}, names(t, b.cache)); diff != "" {
+		t.Errorf("cache, -want +got:\n%s", diff)
+	}
+	g.broken = ""
+	if _, err := b.programs(t.Context()); err != nil {
+		t.Errorf("the next try: %v", err)
+	}
+}
+
+func TestTwoBuildersBuildOnce(t *testing.T) {
+	g := &toolchain{pause: make(chan struct{})}
+	b := newBuilder(t, g)
+	results := make(chan error)
+	waiting := &signal{text: "waiting for another build", heard: make(chan struct{})}
+	for range 2 {
+		go func() {
+			b := b
+			b.out = waiting
+			_, err := b.programs(t.Context())
+			results <- err
+		}()
+	}
+	<-waiting.heard
+	close(g.pause)
+	for range 2 {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(once, g.built); diff != "" {
+		t.Errorf("built, -want +got:\n%s", diff)
+	}
+}
+
+func TestOldProgramsGo(t *testing.T) {
+	b := newBuilder(t, &toolchain{})
+	for name, age := range map[string]time.Duration{"old": unused + time.Hour, "recent": time.Hour} {
+		folder, when := filepath.Join(b.cache, name), time.Now().Add(-age)
+		if err := errors.Join(os.MkdirAll(folder, 0o755), os.Chtimes(folder, when, when)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := b.programs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{filepath.Base(filepath.Dir(p.Etcd)), "lock", "recent"}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, names(t, b.cache)); diff != "" {
+		t.Errorf("cache, -want +got:\n%s", diff)
+	}
+}
+
+func names(t *testing.T, folder string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+// signal closes heard when a text is written to it.
+type signal struct {
+	text  string
+	once  sync.Once
+	heard chan struct{}
+}
+
+func (s *signal) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), s.text) {
+		s.once.Do(func() { close(s.heard) })
+	}
+	return len(b), nil
+}
