@@ -86,7 +86,24 @@ func memoryGroup(t task) (path string, remove func()) {
 	if path == "" || os.Mkdir(path, 0o755) != nil {
 		return "", func() {}
 	}
-	return path, func() { os.Remove(path) }
+	return path, func() { removeGroup(path) }
+}
+
+// removeGroup removes a cgroup once nobody is in it any more: a program that
+// was killed within a large transaction first has to see it through.
+func removeGroup(path string) {
+	deadline := time.Now().Add(3 * time.Minute)
+	told := false
+	for os.Remove(path) != nil && time.Now().Before(deadline) {
+		if _, err := os.Stat(path); err != nil {
+			return
+		}
+		if !told {
+			told = true
+			fmt.Fprintln(os.Stderr, "waiting for the last process of a measurement to end")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 func (t task) joinGroup() error {

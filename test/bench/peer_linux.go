@@ -20,9 +20,9 @@ import (
 
 // Limits keep a slow peer from taking the whole day.
 const (
-	peerStart   = 60 * time.Second // until the first program is in
+	peerStart   = 45 * time.Second // until the first program is in
 	peerChange  = 30 * time.Second // for one change
-	peerChanges = 12 * time.Second // for all changes of one kind
+	peerChanges = 6 * time.Second  // for all changes of one kind
 	peerRounds  = 20               // of changes of one kind
 )
 

@@ -83,6 +83,7 @@ func startProcess(n *network, program, addr, dir string) (*process, error) {
 	}
 	p.cmd = exec.Command(program, "--config", config)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end with what it runs
 	p.began = time.Now()
 	return p, n.node.Start(p.cmd)
 }
@@ -96,8 +97,9 @@ func (p *process) stop() (float64, error) {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return 0, errors.Join(fmt.Errorf("stop the peer: %w", err), p.told())
 	}
-	// How it ends is no matter here.
+	// How it ends is no matter here, nor whether it left a program running.
 	_ = p.cmd.Wait()
+	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	u, ok := p.cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	if !ok {
 		return 0, errors.New("no resource usage of the peer")

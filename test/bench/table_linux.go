@@ -158,7 +158,12 @@ func (t *table) line(r row) (line, bool) {
 	return l, l.floor+l.ours+l.peer != ""
 }
 
-func times(v float64) string { return fmt.Sprintf("%.2fx", v) }
+func times(v float64) string {
+	if v >= 100 {
+		return thousands(int(v)) + "x"
+	}
+	return fmt.Sprintf("%.2fx", v)
+}
 
 func cell(u unit, v float64) string {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
