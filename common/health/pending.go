@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// maxTimes bounds what pending remembers.
+// maxTimes bounds what pending remembers. It is even, see thin.
 const maxTimes = 64
 
 // pending knows since when something is to be done. A round settles what came
@@ -29,11 +29,8 @@ func (p *pending) add(t time.Time) {
 // low by the gap between the two, but nothing is settled that is not done.
 func (p *pending) thin() {
 	kept := p.times[:1]
-	for i := 2; i < len(p.times); i += 2 {
+	for i := 1; i < len(p.times); i += 2 {
 		kept = append(kept, p.times[i])
-	}
-	if last := p.times[len(p.times)-1]; len(p.times)%2 == 0 {
-		kept = append(kept, last)
 	}
 	p.times = kept
 }

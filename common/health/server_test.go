@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,7 +41,9 @@ func fetch(t *testing.T, addr net.Addr, path string) (int, string) {
 }
 
 func TestServerServesUntilTheEnd(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	var log strings.Builder
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	ctx, cancel := context.WithCancel(ctx)
 	bound, done := make(chan net.Addr, 1), make(chan error, 1)
 	s := Server{Name: "health", Addr: "127.0.0.1:0", Handler: hello("hi"), Listening: func(a net.Addr) { bound <- a }}
 	go func() { done <- s.Run(ctx) }()
@@ -53,6 +54,9 @@ func TestServerServesUntilTheEnd(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("Run = %v, want nil at the end", err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("log = %s, want nothing", &log)
 	}
 	if c, err := net.Dial("tcp", addr.String()); err == nil {
 		c.Close()
@@ -163,11 +167,11 @@ func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	bound, done := make(chan net.Addr, 1), make(chan error, 1)
 	began := make(chan struct{})
-	var ended atomic.Bool
+	ended := make(chan struct{})
 	h := http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
 		close(began)
 		<-q.Context().Done()
-		ended.Store(true)
+		close(ended)
 	})
 	s := Server{Addr: "127.0.0.1:0", Handler: h, Listening: func(a net.Addr) { bound <- a }}
 	go func() { done <- s.Run(ctx) }()
@@ -182,5 +186,10 @@ func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
 		}
 	case <-time.After(20 * goodbye):
 		t.Error("Run waits for a request that does not end")
+	}
+	select {
+	case <-ended:
+	case <-time.After(20 * goodbye):
+		t.Error("the request was not ended")
 	}
 }

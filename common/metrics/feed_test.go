@@ -31,8 +31,8 @@ func (want values) check(t *testing.T, m *Metrics) {
 
 func TestEverythingHasAValue(t *testing.T) {
 	values{
-		"sync_proxy_rules_duration_seconds IPv4":              2,
-		"sync_full_proxy_rules_duration_seconds IPv4":         1,
+		"sync_proxy_rules_duration_seconds IPv4":              4,
+		"sync_full_proxy_rules_duration_seconds IPv4":         3,
 		"sync_partial_proxy_rules_duration_seconds IPv4":      1,
 		"sync_proxy_rules_last_queued_timestamp_seconds IPv4": 7,
 		"network_programming_duration_seconds IPv4":           1,

@@ -80,7 +80,7 @@ func fed() *Metrics {
 		},
 	})
 	s := service.New(1, &service.Node{}, nil)
-	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s, Extent: Full})
+	m.Result(v4, Round{Result: reconcile.Result{Took: 3 * time.Second}, Snapshot: s, Extent: Full})
 	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s})
 	m.Queued(v4, time.Unix(7, 0))
 	m.InForce(service.IPv4, time.Second)

@@ -164,6 +164,35 @@ func TestSyncByDifference(t *testing.T) {
 		if diff := cmp.Diff([]string{step.first, step.second}, got); diff != "" {
 			t.Errorf("%s: (-want +got):\n%s", step.situation, diff)
 		}
+		if len(s.running) != len(step.want.Checks)*len(step.want.Addrs) {
+			t.Errorf("%s: %d servers run", step.situation, len(s.running))
+		}
+	}
+}
+
+// closing tells when a listener is closed.
+type closing struct {
+	net.Listener
+	closed *bool
+}
+
+func (c closing) Close() error {
+	*c.closed = true
+	return c.Listener.Close()
+}
+
+// Who comes next may want the address at once.
+func TestAddressIsFreeAfterSync(t *testing.T) {
+	s, n := newServers(t)
+	var closed bool
+	s.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+		l, err := n.listen(ctx, network, addr)
+		return closing{l, &closed}, err
+	}
+	s.Sync(Wanted{[]netip.Addr{loop4}, map[uint16]Check{7: {}}})
+	s.Sync(Wanted{})
+	if !closed {
+		t.Error("still listening")
 	}
 }
 

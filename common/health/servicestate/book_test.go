@@ -121,6 +121,10 @@ func TestStates(t *testing.T) {
 			},
 			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web failed\n  IPv4 failed generation 1 at 1: refused since 1\n",
 		},
+		"a failure is forgotten after a success": {
+			func(b *tale) { b.wants(web); b.round(v4, errRefused); b.round(v4, nil); b.wants(newer) },
+			"shop/web pending\n  IPv4 pending generation 1 at 2\n",
+		},
 		"until it could": {
 			func(b *tale) { b.wants(web); b.round(v4, errRefused); b.round(v4, nil) },
 			"shop/web programmed\n  IPv4 programmed generation 1 at 2\n",
