@@ -51,10 +51,10 @@ func allBackends(c *config.Config) ([]*backend, error) {
 }
 
 // settler removes the UDP flows that a round made stale.
-func settler(ctx context.Context, f service.Family) func(context.Context, *service.Snapshot, reconcile.Result) error {
+func settler(ctx context.Context, f service.Family) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	log := klog.FromContext(ctx)
 	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
-	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) error {
+	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, error) {
 		if len(r.Drift) > 0 { // flows may have begun by rules that were not ours
 			flows.Recheck()
 		}
@@ -69,7 +69,7 @@ func settler(ctx context.Context, f service.Family) func(context.Context, *servi
 		if r.Err != nil { // the old rules of a failed port may still begin flows
 			flows.Recheck()
 		}
-		return err
+		return n, err
 	}
 }
 

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,13 +17,15 @@ import (
 
 // startLogging makes the one logger, which klog's own functions use too.
 // Nothing is buffered, so there is nothing to lose when the process dies.
-func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (klog.Logger, error) {
+// The level of detail can be changed while it runs, but not for JSON: then
+// it is nil.
+func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (klog.Logger, flag.Value, error) {
 	klog.StartFlushDaemon(c.FlushFrequency.Duration.Duration)
 	if c.Format == "json" {
 		// klog's levels count upward as detail grows, those of slog downward.
 		level := slog.Level(-int(c.Verbosity))
 		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: spellDurations})))
-		return klog.Background(), nil
+		return klog.Background(), nil, nil
 	}
 	text := textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(int(c.Verbosity)))
 	var modules []string
@@ -30,10 +33,10 @@ func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (klog.Logger, er
 		modules = append(modules, fmt.Sprintf("%s=%d", m.FilePattern, m.Verbosity))
 	}
 	if err := text.VModule().Set(strings.Join(modules, ",")); err != nil {
-		return klog.Logger{}, fmt.Errorf("set vmodule: %w", err)
+		return klog.Logger{}, nil, fmt.Errorf("set vmodule: %w", err)
 	}
 	klog.SetLoggerWithOptions(textlogger.NewLogger(text), klog.ContextualLogger(true))
-	return klog.Background(), nil
+	return klog.Background(), text.Verbosity(), nil
 }
 
 // spellDurations writes "30s" where slog would write nanoseconds.

@@ -5,6 +5,7 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 
@@ -20,6 +21,9 @@ type options struct {
 	manifests []string
 	fallback  bool
 	version   versionFlag
+
+	flags     *pflag.FlagSet // all of the above
+	verbosity flag.Value     // of the log, nil if it cannot be changed
 }
 
 const rootText = `Forward the traffic of Kubernetes Services on this node.
@@ -59,6 +63,7 @@ func newRoot(to streams) *cobra.Command {
 }
 
 func (o *options) register(fs *pflag.FlagSet) {
+	o.flags = fs
 	o.config.Register(fs)
 	fs.StringArrayVar(&o.manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints and Nodes from this file or directory `PATH` and watch it; repeatable")
 	fs.BoolVar(&o.fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")

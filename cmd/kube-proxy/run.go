@@ -27,7 +27,7 @@ type backend struct {
 	family service.Family
 	// settle, if set, follows each round whose rules are at least partly in
 	// force, with the snapshot they are for.
-	settle func(context.Context, *service.Snapshot, reconcile.Result) error
+	settle func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
 }
 
 func (b *backend) String() string { return b.mode + " " + b.family.String() }
@@ -43,7 +43,7 @@ func run(ctx context.Context, o *options, to streams) error {
 	if err != nil {
 		return err
 	}
-	log, err := startLogging(&c.Logging, to.err)
+	log, verbosity, err := startLogging(&c.Logging, to.err)
 	if err != nil {
 		return err
 	}
@@ -58,6 +58,7 @@ func run(ctx context.Context, o *options, to streams) error {
 	case o.config.InitOnly:
 		return prepare(ctx, c)
 	}
+	o.verbosity = verbosity
 	return proxy(ctx, o, c)
 }
 
@@ -86,7 +87,8 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	from, err := newSource(o, c, node, log)
+	contact := newContacts(len(o.manifests) == 0)
+	from, err := newSource(o, c, node, contact, log)
 	if err != nil {
 		return err
 	}
@@ -95,24 +97,27 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		return err
 	}
 	log.Info("Starting", "version", builtFrom().Version, "mode", backends[0].mode, "node", node)
+	watchers := newObservers(c, backends, node, contact, log)
 	var loops []*reconcile.Loop
-	tracker := newTracker(c, node, log, func() {
-		for _, l := range loops {
+	watchers.tracker = newTracker(c, node, log, func() {
+		for i, l := range loops {
+			watchers.queued(backends[i])
 			l.Kick()
 		}
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	progress := newProgress(log)
 	for _, b := range backends {
-		loops = append(loops, newLoop(ctx, c, b, tracker, progress))
+		loops = append(loops, newLoop(ctx, c, b, watchers, progress))
 	}
+	watchers.serve(ctx, group, c, o)
 	for i, b := range backends {
 		group.Go(func() error { return loops[i].Run(ctx) })
 		if w, ok := b.Backend.(reconcile.Watcher); ok {
 			group.Go(func() error { return watch(ctx, b, w, loops[i].Kick) })
 		}
 	}
-	group.Go(func() error { return from.Run(ctx, tracker) })
+	group.Go(func() error { return from.Run(ctx, hearing{watchers.tracker, watchers}) })
 	group.Go(func() error {
 		if !progress.wait(ctx) {
 			return nil
@@ -141,31 +146,38 @@ func newTracker(c *config.Config, node string, log klog.Logger, changed func()) 
 }
 
 // manifests returns the source that reads paths.
-func manifests(paths []string, node string, log klog.Logger) *source.Manifests {
+func manifests(paths []string, node string, contact *contacts, log klog.Logger) *source.Manifests {
 	return &source.Manifests{
 		Paths:    paths,
 		NodeName: node,
-		Report:   func(err error) { log.Error(err, "A manifest cannot be used") },
-		Note:     func(s string) { log.Info("Note on the manifests: " + s) },
+		Report: func(err error) {
+			contact.failed(err)
+			log.Error(err, "A manifest cannot be used")
+		},
+		Note: func(s string) { log.Info("Note on the manifests: " + s) },
 	}
 }
 
-func newLoop(ctx context.Context, c *config.Config, b *backend, t *track.Tracker, p *progress) *reconcile.Loop {
+func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p *progress) *reconcile.Loop {
 	k := &keeper{backend: b}
 	r := newReporter(klog.FromContext(ctx).WithValues("backend", b.String()))
 	least, most := syncPeriods(c)
 	l := reconcile.NewLoop(k)
-	l.Latest = t.Latest
+	l.Latest = o.tracker.Latest
 	l.MinInterval, l.Burst, l.Resync = least, 10, most
 	l.Retry = reconcile.Backoff{First: firstRetry, Max: most}
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
 		r.report(res)
+		o.result(b, k.want, res)
 		if res.Err == nil {
 			p.done(b.String())
 		}
 		// A round that was begun is finished, whatever happens to ctx.
-		if err := k.settle(context.WithoutCancel(ctx), res); err != nil {
+		start := time.Now()
+		flows, err := k.settle(context.WithoutCancel(ctx), res)
+		o.metrics.Conntrack(b.family, time.Since(start), flows)
+		if err != nil {
 			r.settling(err)
 		}
 	}
@@ -184,9 +196,9 @@ func (k *keeper) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Pl
 	return k.Backend.Plan(ctx, want)
 }
 
-func (k *keeper) settle(ctx context.Context, r reconcile.Result) error {
+func (k *keeper) settle(ctx context.Context, r reconcile.Result) (flows int, err error) {
 	if k.backend.settle == nil || r.Err != nil && len(reconcile.Failed(r.Err)) == 0 {
-		return nil
+		return 0, nil
 	}
 	return k.backend.settle(ctx, k.want, r)
 }

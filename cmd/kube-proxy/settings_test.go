@@ -90,8 +90,8 @@ func TestSettle(t *testing.T) {
 	}{"success": {nil, 1}, "one port left out": {errors.Join(port), 1}, "nothing programmed": {errors.New("no device"), 0}} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			b := &backend{settle: func(context.Context, *service.Snapshot, reconcile.Result) error { calls++; return nil }}
-			if err := (&keeper{backend: b}).settle(t.Context(), reconcile.Result{Err: tt.err}); err != nil || calls != tt.want {
+			b := &backend{settle: func(context.Context, *service.Snapshot, reconcile.Result) (int, error) { calls++; return 0, nil }}
+			if _, err := (&keeper{backend: b}).settle(t.Context(), reconcile.Result{Err: tt.err}); err != nil || calls != tt.want {
 				t.Errorf("%d calls, %v, want %d", calls, err, tt.want)
 			}
 		})

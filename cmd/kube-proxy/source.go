@@ -17,13 +17,13 @@ import (
 
 // newSource returns what to read Services from: manifests if any are named,
 // else the API server.
-func newSource(o *options, c *config.Config, node string, log klog.Logger) (source.Source, error) {
+func newSource(o *options, c *config.Config, node string, contact *contacts, log klog.Logger) (source.Source, error) {
 	if len(o.manifests) > 0 {
 		if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
 			log.Info("The API server is not read, because --manifests is given")
 		}
 		log.Info("Services come from manifests", "manifests", o.manifests)
-		return manifests(o.manifests, node, log), nil
+		return manifests(o.manifests, node, contact, log), nil
 	}
 	to, err := apiConfig(c)
 	if err != nil {
@@ -32,7 +32,11 @@ func newSource(o *options, c *config.Config, node string, log klog.Logger) (sour
 	log.Info("Services come from the API server", "server", to.Host)
 	return &source.APIServer{
 		Config: to, NodeName: node,
-		Report: func(err error) { log.Error(err, "The API server cannot be read; what is programmed stays in force") },
+		Contact: contact.alive,
+		Report: func(err error) {
+			contact.failed(err)
+			log.Error(err, "The API server cannot be read; what is programmed stays in force")
+		},
 	}, nil
 }
 

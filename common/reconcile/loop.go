@@ -116,15 +116,27 @@ func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {
 	plan, err := l.Backend.Plan(ctx, want)
 	if err != nil {
 		r.Err = fmt.Errorf("plan: %w", err)
-	} else if r.Drift = plan.Drift(); !plan.Empty() {
-		r.Changed = true
-		if m, ok := plan.(Remover); ok {
-			r.Removed = m.Removed()
-		}
-		r.Err = plan.Apply(ctx)
+	} else {
+		apply(ctx, plan, &r)
 	}
 	r.Took = time.Since(r.Start)
 	return r
+}
+
+// apply applies plan and notes in r what came of it.
+func apply(ctx context.Context, plan Plan, r *Result) {
+	if w, ok := plan.(Whole); ok {
+		r.Whole = w.Whole()
+	}
+	r.Drift = plan.Drift()
+	if plan.Empty() {
+		return
+	}
+	r.Changed = true
+	if m, ok := plan.(Remover); ok {
+		r.Removed = m.Removed()
+	}
+	r.Err = plan.Apply(ctx)
 }
 
 // sleep waits for d, for wake or for ctx, whichever comes first.

@@ -62,6 +62,13 @@ type Remover interface {
 	Removed() []*service.Port
 }
 
+// Whole is a Plan that may have compared all there is, not only what changed.
+type Whole interface {
+	Plan
+	// Whole reports that it has.
+	Whole() bool
+}
+
 // PortError is a failure that concerns one Service port only.
 type PortError struct {
 	Family service.Family
@@ -104,6 +111,7 @@ type Result struct {
 	Start      time.Time
 	Took       time.Duration
 	Changed    bool            // the plan was not empty
+	Whole      bool            // see Whole
 	Drift      []string        // what others had altered, see Plan
 	Removed    []*service.Port // see Remover
 	Err        error           // nil only if the dataplane now matches the snapshot

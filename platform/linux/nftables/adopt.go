@@ -137,7 +137,7 @@ func (c *comparison) plan() *plan {
 	}
 	c.elements(nil, c.next.shared.elements())
 	c.leftovers()
-	return &plan{backend: c.backend, next: c.next, units: c.units, forgets: c.forgets, removed: c.removed}
+	return &plan{backend: c.backend, next: c.next, units: c.units, forgets: c.forgets, removed: c.removed, whole: true}
 }
 
 // addSet notes s as wanted and adds it if it is missing.

@@ -23,9 +23,13 @@ type plan struct {
 	forgets []layout   // Ports some of whose clients may know an endpoint that left
 	drift   []string
 	removed []*service.Port
+	whole   bool // made from the table, not from what changed
 }
 
-var _ reconcile.Remover = (*plan)(nil)
+var (
+	_ reconcile.Remover = (*plan)(nil)
+	_ reconcile.Whole   = (*plan)(nil)
+)
 
 // unit is what takes effect together: the change of one Port, or ops that
 // belong to no Port in particular.
@@ -58,6 +62,9 @@ func (p *plan) Drift() []string { return p.drift }
 
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
+
+// Whole implements reconcile.Whole.
+func (p *plan) Whole() bool { return p.whole }
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {

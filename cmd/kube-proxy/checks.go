@@ -1,0 +1,114 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/service"
+)
+
+// checks has the health checks of Services follow what is in force.
+type checks struct {
+	servers *servicecheck.Servers
+	failing func(namespace, name string) bool
+
+	mu     sync.Mutex
+	done   [2]*service.Snapshot
+	counts map[uint16]*count // by healthCheckNodePort
+	told   servicecheck.Wanted
+}
+
+// count is about one Service: its Ports in each family and the endpoints
+// they have here.
+type count struct {
+	name         service.PortName
+	ports, ready [2]int
+}
+
+func newChecks(s *servicecheck.Servers, failing func(namespace, name string) bool) *checks {
+	return &checks{servers: s, failing: failing, counts: map[uint16]*count{}}
+}
+
+// follow looks at what changed since the snapshot before.
+func (c *checks) follow(f service.Family, s *service.Snapshot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for change := range service.Diff(c.done[f], s, f) {
+		c.add(change.Old, -1)
+		c.add(change.New, 1)
+	}
+	c.done[f] = s
+	want := c.wanted(s.Node)
+	if sameWanted(want, c.told) {
+		return
+	}
+	c.told = want
+	c.servers.Sync(want)
+}
+
+func (c *checks) add(p *service.Port, n int) {
+	if p == nil || p.HealthCheck == 0 {
+		return
+	}
+	k := c.counts[p.HealthCheck]
+	if k == nil {
+		k = &count{}
+		c.counts[p.HealthCheck] = k
+	}
+	k.ports[p.Family] += n
+	if n > 0 {
+		k.name, k.ready[p.Family] = p.Name, p.LocalReady
+	}
+	if k.ports == [2]int{} {
+		delete(c.counts, p.HealthCheck)
+	}
+}
+
+func (c *checks) wanted(node *service.Node) servicecheck.Wanted {
+	want := servicecheck.Wanted{Addrs: checkAddrs(node), Checks: map[uint16]servicecheck.Check{}}
+	for port, k := range c.counts {
+		x := servicecheck.Check{
+			Namespace: k.name.Namespace, Name: k.name.Name,
+			Unprogrammed: c.failing(k.name.Namespace, k.name.Name),
+		}
+		for _, f := range service.Families {
+			if k.ports[f] > 0 {
+				x.Families = append(x.Families, f)
+				x.LocalEndpoints = max(x.LocalEndpoints, k.ready[f])
+			}
+		}
+		want.Checks[port] = x
+	}
+	return want
+}
+
+// checkAddrs returns where health checks are answered: where NodePorts are.
+// A prefix that is more than one address stands for all of its family.
+func checkAddrs(node *service.Node) []netip.Addr {
+	all := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	var addrs []netip.Addr
+	for _, f := range service.Families {
+		prefixes := service.InFamily(node.NodePorts, f)
+		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return !p.IsSingleIP() }) {
+			addrs = append(addrs, all[f])
+			continue
+		}
+		for _, p := range prefixes {
+			addrs = append(addrs, p.Addr())
+		}
+	}
+	return addrs
+}
+
+func sameWanted(a, b servicecheck.Wanted) bool {
+	return slices.Equal(a.Addrs, b.Addrs) && maps.EqualFunc(a.Checks, b.Checks, func(x, y servicecheck.Check) bool {
+		return x.Namespace == y.Namespace && x.Name == y.Name && x.LocalEndpoints == y.LocalEndpoints &&
+			x.Unprogrammed == y.Unprogrammed && slices.Equal(x.Families, y.Families)
+	})
+}

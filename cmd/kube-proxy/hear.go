@@ -1,0 +1,193 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+)
+
+// hearing is the Sink of the source: the tracker, overheard by observers.
+type hearing struct {
+	*track.Tracker
+	observers *observers
+}
+
+func (h hearing) SetService(s *corev1.Service) {
+	h.observers.metrics.ServiceChanged()
+	h.Tracker.SetService(s)
+}
+
+func (h hearing) DeleteService(n types.NamespacedName) {
+	h.observers.metrics.ServiceChanged()
+	h.Tracker.DeleteService(n)
+}
+
+func (h hearing) SetSlice(s *discoveryv1.EndpointSlice) {
+	h.observers.metrics.EndpointsChanged()
+	h.observers.latency.changed(s)
+	h.Tracker.SetSlice(s)
+}
+
+func (h hearing) DeleteSlice(n types.NamespacedName) {
+	h.observers.metrics.EndpointsChanged()
+	h.observers.latency.deleted(n)
+	h.Tracker.DeleteSlice(n)
+}
+
+func (h hearing) SetNode(n *corev1.Node) {
+	h.observers.health.SetNode(n)
+	h.Tracker.SetNode(n)
+}
+
+func (h hearing) DeleteNode() {
+	h.observers.health.DeleteNode()
+	h.Tracker.DeleteNode()
+}
+
+func (h hearing) Synced() {
+	h.observers.contact.synced()
+	h.Tracker.Synced()
+}
+
+// contacts knows when each kind of object was last heard of. Manifests are
+// heard of by looking, so nothing is said of them but that they were read.
+type contacts struct {
+	api bool // the source is an API server
+
+	mu   sync.Mutex
+	done bool // synced
+	last map[string]time.Time
+	err  string
+}
+
+// staleAfter is how long a watch may be silent: the API server sends a
+// bookmark about every minute.
+const staleAfter = 5 * time.Minute
+
+func newContacts(api bool) *contacts { return &contacts{api: api, last: map[string]time.Time{}} }
+
+func (c *contacts) alive(kind string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last[kind], c.err = time.Now(), ""
+}
+
+func (c *contacts) failed(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err.Error()
+}
+
+func (c *contacts) synced() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done = true
+}
+
+func (c *contacts) sources() []health.Source {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.api {
+		return []health.Source{{Name: "manifests", Synced: c.done, Err: c.err}}
+	}
+	var all []health.Source
+	for _, kind := range []string{"services", "endpointslices", "nodes"} {
+		at, ok := c.last[kind]
+		all = append(all, health.Source{
+			Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > staleAfter, Err: c.err,
+		})
+	}
+	return all
+}
+
+// latency measures how long changes of endpoints take to be in force, from
+// when the cluster learned of them. What happened before the start does not
+// count.
+type latency struct {
+	start time.Time
+
+	mu      sync.Mutex
+	seen    map[types.NamespacedName]time.Time
+	waiting [2][]trigger
+}
+
+type trigger struct{ at, heard time.Time }
+
+func newLatency(start time.Time) *latency {
+	return &latency{start: start, seen: map[types.NamespacedName]time.Time{}}
+}
+
+// changed notes a slice that says when what it is about happened.
+func (l *latency) changed(s *discoveryv1.EndpointSlice) {
+	at, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
+	if err != nil || at.Before(l.start) {
+		return
+	}
+	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+	f := service.IPv4
+	if s.AddressType == discoveryv1.AddressTypeIPv6 {
+		f = service.IPv6
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.seen[name].Equal(at) {
+		l.seen[name] = at
+		l.waiting[f] = append(l.waiting[f], trigger{at, time.Now()})
+	}
+}
+
+func (l *latency) deleted(n types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.seen, n)
+}
+
+// settle returns how long those changes took that a round from start to end
+// has put in force.
+func (l *latency) settle(f service.Family, start, end time.Time) []time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var took []time.Duration
+	var later []trigger
+	for _, t := range l.waiting[f] {
+		if t.heard.After(start) {
+			later = append(later, t)
+		} else {
+			took = append(took, end.Sub(t.at))
+		}
+	}
+	l.waiting[f] = later
+	return took
+}
+
+// fieldOf cuts what is wrong down to which field it is in, of which there
+// are few.
+func fieldOf(path string) string {
+	if i := strings.LastIndexByte(path, ' '); i >= 0 { // "endpointslice NAME field"
+		path = "endpointslice." + path[i+1:]
+	}
+	var b strings.Builder
+	depth := 0
+	for _, c := range path {
+		switch {
+		case c == '[':
+			depth++
+		case c == ']':
+			depth--
+		case depth == 0:
+			b.WriteRune(c)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,131 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// observers are told what is to be done and how it went. They make nothing
+// up: what they say comes from results alone.
+type observers struct {
+	mode    string
+	node    string
+	health  *health.Monitor
+	metrics *metrics.Metrics
+	book    *servicestate.Book
+	checks  *checks
+	contact *contacts
+	latency *latency
+	tracker *track.Tracker
+}
+
+// newObservers returns the observers of backends. Sources say of themselves
+// in contact when they last heard of something.
+func newObservers(c *config.Config, backends []*backend, node string, contact *contacts, log klog.Logger) *observers {
+	o := &observers{mode: backends[0].mode, node: node, contact: contact, latency: newLatency(time.Now())}
+	var families []service.Family
+	var named []metrics.Backend
+	for _, b := range backends {
+		families = append(families, b.family)
+		named = append(named, metrics.Backend{Mode: b.mode, Family: b.family})
+	}
+	_, most := syncPeriods(c)
+	o.health = health.New(health.Options{
+		Families: families, SyncPeriod: most, NodeRequired: contact.api, Sources: contact.sources,
+	})
+	o.metrics = metrics.New(metrics.Options{Backends: named, Build: buildMetric(), Observe: o.observe})
+	o.book = &servicestate.Book{
+		Latest:   func() *service.Snapshot { return o.tracker.Latest() },
+		Problems: o.problems,
+	}
+	o.checks = newChecks(&servicecheck.Servers{
+		Serving: o.health.Serving,
+		Report: func(p servicecheck.Problem) {
+			if p.Err != nil {
+				log.Error(p.Err, "A health check of a Service is not served", "service", p.Namespace+"/"+p.Name, "address", p.Addr.String())
+			}
+		},
+	}, o.book.Failing)
+	return o
+}
+
+func buildMetric() metrics.Build {
+	b := builtFrom()
+	return metrics.Build{
+		GitVersion: b.Version, GitCommit: b.Revision, BuildDate: b.Time,
+		GoVersion: b.Go, Compiler: b.Compiler, Platform: b.Platform,
+	}
+}
+
+// queued notes that b has something to do from now on.
+func (o *observers) queued(b *backend) {
+	o.health.Queued(b.family)
+	o.metrics.Queued(metrics.Backend{Mode: b.mode, Family: b.family}, time.Now())
+}
+
+// result takes in how a round of b went that was for a snapshot.
+func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) {
+	extent := metrics.Partial
+	if r.Whole {
+		extent = metrics.Full
+	}
+	o.health.Result(b.family, r)
+	o.metrics.Result(metrics.Backend{Mode: b.mode, Family: b.family}, metrics.Round{Result: r, Snapshot: s, Extent: extent})
+	o.book.Result(b.family, s, r)
+	if r.Err != nil && !health.Partial(r.Err) {
+		return
+	}
+	o.metrics.ChangesTaken()
+	for _, after := range o.latency.settle(b.family, r.Start, r.Start.Add(r.Took)) {
+		o.metrics.InForce(b.family, after)
+	}
+	o.checks.follow(b.family, s)
+}
+
+func (o *observers) problems() []servicestate.Problem {
+	var all []servicestate.Problem
+	for _, p := range o.tracker.Problems() {
+		all = append(all, servicestate.Problem{
+			Namespace: p.Service.Namespace, Name: p.Service.Name, Field: p.Field, Message: p.Message,
+		})
+	}
+	return all
+}
+
+// observe is what metrics show of the moment.
+func (o *observers) observe() metrics.Observation {
+	r := o.health.Report()
+	seen := metrics.Observation{OldestPending: map[service.Family]time.Duration{}, Skipped: map[string]int{}}
+	for _, f := range service.Families {
+		if at := r.Status[f.String()].OldestPending; at != nil {
+			seen.OldestPending[f] = r.CurrentTime.Sub(*at)
+		}
+	}
+	for _, s := range o.contact.sources() {
+		x := metrics.Source{Name: s.Name, Synced: s.Synced}
+		if !s.LastContact.IsZero() {
+			x.Staleness = r.CurrentTime.Sub(s.LastContact)
+		}
+		seen.Sources = append(seen.Sources, x)
+	}
+	for _, p := range o.tracker.Problems() {
+		seen.Skipped[fieldOf(p.Field)]++
+	}
+	for name := range r.Conditions {
+		seen.Conditions = append(seen.Conditions, name)
+	}
+	return seen
+}

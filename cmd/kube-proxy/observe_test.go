@@ -1,0 +1,152 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+)
+
+// refuse keeps tests from listening.
+func refuse(context.Context, string, string) (net.Listener, error) {
+	return nil, errors.New("refused")
+}
+
+func checked(f service.Family, name string, port uint16, ready int) *service.Port {
+	return &service.Port{
+		Name:   service.PortName{Namespace: "shop", Name: name, Protocol: service.TCP},
+		Family: f, External: service.PolicyLocal, HealthCheck: port, LocalReady: ready,
+	}
+}
+
+// TestChecksFollow has a Service of two families come, change and go.
+func TestChecksFollow(t *testing.T) {
+	node := &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("2001:db8::/64")}}
+	c := newChecks(&servicecheck.Servers{Listen: refuse}, func(string, string) bool { return false })
+	steps := []struct {
+		situation string
+		ports     []*service.Port
+		want      map[uint16]servicecheck.Check
+	}{
+		{"nothing to check", []*service.Port{checked(service.IPv4, "plain", 0, 0)}, map[uint16]servicecheck.Check{}},
+		{"one family so far", []*service.Port{checked(service.IPv4, "web", 31000, 1)}, map[uint16]servicecheck.Check{
+			31000: {Namespace: "shop", Name: "web", LocalEndpoints: 1, Families: []service.Family{service.IPv4}},
+		}},
+		{"both, of which one counts more", []*service.Port{checked(service.IPv4, "web", 31000, 1), checked(service.IPv6, "web", 31000, 2)}, map[uint16]servicecheck.Check{
+			31000: {Namespace: "shop", Name: "web", LocalEndpoints: 2, Families: []service.Family{service.IPv4, service.IPv6}},
+		}},
+		{"the last one here leaves", []*service.Port{checked(service.IPv4, "web", 31000, 0)}, map[uint16]servicecheck.Check{
+			31000: {Namespace: "shop", Name: "web", Families: []service.Family{service.IPv4}},
+		}},
+		{"deleted", nil, map[uint16]servicecheck.Check{}},
+	}
+	for i, s := range steps {
+		snapshot := service.New(uint64(i), node, s.ports)
+		c.follow(service.IPv4, snapshot)
+		c.follow(service.IPv6, snapshot)
+		if diff := cmp.Diff(s.want, c.told.Checks); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", s.situation, diff)
+		}
+	}
+	want := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.IPv6Unspecified()}
+	if diff := cmp.Diff(want, c.told.Addrs, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
+// TestLatency counts each change once, by the round that began after it.
+func TestLatency(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLatency(time.Now())
+		tell := func(name string, at time.Time) {
+			l.changed(&discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: at.Format(time.RFC3339Nano)}},
+				AddressType: discoveryv1.AddressTypeIPv4,
+			})
+		}
+		tell("before the start", time.Now().Add(-time.Hour))
+		at := time.Now()
+		time.Sleep(time.Second)
+		tell("web", at)
+		tell("web", at) // again, for another reason
+		time.Sleep(time.Second)
+		start := time.Now()
+		time.Sleep(time.Second)
+		tell("late", time.Now())
+		if diff := cmp.Diff([]time.Duration{3 * time.Second}, l.settle(service.IPv4, start, time.Now())); diff != "" {
+			t.Errorf("first round (-want +got):\n%s", diff)
+		}
+		if got := l.settle(service.IPv4, time.Now(), time.Now().Add(time.Second)); len(got) != 1 || got[0] != time.Second {
+			t.Errorf("second round: %v, want the late one's second", got)
+		}
+		if got := l.settle(service.IPv4, time.Now(), time.Now()); got != nil {
+			t.Errorf("third round: %v, want nothing", got)
+		}
+		l.deleted(types.NamespacedName{Namespace: "shop", Name: "web"})
+		if len(l.seen) != 1 {
+			t.Errorf("%d slices are remembered after one left, want 1", len(l.seen))
+		}
+	})
+}
+
+func TestContacts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newContacts(true)
+		c.alive("services")
+		c.failed(errors.New("refused"))
+		time.Sleep(staleAfter + time.Second)
+		c.alive("endpointslices")
+		got := map[string][2]bool{}
+		for _, s := range c.sources() {
+			got[s.Name] = [2]bool{s.Synced, s.Stale}
+			if s.Err != "" {
+				t.Errorf("%s: error %q outlives a sign of life", s.Name, s.Err)
+			}
+		}
+		want := map[string][2]bool{"services": {true, true}, "endpointslices": {true, false}, "nodes": {false, false}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("synced, stale (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestFieldOf(t *testing.T) {
+	for path, want := range map[string]string{
+		"spec.ports[3].port":                    "spec.ports.port",
+		"spec.externalIPs[0]":                   "spec.externalIPs",
+		"endpointslice web-1 endpoints[7].x[0]": "endpointslice.endpoints.x",
+	} {
+		if got := fieldOf(path); got != want {
+			t.Errorf("fieldOf(%q) = %q, want %q", path, got, want)
+		}
+	}
+}
+
+func TestObserversStartUnhealthy(t *testing.T) {
+	b := &backend{mode: "nftables", family: service.IPv4}
+	c, err := config.Load(&config.Flags{}, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := newObservers(c, []*backend{b}, "node-a", newContacts(false), klog.Background())
+	if o.health.Serving() {
+		t.Error("healthy before the first round")
+	}
+}
