@@ -121,7 +121,7 @@ func TestPendingChangesDecide(t *testing.T) {
 			s.both()
 			s.Queued(service.IPv4)
 			s.resync(service.IPv6, 2*period)
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			s.healthy(false, true)
 		},
 		"newer changes do not hide the oldest": func(s *scene) {
@@ -145,7 +145,7 @@ func TestPendingChangesDecide(t *testing.T) {
 			s.both()
 			time.Sleep(period)
 			s.Queued(service.IPv4)
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			s.round(service.IPv4, period, nil) // it ends now and began before the change
 			s.resync(service.IPv6, period)
 			time.Sleep(period)
