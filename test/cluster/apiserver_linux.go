@@ -108,17 +108,23 @@ func (c *Cluster) Certify(until time.Time) error {
 	return os.Rename(next, c.path(certFile))
 }
 
+// apiReady waits for what the server makes for itself shortly after it calls
+// itself ready: tests write to those namespaces, and count Services.
 func (c *Cluster) apiReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	_, err := c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-	return err
+	for _, path := range []string{"/readyz", "/api/v1/namespaces/kube-system", "/api/v1/namespaces/default/services/kubernetes"} {
+		if _, err := c.Client.Discovery().RESTClient().Get().AbsPath(path).DoRaw(ctx); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return nil
 }
 
 func (c *Cluster) client() (*kubernetes.Clientset, error) {
 	config := &rest.Config{
 		Host: c.Server, BearerToken: c.token, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem},
-		Dial: c.dial, QPS: -1,
+		Dial: c.dial, QPS: -1, WarningHandler: rest.NoWarnings{},
 		ContentConfig: rest.ContentConfig{
 			ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
 		},

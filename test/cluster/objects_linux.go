@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/retry"
 )
 
 // atOnce is how many requests Set and Delete have under way. More makes them
@@ -86,24 +85,30 @@ func (c *Cluster) each(ctx context.Context, objects []metav1.Object, do func(con
 // setService writes the status apart, for so the API server wants it.
 func setService(ctx context.Context, client kubernetes.Interface, s *corev1.Service) error {
 	services, status := client.CoreV1().Services(s.Namespace), s.Status
-	if err := put(ctx, services, s); err != nil {
+	if err := put(ctx, services, s); err != nil || reflect.DeepEqual(status, s.Status) {
 		return err
 	}
-	if reflect.DeepEqual(status, s.Status) {
-		return nil
+	s.Status = status
+	stored, err := services.UpdateStatus(ctx, s, metav1.UpdateOptions{})
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
 	}
-	return putStatus(ctx, services, s, func(s *corev1.Service) { s.Status = status })
+	*s = *stored
+	return nil
 }
 
 func setNode(ctx context.Context, client kubernetes.Interface, n *corev1.Node) error {
 	nodes, status := client.CoreV1().Nodes(), n.Status
-	if err := put(ctx, nodes, n); err != nil {
+	if err := put(ctx, nodes, n); err != nil || reflect.DeepEqual(status, n.Status) {
 		return err
 	}
-	if reflect.DeepEqual(status, n.Status) {
-		return nil
+	n.Status = status
+	stored, err := nodes.UpdateStatus(ctx, n, metav1.UpdateOptions{})
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
 	}
-	return putStatus(ctx, nodes, n, func(n *corev1.Node) { n.Status = status })
+	*n = *stored
+	return nil
 }
 
 // object is a pointer to a T, which is a Kubernetes object.
@@ -116,51 +121,23 @@ type object[T any] interface {
 type store[P any] interface {
 	Create(context.Context, P, metav1.CreateOptions) (P, error)
 	Update(context.Context, P, metav1.UpdateOptions) (P, error)
-	Get(context.Context, string, metav1.GetOptions) (P, error)
 }
 
-// put creates or replaces o. Where others write the same object meanwhile, the
-// last wins.
+// put replaces o or, where there is none, creates it: the other way round the
+// API server would set a ClusterIP aside only to free it again. Where others
+// write the same object meanwhile, the last wins.
 func put[T any, P object[T]](ctx context.Context, s store[P], o P) error {
 	fresh := new(T)
 	*fresh = *o
-	P(fresh).SetResourceVersion("")
-	stored, err := s.Create(ctx, fresh, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-			old, err := s.Get(ctx, o.GetName(), metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			P(fresh).SetResourceVersion(old.GetResourceVersion())
-			P(fresh).SetUID(old.GetUID())
-			stored, err = s.Update(ctx, fresh, metav1.UpdateOptions{})
-			return err
-		})
+	P(fresh).SetResourceVersion("") // whatever version is replaced
+	P(fresh).SetUID("")
+	stored, err := s.Update(ctx, fresh, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		stored, err = s.Create(ctx, fresh, metav1.CreateOptions{})
 	}
 	if err != nil {
 		return err
 	}
 	*o = *stored
 	return nil
-}
-
-// putStatus sets the status of o as it is stored.
-func putStatus[T any, P object[T]](ctx context.Context, s interface {
-	store[P]
-	UpdateStatus(context.Context, P, metav1.UpdateOptions) (P, error)
-}, o P, set func(P)) error {
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		now, err := s.Get(ctx, o.GetName(), metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		set(now)
-		stored, err := s.UpdateStatus(ctx, now, metav1.UpdateOptions{})
-		if err != nil {
-			return err
-		}
-		*o = *stored
-		return nil
-	})
 }

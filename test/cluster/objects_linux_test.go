@@ -215,6 +215,7 @@ func TestObjects(t *testing.T) {
 		"watch":                 testWatch,
 		"refusals":              testRefusals,
 		"namespace":             testNamespace,
+		"manifests":             testApply,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, c) })
 	}

@@ -1,0 +1,94 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+// fieldManager is the name under which Apply owns what it writes.
+const fieldManager = "kubeproxy-test"
+
+// Apply applies the YAML documents of a manifest one after the other, as
+// kubectl apply --server-side --validate=strict does: a field that the API
+// server does not know, or has twice, is an error. What has no namespace and
+// needs one gets the default one. It stops at the first error, for later
+// documents may need earlier ones.
+func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
+	documents := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifest)))
+	for n := 1; ; n++ {
+		text, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = c.apply(ctx, text)
+		}
+		if err != nil {
+			return fmt.Errorf("apply document %d: %w", n, err)
+		}
+	}
+}
+
+func (c *Cluster) apply(ctx context.Context, document []byte) error {
+	var o *metav1.PartialObjectMetadata
+	if err := yaml.Unmarshal(document, &o); err != nil {
+		return err
+	}
+	if o == nil { // nothing but comments
+		return nil
+	}
+	path, err := c.resource(o)
+	if err != nil {
+		return err
+	}
+	// Strictness needs the text as it is: duplicates do not survive parsing.
+	request := c.Client.Discovery().RESTClient().Patch(types.ApplyYAMLPatchType).AbsPath(path...).
+		Param("fieldManager", fieldManager).Param("force", "true").Param("fieldValidation", "Strict").
+		SetHeader("Accept", "application/json").Body(document)
+	if _, err := request.DoRaw(ctx); err != nil {
+		return fmt.Errorf("%s %s: %w", o.Kind, o.Name, err)
+	}
+	return nil
+}
+
+// resource returns the elements of the object's path, as the API server
+// publishes them.
+func (c *Cluster) resource(o *metav1.PartialObjectMetadata) ([]string, error) {
+	version, err := schema.ParseGroupVersion(o.APIVersion)
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := c.Client.Discovery().ServerResourcesForGroupVersion(o.APIVersion)
+	if err != nil {
+		return nil, fmt.Errorf("find kinds of %q: %w", o.APIVersion, err)
+	}
+	path := []string{"apis", version.Group, version.Version}
+	if version.Group == "" {
+		path = []string{"api", version.Version}
+	}
+	for _, k := range kinds.APIResources {
+		if k.Kind != o.Kind || strings.Contains(k.Name, "/") { // a subresource
+			continue
+		}
+		if k.Namespaced {
+			path = append(path, "namespaces", cmp.Or(o.Namespace, metav1.NamespaceDefault))
+		}
+		return append(path, k.Name, o.Name), nil
+	}
+	return nil, fmt.Errorf("kind %q of %q: the API server has none", o.Kind, o.APIVersion)
+}

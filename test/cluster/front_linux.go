@@ -1,0 +1,135 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"time"
+)
+
+// Front stands before the API server, at another port of the same host, and
+// passes requests on until it is told to spoil them. It has the API server's
+// first certificate.
+type Front struct {
+	URL string // for Login.Server
+
+	listener net.Listener
+	server   *http.Server
+
+	mu      sync.Mutex
+	fault   Fault
+	changed chan struct{} // closed with each change of fault
+	spoiled int
+}
+
+// Fault is how a Front spoils requests. The zero Fault spoils none.
+type Fault struct {
+	// Status, if not 0, is the answer to every request.
+	Status int
+	// RetryAfter, if not 0, tells clients when to come again.
+	RetryAfter time.Duration
+	// Silent lets requests wait, as long as the client does.
+	Silent bool
+}
+
+// NewFront makes a Front that passes everything on. The caller closes it.
+func (c *Cluster) NewFront(ctx context.Context) (*Front, error) {
+	cert, err := tls.LoadX509KeyPair(c.path(certFile), c.path(keyFile))
+	if err != nil {
+		return nil, fmt.Errorf("certificate of a front: %w", err)
+	}
+	target, err := url.Parse(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(c.ca.cert)
+	f := &Front{changed: make(chan struct{})}
+	if f.listener, err = c.host.Listen(ctx, "tcp", net.JoinHostPort(c.host.IPv4.String(), "0")); err != nil {
+		return nil, fmt.Errorf("listen before the API server: %w", err)
+	}
+	f.URL = "https://" + f.listener.Addr().String()
+	quiet := log.New(io.Discard, "", 0) // clients that leave are no news
+	pass := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ErrorLog: quiet,
+		Transport: &http.Transport{
+			DialContext: c.dial, ForceAttemptHTTP2: true,
+			TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true,
+		},
+		FlushInterval: -1, // of watches, each event at once
+	}
+	f.server = &http.Server{
+		Handler: f.spoil(pass), ErrorLog: quiet,
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}},
+	}
+	go func() { _ = f.server.ServeTLS(f.listener, "", "") }() // ends with Close
+	return f, nil
+}
+
+// Close closes all connections.
+func (f *Front) Close() error { return errors.Join(f.server.Close(), f.listener.Close()) }
+
+// Spoil spoils every request from now on, and those under way: a watch ends.
+func (f *Front) Spoil(how Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fault = how
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// Spoiled returns how many requests came to grief so far.
+func (f *Front) Spoiled() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.spoiled
+}
+
+// enter returns what is to happen to a request, and what tells that this has
+// changed.
+func (f *Front) enter() (Fault, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fault != (Fault{}) {
+		f.spoiled++
+	}
+	return f.fault, f.changed
+}
+
+func (f *Front) spoil(pass http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fault, changed := f.enter()
+		switch {
+		case fault.Silent:
+			<-r.Context().Done()
+		case fault.Status != 0:
+			if fault.RetryAfter != 0 {
+				w.Header().Set("Retry-After", fmt.Sprint(int(fault.RetryAfter.Seconds())))
+			}
+			http.Error(w, http.StatusText(fault.Status), fault.Status)
+		default:
+			ctx, cancel := context.WithCancel(r.Context())
+			defer cancel()
+			go func() {
+				select {
+				case <-changed:
+					cancel()
+				case <-ctx.Done():
+				}
+			}()
+			pass.ServeHTTP(w, r.WithContext(ctx))
+		}
+	})
+}
