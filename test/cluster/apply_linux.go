@@ -58,7 +58,7 @@ func (c *Cluster) apply(ctx context.Context, document []byte) error {
 	}
 	// Strictness needs the text as it is: duplicates do not survive parsing.
 	request := c.Client.Discovery().RESTClient().Patch(types.ApplyYAMLPatchType).AbsPath(path...).
-		Param("fieldManager", fieldManager).Param("force", "true").Param("fieldValidation", "Strict").
+		Param("fieldManager", fieldManager).Param("fieldValidation", "Strict").
 		SetHeader("Accept", "application/json").Body(document)
 	if _, err := request.DoRaw(ctx); err != nil {
 		return fmt.Errorf("%s %s: %w", o.Kind, o.Name, err)

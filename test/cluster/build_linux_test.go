@@ -135,7 +135,11 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 			results <- err
 		}()
 	}
-	<-waiting.heard
+	select {
+	case <-waiting.heard:
+	case <-time.After(10 * time.Second):
+		t.Error("nobody waits for the other")
+	}
 	close(g.pause)
 	for range 2 {
 		if err := <-results; err != nil {

@@ -6,6 +6,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -152,6 +153,10 @@ func testForgotten(t *testing.T, c *Cluster) {
 	}
 	if err := c.Compact(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	at := map[string]any{"key": []byte("/"), "limit": 1, "revision": old.ResourceVersion}
+	if err := c.etcd(t.Context(), http.MethodPost, "/v3/kv/range", at, &struct{}{}); err == nil || !strings.Contains(err.Error(), "compacted") {
+		t.Errorf("read of revision %s: %v, want one that says compacted", old.ResourceVersion, err)
 	}
 	if err := errors.Join(c.Etcd.Restart(t.Context()), c.APIServer.Restart(t.Context())); err != nil {
 		t.Fatal(err)

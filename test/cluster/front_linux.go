@@ -68,7 +68,6 @@ func (c *Cluster) NewFront(ctx context.Context) (*Front, error) {
 			DialContext: c.dial, ForceAttemptHTTP2: true,
 			TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true,
 		},
-		FlushInterval: -1, // of watches, each event at once
 	}
 	f.server = &http.Server{
 		Handler: f.spoil(pass), ErrorLog: quiet,
