@@ -146,6 +146,19 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
+func TestMedians(t *testing.T) {
+	run := func(v float64) *figures {
+		f := newFigures()
+		f.set("m", v)
+		f.note("once")
+		return f
+	}
+	want := &figures{Values: map[string]float64{"m": 2}, Notes: []string{"once"}}
+	if diff := cmp.Diff(want, medians([]*figures{run(1), run(9), run(2)})); diff != "" {
+		t.Errorf("medians (-want +got):\n%s", diff)
+	}
+}
+
 // TestAddresses wants every endpoint where the server listens, and no two the
 // same.
 func TestAddresses(t *testing.T) {

@@ -70,6 +70,22 @@ func (f *figures) note(format string, args ...any) {
 	f.Notes = append(f.Notes, fmt.Sprintf(format, args...))
 }
 
+// medians returns the median of each metric over several runs of one task.
+func medians(runs []*figures) *figures {
+	f := newFigures()
+	f.Notes = runs[0].Notes
+	for metric := range runs[0].Values {
+		var list []float64
+		for _, r := range runs {
+			if v, ok := r.Values[metric]; ok {
+				list = append(list, v)
+			}
+		}
+		f.set(metric, quantile(list, 0.5))
+	}
+	return f
+}
+
 // usage notes what was used since m began.
 func (f *figures) usage(metric string, m meter) {
 	wall, cpu := m.stop()

@@ -110,14 +110,11 @@ func (b *bench) measure(ctx context.Context) error {
 		return err
 	}
 	for _, n := range b.sizes {
-		t := table{services: n, few: few}
-		for _, r := range b.roles() {
-			measured, err := b.child(ctx, task{Role: r, Services: n})
-			if err != nil {
-				return err
-			}
-			t.add(r, measured)
+		t, err := b.measureSize(ctx, n)
+		if err != nil {
+			return err
 		}
+		t.few = few
 		b.tables = append(b.tables, t)
 		fmt.Fprintf(b.out, "\n%s", t.text())
 	}
@@ -133,11 +130,36 @@ func (b *bench) measure(ctx context.Context) error {
 
 const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
 
-func (b *bench) roles() []role {
-	if b.peer == "" {
-		return []role{roleFloor, roleOurs}
+// measureSize measures floor and ours in turn, a few times, and the peer,
+// which takes longest, once.
+func (b *bench) measureSize(ctx context.Context, services int) (table, error) {
+	t := table{services: services}
+	runs := map[role][]*figures{}
+	for range b.repeats() {
+		for _, r := range []role{roleFloor, roleOurs} {
+			f, err := b.child(ctx, task{Role: r, Services: services})
+			if err != nil {
+				return t, err
+			}
+			runs[r] = append(runs[r], f)
+		}
 	}
-	return []role{roleFloor, roleOurs, rolePeer}
+	for r, list := range runs {
+		t.add(r, medians(list))
+	}
+	if b.peer == "" {
+		return t, nil
+	}
+	f, err := b.child(ctx, task{Role: rolePeer, Services: services})
+	t.add(rolePeer, f)
+	return t, err
+}
+
+func (b *bench) repeats() int {
+	if b.quick {
+		return 1
+	}
+	return 3
 }
 
 // summary is the last line of the output.

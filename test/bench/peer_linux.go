@@ -10,6 +10,7 @@ import (
 	"iter"
 	"net/http"
 	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,11 @@ func measurePeer(ctx context.Context, t task) (*figures, error) {
 		return nil, err
 	}
 	f := newFigures()
+	version, err := exec.CommandContext(ctx, t.Peer, "--version").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask the peer for its version: %w", err)
+	}
+	f.note("Peer: %s.", strings.TrimSpace(string(version)))
 	err = p.measure(ctx, f)
 	if errors.Is(err, errSlow) { // what was measured until then stands
 		f.note("Peer: gave up while measuring the %v.", err)
