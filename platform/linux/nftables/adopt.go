@@ -276,12 +276,12 @@ func (c *comparison) remove(e element) {
 	f := service.Frontend{Kind: service.NodePort}
 	key := e.key
 	switch e.in {
-	case services:
+	case services, externalLocal:
 		n := daddr.size(c.backend.family)
 		f.Kind = service.ExternalIP // or any other with an address
 		f.Addr, _ = netip.AddrFromSlice(key[:n])
 		key = key[n:]
-	case nodePorts:
+	case nodePorts, nodePortLocal:
 	default:
 		return
 	}

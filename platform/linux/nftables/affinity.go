@@ -175,7 +175,7 @@ func ownChains(p *service.Port, o Options) []*chain {
 		main := &chain{name: named("affinity", w, p.Name)}
 		is := isProto{p.Name.Protocol}
 		for _, g := range (layout{port: p}).groups(w) {
-			note.rules = append(note.rules, rule{toPort{g.port}, lookup{target, memberSet(p, w)}, remember{g.clients}})
+			note.rules = append(note.rules, rule{toPort{g.port}, lookup{target, memberSet(p, w), false}, remember{g.clients}})
 			main.rules = append(main.rules, rule{is, stick{g.clients, g.port}})
 		}
 		main.rules = append(main.rules, rule{is, translate{slotKey, uint32(len(list(p, w))), choiceSet(p, w)}})

@@ -47,11 +47,11 @@ const (
 // Names of chains that verdict maps refer to.
 const (
 	refuseChain        = "refuse"
-	checkSourceChain   = "check-source"
 	localChain         = "external-local"
 	nodePortLocalChain = "nodeport-external-local"
 	markChain          = "mark-unless-pod"
 	dispatchChain      = "dispatch"
+	nodePortChain      = "nodeport-dispatch"
 	rememberChain      = "remember"
 )
 
@@ -73,12 +73,12 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 			{reject{}},
 		}},
 		{name: markChain, rules: markRules(f, node, bit)},
-		{name: checkSourceChain, rules: []rule{
-			{lookup{append(addrKey[:3:3], saddr), sources}, dispatch{addrKey, admitted}},
-			{verdict{code: dropIt}},
-		}},
 		{name: localChain, rules: localRules(f, node, bit, addrKey, inside, outside)},
 		{name: nodePortLocalChain, rules: localRules(f, node, bit, nodePortKey, nodePortInside, nodePortOutside)},
+		{name: nodePortChain, rules: []rule{
+			{lookup{nodePortKey, nodePortLocal, false}, goes(nodePortLocalChain)},
+			{dispatch{nodePortKey, nodePorts}},
+		}},
 		{name: dispatchChain, rules: dispatchRules(f, node)},
 		{name: rememberChain, rules: rememberRules()},
 		{name: "prerouting", hook: &hook{"prerouting", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
@@ -87,7 +87,7 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 		{name: "postrouting", hook: &hook{"postrouting", srcNAT}, rules: []rule{
 			{translated{}, jump(rememberChain)},
 			{marked{bit}, unmark{bit}, masquerade{}},
-			{lookup{[]field{saddr, daddr}, hairpin}, masquerade{}},
+			{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},
 		}},
 	}
 }
@@ -97,11 +97,13 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 // refused, then by the node's addresses.
 func dispatchRules(f service.Family, node *service.Node) []rule {
 	rules := []rule{
+		{lookup{addrKey, restricted, false}, lookup{append(addrKey[:3:3], saddr), sources, true}, verdict{code: dropIt}},
+		{lookup{addrKey, externalLocal, false}, goes(localChain)},
 		{dispatch{addrKey, services}},
-		{lookup{[]field{daddr}, clusterIPs}, goes(refuseChain)},
+		{lookup{[]field{daddr}, clusterIPs, false}, goes(refuseChain)},
 	}
 	loopback := within{daddr, loopbackPrefix(f), true}
-	toNode := rule{isLocal{daddr}, loopback, dispatch{nodePortKey, nodePorts}}
+	toNode := rule{isLocal{daddr}, loopback, goes(nodePortChain)}
 	prefixes := service.InFamily(node.NodePorts, f)
 	if len(prefixes) == 0 {
 		return append(rules, toNode)

@@ -128,52 +128,53 @@ func (b *builder) pick(p *picker, f *service.Frontend, which which, entry string
 	return goes(classChain(entry, classOf(n)))
 }
 
-// frontend adds what f needs, and decides between the chains as the traffic
-// policy says.
+// frontend adds what f needs.
 func (b *builder) frontend(f *service.Frontend) {
-	v := b.route(f)
-	first := services
-	if f.Kind == service.NodePort {
-		first = nodePorts
-	}
 	if f.Sources != nil {
-		b.restrict(f, v)
-		v = goes(checkSourceChain)
-		if len(f.Sources) == 0 {
-			v = verdict{code: dropIt}
-		}
+		b.restrict(f)
 	}
-	b.out = append(b.out, element{in: first, key: b.key(f, -1), verdict: v, comment: comment(b.port.Name)})
+	in, v := b.route(f)
+	b.out = append(b.out, element{in: in, key: b.key(f, -1), verdict: v, comment: comment(b.port.Name)})
 }
 
-func (b *builder) route(f *service.Frontend) verdict {
-	switch kind := f.Kind; {
+// route decides between the chains as the traffic policy says, and returns
+// where f is entered.
+func (b *builder) route(f *service.Frontend) (*set, verdict) {
+	entry, in, pickIn := "external", services, pickAddr
+	if f.Kind == service.NodePort {
+		entry, in, pickIn = "nodeport-external", nodePorts, pickNodePort
+	}
+	w := cluster
+	switch {
 	case !b.port.Served():
-		return goes(refuseChain)
-	case kind == service.ClusterIP && b.port.Internal == service.PolicyLocal:
-		return b.pick(pickAddr, f, local, "cluster")
-	case kind == service.ClusterIP:
-		return b.pick(pickAddr, f, cluster, "cluster")
-	case kind == service.NodePort && b.port.External == service.PolicyLocal:
+		return in, goes(refuseChain)
+	case f.Kind == service.ClusterIP:
+		entry = "cluster"
+		if b.port.Internal == service.PolicyLocal {
+			w = local
+		}
+	case b.port.External == service.PolicyLocal:
+		return b.routeLocal(f), verdict{}
+	}
+	return in, b.pick(pickIn, f, w, entry)
+}
+
+// routeLocal enters an external frontend with policy Local: pods and the node
+// itself go one way, everybody else the other.
+func (b *builder) routeLocal(f *service.Frontend) *set {
+	if f.Kind == service.NodePort {
 		b.verdict(nodePortInside, f, b.pick(pickNodePortInside, f, cluster, ""))
 		b.verdict(nodePortOutside, f, b.pick(pickNodePort, f, local, ""))
-		return goes(nodePortLocalChain)
-	case kind == service.NodePort:
-		return b.pick(pickNodePort, f, cluster, "nodeport-external")
-	case b.port.External == service.PolicyLocal:
-		b.verdict(inside, f, b.pick(pickInside, f, cluster, ""))
-		b.verdict(outside, f, b.pick(pickAddr, f, local, ""))
-		return goes(localChain)
+		return nodePortLocal
 	}
-	return b.pick(pickAddr, f, cluster, "external")
+	b.verdict(inside, f, b.pick(pickInside, f, cluster, ""))
+	b.verdict(outside, f, b.pick(pickAddr, f, local, ""))
+	return externalLocal
 }
 
-// restrict adds the sources that f admits and where they go on to.
-func (b *builder) restrict(f *service.Frontend, v verdict) {
-	if len(f.Sources) == 0 {
-		return
-	}
-	b.verdict(admitted, f, v)
+// restrict adds the sources that f admits.
+func (b *builder) restrict(f *service.Frontend) {
+	b.out = append(b.out, element{in: restricted, key: b.key(f, -1)})
 	for _, p := range f.Sources {
 		b.out = append(b.out, element{
 			in:  sources,

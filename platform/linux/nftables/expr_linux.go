@@ -27,7 +27,7 @@ func register(n int) uint32 {
 func expressions(s statement, family service.Family) ([]expr.Any, error) {
 	switch s := s.(type) {
 	case lookup:
-		return append(load(s.fields, 0, 0, family), &expr.Lookup{SourceRegister: register(0), SetName: s.in.name}), nil
+		return append(load(s.fields, 0, 0, family), &expr.Lookup{SourceRegister: register(0), SetName: s.in.name, Invert: s.not}), nil
 	case dispatch:
 		return append(load(s.fields, 0, 0, family), &expr.Lookup{
 			SourceRegister: register(0), SetName: s.in.name, IsDestRegSet: true,

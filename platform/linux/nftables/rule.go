@@ -21,10 +21,11 @@ type statement interface {
 }
 
 type (
-	// lookup matches when the fields are in a plain set.
+	// lookup matches when the fields are, or with not are not, in a plain set.
 	lookup struct {
 		fields []field
 		in     *set
+		not    bool
 	}
 	// dispatch takes the verdict that a map has for the fields, and goes on
 	// when it has none.
@@ -107,6 +108,9 @@ func (v verdict) text(service.Family) string {
 }
 
 func (l lookup) text(f service.Family) string {
+	if l.not {
+		return typeof(l.fields, f) + " != @" + l.in.name
+	}
 	return typeof(l.fields, f) + " @" + l.in.name
 }
 

@@ -55,9 +55,15 @@ var (
 	insideTargets    = &set{name: "inside-endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
 	nodePortInsideTs = &set{name: "nodeport-inside-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
 
-	// loadBalancerSourceRanges: who may pass, and where to.
-	sources  = &set{name: "sources", kind: plainSet, key: []field{daddr, proto, dport, saddr}, interval: true}
-	admitted = &set{name: "admitted", kind: verdictMap, key: []field{daddr, proto, dport}}
+	// Where externalTrafficPolicy is Local. These are not in services and
+	// nodeports, since a verdict that led to another verdict map would have
+	// the kernel validate one map for each element of the other.
+	externalLocal = &set{name: "external-local", kind: plainSet, key: []field{daddr, proto, dport}}
+	nodePortLocal = &set{name: "nodeport-local", kind: plainSet, key: []field{proto, dport}}
+
+	// loadBalancerSourceRanges: what is restricted, and who may pass.
+	restricted = &set{name: "restricted", kind: plainSet, key: []field{daddr, proto, dport}}
+	sources    = &set{name: "sources", kind: plainSet, key: []field{daddr, proto, dport, saddr}, interval: true}
 
 	clusterIPs = &set{name: "cluster-ips", kind: plainSet, key: []field{daddr}}
 	hairpin    = &set{name: "hairpin", kind: plainSet, key: []field{saddr, daddr}}
@@ -71,7 +77,7 @@ var (
 var baseSets = []*set{
 	services, endpoints, nodePorts, nodePortEndpoints,
 	outside, inside, insideTargets, nodePortOutside, nodePortInside, nodePortInsideTs,
-	sources, admitted, clusterIPs, hairpin, affinity, nodePortAffinity,
+	externalLocal, nodePortLocal, restricted, sources, clusterIPs, hairpin, affinity, nodePortAffinity,
 }
 
 // target lists what a targetMap yields.

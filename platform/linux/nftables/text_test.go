@@ -21,8 +21,8 @@ func TestStatementTexts(t *testing.T) {
 		statement statement
 		v4, v6    string // v6 if it differs
 	}{
-		{lookup{[]field{daddr}, clusterIPs}, "ip daddr @cluster-ips", "ip6 daddr @cluster-ips"},
-		{lookup{[]field{saddr, daddr}, hairpin}, "ip saddr . ip daddr @hairpin", "ip6 saddr . ip6 daddr @hairpin"},
+		{lookup{[]field{daddr}, clusterIPs, false}, "ip daddr @cluster-ips", "ip6 daddr @cluster-ips"},
+		{lookup{[]field{saddr, daddr}, hairpin, false}, "ip saddr . ip daddr @hairpin", "ip6 saddr . ip6 daddr @hairpin"},
 		{dispatch{nodePortKey, nodePorts}, "meta l4proto . th dport vmap @nodeports", ""},
 		{translate{addrKey, 0, endpoints}, "dnat ip to ip daddr . meta l4proto . th dport map @endpoints", "dnat ip6 to ip6 daddr . meta l4proto . th dport map @endpoints"},
 		{translate{slotKey, 3, endpoints}, "dnat ip to numgen random mod 3 map @endpoints", "dnat ip6 to numgen random mod 3 map @endpoints"},

@@ -149,14 +149,14 @@ func (t *tracer) lookup(l lookup) bool {
 	s := t.table.sets[l.in.name]
 	if !s.interval {
 		_, found := s.elements[key]
-		return found
+		return found != l.not
 	}
 	for _, e := range s.elements {
 		if string(e.key) <= key && key <= string(e.end) {
-			return true
+			return !l.not
 		}
 	}
-	return false
+	return l.not
 }
 
 func (t *tracer) translate(tr translate) result {

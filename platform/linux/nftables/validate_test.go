@@ -1,0 +1,50 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+)
+
+// TestNoVerdictMapBehindAVerdictMap follows every verdict of random tables:
+// asking another verdict map there would square what the kernel validates.
+func TestNoVerdictMapBehindAVerdictMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := &fake{family: w.family}
+		apply(t, &Backend{family: w.family, options: Options{MasqueradeBit: 14}, driver: k}, service.New(1, w.node(), w.ports()))
+		for name, s := range k.table.sets {
+			for _, e := range s.elements {
+				if asked := k.table.asks(e.verdict.chain); asked != "" {
+					t.Fatalf("map %s leads to chain %s, which asks map %s", name, e.verdict.chain, asked)
+				}
+			}
+		}
+	})
+}
+
+// asks returns a verdict map that a chain asks, or one it leads to.
+func (t *fakeTable) asks(chain string) string {
+	c := t.chains[chain]
+	if c == nil {
+		return ""
+	}
+	for _, r := range c.rules {
+		for _, s := range r {
+			if d, ok := s.(dispatch); ok {
+				return d.in.name
+			}
+			if v, ok := s.(verdict); ok {
+				if asked := t.asks(v.chain); asked != "" {
+					return asked
+				}
+			}
+		}
+	}
+	return ""
+}
