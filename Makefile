@@ -10,6 +10,9 @@ PLATFORMS := linux/amd64 linux/arm64 windows/amd64 windows/arm64
 FOLDERS   := build cmd common config platform test
 VERSION   := $(or $(shell git describe --tags --always --dirty 2>/dev/null),dev)
 
+# The packages whose tests start a real API server.
+E2E := ./test/cluster
+
 # What a skipped test does to make test: show or fail.
 SKIPS ?= show
 
@@ -47,17 +50,22 @@ demo: bin/kube-proxy ## show the proxy on real connections, in network namespace
 ##@ Check
 
 .PHONY: all
-all: fmt ## format, vet and test for this machine only: the quick round, and what make alone does
+all: fmt controlplane ## format, vet and test for this machine only: the quick round, and what make alone does
 	@echo "== vet and test"
 	@go vet ./...
 	@go run ./build/testreport ./...
 
 .PHONY: test
-test: setup formatted vet lint ## everything that runs for a commit; SKIPS=fail lets no test be skipped
+test: setup formatted vet lint controlplane ## everything that runs for a commit; SKIPS=fail lets no test be skipped
 	@race=-race; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
 	echo "== test $$race (compiles first)"; \
 	go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- $$race ./...
+
+.PHONY: e2e
+e2e: controlplane ## the tests against a real API server alone; builds it the first time, in five to ten minutes
+	@echo "== end to end"
+	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(E2E)
 
 .PHONY: vet
 vet: ## go vet for every system
@@ -104,12 +112,14 @@ clean: ## remove what make built
 
 .PHONY: help
 help: ## print this list
-	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Steps of others, not meant to be called.
-.PHONY: setup formatted
+.PHONY: setup formatted controlplane
 setup:
 	@build/setup.sh
+controlplane:
+	@go run ./test/controlplane >/dev/null
 formatted:
 	@bad=$$(gofmt -l $(wildcard $(FOLDERS))); \
 	if [[ -n $$bad ]]; then printf 'not formatted, run make fmt:\n%s\n' "$$bad"; exit 1; fi
