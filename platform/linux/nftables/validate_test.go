@@ -4,6 +4,7 @@
 package nftables
 
 import (
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -29,21 +30,21 @@ func TestNoVerdictMapBehindAVerdictMap(t *testing.T) {
 }
 
 // asks returns a verdict map that a chain asks, or one it leads to.
-func (t *fakeTable) asks(chain string) string {
-	c := t.chains[chain]
+func (t *fakeTable) asks(name string) string {
+	c := t.chains[name]
 	if c == nil {
 		return ""
 	}
-	for _, r := range c.rules {
-		for _, s := range r {
-			if d, ok := s.(dispatch); ok {
-				return d.in.name
-			}
-			if v, ok := s.(verdict); ok {
-				if asked := t.asks(v.chain); asked != "" {
-					return asked
-				}
-			}
+	for _, s := range slices.Concat(c.rules...) {
+		asked := ""
+		switch s := s.(type) {
+		case dispatch:
+			asked = s.in.name
+		case verdict:
+			asked = t.asks(s.chain)
+		}
+		if asked != "" {
+			return asked
 		}
 	}
 	return ""
