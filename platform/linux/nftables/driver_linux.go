@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,17 +88,23 @@ const readTries = 10
 
 // Read implements Driver.
 func (k *kernel) Read(context.Context) (*table, error) {
-	var err error
-	for range readTries {
-		var t *table
-		if t, err = k.readOnce(); err == nil {
-			return t, nil
-		}
-		if !errors.Is(err, errInterrupted) && !errors.Is(err, unix.ENOENT) {
-			break
-		}
+	var t *table
+	err := again(func() (err error) {
+		t, err = k.readOnce()
+		return err
+	})
+	return t, err
+}
+
+// again repeats a listing that was interrupted, after a pause in which the
+// kernel may finish resizing what was listed.
+func again(list func() error) error {
+	err := list()
+	for try := 1; try < readTries && (errors.Is(err, errInterrupted) || errors.Is(err, unix.ENOENT)); try++ {
+		time.Sleep(time.Duration(try) * time.Millisecond)
+		err = list()
 	}
-	return nil, err
+	return err
 }
 
 func (k *kernel) readOnce() (*table, error) {
@@ -140,8 +147,12 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 
 // Forget implements Driver. A client that expired meanwhile is forgotten too.
 func (k *kernel) Forget(ctx context.Context, clients *set, keep map[string]bool) error {
-	held := &heldSet{elements: map[string]element{}}
-	if err := k.reader().elements(clients.name, held); err != nil {
+	var held *heldSet
+	err := again(func() error {
+		held = &heldSet{elements: map[string]element{}}
+		return k.reader().elements(clients.name, held)
+	})
+	if err != nil {
 		return err
 	}
 	for _, e := range held.elements {

@@ -126,12 +126,20 @@ func (r *reader) set(body []byte) error {
 	return nil
 }
 
+// elements lists a set. The kernel answers in portions and counts elements to
+// go on where it was; when the hash was resized in between, which happens on
+// its own soon after many elements came, it repeats as many as it leaves out.
+// So an element that comes twice means that another is missing.
 func (r *reader) elements(name string, s *heldSet) error {
 	fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, name) }
 	return r.ask(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
 		for _, b := range attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			e := decodeElement(b)
-			s.elements[elementKey(e)] = e
+			k := elementKey(e)
+			if _, twice := s.elements[k]; twice {
+				return errInterrupted
+			}
+			s.elements[k] = e
 		}
 		return nil
 	})
