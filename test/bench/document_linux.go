@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 )
 
@@ -40,12 +41,20 @@ func (b *bench) document() string {
 // loadNote says how far to trust the figures.
 func (b *bench) loadNote() string {
 	note := "Times of a busy machine are longer than need be, mostly the p99; CPU time, medians and ratios bear it better. " +
-		"The bench itself brings the load to about 1."
+		"The bench itself brings the load to about 1, a peer to about 2."
+	if most, err := strconv.ParseFloat(string(b.facts.loadDuring), 64); err == nil && most > busy {
+		note += "\n\n" + shared
+	}
 	if b.quick {
 		return "This was a quick run with few samples: its figures mean little.\n\n" + note
 	}
 	return note
 }
+
+// busy is a load that neither the bench nor a peer brings about.
+const busy = 3
+
+const shared = "In this run other work shared the processors: read the times as upper bounds."
 
 const howMeasured = `
 ## What is measured
