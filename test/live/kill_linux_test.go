@@ -58,9 +58,9 @@ func (c *cluster) killOnce(t *testing.T, after time.Duration) {
 	t.Helper()
 	before := generation(t, c.Node)
 	p := c.launch(t)
-	for generation(t, c.Node) == before && !p.log.has(`"Programmed"`) {
-		time.Sleep(time.Millisecond)
-	}
+	await(t, "the proxy writes", func() bool {
+		return generation(t, c.Node) != before || p.log.has(`"Programmed"`)
+	})
 	time.Sleep(after)
 	p.kill()
 }
@@ -77,19 +77,22 @@ func TestKilled(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	partial := 0
-	const rounds = 6
-	for range rounds {
+	partial, at := 0, 0
+	next := func() variant { // never the same twice
+		at = (at + 1 + random.IntN(len(variants)-1)) % len(variants)
+		c.write(t, "many.json", variants[at].text)
+		return variants[at]
+	}
+	const fewestRounds, mostRounds = 4, 12
+	for round := 0; round < fewestRounds || partial < 3 && round < mostRounds; round++ {
 		for range 1 + random.IntN(3) {
-			v := variants[random.IntN(len(variants))]
-			c.write(t, "many.json", v.text)
-			c.killOnce(t, time.Duration(random.Int64N(int64(40*time.Millisecond))))
+			v := next()
+			c.killOnce(t, max(0, time.Duration(random.Int64N(int64(30*time.Millisecond)))-15*time.Millisecond))
 			if c.lacks(t, v.want) != "" {
 				partial++
 			}
 		}
-		v := variants[random.IntN(len(variants))]
-		c.write(t, "many.json", v.text)
+		v := next()
 		p := c.launch(t)
 		p.awaitLog(t, `"Programmed"`, "IPv4")
 		p.awaitLog(t, `"Programmed"`, "IPv6")
