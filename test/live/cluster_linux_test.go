@@ -5,6 +5,7 @@ package live
 
 import (
 	"cmp"
+	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/netlab"
 )
@@ -161,7 +163,8 @@ func (c *cluster) want(t *testing.T) *service.Snapshot {
 	return want
 }
 
-// settle waits until the kernel holds exactly what the manifests ask for.
+// settle waits until the kernel holds exactly what the manifests ask for, and
+// no UDP flow that they do not allow.
 func (c *cluster) settle(t *testing.T) *service.Snapshot {
 	t.Helper()
 	want := c.want(t)
@@ -171,8 +174,8 @@ func (c *cluster) settle(t *testing.T) *service.Snapshot {
 
 func (c *cluster) settleOn(t *testing.T, want *service.Snapshot) {
 	t.Helper()
-	if !poll(func() bool { return c.lacks(t, want) == "" }) {
-		t.Fatalf("after %s the kernel still lacks:\n%s", patience, c.lacks(t, want))
+	if !poll(func() bool { return c.lacks(t, want) == "" && c.stale(t, want) == 0 }) {
+		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", patience, c.stale(t, want), c.lacks(t, want))
 	}
 }
 
@@ -190,4 +193,31 @@ func (c *cluster) lacks(t *testing.T, want *service.Snapshot) string {
 		}
 	}
 	return ""
+}
+
+// stale counts the UDP flows that want does not allow. A new client whose port
+// is that of an old one would share its fate.
+func (c *cluster) stale(t *testing.T, want *service.Snapshot) int {
+	t.Helper()
+	n := 0
+	for _, f := range service.Families {
+		flows := conntrack.Reconciler{Driver: onlooker{}, Family: f}
+		err := c.Node.Do(func() error {
+			found, err := flows.Sync(t.Context(), want)
+			n += found
+			return err
+		})
+		if err != nil {
+			t.Fatalf("look for stale flows: %v", err)
+		}
+	}
+	return n
+}
+
+// onlooker is a conntrack driver that lists flows and leaves them alone.
+type onlooker struct{ conntrack.Netlink }
+
+// Delete only pretends.
+func (onlooker) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
+	return len(flows), nil
 }
