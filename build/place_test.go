@@ -51,6 +51,7 @@ var layers = []layer{
 	{"common/service/", []string{std}, nil},
 	{"common/", []string{module + "/platform", module + "/config", module + "/cmd"}, nil},
 	{"common/reconcile/", []string{"k8s.io", "sigs.k8s.io"}, nil},
+	{"common/files/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/route/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/track/", []string{"k8s.io/client-go"}, nil},
 	{"config/", []string{module + "/platform", module + "/cmd"}, nil},

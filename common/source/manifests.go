@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"kubeproxy/common/files"
 )
 
 // Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes
@@ -46,18 +48,18 @@ func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	if err := m.files(); err != nil {
 		return err
 	}
-	w := newWatch(m.Paths)
-	defer w.close()
+	w := files.NewWatch(m.Paths...)
+	defer w.Close()
 	l := newLibrary(m)
-	l.refresh(sink, w.add())
+	l.refresh(sink, w.Add())
 	sink.Synced()
 	poll := m.Poll
 	if poll <= 0 {
 		poll = defaultPoll
 	}
-	for w.wait(ctx, min(poll, l.pending())) {
+	for w.Wait(ctx, min(poll, l.pending())) {
 		// The watches come first: what changes after them is noticed.
-		l.refresh(sink, w.add())
+		l.refresh(sink, w.Add())
 	}
 	return nil
 }

@@ -1,7 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package source
+// Package files notices when files change. What is in them it does not read.
+package files
 
 import (
 	"context"
@@ -23,17 +24,21 @@ const (
 	patience = 500 * time.Millisecond
 )
 
-// watch notices changes of files through the directories they are in, so
-// that it survives renames and symlinks that are swapped.
-type watch struct {
+// Watch notices changes of files and directories through the directories they
+// are in, so that it survives renames and symlinks that are swapped, as in
+// mounted volumes. Its methods but Kick are for one goroutine.
+type Watch struct {
 	paths   []string
 	watcher *fsnotify.Watcher // nil if the system has none to give
 	err     error             // why there is none
 	whole   map[string]bool   // directories in which everything matters
+	kick    chan struct{}
 }
 
-func newWatch(paths []string) *watch {
-	w := &watch{whole: map[string]bool{}}
+// NewWatch returns a Watch of paths, which need not exist. Nothing is noticed
+// before Add.
+func NewWatch(paths ...string) *Watch {
+	w := &Watch{whole: map[string]bool{}, kick: make(chan struct{}, 1)}
 	for _, p := range paths {
 		w.paths = append(w.paths, filepath.Clean(p))
 	}
@@ -41,17 +46,26 @@ func newWatch(paths []string) *watch {
 	return w
 }
 
-func (w *watch) close() {
+// Close ends the Watch.
+func (w *Watch) Close() {
 	if w.watcher != nil {
 		w.watcher.Close()
 	}
 }
 
-// add watches what the paths are now. It returns what hinders it, though
-// polling goes on.
-func (w *watch) add() error {
+// Kick ends a Wait at once. It never blocks.
+func (w *Watch) Kick() {
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Add watches what the paths are now; call it before each look at the files.
+// It returns what hinders it, though Wait goes on to end in time.
+func (w *Watch) Add() error {
 	if w.watcher == nil {
-		return fmt.Errorf("watch manifests, polling instead: %w", w.err)
+		return fmt.Errorf("watch files, polling instead: %w", w.err)
 	}
 	var errs []error
 	for _, p := range w.paths {
@@ -74,19 +88,16 @@ func (w *watch) add() error {
 	return errors.Join(errs...)
 }
 
-// matters reports that an event can concern a manifest. The names that start
+// matters reports that an event can concern one of the paths. The names that start
 // with two dots are those that mounted volumes swap.
-func (w *watch) matters(e fsnotify.Event) bool {
+func (w *Watch) matters(e fsnotify.Event) bool {
 	name := filepath.Clean(e.Name)
-	if w.whole[name] || w.whole[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..") {
-		return true
-	}
-	return false
+	return w.whole[name] || w.whole[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..")
 }
 
-// wait returns true when it is time to look again: something changed and has
-// come to rest, or d is over. It returns false when ctx ends.
-func (w *watch) wait(ctx context.Context, d time.Duration) bool {
+// Wait returns true when it is time to look again: something changed and has
+// come to rest, d is over, or somebody kicked. It returns false when ctx ends.
+func (w *Watch) Wait(ctx context.Context, d time.Duration) bool {
 	var events chan fsnotify.Event
 	var errs chan error
 	if w.watcher != nil {
@@ -107,6 +118,8 @@ func (w *watch) wait(ctx context.Context, d time.Duration) bool {
 		case <-ctx.Done():
 			return false
 		case <-rest.C:
+			return true
+		case <-w.kick:
 			return true
 		case e, ok := <-events:
 			if !ok {
