@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // household is a number of clients behind one host, each with an address of
@@ -127,7 +128,7 @@ func TestAffinity(t *testing.T) {
 		if n := h.remembered(t); n != len(h.people) {
 			t.Errorf("%d clients remembered, want %d", n, len(h.people))
 		}
-		await(t, "no client is remembered", func() bool { return h.remembered(t) == 0 })
+		program.Await(t, "no client is remembered", func() bool { return h.remembered(t) == 0 })
 		if took := time.Since(last); took < 1500*time.Millisecond || took > 4*time.Second {
 			t.Errorf("forgotten after %s, want 2 s", took)
 		}
@@ -149,7 +150,7 @@ func TestAffinityWithServerThatLeaves(t *testing.T) {
 	gone := h.server[h.people[0]]
 	c.save(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
 	c.settle(t)
-	await(t, "every client of the server moves", func() bool { return h.movedFrom(t, gone) })
+	program.Await(t, "every client of the server moves", func() bool { return h.movedFrom(t, gone) })
 	if moved := h.moved(t); len(moved) > 0 {
 		t.Errorf("moved once more: %v", moved)
 	}

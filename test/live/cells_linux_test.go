@@ -15,6 +15,7 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // cell is one sort of connection: who connects to what.
@@ -133,7 +134,7 @@ func (c *cluster) try(ctx context.Context, want *service.Snapshot, x cell) error
 
 func (x cell) refused(ctx context.Context, v route.Verdict) error {
 	for range fewest {
-		a, err := x.from.Ask(ctx, netlab.Query{Proto: x.proto.String(), To: x.to, Timeout: patience})
+		a, err := x.from.Ask(ctx, netlab.Query{Proto: x.proto.String(), To: x.to, Timeout: program.Patience})
 		switch {
 		case err != nil:
 			return err

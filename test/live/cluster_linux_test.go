@@ -4,8 +4,6 @@
 package live
 
 import (
-	"cmp"
-	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,9 +13,8 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
-	"kubeproxy/platform/linux/conntrack"
-	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // cluster is a lab and the manifests that say what node-a should forward.
@@ -25,7 +22,7 @@ type cluster struct {
 	*netlab.Lab
 	dir    string
 	mode   mode
-	audits []*nftables.Backend
+	kernel *program.Kernel
 }
 
 // mode is a way to run the proxy: the flags that ask for it, and what they
@@ -81,18 +78,7 @@ func newCluster(t *testing.T, m mode) *cluster {
 // become makes m the mode of the next start.
 func (c *cluster) become(t *testing.T, m mode) {
 	t.Helper()
-	c.mode, c.audits = m, nil
-	for _, f := range service.Families {
-		var audit *nftables.Backend
-		err := c.Node.Do(func() (err error) {
-			audit, err = nftables.New(f, nftables.Options{MasqueradeBit: cmp.Or(m.bit, 14)})
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.audits = append(c.audits, audit)
-	}
+	c.mode, c.kernel = m, program.NewKernel(t, c.Node, m.bit)
 }
 
 // webs returns web-1 to web-4.
@@ -101,21 +87,21 @@ func (c *cluster) webs() []*netlab.Host {
 }
 
 // start starts the proxy and waits until all is programmed.
-func (c *cluster) start(t *testing.T) *proxy {
+func (c *cluster) start(t *testing.T) *program.Proxy {
 	t.Helper()
 	p := c.launch(t)
 	c.settle(t)
 	for _, f := range service.Families {
-		p.awaitLog(t, `"Programmed"`, "nftables "+f.String())
+		p.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
 	}
 	return p
 }
 
 // launch starts the proxy.
-func (c *cluster) launch(t *testing.T) *proxy {
+func (c *cluster) launch(t *testing.T) *program.Proxy {
 	t.Helper()
 	args := []string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}
-	return start(t, c.Node, append(args, c.mode.flags...)...)
+	return kubeProxy.Start(t, c.Node, append(args, c.mode.flags...)...)
 }
 
 // save writes apps, each to a file of its name.
@@ -174,50 +160,5 @@ func (c *cluster) settle(t *testing.T) *service.Snapshot {
 
 func (c *cluster) settleOn(t *testing.T, want *service.Snapshot) {
 	t.Helper()
-	if !poll(func() bool { return c.lacks(t, want) == "" && c.stale(t, want) == 0 }) {
-		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", patience, c.stale(t, want), c.lacks(t, want))
-	}
-}
-
-// lacks lists what is to be changed until the kernel holds want, nothing if
-// it does.
-func (c *cluster) lacks(t *testing.T, want *service.Snapshot) string {
-	t.Helper()
-	for i, audit := range c.audits {
-		p, err := audit.Plan(t.Context(), want)
-		if err != nil { // it changes while it is read
-			return err.Error()
-		}
-		if lack := p.String(); lack != "" {
-			return service.Families[i].String() + ":\n" + lack
-		}
-	}
-	return ""
-}
-
-// stale counts the UDP flows that want does not allow. A new client whose port
-// is that of an old one would share its fate.
-func (c *cluster) stale(t *testing.T, want *service.Snapshot) int {
-	t.Helper()
-	n := 0
-	for _, f := range service.Families {
-		flows := conntrack.Reconciler{Driver: onlooker{}, Family: f}
-		err := c.Node.Do(func() error {
-			found, err := flows.Sync(t.Context(), want)
-			n += found
-			return err
-		})
-		if err != nil {
-			t.Fatalf("look for stale flows: %v", err)
-		}
-	}
-	return n
-}
-
-// onlooker is a conntrack driver that lists flows and leaves them alone.
-type onlooker struct{ conntrack.Netlink }
-
-// Delete only pretends.
-func (onlooker) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
-	return len(flows), nil
+	c.kernel.Settle(t, want)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/program"
 )
 
 // variant is one of several clusters that have not much in common.
@@ -56,13 +57,13 @@ func (c *cluster) variant(t *testing.T, n int) variant {
 // transaction, or after a while if it has nothing to write.
 func (c *cluster) killOnce(t *testing.T, after time.Duration) {
 	t.Helper()
-	before := generation(t, c.Node)
+	before := program.Generation(t, c.Node)
 	p := c.launch(t)
-	await(t, "the proxy writes", func() bool {
-		return generation(t, c.Node) != before || p.log.has(`"Programmed"`)
+	program.Await(t, "the proxy writes", func() bool {
+		return program.Generation(t, c.Node) != before || p.Log.Has(`"Programmed"`)
 	})
 	time.Sleep(after)
-	p.kill()
+	p.Kill()
 }
 
 // A proxy that is killed while it programs leaves something half done behind.
@@ -88,17 +89,17 @@ func TestKilled(t *testing.T) {
 		for range 1 + random.IntN(3) {
 			v := next()
 			c.killOnce(t, max(0, time.Duration(random.Int64N(int64(30*time.Millisecond)))-15*time.Millisecond))
-			if c.lacks(t, v.want) != "" {
+			if c.kernel.Lacks(t, v.want) != "" {
 				partial++
 			}
 		}
 		v := next()
 		p := c.launch(t)
-		p.awaitLog(t, `"Programmed"`, "IPv4")
-		p.awaitLog(t, `"Programmed"`, "IPv6")
+		p.AwaitLog(t, `"Programmed"`, "IPv4")
+		p.AwaitLog(t, `"Programmed"`, "IPv6")
 		c.settleOn(t, v.want)
 		c.check(t, v.want, v.samples)
-		p.kill()
+		p.Kill()
 	}
 	t.Logf("%d times something was half done", partial)
 	if partial == 0 {

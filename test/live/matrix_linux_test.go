@@ -94,7 +94,7 @@ func TestModes(t *testing.T) {
 			}
 			c.check(t, want, cells)
 			c.checkNodePorts(t, want, web)
-			p.stop(t)
+			p.Stop(t)
 		})
 	}
 }

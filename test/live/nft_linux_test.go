@@ -4,7 +4,6 @@
 package live
 
 import (
-	"encoding/binary"
 	"os"
 	"os/exec"
 	"regexp"
@@ -12,10 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	mdnetlink "github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
-
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // nft feeds text to nft on h and returns what it prints.
@@ -30,7 +27,7 @@ func nft(t *testing.T, h *netlab.Host, text string, args ...string) string {
 	}
 	cmd := exec.Command(path, append(args, "-f", "-")...)
 	cmd.Stdin = strings.NewReader(text)
-	out, err := run(t, h, cmd)
+	out, err := program.Run(t, h, cmd)
 	if err != nil {
 		t.Fatalf("nft: %v\n%s\nwas given:\n%s", err, out, text)
 	}
@@ -92,37 +89,6 @@ table bridge kube-services {
 	}
 }
 `
-
-// generation returns the number of the rules' latest change on h.
-func generation(t *testing.T, h *netlab.Host) uint32 {
-	t.Helper()
-	var id uint32
-	err := h.Do(func() error {
-		conn, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		replies, err := conn.Execute(mdnetlink.Message{
-			Header: mdnetlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: mdnetlink.Request},
-			Data:   []byte{unix.AF_UNSPEC, 0, 0, 0},
-		})
-		if err != nil {
-			return err
-		}
-		attrs, err := mdnetlink.UnmarshalAttributes(replies[0].Data[4:])
-		for _, a := range attrs {
-			if a.Type == 1 { // NFTA_GEN_ID
-				id = binary.BigEndian.Uint32(a.Data)
-			}
-		}
-		return err
-	})
-	if err != nil || id == 0 {
-		t.Fatalf("ask for the generation: %d, %v", id, err)
-	}
-	return id
-}
 
 // withoutClients takes out of a listing what the kernel itself writes.
 func withoutClients(rules string) string {

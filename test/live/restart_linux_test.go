@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // A proxy that is stopped or crashes and is started again writes nothing, and
@@ -23,28 +24,28 @@ func TestRestart(t *testing.T) {
 	want := c.settle(t)
 	lines, packets := c.talk(t, "tcp", web, 2), c.talk(t, "udp", web, 2)
 	home := settleDown(t, c, sticky)
-	before, rules := generation(t, c.Node), ours(t, c.Node)
+	before, rules := program.Generation(t, c.Node), ours(t, c.Node)
 
-	for _, end := range []func(){func() { p.stop(t) }, func() { p.kill() }} {
+	for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
 		end()
 		lines.goOn(t)
 		packets.goOn(t)
 		c.check(t, want, c.cells(c.callers()[:1], web))
 		p = c.launch(t)
-		p.awaitLog(t, `"Programmed"`, "IPv4", "changed=false")
-		p.awaitLog(t, `"Programmed"`, "IPv6", "changed=false")
+		p.AwaitLog(t, `"Programmed"`, "IPv4", "changed=false")
+		p.AwaitLog(t, `"Programmed"`, "IPv6", "changed=false")
 		lines.goOn(t)
 	}
-	p.stop(t) // what a round entails is done now
+	p.Stop(t) // what a round entails is done now
 	lines.goOn(t)
 	packets.goOn(t)
-	if p.log.has("Removed stale UDP flows") {
+	if p.Log.Has("Removed stale UDP flows") {
 		t.Error("flows were removed at the start")
 	}
 	if moved := home.moved(t); len(moved) > 0 {
 		t.Errorf("clients were forgotten: %v", moved)
 	}
-	if now := generation(t, c.Node); now != before {
+	if now := program.Generation(t, c.Node); now != before {
 		t.Errorf("the rules were written %d times", now-before)
 	}
 	if diff := cmp.Diff(withoutClients(rules), withoutClients(ours(t, c.Node))); diff != "" {
@@ -60,7 +61,7 @@ func TestChangedMeanwhile(t *testing.T) {
 	gone := app{name: "gone", number: 11}.on(c.webs()...)
 	rolled := app{name: "rolled", number: 12}.on(c.Host("web-1"))
 	c.save(t, web, gone, rolled)
-	c.start(t).stop(t)
+	c.start(t).Stop(t)
 	stay, leave, move := c.talk(t, "udp", web, 2), c.talk(t, "udp", gone, 1), c.talk(t, "udp", rolled, 1)
 
 	c.remove(t, "gone.yaml")
@@ -68,7 +69,7 @@ func TestChangedMeanwhile(t *testing.T) {
 	p := c.start(t)
 	c.check(t, c.settle(t), c.cells(c.callers(), web, rolled))
 	move.come(t, "follows", func(_ talk, a netlab.Answer) bool { return a.Backend == "web-4" })
-	p.stop(t)
+	p.Stop(t)
 	stay.goOn(t)
 	leave.come(t, "ends", func(_ talk, a netlab.Answer) bool { return a.Outcome != netlab.Answered })
 }

@@ -62,7 +62,7 @@ func TestRollout(t *testing.T) {
 			t.Errorf("load %d: %s", i, r)
 		}
 	}
-	p.stop(t)
+	p.Stop(t)
 }
 
 // A connection that was made goes on when its endpoint leaves, for as long

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kubeproxy/test/program"
 )
 
 // A file that is broken takes nothing away: it is reported so that its author
@@ -37,7 +39,7 @@ func TestBrokenFile(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c.write(t, "cart.yaml", tc.text)
-			p.awaitLog(t, append(tc.said, "last good")...)
+			p.AwaitLog(t, append(tc.said, "last good")...)
 			c.settleOn(t, want)
 			c.check(t, want, c.cells(c.callers()[:1], web, cart))
 		})
@@ -47,7 +49,7 @@ func TestBrokenFile(t *testing.T) {
 		if err := os.Mkdir(filepath.Join(c.dir, "cart.yaml"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		p.awaitLog(t, "cart.yaml", "directory")
+		p.AwaitLog(t, "cart.yaml", "directory")
 		c.check(t, want, c.cells(c.callers()[:1], web))
 		if err := os.Remove(filepath.Join(c.dir, "cart.yaml")); err != nil {
 			t.Fatal(err)
@@ -55,13 +57,13 @@ func TestBrokenFile(t *testing.T) {
 	})
 	t.Run("another file changes meanwhile", func(t *testing.T) {
 		c.write(t, "broken.yaml", []byte("kind: [\n"))
-		p.awaitLog(t, "broken.yaml", "line 1")
+		p.AwaitLog(t, "broken.yaml", "line 1")
 		c.save(t, web.on(c.Host("web-2")), cart)
 		c.remove(t, "broken.yaml")
 		c.check(t, c.settle(t), c.cells(c.callers()[:1], web, cart))
 	})
-	if p.log.count("cart.yaml", "did you mean") != 1 {
-		t.Errorf("the problem was told %d times, want once", p.log.count("cart.yaml", "did you mean"))
+	if p.Log.Count("cart.yaml", "did you mean") != 1 {
+		t.Errorf("the problem was told %d times, want once", p.Log.Count("cart.yaml", "did you mean"))
 	}
 }
 
@@ -79,11 +81,11 @@ func TestMountedVolume(t *testing.T) {
 	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
 	c.swap(t, "..second", web.on(c.Host("web-2")))
 	c.swap(t, "..third", web.on(c.Host("web-3")))
-	p.stop(t)
+	p.Stop(t)
 
 	file := func(name string) string { return "--manifests=" + filepath.Join(c.dir, name) }
-	start(t, c.Node, append([]string{file("node.yaml"), file("web.yaml")}, c.mode.flags...)...).
-		awaitLog(t, `"Programmed"`, "IPv4", "changed=false")
+	kubeProxy.Start(t, c.Node, append([]string{file("node.yaml"), file("web.yaml")}, c.mode.flags...)...).
+		AwaitLog(t, `"Programmed"`, "IPv4", "changed=false")
 	c.swap(t, "..fourth", web.on(c.Host("web-4")))
 	c.swap(t, "..fifth", web.on(c.Host("web-1")))
 }
@@ -123,10 +125,10 @@ func TestRendered(t *testing.T) {
 	c := newCluster(t, usual())
 	apps := c.matrix()
 	c.save(t, apps...)
-	cmd := command(append([]string{"render", "--proxy-mode=nftables", "--manifests=" + c.dir}, c.mode.flags...)...)
+	cmd := kubeProxy.Command(append([]string{"render", "--proxy-mode=nftables", "--manifests=" + c.dir}, c.mode.flags...)...)
 	var text bytes.Buffer
 	cmd.Stdout = &text
-	if out, err := run(t, c.Node, cmd); err != nil {
+	if out, err := program.Run(t, c.Node, cmd); err != nil {
 		t.Fatalf("render: %v\n%s", err, out)
 	}
 	nft(t, c.Node, text.String(), "-c")

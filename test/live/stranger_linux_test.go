@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/program"
 )
 
 // deeds are what a stranger may do to the table of a cluster with a Service of
@@ -46,7 +48,7 @@ func TestStrangers(t *testing.T) {
 
 	for _, deed := range deeds {
 		t.Run(deed.name, func(t *testing.T) {
-			told := p.log.count("Others had altered our rules")
+			told := p.Log.Count("Others had altered our rules")
 			nft(t, c.Node, deed.text+"\n")
 			begin := time.Now()
 			c.settleOn(t, want)
@@ -55,7 +57,7 @@ func TestStrangers(t *testing.T) {
 			if took > 3*time.Second {
 				t.Errorf("healed only after %s", took)
 			}
-			await(t, "a word of it in the log", func() bool { return p.log.count("Others had altered our rules") > told })
+			program.Await(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
 			if diff := cmp.Diff(rules, ours(t, c.Node)); diff != "" {
 				t.Errorf("our rules are not as they were (-before +after):\n%s", diff)
 			}
@@ -69,8 +71,8 @@ func TestStrangers(t *testing.T) {
 		t.Errorf("the rules of others changed (-before +after):\n%s", diff)
 	}
 
-	p.stop(t)
-	out, err := run(t, c.Node, command("--cleanup"))
+	p.Stop(t)
+	out, err := program.Run(t, c.Node, kubeProxy.Command("--cleanup"))
 	if err != nil {
 		t.Errorf("cleanup: %v\n%s", err, out)
 	}

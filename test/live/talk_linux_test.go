@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // talks are open conversations, each with the server that answered first.
@@ -73,7 +74,7 @@ func (all talks) goOn(t *testing.T) {
 func (all talks) come(t *testing.T, what string, ok func(talk, netlab.Answer) bool) {
 	t.Helper()
 	for _, o := range all {
-		await(t, o.name+" "+what, func() bool {
+		program.Await(t, o.name+" "+what, func() bool {
 			a, err := o.conn.Ask(t.Context())
 			if err != nil {
 				t.Fatalf("%s: %v", o.name, err)

@@ -34,7 +34,7 @@ func TestUDPFollows(t *testing.T) {
 	if took := time.Since(changed); took > 5*time.Second {
 		t.Errorf("the last flow moved after %s", took)
 	}
-	if !p.log.has("Removed stale UDP flows", "IPv4") || !p.log.has("Removed stale UDP flows", "IPv6") {
+	if !p.Log.Has("Removed stale UDP flows", "IPv4") || !p.Log.Has("Removed stale UDP flows", "IPv6") {
 		t.Errorf("no word of stale flows")
 	}
 }

@@ -1,0 +1,128 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"testing"
+
+	mdnetlink "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/test/netlab"
+)
+
+// Kernel looks at what is in force on a host without changing it.
+type Kernel struct {
+	host   *netlab.Host
+	audits []*nftables.Backend
+}
+
+// NewKernel looks at h, where a bit of the packet mark stands for
+// masquerading, 0 for the usual one.
+func NewKernel(t testing.TB, h *netlab.Host, bit int) *Kernel {
+	t.Helper()
+	k := &Kernel{host: h}
+	for _, f := range service.Families {
+		var audit *nftables.Backend
+		err := h.Do(func() (err error) {
+			audit, err = nftables.New(f, nftables.Options{MasqueradeBit: cmp.Or(bit, 14)})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.audits = append(k.audits, audit)
+	}
+	return k
+}
+
+// Settle waits until the kernel holds exactly what want asks for, and no UDP
+// flow that want does not allow.
+func (k *Kernel) Settle(t testing.TB, want *service.Snapshot) {
+	t.Helper()
+	if !Poll(func() bool { return k.Lacks(t, want) == "" && k.Stale(t, want) == 0 }) {
+		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", Patience, k.Stale(t, want), k.Lacks(t, want))
+	}
+}
+
+// Lacks lists what is to be changed until the kernel holds want, nothing if
+// it does.
+func (k *Kernel) Lacks(t testing.TB, want *service.Snapshot) string {
+	t.Helper()
+	for i, audit := range k.audits {
+		p, err := audit.Plan(t.Context(), want)
+		if err != nil { // it changes while it is read
+			return err.Error()
+		}
+		if lack := p.String(); lack != "" {
+			return service.Families[i].String() + ":\n" + lack
+		}
+	}
+	return ""
+}
+
+// Stale counts the UDP flows that want does not allow. A new client whose port
+// is that of an old one would share its fate.
+func (k *Kernel) Stale(t testing.TB, want *service.Snapshot) int {
+	t.Helper()
+	n := 0
+	for _, f := range service.Families {
+		flows := conntrack.Reconciler{Driver: onlooker{}, Family: f}
+		err := k.host.Do(func() error {
+			found, err := flows.Sync(t.Context(), want)
+			n += found
+			return err
+		})
+		if err != nil {
+			t.Fatalf("look for stale flows: %v", err)
+		}
+	}
+	return n
+}
+
+// onlooker is a conntrack driver that lists flows and leaves them alone.
+type onlooker struct{ conntrack.Netlink }
+
+// Delete only pretends.
+func (onlooker) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
+	return len(flows), nil
+}
+
+// Generation returns the number of the rules' latest change on h, whoever
+// made it.
+func Generation(t testing.TB, h *netlab.Host) uint32 {
+	t.Helper()
+	var id uint32
+	err := h.Do(func() error {
+		conn, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		replies, err := conn.Execute(mdnetlink.Message{
+			Header: mdnetlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: mdnetlink.Request},
+			Data:   []byte{unix.AF_UNSPEC, 0, 0, 0},
+		})
+		if err != nil {
+			return err
+		}
+		attrs, err := mdnetlink.UnmarshalAttributes(replies[0].Data[4:])
+		for _, a := range attrs {
+			if a.Type == unix.NFTA_GEN_ID {
+				id = binary.BigEndian.Uint32(a.Data)
+			}
+		}
+		return err
+	})
+	if err != nil || id == 0 {
+		t.Fatalf("ask for the generation: %d, %v", id, err)
+	}
+	return id
+}

@@ -1,0 +1,107 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"kubeproxy/test/netlab"
+)
+
+// Program is the built proxy.
+type Program struct {
+	// Path is where it is, until Main returns.
+	Path string
+}
+
+// Main is all that a TestMain needs to do: it enters a namespace where tests
+// may build networks, builds the proxy into p and runs the tests. It returns
+// the exit code.
+func Main(m *testing.M, p *Program) int {
+	return netlab.Main(func() int {
+		remove, err := p.build()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		code := m.Run()
+		if err := remove(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		return code
+	})
+}
+
+// build builds the program in a folder of its own, which the caller removes.
+func (p *Program) build() (remove func() error, err error) {
+	dir, err := os.MkdirTemp("", "kube-proxy-test-")
+	if err != nil {
+		return nil, err
+	}
+	p.Path = filepath.Join(dir, "kube-proxy")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", p.Path, "kubeproxy/cmd/kube-proxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	remove = func() error { return os.RemoveAll(dir) }
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, errors.Join(fmt.Errorf("build the proxy: %w\n%s", err, out), remove())
+	}
+	return remove, nil
+}
+
+// gentle keeps the program from changing what namespaces share with the
+// machine, and tells it which node it is on.
+var gentle = []string{
+	"--hostname-override=" + netlab.NodeName, "--conntrack-max-per-core=0", "--oom-score-adj=0",
+	"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0", "-v=2",
+}
+
+// Command prepares a run with the flags that every test needs, and then args,
+// of which the last of two prevails.
+func (p Program) Command(args ...string) *exec.Cmd {
+	return exec.Command(p.Path, append(gentle[:len(gentle):len(gentle)], args...)...)
+}
+
+// Run runs cmd on h until it ends, and returns what it prints. If cmd has a
+// Stdout already, that is only what it complains of.
+func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
+	t.Helper()
+	out := &Log{}
+	if cmd.Stdout == nil {
+		cmd.Stdout = out
+	}
+	cmd.Stderr = out
+	if err := h.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	return out.String(), err
+}
+
+// Patience is how long anything may take that is bound to happen. Only a
+// fault makes a test wait that long.
+const Patience = 15 * time.Second
+
+// Await polls until ok, and fails the test if that takes longer than Patience.
+func Await(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	if !Poll(ok) {
+		t.Fatalf("waited %s in vain: %s", Patience, what)
+	}
+}
+
+// Poll reports that ok came true within Patience.
+func Poll(ok func() bool) bool {
+	for deadline := time.Now().Add(Patience); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,61 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"kubeproxy/test/netlab"
+)
+
+var kubeProxy Program
+
+func TestMain(m *testing.M) { os.Exit(Main(m, &kubeProxy)) }
+
+const node = `apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+status: {addresses: [{type: InternalIP, address: 192.0.2.10}]}
+`
+
+func TestProxyAnswers(t *testing.T) {
+	lab := netlab.Start(t, netlab.Config{})
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(file, []byte(node), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := Generation(t, lab.Node)
+	p := kubeProxy.Start(t, lab.Node, "--manifests="+file, "--cluster-cidr="+netlab.ClusterCIDR)
+	p.AwaitLog(t, `"Programmed"`, "nftables IPv4")
+	Await(t, "it is alive", func() bool { return p.Status(t, HealthAddr, "/livez") == http.StatusOK })
+	if Generation(t, lab.Node) == before {
+		t.Error("the rules have the generation of the start, want a later one")
+	}
+	var about struct{ Mode string }
+	if p.JSON(t, "/services", &about); about.Mode != "nftables" {
+		t.Errorf("mode = %q, want nftables", about.Mode)
+	}
+	if n, found := p.Metric(t, "process_cpu_seconds_total"); !found || n < 0 {
+		t.Errorf("metric = %v, found %t", n, found)
+	}
+	if _, found := p.Metric(t, "process_cpu_seconds_total", "no", "label"); found {
+		t.Error("a metric was found by a label that it has not")
+	}
+	if now, peak := p.Memory(t); now < 1<<20 || peak < now {
+		t.Errorf("memory = %d, at most %d", now, peak)
+	}
+	if p.CPU(t) <= 0 {
+		t.Error("no CPU time was used")
+	}
+	p.Stop(t)
+	if !p.Ended() || p.Status(t, HealthAddr, "/livez") != 0 {
+		t.Error("stopped, it is still there")
+	}
+	if out, err := Run(t, lab.Node, kubeProxy.Command("--cleanup")); err != nil {
+		t.Errorf("cleanup: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,106 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubeproxy/test/netlab"
+)
+
+// Proxy is a running kube-proxy.
+type Proxy struct {
+	// Log is all that it has said.
+	Log *Log
+
+	host  *netlab.Host
+	cmd   *exec.Cmd
+	ended chan struct{}
+	err   error // of the end
+}
+
+// Start starts the proxy on h, with args as Command has them, and waits for
+// nothing. It is killed at the end of the test; if the test has failed by then,
+// its log is part of the test's.
+func (p Program) Start(t testing.TB, h *netlab.Host, args ...string) *Proxy {
+	t.Helper()
+	return Start(t, h, p.Command(args...))
+}
+
+// Start is for a command that differs from an ordinary one, in its environment
+// or its files.
+func Start(t testing.TB, h *netlab.Host, cmd *exec.Cmd) *Proxy {
+	t.Helper()
+	r := &Proxy{Log: &Log{}, host: h, cmd: cmd, ended: make(chan struct{})}
+	r.cmd.Stdout, r.cmd.Stderr = r.Log, r.Log
+	if err := h.Start(r.cmd); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		r.err = r.cmd.Wait()
+		close(r.ended)
+	}()
+	t.Cleanup(func() {
+		r.Kill()
+		if t.Failed() {
+			t.Logf("log of the proxy:\n%s", r.Log)
+		}
+	})
+	return r
+}
+
+// Stop ends the proxy as a service manager does, and fails the test unless it
+// ends well.
+func (r *Proxy) Stop(t testing.TB) {
+	t.Helper()
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatalf("stop the proxy: %v", err)
+	}
+	if err := r.Wait(t); err != nil {
+		t.Errorf("stopped, the proxy ended with %v, want exit status 0", err)
+	}
+}
+
+// Wait waits until the proxy has ended and returns with what error.
+func (r *Proxy) Wait(t testing.TB) error {
+	t.Helper()
+	select {
+	case <-r.ended:
+		return r.err
+	case <-time.After(4 * Patience): // see Kill
+		t.Fatal("the proxy does not end")
+		return nil
+	}
+}
+
+// Ended reports that the proxy has ended, whyever.
+func (r *Proxy) Ended() bool {
+	select {
+	case <-r.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// Kill ends the proxy as a crash does, if it is still there. A kernel with much
+// to do may need a minute to take apart what a process held that does nothing
+// any more; nobody waits for that.
+func (r *Proxy) Kill() {
+	_ = r.cmd.Process.Kill()
+	select {
+	case <-r.ended:
+	case <-time.After(2 * time.Second):
+	}
+}
+
+// AwaitLog waits until one line of the log holds all of words.
+func (r *Proxy) AwaitLog(t testing.TB, words ...string) {
+	t.Helper()
+	Await(t, "a line of the log with "+strings.Join(words, " and "), func() bool { return r.Log.Has(words...) })
+}
