@@ -76,13 +76,18 @@ func join(parts ...string) string {
 // a flag that was given goes before the file, the file before the defaults.
 // The error joins everything that is wrong.
 func Load(flags *Flags, os OS) (*Config, error) {
+	data, err := flags.ReadFile()
+	if err != nil {
+		return nil, err
+	}
+	return LoadFrom(flags, os, data)
+}
+
+// LoadFrom is Load with what ReadFile returned.
+func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	file := &File{}
 	var malformed error
 	if flags.Config != "" {
-		data, err := readFile(flags.Config)
-		if err != nil {
-			return nil, err
-		}
 		if file, malformed = Parse(flags.Config, data); file == nil {
 			return nil, malformed
 		}

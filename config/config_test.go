@@ -15,8 +15,7 @@ import (
 
 const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// load parses args and loads body, a file without its head, on os.
-func load(t *testing.T, os OS, body string, args ...string) (*Config, error) {
+func flagsOf(t *testing.T, args ...string) *Flags {
 	t.Helper()
 	flags := &Flags{}
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
@@ -24,6 +23,13 @@ func load(t *testing.T, os OS, body string, args ...string) (*Config, error) {
 	if err := fs.Parse(args); err != nil {
 		t.Fatalf("parse flags: %v", err)
 	}
+	return flags
+}
+
+// load parses args and loads body, a file without its head, on os.
+func load(t *testing.T, os OS, body string, args ...string) (*Config, error) {
+	t.Helper()
+	flags := flagsOf(t, args...)
 	file, err := Parse("f", []byte(head+body))
 	if err != nil {
 		return nil, err

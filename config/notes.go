@@ -5,7 +5,6 @@ package config
 
 import (
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -38,7 +37,7 @@ func (b *build) noteUnused() {
 		if strings.HasPrefix(path, "logging.options.") {
 			b.notef(path, "is ignored: logs are not buffered and go to standard error")
 		}
-		if b.isForeign(path) {
+		if isForeign(b.os, path) {
 			b.notef(path, "has no effect on %s", b.os)
 		}
 	}
@@ -52,18 +51,14 @@ func (b *build) noteUnused() {
 	}
 }
 
-// set lists the settings that the file or a flag gives, without the sections
-// around them, in the type's order.
+// set lists the settings that the file or a flag gives, in the type's order.
 func (b *build) set() []string {
-	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
-	return slices.DeleteFunc(all, func(path string) bool {
-		section := slices.ContainsFunc(all, func(p string) bool { return strings.HasPrefix(p, path+".") })
-		return section || !b.given(path)
-	})
+	return slices.DeleteFunc(leaves(), func(path string) bool { return !b.given(path) })
 }
 
-func (b *build) isForeign(path string) bool {
-	return slices.ContainsFunc(foreign[b.os], func(f string) bool {
+// isForeign reports that os has no use for the setting at path.
+func isForeign(os OS, path string) bool {
+	return slices.ContainsFunc(foreign[os], func(f string) bool {
 		return path == f || strings.HasPrefix(path, f+".")
 	})
 }

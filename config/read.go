@@ -13,6 +13,14 @@ import (
 // maxFile bounds a configuration file. A full one is 2 kB.
 const maxFile = 1 << 20
 
+// ReadFile reads the file that f names, nothing if it names none.
+func (f *Flags) ReadFile() ([]byte, error) {
+	if f.Config == "" {
+		return nil, nil
+	}
+	return readFile(f.Config)
+}
+
 // readFile reads a regular file, also through a symbolic link. Anything else
 // is refused before it is opened, as opening a FIFO would wait for a writer.
 func readFile(path string) ([]byte, error) {
