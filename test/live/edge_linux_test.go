@@ -28,10 +28,10 @@ func TestRefusedAtOnce(t *testing.T) {
 
 	cells := c.cells(c.callers(), empty)
 	for _, x := range c.cells(c.callers(), web) {
-		if x.toNode || x.name != "ClusterIP of web" {
+		if x.ToNode || x.Name != "ClusterIP of web" {
 			continue
 		}
-		x.name, x.to = "no port of web", netip.AddrPortFrom(x.to.Addr(), 81)
+		x.Name, x.To = "no port of web", netip.AddrPortFrom(x.To.Addr(), 81)
 		cells = append(cells, x)
 	}
 	c.check(t, c.settle(t), cells)
@@ -52,11 +52,11 @@ func TestHairpin(t *testing.T) {
 	c.start(t)
 	pod := c.Host("web-1")
 	for _, x := range c.cells([]*netlab.Host{pod}, web) {
-		a, err := pod.Ask(t.Context(), netlab.Query{Proto: x.proto.String(), To: x.to})
+		a, err := pod.Ask(t.Context(), netlab.Query{Proto: x.Proto.String(), To: x.To})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a.Backend != "web-1" || a.Client.Addr() != c.nodeTowards(pod.Addr(a.At.Addr())) {
+		if a.Backend != "web-1" || a.Client.Addr() != c.judge(nil).NodeTowards(pod.Addr(a.At.Addr())) {
 			t.Errorf("%s: %s by %s, who saw %s", x, a.Outcome, a.Backend, a.Client)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/judge"
 	"kubeproxy/test/program"
 )
 
@@ -18,7 +19,7 @@ import (
 type variant struct {
 	text    []byte
 	want    *service.Snapshot
-	samples []cell
+	samples []judge.Call
 }
 
 // many is enough apps for several transactions in each family.

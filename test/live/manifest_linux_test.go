@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
 )
 
@@ -171,7 +172,7 @@ func (a app) slice(f service.Family) *discoveryv1.EndpointSlice {
 
 func (p pod) endpoint(f service.Family) discoveryv1.Endpoint {
 	node := netlab.NodeName
-	if !isLocal(p.host.IPv4) {
+	if !judge.OnNode(p.host.IPv4) {
 		node = netlab.OtherName
 	}
 	addr := [2]netip.Addr{p.host.IPv4, p.host.IPv6}[f]
@@ -180,11 +181,6 @@ func (p pod) endpoint(f service.Family) discoveryv1.Endpoint {
 	e.Conditions.Serving = new(p.state == ready || p.state == terminating)
 	e.Conditions.Terminating = new(p.state == terminating || p.state == ended)
 	return e
-}
-
-// isLocal reports that a is the address of a pod on node-a.
-func isLocal(a netip.Addr) bool {
-	return netip.MustParsePrefix("10.244.1.0/24").Contains(a) || netip.MustParsePrefix("fd00:10:244:1::/64").Contains(a)
 }
 
 // node is node-a as the API would show it.

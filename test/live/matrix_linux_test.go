@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
 )
 
@@ -105,12 +106,12 @@ func (c *cluster) checkNodePorts(t *testing.T, want *service.Snapshot, a app) {
 	at := []string{"192.0.2.10", "2001:db8:2::10", "10.244.1.1", "fd00:10:244:1::1", "127.0.0.1", "::1"}
 	for _, h := range []*netlab.Host{c.Host("shopper"), c.Node} {
 		for _, s := range at {
-			x := cell{from: h, iface: c.iface(h), proto: service.TCP, toNode: true, name: "NodePort of " + a.name}
-			x.to = netip.AddrPortFrom(netip.MustParseAddr(s), a.nodePort())
-			if h != c.Node && x.to.Addr().IsLoopback() {
+			x := judge.Call{From: h, Proto: service.TCP, ToNode: true, Name: "NodePort of " + a.name}
+			x.To = netip.AddrPortFrom(netip.MustParseAddr(s), a.nodePort())
+			if h != c.Node && x.To.Addr().IsLoopback() {
 				continue
 			}
-			if err := c.try(t.Context(), want, x); err != nil {
+			if err := c.judge(want).Try(t.Context(), x); err != nil {
 				t.Errorf("%s: %v", x, err)
 			}
 		}

@@ -6,6 +6,7 @@ package live
 import (
 	"testing"
 
+	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
@@ -40,17 +41,17 @@ func (c *cluster) open(t *testing.T, proto string, a app, count int) talks {
 	var all talks
 	for _, x := range c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, a) {
 		for range count {
-			if x.proto.String() == proto {
-				all = append(all, x.open(t))
+			if x.Proto.String() == proto {
+				all = append(all, open(t, x))
 			}
 		}
 	}
 	return all
 }
 
-func (x cell) open(t *testing.T) talk {
+func open(t *testing.T, x judge.Call) talk {
 	t.Helper()
-	conn, a, err := x.from.Open(t.Context(), netlab.Query{Proto: x.proto.String(), To: x.to, Timeout: 5 * netlab.Silence})
+	conn, a, err := x.From.Open(t.Context(), netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: 5 * netlab.Silence})
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Fatalf("%s: %s, %v", x, a.Outcome, err)
 	}

@@ -1,0 +1,196 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// Judge knows what node-a of a lab should forward.
+type Judge struct {
+	Lab  *netlab.Lab
+	Want *service.Snapshot
+	// Bridge is the interface through which node-a sees its pods, empty if
+	// each has one of its own.
+	Bridge string
+}
+
+// Call is one sort of connection: who connects to what.
+type Call struct {
+	From   *netlab.Host
+	To     netip.AddrPort
+	ToNode bool // To is an address of node-a
+	Proto  service.Protocol
+	Name   string // of what is connected to, for people
+}
+
+// String tells the call to people.
+func (x Call) String() string {
+	return fmt.Sprintf("%s connects to %s, %s %s", x.From.Name, x.Name, x.To, x.Proto)
+}
+
+// Query is the call as a question to an echo server.
+func (x Call) Query() netlab.Query { return netlab.Query{Proto: x.Proto.String(), To: x.To} }
+
+func (j Judge) decide(x Call, from netip.Addr) route.Verdict {
+	return route.Decide(j.Want, route.Conn{Protocol: x.Proto, From: from, To: x.To, Interface: j.iface(x.From), ToNode: x.ToNode})
+}
+
+// iface returns by which interface node-a sees h, none for node-a itself.
+func (j Judge) iface(h *netlab.Host) string {
+	switch {
+	case h == j.Lab.Node:
+		return ""
+	case !OnNode(h.IPv4):
+		return "eth0"
+	case j.Bridge != "":
+		return j.Bridge
+	}
+	return "veth-" + h.Name
+}
+
+// OnNode reports that a is the address of a pod on node-a.
+func OnNode(a netip.Addr) bool {
+	return netip.MustParsePrefix("10.244.1.0/24").Contains(a) || netip.MustParsePrefix("fd00:10:244:1::/64").Contains(a)
+}
+
+const (
+	fewest = 4   // connections to each address, so that a stray answer shows
+	most   = 300 // until each of a handful of endpoints has answered
+
+	// atOnce is how late a refusal may be: who hears of it only when trying
+	// again, after a second, was not refused at once.
+	atOnce = 900 * time.Millisecond
+)
+
+// Check makes the connections of all calls, several at a time, and fails the
+// test where something else comes of one than should.
+func (j Judge) Check(t testing.TB, calls []Call) {
+	t.Helper()
+	if len(calls) == 0 {
+		t.Fatal("nothing to check")
+	}
+	work := make(chan Call)
+	var asking sync.WaitGroup
+	for range 8 {
+		asking.Go(func() {
+			for x := range work {
+				if err := j.Try(t.Context(), x); err != nil {
+					t.Errorf("%s: %v", x, err)
+				}
+			}
+		})
+	}
+	for _, x := range calls {
+		work <- x
+	}
+	close(work)
+	asking.Wait()
+}
+
+// Try makes the connections of one call, and returns what is wrong with what
+// comes of them.
+func (j Judge) Try(ctx context.Context, x Call) error {
+	v := j.decide(x, x.From.Addr(x.To.Addr()))
+	switch v.Action {
+	case route.Forward:
+		return j.tryForward(ctx, x, v)
+	case route.Reject:
+		return x.refused(ctx, v)
+	case route.Drop:
+		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: netlab.Silence})
+		if err == nil && a.Outcome != netlab.TimedOut {
+			err = fmt.Errorf("%s %s, want silence: %s", a.Outcome, a.Backend, v.Reason)
+		}
+		return err
+	}
+	a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To})
+	if err == nil && (a.Outcome == netlab.Answered || a.Outcome == netlab.TimedOut) {
+		err = fmt.Errorf("%s %s, want nobody to know the address: %s", a.Outcome, a.Backend, v.Reason)
+	}
+	return err
+}
+
+func (x Call) refused(ctx context.Context, v route.Verdict) error {
+	for range fewest {
+		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: program.Patience})
+		switch {
+		case err != nil:
+			return err
+		case a.Outcome != netlab.Refused:
+			return fmt.Errorf("%s %s, want refused: %s", a.Outcome, a.Backend, v.Reason)
+		case a.Took > atOnce:
+			return fmt.Errorf("refused only after %s", a.Took)
+		}
+	}
+	return nil
+}
+
+// tryForward asks until all endpoints have answered. With affinity it is one
+// and the same that answers.
+func (j Judge) tryForward(ctx context.Context, x Call, v route.Verdict) error {
+	seen := map[netip.AddrPort]bool{}
+	least, enough := fewest, len(v.Endpoints)
+	if v.Port.Affinity > 0 {
+		least, enough = 3*fewest, 1
+	}
+	for n := 0; n < least || len(seen) < enough; n++ {
+		if n == most {
+			return fmt.Errorf("of %d endpoints only %d answered in %d connections: %s", enough, len(seen), n, v.Reason)
+		}
+		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To})
+		if err != nil {
+			return err
+		}
+		if a.Outcome != netlab.Answered {
+			return fmt.Errorf("%s in connection %d, want an answer: %s", a.Outcome, n+1, v.Reason)
+		}
+		if err := j.compare(j.decide(x, a.From.Addr()), a); err != nil {
+			return err
+		}
+		seen[a.At] = true
+	}
+	if len(seen) > enough {
+		return fmt.Errorf("%d endpoints answered, want %d: %s", len(seen), enough, v.Reason)
+	}
+	return nil
+}
+
+// compare holds an answer against a verdict.
+func (j Judge) compare(v route.Verdict, a netlab.Answer) error {
+	i := slices.IndexFunc(v.Endpoints, func(e service.Endpoint) bool { return e.Addr == a.At })
+	if i < 0 {
+		return fmt.Errorf("%s at %s answered, who should not: %s", a.Backend, a.At, v.Reason)
+	}
+	seen := a.From.Addr()
+	if v.Masquerades(v.Endpoints[i]) {
+		seen = j.NodeTowards(a.At.Addr())
+	}
+	if a.Client.Addr() != seen {
+		return fmt.Errorf("%s at %s saw the client %s as %s, want %s: %s", a.Backend, a.At, a.From, a.Client, seen, v.Reason)
+	}
+	return nil
+}
+
+// NodeTowards returns the address that node-a has on the way to a pod.
+func (j Judge) NodeTowards(a netip.Addr) netip.Addr {
+	switch {
+	case !OnNode(a):
+		return j.Lab.Node.Addr(a)
+	case a.Is4():
+		return netip.MustParseAddr("10.244.1.1")
+	}
+	return netip.MustParseAddr("fd00:10:244:1::1")
+}
