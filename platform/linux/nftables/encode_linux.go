@@ -25,6 +25,7 @@ const maxList = 60000
 // encoder writes ops as one batch.
 type encoder struct {
 	wire
+	name   string // of the table
 	family service.Family
 	nf     uint8
 	// The element message under way, if list is not 0.
@@ -34,7 +35,7 @@ type encoder struct {
 }
 
 func newEncoder(f service.Family) *encoder {
-	e := &encoder{family: f, nf: unix.NFPROTO_IPV4}
+	e := &encoder{name: TableName, family: f, nf: unix.NFPROTO_IPV4}
 	if f == service.IPv6 {
 		e.nf = unix.NFPROTO_IPV6
 	}
@@ -57,6 +58,17 @@ const opSize = 80
 // batch returns the messages for ops, good until the next call. The last one
 // asks for an answer.
 func (e *encoder) batch(ops []op) ([]byte, error) {
+	if _, err := e.rehearsal(ops); err != nil {
+		return nil, err
+	}
+	e.open(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	e.close()
+	return e.buf, nil
+}
+
+// rehearsal returns a batch without its end. The kernel checks all of it,
+// answers, and changes nothing.
+func (e *encoder) rehearsal(ops []op) ([]byte, error) {
 	e.buf = slices.Grow(e.buf[:0], len(ops)*opSize)
 	e.open(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 	e.close()
@@ -67,8 +79,6 @@ func (e *encoder) batch(ops []op) ([]byte, error) {
 	}
 	e.endElements()
 	e.flag(unix.NLM_F_ACK)
-	e.open(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-	e.close()
 	return e.buf, nil
 }
 
@@ -107,21 +117,21 @@ func (e *encoder) table(v verb) {
 		msg, flags = unix.NFT_MSG_DELTABLE, 0
 	}
 	e.open(nft(msg), flags, e.nf, 0)
-	e.str(unix.NFTA_TABLE_NAME, TableName)
+	e.str(unix.NFTA_TABLE_NAME, e.name)
 	e.close()
 }
 
 // named writes a message that needs a table and a name only.
 func (e *encoder) named(msg int, table, attr uint16, name string) {
 	e.open(nft(msg), 0, e.nf, 0)
-	e.str(table, TableName)
+	e.str(table, e.name)
 	e.str(attr, name)
 	e.close()
 }
 
 func (e *encoder) set(s *set) {
 	e.open(nft(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
-	e.str(unix.NFTA_SET_TABLE, TableName)
+	e.str(unix.NFTA_SET_TABLE, e.name)
 	e.str(unix.NFTA_SET_NAME, s.name)
 	e.u32(unix.NFTA_SET_FLAGS, s.flags())
 	e.u32(unix.NFTA_SET_KEY_TYPE, typeIDs(s.key, e.family))
@@ -208,7 +218,7 @@ var hookNumbers = map[string]uint32{
 
 func (e *encoder) chain(c *chain) {
 	e.open(nft(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
-	e.str(unix.NFTA_CHAIN_TABLE, TableName)
+	e.str(unix.NFTA_CHAIN_TABLE, e.name)
 	e.str(unix.NFTA_CHAIN_NAME, c.name)
 	if c.hook != nil {
 		hook := e.nest(unix.NFTA_CHAIN_HOOK)
@@ -223,7 +233,7 @@ func (e *encoder) chain(c *chain) {
 
 func (e *encoder) rule(chain string, r rule) error {
 	e.open(nft(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
-	e.str(unix.NFTA_RULE_TABLE, TableName)
+	e.str(unix.NFTA_RULE_TABLE, e.name)
 	e.str(unix.NFTA_RULE_CHAIN, chain)
 	list := e.nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, s := range r {
@@ -276,7 +286,7 @@ func (e *encoder) element(o *op) {
 			msg, flags = unix.NFT_MSG_DELSETELEM, 0
 		}
 		e.open(nft(msg), flags, e.nf, 0)
-		e.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+		e.str(unix.NFTA_SET_ELEM_LIST_TABLE, e.name)
 		e.str(unix.NFTA_SET_ELEM_LIST_SET, o.element.in.name)
 		e.verb, e.in, e.list = o.verb, o.element.in, e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	}

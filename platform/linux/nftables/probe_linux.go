@@ -1,0 +1,65 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// Probe asks the kernel, in the network namespace of the calling thread,
+// whether it can hold a table for f, and changes nothing. The error is one
+// sentence that says what is missing.
+func Probe(f service.Family) error {
+	if err := probe(f); err != nil {
+		return fmt.Errorf("nftables for %s: %w", f, explain(err))
+	}
+	return nil
+}
+
+func probe(f service.Family) error {
+	if err := speaks(f); err != nil {
+		return err
+	}
+	s, err := dial()
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	e := newEncoder(f)
+	e.name = probeTable
+	try := func(ops []op) error {
+		batch, err := e.rehearsal(ops)
+		if err != nil {
+			return err
+		}
+		return s.transact(batch)
+	}
+	// Without the right, or without nf_tables, every answer would be the same.
+	err = try([]op{{verb: addTable}})
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	return lacking(f, try)
+}
+
+// speaks reports that the kernel has the family at all.
+func speaks(f service.Family) error {
+	domain := unix.AF_INET
+	if f == service.IPv6 {
+		domain = unix.AF_INET6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("the kernel has no %s: it is built without or was started with ipv6.disable=1", f)
+	}
+	if err != nil {
+		return fmt.Errorf("open a socket for %s: %w", f, err)
+	}
+	return unix.Close(fd)
+}

@@ -1,0 +1,82 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// TestProbe wants this kernel to do, and nothing to be left of the probe or
+// changed in a table that is in use.
+func TestProbe(t *testing.T) {
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			if err := Probe(f); err != nil {
+				t.Errorf("Probe(%s) = %v", f, err)
+			}
+			for _, n := range needs(f) {
+				if err := tryOut(t, f, n.ops); err != nil {
+					t.Errorf("%s: %s: %v", f, n.what, err)
+				}
+			}
+		}
+		if got := runNft(t, "", "list", "ruleset"); got != "" {
+			t.Errorf("after the probe:\n%s", got)
+		}
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, service.New(1, &service.Node{}, nil))
+		before := runNft(t, "", "list", "ruleset")
+		if err := Probe(service.IPv4); err != nil {
+			t.Errorf("beside our table: %v", err)
+		}
+		if after := runNft(t, "", "list", "ruleset"); after != before {
+			t.Errorf("the probe changed the rules:\n%s", after)
+		}
+		if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
+			t.Errorf("the probe was noticed as a change: %v, %v", touched, err)
+		}
+		if err := tryOut(t, service.IPv4, []op{{verb: addChain, chain: &chain{name: strings.Repeat("x", 500)}}}); err == nil {
+			t.Error("a rehearsal accepts what the kernel cannot hold")
+		}
+	})
+}
+
+func tryOut(t *testing.T, f service.Family, ops []op) error {
+	t.Helper()
+	s, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	e := newEncoder(f)
+	e.name = probeTable
+	batch, err := e.rehearsal(append([]op{{verb: addTable}}, ops...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.transact(batch)
+}
+
+// TestProbeWithoutTheRight names the right.
+func TestProbeWithoutTheRight(t *testing.T) {
+	inNamespace(t, func() {
+		// The thread ends with the test, and so does the loss.
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			t.Fatal(err)
+		}
+		err := Probe(service.IPv4)
+		if err == nil || !strings.Contains(err.Error(), "the right CAP_NET_ADMIN is needed") {
+			t.Errorf("Probe = %v, want one that names CAP_NET_ADMIN", err)
+		}
+	})
+}

@@ -1,0 +1,61 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// holds reports that ops have a statement of the same type as s in a rule.
+func holds[S statement](ops []op) bool {
+	return slices.ContainsFunc(ops, func(o op) bool {
+		return o.verb == addRules && slices.ContainsFunc(o.chain.rules, func(r rule) bool {
+			return slices.ContainsFunc(r, func(s statement) bool {
+				_, is := s.(S)
+				return is
+			})
+		})
+	})
+}
+
+// TestLacking names what a kernel refuses, and nothing that it accepts.
+func TestLacking(t *testing.T) {
+	refused := errors.New("no such file or directory")
+	for situation, test := range map[string]struct {
+		family  service.Family
+		refuses func([]op) bool
+		want    string
+	}{
+		"everything is there": {service.IPv4, func([]op) bool { return false }, ""},
+		"no table of this family": {service.IPv6, func([]op) bool { return true },
+			"the kernel lacks tables for IPv6 (module nf_tables): no such file or directory"},
+		"no address types": {service.IPv6, holds[isLocal],
+			"the kernel lacks the type of an address in rules (module nft_fib_ipv6): no such file or directory"},
+		"two things": {service.IPv4, func(ops []op) bool { return holds[masquerade](ops) || holds[reject](ops) },
+			"the kernel lacks masquerading in rules (module nft_masq), rejecting in rules (module nft_reject_ipv4): no such file or directory"},
+		"no clients map": {service.IPv4, holds[remember],
+			"the kernel lacks maps that rules write (module nf_tables of Linux 5.6): no such file or directory"},
+		"something we do not know of": {service.IPv4, func(ops []op) bool { return len(ops) > 4 },
+			"the kernel refuses the rules: no such file or directory"},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			err := lacking(test.family, func(ops []op) error {
+				if test.refuses(ops) {
+					return refused
+				}
+				return nil
+			})
+			switch {
+			case test.want == "" && err != nil, test.want != "" && (err == nil || err.Error() != test.want):
+				t.Errorf("lacking = %v, want %q", err, test.want)
+			case err != nil && !errors.Is(err, refused):
+				t.Errorf("%v hides what the kernel said", err)
+			}
+		})
+	}
+}
