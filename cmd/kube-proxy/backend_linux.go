@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"k8s.io/klog/v2"
 
@@ -18,29 +19,38 @@ import (
 
 const hostOS = config.Linux
 
-// newBackends returns the backends of the mode that c asks for.
-func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend, error) {
+// newBackends returns the backends of the mode that c asks for, and why there
+// is none for a family.
+func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend, map[service.Family]string, error) {
 	if err := checkMode(c, o); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if c.Mode == "" {
 		klog.FromContext(ctx).Info("No mode is configured; using nftables, the only one that is built in")
 	}
-	backends, err := allBackends(c)
+	families, missing, err := familiesOf(c, nftables.Probe)
 	if err != nil {
-		return nil, err
+		return nil, nil, fmt.Errorf("mode nftables cannot work here: %w", err)
+	}
+	backends, err := nftablesBackends(c, families)
+	if err != nil {
+		return nil, nil, err
 	}
 	for _, b := range backends {
 		b.settle = settler(ctx, b.family)
 	}
-	return backends, nil
+	return backends, missing, nil
 }
 
 // allBackends returns a backend of every mode and family, without what goes
 // with it.
 func allBackends(c *config.Config) ([]*backend, error) {
+	return nftablesBackends(c, service.Families[:])
+}
+
+func nftablesBackends(c *config.Config, families []service.Family) ([]*backend, error) {
 	var all []*backend
-	for _, f := range service.Families {
+	for _, f := range families {
 		b, err := nftables.New(f, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)})
 		if err != nil {
 			return nil, err // names the family

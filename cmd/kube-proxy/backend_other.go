@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 
+	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
 
@@ -18,10 +19,12 @@ const hostOS = config.Linux
 // errSystem is why only render and config work here.
 var errSystem = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
 
-func newBackends(context.Context, *config.Config, *options) ([]*backend, error) {
-	return nil, errSystem
+func newBackends(context.Context, *config.Config, *options) ([]*backend, map[service.Family]string, error) {
+	return nil, nil, errSystem
 }
 
 func allBackends(*config.Config) ([]*backend, error) { return nil, errSystem }
 
 func prepare(context.Context, *config.Config) error { return errSystem }
+
+func keepPrepared(context.Context, *config.Config, *observers) {}

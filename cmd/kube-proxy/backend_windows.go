@@ -7,14 +7,15 @@ import (
 	"context"
 	"errors"
 
+	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
 
 const hostOS = config.Windows
 
 // newBackends returns the backends of the mode that c asks for.
-func newBackends(_ context.Context, c *config.Config, o *options) ([]*backend, error) {
-	return nil, checkMode(c, o)
+func newBackends(_ context.Context, c *config.Config, o *options) ([]*backend, map[service.Family]string, error) {
+	return nil, nil, checkMode(c, o)
 }
 
 // allBackends returns a backend of every mode. There is none to clean up
@@ -27,3 +28,5 @@ func allBackends(*config.Config) ([]*backend, error) {
 func prepare(context.Context, *config.Config) error {
 	return errors.New("--init-only is for Linux")
 }
+
+func keepPrepared(context.Context, *config.Config, *observers) {}

@@ -17,6 +17,7 @@ import (
 type checks struct {
 	servers *servicecheck.Servers
 	failing func(namespace, name string) bool
+	missing map[service.Family]string // as in servicestate.Book
 
 	mu     sync.Mutex
 	done   [2]*service.Snapshot
@@ -71,7 +72,7 @@ func (c *checks) add(p *service.Port, n int) {
 }
 
 func (c *checks) wanted(node *service.Node) servicecheck.Wanted {
-	want := servicecheck.Wanted{Addrs: checkAddrs(node), Checks: map[uint16]servicecheck.Check{}}
+	want := servicecheck.Wanted{Addrs: c.addrs(node), Checks: map[uint16]servicecheck.Check{}}
 	for port, k := range c.counts {
 		x := servicecheck.Check{
 			Namespace: k.name.Namespace, Name: k.name.Name,
@@ -88,12 +89,15 @@ func (c *checks) wanted(node *service.Node) servicecheck.Wanted {
 	return want
 }
 
-// checkAddrs returns where health checks are answered: where NodePorts are.
-// A prefix that is more than one address stands for all of its family.
-func checkAddrs(node *service.Node) []netip.Addr {
+// addrs returns where health checks are answered: where NodePorts are. A
+// prefix that is more than one address stands for all of its family.
+func (c *checks) addrs(node *service.Node) []netip.Addr {
 	all := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	var addrs []netip.Addr
 	for _, f := range service.Families {
+		if c.missing[f] != "" {
+			continue
+		}
 		prefixes := service.InFamily(node.NodePorts, f)
 		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return !p.IsSingleIP() }) {
 			addrs = append(addrs, all[f])

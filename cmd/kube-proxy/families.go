@@ -45,5 +45,5 @@ func (o *observers) lack(missing map[service.Family]string) {
 		o.health.SetCondition("family-"+f.String(), why)
 		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", why)
 	}
-	o.book.Missing = missing
+	o.book.Missing, o.checks.missing = missing, missing
 }

@@ -30,12 +30,13 @@ type observers struct {
 	contact *contacts
 	latency *latency
 	tracker *track.Tracker
+	log     klog.Logger
 }
 
 // newObservers returns the observers of backends. Sources say of themselves
 // in contact when they last heard of something.
 func newObservers(c *config.Config, backends []*backend, node string, contact *contacts, log klog.Logger) *observers {
-	o := &observers{mode: backends[0].mode, node: node, contact: contact, latency: newLatency(time.Now())}
+	o := &observers{mode: backends[0].mode, node: node, contact: contact, latency: newLatency(time.Now()), log: log}
 	var families []service.Family
 	var named []metrics.Backend
 	for _, b := range backends {

@@ -6,9 +6,12 @@ package main
 import (
 	"context"
 	"runtime"
+	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
 )
@@ -16,20 +19,98 @@ import (
 // prepare makes the settings of the system. What cannot be set is logged: the
 // node may work all the same.
 func prepare(ctx context.Context, c *config.Config) error {
-	log := klog.FromContext(ctx)
-	files := sysctl.Host()
-	all := append(sysctl.Apply(files, sysctlSettings(c)), sysctl.OOMScore(files, int(*c.OOMScoreAdj)))
-	for _, o := range append(all, sysctl.Forwarding(files)...) {
-		switch o.Action {
-		case sysctl.Kept:
-			log.V(2).Info("System setting: " + o.String())
-		case sysctl.Written:
-			log.Info("System setting: " + o.String())
-		case sysctl.Failed, sysctl.Unmet:
-			log.Info("Warning: system setting "+o.String(), "setting", o.Name, "want", o.Want, "have", o.Have)
+	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx)}
+	p.look(append(p.set(c), sysctl.Forwarding(p.files, service.Families[:]...)...))
+	return nil
+}
+
+// keepPrepared does the same until all is well, and shows what is not as
+// conditions.
+func keepPrepared(ctx context.Context, c *config.Config, o *observers) {
+	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
+	p.keep(ctx, c, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
+}
+
+// usedFamilies are those of which there are Services: the others need not be
+// forwarded.
+func usedFamilies(s *service.Snapshot) []service.Family {
+	var used []service.Family
+	for _, f := range service.Families {
+		if s != nil && s.Len(f) > 0 {
+			used = append(used, f)
 		}
 	}
-	return nil
+	return used
+}
+
+// settingsPause is how long settings rest that could not be made, or that
+// are others' to make.
+const settingsPause = time.Minute
+
+// preparation tells of settings, each time that there is something new.
+type preparation struct {
+	files     sysctl.Files
+	log       klog.Logger
+	condition func(name, message string) // nil where nobody asks for them
+	told      map[string]string          // by setting
+}
+
+// keep returns when ctx ends. It never writes again what was right once:
+// somebody may have decided otherwise.
+func (p *preparation) keep(ctx context.Context, c *config.Config, families func() []service.Family) {
+	made := false
+	for {
+		if !made {
+			made = p.look(p.set(c))
+		}
+		p.look(sysctl.Forwarding(p.files, families()...))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settingsPause):
+		}
+	}
+}
+
+func (p *preparation) set(c *config.Config) []sysctl.Outcome {
+	return append(sysctl.Apply(p.files, sysctlSettings(c)), sysctl.OOMScore(p.files, int(*c.OOMScoreAdj)))
+}
+
+// look reports whether all is well.
+func (p *preparation) look(all []sysctl.Outcome) bool {
+	well := true
+	for _, o := range all {
+		wrong := o.Action == sysctl.Failed || o.Action == sysctl.Unmet
+		well = well && !wrong
+		p.tell(o, wrong)
+	}
+	return well
+}
+
+func (p *preparation) tell(o sysctl.Outcome, wrong bool) {
+	text := o.String()
+	old, again := p.told[o.Name]
+	if p.told == nil {
+		p.told = map[string]string{}
+	}
+	p.told[o.Name] = text
+	switch {
+	case again && text == old:
+		return
+	case wrong:
+		p.log.Info("Warning: system setting "+text, "setting", o.Name, "want", o.Want, "have", o.Have)
+	case again || o.Action == sysctl.Written:
+		p.log.Info("System setting: " + text)
+	default:
+		p.log.V(2).Info("System setting: " + text)
+	}
+	if p.condition == nil {
+		return
+	}
+	if !wrong {
+		text = ""
+	}
+	p.condition("setting-"+strings.ReplaceAll(o.Name, " ", "-"), text)
 }
 
 func sysctlSettings(c *config.Config) sysctl.Settings {

@@ -92,12 +92,13 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	backends, err := newBackends(ctx, c, o)
+	backends, missing, err := newBackends(ctx, c, o)
 	if err != nil {
 		return err
 	}
 	log.Info("Starting", "version", builtFrom().Version, "mode", backends[0].mode, "node", node)
 	watchers := newObservers(c, backends, node, contact, log)
+	watchers.lack(missing)
 	var loops []*reconcile.Loop
 	watchers.tracker = newTracker(c, node, log, func() {
 		for i, l := range loops {
@@ -124,7 +125,8 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		}
 		// The kernel has the settings of connection tracking since its first
 		// use, so now at the latest.
-		return prepare(ctx, c)
+		keepPrepared(ctx, c, watchers)
+		return nil
 	})
 	if err := group.Wait(); err != nil {
 		return err

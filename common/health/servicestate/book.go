@@ -30,6 +30,8 @@ type Book struct {
 	Latest func() *service.Snapshot
 	// Problems, if set, returns what could not be used of the Services.
 	Problems func() []Problem
+	// Missing says why a family is not programmed at all.
+	Missing map[service.Family]string
 
 	mu    sync.Mutex
 	pages [2]page // by family

@@ -107,7 +107,7 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 		for _, port := range b.pages[f].ports(want, f) {
 			if n := port.Name; fits(n.Namespace, n.Name) {
 				s := get(n.Namespace, n.Name)
-				s.Ports = append(s.Ports, b.pages[f].state(port, want))
+				s.Ports = append(s.Ports, b.state(port, want))
 			}
 		}
 	}
@@ -128,6 +128,15 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 	return all
 }
 
+// state describes a port that is wanted or in force.
+func (b *Book) state(port *service.Port, want *service.Snapshot) Port {
+	s := b.pages[port.Family].state(port, want)
+	if why, missing := b.Missing[port.Family]; missing {
+		s.State, s.Error, s.FailingSince = Skipped, why, nil
+	}
+	return s
+}
+
 // ports returns what is wanted, and what is in force without being wanted.
 func (p *page) ports(want *service.Snapshot, f service.Family) []*service.Port {
 	if want == nil {
@@ -145,16 +154,21 @@ func (p *page) ports(want *service.Snapshot, f service.Family) []*service.Port {
 	return all
 }
 
+// worst leaves out ports of families that are not programmed, unless there
+// are no others.
 func (s *Service) worst() State {
-	if len(s.Ports) == 0 {
-		return Skipped
+	state, found := Skipped, false
+	for _, p := range s.Ports {
+		if p.State == Skipped {
+			continue
+		}
+		if !found || slices.Index(states, p.State) > slices.Index(states, state) {
+			state, found = p.State, true
+		}
 	}
-	return slices.MaxFunc(s.Ports, func(a, b Port) int {
-		return cmp.Compare(slices.Index(states, a.State), slices.Index(states, b.State))
-	}).State
+	return state
 }
 
-// state describes a port that is wanted or in force.
 func (p *page) state(port *service.Port, want *service.Snapshot) Port {
 	s := Port{
 		Port:           port.Name.Port,

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
 )
 
 // TestHost sets what belongs to a network namespace in one of its own. The
@@ -44,7 +46,7 @@ func TestHost(t *testing.T) {
 	if !errors.Is(got[0].Err, fs.ErrPermission) {
 		t.Errorf("%s, want %v", got[0], fs.ErrPermission)
 	}
-	if o := Forwarding(files)[0]; o.Name != "net.ipv4.ip_forward" || o.Err != nil {
+	if o := Forwarding(files, service.IPv4)[0]; o.Name != "net.ipv4.ip_forward" || o.Err != nil {
 		t.Errorf("Forwarding = %s", o)
 	}
 }

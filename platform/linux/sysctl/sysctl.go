@@ -10,6 +10,8 @@ package sysctl
 import (
 	"strconv"
 	"time"
+
+	"kubeproxy/common/service"
 )
 
 // Settings are what an operator may ask for. Zero leaves a parameter alone.
@@ -89,12 +91,16 @@ func OOMScore(files Files, adjustment int) Outcome {
 	return ensure(files, oomScore, want{int64(adjustment), exactly})
 }
 
-// Forwarding reports on the two parameters without which the kernel forwards
-// nothing that comes in for another machine. Whoever sets up the node's
-// network decides on them, so they are only looked at.
-func Forwarding(files Files) []Outcome {
+// Forwarding reports for each family on the parameter without which the
+// kernel forwards nothing that comes in for another machine. Whoever sets up
+// the node's network decides on it, so it is only looked at.
+func Forwarding(files Files, families ...service.Family) []Outcome {
 	var all []Outcome
-	for _, p := range []parameter{forwardIPv4, forwardIPv6} {
+	for _, f := range families {
+		p := forwardIPv4
+		if f == service.IPv6 {
+			p = forwardIPv6
+		}
 		all = append(all, look(files, p, want{1, atLeast}))
 	}
 	return all

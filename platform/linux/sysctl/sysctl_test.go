@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
 )
 
 // stock is what a node with little memory starts with.
@@ -261,7 +263,7 @@ func TestApplyMakesNoFiles(t *testing.T) {
 func TestForwarding(t *testing.T) {
 	d := tree(t, nil)
 	want := []string{"net.ipv4.ip_forward is 1 already", "net.ipv6.conf.all.forwarding is 0 and should be 1"}
-	got := Forwarding(d)
+	got := Forwarding(d, service.Families[:]...)
 	if d := cmp.Diff(want, sentences(got)); d != "" {
 		t.Errorf("Forwarding (-want +got):\n%s", d)
 	}

@@ -1,0 +1,153 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/sysctl"
+)
+
+const (
+	connections = "proc/sys/net/netfilter/nf_conntrack_max"
+	hashsize    = "sys/module/nf_conntrack/parameters/hashsize"
+	forward4    = "proc/sys/net/ipv4/ip_forward"
+	score       = "proc/self/oom_score_adj"
+)
+
+// system is a directory with the files of a kernel.
+func system(t *testing.T, files map[string]string) sysctl.Dir {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write(t, path, text+"\n")
+	}
+	return sysctl.Dir(dir)
+}
+
+func wantedSettings() *config.Config {
+	c := &config.Config{OS: config.Linux}
+	c.OOMScoreAdj = new(int32(-999))
+	k := &c.Conntrack
+	k.MaxPerCore, k.Min = new(int32(1)), new(int32(131072))
+	k.TCPEstablishedTimeout, k.TCPCloseWaitTimeout = newDuration(0), newDuration(0)
+	return c
+}
+
+// TestKeepPrepared has settings fail at first, as in a container that may not
+// write them, and become right later: one by others' doing, one by our own.
+func TestKeepPrepared(t *testing.T) {
+	files := system(t, map[string]string{connections: "65536", hashsize: "16384", forward4: "0"}) // no oom_score_adj
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		conditions := map[string]string{}
+		var log bytes.Buffer
+		p := &preparation{
+			files: files,
+			log:   textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))),
+			condition: func(name, message string) {
+				if conditions[name] = message; message == "" {
+					delete(conditions, name)
+				}
+			},
+		}
+		go p.keep(ctx, wantedSettings(), func() []service.Family { return []service.Family{service.IPv4} })
+		synctest.Wait()
+		if got, want := names(conditions), "setting-net.ipv4.ip_forward setting-oom_score_adj"; got != want {
+			t.Errorf("at first: conditions %q, want %q", got, want)
+		}
+		if b, err := files.ReadFile(connections); err != nil || string(b) != "131072" {
+			t.Errorf("connections: %q, %v", b, err)
+		}
+		time.Sleep(5 * settingsPause)
+		if n := strings.Count(log.String(), "Warning"); n != 2 {
+			t.Errorf("%d warnings, want each once:\n%s", n, log.String())
+		}
+		write(t, filepath.Join(string(files), forward4), "1")
+		time.Sleep(2 * settingsPause)
+		if got, want := names(conditions), "setting-oom_score_adj"; got != want {
+			t.Errorf("after forwarding was switched on: conditions %q, want %q", got, want)
+		}
+		if err := os.MkdirAll(filepath.Join(string(files), "proc/self"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(string(files), score), "0")
+		time.Sleep(2 * settingsPause)
+		if len(conditions) > 0 || !strings.Contains(log.String(), "oom_score_adj set to -999, was 0") {
+			t.Errorf("in the end: conditions %v\n%s", conditions, log.String())
+		}
+		write(t, filepath.Join(string(files), connections), "131071")
+		time.Sleep(2 * settingsPause)
+		if b, _ := files.ReadFile(connections); string(b) != "131071" {
+			t.Errorf("what somebody changed after it was right is %s", b)
+		}
+		stop()
+		synctest.Wait()
+	})
+}
+
+func names(m map[string]string) string { return strings.Join(slices.Sorted(maps.Keys(m)), " ") }
+
+func newDuration(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
+
+// TestSettingsThatSuffice are nobody's problem, wherever they cannot be
+// written: a table that is large enough in a container.
+func TestSettingsThatSuffice(t *testing.T) {
+	files := system(t, map[string]string{connections: "262144", hashsize: "262144", score: "-999"})
+	told := map[string]string{}
+	p := &preparation{files: readOnly{files}, condition: func(name, message string) {
+		if message != "" {
+			told[name] = message
+		}
+	}}
+	c := wantedSettings()
+	if !p.look(p.set(c)) || len(told) > 0 {
+		t.Errorf("conditions %v, want none", told)
+	}
+	*c.Conntrack.Min = 1 << 30
+	if p.look(p.set(c)) {
+		t.Error("a table that is too small does")
+	}
+	if diff := cmp.Diff("setting-net.netfilter.nf_conntrack_max", names(told)); diff != "" {
+		t.Errorf("conditions (-want +got):\n%s", diff)
+	}
+}
+
+// readOnly is files that nobody may write.
+type readOnly struct{ sysctl.Dir }
+
+func (readOnly) WriteFile(name string, _ []byte) error {
+	return &os.PathError{Op: "open", Path: "/" + name, Err: os.ErrPermission}
+}
+
+// TestUsedFamilies asks for the forwarding of nothing that is not there.
+func TestUsedFamilies(t *testing.T) {
+	six := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Family: service.IPv6}
+	if got := usedFamilies(nil); got != nil {
+		t.Errorf("before the first snapshot: %v", got)
+	}
+	if diff := cmp.Diff([]service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{}, []*service.Port{six}))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,33 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servicestate
+
+import (
+	"testing"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// TestMissingFamily says of a Service why one family does not serve it, and
+// lets the other family decide how it goes.
+func TestMissingFamily(t *testing.T) {
+	s := service.New(1, &service.Node{}, []*service.Port{port("both", service.IPv4, 1), port("both", service.IPv6, 1), port("six", service.IPv6, 1)})
+	b := &Book{
+		Latest:  func() *service.Snapshot { return s },
+		Missing: map[service.Family]string{service.IPv6: "the kernel has no IPv6"},
+	}
+	b.Result(service.IPv4, s, reconcile.Result{Generation: 1, Start: at(0), Took: time.Second})
+	want := map[string]State{"both": Programmed, "six": Skipped}
+	for _, x := range b.All() {
+		if x.State != want[x.Name] {
+			t.Errorf("%s is %s, want %s", x.Name, x.State, want[x.Name])
+		}
+		last := x.Ports[len(x.Ports)-1]
+		if last.Family != "IPv6" || last.State != Skipped || last.Error != "the kernel has no IPv6" {
+			t.Errorf("%s: %+v, want IPv6 skipped with the reason", x.Name, last)
+		}
+	}
+}
