@@ -20,7 +20,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Options are the operator's choices. They do not change.
+// Options are the operator's choices, see Reconfigure.
 type Options struct {
 	NodeName string       // the node we run on, as the API names it
 	NodeIPs  []netip.Addr // go before the Node's own, family by family
