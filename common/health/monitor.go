@@ -20,7 +20,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Options of a Monitor. They do not change.
+// Options of a Monitor.
 type Options struct {
 	// Families are those that are programmed.
 	Families []service.Family
@@ -137,6 +137,13 @@ func Partial(err error) bool {
 		return len(list) > 0 && !slices.ContainsFunc(list, func(err error) bool { return !Partial(err) })
 	}
 	return Partial(errors.Unwrap(err))
+}
+
+// SetSyncPeriod replaces Options.SyncPeriod.
+func (m *Monitor) SetSyncPeriod(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.options.SyncPeriod = d
 }
 
 // SetNode takes in the own Node.

@@ -275,3 +275,16 @@ func TestLongErrorsAreCut(t *testing.T) {
 		}
 	})
 }
+
+// Whoever is asked to resync less often may be silent for longer.
+func TestSetSyncPeriod(t *testing.T) {
+	play(t, func(s *scene) {
+		s.both()
+		time.Sleep(3 * period)
+		s.healthy(false, false)
+		s.SetSyncPeriod(2 * period)
+		s.healthy(true, true)
+		time.Sleep(2 * period)
+		s.healthy(false, false)
+	})
+}

@@ -11,7 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Loop runs one Backend. Set the exported fields before Run.
+// Loop runs one Backend. Set the exported fields before Run; SetPace changes
+// some of them later.
 type Loop struct {
 	Backend Backend
 	// Latest returns what to program, nil until every source has synced.
@@ -28,7 +29,14 @@ type Loop struct {
 	Resync      time.Duration // longest pause between rounds
 	Retry       Backoff       // pauses after failed rounds
 
-	kick chan struct{}
+	kick  chan struct{}
+	paces chan Pace // at most one, for Run to take in
+}
+
+// Pace is what of a Loop can change while it runs, see Loop.
+type Pace struct {
+	MinInterval, Resync time.Duration
+	Retry               Backoff
 }
 
 // Backoff is a pause that doubles from First to Max.
@@ -48,7 +56,7 @@ func (b Backoff) After(failures int) time.Duration {
 
 // NewLoop returns a Loop for b.
 func NewLoop(b Backend) *Loop {
-	return &Loop{Backend: b, kick: make(chan struct{}, 1)}
+	return &Loop{Backend: b, kick: make(chan struct{}, 1), paces: make(chan Pace, 1)}
 }
 
 // Kick asks for a round soon. It never blocks, and kicks coalesce.
@@ -57,6 +65,16 @@ func (l *Loop) Kick() {
 	case l.kick <- struct{}{}:
 	default:
 	}
+}
+
+// SetPace spaces rounds otherwise from now on, beginning with one at once. It
+// never blocks, and the latest Pace counts. It is for one goroutine at a time.
+func (l *Loop) SetPace(p Pace) {
+	select {
+	case <-l.paces:
+	default:
+	}
+	l.paces <- p
 }
 
 // Run does rounds until ctx ends, which is not an error. A round that has
@@ -79,8 +97,10 @@ func (l *Loop) Run(ctx context.Context) error {
 				pause = min(pause, l.Retry.After(failures))
 			}
 		}
-		sleep(ctx, time.Until(next), nil)
-		sleep(ctx, pause-time.Since(start), l.kick)
+		if l.sleep(ctx, time.Until(next), nil) || l.sleep(ctx, pause-time.Since(start), l.kick) {
+			// What the old pace has used up does not count.
+			p = pace{interval: l.MinInterval, burst: max(l.Burst, 1)}
+		}
 	}
 	return nil
 }
@@ -139,13 +159,18 @@ func apply(ctx context.Context, plan Plan, r *Result) {
 	r.Err = plan.Apply(ctx)
 }
 
-// sleep waits for d, for wake or for ctx, whichever comes first.
-func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+// sleep waits for d, for wake, for ctx or for another Pace, which it takes in
+// and reports.
+func (l *Loop) sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	t := time.NewTimer(max(d, 0))
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 	case <-t.C:
 	case <-wake:
+	case p := <-l.paces:
+		l.MinInterval, l.Resync, l.Retry = p.MinInterval, p.Resync, p.Retry
+		return true
 	}
+	return false
 }
