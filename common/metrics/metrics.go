@@ -23,6 +23,7 @@ var (
 	backend = []string{"backend", "ip_family"}
 	policy  = []string{"traffic_policy", "ip_family"}
 	code    = []string{"code"}
+	result  = []string{"result"}
 )
 
 // counters, by the name without its prefix.
@@ -37,6 +38,7 @@ var counters = map[string]metric{
 	"conntrack_reconciler_deleted_entries_total":       {family, "Stale connection tracking entries that were removed."},
 	// Ours.
 	"drift_found_total":    {backend, "Changes by others to what this backend had programmed that were noticed."},
+	"config_reloads_total": {result, "Changes of the configuration file that were found, by what became of them."},
 	"drift_repaired_total": {backend, "Changes by others that were undone."},
 	"sync_failures_total":  {backend, "Rounds that did not reach the goal, or not for every Service port."},
 }
@@ -49,7 +51,9 @@ var gauges = map[string]metric{
 	"sync_proxy_rules_endpoint_changes_pending":      {nil, "Changes to endpoints that no round has taken up yet."},
 	"sync_proxy_rules_service_changes_pending":       {nil, "Changes to Services that no round has taken up yet."},
 	// Ours.
-	"failed_service_ports": {backend, "Service ports that the latest round could not program."},
+	"config_last_reload_successful":                {nil, "1 if the configuration file, as it is now, can be used, else 0."},
+	"config_last_reload_success_timestamp_seconds": {nil, "When the configuration in force was read, as a Unix time."},
+	"failed_service_ports":                         {backend, "Service ports that the latest round could not program."},
 }
 
 // observed are gauges whose values are made when they are asked for.

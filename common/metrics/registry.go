@@ -134,6 +134,10 @@ func (m *Metrics) appear() {
 		case c.labels[0] == code[0]:
 			m.counters[name].WithLabelValues("200")
 			m.counters[name].WithLabelValues("503")
+		case c.labels[0] == result[0]:
+			for _, r := range reloads {
+				m.counters[name].WithLabelValues(string(r))
+			}
 		}
 	}
 	for name, g := range gauges {
