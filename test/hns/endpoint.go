@@ -1,0 +1,127 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+)
+
+const overlay = "Overlay"
+
+func (c *call) checkNetwork(n Document) Code {
+	if n.Type() != overlay {
+		return OK
+	}
+	for _, s := range n.Subnets() {
+		if !s.vsid {
+			return InvalidPolicy
+		}
+	}
+	return OK
+}
+
+// checkEndpoint completes an endpoint as HNS does: an address if it has none,
+// the length of its prefix, a hardware address, a name.
+func (c *call) checkEndpoint(network, e Document) Code {
+	e["HostComputeNetwork"] = network.ID()
+	for _, m := range mappedBy(e) {
+		if _, taken := c.index.mapped[m]; taken {
+			return PortExists
+		}
+	}
+	subnets := network.Subnets()
+	if len(e.list("IpConfigurations")) == 0 && !e.Remote() && len(subnets) > 0 {
+		ip, ok := c.free(network, subnets[0])
+		if !ok {
+			return AddressReserved
+		}
+		e["IpConfigurations"] = []any{map[string]any{"IpAddress": ip.String()}}
+	}
+	for _, config := range e.list("IpConfigurations") {
+		if code := c.checkAddress(network, e, config); code != OK {
+			return code
+		}
+	}
+	if code := checkRemote(network, e); code != OK {
+		return code
+	}
+	if e.MAC() == "" {
+		c.macs++
+		e["MacAddress"] = fmt.Sprintf("00-15-5D-52-%02X-%02X", c.macs>>8&0xff, c.macs&0xff)
+	}
+	if _, err := net.ParseMAC(e.MAC()); err != nil {
+		return InvalidParameter
+	}
+	if e.Name() == "" {
+		e["Name"] = "Ethernet"
+	}
+	return OK
+}
+
+// free returns the first address of a subnet that nobody has. The one after
+// the subnet's own is left out, for it is the gateway's by custom.
+func (c *call) free(network Document, s Subnet) (netip.Addr, bool) {
+	for ip := s.Prefix.Addr().Next().Next(); s.Prefix.Contains(ip); ip = ip.Next() {
+		_, taken := c.index.addresses[address{network.ID(), ip, false}]
+		if !taken && !s.reserves(network, ip) {
+			return ip, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+func (c *call) checkAddress(network, e, config Document) Code {
+	ip, err := netip.ParseAddr(config.text("IpAddress"))
+	if err != nil {
+		return InvalidIP
+	}
+	if _, taken := c.index.addresses[address{network.ID(), ip, e.Remote()}]; taken && e.Remote() {
+		return ObjectExists
+	} else if taken {
+		return AddressReserved
+	}
+	for _, s := range network.Subnets() {
+		if !s.Prefix.Contains(ip) {
+			continue
+		}
+		if !e.Remote() && s.reserves(network, ip) {
+			return AddressReserved
+		}
+		if config.number("PrefixLength") == 0 {
+			config["PrefixLength"] = float64(s.Prefix.Bits())
+		}
+		return OK
+	}
+	if !e.Remote() {
+		return InvalidIP
+	}
+	return OK
+}
+
+// reserves reports that no endpoint may have ip: the subnet's first and last
+// address, and the gateway's in an overlay network. In a bridged network CNI
+// gives the host an endpoint of its own there.
+func (s Subnet) reserves(network Document, ip netip.Addr) bool {
+	last := ip.Is4() && !s.Prefix.Contains(ip.Next())
+	return ip == s.Prefix.Addr() || last || ip == s.Gateway && network.Type() == overlay
+}
+
+func checkRemote(network, e Document) Code {
+	if !e.Remote() {
+		return OK
+	}
+	if len(e.list("IpConfigurations")) == 0 {
+		return InvalidParameter
+	}
+	if network.Type() != overlay {
+		return OK
+	}
+	provider := e.policies("ProviderAddress")
+	if len(provider) == 0 || provider[0].text("ProviderAddress") == "" || e.MAC() == "" {
+		return InvalidPolicy
+	}
+	return OK
+}

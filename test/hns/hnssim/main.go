@@ -1,0 +1,57 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command hnssim runs a simulated HNS by hand. Programs under Wine find it
+// with HNS_SIM_ADDR; what it can be told over HTTP is in test/hns/README.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"time"
+
+	"kubeproxy/test/hns"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "hnssim:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("hnssim", flag.ContinueOnError)
+	listen := flags.String("listen", "127.0.0.1:7600", "address for programs under Wine, their HNS_SIM_ADDR")
+	admin := flags.String("admin", "127.0.0.1:7601", "address for HTTP")
+	version := flags.String("version", "13.3", "HNS's version: 9.5, 13.3, 15.4 and 15.5 are in the field")
+	spelling := flags.String("case", "", "how identities are spelt: lower, upper, or empty for a mixture")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	v, err := hns.ParseVersion(*version)
+	if err != nil {
+		return fmt.Errorf("-version: %w", err)
+	}
+	l, err := net.Listen("tcp", *listen)
+	if err != nil {
+		return err
+	}
+	s := hns.NewServer(hns.New(hns.Options{Version: v, Case: hns.Case(*spelling)}), l)
+	web := &http.Server{Addr: *admin, Handler: s.Admin(), ReadHeaderTimeout: time.Minute}
+	context.AfterFunc(ctx, func() { _ = web.Close() })
+	fmt.Printf("HNS %s: HNS_SIM_ADDR=%s, http://%s/state\n", v, s.Addr, *admin)
+	if err := web.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return errors.Join(err, s.Close())
+	}
+	return s.Close()
+}

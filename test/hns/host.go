@@ -1,0 +1,187 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// NetworkConfig is a network as a CNI plugin makes it.
+type NetworkConfig struct {
+	Name    string
+	Type    string // Overlay, L2Bridge, L2Tunnel, NAT
+	Subnets []netip.Prefix
+	// Routes lead to the pods of other nodes, in an overlay network.
+	Routes []Route
+}
+
+// Route is how an overlay network reaches the pods of another node.
+type Route struct {
+	Prefix   netip.Prefix
+	Provider netip.Addr // the node's address
+	MAC      string     // of its router
+}
+
+// vsid is the isolation number that flannel's overlay network has by default.
+const vsid = 4096
+
+// AddNetwork makes a network as a CNI plugin does. The gateway is the second
+// address of each subnet.
+func (s *Simulator) AddNetwork(n NetworkConfig) (id string, err error) {
+	var subnets, policies []any
+	for _, p := range n.Subnets {
+		all := "0.0.0.0/0"
+		if p.Addr().Is6() {
+			all = "::/0"
+		}
+		sub := map[string]any{
+			"IpAddressPrefix": p.String(),
+			"Routes":          []any{map[string]any{"NextHop": p.Masked().Addr().Next().String(), "DestinationPrefix": all}},
+		}
+		if n.Type == overlay {
+			sub["Policies"] = []any{map[string]any{"Type": "VSID", "Settings": map[string]any{"IsolationId": vsid}}}
+		}
+		subnets = append(subnets, sub)
+	}
+	for _, r := range n.Routes {
+		policies = append(policies, r.policy())
+	}
+	return s.made(Network, 0, Document{
+		"Name": n.Name, "Type": n.Type, "Policies": policies, "SchemaVersion": schema(),
+		"Ipams": []any{map[string]any{"Type": "Static", "Subnets": subnets}},
+	})
+}
+
+func (r Route) policy() map[string]any {
+	return map[string]any{"Type": "RemoteSubnetRoute", "Settings": map[string]any{
+		"DestinationPrefix": r.Prefix.String(), "IsolationId": vsid,
+		"ProviderAddress": r.Provider.String(), "DistributedRouterMacAddress": r.MAC,
+	}}
+}
+
+func schema() map[string]any { return map[string]any{"Major": 2, "Minor": 0} }
+
+// made creates an object as a stranger, in a network if it needs one.
+func (s *Simulator) made(kind Kind, network uint64, doc Document) (id string, err error) {
+	reply := s.Call(Request{Function: "HcnCreate" + string(kind), Handle: network, Args: [3]string{text(doc)}})
+	if network != 0 {
+		s.closeHandle(Network, network)
+	}
+	if reply.Code != OK {
+		return "", fmt.Errorf("create %s %s: %w", kind, doc.Name(), reply.Code)
+	}
+	s.mu.Lock()
+	id = s.handles[reply.Handle].id
+	s.mu.Unlock()
+	s.closeHandle(kind, reply.Handle)
+	return id, nil
+}
+
+func (s *Simulator) closeHandle(kind Kind, handle uint64) {
+	s.Call(Request{Function: "HcnClose" + string(kind), Handle: handle})
+}
+
+// AddRoute lets an overlay network know another node.
+func (s *Simulator) AddRoute(network string, r Route) error { return s.changeRoute(network, r, "Add") }
+
+// RemoveRoute lets an overlay network forget another node.
+func (s *Simulator) RemoveRoute(network string, r Route) error {
+	return s.changeRoute(network, r, "Remove")
+}
+
+func (s *Simulator) changeRoute(network string, r Route, how string) error {
+	handle, err := s.openNetwork(network)
+	if err != nil {
+		return err
+	}
+	defer s.closeHandle(Network, handle)
+	reply := s.Call(Request{Function: "HcnModifyNetwork", Handle: handle, Args: [3]string{text(Document{
+		"ResourceType": "Policy", "RequestType": how, "Settings": map[string]any{"Policies": []any{r.policy()}},
+	})}})
+	return reply.Code.err()
+}
+
+// openNetwork takes a network's name or its identity.
+func (s *Simulator) openNetwork(network string) (uint64, error) {
+	for _, n := range s.Objects(Network) {
+		if n.Name() == network || n.ID() == strings.ToLower(network) {
+			reply := s.Call(Request{Function: "HcnOpenNetwork", ID: n.ID()})
+			return reply.Handle, reply.Code.err()
+		}
+	}
+	return 0, fmt.Errorf("open network %q: %w", network, NetworkNotFound)
+}
+
+// AddPod makes the endpoint of a pod on this node as a CNI plugin does. The
+// network is a name or an identity; without addresses HNS picks one.
+func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, err error) {
+	handle, err := s.openNetwork(network)
+	if err != nil {
+		return "", err
+	}
+	return s.made(Endpoint, handle, endpointDocument(name, ips))
+}
+
+// AddRemote makes a remote endpoint that is not the program's own.
+func (s *Simulator) AddRemote(network string, ip, provider netip.Addr, mac string) (id string, err error) {
+	handle, err := s.openNetwork(network)
+	if err != nil {
+		return "", err
+	}
+	d := endpointDocument("", []netip.Addr{ip})
+	d["Flags"], d["MacAddress"] = 1, mac
+	d["Policies"] = []any{map[string]any{"Type": "ProviderAddress", "Settings": map[string]any{"ProviderAddress": provider.String()}}}
+	return s.made(Endpoint, handle, d)
+}
+
+func endpointDocument(name string, ips []netip.Addr) Document {
+	var configs []any
+	for _, ip := range ips {
+		configs = append(configs, map[string]any{"IpAddress": ip.String()})
+	}
+	return Document{"Name": name, "IpConfigurations": configs, "SchemaVersion": schema()}
+}
+
+// AddLoadBalancer makes a load balancer that is not the program's own.
+func (s *Simulator) AddLoadBalancer(doc Document) (id string, err error) {
+	return s.made(LoadBalancer, 0, doc)
+}
+
+// Delete takes an object away as a stranger would: whatever uses it breaks,
+// and nobody is warned.
+func (s *Simulator) Delete(kind Kind, id string) error {
+	return s.Call(Request{Function: "HcnDelete" + string(kind), ID: id}).Code.err()
+}
+
+// Detach takes an endpoint off the switch, as it is while its pod starts: a
+// load balancer that leads to it cannot be made.
+func (s *Simulator) Detach(endpoint string) error { return s.plug(endpoint, true) }
+
+// Attach puts it on the switch again.
+func (s *Simulator) Attach(endpoint string) error { return s.plug(endpoint, false) }
+
+func (s *Simulator) plug(endpoint string, out bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.store[Endpoint].objects[strings.ToLower(endpoint)]
+	if o == nil {
+		return EndpointNotFound
+	}
+	o.portless = out
+	return nil
+}
+
+// Hold is a program that listens on a port of the host, by IP protocol number.
+func (s *Simulator) Hold(protocol, port int) { s.hold(hostPort{protocol, port}, 1) }
+
+// Release is that it listens no more.
+func (s *Simulator) Release(protocol, port int) { s.hold(hostPort{protocol, port}, -1) }
+
+func (s *Simulator) hold(p hostPort, more int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[p] = max(0, s.held[p]+more)
+}

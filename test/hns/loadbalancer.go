@@ -1,0 +1,106 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// flags of a load balancer.
+const (
+	flagDSR  = 1
+	flagIPv6 = 2
+)
+
+// The protocols HNS knows, by their IP numbers.
+var protocols = []int{6, 17, 132}
+
+// checkLoadBalancer checks a new one, or what old is to become.
+func (c *call) checkLoadBalancer(lb Document, old *object) Code {
+	if len(lb.Endpoints()) == 0 || len(lb.Ports()) == 0 {
+		return InvalidParameter
+	}
+	if lb.Flags()&flagDSR != 0 && !c.options.Version.dsr() || lb.v6() && !c.options.Version.dualStack() {
+		return InvalidParameter
+	}
+	for _, p := range lb.Ports() {
+		if !c.validPort(p) {
+			return InvalidParameter
+		}
+	}
+	for _, vip := range append(lb.VIPs(), lb.SourceVIP()) {
+		if ip, err := netip.ParseAddr(vip); vip != "" && (err != nil || ip.Is6() != lb.v6()) {
+			return InvalidIP
+		}
+	}
+	if code := c.checkTargets(lb); code != OK {
+		return code
+	}
+	return c.checkFronts(lb, old)
+}
+
+func (c *call) validPort(p Document) bool {
+	distribution := p.number("DistributionType")
+	if distribution > 2 || distribution > 0 && !c.options.Version.affinity() {
+		return false
+	}
+	for _, key := range []string{"InternalPort", "ExternalPort"} {
+		if n := p.number(key); n < 1 || n > 65535 {
+			return false
+		}
+	}
+	return slices.Contains(protocols, p.number("Protocol"))
+}
+
+// checkTargets looks at the endpoints: all there, all in one network, all on
+// the switch, all with an address of the load balancer's family.
+func (c *call) checkTargets(lb Document) Code {
+	network, seen := "", map[string]bool{}
+	for _, id := range lb.Endpoints() {
+		e := c.store[Endpoint].objects[id]
+		if e == nil {
+			return EndpointNotFound
+		}
+		if e.portless {
+			return PortNotFound
+		}
+		if network != "" && network != e.doc.NetworkID() {
+			return InvalidParameter
+		}
+		if !slices.ContainsFunc(e.doc.IPs(), func(ip netip.Addr) bool { return ip.Is6() == lb.v6() }) {
+			return InvalidIP
+		}
+		if seen[id] {
+			c.warn("load balancer %s leads to endpoint %s twice", lb.ID(), id)
+		}
+		seen[id], network = true, e.doc.NetworkID()
+	}
+	return OK
+}
+
+// checkFronts looks at what the load balancer answers on, which must be its
+// own.
+func (c *call) checkFronts(lb Document, old *object) Code {
+	for _, f := range frontsOf(lb) {
+		owner := c.store[LoadBalancer].objects[c.index.fronts[f]]
+		switch {
+		case owner != nil && owner != old && owner.restored:
+			return AlreadyExists
+		case owner != nil && owner != old, c.heldBack(f, lb):
+			return PortExists
+		}
+	}
+	return OK
+}
+
+// heldBack reports that a program on the host listens where the load balancer
+// would. On Windows Server 2019 that counts for any address, unless replies go
+// past the host.
+func (c *call) heldBack(f front, lb Document) bool {
+	if c.held[f.hostPort] == 0 {
+		return false
+	}
+	return f.vip == "" || c.options.Version.server2019() && lb.Flags()&flagDSR == 0
+}

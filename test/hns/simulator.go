@@ -1,0 +1,204 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Options say what a Simulator is like.
+type Options struct {
+	Version Version // the zero Version means 13.3
+	Case    Case
+	Seed    uint64 // of what happens at random
+}
+
+// Case is how HNS spells identities in its documents. It has been seen to do
+// it either way, so programs must not care.
+type Case string
+
+// The ways to spell.
+const (
+	MixedCase Case = "" // objects in lower, references in upper case
+	LowerCase Case = "lower"
+	UpperCase Case = "upper"
+)
+
+// Simulator is one host's HNS. Its methods may be called from several
+// goroutines.
+type Simulator struct {
+	options Options
+
+	mu       sync.Mutex
+	store    map[Kind]*shelf
+	index    index
+	handles  map[uint64]handle
+	opened   uint64
+	macs     int
+	deletes  int              // of load balancers, see flaky
+	stopped  Code             // what all calls answer, OK while HNS runs
+	held     map[hostPort]int // ports of the host that somebody listens on
+	faults   []*Fault
+	delays   []delay
+	random   *rand.Rand
+	calls    Calls
+	journal  []Entry
+	warnings []string
+	peers    peers
+}
+
+// handle is an open object. It stays when the object goes.
+type handle struct {
+	kind Kind
+	id   string
+}
+
+// New returns a Simulator without objects.
+func New(o Options) *Simulator {
+	o.Version = cmp.Or(o.Version, Version{13, 3})
+	s := &Simulator{options: o, random: rand.New(rand.NewPCG(o.Seed, o.Seed))}
+	s.peers.open = map[closer]bool{}
+	s.Reset()
+	return s
+}
+
+// Reset forgets everything but the options and who is connected.
+func (s *Simulator) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.store = map[Kind]*shelf{}
+	for _, k := range Kinds() {
+		s.store[k] = &shelf{objects: map[string]*object{}}
+	}
+	s.index = newIndex()
+	s.handles = map[uint64]handle{}
+	s.held = map[hostPort]int{}
+	s.stopped, s.deletes = OK, 0
+	s.faults, s.delays = nil, nil
+	s.calls, s.journal, s.warnings = Calls{}, nil, nil
+}
+
+// Version returns what HNS says its version is.
+func (s *Simulator) Version() Version { return s.options.Version }
+
+// Request is one call of a DLL's function.
+type Request struct {
+	Function string
+	ID       string // a GUID, empty if the function has none
+	Handle   uint64
+	Args     [3]string
+}
+
+// Reply is what a call returns.
+type Reply struct {
+	Code   Code
+	Handle uint64 // of what was created or opened
+	Output string
+	Error  string // a document that says the same as Code
+}
+
+// Call makes a call as somebody on the host who is not under test: what it
+// creates is foreign.
+func (s *Simulator) Call(r Request) Reply { return s.call(r, Stranger) }
+
+// call is a call by anyone. What takes its time takes it before anything
+// else happens, and others may call meanwhile.
+func (s *Simulator) call(r Request, by Hand) Reply {
+	r.ID = strings.ToLower(r.ID)
+	if by == Caller {
+		time.Sleep(s.delay(r.Function))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := newCall(s, r, by)
+	before, after := OK, OK
+	if by == Caller {
+		s.calls[r.Function]++
+		before, after = s.fault(r.Function)
+		before = cmp.Or(s.stopped, before)
+	}
+	reply := Reply{Code: before}
+	if before == OK {
+		reply = c.run()
+	}
+	if reply.Code == OK && after != OK {
+		reply = Reply{Code: after}
+	}
+	reply.Error = errorDocument(r.Function, reply.Code)
+	c.record(reply.Code)
+	return reply
+}
+
+// shelf has the objects of one kind.
+type shelf struct {
+	objects map[string]*object
+	order   []string // identities, oldest first
+}
+
+// object is a document and what it does not say.
+type object struct {
+	doc      Document
+	by       Hand
+	restored bool // by a restart of HNS
+	portless bool // an endpoint that is not on the switch yet
+}
+
+func (s *shelf) add(o *object) {
+	s.objects[o.doc.ID()] = o
+	s.order = append(s.order, o.doc.ID())
+}
+
+func (s *shelf) remove(id string) {
+	delete(s.objects, id)
+	s.order = slices.DeleteFunc(s.order, func(x string) bool { return x == id })
+}
+
+// all returns the objects, oldest first.
+func (s *shelf) all() []*object {
+	list := make([]*object, 0, len(s.order))
+	for _, id := range s.order {
+		list = append(list, s.objects[id])
+	}
+	return list
+}
+
+// Objects returns copies of all objects of a kind, oldest first.
+func (s *Simulator) Objects(kind Kind) []Document {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var docs []Document
+	for _, o := range s.store[kind].all() {
+		docs = append(docs, o.doc.clone())
+	}
+	return docs
+}
+
+// Object returns a copy of one object.
+func (s *Simulator) Object(kind Kind, id string) (Document, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, ok := s.store[kind].objects[strings.ToLower(id)]
+	if !ok {
+		return nil, false
+	}
+	return o.doc.clone(), true
+}
+
+// Made returns how many objects of a kind the program under test has made.
+func (s *Simulator) Made(kind Kind) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, o := range s.store[kind].objects {
+		if o.by == Caller {
+			n++
+		}
+	}
+	return n
+}

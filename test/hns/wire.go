@@ -1,0 +1,111 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+)
+
+// maxFrame bounds a frame in bytes. A list of 100,000 identities has 4 MB.
+const maxFrame = 64 << 20
+
+// A frame is a length of four bytes, the lowest first, and fields that a zero
+// byte ends. A request has the function, a GUID, a handle in decimal and three
+// strings, of which the last ones may be left out; a reply the code in
+// hexadecimal, a handle, and two documents.
+
+func readFrame(r io.Reader) ([]string, error) {
+	var length uint32
+	if err := binary.Read(r, binary.LittleEndian, &length); err != nil {
+		return nil, err
+	}
+	if length > maxFrame {
+		return nil, fmt.Errorf("frame of %d bytes: at most %d", length, maxFrame)
+	}
+	frame := make([]byte, length)
+	if _, err := io.ReadFull(r, frame); err != nil {
+		return nil, err
+	}
+	return strings.Split(string(frame), "\x00"), nil
+}
+
+func writeFrame(w *bufio.Writer, fields ...string) error {
+	frame := strings.Join(fields, "\x00") + "\x00"
+	length := binary.LittleEndian.AppendUint32(nil, uint32(len(frame)))
+	_, err := w.Write(append(length, frame...))
+	return errors.Join(err, w.Flush())
+}
+
+func requestOf(fields []string) Request {
+	fields = append(fields, make([]string, 6)...)
+	handle, _ := strconv.ParseUint(fields[2], 10, 64) // 0 is never open
+	return Request{Function: fields[0], ID: fields[1], Handle: handle, Args: [3]string(fields[3:6])}
+}
+
+// Serve takes calls of the program under test until the listener is closed,
+// which closes all connections.
+func (s *Simulator) Serve(l net.Listener) error {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			s.Drop()
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("accept a caller: %w", err)
+		}
+		s.enter(c)
+		go func() {
+			defer s.leave(c)
+			s.talk(c)
+		}()
+	}
+}
+
+func (s *Simulator) talk(c net.Conn) {
+	r, w := bufio.NewReader(c), bufio.NewWriter(c)
+	for {
+		fields, err := readFrame(r)
+		if err != nil {
+			return // the caller has gone, or is none of ours
+		}
+		reply := s.call(requestOf(fields), Caller)
+		code := fmt.Sprintf("%08x", uint32(reply.Code))
+		if writeFrame(w, code, strconv.FormatUint(reply.Handle, 10), reply.Output, reply.Error) != nil {
+			return
+		}
+	}
+}
+
+type closer interface{ Close() error }
+
+// peers are the connections.
+type peers struct{ open map[closer]bool }
+
+func (p peers) drop() {
+	for c := range p.open {
+		_ = c.Close() // who is at the other end will notice
+		delete(p.open, c)
+	}
+}
+
+func (s *Simulator) enter(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.peers.open[c] = true
+}
+
+func (s *Simulator) leave(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.peers.open, c)
+	_ = c.Close()
+}
