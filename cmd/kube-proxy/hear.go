@@ -12,7 +12,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"kubeproxy/common/health"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 )
@@ -58,57 +57,6 @@ func (h hearing) DeleteNode() {
 func (h hearing) Synced() {
 	h.observers.contact.synced()
 	h.Tracker.Synced()
-}
-
-// contacts knows when each kind of object was last heard of. Manifests are
-// heard of by looking, so nothing is said of them but that they were read.
-type contacts struct {
-	api bool // the source is an API server
-
-	mu   sync.Mutex
-	done bool // synced
-	last map[string]time.Time
-	err  string
-}
-
-// staleAfter is how long a watch may be silent: the API server sends a
-// bookmark about every minute.
-const staleAfter = 5 * time.Minute
-
-func newContacts(api bool) *contacts { return &contacts{api: api, last: map[string]time.Time{}} }
-
-func (c *contacts) alive(kind string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.last[kind], c.err = time.Now(), ""
-}
-
-func (c *contacts) failed(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.err = err.Error()
-}
-
-func (c *contacts) synced() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.done = true
-}
-
-func (c *contacts) sources() []health.Source {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.api {
-		return []health.Source{{Name: "manifests", Synced: c.done, Err: c.err}}
-	}
-	var all []health.Source
-	for _, kind := range []string{"services", "endpointslices", "nodes"} {
-		at, ok := c.last[kind]
-		all = append(all, health.Source{
-			Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > staleAfter, Err: c.err,
-		})
-	}
-	return all
 }
 
 // latency measures how long changes of endpoints take to be in force, from
@@ -174,8 +122,9 @@ func (l *latency) settle(f service.Family, start, end time.Time) []time.Duration
 // fieldOf cuts what is wrong down to which field it is in, of which there
 // are few.
 func fieldOf(path string) string {
-	if i := strings.LastIndexByte(path, ' '); i >= 0 { // "endpointslice NAME field"
-		path = "endpointslice." + path[i+1:]
+	if i := strings.LastIndexByte(path, ' '); i >= 0 { // such as "endpointslice NAME field"
+		kind, _, _ := strings.Cut(path, " ")
+		path = kind + "." + path[i+1:]
 	}
 	var b strings.Builder
 	depth := 0

@@ -65,7 +65,7 @@ func newRoot(to streams) *cobra.Command {
 func (o *options) register(fs *pflag.FlagSet) {
 	o.flags = fs
 	o.config.Register(fs)
-	fs.StringArrayVar(&o.manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints and Nodes from this file or directory `PATH` and watch it; repeatable")
+	fs.StringArrayVar(&o.manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
 	fs.BoolVar(&o.fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")
 	fs.Var(&o.version, "version", "print the version and exit; `raw` prints how it was built, too")
 	fs.Lookup("version").NoOptDefVal = "true"

@@ -30,12 +30,20 @@ func newSource(o *options, c *config.Config, node string, contact *contacts, log
 		return nil, err
 	}
 	log.Info("Services come from the API server", "server", to.Host)
+	outages := newOutages(log, remedies(c))
 	return &source.APIServer{
 		Config: to, NodeName: node,
-		Contact: contact.alive,
+		Contact: func(kind string) {
+			contact.alive(kind)
+			outages.over(kind)
+		},
+		Silent: func(kind string) {
+			contact.silent(kind)
+			log.V(2).Info("A watch said nothing for long and is asked for again", "kind", kind)
+		},
 		Report: func(err error) {
 			contact.failed(err)
-			log.Error(err, "The API server cannot be read; what is programmed stays in force")
+			outages.failed(err)
 		},
 	}, nil
 }

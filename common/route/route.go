@@ -69,6 +69,8 @@ func Decide(want *service.Snapshot, c Conn) Verdict {
 	switch {
 	case p == nil && isClusterIP(want, c.To.Addr(), f):
 		v.Action, v.Reason = Reject, fmt.Sprintf("no Service has port %d/%s on this ClusterIP", c.To.Port(), c.Protocol)
+	case p == nil && !c.ToNode && want.Node.IsServiceAddr(c.To.Addr()):
+		v.Action, v.Reason = Drop, "the destination is in a ServiceCIDR, and no Service has it"
 	case p == nil:
 		v.Reason = "the destination is no Service"
 	case !admits(frontend.Sources, c.From):

@@ -22,6 +22,10 @@ type Node struct {
 	// answer NodePorts. A family without a prefix answers on every address
 	// of the node; loopback addresses never answer.
 	NodePorts []netip.Prefix
+	// ServiceCIDRs are the ranges that ClusterIPs come from, sorted and apart,
+	// as far as they are known. An address in them that no Service has leads
+	// nowhere.
+	ServiceCIDRs []netip.Prefix
 	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
 }
@@ -71,4 +75,9 @@ func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
 	}
 	in := InFamily(n.NodePorts, FamilyOf(addr))
 	return len(in) == 0 || slices.ContainsFunc(in, func(x netip.Prefix) bool { return x.Contains(addr) })
+}
+
+// IsServiceAddr reports that ClusterIPs come from where addr is.
+func (n *Node) IsServiceAddr(addr netip.Addr) bool {
+	return slices.ContainsFunc(n.ServiceCIDRs, func(x netip.Prefix) bool { return x.Contains(addr) })
 }

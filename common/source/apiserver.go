@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,18 +31,51 @@ type APIServer struct {
 	// content type to use.
 	Config   *rest.Config
 	NodeName string // the Node to deliver
-	// Report, if set, is told about each failure to list or watch, which is
-	// then tried again.
+	// Report, if set, is told about each failure to list or watch, always a
+	// *ReadError, which is then tried again. It may be called from several
+	// goroutines, as the next two.
 	Report func(error)
 	// Contact, if set, is told of each sign of life: the kind ("services",
-	// "endpointslices", "nodes") that was listed or whose watch sent
-	// something, at least a bookmark a minute. It must return at once.
+	// "endpointslices", "nodes", "servicecidrs") that was listed, whose watch
+	// was granted, or whose watch sent something, which is a bookmark a minute
+	// if nothing else. It must return at once.
 	Contact func(kind string)
+	// Silent, if set, is told of each watch that said nothing for so long that
+	// it is given up and asked for again.
+	Silent func(kind string)
+	// Silence is how long an answer may take and a watch may say nothing; 0
+	// means three minutes. API servers send a bookmark every minute.
+	Silence time.Duration
 }
 
-// nodeGrace bounds how long the first snapshot waits for the own Node, which
-// a Service account may not be allowed to see.
-const nodeGrace = 30 * time.Second
+const (
+	// nodeGrace bounds how long the first snapshot waits for what it could do
+	// without: the own Node, which a Service account may not be allowed to
+	// see, and ServiceCIDRs.
+	nodeGrace = 30 * time.Second
+	// usualSilence bounds how long a connection is trusted on which nothing
+	// comes. The client notices a peer that is gone by itself, with pings, but
+	// not one that keeps the connection up and does not answer.
+	usualSilence = 3 * time.Minute
+	// absence is how long a kind is left alone that the API server does not
+	// have, or does not let us see.
+	absence = 10 * time.Minute
+)
+
+// ReadError is a failure to list or watch one kind.
+type ReadError struct {
+	Kind string // as for APIServer.Contact
+	// Optional tells that the API server does not have the kind or does not
+	// let us see it, and that nobody waits for it.
+	Optional bool
+	Err      error
+}
+
+// Error implements error.
+func (e *ReadError) Error() string { return "watch " + e.Kind + " at the API server: " + e.Err.Error() }
+
+// Unwrap returns what the API client said.
+func (e *ReadError) Unwrap() error { return e.Err }
 
 // Run lists and watches until ctx ends.
 func (a *APIServer) Run(ctx context.Context, sink Sink) error {
@@ -53,11 +87,16 @@ func (a *APIServer) Run(ctx context.Context, sink Sink) error {
 	if err != nil {
 		return err
 	}
-	feeds := a.feeds(core, discovery, &serial{sink: sink})
+	networking, err := a.client(networkingv1.SchemeGroupVersion, "/apis")
+	if err != nil {
+		return err
+	}
+	s := &serial{sink: sink}
+	feeds := []*feed{a.services(core, s), a.slices(discovery, s), a.node(core, s), a.serviceCIDRs(networking, s)}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, f := range feeds {
 		group.Go(func() error {
-			f.run(ctx, a.Report)
+			a.run(ctx, f)
 			return nil
 		})
 	}
@@ -71,35 +110,37 @@ func (a *APIServer) Run(ctx context.Context, sink Sink) error {
 	return group.Wait()
 }
 
-// waitFor returns when every feed has delivered what there was, or only the
-// Node is still missing after its grace.
+// waitFor returns when every feed has delivered what there was, or only those
+// are missing after their grace that can be done without.
 func waitFor(ctx context.Context, feeds []*feed) {
 	grace := time.NewTimer(nodeGrace)
 	defer grace.Stop()
 	for _, f := range feeds {
 		expired := grace.C
-		if f.kind != kindNodes {
+		if f.kind != kindNodes && f.kind != kindCIDRs {
 			expired = nil
 		}
 		select {
 		case <-f.listed:
 		case <-expired:
+			grace.Reset(0) // for the next one
 		case <-ctx.Done():
 		}
 	}
 }
 
-// Kinds, as the API spells them in paths. Nodes come last.
+// Kinds, as the API spells them in paths.
 const (
 	kindServices = "services"
 	kindSlices   = "endpointslices"
 	kindNodes    = "nodes"
+	kindCIDRs    = "servicecidrs"
 )
 
 // client returns a client for one group, which decodes our kinds only.
 func (a *APIServer) client(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("set up the API client: %w", err)
 		}
@@ -121,31 +162,40 @@ const (
 	headless  = "!" + corev1.IsHeadlessService
 )
 
-func (a *APIServer) feeds(core, discovery *rest.RESTClient, s *serial) []*feed {
-	services := newFeed(kindServices, &corev1.Service{}, core, func(o *metav1.ListOptions) {
+func (a *APIServer) services(c cache.Getter, s *serial) *feed {
+	f := a.feed(kindServices, &corev1.Service{}, c, func(o *metav1.ListOptions) {
 		o.LabelSelector = delegated
 		o.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
 	})
-	services.set = func(o any) { s.do(func(to Sink) { to.SetService(o.(*corev1.Service)) }) }
-	services.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteService(n) }) }
+	f.set = func(o any) { s.do(func(to Sink) { to.SetService(o.(*corev1.Service)) }) }
+	f.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteService(n) }) }
+	return f
+}
 
-	slices := newFeed(kindSlices, &discoveryv1.EndpointSlice{}, discovery, func(o *metav1.ListOptions) {
+func (a *APIServer) slices(c cache.Getter, s *serial) *feed {
+	f := a.feed(kindSlices, &discoveryv1.EndpointSlice{}, c, func(o *metav1.ListOptions) {
 		o.LabelSelector = headless
 	})
-	slices.set = func(o any) { s.do(func(to Sink) { to.SetSlice(o.(*discoveryv1.EndpointSlice)) }) }
-	slices.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteSlice(n) }) }
+	f.set = func(o any) { s.do(func(to Sink) { to.SetSlice(o.(*discoveryv1.EndpointSlice)) }) }
+	f.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteSlice(n) }) }
+	return f
+}
 
-	nodes := newFeed(kindNodes, &corev1.Node{}, core, func(o *metav1.ListOptions) {
+func (a *APIServer) node(c cache.Getter, s *serial) *feed {
+	f := a.feed(kindNodes, &corev1.Node{}, c, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", a.NodeName).String()
 	})
-	nodes.set = func(o any) { s.do(func(to Sink) { to.SetNode(o.(*corev1.Node)) }) }
-	nodes.gone = func(types.NamespacedName) { s.do(func(to Sink) { to.DeleteNode() }) }
+	f.set = func(o any) { s.do(func(to Sink) { to.SetNode(o.(*corev1.Node)) }) }
+	f.gone = func(types.NamespacedName) { s.do(func(to Sink) { to.DeleteNode() }) }
+	return f
+}
 
-	feeds := []*feed{services, slices, nodes}
-	for _, f := range feeds {
-		f.contact = a.Contact
-	}
-	return feeds
+func (a *APIServer) serviceCIDRs(c cache.Getter, s *serial) *feed {
+	f := a.feed(kindCIDRs, &networkingv1.ServiceCIDR{}, c, func(*metav1.ListOptions) {})
+	f.optional = true // API servers before 1.33 need not have them
+	f.set = func(o any) { s.do(func(to Sink) { to.SetServiceCIDR(o.(*networkingv1.ServiceCIDR)) }) }
+	f.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteServiceCIDR(n.Name) }) }
+	return f
 }
 
 // serial keeps the feeds from calling the Sink at the same time.
@@ -160,12 +210,13 @@ func (s *serial) do(call func(Sink)) {
 	call(s.sink)
 }
 
-// newFeed returns a feed of one kind, without what it is to do.
-func newFeed(kind string, like runtime.Object, c cache.Getter, selects func(*metav1.ListOptions)) *feed {
+// feed returns a feed of one kind, without what it is to do.
+func (a *APIServer) feed(kind string, like runtime.Object, c cache.Getter, selects func(*metav1.ListOptions)) *feed {
 	return &feed{
 		kind: kind, like: like,
-		from:   cache.NewFilteredListWatchFromClient(c, kind, metav1.NamespaceAll, selects),
-		known:  map[types.NamespacedName]bool{},
-		listed: make(chan struct{}),
+		from:    cache.NewFilteredListWatchFromClient(c, kind, metav1.NamespaceAll, selects),
+		contact: a.Contact,
+		known:   map[types.NamespacedName]bool{},
+		listed:  make(chan struct{}),
 	}
 }

@@ -4,20 +4,13 @@
 package source
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
+	"sync"
 
-	"github.com/go-logr/logr"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 )
 
 // feed passes on one kind of objects. It is the store that a reflector
@@ -30,39 +23,32 @@ type feed struct {
 	gone    func(types.NamespacedName)
 	contact func(string)
 
-	known  map[types.NamespacedName]bool
-	listed chan struct{} // closed after the first list
-	once   bool
+	optional bool // the API server need not have it
+
+	known    map[types.NamespacedName]bool
+	complete bool          // known was, at least once
+	listed   chan struct{} // closed when nobody has to wait for it any longer
+	once     sync.Once     // to close it
 }
 
-var _ cache.ReflectorStore = (*feed)(nil)
+var (
+	_ cache.ReflectorStore    = (*feed)(nil)
+	_ cache.TransformingStore = (*feed)(nil)
+)
 
-// run lists and watches until ctx ends. Failures go to report, each of them
-// before it is tried again, and not to the library's own log.
-func (f *feed) run(ctx context.Context, report func(error)) {
-	list, watches := f.from.ListWithContextFunc, f.from.WatchFuncWithContext
-	tell := func(err error) {
-		if err != nil && ctx.Err() == nil && report != nil && !ordinary(err) {
-			report(fmt.Errorf("watch %s at the API server: %w", f.kind, err))
+// Transformer implements cache.TransformingStore. The library collects what
+// exists, object by object, before it calls Replace: each is passed on at once,
+// and only its name is collected. So at no time are all of them in memory.
+func (f *feed) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) {
+		n, err := nameOf(o)
+		if err != nil {
+			return nil, err
 		}
+		f.known[n] = true // should it go before Replace is called
+		f.set(o)
+		return n, nil
 	}
-	f.from.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		l, err := list(ctx, o)
-		tell(err)
-		return l, err
-	}
-	f.from.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
-		w, err := watches(ctx, o)
-		tell(err)
-		return w, err
-	}
-	quiet := klog.NewContext(ctx, logr.Discard())
-	cache.NewReflectorWithOptions(f.from, f.like, f, cache.ReflectorOptions{Name: f.kind}).RunWithContext(quiet)
-}
-
-// ordinary reports that err is how a watch ends every few minutes.
-func ordinary(err error) bool {
-	return errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 
 // Add implements cache.ReflectorStore.
@@ -95,9 +81,12 @@ func (f *feed) Delete(o any) error {
 // Replace implements cache.ReflectorStore: what is new goes before what is
 // gone, so that endpoints which change slices are never missing.
 func (f *feed) Replace(list []any, _ string) error {
-	f.alive()
 	now := make(map[types.NamespacedName]bool, len(list))
 	for _, o := range list {
+		if n, ok := o.(types.NamespacedName); ok { // passed on before
+			now[n] = true
+			continue
+		}
 		n, err := nameOf(o)
 		if err != nil {
 			return err
@@ -110,11 +99,9 @@ func (f *feed) Replace(list []any, _ string) error {
 			f.gone(n)
 		}
 	}
-	f.known = now
-	if !f.once {
-		f.once = true
-		close(f.listed)
-	}
+	f.known, f.complete = now, true
+	f.alive()
+	f.settle()
 	return nil
 }
 
@@ -125,8 +112,12 @@ func (f *feed) Resync() error { return nil }
 // Bookmark implements cache.ReflectorBookmarkStore: the watch is alive.
 func (f *feed) Bookmark(string) { f.alive() }
 
+// settle has nobody wait for f any longer.
+func (f *feed) settle() { f.once.Do(func() { close(f.listed) }) }
+
+// alive notes a sign of life. What comes before all is known is none.
 func (f *feed) alive() {
-	if f.contact != nil {
+	if f.complete && f.contact != nil {
 		f.contact(f.kind)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/files"
 )
 
-// Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes
-// and Lists of them as YAML or JSON.
+// Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes,
+// ServiceCIDRs and Lists of them as YAML or JSON.
 //
 // It holds on to what it has. A file that cannot be read or parsed leaves
 // everything it held before in force, an object that cannot be decoded only

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
@@ -170,6 +171,8 @@ func newObject(name string) (value metav1.Object, namespaced bool) {
 		return &corev1.Node{}, false
 	case "discovery.k8s.io/v1 EndpointSlice":
 		return &discoveryv1.EndpointSlice{}, true
+	case "networking.k8s.io/v1 ServiceCIDR":
+		return &networkingv1.ServiceCIDR{}, false
 	}
 	return nil, false
 }
@@ -219,7 +222,7 @@ func (d *decoder) list(i item, of [2]string, out *decoded) {
 
 func (d *decoder) ignore(name string) {
 	if d.note != nil && !d.noted[name] {
-		d.note(fmt.Sprintf("objects of kind %s are ignored; a manifest's Services, EndpointSlices, Endpoints and Nodes count", name))
+		d.note(fmt.Sprintf("objects of kind %s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", name))
 	}
 	d.noted[name] = true
 }

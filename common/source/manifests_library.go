@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -39,18 +40,21 @@ func (k key) String() string {
 }
 
 // kindOrder is also the order of delivery.
-const kindOrder = "Node Service EndpointSlice"
+const kindOrder = "Node ServiceCIDR Service EndpointSlice"
 
 func compareKeys(a, b key) int {
 	return cmp.Or(
-		cmp.Compare(strings.Index(kindOrder, a.kind), strings.Index(kindOrder, b.kind)),
+		cmp.Compare(place(a.kind), place(b.kind)),
 		cmp.Compare(a.name.Namespace, b.name.Namespace),
 		cmp.Compare(a.name.Name, b.name.Name),
 	)
 }
 
-// object is a decoded *corev1.Service, *corev1.Node, *endpoints or
-// *discoveryv1.EndpointSlice.
+// place is where a kind comes in kindOrder.
+func place(kind string) int { return strings.Index(kindOrder+" ", kind+" ") }
+
+// object is a decoded *corev1.Service, *corev1.Node, *endpoints,
+// *discoveryv1.EndpointSlice or *networkingv1.ServiceCIDR.
 type object struct {
 	key   key
 	value any
@@ -218,6 +222,8 @@ func (l *library) deliver(sink Sink, wanted map[key]any) {
 			sink.SetService(v)
 		case *discoveryv1.EndpointSlice:
 			sink.SetSlice(v)
+		case *networkingv1.ServiceCIDR:
+			sink.SetServiceCIDR(v)
 		}
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(l.delivered), compareKeys) {
@@ -231,6 +237,8 @@ func (l *library) deliver(sink Sink, wanted map[key]any) {
 			sink.DeleteService(k.name)
 		case "EndpointSlice":
 			sink.DeleteSlice(k.name)
+		case "ServiceCIDR":
+			sink.DeleteServiceCIDR(k.name.Name)
 		}
 	}
 	l.delivered = wanted

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -59,8 +60,12 @@ func (r *recorder) SetSlice(s *discoveryv1.EndpointSlice) {
 func (r *recorder) DeleteSlice(n types.NamespacedName) { r.add("delete slice %s", n) }
 func (r *recorder) SetNode(n *corev1.Node)             { r.add("set node %s", n.Name) }
 func (r *recorder) DeleteNode()                        { r.add("delete node") }
-func (r *recorder) Synced()                            { r.add("synced") }
-func (r *recorder) Unread(n int)                       { r.add("unread %d", n) }
+func (r *recorder) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
+	r.add("set range %s %v", o.Name, o.Spec.CIDRs)
+}
+func (r *recorder) DeleteServiceCIDR(name string) { r.add("delete range %s", name) }
+func (r *recorder) Synced()                       { r.add("synced") }
+func (r *recorder) Unread(n int)                  { r.add("unread %d", n) }
 
 func (r *recorder) report(err error) {
 	r.mu.Lock()

@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source reads Services, EndpointSlices and the own Node from where
-// they are kept, and tells a Sink about them. It knows no rules: what the
+// Package source reads Services, EndpointSlices, ServiceCIDRs and the own Node
+// from where they are kept, and tells a Sink about them. It knows no rules: what the
 // objects mean is the Sink's business.
 package source
 
@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -25,6 +26,9 @@ type Sink interface {
 
 	SetNode(*corev1.Node) // the node we run on
 	DeleteNode()
+
+	SetServiceCIDR(*networkingv1.ServiceCIDR)
+	DeleteServiceCIDR(name string)
 
 	// Synced is called once, after everything that existed at the start and
 	// could be read.

@@ -110,6 +110,6 @@ func (o *Options) node(f *facts) *service.Node {
 func sameNode(a, b *service.Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePorts, b.NodePorts) &&
-		slices.Equal(a.Pods.Prefixes, b.Pods.Prefixes) &&
+		slices.Equal(a.Pods.Prefixes, b.Pods.Prefixes) && slices.Equal(a.ServiceCIDRs, b.ServiceCIDRs) &&
 		a.Pods.Interface == b.Pods.Interface && a.Pods.InterfacePrefix == b.Pods.InterfacePrefix
 }

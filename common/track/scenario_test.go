@@ -125,6 +125,7 @@ func printSnapshot(b *bytes.Buffer, s *service.Snapshot) {
 	printList(b, "addrs", n.Addrs)
 	printList(b, "pods", n.Pods.Prefixes)
 	printList(b, "nodeports", n.NodePorts)
+	printList(b, "services", n.ServiceCIDRs)
 	if n.MasqueradeAll {
 		b.WriteString(" masquerade-all")
 	}

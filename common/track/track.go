@@ -56,6 +56,7 @@ type Tracker struct {
 	claims   claims
 	names    names
 	facts    *facts
+	ranges   map[string]*ranges // by the name of the ServiceCIDR
 	synced   bool
 	unread   int // see source.Sink
 
@@ -91,6 +92,7 @@ func New(o Options) *Tracker {
 		slices:   map[types.NamespacedName]*slice{},
 		claims:   newClaims(),
 		facts:    &facts{},
+		ranges:   map[string]*ranges{},
 		problems: map[types.NamespacedName][]Problem{},
 	}
 }

@@ -86,11 +86,12 @@ func (t *Tracker) update() []Problem {
 		return nil
 	}
 	node := t.options.node(t.facts)
+	node.ServiceCIDRs = t.serviceCIDRs()
 	if t.latest != nil && sameNode(node, t.latest.Node) {
 		node = t.latest.Node
 	}
 	t.chooser.zone = t.facts.zone
-	fresh := t.problem(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.facts.notes))
+	fresh := t.problem(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.facts.notes, t.rangeNotes()))
 	var changes []service.Change
 	for _, s := range t.dirty {
 		s.dirty = false

@@ -53,6 +53,7 @@ const (
 	dispatchChain      = "dispatch"
 	nodePortChain      = "nodeport-dispatch"
 	rememberChain      = "remember"
+	unallocatedChain   = "unallocated"
 )
 
 var (
@@ -81,15 +82,32 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 		}},
 		{name: dispatchChain, rules: dispatchRules(f, node)},
 		{name: rememberChain, rules: rememberRules()},
+		{name: unallocatedChain, rules: []rule{
+			{translated{}, verdict{code: goBack}},
+			{isLocal{daddr}, verdict{code: goBack}},
+			{verdict{code: dropIt}},
+		}},
 		{name: "prerouting", hook: &hook{"prerouting", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
 		{name: "output", hook: &hook{"output", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
 		{name: "input", hook: &hook{"input", srcNAT}, rules: []rule{{translated{}, jump(rememberChain)}}},
-		{name: "postrouting", hook: &hook{"postrouting", srcNAT}, rules: []rule{
-			{translated{}, jump(rememberChain)},
-			{marked{bit}, unmark{bit}, masquerade{}},
-			{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},
-		}},
+		{name: "postrouting", hook: &hook{"postrouting", srcNAT}, rules: append(unallocatedRules(f, node),
+			rule{translated{}, jump(rememberChain)},
+			rule{marked{bit}, unmark{bit}, masquerade{}},
+			rule{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},
+		)},
 	}
+}
+
+// unallocatedRules drop what goes to an address that only a Service could
+// have, and none has: along a default route it would travel for nothing, or in
+// a circle. That is only known in the end, when whoever else forwards Services
+// had the chance to.
+func unallocatedRules(f service.Family, node *service.Node) []rule {
+	var rules []rule
+	for _, p := range service.InFamily(node.ServiceCIDRs, f) {
+		rules = append(rules, rule{within{daddr, p.Masked(), false}, jump(unallocatedChain)})
+	}
+	return rules
 }
 
 // dispatchRules find the Service: first by its own address, then, so that

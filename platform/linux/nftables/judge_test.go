@@ -65,6 +65,9 @@ func (w world) node() *service.Node {
 	case 2:
 		n.Pods.InterfacePrefix = "veth"
 	}
+	if w.coin("ranges") {
+		n.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")}
+	}
 	if w.coin("restricted") {
 		for _, a := range nodeAddr {
 			n.NodePorts = append(n.NodePorts, netip.PrefixFrom(a, a.BitLen()))
@@ -146,8 +149,13 @@ func (w world) conn(ports []*service.Port) route.Conn {
 			addr = rapid.SampledFrom([]netip.Addr{nodeAddr[w.family], nodeOther[w.family], w.pod(40), netip.MustParseAddr(w.base("127.0.0.1", "::1"))}).Draw(w.t, "node address")
 		}
 		port := f.Port
-		if w.pick("other port", 8) == 0 {
+		switch w.pick("other", 16) {
+		case 0, 1:
 			port++
+		case 2: // no Service has it, but an external one may be a neighbour's
+			addr = addr.Next()
+		case 3:
+			addr = addrIn(w.base("10.96.0.0", "fd00:10:96::"), 200)
 		}
 		c.To = netip.AddrPortFrom(addr, port)
 	}

@@ -19,6 +19,7 @@ type tracer struct {
 	conn   route.Conn
 	local  func(netip.Addr) bool // is it one of the node's addresses
 	marks  uint32
+	dnat   bool // the destination was translated
 	out    outcome
 }
 
@@ -46,14 +47,18 @@ func trace(t *fakeTable, family service.Family, c route.Conn, local func(netip.A
 	if c.Interface == "" {
 		entry = "output"
 	}
-	tr.chain(entry)
+	if tr.chain(entry) != final && !c.ToNode {
+		after := &tracer{table: t, family: family, conn: c, local: local}
+		after.chain("postrouting")
+		tr.out.action = after.out.action
+	}
 	o := tr.out
 	slices.SortFunc(o.targets, netip.AddrPort.Compare)
 	o.targets = slices.Compact(o.targets)
 	if o.action == route.Forward {
 		o.masq = map[netip.AddrPort]bool{}
 		for _, to := range o.targets {
-			after := &tracer{table: t, family: family, conn: c, local: local, marks: tr.marks}
+			after := &tracer{table: t, family: family, conn: c, local: local, marks: tr.marks, dnat: true}
 			after.conn.To = to
 			after.chain("postrouting")
 			o.masq[to] = after.out.masq != nil
@@ -137,7 +142,7 @@ func (t *tracer) matches(s statement) bool {
 	case isLocal:
 		return t.local(t.addr(s.field))
 	case translated:
-		return true
+		return t.dnat
 	case marked:
 		return t.marks&s.bits == s.bits
 	}

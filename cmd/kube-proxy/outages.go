@@ -1,0 +1,127 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/source"
+)
+
+// outages logs that the API server cannot be read: each sort of failure when
+// it first appears, then how often it was repeated, at growing intervals. So
+// an outage of an hour is a dozen lines, whatever happens in it.
+type outages struct {
+	log    klog.Logger
+	now    func() time.Time
+	remedy func(error) string
+
+	mu      sync.Mutex
+	failing map[string]bool // kinds
+	since   time.Time       // failing has not been empty since
+	told    bool            // of what fails
+	sorts   map[string]*failure
+}
+
+// failure is a sort of failure: errors that differ in numbers and in what they
+// are about only.
+type failure struct {
+	last, logged time.Time
+	pause        time.Duration
+	repeats      int
+}
+
+// forgetAfter is how long a sort of failure is remembered, and the longest
+// that one which lasts is not logged.
+const forgetAfter = 15 * time.Minute
+
+func newOutages(log klog.Logger, remedy func(error) string) *outages {
+	return &outages{log: log, now: time.Now, remedy: remedy, failing: map[string]bool{}, sorts: map[string]*failure{}}
+}
+
+func (o *outages) failed(err error) {
+	read, ok := errors.AsType[*source.ReadError](err)
+	if !ok {
+		read = &source.ReadError{Err: err}
+	}
+	now := o.now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.failing) == 0 && !read.Optional {
+		o.since = now
+	}
+	if delete(o.failing, read.Kind); !read.Optional {
+		o.failing[read.Kind] = true
+	}
+	name := sortOf(read)
+	s := o.sorts[name]
+	if s == nil || now.Sub(s.last) > forgetAfter {
+		s = &failure{}
+		o.sorts[name] = s
+	}
+	s.last = now
+	s.repeats++
+	if !s.logged.IsZero() && now.Sub(s.logged) < s.pause {
+		return
+	}
+	o.tell(read, s)
+	s.logged, s.repeats, s.pause = now, 0, min(max(2*s.pause, remind), forgetAfter)
+}
+
+// tell logs a failure.
+func (o *outages) tell(read *source.ReadError, s *failure) {
+	if read.Optional {
+		if s.logged.IsZero() {
+			o.log.Info("Going on without what the API server does not have or does not show", "kind", read.Kind, "reason", read.Err.Error())
+		}
+		return
+	}
+	args := []any{"kind", read.Kind}
+	if r := o.remedy(read.Err); r != "" {
+		args = append(args, "remedy", r)
+	}
+	if !s.logged.IsZero() {
+		args = append(args, "repeated", s.repeats, "failingFor", o.now().Sub(o.since).Round(time.Second))
+	}
+	o.log.Error(read.Err, "The API server cannot be read; what is programmed stays in force", args...)
+	o.told = true
+}
+
+// over notes that a kind can be read.
+func (o *outages) over(kind string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.failing[kind] {
+		return
+	}
+	delete(o.failing, kind)
+	if len(o.failing) == 0 && o.told {
+		o.log.Info("The API server can be read again", "failedFor", o.now().Sub(o.since).Round(time.Millisecond))
+		o.told = false
+	}
+}
+
+// sortOf names the sort of a failure. What one request was about, its kind
+// and its numbers, such as ports, says nothing of the sort.
+func sortOf(e *source.ReadError) string {
+	if e.Optional {
+		return e.Kind
+	}
+	text := e.Err.Error()
+	if i := strings.LastIndex(text, "\": "); i >= 0 { // after the URL
+		text = text[i:]
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsDigit(r) {
+			return -1
+		}
+		return r
+	}, strings.ReplaceAll(text, e.Kind, ""))
+}

@@ -1,0 +1,96 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/source"
+)
+
+// outage is outages with a clock and a log of its own.
+type outage struct {
+	*outages
+	clock time.Time
+	log   bytes.Buffer
+}
+
+func newOutage() *outage {
+	x := &outage{clock: time.Unix(1e9, 0)}
+	x.outages = newOutages(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&x.log))), func(error) string { return "" })
+	x.now = func() time.Time { return x.clock }
+	return x
+}
+
+func (x *outage) lines() []string {
+	var all []string
+	for line := range strings.Lines(x.log.String()) {
+		_, text, _ := strings.Cut(line, "] ")
+		all = append(all, text)
+	}
+	return all
+}
+
+func refused(kind string, port int) error {
+	return &source.ReadError{Kind: kind, Err: fmt.Errorf("Get \"https://192.0.2.1/%s?v=%d\": read tcp 192.0.2.7:%d: connection reset", kind, port, port)}
+}
+
+// An hour of failures, whether they last or come and go, is a dozen lines.
+func TestOutageOfAnHourIsAFewLines(t *testing.T) {
+	for name, flaps := range map[string]bool{"lasts": false, "comes and goes": true} {
+		t.Run(name, func(t *testing.T) {
+			x := newOutage()
+			for i := range 720 {
+				x.clock = x.clock.Add(5 * time.Second)
+				kind := required[i%len(required)]
+				x.failed(refused(kind, 30000+i))
+				if flaps {
+					x.over(kind)
+				}
+			}
+			for _, kind := range required {
+				x.over(kind)
+			}
+			lines := x.lines()
+			if n := len(lines); n < 4 || n > 16 {
+				t.Errorf("%d lines, want a dozen:\n%s", n, &x.log)
+			}
+			if !strings.Contains(lines[0], "cannot be read") || !strings.Contains(x.log.String(), "repeated=") {
+				t.Errorf("the log begins with %q, or tells no repeats:\n%s", lines[0], &x.log)
+			}
+			if last := lines[len(lines)-1]; !strings.Contains(last, "again") {
+				t.Errorf("last line %q, want that it is over", last)
+			}
+		})
+	}
+}
+
+func TestEachSortOfFailureIsLogged(t *testing.T) {
+	x := newOutage()
+	x.failed(refused("services", 1))
+	x.failed(&source.ReadError{Kind: "services", Err: apierrors.NewUnauthorized("who are you")})
+	x.failed(&source.ReadError{Kind: "nodes", Err: apierrors.NewUnauthorized("who are you")})
+	x.failed(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
+	x.failed(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
+	if n := len(x.lines()); n != 3 {
+		t.Errorf("%d lines, want one for each sort:\n%s", n, &x.log)
+	}
+	x.over("services")
+	if strings.Contains(x.log.String(), "again") {
+		t.Errorf("said to be over while nodes fail:\n%s", &x.log)
+	}
+	x.over("nodes")
+	x.over("nodes")
+	if n := strings.Count(x.log.String(), "again"); n != 1 {
+		t.Errorf("said to be over %d times:\n%s", n, &x.log)
+	}
+}

@@ -1,0 +1,66 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"kubeproxy/config"
+)
+
+// remedies returns what says, of a failure to read the API server, what its
+// usual cause is and where to put it right; nothing if that is not known.
+func remedies(c *config.Config) func(error) string {
+	from, server := "the service account of the pod", "KUBERNETES_SERVICE_HOST"
+	if file := c.ClientConnection.Kubeconfig; file != "" {
+		from, server = "kubeconfig "+file, "cluster.server in kubeconfig "+file
+	}
+	if c.Master != "" {
+		server = "--master"
+	}
+	return func(err error) string { return remedy(err, from, server) }
+}
+
+func remedy(err error, from, server string) string {
+	if text := certificateRemedy(err, from, server); text != "" {
+		return text
+	}
+	var unknown *net.DNSError
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return fmt.Sprintf("the credentials in %s are unknown or expired: renew the user's token or client certificate", from)
+	case apierrors.IsForbidden(err):
+		return "the account lacks rights: bind it to a ClusterRole that may list and watch this kind, such as system:node-proxier"
+	case errors.As(err, &unknown):
+		return fmt.Sprintf("the host's name cannot be resolved: check %s", server)
+	case utilnet.IsConnectionRefused(err):
+		return fmt.Sprintf("nobody listens there: check %s, and that the API server runs", server)
+	}
+	return ""
+}
+
+// certificateRemedy is about certificates of both sides.
+func certificateRemedy(err error, from, server string) string {
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &authority):
+		return fmt.Sprintf("the API server's certificate is of another authority: set cluster.certificate-authority in %s to the cluster's", from)
+	case errors.As(err, &name):
+		return fmt.Sprintf("the API server's certificate is for other names: check %s, or set cluster.tls-server-name in %s", server, from)
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "the API server's certificate is not valid now: renew it, or set this node's clock"
+	case strings.Contains(err.Error(), "remote error: tls: ") && strings.Contains(err.Error(), "certificate"):
+		return fmt.Sprintf("the API server refuses the client certificate in %s: renew it", from)
+	}
+	return ""
+}

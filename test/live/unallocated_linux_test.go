@@ -1,0 +1,36 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// What goes to an address that only a Service could have, and none has, is
+// dropped, as soon as the ranges are known and no longer. Ports of Services
+// go on being served or refused.
+func TestUnallocatedAddresses(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}.on(c.Host("web-1"))
+	c.save(t, web)
+	c.start(t)
+	cells := c.cells(c.callers()[:3], web)
+	for _, x := range c.cells(c.callers()[:3], web) {
+		if x.ToNode || x.Name != "ClusterIP of web" {
+			continue
+		}
+		other, nobody := x, x
+		other.Name, other.To = "no port of web", netip.AddrPortFrom(x.To.Addr(), 81)
+		nobody.Name, nobody.To = "nobody", netip.AddrPortFrom(x.To.Addr().Next(), 80)
+		cells = append(cells, other, nobody)
+	}
+	c.write(t, "ranges.yaml", []byte(`apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/12, "fd00:10:96::/112"]}
+`))
+	c.check(t, c.settle(t), cells)
+}
