@@ -128,6 +128,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		notes:                  slices.Clone(file.Notes),
 	}
 	b.applyFlags(flags)
+	b.noteEmpty(flags)
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)
 	b.applyPorts(flags)
 	b.validate()

@@ -16,6 +16,7 @@ const (
 // most never concerned the proxy; others have become permanent.
 var gates = map[string]effect{
 	"AllowServiceExternalIPs": honored,
+	"KubeProxyIPVS":           honored,
 
 	"APIListChunking":                                inert,
 	"APIResponseCompression":                         inert,
@@ -65,7 +66,6 @@ var gates = map[string]effect{
 	"HyperVContainer":                                inert,
 	"IPv6DualStack":                                  inert,
 	"KubeProxyDrainingTerminatingNodes":              inert,
-	"KubeProxyIPVS":                                  inert,
 	"KubeProxyNFTablesLocalhostNodePorts":            inert,
 	"KubeletPodResources":                            inert,
 	"LegacyNodeRoleBehavior":                         inert,

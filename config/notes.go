@@ -4,7 +4,6 @@
 package config
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
@@ -44,9 +43,16 @@ func (b *build) noteUnused() {
 	if slices.Contains(b.NodePortAddresses, wordLocalhost) {
 		b.notef("nodePortAddresses", "%s has no effect: loopback addresses do not answer NodePorts", wordLocalhost)
 	}
-	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
-		if gates[name] == inert {
-			b.notef("featureGates["+name+"]", "is ignored: the gate does not concern the proxy or has become permanent")
+	b.noteGates()
+	b.noteFamilies()
+}
+
+// noteEmpty remarks on an address that a flag makes empty: there were times
+// when that was said to mean no server.
+func (b *build) noteEmpty(f *Flags) {
+	for _, s := range settings {
+		if (s.path == "healthzBindAddress" || s.path == "metricsBindAddress") && f.changed(s.flag) && at(&b.KubeProxyConfiguration, s.path).IsZero() {
+			b.notef(s.path, "is empty, which stands for the default; port 0 stands for no server")
 		}
 	}
 }

@@ -5,7 +5,6 @@ package config
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -102,14 +101,6 @@ func (b *build) interfaceName(path, name string) {
 	const most = 15 // IFNAMSIZ without the final 0
 	if len(name) > most || strings.ContainsAny(name, "/: \t\n\x00") {
 		b.errorf(path, "%.80q cannot name an interface: want at most %d letters, no /, : or space", name, most)
-	}
-}
-
-func (b *build) validateGates() {
-	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
-		if _, known := gates[name]; !known {
-			b.errorf("featureGates["+name+"]", "unknown feature gate%s", didYouMean(Closest(name, slices.Sorted(maps.Keys(gates)))))
-		}
 	}
 }
 

@@ -126,7 +126,7 @@ func TestNotes(t *testing.T) {
 		"other system, Windows":  {Windows, "ipvs: {scheduler: rr}\nconntrack: {min: 5}", nil, []string{`f:3: ipvs.scheduler: has no effect on windows`, `f:4: conntrack.min: has no effect on windows`}},
 		"removed fields":         {Linux, "udpIdleTimeout: 1s", nil, []string{`f:3: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout`}},
 		"without use":            {Linux, "portRange: 1-2\nshowHiddenMetricsForVersion: '1.36'", nil, []string{`f:4: showHiddenMetricsForVersion: is ignored: no metric is hidden`, `f:3: portRange: is ignored: the system chooses ports`}},
-		"gates":                  {Linux, "featureGates: {WinDSR: true, AllowServiceExternalIPs: false}", nil, []string{`f:3: featureGates[WinDSR]: is ignored: the gate does not concern the proxy or has become permanent`}},
+		"gates":                  {Linux, "featureGates: {CPUManager: true, AllowServiceExternalIPs: false}", nil, []string{`f:3: featureGates[CPUManager]: is ignored: the gate does not concern the proxy or has become permanent`}},
 		"localhost":              {Linux, "nodePortAddresses: [localhost]", nil, []string{`f:3: nodePortAddresses: localhost has no effect: loopback addresses do not answer NodePorts`}},
 		"old flags":              {Linux, "", []string{"--udp-timeout=1s", "--logtostderr"}, []string{`--udp-timeout: is deprecated: ignored, see --conntrack-udp-timeout`, `--logtostderr: is deprecated: ignored, logs always go there`}},
 		"log options":            {Linux, "", []string{"--log-json-split-stream"}, []string{`--log-json-split-stream: logging.options.json.splitStream: is ignored: logs are not buffered and go to standard error`}},

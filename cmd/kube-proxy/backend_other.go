@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
@@ -28,3 +29,5 @@ func allBackends(*config.Config) ([]*backend, error) { return nil, errSystem }
 func prepare(context.Context, *config.Config) error { return errSystem }
 
 func keepPrepared(context.Context, *config.Config, *observers) {}
+
+func tracked() *metrics.Tracked { return nil }

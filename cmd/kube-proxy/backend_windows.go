@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
@@ -30,3 +31,5 @@ func prepare(context.Context, *config.Config) error {
 }
 
 func keepPrepared(context.Context, *config.Config, *observers) {}
+
+func tracked() *metrics.Tracked { return nil }

@@ -77,7 +77,7 @@ func TestMistakes(t *testing.T) {
 		"every error of a file":   {[]string{"--config=DIR/bad.yaml"}, "DIR/bad.yaml:3: mode: \"magic\" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing\nDIR/bad.yaml:4: oomScoreAdj: 5000 is out of range: want -1000 to 1000"},
 		"render without source":   {[]string{"render"}, "nothing to read Services from: want --manifests PATH"},
 		"render, unknown format":  {[]string{"render", "--manifests=DIR", "-o", "xml"}, `--output: "xml" is unknown: want text or json`},
-		"render, mode to come":    {[]string{"render", "--manifests=DIR", "--proxy-mode=ipvs"}, "mode ipvs is not built in yet; the only mode so far is nftables"},
+		"render, mode to come":    {[]string{"render", "--manifests=DIR", "--proxy-mode=ipvs", "--nodeport-addresses=primary"}, "mode ipvs is not built in yet; the only mode so far is nftables"},
 		"render, no such path":    {[]string{"render", "--manifests=DIR/nothing"}, "read manifests: stat DIR/nothing: no such file or directory"},
 		"config alone":            {[]string{"config"}, "config wants a command: validate or migrate"},
 		"validate nothing":        {[]string{"config", "validate"}, "kube-proxy config validate wants one file, not 0"},

@@ -47,7 +47,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 	o.health = health.New(health.Options{
 		Families: families, SyncPeriod: most, NodeRequired: contact.api, Sources: contact.sources,
 	})
-	o.metrics = metrics.New(metrics.Options{Backends: named, Build: buildMetric(), Observe: o.observe})
+	o.metrics = metrics.New(metrics.Options{Backends: named, Build: buildMetric(), Features: featureMetrics(c), Observe: o.observe})
 	o.book = &servicestate.Book{
 		Latest:   func() *service.Snapshot { return o.tracker.Latest() },
 		Problems: o.problems,
@@ -61,6 +61,14 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 		},
 	}, o.book.Failing)
 	return o
+}
+
+func featureMetrics(c *config.Config) []metrics.Feature {
+	var all []metrics.Feature
+	for _, f := range c.Features() {
+		all = append(all, metrics.Feature(f))
+	}
+	return all
 }
 
 func buildMetric() metrics.Build {
@@ -125,6 +133,7 @@ func (o *observers) observe() metrics.Observation {
 	for _, p := range o.tracker.Problems() {
 		seen.Skipped[fieldOf(p.Field)]++
 	}
+	seen.Tracked = tracked()
 	for name := range r.Conditions {
 		seen.Conditions = append(seen.Conditions, name)
 	}

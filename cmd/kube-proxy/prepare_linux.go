@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
@@ -46,6 +47,15 @@ func usedFamilies(s *service.Snapshot) []service.Family {
 // settingsPause is how long settings rest that could not be made, or that
 // are others' to make.
 const settingsPause = time.Minute
+
+// tracked returns nil while the kernel tracks no connections.
+func tracked() *metrics.Tracked {
+	now, most, err := sysctl.Connections(sysctl.Host())
+	if err != nil {
+		return nil
+	}
+	return &metrics.Tracked{Entries: now, Limit: most}
+}
 
 // preparation tells of settings, each time that there is something new.
 type preparation struct {

@@ -67,6 +67,8 @@ var observed = map[string]metric{
 	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date."},
 	sourceSynced:        {[]string{"source"}, "Whether the source has told everything that existed at the start."},
 	skippedObjects:      {[]string{"reason"}, "What of the cluster's objects had to be left out, by the field at fault."},
+	trackedEntries:      {nil, "Connections that the kernel tracks in the node's network."},
+	trackedLimit:        {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
 	condition:           {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
 
@@ -79,6 +81,8 @@ const (
 	sourceStaleness     = "source_staleness_seconds"
 	sourceSynced        = "source_synced"
 	skippedObjects      = "skipped_objects"
+	trackedEntries      = "conntrack_entries"
+	trackedLimit        = "conntrack_limit"
 	condition           = "condition"
 )
 

@@ -63,6 +63,8 @@ var documented = map[string]string{
 	"kubeproxy_source_synced":                                "GAUGE{source}",
 	"kubeproxy_skipped_objects":                              "GAUGE{reason}",
 	"kubeproxy_condition":                                    "GAUGE{condition}",
+	"kubeproxy_conntrack_entries":                            "GAUGE{}",
+	"kubeproxy_conntrack_limit":                              "GAUGE{}",
 }
 
 var v4 = Backend{"nftables", service.IPv4}
@@ -79,6 +81,7 @@ func fed() *Metrics {
 				Sources:       []Source{{"apiserver", true, 90 * time.Second}},
 				Skipped:       map[string]int{"spec.ports.nodePort": 2},
 				Conditions:    []string{"configuration"},
+				Tracked:       &Tracked{Entries: 7, Limit: 262144},
 			}
 		},
 	})

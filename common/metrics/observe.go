@@ -68,6 +68,10 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	for reason, n := range now.Skipped {
 		set(skippedObjects, float64(n), reason)
 	}
+	if t := now.Tracked; t != nil {
+		set(trackedEntries, float64(t.Entries))
+		set(trackedLimit, float64(t.Limit))
+	}
 	for _, name := range now.Conditions {
 		set(condition, 1, name)
 	}

@@ -45,7 +45,11 @@ type Observation struct {
 	Sources       []Source
 	Skipped       map[string]int // by reason, of which there must be few
 	Conditions    []string       // the names of those that hold
+	Tracked       *Tracked       // nil where nobody knows
 }
+
+// Tracked is how full the table of connection tracking is.
+type Tracked struct{ Entries, Limit int64 }
 
 // Source is where objects come from.
 type Source struct {

@@ -9,6 +9,7 @@ package sysctl
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"kubeproxy/common/service"
@@ -106,12 +107,30 @@ func Forwarding(files Files, families ...service.Family) []Outcome {
 	return all
 }
 
+// Connections returns how many connections are tracked and how many may be.
+func Connections(files Files) (now, most int64, err error) {
+	if now, err = number(files, trackedNow); err != nil {
+		return 0, 0, err
+	}
+	most, err = number(files, tableSize)
+	return now, most, err
+}
+
+func number(files Files, p parameter) (int64, error) {
+	b, err := files.ReadFile(p.file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+}
+
 // parameter is one file.
 type parameter struct{ name, file string }
 
 // The parameters, by the names that sysctl(8) and modinfo(8) use.
 var (
 	tableSize      = parameter{"net.netfilter.nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max"}
+	trackedNow     = parameter{"net.netfilter.nf_conntrack_count", "proc/sys/net/netfilter/nf_conntrack_count"}
 	buckets        = parameter{"nf_conntrack hashsize", "sys/module/nf_conntrack/parameters/hashsize"}
 	tcpEstablished = parameter{"net.netfilter.nf_conntrack_tcp_timeout_established", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"}
 	tcpCloseWait   = parameter{"net.netfilter.nf_conntrack_tcp_timeout_close_wait", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"}

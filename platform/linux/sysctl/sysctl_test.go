@@ -21,6 +21,7 @@ import (
 var stock = map[string]string{
 	tableSize.file:      "65536",
 	buckets.file:        "16384",
+	trackedNow.file:     "17",
 	tcpEstablished.file: "432000",
 	tcpCloseWait.file:   "60",
 	tcpBeLiberal.file:   "0",
@@ -269,6 +270,21 @@ func TestForwarding(t *testing.T) {
 	}
 	if got[1].Action != Unmet || len(changes(t, d)) != 0 {
 		t.Errorf("Forwarding = %+v and changed %v, want %d and nothing", got[1], changes(t, d), Unmet)
+	}
+}
+
+func TestConnections(t *testing.T) {
+	d := tree(t, map[string]string{trackedNow.file: "17", tableSize.file: "262144"})
+	if now, most, err := Connections(d); now != 17 || most != 262144 || err != nil {
+		t.Errorf("Connections = %d, %d, %v, want 17, 262144", now, most, err)
+	}
+	for name, files := range map[string]map[string]string{
+		"not tracked": {trackedNow.file: "", tableSize.file: "262144"},
+		"no number":   {trackedNow.file: "many", tableSize.file: "262144"},
+	} {
+		if _, _, err := Connections(tree(t, files)); err == nil {
+			t.Errorf("%s: no error", name)
+		}
 	}
 }
 

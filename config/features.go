@@ -1,0 +1,97 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// Feature is a feature gate of the proxy's own.
+type Feature struct {
+	Name  string
+	Stage string // ALPHA, BETA, DEPRECATED, or empty for what is here to stay
+	// Enabled is what is in effect, whatever was asked for.
+	Enabled bool
+}
+
+// feature is a gate that concerns the proxy.
+type feature struct {
+	Feature        // as it is unless switched
+	why     string // it cannot be switched, empty where it can
+}
+
+const always = "is always on"
+
+// features holds them, by name.
+var features = []feature{
+	{Feature{"AllowServiceExternalIPs", "DEPRECATED", true}, ""},
+	{Feature{"KubeProxyIPVS", "DEPRECATED", true}, ""},
+	{Feature{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", false}, "is always off: loopback addresses do not answer NodePorts"},
+	{Feature{"MultiCIDRServiceAllocator", "", true}, always},
+	{Feature{"NFTablesProxyMode", "", true}, always},
+	{Feature{"PreferSameTrafficDistribution", "", true}, always},
+	{Feature{"WinDSR", "", true}, "is always on: winkernel.enableDSR decides"},
+	{Feature{"WinOverlay", "", true}, always},
+}
+
+// Features returns the gates that concern the proxy, by name.
+func (c *Config) Features() []Feature {
+	all := make([]Feature, 0, len(features))
+	for _, f := range features {
+		if on, given := c.FeatureGates[f.Name]; given && f.why == "" {
+			f.Enabled = on
+		}
+		all = append(all, f.Feature)
+	}
+	return all
+}
+
+// featureHelp lists the gates for a help text.
+func featureHelp() string {
+	var can, cannot []string
+	for _, f := range features {
+		if f.why == "" {
+			can = append(can, fmt.Sprintf("%s (%t)", f.Name, f.Enabled))
+		} else {
+			cannot = append(cannot, f.Name)
+		}
+	}
+	return strings.Join(can, " and ") + " can be switched; " + strings.Join(cannot, ", ") +
+		", AllAlpha, AllBeta and gates of old versions are accepted and switch nothing"
+}
+
+func (b *build) validateGates() {
+	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
+		if _, known := gates[name]; !known {
+			b.errorf("featureGates["+name+"]", "unknown feature gate%s", didYouMean(Closest(name, slices.Sorted(maps.Keys(gates)))))
+		}
+	}
+	if on, given := b.FeatureGates["KubeProxyIPVS"]; given && !on && b.Mode == IPVS {
+		b.errorf("mode", "%s is switched off by featureGates[KubeProxyIPVS]: want another mode, or the gate on", v1alpha1.ProxyMode(IPVS))
+	}
+}
+
+// noteGates remarks on the gates that do not do what they are asked to.
+func (b *build) noteGates() {
+	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
+		if gates[name] == honored {
+			continue
+		}
+		path := "featureGates[" + name + "]"
+		i := slices.IndexFunc(features, func(f feature) bool { return f.Name == name })
+		switch {
+		case name == "AllAlpha" || name == "AllBeta":
+			b.notef(path, "switches nothing: the proxy has no gate of that stage that can be switched")
+		case i < 0:
+			b.notef(path, "is ignored: the gate does not concern the proxy or has become permanent")
+		case b.FeatureGates[name] != features[i].Enabled:
+			b.notef(path, "is ignored: %s %s", name, features[i].why)
+		}
+	}
+}

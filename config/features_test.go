@@ -1,0 +1,144 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+// TestFeatureNotes says of each gate whether it does what it is asked to.
+func TestFeatureNotes(t *testing.T) {
+	const forAll = "featureGates[%]: switches nothing: the proxy has no gate of that stage that can be switched"
+	tests := map[string]struct {
+		gate string
+		want string // with % for the gate's name, empty for no note
+	}{
+		"can be switched off":             {"AllowServiceExternalIPs=false", ""},
+		"can be switched on":              {"KubeProxyIPVS=true", ""},
+		"on, and is":                      {"NFTablesProxyMode=true", ""},
+		"off, and cannot":                 {"NFTablesProxyMode=false", "featureGates[%]: is ignored: % is always on"},
+		"off, in MultiCIDR":               {"MultiCIDRServiceAllocator=false", "featureGates[%]: is ignored: % is always on"},
+		"off, in topology":                {"PreferSameTrafficDistribution=false", "featureGates[%]: is ignored: % is always on"},
+		"off, for Windows":                {"WinDSR=false", "featureGates[%]: is ignored: % is always on: winkernel.enableDSR decides"},
+		"off, for overlays":               {"WinOverlay=false", "featureGates[%]: is ignored: % is always on"},
+		"on, and not built":               {"KubeProxyNFTablesLocalhostNodePorts=true", "featureGates[%]: is ignored: % is always off: loopback addresses do not answer NodePorts"},
+		"all alpha":                       {"AllAlpha=true", forAll},
+		"all beta":                        {"AllBeta=true", forAll},
+		"of an old version":               {"SCTPSupport=true", "featureGates[%]: is ignored: the gate does not concern the proxy or has become permanent"},
+		"of an old version, switched off": {"EndpointSlice=false", "featureGates[%]: is ignored: the gate does not concern the proxy or has become permanent"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var want []string
+			gate, _, _ := strings.Cut(tt.gate, "=")
+			if tt.want != "" {
+				want = []string{"--feature-gates: " + strings.ReplaceAll(tt.want, "%", gate)}
+			}
+			var got []string
+			for _, n := range mustLoad(t, Linux, "", "--feature-gates="+tt.gate).Notes {
+				got = append(got, n.String())
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("notes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestFeatures shows what is in effect, not what was asked for.
+func TestFeatures(t *testing.T) {
+	const body = "featureGates: {AllowServiceExternalIPs: false, NFTablesProxyMode: false, AllAlpha: true, KubeProxyNFTablesLocalhostNodePorts: true}"
+	off := []string{"AllowServiceExternalIPs", "KubeProxyNFTablesLocalhostNodePorts"}
+	all := mustLoad(t, Linux, body).Features()
+	if len(all) != len(features) || !slices.IsSortedFunc(all, func(a, b Feature) int { return strings.Compare(a.Name, b.Name) }) {
+		t.Errorf("%v, want all by name", all)
+	}
+	for _, f := range all {
+		if want := !slices.Contains(off, f.Name); f.Enabled != want {
+			t.Errorf("%s is %t, want %t", f.Name, f.Enabled, want)
+		}
+	}
+	for _, f := range features {
+		if _, known := gates[f.Name]; !known || (f.why == "") != (gates[f.Name] == honored) {
+			t.Errorf("%s can be switched: %t, but is gates' %v", f.Name, f.why == "", gates[f.Name])
+		}
+	}
+}
+
+// TestFeatureHelp names every gate of the proxy.
+func TestFeatureHelp(t *testing.T) {
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	new(Flags).Register(fs)
+	for _, f := range features {
+		if usage := fs.Lookup("feature-gates").Usage; !strings.Contains(usage, f.Name) {
+			t.Errorf("%s is not in %q", f.Name, usage)
+		}
+	}
+}
+
+// TestIPVSGate refuses the mode that was switched off.
+func TestIPVSGate(t *testing.T) {
+	_, err := Load(flagsOf(t, "--proxy-mode=ipvs", "--feature-gates=KubeProxyIPVS=false"), Linux)
+	const want = "--proxy-mode: mode: ipvs is switched off by featureGates[KubeProxyIPVS]: want another mode, or the gate on"
+	if err == nil || err.Error() != want {
+		t.Errorf("Load = %v, want %s", err, want)
+	}
+}
+
+// TestFamilyNotes warns of settings that leave a family out.
+func TestFamilyNotes(t *testing.T) {
+	tests := map[string]struct {
+		os   OS
+		args string
+		want []string
+	}{
+		"both families of NodePorts": {Linux, "--nodeport-addresses=10.0.0.0/8,fd00::/48", nil},
+		"one family of NodePorts":    {Linux, "--nodeport-addresses=10.0.0.0/8", []string{"--nodeport-addresses: nodePortAddresses: has no prefix of IPv6, so every IPv6 address of the node answers NodePorts"}},
+		"a word covers the other":    {Linux, "--nodeport-addresses=10.0.0.0/8,primary", nil},
+		"unset NodePorts, iptables":  {Linux, "--proxy-mode=iptables", []string{`nodePortAddresses: is not set: every address of the node answers NodePorts; "primary" restricts that to the node's own`}},
+		"pods of the primary family": {Linux, "--cluster-cidr=10.0.0.0/8", nil},
+		"pods of the other family":   {Linux, "--cluster-cidr=fd00::/48", []string{"--cluster-cidr: clusterCIDR: has no prefix of the primary family IPv4, so pods of that family cannot be told from other clients"}},
+		"pods told otherwise":        {Linux, "--cluster-cidr=fd00::/48 --detect-local-mode=NodeCIDR", nil},
+		"IPv6 first":                 {Linux, "--bind-address=:: --cluster-cidr=fd00::/48", nil},
+		"IPv6 first, IPv4 servers": {Linux, "--bind-address=:: --healthz-bind-address=0.0.0.0 --metrics-bind-address=127.0.0.1", []string{
+			"--healthz-bind-address: healthzBindAddress: 0.0.0.0:10256 answers IPv4 only, while the primary family is IPv6"}},
+		"IPv4 first, IPv6 servers": {Linux, "--healthz-bind-address=[::] --metrics-bind-address=[2001:db8::1]:10249", []string{
+			"--metrics-bind-address: metricsBindAddress: [2001:db8::1]:10249 answers IPv6 only, while the primary family is IPv4"}},
+		"no server at all":    {Linux, "--metrics-bind-address=[2001:db8::1]:0", nil},
+		"an empty address":    {Linux, "--healthz-bind-address=", []string{"--healthz-bind-address: healthzBindAddress: is empty, which stands for the default; port 0 stands for no server"}},
+		"a foreign exclude":   {Linux, "--proxy-mode=ipvs --nodeport-addresses=primary --ipvs-exclude-cidrs=fd00::/48", []string{"--ipvs-exclude-cidrs: ipvs.excludeCIDRs: has no prefix of the primary family IPv4"}},
+		"a foreign sourceVip": {Windows, "--source-vip=fd00::1", []string{"--source-vip: winkernel.sourceVip: is not of the primary family IPv4"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, n := range mustLoad(t, tt.os, "", strings.Fields(tt.args)...).Notes {
+				got = append(got, n.String())
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("notes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestIPv6Defaults moves the servers to the family of the bind address.
+func TestIPv6Defaults(t *testing.T) {
+	want := map[string]string{
+		"0.0.0.0": "0.0.0.0:10256 127.0.0.1:10249", "192.0.2.1": "0.0.0.0:10256 127.0.0.1:10249",
+		"::": "[::]:10256 [::1]:10249", "2001:db8::1": "[::]:10256 [::1]:10249",
+	}
+	for _, bind := range slices.Sorted(maps.Keys(want)) {
+		c := mustLoad(t, Linux, "", "--bind-address="+bind)
+		if got := c.HealthzBindAddress + " " + c.MetricsBindAddress; got != want[bind] {
+			t.Errorf("%s: %s, want %s", bind, got, want[bind])
+		}
+	}
+}

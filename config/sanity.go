@@ -1,0 +1,87 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// noteFamilies remarks on settings that leave an IP family out. None is
+// wrong by itself: a cluster may have one family.
+func (b *build) noteFamilies() {
+	primary := familyName(b.BindAddress)
+	b.noteNodePorts()
+	if all, _ := clusterCIDRs(b.ClusterCIDR); len(all) > 0 && b.DetectLocalMode == ClusterCIDR && !holds(all, primary) {
+		b.notef("clusterCIDR", "has no prefix of the primary family %s, so pods of that family cannot be told from other clients", primary)
+	}
+	if excluded := prefixes(b.IPVS.ExcludeCIDRs); len(excluded) > 0 && b.Mode == IPVS && !holds(excluded, primary) {
+		b.notef("ipvs.excludeCIDRs", "has no prefix of the primary family %s", primary)
+	}
+	if vip := b.Winkernel.SourceVip; vip != "" && b.os == Windows && familyName(vip) != primary {
+		b.notef("winkernel.sourceVip", "is not of the primary family %s", primary)
+	}
+	b.noteListener("healthzBindAddress", b.HealthzBindAddress, primary)
+	b.noteListener("metricsBindAddress", b.MetricsBindAddress, primary)
+}
+
+// noteListener remarks on a server that the primary family does not reach.
+// On [::] both do, and loopback is meant for the node alone.
+func (b *build) noteListener(path, addr, primary string) {
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil || at.Port() == 0 || at.Addr().IsLoopback() || at.Addr() == netip.IPv6Unspecified() || familyOf(at.Addr()) == primary {
+		return
+	}
+	b.notef(path, "%s answers %s only, while the primary family is %s", addr, familyOf(at.Addr()), primary)
+}
+
+func (b *build) noteNodePorts() {
+	words := b.NodePortAddresses
+	if len(words) == 0 && !usesNFTables(b.Mode, b.os) && b.os == Linux {
+		b.notef("nodePortAddresses", "is not set: every address of the node answers NodePorts; %q restricts that to the node's own", wordPrimary)
+	}
+	all := prefixes(words)
+	if len(all) == 0 || slices.Contains(words, wordPrimary) || slices.Contains(words, wordAll) || slices.Contains(words, wordLocalhost) {
+		return
+	}
+	for _, f := range []string{ipv4, ipv6} {
+		if !holds(all, f) {
+			b.notef("nodePortAddresses", "has no prefix of %s, so every %s address of the node answers NodePorts", f, f)
+		}
+	}
+}
+
+// The families, as people write them.
+const (
+	ipv4 = "IPv4"
+	ipv6 = "IPv6"
+)
+
+func familyOf(a netip.Addr) string {
+	if a.Unmap().Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+// familyName is of an address that passed the checks.
+func familyName(s string) string {
+	a, _ := netip.ParseAddr(s)
+	return familyOf(a)
+}
+
+// prefixes returns the words that are some.
+func prefixes(words []string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, w := range words {
+		if p, err := parsePrefix(w); err == nil {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func holds(all []netip.Prefix, family string) bool {
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return familyOf(p.Addr()) == family })
+}
