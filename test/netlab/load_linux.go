@@ -18,6 +18,7 @@ import (
 type Load struct {
 	host   *Host
 	query  Query
+	pause  time.Duration
 	ctx    context.Context
 	cancel context.CancelFunc
 	left   chan struct{} // a token for each connection still to be made; nil: no end
@@ -32,6 +33,9 @@ type LoadConfig struct {
 	Query   Query
 	Workers int // how many connect at the same time
 	Total   int // how many connections in all; 0 means until Stop
+	// Pause is how long each worker rests between two connections, so that a
+	// load leaves something of a small machine to others.
+	Pause time.Duration
 }
 
 // Report counts what a Load met with.
@@ -70,7 +74,7 @@ func (r Report) String() string {
 // Load starts a load from h, which runs until it is stopped, has made as many
 // connections as it should, or ctx ends.
 func (h *Host) Load(ctx context.Context, cfg LoadConfig) *Load {
-	l := &Load{host: h, query: cfg.Query}
+	l := &Load{host: h, query: cfg.Query, pause: cfg.Pause}
 	l.report = Report{Outcomes: map[Outcome]int{}, Backends: map[string]*Seen{}}
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	if cfg.Total > 0 {
@@ -101,6 +105,17 @@ func (l *Load) work() {
 		// connection is counted as lost for it.
 		a, err := l.host.Ask(context.WithoutCancel(l.ctx), l.query)
 		l.count(a, err)
+		l.rest()
+	}
+}
+
+func (l *Load) rest() {
+	if l.pause == 0 {
+		return
+	}
+	select {
+	case <-l.ctx.Done():
+	case <-time.After(l.pause):
 	}
 }
 

@@ -1,0 +1,231 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package incluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/judge"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// kubeProxy is the proxy, built anew for each run of the tests.
+var kubeProxy program.Program
+
+func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
+
+// TestInCluster shares one control plane, which takes longest to start. Each
+// case begins with an empty cluster and its own proxy.
+func TestInCluster(t *testing.T) {
+	w := newWorld(t)
+	for _, tc := range []struct {
+		name string
+		test func(*testing.T, *world)
+	}{
+		{"every type of Service", testTypes},
+		{"restart", testRestart},
+		{"node", testNode},
+		{"node's address", testNodeAddress},
+		{"node's CIDR", testNodeCIDR},
+		{"node's name", testNodeName},
+		{"many Services", testMany},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w.clear(t)
+			begin := time.Now()
+			tc.test(t, w)
+			t.Logf("took %s", time.Since(begin).Round(time.Millisecond))
+		})
+	}
+}
+
+// world is a lab with a control plane, and how the proxy is to be run there.
+type world struct {
+	*netlab.Lab
+	api    *cluster.Cluster
+	kernel *program.Kernel
+	login  string // kubeconfig of the account that the deployment makes
+	means  track.Options
+	known  *corev1.Node // node-a as it was last seen: a proxy that runs forgets nothing
+}
+
+// deployment is the folder of what is deployed.
+var deployment = filepath.Join("..", "..", "build", "deploy", "linux")
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{}
+	w.Lab = netlab.Start(t, netlab.Config{
+		Pods:    []string{"web-1", "web-2", "shopper"},
+		Remote:  []string{"web-3", "web-4", "web-5", "web-6", "web-7", "web-8", "web-9", "web-10"},
+		Clients: []string{"customer", "control"},
+	})
+	for _, h := range w.webs(10) {
+		if _, err := h.Echo("", target); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.api = cluster.Start(t, cluster.Options{
+		Host: w.Host("control"), Authorization: cluster.RBAC, Flags: []string{"--allow-privileged=true"},
+	})
+	w.kernel = program.NewKernel(t, w.Node, 0)
+	w.apply(t, "account.yaml")
+	var err error
+	// A certificate that says what a pod's token says.
+	w.login, err = w.api.Kubeconfig(cluster.Login{
+		User: "system:serviceaccount:kube-system:kube-proxy", Groups: []string{"system:serviceaccounts"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range strings.Split(netlab.ClusterCIDR, ",") {
+		w.means.Pods.Prefixes = append(w.means.Pods.Prefixes, prefix(s))
+	}
+	w.means.NodeName, w.means.NodePortsPrimary = netlab.NodeName, true
+	return w
+}
+
+// webs returns the first n hosts that serve.
+func (w *world) webs(n int) []*netlab.Host {
+	var all []*netlab.Host
+	for i := range n {
+		all = append(all, w.Host(fmt.Sprintf("web-%d", i+1)))
+	}
+	return all
+}
+
+// start starts the proxy, and waits until it has programmed all there is.
+func (w *world) start(t *testing.T, args ...string) *program.Proxy {
+	t.Helper()
+	p := w.launch(t, args...)
+	w.settle(t)
+	for _, f := range service.Families {
+		p.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
+	}
+	return p
+}
+
+// launch starts the proxy, and has its rules removed at the end of the test.
+func (w *world) launch(t *testing.T, args ...string) *program.Proxy {
+	t.Helper()
+	return w.run(t, append([]string{"--kubeconfig=" + w.login, "--cluster-cidr=" + netlab.ClusterCIDR}, args...)...)
+}
+
+// run is launch with nothing said about where Services and pods are.
+func (w *world) run(t *testing.T, args ...string) *program.Proxy {
+	t.Helper()
+	t.Cleanup(func() {
+		if out, err := program.Run(t, w.Node, kubeProxy.Command("--cleanup")); err != nil {
+			t.Errorf("clean up: %v\n%s", err, out)
+		}
+	})
+	return kubeProxy.Start(t, w.Node, append([]string{"--iptables-min-sync-period=10ms"}, args...)...)
+}
+
+// want reads what the API server holds as the proxy should understand it.
+func (w *world) want(t *testing.T) *service.Snapshot {
+	t.Helper()
+	tracker := track.New(w.means)
+	services, err := w.api.Client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, err := w.api.Client.DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := w.api.Client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range nodes.Items {
+		if nodes.Items[i].Name == netlab.NodeName {
+			w.known = &nodes.Items[i]
+		}
+	}
+	if w.known != nil {
+		tracker.SetNode(w.known)
+	}
+	for i := range services.Items {
+		tracker.SetService(&services.Items[i])
+	}
+	for i := range parts.Items {
+		tracker.SetSlice(&parts.Items[i])
+	}
+	tracker.Synced()
+	return tracker.Latest()
+}
+
+// settle waits until the kernel holds exactly what the API server asks for,
+// and returns that.
+func (w *world) settle(t *testing.T) judge.Judge {
+	t.Helper()
+	want := w.want(t)
+	w.kernel.Settle(t, want)
+	return judge.Judge{Lab: w.Lab, Want: want}
+}
+
+// set writes objects.
+func (w *world) set(t *testing.T, objects ...metav1.Object) {
+	t.Helper()
+	if err := w.api.Set(t.Context(), objects...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// remove deletes objects.
+func (w *world) remove(t *testing.T, objects ...metav1.Object) {
+	t.Helper()
+	if err := w.api.Delete(t.Context(), objects...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clear leaves of all objects only the Service of the API server itself, and
+// the Node as it is at first.
+func (w *world) clear(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	if err := w.api.Client.DiscoveryV1().EndpointSlices(space).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	services, err := w.api.Client.CoreV1().Services(space).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	services.Items = slices.DeleteFunc(services.Items, func(s corev1.Service) bool { return s.Name == "kubernetes" })
+	var old []metav1.Object
+	for i := range services.Items {
+		old = append(old, &services.Items[i])
+	}
+	w.remove(t, old...)
+	w.remove(t, node())
+	w.set(t, node())
+	w.known = nil
+}
+
+// apply applies a file of the deployment, in the namespace that it is for.
+func (w *world) apply(t *testing.T, name string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(deployment, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.api.Apply(t.Context(), text); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+}
