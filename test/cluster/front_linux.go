@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 )
@@ -42,6 +43,14 @@ type Fault struct {
 	RetryAfter time.Duration
 	// Silent lets requests wait, as long as the client does.
 	Silent bool
+	// Delay makes answers wait.
+	Delay time.Duration
+	// Cut, if not 0, ends the body of each answer after so many bytes, as if
+	// it were whole. With Reset the connection ends there instead.
+	Cut   int
+	Reset bool
+	// Only, if not empty, leaves alone what does not have it in its path.
+	Only string
 }
 
 // NewFront makes a Front that passes everything on. The caller closes it.
@@ -71,7 +80,8 @@ func (c *Cluster) NewFront(ctx context.Context) (*Front, error) {
 	}
 	f.server = &http.Server{
 		Handler: f.spoil(pass), ErrorLog: quiet,
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}},
+		TLSConfig:   &tls.Config{Certificates: []tls.Certificate{cert}},
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connection{}, c) },
 	}
 	go func() { _ = f.server.ServeTLS(f.listener, "", "") }() // ends with Close
 	return f, nil
@@ -98,29 +108,38 @@ func (f *Front) Spoiled() int {
 
 // enter returns what is to happen to a request, and what tells that this has
 // changed.
-func (f *Front) enter() (Fault, <-chan struct{}) {
+func (f *Front) enter(path string) (Fault, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.fault != (Fault{}) {
-		f.spoiled++
+	if f.fault == (Fault{}) || !strings.Contains(path, f.fault.Only) {
+		return Fault{}, f.changed
 	}
+	f.spoiled++
 	return f.fault, f.changed
 }
 
 func (f *Front) spoil(pass http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fault, changed := f.enter()
+		fault, changed := f.enter(r.URL.Path)
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		r = r.WithContext(ctx)
+		if fault.Delay != 0 {
+			select {
+			case <-time.After(fault.Delay):
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
 		switch {
 		case fault.Silent:
-			<-r.Context().Done()
+			<-ctx.Done()
 		case fault.Status != 0:
 			if fault.RetryAfter != 0 {
 				w.Header().Set("Retry-After", fmt.Sprint(int(fault.RetryAfter.Seconds())))
 			}
 			http.Error(w, http.StatusText(fault.Status), fault.Status)
 		default:
-			ctx, cancel := context.WithCancel(r.Context())
-			defer cancel()
 			go func() {
 				select {
 				case <-changed:
@@ -128,7 +147,7 @@ func (f *Front) spoil(pass http.Handler) http.Handler {
 				case <-ctx.Done():
 				}
 			}()
-			pass.ServeHTTP(w, r.WithContext(ctx))
+			cut(fault, pass, w, r)
 		}
 	})
 }

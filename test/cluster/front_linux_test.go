@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,6 +38,7 @@ func TestFront(t *testing.T) {
 			t.Error(err)
 		}
 	}, f)
+	testOthersPass(t, client, f)
 	for name, tc := range map[string]struct {
 		fault Fault
 		ok    func(error) bool
@@ -49,7 +51,13 @@ func TestFront(t *testing.T) {
 			Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Minute},
 			func(err error) bool { return err != nil },
 		},
-		"none": {Fault{}, func(err error) bool { return err == nil }},
+		"slow":      {Fault{Delay: 10 * time.Millisecond}, func(err error) bool { return err == nil }},
+		"truncated": {Fault{Cut: 100}, func(err error) bool { return err != nil && !strings.Contains(err.Error(), "connection") }},
+		"reset": {
+			Fault{Cut: 100, Reset: true}, func(err error) bool { return err != nil && strings.Contains(err.Error(), "connection reset") },
+		},
+		"only some": {Fault{Status: http.StatusForbidden, Only: "/services"}, apierrors.IsForbidden},
+		"none":      {Fault{}, func(err error) bool { return err == nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f.Spoil(tc.fault)
@@ -85,5 +93,15 @@ func testBrokenWatch(t *testing.T, client kubernetes.Interface, change func(), f
 		if _, ok := event.Object.(*corev1.Service); ok {
 			t.Errorf("event %v after the watch was spoiled", event)
 		}
+	}
+}
+
+// testOthersPass spoils what the client does not ask for.
+func testOthersPass(t *testing.T, client kubernetes.Interface, f *Front) {
+	t.Helper()
+	f.Spoil(Fault{Status: http.StatusForbidden, Only: "/nodes"})
+	before := f.Spoiled()
+	if err := list(t.Context(), client); err != nil || f.Spoiled() != before {
+		t.Errorf("list while something else is spoiled: %v, %d requests spoiled", err, f.Spoiled()-before)
 	}
 }
