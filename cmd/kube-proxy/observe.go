@@ -107,17 +107,27 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 func (o *observers) problems() []servicestate.Problem {
 	var all []servicestate.Problem
 	for _, p := range o.tracker.Problems() {
-		all = append(all, servicestate.Problem{
-			Namespace: p.Service.Namespace, Name: p.Service.Name, Field: p.Field, Message: p.Message,
-		})
+		all = append(all, problemOf(p))
 	}
 	return all
 }
 
+func problemOf(p track.Problem) servicestate.Problem {
+	return servicestate.Problem{
+		Namespace: p.Service.Namespace, Name: p.Service.Name, Field: p.Field, Message: p.Message,
+	}
+}
+
+// problem notes a problem when it comes up.
+func (o *observers) problem(p track.Problem) { o.book.Noticed(problemOf(p), time.Now()) }
+
 // observe is what metrics show of the moment.
 func (o *observers) observe() metrics.Observation {
 	r := o.health.Report()
-	seen := metrics.Observation{OldestPending: map[service.Family]time.Duration{}, Skipped: map[string]int{}}
+	seen := metrics.Observation{
+		OldestPending: map[service.Family]time.Duration{},
+		Services:      map[string]int{}, Unserved: map[string]int{}, Skipped: map[string]int{},
+	}
 	for _, f := range service.Families {
 		if at := r.Status[f.String()].OldestPending; at != nil {
 			seen.OldestPending[f] = r.CurrentTime.Sub(*at)
@@ -129,6 +139,13 @@ func (o *observers) observe() metrics.Observation {
 			x.Staleness = r.CurrentTime.Sub(s.LastContact)
 		}
 		seen.Sources = append(seen.Sources, x)
+	}
+	known := o.book.Summary()
+	for state, n := range known.States {
+		seen.Services[string(state)] = n
+	}
+	for reason, n := range known.Unserved {
+		seen.Unserved[string(reason)] = n
 	}
 	for _, p := range o.tracker.Problems() {
 		seen.Skipped[fieldOf(p.Field)]++

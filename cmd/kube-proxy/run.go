@@ -100,7 +100,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	watchers := newObservers(c, backends, node, contact, log)
 	watchers.lack(missing)
 	var loops []*reconcile.Loop
-	watchers.tracker = newTracker(c, node, log, func() {
+	watchers.tracker = newTracker(c, node, watchers.problem, log, func() {
 		for i, l := range loops {
 			watchers.queued(backends[i])
 			l.Kick()
@@ -135,11 +135,12 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	return nil
 }
 
-func newTracker(c *config.Config, node string, log klog.Logger, changed func()) *track.Tracker {
+func newTracker(c *config.Config, node string, problem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {
 	o := trackOptions(c, node)
 	o.Changed = changed
 	o.Report = func(p track.Problem) {
 		log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
+		problem(p)
 	}
 	if !o.Pods.Known(service.IPv4) && !o.Pods.Known(service.IPv6) && !o.PodsFromNode {
 		log.Info("Pods cannot be told from other clients, so all clients of ClusterIPs count as pods: set --cluster-cidr or another --detect-local-mode")

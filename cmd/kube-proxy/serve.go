@@ -50,15 +50,18 @@ func (o *observers) serve(ctx context.Context, group *errgroup.Group, c *config.
 
 // admin is what the metrics server answers.
 func (o *observers) admin(c *config.Config, opts *options) health.Admin {
+	started := time.Now()
 	return health.Admin{
 		Mode:    o.mode,
 		Metrics: o.metrics.Handler(),
 		SLIs:    o.metrics.SLIs(),
 		Services: o.book.Handler(func() servicestate.About {
-			return servicestate.About{Mode: o.mode, Node: o.node, Health: o.health.Report()}
+			return servicestate.About{
+				Mode: o.mode, Node: o.node, Version: builtFrom().Version, Started: started.UTC(), Health: o.health.Report(),
+			}
 		}),
 		Config:    func() any { return c.KubeProxyConfiguration },
-		Status:    &health.Status{Started: time.Now(), Version: builtFrom().Version, GoVersion: runtime.Version()},
+		Status:    &health.Status{Started: started, Version: builtFrom().Version, GoVersion: runtime.Version()},
 		Flags:     func() map[string]string { return flagValues(opts.flags) },
 		Profiling: c.EnableProfiling,
 		Verbosity: opts.verbosity,

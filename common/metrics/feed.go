@@ -113,6 +113,18 @@ func (m *Metrics) CleanupFailed(f service.Family) {
 	m.counters["sync_proxy_rules_nftables_cleanup_failures_total"].WithLabelValues(f.String()).Inc()
 }
 
+// EventWritten counts an Event that the API server took.
+func (m *Metrics) EventWritten() { m.counters["events_written_total"].WithLabelValues().Inc() }
+
+// dropReasons are why an Event is not written: too many wait, the account may
+// not, the API server refuses it, it could not be reached.
+var dropReasons = []string{"full", "forbidden", "refused", "unreachable"}
+
+// EventDropped counts an Event that is not written, for one of dropReasons.
+func (m *Metrics) EventDropped(why string) {
+	m.counters["events_dropped_total"].WithLabelValues(why).Inc()
+}
+
 // Answered counts an answer of /healthz or /livez, the only paths it knows.
 func (m *Metrics) Answered(path string, status int) {
 	if c := m.counters["proxy_"+strings.TrimPrefix(path, "/")+"_total"]; c != nil {

@@ -41,6 +41,11 @@ func TestEverythingHasAValue(t *testing.T) {
 		"oldest_pending_change_age_seconds IPv4":              3,
 		"source_staleness_seconds apiserver":                  90,
 		"source_synced apiserver":                             1,
+		"services failed":                                     1,
+		"unserved_services noEndpoints":                       2,
+		"events_written_total ":                               1,
+		"events_dropped_total full":                           1,
+		"events_dropped_total forbidden":                      0,
 		"skipped_objects spec.ports.nodePort":                 2,
 		"condition configuration":                             1,
 	}.check(t, fed())

@@ -24,6 +24,7 @@ var (
 	policy  = []string{"traffic_policy", "ip_family"}
 	code    = []string{"code"}
 	result  = []string{"result"}
+	reason  = []string{"reason"}
 )
 
 // counters, by the name without its prefix.
@@ -41,6 +42,8 @@ var counters = map[string]metric{
 	"config_reloads_total": {result, "Changes of the configuration file that were found, by what became of them."},
 	"drift_repaired_total": {backend, "Changes by others that were undone."},
 	"sync_failures_total":  {backend, "Rounds that did not reach the goal, or not for every Service port."},
+	"events_written_total": {nil, "Kubernetes Events that the API server took."},
+	"events_dropped_total": {reason, "Kubernetes Events that were not written, or not in time."},
 }
 
 // gauges, by the name without its prefix.
@@ -66,10 +69,14 @@ var observed = map[string]metric{
 	oldestPending:       {family, "Age of the oldest change that is not in force yet, 0 without any."},
 	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date."},
 	sourceSynced:        {[]string{"source"}, "Whether the source has told everything that existed at the start."},
-	skippedObjects:      {[]string{"reason"}, "What of the cluster's objects had to be left out, by the field at fault."},
-	trackedEntries:      {nil, "Connections that the kernel tracks in the node's network."},
-	trackedLimit:        {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
-	condition:           {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
+	// By state and reason only: a series for each Service and node would be
+	// more than all others together, and /services has it.
+	services:         {[]string{"state"}, "Services by the state of what of them is worst off."},
+	unservedServices: {reason, "Services with an address where clients are not served, by why."},
+	skippedObjects:   {reason, "What of the cluster's objects had to be left out, by the field at fault."},
+	trackedEntries:   {nil, "Connections that the kernel tracks in the node's network."},
+	trackedLimit:     {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
+	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
 
 // The names in observed.
@@ -80,6 +87,8 @@ const (
 	oldestPending       = "oldest_pending_change_age_seconds"
 	sourceStaleness     = "source_staleness_seconds"
 	sourceSynced        = "source_synced"
+	services            = "services"
+	unservedServices    = "unserved_services"
 	skippedObjects      = "skipped_objects"
 	trackedEntries      = "conntrack_entries"
 	trackedLimit        = "conntrack_limit"

@@ -65,6 +65,10 @@ var documented = map[string]string{
 	"kubeproxy_condition":                                    "GAUGE{condition}",
 	"kubeproxy_conntrack_entries":                            "GAUGE{}",
 	"kubeproxy_conntrack_limit":                              "GAUGE{}",
+	"kubeproxy_services":                                     "GAUGE{state}",
+	"kubeproxy_unserved_services":                            "GAUGE{reason}",
+	"kubeproxy_events_written_total":                         "COUNTER{}",
+	"kubeproxy_events_dropped_total":                         "COUNTER{reason}",
 }
 
 var v4 = Backend{"nftables", service.IPv4}
@@ -79,6 +83,8 @@ func fed() *Metrics {
 			return Observation{
 				OldestPending: map[service.Family]time.Duration{service.IPv4: 3 * time.Second},
 				Sources:       []Source{{"apiserver", true, 90 * time.Second}},
+				Services:      map[string]int{"programmed": 5, "failed": 1},
+				Unserved:      map[string]int{"noEndpoints": 2},
 				Skipped:       map[string]int{"spec.ports.nodePort": 2},
 				Conditions:    []string{"configuration"},
 				Tracked:       &Tracked{Entries: 7, Limit: 262144},
@@ -89,6 +95,8 @@ func fed() *Metrics {
 	m.Result(v4, Round{Result: reconcile.Result{Took: 3 * time.Second}, Snapshot: s, Extent: Full})
 	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s})
 	m.Queued(v4, time.Unix(7, 0))
+	m.EventWritten()
+	m.EventDropped("full")
 	m.InForce(service.IPv4, time.Second)
 	m.Conntrack(service.IPv4, time.Second, 3)
 	return m

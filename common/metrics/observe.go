@@ -65,6 +65,12 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		set(sourceStaleness, s.Staleness.Seconds(), s.Name)
 		set(sourceSynced, truth(s.Synced), s.Name)
 	}
+	for state, n := range now.Services {
+		set(services, float64(n), state)
+	}
+	for reason, n := range now.Unserved {
+		set(unservedServices, float64(n), reason)
+	}
 	for reason, n := range now.Skipped {
 		set(skippedObjects, float64(n), reason)
 	}

@@ -43,6 +43,8 @@ type Feature struct {
 type Observation struct {
 	OldestPending map[service.Family]time.Duration // age; 0 without a pending change
 	Sources       []Source
+	Services      map[string]int // by state
+	Unserved      map[string]int // Services, by reason
 	Skipped       map[string]int // by reason, of which there must be few
 	Conditions    []string       // the names of those that hold
 	Tracked       *Tracked       // nil where nobody knows
@@ -141,6 +143,10 @@ func (m *Metrics) appear() {
 		case c.labels[0] == result[0]:
 			for _, r := range reloads {
 				m.counters[name].WithLabelValues(string(r))
+			}
+		case c.labels[0] == reason[0]:
+			for _, r := range dropReasons {
+				m.counters[name].WithLabelValues(r)
 			}
 		}
 	}

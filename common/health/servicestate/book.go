@@ -33,8 +33,9 @@ type Book struct {
 	// Missing says why a family is not programmed at all.
 	Missing map[service.Family]string
 
-	mu    sync.Mutex
-	pages [2]page // by family
+	mu      sync.Mutex
+	pages   [2]page // by family
+	noticed map[Problem]time.Time
 }
 
 // page is one family's part.
@@ -57,6 +58,30 @@ type mark struct {
 type failure struct {
 	message string
 	since   time.Time
+}
+
+// Noticed says that a problem has come up now. One that nobody said this of
+// counts from when it was first asked for.
+func (b *Book) Noticed(p Problem, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.noticed == nil {
+		b.noticed = map[Problem]time.Time{}
+	}
+	b.noticed[p] = now
+}
+
+// keep forgets when problems came up that are none any more.
+func (b *Book) keep(problems []Problem) {
+	old := b.noticed
+	b.noticed = make(map[Problem]time.Time, len(problems))
+	for _, p := range problems {
+		at, ok := old[p]
+		if !ok {
+			at = time.Now()
+		}
+		b.noticed[p] = at.UTC()
+	}
 }
 
 // Result takes in a round of f for a snapshot.

@@ -88,6 +88,24 @@ func (b *tale) lines() string {
 	return text.String()
 }
 
+// checkSummary compares the count with what is described.
+func (b *tale) checkSummary(t *testing.T) {
+	t.Helper()
+	want := Summary{States: map[State]int{}, Unserved: map[Reason]int{}}
+	for _, s := range states {
+		want.States[s] = 0
+	}
+	for _, r := range reasons {
+		want.Unserved[r] = 0
+	}
+	for _, s := range b.All() {
+		want.States[s.State]++
+	}
+	if diff := cmp.Diff(want, b.Summary()); diff != "" {
+		t.Errorf("summary (-described +counted):\n%s", diff)
+	}
+}
+
 func TestStates(t *testing.T) {
 	web, api := port("web", service.IPv4, 1), port("api", service.IPv4, 1)
 	newer := port("web", service.IPv4, 2)
@@ -133,6 +151,7 @@ func TestStates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newTale()
 			tt.story(b)
+			b.checkSummary(t)
 			if diff := cmp.Diff(tt.want, b.lines()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -167,6 +186,10 @@ func TestStatesOfSome(t *testing.T) {
 			func(b *tale) { b.wants(web, web6); b.round(v4, nil); b.round(service.IPv6, errRefused) },
 			"shop/web failed\n  IPv4 programmed generation 1 at 1\n  IPv6 failed: refused since 1\n",
 		},
+		"one family waits, the other does not": {
+			func(b *tale) { b.wants(web, web6); b.round(service.IPv6, nil) },
+			"shop/web pending\n  IPv4 pending\n  IPv6 programmed generation 1 at 1\n",
+		},
 		"not wanted, but in force": {
 			func(b *tale) { b.wants(web, api); b.round(v4, nil); b.wants(api) },
 			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web removing\n  IPv4 removing generation 1 at 1\n",
@@ -175,6 +198,7 @@ func TestStatesOfSome(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newTale()
 			tt.story(b)
+			b.checkSummary(t)
 			if diff := cmp.Diff(tt.want, b.lines()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

@@ -6,14 +6,17 @@ package servicestate
 import (
 	"fmt"
 	"net/http"
+	"time"
 
 	"kubeproxy/common/health"
 )
 
 // About is what an answer says before it comes to Services.
 type About struct {
-	Mode string `json:"mode"`
-	Node string `json:"node"`
+	Mode    string    `json:"mode"`
+	Node    string    `json:"node"`
+	Version string    `json:"version"`
+	Started time.Time `json:"started"` // of the process
 	// Generation of what is wanted now; that in force is in Health, by
 	// family.
 	Generation uint64        `json:"generation"`
@@ -41,7 +44,11 @@ func (b *Book) Handler(about func() About) http.Handler {
 			return (namespace == "" || ns == namespace) && (name == "" || n == name)
 		})
 		if name != "" && len(found) == 0 {
-			health.ReplyJSON(w, http.StatusNotFound, problem{unknown(namespace, name)})
+			text := unknown(namespace, name)
+			if b.wanted() == nil {
+				text = "no Service is known yet: what there is has not been read to the end"
+			}
+			health.ReplyJSON(w, http.StatusNotFound, problem{text})
 			return
 		}
 		a := Answer{about(), found}

@@ -24,8 +24,9 @@ type Service struct {
 
 // FieldError is something in the Service that had to be left out or guessed.
 type FieldError struct {
-	Field   string `json:"field"`
-	Message string `json:"message"`
+	Field   string    `json:"field"`
+	Message string    `json:"message"`
+	Since   time.Time `json:"since"` // see Book.Noticed
 }
 
 // State says how far a Service or a port of it has come.
@@ -103,6 +104,7 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.keep(problems)
 	for _, f := range service.Families {
 		for _, port := range b.pages[f].ports(want, f) {
 			if n := port.Name; fits(n.Namespace, n.Name) {
@@ -114,7 +116,7 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 	for _, p := range problems {
 		if p.Name != "" && fits(p.Namespace, p.Name) {
 			s := get(p.Namespace, p.Name)
-			s.Problems = append(s.Problems, FieldError{p.Field, p.Message})
+			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, b.noticed[p]})
 		}
 	}
 	all := make([]Service, 0, len(found))
@@ -182,38 +184,40 @@ func (p *page) state(port *service.Port, want *service.Snapshot) Port {
 	for _, f := range port.Frontends {
 		s.Frontends = append(s.Frontends, frontend(port, f))
 	}
-	have := (*service.Port)(nil)
+	state, have, wrong := p.judge(port, want)
+	s.State = state
+	if have != nil {
+		s.inForce(p.since(have))
+	}
+	if state == Failed {
+		s.Error, s.FailingSince = wrong.message, &wrong.since
+	}
+	return s
+}
+
+// judge returns the state of a port that is wanted or in force, what of it is
+// in force and, for Failed, what keeps it from being so.
+func (p *page) judge(port *service.Port, want *service.Snapshot) (s State, have *service.Port, wrong failure) {
+	if wrong, failing := p.failed[port.Name]; failing {
+		return Failed, nil, wrong
+	}
 	if p.done != nil {
 		have = p.done.Port(port.Family, port.Name)
 	}
-	wrong, failing := p.failed[port.Name]
 	switch {
-	case failing:
-		s.fail(wrong)
+	case have == port && want.Port(port.Family, port.Name) == nil:
+		return Removing, have, wrong
 	case have == port:
-		s.inForce(p.since(have))
-		if want.Port(port.Family, port.Name) == nil {
-			s.State = Removing
-		}
-	default:
-		s.State = Pending
-		if have != nil {
-			s.inForce(p.since(have))
-		}
-		if p.err.message != "" {
-			s.fail(p.err)
-		}
+		return Programmed, have, wrong
+	case p.err.message != "":
+		return Failed, have, p.err
 	}
-	return s
+	return Pending, have, wrong
 }
 
 func (s *Port) inForce(m mark) {
 	at := time.Unix(0, m.at).UTC()
 	s.Generation, s.Since = m.generation, &at
-}
-
-func (s *Port) fail(f failure) {
-	s.State, s.Error, s.FailingSince = Failed, f.message, &f.since
 }
 
 // local counts the endpoints on this node, which policy Local may know more
@@ -233,13 +237,19 @@ func frontend(p *service.Port, f service.Frontend) Frontend {
 	if f.Addr.IsValid() {
 		s.Address = f.Addr.String()
 	}
+	s.Reason = reason(p, f)
+	return s
+}
+
+// reason says why clients of a frontend cannot connect, if so.
+func reason(p *service.Port, f service.Frontend) Reason {
 	switch {
 	case !p.Served():
-		s.Reason = NoEndpoints
-	case s.Endpoints == 0:
-		s.Reason = PolicyLeft
+		return NoEndpoints
+	case len(p.Endpoints(f.Kind)) == 0:
+		return PolicyLeft
 	case f.Sources != nil && len(f.Sources) == 0:
-		s.Reason = NoSources
+		return NoSources
 	}
-	return s
+	return ""
 }

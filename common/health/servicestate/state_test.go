@@ -76,14 +76,25 @@ func TestSkippedServices(t *testing.T) {
 			{"shop", "web", "spec.externalIPs[1]", "belongs to shop/api"},
 		}
 	}
+	b.Noticed(b.Problems()[2], at(9))
+	if b.All()[0].Problems[0].Since.Before(begin) {
+		t.Error("a problem nobody noticed has no time")
+	}
+	b.Noticed(b.Problems()[1], at(3))
+	if diff := cmp.Diff(Summary{
+		States:   map[State]int{Programmed: 1, Removing: 0, Pending: 0, Failed: 0, Skipped: 1},
+		Unserved: map[Reason]int{NoEndpoints: 0, PolicyLeft: 0, NoSources: 0}, Problems: 2,
+	}, b.Summary()); diff != "" {
+		t.Errorf("summary (-want +got):\n%s", diff)
+	}
 	var got []Service
 	for _, s := range b.All() {
 		s.Ports = nil
 		got = append(got, s)
 	}
 	want := []Service{
-		{Namespace: "shop", Name: "bad", State: Skipped, Problems: []FieldError{{"spec.clusterIPs[0]", "is a loopback address"}}},
-		{Namespace: "shop", Name: "web", State: Programmed, Problems: []FieldError{{"spec.externalIPs[1]", "belongs to shop/api"}}},
+		{Namespace: "shop", Name: "bad", State: Skipped, Problems: []FieldError{{"spec.clusterIPs[0]", "is a loopback address", at(3)}}},
+		{Namespace: "shop", Name: "web", State: Programmed, Problems: []FieldError{{"spec.externalIPs[1]", "belongs to shop/api", at(9)}}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -99,7 +110,7 @@ func TestHandler(t *testing.T) {
 	b.wants(web, port("api", service.IPv4, 1), other)
 	b.round(service.IPv4, nil)
 	h := b.Handler(func() About {
-		return About{Mode: "nftables", Node: "n1", Health: health.Report{Healthy: true, CurrentTime: time.Unix(0, 0).UTC()}}
+		return About{Mode: "nftables", Node: "n1", Version: "v1", Started: begin, Health: health.Report{Healthy: true, CurrentTime: time.Unix(0, 0).UTC()}}
 	})
 	for path, want := range map[string]string{
 		"/services":          "200 shop/api shop/web test/web",
@@ -124,7 +135,7 @@ func TestHandler(t *testing.T) {
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
-	const want = `{"mode":"nftables","node":"n1","generation":1,` +
+	const want = `{"mode":"nftables","node":"n1","version":"v1","started":"2026-07-01T12:00:00Z","generation":1,` +
 		`"health":{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"1970-01-01T00:00:00Z","healthy":true,"status":null},` +
 		`"services":[{"namespace":"shop","name":"web","state":"programmed","ports":[` +
 		`{"protocol":"tcp","family":"IPv4","state":"programmed","generation":1,"since":"2026-07-01T12:00:01Z",` +
@@ -145,5 +156,33 @@ func TestHandlerKnowsNothing(t *testing.T) {
 	(&Book{}).Handler(func() About { return About{} }).ServeHTTP(w, httptest.NewRequest("GET", "/services", nil))
 	if !strings.HasSuffix(w.Body.String(), `"services":[]}`+"\n") {
 		t.Errorf("body = %s", w.Body)
+	}
+	w = httptest.NewRecorder()
+	(&Book{}).Handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
+	if w.Code != 404 || !strings.Contains(w.Body.String(), "no Service is known yet") {
+		t.Errorf("one Service: %d, %s", w.Code, w.Body)
+	}
+}
+
+func TestSummaryCountsUnserved(t *testing.T) {
+	b := newTale()
+	vip := service.Frontend{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
+	dead, here, shut := port("dead", service.IPv4, 0), port("here", service.IPv4, 2), port("shut", service.IPv4, 1)
+	here.Internal = service.PolicyLocal
+	dead.Frontends, here.Frontends, shut.Frontends = []service.Frontend{vip, vip}, []service.Frontend{vip}, []service.Frontend{vip}
+	shut.Frontends[0].Sources = []netip.Prefix{}
+	b.wants(dead, here, shut)
+	want := map[Reason]int{NoEndpoints: 1, PolicyLeft: 1, NoSources: 1}
+	if diff := cmp.Diff(want, b.Summary().Unserved); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// BenchmarkSummary counts 10,000 Services, as each scrape does.
+func BenchmarkSummary(b *testing.B) {
+	book, _ := many()
+	b.ReportAllocs()
+	for b.Loop() {
+		book.Summary()
 	}
 }

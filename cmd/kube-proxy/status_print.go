@@ -1,0 +1,139 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/service"
+)
+
+// overview prints what is known of the proxy, and a line for each Service.
+func (p *printer) overview(d *document) {
+	p.line("kube-proxy %s on node %s, mode %s, up %s: %s", clean(d.Version), clean(d.Node), clean(d.Mode), p.ago(d.Started), p.paint(verdict(&d.Health)))
+	p.line("Generation wanted: %d", d.Generation)
+	if e := d.Health.NodeEligible; e != nil && !*e {
+		p.line("Load balancers are told to leave this node: %s", clean(d.Health.NodeReason))
+	}
+	p.line("")
+	p.families(&d.Health)
+	p.sources(&d.Health)
+	p.conditions(&d.Health)
+	p.line("")
+	p.line("%s", d.Summary.text(len(d.Services)))
+	if len(d.Services) > 0 {
+		p.line("")
+		p.list(d.Services)
+	}
+}
+
+func verdict(r *health.Report) cell {
+	if r.Healthy {
+		return cell{"healthy", green}
+	}
+	return cell{"not healthy", red}
+}
+
+func (p *printer) families(r *health.Report) {
+	var rows [][]cell
+	for _, f := range service.Families {
+		s, ok := r.Status[f.String()]
+		if !ok {
+			continue
+		}
+		state, pending, why := cell{"healthy", green}, "none", s.Reason
+		if !s.Healthy {
+			state = cell{"not healthy", red}
+		}
+		if s.OldestPending != nil {
+			pending = p.ago(*s.OldestPending)
+		}
+		if s.LastError != "" {
+			why = strings.TrimPrefix(why+"; "+s.LastError, "; ")
+		}
+		rows = append(rows, []cell{
+			plain(f.String()), state, number(int(s.Generation)), plain(p.ago(s.LastUpdated)), plain(pending),
+			number(s.FailedPorts), number(s.DriftFound), number(s.DriftRepaired), plain(p.cut(why)),
+		})
+	}
+	p.table("", "FAMILY|HEALTH|IN FORCE|LAST GOOD ROUND|OLDEST PENDING|FAILED PORTS|DRIFT FOUND|REPAIRED|WHY NOT", rows)
+}
+
+func number(n int) cell { return plain(fmt.Sprint(n)) }
+
+func (p *printer) sources(r *health.Report) {
+	var rows [][]cell
+	for _, s := range r.Sources {
+		state, heard := cell{"synced", green}, ""
+		switch {
+		case !s.Synced:
+			state = cell{"not synced", red}
+		case s.Stale:
+			state = cell{"stale", yellow}
+		}
+		if s.LastContact != nil {
+			heard = p.ago(*s.LastContact)
+		}
+		rows = append(rows, []cell{plain(clean(s.Name)), state, plain(heard), plain(p.cut(s.Error))})
+	}
+	if rows != nil {
+		p.line("")
+		p.table("", "SOURCE|STATE|LAST HEARD OF|LAST ERROR", rows)
+	}
+}
+
+func (p *printer) conditions(r *health.Report) {
+	var rows [][]cell
+	for _, name := range slices.Sorted(maps.Keys(r.Conditions)) {
+		rows = append(rows, []cell{{clean(name), yellow}, plain(clean(r.Conditions[name]))})
+	}
+	if rows != nil {
+		p.line("")
+		p.table("", "CONDITION|WHAT IS WRONG", rows)
+	}
+}
+
+// text says how many Services there are and of how many something is wrong.
+func (n summary) text(listed int) string {
+	text := fmt.Sprintf("%d Services", n.Services)
+	if n.Services == 1 {
+		text = "1 Service"
+	}
+	parts := []string{text + ": "}
+	for _, x := range []struct {
+		n    int
+		what string
+	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "serving no client"}} {
+		if x.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
+		}
+	}
+	if len(parts) == 1 {
+		parts = append(parts, "all programmed")
+	}
+	text = parts[0] + strings.Join(parts[1:], ", ")
+	if n.Services == 0 {
+		text = "No Services"
+	}
+	if listed < n.Services {
+		text += fmt.Sprintf("; %d listed", listed)
+	}
+	return text
+}
+
+// widest is how much of a message a table shows.
+const widest = 100
+
+// cut makes one line of a message, and a short one unless all is to be shown.
+func (p *printer) cut(s string) string {
+	s = clean(s)
+	if r := []rune(s); !p.wide && len(r) > widest {
+		return string(r[:widest]) + " ..."
+	}
+	return s
+}

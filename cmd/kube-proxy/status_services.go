@@ -1,0 +1,269 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"kubeproxy/common/health/servicestate"
+)
+
+// list prints a line for each Service.
+func (p *printer) list(all []servicestate.Service) {
+	rows := make([][]cell, 0, len(all))
+	for i := range all {
+		s := &all[i]
+		generation, since := inForce(s)
+		row := []cell{
+			plain(clean(s.Namespace + "/" + s.Name)), plain(p.few(portsOf(s))), plain(kindOf(s)), plain(p.few(addressesOf(s))),
+			plain(strings.Join(familiesOf(s), ",")), stateOf(s), plain(spread(s, func(x servicestate.Port) int { return x.Endpoints })),
+			{}, plain(p.since(since)), {}, plain(p.cut(whyNot(s))),
+		}
+		if p.wide {
+			row[7] = plain(spread(s, func(x servicestate.Port) int { return x.LocalEndpoints }))
+			if generation > 0 {
+				row[9] = plain(strconv.FormatUint(generation, 10))
+			}
+		}
+		rows = append(rows, row)
+	}
+	p.table("", "SERVICE|PORTS|TYPE|ADDRESSES|FAMILIES|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", rows)
+}
+
+// few shortens a list unless all is to be shown.
+func (p *printer) few(words []string) string {
+	const most = 2
+	if n := len(words); !p.wide && n > most {
+		return strings.Join(words[:most], ",") + fmt.Sprintf(",+%d", n-most)
+	}
+	return strings.Join(words, ",")
+}
+
+// stateOf is the state for a table: programmed alone says nothing to somebody
+// who cannot connect.
+func stateOf(s *servicestate.Service) cell {
+	switch {
+	case s.State == servicestate.Failed || s.State == servicestate.Skipped:
+		return cell{clean(string(s.State)), red}
+	case s.State != servicestate.Programmed:
+		return cell{clean(string(s.State)), yellow}
+	case len(s.Problems) > 0:
+		return cell{"in part", yellow}
+	case unserved(s):
+		return cell{"programmed", yellow}
+	}
+	return cell{"programmed", green}
+}
+
+// portsOf returns each of "80/TCP", once.
+func portsOf(s *servicestate.Service) []string {
+	var all []string
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			if f.Kind != "NodePort" {
+				all = append(all, fmt.Sprintf("%d/%s", f.Port, clean(strings.ToUpper(p.Protocol))))
+				break
+			}
+		}
+	}
+	return once(all)
+}
+
+// addressesOf returns each address that clients dial, and the node ports.
+func addressesOf(s *servicestate.Service) []string {
+	var all, ports []string
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			if f.Kind == "NodePort" {
+				ports = append(ports, fmt.Sprintf("node:%d", f.Port))
+			} else {
+				all = append(all, clean(f.Address))
+			}
+		}
+	}
+	return once(append(all, ports...))
+}
+
+func familiesOf(s *servicestate.Service) []string {
+	var all []string
+	for _, p := range s.Ports {
+		all = append(all, clean(p.Family))
+	}
+	return once(all)
+}
+
+// kindOf is the type of a Service as far as its frontends show it.
+func kindOf(s *servicestate.Service) string {
+	kind := ""
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			switch {
+			case f.Kind == "LoadBalancerIP":
+				kind = "LoadBalancer"
+			case f.Kind == "NodePort" && kind != "LoadBalancer":
+				kind = "NodePort"
+			case kind == "":
+				kind = "ClusterIP"
+			}
+		}
+	}
+	return kind
+}
+
+// once drops repetitions and keeps the order.
+func once(words []string) []string {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(words, func(w string) bool {
+		again := seen[w]
+		seen[w] = true
+		return again
+	})
+}
+
+// spread is a number of all ports, or from where to where it goes.
+func spread(s *servicestate.Service, of func(servicestate.Port) int) string {
+	if len(s.Ports) == 0 {
+		return ""
+	}
+	least, most := of(s.Ports[0]), of(s.Ports[0])
+	for _, p := range s.Ports {
+		least, most = min(least, of(p)), max(most, of(p))
+	}
+	if least == most {
+		return strconv.Itoa(most)
+	}
+	return fmt.Sprintf("%d-%d", least, most)
+}
+
+// inForce returns since when a Service is as it is: failing or, with the
+// generation, in force.
+func inForce(s *servicestate.Service) (generation uint64, since *time.Time) {
+	var failing *time.Time
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if p.FailingSince != nil && (failing == nil || p.FailingSince.Before(*failing)) {
+			failing = p.FailingSince
+		}
+		if p.Since != nil && (since == nil || p.Since.After(*since)) {
+			generation, since = p.Generation, p.Since
+		}
+	}
+	if failing == nil && s.State == servicestate.Skipped && len(s.Problems) > 0 {
+		failing = &s.Problems[0].Since
+	}
+	return generation, cmp.Or(failing, since)
+}
+
+// whyNot says what is wrong, the worst first.
+func whyNot(s *servicestate.Service) string {
+	var all []string
+	for _, p := range s.Ports {
+		if p.Error != "" {
+			all = append(all, p.Error)
+		}
+	}
+	for _, p := range s.Problems {
+		all = append(all, p.Field+": "+p.Message)
+	}
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			if f.Reason != "" {
+				all = append(all, reasonText(f))
+			}
+		}
+	}
+	return strings.Join(once(all), "; ")
+}
+
+// reasonText says what a reason means to clients.
+func reasonText(f servicestate.Frontend) string {
+	switch f.Reason {
+	case "":
+		return ""
+	case servicestate.NoEndpoints:
+		return "no endpoints"
+	case servicestate.PolicyLeft:
+		return "no endpoints on this node, policy " + f.Policy
+	case servicestate.NoSources:
+		return "no client is allowed by the source ranges"
+	}
+	return string(f.Reason)
+}
+
+// services prints each Service in full.
+func (p *printer) services(d *document) {
+	if !d.Health.Healthy {
+		p.line("The proxy on node %s is %s; kube-proxy status says why.\n", clean(d.Node), p.paint(verdict(&d.Health)))
+	}
+	for i := range d.Services {
+		if i > 0 {
+			p.line("")
+		}
+		p.service(&d.Services[i])
+	}
+	if len(d.Services) == 0 {
+		p.line("%s", d.Summary.text(0))
+	}
+}
+
+func (p *printer) service(s *servicestate.Service) {
+	p.line("%s: %s", clean(s.Namespace+"/"+s.Name), p.paint(stateOf(s)))
+	var ports, frontends [][]cell
+	for _, x := range s.Ports {
+		since, generation := x.FailingSince, ""
+		if since == nil {
+			since = x.Since
+		}
+		if x.Generation > 0 {
+			generation = strconv.FormatUint(x.Generation, 10)
+		}
+		ports = append(ports, []cell{
+			plain(cmp.Or(clean(x.Port), "-")), plain(clean(strings.ToUpper(x.Protocol))), plain(clean(x.Family)),
+			stateOf(&servicestate.Service{State: x.State}), number(x.Endpoints), number(x.LocalEndpoints),
+			plain(p.since(since)), plain(generation), plain(clean(x.Error)),
+		})
+		for _, f := range x.Frontends {
+			frontends = append(frontends, frontendRow(&x, f))
+		}
+	}
+	if ports != nil {
+		p.line("")
+		p.table("  ", "PORT|PROTOCOL|FAMILY|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", ports)
+	}
+	if frontends != nil {
+		p.line("")
+		p.table("  ", "ADDRESS|PORT|TYPE|POLICY|ENDPOINTS|CLIENTS", frontends)
+	}
+	var problems [][]cell
+	for _, x := range s.Problems {
+		problems = append(problems, []cell{plain(clean(x.Field)), plain(p.since(&x.Since)), plain(clean(x.Message))})
+	}
+	if problems != nil {
+		p.line("")
+		p.table("  ", "SKIPPED|SINCE|WHY", problems)
+	}
+}
+
+func frontendRow(p *servicestate.Port, f servicestate.Frontend) []cell {
+	address := net.JoinHostPort(clean(f.Address), strconv.Itoa(int(f.Port)))
+	if f.Address == "" {
+		address = fmt.Sprintf("node:%d", f.Port)
+	}
+	clients := cell{"served", green}
+	switch {
+	case p.Since == nil:
+		clients = cell{"not in force", red}
+	case f.Reason != "":
+		clients = cell{clean(reasonText(f)), yellow}
+	}
+	return []cell{
+		plain(address), plain(cmp.Or(clean(p.Port), "-")), plain(clean(f.Kind)), plain(clean(f.Policy)), number(f.Endpoints), clients,
+	}
+}

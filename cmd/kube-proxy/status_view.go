@@ -1,0 +1,101 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode"
+
+	"kubeproxy/common/health/servicestate"
+)
+
+// document is what -o json prints. Fields are added, but neither renamed nor
+// removed.
+type document struct {
+	Server string `json:"server"` // that was asked
+	// OK is what the exit code says: the proxy is healthy and all Services
+	// asked about are programmed in full, whether they are listed or not.
+	OK      bool    `json:"ok"`
+	Summary summary `json:"summary"`
+	servicestate.Answer
+}
+
+// summary counts the Services asked about.
+type summary struct {
+	Services int `json:"services"`
+	// NotProgrammed are not in force in full, with Problems those of which
+	// something was left out or guessed, Unserved those that serve no client.
+	NotProgrammed int `json:"notProgrammed"`
+	Problems      int `json:"problems"`
+	Unserved      int `json:"unserved"`
+}
+
+// newDocument judges an answer and leaves in it what q wants to see.
+func newDocument(server string, a *servicestate.Answer, q *inquiry) (*document, error) {
+	asked := slices.DeleteFunc(a.Services, func(s servicestate.Service) bool { return q.name != "" && s.Name != q.name })
+	if q.name != "" && len(asked) == 0 {
+		return nil, &exit{exitWrong, fmt.Errorf("no Service named %s is known to the proxy in any namespace: it may be headless, of type ExternalName, without ports, or left to another proxy", q.name)}
+	}
+	d := &document{Server: server, Answer: *a}
+	d.Summary.Services = len(asked)
+	for i := range asked {
+		d.Summary.add(&asked[i])
+	}
+	d.OK = d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && (a.Health.Healthy || q.name != "")
+	if q.failing {
+		asked = slices.DeleteFunc(asked, func(s servicestate.Service) bool { return !lacking(&s) && !unserved(&s) })
+	}
+	d.Services = asked
+	return d, nil
+}
+
+func (n *summary) add(s *servicestate.Service) {
+	if s.State != servicestate.Programmed {
+		n.NotProgrammed++
+	}
+	if len(s.Problems) > 0 {
+		n.Problems++
+	}
+	if unserved(s) {
+		n.Unserved++
+	}
+}
+
+// lacking reports that not all of a Service is in force.
+func lacking(s *servicestate.Service) bool {
+	return s.State != servicestate.Programmed || len(s.Problems) > 0
+}
+
+// unserved reports that a port of a Service serves no client from nowhere.
+// That a traffic policy leaves no endpoint on this node is as it should be.
+func unserved(s *servicestate.Service) bool {
+	return slices.ContainsFunc(s.Ports, func(p servicestate.Port) bool {
+		return slices.ContainsFunc(p.Frontends, func(f servicestate.Frontend) bool {
+			return f.Reason == servicestate.NoEndpoints || f.Reason == servicestate.NoSources
+		})
+	})
+}
+
+func (d *document) printJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(d)
+}
+
+// clean makes one line of what others wrote, with nothing in it that moves
+// the cursor.
+func clean(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	return strings.Join(strings.Fields(s), " ")
+}

@@ -1,0 +1,94 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servicestate
+
+import (
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Summary counts Services.
+type Summary struct {
+	States map[State]int `json:"states"` // every state is there
+	// Unserved counts the Services of which at least one frontend has the
+	// reason, whatever their state. Every reason is there.
+	Unserved map[Reason]int `json:"unserved"`
+	Problems int            `json:"problems"` // Services that have some
+}
+
+// reasons are all there are.
+var reasons = []Reason{NoEndpoints, PolicyLeft, NoSources}
+
+// tally is what a Summary needs to know of one Service.
+type tally struct {
+	worst    int // in states
+	problem  bool
+	unserved [3]bool // by reasons
+}
+
+// Summary counts without describing anything, so that it can be asked for
+// often.
+func (b *Book) Summary() Summary {
+	want, problems := b.wanted(), []Problem(nil)
+	if b.Problems != nil {
+		problems = b.Problems()
+	}
+	type key struct{ namespace, name string }
+	found := map[key]tally{}
+	b.mu.Lock()
+	for _, f := range service.Families {
+		for _, port := range b.pages[f].ports(want, f) {
+			k := key{port.Name.Namespace, port.Name.Name}
+			t := found[k]
+			t.add(&b.pages[f], port, want)
+			found[k] = t
+		}
+	}
+	b.mu.Unlock()
+	for _, p := range problems {
+		k := key{p.Namespace, p.Name}
+		t, ok := found[k]
+		if !ok {
+			t.worst = slices.Index(states, Skipped)
+		}
+		t.problem = true
+		if p.Name != "" {
+			found[k] = t
+		}
+	}
+	s := Summary{States: map[State]int{}, Unserved: map[Reason]int{}}
+	for _, state := range states {
+		s.States[state] = 0
+	}
+	for _, r := range reasons {
+		s.Unserved[r] = 0
+	}
+	for _, t := range found {
+		s.add(t)
+	}
+	return s
+}
+
+func (t *tally) add(p *page, port *service.Port, want *service.Snapshot) {
+	state, _, _ := p.judge(port, want)
+	t.worst = max(t.worst, slices.Index(states, state))
+	for _, f := range port.Frontends {
+		if i := slices.Index(reasons, reason(port, f)); i >= 0 {
+			t.unserved[i] = true
+		}
+	}
+}
+
+func (s *Summary) add(t tally) {
+	s.States[states[t.worst]]++
+	if t.problem {
+		s.Problems++
+	}
+	for i, r := range reasons {
+		if t.unserved[i] {
+			s.Unserved[r]++
+		}
+	}
+}
