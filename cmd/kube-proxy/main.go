@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -33,9 +34,20 @@ type streams struct{ out, err io.Writer }
 func execute(ctx context.Context, args []string, to streams) int {
 	root := newRoot(to)
 	root.SetArgs(args)
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintf(to.err, "kube-proxy: %v\n", err)
-		return 1
+	return codeOf(root.ExecuteContext(ctx), to.err)
+}
+
+// codeOf tells err, if there is something to tell, and returns the exit code.
+func codeOf(err error, w io.Writer) int {
+	end, coded := errors.AsType[*exit](err)
+	if err != nil && (!coded || end.err != nil) {
+		fmt.Fprintf(w, "kube-proxy: %v\n", err)
 	}
-	return 0
+	switch {
+	case err == nil:
+		return 0
+	case coded:
+		return end.code
+	}
+	return 1
 }

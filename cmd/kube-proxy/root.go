@@ -34,6 +34,7 @@ connections to a Service's addresses reach one of its endpoints.`
 const rootExample = `  kube-proxy --manifests ./services --hostname-override node-a
   kube-proxy render --manifests ./services --hostname-override node-a
   kube-proxy config validate kube-proxy.yaml
+  kube-proxy status
   kube-proxy --cleanup`
 
 func newRoot(to streams) *cobra.Command {
@@ -58,7 +59,7 @@ func newRoot(to streams) *cobra.Command {
 	root.SetHelpFunc(help)
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
-	root.AddCommand(newRender(to), newConfig(to), newVersion(to))
+	root.AddCommand(newRender(to), newConfig(to), newStatus(to), newVersion(to))
 	return root
 }
 

@@ -18,8 +18,8 @@ import (
 	"kubeproxy/common/health/servicestate"
 )
 
-// remedy is what to do when nobody answers.
-const remedy = "is the proxy running on this node? If its metrics server has another address, name it with --server HOST:PORT, or give the proxy's --config FILE"
+// whenMute is what to do when nobody answers.
+const whenMute = "is the proxy running on this node? If its metrics server has another address, name it with --server HOST:PORT, or give the proxy's --config FILE"
 
 // maxAnswer bounds what is read: 10,000 Services take some megabytes.
 const maxAnswer = 1 << 30
@@ -96,7 +96,7 @@ func (a *asker) silence(err error) error {
 	case network && op.Op == "dial" && (late || op.Timeout()):
 		return fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", a.server)
 	case network && op.Op == "dial":
-		return fmt.Errorf("nobody answers at %s (%w): %s", a.server, op.Err, remedy)
+		return fmt.Errorf("nobody answers at %s (%w): %s", a.server, op.Err, whenMute)
 	case late:
 		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", a.server)
 	case strings.Contains(err.Error(), "malformed HTTP"):

@@ -23,7 +23,7 @@ func (p *printer) list(all []servicestate.Service) {
 		generation, since := inForce(s)
 		row := []cell{
 			plain(clean(s.Namespace + "/" + s.Name)), plain(p.few(portsOf(s))), plain(kindOf(s)), plain(p.few(addressesOf(s))),
-			plain(strings.Join(familiesOf(s), ",")), stateOf(s), plain(spread(s, func(x servicestate.Port) int { return x.Endpoints })),
+			plain(strings.Join(familyNames(s), ",")), stateOf(s), plain(spread(s, func(x servicestate.Port) int { return x.Endpoints })),
 			{}, plain(p.since(since)), {}, plain(p.cut(whyNot(s))),
 		}
 		if p.wide {
@@ -91,7 +91,7 @@ func addressesOf(s *servicestate.Service) []string {
 	return once(append(all, ports...))
 }
 
-func familiesOf(s *servicestate.Service) []string {
+func familyNames(s *servicestate.Service) []string {
 	var all []string
 	for _, p := range s.Ports {
 		all = append(all, clean(p.Family))

@@ -155,7 +155,10 @@ func TestStatusGoldens(t *testing.T) {
 func TestStatusOfAHealthyProxy(t *testing.T) {
 	var want *service.Snapshot
 	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	shut := shopPort(service.IPv4, "shut", 1, front(service.ClusterIP, "10.96.0.3", 80))
+	shut.Frontends[0].Sources = []netip.Prefix{}
 	want = service.New(3, &service.Node{}, []*service.Port{
+		shut,
 		shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80)),
 		shopPort(service.IPv4, "empty", 0, front(service.ClusterIP, "10.96.0.2", 80)),
 	})
@@ -163,15 +166,15 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
 	server := serveBook(t, b, r)
 	for args, wants := range map[string][]string{
-		"":              {": healthy\n", "2 Services: 1 serving no client\n", "shop/web "},
-		"--failing":     {"; 1 listed\n", "shop/empty ", "no endpoints"},
+		"":              {": healthy\n", "3 Services: 2 serving no client\n", "shop/web "},
+		"--failing":     {"; 2 listed\n", "shop/empty ", "no client is allowed by the source ranges", "no endpoints"},
 		"shop/web":      {"shop/web: programmed\n", "10.96.0.1:80"},
 		"web":           {"shop/web: programmed\n"},
 		"-n shop web":   {"shop/web: programmed\n"},
 		"-n other":      {"No Services\n"},
 		"shop/empty":    {"shop/empty: programmed\n", "no endpoints"},
 		"web -o json":   {`"ok": true`, `"notProgrammed": 0`},
-		"-n shop":       {"2 Services"},
+		"-n shop":       {"3 Services"},
 		"web --failing": {"1 Service: all programmed; 0 listed\n"},
 	} {
 		got := asked(t, append(strings.Fields(args), "--server="+server)...)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"kubeproxy/test/program"
 )
 
 // The program tells how the program goes.
@@ -19,8 +21,8 @@ func TestStatus(t *testing.T) {
 	// status runs the command on the node and returns its exit code.
 	status := func(t *testing.T, args ...string) (code int, out string) {
 		t.Helper()
-		cmd := exec.Command(program, append([]string{"status"}, args...)...)
-		out, err := run(t, c.Node, cmd)
+		cmd := exec.Command(kubeProxy.Path, append([]string{"status"}, args...)...)
+		out, err := program.Run(t, c.Node, cmd)
 		if err != nil && cmd.ProcessState == nil {
 			t.Fatal(err)
 		}
@@ -50,7 +52,7 @@ func TestStatus(t *testing.T) {
 
 	odd := app{name: "odd", number: 12}.yaml(t)
 	c.write(t, "odd.yaml", bytes.ReplaceAll(odd, []byte("10.96.0.12"), []byte("127.0.0.1")))
-	await(t, "what is wrong shows", func() bool {
+	program.Await(t, "what is wrong shows", func() bool {
 		code, out := status(t, "--failing")
 		return code == 1 && strings.Contains(out, "shop/odd") && strings.Contains(out, "clusterIP")
 	})
@@ -63,13 +65,13 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%v: %+v, want three Services and not ok, in\n%s", err, d, out)
 	}
 
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(p.Pid(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	check(t, 2, []string{"accepts connections but does not answer in time"}, "--timeout=200ms")
-	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+	if err := syscall.Kill(p.Pid(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	p.stop(t)
+	p.Stop(t)
 	check(t, 2, []string{"nobody answers at"})
 }
