@@ -52,6 +52,14 @@ func (c *contacts) failed(err error) {
 	c.errs[kind] = err.Error()
 }
 
+// knowsNodes reports that the API server has said which Nodes of the own name
+// there are.
+func (c *contacts) knowsNodes() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.last["nodes"].IsZero()
+}
+
 func (c *contacts) silent(kind string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

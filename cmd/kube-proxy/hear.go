@@ -47,6 +47,7 @@ func (h hearing) DeleteSlice(n types.NamespacedName) {
 func (h hearing) SetNode(n *corev1.Node) {
 	h.observers.health.SetNode(n)
 	h.Tracker.SetNode(n)
+	h.observers.nodeLog.learned(h.Tracker)
 }
 
 func (h hearing) DeleteNode() {

@@ -29,6 +29,7 @@ type observers struct {
 	checks  *checks
 	contact *contacts
 	latency *latency
+	nodeLog *nodeLog
 	tracker *track.Tracker
 	log     klog.Logger
 }
@@ -36,7 +37,7 @@ type observers struct {
 // newObservers returns the observers of backends. Sources say of themselves
 // in contact when they last heard of something.
 func newObservers(c *config.Config, backends []*backend, node string, contact *contacts, log klog.Logger) *observers {
-	o := &observers{mode: backends[0].mode, node: node, contact: contact, latency: newLatency(time.Now()), log: log}
+	o := &observers{mode: backends[0].mode, node: node, contact: contact, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
 	var families []service.Family
 	var named []metrics.Backend
 	for _, b := range backends {

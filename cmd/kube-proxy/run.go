@@ -96,7 +96,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	log.Info("Starting", "version", builtFrom().Version, "mode", backends[0].mode, "node", node)
+	announce(log, o, c, backends)
 	watchers := newObservers(c, backends, node, contact, log)
 	watchers.lack(missing)
 	var loops []*reconcile.Loop
@@ -119,6 +119,12 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		}
 	}
 	group.Go(func() error { return from.Run(ctx, hearing{watchers.tracker, watchers}) })
+	if contact.api {
+		group.Go(func() error {
+			watchers.nodeLog.await(ctx, contact.knowsNodes)
+			return nil
+		})
+	}
 	group.Go(func() error {
 		if !progress.wait(ctx) {
 			return nil

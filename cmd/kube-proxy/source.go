@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -30,6 +31,9 @@ func newSource(o *options, c *config.Config, node string, contact *contacts, log
 		return nil, err
 	}
 	log.Info("Services come from the API server", "server", to.Host)
+	if since, is := expired(to, time.Now()); is {
+		log.Info("Warning: the client certificate has expired; the API server will refuse it", "kubeconfig", c.ClientConnection.Kubeconfig, "since", since.Format(time.RFC3339), "remedy", "renew the user's client certificate")
+	}
 	outages := newOutages(log, remedies(c))
 	return &source.APIServer{
 		Config: to, NodeName: node,
@@ -53,17 +57,18 @@ func newSource(o *options, c *config.Config, node string, contact *contacts, log
 func apiConfig(c *config.Config) (*rest.Config, error) {
 	file := c.ClientConnection.Kubeconfig
 	build := rest.InClusterConfig
-	if file != "" || c.Master != "" {
-		build = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(c.Master, file) }
+	switch {
+	case file != "":
+		build = func() (*rest.Config, error) { return readKubeconfig(file, c.Master) }
+	case c.Master != "":
+		build = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(c.Master, "") }
 	}
 	to, err := build()
 	switch {
 	case errors.Is(err, rest.ErrNotInCluster):
 		return nil, errors.New("nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster")
-	case clientcmd.IsEmptyConfig(err):
-		return nil, fmt.Errorf("read kubeconfig %s: it names no cluster: want clusters, users, contexts and current-context", file)
 	case err != nil && file != "":
-		return nil, fmt.Errorf("read kubeconfig %s: %w", file, err)
+		return nil, err // names the file
 	case err != nil:
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}

@@ -81,6 +81,13 @@ func fill(addrs, spare []netip.Addr, f service.Family) []netip.Addr {
 	return addrs
 }
 
+// Node returns what is known of the own Node now, in the form of a Snapshot's.
+func (t *Tracker) Node() *service.Node {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.options.node(t.facts)
+}
+
 // node makes the Snapshot's Node from the operator's choices and the facts.
 func (o *Options) node(f *facts) *service.Node {
 	n := &service.Node{

@@ -1,0 +1,182 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// readKubeconfig reads a file, in which everything must be there that it
+// refers to. The address in master, if any, goes before the one in it.
+func readKubeconfig(file, master string) (*rest.Config, error) {
+	wrap := func(err error) error { return fmt.Errorf("read kubeconfig %s: %w", file, err) }
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		return nil, wrap(errors.New("it is a directory; want a file in YAML"))
+	}
+	k, err := clientcmd.LoadFromFile(file)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, wrap(errors.New("no such file; --kubeconfig, or clientConnection.kubeconfig, names it"))
+	case errors.Is(err, os.ErrPermission):
+		return nil, wrap(errors.New("permission denied; this user must be allowed to read it"))
+	case err != nil:
+		return nil, wrap(fmt.Errorf("%w; want YAML of kind Config, apiVersion v1", err))
+	}
+	if err := clientcmd.ResolveLocalPaths(k); err != nil {
+		return nil, wrap(err)
+	}
+	if err := checkKubeconfig(k, master); err != nil {
+		return nil, wrap(err)
+	}
+	over := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: master}}
+	to, err := clientcmd.NewDefaultClientConfig(*k, over).ClientConfig()
+	if err != nil {
+		return nil, wrap(err)
+	}
+	return to, nil
+}
+
+// checkKubeconfig follows what k refers to, and returns all that is missing.
+func checkKubeconfig(k *clientcmdapi.Config, master string) error {
+	if len(k.Clusters) == 0 && master == "" {
+		return errors.New("clusters: it names no cluster; want clusters, users, contexts and current-context")
+	}
+	c := k.Contexts[k.CurrentContext]
+	switch {
+	case k.CurrentContext == "" && master == "":
+		return fmt.Errorf("current-context is missing; want %s", oneOf(k.Contexts))
+	case k.CurrentContext == "":
+		return nil
+	case c == nil:
+		return fmt.Errorf("current-context: there is no context %q; want %s", k.CurrentContext, oneOf(k.Contexts))
+	}
+	cluster, user := k.Clusters[c.Cluster], k.AuthInfos[c.AuthInfo]
+	var errs []error
+	switch field := fmt.Sprintf("contexts[%s].context.cluster", k.CurrentContext); {
+	case cluster != nil:
+		errs = append(errs, checkCluster(c.Cluster, cluster, master))
+	case master == "":
+		errs = append(errs, fmt.Errorf("%s: there is no cluster %q; want %s", field, c.Cluster, oneOf(k.Clusters)))
+	}
+	switch field := fmt.Sprintf("contexts[%s].context.user", k.CurrentContext); {
+	case user != nil:
+		errs = append(errs, checkUser(c.AuthInfo, user))
+	case c.AuthInfo == "":
+		errs = append(errs, fmt.Errorf("%s is missing; want %s", field, oneOf(k.AuthInfos)))
+	default:
+		errs = append(errs, fmt.Errorf("%s: there is no user %q; want %s", field, c.AuthInfo, oneOf(k.AuthInfos)))
+	}
+	return errors.Join(errs...)
+}
+
+// oneOf says which names there are.
+func oneOf[T any](of map[string]T) string {
+	if len(of) == 0 {
+		return "one that is defined, and none is"
+	}
+	return "one of " + strings.Join(slices.Sorted(maps.Keys(of)), ", ")
+}
+
+func checkCluster(name string, c *clientcmdapi.Cluster, master string) error {
+	at := fmt.Sprintf("clusters[%s].cluster.", name)
+	var errs []error
+	server := cmp.Or(master, c.Server)
+	u, err := url.Parse(server)
+	switch {
+	case server == "":
+		errs = append(errs, fmt.Errorf("%sserver is missing; want an address like https://192.0.2.1:6443", at))
+	case err != nil || strings.Contains(server, "://") && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https"):
+		errs = append(errs, fmt.Errorf("%sserver: %q is no address; want one like https://192.0.2.1:6443", at, server))
+	}
+	errs = append(errs, checkFile(at+"certificate-authority", c.CertificateAuthority))
+	ca := c.CertificateAuthorityData
+	if len(ca) == 0 && c.CertificateAuthority != "" {
+		ca, _ = os.ReadFile(c.CertificateAuthority) // which checkFile has tried
+	}
+	if len(ca) > 0 && !x509.NewCertPool().AppendCertsFromPEM(ca) {
+		errs = append(errs, fmt.Errorf("%scertificate-authority holds no certificate; want PEM, in certificate-authority-data as base64 of that", at))
+	}
+	return errors.Join(errs...)
+}
+
+func checkUser(name string, u *clientcmdapi.AuthInfo) error {
+	at := fmt.Sprintf("users[%s].user.", name)
+	return errors.Join(
+		checkFile(at+"client-certificate", u.ClientCertificate),
+		checkFile(at+"client-key", u.ClientKey),
+		checkFile(at+"tokenFile", u.TokenFile),
+		checkPair(at, u),
+	)
+}
+
+// checkFile tells why the file that a field names cannot be read.
+func checkFile(field, file string) error {
+	if file == "" {
+		return nil
+	}
+	f, err := os.Open(filepath.Clean(file))
+	if err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	return f.Close()
+}
+
+func checkPair(at string, u *clientcmdapi.AuthInfo) error {
+	if len(u.ClientCertificateData) == 0 || len(u.ClientKeyData) == 0 {
+		return nil // files change, so what is in them is judged when they are used
+	}
+	if _, err := tls.X509KeyPair(u.ClientCertificateData, u.ClientKeyData); err != nil {
+		return fmt.Errorf("%sclient-certificate-data and client-key-data: %w; want PEM of a certificate and its key, as base64", at, err)
+	}
+	return nil
+}
+
+// expired returns since when the client certificate in to has not been valid,
+// false if it is or there is none. The API server would only say that it does
+// not know us.
+func expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
+	text := to.CertData
+	if len(text) == 0 && to.CertFile != "" {
+		text, _ = os.ReadFile(to.CertFile)
+	}
+	if len(text) == 0 {
+		return time.Time{}, false
+	}
+	// A certificate that cannot be read is the API client's to complain of.
+	cert, err := x509.ParseCertificate(firstCertificate(text))
+	if err != nil {
+		return time.Time{}, false
+	}
+	return cert.NotAfter, now.After(cert.NotAfter)
+}
+
+// firstCertificate returns the first certificate in PEM text, nil without one.
+func firstCertificate(text []byte) []byte {
+	for {
+		block, rest := pem.Decode(text)
+		switch {
+		case block == nil:
+			return nil
+		case block.Type == "CERTIFICATE":
+			return block.Bytes
+		}
+		text = rest
+	}
+}

@@ -1,0 +1,128 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// announce logs what was decided at the start, and by whom.
+func announce(log klog.Logger, o *options, c *config.Config, backends []*backend) {
+	name, _ := nodeName(c) // it has been asked for before
+	var families []string
+	for _, b := range backends {
+		families = append(families, b.family.String())
+	}
+	args := []any{
+		"version", builtFrom().Version, "mode", backends[0].mode, "families", strings.Join(families, ", "),
+		"node", name, "nodeFrom", o.nameFrom(c),
+		"pods", podsOf(c), "podsFrom", o.from("detect-local-mode"),
+	}
+	if ip := c.NodeIP(); ip.IsValid() {
+		args = append(args, "nodeIP", ip.String(), "nodeIPFrom", o.from("bind-address"))
+	}
+	log.Info("Starting", args...)
+}
+
+// nameFrom tells where the node's name comes from.
+func (o *options) nameFrom(c *config.Config) string {
+	if c.HostnameOverride == "" {
+		return "the host's name"
+	}
+	return o.from("hostname-override")
+}
+
+// from tells where a setting comes from that has a flag.
+func (o *options) from(flag string) string {
+	switch {
+	case o.flags != nil && o.flags.Changed(flag):
+		return "--" + flag
+	case o.config.Config != "":
+		return o.config.Config + " or the default"
+	}
+	return "the default"
+}
+
+// podsOf tells how pods on this node are told from other clients.
+func podsOf(c *config.Config) string {
+	switch c.DetectLocalMode {
+	case config.NodeCIDR:
+		return "sources in the Node's podCIDRs"
+	case config.BridgeInterface:
+		return "what enters through bridge " + c.DetectLocal.BridgeInterface
+	case config.InterfaceNamePrefix:
+		return "what enters through interfaces named " + c.DetectLocal.InterfaceNamePrefix + "*"
+	}
+	if c.ClusterCIDR == "" {
+		return "not told apart, as no cluster CIDR is configured"
+	}
+	return "sources in clusterCIDR " + c.ClusterCIDR
+}
+
+// nodeLog tells what is known of the own Node, whenever that changes, and
+// once if nothing is.
+type nodeLog struct {
+	log  klog.Logger
+	name string
+	// podCIDRs tells that those of the Node matter.
+	podCIDRs bool
+
+	mu   sync.Mutex
+	last *service.Node
+}
+
+// nodePatience is how long the Node may take to be known.
+const nodePatience = 30 * time.Second
+
+// learned looks at what t knows now.
+func (l *nodeLog) learned(t *track.Tracker) {
+	now := t.Node()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.last
+	if l.last = now; old != nil && slices.Equal(old.Addrs, now.Addrs) && slices.Equal(old.Pods.Prefixes, now.Pods.Prefixes) {
+		return
+	}
+	args := []any{"node", l.name, "nodeIPs", fmt.Sprint(now.Addrs)}
+	if l.podCIDRs {
+		args = append(args, "podCIDRs", fmt.Sprint(now.Pods.Prefixes))
+	}
+	if old == nil {
+		l.log.Info("The Node is known", args...)
+		return
+	}
+	l.log.Info("The Node has changed", args...)
+}
+
+// await says once that the Node is not known, if it is not in time. listed
+// reports that the API server has said so, and not just nothing.
+func (l *nodeLog) await(ctx context.Context, listed func() bool) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(nodePatience):
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.last != nil:
+	case listed():
+		l.log.Info("Warning: the API server has no Node of this name; going on without its addresses, zone and pod ranges, and no endpoint counts as local to this node unless it has the same name",
+			"node", l.name, "after", nodePatience, "cause", "usually the host's name is not the Node's: a full instead of a short name, or one that the cloud gives",
+			"remedy", "set --hostname-override to the name that kubectl get nodes shows")
+	default:
+		l.log.Info("Warning: the API server has not told of the Node yet; going on without its addresses, zone and pod ranges", "node", l.name, "after", nodePatience)
+	}
+}
