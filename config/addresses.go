@@ -68,6 +68,7 @@ func (b *build) validateAddresses() {
 	}
 	b.hostPort("healthzBindAddress", b.HealthzBindAddress)
 	b.hostPort("metricsBindAddress", b.MetricsBindAddress)
+	b.apart()
 	if _, err := clusterCIDRs(b.ClusterCIDR); err != nil {
 		b.errorf("clusterCIDR", "%v", err)
 	}
@@ -90,6 +91,20 @@ func (b *build) validateAddresses() {
 func (b *build) hostPort(path, s string) {
 	if _, err := netip.ParseAddrPort(s); err != nil {
 		b.errorf(path, "%q is no IP address with a port: want one such as 0.0.0.0:10256 or [::]:10256, port 0 for none", s)
+	}
+}
+
+// apart refuses two servers that would take each other's address.
+func (b *build) apart() {
+	health, err1 := netip.ParseAddrPort(b.HealthzBindAddress)
+	metrics, err2 := netip.ParseAddrPort(b.MetricsBindAddress)
+	if err1 != nil || err2 != nil || health.Port() != metrics.Port() || health.Port() == 0 {
+		return
+	}
+	x, y := health.Addr(), metrics.Addr()
+	all := netip.IPv6Unspecified()
+	if x == y || x == all || y == all || x.Is4() == y.Is4() && (x.IsUnspecified() || y.IsUnspecified()) {
+		b.errorf("metricsBindAddress", "%s is taken by healthzBindAddress %s: want another port", metrics, health)
 	}
 }
 

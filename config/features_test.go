@@ -142,3 +142,19 @@ func TestIPv6Defaults(t *testing.T) {
 		}
 	}
 }
+
+// TestServersApart refuses addresses of which only one can be had.
+func TestServersApart(t *testing.T) {
+	for addrs, ok := range map[string]bool{
+		"127.0.0.1:7777 127.0.0.1:7777": false, "0.0.0.0:7777 127.0.0.1:7777": false, "127.0.0.1:7777 0.0.0.0:7777": false,
+		"[::]:7777 127.0.0.1:7777": false, "127.0.0.1:7777 [::]:7777": false,
+		"127.0.0.1:7777 127.0.0.1:7778": true, "127.0.0.1:7777 127.0.0.2:7777": true, "0.0.0.0:7777 [::1]:7777": true, "0.0.0.0:0 0.0.0.0:0": true,
+	} {
+		health, metrics, _ := strings.Cut(addrs, " ")
+		_, err := Load(flagsOf(t, "--healthz-bind-address="+health, "--metrics-bind-address="+metrics), Linux)
+		want := "--metrics-bind-address: metricsBindAddress: " + metrics + " is taken by healthzBindAddress " + health + ": want another port"
+		if ok != (err == nil) || !ok && err.Error() != want {
+			t.Errorf("%s: %v", addrs, err)
+		}
+	}
+}

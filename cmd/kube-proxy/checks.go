@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -17,7 +18,8 @@ import (
 type checks struct {
 	servers *servicecheck.Servers
 	failing func(namespace, name string) bool
-	missing map[service.Family]string // as in servicestate.Book
+	missing map[service.Family]string    // as in servicestate.Book
+	after   func([]servicecheck.Problem) // each time that they may have changed
 
 	mu     sync.Mutex
 	done   [2]*service.Snapshot
@@ -50,7 +52,10 @@ func (c *checks) follow(f service.Family, s *service.Snapshot) {
 		return
 	}
 	c.told = want
-	c.servers.Sync(want)
+	problems := c.servers.Sync(want)
+	if c.after != nil {
+		c.after(problems)
+	}
 }
 
 func (c *checks) add(p *service.Port, n int) {
@@ -115,4 +120,13 @@ func sameWanted(a, b servicecheck.Wanted) bool {
 		return x.Namespace == y.Namespace && x.Name == y.Name && x.LocalEndpoints == y.LocalEndpoints &&
 			x.Unprogrammed == y.Unprogrammed && slices.Equal(x.Families, y.Families)
 	})
+}
+
+// unheard returns a message about problems, empty without any.
+func unheard(problems []servicecheck.Problem) string {
+	if len(problems) == 0 {
+		return ""
+	}
+	p := problems[0]
+	return fmt.Sprintf("%d addresses for health checks of Services cannot be listened on, the first for %s/%s: %v", len(problems), p.Namespace, p.Name, p.Err)
 }

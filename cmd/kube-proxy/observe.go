@@ -56,11 +56,13 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 	o.checks = newChecks(&servicecheck.Servers{
 		Serving: o.health.Serving,
 		Report: func(p servicecheck.Problem) {
+			o.checks.after(o.checks.servers.Problems())
 			if p.Err != nil {
 				log.Error(p.Err, "A health check of a Service is not served", "service", p.Namespace+"/"+p.Name, "address", p.Addr.String())
 			}
 		},
 	}, o.book.Failing)
+	o.checks.after = func(all []servicecheck.Problem) { o.health.SetCondition("health-checks", unheard(all)) }
 	return o
 }
 

@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -21,7 +22,15 @@ import (
 // node may work all the same.
 func prepare(ctx context.Context, c *config.Config) error {
 	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx)}
-	p.look(append(p.set(c), sysctl.Forwarding(p.files, service.Families[:]...)...))
+	for _, f := range service.Families {
+		// This has the kernel load connection tracking, whose settings do not
+		// exist before. What is wrong, the proxy itself will say.
+		if err := nftables.Probe(f); err != nil {
+			p.log.Info("Warning: the proxy could not program a family here", "family", f.String(), "err", err)
+		}
+	}
+	// The score would be of this process, which ends.
+	p.look(append(sysctl.Apply(p.files, sysctlSettings(c)), sysctl.Forwarding(p.files, service.Families[:]...)...))
 	return nil
 }
 

@@ -1,0 +1,41 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+)
+
+// TestChecksThatCannotListen shows what load balancers cannot ask as a
+// condition, for as long as somebody wants it.
+func TestChecksThatCannotListen(t *testing.T) {
+	c, err := config.Load(&config.Flags{}, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &backend{mode: "nftables", family: service.IPv4}
+	o := newObservers(c, []*backend{b}, "node-a", newContacts(false), klog.Background())
+	o.lack(map[service.Family]string{service.IPv6: "the kernel has no IPv6"})
+	o.checks.servers.Listen = refuse
+	follow := func(ports ...*service.Port) string {
+		o.checks.follow(service.IPv4, service.New(1, &service.Node{}, ports))
+		return o.health.Report().Conditions["health-checks"]
+	}
+	const want = "1 addresses for health checks of Services cannot be listened on, the first for shop/web: "
+	if got := follow(checked(service.IPv4, "web", 31000, 1)); !strings.HasPrefix(got, want) {
+		t.Errorf("condition %q, want %s... of IPv4 alone", got, want)
+	}
+	if got := follow(); got != "" {
+		t.Errorf("condition %q after the Service left", got)
+	}
+	if got, want := o.health.Report().Conditions["family-IPv6"], "the kernel has no IPv6"; got != want {
+		t.Errorf("condition %q, want %q", got, want)
+	}
+}
