@@ -91,7 +91,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			r := l.round(context.WithoutCancel(ctx), want)
 			l.Report(r)
 			failures++
-			if r.Err == nil {
+			if r.Err == nil || Unsupported(r.Err) {
 				failures = 0
 			} else {
 				pause = min(pause, l.Retry.After(failures))

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"kubeproxy/common/service"
@@ -102,6 +103,19 @@ func Failed(err error) []*PortError {
 	}
 	walk(err)
 	return failed
+}
+
+// Unsupported reports that err is about nothing but what a dataplane cannot do,
+// errors.ErrUnsupported, so that trying again is of no use.
+func Unsupported(err error) bool {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		all := list.Unwrap()
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !Unsupported(err) })
+	}
+	if cause := errors.Unwrap(err); cause != nil {
+		return Unsupported(cause)
+	}
+	return errors.Is(err, errors.ErrUnsupported)
 }
 
 // Result tells how one round went. It is the only source for logs, health

@@ -108,3 +108,36 @@ func TestFailed(t *testing.T) {
 		t.Errorf("error = %q, want %q around its cause", a, want)
 	}
 }
+
+func TestUnsupported(t *testing.T) {
+	never := &PortError{Err: errors.Join(fmt.Errorf("no SCTP: %w", errors.ErrUnsupported), errors.ErrUnsupported)}
+	perhaps := &PortError{Err: errors.Join(errors.ErrUnsupported, errors.New("busy"))}
+	for name, tt := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"nothing":        {nil, false},
+		"never":          {errors.Join(never, never), true},
+		"one perhaps":    {errors.Join(never, perhaps), false},
+		"something else": {errors.New("busy"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Unsupported(tt.err); got != tt.want {
+				t.Errorf("Unsupported(%v) = %v, want %v", tt.err, got, tt.want)
+			}
+		})
+	}
+}
+
+// What can never be done is not tried again before the next resync, and does
+// not make the retries of what can be slower.
+func TestUnsupportedIsNotRetried(t *testing.T) {
+	never := &PortError{Err: errors.ErrUnsupported}
+	run(t, func(b *bench) { b.applies = []error{never, errors.Join(never, errRefused), never} }, func(b *bench) {
+		b.pass(30 * time.Second)
+		b.at(0)
+		b.after(0)
+		b.pass(30 * time.Second)
+		b.at(0, 30*time.Second, 32*time.Second)
+	})
+}
