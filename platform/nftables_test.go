@@ -77,7 +77,7 @@ func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
 
 // writeNFTables writes the elements of all sets, and the chains that the
 // skeleton lacks or has otherwise: what a cluster and its node add to it.
-func writeNFTables(t *testing.T, want *service.Snapshot) string {
+func writeNFTables(t *testing.T, want *service.Snapshot, _ choices) string {
 	t.Helper()
 	skeleton := nftablesOf(t, empty)
 	var b strings.Builder

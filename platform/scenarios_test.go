@@ -28,9 +28,10 @@ var update = flag.Bool("update", false, "rewrite what the scenarios in testdata 
 // that has its name.
 var backends = []struct {
 	name  string
-	write func(*testing.T, *service.Snapshot) string
+	write func(*testing.T, *service.Snapshot, choices) string
 }{
 	{"nftables", writeNFTables},
+	{"kernelspace", writeKernelspace},
 }
 
 // inputs are the files of a scenario that are not a backend's.
@@ -53,9 +54,9 @@ func scenarioName(path string) string { return strings.TrimSuffix(filepath.Base(
 func TestScenarios(t *testing.T) {
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
-			a, want := open(t, path)
+			a, want, c := openWith(t, path)
 			for _, b := range backends {
-				got := b.write(t, want)
+				got := b.write(t, want, c)
 				if *update {
 					put(a, b.name, got)
 				} else if diff := cmp.Diff(string(part(a, b.name)), got); diff != "" {
@@ -116,6 +117,7 @@ type choices struct {
 	NodePorts        []string // prefixes
 	NodePortsPrimary bool
 	MasqueradeAll    bool
+	HNS              hnsChoices
 }
 
 func (c choices) options() track.Options {
@@ -131,6 +133,13 @@ func (c choices) options() track.Options {
 
 // open reads a scenario and what its node should forward.
 func open(t *testing.T, path string) (*txtar.Archive, *service.Snapshot) {
+	t.Helper()
+	a, want, _ := openWith(t, path)
+	return a, want
+}
+
+// openWith returns the operator's choices as well.
+func openWith(t *testing.T, path string) (*txtar.Archive, *service.Snapshot, choices) {
 	t.Helper()
 	a, err := txtar.ParseFile(path)
 	if err != nil {
@@ -149,5 +158,5 @@ func open(t *testing.T, path string) (*txtar.Archive, *service.Snapshot) {
 	if err := m.Load(context.Background(), tracker); err != nil {
 		t.Fatalf("cluster.yaml: %v", err)
 	}
-	return a, tracker.Latest()
+	return a, tracker.Latest(), c
 }

@@ -1,0 +1,39 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package platform
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/windows/hns"
+)
+
+// hnsChoices are the operator's for Windows, and the network that is assumed.
+type hnsChoices struct {
+	Kind                hns.Kind // L2Bridge unless it says otherwise
+	SourceVIP           string
+	DSR                 bool
+	ForwardHealthChecks bool
+}
+
+// writeKernelspace writes what a Windows node would hold.
+func writeKernelspace(t *testing.T, want *service.Snapshot, c choices) string {
+	t.Helper()
+	o := hns.Options{DSR: c.HNS.DSR, ForwardHealthChecks: c.HNS.ForwardHealthChecks, RootEndpoint: "cbr0", HealthzPort: 10256}
+	if c.HNS.SourceVIP != "" {
+		o.SourceVIP = netip.MustParseAddr(c.HNS.SourceVIP)
+	}
+	kind := hns.L2Bridge
+	if c.HNS.Kind != "" {
+		kind = c.HNS.Kind
+	}
+	var b bytes.Buffer
+	if err := hns.Render(&b, want, hns.Assumed(kind, want, o), o, hns.Text); err != nil {
+		t.Fatalf("render: %v", err)
+	}
+	return b.String()
+}

@@ -1,0 +1,344 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Backend keeps the load balancers of one family. It implements
+// reconcile.Backend.
+type Backend struct {
+	host    *Host
+	family  service.Family
+	options Options
+	// hostMAC finds the hardware address of the interface that has an address.
+	hostMAC func(netip.Addr) (string, error)
+	// resync is how old a listing may be while changes go on.
+	resync time.Duration
+	// have is what HNS holds, nil while that is not known.
+	have *installed
+}
+
+var _ reconcile.Backend = (*Backend)(nil)
+
+// New returns a Backend for one family. A listing older than resync is not
+// relied on.
+func New(h *Host, f service.Family, o Options, resync time.Duration) *Backend {
+	return &Backend{host: h, family: f, options: o, hostMAC: hostMAC, resync: resync}
+}
+
+// installed describes what HNS holds and what it was made from.
+type installed struct {
+	snapshot *service.Snapshot
+	site     Site
+	model    *model
+	listed   time.Time
+	took     time.Duration // of the listing
+	claims   claims
+	limits   map[service.PortName][]error
+	notes    map[service.PortName][]string
+	// again are ports that wait for an endpoint of this node.
+	again []service.PortName
+	clean bool // everything was as it should be
+}
+
+// claims count what several ports of a Service share.
+type claims struct {
+	vips   map[netip.Addr]int
+	shared map[Key]int
+}
+
+func newClaims() claims { return claims{map[netip.Addr]int{}, map[Key]int{}} }
+
+// add counts w in (n is 1) or out (n is -1).
+func (c claims) add(w Wishes, n int) {
+	for _, t := range w.VIPs {
+		if c.vips[t.Addr] += n; c.vips[t.Addr] == 0 {
+			delete(c.vips, t.Addr)
+		}
+	}
+	for _, x := range w.LoadBalancers {
+		if !x.Shared {
+			continue
+		}
+		if c.shared[x.Key] += n; c.shared[x.Key] == 0 {
+			delete(c.shared, x.Key)
+		}
+	}
+}
+
+// Plan implements reconcile.Backend. While the last listing is fresh enough,
+// its cost follows the difference between want and the last snapshot. A round
+// for the same snapshot is a resync, and lists, unless it is about endpoints
+// that were waited for.
+func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	plan := b.planAll
+	if b.continues(want) {
+		plan = b.planChanges
+	}
+	p, err := plan(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	if p.Empty() { // nobody will apply it
+		p.finish(nil)
+	}
+	return p, nil
+}
+
+// continues reports that want can be reached from what is known.
+func (b *Backend) continues(want *service.Snapshot) bool {
+	h := b.have
+	if h == nil || h.snapshot.Node != want.Node || h.snapshot.Partial != want.Partial || b.old() {
+		return false
+	}
+	return h.snapshot != want || len(h.again) > 0
+}
+
+// old reports that what was listed is too old. A listing that takes long is
+// good for longer.
+func (b *Backend) old() bool {
+	return b.host.now().Sub(b.have.listed) > max(b.resync, 10*b.have.took)
+}
+
+// planAll compares everything with a new listing.
+func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, error) {
+	before := b.have
+	b.have = nil // until a plan was applied nobody knows
+	start := b.host.now()
+	l, err := b.host.list(ctx, b.family)
+	if err != nil {
+		return nil, fmt.Errorf("list what HNS holds: %w", err)
+	}
+	site, reserve, err := b.survey(l, want.Node)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{backend: b, reserve: reserve, whole: true, next: &installed{
+		snapshot: want, site: site, model: newModel(l, site.Network.ID), listed: b.host.now(), took: b.host.now().Sub(start),
+	}}
+	p.work = b.workAll(p.next, before)
+	if before != nil && before.clean {
+		p.drift = b.drift(before.model, p.next.model)
+	}
+	b.rehearse(ctx, p)
+	return p, nil
+}
+
+// workAll returns the work that leads from a listing to what next is for.
+func (b *Backend) workAll(next *installed, before *installed) *work {
+	next.claims = newClaims()
+	next.limits, next.notes = map[service.PortName][]error{}, map[service.PortName][]string{}
+	w := &work{}
+	wanted, targets := map[Key]bool{}, map[netip.Addr]Target{}
+	for p := range next.snapshot.Ports(b.family) {
+		x := Desire(p, &next.site)
+		next.claims.add(x, 1)
+		next.keep(p.Name, x)
+		w.units = append(w.units, unit{name: p.Name, wishes: x.LoadBalancers, vips: x.VIPs})
+		for _, lb := range x.LoadBalancers {
+			wanted[lb.Key] = true
+			addTargets(targets, lb.Targets)
+		}
+		addTargets(targets, x.VIPs)
+	}
+	w.keep = func(a netip.Addr) bool { return next.claims.vips[a] > 0 }
+	w.units = withoutTaken(w.units)
+	for _, lb := range next.model.sortedBalancers(b.family) {
+		if wanted[lb.Key] || !b.leftover(next, lb) || next.snapshot.Partial && !b.dropped(before, next, lb) {
+			continue
+		}
+		n := leftover(b.host.ownedFor(lb.ID), lb.Key)
+		w.units = append(w.units, unit{name: n, drops: []*LoadBalancer{lb}})
+	}
+	for _, e := range next.model.sortedRemotes(b.family) {
+		t, used := targets[e.Addrs[0]]
+		switch {
+		case !oursEndpoint(b.host, e):
+		case !used && next.snapshot.Partial:
+		case !used:
+			w.spare = append(w.spare, e)
+		case misled(e, t):
+			w.misled = append(w.misled, e)
+		default:
+			w.spare = append(w.spare, e) // should it be wanted, somebody refers to it
+		}
+	}
+	return w
+}
+
+func addTargets(to map[netip.Addr]Target, targets []Target) {
+	for _, t := range targets {
+		if t.Where == There || t.Where == Unknown {
+			to[t.Addr] = t
+		}
+	}
+}
+
+// withoutTaken leaves out forwarded health checks whose address and port a
+// Service has.
+func withoutTaken(units []unit) []unit {
+	plain := map[Key]bool{}
+	for _, u := range units {
+		for _, w := range u.wishes {
+			plain[w.Key] = plain[w.Key] || !w.Shared
+		}
+	}
+	for i, u := range units {
+		units[i].wishes = slices.DeleteFunc(u.wishes, func(w Wish) bool { return w.Shared && plain[w.Key] })
+	}
+	return units
+}
+
+// dropped reports that the snapshot before wanted lb: then it goes even while
+// the snapshot is partial.
+func (b *Backend) dropped(before, next *installed, lb *LoadBalancer) bool {
+	if before == nil {
+		return false
+	}
+	for c := range service.Diff(before.snapshot, next.snapshot, b.family) {
+		if c.Old == nil {
+			continue
+		}
+		for _, w := range Desire(c.Old, &before.site).LoadBalancers {
+			if w.Key == lb.Key {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// leftover reports that lb, which nobody wants, is of our making: by the
+// record, or because it has what only ours have.
+func (b *Backend) leftover(at *installed, lb *LoadBalancer) bool {
+	if b.host.owns(lb.ID) {
+		return true
+	}
+	if len(lb.More) > 0 || lb.Odd {
+		return false
+	}
+	if b.host.intended(lb.Key) {
+		return true
+	}
+	return slices.ContainsFunc(lb.Endpoints, func(id string) bool {
+		e := at.model.endpoint(id)
+		return e != nil && e.Remote && oursEndpoint(b.host, e)
+	})
+}
+
+// keep notes what of a port's wishes cannot be had.
+func (n *installed) keep(name service.PortName, w Wishes) {
+	delete(n.limits, name)
+	delete(n.notes, name)
+	if len(w.Limits) > 0 {
+		n.limits[name] = w.Limits
+	}
+	if len(w.Notes) > 0 {
+		n.notes[name] = w.Notes
+	}
+}
+
+// planChanges plans from one snapshot to the next.
+func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*plan, error) {
+	h := b.have
+	next := *h
+	next.snapshot, next.again = want, nil
+	if len(h.again) > 0 {
+		if err := b.relist(ctx, &next); err != nil {
+			return nil, err
+		}
+	}
+	p := &plan{backend: b, next: &next}
+	p.work = b.workChanges(p, h)
+	if b.rehearse(ctx, p); p.waiting && len(h.again) == 0 {
+		if err := b.relist(ctx, &next); err != nil {
+			return nil, err
+		}
+		b.rehearse(ctx, p)
+	}
+	return p, nil
+}
+
+// relist brings the endpoints up to date: those of this node come and go
+// without us.
+func (b *Backend) relist(ctx context.Context, next *installed) error {
+	l, err := b.host.driver.List(ctx, Endpoints)
+	if err != nil {
+		b.have = nil
+		return fmt.Errorf("list the endpoints that HNS holds: %w", err)
+	}
+	next.model = next.model.withEndpoints(l.Endpoints)
+	return nil
+}
+
+func (b *Backend) workChanges(p *plan, h *installed) *work {
+	w := &work{}
+	next := p.next
+	gone, wanted := map[Key]bool{}, map[Key]bool{}
+	touched := map[service.PortName]bool{}
+	one := func(c service.Change) {
+		var from, to Wishes
+		if c.Old != nil {
+			from = Desire(c.Old, &h.site)
+		}
+		if c.New != nil {
+			to = Desire(c.New, &next.site)
+		}
+		touched[c.Name()] = true
+		p.changes = append(p.changes, wishChange{c.Name(), from, to})
+		u := unit{name: c.Name(), wishes: to.LoadBalancers, vips: to.VIPs}
+		for _, x := range to.LoadBalancers {
+			wanted[x.Key] = true
+		}
+		for _, x := range from.LoadBalancers {
+			gone[x.Key] = true
+			if lb := next.model.balancer(x.Key); lb != nil {
+				u.drops = append(u.drops, lb)
+			}
+		}
+		for _, t := range from.VIPs {
+			u.unneeds = append(u.unneeds, t.Addr)
+		}
+		w.units = append(w.units, u)
+	}
+	for c := range service.Diff(h.snapshot, next.snapshot, b.family) {
+		one(c)
+	}
+	for _, n := range h.again {
+		if x := next.snapshot.Port(b.family, n); x != nil && !touched[n] {
+			one(service.Change{Old: x, New: x})
+		}
+	}
+	after := p.delta()
+	w.keep = func(a netip.Addr) bool { return h.claims.vips[a]+after.vips[a] > 0 }
+	for i, u := range w.units {
+		w.units[i].drops = slices.DeleteFunc(u.drops, func(lb *LoadBalancer) bool {
+			return wanted[lb.Key] || h.claims.shared[lb.Key]+after.shared[lb.Key] > 0 || !b.mine(next, lb)
+		})
+	}
+	return w
+}
+
+// mine reports that lb, whose key the last snapshot wanted, is ours.
+func (b *Backend) mine(at *installed, lb *LoadBalancer) bool {
+	p := pass{host: b.host, model: at.model}
+	return p.ours(lb)
+}
+
+// rehearse finds out what p would do.
+func (b *Backend) rehearse(ctx context.Context, p *plan) {
+	dry := dryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
+	dry.do(p.work)
+	p.lines, p.creates, p.waiting = dry.lines, dry.creates, dry.waiting
+	p.errs = dry.errs
+}

@@ -1,0 +1,86 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// driftLines bounds what is said about drift.
+const driftLines = 20
+
+// drift says what others did to load balancers and endpoints of ours since we
+// knew before.
+func (b *Backend) drift(before, now *model) []string {
+	var lines []string
+	for _, lb := range before.sortedBalancers(b.family) {
+		have := now.balancer(lb.Key)
+		switch {
+		case !b.host.owned(lb.ID):
+		case have == nil:
+			lines = append(lines, "missing: loadbalancer "+lb.Key.String())
+		case !have.same(lb):
+			lines = append(lines, "altered: loadbalancer "+lb.Key.String())
+		}
+	}
+	for _, e := range before.sortedRemotes(b.family) {
+		if (oursEndpoint(b.host, e) || b.host.owned(e.ID)) && now.endpoint(e.ID) == nil {
+			lines = append(lines, "missing: endpoint "+e.words())
+		}
+	}
+	if n := len(lines); n > driftLines {
+		lines = append(lines[:driftLines], fmt.Sprintf("and %d more", n-driftLines))
+	}
+	return lines
+}
+
+// noticeLines bounds how many notes are said one by one.
+const noticeLines = 10
+
+// notice says what works a little differently from what Services ask for.
+func (b *Backend) notice(h *installed) {
+	n := 0
+	for _, name := range slices.SortedFunc(maps.Keys(h.notes), service.PortName.Compare) {
+		for _, text := range h.notes[name] {
+			if n++; n <= noticeLines {
+				b.host.say(fmt.Sprintf("Service port %s (%s, %s): %s", name, name.Protocol, b.family, text))
+			}
+		}
+	}
+	if n > noticeLines {
+		b.host.say(fmt.Sprintf("More Service ports work a little differently (%s): %d in all", b.family, n))
+	}
+}
+
+// Cleanup implements reconcile.Backend. What is ours is told by the record and
+// by what only ours have; without the record, load balancers that lead to pods
+// of this node alone cannot be told from others' and stay.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.have = nil
+	l, err := b.host.list(ctx, b.family)
+	if err != nil {
+		return fmt.Errorf("list what HNS holds: %w", err)
+	}
+	at := &installed{site: Site{Version: l.Version}, model: newModel(l, "")}
+	p := newPass(ctx, b.host, &at.site, b.family, at.model)
+	for _, lb := range at.model.sortedBalancers(b.family) {
+		if b.leftover(at, lb) {
+			p.drop(lb, leftover(b.host.ownedFor(lb.ID), lb.Key))
+		}
+	}
+	for i := range l.Endpoints {
+		e := &l.Endpoints[i]
+		if oursEndpoint(b.host, e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
+			p.removeEndpoint(e, leftover("", Key{}))
+		}
+	}
+	b.host.save()
+	return errors.Join(append(p.errs, p.fatal)...)
+}

@@ -1,0 +1,311 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Site is what wishes depend on besides Services: the network and the node.
+// It is a value that can be compared part by part.
+type Site struct {
+	Network   Network
+	Version   Version
+	Node      *service.Node
+	NodeIP    netip.Addr // the node's own address in the family
+	HostMAC   string     // of the interface that has it; overlay networks only
+	SourceVIP netip.Addr
+	// Without says why the family cannot be programmed at all, if so.
+	Without string
+	Options Options
+}
+
+// Options are the operator's choices.
+type Options struct {
+	// NetworkName is the configured network. Without one, EnvName counts, the
+	// value of KUBE_NETWORK, and without that the network is looked for.
+	NetworkName, EnvName string
+	// SourceVIP is the address that overlay networks masquerade with. Without
+	// one, HNS chooses.
+	SourceVIP netip.Addr
+	// DSR lets the replies of ClusterIPs go straight to the client.
+	DSR bool
+	// ForwardHealthChecks leads health checks that arrive at a load balancer's
+	// address to the node, through the endpoint named RootEndpoint.
+	ForwardHealthChecks bool
+	RootEndpoint        string
+	// HealthzPort is asked where a Service has no health check of its own.
+	HealthzPort uint16
+}
+
+// Where is where a target is, and so who makes its endpoint.
+type Where uint8
+
+// The places.
+const (
+	Here    Where = iota // a pod of this node: the network plugin makes it
+	There                // elsewhere: we make a remote endpoint
+	Unknown              // nobody told the node: whichever exists, else remote
+	Root                 // the node's own endpoint, found by its name
+)
+
+// Target is one place a load balancer leads to.
+type Target struct {
+	Addr  netip.Addr // invalid for Root
+	Where Where
+	// MAC and Provider are for a remote endpoint, Provider on overlay
+	// networks only.
+	MAC      string
+	Provider netip.Addr
+	// beyond means that replies must come back to the node's own address.
+	beyond bool
+}
+
+// Wish is a load balancer that should exist. Its ID and Endpoints are not set.
+type Wish struct {
+	LoadBalancer
+	For     service.PortName
+	Targets []Target // sorted by address
+	// Shared means that several ports of a Service wish the same.
+	Shared bool
+}
+
+// Wishes are what one Service port wants.
+type Wishes struct {
+	LoadBalancers []Wish
+	// VIPs are remote endpoints for addresses of the Service itself.
+	VIPs []Target
+	// Limits are what cannot be had, now or ever; the rest can. Notes are
+	// about what works a little differently from what the Service says.
+	Limits []error
+	Notes  []string
+}
+
+// maxEndpoints is how many endpoints a load balancer of HNS can have.
+const maxEndpoints = 1024
+
+// Desire returns what p wants at s.
+func Desire(p *service.Port, s *Site) Wishes {
+	var w Wishes
+	switch {
+	case s.Without != "":
+		w.limit("%s", s.Without)
+		return w
+	case p.Name.Protocol != service.TCP && p.Name.Protocol != service.UDP:
+		w.limit("HNS has no load balancers for %s", p.Name.Protocol)
+		return w
+	case !p.Served():
+		w.note("it has no ready endpoint, and HNS cannot refuse connections: they time out")
+	}
+	choices := map[service.Policy]choice{}
+	for _, f := range p.Frontends {
+		policy := p.Policy(f.Kind)
+		c, known := choices[policy]
+		if !known {
+			c = s.choose(&w, p, p.Endpoints(f.Kind), policy)
+			choices[policy] = c
+		}
+		if f.Sources != nil {
+			w.limit("HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
+			continue
+		}
+		if len(c.targets) > 0 {
+			w.LoadBalancers = append(w.LoadBalancers, s.balancer(p, f, c))
+		}
+		if f.Kind == service.ClusterIP && s.Network.Kind == Overlay {
+			w.VIPs = append(w.VIPs, Target{Addr: f.Addr, Where: There, MAC: s.HostMAC, Provider: s.NodeIP})
+		}
+	}
+	w.affinity(p, s)
+	w.direct(p, s)
+	s.healthChecks(&w, p)
+	return w
+}
+
+func (w *Wishes) limit(format string, args ...any) {
+	w.Limits = append(w.Limits, unsupported(fmt.Sprintf(format, args...)))
+}
+
+func (w *Wishes) note(format string, args ...any) {
+	w.Notes = append(w.Notes, fmt.Sprintf(format, args...))
+}
+
+// affinity notes how session affinity differs.
+func (w *Wishes) affinity(p *service.Port, s *Site) {
+	switch {
+	case p.Affinity == 0 || len(w.LoadBalancers) == 0:
+	case s.Version.Features().Affinity:
+		w.note("session affinity has no timeout: HNS does not take one")
+	default:
+		w.limit("HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
+	}
+}
+
+// direct notes that clients' addresses are lost.
+func (w *Wishes) direct(p *service.Port, s *Site) {
+	external := slices.ContainsFunc(w.LoadBalancers, func(l Wish) bool { return l.Flags&ExternalRoute != 0 })
+	if external && p.External == service.PolicyLocal && !s.Version.Features().DSR {
+		w.limit("HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
+	}
+}
+
+// choice is what one traffic policy leaves: endpoints with one port.
+type choice struct {
+	port    uint16
+	targets []Target
+}
+
+// choose picks the targets of p's endpoints. A load balancer of HNS has one
+// target port, so the largest group of endpoints with the same port is taken.
+func (s *Site) choose(w *Wishes, p *service.Port, endpoints []service.Endpoint, policy service.Policy) choice {
+	groups := map[uint16][]service.Endpoint{}
+	for _, e := range endpoints {
+		groups[e.Addr.Port()] = append(groups[e.Addr.Port()], e)
+	}
+	if len(groups) == 0 {
+		return choice{}
+	}
+	ports := slices.SortedFunc(maps.Keys(groups), func(a, b uint16) int {
+		return cmp.Or(cmp.Compare(len(groups[b]), len(groups[a])), cmp.Compare(a, b))
+	})
+	c := choice{port: ports[0]}
+	if len(ports) > 1 {
+		left := 0
+		for _, n := range ports[1:] {
+			left += len(groups[n])
+		}
+		w.limit("the endpoints of policy %s have different ports, and a load balancer of HNS has one: only the %d with port %d get traffic, not %d with ports %v",
+			policy, len(groups[c.port]), c.port, left, ports[1:])
+	}
+	chosen := groups[c.port]
+	if len(chosen) > maxEndpoints {
+		w.limit("it has %d endpoints, and a load balancer of HNS at most %d: the rest get no traffic", len(chosen), maxEndpoints)
+		chosen = chosen[:maxEndpoints]
+	}
+	for _, e := range chosen {
+		t, err := s.target(e)
+		if err != nil {
+			w.Limits = append(w.Limits, err)
+			continue
+		}
+		c.targets = append(c.targets, t)
+	}
+	return c
+}
+
+// target says where e is and how to get there.
+func (s *Site) target(e service.Endpoint) (Target, error) {
+	a := e.Addr.Addr()
+	t := Target{Addr: a, Where: There, MAC: remoteMAC(a)}
+	switch {
+	case slices.Contains(s.Node.Addrs, a): // a pod on the node's own network
+		t.Provider = s.NodeIP
+		if s.HostMAC != "" {
+			t.MAC = s.HostMAC
+		}
+		return t, nil
+	case e.Local:
+		return Target{Addr: a, Where: Here}, nil
+	case !e.Elsewhere:
+		t.Where = Unknown
+	}
+	if s.Network.Kind != Overlay {
+		t.Provider = s.NodeIP
+		return t, nil
+	}
+	provider := s.Network.provider(a)
+	switch {
+	case provider.IsValid():
+		t.Provider, t.beyond = provider, provider == a
+	case s.Node.Pods.Contains(a, "") && t.Where == There:
+		return t, pending(fmt.Sprintf("network %q has no route to the node of %s yet: the network plugin makes it", s.Network.Name, a))
+	default: // outside the cluster
+		t.Provider, t.beyond = s.NodeIP, t.Where == There || !s.Network.contains(a)
+	}
+	return t, nil
+}
+
+// provider returns the address of the node that a is behind, a itself if it
+// is a node, and an invalid one if nobody knows.
+func (n *Network) provider(a netip.Addr) netip.Addr {
+	for _, r := range n.Routes {
+		if r.Provider == a || r.Subnet.Contains(a) {
+			return r.Provider
+		}
+	}
+	return netip.Addr{}
+}
+
+func (n *Network) contains(a netip.Addr) bool {
+	return slices.ContainsFunc(n.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// balancer returns the load balancer for one frontend.
+func (s *Site) balancer(p *service.Port, f service.Frontend, c choice) Wish {
+	features := s.Version.Features()
+	lb := LoadBalancer{
+		Key:        Key{VIP: f.Addr, Family: p.Family, Port: f.Port, Protocol: p.Name.Protocol},
+		TargetPort: c.port,
+		SourceVIP:  s.SourceVIP,
+	}
+	switch f.Kind {
+	case service.ClusterIP:
+		lb.Flags, lb.DSR = Internal, s.Options.DSR && features.DSR
+	case service.NodePort:
+		lb.Flags = LocalRouted | ExternalRoute
+	default:
+		lb.Flags = ExternalRoute
+	}
+	if f.Kind.External() && p.External == service.PolicyLocal {
+		lb.DSR = features.DSR
+	}
+	if p.Affinity > 0 && features.Affinity {
+		lb.Distribution = PerSource
+	}
+	// Answers from beyond the overlay cannot find an address inside it.
+	if s.Network.Kind == Overlay && slices.ContainsFunc(c.targets, func(t Target) bool { return t.beyond }) {
+		lb.SourceVIP = s.NodeIP
+	}
+	return Wish{LoadBalancer: lb, For: p.Name, Targets: c.targets}
+}
+
+// healthChecks adds what leads health checks of load balancers to the node.
+// They come over TCP whatever the Service speaks.
+func (s *Site) healthChecks(w *Wishes, p *service.Port) {
+	if !s.Options.ForwardHealthChecks {
+		return
+	}
+	port := p.HealthCheck
+	if port == 0 {
+		port = s.Options.HealthzPort
+	}
+	for _, f := range p.Frontends {
+		if f.Kind != service.LoadBalancerIP || f.Sources != nil || port == 0 {
+			continue
+		}
+		k := Key{VIP: f.Addr, Family: p.Family, Port: port, Protocol: service.TCP}
+		if slices.ContainsFunc(w.LoadBalancers, func(x Wish) bool { return x.Key == k }) {
+			w.limit("port %d of %s is the Service's own: health checks on it do not reach the node", port, f.Addr)
+			continue
+		}
+		w.LoadBalancers = append(w.LoadBalancers, Wish{
+			LoadBalancer: LoadBalancer{Key: k, TargetPort: port},
+			For:          p.Name, Targets: []Target{{Where: Root}}, Shared: true,
+		})
+	}
+}
+
+// urgent reports that other Services need this one to come up: the API and
+// DNS.
+func urgent(n service.PortName) bool {
+	api := n.Namespace == "default" && n.Name == "kubernetes"
+	dns := n.Namespace == "kube-system" && slices.Contains([]string{"dns", "dns-tcp"}, n.Port)
+	return api || dns
+}

@@ -1,0 +1,296 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// ErrWaiting means that something is not there yet that others make, above
+// all the network.
+var ErrWaiting = errors.New("waiting")
+
+// Choice is what was decided, and why, a sentence for each candidate.
+type Choice struct {
+	Network Network
+	Log     []string
+}
+
+// ChooseNetwork finds the network that Services are programmed on: the one
+// that is configured, else the one in KUBE_NETWORK, else the one that the
+// node's pods use, else the only one there is.
+func ChooseNetwork(l Listing, o Options) (Choice, error) {
+	for _, given := range []struct{ name, by string }{
+		{o.NetworkName, "--network-name or winkernel.networkName"}, {o.EnvName, "the environment variable KUBE_NETWORK"},
+	} {
+		if given.name != "" {
+			return namedNetwork(l, given.name, given.by)
+		}
+	}
+	var c Choice
+	var fit []Network
+	for _, n := range l.Networks {
+		if !slices.Contains(Kinds, n.Kind) {
+			c.say("Network %q is not for Services: its type is %s, not %s", n.Name, n.Kind, kinds())
+			continue
+		}
+		fit = append(fit, n)
+	}
+	pods := podsOf(l)
+	slices.SortStableFunc(fit, func(a, b Network) int {
+		return cmp.Or(cmp.Compare(pods[b.ID], pods[a.ID]), cmp.Compare(a.Name, b.Name))
+	})
+	switch {
+	case len(fit) == 0:
+		return c, fmt.Errorf("%w for a network for pods, of type %s; there is %s. The network plugin makes it; if it has another name or type, set --network-name", ErrWaiting, kinds(), networks(l))
+	case len(fit) > 1 && pods[fit[1].ID] > 0, len(fit) > 1 && pods[fit[0].ID] == 0:
+		return c, fmt.Errorf("several networks could be the one for pods: %s; set --network-name to one of them", candidates(fit, pods))
+	}
+	c.Network = fit[0]
+	for _, n := range fit[1:] {
+		c.say("Network %q is not for Services: no pod uses it", n.Name)
+	}
+	why := "it is the only candidate"
+	if n := pods[fit[0].ID]; n > 0 {
+		why = fmt.Sprintf("%d endpoints of pods are in it", n)
+	}
+	c.say("Network %q (%s) is for Services: %s", c.Network.Name, c.Network.Kind, why)
+	return c, nil
+}
+
+func (c *Choice) say(format string, args ...any) { c.Log = append(c.Log, fmt.Sprintf(format, args...)) }
+
+func namedNetwork(l Listing, name, by string) (Choice, error) {
+	i := slices.IndexFunc(l.Networks, func(n Network) bool { return n.Name == name })
+	if i < 0 {
+		i = slices.IndexFunc(l.Networks, func(n Network) bool { return strings.EqualFold(n.Name, name) })
+	}
+	if i < 0 {
+		return Choice{}, fmt.Errorf("%w for network %q, which %s names; there is %s", ErrWaiting, name, by, networks(l))
+	}
+	n := l.Networks[i]
+	if !slices.Contains(Kinds, n.Kind) {
+		return Choice{}, fmt.Errorf("network %q, which %s names, is of type %s: want %s; there is %s", n.Name, by, n.Kind, kinds(), networks(l))
+	}
+	c := Choice{Network: n}
+	c.say("Network %q (%s) is for Services: %s names it", n.Name, n.Kind, by)
+	return c, nil
+}
+
+// podsOf counts the endpoints of this node by network.
+func podsOf(l Listing) map[string]int {
+	pods := map[string]int{}
+	for _, e := range l.Endpoints {
+		if !e.Remote && e.Name != sourceVIPName && len(e.Addrs) > 0 {
+			pods[e.Network]++
+		}
+	}
+	return pods
+}
+
+func kinds() string {
+	var names []string
+	for _, k := range Kinds {
+		names = append(names, string(k))
+	}
+	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
+}
+
+func networks(l Listing) string {
+	var names []string
+	for _, n := range l.Networks {
+		names = append(names, fmt.Sprintf("%q (%s)", n.Name, n.Kind))
+	}
+	if len(names) == 0 {
+		return "no network at all"
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func candidates(fit []Network, pods map[string]int) string {
+	var names []string
+	for _, n := range fit {
+		names = append(names, fmt.Sprintf("%q (%s, %d endpoints of pods)", n.Name, n.Kind, pods[n.ID]))
+	}
+	return strings.Join(names, ", ")
+}
+
+// ChooseSourceVIP finds the address that load balancers of an overlay network
+// masquerade with. If there is none yet, the endpoint to make for it is
+// returned; without an address, HNS chooses.
+func ChooseSourceVIP(l Listing, n Network, given netip.Addr) (netip.Addr, *Endpoint, error) {
+	if given.IsValid() {
+		if err := checkSourceVIP(l, n, given); err != nil {
+			return netip.Addr{}, nil, fmt.Errorf("--source-vip or winkernel.sourceVip: %w", err)
+		}
+	}
+	reserve := Endpoint{Name: sourceVIPName, Network: n.ID}
+	for _, e := range l.Endpoints {
+		if e.Network != n.ID || e.Remote {
+			continue
+		}
+		switch {
+		case given.IsValid() && e.Has(given):
+			return given, nil, nil
+		case !given.IsValid() && e.Name == sourceVIPName && len(e.Addrs) > 0:
+			return e.Addrs[0], nil, nil
+		}
+	}
+	if given.IsValid() {
+		reserve.Addrs = []netip.Addr{given}
+		return given, &reserve, nil
+	}
+	return netip.Addr{}, &reserve, nil
+}
+
+func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
+	if !given.Is4() {
+		return fmt.Errorf("%s is an IPv6 address: want an IPv4 address of a subnet of network %q, %v", given, n.Name, n.Subnets)
+	}
+	i := slices.IndexFunc(n.Subnets, func(p netip.Prefix) bool { return p.Contains(given) })
+	if i < 0 {
+		return fmt.Errorf("%s is in no subnet of network %q: want an address in one of %v that no pod gets, or leave it out and HNS reserves one", given, n.Name, n.Subnets)
+	}
+	subnet := n.Subnets[i].Masked()
+	switch {
+	case given == subnet.Addr(), given == subnet.Addr().Next(), slices.Contains(n.Gateways, given), given == last(subnet):
+		return fmt.Errorf("%s is reserved in %s (network, gateway or broadcast address): want another one, or leave it out and HNS reserves one", given, subnet)
+	}
+	for _, e := range l.Endpoints {
+		if e.Network == n.ID && e.Has(given) && e.Remote {
+			return fmt.Errorf("%s is taken by remote endpoint %s: want one that is free, or leave it out and HNS reserves one", given, e.ID)
+		}
+	}
+	return nil
+}
+
+// last returns the broadcast address of an IPv4 prefix.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().As4()
+	for i := p.Bits(); i < 32; i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	return netip.AddrFrom4(b)
+}
+
+// survey returns the site that l describes, and the endpoint of the source VIP
+// if that is still to be made.
+func (b *Backend) survey(l Listing, node *service.Node) (Site, *Endpoint, error) {
+	s := Site{Version: l.Version, Node: node, Options: b.options}
+	c, err := ChooseNetwork(l, b.options)
+	for _, text := range c.Log {
+		b.host.say(text)
+	}
+	if err != nil {
+		return s, nil, err
+	}
+	s.Network = c.Network
+	s.NodeIP = nodeIP(node, &s.Network, b.family)
+	s.Without = s.without(b.family)
+	if s.Network.Kind != Overlay {
+		if service.FamilyOf(b.options.SourceVIP) == b.family {
+			s.SourceVIP = b.options.SourceVIP
+		}
+		return s, nil, nil
+	}
+	if s.Without != "" {
+		return s, nil, nil
+	}
+	return b.surveyOverlay(s, l)
+}
+
+func nodeIP(node *service.Node, n *Network, f service.Family) netip.Addr {
+	for _, a := range node.Addrs {
+		if service.FamilyOf(a) == f {
+			return a
+		}
+	}
+	if n.Provider.IsValid() && service.FamilyOf(n.Provider) == f {
+		return n.Provider
+	}
+	return netip.Addr{}
+}
+
+// without says why a family cannot be had on this network.
+func (s *Site) without(f service.Family) string {
+	if f == service.IPv4 {
+		return ""
+	}
+	switch {
+	case s.Network.Kind == Overlay:
+		return "HNS has no IPv6 on overlay networks"
+	case !s.Version.Features().DualStack:
+		return fmt.Sprintf("HNS %s has no dual stack: want Windows Server 2022 or newer", s.Version)
+	}
+	return ""
+}
+
+func (b *Backend) surveyOverlay(s Site, l Listing) (Site, *Endpoint, error) {
+	var err error
+	switch {
+	case !s.Version.Features().RemoteSubnet:
+		return s, nil, fmt.Errorf("network %q is an overlay, and HNS %s has no remote subnets: want Windows Server 2019 with its updates, or newer", s.Network.Name, s.Version)
+	case !s.NodeIP.IsValid():
+		return s, nil, fmt.Errorf("%w for the node's %s address, which overlay network %q needs: the Node object has none; set --bind-address", ErrWaiting, b.family, s.Network.Name)
+	}
+	if s.HostMAC, err = b.hostMAC(s.NodeIP); err != nil {
+		return s, nil, fmt.Errorf("find the hardware address for overlay network %q: %w", s.Network.Name, err)
+	}
+	vip, reserve, err := ChooseSourceVIP(l, s.Network, b.options.SourceVIP)
+	if err != nil {
+		return s, nil, err
+	}
+	if reserve != nil && !vip.IsValid() {
+		if vip = usedVIP(l, s.Network); vip.IsValid() {
+			reserve.Addrs = []netip.Addr{vip}
+		}
+	}
+	if reserve == nil {
+		b.host.say(fmt.Sprintf("Source VIP: %s, of an endpoint that is there already", vip))
+	}
+	s.SourceVIP = vip
+	return s, reserve, nil
+}
+
+// usedVIP returns the source VIP that our load balancers have, should its
+// endpoint have gone: with the same one they stay as they are.
+func usedVIP(l Listing, n Network) netip.Addr {
+	for _, lb := range l.LoadBalancers {
+		v := lb.SourceVIP
+		if v.IsValid() && n.contains(v) && checkSourceVIP(l, n, v) == nil {
+			return v
+		}
+	}
+	return netip.Addr{}
+}
+
+// hostMAC returns the hardware address of the interface that has address a.
+func hostMAC(a netip.Addr) (string, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return "", fmt.Errorf("list network interfaces: %w", err)
+	}
+	for _, i := range interfaces {
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue // it may have gone
+		}
+		for _, x := range addrs {
+			p, err := netip.ParsePrefix(x.String())
+			if err == nil && p.Addr().Unmap() == a && len(i.HardwareAddr) > 0 {
+				return strings.ReplaceAll(i.HardwareAddr.String(), ":", "-"), nil
+			}
+		}
+	}
+	return "", fmt.Errorf("no network interface with one has the node's address %s: check the Node's addresses, or set --bind-address", a)
+}

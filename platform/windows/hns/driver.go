@@ -1,0 +1,151 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// What says which kinds of objects to list.
+type What uint8
+
+// The kinds of objects. Networks come with HNS's version.
+const (
+	Networks What = 1 << iota
+	Endpoints
+	LoadBalancers
+	All = Networks | Endpoints | LoadBalancers
+)
+
+// Listing is what HNS holds. Kinds that were not asked for are nil.
+type Listing struct {
+	Version       Version
+	Networks      []Network
+	Endpoints     []Endpoint
+	LoadBalancers []LoadBalancer
+}
+
+// Driver is the whole of what we ask from Windows. Its errors are Errors. IDs
+// go in and come out in lower case.
+type Driver interface {
+	List(ctx context.Context, what What) (Listing, error)
+	// CreateEndpoint makes an endpoint and returns it with what HNS added.
+	CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error)
+	DeleteEndpoint(ctx context.Context, id string) error
+	CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (id string, err error)
+	// UpdateLoadBalancer changes the load balancer with lb's ID and returns
+	// what HNS holds afterwards, which need not be lb.
+	UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error)
+	DeleteLoadBalancer(ctx context.Context, id string) error
+}
+
+// The classes of errors. They call for different answers, so they are never
+// taken for one another: above all, an HNS that does not run is not an empty
+// one.
+var (
+	ErrNotFound   = errors.New("not found")
+	ErrNotRunning = errors.New("HNS is not running")
+	ErrExists     = errors.New("exists already")
+	ErrBusy       = errors.New("busy")
+	ErrRefused    = errors.New("refused")
+	ErrMissing    = errors.New("HNS is not installed")
+)
+
+// Error is an answer of HNS other than success.
+type Error struct {
+	Op   string // such as "create load balancer tcp 10.96.0.10:80"
+	Code uint32 // HRESULT or Win32 error code, 0 if there is none
+	Err  error  // what the library says, may be nil
+}
+
+func (e *Error) Error() string {
+	c := e.class()
+	if text := meaning(e.Code).text; text != "" {
+		return fmt.Sprintf("%s: %s (0x%x)", e.Op, text, e.Code)
+	}
+	if e.Err != nil {
+		return fmt.Sprintf("%s: %v: %v", e.Op, c, e.Err)
+	}
+	return fmt.Sprintf("%s: %v (0x%x)", e.Op, c, e.Code)
+}
+
+// Unwrap returns the class and the cause.
+func (e *Error) Unwrap() []error {
+	if e.Err == nil {
+		return []error{e.class()}
+	}
+	return []error{e.class(), e.Err}
+}
+
+func (e *Error) class() error {
+	if c := meaning(e.Code).class; c != nil {
+		return c
+	}
+	for _, c := range []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrMissing} {
+		if errors.Is(e.Err, c) {
+			return c
+		}
+	}
+	return ErrRefused
+}
+
+// code is what is known of an error code.
+type code struct {
+	class error
+	text  string
+}
+
+// codes has the low half of Win32 errors and whole HRESULTs of HCN.
+var codes = map[uint32]code{
+	0x5:        {ErrRefused, "access is denied: run as SYSTEM or as an administrator"},
+	0x57:       {ErrRefused, "HNS takes a parameter for wrong"},
+	0x15:       {ErrBusy, "HNS is not ready"},
+	0xaa:       {ErrBusy, "HNS is busy with it"},
+	0xb7:       {ErrExists, "HNS has such an object already"},
+	0x490:      {ErrNotFound, "HNS has no such object"},
+	0x5b4:      {ErrBusy, "HNS did not answer in time"},
+	0x424:      {ErrMissing, "the service hns is not installed: add the Windows feature Containers"},
+	0x426:      {ErrNotRunning, "the service hns is not started"},
+	0x6b5:      {ErrNotRunning, "HNS is not running"},
+	0x6ba:      {ErrNotRunning, "HNS is not running"},
+	0x6be:      {ErrNotRunning, "HNS stopped while it was asked"},
+	0x6d9:      {ErrNotRunning, "HNS is not running"},
+	0x1392:     {ErrExists, "HNS has such an object already"},
+	0x80004001: {ErrRefused, "this HNS cannot do that"},
+	0x803b0001: {ErrNotFound, "HNS has no such network"},
+	0x803b0002: {ErrNotFound, "HNS has no such endpoint"},
+	0x803b0007: {ErrBusy, "an endpoint's switch port is not there yet"},
+	0x803b0008: {ErrNotFound, "HNS has no such policy"},
+	0x803b000d: {ErrRefused, "HNS takes a policy for wrong"},
+	0x803b0013: {ErrExists, "HNS says that the port is taken"},
+	0x803b001e: {ErrRefused, "the address is in no subnet of the network"},
+	0x803b002f: {ErrExists, "the address is in use or reserved"},
+}
+
+// notImplemented is what an HNS without a function answers.
+const notImplemented = 0x80004001
+
+// meaning looks c up, whether it is a Win32 error or an HRESULT made of one.
+func meaning(c uint32) code {
+	const facility, win32 = 0xffff0000, 0x80070000
+	if c&facility == win32 {
+		c &^= facility
+	}
+	return codes[c]
+}
+
+// unsupported is a wish that HNS can never fulfil.
+type unsupported string
+
+func (u unsupported) Error() string { return string(u) }
+
+// Is makes errors.ErrUnsupported match.
+func (u unsupported) Is(target error) bool { return target == errors.ErrUnsupported }
+
+// pending is a wish that waits for what somebody else does.
+type pending string
+
+func (p pending) Error() string { return string(p) }

@@ -1,0 +1,276 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// The names of the endpoints we make, by which we know them again.
+const (
+	remotePrefix  = "kube-proxy-remote-"
+	sourceVIPName = "kube-proxy-source-vip"
+)
+
+func remoteName(a netip.Addr) string { return remotePrefix + a.String() }
+
+// oursEndpoint reports that we made e.
+func oursEndpoint(h *Host, e *Endpoint) bool {
+	return e.Name == sourceVIPName || strings.HasPrefix(e.Name, remotePrefix) || h.owns(e.ID)
+}
+
+// endpointOf returns the ID of the endpoint for t, which it makes if that is
+// our part.
+func (p *pass) endpointOf(t Target) (string, error) {
+	switch t.Where {
+	case Root:
+		e := p.model.named(p.site.Options.RootEndpoint)
+		if e == nil {
+			p.waiting = true
+			return "", pending(fmt.Sprintf("health checks of the load balancer cannot reach the node: network %q has no endpoint %q: want --root-hnsendpoint-name", p.site.Network.Name, p.site.Options.RootEndpoint))
+		}
+		return e.ID, nil
+	case Here, Unknown:
+		if e := p.model.at(t.Addr, Here); e != nil {
+			return e.ID, nil
+		}
+	}
+	if t.Where == Here {
+		p.waiting = true
+		return "", pending(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", t.Addr, p.site.Network.Name))
+	}
+	if e := p.model.at(t.Addr, There); e != nil {
+		if misled(e, t) && !oursEndpoint(p.host, e) {
+			return "", fmt.Errorf("endpoint %s of %s leads elsewhere (%s), and is not ours", e.ID, t.Addr, e.Provider)
+		}
+		return e.ID, nil
+	}
+	return p.makeEndpoint(t)
+}
+
+// misled reports that e would not lead to t.
+func misled(e *Endpoint, t Target) bool {
+	return !sameMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
+}
+
+func (p *pass) makeEndpoint(t Target) (string, error) {
+	if err := p.broken[t.Addr]; err != nil {
+		return "", err // said once is enough for HNS, though each Service hears of it
+	}
+	request := Endpoint{
+		Name: remoteName(t.Addr), Network: p.site.Network.ID, Addrs: []netip.Addr{t.Addr},
+		MAC: t.MAC, Provider: t.Provider, Remote: true,
+	}
+	e, err := p.driver.CreateEndpoint(p.ctx, request)
+	if err != nil {
+		p.broken[t.Addr] = err
+		return "", err
+	}
+	p.say("+ endpoint %s", e.words())
+	p.model.putEndpoint(&e)
+	if !p.dry {
+		p.host.ownEndpoint(&e)
+	}
+	return e.ID, nil
+}
+
+// words describes e to people.
+func (e *Endpoint) words() string {
+	var addrs []string
+	for _, a := range e.Addrs {
+		addrs = append(addrs, a.String())
+	}
+	s := strings.Join(addrs, ",")
+	if !e.Remote {
+		return s + " local"
+	}
+	s += " remote " + e.MAC
+	if e.Provider.IsValid() {
+		s += " via " + e.Provider.String()
+	}
+	return s
+}
+
+// detach takes e, which leads to the wrong node, out of our load balancers and
+// deletes it, so that one that leads right can be made.
+func (p *pass) detach(e *Endpoint) {
+	for _, lb := range p.users(e.ID) {
+		if p.fatal != nil {
+			return
+		}
+		rest := *lb
+		rest.ID = ""
+		rest.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return id == e.ID })
+		n := leftover(p.host.ownedFor(lb.ID), lb.Key)
+		if !p.ours(lb) {
+			p.fail(n, fmt.Errorf("endpoint %s leads to the wrong node, and load balancer %s, which is not ours, has it", e.Addrs[0], lb.ID))
+			return
+		}
+		if len(rest.Endpoints) == 0 {
+			p.drop(lb, n)
+		} else if err := p.hold(&rest, n); err != nil {
+			p.fail(n, err)
+		}
+	}
+	p.removeEndpoint(e, leftover("", Key{}))
+}
+
+// users returns the load balancers that have an endpoint, in key order.
+func (p *pass) users(id string) []*LoadBalancer {
+	seen := map[string]*LoadBalancer{}
+	for m := p.model; m != nil; m = m.base {
+		for k, lb := range m.balancers {
+			if _, newer := seen[k]; !newer {
+				seen[k] = lb
+			}
+		}
+	}
+	var users []*LoadBalancer
+	for _, lb := range seen {
+		if lb != nil && slices.Contains(lb.Endpoints, id) {
+			users = append(users, lb)
+		}
+	}
+	slices.SortFunc(users, func(a, b *LoadBalancer) int { return a.Key.Compare(b.Key) })
+	return users
+}
+
+// sweep deletes endpoints of ours that have no use any more.
+func (p *pass) sweep(w *work) {
+	for _, e := range w.spare {
+		if _, known := p.released[e.ID]; !known {
+			p.released[e.ID] = leftover("", Key{})
+		}
+	}
+	for _, u := range w.units {
+		for _, a := range u.unneeds {
+			if e := p.model.at(a, There); e != nil {
+				p.released[e.ID] = u.name
+			}
+		}
+	}
+	var idle []*Endpoint
+	for id := range p.released {
+		e := p.model.endpoint(id)
+		if e != nil && e.Remote && e.Network == p.model.network && len(e.Addrs) > 0 && oursEndpoint(p.host, e) && !slices.ContainsFunc(e.Addrs, w.keep) {
+			idle = append(idle, e)
+		}
+	}
+	slices.SortFunc(idle, func(a, b *Endpoint) int { return a.Addrs[0].Compare(b.Addrs[0]) })
+	for _, e := range idle {
+		p.removeEndpoint(e, p.released[e.ID])
+	}
+}
+
+// removeEndpoint deletes e unless a load balancer, whoever's, has it.
+func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
+	if p.fatal != nil || p.model.references(e.ID) > 0 {
+		return
+	}
+	if err := p.driver.DeleteEndpoint(p.ctx, e.ID); err != nil && !errors.Is(err, ErrNotFound) {
+		p.fail(n, err)
+		return
+	}
+	p.say("- endpoint %s", e.words())
+	p.model.removeEndpoint(e)
+	if !p.dry {
+		p.host.disown(e.ID)
+	}
+}
+
+// leftover names what no Service of the snapshot stands for.
+func leftover(purpose string, k Key) service.PortName {
+	if namespace, rest, ok := strings.Cut(purpose, "/"); ok {
+		name, port, _ := strings.Cut(rest, ":")
+		return service.PortName{Namespace: namespace, Name: name, Port: port, Protocol: k.Protocol}
+	}
+	return service.PortName{Namespace: "-", Name: "leftover"}
+}
+
+// names lists the addresses of endpoints.
+func (p *pass) names(ids []string) string {
+	return "[" + strings.Join(p.addresses(ids), " ") + "]"
+}
+
+func (p *pass) addresses(ids []string) []string {
+	var all []netip.Addr
+	var odd []string
+	for _, id := range ids {
+		e := p.model.endpoint(id)
+		switch {
+		case e == nil:
+			odd = append(odd, "missing:"+id)
+		case len(e.Addrs) == 0:
+			odd = append(odd, e.Name)
+		default:
+			all = append(all, e.in(p.family))
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	var texts []string
+	for _, a := range all {
+		texts = append(texts, a.String())
+	}
+	return append(texts, odd...)
+}
+
+// in returns e's address in family f, else its first one.
+func (e *Endpoint) in(f service.Family) netip.Addr {
+	for _, a := range e.Addrs {
+		if service.FamilyOf(a) == f {
+			return a
+		}
+	}
+	return e.Addrs[0]
+}
+
+// difference says how one list of endpoints becomes another.
+func (p *pass) difference(from, to []string) string {
+	var parts []string
+	for _, id := range from {
+		if !slices.Contains(to, id) {
+			parts = append(parts, "-"+strings.Join(p.addresses([]string{id}), ""))
+		}
+	}
+	for _, id := range to {
+		if !slices.Contains(from, id) {
+			parts = append(parts, "+"+strings.Join(p.addresses([]string{id}), ""))
+		}
+	}
+	return "[" + strings.Join(parts, " ") + "]"
+}
+
+// pretence is a driver for dry passes: everything works, nothing happens.
+type pretence struct{ made int }
+
+func (d *pretence) id() string {
+	d.made++
+	return fmt.Sprintf("new-%08d", d.made)
+}
+
+func (d *pretence) List(context.Context, What) (Listing, error) { return Listing{}, nil }
+
+func (d *pretence) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
+	e.ID = d.id()
+	return e, nil
+}
+
+func (d *pretence) DeleteEndpoint(context.Context, string) error { return nil }
+
+func (d *pretence) CreateLoadBalancer(context.Context, LoadBalancer) (string, error) {
+	return d.id(), nil
+}
+
+func (d *pretence) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	return lb, nil
+}
+
+func (d *pretence) DeleteLoadBalancer(context.Context, string) error { return nil }

@@ -1,0 +1,274 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// fake is an HNS that is as strict as the real one about what exists, what is
+// in use and what belongs together, and that counts what it is asked.
+type fake struct {
+	version   Version
+	networks  []Network
+	endpoints map[string]Endpoint
+	balancers map[string]LoadBalancer
+	next      int
+	down      bool
+	held      map[Key]bool // ports that a program of the node listens on
+	// break, if set, may fail a call before anything is done. After, it may
+	// fail one that was done.
+	refuse func(op string) error
+	after  func(op string) error
+
+	calls    map[string]int
+	warnings []string // what real HNS accepts and what breaks Services
+}
+
+func newFake(v Version, networks ...Network) *fake {
+	return &fake{version: v, networks: networks, endpoints: map[string]Endpoint{}, balancers: map[string]LoadBalancer{}, held: map[Key]bool{}, calls: map[string]int{}}
+}
+
+func fails(op string, code uint32) error { return &Error{Op: op, Code: code} }
+
+func (k *fake) id(kind string) string {
+	k.next++
+	return fmt.Sprintf("%s-%06d", kind, k.next)
+}
+
+// begin counts a call and lets it fail.
+func (k *fake) begin(op string) error {
+	k.calls[op]++
+	if k.down {
+		return fails(op, 0x6ba)
+	}
+	if k.refuse != nil {
+		return k.refuse(op)
+	}
+	return nil
+}
+
+func (k *fake) done(op string) error {
+	if k.after != nil {
+		return k.after(op)
+	}
+	return nil
+}
+
+// writes counts the calls that change something.
+func (k *fake) writes() int {
+	n := 0
+	for op, times := range k.calls {
+		if op[:4] != "list" {
+			n += times
+		}
+	}
+	return n
+}
+
+func (k *fake) List(_ context.Context, what What) (Listing, error) {
+	for w, name := range map[What]string{Networks: "list networks", Endpoints: "list endpoints", LoadBalancers: "list load balancers"} {
+		if what&w == 0 {
+			continue
+		}
+		if err := k.begin(name); err != nil {
+			return Listing{}, err
+		}
+	}
+	l := Listing{Version: k.version, Networks: slices.Clone(k.networks)}
+	if what&Endpoints != 0 {
+		for _, id := range slices.Sorted(maps.Keys(k.endpoints)) {
+			l.Endpoints = append(l.Endpoints, k.endpoints[id])
+		}
+	}
+	if what&LoadBalancers != 0 {
+		for _, id := range slices.Sorted(maps.Keys(k.balancers)) {
+			l.LoadBalancers = append(l.LoadBalancers, k.balancers[id])
+		}
+	}
+	return l, nil
+}
+
+func (k *fake) network(id string) *Network {
+	for i := range k.networks {
+		if k.networks[i].ID == id {
+			return &k.networks[i]
+		}
+	}
+	return nil
+}
+
+func (k *fake) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
+	const op = "create endpoint"
+	if err := k.begin(op); err != nil {
+		return Endpoint{}, err
+	}
+	n := k.network(e.Network)
+	switch {
+	case n == nil:
+		return Endpoint{}, fails(op, 0x803b0001)
+	case e.Remote && len(e.Addrs) == 0:
+		return Endpoint{}, fails(op, 0x80070057)
+	case e.Remote && n.Kind == Overlay && (e.MAC == "" || !e.Provider.IsValid()):
+		return Endpoint{}, fails(op, 0x803b000d)
+	}
+	if len(e.Addrs) == 0 {
+		e.Addrs = []netip.Addr{k.free(n)}
+	}
+	for _, a := range e.Addrs {
+		switch {
+		case k.uses(n.ID, a, e.Remote) && e.Remote:
+			return Endpoint{}, fails(op, 0x80071392)
+		case k.uses(n.ID, a, e.Remote), !e.Remote && slices.Contains(n.Gateways, a):
+			return Endpoint{}, fails(op, 0x803b002f)
+		case !e.Remote && !n.contains(a):
+			return Endpoint{}, fails(op, 0x803b001e)
+		}
+	}
+	e.ID = k.id("endpoint")
+	if e.MAC == "" {
+		e.MAC = fmt.Sprintf("00-15-5d-00-%02x-%02x", k.next>>8&0xff, k.next&0xff)
+	}
+	k.endpoints[e.ID] = e
+	return e, k.done(op)
+}
+
+func (k *fake) free(n *Network) netip.Addr {
+	a := n.Subnets[0].Masked().Addr().Next().Next()
+	for k.uses(n.ID, a, false) {
+		a = a.Next()
+	}
+	return a
+}
+
+func (k *fake) uses(network string, a netip.Addr, remote bool) bool {
+	for _, e := range k.endpoints {
+		if e.Network == network && e.Remote == remote && e.Has(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
+	const op = "delete endpoint"
+	if err := k.begin(op); err != nil {
+		return err
+	}
+	if _, ok := k.endpoints[id]; !ok {
+		return fails(op, 0x803b0002)
+	}
+	for _, lb := range k.balancers {
+		if slices.Contains(lb.Endpoints, id) {
+			k.warnings = append(k.warnings, fmt.Sprintf("endpoint %s deleted while load balancer %s has it", id, lb.ID))
+		}
+	}
+	delete(k.endpoints, id)
+	return k.done(op)
+}
+
+// check is strict about a load balancer that is to have the given ID.
+func (k *fake) check(op string, lb LoadBalancer) error {
+	network := ""
+	for _, id := range lb.Endpoints {
+		e, ok := k.endpoints[id]
+		switch {
+		case !ok:
+			return fails(op, 0x803b0002)
+		case network != "" && network != e.Network:
+			return fails(op, 0x80070057)
+		}
+		network = e.Network
+	}
+	f := k.version.Features()
+	v6 := lb.Family == service.IPv6
+	switch {
+	case len(lb.Endpoints) == 0, lb.TargetPort == 0, lb.Port == 0,
+		lb.DSR && !f.DSR, v6 && !f.DualStack, lb.Distribution == PerSource && !f.Affinity,
+		!slices.IsSorted(lb.Endpoints), len(slices.Compact(slices.Clone(lb.Endpoints))) != len(lb.Endpoints):
+		return fails(op, 0x80070057)
+	case lb.VIP.IsValid() && lb.VIP.Is6() != v6, lb.SourceVIP.IsValid() && lb.SourceVIP.Is6() != v6:
+		return fails(op, 0x803b001e)
+	case k.held[lb.Key]:
+		return fails(op, 0x803b0013)
+	}
+	for _, other := range k.balancers {
+		if other.ID != lb.ID && (other.Key == lb.Key || slices.Contains(other.More, lb.Key)) {
+			return fails(op, 0x803b0013)
+		}
+	}
+	return nil
+}
+
+func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (string, error) {
+	const op = "create load balancer"
+	if err := k.begin(op); err != nil {
+		return "", err
+	}
+	lb.ID = ""
+	if err := k.check(op, lb); err != nil {
+		return "", err
+	}
+	lb.ID = k.id("balancer")
+	k.balancers[lb.ID] = lb
+	return lb.ID, k.done(op)
+}
+
+func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	const op = "update load balancer"
+	if err := k.begin(op); err != nil {
+		return LoadBalancer{}, err
+	}
+	have, ok := k.balancers[lb.ID]
+	switch {
+	case !k.version.atLeast(15, 4):
+		return LoadBalancer{}, fails(op, notImplemented)
+	case !ok:
+		return LoadBalancer{}, fails(op, 0x80070490)
+	}
+	if err := k.check(op, lb); err != nil {
+		return LoadBalancer{}, err
+	}
+	if !k.version.atLeast(15, 5) {
+		return have, nil
+	}
+	k.balancers[lb.ID] = lb
+	return lb, k.done(op)
+}
+
+func (k *fake) DeleteLoadBalancer(_ context.Context, id string) error {
+	const op = "delete load balancer"
+	if err := k.begin(op); err != nil {
+		return err
+	}
+	if _, ok := k.balancers[id]; !ok {
+		return fails(op, 0x80070490)
+	}
+	delete(k.balancers, id)
+	return k.done(op)
+}
+
+// memory is a Store.
+type memory struct {
+	document []byte
+	err      error
+	saves    int
+}
+
+func (m *memory) Load() ([]byte, error) { return m.document, m.err }
+
+func (m *memory) Save(b []byte) error {
+	if m.err != nil {
+		return m.err
+	}
+	m.document = b
+	m.saves++
+	return nil
+}

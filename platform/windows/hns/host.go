@@ -1,0 +1,255 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// Host is the HNS of a node and what is known of it. The backends of both
+// families share one.
+type Host struct {
+	driver Driver
+	store  Store
+	node   string
+	note   func(string)
+	now    func() time.Time
+
+	mu      sync.Mutex
+	listing Listing
+	listed  time.Time
+	seen    [2]bool         // families that have seen listing
+	lost    map[string]bool // what was ours until listing showed that it is gone
+	record  record
+	loaded  bool
+	dirty   bool
+	unsaved string // why the record could not be saved, so that it is said once
+	said    map[string]bool
+	// inPlace is false once a change in place was ignored.
+	inPlace bool
+}
+
+// NewHost returns the Host of the named node. Note is told of decisions, each
+// a sentence, once.
+func NewHost(d Driver, s Store, node string, note func(string)) *Host {
+	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, said: map[string]bool{}, inPlace: true}
+}
+
+// shared is how long the listing of one family is good for the other one,
+// whose round begins at about the same time.
+const shared = 2 * time.Second
+
+// list lists everything. A family never gets the same listing twice.
+func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.listed.IsZero() && !h.seen[f] && h.now().Sub(h.listed) < shared {
+		h.seen[f] = true
+		return h.listing, nil
+	}
+	known := h.known()
+	l, err := h.driver.List(ctx, All)
+	if err != nil {
+		h.listed = time.Time{}
+		return Listing{}, err
+	}
+	h.settle(l, known)
+	h.listing, h.listed, h.seen = l, h.now(), [2]bool{}
+	h.seen[f] = true
+	return l, nil
+}
+
+// say notes a decision unless it was the last word on its subject.
+func (h *Host) say(text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sayLocked(text)
+}
+
+func (h *Host) sayLocked(text string) {
+	if text == "" || h.said[text] {
+		return
+	}
+	if len(h.said) >= 256 { // what was said long ago may be said again
+		clear(h.said)
+	}
+	h.said[text] = true
+	if h.note != nil {
+		h.note(text)
+	}
+}
+
+func (h *Host) load() {
+	if h.loaded {
+		return
+	}
+	h.loaded = true
+	var note string
+	h.record, note = readRecord(h.store, h.node)
+	h.sayLocked(note)
+}
+
+// owns reports that we made the load balancer or endpoint with this ID.
+func (h *Host) owns(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	_, lb := h.record.LoadBalancers[id]
+	_, e := h.record.Endpoints[id]
+	return lb || e
+}
+
+// owned reports that the object with this ID is ours or was until the latest
+// listing.
+func (h *Host) owned(id string) bool {
+	if h.owns(id) {
+		return true
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lost[id]
+}
+
+// intended reports that we meant to make a load balancer with this key.
+func (h *Host) intended(k Key) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	_, yes := h.record.Intended[k.String()]
+	return yes
+}
+
+// ownedFor says what the load balancer with this ID is for, as far as known.
+func (h *Host) ownedFor(id string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	return h.record.LoadBalancers[id]
+}
+
+// own notes a load balancer of ours.
+func (h *Host) own(lb *LoadBalancer, purpose string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	k := lb.Key.String()
+	_, intended := h.record.Intended[k]
+	if h.record.LoadBalancers[lb.ID] != purpose || intended {
+		h.record.LoadBalancers[lb.ID], h.dirty = purpose, true
+		delete(h.record.Intended, k)
+	}
+}
+
+func (h *Host) ownEndpoint(e *Endpoint) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	if _, known := h.record.Endpoints[e.ID]; !known && len(e.Addrs) > 0 {
+		h.record.Endpoints[e.ID], h.dirty = e.Addrs[0].String(), true
+	}
+}
+
+// disown forgets an object that is gone.
+func (h *Host) disown(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	before := len(h.record.LoadBalancers) + len(h.record.Endpoints)
+	delete(h.record.LoadBalancers, id)
+	delete(h.record.Endpoints, id)
+	if len(h.record.LoadBalancers)+len(h.record.Endpoints) != before {
+		h.dirty = true
+	}
+}
+
+// intend notes load balancers that are about to be made, before they are.
+func (h *Host) intend(keys map[Key]service.PortName) {
+	if len(keys) == 0 {
+		return
+	}
+	h.mu.Lock()
+	h.load()
+	for k, n := range keys {
+		h.record.Intended[k.String()], h.dirty = n.String(), true
+	}
+	h.mu.Unlock()
+	h.save()
+}
+
+// known returns what is in the record, to be settled after a listing that
+// begins now.
+func (h *Host) known() []string {
+	h.load()
+	var all []string
+	for _, of := range []map[string]string{h.record.LoadBalancers, h.record.Endpoints, h.record.Intended} {
+		all = slices.AppendSeq(all, maps.Keys(of))
+	}
+	return all
+}
+
+// settle forgets what was known before a listing and is not in it.
+func (h *Host) settle(l Listing, known []string) {
+	there := map[string]bool{}
+	h.lost = map[string]bool{}
+	for _, e := range l.Endpoints {
+		there[e.ID] = true
+	}
+	for _, lb := range l.LoadBalancers {
+		there[lb.ID], there[lb.Key.String()] = true, true
+	}
+	for _, x := range known {
+		if there[x] {
+			continue
+		}
+		delete(h.record.LoadBalancers, x)
+		delete(h.record.Endpoints, x)
+		delete(h.record.Intended, x)
+		h.lost[x], h.dirty = true, true
+	}
+}
+
+// save writes the record if it changed. That it cannot be written is no
+// reason not to forward traffic.
+func (h *Host) save() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.dirty {
+		return
+	}
+	var b []byte
+	if !h.record.empty() {
+		b, _ = json.MarshalIndent(h.record, "", " ") // maps of strings
+	}
+	if err := h.store.Save(b); err != nil {
+		if h.unsaved != err.Error() {
+			h.unsaved = err.Error()
+			h.sayLocked(fmt.Sprintf("The state file cannot be written; after a restart, what we made is known by its looks: %v", err))
+		}
+		return
+	}
+	h.dirty, h.unsaved = false, ""
+}
+
+// changesInPlace reports that this HNS does what it says when a load balancer
+// is changed.
+func (h *Host) changesInPlace(v Version) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.inPlace && v.Features().Modify
+}
+
+func (h *Host) neverInPlace(v Version) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inPlace = false
+	h.sayLocked(fmt.Sprintf("HNS %s does not change load balancers in place; they are deleted and made again instead", v))
+}

@@ -1,0 +1,315 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// pass does work on a model, through a driver. A dry one works on a fork
+// through a driver that only pretends: what it would do is the plan.
+type pass struct {
+	ctx    context.Context
+	host   *Host
+	driver Driver
+	model  *model
+	site   *Site
+	family service.Family
+	dry    bool
+
+	lines   []string
+	creates map[Key]service.PortName // load balancers that a dry pass would make
+	errs    []error
+	failed  map[service.PortName]bool
+	// released are endpoints that lost a load balancer, and who let go.
+	released map[string]service.PortName
+	broken   map[netip.Addr]error // endpoints that could not be made
+	// waiting means that a local endpoint is missing. stale means that an
+	// answer did not fit the model. unsure means that something failed, so
+	// that nobody knows what HNS holds.
+	waiting, stale, unsure bool
+	fatal                  error // ends the pass
+}
+
+func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
+	return &pass{
+		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
+		creates: map[Key]service.PortName{}, failed: map[service.PortName]bool{},
+		released: map[string]service.PortName{}, broken: map[netip.Addr]error{},
+	}
+}
+
+// dryPass returns a pass that touches nothing.
+func dryPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
+	p := newPass(ctx, h, s, f, m.fork())
+	p.dry, p.driver = true, &pretence{}
+	return p
+}
+
+// unit is the work for one Service port: what it wants, and what it wanted
+// and nobody wants now.
+type unit struct {
+	name    service.PortName
+	wishes  []Wish
+	vips    []Target
+	drops   []*LoadBalancer
+	unneeds []netip.Addr // VIPs
+}
+
+// work is what a pass is to do.
+type work struct {
+	units []unit
+	// misled are our remote endpoints that lead to the wrong node.
+	misled []*Endpoint
+	// spare are endpoints that may have no use.
+	spare []*Endpoint
+	// keep reports that an endpoint has a use besides load balancers.
+	keep func(netip.Addr) bool
+}
+
+// do works in the order that leaves no Service out for long. Urgent Services
+// come first. An endpoint comes before the load balancers that lead to it, and
+// goes after them, when no load balancer of anybody has it. What is not wanted
+// any more goes before the rest comes, for it holds ports.
+func (p *pass) do(w *work) {
+	slices.SortStableFunc(w.units, func(a, b unit) int {
+		return cmp.Or(rank(a.name)-rank(b.name), a.name.Compare(b.name))
+	})
+	for _, e := range w.misled {
+		p.detach(e)
+	}
+	for _, u := range w.units {
+		if urgent(u.name) {
+			p.ensureAll(u)
+		}
+	}
+	for _, u := range w.units {
+		for _, lb := range u.drops {
+			p.drop(lb, u.name)
+		}
+	}
+	for _, u := range w.units {
+		if !urgent(u.name) {
+			p.ensureAll(u)
+		}
+	}
+	p.sweep(w)
+}
+
+func rank(n service.PortName) int {
+	if urgent(n) {
+		return 0
+	}
+	return 1
+}
+
+func (p *pass) ensureAll(u unit) {
+	for _, t := range u.vips {
+		if p.fatal != nil {
+			return
+		}
+		if _, err := p.endpointOf(t); err != nil {
+			p.fail(u.name, err)
+		}
+	}
+	for i := range u.wishes {
+		if p.fatal != nil {
+			return
+		}
+		if err := p.ensure(&u.wishes[i]); err != nil {
+			p.fail(u.name, err)
+		}
+	}
+}
+
+// fail notes an error that concerns one port. An HNS that does not run fails
+// everybody alike, so that ends the pass.
+func (p *pass) fail(n service.PortName, err error) {
+	if p.fatal != nil {
+		return
+	}
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrMissing) {
+		p.fatal = err
+		return
+	}
+	var wait pending
+	if !errors.As(err, &wait) {
+		p.unsure = true
+	}
+	if errors.Is(err, ErrExists) || errors.Is(err, ErrNotFound) {
+		p.stale = true
+	}
+	p.failed[n] = true
+	p.errs = append(p.errs, &reconcile.PortError{Family: p.family, Name: n, Err: err})
+}
+
+func (p *pass) say(format string, args ...any) {
+	if p.dry {
+		p.lines = append(p.lines, fmt.Sprintf(format, args...))
+	}
+}
+
+// ensure makes HNS hold w. With some endpoints missing it makes do with the
+// others; with none at all it leaves what is there.
+func (p *pass) ensure(w *Wish) error {
+	lb := w.LoadBalancer
+	var missing []error
+	for _, t := range w.Targets {
+		id, err := p.endpointOf(t)
+		if p.fatal != nil {
+			return nil
+		}
+		if err != nil {
+			missing = append(missing, err)
+			continue
+		}
+		lb.Endpoints = append(lb.Endpoints, id)
+	}
+	slices.Sort(lb.Endpoints)
+	lb.Endpoints = slices.Compact(lb.Endpoints)
+	if len(lb.Endpoints) > 0 {
+		missing = append(missing, p.hold(&lb, w.For))
+	}
+	return errors.Join(missing...)
+}
+
+// hold makes HNS hold lb, whose ID is not set.
+func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
+	have := p.model.balancer(lb.Key)
+	switch {
+	case have == nil:
+		return p.create(lb, n)
+	case !p.ours(have):
+		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
+	case have.same(lb):
+		if !p.dry {
+			p.host.own(have, n.String())
+		}
+		return nil
+	case p.host.changesInPlace(p.site.Version):
+		return p.change(have, lb, n)
+	}
+	return p.replace(have, lb, n)
+}
+
+// ours reports that have, which has the key we want, is ours to change. Load
+// balancers have no names, so the key decides; but one that holds others'
+// keys as well, or leads into another network, has another owner.
+func (p *pass) ours(have *LoadBalancer) bool {
+	if p.host.owns(have.ID) {
+		return true
+	}
+	if len(have.More) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(have.Endpoints, func(id string) bool {
+		e := p.model.endpoint(id)
+		return e != nil && e.Network != p.model.network
+	})
+}
+
+func (p *pass) create(lb *LoadBalancer, n service.PortName) error {
+	id, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
+	if err != nil {
+		return taken(err, lb.Key)
+	}
+	p.say("+ loadbalancer %s %s %s", lb.Key, lb.words(), p.names(lb.Endpoints))
+	p.creates[lb.Key] = n
+	p.put(id, lb, n)
+	return nil
+}
+
+// taken explains an error that names no culprit.
+func taken(err error, k Key) error {
+	var e *Error
+	if errors.As(err, &e) && e.Code == 0x803b0013 {
+		return fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there", err, k)
+	}
+	return err
+}
+
+func (p *pass) put(id string, lb *LoadBalancer, n service.PortName) {
+	made := *lb
+	made.ID = id
+	p.model.putBalancer(&made)
+	if !p.dry {
+		p.host.own(&made, n.String())
+	}
+}
+
+// change changes have in place and looks whether it really was.
+func (p *pass) change(have, lb *LoadBalancer, n service.PortName) error {
+	request := *lb
+	request.ID = have.ID
+	got, err := p.driver.UpdateLoadBalancer(p.ctx, request)
+	var e *Error
+	switch {
+	case errors.Is(err, ErrNotFound) && missingBalancer(err):
+		p.forget(have, n)
+		return p.create(lb, n)
+	case errors.As(err, &e) && e.Code == notImplemented, err == nil && !got.same(lb):
+		p.host.neverInPlace(p.site.Version)
+		return p.replace(have, lb, n)
+	case err != nil:
+		return err
+	}
+	p.say("~ loadbalancer %s %s %s", lb.Key, lb.words(), p.difference(have.Endpoints, lb.Endpoints))
+	p.model.removeBalancer(have)
+	p.release(have, n)
+	p.put(have.ID, lb, n)
+	return nil
+}
+
+// missingBalancer tells a load balancer that is gone from an endpoint of it
+// that is.
+func missingBalancer(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code != 0x803b0002
+}
+
+// replace deletes have and makes lb at once, the shortest gap there is.
+func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
+	if err := p.driver.DeleteLoadBalancer(p.ctx, have.ID); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	p.say("- loadbalancer %s", have.Key)
+	p.forget(have, n)
+	return p.create(lb, n)
+}
+
+// forget takes a load balancer that is gone out of the books.
+func (p *pass) forget(lb *LoadBalancer, n service.PortName) {
+	p.model.removeBalancer(lb)
+	p.release(lb, n)
+	if !p.dry {
+		p.host.disown(lb.ID)
+	}
+}
+
+func (p *pass) release(lb *LoadBalancer, n service.PortName) {
+	for _, id := range lb.Endpoints {
+		p.released[id] = n
+	}
+}
+
+// drop deletes a load balancer that nobody wants.
+func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
+	if p.fatal != nil || p.model.balancer(lb.Key) != lb {
+		return
+	}
+	if err := p.driver.DeleteLoadBalancer(p.ctx, lb.ID); err != nil && !errors.Is(err, ErrNotFound) {
+		p.fail(n, err)
+		return
+	}
+	p.say("- loadbalancer %s", lb.Key)
+	p.forget(lb, n)
+}

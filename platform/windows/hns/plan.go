@@ -1,0 +1,212 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// plan is what one round is to do. Its lines come from a rehearsal of the
+// same work.
+type plan struct {
+	backend *Backend
+	next    *installed
+	work    *work
+	changes []wishChange
+	// reserve, if set, is the source VIP's endpoint that is still to be made.
+	reserve *Endpoint
+	whole   bool
+	drift   []string
+
+	lines   []string
+	creates map[Key]service.PortName
+	errs    []error
+	waiting bool
+}
+
+// wishChange is how the wishes of one port change.
+type wishChange struct {
+	name     service.PortName
+	from, to Wishes
+}
+
+var _ reconcile.Whole = (*plan)(nil)
+
+// delta counts how the claims change.
+func (p *plan) delta() claims {
+	c := newClaims()
+	for _, x := range p.changes {
+		c.add(x.from, -1)
+		c.add(x.to, 1)
+	}
+	return c
+}
+
+// Empty implements reconcile.Plan. What cannot be done is not done, so a plan
+// that has nothing but that is not empty.
+func (p *plan) Empty() bool {
+	return len(p.lines)+len(p.errs)+len(p.limits()) == 0 && p.reserve == nil
+}
+
+// Drift implements reconcile.Plan.
+func (p *plan) Drift() []string { return p.drift }
+
+// Whole implements reconcile.Whole.
+func (p *plan) Whole() bool { return p.whole }
+
+// String implements reconcile.Plan.
+func (p *plan) String() string {
+	lines := p.lines
+	if p.reserve != nil {
+		at := "at an address that HNS chooses"
+		if len(p.reserve.Addrs) > 0 {
+			at = p.reserve.Addrs[0].String()
+		}
+		lines = append([]string{fmt.Sprintf("+ endpoint %s %s", p.reserve.Name, at)}, lines...)
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// Apply implements reconcile.Plan. Where an answer shows that HNS holds
+// something else than was listed, everything is listed and compared once more.
+func (p *plan) Apply(ctx context.Context) error {
+	b := p.backend
+	b.have = nil
+	if p.reserve != nil {
+		if err := p.reserveVIP(ctx); err != nil {
+			return err
+		}
+	}
+	done := p.perform(ctx)
+	if done.stale && done.fatal == nil {
+		b.host.save()
+		again, err := b.planAll(ctx, p.next.snapshot)
+		if err != nil {
+			return errors.Join(append(done.errs, err)...)
+		}
+		if again.reserve != nil {
+			return errors.Join(append(done.errs, errors.New("the endpoint of the source VIP vanished"))...)
+		}
+		again.drift, again.whole = p.drift, p.whole
+		p, done = again, again.perform(ctx)
+	}
+	b.host.save()
+	if done.fatal != nil {
+		return fmt.Errorf("program HNS: %w", done.fatal)
+	}
+	p.finish(done)
+	return errors.Join(append(done.errs, p.limitErrors(done.failed)...)...)
+}
+
+func (p *plan) perform(ctx context.Context) *pass {
+	b := p.backend
+	b.host.intend(p.creates)
+	real := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
+	real.do(p.work)
+	return real
+}
+
+// reserveVIP makes the source VIP's endpoint. HNS may give it another address
+// than was hoped for, and that changes what every load balancer should be.
+func (p *plan) reserveVIP(ctx context.Context) error {
+	b := p.backend
+	e, err := b.host.driver.CreateEndpoint(ctx, *p.reserve)
+	if errors.Is(err, ErrExists) && !b.options.SourceVIP.IsValid() && len(p.reserve.Addrs) > 0 {
+		free := *p.reserve
+		free.Addrs = nil
+		e, err = b.host.driver.CreateEndpoint(ctx, free)
+	}
+	if err != nil {
+		return fmt.Errorf("reserve the source VIP in network %q: %w; want --source-vip with an address that is free", p.next.site.Network.Name, err)
+	}
+	if len(e.Addrs) == 0 {
+		return fmt.Errorf("reserve the source VIP in network %q: HNS gave endpoint %s no address; want --source-vip", p.next.site.Network.Name, e.ID)
+	}
+	b.host.ownEndpoint(&e)
+	b.host.say(fmt.Sprintf("Source VIP: reserved %s in network %q as endpoint %s", e.Addrs[0], p.next.site.Network.Name, e.Name))
+	p.next.model.putEndpoint(&e)
+	p.reserve = nil
+	if p.next.site.SourceVIP != e.Addrs[0] {
+		p.next.site.SourceVIP = e.Addrs[0]
+		p.work = b.workAll(p.next, nil)
+		b.rehearse(ctx, p)
+	}
+	return nil
+}
+
+// finish notes what HNS holds now, as far as that is known. A nil pass did
+// nothing, with success.
+func (p *plan) finish(done *pass) {
+	b, next := p.backend, p.next
+	if len(p.changes) > 0 {
+		p.count()
+	}
+	b.notice(next)
+	if done == nil {
+		b.host.save()
+		next.clean = true
+		b.have = next
+		return
+	}
+	next.clean = len(done.errs) == 0
+	next.again = slices.SortedFunc(maps.Keys(done.failed), service.PortName.Compare)
+	if done.unsure || slices.ContainsFunc(slices.Collect(maps.Values(next.limits)), waits) {
+		return // the next plan lists
+	}
+	b.have = next
+}
+
+// waits reports that a limit may go away by itself.
+func waits(limits []error) bool {
+	return slices.ContainsFunc(limits, func(err error) bool { return !errors.Is(err, errors.ErrUnsupported) })
+}
+
+// count takes the changes into what next says about all ports.
+func (p *plan) count() {
+	for _, x := range p.changes {
+		p.next.claims.add(x.from, -1)
+		p.next.claims.add(x.to, 1)
+		p.next.keep(x.name, x.to)
+	}
+	p.changes = nil
+}
+
+// limits returns what ports ask for in vain after this plan.
+func (p *plan) limits() map[service.PortName][]error {
+	if len(p.changes) == 0 {
+		return p.next.limits
+	}
+	all := maps.Clone(p.next.limits)
+	for _, x := range p.changes {
+		delete(all, x.name)
+		if len(x.to.Limits) > 0 {
+			all[x.name] = x.to.Limits
+		}
+	}
+	return all
+}
+
+// limitErrors returns a PortError for each port that asks for something in
+// vain and has not failed otherwise.
+func (p *plan) limitErrors(failed map[service.PortName]bool) []error {
+	all := p.limits()
+	var errs []error
+	for _, n := range slices.SortedFunc(maps.Keys(all), service.PortName.Compare) {
+		if !failed[n] {
+			errs = append(errs, &reconcile.PortError{Family: p.backend.family, Name: n, Err: errors.Join(all[n]...)})
+		}
+	}
+	return errs
+}

@@ -1,0 +1,268 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+var (
+	addr   = netip.MustParseAddr
+	prefix = netip.MustParsePrefix
+
+	nodeA    = addr("192.0.2.10")
+	nodeB    = addr("192.0.2.11")
+	v13      = Version{13, 3}
+	v15      = Version{15, 5}
+	overlayN = Network{
+		ID: "net-overlay", Name: "vxlan0", Kind: Overlay, Subnets: []netip.Prefix{prefix("10.244.1.0/24")}, Gateways: []netip.Addr{addr("10.244.1.1")},
+		Routes: []Route{{prefix("10.244.2.0/24"), nodeB}, {prefix("10.244.3.0/24"), addr("192.0.2.12")}},
+	}
+	bridgeN = Network{ID: "net-bridge", Name: "cbr0", Kind: L2Bridge, Subnets: []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd00:10:244:1::/64")}}
+	theNode = &service.Node{Name: "node-a", Addrs: []netip.Addr{nodeA, addr("2001:db8::10")}}
+)
+
+// bench is a node to program: its HNS, its state file and its backend.
+type bench struct {
+	t       testing.TB
+	hns     *fake
+	store   *memory
+	options Options
+	backend *Backend
+	now     time.Time
+	notes   []string
+}
+
+func newBench(t testing.TB, v Version, n Network) *bench {
+	b := &bench{t: t, hns: newFake(v, n), store: &memory{}, now: time.Unix(1e9, 0)}
+	b.restart()
+	return b
+}
+
+// restart replaces the process; what HNS and the state file hold stays.
+func (b *bench) restart() {
+	h := NewHost(b.hns, b.store, "node-a", func(s string) { b.notes = append(b.notes, s) })
+	h.now = func() time.Time { return b.now }
+	b.backend = New(h, service.IPv4, b.options, 30*time.Second)
+	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
+}
+
+// pods has the network plugin make endpoints of this node.
+func (b *bench) pods(addrs ...string) {
+	b.t.Helper()
+	for _, a := range addrs {
+		if _, err := b.hns.CreateEndpoint(context.Background(), Endpoint{Name: "pod-" + a, Network: b.hns.networks[0].ID, Addrs: []netip.Addr{addr(a)}}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	clear(b.hns.calls)
+}
+
+func (b *bench) plan(want *service.Snapshot) reconcile.Plan {
+	b.t.Helper()
+	p, err := b.backend.Plan(context.Background(), want)
+	if err != nil {
+		b.t.Fatalf("Plan: %v", err)
+	}
+	return p
+}
+
+// round does one round as the loop does it.
+func (b *bench) round(want *service.Snapshot) (string, error) {
+	b.t.Helper()
+	clear(b.hns.calls)
+	b.now = b.now.Add(time.Second)
+	p := b.plan(want)
+	if p.Empty() {
+		return "", nil
+	}
+	text := p.String()
+	return text, p.Apply(context.Background())
+}
+
+// converge does a round that must work and be the last one needed.
+func (b *bench) converge(want *service.Snapshot) string {
+	b.t.Helper()
+	text, err := b.round(want)
+	if err != nil {
+		b.t.Fatalf("Apply: %v\n%s", err, text)
+	}
+	if p := b.plan(want); !p.Empty() {
+		b.t.Fatalf("still to do:\n%s", p)
+	}
+	if n := b.hns.warnings; len(n) > 0 {
+		b.t.Fatalf("HNS warns: %v", n)
+	}
+	return text
+}
+
+func tcp(namespace, name string) service.PortName {
+	return service.PortName{Namespace: namespace, Name: name, Port: "http", Protocol: service.TCP}
+}
+
+// endpoints reads "10.244.1.11:8080" for a pod here, with "@b" for elsewhere.
+func endpointsOf(texts ...string) []service.Endpoint {
+	var all []service.Endpoint
+	for _, s := range texts {
+		at, elsewhere := strings.CutSuffix(s, "@b")
+		all = append(all, service.Endpoint{Addr: netip.MustParseAddrPort(at), Local: !elsewhere, Elsewhere: elsewhere})
+	}
+	slices.SortFunc(all, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return all
+}
+
+// clusterIP returns a port with a ClusterIP on port 80.
+func clusterIP(name, vip string, endpoints ...string) *service.Port {
+	return &service.Port{
+		Name: tcp("shop", name), Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: addr(vip), Port: 80}},
+		Cluster: endpointsOf(endpoints...),
+	}
+}
+
+func snapshot(generation uint64, ports ...*service.Port) *service.Snapshot {
+	return service.New(generation, theNode, ports)
+}
+
+func lines(s ...string) string {
+	if len(s) == 0 {
+		return ""
+	}
+	return strings.Join(s, "\n") + "\n"
+}
+
+func TestPlanStepByStep(t *testing.T) {
+	const a, b, c = "10.244.1.11:8080", "10.244.2.11:8080@b", "10.244.2.12:8080@b"
+	vip := "+ endpoint 10.96.0.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10"
+	reserved := "+ endpoint kube-proxy-source-vip at an address that HNS chooses"
+	steps := []struct {
+		situation string
+		port      *service.Port
+		want      string
+	}{
+		{"appears", clusterIP("web", "10.96.0.10", a, b), lines(reserved, vip,
+			"+ endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11",
+			"+ loadbalancer tcp 10.96.0.10:80 -> :8080 internal [10.244.1.11 10.244.2.11]")},
+		{"one more endpoint", clusterIP("web", "10.96.0.10", a, b, c), lines(
+			"+ endpoint 10.244.2.12 remote 02-11-0a-f4-02-0c via 192.0.2.11",
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [+10.244.2.12]")},
+		{"one leaves", clusterIP("web", "10.96.0.10", a, c), lines(
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [-10.244.2.11]",
+			"- endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11")},
+		{"all leave", clusterIP("web", "10.96.0.10"), lines(
+			"- loadbalancer tcp 10.96.0.10:80",
+			"- endpoint 10.244.2.12 remote 02-11-0a-f4-02-0c via 192.0.2.11")},
+		{"deleted", nil, lines("- endpoint 10.96.0.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10")},
+	}
+	bench := newBench(t, v15, overlayN)
+	bench.pods("10.244.1.11")
+	for i, s := range steps {
+		var ports []*service.Port
+		if s.port != nil {
+			ports = append(ports, s.port)
+		}
+		if diff := cmp.Diff(s.want, bench.converge(snapshot(uint64(i), ports...))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", s.situation, diff)
+		}
+	}
+}
+
+// Below 15.5 a load balancer cannot be changed, or only seems to be.
+func TestOldHNSReplaces(t *testing.T) {
+	for _, v := range []Version{{9, 5}, {13, 3}, {15, 4}} {
+		t.Run(v.String(), func(t *testing.T) {
+			b := newBench(t, v, bridgeN)
+			b.pods("10.244.1.11", "10.244.1.12")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
+			got := b.converge(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+			want := lines("- loadbalancer tcp 10.96.0.10:80", "+ loadbalancer tcp 10.96.0.10:80 -> :80 internal [10.244.1.11]")
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("plan (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// An HNS that says it changed a load balancer and did not is found out.
+func TestChangesAreReadBack(t *testing.T) {
+	b := newBench(t, v15, bridgeN)
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
+	b.hns.version = Version{15, 4} // the model still has 15.5
+	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	p := b.plan(want)
+	if err := p.Apply(context.Background()); err != nil {
+		t.Fatalf("Apply: %v", err)
+	}
+	for _, lb := range b.hns.balancers {
+		if len(lb.Endpoints) != 1 {
+			t.Errorf("load balancer has endpoints %v, want one", lb.Endpoints)
+		}
+	}
+	if !slices.ContainsFunc(b.notes, func(s string) bool { return strings.Contains(s, "does not change load balancers in place") }) {
+		t.Errorf("notes = %q, want one about changes in place", b.notes)
+	}
+}
+
+// A change costs a few writing calls, and a quiet round none.
+func TestCostOfAChange(t *testing.T) {
+	b := newBench(t, v15, overlayN)
+	var many []string
+	for i := range 100 {
+		many = append(many, fmt.Sprintf("10.244.2.%d:8080@b", 10+i))
+	}
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", many...)))
+	next := snapshot(2, clusterIP("web", "10.96.0.10", many[1:]...))
+	if _, err := b.round(next); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.hns.writes(); n > 4 {
+		t.Errorf("one endpoint leaving costs %d writing calls, want 4 at most: %v", n, b.hns.calls)
+	}
+	if n := len(b.hns.calls); n != 2 {
+		t.Errorf("calls = %v, want no listing", b.hns.calls)
+	}
+	if _, err := b.round(next); err != nil || b.hns.writes() > 0 {
+		t.Errorf("a quiet round: %v, calls %v", err, b.hns.calls)
+	}
+	for op, n := range b.hns.calls {
+		if n > 1 {
+			t.Errorf("%s %d times in a round", op, n)
+		}
+	}
+}
+
+// What was created is recognised by a later process, which writes nothing.
+func TestRestartAdopts(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.pods("10.244.1.11")
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"))
+	b.converge(want)
+	for name, spoil := range map[string]func(){
+		"state file kept":       func() {},
+		"state file lost":       func() { b.store.document = nil },
+		"state file damaged":    func() { b.store.document = []byte("{") },
+		"state file of another": func() { b.store.document = []byte(`{"version": 1, "node": "node-b"}`) },
+		"state file unreadable": func() { b.store.err = errors.New("access is denied") },
+	} {
+		spoil()
+		b.restart()
+		text, err := b.round(want)
+		if err != nil || text != "" || b.hns.writes() > 0 {
+			t.Errorf("%s: %v, plan:\n%s", name, err, text)
+		}
+		b.store.err = nil
+	}
+}

@@ -1,0 +1,243 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Format is how Render writes.
+type Format string
+
+// The formats.
+const (
+	Text Format = "text"
+	JSON Format = "json"
+)
+
+// Assumed returns what the HNS of a node might hold, for rendering where none
+// can be asked: a network of kind k, the endpoints of the node's pods, and on an
+// overlay routes to all others, by way of nodes nobody knows.
+func Assumed(k Kind, want *service.Snapshot, o Options) Listing {
+	n := Network{ID: assumedName, Name: assumedName, Kind: k, Provider: netip.IPv4Unspecified(), Subnets: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}}
+	l := Listing{Version: Version{13, 3}}
+	l.Endpoints = append(l.Endpoints, Endpoint{ID: "root", Name: o.RootEndpoint, Network: n.ID, Addrs: []netip.Addr{netip.IPv4Unspecified()}})
+	if o.SourceVIP.IsValid() {
+		l.Endpoints = append(l.Endpoints, Endpoint{ID: "source-vip", Name: sourceVIPName, Network: n.ID, Addrs: []netip.Addr{o.SourceVIP}})
+	}
+	for _, e := range endpointsIn(want) {
+		a := e.Addr.Addr()
+		switch {
+		case slices.Contains(want.Node.Addrs, a):
+		case e.Local:
+			l.Endpoints = append(l.Endpoints, Endpoint{ID: "pod-" + a.String(), Name: "pod", Network: n.ID, Addrs: []netip.Addr{a}})
+		case a.Is4():
+			n.Routes = append(n.Routes, Route{netip.PrefixFrom(a, 32), netip.IPv4Unspecified()})
+		}
+	}
+	l.Networks = []Network{n}
+	return l
+}
+
+// endpointsIn returns the endpoints of a snapshot, one for each address.
+func endpointsIn(want *service.Snapshot) []service.Endpoint {
+	all := map[netip.Addr]service.Endpoint{}
+	for _, f := range service.Families {
+		for p := range want.Ports(f) {
+			for _, e := range slices.Concat(p.Cluster, p.Local) {
+				all[e.Addr.Addr()] = e
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+}
+
+// Render writes what HNS would hold for want on a node whose HNS holds l, and
+// with a Listing that was not assumed, what would change. The same input gives
+// the same bytes.
+func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Format) error {
+	d := document{Changes: []string{}, Endpoints: []documentEndpoint{}, LoadBalancers: []documentBalancer{}, Unmet: []string{}, Notes: []string{}}
+	r := &readOnly{listing: l}
+	h := NewHost(r, nowhere{}, want.Node.Name, nil)
+	for i, f := range service.Families {
+		b := New(h, f, o, time.Hour)
+		b.hostMAC = func(netip.Addr) (string, error) { return "00-00-00-00-00-00", nil }
+		p, err := b.planAll(context.Background(), want)
+		if err != nil {
+			return fmt.Errorf("render: %w", err)
+		}
+		if i == 0 {
+			d.Network, d.Kind, d.HNS = p.next.site.Network.Name, p.next.site.Network.Kind, l.Version.String()
+		}
+		d.add(f, p)
+	}
+	switch format {
+	case Text:
+		b := bufio.NewWriter(w)
+		d.writeText(b)
+		return b.Flush()
+	case JSON:
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(d)
+	}
+	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+}
+
+// document is what a node would hold, ready to be written.
+type document struct {
+	Network       string             `json:"network"`
+	Kind          Kind               `json:"type"`
+	HNS           string             `json:"hns"`
+	Endpoints     []documentEndpoint `json:"endpoints"`
+	LoadBalancers []documentBalancer `json:"loadBalancers"`
+	// Changes lead there. Unmet is what cannot be had, and Notes tell what
+	// works a little differently.
+	Changes []string `json:"changes"`
+	Unmet   []string `json:"unmet"`
+	Notes   []string `json:"notes"`
+}
+
+type documentEndpoint struct {
+	Address  string `json:"address"`
+	Remote   bool   `json:"remote"`
+	MAC      string `json:"mac,omitempty"`
+	Provider string `json:"providerAddress,omitempty"`
+	Name     string `json:"name,omitempty"`
+	text     string
+	addr     netip.Addr
+}
+
+type documentBalancer struct {
+	Service    string   `json:"service"`
+	Key        string   `json:"key"`
+	TargetPort uint16   `json:"targetPort"`
+	Properties string   `json:"properties"`
+	Endpoints  []string `json:"endpoints"`
+	head       string
+}
+
+// add takes in what one family would have after p.
+func (d *document) add(f service.Family, p *plan) {
+	b := p.backend
+	dry := dryPass(context.Background(), b.host, &p.next.site, f, p.next.model)
+	dry.do(p.work)
+	used := map[string]bool{}
+	for _, u := range p.work.units {
+		for _, w := range u.wishes {
+			lb := dry.model.balancer(w.Key)
+			if lb == nil {
+				continue
+			}
+			for _, id := range lb.Endpoints {
+				used[id] = true
+			}
+			d.LoadBalancers = append(d.LoadBalancers, documentBalancer{
+				Service: w.For.String(), Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.words(),
+				Endpoints: dry.addresses(lb.Endpoints), head: fmt.Sprintf("loadbalancer %s %s # %s", lb.Key, lb.words(), w.For),
+			})
+		}
+		for _, t := range u.vips {
+			if e := dry.model.at(t.Addr, There); e != nil {
+				used[e.ID] = true
+			}
+		}
+	}
+	for id := range used {
+		if e := dry.model.endpoint(id); e != nil && len(e.Addrs) > 0 {
+			d.Endpoints = append(d.Endpoints, newDocumentEndpoint(e, f))
+		}
+	}
+	slices.SortFunc(d.Endpoints, func(a, b documentEndpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.text, b.text)) })
+	d.Endpoints = slices.CompactFunc(d.Endpoints, func(a, b documentEndpoint) bool { return a == b })
+	d.Changes = append(d.Changes, strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")...)
+	d.Changes = slices.DeleteFunc(d.Changes, func(s string) bool { return s == "" })
+	d.said(p, dry)
+}
+
+func newDocumentEndpoint(e *Endpoint, f service.Family) documentEndpoint {
+	x := documentEndpoint{Address: e.in(f).String(), Remote: e.Remote, MAC: e.MAC, text: e.words(), addr: e.in(f)}
+	if e.Provider.IsValid() {
+		x.Provider = e.Provider.String()
+	}
+	if e.Remote {
+		x.Name = e.Name
+	}
+	return x
+}
+
+// said takes in what people should know.
+func (d *document) said(p *plan, dry *pass) {
+	for _, err := range append(dry.errs, p.limitErrors(nil)...) {
+		var at *reconcile.PortError
+		if !errors.As(err, &at) {
+			continue
+		}
+		for _, text := range strings.Split(at.Err.Error(), "\n") { // joined errors
+			d.Unmet = append(d.Unmet, (&reconcile.PortError{Family: at.Family, Name: at.Name, Err: errors.New(text)}).Error())
+		}
+	}
+	for _, n := range slices.SortedFunc(maps.Keys(p.next.notes), service.PortName.Compare) {
+		for _, text := range p.next.notes[n] {
+			d.Notes = append(d.Notes, fmt.Sprintf("service port %s (%s, %s): %s", n, n.Protocol, p.backend.family, text))
+		}
+	}
+}
+
+func (d *document) writeText(w *bufio.Writer) {
+	fmt.Fprintf(w, "network %s %s, HNS %s\n", d.Network, d.Kind, d.HNS)
+	for _, e := range d.Endpoints {
+		fmt.Fprintf(w, "endpoint %s\n", e.text)
+	}
+	for _, lb := range d.LoadBalancers {
+		fmt.Fprintf(w, "%s\n", lb.head)
+		for _, e := range lb.Endpoints {
+			fmt.Fprintf(w, "\t%s\n", e)
+		}
+	}
+	for _, s := range d.Unmet {
+		fmt.Fprintf(w, "unmet: %s\n", s)
+	}
+	for _, s := range d.Notes {
+		fmt.Fprintf(w, "note: %s\n", s)
+	}
+	if d.Network == assumedName || len(d.Changes) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\nto change:\n")
+	for _, s := range d.Changes {
+		fmt.Fprintf(w, "%s\n", s)
+	}
+}
+
+// assumedName is that of a network nobody has seen.
+const assumedName = "assumed"
+
+// readOnly is a Driver that knows a Listing and changes nothing.
+type readOnly struct {
+	pretence
+	listing Listing
+}
+
+func (r *readOnly) List(context.Context, What) (Listing, error) { return r.listing, nil }
+
+// nowhere is a Store that keeps nothing.
+type nowhere struct{}
+
+func (nowhere) Load() ([]byte, error) { return nil, nil }
+func (nowhere) Save([]byte) error     { return nil }
