@@ -100,13 +100,9 @@ func (c *contacts) source(kind string) health.Source {
 	}
 }
 
-// given returns how many watches were given up, by kind.
-func (c *contacts) given() map[string]int {
+// given returns how many watches of a kind were given up.
+func (c *contacts) given(kind string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := map[string]int{}
-	for kind := range c.last {
-		all[kind] = c.mute[kind]
-	}
-	return all
+	return c.mute[kind]
 }

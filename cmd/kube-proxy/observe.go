@@ -49,6 +49,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 		Families: families, SyncPeriod: most, NodeRequired: contact.api, Sources: contact.sources,
 	})
 	o.metrics = metrics.New(metrics.Options{Backends: named, Build: buildMetric(), Features: featureMetrics(c), Observe: o.observe})
+	countRequests(o.metrics)
 	o.book = &servicestate.Book{
 		Latest:   func() *service.Snapshot { return o.tracker.Latest() },
 		Problems: o.problems,
@@ -137,7 +138,7 @@ func (o *observers) observe() metrics.Observation {
 		}
 	}
 	for _, s := range o.contact.sources() {
-		x := metrics.Source{Name: s.Name, Synced: s.Synced}
+		x := metrics.Source{Name: s.Name, Synced: s.Synced, Silent: o.contact.given(s.Name)}
 		if !s.LastContact.IsZero() {
 			x.Staleness = r.CurrentTime.Sub(s.LastContact)
 		}

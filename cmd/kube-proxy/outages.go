@@ -10,6 +10,8 @@ import (
 	"time"
 	"unicode"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/source"
@@ -113,6 +115,9 @@ func (o *outages) over(kind string) {
 func sortOf(e *source.ReadError) string {
 	if e.Optional {
 		return e.Kind
+	}
+	if reason := apierrors.ReasonForError(e.Err); reason != metav1.StatusReasonUnknown {
+		return string(reason)
 	}
 	text := e.Err.Error()
 	if i := strings.LastIndex(text, "\": "); i >= 0 { // after the URL

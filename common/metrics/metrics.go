@@ -76,6 +76,7 @@ var observed = map[string]metric{
 	skippedObjects:   {reason, "What of the cluster's objects had to be left out, by the field at fault."},
 	trackedEntries:   {nil, "Connections that the kernel tracks in the node's network."},
 	trackedLimit:     {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
+	silentWatches:    {[]string{"source"}, "Watches that said nothing for so long that they were given up and asked for again."},
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
 
@@ -92,6 +93,7 @@ const (
 	skippedObjects      = "skipped_objects"
 	trackedEntries      = "conntrack_entries"
 	trackedLimit        = "conntrack_limit"
+	silentWatches       = "source_silent_watches_total"
 	condition           = "condition"
 )
 
@@ -118,6 +120,29 @@ var kubernetes = map[string]metric{
 	"kubernetes_healthchecks_total": {[]string{"name", "status", "type"}, "Results of health checks."},
 }
 
+// clients are the metrics of every client of the API server. Of a histogram
+// the buckets are the same in all components.
+var clients = map[string]metric{
+	clientRequests:    {[]string{"code", "method", "host"}, "Requests to the API server by status code, method and host; the code is <error> without an answer."},
+	clientRetries:     {[]string{"code", "verb", "host"}, "Requests that were tried again."},
+	clientDuration:    {[]string{"verb", "host"}, "Time until the API server answered."},
+	clientRateLimiter: {[]string{"verb", "host"}, "Time that requests waited for the limits on queries per second and bursts."},
+	clientAsked:       {[]string{"verb", "host"}, "Size of requests."},
+	clientAnswered:    {[]string{"verb", "host"}, "Size of answers; those of watches do not count."},
+	clientResolver:    {[]string{"host"}, "Time to resolve the API server's name."},
+}
+
+// The names in clients.
+const (
+	clientRequests    = "rest_client_requests_total"
+	clientRetries     = "rest_client_request_retries_total"
+	clientDuration    = "rest_client_request_duration_seconds"
+	clientRateLimiter = "rest_client_rate_limiter_duration_seconds"
+	clientAsked       = "rest_client_request_size_bytes"
+	clientAnswered    = "rest_client_response_size_bytes"
+	clientResolver    = "rest_client_dns_resolution_duration_seconds"
+)
+
 type metric struct {
 	labels []string
 	help   string
@@ -125,15 +150,23 @@ type metric struct {
 
 // buckets returns the upper bounds for the histogram with the given name.
 func buckets(name string) []float64 {
-	if name != networkProgramming {
-		return prometheus.ExponentialBuckets(0.001, 2, 15)
+	upTo30 := []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30}
+	switch name {
+	case clientDuration, clientRateLimiter:
+		return append(upTo30, 60)
+	case clientResolver:
+		return upTo30
+	case clientAsked, clientAnswered:
+		return slices.Concat([]float64{64, 256, 512}, prometheus.ExponentialBuckets(1<<10, 4, 8))
+	case networkProgramming:
+		return slices.Concat(
+			prometheus.LinearBuckets(0.25, 0.25, 2),
+			prometheus.LinearBuckets(1, 1, 59),
+			prometheus.LinearBuckets(60, 5, 12),
+			prometheus.LinearBuckets(120, 30, 7),
+		)
 	}
-	return slices.Concat(
-		prometheus.LinearBuckets(0.25, 0.25, 2),
-		prometheus.LinearBuckets(1, 1, 59),
-		prometheus.LinearBuckets(60, 5, 12),
-		prometheus.LinearBuckets(120, 30, 7),
-	)
+	return prometheus.ExponentialBuckets(0.001, 2, 15)
 }
 
 // Backend names one dataplane in one family.

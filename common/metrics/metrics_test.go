@@ -4,8 +4,10 @@
 package metrics
 
 import (
+	"context"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -25,6 +27,12 @@ const seconds = "0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.0
 const minutes = "0.25 0.5 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 " +
 	"31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 " +
 	"60 65 70 75 80 85 90 95 100 105 110 115 120 150 180 210 240 270 300"
+
+// latencies and sizes are those of an API client's metrics.
+const (
+	latencies = "0.005 0.025 0.1 0.25 0.5 1 2 4 8 15 30"
+	sizes     = "64 256 512 1024 4096 16384 65536 262144 1.048576e+06 4.194304e+06 1.6777216e+07"
+)
 
 // documented is what dashboards rely on, name: type{labels} buckets.
 var documented = map[string]string{
@@ -48,6 +56,14 @@ var documented = map[string]string{
 	"kubeproxy_conntrack_reconciler_deleted_entries_total":       "COUNTER{ip_family}",
 	"kubernetes_build_info":                                      "GAUGE{build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform}",
 	"kubernetes_feature_enabled":                                 "GAUGE{name,stage}",
+	// Those of every client of the API server.
+	"rest_client_requests_total":                  "COUNTER{code,host,method}",
+	"rest_client_request_retries_total":           "COUNTER{code,host,verb}",
+	"rest_client_request_duration_seconds":        "HISTOGRAM{host,verb} " + latencies + " 60",
+	"rest_client_rate_limiter_duration_seconds":   "HISTOGRAM{host,verb} " + latencies + " 60",
+	"rest_client_dns_resolution_duration_seconds": "HISTOGRAM{host} " + latencies,
+	"rest_client_request_size_bytes":              "HISTOGRAM{host,verb} " + sizes,
+	"rest_client_response_size_bytes":             "HISTOGRAM{host,verb} " + sizes,
 	// Ours.
 	"kubeproxy_programmed_service_ports":                     "GAUGE{backend,ip_family}",
 	"kubeproxy_programmed_endpoints":                         "GAUGE{backend,ip_family}",
@@ -62,6 +78,7 @@ var documented = map[string]string{
 	"kubeproxy_source_staleness_seconds":                     "GAUGE{source}",
 	"kubeproxy_source_synced":                                "GAUGE{source}",
 	"kubeproxy_skipped_objects":                              "GAUGE{reason}",
+	"kubeproxy_source_silent_watches_total":                  "COUNTER{source}",
 	"kubeproxy_condition":                                    "GAUGE{condition}",
 	"kubeproxy_conntrack_entries":                            "GAUGE{}",
 	"kubeproxy_conntrack_limit":                              "GAUGE{}",
@@ -82,7 +99,7 @@ func fed() *Metrics {
 		Observe: func() Observation {
 			return Observation{
 				OldestPending: map[service.Family]time.Duration{service.IPv4: 3 * time.Second},
-				Sources:       []Source{{"apiserver", true, 90 * time.Second}},
+				Sources:       []Source{{"apiserver", true, 90 * time.Second, 2}},
 				Services:      map[string]int{"programmed": 5, "failed": 1},
 				Unserved:      map[string]int{"noEndpoints": 2},
 				Skipped:       map[string]int{"spec.ports.nodePort": 2},
@@ -99,7 +116,20 @@ func fed() *Metrics {
 	m.EventDropped("full")
 	m.InForce(service.IPv4, time.Second)
 	m.Conntrack(service.IPv4, time.Second, 3)
+	feedClient(m.Client())
 	return m
+}
+
+// feedClient has a client do everything once.
+func feedClient(c Client) {
+	ctx, u := context.Background(), url.URL{Scheme: "https", Host: "192.0.2.1:6443", Path: "/api/v1/services"}
+	c.Requests.Increment(ctx, "200", "GET", u.Host)
+	c.Retries.IncrementRetry(ctx, "429", "GET", u.Host)
+	c.Duration.Observe(ctx, "GET", u, time.Second)
+	c.RateLimiter.Observe(ctx, "GET", u, time.Second)
+	c.Asked.Observe(ctx, "POST", u.Host, 100)
+	c.Answered.Observe(ctx, "GET", u.Host, 1e6)
+	c.Resolver.Observe(ctx, "api.example.com", time.Second)
 }
 
 func TestNamesTypesLabelsBuckets(t *testing.T) {
@@ -120,7 +150,7 @@ func TestNamesTypesLabelsBuckets(t *testing.T) {
 	if general < 20 {
 		t.Errorf("%d metrics of the process, want those of Go and of the system", general)
 	}
-	listed := len(counters) + len(gauges) + len(observed) + len(histograms) + len(kubernetes) - 2 // which are SLIs
+	listed := len(counters) + len(gauges) + len(observed) + len(histograms) + len(clients) + len(kubernetes) - 2 // which are SLIs
 	if listed != len(documented) {
 		t.Errorf("%d metrics are listed, %d documented", listed, len(documented))
 	}

@@ -58,6 +58,7 @@ type Source struct {
 	Name      string
 	Synced    bool
 	Staleness time.Duration // since it was last known to be up to date
+	Silent    int           // watches that were given up so far
 }
 
 // Metrics holds every metric. All methods may be called from any goroutine.

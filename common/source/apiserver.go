@@ -4,6 +4,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // APIServer is a Source that lists and watches what a Kubernetes API server
@@ -79,15 +81,16 @@ func (e *ReadError) Unwrap() error { return e.Err }
 
 // Run lists and watches until ctx ends.
 func (a *APIServer) Run(ctx context.Context, sink Sink) error {
-	core, err := a.client(corev1.SchemeGroupVersion, "/api")
+	limits := a.limits()
+	core, err := a.client(corev1.SchemeGroupVersion, "/api", limits)
 	if err != nil {
 		return err
 	}
-	discovery, err := a.client(discoveryv1.SchemeGroupVersion, "/apis")
+	discovery, err := a.client(discoveryv1.SchemeGroupVersion, "/apis", limits)
 	if err != nil {
 		return err
 	}
-	networking, err := a.client(networkingv1.SchemeGroupVersion, "/apis")
+	networking, err := a.client(networkingv1.SchemeGroupVersion, "/apis", limits)
 	if err != nil {
 		return err
 	}
@@ -137,8 +140,18 @@ const (
 	kindCIDRs    = "servicecidrs"
 )
 
+// limits returns what all clients share: the limits are for this process, not
+// for each group. The library does not apply them to watches.
+func (a *APIServer) limits() flowcontrol.RateLimiter {
+	qps, burst := cmp.Or(a.Config.QPS, rest.DefaultQPS), cmp.Or(a.Config.Burst, rest.DefaultBurst)
+	if qps < 0 {
+		return flowcontrol.NewFakeAlwaysRateLimiter()
+	}
+	return flowcontrol.NewTokenBucketRateLimiter(qps, burst)
+}
+
 // client returns a client for one group, which decodes our kinds only.
-func (a *APIServer) client(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
+func (a *APIServer) client(gv schema.GroupVersion, path string, limits flowcontrol.RateLimiter) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -147,6 +160,7 @@ func (a *APIServer) client(gv schema.GroupVersion, path string) (*rest.RESTClien
 	}
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	c := rest.CopyConfig(a.Config)
+	c.RateLimiter = limits
 	c.APIPath, c.GroupVersion = path, &gv
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(c)

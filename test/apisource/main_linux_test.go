@@ -35,6 +35,12 @@ func newWorld(t testing.TB, o cluster.Options) world {
 	return world{cluster.Start(t, o), lab}
 }
 
+// newLab is a world without an API server.
+func newLab(t testing.TB) world {
+	t.Helper()
+	return world{lab: netlab.Start(t, netlab.Config{Clients: []string{"control"}})}
+}
+
 // start starts the proxy as whoever l is.
 func (w world) start(t testing.TB, l cluster.Login, args ...string) *program.Proxy {
 	t.Helper()

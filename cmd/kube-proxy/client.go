@@ -1,0 +1,21 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	clientmetrics "k8s.io/client-go/tools/metrics"
+
+	"kubeproxy/common/metrics"
+)
+
+// countRequests has what this process asks of the API server counted in m.
+// The library takes that once for all its clients.
+func countRequests(m *metrics.Metrics) {
+	c := m.Client()
+	clientmetrics.Register(clientmetrics.RegisterOpts{
+		RequestResult: c.Requests, RequestRetry: c.Retries,
+		RequestLatency: c.Duration, RateLimiterLatency: c.RateLimiter, ResolverLatency: c.Resolver,
+		RequestSize: c.Asked, ResponseSize: c.Answered,
+	})
+}

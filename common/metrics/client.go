@@ -1,0 +1,85 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"context"
+	"net/url"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Client counts what the client of the API server does. Its fields are the
+// hooks that package k8s.io/client-go/tools/metrics has a place for.
+type Client struct {
+	Requests    ClientRequests
+	Retries     ClientRetries
+	Duration    ClientDuration
+	RateLimiter ClientDuration
+	Asked       ClientSize
+	Answered    ClientSize
+	Resolver    ClientResolver
+}
+
+type (
+	// ClientRequests counts requests.
+	ClientRequests struct{ *prometheus.CounterVec }
+	// ClientRetries counts requests that are tried again.
+	ClientRetries struct{ *prometheus.CounterVec }
+	// ClientDuration observes how long something took.
+	ClientDuration struct{ *prometheus.HistogramVec }
+	// ClientSize observes sizes in bytes.
+	ClientSize struct{ *prometheus.HistogramVec }
+	// ClientResolver observes how long names take to be resolved.
+	ClientResolver struct{ *prometheus.HistogramVec }
+)
+
+// Client makes the metrics of a client and adds them. It is called once.
+func (m *Metrics) Client() Client {
+	counter := func(name string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: clients[name].help}, clients[name].labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	histogram := func(name string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: clients[name].help, Buckets: buckets(name)}, clients[name].labels)
+		m.registry.MustRegister(h)
+		return h
+	}
+	return Client{
+		Requests:    ClientRequests{counter(clientRequests)},
+		Retries:     ClientRetries{counter(clientRetries)},
+		Duration:    ClientDuration{histogram(clientDuration)},
+		RateLimiter: ClientDuration{histogram(clientRateLimiter)},
+		Asked:       ClientSize{histogram(clientAsked)},
+		Answered:    ClientSize{histogram(clientAnswered)},
+		Resolver:    ClientResolver{histogram(clientResolver)},
+	}
+}
+
+// Increment counts a request.
+func (c ClientRequests) Increment(_ context.Context, code, method, host string) {
+	c.WithLabelValues(code, method, host).Inc()
+}
+
+// IncrementRetry counts a request that is tried again.
+func (c ClientRetries) IncrementRetry(_ context.Context, code, method, host string) {
+	c.WithLabelValues(code, method, host).Inc()
+}
+
+// Observe takes in a duration. Of the URL it keeps the host.
+func (c ClientDuration) Observe(_ context.Context, verb string, u url.URL, took time.Duration) {
+	c.WithLabelValues(verb, u.Host).Observe(took.Seconds())
+}
+
+// Observe takes in a size.
+func (c ClientSize) Observe(_ context.Context, verb, host string, size float64) {
+	c.WithLabelValues(verb, host).Observe(size)
+}
+
+// Observe takes in how long a name took.
+func (c ClientResolver) Observe(_ context.Context, host string, took time.Duration) {
+	c.WithLabelValues(host).Observe(took.Seconds())
+}
