@@ -39,6 +39,16 @@ func familiesOf(c *config.Config, probe func(service.Family) error) ([]service.F
 	return found, missing, nil
 }
 
+// unknownPods says that a family's pods cannot be told from other clients,
+// though the Node was to say how.
+func (o *observers) unknownPods(f service.Family, s *service.Snapshot) {
+	text := ""
+	if o.nodeLog.podCIDRs && s.Len(f) > 0 && !s.Node.Pods.Known(f) {
+		text = "the Node " + o.node + " has no podCIDRs of " + f.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
+	}
+	o.health.SetCondition("pods-"+f.String(), text)
+}
+
 // lack says which families are not programmed, wherever somebody may look.
 func (o *observers) lack(missing map[service.Family]string) {
 	for f, why := range missing {

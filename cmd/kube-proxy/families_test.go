@@ -5,10 +5,13 @@ package main
 
 import (
 	"errors"
+	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
@@ -57,5 +60,35 @@ func TestFamilies(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestUnknownPods asks the Node for podCIDRs of the families there are
+// Services of, and of no other.
+func TestUnknownPods(t *testing.T) {
+	c, err := config.Load(&config.Flags{}, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.DetectLocalMode = config.NodeCIDR
+	var backends []*backend
+	for _, f := range service.Families {
+		backends = append(backends, &backend{mode: "nftables", family: f})
+	}
+	o := newObservers(c, backends, "node-a", newContacts(false), klog.Background())
+	round := func(pods ...netip.Prefix) map[string]string {
+		node := &service.Node{Pods: service.LocalPods{Prefixes: pods}}
+		s := service.New(1, node, []*service.Port{{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv4}})
+		for _, b := range backends {
+			o.result(b, s, reconcile.Result{Whole: true})
+		}
+		return o.health.Report().Conditions
+	}
+	const want = "the Node node-a has no podCIDRs of IPv4, so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
+	if diff := cmp.Diff(map[string]string{"pods-IPv4": want}, round(netip.MustParsePrefix("fd00::/64"))); diff != "" {
+		t.Errorf("without (-want +got):\n%s", diff)
+	}
+	if got := round(netip.MustParsePrefix("10.244.1.0/24")); len(got) > 0 {
+		t.Errorf("with: %v", got)
 	}
 }

@@ -106,6 +106,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 		o.metrics.InForce(b.family, after)
 	}
 	o.checks.follow(b.family, s)
+	o.unknownPods(b.family, s)
 }
 
 func (o *observers) problems() []servicestate.Problem {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -38,6 +39,9 @@ func prepare(ctx context.Context, c *config.Config) error {
 // conditions.
 func keepPrepared(ctx context.Context, c *config.Config, o *observers) {
 	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
+	var others sync.WaitGroup
+	defer others.Wait()
+	others.Go(func() { watchHidden(ctx, o, sockets()) })
 	p.keep(ctx, c, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
 }
 

@@ -65,6 +65,10 @@ func newRoot(to streams) *cobra.Command {
 
 func (o *options) register(fs *pflag.FlagSet) {
 	o.flags = fs
+	// As everywhere in Kubernetes, --cluster_cidr is --cluster-cidr.
+	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
 	o.config.Register(fs)
 	fs.StringArrayVar(&o.manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
 	fs.BoolVar(&o.fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")

@@ -1,0 +1,98 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/listeners"
+)
+
+// sockets lists those of this thread's network namespace.
+func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
+
+// watchHidden looks once in a while, until ctx ends, for programs on the node
+// that NodePorts keep from being reached. Nobody would notice otherwise: the
+// program listens, and its clients talk to a Service.
+func watchHidden(ctx context.Context, o *observers, net fs.FS) {
+	latest := ""
+	for {
+		found, err := listeners.List(net)
+		text := hidden(o.tracker.Latest(), found)
+		if err != nil {
+			text = ""
+			o.log.V(2).Info("Programs that listen are not known", "err", err)
+		}
+		if text != "" && text != latest {
+			o.log.Info("Warning: a NodePort hides a program of this node", "what", text)
+		}
+		latest = text
+		o.health.SetCondition("node-ports", text)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settingsPause):
+		}
+	}
+}
+
+// hidden tells which listeners NodePorts of s hide, nothing if none.
+func hidden(s *service.Snapshot, found []listeners.Listener) string {
+	if s == nil || len(found) == 0 {
+		return ""
+	}
+	type key struct {
+		protocol service.Protocol
+		port     uint16
+	}
+	first, n := "", 0
+	for _, f := range service.Families {
+		by := map[key]listeners.Listener{}
+		for _, l := range found {
+			if reached(s.Node, f, l) {
+				by[key{l.Protocol, l.Addr.Port()}] = l
+			}
+		}
+		for p := range s.Ports(f) {
+			l, hides := by[key{p.Name.Protocol, nodePort(p)}]
+			if !hides {
+				continue
+			}
+			if n++; first == "" {
+				first = fmt.Sprintf("%s/%s hides a program that listens on %s/%s", p.Name.Namespace, p.Name.Name, l.Addr, l.Protocol)
+			}
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d NodePorts are ports that programs of this node listen on, the first of them: %s", n, first)
+}
+
+// nodePort returns 0 for a Service port without one.
+func nodePort(p *service.Port) uint16 {
+	for _, f := range p.Frontends {
+		if f.Kind == service.NodePort {
+			return f.Port
+		}
+	}
+	return 0
+}
+
+// reached reports that what comes to l over f would go to NodePorts first.
+func reached(node *service.Node, f service.Family, l listeners.Listener) bool {
+	a := l.Addr.Addr()
+	switch {
+	case a.IsLoopback():
+		return false
+	case a.IsUnspecified():
+		return a.Is6() || f == service.IPv4 // that of IPv6 takes both
+	}
+	return service.FamilyOf(a) == f && node.AnswersNodePorts(a)
+}
