@@ -13,6 +13,9 @@ VERSION   := $(or $(shell git describe --tags --always --dirty 2>/dev/null),dev)
 # The packages whose tests start a real API server.
 E2E := ./test/cluster ./test/incluster
 
+# The packages whose tests run Windows programs under Wine.
+WINE := ./test/hns/... ./test/wine/...
+
 # What a skipped test does to make test: show or fail.
 SKIPS ?= show
 
@@ -50,13 +53,13 @@ demo: bin/kube-proxy ## show the proxy on real connections, in network namespace
 ##@ Check
 
 .PHONY: all
-all: fmt controlplane ## format, vet and test for this machine only: the quick round, and what make alone does
+all: fmt controlplane prefix ## format, vet and test for this machine only: the quick round, and what make alone does
 	@echo "== vet and test"
 	@go vet ./...
 	@go run ./build/testreport ./...
 
 .PHONY: test
-test: setup formatted vet lint controlplane ## everything that runs for a commit; SKIPS=fail lets no test be skipped
+test: setup formatted vet lint controlplane prefix ## everything that runs for a commit; SKIPS=fail lets no test be skipped
 	@race=-race; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
 	echo "== test $$race (compiles first)"; \
@@ -66,6 +69,11 @@ test: setup formatted vet lint controlplane ## everything that runs for a commit
 e2e: controlplane ## the tests against a real API server alone; builds it the first time, in five to ten minutes
 	@echo "== end to end"
 	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(E2E)
+
+.PHONY: wine
+wine: setup prefix ## the tests that run Windows programs alone, under Wine
+	@echo "== wine"
+	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(WINE)
 
 .PHONY: vet
 vet: ## go vet for every system
@@ -115,11 +123,13 @@ help: ## print this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Steps of others, not meant to be called.
-.PHONY: setup formatted controlplane
+.PHONY: setup formatted controlplane prefix
 setup:
 	@build/setup.sh
 controlplane:
 	@go run ./test/controlplane >/dev/null
+prefix:
+	@go run ./test/wine/prepare
 formatted:
 	@bad=$$(gofmt -l $(wildcard $(FOLDERS))); \
 	if [[ -n $$bad ]]; then printf 'not formatted, run make fmt:\n%s\n' "$$bad"; exit 1; fi

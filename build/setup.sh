@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs what the tests need beyond Go, on Debian and its like: nft, which
-# must accept and print our tables, and a C compiler for the race detector.
+# must accept and print our tables, a C compiler for the race detector, and
+# Wine with its C compiler, which the Windows program runs under.
 # It does nothing where all is there, and only says what is missing where it
 # is not run by root.
 set -euo pipefail
@@ -13,6 +14,8 @@ command -v nft >/dev/null || [[ -x /usr/sbin/nft ]] || missing+=(nftables)
 command -v "${CC:-gcc}" >/dev/null || missing+=(gcc)
 [[ -e /usr/include/stdlib.h ]] || missing+=(libc6-dev)
 [[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)
+[[ -x /usr/lib/wine/wine64 ]] || command -v wine64 >/dev/null || missing+=(wine64)
+command -v x86_64-w64-mingw32-gcc >/dev/null || missing+=(gcc-mingw-w64-x86-64-win32)
 if ((${#missing[@]} == 0)); then
 	exit 0
 fi

@@ -164,13 +164,16 @@ func (h *Host) ListenPacket(ctx context.Context, network, addr string) (net.Pack
 	return c, err
 }
 
-// Start starts cmd on h. It is killed when the Lab is closed or this program
-// ends in whatever way. The caller waits for it as usual.
+// Start starts cmd on h. It is killed, or gets the Pdeathsig it names, when the
+// Lab is closed or this program ends in whatever way. The caller waits for it
+// as usual.
 func (h *Host) Start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	if cmd.SysProcAttr.Pdeathsig == 0 {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
 	started := make(chan error)
 	h.keeper <- func() { started <- cmd.Start() }
 	if err := <-started; err != nil {

@@ -1,0 +1,112 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package wine
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// small is up to which size a file is copied. Larger ones are DLLs that nobody
+// writes to; a copy shares them with its original, or else it would have
+// 700 MB.
+const small = 16 << 10
+
+// copyTo makes the prefix again in a new folder.
+func (w Windows) copyTo(folder string) error {
+	return filepath.WalkDir(w.prefix, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(w.prefix, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(folder, name)
+		switch {
+		case name == "wineserver": // says where the server of the original is
+			return nil
+		case d.IsDir():
+			return os.MkdirAll(target, 0o755)
+		case d.Type() == fs.ModeSymlink:
+			to, err := os.Readlink(path)
+			return errors.Join(err, os.Symlink(to, target))
+		}
+		return share(path, target, d)
+	})
+}
+
+func share(path, target string, d fs.DirEntry) error {
+	info, err := d.Info()
+	if err != nil {
+		return err
+	}
+	registry := filepath.Ext(path) == ".reg" // rewritten by the server
+	if info.Size() > small && !registry {
+		return os.Link(path, target)
+	}
+	text, err := os.ReadFile(path)
+	return errors.Join(err, os.WriteFile(target, text, 0o644))
+}
+
+// claim makes a new folder among the copies, which is locked while its program
+// lives, and removes those of programs that died.
+func (w Windows) claim() (folder string, release func(), err error) {
+	if err := w.sweep(); err != nil {
+		return "", nil, err
+	}
+	folder, err = os.MkdirTemp(w.runs, "*")
+	if err != nil {
+		return "", nil, err
+	}
+	unlock, err := tryLock(folder + ".lock")
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(folder))
+	}
+	return folder, func() { unlock() }, nil
+}
+
+// sweep removes what a killed program left behind. A folder is made before it
+// is locked, so one without a lock belongs to somebody who is about to lock
+// it.
+func (w Windows) sweep() error {
+	locks, err := filepath.Glob(filepath.Join(w.runs, "*.lock"))
+	var errs []error
+	for _, path := range locks {
+		unlock, err := tryLock(path)
+		if err != nil {
+			continue // in use
+		}
+		errs = append(errs, os.RemoveAll(strings.TrimSuffix(path, ".lock")), os.Remove(path))
+		unlock()
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// setEnvironment adds variables that services get: they do not inherit those
+// of any program.
+func setEnvironment(prefix string, env []string) error {
+	if len(env) == 0 {
+		return nil
+	}
+	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	text := "\n[System\\\\ControlSet001\\\\Control\\\\Session Manager\\\\Environment] 1700000000\n"
+	for _, e := range env {
+		name, value, ok := strings.Cut(e, "=")
+		if !ok {
+			return fmt.Errorf("variable %q: want NAME=VALUE", e)
+		}
+		text += fmt.Sprintf("\"%s\"=\"%s\"\n", quote.Replace(name), quote.Replace(value))
+	}
+	f, err := os.OpenFile(filepath.Join(prefix, "system.reg"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}

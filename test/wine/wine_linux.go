@@ -1,0 +1,275 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package wine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"kubeproxy/test/netlab"
+)
+
+// Options say what Wine to run.
+type Options struct {
+	// Host, if not nil, is where Wine and its programs have their sockets.
+	Host *netlab.Host
+	// Env are variables, NAME=VALUE, of all programs and services.
+	Env []string
+}
+
+// Wine is a running Windows. Its methods may be called from several
+// goroutines.
+type Wine struct {
+	programs
+	prefix  string
+	options Options
+	thread  thread
+	server  *exec.Cmd
+	release func()
+
+	mu        sync.Mutex
+	processes []*Process
+	logs      int
+}
+
+// New starts a Wine. The caller closes it; all ends with this program, too,
+// however that ends.
+func New(ctx context.Context, windows Windows, o Options) (*Wine, error) {
+	folder, release, err := windows.claim()
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for Wine: %w", err)
+	}
+	w := &Wine{programs: windows.programs, prefix: folder, options: o, thread: newThread(), release: release}
+	if err := errors.Join(windows.copyTo(folder), setEnvironment(folder, o.Env)); err != nil {
+		return nil, errors.Join(fmt.Errorf("copy Wine's files: %w", err), w.Close())
+	}
+	if err := w.serve(ctx); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	// As long as this one runs, so do the services.
+	if _, err := w.Start(Program{Path: `C:\windows\system32\` + keep}); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// patience is how long Wine may take for anything, on a machine that has much
+// else to do.
+const patience = 2 * time.Minute
+
+// serve starts the server that all programs of a prefix share, and returns
+// when it takes calls. It would start by itself, but then in nobody's care.
+func (w *Wine) serve(ctx context.Context) error {
+	if err := os.MkdirAll(w.prefix, 0o755); err != nil {
+		return err
+	}
+	cmd := w.command(w.programs.server, "-f", "-p")
+	// An interrupt makes it end its programs; a kill would leave them.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT}
+	if err := w.launch(cmd); err != nil {
+		return fmt.Errorf("start Wine's server: %w", err)
+	}
+	w.server = cmd
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		socket, err := socketOf(cmd)
+		if err == nil {
+			_, err = os.Stat(socket)
+		}
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			return errors.Join(ctx.Err(), fmt.Errorf("wine's server does not take calls: %w", err))
+		}
+	}
+}
+
+// socketOf returns where a server takes calls: in the folder it works in, which
+// depends on who built it.
+func socketOf(server *exec.Cmd) (string, error) {
+	folder, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", server.Process.Pid))
+	if err != nil {
+		return "", fmt.Errorf("find the folder of Wine's server: %w", err)
+	}
+	return filepath.Join(folder, "socket"), nil
+}
+
+// command returns a command that belongs to w's prefix.
+func (w *Wine) command(path string, args ...string) *exec.Cmd {
+	cmd := exec.Command(path, args...)
+	cmd.Env = w.Environ()
+	return cmd
+}
+
+// Environ are the variables of programs that this program, or one it starts,
+// wants to run in w by itself, with the program Path names.
+func (w *Wine) Environ() []string {
+	env := os.Environ()
+	for _, gone := range []string{"DISPLAY", "WAYLAND_DISPLAY", "GOOS", "GOARCH", "GOFLAGS"} {
+		env = without(env, gone)
+	}
+	return append(append(env,
+		"WINEPREFIX="+w.prefix, "WINEARCH=win64", "WINEDEBUG=-all",
+		"WINEDLLOVERRIDES=mscoree,mshtml,winemenubuilder.exe="), w.options.Env...)
+}
+
+func without(env []string, name string) []string {
+	var rest []string
+	for _, e := range env {
+		if !strings.HasPrefix(e, name+"=") {
+			rest = append(rest, e)
+		}
+	}
+	return rest
+}
+
+// Path is the program that runs Windows programs: its arguments are theirs.
+func (w *Wine) Path() string { return w.wine }
+
+// Prefix is the folder with drive_c in it.
+func (w *Wine) Prefix() string { return w.prefix }
+
+// File is how Windows programs call a file of this machine.
+func File(path string) string { return `Z:` + strings.ReplaceAll(path, "/", `\`) }
+
+// launch starts a command where w has its sockets.
+func (w *Wine) launch(cmd *exec.Cmd) error {
+	if w.options.Host != nil {
+		return w.options.Host.Start(cmd)
+	}
+	return w.thread.start(cmd)
+}
+
+// run runs one of Windows' own programs.
+func (w *Wine) run(ctx context.Context, name string, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	p, err := w.Start(Program{Path: name, Args: args})
+	if err != nil {
+		return err
+	}
+	code, err := p.Wait(ctx)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("exit code %d\n%s", code, p.Log())
+	}
+	if err != nil {
+		p.Kill()
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// end ends all programs and the server, which writes the registry to disk.
+func (w *Wine) end() error {
+	defer w.thread.end()
+	if w.server == nil {
+		return nil
+	}
+	_ = w.server.Process.Signal(os.Interrupt) // fails only if it has ended
+	ended := make(chan error, 1)
+	go func() { ended <- w.server.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(patience):
+		return errors.Join(errors.New("wine's server does not end"), w.server.Process.Kill())
+	}
+}
+
+// Close ends all programs and removes their files.
+func (w *Wine) Close() error {
+	w.mu.Lock()
+	processes := w.processes
+	w.mu.Unlock()
+	for _, p := range processes {
+		p.Kill()
+	}
+	errs := []error{w.end(), os.RemoveAll(w.prefix), os.Remove(w.prefix + ".lock")}
+	w.release()
+	return errors.Join(errs...)
+}
+
+// thread is one that lives as long as a Wine. A process that is to die with
+// its parent dies with the parent's thread, and any other may end before.
+type thread chan func()
+
+func newThread() thread {
+	t := make(thread)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this
+		for job := range t {
+			job()
+		}
+	}()
+	return t
+}
+
+func (t thread) start(cmd *exec.Cmd) error {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	}
+	started := make(chan error)
+	t <- func() { started <- cmd.Start() }
+	return <-started
+}
+
+func (t thread) end() { close(t) }
+
+// TB is the part of testing.TB that Start needs.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Context() context.Context
+	Failed() bool
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Logf(format string, args ...any)
+	Skipf(format string, args ...any)
+}
+
+// Start runs a Wine for one test, preparing it if nobody has. Where Wine is
+// not installed the test is skipped.
+func Start(t TB, o Options) *Wine {
+	t.Helper()
+	windows, err := Build(t.Context(), os.Stderr)
+	if errors.Is(err, ErrMissing) {
+		t.Skipf("%v", err)
+	}
+	if err != nil {
+		t.Fatalf("wine: %v", err)
+	}
+	w, err := New(t.Context(), windows, o)
+	if err != nil {
+		t.Fatalf("wine: %v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			w.tell(t)
+		}
+		if err := w.Close(); err != nil {
+			t.Errorf("close Wine: %v", err)
+		}
+	})
+	return w
+}
+
+// tell logs what programs said at last.
+func (w *Wine) tell(t TB) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.processes {
+		if text := p.Tail(); text != "" {
+			t.Logf("the end of the log of %s:\n%s", filepath.Base(p.program.Path), text)
+		}
+	}
+}
