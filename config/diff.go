@@ -51,7 +51,7 @@ func Diff(old, now *Config, u Use) []Change {
 			continue
 		}
 		a, b := at(&old.KubeProxyConfiguration, path), at(&now.KubeProxyConfiguration, path)
-		if from, to := show(a), show(b); from != to && !empty(a, b) {
+		if from, to := showList(a), showList(b); from != to {
 			all = append(all, Change{path, from, to, u.effect(path, now)})
 		}
 	}
@@ -67,9 +67,12 @@ func Most(changes []Change) Effect {
 	return most
 }
 
-// empty reports that both are lists without elements.
-func empty(a, b reflect.Value) bool {
-	return a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0
+// showList is show, but all lists without elements look the same.
+func showList(v reflect.Value) string {
+	if v.Kind() == reflect.Slice && v.Len() == 0 {
+		return "[]"
+	}
+	return show(v)
 }
 
 // diffGates compares gate by gate, as each has an effect of its own.

@@ -28,6 +28,6 @@ func allBackends(*config.Config) ([]*backend, error) { return nil, errSystem }
 
 func prepare(context.Context, *config.Config) error { return errSystem }
 
-func keepPrepared(context.Context, *config.Config, *observers) {}
+func keepPrepared(context.Context, *effective, *observers) {}
 
 func tracked() *metrics.Tracked { return nil }

@@ -30,6 +30,6 @@ func prepare(context.Context, *config.Config) error {
 	return errors.New("--init-only is for Linux")
 }
 
-func keepPrepared(context.Context, *config.Config, *observers) {}
+func keepPrepared(context.Context, *effective, *observers) {}
 
 func tracked() *metrics.Tracked { return nil }

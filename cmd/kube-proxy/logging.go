@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -15,28 +16,60 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
+// logs is the one logger and what of it can change while it runs.
+type logs struct {
+	klog.Logger
+	verbosity flag.Value
+	vmodule   flag.Value // nil in format json
+}
+
 // startLogging makes the one logger, which klog's own functions use too.
 // Nothing is buffered, so there is nothing to lose when the process dies.
-// The level of detail can be changed while it runs, but not for JSON: then
-// it is nil.
-func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (klog.Logger, flag.Value, error) {
-	klog.StartFlushDaemon(c.FlushFrequency.Duration.Duration)
+func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
+	l := &logs{}
 	if c.Format == "json" {
-		// klog's levels count upward as detail grows, those of slog downward.
-		level := slog.Level(-int(c.Verbosity))
+		level := &slogLevel{}
 		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: spellDurations})))
-		return klog.Background(), nil, nil
+		l.verbosity = level
+	} else {
+		text := textlogger.NewConfig(textlogger.Output(w))
+		klog.SetLoggerWithOptions(textlogger.NewLogger(text), klog.ContextualLogger(true))
+		l.verbosity, l.vmodule = text.Verbosity(), text.VModule()
 	}
-	text := textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(int(c.Verbosity)))
+	l.Logger = klog.Background()
+	return l, l.follow(c)
+}
+
+// follow takes in everything but the format.
+func (l *logs) follow(c *logsapi.LoggingConfiguration) error {
+	klog.StartFlushDaemon(c.FlushFrequency.Duration.Duration)
 	var modules []string
 	for _, m := range c.VModule {
 		modules = append(modules, fmt.Sprintf("%s=%d", m.FilePattern, m.Verbosity))
 	}
-	if err := text.VModule().Set(strings.Join(modules, ",")); err != nil {
-		return klog.Logger{}, nil, fmt.Errorf("set vmodule: %w", err)
+	if l.vmodule != nil {
+		if err := l.vmodule.Set(strings.Join(modules, ",")); err != nil {
+			return fmt.Errorf("set vmodule: %w", err)
+		}
 	}
-	klog.SetLoggerWithOptions(textlogger.NewLogger(text), klog.ContextualLogger(true))
-	return klog.Background(), text.Verbosity(), nil
+	return l.verbosity.Set(strconv.Itoa(int(c.Verbosity)))
+}
+
+// slogLevel is a level of detail for slog. Those of klog count upward as
+// detail grows, those of slog downward.
+type slogLevel struct{ slog.LevelVar }
+
+// String implements flag.Value.
+func (l *slogLevel) String() string { return strconv.Itoa(-int(l.Level())) }
+
+// Set implements flag.Value.
+func (l *slogLevel) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
+		return err
+	}
+	l.LevelVar.Set(slog.Level(-int(n)))
+	return nil
 }
 
 // spellDurations writes "30s" where slog would write nanoseconds.

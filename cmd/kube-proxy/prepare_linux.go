@@ -37,12 +37,12 @@ func prepare(ctx context.Context, c *config.Config) error {
 
 // keepPrepared does the same until all is well, and shows what is not as
 // conditions.
-func keepPrepared(ctx context.Context, c *config.Config, o *observers) {
+func keepPrepared(ctx context.Context, f *effective, o *observers) {
 	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
 	var others sync.WaitGroup
 	defer others.Wait()
 	others.Go(func() { watchHidden(ctx, o, sockets()) })
-	p.keep(ctx, c, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
+	p.keep(ctx, f, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
 }
 
 // usedFamilies are those of which there are Services: the others need not be
@@ -79,18 +79,21 @@ type preparation struct {
 }
 
 // keep returns when ctx ends. It never writes again what was right once:
-// somebody may have decided otherwise.
-func (p *preparation) keep(ctx context.Context, c *config.Config, families func() []service.Family) {
+// somebody may have decided otherwise. Only settings that change are made anew.
+func (p *preparation) keep(ctx context.Context, f *effective, families func() []service.Family) {
 	made := false
 	for {
 		if !made {
-			made = p.look(p.set(c))
+			made = p.look(p.set(f.config()))
 		}
 		p.look(sysctl.Forwarding(p.files, families()...))
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(settingsPause):
+		case <-f.prepare:
+			p.forget()
+			made = false
 		}
 	}
 }
@@ -110,6 +113,21 @@ func (p *preparation) look(all []sysctl.Outcome) bool {
 	return well
 }
 
+// forget takes back what was told: some of it may not be asked for any more.
+func (p *preparation) forget() {
+	for name := range p.told {
+		p.show(name, "")
+	}
+	p.told = nil
+}
+
+// show shows what is wrong with a setting, nothing if text is empty.
+func (p *preparation) show(name, text string) {
+	if p.condition != nil {
+		p.condition("setting-"+strings.ReplaceAll(name, " ", "-"), text)
+	}
+}
+
 func (p *preparation) tell(o sysctl.Outcome, wrong bool) {
 	text := o.String()
 	old, again := p.told[o.Name]
@@ -127,13 +145,10 @@ func (p *preparation) tell(o sysctl.Outcome, wrong bool) {
 	default:
 		p.log.V(2).Info("System setting: " + text)
 	}
-	if p.condition == nil {
-		return
-	}
 	if !wrong {
 		text = ""
 	}
-	p.condition("setting-"+strings.ReplaceAll(o.Name, " ", "-"), text)
+	p.show(o.Name, text)
 }
 
 func sysctlSettings(c *config.Config) sysctl.Settings {

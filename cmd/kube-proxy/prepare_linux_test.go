@@ -72,7 +72,7 @@ func TestKeepPrepared(t *testing.T) {
 				}
 			},
 		}
-		go p.keep(ctx, wantedSettings(), func() []service.Family { return []service.Family{service.IPv4} })
+		go p.keep(ctx, newEffective("", wantedSettings()), func() []service.Family { return []service.Family{service.IPv4} })
 		synctest.Wait()
 		if got, want := names(conditions), "setting-net.ipv4.ip_forward setting-oom_score_adj"; got != want {
 			t.Errorf("at first: conditions %q, want %q", got, want)

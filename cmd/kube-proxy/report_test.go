@@ -114,7 +114,7 @@ func TestLogging(t *testing.T) {
 	c := &logsapi.LoggingConfiguration{Format: "json", Verbosity: 2}
 	c.FlushFrequency.Duration.Duration = time.Second
 	var b bytes.Buffer
-	log, _, err := startLogging(c, &b)
+	log, err := startLogging(c, &b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestLogging(t *testing.T) {
 	b.Reset()
 	c = &logsapi.LoggingConfiguration{Format: "text", VModule: logsapi.VModuleConfiguration{{FilePattern: "report_*", Verbosity: 4}}}
 	c.FlushFrequency.Duration.Duration = time.Second
-	if log, _, err = startLogging(c, &b); err != nil {
+	if log, err = startLogging(c, &b); err != nil {
 		t.Fatal(err)
 	}
 	log.V(4).Info("shown")

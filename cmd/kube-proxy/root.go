@@ -5,7 +5,6 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"strings"
 
@@ -22,8 +21,8 @@ type options struct {
 	fallback  bool
 	version   versionFlag
 
-	flags     *pflag.FlagSet // all of the above
-	verbosity flag.Value     // of the log, nil if it cannot be changed
+	flags *pflag.FlagSet // all of the above
+	logs  *logs          // once there are any
 }
 
 const rootText = `Forward the traffic of Kubernetes Services on this node.

@@ -43,13 +43,13 @@ func run(ctx context.Context, o *options, to streams) error {
 	if err != nil {
 		return err
 	}
-	log, verbosity, err := startLogging(&c.Logging, to.err)
+	log, err := startLogging(&c.Logging, to.err)
 	if err != nil {
 		return err
 	}
 	defer klog.Flush()
-	ctx = klog.NewContext(ctx, log)
-	tell(log, c)
+	ctx = klog.NewContext(ctx, log.Logger)
+	tell(log.Logger, c)
 	switch {
 	case o.config.WriteConfigTo != "":
 		return writeConfig(c, o.config.WriteConfigTo)
@@ -58,7 +58,7 @@ func run(ctx context.Context, o *options, to streams) error {
 	case o.config.InitOnly:
 		return prepare(ctx, c)
 	}
-	o.verbosity = verbosity
+	o.logs = log
 	return proxy(ctx, o, c)
 }
 
@@ -111,7 +111,10 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	for _, b := range backends {
 		loops = append(loops, newLoop(ctx, c, b, watchers, progress))
 	}
-	watchers.serve(ctx, group, c, o)
+	force := newEffective(o.config.Config, c)
+	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, log: log}
+	r.servers = watchers.serve(ctx, group, force, o)
+	group.Go(func() error { return r.run(ctx) })
 	for i, b := range backends {
 		group.Go(func() error { return loops[i].Run(ctx) })
 		if w, ok := b.Backend.(reconcile.Watcher); ok {
@@ -119,26 +122,22 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		}
 	}
 	group.Go(func() error { return from.Run(ctx, hearing{watchers.tracker, watchers}) })
-	if contact.api {
-		group.Go(func() error {
-			watchers.nodeLog.await(ctx, contact.knowsNodes)
-			return nil
-		})
-	}
 	group.Go(func() error {
 		if !progress.wait(ctx) {
 			return nil
 		}
 		// The kernel has the settings of connection tracking since its first
 		// use, so now at the latest.
-		keepPrepared(ctx, c, watchers)
+		keepPrepared(ctx, force, watchers)
 		return nil
 	})
-	if err := group.Wait(); err != nil {
-		return err
+	watchers.awaitNode(ctx, group)
+	err = group.Wait()
+	if err == nil || errors.Is(err, errRestart) {
+		log.Info("Stopped; the rules stay in force", "mode", backends[0].mode)
+		return nil
 	}
-	log.Info("Stopped; the rules stay in force", "mode", backends[0].mode)
-	return nil
+	return err
 }
 
 func newTracker(c *config.Config, node string, problem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {
@@ -148,10 +147,25 @@ func newTracker(c *config.Config, node string, problem func(track.Problem), log 
 		log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
 		problem(p)
 	}
+	tellPods(o, log)
+	return track.New(o)
+}
+
+// awaitNode says so where the API does not come up with the own Node.
+func (o *observers) awaitNode(ctx context.Context, group *errgroup.Group) {
+	if !o.contact.api {
+		return
+	}
+	group.Go(func() error {
+		o.nodeLog.await(ctx, o.contact.knowsNodes)
+		return nil
+	})
+}
+
+func tellPods(o track.Options, log klog.Logger) {
 	if !o.Pods.Known(service.IPv4) && !o.Pods.Known(service.IPv6) && !o.PodsFromNode {
 		log.Info("Pods cannot be told from other clients, so all clients of ClusterIPs count as pods: set --cluster-cidr or another --detect-local-mode")
 	}
-	return track.New(o)
 }
 
 // manifests returns the source that reads paths.
@@ -170,11 +184,10 @@ func manifests(paths []string, node string, contact *contacts, log klog.Logger) 
 func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p *progress) *reconcile.Loop {
 	k := &keeper{backend: b}
 	r := newReporter(klog.FromContext(ctx).WithValues("backend", b.String()))
-	least, most := syncPeriods(c)
 	l := reconcile.NewLoop(k)
 	l.Latest = o.tracker.Latest
-	l.MinInterval, l.Burst, l.Resync = least, 10, most
-	l.Retry = reconcile.Backoff{First: firstRetry, Max: most}
+	pace := paceOf(c)
+	l.MinInterval, l.Burst, l.Resync, l.Retry = pace.MinInterval, 10, pace.Resync, pace.Retry
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
 		r.report(res)

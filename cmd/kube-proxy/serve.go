@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"runtime"
 	"time"
 
@@ -16,40 +15,38 @@ import (
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
-	"kubeproxy/config"
 )
 
-// serve starts the servers that c asks for in group.
-func (o *observers) serve(ctx context.Context, group *errgroup.Group, c *config.Config, opts *options) {
-	start := func(name, addr string, s health.Server) {
-		if _, port, err := net.SplitHostPort(addr); err != nil || port == "0" {
-			return
-		}
-		s.Name, s.Addr, s.HardFail = name, addr, c.BindAddressHardFail
-		s.Failing = func(err error) {
+// serve starts the servers that the configuration asks for in group.
+func (o *observers) serve(ctx context.Context, group *errgroup.Group, f *effective, opts *options) *servers {
+	s := &servers{
+		group: group,
+		failing: func(name string, err error) {
 			text := ""
 			if err != nil {
 				text = err.Error()
 			}
 			o.health.SetCondition("server-"+name, text)
-		}
-		group.Go(func() error { return s.Run(ctx) })
-	}
-	start("health", c.HealthzBindAddress, health.Server{Handler: o.health.Handler(health.Listener{
-		Answered: o.metrics.Answered,
-		Checked: func(path string, f service.Family, healthy bool) {
-			o.metrics.Checked(metrics.Check{Name: f.String(), Type: path[1:], Passed: healthy})
 		},
-	})})
-	start("metrics", c.MetricsBindAddress, health.Server{Handler: o.admin(c, opts).Handler()})
+		health: o.health.Handler(health.Listener{
+			Answered: o.metrics.Answered,
+			Checked: func(path string, f service.Family, healthy bool) {
+				o.metrics.Checked(metrics.Check{Name: f.String(), Type: path[1:], Passed: healthy})
+			},
+		}),
+		admin:   o.admin(f, opts),
+		running: map[string][]*listening{},
+	}
+	s.start(ctx, f.config())
 	group.Go(func() error {
 		o.checks.servers.Run(ctx)
 		return nil
 	})
+	return s
 }
 
-// admin is what the metrics server answers.
-func (o *observers) admin(c *config.Config, opts *options) health.Admin {
+// admin is what the metrics server answers, but for profiling.
+func (o *observers) admin(f *effective, opts *options) health.Admin {
 	started := time.Now()
 	return health.Admin{
 		Mode:    o.mode,
@@ -60,11 +57,12 @@ func (o *observers) admin(c *config.Config, opts *options) health.Admin {
 				Mode: o.mode, Node: o.node, Version: builtFrom().Version, Started: started.UTC(), Health: o.health.Report(),
 			}
 		}),
-		Config:    func() any { return c.KubeProxyConfiguration },
-		Status:    &health.Status{Started: started, Version: builtFrom().Version, GoVersion: runtime.Version()},
+		Config: func() any { return f.config().KubeProxyConfiguration },
+		Status: &health.Status{
+			Started: started, Version: builtFrom().Version, GoVersion: runtime.Version(), More: f.status,
+		},
 		Flags:     func() map[string]string { return flagValues(opts.flags) },
-		Profiling: c.EnableProfiling,
-		Verbosity: opts.verbosity,
+		Verbosity: opts.logs.verbosity,
 	}
 }
 

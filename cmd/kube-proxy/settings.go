@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
@@ -53,6 +54,11 @@ func syncPeriods(c *config.Config) (least, most time.Duration) {
 		return c.IPVS.MinSyncPeriod.Duration, c.IPVS.SyncPeriod.Duration
 	}
 	return c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
+}
+
+func paceOf(c *config.Config) reconcile.Pace {
+	least, most := syncPeriods(c)
+	return reconcile.Pace{MinInterval: least, Resync: most, Retry: reconcile.Backoff{First: firstRetry, Max: most}}
 }
 
 // nodeName returns the name of the Node we run on.

@@ -139,11 +139,15 @@ func Partial(err error) bool {
 	return Partial(errors.Unwrap(err))
 }
 
-// SetSyncPeriod replaces Options.SyncPeriod.
+// SetSyncPeriod replaces Options.SyncPeriod. The silence so far does not count:
+// it was not too long when it began.
 func (m *Monitor) SetSyncPeriod(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.options.SyncPeriod = d
+	for _, s := range m.families {
+		s.ended = m.options.Now()
+	}
 }
 
 // SetNode takes in the own Node.

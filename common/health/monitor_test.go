@@ -276,15 +276,19 @@ func TestLongErrorsAreCut(t *testing.T) {
 	})
 }
 
-// Whoever is asked to resync less often may be silent for longer.
+// Another period counts from when it was set.
 func TestSetSyncPeriod(t *testing.T) {
 	play(t, func(s *scene) {
 		s.both()
-		time.Sleep(3 * period)
+		time.Sleep(period)
+		s.SetSyncPeriod(period / 10)
+		s.healthy(true, true)
+		time.Sleep(period / 10)
+		s.healthy(true, true)
+		time.Sleep(period / 5)
 		s.healthy(false, false)
 		s.SetSyncPeriod(2 * period)
+		time.Sleep(3 * period)
 		s.healthy(true, true)
-		time.Sleep(2 * period)
-		s.healthy(false, false)
 	})
 }

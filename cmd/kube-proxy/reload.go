@@ -1,0 +1,185 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	filewatch "kubeproxy/common/files"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/config"
+)
+
+// errRestart ends the proxy so that another process takes in what this one
+// cannot.
+var errRestart = errors.New("the configuration needs a new process")
+
+// The times of a reloader.
+const (
+	// reloadPoll is how long a change may go unnoticed where nobody tells.
+	reloadPoll = 10 * time.Second
+	// reloadRest is how long a file must stay as it is to be taken for
+	// complete: editors empty a file before they write it.
+	reloadRest = 200 * time.Millisecond
+	// reloadPatience is how long that is waited for.
+	reloadPatience = 10 * reloadRest
+)
+
+// reloader follows the file of --config. What it says is checked as at the
+// start, compared with what is in force and taken in where that can be done.
+type reloader struct {
+	options   *options
+	force     *effective
+	observers *observers
+	servers   *servers
+	loops     []*reconcile.Loop
+	mode      string // in force
+	log       klog.Logger
+
+	seen    string // the key of the content that was judged last
+	watched string // what hinders watching
+}
+
+// run follows the file until ctx ends, or until a change needs a new process,
+// which is errRestart. SIGHUP asks for a look at once.
+func (r *reloader) run(ctx context.Context) error {
+	r.observers.metrics.Loaded(time.Now())
+	path := r.options.config.Config
+	if path == "" {
+		return nil
+	}
+	w := filewatch.NewWatch(path)
+	defer w.Close()
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGHUP)
+	defer signal.Stop(asked)
+	for now := false; ; {
+		r.hindered(w.Add())
+		if err := r.look(ctx, now); err != nil {
+			return err
+		}
+		var more bool
+		if now, more = wait(ctx, w, asked); !more {
+			return nil
+		}
+	}
+}
+
+// wait returns when it is time to look again, and whether somebody asked for
+// that, or more as false when ctx ends.
+func wait(ctx context.Context, w *filewatch.Watch, asked <-chan os.Signal) (now, more bool) {
+	done := make(chan struct{})
+	heard := make(chan bool, 1)
+	go func() {
+		select {
+		case <-asked:
+			heard <- true
+			w.Kick()
+		case <-done:
+			heard <- false
+		}
+	}()
+	more = w.Wait(ctx, reloadPoll)
+	close(done)
+	return <-heard, more
+}
+
+// hindered logs once why changes are noticed later than they could be.
+func (r *reloader) hindered(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != r.watched {
+		r.log.Info("The configuration file is only looked at now and then", "file", r.force.file, "every", reloadPoll, "err", text)
+	}
+	r.watched = text
+}
+
+// content is what a file holds or why it cannot be read.
+type content struct {
+	data []byte
+	err  error
+	key  string // equal for equal content
+}
+
+func (r *reloader) read() content {
+	data, err := r.options.config.ReadFile()
+	if err != nil {
+		return content{err: err, key: "error: " + err.Error()}
+	}
+	sum := sha256.Sum256(data)
+	return content{data: data, key: string(sum[:])}
+}
+
+// settled returns what the file holds once it is at rest, or false if it is
+// not.
+func (r *reloader) settled(ctx context.Context) (content, bool) {
+	c := r.read()
+	for start := time.Now(); c.key != r.seen && time.Since(start) < reloadPatience; {
+		select {
+		case <-ctx.Done():
+			return c, false
+		case <-time.After(reloadRest):
+		}
+		again := r.read()
+		if again.key == c.key {
+			return c, true
+		}
+		c = again
+	}
+	return c, c.key == r.seen
+}
+
+// look judges the file if it changed, or in any case if now.
+func (r *reloader) look(ctx context.Context, now bool) error {
+	var file content
+	if now {
+		file = r.read()
+	} else {
+		var still bool
+		if file, still = r.settled(ctx); !still || file.key == r.seen {
+			return nil
+		}
+	}
+	first := r.seen == ""
+	r.seen = file.key
+	c, err := (*config.Config)(nil), file.err
+	if err == nil {
+		c, err = config.LoadFrom(&r.options.config, hostOS, file.data)
+	}
+	if err != nil {
+		r.reject(err)
+		return nil
+	}
+	changes := config.Diff(r.force.config(), c, r.use())
+	if first && len(changes) == 0 { // it is what was read at the start
+		return nil
+	}
+	return r.take(ctx, c, changes)
+}
+
+func (r *reloader) use() config.Use {
+	return config.Use{Mode: modeNamed(r.mode), APIServer: len(r.options.manifests) == 0}
+}
+
+// reject keeps what is in force.
+func (r *reloader) reject(err error) {
+	r.log.Error(err, "The configuration file cannot be used; what is in force stays", "file", r.force.file)
+	r.force.refuse(err)
+	r.observers.health.SetCondition(reloadCondition, err.Error())
+	r.observers.metrics.Reloaded(metrics.Rejected, time.Now())
+}
+
+// reloadCondition is the name of the condition that the file cannot be used.
+const reloadCondition = "configuration"

@@ -1,0 +1,141 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/metrics"
+	"kubeproxy/config"
+)
+
+func modeNamed(name string) v1alpha1.ProxyMode { return v1alpha1.ProxyMode(name) }
+
+// take puts c in force, which differs in changes from what is, or returns
+// errRestart if only a new process can.
+func (r *reloader) take(ctx context.Context, c *config.Config, changes []config.Change) error {
+	needed := pathsWith(changes, config.Restart)
+	if len(needed) > 0 {
+		if err := r.startable(ctx, c); err != nil {
+			r.reject(fmt.Errorf("a new process, which %s needs, could not start: %w", strings.Join(needed, ", "), err))
+			return nil
+		}
+		r.log.Info("The configuration file changed in what only a new process can take in; ending, and whoever started this process is to start it again",
+			"file", r.force.file, "changes", spelled(changes), "need", needed)
+		r.observers.metrics.Reloaded(metrics.Restart, time.Now())
+		return errRestart
+	}
+	if err := r.apply(ctx, c, changes); err != nil {
+		r.reject(err)
+		return nil
+	}
+	what := metrics.Applied
+	switch unused := pathsWith(changes, config.Unused); {
+	case len(changes) == 0:
+		what = metrics.Unchanged
+		r.log.Info("The configuration file was read again and means the same", "file", r.force.file)
+	case len(unused) == len(changes):
+		r.log.Info("The configuration file changed in nothing that is in use", "file", r.force.file, "changes", spelled(changes))
+	case len(unused) > 0:
+		r.log.Info("The configuration file changed and is in force", "file", r.force.file, "changes", spelled(changes), "notInUse", unused)
+	default:
+		r.log.Info("The configuration file changed and is in force", "file", r.force.file, "changes", spelled(changes))
+	}
+	r.observers.health.SetCondition(reloadCondition, "")
+	r.observers.metrics.Reloaded(what, time.Now())
+	return nil
+}
+
+// news tells what in c may surprise its author and did not before.
+func (r *reloader) news(c *config.Config) {
+	old := r.force.config()
+	fresh := *c
+	fresh.Overrides = slices.DeleteFunc(slices.Clone(c.Overrides), func(o config.Override) bool { return slices.Contains(old.Overrides, o) })
+	fresh.Notes = slices.DeleteFunc(slices.Clone(c.Notes), func(n config.Note) bool {
+		return slices.ContainsFunc(old.Notes, func(o config.Note) bool { return o.Path == n.Path && o.Text == n.Text })
+	})
+	tell(r.log, &fresh)
+}
+
+// pathsWith returns the paths of the changes with an effect.
+func pathsWith(changes []config.Change, e config.Effect) []string {
+	var all []string
+	for _, c := range changes {
+		if c.Effect == e {
+			all = append(all, c.Path)
+		}
+	}
+	return all
+}
+
+func spelled(changes []config.Change) string {
+	var all []string
+	for _, c := range changes {
+		all = append(all, c.String())
+	}
+	return strings.Join(all, "; ")
+}
+
+// startable returns why a process with c would not start. Nobody is to lose a
+// proxy that works for one that cannot.
+func (r *reloader) startable(ctx context.Context, c *config.Config) error {
+	var silent klog.Logger
+	node, err := nodeName(c)
+	if err != nil {
+		return err
+	}
+	if _, err := newSource(r.options, c, node, newContacts(len(r.options.manifests) == 0), silent); err != nil {
+		return err
+	}
+	_, _, err = newBackends(klog.NewContext(ctx, silent), c, r.options)
+	return err
+}
+
+// apply has every part that runs take in its settings of c. Only the log may
+// refuse; then nothing has changed.
+func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config.Change) error {
+	changed := func(prefix string) bool {
+		return slices.ContainsFunc(changes, func(c config.Change) bool {
+			return c.Effect == config.Hot && strings.HasPrefix(c.Path, prefix)
+		})
+	}
+	if changed("logging.") {
+		if err := r.options.logs.follow(&c.Logging); err != nil {
+			return err
+		}
+	}
+	r.news(c)
+	old, now := r.resolved(r.force.config()), r.resolved(c)
+	if pace := paceOf(now); pace != paceOf(old) {
+		for _, l := range r.loops {
+			l.SetPace(pace)
+		}
+		r.observers.health.SetSyncPeriod(pace.Resync)
+	}
+	to := trackOptions(now, r.observers.node)
+	if changed("clusterCIDR") || changed("detectLocal") {
+		tellPods(to, r.log)
+	}
+	r.observers.tracker.Reconfigure(to)
+	r.servers.follow(ctx, c)
+	r.force.take(c)
+	if changed("conntrack.") || changed("oomScoreAdj") {
+		r.force.prepareAgain()
+	}
+	return nil
+}
+
+// resolved returns c with the mode in force, which c may leave open.
+func (r *reloader) resolved(c *config.Config) *config.Config {
+	now := *c
+	now.Mode = modeNamed(r.mode)
+	return &now
+}

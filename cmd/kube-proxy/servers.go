@@ -1,0 +1,184 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubeproxy/common/health"
+	"kubeproxy/config"
+)
+
+// The names of the servers.
+const (
+	healthServer  = "health"
+	metricsServer = "metrics"
+)
+
+// servers answers where the configuration says, and moves when that changes.
+type servers struct {
+	group *errgroup.Group
+	// failing is told about each attempt to listen, nil for one that was not
+	// in vain.
+	failing func(name string, err error)
+	// admin is what the metrics server answers, but for profiling.
+	admin   health.Admin
+	health  http.Handler
+	metrics replaceable
+
+	mu      sync.Mutex
+	running map[string][]*listening // the latest one last
+}
+
+// listening is a server that answers on an address or tries to.
+type listening struct {
+	addr  string
+	stop  context.CancelFunc
+	ended chan struct{}
+}
+
+// start has the servers answer as c says. An address that cannot be had ends
+// the group if c says so.
+func (s *servers) start(ctx context.Context, c *config.Config) {
+	s.profile(c)
+	s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress, HardFail: c.BindAddressHardFail})
+	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress, HardFail: c.BindAddressHardFail})
+}
+
+// follow does the same while the proxy runs, when an address that cannot be
+// had is no reason to stop.
+func (s *servers) follow(ctx context.Context, c *config.Config) {
+	s.profile(c)
+	s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress})
+	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress})
+}
+
+func (s *servers) profile(c *config.Config) {
+	a := s.admin
+	a.Profiling = c.EnableProfiling
+	s.metrics.replace(a.Handler())
+}
+
+// move starts a server. The one of the same name that there is goes on until
+// the new one listens, unless it holds the port itself.
+func (s *servers) move(ctx context.Context, to health.Server) {
+	s.mu.Lock()
+	if list := s.running[to.Name]; len(list) > 0 && list[len(list)-1].addr == to.Addr {
+		s.mu.Unlock()
+		return
+	}
+	if portOf(to.Addr) == "0" { // no server
+		s.mu.Unlock()
+		await(s.stop(to.Name, nil, anyPort))
+		s.failing(to.Name, nil)
+		return
+	}
+	ctx, stop := context.WithCancel(ctx)
+	l := &listening{to.Addr, stop, make(chan struct{})}
+	s.running[to.Name] = append(s.running[to.Name], l)
+	s.mu.Unlock()
+	to.Handler = s.health
+	if to.Name == metricsServer {
+		to.Handler = &s.metrics
+	}
+	to.Failing = func(err error) {
+		if ctx.Err() == nil {
+			s.failing(to.Name, err)
+		}
+	}
+	to.Listening = func(net.Addr) { s.stop(to.Name, l, anyPort) }
+	to.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+		return s.listen(ctx, to.Name, network, l)
+	}
+	s.group.Go(func() error {
+		defer s.forget(to.Name, l)
+		return to.Run(ctx)
+	})
+}
+
+// listen binds the address of l. Its predecessor on another address may have
+// to make room for it, as 0.0.0.0 has for 127.0.0.1.
+func (s *servers) listen(ctx context.Context, name, network string, l *listening) (net.Listener, error) {
+	var lc net.ListenConfig
+	bound, err := lc.Listen(ctx, network, l.addr)
+	if err == nil || !taken(err) {
+		return bound, err
+	}
+	before := s.stop(name, l, portOf(l.addr))
+	if len(before) == 0 {
+		return nil, err
+	}
+	await(before)
+	return lc.Listen(ctx, network, l.addr)
+}
+
+// taken reports that an address is in use. Windows has a number of its own
+// for that.
+func taken(err error) bool {
+	const wsaAddrInUse = syscall.Errno(10048)
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddrInUse)
+}
+
+// anyPort stands for all ports.
+const anyPort = ""
+
+// stop stops the servers of a name that were there before l, or all of them if
+// that is nil, as far as they are on a port, and returns them.
+func (s *servers) stop(name string, l *listening, port string) []*listening {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var stopped []*listening
+	for _, x := range s.running[name] {
+		if x == l {
+			break
+		}
+		if port == anyPort || port == portOf(x.addr) {
+			x.stop()
+			stopped = append(stopped, x)
+		}
+	}
+	return stopped
+}
+
+func (s *servers) forget(name string, l *listening) {
+	l.stop()
+	s.mu.Lock()
+	s.running[name] = slices.DeleteFunc(s.running[name], func(x *listening) bool { return x == l })
+	s.mu.Unlock()
+	close(l.ended)
+}
+
+func await(list []*listening) {
+	for _, l := range list {
+		<-l.ended
+	}
+}
+
+// portOf returns the port of addr, 0 if it has none.
+func portOf(addr string) string {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "0"
+	}
+	return port
+}
+
+// replaceable is a handler that can be replaced.
+type replaceable struct{ now atomic.Pointer[http.Handler] }
+
+func (r *replaceable) replace(h http.Handler) { r.now.Store(&h) }
+
+// ServeHTTP implements http.Handler.
+func (r *replaceable) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	(*r.now.Load()).ServeHTTP(w, q)
+}
