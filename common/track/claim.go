@@ -4,6 +4,7 @@
 package track
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -26,34 +27,60 @@ func addressOf(p *service.Port, f service.Frontend) address {
 	return a
 }
 
-// claims knows who asks for which address. The Service that was created
-// first has it, by name among those of the same second.
+// claims knows who asks for which address. It is whose ClusterIP it is that has
+// it, for the API server gave that to one Service alone; then whose load
+// balancer has it, which is a controller's to say. An external IP anybody may
+// write, and so take what is another's and read its traffic. Among equals the
+// Service that was created first has the address, by name among those of the
+// same second.
 type claims struct {
-	holder map[address]*svc
-	queue  map[address][]*svc // the others who want it, next one first
+	holder map[address]claim
+	queue  map[address][]claim // the others who want it, next one first
+}
+
+// claim is one Service's wish for an address, as what.
+type claim struct {
+	*svc
+	kind service.Kind
 }
 
 func newClaims() claims {
-	return claims{map[address]*svc{}, map[address][]*svc{}}
+	return claims{map[address]claim{}, map[address][]claim{}}
 }
 
-func before(a, b *svc) int {
-	switch {
-	case a.created < b.created:
-		return -1
-	case a.created > b.created:
+// rank is the standing of a claim, the lower the better. For NodePorts only
+// NodePorts compete.
+func (c claim) rank() int {
+	switch c.kind {
+	case service.LoadBalancerIP:
 		return 1
-	case a.name.Namespace != b.name.Namespace:
-		return strings.Compare(a.name.Namespace, b.name.Namespace)
+	case service.ExternalIP:
+		return 2
 	}
-	return strings.Compare(a.name.Name, b.name.Name)
+	return 0
+}
+
+// before orders claims to one address, the best one first.
+func before(a, b claim) int {
+	return cmp.Or(
+		cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.created, b.created),
+		strings.Compare(a.name.Namespace, b.name.Namespace), strings.Compare(a.name.Name, b.name.Name),
+	)
+}
+
+// why says why c has the address and another one has not.
+func (c claim) why(other service.Kind) string {
+	if c.rank() == (claim{kind: other}).rank() {
+		return "which was there first"
+	}
+	return "whose " + c.kind.String() + " it is"
 }
 
 // add enters s as a claimant of a and returns the others, whose standing may
 // have changed.
-func (c *claims) add(a address, s *svc) []*svc {
-	first := c.holder[a]
-	if first == nil {
+func (c *claims) add(a address, s claim) []claim {
+	first, taken := c.holder[a]
+	if !taken {
 		c.holder[a] = s
 		return nil
 	}
@@ -68,12 +95,12 @@ func (c *claims) add(a address, s *svc) []*svc {
 }
 
 // remove takes s out and returns the others.
-func (c *claims) remove(a address, s *svc) []*svc {
+func (c *claims) remove(a address, s *svc) []claim {
 	q := c.queue[a]
-	switch i := slices.Index(q, s); {
+	switch i := slices.IndexFunc(q, func(x claim) bool { return x.svc == s }); {
 	case i >= 0:
 		q = slices.Delete(q, i, i+1)
-	case c.holder[a] != s:
+	case c.holder[a].svc != s:
 		return nil
 	case len(q) == 0:
 		delete(c.holder, a)
@@ -88,6 +115,6 @@ func (c *claims) remove(a address, s *svc) []*svc {
 	return c.claimants(a)
 }
 
-func (c *claims) claimants(a address) []*svc {
-	return append([]*svc{c.holder[a]}, c.queue[a]...)
+func (c *claims) claimants(a address) []claim {
+	return append([]claim{c.holder[a]}, c.queue[a]...)
 }

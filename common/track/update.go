@@ -60,7 +60,7 @@ func (t *Tracker) dropSlice(key types.NamespacedName) bool {
 func (t *Tracker) claim(s *svc) {
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
-			t.touchAll(t.claims.add(addressOf(p, f), s))
+			t.touchAll(t.claims.add(addressOf(p, f), claim{s, f.Kind}))
 		}
 	}
 }
@@ -73,9 +73,9 @@ func (t *Tracker) release(s *svc) {
 	}
 }
 
-func (t *Tracker) touchAll(list []*svc) {
-	for _, s := range list {
-		t.touch(s)
+func (t *Tracker) touchAll(list []claim) {
+	for _, c := range list {
+		t.touch(c.svc)
 	}
 }
 
@@ -239,11 +239,11 @@ func (r *resolution) frontends(want *service.Port) []service.Frontend {
 	for i, f := range want.Frontends {
 		holder := r.tracker.claims.holder[addressOf(want, f)]
 		sources, widened := hairpin(f, r.node)
-		if own && (holder != r.svc || widened) {
+		if own && (holder.svc != r.svc || widened) {
 			list, own = slices.Clone(want.Frontends[:i]), false
 		}
-		if holder != r.svc {
-			r.notes.add("spec.ports", "%s belongs to service %s, which was there first", describe(want, f), holder.name)
+		if holder.svc != r.svc {
+			r.notes.add("spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.why(f.Kind))
 			continue
 		}
 		if !own {
