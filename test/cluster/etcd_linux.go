@@ -61,6 +61,22 @@ func (c *Cluster) Compact(ctx context.Context) error {
 	return nil
 }
 
+// Store writes an object into etcd under a key such as
+// /registry/services/specs/NAMESPACE/NAME, past all that the API server checks
+// and fills in. Its clients get it as it is: so an object looks that another
+// version of the API server let in. The object needs its kind and apiVersion.
+func (c *Cluster) Store(ctx context.Context, key string, object any) error {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("store %s: %w", key, err)
+	}
+	put := map[string]any{"key": []byte(key), "value": text}
+	if err := c.etcd(ctx, http.MethodPost, "/v3/kv/put", put, &struct{}{}); err != nil {
+		return fmt.Errorf("store %s: %w", key, err)
+	}
+	return nil
+}
+
 // etcd asks etcd through its gateway for JSON.
 func (c *Cluster) etcd(ctx context.Context, method, path string, question, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -42,6 +42,7 @@ func TestInCluster(t *testing.T) {
 		{"node's address", testNodeAddress},
 		{"node's CIDR", testNodeCIDR},
 		{"node's name", testNodeName},
+		{"odd objects", testOdd},
 		{"many Services", testMany},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -152,6 +153,10 @@ func (w *world) want(t *testing.T) *service.Snapshot {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ranges, err := w.api.Client.NetworkingV1().ServiceCIDRs().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range nodes.Items {
 		if nodes.Items[i].Name == netlab.NodeName {
 			w.known = &nodes.Items[i]
@@ -159,6 +164,9 @@ func (w *world) want(t *testing.T) *service.Snapshot {
 	}
 	if w.known != nil {
 		tracker.SetNode(w.known)
+	}
+	for i := range ranges.Items {
+		tracker.SetServiceCIDR(&ranges.Items[i])
 	}
 	for i := range services.Items {
 		tracker.SetService(&services.Items[i])
