@@ -88,10 +88,7 @@ func nodePort(p *service.Port) uint16 {
 // reached reports that what comes to l over f would go to NodePorts first.
 func reached(node *service.Node, f service.Family, l listeners.Listener) bool {
 	a := l.Addr.Addr()
-	switch {
-	case a.IsLoopback():
-		return false
-	case a.IsUnspecified():
+	if a.IsUnspecified() {
 		return a.Is6() || f == service.IPv4 // that of IPv6 takes both
 	}
 	return service.FamilyOf(a) == f && node.AnswersNodePorts(a)

@@ -51,6 +51,10 @@ func TestHidden(t *testing.T) {
 			}
 		})
 	}
+	own := []listeners.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
+	if got := hidden(service.New(1, &service.Node{}, []*service.Port{plain}), own); got != "" {
+		t.Errorf("on loopback, where every address answers: %q", got)
+	}
 	if got := hidden(nil, []listeners.Listener{{}}); got != "" {
 		t.Errorf("before the first snapshot: %q", got)
 	}
