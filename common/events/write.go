@@ -1,0 +1,152 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+// component is who writes, under the name that people look for.
+const component = "kube-proxy"
+
+// maxMessage is what newer versions of the Event API take.
+const maxMessage = 1000
+
+// series is an Event in the API server that can be counted up.
+type series struct {
+	name  string
+	count int32
+	last  time.Time
+}
+
+// writer is the part of the API that is needed.
+type writer interface {
+	create(ctx context.Context, e *corev1.Event) error
+	patch(ctx context.Context, namespace, name string, change []byte) error
+}
+
+// write writes n as one more of its series, or as a new Event.
+func (r *Recorder) write(ctx context.Context, n *note) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	namespace := cmp.Or(n.object.Namespace, metav1.NamespaceDefault)
+	if n.series.name != "" && n.now.Sub(n.series.last) < memory {
+		err := r.writer.patch(ctx, namespace, n.series.name, n.change())
+		if err == nil {
+			n.series.count, n.series.last = n.series.count+1, n.now
+		}
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	e := r.event(n, namespace)
+	err := r.writer.create(ctx, e)
+	if n.topic.Reach == Cluster {
+		n.others = apierrors.IsAlreadyExists(err)
+		if n.others {
+			return nil
+		}
+		return err
+	}
+	if err == nil {
+		n.series = series{e.Name, 1, n.now}
+	}
+	return err
+}
+
+// change is a patch that counts n up.
+func (n *note) change() []byte {
+	text, err := json.Marshal(map[string]any{
+		"count": n.series.count + 1, "lastTimestamp": metav1.NewTime(n.now), "message": short(n.message),
+	})
+	if err != nil {
+		panic(err) // numbers and text always can be
+	}
+	return text
+}
+
+func (r *Recorder) event(n *note, namespace string) *corev1.Event {
+	at := metav1.NewTime(n.now)
+	e := &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%016x", n.object.Name, rand.Uint64())},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: "v1", Kind: n.object.Kind, Namespace: n.object.Namespace, Name: n.object.Name, UID: n.object.UID,
+		},
+		Type: corev1.EventTypeNormal, Reason: n.reason(), Message: short(n.message),
+		Source: corev1.EventSource{Component: component, Host: r.options.Node}, Count: 1,
+		FirstTimestamp: at, LastTimestamp: at,
+		ReportingController: component, ReportingInstance: r.options.Node,
+	}
+	if n.bad && !n.topic.Calm {
+		e.Type = corev1.EventTypeWarning
+	}
+	if n.topic.Reach == Cluster {
+		e.Name, e.Source.Host = shared(n), ""
+	}
+	return e
+}
+
+// shared is a name that every node gives to the same Event within an hour.
+func shared(n *note) string {
+	h := fnv.New64a()
+	for _, part := range []string{string(n.object.UID), n.object.Kind, n.reason(), n.message, n.now.UTC().Format("2006010215")} {
+		fmt.Fprintf(h, "%d:%s", len(part), part)
+	}
+	return fmt.Sprintf("%s.%016x", n.object.Name, h.Sum64())
+}
+
+// short cuts a message between two letters.
+func short(s string) string {
+	s = strings.ToValidUTF8(s, "?")
+	if len(s) <= maxMessage {
+		return s
+	}
+	end := maxMessage - len(" ...")
+	for !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + " ..."
+}
+
+// client is the writer for an API server.
+type client struct{ rest *rest.RESTClient }
+
+func newClient(to *rest.Config) (client, error) {
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return client{}, err
+	}
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	c := rest.CopyConfig(to)
+	c.APIPath, c.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.QPS, c.RateLimiter, c.WarningHandler = -1, nil, rest.NoWarnings{}
+	api, err := rest.RESTClientFor(c)
+	return client{api}, err
+}
+
+func (c client) create(ctx context.Context, e *corev1.Event) error {
+	return c.rest.Post().Namespace(e.Namespace).Resource("events").Body(e).Do(ctx).Error()
+}
+
+func (c client) patch(ctx context.Context, namespace, name string, change []byte) error {
+	return c.rest.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("events").Name(name).Body(change).Do(ctx).Error()
+}
