@@ -24,11 +24,13 @@ type hearing struct {
 
 func (h hearing) SetService(s *corev1.Service) {
 	h.observers.metrics.ServiceChanged()
+	h.observers.herald.set(s)
 	h.Tracker.SetService(s)
 }
 
 func (h hearing) DeleteService(n types.NamespacedName) {
 	h.observers.metrics.ServiceChanged()
+	h.observers.herald.gone(n)
 	h.Tracker.DeleteService(n)
 }
 

@@ -31,6 +31,7 @@ type observers struct {
 	latency *latency
 	nodeLog *nodeLog
 	tracker *track.Tracker
+	herald  *herald
 	log     klog.Logger
 }
 
@@ -58,6 +59,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 		Serving: o.health.Serving,
 		Report: func(p servicecheck.Problem) {
 			o.checks.after(o.checks.servers.Problems())
+			o.herald.check(p)
 			if p.Err != nil {
 				log.Error(p.Err, "A health check of a Service is not served", "service", p.Namespace+"/"+p.Name, "address", p.Addr.String())
 			}
@@ -98,6 +100,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 	o.health.Result(b.family, r)
 	o.metrics.Result(metrics.Backend{Mode: b.mode, Family: b.family}, metrics.Round{Result: r, Snapshot: s, Extent: extent})
 	o.book.Result(b.family, s, r)
+	o.herald.result(b.family, r.Generation, r)
 	if r.Err != nil && !health.Partial(r.Err) {
 		return
 	}
@@ -124,7 +127,10 @@ func problemOf(p track.Problem) servicestate.Problem {
 }
 
 // problem notes a problem when it comes up.
-func (o *observers) problem(p track.Problem) { o.book.Noticed(problemOf(p), time.Now()) }
+func (o *observers) problem(p track.Problem) {
+	o.book.Noticed(problemOf(p), time.Now())
+	o.herald.problem()
+}
 
 // observe is what metrics show of the moment.
 func (o *observers) observe() metrics.Observation {

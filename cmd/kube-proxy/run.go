@@ -99,6 +99,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	announce(log, o, c, backends)
 	watchers := newObservers(c, backends, node, contact, log)
 	watchers.lack(missing)
+	watchers.announce(from, log)
 	var loops []*reconcile.Loop
 	watchers.tracker = newTracker(c, node, watchers.problem, log, func() {
 		for i, l := range loops {

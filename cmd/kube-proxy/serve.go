@@ -17,7 +17,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// serve starts the servers that the configuration asks for in group.
+// serve starts the servers that the configuration asks for in group, and what
+// writes Events.
 func (o *observers) serve(ctx context.Context, group *errgroup.Group, f *effective, opts *options) *servers {
 	s := &servers{
 		group: group,
@@ -27,6 +28,7 @@ func (o *observers) serve(ctx context.Context, group *errgroup.Group, f *effecti
 				text = err.Error()
 			}
 			o.health.SetCondition("server-"+name, text)
+			o.herald.server(name, err)
 		},
 		health: o.health.Handler(health.Listener{
 			Answered: o.metrics.Answered,
@@ -38,6 +40,7 @@ func (o *observers) serve(ctx context.Context, group *errgroup.Group, f *effecti
 		running: map[string][]*listening{},
 	}
 	s.start(ctx, f.config())
+	o.herald.start(ctx, group)
 	group.Go(func() error {
 		o.checks.servers.Run(ctx)
 		return nil

@@ -1,0 +1,269 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+)
+
+// api is the transport to an API server that takes every Event.
+type api struct {
+	mu     sync.Mutex
+	events []string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (a *api) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	var e corev1.Event
+	if err := json.Unmarshal(body, &e); err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r.Method == http.MethodPost {
+		a.events = append(a.events, e.Type+" "+e.Reason+" "+e.InvolvedObject.Name+" "+string(e.InvolvedObject.UID)+": "+e.Message)
+	}
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(body)), Request: r,
+	}, nil
+}
+
+// heard runs a story and returns the Events it led to, in order.
+func heard(t *testing.T, story func(h *herald)) []string {
+	t.Helper()
+	var all []string
+	synctest.Test(t, func(t *testing.T) {
+		server := &api{}
+		from := &source.APIServer{Config: &rest.Config{Host: "http://api", Transport: server}}
+		h, err := newHerald(from, "node-a", metrics.New(metrics.Options{}), klog.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.problems = func() []track.Problem { return nil }
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			h.Run(ctx)
+			close(done)
+		}()
+		story(h)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		stop()
+		<-done
+		all = server.events
+	})
+	return slices.DeleteFunc(all, func(s string) bool {
+		return s == "Normal Starting node-a node-a: kube-proxy "+builtFrom().Version+" starts"
+	})
+}
+
+func newService(name, uid string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid)}}
+}
+
+func portError(f service.Family, name string, err error) *reconcile.PortError {
+	return &reconcile.PortError{Family: f, Name: service.PortName{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP}, Err: err}
+}
+
+const (
+	v4, v6 = service.IPv4, service.IPv6
+	broke  = "Warning ServiceNotProgrammed web u1: Node node-a could not program port http/tcp, IPv4: refused"
+)
+
+var errRefused = errors.New("refused")
+
+// round is a round and a quiet minute.
+func round(h *herald, f service.Family, errs ...error) {
+	h.result(f, 1, reconcile.Result{Err: errors.Join(errs...)})
+	time.Sleep(time.Minute)
+}
+
+func TestEventsOfPorts(t *testing.T) {
+	web := newService("web", "u1")
+	for name, tt := range map[string]struct {
+		story func(h *herald)
+		want  []string
+	}{
+		"all is well": {func(h *herald) { h.set(web); round(h, v4) }, []string{}},
+		"a port fails in both families, and comes right": {
+			func(h *herald) {
+				h.set(web)
+				round(h, v4, portError(v4, "web", errRefused))
+				round(h, v6, portError(v6, "web", errRefused))
+				round(h, v4)
+				round(h, v6)
+			},
+			[]string{
+				broke,
+				"Normal ServiceProgrammed web u1: Node node-a has programmed the Service",
+			},
+		},
+		"many ports": {
+			func(h *herald) {
+				h.set(web)
+				round(h, v4, slices.Repeat([]error{portError(v4, "web", errRefused)}, 5)...)
+			},
+			[]string{
+				broke + "; " +
+					"port http/tcp, IPv4: refused; port http/tcp, IPv4: refused; and 2 more",
+			},
+		},
+		"the Service goes": {
+			func(h *herald) {
+				h.set(web)
+				round(h, v4, portError(v4, "web", errRefused))
+				h.gone(types.NamespacedName{Namespace: "shop", Name: "web"})
+				round(h, v4)
+			},
+			[]string{broke},
+		},
+		"another one comes in its place": {
+			func(h *herald) {
+				h.set(web)
+				round(h, v4, portError(v4, "web", errRefused))
+				h.set(newService("web", "u2"))
+				round(h, v4)
+				round(h, v4, portError(v4, "web", errRefused))
+			},
+			[]string{
+				broke,
+				"Warning ServiceNotProgrammed web u2: Node node-a could not program port http/tcp, IPv4: refused",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, heard(t, tt.story)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEventsOfRounds(t *testing.T) {
+	got := heard(t, func(h *herald) {
+		h.set(newService("web", "u1"))
+		round(h, v4, portError(v4, "web", errRefused), errors.New("no netlink"))
+		round(h, v6, errors.New("none either"))
+		round(h, v4)
+		round(h, v6)
+	})
+	want := []string{
+		"Warning RulesNotProgrammed node-a node-a: IPv4: service port shop/web:http (tcp, IPv4): refused\nno netlink",
+		"Normal RulesProgrammed node-a node-a: All rules are in force again",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestEventsOfProblems(t *testing.T) {
+	got := heard(t, func(h *herald) {
+		list := []track.Problem{
+			{Field: "spec.podCIDRs[0]", Message: "of the Node"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[0]", Message: "a"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[1]", Message: "b"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "unknown"}, Field: "spec.ports[1]", Message: "c"},
+		}
+		h.problems = func() []track.Problem { return list }
+		h.set(newService("odd", "u1"))
+		round := func(generation uint64) {
+			h.result(service.IPv4, generation, reconcile.Result{Generation: generation})
+			time.Sleep(time.Minute)
+		}
+		round(1) // nobody said that there is anything
+		h.problem()
+		round(1)
+		round(2)
+		list = nil
+		round(3)
+		list = []track.Problem{{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[2]", Message: "d"}}
+		h.problem()
+		round(3)
+	})
+	want := []string{
+		"Warning ServiceSkipped odd u1: spec.ports[0]: a; spec.ports[1]: b",
+		"Warning ServiceSkipped odd u1: spec.ports[2]: d",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestEventsOfServers(t *testing.T) {
+	got := heard(t, func(h *herald) {
+		web := newService("web", "u1")
+		web.Spec.HealthCheckNodePort = 31000
+		h.set(web)
+		p := servicecheck.Problem{Namespace: "shop", Name: "web", Addr: netip.MustParseAddrPort("0.0.0.0:31000"), Err: errors.New("address in use")}
+		h.check(p)
+		other := p
+		other.Addr = netip.MustParseAddrPort("[::]:31000")
+		h.check(other)
+		h.server("health", errors.New("taken"))
+		h.server("else", errors.New("taken"))
+		time.Sleep(time.Minute)
+		p.Err = nil
+		h.check(p)
+		h.server("health", nil)
+		time.Sleep(time.Minute)
+		other.Err = nil
+		h.check(other)
+	})
+	slices.Sort(got)
+	want := []string{
+		"Normal StartedProxierHealthcheck node-a node-a: The health server answers now",
+		"Normal StartedServiceHealthcheck web u1: Node node-a answers health checks",
+		"Warning FailedToStartProxierHealthcheck node-a node-a: taken",
+		"Warning FailedToStartServiceHealthcheck web u1: Node node-a cannot answer health checks: address in use",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Without an API server, nobody hears of anything.
+func TestNoHerald(t *testing.T) {
+	h, err := newHerald(&source.Manifests{}, "node-a", nil, klog.Background())
+	if h != nil || err != nil {
+		t.Fatalf("%v, %v", h, err)
+	}
+	h.set(newService("web", "u1"))
+	h.gone(types.NamespacedName{})
+	h.problem()
+	h.result(service.IPv4, 1, reconcile.Result{})
+	h.check(servicecheck.Problem{})
+	h.server("health", nil)
+	h.start(t.Context(), nil)
+}

@@ -1,0 +1,186 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apisource
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// deployed is the account of the deployment. Its certificate says what a pod's
+// token says.
+var deployed = cluster.Login{User: "system:serviceaccount:kube-system:kube-proxy", Groups: []string{"system:serviceaccounts"}}
+
+// TestEvents writes Events as whom the deployment makes, with its rights and
+// without.
+func TestEvents(t *testing.T) {
+	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
+	w.set(t, newNode())
+	checked := newService("checked")
+	checked.Spec.Type, checked.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+	checked.Spec.HealthCheckNodePort = 31999
+	w.set(t, checked)
+	for _, name := range []string{"first", "second"} { // who comes second cannot have it
+		s := newService(name)
+		s.Spec.ExternalIPs = []string{"198.51.100.7"}
+		w.set(t, s)
+	}
+	account, err := os.ReadFile(filepath.Join("..", "..", "build", "deploy", "linux", "account.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	account = []byte(strings.ReplaceAll(string(account), "kind: ServiceAccount\nmetadata:\n", "kind: ServiceAccount\nmetadata:\n  namespace: kube-system\n"))
+	taken := occupy(t, w.lab.Node, 31999)
+
+	t.Run("forbidden", func(t *testing.T) { testEventsForbidden(t, w, string(account)) })
+	if err := w.Apply(t.Context(), account); err != nil {
+		t.Fatal(err)
+	}
+	p := w.start(t, deployed)
+	program.Await(t, "the node starts", func() bool { return w.event(t, "Starting") != nil })
+	node := w.event(t, "Starting")
+	if node.InvolvedObject.Kind != "Node" || node.InvolvedObject.UID != netlab.NodeName || node.Namespace != "default" || node.Source.Host != netlab.NodeName {
+		t.Errorf("Starting: %+v of %+v", node.InvolvedObject, node.Source)
+	}
+	t.Run("health check", func(t *testing.T) { testEventOfCheck(t, w, taken) })
+	t.Run("many nodes", func(t *testing.T) { testEventOfMany(t, w) })
+	if n, _ := p.Metric(t, "kubeproxy_events_written_total"); n < 2 {
+		t.Errorf("%v Events written by this node, want two at least", n)
+	}
+	if n, _ := p.Metric(t, "kubeproxy_events_dropped_total"); n != 0 {
+		t.Errorf("%v Events dropped, want none", n)
+	}
+	p.Stop(t)
+}
+
+// testEventsForbidden runs with everything but the right to write Events.
+func testEventsForbidden(t *testing.T, w world, account string) {
+	const rule = "- apiGroups: [\"\"] # of the proxy"
+	before, after, ok := strings.Cut(account, rule)
+	if !ok {
+		t.Fatalf("no rule about events in\n%s", account)
+	}
+	_, after, _ = strings.Cut(after, "---\n")
+	if err := w.Apply(t.Context(), []byte(before+"---\n"+after)); err != nil {
+		t.Fatal(err)
+	}
+	p := w.start(t, deployed)
+	p.AwaitLog(t, "An Event could not be written", "forbidden")
+	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	program.Await(t, "it is counted", func() bool {
+		n, _ := p.Metric(t, "kubeproxy_events_dropped_total", "reason", "forbidden")
+		return n > 0
+	})
+	program.Await(t, "the check fails", func() bool { return p.Log.Has("A health check of a Service is not served") })
+	if n := p.Log.Count("An Event could not be written"); n != 1 {
+		t.Errorf("said %d times, want once", n)
+	}
+	if all := w.events(t); len(all) != 0 {
+		t.Errorf("Events all the same: %v", all)
+	}
+	p.Stop(t)
+}
+
+func testEventOfCheck(t *testing.T, w world, taken func()) {
+	program.Await(t, "the taken port is told", func() bool { return w.event(t, "FailedToStartServiceHealthcheck") != nil })
+	e := w.event(t, "FailedToStartServiceHealthcheck")
+	s, err := w.Client.CoreV1().Services(namespace).Get(t.Context(), "checked", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: "checked", UID: s.UID}
+	if e.InvolvedObject != want || e.Type != "Warning" || e.ReportingInstance != netlab.NodeName || !strings.Contains(e.Message, "Node node-a") || !strings.Contains(e.Message, "address already in use") {
+		t.Errorf("%+v: %s %s %s", e.InvolvedObject, e.Type, e.ReportingInstance, e.Message)
+	}
+	taken()
+	program.Await(t, "the free port is told", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
+	again := occupy(t, w.lab.Node, 31998)
+	defer again()
+	s.Spec.HealthCheckNodePort = 31998 // cannot be changed, so it is another Service
+	s.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "checked"}
+	s.Spec.Ports[0].NodePort, s.Spec.ClusterIP, s.Spec.ClusterIPs = 0, "", nil
+	if err := w.Delete(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	w.set(t, s)
+	program.Await(t, "the next Service is told apart", func() bool {
+		return slices.ContainsFunc(w.events(t), func(e corev1.Event) bool {
+			return e.Reason == "FailedToStartServiceHealthcheck" && e.InvolvedObject.UID == s.UID
+		})
+	})
+}
+
+// testEventOfMany starts a second node, which sees the same mistake.
+func testEventOfMany(t *testing.T, w world) {
+	args := []string{"--kubeconfig=" + w.kubeconfig(t, deployed), "--cluster-cidr=" + netlab.ClusterCIDR, "--hostname-override=node-b"}
+	other := kubeProxy.Start(t, w.lab.Host("control"), args...)
+	seen := func(p string) bool {
+		return slices.ContainsFunc(w.events(t), func(e corev1.Event) bool { return e.Reason == "Starting" && e.InvolvedObject.Name == p })
+	}
+	program.Await(t, "node-b starts", func() bool { return seen("node-b") })
+	// Both nodes have written by the time that each has had its turn, half a
+	// minute at most; the first is usually sooner.
+	for range 3 {
+		if program.Poll(func() bool { return w.event(t, "ServiceSkipped") != nil }) {
+			break
+		}
+	}
+	e := w.event(t, "ServiceSkipped")
+	if e == nil || e.InvolvedObject.Name != "second" || !strings.Contains(e.Message, "default/first, which was there first") || e.Source.Host != "" {
+		t.Fatalf("ServiceSkipped: %+v", e)
+	}
+	other.Stop(t)
+	n := 0
+	for _, e := range w.events(t) {
+		if e.Reason == "ServiceSkipped" {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d Events about one mistake, want one", n)
+	}
+}
+
+// occupy takes a port on h until the function it returns is called.
+func occupy(t *testing.T, h *netlab.Host, port int) (leave func()) {
+	t.Helper()
+	l, err := h.Listen(t.Context(), "tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave = func() { _ = l.Close() }
+	t.Cleanup(leave)
+	return leave
+}
+
+func (w world) events(t *testing.T) []corev1.Event {
+	t.Helper()
+	list, err := w.Client.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return e.Source.Component != "kube-proxy" })
+}
+
+// event returns the first Event with the reason, nil if there is none.
+func (w world) event(t *testing.T, reason string) *corev1.Event {
+	t.Helper()
+	for _, e := range w.events(t) {
+		if e.Reason == reason {
+			return &e
+		}
+	}
+	return nil
+}
