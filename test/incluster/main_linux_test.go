@@ -6,7 +6,6 @@ package incluster
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -44,6 +43,8 @@ func TestInCluster(t *testing.T) {
 		{"node's name", testNodeName},
 		{"odd objects", testOdd},
 		{"many Services", testMany},
+		{"deployment", testDeployment},
+		{"logins", testLogins},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w.clear(t)
@@ -59,13 +60,11 @@ type world struct {
 	*netlab.Lab
 	api    *cluster.Cluster
 	kernel *program.Kernel
-	login  string // kubeconfig of the account that the deployment makes
+	token  string // of the account that the deployment makes
+	login  string // kubeconfig of that account
 	means  track.Options
 	known  *corev1.Node // node-a as it was last seen: a proxy that runs forgets nothing
 }
-
-// deployment is the folder of what is deployed.
-var deployment = filepath.Join("..", "..", "build", "deploy", "linux")
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
@@ -84,15 +83,7 @@ func newWorld(t *testing.T) *world {
 		Host: w.Host("control"), Authorization: cluster.RBAC, Flags: []string{"--allow-privileged=true"},
 	})
 	w.kernel = program.NewKernel(t, w.Node, 0)
-	w.apply(t, "account.yaml")
-	var err error
-	// A certificate that says what a pod's token says.
-	w.login, err = w.api.Kubeconfig(cluster.Login{
-		User: "system:serviceaccount:kube-system:kube-proxy", Groups: []string{"system:serviceaccounts"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w.deploy(t)
 	for _, s := range strings.Split(netlab.ClusterCIDR, ",") {
 		w.means.Pods.Prefixes = append(w.means.Pods.Prefixes, prefix(s))
 	}
@@ -129,12 +120,18 @@ func (w *world) launch(t *testing.T, args ...string) *program.Proxy {
 // run is launch with nothing said about where Services and pods are.
 func (w *world) run(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
+	w.cleanUp(t)
+	return kubeProxy.Start(t, w.Node, append([]string{"--iptables-min-sync-period=10ms"}, args...)...)
+}
+
+// cleanUp has the rules removed at the end of the test.
+func (w *world) cleanUp(t *testing.T) {
+	t.Helper()
 	t.Cleanup(func() {
 		if out, err := program.Run(t, w.Node, kubeProxy.Command("--cleanup")); err != nil {
 			t.Errorf("clean up: %v\n%s", err, out)
 		}
 	})
-	return kubeProxy.Start(t, w.Node, append([]string{"--iptables-min-sync-period=10ms"}, args...)...)
 }
 
 // want reads what the API server holds as the proxy should understand it.
@@ -224,16 +221,4 @@ func (w *world) clear(t *testing.T) {
 	w.remove(t, node())
 	w.set(t, node())
 	w.known = nil
-}
-
-// apply applies a file of the deployment, in the namespace that it is for.
-func (w *world) apply(t *testing.T, name string) {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(deployment, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.api.Apply(t.Context(), text); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
 }
