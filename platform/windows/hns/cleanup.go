@@ -84,3 +84,17 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	b.host.save()
 	return errors.Join(append(p.errs, p.fatal)...)
 }
+
+// Prepare makes what the proxy needs before it can program anything: it waits
+// for nothing, chooses the network, and reserves the source VIP.
+func (b *Backend) Prepare(ctx context.Context, node *service.Node) error {
+	p, err := b.planAll(ctx, service.New(0, node, nil))
+	if err != nil {
+		return err
+	}
+	if p.reserve != nil {
+		err = p.reserveVIP(ctx)
+	}
+	b.host.save()
+	return err
+}

@@ -101,6 +101,7 @@ type code struct {
 // codes has the low half of Win32 errors and whole HRESULTs of HCN.
 var codes = map[uint32]code{
 	0x5:        {ErrRefused, "access is denied: run as SYSTEM or as an administrator"},
+	0x1f:       {ErrBusy, "HNS failed, and does not say why"},
 	0x57:       {ErrRefused, "HNS takes a parameter for wrong"},
 	0x15:       {ErrBusy, "HNS is not ready"},
 	0xaa:       {ErrBusy, "HNS is busy with it"},

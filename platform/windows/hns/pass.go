@@ -195,10 +195,18 @@ func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
 			p.host.own(have, n.String())
 		}
 		return nil
-	case p.host.changesInPlace(p.site.Version):
+	case have.same(lb.with(have.Endpoints)) && p.host.changesInPlace(p.site.Version):
 		return p.change(have, lb, n)
 	}
 	return p.replace(have, lb, n)
+}
+
+// with returns lb with other endpoints. Only they can be changed in place for
+// all that is known of HNS.
+func (lb *LoadBalancer) with(endpoints []string) *LoadBalancer {
+	x := *lb
+	x.Endpoints = endpoints
+	return &x
 }
 
 // ours reports that have, which has the key we want, is ours to change. Load
@@ -278,7 +286,7 @@ func missingBalancer(err error) bool {
 
 // replace deletes have and makes lb at once, the shortest gap there is.
 func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
-	if err := p.driver.DeleteLoadBalancer(p.ctx, have.ID); err != nil && !errors.Is(err, ErrNotFound) {
+	if err := p.deleteBalancer(have); err != nil {
 		return err
 	}
 	p.say("- loadbalancer %s", have.Key)
@@ -306,10 +314,23 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 	if p.fatal != nil || p.model.balancer(lb.Key) != lb {
 		return
 	}
-	if err := p.driver.DeleteLoadBalancer(p.ctx, lb.ID); err != nil && !errors.Is(err, ErrNotFound) {
+	if err := p.deleteBalancer(lb); err != nil {
 		p.fail(n, err)
 		return
 	}
 	p.say("- loadbalancer %s", lb.Key)
 	p.forget(lb, n)
+}
+
+// deleteBalancer tries twice: Windows Server 2019 fails now and then. What is
+// gone already is as good as deleted.
+func (p *pass) deleteBalancer(lb *LoadBalancer) error {
+	err := p.driver.DeleteLoadBalancer(p.ctx, lb.ID)
+	if errors.Is(err, ErrBusy) {
+		err = p.driver.DeleteLoadBalancer(p.ctx, lb.ID)
+	}
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
 }

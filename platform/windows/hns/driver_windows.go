@@ -1,0 +1,180 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+
+	"github.com/Microsoft/hcsshim/hcn"
+	"golang.org/x/sys/windows"
+)
+
+// Windows returns the Driver that talks to the Host Networking Service.
+func Windows() Driver { return driver{} }
+
+type driver struct{}
+
+// call does what may fail, in the words of op. The library panics where a
+// library of Windows lacks a function, as on editions without containers.
+func call(op string, do func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = &Error{Op: op, Err: fmt.Errorf("%w: %v", ErrMissing, r)}
+		}
+	}()
+	if err := do(); err != nil {
+		return failure(op, err)
+	}
+	return nil
+}
+
+// failure finds the code in an error of the library, which hides it from
+// errors.As in most places.
+func failure(op string, err error) error {
+	e := &Error{Op: op, Err: err}
+	var answer *hcn.HcnError
+	var number syscall.Errno
+	var library *windows.DLLError
+	switch {
+	case errors.As(err, &library):
+		e.Err = fmt.Errorf("%w: %w: add the Windows feature Containers", ErrMissing, err)
+	case errors.As(err, &answer) && answer.HcsError != nil && errors.As(answer.Err, &number), errors.As(err, &number):
+		e.Code = uint32(number)
+	case hcn.IsNotFoundError(err):
+		e.Code = 0x490
+	}
+	return e
+}
+
+// vanishing is how often a listing is begun again because something went away
+// meanwhile, which fails all of it.
+const vanishing = 4
+
+func list[T, D any](op string, all func() ([]D, error), parse func([]byte) (T, error)) ([]T, error) {
+	var found []D
+	var err error
+	for range vanishing {
+		err = call(op, func() (err error) { found, err = all(); return err })
+		if !errors.Is(err, ErrNotFound) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	values := make([]T, 0, len(found))
+	for _, d := range found {
+		v, err := convert(d, parse)
+		if err != nil {
+			return nil, &Error{Op: op, Err: err}
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+func convert[T any](document any, parse func([]byte) (T, error)) (T, error) {
+	text, err := json.Marshal(document)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return parse(text)
+}
+
+// request turns a document of ours into one of the library's.
+func request(document, to any) error {
+	text, err := json.Marshal(document)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, to)
+}
+
+func (driver) List(_ context.Context, what What) (l Listing, err error) {
+	if what&Networks != 0 {
+		if l.Networks, err = list("list networks", hcn.ListNetworks, parseNetwork); err != nil {
+			return l, err
+		}
+		err = call("ask for the version of HNS", func() error {
+			globals, err := hcn.GetGlobals()
+			if err == nil {
+				l.Version = Version{globals.Version.Major, globals.Version.Minor}
+			}
+			return err
+		})
+		if err != nil {
+			return l, err
+		}
+	}
+	if what&Endpoints != 0 {
+		if l.Endpoints, err = list("list endpoints", hcn.ListEndpoints, parseEndpoint); err != nil {
+			return l, err
+		}
+	}
+	if what&LoadBalancers != 0 {
+		l.LoadBalancers, err = list("list load balancers", hcn.ListLoadBalancers, parseBalancer)
+	}
+	return l, err
+}
+
+func (driver) CreateEndpoint(_ context.Context, e Endpoint) (made Endpoint, err error) {
+	op := "create endpoint " + e.Name
+	err = call(op, func() error {
+		var h hcn.HostComputeEndpoint
+		if err := request(e.document(), &h); err != nil {
+			return err
+		}
+		network := hcn.HostComputeNetwork{Id: e.Network}
+		got, err := network.CreateEndpoint(&h)
+		if err == nil {
+			made, err = convert(got, parseEndpoint)
+		}
+		return err
+	})
+	return made, err
+}
+
+func (driver) DeleteEndpoint(_ context.Context, id string) error {
+	return call("delete endpoint "+id, func() error { return (&hcn.HostComputeEndpoint{Id: id}).Delete() })
+}
+
+func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (id string, err error) {
+	err = call("create load balancer "+lb.Key.String(), func() error {
+		var h hcn.HostComputeLoadBalancer
+		if err := request(lb.document(), &h); err != nil {
+			return err
+		}
+		got, err := h.Create()
+		if err == nil {
+			id = strings.ToLower(got.Id)
+		}
+		return err
+	})
+	return id, err
+}
+
+func (driver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
+	err = call("change load balancer "+lb.Key.String(), func() error {
+		var h hcn.HostComputeLoadBalancer
+		if err := request(lb.document(), &h); err != nil {
+			return err
+		}
+		got, err := h.Update(lb.ID)
+		if err == nil {
+			now, err = convert(got, parseBalancer)
+		}
+		return err
+	})
+	return now, err
+}
+
+func (driver) DeleteLoadBalancer(_ context.Context, id string) error {
+	return call("delete load balancer "+id, func() error { return (&hcn.HostComputeLoadBalancer{Id: id}).Delete() })
+}
