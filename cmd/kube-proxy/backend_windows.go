@@ -5,29 +5,73 @@ package main
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"net/netip"
+
+	"k8s.io/klog/v2"
 
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
+	"kubeproxy/platform/windows/hns"
 )
 
 const hostOS = config.Windows
 
-// newBackends returns the backends of the mode that c asks for.
-func newBackends(_ context.Context, c *config.Config, o *options) ([]*backend, map[service.Family]string, error) {
-	return nil, nil, checkMode(c, o)
+// newBackends returns the backends of the mode that c asks for. The network
+// may come later, so nothing is asked of HNS here.
+func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend, map[service.Family]string, error) {
+	if err := checkMode(c, o); err != nil {
+		return nil, nil, err
+	}
+	backends, err := hnsBackends(ctx, c)
+	return backends, nil, err
 }
 
-// allBackends returns a backend of every mode. There is none to clean up
-// after yet.
-func allBackends(*config.Config) ([]*backend, error) {
-	return nil, nil
+// allBackends returns a backend of every mode and family.
+func allBackends(c *config.Config) ([]*backend, error) {
+	return hnsBackends(context.Background(), c)
 }
 
-// prepare has nothing to set on Windows.
-func prepare(context.Context, *config.Config) error {
-	return errors.New("--init-only is for Linux")
+func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
+	h, err := hnsHost(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	_, most := syncPeriods(c)
+	var all []*backend
+	for _, f := range service.Families {
+		b := hns.New(h, f, hnsOptions(c), most)
+		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f})
+	}
+	return all, nil
+}
+
+func hnsHost(ctx context.Context, c *config.Config) (*hns.Host, error) {
+	node, err := nodeName(c)
+	if err != nil {
+		return nil, err
+	}
+	log := klog.FromContext(ctx)
+	return hns.NewHost(hns.Windows(), hns.File(hnsStateFile()), node, func(s string) { log.Info("HNS: " + s) }), nil
+}
+
+// prepare chooses the network and reserves the source VIP, for a proxy that
+// may not.
+func prepare(ctx context.Context, c *config.Config) error {
+	h, err := hnsHost(ctx, c)
+	if err != nil {
+		return err
+	}
+	_, most := syncPeriods(c)
+	node := &service.Node{}
+	if ip := c.NodeIP(); ip.IsValid() {
+		node.Addrs = []netip.Addr{ip}
+	}
+	if err := hns.New(h, service.IPv4, hnsOptions(c), most).Prepare(ctx, node); err != nil {
+		return fmt.Errorf("prepare HNS: %w", err)
+	}
+	return nil
 }
 
 func keepPrepared(context.Context, *effective, *observers) {}

@@ -25,12 +25,16 @@ func modeOf(c *config.Config) v1alpha1.ProxyMode {
 
 // checkMode refuses the modes that are still to come.
 func checkMode(c *config.Config, o *options) error {
+	only := config.NFTables
+	if c.OS == config.Windows {
+		only = config.Kernelspace
+	}
 	switch mode := modeOf(c); {
-	case mode == config.NFTables:
+	case mode == only:
 		return nil
 	case o.fallback:
-		return fmt.Errorf("mode %s is not built in yet, nor are the modes that --proxy-mode-fallback leads to; the only mode so far is %s", mode, config.NFTables)
+		return fmt.Errorf("mode %s is not built in yet, nor are the modes that --proxy-mode-fallback leads to; the only mode so far is %s", mode, only)
 	default:
-		return fmt.Errorf("mode %s is not built in yet; the only mode so far is %s", mode, config.NFTables)
+		return fmt.Errorf("mode %s is not built in yet; the only mode so far is %s", mode, only)
 	}
 }

@@ -12,10 +12,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/windows/hns"
 )
 
 const renderText = `Print what a node would install, without touching anything.
@@ -23,12 +25,17 @@ const renderText = `Print what a node would install, without touching anything.
 Any user can do this on any system. The same manifests and flags give the same
 text. Nothing is known of the node but what its Node manifest says. What is
 wrong with the manifests goes to standard error; the rest is printed all the
-same, and the exit code is 1 if a file or an object could not be used.`
+same, and the exit code is 1 if a file or an object could not be used.
+
+What a Windows node would hold is printed with --proxy-mode kernelspace. With
+--hns-state and what its HNS holds, it also says what would change; without,
+the network is assumed to be an l2bridge, or an overlay if a source VIP is set.`
 
 // rendering is what the command line of render says.
 type rendering struct {
 	options
-	format string
+	format   string
+	hnsState string
 }
 
 func newRender(to streams) *cobra.Command {
@@ -51,6 +58,7 @@ func newRender(to streams) *cobra.Command {
 		}
 	})
 	cmd.Flags().StringVarP(&r.format, "output", "o", string(nftables.Text), "`FORMAT` of what is printed: text, as nft -f takes it, or json")
+	cmd.Flags().StringVar(&r.hnsState, "hns-state", "", "`FILE` with what the HNS of a Windows node holds, in JSON")
 	return cmd
 }
 
@@ -61,7 +69,7 @@ func (r *rendering) run(ctx context.Context, to streams) error {
 	if len(r.manifests) == 0 {
 		return fmt.Errorf("nothing to read Services from: want --manifests PATH")
 	}
-	c, err := config.Load(&r.config, config.Linux)
+	c, err := config.Load(&r.config, r.system())
 	if err != nil {
 		return err
 	}
@@ -83,6 +91,14 @@ func (r *rendering) run(ctx context.Context, to streams) error {
 	return render(ctx, c, r, node, to)
 }
 
+// system returns whose node is rendered.
+func (r *rendering) system() config.OS {
+	if r.hnsState != "" || r.flags.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
+		return config.Windows
+	}
+	return config.Linux
+}
+
 func render(ctx context.Context, c *config.Config, r *rendering, node string, to streams) error {
 	o := trackOptions(c, node)
 	o.Report = func(p track.Problem) { fmt.Fprintf(to.err, "problem: %s\n", p) }
@@ -97,8 +113,38 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 	if want == nil {
 		return bad
 	}
+	if c.OS == config.Windows {
+		if err := r.renderHNS(c, want, to); err != nil {
+			return err
+		}
+		return bad
+	}
 	if err := nftables.Render(to.out, want, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)}, nftables.Format(r.format)); err != nil {
 		return fmt.Errorf("render: %w", err)
 	}
 	return bad
+}
+
+// renderHNS prints what a Windows node would hold, and what would change if it
+// is known what its HNS holds.
+func (r *rendering) renderHNS(c *config.Config, want *service.Snapshot, to streams) error {
+	o := hnsOptions(c)
+	if r.hnsState == "" {
+		kind := hns.L2Bridge
+		if o.SourceVIP.IsValid() {
+			kind = hns.Overlay
+		}
+		o.NetworkName, o.EnvName = "", ""
+		fmt.Fprintf(to.err, "note: nothing is known of the node's HNS, so the network is assumed to be of type %s; --hns-state FILE tells\n", kind)
+		return hns.Render(to.out, want, hns.Assumed(kind, want, o), o, hns.Format(r.format))
+	}
+	text, err := os.ReadFile(r.hnsState)
+	if err != nil {
+		return fmt.Errorf("--hns-state: %w", err)
+	}
+	l, err := hns.ReadState(text)
+	if err != nil {
+		return fmt.Errorf("--hns-state: %s: %w", r.hnsState, err)
+	}
+	return hns.Render(to.out, want, l, o, hns.Format(r.format))
 }

@@ -77,3 +77,28 @@ func TestRenderProblem(t *testing.T) {
 		t.Errorf("exit %d, %s", got.Code, got.Err)
 	}
 }
+
+// A node's state is read, and what would change is said.
+func TestRenderKernelspace(t *testing.T) {
+	state := `{"Version": {"Major": 15, "Minor": 5},
+		"Networks": [{"ID": "N", "Name": "cbr0", "Type": "l2bridge", "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.244.1.0/24"}]}]}],
+		"Endpoints": [{"ID": "E", "HostComputeNetwork": "n", "IpConfigurations": [{"IpAddress": "10.244.1.11"}], "MacAddress": "00-15-5d-00-00-01"}],
+		"LoadBalancers": [{"ID": "L", "HostComputeEndpoints": ["E"], "FrontendVIPs": ["10.96.0.10"],
+			"PortMappings": [{"Protocol": 6, "InternalPort": 9090, "ExternalPort": 80, "Flags": 1}]}]}`
+	dir := files(t, map[string]string{"shop.yaml": shop, "state.json.off": state, "bad.json.off": "{}"})
+	args := []string{"render", "--manifests=DIR", "--hostname-override=node-a"}
+	assumed := call(t, dir, append(args, "--proxy-mode=kernelspace")...)
+	if assumed.Code != 0 || !strings.Contains(assumed.Out, "loadbalancer tcp 10.96.0.10:80 -> :8080 internal # shop/web:http") || !strings.Contains(assumed.Err, "assumed to be of type L2Bridge") {
+		t.Errorf("without a state: exit %d, %s\n%s", assumed.Code, assumed.Err, assumed.Out)
+	}
+	given := call(t, dir, append(args, "--hns-state=DIR/state.json.off")...)
+	for _, want := range []string{"network cbr0 L2Bridge, HNS 15.5", "endpoint 10.244.1.11 local", "to change:", "- loadbalancer tcp 10.96.0.10:80"} {
+		if !strings.Contains(given.Out, want) {
+			t.Errorf("with a state: %q is missing in\n%s\n%s", want, given.Out, given.Err)
+		}
+	}
+	bad := call(t, dir, append(args, "--hns-state=DIR/bad.json.off")...)
+	if bad.Code != 1 || !strings.Contains(bad.Err, "Networks is missing or empty") {
+		t.Errorf("with a bad state: exit %d, %s", bad.Code, bad.Err)
+	}
+}
