@@ -245,7 +245,7 @@ func (s *Simulator) drop(kind Kind, o *object) {
 // flaky is Windows Server 2019, where a load balancer sometimes cannot be
 // deleted at once: here every eighth time, and never twice in a row.
 func (c *call) flaky(kind Kind) Code {
-	if kind != LoadBalancer || c.by != Caller || !c.options.Version.server2019() {
+	if kind != LoadBalancer || c.by != Caller || c.options.Steady || !c.options.Version.server2019() {
 		return OK
 	}
 	c.deletes++

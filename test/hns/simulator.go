@@ -17,6 +17,9 @@ type Options struct {
 	Version Version // the zero Version means 13.3
 	Case    Case
 	Seed    uint64 // of what happens at random
+	// Steady spares programs that do not try again the deletions that fail
+	// on Windows Server 2019.
+	Steady bool
 }
 
 // Case is how HNS spells identities in its documents. It has been seen to do
