@@ -228,7 +228,7 @@ func (s *serial) do(call func(Sink)) {
 func (a *APIServer) feed(kind string, like runtime.Object, c cache.Getter, selects func(*metav1.ListOptions)) *feed {
 	return &feed{
 		kind: kind, like: like,
-		from:    cache.NewFilteredListWatchFromClient(c, kind, metav1.NamespaceAll, selects),
+		from:    requests{client: c, kind: kind, selects: selects},
 		contact: a.Contact,
 		known:   map[types.NamespacedName]bool{},
 		listed:  make(chan struct{}),

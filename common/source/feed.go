@@ -18,7 +18,7 @@ import (
 type feed struct {
 	kind    string
 	like    runtime.Object
-	from    *cache.ListWatch
+	from    requests
 	set     func(any)
 	gone    func(types.NamespacedName)
 	contact func(string)
@@ -120,6 +120,15 @@ func (f *feed) alive() {
 	if f.complete && f.contact != nil {
 		f.contact(f.kind)
 	}
+}
+
+// granted returns what notes that f can be watched from what it has, which
+// any goroutine may call.
+func (f *feed) granted() func() {
+	if !f.complete || f.contact == nil {
+		return func() {}
+	}
+	return func() { f.contact(f.kind) }
 }
 
 func nameOf(o any) (types.NamespacedName, error) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
@@ -57,20 +58,27 @@ func (w *watcher) run() {
 	cache.NewReflectorWithOptions(from, w.feed.like, w.feed, cache.ReflectorOptions{Name: w.feed.kind}).RunWithContext(quiet)
 }
 
-// errSilent is why a request is given up.
-var errSilent = errors.New("no answer")
+// Why a request is given up, or was in vain.
+var (
+	errSilent = errors.New("no answer")
+	errBroken = errors.New("no answer in time, or one that broke off at its beginning")
+)
+
+// firm is how long a watch must last, or else say something whole, before
+// anybody relies on it.
+const firm = time.Second
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.silence, errSilent)
 	defer cancel()
-	l, err := w.feed.from.ListWithContextFunc(ctx, o)
+	l, err := w.feed.from.list(ctx, o)
 	return l, w.failed(ctx, err)
 }
 
 func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 	ctx, cancel := context.WithCancelCause(ctx) // ends the answer, not just the request
 	alarm := time.AfterFunc(w.silence, func() { cancel(errSilent) })
-	in, err := w.feed.from.WatchFuncWithContext(ctx, o)
+	in, err := w.feed.from.watch(ctx, o)
 	alarm.Stop()
 	if o.SendInitialEvents != nil && apierrors.IsInvalid(err) {
 		cancel(nil)
@@ -80,12 +88,17 @@ func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Int
 		cancel(nil)
 		return nil, err
 	}
-	w.feed.alive()
 	out := &heard{in: in, out: make(chan apiwatch.Event), stopped: ctx.Done(), stop: func() { cancel(nil) }}
+	if o.SendInitialEvents == nil { // else what exists is still to come
+		out.granted = w.feed.granted()
+	}
 	go func() {
 		defer cancel(nil)
-		if out.passOn(w.silence) && w.api.Silent != nil {
+		switch err := out.passOn(w.silence); {
+		case err == errSilent && w.api.Silent != nil:
 			w.api.Silent(w.feed.kind)
+		case err == errBroken:
+			_ = w.failed(ctx, err) // the library sees it by itself
 		}
 	}()
 	return out, nil
@@ -121,6 +134,8 @@ type heard struct {
 	out     chan apiwatch.Event
 	stopped <-chan struct{}
 	stop    func()
+	// granted, if set, is called when the watch turns out to be firm.
+	granted func()
 }
 
 // Stop implements apiwatch.Interface.
@@ -132,29 +147,54 @@ func (h *heard) Stop() {
 // ResultChan implements apiwatch.Interface.
 func (h *heard) ResultChan() <-chan apiwatch.Event { return h.out }
 
-// passOn passes on what comes until the watch ends or, which it reports, says
-// nothing for too long.
-func (h *heard) passOn(silence time.Duration) bool {
+// passOn passes on what comes until the watch ends. It returns errSilent if
+// nothing came for too long, and errBroken if the watch ended by itself before
+// anything could rely on it: it is cut off on the way, again and again maybe.
+func (h *heard) passOn(silence time.Duration) error {
 	defer close(h.out)
 	defer h.in.Stop()
-	alarm := time.NewTimer(silence)
+	alarm, good := time.NewTimer(silence), time.NewTimer(firm)
 	defer alarm.Stop()
+	defer good.Stop()
+	relied := false
 	for {
 		select {
 		case e, ok := <-h.in.ResultChan():
+			if !ok && !relied {
+				return errBroken
+			}
 			if !ok {
-				return false
+				return nil
 			}
 			select {
 			case h.out <- e:
 			case <-h.stopped:
-				return false
+				return nil
 			}
+			relied = relied || whole(e, h.granted == nil)
 			alarm.Reset(silence) // now, as whoever listens may have taken long
+		case <-good.C:
+			if h.granted != nil {
+				h.granted()
+				relied = true
+			}
 		case <-h.stopped:
-			return false
+			return nil
 		case <-alarm.C:
-			return true
+			return errSilent
 		}
 	}
+}
+
+// whole reports that what was asked for has come by e: anything, or everything
+// that exists, if that is to be told first.
+func whole(e apiwatch.Event, first bool) bool {
+	switch {
+	case e.Type == apiwatch.Error:
+		return ordinary(apierrors.FromObject(e.Object))
+	case !first:
+		return true
+	}
+	m, err := meta.Accessor(e.Object)
+	return e.Type == apiwatch.Bookmark && err == nil && m.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
