@@ -1,0 +1,201 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outage
+
+import (
+	"errors"
+	"net/http"
+	"testing"
+
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/notices"
+	"kubeproxy/test/program"
+)
+
+// TestCrash shares one control plane, which each part leaves in order, and ends
+// the parts' proxies with them.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, cluster.Options{}, "runs", "starts")
+	t.Run("killed", func(t *testing.T) { testKilled(t, s) })
+	t.Run("forgotten", func(t *testing.T) { testForgotten(t, s) })
+	t.Run("paused", func(t *testing.T) { testPaused(t, s) })
+	t.Run("certificate", func(t *testing.T) { testServerCertificate(t, s) })
+}
+
+// testKilled has one proxy that runs while the API server is down, and one that
+// is started meanwhile, on a node that has its rules from before.
+func testKilled(t *testing.T, s *site) {
+	web, more := newApp("web", 1, s.webs()...), newApp("more", 2, s.webs()...)
+	if err := s.save(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	runs, starts := s.join(t, "runs"), s.join(t, "starts")
+	for _, n := range []*node{runs, starts} {
+		n.start(t, cluster.Login{})
+		n.healthy(t)
+		n.settle(t)
+	}
+	starts.Stop(t)
+	loads := []func(){}
+	for _, n := range []*node{runs, starts} {
+		l := n.load(t, web)
+		loads = append(loads, func() { lossless(t, l) })
+	}
+	before, earlier := runs.tally(t), starts.tally(t)
+
+	s.APIServer.Kill()
+	starts.start(t, cluster.Login{})
+	await(t, "the failure is known", func() bool { return runs.source(t, "services").Error != "" })
+	if r, status := runs.report(t); status != http.StatusOK || !r.Sources[0].Synced {
+		t.Errorf("API server down: /healthz has status %d, %+v; want 200, for a restart would help nobody", status, r)
+	}
+	starts.AwaitLog(t, "Still reading and programming for the first time", "IPv4", "IPv6")
+	starts.neverProgrammed(t)
+
+	if err := s.APIServer.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	starts.healthy(t)
+	for _, family := range []string{"IPv4", "IPv6"} {
+		starts.AwaitLog(t, `"Programmed"`, family, "changed=false")
+	}
+	await(t, "the failure is over", func() bool { return runs.source(t, "services").Error == "" })
+	wrote(t, "during the outage", runs.tally(t).Since(before), notices.Tally{})
+	wrote(t, "by the proxy that started", starts.tally(t).Since(earlier), notices.Tally{})
+	if err := s.save(t.Context(), more); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*node{runs, starts} {
+		n.settle(t)
+		if !n.answers(t, more) {
+			t.Errorf("%s: a Service made after the outage does not answer", n.host.Name)
+		}
+	}
+	for _, end := range loads {
+		end()
+	}
+}
+
+// neverProgrammed wants that a proxy which could not read anything says so.
+func (n *node) neverProgrammed(t *testing.T) {
+	t.Helper()
+	await(t, "/healthz answers", func() bool { return n.Status(t, program.HealthAddr, "/healthz") != 0 })
+	r, status := n.report(t)
+	const reason = "nothing was ever programmed"
+	if status != http.StatusServiceUnavailable || r.Status["IPv4"].Reason != reason {
+		t.Errorf("%s: /healthz has status %d, %+v; want 503 and %q", n.host.Name, status, r, reason)
+	}
+}
+
+// wrote compares what the kernel told of the rules. Anything but elements would
+// be a layout made anew, and gone elements that nobody asked for a flush.
+func wrote(t *testing.T, when string, got, want notices.Tally) {
+	t.Helper()
+	if got.String() != want.String() {
+		t.Errorf("written %s: %s; want %s", when, got, want)
+	}
+}
+
+// testForgotten has the proxy miss changes of every sort, of which the API
+// server has no history any more when it can be asked again.
+func testForgotten(t *testing.T, s *site) {
+	kept, gone := newApp("kept", 11, s.webs()...), newApp("gone", 12, s.webs()...)
+	moved, fresh := newApp("moved", 13, s.Host("web-1")), newApp("fresh", 14, s.webs()...)
+	if err := s.save(t.Context(), kept, gone, moved); err != nil {
+		t.Fatal(err)
+	}
+	front, err := s.NewFront(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer front.Close()
+	n := s.join(t, "runs")
+	n.start(t, cluster.Login{Server: front.URL})
+	n.healthy(t)
+	n.settle(t)
+	load := n.load(t, kept)
+	before := n.tally(t)
+	n.guard(kept)
+
+	front.Spoil(cluster.Fault{Status: http.StatusServiceUnavailable})
+	err = errors.Join(s.remove(t.Context(), gone), s.save(t.Context(), fresh, moved.moved(s.Host("web-2"))), s.Compact(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Etcd.Restart(t.Context()), s.APIServer.Restart(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the failure is known", func() bool { return n.source(t, "services").Error != "" })
+	wrote(t, "during the outage", n.tally(t).Since(before), notices.Tally{})
+	front.Spoil(cluster.Fault{})
+	n.settle(t)
+	n.onlyElements(t, before)
+	if n.answers(t, gone) || !n.answers(t, fresh) || !n.answers(t, moved) {
+		t.Error("what was deleted still answers, or what is there does not")
+	}
+	lossless(t, load)
+}
+
+// testPaused has an API server that neither answers nor closes. Pings, which
+// come every half minute by default, tell its silence from having no news.
+func testPaused(t *testing.T, s *site) {
+	kept, late := newApp("kept", 11, s.webs()...), newApp("late", 15, s.webs()...)
+	if err := s.save(t.Context(), kept); err != nil {
+		t.Fatal(err)
+	}
+	n := s.join(t, "runs")
+	pings := []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1"}
+	n.launch(t, n.flags(t, cluster.Login{}), pings)
+	n.healthy(t)
+	n.settle(t)
+	load := n.load(t, kept)
+	before := n.tally(t)
+	if err := s.APIServer.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the silence is noticed", func() bool { return n.source(t, "services").Error != "" })
+	if r, status := n.report(t); status != http.StatusOK {
+		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
+	}
+	if err := s.APIServer.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
+	wrote(t, "during the silence", n.tally(t).Since(before), notices.Tally{})
+	if err := s.save(t.Context(), late); err != nil {
+		t.Fatal(err)
+	}
+	n.settle(t)
+	if !n.answers(t, late) {
+		t.Error("a Service made after the silence does not answer")
+	}
+	lossless(t, load)
+	n.readable(t)
+}
+
+// testServerCertificate starts a proxy while the server's certificate is
+// expired, beside one that is connected.
+func testServerCertificate(t *testing.T, s *site) {
+	web := newApp("web", 1, s.webs()...)
+	if err := s.save(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	runs, starts := s.join(t, "runs"), s.join(t, "starts")
+	runs.start(t, cluster.Login{})
+	runs.healthy(t)
+	load := runs.load(t, web)
+	s.certify(t, past)
+	starts.start(t, cluster.Login{})
+	await(t, "the proxy answers", func() bool { return starts.Status(t, program.HealthAddr, "/healthz") != 0 })
+	await(t, "the certificate is complained of", func() bool { return starts.Log.Has("certificate has expired") })
+	starts.neverProgrammed(t)
+	if _, status := runs.report(t); status != http.StatusOK {
+		t.Errorf("the proxy that was connected has status %d", status)
+	}
+	s.certify(t, future)
+	starts.healthy(t)
+	starts.settle(t)
+	lossless(t, load)
+}

@@ -1,0 +1,114 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outage
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/program"
+)
+
+func testWrongToken(t *testing.T, s *site) {
+	testStranger(t, s.join(t, "token"), cluster.Login{Token: "wrong"})
+}
+
+func testExpired(t *testing.T, s *site) {
+	testStranger(t, s.join(t, "expired"), cluster.Login{User: "system:kube-proxy", Until: time.Now().Add(past)})
+}
+
+// testStranger wants a proxy that nobody knows to go on trying, for a cluster
+// may learn of it yet, and to say what is wrong.
+func testStranger(t *testing.T, n *node, l cluster.Login) {
+	n.start(t, l)
+	await(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
+	n.AwaitLog(t, "Still reading and programming for the first time")
+	n.neverProgrammed(t)
+	if e := n.source(t, "services").Error; e == "" {
+		t.Error("/healthz has no error of its source")
+	}
+	if n.Ended() {
+		t.Error("the proxy has ended")
+	}
+	n.readable(t)
+}
+
+// right is a rule of a ClusterRole.
+type right struct{ to, rule string }
+
+func readServices() right {
+	return right{"services", `{apiGroups: [""], resources: [services], verbs: [list, watch]}`}
+}
+
+func readSlices() right {
+	return right{"slices", `{apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}`}
+}
+
+func readNodes() right {
+	return right{"nodes", `{apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}`}
+}
+
+func readRanges() right {
+	return right{"ranges", `{apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [list, watch]}`}
+}
+
+// grant gives a user rights beyond those that it has.
+func (s *site) grant(t *testing.T, user string, rights ...right) {
+	t.Helper()
+	for _, r := range rights {
+		name := user + "-" + r.to
+		text := fmt.Sprintf(`
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: %q}
+rules: [%s]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: %q}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %q}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %q}]
+`, name, r.rule, name, name, user)
+		if err := s.Apply(t.Context(), []byte(text)); err != nil {
+			t.Fatalf("grant %s to %s: %v", r.to, user, err)
+		}
+	}
+}
+
+// testNoNodes lets the proxy see everything but Nodes: it has to do without.
+func testNoNodes(t *testing.T, s *site) {
+	n := s.join(t, "no-nodes")
+	s.grant(t, "no-nodes", readServices(), readSlices(), readRanges())
+	n.start(t, cluster.Login{User: "no-nodes"})
+	await(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
+	await(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
+	if !n.answers(t, webOf(s)) {
+		t.Error("the Service does not answer")
+	}
+	if r, status := n.report(t); status != http.StatusServiceUnavailable || r.NodeReason == "" {
+		t.Errorf("/healthz has status %d, %+v; want 503, for nobody knows of the node", status, r)
+	}
+	s.grant(t, "no-nodes", readNodes())
+	n.healthy(t)
+	n.settle(t)
+	n.readable(t)
+}
+
+// testNoSlices does not let the proxy see where traffic is to go: to program
+// Services without endpoints would refuse all of it.
+func testNoSlices(t *testing.T, s *site) {
+	n := s.join(t, "no-slices")
+	s.grant(t, "no-slices", readServices(), readNodes(), readRanges())
+	n.start(t, cluster.Login{User: "no-slices"})
+	await(t, "the log says why", func() bool { return n.Log.Has("endpointslices", "forbidden") })
+	n.AwaitLog(t, "Still reading and programming for the first time")
+	n.neverProgrammed(t)
+	s.grant(t, "no-slices", readSlices())
+	n.healthy(t)
+	n.settle(t)
+	n.readable(t)
+}

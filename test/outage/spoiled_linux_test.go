@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outage
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/notices"
+)
+
+// trouble is what becomes of the requests of the node of that name.
+type trouble struct {
+	name  string
+	fault cluster.Fault
+}
+
+func troubles() []trouble {
+	return []trouble{
+		{"error", cluster.Fault{Status: http.StatusInternalServerError}},
+		{"overload", cluster.Fault{Status: http.StatusServiceUnavailable, RetryAfter: time.Second}},
+		{"throttle", cluster.Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Second}},
+		{"refused", cluster.Fault{Status: http.StatusUnauthorized}},
+		{"reset", cluster.Fault{Cut: 700, Reset: true}},
+		{"truncated", cluster.Fault{Cut: 700}},
+		{"halves", cluster.Fault{Status: http.StatusInternalServerError, Only: "endpointslices"}},
+	}
+}
+
+// enough is how many spoiled requests show that the proxy comes again.
+func (x trouble) enough() int {
+	if x.fault.Only != "" {
+		return 2
+	}
+	return 4
+}
+
+// test spoils the requests of a proxy when it starts, and again when it runs.
+// The Service after is made when all is well.
+func (x trouble) test(t *testing.T, s *site, after app) {
+	front, err := s.NewFront(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = front.Close() })
+	n := s.join(t, x.name)
+	front.Spoil(x.fault)
+	n.start(t, cluster.Login{Server: front.URL})
+	await(t, "requests are spoiled", func() bool { return front.Spoiled() >= x.enough() })
+	n.neverProgrammed(t)
+	wrote(t, "before anything was read", n.tally(t), notices.Tally{})
+	front.Spoil(cluster.Fault{})
+	n.settle(t)
+	n.healthy(t)
+
+	load := n.load(t, newApp("web", 1))
+	before, spoiled := n.tally(t), front.Spoiled()
+	front.Spoil(x.fault)
+	await(t, "requests are spoiled again", func() bool { return front.Spoiled() >= spoiled+x.enough() })
+	r, status := n.report(t)
+	if status != http.StatusOK || !r.Healthy {
+		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
+	}
+	await(t, "the failure is known", func() bool { return n.source(t, "endpointslices").Error != "" })
+	if x.fault.Only == "" { // else what can be read is programmed
+		wrote(t, "during the outage", n.tally(t).Since(before), notices.Tally{})
+	}
+	front.Spoil(cluster.Fault{})
+	if err := s.save(t.Context(), after); err != nil {
+		t.Fatal(err)
+	}
+	n.settle(t)
+	await(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
+	lossless(t, load)
+	n.readable(t)
+}
+
+// readable wants that the log does not repeat itself without end.
+func (n *node) readable(t *testing.T) {
+	t.Helper()
+	const most = 8
+	lines := n.Log.Count(`"err"`) + n.Log.Count("err=")
+	t.Logf("%d lines with an error", lines)
+	if lines > most {
+		t.Errorf("%d lines with an error, want at most %d", lines, most)
+	}
+}
+
+// testSlow gives a proxy every answer late.
+func testSlow(t *testing.T, s *site) {
+	front, err := s.NewFront(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = front.Close() })
+	n := s.join(t, "slow")
+	front.Spoil(cluster.Fault{Delay: 2 * time.Second})
+	n.start(t, cluster.Login{Server: front.URL})
+	n.AwaitLog(t, "Still reading and programming for the first time")
+	n.settle(t)
+	n.healthy(t)
+	if a, err := n.host.Ask(t.Context(), netlab.Query{Proto: "tcp", To: newApp("web", 1).addr()}); err != nil || a.Outcome != netlab.Answered {
+		t.Errorf("the Service: %s, %v", a.Outcome, err)
+	}
+}
