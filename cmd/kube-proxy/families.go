@@ -43,7 +43,7 @@ func familiesOf(c *config.Config, probe func(service.Family) error) ([]service.F
 // though the Node was to say how.
 func (o *observers) unknownPods(f service.Family, s *service.Snapshot) {
 	text := ""
-	if o.nodeLog.podCIDRs && s.Len(f) > 0 && !s.Node.Pods.Known(f) {
+	if o.podsFromNode.Load() && s.Len(f) > 0 && !s.Node.Pods.Known(f) {
 		text = "the Node " + o.node + " has no podCIDRs of " + f.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
 	}
 	o.health.SetCondition("pods-"+f.String(), text)

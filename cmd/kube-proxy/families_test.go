@@ -91,4 +91,8 @@ func TestUnknownPods(t *testing.T) {
 	if got := round(netip.MustParsePrefix("10.244.1.0/24")); len(got) > 0 {
 		t.Errorf("with: %v", got)
 	}
+	o.podsFromNode.Store(false)
+	if got := round(); len(got) > 0 {
+		t.Errorf("told otherwise: %v", got)
+	}
 }

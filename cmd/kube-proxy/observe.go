@@ -4,6 +4,7 @@
 package main
 
 import (
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -33,12 +34,15 @@ type observers struct {
 	tracker *track.Tracker
 	herald  *herald
 	log     klog.Logger
+	// podsFromNode says that pods are to be told by the Node's podCIDRs.
+	podsFromNode atomic.Bool
 }
 
 // newObservers returns the observers of backends. Sources say of themselves
 // in contact when they last heard of something.
 func newObservers(c *config.Config, backends []*backend, node string, contact *contacts, log klog.Logger) *observers {
 	o := &observers{mode: backends[0].mode, node: node, contact: contact, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
+	o.podsFromNode.Store(c.DetectLocalMode == config.NodeCIDR)
 	var families []service.Family
 	var named []metrics.Backend
 	for _, b := range backends {

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -86,7 +87,9 @@ func (p *preparation) keep(ctx context.Context, f *effective, families func() []
 		if !made {
 			made = p.look(p.set(f.config()))
 		}
-		p.look(sysctl.Forwarding(p.files, families()...))
+		used := families()
+		p.look(sysctl.Forwarding(p.files, used...))
+		p.drop(used)
 		select {
 		case <-ctx.Done():
 			return
@@ -119,6 +122,22 @@ func (p *preparation) forget() {
 		p.show(name, "")
 	}
 	p.told = nil
+}
+
+// drop takes back what was told about the forwarding of families that are not
+// used any more.
+func (p *preparation) drop(used []service.Family) {
+	for _, f := range service.Families {
+		if slices.Contains(used, f) {
+			continue
+		}
+		for _, o := range sysctl.Forwarding(p.files, f) {
+			if _, told := p.told[o.Name]; told {
+				p.show(o.Name, "")
+				delete(p.told, o.Name)
+			}
+		}
+	}
 }
 
 // show shows what is wrong with a setting, nothing if text is empty.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,10 +59,15 @@ func wantedSettings() *config.Config {
 // write them, and become right later: one by others' doing, one by our own.
 func TestKeepPrepared(t *testing.T) {
 	files := system(t, map[string]string{connections: "65536", hashsize: "16384", forward4: "0"}) // no oom_score_adj
+	if err := os.MkdirAll(filepath.Join(string(files), "proc/self"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		conditions := map[string]string{}
+		var used atomic.Pointer[[]service.Family]
+		used.Store(&[]service.Family{service.IPv4})
 		var log bytes.Buffer
 		p := &preparation{
 			files: files,
@@ -72,38 +78,43 @@ func TestKeepPrepared(t *testing.T) {
 				}
 			},
 		}
-		go p.keep(ctx, newEffective("", wantedSettings()), func() []service.Family { return []service.Family{service.IPv4} })
-		synctest.Wait()
-		if got, want := names(conditions), "setting-net.ipv4.ip_forward setting-oom_score_adj"; got != want {
-			t.Errorf("at first: conditions %q, want %q", got, want)
+		go p.keep(ctx, newEffective("", wantedSettings()), func() []service.Family { return *used.Load() })
+		expect := func(situation, want string) {
+			t.Helper()
+			if got := names(conditions); got != want {
+				t.Errorf("%s: conditions %q, want %q\n%s", situation, got, want, log.String())
+			}
 		}
+		pass := func() { time.Sleep(2 * settingsPause); synctest.Wait() }
+		put := func(name, text string) { write(t, filepath.Join(string(files), name), text) }
+
+		synctest.Wait()
+		expect("at first", "setting-net.ipv4.ip_forward setting-oom_score_adj")
 		if b, err := files.ReadFile(connections); err != nil || string(b) != "131072" {
 			t.Errorf("connections: %q, %v", b, err)
 		}
 		time.Sleep(5 * settingsPause)
+		synctest.Wait()
 		if n := strings.Count(log.String(), "Warning"); n != 2 {
 			t.Errorf("%d warnings, want each once:\n%s", n, log.String())
 		}
-		write(t, filepath.Join(string(files), forward4), "1")
-		time.Sleep(2 * settingsPause)
-		if got, want := names(conditions), "setting-oom_score_adj"; got != want {
-			t.Errorf("after forwarding was switched on: conditions %q, want %q", got, want)
-		}
-		if err := os.MkdirAll(filepath.Join(string(files), "proc/self"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		write(t, filepath.Join(string(files), score), "0")
-		time.Sleep(2 * settingsPause)
-		if len(conditions) > 0 || !strings.Contains(log.String(), "oom_score_adj set to -999, was 0") {
-			t.Errorf("in the end: conditions %v\n%s", conditions, log.String())
-		}
-		write(t, filepath.Join(string(files), connections), "131071")
-		time.Sleep(2 * settingsPause)
+		used.Store(&[]service.Family{})
+		pass()
+		expect("without Services", "setting-oom_score_adj")
+		used.Store(&[]service.Family{service.IPv4})
+		pass()
+		expect("with Services again", "setting-net.ipv4.ip_forward setting-oom_score_adj")
+		put(forward4, "1")
+		pass()
+		expect("after forwarding was switched on", "setting-oom_score_adj")
+		put(score, "0")
+		pass()
+		expect("in the end", "")
+		put(connections, "131071")
+		pass()
 		if b, _ := files.ReadFile(connections); string(b) != "131071" {
 			t.Errorf("what somebody changed after it was right is %s", b)
 		}
-		stop()
-		synctest.Wait()
 	})
 }
 

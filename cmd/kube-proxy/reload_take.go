@@ -124,6 +124,7 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 	if changed("clusterCIDR") || changed("detectLocal") {
 		tellPods(to, r.log)
 	}
+	r.observers.podsFromNode.Store(to.PodsFromNode)
 	r.observers.tracker.Reconfigure(to)
 	r.servers.follow(ctx, c)
 	r.force.take(c)

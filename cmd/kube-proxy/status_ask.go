@@ -99,7 +99,8 @@ func (a *asker) silence(err error) error {
 		return fmt.Errorf("nobody answers at %s (%w): %s", a.server, op.Err, whenMute)
 	case late:
 		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", a.server)
-	case strings.Contains(err.Error(), "malformed HTTP"):
+	case strings.Contains(err.Error(), "malformed HTTP"),
+		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // an answer before the question
 		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", a.server, defaultServer)
 	}
 	return fmt.Errorf("ask %s: the connection broke: %w", a.server, err)
