@@ -164,6 +164,18 @@ func TestShortTroubleIsNotTold(t *testing.T) {
 	})
 }
 
+// What is over while it is being told is told, too.
+func TestChangeMeanwhile(t *testing.T) {
+	tell(t, func(t *testing.T, r *tale) {
+		r.fail = func(string) error {
+			r.Good(about("web"), broken, "")
+			return nil
+		}
+		r.Bad(about("web"), broken, "")
+		r.wants(t, time.Minute, "3s create web Broken: ok", "6s create web Mended: ok")
+	})
+}
+
 // What recurs adds up in one Event, and ever more slowly.
 func TestRecurrence(t *testing.T) {
 	tell(t, func(t *testing.T, r *tale) {
@@ -231,37 +243,6 @@ func TestWhatIsWritten(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		}
-	})
-}
-
-// TestManyNodes has a hundred nodes see the same mistake.
-func TestManyNodes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newStore()
-		ctx, stop := context.WithCancel(t.Context())
-		var all sync.WaitGroup
-		written := 0
-		for i := range 100 {
-			r := newRecorder(Options{Node: fmt.Sprint("node-", i), Written: func() { written++ }}, s)
-			all.Go(func() { r.Run(ctx) })
-			r.Bad(about("web"), mistake, "spec.clusterIPs[0]: is a loopback address")
-			r.Good(about("api"), mistake, "")
-		}
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if n := len(s.events); n != 1 || written != 1 {
-			t.Errorf("%d Events, %d of them written, want one", n, written)
-		}
-		seconds := map[string]int{}
-		for _, c := range s.said() {
-			at, _, _ := strings.Cut(c, " ")
-			seconds[at]++
-		}
-		if len(seconds) < 15 {
-			t.Errorf("a hundred nodes wrote within %d seconds, want them spread", len(seconds))
-		}
-		stop()
-		all.Wait()
 	})
 }
 

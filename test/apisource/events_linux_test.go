@@ -54,6 +54,7 @@ func TestEvents(t *testing.T) {
 	if node.InvolvedObject.Kind != "Node" || node.InvolvedObject.UID != netlab.NodeName || node.Namespace != "default" || node.Source.Host != netlab.NodeName {
 		t.Errorf("Starting: %+v of %+v", node.InvolvedObject, node.Source)
 	}
+	t.Run("counted and shared", func(t *testing.T) { testEventsCounted(t, w) })
 	t.Run("health check", func(t *testing.T) { testEventOfCheck(t, w, taken) })
 	t.Run("many nodes", func(t *testing.T) { testEventOfMany(t, w) })
 	if n, _ := p.Metric(t, "kubeproxy_events_written_total"); n < 2 {

@@ -1,0 +1,78 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apisource
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubeproxy/common/events"
+	"kubeproxy/test/program"
+)
+
+// newRecorder makes a Recorder that runs on a node, and a count of what the
+// API server took of it.
+func (w world) newRecorder(t *testing.T, node string) (*events.Recorder, *atomic.Int32) {
+	t.Helper()
+	to, err := clientcmd.BuildConfigFromFlags("", w.kubeconfig(t, deployed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	to.Dial = w.lab.Node.Dial
+	to.ContentType, to.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
+	written := &atomic.Int32{}
+	r, err := events.New(events.Options{
+		Config: to, Node: node, Spread: time.Millisecond,
+		Report:  func(err error) { t.Errorf("%s: %v", node, err) },
+		Written: func() { written.Add(1) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		r.Run(ctx)
+		close(done)
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+	return r, written
+}
+
+// testEventsCounted has two nodes see one mistake and one of them a failure
+// that recurs.
+func testEventsCounted(t *testing.T, w world) {
+	mistake := events.Topic{Bad: "TestMistake", Reach: events.Cluster}
+	broken := events.Topic{Bad: "TestBroken", Good: "TestMended"}
+	about := events.Object{Kind: "Service", Namespace: namespace, Name: "counted", UID: "5c0ffee0-0000-4000-8000-000000000000"}
+	a, writtenA := w.newRecorder(t, "node-a")
+	b, writtenB := w.newRecorder(t, "node-b")
+	a.Bad(about, mistake, "the same")
+	b.Bad(about, mistake, "the same")
+	b.Bad(about, broken, "first")
+	program.Await(t, "b tells of its own failure", func() bool { return w.event(t, "TestBroken") != nil })
+	program.Await(t, "one tells of the mistake", func() bool { return writtenA.Load()+writtenB.Load() >= 2 })
+	b.Good(about, broken, "mended")
+	// Of this b tells later, so it has had its turn with the mistake.
+	program.Await(t, "b tells that it is over", func() bool { return w.event(t, "TestMended") != nil })
+	b.Bad(about, broken, "second")
+	program.Await(t, "the failure is counted", func() bool {
+		e := w.event(t, "TestBroken")
+		return e.Count == 2 && e.Message == "second" && e.ReportingInstance == "node-b" && e.InvolvedObject.UID == about.UID
+	})
+	n := map[string]int{}
+	for _, e := range w.events(t) {
+		n[e.Reason]++
+	}
+	if n["TestMistake"] != 1 || n["TestBroken"] != 1 || writtenA.Load()+writtenB.Load() != 4 {
+		t.Errorf("Events %v, written by a %d, by b %d; want one of each and four writings", n, writtenA.Load(), writtenB.Load())
+	}
+}
