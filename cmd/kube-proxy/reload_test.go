@@ -1,0 +1,170 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+)
+
+const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+// A file that no process could start with does not end the one that works.
+func TestReloadNeedsProcessThatStarts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	write(t, path, confHead)
+	o := &options{}
+	o.config.Config = path
+	c, err := config.Load(&o.config, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := []*backend{{mode: "nftables", family: service.IPv4}}
+	r := &reloader{
+		options: o, force: newEffective(path, c), mode: "nftables", log: klog.Logger{},
+		observers: newObservers(c, b, "node-a", newContacts(true), klog.Logger{}),
+	}
+	write(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
+	if err := r.look(t.Context(), true); err != nil {
+		t.Errorf("look = %v, want the process to go on", err)
+	}
+	why := r.observers.health.Report().Conditions[reloadCondition]
+	if !strings.Contains(why, "clientConnection.kubeconfig") || !strings.Contains(why, "could not start") {
+		t.Errorf("condition %q, want the field that needs a process which could not start", why)
+	}
+	if r.force.config() != c || r.force.status()["Configuration file cannot be used"] != why {
+		t.Errorf("status %v, want the old configuration and why the new one is none", r.force.status())
+	}
+}
+
+// A file is not judged while somebody still writes it.
+func TestReloadWaitsForRest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	write(t, path, "half")
+	o := &options{}
+	o.config.Config = path
+	r := &reloader{options: o}
+	synctest.Test(t, func(t *testing.T) {
+		go func() {
+			time.Sleep(reloadRest / 2)
+			_ = os.WriteFile(path, []byte("whole"), 0o600)
+		}()
+		if got, still := r.settled(t.Context()); !still || string(got.data) != "whole" {
+			t.Errorf("settled = %q, %v, want the whole file", got.data, still)
+		}
+	})
+}
+
+// served is a pair of servers on loopback addresses.
+type served struct {
+	*servers
+	config *config.Config
+	failed chan error
+}
+
+func serveAt(t *testing.T, health string) *served {
+	t.Helper()
+	group, ctx := errgroup.WithContext(t.Context())
+	s := &served{config: &config.Config{}, failed: make(chan error, 100)}
+	s.servers = &servers{
+		group: group, running: map[string][]*listening{},
+		failing: func(name string, err error) {
+			if name == healthServer {
+				s.failed <- err
+			}
+		},
+		health:  http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }),
+	}
+	s.config.HealthzBindAddress, s.config.MetricsBindAddress = health, "127.0.0.1:0"
+	s.start(ctx, s.config)
+	return s
+}
+
+// moveTo waits for the first attempt at another address.
+func (s *served) moveTo(t *testing.T, addr string) error {
+	t.Helper()
+	for len(s.failed) > 0 {
+		<-s.failed
+	}
+	s.config.HealthzBindAddress = addr
+	s.follow(t.Context(), s.config)
+	select {
+	case err := <-s.failed:
+		return err
+	case <-time.After(10 * time.Second):
+		t.Fatalf("nobody tried %s", addr)
+		return nil
+	}
+}
+
+func answers(addr string) bool {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	a, err := client.Get("http://" + addr + "/")
+	if err != nil {
+		return false
+	}
+	a.Body.Close()
+	return a.StatusCode == http.StatusNoContent
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// freePort returns a port of the loopback address that nobody has.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return portOf(l.Addr().String())
+}
+
+// A server is where it was until it can be where it is to be.
+func TestServersMove(t *testing.T) {
+	first, second := "127.0.0.1:"+freePort(t), "127.0.0.1:"+freePort(t)
+	s := serveAt(t, first)
+	eventually(t, "the first address", func() bool { return answers(first) })
+
+	other, err := net.Listen("tcp", second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.moveTo(t, second); err == nil {
+		t.Error("no error about an address that somebody else has")
+	}
+	if !answers(first) {
+		t.Error("the old address was given up for one that cannot be had")
+	}
+	other.Close()
+	eventually(t, "the second address", func() bool { return answers(second) && !answers(first) })
+
+	all := "0.0.0.0:" + portOf(second) // which includes the second
+	if err := s.moveTo(t, all); err != nil {
+		t.Errorf("to every address: %v", err)
+	}
+	eventually(t, "every address", func() bool { return answers("127.0.0.2:" + portOf(second)) })
+	if err := s.moveTo(t, "127.0.0.1:0"); err != nil || answers(second) {
+		t.Errorf("switched off: %v, it answers: %v", err, answers(second))
+	}
+}
