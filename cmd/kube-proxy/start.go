@@ -28,7 +28,7 @@ func announce(log klog.Logger, o *options, c *config.Config, backends []*backend
 	args := []any{
 		"version", builtFrom().Version, "mode", backends[0].mode, "families", strings.Join(families, ", "),
 		"node", name, "nodeFrom", o.nameFrom(c),
-		"pods", podsOf(c), "podsFrom", o.from("detect-local-mode"),
+		"pods", podsOf(c), "podsFrom", o.podsFrom(c),
 	}
 	if ip := c.NodeIP(); ip.IsValid() {
 		args = append(args, "nodeIP", ip.String(), "nodeIPFrom", o.from("bind-address"))
@@ -53,6 +53,14 @@ func (o *options) from(flag string) string {
 		return o.config.Config + " or the default"
 	}
 	return "the default"
+}
+
+// podsFrom tells where podsOf comes from.
+func (o *options) podsFrom(c *config.Config) string {
+	if c.DetectLocalMode == config.ClusterCIDR && c.ClusterCIDR != "" {
+		return o.from("cluster-cidr")
+	}
+	return o.from("detect-local-mode")
 }
 
 // podsOf tells how pods on this node are told from other clients.

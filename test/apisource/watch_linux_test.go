@@ -1,0 +1,233 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apisource
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubeproxy/common/source"
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// sink remembers what a source told it.
+type sink struct {
+	mu     sync.Mutex
+	synced bool
+	have   map[string]bool
+	gone   []string
+	silent map[string]int
+	errs   []string
+}
+
+func newSink() *sink { return &sink{have: map[string]bool{}, silent: map[string]int{}} }
+
+func (s *sink) set(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.have[what] = true
+}
+
+func (s *sink) drop(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.have, what)
+	s.gone = append(s.gone, what)
+}
+
+func (s *sink) SetService(o *corev1.Service)               { s.set("service " + o.Name) }
+func (s *sink) DeleteService(n types.NamespacedName)       { s.drop("service " + n.Name) }
+func (s *sink) SetSlice(o *discoveryv1.EndpointSlice)      { s.set("slice " + o.Name) }
+func (s *sink) DeleteSlice(n types.NamespacedName)         { s.drop("slice " + n.Name) }
+func (s *sink) SetNode(o *corev1.Node)                     { s.set("node " + o.Name) }
+func (s *sink) DeleteNode()                                { s.drop("node") }
+func (s *sink) SetServiceCIDR(o *networkingv1.ServiceCIDR) { s.set("range " + o.Name) }
+func (s *sink) DeleteServiceCIDR(name string)              { s.drop("range " + name) }
+func (s *sink) Unread(int)                                 {}
+
+func (s *sink) Synced() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.synced = true
+}
+
+// knows reports that s has synced and has heard of all of these.
+func (s *sink) knows(all ...string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, what := range all {
+		if !s.have[what] {
+			return false
+		}
+	}
+	return s.synced
+}
+
+// follow starts a source that trusts a silence of a second.
+func (w world) follow(t *testing.T, l cluster.Login) *sink {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", w.kubeconfig(t, l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Dial, config.ContentType = w.lab.Node.Dial, "application/vnd.kubernetes.protobuf"
+	s := newSink()
+	a := &source.APIServer{
+		Config: config, NodeName: netlab.NodeName, Silence: time.Second,
+		Silent: func(kind string) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.silent[kind]++
+		},
+		Report: func(err error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.errs = append(s.errs, err.Error())
+		},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- a.Run(ctx, s) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return s
+}
+
+// complained reports that a failure with these words was reported for a kind.
+func (s *sink) complained(kind, words string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.errs {
+		if strings.Contains(e, kind+" ") && strings.Contains(e, words) {
+			return true
+		}
+	}
+	return false
+}
+
+var kinds = []string{"services", "endpointslices", "nodes", "servicecidrs"}
+
+// An API server that keeps its connections and says nothing is noticed, asked
+// again, and followed as soon as it speaks. Nothing is forgotten meanwhile.
+func TestSilence(t *testing.T) {
+	w := newWorld(t, cluster.Options{})
+	w.set(t, newNode(), newService("before"))
+	front, err := w.NewFront(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = front.Close() })
+	for name, fault := range map[string]struct {
+		server      string
+		begin, over func() error
+	}{
+		"server paused": {w.Server, w.APIServer.Pause, w.APIServer.Resume},
+		"answers are lost": {front.URL,
+			func() error { front.Spoil(cluster.Fault{Silent: true}); return nil },
+			func() error { front.Spoil(cluster.Fault{}); return nil },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := w.follow(t, cluster.Login{Server: fault.server})
+			program.Await(t, "all that exists", func() bool { return s.knows("service before", "node "+netlab.NodeName, "range kubernetes") })
+			program.Await(t, "watches that are quiet are asked for again", func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				return s.silent["nodes"] > 1 && s.silent["servicecidrs"] > 1
+			})
+			if err := fault.begin(); err != nil {
+				t.Fatal(err)
+			}
+			for _, kind := range kinds {
+				program.Await(t, "a complaint about "+kind, func() bool { return s.complained(kind, "no answer in 1s") })
+			}
+			if err := fault.over(); err != nil {
+				t.Fatal(err)
+			}
+			after := strings.ReplaceAll("after "+name, " ", "-")
+			w.set(t, newService(after))
+			program.Await(t, "what comes later", func() bool { return s.knows("service "+after, "service before") })
+			if len(s.gone) > 0 {
+				t.Errorf("forgotten meanwhile: %q", s.gone)
+			}
+		})
+	}
+}
+
+// A peer that does not answer at all is noticed by the connection itself, with
+// pings, before any watch is silent for too long. The times are shortened as
+// the library allows.
+func TestDeadConnection(t *testing.T) {
+	w := newWorld(t, cluster.Options{})
+	cmd := kubeProxy.Command("--kubeconfig="+w.kubeconfig(t, cluster.Login{}), "--cluster-cidr="+netlab.ClusterCIDR)
+	cmd.Env = append(cmd.Environ(), "HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1")
+	p := program.Start(t, w.lab.Node, cmd)
+	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	before := program.Generation(t, w.lab.Node)
+	if err := w.APIServer.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	awaitSlowLog(t, p, "The API server cannot be read")
+	if err := w.APIServer.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	awaitSlowLog(t, p, "The API server can be read again")
+	if now := program.Generation(t, w.lab.Node); now != before {
+		t.Errorf("the rules were written %d times, want none", now-before)
+	}
+	w.set(t, newService("later"))
+	p.AwaitLog(t, `"Programmed a change"`, "IPv4")
+}
+
+// awaitSlowLog is for what waits for the API client, which rests for up to half
+// a minute after some failures and gives a handshake ten seconds.
+func awaitSlowLog(t *testing.T, p *program.Proxy, words ...string) {
+	t.Helper()
+	for deadline := time.Now().Add(90 * time.Second); !p.Log.Has(words...); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for a line of the log with %q", words)
+		}
+	}
+}
+
+// After a restart of the API server that has forgotten all versions everything
+// is listed again, and nothing is written.
+func TestListedAgain(t *testing.T) {
+	w := newWorld(t, cluster.Options{})
+	w.set(t, newNode(), newService("web"))
+	p := w.start(t, cluster.Login{})
+	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	p.AwaitLog(t, `"Programmed"`, "IPv6")
+	before := program.Generation(t, w.lab.Node)
+	w.APIServer.Kill()
+	p.AwaitLog(t, "The API server cannot be read", "remedy")
+	if err := w.Compact(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Etcd.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.APIServer.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	awaitSlowLog(t, p, "The API server can be read again")
+	if now := program.Generation(t, w.lab.Node); now != before {
+		t.Errorf("the rules were written %d times, want none", now-before)
+	}
+}
