@@ -86,7 +86,7 @@ func serveAt(t *testing.T, health string) *served {
 				s.failed <- err
 			}
 		},
-		health:  http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }),
+		health: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }),
 	}
 	s.config.HealthzBindAddress, s.config.MetricsBindAddress = health, "127.0.0.1:0"
 	s.start(ctx, s.config)
