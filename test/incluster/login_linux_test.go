@@ -48,6 +48,9 @@ func testLogins(t *testing.T, w *world) {
 			p := w.run(t, append(tc.args(t), "--cluster-cidr="+netlab.ClusterCIDR)...)
 			w.settle(t).Check(t, calls)
 			p.Stop(t)
+			if p.Log.Has("forbidden") {
+				t.Error("the account lacks a right")
+			}
 		})
 	}
 	t.Run("in a pod", func(t *testing.T) {
@@ -59,7 +62,7 @@ func testLogins(t *testing.T, w *world) {
 	t.Run("no rights", func(t *testing.T) {
 		before := program.Generation(t, w.Node)
 		p := w.run(t, "--kubeconfig="+w.kubeconfig(t, cluster.Login{User: "somebody"}), "--cluster-cidr="+netlab.ClusterCIDR)
-		p.AwaitLog(t, "forbidden", "services")
+		p.AwaitLog(t, "The API server cannot be read", "forbidden")
 		awaitHealth(t, p, "nothing was read", http.StatusServiceUnavailable, http.StatusServiceUnavailable)
 		if p.Ended() || program.Generation(t, w.Node) != before {
 			t.Errorf("ended: %t, rules changed %d times; want neither", p.Ended(), program.Generation(t, w.Node)-before)
