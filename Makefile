@@ -11,7 +11,7 @@ FOLDERS   := build cmd common config platform test
 VERSION   := $(or $(shell git describe --tags --always --dirty 2>/dev/null),dev)
 
 # The packages whose tests start a real API server.
-E2E := ./test/cluster ./test/incluster ./test/outage
+E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
 
 # The packages whose tests run Windows programs under Wine.
 WINE := ./test/hns/... ./test/wine/...
