@@ -73,3 +73,40 @@ func sorted(s []string) []string {
 	slices.Sort(s)
 	return s
 }
+
+// What exists is passed on while it is collected. What goes before all of it
+// is there, or went while nobody listened, is told of at the end.
+func TestFeedCollects(t *testing.T) {
+	var calls []string
+	f := &feed{
+		kind: kindServices, known: map[types.NamespacedName]bool{}, listed: make(chan struct{}),
+		set:  func(o any) { calls = append(calls, "set "+o.(*corev1.Service).Name) },
+		gone: func(n types.NamespacedName) { calls = append(calls, "gone "+n.Name) },
+	}
+	if err := f.Replace([]any{named("old")}, "1"); err != nil {
+		t.Fatal(err)
+	}
+	var collected []any
+	for _, name := range []string{"a", "b", "c"} {
+		kept, err := f.Transformer()(named(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, whole := kept.(*corev1.Service); whole {
+			t.Errorf("all of %s is kept", name)
+		}
+		if name != "b" { // which is deleted meanwhile
+			collected = append(collected, kept)
+		}
+	}
+	if err := f.Replace(collected, "2"); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"gone b", "gone old", "set a", "set b", "set c", "set old"}
+	if diff := cmp.Diff(want, sorted(calls)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if len(f.known) != 2 {
+		t.Errorf("known = %v, want a and c", f.known)
+	}
+}
