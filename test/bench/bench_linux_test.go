@@ -31,7 +31,7 @@ func TestQuickRun(t *testing.T) {
 		t.Skip(err)
 	}
 	var out bytes.Buffer
-	o := options{sizes: sizes{1100}, quick: true, out: filepath.Join(t.TempDir(), "benchmarks.md")}
+	o := options{sizes: sizes{1100}, quick: true, parts: onlyInside, out: filepath.Join(t.TempDir(), "benchmarks.md")}
 	if err := run(t.Context(), o, &out); err != nil {
 		t.Fatalf("run: %v", err)
 	}

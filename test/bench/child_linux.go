@@ -25,6 +25,8 @@ const (
 	roleOurs  role = "ours"
 	rolePeer  role = "peer"
 	roleFew   role = "few" // only connections, with few Services
+	// roleServed measures a whole program that reads a real API server.
+	roleServed role = "served"
 )
 
 // fewServices is what the connections at other sizes are compared with.
@@ -36,8 +38,12 @@ type task struct {
 	Services int
 	Quick    bool
 	Peer     string
-	Group    string // cgroup of version 1 to join, "" for none
+	Program  program // for roleServed
+	Group    string  // cgroup of version 1 to join, "" for none
 }
+
+// program is a proxy to measure.
+type program struct{ Name, Path string }
 
 // taskVariable holds a child's task.
 const taskVariable = "BENCH_TASK"
@@ -127,9 +133,10 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	}
 	measure := map[role]func(context.Context, task) (*figures, error){
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
+		roleServed: measureServed,
 	}[t.Role]
 	if measure == nil {
-		return fmt.Errorf("role %q: want floor, ours, peer or few", t.Role)
+		return fmt.Errorf("role %q: want floor, ours, peer, few or served", t.Role)
 	}
 	f, err := measure(ctx, t)
 	if err != nil {

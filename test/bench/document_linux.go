@@ -33,6 +33,7 @@ func (b *bench) document() string {
 		title, rest, _ := strings.Cut(t.text(), "\n")
 		fmt.Fprintf(&d, "\n## %s\n%s", title, rest)
 	}
+	d.WriteString(b.servedDocument())
 	d.WriteString(whereTimeGoes)
 	d.WriteString(b.missed())
 	return d.String()
@@ -142,7 +143,7 @@ Profiles on Linux 6.18 show what is behind the larger figures:
 // missed lists the aims that were not reached, and why.
 func (b *bench) missed() string {
 	var d strings.Builder
-	for _, t := range b.tables {
+	for _, t := range b.all() {
 		for _, l := range t.lines() {
 			if l.met != "missed" {
 				continue

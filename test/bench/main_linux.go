@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,7 +27,17 @@ type options struct {
 	quick bool
 	out   string // file for the document, "" for none
 	peer  string // a kube-proxy to measure beside ours, "" for none
+	parts parts
 }
+
+// parts say what is measured.
+type parts string
+
+const (
+	everything parts = ""
+	onlyServed parts = "served" // through an API server
+	onlyInside parts = "inside" // the rest
+)
 
 // sizes are numbers of Services, each of which gets a table.
 type sizes []int
@@ -60,6 +71,7 @@ func main() {
 	o := options{sizes: sizes{1000, 10000, 30000}, peer: os.Getenv("PEER_KUBE_PROXY")}
 	flag.Var(&o.sizes, "n", "numbers of Services, separated by commas")
 	flag.BoolVar(&o.quick, "quick", false, "take few samples, to see that it works; the figures mean little")
+	flag.StringVar((*string)(&o.parts), "only", "", "measure one `part`: served is through an API server, inside is the rest; everything by default")
 	flag.StringVar(&o.out, "o", "", "`file` to write the tables to, with a text about them")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -96,6 +108,7 @@ type bench struct {
 	started time.Time
 	facts   facts
 	tables  []table
+	served  table // through an API server
 }
 
 // measure measures everything and prints each table when it is complete.
@@ -105,6 +118,27 @@ func (b *bench) measure(ctx context.Context) error {
 		return err
 	}
 	fmt.Fprint(b.out, b.facts.text())
+	if b.parts != onlyServed {
+		err = b.measureInside(ctx)
+	}
+	if err == nil && b.parts != onlyInside {
+		err = b.measureServed(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if b.peer == "" {
+		fmt.Fprintf(b.out, "\n%s\n", noPeer)
+	}
+	fmt.Fprintf(b.out, "\n%s\n", b.summary())
+	if b.options.out == "" {
+		return nil
+	}
+	return b.write()
+}
+
+// measureInside measures what runs between a source and the kernel.
+func (b *bench) measureInside(ctx context.Context) error {
 	few, err := b.child(ctx, task{Role: roleFew, Services: fewServices})
 	if err != nil {
 		return err
@@ -118,14 +152,7 @@ func (b *bench) measure(ctx context.Context) error {
 		b.tables = append(b.tables, t)
 		fmt.Fprintf(b.out, "\n%s", t.text())
 	}
-	if b.peer == "" {
-		fmt.Fprintf(b.out, "\n%s\n", noPeer)
-	}
-	fmt.Fprintf(b.out, "\n%s\n", b.summary())
-	if b.options.out == "" {
-		return nil
-	}
-	return b.write()
+	return nil
 }
 
 const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
@@ -162,10 +189,18 @@ func (b *bench) repeats() int {
 	return 3
 }
 
+// all are the tables that there are.
+func (b *bench) all() []table {
+	if b.served.by == nil {
+		return b.tables
+	}
+	return append(slices.Clone(b.tables), b.served)
+}
+
 // summary is the last line of the output.
 func (b *bench) summary() string {
 	met, missed := 0, 0
-	for _, t := range b.tables {
+	for _, t := range b.all() {
 		for _, l := range t.lines() {
 			switch l.met {
 			case "met":

@@ -20,14 +20,16 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/netlab"
 )
 
 // process is a running peer.
 type process struct {
 	cmd   *exec.Cmd
 	began time.Time
-	log   string // file
-	rules *generations
+	log   string       // file
+	rules *generations // nil if nobody asks for them
 }
 
 // peerConfig makes a proxy work at once and leave the node's sysctls alone.
@@ -73,25 +75,32 @@ func startProcess(n *network, program, addr, dir string) (*process, error) {
 			return nil, fmt.Errorf("write the peer's configuration: %w", err)
 		}
 	}
-	log, err := os.Create(p.log)
-	if err != nil {
-		return nil, fmt.Errorf("make the peer's log: %w", err)
-	}
-	defer log.Close()
 	if err := n.node.Do(p.rules.open); err != nil {
 		return nil, fmt.Errorf("ask for the generation of the rules: %w", err)
 	}
+	return p, p.launch(n.node, program, config)
+}
+
+// launch starts program on h with a configuration file.
+func (p *process) launch(h *netlab.Host, program, config string) error {
+	log, err := os.Create(p.log)
+	if err != nil {
+		return fmt.Errorf("make the log of %s: %w", program, err)
+	}
+	defer log.Close()
 	p.cmd = exec.Command(program, "--config", config)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end with what it runs
 	p.began = time.Now()
-	return p, n.node.Start(p.cmd)
+	return h.Start(p.cmd)
 }
 
 // stop ends the process and returns the most memory that it or a program
 // that it ran had resident.
 func (p *process) stop() (float64, error) {
-	p.rules.close()
+	if p.rules != nil {
+		p.rules.close()
+	}
 	kill := time.AfterFunc(5*time.Second, func() { _ = p.cmd.Process.Kill() })
 	defer kill.Stop()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {

@@ -17,6 +17,7 @@ type table struct {
 	services int
 	by       map[role]*figures
 	few      *figures // connections with few Services
+	rows     []row    // nil for those of every number of Services
 }
 
 func (t *table) add(r role, f *figures) {
@@ -117,7 +118,11 @@ func (t *table) lines() []line {
 		ours.set(overFew, ours.Values[last]/t.few.Values[last]-1)
 	}
 	var list []line
-	for _, r := range rows {
+	which := t.rows
+	if which == nil {
+		which = rows
+	}
+	for _, r := range which {
 		if l, ok := t.line(r); ok {
 			list = append(list, l)
 		}

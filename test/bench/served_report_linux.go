@@ -1,0 +1,122 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// measureServed measures our program, and the peer, through an API server.
+func (b *bench) measureServed(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "bench-program-")
+	if err != nil {
+		return fmt.Errorf("make temporary directory: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	ours := program{"Ours", filepath.Join(dir, "kube-proxy")}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", ours.Path, "kubeproxy/cmd/kube-proxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the proxy: %w\n%s", err, text)
+	}
+	size := task{Quick: b.quick}.extent().services
+	b.served = table{services: size, rows: servedRows()}
+	programs := map[role]program{roleOurs: ours}
+	if b.peer != "" {
+		programs[rolePeer] = program{"Peer", b.peer}
+	}
+	for _, r := range []role{roleOurs, rolePeer} {
+		p, ok := programs[r]
+		if !ok {
+			continue
+		}
+		f, err := b.child(ctx, task{Role: roleServed, Services: size, Program: p})
+		if err != nil {
+			return err
+		}
+		b.served.add(r, f)
+	}
+	fmt.Fprintf(b.out, "\nThrough the API server\n\n%s", b.served.servedText())
+	return nil
+}
+
+// servedRows are the lines of the table, with the aims for the whole extent.
+func servedRows() []row {
+	const (
+		whySingle = "It has the API server's own write in it."
+		whyMemory = "It grows with what was programmed last."
+	)
+	return []row{
+		{label: "one endpoint changed, p50", metric: "served.single.p50", unit: inSeconds, aim: aim{most: always(20e-3)}, why: whySingle},
+		{label: "one endpoint changed, p99", metric: "served.single.p99", unit: inSeconds, aim: aim{most: always(250e-3)}, why: whySingle},
+		{label: "Services made at once, p50", metric: "served.together.p50", unit: inSeconds},
+		{label: "Services made at once, p90", metric: "served.together.p90", unit: inSeconds},
+		{label: "Services made at once, p99", metric: "served.together.p99", unit: inSeconds},
+		{label: "Services made at once, last", metric: "served.together.max", unit: inSeconds},
+		{label: "steady changes, CPU for each", metric: "served.steady.cpu", unit: inSeconds},
+		{label: "steady changes, p50", metric: "served.steady.p50", unit: inSeconds},
+		{label: "steady changes, p99", metric: "served.steady.p99", unit: inSeconds},
+		{label: "memory (RSS) with all Services", metric: "served.rss", unit: inMegabytes, aim: aim{most: always(110e6)}, why: whyMemory},
+		{label: "memory after changes of everything", metric: "served.after", unit: inMegabytes},
+		{label: "peak memory", metric: "served.peak", unit: inMegabytes},
+		{label: "growth from the first to the last of them", metric: "served.growth", unit: inPercent, aim: aim{most: always(0.1)}, why: whyMemory},
+	}
+}
+
+// servedText is t without the columns of a floor, which there is none of.
+func (t *table) servedText() string {
+	cells := [][]string{{"", "ours", "aim", ""}}
+	peer := t.by[rolePeer] != nil
+	if peer {
+		cells[0] = append(cells[0], "peer", "peer/ours")
+	}
+	for _, l := range t.lines() {
+		c := []string{l.label, l.ours, l.aim, l.met}
+		if peer {
+			c = append(c, l.peer, l.peerOver)
+		}
+		cells = append(cells, c)
+	}
+	var b strings.Builder
+	b.WriteString(align(cells))
+	for _, note := range t.notes() {
+		fmt.Fprintf(&b, "\n%s\n", note)
+	}
+	return b.String()
+}
+
+// servedDocument is the section about the API server, if that was measured.
+func (b *bench) servedDocument() string {
+	if b.served.by == nil {
+		return ""
+	}
+	x := task{Quick: b.quick}.extent()
+	return fmt.Sprintf(howServed, thousands(x.services), x.samples, thousands(x.together), x.rate, x.long, thousands(x.most), x.churns) + b.served.servedText()
+}
+
+const howServed = `
+## Through the API server
+
+The whole program, with its default configuration, reads a real etcd and
+kube-apiserver on the same machine, over TLS, and the kernel's own notices tell
+when a change is in force. Every time begins when the request to the API server
+does, so the API server's part is in it, and it shares the processors. Where there
+is a peer, it has the same configuration and an API server of its own with the
+same objects.
+
+- **one endpoint changed**: with %s Services of 10 endpoints, %d changes, one
+  after the other, 1.1 s apart.
+- **Services made at once**: %s more, as fast as the API server takes them, from
+  the write of each EndpointSlice.
+- **steady changes**: one endpoint each, %d a second for %s.
+- **memory**: with %s Services of 10 endpoints, resident when the program rests;
+  then every endpoint of every Service is replaced, %d times. Growth is between
+  the first and the last of these.
+
+`
