@@ -53,7 +53,7 @@ func (r *requests) lists() []time.Time {
 	defer r.mu.Unlock()
 	var all []time.Time
 	for i, q := range r.all {
-		if q.URL.Query().Get("watch") == "" {
+		if q.Method == http.MethodGet && q.URL.Query().Get("watch") == "" { // Events are written, too
 			all = append(all, r.at[i])
 		}
 	}
