@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"kubeproxy/test/portable"
 )
 
 const configHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -34,8 +36,7 @@ func call(t *testing.T, dir string, args ...string) outcome {
 	if dir == "" {
 		return outcome{code, out.String(), err.String()}
 	}
-	hide := strings.NewReplacer(dir, "DIR")
-	return outcome{code, hide.Replace(out.String()), hide.Replace(err.String())}
+	return outcome{code, portable.Text(out.String(), dir), portable.Text(err.String(), dir)}
 }
 
 // files writes files into a new directory, by their names.

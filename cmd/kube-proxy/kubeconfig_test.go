@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/portable"
 )
 
 const goodKubeconfig = `apiVersion: v1
@@ -78,9 +80,10 @@ func checkRefusal(t *testing.T, file, master string, want []string) {
 	if err == nil {
 		t.Fatalf("no error, want one with %q", want)
 	}
-	for _, words := range append(want, file) {
-		if !strings.Contains(err.Error(), words) {
-			t.Errorf("error %q, want %q in it", err, words)
+	text := portable.Text(err.Error(), filepath.Dir(file))
+	for _, words := range append(want, "DIR/"+filepath.Base(file)) {
+		if !strings.Contains(text, words) {
+			t.Errorf("error %q, want %q in it", text, words)
 		}
 	}
 }

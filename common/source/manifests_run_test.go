@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+
+	"kubeproxy/test/portable"
 )
 
 // run starts m on the paths and waits for Synced. The returned calls are
@@ -211,7 +213,7 @@ func TestRunKeepsTheLastGoodState(t *testing.T) {
 				t.Fatalf("problems = %q, want %d", errs, len(tt.errs))
 			}
 			for i, want := range tt.errs {
-				if got := strings.ReplaceAll(errs[i], dir, "DIR"); !strings.HasPrefix(got, want) {
+				if got := portable.Text(errs[i], dir); !strings.HasPrefix(got, want) {
 					t.Errorf("problem = %q, want %q", got, want)
 				}
 			}

@@ -19,6 +19,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/test/portable"
 )
 
 // recorder is a Sink that remembers the calls as text.
@@ -228,7 +230,7 @@ func compareErrors(t *testing.T, dir string, want []string, err error) {
 		t.Fatalf("errors = %v, want %d", err, len(want))
 	}
 	for i, w := range want {
-		if g := strings.ReplaceAll(got[i].Error(), dir, "DIR"); !strings.HasPrefix(g, w) {
+		if g := portable.Text(got[i].Error(), dir); !strings.HasPrefix(g, w) {
 			t.Errorf("error %d = %q, want %q", i, g, w)
 		}
 	}
