@@ -51,6 +51,13 @@ func files(t *testing.T, content map[string]string) string {
 	return dir
 }
 
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestMistakes(t *testing.T) {
 	dir := files(t, map[string]string{"bad.yaml": configHead + "mode: magic\noomScoreAdj: 5000\n"})
 	tests := map[string]struct {
