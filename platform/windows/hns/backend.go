@@ -164,13 +164,10 @@ func (b *Backend) workAll(next *installed, before *installed) *work {
 		t, used := targets[e.Addrs[0]]
 		switch {
 		case !oursEndpoint(b.host, e):
-		case !used && next.snapshot.Partial:
-		case !used:
-			w.spare = append(w.spare, e)
-		case misled(e, t):
+		case used && misled(e, t):
 			w.misled = append(w.misled, e)
-		default:
-			w.spare = append(w.spare, e) // should it be wanted, somebody refers to it
+		case !used && !next.snapshot.Partial:
+			w.spare = append(w.spare, e)
 		}
 	}
 	return w
@@ -340,5 +337,5 @@ func (b *Backend) rehearse(ctx context.Context, p *plan) {
 	dry := dryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
 	p.lines, p.creates, p.waiting = dry.lines, dry.creates, dry.waiting
-	p.errs = dry.errs
+	p.adopts, p.errs = dry.adopts, dry.errs
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // What says which kinds of objects to list.
@@ -150,3 +151,12 @@ func (u unsupported) Is(target error) bool { return target == errors.ErrUnsuppor
 type pending string
 
 func (p pending) Error() string { return string(p) }
+
+// onlyPending reports that err, which may be several, is nothing worse.
+func onlyPending(err error) bool {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPending(err) })
+	}
+	_, ok := err.(pending)
+	return ok
+}

@@ -99,32 +99,40 @@ func (e *Endpoint) words() string {
 	return s
 }
 
-// detach takes e, which leads to the wrong node, out of our load balancers and
-// deletes it, so that one that leads right can be made.
-func (p *pass) detach(e *Endpoint) {
-	for _, lb := range p.users(e.ID) {
+// detach takes endpoints that lead to the wrong node out of our load balancers
+// and deletes them, so that ones that lead right can be made.
+func (p *pass) detach(misled []*Endpoint) {
+	if len(misled) == 0 {
+		return
+	}
+	wrong := map[string]bool{}
+	for _, e := range misled {
+		wrong[e.ID] = true
+	}
+	for _, lb := range p.users(wrong) {
 		if p.fatal != nil {
 			return
 		}
 		rest := *lb
 		rest.ID = ""
-		rest.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return id == e.ID })
+		rest.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return wrong[id] })
 		n := leftover(p.host.ownedFor(lb.ID), lb.Key)
 		if !p.ours(lb) {
-			p.fail(n, fmt.Errorf("endpoint %s leads to the wrong node, and load balancer %s, which is not ours, has it", e.Addrs[0], lb.ID))
-			return
-		}
-		if len(rest.Endpoints) == 0 {
+			p.fail(n, fmt.Errorf("load balancer %s, which is not ours, has an endpoint of ours that leads to the wrong node", lb.ID))
+		} else if len(rest.Endpoints) == 0 {
 			p.drop(lb, n)
 		} else if err := p.hold(&rest, n); err != nil {
 			p.fail(n, err)
 		}
 	}
-	p.removeEndpoint(e, leftover("", Key{}))
+	for _, e := range misled {
+		p.removeEndpoint(e, leftover("", Key{}))
+	}
 }
 
-// users returns the load balancers that have an endpoint, in key order.
-func (p *pass) users(id string) []*LoadBalancer {
+// users returns the load balancers that have one of the endpoints, in key
+// order.
+func (p *pass) users(of map[string]bool) []*LoadBalancer {
 	seen := map[string]*LoadBalancer{}
 	for m := p.model; m != nil; m = m.base {
 		for k, lb := range m.balancers {
@@ -135,7 +143,7 @@ func (p *pass) users(id string) []*LoadBalancer {
 	}
 	var users []*LoadBalancer
 	for _, lb := range seen {
-		if lb != nil && slices.Contains(lb.Endpoints, id) {
+		if lb != nil && slices.ContainsFunc(lb.Endpoints, func(id string) bool { return of[id] }) {
 			users = append(users, lb)
 		}
 	}
@@ -172,7 +180,7 @@ func (p *pass) sweep(w *work) {
 
 // removeEndpoint deletes e unless a load balancer, whoever's, has it.
 func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
-	if p.fatal != nil || p.model.references(e.ID) > 0 {
+	if p.fatal != nil || p.model.references(e.ID) > 0 || p.doubtful[e.ID] {
 		return
 	}
 	if err := p.driver.DeleteEndpoint(p.ctx, e.ID); err != nil && !errors.Is(err, ErrNotFound) {

@@ -141,11 +141,25 @@ func (h *Host) own(lb *LoadBalancer, purpose string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.load()
-	k := lb.Key.String()
-	_, intended := h.record.Intended[k]
-	if h.record.LoadBalancers[lb.ID] != purpose || intended {
+	if h.record.LoadBalancers[lb.ID] != purpose {
 		h.record.LoadBalancers[lb.ID], h.dirty = purpose, true
-		delete(h.record.Intended, k)
+	}
+}
+
+// fulfil forgets that load balancers were about to be made: their IDs are
+// known.
+func (h *Host) fulfil(keys map[Key]bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	if len(h.record.Intended) == 0 {
+		return
+	}
+	for k := range keys {
+		if _, intended := h.record.Intended[k.String()]; intended {
+			delete(h.record.Intended, k.String())
+			h.dirty = true
+		}
 	}
 }
 

@@ -28,11 +28,16 @@ type pass struct {
 
 	lines   []string
 	creates map[Key]service.PortName // load balancers that a dry pass would make
+	adopts  []adoption               // and those it would leave as they are
+	owned   map[Key]bool             // load balancers that are certainly ours now
 	errs    []error
 	failed  map[service.PortName]bool
 	// released are endpoints that lost a load balancer, and who let go.
 	released map[string]service.PortName
 	broken   map[netip.Addr]error // endpoints that could not be made
+	// doubtful are endpoints that a load balancer may have: HNS said that it
+	// failed to make it, but who knows.
+	doubtful map[string]bool
 	// waiting means that a local endpoint is missing. stale means that an
 	// answer did not fit the model. unsure means that something failed, so
 	// that nobody knows what HNS holds.
@@ -43,8 +48,8 @@ type pass struct {
 func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
-		creates: map[Key]service.PortName{}, failed: map[service.PortName]bool{},
-		released: map[string]service.PortName{}, broken: map[netip.Addr]error{},
+		creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName]bool{},
+		released: map[string]service.PortName{}, broken: map[netip.Addr]error{}, doubtful: map[string]bool{},
 	}
 }
 
@@ -84,9 +89,7 @@ func (p *pass) do(w *work) {
 	slices.SortStableFunc(w.units, func(a, b unit) int {
 		return cmp.Or(rank(a.name)-rank(b.name), a.name.Compare(b.name))
 	})
-	for _, e := range w.misled {
-		p.detach(e)
-	}
+	p.detach(w.misled)
 	for _, u := range w.units {
 		if urgent(u.name) {
 			p.ensureAll(u)
@@ -141,10 +144,7 @@ func (p *pass) fail(n service.PortName, err error) {
 		p.fatal = err
 		return
 	}
-	var wait pending
-	if !errors.As(err, &wait) {
-		p.unsure = true
-	}
+	p.unsure = p.unsure || !onlyPending(err)
 	if errors.Is(err, ErrExists) || errors.Is(err, ErrNotFound) {
 		p.stale = true
 	}
@@ -191,9 +191,7 @@ func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
 	case !p.ours(have):
 		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
 	case have.same(lb):
-		if !p.dry {
-			p.host.own(have, n.String())
-		}
+		p.own(have, n)
 		return nil
 	case have.same(lb.with(have.Endpoints)) && p.host.changesInPlace(p.site.Version):
 		return p.change(have, lb, n)
@@ -228,12 +226,20 @@ func (p *pass) ours(have *LoadBalancer) bool {
 func (p *pass) create(lb *LoadBalancer, n service.PortName) error {
 	id, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
 	if err != nil {
+		p.doubt(lb)
 		return taken(err, lb.Key)
 	}
 	p.say("+ loadbalancer %s %s %s", lb.Key, lb.words(), p.names(lb.Endpoints))
 	p.creates[lb.Key] = n
 	p.put(id, lb, n)
 	return nil
+}
+
+func (p *pass) doubt(lb *LoadBalancer) {
+	delete(p.owned, lb.Key)
+	for _, id := range lb.Endpoints {
+		p.doubtful[id] = true
+	}
 }
 
 // taken explains an error that names no culprit.
@@ -249,9 +255,24 @@ func (p *pass) put(id string, lb *LoadBalancer, n service.PortName) {
 	made := *lb
 	made.ID = id
 	p.model.putBalancer(&made)
+	p.own(&made, n)
+}
+
+// own notes that lb is ours. A dry pass notes what a later process would have
+// to recognise without anything being done.
+func (p *pass) own(lb *LoadBalancer, n service.PortName) {
+	p.owned[lb.Key] = true
 	if !p.dry {
-		p.host.own(&made, n.String())
+		p.host.own(lb, n.String())
+	} else if !p.host.owns(lb.ID) {
+		p.adopts = append(p.adopts, adoption{lb, n})
 	}
+}
+
+// adoption is a load balancer that is as it should be, and who it is for.
+type adoption struct {
+	lb   *LoadBalancer
+	name service.PortName
 }
 
 // change changes have in place and looks whether it really was.
@@ -268,6 +289,7 @@ func (p *pass) change(have, lb *LoadBalancer, n service.PortName) error {
 		p.host.neverInPlace(p.site.Version)
 		return p.replace(have, lb, n)
 	case err != nil:
+		p.doubt(lb)
 		return err
 	}
 	p.say("~ loadbalancer %s %s %s", lb.Key, lb.words(), p.difference(have.Endpoints, lb.Endpoints))
@@ -311,7 +333,8 @@ func (p *pass) release(lb *LoadBalancer, n service.PortName) {
 
 // drop deletes a load balancer that nobody wants.
 func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
-	if p.fatal != nil || p.model.balancer(lb.Key) != lb {
+	// By now it may have been made again, without an endpoint that was misled.
+	if lb = p.model.balancer(lb.Key); lb == nil || p.fatal != nil {
 		return
 	}
 	if err := p.deleteBalancer(lb); err != nil {

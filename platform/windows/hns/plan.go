@@ -29,6 +29,7 @@ type plan struct {
 
 	lines   []string
 	creates map[Key]service.PortName
+	adopts  []adoption
 	errs    []error
 	waiting bool
 }
@@ -115,6 +116,7 @@ func (p *plan) perform(ctx context.Context) *pass {
 	b.host.intend(p.creates)
 	real := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	real.do(p.work)
+	b.host.fulfil(real.owned)
 	return real
 }
 
@@ -155,6 +157,9 @@ func (p *plan) finish(done *pass) {
 	}
 	b.notice(next)
 	if done == nil {
+		for _, a := range p.adopts {
+			b.host.own(a.lb, a.name.String())
+		}
 		b.host.save()
 		next.clean = true
 		b.have = next

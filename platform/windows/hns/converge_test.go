@@ -1,0 +1,250 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+func unsupportedOnly(err error) bool { return reconcile.Unsupported(err) }
+
+// crash is what the fake panics with when the process dies.
+var errCrash = errors.New("the process dies")
+
+// TestConverges does rounds in which HNS fails here and there, goes down, the
+// process dies, and others meddle. One clean round must reach the goal; the
+// next must find nothing to do; nothing of ours is left over, and nothing of
+// others is touched.
+func TestConverges(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			rapid.Check(t, func(r *rapid.T) { converges(t, world{r, f}) })
+		})
+	}
+}
+
+func converges(t *testing.T, w world) {
+	b := drawnBench(t, w)
+	foreign := w.strangers(b)
+	var want *service.Snapshot
+	var ports []*service.Port
+	for n := range 5 {
+		if want == nil || w.coin("changes") {
+			ports = w.ports()
+			want = service.New(uint64(n), theNode, ports)
+		}
+		w.meddle(b)
+		w.faults(b)
+		w.roughRound(b, want)
+		b.hns.refuse, b.hns.after, b.hns.down = nil, nil, false
+	}
+	w.restorePods(b)
+	b.now = b.now.Add(time.Minute) // what others did shows in a listing
+	if text, err := b.round(want); err != nil && !unsupportedOnly(err) {
+		w.t.Fatalf("a clean round: %v\n%s", err, text)
+	}
+	if text := b.plan(want).String(); text != "" {
+		w.t.Fatalf("after a clean round, still to do:\n%s", text)
+	}
+	w.nothingLeft(b, ports)
+	for _, e := range foreign {
+		if _, ok := b.hns.endpoints[e]; !ok && b.hns.balancers[e].ID == "" {
+			w.t.Fatalf("%s was not ours, and is gone", e)
+		}
+	}
+	if len(b.hns.warnings) > 0 {
+		w.t.Fatalf("HNS warns: %v", b.hns.warnings)
+	}
+	for range 5 {
+		judge(w.t, b, want, w.conn(ports))
+	}
+}
+
+// strangers adds what is not ours: a load balancer, and a remote endpoint
+// that it leads to.
+func (w world) strangers(b *bench) []string {
+	n := b.hns.networks[0].ID
+	e := Endpoint{ID: "stranger-endpoint", Network: n, Name: "other", Remote: true, MAC: "02-11-00-00-00-01", Provider: nodeB, Addrs: []netip.Addr{w.nth("10.244.3.99", "fd00:10:244:3::99", 0)}}
+	b.hns.endpoints[e.ID] = e
+	lb := LoadBalancer{ID: "stranger-balancer", Key: Key{Family: w.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
+	b.hns.balancers[lb.ID] = lb
+	return []string{e.ID, lb.ID}
+}
+
+// faults has calls of the next round fail, before or after they are done.
+func (w world) faults(b *bench) {
+	codes := []uint32{0xaa, 0x57, 0x803b0007, 0x1f}
+	fail := func(label string, one int) func(string) error {
+		return func(op string) error {
+			switch w.pick(label, one) {
+			case 0:
+				return fails(op, rapid.SampledFrom(codes).Draw(w.t, "code"))
+			case 1:
+				if w.pick("crash", 4) == 0 {
+					panic(errCrash)
+				}
+			}
+			return nil
+		}
+	}
+	switch w.pick("faults", 5) {
+	case 0:
+		b.hns.refuse = fail("refuse", 4)
+	case 1:
+		b.hns.after = fail("after", 4)
+	case 2:
+		b.hns.down = true
+	}
+}
+
+// roughRound does a round that may fail, or end the process.
+func (w world) roughRound(b *bench, want *service.Snapshot) {
+	defer func() {
+		r := recover()
+		if r != nil && r != error(errCrash) {
+			panic(r)
+		}
+		if r != nil || w.pick("restart", 4) == 0 {
+			b.restart()
+			b.setFamily(w.family)
+		}
+	}()
+	b.now = b.now.Add(time.Duration(w.pick("later", 40)) * time.Second)
+	p, err := b.backend.Plan(context.Background(), want)
+	if err != nil {
+		if !b.hns.down && b.hns.refuse == nil && b.hns.after == nil {
+			w.t.Fatalf("Plan: %v", err)
+		}
+		return
+	}
+	if p.Empty() {
+		return
+	}
+	// Failures and pods that are missing are for the next rounds.
+	if err := p.Apply(context.Background()); err != nil && len(reconcile.Failed(err)) == 0 && !b.hns.down && b.hns.refuse == nil && b.hns.after == nil {
+		w.t.Fatalf("Apply: %v\n%s", err, p)
+	}
+}
+
+// meddle does what a stranger or the network plugin might.
+func (w world) meddle(b *bench) {
+	lbs, eps := slices.Sorted(maps.Keys(b.hns.balancers)), slices.Sorted(maps.Keys(b.hns.endpoints))
+	switch w.pick("meddle", 9) {
+	case 0: // load balancers vanish
+		for _, id := range lbs {
+			if id != "stranger-balancer" && w.coin("vanish") {
+				delete(b.hns.balancers, id)
+			}
+		}
+	case 1: // a load balancer is altered
+		id := lbs[w.pick("altered", len(lbs))]
+		if lb := b.hns.balancers[id]; id != "stranger-balancer" {
+			lb.TargetPort++
+			b.hns.balancers[id] = lb
+		}
+	case 2: // remote endpoints and pods vanish, used or not
+		for _, id := range eps {
+			if id != "stranger-endpoint" && w.pick("vanish", 3) == 0 {
+				delete(b.hns.endpoints, id)
+			}
+		}
+	case 3: // a pod is made again
+		w.replacePod(b)
+	case 4: // another node has the pods of a subnet
+		if n := &b.hns.networks[0]; n.Kind == Overlay {
+			n.Routes = slices.Clone(n.Routes)
+			n.Routes[0].Provider = rapid.SampledFrom([]netip.Addr{nodeB, addr("192.0.2.20")}).Draw(w.t, "provider")
+		}
+	case 5: // the network plugin makes the network anew, and pods with it
+		w.renewNetwork(b)
+	}
+}
+
+func (w world) replacePod(b *bench) {
+	a := w.here(w.pick("pod", 6))
+	for id, e := range b.hns.endpoints {
+		if e.Has(a) && !e.Remote {
+			delete(b.hns.endpoints, id)
+			e.ID = b.hns.id("endpoint")
+			b.hns.endpoints[e.ID] = e
+			return
+		}
+	}
+}
+
+func (w world) renewNetwork(b *bench) {
+	b.hns.networks[0].ID = b.hns.id("network")
+	for id, e := range b.hns.endpoints {
+		if e.ID == "stranger-endpoint" {
+			e.Network = b.hns.networks[0].ID
+			b.hns.endpoints[id] = e
+			continue
+		}
+		delete(b.hns.endpoints, id)
+	}
+	w.restorePods(b)
+}
+
+// restorePods has the network plugin make what is missing.
+func (w world) restorePods(b *bench) {
+	n := b.hns.networks[0].ID
+	make := func(name string, a netip.Addr) {
+		if !b.hns.uses(n, a, false) {
+			e := Endpoint{ID: b.hns.id("endpoint"), Name: name, Network: n, Addrs: []netip.Addr{a}}
+			b.hns.endpoints[e.ID] = e
+		}
+	}
+	for i := range 6 {
+		make(fmt.Sprintf("pod-%d", i), w.here(i))
+	}
+	make("cbr0", rootAddr(w.family))
+}
+
+// nothingLeft wants exactly what ports ask for, besides what is not ours.
+func (w world) nothingLeft(b *bench, ports []*service.Port) {
+	l, _ := b.hns.List(context.Background(), All)
+	site, _, err := b.backend.survey(l, theNode)
+	if err != nil {
+		w.t.Fatalf("survey: %v", err)
+	}
+	wanted, vips := map[Key]bool{}, map[netip.Addr]bool{}
+	for _, p := range ports {
+		d := Desire(p, &site)
+		for _, x := range d.LoadBalancers {
+			wanted[x.Key] = true
+		}
+		for _, t := range d.VIPs {
+			vips[t.Addr] = true
+		}
+	}
+	used := map[string]bool{}
+	for id, lb := range b.hns.balancers {
+		if id != "stranger-balancer" && !wanted[lb.Key] {
+			w.t.Fatalf("load balancer %s is left over", lb.Key)
+		}
+		for _, e := range lb.Endpoints {
+			used[e] = true
+		}
+	}
+	if len(b.hns.balancers)-1 != len(wanted) {
+		w.t.Fatalf("%d load balancers, want %d", len(b.hns.balancers)-1, len(wanted))
+	}
+	for id, e := range b.hns.endpoints {
+		if e.Remote && !used[id] && !vips[e.Addrs[0]] {
+			w.t.Fatalf("endpoint %s is left over", e.words())
+		}
+	}
+}

@@ -1,0 +1,267 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// world draws small clusters, so that things collide.
+type world struct {
+	t      *rapid.T
+	family service.Family
+}
+
+func (w world) pick(label string, n int) int { return rapid.IntRange(0, n-1).Draw(w.t, label) }
+func (w world) coin(label string) bool       { return rapid.Bool().Draw(w.t, label) }
+
+// nth returns the n-th address after the base of the family.
+func (w world) nth(v4, v6 string, n int) netip.Addr {
+	base := v4
+	if w.family == service.IPv6 {
+		base = v6
+	}
+	b := addr(base).AsSlice()
+	b[len(b)-1] += byte(n)
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// here is a pod of this node, there one of another.
+func (w world) here(n int) netip.Addr  { return w.nth("10.244.1.10", "fd00:10:244:1::10", n) }
+func (w world) there(n int) netip.Addr { return w.nth("10.244.2.10", "fd00:10:244:2::10", n) }
+
+func (w world) network() Network {
+	if w.family == service.IPv4 && w.coin("overlay") {
+		return overlayN
+	}
+	n := bridgeN
+	n.Kind = rapid.SampledFrom([]Kind{L2Bridge, L2Tunnel}).Draw(w.t, "kind")
+	return n
+}
+
+func (w world) version() Version {
+	all := []Version{{9, 5}, {13, 3}, {15, 4}, {15, 5}}
+	if w.family == service.IPv6 {
+		all = all[1:]
+	}
+	return rapid.SampledFrom(all).Draw(w.t, "version")
+}
+
+func (w world) options() Options {
+	return Options{DSR: w.coin("dsr"), ForwardHealthChecks: w.coin("forward"), RootEndpoint: "cbr0", HealthzPort: 10256}
+}
+
+func (w world) endpoint() service.Endpoint {
+	port := uint16(8080)
+	if w.pick("other port", 8) == 0 {
+		port = 9090
+	}
+	switch w.pick("where", 8) {
+	case 0, 1, 2:
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.here(w.pick("pod", 6)), port), Local: true}
+	case 3: // nobody told where
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.there(w.pick("pod", 6)), port)}
+	case 4: // a pod on a node's own network
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.nth("192.0.2.11", "2001:db8::11", 0), port), Elsewhere: true}
+	case 5: // the address of a pod here is reused there
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.here(w.pick("pod", 6)), port), Elsewhere: true}
+	}
+	return service.Endpoint{Addr: netip.AddrPortFrom(w.there(w.pick("pod", 6)), port), Elsewhere: true}
+}
+
+func (w world) endpoints(label string, only func(service.Endpoint) bool) []service.Endpoint {
+	var all []service.Endpoint
+	for range rapid.SampledFrom([]int{0, 1, 2, 3, 5, 8}).Draw(w.t, label) {
+		if e := w.endpoint(); only(e) {
+			all = append(all, e)
+		}
+	}
+	slices.SortFunc(all, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return slices.CompactFunc(all, func(a, b service.Endpoint) bool { return a.Addr == b.Addr })
+}
+
+// port draws the n-th port, whose frontends are its own.
+func (w world) port(n int) *service.Port {
+	p := &service.Port{
+		Name:   service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", n), Port: "http", Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}).Draw(w.t, "protocol")},
+		Family: w.family, Cluster: w.endpoints("cluster", func(service.Endpoint) bool { return true }),
+		Internal: service.Policy(w.pick("internal", 2)), External: service.Policy(w.pick("external", 2)),
+	}
+	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
+		p.Local = w.endpoints("local", func(e service.Endpoint) bool { return e.Local })
+	}
+	if w.pick("affinity", 3) == 0 {
+		p.Affinity = time.Hour
+	}
+	add := func(k service.Kind, a netip.Addr, port uint16, sources []netip.Prefix) {
+		p.Frontends = append(p.Frontends, service.Frontend{Kind: k, Addr: a, Port: port, Sources: sources})
+	}
+	add(service.ClusterIP, w.nth("10.96.0.10", "fd00:10:96::10", n/2), uint16(80+n), nil) // two ports share it
+	if w.coin("node port") {
+		add(service.NodePort, netip.Addr{}, uint16(30000+n), nil)
+	}
+	if w.coin("external ip") {
+		add(service.ExternalIP, w.nth("198.51.100.10", "2001:db8:1::10", n), 80, nil)
+	}
+	if w.coin("load balancer") {
+		var sources []netip.Prefix
+		if w.pick("sources", 4) == 0 {
+			sources = []netip.Prefix{prefix("203.0.113.0/25")}
+		}
+		add(service.LoadBalancerIP, w.nth("203.0.113.200", "2001:db8:3::200", n/2), uint16(80+n), sources)
+		p.HealthCheck = uint16(w.pick("health check", 2) * (31000 + n/2))
+	}
+	return p
+}
+
+func (w world) ports() []*service.Port {
+	var ports []*service.Port
+	for n := range w.pick("ports", 5) {
+		if w.pick("there", 5) > 0 {
+			ports = append(ports, w.port(n))
+		}
+	}
+	return ports
+}
+
+// conn draws a connection to one of the ports' frontends, or beside them.
+func (w world) conn(ports []*service.Port) route.Conn {
+	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.there(0), 80), From: w.nth("203.0.113.1", "2001:db8:2::1", 0), Interface: "eth0"}
+	if len(ports) > 0 {
+		p := ports[w.pick("to", len(ports))]
+		f := p.Frontends[w.pick("frontend", len(p.Frontends))]
+		to := f.Addr
+		if c.ToNode = f.Kind == service.NodePort; c.ToNode {
+			to = w.nth("192.0.2.10", "2001:db8::10", 0)
+		}
+		c.Protocol, c.To = p.Name.Protocol, netip.AddrPortFrom(to, f.Port+uint16(w.pick("beside", 8)/7))
+	}
+	switch w.pick("from", 3) {
+	case 0:
+		c.From, c.Interface = w.here(30), "vEthernet"
+	case 1:
+		c.From, c.Interface = w.nth("192.0.2.10", "2001:db8::10", 0), ""
+	}
+	return c
+}
+
+// trace follows c through what HNS holds: to a load balancer with its address,
+// else, on the node, to one without. What none has is not translated.
+func trace(k *fake, f service.Family, c route.Conn) []netip.AddrPort {
+	find := func(vip netip.Addr) *LoadBalancer {
+		for _, lb := range k.balancers {
+			if lb.Key == (Key{VIP: vip, Family: f, Port: c.To.Port(), Protocol: c.Protocol}) {
+				return &lb
+			}
+		}
+		return nil
+	}
+	lb := find(c.To.Addr())
+	if lb == nil && c.ToNode {
+		lb = find(netip.Addr{})
+	}
+	if lb == nil {
+		return nil
+	}
+	var to []netip.AddrPort
+	for _, id := range lb.Endpoints {
+		e := k.endpoints[id]
+		to = append(to, netip.AddrPortFrom(e.in(f), lb.TargetPort))
+	}
+	slices.SortFunc(to, netip.AddrPort.Compare)
+	return to
+}
+
+// expected is what route.Decide says, as far as HNS can do it. It cannot
+// refuse or drop, has no source ranges and no SCTP, sends everybody to the
+// same endpoints whatever side they come from, and has one target port.
+func expected(v route.Verdict, n *Network) []netip.AddrPort {
+	if v.Port == nil || v.Frontend.Sources != nil || v.Port.Name.Protocol == service.SCTP {
+		return nil
+	}
+	groups := map[uint16][]netip.AddrPort{}
+	for _, e := range v.Port.Endpoints(v.Frontend.Kind) {
+		groups[e.Addr.Port()] = append(groups[e.Addr.Port()], e.Addr)
+	}
+	if len(groups[9090]) > len(groups[8080]) {
+		return groups[9090]
+	}
+	return groups[8080]
+}
+
+// judge compares where HNS leads c with what should become of it. Health
+// checks that are forwarded are no business of Services.
+func judge(t *rapid.T, b *bench, want *service.Snapshot, c route.Conn) {
+	v := route.Decide(want, c)
+	got, exp := trace(b.hns, b.backend.family, c), expected(v, &b.hns.networks[0])
+	if v.Port == nil && len(got) == 1 && got[0].Addr() == rootAddr(b.backend.family) {
+		return
+	}
+	if diff := cmp.Diff(exp, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		t.Fatalf("%+v: %s (-decide +hns):\n%s", c, v.Reason, diff)
+	}
+}
+
+func rootAddr(f service.Family) netip.Addr {
+	return world{family: f}.nth("10.244.1.250", "fd00:10:244:1::fa", 0)
+}
+
+// drawnBench is a node of a drawn world, with all pods that there can be.
+func drawnBench(t *testing.T, w world) *bench {
+	b := &bench{t: t, hns: newFake(w.version(), w.network()), store: &memory{}, now: time.Unix(1e9, 0), options: w.options()}
+	b.restart()
+	b.setFamily(w.family)
+	for n := range 6 {
+		b.pods(w.here(n).String())
+	}
+	b.makeRoot()
+	return b
+}
+
+func (b *bench) setFamily(f service.Family) {
+	h := b.backend.host
+	b.backend = New(h, f, b.options, 30*time.Second)
+	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
+}
+
+func (b *bench) makeRoot() {
+	b.t.Helper()
+	root := Endpoint{Name: "cbr0", Network: b.hns.networks[0].ID, Addrs: []netip.Addr{rootAddr(b.backend.family)}}
+	if _, err := b.hns.CreateEndpoint(context.Background(), root); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// TestHNSLeadsWhereRouteDecides judges 20 connections to each of 100 drawn
+// clusters of each family.
+func TestHNSLeadsWhereRouteDecides(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			rapid.Check(t, func(r *rapid.T) {
+				w := world{r, f}
+				b := drawnBench(t, w)
+				ports := w.ports()
+				want := service.New(1, theNode, ports)
+				if _, err := b.round(want); err != nil && !unsupportedOnly(err) {
+					r.Fatalf("Apply: %v", err)
+				}
+				for range 20 {
+					judge(r, b, want, w.conn(ports))
+				}
+			})
+		})
+	}
+}
