@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -193,7 +194,7 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 	l.Report = func(res reconcile.Result) {
 		r.report(res)
 		o.result(b, k.want, res)
-		if res.Err == nil {
+		if res.Err == nil || health.Partial(res.Err) { // the rest is in force
 			p.done(b.String())
 		}
 		// A round that was begun is finished, whatever happens to ctx.

@@ -337,5 +337,5 @@ func (b *Backend) rehearse(ctx context.Context, p *plan) {
 	dry := dryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
 	p.lines, p.creates, p.waiting = dry.lines, dry.creates, dry.waiting
-	p.adopts, p.errs = dry.adopts, dry.errs
+	p.adopts, p.failed = dry.adopts, dry.failed
 }

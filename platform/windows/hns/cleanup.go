@@ -82,7 +82,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 		}
 	}
 	b.host.save()
-	return errors.Join(append(p.errs, p.fatal)...)
+	return errors.Join(append(portErrors(b.family, p.failed), p.fatal)...)
 }
 
 // Prepare makes what the proxy needs before it can program anything: it waits

@@ -231,6 +231,8 @@ func (s *Site) without(f service.Family) string {
 		return "HNS has no IPv6 on overlay networks"
 	case !s.Version.Features().DualStack:
 		return fmt.Sprintf("HNS %s has no dual stack: want Windows Server 2022 or newer", s.Version)
+	case len(s.Network.Subnets) > 0 && !slices.ContainsFunc(s.Network.Subnets, func(p netip.Prefix) bool { return p.Addr().Is6() }):
+		return fmt.Sprintf("network %q has no IPv6 subnet", s.Network.Name)
 	}
 	return ""
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -30,8 +31,7 @@ type pass struct {
 	creates map[Key]service.PortName // load balancers that a dry pass would make
 	adopts  []adoption               // and those it would leave as they are
 	owned   map[Key]bool             // load balancers that are certainly ours now
-	errs    []error
-	failed  map[service.PortName]bool
+	failed  map[service.PortName][]error
 	// released are endpoints that lost a load balancer, and who let go.
 	released map[string]service.PortName
 	broken   map[netip.Addr]error // endpoints that could not be made
@@ -48,7 +48,7 @@ type pass struct {
 func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
-		creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName]bool{},
+		creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{},
 		released: map[string]service.PortName{}, broken: map[netip.Addr]error{}, doubtful: map[string]bool{},
 	}
 }
@@ -148,8 +148,43 @@ func (p *pass) fail(n service.PortName, err error) {
 	if errors.Is(err, ErrExists) || errors.Is(err, ErrNotFound) {
 		p.stale = true
 	}
-	p.failed[n] = true
-	p.errs = append(p.errs, &reconcile.PortError{Family: p.family, Name: n, Err: err})
+	p.failed[n] = appendNew(p.failed[n], err)
+}
+
+// appendNew adds what is in err, which may be several errors, unless it was
+// said already: the frontends of a port often fail alike.
+func appendNew(errs []error, err error) []error {
+	if list, ok := err.(interface{ Unwrap() []error }); ok && !isError(err) {
+		for _, one := range list.Unwrap() {
+			errs = appendNew(errs, one)
+		}
+		return errs
+	}
+	if slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
+		return errs
+	}
+	return append(errs, err)
+}
+
+func isError(err error) bool {
+	_, ok := err.(*Error)
+	return ok
+}
+
+// portErrors returns one PortError for each port that failed or has limits, by
+// name.
+func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
+	joined := map[service.PortName][]error{}
+	for _, of := range all {
+		for n, errs := range of {
+			joined[n] = append(joined[n], errs...)
+		}
+	}
+	var errs []error
+	for _, n := range slices.SortedFunc(maps.Keys(joined), service.PortName.Compare) {
+		errs = append(errs, &reconcile.PortError{Family: f, Name: n, Err: errors.Join(joined[n]...)})
+	}
+	return errs
 }
 
 func (p *pass) say(format string, args ...any) {

@@ -30,7 +30,7 @@ type plan struct {
 	lines   []string
 	creates map[Key]service.PortName
 	adopts  []adoption
-	errs    []error
+	failed  map[service.PortName][]error
 	waiting bool
 }
 
@@ -55,7 +55,7 @@ func (p *plan) delta() claims {
 // Empty implements reconcile.Plan. What cannot be done is not done, so a plan
 // that has nothing but that is not empty.
 func (p *plan) Empty() bool {
-	return len(p.lines)+len(p.errs)+len(p.limits()) == 0 && p.reserve == nil
+	return len(p.lines)+len(p.failed)+len(p.limits()) == 0 && p.reserve == nil
 }
 
 // Drift implements reconcile.Plan.
@@ -95,10 +95,10 @@ func (p *plan) Apply(ctx context.Context) error {
 		b.host.save()
 		again, err := b.planAll(ctx, p.next.snapshot)
 		if err != nil {
-			return errors.Join(append(done.errs, err)...)
+			return errors.Join(append(portErrors(b.family, done.failed), err)...)
 		}
 		if again.reserve != nil {
-			return errors.Join(append(done.errs, errors.New("the endpoint of the source VIP vanished"))...)
+			return errors.Join(append(portErrors(b.family, done.failed), errors.New("the endpoint of the source VIP vanished"))...)
 		}
 		again.drift, again.whole = p.drift, p.whole
 		p, done = again, again.perform(ctx)
@@ -108,7 +108,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		return fmt.Errorf("program HNS: %w", done.fatal)
 	}
 	p.finish(done)
-	return errors.Join(append(done.errs, p.limitErrors(done.failed)...)...)
+	return errors.Join(portErrors(b.family, done.failed, p.limits())...)
 }
 
 func (p *plan) perform(ctx context.Context) *pass {
@@ -165,7 +165,7 @@ func (p *plan) finish(done *pass) {
 		b.have = next
 		return
 	}
-	next.clean = len(done.errs) == 0
+	next.clean = len(done.failed) == 0
 	next.again = slices.SortedFunc(maps.Keys(done.failed), service.PortName.Compare)
 	if done.unsure || slices.ContainsFunc(slices.Collect(maps.Values(next.limits)), waits) {
 		return // the next plan lists
@@ -201,17 +201,4 @@ func (p *plan) limits() map[service.PortName][]error {
 		}
 	}
 	return all
-}
-
-// limitErrors returns a PortError for each port that asks for something in
-// vain and has not failed otherwise.
-func (p *plan) limitErrors(failed map[service.PortName]bool) []error {
-	all := p.limits()
-	var errs []error
-	for _, n := range slices.SortedFunc(maps.Keys(all), service.PortName.Compare) {
-		if !failed[n] {
-			errs = append(errs, &reconcile.PortError{Family: p.backend.family, Name: n, Err: errors.Join(all[n]...)})
-		}
-	}
-	return errs
 }

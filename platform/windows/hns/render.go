@@ -34,7 +34,7 @@ const (
 // can be asked: a network of kind k, the endpoints of the node's pods, and on an
 // overlay routes to all others, by way of nodes nobody knows.
 func Assumed(k Kind, want *service.Snapshot, o Options) Listing {
-	n := Network{ID: assumedName, Name: assumedName, Kind: k, Provider: netip.IPv4Unspecified(), Subnets: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}}
+	n := Network{ID: assumedName, Name: assumedName, Kind: k, Provider: netip.IPv4Unspecified(), Subnets: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}}
 	l := Listing{Version: Version{13, 3}}
 	l.Endpoints = append(l.Endpoints, Endpoint{ID: "root", Name: o.RootEndpoint, Network: n.ID, Addrs: []netip.Addr{netip.IPv4Unspecified()}})
 	if o.SourceVIP.IsValid() {
@@ -183,7 +183,7 @@ func newDocumentEndpoint(e *Endpoint, f service.Family) documentEndpoint {
 
 // said takes in what people should know.
 func (d *document) said(p *plan, dry *pass) {
-	for _, err := range append(dry.errs, p.limitErrors(nil)...) {
+	for _, err := range portErrors(p.backend.family, dry.failed, p.limits()) {
 		var at *reconcile.PortError
 		if !errors.As(err, &at) {
 			continue
