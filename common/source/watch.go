@@ -55,7 +55,9 @@ func (w *watcher) run() {
 		WatchFuncWithContext: w.watch,
 	}
 	quiet := klog.NewContext(w.turn, logr.Discard())
-	cache.NewReflectorWithOptions(from, w.feed.like, w.feed, cache.ReflectorOptions{Name: w.feed.kind}).RunWithContext(quiet)
+	cache.NewReflectorWithOptions(from, w.feed.like, w.feed, cache.ReflectorOptions{
+		Name: w.feed.kind, Clock: turnClock{ended: w.turn.Done()},
+	}).RunWithContext(quiet)
 }
 
 // Why a request is given up, or was in vain.
