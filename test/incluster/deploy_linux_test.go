@@ -42,6 +42,9 @@ type kustomization struct {
 		Name  string   `json:"name"`
 		Files []string `json:"files"`
 	} `json:"configMapGenerator"`
+	GeneratorOptions struct {
+		DisableNameSuffixHash bool `json:"disableNameSuffixHash"`
+	} `json:"generatorOptions"`
 	Images []struct {
 		Name    string `json:"name"`
 		NewName string `json:"newName"`
@@ -59,13 +62,15 @@ func read(t *testing.T, name string) []byte {
 	return text
 }
 
-// deployment returns the documents that applying the folder applies. Names of
-// ConfigMaps have no hash at their end.
+// deployment returns the documents that applying the folder applies.
 func deployment(t *testing.T) []byte {
 	t.Helper()
 	var k kustomization
 	if err := yaml.UnmarshalStrict(read(t, "kustomization.yaml"), &k); err != nil {
 		t.Fatalf("kustomization.yaml: %v", err)
+	}
+	if !k.GeneratorOptions.DisableNameSuffixHash {
+		t.Error("names of ConfigMaps get a hash at their end, so no running proxy sees a change")
 	}
 	var all []map[string]any
 	for _, name := range k.Resources {
