@@ -36,11 +36,11 @@ func (v Version) atLeast(major, minor int) bool {
 }
 
 // Which version can what. hcsshim asks for the version and concludes the same.
+// Remote subnets came with 9.2, before every version that is simulated.
 
-func (v Version) remoteSubnet() bool { return v.atLeast(9, 2) }
-func (v Version) dsr() bool          { return v.Major == 9 && v.Minor >= 3 || v.atLeast(10, 2) }
-func (v Version) dualStack() bool    { return v.atLeast(11, 10) }
-func (v Version) affinity() bool     { return v.atLeast(12, 0) }
+func (v Version) dsr() bool       { return v.Major == 9 && v.Minor >= 3 || v.atLeast(10, 2) }
+func (v Version) dualStack() bool { return v.atLeast(11, 10) }
+func (v Version) affinity() bool  { return v.atLeast(12, 0) }
 
 // modify says whether a change of a load balancer is accepted, and works
 // whether it has any effect.
