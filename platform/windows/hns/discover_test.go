@@ -1,0 +1,128 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+func pod(network, a string) Endpoint {
+	return Endpoint{ID: "pod-" + a, Name: "pod", Network: network, Addrs: []netip.Addr{addr(a)}}
+}
+
+func TestChooseNetwork(t *testing.T) {
+	nat := Network{ID: "net-nat", Name: "nat", Kind: "NAT"}
+	other := Network{ID: "net-other", Name: "other", Kind: L2Tunnel}
+	for name, tt := range map[string]struct {
+		options Options
+		listing Listing
+		want    string // its name, or a part of the error
+		waits   bool
+	}{
+		"configured":                 {Options{NetworkName: "other", EnvName: "vxlan0"}, Listing{Networks: []Network{overlayN, other}}, "other", false},
+		"in the environment":         {Options{EnvName: "VXLAN0"}, Listing{Networks: []Network{overlayN, other}}, "vxlan0", false},
+		"configured, not there yet":  {Options{NetworkName: "cbr0"}, Listing{Networks: []Network{nat, overlayN}}, `network "cbr0", which --network-name or winkernel.networkName names; there is "nat" (NAT), "vxlan0" (Overlay)`, true},
+		"configured, of other type":  {Options{NetworkName: "nat"}, Listing{Networks: []Network{nat, overlayN}}, `is of type NAT: want Overlay, L2Bridge or L2Tunnel`, false},
+		"the only one":               {Options{}, Listing{Networks: []Network{nat, overlayN}}, "vxlan0", false},
+		"none":                       {Options{}, Listing{}, "there is no network at all", true},
+		"none that fits":             {Options{}, Listing{Networks: []Network{nat}}, `there is "nat" (NAT)`, true},
+		"where the pods are":         {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{pod("net-other", "10.0.0.1")}}, "other", false},
+		"pods in two":                {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{pod("net-other", "10.0.0.1"), pod("net-overlay", "10.244.1.3")}}, "set --network-name to one of them", false},
+		"two without pods":           {Options{}, Listing{Networks: []Network{overlayN, other}}, `"other" (L2Tunnel, 0 endpoints of pods), "vxlan0" (Overlay, 0 endpoints of pods); set --network-name`, false},
+		"our own endpoint is no pod": {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{{Name: sourceVIPName, Network: "net-overlay", Addrs: []netip.Addr{addr("10.244.1.2")}}, pod("net-other", "10.0.0.1")}}, "other", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := ChooseNetwork(tt.listing, tt.options)
+			switch {
+			case err == nil && (c.Network.Name != tt.want || len(c.Log) == 0):
+				t.Errorf("network %q, log %q, want %q and a reason", c.Network.Name, c.Log, tt.want)
+			case err != nil && !strings.Contains(err.Error(), tt.want):
+				t.Errorf("error %q, want %q in it", err, tt.want)
+			case errors.Is(err, ErrWaiting) != tt.waits:
+				t.Errorf("waits: %v, want %v (%v)", !tt.waits, tt.waits, err)
+			}
+		})
+	}
+}
+
+func TestChooseSourceVIP(t *testing.T) {
+	reserved := Endpoint{Name: sourceVIPName, Network: "net-overlay", Addrs: []netip.Addr{addr("10.244.1.7")}}
+	elsewhere := Endpoint{Name: sourceVIPName, Network: "net-other", Addrs: []netip.Addr{addr("10.9.9.9")}}
+	remote := Endpoint{ID: "r", Network: "net-overlay", Remote: true, Addrs: []netip.Addr{addr("10.244.1.8")}}
+	for name, tt := range map[string]struct {
+		given     string
+		endpoints []Endpoint
+		want      string // address, or a part of the error
+		reserve   bool
+	}{
+		"HNS chooses":             {"", []Endpoint{elsewhere}, "invalid IP", true},
+		"ours is there":           {"", []Endpoint{elsewhere, reserved}, "10.244.1.7", false},
+		"given, free":             {"10.244.1.9", nil, "10.244.1.9", true},
+		"given, somebody made it": {"10.244.1.9", []Endpoint{pod("net-overlay", "10.244.1.9")}, "10.244.1.9", false},
+		"outside":                 {"10.9.0.9", nil, "in no subnet of network", false},
+		"IPv6":                    {"fd00::9", nil, "want an IPv4 address", false},
+		"network address":         {"10.244.1.0", nil, "reserved in 10.244.1.0/24", false},
+		"gateway":                 {"10.244.1.1", nil, "reserved in 10.244.1.0/24", false},
+		"broadcast":               {"10.244.1.255", nil, "reserved in 10.244.1.0/24", false},
+		"taken":                   {"10.244.1.8", []Endpoint{remote}, "taken by remote endpoint r", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			given, _ := netip.ParseAddr(tt.given)
+			got, reserve, err := ChooseSourceVIP(Listing{Endpoints: tt.endpoints}, overlayN, given)
+			switch {
+			case err != nil && (!strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "--source-vip")):
+				t.Errorf("error %q, want %q in it", err, tt.want)
+			case err == nil && got.String() != tt.want, (reserve != nil) != tt.reserve:
+				t.Errorf("%v, reserve %v, want %v, %v", got, reserve, tt.want, tt.reserve)
+			}
+		})
+	}
+}
+
+// What cannot be surveyed is said with its remedy, and is a failure of the
+// round, not of the start.
+func TestSurveyProblems(t *testing.T) {
+	for name, tt := range map[string]struct {
+		version Version
+		node    *service.Node
+		mac     error
+		want    string
+	}{
+		"old HNS":         {Version{9, 1}, theNode, nil, "HNS 9.1 has no remote subnets: want Windows Server 2019"},
+		"nameless node":   {v13, &service.Node{}, nil, "waiting for the node's IPv4 address"},
+		"no such address": {v13, theNode, errors.New("no network interface"), "find the hardware address for overlay network"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, tt.version, overlayN)
+			b.backend.hostMAC = func(netip.Addr) (string, error) { return "", tt.mac }
+			_, err := b.backend.Plan(t.Context(), service.New(1, tt.node, nil))
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("Plan = %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// A network that the network plugin has not made yet is waited for.
+func TestNetworkComesLater(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.hns.networks = nil
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"))
+	if _, err := b.backend.Plan(t.Context(), want); !errors.Is(err, ErrWaiting) {
+		t.Fatalf("Plan = %v, want ErrWaiting", err)
+	}
+	b.hns.networks = []Network{overlayN}
+	b.converge(want)
+}
+
+func TestHostMAC(t *testing.T) {
+	if _, err := hostMAC(addr("203.0.113.77")); err == nil || !strings.Contains(err.Error(), "--bind-address") {
+		t.Errorf("hostMAC of an address that no interface has = %v", err)
+	}
+}

@@ -1,0 +1,178 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+var sameAddrs = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
+
+// What we ask for comes back as we meant it.
+func TestDocumentsThereAndBack(t *testing.T) {
+	lbs := map[string]LoadBalancer{
+		"ClusterIP": {Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{"a", "b"}, SourceVIP: addr("10.244.1.2"), DSR: true, Flags: Internal, Distribution: PerSource},
+		"NodePort":  {Key: Key{Port: 30080, Protocol: service.UDP}, TargetPort: 53, Endpoints: []string{"a"}, Flags: LocalRouted | ExternalRoute},
+		"IPv6":      {Key: Key{VIP: addr("fd00::10"), Family: service.IPv6, Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
+		"NodePort6": {Key: Key{Family: service.IPv6, Port: 30080, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
+	}
+	for name, lb := range lbs {
+		text, err := json.Marshal(lb.document())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := parseBalancer(text)
+		if diff := cmp.Diff(lb, got, sameAddrs); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
+		}
+	}
+	e := Endpoint{Name: "x", Network: "n", Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "02-11-0a-f4-02-0b", Provider: nodeB, Remote: true}
+	text, err := json.Marshal(e.document())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := parseEndpoint(text)
+	if diff := cmp.Diff(e, got, sameAddrs); diff != "" || err != nil {
+		t.Errorf("endpoint: %v (-want +got):\n%s", err, diff)
+	}
+}
+
+const stateText = `{"Version": {"Major": 13, "Minor": 3}, "Networks": [{
+	"ID": "AB-CD", "Name": "vxlan0", "Type": "overlay",
+	"Ipams": [{"Subnets": [{"IpAddressPrefix": "10.244.1.0/24", "Routes": [{"NextHop": "10.244.1.1", "DestinationPrefix": "0.0.0.0/0"}]}]}],
+	"Policies": [
+		{"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": "10.244.2.0/24", "ProviderAddress": "192.0.2.11", "IsolationId": 4096}},
+		{"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": "nonsense"}},
+		{"Type": "ProviderAddress", "Settings": {"ProviderAddress": "192.0.2.10"}}]}],
+	"LoadBalancers": [{"ID": "L", "FrontendVIPs": ["10.0.0.1", "10.0.0.2"], "HostComputeEndpoints": ["B", "A", "a"], "Flags": 9,
+		"PortMappings": [{"Protocol": 6, "InternalPort": 1, "ExternalPort": 2}]}]}`
+
+func TestReadState(t *testing.T) {
+	got, err := ReadState([]byte(stateText))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Listing{
+		Version: v13,
+		Networks: []Network{{
+			ID: "ab-cd", Name: "vxlan0", Kind: Overlay, Subnets: overlayN.Subnets, Gateways: overlayN.Gateways,
+			Routes: []Route{{prefix("10.244.2.0/24"), nodeB}}, Provider: nodeA,
+		}},
+		LoadBalancers: []LoadBalancer{{
+			ID: "l", Key: Key{VIP: addr("10.0.0.1"), Port: 2, Protocol: service.TCP}, More: []Key{{VIP: addr("10.0.0.2"), Port: 2, Protocol: service.TCP}},
+			TargetPort: 1, Endpoints: []string{"a", "b"}, DSR: true, Odd: true,
+		}},
+	}
+	if diff := cmp.Diff(want, got, sameAddrs); diff != "" {
+		t.Errorf("state (-want +got):\n%s", diff)
+	}
+	for text, want := range map[string]string{
+		"[":                  "want an object with Version",
+		`{}`:                 "Networks is missing",
+		`{"Networks": [{}]}`: `Version is missing: want one such as`,
+		`{"Version": {"Major": 13}, "Networks": [{"ID": 1}]}`:                        "Networks[0]",
+		`{"Version": {"Major": 13}, "Networks": [{}], "Endpoints": [{}, {"ID":1}]}`:  "Endpoints[1]",
+		`{"Version": {"Major": 13}, "Networks": [{}], "LoadBalancers": [{"ID": 1}]}`: "LoadBalancers[0]",
+	} {
+		if _, err := ReadState([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func FuzzReadState(f *testing.F) {
+	f.Add([]byte(stateText))
+	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = ReadState(text) })
+}
+
+// The classes of errors are kept apart.
+func TestErrorClasses(t *testing.T) {
+	classes := []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrRefused, ErrMissing}
+	for code, want := range map[uint32]error{
+		0x490: ErrNotFound, 0x80070490: ErrNotFound, 0x803b0001: ErrNotFound, 0x803b0002: ErrNotFound,
+		0x6ba: ErrNotRunning, 0x800706ba: ErrNotRunning, 0x6b5: ErrNotRunning,
+		0xb7: ErrExists, 0x803b0013: ErrExists, 0x1392: ErrExists, 0x803b002f: ErrExists,
+		0x803b0007: ErrBusy, 0x1f: ErrBusy, 0x57: ErrRefused, 0x80004001: ErrRefused, 0x5: ErrRefused, 0x12345678: ErrRefused,
+	} {
+		err := &Error{Op: "create x", Code: code}
+		for _, c := range classes {
+			if errors.Is(err, c) != (c == want) {
+				t.Errorf("0x%x is %v: %v, want %v only", code, c, errors.Is(err, c), want)
+			}
+		}
+		if s := err.Error(); !strings.HasPrefix(s, "create x: ") {
+			t.Errorf("0x%x says %q", code, s)
+		}
+	}
+	missing := &Error{Op: "list", Err: ErrMissing}
+	if !errors.Is(missing, ErrMissing) || errors.Is(missing, ErrRefused) {
+		t.Errorf("%v is not what it is made of", missing)
+	}
+}
+
+func TestFile(t *testing.T) {
+	f := File(filepath.Join(t.TempDir(), "deep", "state.json"))
+	if b, err := f.Load(); b != nil || err != nil {
+		t.Fatalf("Load of nothing = %s, %v", b, err)
+	}
+	for _, s := range []string{"one", "two"} {
+		if err := f.Save([]byte(s)); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := f.Load(); string(b) != s || err != nil {
+			t.Fatalf("Load = %s, %v, want %s", b, err, s)
+		}
+	}
+	for range 2 {
+		if err := f.Save(nil); err != nil {
+			t.Fatalf("removal: %v", err)
+		}
+	}
+	if left, err := os.ReadDir(filepath.Dir(string(f))); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if err := File(t.TempDir()).Save([]byte("x")); err == nil {
+		t.Error("a folder was replaced by a file")
+	}
+}
+
+// What cannot be used of a state file is said, and stops nothing.
+func TestStateFileProblems(t *testing.T) {
+	for name, tt := range map[string]struct {
+		store *memory
+		want  string
+	}{
+		"damaged":         {&memory{document: []byte(`{"version": 1, "no`)}, "is damaged and will be replaced"},
+		"of another node": {&memory{document: []byte(`{"version": 1, "node": "node-b"}`)}, `is of node "node-b", not of "node-a"`},
+		"newer":           {&memory{document: []byte(`{"version": 2, "node": "node-a"}`)}, "has version 2, want 1"},
+		"unreadable":      {&memory{err: errors.New("access is denied")}, "cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, v13, bridgeN)
+			b.store = tt.store
+			b.restart()
+			b.pods("10.244.1.11")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+			n := 0
+			for _, s := range b.notes {
+				if strings.Contains(s, tt.want) {
+					n++
+				}
+			}
+			if n != 1 {
+				t.Errorf("%q is said %d times, want once: %q", tt.want, n, b.notes)
+			}
+		})
+	}
+}
