@@ -1,0 +1,107 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// A load balancer is another one if anything but its ID differs.
+func TestSame(t *testing.T) {
+	lb := LoadBalancer{ID: "x", Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a", "b"}, SourceVIP: nodeA}
+	for name, change := range map[string]func(*LoadBalancer){
+		"address":      func(l *LoadBalancer) { l.VIP = nodeA },
+		"port":         func(l *LoadBalancer) { l.Port++ },
+		"protocol":     func(l *LoadBalancer) { l.Protocol = service.UDP },
+		"family":       func(l *LoadBalancer) { l.Family = service.IPv6 },
+		"target port":  func(l *LoadBalancer) { l.TargetPort++ },
+		"endpoints":    func(l *LoadBalancer) { l.Endpoints = []string{"a", "c"} },
+		"source VIP":   func(l *LoadBalancer) { l.SourceVIP = nodeB },
+		"DSR":          func(l *LoadBalancer) { l.DSR = true },
+		"flags":        func(l *LoadBalancer) { l.Flags = Internal },
+		"distribution": func(l *LoadBalancer) { l.Distribution = PerSource },
+		"more keys":    func(l *LoadBalancer) { l.More = []Key{{Port: 1}} },
+		"odd":          func(l *LoadBalancer) { l.Odd = true },
+	} {
+		other := lb
+		change(&other)
+		if lb.same(&other) || other.same(&lb) {
+			t.Errorf("%s does not count", name)
+		}
+	}
+	other := lb
+	other.ID = "y"
+	if !lb.same(&other) {
+		t.Error("the ID counts")
+	}
+}
+
+// Ports of one Service share forwarded health checks and its address's
+// endpoint; what is shared stays until the last of them goes.
+func TestSharedByPorts(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
+	b.restart()
+	b.pods("10.244.1.11")
+	b.makeRoot()
+	port := func(name string, n uint16) *service.Port {
+		p := clusterIP("store", "10.96.0.10", "10.244.1.11:80")
+		p.Name.Port, p.Frontends[0].Port = name, n
+		p.Frontends = append(p.Frontends, frontend(service.LoadBalancerIP, "203.0.113.5", n))
+		return p
+	}
+	http, https := port("http", 80), port("https", 443)
+	b.converge(snapshot(1, http, https))
+	for _, left := range []*service.Port{http, https} {
+		text := b.converge(snapshot(2, left))
+		if strings.Contains(text, "10256") || strings.Contains(text, "endpoint") {
+			t.Errorf("what %s still needs goes:\n%s", left.Name, text)
+		}
+		b.converge(snapshot(3, http, https))
+	}
+	text := b.converge(snapshot(4))
+	for _, want := range []string{"- loadbalancer tcp 203.0.113.5:10256", "- endpoint 10.96.0.10"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in:\n%s", want, text)
+		}
+	}
+}
+
+// An endpoint that HNS refuses is asked for once a round, and every Service
+// that needs it hears of it.
+func TestRefusedEndpointIsAskedForOnce(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.hns.refuse = func(op string) error {
+		if op == "create endpoint" {
+			return fails(op, 0x57)
+		}
+		return nil
+	}
+	_, err := b.round(snapshot(1, clusterIP("a", "10.96.0.10", "10.244.2.11:80@b"), clusterIP("b", "10.96.0.11", "10.244.2.11:80@b")))
+	wantFailed(t, err, "HNS takes a parameter for wrong", "a", "b")
+	if n := b.hns.calls["create endpoint"]; n != 1 {
+		t.Errorf("asked %d times, want once", n)
+	}
+}
+
+// A Service that goes while its endpoints lead to the wrong node goes for
+// good.
+func TestMisledAndGone(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.pods("10.244.1.11")
+	web := clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")
+	gone := clusterIP("gone", "10.96.0.11", "10.244.1.11:80", "10.244.2.11:80@b")
+	b.converge(snapshot(1, web, gone))
+	moved := overlayN
+	moved.Routes = []Route{{prefix("10.244.2.0/24"), addr("192.0.2.77")}}
+	b.hns.networks[0] = moved
+	b.restart()
+	b.converge(snapshot(2, web))
+	if n := len(b.hns.balancers); n != 1 {
+		t.Errorf("%d load balancers, want 1", n)
+	}
+}
