@@ -192,11 +192,16 @@ func (h *Host) intend(keys map[Key]service.PortName) {
 	}
 	h.mu.Lock()
 	h.load()
+	news := false
 	for k, n := range keys {
-		h.record.Intended[k.String()], h.dirty = n.String(), true
+		if _, known := h.record.Intended[k.String()]; !known {
+			h.record.Intended[k.String()], h.dirty, news = n.String(), true, true
+		}
 	}
 	h.mu.Unlock()
-	h.save()
+	if news {
+		h.save()
+	}
 }
 
 // known returns what is in the record, to be settled after a listing that

@@ -259,6 +259,9 @@ func (p *pass) ours(have *LoadBalancer) bool {
 }
 
 func (p *pass) create(lb *LoadBalancer, n service.PortName) error {
+	if !p.dry { // the plan may not have seen it coming
+		p.host.intend(map[Key]service.PortName{lb.Key: n})
+	}
 	id, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
 	if err != nil {
 		p.doubt(lb)
