@@ -30,6 +30,9 @@ type Flags struct {
 	Master        string // address of the API server
 	Cleanup       bool
 	InitOnly      bool
+	LogFile       string // of a Windows service
+	// LogFileMaxSize is in megabytes; 0 means any size.
+	LogFileMaxSize int32
 
 	values      v1alpha1.KubeProxyConfiguration
 	healthzPort int32
@@ -51,6 +54,10 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	for _, name := range []string{"config", "write-config-to", "master", "cleanup", "init-only"} {
 		group(fs, name, groupGeneral)
 	}
+	fs.StringVar(&f.LogFile, "log-file", "", "log `FILE` of a Windows service, by default in ProgramData; without a service logs go to standard error")
+	fs.Int32Var(&f.LogFileMaxSize, "log-file-max-size", 20, "size at which that file makes room for another one, in `MEGABYTES`, 0 for any; five old ones are kept")
+	group(fs, "log-file", groupLogs)
+	group(fs, "log-file-max-size", groupLogs)
 	for _, s := range settings {
 		addFlag(fs, s, at(&f.values, s.path))
 		group(fs, s.flag, s.group)
@@ -139,6 +146,19 @@ func (b *build) applyFlags(f *Flags) {
 	for _, d := range deprecatedFlags {
 		if f.changed(d.flag) {
 			b.notes = append(b.notes, Note{Origin: "--" + d.flag, Text: "is deprecated: " + d.why})
+		}
+	}
+	b.applyLogFile(f)
+}
+
+// applyLogFile checks what only a Windows service has a use for.
+func (b *build) applyLogFile(f *Flags) {
+	if f.LogFileMaxSize < 0 {
+		b.errs = append(b.errs, &FieldError{Origin: "--log-file-max-size", Text: fmt.Sprintf("%d is too small: want 0 or more", f.LogFileMaxSize)})
+	}
+	for _, name := range []string{"log-file", "log-file-max-size"} {
+		if f.changed(name) && (b.os != Windows || !b.WindowsRunAsService) {
+			b.notes = append(b.notes, Note{Origin: "--" + name, Text: "is ignored: only a Windows service writes a file of its own; redirect standard error"})
 		}
 	}
 }

@@ -128,8 +128,6 @@ var deprecatedFlags = []deprecatedFlag{
 	{"alsologtostderr", boolean(false), "log to standard error too", "ignored, logs always go there"},
 	{"log-backtrace-at", text(""), "dump the stack at `FILE:LINE`", "ignored"},
 	{"log-dir", text(""), "`DIRECTORY` for log files", "ignored, redirect standard error"},
-	{"log-file", text(""), "log `FILE`", "ignored, redirect standard error"},
-	{"log-file-max-size", number(), "largest log file, in `MEGABYTES`", "ignored"},
 	{"logtostderr", boolean(true), "log to standard error", "ignored, logs always go there"},
 	{"one-output", boolean(false), "write each line to one log file only", "ignored"},
 	{"skip-headers", boolean(false), "leave out the head of log lines", "ignored"},

@@ -21,8 +21,9 @@ type options struct {
 	fallback  bool
 	version   versionFlag
 
-	flags *pflag.FlagSet // all of the above
-	logs  *logs          // once there are any
+	flags   *pflag.FlagSet // all of the above
+	logs    *logs          // once there are any
+	started func()         // see begun
 }
 
 const rootText = `Forward the traffic of Kubernetes Services on this node.
@@ -58,7 +59,7 @@ func newRoot(to streams) *cobra.Command {
 	root.SetHelpFunc(help)
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
-	root.AddCommand(newRender(to), newConfig(to), newStatus(to), newVersion(to))
+	root.AddCommand(newRender(to), newConfig(to), newServiceCommand(to), newStatus(to), newVersion(to))
 	return root
 }
 

@@ -41,9 +41,23 @@ const firstRetry = 250 * time.Millisecond
 // themselves, or the proxy, until ctx ends.
 func run(ctx context.Context, o *options, to streams) error {
 	c, err := config.Load(&o.config, hostOS)
-	if err != nil {
+	work := func(ctx context.Context, to streams) error {
+		if err != nil {
+			return err
+		}
+		return act(ctx, o, c, to)
+	}
+	if o.asService(c) {
+		return o.serve(ctx, to, work)
+	}
+	if err := work(ctx, to); !errors.Is(err, errRestart) {
 		return err
 	}
+	return nil // who started us sees to the rest
+}
+
+// act does what the command line asks for with the configuration c.
+func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	log, err := startLogging(&c.Logging, to.err)
 	if err != nil {
 		return err
@@ -134,10 +148,10 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		return nil
 	})
 	watchers.awaitNode(ctx, group)
+	o.begun()
 	err = group.Wait()
 	if err == nil || errors.Is(err, errRestart) {
 		log.Info("Stopped; the rules stay in force", "mode", backends[0].mode)
-		return nil
 	}
 	return err
 }

@@ -94,8 +94,18 @@ func setEnvironment(prefix string, env []string) error {
 	if len(env) == 0 {
 		return nil
 	}
+	path := filepath.Join(prefix, "system.reg")
+	registry, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	// Newer versions of Wine have a link from the one to the other.
+	key := `[System\\CurrentControlSet\\Control\\Session Manager\\Environment]`
+	if !strings.Contains(string(registry), key) {
+		key = strings.Replace(key, "CurrentControlSet", "ControlSet001", 1)
+	}
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-	text := "\n[System\\\\ControlSet001\\\\Control\\\\Session Manager\\\\Environment] 1700000000\n"
+	text := "\n" + key + " 1700000000\n"
 	for _, e := range env {
 		name, value, ok := strings.Cut(e, "=")
 		if !ok {
@@ -103,7 +113,7 @@ func setEnvironment(prefix string, env []string) error {
 		}
 		text += fmt.Sprintf("\"%s\"=\"%s\"\n", quote.Replace(name), quote.Replace(value))
 	}
-	f, err := os.OpenFile(filepath.Join(prefix, "system.reg"), os.O_APPEND|os.O_WRONLY, 0)
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}

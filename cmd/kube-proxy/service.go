@@ -1,0 +1,175 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubeproxy/platform/windows/scm"
+)
+
+const serviceText = `Install the proxy as a Windows service, and steer it.
+
+The service starts with the system, after the Host Network Service, and is
+started again when it fails. Stopping or uninstalling it leaves what it
+programmed in force; kube-proxy --cleanup removes that.`
+
+const serviceExample = `  kube-proxy service install --config C:\k\kube-proxy.yaml --kubeconfig C:\k\config
+  kube-proxy service start
+  kube-proxy service status`
+
+// serviceName is what the service is called unless --name says otherwise.
+const serviceName = "kube-proxy"
+
+// errNoServices is the answer of other systems.
+var errNoServices = errors.New("service is for Windows: there it installs the proxy as a Windows service; here the DaemonSet of build/deploy/linux or a unit of systemd runs it")
+
+// steering is what the commands below service have in common.
+type steering struct {
+	name    string
+	timeout time.Duration
+	to      streams
+	driver  func() (scm.Driver, error)
+}
+
+func newServiceCommand(to streams) *cobra.Command {
+	return newServiceFor(&steering{to: to, driver: serviceDriver})
+}
+
+func newServiceFor(s *steering) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "service COMMAND",
+		Short:   "Install the proxy as a Windows service, and steer it",
+		Long:    serviceText,
+		Example: serviceExample,
+		Args:    noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if _, err := s.driver(); err != nil {
+				return err
+			}
+			return errors.New("service wants a command: install, uninstall, start, stop or status")
+		},
+	}
+	cmd.AddCommand(newServiceInstall(s), newServiceStatus(s),
+		s.command("start", "Start the service and wait until it runs", func(cmd *cobra.Command, m *scm.Manager) (string, error) {
+			return "runs", m.Start(cmd.Context(), s.name)
+		}),
+		s.command("stop", "Stop the service; what it programmed stays in force", func(cmd *cobra.Command, m *scm.Manager) (string, error) {
+			return "is stopped; what it programmed stays in force", m.Stop(cmd.Context(), s.name)
+		}),
+		s.command("uninstall", "Stop the service if it runs, and remove it", func(cmd *cobra.Command, m *scm.Manager) (string, error) {
+			return "is uninstalled; what it programmed stays in force until kube-proxy --cleanup", m.Uninstall(cmd.Context(), s.name)
+		}))
+	return cmd
+}
+
+// command returns one that does something and says that it is done.
+func (s *steering) command(name, short string, do func(*cobra.Command, *scm.Manager) (done string, err error)) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   name + " [flags]",
+		Short: short,
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			m, err := s.manager()
+			if err != nil {
+				return err
+			}
+			done, err := do(cmd, m)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(s.to.out, "service %s %s\n", s.name, done)
+			return err
+		},
+	}
+	s.register(cmd.Flags())
+	return cmd
+}
+
+func (s *steering) register(fs *pflag.FlagSet) {
+	fs.StringVar(&s.name, "name", serviceName, "`NAME` of the service")
+	fs.DurationVar(&s.timeout, "timeout", time.Minute, "how long it may take to start or stop, `TIME`")
+}
+
+func (s *steering) manager() (*scm.Manager, error) {
+	d, err := s.driver()
+	if err != nil {
+		return nil, err
+	}
+	if s.name == "" || len(s.name) > 256 || strings.ContainsAny(s.name, `/\`) {
+		return nil, fmt.Errorf("--name: %.80q names no service: want 1 to 256 letters without slashes", s.name)
+	}
+	return &scm.Manager{Driver: d, Patience: s.timeout, Tell: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
+}
+
+func newServiceStatus(s *steering) *cobra.Command {
+	format := "text"
+	cmd := &cobra.Command{
+		Use:   "status [flags]",
+		Short: "Tell what the service is doing",
+		Long: `Tell what the service is doing, and how it was installed.
+
+The exit code is 0 if it runs, 1 if it does not, and 2 if it is not installed
+or cannot be asked about. How the proxy in it does, kube-proxy status tells.`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if format != "text" && format != "json" {
+				return &exit{exitMute, fmt.Errorf("--output: %q is unknown: want text or json", format)}
+			}
+			m, err := s.manager()
+			if err != nil {
+				return &exit{exitMute, err}
+			}
+			status, err := m.Status(s.name)
+			if err != nil {
+				return &exit{exitMute, err}
+			}
+			if err := printService(s.to.out, format, status); err != nil {
+				return &exit{exitMute, err}
+			}
+			if status.State != scm.Running {
+				return &exit{exitWrong, nil}
+			}
+			return nil
+		},
+	}
+	s.register(cmd.Flags())
+	cmd.Flags().StringVarP(&format, "output", "o", format, "`FORMAT` of the output: text or json")
+	return cmd
+}
+
+func printService(w io.Writer, format string, s scm.Status) error {
+	if format == "json" {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(s)
+	}
+	state := string(s.State)
+	switch {
+	case s.PID != 0:
+		state = fmt.Sprintf("%s, process %d", state, s.PID)
+	case s.ExitCode != 0:
+		state = fmt.Sprintf("%s, with exit code %d", state, s.ExitCode)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	for _, row := range [][2]string{
+		{"service", s.Name}, {"state", state}, {"start", s.StartType}, {"account", s.Account},
+		{"needs", strings.Join(s.DependsOn, ", ")}, {"command", s.Command},
+	} {
+		if row[1] != "" {
+			fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
+		}
+	}
+	return t.Flush()
+}

@@ -1,0 +1,163 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubeproxy/config"
+	"kubeproxy/platform/windows/scm"
+)
+
+const installText = `Install the proxy as a Windows service.
+
+The flags are those that the service is to run with. They are checked, and paths
+made whole, since a service starts in another folder; nothing is installed if
+they cannot be used. Where no --log-file is given, one in ProgramData is.`
+
+// newServiceInstall has all flags of the proxy itself.
+func newServiceInstall(s *steering) *cobra.Command {
+	o := &options{}
+	cmd := &cobra.Command{
+		Use:   "install [flags]",
+		Short: "Install the service",
+		Long:  installText,
+		Example: `  kube-proxy service install --config C:\k\kube-proxy.yaml --kubeconfig C:\k\config
+  kube-proxy service install --manifests C:\k\services --hostname-override node-a`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			m, err := s.manager()
+			if err != nil {
+				return err
+			}
+			exe, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find the path of this program: %w", err)
+			}
+			spec, err := s.spec(o, exe)
+			if err != nil {
+				return err
+			}
+			if err := m.Install(spec); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(s.to.out, "service %s is installed and starts with the system; kube-proxy service start starts it now\n", s.name)
+			return err
+		},
+	}
+	o.register(cmd.Flags())
+	cmd.Flags().StringVar(&s.name, "name", serviceName, "`NAME` of the service")
+	return cmd
+}
+
+// spec returns the service that o asks for, or why it could not work.
+func (s *steering) spec(o *options, exe string) (scm.Spec, error) {
+	for _, name := range []string{"cleanup", "cleanup-iptables", "init-only", "write-config-to", "version"} {
+		if o.flags.Changed(name) {
+			return scm.Spec{}, fmt.Errorf("--%s is done at once and ends, so no service can be made of it: leave it out", name)
+		}
+	}
+	args, err := serviceArgs(o.flags, filepath.Abs)
+	if err != nil {
+		return scm.Spec{}, err
+	}
+	if !o.flags.Changed("log-file") {
+		args = append(args, "--log-file="+serviceLog(s.name))
+	}
+	c, err := config.Load(&o.config, config.Windows)
+	if err != nil {
+		return scm.Spec{}, fmt.Errorf("the service could not start:\n%w", err)
+	}
+	for _, n := range c.Notes {
+		fmt.Fprintf(s.to.err, "note: %s\n", n)
+	}
+	if err := s.reachable(o, c); err != nil {
+		return scm.Spec{}, fmt.Errorf("the service could not start: %w", err)
+	}
+	display := "Kubernetes service proxy"
+	if s.name != serviceName {
+		display += " (" + s.name + ")"
+	}
+	return scm.Spec{
+		Name:        s.name,
+		DisplayName: display,
+		Description: "Programs the Host Network Service so that connections to a Kubernetes Service reach one of its endpoints.",
+		Executable:  exe,
+		Args:        args,
+		DependsOn:   []string{"hns"},
+	}, nil
+}
+
+// reachable returns why the service could not read its objects. What may still
+// come, as a file that joining the cluster makes, is only remarked on.
+func (s *steering) reachable(o *options, c *config.Config) error {
+	if err := checkMode(c, o); err != nil {
+		return err
+	}
+	if len(o.manifests) > 0 {
+		for _, path := range o.manifests {
+			if _, err := os.Stat(path); err != nil {
+				fmt.Fprintf(s.to.err, "note: --manifests: %v\n", err)
+			}
+		}
+		return nil
+	}
+	if file := c.ClientConnection.Kubeconfig; !o.flags.Changed("kubeconfig") && relative(file) {
+		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no whole path, and a service starts in the folder of the system: want one with drive and folders", o.config.Config, file)
+	}
+	if file := c.ClientConnection.Kubeconfig; file != "" {
+		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintf(s.to.err, "note: kubeconfig %s is not there; the service cannot start before it is\n", file)
+			return nil
+		}
+	}
+	_, err := apiConfig(c)
+	return err
+}
+
+// relative reports that path depends on the folder a program runs in. One that
+// begins with a slash does not on Linux, and on Windows means the system's drive.
+func relative(path string) bool {
+	return path != "" && !filepath.IsAbs(path) && !strings.HasPrefix(path, "/") && !strings.HasPrefix(path, `\`)
+}
+
+// pathFlags are those whose values are made whole.
+var pathFlags = []string{"config", "kubeconfig", "log-file", "manifests"}
+
+// serviceArgs returns the arguments that give a process the flags that were
+// given here, and mark it as a service.
+func serviceArgs(flags *pflag.FlagSet, abs func(string) (string, error)) ([]string, error) {
+	args := []string{"--windows-service"}
+	var errs []error
+	flags.Visit(func(f *pflag.Flag) {
+		if f.Name == "name" || f.Name == "windows-service" {
+			return
+		}
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, v := range values {
+			if slices.Contains(pathFlags, f.Name) && v != "" {
+				whole, err := abs(v)
+				errs = append(errs, err)
+				v = whole
+			}
+			args = append(args, "--"+f.Name+"="+v)
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("make paths whole: %w", err)
+	}
+	return args, nil
+}

@@ -1,0 +1,207 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"kubeproxy/config"
+	"kubeproxy/platform/windows/scm"
+	"kubeproxy/test/portable"
+)
+
+// desk is a service control manager with one service at most.
+type desk struct {
+	spec  *scm.Spec
+	state scm.State
+}
+
+func (d *desk) Create(s scm.Spec) error {
+	if d.spec != nil {
+		return syscall.Errno(1073)
+	}
+	d.spec, d.state = &s, scm.Stopped
+	return nil
+}
+
+func (d *desk) Complete(scm.Spec) error { return nil }
+
+// known does something with the service, if it is that one.
+func (d *desk) known(name string, do func()) error {
+	if d.spec == nil || d.spec.Name != name {
+		return syscall.Errno(1060)
+	}
+	do()
+	return nil
+}
+
+func (d *desk) Delete(name string) error { return d.known(name, func() { d.spec = nil }) }
+func (d *desk) Start(name string) error  { return d.known(name, func() { d.state = scm.Running }) }
+func (d *desk) Stop(name string) error   { return d.known(name, func() { d.state = scm.Stopped }) }
+
+func (d *desk) Query(name string) (s scm.Status, err error) {
+	err = d.known(name, func() {
+		s = scm.Status{Name: name, State: d.state, StartType: "automatic", Command: "x y", DependsOn: d.spec.DependsOn}
+		if d.state == scm.Running {
+			s.PID = 7
+		} else {
+			s.ExitCode = 2
+		}
+	})
+	return s, err
+}
+
+// steer runs a command below service with d in the place of Windows.
+func steer(t *testing.T, d *desk, dir string, args ...string) outcome {
+	t.Helper()
+	var out, errs bytes.Buffer
+	root := &cobra.Command{Use: "kube-proxy", SilenceErrors: true, SilenceUsage: true}
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(newServiceFor(&steering{to: streams{&out, &errs}, driver: func() (scm.Driver, error) { return d, nil }}))
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
+	}
+	root.SetArgs(append([]string{"service"}, args...))
+	code := codeOf(root.ExecuteContext(context.Background()), &errs)
+	return outcome{code, out.String(), portable.Text(errs.String(), dir)}
+}
+
+func TestServiceCommands(t *testing.T) {
+	d := &desk{}
+	dir := files(t, map[string]string{"none.yaml": ""})
+	for _, step := range []struct {
+		args string
+		want outcome
+	}{
+		{"status", outcome{2, "", "kube-proxy: query service kube-proxy: is not installed: kube-proxy service install does that; --name if it has another name\n"}},
+		{"install --manifests=DIR", outcome{0, "service kube-proxy is installed and starts with the system; kube-proxy service start starts it now\n", ""}},
+		{"install --manifests=DIR", outcome{1, "", "kube-proxy: install service kube-proxy: is installed already: uninstall it first, or choose another name with --name\n"}},
+		{"status", outcome{1, "service   kube-proxy\nstate     stopped, with exit code 2\nstart     automatic\nneeds     hns\ncommand   x y\n", ""}},
+		{"start", outcome{0, "service kube-proxy runs\n", ""}},
+		{"status", outcome{0, "service   kube-proxy\nstate     running, process 7\nstart     automatic\nneeds     hns\ncommand   x y\n", ""}},
+		{"status -o json", outcome{0, "{\n  \"name\": \"kube-proxy\",\n  \"state\": \"running\",\n  \"pid\": 7,\n  \"exitCode\": 0,\n  \"startType\": \"automatic\",\n  \"command\": \"x y\",\n  \"dependsOn\": [\n    \"hns\"\n  ]\n}\n", ""}},
+		{"stop --name other", outcome{1, "", "kube-proxy: stop service other: is not installed: kube-proxy service install does that; --name if it has another name\n"}},
+		{"stop", outcome{0, "service kube-proxy is stopped; what it programmed stays in force\n", ""}},
+		{"stop", outcome{1, "", "kube-proxy: stop service kube-proxy: is not running: kube-proxy service start starts it\n"}},
+		{"uninstall", outcome{0, "service kube-proxy is uninstalled; what it programmed stays in force until kube-proxy --cleanup\n", ""}},
+		{"start --name=", outcome{1, "", "kube-proxy: --name: \"\" names no service: want 1 to 256 letters without slashes\n"}},
+		{"status -o xml", outcome{2, "", "kube-proxy: --output: \"xml\" is unknown: want text or json\n"}},
+		{"", outcome{1, "", "kube-proxy: service wants a command: install, uninstall, start, stop or status\n"}},
+		{"instal", outcome{1, "", "kube-proxy: unknown command \"instal\"; did you mean \"install\"?\n"}},
+	} {
+		if diff := cmp.Diff(step.want, steer(t, d, dir, strings.Fields(step.args)...)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.args, diff)
+		}
+	}
+}
+
+// TestServiceInstall looks at what is installed: flags that were given and no
+// others, with whole paths, in a form that gives the service the same values.
+func TestServiceInstall(t *testing.T) {
+	t.Setenv("ProgramData", "/data")
+	t.Chdir(files(t, map[string]string{"c.yaml": configHead + "clusterCIDR: 10.0.0.0/8\n", "k": "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'https://10.0.0.1'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\ncurrent-context: x\n"}))
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &desk{}
+	got := steer(t, d, here, "install", "--name=second", "--config=c.yaml", "--kubeconfig", "k", "--cluster_cidr", "11.0.0.0/8",
+		"--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--network-name", `my "net"`, "--feature-gates=WinDSR=true,WinOverlay=true", "-v=2", "--vmodule=a=1,b=2", "--enable-dsr", "--windows-service=false")
+	if got.Code != 0 {
+		t.Fatal(got.Err)
+	}
+	want := &scm.Spec{
+		Name: "second", DisplayName: "Kubernetes service proxy (second)", Executable: d.spec.Executable, Description: d.spec.Description, DependsOn: []string{"hns"},
+		Args: []string{
+			"--windows-service", "--config=" + filepath.Join(here, "c.yaml"), "--kubeconfig=" + filepath.Join(here, "k"), "--cluster-cidr=11.0.0.0/8",
+			"--nodeport-addresses=10.0.0.0/8", "--nodeport-addresses=11.0.0.0/8", `--network-name=my "net"`, "--feature-gates=WinDSR=true,WinOverlay=true", "--v=2", "--vmodule=a=1,b=2", "--enable-dsr=true",
+			"--log-file=" + filepath.Join("/data", "kube-proxy", "second.log"),
+		},
+	}
+	sorted := cmp.Transformer("sorted", func(all []string) map[string]int {
+		count := map[string]int{}
+		for _, s := range all {
+			count[s]++
+		}
+		return count
+	})
+	if diff := cmp.Diff(want, d.spec, sorted); diff != "" {
+		t.Errorf("installed (-want +got):\n%s", diff)
+	}
+	if !filepath.IsAbs(d.spec.Executable) || d.spec.Args[0] != "--windows-service" {
+		t.Errorf("command %s %q", d.spec.Executable, d.spec.Args)
+	}
+	again := newRoot(streams{})
+	if err := again.ParseFlags(d.spec.Args); err != nil {
+		t.Errorf("the service does not understand its command line: %v", err)
+	}
+}
+
+// TestServiceRefused has nothing installed that could not start.
+func TestServiceRefused(t *testing.T) {
+	dir := files(t, map[string]string{
+		"bad.yaml":      configHead + "oomScoreAdj: 5000\n",
+		"relative.yaml": configHead + "clientConnection: {kubeconfig: k}\n",
+		"good.yaml":     configHead,
+	})
+	for args, want := range map[string]string{
+		"--config=DIR/bad.yaml":                      "the service could not start:\nDIR/bad.yaml:3: oomScoreAdj: 5000 is out of range: want -1000 to 1000",
+		"--config=DIR/relative.yaml":                 `the service could not start: DIR/relative.yaml: clientConnection.kubeconfig: "k" is no whole path, and a service starts in the folder of the system: want one with drive and folders`,
+		"--config=DIR/nothing.yaml":                  "read configuration: ",
+		"--config=DIR/good.yaml":                     "nothing to read Services from: want --kubeconfig FILE",
+		"--manifests=DIR --cleanup":                  "--cleanup is done at once and ends, so no service can be made of it: leave it out",
+		"--manifests=DIR --write-config-to=x":        "--write-config-to is done at once",
+		"--manifests=DIR --proxy-mode=nftables":      `--proxy-mode: mode: "nftables" is no mode on windows`,
+		"--manifests=DIR --log-file-max-size=-1":     "--log-file-max-size: -1 is too small: want 0 or more",
+		"--manifests=DIR --source-vip=x":             "--source-vip: winkernel.sourceVip:",
+		"--manifests=DIR --name=a/b":                 `--name: "a/b" names no service`,
+		"--manifests=DIR --manifest=x":               "unknown flag --manifest; did you mean --manifests?",
+		"--manifests=DIR something":                  `unexpected argument "something"`,
+		"--manifests=DIR --healthz-bind-address=any": "--healthz-bind-address: healthzBindAddress:",
+	} {
+		d := &desk{}
+		got := steer(t, d, dir, append([]string{"install"}, strings.Fields(args)...)...)
+		if got.Code != 1 || !strings.Contains(got.Err, want) || d.spec != nil {
+			t.Errorf("%s: exit code %d, installed %v, %s\nwant %s", args, got.Code, d.spec != nil, got.Err, want)
+		}
+	}
+	// What may come later is no reason to refuse.
+	d := &desk{}
+	got := steer(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
+	if got.Code != 0 || d.spec == nil || !strings.HasPrefix(got.Err, "note: --manifests: ") {
+		t.Errorf("manifests to come: %+v", got)
+	}
+	d = &desk{}
+	got = steer(t, d, dir, "install", "--kubeconfig=DIR/later")
+	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "DIR/later is not there; the service cannot start before it is") {
+		t.Errorf("kubeconfig to come: %+v", got)
+	}
+}
+
+// TestServiceElsewhere is about the other systems.
+func TestServiceElsewhere(t *testing.T) {
+	if hostOS == config.Windows {
+		return
+	}
+	for _, args := range []string{"", "install", "uninstall", "start", "stop"} {
+		got := call(t, "", append([]string{"service"}, strings.Fields(args)...)...)
+		if got.Code != 1 || !strings.Contains(got.Err, "service is for Windows") {
+			t.Errorf("service %s: %+v", args, got)
+		}
+	}
+	if got := call(t, "", "service", "status"); got.Code != 2 || !strings.Contains(got.Err, "service is for Windows") {
+		t.Errorf("service status: %+v", got)
+	}
+	if got := call(t, "", "--windows-service", "--write-config-to="+filepath.Join(t.TempDir(), "x")); got.Code != 0 || !strings.Contains(got.Err, "has no effect on linux") {
+		t.Errorf("--windows-service: %+v", got)
+	}
+}

@@ -1,0 +1,162 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scm
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/windows"
+	"golang.org/x/sys/windows/svc"
+	"golang.org/x/sys/windows/svc/eventlog"
+	"golang.org/x/sys/windows/svc/mgr"
+)
+
+// System is the service control manager of this machine.
+type System struct{}
+
+// Create implements Driver.
+func (System) Create(s Spec) error {
+	m, err := mgr.Connect()
+	if err != nil {
+		return err
+	}
+	defer m.Disconnect()
+	made, err := m.CreateService(s.Name, s.Executable, mgr.Config{
+		DisplayName: s.DisplayName, Description: s.Description,
+		StartType: mgr.StartAutomatic, ErrorControl: mgr.ErrorNormal, Dependencies: s.DependsOn,
+	}, s.Args...)
+	if err != nil {
+		return err
+	}
+	return made.Close()
+}
+
+// The pauses before a service that failed is started again, and after how many
+// seconds without a failure the first pause is due again.
+var pauses = []time.Duration{time.Second, 10 * time.Second, time.Minute}
+
+const forgiven = 3600
+
+// Complete implements Driver.
+func (System) Complete(s Spec) error {
+	return withService(s.Name, windows.SERVICE_ALL_ACCESS, func(x *mgr.Service) error {
+		var restarts []mgr.RecoveryAction
+		for _, p := range pauses {
+			restarts = append(restarts, mgr.RecoveryAction{Type: mgr.ServiceRestart, Delay: p})
+		}
+		delayed := windows.SERVICE_DELAYED_AUTO_START_INFO{IsDelayedAutoStartUp: 1}
+		return errors.Join(
+			said("restarts after failures", x.SetRecoveryActions(restarts, forgiven)),
+			said("restarts after an end with an exit code", x.SetRecoveryActionsOnNonCrashFailures(true)),
+			said("a start after other services", windows.ChangeServiceConfig2(x.Handle, windows.SERVICE_CONFIG_DELAYED_AUTO_START_INFO, (*byte)(unsafe.Pointer(&delayed)))),
+			said("a source of events", eventlog.InstallAsEventCreate(s.Name, eventlog.Error|eventlog.Warning|eventlog.Info)),
+		)
+	})
+}
+
+func said(what string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// Delete implements Driver.
+func (System) Delete(name string) error {
+	err := withService(name, windows.DELETE, (*mgr.Service).Delete)
+	if err == nil {
+		_ = eventlog.Remove(name) // it need not be there
+	}
+	return err
+}
+
+// Start implements Driver.
+func (System) Start(name string) error {
+	return withService(name, windows.SERVICE_START, func(x *mgr.Service) error { return x.Start() })
+}
+
+// Stop implements Driver.
+func (System) Stop(name string) error {
+	return withService(name, windows.SERVICE_STOP, func(x *mgr.Service) error {
+		_, err := x.Control(svc.Stop)
+		return err
+	})
+}
+
+// Query implements Driver.
+func (System) Query(name string) (Status, error) {
+	status := Status{Name: name}
+	err := withService(name, windows.SERVICE_QUERY_STATUS|windows.SERVICE_QUERY_CONFIG, func(x *mgr.Service) error {
+		now, err := x.Query()
+		if err != nil {
+			return err
+		}
+		status.State, status.PID = stateOf(now.State), now.ProcessId
+		status.ExitCode = now.Win32ExitCode
+		if status.ExitCode == uint32(windows.ERROR_SERVICE_SPECIFIC_ERROR) {
+			status.ExitCode = now.ServiceSpecificExitCode
+		}
+		if status.ExitCode == uint32(windows.ERROR_SERVICE_NEVER_STARTED) {
+			status.ExitCode = 0
+		}
+		status.describe(x.Handle)
+		return nil
+	})
+	return status, err
+}
+
+func stateOf(s svc.State) State {
+	switch s {
+	case svc.Stopped:
+		return Stopped
+	case svc.StartPending:
+		return Starting
+	case svc.StopPending:
+		return Stopping
+	}
+	return Running
+}
+
+// describe adds how the service was installed, as far as that can be asked.
+func (s *Status) describe(h windows.Handle) {
+	buffer := make([]byte, 8<<10) // no service may need more
+	c := (*windows.QUERY_SERVICE_CONFIG)(unsafe.Pointer(&buffer[0]))
+	var needed uint32
+	if windows.QueryServiceConfig(h, c, uint32(len(buffer)), &needed) != nil {
+		return
+	}
+	s.Command, s.Account = windows.UTF16PtrToString(c.BinaryPathName), windows.UTF16PtrToString(c.ServiceStartName)
+	s.StartType = map[uint32]string{mgr.StartAutomatic: "automatic", mgr.StartManual: "manual", mgr.StartDisabled: "disabled"}[c.StartType]
+	for p := unsafe.Pointer(c.Dependencies); p != nil; {
+		name := windows.UTF16PtrToString((*uint16)(p))
+		if name == "" {
+			return
+		}
+		s.DependsOn = append(s.DependsOn, name)
+		u, _ := windows.UTF16FromString(name)
+		p = unsafe.Add(p, 2*len(u))
+	}
+}
+
+// withService asks for no more rights than it needs: everybody may look.
+func withService(name string, access uint32, do func(*mgr.Service) error) error {
+	manager, err := windows.OpenSCManager(nil, nil, windows.SC_MANAGER_CONNECT)
+	if err != nil {
+		return err
+	}
+	defer windows.CloseServiceHandle(manager)
+	p, err := windows.UTF16PtrFromString(name)
+	if err != nil {
+		return err
+	}
+	h, err := windows.OpenService(manager, p, access)
+	if err != nil {
+		return err
+	}
+	defer windows.CloseServiceHandle(h)
+	return do(&mgr.Service{Name: name, Handle: h})
+}

@@ -1,0 +1,112 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/windows/svc"
+	"golang.org/x/sys/windows/svc/eventlog"
+)
+
+// Run does work as the service that this process was started as, and returns
+// its error. A process that is none gets ErrByHand at once. Name is for who
+// reads errors.
+func Run(ctx context.Context, name string, work Work) error {
+	h := &handler{ctx: ctx, work: work}
+	if err := svc.Run(name, h); err != nil {
+		return explain("run", name, err)
+	}
+	return h.err
+}
+
+type handler struct {
+	ctx  context.Context
+	work Work
+	err  error
+}
+
+// The exit codes of a service. Those that are not 0 have it restarted.
+const (
+	exitFailed = 1
+	exitAgain  = 2
+)
+
+// Execute implements svc.Handler.
+func (h *handler) Execute(args []string, requests <-chan svc.ChangeRequest, to chan<- svc.Status) (specific bool, code uint32) {
+	ctx, stop := context.WithCancel(h.ctx)
+	defer stop()
+	go func() {
+		for r := range requests {
+			// Who interrogates is told by the manager what was reported last.
+			if r.Cmd == svc.Stop || r.Cmd == svc.Shutdown || r.Cmd == svc.PreShutdown {
+				stop()
+			}
+		}
+	}()
+	events := openEvents(args)
+	defer events.close()
+	h.err = Live(ctx, h.work, func(r Report) {
+		status := svc.Status{State: svc.StartPending, CheckPoint: r.CheckPoint, WaitHint: uint32(r.WaitHint / time.Millisecond)}
+		switch r.State {
+		case Running:
+			status.State = svc.Running
+			status.Accepts = svc.AcceptStop | svc.AcceptShutdown | svc.AcceptPreShutdown
+		case Stopping:
+			status.State = svc.StopPending
+		}
+		to <- status
+	})
+	events.ended(h.err)
+	switch {
+	case h.err == nil:
+		return false, 0
+	case errors.Is(h.err, ErrAgain):
+		return true, exitAgain
+	}
+	return true, exitFailed
+}
+
+// events is the event log, or nothing where it cannot be had.
+type events struct{ log *eventlog.Log }
+
+func openEvents(args []string) events {
+	if len(args) == 0 { // the first is the service's name
+		return events{}
+	}
+	log, err := eventlog.Open(args[0])
+	if err != nil {
+		return events{}
+	}
+	return events{log}
+}
+
+// The numbers of events, which a reader can filter by.
+const (
+	eventStopped = 1
+	eventAgain   = 2
+	eventFailed  = 3
+)
+
+// ended tells how the service ended. That nobody can read it is no reason for
+// a service to fail.
+func (e events) ended(err error) {
+	switch {
+	case e.log == nil:
+	case err == nil:
+		_ = e.log.Info(eventStopped, "The service stopped; what it programmed stays in force.")
+	case errors.Is(err, ErrAgain):
+		_ = e.log.Info(eventAgain, err.Error())
+	default:
+		_ = e.log.Error(eventFailed, err.Error())
+	}
+}
+
+func (e events) close() {
+	if e.log != nil {
+		_ = e.log.Close()
+	}
+}

@@ -1,0 +1,178 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// fake is a service control manager with one service, which does what its
+// script says: each Query takes one state off, and the last one stays.
+type fake struct {
+	script   []State
+	refuse   map[string]error // by call
+	refusals map[string]int   // how often; for ever if not given
+	calls    []string
+	exitCode uint32
+}
+
+func (f *fake) call(name string) error {
+	if n := len(f.calls); n == 0 || f.calls[n-1] != name {
+		f.calls = append(f.calls, name)
+	}
+	if left, counted := f.refusals[name]; counted {
+		if left == 0 {
+			return nil
+		}
+		f.refusals[name]--
+	}
+	return f.refuse[name]
+}
+
+func (f *fake) Create(Spec) error   { return f.call("create") }
+func (f *fake) Complete(Spec) error { return f.call("complete") }
+func (f *fake) Delete(string) error { return f.call("delete") }
+func (f *fake) Start(string) error  { return f.call("start") }
+func (f *fake) Stop(string) error   { return f.call("stop") }
+func (f *fake) state() (state State) {
+	if state = f.script[0]; len(f.script) > 1 {
+		f.script = f.script[1:]
+	}
+	return state
+}
+
+func (f *fake) Query(name string) (Status, error) {
+	if err := f.call("query"); err != nil {
+		return Status{}, err
+	}
+	return Status{Name: name, State: f.state(), ExitCode: f.exitCode}, nil
+}
+
+func refusing(call string, code syscall.Errno) map[string]error {
+	return map[string]error{call: fmt.Errorf("wrapped: %w", code)}
+}
+
+func TestManager(t *testing.T) {
+	start := func(m *Manager) error { return m.Start(context.Background(), "x") }
+	stop := func(m *Manager) error { return m.Stop(context.Background(), "x") }
+	install := func(m *Manager) error { return m.Install(Spec{Name: "x"}) }
+	uninstall := func(m *Manager) error { return m.Uninstall(context.Background(), "x") }
+	status := func(m *Manager) error { _, err := m.Status("x"); return err }
+	for name, tt := range map[string]struct {
+		fake fake
+		do   func(*Manager) error
+		kind error  // nil for none
+		text string // of the error
+		want string // calls
+	}{
+		"install":                 {fake{}, install, nil, "", "create complete"},
+		"install twice":           {fake{refuse: refusing("create", 1073)}, install, ErrInstalled, "install service x: is installed already: uninstall it first", "create"},
+		"install while it goes":   {fake{refuse: refusing("create", 1072)}, install, ErrPending, "close the Services console", "create"},
+		"install without rights":  {fake{refuse: refusing("create", 5)}, install, ErrRights, "as an administrator", "create"},
+		"install, half":           {fake{refuse: refusing("complete", 120)}, install, nil, "", "create complete"},
+		"start":                   {fake{script: []State{Starting, Running}}, start, nil, "", "start query"},
+		"start twice":             {fake{refuse: refusing("start", 1056)}, start, ErrRunning, "is running already", "start"},
+		"start what is not there": {fake{refuse: refusing("start", 1060)}, start, ErrNotInstalled, "kube-proxy service install", "start"},
+		"start, busy first":       {fake{script: []State{Running}, refuse: refusing("start", 1055), refusals: map[string]int{"start": 3}}, start, nil, "", "start query"},
+		"start, always busy":      {fake{refuse: refusing("start", 1055)}, start, ErrPending, "try again", "start"},
+		"start without hns":       {fake{refuse: refusing("start", 1075)}, start, syscall.Errno(1075), "Install-WindowsFeature Containers", "start"},
+		"start, it ends":          {fake{script: []State{Starting, Stopped}, exitCode: 7}, start, ErrEnded, "with exit code 7", "start query"},
+		"start, it takes long":    {fake{script: []State{Starting}}, start, ErrPending, "is still on its way after 1m0s: it is starting", "start query"},
+		"stop":                    {fake{script: []State{Running, Stopping, Stopped}}, stop, nil, "", "query stop query"},
+		"stop, it was quick":      {fake{script: []State{Running, Stopped}, refuse: refusing("stop", 1062)}, stop, nil, "", "query stop query"},
+		"stop while it starts":    {fake{script: []State{Starting, Running, Stopped}, refuse: refusing("stop", 1061), refusals: map[string]int{"stop": 1}}, stop, nil, "", "query stop query stop query"},
+		"stop twice":              {fake{script: []State{Stopped}}, stop, ErrNotRunning, "is not running", "query"},
+		"stop what others stop":   {fake{script: []State{Stopping, Stopping, Stopped}}, stop, nil, "", "query"},
+		"stop, it takes long":     {fake{script: []State{Running, Stopping}}, stop, ErrPending, "is still on its way after 1m0s: it is stopping", "query stop query"},
+		"stop without rights":     {fake{script: []State{Running}, refuse: refusing("stop", 5)}, stop, ErrRights, "stop service x: is refused", "query stop"},
+		"uninstall":               {fake{script: []State{Stopped}}, uninstall, nil, "", "query delete"},
+		"uninstall what runs":     {fake{script: []State{Running, Stopped}}, uninstall, nil, "", "query stop query delete"},
+		"uninstall, does not end": {fake{script: []State{Stopping}}, uninstall, ErrPending, "uninstall: stop service x", "query"},
+		"uninstall twice":         {fake{refuse: refusing("query", 1060)}, uninstall, ErrNotInstalled, "is not installed", "query"},
+		"status of nothing":       {fake{refuse: refusing("query", 1060)}, status, ErrNotInstalled, "query service x: is not installed", "query"},
+		"unknown number":          {fake{refuse: refusing("query", 4711)}, status, syscall.Errno(4711), "query service x: wrapped", "query"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				err := tt.do(&Manager{Driver: &tt.fake, Patience: time.Minute, Tell: func(string) {}})
+				if (tt.kind == nil) != (err == nil) || tt.kind != nil && (!errors.Is(err, tt.kind) || !strings.Contains(err.Error(), tt.text)) {
+					t.Errorf("error %v, want %v with %q", err, tt.kind, tt.text)
+				}
+				if got := strings.Join(tt.fake.calls, " "); got != tt.want {
+					t.Errorf("calls %q, want %q", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// TestTold has a person see that something is going on, and what was not had.
+func TestTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		m := &Manager{Driver: &fake{script: []State{Starting}, refuse: refusing("complete", 120)}, Patience: 11 * time.Second, Tell: func(s string) { told = append(told, s) }}
+		if err := m.Install(Spec{Name: "x"}); err != nil {
+			t.Error(err)
+		}
+		_ = m.Start(t.Context(), "x") // takes too long
+		want := []string{
+			"the service manager does not take everything, and the service works without: wrapped: " + syscall.Errno(120).Error(),
+			"waiting for service x to start, for 5s so far",
+			"waiting for service x to start, for 10s so far",
+		}
+		if diff := cmp.Diff(want, told); diff != "" {
+			t.Errorf("told (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestLive(t *testing.T) {
+	failure := errors.New("no")
+	for name, tt := range map[string]struct {
+		begin, end time.Duration // of the start and, after a stop, of the end
+		fail       bool          // instead of starting
+		stop       time.Duration
+		want       string
+	}{
+		"quick":          {0, time.Millisecond, false, 5 * time.Second, "starting 0, running 0, stopping 0"},
+		"slow to start":  {2500 * time.Millisecond, time.Millisecond, false, 5 * time.Second, "starting 0, starting 1, starting 2, running 0, stopping 0"},
+		"slow to stop":   {0, 2500 * time.Millisecond, false, 5 * time.Second, "starting 0, running 0, stopping 0, stopping 1, stopping 2"},
+		"stopped early":  {1500 * time.Millisecond, 400 * time.Millisecond, false, time.Second / 2, "starting 0, stopping 0, stopping 1"},
+		"does not start": {time.Second / 2, 0, true, time.Hour, "starting 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), tt.stop)
+				defer cancel()
+				var got []string
+				err := Live(ctx, func(ctx context.Context, started func()) error {
+					time.Sleep(tt.begin)
+					if tt.fail {
+						return failure
+					}
+					started()
+					started() // does no harm
+					<-ctx.Done()
+					time.Sleep(tt.end)
+					return nil
+				}, func(r Report) { got = append(got, fmt.Sprintf("%s %d", r.State, r.CheckPoint)) })
+				if errors.Is(err, failure) != tt.fail || !tt.fail && err != nil {
+					t.Errorf("error %v", err)
+				}
+				if diff := cmp.Diff(tt.want, strings.Join(got, ", ")); diff != "" {
+					t.Errorf("reports (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
