@@ -53,8 +53,10 @@ func newBench(t testing.TB, v Version, n Network) *bench {
 }
 
 // restart replaces the process; what HNS and the state file hold stays.
-func (b *bench) restart() {
-	h := NewHost(b.hns, b.store, "node-a", func(s string) { b.notes = append(b.notes, s) })
+func (b *bench) restart() { b.restartOn(b.hns) }
+
+func (b *bench) restartOn(d Driver) {
+	h := NewHost(d, b.store, "node-a", func(s string) { b.notes = append(b.notes, s) })
 	h.now = func() time.Time { return b.now }
 	b.backend = New(h, service.IPv4, b.options, 30*time.Second)
 	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
