@@ -138,7 +138,7 @@ func TestRealRuns(t *testing.T) {
 		want   []string // patterns of lines
 		err    string
 	}{
-		"all pass":       {args: []string{"./good"}, passed: true, want: []string{`^ok    example.com/m/good +\S+  2 tests$`, `^2 passed, 0 failed, 0 skipped$`}},
+		"all pass":       {args: []string{"./good"}, passed: true, want: []string{`^ok    example.com/m/good +\S+  2 tests(, cached)?$`, `^2 passed, 0 failed, 0 skipped$`}},
 		"one fails":      {args: []string{"./good", "./bad"}, want: []string{`^--- FAIL: TestBad`, `because`, `^FAIL  example.com/m/bad `, `^3 passed, 1 failed, 0 skipped$`}},
 		"panic":          {args: []string{"./panics"}, want: []string{`^panic: no hope`, `^0 passed, 1 failed, 0 skipped$`}},
 		"does not build": {args: []string{"./broken"}, want: []string{`undefined: missing`, `build failed$`, `^0 passed, 1 failed, 0 skipped$`}},

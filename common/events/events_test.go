@@ -103,9 +103,9 @@ func tell(t *testing.T, story func(t *testing.T, r *tale)) {
 		r := &tale{store: newStore()}
 		r.Recorder = newRecorder(Options{
 			Node:    "node-a",
-			Report:  func(err error) { r.reports = append(r.reports, err.Error()) },
-			Written: func() { r.written++ },
-			Dropped: func(why string) { r.dropped = append(r.dropped, why) },
+			Report:  func(err error) { r.noting(func() { r.reports = append(r.reports, err.Error()) }) },
+			Written: func() { r.noting(func() { r.written++ }) },
+			Dropped: func(why string) { r.noting(func() { r.dropped = append(r.dropped, why) }) },
 		}, r.store)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -119,10 +119,25 @@ func tell(t *testing.T, story func(t *testing.T, r *tale)) {
 	})
 }
 
+// noting has do happen between two looks of the test.
+func (r *tale) noting(do func()) {
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	do()
+}
+
+// after lets time pass and waits until all is done. What the test read and
+// wrote before comes before that, what it reads then after it.
+func (r *tale) after(d time.Duration) {
+	r.noting(func() {})
+	time.Sleep(d)
+	synctest.Wait()
+	r.noting(func() {})
+}
+
 func (r *tale) wants(t *testing.T, after time.Duration, want ...string) {
 	t.Helper()
-	time.Sleep(after)
-	synctest.Wait()
+	r.after(after)
 	if diff := cmp.Diff(want, r.said()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -267,16 +282,14 @@ func TestFlood(t *testing.T) {
 		for i := range 2 * maxMatters {
 			r.Bad(about(fmt.Sprint("s", i)), broken, "")
 		}
-		time.Sleep(hold)
-		synctest.Wait()
+		r.after(hold)
 		if n := len(r.said()); n != overallBurst {
 			t.Errorf("%d Events at once, want %d", n, overallBurst)
 		}
 		if len(r.dropped) != maxMatters || r.dropped[0] != Full {
 			t.Errorf("%d dropped, want %d", len(r.dropped), maxMatters)
 		}
-		time.Sleep(10 * overallEvery)
-		synctest.Wait()
+		r.after(10 * overallEvery)
 		if n := len(r.said()); n != 10 {
 			t.Errorf("%d more Events, want 10", n)
 		}
@@ -295,19 +308,16 @@ func TestForbidden(t *testing.T) {
 		r.fail = func(string) error { return apierrors.NewForbidden(kind, "", errors.New("no role")) }
 		r.Bad(about("web"), broken, "")
 		r.Bad(about("api"), broken, "")
-		time.Sleep(29 * time.Minute)
-		synctest.Wait()
+		r.after(29 * time.Minute)
 		if got := r.said(); len(got) != 1 || len(r.reports) != 1 || len(r.dropped) != 1 || r.dropped[0] != Forbidden {
 			t.Errorf("calls %q, reports %q, dropped %q, want one of each", got, r.reports, r.dropped)
 		}
-		time.Sleep(29 * time.Minute)
-		synctest.Wait()
+		r.after(29 * time.Minute)
 		if got := r.said(); len(got) != 1 || len(r.reports) != 1 {
 			t.Errorf("calls %q, reports %q: want one call after the rest, and no report", got, r.reports)
 		}
 		r.fail = nil
-		time.Sleep(29 * time.Minute)
-		synctest.Wait()
+		r.after(29 * time.Minute)
 		if got := r.said(); len(got) != 2 || len(r.events) != 2 {
 			t.Errorf("calls %q, want both Events when they are allowed", got)
 		}
@@ -332,21 +342,18 @@ func TestUnreachable(t *testing.T) {
 	tell(t, func(t *testing.T, r *tale) {
 		r.fail = func(string) error { return errors.New("connection refused") }
 		r.Bad(about("web"), broken, "")
-		time.Sleep(5 * time.Minute)
-		synctest.Wait()
+		r.after(5 * time.Minute)
 		if n := len(r.said()); n > 12 || len(r.reports) != 1 {
 			t.Errorf("%d attempts in five minutes, reports %q", n, r.reports)
 		}
 		r.fail = nil
-		time.Sleep(6 * time.Minute)
-		synctest.Wait()
+		r.after(6 * time.Minute)
 		if len(r.events) != 1 || len(r.dropped) != 0 {
 			t.Errorf("%d Events after the server came back, dropped %q", len(r.events), r.dropped)
 		}
 		r.fail = func(string) error { return errors.New("connection refused") }
 		r.Good(about("web"), broken, "")
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		r.after(time.Hour)
 		if diff := cmp.Diff([]string{Unreachable}, r.dropped); diff != "" || len(r.reports) != 2 {
 			t.Errorf("dropped after an hour (-want +got):\n%s\nreports %q", diff, r.reports)
 		}
