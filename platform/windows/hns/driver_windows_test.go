@@ -123,7 +123,9 @@ func TestBackendOnSimulator(t *testing.T) {
 			s := simulated(t, v, sim.MixedCase)
 			b := newBench(t, v, overlayN)
 			b.restartOn(Windows())
-			web := func(endpoints ...string) *service.Snapshot { return snapshot(1, clusterIP("web", "10.96.0.10", endpoints...)) }
+			web := func(endpoints ...string) *service.Snapshot {
+				return snapshot(1, clusterIP("web", "10.96.0.10", endpoints...))
+			}
 			b.converge(web("10.244.1.11:80", "10.244.2.11:80@b"))
 			b.converge(web("10.244.1.11:80", "10.244.1.12:80"))
 			writes := s.Calls().Writes("")
