@@ -14,7 +14,7 @@ VERSION   := $(or $(shell git describe --tags --always --dirty 2>/dev/null),dev)
 E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
 
 # The packages whose tests run Windows programs under Wine.
-WINE := ./test/hns/... ./test/wine/... ./test/winservice
+WINE := ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
 # What a skipped test does to make test: show or fail.
 SKIPS ?= show

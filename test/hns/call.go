@@ -63,7 +63,7 @@ func (c *call) run() Reply {
 	}
 	h, ok := c.handles[c.request.Handle]
 	if !ok || h.kind != c.kind {
-		if c.verb == "Close" {
+		if c.verb == "Close" && (c.request.Handle > c.void || c.request.Handle == 0) {
 			c.warn("%s of a handle that is not open", c.request.Function)
 		}
 		return Reply{Code: InvalidHandle}

@@ -43,6 +43,7 @@ type Simulator struct {
 	index    index
 	handles  map[uint64]handle
 	opened   uint64
+	void     uint64 // handles up to this one ended with a restart
 	macs     int
 	deletes  int              // of load balancers, see flaky
 	stopped  Code             // what all calls answer, OK while HNS runs

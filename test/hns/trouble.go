@@ -141,7 +141,7 @@ func (s *Simulator) Start(keep Survivors) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopped = OK
-	s.handles = map[uint64]handle{}
+	s.handles, s.void = map[uint64]handle{}, s.opened
 	for _, kind := range Kinds() {
 		for _, o := range s.store[kind].all() {
 			o.restored = true

@@ -103,6 +103,9 @@ func TestRestart(t *testing.T) {
 			if got := w.call("HcnQueryLoadBalancerProperties", "", h, "{}").Code; got != InvalidHandle {
 				t.Errorf("handle of before: %v", got)
 			}
+			if got := w.call("HcnCloseLoadBalancer", "", h).Code; got != InvalidHandle || len(w.Warnings()) != 0 {
+				t.Errorf("close of a handle of before: %v, warnings %v", got, w.Warnings())
+			}
 			got := [3]int{len(w.Objects(Network)), len(w.Objects(Endpoint)), len(w.Objects(LoadBalancer))}
 			if got != want {
 				t.Errorf("survivors %v, want %v", got, want)

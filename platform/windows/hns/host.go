@@ -142,9 +142,15 @@ func (h *Host) own(lb *LoadBalancer, purpose string) {
 	defer h.mu.Unlock()
 	h.load()
 	if h.record.LoadBalancers[lb.ID] != purpose {
-		h.record.LoadBalancers[lb.ID], h.dirty = purpose, true
+		h.record.LoadBalancers[lb.ID] = purpose
+		h.changed()
 	}
 }
+
+// changed notes that objects of ours came or went: the record is to be saved,
+// and the other family must not work with a listing of before. Nor may this
+// one, whose turn with the other's listing might come yet.
+func (h *Host) changed() { h.dirty, h.listed = true, time.Time{} }
 
 // fulfil forgets that load balancers were about to be made: their IDs are
 // known.
@@ -168,7 +174,8 @@ func (h *Host) ownEndpoint(e *Endpoint) {
 	defer h.mu.Unlock()
 	h.load()
 	if _, known := h.record.Endpoints[e.ID]; !known && len(e.Addrs) > 0 {
-		h.record.Endpoints[e.ID], h.dirty = e.Addrs[0].String(), true
+		h.record.Endpoints[e.ID] = e.Addrs[0].String()
+		h.changed()
 	}
 }
 
@@ -181,7 +188,7 @@ func (h *Host) disown(id string) {
 	delete(h.record.LoadBalancers, id)
 	delete(h.record.Endpoints, id)
 	if len(h.record.LoadBalancers)+len(h.record.Endpoints) != before {
-		h.dirty = true
+		h.changed()
 	}
 }
 

@@ -1,0 +1,45 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// TestSharedListing has both families list at about the same time: once, until
+// one of them changes something.
+func TestSharedListing(t *testing.T) {
+	lists := 0
+	k := newFake(Version{15, 5})
+	k.balancers["1"] = LoadBalancer{ID: "1"}
+	h := NewHost(&counted{k, &lists}, &memory{}, "node", nil)
+	list := func(f service.Family, want int) {
+		t.Helper()
+		if _, err := h.list(t.Context(), f); err != nil || lists != want {
+			t.Fatalf("%s: listed %d times, want %d, %v", f, lists, want, err)
+		}
+	}
+	list(service.IPv6, 1)
+	list(service.IPv4, 1)
+	list(service.IPv6, 2)
+	h.own(&LoadBalancer{ID: "1"}, "shop/web")
+	list(service.IPv4, 3) // what IPv6 listed does not have it
+	list(service.IPv6, 3)
+	list(service.IPv6, 4)
+	h.disown("1")
+	list(service.IPv4, 5)
+}
+
+type counted struct {
+	*fake
+	lists *int
+}
+
+func (c *counted) List(ctx context.Context, what What) (Listing, error) {
+	*c.lists++
+	return c.fake.List(ctx, what)
+}

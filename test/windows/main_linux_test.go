@@ -1,0 +1,52 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package windows
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"kubeproxy/test/program"
+)
+
+// soakFor is how long TestSoak meddles.
+var soakFor = flag.Duration("soak", 15*time.Second, "how long faults are made at random")
+
+// kubeProxy is the program for Linux, exe that for Windows, both built anew
+// for each run of the tests and in one folder.
+var (
+	kubeProxy program.Program
+	exe       = sync.OnceValues(build)
+)
+
+func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
+
+func build() (string, error) {
+	path := filepath.Join(filepath.Dir(kubeProxy.Path), "kube-proxy.exe")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, "kubeproxy/cmd/kube-proxy")
+	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build kube-proxy.exe: %w\n%s", err, text)
+	}
+	return path, nil
+}
+
+// patience is how long to wait for what is bound to happen, on a machine that
+// has much else to do.
+const patience = 90 * time.Second
+
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s in vain: %s", patience, what)
+		}
+	}
+}
