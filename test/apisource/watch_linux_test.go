@@ -179,6 +179,7 @@ func TestDeadConnection(t *testing.T) {
 	cmd.Env = append(cmd.Environ(), "HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1")
 	p := program.Start(t, w.lab.Node, cmd)
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	p.AwaitLog(t, `"Programmed"`, "IPv6")
 	before := program.Generation(t, w.lab.Node)
 	if err := w.APIServer.Pause(); err != nil {
 		t.Fatal(err)

@@ -157,7 +157,8 @@ func (c *Crowd) ReplaceAtRate(ctx context.Context, perSecond int, long time.Dura
 			return n, ctx.Err()
 		case <-tick.C:
 		}
-		workers.Go(func() error { return c.ReplaceOne(ctx, n) })
+		i := n
+		workers.Go(func() error { return c.ReplaceOne(ctx, i) })
 	}
 	return n, workers.Wait()
 }
