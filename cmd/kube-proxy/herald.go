@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -71,7 +72,11 @@ func newHerald(from source.Source, node string, m *metrics.Metrics, log klog.Log
 	recorder, err := events.New(events.Options{
 		Config: api.Config, Node: node, Written: m.EventWritten, Dropped: m.EventDropped,
 		Report: func(err error) {
-			log.Error(err, "An Event could not be written; the dataplane does not depend on it. The account needs a role that may create and patch events")
+			var args []any
+			if apierrors.IsForbidden(err) {
+				args = []any{"remedy", "bind the account to a ClusterRole that may create and patch events, such as system:node-proxier"}
+			}
+			log.Error(err, "An Event could not be written; the dataplane does not depend on it", args...)
 		},
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -97,13 +98,12 @@ func oneOf[T any](of map[string]T) string {
 func checkCluster(name string, c *clientcmdapi.Cluster, master string) error {
 	at := fmt.Sprintf("clusters[%s].cluster.", name)
 	var errs []error
-	server := cmp.Or(master, c.Server)
-	u, err := url.Parse(server)
 	switch {
-	case server == "":
+	case master != "": // goes before it, and has been checked
+	case c.Server == "":
 		errs = append(errs, fmt.Errorf("%sserver is missing; want an address like https://192.0.2.1:6443", at))
-	case err != nil || strings.Contains(server, "://") && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https"):
-		errs = append(errs, fmt.Errorf("%sserver: %q is no address; want one like https://192.0.2.1:6443", at, server))
+	default:
+		errs = append(errs, checkServer(at+"server", c.Server))
 	}
 	errs = append(errs, checkFile(at+"certificate-authority", c.CertificateAuthority))
 	ca := c.CertificateAuthorityData
@@ -114,6 +114,22 @@ func checkCluster(name string, c *clientcmdapi.Cluster, master string) error {
 		errs = append(errs, fmt.Errorf("%scertificate-authority holds no certificate; want PEM, in certificate-authority-data as base64 of that", at))
 	}
 	return errors.Join(errs...)
+}
+
+// checkServer tells why the address of an API server, which a field or a flag
+// has, cannot be one.
+func checkServer(field, server string) error {
+	text := server
+	if !strings.Contains(text, "://") {
+		text = "https://" + text
+	}
+	u, err := url.Parse(text)
+	if err == nil && u.Hostname() != "" && (u.Scheme == "http" || u.Scheme == "https") {
+		if _, err := strconv.ParseUint(cmp.Or(u.Port(), "443"), 10, 16); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: %q is no address; want one like https://192.0.2.1:6443", field, server)
 }
 
 func checkUser(name string, u *clientcmdapi.AuthInfo) error {

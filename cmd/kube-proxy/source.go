@@ -56,6 +56,11 @@ func newSource(o *options, c *config.Config, node string, contact *contacts, log
 // address in --master before the one in it, or from within the cluster.
 func apiConfig(c *config.Config) (*rest.Config, error) {
 	file := c.ClientConnection.Kubeconfig
+	if c.Master != "" {
+		if err := checkServer("--master", c.Master); err != nil {
+			return nil, err
+		}
+	}
 	build := rest.InClusterConfig
 	switch {
 	case file != "":
@@ -70,7 +75,7 @@ func apiConfig(c *config.Config) (*rest.Config, error) {
 	case err != nil && file != "":
 		return nil, err // names the file
 	case err != nil:
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, fmt.Errorf("find the API server from within a pod: %w; want the token of a service account mounted there (automountServiceAccountToken), or --kubeconfig FILE", err)
 	}
 	to.QPS, to.Burst = c.ClientConnection.QPS, int(c.ClientConnection.Burst)
 	to.ContentType = c.ClientConnection.ContentType
