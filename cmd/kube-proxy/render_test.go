@@ -4,6 +4,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 )
@@ -100,5 +101,26 @@ func TestRenderKernelspace(t *testing.T) {
 	bad := call(t, dir, append(args, "--hns-state=DIR/bad.json.off")...)
 	if bad.Code != 1 || !strings.Contains(bad.Err, "Networks is missing or empty") {
 		t.Errorf("with a bad state: exit %d, %s", bad.Code, bad.Err)
+	}
+}
+
+// The README of kernelspace shows what is really printed.
+func TestKernelspaceReadme(t *testing.T) {
+	text, err := os.ReadFile("../../platform/windows/hns/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "    $ kube-proxy render ")
+	command, after, _ := strings.Cut(after, "\n")
+	block, _, _ := strings.Cut(after, "\n\n")
+	args := append([]string{"render"}, strings.Fields(strings.Replace(command, "docs/", "../../docs/", 1))...)
+	got := call(t, "", args...)
+	if got.Code != 0 || strings.Count(block, "\n") < 4 {
+		t.Fatalf("exit %d, %s; the README shows %q", got.Code, got.Err, block)
+	}
+	for line := range strings.Lines(block + "\n") {
+		if !strings.Contains(got.Out, strings.TrimPrefix(line, "    ")) {
+			t.Errorf("not printed: %s", line)
+		}
 	}
 }

@@ -197,6 +197,9 @@ func (b *Backend) survey(l Listing, node *service.Node) (Site, *Endpoint, error)
 	s.Network = c.Network
 	s.NodeIP = nodeIP(node, &s.Network, b.family)
 	s.Without = s.without(b.family)
+	if s.Without == "" && len(service.InFamily(node.NodePorts, b.family)) > 0 {
+		b.host.say(fmt.Sprintf("nodePortAddresses have no effect on Windows: NodePorts answer on every %s address of the node", b.family))
+	}
 	if s.Network.Kind != Overlay {
 		if service.FamilyOf(b.options.SourceVIP) == b.family {
 			s.SourceVIP = b.options.SourceVIP
