@@ -127,6 +127,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		flagged:                map[string]string{},
 		notes:                  slices.Clone(file.Notes),
 	}
+	b.passOverMode(flags)
 	b.applyFlags(flags)
 	b.noteEmpty(flags)
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)

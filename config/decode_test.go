@@ -121,7 +121,7 @@ func FuzzParse(f *testing.F) {
 // field that cannot be read complained of once.
 func TestEverythingAtOnce(t *testing.T) {
 	path := t.TempDir() + "/c.yaml"
-	body := head + "mode: kernelspace\niptable: {}\niptables: {masqueradeBit: 33}\nconntrack: {maxPerCore: x}\n"
+	body := head + "mode: magic\niptable: {}\niptables: {masqueradeBit: 33}\nconntrack: {maxPerCore: x}\n"
 	if err := os.WriteFile(path, []byte(body), 0o600); err != nil {
 		t.Fatal(err)
 	}

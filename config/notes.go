@@ -47,6 +47,22 @@ func (b *build) noteUnused() {
 	b.noteFamilies()
 }
 
+// passOverMode leaves out a mode of another system that the file names: nodes of
+// several systems may share one file. A flag is for one process, and there such
+// a mode is an error.
+func (b *build) passOverMode(f *Flags) {
+	if b.Mode == "" || f.changed("proxy-mode") || slices.Contains(Modes(b.os), b.Mode) {
+		return
+	}
+	for _, other := range []OS{Linux, Windows} {
+		if slices.Contains(Modes(other), b.Mode) {
+			b.notef("mode", "%s is a mode of %s; on %s the best mode there is is used, as if none were set", b.Mode, other, b.os)
+			b.Mode = ""
+			return
+		}
+	}
+}
+
 // noteEmpty remarks on an address that a flag makes empty: there were times
 // when that was said to mean no server.
 func (b *build) noteEmpty(f *Flags) {

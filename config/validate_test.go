@@ -16,7 +16,7 @@ func TestValidate(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"mode of Windows":      {"mode: kernelspace", nil, []string{`f:3: mode: "kernelspace" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing`}},
+		"mode of Windows":      {"", []string{"--proxy-mode=kernelspace"}, []string{`--proxy-mode: mode: "kernelspace" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing`}},
 		"masquerade bit":       {"iptables: {masqueradeBit: 32}\nnftables: {masqueradeBit: -1}", nil, []string{`f:3: iptables.masqueradeBit: 32 is out of range: want 0 to 31`, `f:4: nftables.masqueradeBit: -1 is out of range: want 0 to 31`}},
 		"bad flag over file":   {"iptables: {masqueradeBit: 3}", []string{"--iptables-masquerade-bit=99", "--proxy-mode=iptables"}, []string{`--iptables-masquerade-bit: iptables.masqueradeBit: 99 is out of range: want 0 to 31`}},
 		"oom score":            {"oomScoreAdj: 1001", nil, []string{`f:3: oomScoreAdj: 1001 is out of range: want -1000 to 1000`}},
@@ -124,6 +124,9 @@ func TestNotes(t *testing.T) {
 		"none for what is plain": {Linux, "mode: nftables\nclusterCIDR: 10.0.0.0/8\nwinkernel: {sourceVip: ''}\n", nil, nil},
 		"other system, Linux":    {Linux, "winkernel: {networkName: a}\nwindowsRunAsService: true", nil, []string{`f:3: winkernel.networkName: has no effect on linux`, `f:4: windowsRunAsService: has no effect on linux`}},
 		"other system, Windows":  {Windows, "ipvs: {scheduler: rr}\nconntrack: {min: 5}", nil, []string{`f:3: ipvs.scheduler: has no effect on windows`, `f:4: conntrack.min: has no effect on windows`}},
+		"mode of Windows":        {Linux, "mode: kernelspace\n", nil, []string{`f:3: mode: kernelspace is a mode of windows; on linux the best mode there is is used, as if none were set`}},
+		"mode of Linux":          {Windows, "mode: ipvs\n", nil, []string{`f:3: mode: ipvs is a mode of linux; on windows the best mode there is is used, as if none were set`}},
+		"mode by flag":           {Windows, "mode: ipvs\n", []string{"--proxy-mode=kernelspace"}, nil},
 		"removed fields":         {Linux, "udpIdleTimeout: 1s", nil, []string{`f:3: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout`}},
 		"without use":            {Linux, "portRange: 1-2\nshowHiddenMetricsForVersion: '1.36'", nil, []string{`f:4: showHiddenMetricsForVersion: is ignored: no metric is hidden`, `f:3: portRange: is ignored: the system chooses ports`}},
 		"gates":                  {Linux, "featureGates: {CPUManager: true, AllowServiceExternalIPs: false}", nil, []string{`f:3: featureGates[CPUManager]: is ignored: the gate does not concern the proxy or has become permanent`}},

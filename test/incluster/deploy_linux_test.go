@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -23,8 +24,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// folder is where the manifests are that users apply.
-var folder = filepath.Join("..", "..", "build", "deploy", "linux")
+// folder is where the manifests are that users apply, each in a folder of its
+// own.
+var folder = filepath.Join("..", "..", "build", "deploy")
 
 const (
 	system  = metav1.NamespaceSystem
@@ -37,7 +39,7 @@ type kustomization struct {
 	APIVersion         string   `json:"apiVersion"`
 	Kind               string   `json:"kind"`
 	Namespace          string   `json:"namespace"`
-	Resources          []string `json:"resources"`
+	Resources          []string `json:"resources"` // files, and folders like this one
 	ConfigMapGenerator []struct {
 		Name  string   `json:"name"`
 		Files []string `json:"files"`
@@ -53,39 +55,21 @@ type kustomization struct {
 }
 
 // read returns a file of the deployment.
-func read(t *testing.T, name string) []byte {
+func read(t *testing.T, path ...string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(folder, name))
+	text, err := os.ReadFile(filepath.Join(path...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return text
 }
 
-// deployment returns the documents that applying the folder applies.
-func deployment(t *testing.T) []byte {
+// deployment returns the documents that applying a folder applies. Names of
+// ConfigMaps have no hash at their end.
+func deployment(t *testing.T, name string) []byte {
 	t.Helper()
-	var k kustomization
-	if err := yaml.UnmarshalStrict(read(t, "kustomization.yaml"), &k); err != nil {
-		t.Fatalf("kustomization.yaml: %v", err)
-	}
-	if !k.GeneratorOptions.DisableNameSuffixHash {
-		t.Error("names of ConfigMaps get a hash at their end, so no running proxy sees a change")
-	}
-	var all []map[string]any
-	for _, name := range k.Resources {
-		all = append(all, documents(t, name)...)
-	}
-	for _, g := range k.ConfigMapGenerator {
-		data := map[string]any{}
-		for _, name := range g.Files {
-			data[name] = string(read(t, name))
-		}
-		all = append(all, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": g.Name}, "data": data})
-	}
 	var out bytes.Buffer
-	for _, o := range all {
-		k.complete(o)
+	for _, o := range built(t, filepath.Join(folder, name)) {
 		text, err := yaml.Marshal(o)
 		if err != nil {
 			t.Fatal(err)
@@ -96,12 +80,41 @@ func deployment(t *testing.T) []byte {
 	return out.Bytes()
 }
 
+// built returns the objects of a folder with a kustomization.
+func built(t *testing.T, dir string) []map[string]any {
+	t.Helper()
+	const file = "kustomization.yaml"
+	var k kustomization
+	if err := yaml.UnmarshalStrict(read(t, dir, file), &k); err != nil {
+		t.Fatalf("%s: %v", filepath.Join(dir, file), err)
+	}
+	var all []map[string]any
+	for _, name := range k.Resources {
+		if path := filepath.Join(dir, name); filepath.Ext(path) == "" {
+			all = append(all, built(t, path)...)
+		} else {
+			all = append(all, documents(t, path)...)
+		}
+	}
+	for _, g := range k.ConfigMapGenerator {
+		data := map[string]any{}
+		for _, name := range g.Files {
+			data[name] = string(read(t, dir, name))
+		}
+		all = append(all, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": g.Name}, "data": data})
+	}
+	for _, o := range all {
+		k.complete(o)
+	}
+	return all
+}
+
 // documents reads the documents of a file, none of which may name a field
 // twice.
-func documents(t *testing.T, name string) []map[string]any {
+func documents(t *testing.T, path string) []map[string]any {
 	t.Helper()
 	var all []map[string]any
-	reader := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(read(t, name))))
+	reader := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(read(t, path))))
 	for {
 		text, err := reader.Read()
 		if errors.Is(err, io.EOF) {
@@ -112,7 +125,7 @@ func documents(t *testing.T, name string) []map[string]any {
 			err = yaml.UnmarshalStrict(text, &o)
 		}
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: %v", path, err)
 		}
 		if o != nil {
 			all = append(all, o)
@@ -125,7 +138,9 @@ func (k *kustomization) complete(o map[string]any) {
 	switch o["kind"] {
 	case "ClusterRole", "ClusterRoleBinding":
 	default:
-		o["metadata"].(map[string]any)["namespace"] = k.Namespace
+		if k.Namespace != "" {
+			o["metadata"].(map[string]any)["namespace"] = k.Namespace
+		}
 	}
 	k.images(o)
 }
@@ -152,7 +167,7 @@ func (k *kustomization) images(x any) {
 // deploy applies the deployment, and logs in as the account that it makes.
 func (w *world) deploy(t *testing.T) {
 	t.Helper()
-	if err := w.api.Apply(t.Context(), deployment(t)); err != nil {
+	if err := w.api.Apply(t.Context(), deployment(t, "linux")); err != nil {
 		t.Fatalf("the deployment: %v", err)
 	}
 	token, err := w.api.Client.CoreV1().ServiceAccounts(system).
@@ -166,27 +181,26 @@ func (w *world) deploy(t *testing.T) {
 	}
 }
 
-// testDeployment looks at what was applied: that a pod of it can be made, that
-// what it mounts is there, and that the proxy runs with the configuration in
-// it.
-func testDeployment(t *testing.T, w *world) {
-	set, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), "kube-proxy", metav1.GetOptions{})
+// pods has the API server accept a pod of a DaemonSet, and returns what it is
+// made of and the configuration in it, in a file.
+func (w *world) pods(t *testing.T, name, image string) (spec corev1.PodSpec, file string) {
+	t.Helper()
+	set, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := set.Spec.Template.Spec
+	spec = set.Spec.Template.Spec
 	spec.NodeName = node().Name
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "kube-proxy-test", Labels: set.Spec.Template.Labels}, Spec: spec}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: system, GenerateName: name + "-", Labels: set.Spec.Template.Labels}, Spec: spec}
 	if _, err := w.api.Client.CoreV1().Pods(system).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Errorf("a pod of the DaemonSet: %v", err)
+		t.Errorf("a pod of the DaemonSet %s: %v", name, err)
 	}
 	for _, c := range append(spec.InitContainers, spec.Containers...) {
-		if c.Image != "kube-proxy:dev" {
-			t.Errorf("image of container %s = %q, want that of the kustomization", c.Name, c.Image)
+		if c.Image != image {
+			t.Errorf("image of container %s = %q, want that of the kustomization, %s", c.Name, c.Image, image)
 		}
 	}
 	const ofKubeadm = "kube-proxy"
-	file := ""
 	for _, v := range spec.Volumes {
 		if v.ConfigMap == nil || v.ConfigMap.Name == ofKubeadm {
 			continue
@@ -200,14 +214,60 @@ func testDeployment(t *testing.T, w *world) {
 			t.Fatal(err)
 		}
 	}
-	if out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "config", "validate", file)); err != nil {
-		t.Errorf("config validate: %v\n%s", err, out)
+	return spec, file
+}
+
+// validate checks a configuration for a system, and returns the notes on it.
+func (w *world) validate(t *testing.T, file, system string) string {
+	t.Helper()
+	out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "config", "validate", "--os="+system, file))
+	if err != nil {
+		t.Errorf("config validate for %s: %v\n%s", system, err, out)
 	}
+	return string(out)
+}
+
+// testDeployment looks at what was applied: that a pod of it can be made, that
+// what it mounts is there, and that the proxy runs with the configuration in
+// it.
+func testDeployment(t *testing.T, w *world) {
+	_, file := w.pods(t, "kube-proxy", "kube-proxy:dev")
+	w.validate(t, file, "linux")
 	w.means.Pods.Prefixes = w.means.Pods.Prefixes[:1] // the file names IPv4 alone
 	defer func() { w.means.Pods.Prefixes = w.means.Pods.Prefixes[:2] }()
 	web := newService("web", typed(corev1.ServiceTypeNodePort))
 	w.set(t, append(endpoints("web", w.webs(2)...), web)...)
 	p := w.run(t, "--config="+file, "--kubeconfig="+w.login)
 	w.settle(t).Check(t, w.calls(t, web))
+	p.Stop(t)
+}
+
+// testWindowsDeployment applies what is for Windows, and what is for nodes of
+// both systems, whose one configuration each of them can use.
+func testWindowsDeployment(t *testing.T, w *world) {
+	for _, name := range []string{"windows", "mixed"} {
+		if err := w.api.Apply(t.Context(), deployment(t, name)); err != nil {
+			t.Fatalf("deployment %s: %v", name, err)
+		}
+		spec, file := w.pods(t, "kube-proxy-windows", "kube-proxy-windows:dev")
+		if o := spec.SecurityContext.WindowsOptions; o == nil || o.HostProcess == nil || !*o.HostProcess || !spec.HostNetwork || spec.NodeSelector[corev1.LabelOSStable] != "windows" {
+			t.Errorf("%s: pods are no HostProcess pods of Windows nodes: %+v", name, spec)
+		}
+		if text := w.validate(t, file, "windows"); name == "windows" && strings.Contains(text, "note: ") {
+			t.Errorf("remarks on the configuration of %s: %s", name, text)
+		}
+	}
+	spec, file := w.pods(t, "kube-proxy", "kube-proxy:dev")
+	if spec.NodeSelector[corev1.LabelOSStable] != "linux" {
+		t.Errorf("the pods for Linux go to nodes with %v", spec.NodeSelector)
+	}
+	w.validate(t, file, "linux")
+	w.means.Pods.Prefixes = w.means.Pods.Prefixes[:1]
+	defer func() { w.means.Pods.Prefixes = w.means.Pods.Prefixes[:2] }()
+	web := newService("web")
+	w.set(t, append(endpoints("web", w.webs(1)...), web)...)
+	p := w.run(t, "--config="+file, "--kubeconfig="+w.login)
+	w.settle(t).Check(t, w.calls(t, web))
+	p.AwaitLog(t, "winkernel.enableDSR: has no effect on linux")
 	p.Stop(t)
 }

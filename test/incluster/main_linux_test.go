@@ -44,6 +44,7 @@ func TestInCluster(t *testing.T) {
 		{"odd objects", testOdd},
 		{"many Services", testMany},
 		{"deployment", testDeployment},
+		{"deployment for Windows", testWindowsDeployment},
 		{"logins", testLogins},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
