@@ -5,6 +5,7 @@ package source
 
 import (
 	"fmt"
+	"reflect"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -52,6 +53,17 @@ func (f *feed) Transformer() cache.TransformFunc {
 		f.set(o)
 		return n, nil
 	}
+}
+
+// check returns what is wrong with a list: something between us and the API
+// server may answer with another one, and the library takes any. An empty one
+// would even be believed, and everything forgotten.
+func (f *feed) check(list runtime.Object) error {
+	items, err := meta.GetItemsPtr(list)
+	if err != nil || reflect.TypeOf(items).Elem().Elem() != reflect.TypeOf(f.like).Elem() {
+		return fmt.Errorf("the answer is a %T, not a list of %s: want the address of an API server", list, f.kind)
+	}
+	return nil
 }
 
 // Add implements cache.ReflectorStore.

@@ -74,6 +74,9 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 	ctx, cancel := context.WithTimeoutCause(ctx, w.silence, errSilent)
 	defer cancel()
 	l, err := w.feed.from.list(ctx, o)
+	if err == nil {
+		err = w.feed.check(l)
+	}
 	return l, w.failed(ctx, err)
 }
 

@@ -1,0 +1,94 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// nobody is an API server that does not run.
+type nobody struct{}
+
+func (nobody) RoundTrip(*http.Request) (*http.Response, error) { return nil, syscall.ECONNREFUSED }
+
+// However long an outage has lasted and pauses have become, a stop is at once.
+func TestStopInOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		a := &APIServer{Config: &rest.Config{Host: "https://192.0.2.1", Transport: nobody{}, QPS: -1}, NodeName: "a"}
+		var err error
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			err = a.Run(ctx, nil)
+		}()
+		time.Sleep(10*time.Minute + time.Millisecond)
+		stop()
+		begin := time.Now()
+		<-ended
+		if took := time.Since(begin); took > 0 || err != nil {
+			t.Errorf("Run ended after %s with %v, want at once without error", took, err)
+		}
+	})
+}
+
+// stranger answers everything with one text.
+type stranger string
+
+func (s stranger) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
+		Body: io.NopCloser(strings.NewReader(string(s))),
+	}, nil
+}
+
+// Lists of something else are a failure, no reason to die, and none to believe
+// that nothing exists.
+func TestStrangeLists(t *testing.T) {
+	for name, text := range map[string]string{
+		"other kind":         `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}}]}`,
+		"other kind, empty":  `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`,
+		"one object":         `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}`,
+		"no kind":            `{}`,
+		"for people to read": `<html></html>`,
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { testStrange(t, text) }) })
+	}
+}
+
+func testStrange(t *testing.T, text string) {
+	ctx, stop := context.WithCancel(t.Context())
+	var failed sync.Map
+	a := &APIServer{
+		Config: &rest.Config{Host: "https://192.0.2.1", Transport: stranger(text), QPS: -1}, NodeName: "a",
+		Report:  func(err error) { failed.Store(err.Error(), true) },
+		Contact: func(kind string) { t.Errorf("%s counts as read", kind) },
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = a.Run(ctx, nil)
+	}()
+	time.Sleep(time.Minute)
+	stop()
+	<-ended
+	seen := 0
+	failed.Range(func(_, _ any) bool {
+		seen++
+		return true
+	})
+	if seen < 4 { // one for each kind at least
+		t.Errorf("%d different failures were reported", seen)
+	}
+}
