@@ -23,11 +23,14 @@ type Host struct {
 	node   string
 	note   func(string)
 	now    func() time.Time
+	turn   chan struct{} // full while somebody lists
 
 	mu      sync.Mutex
 	listing Listing
 	listed  time.Time
 	seen    [2]bool         // families that have seen listing
+	epoch   int             // counts what was written
+	began   int             // epoch when listing began
 	lost    map[string]bool // what was ours until listing showed that it is gone
 	record  record
 	loaded  bool
@@ -41,7 +44,7 @@ type Host struct {
 // NewHost returns the Host of the named node. Note is told of decisions, each
 // a sentence, once.
 func NewHost(d Driver, s Store, node string, note func(string)) *Host {
-	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, said: map[string]bool{}, inPlace: true}
+	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true}
 }
 
 // shared is how long the listing of one family is good for the other one,
@@ -50,14 +53,15 @@ const shared = 2 * time.Second
 
 // list lists everything. A family never gets the same listing twice.
 func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
+	h.turn <- struct{}{}
+	defer func() { <-h.turn }()
+	l, known, fresh := h.latest(f)
+	if fresh {
+		return l, nil
+	}
+	l, err := h.driver.List(ctx, All) // which may take long, so without the lock
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.listed.IsZero() && !h.seen[f] && h.now().Sub(h.listed) < shared {
-		h.seen[f] = true
-		return h.listing, nil
-	}
-	known := h.known()
-	l, err := h.driver.List(ctx, All)
 	if err != nil {
 		h.listed = time.Time{}
 		return Listing{}, err
@@ -66,6 +70,19 @@ func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
 	h.listing, h.listed, h.seen = l, h.now(), [2]bool{}
 	h.seen[f] = true
 	return l, nil
+}
+
+// latest returns the other family's listing if it is fresh, else what is to be
+// settled after a new one.
+func (h *Host) latest(f service.Family) (l Listing, known []string, fresh bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.listed.IsZero() || h.seen[f] || h.began != h.epoch || h.now().Sub(h.listed) >= shared {
+		h.began = h.epoch
+		return Listing{}, h.known(), false
+	}
+	h.seen[f] = true
+	return h.listing, nil, true
 }
 
 // say notes a decision unless it was the last word on its subject.
@@ -148,9 +165,19 @@ func (h *Host) own(lb *LoadBalancer, purpose string) {
 }
 
 // changed notes that objects of ours came or went: the record is to be saved,
-// and the other family must not work with a listing of before. Nor may this
-// one, whose turn with the other's listing might come yet.
-func (h *Host) changed() { h.dirty, h.listed = true, time.Time{} }
+// and no listing that began before is good for anybody.
+func (h *Host) changed() {
+	h.dirty = true
+	h.epoch++
+}
+
+// wrote notes that a family is done writing, be it changes in place that the
+// record does not show: a listing that began before is not good any more.
+func (h *Host) wrote() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.epoch++
+}
 
 // fulfil forgets that load balancers were about to be made: their IDs are
 // known.

@@ -32,6 +32,8 @@ func TestSharedListing(t *testing.T) {
 	list(service.IPv6, 4)
 	h.disown("1")
 	list(service.IPv4, 5)
+	h.wrote()
+	list(service.IPv6, 6) // what was changed in place shows
 }
 
 type counted struct {

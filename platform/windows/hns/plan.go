@@ -116,6 +116,7 @@ func (p *plan) perform(ctx context.Context) *pass {
 	b.host.intend(p.creates)
 	real := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	real.do(p.work)
+	b.host.wrote()
 	b.host.fulfil(real.owned)
 	return real
 }
@@ -124,6 +125,7 @@ func (p *plan) perform(ctx context.Context) *pass {
 // than was hoped for, and that changes what every load balancer should be.
 func (p *plan) reserveVIP(ctx context.Context) error {
 	b := p.backend
+	defer b.host.wrote()
 	e, err := b.host.driver.CreateEndpoint(ctx, *p.reserve)
 	if errors.Is(err, ErrExists) && !b.options.SourceVIP.IsValid() && len(p.reserve.Addrs) > 0 {
 		free := *p.reserve

@@ -316,3 +316,41 @@ func TestPrepare(t *testing.T) {
 		}
 	}
 }
+
+// Both families program side by side. At a start they share a listing, but
+// none is good for a family that has written since it began.
+func TestFamiliesShareAListing(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.pods("10.244.1.11", "fd00:10:244:1::11")
+	four := clusterIP("web", "10.96.0.10", "10.244.1.11:80")
+	six := clusterIP("web", "fd00:10:96::10", "[fd00:10:244:1::11]:80")
+	six.Family = service.IPv6
+	want := snapshot(1, four, six)
+	h := b.backend.host
+	var plans []reconcile.Plan
+	var backends []*Backend
+	for _, f := range service.Families {
+		backends = append(backends, New(h, f, Options{}, time.Minute))
+		p, err := backends[f].Plan(t.Context(), want)
+		if err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		plans = append(plans, p)
+	}
+	for _, p := range plans {
+		if err := p.Apply(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := b.hns.calls["list endpoints"]; n != 1 || len(b.hns.balancers) != 2 {
+		t.Errorf("endpoints listed %d times, want once; load balancers %v", n, b.hns.balancers)
+	}
+	if n := strings.Count(string(b.store.document), "shop/web:http"); n != 2 {
+		t.Errorf("the state file has %d of 2 load balancers:\n%s", n, b.store.document)
+	}
+	for i := range 4 { // by turns, at once
+		if p, err := backends[i%2].Plan(t.Context(), want); err != nil || !p.Empty() {
+			t.Errorf("still to do: %v\n%s", err, p)
+		}
+	}
+}
