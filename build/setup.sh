@@ -3,14 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs what the tests need beyond Go, on Debian and its like: nft, which
-# must accept and print our tables, a C compiler for the race detector, and
-# Wine with its C compiler, which the Windows program runs under.
+# must accept and print our tables, both variants of iptables, a C compiler for
+# the race detector, and Wine with its C compiler, which the Windows program
+# runs under.
 # It does nothing where all is there, and only says what is missing where it
 # is not run by root.
 set -euo pipefail
 
 missing=()
 command -v nft >/dev/null || [[ -x /usr/sbin/nft ]] || missing+=(nftables)
+[[ -x /usr/sbin/iptables-nft && -x /usr/sbin/iptables-legacy ]] || missing+=(iptables)
 command -v "${CC:-gcc}" >/dev/null || missing+=(gcc)
 [[ -e /usr/include/stdlib.h ]] || missing+=(libc6-dev)
 [[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)

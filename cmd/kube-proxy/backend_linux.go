@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
 )
 
@@ -26,13 +27,18 @@ func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend,
 		return nil, nil, err
 	}
 	if c.Mode == "" {
-		klog.FromContext(ctx).Info("No mode is configured; using nftables, the only one that is built in")
+		klog.FromContext(ctx).Info("No mode is configured; using nftables")
 	}
-	families, missing, err := familiesOf(c, nftables.Probe)
+	mode := modeOf(c)
+	probe, create := nftables.Probe, nftablesBackends
+	if mode == config.IPTables {
+		probe, create = iptables.Probe, iptablesBackends
+	}
+	families, missing, err := familiesOf(c, probe)
 	if err != nil {
-		return nil, nil, fmt.Errorf("mode nftables cannot work here: %w", err)
+		return nil, nil, fmt.Errorf("mode %s cannot work here: %w", mode, err)
 	}
-	backends, err := nftablesBackends(c, families)
+	backends, err := create(c, families)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -45,7 +51,24 @@ func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend,
 // allBackends returns a backend of every mode and family, without what goes
 // with it.
 func allBackends(c *config.Config) ([]*backend, error) {
-	return nftablesBackends(c, service.Families[:])
+	all, err := nftablesBackends(c, service.Families[:])
+	if err != nil || !iptables.Installed() {
+		return all, err
+	}
+	more, err := iptablesBackends(c, service.Families[:])
+	return append(all, more...), err
+}
+
+func iptablesBackends(c *config.Config, families []service.Family) ([]*backend, error) {
+	var all []*backend
+	for _, f := range families {
+		b, err := iptables.New(f, iptablesOptions(c))
+		if err != nil {
+			return nil, err // names the family
+		}
+		all = append(all, &backend{Backend: b, mode: string(config.IPTables), family: f})
+	}
+	return all, nil
 }
 
 func nftablesBackends(c *config.Config, families []service.Family) ([]*backend, error) {

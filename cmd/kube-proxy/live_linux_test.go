@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
@@ -95,7 +96,7 @@ func installed(t *testing.T, dir string) bool {
 	tracker := track.New(trackOptions(c, "node-a"))
 	m := source.Manifests{Paths: []string{dir}, NodeName: "node-a"}
 	_ = m.Load(t.Context(), tracker) // one file may be bad
-	backends, err := allBackends(c)
+	backends, err := nftablesBackends(c, service.Families[:])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,8 @@ package main
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
@@ -23,18 +25,25 @@ func modeOf(c *config.Config) v1alpha1.ProxyMode {
 	return config.NFTables
 }
 
+// built lists the modes of each system that are built in.
+var built = map[config.OS][]v1alpha1.ProxyMode{
+	config.Linux:   {config.NFTables, config.IPTables},
+	config.Windows: {config.Kernelspace},
+}
+
 // checkMode refuses the modes that are still to come.
 func checkMode(c *config.Config, o *options) error {
-	only := config.NFTables
-	if c.OS == config.Windows {
-		only = config.Kernelspace
-	}
-	switch mode := modeOf(c); {
-	case mode == only:
+	mode := modeOf(c)
+	if slices.Contains(built[c.OS], mode) {
 		return nil
-	case o.fallback:
-		return fmt.Errorf("mode %s is not built in yet, nor are the modes that --proxy-mode-fallback leads to; the only mode so far is %s", mode, only)
-	default:
-		return fmt.Errorf("mode %s is not built in yet; the only mode so far is %s", mode, only)
 	}
+	var names []string
+	for _, m := range built[c.OS] {
+		names = append(names, string(m))
+	}
+	there := strings.Join(names, " and ")
+	if o.fallback {
+		return fmt.Errorf("mode %s is not built in yet, and --proxy-mode-fallback leads nowhere yet; the modes so far are %s", mode, there)
+	}
+	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, there)
 }

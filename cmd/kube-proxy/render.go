@@ -16,6 +16,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/windows/hns"
 )
@@ -57,7 +58,7 @@ func newRender(to streams) *cobra.Command {
 			cmd.Flags().AddFlag(f)
 		}
 	})
-	cmd.Flags().StringVarP(&r.format, "output", "o", string(nftables.Text), "`FORMAT` of what is printed: text, as nft -f takes it, or json")
+	cmd.Flags().StringVarP(&r.format, "output", "o", string(nftables.Text), "`FORMAT` of what is printed: text, as nft -f or iptables-restore takes it, or json")
 	cmd.Flags().StringVar(&r.hnsState, "hns-state", "", "`FILE` with what the HNS of a Windows node holds, in JSON")
 	return cmd
 }
@@ -116,6 +117,12 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 	if c.OS == config.Windows {
 		if err := r.renderHNS(c, want, to); err != nil {
 			return err
+		}
+		return bad
+	}
+	if modeOf(c) == config.IPTables {
+		if err := iptables.Render(to.out, want, iptablesOptions(c), iptables.Format(r.format)); err != nil {
+			return fmt.Errorf("render: %w", err)
 		}
 		return bad
 	}

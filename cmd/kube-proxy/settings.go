@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/iptables"
 )
 
 // trackOptions translates what the configuration says about traffic.
@@ -42,6 +43,14 @@ func trackOptions(c *config.Config, node string) track.Options {
 		o.Pods = service.LocalPods{InterfacePrefix: c.DetectLocal.InterfaceNamePrefix}
 	}
 	return o
+}
+
+func iptablesOptions(c *config.Config) iptables.Options {
+	return iptables.Options{
+		MasqueradeBit:      int(*c.IPTables.MasqueradeBit),
+		LocalhostNodePorts: *c.IPTables.LocalhostNodePorts,
+		DropInvalid:        !c.Conntrack.TCPBeLiberal,
+	}
 }
 
 // syncPeriods returns the least and the longest time between two rounds in

@@ -23,6 +23,8 @@ type cluster struct {
 	dir    string
 	mode   mode
 	kernel *program.Kernel
+	// commands is the folder of the iptables commands, in mode iptables.
+	commands string
 }
 
 // mode is a way to run the proxy: the flags that ask for it, and what they
@@ -34,6 +36,12 @@ type mode struct {
 	// one of its own.
 	bridge string
 	bit    int // of the mark for masquerading, 0 for the usual one
+	// iptables is the variant of mode iptables, legacy or nft, empty for mode
+	// nftables.
+	iptables string
+	// localhost has NodePorts answer on 127.0.0.1, which the judge does not
+	// know of.
+	localhost bool
 }
 
 // usual is the mode of tests that are not about modes.
@@ -78,7 +86,8 @@ func newCluster(t *testing.T, m mode) *cluster {
 // become makes m the mode of the next start.
 func (c *cluster) become(t *testing.T, m mode) {
 	t.Helper()
-	c.mode, c.kernel = m, program.NewKernel(t, c.Node, m.bit)
+	c.mode = m
+	c.kernel = c.audit(t)
 }
 
 // webs returns web-1 to web-4.
@@ -92,7 +101,7 @@ func (c *cluster) start(t *testing.T) *program.Proxy {
 	p := c.launch(t)
 	c.settle(t)
 	for _, f := range service.Families {
-		p.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
+		p.AwaitLog(t, `"Programmed"`, c.mode.proxyMode()+" "+f.String())
 	}
 	return p
 }
@@ -101,7 +110,7 @@ func (c *cluster) start(t *testing.T) *program.Proxy {
 func (c *cluster) launch(t *testing.T) *program.Proxy {
 	t.Helper()
 	args := []string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}
-	return kubeProxy.Start(t, c.Node, append(args, c.mode.flags...)...)
+	return program.Start(t, c.Node, c.command(append(args, c.mode.flags...)...))
 }
 
 // save writes apps, each to a file of its name.
@@ -136,7 +145,7 @@ func (c *cluster) remove(t *testing.T, name string) {
 func (c *cluster) want(t *testing.T) *service.Snapshot {
 	t.Helper()
 	o := c.mode.means
-	o.NodeName, o.NodePortsPrimary = netlab.NodeName, len(o.NodePorts) == 0
+	o.NodeName, o.NodePortsPrimary = netlab.NodeName, len(o.NodePorts) == 0 && c.mode.iptables == ""
 	tracker := track.New(o)
 	files := source.Manifests{Paths: []string{c.dir}, NodeName: netlab.NodeName}
 	if err := files.Load(t.Context(), tracker); err != nil {

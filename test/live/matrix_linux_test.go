@@ -5,6 +5,7 @@ package live
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"kubeproxy/common/service"
@@ -42,7 +43,11 @@ func (c *cluster) matrix() []app {
 // both protocols, in both families.
 func TestEveryCell(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	everyCell(t, usual())
+}
+
+func everyCell(t *testing.T, m mode) {
+	c := newCluster(t, m)
 	apps := c.matrix()
 	c.save(t, apps...)
 	c.start(t)
@@ -58,23 +63,28 @@ func TestEveryCell(t *testing.T) {
 // whose proxy is started again and again with other flags.
 func TestModes(t *testing.T) {
 	t.Parallel()
-	fromInterfaces, fromNode, all := mode{}, mode{}, usual()
-	fromInterfaces.flags = []string{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth-"}
+	everyMode(t, usual())
+}
+
+// everyMode is for a cluster whose usual mode is m.
+func everyMode(t *testing.T, m mode) {
+	fromInterfaces, fromNode, all := m.bare(), m.bare(), m
+	fromInterfaces.flags = append(fromInterfaces.flags, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth-")
 	fromInterfaces.means.Pods.InterfacePrefix = "veth-"
-	fromNode.flags = []string{"--detect-local-mode=NodeCIDR"}
+	fromNode.flags = append(fromNode.flags, "--detect-local-mode=NodeCIDR")
 	fromNode.means.PodsFromNode = true
-	all.flags = append(all.flags, "--masquerade-all", "--iptables-masquerade-bit=3")
+	all.flags = append(slices.Clip(all.flags), "--masquerade-all", "--iptables-masquerade-bit=3")
 	all.means.MasqueradeAll = true
 	all.bit = 3
-	everywhere, one := usual(), usual()
-	everywhere.flags = append(everywhere.flags, "--nodeport-addresses=0.0.0.0/0,::/0")
+	everywhere, one := m, m
+	everywhere.flags = append(slices.Clip(everywhere.flags), "--nodeport-addresses=0.0.0.0/0,::/0")
 	everywhere.means.NodePorts = prefixes("0.0.0.0/0", "::/0")
-	one.flags = append(one.flags, "--nodeport-addresses=10.244.1.0/28,fd00:10:244:1::/112")
+	one.flags = append(slices.Clip(one.flags), "--nodeport-addresses=10.244.1.0/28,fd00:10:244:1::/112")
 	one.means.NodePorts = prefixes("10.244.1.0/28", "fd00:10:244:1::/112")
 	// Nobody is known to be a pod, so nobody is masqueraded at a ClusterIP and
 	// answers from the other node would pass this one by.
-	blind := mode{}
-	c := newCluster(t, usual())
+	blind := m.bare()
+	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"))
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 	c.save(t, web, local)
@@ -121,7 +131,12 @@ func (c *cluster) checkNodePorts(t *testing.T, want *service.Snapshot, a app) {
 // Pods that hang on a bridge are told by its name.
 func TestBridge(t *testing.T) {
 	t.Parallel()
-	m := mode{bridge: "br-pods", flags: []string{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=br-pods"}}
+	onBridge(t, mode{})
+}
+
+func onBridge(t *testing.T, m mode) {
+	m.bridge = "br-pods"
+	m.flags = append(m.flags, "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=br-pods")
 	m.means.Pods.Interface = "br-pods"
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"), c.Host("web-3"))

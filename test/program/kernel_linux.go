@@ -12,8 +12,10 @@ import (
 	mdnetlink "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/netlab"
 )
@@ -21,24 +23,37 @@ import (
 // Kernel looks at what is in force on a host without changing it.
 type Kernel struct {
 	host   *netlab.Host
-	audits []*nftables.Backend
+	audits []reconcile.Backend
 }
 
 // NewKernel looks at h, where a bit of the packet mark stands for
 // masquerading, 0 for the usual one.
 func NewKernel(t testing.TB, h *netlab.Host, bit int) *Kernel {
 	t.Helper()
+	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) {
+		return nftables.New(f, nftables.Options{MasqueradeBit: cmp.Or(bit, 14)})
+	})
+}
+
+// NewIPTablesKernel looks at h, where the mode is iptables.
+func NewIPTablesKernel(t testing.TB, h *netlab.Host, o iptables.Options) *Kernel {
+	t.Helper()
+	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) { return iptables.New(f, o) })
+}
+
+func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconcile.Backend, error)) *Kernel {
+	t.Helper()
 	k := &Kernel{host: h}
 	for _, f := range service.Families {
-		var audit *nftables.Backend
+		var b reconcile.Backend
 		err := h.Do(func() (err error) {
-			audit, err = nftables.New(f, nftables.Options{MasqueradeBit: cmp.Or(bit, 14)})
+			b, err = audit(f)
 			return err
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		k.audits = append(k.audits, audit)
+		k.audits = append(k.audits, b)
 	}
 	return k
 }
@@ -57,7 +72,11 @@ func (k *Kernel) Settle(t testing.TB, want *service.Snapshot) {
 func (k *Kernel) Lacks(t testing.TB, want *service.Snapshot) string {
 	t.Helper()
 	for i, audit := range k.audits {
-		p, err := audit.Plan(t.Context(), want)
+		var p reconcile.Plan
+		err := k.host.Do(func() (err error) { // some run commands
+			p, err = audit.Plan(t.Context(), want)
+			return err
+		})
 		if err != nil { // it changes while it is read
 			return err.Error()
 		}

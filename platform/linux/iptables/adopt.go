@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// planAll compares what the tables hold with what want needs, and with have,
+// what we left there if that is known.
+func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *plan {
+	sums := t.sums()
+	p := &plan{backend: b, from: &installed{}, whole: true}
+	if have != nil {
+		p.drift = drift(t, have)
+	}
+	foreign := b.foreign(t, want)
+	p.next = &installed{snapshot: want, sums: sums}
+	if want.Partial {
+		p.next.held = foreign
+	}
+	s := &stage{sums: sums}
+	stay := map[id]bool{}
+	for port := range want.Ports(b.family) {
+		chains := portChains(port, want.Node)
+		for _, c := range chains {
+			stay[c.id] = true
+		}
+		s.want(chains...)
+		s.changes = append(s.changes, service.Change{New: port})
+	}
+	shared := b.shared(want.Node, want.Ports(b.family), p.next.held)
+	s.shared(shared)
+	for _, c := range shared {
+		stay[c.id] = true
+	}
+	s.jumps = t.lacking()
+	if !want.Partial {
+		strays := t.strays(stay)
+		s.deletes, s.unjumps = strays.deletes, strays.unjumps
+		for _, w := range strays.writes {
+			s.want(w)
+		}
+		p.removed = removed(b.family, foreign)
+	}
+	p.stage = s
+	return p
+}
+
+// foreign returns the entries that the tables hold and that want has not.
+func (b *Backend) foreign(t *held, want *service.Snapshot) []entry {
+	wanted := map[key]bool{}
+	for p := range want.Ports(b.family) {
+		for _, k := range keys(p) {
+			wanted[k] = true
+		}
+	}
+	return slices.DeleteFunc(t.entries(), func(e entry) bool { return wanted[e.key] })
+}
+
+// removed returns the frontends that go with entries.
+func removed(f service.Family, entries []entry) []*service.Port {
+	var all []*service.Port
+	for _, e := range entries {
+		if e.port == 0 {
+			continue
+		}
+		all = append(all, &service.Port{
+			Name:   service.PortName{Protocol: e.proto},
+			Family: f, Frontends: []service.Frontend{e.frontend()},
+		})
+	}
+	return all
+}
+
+// driftLines bounds what is said about drift.
+const driftLines = 20
+
+// drift describes what others did to tables that held have.
+func drift(t *held, have *installed) []string {
+	var lines []string
+	now := t.sums()
+	for _, i := range slices.SortedFunc(maps.Keys(have.sums), id.compare) {
+		held, found := now[i]
+		switch {
+		case !found:
+			lines = append(lines, fmt.Sprintf("missing: chain %s of table %s", i.name, i.table))
+		case held != have.sums[i]:
+			lines = append(lines, fmt.Sprintf("altered: rules of chain %s of table %s", i.name, i.table))
+		}
+	}
+	for _, i := range slices.SortedFunc(maps.Keys(now), id.compare) {
+		if _, ours := have.sums[i]; !ours {
+			lines = append(lines, fmt.Sprintf("foreign: chain %s of table %s", i.name, i.table))
+		}
+	}
+	for _, j := range t.lacking() {
+		lines = append(lines, fmt.Sprintf("missing: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
+	}
+	if n := len(lines); n > driftLines {
+		lines = append(lines[:driftLines], fmt.Sprintf("and %d more", n-driftLines))
+	}
+	return lines
+}

@@ -1,0 +1,191 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Driver is what Backend asks from the system, for one family. Its methods
+// are called from one goroutine at a time, but for Watch.
+type Driver interface {
+	// Restore makes text, as iptables-restore --noflush takes it, take effect:
+	// the part for one table together, or not at all. An error that is no
+	// fault of the text is an errBusy.
+	Restore(ctx context.Context, text string) error
+	// Save returns what iptables-save prints of the tables that exist.
+	Save(ctx context.Context) (string, error)
+	// Touched reports that others may have changed the tables since the last
+	// call of Save, not counting Restores. It is cheap.
+	Touched(ctx context.Context) (bool, error)
+	// Localnet reports that packets to loopback addresses may be routed, and
+	// AllowLocalnet sees to it.
+	Localnet() (bool, error)
+	AllowLocalnet() error
+	// Watch calls touched whenever others change the tables, until ctx ends.
+	Watch(ctx context.Context, touched func()) error
+}
+
+// Backend keeps the chains of one family. It implements reconcile.Backend.
+type Backend struct {
+	layout
+	driver Driver
+	// have is what the tables hold, nil while that is not known.
+	have *installed
+}
+
+var _ reconcile.Watcher = (*Backend)(nil)
+
+// installed describes chains that are as we want them.
+type installed struct {
+	snapshot *service.Snapshot
+	sums     map[id]sum
+	// held are entries of an earlier process that a partial snapshot does not
+	// have.
+	held []entry
+}
+
+// Plan implements reconcile.Backend. Without foreign changes its cost follows
+// the difference between want and the last snapshot, and the number of
+// Services where one of them came or went; else the tables are read.
+func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	touched := true
+	if b.have != nil {
+		var err error
+		if touched, err = b.driver.Touched(ctx); err != nil {
+			return nil, fmt.Errorf("ask for changes to the tables: %w", err)
+		}
+		// What a partial snapshot left in force may go now.
+		touched = touched || b.have.snapshot.Partial && !want.Partial
+	}
+	var p *plan
+	if touched {
+		// The driver tells of a change once, so until a plan was applied
+		// nobody knows what the tables hold.
+		have := b.have
+		b.have = nil
+		t, err := b.read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		p = b.planAll(t, have, want)
+	} else {
+		p = b.planChanges(want)
+	}
+	if err := b.planLocalnet(p); err != nil {
+		return nil, err
+	}
+	if p.Empty() {
+		b.have = p.next
+	}
+	return p, nil
+}
+
+func (b *Backend) read(ctx context.Context) (*held, error) {
+	text, err := b.driver.Save(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
+	}
+	return parse(text), nil
+}
+
+// planLocalnet notes in p if loopback addresses are to be routed.
+func (b *Backend) planLocalnet(p *plan) error {
+	if !b.localhost(p.next.snapshot.Node) || !hasNodePort(p.next.snapshot, b.family) {
+		return nil
+	}
+	allowed, err := b.driver.Localnet()
+	if err != nil {
+		return fmt.Errorf("ask whether loopback addresses are routed: %w", err)
+	}
+	p.localnet = !allowed
+	return nil
+}
+
+func hasNodePort(s *service.Snapshot, f service.Family) bool {
+	for p := range s.Ports(f) {
+		for i := range p.Frontends {
+			if p.Frontends[i].Kind == service.NodePort {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Cleanup implements reconcile.Backend: it removes every chain that a service
+// proxy of the node has made, and the rules that lead there. A chain that
+// somebody else refers to is emptied, stays, and is an error.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.have = nil
+	t, err := b.read(ctx)
+	if err != nil {
+		return err
+	}
+	c := t.strays(nil)
+	if !c.empty() {
+		if err := b.driver.Restore(ctx, c.text()); err != nil {
+			return fmt.Errorf("remove the chains of %s: %w", command(b.family), err)
+		}
+	}
+	return t.inUse()
+}
+
+// Watch implements reconcile.Watcher.
+func (b *Backend) Watch(ctx context.Context, touched func()) error {
+	return b.driver.Watch(ctx, touched)
+}
+
+// planChanges plans from one snapshot to the next.
+func (b *Backend) planChanges(want *service.Snapshot) *plan {
+	h := b.have
+	p := &plan{backend: b, from: h, next: h}
+	if want == h.snapshot {
+		return p
+	}
+	p.next = &installed{snapshot: want, sums: h.sums, held: h.held}
+	if h.snapshot.Node != want.Node {
+		p.stage = b.stageAll(h, want)
+		return p
+	}
+	s := &stage{sums: h.sums}
+	same := true
+	for c := range service.Diff(h.snapshot, want, b.family) {
+		same = same && sameEntries(c.Old, c.New)
+		s.port(c, want.Node)
+		p.next.known(c.New)
+	}
+	if !same {
+		s.shared(b.shared(want.Node, want.Ports(b.family), p.next.held))
+	}
+	p.stage = s
+	return p
+}
+
+// known drops from what an earlier process left what p has now.
+func (h *installed) known(p *service.Port) {
+	if p == nil || len(h.held) == 0 {
+		return
+	}
+	has := keys(p)
+	h.held = slices.DeleteFunc(slices.Clone(h.held), func(e entry) bool { return slices.Contains(has, e.key) })
+}
+
+// stageAll compares all chains of want with those that h notes.
+func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
+	s := &stage{sums: h.sums}
+	for c := range service.Diff(h.snapshot, want, b.family) {
+		s.port(c, want.Node)
+	}
+	for p := range want.Ports(b.family) {
+		s.want(portChains(p, want.Node)...)
+	}
+	s.shared(b.shared(want.Node, want.Ports(b.family), h.held))
+	return s
+}

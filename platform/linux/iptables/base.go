@@ -1,0 +1,170 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// jump is a rule in a chain that the system has and that leads to ours.
+type jump struct {
+	from id
+	rule string
+}
+
+// jumps are the rules that lead from the chains of the system to ours. Each is
+// put first in its chain, in this order, so that the last one of a chain
+// stands before the others.
+var jumps = []jump{
+	{id{nat, "PREROUTING"}, "-j " + servicesChain},
+	{id{nat, "OUTPUT"}, "-j " + servicesChain},
+	{id{nat, "POSTROUTING"}, "-j " + postroutingChain},
+	{id{filter, "FORWARD"}, "-j " + forwardChain},
+	{id{filter, "INPUT"}, newOnly + "-j " + servicesChain},
+	{id{filter, "FORWARD"}, newOnly + "-j " + servicesChain},
+	{id{filter, "OUTPUT"}, newOnly + "-j " + servicesChain},
+}
+
+const newOnly = "-m conntrack --ctstate NEW "
+
+// layout makes the chains of one family.
+type layout struct {
+	family  service.Family
+	options Options
+}
+
+// shared returns the chains that are not one Port's: the trees, with the
+// entries of ports and others, and what every node has.
+func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others []entry) []chain {
+	var all []entry
+	for p := range ports {
+		all = append(all, entries(p)...)
+	}
+	// Where two have the same key the first one counts, and what is wanted
+	// goes before what was held.
+	roots, branches := forest(append(all, others...))
+	for _, table := range tables {
+		root := id{table, servicesChain}
+		roots[root] = append(roots[root], l.nodePortRules(node)...)
+	}
+	if l.localhost(node) {
+		root := id{filter, servicesChain}
+		roots[root] = append([]string{martianRule}, roots[root]...)
+	}
+	chains := l.base(node)
+	for _, table := range tables {
+		for _, name := range []string{nodePortsChain, servicesChain} {
+			chains = append(chains, chain{id{table, name}, roots[id{table, name}]})
+		}
+	}
+	return append(chains, branches...)
+}
+
+// base returns the chains that do not depend on Services.
+func (l layout) base(node *service.Node) []chain {
+	mark := fmt.Sprintf("0x%x/0x%x", l.options.mark(), l.options.mark())
+	unmark := fmt.Sprintf("0x%x/0x0", l.options.mark())
+	const masquerade = "-j MASQUERADE --random-fully"
+	forward := []string{
+		"-m mark --mark " + mark + " -j ACCEPT",
+		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+	}
+	if l.options.DropInvalid {
+		forward = append([]string{"-m conntrack --ctstate INVALID -j DROP"}, forward...)
+	}
+	return []chain{
+		{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
+		{id{nat, markClusterChain}, l.markClusterRules(node)},
+		{id{nat, postroutingChain}, []string{
+			"-m conntrack --ctstate DNAT " + l.toItself() + masquerade,
+			"-m mark ! --mark " + mark + " -j RETURN",
+			"-j MARK --set-xmark " + unmark,
+			masquerade,
+		}},
+		{id{filter, refuseChain}, []string{
+			"-p tcp -j REJECT --reject-with tcp-reset",
+			"-j REJECT --reject-with " + l.unreachable(),
+		}},
+		{id{filter, forwardChain}, forward},
+	}
+}
+
+func (l layout) unreachable() string {
+	if l.family == service.IPv6 {
+		return "icmp6-port-unreachable"
+	}
+	return "icmp-port-unreachable"
+}
+
+// markClusterRules mark what enters through a ClusterIP for masquerading.
+func (l layout) markClusterRules(node *service.Node) []string {
+	mark := "-j " + markChain
+	switch {
+	case node.MasqueradeAll:
+		return []string{mark}
+	case node.Pods.Known(l.family):
+		return append(podRules(l.family, node, "-j RETURN"), mark)
+	}
+	return nil
+}
+
+// toItself matches packets whose source is their destination. No other match
+// compares two fields of a packet, so without it each endpoint would need a
+// rule: the program loads a word of the source, keeps it, loads the same word
+// of the destination and goes on while they are equal.
+func (l layout) toItself() string {
+	source, words, size := 12, 1, 4
+	if l.family == service.IPv6 {
+		source, words, size = 8, 4, 16
+	}
+	var code []string
+	for w := range words {
+		at := source + 4*w
+		failure := 4*(words-1-w) + 1
+		code = append(code,
+			fmt.Sprintf("32 0 0 %d", at), "7 0 0 0",
+			fmt.Sprintf("32 0 0 %d", at+size),
+			fmt.Sprintf("29 0 %d 0", failure))
+	}
+	code = append(code, "6 0 0 65535", "6 0 0 0")
+	return fmt.Sprintf("-m bpf --bytecode \"%d,%s\" ", len(code), strings.Join(code, ","))
+}
+
+var loopback = [...]netip.Prefix{service.IPv4: netip.MustParsePrefix("127.0.0.0/8"), service.IPv6: netip.MustParsePrefix("::1/128")}
+
+// martianRule keeps others from reaching loopback addresses, which the kernel
+// would let them once it routes such addresses for NodePorts.
+const martianRule = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
+
+// localhost reports that NodePorts answer on loopback addresses.
+func (l layout) localhost(node *service.Node) bool {
+	if l.family != service.IPv4 || !l.options.LocalhostNodePorts {
+		return false
+	}
+	in := service.InFamily(node.NodePorts, l.family)
+	return len(in) == 0 || slices.ContainsFunc(in, loopback[l.family].Overlaps)
+}
+
+// nodePortRules lead to the NodePorts from the addresses that answer them.
+func (l layout) nodePortRules(node *service.Node) []string {
+	var rules []string
+	if !l.localhost(node) {
+		rules = []string{"-d " + loopback[l.family].String() + " -j RETURN"}
+	}
+	const local = "-m addrtype --dst-type LOCAL -j " + nodePortsChain
+	prefixes := service.InFamily(node.NodePorts, l.family)
+	if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+		return append(rules, local)
+	}
+	for _, p := range prefixes {
+		rules = append(rules, "-d "+p.Masked().String()+" "+local)
+	}
+	return rules
+}

@@ -1,0 +1,93 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"strings"
+)
+
+// The tables that hold chains of ours.
+const (
+	nat    = "nat"
+	filter = "filter"
+)
+
+var tables = []string{nat, filter}
+
+// id tells one chain from every other.
+type id struct{ table, name string }
+
+func (i id) compare(j id) int {
+	return cmp.Or(-cmp.Compare(i.table, j.table), cmp.Compare(i.name, j.name))
+}
+
+// chain is a chain and its rules, each as iptables-save prints it after the
+// name of the chain.
+type chain struct {
+	id
+	rules []string
+}
+
+// sum stands for the rules of a chain.
+type sum [16]byte
+
+// sum is the same for chains that iptables takes for the same, however they
+// were quoted.
+func (c chain) sum() sum {
+	h := sha256.New()
+	for _, r := range c.rules {
+		h.Write([]byte(plain(r)))
+		h.Write([]byte{'\n'})
+	}
+	return sum(h.Sum(nil))
+}
+
+// plain is r without quotes, with a separator that no argument has.
+func plain(r string) string {
+	if !strings.Contains(r, "\"") {
+		return strings.ReplaceAll(r, " ", "\x00")
+	}
+	return strings.Join(words(r), "\x00")
+}
+
+// words splits a rule into its arguments.
+func words(r string) []string {
+	var all []string
+	var b strings.Builder
+	quoted, begun := false, false
+	for i := 0; i < len(r); i++ {
+		switch c := r[i]; {
+		case c == '\\' && quoted && i+1 < len(r):
+			i++
+			b.WriteByte(r[i])
+		case c == '"':
+			quoted, begun = !quoted, true
+		case c == ' ' && !quoted:
+			if begun {
+				all = append(all, b.String())
+			}
+			b.Reset()
+			begun = false
+		default:
+			begun = true
+			b.WriteByte(c)
+		}
+	}
+	if begun {
+		all = append(all, b.String())
+	}
+	return all
+}
+
+// argument returns the word that follows flag, "" if there is none.
+func argument(words []string, flag string) string {
+	for i, w := range words[:max(len(words)-1, 0)] {
+		if w == flag {
+			return words[i+1]
+		}
+	}
+	return ""
+}

@@ -1,0 +1,154 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// change is what one run of iptables-restore does.
+type change struct {
+	writes  []chain // made, or emptied, and filled
+	deletes []id
+	jumps   []jump // put first in their chains
+	unjumps []jump // removed from their chains
+}
+
+func (c *change) empty() bool {
+	return len(c.writes) == 0 && len(c.deletes) == 0 && len(c.jumps) == 0 && len(c.unjumps) == 0
+}
+
+// text is c as iptables-restore --noflush takes it.
+func (c *change) text() string {
+	var b strings.Builder
+	for _, table := range tables {
+		c.writeTable(&b, table)
+	}
+	return b.String()
+}
+
+func (c *change) writeTable(b *strings.Builder, table string) {
+	var head, body strings.Builder
+	for _, w := range c.writes {
+		if w.table != table {
+			continue
+		}
+		head.WriteString(":" + w.name + " - [0:0]\n")
+		for _, r := range w.rules {
+			body.WriteString("-A " + w.name + " " + r + "\n")
+		}
+	}
+	for _, j := range c.unjumps {
+		if j.from.table == table {
+			body.WriteString("-D " + j.from.name + " " + j.rule + "\n")
+		}
+	}
+	for _, j := range c.jumps {
+		if j.from.table == table {
+			body.WriteString("-I " + j.from.name + " 1 " + j.rule + "\n")
+		}
+	}
+	for _, d := range c.deletes {
+		if d.table == table { // emptied first, so that none refers to the other
+			head.WriteString(":" + d.name + " - [0:0]\n")
+			body.WriteString("-X " + d.name + "\n")
+		}
+	}
+	if head.Len() > 0 || body.Len() > 0 {
+		fmt.Fprintf(b, "*%s\n%s%sCOMMIT\n", table, head.String(), body.String())
+	}
+}
+
+// lines says what c does, a line for each chain or jump.
+func (c *change) lines() []string {
+	var lines []string
+	for _, w := range c.writes {
+		lines = append(lines, fmt.Sprintf("+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules)))
+	}
+	for _, j := range c.jumps {
+		lines = append(lines, fmt.Sprintf("+ %s rule in %s: %s", j.from.table, j.from.name, j.rule))
+	}
+	for _, j := range c.unjumps {
+		lines = append(lines, fmt.Sprintf("- %s rule in %s: %s", j.from.table, j.from.name, j.rule))
+	}
+	for _, d := range c.deletes {
+		lines = append(lines, fmt.Sprintf("- %s chain %s", d.table, d.name))
+	}
+	return lines
+}
+
+// stage collects a change to chains whose sums are known.
+type stage struct {
+	change
+	sums    map[id]sum // not changed
+	fresh   map[id]sum // of the chains that are written
+	changes []service.Change
+}
+
+// want writes chains that are not as they should be.
+func (s *stage) want(chains ...chain) {
+	if s.fresh == nil {
+		s.fresh = map[id]sum{}
+	}
+	for _, c := range chains {
+		now := c.sum()
+		old, held := s.sums[c.id]
+		if _, twice := s.fresh[c.id]; twice || held && old == now {
+			continue
+		}
+		s.fresh[c.id] = now
+		s.writes = append(s.writes, c)
+	}
+}
+
+// port goes on from one state of a port to the next.
+func (s *stage) port(c service.Change, node *service.Node) {
+	s.changes = append(s.changes, c)
+	stay := map[id]bool{}
+	if c.New != nil {
+		chains := portChains(c.New, node)
+		for _, x := range chains {
+			stay[x.id] = true
+		}
+		s.want(chains...)
+	}
+	if c.Old == nil {
+		return
+	}
+	for _, x := range portChains(c.Old, node) {
+		if _, held := s.sums[x.id]; held && !stay[x.id] {
+			s.deletes = append(s.deletes, x.id)
+		}
+	}
+}
+
+// shared takes all chains that are not one Port's, and removes the branches of
+// trees that are not among them.
+func (s *stage) shared(chains []chain) {
+	s.want(chains...)
+	stay := map[id]bool{}
+	for _, c := range chains {
+		stay[c.id] = true
+	}
+	for i := range s.sums {
+		if i.isBranch() && !stay[i] {
+			s.deletes = append(s.deletes, i)
+		}
+	}
+	slices.SortFunc(s.deletes, id.compare)
+}
+
+// done notes in s.sums what has taken effect.
+func (s *stage) done() {
+	for i, v := range s.fresh {
+		s.sums[i] = v
+	}
+	for _, d := range s.deletes {
+		delete(s.sums, d)
+	}
+}

@@ -1,0 +1,225 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-iptables/iptables"
+
+	"kubeproxy/common/service"
+)
+
+// New returns the Backend for one family, working in the network namespace of
+// the calling thread. It changes nothing yet. The error says what the node
+// lacks.
+func New(f service.Family, o Options) (*Backend, error) {
+	r := &runner{family: f, dir: o.Dir}
+	if err := r.open(); err != nil {
+		return nil, fmt.Errorf("iptables for %s: %w", f, err)
+	}
+	return &Backend{layout: layout{f, o}, driver: r}, nil
+}
+
+// Probe asks whether the node has an iptables that takes our rules for f, and
+// changes nothing. The error is one sentence that says what is missing.
+func Probe(f service.Family) error {
+	r := &runner{family: f}
+	if err := r.open(); err != nil {
+		return fmt.Errorf("iptables for %s: %w", f, err)
+	}
+	defer r.close()
+	var b bytes.Buffer
+	Document(f, service.New(0, &service.Node{}, nil), Options{}).WriteText(&b)
+	if err := r.run(context.Background(), b.String(), "--test", "--noflush", "-w", lockSeconds); err != nil {
+		return fmt.Errorf("iptables for %s: the command refuses the rules: %w", f, err)
+	}
+	return nil
+}
+
+// lockSeconds bounds how long iptables-legacy waits for the lock that it
+// shares with all others on the node.
+const lockSeconds = "5"
+
+// runner is the Driver of a real node.
+type runner struct {
+	family service.Family
+	dir    string
+
+	mu     sync.Mutex // held while a command changes the tables
+	signal signal
+}
+
+// signal tells whether others have changed the tables.
+type signal interface {
+	// ours is called when process pid, still waiting for its input, is about
+	// to change the tables for us, and settled when it has ended.
+	ours(pid int) error
+	settled() error
+	// reset forgets what was heard so far.
+	reset() error
+	touched() (bool, error)
+	close()
+}
+
+// open finds the command and what tells of changes to its tables.
+func (r *runner) open() error {
+	proto := iptables.ProtocolIPv4
+	if r.family == service.IPv6 {
+		proto = iptables.ProtocolIPv6
+	}
+	ipt, err := iptables.New(iptables.IPFamily(proto), iptables.Path(r.path("")))
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("the command %s is missing: install iptables", command(r.family))
+	}
+	if err != nil {
+		return fmt.Errorf("ask %s for its version: %w", command(r.family), err)
+	}
+	if !ipt.HasRandomFully() {
+		v1, v2, v3 := ipt.GetIptablesVersion()
+		return fmt.Errorf("%s is version %d.%d.%d: 1.6.2 or later is needed", command(r.family), v1, v2, v3)
+	}
+	out, err := exec.Command(r.path(""), "--version").Output()
+	if err != nil {
+		return fmt.Errorf("ask %s for its version: %w", command(r.family), err)
+	}
+	if strings.Contains(string(out), "nf_tables") {
+		r.signal, err = newNotices(r.family)
+	} else {
+		r.signal, err = newSizes(r.family)
+	}
+	return err
+}
+
+// path returns how to call one of the commands.
+func (r *runner) path(suffix string) string { return filepath.Join(r.dir, command(r.family)+suffix) }
+
+func (r *runner) close() { r.signal.close() }
+
+// Restore implements Driver.
+func (r *runner) Restore(ctx context.Context, text string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.run(ctx, text, "--noflush", "-w", lockSeconds)
+	return errors.Join(err, r.signal.settled())
+}
+
+// run runs iptables-restore with text as its input.
+func (r *runner) run(ctx context.Context, text string, args ...string) error {
+	c := exec.CommandContext(ctx, r.path("-restore"), args...)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	in, err := c.StdinPipe()
+	if err != nil {
+		return fmt.Errorf("%w: %w", errBusy, err)
+	}
+	if err := c.Start(); err != nil {
+		return fmt.Errorf("%w: %w", errBusy, err)
+	}
+	heard := r.signal.ours(c.Process.Pid)
+	_, _ = io.WriteString(in, text) // if it breaks off, the command says why
+	_ = in.Close()
+	if err := c.Wait(); err != nil {
+		return refusal(err, stderr.String(), text)
+	}
+	return heard
+}
+
+// refusal tells what iptables-restore said of text, with the line it is about.
+func refusal(err error, said, text string) error {
+	said = strings.Join(strings.Fields(said), " ")
+	var exit *exec.ExitError
+	// The code for a lack of resources stands for refused lines, too.
+	const lackOfResources = 4
+	numbered := strings.Contains(said, "line ")
+	if !errors.As(err, &exit) || exit.ExitCode() < 0 || exit.ExitCode() == lackOfResources && !numbered {
+		return fmt.Errorf("%w: %w: %s", errBusy, err, said)
+	}
+	if _, after, found := strings.Cut(said, "line "); found {
+		n := 0
+		if _, scanErr := fmt.Sscan(after, &n); scanErr != nil {
+			_, _ = fmt.Sscanf(after, "%d", &n)
+		}
+		if lines := strings.Split(text, "\n"); n > 0 && n <= len(lines) && lines[n-1] != "COMMIT" {
+			return fmt.Errorf("%s: %q: %w", said, lines[n-1], err)
+		}
+	}
+	return fmt.Errorf("%s: %w", said, err)
+}
+
+// Save implements Driver.
+func (r *runner) Save(ctx context.Context) (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.signal.reset(); err != nil {
+		return "", err
+	}
+	c := exec.CommandContext(ctx, r.path("-save"))
+	var out, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &out, &stderr
+	if err := c.Run(); err != nil {
+		return "", fmt.Errorf("%s-save: %w: %s", command(r.family), err, strings.Join(strings.Fields(stderr.String()), " "))
+	}
+	return out.String(), nil
+}
+
+// Touched implements Driver.
+func (r *runner) Touched(context.Context) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.signal.touched()
+}
+
+// watchEvery is how often Watch asks, which is cheap.
+const watchEvery = 2 * time.Second
+
+// Watch implements Driver.
+func (r *runner) Watch(ctx context.Context, touched func()) error {
+	t := time.NewTicker(watchEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		switch yes, err := r.Touched(ctx); {
+		case err != nil:
+			return err
+		case yes:
+			touched()
+		}
+	}
+}
+
+// localnetPath is the kernel's choice whether packets to 127.0.0.0/8 may be
+// routed.
+const localnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
+
+// Localnet implements Driver.
+func (r *runner) Localnet() (bool, error) {
+	text, err := os.ReadFile(localnetPath)
+	return strings.TrimSpace(string(text)) == "1", err
+}
+
+// AllowLocalnet implements Driver.
+func (r *runner) AllowLocalnet() error {
+	return os.WriteFile(localnetPath, []byte("1\n"), 0o644)
+}
+
+// Installed reports that the node has an iptables command at all.
+func Installed() bool {
+	_, err := exec.LookPath(command(service.IPv4))
+	return err == nil
+}

@@ -1,0 +1,155 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"kubeproxy/common/service"
+)
+
+// entry is what a tree holds: rules for packets to one address and port, to a
+// NodePort, or to any port of an address.
+type entry struct {
+	key
+	rules []string
+}
+
+// key is what an entry is found by.
+type key struct {
+	table string
+	addr  netip.Addr // invalid for a NodePort
+	port  uint16     // 0 for all that addr has no other entry for
+	proto service.Protocol
+}
+
+// compare puts the entries of one tree together, and of one address the one
+// for all ports behind the others.
+func (k key) compare(l key) int {
+	return cmp.Or(
+		cmp.Compare(k.table, l.table),
+		k.addr.Compare(l.addr),
+		cmp.Compare(k.port-1, l.port-1),
+		cmp.Compare(k.proto, l.proto),
+	)
+}
+
+// match is how a rule for k begins.
+func (k key) match() string {
+	var s string
+	if k.addr.IsValid() {
+		s = "-d " + host(k.addr) + " "
+	}
+	if k.port != 0 {
+		proto := k.proto.String()
+		s += "-p " + proto + " -m " + proto + " --dport " + strconv.Itoa(int(k.port)) + " "
+	}
+	return s
+}
+
+// frontend returns what k is about.
+func (k key) frontend() service.Frontend {
+	f := service.Frontend{Kind: service.NodePort, Port: k.port}
+	if k.addr.IsValid() {
+		f.Kind, f.Addr = service.ExternalIP, k.addr // or any other with an address
+	}
+	return f
+}
+
+// entries returns what p adds to the trees. Entries for all ports of an
+// address may be there more than once.
+func entries(p *service.Port) []entry {
+	var all []entry
+	about := comment(p)
+	add := func(k key, rules ...string) {
+		start := k.match()
+		if k.port != 0 {
+			start += about
+		}
+		e := entry{key: k}
+		for _, r := range rules {
+			e.rules = append(e.rules, start+r)
+		}
+		all = append(all, e)
+	}
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		k := key{nat, f.Addr, f.Port, p.Name.Protocol}
+		if to := target(p, f); to != "" {
+			add(k, "-j "+to)
+		}
+		k.table = filter
+		if rules := refusals(p, f); len(rules) > 0 {
+			add(k, rules...)
+		}
+		if f.Kind == service.ClusterIP {
+			add(key{table: filter, addr: f.Addr}, "-j "+refuseChain)
+		}
+	}
+	return all
+}
+
+// keys returns the keys that p may have entries for, if not now.
+func keys(p *service.Port) []key {
+	var all []key
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		for _, table := range tables {
+			all = append(all, key{table, f.Addr, f.Port, p.Name.Protocol})
+		}
+		if f.Kind == service.ClusterIP {
+			all = append(all, key{table: filter, addr: f.Addr})
+		}
+	}
+	return all
+}
+
+// target returns the chain that f leads to, "" if there is none.
+func target(p *service.Port, f *service.Frontend) string {
+	switch {
+	case f.Kind.External() && !forwardsExternal(p):
+		return ""
+	case f.Kind.External() && f.Sources != nil:
+		return firewallName(p, f)
+	case f.Kind.External():
+		return named(externalPrefix, p)
+	case len(p.Endpoints(f.Kind)) == 0:
+		return ""
+	case p.Internal == service.PolicyLocal:
+		return named(localPrefix, p)
+	}
+	return named(clusterPrefix, p)
+}
+
+// refusals return what becomes of packets to f that were not translated,
+// which are none if everybody is sent to an endpoint.
+func refusals(p *service.Port, f *service.Frontend) []string {
+	refuse := "-j " + refuseChain
+	const drop = "-j DROP"
+	switch {
+	case !p.Served() && f.Sources != nil:
+		return append(fromRules(f.Sources, refuse), drop)
+	case !p.Served() && f.Kind == service.ClusterIP: // as any port of a ClusterIP
+		return nil
+	case !p.Served():
+		return []string{refuse}
+	case f.Sources != nil, len(p.Endpoints(f.Kind)) == 0,
+		f.Kind.External() && len(p.Cluster) == 0:
+		return []string{drop}
+	}
+	return nil
+}
+
+// sameEntries reports that a change of p to q leaves the trees as they are.
+func sameEntries(p, q *service.Port) bool {
+	if p == nil || q == nil {
+		return false
+	}
+	return slices.EqualFunc(entries(p), entries(q), func(a, b entry) bool {
+		return a.key == b.key && slices.Equal(a.rules, b.rules)
+	})
+}

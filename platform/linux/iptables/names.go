@@ -1,0 +1,96 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// Names of chains. Those with a dash at their end are followed by what tells
+// one from the other.
+const (
+	servicesChain    = "KUBE-SERVICES"
+	nodePortsChain   = "KUBE-NODEPORTS"
+	postroutingChain = "KUBE-POSTROUTING"
+	markChain        = "KUBE-MARK-MASQ"
+	markClusterChain = "KUBE-MARK-CLUSTER"
+	forwardChain     = "KUBE-FORWARD"
+	refuseChain      = "KUBE-REFUSE"
+
+	clusterPrefix  = "KUBE-SVC-" // one of the endpoints for policy Cluster
+	localPrefix    = "KUBE-SVL-" // one of those for policy Local
+	externalPrefix = "KUBE-EXT-" // what enters by an external address
+	firewallPrefix = "KUBE-FW-"  // the same, from some sources only
+	recentPrefix   = "KUBE-SEP-" // no chain, but a list of clients
+	addrPrefix     = "KUBE-IP-"  // a branch of the tree of addresses
+	portPrefix     = "KUBE-NP-"  // a branch of the tree of NodePorts
+)
+
+// familyNames and familyPrefixes are the names that only a service proxy
+// gives to its chains, among them some that no chain of ours has. What kubelet
+// keeps, such as KUBE-MARK-DROP, KUBE-FIREWALL and KUBE-KUBELET-CANARY, is
+// not among them.
+var (
+	familyNames = map[string][]string{
+		nat:    {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain},
+		filter: {servicesChain, nodePortsChain, forwardChain, refuseChain, "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"},
+	}
+	familyPrefixes = []string{
+		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, addrPrefix, portPrefix, "KUBE-XLB-",
+	}
+)
+
+// owned reports that a chain belongs to the service proxy of the node.
+func (i id) owned() bool {
+	if slices.Contains(familyNames[i.table], i.name) {
+		return true
+	}
+	return (i.table == nat || i.isBranch()) &&
+		slices.ContainsFunc(familyPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
+}
+
+// isBranch reports that a chain is part of a tree, and not its root.
+func (i id) isBranch() bool {
+	return strings.HasPrefix(i.name, addrPrefix) || strings.HasPrefix(i.name, portPrefix)
+}
+
+// isTree reports that a chain is part of a tree.
+func (i id) isTree() bool {
+	return i.name == servicesChain || i.name == nodePortsChain || i.name == "KUBE-EXTERNAL-SERVICES" || i.isBranch()
+}
+
+// hashed returns prefix with sixteen characters that stand for parts.
+func hashed(prefix string, parts ...string) string {
+	s := sha256.Sum256([]byte(strings.Join(parts, "")))
+	return prefix + base32.StdEncoding.EncodeToString(s[:])[:16]
+}
+
+// named returns the name of a chain of p.
+func named(prefix string, p *service.Port) string {
+	return hashed(prefix, p.Name.String(), p.Name.Protocol.String())
+}
+
+// addrBranch names the branch of the addresses in p.
+func addrBranch(p netip.Prefix) string {
+	if p.Addr().Is4() {
+		return addrPrefix + p.String()
+	}
+	return hashed(addrPrefix, p.String())
+}
+
+// portBranch names the branch of the NodePorts from low to high.
+func portBranch(proto service.Protocol, low, high uint16) string {
+	name := portPrefix + strings.ToUpper(proto.String())
+	if low == 0 && high == 1<<16-1 {
+		return name
+	}
+	return fmt.Sprintf("%s-%d-%d", name, low, high)
+}

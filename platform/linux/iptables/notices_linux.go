@@ -1,0 +1,153 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// notices is the signal of iptables-nft: the kernel tells of every change to
+// the rules of nftables, which tables named nat and filter are part of, and
+// which process made it.
+type notices struct {
+	fd     int
+	family byte
+	dirty  bool
+	buf    []byte
+}
+
+// noticesBuffer holds what is said between two looks at the socket. If it is
+// not enough, the tables are read.
+const noticesBuffer = 8 << 20
+
+func newNotices(f service.Family) (*notices, error) {
+	n := &notices{family: unix.NFPROTO_IPV4, buf: make([]byte, 1<<16)}
+	if f == service.IPv6 {
+		n.family = unix.NFPROTO_IPV6
+	}
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
+	}
+	n.fd = fd
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		n.close()
+		return nil, fmt.Errorf("bind netlink socket to netfilter: %w", err)
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, noticesBuffer) != nil {
+		// Best effort: the system's limit may well do.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, noticesBuffer)
+	}
+	err = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES)
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+	}
+	if err != nil {
+		n.close()
+		return nil, fmt.Errorf("listen to changes of nftables: %w", err)
+	}
+	return n, nil
+}
+
+func (n *notices) close() { _ = unix.Close(n.fd) }
+
+// ours keeps out what process pid does: its first netlink socket has its
+// number as port, and messages carry the port of who made the change, at
+// offset 12 of the header of the first.
+func (n *notices) ours(pid int) error {
+	n.hear()
+	// The filter machine loads in network order what is in the machine's.
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], uint32(pid))
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 12},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: binary.BigEndian.Uint32(b[:])},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+	}
+	err := unix.SetsockoptSockFprog(n.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	if err != nil {
+		return fmt.Errorf("filter netlink notifications: %w", err)
+	}
+	return nil
+}
+
+// settled forgets the number of the process, which another one may have next.
+func (n *notices) settled() error {
+	n.hear()
+	if err := unix.SetsockoptInt(n.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("stop to filter netlink notifications: %w", err)
+	}
+	return nil
+}
+
+func (n *notices) reset() error {
+	n.hear()
+	n.dirty = false
+	return nil
+}
+
+func (n *notices) touched() (bool, error) {
+	n.hear()
+	return n.dirty, nil
+}
+
+// hear reads what there is to hear.
+func (n *notices) hear() {
+	for {
+		size, _, err := unix.Recvfrom(n.fd, n.buf, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			return
+		case errors.Is(err, unix.ENOBUFS): // something was lost
+			n.dirty = true
+		case err != nil:
+			n.dirty = true
+			return
+		default:
+			n.dirty = n.dirty || n.concerns(n.buf[:size])
+		}
+	}
+}
+
+// concerns reports that one of the messages in b is about a table of ours.
+// They begin with the name of the table, but the one that counts generations.
+func (n *notices) concerns(b []byte) bool {
+	const header, body = unix.SizeofNlMsghdr, unix.SizeofNlMsghdr + 4
+	for len(b) >= body+4 {
+		size := int(binary.NativeEndian.Uint32(b))
+		if size < header || size > len(b) {
+			return true // not understood
+		}
+		kind := binary.NativeEndian.Uint16(b[4:])
+		if kind != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN && b[header] == n.family && isTable(b[body:size]) {
+			return true
+		}
+		b = b[min((size+3)&^3, len(b)):]
+	}
+	return false
+}
+
+// isTable reports that the first attribute in b is the name of a table of
+// ours.
+func isTable(b []byte) bool {
+	if len(b) < 4 || binary.NativeEndian.Uint16(b[2:])&^unix.NLA_F_NESTED != 1 {
+		return false
+	}
+	name := b[4:min(int(binary.NativeEndian.Uint16(b)), len(b))]
+	for _, t := range tables {
+		if string(name) == t+"\x00" {
+			return true
+		}
+	}
+	return false
+}

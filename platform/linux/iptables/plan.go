@@ -1,0 +1,88 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// plan is what leads from what is installed to a snapshot.
+type plan struct {
+	backend  *Backend
+	*stage              // nil if nothing is to change
+	from     *installed // what there was, snapshot nil if that is not known
+	next     *installed
+	localnet bool // loopback addresses are to be routed
+	drift    []string
+	removed  []*service.Port
+	whole    bool // made from the tables, not from what changed
+}
+
+var (
+	_ reconcile.Remover = (*plan)(nil)
+	_ reconcile.Whole   = (*plan)(nil)
+)
+
+// Empty implements reconcile.Plan.
+func (p *plan) Empty() bool { return (p.stage == nil || p.stage.empty()) && !p.localnet }
+
+// Drift implements reconcile.Plan.
+func (p *plan) Drift() []string { return p.drift }
+
+// Removed implements reconcile.Remover.
+func (p *plan) Removed() []*service.Port { return p.removed }
+
+// Whole implements reconcile.Whole.
+func (p *plan) Whole() bool { return p.whole }
+
+// String implements reconcile.Plan.
+func (p *plan) String() string {
+	var lines []string
+	if p.stage != nil {
+		lines = p.lines()
+	}
+	if p.localnet {
+		lines = append(lines, "+ routing of loopback addresses")
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// errBusy is why iptables could not be asked, whatever it was to do.
+var errBusy = errors.New("iptables is busy or cannot run")
+
+// Apply implements reconcile.Plan. If the text of all changes is refused, it
+// is halved until the Port at fault stands alone; the rest goes in.
+func (p *plan) Apply(ctx context.Context) error {
+	b := p.backend
+	b.have = nil // if anything fails, the next Plan reads the tables
+	var err error
+	if p.stage != nil && !p.stage.empty() {
+		err = b.driver.Restore(ctx, p.text())
+	}
+	switch {
+	case err != nil && (errors.Is(err, errBusy) || ctx.Err() != nil):
+		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
+	case err != nil:
+		return p.divide(ctx, err)
+	}
+	if p.stage != nil {
+		p.stage.done()
+	}
+	if p.localnet {
+		if err := b.driver.AllowLocalnet(); err != nil {
+			return fmt.Errorf("route loopback addresses for NodePorts: %w", err)
+		}
+	}
+	b.have = p.next
+	return nil
+}

@@ -1,0 +1,182 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// portChains returns the chains that only p uses.
+func portChains(p *service.Port, node *service.Node) []chain {
+	var all []chain
+	internal, external := enters(p)
+	add := func(name string, rules []string) { all = append(all, chain{id{nat, name}, rules}) }
+	if len(p.Cluster) > 0 && (external || internal && p.Internal == service.PolicyCluster) {
+		add(named(clusterPrefix, p), pickRules(p, service.PolicyCluster, p.Cluster))
+	}
+	if len(p.Local) > 0 && (external && p.External == service.PolicyLocal || internal && p.Internal == service.PolicyLocal) {
+		add(named(localPrefix, p), pickRules(p, service.PolicyLocal, p.Local))
+	}
+	if !forwardsExternal(p) {
+		return all
+	}
+	add(named(externalPrefix, p), externalRules(p, node))
+	for i := range p.Frontends {
+		if f := &p.Frontends[i]; f.Sources != nil {
+			add(firewallName(p, f), firewallRules(p, f))
+		}
+	}
+	return all
+}
+
+// enters tells through which kinds of frontends p is reached.
+func enters(p *service.Port) (internal, external bool) {
+	for i := range p.Frontends {
+		if p.Frontends[i].Kind.External() {
+			external = true
+		} else {
+			internal = true
+		}
+	}
+	return internal, external
+}
+
+// forwardsExternal reports that some client of an external frontend of p may
+// reach an endpoint.
+func forwardsExternal(p *service.Port) bool {
+	_, external := enters(p)
+	return external && (len(p.Cluster) > 0 || p.External == service.PolicyLocal && len(p.Local) > 0)
+}
+
+// pickRules send a connection to one of the endpoints, all with the same
+// probability. With affinity, a client goes where it went before.
+func pickRules(p *service.Port, policy service.Policy, endpoints []service.Endpoint) []string {
+	rules := make([]string, 0, 2*len(endpoints)+1)
+	for i := range p.Frontends {
+		if f := &p.Frontends[i]; f.Kind == service.ClusterIP && p.Internal == policy {
+			rules = append(rules, "-d "+host(f.Addr)+" -j "+markClusterChain)
+		}
+	}
+	if p.Affinity > 0 {
+		for _, e := range endpoints {
+			again := fmt.Sprintf("--update --seconds %d --reap", p.Affinity/time.Second)
+			rules = append(rules, dnat(p, e, recent(p, e, again)))
+		}
+	}
+	for i, e := range endpoints {
+		match := draw(len(endpoints) - i)
+		if p.Affinity > 0 {
+			match += recent(p, e, "--set")
+		}
+		rules = append(rules, dnat(p, e, match))
+	}
+	return rules
+}
+
+func dnat(p *service.Port, e service.Endpoint, match string) string {
+	return "-p " + p.Name.Protocol.String() + " " + match + "-j DNAT --to-destination " + e.Addr.String()
+}
+
+// draw matches one connection in n. The kernel counts probabilities in parts
+// of two to the power of 31.
+func draw(n int) string {
+	if n == 1 {
+		return ""
+	}
+	const all = 1 << 31
+	return fmt.Sprintf("-m statistic --mode random --probability %.11f ", math.Round(all/float64(n))/all)
+}
+
+// recent does something with the list of clients that went to e. The list
+// lives as long as a rule that names it.
+func recent(p *service.Port, e service.Endpoint, do string) string {
+	list := hashed(recentPrefix, p.Name.String(), p.Name.Protocol.String(), e.Addr.String())
+	return "-m recent " + do + " --name " + list + " --mask " + fullMask(p.Family) + " --rsource "
+}
+
+func fullMask(f service.Family) string {
+	if f == service.IPv6 {
+		return "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	}
+	return "255.255.255.255"
+}
+
+// host is the prefix of a alone.
+func host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+// leave ends the work of table nat on a connection that is to be refused: no
+// NodePort and nobody else is to translate it before table filter sees it.
+const leave = "-j ACCEPT"
+
+// externalRules are for what enters through an external frontend. With policy
+// Local, pods and the node itself may reach every endpoint, others those on
+// this node.
+func externalRules(p *service.Port, node *service.Node) []string {
+	anywhere := leave
+	if len(p.Cluster) > 0 {
+		anywhere = "-j " + named(clusterPrefix, p)
+	}
+	if p.External == service.PolicyCluster {
+		return []string{"-j " + markChain, anywhere}
+	}
+	rules := podRules(p.Family, node, anywhere)
+	const own = "-m addrtype --src-type LOCAL "
+	rules = append(rules, own+"-j "+markChain, own+anywhere)
+	if len(p.Local) == 0 {
+		return append(rules, leave)
+	}
+	return append(rules, "-j "+named(localPrefix, p))
+}
+
+func firewallName(p *service.Port, f *service.Frontend) string {
+	return hashed(firewallPrefix, p.Name.String(), p.Name.Protocol.String(), f.Addr.String())
+}
+
+// firewallRules let in who may reach f.
+func firewallRules(p *service.Port, f *service.Frontend) []string {
+	return append(fromRules(f.Sources, "-j "+named(externalPrefix, p)), leave)
+}
+
+// fromRules do then for packets from one of the sources.
+func fromRules(sources []netip.Prefix, then string) []string {
+	var rules []string
+	for _, s := range sources {
+		if s.Bits() == 0 {
+			return []string{then}
+		}
+		rules = append(rules, "-s "+s.Masked().String()+" "+then)
+	}
+	return rules
+}
+
+// podRules are rules that run then for traffic from pods, one for each way in
+// which node tells it.
+func podRules(f service.Family, node *service.Node, then string) []string {
+	switch pods := node.Pods; {
+	case pods.Interface != "":
+		return []string{"-i " + pods.Interface + " " + then}
+	case pods.InterfacePrefix != "":
+		return []string{"-i " + pods.InterfacePrefix + "+ " + then}
+	default:
+		return fromRules(slices.Clone(service.InFamily(pods.Prefixes, f)), then)
+	}
+}
+
+// comment names p in a listing.
+func comment(p *service.Port) string {
+	name := strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {
+			return '_'
+		}
+		return r
+	}, p.Name.String())
+	return "-m comment --comment \"" + name[:min(len(name), 200)] + "\" "
+}

@@ -1,0 +1,121 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Format is how Render writes.
+type Format string
+
+// The formats. Text is what iptables-save prints of such tables, IPv4 first,
+// and each part is accepted by iptables-restore or ip6tables-restore; JSON
+// holds the same rules in a list per chain.
+const (
+	Text Format = "text"
+	JSON Format = "json"
+)
+
+// Tables is what a node would hold in one family.
+type Tables struct {
+	Command string  `json:"command"` // that restores them
+	Tables  []Table `json:"tables"`
+}
+
+// Table is one table.
+type Table struct {
+	Name   string  `json:"name"`
+	Chains []Chain `json:"chains"`
+}
+
+// Chain is a chain with its rules.
+type Chain struct {
+	Name  string   `json:"name"`
+	Rules []string `json:"rules,omitempty"`
+}
+
+// Render writes the tables of both families that a node would hold for want
+// if it started from nothing. The same want gives the same bytes.
+func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
+	var docs []Tables
+	for _, f := range service.Families {
+		docs = append(docs, Document(f, want, o))
+	}
+	switch format {
+	case Text:
+		b := bufio.NewWriter(w)
+		for _, d := range docs {
+			d.WriteText(b)
+		}
+		return b.Flush()
+	case JSON:
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(docs)
+	}
+	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+}
+
+// Document returns what a node would hold in family f.
+func Document(f service.Family, want *service.Snapshot, o Options) Tables {
+	l := layout{f, o}
+	chains := l.shared(want.Node, want.Ports(f), nil)
+	for p := range want.Ports(f) {
+		chains = append(chains, portChains(p, want.Node)...)
+	}
+	d := Tables{Command: command(f)}
+	for _, name := range tables {
+		t := Table{Name: name}
+		for _, j := range slices.Backward(jumps) {
+			if j.from.table == name {
+				t.jump(j)
+			}
+		}
+		for _, c := range chains {
+			if c.table == name {
+				t.Chains = append(t.Chains, Chain{c.name, c.rules})
+			}
+		}
+		d.Tables = append(d.Tables, t)
+	}
+	return d
+}
+
+// jump adds a rule to a chain of the system.
+func (t *Table) jump(j jump) {
+	i := slices.IndexFunc(t.Chains, func(c Chain) bool { return c.Name == j.from.name })
+	if i < 0 {
+		i = len(t.Chains)
+		t.Chains = append(t.Chains, Chain{Name: j.from.name})
+	}
+	t.Chains[i].Rules = append(t.Chains[i].Rules, j.rule)
+}
+
+// WriteText writes d as iptables-restore takes it.
+func (d Tables) WriteText(w io.Writer) {
+	fmt.Fprintf(w, "# for %s-restore\n", d.Command)
+	for _, t := range d.Tables {
+		fmt.Fprintf(w, "*%s\n", t.Name)
+		for _, c := range t.Chains {
+			policy := "-"
+			if (id{t.Name, c.Name}).isSystem() {
+				policy = "ACCEPT"
+			}
+			fmt.Fprintf(w, ":%s %s [0:0]\n", c.Name, policy)
+		}
+		for _, c := range t.Chains {
+			for _, r := range c.Rules {
+				fmt.Fprintf(w, "-A %s %s\n", c.Name, r)
+			}
+		}
+		fmt.Fprint(w, "COMMIT\n")
+	}
+}

@@ -1,0 +1,185 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// held is what iptables-save printed, as far as it concerns us.
+type held struct {
+	chains map[id][]string // of a service proxy
+	// leads are the rules of other chains that lead to one of those.
+	leads []jump
+}
+
+// parse reads the output of iptables-save.
+func parse(text string) *held {
+	h := &held{chains: map[id][]string{}}
+	table := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case table != nat && table != filter:
+		case strings.HasPrefix(line, ":"):
+			name, _, _ := strings.Cut(line[1:], " ")
+			if i := (id{table, name}); i.owned() {
+				h.chains[i] = nil
+			}
+		case strings.HasPrefix(line, "-A "):
+			name, rule, _ := strings.Cut(line[3:], " ")
+			h.rule(id{table, name}, rule)
+		}
+	}
+	return h
+}
+
+func (h *held) rule(in id, rule string) {
+	if in.owned() {
+		h.chains[in] = append(h.chains[in], strings.Clone(rule))
+		return
+	}
+	if to := (id{in.table, targetOf(words(rule))}); to.owned() {
+		h.leads = append(h.leads, jump{in, strings.Clone(rule)})
+	}
+}
+
+// targetOf returns where a rule leads.
+func targetOf(words []string) string {
+	if to := argument(words, "-j"); to != "" {
+		return to
+	}
+	return argument(words, "-g")
+}
+
+func (h *held) sums() map[id]sum {
+	sums := make(map[id]sum, len(h.chains))
+	for i, rules := range h.chains {
+		sums[i] = chain{i, rules}.sum()
+	}
+	return sums
+}
+
+// isSystem reports that a chain is one that packets enter by themselves.
+func (i id) isSystem() bool {
+	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, i.name)
+}
+
+// lacking returns the jumps that are not there. A comment does not count.
+func (h *held) lacking() []jump {
+	there := map[jump]bool{}
+	for _, l := range h.leads {
+		w := words(l.rule)
+		if i := slices.Index(w, "--comment"); i > 0 && i+1 < len(w) {
+			w = slices.Delete(w, i-1, i+2)
+		}
+		there[jump{l.from, strings.Join(w, " ")}] = true
+	}
+	var missing []jump
+	for _, j := range jumps {
+		if !there[j] {
+			missing = append(missing, j)
+		}
+	}
+	return missing
+}
+
+// strays returns what removes the chains that are not to stay, and the rules
+// of the system's chains that lead there.
+func (h *held) strays(stay map[id]bool) *change {
+	c := &change{}
+	used := map[id]bool{}
+	for _, l := range h.leads {
+		to := id{l.from.table, targetOf(words(l.rule))}
+		switch {
+		case stay[to]:
+		case l.from.isSystem():
+			c.unjumps = append(c.unjumps, l)
+		default:
+			used[to] = true
+		}
+	}
+	for _, i := range slices.SortedFunc(maps.Keys(h.chains), id.compare) {
+		switch {
+		case stay[i]:
+		case !used[i]:
+			c.deletes = append(c.deletes, i)
+		case len(h.chains[i]) > 0:
+			c.writes = append(c.writes, chain{id: i})
+		}
+	}
+	return c
+}
+
+// inUse returns an error that names every chain that others refer to.
+func (h *held) inUse() error {
+	var errs []error
+	for _, l := range h.leads {
+		if !l.from.isSystem() {
+			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which somebody else made", targetOf(words(l.rule)), l.from.table, l.from.name, l.rule))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// entries returns what the trees hold, sorted.
+func (h *held) entries() []entry {
+	found := map[key]*entry{}
+	for _, i := range slices.SortedFunc(maps.Keys(h.chains), id.compare) {
+		if !i.isTree() {
+			continue
+		}
+		for _, r := range h.chains[i] {
+			w := words(r)
+			k, ok := keyOf(i.table, w)
+			if !ok || (id{i.table, targetOf(w)}).isTree() {
+				continue
+			}
+			if found[k] == nil {
+				found[k] = &entry{key: k}
+			}
+			found[k].rules = append(found[k].rules, r)
+		}
+	}
+	var all []entry
+	for _, k := range slices.SortedFunc(maps.Keys(found), key.compare) {
+		all = append(all, *found[k])
+	}
+	return all
+}
+
+// keyOf reads from the words of a rule what it is for.
+func keyOf(table string, w []string) (key, bool) {
+	k := key{table: table}
+	if d := argument(w, "-d"); d != "" {
+		p, err := netip.ParsePrefix(d)
+		if err != nil || !p.IsSingleIP() || slices.Contains(w, "!") {
+			return k, false
+		}
+		k.addr = p.Addr()
+	}
+	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+		if argument(w, "-p") == p.String() {
+			k.proto = p
+		}
+	}
+	if port := argument(w, "--dport"); port != "" {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil {
+			return k, false
+		}
+		k.port = uint16(n)
+	}
+	return k, (k.port == 0) == (k.proto == 0) && (k.addr.IsValid() || k.port != 0)
+}

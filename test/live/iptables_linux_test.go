@@ -1,0 +1,94 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/test/program"
+)
+
+// variants are the two implementations of iptables.
+var variants = []string{"legacy", "nft"}
+
+// eachVariant runs test in mode iptables with each of the variants.
+func eachVariant(t *testing.T, test func(*testing.T, mode)) {
+	t.Parallel()
+	for _, v := range variants {
+		t.Run(v, func(t *testing.T) {
+			t.Parallel()
+			m := usual()
+			m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
+			m.iptables = v
+			test(t, m)
+		})
+	}
+}
+
+// linkCommands makes dir a folder in which iptables is one of the variants.
+func linkCommands(t *testing.T, dir, variant string) {
+	t.Helper()
+	for _, c := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-restore", "-save"} {
+			if err := os.Symlink(filepath.Join("/usr/sbin", c+"-"+variant+suffix), filepath.Join(dir, c+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// proxyMode is the mode of the proxy, as its log names it.
+func (m mode) proxyMode() string {
+	if m.iptables != "" {
+		return "iptables"
+	}
+	return "nftables"
+}
+
+// bare is m without a way to tell pods.
+func (m mode) bare() mode {
+	if m.iptables == "" {
+		return mode{}
+	}
+	return mode{iptables: m.iptables, flags: []string{"--proxy-mode=iptables", "--iptables-localhost-nodeports=false"}}
+}
+
+// audit looks at what is in force in c's mode.
+func (c *cluster) audit(t *testing.T) *program.Kernel {
+	t.Helper()
+	m := c.mode
+	if m.iptables == "" {
+		return program.NewKernel(t, c.Node, m.bit)
+	}
+	if c.commands == "" {
+		c.commands = t.TempDir()
+		linkCommands(t, c.commands, m.iptables)
+	}
+	return program.NewIPTablesKernel(t, c.Node, iptables.Options{
+		MasqueradeBit: cmp.Or(m.bit, 14), LocalhostNodePorts: m.localhost, DropInvalid: true, Dir: c.commands,
+	})
+}
+
+// command prepares a run of the proxy in c's mode.
+func (c *cluster) command(args ...string) *exec.Cmd {
+	cmd := kubeProxy.Command(args...)
+	if c.commands != "" {
+		cmd.Env = append(os.Environ(), fmt.Sprintf("PATH=%s:%s", c.commands, os.Getenv("PATH")))
+	}
+	return cmd
+}
+
+func TestIPTablesEveryCell(t *testing.T) { eachVariant(t, everyCell) }
+
+func TestIPTablesModes(t *testing.T) { eachVariant(t, everyMode) }
+
+func TestIPTablesBridge(t *testing.T) {
+	eachVariant(t, func(t *testing.T, m mode) { onBridge(t, m.bare()) })
+}
