@@ -37,7 +37,7 @@ func TestEvents(t *testing.T) {
 		s.Spec.ExternalIPs = []string{"198.51.100.7"}
 		w.set(t, s)
 	}
-	account, err := os.ReadFile(filepath.Join("..", "..", "build", "deploy", "linux", "account.yaml"))
+	account, err := os.ReadFile(filepath.Join("..", "..", "build", "deploy", "base", "account", "account.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

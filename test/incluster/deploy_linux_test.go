@@ -64,8 +64,7 @@ func read(t *testing.T, path ...string) []byte {
 	return text
 }
 
-// deployment returns the documents that applying a folder applies. Names of
-// ConfigMaps have no hash at their end.
+// deployment returns the documents that applying a folder applies.
 func deployment(t *testing.T, name string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -95,6 +94,9 @@ func built(t *testing.T, dir string) []map[string]any {
 		} else {
 			all = append(all, documents(t, path)...)
 		}
+	}
+	if len(k.ConfigMapGenerator) > 0 && !k.GeneratorOptions.DisableNameSuffixHash {
+		t.Errorf("%s: names of ConfigMaps get a hash at their end, so no running proxy sees a change", dir)
 	}
 	for _, g := range k.ConfigMapGenerator {
 		data := map[string]any{}
