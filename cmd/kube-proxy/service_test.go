@@ -187,6 +187,27 @@ func TestServiceRefused(t *testing.T) {
 	}
 }
 
+// TestServiceLog has a log that has grown make room, and no log grow for ever.
+func TestServiceLog(t *testing.T) {
+	const megabyte = 1 << 20
+	for megabytes, want := range map[int]int{1: 3, 0: 1} {
+		dir := t.TempDir()
+		log := openLog(filepath.Join(dir, "logs", "a.log"), megabytes)
+		for range 5 {
+			if _, err := log.Write(make([]byte, megabyte/2)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := log.Close(); err != nil {
+			t.Error(err)
+		}
+		names, err := filepath.Glob(filepath.Join(dir, "logs", "*"))
+		if err != nil || len(names) != want {
+			t.Errorf("at most %d MB: files %q, %v, want %d", megabytes, names, err, want)
+		}
+	}
+}
+
 // TestServiceElsewhere is about the other systems.
 func TestServiceElsewhere(t *testing.T) {
 	if hostOS == config.Windows {
