@@ -20,8 +20,8 @@ type jump struct {
 }
 
 // jumps are the rules that lead from the chains of the system to ours. Each is
-// put first in its chain, in this order, so that the last one of a chain
-// stands before the others.
+// put first in its chain. Which of two comes before the other does not matter:
+// what is marked has been translated, and so nothing refuses it.
 var jumps = []jump{
 	{id{nat, "PREROUTING"}, "-j " + servicesChain},
 	{id{nat, "OUTPUT"}, "-j " + servicesChain},

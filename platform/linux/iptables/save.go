@@ -81,8 +81,8 @@ func (h *held) lacking() []jump {
 	there := map[jump]bool{}
 	for _, l := range h.leads {
 		w := words(l.rule)
-		if i := slices.Index(w, "--comment"); i > 0 && i+1 < len(w) {
-			w = slices.Delete(w, i-1, i+2)
+		if i := slices.Index(w, "--comment"); i > 1 && i+1 < len(w) {
+			w = slices.Delete(w, i-2, i+2)
 		}
 		there[jump{l.from, strings.Join(w, " ")}] = true
 	}

@@ -1,0 +1,236 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+var errInjected = errors.New("injected")
+
+// stranger is what somebody else has in the tables.
+var stranger = map[id][]string{
+	{nat, "CNI-HOSTPORT"}:        {"-p tcp -m tcp --dport 8443 -j DNAT --to-destination 10.244.1.7:443"},
+	{nat, "KUBE-MARK-DROP"}:      {"-j MARK --set-xmark 0x8000/0x8000"},
+	{filter, "KUBE-FIREWALL"}:    {"-m mark --mark 0x8000/0x8000 -j DROP"},
+	{nat, "KUBE-KUBELET-CANARY"}: nil,
+}
+
+func (k *fake) addStranger() {
+	for i, rules := range stranger {
+		k.tables[i.table][i.name] = slices.Clone(rules)
+	}
+	k.tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
+}
+
+func wantStranger(t fataler, k *fake) {
+	for i, rules := range stranger {
+		got, found := k.tables[i.table][i.name]
+		if !found || !slices.Equal(got, rules) {
+			t.Fatalf("chain %s of somebody else is now %q", i.name, got)
+		}
+	}
+	if !slices.Contains(k.tables[nat]["PREROUTING"], "-j CNI-HOSTPORT") {
+		t.Fatalf("a rule of somebody else is gone")
+	}
+}
+
+// TestConvergesAfterRefusals does rounds that are refused here and there, and
+// others meddle with; one clean round must reach the goal, and the next must
+// find nothing to do.
+func TestConvergesAfterRefusals(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := newFake()
+		k.addStranger()
+		b := newBackend(w.family, k)
+		var want *service.Snapshot
+		var ports []*service.Port
+		for n := range 4 {
+			ports = w.ports()
+			want = service.New(uint64(n), w.node(), ports)
+			want.Partial = w.coin("partial")
+			k.refuse = w.refuse()
+			if w.coin("meddle") {
+				w.meddle(k)
+			}
+			if w.coin("restart") {
+				b = newBackend(w.family, k)
+			}
+			if p, err := b.Plan(context.Background(), want); err != nil {
+				t.Fatalf("Plan: %v", err)
+			} else if err = p.Apply(context.Background()); err != nil && !errors.Is(err, errInjected) && !errors.Is(err, errBusy) {
+				t.Fatalf("Apply: %v\n%s", err, p)
+			}
+		}
+		k.refuse = nil
+		want = service.New(9, want.Node, ports)
+		apply(t, b, want)
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
+		}
+		wantSameAsFresh(t, w.family, k, want)
+		wantStranger(t, k)
+		for range 5 {
+			judge(t, k, want, w.conn(ports))
+		}
+	})
+}
+
+// refuse draws how texts are refused: for what is in them, or because
+// somebody else has the lock.
+func (w world) refuse() func(string) error {
+	return func(string) error {
+		switch w.pick("refuse", 4) {
+		case 0:
+			return errInjected
+		case 1:
+			return errBusy
+		}
+		return nil
+	}
+}
+
+// meddle does what a stranger might.
+func (w world) meddle(k *fake) {
+	k.touched = true
+	table := tables[w.pick("table", 2)]
+	var ours []string
+	for _, n := range slices.Sorted(maps.Keys(k.tables[table])) {
+		if (id{table, n}).owned() {
+			ours = append(ours, n)
+		}
+	}
+	if len(ours) == 0 {
+		return
+	}
+	name := ours[w.pick("chain", len(ours))]
+	switch w.pick("kind", 4) {
+	case 0: // as a firewall that is restarted
+		for n := range k.tables[table] {
+			k.tables[table][n] = slices.Clone(stranger[id{table, n}])
+		}
+		if table == nat {
+			k.tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
+		}
+	case 1:
+		k.tables[table][name] = nil
+	case 2:
+		k.tables[table][name] = append(k.tables[table][name], "-j ACCEPT")
+	case 3:
+		k.tables[table]["KUBE-SVC-STRAY"] = []string{"-j RETURN"}
+	}
+}
+
+// wantSameAsFresh compares with tables made at once.
+func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot) {
+	fresh := newFake()
+	apply(t, newBackend(f, fresh), want)
+	if diff := cmp.Diff(parse(fresh.text()).chains, parse(k.text()).chains, cmp.AllowUnexported(id{})); diff != "" {
+		t.Fatalf("chains (-fresh +converged):\n%s", diff)
+	}
+	if missing := parse(k.text()).lacking(); len(missing) > 0 {
+		t.Fatalf("missing: %v", missing)
+	}
+}
+
+// simple returns a snapshot of n Services with two endpoints each.
+func simple(n int) *service.Snapshot {
+	var ports []*service.Port
+	for i := range n {
+		ports = append(ports, simplePort(i))
+	}
+	return service.New(1, &service.Node{}, ports)
+}
+
+func simplePort(i int) *service.Port {
+	return &service.Port{
+		Name: service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i), Protocol: service.TCP},
+		Frontends: []service.Frontend{
+			{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80},
+			{Kind: service.NodePort, Port: uint16(30000 + i)},
+		},
+		Cluster: []service.Endpoint{
+			{Addr: netip.MustParseAddrPort("10.244.1.1:8080")}, {Addr: netip.MustParseAddrPort("10.244.1.2:8080")},
+		},
+	}
+}
+
+// TestOneBadPortDoesNotHoldBackTheRest has whatever concerns one Service be
+// refused.
+func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
+	want := simple(100)
+	k := newFake()
+	b := newBackend(service.IPv4, k)
+	k.refuse = func(text string) error {
+		if strings.Contains(text, "shop/web-042") {
+			return errInjected
+		}
+		return nil
+	}
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	err = p.Apply(context.Background())
+	failed := reconcile.Failed(err)
+	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
+		t.Errorf("Apply = %v, want one failure of web-042", err)
+	}
+	if got := strings.Count(k.text(), "shop/web-"); got != 198 {
+		t.Errorf("%d entries programmed, want 198", got)
+	}
+	if k.restores > 30 {
+		t.Errorf("%d restores, want about two per halving", k.restores)
+	}
+	k.refuse = nil
+	apply(t, b, want)
+	if got := strings.Count(k.text(), "shop/web-"); got != 200 {
+		t.Errorf("%d entries programmed after the retry, want 200", got)
+	}
+}
+
+// TestRefusedPortKeepsWhatItHad changes a Service and removes another while
+// the first cannot be changed.
+func TestRefusedPortKeepsWhatItHad(t *testing.T) {
+	k := newFake()
+	apply(t, newBackend(service.IPv4, k), simple(3))
+	changed := simplePort(1)
+	changed.Cluster = changed.Cluster[:1]
+	want := service.New(2, &service.Node{}, []*service.Port{simplePort(0), changed})
+	had := k.tables[nat][named(clusterPrefix, changed)]
+	k.refuse = func(text string) error {
+		if strings.Contains(text, "-A "+named(clusterPrefix, changed)) {
+			return errInjected
+		}
+		return nil
+	}
+	b := newBackend(service.IPv4, k) // as after a restart
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if failed := reconcile.Failed(p.Apply(context.Background())); len(failed) != 1 || failed[0].Name.Name != "web-001" {
+		t.Errorf("failed: %v, want web-001", failed)
+	}
+	if got := k.tables[nat][named(clusterPrefix, changed)]; !slices.Equal(got, had) {
+		t.Errorf("the refused Service has now %q, had %q", got, had)
+	}
+	if text := k.text(); !strings.Contains(text, "shop/web-001") || strings.Contains(text, "shop/web-002") {
+		t.Errorf("want web-001 to be there and web-002 to be gone:\n%s", text)
+	}
+}

@@ -1,0 +1,229 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// TestAdoptsWhatIsThere starts anew and finds nothing to do, and after it
+// nothing to read.
+func TestAdoptsWhatIsThere(t *testing.T) {
+	k := newFake()
+	apply(t, newBackend(service.IPv4, k), simple(50))
+	restores := k.restores
+	b := newBackend(service.IPv4, k)
+	p := apply(t, b, simple(50))
+	if !p.Empty() || k.restores != restores {
+		t.Errorf("a new process would do:\n%s", p)
+	}
+	if len(p.Drift()) > 0 || !p.Whole() {
+		t.Errorf("drift %v, whole %v, want none and true", p.Drift(), p.Whole())
+	}
+	saves := k.saves
+	apply(t, b, simple(51))
+	if k.saves != saves {
+		t.Error("the tables were read though nobody touched them")
+	}
+}
+
+// TestWorkFollowsTheChange shows what small changes write.
+func TestWorkFollowsTheChange(t *testing.T) {
+	first := simple(300)
+	old := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-050", Protocol: service.TCP})
+	one := *old
+	one.Cluster = old.Cluster[:1]
+	none := *old
+	none.Cluster = nil
+	tests := []struct {
+		situation string
+		change    service.Change
+		want      []string
+	}{
+		{"an endpoint leaves", service.Change{Old: old, New: &one}, []string{"+ nat chain KUBE-SVC-XKQL4HAOBVWIKFA6 (rules: 2)"}},
+		{"the last one leaves", service.Change{Old: old, New: &none}, []string{
+			"+ nat chain KUBE-NP-TCP-30048-30063 (rules: 15)", "+ nat chain KUBE-IP-10.96.0.48/28 (rules: 15)",
+			"+ filter chain KUBE-NODEPORTS (rules: 1)",
+			"- nat chain KUBE-EXT-XKQL4HAOBVWIKFA6", "- nat chain KUBE-SVC-XKQL4HAOBVWIKFA6",
+		}},
+		{"nothing", service.Change{Old: old, New: old}, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.situation, func(t *testing.T) {
+			k := newFake()
+			b := newBackend(service.IPv4, k)
+			apply(t, b, first)
+			p := apply(t, b, first.With(2, first.Node, []service.Change{tt.change}))
+			got := strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")
+			if p.Empty() {
+				got = nil
+			}
+			name := named("", old)
+			for i := range got {
+				got[i] = strings.ReplaceAll(got[i], name, "XKQL4HAOBVWIKFA6")
+			}
+			slices.Sort(got)
+			slices.Sort(tt.want)
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("plan (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestTreesLeadEverywhere dials every Service of many, and beside each.
+func TestTreesLeadEverywhere(t *testing.T) {
+	var ports []*service.Port
+	for i := range 700 {
+		p := simplePort(i * 7 % 4096)
+		p.Name.Protocol = []service.Protocol{service.TCP, service.UDP, service.SCTP}[i%3]
+		if i%5 == 0 {
+			p.Cluster = nil
+		}
+		ports = append(ports, p)
+	}
+	want := service.New(1, &service.Node{}, ports)
+	k := newFake()
+	apply(t, newBackend(service.IPv4, k), want)
+	longest := 0
+	for i, rules := range parse(k.text()).chains {
+		if i.isTree() {
+			longest = max(longest, len(rules))
+		}
+	}
+	if longest > 1<<branchBits*aloneSize+2 {
+		t.Errorf("a chain of a tree has %d rules", longest)
+	}
+	for _, p := range ports {
+		for _, near := range []uint16{0, 1} {
+			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(p.Frontends[0].Addr, 80+near))
+			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(nodeAddr[0], p.Frontends[1].Port+near))
+		}
+	}
+}
+
+// dialed wants somebody outside who dials to fare as he should.
+func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protocol, to netip.AddrPort) {
+	t.Helper()
+	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: isNodeAddr(to.Addr())}
+	if got, v := trace(k, c, nodeLocal), route.Decide(want, c); got.action != v.Action {
+		t.Fatalf("%v: %v, want %v: %s", c, got.action, v.Action, v.Reason)
+	}
+}
+
+// TestDriftIsToldAndRepaired alters, flushes and unhooks.
+func TestDriftIsToldAndRepaired(t *testing.T) {
+	k := newFake()
+	b := newBackend(service.IPv4, k)
+	want := simple(2)
+	apply(t, b, want)
+	good := k.text()
+	k.tables[nat][markChain] = nil
+	k.tables[nat]["OUTPUT"] = nil
+	k.tables[filter][forwardChain] = append(k.tables[filter][forwardChain], "-j DROP")
+	k.tables[nat]["KUBE-SVC-STRAY"] = nil
+	k.touched = true
+	p := apply(t, b, want)
+	told := strings.Join(p.Drift(), "\n")
+	for _, s := range []string{
+		"altered: rules of chain KUBE-MARK-MASQ of table nat", "altered: rules of chain KUBE-FORWARD of table filter",
+		"foreign: chain KUBE-SVC-STRAY of table nat", `missing: rule "-j KUBE-SERVICES" of chain OUTPUT of table nat`,
+	} {
+		if !strings.Contains(told, s) {
+			t.Errorf("drift lacks %q:\n%s", s, told)
+		}
+	}
+	if diff := cmp.Diff(good, k.text()); diff != "" {
+		t.Errorf("after the repair (-before +after):\n%s", diff)
+	}
+}
+
+// TestPartialSnapshotTakesNothingAway keeps what an earlier process left for
+// Services that could not be read, until they can.
+func TestPartialSnapshotTakesNothingAway(t *testing.T) {
+	k := newFake()
+	apply(t, newBackend(service.IPv4, k), simple(40))
+	b := newBackend(service.IPv4, k)
+	few := service.New(2, &service.Node{}, []*service.Port{simplePort(1)})
+	few.Partial = true
+	if p := apply(t, b, few); !p.Empty() || len(p.Removed()) > 0 {
+		t.Errorf("a partial snapshot changes:\n%s", p)
+	}
+	// Services come and go meanwhile.
+	more := few.With(3, few.Node, []service.Change{{New: simplePort(2)}, {New: simplePort(77)}})
+	apply(t, b, more)
+	less := more.With(4, few.Node, []service.Change{{Old: more.Port(service.IPv4, simplePort(2).Name)}})
+	apply(t, b, less)
+	if n := strings.Count(k.text(), "shop/web-"); n != 2*(40-1+1) {
+		t.Errorf("%d entries, want 80", n)
+	}
+	p := apply(t, b, simple(1))
+	if n := strings.Count(k.text(), "shop/web-"); n != 2 {
+		t.Errorf("%d entries once all was read, want 2", n)
+	}
+	if len(p.Removed()) != 2*2*39 && len(p.Removed()) == 0 {
+		t.Errorf("%d frontends are said to go", len(p.Removed()))
+	}
+}
+
+// TestCleanup leaves what others have, and names what they hold on to.
+func TestCleanup(t *testing.T) {
+	k := newFake()
+	k.addStranger()
+	before := k.text()
+	b := newBackend(service.IPv6, k)
+	for range 2 { // nothing to remove is success
+		if err := b.Cleanup(context.Background()); err != nil || k.text() != before {
+			t.Fatalf("Cleanup: %v\n%s", err, k.text())
+		}
+		apply(t, b, simple(3))
+	}
+	if err := b.Cleanup(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, k.text()); diff != "" {
+		t.Errorf("after cleanup (-before +after):\n%s", diff)
+	}
+	apply(t, b, simple(3))
+	k.tables[nat]["CNI-HOSTPORT"] = append(k.tables[nat]["CNI-HOSTPORT"], "-j KUBE-MARK-MASQ")
+	if err := b.Cleanup(context.Background()); err == nil || !strings.Contains(err.Error(), "chain KUBE-MARK-MASQ of table nat is in use: chain CNI-HOSTPORT") {
+		t.Errorf("Cleanup = %v, want it to name the chain in use", err)
+	}
+}
+
+// TestTakesOverFromKubeProxy finds the chains of kube-proxy and leaves only
+// what is wanted.
+func TestTakesOverFromKubeProxy(t *testing.T) {
+	k := newFake()
+	const theirs = `-m comment --comment "portals of services" `
+	k.tables[nat]["KUBE-SERVICES"] = []string{`-d 10.96.0.1/32 -p tcp -m comment --comment "default/kubernetes:https" -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y`}
+	k.tables[nat]["KUBE-SVC-NPX46M4PTMTKRN6Y"] = []string{"-j KUBE-SEP-AAAAAAAAAAAAAAAA"}
+	k.tables[nat]["KUBE-SEP-AAAAAAAAAAAAAAAA"] = []string{"-p tcp -m tcp -j DNAT --to-destination 192.0.2.1:6443"}
+	k.tables[nat]["PREROUTING"] = []string{theirs + "-j KUBE-SERVICES"}
+	k.tables[filter]["KUBE-EXTERNAL-SERVICES"] = nil
+	k.tables[filter]["INPUT"] = []string{"-m conntrack --ctstate NEW " + theirs + "-j KUBE-EXTERNAL-SERVICES"}
+	p := apply(t, newBackend(service.IPv4, k), simple(1))
+	text := k.text()
+	for _, gone := range []string{"KUBE-SEP-", "KUBE-SVC-NPX46M4PTMTKRN6Y", "KUBE-EXTERNAL-SERVICES", "10.96.0.1/32"} {
+		if strings.Contains(text, gone) {
+			t.Errorf("%s is left:\n%s", gone, text)
+		}
+	}
+	if n := strings.Count(text, "-A PREROUTING"); n != 1 {
+		t.Errorf("%d jumps from PREROUTING, want theirs alone:\n%s", n, text)
+	}
+	removed := p.Removed()
+	if len(removed) != 1 || removed[0].Frontends[0].Addr.String() != "10.96.0.1" || removed[0].Frontends[0].Port != 443 {
+		t.Errorf("removed = %v, want 10.96.0.1:443", removed)
+	}
+}
