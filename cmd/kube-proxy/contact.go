@@ -93,6 +93,17 @@ func (c *contacts) sources() []health.Source {
 	return all
 }
 
+// unread returns the sources of which nothing has been read yet.
+func (c *contacts) unread() []string {
+	var all []string
+	for _, s := range c.sources() {
+		if !s.Synced {
+			all = append(all, s.Name)
+		}
+	}
+	return all
+}
+
 func (c *contacts) source(kind string) health.Source {
 	at, ok := c.last[kind]
 	return health.Source{

@@ -43,7 +43,8 @@ type reloader struct {
 	observers *observers
 	servers   *servers
 	loops     []*reconcile.Loop
-	mode      string // in force
+	mode      string           // in force
+	asked     <-chan os.Signal // to look now
 	log       klog.Logger
 
 	seen    string // the key of the content that was judged last
@@ -60,19 +61,27 @@ func (r *reloader) run(ctx context.Context) error {
 	}
 	w := filewatch.NewWatch(path)
 	defer w.Close()
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGHUP)
-	defer signal.Stop(asked)
 	for now := false; ; {
 		r.hindered(w.Add())
 		if err := r.look(ctx, now); err != nil {
 			return err
 		}
 		var more bool
-		if now, more = wait(ctx, w, asked); !more {
+		if now, more = wait(ctx, w, r.asked); !more {
 			return nil
 		}
 	}
+}
+
+// hangups returns where SIGHUPs arrive if there is a file to read again, and
+// what gives them back. Unheard, one would end the process.
+func hangups(o *options) (asked <-chan os.Signal, forget func()) {
+	if o.config.Config == "" {
+		return nil, func() {}
+	}
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	return c, func() { signal.Stop(c) }
 }
 
 // wait returns when it is time to look again, and whether somebody asked for

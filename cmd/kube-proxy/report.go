@@ -90,14 +90,15 @@ type progress struct {
 	log     klog.Logger
 	mu      sync.Mutex
 	waiting []string
-	finish  chan struct{} // closed when nothing is left
+	unread  func() []string // what has not been read either
+	finish  chan struct{}   // closed when nothing is left
 }
 
 // progressEvery is how long nobody should have to wait without a word.
 const progressEvery = 2 * time.Second
 
-func newProgress(log klog.Logger) *progress {
-	return &progress{log: log, finish: make(chan struct{})}
+func newProgress(log klog.Logger, unread func() []string) *progress {
+	return &progress{log: log, unread: unread, finish: make(chan struct{})}
 }
 
 func (p *progress) expect(name string) { p.waiting = append(p.waiting, name) }
@@ -127,7 +128,7 @@ func (p *progress) wait(ctx context.Context) bool {
 		case <-time.After(pause):
 		}
 		p.mu.Lock()
-		left := strings.Join(p.waiting, ", ")
+		left := strings.Join(append(p.unread(), p.waiting...), ", ")
 		p.mu.Unlock()
 		p.log.Info("Still reading and programming for the first time", "waitingFor", left, "elapsed", fmt.Sprint(time.Since(start).Round(time.Second)))
 	}

@@ -86,7 +86,7 @@ func TestReporterSettling(t *testing.T) {
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, b := newLog(0)
-		p := newProgress(log)
+		p := newProgress(log, newContacts(true).unread)
 		p.expect("x")
 		p.expect("y")
 		ended := make(chan bool)
@@ -100,8 +100,8 @@ func TestProgress(t *testing.T) {
 			t.Error("done, but wait says that the context ended")
 		}
 		want := []string{
-			`I "Still reading and programming for the first time" waitingFor="x, y" elapsed="2s"`,
-			`I "Still reading and programming for the first time" waitingFor="y" elapsed="6s"`,
+			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, x, y" elapsed="2s"`,
+			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, y" elapsed="6s"`,
 		}
 		if diff := cmp.Diff(want, messages(b)); diff != "" {
 			t.Errorf("log (-want +got):\n%s", diff)

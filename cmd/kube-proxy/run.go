@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -103,6 +104,8 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		return err
 	}
 	contact := newContacts(len(o.manifests) == 0)
+	asked, forget := hangups(o)
+	defer forget()
 	from, err := newSource(o, c, node, contact, log)
 	if err != nil {
 		return err
@@ -123,12 +126,12 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		}
 	})
 	group, ctx := errgroup.WithContext(ctx)
-	progress := newProgress(log)
+	progress := newProgress(log, contact.unread)
 	for _, b := range backends {
 		loops = append(loops, newLoop(ctx, c, b, watchers, progress))
 	}
 	force := newEffective(o.config.Config, c)
-	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, log: log}
+	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, asked: asked, log: log}
 	r.servers = watchers.serve(ctx, group, force, o)
 	group.Go(func() error { return r.run(ctx) })
 	for i, b := range backends {
@@ -139,12 +142,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	}
 	group.Go(func() error { return from.Run(ctx, hearing{watchers.tracker, watchers}) })
 	group.Go(func() error {
-		if !progress.wait(ctx) {
-			return nil
-		}
-		// The kernel has the settings of connection tracking since its first
-		// use, so now at the latest.
-		keepPrepared(ctx, force, watchers)
+		settleIn(ctx, progress, force, watchers)
 		return nil
 	})
 	watchers.awaitNode(ctx, group)
@@ -154,6 +152,18 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		log.Info("Stopped; the rules stay in force", "mode", backends[0].mode)
 	}
 	return err
+}
+
+// settleIn does what can wait for the first rules, and goes on until ctx ends.
+func settleIn(ctx context.Context, p *progress, f *effective, o *observers) {
+	if !p.wait(ctx) {
+		return
+	}
+	// The first round needs memory that no later one does.
+	debug.FreeOSMemory()
+	// The kernel has the settings of connection tracking since its first
+	// use, so now at the latest.
+	keepPrepared(ctx, f, o)
 }
 
 func newTracker(c *config.Config, node string, problem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {

@@ -38,7 +38,7 @@ func readNode(n *corev1.Node) node {
 // eligible also returns why not.
 func (n node) eligible(required bool) (bool, string) {
 	if n.state == nodeUnknown && required {
-		return false, "the Node object was not found"
+		return false, "the Node object is not known"
 	}
 	return n.state != nodeLeaves, n.reason
 }

@@ -190,3 +190,20 @@ func TestReloadByRestart(t *testing.T) {
 	}
 	p.Stop(t)
 }
+
+// A hangup that comes before anything runs is no reason to end, but to look
+// at the file as soon as that can be done.
+func TestReloadEarly(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	_, path := newVolume(t, "")
+	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+	c.mode.flags = append(c.mode.flags, "--config="+path)
+	p := c.launch(t)
+	p.AwaitLog(t, "Services come from manifests")
+	if err := syscall.Kill(p.Pid(), syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	p.AwaitLog(t, "was read again")
+	p.Stop(t)
+}
