@@ -115,6 +115,9 @@ func (s *Simulator) openNetwork(network string) (uint64, error) {
 	return 0, fmt.Errorf("open network %q: %w", network, NetworkNotFound)
 }
 
+// podNamespace is what all pods' endpoints are in.
+const podNamespace = "7c6ff0a5-0000-4000-8000-000000000001"
+
 // AddPod makes the endpoint of a pod on this node as a CNI plugin does. The
 // network is a name or an identity; without addresses HNS picks one.
 func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, err error) {
@@ -122,7 +125,9 @@ func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, 
 	if err != nil {
 		return "", err
 	}
-	return s.made(Endpoint, handle, endpointDocument(name, ips))
+	d := endpointDocument(name, ips)
+	d["HostComputeNamespace"] = podNamespace
+	return s.made(Endpoint, handle, d)
 }
 
 // AddRemote makes a remote endpoint that is not the program's own.

@@ -31,6 +31,7 @@ type node struct {
 	process *wine.Process
 	foreign map[string]string // load balancers of others, as programmed has them
 	idle    []string          // ClusterIPs that nobody serves
+	env     []string          // more variables of the proxy
 }
 
 // The pods that CNI has made endpoints for; others of the subnet are to come.
@@ -132,7 +133,7 @@ func (n *node) start(t *testing.T, flags ...string) {
 	if !slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--kubeconfig") }) {
 		args = append(args, "--manifests="+wine.File(n.dir))
 	}
-	if n.process, err = n.wine.Start(wine.Program{Path: program, Args: append(args, flags...)}); err != nil {
+	if n.process, err = n.wine.Start(wine.Program{Path: program, Args: append(args, flags...), Env: n.env}); err != nil {
 		t.Fatal(err)
 	}
 }

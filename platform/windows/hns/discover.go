@@ -167,11 +167,24 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 		return fmt.Errorf("%s is reserved in %s (network, gateway or broadcast address): want another one, or leave it out and HNS reserves one", given, subnet)
 	}
 	for _, e := range l.Endpoints {
-		if e.Network == n.ID && e.Has(given) && e.Remote {
-			return fmt.Errorf("%s is taken by remote endpoint %s: want one that is free, or leave it out and HNS reserves one", given, e.ID)
+		what := "remote endpoint " + e.ID
+		switch {
+		case e.Network != n.ID || !e.Has(given):
+			continue
+		case e.usedByPod():
+			what = fmt.Sprintf("a pod, as endpoint %s, %q", e.ID, e.Name)
+		case !e.Remote: // reserved by us, or by somebody for us
+			continue
 		}
+		return fmt.Errorf("%s is taken by %s: want one that is free, or leave it out and HNS reserves one", given, what)
 	}
 	return nil
+}
+
+// usedByPod tells the endpoint of a pod from one that was made to reserve a
+// source VIP. The latter may be in the host's namespace, and says what it is.
+func (e *Endpoint) usedByPod() bool {
+	return !e.Remote && e.Pod && !strings.Contains(strings.ToLower(e.Name), "vip")
 }
 
 // last returns the broadcast address of an IPv4 prefix.
@@ -197,6 +210,9 @@ func (b *Backend) survey(l Listing, node *service.Node) (Site, *Endpoint, error)
 	s.Network = c.Network
 	s.NodeIP = nodeIP(node, &s.Network, b.family)
 	s.Without = s.without(b.family)
+	if b.options.DSR && !s.Version.Features().DSR {
+		b.host.say(fmt.Sprintf("--enable-dsr or winkernel.enableDSR has no effect: HNS %s has no direct server return: want Windows Server 2019 with its updates, or 2022 or newer; or set it to false. Services work without it", s.Version))
+	}
 	if s.Without == "" && len(service.InFamily(node.NodePorts, b.family)) > 0 {
 		b.host.say(fmt.Sprintf("nodePortAddresses have no effect on Windows: NodePorts answer on every %s address of the node", b.family))
 	}

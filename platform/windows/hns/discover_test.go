@@ -54,6 +54,9 @@ func TestChooseNetwork(t *testing.T) {
 func TestChooseSourceVIP(t *testing.T) {
 	reserved := Endpoint{Name: sourceVIPName, Network: "net-overlay", Addrs: []netip.Addr{addr("10.244.1.7")}}
 	elsewhere := Endpoint{Name: sourceVIPName, Network: "net-other", Addrs: []netip.Addr{addr("10.9.9.9")}}
+	taken := pod("net-overlay", "10.244.1.9")
+	taken.Pod = true
+	script := Endpoint{ID: "s", Name: "VIPEndpoint", Network: "net-overlay", Pod: true, Addrs: []netip.Addr{addr("10.244.1.9")}}
 	remote := Endpoint{ID: "r", Network: "net-overlay", Remote: true, Addrs: []netip.Addr{addr("10.244.1.8")}}
 	for name, tt := range map[string]struct {
 		given     string
@@ -65,6 +68,8 @@ func TestChooseSourceVIP(t *testing.T) {
 		"ours is there":           {"", []Endpoint{elsewhere, reserved}, "10.244.1.7", false},
 		"given, free":             {"10.244.1.9", nil, "10.244.1.9", true},
 		"given, somebody made it": {"10.244.1.9", []Endpoint{pod("net-overlay", "10.244.1.9")}, "10.244.1.9", false},
+		"given, a script made it": {"10.244.1.9", []Endpoint{script}, "10.244.1.9", false},
+		"given, a pod has it":     {"10.244.1.9", []Endpoint{taken}, `taken by a pod, as endpoint pod-10.244.1.9, "pod"`, false},
 		"outside":                 {"10.9.0.9", nil, "in no subnet of network", false},
 		"IPv6":                    {"fd00::9", nil, "want an IPv4 address", false},
 		"network address":         {"10.244.1.0", nil, "reserved in 10.244.1.0/24", false},

@@ -38,11 +38,13 @@ type (
 		ID                 string `json:",omitempty"`
 		Name               string
 		HostComputeNetwork string
-		Policies           []policy   `json:",omitempty"`
-		IpConfigurations   []ipConfig `json:",omitempty"`
-		MacAddress         string     `json:",omitempty"`
-		Flags              uint32     `json:",omitempty"`
-		SchemaVersion      schema
+		// HostComputeNamespace is the namespace that has the endpoint.
+		HostComputeNamespace string     `json:",omitempty"`
+		Policies             []policy   `json:",omitempty"`
+		IpConfigurations     []ipConfig `json:",omitempty"`
+		MacAddress           string     `json:",omitempty"`
+		Flags                uint32     `json:",omitempty"`
+		SchemaVersion        schema
 	}
 
 	ipConfig struct {
@@ -177,6 +179,9 @@ func providerOf(policies []policy) netip.Addr {
 	return netip.Addr{}
 }
 
+// nobody is how some versions write that no namespace has an endpoint.
+const nobody = "00000000-0000-0000-0000-000000000000"
+
 func parseEndpoint(text []byte) (Endpoint, error) {
 	var d endpointDocument
 	if err := json.Unmarshal(text, &d); err != nil {
@@ -185,6 +190,7 @@ func parseEndpoint(text []byte) (Endpoint, error) {
 	e := Endpoint{
 		ID: strings.ToLower(d.ID), Name: d.Name, Network: strings.ToLower(d.HostComputeNetwork),
 		MAC: d.MacAddress, Provider: providerOf(d.Policies), Remote: d.Flags&flagRemote != 0,
+		Pod: d.HostComputeNamespace != "" && d.HostComputeNamespace != nobody,
 	}
 	for _, c := range d.IpConfigurations {
 		if a, err := netip.ParseAddr(c.IpAddress); err == nil {

@@ -103,7 +103,7 @@ func TestErrorClasses(t *testing.T) {
 		0x490: ErrNotFound, 0x80070490: ErrNotFound, 0x803b0001: ErrNotFound, 0x803b0002: ErrNotFound,
 		0x6ba: ErrNotRunning, 0x800706ba: ErrNotRunning, 0x6b5: ErrNotRunning,
 		0xb7: ErrExists, 0x803b0013: ErrExists, 0x1392: ErrExists, 0x803b002f: ErrExists,
-		0x803b0007: ErrBusy, 0x1f: ErrBusy, 0x57: ErrRefused, 0x80004001: ErrRefused, 0x5: ErrRefused, 0x12345678: ErrRefused,
+		0x803b0007: ErrBusy, 0x1f: ErrBusy, 0x57: ErrRefused, 0x80004001: ErrRefused, 0x5: ErrRefused, 0x7e: ErrMissing, 0x7f: ErrMissing, 0x12345678: ErrRefused,
 	} {
 		err := &Error{Op: "create x", Code: code}
 		for _, c := range classes {

@@ -105,6 +105,8 @@ var codes = map[uint32]code{
 	0x1f:       {ErrBusy, "HNS failed, and does not say why"},
 	0x57:       {ErrRefused, "HNS takes a parameter for wrong"},
 	0x15:       {ErrBusy, "HNS is not ready"},
+	0x7e:       {ErrMissing, "HNS is not installed, its libraries are missing: add the Windows feature Containers"},
+	0x7f:       {ErrMissing, "HNS is too old, or a part of it is missing: add the Windows feature Containers, on Windows Server 2019 or newer"},
 	0xaa:       {ErrBusy, "HNS is busy with it"},
 	0xb7:       {ErrExists, "HNS has such an object already"},
 	0x490:      {ErrNotFound, "HNS has no such object"},

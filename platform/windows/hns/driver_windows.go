@@ -25,7 +25,7 @@ type driver struct{}
 func call(op string, do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = &Error{Op: op, Err: fmt.Errorf("%w: %v", ErrMissing, r)}
+			err = &Error{Op: op, Err: fmt.Errorf("%w, or is too old: add the Windows feature Containers, on Windows Server 2019 or newer: %v", ErrMissing, r)}
 		}
 	}()
 	if err := do(); err != nil {

@@ -58,6 +58,8 @@ type Endpoint struct {
 	// Provider is the node to send to on an overlay network.
 	Provider netip.Addr
 	Remote   bool
+	// Pod says that a namespace has it.
+	Pod bool
 }
 
 // Has reports that e has the address a.

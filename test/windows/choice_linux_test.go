@@ -1,0 +1,198 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package windows
+
+import (
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kubeproxy/test/hns"
+	"kubeproxy/test/program"
+	"kubeproxy/test/wine"
+)
+
+// premise is what a proxy finds at its start, and what it makes of it.
+type premise struct {
+	// networks are what CNI has made: the name, its type, its pods.
+	networks []hns.NetworkConfig
+	pods     map[string]string // address to network
+	refuse   hns.Code          // what HNS answers to everything
+	flags    []string
+	env      string
+	// ready says that it programs Services; else health says why it does not.
+	ready bool
+	says  []string // in the log if it is ready, else in health, too
+}
+
+func overlay(name string) hns.NetworkConfig {
+	return hns.NetworkConfig{Name: name, Type: "Overlay", Subnets: []netip.Prefix{podSubnet}, Routes: []hns.Route{{
+		Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: netip.MustParseAddr("192.0.2.11"), MAC: "00-15-5D-00-00-02",
+	}}}
+}
+
+func bridge(name, kind string) hns.NetworkConfig {
+	return hns.NetworkConfig{Name: name, Type: kind, Subnets: []netip.Prefix{netip.MustParsePrefix("10.245.1.0/24")}}
+}
+
+var podSubnet = netip.MustParsePrefix("10.244.1.0/24")
+
+func premises() map[string]premise {
+	vxlan, other := []hns.NetworkConfig{overlay("vxlan0")}, bridge("cbr0", "L2Bridge")
+	nat := bridge("nat", "NAT")
+	both := []hns.NetworkConfig{overlay("vxlan0"), other, nat}
+	pod := map[string]string{"10.244.1.11": "vxlan0"}
+	return map[string]premise{
+		"the only one": {networks: []hns.NetworkConfig{overlay("vxlan0"), nat}, ready: true, says: []string{
+			`Network \"vxlan0\" (Overlay) is for Services: it is the only candidate`, `Network \"nat\" is not for Services: its type is NAT`,
+			"Source VIP: reserved 10.244.1.", "kube-proxy-source-vip",
+		}},
+		"the one of pods":      {networks: both, pods: pod, ready: true, says: []string{`(Overlay) is for Services: 1 endpoints of pods`, `Network \"cbr0\" is not for Services: no pod uses it`}},
+		"KUBE_NETWORK":         {networks: both, env: "vxlan0", ready: true, says: []string{"KUBE_NETWORK names it"}},
+		"named":                {networks: both, env: "cbr0", flags: []string{"--network-name=VXLAN0"}, ready: true, says: []string{"--network-name or winkernel.networkName names it"}},
+		"two that could be":    {networks: both, says: []string{`"cbr0" (L2Bridge, 0 endpoints of pods), "vxlan0" (Overlay, 0 endpoints of pods)`, "--network-name"}},
+		"none yet":             {says: []string{"waiting for a network", "no network at all", "--network-name"}},
+		"only one of Docker's": {networks: []hns.NetworkConfig{nat}, says: []string{"waiting for a network", `"nat" (NAT)`}},
+		"unknown":              {networks: both, flags: []string{"--network-name=azure"}, says: []string{`"azure"`, "--network-name", `"cbr0" (L2Bridge)`, `"vxlan0" (Overlay)`}},
+		"unsupported":          {networks: both, flags: []string{"--network-name=nat"}, says: []string{`"nat"`, "is of type NAT: want Overlay, L2Bridge or L2Tunnel"}},
+		"a given source VIP":   {networks: vxlan, flags: []string{"--source-vip=10.244.1.77"}, ready: true, says: []string{"Source VIP: reserved 10.244.1.77"}},
+		"one outside":          {networks: vxlan, flags: []string{"--source-vip=10.9.0.1"}, says: []string{"--source-vip", "10.9.0.1 is in no subnet", "10.244.1.0/24"}},
+		"the gateway":          {networks: vxlan, flags: []string{"--source-vip=10.244.1.1"}, says: []string{"10.244.1.1 is reserved", "or leave it out"}},
+		"the broadcast":        {networks: vxlan, flags: []string{"--source-vip=10.244.1.255"}, says: []string{"10.244.1.255 is reserved", "or leave it out"}},
+		"a pod's":              {networks: vxlan, pods: pod, flags: []string{"--source-vip=10.244.1.11"}, says: []string{"10.244.1.11 is taken", "pod-10.244.1.11", "or leave it out"}},
+		"access denied":        {networks: vxlan, refuse: 0x80070005, says: []string{"access is denied", "administrator"}},
+		"HNS down":             {networks: vxlan, refuse: hns.ServerUnavailable, says: []string{"HNS is not running"}},
+	}
+}
+
+// TestPremises starts the proxy on nodes of many kinds. What cannot be is
+// refused with the remedy, where an operator looks.
+func TestPremises(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web := app{"web", 10, []string{"10.244.2.11"}}
+	n.save(t, web)
+	for name, p := range premises() {
+		t.Run(name, func(t *testing.T) {
+			n.lay(t, p)
+			n.start(t, p.flags...)
+			defer n.process.Kill()
+			if p.ready {
+				n.settle(t, web)
+				n.await(t, "health", func() bool { return n.health(t).Status == http.StatusOK })
+			} else {
+				n.await(t, "bad health with its reason", func() bool {
+					return n.health(t).Status == http.StatusServiceUnavailable && has(string(n.health(t).Body), p.says...)
+				})
+				if made := n.hns.Calls(); made.Writes("") != 0 {
+					t.Errorf("calls that change something: %s", made)
+				}
+			}
+			if log := strings.ReplaceAll(n.process.Log(), `\"`, `"`); !has(log, p.says...) {
+				t.Errorf("want the log to have %q:\n%s", p.says, log)
+			}
+		})
+	}
+}
+
+// lay makes HNS what p says, as if nothing had been before.
+func (n *node) lay(t *testing.T, p premise) {
+	t.Helper()
+	n.hns.Reset()
+	n.env = nil
+	if p.env != "" {
+		n.env = []string{"KUBE_NETWORK=" + p.env}
+	}
+	if err := os.RemoveAll(filepath.Join(n.wine.Prefix(), "drive_c", "ProgramData", "kube-proxy")); err != nil {
+		t.Fatal(err)
+	}
+	for _, network := range p.networks {
+		if _, err := n.hns.AddNetwork(network); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ip, network := range p.pods {
+		if _, err := n.hns.AddPod(network, "pod-"+ip, netip.MustParseAddr(ip)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p.refuse != hns.OK {
+		if err := n.hns.Inject(hns.Fault{Function: "Hcn*", Code: p.refuse}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// has reports that text has all of words, whether or not quotes are escaped.
+func has(text string, words ...string) bool {
+	text = strings.ReplaceAll(text, `\"`, `"`)
+	for _, w := range words {
+		if !strings.Contains(text, strings.ReplaceAll(w, `\"`, `"`)) {
+			return false
+		}
+	}
+	return true
+}
+
+// health is what the proxy says of itself; nothing while it does not answer.
+func (n *node) health(t *testing.T) program.Page {
+	t.Helper()
+	page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/healthz")
+	if err != nil {
+		return program.Page{}
+	}
+	return page
+}
+
+// await waits, and if it is in vain shows health and the log.
+func (n *node) await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	if !program.Poll(ok) {
+		page := n.health(t)
+		t.Fatalf("waited in vain for %s; health: %d %s\n%s", what, page.Status, page.Body, n.process.Tail())
+	}
+}
+
+// TestNetworkComesLater has a proxy that starts before the network plugin.
+func TestNetworkComesLater(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web := app{"web", 10, []string{"10.244.1.11", "10.244.2.11"}}
+	n.save(t, web)
+	n.lay(t, premise{})
+	n.start(t)
+	n.await(t, "a reason in health", func() bool { return has(string(n.health(t).Body), "waiting for a network") })
+	if page, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, "/metrics"); err != nil || page.Status != http.StatusOK {
+		t.Errorf("metrics meanwhile: %v, %d", err, page.Status)
+	}
+	n.installNetwork(t)
+	n.settle(t, web)
+	n.await(t, "good health", func() bool { return n.health(t).Status == http.StatusOK })
+	n.stop(t)
+}
+
+// TestNoHNS has the proxy on a system without HNS's libraries: the container
+// feature is missing.
+func TestNoHNS(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	for _, dll := range []string{"computenetwork.dll", "vmcompute.dll"} {
+		if err := os.Remove(filepath.Join(n.wine.Prefix(), "drive_c", "windows", "system32", dll)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.start(t)
+	n.await(t, "a remedy in health", func() bool { return has(string(n.health(t).Body), "HNS is not installed", "Containers") })
+	path, err := exe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, flag := range []string{"--cleanup", "--init-only"} {
+		code, output, err := n.wine.Run(t.Context(), wine.Program{Path: path, Args: []string{flag, "--hostname-override=node-a"}})
+		if err != nil || code != 1 || !has(output, "HNS is not installed", "Containers") || strings.Contains(output, "goroutine") {
+			t.Errorf("%s: exit code %d, %v\n%s", flag, code, err, output)
+		}
+	}
+	n.stop(t)
+}
