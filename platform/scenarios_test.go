@@ -31,6 +31,7 @@ var backends = []struct {
 	write func(*testing.T, *service.Snapshot, choices) string
 }{
 	{"nftables", writeNFTables},
+	{"iptables", writeIPTables},
 	{"kernelspace", writeKernelspace},
 }
 

@@ -1,0 +1,49 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package platform
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+)
+
+// TestIPTablesAcceptsScenarios has both variants of iptables check and then
+// take what Render writes for each cluster, in a network namespace that goes
+// with the command.
+func TestIPTablesAcceptsScenarios(t *testing.T) {
+	for _, path := range scenarioPaths(t) {
+		t.Run(scenarioName(path), func(t *testing.T) {
+			_, want := open(t, path)
+			four, six, found := bytes.Cut(renderIPTables(t, want), []byte("# for ip6tables-restore\n"))
+			if !found {
+				t.Fatal("there is no part for IPv6")
+			}
+			for _, variant := range []string{"legacy", "nft"} {
+				iptablesAccepts(t, "/usr/sbin/iptables-"+variant+"-restore", four)
+				iptablesAccepts(t, "/usr/sbin/ip6tables-"+variant+"-restore", six)
+			}
+		})
+	}
+}
+
+func iptablesAccepts(t *testing.T, command string, text []byte) {
+	t.Helper()
+	for _, args := range [][]string{{"--test"}, nil} {
+		c := exec.Command(command, args...)
+		c.Stdin = bytes.NewReader(text)
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		if id := os.Getuid(); id != 0 {
+			c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+			c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: id, Size: 1}}
+			c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+			c.Env = append(os.Environ(), "XTABLES_LOCKFILE="+t.TempDir()+"/lock")
+		}
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%s %s: %v\n%s\n%s", command, args, err, out, text)
+		}
+	}
+}

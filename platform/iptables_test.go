@@ -1,0 +1,68 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package platform
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+var iptablesOptions = iptables.Options{MasqueradeBit: 14, LocalhostNodePorts: true, DropInvalid: true}
+
+const iptablesSkeletonPath = "testdata/skeleton.iptables"
+
+// TestIPTablesSkeleton shows the chains that every node has.
+func TestIPTablesSkeleton(t *testing.T) {
+	got := renderIPTables(t, empty)
+	if *update {
+		if err := os.WriteFile(iptablesSkeletonPath, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(iptablesSkeletonPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("skeleton (-want +got):\n%s", diff)
+	}
+}
+
+func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := iptables.Render(&b, want, iptablesOptions, iptables.Text); err != nil {
+		t.Fatalf("render: %v", err)
+	}
+	return b.Bytes()
+}
+
+// writeIPTables writes the chains that the skeleton lacks or has otherwise:
+// what a cluster and its node add to it.
+func writeIPTables(_ *testing.T, want *service.Snapshot, _ choices) string {
+	var b strings.Builder
+	for _, f := range service.Families {
+		skeleton := iptables.Document(f, empty, iptablesOptions)
+		for i, table := range iptables.Document(f, want, iptablesOptions).Tables {
+			for _, c := range table.Chains {
+				if !slices.ContainsFunc(skeleton.Tables[i].Chains, func(s iptables.Chain) bool { return s.Name == c.Name && slices.Equal(s.Rules, c.Rules) }) {
+					writeLines(&b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
+				}
+			}
+		}
+	}
+	if b.Len() == 0 {
+		return "nothing but the skeleton\n"
+	}
+	return b.String()
+}
