@@ -54,10 +54,8 @@ func writeIPTables(_ *testing.T, want *service.Snapshot, _ choices) string {
 	for _, f := range service.Families {
 		skeleton := iptables.Document(f, empty, iptablesOptions)
 		for i, table := range iptables.Document(f, want, iptablesOptions).Tables {
-			for _, c := range table.Chains {
-				if !slices.ContainsFunc(skeleton.Tables[i].Chains, func(s iptables.Chain) bool { return s.Name == c.Name && slices.Equal(s.Rules, c.Rules) }) {
-					writeLines(&b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
-				}
+			for _, c := range added(skeleton.Tables[i], table) {
+				writeLines(&b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
 			}
 		}
 	}
@@ -65,4 +63,11 @@ func writeIPTables(_ *testing.T, want *service.Snapshot, _ choices) string {
 		return "nothing but the skeleton\n"
 	}
 	return b.String()
+}
+
+// added returns the chains of t that skeleton lacks or has otherwise.
+func added(skeleton, t iptables.Table) []iptables.Chain {
+	return slices.DeleteFunc(slices.Clone(t.Chains), func(c iptables.Chain) bool {
+		return slices.ContainsFunc(skeleton.Chains, func(s iptables.Chain) bool { return s.Name == c.Name && slices.Equal(s.Rules, c.Rules) })
+	})
 }
