@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"kubeproxy/common/service"
 )
@@ -72,7 +73,14 @@ func entries(p *service.Port) []entry {
 		}
 		e := entry{key: k}
 		for _, r := range rules {
-			e.rules = append(e.rules, start+r)
+			// A source comes first where iptables prints a rule.
+			source, then, found := strings.Cut(r, " -j ")
+			if !found {
+				source, then = "", strings.TrimPrefix(r, "-j ")
+			} else {
+				source += " "
+			}
+			e.rules = append(e.rules, source+start+"-j "+then)
 		}
 		all = append(all, e)
 	}

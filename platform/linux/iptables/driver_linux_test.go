@@ -1,0 +1,142 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+)
+
+// eachKernel runs test with each variant of iptables and each family, in a
+// network namespace of its own, on a thread that goes with it.
+func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
+	for _, variant := range []string{"legacy", "nft"} {
+		for _, f := range service.Families {
+			t.Run(variant+"/"+f.String(), func(t *testing.T) {
+				if os.Geteuid() != 0 {
+					t.Skip("needs root")
+				}
+				dir := variantDir(t, variant)
+				done := make(chan error, 1)
+				go func() {
+					runtime.LockOSThread() // never unlocked: the thread ends here
+					defer close(done)      // also when the test ends the goroutine
+					if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+						done <- err
+						return
+					}
+					test(t, newKernel(t, f, dir))
+				}()
+				if err := <-done; err != nil {
+					t.Fatalf("unshare: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// variantDir returns a folder in which iptables is the variant.
+func variantDir(t *testing.T, variant string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, c := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-restore", "-save"} {
+			if err := os.Symlink("/usr/sbin/"+c+"-"+variant+suffix, filepath.Join(dir, c+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir
+}
+
+func newKernel(t fataler, f service.Family, dir string) *Backend {
+	b, err := New(f, Options{MasqueradeBit: 14, DropInvalid: true, Dir: dir})
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	return b
+}
+
+// TestKernelHoldsWhatWasPlanned programs random snapshots one after the other.
+// What we write is never taken for somebody else's, and a second backend,
+// which knows nothing, finds nothing left to do.
+func TestKernelHoldsWhatWasPlanned(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		rounds := 0
+		rapid.Check(t, func(t *rapid.T) {
+			if rounds++; rounds > 15 { // each runs a handful of commands
+				return
+			}
+			w := world{t, b.family}
+			want := service.New(1, w.node(), w.ports())
+			apply(t, b, want)
+			if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
+				t.Fatalf("after our own change: touched %v, %v", touched, err)
+			}
+			second := newKernel(t, b.family, b.options.Dir)
+			defer second.driver.(*runner).close()
+			if p, err := second.Plan(context.Background(), want); err != nil || !p.Empty() {
+				t.Fatalf("a second backend: %v, would do:\n%s", err, p)
+			}
+		})
+	})
+}
+
+// TestForeignChangesAreNoticed edits, flushes and adds.
+func TestForeignChangesAreNoticed(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		want := simple(0)
+		for _, args := range []string{
+			"-t nat -F KUBE-POSTROUTING", "-t filter -D FORWARD -j KUBE-FORWARD", "-t nat -A KUBE-SERVICES -j RETURN", "-t nat -N KUBE-SVC-STRAY",
+		} {
+			apply(t, b, want)
+			if p := apply(t, b, want); p.Whole() {
+				t.Errorf("before %q: the tables are read though nobody touched them", args)
+			}
+			if out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", args, err, out)
+			}
+			if p := apply(t, b, want); len(p.Drift()) != 1 || p.Empty() {
+				t.Errorf("after %q: drift %q, want one line", args, p.Drift())
+			}
+		}
+	})
+}
+
+// TestRefusedLineIsNamed gives iptables a chain with a rule it cannot take.
+func TestRefusedLineIsNamed(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		c := change{writes: []chain{{id{nat, "KUBE-SVC-BAD"}, []string{"-p tcp -j RETURN", "-p tcp --no-such-option -j RETURN"}}}}
+		err := b.driver.Restore(context.Background(), c.text())
+		if err == nil || errors.Is(err, errBusy) || !strings.Contains(err.Error(), "no-such-option") {
+			t.Errorf("Restore = %v, want the line to be named", err)
+		}
+	})
+}
+
+// TestProbe wants both variants to be good enough, and a missing command to
+// be named.
+func TestProbe(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		t.Setenv("PATH", b.options.Dir)
+		if err := Probe(b.family); err != nil {
+			t.Errorf("Probe: %v", err)
+		}
+		t.Setenv("PATH", t.TempDir())
+		if err := Probe(b.family); err == nil || !strings.Contains(err.Error(), "the command "+command(b.family)+" is missing") {
+			t.Errorf("Probe without the command: %v", err)
+		}
+	})
+}
