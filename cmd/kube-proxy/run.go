@@ -214,6 +214,7 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 	l.Latest = o.tracker.Latest
 	pace := paceOf(c)
 	l.MinInterval, l.Burst, l.Resync, l.Retry = pace.MinInterval, 10, pace.Resync, pace.Retry
+	l.Effort = pace.Effort
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
 		r.report(res)

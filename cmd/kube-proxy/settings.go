@@ -65,9 +65,18 @@ func syncPeriods(c *config.Config) (least, most time.Duration) {
 	return c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
 }
 
+// usualMinSync is the default of minSyncPeriod. It is there to bound the work
+// of rounds, of which most cost next to nothing, so with it only what rounds
+// cost is bounded. Any other period is kept to.
+const usualMinSync, usualEffort = time.Second, 50
+
 func paceOf(c *config.Config) reconcile.Pace {
 	least, most := syncPeriods(c)
-	return reconcile.Pace{MinInterval: least, Resync: most, Retry: reconcile.Backoff{First: firstRetry, Max: most}}
+	p := reconcile.Pace{MinInterval: least, Resync: most, Retry: reconcile.Backoff{First: firstRetry, Max: most}}
+	if least == usualMinSync {
+		p.Effort = usualEffort
+	}
+	return p
 }
 
 // nodeName returns the name of the Node we run on.

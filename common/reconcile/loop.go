@@ -26,8 +26,12 @@ type Loop struct {
 	// programmed together. A Burst of 0 counts as 1.
 	MinInterval time.Duration
 	Burst       int
-	Resync      time.Duration // longest pause between rounds
-	Retry       Backoff       // pauses after failed rounds
+	// Effort, if it is not 0, lets cheap rounds follow one another sooner: a
+	// round is charged with Effort times as long as it took, if that is less
+	// than MinInterval. With 50, rounds take 2 % of the time at most.
+	Effort int
+	Resync time.Duration // longest pause between rounds
+	Retry  Backoff       // pauses after failed rounds
 
 	kick  chan struct{}
 	paces chan Pace // at most one, for Run to take in
@@ -36,6 +40,7 @@ type Loop struct {
 // Pace is what of a Loop can change while it runs, see Loop.
 type Pace struct {
 	MinInterval, Resync time.Duration
+	Effort              int
 	Retry               Backoff
 }
 
@@ -82,14 +87,14 @@ func (l *Loop) SetPace(p Pace) {
 // what changed may be what was wrong.
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
-	p := pace{interval: l.MinInterval, burst: max(l.Burst, 1)}
+	p := l.pace()
 	for ctx.Err() == nil {
 		pause, start := l.Resync, time.Now()
 		next := start
 		if want := l.Latest(); want != nil {
-			next = p.next(start)
 			r := l.round(context.WithoutCancel(ctx), want)
 			l.Report(r)
+			next = p.next(start, time.Since(start))
 			failures++
 			if r.Err == nil || Unsupported(r.Err) {
 				failures = 0
@@ -99,7 +104,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		}
 		if l.sleep(ctx, time.Until(next), nil) || l.sleep(ctx, pause-time.Since(start), l.kick) {
 			// What the old pace has used up does not count.
-			p = pace{interval: l.MinInterval, burst: max(l.Burst, 1)}
+			p = l.pace()
 		}
 	}
 	return nil
@@ -113,17 +118,27 @@ const burstGap = 10 * time.Millisecond
 type pace struct {
 	interval time.Duration
 	burst    int
+	effort   int
 	// full is when a whole burst is allowed again: every round puts it off
-	// by one interval.
+	// by an interval, or by less if it was cheap.
 	full time.Time
 }
 
-// next notes that a round starts and returns when another one may.
-func (p *pace) next(start time.Time) time.Time {
+func (l *Loop) pace() pace {
+	return pace{interval: l.MinInterval, burst: max(l.Burst, 1), effort: l.Effort}
+}
+
+// next notes a round that started then and cost so much, and returns when
+// another one may start.
+func (p *pace) next(start time.Time, cost time.Duration) time.Time {
 	if p.full.Before(start) {
 		p.full = start
 	}
-	p.full = p.full.Add(p.interval)
+	charge := p.interval
+	if p.effort > 0 {
+		charge = min(charge, time.Duration(p.effort)*cost)
+	}
+	p.full = p.full.Add(charge)
 	earliest := p.full.Add(-time.Duration(p.burst-1) * p.interval)
 	if gap := start.Add(min(burstGap, p.interval)); earliest.Before(gap) {
 		return gap
@@ -169,7 +184,7 @@ func (l *Loop) sleep(ctx context.Context, d time.Duration, wake <-chan struct{})
 	case <-t.C:
 	case <-wake:
 	case p := <-l.paces:
-		l.MinInterval, l.Resync, l.Retry = p.MinInterval, p.Resync, p.Retry
+		l.MinInterval, l.Resync, l.Effort, l.Retry = p.MinInterval, p.Resync, p.Effort, p.Retry
 		return true
 	}
 	return false

@@ -202,6 +202,33 @@ func TestBurst(t *testing.T) {
 	}
 }
 
+// Rounds without a pause in what changes: the cheaper they are, the more of
+// them there are, but at least one in MinInterval.
+func TestEffort(t *testing.T) {
+	const long = 10 * time.Minute
+	for name, tt := range map[string]struct {
+		effort int
+		cost   time.Duration
+		want   int // without the first burst
+	}{
+		"none":      {0, 2 * ms, 600},
+		"cheap":     {50, 2 * ms, 6000},
+		"expensive": {50, 100 * ms, 600},
+		"for free":  {50, 0, 60000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pace{interval: time.Second, burst: 10, effort: tt.effort}
+			begin, n := time.Now(), 0
+			for at := begin; at.Before(begin.Add(long)); at = p.next(at, tt.cost) {
+				n++
+			}
+			if burst := 9 * int(max(time.Second/max(time.Duration(tt.effort)*tt.cost, burstGap), 1)); n < tt.want || n > tt.want+burst {
+				t.Errorf("%d rounds in %s, want %d and at most %d more", n, long, tt.want, burst)
+			}
+		})
+	}
+}
+
 func TestRetries(t *testing.T) {
 	bad := errRefused
 	for name, tt := range map[string]struct {
