@@ -33,7 +33,7 @@ func trackOptions(c *config.Config, node string) track.Options {
 		o.NodeIPs = []netip.Addr{ip}
 	}
 	switch c.DetectLocalMode {
-	case config.ClusterCIDR:
+	case config.ClusterCIDR, "": // the latter on Windows, which has no default
 		o.Pods = service.LocalPods{Prefixes: c.ClusterCIDRs()}
 	case config.NodeCIDR:
 		o.PodsFromNode = true

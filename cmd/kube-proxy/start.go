@@ -57,7 +57,7 @@ func (o *options) from(flag string) string {
 
 // podsFrom tells where podsOf comes from.
 func (o *options) podsFrom(c *config.Config) string {
-	if c.DetectLocalMode == config.ClusterCIDR && c.ClusterCIDR != "" {
+	if (c.DetectLocalMode == config.ClusterCIDR || c.DetectLocalMode == "") && c.ClusterCIDR != "" {
 		return o.from("cluster-cidr")
 	}
 	return o.from("detect-local-mode")

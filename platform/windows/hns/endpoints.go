@@ -37,6 +37,10 @@ func (p *pass) endpointOf(t Target) (string, error) {
 			p.waiting = true
 			return "", pending(fmt.Sprintf("health checks of the load balancer cannot reach the node: network %q has no endpoint %q: want --root-hnsendpoint-name", p.site.Network.Name, p.site.Options.RootEndpoint))
 		}
+		if !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return service.FamilyOf(a) == p.family }) {
+			p.waiting = true
+			return "", pending(fmt.Sprintf("health checks of the load balancer cannot reach the node over %s: endpoint %q has no such address", p.family, e.Name))
+		}
 		return e.ID, nil
 	case Here, Unknown:
 		if e := p.model.at(t.Addr, Here); e != nil {

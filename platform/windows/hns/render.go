@@ -36,7 +36,7 @@ const (
 func Assumed(k Kind, want *service.Snapshot, o Options) Listing {
 	n := Network{ID: assumedName, Name: assumedName, Kind: k, Provider: netip.IPv4Unspecified(), Subnets: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}}
 	l := Listing{Version: Version{13, 3}}
-	l.Endpoints = append(l.Endpoints, Endpoint{ID: "root", Name: o.RootEndpoint, Network: n.ID, Addrs: []netip.Addr{netip.IPv4Unspecified()}})
+	l.Endpoints = append(l.Endpoints, Endpoint{ID: "root", Name: o.RootEndpoint, Network: n.ID, Addrs: []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}})
 	if o.SourceVIP.IsValid() {
 		l.Endpoints = append(l.Endpoints, Endpoint{ID: "source-vip", Name: sourceVIPName, Network: n.ID, Addrs: []netip.Addr{o.SourceVIP}})
 	}
