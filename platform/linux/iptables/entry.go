@@ -89,6 +89,8 @@ func entries(p *service.Port) []entry {
 		k := key{nat, f.Addr, f.Port, p.Name.Protocol}
 		if to := target(p, f); to != "" {
 			add(k, "-j "+to)
+		} else if f.Addr.IsValid() { // should it be the node's, and a NodePort have the port
+			add(k, leave)
 		}
 		k.table = filter
 		if rules := refusals(p, f); len(rules) > 0 {

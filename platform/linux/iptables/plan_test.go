@@ -52,7 +52,7 @@ func TestWorkFollowsTheChange(t *testing.T) {
 	}{
 		{"an endpoint leaves", service.Change{Old: old, New: &one}, []string{"+ nat chain KUBE-SVC-XKQL4HAOBVWIKFA6 (rules: 2)"}},
 		{"the last one leaves", service.Change{Old: old, New: &none}, []string{
-			"+ nat chain KUBE-NP-TCP-30048-30063 (rules: 15)", "+ nat chain KUBE-IP-10.96.0.48/28 (rules: 15)",
+			"+ nat chain KUBE-NP-TCP-30048-30063 (rules: 15)", "+ nat chain KUBE-IP-10.96.0.48/28 (rules: 16)",
 			"+ filter chain KUBE-NODEPORTS (rules: 1)",
 			"- nat chain KUBE-EXT-XKQL4HAOBVWIKFA6", "- nat chain KUBE-SVC-XKQL4HAOBVWIKFA6",
 		}},
@@ -118,6 +118,24 @@ func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protoco
 	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: isNodeAddr(to.Addr())}
 	if got, v := trace(k, c, nodeLocal), route.Decide(want, c); got.action != v.Action {
 		t.Fatalf("%v: %v, want %v: %s", c, got.action, v.Action, v.Reason)
+	}
+}
+
+// TestAddressOfTheNodeGoesBeforeNodePorts has a load balancer's address and an
+// external IP that are the node's, on the NodePort of another Service.
+func TestAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
+	other := simplePort(0)
+	empty, closed := simplePort(1), simplePort(2)
+	empty.Cluster = nil
+	empty.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: nodeAddr[0], Port: 30000}}
+	closed.Frontends = []service.Frontend{{
+		Kind: service.LoadBalancerIP, Addr: nodeOther[0], Port: 30000, Sources: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
+	}}
+	want := service.New(1, &service.Node{}, []*service.Port{other, empty, closed})
+	k := newFake()
+	apply(t, newBackend(service.IPv4, k), want)
+	for _, to := range []netip.Addr{nodeAddr[0], nodeOther[0]} {
+		dialed(t, k, want, service.TCP, netip.AddrPortFrom(to, 30000))
 	}
 }
 
