@@ -52,8 +52,12 @@ func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend,
 // with it.
 func allBackends(c *config.Config) ([]*backend, error) {
 	all, err := nftablesBackends(c, service.Families[:])
-	if err != nil || !iptables.Installed() {
-		return all, err
+	if err != nil {
+		return nil, err
+	}
+	if !iptables.Installed() {
+		klog.Background().Info("There is no command iptables here, so rules of mode iptables are not looked for")
+		return all, nil
 	}
 	more, err := iptablesBackends(c, service.Families[:])
 	return append(all, more...), err
