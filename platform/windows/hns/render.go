@@ -76,7 +76,7 @@ func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Fo
 	h := NewHost(r, nowhere{}, want.Node.Name, nil)
 	for i, f := range service.Families {
 		b := New(h, f, o, time.Hour)
-		b.hostMAC = func(netip.Addr) (string, error) { return "00-00-00-00-00-00", nil }
+		b.hostMAC = func(netip.Addr) (string, error) { return knownMAC(l), nil }
 		p, err := b.planAll(context.Background(), want)
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
@@ -241,3 +241,14 @@ type nowhere struct{}
 
 func (nowhere) Load() ([]byte, error) { return nil, nil }
 func (nowhere) Save([]byte) error     { return nil }
+
+// knownMAC returns the node's hardware address, which endpoints of ours for
+// Services have and a state says nowhere else; zeros if there are none.
+func knownMAC(l Listing) string {
+	for _, e := range l.Endpoints {
+		if e.Remote && strings.HasPrefix(e.Name, remotePrefix) && e.MAC != "" && len(e.Addrs) > 0 && !sameMAC(e.MAC, remoteMAC(e.Addrs[0])) {
+			return e.MAC
+		}
+	}
+	return "00-00-00-00-00-00"
+}

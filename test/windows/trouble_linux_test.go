@@ -1,0 +1,186 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package windows
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kubeproxy/test/hns"
+	"kubeproxy/test/program"
+	"kubeproxy/test/wine"
+)
+
+// page is a page of the metrics server.
+func (n *node) page(t *testing.T, path string) string {
+	t.Helper()
+	page, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(page.Body)
+}
+
+// run runs the program to its end beside the proxy.
+func (n *node) run(t *testing.T, args ...string) (code int, output string) {
+	t.Helper()
+	path, err := exe()
+	if err == nil {
+		code, output, err = n.wine.Run(t.Context(), wine.Program{Path: path, Args: args})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code, output
+}
+
+// TestOneServiceFails has a program of the node on the node port of a Service:
+// HNS refuses one load balancer, the rest works, and everybody who asks is told.
+// The cure is found without a resync, of which there is none here.
+func TestOneServiceFails(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web, cart, _ := shop()
+	n.hns.Hold(6, int(cart.nodePort()))
+	n.save(t, web, cart)
+	n.start(t, "--iptables-sync-period=1h")
+	n.await(t, "all but one load balancer", func() bool { return len(n.programmed()) == 3 })
+	n.await(t, "the failure in health", func() bool {
+		return has(string(n.health(t).Body), `"failedPorts":1`, "shop/cart:web", "a program of this node listens there")
+	})
+	if got := n.health(t).Status; got != http.StatusOK {
+		t.Errorf("one Service of two fails, and health is %d", got)
+	}
+	for path, words := range map[string][]string{
+		"/services": {`"name":"cart","state":"failed"`, `"name":"web","state":"programmed"`, "0x803b0013"},
+		"/metrics":  {`kubeproxy_failed_service_ports{backend="kernelspace",ip_family="IPv4"} 1`, `kubeproxy_services{state="failed"} 1`},
+	} {
+		if text := n.page(t, path); !has(text, words...) {
+			t.Errorf("want %s to have %q:\n%s", path, words, text)
+		}
+	}
+	if code, output := n.run(t, "status", "shop/cart"); code == 0 || !has(output, "0x803b0013") {
+		t.Errorf("status shop/cart: exit code %d\n%s", code, output)
+	}
+	n.hns.Release(6, int(cart.nodePort()))
+	n.settle(t, web, cart)
+	n.await(t, "good health", func() bool { return has(string(n.health(t).Body), `"failedPorts":0`) })
+	n.stop(t)
+}
+
+// TestAway has HNS go away: that is not an empty HNS, health says it,
+// and nothing is made anew when it is back.
+func TestAway(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web, _, _ := shop()
+	n.save(t, web)
+	n.start(t)
+	n.settle(t, web)
+	n.hns.Stop(hns.ServerUnavailable)
+	before := n.hns.Calls()
+	n.await(t, "the outage in health", func() bool { return has(string(n.health(t).Body), "HNS is not running (0x6ba)") })
+	n.hns.Start(hns.Everything)
+	n.await(t, "good health", func() bool {
+		return n.health(t).Status == http.StatusOK && !has(string(n.health(t).Body), "not running")
+	})
+	n.settle(t, web)
+	if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
+		t.Errorf("HNS was away and is back with all it had: %s", calls)
+	}
+	n.stop(t)
+}
+
+// TestStateFiles starts on state files that are damaged or another node's. What
+// is there is known by its looks, and nobody else's load balancer is touched.
+func TestStateFiles(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	n.strangers(t)
+	web, cart, _ := shop()
+	n.save(t, web, cart)
+	path := filepath.Join(n.wine.Prefix(), "drive_c", "ProgramData", "kube-proxy", "hns-state.json")
+	n.start(t)
+	n.settle(t, web, cart)
+	n.stop(t)
+	for text, words := range map[string]string{
+		`{"version":1,"node`: "The state file is damaged",
+		`{"version":1,"node":"node-z","loadBalancers":{},"endpoints":{}}`: `The state file is of node "node-z", not of "node-a"`,
+		`{"version":99}`: "The state file has version 99",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		before := n.hns.Calls()
+		n.start(t)
+		n.await(t, words, func() bool { return has(n.process.Log(), words) })
+		n.rest(t, words)
+		if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
+			t.Errorf("%s: %s, want no call that changes something", words, calls)
+		}
+		n.stop(t)
+	}
+	n.clean(t)
+}
+
+// TestRenderKnowsTheNode gives render what HNS holds: nothing is to be done on
+// a node that is as it should be, and what is missing is named.
+func TestRenderKnowsTheNode(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	n.strangers(t)
+	web, cart, dns := shop()
+	n.save(t, web, cart)
+	n.start(t)
+	n.settle(t, web, cart)
+	n.stop(t)
+	state := map[string]any{"Version": map[string]int{"Major": n.hns.Version().Major, "Minor": n.hns.Version().Minor}}
+	for _, kind := range []hns.Kind{hns.Network, hns.Endpoint, hns.LoadBalancer} {
+		state[string(kind)+"s"] = n.hns.Objects(kind)
+	}
+	text, err := json.Marshal(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "state.json")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	render := []string{"render", "--proxy-mode=kernelspace", "--hostname-override=node-a", "--manifests=" + wine.File(n.dir), "--hns-state=" + wine.File(path)}
+	code, output := n.run(t, render...)
+	if code != 0 || strings.Contains(output, "\n+ ") || strings.Contains(output, "\n- ") || !has(output, "tcp 10.96.0.10:80") {
+		t.Errorf("render on a node that is as it should be: exit code %d\n%s", code, output)
+	}
+	n.save(t, dns)
+	n.remove(t, cart)
+	if code, output = n.run(t, render...); code != 0 || !has(output, "+ loadbalancer tcp 10.96.0.30:80", "- loadbalancer tcp 10.96.0.20:80") || strings.Contains(output, "172.30.0.1") {
+		t.Errorf("render of a change: exit code %d\n%s", code, output)
+	}
+}
+
+// TestInitOnly chooses and reserves, and ends.
+func TestInitOnly(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	for range 2 { // the second time all is there
+		// The Node is unknown without an API server.
+		code, output := n.run(t, "--init-only", "--hostname-override=node-a", "--bind-address="+n.Node.IPv4.String())
+		if code != 0 || !has(output, "(Overlay) is for Services", "Source VIP: ") {
+			t.Errorf("exit code %d\n%s", code, output)
+		}
+	}
+	if made := n.hns.Calls(); made.Writes("") != 1 || made.Writes(hns.Endpoint) != 1 {
+		t.Errorf("%s, want one endpoint made", made)
+	}
+}
+
+// TestOtherSystemsModes refuses the modes of Linux.
+func TestOtherSystemsModes(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	for _, mode := range []string{"iptables", "ipvs", "nftables", "userspace"} {
+		code, output := n.run(t, "--proxy-mode="+mode, "--manifests="+wine.File(n.dir))
+		if code == 0 || !has(output, "--proxy-mode", mode, "kernelspace") {
+			t.Errorf("%s: exit code %d\n%s", mode, code, output)
+		}
+	}
+}
