@@ -155,6 +155,7 @@ func TestTrouble(t *testing.T) {
 			await(t, "the change begins", func() bool { return n.hns.Calls().Sub(before).Writes("") > 1 })
 			n.process.Kill()
 			n.hns.Heal()
+			n.awaitQuiet(t)
 			n.remove(t, more)
 			n.start(t)
 		},
@@ -166,6 +167,19 @@ func TestTrouble(t *testing.T) {
 		})
 	}
 	n.stop(t)
+}
+
+// awaitQuiet waits until HNS has finished the call that was under way, whoever
+// made it.
+func (n *node) awaitQuiet(t *testing.T) {
+	t.Helper()
+	before, last, since := n.hns.Calls(), 0, time.Now()
+	await(t, "the last call is over", func() bool {
+		if now := n.hns.Calls().Sub(before).Writes(""); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > time.Second
+	})
 }
 
 // deleteOurs deletes what the proxy made of a kind, all remote endpoints or
