@@ -48,6 +48,13 @@ func talker(t *testing.T, says string) string {
 	return l.Addr().String()
 }
 
+// breakOff promises more than it says, for which the server ends the
+// connection.
+func breakOff(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Length", "10")
+	_, _ = w.Write([]byte("x"))
+}
+
 // TestNoStatus asks whoever cannot answer.
 func TestNoStatus(t *testing.T) {
 	monitor := health.New(health.Options{Families: []service.Family{service.IPv4}})
@@ -61,7 +68,7 @@ func TestNoStatus(t *testing.T) {
 		"not running":        {closed(t), nil, exitMute, "is the proxy running on this node?"},
 		"hangs":              {talker(t, ""), []string{"--timeout=100ms"}, exitMute, "accepts connections but does not answer in time"},
 		"no HTTP":            {talker(t, "SSH-2.0-x\r\n\r\n"), nil, exitMute, "does not speak HTTP"},
-		"breaks off":         {talker(t, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx"), nil, exitMute, "the connection broke"},
+		"breaks off":         {handle(t, breakOff), nil, exitMute, "the connection broke"},
 		"unknown host":       {"no-such-host.invalid:1", nil, exitMute, "want the name or address of the node in --server"},
 		"the health server":  {handle(t, monitor.Handler(health.Listener{}).ServeHTTP), nil, exitMute, "is the health server of a kube-proxy"},
 		"another kube-proxy": {handle(t, health.Admin{Mode: "iptables"}.Handler().ServeHTTP), nil, exitMute, "a kube-proxy in mode iptables answers"},
