@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 var errInjected = errors.New("injected")
@@ -54,22 +55,22 @@ func wantStranger(t fataler, k *fake) {
 // find nothing to do.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		k := newFake()
 		k.addStranger()
-		b := newBackend(w.family, k)
+		b := newBackend(w.Family, k)
 		var want *service.Snapshot
 		var ports []*service.Port
 		for n := range 4 {
-			ports = w.ports()
-			want = service.New(uint64(n), w.node(), ports)
-			want.Partial = w.coin("partial")
-			k.refuse = w.refuse()
-			if w.coin("meddle") {
-				w.meddle(k)
+			ports = w.Ports()
+			want = service.New(uint64(n), nodeOf(w), ports)
+			want.Partial = w.Coin("partial")
+			k.refuse = refuse(w)
+			if w.Coin("meddle") {
+				meddle(w, k)
 			}
-			if w.coin("restart") {
-				b = newBackend(w.family, k)
+			if w.Coin("restart") {
+				b = newBackend(w.Family, k)
 			}
 			if p, err := b.Plan(context.Background(), want); err != nil {
 				t.Fatalf("Plan: %v", err)
@@ -83,19 +84,19 @@ func TestConvergesAfterRefusals(t *testing.T) {
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
 			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
 		}
-		wantSameAsFresh(t, w.family, k, want)
+		wantSameAsFresh(t, w.Family, k, want)
 		wantStranger(t, k)
 		for range 5 {
-			judge(t, k, want, w.conn(ports))
+			judge(t, k, want, w.Conn(ports))
 		}
 	})
 }
 
 // refuse draws how texts are refused: for what is in them, or because
 // somebody else has the lock.
-func (w world) refuse() func(string) error {
+func refuse(w world.World) func(string) error {
 	return func(string) error {
-		switch w.pick("refuse", 4) {
+		switch w.Pick("refuse", 4) {
 		case 0:
 			return errInjected
 		case 1:
@@ -106,9 +107,9 @@ func (w world) refuse() func(string) error {
 }
 
 // meddle does what a stranger might.
-func (w world) meddle(k *fake) {
+func meddle(w world.World, k *fake) {
 	k.touched = true
-	table := tables[w.pick("table", 2)]
+	table := tables[w.Pick("table", 2)]
 	var ours []string
 	for _, n := range slices.Sorted(maps.Keys(k.tables[table])) {
 		if (id{table, n}).owned() {
@@ -118,8 +119,8 @@ func (w world) meddle(k *fake) {
 	if len(ours) == 0 {
 		return
 	}
-	name := ours[w.pick("chain", len(ours))]
-	switch w.pick("kind", 4) {
+	name := ours[w.Pick("chain", len(ours))]
+	switch w.Pick("kind", 4) {
 	case 0: // as a firewall that is restarted
 		for n := range k.tables[table] {
 			k.tables[table][n] = slices.Clone(stranger[id{table, n}])
@@ -233,4 +234,11 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	if text := k.text(); !strings.Contains(text, "shop/web-001") || strings.Contains(text, "shop/web-002") {
 		t.Errorf("want web-001 to be there and web-002 to be gone:\n%s", text)
 	}
+}
+
+// nodeOf draws a node without ServiceCIDRs, for which these rules have no use.
+func nodeOf(w world.World) *service.Node {
+	n := w.Node()
+	n.ServiceCIDRs = nil
+	return n
 }

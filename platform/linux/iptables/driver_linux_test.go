@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // eachKernel runs test with each variant of iptables and each family, in a
@@ -79,8 +80,8 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 			if rounds++; rounds > 15 { // each runs a handful of commands
 				return
 			}
-			w := world{t, b.family}
-			want := service.New(1, w.node(), w.ports())
+			w := world.World{T: t, Family: b.family}
+			want := service.New(1, nodeOf(w), w.Ports())
 			apply(t, b, want)
 			if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
 				t.Fatalf("after our own change: touched %v, %v", touched, err)

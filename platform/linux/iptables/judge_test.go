@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
@@ -28,7 +29,7 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 			wantOut.masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From
 		}
 	}
-	got := trace(k, c, nodeLocal)
+	got := trace(k, c, world.NodeLocal)
 	if diff := cmp.Diff(wantOut, got, cmp.AllowUnexported(outcome{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 		t.Fatalf("%+v: %s (-decide +iptables):\n%s\n%s", c, v.Reason, diff, k.text())
 	}
@@ -40,13 +41,13 @@ func TestTracedRulesDecideAsRouteDoes(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				w := world{t, f}
-				ports := w.ports()
-				want := service.New(1, w.node(), ports)
+				w := world.World{T: t, Family: f}
+				ports := w.Ports()
+				want := service.New(1, nodeOf(w), ports)
 				k := newFake()
 				apply(t, newBackend(f, k), want)
 				for range 20 {
-					judge(t, k, want, w.conn(ports))
+					judge(t, k, want, w.Conn(ports))
 				}
 			})
 		})

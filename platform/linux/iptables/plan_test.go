@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // TestAdoptsWhatIsThere starts anew and finds nothing to do, and after it
@@ -107,7 +108,7 @@ func TestTreesLeadEverywhere(t *testing.T) {
 	for _, p := range ports {
 		for _, near := range []uint16{0, 1} {
 			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(p.Frontends[0].Addr, 80+near))
-			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(nodeAddr[0], p.Frontends[1].Port+near))
+			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(world.NodeAddr[0], p.Frontends[1].Port+near))
 		}
 	}
 }
@@ -115,8 +116,8 @@ func TestTreesLeadEverywhere(t *testing.T) {
 // dialed wants somebody outside who dials to fare as he should.
 func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protocol, to netip.AddrPort) {
 	t.Helper()
-	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: isNodeAddr(to.Addr())}
-	if got, v := trace(k, c, nodeLocal), route.Decide(want, c); got.action != v.Action {
+	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: world.NodeLocal(to.Addr())}
+	if got, v := trace(k, c, world.NodeLocal), route.Decide(want, c); got.action != v.Action {
 		t.Fatalf("%v: %v, want %v: %s", c, got.action, v.Action, v.Reason)
 	}
 }
@@ -127,14 +128,14 @@ func TestAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 	other := simplePort(0)
 	empty, closed := simplePort(1), simplePort(2)
 	empty.Cluster = nil
-	empty.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: nodeAddr[0], Port: 30000}}
+	empty.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: world.NodeAddr[0], Port: 30000}}
 	closed.Frontends = []service.Frontend{{
-		Kind: service.LoadBalancerIP, Addr: nodeOther[0], Port: 30000, Sources: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
+		Kind: service.LoadBalancerIP, Addr: world.NodeOther[0], Port: 30000, Sources: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
 	}}
 	want := service.New(1, &service.Node{}, []*service.Port{other, empty, closed})
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), want)
-	for _, to := range []netip.Addr{nodeAddr[0], nodeOther[0]} {
+	for _, to := range []netip.Addr{world.NodeAddr[0], world.NodeOther[0]} {
 		dialed(t, k, want, service.TCP, netip.AddrPortFrom(to, 30000))
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // unsteady is a fake whose questions fail now and then.
@@ -137,7 +138,7 @@ func sticky(f service.Family, ends ...int) *service.Snapshot {
 		Frontends: []service.Frontend{{Addr: addr([]string{"10.96.0.20", "fd00:10:96::20"}[f]), Port: 80}},
 	}
 	for _, n := range ends {
-		a := addrIn([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
+		a := world.Nth([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
 		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(a, uint16(8080+n%2))})
 	}
 	return service.New(1, &service.Node{}, []*service.Port{p})

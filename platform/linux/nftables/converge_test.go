@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 var errInjected = errors.New("injected")
@@ -25,25 +26,25 @@ var errInjected = errors.New("injected")
 // the next must find nothing to do.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-		k := &fake{family: w.family}
-		b := &Backend{family: w.family, options: Options{MasqueradeBit: 14}, driver: k}
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := &fake{family: w.Family}
+		b := &Backend{family: w.Family, options: Options{MasqueradeBit: 14}, driver: k}
 		var want *service.Snapshot
 		var ports []*service.Port
 		for n := range 4 {
-			ports = w.ports()
-			want = service.New(uint64(n), w.node(), ports)
+			ports = w.Ports()
+			want = service.New(uint64(n), w.Node(), ports)
 			k.refuse = func([]op) error {
-				if w.coin("refuse") {
+				if w.Coin("refuse") {
 					return errInjected
 				}
 				return nil
 			}
-			if w.coin("meddle") {
-				w.meddle(k)
+			if w.Coin("meddle") {
+				meddle(w, k)
 			}
-			if w.coin("restart") {
-				b = &Backend{family: w.family, options: b.options, driver: k}
+			if w.Coin("restart") {
+				b = &Backend{family: w.Family, options: b.options, driver: k}
 			}
 			if p, err := b.Plan(context.Background(), want); err != nil {
 				t.Fatalf("Plan: %v", err)
@@ -58,20 +59,20 @@ func TestConvergesAfterRefusals(t *testing.T) {
 		}
 		wantSameAsFresh(t, k, want)
 		for range 5 {
-			judge(t, k, want, w.conn(ports))
+			judge(t, k, want, w.Conn(ports))
 		}
 	})
 }
 
 // meddle does what a stranger might.
-func (w world) meddle(k *fake) {
+func meddle(w world.World, k *fake) {
 	k.touched = true
 	if k.table == nil {
 		return
 	}
 	chains := slices.Sorted(maps.Keys(k.table.chains))
-	c := k.table.chains[chains[w.pick("chain", len(chains))]]
-	switch w.pick("kind", 5) {
+	c := k.table.chains[chains[w.Pick("chain", len(chains))]]
+	switch w.Pick("kind", 5) {
 	case 0:
 		k.table = nil
 	case 1:
@@ -80,12 +81,12 @@ func (w world) meddle(k *fake) {
 		c.rules = append(c.rules, rule{verdict{code: acceptIt}})
 	case 3:
 		for _, name := range slices.Sorted(maps.Keys(k.table.sets)) {
-			if w.coin("flush " + name) {
+			if w.Coin("flush " + name) {
 				clear(k.table.sets[name].elements)
 			}
 		}
 	case 4:
-		key := w.pod(99).AsSlice()
+		key := w.Pod(99).AsSlice()
 		k.table.sets["cluster-ips"].elements[string(key)] = element{in: clusterIPs, key: key}
 		k.table.chains["stranger"] = &fakeChain{}
 		k.table.sets["stranger"] = &fakeSet{&set{name: "stranger"}, map[string]element{}}
@@ -120,7 +121,7 @@ func simple(n int) *service.Snapshot {
 	for i := range n {
 		ports = append(ports, &service.Port{
 			Name:      service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i), Protocol: service.TCP},
-			Frontends: []service.Frontend{{Addr: addrIn("10.96.0.0", i), Port: 80}},
+			Frontends: []service.Frontend{{Addr: world.Nth("10.96.0.0", i), Port: 80}},
 			Cluster: []service.Endpoint{
 				{Addr: addrPort("10.244.1.1:8080")}, {Addr: addrPort("10.244.1.2:8080")},
 			},

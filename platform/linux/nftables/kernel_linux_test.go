@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // inNamespace runs f on a thread in a network namespace of its own, which
@@ -69,13 +70,13 @@ func runNft(t testing.TB, input string, args ...string) string {
 func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
 		rapid.Check(t, func(t *rapid.T) {
-			w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-			b := newKernel(t, w.family)
+			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+			b := newKernel(t, w.Family)
 			defer b.driver.(*kernel).close()
 			for range 3 {
-				want := service.New(1, w.node(), w.ports())
+				want := service.New(1, w.Node(), w.Ports())
 				apply(t, b, want)
-				fresh := newKernel(t, w.family)
+				fresh := newKernel(t, w.Family)
 				p, err := fresh.Plan(context.Background(), want)
 				fresh.driver.(*kernel).close()
 				if err != nil {
@@ -98,12 +99,12 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 func TestNftReadsTables(t *testing.T) {
 	inNamespace(t, func() {
 		rapid.Check(t, func(rt *rapid.T) {
-			w := world{rt, service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
-			want := service.New(1, w.node(), w.ports())
-			b := newKernel(rt, w.family)
+			w := world.World{T: rt, Family: service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
+			want := service.New(1, w.Node(), w.Ports())
+			b := newKernel(rt, w.Family)
 			apply(rt, b, want)
 			b.driver.(*kernel).close()
-			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.family), TableName)
+			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			var text bytes.Buffer
@@ -111,7 +112,7 @@ func TestNftReadsTables(t *testing.T) {
 				rt.Fatalf("Render: %v", err)
 			}
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
-			again := runNft(t, "", "-s", "list", "table", tableFamily(w.family), TableName)
+			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
 			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
 				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
 			}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // long is as long as the API lets names of Services and namespaces be.
@@ -34,7 +35,7 @@ func oddPorts() []*service.Port {
 		ports = append(ports, &service.Port{
 			Name: n, Affinity: 86400 * time.Second, External: service.PolicyLocal,
 			Frontends: []service.Frontend{
-				{Kind: service.ClusterIP, Addr: addrIn("10.96.0.0", i), Port: 65535},
+				{Kind: service.ClusterIP, Addr: world.Nth("10.96.0.0", i), Port: 65535},
 				{Kind: service.NodePort, Port: uint16(30000 + i)},
 			},
 			Cluster: []service.Endpoint{{Addr: addrPort("10.244.1.1:65535")}, {Addr: addrPort("10.244.1.2:65534")}},

@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // wantGoal wants a backend that knows nothing to find nothing to do.
@@ -141,7 +142,7 @@ func to(p *service.Port, first, last int) *service.Port {
 	c := *p
 	c.Cluster = nil
 	for i := first; i <= last; i++ {
-		c.Cluster = append(c.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(addrIn("10.244.2.0", i), 8080)})
+		c.Cluster = append(c.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(world.Nth("10.244.2.0", i), 8080)})
 	}
 	return &c
 }

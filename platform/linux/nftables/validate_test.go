@@ -10,15 +10,16 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // TestNoVerdictMapBehindAVerdictMap follows every verdict of random tables:
 // asking another verdict map there would square what the kernel validates.
 func TestNoVerdictMapBehindAVerdictMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world{t, service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-		k := &fake{family: w.family}
-		apply(t, &Backend{family: w.family, options: Options{MasqueradeBit: 14}, driver: k}, service.New(1, w.node(), w.ports()))
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := &fake{family: w.Family}
+		apply(t, &Backend{family: w.Family, options: Options{MasqueradeBit: 14}, driver: k}, service.New(1, w.Node(), w.Ports()))
 		for name, s := range k.table.sets {
 			for _, e := range s.elements {
 				if asked := k.table.asks(e.verdict.chain); asked != "" {

@@ -1,0 +1,183 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package world draws snapshots of a small cluster and connections in it, for
+// tests that hold what a backend programs against route.Decide. It knows no
+// backend.
+package world
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// Addresses of the node by family: the one that the API names, and another one.
+var (
+	NodeAddr  = [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+	NodeOther = [2]netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:1::1")}
+)
+
+func isNodeAddr(a netip.Addr) bool {
+	return slices.Contains(NodeAddr[:], a) || slices.Contains(NodeOther[:], a)
+}
+
+// Nth returns the n-th address after base.
+func Nth(base string, n int) netip.Addr {
+	b := netip.MustParseAddr(base).AsSlice()
+	b[len(b)-1] += byte(n)
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// World draws snapshots of a small cluster, so that things collide.
+type World struct {
+	T      *rapid.T
+	Family service.Family
+}
+
+// Pick draws a number from 0 to n-1.
+func (w World) Pick(label string, n int) int { return rapid.IntRange(0, n-1).Draw(w.T, label) }
+
+// Coin draws one of two.
+func (w World) Coin(label string) bool { return rapid.Bool().Draw(w.T, label) }
+
+func (w World) base(v4, v6 string) string {
+	if w.Family == service.IPv6 {
+		return v6
+	}
+	return v4
+}
+
+// Pod is the n-th address of a pod on the node.
+func (w World) Pod(n int) netip.Addr {
+	return Nth(w.base("10.244.1.0", "fd00:10:244:1::"), n)
+}
+
+// Node draws the node and what the operator chose.
+func (w World) Node() *service.Node {
+	n := &service.Node{Name: "node-a", Addrs: []netip.Addr{NodeAddr[w.Family]}, MasqueradeAll: w.Coin("masquerade all")}
+	switch w.Pick("detect", 4) {
+	case 0:
+		n.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+	case 1:
+		n.Pods.Interface = "cbr0"
+	case 2:
+		n.Pods.InterfacePrefix = "veth"
+	}
+	if w.Coin("ranges") {
+		n.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")}
+	}
+	if w.Coin("restricted") {
+		for _, a := range NodeAddr {
+			n.NodePorts = append(n.NodePorts, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return n
+}
+
+func (w World) endpoints(label string) []service.Endpoint {
+	n := rapid.SampledFrom([]int{0, 1, 2, 3, 5, 8, 9, 20}).Draw(w.T, label)
+	var list []service.Endpoint
+	for range n {
+		where := w.Pick("where", 3)
+		list = append(list, service.Endpoint{
+			Addr:  netip.AddrPortFrom(w.Pod(1+w.Pick("pod", 30)), 8080),
+			Local: where == 0, Elsewhere: where == 1,
+		})
+	}
+	slices.SortFunc(list, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return slices.CompactFunc(list, func(a, b service.Endpoint) bool { return a.Addr == b.Addr })
+}
+
+func (w World) sources() []netip.Prefix {
+	switch w.Pick("sources", 4) {
+	case 0:
+		return []netip.Prefix{}
+	case 1:
+		return []netip.Prefix{netip.MustParsePrefix(w.base("203.0.113.0/25", "2001:db8:2::/65"))}
+	}
+	return nil
+}
+
+// port draws the n-th port, whose frontends are its own.
+func (w World) port(n int) *service.Port {
+	p := &service.Port{
+		Name:   service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", n), Port: "http", Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.UDP, service.SCTP}).Draw(w.T, "protocol")},
+		Family: w.Family, Cluster: w.endpoints("cluster"),
+		Internal: service.Policy(w.Pick("internal", 2)), External: service.Policy(w.Pick("external", 2)),
+	}
+	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
+		p.Local = w.endpoints("local")
+	}
+	if w.Pick("affinity", 3) == 0 {
+		p.Affinity = time.Duration(1+w.Pick("timeout", 2)) * time.Hour
+	}
+	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ClusterIP, Addr: Nth(w.base("10.96.0.0", "fd00:10:96::"), n), Port: 80})
+	if w.Coin("node port") {
+		p.Frontends = append(p.Frontends, service.Frontend{Kind: service.NodePort, Port: uint16(30000 + n)})
+	}
+	if w.Coin("external ip") {
+		p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: Nth(w.base("198.51.100.10", "2001:db8:1::10"), n), Port: 80})
+	}
+	if w.Coin("load balancer") {
+		p.Frontends = append(p.Frontends, service.Frontend{Kind: service.LoadBalancerIP, Addr: Nth(w.base("203.0.113.200", "2001:db8:3::200"), n), Port: 80, Sources: w.sources()})
+	}
+	return p
+}
+
+// Ports draws the ports of up to four Services, whose frontends are their own.
+func (w World) Ports() []*service.Port {
+	var ports []*service.Port
+	for n := range w.Pick("ports", 5) {
+		if w.Pick("here", 5) > 0 {
+			ports = append(ports, w.port(n))
+		}
+	}
+	return ports
+}
+
+// Conn draws a connection to one of the ports' frontends, or beside them.
+func (w World) Conn(ports []*service.Port) route.Conn {
+	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.Pod(3), 80)}
+	if len(ports) > 0 {
+		p := ports[w.Pick("to", len(ports))]
+		f := p.Frontends[w.Pick("frontend", len(p.Frontends))]
+		c.Protocol = p.Name.Protocol
+		addr := f.Addr
+		if f.Kind == service.NodePort {
+			addr = rapid.SampledFrom([]netip.Addr{NodeAddr[w.Family], NodeOther[w.Family], w.Pod(40), netip.MustParseAddr(w.base("127.0.0.1", "::1"))}).Draw(w.T, "node address")
+		}
+		port := f.Port
+		switch w.Pick("other", 16) {
+		case 0, 1:
+			port++
+		case 2: // no Service has it, but an external one may be a neighbour's
+			addr = addr.Next()
+		case 3:
+			addr = Nth(w.base("10.96.0.0", "fd00:10:96::"), 200)
+		}
+		c.To = netip.AddrPortFrom(addr, port)
+	}
+	c.ToNode = isNodeAddr(c.To.Addr()) || c.To.Addr().IsLoopback()
+	switch w.Pick("from", 4) {
+	case 0:
+		c.From, c.Interface = w.Pod(1+w.Pick("client", 30)), rapid.SampledFrom([]string{"veth1", "cbr0"}).Draw(w.T, "interface")
+	case 1:
+		c.From, c.Interface = Nth(w.base("203.0.113.1", "2001:db8:2::1"), 200*w.Pick("far", 2)), "eth0"
+	case 2:
+		c.From = NodeAddr[w.Family]
+	default:
+		c.From, c.Interface = Nth(w.base("192.0.2.50", "2001:db8::50"), 0), "eth0"
+	}
+	return c
+}
+
+// NodeLocal says what fib does: the node's addresses and loopback are local.
+func NodeLocal(a netip.Addr) bool { return isNodeAddr(a) || a.IsLoopback() }
