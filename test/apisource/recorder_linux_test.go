@@ -68,6 +68,7 @@ func testEventsCounted(t *testing.T, w world) {
 		e := w.event(t, "TestBroken")
 		return e.Count == 2 && e.Message == "second" && e.ReportingInstance == "node-b" && e.InvolvedObject.UID == about.UID
 	})
+	program.Await(t, "the recorders hear of it", func() bool { return writtenA.Load()+writtenB.Load() >= 4 })
 	n := map[string]int{}
 	for _, e := range w.events(t) {
 		n[e.Reason]++
