@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -20,69 +21,107 @@ import (
 
 const hostOS = config.Linux
 
-// newBackends returns the backends of the mode that c asks for, and why there
-// is none for a family.
-func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend, map[service.Family]string, error) {
-	if err := checkMode(c, o); err != nil {
-		return nil, nil, err
+// dataplane is a mode of Linux. A mode that is in this table, in built and in
+// settings.go can be run.
+type dataplane struct {
+	mode v1alpha1.ProxyMode
+	// probe says in one sentence what the node lacks for a family. It changes
+	// nothing.
+	probe func(*config.Config, service.Family) error
+	// create returns the backend of a family, which changes nothing before its
+	// first round.
+	create func(*config.Config, service.Family) (reconcile.Backend, error)
+}
+
+// dataplanes is the table of all modes of Linux.
+func dataplanes() []dataplane {
+	return []dataplane{
+		{
+			mode:   config.NFTables,
+			probe:  func(_ *config.Config, f service.Family) error { return nftables.Probe(f) },
+			create: newNFTables,
+		},
+		{
+			mode:   config.IPTables,
+			probe:  func(_ *config.Config, f service.Family) error { return iptables.Probe(f) },
+			create: newIPTables,
+		},
 	}
-	if c.Mode == "" {
-		klog.FromContext(ctx).Info("No mode is configured; using nftables")
-	}
-	mode := modeOf(c)
-	probe, create := nftables.Probe, nftablesBackends
-	if mode == config.IPTables {
-		probe, create = iptables.Probe, iptablesBackends
-	}
-	families, missing, err := familiesOf(c, probe)
+}
+
+func newNFTables(c *config.Config, f service.Family) (reconcile.Backend, error) {
+	return nftables.New(f, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)})
+}
+
+func newIPTables(c *config.Config, f service.Family) (reconcile.Backend, error) {
+	return iptables.New(f, iptablesOptions(c))
+}
+
+// newBackends chooses a mode as c asks for it, or the Node by annotated if c
+// does not, and returns its backends.
+func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*chosen, error) {
+	x, err := choose(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*chosen, error) { return open(c, w) })
 	if err != nil {
-		return nil, nil, fmt.Errorf("mode %s cannot work here: %w", mode, err)
+		return nil, err
 	}
-	backends, err := create(c, families)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, b := range backends {
+	for _, b := range x.backends {
 		b.settle = settler(ctx, b.family)
 	}
-	return backends, missing, nil
+	return x, nil
+}
+
+// open returns the backends of the mode of w, or in one sentence why it cannot
+// work here.
+func open(c *config.Config, w candidate) (*chosen, error) {
+	for _, d := range dataplanes() {
+		if d.mode != w.mode {
+			continue
+		}
+		x, err := d.open(w.with(c))
+		if err != nil {
+			return nil, fmt.Errorf("mode %s cannot work here: %w", w.mode, err)
+		}
+		x.from = w.from
+		return x, nil
+	}
+	return nil, checkBuilt(w.mode, c.OS)
+}
+
+func (d dataplane) open(c *config.Config) (*chosen, error) {
+	families, missing, err := familiesOf(c, func(f service.Family) error { return d.probe(c, f) })
+	if err != nil {
+		return nil, err
+	}
+	backends, err := d.backends(c, families)
+	return &chosen{config: c, backends: backends, missing: missing}, err
+}
+
+func (d dataplane) backends(c *config.Config, families []service.Family) ([]*backend, error) {
+	var all []*backend
+	for _, f := range families {
+		b, err := d.create(c, f)
+		if err != nil {
+			return nil, err // names the family
+		}
+		all = append(all, &backend{Backend: b, mode: string(d.mode), family: f})
+	}
+	return all, nil
 }
 
 // allBackends returns a backend of every mode and family, without what goes
 // with it.
 func allBackends(c *config.Config) ([]*backend, error) {
-	all, err := nftablesBackends(c, service.Families[:])
-	if err != nil {
-		return nil, err
-	}
-	if !iptables.Installed() {
-		klog.Background().Info("There is no command iptables here, so rules of mode iptables are not looked for")
-		return all, nil
-	}
-	more, err := iptablesBackends(c, service.Families[:])
-	return append(all, more...), err
-}
-
-func iptablesBackends(c *config.Config, families []service.Family) ([]*backend, error) {
 	var all []*backend
-	for _, f := range families {
-		b, err := iptables.New(f, iptablesOptions(c))
-		if err != nil {
-			return nil, err // names the family
+	for _, d := range dataplanes() {
+		if d.mode == config.IPTables && !iptables.Installed() {
+			klog.Background().Info("There is no command iptables here, so rules of mode iptables are not looked for")
+			continue
 		}
-		all = append(all, &backend{Backend: b, mode: string(config.IPTables), family: f})
-	}
-	return all, nil
-}
-
-func nftablesBackends(c *config.Config, families []service.Family) ([]*backend, error) {
-	var all []*backend
-	for _, f := range families {
-		b, err := nftables.New(f, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)})
+		backends, err := d.backends(c, service.Families[:])
 		if err != nil {
-			return nil, err // names the family
+			return nil, err
 		}
-		all = append(all, &backend{Backend: b, mode: string(config.NFTables), family: f})
+		all = append(all, backends...)
 	}
 	return all, nil
 }

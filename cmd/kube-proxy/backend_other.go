@@ -9,8 +9,9 @@ import (
 	"context"
 	"errors"
 
+	"k8s.io/kube-proxy/config/v1alpha1"
+
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
 
@@ -20,8 +21,8 @@ const hostOS = config.Linux
 // errSystem is why only render and config work here.
 var errSystem = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
 
-func newBackends(context.Context, *config.Config, *options) ([]*backend, map[service.Family]string, error) {
-	return nil, nil, errSystem
+func newBackends(context.Context, *config.Config, *options, v1alpha1.ProxyMode) (*chosen, error) {
+	return nil, errSystem
 }
 
 func allBackends(*config.Config) ([]*backend, error) { return nil, errSystem }

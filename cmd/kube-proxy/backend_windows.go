@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
@@ -20,12 +21,15 @@ const hostOS = config.Windows
 
 // newBackends returns the backends of the mode that c asks for. The network
 // may come later, so nothing is asked of HNS here.
-func newBackends(ctx context.Context, c *config.Config, o *options) ([]*backend, map[service.Family]string, error) {
-	if err := checkMode(c, o); err != nil {
-		return nil, nil, err
-	}
-	backends, err := hnsBackends(ctx, c)
-	return backends, nil, err
+func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*chosen, error) {
+	return choose(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*chosen, error) {
+		if err := checkBuilt(w.mode, c.OS); err != nil {
+			return nil, err
+		}
+		c := w.with(c)
+		backends, err := hnsBackends(ctx, c)
+		return &chosen{config: c, from: w.from, backends: backends}, err
+	})
 }
 
 // allBackends returns a backend of every mode and family.

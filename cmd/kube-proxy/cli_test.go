@@ -123,10 +123,6 @@ func TestModesToCome(t *testing.T) {
 		if want := "mode " + mode + " is not built in yet; the modes so far are nftables and iptables"; got.Code != 1 || !strings.Contains(got.Err, want) {
 			t.Errorf("%s: exit %d, %q, want %q", mode, got.Code, got.Err, want)
 		}
-		got = call(t, "", "--manifests=.", "--proxy-mode="+mode, "--proxy-mode-fallback")
-		if want := "--proxy-mode-fallback leads nowhere yet"; got.Code != 1 || !strings.Contains(got.Err, want) {
-			t.Errorf("%s with fallback: exit %d, %q, want %q", mode, got.Code, got.Err, want)
-		}
 	}
 }
 

@@ -96,17 +96,17 @@ func installed(t *testing.T, dir string) bool {
 	tracker := track.New(trackOptions(c, "node-a"))
 	m := source.Manifests{Paths: []string{dir}, NodeName: "node-a"}
 	_ = m.Load(t.Context(), tracker) // one file may be bad
-	backends, err := nftablesBackends(c, service.Families[:])
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := true
-	for _, b := range backends {
+	for _, f := range service.Families {
+		b, err := newNFTables(c, f)
+		if err != nil {
+			t.Fatal(err)
+		}
 		p, err := b.Plan(t.Context(), tracker.Latest())
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%s needs:\n%s", b, p)
+		t.Logf("%s needs:\n%s", f, p)
 		all = all && p.Empty()
 	}
 	return all

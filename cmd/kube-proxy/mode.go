@@ -4,26 +4,17 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
-
-// modeOf returns the mode that c asks for. An empty one is the best that is
-// built in.
-func modeOf(c *config.Config) v1alpha1.ProxyMode {
-	switch {
-	case c.Mode != "":
-		return c.Mode
-	case c.OS == config.Windows:
-		return config.Kernelspace
-	}
-	return config.NFTables
-}
 
 // built lists the modes of each system that are built in.
 var built = map[config.OS][]v1alpha1.ProxyMode{
@@ -31,19 +22,120 @@ var built = map[config.OS][]v1alpha1.ProxyMode{
 	config.Windows: {config.Kernelspace},
 }
 
+// The orders in which modes are tried: where none is configured, the best one
+// first, and after one that cannot work, with --proxy-mode-fallback.
+var (
+	bestModes     = []v1alpha1.ProxyMode{config.NFTables, config.IPTables, config.Userspace, config.Kernelspace}
+	fallbackModes = []v1alpha1.ProxyMode{config.IPVS, config.IPTables, config.Userspace}
+)
+
+// modeOf returns the mode that c asks for. Where it asks for none, and nothing
+// is known of the node, that is the best that is built in.
+func modeOf(c *config.Config) v1alpha1.ProxyMode {
+	if c.Mode != "" {
+		return c.Mode
+	}
+	for _, m := range bestModes {
+		if slices.Contains(built[c.OS], m) {
+			return m
+		}
+	}
+	return ""
+}
+
 // checkMode refuses the modes that are still to come.
-func checkMode(c *config.Config, o *options) error {
-	mode := modeOf(c)
-	if slices.Contains(built[c.OS], mode) {
+func checkMode(c *config.Config) error { return checkBuilt(modeOf(c), c.OS) }
+
+func checkBuilt(mode v1alpha1.ProxyMode, os config.OS) error {
+	if slices.Contains(built[os], mode) {
 		return nil
 	}
 	var names []string
-	for _, m := range built[c.OS] {
+	for _, m := range built[os] {
 		names = append(names, string(m))
 	}
-	there := strings.Join(names, " and ")
-	if o.fallback {
-		return fmt.Errorf("mode %s is not built in yet, and --proxy-mode-fallback leads nowhere yet; the modes so far are %s", mode, there)
-	}
-	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, there)
+	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, strings.Join(names, " and "))
 }
+
+// chosen is a mode that works here, with what came of it.
+type chosen struct {
+	config   *config.Config // with the mode
+	from     string         // whose wish it is
+	backends []*backend     // at least one
+	// missing tells why there is no backend for a family.
+	missing map[service.Family]string
+}
+
+// candidate is a mode that may be taken.
+type candidate struct {
+	mode v1alpha1.ProxyMode
+	from string // whose wish it is
+}
+
+// candidates lists the modes to try. annotated is what the Node asks for, which
+// counts if nobody else does.
+func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []candidate {
+	if c.Mode != "" {
+		all := []candidate{{c.Mode, o.modeFrom()}}
+		if at := slices.Index(fallbackModes, c.Mode); o.fallback && at >= 0 {
+			for _, m := range fallbackModes[at+1:] {
+				all = append(all, candidate{m, fmt.Sprintf("--proxy-mode-fallback, since %s cannot work here", c.Mode)})
+			}
+		}
+		return all
+	}
+	var all []candidate
+	if annotated != "" {
+		all = append(all, candidate{annotated, "the Node's annotation " + modeAnnotation})
+	}
+	for _, m := range bestModes {
+		if m != annotated && slices.Contains(built[c.OS], m) {
+			all = append(all, candidate{m, "the best that works here"})
+		}
+	}
+	return all
+}
+
+// modeFrom tells who configured a mode.
+func (o *options) modeFrom() string {
+	if o.flags != nil && o.flags.Changed("proxy-mode") {
+		return "--proxy-mode"
+	}
+	return o.config.Config
+}
+
+// modeAnnotation is how a Node asked for its mode before there were
+// configuration files.
+const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
+
+// choose returns what open makes of the first of all that works, and logs why
+// those before it do not. If none works, the error says that of each.
+func choose(log klog.Logger, all []candidate, open func(candidate) (*chosen, error)) (*chosen, error) {
+	var errs []error
+	for i, w := range all {
+		x, err := open(w)
+		if err == nil {
+			return x, nil
+		}
+		errs = append(errs, err)
+		if i+1 < len(all) {
+			log.Info("Warning: a mode cannot work here; trying the next", "mode", w.mode, "next", all[i+1].mode, "err", err.Error(), "nextFrom", all[i+1].from)
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// with returns c in the mode of w.
+func (w candidate) with(c *config.Config) *config.Config {
+	now := *c
+	now.Mode = w.mode
+	return &now
+}
+
+// modeWish is what a process was asked for.
+type modeWish struct {
+	configured v1alpha1.ProxyMode
+	annotated  v1alpha1.ProxyMode // by the Node
+}
+
+func newModeWish(c *config.Config) modeWish { return modeWish{configured: c.Mode} }

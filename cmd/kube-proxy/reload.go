@@ -44,6 +44,7 @@ type reloader struct {
 	servers   *servers
 	loops     []*reconcile.Loop
 	mode      string           // in force
+	wish      modeWish         // that led to it
 	asked     <-chan os.Signal // to look now
 	log       klog.Logger
 
@@ -170,6 +171,9 @@ func (r *reloader) look(ctx context.Context, now bool) error {
 	if err != nil {
 		r.reject(err)
 		return nil
+	}
+	if c.Mode == r.wish.configured { // the same wish leads to the same mode
+		c = r.resolved(c)
 	}
 	changes := config.Diff(r.force.config(), c, r.use())
 	if first && len(changes) == 0 { // it is what was read at the start

@@ -95,7 +95,7 @@ func (r *reloader) startable(ctx context.Context, c *config.Config) error {
 	if _, err := newSource(r.options, c, node, newContacts(len(r.options.manifests) == 0), silent); err != nil {
 		return err
 	}
-	_, _, err = newBackends(klog.NewContext(ctx, silent), c, r.options)
+	_, err = newBackends(klog.NewContext(ctx, silent), c, r.options, r.wish.annotated)
 	return err
 }
 

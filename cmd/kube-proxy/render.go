@@ -80,7 +80,7 @@ func (r *rendering) run(ctx context.Context, to streams) error {
 	for _, n := range c.Notes {
 		fmt.Fprintf(to.err, "note: %s\n", n)
 	}
-	if err := checkMode(c, &r.options); err != nil {
+	if err := checkMode(c); err != nil {
 		return err
 	}
 	node, err := nodeName(c)

@@ -110,13 +110,15 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	backends, missing, err := newBackends(ctx, c, o)
+	wish := newModeWish(c)
+	x, err := newBackends(ctx, c, o, wish.annotated)
 	if err != nil {
 		return err
 	}
-	announce(log, o, c, backends)
+	c, backends := x.config, x.backends
+	announce(log, o, x)
 	watchers := newObservers(c, backends, node, contact, log)
-	watchers.lack(missing)
+	watchers.lack(x.missing)
 	watchers.announce(from, log)
 	var loops []*reconcile.Loop
 	watchers.tracker = newTracker(c, node, watchers.problem, log, func() {
@@ -131,7 +133,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		loops = append(loops, newLoop(ctx, c, b, watchers, progress))
 	}
 	force := newEffective(o.config.Config, c)
-	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, asked: asked, log: log}
+	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, wish: wish, asked: asked, log: log}
 	r.servers = watchers.serve(ctx, group, force, o)
 	group.Go(func() error { return r.run(ctx) })
 	for i, b := range backends {

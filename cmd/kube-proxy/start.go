@@ -19,14 +19,15 @@ import (
 )
 
 // announce logs what was decided at the start, and by whom.
-func announce(log klog.Logger, o *options, c *config.Config, backends []*backend) {
+func announce(log klog.Logger, o *options, x *chosen) {
+	c := x.config
 	name, _ := nodeName(c) // it has been asked for before
 	var families []string
-	for _, b := range backends {
+	for _, b := range x.backends {
 		families = append(families, b.family.String())
 	}
 	args := []any{
-		"version", builtFrom().Version, "mode", backends[0].mode, "families", strings.Join(families, ", "),
+		"version", builtFrom().Version, "mode", x.backends[0].mode, "modeFrom", x.from, "families", strings.Join(families, ", "),
 		"node", name, "nodeFrom", o.nameFrom(c),
 		"pods", podsOf(c), "podsFrom", o.podsFrom(c),
 	}

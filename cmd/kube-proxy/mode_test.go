@@ -1,0 +1,126 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/config"
+)
+
+// choosing is a case of TestChoose.
+type choosing struct {
+	args      []string
+	file      v1alpha1.ProxyMode
+	annotated v1alpha1.ProxyMode
+	broken    []string // modes that cannot work
+	want      string   // mode and who asked for it
+	told      string   // in the first line of the log
+	err       string   // its beginning
+}
+
+var choosings = map[string]choosing{
+	"nothing asked for": {want: "nftables, the best that works here"},
+	"no nftables": {
+		broken: []string{"nftables"}, want: "iptables, the best that works here",
+		told: "nftables lacks something",
+	},
+	"nothing works": {
+		broken: []string{"nftables", "iptables", "userspace"}, told: "nftables lacks something",
+		err: "nftables lacks something\niptables lacks something",
+	},
+	"a flag":                   {args: []string{"--proxy-mode=iptables"}, want: "iptables, --proxy-mode"},
+	"a flag that cannot":       {args: []string{"--proxy-mode=iptables"}, broken: []string{"iptables"}, err: "iptables lacks something"},
+	"a file":                   {file: "iptables", want: "iptables, kube-proxy.yaml"},
+	"a file and an annotation": {file: "iptables", annotated: "nftables", want: "iptables, kube-proxy.yaml"},
+	"an annotation":            {annotated: "iptables", want: "iptables, the Node's annotation " + modeAnnotation},
+	"an annotation that cannot": {
+		annotated: "iptables", broken: []string{"iptables"}, want: "nftables, the best that works here",
+		told: "iptables lacks something",
+	},
+	"fallback": {
+		args: []string{"--proxy-mode=ipvs", "--proxy-mode-fallback"}, broken: []string{"ipvs"},
+		want: "iptables, --proxy-mode-fallback, since ipvs cannot work here", told: "ipvs lacks something",
+	},
+	"fallback not needed": {args: []string{"--proxy-mode=iptables", "--proxy-mode-fallback"}, want: "iptables, --proxy-mode"},
+	"fallback leads nowhere": {
+		args: []string{"--proxy-mode=iptables", "--proxy-mode-fallback"}, broken: []string{"iptables", "userspace"},
+		told: "iptables lacks something",
+		err:  "iptables lacks something\nuserspace lacks something",
+	},
+	"fallback is for old modes": {
+		args: []string{"--proxy-mode=nftables", "--proxy-mode-fallback"}, broken: []string{"nftables"}, err: "nftables lacks something",
+	},
+}
+
+// TestChoose tries modes in an order that depends on who asked for what, and
+// says of each that cannot work why.
+func TestChoose(t *testing.T) {
+	for situation, tt := range choosings {
+		t.Run(situation, func(t *testing.T) {
+			o := &options{}
+			o.register(pflag.NewFlagSet("", pflag.ContinueOnError))
+			if err := o.flags.Parse(tt.args); err != nil {
+				t.Fatal(err)
+			}
+			c, err := config.Load(&o.config, config.Linux)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.file != "" {
+				c.Mode, o.config.Config = tt.file, "kube-proxy.yaml"
+			}
+			var log bytes.Buffer
+			x, err := choose(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), candidates(c, o, tt.annotated), func(w candidate) (*chosen, error) {
+				if slices.Contains(tt.broken, string(w.mode)) {
+					return nil, fmt.Errorf("%s lacks something", w.mode)
+				}
+				return &chosen{config: w.with(c), from: w.from}, nil
+			})
+			got, text := "", ""
+			if x != nil {
+				got = string(x.config.Mode) + ", " + x.from
+			}
+			if err != nil {
+				text = err.Error()
+			}
+			if got != tt.want || !strings.HasPrefix(text, tt.err) || tt.err == "" && text != "" {
+				t.Errorf("mode %q, error %q; want %q, %q", got, text, tt.want, tt.err)
+			}
+			first, _, _ := strings.Cut(log.String(), "\n")
+			if (tt.told == "") != (log.Len() == 0) || !strings.Contains(first, tt.told) {
+				t.Errorf("log:\n%swant %q first", log.String(), tt.told)
+			}
+		})
+	}
+}
+
+// TestBuiltModes keeps the lists of modes in step.
+func TestBuiltModes(t *testing.T) {
+	for os, modes := range built {
+		for _, m := range modes {
+			if !slices.Contains(config.Modes(os), m) {
+				t.Errorf("%s is built in for %s, which has no such mode", m, os)
+			}
+			if err := checkBuilt(m, os); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	c := &config.Config{OS: config.Windows}
+	if got := modeOf(c); got != config.Kernelspace {
+		t.Errorf("the mode of Windows is %q", got)
+	}
+	if err := checkBuilt("magic", config.Linux); err == nil {
+		t.Errorf("magic is built in: %v", err)
+	}
+}
