@@ -16,11 +16,17 @@ E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
 # The packages whose tests run Windows programs under Wine.
 WINE := ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
+# The tests that run on other kernels, and how: in a virtual machine.
+VM_TESTS := ./test/live
+VM_RUN   := TestBridge|TestIPTablesBridge
+KERNEL   ?= 6.1
+
 # What a skipped test does to make test: show or fail.
 SKIPS ?= show
 
 go_build    := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
 staticcheck := build/.cache/staticcheck
+vm          := build/.cache/vm
 
 # $(call on_each,COMMAND) runs COMMAND for each platform and times it.
 define on_each
@@ -59,7 +65,7 @@ all: fmt controlplane prefix ## format, vet and test for this machine only: the 
 	@go run ./build/testreport ./...
 
 .PHONY: test
-test: setup formatted vet lint controlplane prefix ## everything that runs for a commit; SKIPS=fail lets no test be skipped
+test: setup formatted vet lint controlplane prefix machine ## everything that runs for a commit; SKIPS=fail lets no test be skipped
 	@race=-race; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
 	echo "== test $$race (compiles first)"; \
@@ -74,6 +80,14 @@ e2e: controlplane ## the tests against a real API server alone; builds it the fi
 wine: setup prefix ## the tests that run Windows programs alone, under Wine
 	@echo "== wine"
 	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(WINE)
+
+.PHONY: vm
+vm: setup machine ## the tests that want another kernel alone, in a virtual machine; KERNEL=5.10 takes another one
+	@release=$$($(vm) -kernel $(KERNEL) -fetch); \
+	if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
+	echo "== virtual machine with kernel $$release"; \
+	go run ./build/testreport -skips=$(SKIPS) -- -count=1 -p 1 -exec '$(CURDIR)/$(vm) -kernel $(KERNEL) -proxy' \
+		-run '$(VM_RUN)' $(VM_TESTS)
 
 .PHONY: vet
 vet: ## go vet for every system
@@ -123,13 +137,16 @@ help: ## print this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Steps of others, not meant to be called.
-.PHONY: setup formatted controlplane prefix
+.PHONY: setup formatted controlplane prefix machine
 setup:
 	@build/setup.sh
 controlplane:
 	@go run ./test/controlplane >/dev/null
 prefix:
 	@go run ./test/wine/prepare
+machine:
+	@go build -o $(vm) ./test/vm/run
+	@$(vm) -kernel $(KERNEL) -fetch >/dev/null
 formatted:
 	@bad=$$(gofmt -l $(wildcard $(FOLDERS))); \
 	if [[ -n $$bad ]]; then printf 'not formatted, run make fmt:\n%s\n' "$$bad"; exit 1; fi

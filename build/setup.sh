@@ -4,8 +4,8 @@
 #
 # Installs what the tests need beyond Go, on Debian and its like: nft, which
 # must accept and print our tables, both variants of iptables, a C compiler for
-# the race detector, and Wine with its C compiler, which the Windows program
-# runs under.
+# the race detector, Wine with its C compiler, which the Windows program runs
+# under, and what virtual machines with other kernels are made of.
 # It does nothing where all is there, and only says what is missing where it
 # is not run by root.
 set -euo pipefail
@@ -18,6 +18,20 @@ command -v "${CC:-gcc}" >/dev/null || missing+=(gcc)
 [[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)
 [[ -x /usr/lib/wine/wine64 ]] || command -v wine64 >/dev/null || missing+=(wine64)
 command -v x86_64-w64-mingw32-gcc >/dev/null || missing+=(gcc-mingw-w64-x86-64-win32)
+# What virtual machines are made of: each program, and its package.
+while read -r program package; do
+	PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null || missing+=("$package")
+done <<-'LIST'
+	qemu-system-x86_64 qemu-system-x86
+	busybox            busybox-static
+	ip                 iproute2
+	ipset              ipset
+	ipvsadm            ipvsadm
+	conntrack          conntrack
+	depmod             kmod
+	xz                 xz-utils
+	zstd               zstd
+LIST
 if ((${#missing[@]} == 0)); then
 	exit 0
 fi

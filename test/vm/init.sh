@@ -1,0 +1,48 @@
+#!/bin/busybox sh
+# Copyright The kubeproxy Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# The first program of the virtual machine: it prepares what programs expect
+# to find, loads modules, runs the command, and hands back its exit code and
+# the files that were asked for. /vm/conf and /vm/run come with the command.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+chmod 1777 /tmp
+mount -t cgroup2 cgroup /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf 2>/dev/null
+[ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
+hostname vm
+ip link set lo up
+modprobe -qa virtio_pci virtio_console
+. /vm/conf
+modprobe -qa $MODULES
+
+# port prints the device of a port by its name.
+port() {
+	for p in /sys/class/virtio-ports/*; do
+		[ "$(cat "$p/name" 2>/dev/null)" = "$1" ] && echo "/dev/${p##*/}" && return
+	done
+}
+for i in $(seq 200); do
+	out=$(port out) err=$(port err) result=$(port result)
+	[ -c "$out" ] && [ -c "$err" ] && [ -c "$result" ] && break
+	sleep 0.05
+done
+
+echo "vm: starts the command at $(cut -d' ' -f1 /proc/uptime) s" >/dev/console
+cd "$DIR" || cd /
+bash /vm/run >"$out" 2>"$err" </dev/null
+code=$?
+echo "vm: the command ended at $(cut -d' ' -f1 /proc/uptime) s with $code" >/dev/console
+{
+	echo $code
+	tar cf - $OUTPUTS 2>/dev/null
+} >"$result"
+# Who reads the ports sees their end when the machine is gone.
+echo b >/proc/sysrq-trigger
+poweroff -f

@@ -1,0 +1,216 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Job is a command to run in a machine.
+type Job struct {
+	// Command and its arguments. A path is one of this machine, and the
+	// program is copied; a mere name is looked for in the machine.
+	Command []string
+	// Dir is where the command runs; the folder is made.
+	Dir string
+	// Env is added to the environment, NAME=VALUE each.
+	Env []string
+	// Files go in: a path in the machine for each path here, which may be
+	// that of a folder.
+	Files map[string]string
+	// Outputs come out: a path here for each path in the machine. What is
+	// not there when the command has ended is left out.
+	Outputs map[string]string
+	// Proxy brings in kube-proxy, built anew, for tests that run it. The
+	// program that asks must be below this module.
+	Proxy bool
+	// Modules are loaded first, with those that always are.
+	Modules []string
+	CPUs    int           // 0 means 1
+	Memory  int           // in MB, 0 means 2048
+	Timeout time.Duration // 0 means 10 minutes
+	// Stdout and Stderr get what the command prints, as it does.
+	Stdout, Stderr io.Writer
+}
+
+// Run runs j in a new machine and returns the command's exit code. An error
+// says that there is none.
+func (m Machine) Run(ctx context.Context, j Job) (int, error) {
+	if len(j.Command) == 0 {
+		return 0, errors.New("no command")
+	}
+	j = j.complete()
+	folder, err := os.MkdirTemp("", "kubeproxy-vm-")
+	if err != nil {
+		return 0, err
+	}
+	code, err := m.run(ctx, j, folder)
+	return code, errors.Join(err, os.RemoveAll(folder))
+}
+
+func (j Job) complete() Job {
+	if j.CPUs == 0 {
+		j.CPUs = 1
+	}
+	if j.Memory == 0 {
+		j.Memory = 2048
+	}
+	if j.Timeout == 0 {
+		j.Timeout = 10 * time.Minute
+	}
+	if j.Dir == "" {
+		j.Dir = "/root"
+	}
+	if j.Stdout == nil {
+		j.Stdout = io.Discard
+	}
+	if j.Stderr == nil {
+		j.Stderr = io.Discard
+	}
+	return j
+}
+
+func (m Machine) run(ctx context.Context, j Job, folder string) (int, error) {
+	if err := m.image(ctx, j, filepath.Join(folder, "image")); err != nil {
+		return 0, fmt.Errorf("make the image: %w", err)
+	}
+	code, files, err := j.boot(ctx, m.kernel, folder)
+	if err != nil {
+		return 0, err
+	}
+	if err := j.extract(files); err != nil {
+		return 0, fmt.Errorf("fetch the files that the command left: %w", err)
+	}
+	return code, nil
+}
+
+// image writes the base and what j needs, one archive after the other.
+func (m Machine) image(ctx context.Context, j Job, file string) error {
+	if j.Proxy {
+		release, err := m.addProxy(ctx, &j)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	t, err := j.tree()
+	if err != nil {
+		return err
+	}
+	base, err := os.Open(m.base)
+	if err != nil {
+		return err
+	}
+	defer base.Close()
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	_, err = f.ReadFrom(base)
+	return errors.Join(err, t.write(f), f.Close())
+}
+
+// tree is what j needs.
+func (j Job) tree() (tree, error) {
+	t := tree{j.Dir: entry{dir: true}, "/tmp": entry{dir: true}}
+	for from, to := range j.Files {
+		if err := t.addProgram(from, to); err != nil {
+			return nil, err
+		}
+	}
+	if program := j.Command[0]; strings.Contains(program, "/") {
+		file, err := filepath.Abs(program)
+		if err == nil {
+			err = t.addProgram(file, file)
+		}
+		if err != nil {
+			return nil, err
+		}
+		j.Command = append([]string{file}, j.Command[1:]...)
+	}
+	for file, to := range j.Outputs {
+		if info, err := os.Stat(to); err != nil || !info.IsDir() {
+			file = filepath.Dir(file)
+		}
+		t[inside(file)] = entry{dir: true} // a program may expect it
+	}
+	t["/vm/conf"] = entry{text: fmt.Sprintf("DIR=%s\nMODULES=%s\nOUTPUTS=%s\n", quote(j.Dir),
+		quote(strings.Join(slices.Concat(modules, j.Modules), " ")),
+		quote(strings.Join(slices.Sorted(maps.Keys(j.Outputs)), " ")))}
+	var run strings.Builder
+	for _, e := range j.Env {
+		name, value, ok := strings.Cut(e, "=")
+		if !ok {
+			return nil, fmt.Errorf("variable %q: must be NAME=VALUE", e)
+		}
+		fmt.Fprintf(&run, "export %s=%s\n", name, quote(value))
+	}
+	run.WriteString("exec")
+	for _, word := range j.Command {
+		run.WriteString(" " + quote(word))
+	}
+	t["/vm/run"] = entry{text: run.String() + "\n"}
+	return t, nil
+}
+
+// quote is word as a shell reads it.
+func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
+// extract writes the files of an archive to where j wants them.
+func (j Job) extract(files []byte) error {
+	if len(j.Outputs) == 0 {
+		return nil
+	}
+	for r := tar.NewReader(bytes.NewReader(files)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		to, ok := j.target("/" + h.Name)
+		if !ok || h.Typeflag != tar.TypeReg {
+			continue
+		}
+		if err := save(to, r, fs.FileMode(h.Mode).Perm()); err != nil {
+			return err
+		}
+	}
+}
+
+// target is where a file of the machine goes.
+func (j Job) target(name string) (string, bool) {
+	name = filepath.Clean(name)
+	for from, to := range j.Outputs {
+		if rest, err := filepath.Rel(from, name); err == nil && filepath.IsLocal(rest) {
+			return filepath.Join(to, rest), true
+		}
+	}
+	return "", false
+}
+
+func save(file string, content io.Reader, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode|0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, content)
+	return errors.Join(err, f.Close())
+}

@@ -1,0 +1,120 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Errors of a machine that came to no result.
+var (
+	ErrTimeout = errors.New("the virtual machine took too long")
+	ErrDied    = errors.New("the virtual machine ended without a result")
+)
+
+// modules are loaded before the command, so that sysctls and tables are there
+// as on a node that has been up for a while. Others load when they are asked
+// for.
+var modules = []string{
+	"veth", "bridge", "br_netfilter", "dummy", "nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "nft_compat",
+	"ip_tables", "ip6_tables", "iptable_nat", "iptable_filter", "ip6table_nat", "ip6table_filter",
+	"sctp",
+}
+
+// cmdline is that of the kernel. The emulated processor's counter drifts,
+// hence the clock.
+const cmdline = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr no5lvl clocksource=hpet random.trust_cpu=on " +
+	"cryptomgr.notests nowatchdog reboot=t 8250.nr_uarts=1 i8042.noaux i8042.nokbd rcupdate.rcu_expedited=1"
+
+// qemu is the emulator. Without -cx16 kernel 6.12 dies: it meets an
+// instruction that is emulated badly.
+func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
+	args := []string{
+		"-M", "pc,usb=off,vmport=off", "-nodefaults", "-no-user-config", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off,-cx16",
+		"-smp", strconv.Itoa(j.CPUs), "-m", strconv.Itoa(j.Memory), "-display", "none", "-no-reboot",
+		"-kernel", k.image(), "-initrd", filepath.Join(folder, "image"), "-append", cmdline,
+		"-serial", "file:" + filepath.Join(folder, "console"), "-device", "virtio-serial-pci",
+	}
+	for i, name := range []string{"out", "err", "result"} { // descriptors 3, 4, 5
+		args = append(args, "-chardev", fmt.Sprintf("file,id=%s,path=/dev/fd/%d", name, 3+i),
+			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=%s", name, name))
+	}
+	cmd := exec.CommandContext(ctx, emulator, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
+	return cmd
+}
+
+// boot runs the machine until it ends, and returns what it left: the exit code
+// and an archive of files.
+func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files []byte, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, j.Timeout, fmt.Errorf("%w: %s", ErrTimeout, j.Timeout))
+	defer cancel()
+	cmd := j.qemu(ctx, k, folder)
+	var complaints, result bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &complaints, &complaints
+	done := make(chan error, 3)
+	for _, out := range []io.Writer{j.Stdout, j.Stderr, &result} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return 0, nil, err
+		}
+		defer r.Close()
+		defer w.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
+		go func() {
+			_, err := io.Copy(out, r)
+			done <- err
+		}()
+	}
+	// Who asked for the emulator's death at the end of this thread must not
+	// let it end early.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err = cmd.Start()
+	for _, w := range cmd.ExtraFiles {
+		w.Close() // now the emulator alone keeps it open
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("start the emulator: %w", err)
+	}
+	runErr := cmd.Wait()
+	for range 3 {
+		err = errors.Join(err, <-done)
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("pass on the output: %w", err)
+	}
+	line, files, found := bytes.Cut(result.Bytes(), []byte("\n"))
+	code, err = strconv.Atoi(strings.TrimSpace(string(line)))
+	switch {
+	case found && err == nil:
+		return code, files, nil
+	case ctx.Err() != nil:
+		return 0, nil, fmt.Errorf("%w\n%s", context.Cause(ctx), tail(folder))
+	}
+	return 0, nil, fmt.Errorf("%w: %v\n%s%s", ErrDied, runErr, complaints.String(), tail(folder))
+}
+
+// tail is the end of what the kernel said.
+func tail(folder string) string {
+	text, err := os.ReadFile(filepath.Join(folder, "console"))
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(string(text)), "\r", ""), "\n")
+	return "the console's last lines:\n" + strings.Join(lines[max(0, len(lines)-50):], "\n")
+}

@@ -1,0 +1,44 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Variables of a machine.
+const (
+	Variable      = "KUBEPROXY_VM"      // the name of its kernel
+	ProxyVariable = "KUBEPROXY_PROGRAM" // where the proxy is that tests run
+)
+
+// proxyInside is the proxy's place in a machine.
+const proxyInside = "/usr/local/bin/kube-proxy"
+
+// addProxy adds the proxy to what j needs, built anew where that has changed.
+// The file that it stands for is somebody else's after release.
+func (m Machine) addProxy(ctx context.Context, j *Job) (release func() error, err error) {
+	release, err = lock(ctx, filepath.Join(m.cache, "proxy.lock"))
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(m.cache, "kube-proxy")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", file, "kubeproxy/cmd/kube-proxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, errors.Join(fmt.Errorf("build the proxy: %w\n%s", err, out), release())
+	}
+	files := map[string]string{file: proxyInside}
+	for from, to := range j.Files {
+		files[from] = to
+	}
+	j.Files = files
+	j.Env = append(j.Env[:len(j.Env):len(j.Env)], ProxyVariable+"="+proxyInside)
+	return release, nil
+}

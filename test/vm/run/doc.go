@@ -1,0 +1,13 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command run runs one command in a virtual machine with another kernel, as
+// package vm describes. Its exit code is the command's, or 124 if that took
+// too long, 125 if the machine died, and 126 if it could not be made. It serves
+// go test:
+//
+//	go test -exec 'go run kubeproxy/test/vm/run' ./platform/linux/...
+//
+// The folder testdata of the package goes in, and coverage and profiles come
+// back.
+package main

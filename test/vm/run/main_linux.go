@@ -1,0 +1,172 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"kubeproxy/test/vm"
+)
+
+// Exit codes of a command that came to no result.
+const (
+	exitTimeout = 124
+	exitDied    = 125
+	exitSetUp   = 126
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT)
+	code, err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+	}
+	os.Exit(code)
+}
+
+// pairs is a flag that may be given more than once, FROM:TO each.
+type pairs map[string]string
+
+func (p pairs) String() string { return "" }
+
+func (p pairs) Set(s string) error {
+	from, to, ok := strings.Cut(s, ":")
+	if !ok {
+		to = from
+	}
+	if !filepath.IsAbs(to) {
+		return fmt.Errorf("must be FROM:TO, and TO an absolute path")
+	}
+	p[from] = to
+	return nil
+}
+
+// options are what the flags say beside the job.
+type options struct {
+	kernel string
+	fetch  bool
+	tell   bool
+}
+
+func parse(args []string) (options, vm.Job, error) {
+	j := vm.Job{Files: map[string]string{}, Outputs: map[string]string{}, Stdout: os.Stdout, Stderr: os.Stderr}
+	var o options
+	flags := flag.NewFlagSet("run [flags] [--] command", flag.ContinueOnError)
+	flags.StringVar(&o.kernel, "kernel", vm.Usual, "one of "+strings.Join(vm.Kernels, ", "))
+	flags.IntVar(&j.CPUs, "cpus", 1, "processors of the machine")
+	flags.IntVar(&j.Memory, "memory", 2048, "memory of the machine, in MB")
+	flags.DurationVar(&j.Timeout, "timeout", 0, "until the machine is given up; unset: 10m, or a minute more than -test.timeout")
+	flags.Var(pairs(j.Files), "file", "`FROM:TO`, a file or folder to bring in; more than once")
+	flags.Var(pairs(j.Outputs), "out", "`FROM:TO`, a file or folder of the machine to bring back; more than once")
+	flags.BoolVar(&j.Proxy, "proxy", false, "bring kube-proxy in, built anew, for tests that run it")
+	flags.BoolVar(&o.fetch, "fetch", false, "only fetch the kernel, and print its version; nothing is printed where no machine can be made")
+	flags.BoolVar(&o.tell, "v", false, "tell how long the machine took")
+	load := flags.String("modules", "", "modules to load beside the usual ones, separated by commas")
+	env := flags.String("env", "", "names of variables to pass on, separated by commas")
+	if err := flags.Parse(args); err != nil {
+		return o, j, err
+	}
+	j.Modules = strings.FieldsFunc(*load, comma)
+	for _, name := range strings.FieldsFunc(*env, comma) {
+		j.Env = append(j.Env, name+"="+os.Getenv(name))
+	}
+	j.Command = flags.Args()
+	if len(j.Command) == 0 && !o.fetch {
+		return o, j, errors.New("no command to run; run -help lists the flags")
+	}
+	return o, j, nil
+}
+
+func comma(r rune) bool { return r == ',' }
+
+func run(ctx context.Context, args []string) (int, error) {
+	o, j, err := parse(args)
+	if err != nil {
+		return exitSetUp, err
+	}
+	m, err := vm.Prepare(ctx, o.kernel, os.Stderr)
+	if o.fetch && errors.Is(err, vm.ErrMissing) {
+		return 0, err // nothing to fetch for a machine that cannot be
+	}
+	if err != nil {
+		return exitSetUp, err
+	}
+	if o.fetch {
+		fmt.Println(m.Release())
+		return 0, nil
+	}
+	if err := prepare(o, &j); err != nil {
+		return exitSetUp, err
+	}
+	start := time.Now()
+	code, err := m.Run(ctx, j)
+	if o.tell {
+		fmt.Fprintf(os.Stderr, "vm: kernel %s ran for %s, exit code %d\n", m.Release(), time.Since(start).Round(10*time.Millisecond), code)
+	}
+	switch {
+	case errors.Is(err, vm.ErrTimeout):
+		return exitTimeout, err
+	case errors.Is(err, vm.ErrDied):
+		return exitDied, err
+	case err != nil:
+		return exitSetUp, err
+	}
+	return code, nil
+}
+
+// prepare adds to j what a test expects to find, and says which kernel it is
+// on.
+func prepare(o options, j *vm.Job) error {
+	var err error
+	if j.Dir, err = os.Getwd(); err != nil {
+		return err
+	}
+	j.Env = append(j.Env, vm.Variable+"="+o.kernel)
+	for _, name := range []string{"GODEBUG", "GOMAXPROCS", "GOTRACEBACK"} {
+		if v, ok := os.LookupEnv(name); ok {
+			j.Env = append(j.Env, name+"="+v)
+		}
+	}
+	if _, err := os.Stat("testdata"); err == nil {
+		data := filepath.Join(j.Dir, "testdata")
+		j.Files[data] = data
+	}
+	return testFlags(j)
+}
+
+// profiles are the flags of a test that name files to be written.
+var profiles = []string{"coverprofile", "cpuprofile", "memprofile", "blockprofile", "mutexprofile", "trace", "gocoverdir"}
+
+// testFlags has what a test writes brought back, and gives it the time that it
+// gives itself, and a minute more to say what hangs.
+func testFlags(j *vm.Job) error {
+	for _, arg := range j.Command[1:] {
+		name, value, ok := strings.Cut(strings.TrimPrefix(arg, "-test."), "=")
+		if !ok || name == arg {
+			continue
+		}
+		if slices.Contains(profiles, name) {
+			file, err := filepath.Abs(value)
+			if err != nil {
+				return err
+			}
+			j.Outputs[file] = file
+		}
+		if d, err := time.ParseDuration(value); name == "timeout" && err == nil && d > 0 && j.Timeout == 0 {
+			j.Timeout = d + time.Minute
+		}
+	}
+	return nil
+}

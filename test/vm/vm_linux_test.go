@@ -1,0 +1,151 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vm_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/test/vm"
+)
+
+// machine is the usual one, or a skip where there is none.
+func machine(t *testing.T) vm.Machine {
+	t.Helper()
+	m, err := vm.Prepare(t.Context(), vm.Usual, os.Stderr)
+	if errors.Is(err, vm.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// What goes in, what comes out, and that nothing of it is mixed up.
+func TestCommand(t *testing.T) {
+	m := machine(t)
+	dir := t.TempDir()
+	for name, text := range map[string]string{"in/one": "1", "in/deep/two": "2"} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const script = `pwd; echo "$0|$1|$WORD"; echo complaint >&2; uname -r; nproc
+mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; exit 7`
+	var out, complaints bytes.Buffer
+	code, err := m.Run(t.Context(), vm.Job{
+		Command: []string{"bash", "-c", script, "it's", "two words"},
+		Dir:     "/some/where", Env: []string{"WORD=a $b 'c'"}, CPUs: 2, Timeout: 2 * time.Minute,
+		Files:   map[string]string{filepath.Join(dir, "in"): "/in"},
+		Outputs: map[string]string{"/root/out": filepath.Join(dir, "out"), "/not/there": filepath.Join(dir, "not")},
+		Stdout:  &out, Stderr: &complaints,
+	})
+	if err != nil || code != 7 {
+		t.Errorf("exit code %d, %v; want 7", code, err)
+	}
+	if want := "/some/where\nit's|two words|a $b 'c'\n" + m.Release() + "\n2\n"; out.String() != want {
+		t.Errorf("output %q, want %q", out.String(), want)
+	}
+	if complaints.String() != "complaint\n" {
+		t.Errorf("complaints %q", complaints.String())
+	}
+	for name, want := range map[string]string{"out/one": "1", "out/deep/two": "2"} {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); string(got) != want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
+		}
+	}
+}
+
+// A command that hangs is given up, and says what it said until then.
+func TestTimeout(t *testing.T) {
+	var out bytes.Buffer
+	code, err := machine(t).Run(t.Context(), vm.Job{
+		Command: []string{"bash", "-c", "echo begun; sleep 1000"}, Timeout: 15 * time.Second, Stdout: &out,
+	})
+	if !errors.Is(err, vm.ErrTimeout) || !strings.Contains(err.Error(), "starts the command") {
+		t.Errorf("exit code %d, %v; want a timeout and the console", code, err)
+	}
+	if out.String() != "begun\n" {
+		t.Errorf("output %q", out.String())
+	}
+}
+
+// A kernel that dies takes the command's result along.
+func TestPanic(t *testing.T) {
+	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", "echo c >/proc/sysrq-trigger; sleep 1000"}})
+	if !errors.Is(err, vm.ErrDied) || !strings.Contains(err.Error(), "sysrq") {
+		t.Errorf("exit code %d, %v; want death and its reason", code, err)
+	}
+}
+
+// features are what tests expect of the kernel and the programs around it,
+// each with a script that succeeds where it is there.
+var features = map[string]string{
+	"IPVS":                        "modprobe ip_vs && ipvsadm -A -t 10.0.0.1:80 -s rr && ipvsadm -a -t 10.0.0.1:80 -r 10.0.0.2:80 -m",
+	"IPVS for IPv6":               "ipvsadm -A -t [fd00::1]:80 -s rr",
+	"IPVS for SCTP":               "ipvsadm -A --sctp-service 10.0.0.1:80 -s rr",
+	"the schedulers of IPVS":      "for s in rr wrr lc wlc dh sh sed nq mh; do modprobe ip_vs_$s; done",
+	"ipset":                       "ipset create a hash:ip,port && ipset add a 10.0.0.1,sctp:80",
+	"ipset of networks":           "ipset create b hash:ip,port,net",
+	"nftables":                    "nft add table ip a && nft add chain ip a b '{ type nat hook output priority -100; }'",
+	"iptables-nft with ipset":     "ipset create c hash:ip && iptables-nft -t nat -A OUTPUT -m set --match-set c dst -j ACCEPT",
+	"iptables-legacy with ipset":  "ipset create d hash:ip && iptables-legacy -t nat -A OUTPUT -m set --match-set d dst -j ACCEPT",
+	"ip6tables-nft translation":   "ip6tables-nft -t nat -A OUTPUT -p tcp -j DNAT --to-destination [fd00::2]:80",
+	"ip6tables-legacy recent":     "ip6tables-legacy -t nat -A OUTPUT -m recent --name a --rcheck --seconds 10 --reap -j ACCEPT",
+	"iptables-legacy statistic":   "iptables-legacy -t nat -A OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT",
+	"iptables-nft of IPVS":        "iptables-nft -A FORWARD -m ipvs --ipvs -j ACCEPT",
+	"SCTP sockets":                "test -r /proc/net/sctp/snmp",
+	"conntrack":                   "conntrack -L",
+	"network namespaces":          "ip netns add a && ip -n a link add veth-a type veth peer name veth-b",
+	"filtering of bridged frames": "test -e /proc/sys/net/bridge/bridge-nf-call-iptables",
+}
+
+func TestFeatures(t *testing.T) {
+	var script strings.Builder
+	for name, line := range features {
+		script.WriteString("{ " + line + "; } >/tmp/said 2>&1 || { echo '" + name + ":'; cat /tmp/said; }\n")
+	}
+	var out bytes.Buffer
+	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", script.String()}, Stdout: &out, Stderr: &out})
+	if err != nil || out.String() != "" {
+		t.Errorf("exit code %d, %v; missing:\n%s", code, err, out.String())
+	}
+}
+
+// The road of go test: the binary goes in, coverage comes back, and a failure
+// is one.
+func TestGoTest(t *testing.T) {
+	machine(t)
+	profile := filepath.Join(t.TempDir(), "cover")
+	test := func(args ...string) (string, error) {
+		args = append([]string{"test", "-count=1", "-exec", "go run kubeproxy/test/vm/run", "-v"}, args...)
+		cmd := exec.CommandContext(t.Context(), "go", append(args, "./testdata/tiny")...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := test("-run", "Good", "-coverprofile="+profile); err != nil || !strings.Contains(out, "on kernel "+vm.Usual) {
+		t.Errorf("a good test: %v\n%s", err, out)
+	}
+	if text, err := os.ReadFile(profile); err != nil || !strings.Contains(string(text), "tiny.go:") {
+		t.Errorf("coverage: %v %q", err, text)
+	}
+	if out, err := test("-run", "Bad"); err == nil || !strings.Contains(out, "--- FAIL: TestBad") {
+		t.Errorf("a bad test: %v\n%s", err, out)
+	}
+}
+
+func TestUnknownKernel(t *testing.T) {
+	if _, err := vm.Prepare(t.Context(), "2.4", os.Stderr); err == nil || !strings.Contains(err.Error(), "must be one of 5.10") {
+		t.Errorf("error %v", err)
+	}
+}
