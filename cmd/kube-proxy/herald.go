@@ -55,8 +55,9 @@ type herald struct {
 	failed  [2]map[types.NamespacedName][]string // what of a Service, by family
 	rules   [2]string                            // what keeps a family from being programmed
 	checks  map[types.NamespacedName]map[netip.AddrPort]string
-	skipped map[types.NamespacedName]bool // that were told
-	seen    uint64                        // generation that skipped is of
+	limits  map[types.NamespacedName]string // what the mode cannot do
+	skipped map[types.NamespacedName]bool   // that were told
+	seen    uint64                          // generation that skipped is of
 
 	// fresh means that there is a problem that was not told. It needs no
 	// lock, for problems come up under that of the tracker.
@@ -85,6 +86,7 @@ func newHerald(from source.Source, node string, m *metrics.Metrics, log klog.Log
 	h := &herald{
 		Recorder: recorder, node: node, uids: map[types.NamespacedName]types.UID{},
 		checks: map[types.NamespacedName]map[netip.AddrPort]string{}, skipped: map[types.NamespacedName]bool{},
+		limits: map[types.NamespacedName]string{},
 	}
 	h.Bad(h.self(), eventStarting, "kube-proxy "+builtFrom().Version+" starts")
 	return h, nil
@@ -111,6 +113,7 @@ func (h *herald) set(s *corev1.Service) {
 		h.Gone(object(n, s.UID))
 	}
 	h.uids[n] = s.UID
+	h.tell(n, eventLimited, h.limits[n], "")
 }
 
 // gone forgets a Service.
@@ -160,6 +163,9 @@ func (h *herald) result(f service.Family, generation uint64, r reconcile.Result)
 	h.tellRules()
 	now := map[types.NamespacedName][]string{}
 	for _, e := range reconcile.Failed(r.Err) {
+		if reconcile.Unsupported(e.Err) { // see limits
+			continue
+		}
 		n := types.NamespacedName{Namespace: e.Name.Namespace, Name: e.Name.Name}
 		now[n] = append(now[n], fmt.Sprintf("port %s/%s, %s: %v", e.Name.Port, e.Name.Protocol, f, e.Err))
 	}

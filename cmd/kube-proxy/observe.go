@@ -33,6 +33,7 @@ type observers struct {
 	nodeLog *nodeLog
 	tracker *track.Tracker
 	herald  *herald
+	limits  limits
 	log     klog.Logger
 	// podsFromNode says that pods are to be told by the Node's podCIDRs.
 	podsFromNode atomic.Bool
@@ -41,7 +42,7 @@ type observers struct {
 // newObservers returns the observers of backends. Sources say of themselves
 // in contact when they last heard of something.
 func newObservers(c *config.Config, backends []*backend, node string, contact *contacts, log klog.Logger) *observers {
-	o := &observers{mode: backends[0].mode, node: node, contact: contact, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
+	o := &observers{mode: backends[0].mode, limits: limits{mode: backends[0].mode}, node: node, contact: contact, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
 	o.podsFromNode.Store(c.DetectLocalMode == config.NodeCIDR)
 	var families []service.Family
 	var named []metrics.Backend
@@ -108,6 +109,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 	if r.Err != nil && !health.Partial(r.Err) {
 		return
 	}
+	o.limited(b.family, r)
 	o.metrics.ChangesTaken()
 	for _, after := range o.latency.settle(b.family, r.Start, r.Start.Add(r.Took)) {
 		o.metrics.InForce(b.family, after)

@@ -34,6 +34,7 @@ type reporter struct {
 	since      time.Time
 	logged     time.Time
 	settled    string // latest failure to settle
+	limits     string // what cannot be done, as logged last
 }
 
 func newReporter(log klog.Logger) *reporter { return &reporter{log: log, now: time.Now} }
@@ -46,6 +47,12 @@ func (r *reporter) report(res reconcile.Result) {
 		r.failed(res)
 		return
 	}
+	r.succeeded(res)
+	r.limits = ""
+}
+
+// succeeded logs a round that did all that can be done.
+func (r *reporter) succeeded(res reconcile.Result) {
 	switch {
 	case r.failure != "":
 		r.log.Info("Programmed again", "generation", res.Generation, "took", res.Took, "failingFor", r.now().Sub(r.since).Round(time.Millisecond))
@@ -57,8 +64,22 @@ func (r *reporter) report(res reconcile.Result) {
 	r.programmed, r.failure, r.repeats = true, "", 0
 }
 
+// limited logs a round after which nothing is missing but what the mode cannot
+// do. That stays so, and is said once.
+func (r *reporter) limited(res reconcile.Result, text string) {
+	r.succeeded(res)
+	if text != r.limits {
+		r.log.Error(res.Err, "Services ask for what this mode cannot do; the rest of them is in force", "generation", res.Generation, "ports", len(reconcile.Failed(res.Err)))
+	}
+	r.limits = text
+}
+
 func (r *reporter) failed(res reconcile.Result) {
 	now, text := r.now(), res.Err.Error()
+	if reconcile.Unsupported(res.Err) {
+		r.limited(res, text)
+		return
+	}
 	if r.failure == "" {
 		r.since = now
 	}

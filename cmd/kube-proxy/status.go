@@ -29,7 +29,8 @@ NAME alone finds Services of that name in every namespace.
 The exit code is 0 if the proxy is healthy and everything asked about is
 programmed, 1 if not, and 2 if it could not be asked. With a Service, it is
 about that one alone. A Service without endpoints is programmed: connections to
-it are refused, as they should be.`
+it are refused, as they should be. One that asks for what the mode cannot do is
+limited: the rest of it is in force.`
 
 const statusExample = `  kube-proxy status
   kube-proxy status --failing

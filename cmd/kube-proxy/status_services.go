@@ -193,6 +193,8 @@ func reasonText(f servicestate.Frontend) string {
 		return "no endpoints on this node, policy " + f.Policy
 	case servicestate.NoSources:
 		return "no client is allowed by the source ranges"
+	case servicestate.Impossible:
+		return "not served: this mode cannot"
 	}
 	return string(f.Reason)
 }
@@ -248,6 +250,22 @@ func (p *printer) service(s *servicestate.Service) {
 	if problems != nil {
 		p.line("")
 		p.table("  ", "SKIPPED|SINCE|WHY", problems)
+	}
+	p.notes(s)
+}
+
+// notes prints what is otherwise than the Service says, for each port and
+// family that it holds for.
+func (p *printer) notes(s *servicestate.Service) {
+	var rows [][]cell
+	for _, x := range s.Ports {
+		for _, n := range x.Notes {
+			rows = append(rows, []cell{plain(cmp.Or(clean(x.Port), "-")), plain(clean(x.Family)), plain(clean(n))})
+		}
+	}
+	if rows != nil {
+		p.line("")
+		p.table("  ", "PORT|FAMILY|NOTE", rows)
 	}
 }
 

@@ -76,7 +76,7 @@ func lacking(s *servicestate.Service) bool {
 func unserved(s *servicestate.Service) bool {
 	return slices.ContainsFunc(s.Ports, func(p servicestate.Port) bool {
 		return slices.ContainsFunc(p.Frontends, func(f servicestate.Frontend) bool {
-			return f.Reason == servicestate.NoEndpoints || f.Reason == servicestate.NoSources
+			return slices.Contains([]servicestate.Reason{servicestate.NoEndpoints, servicestate.NoSources, servicestate.Impossible}, f.Reason)
 		})
 	})
 }

@@ -107,7 +107,7 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	s.rounds++
 	s.ended = r.Start.Add(r.Took)
 	s.found += len(r.Drift)
-	s.failed, s.err = len(reconcile.Failed(r.Err)), ""
+	s.failed, s.err = len(reconcile.Broken(r.Err)), ""
 	if r.Err != nil {
 		s.err = r.Err.Error()
 	}
@@ -117,7 +117,7 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 		s.pending.atLeast(r.Start)
 		return
 	}
-	if r.Err == nil {
+	if r.Done() {
 		s.undone += len(r.Drift)
 	}
 	s.pending.settle(r.Start)

@@ -44,14 +44,14 @@ func (m *Metrics) Result(b Backend, r Round) {
 	}
 	drift := float64(len(r.Result.Drift))
 	m.counters["drift_found_total"].WithLabelValues(b.labels()...).Add(drift)
-	if r.Result.Err == nil {
+	if r.Result.Done() {
 		m.counters["drift_repaired_total"].WithLabelValues(b.labels()...).Add(drift)
 		ended := r.Result.Start.Add(r.Result.Took)
 		m.gauges["sync_proxy_rules_last_timestamp_seconds"].WithLabelValues(f).Set(unix(ended))
 	} else {
 		m.counters["sync_failures_total"].WithLabelValues(b.labels()...).Inc()
 	}
-	if r.Result.Err != nil && b.Mode == nftables {
+	if !r.Result.Done() && b.Mode == nftables {
 		m.counters["sync_proxy_rules_nftables_sync_failures_total"].WithLabelValues(f).Inc()
 	}
 	m.keep(b, r)
@@ -64,9 +64,11 @@ func (m *Metrics) keep(b Backend, r Round) {
 		return
 	}
 	failed := map[service.PortName]bool{}
-	for _, e := range reconcile.Failed(r.Result.Err) {
+	for _, e := range reconcile.Broken(r.Result.Err) {
 		failed[e.Name] = true
 	}
+	limited := len(reconcile.Failed(r.Result.Err)) - len(reconcile.Broken(r.Result.Err))
+	m.gauges["limited_service_ports"].WithLabelValues(b.labels()...).Set(float64(limited))
 	m.gauges["failed_service_ports"].WithLabelValues(b.labels()...).Set(float64(len(failed)))
 	m.mu.Lock()
 	defer m.mu.Unlock()

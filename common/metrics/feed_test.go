@@ -90,6 +90,7 @@ func cluster() *service.Snapshot {
 func TestRounds(t *testing.T) {
 	refused := errors.New("refused")
 	port := &reconcile.PortError{Name: service.PortName{Namespace: "shop", Name: "inner", Protocol: service.TCP}, Err: refused}
+	limit := &reconcile.PortError{Name: port.Name, Err: &reconcile.Unmet{Text: "cannot"}}
 	start := time.Unix(1000, 0)
 	for name, tt := range map[string]struct {
 		err  error
@@ -115,6 +116,15 @@ func TestRounds(t *testing.T) {
 			"sync_proxy_rules_last_timestamp_seconds IPv4":            -1,
 			"drift_repaired_total nftables IPv4":                      0,
 			"sync_failures_total nftables IPv4":                       1,
+		}},
+		"all that can be": {limit, values{
+			"programmed_service_ports nftables IPv4":             4,
+			"failed_service_ports nftables IPv4":                 0,
+			"limited_service_ports nftables IPv4":                1,
+			"sync_proxy_rules_last_timestamp_seconds IPv4":       1002,
+			"drift_repaired_total nftables IPv4":                 2,
+			"sync_failures_total nftables IPv4":                  0,
+			"sync_proxy_rules_nftables_sync_failures_total IPv4": 0,
 		}},
 		"not at all": {errors.Join(port, refused), values{
 			"programmed_service_ports nftables IPv4":             -1,

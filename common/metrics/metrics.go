@@ -57,6 +57,7 @@ var gauges = map[string]metric{
 	"config_last_reload_successful":                {nil, "1 if the configuration file, as it is now, can be used, else 0."},
 	"config_last_reload_success_timestamp_seconds": {nil, "When the configuration in force was read, as a Unix time."},
 	"failed_service_ports":                         {backend, "Service ports that the latest round could not program."},
+	"limited_service_ports":                        {backend, "Service ports of which the mode cannot do everything."},
 }
 
 // observed are gauges whose values are made when they are asked for.

@@ -68,6 +68,7 @@ var documented = map[string]string{
 	"kubeproxy_programmed_service_ports":                     "GAUGE{backend,ip_family}",
 	"kubeproxy_programmed_endpoints":                         "GAUGE{backend,ip_family}",
 	"kubeproxy_failed_service_ports":                         "GAUGE{backend,ip_family}",
+	"kubeproxy_limited_service_ports":                        "GAUGE{backend,ip_family}",
 	"kubeproxy_config_reloads_total":                         "COUNTER{result}",
 	"kubeproxy_config_last_reload_successful":                "GAUGE{}",
 	"kubeproxy_config_last_reload_success_timestamp_seconds": "GAUGE{}",

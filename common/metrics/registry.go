@@ -171,6 +171,7 @@ func (m *Metrics) appearFor(b Backend) {
 		}
 	}
 	m.gauges["failed_service_ports"].WithLabelValues(b.labels()...)
+	m.gauges["limited_service_ports"].WithLabelValues(b.labels()...)
 }
 
 // Handler serves everything but the health checks.

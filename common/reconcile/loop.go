@@ -96,7 +96,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			l.Report(r)
 			next = p.next(start, time.Since(start))
 			failures++
-			if r.Err == nil || Unsupported(r.Err) {
+			if r.Done() {
 				failures = 0
 			} else {
 				pause = min(pause, l.Retry.After(failures))
@@ -164,14 +164,16 @@ func apply(ctx context.Context, plan Plan, r *Result) {
 		r.Whole = w.Whole()
 	}
 	r.Drift = plan.Drift()
-	if plan.Empty() {
-		return
+	if !plan.Empty() {
+		r.Changed = true
+		if m, ok := plan.(Remover); ok {
+			r.Removed = m.Removed()
+		}
+		r.Err = plan.Apply(ctx)
 	}
-	r.Changed = true
-	if m, ok := plan.(Remover); ok {
-		r.Removed = m.Removed()
+	if n, ok := plan.(Noter); ok {
+		r.Notes = n.Notes()
 	}
-	r.Err = plan.Apply(ctx)
 }
 
 // sleep waits for d, for wake, for ctx or for another Pace, which it takes in

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"kubeproxy/common/service"
@@ -70,6 +69,24 @@ type Whole interface {
 	Whole() bool
 }
 
+// Noter is a Plan that knows what its dataplane does otherwise than Services ask
+// for.
+type Noter interface {
+	Plan
+	// Notes is asked after Apply, or instead of it for an empty plan.
+	Notes() Notes
+}
+
+// Notes are about ports that are in force. Nobody changes one that was told.
+type Notes map[service.PortName][]Note
+
+// Note is about a difference that an operator should know of.
+type Note struct {
+	Text string
+	// Passing means that it comes and goes with endpoints, all day.
+	Passing bool
+}
+
 // PortError is a failure that concerns one Service port only.
 type PortError struct {
 	Family service.Family
@@ -105,19 +122,6 @@ func Failed(err error) []*PortError {
 	return failed
 }
 
-// Unsupported reports that err is about nothing but what a dataplane cannot do,
-// errors.ErrUnsupported, so that trying again is of no use.
-func Unsupported(err error) bool {
-	if list, ok := err.(interface{ Unwrap() []error }); ok {
-		all := list.Unwrap()
-		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !Unsupported(err) })
-	}
-	if cause := errors.Unwrap(err); cause != nil {
-		return Unsupported(cause)
-	}
-	return errors.Is(err, errors.ErrUnsupported)
-}
-
 // Result tells how one round went. It is the only source for logs, health
 // and metrics.
 type Result struct {
@@ -128,5 +132,10 @@ type Result struct {
 	Whole      bool            // see Whole
 	Drift      []string        // what others had altered, see Plan
 	Removed    []*service.Port // see Remover
+	Notes      Notes           // see Noter
 	Err        error           // nil only if the dataplane now matches the snapshot
 }
+
+// Done reports that nothing is left to do: the dataplane matches the snapshot
+// but for what it will never do.
+func (r *Result) Done() bool { return r.Err == nil || Unsupported(r.Err) }

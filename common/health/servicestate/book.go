@@ -46,6 +46,7 @@ type page struct {
 	first  mark
 	marks  map[*service.Port]mark
 	failed map[service.PortName]failure
+	notes  reconcile.Notes
 	err    failure // a round that failed as a whole, and none since did better
 }
 
@@ -58,7 +59,12 @@ type mark struct {
 type failure struct {
 	message string
 	since   time.Time
+	cause   error
 }
+
+// limits reports that the dataplane can do no more for the port: what it can is
+// in force.
+func (f failure) limits() bool { return reconcile.Unsupported(f.cause) }
 
 // Noticed says that a problem has come up now. One that nobody said this of
 // counts from when it was first asked for.
@@ -98,6 +104,7 @@ func (b *Book) Result(f service.Family, s *service.Snapshot, r reconcile.Result)
 	for _, e := range reconcile.Failed(r.Err) {
 		failed[e.Name] = p.failed[e.Name].again(e.Err, r.Start)
 	}
+	p.notes = r.Notes
 	p.turn(f, s, failed, mark{s.Generation, r.Start.Add(r.Took).UnixNano()})
 }
 
@@ -106,7 +113,7 @@ func (f failure) again(err error, at time.Time) failure {
 	if f.since.IsZero() {
 		f.since = at
 	}
-	f.message = err.Error()
+	f.message, f.cause = err.Error(), err
 	return f
 }
 
@@ -122,8 +129,8 @@ func (p *page) turn(f service.Family, s *service.Snapshot, failed map[service.Po
 			}
 		}
 	}
-	for name := range p.failed {
-		if port := s.Port(f, name); port != nil {
+	for name, was := range p.failed {
+		if port := s.Port(f, name); port != nil && !was.limits() {
 			p.marks[port] = m // in force only now, or not even now
 		}
 	}
@@ -157,16 +164,23 @@ func (b *Book) wanted() *service.Snapshot {
 }
 
 // Failing reports that a port of the Service could not be programmed in the
-// latest round that got that far.
+// latest round that got that far, or not an address of a load balancer.
 func (b *Book) Failing(namespace, name string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.ContainsFunc(b.pages[:], func(p page) bool {
-		for n := range p.failed {
-			if n.Namespace == namespace && n.Name == name {
+	for f, p := range b.pages {
+		for n, wrong := range p.failed {
+			if n.Namespace == namespace && n.Name == name && (!wrong.limits() || p.shut(p.done.Port(service.Family(f), n), wrong)) {
 				return true
 			}
 		}
-		return false
+	}
+	return false
+}
+
+// shut reports that a load balancer would find port closed.
+func (p *page) shut(port *service.Port, wrong failure) bool {
+	return port != nil && slices.ContainsFunc(port.Frontends, func(f service.Frontend) bool {
+		return f.Kind == service.LoadBalancerIP && reconcile.Loses(wrong.cause, f)
 	})
 }

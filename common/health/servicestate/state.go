@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -36,13 +37,14 @@ type State string
 const (
 	Programmed State = "programmed"
 	Removing   State = "removing" // in force, but not wanted any more
+	Limited    State = "limited"  // in force but for what the mode cannot do
 	Pending    State = "pending"  // newer than what is in force
 	Failed     State = "failed"   // the latest round could not program it
 	Skipped    State = "skipped"
 )
 
 // states orders them.
-var states = []State{Programmed, Removing, Pending, Failed, Skipped}
+var states = []State{Programmed, Removing, Limited, Pending, Failed, Skipped}
 
 // Port is the state of one port in one family.
 type Port struct {
@@ -57,9 +59,12 @@ type Port struct {
 	Frontends      []Frontend `json:"frontends"`
 	Endpoints      int        `json:"endpoints"` // of policy Cluster
 	LocalEndpoints int        `json:"localEndpoints"`
-	// Error is what keeps the port from being programmed, since FailingSince.
+	// Error is what keeps the port from being programmed, or from being so in
+	// full if it is limited, since FailingSince.
 	Error        string     `json:"error,omitempty"`
 	FailingSince *time.Time `json:"failingSince,omitempty"`
+	// Notes are what is done otherwise than the Service asks for.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Frontend is an address that clients dial and what becomes of them.
@@ -82,6 +87,7 @@ const (
 	NoEndpoints Reason = "noEndpoints" // connections are refused
 	PolicyLeft  Reason = "policyLeftNone"
 	NoSources   Reason = "noSourceAllowed" // source ranges were given, none of which this family can use
+	Impossible  Reason = "unsupported"     // the mode cannot do it; the port's error says what
 )
 
 // All returns the state of every Service that is known, by name.
@@ -182,14 +188,17 @@ func (p *page) state(port *service.Port, want *service.Snapshot) Port {
 		LocalEndpoints: local(port),
 	}
 	for _, f := range port.Frontends {
-		s.Frontends = append(s.Frontends, frontend(port, f))
+		s.Frontends = append(s.Frontends, p.frontend(port, f))
 	}
 	state, have, wrong := p.judge(port, want)
 	s.State = state
+	for _, n := range p.notes[port.Name] {
+		s.Notes = append(s.Notes, n.Text)
+	}
 	if have != nil {
 		s.inForce(p.since(have))
 	}
-	if state == Failed {
+	if state == Failed || state == Limited {
 		s.Error, s.FailingSince = wrong.message, &wrong.since
 	}
 	return s
@@ -198,13 +207,16 @@ func (p *page) state(port *service.Port, want *service.Snapshot) Port {
 // judge returns the state of a port that is wanted or in force, what of it is
 // in force and, for Failed, what keeps it from being so.
 func (p *page) judge(port *service.Port, want *service.Snapshot) (s State, have *service.Port, wrong failure) {
-	if wrong, failing := p.failed[port.Name]; failing {
+	wrong, failing := p.failed[port.Name]
+	if failing && !wrong.limits() {
 		return Failed, nil, wrong
 	}
 	if p.done != nil {
 		have = p.done.Port(port.Family, port.Name)
 	}
 	switch {
+	case failing && have == port && want.Port(port.Family, port.Name) != nil:
+		return Limited, have, wrong
 	case have == port && want.Port(port.Family, port.Name) == nil:
 		return Removing, have, wrong
 	case have == port:
@@ -232,21 +244,23 @@ func local(p *service.Port) int {
 	return max(n, len(p.Local))
 }
 
-func frontend(p *service.Port, f service.Frontend) Frontend {
-	s := Frontend{Kind: f.Kind.String(), Port: f.Port, Endpoints: len(p.Endpoints(f.Kind)), Policy: p.Policy(f.Kind).String()}
+func (p *page) frontend(port *service.Port, f service.Frontend) Frontend {
+	s := Frontend{Kind: f.Kind.String(), Port: f.Port, Endpoints: len(port.Endpoints(f.Kind)), Policy: port.Policy(f.Kind).String()}
 	if f.Addr.IsValid() {
 		s.Address = f.Addr.String()
 	}
-	s.Reason = reason(p, f)
+	s.Reason = p.reason(port, f)
 	return s
 }
 
 // reason says why clients of a frontend cannot connect, if so.
-func reason(p *service.Port, f service.Frontend) Reason {
+func (p *page) reason(port *service.Port, f service.Frontend) Reason {
 	switch {
-	case !p.Served():
+	case reconcile.Loses(p.failed[port.Name].cause, f):
+		return Impossible
+	case !port.Served():
 		return NoEndpoints
-	case len(p.Endpoints(f.Kind)) == 0:
+	case len(port.Endpoints(f.Kind)) == 0:
 		return PolicyLeft
 	case f.Sources != nil && len(f.Sources) == 0:
 		return NoSources

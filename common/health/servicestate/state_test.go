@@ -82,8 +82,8 @@ func TestSkippedServices(t *testing.T) {
 	}
 	b.Noticed(b.Problems()[1], at(3))
 	if diff := cmp.Diff(Summary{
-		States:   map[State]int{Programmed: 1, Removing: 0, Pending: 0, Failed: 0, Skipped: 1},
-		Unserved: map[Reason]int{NoEndpoints: 0, PolicyLeft: 0, NoSources: 0}, Problems: 2,
+		States:   map[State]int{Programmed: 1, Removing: 0, Limited: 0, Pending: 0, Failed: 0, Skipped: 1},
+		Unserved: map[Reason]int{NoEndpoints: 0, PolicyLeft: 0, NoSources: 0, Impossible: 0}, Problems: 2,
 	}, b.Summary()); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
@@ -172,7 +172,7 @@ func TestSummaryCountsUnserved(t *testing.T) {
 	dead.Frontends, here.Frontends, shut.Frontends = []service.Frontend{vip, vip}, []service.Frontend{vip}, []service.Frontend{vip}
 	shut.Frontends[0].Sources = []netip.Prefix{}
 	b.wants(dead, here, shut)
-	want := map[Reason]int{NoEndpoints: 1, PolicyLeft: 1, NoSources: 1}
+	want := map[Reason]int{NoEndpoints: 1, PolicyLeft: 1, NoSources: 1, Impossible: 0}
 	if diff := cmp.Diff(want, b.Summary().Unserved); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -19,13 +19,13 @@ type Summary struct {
 }
 
 // reasons are all there are.
-var reasons = []Reason{NoEndpoints, PolicyLeft, NoSources}
+var reasons = []Reason{NoEndpoints, PolicyLeft, NoSources, Impossible}
 
 // tally is what a Summary needs to know of one Service.
 type tally struct {
 	worst    int // in states
 	problem  bool
-	unserved [3]bool // by reasons
+	unserved [4]bool // by reasons
 }
 
 // Summary counts without describing anything, so that it can be asked for
@@ -75,7 +75,7 @@ func (t *tally) add(p *page, port *service.Port, want *service.Snapshot) {
 	state, _, _ := p.judge(port, want)
 	t.worst = max(t.worst, slices.Index(states, state))
 	for _, f := range port.Frontends {
-		if i := slices.Index(reasons, reason(port, f)); i >= 0 {
+		if i := slices.Index(reasons, p.reason(port, f)); i >= 0 {
 			t.unserved[i] = true
 		}
 	}

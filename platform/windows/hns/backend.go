@@ -45,7 +45,7 @@ type installed struct {
 	took     time.Duration // of the listing
 	claims   claims
 	limits   map[service.PortName][]error
-	notes    map[service.PortName][]string
+	notes    reconcile.Notes // copied before they are changed
 	// again are ports that wait for an endpoint of this node.
 	again []service.PortName
 	clean bool // everything was as it should be
@@ -137,7 +137,7 @@ func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, e
 // workAll returns the work that leads from a listing to what next is for.
 func (b *Backend) workAll(next *installed, before *installed) *work {
 	next.claims = newClaims()
-	next.limits, next.notes = map[service.PortName][]error{}, map[service.PortName][]string{}
+	next.limits, next.notes = map[service.PortName][]error{}, reconcile.Notes{}
 	w := &work{}
 	wanted, targets := map[Key]bool{}, map[netip.Addr]Target{}
 	for p := range next.snapshot.Ports(b.family) {

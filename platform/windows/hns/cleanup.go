@@ -48,9 +48,9 @@ const noticeLines = 10
 func (b *Backend) notice(h *installed) {
 	n := 0
 	for _, name := range slices.SortedFunc(maps.Keys(h.notes), service.PortName.Compare) {
-		for _, text := range h.notes[name] {
+		for _, note := range h.notes[name] {
 			if n++; n <= noticeLines {
-				b.host.say(fmt.Sprintf("Service port %s (%s, %s): %s", name, name.Protocol, b.family, text))
+				b.host.say(fmt.Sprintf("Service port %s (%s, %s): %s", name, name.Protocol, b.family, note.Text))
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -85,7 +86,7 @@ type Wishes struct {
 	// Limits are what cannot be had, now or ever; the rest can. Notes are
 	// about what works a little differently from what the Service says.
 	Limits []error
-	Notes  []string
+	Notes  []reconcile.Note
 }
 
 // maxEndpoints is how many endpoints a load balancer of HNS can have.
@@ -96,13 +97,13 @@ func Desire(p *service.Port, s *Site) Wishes {
 	var w Wishes
 	switch {
 	case s.Without != "":
-		w.limit("%s", s.Without)
+		w.limit(p.Frontends, "%s", s.Without)
 		return w
 	case p.Name.Protocol != service.TCP && p.Name.Protocol != service.UDP:
-		w.limit("HNS has no load balancers for %s", p.Name.Protocol)
+		w.limit(p.Frontends, "HNS has no load balancers for %s", p.Name.Protocol)
 		return w
 	case !p.Served():
-		w.note("it has no ready endpoint, and HNS cannot refuse connections: they time out")
+		w.Notes = append(w.Notes, reconcile.Note{Text: "it has no ready endpoint, and HNS cannot refuse connections: they time out", Passing: true})
 	}
 	choices := map[service.Policy]choice{}
 	for _, f := range p.Frontends {
@@ -113,7 +114,7 @@ func Desire(p *service.Port, s *Site) Wishes {
 			choices[policy] = c
 		}
 		if f.Sources != nil {
-			w.limit("HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
+			w.limit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
 			continue
 		}
 		if len(c.targets) > 0 {
@@ -129,12 +130,8 @@ func Desire(p *service.Port, s *Site) Wishes {
 	return w
 }
 
-func (w *Wishes) limit(format string, args ...any) {
-	w.Limits = append(w.Limits, unsupported(fmt.Sprintf(format, args...)))
-}
-
-func (w *Wishes) note(format string, args ...any) {
-	w.Notes = append(w.Notes, fmt.Sprintf(format, args...))
+func (w *Wishes) limit(lost []service.Frontend, format string, args ...any) {
+	w.Limits = append(w.Limits, &reconcile.Unmet{Text: fmt.Sprintf(format, args...), Lost: lost})
 }
 
 // affinity notes how session affinity differs.
@@ -142,9 +139,9 @@ func (w *Wishes) affinity(p *service.Port, s *Site) {
 	switch {
 	case p.Affinity == 0 || len(w.LoadBalancers) == 0:
 	case s.Version.Features().Affinity:
-		w.note("session affinity has no timeout: HNS does not take one")
+		w.Notes = append(w.Notes, reconcile.Note{Text: "session affinity has no timeout: HNS does not take one"})
 	default:
-		w.limit("HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
+		w.limit(nil, "HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
 	}
 }
 
@@ -152,7 +149,7 @@ func (w *Wishes) affinity(p *service.Port, s *Site) {
 func (w *Wishes) direct(p *service.Port, s *Site) {
 	external := slices.ContainsFunc(w.LoadBalancers, func(l Wish) bool { return l.Flags&ExternalRoute != 0 })
 	if external && p.External == service.PolicyLocal && !s.Version.Features().DSR {
-		w.limit("HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
+		w.limit(nil, "HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
 	}
 }
 
@@ -181,12 +178,12 @@ func (s *Site) choose(w *Wishes, p *service.Port, endpoints []service.Endpoint, 
 		for _, n := range ports[1:] {
 			left += len(groups[n])
 		}
-		w.limit("the endpoints of policy %s have different ports, and a load balancer of HNS has one: only the %d with port %d get traffic, not %d with ports %v",
+		w.limit(nil, "the endpoints of policy %s have different ports, and a load balancer of HNS has one: only the %d with port %d get traffic, not %d with ports %v",
 			policy, len(groups[c.port]), c.port, left, ports[1:])
 	}
 	chosen := groups[c.port]
 	if len(chosen) > maxEndpoints {
-		w.limit("it has %d endpoints, and a load balancer of HNS at most %d: the rest get no traffic", len(chosen), maxEndpoints)
+		w.limit(nil, "it has %d endpoints, and a load balancer of HNS at most %d: the rest get no traffic", len(chosen), maxEndpoints)
 		chosen = chosen[:maxEndpoints]
 	}
 	for _, e := range chosen {
@@ -292,7 +289,7 @@ func (s *Site) healthChecks(w *Wishes, p *service.Port) {
 		}
 		k := Key{VIP: f.Addr, Family: p.Family, Port: port, Protocol: service.TCP}
 		if slices.ContainsFunc(w.LoadBalancers, func(x Wish) bool { return x.Key == k }) {
-			w.limit("port %d of %s is the Service's own: health checks on it do not reach the node", port, f.Addr)
+			w.limit(nil, "port %d of %s is the Service's own: health checks on it do not reach the node", port, f.Addr)
 			continue
 		}
 		w.LoadBalancers = append(w.LoadBalancers, Wish{

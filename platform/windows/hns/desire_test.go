@@ -39,7 +39,7 @@ func told(w Wishes) []string {
 		all = append(all, "limit: "+err.Error())
 	}
 	for _, n := range w.Notes {
-		all = append(all, "note: "+n)
+		all = append(all, "note: "+n.Text)
 	}
 	return all
 }

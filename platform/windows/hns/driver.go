@@ -141,14 +141,6 @@ func meaning(c uint32) code {
 	return codes[c]
 }
 
-// unsupported is a wish that HNS can never fulfil.
-type unsupported string
-
-func (u unsupported) Error() string { return string(u) }
-
-// Is makes errors.ErrUnsupported match.
-func (u unsupported) Is(target error) bool { return target == errors.ErrUnsupported }
-
 // pending is a wish that waits for what somebody else does.
 type pending string
 

@@ -40,7 +40,10 @@ type wishChange struct {
 	from, to Wishes
 }
 
-var _ reconcile.Whole = (*plan)(nil)
+var (
+	_ reconcile.Whole = (*plan)(nil)
+	_ reconcile.Noter = (*plan)(nil)
+)
 
 // delta counts how the claims change.
 func (p *plan) delta() claims {
@@ -60,6 +63,9 @@ func (p *plan) Empty() bool {
 
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string { return p.drift }
+
+// Notes implements reconcile.Noter.
+func (p *plan) Notes() reconcile.Notes { return p.next.notes }
 
 // Whole implements reconcile.Whole.
 func (p *plan) Whole() bool { return p.whole }
@@ -101,7 +107,8 @@ func (p *plan) Apply(ctx context.Context) error {
 			return errors.Join(append(portErrors(b.family, done.failed), errors.New("the endpoint of the source VIP vanished"))...)
 		}
 		again.drift, again.whole = p.drift, p.whole
-		p, done = again, again.perform(ctx)
+		*p = *again
+		done = p.perform(ctx)
 	}
 	b.host.save()
 	if done.fatal != nil {
@@ -182,6 +189,9 @@ func waits(limits []error) bool {
 
 // count takes the changes into what next says about all ports.
 func (p *plan) count() {
+	if slices.ContainsFunc(p.changes, func(x wishChange) bool { return len(x.from.Notes)+len(x.to.Notes) > 0 }) {
+		p.next.notes = maps.Clone(p.next.notes)
+	}
 	for _, x := range p.changes {
 		p.next.claims.add(x.from, -1)
 		p.next.claims.add(x.to, 1)

@@ -193,8 +193,8 @@ func (d *document) said(p *plan, dry *pass) {
 		}
 	}
 	for _, n := range slices.SortedFunc(maps.Keys(p.next.notes), service.PortName.Compare) {
-		for _, text := range p.next.notes[n] {
-			d.Notes = append(d.Notes, fmt.Sprintf("service port %s (%s, %s): %s", n, n.Protocol, p.backend.family, text))
+		for _, note := range p.next.notes[n] {
+			d.Notes = append(d.Notes, fmt.Sprintf("service port %s (%s, %s): %s", n, n.Protocol, p.backend.family, note.Text))
 		}
 	}
 }

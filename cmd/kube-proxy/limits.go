@@ -1,0 +1,140 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/events"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// eventLimited is about what a mode cannot do for a Service. Every node in the
+// mode sees it alike.
+var eventLimited = events.Topic{Bad: "ServiceLimited", Reach: events.Cluster}
+
+// limits are what a mode cannot do for Services, in words, by family.
+type limits struct {
+	mode string
+
+	mu  sync.Mutex
+	all [2]map[types.NamespacedName][]string
+}
+
+// limitsOf collects what a round says of Services that is so for as long as
+// they are as they are.
+func limitsOf(r reconcile.Result) map[types.NamespacedName][]string {
+	all := map[types.NamespacedName][]string{}
+	add := func(n service.PortName, text string) {
+		of := types.NamespacedName{Namespace: n.Namespace, Name: n.Name}
+		all[of] = append(all[of], fmt.Sprintf("port %s/%s: %s", cmp.Or(n.Port, "-"), n.Protocol, strings.ReplaceAll(text, "\n", ", ")))
+	}
+	for _, e := range reconcile.Failed(r.Err) {
+		if reconcile.Unsupported(e.Err) {
+			add(e.Name, e.Err.Error())
+		}
+	}
+	for name, notes := range r.Notes {
+		for _, n := range notes {
+			if !n.Passing {
+				add(name, n.Text)
+			}
+		}
+	}
+	return all
+}
+
+// take notes what a round of f says, and returns what there is to say of the
+// Services whose limits are others now, nothing where there are none.
+func (l *limits) take(f service.Family, r reconcile.Result) map[types.NamespacedName]string {
+	now := limitsOf(r)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.all[f]
+	l.all[f] = now
+	changed := map[types.NamespacedName]string{}
+	for n := range now {
+		slices.Sort(now[n])
+		if !slices.Equal(now[n], before[n]) {
+			changed[n] = l.text(n)
+		}
+	}
+	for n := range before {
+		if now[n] == nil {
+			changed[n] = l.text(n)
+		}
+	}
+	return changed
+}
+
+// text says what is limited of a Service, the same on every node.
+func (l *limits) text(n types.NamespacedName) string {
+	var all []string
+	for _, of := range l.all {
+		all = append(all, of[n]...)
+	}
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) == 0 {
+		return ""
+	}
+	if len(all) > mostPorts {
+		all = append(all[:mostPorts:mostPorts], fmt.Sprintf("and %d more", len(all)-mostPorts))
+	}
+	return "Limits of mode " + l.mode + ": " + strings.Join(all, "; ")
+}
+
+// condition names some of the Services that are limited.
+func (l *limits) condition() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	limited := map[string]bool{}
+	for _, of := range l.all {
+		for n := range of {
+			limited[n.String()] = true
+		}
+	}
+	if len(limited) == 0 {
+		return ""
+	}
+	names := slices.Sorted(maps.Keys(limited))
+	more := ""
+	if n := len(names); n > mostPorts {
+		names, more = names[:mostPorts], fmt.Sprintf(" and %d more", n-mostPorts)
+	}
+	return fmt.Sprintf("mode %s cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: %s%s", l.mode, strings.Join(names, ", "), more)
+}
+
+// limited takes in what a round of f, which reached the dataplane, could not
+// do.
+func (o *observers) limited(f service.Family, r reconcile.Result) {
+	changed := o.limits.take(f, r)
+	if len(changed) == 0 {
+		return
+	}
+	o.health.SetCondition("unsupported", o.limits.condition())
+	o.herald.limited(changed)
+}
+
+// limited tells of Services what they cannot have.
+func (h *herald) limited(changed map[types.NamespacedName]string) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for n, text := range changed {
+		if h.limits[n] = text; text == "" {
+			delete(h.limits, n)
+		}
+		h.tell(n, eventLimited, text, "")
+	}
+}

@@ -1,0 +1,115 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+func noRanges(f service.Family, name string) *reconcile.PortError {
+	return portError(f, name, errors.Join(&reconcile.Unmet{Text: "no source ranges"}))
+}
+
+func noted(name, text string) reconcile.Notes {
+	passing := reconcile.Note{Text: "no endpoints", Passing: true}
+	return reconcile.Notes{{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP}: {{Text: text}, passing}}
+}
+
+// What a mode cannot do for a Service is one Event however many families and
+// nodes see it, and none where it comes and goes.
+func TestEventsOfLimits(t *testing.T) {
+	got := heard(t, func(h *herald) {
+		o := &observers{herald: h, health: health.New(health.Options{}), limits: limits{mode: "kernelspace"}}
+		round := func(f service.Family, r reconcile.Result) {
+			h.result(f, 1, r)
+			o.limited(f, r)
+			time.Sleep(2 * time.Minute)
+		}
+		h.set(newService("web", "u1"))
+		h.set(newService("old", "u2"))
+		for _, f := range service.Families {
+			round(f, reconcile.Result{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(f, "web"))})
+		}
+		round(v4, reconcile.Result{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(v4, "web"), portError(v4, "old", errRefused))})
+		want := "mode kernelspace cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: shop/old, shop/web"
+		if text := o.health.Report().Conditions["unsupported"]; text != want {
+			t.Errorf("condition %q, want %q", text, want)
+		}
+		h.set(newService("old", "u3")) // another one
+		time.Sleep(2 * time.Minute)
+		for _, f := range service.Families {
+			round(f, reconcile.Result{})
+		}
+		if c := o.health.Report().Conditions; len(c) > 0 {
+			t.Errorf("conditions %v, want none", c)
+		}
+	})
+	want := []string{
+		"Warning ServiceLimited old u2: Limits of mode kernelspace: port http/tcp: no timeout",
+		"Warning ServiceLimited web u1: Limits of mode kernelspace: port http/tcp: no source ranges",
+		"Warning ServiceNotProgrammed old u2: Node node-a could not program port http/tcp, IPv4: refused",
+		"Warning ServiceLimited old u3: Limits of mode kernelspace: port http/tcp: no timeout",
+	}
+	if len(got) > 2 && strings.Contains(got[0], " web ") { // which waits shorter is left to chance
+		got[0], got[1] = got[1], got[0]
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// What cannot be done is logged once, and is no failure.
+func TestReporterOfLimits(t *testing.T) {
+	log, b := newLog(0)
+	r := newReporter(log)
+	limit := noRanges(v4, "web")
+	for _, err := range []error{limit, limit, errors.Join(limit, errRefused), limit, nil, limit} {
+		r.report(reconcile.Result{Generation: 1, Err: err})
+	}
+	var got []string
+	for _, line := range messages(b) {
+		if text, _, ok := strings.Cut(line, "\" "); ok { // not further lines of an error
+			got = append(got, text)
+		}
+	}
+	limited := `E "Services ask for what this mode cannot do; the rest of them is in force`
+	want := []string{
+		`I "Programmed`, limited, `E "Not everything could be programmed; trying again`, `I "Programmed again`, limited,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Status says which address cannot be served and what is otherwise, and that
+// the rest is.
+func TestStatusOfLimits(t *testing.T) {
+	web := shopPort(v4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80), front(service.LoadBalancerIP, "203.0.113.5", 80))
+	want := service.New(3, &service.Node{}, []*service.Port{web})
+	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	r := reconcile.Result{Generation: 3, Start: ago(time.Hour), Notes: reconcile.Notes{web.Name: {{Text: "no timeout"}}}}
+	r.Err = &reconcile.PortError{Name: web.Name, Err: &reconcile.Unmet{Text: "no source ranges", Lost: web.Frontends[1:]}}
+	b.Result(v4, want, r)
+	report := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
+	got := asked(t, "shop/web", "--server="+serveBook(t, b, report))
+	wants := []string{"shop/web: limited\n", "no source ranges\n", "served\n", "not served: this mode cannot\n", "IPv4    no timeout\n"}
+	for _, w := range wants {
+		if !strings.Contains(got.Out, w) {
+			t.Errorf("no %q in\n%s", w, got.Out)
+		}
+	}
+	if got.Code != exitWrong {
+		t.Errorf("exit %d, want %d", got.Code, exitWrong)
+	}
+}

@@ -1,0 +1,53 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Unmet is what a port asks of a dataplane that it will never do. It matches
+// errors.ErrUnsupported. The rest of the port is in force.
+type Unmet struct {
+	Text string
+	Lost []service.Frontend // that are not in force because of it
+}
+
+func (u *Unmet) Error() string { return u.Text }
+
+// Is makes errors.ErrUnsupported match.
+func (u *Unmet) Is(target error) bool { return target == errors.ErrUnsupported }
+
+// Unsupported reports that err is about nothing but what a dataplane cannot do,
+// errors.ErrUnsupported, so that trying again is of no use.
+func Unsupported(err error) bool {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		all := list.Unwrap()
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !Unsupported(err) })
+	}
+	if cause := errors.Unwrap(err); cause != nil {
+		return Unsupported(cause)
+	}
+	return errors.Is(err, errors.ErrUnsupported)
+}
+
+// Broken lists the PortErrors in err's tree, in order, that are about more than
+// what a dataplane cannot do.
+func Broken(err error) []*PortError {
+	return slices.DeleteFunc(Failed(err), func(e *PortError) bool { return Unsupported(e.Err) })
+}
+
+// Loses reports that f is not in force because of something Unmet in err.
+func Loses(err error, f service.Frontend) bool {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		return slices.ContainsFunc(list.Unwrap(), func(err error) bool { return Loses(err, f) })
+	}
+	var u *Unmet
+	return errors.As(err, &u) && slices.ContainsFunc(u.Lost, func(l service.Frontend) bool {
+		return l.Kind == f.Kind && l.Addr == f.Addr && l.Port == f.Port
+	})
+}
