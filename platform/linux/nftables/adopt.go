@@ -86,9 +86,9 @@ func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
 			return p
 		}
 	}
-	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable}}}
+	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable, name: b.options.Role.table()}}}
 	if t != nil {
-		c.base = []op{{verb: delTable}, {verb: addTable}}
+		c.base = append([]op{{verb: delTable, name: b.options.Role.table()}}, c.base...)
 	}
 	return c.plan()
 }
@@ -110,7 +110,7 @@ type comparison struct {
 
 func (c *comparison) plan() *plan {
 	f, o := c.backend.family, c.backend.options
-	c.next = &installed{snapshot: c.want, slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
+	c.next = &installed{snapshot: c.want, slots: map[service.PortName]slots{}, classes: o.classes(), shared: newShared()}
 	c.chains, c.sets = map[string]bool{}, map[string]*set{}
 	var layouts []layout
 	for p := range c.want.Ports(f) {
@@ -119,14 +119,16 @@ func (c *comparison) plan() *plan {
 		if !l.slots.identity() {
 			c.next.slots[p.Name] = l.slots
 		}
-		c.next.classes = c.next.classes.union(l.needs())
-		c.next.shared.add(p, 1)
+		c.next.classes = c.next.classes.union(l.needs(o))
+		c.next.shared.count(p, 1, o)
 	}
-	c.next.classes = c.next.classes.union(c.heldClasses())
-	for _, s := range baseSets {
+	if o.Role == Forwards {
+		c.next.classes = c.next.classes.union(c.heldClasses())
+	}
+	for _, s := range o.sets() {
 		c.addSet(&c.base, s)
 	}
-	for _, x := range append(baseChains(f, c.want.Node, o), c.next.classes.chains(o)...) {
+	for _, x := range append(o.chains(f, c.want.Node), c.next.classes.chains(o)...) {
 		c.addChain(&c.base, x)
 	}
 	if len(c.base) > 0 {
@@ -175,6 +177,11 @@ func (c *comparison) port(l layout) {
 		return
 	}
 	var ops []op
+	if c.backend.options.Role == BesideIPVS {
+		want := l.besideElements()
+		c.elements(&unit{to: l, ops: c.staleDoors(l, want)}, want)
+		return
+	}
 	for _, s := range ownSets(l.port) {
 		c.addSet(&ops, s)
 	}

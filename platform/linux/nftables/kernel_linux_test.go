@@ -44,8 +44,8 @@ func inNamespace(t *testing.T, f func()) {
 	}
 }
 
-func newKernel(t fataler, f service.Family) *Backend {
-	b, err := New(f, Options{MasqueradeBit: 14})
+func newKernel(t fataler, f service.Family, o Options) *Backend {
+	b, err := New(f, o)
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
@@ -71,12 +71,13 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
 		rapid.Check(t, func(t *rapid.T) {
 			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-			b := newKernel(t, w.Family)
+			o := Options{MasqueradeBit: 14, Role: Role(rapid.IntRange(0, 1).Draw(t, "role"))}
+			b := newKernel(t, w.Family, o)
 			defer b.driver.(*kernel).close()
 			for range 3 {
 				want := service.New(1, w.Node(), w.Ports())
 				apply(t, b, want)
-				fresh := newKernel(t, w.Family)
+				fresh := newKernel(t, w.Family, o)
 				p, err := fresh.Plan(context.Background(), want)
 				fresh.driver.(*kernel).close()
 				if err != nil {
@@ -101,10 +102,11 @@ func TestNftReadsTables(t *testing.T) {
 		rapid.Check(t, func(rt *rapid.T) {
 			w := world.World{T: rt, Family: service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
 			want := service.New(1, w.Node(), w.Ports())
-			b := newKernel(rt, w.Family)
+			o := Options{MasqueradeBit: 14, Role: Role(rapid.IntRange(0, 1).Draw(rt, "role"))}
+			b := newKernel(rt, w.Family, o)
 			apply(rt, b, want)
 			b.driver.(*kernel).close()
-			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
+			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.table())
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			var text bytes.Buffer
@@ -112,7 +114,7 @@ func TestNftReadsTables(t *testing.T) {
 				rt.Fatalf("Render: %v", err)
 			}
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
-			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
+			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.table())
 			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
 				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
 			}
