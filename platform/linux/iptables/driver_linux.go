@@ -49,7 +49,7 @@ func Probe(f service.Family) error {
 }
 
 // lockSeconds bounds how long iptables-legacy waits for the lock that it
-// shares with all others on the node.
+// shares with all others on the node, where it takes that by itself.
 const lockSeconds = "5"
 
 // runner is the Driver of a real node.
@@ -57,8 +57,11 @@ type runner struct {
 	family service.Family
 	dir    string
 
-	mu     sync.Mutex // held while a command changes the tables
+	lock   *lock // nil if there is none that we could hold
 	signal signal
+
+	mu    sync.Mutex // held while a command changes the tables
+	holds bool       // the lock, too
 }
 
 // signal tells whether others have changed the tables.
@@ -96,21 +99,37 @@ func (r *runner) open() error {
 	}
 	if strings.Contains(string(out), "nf_tables") {
 		r.signal, err = newNotices(r.family)
-	} else {
-		r.signal, err = newSizes(r.family)
+		return err
 	}
+	r.lock = newLock(r.path("-restore"))
+	r.signal, err = newSizes(r.family, r.lock)
 	return err
 }
 
 // path returns how to call one of the commands.
 func (r *runner) path(suffix string) string { return filepath.Join(r.dir, command(r.family)+suffix) }
 
-func (r *runner) close() { r.signal.close() }
+func (r *runner) close() {
+	r.signal.close()
+	if r.lock != nil {
+		r.lock.close()
+	}
+}
 
 // Restore implements Driver.
 func (r *runner) Restore(ctx context.Context, text string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.lock != nil {
+		if err := r.lock.hold(ctx, lockWait); err != nil {
+			return fmt.Errorf("%w: %w", errBusy, err)
+		}
+		r.holds = true
+		defer func() {
+			r.holds = false
+			r.lock.release()
+		}()
+	}
 	err := r.run(ctx, text, "--noflush", "-w", lockSeconds)
 	return errors.Join(err, r.signal.settled())
 }
@@ -118,6 +137,9 @@ func (r *runner) Restore(ctx context.Context, text string) error {
 // run runs iptables-restore with text as its input.
 func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	c := exec.CommandContext(ctx, r.path("-restore"), args...)
+	if r.holds {
+		r.lock.lend(c)
+	}
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	in, err := c.StdinPipe()
@@ -188,10 +210,17 @@ const watchEvery = 2 * time.Second
 func (r *runner) Watch(ctx context.Context, touched func()) error {
 	t := time.NewTicker(watchEvery)
 	defer t.Stop()
+	var freed <-chan struct{}
+	if r.lock != nil {
+		freed = r.lock.freed
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-freed: // what waits for the lock need not wait for its turn
+			touched()
+			continue
 		case <-t.C:
 		}
 		switch yes, err := r.Touched(ctx); {

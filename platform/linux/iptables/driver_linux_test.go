@@ -30,6 +30,8 @@ func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
 					t.Skip("needs root")
 				}
 				dir := variantDir(t, variant)
+				// Others on the machine have a lock of their own.
+				t.Setenv(lockVariable, filepath.Join(t.TempDir(), "lock"))
 				done := make(chan error, 1)
 				go func() {
 					runtime.LockOSThread() // never unlocked: the thread ends here

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -119,17 +120,16 @@ func (n *notices) hear() {
 	}
 }
 
-// concerns reports that one of the messages in b is about a table of ours.
-// They begin with the name of the table, but the one that counts generations.
+// concerns reports that one of the messages in b is about what matters to us.
 func (n *notices) concerns(b []byte) bool {
 	const header, body = unix.SizeofNlMsghdr, unix.SizeofNlMsghdr + 4
 	for len(b) >= body+4 {
 		size := int(binary.NativeEndian.Uint32(b))
-		if size < header || size > len(b) {
+		if size < body || size > len(b) {
 			return true // not understood
 		}
 		kind := binary.NativeEndian.Uint16(b[4:])
-		if kind != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN && b[header] == n.family && isTable(b[body:size]) {
+		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES && b[header] == n.family && concerns(kind&0xff, b[body:size]) {
 			return true
 		}
 		b = b[min((size+3)&^3, len(b)):]
@@ -137,17 +137,45 @@ func (n *notices) concerns(b []byte) bool {
 	return false
 }
 
-// isTable reports that the first attribute in b is the name of a table of
-// ours.
-func isTable(b []byte) bool {
-	if len(b) < 4 || binary.NativeEndian.Uint16(b[2:])&^unix.NLA_F_NESTED != 1 {
+// What a message says first: the table, and then the chain, which one about a
+// chain itself puts behind its handle.
+const (
+	attrTable     = 1
+	attrRuleChain = 2
+	attrChainName = 3
+)
+
+// concerns reports that a message with such attributes is about a table of
+// ours, or about a chain of ours or of the system in it.
+func concerns(kind uint16, attrs []byte) bool {
+	var chain uint16
+	switch kind {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		chain = attrChainName
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		chain = attrRuleChain
+	default: // sets and the like, or the number of the state
 		return false
 	}
-	name := b[4:min(int(binary.NativeEndian.Uint16(b)), len(b))]
-	for _, t := range tables {
-		if string(name) == t+"\x00" {
-			return true
+	table, found := "", false
+	for len(attrs) >= unix.SizeofNlAttr {
+		size := int(binary.NativeEndian.Uint16(attrs))
+		if size < unix.SizeofNlAttr || size > len(attrs) {
+			return true // not understood
 		}
+		value := text(attrs[unix.SizeofNlAttr:size])
+		switch binary.NativeEndian.Uint16(attrs[2:]) &^ unix.NLA_F_NESTED {
+		case attrTable:
+			table, found = value, true
+			if !slices.Contains(tables, table) {
+				return false
+			}
+		case chain:
+			i := id{table, value}
+			return !found || i.owned() || i.isSystem()
+		}
+		attrs = attrs[min((size+3)&^3, len(attrs)):]
 	}
-	return false
+	return true
 }

@@ -4,8 +4,10 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"os"
 	"slices"
 	"strings"
@@ -18,30 +20,68 @@ import (
 )
 
 // sizes is the signal of iptables-legacy, whose kernel tells nobody of a
-// change. What it tells, and cheaply, is the size of each table and where its
-// chains begin. An edit that changes neither is found when all is read again.
+// change. What it tells next to free is the size of each table. It gives away
+// the tables, too, which takes 7 ms for 1,000 Services of ten endpoints and
+// 90 ms for 10,000. So they are looked at when a size has changed or somebody
+// has had the lock, and besides as often as costs no more than lookShare.
 type sizes struct {
 	fd, level int
+	family    service.Family
 	names     string // of the file that lists the tables that exist
-	seen      [2]tableInfo
-	known     bool
-	read      time.Time
+	lock      *lock  // nil if the commands take it by themselves
+	seed      maphash.Seed
+
+	seen  [2]tableInfo
+	known bool // seen is what we left
+	// sum stands for what we left, once fresh says so: where others rarely have
+	// the lock, it is worked out a while after a change of ours, which several
+	// changes may share, and not at all if somebody had the lock meanwhile.
+	sum   uint64
+	fresh bool
+	dirty bool
+
+	others time.Time // when somebody else last had the lock
+	looked time.Time
+	cost   time.Duration // of a look
+	read   time.Time
 }
 
-// readAgain is how long sizes alone are believed.
-const readAgain = 10 * time.Minute
+const (
+	// readAgain is how long all this is believed.
+	readAgain = 10 * time.Minute
+	// neighbourly is how long somebody who had the lock is expected to come
+	// again.
+	neighbourly = time.Minute
+	// lookShare bounds how much of the time goes into looks.
+	lookShare = 100
+)
 
 // tableInfo is what the kernel says of a table: struct ipt_getinfo, which is
 // the same for IPv6.
 type tableInfo [84]byte
 
-// getInfo is the option of IPv4 and of IPv6 that asks for it.
-const getInfo = 64
+// What a tableInfo holds behind the name.
+const (
+	infoHooks  = 32 // which of the five hooks the table has
+	infoStarts = 36 // where their chains begin
+	infoSize   = 80
+)
 
-func newSizes(f service.Family) (*sizes, error) {
-	domain, level, names := unix.AF_INET, unix.IPPROTO_IP, "/proc/thread-self/net/ip_tables_names"
+// The options of IPv4 and of IPv6 that ask for a tableInfo, and for a table.
+const (
+	getInfo    = 64
+	getEntries = 65
+	// entriesHead is what stands before the rules of a table.
+	entriesHead = 40
+)
+
+var hookNames = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
+func newSizes(f service.Family, l *lock) (*sizes, error) {
+	s := &sizes{family: f, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP, names: "/proc/thread-self/net/ip_tables_names"}
+	domain := unix.AF_INET
 	if f == service.IPv6 {
-		domain, level, names = unix.AF_INET6, unix.IPPROTO_IPV6, "/proc/thread-self/net/ip6_tables_names"
+		domain, s.level, s.names = unix.AF_INET6, unix.IPPROTO_IPV6, "/proc/thread-self/net/ip6_tables_names"
 	}
 	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if errors.Is(err, unix.EPERM) {
@@ -50,23 +90,38 @@ func newSizes(f service.Family) (*sizes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a raw socket: %w", err)
 	}
-	return &sizes{fd: fd, level: level, names: names}, nil
+	s.fd = fd
+	return s, nil
 }
 
 func (s *sizes) close() { _ = unix.Close(s.fd) }
 
-func (s *sizes) ours(int) error { return nil }
+// ours notices what others did before us. The lock is ours by now.
+func (s *sizes) ours(int) error {
+	if !s.known || s.dirty {
+		return nil
+	}
+	return s.compare()
+}
 
+// settled notes what we left. The lock is still ours.
 func (s *sizes) settled() error {
 	now, err := s.ask()
-	s.seen, s.known = now, true
+	s.seen, s.known, s.fresh = now, err == nil, false
+	if err == nil && (s.lock == nil || !s.lock.listens() || time.Since(s.others) < neighbourly) {
+		s.sum, err = s.look(now)
+		s.fresh = err == nil
+	}
 	return err
 }
 
 // reset notes the sizes. Where there is no table yet, which asking would
 // create, that is left to the next change of ours.
 func (s *sizes) reset() error {
-	s.known, s.read = false, time.Now()
+	s.known, s.fresh, s.dirty, s.read = false, false, false, time.Now()
+	if s.lock != nil {
+		s.lock.heard()
+	}
 	names, err := os.ReadFile(s.names)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -81,14 +136,49 @@ func (s *sizes) reset() error {
 }
 
 func (s *sizes) touched() (bool, error) {
+	var err error
+	switch {
+	case s.dirty:
+	case !s.known:
+		err = s.settled()
+	case s.fresh || !s.due():
+		err = s.compare()
+	case s.lock.try(): // nobody is about to change anything
+		err = s.compare()
+		if err == nil && !s.dirty {
+			s.sum, err = s.look(s.seen)
+			s.fresh = err == nil
+		}
+		s.lock.release()
+	}
+	return s.dirty || time.Since(s.read) > readAgain, err
+}
+
+// due reports that a look may be afforded again.
+func (s *sizes) due() bool { return time.Since(s.looked) > max(watchEvery, lookShare*s.cost) }
+
+// compare notes if the tables are not as we left them.
+func (s *sizes) compare() error {
+	heard := s.lock != nil && s.lock.listens() && s.lock.heard()
 	now, err := s.ask()
 	if err != nil {
-		return false, err
+		return err
 	}
-	if !s.known {
-		s.seen, s.known = now, true
+	if heard {
+		s.others = time.Now()
 	}
-	return now != s.seen || time.Since(s.read) > readAgain, nil
+	changed := heard || now != s.seen
+	switch {
+	case !s.fresh:
+		s.dirty = changed
+	case changed || s.due():
+		sum, err := s.look(now)
+		if err != nil {
+			return err
+		}
+		s.seen, s.dirty = now, sum != s.sum
+	}
+	return nil
 }
 
 func (s *sizes) ask() ([2]tableInfo, error) {
@@ -96,12 +186,65 @@ func (s *sizes) ask() ([2]tableInfo, error) {
 	for i, table := range tables {
 		info := &all[i]
 		copy(info[:], table)
-		size := uint32(len(info))
-		_, _, code := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), uintptr(s.level), getInfo,
-			uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
-		if code != 0 {
-			return all, fmt.Errorf("ask the kernel for the size of table %s: %w", table, code)
+		if err := s.getsockopt(getInfo, info[:]); err != nil {
+			return all, fmt.Errorf("ask the kernel for the size of table %s: %w", table, err)
 		}
 	}
 	return all, nil
+}
+
+func (s *sizes) getsockopt(option uintptr, b []byte) error {
+	size := uint32(len(b))
+	_, _, code := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), uintptr(s.level), option,
+		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if code != 0 {
+		return code
+	}
+	return nil
+}
+
+// look returns what stands for the rules that matter to us. A table that
+// changes meanwhile, or that is not understood, counts as what its size says.
+func (s *sizes) look(infos [2]tableInfo) (uint64, error) {
+	began := time.Now()
+	total := uint64(0)
+	for i, table := range tables {
+		sum, err := s.lookAt(table, infos[i])
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			sum = maphash.Bytes(s.seed, infos[i][:])
+		case err != nil:
+			return 0, fmt.Errorf("ask the kernel for table %s: %w", table, err)
+		}
+		total = total*31 + sum
+	}
+	s.looked, s.cost = time.Now(), time.Since(began)
+	return total, nil
+}
+
+func (s *sizes) lookAt(table string, info tableInfo) (uint64, error) {
+	size := binary.NativeEndian.Uint32(info[infoSize:])
+	// The heap would keep room for the largest table for good.
+	all, err := unix.Mmap(-1, 0, entriesHead+int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.Munmap(all) }()
+	copy(all, table)
+	binary.NativeEndian.PutUint32(all[entriesHead-8:], size)
+	if err := s.getsockopt(getEntries, all); err != nil {
+		return 0, err
+	}
+	b := &blob{table: table, family: s.family, bytes: all[entriesHead:], hooks: map[int]string{}}
+	has := binary.NativeEndian.Uint32(info[infoHooks:])
+	for i, name := range hookNames {
+		if has&(1<<i) != 0 {
+			b.hooks[int(binary.NativeEndian.Uint32(info[infoStarts+4*i:]))] = name
+		}
+	}
+	sum, understood := b.sum(s.seed)
+	if !understood {
+		return maphash.Bytes(s.seed, info[:]), nil
+	}
+	return sum, nil
 }

@@ -1,0 +1,258 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lock is what all users of iptables-legacy on a node share, a file. It is
+// taken here and not by the commands, so that both tables are changed under
+// it, that nobody else changes them before their new state was noted, and
+// that a wait for it can go on behind a round that has given up. The file
+// stays open: each time that somebody closes it, somebody else had it.
+type lock struct {
+	path  string
+	freed chan struct{} // told when a wait that was given up is over
+
+	mu      sync.Mutex
+	file    *os.File // nil if it is not open
+	inode   uint64   // of file
+	asked   *request // for which the kernel has no answer yet
+	notify  int      // an inotify instance, -1 if there is none
+	changed bool     // the file is another one than before
+}
+
+// request is a wait for the lock.
+type request struct {
+	granted chan error // has room for one
+	// abandoned says that nobody waits for it any more.
+	abandoned bool
+}
+
+const (
+	lockVariable = "XTABLES_LOCKFILE"
+	usualLock    = "/run/xtables.lock"
+	// noLock is a file that the commands may lock instead.
+	noLock = lockVariable + "=/dev/null"
+	// lockWait bounds how long a round waits for others on the node.
+	lockWait = 5 * time.Second
+)
+
+// newLock returns the lock, nil if command cannot be kept from taking it by
+// itself.
+func newLock(command string) *lock {
+	path, err := exec.LookPath(command)
+	if err != nil {
+		return nil
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return nil
+	}
+	program, err := os.ReadFile(path)
+	if err != nil || !bytes.Contains(program, []byte(lockVariable)) {
+		return nil
+	}
+	l := &lock{path: cmp.Or(os.Getenv(lockVariable), usualLock), freed: make(chan struct{}, 1)}
+	if l.notify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err != nil {
+		l.notify = -1 // too many of them; heard says what follows
+	}
+	return l
+}
+
+func (l *lock) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.asked == nil && l.file != nil {
+		_ = l.file.Close()
+	}
+	if l.notify >= 0 {
+		_ = unix.Close(l.notify)
+	}
+}
+
+// hold waits for the lock, which release gives back. The error names who has
+// it.
+func (l *lock) hold(ctx context.Context, wait time.Duration) error {
+	r, err := l.ask()
+	if err != nil {
+		return fmt.Errorf("open the lock of iptables: %w", err)
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case err := <-r.granted:
+		return err
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case err := <-r.granted: // after all
+		return err
+	default:
+	}
+	r.abandoned = true
+	return fmt.Errorf("the lock %s is held by %s", l.path, l.holder())
+}
+
+// try takes the lock if it is free.
+func (l *lock) try() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.asked == nil && l.open() == nil && flock(l.file, unix.LOCK_EX|unix.LOCK_NB) == nil
+}
+
+func (l *lock) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = flock(l.file, unix.LOCK_UN)
+}
+
+// ask begins to wait, or goes on with a wait that was given up.
+func (l *lock) ask() (*request, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.asked != nil {
+		l.asked.abandoned = false
+		return l.asked, nil
+	}
+	if err := l.open(); err != nil {
+		return nil, err
+	}
+	r := &request{granted: make(chan error, 1)}
+	l.asked = r
+	go l.await(r, l.file)
+	return r, nil
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func (l *lock) await(r *request, f *os.File) {
+	err := flock(f, unix.LOCK_EX)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked = nil
+	if !r.abandoned {
+		r.granted <- err
+		return
+	}
+	_ = flock(f, unix.LOCK_UN)
+	select {
+	case l.freed <- struct{}{}:
+	default:
+	}
+}
+
+// open opens the file, unless it is open and still the same.
+func (l *lock) open() error {
+	now, err := os.Stat(l.path)
+	if l.file != nil && err == nil && inode(now) == l.inode {
+		return nil
+	}
+	f, err := os.OpenFile(l.path, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if now, err = f.Stat(); err != nil {
+		_ = f.Close()
+		return err
+	}
+	if l.file != nil {
+		_ = l.file.Close()
+	}
+	l.file, l.inode, l.changed = f, inode(now), true
+	if l.notify < 0 {
+		return nil
+	}
+	if _, err := unix.InotifyAddWatch(l.notify, l.path, unix.IN_CLOSE); err != nil {
+		_ = unix.Close(l.notify)
+		l.notify = -1
+	}
+	return nil
+}
+
+func inode(i os.FileInfo) uint64 {
+	s, ok := i.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	return s.Ino
+}
+
+// lend has c run under the lock, which it keeps even if we end.
+func (l *lock) lend(c *exec.Cmd) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c.Env = append(os.Environ(), noLock)
+	c.ExtraFiles = append(c.ExtraFiles, l.file)
+}
+
+// listens reports that heard tells of others.
+func (l *lock) listens() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.open() == nil && l.notify >= 0
+}
+
+// heard reports that others may have had the lock since it was last called.
+func (l *lock) heard() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.open(); err != nil || l.notify < 0 {
+		return true
+	}
+	heard := l.changed
+	l.changed = false
+	var buf [4096]byte
+	for {
+		n, err := unix.Read(l.notify, buf[:])
+		if n <= 0 && !errors.Is(err, unix.EINTR) {
+			return heard
+		}
+		heard = true
+	}
+}
+
+// holder says who has the lock, as far as the kernel tells.
+func (l *lock) holder() string {
+	const unknown = "another process"
+	text, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return unknown
+	}
+	inode := fmt.Sprintf(":%d", l.inode)
+	for line := range strings.Lines(string(text)) {
+		w := strings.Fields(line)
+		if len(w) < 6 || w[1] != "FLOCK" || !strings.HasSuffix(w[5], inode) {
+			continue
+		}
+		name, err := os.ReadFile("/proc/" + w[4] + "/comm")
+		if err != nil { // of somewhere else, or gone
+			return unknown
+		}
+		return fmt.Sprintf("process %s (%s)", w[4], strings.TrimSpace(string(name)))
+	}
+	return unknown
+}

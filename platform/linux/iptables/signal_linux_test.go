@@ -1,0 +1,202 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// meddling runs a command of b's variant, as anybody may who has the lock, or
+// who knows of none.
+func meddling(t *testing.T, b *Backend, args string, env ...string) {
+	t.Helper()
+	c := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...)
+	c.Env = append(os.Environ(), env...)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", args, err, out)
+	}
+}
+
+// patience is how long anything may take that is bound to happen.
+const patience = 15 * time.Second
+
+func poll(ok func() bool) bool {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}
+
+func touched(t *testing.T, b *Backend) bool {
+	t.Helper()
+	yes, err := b.driver.Touched(context.Background())
+	if err != nil {
+		t.Fatalf("Touched: %v", err)
+	}
+	return yes
+}
+
+// TestEditOfTheSameSizeIsNoticed changes a rule so that nothing becomes longer
+// or moves, with the lock that others share and without, at once after a change
+// of ours and later.
+func TestEditOfTheSameSizeIsNoticed(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		want := simple(3)
+		for _, env := range []string{"", lockVariable + "=/dev/null"} {
+			for _, mark := range []string{"0x20/0x20", "0x40/0x40"} {
+				if env == "" || mark == "0x20/0x20" {
+					apply(t, b, want)
+				}
+				if env != "" { // nothing but a look can tell
+					poll(func() bool { touched(t, b); return !isSizes(b) || b.driver.(*runner).signal.(*sizes).fresh })
+				}
+				meddling(t, b, "-t nat -R KUBE-MARK-MASQ 1 -j MARK --set-xmark "+mark, env)
+				if !poll(func() bool { return touched(t, b) }) {
+					t.Errorf("mark %s, environment %q: not noticed", mark, env)
+				}
+				if p := apply(t, b, want); len(p.Drift()) != 1 {
+					t.Errorf("mark %s, environment %q: drift %q, want one line", mark, env, p.Drift())
+				}
+			}
+		}
+	})
+}
+
+func isSizes(b *Backend) bool {
+	_, ok := b.driver.(*runner).signal.(*sizes)
+	return ok
+}
+
+// TestChainsOfOthersAreNotRead has others come and go in tables that are ours,
+// too. None of it has the tables read, but what concerns our chains.
+func TestChainsOfOthersAreNotRead(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		apply(t, b, simple(3))
+		poll(func() bool { touched(t, b); return !isSizes(b) || b.driver.(*runner).signal.(*sizes).fresh })
+		for _, args := range []string{
+			"-t nat -N AAA", "-t nat -A AAA -j RETURN", "-t nat -N MINE", "-t nat -A MINE -p tcp -j RETURN", "-t nat -A MINE -j KUBE-MARK-MASQ", "-t nat -F MINE",
+			"-t filter -N YOURS", "-t filter -A YOURS -j ACCEPT", "-t filter -F YOURS", "-t filter -X YOURS", "-t nat -X MINE",
+		} {
+			meddling(t, b, args)
+			if touched(t, b) {
+				t.Fatalf("%q had the tables read", args)
+			}
+		}
+		meddling(t, b, "-t nat -I PREROUTING 1 -p tcp -j ACCEPT")
+		meddling(t, b, "-t nat -D PREROUTING -j KUBE-SERVICES")
+		if !poll(func() bool { return touched(t, b) }) {
+			t.Error("a lost jump is not noticed")
+		}
+	})
+}
+
+// TestLockOfOthers has somebody hold the lock for longer than a round waits.
+func TestLockOfOthers(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		r := b.driver.(*runner)
+		if r.lock == nil { // iptables-nft has none
+			return
+		}
+		other, err := os.OpenFile(r.lock.path, os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		err = r.lock.hold(context.Background(), 10*time.Millisecond)
+		if want := fmt.Sprintf("is held by process %d (", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("hold = %v, want it to say %q", err, want)
+		}
+		gone, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := r.Restore(gone, "*nat\nCOMMIT\n"); !errors.Is(err, errBusy) {
+			t.Errorf("Restore = %v, want it to be busy", err)
+		}
+		if r.lock.try() {
+			t.Error("the lock of others was free")
+		}
+		if err := unix.Flock(int(other.Fd()), unix.LOCK_UN); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-r.lock.freed:
+		case <-time.After(patience):
+			t.Error("nobody was told that the lock is free")
+		}
+		apply(t, b, simple(1))
+		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			t.Errorf("the lock was not given back: %v", err)
+		}
+	})
+}
+
+// TestRestoreKilledHalfWay has the command end after one of the tables. What
+// is missing is found and added by the next round.
+func TestRestoreKilledHalfWay(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		r := b.driver.(*runner)
+		real, dir := r.dir, t.TempDir()
+		for _, suffix := range []string{"", "-save"} {
+			if err := os.Symlink(filepath.Join(real, command(b.family)+suffix), filepath.Join(dir, command(b.family)+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		killed := "#!/bin/sh\nsed '/COMMIT/q' | " + r.path("-restore") + " \"$@\"\ncat > /dev/null\nkill -9 $$\n"
+		if err := os.WriteFile(filepath.Join(dir, command(b.family)+"-restore"), []byte(killed), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		want := simple(3)
+		r.dir = dir
+		p, err := b.Plan(context.Background(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(context.Background()); !errors.Is(err, errBusy) {
+			t.Errorf("Apply = %v, want it to be busy", err)
+		}
+		r.dir = real
+		if half := apply(t, b, want); half.Empty() || strings.Contains(half.String(), "+ nat chain") {
+			t.Errorf("table nat was in force, the plan is:\n%s", half)
+		}
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("after the next round: %v, still to do:\n%s", err, p)
+		}
+	})
+}
+
+// TestLockSurvives has the file of the lock be another one all of a sudden.
+func TestLockSurvives(t *testing.T) {
+	t.Setenv(lockVariable, filepath.Join(t.TempDir(), "lock"))
+	l := newLock("iptables-legacy-restore")
+	if l == nil {
+		t.Fatal("the command takes a lock that nobody can keep from it")
+	}
+	defer l.close()
+	for range 3 {
+		if err := l.hold(context.Background(), patience); err != nil {
+			t.Fatal(err)
+		}
+		l.release()
+		if !l.heard() || l.heard() {
+			t.Error("a new file is to be heard of once, and we ourselves are not")
+		}
+		if err := os.Remove(l.path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
