@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -119,37 +118,11 @@ func (p *Process) Restart(ctx context.Context) error {
 // the kernel still accepts its connections and what is sent on them, and nobody
 // ever answers.
 func (p *Process) Pause() error {
-	if err := p.signal(syscall.SIGSTOP); err != nil {
-		return err
-	}
 	pid := p.Pid()
-	for deadline := time.Now().Add(patience); !stopped(pid); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("pause %s: it does not stop", p.name)
-		}
+	if pid == 0 {
+		return fmt.Errorf("pause %s: it does not run", p.name)
 	}
-	return nil
-}
-
-// stopped reports that every thread of a process has stopped. A signal reaches
-// them one after the other.
-func stopped(pid int) bool {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil || len(tasks) == 0 {
-		return false
-	}
-	for _, path := range tasks {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return false
-		}
-		// The name before the state may hold any character.
-		i := bytes.LastIndexByte(text, ')')
-		if i < 0 || !bytes.HasPrefix(text[i+1:], []byte(" T")) {
-			return false
-		}
-	}
-	return true
+	return netlab.Halt(pid)
 }
 
 // Resume lets a paused program go on.

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
@@ -65,7 +66,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%v: %+v, want three Services and not ok, in\n%s", err, d, out)
 	}
 
-	if err := syscall.Kill(p.Pid(), syscall.SIGSTOP); err != nil {
+	if err := netlab.Halt(p.Pid()); err != nil {
 		t.Fatal(err)
 	}
 	check(t, 2, []string{"accepts connections but does not answer in time"}, "--timeout=200ms")
