@@ -26,7 +26,7 @@ func (c *change) empty() bool {
 // text is c as iptables-restore --noflush takes it.
 func (c *change) text() string {
 	var b strings.Builder
-	for _, table := range tables {
+	for _, table := range everyTable {
 		c.writeTable(&b, table)
 	}
 	return b.String()

@@ -50,7 +50,7 @@ var (
 
 // owned reports that a chain belongs to the service proxy of the node.
 func (i id) owned() bool {
-	if slices.Contains(familyNames[i.table], i.name) {
+	if slices.Contains(familyNames[i.table], i.name) || slices.Contains(upstreamNames[i.table], i.name) {
 		return true
 	}
 	return (i.table == nat || i.isBranch()) &&

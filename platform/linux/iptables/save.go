@@ -31,7 +31,7 @@ func parse(text string) *held {
 		switch {
 		case strings.HasPrefix(line, "*"):
 			table = line[1:]
-		case table != nat && table != filter:
+		case !slices.Contains(everyTable, table):
 		case strings.HasPrefix(line, ":"):
 			name, _, _ := strings.Cut(line[1:], " ")
 			if i := (id{table, name}); i.owned() {

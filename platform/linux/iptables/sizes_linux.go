@@ -222,20 +222,34 @@ func (s *sizes) look(infos [2]tableInfo) (uint64, error) {
 	return total, nil
 }
 
-func (s *sizes) lookAt(table string, info tableInfo) (uint64, error) {
+func (s *sizes) lookAt(table string, info tableInfo) (sum uint64, err error) {
+	err = s.entries(table, info, func(rules []byte) {
+		sum = s.sumOf(table, info, rules)
+	})
+	return sum, err
+}
+
+// entries passes the rules of a table to use, which must not keep them. Where
+// the table has changed since it had the size in info, that is EAGAIN.
+func (s *sizes) entries(table string, info tableInfo, use func([]byte)) error {
 	size := binary.NativeEndian.Uint32(info[infoSize:])
 	// The heap would keep room for the largest table for good.
 	all, err := unix.Mmap(-1, 0, entriesHead+int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _ = unix.Munmap(all) }()
 	copy(all, table)
 	binary.NativeEndian.PutUint32(all[entriesHead-8:], size)
 	if err := s.getsockopt(getEntries, all); err != nil {
-		return 0, err
+		return err
 	}
-	b := &blob{table: table, family: s.family, bytes: all[entriesHead:], hooks: map[int]string{}}
+	use(all[entriesHead:])
+	return nil
+}
+
+func (s *sizes) sumOf(table string, info tableInfo, rules []byte) uint64 {
+	b := &blob{table: table, family: s.family, bytes: rules, hooks: map[int]string{}}
 	has := binary.NativeEndian.Uint32(info[infoHooks:])
 	for i, name := range hookNames {
 		if has&(1<<i) != 0 {
@@ -244,7 +258,7 @@ func (s *sizes) lookAt(table string, info tableInfo) (uint64, error) {
 	}
 	sum, understood := b.sum(s.seed)
 	if !understood {
-		return maphash.Bytes(s.seed, info[:]), nil
+		return maphash.Bytes(s.seed, info[:])
 	}
-	return sum, nil
+	return sum
 }

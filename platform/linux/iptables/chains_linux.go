@@ -1,0 +1,124 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// nftChains lists the chains in the tables of iptables-nft.
+func nftChains(f service.Family) ([]id, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
+	}
+	defer conn.Close()
+	family := byte(unix.NFPROTO_IPV4)
+	if f == service.IPv6 {
+		family = unix.NFPROTO_IPV6
+	}
+	replies, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN, Flags: netlink.Request | netlink.Dump},
+		Data:   []byte{family, unix.NFNETLINK_V0, 0, 0},
+	})
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		return nil, nil // no nftables, and so no chains
+	case errors.Is(err, unix.EPERM):
+		return nil, fmt.Errorf("list chains of nftables: %w: the right CAP_NET_ADMIN is needed", err)
+	case err != nil:
+		return nil, fmt.Errorf("list chains of nftables: %w", err)
+	}
+	var all []id
+	for _, m := range replies {
+		if i, ok := chainOf(m.Data, family); ok {
+			all = append(all, i)
+		}
+	}
+	return all, nil
+}
+
+// chainOf reads a chain of a family from the body of an answer.
+func chainOf(body []byte, family byte) (id, bool) {
+	const head = 4
+	if len(body) < head || body[0] != family {
+		return id{}, false
+	}
+	attributes, err := netlink.NewAttributeDecoder(body[head:])
+	if err != nil {
+		return id{}, false
+	}
+	var i id
+	for attributes.Next() {
+		switch attributes.Type() {
+		case unix.NFTA_CHAIN_TABLE:
+			i.table = attributes.String()
+		case unix.NFTA_CHAIN_NAME:
+			i.name = attributes.String()
+		}
+	}
+	return i, attributes.Err() == nil
+}
+
+// legacyChains lists the chains in the tables of iptables-legacy. It asks for
+// those only that exist: asking creates the others.
+func legacyChains(f service.Family) ([]id, error) {
+	s, err := newSizes(f, nil)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil // no such family, and so no chains
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	names, err := os.ReadFile(s.names)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var all []id
+	for _, table := range strings.Fields(string(names)) {
+		if !slices.Contains(everyTable, table) {
+			continue
+		}
+		rules, err := s.chains(table)
+		if err != nil {
+			return nil, fmt.Errorf("read table %s from the kernel: %w", table, err)
+		}
+		all = append(all, rules...)
+	}
+	return all, nil
+}
+
+// chains lists the chains of a table, but for those of the system.
+func (s *sizes) chains(table string) ([]id, error) {
+	const tries = 10 // others may change the table meanwhile
+	var all []id
+	err := error(unix.EAGAIN)
+	for try := 0; try < tries && errors.Is(err, unix.EAGAIN); try++ {
+		var info tableInfo
+		copy(info[:], table)
+		if err := s.getsockopt(getInfo, info[:]); err != nil {
+			return nil, err
+		}
+		all = nil
+		err = s.entries(table, info, func(rules []byte) {
+			(&blob{table: table, family: s.family, bytes: rules}).rules(func(r blobRule) bool {
+				if name, ok := r.starts(); ok && name != errorTarget { // which ends the table
+					all = append(all, id{table, strings.Clone(name)})
+				}
+				return true
+			})
+		})
+	}
+	return all, err
+}

@@ -1,0 +1,127 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// Variant is one of the two implementations of iptables, which do not see each
+// other's rules.
+type Variant string
+
+// The variants. Their names are those that iptables adds to its commands.
+const (
+	Legacy Variant = "legacy"
+	NFT    Variant = "nft"
+)
+
+// Variants lists both.
+var Variants = [...]Variant{Legacy, NFT}
+
+// Usual returns the variant that the command iptables of the node is.
+func Usual(f service.Family) (Variant, error) {
+	out, err := exec.Command(command(f), "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask %s for its version: %w", command(f), err)
+	}
+	return variantOf(string(out)), nil
+}
+
+// variantOf reads what a command says of its version.
+func variantOf(version string) Variant {
+	if strings.Contains(version, "nf_tables") {
+		return NFT
+	}
+	return Legacy
+}
+
+// Remains are the chains of service proxies in the tables of one variant and
+// family, in the network namespace of the calling thread. There may well be
+// none.
+type Remains struct {
+	Variant Variant
+	Family  service.Family
+}
+
+// String names the place.
+func (r Remains) String() string { return command(r.Family) + "-" + string(r.Variant) }
+
+// Find says what there is, nothing if there is nothing. It asks the kernel, so
+// that it works where the commands are missing.
+func (r Remains) Find(context.Context) (string, error) {
+	list := legacyChains
+	if r.Variant == NFT {
+		list = nftChains
+	}
+	all, err := list(r.Family)
+	if err != nil {
+		return "", fmt.Errorf("look for chains of %s: %w", r, err)
+	}
+	return remains(all), nil
+}
+
+// Remove removes the chains and the rules of the system's chains that lead
+// there. A chain that somebody else refers to is emptied, stays, and is an
+// error.
+func (r Remains) Remove(ctx context.Context) error {
+	path, err := r.path()
+	if err != nil {
+		return err
+	}
+	text, err := r.run(ctx, "", path+"-save")
+	if err != nil {
+		return fmt.Errorf("read the tables of %s: %w", r, err)
+	}
+	t := parse(text)
+	if c := t.strays(nil); !c.empty() {
+		if _, err := r.run(ctx, c.text(), path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
+			return fmt.Errorf("remove the chains of %s: %w", r, err)
+		}
+	}
+	return t.inUse()
+}
+
+// path returns how to call the variant's commands, but for what is added to
+// the name. Where there is one variant only, its commands may have short names.
+func (r Remains) path() (string, error) {
+	long := r.String()
+	if _, err := exec.LookPath(long + "-restore"); err == nil {
+		return long, nil
+	}
+	short := command(r.Family)
+	out, err := exec.Command(short, "--version").Output()
+	if err == nil && variantOf(string(out)) == r.Variant {
+		return short, nil
+	}
+	return "", fmt.Errorf("the command %s-restore is missing: install it to have the chains removed", long)
+}
+
+func (r Remains) run(ctx context.Context, text, name string, args ...string) (string, error) {
+	c := exec.CommandContext(ctx, name, args...)
+	var out, stderr bytes.Buffer
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(text), &out, &stderr
+	if err := c.Run(); err != nil {
+		said := strings.Join(strings.Fields(stderr.String()), " ")
+		if errors.Is(err, exec.ErrNotFound) || said == "" {
+			return "", err
+		}
+		return "", fmt.Errorf("%w: %s", err, said)
+	}
+	return out.String(), nil
+}
+
+// Close gives back what a Backend holds of the kernel's. The chains stay.
+func (b *Backend) Close() {
+	if r, ok := b.driver.(*runner); ok {
+		r.close()
+	}
+}

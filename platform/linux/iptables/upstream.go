@@ -1,0 +1,65 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// mangle holds no chain of ours.
+const mangle = "mangle"
+
+// everyTable lists the tables in which a service proxy may have chains.
+var everyTable = append(slices.Clone(tables), mangle)
+
+// upstreamNames are chains that some version of kube-proxy makes, in one of
+// its modes, and that none of ours has.
+var upstreamNames = map[string][]string{
+	nat: {
+		"KUBE-PROXY-CANARY", "KUBE-FIREWALL", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT",
+		"KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST", "KUBE-NODEPORT-CONTAINER", "KUBE-NODEPORT-HOST",
+	},
+	filter: {
+		"KUBE-PROXY-CANARY", "KUBE-NODE-PORT", "KUBE-NODEPORT-NON-LOCAL", "KUBE-SOURCE-RANGES-FIREWALL",
+		"KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
+	},
+	mangle: {"KUBE-PROXY-CANARY"},
+}
+
+// kubeletsToo are chains that kubelet kept until version 1.27, so that they
+// alone tell of no service proxy.
+var kubeletsToo = []id{{nat, markChain}, {nat, postroutingChain}}
+
+// remains describes the chains that a service proxy left, among chains of all
+// kinds. It is empty if there are none.
+func remains(all []id) string {
+	var left []id
+	ours := false
+	for _, i := range all {
+		if i.owned() {
+			left = append(left, i)
+			ours = ours || i.name == refuseChain
+		}
+	}
+	if !slices.ContainsFunc(left, func(i id) bool { return !slices.Contains(kubeletsToo, i) }) {
+		return ""
+	}
+	whose := "another service proxy"
+	if ours {
+		whose = "this proxy"
+	}
+	const some = 3
+	slices.SortFunc(left, id.compare)
+	var names []string
+	for _, i := range left[:min(some, len(left))] {
+		names = append(names, i.name)
+	}
+	text := strings.Join(names, ", ")
+	if len(left) > some {
+		text += ", ..."
+	}
+	return fmt.Sprintf("chains of %s: %d (%s)", whose, len(left), text)
+}

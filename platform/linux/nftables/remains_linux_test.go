@@ -1,0 +1,48 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// TestRemains finds and deletes one table, and no other of a similar name.
+func TestRemains(t *testing.T) {
+	inNamespace(t, func() {
+		const others = "table ip kube-proxy-2 {\n}\ntable inet kube-proxy {\n}\n"
+		runNft(t, others+"table ip kube-proxy {\n\tchain a {\n\t}\n}\ntable ip6 kube-proxy {\n}\n", "-f", "-")
+		for _, f := range service.Families {
+			for _, name := range []string{UpstreamTable, TableName} {
+				r := Remains{f, name}
+				if name == TableName {
+					apply(t, newKernel(t, f, Options{MasqueradeBit: 14}), simple(0))
+				}
+				finds(t, r, "the table")
+				remove(t, r)
+				remove(t, r)
+				finds(t, r, "")
+			}
+		}
+		if got := strings.ReplaceAll(runNft(t, "", "list", "ruleset"), "\n\n", "\n"); got != others {
+			t.Errorf("what is left: %s, want %s", got, others)
+		}
+	})
+}
+
+func finds(t *testing.T, r Remains, want string) {
+	t.Helper()
+	if got, err := r.Find(t.Context()); got != want || err != nil {
+		t.Errorf("%s: Find = %q, %v; want %q", r, got, err, want)
+	}
+}
+
+func remove(t *testing.T, r Remains) {
+	t.Helper()
+	if err := r.Remove(t.Context()); err != nil {
+		t.Errorf("%s: Remove: %v", r, err)
+	}
+}
