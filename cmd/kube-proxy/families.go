@@ -49,6 +49,21 @@ func (o *observers) unknownPods(f service.Family, s *service.Snapshot) {
 	o.health.SetCondition("pods-"+f.String(), text)
 }
 
+// without says that a round of f had nothing to do, as the node cannot have
+// the family, which nobody minds who has no Services in it.
+func (o *observers) without(f service.Family, s *service.Snapshot, why string) {
+	if s.Len(f) == 0 {
+		why = ""
+	}
+	if was := o.gone[f]; why != "" && why != was {
+		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", why)
+	} else if why == "" && was == "" {
+		return
+	}
+	o.gone[f] = why
+	o.health.SetCondition("family-"+f.String(), why)
+}
+
 // lack says which families are not programmed, wherever somebody may look.
 func (o *observers) lack(missing map[service.Family]string) {
 	for f, why := range missing {

@@ -96,3 +96,29 @@ func TestUnknownPods(t *testing.T) {
 		t.Errorf("told otherwise: %v", got)
 	}
 }
+
+// TestFamilyOutOfReach has a round find out that the node cannot have a family,
+// which matters where there are Services of it.
+func TestFamilyOutOfReach(t *testing.T) {
+	c, err := config.Load(&config.Flags{}, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, text := newLog(0)
+	b := &backend{mode: "kernelspace", family: service.IPv6}
+	o := newObservers(c, []*backend{b}, "node-a", newContacts(false), log)
+	round := func(why string, ports ...*service.Port) string {
+		s := service.New(1, &service.Node{}, ports)
+		o.result(b, s, reconcile.Result{Without: why})
+		return o.health.Report().Conditions["family-IPv6"]
+	}
+	web := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv6}
+	for i, got := range []string{round("no IPv6"), round("no IPv6", web), round("no IPv6", web), round("", web), round("no IPv6")} {
+		if want := []string{"", "no IPv6", "no IPv6", "", ""}[i]; got != want {
+			t.Errorf("round %d: condition %q, want %q", i, got, want)
+		}
+	}
+	if diff := cmp.Diff([]string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, messages(text)); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+}

@@ -34,6 +34,7 @@ type observers struct {
 	tracker *track.Tracker
 	herald  *herald
 	limits  limits
+	gone    [2]string // why a family cannot be had, each for its own loop
 	log     klog.Logger
 	// podsFromNode says that pods are to be told by the Node's podCIDRs.
 	podsFromNode atomic.Bool
@@ -110,6 +111,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 		return
 	}
 	o.limited(b.family, r)
+	o.without(b.family, s, r.Without)
 	o.metrics.ChangesTaken()
 	for _, after := range o.latency.settle(b.family, r.Start, r.Start.Add(r.Took)) {
 		o.metrics.InForce(b.family, after)

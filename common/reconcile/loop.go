@@ -171,6 +171,9 @@ func apply(ctx context.Context, plan Plan, r *Result) {
 		}
 		r.Err = plan.Apply(ctx)
 	}
+	if b, ok := plan.(Bounded); ok {
+		r.Without = b.Without()
+	}
 	if n, ok := plan.(Noter); ok {
 		r.Notes = n.Notes()
 	}

@@ -77,6 +77,14 @@ type Noter interface {
 	Notes() Notes
 }
 
+// Bounded is a Plan that may be for nothing, as a family cannot be had on this
+// node.
+type Bounded interface {
+	Plan
+	// Without says why no port of the family is programmed, nothing if they are.
+	Without() string
+}
+
 // Notes are about ports that are in force. Nobody changes one that was told.
 type Notes map[service.PortName][]Note
 
@@ -133,6 +141,7 @@ type Result struct {
 	Drift      []string        // what others had altered, see Plan
 	Removed    []*service.Port // see Remover
 	Notes      Notes           // see Noter
+	Without    string          // see Bounded
 	Err        error           // nil only if the dataplane now matches the snapshot
 }
 

@@ -47,7 +47,9 @@ type page struct {
 	marks  map[*service.Port]mark
 	failed map[service.PortName]failure
 	notes  reconcile.Notes
-	err    failure // a round that failed as a whole, and none since did better
+	// without says why nothing of the family is programmed, if so.
+	without string
+	err     failure // a round that failed as a whole, and none since did better
 }
 
 // mark is when something came into force.
@@ -104,7 +106,7 @@ func (b *Book) Result(f service.Family, s *service.Snapshot, r reconcile.Result)
 	for _, e := range reconcile.Failed(r.Err) {
 		failed[e.Name] = p.failed[e.Name].again(e.Err, r.Start)
 	}
-	p.notes = r.Notes
+	p.notes, p.without = r.Notes, r.Without
 	p.turn(f, s, failed, mark{s.Generation, r.Start.Add(r.Took).UnixNano()})
 }
 

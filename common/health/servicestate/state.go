@@ -139,11 +139,15 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 // state describes a port that is wanted or in force.
 func (b *Book) state(port *service.Port, want *service.Snapshot) Port {
 	s := b.pages[port.Family].state(port, want)
-	if why, missing := b.Missing[port.Family]; missing {
+	if why := b.without(port.Family); why != "" {
 		s.State, s.Error, s.FailingSince = Skipped, why, nil
+		s.Generation, s.Since = 0, nil
 	}
 	return s
 }
+
+// without says why no port of f is programmed, nothing if they are.
+func (b *Book) without(f service.Family) string { return cmp.Or(b.Missing[f], b.pages[f].without) }
 
 // ports returns what is wanted, and what is in force without being wanted.
 func (p *page) ports(want *service.Snapshot, f service.Family) []*service.Port {

@@ -23,7 +23,8 @@ var reasons = []Reason{NoEndpoints, PolicyLeft, NoSources, Impossible}
 
 // tally is what a Summary needs to know of one Service.
 type tally struct {
-	worst    int // in states
+	worst    int  // in states
+	found    bool // there is a port that is not skipped
 	problem  bool
 	unserved [4]bool // by reasons
 }
@@ -42,7 +43,7 @@ func (b *Book) Summary() Summary {
 		for _, port := range b.pages[f].ports(want, f) {
 			k := key{port.Name.Namespace, port.Name.Name}
 			t := found[k]
-			t.add(&b.pages[f], port, want)
+			t.add(b, port, want)
 			found[k] = t
 		}
 	}
@@ -51,7 +52,7 @@ func (b *Book) Summary() Summary {
 		k := key{p.Namespace, p.Name}
 		t, ok := found[k]
 		if !ok {
-			t.worst = slices.Index(states, Skipped)
+			t.see(Skipped)
 		}
 		t.problem = true
 		if p.Name != "" {
@@ -71,14 +72,27 @@ func (b *Book) Summary() Summary {
 	return s
 }
 
-func (t *tally) add(p *page, port *service.Port, want *service.Snapshot) {
-	state, _, _ := p.judge(port, want)
-	t.worst = max(t.worst, slices.Index(states, state))
+func (t *tally) add(b *Book, port *service.Port, want *service.Snapshot) {
+	p := &b.pages[port.Family]
+	if state, _, _ := p.judge(port, want); b.without(port.Family) == "" {
+		t.see(state)
+	} else {
+		t.see(Skipped)
+	}
 	for _, f := range port.Frontends {
 		if i := slices.Index(reasons, p.reason(port, f)); i >= 0 {
 			t.unserved[i] = true
 		}
 	}
+}
+
+// see takes in the state of a port as Service.worst does.
+func (t *tally) see(state State) {
+	i := slices.Index(states, state)
+	if state == Skipped && t.found || state != Skipped && t.found && i < t.worst {
+		return
+	}
+	t.worst, t.found = i, t.found || state != Skipped
 }
 
 func (s *Summary) add(t tally) {

@@ -23,7 +23,8 @@ type Site struct {
 	NodeIP    netip.Addr // the node's own address in the family
 	HostMAC   string     // of the interface that has it; overlay networks only
 	SourceVIP netip.Addr
-	// Without says why the family cannot be programmed at all, if so.
+	// Without says why the family cannot be programmed at all, if so. Then no
+	// port has wishes.
 	Without string
 	Options Options
 }
@@ -97,7 +98,6 @@ func Desire(p *service.Port, s *Site) Wishes {
 	var w Wishes
 	switch {
 	case s.Without != "":
-		w.limit(p.Frontends, "%s", s.Without)
 		return w
 	case p.Name.Protocol != service.TCP && p.Name.Protocol != service.UDP:
 		w.limit(p.Frontends, "HNS has no load balancers for %s", p.Name.Protocol)

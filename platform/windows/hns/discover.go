@@ -242,15 +242,17 @@ func nodeIP(node *service.Node, n *Network, f service.Family) netip.Addr {
 
 // without says why a family cannot be had on this network.
 func (s *Site) without(f service.Family) string {
-	if f == service.IPv4 {
-		return ""
-	}
+	has := func(p netip.Prefix) bool { return service.FamilyOf(p.Addr()) == f }
+	without := len(s.Network.Subnets) > 0 && !slices.ContainsFunc(s.Network.Subnets, has)
 	switch {
+	case f == service.IPv4 && !without:
+	case f == service.IPv4:
+		return fmt.Sprintf("network %q has no IPv4 subnet", s.Network.Name)
 	case s.Network.Kind == Overlay:
 		return "HNS has no IPv6 on overlay networks"
 	case !s.Version.Features().DualStack:
 		return fmt.Sprintf("HNS %s has no dual stack: want Windows Server 2022 or newer", s.Version)
-	case len(s.Network.Subnets) > 0 && !slices.ContainsFunc(s.Network.Subnets, func(p netip.Prefix) bool { return p.Addr().Is6() }):
+	case without:
 		return fmt.Sprintf("network %q has no IPv6 subnet", s.Network.Name)
 	}
 	return ""

@@ -41,8 +41,9 @@ type wishChange struct {
 }
 
 var (
-	_ reconcile.Whole = (*plan)(nil)
-	_ reconcile.Noter = (*plan)(nil)
+	_ reconcile.Whole   = (*plan)(nil)
+	_ reconcile.Noter   = (*plan)(nil)
+	_ reconcile.Bounded = (*plan)(nil)
 )
 
 // delta counts how the claims change.
@@ -66,6 +67,9 @@ func (p *plan) Drift() []string { return p.drift }
 
 // Notes implements reconcile.Noter.
 func (p *plan) Notes() reconcile.Notes { return p.next.notes }
+
+// Without implements reconcile.Bounded.
+func (p *plan) Without() string { return p.next.site.Without }
 
 // Whole implements reconcile.Whole.
 func (p *plan) Whole() bool { return p.whole }

@@ -192,6 +192,9 @@ func (d *document) said(p *plan, dry *pass) {
 			d.Unmet = append(d.Unmet, (&reconcile.PortError{Family: at.Family, Name: at.Name, Err: errors.New(text)}).Error())
 		}
 	}
+	if why := p.Without(); why != "" && p.next.snapshot.Len(p.backend.family) > 0 {
+		d.Notes = append(d.Notes, fmt.Sprintf("nothing is programmed for %s: %s", p.backend.family, why))
+	}
 	for _, n := range slices.SortedFunc(maps.Keys(p.next.notes), service.PortName.Compare) {
 		for _, note := range p.next.notes[n] {
 			d.Notes = append(d.Notes, fmt.Sprintf("service port %s (%s, %s): %s", n, n.Protocol, p.backend.family, note.Text))
