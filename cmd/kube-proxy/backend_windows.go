@@ -38,7 +38,8 @@ func allBackends(c *config.Config) ([]*backend, error) {
 }
 
 func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
-	h, err := hnsHost(ctx, c)
+	calls := &meter{}
+	h, err := hnsHost(ctx, c, hns.Metered(hns.Windows(), calls.call))
 	if err != nil {
 		return nil, err
 	}
@@ -46,24 +47,24 @@ func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 	var all []*backend
 	for _, f := range service.Families {
 		b := hns.New(h, f, hnsOptions(c), most)
-		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f})
+		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f, count: calls.count})
 	}
 	return all, nil
 }
 
-func hnsHost(ctx context.Context, c *config.Config) (*hns.Host, error) {
+func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, error) {
 	node, err := nodeName(c)
 	if err != nil {
 		return nil, err
 	}
 	log := klog.FromContext(ctx)
-	return hns.NewHost(hns.Windows(), hns.File(hnsStateFile()), node, func(s string) { log.Info("HNS: " + s) }), nil
+	return hns.NewHost(d, hns.File(hnsStateFile()), node, func(s string) { log.Info("HNS: " + s) }), nil
 }
 
 // prepare chooses the network and reserves the source VIP, for a proxy that
 // may not.
 func prepare(ctx context.Context, c *config.Config) error {
-	h, err := hnsHost(ctx, c)
+	h, err := hnsHost(ctx, c, hns.Windows())
 	if err != nil {
 		return err
 	}

@@ -57,6 +57,11 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 	})
 	o.metrics = metrics.New(metrics.Options{Backends: named, Build: buildMetric(), Features: featureMetrics(c), Observe: o.observe})
 	countRequests(o.metrics)
+	for _, b := range backends {
+		if b.count != nil {
+			b.count(o.metrics)
+		}
+	}
 	o.book = &servicestate.Book{
 		Latest:   func() *service.Snapshot { return o.tracker.Latest() },
 		Problems: o.problems,

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -30,6 +31,8 @@ type backend struct {
 	// settle, if set, follows each round whose rules are at least partly in
 	// force, with the snapshot they are for.
 	settle func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
+	// count, if set, is told where to count what only this mode does.
+	count func(*metrics.Metrics)
 }
 
 func (b *backend) String() string { return b.mode + " " + b.family.String() }

@@ -155,6 +155,8 @@ func buckets(name string) []float64 {
 	switch name {
 	case clientDuration, clientRateLimiter:
 		return append(upTo30, 60)
+	case hnsDuration:
+		return prometheus.ExponentialBuckets(0.001, 4, 10) // a listing takes minutes
 	case clientResolver:
 		return upTo30
 	case clientAsked, clientAnswered:

@@ -57,7 +57,10 @@ func TestOneServiceFails(t *testing.T) {
 	}
 	for path, words := range map[string][]string{
 		"/services": {`"name":"cart","state":"failed"`, `"name":"web","state":"programmed"`, "0x803b0013"},
-		"/metrics":  {`kubeproxy_failed_service_ports{backend="kernelspace",ip_family="IPv4"} 1`, `kubeproxy_services{state="failed"} 1`},
+		"/metrics": {`kubeproxy_failed_service_ports{backend="kernelspace",ip_family="IPv4"} 1`, `kubeproxy_services{state="failed"} 1`,
+			`kubeproxy_hns_call_failures_total{class="exists",operation="create_load_balancer"}`,
+			`kubeproxy_sync_proxy_rules_winkernel_lb_create_failures_total{error="port_already_exists",ip_family="IPv4",lb_type="nodeport"}`,
+			`kubeproxy_hns_call_duration_seconds_count{operation="list"}`},
 	} {
 		if text := n.page(t, path); !has(text, words...) {
 			t.Errorf("want %s to have %q:\n%s", path, words, text)

@@ -251,6 +251,7 @@ func (s *Site) balancer(p *service.Port, f service.Frontend, c choice) Wish {
 		Key:        Key{VIP: f.Addr, Family: p.Family, Port: f.Port, Protocol: p.Name.Protocol},
 		TargetPort: c.port,
 		SourceVIP:  s.SourceVIP,
+		Kind:       f.Kind,
 	}
 	switch f.Kind {
 	case service.ClusterIP:

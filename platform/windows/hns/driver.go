@@ -40,7 +40,8 @@ type Driver interface {
 	// UpdateLoadBalancer changes the load balancer with lb's ID and returns
 	// what HNS holds afterwards, which need not be lb.
 	UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error)
-	DeleteLoadBalancer(ctx context.Context, id string) error
+	// DeleteLoadBalancer deletes the load balancer with lb's ID.
+	DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error
 }
 
 // The classes of errors. They call for different answers, so they are never

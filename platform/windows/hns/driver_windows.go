@@ -175,6 +175,6 @@ func (driver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBa
 	return now, err
 }
 
-func (driver) DeleteLoadBalancer(_ context.Context, id string) error {
-	return call("delete load balancer "+id, func() error { return (&hcn.HostComputeLoadBalancer{Id: id}).Delete() })
+func (driver) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
+	return call("delete load balancer "+lb.Key.String(), func() error { return (&hcn.HostComputeLoadBalancer{Id: lb.ID}).Delete() })
 }

@@ -74,10 +74,10 @@ func TestDriver(t *testing.T) {
 			if err != nil || len(l.Networks) != 0 || len(l.Endpoints) != 4 || len(l.LoadBalancers) != 1 || !l.LoadBalancers[0].same(&lb) || l.LoadBalancers[0].ID != lb.ID {
 				t.Errorf("List = %+v, %v, want it with %+v", l, err, lb)
 			}
-			if err := errors.Join(d.DeleteLoadBalancer(ctx, lb.ID), d.DeleteEndpoint(ctx, made.ID), d.DeleteEndpoint(ctx, vip.ID)); err != nil {
+			if err := errors.Join(d.DeleteLoadBalancer(ctx, lb), d.DeleteEndpoint(ctx, made.ID), d.DeleteEndpoint(ctx, vip.ID)); err != nil {
 				t.Error(err)
 			}
-			if err := d.DeleteLoadBalancer(ctx, lb.ID); !errors.Is(err, ErrNotFound) {
+			if err := d.DeleteLoadBalancer(ctx, lb); !errors.Is(err, ErrNotFound) {
 				t.Errorf("second deletion = %v, want ErrNotFound", err)
 			}
 		})

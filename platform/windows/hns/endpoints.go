@@ -285,4 +285,4 @@ func (d *pretence) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadB
 	return lb, nil
 }
 
-func (d *pretence) DeleteLoadBalancer(context.Context, string) error { return nil }
+func (d *pretence) DeleteLoadBalancer(context.Context, LoadBalancer) error { return nil }

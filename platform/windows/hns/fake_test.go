@@ -243,8 +243,9 @@ func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalan
 	return lb, k.done(op)
 }
 
-func (k *fake) DeleteLoadBalancer(_ context.Context, id string) error {
+func (k *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
 	const op = "delete load balancer"
+	id := lb.ID
 	if err := k.begin(op); err != nil {
 		return err
 	}

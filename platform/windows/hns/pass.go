@@ -226,6 +226,7 @@ func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
 	case !p.ours(have):
 		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
 	case have.same(lb):
+		have.Kind = lb.Kind
 		p.own(have, n)
 		return nil
 	case have.same(lb.with(have.Endpoints)) && p.host.changesInPlace(p.site.Version):
@@ -386,9 +387,9 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 // deleteBalancer tries twice: Windows Server 2019 fails now and then. What is
 // gone already is as good as deleted.
 func (p *pass) deleteBalancer(lb *LoadBalancer) error {
-	err := p.driver.DeleteLoadBalancer(p.ctx, lb.ID)
+	err := p.driver.DeleteLoadBalancer(p.ctx, *lb)
 	if errors.Is(err, ErrBusy) {
-		err = p.driver.DeleteLoadBalancer(p.ctx, lb.ID)
+		err = p.driver.DeleteLoadBalancer(p.ctx, *lb)
 	}
 	if errors.Is(err, ErrNotFound) {
 		return nil

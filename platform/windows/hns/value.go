@@ -123,6 +123,9 @@ type LoadBalancer struct {
 	DSR          bool
 	Flags        PortFlags
 	Distribution Distribution
+	// Kind is that of the frontend it is for, as far as this process knows: HNS
+	// does not keep it.
+	Kind service.Kind
 	// More are further keys. Ours have none, nor anything Odd: what this
 	// package could not express.
 	More []Key

@@ -1,0 +1,91 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// hostNetwork are the metrics of mode kernelspace alone, by the name without
+// its prefix.
+var hostNetwork = map[string]metric{
+	hnsDuration: {[]string{"operation"}, "Time until the Host Networking Service answered."},
+	hnsFailures: {[]string{"operation", "class"}, "Answers of the Host Networking Service other than success, by class of error."},
+	// kube-proxy's.
+	balancerFailures["create"]: {balancer, "Load balancers that could not be made."},
+	balancerFailures["update"]: {balancer, "Load balancers that could not be changed in place."},
+	balancerFailures["delete"]: {balancer, "Load balancers that could not be deleted."},
+}
+
+// balancer are the labels of kube-proxy for what befell a load balancer.
+var balancer = []string{"ip_family", "lb_type", "error"}
+
+const (
+	hnsDuration = "hns_call_duration_seconds"
+	hnsFailures = "hns_call_failures_total"
+)
+
+// balancerFailures are names by what was to be done.
+var balancerFailures = map[string]string{
+	"create": "sync_proxy_rules_winkernel_lb_create_failures_total",
+	"update": "sync_proxy_rules_winkernel_lb_update_failures_total",
+	"delete": "sync_proxy_rules_winkernel_lb_delete_failures_total",
+}
+
+// HNS counts calls to the Host Networking Service.
+type HNS struct {
+	duration *prometheus.HistogramVec
+	failures *prometheus.CounterVec
+	balancer map[string]*prometheus.CounterVec
+}
+
+// HNS makes the metrics of calls to HNS and adds them, with a series for each
+// operation and class. It is called once at most.
+func (m *Metrics) HNS(operations, classes []string) *HNS {
+	counter := func(name string) *prometheus.CounterVec {
+		x := hostNetwork[name]
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: x.help}, x.labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	x := hostNetwork[hnsDuration]
+	h := &HNS{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: hnsDuration, Help: x.help, Buckets: buckets(hnsDuration)}, x.labels),
+		failures: counter(hnsFailures),
+		balancer: map[string]*prometheus.CounterVec{},
+	}
+	m.registry.MustRegister(h.duration)
+	for what, name := range balancerFailures {
+		h.balancer[what] = counter(name)
+	}
+	for _, o := range operations {
+		h.duration.WithLabelValues(o)
+		for _, c := range classes {
+			h.failures.WithLabelValues(o, c)
+		}
+	}
+	return h
+}
+
+// Call observes that an operation took so long. Class is that of its error, ""
+// after a success.
+func (h *HNS) Call(operation, class string, took time.Duration) {
+	h.duration.WithLabelValues(operation).Observe(took.Seconds())
+	if class != "" {
+		h.failures.WithLabelValues(operation, class).Inc()
+	}
+}
+
+// Balancer is a load balancer that could not be made, changed or deleted.
+type Balancer struct {
+	Family, Use, Error string
+}
+
+// BalancerFailed counts that something, "create", "update" or "delete", could
+// not be done.
+func (h *HNS) BalancerFailed(what string, b Balancer) {
+	h.balancer[what].WithLabelValues(b.Family, b.Use, b.Error).Inc()
+}
