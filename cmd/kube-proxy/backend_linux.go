@@ -31,6 +31,12 @@ type dataplane struct {
 	// create returns the backend of a family, which changes nothing before its
 	// first round.
 	create func(*config.Config, service.Family) (reconcile.Backend, error)
+	// audit, if set, returns a backend that tells what is in force, and holds
+	// nothing but an io.Closer.
+	audit func(*config.Config, service.Family) (reconcile.Backend, error)
+	// keeps returns the name of the place, one of places, that the rounds of a
+	// family keep in order, whoever left something there.
+	keeps func(service.Family) (string, error)
 }
 
 // dataplanes is the table of all modes of Linux.
@@ -40,11 +46,17 @@ func dataplanes() []dataplane {
 			mode:   config.NFTables,
 			probe:  func(_ *config.Config, f service.Family) error { return nftables.Probe(f) },
 			create: newNFTables,
+			audit:  newNFTables,
+			keeps: func(f service.Family) (string, error) {
+				return nftables.Remains{Family: f, Table: nftables.TableName}.String(), nil
+			},
 		},
 		{
 			mode:   config.IPTables,
 			probe:  func(_ *config.Config, f service.Family) error { return iptables.Probe(f) },
 			create: newIPTables,
+			audit:  newIPTables,
+			keeps:  keptByIPTables,
 		},
 	}
 }
@@ -57,6 +69,11 @@ func newIPTables(c *config.Config, f service.Family) (reconcile.Backend, error) 
 	return iptables.New(f, iptablesOptions(c))
 }
 
+func keptByIPTables(f service.Family) (string, error) {
+	v, err := iptables.Usual(f)
+	return iptables.Remains{Variant: v, Family: f}.String(), err
+}
+
 // newBackends chooses a mode as c asks for it, or the Node by annotated if c
 // does not, and returns its backends.
 func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*chosen, error) {
@@ -65,7 +82,7 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 		return nil, err
 	}
 	for _, b := range x.backends {
-		b.settle = settler(ctx, b.family)
+		b.settle = settler(ctx, b)
 	}
 	return x, nil
 }
@@ -103,35 +120,40 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 		if err != nil {
 			return nil, err // names the family
 		}
-		all = append(all, &backend{Backend: b, mode: string(d.mode), family: f})
+		kept, err := d.keeps(f)
+		if err != nil {
+			return nil, err
+		}
+		one := &backend{Backend: b, mode: string(d.mode), family: f, kept: kept}
+		if d.audit != nil {
+			one.audit = func() (reconcile.Backend, error) { return d.audit(c, f) }
+		}
+		all = append(all, one)
 	}
 	return all, nil
 }
 
-// allBackends returns a backend of every mode and family, without what goes
-// with it.
-func allBackends(c *config.Config) ([]*backend, error) {
-	var all []*backend
-	for _, d := range dataplanes() {
-		if d.mode == config.IPTables && !iptables.Installed() {
-			klog.Background().Info("There is no command iptables here, so rules of mode iptables are not looked for")
-			continue
+// places lists where any mode of ours may have left rules, or kube-proxy.
+func places(*config.Config) ([]place, error) {
+	var all []place
+	for _, f := range service.Families {
+		for _, v := range iptables.Variants {
+			all = append(all, place{remains: iptables.Remains{Variant: v, Family: f}, family: f})
 		}
-		backends, err := d.backends(c, service.Families[:])
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, backends...)
+		all = append(all,
+			place{remains: nftables.Remains{Family: f, Table: nftables.TableName}, family: f},
+			place{remains: nftables.Remains{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
 	}
 	return all, nil
 }
 
 // settler removes the UDP flows that a round made stale.
-func settler(ctx context.Context, f service.Family) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
+func settler(ctx context.Context, b *backend) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	log := klog.FromContext(ctx)
+	f := b.family
 	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
 	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, error) {
-		if len(r.Drift) > 0 { // flows may have begun by rules that were not ours
+		if b.recheck.Swap(false) || len(r.Drift) > 0 { // flows may have begun by rules that were not ours
 			flows.Recheck()
 		}
 		n, err := flows.Sync(ctx, now)

@@ -25,7 +25,7 @@ func newBackends(context.Context, *config.Config, *options, v1alpha1.ProxyMode) 
 	return nil, errSystem
 }
 
-func allBackends(*config.Config) ([]*backend, error) { return nil, errSystem }
+func places(*config.Config) ([]place, error) { return nil, errSystem }
 
 func prepare(context.Context, *config.Config) error { return errSystem }
 

@@ -32,9 +32,36 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 	})
 }
 
-// allBackends returns a backend of every mode and family.
-func allBackends(c *config.Config) ([]*backend, error) {
-	return hnsBackends(context.Background(), c)
+// places lists where the mode may have left something.
+func places(c *config.Config) ([]place, error) {
+	backends, err := hnsBackends(context.Background(), c)
+	var all []place
+	for _, b := range backends {
+		all = append(all, place{remains: &hnsRemains{backend: b}, family: b.family})
+	}
+	return all, err
+}
+
+// hnsRemains are what a backend has made. What that is turns out as it is
+// removed.
+type hnsRemains struct {
+	*backend
+	removed bool
+}
+
+// Find implements remains.
+func (r *hnsRemains) Find(context.Context) (string, error) {
+	if r.removed {
+		return "", nil
+	}
+	return "all that this proxy made", nil
+}
+
+// Remove implements remains.
+func (r *hnsRemains) Remove(ctx context.Context) error {
+	err := r.Cleanup(ctx)
+	r.removed = err == nil
+	return err
 }
 
 func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {

@@ -13,20 +13,28 @@ import (
 	"kubeproxy/config"
 )
 
-// cleanup removes what any mode ever installed. It goes on past a failure and
-// names everything that is still there.
+// cleanup removes what any mode ever installed, and says what that was. It goes
+// on past a failure and names everything that is still there.
 func cleanup(ctx context.Context, c *config.Config) error {
-	backends, err := allBackends(c)
+	all, err := places(c)
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
+	log := klog.FromContext(ctx)
 	var errs []error
-	for _, b := range backends {
-		if err := b.Cleanup(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("clean up %s: %w", b, err))
+	for _, p := range all {
+		if p.upstream {
 			continue
 		}
-		klog.FromContext(ctx).Info("Cleaned up", "backend", b.String())
+		what, err := clear(ctx, p)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("clean up %s: %w", p, err))
+		case what == "":
+			log.Info("Nothing to clean up", "place", p.String())
+		default:
+			log.Info("Cleaned up", "place", p.String(), "removed", what)
+		}
 	}
 	return errors.Join(errs...)
 }

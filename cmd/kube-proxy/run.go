@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -33,6 +34,14 @@ type backend struct {
 	settle func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
 	// count, if set, is told where to count what only this mode does.
 	count func(*metrics.Metrics)
+	// recheck asks settle to look at flows again that were right before.
+	recheck atomic.Bool
+	// kept names the place that rounds keep in order, and audit returns a
+	// backend that can tell whether they do; see dataplane.
+	kept  string
+	audit func() (reconcile.Backend, error)
+	// takeover, if set, wants to know of each round.
+	takeover *takeover
 }
 
 func (b *backend) String() string { return b.mode + " " + b.family.String() }
@@ -133,17 +142,18 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	group, ctx := errgroup.WithContext(ctx)
 	progress := newProgress(log, contact.unread)
 	for _, b := range backends {
-		loops = append(loops, newLoop(ctx, c, b, watchers, progress))
+		l := newLoop(ctx, c, b, watchers, progress)
+		loops = append(loops, l)
+		if err := watchers.takeOver(ctx, x, b, l.Kick); err != nil {
+			return err
+		}
 	}
 	force := newEffective(o.config.Config, c)
 	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, wish: wish, asked: asked, log: log}
 	r.servers = watchers.serve(ctx, group, force, o)
 	group.Go(func() error { return r.run(ctx) })
 	for i, b := range backends {
-		group.Go(func() error { return loops[i].Run(ctx) })
-		if w, ok := b.Backend.(reconcile.Watcher); ok {
-			group.Go(func() error { return watch(ctx, b, w, loops[i].Kick) })
-		}
+		drive(ctx, group, b, loops[i])
 	}
 	group.Go(func() error { return from.Run(ctx, hearing{watchers.tracker, watchers}) })
 	group.Go(func() error {
@@ -157,6 +167,20 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		log.Info("Stopped; the rules stay in force", "mode", backends[0].mode)
 	}
 	return err
+}
+
+// drive runs what belongs to b in group.
+func drive(ctx context.Context, group *errgroup.Group, b *backend, l *reconcile.Loop) {
+	group.Go(func() error { return l.Run(ctx) })
+	if b.takeover != nil {
+		group.Go(func() error {
+			b.takeover.run(ctx)
+			return nil
+		})
+	}
+	if w, ok := b.Backend.(reconcile.Watcher); ok {
+		group.Go(func() error { return watch(ctx, b, w, l.Kick) })
+	}
 }
 
 // settleIn does what can wait for the first rules, and goes on until ctx ends.
@@ -224,6 +248,9 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 	l.Report = func(res reconcile.Result) {
 		r.report(res)
 		o.result(b, k.want, res)
+		if b.takeover != nil {
+			b.takeover.round(k.want, res.Err)
+		}
 		if res.Err == nil || health.Partial(res.Err) { // the rest is in force
 			p.done(b.String())
 		}

@@ -81,8 +81,9 @@ func (r Remains) with(do func(*socket, *encoder) error) error {
 }
 
 // Close gives back what a Backend holds of the kernel's. The table stays.
-func (b *Backend) Close() {
+func (b *Backend) Close() error {
 	if k, ok := b.driver.(*kernel); ok {
 		k.close()
 	}
+	return nil
 }

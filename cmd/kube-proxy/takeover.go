@@ -1,0 +1,287 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// remains are what a service proxy may have left in one place, whichever it
+// was. All of it is removed together.
+type remains interface {
+	// String names the place.
+	String() string
+	// Find says what is there, nothing if there is nothing.
+	Find(context.Context) (string, error)
+	// Remove removes that. Nothing to remove is success.
+	Remove(context.Context) error
+}
+
+// place is where a mode of ours, or kube-proxy itself, may have left rules.
+type place struct {
+	remains
+	family service.Family
+	// upstream says that no mode of ours leaves anything there.
+	upstream bool
+}
+
+// takeover removes what other modes and other service proxies left for one
+// family. Until then the old rules and those of this process are in force side
+// by side, and connections keep to whichever translated them. So nobody is
+// refused if the old ones go only once all that is wanted is in force, and was
+// seen to be by somebody who read it from the system again.
+type takeover struct {
+	family service.Family
+	places []place
+	// audit returns a backend that knows nothing of what was programmed.
+	audit     func() (reconcile.Backend, error)
+	log       klog.Logger
+	condition func(text string)
+	// done is called when old rules are gone, by which flows may have begun
+	// that no present rule would allow.
+	done func()
+
+	good chan struct{} // a round was good
+	told string        // what was last complained about
+
+	mu      sync.Mutex
+	want    *service.Snapshot // of the last good round
+	partial time.Time         // since when rounds were good but for some ports
+}
+
+// The times of a takeover.
+const (
+	// takeoverPatience is how long old rules may serve a port that the present
+	// mode cannot program. By then they are out of date.
+	takeoverPatience = time.Minute
+	// takeoverPause is the longest one after a failure.
+	takeoverPause = time.Minute
+)
+
+// look finds what there is to take over, and says so.
+func (t *takeover) look(ctx context.Context) {
+	var left []place
+	for _, p := range t.places {
+		what, err := p.Find(ctx)
+		switch {
+		case err != nil:
+			t.log.Error(err, "Cannot tell what an earlier service proxy left; trying again later", "place", p.String())
+		case what == "":
+			continue
+		default:
+			t.log.Info("Found what an earlier service proxy left; it stays in force until all that is wanted is", "place", p.String(), "what", what)
+		}
+		left = append(left, p)
+	}
+	t.places = left
+}
+
+// round takes in how a round for want went.
+func (t *takeover) round(want *service.Snapshot, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case want == nil || want.Partial: // what could not be read may be in the old rules
+		return
+	case err == nil:
+		t.want, t.partial = want, time.Time{}
+	case health.Partial(err):
+		if t.partial.IsZero() {
+			t.partial = time.Now()
+		}
+		if t.want = nil; time.Since(t.partial) < takeoverPatience {
+			return
+		}
+	default:
+		return
+	}
+	select {
+	case t.good <- struct{}{}:
+	default:
+	}
+}
+
+// run returns when all is taken over, or ctx ends.
+func (t *takeover) run(ctx context.Context) {
+	if len(t.places) == 0 {
+		return
+	}
+	defer t.condition("")
+	if !t.verified(ctx) {
+		return
+	}
+	for failures := 0; ; failures++ {
+		if t.remove(context.WithoutCancel(ctx)); len(t.places) == 0 {
+			t.done()
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(time.Second<<min(failures, 10), takeoverPause)):
+		}
+	}
+}
+
+// verified waits until what is wanted is in force, and reports that it is.
+func (t *takeover) verified(ctx context.Context) bool {
+	t.complain("they go as soon as all that is wanted is in force", nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-t.good:
+		}
+		t.mu.Lock()
+		want := t.want
+		t.mu.Unlock()
+		if want == nil || t.audit == nil {
+			return true
+		}
+		err := t.lacks(ctx, want)
+		if err == nil {
+			return true
+		}
+		t.complain("", fmt.Errorf("what is wanted is not all there: %w", err))
+		t.again(ctx)
+	}
+}
+
+// again has a good round looked at again after a while, unless there is
+// another one.
+func (t *takeover) again(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-t.good:
+	case <-time.After(time.Second):
+	}
+	select {
+	case t.good <- struct{}{}:
+	default:
+	}
+}
+
+// lacks returns what is missing of want, by a look at the system.
+func (t *takeover) lacks(ctx context.Context, want *service.Snapshot) error {
+	b, err := t.audit()
+	if err != nil {
+		return err
+	}
+	if c, ok := b.(io.Closer); ok {
+		defer func() { _ = c.Close() }()
+	}
+	p, err := b.Plan(ctx, want)
+	if err != nil {
+		return err
+	}
+	if p.Empty() {
+		return nil
+	}
+	first, more, _ := strings.Cut(p.String(), "\n")
+	return fmt.Errorf("%q and %d more", first, strings.Count(more, "\n"))
+}
+
+// remove removes what it can, and keeps the places where it cannot.
+func (t *takeover) remove(ctx context.Context) {
+	var left []place
+	var errs []error
+	for _, p := range t.places {
+		what, err := clear(ctx, p)
+		switch {
+		case err != nil:
+			left, errs = append(left, p), append(errs, err)
+		case what != "":
+			t.log.Info("Removed what an earlier service proxy left", "place", p.String(), "what", what)
+		}
+	}
+	t.places = left
+	if len(errs) > 0 {
+		t.complain("", errors.Join(errs...))
+	}
+}
+
+// clear removes what is in a place, and returns what that was.
+func clear(ctx context.Context, p place) (what string, err error) {
+	if what, err = p.Find(ctx); err != nil || what == "" {
+		return "", err
+	}
+	if err := p.Remove(ctx); err != nil {
+		return "", err
+	}
+	left, err := p.Find(ctx)
+	if err == nil && left != "" {
+		err = fmt.Errorf("%s has %s again, which was removed: somebody else makes it", p, left)
+	}
+	return what, err
+}
+
+// complain shows why old rules are still there, and logs an error when it is a
+// new one.
+func (t *takeover) complain(why string, err error) {
+	var names []string
+	for _, p := range t.places {
+		names = append(names, p.String())
+	}
+	if err != nil {
+		why = err.Error()
+		if why != t.told {
+			t.log.Error(err, "What an earlier service proxy left is still there; trying again", "places", names)
+		}
+		t.told = why
+	}
+	t.condition("an earlier service proxy left rules in " + strings.Join(names, ", ") + ": " + why)
+}
+
+// takeOver prepares b to take over from whatever was there before, and tells
+// what that is. Before rounds begin nothing is removed.
+func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick func()) error {
+	if b.kept == "" {
+		return nil
+	}
+	all, err := places(x.config)
+	if err != nil {
+		return err
+	}
+	log := o.log.WithValues("backend", b.String())
+	t := &takeover{
+		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1),
+		condition: func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
+		done: func() {
+			b.recheck.Store(true)
+			kick()
+		},
+	}
+	for _, p := range all {
+		switch {
+		case p.family != b.family:
+		case p.String() != b.kept:
+			t.places = append(t.places, p)
+		default:
+			adopting(ctx, log, p)
+		}
+	}
+	t.look(ctx)
+	b.takeover = t
+	return nil
+}
+
+// adopting says what is in the place that rounds of this process keep in order.
+func adopting(ctx context.Context, log klog.Logger, p place) {
+	if what, err := p.Find(ctx); err == nil && what != "" {
+		log.Info("Found what an earlier service proxy left; adopting what is wanted of it", "place", p.String(), "what", what)
+	}
+}

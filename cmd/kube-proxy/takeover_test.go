@@ -1,0 +1,189 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// leftRules are remains that are as stubborn as the test wants them.
+type leftRules struct {
+	what    string
+	removed int
+	fail    []error // of the removals to come
+	stays   bool    // somebody makes them again
+}
+
+func (r *leftRules) String() string { return "a place" }
+
+func (r *leftRules) Find(context.Context) (string, error) { return r.what, nil }
+
+func (r *leftRules) Remove(context.Context) error {
+	r.removed++
+	if len(r.fail) > 0 {
+		err := r.fail[0]
+		r.fail = r.fail[1:]
+		return err
+	}
+	if !r.stays {
+		r.what = ""
+	}
+	return nil
+}
+
+// auditor is a Backend that finds a number of things missing, one fewer each
+// time.
+type auditor struct{ lacks int }
+
+func (a *auditor) Cleanup(context.Context) error { return nil }
+
+func (a *auditor) Plan(context.Context, *service.Snapshot) (reconcile.Plan, error) {
+	if a.lacks > 0 {
+		a.lacks--
+		return lackingPlan{}, nil
+	}
+	return emptyPlan{}, nil
+}
+
+type (
+	lackingPlan struct{ reconcile.Plan }
+	emptyPlan   struct{ reconcile.Plan }
+)
+
+func (lackingPlan) Empty() bool    { return false }
+func (lackingPlan) String() string { return "+ something\n" }
+func (emptyPlan) Empty() bool      { return true }
+
+// story is a takeover in a bubble, and what it says.
+type story struct {
+	*takeover
+	left   *leftRules
+	shown  []string // conditions, one after the other
+	done   int
+	errors *bytes.Buffer
+}
+
+// takingOver runs told beside a takeover of left.
+func takingOver(t *testing.T, left *leftRules, audit *auditor, told func(*story)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &story{left: left, errors: &bytes.Buffer{}}
+		s.takeover = &takeover{
+			places:    []place{{remains: left}},
+			audit:     func() (reconcile.Backend, error) { return audit, nil },
+			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.errors))),
+			condition: func(text string) { s.shown = append(s.shown, text) },
+			done:      func() { s.done++ },
+			good:      make(chan struct{}, 1),
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		s.look(ctx)
+		ended := make(chan struct{})
+		go func() {
+			s.run(ctx)
+			close(ended)
+		}()
+		synctest.Wait()
+		told(s)
+		cancel()
+		<-ended
+	})
+}
+
+// after lets time pass and then reports a round.
+func (s *story) after(d time.Duration, err error) {
+	time.Sleep(d)
+	s.round(service.New(1, &service.Node{}, nil), err)
+	synctest.Wait()
+}
+
+var errPort = &reconcile.PortError{Err: errors.New("refused")}
+
+func TestTakeover(t *testing.T) {
+	const found = "rules"
+	for situation, tt := range map[string]struct {
+		left    leftRules
+		lacks   int
+		told    func(*story)
+		removed int
+		done    bool
+		shown   string // a word of some condition
+	}{
+		"nothing was left":              {left: leftRules{}, told: func(s *story) { s.after(0, nil) }},
+		"a good round":                  {left: leftRules{what: found}, told: func(s *story) { s.after(0, nil) }, removed: 1, done: true, shown: "they go as soon as"},
+		"no round yet":                  {left: leftRules{what: found}, told: func(*story) { time.Sleep(time.Hour) }, shown: "they go as soon as"},
+		"rounds fail":                   {left: leftRules{what: found}, told: func(s *story) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
+		"some ports are refused":        {left: leftRules{what: found}, told: func(s *story) { s.after(0, errPort); s.after(time.Second, errPort) }},
+		"some ports stay refused":       {left: leftRules{what: found}, told: func(s *story) { s.after(0, errPort); s.after(2*time.Minute, errPort) }, removed: 1, done: true},
+		"something cannot be read":      {left: leftRules{what: found}, told: func(s *story) { s.round(&service.Snapshot{Partial: true}, nil); time.Sleep(time.Hour) }},
+		"not all is there at first":     {left: leftRules{what: found}, lacks: 2, told: func(s *story) { s.after(0, nil); time.Sleep(10 * time.Second) }, removed: 1, done: true, shown: "+ something"},
+		"what is wanted is never there": {left: leftRules{what: found}, lacks: 1 << 30, told: func(s *story) { s.after(0, nil); time.Sleep(time.Minute) }, shown: "not all there"},
+		"removing fails twice": {
+			left: leftRules{what: found, fail: []error{errSystemTest, errSystemTest}},
+			told: func(s *story) { s.after(0, nil); time.Sleep(10 * time.Second) }, removed: 3, done: true, shown: "out of order",
+		},
+		"somebody makes it again": {
+			left: leftRules{what: found, stays: true}, told: func(s *story) { s.after(0, nil); time.Sleep(10 * time.Minute) },
+			removed: 15, shown: "somebody else makes it",
+		},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			var s *story
+			takingOver(t, &tt.left, &auditor{tt.lacks}, func(now *story) {
+				s = now
+				tt.told(s)
+				if got := s.done > 0; got != tt.done || tt.left.removed != tt.removed {
+					t.Errorf("removed %d times, done %t; want %d, %t", tt.left.removed, got, tt.removed, tt.done)
+				}
+				if now := len(s.shown) > 0 && s.shown[len(s.shown)-1] != ""; tt.left.what != "" && !now || tt.done && now {
+					t.Errorf("conditions %q", s.shown)
+				}
+			})
+			if !slices.ContainsFunc(s.shown, func(text string) bool { return strings.Contains(text, tt.shown) }) && tt.shown != "" {
+				t.Errorf("conditions %q, want one with %q", s.shown, tt.shown)
+			}
+			if n := strings.Count(s.errors.String(), "still there; trying again"); n > 1 {
+				t.Errorf("the same was told %d times:\n%s", n, s.errors)
+			}
+		})
+	}
+}
+
+var errSystemTest = errors.New("the kernel is out of order")
+
+// TestClear says what was removed, and why not.
+func TestClear(t *testing.T) {
+	for situation, tt := range map[string]struct {
+		left      leftRules
+		what, err string
+	}{
+		"nothing there":       {leftRules{}, "", ""},
+		"something there":     {leftRules{what: "rules"}, "rules", ""},
+		"cannot be removed":   {leftRules{what: "rules", fail: []error{errSystemTest}}, "", "the kernel is out of order"},
+		"somebody else's too": {leftRules{what: "rules", stays: true}, "rules", "a place has rules again, which was removed: somebody else makes it"},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			what, err := clear(t.Context(), place{remains: &tt.left})
+			text := ""
+			if err != nil {
+				text = err.Error()
+			}
+			if what != tt.what || text != tt.err {
+				t.Errorf("clear = %q, %q; want %q, %q", what, text, tt.what, tt.err)
+			}
+		})
+	}
+}
