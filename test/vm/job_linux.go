@@ -42,7 +42,8 @@ type Job struct {
 	CPUs    int           // 0 means 1
 	Memory  int           // in MB, 0 means 2048
 	Timeout time.Duration // 0 means 10 minutes
-	// Stdout and Stderr get what the command prints, as it does.
+	// Stdout and Stderr get what the command prints, as it does. They may be
+	// the same.
 	Stdout, Stderr io.Writer
 }
 

@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,18 @@ func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
 	return cmd
 }
 
+// takingTurns lets one writer write at a time.
+type takingTurns struct {
+	turn *sync.Mutex
+	out  io.Writer
+}
+
+func (w *takingTurns) Write(b []byte) (int, error) {
+	w.turn.Lock()
+	defer w.turn.Unlock()
+	return w.out.Write(b)
+}
+
 // boot runs the machine until it ends, and returns what it left: the exit code
 // and an archive of files.
 func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files []byte, err error) {
@@ -67,6 +80,7 @@ func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files
 	var complaints, result bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &complaints, &complaints
 	done := make(chan error, 3)
+	var turn sync.Mutex // j.Stdout and j.Stderr may be the same
 	for _, out := range []io.Writer{j.Stdout, j.Stderr, &result} {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -76,7 +90,7 @@ func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files
 		defer w.Close()
 		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
 		go func() {
-			_, err := io.Copy(out, r)
+			_, err := io.Copy(&takingTurns{turn: &turn, out: out}, r)
 			done <- err
 		}()
 	}
