@@ -32,22 +32,6 @@ func New(f service.Family, o Options) (*Backend, error) {
 	return &Backend{layout: layout{f, o}, driver: r}, nil
 }
 
-// Probe asks whether the node has an iptables that takes our rules for f, and
-// changes nothing. The error is one sentence that says what is missing.
-func Probe(f service.Family) error {
-	r := &runner{family: f}
-	if err := r.open(); err != nil {
-		return fmt.Errorf("iptables for %s: %w", f, err)
-	}
-	defer r.close()
-	var b bytes.Buffer
-	Document(f, service.New(0, &service.Node{}, nil), Options{}).WriteText(&b)
-	if err := r.run(context.Background(), b.String(), "--test", "--noflush", "-w", lockSeconds); err != nil {
-		return fmt.Errorf("iptables for %s: the command refuses the rules: %w", f, err)
-	}
-	return nil
-}
-
 // lockSeconds bounds how long iptables-legacy waits for the lock that it
 // shares with all others on the node, where it takes that by itself.
 const lockSeconds = "5"
@@ -59,6 +43,7 @@ type runner struct {
 
 	lock   *lock // nil if there is none that we could hold
 	signal signal
+	apart  bool // nothing is changed that others share, so no lock is needed
 
 	mu    sync.Mutex // held while a command changes the tables
 	holds bool       // the lock, too
@@ -137,8 +122,11 @@ func (r *runner) Restore(ctx context.Context, text string) error {
 // run runs iptables-restore with text as its input.
 func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	c := exec.CommandContext(ctx, r.path("-restore"), args...)
-	if r.holds {
+	switch {
+	case r.holds:
 		r.lock.lend(c)
+	case r.apart:
+		c.Env = append(os.Environ(), noLock)
 	}
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
@@ -204,7 +192,7 @@ func (r *runner) Touched(context.Context) (bool, error) {
 }
 
 // watchEvery is how often Watch asks, which is cheap.
-const watchEvery = 2 * time.Second
+const watchEvery = 500 * time.Millisecond
 
 // Watch implements Driver.
 func (r *runner) Watch(ctx context.Context, touched func()) error {

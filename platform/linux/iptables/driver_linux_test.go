@@ -129,16 +129,41 @@ func TestRefusedLineIsNamed(t *testing.T) {
 	})
 }
 
-// TestProbe wants both variants to be good enough, and a missing command to
-// be named.
+// TestProbe wants both variants to be good enough, and what is missing to be
+// named: the command, or what it says the kernel has not.
 func TestProbe(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
-		t.Setenv("PATH", b.options.Dir)
+		name := command(b.family)
+		t.Setenv("PATH", b.options.Dir+":"+os.Getenv("PATH"))
+		meddling(t, b, "-t nat -S")
+		before, err := b.driver.Save(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := Probe(b.family); err != nil {
 			t.Errorf("Probe: %v", err)
 		}
+		if after, err := b.driver.Save(context.Background()); err != nil || strings.Contains(after, "KUBE-") {
+			t.Errorf("Probe left, %v:\n%s\nwhere there was:\n%s", err, after, before)
+		}
+		poor := t.TempDir()
+		for _, suffix := range []string{"", "-save"} {
+			if err := os.Symlink(filepath.Join(b.options.Dir, name+suffix), filepath.Join(poor, name+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		refuses := "#!/bin/sh\ntext=$(cat)\ncase $text in *'-m bpf'*|*'-m statistic'*) echo 'line 3 failed' >&2; exit 2;; esac\n" +
+			"printf '%s\\n' \"$text\" | exec " + filepath.Join(b.options.Dir, name+"-restore") + " \"$@\"\n"
+		if err := os.WriteFile(filepath.Join(poor, name+"-restore"), []byte(refuses), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", poor+":"+os.Getenv("PATH"))
+		const want = "there is no match statistic (kernel module xt_statistic), no match bpf (kernel module xt_bpf): "
+		if err := Probe(b.family); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Probe = %v, want %q", err, want)
+		}
 		t.Setenv("PATH", t.TempDir())
-		if err := Probe(b.family); err == nil || !strings.Contains(err.Error(), "the command "+command(b.family)+" is missing") {
+		if err := Probe(b.family); err == nil || !strings.Contains(err.Error(), "the command "+name+" is missing") {
 			t.Errorf("Probe without the command: %v", err)
 		}
 	})

@@ -1,0 +1,99 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// need is something that rules of ours are made of.
+type need struct{ what, table, rule string }
+
+// needs are what any node's rules need. Session affinity needs the match
+// recent besides; without that, only Services that want affinity are refused.
+var needs = []need{
+	{"match comment (kernel module xt_comment)", nat, "-m comment --comment probe -j RETURN"},
+	{"match tcp (kernel module xt_tcpudp)", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
+	{"match conntrack (kernel module xt_conntrack)", filter, "-m conntrack --ctstate NEW -j RETURN"},
+	{"match addrtype (kernel module xt_addrtype)", nat, "-m addrtype --dst-type LOCAL -j RETURN"},
+	{"match mark (kernel module xt_mark)", filter, "-m mark --mark 0x1/0x1 -j RETURN"},
+	{"match statistic (kernel module xt_statistic)", nat, "-m statistic --mode random --probability 0.5 -j RETURN"},
+	{"match bpf (kernel module xt_bpf)", nat, "-m bpf --bytecode \"1,6 0 0 0\" -j RETURN"},
+	{"target MARK (kernel module xt_mark)", nat, "-j MARK --set-xmark 0x1/0x1"},
+	{"target DNAT (kernel module xt_nat)", nat, "-p tcp -j DNAT --to-destination :1"},
+	{"target MASQUERADE with --random-fully (kernel module xt_MASQUERADE)", nat, "-j MASQUERADE --random-fully"},
+	{"target REJECT (kernel module ipt_REJECT or ip6t_REJECT)", filter, "-p tcp -j REJECT --reject-with tcp-reset"},
+}
+
+// probeTime bounds what a command may take to answer.
+const probeTime = 30 * time.Second
+
+// Probe asks whether the node has an iptables that takes our rules for f, and
+// changes nothing. The error is one sentence that says what is missing. What
+// the kernel lacks shows in a network namespace of its own; where none may be
+// made, only the command is asked.
+func Probe(f service.Family) error {
+	r := &runner{family: f, apart: true}
+	if err := r.open(); err != nil {
+		return fmt.Errorf("iptables for %s: %w", f, err)
+	}
+	defer r.close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+		args := []string{"--noflush", "-w", lockSeconds}
+		if unix.Unshare(unix.CLONE_NEWNET) != nil {
+			args = append(args, "--test")
+		}
+		done <- r.probe(args)
+	}()
+	if err := <-done; err != nil {
+		return fmt.Errorf("iptables for %s: %w", f, err)
+	}
+	return nil
+}
+
+// probe restores what any node has, and if that is refused looks for why.
+func (r *runner) probe(args []string) error {
+	var b bytes.Buffer
+	Document(r.family, service.New(0, &service.Node{}, nil), Options{}).WriteText(&b)
+	for _, n := range needs {
+		b.WriteString(n.text())
+	}
+	whole := r.ask(b.String(), args)
+	if whole == nil || errors.Is(whole, errBusy) {
+		return whole
+	}
+	var missing []string
+	for _, n := range needs {
+		if r.ask(n.text(), args) != nil {
+			missing = append(missing, n.what)
+		}
+	}
+	if len(missing) == 0 {
+		return fmt.Errorf("the command refuses the rules: %w", whole)
+	}
+	return fmt.Errorf("there is no %s: %w", strings.Join(missing, ", no "), whole)
+}
+
+func (r *runner) ask(text string, args []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	return r.run(ctx, text, args...)
+}
+
+// text is what iptables-restore takes to try n, in chains that are nobody's.
+func (n need) text() string {
+	return "*" + n.table + "\n:KUBE-PROBE - [0:0]\n-A KUBE-PROBE " + n.rule + "\nCOMMIT\n"
+}

@@ -1,0 +1,166 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"bytes"
+	"flag"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// hostility is how long the neighbour goes on. make test gives it the default;
+// a minute of it is go test ./test/live -run Hostile -hostile 1m.
+var hostility = flag.Duration("hostile", 6*time.Second, "how long the neighbour of TestIPTablesHostileNeighbour meddles")
+
+// hostile is somebody who changes rules of his own and of others at random.
+type hostile struct {
+	cluster *cluster
+	rand    *rand.Rand
+	mine    string // what he had after his last deed, in both families
+	failed  int    // deeds that met with a state they had no use for
+	done    int
+}
+
+// tracking is a rule of his that needs connection tracking. The kernel tracks
+// only as long as some rule does, so whoever flushes the last one has every
+// translated connection stand still until there is one again.
+const tracking = "*mangle\n-A FORWARD -m conntrack --ctstate INVALID -j RETURN\nCOMMIT\n"
+
+// unmarked are chains that look like ours and are not.
+const unmarked = `KUBE-(MARK-DROP|FIREWALL|KUBELET-CANARY)`
+
+// oursIn matches the lines of a listing that are ours.
+var oursIn = regexp.MustCompile(`^(:|-A )KUBE-|-[jg] KUBE-`)
+
+// theirs returns the lines of a listing that are not ours.
+func theirs(listing string) string {
+	var b strings.Builder
+	keep := regexp.MustCompile(unmarked)
+	for line := range strings.Lines(listing) {
+		if (!oursIn.MatchString(line) || keep.MatchString(line)) && !strings.HasPrefix(line, "*") && line != "COMMIT\n" && !strings.Contains(line, " ACCEPT\n") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// spites are what a restore of both families may do to rules of ours: flush,
+// insert, take away, replace, unhook, add a chain, or load a table anew as
+// firewalls do when they are reloaded.
+var spites = []string{
+	"*nat\n-F KUBE-SERVICES\nCOMMIT\n",
+	"*nat\n-F KUBE-POSTROUTING\nCOMMIT\n",
+	"*nat\n-D KUBE-SERVICES 1\nCOMMIT\n",
+	"*nat\n-I KUBE-SERVICES 1 -p tcp -j RETURN\nCOMMIT\n",
+	"*nat\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x10/0x10\nCOMMIT\n",
+	"*nat\n-R KUBE-MARK-MASQ 1 -j MARK --set-xmark 0x20/0x20\nCOMMIT\n",
+	"*nat\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n",
+	"*nat\n-D POSTROUTING -j KUBE-POSTROUTING\n-F KUBE-POSTROUTING\n-X KUBE-POSTROUTING\nCOMMIT\n",
+	"*nat\n:KUBE-SVC-STRAY - [0:0]\n-A KUBE-SVC-STRAY -j RETURN\nCOMMIT\n",
+	"*filter\n-F KUBE-FORWARD\n-F KUBE-REFUSE\nCOMMIT\n",
+	"*filter\n-D FORWARD -j KUBE-FORWARD\nCOMMIT\n",
+	"*filter\n-F\nCOMMIT\n",
+	"*nat\n-F\n-X\nCOMMIT\n*filter\n-F\n-X\nCOMMIT\n" + neighbours,
+}
+
+// own are what he does to his own rules.
+var own = []string{
+	"*nat\n-A MINE -p udp -m udp --dport 5353 -j RETURN\nCOMMIT\n",
+	"*nat\n-D MINE 1\nCOMMIT\n",
+	"*nat\n-I PREROUTING 1 -j MINE\nCOMMIT\n",
+	"*nat\n-A POSTROUTING -j MINE\nCOMMIT\n",
+	"*filter\n-I FORWARD 1 -m comment --comment \"not KUBE\" -j ACCEPT\nCOMMIT\n",
+	"*filter\n-A INPUT -p icmp -j ACCEPT\nCOMMIT\n",
+}
+
+// meddle does something at random, if the tables allow it, and says what. It
+// wants to find his own rules as he left them.
+func (h *hostile) meddle(t *testing.T) string {
+	t.Helper()
+	now := theirs(h.cluster.listing(t))
+	if diff := cmp.Diff(h.mine, now); diff != "" {
+		t.Errorf("rules of others changed (-as they were left +now):\n%s", diff)
+	}
+	list := spites
+	if h.rand.IntN(3) == 0 {
+		list = own
+	}
+	deed := list[h.rand.IntN(len(list))]
+	h.do(t, deed, "iptables-restore")
+	if !strings.Contains(deed, "icmp") {
+		h.do(t, deed, "ip6tables-restore")
+	}
+	h.mine = theirs(h.cluster.listing(t))
+	return deed
+}
+
+func (h *hostile) do(t *testing.T, deed, name string) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(h.cluster.commands, name), "--noflush", "-w", "5")
+	cmd.Stdin = bytes.NewBufferString(deed)
+	h.done++
+	if _, err := program.Run(t, h.cluster.Node, cmd); err != nil {
+		h.failed++
+	}
+}
+
+// TestIPTablesHostileNeighbour has somebody insert, delete and flush rules, his
+// own and ours, while traffic runs. Whoever is connected stays so, what is his
+// stays as it is, and when he is gone all is as it should be.
+func TestIPTablesHostileNeighbour(t *testing.T) {
+	eachVariant(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		c.neighbour(t, neighbours+tracking)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		cart := app{name: "cart", number: 11, external: "Local"}.on(c.webs()...)
+		c.save(t, web, cart)
+		p := c.start(t)
+		want := c.settle(t)
+		lines, packets := c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
+		load := c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
+			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Workers: 2, Pause: 20 * time.Millisecond,
+		})
+		seed := rand.Uint64()
+		h := &hostile{cluster: c, rand: rand.New(rand.NewPCG(seed, seed)), mine: theirs(c.listing(t))}
+		for end := time.Now().Add(*hostility); time.Now().Before(end) && !t.Failed(); {
+			deed := h.meddle(t)
+			// The kernel forgets silent packets after half a minute.
+			packets.come(t, "goes on", func(o talk, a netlab.Answer) bool { return a.Backend == o.server })
+			if lines.goOn(t); t.Failed() {
+				t.Logf("after %s, with:\n%s", deed, c.listing(t))
+			}
+			if h.rand.IntN(4) == 0 { // a change comes, too
+				c.save(t, cart.on(c.webs()[h.rand.IntN(3):]...))
+			}
+		}
+		want = c.settle(t)
+		if diff := cmp.Diff(h.mine, theirs(c.listing(t))); diff != "" {
+			t.Errorf("rules of others changed (-as they were left +now):\n%s", diff)
+		}
+		lines.goOn(t)
+		packets.goOn(t)
+		c.check(t, want, c.cells(c.callers()[:2], web, cart))
+		report := load.Stop()
+		if report.Outcomes[netlab.Answered] == 0 {
+			t.Error("no connection was made all along")
+		}
+		told := p.Log.Count("Others had altered our rules")
+		if told == 0 {
+			t.Error("the log does not say that anybody altered rules")
+		}
+		t.Logf("seed %d: %d deeds of which %d found nothing to do, told of %d times; new connections: %s", seed, h.done, h.failed, told, report)
+	})
+}
