@@ -128,7 +128,7 @@ func TestIPTablesHostileNeighbour(t *testing.T) {
 		cart := app{name: "cart", number: 11, external: "Local"}.on(c.webs()...)
 		c.save(t, web, cart)
 		p := c.start(t)
-		want := c.settle(t)
+		c.settle(t)
 		lines, packets := c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
 		load := c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
 			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Workers: 2, Pause: 20 * time.Millisecond,
@@ -146,7 +146,7 @@ func TestIPTablesHostileNeighbour(t *testing.T) {
 				c.save(t, cart.on(c.webs()[h.rand.IntN(3):]...))
 			}
 		}
-		want = c.settle(t)
+		want := c.settle(t)
 		if diff := cmp.Diff(h.mine, theirs(c.listing(t))); diff != "" {
 			t.Errorf("rules of others changed (-as they were left +now):\n%s", diff)
 		}

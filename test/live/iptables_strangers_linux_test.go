@@ -39,8 +39,34 @@ const counted = `(?m)^#.*\n|\[\d+:\d+\]$`
 // listing returns the rules of both families, ours and all others.
 func (c *cluster) listing(t *testing.T) string {
 	t.Helper()
-	all := c.iptables(t, "", "iptables-save") + c.iptables(t, "", "ip6tables-save")
+	var all string
+	for _, name := range []string{"iptables-save", "ip6tables-save"} {
+		program.Await(t, "a listing that nobody disturbed", func() bool {
+			text := c.iptables(t, "", name)
+			if listedTwice(text) {
+				return false
+			}
+			all += text
+			return true
+		})
+	}
 	return regexp.MustCompile(counted).ReplaceAllString(all, "")
+}
+
+// listedTwice reports that a chain stands in a listing twice, as it does where
+// iptables-nft-save had to begin again since somebody changed something.
+func listedTwice(text string) bool {
+	seen := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "*") {
+			clear(seen)
+		}
+		if strings.HasPrefix(line, ":") && seen[line] {
+			return true
+		}
+		seen[line] = true
+	}
+	return false
 }
 
 // neighbours are rules of somebody else, some of them with names like ours.

@@ -87,12 +87,20 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
+// readings bounds how often the tables are read until nobody disturbs that.
+const readings = 5
+
 func (b *Backend) read(ctx context.Context) (*held, error) {
-	text, err := b.driver.Save(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
+	for range readings {
+		text, err := b.driver.Save(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
+		}
+		if h := parse(text); !h.disturbed {
+			return h, nil
+		}
 	}
-	return parse(text), nil
+	return nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), readings)
 }
 
 // planLocalnet notes in p if loopback addresses are to be routed.

@@ -21,6 +21,7 @@ type fake struct {
 	restores int
 	saves    int
 	texts    []string
+	disturb  int // listings that others disturb
 	// refuse, if set, may refuse the text for a table before anything is done.
 	refuse func(text string) error
 }
@@ -115,6 +116,10 @@ func (t fakeTable) check() error {
 func (k *fake) Save(context.Context) (string, error) {
 	k.saves++
 	k.touched = false
+	if k.disturb > 0 {
+		k.disturb--
+		return strings.ReplaceAll(k.text(), ":KUBE-SERVICES - [0:0]\n", ":KUBE-SERVICES - [0:0]\n:KUBE-SERVICES - [0:0]\n"), nil
+	}
 	return k.text(), nil
 }
 

@@ -246,3 +246,21 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 		t.Errorf("removed = %v, want 10.96.0.1:443", removed)
 	}
 }
+
+// TestDisturbedListingIsReadAgain prints what iptables-nft-save does when it is
+// disturbed.
+func TestDisturbedListingIsReadAgain(t *testing.T) {
+	k := newFake()
+	b := newBackend(service.IPv4, k)
+	apply(t, b, simple(3))
+	saves := k.saves
+	k.disturb = 2
+	k.touched = true
+	if p := apply(t, b, simple(3)); !p.Empty() || len(p.Drift()) > 0 || k.saves != saves+3 {
+		t.Errorf("read %d times, drift %v, and would do:\n%s", k.saves-saves, p.Drift(), p)
+	}
+	k.disturb, k.touched = 99, true
+	if _, err := b.Plan(context.Background(), simple(3)); err == nil || !strings.Contains(err.Error(), "others changed them meanwhile") {
+		t.Errorf("Plan = %v, want it to say that it cannot read", err)
+	}
+}

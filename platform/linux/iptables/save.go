@@ -20,6 +20,9 @@ type held struct {
 	chains map[id][]string // of a service proxy
 	// leads are the rules of other chains that lead to one of those.
 	leads []jump
+	// disturbed says that a chain was printed twice. iptables-nft-save does so
+	// where it had to begin again because somebody changed something.
+	disturbed bool
 }
 
 // parse reads the output of iptables-save.
@@ -35,6 +38,8 @@ func parse(text string) *held {
 		case strings.HasPrefix(line, ":"):
 			name, _, _ := strings.Cut(line[1:], " ")
 			if i := (id{table, name}); i.owned() {
+				_, twice := h.chains[i]
+				h.disturbed = h.disturbed || twice
 				h.chains[i] = nil
 			}
 		case strings.HasPrefix(line, "-A "):

@@ -38,7 +38,9 @@ type sizes struct {
 	// changes may share, and not at all if somebody had the lock meanwhile.
 	sum   uint64
 	fresh bool
-	dirty bool
+	// suspect is set while somebody was there since the last look.
+	suspect bool
+	dirty   bool
 
 	others time.Time // when somebody else last had the lock
 	looked time.Time
@@ -52,8 +54,13 @@ const (
 	// neighbourly is how long somebody who had the lock is expected to come
 	// again.
 	neighbourly = time.Minute
-	// lookShare bounds how much of the time goes into looks.
-	lookShare = 100
+	// lookEvery and lookShare bound how much of the time goes into looks, and
+	// suspectShare how much if somebody is there all the time. What costs no
+	// more than cheapLook is not worth the wait.
+	lookEvery    = 2 * time.Second
+	lookShare    = 100
+	suspectShare = 20
+	cheapLook    = 5 * time.Millisecond
 )
 
 // tableInfo is what the kernel says of a table: struct ipt_getinfo, which is
@@ -101,13 +108,13 @@ func (s *sizes) ours(int) error {
 	if !s.known || s.dirty {
 		return nil
 	}
-	return s.compare()
+	return s.compare(true)
 }
 
 // settled notes what we left. The lock is still ours.
 func (s *sizes) settled() error {
 	now, err := s.ask()
-	s.seen, s.known, s.fresh = now, err == nil, false
+	s.seen, s.known, s.fresh, s.suspect = now, err == nil, false, false
 	if err == nil && (s.lock == nil || !s.lock.listens() || time.Since(s.others) < neighbourly) {
 		s.sum, err = s.look(now)
 		s.fresh = err == nil
@@ -118,7 +125,7 @@ func (s *sizes) settled() error {
 // reset notes the sizes. Where there is no table yet, which asking would
 // create, that is left to the next change of ours.
 func (s *sizes) reset() error {
-	s.known, s.fresh, s.dirty, s.read = false, false, false, time.Now()
+	s.known, s.fresh, s.suspect, s.dirty, s.read = false, false, false, false, time.Now()
 	if s.lock != nil {
 		s.lock.heard()
 	}
@@ -142,9 +149,9 @@ func (s *sizes) touched() (bool, error) {
 	case !s.known:
 		err = s.settled()
 	case s.fresh || !s.due():
-		err = s.compare()
+		err = s.compare(false)
 	case s.lock.try(): // nobody is about to change anything
-		err = s.compare()
+		err = s.compare(false)
 		if err == nil && !s.dirty {
 			s.sum, err = s.look(s.seen)
 			s.fresh = err == nil
@@ -155,10 +162,11 @@ func (s *sizes) touched() (bool, error) {
 }
 
 // due reports that a look may be afforded again.
-func (s *sizes) due() bool { return time.Since(s.looked) > max(watchEvery, lookShare*s.cost) }
+func (s *sizes) due() bool { return time.Since(s.looked) > max(lookEvery, lookShare*s.cost) }
 
-// compare notes if the tables are not as we left them.
-func (s *sizes) compare() error {
+// compare notes if the tables are not as we left them. If it is the last time
+// before a change of ours, it looks without regard to what that costs.
+func (s *sizes) compare(last bool) error {
 	heard := s.lock != nil && s.lock.listens() && s.lock.heard()
 	now, err := s.ask()
 	if err != nil {
@@ -167,16 +175,16 @@ func (s *sizes) compare() error {
 	if heard {
 		s.others = time.Now()
 	}
-	changed := heard || now != s.seen
+	s.suspect = s.suspect || heard || now != s.seen
 	switch {
 	case !s.fresh:
-		s.dirty = changed
-	case changed || s.due():
+		s.dirty = s.suspect
+	case s.suspect && (last || time.Since(s.looked) > suspectShare*(s.cost-cheapLook)), s.due():
 		sum, err := s.look(now)
 		if err != nil {
 			return err
 		}
-		s.seen, s.dirty = now, sum != s.sum
+		s.seen, s.suspect, s.dirty = now, false, sum != s.sum
 	}
 	return nil
 }
