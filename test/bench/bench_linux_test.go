@@ -53,6 +53,32 @@ func TestQuickRun(t *testing.T) {
 	}
 }
 
+// TestQuickRunOfChains wants a figure of both layouts in every row, but of the
+// one that takes too long.
+func TestQuickRunOfChains(t *testing.T) {
+	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
+		t.Skip(err)
+	}
+	var out bytes.Buffer
+	o := options{quick: true, parts: onlyChains, out: filepath.Join(t.TempDir(), "benchmarks.md")}
+	if err := run(t.Context(), o, &out); err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	for _, v := range variants {
+		_, tables, _ := strings.Cut(out.String(), "iptables-"+v+", 300 Services")
+		for _, r := range append(programRows(v), pathRows()...) {
+			slow := v == "nft" && strings.HasPrefix(r.metric, "first.")
+			if found := rowOf(tables, r.label); len(found) < 4 || found[2] == "" && !slow || found[3] == "" {
+				t.Errorf("iptables-%s: row %q = %q, want figures", v, r.label, found)
+			}
+		}
+		document, err := os.ReadFile(o.out)
+		if want := "### iptables-" + v + ", connections through 300 Services\n"; err != nil || !strings.Contains(string(document), want) {
+			t.Errorf("the document does not contain %q, %v:\n%s", want, err, document)
+		}
+	}
+}
+
 // rowOf returns the trimmed cells of a table's row, the first of which is
 // before its left edge.
 func rowOf(text, label string) []string {

@@ -27,6 +27,13 @@ const (
 	roleFew   role = "few" // only connections, with few Services
 	// roleServed measures a whole program that reads a real API server.
 	roleServed role = "served"
+	// Chains of iptables: ours and the known layout, the latter in one piece,
+	// and connections through each.
+	roleChains      role = "chains"
+	roleKnown       role = "known layout"
+	roleWhole       role = "known layout, whole"
+	roleChainsPaths role = "chains, connections"
+	roleKnownPaths  role = "known layout, connections"
 )
 
 // fewServices is what the connections at other sizes are compared with.
@@ -39,6 +46,7 @@ type task struct {
 	Quick    bool
 	Peer     string
 	Program  program // for roleServed
+	Variant  string  // of iptables
 	Group    string  // cgroup of version 1 to join, "" for none
 }
 
@@ -133,10 +141,11 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	}
 	measure := map[role]func(context.Context, task) (*figures, error){
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
-		roleServed: measureServed,
+		roleServed: measureServed, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
+		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
 	}[t.Role]
 	if measure == nil {
-		return fmt.Errorf("role %q: want floor, ours, peer, few or served", t.Role)
+		return fmt.Errorf("role %q: want one of the constants", t.Role)
 	}
 	f, err := measure(ctx, t)
 	if err != nil {

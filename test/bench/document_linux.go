@@ -34,6 +34,7 @@ func (b *bench) document() string {
 		fmt.Fprintf(&d, "\n## %s\n%s", title, rest)
 	}
 	d.WriteString(b.servedDocument())
+	d.WriteString(b.chainsDocument())
 	d.WriteString(whereTimeGoes)
 	d.WriteString(b.missed())
 	return d.String()
@@ -149,10 +150,10 @@ func (b *bench) missed() string {
 				continue
 			}
 			reached := l.ours
-			if strings.HasSuffix(l.aim, "floor") {
+			if strings.Contains(l.aim, "x ") { // a multiple
 				reached = l.overFloor
 			}
-			fmt.Fprintf(&d, "- %s Services, %s: %s, aim %s. %s\n", thousands(t.services), l.label,
+			fmt.Fprintf(&d, "- %s, %s: %s, aim %s. %s\n", cmp.Or(t.title, thousands(t.services)+" Services"), l.label,
 				cmp.Or(reached, "not measured"), l.aim, cmp.Or(l.why, "Why is not known yet."))
 		}
 	}

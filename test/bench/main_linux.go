@@ -36,6 +36,7 @@ type parts string
 const (
 	everything parts = ""
 	onlyServed parts = "served" // through an API server
+	onlyChains parts = "iptables"
 	onlyInside parts = "inside" // the rest
 )
 
@@ -71,7 +72,7 @@ func main() {
 	o := options{sizes: sizes{1000, 10000, 30000}, peer: os.Getenv("PEER_KUBE_PROXY")}
 	flag.Var(&o.sizes, "n", "numbers of Services, separated by commas")
 	flag.BoolVar(&o.quick, "quick", false, "take few samples, to see that it works; the figures mean little")
-	flag.StringVar((*string)(&o.parts), "only", "", "measure one `part`: served is through an API server, inside is the rest; everything by default")
+	flag.StringVar((*string)(&o.parts), "only", "", "measure one `part`: served is through an API server, iptables is that mode, inside is the rest; everything by default")
 	flag.StringVar(&o.out, "o", "", "`file` to write the tables to, with a text about them")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -108,7 +109,8 @@ type bench struct {
 	started time.Time
 	facts   facts
 	tables  []table
-	served  table // through an API server
+	served  table   // through an API server
+	chains  []table // of iptables
 }
 
 // measure measures everything and prints each table when it is complete.
@@ -118,14 +120,16 @@ func (b *bench) measure(ctx context.Context) error {
 		return err
 	}
 	fmt.Fprint(b.out, b.facts.text())
-	if b.parts != onlyServed {
-		err = b.measureInside(ctx)
-	}
-	if err == nil && b.parts != onlyInside {
-		err = b.measureServed(ctx)
-	}
-	if err != nil {
-		return err
+	for _, m := range []struct {
+		part    parts
+		measure func(context.Context) error
+	}{{onlyInside, b.measureInside}, {onlyServed, b.measureServed}, {onlyChains, b.measureIPTables}} {
+		if b.parts != everything && b.parts != m.part {
+			continue
+		}
+		if err := m.measure(ctx); err != nil {
+			return err
+		}
 	}
 	if b.peer == "" {
 		fmt.Fprintf(b.out, "\n%s\n", noPeer)
@@ -161,21 +165,12 @@ const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
 // which takes longest, once.
 func (b *bench) measureSize(ctx context.Context, services int) (table, error) {
 	t := table{services: services}
-	runs := map[role][]*figures{}
-	for range b.repeats() {
-		for _, r := range []role{roleFloor, roleOurs} {
-			f, err := b.child(ctx, task{Role: r, Services: services})
-			if err != nil {
-				return t, err
-			}
-			runs[r] = append(runs[r], f)
-		}
+	runs, err := b.inTurn(ctx, task{Services: services}, roleFloor, roleOurs)
+	for r, f := range runs {
+		t.add(r, f)
 	}
-	for r, list := range runs {
-		t.add(r, medians(list))
-	}
-	if b.peer == "" {
-		return t, nil
+	if b.peer == "" || err != nil {
+		return t, err
 	}
 	f, err := b.child(ctx, task{Role: rolePeer, Services: services})
 	t.add(rolePeer, f)
@@ -191,10 +186,11 @@ func (b *bench) repeats() int {
 
 // all are the tables that there are.
 func (b *bench) all() []table {
+	all := append(slices.Clone(b.tables), b.chains...)
 	if b.served.by == nil {
-		return b.tables
+		return all
 	}
-	return append(slices.Clone(b.tables), b.served)
+	return append(all, b.served)
 }
 
 // summary is the last line of the output.

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// meter measures the time and this process's CPU time since it was started.
+// meter measures the time and the CPU time of this process, and of programs that
+// it ran and waited for, since it was started.
 type meter struct {
 	began time.Time
 	cpu   time.Duration
@@ -27,11 +28,15 @@ func start() meter { return meter{time.Now(), ownCPU()} }
 func (m meter) stop() (wall, cpu time.Duration) { return time.Since(m.began), ownCPU() - m.cpu }
 
 func ownCPU() time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0
+	total := time.Duration(0)
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(who, &u); err != nil {
+			return 0
+		}
+		total += time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	return total
 }
 
 // heapInUse returns the bytes of living Go objects.

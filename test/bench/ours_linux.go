@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/nftables"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	own "kubeproxy/platform/linux/nftables"
@@ -41,7 +42,9 @@ func chunksOf(list []nftables.SetElement) iter.Seq[[]nftables.SetElement] {
 // is made at once.
 type road struct {
 	tracker *track.Tracker
-	backend *own.Backend
+	backend reconcile.Backend
+	// do, if set, is how to call backend in the network that it works for.
+	do func(func() error) error
 }
 
 // newRoad returns a road into the kernel's tables on n's node.
@@ -82,6 +85,17 @@ func (r *road) feed(services int) (wall, cpu time.Duration) {
 // apply brings the latest snapshot into the kernel and reports whether that
 // took a change.
 func (r *road) apply(ctx context.Context) (changed bool, err error) {
+	if r.do != nil {
+		err = r.do(func() (err error) {
+			changed, err = r.applyHere(ctx)
+			return err
+		})
+		return changed, err
+	}
+	return r.applyHere(ctx)
+}
+
+func (r *road) applyHere(ctx context.Context) (changed bool, err error) {
 	p, err := r.backend.Plan(ctx, r.tracker.Latest())
 	if err != nil || p.Empty() {
 		return false, err

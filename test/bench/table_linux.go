@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -18,6 +19,8 @@ type table struct {
 	by       map[role]*figures
 	few      *figures // connections with few Services
 	rows     []row    // nil for those of every number of Services
+	title    string   // if it is not the number of Services
+	base     string   // what the first column is, if not the floor
 }
 
 func (t *table) add(r role, f *figures) {
@@ -147,7 +150,7 @@ func (t *table) line(r row) (line, bool) {
 	var reached, limit float64
 	if r.aim.times > 0 {
 		reached, limit = ratio, r.aim.times
-		l.aim = fmt.Sprintf("<= %.3gx floor", limit)
+		l.aim = fmt.Sprintf("<= %.3gx %s", limit, cmp.Or(t.base, "floor"))
 	} else if r.aim.most != nil {
 		reached, limit = ours, r.aim.most(t.services)
 		l.aim = "<= " + strings.TrimPrefix(r.unit(limit), "+")

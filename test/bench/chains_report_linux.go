@@ -1,0 +1,163 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+)
+
+// knownLayout is what mode iptables is compared with.
+const knownLayout = "known layout"
+
+// measureIPTables measures mode iptables with each variant that there is,
+// beside the known layout.
+func (b *bench) measureIPTables(ctx context.Context) error {
+	for _, v := range variants {
+		if _, err := exec.LookPath("iptables-" + v); err != nil {
+			fmt.Fprintf(b.out, "\niptables-%s was not measured: %v\n", v, err)
+			continue
+		}
+		for _, measure := range []func(context.Context, string) (table, error){b.measureProgram, b.measureTree} {
+			t, err := measure(ctx, v)
+			if err != nil {
+				return err
+			}
+			b.chains = append(b.chains, t)
+			fmt.Fprintf(b.out, "\n%s\n\n%s", t.title, t.chainsText())
+		}
+	}
+	return nil
+}
+
+// measureProgram measures the first program and changes: the known layout and
+// ours in turn.
+func (b *bench) measureProgram(ctx context.Context, variant string) (table, error) {
+	services := task{Quick: b.quick}.pick(chainServices, 300)
+	t := table{services: services, base: knownLayout, rows: programRows(variant)}
+	t.title = fmt.Sprintf("iptables-%s, %s Services of %d endpoints", variant, thousands(services), perService)
+	runs, err := b.inTurn(ctx, task{Services: services, Variant: variant}, roleKnown, roleChains)
+	known := runs[roleKnown]
+	t.add(roleFloor, known)
+	t.add(roleOurs, runs[roleChains])
+	if err != nil || variant == "legacy" {
+		return t, err
+	}
+	whole, err := b.child(ctx, task{Role: roleWhole, Services: services, Variant: variant})
+	if err != nil {
+		return t, err
+	}
+	for metric, v := range whole.Values {
+		known.set(metric, v)
+	}
+	known.Notes = append(whole.Notes, known.Notes...)
+	return t, nil
+}
+
+// inTurn measures t in each of the roles, a few times, and returns the medians.
+func (b *bench) inTurn(ctx context.Context, t task, roles ...role) (map[role]*figures, error) {
+	runs := map[role][]*figures{}
+	for range b.repeats() {
+		for _, r := range roles {
+			t.Role = r
+			f, err := b.child(ctx, t)
+			if err != nil {
+				return nil, err
+			}
+			runs[r] = append(runs[r], f)
+		}
+	}
+	all := map[role]*figures{}
+	for r, list := range runs {
+		all[r] = medians(list)
+	}
+	return all, nil
+}
+
+// measureTree measures connections.
+func (b *bench) measureTree(ctx context.Context, variant string) (table, error) {
+	services := task{Quick: b.quick}.pick(pathServices, 300)
+	t := table{services: services, base: knownLayout, rows: pathRows()}
+	t.title = fmt.Sprintf("iptables-%s, connections through %s Services", variant, thousands(services))
+	runs, err := b.inTurn(ctx, task{Services: services, Variant: variant}, roleKnownPaths, roleChainsPaths)
+	t.add(roleFloor, runs[roleKnownPaths])
+	t.add(roleOurs, runs[roleChainsPaths])
+	return t, err
+}
+
+const whyTable = "iptables-legacy reads and writes the whole table for each change."
+
+func programRows(variant string) []row {
+	rows := []row{
+		{label: "first program, time", metric: "first.wall", unit: inSeconds},
+		{label: "first program, CPU", metric: "first.cpu", unit: inSeconds},
+		{label: "one endpoint replaced, time, p50", metric: "change.p50", unit: inSeconds},
+		{label: "one endpoint replaced, CPU", metric: "change.cpu", unit: inSeconds},
+	}
+	if variant == "legacy" {
+		rows[1].aim, rows[1].why = aim{times: 0.5}, whyTable
+		rows[3].aim, rows[3].why = aim{times: 0.5}, whyTable
+		return rows
+	}
+	rows[0].aim = aim{most: always(60)}
+	rows[2].aim = aim{times: 1.0 / 3}
+	return rows
+}
+
+func pathRows() []row {
+	var rows []row
+	for _, name := range []string{"first", "middle", "last"} {
+		metric := "connect." + name
+		rows = append(rows,
+			row{label: "connection, " + name + " Service, p50", metric: metric, unit: inSeconds},
+			row{label: "the same as a multiple of a direct one", metric: metric + ".ratio", unit: times})
+	}
+	rows[len(rows)-1].aim = aim{most: always(1.5)}
+	return rows
+}
+
+// chainsText is t with the columns that it has.
+func (t *table) chainsText() string {
+	cells := [][]string{{"", t.base, "ours", "ours/known", "aim", ""}}
+	for _, l := range t.lines() {
+		cells = append(cells, []string{l.label, l.floor, l.ours, l.overFloor, l.aim, l.met})
+	}
+	var b strings.Builder
+	b.WriteString(align(cells))
+	for _, note := range t.notes() {
+		fmt.Fprintf(&b, "\n%s\n", note)
+	}
+	return b.String()
+}
+
+// chainsDocument is the section about mode iptables, if that was measured.
+func (b *bench) chainsDocument() string {
+	if len(b.chains) == 0 {
+		return ""
+	}
+	var d strings.Builder
+	d.WriteString(howChains)
+	for _, t := range b.chains {
+		fmt.Fprintf(&d, "\n### %s\n\n%s", t.title, t.chainsText())
+	}
+	return d.String()
+}
+
+const howChains = `
+## Mode iptables
+
+The same objects, with each of the two variants of iptables. The **known layout** is
+the one that Services have had in iptables for years: one list of all of them, a chain
+for each, and a chain for each endpoint. The bench writes it itself and gives it to
+iptables-restore, so its figures are those of that command and the kernel alone, while
+**ours** are from the tracker on. The two take turns three times, and the tables have
+the medians. A change of the known layout
+writes the list and the chains of one Service; iptables-nft has half a minute's work to
+take the layout in as a whole at a thousand Services or two, so it gets two minutes
+for all of them, and then has the chains in pieces. CPU is that of the process and of
+all commands that it ran. For connections, the known layout has all entries of the list
+but chains of three Services only.
+`
