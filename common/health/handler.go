@@ -25,13 +25,16 @@ type Listener struct {
 // and /livez, which does not. Both answer with a Report and 200 or 503, for
 // all families or for the one in ?family=, IPv4 or IPv6. Until the first
 // round has succeeded the answer is 503, so a startup probe should come
-// before a liveness probe.
+// before a liveness probe; but a family that waits for what others make is
+// alive.
 func (m *Monitor) Handler(l Listener) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
 	return mux
 }
+
+const livez = "/livez"
 
 func (m *Monitor) answer(w http.ResponseWriter, q *http.Request, l Listener) {
 	r := m.Report()
@@ -40,11 +43,12 @@ func (m *Monitor) answer(w http.ResponseWriter, q *http.Request, l Listener) {
 		replyText(w, http.StatusNotFound, fmt.Sprintf("family %q is not programmed: want IPv4 or IPv6", name))
 		return
 	}
-	status := http.StatusOK
-	if q.URL.Path == "/livez" {
+	status, good := http.StatusOK, r.Healthy && *r.NodeEligible
+	if q.URL.Path == livez {
 		r.NodeEligible, r.NodeReason = nil, ""
+		good = r.alive()
 	}
-	if !r.Healthy || r.NodeEligible != nil && !*r.NodeEligible {
+	if !good {
 		status = http.StatusServiceUnavailable
 	}
 	if l.Answered != nil {
@@ -58,7 +62,8 @@ func (m *Monitor) tell(l Listener, path string, r Report) {
 		return
 	}
 	for _, f := range m.options.Families {
-		l.Checked(path, f, r.Status[f.String()].Healthy)
+		s := r.Status[f.String()]
+		l.Checked(path, f, s.Healthy || path == livez && s.Waiting)
 	}
 }
 

@@ -5,6 +5,7 @@ package health
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -54,12 +55,20 @@ func TestHealthzAndLivez(t *testing.T) {
 			}
 		}
 	}
+	waits := func(m *Monitor) {
+		m.Result(service.IPv4, reconcile.Result{Start: time.Now(), Err: fmt.Errorf("plan: %w for a network", reconcile.ErrWaiting)})
+	}
+	young := time.Now()
+	late := Options{Now: func() time.Time { return young.Add(2*period + time.Second) }}
 	for name, tt := range map[string]struct {
 		options        Options
 		failing        []service.Family
 		set            func(*Monitor)
 		healthz, livez int
 	}{
+		"one waits":                     {Options{}, service.Families[:1], waits, 503, 200},
+		"one waits, the other fails":    {Options{}, service.Families[:], waits, 503, 503},
+		"one has waited and does rest":  {late, service.Families[:1], waits, 503, 503},
 		"all is well":                   {Options{}, nil, node(), 200, 200},
 		"a family fails":                {Options{}, service.Families[:1], node(), 503, 503},
 		"the node stays":                {Options{NodeRequired: true}, nil, node(plain), 200, 200},

@@ -70,6 +70,7 @@ type state struct {
 	generation    uint64 // in force
 	failed        int    // ports, in the latest round
 	err           string // of the latest round
+	waiting       bool   // as the latest round found, see reconcile.ErrWaiting
 	found, undone int    // drift
 }
 
@@ -111,6 +112,7 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	if r.Err != nil {
 		s.err = r.Err.Error()
 	}
+	s.waiting = errors.Is(r.Err, reconcile.ErrWaiting)
 	if r.Err != nil && !Partial(r.Err) {
 		// A failure shows that something is to be done, even if nobody
 		// queued it: a resync found drift.

@@ -29,7 +29,10 @@ type FamilyReport struct {
 	LastUpdated time.Time `json:"lastUpdated"` // end of the last round that succeeded
 	Healthy     bool      `json:"healthy"`
 	Reason      string    `json:"reason,omitempty"` // why not healthy
-	Generation  uint64    `json:"generation"`       // in force
+	// Waiting means not healthy for want of something that others make, which
+	// a new process would wait for as well. Rounds go on.
+	Waiting    bool   `json:"waiting,omitempty"`
+	Generation uint64 `json:"generation"` // in force
 	// OldestPending is since when the oldest change waits that is not in
 	// force, nil without any.
 	OldestPending *time.Time `json:"oldestPending,omitempty"`
@@ -58,6 +61,16 @@ type SourceReport struct {
 // as long.
 const maxError = 2000
 
+// alive reports that no family has trouble that a new process might not have.
+func (r *Report) alive() bool {
+	for _, s := range r.Status {
+		if !s.Healthy && !s.Waiting {
+			return false
+		}
+	}
+	return true
+}
+
 func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
 	reason := s.complaint(now, limit)
 	r := FamilyReport{
@@ -70,6 +83,9 @@ func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
 		DriftFound:    s.found,
 		DriftRepaired: s.undone,
 		LastError:     s.err,
+	}
+	if reason != "" && s.waiting && now.Sub(s.ended) <= limit {
+		r.Waiting = true
 	}
 	if len(s.err) > maxError {
 		r.LastError = s.err[:maxError] + " ..."

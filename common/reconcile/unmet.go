@@ -10,6 +10,10 @@ import (
 	"kubeproxy/common/service"
 )
 
+// ErrWaiting means that something is not there yet that others make. A new
+// process would wait as well.
+var ErrWaiting = errors.New("waiting")
+
 // Unmet is what a port asks of a dataplane that it will never do. It matches
 // errors.ErrUnsupported. The rest of the port is in force.
 type Unmet struct {

@@ -163,7 +163,10 @@ func TestNetworkComesLater(t *testing.T) {
 	n.save(t, web)
 	n.lay(t, premise{})
 	n.start(t)
-	n.await(t, "a reason in health", func() bool { return has(string(n.health(t).Body), "waiting for a network") })
+	n.await(t, "a reason in health", func() bool { return has(string(n.health(t).Body), "waiting for a network", `"waiting":true`) })
+	if page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/livez"); err != nil || page.Status != http.StatusOK || n.health(t).Status != http.StatusServiceUnavailable {
+		t.Errorf("/livez meanwhile: %v, %d, want 200, and /healthz 503", err, page.Status)
+	}
 	if page, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, "/metrics"); err != nil || page.Status != http.StatusOK {
 		t.Errorf("metrics meanwhile: %v, %d", err, page.Status)
 	}

@@ -5,19 +5,19 @@ package hns
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
 // ErrWaiting means that something is not there yet that others make, above
 // all the network.
-var ErrWaiting = errors.New("waiting")
+var ErrWaiting = reconcile.ErrWaiting
 
 // Choice is what was decided, and why, a sentence for each candidate.
 type Choice struct {
