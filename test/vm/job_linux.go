@@ -39,9 +39,13 @@ type Job struct {
 	Proxy bool
 	// Modules are loaded first, with those that always are.
 	Modules []string
-	CPUs    int           // 0 means 1
-	Memory  int           // in MB, 0 means 2048
-	Timeout time.Duration // 0 means 10 minutes
+	// CPUs are 1 if 0. One processor has a clock of its own, which counts
+	// instructions and skips pauses, so that no test is too slow. With more,
+	// and with RealTime, the clock is this machine's.
+	CPUs     int
+	RealTime bool
+	Memory   int           // in MB, 0 means 2048
+	Timeout  time.Duration // in this machine's time, 0 means 10 minutes
 	// Stdout and Stderr get what the command prints, as it does. They may be
 	// the same.
 	Stdout, Stderr io.Writer

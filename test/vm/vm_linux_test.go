@@ -69,13 +69,22 @@ mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; e
 func TestTimeout(t *testing.T) {
 	var out bytes.Buffer
 	code, err := machine(t).Run(t.Context(), vm.Job{
-		Command: []string{"bash", "-c", "echo begun; sleep 1000"}, Timeout: 15 * time.Second, Stdout: &out,
+		Command: []string{"bash", "-c", "echo begun; while :; do :; done"}, Timeout: 30 * time.Second, Stdout: &out,
 	})
 	if !errors.Is(err, vm.ErrTimeout) || !strings.Contains(err.Error(), "starts the command") {
 		t.Errorf("exit code %d, %v; want a timeout and the console", code, err)
 	}
 	if out.String() != "begun\n" {
 		t.Errorf("output %q", out.String())
+	}
+}
+
+// Nobody waits for a machine that sleeps.
+func TestSleep(t *testing.T) {
+	begin := time.Now()
+	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"sleep", "3600"}})
+	if took := time.Since(begin); err != nil || code != 0 || took > 30*time.Minute {
+		t.Errorf("exit code %d, %v, after %s", code, err, took)
 	}
 }
 

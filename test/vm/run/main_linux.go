@@ -65,9 +65,10 @@ func parse(args []string) (options, vm.Job, error) {
 	var o options
 	flags := flag.NewFlagSet("run [flags] [--] command", flag.ContinueOnError)
 	flags.StringVar(&o.kernel, "kernel", vm.Usual, "one of "+strings.Join(vm.Kernels, ", "))
-	flags.IntVar(&j.CPUs, "cpus", 1, "processors of the machine")
+	flags.IntVar(&j.CPUs, "cpus", 1, "processors of the machine; with one it has a clock of its own")
+	flags.BoolVar(&j.RealTime, "realtime", false, "give a machine with one processor this machine's clock, too")
 	flags.IntVar(&j.Memory, "memory", 2048, "memory of the machine, in MB")
-	flags.DurationVar(&j.Timeout, "timeout", 0, "until the machine is given up; unset: 10m, or a minute more than -test.timeout")
+	flags.DurationVar(&j.Timeout, "timeout", 0, "until the machine is given up, by this machine's clock; unset: 10m, or thrice -test.timeout")
 	flags.Var(pairs(j.Files), "file", "`FROM:TO`, a file or folder to bring in; more than once")
 	flags.Var(pairs(j.Outputs), "out", "`FROM:TO`, a file or folder of the machine to bring back; more than once")
 	flags.BoolVar(&j.Proxy, "proxy", false, "bring kube-proxy in, built anew, for tests that run it")
@@ -150,7 +151,8 @@ func prepare(o options, j *vm.Job) error {
 var profiles = []string{"coverprofile", "cpuprofile", "memprofile", "blockprofile", "mutexprofile", "trace", "gocoverdir"}
 
 // testFlags has what a test writes brought back, and gives it the time that it
-// gives itself, and a minute more to say what hangs.
+// gives itself. The machine's clock may be slower than this one's, and a test
+// that hangs is to say so itself.
 func testFlags(j *vm.Job) error {
 	for _, arg := range j.Command[1:] {
 		name, value, ok := strings.Cut(strings.TrimPrefix(arg, "-test."), "=")
@@ -165,7 +167,7 @@ func testFlags(j *vm.Job) error {
 			j.Outputs[file] = file
 		}
 		if d, err := time.ParseDuration(value); name == "timeout" && err == nil && d > 0 && j.Timeout == 0 {
-			j.Timeout = d + time.Minute
+			j.Timeout = 3 * d
 		}
 	}
 	return nil
