@@ -36,6 +36,7 @@ type report struct {
 	running map[string]*packageRun
 
 	passed, failed int
+	names          map[string]bool // "package test" of what passed
 	skipped        []result
 	slow           []result // every top-level test that ended
 	packages       int
@@ -52,7 +53,7 @@ type packageRun struct {
 }
 
 func newReport(out io.Writer, a allowed) *report {
-	return &report{out: out, allowed: a, running: map[string]*packageRun{}, start: time.Now()}
+	return &report{out: out, allowed: a, running: map[string]*packageRun{}, names: map[string]bool{}, start: time.Now()}
 }
 
 // read consumes events until r ends. A line that is no event is passed on.
@@ -127,6 +128,7 @@ func (r *report) count(p *packageRun, t *result, action string) {
 	switch action {
 	case "pass":
 		r.passed++
+		r.names[t.pkg+" "+t.test] = true
 	case "fail":
 		r.failed++
 		p.failed[t.test] = true

@@ -147,6 +147,9 @@ func TestRealRuns(t *testing.T) {
 		"skip shown":     {args: []string{"./skips"}, passed: true, want: []string{`NOT ALLOWED: skips_test.go:\d+: no such thing here$`, `^1 passed, 0 failed, 1 skipped$`}},
 		"skip fails":     {args: []string{"-skips=fail", "./skips"}, want: []string{`NOT ALLOWED`, `^1 passed, 0 failed, 1 skipped$`}},
 		"skip allowed":   {args: []string{"-skips=fail", "-allow=allow.txt", "./skips"}, passed: true, want: []string{`TestSkips +the machine lacks it$`}},
+		"owed":           {args: []string{"-owed=owed.txt"}, passed: true, want: []string{`^2 passed, 0 failed, 0 skipped$`}},
+		"nothing owed":   {args: []string{"-owed=allow.txt"}, passed: true},
+		"not paid":       {args: []string{"-owed=unpaid.txt"}, want: []string{`runs here: example.com/m/good TestGone$`, `runs here: example.com/m/skips TestSkips$`, `^2 passed, 0 failed, 1 skipped$`}},
 		"no tests":       {args: []string{"./none"}, want: []string{`no test files$`}, err: "no test ran"},
 		"no package":     {args: []string{"./nowhere"}, want: []string{`directory not found`, `^0 passed, 1 failed, 0 skipped$`}},
 	} {

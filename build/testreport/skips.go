@@ -5,7 +5,10 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -48,4 +51,38 @@ func readAllowed(path string) (allowed, error) {
 		}
 	}
 	return a, nil
+}
+
+// elsewhere begins the reason of a test that is skipped because a virtual
+// machine has what it needs.
+const elsewhere = "vm:"
+
+// owed returns the tests of a, "package test" each, that must run in a
+// virtual machine.
+func (a allowed) owed() []string {
+	var tests []string
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		if strings.HasPrefix(a[name], elsewhere) {
+			tests = append(tests, name)
+		}
+	}
+	return tests
+}
+
+// selection is the part of go test's command line that runs tests, and hardly
+// any other.
+func selection(tests []string) []string {
+	var names, packages []string
+	for _, t := range tests {
+		pkg, name, _ := strings.Cut(t, " ")
+		names, packages = append(names, regexp.QuoteMeta(name)), append(packages, pkg)
+	}
+	slices.Sort(names)
+	pattern := "^(" + strings.Join(slices.Compact(names), "|") + ")$"
+	return append([]string{"-run", pattern}, slices.Compact(packages)...)
+}
+
+// unpaid returns the tests that did not pass.
+func (r *report) unpaid(tests []string) []string {
+	return slices.DeleteFunc(slices.Clone(tests), func(t string) bool { return r.names[t] })
 }
