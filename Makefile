@@ -16,10 +16,8 @@ E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
 # The packages whose tests run Windows programs under Wine.
 WINE := ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
-# The tests that run on other kernels, and how: in a virtual machine.
-VM_TESTS := ./test/live
-VM_RUN   := TestBridge|TestIPTablesBridge
-KERNEL   ?= 6.1
+# The kernel of the virtual machine.
+KERNEL ?= 6.1
 
 # What a skipped test does to make test: show or fail.
 SKIPS ?= show
@@ -35,6 +33,15 @@ for p in $(PLATFORMS); do \
 	GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(1); \
 	printf '   %-14s %4ds\n' $$p $$((SECONDS - start)); \
 done
+endef
+
+# Runs the tests that build/skips.txt says run in a virtual machine.
+define in_vm
+release=$$($(vm) -kernel $(KERNEL) -fetch); \
+if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
+echo "== virtual machine with kernel $$release"; \
+go run ./build/testreport -skips=$(SKIPS) -owed=build/skips.txt -- \
+	-count=1 -p 1 -timeout 20m -exec '$(CURDIR)/$(vm) -kernel $(KERNEL) -proxy'
 endef
 
 ##@ Use
@@ -70,6 +77,7 @@ test: setup formatted vet lint controlplane prefix machine ## everything that ru
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
 	echo "== test $$race (compiles first)"; \
 	go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- $$race ./...
+	@$(in_vm)
 
 .PHONY: e2e
 e2e: controlplane ## the tests against a real API server alone; builds it the first time, in five to ten minutes
@@ -83,11 +91,7 @@ wine: setup prefix ## the tests that run Windows programs alone, under Wine
 
 .PHONY: vm
 vm: setup machine ## the tests that want another kernel alone, in a virtual machine; KERNEL=5.10 takes another one
-	@release=$$($(vm) -kernel $(KERNEL) -fetch); \
-	if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
-	echo "== virtual machine with kernel $$release"; \
-	go run ./build/testreport -skips=$(SKIPS) -- -count=1 -p 1 -exec '$(CURDIR)/$(vm) -kernel $(KERNEL) -proxy' \
-		-run '$(VM_RUN)' $(VM_TESTS)
+	@$(in_vm)
 
 .PHONY: vet
 vet: ## go vet for every system

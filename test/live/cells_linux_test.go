@@ -5,6 +5,7 @@ package live
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"kubeproxy/common/service"
@@ -31,13 +32,18 @@ func (c *cluster) cells(hosts []*netlab.Host, apps ...app) []judge.Call {
 func (c *cluster) dials(hosts []*netlab.Host, a app, k service.Kind, f service.Family) []judge.Call {
 	var all []judge.Call
 	for _, h := range hosts {
-		for _, p := range []service.Protocol{service.TCP, service.UDP} {
+		for _, p := range protocols() {
 			x := judge.Call{From: h, To: a.at(k, f), ToNode: k == service.NodePort, Proto: p}
 			x.Name = fmt.Sprintf("%s of %s", k, a.name)
 			all = append(all, x)
 		}
 	}
 	return all
+}
+
+// only returns the cells of one protocol.
+func only(p service.Protocol, cells []judge.Call) []judge.Call {
+	return slices.DeleteFunc(cells, func(x judge.Call) bool { return x.Proto != p })
 }
 
 // check makes the connections of all cells and compares what comes of them

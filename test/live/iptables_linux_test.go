@@ -87,6 +87,8 @@ func (c *cluster) command(args ...string) *exec.Cmd {
 
 func TestIPTablesEveryCell(t *testing.T) { eachVariant(t, everyCell) }
 
+func TestIPTablesSCTP(t *testing.T) { eachVariant(t, everySCTPCell) }
+
 func TestIPTablesModes(t *testing.T) { eachVariant(t, everyMode) }
 
 func TestIPTablesBridge(t *testing.T) {

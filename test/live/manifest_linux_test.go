@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,7 +25,7 @@ import (
 const target = 8080
 
 // app is a Service in namespace shop with an address of each kind, in both
-// families and over TCP and UDP. Its addresses follow from its number, which
+// families and over each of the protocols. Its addresses follow from its number, which
 // goes up to 999.
 type app struct {
 	name     string
@@ -134,9 +135,9 @@ func (a app) service() *corev1.Service {
 			corev1.LoadBalancerIngress{IP: a.address(service.LoadBalancerIP, f).String()})
 	}
 	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
-	for _, p := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+	for _, p := range protocols() {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{
-			Name: portName(p), Protocol: p, Port: 80, TargetPort: intstr.FromInt32(target), NodePort: int32(a.nodePort()),
+			Name: portName(p), Protocol: apiName(p), Port: 80, TargetPort: intstr.FromInt32(target), NodePort: int32(a.nodePort()),
 		})
 	}
 	if a.sticky > 0 {
@@ -148,8 +149,20 @@ func (a app) service() *corev1.Service {
 	return s
 }
 
-func portName(p corev1.Protocol) string {
-	return map[corev1.Protocol]string{corev1.ProtocolTCP: "lines", corev1.ProtocolUDP: "packets"}[p]
+// protocols are those that the kernel has sockets for.
+func protocols() []service.Protocol {
+	if netlab.SCTP() {
+		return []service.Protocol{service.TCP, service.UDP, service.SCTP}
+	}
+	return []service.Protocol{service.TCP, service.UDP}
+}
+
+func apiName(p service.Protocol) corev1.Protocol {
+	return corev1.Protocol(strings.ToUpper(p.String()))
+}
+
+func portName(p service.Protocol) string {
+	return map[service.Protocol]string{service.TCP: "lines", service.UDP: "packets", service.SCTP: "messages"}[p]
 }
 
 func (a app) slice(f service.Family) *discoveryv1.EndpointSlice {
@@ -161,8 +174,8 @@ func (a app) slice(f service.Family) *discoveryv1.EndpointSlice {
 		},
 		AddressType: discoveryv1.AddressType(f.String()),
 	}
-	for _, p := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new(portName(p)), Protocol: new(p), Port: new(int32(target))})
+	for _, p := range protocols() {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new(portName(p)), Protocol: new(apiName(p)), Port: new(int32(target))})
 	}
 	for _, p := range a.pods {
 		s.Endpoints = append(s.Endpoints, p.endpoint(f))

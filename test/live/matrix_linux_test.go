@@ -40,7 +40,7 @@ func (c *cluster) matrix() []app {
 }
 
 // Every sort of client, to every kind of address, under every policy, over
-// both protocols, in both families.
+// every protocol, in both families.
 func TestEveryCell(t *testing.T) {
 	t.Parallel()
 	everyCell(t, usual())
@@ -53,10 +53,27 @@ func everyCell(t *testing.T, m mode) {
 	c.start(t)
 	want := c.settle(t)
 	cells := c.cells(c.callers(), apps...)
-	if len(cells) != 10*4*4*2*2 {
+	if len(cells) != 10*4*4*2*len(protocols()) {
 		t.Fatalf("%d cells", len(cells))
 	}
 	c.check(t, want, cells)
+}
+
+// The same over SCTP alone, on a kernel that has it.
+func TestSCTP(t *testing.T) {
+	t.Parallel()
+	everySCTPCell(t, usual())
+}
+
+func everySCTPCell(t *testing.T, m mode) {
+	if !netlab.SCTP() {
+		t.Skip("this kernel has no sockets for SCTP")
+	}
+	c := newCluster(t, m)
+	apps := c.matrix()
+	c.save(t, apps...)
+	c.start(t)
+	c.check(t, c.settle(t), only(service.SCTP, c.cells(c.callers(), apps...)))
 }
 
 // Each way to tell pods from others, and masquerading all, in one cluster

@@ -30,7 +30,7 @@ const patience = 3 * time.Second
 
 // Query is one question to an echo server.
 type Query struct {
-	Proto string // "tcp" or "udp"
+	Proto string // "tcp", "udp" or, where SCTP reports true, "sctp"
 	To    netip.AddrPort
 	// From is the client's own address. A zero address or port leaves the
 	// choice to the kernel.
@@ -102,11 +102,10 @@ func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 	if q.Timeout == 0 {
 		q.Timeout = patience
 	}
-	d, err := dialer(q)
-	if err != nil {
+	conn, err := h.connect(ctx, q)
+	if errors.Is(err, errProto) {
 		return nil, Answer{}, err
 	}
-	conn, err := h.dial(ctx, d, q.Proto, q.To.String())
 	if err != nil {
 		a, err := outcome(ctx, err)
 		a.Took = time.Since(start)
@@ -116,7 +115,19 @@ func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 	return c, Answer{From: c.from(), Took: time.Since(start)}, nil
 }
 
-func dialer(q Query) (*net.Dialer, error) {
+var errProto = errors.New("must be tcp, udp or sctp")
+
+func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
+	switch q.Proto {
+	case "tcp", "udp":
+		return h.dial(ctx, dialer(q), q.Proto, q.To.String())
+	case "sctp":
+		return h.dialSCTP(ctx, q)
+	}
+	return nil, fmt.Errorf("protocol %q: %w", q.Proto, errProto)
+}
+
+func dialer(q Query) *net.Dialer {
 	d := &net.Dialer{Timeout: q.Timeout}
 	from := q.From
 	if from.Port() != 0 && !from.Addr().IsValid() {
@@ -126,14 +137,12 @@ func dialer(q Query) (*net.Dialer, error) {
 		}
 	}
 	switch {
-	case q.Proto != "tcp" && q.Proto != "udp":
-		return nil, fmt.Errorf("protocol %q: must be tcp or udp", q.Proto)
 	case from.Addr().IsValid() && q.Proto == "tcp":
 		d.LocalAddr = net.TCPAddrFromAddrPort(from)
 	case from.Addr().IsValid():
 		d.LocalAddr = net.UDPAddrFromAddrPort(from)
 	}
-	return d, nil
+	return d
 }
 
 // Ask sends one line and waits for the answer.
@@ -198,7 +207,7 @@ func (c *Conn) from() netip.AddrPort {
 	return from
 }
 
-// Close ends the conversation. TCP is reset, so that thousands of clients
+// Close ends the conversation. TCP and SCTP are reset, so that thousands of clients
 // leave no waiting sockets behind.
 func (c *Conn) Close() error {
 	if tcp, ok := c.conn.(*net.TCPConn); ok {

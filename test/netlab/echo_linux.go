@@ -14,7 +14,7 @@ import (
 	"sync"
 )
 
-// Echo is a server on TCP and UDP that answers each line with one line: the
+// Echo is a server on TCP, UDP and, where SCTP reports true, SCTP that answers each line with one line: the
 // request, the server's name, its own address, and the client's address as the
 // server saw it.
 type Echo struct {
@@ -35,7 +35,7 @@ func (h *Host) Echo(name string, port uint16) (*Echo, error) {
 	}
 	e := &Echo{name: name, conns: map[net.Conn]bool{}}
 	for _, addr := range []netip.Addr{h.IPv4, h.IPv6} {
-		if err := e.listen(h, netip.AddrPortFrom(addr, port).String()); err != nil {
+		if err := e.listen(h, netip.AddrPortFrom(addr, port)); err != nil {
 			return nil, errors.Join(fmt.Errorf("start echo server %s on %s: %w", name, h.Name, err), e.Close())
 		}
 	}
@@ -43,20 +43,30 @@ func (h *Host) Echo(name string, port uint16) (*Echo, error) {
 	return e, nil
 }
 
-func (e *Echo) listen(h *Host, addr string) error {
-	l, err := h.Listen(context.Background(), "tcp", addr)
+func (e *Echo) listen(h *Host, at netip.AddrPort) error {
+	l, err := h.Listen(context.Background(), "tcp", at.String())
 	if err != nil {
 		return err
 	}
-	e.listeners = append(e.listeners, l)
-	e.serving.Go(func() { e.accept(l) })
-	c, err := h.ListenPacket(context.Background(), "udp", addr)
+	e.serve(l)
+	if SCTP() {
+		if l, err = h.listenSCTP(at); err != nil {
+			return err
+		}
+		e.serve(l)
+	}
+	c, err := h.ListenPacket(context.Background(), "udp", at.String())
 	if err != nil {
 		return err
 	}
 	e.packets = append(e.packets, c)
 	e.serving.Go(func() { e.answerPackets(c) })
 	return nil
+}
+
+func (e *Echo) serve(l net.Listener) {
+	e.listeners = append(e.listeners, l)
+	e.serving.Go(func() { e.accept(l) })
 }
 
 // Close stops the server: new connections are refused, open ones end.
