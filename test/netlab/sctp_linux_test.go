@@ -59,6 +59,12 @@ func TestSCTP(t *testing.T) {
 			}
 		})
 	}
+	converse(t, client, pod, echo)
+}
+
+// converse asks more than once over SCTP, until the server has gone.
+func converse(t *testing.T, client, pod *Host, echo *Echo) {
+	t.Helper()
 	c, a, err := client.Open(t.Context(), Query{Proto: "sctp", To: netip.AddrPortFrom(pod.IPv6, 8080)})
 	if err != nil || a.Outcome != Answered {
 		t.Fatalf("open: %+v, %v", a, err)
