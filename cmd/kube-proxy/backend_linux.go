@@ -17,6 +17,7 @@ import (
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/userspace"
 )
 
 const hostOS = config.Linux
@@ -34,9 +35,9 @@ type dataplane struct {
 	// audit, if set, returns a backend that tells what is in force, and holds
 	// nothing but an io.Closer.
 	audit func(*config.Config, service.Family) (reconcile.Backend, error)
-	// keeps returns the name of the place, one of places, that the rounds of a
-	// family keep in order, whoever left something there.
-	keeps func(service.Family) (string, error)
+	// keeps returns the names of the places, of those of places, that the rounds
+	// of a family keep in order, whoever left something there.
+	keeps func(service.Family) ([]string, error)
 }
 
 // dataplanes is the table of all modes of Linux.
@@ -47,17 +48,18 @@ func dataplanes() []dataplane {
 			probe:  func(_ *config.Config, f service.Family) error { return nftables.Probe(f) },
 			create: newNFTables,
 			audit:  newNFTables,
-			keeps: func(f service.Family) (string, error) {
-				return nftables.Remains{Family: f, Table: nftables.TableName}.String(), nil
+			keeps: func(f service.Family) ([]string, error) {
+				return []string{nftables.Remains{Family: f, Table: nftables.TableName}.String()}, nil
 			},
 		},
 		{
 			mode:   config.IPTables,
-			probe:  func(_ *config.Config, f service.Family) error { return iptables.Probe(f) },
+			probe:  func(c *config.Config, f service.Family) error { return iptables.Probe(f, iptablesOptions(c)) },
 			create: newIPTables,
 			audit:  newIPTables,
 			keeps:  keptByIPTables,
 		},
+		newUserspace(),
 	}
 }
 
@@ -69,9 +71,9 @@ func newIPTables(c *config.Config, f service.Family) (reconcile.Backend, error) 
 	return iptables.New(f, iptablesOptions(c))
 }
 
-func keptByIPTables(f service.Family) (string, error) {
+func keptByIPTables(f service.Family) ([]string, error) {
 	v, err := iptables.Usual(f)
-	return iptables.Remains{Variant: v, Family: f}.String(), err
+	return []string{iptables.Remains{Variant: v, Family: f}.String()}, err
 }
 
 // newBackends chooses a mode as c asks for it, or the Node by annotated if c
@@ -82,7 +84,7 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 		return nil, err
 	}
 	for _, b := range x.backends {
-		b.settle = settler(ctx, b)
+		b.settle = relayed(b, settler(ctx, b))
 	}
 	return x, nil
 }
@@ -141,6 +143,7 @@ func places(*config.Config) ([]place, error) {
 			all = append(all, place{remains: iptables.Remains{Variant: v, Family: f}, family: f})
 		}
 		all = append(all,
+			place{remains: userspace.Remains{Family: f}, family: f},
 			place{remains: nftables.Remains{Family: f, Table: nftables.TableName}, family: f},
 			place{remains: nftables.Remains{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
 	}

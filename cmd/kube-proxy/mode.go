@@ -18,7 +18,7 @@ import (
 
 // built lists the modes of each system that are built in.
 var built = map[config.OS][]v1alpha1.ProxyMode{
-	config.Linux:   {config.NFTables, config.IPTables},
+	config.Linux:   {config.NFTables, config.IPTables, config.Userspace},
 	config.Windows: {config.Kernelspace},
 }
 

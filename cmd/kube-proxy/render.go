@@ -18,6 +18,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/platform/windows/hns"
 )
 
@@ -117,6 +118,12 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 	if c.OS == config.Windows {
 		if err := r.renderHNS(c, want, to); err != nil {
 			return err
+		}
+		return bad
+	}
+	if modeOf(c) == config.Userspace {
+		if err := userspace.Render(to.out, want, userspaceOptions(c), iptables.Format(r.format)); err != nil {
+			return fmt.Errorf("render: %w", err)
 		}
 		return bad
 	}

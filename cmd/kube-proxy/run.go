@@ -36,9 +36,9 @@ type backend struct {
 	count func(*metrics.Metrics)
 	// recheck asks settle to look at flows again that were right before.
 	recheck atomic.Bool
-	// kept names the place that rounds keep in order, and audit returns a
+	// kept names the places that rounds keep in order, and audit returns a
 	// backend that can tell whether they do; see dataplane.
-	kept  string
+	kept  []string
 	audit func() (reconcile.Backend, error)
 	// takeover, if set, wants to know of each round.
 	takeover *takeover
@@ -131,6 +131,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	announce(log, o, x)
 	watchers := newObservers(c, backends, node, contact, log)
 	watchers.lack(x.missing)
+	watchers.observeRelay(backends)
 	watchers.announce(from, log)
 	var loops []*reconcile.Loop
 	watchers.tracker = newTracker(c, node, watchers.problem, log, func() {
@@ -164,7 +165,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	o.begun()
 	err = group.Wait()
 	if err == nil || errors.Is(err, errRestart) {
-		log.Info("Stopped; the rules stay in force", "mode", backends[0].mode)
+		stopped(log, backends[0])
 	}
 	return err
 }

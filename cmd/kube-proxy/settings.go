@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/userspace"
 )
 
 // trackOptions translates what the configuration says about traffic.
@@ -51,6 +52,10 @@ func iptablesOptions(c *config.Config) iptables.Options {
 		LocalhostNodePorts: *c.IPTables.LocalhostNodePorts,
 		DropInvalid:        !c.Conntrack.TCPBeLiberal,
 	}
+}
+
+func userspaceOptions(c *config.Config) userspace.Options {
+	return userspace.Options{Rules: iptablesOptions(c)}
 }
 
 // syncPeriods returns the least and the longest time between two rounds in

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -249,7 +250,7 @@ func (t *takeover) complain(why string, err error) {
 // takeOver prepares b to take over from whatever was there before, and tells
 // what that is. Before rounds begin nothing is removed.
 func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick func()) error {
-	if b.kept == "" {
+	if len(b.kept) == 0 {
 		return nil
 	}
 	all, err := places(x.config)
@@ -268,7 +269,7 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 	for _, p := range all {
 		switch {
 		case p.family != b.family:
-		case p.String() != b.kept:
+		case !slices.Contains(b.kept, p.String()):
 			t.places = append(t.places, p)
 		default:
 			adopting(ctx, log, p)

@@ -54,5 +54,5 @@ func (c *cluster) check(t *testing.T, want *service.Snapshot, cells []judge.Call
 }
 
 func (c *cluster) judge(want *service.Snapshot) judge.Judge {
-	return judge.Judge{Lab: c.Lab, Want: want, Bridge: c.mode.bridge}
+	return judge.Judge{Lab: c.Lab, Want: want, Bridge: c.mode.bridge, Relayed: c.mode.userspace}
 }

@@ -39,6 +39,8 @@ type mode struct {
 	// iptables is the variant of mode iptables, legacy or nft, empty for mode
 	// nftables.
 	iptables string
+	// userspace is for mode userspace, with that variant of iptables.
+	userspace bool
 	// localhost has NodePorts answer on 127.0.0.1, which the judge does not
 	// know of.
 	localhost bool

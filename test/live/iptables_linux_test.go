@@ -46,7 +46,10 @@ func linkCommands(t *testing.T, dir, variant string) {
 
 // proxyMode is the mode of the proxy, as its log names it.
 func (m mode) proxyMode() string {
-	if m.iptables != "" {
+	switch {
+	case m.userspace:
+		return "userspace"
+	case m.iptables != "":
 		return "iptables"
 	}
 	return "nftables"
@@ -57,7 +60,8 @@ func (m mode) bare() mode {
 	if m.iptables == "" {
 		return mode{}
 	}
-	return mode{iptables: m.iptables, flags: []string{"--proxy-mode=iptables", "--iptables-localhost-nodeports=false"}}
+	flags := []string{"--proxy-mode=" + m.proxyMode(), "--iptables-localhost-nodeports=false"}
+	return mode{iptables: m.iptables, userspace: m.userspace, flags: flags}
 }
 
 // audit looks at what is in force in c's mode.
@@ -71,9 +75,11 @@ func (c *cluster) audit(t *testing.T) *program.Kernel {
 		c.commands = t.TempDir()
 		linkCommands(t, c.commands, m.iptables)
 	}
-	return program.NewIPTablesKernel(t, c.Node, iptables.Options{
-		MasqueradeBit: cmp.Or(m.bit, 14), LocalhostNodePorts: m.localhost, DropInvalid: true, Dir: c.commands,
-	})
+	o := iptables.Options{MasqueradeBit: cmp.Or(m.bit, 14), LocalhostNodePorts: m.localhost, DropInvalid: true, Dir: c.commands}
+	if m.userspace {
+		return program.NewUserspaceKernel(t, c.Node, o)
+	}
+	return program.NewIPTablesKernel(t, c.Node, o)
 }
 
 // command prepares a run of the proxy in c's mode.

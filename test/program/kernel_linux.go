@@ -24,6 +24,10 @@ import (
 type Kernel struct {
 	host   *netlab.Host
 	audits []reconcile.Backend
+	// behind tells what the proxy itself still has to do, and led what
+	// connection tracking knows of, where these are questions.
+	behind func(context.Context, *netlab.Host, *service.Snapshot) string
+	led    func(context.Context, service.Family, *service.Snapshot) (*service.Snapshot, error)
 }
 
 // NewKernel looks at h, where a bit of the packet mark stands for
@@ -84,6 +88,9 @@ func (k *Kernel) Lacks(t testing.TB, want *service.Snapshot) string {
 			return service.Families[i].String() + ":\n" + lack
 		}
 	}
+	if k.behind != nil {
+		return k.behind(t.Context(), k.host, want)
+	}
 	return ""
 }
 
@@ -94,8 +101,15 @@ func (k *Kernel) Stale(t testing.TB, want *service.Snapshot) int {
 	n := 0
 	for _, f := range service.Families {
 		flows := conntrack.Reconciler{Driver: onlooker{}, Family: f}
+		known := want
+		if k.led != nil {
+			var err error
+			if known, err = k.led(t.Context(), f, want); err != nil {
+				t.Fatal(err)
+			}
+		}
 		err := k.host.Do(func() error {
-			found, err := flows.Sync(t.Context(), want)
+			found, err := flows.Sync(t.Context(), known)
 			n += found
 			return err
 		})

@@ -17,17 +17,17 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 	sums := t.sums()
 	p := &plan{backend: b, from: &installed{}, whole: true}
 	if have != nil {
-		p.drift = drift(t, have)
+		p.drift = drift(t, have, b.jumps())
 	}
 	foreign := b.foreign(t, want)
 	p.next = &installed{snapshot: want, sums: sums}
 	if want.Partial {
 		p.next.held = foreign
 	}
-	s := &stage{sums: sums}
+	s := &stage{layout: b.layout, sums: sums}
 	stay := map[id]bool{}
 	for port := range want.Ports(b.family) {
-		chains := portChains(port, want.Node)
+		chains := b.portChains(port, want.Node)
 		for _, c := range chains {
 			stay[c.id] = true
 		}
@@ -39,7 +39,7 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 	for _, c := range shared {
 		stay[c.id] = true
 	}
-	s.jumps = t.lacking()
+	s.jumps = t.lacking(b.jumps())
 	if !want.Partial {
 		strays := t.strays(stay)
 		s.deletes, s.unjumps = strays.deletes, strays.unjumps
@@ -82,7 +82,7 @@ func removed(f service.Family, entries []entry) []*service.Port {
 const driftLines = 20
 
 // drift describes what others did to tables that held have.
-func drift(t *held, have *installed) []string {
+func drift(t *held, have *installed, jumps []jump) []string {
 	var lines []string
 	now := t.sums()
 	for _, i := range slices.SortedFunc(maps.Keys(have.sums), id.compare) {
@@ -99,7 +99,7 @@ func drift(t *held, have *installed) []string {
 			lines = append(lines, fmt.Sprintf("foreign: chain %s of table %s", i.name, i.table))
 		}
 	}
-	for _, j := range t.lacking() {
+	for _, j := range t.lacking(jumps) {
 		lines = append(lines, fmt.Sprintf("missing: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
 	}
 	if n := len(lines); n > driftLines {

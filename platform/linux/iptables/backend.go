@@ -105,7 +105,7 @@ func (b *Backend) read(ctx context.Context) (*held, error) {
 
 // planLocalnet notes in p if loopback addresses are to be routed.
 func (b *Backend) planLocalnet(p *plan) error {
-	if !b.localhost(p.next.snapshot.Node) || !hasNodePort(p.next.snapshot, b.family) {
+	if b.relays() || !b.localhost(p.next.snapshot.Node) || !hasNodePort(p.next.snapshot, b.family) {
 		return nil
 	}
 	allowed, err := b.driver.Localnet()
@@ -162,7 +162,7 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 		p.stage = b.stageAll(h, want)
 		return p
 	}
-	s := &stage{sums: h.sums}
+	s := &stage{layout: b.layout, sums: h.sums}
 	same := true
 	for c := range service.Diff(h.snapshot, want, b.family) {
 		same = same && sameEntries(c.Old, c.New)
@@ -187,12 +187,12 @@ func (h *installed) known(p *service.Port) {
 
 // stageAll compares all chains of want with those that h notes.
 func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
-	s := &stage{sums: h.sums}
+	s := &stage{layout: b.layout, sums: h.sums}
 	for c := range service.Diff(h.snapshot, want, b.family) {
 		s.port(c, want.Node)
 	}
 	for p := range want.Ports(b.family) {
-		s.want(portChains(p, want.Node)...)
+		s.want(b.portChains(p, want.Node)...)
 	}
 	s.shared(b.shared(want.Node, want.Ports(b.family), h.held))
 	return s

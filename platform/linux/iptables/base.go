@@ -19,17 +19,24 @@ type jump struct {
 	rule string
 }
 
-// jumps are the rules that lead from the chains of the system to ours. Each is
+// jumps returns the rules that lead from the chains of the system to ours. Each is
 // put first in its chain. Which of two comes before the other does not matter:
 // what is marked has been translated, and so nothing refuses it.
-var jumps = []jump{
-	{id{nat, "PREROUTING"}, "-j " + servicesChain},
-	{id{nat, "OUTPUT"}, "-j " + servicesChain},
-	{id{nat, "POSTROUTING"}, "-j " + postroutingChain},
-	{id{filter, "FORWARD"}, "-j " + forwardChain},
-	{id{filter, "INPUT"}, newOnly + "-j " + servicesChain},
-	{id{filter, "FORWARD"}, newOnly + "-j " + servicesChain},
-	{id{filter, "OUTPUT"}, newOnly + "-j " + servicesChain},
+func (l layout) jumps() []jump {
+	refuse := []jump{
+		{id{filter, "INPUT"}, newOnly + "-j " + servicesChain},
+		{id{filter, "FORWARD"}, newOnly + "-j " + servicesChain},
+		{id{filter, "OUTPUT"}, newOnly + "-j " + servicesChain},
+	}
+	if l.relays() {
+		return append(l.relayJumps(), refuse...)
+	}
+	return append([]jump{
+		{id{nat, "PREROUTING"}, "-j " + servicesChain},
+		{id{nat, "OUTPUT"}, "-j " + servicesChain},
+		{id{nat, "POSTROUTING"}, "-j " + postroutingChain},
+		{id{filter, "FORWARD"}, "-j " + forwardChain},
+	}, refuse...)
 }
 
 const newOnly = "-m conntrack --ctstate NEW "
@@ -50,18 +57,17 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 	// Where two have the same key the first one counts, and what is wanted
 	// goes before what was held.
 	roots, branches := forest(append(all, others...))
-	for _, table := range tables {
-		root := id{table, servicesChain}
-		roots[root] = append(roots[root], l.nodePortRules(node)...)
-	}
-	if l.localhost(node) {
+	if l.localhost(node) && !l.relays() {
 		root := id{filter, servicesChain}
 		roots[root] = append([]string{martianRule}, roots[root]...)
 	}
 	chains := l.base(node)
 	for _, table := range tables {
-		for _, name := range []string{nodePortsChain, servicesChain} {
-			chains = append(chains, chain{id{table, name}, roots[id{table, name}]})
+		for _, r := range l.roots(table) {
+			top := slices.Concat(r.before, roots[id{table, servicesChain}], l.nodePortRules(node, r.nodePorts))
+			chains = append(chains,
+				chain{id{table, r.nodePorts}, roots[id{table, nodePortsChain}]},
+				chain{id{table, r.services}, top})
 		}
 	}
 	return append(chains, branches...)
@@ -69,7 +75,10 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 
 // base returns the chains that do not depend on Services.
 func (l layout) base(node *service.Node) []chain {
-	mark := fmt.Sprintf("0x%x/0x%x", l.options.mark(), l.options.mark())
+	if l.relays() {
+		return []chain{l.refuse(), {id{filter, relayChain}, relayRules}}
+	}
+	mark := l.options.marked()
 	unmark := fmt.Sprintf("0x%x/0x0", l.options.mark())
 	const masquerade = "-j MASQUERADE --random-fully"
 	forward := []string{
@@ -88,12 +97,16 @@ func (l layout) base(node *service.Node) []chain {
 			"-j MARK --set-xmark " + unmark,
 			masquerade,
 		}},
-		{id{filter, refuseChain}, []string{
-			"-p tcp -j REJECT --reject-with tcp-reset",
-			"-j REJECT --reject-with " + l.unreachable(),
-		}},
+		l.refuse(),
 		{id{filter, forwardChain}, forward},
 	}
+}
+
+func (l layout) refuse() chain {
+	return chain{id{filter, refuseChain}, []string{
+		"-p tcp -j REJECT --reject-with tcp-reset",
+		"-j REJECT --reject-with " + l.unreachable(),
+	}}
 }
 
 func (l layout) unreachable() string {
@@ -153,12 +166,12 @@ func (l layout) localhost(node *service.Node) bool {
 }
 
 // nodePortRules lead to the NodePorts from the addresses that answer them.
-func (l layout) nodePortRules(node *service.Node) []string {
+func (l layout) nodePortRules(node *service.Node, chain string) []string {
 	var rules []string
 	if !l.localhost(node) {
 		rules = []string{"-d " + loopback[l.family].String() + " -j RETURN"}
 	}
-	const local = "-m addrtype --dst-type LOCAL -j " + nodePortsChain
+	local := "-m addrtype --dst-type LOCAL -j " + chain
 	prefixes := service.InFamily(node.NodePorts, l.family)
 	if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return append(rules, local)

@@ -85,6 +85,7 @@ func (c *change) lines() []string {
 // stage collects a change to chains whose sums are known.
 type stage struct {
 	change
+	layout  layout
 	sums    map[id]sum // not changed
 	fresh   map[id]sum // of the chains that are written
 	changes []service.Change
@@ -111,7 +112,7 @@ func (s *stage) port(c service.Change, node *service.Node) {
 	s.changes = append(s.changes, c)
 	stay := map[id]bool{}
 	if c.New != nil {
-		chains := portChains(c.New, node)
+		chains := s.layout.portChains(c.New, node)
 		for _, x := range chains {
 			stay[x.id] = true
 		}
@@ -120,7 +121,7 @@ func (s *stage) port(c service.Change, node *service.Node) {
 	if c.Old == nil {
 		return
 	}
-	for _, x := range portChains(c.Old, node) {
+	for _, x := range s.layout.portChains(c.Old, node) {
 		if _, held := s.sums[x.id]; held && !stay[x.id] {
 			s.deletes = append(s.deletes, x.id)
 		}

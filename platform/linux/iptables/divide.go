@@ -26,7 +26,7 @@ func (p *plan) divide(ctx context.Context, refusal error) error {
 	if err != nil {
 		return err
 	}
-	d := &divider{plan: p, ctx: ctx, sums: t.sums(), ports: map[service.PortName]*service.Port{}, held: t.entries(), jumps: t.lacking()}
+	d := &divider{plan: p, ctx: ctx, sums: t.sums(), ports: map[service.PortName]*service.Port{}, held: t.entries(), jumps: t.lacking(b.jumps())}
 	d.owners = map[key]service.PortName{}
 	changes := p.changes
 	if p.whole {
@@ -129,7 +129,7 @@ func (d *divider) fail(c service.Change, err error) {
 func (d *divider) try(changes []service.Change) error {
 	b, node := d.plan.backend, d.plan.next.snapshot.Node
 	before := map[service.PortName]*service.Port{}
-	s := &stage{sums: d.sums}
+	s := &stage{layout: b.layout, sums: d.sums}
 	for _, c := range changes {
 		before[c.Name()] = d.ports[c.Name()]
 		s.port(c, node)

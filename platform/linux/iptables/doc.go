@@ -9,7 +9,12 @@
 // code that builds and is tested on any system.
 package iptables
 
-import "kubeproxy/common/service"
+import (
+	"fmt"
+	"net/netip"
+
+	"kubeproxy/common/service"
+)
 
 // Options are the choices that concern iptables alone.
 type Options struct {
@@ -22,12 +27,21 @@ type Options struct {
 	// DropInvalid drops forwarded packets that connection tracking cannot
 	// place, which would be reset by whoever gets them untranslated.
 	DropInvalid bool
+	// Relay, by family, is the address of the node on which a relay listens. If
+	// it is valid, the endpoints of snapshots are listeners there: connections
+	// are led to them as they come, nothing is masqueraded, and nothing else
+	// reaches that address. What a process of the node sends with the mark
+	// itself is left alone.
+	Relay [2]netip.Addr
 	// Dir is the folder of the iptables commands, empty for wherever PATH
 	// says they are.
 	Dir string
 }
 
 func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
+
+// marked is how rules match packets that carry the mark.
+func (o Options) marked() string { return fmt.Sprintf("0x%x/0x%x", o.mark(), o.mark()) }
 
 // command is the name of iptables for family f.
 func command(f service.Family) string {

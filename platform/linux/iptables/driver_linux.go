@@ -25,11 +25,21 @@ import (
 // the calling thread. It changes nothing yet. The error says what the node
 // lacks.
 func New(f service.Family, o Options) (*Backend, error) {
-	r := &runner{family: f, dir: o.Dir}
+	d, err := NewDriver(f, o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	return NewWith(f, o, d), nil
+}
+
+// NewDriver returns the Driver of this node for one family, whose commands are
+// in dir, or wherever PATH says. The error says what the node lacks.
+func NewDriver(f service.Family, dir string) (Driver, error) {
+	r := &runner{family: f, dir: dir}
 	if err := r.open(); err != nil {
 		return nil, fmt.Errorf("iptables for %s: %w", f, err)
 	}
-	return &Backend{layout: layout{f, o}, driver: r}, nil
+	return r, nil
 }
 
 // lockSeconds bounds how long iptables-legacy waits for the lock that it

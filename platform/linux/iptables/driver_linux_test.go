@@ -140,7 +140,7 @@ func TestProbe(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Probe(b.family); err != nil {
+		if err := Probe(b.family, Options{}); err != nil {
 			t.Errorf("Probe: %v", err)
 		}
 		if after, err := b.driver.Save(context.Background()); err != nil || strings.Contains(after, "KUBE-") {
@@ -159,11 +159,11 @@ func TestProbe(t *testing.T) {
 		}
 		t.Setenv("PATH", poor+":"+os.Getenv("PATH"))
 		const want = "there is no match statistic (kernel module xt_statistic), no match bpf (kernel module xt_bpf): "
-		if err := Probe(b.family); err == nil || !strings.Contains(err.Error(), want) {
+		if err := Probe(b.family, Options{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Probe = %v, want %q", err, want)
 		}
 		t.Setenv("PATH", t.TempDir())
-		if err := Probe(b.family); err == nil || !strings.Contains(err.Error(), "the command "+name+" is missing") {
+		if err := Probe(b.family, Options{}); err == nil || !strings.Contains(err.Error(), "the command "+name+" is missing") {
 			t.Errorf("Probe without the command: %v", err)
 		}
 	})

@@ -24,6 +24,14 @@ const (
 	markClusterChain = "KUBE-MARK-CLUSTER"
 	forwardChain     = "KUBE-FORWARD"
 	refuseChain      = "KUBE-REFUSE"
+	relayChain       = "KUBE-PORTALS" // guards the address of a relay
+
+	// Before a relay, these are the roots in table nat, as in mode userspace of
+	// kube-proxy: for packets that come in and for those of the node itself.
+	portalsInChain    = "KUBE-PORTALS-CONTAINER"
+	portalsOutChain   = "KUBE-PORTALS-HOST"
+	nodePortsInChain  = "KUBE-NODEPORT-CONTAINER"
+	nodePortsOutChain = "KUBE-NODEPORT-HOST"
 
 	clusterPrefix  = "KUBE-SVC-" // one of the endpoints for policy Cluster
 	localPrefix    = "KUBE-SVL-" // one of those for policy Local
@@ -40,8 +48,10 @@ const (
 // not among them.
 var (
 	familyNames = map[string][]string{
-		nat:    {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain},
-		filter: {servicesChain, nodePortsChain, forwardChain, refuseChain, "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"},
+		nat: {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain,
+			portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain},
+		filter: {servicesChain, nodePortsChain, forwardChain, refuseChain, "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL",
+			relayChain, "KUBE-NODEPORT-NON-LOCAL"},
 	}
 	familyPrefixes = []string{
 		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, addrPrefix, portPrefix, "KUBE-XLB-",
@@ -62,9 +72,11 @@ func (i id) isBranch() bool {
 	return strings.HasPrefix(i.name, addrPrefix) || strings.HasPrefix(i.name, portPrefix)
 }
 
-// isTree reports that a chain is part of a tree.
+// isTree reports that a chain is part of a tree. The roots for what the node
+// itself sends hold nothing else than those for what comes in.
 func (i id) isTree() bool {
-	return i.name == servicesChain || i.name == nodePortsChain || i.name == "KUBE-EXTERNAL-SERVICES" || i.isBranch()
+	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, "KUBE-EXTERNAL-SERVICES"}, i.name) ||
+		i.isBranch()
 }
 
 // hashed returns prefix with sixteen characters that stand for parts.

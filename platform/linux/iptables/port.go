@@ -15,20 +15,19 @@ import (
 )
 
 // portChains returns the chains that only p uses.
-func portChains(p *service.Port, node *service.Node) []chain {
+func (l layout) portChains(p *service.Port, node *service.Node) []chain {
 	var all []chain
-	internal, external := enters(p)
 	add := func(name string, rules []string) { all = append(all, chain{id{nat, name}, rules}) }
-	if len(p.Cluster) > 0 && (external || internal && p.Internal == service.PolicyCluster) {
-		add(named(clusterPrefix, p), pickRules(p, service.PolicyCluster, p.Cluster))
+	if Needs(p, service.PolicyCluster) {
+		add(named(clusterPrefix, p), l.pickRules(p, service.PolicyCluster, p.Cluster))
 	}
-	if len(p.Local) > 0 && (external && p.External == service.PolicyLocal || internal && p.Internal == service.PolicyLocal) {
-		add(named(localPrefix, p), pickRules(p, service.PolicyLocal, p.Local))
+	if Needs(p, service.PolicyLocal) {
+		add(named(localPrefix, p), l.pickRules(p, service.PolicyLocal, p.Local))
 	}
 	if !forwardsExternal(p) {
 		return all
 	}
-	add(named(externalPrefix, p), externalRules(p, node))
+	add(named(externalPrefix, p), l.externalRules(p, node))
 	for i := range p.Frontends {
 		if f := &p.Frontends[i]; f.Sources != nil {
 			add(firewallName(p, f), firewallRules(p, f))
@@ -58,10 +57,10 @@ func forwardsExternal(p *service.Port) bool {
 
 // pickRules send a connection to one of the endpoints, all with the same
 // probability. With affinity, a client goes where it went before.
-func pickRules(p *service.Port, policy service.Policy, endpoints []service.Endpoint) []string {
+func (l layout) pickRules(p *service.Port, policy service.Policy, endpoints []service.Endpoint) []string {
 	rules := make([]string, 0, 2*len(endpoints)+1)
 	for i := range p.Frontends {
-		if f := &p.Frontends[i]; f.Kind == service.ClusterIP && p.Internal == policy {
+		if f := &p.Frontends[i]; f.Kind == service.ClusterIP && p.Internal == policy && !l.relays() {
 			rules = append(rules, "-d "+host(f.Addr)+" -j "+markClusterChain)
 		}
 	}
@@ -119,21 +118,30 @@ const leave = "-j ACCEPT"
 // externalRules are for what enters through an external frontend. With policy
 // Local, pods and the node itself may reach every endpoint, others those on
 // this node.
-func externalRules(p *service.Port, node *service.Node) []string {
+func (l layout) externalRules(p *service.Port, node *service.Node) []string {
 	anywhere := leave
 	if len(p.Cluster) > 0 {
 		anywhere = "-j " + named(clusterPrefix, p)
 	}
 	if p.External == service.PolicyCluster {
-		return []string{"-j " + markChain, anywhere}
+		return l.marking("", anywhere)
 	}
 	rules := podRules(p.Family, node, anywhere)
 	const own = "-m addrtype --src-type LOCAL "
-	rules = append(rules, own+"-j "+markChain, own+anywhere)
+	rules = append(rules, l.marking(own, anywhere)...)
 	if len(p.Local) == 0 {
 		return append(rules, leave)
 	}
 	return append(rules, "-j "+named(localPrefix, p))
+}
+
+// marking marks what matches for masquerading and goes on with then. A relay
+// has an address of its own.
+func (l layout) marking(match, then string) []string {
+	if l.relays() {
+		return []string{match + then}
+	}
+	return []string{match + "-j " + markChain, match + then}
 }
 
 func firewallName(p *service.Port, f *service.Frontend) string {

@@ -20,21 +20,25 @@ import (
 // need is something that rules of ours are made of.
 type need struct{ what, table, rule string }
 
-// needs are what any node's rules need. Session affinity needs the match
-// recent besides; without that, only Services that want affinity are refused.
+// needs are what any node's rules need, those before a relay the first of them.
+// Session affinity needs the match recent besides; without that, only Services
+// that want affinity are refused.
 var needs = []need{
 	{"match comment (kernel module xt_comment)", nat, "-m comment --comment probe -j RETURN"},
 	{"match tcp (kernel module xt_tcpudp)", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
 	{"match conntrack (kernel module xt_conntrack)", filter, "-m conntrack --ctstate NEW -j RETURN"},
 	{"match addrtype (kernel module xt_addrtype)", nat, "-m addrtype --dst-type LOCAL -j RETURN"},
 	{"match mark (kernel module xt_mark)", filter, "-m mark --mark 0x1/0x1 -j RETURN"},
+	{"target DNAT (kernel module xt_nat)", nat, "-p tcp -j DNAT --to-destination :1"},
+	{"target REJECT (kernel module ipt_REJECT or ip6t_REJECT)", filter, "-p tcp -j REJECT --reject-with tcp-reset"},
 	{"match statistic (kernel module xt_statistic)", nat, "-m statistic --mode random --probability 0.5 -j RETURN"},
 	{"match bpf (kernel module xt_bpf)", nat, "-m bpf --bytecode \"1,6 0 0 0\" -j RETURN"},
 	{"target MARK (kernel module xt_mark)", nat, "-j MARK --set-xmark 0x1/0x1"},
-	{"target DNAT (kernel module xt_nat)", nat, "-p tcp -j DNAT --to-destination :1"},
 	{"target MASQUERADE with --random-fully (kernel module xt_MASQUERADE)", nat, "-j MASQUERADE --random-fully"},
-	{"target REJECT (kernel module ipt_REJECT or ip6t_REJECT)", filter, "-p tcp -j REJECT --reject-with tcp-reset"},
 }
+
+// relayNeeds is how many of needs rules before a relay have.
+const relayNeeds = 7
 
 // probeTime bounds what a command may take to answer.
 const probeTime = 30 * time.Second
@@ -43,7 +47,7 @@ const probeTime = 30 * time.Second
 // changes nothing. The error is one sentence that says what is missing. What
 // the kernel lacks shows in a network namespace of its own; where none may be
 // made, only the command is asked.
-func Probe(f service.Family) error {
+func Probe(f service.Family, o Options) error {
 	r := &runner{family: f, apart: true}
 	if err := r.open(); err != nil {
 		return fmt.Errorf("iptables for %s: %w", f, err)
@@ -56,7 +60,7 @@ func Probe(f service.Family) error {
 		if unix.Unshare(unix.CLONE_NEWNET) != nil {
 			args = append(args, "--test")
 		}
-		done <- r.probe(args)
+		done <- r.probe(layout{f, o}, args)
 	}()
 	if err := <-done; err != nil {
 		return fmt.Errorf("iptables for %s: %w", f, err)
@@ -65,9 +69,13 @@ func Probe(f service.Family) error {
 }
 
 // probe restores what any node has, and if that is refused looks for why.
-func (r *runner) probe(args []string) error {
+func (r *runner) probe(l layout, args []string) error {
+	needs := needs
+	if l.relays() {
+		needs = needs[:relayNeeds]
+	}
 	var b bytes.Buffer
-	Document(r.family, service.New(0, &service.Node{}, nil), Options{}).WriteText(&b)
+	Document(r.family, service.New(0, &service.Node{}, nil), l.options).WriteText(&b)
 	for _, n := range needs {
 		b.WriteString(n.text())
 	}

@@ -69,12 +69,12 @@ func Document(f service.Family, want *service.Snapshot, o Options) Tables {
 	l := layout{f, o}
 	chains := l.shared(want.Node, want.Ports(f), nil)
 	for p := range want.Ports(f) {
-		chains = append(chains, portChains(p, want.Node)...)
+		chains = append(chains, l.portChains(p, want.Node)...)
 	}
 	d := Tables{Command: command(f)}
 	for _, name := range tables {
 		t := Table{Name: name}
-		for _, j := range slices.Backward(jumps) {
+		for _, j := range slices.Backward(l.jumps()) {
 			if j.from.table == name {
 				t.jump(j)
 			}

@@ -81,8 +81,8 @@ func (i id) isSystem() bool {
 	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, i.name)
 }
 
-// lacking returns the jumps that are not there. A comment does not count.
-func (h *held) lacking() []jump {
+// lacking returns those of jumps that are not there. A comment does not count.
+func (h *held) lacking(jumps []jump) []jump {
 	there := map[jump]bool{}
 	for _, l := range h.leads {
 		w := words(l.rule)

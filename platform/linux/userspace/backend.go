@@ -1,0 +1,207 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// Address is the one that listeners of a family have, see Addrs.
+type Address interface {
+	Has() (bool, error)
+	Add() error
+	// Remove is to do nothing where there is no such address.
+	Remove() error
+}
+
+// Backend keeps the listeners of one family and the rules that lead there. It
+// implements reconcile.Backend.
+type Backend struct {
+	family  service.Family
+	options Options
+	rules   *iptables.Backend
+	address Address
+	relay   *relay
+
+	targets   map[service.PortName]*target
+	listeners map[key]listener
+	failed    map[service.PortName]bool // some listener of theirs is missing
+	last      uint16                    // that was taken of the range
+	// earlier has the ports of listeners that another process had, by chain,
+	// until the rules are ours; avoid is what that makes unsafe for others.
+	earlier map[string]uint16
+	avoid   map[uint16]bool
+
+	// have is what is in force, nil while that is not known, and led what the
+	// rules were made for.
+	have, led *service.Snapshot
+}
+
+var _ reconcile.Watcher = (*Backend)(nil)
+
+// key tells one listener from every other.
+type key struct {
+	name   service.PortName
+	policy service.Policy
+}
+
+// parts are what a Backend works through.
+type parts struct {
+	driver  iptables.Driver
+	network Network
+	address Address
+	limits  *Limits
+}
+
+func newBackend(f service.Family, o Options, p parts) *Backend {
+	return &Backend{
+		family: f, options: o,
+		rules:   iptables.NewWith(f, o.rules(), p.driver),
+		address: p.address, relay: newRelay(p.network, p.limits, o.udpIdle()),
+		targets: map[service.PortName]*target{}, listeners: map[key]listener{}, failed: map[service.PortName]bool{},
+	}
+}
+
+// Plan implements reconcile.Backend. Endpoints that come and go concern no
+// rule, as long as some are left.
+func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	if b.earlier == nil {
+		if err := b.adopt(ctx); err != nil {
+			return nil, err
+		}
+	}
+	there, err := b.address.Has()
+	if err != nil {
+		return nil, fmt.Errorf("look for address %s: %w", Addrs[b.family], err)
+	}
+	p := &plan{backend: b, want: want, lacksAddr: !there, first: b.led == nil, planned: true}
+	b.compare(p)
+	p.led = b.lead(p)
+	rules, err := b.rules.Plan(ctx, p.led)
+	if err != nil {
+		return nil, err
+	}
+	p.rules = rules
+	if p.Empty() {
+		b.have, b.led = want, p.led
+	}
+	return p, nil
+}
+
+// compare notes in p which listeners come and go, and which Ports changed.
+func (b *Backend) compare(p *plan) {
+	if b.have != nil && len(b.failed) == 0 {
+		for c := range service.Diff(b.have, p.want, b.family) {
+			b.compareOne(p, c.Name(), c.New)
+			p.changes = append(p.changes, c)
+		}
+		return
+	}
+	var none service.Snapshot
+	none.Node = p.want.Node
+	from := b.have
+	if from == nil {
+		from = &none
+	}
+	for c := range service.Diff(from, p.want, b.family) {
+		p.changes = append(p.changes, c)
+	}
+	for port := range p.want.Ports(b.family) {
+		b.compareOne(p, port.Name, port)
+	}
+	p.whole = true
+	for k := range b.listeners {
+		if p.want.Port(b.family, k.name) == nil {
+			p.closes = append(p.closes, k)
+		}
+	}
+}
+
+// compareOne is for the Port with a name, nil if there is none any more.
+func (b *Backend) compareOne(p *plan, name service.PortName, port *service.Port) {
+	for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
+		k := key{name, policy}
+		needed := port != nil && iptables.Needs(port, policy)
+		switch l := b.listeners[k]; {
+		case needed && l == nil:
+			p.opens = append(p.opens, k)
+		case !needed && l != nil:
+			p.closes = append(p.closes, k)
+		}
+	}
+}
+
+// adopt learns from the rules of an earlier process where its listeners were.
+// With the same ports, its rules are right again.
+func (b *Backend) adopt(ctx context.Context) error {
+	all, err := b.rules.Destinations(ctx)
+	if err != nil {
+		return err
+	}
+	b.earlier, b.avoid = map[string]uint16{}, map[uint16]bool{}
+	for chain, to := range all {
+		if to.Addr() == Addrs[b.family] {
+			b.earlier[chain] = to.Port()
+			b.avoid[to.Port()] = true
+		}
+	}
+	return nil
+}
+
+// Led returns the snapshot that the rules are for, whose endpoints are
+// listeners; nil before the first round.
+func (b *Backend) Led() *service.Snapshot { return b.led }
+
+// Observe has report told what the relay lacks, and with an empty text that it
+// lacks nothing any more, from now on. Both families lack the same. report must
+// not block.
+func (b *Backend) Observe(report func(text string)) { b.relay.limits.Observe(report) }
+
+// Drain waits until the TCP connections that are open now have ended, or ctx.
+// Others are taken meanwhile.
+func (b *Backend) Drain(ctx context.Context) { b.relay.limits.Drain(ctx) }
+
+// Cleanup implements reconcile.Backend: it removes what package iptables
+// does, and the address.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.have = nil
+	err := b.rules.Cleanup(ctx)
+	if there, hasErr := b.address.Has(); hasErr != nil || there {
+		if removeErr := errors.Join(hasErr, b.address.Remove()); removeErr != nil {
+			err = errors.Join(err, fmt.Errorf("remove address %s: %w", Addrs[b.family], removeErr))
+		}
+	}
+	return err
+}
+
+// watchEvery is how often Watch looks for the address.
+const watchEvery = 2 * time.Second
+
+// Watch implements reconcile.Watcher.
+func (b *Backend) Watch(ctx context.Context, touched func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		t := time.NewTicker(watchEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-t.C:
+			}
+			if there, err := b.address.Has(); err == nil && !there {
+				touched()
+			}
+		}
+	}()
+	return b.rules.Watch(ctx, touched)
+}

@@ -1,0 +1,166 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// New returns the Backend for one family, working in the network namespace of
+// the calling thread, where every later call is to be made as well. It changes
+// nothing yet. The error says what the node lacks.
+func New(f service.Family, o Options, l *Limits) (*Backend, error) {
+	d, err := iptables.NewDriver(f, o.Rules.Dir)
+	if err != nil {
+		return nil, err
+	}
+	return newBackend(f, o, parts{driver: d, network: host{f, 1 << o.Rules.MasqueradeBit}, address: loopback{f}, limits: l}), nil
+}
+
+// Probe asks whether the node has an iptables that takes our rules for f, and
+// changes nothing. The error is one sentence that says what is missing.
+func Probe(f service.Family, o Options) error { return iptables.Probe(f, o.rules()) }
+
+// host is the Network of a real node.
+type host struct {
+	family service.Family
+	mark   int
+}
+
+// keepAlive finds out that one side has vanished, within four minutes.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Minute, Interval: 15 * time.Second, Count: 8}
+
+// ListenTCP implements Network.
+func (h host) ListenTCP(port uint16) (*net.TCPListener, error) {
+	c := net.ListenConfig{KeepAliveConfig: keepAlive}
+	c.SetMultipathTCP(false)
+	l, err := c.Listen(context.Background(), "tcp", netip.AddrPortFrom(Addrs[h.family], port).String())
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
+}
+
+// ListenUDP implements Network.
+func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
+	return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(Addrs[h.family], port)))
+}
+
+// DialTCP implements Network.
+func (h host) DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
+	d := net.Dialer{KeepAliveConfig: keepAlive, Control: h.marked}
+	return d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
+}
+
+// DialUDP implements Network.
+func (h host) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	d := net.Dialer{Control: h.marked}
+	return d.DialUDP(context.Background(), "udp", netip.AddrPort{}, to)
+}
+
+// marked has the rules leave what a socket sends alone.
+func (h host) marked(_, _ string, c syscall.RawConn) error {
+	var err error
+	if ctlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.mark) }); ctlErr != nil {
+		return ctlErr
+	}
+	return err
+}
+
+// loopback is the Address of a real node.
+type loopback struct{ family service.Family }
+
+const loopbackName = "lo"
+
+// Has implements Address.
+func (l loopback) Has() (bool, error) {
+	lo, err := net.InterfaceByName(loopbackName)
+	if err != nil {
+		return false, err
+	}
+	all, err := lo.Addrs()
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr() == Addrs[l.family] {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// Add implements Address.
+func (l loopback) Add() error {
+	lo, err := netlink.LinkByName(loopbackName)
+	if err != nil {
+		return err
+	}
+	err = netlink.AddrAdd(lo, l.addr())
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+	}
+	return err
+}
+
+// Remove implements Address.
+func (l loopback) Remove() error {
+	lo, err := netlink.LinkByName(loopbackName)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrDel(lo, l.addr()); !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return err
+	}
+	return nil
+}
+
+// addr is never the source of what the node sends of its own accord.
+func (l loopback) addr() *netlink.Addr {
+	a := Addrs[l.family]
+	n := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+	if a.Is4() {
+		n.Scope = unix.RT_SCOPE_HOST
+		return n
+	}
+	n.Flags = unix.IFA_F_NODAD
+	n.ValidLft, n.PreferedLft = math.MaxUint32, 0
+	return n
+}
+
+// RaiseFiles lets this process have as many open files as the system grants,
+// and returns how many these are.
+func RaiseFiles() (int, error) {
+	var now unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
+		return 0, fmt.Errorf("ask for the limit of open files: %w", err)
+	}
+	text, err := os.ReadFile("/proc/sys/fs/nr_open")
+	most, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 31)
+	for _, want := range []unix.Rlimit{{Cur: most, Max: most}, {Cur: now.Max, Max: now.Max}} {
+		if want.Max < now.Max || err != nil || parseErr != nil {
+			continue
+		}
+		if unix.Setrlimit(unix.RLIMIT_NOFILE, &want) == nil {
+			return int(min(want.Cur, math.MaxInt32)), nil
+		}
+	}
+	return int(min(now.Cur, math.MaxInt32)), nil
+}

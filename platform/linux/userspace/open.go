@@ -1,0 +1,119 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// open opens a listener of p: on the port that it had in an earlier process,
+// else on one of the range, else on whichever is free.
+func (b *Backend) open(k key, p *service.Port) error {
+	if k.name.Protocol == service.SCTP {
+		return &reconcile.Unmet{Text: "mode userspace forwards TCP and UDP only", Lost: p.Frontends}
+	}
+	if !b.relay.limits.take(forListener) {
+		return fmt.Errorf("listen: no more open files for listeners: the process may have %d: raise its limit of open files", b.relay.limits.files)
+	}
+	l, err := b.listen(k, p)
+	if err != nil {
+		b.relay.limits.give(forListener)
+		return fmt.Errorf("listen: %w", err)
+	}
+	b.listeners[k] = l
+	return nil
+}
+
+func (b *Backend) listen(k key, p *service.Port) (listener, error) {
+	s, err := b.socket(k, p)
+	switch {
+	case err != nil:
+		return nil, err
+	case s.udp != nil:
+		return b.relay.serveUDP(s.udp, b.targets[k.name], k.policy), nil
+	}
+	return b.relay.serveTCP(s.tcp, b.targets[k.name], k.policy), nil
+}
+
+// socket is one of the two.
+type socket struct {
+	tcp *net.TCPListener
+	udp *net.UDPConn
+}
+
+func (b *Backend) socketAt(proto service.Protocol, port uint16) (s socket, err error) {
+	if proto == service.UDP {
+		s.udp, err = b.relay.network.ListenUDP(port)
+	} else {
+		s.tcp, err = b.relay.network.ListenTCP(port)
+	}
+	return s, err
+}
+
+func (s socket) port() uint16 {
+	if s.udp != nil {
+		return s.udp.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	}
+	return s.tcp.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+func (s socket) close() {
+	if s.udp != nil {
+		_ = s.udp.Close()
+		return
+	}
+	_ = s.tcp.Close()
+}
+
+func (b *Backend) socket(k key, p *service.Port) (socket, error) {
+	r := b.options.Ports
+	had := b.earlier[iptables.ChainOf(p, k.policy)]
+	if had != 0 && (r.unset() || r.contains(had)) {
+		if s, err := b.socketAt(k.name.Protocol, had); !errors.Is(err, syscall.EADDRINUSE) {
+			return s, err
+		}
+	}
+	if r.unset() {
+		return b.socketAnywhere(k.name.Protocol)
+	}
+	for range int(r.Last-r.First) + 1 {
+		if b.last++; !r.contains(b.last) {
+			b.last = r.First
+		}
+		if b.avoid[b.last] {
+			continue
+		}
+		if s, err := b.socketAt(k.name.Protocol, b.last); !errors.Is(err, syscall.EADDRINUSE) {
+			return s, err
+		}
+	}
+	return socket{}, fmt.Errorf("every port of the range %d-%d is taken: give --proxy-port-range more", r.First, r.Last)
+}
+
+// socketAnywhere asks until the system offers a port that no old rule leads
+// to.
+func (b *Backend) socketAnywhere(proto service.Protocol) (socket, error) {
+	const most = 100
+	var unsafe []socket
+	defer func() {
+		for _, s := range unsafe {
+			s.close()
+		}
+	}()
+	for range most {
+		s, err := b.socketAt(proto, 0)
+		if err != nil || !b.avoid[s.port()] {
+			return s, err
+		}
+		unsafe = append(unsafe, s)
+	}
+	return socket{}, fmt.Errorf("the system offered %d ports that rules still lead to", most)
+}

@@ -1,0 +1,181 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// plan is what leads from what is installed to a snapshot.
+type plan struct {
+	backend   *Backend
+	want, led *service.Snapshot
+	changes   []service.Change
+	lacksAddr bool
+	first     bool
+	opens     []key
+	closes    []key
+	rules     reconcile.Plan
+	// planned has listeners that are still to open count as open.
+	planned bool
+	whole   bool // all there is was compared
+}
+
+var (
+	_ reconcile.Remover = (*plan)(nil)
+	_ reconcile.Whole   = (*plan)(nil)
+)
+
+// Empty implements reconcile.Plan.
+func (p *plan) Empty() bool {
+	return len(p.changes) == 0 && len(p.opens) == 0 && len(p.closes) == 0 && !p.lacksAddr && p.rules.Empty()
+}
+
+// Drift implements reconcile.Plan.
+func (p *plan) Drift() []string {
+	lines := p.rules.Drift()
+	if p.lacksAddr && !p.first {
+		lines = append(lines, fmt.Sprintf("missing: address %s", Addrs[p.backend.family]))
+	}
+	return lines
+}
+
+// Removed implements reconcile.Remover.
+func (p *plan) Removed() []*service.Port {
+	if r, ok := p.rules.(reconcile.Remover); ok {
+		return r.Removed()
+	}
+	return nil
+}
+
+// Whole implements reconcile.Whole.
+func (p *plan) Whole() bool {
+	w, ok := p.rules.(reconcile.Whole)
+	return ok && w.Whole()
+}
+
+// String implements reconcile.Plan.
+func (p *plan) String() string {
+	var s strings.Builder
+	if p.lacksAddr {
+		fmt.Fprintf(&s, "+ address %s\n", Addrs[p.backend.family])
+	}
+	for _, k := range p.opens {
+		fmt.Fprintf(&s, "+ %s\n", k)
+	}
+	for _, c := range p.changes {
+		if c.New != nil {
+			fmt.Fprintf(&s, "~ %s (%s): %d endpoints, %d of them here\n", c.New.Name, c.New.Name.Protocol, len(c.New.Cluster), len(c.New.Local))
+		}
+	}
+	s.WriteString(p.rules.String())
+	for _, k := range p.closes {
+		fmt.Fprintf(&s, "- %s\n", k)
+	}
+	return s.String()
+}
+
+// String names the listener.
+func (k key) String() string {
+	return fmt.Sprintf("listener of %s (%s) for policy %s", k.name, k.name.Protocol, k.policy)
+}
+
+// Apply implements reconcile.Plan. Listeners open before rules lead there, and
+// close when none does any more.
+func (p *plan) Apply(ctx context.Context) error {
+	b := p.backend
+	if p.lacksAddr {
+		if err := b.address.Add(); err != nil {
+			return fmt.Errorf("add address %s: %w", Addrs[b.family], err)
+		}
+	}
+	p.turn()
+	errs := p.open()
+	if len(p.opens) > 0 { // now their ports are known
+		p.planned = false
+		p.led = b.lead(p)
+		rules, err := b.rules.Plan(ctx, p.led)
+		if err != nil {
+			b.have = nil
+			return errors.Join(append(errs, err)...)
+		}
+		p.rules = rules
+	}
+	b.led = p.led
+	if !p.rules.Empty() {
+		if err := p.rules.Apply(ctx); err != nil {
+			b.have = nil // compare all next time
+			return errors.Join(append(errs, err)...)
+		}
+	}
+	for _, k := range p.closes {
+		b.shut(k)
+	}
+	for _, c := range p.changes {
+		if c.New == nil {
+			delete(b.targets, c.Name())
+		}
+	}
+	if p.whole {
+		maps.DeleteFunc(b.targets, func(n service.PortName, _ *target) bool { return p.want.Port(b.family, n) == nil })
+	}
+	b.have = p.want
+	if !p.want.Partial { // no rule is another's any more
+		clear(b.earlier)
+		clear(b.avoid)
+	}
+	return errors.Join(errs...)
+}
+
+// turn has the listeners that there are choose among the endpoints of now.
+func (p *plan) turn() {
+	b := p.backend
+	for _, c := range p.changes {
+		name := c.Name()
+		if c.New == nil {
+			continue // until the rules are gone, the old endpoints serve
+		}
+		if b.targets[name] == nil {
+			b.targets[name] = newTarget()
+		}
+		b.targets[name].set(c.New)
+		for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
+			if l := b.listeners[key{name, policy}]; l != nil {
+				l.refresh()
+			}
+		}
+	}
+}
+
+// open opens listeners, as far as that goes.
+func (p *plan) open() []error {
+	b := p.backend
+	clear(b.failed)
+	var errs []error
+	for _, k := range p.opens {
+		if b.failed[k.name] {
+			continue
+		}
+		if err := b.open(k, p.want.Port(b.family, k.name)); err != nil {
+			b.failed[k.name] = true
+			errs = append(errs, &reconcile.PortError{Family: b.family, Name: k.name, Err: err})
+		}
+	}
+	return errs
+}
+
+// shut closes a listener.
+func (b *Backend) shut(k key) {
+	if l := b.listeners[k]; l != nil {
+		l.close()
+		delete(b.listeners, k)
+	}
+}

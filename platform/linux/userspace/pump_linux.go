@@ -1,0 +1,193 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A connection that has nothing to say holds neither a pipe nor a buffer. Data
+// moves by splice(2), through a pipe that goes back to its pool when nothing
+// more is there to read, so the kernel never copies it to us. Where there are no
+// more pipes to be had, it goes through a buffer.
+const (
+	pipeSize   = 256 << 10
+	mostPipes  = 256
+	bufferSize = 32 << 10
+)
+
+// mover moves what one side sends to the other. It keeps the pipes that nobody
+// uses.
+type mover struct {
+	buffers sync.Pool // of *[bufferSize]byte
+
+	mu   sync.Mutex
+	made int
+	free []pipe
+}
+
+type pipe struct{ r, w int }
+
+func (m *mover) take() (pipe, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := len(m.free); n > 0 {
+		x := m.free[n-1]
+		m.free = m.free[:n-1]
+		return x, true
+	}
+	var fd [2]int
+	if m.made == mostPipes || unix.Pipe2(fd[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+		return pipe{}, false
+	}
+	m.made++
+	_, _ = unix.FcntlInt(uintptr(fd[0]), unix.F_SETPIPE_SZ, pipeSize) // or the usual size
+	return pipe{fd[0], fd[1]}, true
+}
+
+func (m *mover) give(x pipe) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.free = append(m.free, x)
+}
+
+// drop gets rid of a pipe that holds something nobody wants.
+func (m *mover) drop(x pipe) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.made--
+	_ = unix.Close(x.r)
+	_ = unix.Close(x.w)
+}
+
+func (m *mover) buffer() *[bufferSize]byte {
+	if b, ok := m.buffers.Get().(*[bufferSize]byte); ok {
+		return b
+	}
+	return new([bufferSize]byte)
+}
+
+// pump moves what src sends to dst until src ends, which is no error.
+func (m *mover) pump(dst, src *net.TCPConn) error {
+	to, err := dst.SyscallConn()
+	if err != nil {
+		return err
+	}
+	from, err := src.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		c := chunk{mover: m, from: from, to: to, dst: dst}
+		if more, err := c.move(); err != nil || !more {
+			return err
+		}
+	}
+}
+
+// chunk is what is moved at once.
+type chunk struct {
+	mover    *mover
+	from, to syscall.RawConn
+	dst      *net.TCPConn
+	n        int
+	err      error
+	pipe     pipe
+	piped    bool
+	buffer   *[bufferSize]byte
+}
+
+// move waits for something to read and passes it on. It reports false at the
+// end.
+func (c *chunk) move() (more bool, err error) {
+	if err := c.from.Read(c.read); err != nil {
+		return false, err
+	}
+	if c.err != nil || c.n == 0 {
+		c.release()
+		return false, c.err
+	}
+	if c.buffer != nil {
+		_, err := c.dst.Write(c.buffer[:c.n])
+		c.release()
+		return true, err
+	}
+	if err := c.to.Write(c.write); err != nil || c.err != nil {
+		c.mover.drop(c.pipe)
+		return false, errors.Join(err, c.err)
+	}
+	c.release()
+	return true, nil
+}
+
+// read takes what is there, and reports false if nothing is.
+func (c *chunk) read(fd uintptr) bool {
+	if c.pipe, c.piped = c.mover.take(); c.piped {
+		n, err := splice(int(fd), c.pipe.w, pipeSize)
+		c.n, c.err = n, err
+	} else {
+		c.buffer = c.mover.buffer()
+		c.n, c.err = unix.Read(int(fd), c.buffer[:])
+	}
+	if errors.Is(c.err, unix.EAGAIN) || errors.Is(c.err, unix.EINTR) {
+		c.err = nil
+		c.release()
+		return false
+	}
+	return true
+}
+
+// write passes on what the pipe holds, and reports false while dst takes no
+// more.
+func (c *chunk) write(fd uintptr) bool {
+	for c.n > 0 {
+		n, err := splice(c.pipe.r, int(fd), c.n)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return false
+		case err != nil:
+			c.err = err
+			return true
+		case n == 0:
+			c.err = io.ErrUnexpectedEOF
+			return true
+		}
+		c.n -= n
+	}
+	return true
+}
+
+func (c *chunk) release() {
+	if c.piped {
+		c.mover.give(c.pipe)
+	}
+	if c.buffer != nil {
+		c.mover.buffers.Put(c.buffer)
+	}
+	c.piped, c.buffer = false, nil
+}
+
+func splice(from, to, most int) (int, error) {
+	for {
+		n, err := unix.Splice(from, nil, to, nil, most, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		if !errors.Is(err, unix.EINTR) {
+			return int(n), err
+		}
+	}
+}
+
+// awaitPacket waits until c has a packet to read, or an error to tell.
+func awaitPacket(c syscall.RawConn) error {
+	return c.Read(func(fd uintptr) bool {
+		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(ready, 0)
+		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+	})
+}

@@ -1,0 +1,49 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"io"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// AssumedPorts are where listeners are taken to be in what is rendered without
+// a range, since only a running process knows which ports the system gives it.
+var AssumedPorts = Range{40000, 65535}
+
+// Render writes the tables of both families that a node would hold for want
+// if it started from nothing. The same want gives the same bytes.
+func Render(w io.Writer, want *service.Snapshot, o Options, format iptables.Format) error {
+	return iptables.Render(w, Assumed(want, o), o.rules(), format)
+}
+
+// Document returns what a node would hold in family f.
+func Document(f service.Family, want *service.Snapshot, o Options) iptables.Tables {
+	return iptables.Document(f, Assumed(want, o), o.rules())
+}
+
+// Assumed returns want with listeners in the place of endpoints, one port after
+// the other. Where the range is too short, the rest is not served.
+func Assumed(want *service.Snapshot, o Options) *service.Snapshot {
+	ports := o.Ports
+	if ports.unset() {
+		ports = AssumedPorts
+	}
+	var all []*service.Port
+	for _, f := range service.Families {
+		next := map[service.Protocol]int{service.TCP: int(ports.First), service.UDP: int(ports.First)}
+		for p := range want.Ports(f) {
+			all = append(all, Lead(p, func(service.Policy) (uint16, bool) {
+				n := next[p.Name.Protocol]
+				next[p.Name.Protocol]++
+				return uint16(n), n <= int(ports.Last)
+			}))
+		}
+	}
+	led := service.New(want.Generation, want.Node, all)
+	led.Partial = want.Partial
+	return led
+}

@@ -1,0 +1,110 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// target chooses among the endpoints of one Service port.
+type target struct {
+	mu       sync.Mutex
+	lists    [2]ring // by policy
+	linger   []netip.AddrPort
+	affinity time.Duration
+	clients  clients
+}
+
+// ring is taken in turn.
+type ring struct {
+	endpoints []netip.AddrPort // sorted
+	next      int
+}
+
+func newTarget() *target {
+	t := &target{}
+	for i := range t.lists { // nodes do not all begin with the same one
+		t.lists[i].next = int(rand.Int32())
+	}
+	return t
+}
+
+// set takes in how p is now.
+func (t *target) set(p *service.Port) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lists[service.PolicyCluster].endpoints = addrs(p.Cluster)
+	t.lists[service.PolicyLocal].endpoints = addrs(p.Local)
+	t.linger = addrs(p.Lingering)
+	t.affinity = p.Affinity
+	if p.Affinity == 0 {
+		t.clients = clients{}
+	}
+}
+
+func addrs(endpoints []service.Endpoint) []netip.AddrPort {
+	all := make([]netip.AddrPort, len(endpoints))
+	for i, e := range endpoints {
+		all[i] = e.Addr
+	}
+	return all
+}
+
+// choose returns the endpoint for a client, one that is not among tried if
+// there is any. It is false where there is no endpoint at all.
+func (t *target) choose(policy service.Policy, client netip.Addr, tried []netip.AddrPort) (netip.AddrPort, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := &t.lists[policy]
+	if len(l.endpoints) == 0 {
+		return netip.AddrPort{}, false
+	}
+	now := time.Now()
+	if t.affinity > 0 && len(tried) == 0 {
+		if e, known := t.clients.recall(client, now, t.affinity); known && l.has(e) {
+			return e, true
+		}
+	}
+	e := l.turn(tried)
+	if t.affinity > 0 {
+		t.clients.remember(client, e, now, t.affinity)
+	}
+	return e, true
+}
+
+func (l *ring) has(e netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(l.endpoints, e, netip.AddrPort.Compare)
+	return found
+}
+
+func (l *ring) turn(tried []netip.AddrPort) netip.AddrPort {
+	var e netip.AddrPort
+	for range l.endpoints {
+		l.next = (l.next + 1) % len(l.endpoints)
+		if e = l.endpoints[l.next]; !slices.Contains(tried, e) {
+			break
+		}
+	}
+	return e
+}
+
+// forget has the client's next connection go elsewhere than to e.
+func (t *target) forget(client netip.Addr, e netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.clients.forget(client, e)
+}
+
+// serves reports that what began at e for policy may go on there.
+func (t *target) serves(policy service.Policy, e netip.AddrPort) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.lists[policy].has(e) || slices.Contains(t.linger, e)
+}

@@ -1,0 +1,200 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// Network opens sockets. An endpoint is dialled past the rules that lead to
+// listeners, so that what leaves the relay does not come back to it.
+type Network interface {
+	// ListenTCP and ListenUDP listen on the relay's address; port 0 leaves
+	// the choice to the system.
+	ListenTCP(port uint16) (*net.TCPListener, error)
+	ListenUDP(port uint16) (*net.UDPConn, error)
+	DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error)
+	DialUDP(to netip.AddrPort) (*net.UDPConn, error)
+}
+
+// listener takes connections of one Service port under one policy.
+type listener interface {
+	port() uint16
+	// refresh ends what may not go on after the target has changed.
+	refresh()
+	// close ends the listener. TCP connections go on.
+	close()
+}
+
+// relay is what the listeners of a family have in common.
+type relay struct {
+	network Network
+	limits  *Limits
+	udpIdle time.Duration
+	mover   mover
+	packets sync.Pool // of *packet
+}
+
+func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
+	r := &relay{network: n, limits: l, udpIdle: udpIdle}
+	r.packets.New = func() any { return new(packet) }
+	return r
+}
+
+// patience is how long each attempt to reach an endpoint may take.
+var patience = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
+
+// tcpListener relays TCP.
+type tcpListener struct {
+	*relay
+	socket *net.TCPListener
+	target *target
+	policy service.Policy
+	closed atomic.Bool
+}
+
+func (r *relay) serveTCP(socket *net.TCPListener, t *target, policy service.Policy) *tcpListener {
+	l := &tcpListener{relay: r, socket: socket, target: t, policy: policy}
+	go l.accept()
+	return l
+}
+
+func (l *tcpListener) port() uint16 { return l.socket.Addr().(*net.TCPAddr).AddrPort().Port() }
+
+func (l *tcpListener) refresh() {}
+
+func (l *tcpListener) close() {
+	l.closed.Store(true)
+	_ = l.socket.Close() // nothing is lost with a socket that only listens
+	l.limits.wake()
+	l.limits.give(forListener)
+}
+
+// The least and the longest pause after the system refused a connection.
+const leastRest, longestRest = 5 * time.Millisecond, time.Second
+
+// accept takes connections until the listener is closed. Where the process has
+// no files left, clients wait in the kernel's queue.
+func (l *tcpListener) accept() {
+	rest := leastRest
+	for {
+		c, err := l.socket.AcceptTCP()
+		switch {
+		case l.closed.Load():
+			if err == nil {
+				reset(c)
+			}
+			return
+		case errors.Is(err, syscall.ECONNABORTED):
+			continue
+		case err != nil:
+			l.limits.trouble(err)
+			time.Sleep(rest)
+			rest = min(2*rest, longestRest)
+			continue
+		}
+		rest = leastRest
+		leave, ok := l.limits.enter(l.closed.Load)
+		if !ok {
+			reset(c)
+			return
+		}
+		go func() {
+			defer leave()
+			l.serve(c)
+		}()
+	}
+}
+
+// serve relays one connection until both sides have ended it, or one broke it
+// off.
+func (l *tcpListener) serve(client *net.TCPConn) {
+	server := l.dial(client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap())
+	if server == nil {
+		reset(client)
+		return
+	}
+	var once sync.Once
+	abort := func() {
+		once.Do(func() {
+			reset(client)
+			reset(server)
+		})
+	}
+	var up sync.WaitGroup
+	up.Go(func() { l.oneWay(server, client, abort) })
+	l.oneWay(client, server, abort)
+	up.Wait()
+	_ = client.Close()
+	_ = server.Close()
+}
+
+// oneWay passes on what src sends, its end included.
+func (r *relay) oneWay(dst, src *net.TCPConn, abort func()) {
+	err := r.mover.pump(dst, src)
+	if err == nil {
+		err = dst.CloseWrite()
+	}
+	if err != nil {
+		abort()
+	}
+}
+
+// reset closes c so that the other side hears of it at once.
+func reset(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}
+
+// dial connects to an endpoint for a client, nil if none can be reached. One
+// that refuses is not asked again.
+func (l *tcpListener) dial(client netip.Addr) *net.TCPConn {
+	var tried, refused []netip.AddrPort
+	for _, d := range patience {
+		e, ok := l.target.choose(l.policy, client, tried)
+		if !ok || slices.Contains(refused, e) {
+			return nil
+		}
+		c, err := l.try(e, d)
+		if err == nil {
+			return c
+		}
+		l.target.forget(client, e)
+		if exhausted(err) { // no fault of the endpoint
+			l.limits.trouble(err)
+			return nil
+		}
+		tried = append(tried, e)
+		if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
+			refused = append(refused, e)
+		}
+	}
+	return nil
+}
+
+func (l *tcpListener) try(e netip.AddrPort, d time.Duration) (*net.TCPConn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	return l.network.DialTCP(ctx, e)
+}
+
+// exhausted reports that the node, not the other side, lacks something.
+func exhausted(err error) bool {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,203 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// udpListener relays UDP: each client has a socket of its own towards an
+// endpoint, until both have been silent for a while.
+type udpListener struct {
+	*relay
+	socket *net.UDPConn
+	target *target
+	policy service.Policy
+	closed atomic.Bool
+
+	mu       sync.Mutex
+	sessions map[netip.AddrPort]*session // by client
+}
+
+// session is one client's.
+type session struct {
+	listener *udpListener
+	client   netip.AddrPort
+	endpoint netip.AddrPort
+	socket   *net.UDPConn
+	heard    atomic.Int64 // of either side, Unix time in nanoseconds
+}
+
+// packet is a buffer for one datagram of any size. A socket that waits holds
+// none.
+type packet [1 << 16]byte
+
+func (r *relay) serveUDP(socket *net.UDPConn, t *target, policy service.Policy) *udpListener {
+	l := &udpListener{relay: r, socket: socket, target: t, policy: policy, sessions: map[netip.AddrPort]*session{}}
+	go l.receive()
+	return l
+}
+
+func (l *udpListener) port() uint16 { return l.socket.LocalAddr().(*net.UDPAddr).AddrPort().Port() }
+
+// refresh ends the sessions with endpoints that left, so that clients reach
+// another one with their next datagram.
+func (l *udpListener) refresh() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.sessions {
+		if !l.target.serves(l.policy, s.endpoint) {
+			delete(l.sessions, s.client)
+			s.end()
+		}
+	}
+}
+
+func (l *udpListener) close() {
+	l.closed.Store(true)
+	_ = l.socket.Close()
+	l.limits.give(forListener)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.sessions {
+		s.end()
+	}
+}
+
+// receive passes on what clients send until the listener is closed.
+func (l *udpListener) receive() {
+	for !l.closed.Load() {
+		from, p, n, err := l.read(l.socket)
+		if err == nil {
+			l.pass(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), p[:n])
+		} else if exhausted(err) {
+			l.limits.trouble(err)
+			time.Sleep(leastRest)
+		}
+		l.packets.Put(p)
+	}
+}
+
+// read waits for a datagram. The buffer is to be put back in any case.
+func (r *relay) read(c *net.UDPConn) (from netip.AddrPort, p *packet, n int, err error) {
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = awaitPacket(raw)
+	}
+	p = r.packets.Get().(*packet)
+	if err == nil {
+		n, from, err = c.ReadFromUDPAddrPort(p[:])
+	}
+	return from, p, n, err
+}
+
+// pass sends a datagram of a client on. What an endpoint refuses goes to
+// another one, once.
+func (l *udpListener) pass(from netip.AddrPort, data []byte) {
+	for range 2 {
+		s := l.session(from)
+		if s == nil {
+			return
+		}
+		s.heard.Store(time.Now().UnixNano())
+		if _, err := s.socket.Write(data); err == nil {
+			return
+		} else if !s.failed(err) {
+			return
+		}
+	}
+}
+
+// session returns the one of a client, nil if it cannot have one.
+func (l *udpListener) session(client netip.AddrPort) *session {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.sessions[client]; s != nil || l.closed.Load() {
+		return s
+	}
+	e, ok := l.target.choose(l.policy, client.Addr(), nil)
+	if !ok || !l.limits.take(forSession) {
+		return nil
+	}
+	c, err := l.network.DialUDP(e)
+	if err != nil {
+		l.limits.give(forSession)
+		l.target.forget(client.Addr(), e)
+		if exhausted(err) {
+			l.limits.trouble(err)
+		}
+		return nil
+	}
+	s := &session{listener: l, client: client, endpoint: e, socket: c}
+	l.sessions[client] = s
+	s.heard.Store(time.Now().UnixNano())
+	go s.answer()
+	return s
+}
+
+// answer passes on what the endpoint sends until the session ends.
+func (s *session) answer() {
+	l := s.listener
+	defer func() {
+		s.leave()
+		_ = s.socket.Close()
+		l.limits.give(forSession)
+	}()
+	for {
+		idle := time.Unix(0, s.heard.Load()).Add(l.udpIdle)
+		_ = s.socket.SetReadDeadline(idle) // fails if the session has ended, and then so does reading
+		_, p, n, err := l.read(s.socket)
+		if err == nil {
+			s.heard.Store(time.Now().UnixNano())
+			_, _ = l.socket.WriteToUDPAddrPort(p[:n], s.client) // a datagram may be lost
+		}
+		l.packets.Put(p)
+		var timeout net.Error
+		switch {
+		case err == nil:
+		case errors.As(err, &timeout) && timeout.Timeout():
+			if time.Since(time.Unix(0, s.heard.Load())) >= l.udpIdle {
+				return
+			}
+		default:
+			s.failed(err)
+			return
+		}
+	}
+}
+
+// failed ends the session if the endpoint is not there, and reports whether
+// that is so.
+func (s *session) failed(err error) bool {
+	if errors.Is(err, syscall.EMSGSIZE) || exhausted(err) {
+		return false
+	}
+	if !errors.Is(err, net.ErrClosed) {
+		s.listener.target.forget(s.client.Addr(), s.endpoint)
+	}
+	s.leave()
+	s.end()
+	return true
+}
+
+// leave makes room for the client's next session.
+func (s *session) leave() {
+	l := s.listener
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sessions[s.client] == s {
+		delete(l.sessions, s.client)
+	}
+}
+
+// end has answer end, and with it the session. Closing twice is harmless.
+func (s *session) end() { _ = s.socket.Close() }

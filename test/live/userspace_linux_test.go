@@ -1,0 +1,27 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import "testing"
+
+// throughProxy runs test in mode userspace with each of the variants of
+// iptables.
+func throughProxy(t *testing.T, test func(*testing.T, mode)) {
+	t.Parallel()
+	for _, v := range variants {
+		t.Run(v, func(t *testing.T) {
+			t.Parallel()
+			test(t, inUserspace(v))
+		})
+	}
+}
+
+func inUserspace(variant string) mode {
+	m := usual()
+	m.flags = append(m.flags, "--proxy-mode=userspace", "--iptables-localhost-nodeports=false")
+	m.iptables, m.userspace = variant, true
+	return m
+}
+
+func TestUserspaceEveryCell(t *testing.T) { throughProxy(t, everyCell) }
