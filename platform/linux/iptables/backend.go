@@ -81,6 +81,8 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if err := b.planLocalnet(p); err != nil {
 		return nil, err
 	}
+	// Who does not apply a plan may see somebody else do it.
+	b.have = nil
 	if p.Empty() {
 		b.have = p.next
 	}

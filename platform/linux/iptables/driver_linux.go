@@ -50,6 +50,7 @@ const lockSeconds = "5"
 type runner struct {
 	family service.Family
 	dir    string
+	name   string // of the commands, but for what is added to it
 
 	lock   *lock // nil if there is none that we could hold
 	signal signal
@@ -77,6 +78,10 @@ func (r *runner) open() error {
 	if r.family == service.IPv6 {
 		proto = iptables.ProtocolIPv6
 	}
+	r.name = command(r.family)
+	if r.dir == "" {
+		r.name = commands(r.family)
+	}
 	ipt, err := iptables.New(iptables.IPFamily(proto), iptables.Path(r.path("")))
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("the command %s is missing: install iptables", command(r.family))
@@ -102,7 +107,7 @@ func (r *runner) open() error {
 }
 
 // path returns how to call one of the commands.
-func (r *runner) path(suffix string) string { return filepath.Join(r.dir, command(r.family)+suffix) }
+func (r *runner) path(suffix string) string { return filepath.Join(r.dir, r.name+suffix) }
 
 func (r *runner) close() {
 	r.signal.close()

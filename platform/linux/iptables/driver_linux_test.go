@@ -168,3 +168,25 @@ func TestProbe(t *testing.T) {
 		}
 	})
 }
+
+// TestVariantOfTheNode wants rules where kubelet has its own, whichever variant
+// the short name of the command stands for.
+func TestVariantOfTheNode(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		for _, chain := range []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} {
+			meddling(t, b, "-t mangle -N "+chain)
+			chosen, err := New(b.family, Options{MasqueradeBit: 14})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if isSizes(chosen) != isSizes(b) {
+				t.Errorf("with %s, %s was chosen", chain, chosen.driver.(*runner).path(""))
+			}
+			if v, err := Usual(b.family); err != nil || (v == Legacy) != isSizes(b) {
+				t.Errorf("with %s, %s is usual, %v", chain, v, err)
+			}
+			_ = chosen.Close()
+			meddling(t, b, "-t mangle -X "+chain)
+		}
+	})
+}

@@ -264,3 +264,17 @@ func TestDisturbedListingIsReadAgain(t *testing.T) {
 		t.Errorf("Plan = %v, want it to say that it cannot read", err)
 	}
 }
+
+// TestPlanThatIsNotApplied has somebody else do what was planned, unheard.
+func TestPlanThatIsNotApplied(t *testing.T) {
+	k := newFake()
+	b := newBackend(service.IPv4, k)
+	apply(t, b, simple(3))
+	if p, err := b.Plan(context.Background(), simple(4)); err != nil || p.Empty() {
+		t.Fatalf("Plan: %v, to do:\n%s", err, p)
+	}
+	apply(t, newBackend(service.IPv4, k), simple(4))
+	if p, err := b.Plan(context.Background(), simple(4)); err != nil || !p.Empty() {
+		t.Errorf("Plan: %v, still to do:\n%s", err, p)
+	}
+}

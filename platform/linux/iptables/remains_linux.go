@@ -27,11 +27,12 @@ const (
 // Variants lists both.
 var Variants = [...]Variant{Legacy, NFT}
 
-// Usual returns the variant that the command iptables of the node is.
+// Usual returns the variant that a Backend uses: what kubelet does, or what the
+// command iptables of the node is.
 func Usual(f service.Family) (Variant, error) {
-	out, err := exec.Command(command(f), "--version").Output()
+	out, err := exec.Command(commands(f), "--version").Output()
 	if err != nil {
-		return "", fmt.Errorf("ask %s for its version: %w", command(f), err)
+		return "", fmt.Errorf("ask %s for its version: %w", commands(f), err)
 	}
 	return variantOf(string(out)), nil
 }
