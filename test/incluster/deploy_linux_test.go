@@ -14,9 +14,11 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
@@ -36,10 +38,13 @@ const (
 // kustomization is as much of one as the deployment makes use of. More of it
 // would be an error here.
 type kustomization struct {
-	APIVersion         string   `json:"apiVersion"`
-	Kind               string   `json:"kind"`
-	Namespace          string   `json:"namespace"`
-	Resources          []string `json:"resources"` // files, and folders like this one
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Namespace  string   `json:"namespace"`
+	Resources  []string `json:"resources"` // files, and folders like this one
+	Patches    []struct {
+		Path string `json:"path"`
+	} `json:"patches"`
 	ConfigMapGenerator []struct {
 		Name  string   `json:"name"`
 		Files []string `json:"files"`
@@ -105,10 +110,33 @@ func built(t *testing.T, dir string) []map[string]any {
 		}
 		all = append(all, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": g.Name}, "data": data})
 	}
+	for _, p := range k.Patches {
+		for _, patch := range documents(t, filepath.Join(dir, p.Path)) {
+			patched(t, all, patch)
+		}
+	}
 	for _, o := range all {
 		k.complete(o)
 	}
 	return all
+}
+
+// patched merges patch into the DaemonSet that it names.
+func patched(t *testing.T, all []map[string]any, patch map[string]any) {
+	t.Helper()
+	name := func(o map[string]any) any { return o["metadata"].(map[string]any)["name"] }
+	for i, o := range all {
+		if o["kind"] != "DaemonSet" || patch["kind"] != o["kind"] || name(o) != name(patch) {
+			continue
+		}
+		merged, err := strategicpatch.StrategicMergeMapPatch(o, patch, appsv1.DaemonSet{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[i] = merged
+		return
+	}
+	t.Fatalf("nothing is called %v for a patch", name(patch))
 }
 
 // documents reads the documents of a file, none of which may name a field

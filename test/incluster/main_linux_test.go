@@ -45,6 +45,7 @@ func TestInCluster(t *testing.T) {
 		{"many Services", testMany},
 		{"deployment", testDeployment},
 		{"deployment for Windows", testWindowsDeployment},
+		{"mode iptables", testIPTables},
 		{"logins", testLogins},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -64,12 +65,16 @@ type world struct {
 	token  string // of the account that the deployment makes
 	login  string // kubeconfig of that account
 	means  track.Options
-	known  *corev1.Node // node-a as it was last seen: a proxy that runs forgets nothing
+	mode   string // that the log names
+	flags  []string
+	// commands is a folder of commands that the proxy is to find first.
+	commands string
+	known    *corev1.Node // node-a as it was last seen: a proxy that runs forgets nothing
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{}
+	w := &world{mode: "nftables"}
 	w.Lab = netlab.Start(t, netlab.Config{
 		Pods:    []string{"web-1", "web-2", "shopper"},
 		Remote:  []string{"web-3", "web-4", "web-5", "web-6", "web-7", "web-8", "web-9", "web-10"},
@@ -107,7 +112,7 @@ func (w *world) start(t *testing.T, args ...string) *program.Proxy {
 	p := w.launch(t, args...)
 	w.settle(t)
 	for _, f := range service.Families {
-		p.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
+		p.AwaitLog(t, `"Programmed"`, w.mode+" "+f.String())
 	}
 	return p
 }
@@ -122,7 +127,8 @@ func (w *world) launch(t *testing.T, args ...string) *program.Proxy {
 func (w *world) run(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
 	w.cleanUp(t)
-	return kubeProxy.Start(t, w.Node, append([]string{"--iptables-min-sync-period=10ms"}, args...)...)
+	cmd := kubeProxy.Command(slices.Concat([]string{"--iptables-min-sync-period=10ms"}, w.flags, args)...)
+	return program.Start(t, w.Node, program.With(cmd, w.commands))
 }
 
 // cleanUp has the rules removed at the end of the test.
@@ -162,6 +168,9 @@ func (w *world) want(t *testing.T) *service.Snapshot {
 	}
 	if w.known != nil {
 		tracker.SetNode(w.known)
+	}
+	if w.mode == "iptables" { // which has no use for them
+		ranges.Items = nil
 	}
 	for i := range ranges.Items {
 		tracker.SetServiceCIDR(&ranges.Items[i])

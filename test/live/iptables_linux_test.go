@@ -5,23 +5,17 @@ package live
 
 import (
 	"cmp"
-	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/test/program"
 )
 
-// variants are the two implementations of iptables.
-var variants = []string{"legacy", "nft"}
-
 // eachVariant runs test in mode iptables with each of the variants.
 func eachVariant(t *testing.T, test func(*testing.T, mode)) {
 	t.Parallel()
-	for _, v := range variants {
+	for _, v := range program.IPTablesVariants {
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
 			m := usual()
@@ -29,18 +23,6 @@ func eachVariant(t *testing.T, test func(*testing.T, mode)) {
 			m.iptables = v
 			test(t, m)
 		})
-	}
-}
-
-// linkCommands makes dir a folder in which iptables is one of the variants.
-func linkCommands(t *testing.T, dir, variant string) {
-	t.Helper()
-	for _, c := range []string{"iptables", "ip6tables"} {
-		for _, suffix := range []string{"", "-restore", "-save"} {
-			if err := os.Symlink(filepath.Join("/usr/sbin", c+"-"+variant+suffix), filepath.Join(dir, c+suffix)); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 }
 
@@ -72,8 +54,7 @@ func (c *cluster) audit(t *testing.T) *program.Kernel {
 		return program.NewKernel(t, c.Node, m.bit)
 	}
 	if c.commands == "" {
-		c.commands = t.TempDir()
-		linkCommands(t, c.commands, m.iptables)
+		c.commands = program.IPTables(t, m.iptables)
 	}
 	o := iptables.Options{MasqueradeBit: cmp.Or(m.bit, 14), LocalhostNodePorts: m.localhost, DropInvalid: true, Dir: c.commands}
 	if m.userspace {
@@ -84,11 +65,7 @@ func (c *cluster) audit(t *testing.T) *program.Kernel {
 
 // command prepares a run of the proxy in c's mode.
 func (c *cluster) command(args ...string) *exec.Cmd {
-	cmd := kubeProxy.Command(args...)
-	if c.commands != "" {
-		cmd.Env = append(os.Environ(), fmt.Sprintf("PATH=%s:%s", c.commands, os.Getenv("PATH")))
-	}
-	return cmd
+	return program.With(kubeProxy.Command(args...), c.commands)
 }
 
 func TestIPTablesEveryCell(t *testing.T) { eachVariant(t, everyCell) }

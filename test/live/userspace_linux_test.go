@@ -3,13 +3,17 @@
 
 package live
 
-import "testing"
+import (
+	"testing"
+
+	"kubeproxy/test/program"
+)
 
 // throughProxy runs test in mode userspace with each of the variants of
 // iptables.
 func throughProxy(t *testing.T, test func(*testing.T, mode)) {
 	t.Parallel()
-	for _, v := range variants {
+	for _, v := range program.IPTablesVariants {
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
 			test(t, inUserspace(v))
