@@ -18,15 +18,22 @@ func TestIPTablesAcceptsScenarios(t *testing.T) {
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
 			_, want := open(t, path)
-			four, six, found := bytes.Cut(renderIPTables(t, want), []byte("# for ip6tables-restore\n"))
-			if !found {
-				t.Fatal("there is no part for IPv6")
-			}
-			for _, variant := range []string{"legacy", "nft"} {
-				iptablesAccepts(t, "/usr/sbin/iptables-"+variant+"-restore", four)
-				iptablesAccepts(t, "/usr/sbin/ip6tables-"+variant+"-restore", six)
-			}
+			bothAccept(t, renderIPTables(t, want))
+			bothAccept(t, renderUserspace(t, want))
 		})
+	}
+}
+
+// bothAccept has both variants take text, which has a part for each family.
+func bothAccept(t *testing.T, text []byte) {
+	t.Helper()
+	four, six, found := bytes.Cut(text, []byte("# for ip6tables-restore\n"))
+	if !found {
+		t.Fatal("there is no part for IPv6")
+	}
+	for _, variant := range []string{"legacy", "nft"} {
+		iptablesAccepts(t, "/usr/sbin/iptables-"+variant+"-restore", four)
+		iptablesAccepts(t, "/usr/sbin/ip6tables-"+variant+"-restore", six)
 	}
 }
 

@@ -50,10 +50,16 @@ func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
 // writeIPTables writes the chains that the skeleton lacks or has otherwise:
 // what a cluster and its node add to it.
 func writeIPTables(_ *testing.T, want *service.Snapshot, _ choices) string {
+	return writeChains(want, func(f service.Family, s *service.Snapshot) iptables.Tables {
+		return iptables.Document(f, s, iptablesOptions)
+	})
+}
+
+func writeChains(want *service.Snapshot, document func(service.Family, *service.Snapshot) iptables.Tables) string {
 	var b strings.Builder
 	for _, f := range service.Families {
-		skeleton := iptables.Document(f, empty, iptablesOptions)
-		for i, table := range iptables.Document(f, want, iptablesOptions).Tables {
+		skeleton := document(f, empty)
+		for i, table := range document(f, want).Tables {
 			for _, c := range added(skeleton.Tables[i], table) {
 				writeLines(&b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
 			}
