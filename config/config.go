@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
@@ -34,6 +35,9 @@ type Config struct {
 
 	// Master is the API server's address. It has a flag but no field.
 	Master string
+	// UDPIdleTimeout is how long mode userspace keeps a UDP client that is
+	// silent. It has a flag, and had a field once.
+	UDPIdleTimeout time.Duration
 	// Overrides lists the flags that replaced a value of the file.
 	Overrides []Override
 	// Notes lists what was accepted but has no effect.
@@ -111,6 +115,7 @@ type build struct {
 	os      OS
 	file    *File
 	flagged map[string]string // flag by the path it set
+	udpIdle time.Duration
 	notes   []Note
 	over    []Override
 	errs    []error
@@ -132,6 +137,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	b.noteEmpty(flags)
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)
 	b.applyPorts(flags)
+	b.applyUDPIdle(flags)
 	b.validate()
 	b.errs = slices.DeleteFunc(b.errs, func(err error) bool { return repeats(err, malformed) })
 	if len(b.errs) > 0 {
@@ -142,6 +148,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		KubeProxyConfiguration: b.KubeProxyConfiguration,
 		OS:                     os,
 		Master:                 flags.Master,
+		UDPIdleTimeout:         b.udpIdle,
 		Overrides:              b.over,
 		Notes:                  b.notes,
 	}, nil

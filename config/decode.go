@@ -14,8 +14,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	yaml "go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -32,6 +34,8 @@ type File struct {
 	// Lines gives the line of each key by its path. A key whose value is
 	// null is as good as absent and has none.
 	Lines map[string]int
+	// UDPIdleTimeout has a field no more, 0 if it is not given.
+	UDPIdleTimeout time.Duration
 	// Notes lists the fields that are known but do nothing any more.
 	Notes []Note
 }
@@ -125,7 +129,11 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
 		case twice:
 			d.errorf(key, path, "is set twice, first in line %d", first)
 		case removed:
-			d.value(val, reflect.New(old.kind).Elem(), path)
+			was := reflect.New(old.kind).Elem()
+			d.value(val, was, path)
+			if idle, ok := was.Interface().(metav1.Duration); ok && path == udpIdlePath {
+				d.UDPIdleTimeout = idle.Duration
+			}
 			d.Notes = append(d.Notes, Note{fmt.Sprintf("%s:%d", d.Name, key.Line), path, old.why})
 		case !known:
 			d.errorf(key, path, "unknown field%s", didYouMean(closestPath(path)))

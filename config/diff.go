@@ -55,6 +55,13 @@ func Diff(old, now *Config, u Use) []Change {
 			all = append(all, Change{path, from, to, u.effect(path, now)})
 		}
 	}
+	if from, to := old.UDPIdleTimeout, now.UDPIdleTimeout; from != to {
+		c := Change{Path: udpIdlePath, From: from.String(), To: to.String()}
+		if u.Mode == Userspace {
+			c.Effect = Restart
+		}
+		all = append(all, c)
+	}
 	return all
 }
 
@@ -167,7 +174,7 @@ var effects = map[string]effectIn{
 	"enableProfiling":             {Hot, nil},
 	"showHiddenMetricsForVersion": {Unused, nil}, // none is hidden
 	"oomScoreAdj":                 {Hot, nil},
-	"portRange":                   {Unused, nil}, // the system chooses ports
+	"portRange":                   {Restart, []v1alpha1.ProxyMode{Userspace}},
 	"windowsRunAsService":         {Restart, nil},
 
 	"mode":                            {Restart, nil},
@@ -177,9 +184,9 @@ var effects = map[string]effectIn{
 	"clusterCIDR":                     {Hot, nil},
 	"nodePortAddresses":               {Hot, nil},
 
-	"iptables.masqueradeBit":      {Restart, []v1alpha1.ProxyMode{IPTables, IPVS}},
-	"iptables.masqueradeAll":      {Hot, []v1alpha1.ProxyMode{IPTables, IPVS, Userspace}},
-	"iptables.localhostNodePorts": {Restart, []v1alpha1.ProxyMode{IPTables}},
+	"iptables.masqueradeBit":      {Restart, []v1alpha1.ProxyMode{IPTables, IPVS, Userspace}},
+	"iptables.masqueradeAll":      {Hot, []v1alpha1.ProxyMode{IPTables, IPVS}},
+	"iptables.localhostNodePorts": {Restart, []v1alpha1.ProxyMode{IPTables, Userspace}},
 	"iptables.syncPeriod":         {Hot, []v1alpha1.ProxyMode{IPTables, Userspace, Kernelspace}},
 	"iptables.minSyncPeriod":      {Hot, []v1alpha1.ProxyMode{IPTables, Userspace, Kernelspace}},
 

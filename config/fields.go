@@ -21,7 +21,7 @@ type removedField struct {
 }
 
 var removedFields = map[string]removedField{
-	"udpIdleTimeout":    {reflect.TypeFor[metav1.Duration](), "is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout"},
+	"udpIdleTimeout":    {reflect.TypeFor[metav1.Duration](), "is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does"},
 	"resourceContainer": {reflect.TypeFor[string](), "is ignored: the container runtime places the process in its cgroup"},
 	"conntrack.max":     {reflect.TypeFor[int32](), "is ignored: set conntrack.maxPerCore and conntrack.min"},
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -37,6 +38,7 @@ type Flags struct {
 	values      v1alpha1.KubeProxyConfiguration
 	healthzPort int32
 	metricsPort int32
+	udpIdle     time.Duration
 	set         *pflag.FlagSet // nil where there is no command line
 }
 
@@ -62,6 +64,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 		addFlag(fs, s, at(&f.values, s.path))
 		group(fs, s.flag, s.group)
 	}
+	f.registerUDPIdle(fs)
 	f.registerDeprecated(fs)
 }
 

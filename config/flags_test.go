@@ -63,7 +63,7 @@ func TestEveryField(t *testing.T) {
 			without = append(without, p)
 		}
 	}
-	want := []string{"kind", "apiVersion", "clientConnection.acceptContentTypes", "portRange"}
+	want := []string{"kind", "apiVersion", "clientConnection.acceptContentTypes"}
 	if diff := cmp.Diff(want, without); diff != "" {
 		t.Errorf("fields without flag (-want +got):\n%s", diff)
 	}
@@ -118,7 +118,7 @@ func TestSyncFlagsByMode(t *testing.T) {
 
 func TestBadFlagValues(t *testing.T) {
 	for _, arg := range []string{
-		"--proxy-port-range=5-3", "--udp-timeout=soon", "--feature-gates=WinDSR", "--feature-gates==true=x",
+		"--udp-timeout=soon", "--feature-gates=WinDSR", "--feature-gates==true=x",
 		"--v=x", "--vmodule=a", "--log-json-info-buffer-size=much", "--cleanup=perhaps", "--ipvs-sync-period=30",
 	} {
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)

@@ -18,7 +18,6 @@ var foreign = map[OS][]string{
 
 // idle lists what no mode on any system has a use for.
 var idle = map[string]string{
-	"portRange":                   "the system chooses ports",
 	"showHiddenMetricsForVersion": "no metric is hidden",
 }
 
@@ -29,6 +28,9 @@ func (b *build) noteUnused() {
 	for _, path := range b.set() {
 		if show(at(&b.KubeProxyConfiguration, path)) == show(at(&plain, path)) {
 			continue
+		}
+		if path == "portRange" && b.Mode != Userspace {
+			b.notef(path, "has a use in mode userspace only")
 		}
 		if why, ok := idle[path]; ok {
 			b.notef(path, "is ignored: %s", why)

@@ -4,9 +4,6 @@
 package config
 
 import (
-	"strconv"
-	"time"
-
 	"github.com/spf13/pflag"
 )
 
@@ -57,6 +54,7 @@ var settings = []setting{
 	{flag: "healthz-bind-address", path: "healthzBindAddress", group: groupNode, help: "`IP:PORT` of the health server, port 0 for none"},
 	{flag: "metrics-bind-address", path: "metricsBindAddress", group: groupNode, help: "`IP:PORT` of the metrics server, port 0 for none"},
 
+	{flag: "proxy-port-range", path: "portRange", group: groupTraffic, help: "ports of the listeners of mode userspace, `FIRST-LAST`; empty has the system choose"},
 	{flag: "cluster-cidr", path: "clusterCIDR", group: groupTraffic, help: "`CIDR` of all pods, or one of each family with a comma between"},
 	{flag: "detect-local-mode", path: "detectLocalMode", group: groupTraffic, help: "`HOW` to tell pods of this node from other clients: ClusterCIDR (the default on Linux), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
 	{flag: "pod-bridge-interface", path: "detectLocal.bridgeInterface", group: groupTraffic, help: "bridge `NAME` for --detect-local-mode BridgeInterface"},
@@ -119,8 +117,6 @@ var deprecatedFlags = []deprecatedFlag{
 	{flag: "metrics-port", why: "write the port into --metrics-bind-address"},
 	{flag: "cleanup-iptables", why: "use --cleanup"},
 	{"cleanup-ipvs", boolean(true), "clean up IPVS too", "ignored, --cleanup always covers every mode"},
-	{"udp-timeout", duration(250 * time.Millisecond), "`TIME` an idle UDP session is kept", "ignored, see --conntrack-udp-timeout"},
-	{"proxy-port-range", ports(), "`FIRST-LAST` host ports to listen on", "ignored, the system chooses ports"},
 	{"conntrack-max", number(), "most connections to track, `NUMBER` in all", "ignored, use --conntrack-max-per-core and --conntrack-min"},
 	{"resource-container", text("/kube-proxy"), "`NAME` of the cgroup to run in", "ignored, the container runtime sees to that"},
 	{"azure-container-registry-config", text(""), "`FILE` with registry credentials", "ignored, never concerned the proxy"},
@@ -143,14 +139,6 @@ func boolean(def bool) func() pflag.Value {
 	}
 }
 
-func duration(def time.Duration) func() pflag.Value {
-	return func() pflag.Value {
-		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-		fs.Duration("x", def, "")
-		return fs.Lookup("x").Value
-	}
-}
-
 func number() func() pflag.Value {
 	return func() pflag.Value {
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -166,23 +154,3 @@ func text(def string) func() pflag.Value {
 		return fs.Lookup("x").Value
 	}
 }
-
-func ports() func() pflag.Value { return func() pflag.Value { return new(portsValue) } }
-
-// portsValue checks the form of a range of ports and forgets it.
-type portsValue string
-
-// String implements pflag.Value.
-func (p *portsValue) String() string { return string(*p) }
-
-// Set implements pflag.Value.
-func (p *portsValue) Set(s string) error {
-	if _, _, ok := portRange(s); !ok {
-		return strconv.ErrRange
-	}
-	*p = portsValue(s)
-	return nil
-}
-
-// Type implements pflag.Value.
-func (p *portsValue) Type() string { return "ports" }

@@ -127,11 +127,11 @@ func TestNotes(t *testing.T) {
 		"mode of Windows":        {Linux, "mode: kernelspace\n", nil, []string{`f:3: mode: kernelspace is a mode of windows; on linux the best mode there is is used, as if none were set`}},
 		"mode of Linux":          {Windows, "mode: ipvs\n", nil, []string{`f:3: mode: ipvs is a mode of linux; on windows the best mode there is is used, as if none were set`}},
 		"mode by flag":           {Windows, "mode: ipvs\n", []string{"--proxy-mode=kernelspace"}, nil},
-		"removed fields":         {Linux, "udpIdleTimeout: 1s", nil, []string{`f:3: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout`}},
-		"without use":            {Linux, "portRange: 1-2\nshowHiddenMetricsForVersion: '1.36'", nil, []string{`f:4: showHiddenMetricsForVersion: is ignored: no metric is hidden`, `f:3: portRange: is ignored: the system chooses ports`}},
+		"removed fields":         {Linux, "udpIdleTimeout: 1s", nil, []string{`f:3: udpIdleTimeout: is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does`}},
+		"without use":            {Linux, "portRange: 1-2\nshowHiddenMetricsForVersion: '1.36'", nil, []string{`f:4: showHiddenMetricsForVersion: is ignored: no metric is hidden`, `f:3: portRange: has a use in mode userspace only`}},
 		"gates":                  {Linux, "featureGates: {CPUManager: true, AllowServiceExternalIPs: false}", nil, []string{`f:3: featureGates[CPUManager]: is ignored: the gate does not concern the proxy or has become permanent`}},
 		"localhost":              {Linux, "nodePortAddresses: [localhost]", nil, []string{`f:3: nodePortAddresses: localhost has no effect: loopback addresses do not answer NodePorts`}},
-		"old flags":              {Linux, "", []string{"--udp-timeout=1s", "--logtostderr"}, []string{`--udp-timeout: is deprecated: ignored, see --conntrack-udp-timeout`, `--logtostderr: is deprecated: ignored, logs always go there`}},
+		"old flags":              {Linux, "", []string{"--udp-timeout=1s", "--logtostderr"}, []string{`--logtostderr: is deprecated: ignored, logs always go there`, `--udp-timeout: has a use in mode userspace only, see --conntrack-udp-timeout`}},
 		"log options":            {Linux, "", []string{"--log-json-split-stream"}, []string{`--log-json-split-stream: logging.options.json.splitStream: is ignored: logs are not buffered and go to standard error`}},
 	}
 	for name, tt := range tests {

@@ -73,7 +73,7 @@ func TestMistakes(t *testing.T) {
 		"bad bool":                {[]string{"--masquerade-all=perhaps"}, `--masquerade-all: "perhaps" is neither true nor false`},
 		"bad duration":            {[]string{"--config-sync-period=5"}, `--config-sync-period: "5" is no duration: want one such as 30s or 1h30m`},
 		"bad rate":                {[]string{"--kube-api-qps=fast"}, `--kube-api-qps: "fast" is no number`},
-		"bad port range":          {[]string{"--proxy-port-range=9-1"}, `--proxy-port-range: "9-1" is no range of ports: want first-last, first+count or one port`},
+		"bad port range":          {[]string{"--proxy-port-range=9-1"}, `--proxy-port-range: portRange: "9-1" is no range of ports: want first-last, first+count or one port`},
 		"bad gate":                {[]string{"--feature-gates=WinDSR"}, `--feature-gates: "WinDSR" is refused: "WinDSR" is no gate: want Name=true or Name=false`},
 		"bad version":             {[]string{"--version=long"}, `--version: "long" is refused: want true, false or raw`},
 		"no value":                {[]string{"--config"}, "--config wants a value, FILE: read the configuration from this FILE; a flag that is given goes before it"},
@@ -158,7 +158,7 @@ func TestHelp(t *testing.T) {
 	})
 	for _, want := range []string{
 		"\nModes iptables and nftables:\n", "\nDeprecated:\n",
-		"\n      --udp-timeout TIME                      TIME an idle UDP session is kept (deprecated: ignored, see\n",
+		"\n      --conntrack-max NUMBER                  most connections to track, NUMBER in all (deprecated: ignored,\n",
 		"\n      --healthz-bind-address IP:PORT          IP:PORT of the health server, port 0 for none (default\n",
 		"\n  render                                      Print what a node would install\n",
 		"\n  -v, --v LEVEL                               LEVEL of detail, 0 for the least\n",
@@ -184,7 +184,7 @@ func TestConfigCommands(t *testing.T) {
 		want outcome
 	}{
 		"valid": {[]string{"validate", "--os=linux", "DIR/good.yaml"}, outcome{0, "DIR/good.yaml: valid for linux\n", ""}},
-		"valid with notes": {[]string{"validate", "--os=linux", "DIR/old.yaml"}, outcome{0, `note: DIR/old.yaml:4: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout
+		"valid with notes": {[]string{"validate", "--os=linux", "DIR/old.yaml"}, outcome{0, `note: DIR/old.yaml:4: udpIdleTimeout: is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does
 note: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min
 note: DIR/old.yaml:8: winkernel.networkName: has no effect on linux
 DIR/old.yaml: valid for linux
@@ -197,7 +197,7 @@ DIR/bad.yaml:4: bindAddress: is a mapping: want text
 		"nothing to migrate": {[]string{"migrate", "DIR/good.yaml"}, outcome{0, configHead + "mode: nftables\n", ""}},
 		"migrate": {[]string{"migrate", "DIR/old.yaml"}, outcome{
 			0, "# ours\n" + configHead + "conntrack:\n  min: 7 # kept\nwinkernel: {networkName: a}\n",
-			`left out: DIR/old.yaml:4: udpIdleTimeout: is ignored: UDP sessions are kept by conntrack, see conntrack.udpTimeout
+			`left out: DIR/old.yaml:4: udpIdleTimeout: is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does
 left out: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min
 `,
 		}},
@@ -219,7 +219,7 @@ func TestWriteConfig(t *testing.T) {
 	if got.Code != 0 {
 		t.Fatal(got.Err)
 	}
-	for _, want := range []string{`--cluster-cidr overrides clusterCIDR of the configuration file`, "--udp-timeout: is deprecated: ignored"} {
+	for _, want := range []string{`--cluster-cidr overrides clusterCIDR of the configuration file`, "--udp-timeout: has a use in mode userspace only"} {
 		if strings.Count(got.Err, want) != 1 {
 			t.Errorf("log:\n%s\nwant one line with %q", got.Err, want)
 		}

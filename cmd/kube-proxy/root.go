@@ -138,8 +138,6 @@ func wrong(e *pflag.InvalidValueError) string {
 		return "no number"
 	case "duration":
 		return "no duration: want one such as 30s or 1h30m"
-	case "ports":
-		return "no range of ports: want first-last, first+count or one port"
 	}
 	return "refused: " + strings.ReplaceAll(e.Unwrap().Error(), "\n", " ")
 }

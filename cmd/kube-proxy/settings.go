@@ -55,7 +55,9 @@ func iptablesOptions(c *config.Config) iptables.Options {
 }
 
 func userspaceOptions(c *config.Config) userspace.Options {
-	return userspace.Options{Rules: iptablesOptions(c)}
+	o := userspace.Options{Rules: iptablesOptions(c), UDPIdle: c.UDPIdleTimeout}
+	o.Ports.First, o.Ports.Last = c.Listeners()
+	return o
 }
 
 // syncPeriods returns the least and the longest time between two rounds in

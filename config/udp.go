@@ -1,0 +1,49 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// udpIdlePath was the field for what is now a flag only.
+const udpIdlePath = "udpIdleTimeout"
+
+const defaultUDPIdle = 250 * time.Millisecond
+
+func (f *Flags) registerUDPIdle(fs *pflag.FlagSet) {
+	const name = "udp-timeout"
+	fs.DurationVar(&f.udpIdle, name, defaultUDPIdle, "`TIME` that mode userspace keeps a UDP client which is silent, more than 0")
+	group(fs, name, groupTraffic)
+}
+
+// applyUDPIdle finds out what counts, once the mode is known.
+func (b *build) applyUDPIdle(f *Flags) {
+	_, inFile := b.file.Lines[udpIdlePath]
+	b.udpIdle = defaultUDPIdle
+	if inFile {
+		b.udpIdle = b.file.UDPIdleTimeout
+	}
+	if f.changed("udp-timeout") {
+		if inFile && b.udpIdle != f.udpIdle {
+			b.over = append(b.over, Override{"udp-timeout", udpIdlePath, b.udpIdle.String(), f.udpIdle.String()})
+		}
+		b.udpIdle = f.udpIdle
+		b.flagged[udpIdlePath] = "udp-timeout"
+		if b.Mode != Userspace {
+			b.notes = append(b.notes, Note{Origin: "--udp-timeout", Text: fmt.Sprintf("has a use in mode %s only, see --conntrack-udp-timeout", Userspace)})
+		}
+	}
+	b.period(udpIdlePath, b.udpIdle)
+}
+
+// Listeners returns the range of ports for the listeners of mode userspace, 0
+// and 0 if the system is to choose.
+func (c *Config) Listeners() (first, last uint16) {
+	from, to, _ := portRange(c.PortRange) // checked when it was read
+	return uint16(from), uint16(to)
+}
