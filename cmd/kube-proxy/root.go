@@ -59,7 +59,7 @@ func newRoot(to streams) *cobra.Command {
 	root.SetHelpFunc(help)
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
-	root.AddCommand(newRender(to), newConfig(to), newServiceCommand(to), newStatus(to), newVersion(to))
+	root.AddCommand(newRender(to), newConfig(to), newServiceCommand(to), newStatus(to), newHNSState(to), newVersion(to))
 	return root
 }
 

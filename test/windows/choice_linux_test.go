@@ -4,6 +4,7 @@
 package windows
 
 import (
+	"errors"
 	"net/http"
 	"net/netip"
 	"os"
@@ -21,6 +22,7 @@ type premise struct {
 	// networks are what CNI has made: the name, its type, its pods.
 	networks []hns.NetworkConfig
 	pods     map[string]string // address to network
+	remotes  map[string]string // the same of remote endpoints
 	refuse   hns.Code          // what HNS answers to everything
 	flags    []string
 	env      string
@@ -51,21 +53,25 @@ func premises() map[string]premise {
 			`Network \"vxlan0\" (Overlay) is for Services: it is the only candidate`, `Network \"nat\" is not for Services: its type is NAT`,
 			"Source VIP: reserved 10.244.1.", "kube-proxy-source-vip",
 		}},
-		"the one of pods":      {networks: both, pods: pod, ready: true, says: []string{`(Overlay) is for Services: 1 endpoints of pods`, `Network \"cbr0\" is not for Services: no pod uses it`}},
-		"KUBE_NETWORK":         {networks: both, env: "vxlan0", ready: true, says: []string{"KUBE_NETWORK names it"}},
-		"named":                {networks: both, env: "cbr0", flags: []string{"--network-name=VXLAN0"}, ready: true, says: []string{"--network-name or winkernel.networkName names it"}},
-		"two that could be":    {networks: both, says: []string{`"cbr0" (L2Bridge, 0 endpoints of pods), "vxlan0" (Overlay, 0 endpoints of pods)`, "--network-name"}},
-		"none yet":             {says: []string{"waiting for a network", "no network at all", "--network-name"}},
-		"only one of Docker's": {networks: []hns.NetworkConfig{nat}, says: []string{"waiting for a network", `"nat" (NAT)`}},
-		"unknown":              {networks: both, flags: []string{"--network-name=azure"}, says: []string{`"azure"`, "--network-name", `"cbr0" (L2Bridge)`, `"vxlan0" (Overlay)`}},
-		"unsupported":          {networks: both, flags: []string{"--network-name=nat"}, says: []string{`"nat"`, "is of type NAT: want Overlay, L2Bridge or L2Tunnel"}},
-		"a given source VIP":   {networks: vxlan, flags: []string{"--source-vip=10.244.1.77"}, ready: true, says: []string{"Source VIP: reserved 10.244.1.77"}},
-		"one outside":          {networks: vxlan, flags: []string{"--source-vip=10.9.0.1"}, says: []string{"--source-vip", "10.9.0.1 is in no subnet", "10.244.1.0/24"}},
-		"the gateway":          {networks: vxlan, flags: []string{"--source-vip=10.244.1.1"}, says: []string{"10.244.1.1 is reserved", "or leave it out"}},
-		"the broadcast":        {networks: vxlan, flags: []string{"--source-vip=10.244.1.255"}, says: []string{"10.244.1.255 is reserved", "or leave it out"}},
-		"a pod's":              {networks: vxlan, pods: pod, flags: []string{"--source-vip=10.244.1.11"}, says: []string{"10.244.1.11 is taken", "pod-10.244.1.11", "or leave it out"}},
-		"access denied":        {networks: vxlan, refuse: 0x80070005, says: []string{"access is denied", "administrator"}},
-		"HNS down":             {networks: vxlan, refuse: hns.ServerUnavailable, says: []string{"HNS is not running"}},
+		"the one of pods":                 {networks: both, pods: pod, ready: true, says: []string{`(Overlay) is for Services: 1 endpoints of pods`, `Network \"cbr0\" is not for Services: no pod uses it`}},
+		"KUBE_NETWORK":                    {networks: both, env: "vxlan0", ready: true, says: []string{"KUBE_NETWORK names it"}},
+		"named":                           {networks: both, env: "cbr0", flags: []string{"--network-name=VXLAN0"}, ready: true, says: []string{"--network-name or winkernel.networkName names it"}},
+		"two that could be":               {networks: both, says: []string{`"cbr0" (L2Bridge, 0 endpoints of pods), "vxlan0" (Overlay, 0 endpoints of pods)`, "--network-name"}},
+		"none yet":                        {says: []string{"waiting for a network", "no network at all", "--network-name"}},
+		"only one of Docker's":            {networks: []hns.NetworkConfig{nat}, says: []string{"waiting for a network", `"nat" (NAT)`}},
+		"unknown":                         {networks: both, flags: []string{"--network-name=azure"}, says: []string{`"azure"`, "--network-name", `"cbr0" (L2Bridge)`, `"vxlan0" (Overlay)`}},
+		"unsupported":                     {networks: both, flags: []string{"--network-name=nat"}, says: []string{`"nat"`, "is of type NAT: want Overlay, L2Bridge or L2Tunnel"}},
+		"a given source VIP":              {networks: vxlan, flags: []string{"--source-vip=10.244.1.77"}, ready: true, says: []string{"Source VIP: reserved 10.244.1.77"}},
+		"one outside":                     {networks: vxlan, flags: []string{"--source-vip=10.9.0.1"}, says: []string{"--source-vip", "10.9.0.1 is in no subnet", "10.244.1.0/24"}},
+		"the gateway":                     {networks: vxlan, flags: []string{"--source-vip=10.244.1.1"}, says: []string{"10.244.1.1 is reserved", "or leave it out"}},
+		"the broadcast":                   {networks: vxlan, flags: []string{"--source-vip=10.244.1.255"}, says: []string{"10.244.1.255 is reserved", "or leave it out"}},
+		"a pod's":                         {networks: vxlan, pods: pod, flags: []string{"--source-vip=10.244.1.11"}, says: []string{"10.244.1.11 is taken", "pod-10.244.1.11", "or leave it out"}},
+		"of the wrong family":             {networks: vxlan, flags: []string{"--source-vip=fd00:10:244:1::77"}, says: []string{"--source-vip", "fd00:10:244:1::77 is an IPv6 address: want an IPv4 address", "10.244.1.0/24"}},
+		"the network's":                   {networks: vxlan, flags: []string{"--source-vip=10.244.1.0"}, says: []string{"10.244.1.0 is reserved", "or leave it out"}},
+		"a pod's elsewhere":               {networks: vxlan, remotes: map[string]string{"10.244.1.99": "vxlan0"}, flags: []string{"--source-vip=10.244.1.99"}, says: []string{"10.244.1.99 is taken by remote endpoint", "or leave it out"}},
+		"an unknown one, in KUBE_NETWORK": {networks: both, env: "azure", says: []string{`network "azure", which the environment variable KUBE_NETWORK names`, `"vxlan0" (Overlay)`}},
+		"access denied":                   {networks: vxlan, refuse: 0x80070005, says: []string{"access is denied", "administrator"}},
+		"HNS down":                        {networks: vxlan, refuse: hns.ServerUnavailable, says: []string{"HNS is not running"}},
 	}
 }
 
@@ -116,6 +122,11 @@ func (n *node) lay(t *testing.T, p premise) {
 	}
 	for ip, network := range p.pods {
 		if _, err := n.hns.AddPod(network, "pod-"+ip, netip.MustParseAddr(ip)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ip, network := range p.remotes {
+		if _, err := n.hns.AddRemote(network, netip.MustParseAddr(ip), n.Other.IPv4, "02-11-00-00-00-01"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -191,11 +202,35 @@ func TestNoHNS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, flag := range []string{"--cleanup", "--init-only"} {
-		code, output, err := n.wine.Run(t.Context(), wine.Program{Path: path, Args: []string{flag, "--hostname-override=node-a"}})
+	for _, flag := range []string{"--cleanup --hostname-override=node-a", "--init-only --hostname-override=node-a", "hns-state"} {
+		code, output, err := n.wine.Run(t.Context(), wine.Program{Path: path, Args: strings.Fields(flag)})
 		if err != nil || code != 1 || !has(output, "HNS is not installed", "Containers") || strings.Contains(output, "goroutine") {
 			t.Errorf("%s: exit code %d, %v\n%s", flag, code, err, output)
 		}
+	}
+	n.stop(t)
+}
+
+// TestPoorHNS has libraries that lack functions, as on editions of Windows
+// without containers, where hcsshim panics.
+func TestPoorHNS(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	system := filepath.Join(n.wine.Prefix(), "drive_c", "windows", "system32")
+	other, err := os.ReadFile(filepath.Join(system, "bcryptprimitives.dll")) // which has none of them
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dll := range []string{"computenetwork.dll", "vmcompute.dll"} {
+		// The file may be shared with other prefixes: it goes, and is not written to.
+		path := filepath.Join(system, dll)
+		if err := errors.Join(os.Remove(path), os.WriteFile(path, other, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.start(t)
+	n.await(t, "a remedy in health", func() bool { return has(string(n.health(t).Body), "HNS is not installed, or is too old", "Containers") })
+	if code, output := n.run(t, "--cleanup", "--hostname-override=node-a"); code != 1 || !has(output, "too old", "Containers") || strings.Contains(output, "goroutine") {
+		t.Errorf("--cleanup: exit code %d\n%s", code, output)
 	}
 	n.stop(t)
 }

@@ -4,7 +4,6 @@
 package windows
 
 import (
-	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -128,7 +127,7 @@ func TestStateFiles(t *testing.T) {
 	n.clean(t)
 }
 
-// TestRenderKnowsTheNode gives render what HNS holds: nothing is to be done on
+// TestRenderKnowsTheNode gives render what hns-state prints: nothing is to be done on
 // a node that is as it should be, and what is missing is named.
 func TestRenderKnowsTheNode(t *testing.T) {
 	n := newNode(t, hns.Options{})
@@ -138,21 +137,18 @@ func TestRenderKnowsTheNode(t *testing.T) {
 	n.start(t)
 	n.settle(t, web, cart)
 	n.stop(t)
-	state := map[string]any{"Version": map[string]int{"Major": n.hns.Version().Major, "Minor": n.hns.Version().Minor}}
-	for _, kind := range []hns.Kind{hns.Network, hns.Endpoint, hns.LoadBalancer} {
-		state[string(kind)+"s"] = n.hns.Objects(kind)
-	}
-	text, err := json.Marshal(state)
-	if err != nil {
-		t.Fatal(err)
+	before := n.hns.Calls()
+	code, text := n.run(t, "hns-state")
+	if calls := n.hns.Calls().Sub(before); code != 0 || calls.Writes("") != 0 {
+		t.Errorf("hns-state: exit code %d, %s\n%s", code, calls, text)
 	}
 	path := filepath.Join(t.TempDir(), "state.json")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	render := []string{"render", "--proxy-mode=kernelspace", "--hostname-override=node-a", "--manifests=" + wine.File(n.dir), "--hns-state=" + wine.File(path)}
-	code, output := n.run(t, render...)
-	if code != 0 || strings.Contains(output, "\n+ ") || strings.Contains(output, "\n- ") || !has(output, "tcp 10.96.0.10:80") {
+	var output string
+	if code, output = n.run(t, render...); code != 0 || strings.Contains(output, "\n+ ") || strings.Contains(output, "\n- ") || !has(output, "tcp 10.96.0.10:80") {
 		t.Errorf("render on a node that is as it should be: exit code %d\n%s", code, output)
 	}
 	n.save(t, dns)

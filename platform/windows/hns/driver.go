@@ -68,7 +68,10 @@ func (e *Error) Error() string {
 	if text := meaning(e.Code).text; text != "" {
 		return fmt.Sprintf("%s: %s (0x%x)", e.Op, text, e.Code)
 	}
-	if e.Err != nil {
+	switch {
+	case errors.Is(e.Err, c): // which says it
+		return fmt.Sprintf("%s: %v", e.Op, e.Err)
+	case e.Err != nil:
 		return fmt.Sprintf("%s: %v: %v", e.Op, c, e.Err)
 	}
 	return fmt.Sprintf("%s: %v (0x%x)", e.Op, c, e.Code)

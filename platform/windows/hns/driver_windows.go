@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -48,8 +49,22 @@ func failure(op string, err error) error {
 		e.Code = uint32(number)
 	case hcn.IsNotFoundError(err):
 		e.Code = 0x490
+	default:
+		e.Code = codeIn(err.Error())
 	}
 	return e
+}
+
+// codeIn finds the code that some errors of the library have at the end of their
+// text and nowhere else, 0 if there is none.
+func codeIn(text string) uint32 {
+	_, code, ok := strings.Cut(text[strings.LastIndexByte(text, '(')+1:], "0x")
+	code, end := strings.CutSuffix(code, ")")
+	n, err := strconv.ParseUint(code, 16, 32)
+	if !ok || !end || err != nil {
+		return 0
+	}
+	return uint32(n)
 }
 
 // vanishing is how often a listing is begun again because something went away
@@ -97,19 +112,23 @@ func request(document, to any) error {
 	return json.Unmarshal(text, to)
 }
 
+func version() (v Version, err error) {
+	err = call("ask for the version of HNS", func() error {
+		globals, err := hcn.GetGlobals()
+		if err == nil {
+			v = Version{globals.Version.Major, globals.Version.Minor}
+		}
+		return err
+	})
+	return v, err
+}
+
 func (driver) List(_ context.Context, what What) (l Listing, err error) {
 	if what&Networks != 0 {
 		if l.Networks, err = list("list networks", hcn.ListNetworks, parseNetwork); err != nil {
 			return l, err
 		}
-		err = call("ask for the version of HNS", func() error {
-			globals, err := hcn.GetGlobals()
-			if err == nil {
-				l.Version = Version{globals.Version.Major, globals.Version.Minor}
-			}
-			return err
-		})
-		if err != nil {
+		if l.Version, err = version(); err != nil {
 			return l, err
 		}
 	}
