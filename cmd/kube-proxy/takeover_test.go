@@ -103,6 +103,12 @@ func takingOver(t *testing.T, left *leftRules, audit *auditor, told func(*story)
 	})
 }
 
+// pass lets time pass, and what is then to be done be done.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 // after lets time pass and then reports a round.
 func (s *story) after(d time.Duration, err error) {
 	time.Sleep(d)
@@ -124,19 +130,19 @@ func TestTakeover(t *testing.T) {
 	}{
 		"nothing was left":              {left: leftRules{}, told: func(s *story) { s.after(0, nil) }},
 		"a good round":                  {left: leftRules{what: found}, told: func(s *story) { s.after(0, nil) }, removed: 1, done: true, shown: "they go as soon as"},
-		"no round yet":                  {left: leftRules{what: found}, told: func(*story) { time.Sleep(time.Hour) }, shown: "they go as soon as"},
+		"no round yet":                  {left: leftRules{what: found}, told: func(*story) { pass(time.Hour) }, shown: "they go as soon as"},
 		"rounds fail":                   {left: leftRules{what: found}, told: func(s *story) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
 		"some ports are refused":        {left: leftRules{what: found}, told: func(s *story) { s.after(0, errPort); s.after(time.Second, errPort) }},
 		"some ports stay refused":       {left: leftRules{what: found}, told: func(s *story) { s.after(0, errPort); s.after(2*time.Minute, errPort) }, removed: 1, done: true},
-		"something cannot be read":      {left: leftRules{what: found}, told: func(s *story) { s.round(&service.Snapshot{Partial: true}, nil); time.Sleep(time.Hour) }},
-		"not all is there at first":     {left: leftRules{what: found}, lacks: 2, told: func(s *story) { s.after(0, nil); time.Sleep(10 * time.Second) }, removed: 1, done: true, shown: "+ something"},
-		"what is wanted is never there": {left: leftRules{what: found}, lacks: 1 << 30, told: func(s *story) { s.after(0, nil); time.Sleep(time.Minute) }, shown: "not all there"},
+		"something cannot be read":      {left: leftRules{what: found}, told: func(s *story) { s.round(&service.Snapshot{Partial: true}, nil); pass(time.Hour) }},
+		"not all is there at first":     {left: leftRules{what: found}, lacks: 2, told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 1, done: true, shown: "+ something"},
+		"what is wanted is never there": {left: leftRules{what: found}, lacks: 1 << 30, told: func(s *story) { s.after(0, nil); pass(time.Minute) }, shown: "not all there"},
 		"removing fails twice": {
 			left: leftRules{what: found, fail: []error{errSystemTest, errSystemTest}},
-			told: func(s *story) { s.after(0, nil); time.Sleep(10 * time.Second) }, removed: 3, done: true, shown: "out of order",
+			told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 3, done: true, shown: "out of order",
 		},
 		"somebody makes it again": {
-			left: leftRules{what: found, stays: true}, told: func(s *story) { s.after(0, nil); time.Sleep(10 * time.Minute) },
+			left: leftRules{what: found, stays: true}, told: func(s *story) { s.after(0, nil); pass(10 * time.Minute) },
 			removed: 15, shown: "somebody else makes it",
 		},
 	} {
