@@ -36,6 +36,7 @@ require (
 	github.com/containerd/cgroups/v3 v3.1.3 // indirect
 	github.com/coreos/go-iptables v0.8.0 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
+	github.com/moby/ipvs v1.1.0 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/sirupsen/logrus v1.10.2 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect

@@ -16,6 +16,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
 )
@@ -60,6 +61,15 @@ func dataplanes() []dataplane {
 			keeps:  keptByIPTables,
 		},
 		newUserspace(),
+		{
+			mode:   config.IPVS,
+			probe:  func(c *config.Config, f service.Family) error { return ipvs.Probe(f, ipvsOptions(c)) },
+			create: newIPVS,
+			audit:  newIPVS,
+			keeps: func(f service.Family) ([]string, error) {
+				return []string{ipvs.Remains{Family: f}.String()}, nil
+			},
+		},
 	}
 }
 
@@ -74,6 +84,10 @@ func newIPTables(c *config.Config, f service.Family) (reconcile.Backend, error) 
 func keptByIPTables(f service.Family) ([]string, error) {
 	v, err := iptables.Usual(f)
 	return []string{iptables.Remains{Variant: v, Family: f}.String()}, err
+}
+
+func newIPVS(c *config.Config, f service.Family) (reconcile.Backend, error) {
+	return ipvs.New(f, ipvsOptions(c))
 }
 
 // newBackends chooses a mode as c asks for it, or the Node by annotated if c
@@ -136,7 +150,7 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 }
 
 // places lists where any mode of ours may have left rules, or kube-proxy.
-func places(*config.Config) ([]place, error) {
+func places(c *config.Config) ([]place, error) {
 	var all []place
 	for _, f := range service.Families {
 		for _, v := range iptables.Variants {
@@ -144,6 +158,7 @@ func places(*config.Config) ([]place, error) {
 		}
 		all = append(all,
 			place{remains: userspace.Remains{Family: f}, family: f},
+			place{remains: ipvs.Remains{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f},
 			place{remains: nftables.Remains{Family: f, Table: nftables.TableName}, family: f},
 			place{remains: nftables.Remains{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
 	}

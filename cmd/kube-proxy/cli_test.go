@@ -12,8 +12,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/pflag"
 
+	"github.com/spf13/pflag"
+	"kubeproxy/config"
 	"kubeproxy/test/portable"
 )
 
@@ -85,7 +86,6 @@ func TestMistakes(t *testing.T) {
 		"every error of a file":   {[]string{"--config=DIR/bad.yaml"}, "DIR/bad.yaml:3: mode: \"magic\" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing\nDIR/bad.yaml:4: oomScoreAdj: 5000 is out of range: want -1000 to 1000"},
 		"render without source":   {[]string{"render"}, "nothing to read Services from: want --manifests PATH"},
 		"render, unknown format":  {[]string{"render", "--manifests=DIR", "-o", "xml"}, `--output: "xml" is unknown: want text or json`},
-		"render, mode to come":    {[]string{"render", "--manifests=DIR", "--proxy-mode=ipvs", "--nodeport-addresses=primary"}, "mode ipvs is not built in yet; the modes so far are nftables and iptables and userspace"},
 		"render, no such path":    {[]string{"render", "--manifests=DIR/nothing"}, "read manifests: stat DIR/nothing: no such file or directory"},
 		"config alone":            {[]string{"config"}, "config wants a command: validate or migrate"},
 		"validate nothing":        {[]string{"config", "validate"}, "kube-proxy config validate wants one file, not 0"},
@@ -118,11 +118,9 @@ func lastLines(s string) string {
 }
 
 func TestModesToCome(t *testing.T) {
-	for _, mode := range []string{"ipvs"} {
-		got := call(t, "", "--manifests=.", "--proxy-mode="+mode)
-		if want := "mode " + mode + " is not built in yet; the modes so far are nftables and iptables and userspace"; got.Code != 1 || !strings.Contains(got.Err, want) {
-			t.Errorf("%s: exit %d, %q, want %q", mode, got.Code, got.Err, want)
-		}
+	const want = "mode userspace is not built in yet; the modes so far are kernelspace"
+	if err := checkBuilt(config.Userspace, config.Windows); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 
 // built lists the modes of each system that are built in.
 var built = map[config.OS][]v1alpha1.ProxyMode{
-	config.Linux:   {config.NFTables, config.IPTables, config.Userspace},
+	config.Linux:   {config.NFTables, config.IPTables, config.IPVS, config.Userspace},
 	config.Windows: {config.Kernelspace},
 }
 
@@ -54,7 +54,12 @@ func checkBuilt(mode v1alpha1.ProxyMode, os config.OS) error {
 	for _, m := range built[os] {
 		names = append(names, string(m))
 	}
-	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, strings.Join(names, " and "))
+	last := len(names) - 1
+	there := strings.Join(names[:last], ", ") + " and " + names[last]
+	if last == 0 {
+		there = names[0]
+	}
+	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, there)
 }
 
 // chosen is a mode that works here, with what came of it.

@@ -17,6 +17,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/platform/windows/hns"
@@ -123,6 +124,12 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 	}
 	if modeOf(c) == config.Userspace {
 		if err := userspace.Render(to.out, want, userspaceOptions(c), iptables.Format(r.format)); err != nil {
+			return fmt.Errorf("render: %w", err)
+		}
+		return bad
+	}
+	if modeOf(c) == config.IPVS {
+		if err := ipvs.Render(to.out, want, ipvsOptions(c), ipvs.Format(r.format)); err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
 		return bad

@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/userspace"
 )
 
@@ -57,6 +58,26 @@ func iptablesOptions(c *config.Config) iptables.Options {
 func userspaceOptions(c *config.Config) userspace.Options {
 	o := userspace.Options{Rules: iptablesOptions(c), UDPIdle: c.UDPIdleTimeout}
 	o.Ports.First, o.Ports.Last = c.Listeners()
+	return o
+}
+
+// ipvsOptions takes what concerns masquerading from the section of iptables, as
+// kube-proxy does.
+func ipvsOptions(c *config.Config) ipvs.Options {
+	o := ipvs.Options{
+		MasqueradeBit: int(*c.IPTables.MasqueradeBit),
+		Scheduler:     c.IPVS.Scheduler,
+		SyncPeriod:    c.IPVS.SyncPeriod.Duration,
+		StrictARP:     c.IPVS.StrictARP,
+		TCP:           c.IPVS.TCPTimeout.Duration,
+		TCPFin:        c.IPVS.TCPFinTimeout.Duration,
+		UDP:           c.IPVS.UDPTimeout.Duration,
+	}
+	for _, s := range c.IPVS.ExcludeCIDRs {
+		if p, err := netip.ParsePrefix(s); err == nil { // others were refused before
+			o.Exclude = append(o.Exclude, p.Masked())
+		}
+	}
 	return o
 }
 

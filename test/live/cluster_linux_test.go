@@ -41,6 +41,9 @@ type mode struct {
 	iptables string
 	// userspace is for mode userspace, with that variant of iptables.
 	userspace bool
+	ipvs      bool
+	// scheduler is that of mode ipvs, empty for the usual one.
+	scheduler string
 	// localhost has NodePorts answer on 127.0.0.1, which the judge does not
 	// know of.
 	localhost bool
@@ -147,7 +150,7 @@ func (c *cluster) remove(t *testing.T, name string) {
 func (c *cluster) want(t *testing.T) *service.Snapshot {
 	t.Helper()
 	o := c.mode.means
-	o.NodeName, o.NodePortsPrimary = netlab.NodeName, len(o.NodePorts) == 0 && c.mode.iptables == ""
+	o.NodeName, o.NodePortsPrimary = netlab.NodeName, len(o.NodePorts) == 0 && c.mode.proxyMode() == "nftables"
 	tracker := track.New(o)
 	files := source.Manifests{Paths: []string{c.dir}, NodeName: netlab.NodeName}
 	if err := files.Load(t.Context(), tracker); err != nil {

@@ -7,8 +7,10 @@ import (
 	"cmp"
 	"os/exec"
 	"testing"
+	"time"
 
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/test/program"
 )
 
@@ -33,13 +35,18 @@ func (m mode) proxyMode() string {
 		return "userspace"
 	case m.iptables != "":
 		return "iptables"
+	case m.ipvs:
+		return "ipvs"
 	}
 	return "nftables"
 }
 
 // bare is m without a way to tell pods.
 func (m mode) bare() mode {
-	if m.iptables == "" {
+	switch {
+	case m.ipvs:
+		return mode{ipvs: true, flags: []string{"--proxy-mode=ipvs"}}
+	case m.iptables == "":
 		return mode{}
 	}
 	flags := []string{"--proxy-mode=" + m.proxyMode(), "--iptables-localhost-nodeports=false"}
@@ -50,6 +57,9 @@ func (m mode) bare() mode {
 func (c *cluster) audit(t *testing.T) *program.Kernel {
 	t.Helper()
 	m := c.mode
+	if m.ipvs {
+		return program.NewIPVSKernel(t, c.Node, ipvs.Options{MasqueradeBit: cmp.Or(m.bit, 14), Scheduler: m.scheduler, SyncPeriod: time.Minute})
+	}
 	if m.iptables == "" {
 		return program.NewKernel(t, c.Node, m.bit)
 	}

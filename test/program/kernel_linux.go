@@ -16,6 +16,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/netlab"
 )
@@ -43,6 +44,12 @@ func NewKernel(t testing.TB, h *netlab.Host, bit int) *Kernel {
 func NewIPTablesKernel(t testing.TB, h *netlab.Host, o iptables.Options) *Kernel {
 	t.Helper()
 	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) { return iptables.New(f, o) })
+}
+
+// NewIPVSKernel looks at h, where the mode is ipvs.
+func NewIPVSKernel(t testing.TB, h *netlab.Host, o ipvs.Options) *Kernel {
+	t.Helper()
+	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) { return ipvs.New(f, o) })
 }
 
 func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconcile.Backend, error)) *Kernel {

@@ -33,7 +33,8 @@ var (
 var modules = []string{
 	"veth", "bridge", "br_netfilter", "dummy", "nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "nft_compat",
 	"ip_tables", "ip6_tables", "iptable_nat", "iptable_filter", "ip6table_nat", "ip6table_filter",
-	"sctp",
+	"sctp", "ip_vs", "ip_vs_rr",
+	"nft_chain_nat", "nft_ct", "nft_fib_ipv4", "nft_fib_ipv6", "nft_masq", "nft_nat", "nft_numgen", "nft_reject_ipv4", "nft_reject_ipv6",
 }
 
 // cmdline is that of the kernel. The emulated processor's counter drifts,

@@ -86,9 +86,9 @@ func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
 			return p
 		}
 	}
-	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable, name: b.options.Role.table()}}}
+	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable, name: b.options.Role.Table()}}}
 	if t != nil {
-		c.base = append([]op{{verb: delTable, name: b.options.Role.table()}}, c.base...)
+		c.base = append([]op{{verb: delTable, name: b.options.Role.Table()}}, c.base...)
 	}
 	return c.plan()
 }

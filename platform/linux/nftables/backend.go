@@ -99,7 +99,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
-	if err := b.driver.Commit(ctx, []op{{verb: delTable, name: b.options.Role.table()}}); err != nil {
+	if err := b.driver.Commit(ctx, []op{{verb: delTable, name: b.options.Role.Table()}}); err != nil {
 		return fmt.Errorf("delete table %s: %w", b.name(), err)
 	}
 	return nil
@@ -110,7 +110,7 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)
 }
 
-func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.Role.table() }
+func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.Role.Table() }
 
 // planChanges plans from one snapshot to the next.
 func (b *Backend) planChanges(want *service.Snapshot) *plan {

@@ -29,7 +29,8 @@ const (
 	BesideIPVS
 )
 
-func (r Role) table() string {
+// Table is the name of the role's table in both families.
+func (r Role) Table() string {
 	if r == BesideIPVS {
 		return "kube-ipvs"
 	}

@@ -18,7 +18,7 @@ import (
 // of the calling thread. It changes nothing yet. The error says what the
 // kernel lacks.
 func New(f service.Family, o Options) (*Backend, error) {
-	d := &kernel{family: f, table: o.Role.table()}
+	d := &kernel{family: f, table: o.Role.Table()}
 	if err := d.open(); err != nil {
 		return nil, fmt.Errorf("nftables for %s: %w", f, explain(err))
 	}

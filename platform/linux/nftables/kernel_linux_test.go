@@ -106,7 +106,7 @@ func TestNftReadsTables(t *testing.T) {
 			b := newKernel(rt, w.Family, o)
 			apply(rt, b, want)
 			b.driver.(*kernel).close()
-			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.table())
+			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.Table())
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			var text bytes.Buffer
@@ -114,7 +114,7 @@ func TestNftReadsTables(t *testing.T) {
 				rt.Fatalf("Render: %v", err)
 			}
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
-			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.table())
+			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.Table())
 			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
 				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
 			}

@@ -68,7 +68,7 @@ type documentOf struct {
 }
 
 func newDocument(f service.Family, want *service.Snapshot, o Options) *document {
-	d := &document{Family: tableFamily(f), Name: o.Role.table(), family: f}
+	d := &document{Family: tableFamily(f), Name: o.Role.Table(), family: f}
 	d.sets = slices.Clone(o.sets())
 	d.chains = o.chains(f, want.Node)
 	need := o.classes()

@@ -1,0 +1,265 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Driver is what Backend asks from the kernel, for one family. Its methods
+// are called from one goroutine at a time, but for Watch.
+type Driver interface {
+	// Lacking lists the settings of the system that virtual servers need and
+	// that are to be made, a line each.
+	Lacking(ctx context.Context) ([]string, error)
+	// Prepare makes them. It is an error if nothing works without one.
+	Prepare(ctx context.Context) error
+	// Commit does ops in their order, each for itself, and returns what went
+	// wrong by index: errExists, errMissing, or another error.
+	Commit(ctx context.Context, ops []op) map[int]error
+	// Read returns all virtual servers, whosever they are, and what of routes
+	// is ours.
+	Read(ctx context.Context) (*state, error)
+	// Dests returns the destinations of one virtual server, none if there is
+	// no such server.
+	Dests(ctx context.Context, k key) ([]dest, error)
+	// Addrs returns the addresses that the node has without us, but for
+	// loopback ones and those that need an interface to be told.
+	Addrs(ctx context.Context) ([]netip.Addr, error)
+	// Clean removes the interface, if nobody else uses it.
+	Clean(ctx context.Context) error
+	// Watch calls touched whenever the node's addresses change, until ctx ends.
+	Watch(ctx context.Context, touched func()) error
+}
+
+// What a driver may find when it makes or removes something.
+var (
+	errExists  = errors.New("it exists already")
+	errMissing = errors.New("it does not exist")
+)
+
+// state is what the kernel has.
+type state struct {
+	device  bool
+	routes  []route // ours
+	servers map[key]*listed
+}
+
+// listed is a virtual server as the kernel has it.
+type listed struct {
+	server
+	dests []dest // sorted by address
+	told  bool   // dests are known
+}
+
+// Backend keeps one family's virtual servers. It implements
+// reconcile.Backend.
+type Backend struct {
+	family  service.Family
+	options Options
+	driver  Driver
+	rules   reconcile.Watcher // the table beside
+	now     func() time.Time
+	// have is what the kernel holds, nil while that is not known.
+	have *installed
+	// prepared means that settings were made, or were right. They are not
+	// looked at again: somebody may have decided otherwise.
+	prepared bool
+	drains   drains
+	draining atomic.Bool // drains is not empty; Watch asks
+	looked   time.Time   // at drains
+	node     nodeView
+}
+
+var _ reconcile.Watcher = (*Backend)(nil)
+
+// installed describes virtual servers that are as we want them, by what they
+// were made from. They themselves are kept by the kernel alone.
+type installed struct {
+	from *service.Snapshot // as it came
+	view *service.Snapshot // with the addresses that the node really has
+	// addrs counts who needs a route to an address.
+	addrs map[netip.Addr]int
+	read  time.Time
+}
+
+// due reports that the kernel is to be asked again what it holds. A round that
+// the sync period brings comes a moment early at times.
+func (b *Backend) due(h *installed) bool { return b.now().Sub(h.read) >= b.options.SyncPeriod*9/10 }
+
+// Plan implements reconcile.Backend. Its cost follows the difference between
+// want and the last snapshot. Once in a sync period, the kernel is asked what it
+// holds.
+func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	view, err := b.view(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	rules, err := b.rules.Plan(ctx, view)
+	if err != nil {
+		return nil, err
+	}
+	h := b.have
+	whole := h == nil || h.view.Node != view.Node || h.from.Partial != want.Partial || b.due(h)
+	p := &plan{backend: b, rules: rules, whole: whole, drains: b.drains.clone(), next: &installed{from: want, view: view}}
+	if !b.prepared {
+		if p.settings, err = b.driver.Lacking(ctx); err != nil {
+			return nil, fmt.Errorf("ask for settings of IPVS: %w", err)
+		}
+	}
+	if !whole {
+		p.changes(h)
+		if err := p.endDrains(ctx); err != nil {
+			return nil, fmt.Errorf("ask for connections of endpoints that left: %w", err)
+		}
+	} else if err := p.all(ctx, h); err != nil {
+		return nil, err
+	}
+	if p.Empty() {
+		p.done()
+	}
+	return p, nil
+}
+
+// nodeView is the node as the table and the virtual servers see it: with the
+// addresses that it really has.
+type nodeView struct {
+	from, node *service.Node
+	snapshot   *service.Snapshot // the latest one that was seen so
+	want       *service.Snapshot // what it was made of
+}
+
+// view returns want with the addresses that the node has. The same want and
+// addresses give the same pointer.
+func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
+	addrs, err := b.driver.Addrs(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
+	}
+	v := &b.node
+	addrs = inOrder(addrs, want.Node.Addrs)
+	if v.from == want.Node && slices.Equal(v.node.Addrs, addrs) {
+		if v.want == want {
+			return v.snapshot, nil
+		}
+	} else {
+		node := *want.Node
+		node.Addrs = addrs
+		v.from, v.node = want.Node, &node
+	}
+	v.want = want
+	v.snapshot = want.With(want.Generation, v.node, nil)
+	return v.snapshot, nil
+}
+
+// inOrder puts the addresses first that the API names, in its order.
+func inOrder(has, named []netip.Addr) []netip.Addr {
+	var first, rest []netip.Addr
+	for _, a := range named {
+		if slices.Contains(has, a) {
+			first = append(first, a)
+		}
+	}
+	for _, a := range has {
+		if !slices.Contains(first, a) && !slices.Contains(rest, a) { // pods' links share one
+			rest = append(rest, a)
+		}
+	}
+	slices.SortFunc(rest, netip.Addr.Compare)
+	return append(first, rest...)
+}
+
+// source is what the node's own connections to Services come from.
+func (v nodeView) source(f service.Family) netip.Addr {
+	for _, a := range v.node.Addrs {
+		if service.FamilyOf(a) == f {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// Cleanup implements reconcile.Backend. Virtual servers of others stay, and
+// so do those in excluded prefixes.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.have = nil
+	s, err := b.driver.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("list what IPVS has: %w", err)
+	}
+	err = removeAll(ctx, b.driver, s, b.options.ours(s))
+	if s.device && err == nil {
+		err = b.driver.Clean(ctx)
+	}
+	return errors.Join(err, b.rules.Cleanup(ctx))
+}
+
+// ours returns the virtual servers in s that we made and may remove.
+func (o Options) ours(s *state) []key {
+	var ours []key
+	for _, k := range sortedKeys(s.servers) {
+		if s.servers[k].ours() && !o.excludes(k.addr) {
+			ours = append(ours, k)
+		}
+	}
+	return ours
+}
+
+// removeAll removes our addresses and virtual servers.
+func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
+	var ops []op
+	for _, r := range s.routes {
+		ops = append(ops, op{verb: delRoute, route: r})
+	}
+	for _, k := range ours {
+		ops = append(ops, op{verb: delServer, key: k})
+	}
+	return failures(ops, d.Commit(ctx, ops))
+}
+
+// Watch implements reconcile.Watcher: it hears of changes to the table and to
+// the node's addresses. The kernel tells nobody of changes to virtual servers.
+func (b *Backend) Watch(ctx context.Context, touched func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watches := []func(context.Context, func()) error{b.driver.Watch, b.rules.Watch, b.watchDrains}
+	ended := make(chan error, len(watches))
+	for _, watch := range watches {
+		go func() {
+			err := watch(ctx, touched)
+			cancel()
+			ended <- err
+		}()
+	}
+	var errs []error
+	for range watches {
+		errs = append(errs, <-ended)
+	}
+	return errors.Join(errs...)
+}
+
+// watchDrains asks for a round from time to time while something drains.
+func (b *Backend) watchDrains(ctx context.Context, touched func()) error {
+	t := time.NewTicker(drainEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		if b.draining.Load() {
+			touched()
+		}
+	}
+}

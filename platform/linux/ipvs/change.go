@@ -1,0 +1,142 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// changes fills p with what leads from h to what p is for.
+func (p *plan) changes(h *installed) {
+	p.next.read, p.next.addrs = h.read, h.addrs
+	p.delta = map[netip.Addr]int{}
+	node := p.next.view.Node
+	for c := range service.Diff(h.view, p.next.view, p.backend.family) {
+		p.port(c)
+		count(p.delta, c.Old, node, -1)
+		count(p.delta, c.New, node, 1)
+	}
+	source := p.backend.node.source(p.backend.family)
+	for _, a := range slices.SortedFunc(maps.Keys(p.delta), netip.Addr.Compare) {
+		switch before, n := h.addrs[a], p.delta[a]; {
+		case before == 0 && n > 0:
+			p.routes = append(p.routes, op{verb: addRoute, route: route{a, source}})
+		case before > 0 && before+n == 0:
+			p.routes = append(p.routes, op{verb: delRoute, route: route{addr: a}})
+		}
+	}
+}
+
+// count counts the addresses of p, which may be nil.
+func count(counts map[netip.Addr]int, p *service.Port, node *service.Node, n int) {
+	if p == nil {
+		return
+	}
+	for _, a := range virtualAddrs(p, node) {
+		if counts[a] += n; counts[a] == 0 {
+			delete(counts, a)
+		}
+	}
+}
+
+// port plans the change of one Port.
+func (p *plan) port(c service.Change) {
+	u := unit{port: c.New}
+	old := map[key]wanted{}
+	if c.New == nil {
+		u.port = c.Old
+	}
+	if c.Old != nil {
+		for _, w := range p.backend.options.servers(c.Old, p.next.view.Node) {
+			old[w.key] = w
+		}
+	}
+	if c.New != nil {
+		for _, w := range p.backend.options.servers(c.New, p.next.view.Node) {
+			p.server(&u, old[w.key], w)
+			delete(old, w.key)
+		}
+	}
+	for _, k := range sortedKeys(old) {
+		if len(old[k].endpoints) > 0 || len(p.drains[k]) > 0 {
+			u.gone = append(u.gone, op{verb: delServer, key: k})
+			delete(p.drains, k)
+		}
+	}
+	p.add(u)
+}
+
+// server plans the change of one virtual server, which old may know nothing of.
+func (p *plan) server(u *unit, old, next wanted) {
+	k := next.key
+	drained := len(p.drains[k]) > 0
+	switch {
+	case len(next.endpoints) == 0 && k.drainsNot():
+		if len(old.endpoints) > 0 {
+			u.gone = append(u.gone, op{verb: delServer, key: k})
+		}
+		return
+	case len(next.endpoints) == 0: // it stays for the connections that it has
+	case len(old.endpoints) == 0 && !drained:
+		u.ops = append(u.ops, op{verb: addServer, key: k, server: next.server})
+	case old.server != next.server:
+		u.ops = append(u.ops, op{verb: setServer, key: k, server: next.server})
+	}
+	merge(old.endpoints, next.endpoints, func(had, wants bool, a netip.AddrPort) {
+		switch {
+		case had && !wants:
+			p.leave(u, k, dest{addr: a, weight: 1})
+		case wants && !had && p.drains.has(k, a):
+			u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: a, weight: 1}})
+			p.drains.remove(k, a)
+		case wants && !had:
+			u.ops = append(u.ops, op{verb: addDest, key: k, dest: dest{addr: a, weight: 1}})
+		}
+	})
+}
+
+// leave has a destination drain, or go at once where connections have no end.
+func (p *plan) leave(u *unit, k key, x dest) {
+	if k.drainsNot() {
+		u.ops = append(u.ops, op{verb: delDest, key: k, dest: x})
+		return
+	}
+	u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: x.addr}})
+	p.drains.add(k, x.addr, p.backend.now())
+}
+
+// drainsNot reports that k's connections have no end of their own.
+func (k key) drainsNot() bool { return k.proto == service.UDP }
+
+// merge walks two sorted lists at once.
+func merge(old, next []service.Endpoint, each func(had, wants bool, a netip.AddrPort)) {
+	for len(old) > 0 || len(next) > 0 {
+		order := 0
+		switch {
+		case len(old) == 0:
+			order = 1
+		case len(next) == 0:
+			order = -1
+		default:
+			order = old[0].Addr.Compare(next[0].Addr)
+		}
+		switch {
+		case order < 0:
+			each(true, false, old[0].Addr)
+			old = old[1:]
+		case order > 0:
+			each(false, true, next[0].Addr)
+			next = next[1:]
+		default:
+			each(true, true, next[0].Addr)
+			old, next = old[1:], next[1:]
+		}
+	}
+}
+
+func sortedKeys[V any](m map[key]V) []key { return slices.SortedFunc(maps.Keys(m), key.compare) }

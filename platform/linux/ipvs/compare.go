@@ -1,0 +1,203 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// errForeign is why a virtual server is not made.
+var errForeign = errors.New("somebody else has a virtual server there")
+
+// all fills p with what leads from what the kernel holds to what p is for.
+// What of that has nothing to do with changes since h is drift.
+func (p *plan) all(ctx context.Context, h *installed) error {
+	b := p.backend
+	b.have = nil // until p was applied
+	s, err := b.driver.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("list what IPVS has: %w", err)
+	}
+	p.next.read = b.now()
+	if h != nil {
+		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view}}
+		before.compare(s)
+		p.drift = before.repairs()
+	}
+	p.compare(s)
+	return nil
+}
+
+// compare plans what leads from s to p.next.
+func (p *plan) compare(s *state) {
+	b, view := p.backend, p.next.view
+	if !s.device {
+		p.first = []op{{verb: addDevice}}
+	}
+	p.next.addrs = map[netip.Addr]int{}
+	routed := map[netip.Addr]netip.Addr{}
+	for _, r := range s.routes {
+		routed[r.addr] = r.source
+	}
+	seen := map[key]bool{}
+	for port := range view.Ports(b.family) {
+		u := unit{port: port}
+		for _, w := range b.options.servers(port, view.Node) {
+			_, owned := routed[w.addr]
+			p.compareServer(&u, s.servers[w.key], w, owned)
+			seen[w.key] = true
+		}
+		p.add(u)
+		count(p.next.addrs, port, view.Node, 1)
+	}
+	p.compareRoutes(routed)
+	maps.DeleteFunc(p.drains, func(k key, _ map[netip.AddrPort]time.Time) bool { return !seen[k] })
+	if !view.Partial {
+		p.leftovers(s, seen)
+	}
+}
+
+// compareRoutes wants a route for each address, from where it should be.
+func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
+	source := p.backend.node.source(p.backend.family)
+	for _, a := range slices.SortedFunc(maps.Keys(p.next.addrs), netip.Addr.Compare) {
+		if from, found := routed[a]; !found || from != source {
+			p.routes = append(p.routes, op{verb: addRoute, route: route{a, source}})
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(routed), netip.Addr.Compare) {
+		if p.next.addrs[a] == 0 && !p.next.view.Partial {
+			p.routes = append(p.routes, op{verb: delRoute, route: route{addr: a}})
+		}
+	}
+}
+
+// compareServer plans what leads from l, nil if there is none, to w. owned
+// says that w's address is the node's for Services only, so that whatever has
+// it is ours.
+func (p *plan) compareServer(u *unit, l *listed, w wanted, owned bool) {
+	k := w.key
+	foreign := l != nil && !l.ours()
+	switch {
+	case foreign && p.backend.options.excludes(k.addr), foreign && !owned:
+		if len(w.endpoints) > 0 {
+			u.err = errors.Join(u.err, fmt.Errorf("%s: %w", k, errForeign))
+		}
+		return
+	case l == nil:
+		delete(p.drains, k)
+		p.server(u, wanted{}, w)
+		return
+	case len(w.endpoints) > 0 && l.server.sharp() != w.server.sharp():
+		u.ops = append(u.ops, op{verb: setServer, key: k, server: w.server})
+	}
+	stay := p.compareDests(u, l, w)
+	if len(w.endpoints) == 0 && stay == 0 {
+		// Its destinations go with it.
+		u.ops = slices.DeleteFunc(u.ops, func(o op) bool { return o.key == k })
+		u.gone = append(u.gone, op{verb: delServer, key: k})
+		delete(p.drains, k)
+		if p.ended == nil {
+			p.ended = map[key]bool{}
+		}
+		p.ended[k] = !slices.ContainsFunc(l.dests, func(x dest) bool { return x.weight > 0 })
+	}
+}
+
+// compareDests plans what leads from l's destinations to w's, and returns how
+// many of the others stay for now.
+func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
+	k, now := w.key, p.backend.now()
+	held := map[netip.AddrPort]dest{}
+	for _, x := range l.dests {
+		held[x.addr] = x
+	}
+	for _, e := range w.endpoints {
+		x, found := held[e.Addr]
+		delete(held, e.Addr)
+		p.drains.remove(k, e.Addr)
+		switch {
+		case !found:
+			u.ops = append(u.ops, op{verb: addDest, key: k, dest: dest{addr: e.Addr, weight: 1}})
+		case x.weight != 1:
+			u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: e.Addr, weight: 1}})
+		}
+	}
+	for _, x := range l.dests {
+		if _, stray := held[x.addr]; !stray {
+			continue
+		}
+		switch {
+		case k.drainsNot():
+			p.leave(u, k, x)
+			continue
+		case x.weight > 0:
+			p.leave(u, k, x)
+		default:
+			p.drains.add(k, x.addr, now)
+		}
+		if x.weight == 0 && p.drains.over(k, x, now) {
+			u.ops = append(u.ops, op{verb: delDest, key: k, dest: x})
+			p.drains.remove(k, x.addr)
+			continue
+		}
+		stay++
+	}
+	return stay
+}
+
+// leftovers removes virtual servers that an earlier process left.
+func (p *plan) leftovers(s *state, seen map[key]bool) {
+	var u unit
+	for _, k := range sortedKeys(s.servers) {
+		if seen[k] || !s.servers[k].ours() || p.backend.options.excludes(k.addr) {
+			continue
+		}
+		u.gone = append(u.gone, op{verb: delServer, key: k})
+		p.removed = append(p.removed, &service.Port{
+			Name: service.PortName{Protocol: k.proto}, Family: p.backend.family,
+			Frontends: []service.Frontend{k.frontend()},
+		})
+	}
+	p.add(u)
+}
+
+// driftLines bounds what is said about drift.
+const driftLines = 20
+
+// repairs says what others must have done that p is needed. Destinations that
+// have drained are nobody's doing.
+func (p *plan) repairs() []string {
+	var lines []string
+	n := 0
+	for o := range p.ops() {
+		if o.verb == delDest && o.dest.weight == 0 || o.verb == delServer && p.ended[o.key] {
+			continue
+		}
+		if n++; n <= driftLines {
+			lines = append(lines, drifted(o))
+		}
+	}
+	if n > driftLines {
+		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
+	}
+	return lines
+}
+
+// failed names the Port that u is about.
+func (u *unit) failed(err error) error {
+	if u.port == nil {
+		return err
+	}
+	return &reconcile.PortError{Family: u.port.Family, Name: u.port.Name, Err: err}
+}

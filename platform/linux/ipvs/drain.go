@@ -1,0 +1,92 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"time"
+)
+
+// drains has, by virtual server, the destinations that left and may keep
+// their connections for a while, and when they left.
+type drains map[key]map[netip.AddrPort]time.Time
+
+func (d drains) clone() drains {
+	c := make(drains, len(d))
+	for k, at := range d {
+		c[k] = maps.Clone(at)
+	}
+	return c
+}
+
+func (d drains) has(k key, a netip.AddrPort) bool {
+	_, found := d[k][a]
+	return found
+}
+
+// add notes that a drains, from now on unless it does already.
+func (d drains) add(k key, a netip.AddrPort, now time.Time) {
+	if d[k] == nil {
+		d[k] = map[netip.AddrPort]time.Time{}
+	}
+	if !d.has(k, a) {
+		d[k][a] = now
+	}
+}
+
+func (d drains) remove(k key, a netip.AddrPort) {
+	if delete(d[k], a); len(d[k]) == 0 {
+		delete(d, k)
+	}
+}
+
+// over reports that a has drained, or has had its time.
+func (d drains) over(k key, x dest, now time.Time) bool {
+	return x.conns == 0 || now.Sub(d[k][x.addr]) >= DrainBound
+}
+
+// drainEvery is how often what drains is looked at.
+const drainEvery = 5 * time.Second
+
+// drain notes what drains now.
+func (b *Backend) drain(d drains) {
+	b.drains = d
+	b.draining.Store(len(d) > 0)
+}
+
+// endDrains plans to remove the destinations that have drained, or have had
+// their time.
+func (p *plan) endDrains(ctx context.Context) error {
+	b := p.backend
+	now := b.now()
+	if len(b.drains) == 0 || now.Sub(b.looked) < drainEvery/2 {
+		return nil
+	}
+	b.looked = now
+	var u unit
+	for _, k := range sortedKeys(b.drains) {
+		if len(p.drains[k]) == 0 { // it goes with its Service
+			continue
+		}
+		held, err := b.driver.Dests(ctx, k)
+		if err != nil {
+			return err
+		}
+		left := len(held)
+		for _, x := range held {
+			if b.drains.has(k, x.addr) && p.drains.has(k, x.addr) && p.drains.over(k, x, now) {
+				u.ops = append(u.ops, op{verb: delDest, key: k, dest: x})
+				p.drains.remove(k, x.addr)
+				left--
+			}
+		}
+		if left == 0 && len(held) > 0 {
+			u.gone = append(u.gone, op{verb: delServer, key: k})
+		}
+	}
+	p.add(u)
+	return nil
+}

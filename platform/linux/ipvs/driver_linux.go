@@ -1,0 +1,248 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/moby/ipvs"
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/nftables"
+)
+
+// New returns the Backend for one family, working in the network namespace of
+// the calling thread. It changes nothing yet. The error says what the kernel
+// lacks.
+func New(f service.Family, o Options) (*Backend, error) {
+	k := &kernel{family: f, options: o}
+	if err := k.open(); err != nil {
+		return nil, fmt.Errorf("IPVS for %s: %w", f, err)
+	}
+	rules, err := nftables.New(f, nftables.Options{Role: nftables.BesideIPVS, MasqueradeBit: o.MasqueradeBit})
+	if err != nil {
+		return nil, fmt.Errorf("the rules beside IPVS: %w", err)
+	}
+	return &Backend{family: f, options: o, driver: k, rules: rules, now: time.Now}, nil
+}
+
+// kernel is the Driver of the real kernel.
+type kernel struct {
+	family  service.Family
+	options Options
+	links   *netlink.Handle
+
+	mu      sync.Mutex // a handle hangs when two use it at once
+	servers *ipvs.Handle
+}
+
+func (k *kernel) open() error {
+	if err := present(); err != nil {
+		return err
+	}
+	// The library tells in a log of its own what present has told better.
+	logrus.SetOutput(io.Discard)
+	var err error
+	if k.servers, err = ipvs.New(""); err != nil {
+		return fmt.Errorf("open a socket for IPVS: %w", err)
+	}
+	if k.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("open a socket for routes: %w", err)
+	}
+	return nil
+}
+
+func (k *kernel) close() {
+	k.servers.Close()
+	k.links.Close()
+}
+
+func (k *kernel) af() uint16 {
+	if k.family == service.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// Commit implements Driver.
+func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	failed := map[int]error{}
+	for i := range ops {
+		if err := k.do(&ops[i]); err != nil {
+			failed[i] = known(err)
+		}
+	}
+	return failed
+}
+
+// known turns numbers into the errors that Driver names.
+func known(err error) error {
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("%w: %w", errExists, err)
+	case errors.Is(err, unix.ESRCH):
+		return fmt.Errorf("%w: %w", errMissing, err)
+	}
+	return err
+}
+
+func (k *kernel) do(o *op) error {
+	switch o.verb {
+	case addDevice:
+		return k.addDevice()
+	case addRoute, delRoute:
+		return k.route(o)
+	case addServer:
+		err := k.servers.NewService(k.service(o))
+		if errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
+		}
+		return err
+	case setServer:
+		return k.servers.UpdateService(k.service(o))
+	case delServer:
+		return k.servers.DelService(k.service(o))
+	case addDest:
+		return k.servers.NewDestination(k.service(o), k.destination(o))
+	case setDest:
+		return k.servers.UpdateDestination(k.service(o), k.destination(o))
+	case delDest:
+		err := k.servers.DelDestination(k.service(o), k.destination(o))
+		if errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%w: %w", errMissing, err)
+		}
+		return err
+	}
+	return fmt.Errorf("no such step: %d", o.verb)
+}
+
+func (k *kernel) service(o *op) *ipvs.Service {
+	s := &ipvs.Service{
+		Address: net.IP(o.key.addr.AsSlice()), Protocol: uint16(o.key.proto), Port: o.key.port,
+		SchedName: o.server.scheduler, Flags: o.server.flags, Timeout: o.server.timeout,
+		AddressFamily: k.af(), Netmask: 0xffffffff,
+	}
+	if k.family == service.IPv6 {
+		s.Netmask = 128
+	}
+	return s
+}
+
+func (k *kernel) destination(o *op) *ipvs.Destination {
+	return &ipvs.Destination{
+		Address: net.IP(o.dest.addr.Addr().AsSlice()), Port: o.dest.addr.Port(), Weight: int(o.dest.weight),
+		ConnectionFlags: ipvs.ConnectionFlagMasq, AddressFamily: k.af(),
+	}
+}
+
+// Read implements Driver.
+func (k *kernel) Read(context.Context) (*state, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := &state{}
+	var err error
+	if s.device, s.routes, err = k.readRoutes(); err != nil {
+		return nil, fmt.Errorf("list routes of %s: %w", Device, err)
+	}
+	if s.servers, err = k.readServers(); err != nil {
+		return nil, fmt.Errorf("list virtual servers: %w", err)
+	}
+	return s, nil
+}
+
+// readServers lists virtual servers with their flags, which only netlink
+// tells, and then all destinations in one go.
+func (k *kernel) readServers() (map[key]*listed, error) {
+	all, err := k.servers.GetServices()
+	if err != nil {
+		return nil, err
+	}
+	servers := make(map[key]*listed, len(all))
+	for _, s := range all {
+		a, ok := netip.AddrFromSlice(s.Address)
+		if s.AddressFamily != k.af() || s.FWMark != 0 || !ok {
+			continue
+		}
+		if k.family == service.IPv4 {
+			a = a.Unmap()
+		}
+		servers[key{a, s.Port, service.Protocol(s.Protocol)}] = &listed{server: server{s.SchedName, s.Flags, s.Timeout}}
+	}
+	if len(servers) == 0 {
+		return servers, nil
+	}
+	if err := readDests(servers); err != nil {
+		return nil, err
+	}
+	for at, s := range servers {
+		if !s.told {
+			if s.dests, err = k.dests(at); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return servers, nil
+}
+
+// Dests implements Driver.
+func (k *kernel) Dests(_ context.Context, at key) ([]dest, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.dests(at)
+}
+
+func (k *kernel) dests(at key) ([]dest, error) {
+	list, err := k.servers.GetDestinations(k.service(&op{key: at}))
+	if err != nil {
+		return nil, err
+	}
+	var dests []dest
+	for _, x := range list {
+		a, ok := netip.AddrFromSlice(x.Address)
+		if k.family == service.IPv4 {
+			a = a.Unmap()
+		}
+		if ok {
+			dests = append(dests, dest{netip.AddrPortFrom(a, x.Port), uint16(x.Weight), uint32(x.ActiveConnections + x.InactiveConnections)})
+		}
+	}
+	slices.SortFunc(dests, func(a, b dest) int { return a.addr.Compare(b.addr) })
+	return dests, nil
+}
+
+// Addrs implements Driver.
+func (k *kernel) Addrs(context.Context) ([]netip.Addr, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	list, err := k.links.AddrList(nil, int(k.af()))
+	if err != nil {
+		return nil, err
+	}
+	device := -1
+	if l, err := k.links.LinkByName(Device); err == nil {
+		device = l.Attrs().Index
+	}
+	var addrs []netip.Addr
+	for _, x := range list {
+		a, ok := netip.AddrFromSlice(x.IP)
+		if a = a.Unmap(); !ok || x.LinkIndex == device || a.IsLoopback() || a.IsLinkLocalUnicast() {
+			continue
+		}
+		addrs = append(addrs, a)
+	}
+	return addrs, nil
+}

@@ -1,0 +1,121 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// inNamespace runs f on a thread in a network namespace of its own, which
+// goes with the thread. The node's addresses are on its loopback interface.
+func inNamespace(t *testing.T, f func()) {
+	t.Helper()
+	if !Installed() {
+		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends here
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = addAddrs()
+		}
+		if err == nil {
+			defer close(done) // also when f ends the goroutine
+			f()
+			return
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+}
+
+func addAddrs() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return err
+	}
+	for _, f := range service.Families {
+		for _, a := range []net.IP{world.NodeAddr[f].AsSlice(), world.NodeOther[f].AsSlice()} {
+			bits := 8 * len(a)
+			x := &netlink.Addr{IPNet: &net.IPNet{IP: a, Mask: net.CIDRMask(bits, bits)}, Flags: unix.IFA_F_NODAD}
+			if err := netlink.AddrAdd(lo, x); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+type fataler interface{ Fatalf(string, ...any) }
+
+func newKernel(t fataler, f service.Family, o Options) *Backend {
+	b, err := New(f, o)
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	return b
+}
+
+// apply does one round that must work.
+func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	if p.Empty() {
+		return p.(*plan)
+	}
+	if err := p.Apply(context.Background()); err != nil {
+		t.Fatalf("Apply: %v\n%s", err, p)
+	}
+	return p.(*plan)
+}
+
+// TestKernelHoldsWhatWasPlanned programs random snapshots one after the
+// other, and wants a second backend, which knows nothing, to find nothing
+// left to do.
+func TestKernelHoldsWhatWasPlanned(t *testing.T) {
+	inNamespace(t, func() {
+		rapid.Check(t, func(t *rapid.T) {
+			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+			b := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
+			defer b.driver.(*kernel).close()
+			for n := range 3 {
+				want := service.New(uint64(n), w.Node(), w.Ports())
+				apply(t, b, want)
+				b.looked = time.Time{}
+				apply(t, b, want) // what had no connections has drained
+				fresh := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
+				p, err := fresh.Plan(context.Background(), want)
+				fresh.driver.(*kernel).close()
+				if err != nil {
+					t.Fatalf("Plan: %v", err)
+				}
+				if !p.Empty() {
+					t.Fatalf("a new backend would change what is there:\n%s", p)
+				}
+			}
+			if err := b.Cleanup(context.Background()); err != nil {
+				t.Fatalf("Cleanup: %v", err)
+			}
+		})
+	})
+}

@@ -1,0 +1,101 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/nftables"
+)
+
+// Probe asks the kernel, in the network namespace of the calling thread,
+// whether it can do what Backend needs for f. For a moment it makes a virtual
+// server that nothing leads to. The error is one sentence that says what is
+// missing.
+func Probe(f service.Family, o Options) error {
+	if err := nftables.Probe(f); err != nil {
+		return fmt.Errorf("the rules beside IPVS need %w", err)
+	}
+	k := &kernel{family: f, options: o}
+	if err := k.open(); err != nil {
+		return fmt.Errorf("IPVS for %s: %w", f, err)
+	}
+	defer k.close()
+	if err := k.try(o.scheduler()); err != nil {
+		return fmt.Errorf("IPVS for %s: %w", f, err)
+	}
+	return nil
+}
+
+// present reports that the kernel has IPVS.
+func present() error {
+	_, err := netlink.GenlFamilyGet("IPVS")
+	if errors.Is(err, unix.ENOENT) {
+		// Whoever may load modules has the kernel do it when it is asked; some
+		// need a command.
+		_ = exec.Command("modprobe", "ip_vs").Run()
+		_, err = netlink.GenlFamilyGet("IPVS")
+	}
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return errors.New("the kernel has no IPVS (module ip_vs)")
+	case err != nil:
+		return fmt.Errorf("ask the kernel for IPVS: %w", err)
+	}
+	return nil
+}
+
+// Installed reports that the kernel has IPVS.
+func Installed() bool { return present() == nil }
+
+// schedulers are those that a kernel may have.
+var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
+
+// trial is where the kernel is asked for schedulers. Nobody has such an
+// address, they are for documentation.
+var trial = [...]key{
+	service.IPv4: {netip.MustParseAddr("198.51.100.0"), 20000, service.TCP},
+	service.IPv6: {netip.MustParseAddr("2001:db8::"), 20000, service.TCP},
+}
+
+// try makes a virtual server with a scheduler, and removes it.
+func (k *kernel) try(scheduler string) error {
+	err := k.tryOne(scheduler)
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+	case errors.Is(err, unix.EAFNOSUPPORT):
+		return fmt.Errorf("%w: the kernel's IPVS is built without %s", err, k.family)
+	case !errors.Is(err, unix.ENOENT):
+		return err
+	}
+	var has []string
+	for _, s := range schedulers {
+		if s != scheduler && k.tryOne(s) == nil {
+			has = append(has, s)
+		}
+	}
+	return fmt.Errorf("the kernel has no scheduler %q (module ip_vs_%s): it has %s", scheduler, scheduler, strings.Join(slices.Sorted(slices.Values(has)), ", "))
+}
+
+func (k *kernel) tryOne(scheduler string) error {
+	o := &op{verb: addServer, key: trial[k.family], server: server{scheduler: scheduler, flags: flagOurs}}
+	err := k.servers.NewService(k.service(o))
+	if errors.Is(err, unix.EEXIST) { // a process that was killed left it
+		err = k.servers.UpdateService(k.service(o))
+	}
+	if err != nil {
+		return err
+	}
+	return k.servers.DelService(k.service(o))
+}

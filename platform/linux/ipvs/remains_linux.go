@@ -1,0 +1,107 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strings"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/nftables"
+)
+
+// Remains are the virtual servers of ours in the network namespace of the
+// calling thread, with the addresses that lead there and the rules beside
+// them. Those of others are none.
+type Remains struct {
+	Family service.Family
+	// Exclude are prefixes in which virtual servers are left alone.
+	Exclude []netip.Prefix
+}
+
+// String names the place.
+func (r Remains) String() string { return "virtual servers of IPVS for " + r.Family.String() }
+
+func (r Remains) rules() nftables.Remains {
+	return nftables.Remains{Family: r.Family, Table: nftables.BesideIPVS.Table()}
+}
+
+// Find says what there is, nothing if there is nothing of ours.
+func (r Remains) Find(ctx context.Context) (string, error) {
+	var found []string
+	err := r.with(func(k *kernel) error {
+		s, err := k.Read(ctx)
+		if err != nil {
+			return err
+		}
+		for _, x := range []struct {
+			n    int
+			what string
+		}{{len(r.ours(s)), "virtual servers"}, {len(s.routes), "addresses of Services"}} {
+			if x.n > 0 {
+				found = append(found, fmt.Sprintf("%d %s", x.n, x.what))
+			}
+		}
+		return nil
+	})
+	table, tableErr := r.rules().Find(ctx)
+	if table != "" {
+		found = append(found, table)
+	}
+	if err := errors.Join(err, tableErr); err != nil {
+		return "", fmt.Errorf("look for %s: %w", r, err)
+	}
+	return strings.Join(found, ", "), nil
+}
+
+// Remove removes them. That there is none is success.
+func (r Remains) Remove(ctx context.Context) error {
+	err := r.with(func(k *kernel) error { return r.remove(ctx, k) })
+	if err := errors.Join(err, r.rules().Remove(ctx)); err != nil {
+		return fmt.Errorf("remove %s: %w", r, err)
+	}
+	return nil
+}
+
+// remove takes addresses first, so that nothing leads to what goes.
+func (r Remains) remove(ctx context.Context, k *kernel) error {
+	s, err := k.Read(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(removeAll(ctx, k, s, r.ours(s)), k.Clean(ctx))
+}
+
+func (r Remains) ours(s *state) []key {
+	return Options{Exclude: r.Exclude}.ours(s)
+}
+
+func (r Remains) with(do func(*kernel) error) error {
+	// Asking for IPVS would load it.
+	if _, err := os.Stat(listPath); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	k := &kernel{family: r.Family}
+	if err := k.open(); err != nil {
+		return err
+	}
+	defer k.close()
+	return do(k)
+}
+
+// Close gives back what a Backend holds of the kernel's. Virtual servers stay.
+func (b *Backend) Close() error {
+	if k, ok := b.driver.(*kernel); ok {
+		k.close()
+	}
+	if rules, ok := b.rules.(*nftables.Backend); ok {
+		return rules.Close()
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/nftables"
+)
+
+// Format is how Render writes.
+type Format string
+
+// The formats. Text has parts, each headed by the command that takes it: ip,
+// ipvsadm and nft. JSON holds the same in lists.
+const (
+	Text Format = "text"
+	JSON Format = "json"
+)
+
+// Document is what a node would hold in one family, but for the rules beside.
+type Document struct {
+	Family    string          `json:"family"`
+	Device    string          `json:"device"`
+	Addresses []Address       `json:"addresses"`
+	Servers   []VirtualServer `json:"virtualServers"`
+
+	family service.Family
+}
+
+// Address is led to the node itself.
+type Address struct {
+	Addr   netip.Addr `json:"address"`
+	Source netip.Addr `json:"source,omitzero"` // of the node's own connections
+}
+
+// VirtualServer is what IPVS has for one address and port.
+type VirtualServer struct {
+	Service      string           `json:"service"`
+	Protocol     string           `json:"protocol"`
+	Address      netip.AddrPort   `json:"address"`
+	Scheduler    string           `json:"scheduler"`
+	Flags        []string         `json:"flags,omitempty"`
+	Persistent   uint32           `json:"persistent,omitempty"` // seconds
+	Destinations []netip.AddrPort `json:"destinations"`
+}
+
+// Render writes what a node would hold for want in both families if it
+// started from nothing and had the addresses that the snapshot names and no
+// others. The same want gives the same bytes.
+func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
+	var docs []Document
+	for _, f := range service.Families {
+		docs = append(docs, NewDocument(f, want, o))
+	}
+	rules := nftables.Options{Role: nftables.BesideIPVS, MasqueradeBit: o.MasqueradeBit}
+	switch format {
+	case Text:
+		b := bufio.NewWriter(w)
+		for _, d := range docs {
+			d.writeText(b)
+		}
+		fmt.Fprint(b, "# for nft -f\n")
+		if err := nftables.Render(b, want, rules, nftables.Text); err != nil {
+			return err
+		}
+		return b.Flush()
+	case JSON:
+		var tables bytes.Buffer
+		if err := nftables.Render(&tables, want, rules, nftables.JSON); err != nil {
+			return err
+		}
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(map[string]any{"families": docs, "rules": json.RawMessage(tables.Bytes())})
+	}
+	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+}
+
+// NewDocument returns what a node would hold in family f.
+func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
+	d := Document{Family: f.String(), Device: Device, family: f}
+	counts := map[netip.Addr]int{}
+	source := nodeView{node: want.Node}.source(f)
+	for p := range want.Ports(f) {
+		count(counts, p, want.Node, 1)
+		for _, s := range o.servers(p, want.Node) {
+			if len(s.endpoints) > 0 {
+				d.Servers = append(d.Servers, newVirtualServer(p, s))
+			}
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(counts), netip.Addr.Compare) {
+		d.Addresses = append(d.Addresses, Address{a, source})
+	}
+	return d
+}
+
+func newVirtualServer(p *service.Port, s wanted) VirtualServer {
+	v := VirtualServer{
+		Service: p.Name.String(), Protocol: s.proto.String(), Address: netip.AddrPortFrom(s.addr, s.port),
+		Scheduler: s.scheduler, Persistent: s.timeout,
+	}
+	for _, x := range []struct {
+		bit  uint32
+		name string
+	}{{flagSched1, "flag-1"}, {flagSched2, "flag-2"}} {
+		if s.flags&x.bit != 0 {
+			v.Flags = append(v.Flags, x.name)
+		}
+	}
+	for _, e := range s.endpoints {
+		v.Destinations = append(v.Destinations, e.Addr)
+	}
+	return v
+}
+
+func (d Document) writeText(w *bufio.Writer) {
+	ip := "ip"
+	if d.family == service.IPv6 {
+		ip = "ip -6"
+	}
+	fmt.Fprintf(w, "# for %s -batch -\n", ip)
+	if d.family == service.IPv4 {
+		fmt.Fprintf(w, "link add %s type dummy\nlink set %s up\n", Device, Device)
+	}
+	for _, a := range d.Addresses {
+		src := ""
+		if a.Source.IsValid() {
+			src = " src " + a.Source.String()
+		}
+		fmt.Fprintf(w, "route replace local %s dev %s table local proto 107 metric 1024%s\n", a.Addr, Device, src)
+	}
+	fmt.Fprint(w, "# for ipvsadm -R\n")
+	for _, s := range d.Servers {
+		s.writeText(w)
+	}
+}
+
+// writeText writes s as ipvsadm -S -n prints it, but for its Service.
+func (s VirtualServer) writeText(w *bufio.Writer) {
+	at := map[string]string{"tcp": "-t ", "udp": "-u ", "sctp": "--sctp-service "}[s.Protocol] + s.Address.String()
+	fmt.Fprintf(w, "# %s\n-A %s -s %s", s.Service, at, s.Scheduler)
+	if s.Persistent > 0 {
+		fmt.Fprintf(w, " -p %d", s.Persistent)
+	}
+	for i, name := range s.Flags {
+		word := " -b "
+		if i > 0 {
+			word = ","
+		}
+		w.WriteString(word + name)
+	}
+	w.WriteString("\n")
+	for _, a := range s.Destinations {
+		fmt.Fprintf(w, "-a %s -r %s -m -w 1\n", at, a)
+	}
+}

@@ -1,0 +1,175 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// The address of a Service is not on an interface. A route of type local leads
+// to the node itself, as an address would, and more: it says which source the
+// node's own connections get, and by its protocol whose it is.
+const (
+	// ourRoutes is the number that tells our routes from others; no routing
+	// daemon is known to use it.
+	ourRoutes = 107
+	// metric has an address that somebody gives to an interface go first.
+	metric = 1024
+	// deviceAlias tells that we made the interface.
+	deviceAlias = "addresses of Services, by kube-proxy"
+)
+
+// addDevice makes the interface, or has it up.
+func (k *kernel) addDevice() error {
+	l, err := k.links.LinkByName(Device)
+	var none netlink.LinkNotFoundError
+	if errors.As(err, &none) {
+		a := netlink.NewLinkAttrs()
+		a.Name = Device
+		if err := k.links.LinkAdd(&netlink.Dummy{LinkAttrs: a}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
+		}
+		if l, err = k.links.LinkByName(Device); err == nil {
+			err = k.links.LinkSetAlias(l, deviceAlias)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if l.Type() != "dummy" {
+		return fmt.Errorf("interface %s is of type %s: want none of this name, or a dummy", Device, l.Type())
+	}
+	return k.links.LinkSetUp(l)
+}
+
+func (k *kernel) route(o *op) error {
+	l, err := k.links.LinkByName(Device)
+	if err != nil {
+		return err
+	}
+	r := &netlink.Route{
+		LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: o.route.addr.AsSlice(), Mask: net.CIDRMask(o.route.addr.BitLen(), o.route.addr.BitLen())},
+		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Priority: metric,
+	}
+	if o.verb == delRoute {
+		return k.links.RouteDel(r)
+	}
+	if o.route.source.IsValid() {
+		r.Src = o.route.source.AsSlice()
+	}
+	return k.links.RouteReplace(r)
+}
+
+// readRoutes reports whether the interface is there and up, and which routes
+// of ours lead to it.
+func (k *kernel) readRoutes() (bool, []route, error) {
+	l, err := k.links.LinkByName(Device)
+	var none netlink.LinkNotFoundError
+	if errors.As(err, &none) {
+		return false, nil, nil
+	}
+	if err != nil {
+		return false, nil, err
+	}
+	if l.Attrs().Flags&net.FlagUp == 0 {
+		return false, nil, nil // the kernel removed the routes with that
+	}
+	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Type: unix.RTN_LOCAL}
+	list, err := k.links.RouteListFiltered(int(k.af()), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
+	if err != nil {
+		return true, nil, err
+	}
+	var routes []route
+	for _, x := range list {
+		if x.Dst == nil {
+			continue
+		}
+		a, ok := netip.AddrFromSlice(x.Dst.IP)
+		if !ok {
+			continue
+		}
+		r := route{addr: a.Unmap()}
+		if s, ok := netip.AddrFromSlice(x.Src); ok {
+			r.source = s.Unmap()
+		}
+		routes = append(routes, r)
+	}
+	return true, routes, nil
+}
+
+// Clean implements Driver: it removes the interface once no family has
+// something on it, if it is one that we made.
+func (k *kernel) Clean(context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l, err := k.links.LinkByName(Device)
+	var none netlink.LinkNotFoundError
+	if errors.As(err, &none) || err == nil && l.Attrs().Alias != deviceAlias {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range service.Families {
+		other := kernel{family: f, links: k.links}
+		_, routes, err := other.readRoutes()
+		if err != nil || len(routes) > 0 {
+			return err
+		}
+	}
+	return k.links.LinkDel(l)
+}
+
+// Watch implements Driver.
+func (k *kernel) Watch(ctx context.Context, touched func()) error {
+	updates := make(chan netlink.AddrUpdate)
+	done := make(chan struct{})
+	broken := make(chan error, 1)
+	options := netlink.AddrSubscribeOptions{ErrorCallback: func(err error) {
+		select {
+		case broken <- err:
+		default:
+		}
+	}}
+	if err := netlink.AddrSubscribeWithOptions(updates, done, options); err != nil {
+		return fmt.Errorf("watch the node's addresses: %w", err)
+	}
+	defer close(done)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-broken:
+			return fmt.Errorf("watch the node's addresses: %w", err)
+		case _, open := <-updates:
+			if !open {
+				return errors.New("watch the node's addresses: the kernel closed the socket")
+			}
+			touched()
+		}
+	}
+}
+
+// listPath is the list of virtual servers of this thread's network namespace,
+// which is not always the process's.
+const listPath = "/proc/thread-self/net/ip_vs"
+
+func readDests(servers map[key]*listed) error {
+	f, err := os.Open(listPath)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return fillDests(servers, f)
+}

@@ -1,0 +1,126 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/nftables"
+)
+
+// key is what a virtual server is found by.
+type key struct {
+	addr  netip.Addr
+	port  uint16
+	proto service.Protocol
+}
+
+func (k key) compare(l key) int {
+	return cmp.Or(k.addr.Compare(l.addr), cmp.Compare(k.port, l.port), cmp.Compare(k.proto, l.proto))
+}
+
+func (k key) String() string {
+	return fmt.Sprintf("%s %s", netip.AddrPortFrom(k.addr, k.port), k.proto)
+}
+
+// frontend returns what k is about.
+func (k key) frontend() service.Frontend {
+	return service.Frontend{Kind: service.ExternalIP, Addr: k.addr, Port: k.port} // or any other kind
+}
+
+// server is what a virtual server is, but for its destinations. Two that are
+// equal need no change.
+type server struct {
+	scheduler string
+	flags     uint32
+	timeout   uint32 // of persistence, in seconds
+}
+
+// Flags of a virtual server, as the kernel has them.
+const (
+	flagPersistent = 1 << 0
+	flagHashed     = 1 << 1 // set by the kernel alone
+	flagSched1     = 1 << 3 // what they mean depends on the scheduler:
+	flagSched2     = 1 << 4 // fall back to another server; look at ports, too
+
+	// The kernel keeps the bits that it knows nothing of. These tell our
+	// virtual servers from everybody else's, across restarts as well.
+	flagOurs     = 0x6b700000
+	flagOursMask = 0xffff0000
+)
+
+func (s server) ours() bool { return s.flags&flagOursMask == flagOurs }
+
+// sharp returns s without what the kernel adds.
+func (s server) sharp() server {
+	s.flags &^= flagHashed
+	if s.flags&flagPersistent == 0 {
+		s.timeout = 0
+	}
+	return s
+}
+
+// schedulerFlags are those of schedulers that choose by the client's address:
+// they take ports into account, where they can, and choose again when the
+// chosen endpoint takes no new connections, as one that drains.
+var schedulerFlags = map[string]uint32{"mh": flagSched1 | flagSched2, "sh": flagSched1}
+
+// dest is a destination of a virtual server.
+type dest struct {
+	addr   netip.AddrPort
+	weight uint16
+	conns  uint32 // that it has, as far as that was asked
+}
+
+// wanted is a virtual server as a Port wants it.
+type wanted struct {
+	key
+	server
+	endpoints []service.Endpoint // sorted; empty if the virtual server may go
+}
+
+// servers returns what p wants of the virtual servers of its frontends.
+func (o Options) servers(p *service.Port, node *service.Node) []wanted {
+	var all []wanted
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		w := wanted{key{f.Addr, f.Port, p.Name.Protocol}, o.server(p), nftables.Direct(p, f.Kind)}
+		if f.Kind != service.NodePort {
+			all = append(all, w)
+			continue
+		}
+		for _, a := range node.Addrs {
+			if service.FamilyOf(a) == p.Family && node.AnswersNodePorts(a) {
+				w.addr = a
+				all = append(all, w)
+			}
+		}
+	}
+	return all
+}
+
+func (o Options) server(p *service.Port) server {
+	s := server{scheduler: o.scheduler(), flags: flagOurs | schedulerFlags[o.scheduler()]}
+	if p.Affinity > 0 {
+		s.flags |= flagPersistent
+		s.timeout = uint32(p.Affinity / time.Second)
+	}
+	return s
+}
+
+// virtualAddrs returns the addresses of p that the node has for it alone.
+func virtualAddrs(p *service.Port, node *service.Node) []netip.Addr {
+	var all []netip.Addr
+	for _, f := range p.Frontends {
+		if f.Kind != service.NodePort && !slices.Contains(node.Addrs, f.Addr) && !slices.Contains(all, f.Addr) {
+			all = append(all, f.Addr)
+		}
+	}
+	return all
+}

@@ -1,0 +1,116 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/moby/ipvs"
+	"k8s.io/klog/v2"
+)
+
+// setting is a parameter of the kernel.
+type setting struct {
+	file, value string
+	// needed says what goes wrong otherwise; empty for what does without.
+	needed string
+}
+
+// settings lists what virtual servers need.
+func (o Options) settings() []setting {
+	all := []setting{
+		{"net/ipv4/vs/conntrack", "1", "nothing can be masqueraded"},
+		// Who went to an endpoint that left goes to another one.
+		{"net/ipv4/vs/expire_nodest_conn", "1", ""},
+		{"net/ipv4/vs/expire_quiescent_template", "1", ""},
+	}
+	if o.StrictARP {
+		all = append(all, setting{"net/ipv4/conf/all/arp_ignore", "1", ""}, setting{"net/ipv4/conf/all/arp_announce", "2", ""})
+	}
+	return all
+}
+
+// Lacking implements Driver.
+func (k *kernel) Lacking(context.Context) ([]string, error) {
+	var lacking []string
+	for _, s := range k.options.settings() {
+		if have, err := s.have(); err != nil || have != s.value {
+			lacking = append(lacking, strings.ReplaceAll(s.file, "/", ".")+" = "+s.value)
+		}
+	}
+	if !k.options.times() {
+		return lacking, nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c, err := k.servers.GetConfig()
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range []struct {
+		name       string
+		want, have time.Duration
+	}{
+		{"TCP", k.options.TCP, c.TimeoutTCP}, {"TCP after FIN", k.options.TCPFin, c.TimeoutTCPFin}, {"UDP", k.options.UDP, c.TimeoutUDP},
+	} {
+		if t.want > 0 && up(t.want) != t.have {
+			lacking = append(lacking, fmt.Sprintf("timeout of %s = %s", t.name, t.want))
+		}
+	}
+	return lacking, nil
+}
+
+// times reports that o has timeouts to set.
+func (o Options) times() bool { return o.TCP > 0 || o.TCPFin > 0 || o.UDP > 0 }
+
+// Prepare implements Driver.
+func (k *kernel) Prepare(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	for _, s := range k.options.settings() {
+		err := s.set(log)
+		switch {
+		case err != nil && s.needed != "":
+			return fmt.Errorf("%w: without it %s", err, s.needed)
+		case err != nil:
+			log.Info("Warning: a system setting that IPVS should have cannot be made", "setting", s.file, "want", s.value, "err", err.Error())
+		}
+	}
+	o := k.options
+	if !o.times() {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.servers.SetConfig(&ipvs.Config{TimeoutTCP: up(o.TCP), TimeoutTCPFin: up(o.TCPFin), TimeoutUDP: up(o.UDP)}); err != nil {
+		return fmt.Errorf("set the timeouts of IPVS: %w", err)
+	}
+	return nil
+}
+
+// up rounds d up to seconds, for which the kernel counts.
+func up(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
+
+func (s setting) path() string { return "/proc/sys/" + s.file }
+
+func (s setting) have() (string, error) {
+	text, err := os.ReadFile(s.path())
+	return strings.TrimSpace(string(text)), err
+}
+
+// set makes a setting, if it is not as it should be.
+func (s setting) set(log klog.Logger) error {
+	have, err := s.have()
+	if err != nil || have == s.value {
+		return err
+	}
+	if err := os.WriteFile(s.path(), []byte(s.value+"\n"), 0o644); err != nil {
+		return err
+	}
+	log.Info("System setting made for IPVS", "setting", s.file, "was", have, "now", s.value)
+	return nil
+}
