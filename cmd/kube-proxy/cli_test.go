@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/spf13/pflag"
+
 	"kubeproxy/config"
 	"kubeproxy/test/portable"
 )
