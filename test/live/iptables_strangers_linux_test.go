@@ -134,6 +134,7 @@ func TestIPTablesStrangers(t *testing.T) {
 func (c *cluster) heals(t *testing.T, p *program.Proxy, want *service.Snapshot, deed string) {
 	t.Helper()
 	told := p.Log.Count("Others had altered our rules")
+	found, _ := p.Metric(t, "kubeproxy_drift_repaired_total")
 	c.iptables(t, deed, "iptables-restore", "--noflush")
 	begin := time.Now()
 	c.settleOn(t, want)
@@ -141,6 +142,9 @@ func (c *cluster) heals(t *testing.T, p *program.Proxy, want *service.Snapshot, 
 		t.Errorf("healed only after %s", took)
 	}
 	program.Await(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
+	for _, name := range []string{"kubeproxy_drift_found_total", "kubeproxy_drift_repaired_total"} {
+		program.Await(t, name, func() bool { n, _ := p.Metric(t, name); return n > found })
+	}
 }
 
 // A firewall that is loaded anew takes everything along, but not for long.

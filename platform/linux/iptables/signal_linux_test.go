@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
 )
 
 // meddling runs a command of b's variant, as anybody may who has the lock, or
@@ -149,19 +152,9 @@ func TestLockOfOthers(t *testing.T) {
 // is missing is found and added by the next round.
 func TestRestoreKilledHalfWay(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
-		r := b.driver.(*runner)
-		real, dir := r.dir, t.TempDir()
-		for _, suffix := range []string{"", "-save"} {
-			if err := os.Symlink(filepath.Join(real, command(b.family)+suffix), filepath.Join(dir, command(b.family)+suffix)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		killed := "#!/bin/sh\nsed '/COMMIT/q' | " + r.path("-restore") + " \"$@\"\ncat > /dev/null\nkill -9 $$\n"
-		if err := os.WriteFile(filepath.Join(dir, command(b.family)+"-restore"), []byte(killed), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		real := b.driver.(*runner).path("-restore")
+		undo := b.wrapRestore(t, "sed '/COMMIT/q' | "+real+" \"$@\"\ncat > /dev/null\nkill -9 $$\n: ")
 		want := simple(3)
-		r.dir = dir
 		p, err := b.Plan(context.Background(), want)
 		if err != nil {
 			t.Fatal(err)
@@ -169,7 +162,7 @@ func TestRestoreKilledHalfWay(t *testing.T) {
 		if err := p.Apply(context.Background()); !errors.Is(err, errBusy) {
 			t.Errorf("Apply = %v, want it to be busy", err)
 		}
-		r.dir = real
+		undo()
 		if half := apply(t, b, want); half.Empty() || strings.Contains(half.String(), "+ nat chain") {
 			t.Errorf("table nat was in force, the plan is:\n%s", half)
 		}
@@ -199,4 +192,74 @@ func TestLockSurvives(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestRefusedServiceIsFound has the command refuse what concerns one Service,
+// of which it says no more than that the table failed. All others go in.
+func TestRefusedServiceIsFound(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if b.family == service.IPv6 { // simple has none of it
+			return
+		}
+		want := simple(20)
+		bad := named(clusterPrefix, simplePort(7))
+		replaced := b.wrapRestore(t, `text=$(cat); case $text in *"-A `+bad+`"*) echo 'line 9 failed' >&2; exit 1;; esac; printf '%s\n' "$text" | exec `)
+		p, err := b.Plan(context.Background(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		failed := reconcile.Failed(p.Apply(context.Background()))
+		if len(failed) != 1 || failed[0].Name.Name != "web-007" {
+			t.Errorf("failed: %v, want web-007 alone", failed)
+		}
+		text, err := b.driver.Save(context.Background())
+		if n := strings.Count(text, "shop/web-"); err != nil || n != 2*19 {
+			t.Errorf("%d entries in force, want 38, %v", n, err)
+		}
+		replaced()
+		apply(t, b, want)
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("once it is taken: %v, still to do:\n%s", err, p)
+		}
+	})
+}
+
+// TestLostRaceIsRunAgain has the kernel say that somebody else was faster, which
+// is not worth a word if it works the next time.
+func TestLostRaceIsRunAgain(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		want := simple(5)
+		once := filepath.Join(t.TempDir(), "once")
+		b.wrapRestore(t, `if ! [ -e `+once+` ]; then touch `+once+`; cat > /dev/null; `+
+			`echo 'iptables-restore: line 9 failed: Resource temporarily unavailable.' >&2; exit 4; fi; exec `)
+		p, err := b.Plan(context.Background(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(context.Background()); err != nil {
+			t.Errorf("Apply = %v, want it to be run again", err)
+		}
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("then: %v, still to do:\n%s", err, p)
+		}
+	})
+}
+
+// wrapRestore replaces iptables-restore by a script that ends with the real
+// one, until the returned func is called.
+func (b *Backend) wrapRestore(t *testing.T, script string) (undo func()) {
+	t.Helper()
+	r := b.driver.(*runner)
+	real, dir := r.dir, t.TempDir()
+	for _, suffix := range []string{"", "-save"} {
+		if err := os.Symlink(filepath.Join(real, command(b.family)+suffix), filepath.Join(dir, command(b.family)+suffix)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := "#!/bin/sh\n" + script + r.path("-restore") + " \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(dir, command(b.family)+"-restore"), []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.dir = dir
+	return func() { r.dir = real }
 }

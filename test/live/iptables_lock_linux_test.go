@@ -1,0 +1,56 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/program"
+)
+
+// Somebody who keeps the lock of iptables-legacy to himself is named where
+// people look. What was in force stays so, and what has changed meanwhile comes
+// into force once the lock is free.
+func TestIPTablesLockIsKept(t *testing.T) {
+	t.Parallel()
+	m := usual()
+	m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
+	m.iptables = "legacy"
+	c := newCluster(t, m)
+	lock := filepath.Join(t.TempDir(), "lock") // of this node alone
+	web := app{name: "web", number: 10}.on(c.Host("web-1"))
+	c.save(t, web)
+	cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}, m.flags...)...)
+	cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+lock)
+	p := program.Start(t, c.Node, cmd)
+	before := c.settle(t)
+
+	other, err := os.OpenFile(lock, os.O_RDONLY, 0)
+	if err != nil {
+		t.Fatalf("the proxy does not use the lock: %v", err)
+	}
+	defer other.Close()
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	c.save(t, web.on(c.Host("web-2")))
+	held := fmt.Sprintf("the lock %s is held by process %d (", lock, os.Getpid())
+	p.AwaitLog(t, held)
+	out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "-o=wide"))
+	if err == nil || !strings.Contains(out, "is held by process") {
+		t.Errorf("status: %v, want it to name who has the lock:\n%s", err, out)
+	}
+	c.check(t, before, c.cells(c.callers()[:1], web))
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+}
