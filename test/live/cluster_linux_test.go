@@ -91,7 +91,7 @@ func newCluster(t *testing.T, m mode) *cluster {
 // become makes m the mode of the next start.
 func (c *cluster) become(t *testing.T, m mode) {
 	t.Helper()
-	c.mode = m
+	c.mode, c.commands = m, ""
 	c.kernel = c.audit(t)
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -53,20 +54,67 @@ func lacksTables(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 }
 
-// Remove deletes the table with all that is in it, in one step. That there is
-// none is success.
-func (r Remains) Remove(context.Context) error {
+// Remove deletes the table with all that is in it. That there is none is
+// success. No packet is to meet a table of which a part is gone already, for
+// while the kernel deletes one, its maps are empty before its sets are, so that
+// a ClusterIP seems to have no such port. Hence, what leads new connections
+// into the table goes first, and the rest when those are through that were in
+// it by then.
+func (r Remains) Remove(ctx context.Context) error {
 	err := r.with(func(s *socket, e *encoder) error {
-		batch, err := e.batch([]op{{verb: delTable}})
+		entrances, err := r.entrances(s, e)
 		if err != nil {
 			return err
 		}
-		return s.transact(batch)
+		if len(entrances) > 0 {
+			if err := transact(s, e, entrances); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(passage):
+			}
+		}
+		return transact(s, e, []op{{verb: delTable}})
 	})
 	if err != nil && !errors.Is(err, unix.ENOENT) && !lacksTables(err) {
 		return fmt.Errorf("delete %s: %w", r, explain(err))
 	}
 	return nil
+}
+
+// passage is more than a packet takes through a table.
+const passage = 50 * time.Millisecond
+
+// entrances returns what empties the chains in which packets enter the table
+// before it is known where they go. Those behind stay: what was translated may
+// have to be masqueraded.
+func (r Remains) entrances(s *socket, e *encoder) ([]op, error) {
+	e.buf = e.buf[:0]
+	e.open(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
+	e.close()
+	var ops []op
+	err := s.dump(e.buf, func(m reply) error {
+		hook := attribute(m.body, unix.NFTA_CHAIN_HOOK)
+		if m.family != e.nf || hook == nil || stringOf(attribute(m.body, unix.NFTA_CHAIN_TABLE)) != r.Table {
+			return nil
+		}
+		switch u32Of(attribute(hook, unix.NFTA_HOOK_HOOKNUM)) {
+		case unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT, unix.NF_INET_FORWARD:
+			ops = append(ops, op{verb: flushChain, chain: &chain{name: stringOf(attribute(m.body, unix.NFTA_CHAIN_NAME))}})
+		}
+		return nil
+	})
+	return ops, err
+}
+
+func transact(s *socket, e *encoder, ops []op) error {
+	batch, err := e.batch(ops)
+	if err != nil {
+		return err
+	}
+	return s.transact(batch)
 }
 
 func (r Remains) with(do func(*socket, *encoder) error) error {

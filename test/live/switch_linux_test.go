@@ -1,0 +1,227 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/test/judge"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// ways are the modes that a node may be switched between, by name.
+func ways() map[string]mode {
+	all := map[string]mode{"nftables": usual()}
+	for _, v := range program.IPTablesVariants {
+		m := usual()
+		m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
+		m.iptables = v
+		all["iptables-"+v] = m
+	}
+	return all
+}
+
+// tour passes from every mode to every other one.
+var tour = []string{"nftables", "iptables-legacy", "iptables-nft", "nftables", "iptables-nft", "iptables-legacy", "nftables"}
+
+// A node goes from mode to mode, and nobody notices: no connection that is open
+// ends, and none that is made is refused or lost.
+func TestSwitchUnderLoad(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, ways()[tour[0]])
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
+	empty := app{name: "empty", number: 12}
+	c.variant(t, 0) // some hundred Services more
+	c.save(t, web, local, empty)
+	p := c.start(t)
+	c.settle(t)
+	loads := c.loads(t, web, local)
+	lines, packets := c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
+	for i, name := range tour[1:] {
+		made := connectionsOf(loads)
+		if p.Stop(t); i%2 == 0 { // or it crashes
+			p.Kill()
+		}
+		c.become(t, ways()[name])
+		p = c.launch(t)
+		for _, f := range service.Families {
+			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
+			p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
+		}
+		want := c.settle(t)
+		c.aloneIn(t, name)
+		lines.goOn(t)
+		packets.goOn(t)
+		c.check(t, want, c.cells(c.callers(), web, local, empty))
+		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads)-made)
+	}
+	for _, l := range loads {
+		if r := l.Stop(); r.Lost() > 0 {
+			t.Errorf("connections were lost: %s", r)
+		}
+	}
+}
+
+// loads makes connections to apps all the time, of both protocols and families,
+// from a pod, from outside and from the node.
+func (c *cluster) loads(t *testing.T, apps ...app) []*netlab.Load {
+	t.Helper()
+	var calls []judge.Call
+	for _, f := range service.Families {
+		for _, a := range apps {
+			calls = append(calls, c.dials([]*netlab.Host{c.Host("shopper")}, a, service.ClusterIP, f)...)
+			calls = append(calls, c.dials([]*netlab.Host{c.Host("customer")}, a, service.NodePort, f)...)
+		}
+		calls = append(calls, c.dials([]*netlab.Host{c.Node}, apps[0], service.ClusterIP, f)...)
+	}
+	var all []*netlab.Load
+	for _, x := range calls {
+		q := netlab.Query{Proto: x.Proto.String(), To: x.To}
+		all = append(all, x.From.Load(t.Context(), netlab.LoadConfig{Query: q, Pause: 5 * time.Millisecond}))
+	}
+	return all
+}
+
+func connectionsOf(loads []*netlab.Load) int {
+	n := 0
+	for _, l := range loads {
+		n += l.Report().Connections
+	}
+	return n
+}
+
+// aloneIn wants the rules of one mode to be there, and none of the others.
+func (c *cluster) aloneIn(t *testing.T, name string) {
+	t.Helper()
+	for _, f := range service.Families {
+		for other, find := range map[string]finder{
+			"nftables":        nftables.Remains{Family: f, Table: nftables.TableName},
+			"iptables-legacy": iptables.Remains{Variant: iptables.Legacy, Family: f},
+			"iptables-nft":    iptables.Remains{Variant: iptables.NFT, Family: f},
+		} {
+			what := c.finds(t, find)
+			if (what != "") != (other == name) {
+				t.Errorf("mode is %s, and for %s %s has left %q", name, f, other, what)
+			}
+		}
+	}
+}
+
+// finder tells what is in a place.
+type finder interface {
+	Find(context.Context) (string, error)
+}
+
+func (c *cluster) finds(t *testing.T, f finder) string {
+	t.Helper()
+	var what string
+	err := c.Node.Do(func() (err error) {
+		what, err = f.Find(t.Context())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return what
+}
+
+// What cannot be removed is a condition until it can be, be it by this process
+// or, after a crash, by the next one.
+func TestSwitchWithoutCommands(t *testing.T) {
+	t.Parallel()
+	for name, crash := range map[string]bool{"later": false, "after a crash": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, ways()["iptables-legacy"])
+			web := app{name: "web", number: 10}.on(c.webs()...)
+			c.save(t, web)
+			c.start(t).Stop(t)
+			lines := c.talk(t, "tcp", web, 1)
+			dir := t.TempDir()
+			p := c.stuck(t, dir)
+			c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+			if crash {
+				p.Kill()
+				p = c.launch(t)
+			} else {
+				linkLong(t, dir)
+			}
+			p.AwaitLog(t, "Removed what an earlier service proxy left", "iptables-legacy", "chains of this proxy")
+			program.Await(t, "the condition goes", func() bool {
+				return !strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "leftovers")
+			})
+			c.aloneIn(t, "nftables")
+			c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+			lines.goOn(t)
+		})
+	}
+}
+
+// stuck starts the proxy in mode nftables, with no commands but those in dir,
+// and wants it to show what it cannot remove.
+func (c *cluster) stuck(t *testing.T, dir string) *program.Proxy {
+	t.Helper()
+	c.become(t, usual())
+	cmd := c.command(append([]string{"--manifests=" + c.dir}, c.mode.flags...)...)
+	cmd.Env = append(os.Environ(), "PATH="+dir)
+	p := program.Start(t, c.Node, cmd)
+	p.AwaitLog(t, "still there; trying again", "IPv4", "the command iptables-legacy-restore is missing")
+	page := p.Fetch(t, program.HealthAddr, "/healthz")
+	if page.Status != 200 || !strings.Contains(string(page.Body), "an earlier service proxy left rules in iptables-legacy") {
+		t.Errorf("/healthz: %d %s", page.Status, page.Body)
+	}
+	if n, _ := p.Metric(t, "kubeproxy_condition", "condition", "leftovers-IPv4"); n != 1 {
+		t.Errorf("the condition is %v as a metric, want 1", n)
+	}
+	return p
+}
+
+// linkLong makes dir a folder of the commands of iptables-legacy, by their full
+// names.
+func linkLong(t *testing.T, dir string) {
+	t.Helper()
+	for _, c := range []string{"iptables-legacy", "ip6tables-legacy"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(c + suffix)
+			if err != nil {
+				path = "/usr/sbin/" + c + suffix
+			}
+			if err := os.Symlink(path, dir+"/"+c+suffix); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A mode that cannot work is an error that says what is missing if somebody
+// asked for it, and else a reason to take the next one.
+func TestModeWithoutCommands(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+	run := func(args ...string) *exec.Cmd {
+		cmd := c.command(append([]string{"--manifests=" + c.dir}, args...)...)
+		cmd.Env = append(os.Environ(), "PATH="+t.TempDir())
+		return cmd
+	}
+	const sentence = "mode iptables cannot work here: IPv4 is the primary family by bindAddress 0.0.0.0 and cannot be programmed: iptables for IPv4: the command iptables is missing: install iptables"
+	out, err := program.Run(t, c.Node, run("--proxy-mode=iptables"))
+	if err == nil || err.Error() != "exit status 1" || !strings.Contains(out, sentence) {
+		t.Errorf("ended with %v:\n%s\nwant exit status 1 and %q", err, out, sentence)
+	}
+	p := program.Start(t, c.Node, run(c.mode.flags...))
+	p.AwaitLog(t, `"Starting"`, `mode="nftables"`, `modeFrom="the best that works here"`)
+	c.settle(t)
+	p.Stop(t)
+}
