@@ -199,3 +199,11 @@ func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
 	s.shared(b.shared(want.Node, want.Ports(b.family), h.held))
 	return s
 }
+
+// Close gives back what a Backend holds of the kernel's. The chains stay.
+func (b *Backend) Close() error {
+	if d, ok := b.driver.(interface{ close() }); ok {
+		d.close()
+	}
+	return nil
+}

@@ -119,11 +119,3 @@ func (r Remains) run(ctx context.Context, text, name string, args ...string) (st
 	}
 	return out.String(), nil
 }
-
-// Close gives back what a Backend holds of the kernel's. The chains stay.
-func (b *Backend) Close() error {
-	if r, ok := b.driver.(*runner); ok {
-		r.close()
-	}
-	return nil
-}

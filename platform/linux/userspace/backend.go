@@ -53,19 +53,20 @@ type key struct {
 	policy service.Policy
 }
 
-// parts are what a Backend works through.
-type parts struct {
-	driver  iptables.Driver
-	network Network
-	address Address
-	limits  *Limits
+// Parts are what a Backend works through.
+type Parts struct {
+	Driver  iptables.Driver
+	Network Network
+	Address Address
+	Limits  *Limits
 }
 
-func newBackend(f service.Family, o Options, p parts) *Backend {
+// NewWith returns the Backend for one family that works through p.
+func NewWith(f service.Family, o Options, p Parts) *Backend {
 	return &Backend{
 		family: f, options: o,
-		rules:   iptables.NewWith(f, o.rules(), p.driver),
-		address: p.address, relay: newRelay(p.network, p.limits, o.udpIdle()),
+		rules:   iptables.NewWith(f, o.rules(), p.Driver),
+		address: p.Address, relay: newRelay(p.Network, p.Limits, o.udpIdle()),
 		targets: map[service.PortName]*target{}, listeners: map[key]listener{}, failed: map[service.PortName]bool{},
 	}
 }
@@ -180,6 +181,16 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// Close ends all listeners, as the end of the process does. Rules stay.
+func (b *Backend) Close() error {
+	for k, l := range b.listeners {
+		l.close()
+		delete(b.listeners, k)
+	}
+	b.have = nil
+	return b.rules.Close()
 }
 
 // watchEvery is how often Watch looks for the address.

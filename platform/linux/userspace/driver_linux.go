@@ -31,7 +31,7 @@ func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newBackend(f, o, parts{driver: d, network: host{f, 1 << o.Rules.MasqueradeBit}, address: loopback{f}, limits: l}), nil
+	return NewWith(f, o, Parts{Driver: d, Network: host{f, 1 << o.Rules.MasqueradeBit}, Address: loopback{f}, Limits: l}), nil
 }
 
 // Probe asks whether the node has an iptables that takes our rules for f, and

@@ -1,0 +1,42 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"net/netip"
+
+	"kubeproxy/common/route"
+)
+
+// Fake is the fake system, for tests of what is built upon this package.
+type Fake = fake
+
+// NewFake returns a system with empty tables.
+func NewFake() *Fake { return newFake() }
+
+// RefuseWith has f refuse texts, nil for none.
+func (k *fake) RefuseWith(f func(string) error) { k.refuse = f }
+
+// Text is what iptables-save would print.
+func (k *fake) Text() string { return k.text() }
+
+// Way is what the rules of a Fake make of a connection.
+type Way struct {
+	Action     route.Action
+	Targets    []netip.AddrPort
+	Masquerade bool
+}
+
+// Trace walks a connection through the rules.
+func Trace(k *Fake, c route.Conn, local func(netip.Addr) bool) Way {
+	o := trace(k, c, local)
+	w := Way{Action: o.action, Targets: o.targets}
+	for _, m := range o.masq {
+		w.Masquerade = w.Masquerade || m
+	}
+	return w
+}
+
+// ErrBusy is why iptables could not be asked.
+var ErrBusy = errBusy

@@ -1,0 +1,232 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/test/world"
+)
+
+var errInjected = errors.New("injected")
+
+// site is a node in mode userspace whose sockets are on a loopback address and
+// whose tables are fake.
+type site struct {
+	*userspace.Backend
+	family service.Family
+	tables *iptables.Fake
+	// refuse tells whether to refuse a listener.
+	refuse func() bool
+	addr   bool
+}
+
+func newSite(f service.Family, tables *iptables.Fake) *site {
+	s := &site{family: f, tables: tables, addr: true, refuse: func() bool { return false }}
+	s.Backend = userspace.NewWith(f, userspace.Options{Rules: iptables.Options{MasqueradeBit: 14, DropInvalid: true}},
+		userspace.Parts{Driver: tables, Network: s, Address: s, Limits: userspace.NewLimits(4096)})
+	return s
+}
+
+func (s *site) Has() (bool, error) { return s.addr, nil }
+
+func (s *site) Add() error {
+	if s.refuse() {
+		return errInjected
+	}
+	s.addr = true
+	return nil
+}
+
+func (s *site) Remove() error {
+	s.addr = false
+	return nil
+}
+
+// Any address will do, since the rules lead nowhere.
+func (s *site) ListenTCP(port uint16) (*net.TCPListener, error) {
+	if s.refuse() {
+		return nil, errInjected
+	}
+	return net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
+}
+
+func (s *site) ListenUDP(port uint16) (*net.UDPConn, error) {
+	if s.refuse() {
+		return nil, errInjected
+	}
+	return net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
+}
+
+func (s *site) DialTCP(context.Context, netip.AddrPort) (*net.TCPConn, error) {
+	return nil, syscall.ECONNREFUSED
+}
+
+func (s *site) DialUDP(netip.AddrPort) (*net.UDPConn, error) { return nil, syscall.ECONNREFUSED }
+
+// round does one, which works but for what cannot be done.
+func (s *site) round(t *rapid.T, want *service.Snapshot) {
+	p, err := s.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	if err := p.Apply(context.Background()); err != nil && !reconcile.Unsupported(err) {
+		t.Fatalf("Apply: %v\n%s", err, p)
+	}
+}
+
+// judge holds what the rules make of a connection, and whom the listener is
+// for, against route.
+func (s *site) judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
+	v := route.Decide(want, c)
+	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // has no listener
+		v = route.Decide(s.Led(), c)
+	}
+	got := iptables.Trace(s.tables, c, world.NodeLocal)
+	if got.Action != v.Action || got.Masquerade {
+		t.Fatalf("%+v: %v, masquerade %v; want %v, false: %s\n%s", c, got.Action, got.Masquerade, v.Action, v.Reason, s.tables.Text())
+	}
+	if v.Action != route.Forward {
+		return
+	}
+	led := s.Led().Port(s.family, v.Port.Name)
+	var to []service.Endpoint
+	switch {
+	case len(got.Targets) != 1:
+		t.Fatalf("%+v: led to %v", c, got.Targets)
+	case len(led.Cluster) > 0 && led.Cluster[0].Addr == got.Targets[0]:
+		to = v.Port.Cluster
+	case len(led.Local) > 0 && led.Local[0].Addr == got.Targets[0]:
+		to = v.Port.Local
+	}
+	if got.Targets[0].Port() == 0 || !slices.Equal(to, v.Endpoints) {
+		t.Fatalf("%+v: led to %v, for %v; want %v: %s", c, got.Targets, to, v.Endpoints, v.Reason)
+	}
+}
+
+// nodeOf draws a node without ServiceCIDRs, for which these rules have no use.
+func nodeOf(w world.World) *service.Node {
+	n := w.Node()
+	n.ServiceCIDRs = nil
+	return n
+}
+
+// TestRelayDecidesAsRouteDoes judges 2,000 connections in mode userspace: 10 to
+// each of 100 drawn clusters of each family.
+func TestRelayDecidesAsRouteDoes(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				w := world.World{T: t, Family: f}
+				ports := w.Ports()
+				want := service.New(1, nodeOf(w), ports)
+				s := newSite(f, iptables.NewFake())
+				defer s.Close()
+				s.round(t, want)
+				for range 10 {
+					s.judge(t, want, w.Conn(ports))
+				}
+			})
+		})
+	}
+}
+
+// TestRelayConverges has tables, listeners and the address fail, and starts
+// new processes in between. One good round makes up for all of it.
+func TestRelayConverges(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		tables := iptables.NewFake()
+		s := newSite(w.Family, tables)
+		defer func() { s.Close() }()
+		var ports []*service.Port
+		var want *service.Snapshot
+		for n := range 4 {
+			ports = w.Ports()
+			want = service.New(uint64(n), nodeOf(w), ports)
+			s.addr = w.Coin("address")
+			s.refuse = func() bool { return w.Pick("listen", 4) == 0 }
+			tables.RefuseWith(func(string) error {
+				return [...]error{errInjected, iptables.ErrBusy, nil, nil}[w.Pick("refuse", 4)]
+			})
+			if w.Coin("restart") {
+				s.Close()
+				old := s
+				s = newSite(w.Family, tables)
+				s.refuse, s.addr = old.refuse, old.addr
+			}
+			if p, err := s.Plan(context.Background(), want); err != nil {
+				t.Fatalf("Plan: %v", err)
+			} else if err := p.Apply(context.Background()); err != nil && !errors.Is(err, errInjected) && !errors.Is(err, iptables.ErrBusy) && !reconcile.Unsupported(err) {
+				t.Fatalf("Apply: %v\n%s", err, p)
+			}
+			if text := tables.Text(); strings.Contains(text, ":0\n") {
+				t.Fatalf("somebody is led to port 0:\n%s", text)
+			}
+		}
+		tables.RefuseWith(nil)
+		s.refuse = func() bool { return false }
+		want = service.New(9, want.Node, ports)
+		s.round(t, want)
+		hasSCTP := slices.ContainsFunc(ports, func(p *service.Port) bool { return p.Name.Protocol == service.SCTP })
+		if p, err := s.Plan(context.Background(), want); err != nil || !p.Empty() && !hasSCTP {
+			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
+		}
+		for range 5 {
+			s.judge(t, want, w.Conn(ports))
+		}
+	})
+}
+
+// TestRelayKeepsPortsOverRestart has a new process listen where the old one
+// did, so that no rule is to change.
+func TestRelayKeepsPortsOverRestart(t *testing.T) {
+	tables := iptables.NewFake()
+	endpoints := []service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.1:8080"), Local: true}}
+	var ports []*service.Port
+	for i := range 20 {
+		ports = append(ports, &service.Port{
+			Name:      service.PortName{Namespace: "shop", Name: string(rune('a' + i)), Protocol: []service.Protocol{service.TCP, service.UDP}[i%2]},
+			Frontends: []service.Frontend{{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}, {Kind: service.NodePort, Port: uint16(30000 + i)}},
+			Cluster:   endpoints, Local: endpoints, External: service.PolicyLocal,
+		})
+	}
+	want := service.New(1, &service.Node{}, ports)
+	first := newSite(service.IPv4, tables)
+	apply := func(s *site) {
+		p, err := s.Plan(t.Context(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(first)
+	before := tables.Text()
+	first.Close()
+	second := newSite(service.IPv4, tables)
+	defer second.Close()
+	apply(second)
+	if tables.Text() != before {
+		t.Errorf("the rules are now\n%s\nand were\n%s", tables.Text(), before)
+	}
+	if p, err := second.Plan(t.Context(), want); err != nil || !p.Empty() {
+		t.Errorf("still to do: %s, %v", p, err)
+	}
+}

@@ -1,0 +1,170 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// tables are rules that nobody looks at.
+type tables struct{ err error }
+
+func (t *tables) Restore(context.Context, string) error     { return t.err }
+func (t *tables) Save(context.Context) (string, error)      { return "", nil }
+func (t *tables) Touched(context.Context) (bool, error)     { return false, nil }
+func (t *tables) Localnet() (bool, error)                   { return true, nil }
+func (t *tables) AllowLocalnet() error                      { return nil }
+func (t *tables) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
+
+// node has its sockets on a loopback address.
+type node struct {
+	*Backend
+	tables tables
+	dials  atomic.Int32
+	limits *Limits
+}
+
+func newNode(t *testing.T, o Options, files int) *node {
+	n := &node{limits: NewLimits(files)}
+	n.Backend = NewWith(service.IPv4, o, Parts{Driver: &n.tables, Network: n, Address: n, Limits: n.limits})
+	t.Cleanup(func() { _ = n.Close() })
+	return n
+}
+
+func (n *node) Has() (bool, error) { return true, nil }
+func (n *node) Add() error         { return nil }
+func (n *node) Remove() error      { return nil }
+
+func (n *node) ListenTCP(port uint16) (*net.TCPListener, error) {
+	return net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, port)))
+}
+
+func (n *node) ListenUDP(port uint16) (*net.UDPConn, error) {
+	return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(here, port)))
+}
+
+func (n *node) DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
+	n.dials.Add(1)
+	var d net.Dialer
+	return d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
+}
+
+func (n *node) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+}
+
+var here = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// port returns a Service port with endpoints.
+func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Port {
+	p := &service.Port{
+		Name:      service.PortName{Namespace: "shop", Name: name, Protocol: proto},
+		Frontends: []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+	}
+	for _, a := range at {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: a})
+	}
+	return p
+}
+
+// apply does a round and returns what went wrong.
+func (n *node) apply(t *testing.T, ports ...*service.Port) error {
+	t.Helper()
+	p, err := n.Plan(t.Context(), service.New(1, &service.Node{}, ports))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Apply(t.Context())
+}
+
+// at returns where the listener of p is.
+func (n *node) at(t *testing.T, p *service.Port) netip.AddrPort {
+	t.Helper()
+	l := n.listeners[key{p.Name, service.PolicyCluster}]
+	if l == nil {
+		t.Fatalf("%s has no listener", p.Name)
+	}
+	return netip.AddrPortFrom(here, l.port())
+}
+
+func (n *node) dial(t *testing.T, p *service.Port) *net.TCPConn {
+	t.Helper()
+	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(n.at(t, p)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	return c
+}
+
+// echo serves TCP and UDP on one address, and answers with its own first, then
+// what it is told. TCP goes on to the end of what is said.
+type echo struct {
+	at    netip.AddrPort
+	conns sync.WaitGroup
+}
+
+func newEcho(t *testing.T) *echo {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &echo{at: l.Addr().(*net.TCPAddr).AddrPort()}
+	u, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(e.at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = l.Close()
+		_ = u.Close()
+		e.conns.Wait()
+	})
+	go func() {
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			e.conns.Go(func() { e.answer(c) })
+		}
+	}()
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := u.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteToUDPAddrPort(append([]byte(e.at.String()+" "), b[:n]...), from)
+		}
+	}()
+	return e
+}
+
+func (e *echo) answer(c *net.TCPConn) {
+	defer c.Close()
+	_, _ = io.WriteString(c, e.at.String()+"\n")
+	_, _ = io.Copy(c, c)
+}
+
+// eventually polls.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}

@@ -1,0 +1,82 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// count returns how many pipes there are, and how many nobody uses.
+func (m *mover) count() (made, free int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.made, len(m.free)
+}
+
+// TestSplice moves data through a pipe that goes back to its pool, and without
+// one when there are no more.
+func TestSplice(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{}, 4096)
+	web := port("web", service.TCP, e.at)
+	if err := n.apply(t, web); err != nil {
+		t.Fatal(err)
+	}
+	m := &n.relay.mover
+	pass := func() {
+		t.Helper()
+		c := n.dial(t, web)
+		answers(t, c)
+		sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+		go func() {
+			_, _ = c.Write(sent)
+			_ = c.CloseWrite()
+		}()
+		if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, sent) {
+			t.Errorf("%d bytes came back, want %d: %v", len(got), len(sent), err)
+		}
+	}
+	pass()
+	if made, _ := m.count(); made == 0 || made > 2 {
+		t.Errorf("%d pipes for one connection", made)
+	}
+	allFree(t, m)
+	m.mu.Lock()
+	m.made, m.free = mostPipes, nil
+	m.mu.Unlock()
+	pass()
+	if _, free := m.count(); free != 0 {
+		t.Error("there are more pipes than may be")
+	}
+}
+
+// TestIdleConnectionsHoldNoPipe opens many that say nothing more.
+func TestIdleConnectionsHoldNoPipe(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{}, 4096)
+	web := port("web", service.TCP, e.at)
+	if err := n.apply(t, web); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		answers(t, n.dial(t, web))
+	}
+	m := &n.relay.mover
+	allFree(t, m)
+	if made, _ := m.count(); made > 10 {
+		t.Errorf("%d pipes for 50 idle connections", made)
+	}
+}
+
+func allFree(t *testing.T, m *mover) {
+	t.Helper()
+	eventually(t, "all pipes are free", func() bool {
+		made, free := m.count()
+		return free == made
+	})
+}

@@ -1,0 +1,205 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// caller is a UDP client that keeps its port.
+type caller struct{ *net.UDPConn }
+
+func (n *node) caller(t *testing.T, p *service.Port) caller {
+	t.Helper()
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(n.at(t, p)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return caller{c}
+}
+
+// ask returns who answered, nobody if that takes long.
+func (c caller) ask(t *testing.T, text string, patience time.Duration) string {
+	t.Helper()
+	if _, err := c.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 1<<16)
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	n, err := c.Read(b)
+	if err != nil {
+		return ""
+	}
+	who, said, _ := strings.Cut(string(b[:n]), " ")
+	if said != text {
+		t.Errorf("%d bytes came back, want %d", len(said), len(text))
+	}
+	return who
+}
+
+const long = 15 * time.Second
+
+func (n *node) sessions(p *service.Port) int {
+	l := n.listeners[key{p.Name, service.PolicyCluster}].(*udpListener)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.sessions)
+}
+
+// TestUDPClientsKeepTheirEndpoint as long as it serves them.
+func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
+	one, two := newEcho(t), newEcho(t)
+	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+	both := port("dns", service.UDP, one.at, two.at)
+	if err := n.apply(t, both); err != nil {
+		t.Fatal(err)
+	}
+	a, b := n.caller(t, both), n.caller(t, both)
+	atA, atB := a.ask(t, "x", long), b.ask(t, strings.Repeat("y", 60_000), long)
+	if atA == atB || a.ask(t, "again", long) != atA || b.ask(t, "again", long) != atB {
+		t.Errorf("%q and %q answered", atA, atB)
+	}
+	lingering := port("dns", service.UDP, two.at)
+	lingering.Lingering = []service.Endpoint{{Addr: one.at}}
+	if err := n.apply(t, lingering); err != nil {
+		t.Fatal(err)
+	}
+	if a.ask(t, "still", long) != atA || b.ask(t, "still", long) != atB {
+		t.Error("a client moved though its endpoint lingers")
+	}
+	if err := n.apply(t, port("dns", service.UDP, two.at)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []caller{a, b} {
+		if got := c.ask(t, "after", long); got != two.at.String() {
+			t.Errorf("%q answered, want the one that is left", got)
+		}
+	}
+	if err := n.apply(t); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all files are given back", func() bool {
+		n.limits.mu.Lock()
+		defer n.limits.mu.Unlock()
+		return n.limits.used == 0
+	})
+}
+
+// TestUDPClientsAreForgotten when they are silent for long.
+func TestUDPClientsAreForgotten(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{UDPIdle: 50 * time.Millisecond}, 4096)
+	dns := port("dns", service.UDP, e.at)
+	if err := n.apply(t, dns); err != nil {
+		t.Fatal(err)
+	}
+	c := n.caller(t, dns)
+	for range 3 {
+		if c.ask(t, "x", long) != e.at.String() {
+			t.Fatal("no answer")
+		}
+		eventually(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
+	}
+}
+
+// TestUDPNextEndpoint goes on where an endpoint refuses.
+func TestUDPNextEndpoint(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+	dns := port("dns", service.UDP, dead(t), e.at)
+	dns.Affinity = time.Hour
+	if err := n.apply(t, dns); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		c := n.caller(t, dns)
+		eventually(t, "an answer", func() bool { return c.ask(t, "x", 20*time.Millisecond) == e.at.String() })
+	}
+}
+
+// TestTooManyUDPClients serves those that there is room for.
+func TestTooManyUDPClients(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{UDPIdle: time.Minute}, 16) // 12 for relaying, half of that for UDP clients
+	said := make(chan string, 100)
+	n.Observe(func(s string) { said <- s })
+	<-said
+	dns := port("dns", service.UDP, e.at)
+	if err := n.apply(t, dns); err != nil {
+		t.Fatal(err)
+	}
+	for range 6 {
+		if n.caller(t, dns).ask(t, "x", long) == "" {
+			t.Fatal("no answer")
+		}
+	}
+	if got := n.caller(t, dns).ask(t, "x", 50*time.Millisecond); got != "" {
+		t.Errorf("%s answered one too many", got)
+	}
+	if s := <-said; !strings.Contains(s, "UDP clients of Services are turned away, as 6 are served") {
+		t.Errorf("said %q", s)
+	}
+}
+
+// TestRangeOfPorts takes ports of the range, and names what has none.
+func TestRangeOfPorts(t *testing.T) {
+	first := dead(t).Port()
+	n := newNode(t, Options{Ports: Range{first, first}}, 4096)
+	a, b, c := port("a", service.TCP, endpoint(1)), port("b", service.TCP, endpoint(1)), port("c", service.UDP, endpoint(1))
+	for i, p := range []*service.Port{a, b, c} {
+		p.Frontends = []service.Frontend{{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}}
+	}
+	want := "every port of the range"
+	for range 2 { // it is tried again
+		if err := n.apply(t, a, b, c); err == nil || !strings.Contains(err.Error(), "shop/b (tcp, IPv4): listen: "+want) || strings.Count(err.Error(), want) != 1 {
+			t.Fatalf("Apply = %v", err)
+		}
+		if n.at(t, a).Port() != first || n.at(t, c).Port() != first {
+			t.Errorf("listeners at %s and %s, want port %d", n.at(t, a), n.at(t, c), first)
+		}
+		if led := n.Led().Port(service.IPv4, b.Name); led.Served() {
+			t.Error("clients of b are led somewhere")
+		}
+	}
+	if err := n.apply(t, b, c); err == nil { // a leaves only after b came
+		t.Error("two listeners on one port")
+	}
+	if err := n.apply(t, b, c); err != nil || n.at(t, b).Port() != first {
+		t.Errorf("once there is room: %v", err)
+	}
+}
+
+// TestBackAfterFailure returns to what there was after what is wanted failed.
+func TestBackAfterFailure(t *testing.T) {
+	one, two := newEcho(t), newEcho(t)
+	n := newNode(t, Options{}, 4096)
+	old := port("web", service.TCP, one.at)
+	if err := n.apply(t, old); err != nil {
+		t.Fatal(err)
+	}
+	n.tables.err = net.ErrClosed
+	other := port("other", service.TCP, two.at)
+	if err := n.apply(t, port("web", service.TCP, two.at), other); err == nil {
+		t.Fatal("no error")
+	}
+	n.tables.err = nil
+	if err := n.apply(t, old); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if got := answers(t, n.dial(t, old)); got != one.at.String() {
+			t.Errorf("%s answers, want the endpoint of before", got)
+		}
+	}
+	if len(n.listeners) != 1 || len(n.targets) != 1 {
+		t.Errorf("%d listeners and %d targets are left, want one", len(n.listeners), len(n.targets))
+	}
+}
