@@ -169,6 +169,9 @@ type Port struct {
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
 	Affinity           time.Duration // 0 means none; else whole seconds
+	// KeepVIP asks for packets to a load balancer's address to reach pods of
+	// this node alone and with that address, where a dataplane can do it.
+	KeepVIP bool
 	// HealthCheck is the healthCheckNodePort of the Service, 0 without one.
 	// LocalReady, only kept with it, counts the Service's ready endpoints on
 	// this node, in this family and over all its ports.

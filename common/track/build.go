@@ -18,6 +18,9 @@ import (
 // LabelProxyName hands a Service to another proxy, whatever its value.
 const LabelProxyName = "service.kubernetes.io/service-proxy-name"
 
+// annotationKeepVIP, if "true", is what Kubernetes has for service.Port.KeepVIP.
+const annotationKeepVIP = "preserve-destination"
+
 // builder turns a Service into the Ports it asks for: complete but for
 // endpoints, and regardless of what other Services ask for.
 type builder struct {
@@ -86,7 +89,7 @@ func (b *builder) proxied() bool {
 // head returns what all ports of the Service have in common.
 func (b *builder) head() service.Port {
 	spec := &b.svc.Spec
-	head := service.Port{Affinity: b.affinity()}
+	head := service.Port{Affinity: b.affinity(), KeepVIP: b.svc.Annotations[annotationKeepVIP] == "true"}
 	if spec.InternalTrafficPolicy != nil {
 		head.Internal = b.policy("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy))
 	}

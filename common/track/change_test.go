@@ -22,6 +22,11 @@ func balanced(ranges ...string) *corev1.Service {
 	return s
 }
 
+func keepVIP(s *corev1.Service) *corev1.Service {
+	s.Annotations = map[string]string{annotationKeepVIP: "true"}
+	return s
+}
+
 func nodeA(zone, addr string) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{corev1.LabelTopologyZone: zone}},
@@ -54,6 +59,9 @@ func unready() *discoveryv1.EndpointSlice {
 
 // changes are on top of base; 101 is a Service in the namespace of 1.
 var changes = map[string]struct{ base, before, after []event }{
+	"annotation": {
+		[]event{setSlice(plainSlice(1, 3))}, []event{setService(plainService(1))}, []event{setService(keepVIP(plainService(1)))},
+	},
 	"zone": {
 		[]event{setService(plainService(1)), setSlice(plainSlice(1, 3))},
 		[]event{setNode(nodeA("zone-0", "192.168.0.1"))}, []event{setNode(nodeA("zone-1", "192.168.0.1"))},

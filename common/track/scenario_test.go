@@ -148,6 +148,9 @@ func printPort(b *bytes.Buffer, p *service.Port) {
 	if p.Affinity > 0 {
 		fmt.Fprintf(b, " affinity=%v", p.Affinity)
 	}
+	if p.KeepVIP {
+		b.WriteString(" keep-vip")
+	}
 	if p.HealthCheck != 0 {
 		fmt.Fprintf(b, " health check %d: %d here", p.HealthCheck, p.LocalReady)
 	}

@@ -285,7 +285,7 @@ func (r *resolution) problems() []Problem {
 // sameShape compares everything but endpoints.
 func sameShape(a, b *service.Port) bool {
 	return a.Name == b.Name && a.Family == b.Family &&
-		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity && a.HealthCheck == b.HealthCheck &&
+		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity && a.HealthCheck == b.HealthCheck && a.KeepVIP == b.KeepVIP &&
 		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
 }
 

@@ -113,6 +113,9 @@ func Desire(p *service.Port, s *Site) Wishes {
 			c = s.choose(&w, p, p.Endpoints(f.Kind), policy)
 			choices[policy] = c
 		}
+		if s.keepsVIP(p, f) {
+			c.targets = slices.DeleteFunc(slices.Clone(c.targets), func(t Target) bool { return t.Where != Here })
+		}
 		if f.Sources != nil {
 			w.limit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
 			continue
@@ -145,9 +148,19 @@ func (w *Wishes) affinity(p *service.Port, s *Site) {
 	}
 }
 
+// keepsVIP reports that pods are to see the address that clients of f dialled.
+// Then there is nobody to lead replies back from other nodes.
+func (s *Site) keepsVIP(p *service.Port, f service.Frontend) bool {
+	return p.KeepVIP && f.Kind == service.LoadBalancerIP && s.Version.Features().DSR
+}
+
 // direct notes that clients' addresses are lost.
 func (w *Wishes) direct(p *service.Port, s *Site) {
 	external := slices.ContainsFunc(w.LoadBalancers, func(l Wish) bool { return l.Flags&ExternalRoute != 0 })
+	lb := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.LoadBalancerIP })
+	if p.KeepVIP && lb && !s.Version.Features().DSR {
+		w.limit(nil, "HNS %s has no direct server return: the annotation preserve-destination has no effect", s.Version)
+	}
 	if external && p.External == service.PolicyLocal && !s.Version.Features().DSR {
 		w.limit(nil, "HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
 	}
@@ -263,6 +276,9 @@ func (s *Site) balancer(p *service.Port, f service.Frontend, c choice) Wish {
 	}
 	if f.Kind.External() && p.External == service.PolicyLocal {
 		lb.DSR = features.DSR
+	}
+	if s.keepsVIP(p, f) {
+		lb.DSR, lb.Flags = true, lb.Flags|UseMux|PreserveVIP
 	}
 	if p.Affinity > 0 && features.Affinity {
 		lb.Distribution = PerSource

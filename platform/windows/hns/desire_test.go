@@ -94,6 +94,18 @@ var desireCases = map[string]desireCase{
 		f.Sources = []netip.Prefix{}
 		p.Frontends = []service.Frontend{f}
 	}, []string{"limit: HNS has no source ranges: 203.0.113.5 is not programmed, lest everybody could connect"}},
+	"preserve-destination": {bridgeN, v13, func(p *service.Port, _ *Site) {
+		p.KeepVIP, p.Frontends = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80), frontend(service.ExternalIP, "198.51.100.7", 80)}
+	}, []string{
+		"tcp 203.0.113.5:80 -> :8080 mux preserve-destination external dsr [10.244.1.11]",
+		"tcp 198.51.100.7:80 -> :8080 external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10]"}},
+	"preserve-destination without an endpoint here": {bridgeN, v13, func(p *service.Port, _ *Site) {
+		p.KeepVIP, p.Frontends, p.Cluster = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80)}, endpointsOf(there)
+	}, nil},
+	"preserve-destination that HNS lacks": {bridgeN, Version{10, 1}, func(p *service.Port, _ *Site) {
+		p.KeepVIP, p.Frontends, p.Cluster = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80)}, endpointsOf(here)
+	}, []string{"tcp 203.0.113.5:80 -> :8080 external [10.244.1.11]",
+		"limit: HNS 10.1 has no direct server return: the annotation preserve-destination has no effect"}},
 	"SCTP": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Name.Protocol = service.SCTP },
 		[]string{"limit: HNS has no load balancers for sctp"}},
 	"two target ports": {bridgeN, v13, func(p *service.Port, _ *Site) {
