@@ -155,9 +155,10 @@ for each, and a chain for each endpoint. The bench writes it itself and gives it
 iptables-restore, so its figures are those of that command and the kernel alone, while
 **ours** are from the tracker on. The two take turns three times, and the tables have
 the medians. A change of the known layout
-writes the list and the chains of one Service; iptables-nft has half a minute's work to
-take the layout in as a whole at a thousand Services or two, so it gets two minutes
-for all of them, and then has the chains in pieces. CPU is that of the process and of
+writes the list and the chains of one Service. What iptables-nft takes for the layout in
+one piece grows faster than the square of the number of Services, so it gets two minutes
+and no more, and then the chains in pieces, so that changes can be measured. All of
+this section takes about five minutes. CPU is that of the process and of
 all commands that it ran. For connections, the known layout has all entries of the list
 but chains of three Services only.
 `
