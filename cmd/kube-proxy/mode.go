@@ -109,10 +109,6 @@ func (o *options) modeFrom() string {
 	return o.config.Config
 }
 
-// modeAnnotation is how a Node asked for its mode before there were
-// configuration files.
-const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
-
 // choose returns what open makes of the first of all that works, and logs why
 // those before it do not. If none works, the error says that of each.
 func choose(log klog.Logger, all []candidate, open func(candidate) (*chosen, error)) (*chosen, error) {
@@ -136,11 +132,3 @@ func (w candidate) with(c *config.Config) *config.Config {
 	now.Mode = w.mode
 	return &now
 }
-
-// modeWish is what a process was asked for.
-type modeWish struct {
-	configured v1alpha1.ProxyMode
-	annotated  v1alpha1.ProxyMode // by the Node
-}
-
-func newModeWish(c *config.Config) modeWish { return modeWish{configured: c.Mode} }

@@ -122,7 +122,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	wish := newModeWish(c)
+	wish := newModeWish(ctx, c, from)
 	x, err := newBackends(ctx, c, o, wish.annotated)
 	if err != nil {
 		return err

@@ -46,6 +46,7 @@ func TestInCluster(t *testing.T) {
 		{"deployment", testDeployment},
 		{"deployment for Windows", testWindowsDeployment},
 		{"mode iptables", testIPTables},
+		{"mode by annotation", testModeAnnotation},
 		{"logins", testLogins},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

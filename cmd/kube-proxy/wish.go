@@ -1,0 +1,61 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/source"
+	"kubeproxy/config"
+)
+
+// modeWish is what a process was asked for.
+type modeWish struct {
+	configured v1alpha1.ProxyMode
+	annotated  v1alpha1.ProxyMode // by the Node
+}
+
+// modeAnnotation is how a Node asked for its mode before there were
+// configuration files.
+const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
+
+// wishPatience bounds how long the start waits for what the Node says. Without
+// an API server there is nothing to forward, but something to serve.
+const wishPatience = 2 * time.Second
+
+// newModeWish asks the Node if nothing is configured. That it cannot be asked is
+// no reason not to start.
+func newModeWish(ctx context.Context, c *config.Config, from source.Source) modeWish {
+	w := modeWish{configured: c.Mode}
+	api, is := from.(*source.APIServer)
+	if !is || c.Mode != "" || c.OS != config.Linux {
+		return w
+	}
+	log := klog.FromContext(ctx)
+	ctx, cancel := context.WithTimeout(ctx, wishPatience)
+	defer cancel()
+	node, err := api.ReadNode(ctx)
+	if err != nil {
+		log.Info("No mode is configured, and whether the Node asks for one cannot be read now; going on as if it did not", "annotation", modeAnnotation, "err", err.Error())
+		return w
+	}
+	if node == nil {
+		return w
+	}
+	switch mode := v1alpha1.ProxyMode(strings.TrimSpace(node.Annotations[modeAnnotation])); {
+	case mode == "":
+	case !slices.Contains(config.Modes(c.OS), mode):
+		log.Info("Warning: the Node asks for a mode that does not exist, which is ignored", "annotation", modeAnnotation, "mode", mode, "want", config.Modes(c.OS))
+	default:
+		log.Info("The Node asks for a mode, and none is configured", "annotation", modeAnnotation, "mode", mode)
+		w.annotated = mode
+	}
+	return w
+}

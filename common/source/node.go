@@ -1,0 +1,31 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+)
+
+// ReadNode asks once for the Node, for what must be known before Run. It is nil
+// if there is none of that name. It needs no right that Run does not need.
+func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
+	client, err := a.client(corev1.SchemeGroupVersion, "/api", a.limits())
+	if err != nil {
+		return nil, err
+	}
+	var found corev1.NodeList
+	o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", a.NodeName).String()}
+	if err := client.Get().Resource("nodes").VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(&found); err != nil {
+		return nil, fmt.Errorf("read the Node %s at the API server: %w", a.NodeName, err)
+	}
+	if len(found.Items) == 0 {
+		return nil, nil
+	}
+	return &found.Items[0], nil
+}
