@@ -51,7 +51,7 @@ var (
 // state is what the kernel has.
 type state struct {
 	device  bool
-	routes  []route // ours
+	routes  []localRoute // ours
 	servers map[key]*listed
 }
 

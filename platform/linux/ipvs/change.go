@@ -25,9 +25,9 @@ func (p *plan) changes(h *installed) {
 	for _, a := range slices.SortedFunc(maps.Keys(p.delta), netip.Addr.Compare) {
 		switch before, n := h.addrs[a], p.delta[a]; {
 		case before == 0 && n > 0:
-			p.routes = append(p.routes, op{verb: addRoute, route: route{a, source}})
+			p.routes = append(p.routes, op{verb: addRoute, route: localRoute{a, source}})
 		case before > 0 && before+n == 0:
-			p.routes = append(p.routes, op{verb: delRoute, route: route{addr: a}})
+			p.routes = append(p.routes, op{verb: delRoute, route: localRoute{addr: a}})
 		}
 	}
 }

@@ -72,12 +72,12 @@ func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 	source := p.backend.node.source(p.backend.family)
 	for _, a := range slices.SortedFunc(maps.Keys(p.next.addrs), netip.Addr.Compare) {
 		if from, found := routed[a]; !found || from != source {
-			p.routes = append(p.routes, op{verb: addRoute, route: route{a, source}})
+			p.routes = append(p.routes, op{verb: addRoute, route: localRoute{a, source}})
 		}
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(routed), netip.Addr.Compare) {
 		if p.next.addrs[a] == 0 && !p.next.view.Partial {
-			p.routes = append(p.routes, op{verb: delRoute, route: route{addr: a}})
+			p.routes = append(p.routes, op{verb: delRoute, route: localRoute{addr: a}})
 		}
 	}
 }

@@ -64,29 +64,12 @@ func addAddrs() error {
 	return nil
 }
 
-type fataler interface{ Fatalf(string, ...any) }
-
 func newKernel(t fataler, f service.Family, o Options) *Backend {
 	b, err := New(f, o)
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
 	return b
-}
-
-// apply does one round that must work.
-func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
-	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
-	if p.Empty() {
-		return p.(*plan)
-	}
-	if err := p.Apply(context.Background()); err != nil {
-		t.Fatalf("Apply: %v\n%s", err, p)
-	}
-	return p.(*plan)
 }
 
 // TestKernelHoldsWhatWasPlanned programs random snapshots one after the

@@ -30,11 +30,11 @@ type op struct {
 	key    key
 	server server
 	dest   dest
-	route  route
+	route  localRoute
 }
 
-// route leads an address to the node itself.
-type route struct {
+// localRoute leads an address to the node itself.
+type localRoute struct {
 	addr netip.Addr
 	// source is what the node's own connections to addr come from, invalid
 	// for addr itself.

@@ -73,7 +73,7 @@ func (k *kernel) route(o *op) error {
 
 // readRoutes reports whether the interface is there and up, and which routes
 // of ours lead to it.
-func (k *kernel) readRoutes() (bool, []route, error) {
+func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
 	if errors.As(err, &none) {
@@ -90,7 +90,7 @@ func (k *kernel) readRoutes() (bool, []route, error) {
 	if err != nil {
 		return true, nil, err
 	}
-	var routes []route
+	var routes []localRoute
 	for _, x := range list {
 		if x.Dst == nil {
 			continue
@@ -99,7 +99,7 @@ func (k *kernel) readRoutes() (bool, []route, error) {
 		if !ok {
 			continue
 		}
-		r := route{addr: a.Unmap()}
+		r := localRoute{addr: a.Unmap()}
 		if s, ok := netip.AddrFromSlice(x.Src); ok {
 			r.source = s.Unmap()
 		}

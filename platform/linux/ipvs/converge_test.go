@@ -1,0 +1,176 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// stranger is a virtual server of somebody else, on an address that no
+// Service has, and another one where Services have NodePorts.
+func strangers(f service.Family) []key {
+	return []key{
+		{world.Nth([]string{"192.0.2.200", "2001:db8::200"}[f], 0), 443, service.TCP},
+		{world.NodeAddr[f], 443, service.TCP},
+	}
+}
+
+func (k *fake) addStrangers(f service.Family) {
+	for _, at := range strangers(f) {
+		a := netip.AddrPortFrom(at.addr, 8443)
+		k.servers[at] = &fakeServer{server{scheduler: "wlc", flags: flagHashed}, map[netip.AddrPort]dest{a: {addr: a, weight: 7}}}
+	}
+}
+
+func wantStrangers(t fataler, k *fake, f service.Family) {
+	for _, at := range strangers(f) {
+		s := k.servers[at]
+		if s == nil || s.scheduler != "wlc" || len(s.dests) != 1 || s.dests[netip.AddrPortFrom(at.addr, 8443)].weight != 7 {
+			t.Fatalf("the virtual server of somebody else at %s is now %+v", at, s)
+		}
+	}
+}
+
+// TestConvergesAfterRefusals does rounds that are refused here and there, and
+// others meddle with; one clean round must reach the goal, and the next must
+// find nothing to do.
+func TestConvergesAfterRefusals(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := newFake(w.Family)
+		k.addStrangers(w.Family)
+		o := Options{Scheduler: rapid.SampledFrom([]string{"", "mh", "wlc"}).Draw(t, "scheduler")}
+		b := newBackend(w.Family, k, o)
+		var want *service.Snapshot
+		for n := range 5 {
+			want = service.New(uint64(n), w.Node(), w.Ports())
+			want.Partial = w.Coin("partial")
+			k.refuse = refuse(w)
+			b.rules.(*fakeRules).refuse = k.refuse
+			round(t, w, b, k, want)
+			if w.Coin("restart") {
+				b = newBackend(w.Family, k, o)
+			}
+		}
+		k.refuse, b.rules.(*fakeRules).refuse = nil, nil
+		want = service.New(9, want.Node, portsOf(want, w.Family))
+		settle(t, b, k, want)
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
+		}
+		wantSameAsFresh(t, w.Family, k, want, o)
+		wantStrangers(t, k, w.Family)
+	})
+}
+
+func portsOf(s *service.Snapshot, f service.Family) []*service.Port {
+	var all []*service.Port
+	for p := range s.Ports(f) {
+		all = append(all, p)
+	}
+	return all
+}
+
+// round does one round that may go wrong, and what others do before it.
+func round(t *rapid.T, w world.World, b *Backend, k *fake, want *service.Snapshot) {
+	k.clock = k.clock.Add(time.Duration(w.Pick("time", 40)) * time.Second)
+	if w.Coin("meddle") {
+		meddle(w, k)
+	}
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	if p.Empty() {
+		return
+	}
+	if err := p.Apply(context.Background()); err != nil && !errors.Is(err, errInjected) && !errors.Is(err, errExists) && !errors.Is(err, errMissing) {
+		t.Fatalf("Apply: %v\n%s", err, p)
+	}
+}
+
+// settle does clean rounds until whatever drains has drained.
+func settle(t fataler, b *Backend, k *fake, want *service.Snapshot) {
+	for range 2 {
+		for _, s := range k.servers {
+			for a, x := range s.dests {
+				x.conns = 0
+				s.dests[a] = x
+			}
+		}
+		k.clock = k.clock.Add(time.Minute)
+		apply(t, b, want)
+	}
+}
+
+// refuse draws how ops are refused.
+func refuse(w world.World) func(op) error {
+	return func(op) error {
+		if w.Pick("refuse", 8) == 0 {
+			return errInjected
+		}
+		return nil
+	}
+}
+
+// meddle does what a stranger might, and has connections come.
+func meddle(w world.World, k *fake) {
+	for _, at := range sortedKeys(k.servers) {
+		s := k.servers[at]
+		if !s.ours() {
+			continue
+		}
+		switch w.Pick("server", 6) {
+		case 0:
+			delete(k.servers, at)
+		case 1:
+			s.server = server{scheduler: "lc", flags: flagOurs | flagHashed}
+		case 2:
+			clear(s.dests)
+		case 3:
+			a := netip.AddrPortFrom(w.Pod(99), 1)
+			s.dests[a] = dest{addr: a, weight: 5, conns: uint32(w.Pick("conns", 3))}
+		case 4:
+			for a, x := range s.dests {
+				x.weight, x.conns = 0, 1
+				s.dests[a] = x
+			}
+		}
+	}
+	switch w.Pick("routes", 4) {
+	case 0:
+		k.device = false
+		clear(k.routes)
+	case 1:
+		clear(k.routes)
+	}
+}
+
+// wantSameAsFresh compares with a kernel that was programmed at once.
+func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot, o Options) {
+	fresh := newFake(f)
+	fresh.addStrangers(f)
+	apply(t, newBackend(f, fresh, o), want)
+	all := []cmp.Option{
+		cmp.AllowUnexported(key{}, fakeServer{}, server{}, dest{}, localRoute{}), cmpopts.IgnoreFields(dest{}, "conns"),
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+	}
+	if diff := cmp.Diff(fresh.servers, k.servers, all...); diff != "" {
+		t.Fatalf("virtual servers (-fresh +converged):\n%s", diff)
+	}
+	if diff := cmp.Diff(fresh.routes, k.routes, all...); diff != "" {
+		t.Fatalf("addresses (-fresh +converged):\n%s", diff)
+	}
+}

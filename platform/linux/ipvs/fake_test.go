@@ -1,0 +1,237 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// fake is a kernel that is as strict as the real one about what exists and
+// what is there already.
+type fake struct {
+	addrs   []netip.Addr
+	device  bool
+	routes  map[netip.Addr]localRoute
+	servers map[key]*fakeServer
+	lacking []string
+	clock   time.Time
+	reads   int
+	ops     int
+	// refuse, if set, may refuse an op before anything is done.
+	refuse func(op) error
+}
+
+type fakeServer struct {
+	server
+	dests map[netip.AddrPort]dest
+}
+
+var (
+	errInjected = errors.New("injected")
+	errSource   = errors.New("invalid argument")
+)
+
+func newFake(f service.Family) *fake {
+	return &fake{
+		addrs:  []netip.Addr{world.NodeAddr[f], world.NodeOther[f]},
+		routes: map[netip.Addr]localRoute{}, servers: map[key]*fakeServer{},
+		lacking: []string{"net.ipv4.vs.conntrack = 1"}, clock: time.Unix(1e9, 0),
+	}
+}
+
+func (k *fake) Lacking(context.Context) ([]string, error) { return k.lacking, nil }
+
+func (k *fake) Prepare(context.Context) error {
+	k.lacking = nil
+	return nil
+}
+
+func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
+	failed := map[int]error{}
+	for i, o := range ops {
+		err := error(nil)
+		if k.refuse != nil {
+			err = k.refuse(o)
+		}
+		if err == nil {
+			err = k.do(o)
+		}
+		if err != nil {
+			failed[i] = err
+			continue
+		}
+		k.ops++
+	}
+	return failed
+}
+
+func (k *fake) do(o op) error {
+	s := k.servers[o.key]
+	switch o.verb {
+	case addDevice:
+		k.device = true
+	case addRoute, delRoute:
+		return k.route(o)
+	case addServer:
+		if s != nil {
+			return errExists
+		}
+		o.server.flags |= flagHashed
+		k.servers[o.key] = &fakeServer{o.server, map[netip.AddrPort]dest{}}
+	default:
+		if s == nil {
+			return errMissing
+		}
+		return k.doServer(s, o)
+	}
+	return nil
+}
+
+func (k *fake) route(o op) error {
+	_, found := k.routes[o.route.addr]
+	switch {
+	case !k.device:
+		return errMissing
+	case o.verb == delRoute && !found:
+		return errMissing
+	case o.verb == delRoute:
+		delete(k.routes, o.route.addr)
+	case o.route.source.IsValid() && !slices.Contains(k.addrs, o.route.source):
+		return errSource
+	default:
+		k.routes[o.route.addr] = o.route
+	}
+	return nil
+}
+
+func (k *fake) doServer(s *fakeServer, o op) error {
+	_, found := s.dests[o.dest.addr]
+	switch {
+	case o.verb == setServer:
+		o.server.flags |= flagHashed
+		s.server = o.server
+	case o.verb == delServer:
+		delete(k.servers, o.key)
+	case o.verb == addDest && found:
+		return errExists
+	case o.verb == addDest:
+		s.dests[o.dest.addr] = o.dest
+	case !found:
+		return errMissing
+	case o.verb == delDest:
+		delete(s.dests, o.dest.addr)
+	default:
+		x := s.dests[o.dest.addr]
+		x.weight = o.dest.weight
+		s.dests[o.dest.addr] = x
+	}
+	return nil
+}
+
+func (k *fake) Read(ctx context.Context) (*state, error) {
+	k.reads++
+	s := &state{device: k.device, servers: map[key]*listed{}}
+	for _, a := range slices.SortedFunc(maps.Keys(k.routes), netip.Addr.Compare) {
+		s.routes = append(s.routes, k.routes[a])
+	}
+	for at, x := range k.servers {
+		dests, err := k.Dests(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		s.servers[at] = &listed{server: x.server, dests: dests, told: true}
+	}
+	return s, nil
+}
+
+func (k *fake) Dests(_ context.Context, at key) ([]dest, error) {
+	if k.servers[at] == nil {
+		return nil, nil
+	}
+	dests := slices.Collect(maps.Values(k.servers[at].dests))
+	slices.SortFunc(dests, func(a, b dest) int { return a.addr.Compare(b.addr) })
+	return dests, nil
+}
+
+func (k *fake) Addrs(context.Context) ([]netip.Addr, error) { return k.addrs, nil }
+
+func (k *fake) Clean(context.Context) error {
+	k.device = false
+	return nil
+}
+
+func (k *fake) Watch(ctx context.Context, _ func()) error {
+	<-ctx.Done()
+	return nil
+}
+
+// fakeRules is a table beside that notes for what snapshot it is.
+type fakeRules struct {
+	held   *service.Snapshot
+	refuse func(op) error
+}
+
+type rulesPlan struct {
+	rules *fakeRules
+	want  *service.Snapshot
+}
+
+func (r *fakeRules) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	return &rulesPlan{r, want}, nil
+}
+
+func (r *fakeRules) Cleanup(context.Context) error {
+	r.held = nil
+	return nil
+}
+
+func (r *fakeRules) Watch(ctx context.Context, _ func()) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (p *rulesPlan) Empty() bool     { return p.rules.held == p.want }
+func (p *rulesPlan) Drift() []string { return nil }
+func (p *rulesPlan) String() string  { return "" }
+
+func (p *rulesPlan) Apply(context.Context) error {
+	if p.rules.refuse != nil {
+		if err := p.rules.refuse(op{}); err != nil {
+			return err
+		}
+	}
+	p.rules.held = p.want
+	return nil
+}
+
+func newBackend(f service.Family, k *fake, o Options) *Backend {
+	o.SyncPeriod = 30 * time.Second
+	return &Backend{family: f, options: o, driver: k, rules: &fakeRules{}, now: func() time.Time { return k.clock }}
+}
+
+type fataler interface{ Fatalf(string, ...any) }
+
+// apply does one round that must work.
+func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	if p.Empty() {
+		return p.(*plan)
+	}
+	if err := p.Apply(context.Background()); err != nil {
+		t.Fatalf("Apply: %v\n%s", err, p)
+	}
+	return p.(*plan)
+}
