@@ -23,6 +23,11 @@ func holds[S statement](ops []op) bool {
 	})
 }
 
+// hooks reports that ops make a chain for translation.
+func hooks(ops []op) bool {
+	return slices.ContainsFunc(ops, func(o op) bool { return o.verb == addChain && o.chain.hook != nil })
+}
+
 // TestLacking names what a kernel refuses, and nothing that it accepts.
 func TestLacking(t *testing.T) {
 	refused := errors.New("no such file or directory")
@@ -38,6 +43,12 @@ func TestLacking(t *testing.T) {
 			"the kernel lacks the type of an address in rules (module nft_fib_ipv6): no such file or directory"},
 		"two things": {service.IPv4, func(ops []op) bool { return holds[masquerade](ops) || holds[reject](ops) },
 			"the kernel lacks masquerading in rules (module nft_masq), rejecting in rules (module nft_reject_ipv4): no such file or directory"},
+		"no random numbers": {service.IPv4, holds[translate],
+			"the kernel lacks random numbers and translation in rules (module nft_numgen and nft_nat): no such file or directory"},
+		"no chains for translation": {service.IPv4, hooks,
+			"the kernel lacks chains of type nat (module nft_chain_nat): no such file or directory"},
+		"no connection tracking": {service.IPv4, func(ops []op) bool { return holds[translated](ops) || holds[remember](ops) },
+			"the kernel lacks connection tracking in rules (module nft_ct): no such file or directory"},
 		"no clients map": {service.IPv4, holds[remember],
 			"the kernel lacks maps that rules write (module nf_tables of Linux 5.6): no such file or directory"},
 		"something we do not know of": {service.IPv4, func(ops []op) bool { return len(ops) > 4 },
