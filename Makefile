@@ -93,6 +93,10 @@ wine: setup prefix ## the tests that run Windows programs alone, under Wine
 vm: setup machine ## the tests that want another kernel alone, in a virtual machine; KERNEL=5.10 takes another one
 	@$(in_vm)
 
+.PHONY: test-kernels
+test-kernels: setup machine ## the live tests on each kernel from 5.10 to the newest; rewrites docs/kernels.md; more than an hour
+	@go run ./test/vm/kernels -runner $(vm) $(if $(SUITES),-suites $(SUITES)) $(if $(KERNELS),-kernels $(KERNELS))
+
 .PHONY: vet
 vet: ## go vet for every system
 	@echo "== vet"
@@ -138,7 +142,7 @@ clean: ## remove what make built
 
 .PHONY: help
 help: ## print this list
-	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Steps of others, not meant to be called.
 .PHONY: setup formatted controlplane prefix machine

@@ -1,0 +1,94 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"kubeproxy/test/vm"
+)
+
+// about is what the page says before its table.
+const about = `# Kernels
+
+What the live tests say on kernels of Debian's, oldest first, each in a virtual
+machine. Written by ` + "`make test-kernels`" + `; [CONTRIBUTING](../CONTRIBUTING.md) has
+more on the machine. A cell has the number of tests that passed, of those that
+failed if some did, and how long it took: the processor is emulated, and other
+programs may have run beside it.
+
+`
+
+// page is the table of all outcomes.
+func (all outcomes) page() string {
+	var rows [][]string
+	head := []string{"tests"}
+	for _, k := range vm.Kernels {
+		head = append(head, all.release(k))
+	}
+	rows = append(rows, head)
+	for _, s := range suites {
+		row := []string{s.title}
+		for _, k := range vm.Kernels {
+			o, ok := all[k][s.name]
+			row = append(row, o.cell(ok))
+		}
+		rows = append(rows, row)
+	}
+	return about + table(rows)
+}
+
+// table is Markdown whose columns stand in line in the text, too.
+func table(rows [][]string) string {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], len(cell))
+		}
+	}
+	var text strings.Builder
+	for n, row := range rows {
+		for i, cell := range row {
+			fmt.Fprintf(&text, "| %-*s ", widths[i], cell)
+		}
+		text.WriteString("|\n")
+		for i := 0; n == 0 && i < len(row); i++ {
+			text.WriteString("|" + strings.Repeat("-", widths[i]+2))
+		}
+		if n == 0 {
+			text.WriteString("|\n")
+		}
+	}
+	return text.String()
+}
+
+// release is the version of a kernel, as some suite met it.
+func (all outcomes) release(kernel string) string {
+	for _, o := range all[kernel] {
+		if o.Release != "" {
+			return o.Release
+		}
+	}
+	return kernel
+}
+
+// cell says what came of a suite, if it was run.
+func (o outcome) cell(ran bool) string {
+	if !ran {
+		return "not run"
+	}
+	if !o.Ended {
+		return "no result"
+	}
+	text := fmt.Sprintf("%d passed", o.Passed)
+	if o.Failed > 0 {
+		text += fmt.Sprintf(", **%d failed**", o.Failed)
+	}
+	if o.Skipped > 0 {
+		text += fmt.Sprintf(", %d skipped", o.Skipped)
+	}
+	return text + ", " + o.Took.Round(time.Second).String()
+}

@@ -1,0 +1,57 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPage(t *testing.T) {
+	all := outcomes{
+		"5.10": {
+			"nftables": {Release: "5.10.0-46", Passed: 12, Ended: true, Took: 90 * time.Second},
+			"bridge":   {Release: "5.10.0-46", Passed: 3, Failed: 2, Skipped: 1, Ended: true, Took: time.Second},
+		},
+		"6.1": {"nftables": {}},
+	}
+	file := filepath.Join(t.TempDir(), "folder", "kernels.json")
+	if err := all.keep(file); err != nil {
+		t.Fatal(err)
+	}
+	all, err := recall(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(all.page()) {
+		if strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|-") {
+			cells := strings.Split(line, "|")
+			got = append(got, strings.TrimSpace(cells[2])+"|"+strings.TrimSpace(cells[3]))
+		}
+	}
+	want := []string{
+		"5.10.0-46|6.1", "12 passed, 1m30s|no result", "not run|not run", "not run|not run",
+		"3 passed, **2 failed**, 1 skipped, 1s|not run",
+	}
+	if diff := cmp.Diff(want, got[:min(len(want), len(got))]); diff != "" {
+		t.Errorf("cells (-want +got):\n%s", diff)
+	}
+}
+
+func TestChoose(t *testing.T) {
+	known := []string{"a", "b", "c"}
+	for list, want := range map[string][]string{"": known, "b": {"b"}, "c,a": {"c", "a"}} {
+		if got, err := choose("suite", list, known); err != nil || !cmp.Equal(got, want) {
+			t.Errorf("choose %q: %v, %v; want %v", list, got, err, want)
+		}
+	}
+	if _, err := choose("suite", "a,d", known); err == nil || !strings.Contains(err.Error(), `suite "d": must be one of a, b, c`) {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,87 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// suite is a choice of tests.
+type suite struct {
+	name, title string
+	packages    []string
+	run, skip   string // patterns of go test
+}
+
+const cells = "^(TestEveryCell|TestIPTablesEveryCell)$"
+
+// suites are in the order of the page.
+var suites = []suite{
+	{"nftables", "mode nftables: every sort of connection, TCP, UDP, SCTP", []string{"./test/live"}, "^TestEveryCell$", ""},
+	{"iptables-legacy", "mode iptables, legacy: the same", []string{"./test/live"}, "^TestIPTablesEveryCell$/^legacy$", ""},
+	{"iptables-nft", "mode iptables, nft: the same", []string{"./test/live"}, "^TestIPTablesEveryCell$/^nft$", ""},
+	{"bridge", "pods on a bridge, modes nftables and iptables", []string{"./test/live"}, "^(TestBridge|TestIPTablesBridge)$", ""},
+	{"live-nftables", "mode nftables: updates, restarts, affinity, strangers", []string{"./test/live"}, "", "^TestIP|^TestSCTP$|" + cells + "|^TestBridge$"},
+	{"live-iptables", "mode iptables: the same", []string{"./test/live"}, "^TestIPTables", "^TestIPTables(SCTP|Bridge)$|" + cells},
+	{"backends", "the kernel's part of nftables, iptables, conntrack, sysctls",
+		[]string{"./platform/linux/nftables", "./platform/linux/iptables", "./platform/linux/conntrack", "./platform/linux/sysctl"}, "", ""},
+	{"ground", "what live tests stand on: networks, SCTP, notices", []string{"./test/netlab", "./test/notices"}, "", ""},
+}
+
+// outcome is what came of a suite on a kernel.
+type outcome struct {
+	Release                 string // of the kernel
+	Passed, Failed, Skipped int
+	Ended                   bool // it came to an end, well or not
+	Took                    time.Duration
+}
+
+// counts is the last line of a report.
+var counts = regexp.MustCompile(`(?m)^(\d+) passed, (\d+) failed, (\d+) skipped$`)
+
+// try runs a suite on a kernel. An error says that it could not.
+func (s suite) try(ctx context.Context, runner, kernel string, out io.Writer) (outcome, error) {
+	release, err := exec.CommandContext(ctx, runner, "-kernel", kernel, "-fetch").Output()
+	if err != nil {
+		return outcome{}, fmt.Errorf("fetch the kernel %s: %w", kernel, err)
+	}
+	o := outcome{Release: strings.TrimSpace(string(release))}
+	fmt.Fprintf(out, "== kernel %s: %s\n", o.Release, s.title)
+	args := []string{"run", "./build/testreport", "-slowest=0", "--", "-count=1", "-p", "1", "-timeout", "60m"}
+	args = append(args, "-exec", runner+" -proxy -kernel "+kernel)
+	if s.run != "" {
+		args = append(args, "-run", s.run)
+	}
+	if s.skip != "" {
+		args = append(args, "-skip", s.skip)
+	}
+	start := time.Now()
+	cmd := exec.CommandContext(ctx, "go", append(args, s.packages...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	var text bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, &text), os.Stderr
+	runErr := cmd.Run()
+	if ctx.Err() != nil {
+		return o, ctx.Err()
+	}
+	o.Took = time.Since(start)
+	found := counts.FindStringSubmatch(text.String())
+	if found == nil {
+		return o, fmt.Errorf("suite %s on kernel %s came to no result: %v", s.name, kernel, runErr)
+	}
+	o.Ended = true
+	for i, n := range []*int{&o.Passed, &o.Failed, &o.Skipped} {
+		*n, _ = strconv.Atoi(found[i+1]) // digits
+	}
+	return o, nil
+}
