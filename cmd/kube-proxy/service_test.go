@@ -152,6 +152,7 @@ func TestServiceRefused(t *testing.T) {
 		"bad.yaml":      configHead + "oomScoreAdj: 5000\n",
 		"relative.yaml": configHead + "clientConnection: {kubeconfig: k}\n",
 		"good.yaml":     configHead,
+		"linux.yaml":    configHead + "conntrack: {min: 1000}\n",
 	})
 	for args, want := range map[string]string{
 		"--config=DIR/bad.yaml":                      "the service could not start:\nDIR/bad.yaml:3: oomScoreAdj: 5000 is out of range: want -1000 to 1000",
@@ -160,6 +161,9 @@ func TestServiceRefused(t *testing.T) {
 		"--config=DIR/good.yaml":                     "nothing to read Services from: want --kubeconfig FILE",
 		"--manifests=DIR --cleanup":                  "--cleanup is done at once and ends, so no service can be made of it: leave it out",
 		"--manifests=DIR --write-config-to=x":        "--write-config-to is done at once",
+		"--manifests=DIR --init-only":                "--init-only is done at once",
+		"--manifests=DIR --cleanup-iptables":         "--cleanup-iptables is done at once",
+		"--manifests=DIR --version":                  "--version is done at once",
 		"--manifests=DIR --proxy-mode=nftables":      `--proxy-mode: mode: "nftables" is no mode on windows`,
 		"--manifests=DIR --log-file-max-size=-1":     "--log-file-max-size: -1 is too small: want 0 or more",
 		"--manifests=DIR --source-vip=x":             "--source-vip: winkernel.sourceVip:",
@@ -174,9 +178,15 @@ func TestServiceRefused(t *testing.T) {
 			t.Errorf("%s: exit code %d, installed %v, %s\nwant %s", args, got.Code, d.spec != nil, got.Err, want)
 		}
 	}
-	// What may come later is no reason to refuse.
+	// What the other system has settings for is no reason to refuse, and said.
 	d := &desk{}
-	got := steer(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
+	got := steer(t, d, dir, "install", "--manifests=DIR", "--config=DIR/linux.yaml")
+	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "note: ") || !strings.Contains(got.Err, "conntrack") {
+		t.Errorf("settings of Linux: %+v", got)
+	}
+	// Nor is what may come later.
+	d = &desk{}
+	got = steer(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
 	if got.Code != 0 || d.spec == nil || !strings.HasPrefix(got.Err, "note: --manifests: ") {
 		t.Errorf("manifests to come: %+v", got)
 	}
