@@ -1,0 +1,137 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/program"
+)
+
+// A cleanup removes what every mode left, wherever that is, says what it was,
+// and leaves everybody else's rules as they are, however often it is run.
+func TestCleanup(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	c.crowd(t)
+	theirs := c.everything(t)
+	c.litter(t)
+	said := c.cleanUp(t, "", 0)
+	for _, word := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft", "nftables table ip kube-services", "nftables table ip6 kube-services"} {
+		if !strings.Contains(said, `"Cleaned up" place="`+word+`" removed=`) {
+			t.Errorf("no word of what was removed from %s:\n%s", word, said)
+		}
+	}
+	if diff := cmp.Diff(theirs, c.everything(t)); diff != "" {
+		t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
+	}
+	c.aloneIn(t, "no mode")
+	if lists := c.recent(t); len(lists) > 0 {
+		t.Errorf("lists of clients are left: %q", lists)
+	}
+	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
+		t.Errorf("a second cleanup found something:\n%s", again)
+	}
+}
+
+// Without the commands of iptables a cleanup removes what it can, and names the
+// rest, of which there may be none.
+func TestCleanupWithoutCommands(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	none := t.TempDir()
+	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+	c.start(t).Stop(t)
+	c.cleanUp(t, none, 0)
+	c.litter(t)
+	said := c.cleanUp(t, none, 1)
+	for _, word := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"} {
+		if !strings.Contains(said, "clean up "+word+": the command "+word+"-restore is missing: install it to have the chains removed") {
+			t.Errorf("no word of what was not removed from %s:\n%s", word, said)
+		}
+	}
+	if !strings.Contains(said, `"Cleaned up" place="nftables table ip6 kube-services"`) {
+		t.Errorf("it did not go on:\n%s", said)
+	}
+	c.cleanUp(t, "", 0)
+	c.aloneIn(t, "no mode")
+}
+
+// A process without the rights says so, and does not pretend.
+func TestCleanupWithoutRights(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	cmd := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", kubeProxy.Path, "--cleanup")
+	out, err := program.Run(t, c.Node, cmd)
+	if err == nil || err.Error() != "exit status 1" || !strings.Contains(out, "CAP_NET_ADMIN") {
+		t.Errorf("ended with %v, want exit status 1 and the right that is missing:\n%s", err, out)
+	}
+}
+
+// litter leaves the rules of every mode behind, all at once, as if nothing ever
+// took over from anything.
+func (c *cluster) litter(t *testing.T) {
+	t.Helper()
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
+	c.save(t, web, sticky)
+	for _, m := range ways() {
+		cmd := c.command(append([]string{"render", "--manifests=" + c.dir}, m.flags...)...)
+		text, err := program.Run(t, c.Node, cmd)
+		if err != nil {
+			t.Fatalf("render: %v\n%s", err, text)
+		}
+		if m.iptables == "" {
+			_, text, _ = strings.Cut(text, "table ")
+			nft(t, c.Node, "table "+text)
+			continue
+		}
+		_, four, _ := strings.Cut(text, "# for iptables-restore\n")
+		four, six, found := strings.Cut(four, "# for ip6tables-restore\n")
+		if !found {
+			t.Fatalf("no part for IPv6:\n%s", text)
+		}
+		c.feed(t, service.IPv4, m.iptables, four)
+		c.feed(t, service.IPv6, m.iptables, six)
+	}
+	if lists := c.recent(t); len(lists) == 0 {
+		t.Fatal("there are no lists of clients")
+	}
+}
+
+// recent lists the lists of clients that the kernel keeps for iptables.
+func (c *cluster) recent(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	err := c.Node.Do(func() (err error) {
+		all, err = filepath.Glob("/proc/thread-self/net/xt_recent/*")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// cleanUp has the program clean up, with no commands but those in path if that
+// is not empty, and returns what it says.
+func (c *cluster) cleanUp(t *testing.T, path string, exit int) string {
+	t.Helper()
+	cmd := kubeProxy.Command("--cleanup")
+	if path != "" {
+		cmd.Env = append(os.Environ(), "PATH="+path)
+	}
+	out, err := program.Run(t, c.Node, cmd)
+	if got := cmd.ProcessState.ExitCode(); got != exit {
+		t.Errorf("cleanup: %v, want exit status %d\n%s", err, exit, out)
+	}
+	return out
+}

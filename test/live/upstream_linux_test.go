@@ -1,0 +1,252 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/test/program"
+)
+
+// upstreamTables are rules such as kube-proxy makes in mode iptables for two
+// protocols of a Service with two endpoints, with what its other modes leave.
+func upstreamTables(f service.Family, a app) string {
+	var nat, rules strings.Builder
+	for _, proto := range []string{"tcp", "udp"} {
+		up := strings.ToUpper(proto)
+		fmt.Fprintf(&nat, ":KUBE-SVC-%s - [0:0]\n:KUBE-EXT-%s - [0:0]\n", up, up)
+		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d %s -p %s -m comment --comment \"shop/web cluster IP\" -m %s --dport 80 -j KUBE-SVC-%s\n", a.address(service.ClusterIP, f), proto, proto, up)
+		fmt.Fprintf(&rules, "-A KUBE-NODEPORTS -p %s -m comment --comment shop/web -m %s --dport %d -j KUBE-EXT-%s\n", proto, proto, a.nodePort(), up)
+		fmt.Fprintf(&rules, "-A KUBE-EXT-%s -j KUBE-MARK-MASQ\n-A KUBE-EXT-%s -j KUBE-SVC-%s\n", up, up, up)
+		for i, to := range a.backends(f) {
+			fmt.Fprintf(&nat, ":KUBE-SEP-%s%d - [0:0]\n", up, i)
+			draw := ""
+			if i == 0 {
+				draw = " -m statistic --mode random --probability 0.50000000000"
+			}
+			fmt.Fprintf(&rules, "-A KUBE-SVC-%s%s -j KUBE-SEP-%s%d\n", up, draw, up, i)
+			fmt.Fprintf(&rules, "-A KUBE-SEP-%s%d -s %s -j KUBE-MARK-MASQ\n", up, i, to.Addr())
+			fmt.Fprintf(&rules, "-A KUBE-SEP-%s%d -p %s -m %s -j DNAT --to-destination %s\n", up, i, proto, proto, to)
+		}
+	}
+	return `*mangle
+:KUBE-PROXY-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-PROXY-CANARY - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-PORTALS-HOST - [0:0]
+` + nat.String() + `-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules" -j KUBE-PORTALS-HOST
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+` + rules.String() + `-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+COMMIT
+*filter
+:KUBE-PROXY-CANARY - [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-NODE-PORT - [0:0]
+-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+-A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+COMMIT
+`
+}
+
+// upstreamTable is what kube-proxy makes of the same in mode nftables.
+func upstreamTable(f service.Family, a app) string {
+	ip := []string{"ip", "ip6"}[f]
+	var services, ports, chains strings.Builder
+	for _, proto := range []string{"tcp", "udp"} {
+		var draws []string
+		for i, to := range a.backends(f) {
+			fmt.Fprintf(&chains, "\tchain endpoint-%d-%s {\n\t\tmeta l4proto %s dnat to %s\n\t}\n", i, proto, proto, to)
+			draws = append(draws, fmt.Sprintf("%d : goto endpoint-%d-%s", i, i, proto))
+		}
+		fmt.Fprintf(&chains, "\tchain service-%s {\n\t\tnumgen random mod %d vmap { %s }\n\t}\n", proto, len(draws), strings.Join(draws, ", "))
+		fmt.Fprintf(&chains, "\tchain external-%s {\n\t\tjump mark-for-masquerade\n\t\tgoto service-%s\n\t}\n", proto, proto)
+		fmt.Fprintf(&services, "%s . %s . 80 : goto service-%s, ", a.address(service.ClusterIP, f), proto, proto)
+		fmt.Fprintf(&ports, "%s . %d : goto external-%s, ", proto, a.nodePort(), proto)
+	}
+	return fmt.Sprintf(`table %s kube-proxy {
+	set cluster-ips { type %sv%d_addr; elements = { %s } }
+	chain mark-for-masquerade { meta mark set mark or 0x4000; }
+%s
+	map service-ips { type %sv%d_addr . inet_proto . inet_service : verdict; elements = { %s } }
+	map service-nodeports { type inet_proto . inet_service : verdict; elements = { %s } }
+	chain services {
+		%s daddr . meta l4proto . th dport vmap @service-ips
+		fib daddr type local meta l4proto . th dport vmap @service-nodeports
+	}
+	chain cluster-ips-check { %s daddr @cluster-ips reject; }
+	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; jump services; }
+	chain nat-output { type nat hook output priority -100; policy accept; jump services; }
+	chain nat-postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		meta mark & 0x4000 == 0x4000 meta mark set meta mark xor 0x4000 masquerade fully-random
+	}
+	chain filter-forward { type filter hook forward priority -101; policy accept; ct state new jump cluster-ips-check; }
+	chain filter-output { type filter hook output priority -90; policy accept; ct state new jump cluster-ips-check; }
+}
+`, ip, "ip", []int{4, 6}[f], a.address(service.ClusterIP, f), chains.String(), "ip", []int{4, 6}[f], services.String(), ports.String(), ip, ip)
+}
+
+// backends are where the endpoints of a listen.
+func (a app) backends(f service.Family) []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, p := range a.pods {
+		all = append(all, netip.AddrPortFrom([2]netip.Addr{p.host.IPv4, p.host.IPv6}[f], target))
+	}
+	return all
+}
+
+// feed gives text for a family to one of the implementations of rules.
+func (c *cluster) feed(t *testing.T, f service.Family, variant, text string) {
+	t.Helper()
+	name := []string{"iptables-", "ip6tables-"}[f]
+	cmd := exec.Command("/usr/sbin/"+name+variant+"-restore", "--noflush")
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := program.Run(t, c.Node, cmd); err != nil {
+		t.Fatalf("%s: %v\n%s\nwas given:\n%s", cmd, err, out, text)
+	}
+}
+
+// everything lists the rules of both variants, and those of a stranger.
+func (c *cluster) everything(t *testing.T) string {
+	t.Helper()
+	var all strings.Builder
+	for _, name := range []string{"iptables", "ip6tables"} {
+		for _, v := range program.IPTablesVariants {
+			out, err := program.Run(t, c.Node, exec.Command("/usr/sbin/"+name+"-"+v+"-save"))
+			if err != nil {
+				t.Fatalf("%s-%s-save: %v\n%s", name, v, err, out)
+			}
+			out = regexp.MustCompile(`(?m)^# Warning.*\n`).ReplaceAllString(out, "")
+			fmt.Fprintf(&all, "%s-%s\n%s", name, v, regexp.MustCompile(counted).ReplaceAllString(out, ""))
+		}
+	}
+	return all.String() + nft(t, c.Node, "list table inet neighbour\n", "-a")
+}
+
+// crowd installs rules of others, kubelet among them, everywhere.
+func (c *cluster) crowd(t *testing.T) {
+	t.Helper()
+	for _, f := range service.Families {
+		for _, v := range program.IPTablesVariants {
+			c.feed(t, f, v, neighbours)
+		}
+	}
+	nft(t, c.Node, "table inet neighbour {\n\tset allowed { type inet_service; elements = { 22 } }\n\tchain c { type filter hook input priority 0; tcp dport @allowed accept; }\n}\n")
+}
+
+// A node goes from kube-proxy to this proxy, and nobody notices: its rules serve
+// until ours do, and then they go, but nothing of anybody else's.
+func TestTakeoverFromUpstream(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ from, to string }{
+		{"iptables-legacy", "nftables"},
+		{"iptables-nft", "nftables"},
+		{"iptables-nft", "iptables-nft"},
+		{"nftables", "nftables"},
+		{"nftables", "iptables-legacy"},
+	} {
+		t.Run(tc.from+" to "+tc.to, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, ways()[tc.to])
+			c.crowd(t)
+			theirs := c.everything(t)
+			web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-3"))
+			c.upstream(t, tc.from, web)
+			c.save(t, web)
+			loads := c.loads(t, web)
+			lines, packets := c.talkTo(t, "tcp", web), c.talkTo(t, "udp", web)
+			p := c.launch(t)
+			for _, f := range service.Families {
+				p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
+				if tc.from != tc.to || tc.from == "nftables" {
+					p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
+				}
+			}
+			want := c.settle(t)
+			lines.goOn(t)
+			packets.goOn(t)
+			c.check(t, want, c.cells(c.callers()[:1], web))
+			c.aloneIn(t, tc.to)
+			for _, l := range loads {
+				if r := l.Stop(); r.Lost() > 0 {
+					t.Errorf("connections were lost: %s", r)
+				}
+			}
+			p.Stop(t)
+			if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
+				t.Errorf("cleanup: %v\n%s", err, out)
+			}
+			if diff := cmp.Diff(theirs, c.everything(t)); diff != "" {
+				t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
+			}
+			for _, f := range service.Families {
+				if what := c.finds(t, nftables.Remains{Family: f, Table: nftables.UpstreamTable}); what != "" {
+					t.Errorf("kube-proxy still has %s", what)
+				}
+			}
+		})
+	}
+}
+
+// upstream installs the rules of kube-proxy in a mode.
+func (c *cluster) upstream(t *testing.T, mode string, a app) {
+	t.Helper()
+	for _, f := range service.Families {
+		if variant, is := strings.CutPrefix(mode, "iptables-"); is {
+			c.feed(t, f, variant, upstreamTables(f, a))
+			if what := c.finds(t, iptables.Remains{Variant: iptables.Variant(variant), Family: f}); !strings.Contains(what, "another service proxy") {
+				t.Fatalf("the rules of kube-proxy count as %q", what)
+			}
+			continue
+		}
+		nft(t, c.Node, upstreamTable(f, a))
+	}
+}
+
+// talkTo opens conversations with the ClusterIP and the NodePort of a.
+func (c *cluster) talkTo(t *testing.T, proto string, a app) talks {
+	t.Helper()
+	var all talks
+	for _, f := range service.Families {
+		for _, x := range append(c.dials(c.callers()[:1], a, service.ClusterIP, f), c.dials(c.callers()[:1], a, service.NodePort, f)...) {
+			if x.Proto.String() != proto {
+				continue
+			}
+			o := open(t, x)
+			answer, err := o.conn.Ask(t.Context())
+			if err != nil {
+				t.Fatalf("%s: %v", o.name, err)
+			}
+			o.server = answer.Backend
+			all = append(all, o)
+		}
+	}
+	return all
+}
