@@ -48,6 +48,9 @@ type APIServer struct {
 	// Silence is how long an answer may take and a watch may say nothing; 0
 	// means three minutes. API servers send a bookmark every minute.
 	Silence time.Duration
+
+	limit   sync.Once
+	limiter flowcontrol.RateLimiter
 }
 
 const (
@@ -143,6 +146,11 @@ const (
 // limits returns what all clients share: the limits are for this process, not
 // for each group. The library does not apply them to watches.
 func (a *APIServer) limits() flowcontrol.RateLimiter {
+	a.limit.Do(func() { a.limiter = a.newLimiter() })
+	return a.limiter
+}
+
+func (a *APIServer) newLimiter() flowcontrol.RateLimiter {
 	qps, burst := cmp.Or(a.Config.QPS, rest.DefaultQPS), cmp.Or(a.Config.Burst, rest.DefaultBurst)
 	if qps < 0 {
 		return flowcontrol.NewFakeAlwaysRateLimiter()

@@ -70,7 +70,7 @@ func TestLetInLater(t *testing.T) {
 	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
 	w.set(t, newNode())
 	p := w.start(t, cluster.Login{User: "old"})
-	p.AwaitLog(t, "forbidden")
+	p.AwaitLog(t, "The API server cannot be read", "forbidden")
 	if err := w.Apply(t.Context(), []byte(rightsOfOld)); err != nil {
 		t.Fatal(err)
 	}
