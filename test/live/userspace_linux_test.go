@@ -29,3 +29,9 @@ func inUserspace(variant string) mode {
 }
 
 func TestUserspaceEveryCell(t *testing.T) { throughProxy(t, everyCell) }
+
+func TestUserspaceModes(t *testing.T) { throughProxy(t, everyMode) }
+
+func TestUserspaceBridge(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) { onBridge(t, m.bare()) })
+}

@@ -1,0 +1,180 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// Connections go on while endpoints come and go, UDP clients move, and nobody
+// who comes is refused.
+func TestUserspaceRollout(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		m.flags = append(m.flags, "--udp-timeout=1m")
+		c := newCluster(t, m)
+		one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+		web := app{name: "web", number: 10}
+		sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
+		c.save(t, web.on(one), sticky)
+		c.start(t)
+		lines, packets := c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
+		packets.goOn(t)
+		load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
+			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Workers: 2, Pause: time.Millisecond,
+		})
+		for _, hosts := range [][]*netlab.Host{{two}, {two, three}, {three}} {
+			c.save(t, web.on(hosts...))
+			c.settle(t)
+		}
+		lines.goOn(t)
+		packets.come(t, "leaves the endpoint that left", func(_ talk, a netlab.Answer) bool { return a.Backend == "web-3" })
+		if r := load.Stop(); r.Lost() > 0 || len(r.Backends) != 3 {
+			t.Errorf("load: %s", r)
+		}
+		settleDown(t, c, sticky).checkWays(t)
+		c.remove(t, "web.yaml")
+		c.settle(t)
+		lines.goOn(t)
+	})
+}
+
+// listenerOf returns where the ClusterIP of a leads over TCP and IPv4.
+func (c *cluster) listenerOf(t *testing.T, a app) netip.AddrPort {
+	t.Helper()
+	text := c.iptables(t, "", "iptables-save", "-t", "nat")
+	chain := regexp.MustCompile(regexp.QuoteMeta(a.address(service.ClusterIP, service.IPv4).String()) + `/32 -p tcp .*-j (\S+)`).FindStringSubmatch(text)
+	if chain == nil {
+		t.Fatalf("no rule for %s:\n%s", a.name, text)
+	}
+	to := regexp.MustCompile(`-A ` + chain[1] + ` -p tcp -j DNAT --to-destination (\S+)`).FindStringSubmatch(text)
+	if to == nil {
+		t.Fatalf("%s leads nowhere:\n%s", chain[1], text)
+	}
+	return netip.MustParseAddrPort(to[1])
+}
+
+// Nobody reaches a listener but through its Service.
+func TestUserspaceListenersAreHidden(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		c.start(t)
+		at := c.listenerOf(t, web)
+		for _, h := range c.callers() {
+			for _, proto := range []string{"tcp", "udp"} {
+				a, err := h.Ask(t.Context(), netlab.Query{Proto: proto, To: at, Timeout: netlab.Silence})
+				if err != nil || a.Outcome == netlab.Answered || a.Outcome == netlab.Broken {
+					t.Errorf("%s to %s %s: %s, %v", h.Name, at, proto, a.Outcome, err)
+				}
+				if a, err = h.Ask(t.Context(), netlab.Query{Proto: proto, To: netip.AddrPortFrom(c.Node.IPv4, at.Port())}); err != nil || a.Outcome != netlab.Refused {
+					t.Errorf("%s to port %d of the node, %s: %s, %v", h.Name, at.Port(), proto, a.Outcome, err)
+				}
+			}
+		}
+	})
+}
+
+// A process that crashed is replaced by one that listens where it did. The
+// rules stay as they are, and new connections are refused for only as long as
+// nobody listens.
+func TestUserspaceRestart(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10, external: "Local"}.on(c.webs()...)
+		c.save(t, web)
+		p := c.start(t)
+		want, before := c.settle(t), c.listing(t)
+		for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
+			end()
+			ended := time.Now()
+			p = c.launch(t)
+			q := netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}
+			program.Await(t, "an answer", func() bool {
+				a, err := c.Host("customer").Ask(t.Context(), q)
+				return err == nil && a.Outcome == netlab.Answered
+			})
+			t.Logf("answers again %s after the end", time.Since(ended).Round(time.Millisecond))
+			p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
+			p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+			c.check(t, want, c.cells(c.callers(), web))
+			if now := c.listing(t); now != before {
+				t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
+			}
+		}
+	})
+}
+
+// What somebody takes away comes back, and what the proxy made goes with
+// --cleanup.
+func TestUserspaceRepairAndCleanup(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		before := c.listing(t)
+		p := c.start(t)
+		want := c.settle(t)
+		addr := userspace.Addrs[service.IPv4].String()
+		for _, args := range [][]string{
+			{"ip", "addr", "del", addr + "/32", "dev", "lo"}, {c.commands + "/iptables", "-t", "nat", "-F", "KUBE-PORTALS-CONTAINER"},
+		} {
+			if out, err := program.Run(t, c.Node, exec.Command(args[0], args[1:]...)); err != nil {
+				t.Fatalf("%s: %v\n%s", args, err, out)
+			}
+			program.Await(t, "answers after "+strings.Join(args, " "), func() bool {
+				a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: netlab.Silence})
+				return err == nil && a.Outcome == netlab.Answered
+			})
+		}
+		p.AwaitLog(t, "missing: address "+addr)
+		c.check(t, want, c.cells(c.callers()[:1], web))
+		p.Stop(t)
+		if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
+			t.Fatalf("cleanup: %v\n%s", err, out)
+		}
+		if now := withoutEmptyTables(c.listing(t)); now != withoutEmptyTables(before) {
+			t.Errorf("after the cleanup there is\n%s\nand was\n%s", now, before)
+		}
+		if out, err := program.Run(t, c.Node, exec.Command("ip", "addr", "show", "dev", "lo")); err != nil || strings.Contains(out, addr) || strings.Contains(out, "fd6b:") {
+			t.Errorf("after the cleanup: %v\n%s", err, out)
+		}
+	})
+}
+
+// withoutEmptyTables leaves out what looking at tables makes.
+func withoutEmptyTables(listing string) string {
+	return regexp.MustCompile(`(?m)^(\*|:\S+ ACCEPT|COMMIT).*\n`).ReplaceAllString(listing, "")
+}
+
+// NodePorts answer on 127.0.0.1 unless that is switched off.
+func TestUserspaceLocalhost(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		web := app{name: "web", number: 10}
+		for _, want := range []netlab.Outcome{netlab.Refused, netlab.Answered} {
+			if want == netlab.Answered {
+				m.flags, m.localhost = append(m.flags, "--iptables-localhost-nodeports=true"), true
+			}
+			c := newCluster(t, m)
+			c.save(t, web.on(c.webs()...))
+			c.start(t)
+			for _, proto := range []string{"tcp", "udp"} {
+				q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), web.nodePort())}
+				if a, err := c.Node.Ask(t.Context(), q); err != nil || a.Outcome != want {
+					t.Errorf("%s: %s, %v; want %s", proto, a.Outcome, err, want)
+				}
+			}
+		}
+	})
+}
