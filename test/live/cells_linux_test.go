@@ -32,7 +32,7 @@ func (c *cluster) cells(hosts []*netlab.Host, apps ...app) []judge.Call {
 func (c *cluster) dials(hosts []*netlab.Host, a app, k service.Kind, f service.Family) []judge.Call {
 	var all []judge.Call
 	for _, h := range hosts {
-		for _, p := range protocols() {
+		for _, p := range c.protocols() {
 			x := judge.Call{From: h, To: a.at(k, f), ToNode: k == service.NodePort, Proto: p}
 			x.Name = fmt.Sprintf("%s of %s", k, a.name)
 			all = append(all, x)

@@ -53,7 +53,7 @@ func everyCell(t *testing.T, m mode) {
 	c.start(t)
 	want := c.settle(t)
 	cells := c.cells(c.callers(), apps...)
-	if len(cells) != 10*4*4*2*len(protocols()) {
+	if len(cells) != 10*4*4*2*len(c.protocols()) {
 		t.Fatalf("%d cells", len(cells))
 	}
 	c.check(t, want, cells)

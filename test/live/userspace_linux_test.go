@@ -4,8 +4,10 @@
 package live
 
 import (
+	"slices"
 	"testing"
 
+	"kubeproxy/common/service"
 	"kubeproxy/test/program"
 )
 
@@ -26,6 +28,14 @@ func inUserspace(variant string) mode {
 	m.flags = append(m.flags, "--proxy-mode=userspace", "--iptables-localhost-nodeports=false")
 	m.iptables, m.userspace = variant, true
 	return m
+}
+
+// protocols lists those that c's mode forwards.
+func (c *cluster) protocols() []service.Protocol {
+	if c.mode.userspace {
+		return slices.DeleteFunc(protocols(), func(p service.Protocol) bool { return p == service.SCTP })
+	}
+	return protocols()
 }
 
 func TestUserspaceEveryCell(t *testing.T) { throughProxy(t, everyCell) }

@@ -52,7 +52,7 @@ func inForce(ctx context.Context, h *netlab.Host, want *service.Snapshot) string
 	seen := map[string]bool{}
 	for _, s := range all.Services {
 		for _, p := range s.Ports {
-			seen[fmt.Sprintf("%s/%s %s %s %s: %d", s.Namespace, s.Name, p.Port, strings.ToLower(p.Protocol), p.Family, p.Endpoints)] = p.State == servicestate.Programmed
+			seen[fmt.Sprintf("%s/%s %s %s %s: %d", s.Namespace, s.Name, p.Port, strings.ToLower(p.Protocol), p.Family, p.Endpoints)] = p.State == servicestate.Programmed || p.State == servicestate.Limited
 		}
 	}
 	n := 0

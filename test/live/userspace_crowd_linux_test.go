@@ -1,0 +1,147 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+var crowd = flag.Int("crowd", 1000, "TCP connections at once through mode userspace, and a tenth of that of UDP clients")
+
+// Many connections at once, each of which answers twice, and what memory they
+// take.
+func TestUserspaceCrowd(t *testing.T) {
+	m := inUserspace("nft")
+	m.flags = append(m.flags, "--udp-timeout=10m")
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	p := c.start(t)
+	for _, x := range []struct {
+		proto string
+		count int
+	}{{"tcp", *crowd}, {"udp", *crowd / 10}} {
+		before, files := memory(t, p), metric(t, p, "process_open_fds")
+		all := c.gather(t, x.proto, web, x.count)
+		after := memory(t, p)
+		t.Logf("%d %s clients at once: %.1f kB resident memory and %.1f open files each",
+			x.count, x.proto, (after-before)/1024/float64(x.count), (metric(t, p, "process_open_fds")-files)/float64(x.count))
+		all.goOn(t)
+		for _, o := range all {
+			_ = o.conn.Close()
+		}
+	}
+}
+
+// gather opens so many conversations from outside, several at a time.
+func (c *cluster) gather(t *testing.T, proto string, a app, count int) talks {
+	t.Helper()
+	all := make(talks, count)
+	next := make(chan int)
+	var asking sync.WaitGroup
+	for range 16 {
+		asking.Go(func() {
+			for i := range next {
+				f := service.Families[i%2]
+				q := netlab.Query{Proto: proto, To: a.at(service.ClusterIP, f), Timeout: program.Patience}
+				conn, answer, err := c.Host("customer").Open(t.Context(), q)
+				if err == nil && answer.Outcome == netlab.Answered {
+					answer, err = conn.Ask(t.Context())
+				}
+				if err != nil || answer.Outcome != netlab.Answered {
+					t.Errorf("%s client %d: %s, %v", proto, i, answer.Outcome, err)
+					continue
+				}
+				all[i] = talk{conn, q.To.String(), answer.Backend}
+			}
+		})
+	}
+	for i := range count {
+		next <- i
+	}
+	close(next)
+	asking.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return all
+}
+
+func metric(t *testing.T, p *program.Proxy, name string) float64 {
+	t.Helper()
+	v, found := p.Metric(t, name)
+	if !found {
+		t.Fatalf("there is no metric %s", name)
+	}
+	return v
+}
+
+func memory(t *testing.T, p *program.Proxy) float64 {
+	t.Helper()
+	return metric(t, p, "process_resident_memory_bytes")
+}
+
+// How fast one long flow is, beside one past the proxy.
+func TestUserspaceThroughput(t *testing.T) {
+	c := newCluster(t, inUserspace("nft"))
+	sink, err := c.Host("web-1").Listen(t.Context(), "tcp", netip.AddrPortFrom(c.Host("web-1").IPv4, target+1).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	go swallow(sink)
+	web := app{name: "web", number: 10}.on(c.Host("web-1"))
+	c.write(t, "web.yaml", bytes.ReplaceAll(web.yaml(t), fmt.Appendf(nil, "port: %d\n", target), fmt.Appendf(nil, "port: %d\n", target+1)))
+	c.start(t)
+	for range 4 {
+		direct := c.flow(t, netip.AddrPortFrom(c.Host("web-1").IPv4, target+1))
+		through := c.flow(t, web.at(service.ClusterIP, service.IPv4))
+		t.Logf("one flow from pod to pod: %.2f GB/s direct, %.2f GB/s through the proxy, ratio %.2f", direct/1e9, through/1e9, through/direct)
+	}
+}
+
+func swallow(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(io.Discard, c)
+		}()
+	}
+}
+
+// flow returns the bytes a second of a flow of two seconds.
+func (c *cluster) flow(t *testing.T, to netip.AddrPort) float64 {
+	t.Helper()
+	conn, err := c.Host("shopper").Dial(t.Context(), "tcp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	block := make([]byte, 1<<18)
+	sent, begin := 0, time.Now()
+	for time.Since(begin) < 2*time.Second {
+		n, err := conn.Write(block)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent += n
+	}
+	return float64(sent) / time.Since(begin).Seconds()
+}
