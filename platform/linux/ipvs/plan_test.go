@@ -1,0 +1,298 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// web is a Service of n endpoints.
+func web(i, n int, proto service.Protocol) *service.Port {
+	p := &service.Port{
+		Name:      service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), Protocol: proto},
+		Frontends: []service.Frontend{{Addr: world.Nth("10.96.0.0", i), Port: 80}},
+	}
+	for e := range n {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(world.Nth("10.244.1.0", e+1), 8080)})
+	}
+	return p
+}
+
+func snapshot(ports ...*service.Port) *service.Snapshot {
+	return service.New(1, &service.Node{Addrs: []netip.Addr{world.NodeAddr[0]}}, ports)
+}
+
+// lines is what p does itself, sorted.
+func lines(p reconcile.Plan) []string {
+	all := strings.Split(strings.TrimSpace(p.String()), "\n")
+	slices.Sort(all)
+	return all
+}
+
+func wantLines(t *testing.T, p reconcile.Plan, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	if want == nil {
+		want = []string{""}
+	}
+	if diff := cmp.Diff(want, lines(p)); diff != "" {
+		t.Errorf("plan (-want +got):\n%s", diff)
+	}
+}
+
+func planOf(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
+	t.Helper()
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	return p
+}
+
+func TestFirstPlan(t *testing.T) {
+	b := newBackend(service.IPv4, newFake(service.IPv4), Options{})
+	p := web(0, 1, service.TCP)
+	p.Affinity = 3 * time.Hour
+	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
+	wantLines(t, planOf(t, b, snapshot(p)),
+		"+ setting net.ipv4.vs.conntrack = 1",
+		"+ interface kube-ipvs0",
+		"+ virtual server 10.96.0.0:80 tcp, scheduler rr, clients stay for 10800 s",
+		"+ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp",
+		"+ virtual server 192.0.2.1:30080 tcp, scheduler rr, clients stay for 10800 s",
+		"+ destination 10.244.1.1:8080 of 192.0.2.1:30080 tcp",
+		"+ virtual server 198.51.100.1:30080 tcp, scheduler rr, clients stay for 10800 s",
+		"+ destination 10.244.1.1:8080 of 198.51.100.1:30080 tcp",
+		"+ address 10.96.0.0, reached from 192.0.2.1",
+	)
+}
+
+// An endpoint that leaves keeps its connections, for a while, and one of UDP
+// goes at once.
+func TestEndpointsDrain(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	apply(t, b, snapshot(web(0, 2, service.TCP), web(1, 2, service.UDP)))
+	hold(k, 3)
+	less := snapshot(web(0, 1, service.TCP), web(1, 1, service.UDP))
+	p := planOf(t, b, less)
+	wantLines(t, p,
+		"~ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most",
+		"- destination 10.244.1.2:8080 of 10.96.0.1:80 udp",
+	)
+	if err := p.Apply(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	k.clock = k.clock.Add(DrainBound - time.Second)
+	wantLines(t, planOf(t, b, less))
+	k.clock = k.clock.Add(time.Second)
+	wantLines(t, planOf(t, b, less), "- destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
+}
+
+// hold gives each destination connections.
+func hold(k *fake, conns uint32) {
+	for _, s := range k.servers {
+		for a, x := range s.dests {
+			x.conns = conns
+			s.dests[a] = x
+		}
+	}
+}
+
+// The last endpoint drains, too: the virtual server stays for it and goes
+// with it. What comes back meanwhile has its weight again.
+func TestTheLastEndpointDrains(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one, nobody := web(0, 1, service.TCP), web(0, 0, service.TCP)
+	full := snapshot(one)
+	apply(t, b, full)
+	none := full.With(2, full.Node, []service.Change{{Old: one, New: nobody}})
+	hold(k, 1)
+	apply(t, b, none)
+	again := none.With(3, full.Node, []service.Change{{Old: nobody, New: one}})
+	wantLines(t, apply(t, b, again), "~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
+	hold(k, 0)
+	k.clock = k.clock.Add(drainEvery)
+	wantLines(t, planOf(t, b, again))
+	none = again.With(4, full.Node, []service.Change{{Old: one, New: nobody}})
+	apply(t, b, none)
+	hold(k, 0)
+	k.clock = k.clock.Add(drainEvery)
+	wantLines(t, planOf(t, b, none),
+		"- destination 10.244.1.1:8080 of 10.96.0.0:80 tcp", "- virtual server 10.96.0.0:80 tcp")
+}
+
+// A process that starts finds what drains, lets it drain, and gives those
+// their weight that serve again.
+func TestRestartRestoresWeights(t *testing.T) {
+	k := newFake(service.IPv4)
+	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 3, service.TCP)))
+	hold(k, 1)
+	for _, s := range k.servers {
+		for a, x := range s.dests {
+			x.weight = 0
+			s.dests[a] = x
+		}
+	}
+	wantLines(t, planOf(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP))),
+		"~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
+}
+
+// A restart writes nothing when nothing has changed.
+func TestAdoption(t *testing.T) {
+	k := newFake(service.IPv4)
+	apply(t, newBackend(service.IPv4, k, Options{Scheduler: "mh"}), snapshot(web(0, 3, service.TCP), web(1, 1, service.SCTP)))
+	ops := k.ops
+	p := apply(t, newBackend(service.IPv4, k, Options{Scheduler: "mh"}), snapshot(web(0, 3, service.TCP), web(1, 1, service.SCTP)))
+	if s := p.String(); s != "" || k.ops != ops {
+		t.Errorf("a new process would do:\n%s", s)
+	}
+}
+
+// What others did is found within the sync period, and said.
+func TestDrift(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	want := snapshot(web(0, 2, service.TCP), web(1, 1, service.TCP))
+	apply(t, b, want)
+	first, second := key{world.Nth("10.96.0.0", 0), 80, service.TCP}, key{world.Nth("10.96.0.0", 1), 80, service.TCP}
+	delete(k.servers, second)
+	delete(k.servers[first].dests, netip.MustParseAddrPort("10.244.1.1:8080"))
+	k.servers[first].scheduler = "lc"
+	delete(k.routes, second.addr)
+	if p := planOf(t, b, want); !p.Empty() {
+		t.Errorf("the kernel was asked before the sync period was over: %s", p)
+	}
+	k.clock = k.clock.Add(30 * time.Second)
+	p := planOf(t, b, want)
+	if diff := cmp.Diff([]string{
+		"altered: virtual server 10.96.0.0:80 tcp, scheduler rr",
+		"missing: destination 10.244.1.1:8080 of 10.96.0.0:80 tcp",
+		"missing: virtual server 10.96.0.1:80 tcp, scheduler rr",
+		"missing: destination 10.244.1.1:8080 of 10.96.0.1:80 tcp",
+		"missing: address 10.96.0.1, reached from 192.0.2.1",
+	}, p.Drift()); diff != "" {
+		t.Errorf("drift (-want +got):\n%s", diff)
+	}
+	if err := p.Apply(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	k.clock = k.clock.Add(30 * time.Second)
+	if p := planOf(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
+		t.Errorf("after the repair: %v\n%s", p.Drift(), p)
+	}
+}
+
+// A virtual server of somebody else stays what it is where an address is the
+// node's, and so does each in an excluded prefix.
+func TestForeignServers(t *testing.T) {
+	excluded := Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32")}}
+	k := newFake(service.IPv4)
+	other := server{scheduler: "wlc"}
+	at := []key{{world.NodeAddr[0], 30080, service.TCP}, {world.Nth("10.96.0.0", 1), 80, service.TCP}, {world.Nth("10.96.0.0", 1), 81, service.TCP}}
+	for _, x := range at {
+		k.servers[x] = &fakeServer{other, nil}
+	}
+	k.servers[at[2]].flags = flagOurs
+	node := web(0, 1, service.TCP)
+	node.Frontends = append(node.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
+	b := newBackend(service.IPv4, k, excluded)
+	err := planOf(t, b, snapshot(node, web(1, 1, service.TCP))).Apply(context.Background())
+	failed := reconcile.Failed(err)
+	if len(failed) != 2 || !errors.Is(failed[0], errForeign) || !errors.Is(failed[1], errForeign) {
+		t.Errorf("Apply = %v, want two that somebody else has", err)
+	}
+	if err := b.Cleanup(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range at {
+		if k.servers[x] == nil || k.servers[x].scheduler != "wlc" {
+			t.Errorf("the virtual server at %s is now %v", x, k.servers[x])
+		}
+	}
+	if len(k.servers) != 3 || len(k.routes) > 0 || k.device {
+		t.Errorf("cleanup left %v, %v, device %t", k.servers, k.routes, k.device)
+	}
+}
+
+// Without rules beside, an address would lead to whoever listens.
+func TestNoAddressWithoutRules(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	b.rules.(*fakeRules).refuse = func(op) error { return errInjected }
+	if err := planOf(t, b, snapshot(web(0, 1, service.TCP))).Apply(context.Background()); !errors.Is(err, errInjected) {
+		t.Errorf("Apply = %v", err)
+	}
+	if len(k.routes) > 0 {
+		t.Errorf("addresses without rules: %v", k.routes)
+	}
+}
+
+// One Service that cannot be programmed does not hold back the others, and is
+// named.
+func TestOneBadPort(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	k.refuse = func(o op) error {
+		if o.key.addr == world.Nth("10.96.0.0", 1) {
+			return errInjected
+		}
+		return nil
+	}
+	err := planOf(t, b, snapshot(web(0, 1, service.TCP), web(1, 9, service.TCP), web(2, 1, service.TCP))).Apply(context.Background())
+	if failed := reconcile.Failed(err); len(failed) != 1 || failed[0].Name.Name != "web-1" || !strings.Contains(err.Error(), "virtual server 10.96.0.1:80") {
+		t.Errorf("Apply = %v, want one failure of web-1", err)
+	}
+	if len(k.servers) != 2 {
+		t.Errorf("%d virtual servers, want 2", len(k.servers))
+	}
+}
+
+// A change costs what it changes.
+func TestChangeAsksNothing(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	var ports []*service.Port
+	for i := range 200 {
+		ports = append(ports, web(i, 2, service.TCP))
+	}
+	first := snapshot(ports...)
+	apply(t, b, first)
+	reads, ops := k.reads, k.ops
+	apply(t, b, first.With(2, first.Node, []service.Change{{Old: ports[7], New: web(7, 3, service.TCP)}}))
+	if k.reads != reads || k.ops != ops+1 {
+		t.Errorf("%d listings and %d steps for one endpoint, want 0 and 1", k.reads-reads, k.ops-ops)
+	}
+}
+
+// What an earlier process left stays while something could not be read.
+func TestPartialSnapshotTakesNothingAway(t *testing.T) {
+	k := newFake(service.IPv4)
+	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP)))
+	b := newBackend(service.IPv4, k, Options{})
+	part := snapshot(web(0, 1, service.TCP))
+	part.Partial = true
+	apply(t, b, part)
+	if len(k.servers) != 2 || len(k.routes) != 2 {
+		t.Errorf("%d virtual servers and %d addresses, want 2 and 2", len(k.servers), len(k.routes))
+	}
+	whole := snapshot(web(0, 1, service.TCP))
+	if p := apply(t, b, whole); len(p.Removed()) != 1 || len(k.servers) != 1 || len(k.routes) != 1 {
+		t.Errorf("%d told as removed, %d virtual servers and %d addresses left, want 1, 1 and 1", len(p.Removed()), len(k.servers), len(k.routes))
+	}
+}
