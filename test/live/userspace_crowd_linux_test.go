@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
@@ -24,6 +25,11 @@ var crowd = flag.Int("crowd", 1000, "TCP connections at once through mode usersp
 // Many connections at once, each of which answers twice, and what memory they
 // take.
 func TestUserspaceCrowd(t *testing.T) {
+	// Clients and servers are in this process, so it needs as many files as the
+	// proxy does.
+	if _, err := userspace.RaiseFiles(); err != nil {
+		t.Fatal(err)
+	}
 	m := inUserspace("nft")
 	m.flags = append(m.flags, "--udp-timeout=10m")
 	c := newCluster(t, m)
