@@ -46,8 +46,13 @@ func TestNFTablesSkeleton(t *testing.T) {
 
 func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
 	t.Helper()
+	return renderTables(t, want, nftablesOptions, format)
+}
+
+func renderTables(t *testing.T, want *service.Snapshot, o nftables.Options, format nftables.Format) []byte {
+	t.Helper()
 	var b bytes.Buffer
-	if err := nftables.Render(&b, want, nftablesOptions, format); err != nil {
+	if err := nftables.Render(&b, want, o, format); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.Bytes()
@@ -66,10 +71,10 @@ type nftObject struct {
 	Elements, Rules []string
 }
 
-func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
+func nftablesOf(t *testing.T, want *service.Snapshot, o nftables.Options) nftTables {
 	t.Helper()
 	var tables nftTables
-	if err := json.Unmarshal(renderNFTables(t, want, nftables.JSON), &tables); err != nil {
+	if err := json.Unmarshal(renderTables(t, want, o, nftables.JSON), &tables); err != nil {
 		t.Fatalf("read what was rendered: %v", err)
 	}
 	return tables
@@ -79,9 +84,14 @@ func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
 // skeleton lacks or has otherwise: what a cluster and its node add to it.
 func writeNFTables(t *testing.T, want *service.Snapshot, _ choices) string {
 	t.Helper()
-	skeleton := nftablesOf(t, empty)
+	return writeTables(t, want, nftablesOptions)
+}
+
+func writeTables(t *testing.T, want *service.Snapshot, o nftables.Options) string {
+	t.Helper()
+	skeleton := nftablesOf(t, empty, o)
 	var b strings.Builder
-	for i, table := range nftablesOf(t, want).Tables {
+	for i, table := range nftablesOf(t, want, o).Tables {
 		for _, s := range table.Sets {
 			writeLines(&b, table.Family+" "+s.Name, s.Elements)
 		}

@@ -32,6 +32,7 @@ var backends = []struct {
 }{
 	{"nftables", writeNFTables},
 	{"iptables", writeIPTables},
+	{"ipvs", writeIPVS},
 	{"userspace", writeUserspace},
 	{"kernelspace", writeKernelspace},
 }

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
@@ -52,6 +53,13 @@ type VirtualServer struct {
 	Flags        []string         `json:"flags,omitempty"`
 	Persistent   uint32           `json:"persistent,omitempty"` // seconds
 	Destinations []netip.AddrPort `json:"destinations"`
+}
+
+// schedulerWords are what ipvsadm calls flags whose meaning depends on the
+// scheduler.
+var schedulerWords = map[uint32]map[string]string{
+	flagSched1: {"mh": "mh-fallback", "sh": "sh-fallback"},
+	flagSched2: {"mh": "mh-port", "sh": "sh-port"},
 }
 
 // Render writes what a node would hold for want in both families if it
@@ -110,12 +118,9 @@ func newVirtualServer(p *service.Port, s wanted) VirtualServer {
 		Service: p.Name.String(), Protocol: s.proto.String(), Address: netip.AddrPortFrom(s.addr, s.port),
 		Scheduler: s.scheduler, Persistent: s.timeout,
 	}
-	for _, x := range []struct {
-		bit  uint32
-		name string
-	}{{flagSched1, "flag-1"}, {flagSched2, "flag-2"}} {
-		if s.flags&x.bit != 0 {
-			v.Flags = append(v.Flags, x.name)
+	for _, bit := range []uint32{flagSched1, flagSched2} {
+		if s.flags&bit != 0 {
+			v.Flags = append(v.Flags, schedulerWords[bit][s.scheduler])
 		}
 	}
 	for _, e := range s.endpoints {
@@ -146,22 +151,27 @@ func (d Document) writeText(w *bufio.Writer) {
 	}
 }
 
-// writeText writes s as ipvsadm -S -n prints it, but for its Service.
-func (s VirtualServer) writeText(w *bufio.Writer) {
-	at := map[string]string{"tcp": "-t ", "udp": "-u ", "sctp": "--sctp-service "}[s.Protocol] + s.Address.String()
-	fmt.Fprintf(w, "# %s\n-A %s -s %s", s.Service, at, s.Scheduler)
+// at is how ipvsadm is told of s.
+func (s VirtualServer) at() string {
+	return map[string]string{"tcp": "-t ", "udp": "-u ", "sctp": "--sctp-service "}[s.Protocol] + s.Address.String()
+}
+
+// String returns the line of ipvsadm -S -n about s, without destinations.
+func (s VirtualServer) String() string {
+	text := fmt.Sprintf("-A %s -s %s", s.at(), s.Scheduler)
 	if s.Persistent > 0 {
-		fmt.Fprintf(w, " -p %d", s.Persistent)
+		text += fmt.Sprintf(" -p %d", s.Persistent)
 	}
-	for i, name := range s.Flags {
-		word := " -b "
-		if i > 0 {
-			word = ","
-		}
-		w.WriteString(word + name)
+	if len(s.Flags) > 0 {
+		text += " -b " + strings.Join(s.Flags, ",")
 	}
-	w.WriteString("\n")
+	return text
+}
+
+// writeText writes s as ipvsadm -S -n prints it, after its Service.
+func (s VirtualServer) writeText(w *bufio.Writer) {
+	fmt.Fprintf(w, "# %s\n%s\n", s.Service, s)
 	for _, a := range s.Destinations {
-		fmt.Fprintf(w, "-a %s -r %s -m -w 1\n", at, a)
+		fmt.Fprintf(w, "-a %s -r %s -m -w 1\n", s.at(), a)
 	}
 }

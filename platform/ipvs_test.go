@@ -1,0 +1,66 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package platform
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/platform/linux/nftables"
+)
+
+var besideOptions = nftables.Options{Role: nftables.BesideIPVS, MasqueradeBit: 14}
+
+const ipvsSkeletonPath = "testdata/skeleton.ipvs"
+
+// TestIPVSSkeleton shows what every node has.
+func TestIPVSSkeleton(t *testing.T) {
+	var got bytes.Buffer
+	if err := ipvs.Render(&got, empty, ipvs.Options{MasqueradeBit: 14}, ipvs.Text); err != nil {
+		t.Fatalf("render: %v", err)
+	}
+	if *update {
+		if err := os.WriteFile(ipvsSkeletonPath, got.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(ipvsSkeletonPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got.String()); diff != "" {
+		t.Errorf("skeleton (-want +got):\n%s", diff)
+	}
+}
+
+// writeIPVS writes virtual servers and addresses, and what the table beside
+// them has besides its skeleton.
+func writeIPVS(t *testing.T, want *service.Snapshot, _ choices) string {
+	t.Helper()
+	var b strings.Builder
+	for _, f := range service.Families {
+		d := ipvs.NewDocument(f, want, ipvs.Options{})
+		var addrs []string
+		for _, a := range d.Addresses {
+			addrs = append(addrs, fmt.Sprintf("%s from %s", a.Addr, a.Source))
+		}
+		writeLines(&b, f.String()+" addresses", addrs)
+		for _, s := range d.Servers {
+			var to []string
+			for _, a := range s.Destinations {
+				to = append(to, a.String())
+			}
+			writeLines(&b, s.String(), to)
+		}
+	}
+	return b.String() + writeTables(t, want, besideOptions)
+}
