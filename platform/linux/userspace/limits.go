@@ -112,7 +112,11 @@ func (l *Limits) trouble(err error) {
 }
 
 // wake has those that wait look whether they still want to.
-func (l *Limits) wake() { l.freed.Broadcast() }
+func (l *Limits) wake() {
+	l.mu.Lock() // nobody is between looking and waiting
+	defer l.mu.Unlock()
+	l.freed.Broadcast()
+}
 
 func (l *Limits) say(text string) {
 	if (text == "") == (l.text == "") { // the first reason is good enough
