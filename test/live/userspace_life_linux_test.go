@@ -4,6 +4,7 @@
 package live
 
 import (
+	"bytes"
 	"net/netip"
 	"os/exec"
 	"regexp"
@@ -149,6 +150,25 @@ func TestUserspaceRepairAndCleanup(t *testing.T) {
 		}
 		if out, err := program.Run(t, c.Node, exec.Command("ip", "addr", "show", "dev", "lo")); err != nil || strings.Contains(out, addr) || strings.Contains(out, "fd6b:") {
 			t.Errorf("after the cleanup: %v\n%s", err, out)
+		}
+	})
+}
+
+// A Service whose endpoint is its own NodePort on this node makes no loop.
+func TestUserspaceDoesNotReachItself(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.Host("web-1"))
+		text := bytes.ReplaceAll(web.yaml(t), []byte("10.244.1.11"), []byte("192.0.2.10"))
+		c.write(t, "web.yaml", bytes.ReplaceAll(text, []byte("port: 8080"), []byte("port: 30010")))
+		p := c.start(t)
+		before := metric(t, p, "process_open_fds")
+		a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)})
+		if err != nil || a.Outcome != netlab.Broken {
+			t.Errorf("%s, %v; want the connection to break off", a.Outcome, err)
+		}
+		if now := metric(t, p, "process_open_fds"); now > before+20 {
+			t.Errorf("%v files are open, and were %v", now, before)
 		}
 	})
 }
