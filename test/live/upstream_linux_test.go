@@ -194,11 +194,7 @@ func TestTakeoverFromUpstream(t *testing.T) {
 			packets.goOn(t)
 			c.check(t, want, c.cells(c.callers()[:1], web))
 			c.aloneIn(t, tc.to)
-			for _, l := range loads {
-				if r := l.Stop(); r.Lost() > 0 {
-					t.Errorf("connections were lost: %s", r)
-				}
-			}
+			lossless(t, loads)
 			p.Stop(t)
 			if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
 				t.Errorf("cleanup: %v\n%s", err, out)

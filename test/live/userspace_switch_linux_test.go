@@ -9,7 +9,6 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
-	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
@@ -28,7 +27,7 @@ func TestUserspaceSwitch(t *testing.T) {
 	p := c.start(t)
 	c.settle(t)
 	for _, name := range []string{"userspace-legacy", "nftables", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"} {
-		var loads []*netlab.Load
+		var loads []load
 		var lines talks
 		into := all[name].userspace
 		if into { // what is there goes on without a process
@@ -39,11 +38,7 @@ func TestUserspaceSwitch(t *testing.T) {
 		p = c.launch(t)
 		want := c.settle(t)
 		lines.goOn(t)
-		for _, l := range loads {
-			if r := l.Stop(); r.Lost() > 0 {
-				t.Errorf("to %s, connections were lost: %s", name, r)
-			}
-		}
+		lossless(t, loads, service.UDP) // of which a packet may be lost as its flow moves
 		c.check(t, want, c.cells(c.callers(), web, local))
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
