@@ -123,6 +123,9 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 		return bad
 	}
 	if modeOf(c) == config.Userspace {
+		if c.PortRange == "" {
+			fmt.Fprintf(to.err, "note: the system chooses where listeners are; here they are taken to be at %d and up\n", userspace.AssumedPorts.First)
+		}
 		if err := userspace.Render(to.out, want, userspaceOptions(c), iptables.Format(r.format)); err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
