@@ -1,0 +1,151 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// Each scheduler is found, programmed and found again by another process. One
+// that nobody has is an error that lists those that are there.
+func TestSchedulers(t *testing.T) {
+	inNamespace(t, func() {
+		for _, s := range []string{"rr", "wrr", "lc", "wlc", "dh", "sh", "mh", "sed", "nq"} {
+			o := Options{MasqueradeBit: 14, Scheduler: s, SyncPeriod: time.Minute}
+			if err := Probe(service.IPv4, o); err != nil {
+				t.Errorf("%s: %v", s, err)
+				continue
+			}
+			want := snapshot(web(0, 3, service.TCP))
+			b, fresh := newKernel(t, service.IPv4, o), newKernel(t, service.IPv4, o)
+			apply(t, b, want)
+			if p := planOf(t, fresh, want); !p.Empty() {
+				t.Errorf("%s: a new backend would change what is there:\n%s", s, p)
+			}
+			_, _ = b.Close(), fresh.Close()
+		}
+		err := Probe(service.IPv4, Options{Scheduler: "magic"})
+		if err == nil || !strings.Contains(err.Error(), `has no scheduler "magic"`) || !strings.Contains(err.Error(), "it has dh, ") || !strings.Contains(err.Error(), ", wrr") {
+			t.Errorf("Probe = %v, want a list of schedulers", err)
+		}
+	})
+}
+
+// Virtual servers of others stay what they are, through rounds and a cleanup.
+func TestKernelKeepsForeignServers(t *testing.T) {
+	inNamespace(t, func() {
+		h, err := ipvs.New("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		other := &ipvs.Service{
+			Address: net.IP(world.NodeAddr[0].AsSlice()), Port: 443, Protocol: unix.IPPROTO_TCP,
+			AddressFamily: unix.AF_INET, SchedName: "rr", Netmask: 0xffffffff,
+		}
+		if err := h.NewService(other); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.NewDestination(other, &ipvs.Destination{Address: net.IPv4(10, 0, 0, 1), Port: 443, Weight: 7, AddressFamily: unix.AF_INET}); err != nil {
+			t.Fatal(err)
+		}
+		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
+		apply(t, b, snapshot(web(0, 2, service.TCP)))
+		apply(t, b, snapshot())
+		apply(t, b, snapshot(web(1, 2, service.TCP)))
+		if err := b.Cleanup(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		all, err := h.GetServices()
+		if err != nil || len(all) != 1 || all[0].Port != 443 {
+			t.Errorf("%d virtual servers are left, %v, want one", len(all), err)
+		}
+		dests, err := h.GetDestinations(other)
+		if err != nil || len(dests) != 1 || dests[0].Weight != 7 {
+			t.Errorf("its destinations are %v, %v", dests, err)
+		}
+		if what, err := (Remains{Family: service.IPv4}).Find(context.Background()); what != "" || err != nil {
+			t.Errorf("after a cleanup there is %q, %v", what, err)
+		}
+		_ = b.Close()
+	})
+}
+
+// Two families are programmed at once, and asked at once, in many rounds.
+func TestFamiliesAtOnce(t *testing.T) {
+	inNamespace(t, func() {
+		var all []*Backend
+		for _, f := range service.Families {
+			all = append(all, newKernel(t, f, Options{MasqueradeBit: 14, SyncPeriod: time.Nanosecond}))
+		}
+		var working sync.WaitGroup
+		for f, b := range all {
+			for range 2 { // one plans, the other looks
+				working.Go(func() { lookOften(t, b) })
+			}
+			working.Go(func() {
+				for n := range 30 {
+					round, err := b.Plan(t.Context(), rounds(service.Family(f), n))
+					if err == nil && !round.Empty() {
+						err = round.Apply(t.Context())
+					}
+					if err != nil {
+						t.Errorf("round %d: %v", n, err)
+					}
+				}
+			})
+		}
+		working.Wait()
+		for _, b := range all {
+			_ = b.Close()
+		}
+	})
+}
+
+// lookOften uses a driver beside those who work with it.
+func lookOften(t *testing.T, b *Backend) {
+	for range 100 {
+		if _, err := b.driver.Addrs(t.Context()); err != nil {
+			t.Errorf("Addrs: %v", err)
+		}
+		if _, err := b.driver.Dests(t.Context(), trial[b.family]); err != nil {
+			t.Errorf("Dests: %v", err)
+		}
+		runtime.Gosched()
+	}
+}
+
+// rounds is the n-th of changing snapshots.
+func rounds(f service.Family, n int) *service.Snapshot {
+	var ports []*service.Port
+	for i := range 5 {
+		p := web(i, 1+(n+i)%4, service.TCP)
+		if f == service.IPv6 {
+			p.Family = f
+			p.Frontends[0].Addr = world.Nth("fd00:10:96::", i)
+			for e := range p.Cluster {
+				p.Cluster[e].Addr = addrPort6(e)
+			}
+		}
+		ports = append(ports, p)
+	}
+	return snapshot(ports...)
+}
+
+func addrPort6(e int) netip.AddrPort {
+	return netip.AddrPortFrom(world.Nth("fd00:10:244:1::", e+1), 8080)
+}
