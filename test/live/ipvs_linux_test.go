@@ -4,9 +4,14 @@
 package live
 
 import (
+	"net"
+	"net/netip"
 	"testing"
 
+	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/test/judge"
+	"kubeproxy/test/netlab"
 )
 
 // withIPVS runs test in mode ipvs.
@@ -28,4 +33,72 @@ func TestIPVSModes(t *testing.T) { withIPVS(t, everyMode) }
 
 func TestIPVSBridge(t *testing.T) {
 	withIPVS(t, func(t *testing.T, m mode) { onBridge(t, m.bare()) })
+}
+
+// Long connections outlive restarts of the proxy, an endpoint that leaves and
+// comes back, and a restart in between.
+func TestIPVSLongConnections(t *testing.T) {
+	withIPVS(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		all := app{name: "web", number: 10}.on(c.webs()...)
+		less := app{name: "web", number: 10}.on(c.webs()[1:]...)
+		c.save(t, all)
+		p := c.start(t)
+		lines := c.talk(t, "tcp", all, 2)
+		calls := c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer")}, all)
+		for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
+			end()
+			lines.goOn(t)
+			p = c.launch(t)
+			for _, f := range service.Families {
+				p.AwaitLog(t, `"Programmed"`, f.String(), "changed=false")
+			}
+			lines.goOn(t)
+		}
+		c.save(t, less)
+		c.check(t, c.settle(t), calls)
+		lines.goOn(t)
+		p.Stop(t)
+		p = c.launch(t)
+		for _, f := range service.Families {
+			p.AwaitLog(t, `"Programmed"`, f.String())
+		}
+		c.check(t, c.settle(t), calls)
+		lines.goOn(t)
+		c.save(t, all)
+		c.check(t, c.settle(t), calls)
+		lines.goOn(t)
+	})
+}
+
+// A program of the node that listens on all addresses is not reached through
+// those of Services.
+func TestIPVSHostPorts(t *testing.T) {
+	withIPVS(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		const port = 9999
+		var listener net.Listener
+		err := c.Node.Do(func() (err error) {
+			listener, err = net.Listen("tcp", ":9999")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { listener.Close() })
+		web := app{name: "web", number: 10}.on(c.Host("web-1"))
+		c.save(t, web)
+		c.start(t)
+		for _, f := range service.Families {
+			for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node} {
+				for _, k := range []service.Kind{service.ClusterIP, service.ExternalIP, service.LoadBalancerIP} {
+					x := judge.Call{From: h, Proto: service.TCP, To: netip.AddrPortFrom(web.at(k, f).Addr(), port)}
+					a, err := h.Ask(t.Context(), x.Query())
+					if err != nil || a.Outcome != netlab.Refused {
+						t.Errorf("%s: %s %s, %v; want refused", x, a.Outcome, a.Backend, err)
+					}
+				}
+			}
+		}
+	})
 }

@@ -22,6 +22,7 @@ import (
 type beside struct {
 	sets   map[string]map[string]string // elements and what they yield
 	chains map[string][]string
+	types  map[string]string // of base chains
 }
 
 // besideOf reads what the table for want has in one family.
@@ -31,7 +32,7 @@ func besideOf(t fataler, f service.Family, want *service.Snapshot) *beside {
 	var all struct {
 		Tables []struct {
 			Sets, Chains []struct {
-				Name            string
+				Name, Type      string
 				Elements, Rules []string
 			}
 		}
@@ -42,7 +43,7 @@ func besideOf(t fataler, f service.Family, want *service.Snapshot) *beside {
 	if err := json.Unmarshal(text.Bytes(), &all); err != nil {
 		t.Fatalf("read what was rendered: %v", err)
 	}
-	b := &beside{map[string]map[string]string{}, map[string][]string{}}
+	b := &beside{map[string]map[string]string{}, map[string][]string{}, map[string]string{}}
 	for _, s := range all.Tables[f].Sets {
 		b.sets[s.Name] = map[string]string{}
 		for _, e := range s.Elements {
@@ -52,7 +53,7 @@ func besideOf(t fataler, f service.Family, want *service.Snapshot) *beside {
 		}
 	}
 	for _, c := range all.Tables[f].Chains {
-		b.chains[c.Name] = c.Rules
+		b.chains[c.Name], b.types[c.Name] = c.Rules, c.Type
 	}
 	return b
 }
@@ -105,7 +106,10 @@ func trace(b *beside, k *fake, c route.Conn, node func(netip.Addr) bool) outcome
 		t.chain("postrouting")
 		return t.out
 	case s == nil || !s.ours():
-		t.chain("input")
+		// A chain of type nat sees nothing of the node's own here.
+		if c.Interface != "" || !strings.HasPrefix(b.types["input"], "nat ") {
+			t.chain("input")
+		}
 		return t.out
 	}
 	o := outcome{action: route.Reject}

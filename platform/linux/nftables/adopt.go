@@ -23,7 +23,7 @@ type table struct {
 // heldChain has the fingerprints that we gave our rules; a rule of somebody
 // else has none, which is "".
 type heldChain struct {
-	hook  string // as hook.spec, "" for a chain without
+	hook  string // as chain.spec, "" for a chain without
 	rules []string
 }
 
@@ -57,11 +57,15 @@ type setSpec struct {
 	timeout            uint64 // ms
 }
 
-func (h *hook) spec() string {
-	if h == nil {
+func (c *chain) spec() string {
+	if c.hook == nil {
 		return ""
 	}
-	return fmt.Sprintf("%s %d", h.name, h.priority)
+	spec := fmt.Sprintf("%s %d", c.hook.name, c.hook.priority)
+	if c.filter {
+		spec += " filter"
+	}
+	return spec
 }
 
 // planAll compares the table with what want needs, element by element, and
@@ -160,7 +164,7 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 		*ops = appendChain(*ops, x)
 		return
 	}
-	c.misfit = c.misfit || held.hook != x.hook.spec()
+	c.misfit = c.misfit || held.hook != x.spec()
 	var prints []string
 	for _, r := range x.rules {
 		prints = append(prints, r.fingerprint(c.backend.family))

@@ -81,6 +81,11 @@ func (d *doors) chains(f service.Family, node *service.Node, bit uint32) []*chai
 
 const unservedChain = "unserved"
 
+// behindIPVS is the priority of what virtual servers did not take. A chain of
+// type nat would not see the node's own connections there, which another one has
+// seen on their way out.
+const behindIPVS = srcNAT + 10
+
 // leave hands a connection on to IPVS. An address of the node may be a
 // Service's, too, whose port then goes before a NodePort.
 var leave = verdict{code: acceptIt}
@@ -106,8 +111,7 @@ func besideChains(f service.Family, node *service.Node, o Options) []*chain {
 		}},
 		&chain{name: "prerouting", hook: &hook{"prerouting", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
 		&chain{name: "output", hook: &hook{"output", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
-		// The kernel gives this hook a place right behind IPVS.
-		&chain{name: "input", hook: &hook{"input", srcNAT}, rules: []rule{
+		&chain{name: "input", filter: true, hook: &hook{"input", behindIPVS}, rules: []rule{
 			{isProto{service.TCP}, jump(unservedChain)},
 			{isProto{service.UDP}, jump(unservedChain)},
 			{isProto{service.SCTP}, jump(unservedChain)},

@@ -226,7 +226,7 @@ func (e *encoder) chain(c *chain) {
 		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
 		e.end(hook)
 		e.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
-		e.str(unix.NFTA_CHAIN_TYPE, "nat")
+		e.str(unix.NFTA_CHAIN_TYPE, c.kind())
 	}
 	e.close()
 }

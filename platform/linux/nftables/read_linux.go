@@ -72,8 +72,7 @@ func (r *reader) read() error {
 func (r *reader) chain(body []byte) error {
 	c := &heldChain{}
 	if hook := attribute(body, unix.NFTA_CHAIN_HOOK); hook != nil {
-		h := decodeHook(hook)
-		c.hook = h.spec()
+		c.hook = (&chain{hook: decodeHook(hook)}).spec()
 		if typ := stringOf(attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
 			c.hook += " " + typ
 		}

@@ -97,7 +97,7 @@ func newDocument(f service.Family, want *service.Snapshot, o Options) *document 
 	for _, c := range d.chains {
 		x := documentOf{Name: c.name}
 		if c.hook != nil {
-			x.Type = fmt.Sprintf("nat %s %d", c.hook.name, c.hook.priority)
+			x.Type = fmt.Sprintf("%s %s %d", c.kind(), c.hook.name, c.hook.priority)
 		}
 		for _, r := range c.rules {
 			x.Rules = append(x.Rules, r.text(f))
