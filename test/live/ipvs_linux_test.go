@@ -10,7 +10,6 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
-	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
 )
 
@@ -89,15 +88,13 @@ func TestIPVSHostPorts(t *testing.T) {
 		web := app{name: "web", number: 10}.on(c.Host("web-1"))
 		c.save(t, web)
 		c.start(t)
-		for _, f := range service.Families {
-			for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node} {
-				for _, k := range []service.Kind{service.ClusterIP, service.ExternalIP, service.LoadBalancerIP} {
-					x := judge.Call{From: h, Proto: service.TCP, To: netip.AddrPortFrom(web.at(k, f).Addr(), port)}
-					a, err := h.Ask(t.Context(), x.Query())
-					if err != nil || a.Outcome != netlab.Refused {
-						t.Errorf("%s: %s %s, %v; want refused", x, a.Outcome, a.Backend, err)
-					}
-				}
+		for _, x := range c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, web) {
+			if x.ToNode || x.Proto != service.TCP {
+				continue
+			}
+			x.To = netip.AddrPortFrom(x.To.Addr(), port)
+			if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Outcome != netlab.Refused {
+				t.Errorf("%s: %s %s, %v; want refused", x, a.Outcome, a.Backend, err)
 			}
 		}
 	})
