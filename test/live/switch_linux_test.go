@@ -239,3 +239,35 @@ func TestModeWithoutCommands(t *testing.T) {
 	c.settle(t)
 	p.Stop(t)
 }
+
+// A changed configuration file has the process end well, and the one that is
+// started after it takes over. The mode in force is not asked for again, be it
+// written down or not.
+func TestSwitchByReload(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	v, path := newVolume(t, "")
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	c.mode.flags = append(c.mode.flags, "--config="+path)
+	p := c.start(t)
+	p.AwaitLog(t, `"Starting"`, `modeFrom="the best that works here"`)
+	loads, lines := c.loads(t, web), c.talkTo(t, "tcp", web)
+	v.mount(t, "..second", "mode: nftables\n")
+	p.AwaitLog(t, "means the same")
+	v.mount(t, "..third", "mode: iptables\niptables: {localhostNodePorts: false}\n")
+	if err := p.Wait(t); err != nil {
+		t.Fatalf("the proxy ended with %v, want exit status 0", err)
+	}
+	m := ways()["iptables-nft"]
+	m.flags = append(usual().flags, "--config="+path)
+	c.become(t, m)
+	p = c.launch(t)
+	p.AwaitLog(t, `"Starting"`, `mode="iptables"`, `modeFrom="`+path+`"`)
+	p.AwaitLog(t, "Removed what an earlier service proxy left", "IPv4")
+	p.AwaitLog(t, "Removed what an earlier service proxy left", "IPv6")
+	c.settle(t)
+	c.aloneIn(t, "iptables-nft")
+	lines.goOn(t)
+	lossless(t, loads)
+}
