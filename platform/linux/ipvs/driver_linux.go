@@ -46,6 +46,8 @@ type kernel struct {
 
 	mu      sync.Mutex // a handle hangs when two use it at once
 	servers *ipvs.Handle
+	batch   *batcher
+	device  netlink.Link // while a Commit works
 }
 
 func (k *kernel) open() error {
@@ -61,11 +63,15 @@ func (k *kernel) open() error {
 	if k.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open a socket for routes: %w", err)
 	}
+	if k.batch, err = newBatcher(k.family); err != nil {
+		return fmt.Errorf("open a socket for batches: %w", err)
+	}
 	return nil
 }
 
 func (k *kernel) close() {
 	k.servers.Close()
+	k.batch.sock.Close()
 	k.links.Close()
 }
 
@@ -81,9 +87,18 @@ func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	failed := map[int]error{}
-	for i := range ops {
-		if err := k.do(&ops[i]); err != nil {
-			failed[i] = known(err)
+	k.device = nil // somebody may have made it anew
+	for from := 0; from < len(ops); {
+		to := from
+		for to < len(ops) && commands[ops[to].verb] != 0 {
+			to++
+		}
+		k.commitServers(ops[from:to], func(i int, err error) { failed[from+i] = known(err) })
+		if from = to; from < len(ops) {
+			if err := k.do(&ops[from]); err != nil {
+				failed[from] = known(err)
+			}
+			from++
 		}
 	}
 	return failed
@@ -106,26 +121,6 @@ func (k *kernel) do(o *op) error {
 		return k.addDevice()
 	case addRoute, delRoute:
 		return k.route(o)
-	case addServer:
-		err := k.servers.NewService(k.service(o))
-		if errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
-		}
-		return err
-	case setServer:
-		return k.servers.UpdateService(k.service(o))
-	case delServer:
-		return k.servers.DelService(k.service(o))
-	case addDest:
-		return k.servers.NewDestination(k.service(o), k.destination(o))
-	case setDest:
-		return k.servers.UpdateDestination(k.service(o), k.destination(o))
-	case delDest:
-		err := k.servers.DelDestination(k.service(o), k.destination(o))
-		if errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("%w: %w", errMissing, err)
-		}
-		return err
 	}
 	return fmt.Errorf("no such step: %d", o.verb)
 }
@@ -134,19 +129,9 @@ func (k *kernel) service(o *op) *ipvs.Service {
 	s := &ipvs.Service{
 		Address: net.IP(o.key.addr.AsSlice()), Protocol: uint16(o.key.proto), Port: o.key.port,
 		SchedName: o.server.scheduler, Flags: o.server.flags, Timeout: o.server.timeout,
-		AddressFamily: k.af(), Netmask: 0xffffffff,
-	}
-	if k.family == service.IPv6 {
-		s.Netmask = 128
+		AddressFamily: k.af(), Netmask: netmask(k.af()),
 	}
 	return s
-}
-
-func (k *kernel) destination(o *op) *ipvs.Destination {
-	return &ipvs.Destination{
-		Address: net.IP(o.dest.addr.Addr().AsSlice()), Port: o.dest.addr.Port(), Weight: int(o.dest.weight),
-		ConnectionFlags: ipvs.ConnectionFlagMasq, AddressFamily: k.af(),
-	}
 }
 
 // Read implements Driver.

@@ -54,12 +54,15 @@ func (k *kernel) addDevice() error {
 }
 
 func (k *kernel) route(o *op) error {
-	l, err := k.links.LinkByName(Device)
-	if err != nil {
-		return err
+	if k.device == nil {
+		l, err := k.links.LinkByName(Device)
+		if err != nil {
+			return err
+		}
+		k.device = l
 	}
 	r := &netlink.Route{
-		LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: o.route.addr.AsSlice(), Mask: net.CIDRMask(o.route.addr.BitLen(), o.route.addr.BitLen())},
+		LinkIndex: k.device.Attrs().Index, Dst: &net.IPNet{IP: o.route.addr.AsSlice(), Mask: net.CIDRMask(o.route.addr.BitLen(), o.route.addr.BitLen())},
 		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Priority: metric,
 	}
 	if o.verb == delRoute {
