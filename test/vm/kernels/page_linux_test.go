@@ -36,7 +36,7 @@ func TestPage(t *testing.T) {
 		}
 	}
 	want := []string{
-		"5.10.0-46|6.1", "12 passed, 1m30s|no result", "not run|not run", "not run|not run",
+		"5.10.0-46|6.1", "12 passed, 1m30s|no result", "not run|not run", "not run|not run", "not run|not run", "not run|not run",
 		"3 passed, **2 failed**, 1 skipped, 1s|not run",
 	}
 	if diff := cmp.Diff(want, got[:min(len(want), len(got))]); diff != "" {

@@ -30,11 +30,14 @@ var suites = []suite{
 	{"nftables", "mode nftables: every sort of connection, TCP, UDP, SCTP", []string{"./test/live"}, "^TestEveryCell$", ""},
 	{"iptables-legacy", "mode iptables, legacy: the same", []string{"./test/live"}, "^TestIPTablesEveryCell$/^legacy$", ""},
 	{"iptables-nft", "mode iptables, nft: the same", []string{"./test/live"}, "^TestIPTablesEveryCell$/^nft$", ""},
+	{"ipvs", "mode ipvs: the same", []string{"./test/live"}, "^TestIPVSEveryCell$", ""},
+	{"userspace", "mode userspace", []string{"./test/live"}, "^TestUserspace", ""},
 	{"bridge", "pods on a bridge, modes nftables and iptables", []string{"./test/live"}, "^(TestBridge|TestIPTablesBridge)$", ""},
-	{"live-nftables", "mode nftables: updates, restarts, affinity, strangers", []string{"./test/live"}, "", "^TestIP|^TestSCTP$|" + cells + "|^TestBridge$"},
+	{"live-ipvs", "mode ipvs: the rest", []string{"./test/live"}, "^TestIPVS", "^TestIPVSEveryCell$"},
+	{"live-nftables", "mode nftables: updates, restarts, affinity, strangers; switches of modes", []string{"./test/live"}, "", "^TestIP|^TestUserspace|^TestSCTP$|" + cells + "|^TestBridge$"},
 	{"live-iptables", "mode iptables: the same", []string{"./test/live"}, "^TestIPTables", "^TestIPTables(SCTP|Bridge)$|" + cells},
-	{"backends", "the kernel's part of nftables, iptables, conntrack, sysctls",
-		[]string{"./platform/linux/nftables", "./platform/linux/iptables", "./platform/linux/conntrack", "./platform/linux/sysctl"}, "", ""},
+	{"backends", "the kernel's part of nftables, iptables, ipvs, conntrack, sysctls",
+		[]string{"./platform/linux/nftables", "./platform/linux/iptables", "./platform/linux/ipvs", "./platform/linux/conntrack", "./platform/linux/sysctl"}, "", ""},
 	{"ground", "what live tests stand on: networks, SCTP, notices", []string{"./test/netlab", "./test/notices"}, "", ""},
 }
 
