@@ -7,9 +7,11 @@ import (
 	"bytes"
 	"context"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -204,6 +206,10 @@ func TestServiceLog(t *testing.T) {
 		dir := t.TempDir()
 		log := openLog(filepath.Join(dir, "logs", "a.log"), megabytes)
 		for range 5 {
+			// An old file is named by the millisecond.
+			for now := time.Now().UnixMilli(); time.Now().UnixMilli() == now; {
+				runtime.Gosched()
+			}
 			if _, err := log.Write(make([]byte, megabyte/2)); err != nil {
 				t.Fatal(err)
 			}

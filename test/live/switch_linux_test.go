@@ -191,10 +191,10 @@ func (c *cluster) stuck(t *testing.T, dir string) *program.Proxy {
 	cmd.Env = append(os.Environ(), "PATH="+dir)
 	p := program.Start(t, c.Node, cmd)
 	p.AwaitLog(t, "still there; trying again", "IPv4", "the command iptables-legacy-restore is missing")
-	page := p.Fetch(t, program.HealthAddr, "/healthz")
-	if page.Status != 200 || !strings.Contains(string(page.Body), "an earlier service proxy left rules in iptables-legacy") {
-		t.Errorf("/healthz: %d %s", page.Status, page.Body)
-	}
+	program.Await(t, "both families to be in force, and the condition to show", func() bool {
+		page := p.Fetch(t, program.HealthAddr, "/healthz")
+		return page.Status == 200 && strings.Contains(string(page.Body), "an earlier service proxy left rules in iptables-legacy")
+	})
 	if n, _ := p.Metric(t, "kubeproxy_condition", "condition", "leftovers-IPv4"); n != 1 {
 		t.Errorf("the condition is %v as a metric, want 1", n)
 	}
