@@ -27,11 +27,7 @@ func inNamespace(t *testing.T, f func()) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends here
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = addAddrs()
-		}
+		err := enter()
 		if err == nil {
 			defer close(done) // also when f ends the goroutine
 			f()
@@ -42,6 +38,16 @@ func inNamespace(t *testing.T, f func()) {
 	if err := <-done; err != nil {
 		t.Fatalf("make a network namespace: %v", err)
 	}
+}
+
+// enter puts the calling goroutine into a new namespace. Its thread is never
+// unlocked, so it ends with the goroutine.
+func enter() error {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	return addAddrs()
 }
 
 func addAddrs() error {

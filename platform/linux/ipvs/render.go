@@ -145,7 +145,7 @@ func (d Document) writeText(w *bufio.Writer) {
 		}
 		fmt.Fprintf(w, "route replace local %s dev %s table local proto 107 metric 1024%s\n", a.Addr, Device, src)
 	}
-	fmt.Fprint(w, "# for ipvsadm -R\n")
+	fmt.Fprint(w, "# for ipvsadm -R, without comments\n")
 	for _, s := range d.Servers {
 		s.writeText(w)
 	}
