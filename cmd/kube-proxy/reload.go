@@ -62,6 +62,7 @@ func (r *reloader) run(ctx context.Context) error {
 	}
 	w := filewatch.NewWatch(path)
 	defer w.Close()
+	r.recognise()
 	for now := false; ; {
 		r.hindered(w.Add())
 		if err := r.look(ctx, now); err != nil {
@@ -149,6 +150,21 @@ func (r *reloader) settled(ctx context.Context) (content, bool) {
 		c = again
 	}
 	return c, c.key == r.seen
+}
+
+// recognise spares what was read at the start a second look.
+func (r *reloader) recognise() {
+	file := r.read()
+	if file.err != nil {
+		return
+	}
+	c, err := config.LoadFrom(&r.options.config, hostOS, file.data)
+	if err != nil || c.Mode != r.wish.configured {
+		return
+	}
+	if len(config.Diff(r.force.config(), r.resolved(c), r.use())) == 0 {
+		r.seen = file.key
+	}
 }
 
 // look judges the file if it changed, or in any case if now.
