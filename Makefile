@@ -76,7 +76,7 @@ test: setup formatted vet lint controlplane prefix machine ## everything that ru
 	@race=-race; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
 	echo "== test $$race (compiles first)"; \
-	go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- $$race ./...
+	KUBEPROXY_SOAK=5m go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- $$race -timeout 30m ./...
 	@$(in_vm)
 
 .PHONY: e2e

@@ -17,7 +17,14 @@ import (
 )
 
 // soakFor is how long TestSoak meddles.
-var soakFor = flag.Duration("soak", 15*time.Second, "how long faults are made at random")
+var soakFor = flag.Duration("soak", usualSoak(), "how long faults are made at random, both versions of HNS together; by default $KUBEPROXY_SOAK or 15s")
+
+func usualSoak() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("KUBEPROXY_SOAK")); err == nil {
+		return d
+	}
+	return 15 * time.Second
+}
 
 // kubeProxy is the program for Linux, exe that for Windows, both built anew
 // for each run of the tests and in one folder.

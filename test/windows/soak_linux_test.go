@@ -25,6 +25,7 @@ type storm struct {
 func TestSoak(t *testing.T) {
 	for i, v := range []hns.Version{{Major: 13, Minor: 3}, {Major: 15, Minor: 5}} {
 		t.Run(v.String(), func(t *testing.T) {
+			t.Parallel()
 			seed := uint64(time.Now().UnixNano()) + uint64(i)
 			t.Logf("seed %d", seed)
 			s := &storm{newNode(t, hns.Options{Version: v, Seed: seed}), rand.New(rand.NewPCG(seed, 1)), map[int]app{}}
