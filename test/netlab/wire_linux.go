@@ -42,9 +42,10 @@ var sysctls = []struct{ name, value string }{
 	// is no error.
 	{"net/ipv4/icmp_ratemask", "0"},
 	{"net/ipv6/icmp/ratemask", "128"},
-	// A load opens many thousand connections from one address. NodePorts are
-	// left to those who ask for them, as a node's own settings have it.
-	{"net/ipv4/ip_local_port_range", "10000 65000"},
+	// A load opens many thousand connections from one address. NodePorts and
+	// those of the proxy itself, 10249 and 10256, are left to those who ask for
+	// them, as a node's own settings have it.
+	{"net/ipv4/ip_local_port_range", "11000 65000"},
 	{"net/ipv4/ip_local_reserved_ports", "30000-32767"},
 }
 
