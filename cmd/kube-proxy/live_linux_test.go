@@ -4,13 +4,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/test/program"
 )
 
 // inNamespace tells the test's second process what it is.
@@ -116,12 +115,12 @@ func installed(t *testing.T, dir string) bool {
 type process struct {
 	stop context.CancelFunc
 	code chan int
-	log  *syncBuffer
+	log  *program.Log
 }
 
 func begin(t *testing.T, args []string) *process {
 	ctx, stop := context.WithCancel(t.Context())
-	p := &process{stop, make(chan int, 1), &syncBuffer{}}
+	p := &process{stop, make(chan int, 1), &program.Log{}}
 	go func() { p.code <- execute(ctx, args, streams{p.log, p.log}) }()
 	return p
 }
@@ -152,21 +151,4 @@ func (p *process) end(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatalf("does not stop:\n%s", p.log.String())
 	}
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

@@ -72,16 +72,7 @@ func read(t *testing.T, path ...string) []byte {
 // deployment returns the documents that applying a folder applies.
 func deployment(t *testing.T, name string) []byte {
 	t.Helper()
-	var out bytes.Buffer
-	for _, o := range built(t, filepath.Join(folder, name)) {
-		text, err := yaml.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out.WriteString("---\n")
-		out.Write(text)
-	}
-	return out.Bytes()
+	return program.Manifest(t, built(t, filepath.Join(folder, name))...)
 }
 
 // built returns the objects of a folder with a kustomization.

@@ -84,7 +84,7 @@ func newCluster(t *testing.T, m mode) *cluster {
 		}
 	}
 	c.become(t, m)
-	c.write(t, "node.yaml", manifest(t, node()))
+	c.write(t, "node.yaml", program.Manifest[any](t, node()))
 	return c
 }
 

@@ -4,7 +4,6 @@
 package live
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -14,11 +13,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/yaml"
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // target is the port that endpoints listen on.
@@ -99,21 +98,7 @@ func (a app) with(h *netlab.Host, s state) app {
 // yaml returns a as a manifest: the Service and a slice for each family.
 func (a app) yaml(t *testing.T) []byte {
 	t.Helper()
-	return manifest(t, a.service(), a.slice(service.IPv4), a.slice(service.IPv6))
-}
-
-func manifest(t *testing.T, objects ...any) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	for _, o := range objects {
-		text, err := yaml.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out.WriteString("---\n")
-		out.Write(text)
-	}
-	return out.Bytes()
+	return program.Manifest[any](t, a.service(), a.slice(service.IPv4), a.slice(service.IPv6))
 }
 
 func (a app) service() *corev1.Service {

@@ -4,16 +4,13 @@
 package windows
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
-	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"kubeproxy/test/netlab"
 )
@@ -89,18 +86,4 @@ func nodes() []*corev1.Node {
 		list = append(list, n)
 	}
 	return list
-}
-
-func manifest(t *testing.T, objects ...any) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	for _, o := range objects {
-		text, err := yaml.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out.WriteString("---\n")
-		out.Write(text)
-	}
-	return out.Bytes()
 }

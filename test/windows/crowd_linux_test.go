@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/test/hns"
+	"kubeproxy/test/program"
 )
 
 // crowdOf is how many Services TestCrowd has. Users have reported 2000 of them,
@@ -117,7 +118,7 @@ func crowdManifest(t *testing.T, apps []app) []byte {
 		s.Spec.Ports[0].NodePort = 0
 		objects = append(objects, s, a.slice())
 	}
-	return manifest(t, objects...)
+	return program.Manifest[any](t, objects...)
 }
 
 // elsewhere is the address of a pod on the other node.

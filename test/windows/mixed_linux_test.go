@@ -68,7 +68,7 @@ func (m *mixed) snapshot(t *testing.T, apps []app) *service.Snapshot {
 	t.Helper()
 	n := &node{dir: t.TempDir()}
 	for _, o := range nodes() {
-		n.write(t, o.Name+".yaml", manifest(t, o))
+		n.write(t, o.Name+".yaml", program.Manifest[any](t, o))
 	}
 	n.save(t, apps...)
 	own, err := m.Client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
@@ -76,14 +76,14 @@ func (m *mixed) snapshot(t *testing.T, apps []app) *service.Snapshot {
 		t.Fatal(err)
 	}
 	own.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
-	n.write(t, "own.yaml", manifest(t, own))
+	n.write(t, "own.yaml", program.Manifest[any](t, own))
 	ranges, err := m.Client.NetworkingV1().ServiceCIDRs().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(ranges.Items) == 0 {
 		t.Fatalf("%d ServiceCIDRs, %v", len(ranges.Items), err)
 	}
 	for _, r := range ranges.Items {
 		r.TypeMeta = metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}
-		n.write(t, r.Name+"-range.yaml", manifest(t, r))
+		n.write(t, r.Name+"-range.yaml", program.Manifest[any](t, r))
 	}
 	o := track.Options{NodeName: netlab.OtherName, NodePortsPrimary: true}
 	o.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}

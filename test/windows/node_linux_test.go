@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/test/hns"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 	"kubeproxy/test/wine"
 )
 
@@ -49,7 +50,7 @@ func newNode(t *testing.T, o hns.Options) *node {
 	n.wine = wine.Start(t, wine.Options{Host: n.Node, Env: []string{"HNS_SIM_ADDR=" + n.hns.Addr}})
 	n.installNetwork(t)
 	for _, object := range nodes() {
-		n.write(t, object.Name+".yaml", manifest(t, object))
+		n.write(t, object.Name+".yaml", program.Manifest[any](t, object))
 	}
 	return n
 }
@@ -108,7 +109,7 @@ func (n *node) write(t *testing.T, name string, text []byte) {
 func (n *node) save(t *testing.T, apps ...app) {
 	t.Helper()
 	for _, a := range apps {
-		n.write(t, a.name+".yaml", manifest(t, a.service(), a.slice()))
+		n.write(t, a.name+".yaml", program.Manifest[any](t, a.service(), a.slice()))
 	}
 }
 
