@@ -118,8 +118,8 @@ cross: ## compile program and tests for every system
 	@$(call on_each,go test -c -o /dev/null ./...)
 
 .PHONY: bench
-bench: ## measure, and rewrite docs/benchmarks.md
-	@CGO_ENABLED=0 go run ./test/bench -o docs/benchmarks.md
+bench: ## measure, and rewrite docs/benchmarks.md; PART=served does so with one part of it
+	@CGO_ENABLED=0 go run ./test/bench -o docs/benchmarks.md $(if $(PART),-only $(PART))
 
 ##@ Change
 

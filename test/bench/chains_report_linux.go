@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"strings"
 )
 
 // knownLayout is what mode iptables is compared with.
@@ -15,10 +14,11 @@ const knownLayout = "known layout"
 
 // measureIPTables measures mode iptables with each variant that there is,
 // beside the known layout.
-func (b *bench) measureIPTables(ctx context.Context) error {
+func (b *bench) measureIPTables(ctx context.Context, s *section) error {
+	s.how = howChains
 	for _, v := range variants {
 		if _, err := exec.LookPath("iptables-" + v); err != nil {
-			fmt.Fprintf(b.out, "\niptables-%s was not measured: %v\n", v, err)
+			s.note(b.out, "iptables-%s was not measured: %v.", v, err)
 			continue
 		}
 		for _, measure := range []func(context.Context, string) (table, error){b.measureProgram, b.measureTree} {
@@ -26,8 +26,7 @@ func (b *bench) measureIPTables(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			b.chains = append(b.chains, t)
-			fmt.Fprintf(b.out, "\n%s\n\n%s", t.title, t.chainsText())
+			s.add(b.out, t)
 		}
 	}
 	return nil
@@ -119,36 +118,7 @@ func pathRows() []row {
 	return rows
 }
 
-// chainsText is t with the columns that it has.
-func (t *table) chainsText() string {
-	cells := [][]string{{"", t.base, "ours", "ours/known", "aim", ""}}
-	for _, l := range t.lines() {
-		cells = append(cells, []string{l.label, l.floor, l.ours, l.overFloor, l.aim, l.met})
-	}
-	var b strings.Builder
-	b.WriteString(align(cells))
-	for _, note := range t.notes() {
-		fmt.Fprintf(&b, "\n%s\n", note)
-	}
-	return b.String()
-}
-
-// chainsDocument is the section about mode iptables, if that was measured.
-func (b *bench) chainsDocument() string {
-	if len(b.chains) == 0 {
-		return ""
-	}
-	var d strings.Builder
-	d.WriteString(howChains)
-	for _, t := range b.chains {
-		fmt.Fprintf(&d, "\n### %s\n\n%s", t.title, t.chainsText())
-	}
-	return d.String()
-}
-
 const howChains = `
-## Mode iptables
-
 The same objects, with each of the two variants of iptables. The **known layout** is
 the one that Services have had in iptables for years: one list of all of them, a chain
 for each, and a chain for each endpoint. The bench writes it itself and gives it to
@@ -157,8 +127,7 @@ iptables-restore, so its figures are those of that command and the kernel alone,
 the medians. A change of the known layout
 writes the list and the chains of one Service. What iptables-nft takes for the layout in
 one piece grows faster than the square of the number of Services, so it gets two minutes
-and no more, and then the chains in pieces, so that changes can be measured. All of
-this section takes about five minutes. CPU is that of the process and of
-all commands that it ran. For connections, the known layout has all entries of the list
+and no more, and then the chains in pieces, so that changes can be measured. CPU is
+that of the process and of all commands that it ran. For connections, the known layout has all entries of the list
 but chains of three Services only.
 `

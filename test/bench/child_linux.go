@@ -123,15 +123,35 @@ func (b *bench) child(ctx context.Context, t task) (*figures, error) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); err != nil {
+	err = cmd.Start() // by this thread, whose end would be the child's
+	if err == nil {
+		err = b.await(cmd.Wait)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("measure %s with %d Services: %w", t.Role, t.Services, err)
 	}
 	f := newFigures()
 	if err := json.Unmarshal(out.Bytes(), f); err != nil {
 		return nil, fmt.Errorf("read what was measured of %s with %d Services: %w", t.Role, t.Services, err)
 	}
-	b.facts.sampleLoad()
 	return f, nil
+}
+
+// await waits for what measures, and looks at the load meanwhile.
+func (b *bench) await(measure func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- measure() }()
+	often := time.NewTicker(5 * time.Second)
+	defer often.Stop()
+	for {
+		select {
+		case err := <-done:
+			b.facts.sampleLoad()
+			return err
+		case <-often.C:
+			b.facts.sampleLoad()
+		}
+	}
 }
 
 // work measures what t says and writes the figures to out.

@@ -4,161 +4,142 @@
 package main
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"strconv"
+	"slices"
 	"strings"
 )
 
-// write writes the document.
-func (b *bench) write() error {
-	if err := os.WriteFile(b.options.out, []byte(b.document()), 0o644); err != nil {
+// document is the file with a section for each part. A run replaces the
+// sections that it has measured and keeps the others to the letter.
+type document struct {
+	path     string
+	sections map[string]string // by title
+}
+
+const (
+	documentHead = "# Benchmarks\n"
+	fence        = "```"
+)
+
+// openDocument reads what earlier runs have written, and refuses what is from
+// somebody else.
+func openDocument(path string) (*document, error) {
+	d := &document{path: path, sections: map[string]string{}}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the document: %w", err)
+	}
+	if len(text) > 0 && !strings.HasPrefix(string(text), documentHead) {
+		return nil, fmt.Errorf("document %s: begins with something else than %q, so the bench has not written it", path, strings.TrimSpace(documentHead))
+	}
+	all := strings.Split(string(text), "\n## ")
+	for _, section := range all[1:] {
+		title, _, _ := strings.Cut(section, "\n")
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.title == title }) {
+			return nil, fmt.Errorf("document %s: section %q is of no part that is measured (%s) and would be lost: move it elsewhere", path, title, partNames())
+		}
+		d.sections[title] = "## " + strings.TrimSpace(section) + "\n"
+	}
+	return d, nil
+}
+
+// put replaces a section and writes the file.
+func (d *document) put(s *section) error {
+	d.sections[s.title] = s.text()
+	return d.write()
+}
+
+func (d *document) write() error {
+	if err := os.WriteFile(d.path, []byte(d.text()), 0o644); err != nil {
 		return fmt.Errorf("write the document: %w", err)
 	}
 	return nil
 }
 
-func (b *bench) document() string {
-	var d strings.Builder
-	d.WriteString("# Benchmarks\n\n`make bench` measures and writes this file.\n\n")
-	fmt.Fprintf(&d, "```\n%s```\n\n%s\n\n%s\n", b.facts.text(), b.summary(), b.loadNote())
-	d.WriteString(howMeasured)
-	if b.peer == "" {
-		d.WriteString("\n" + noPeer + "\n")
-	} else {
-		d.WriteString(howPeer)
+const documentIntro = documentHead + `
+` + "`make bench`" + ` measures and writes this file; ` + "`make bench PART=served`" + ` measures one part
+and leaves the sections of the others as they are, so each tells when, where and
+for how long it was measured, and with what load (an average over a minute).
+
+Times of a busy machine are longer than need be, mostly the p99; CPU time, medians
+and ratios bear it better. The bench itself brings the load to about 1, an API server
+or another proxy to about 2.
+`
+
+// text is the whole file.
+func (d *document) text() string {
+	cells := [][]string{{"part", "measured", "commit", "load before", "at most", "took", "aims met", "missed"}}
+	var all overview
+	var b strings.Builder
+	for _, p := range parts {
+		text, ok := d.sections[p.title]
+		if !ok {
+			continue
+		}
+		o := overviewOf(text)
+		all.met, all.missed = all.met+o.met, all.missed+o.missed
+		cells = append(cells, []string{p.name, o.date, o.commit, o.before, o.during, o.took, fmt.Sprint(o.met), fmt.Sprint(o.missed)})
+		b.WriteString("\n" + text)
 	}
-	for _, t := range b.tables {
-		title, rest, _ := strings.Cut(t.text(), "\n")
-		fmt.Fprintf(&d, "\n## %s\n%s", title, rest)
-	}
-	d.WriteString(b.servedDocument())
-	d.WriteString(b.chainsDocument())
-	d.WriteString(whereTimeGoes)
-	d.WriteString(b.missed())
-	return d.String()
+	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, align(cells), b.String())
 }
 
-// loadNote says how far to trust the figures.
-func (b *bench) loadNote() string {
-	note := "Times of a busy machine are longer than need be, mostly the p99; CPU time, medians and ratios bear it better. " +
-		"The bench itself brings the load to about 1, a peer to about 2."
-	if most, err := strconv.ParseFloat(string(b.facts.loadDuring), 64); err == nil && most > busy {
-		note += "\n\n" + shared
-	}
-	if b.quick {
-		return "This was a quick run with few samples: its figures mean little.\n\n" + note
-	}
-	return note
+// overview is what a section tells about itself.
+type overview struct {
+	date, commit, before, during, took string
+	met, missed                        int
 }
 
-// busy is a load that neither the bench nor a peer brings about.
-const busy = 3
-
-const shared = "In this run other work shared the processors: read the times as upper bounds."
-
-const howMeasured = `
-## What is measured
-
-Each column is measured in a process of its own, in network namespaces that are
-gone afterwards. Floor and ours take turns three times, and the tables have the
-median of the three; the peer has one turn. Every Service has one TCP port, one ClusterIP and ten ready
-endpoints in one EndpointSlice; endpoints are spread over 50 nodes, of which
-the own one is one.
-
-- **floor** is the least that the library takes: a bare loop over
-  github.com/google/nftables that makes two maps, three rules, and puts the
-  same keys and values into them as we do, in transactions of the same size.
-  For connections it is a direct one, to an endpoint's own address, in a
-  second network in which there is no table and so no connection tracking.
-- **ours** is what runs between a source of objects and the kernel: tracker,
-  snapshot, plan, netlink. Reading objects from an API server or from files is
-  not in it, and neither is the pause that the proxy makes between two rounds
-  to gather changes.
-
-| row | from | to |
-|-----|------|----|
-| objects to tracker | first call with an object | return of the last |
-| first program | Synced, after the last object | commit of the last transaction |
-| one endpoint ... | call with the changed EndpointSlice | commit |
-| across a power of two | the same; the count goes from 8 to 9 or back, which changes rules in use, not only data | |
-| 1,000 Services changed at once | first of 1,000 calls | commit; median of 20 |
-| restart on its own table | Synced in a new proxy | the table is read, compared, and found to be right |
-| Go heap per endpoint | living objects before the first object | after the first program, objects of the API dropped |
-| peak RSS | start of the process | end of the changes; the making of the objects is in it |
-| kernel memory | before the first program | after it |
-
-Small changes are made 2,000 times, spread over all Services. CPU is that of
-the whole process in user and kernel mode, but not what the kernel frees later
-in threads of its own.
-
-Connections go from a client's namespace through the node's to a server's, by
-veth, with the proxy's table in the node's. One is: connect, send 64 bytes,
-wait for their echo; it is ended by a reset. Paths take turns of 60 ms in 15
-rounds; the figure is the median of the rounds' medians, the ratio the median
-of the ratios to the direct path in the same round. "connect alone" stops the
-clock when the connection is made. "Against 10 Services" compares that ratio
-with the one of a table with 10 Services.
-`
-
-const howPeer = `
-- **peer** is the program that PEER_KUBE_PROXY named. It gets the same objects
-  as JSON from a small API server inside the bench on the node's loopback
-  interface, so decoding them is part of its figures, while ours begin with
-  decoded objects. Its first program is measured from the last byte of the
-  last list to the transaction after which connections through the first,
-  middle and last Service work; a change from the write of the watch event to
-  the next transaction. Its period between rounds is set to 1 ms. CPU is that
-  of its process and of the programs that it ran and waited for.
-`
-
-// whereTimeGoes is what profiles have shown; it is not measured anew.
-const whereTimeGoes = `
-## Where the time goes
-
-Profiles on Linux 6.18 show what is behind the larger figures:
-
-- **first program**: two thirds of its CPU time are the kernel's. Of these a
-  third (at 10,000 Services) or two fifths (at 30,000) go into messages about
-  each new element, which the kernel writes when anybody listens to changes;
-  we do, to notice what others alter. Another 6 % and 14 % go into checking,
-  transaction by transaction, whatever the verdict map leads to. The floor has
-  neither to bear.
-- **across a power of two**: the Service's verdict changes, so the kernel checks
-  again everything that the verdict map leads to. This grows with the number
-  of Services. Changes within a power of two touch data only and do not.
-- **1,000 Services at once**: half goes into making and comparing the elements
-  of each changed Service, a third into the tracker, a fifth into the kernel.
-  The floor knows beforehand which element to change.
-- **restart**: the kernel lists a map in pieces of 32 KiB and walks it from its
-  beginning for each, so a listing grows with the square of the map: it is half
-  of the CPU time at 10,000 Services and two thirds at 30,000.
-- **connection**: most of the difference to a direct one is connection tracking,
-  which translation needs and which a direct connection beside the table pays
-  as well. Where it takes long to wake a thread on another processor, as on
-  many virtual machines, that is part of both and makes their ratio smaller;
-  "connect alone" wakes nobody.
-`
-
-// missed lists the aims that were not reached, and why.
-func (b *bench) missed() string {
-	var d strings.Builder
-	for _, t := range b.all() {
-		for _, l := range t.lines() {
-			if l.met != "missed" {
-				continue
-			}
-			reached := l.ours
-			if strings.Contains(l.aim, "x ") { // a multiple
-				reached = l.overFloor
-			}
-			fmt.Fprintf(&d, "- %s, %s: %s, aim %s. %s\n", cmp.Or(t.title, thousands(t.services)+" Services"), l.label,
-				cmp.Or(reached, "not measured"), l.aim, cmp.Or(l.why, "Why is not known yet."))
+// overviewOf reads a section's text, whichever run has written it.
+func overviewOf(text string) overview {
+	var o overview
+	fences := 0 // the facts stand between the first two
+	for line := range strings.Lines(text) {
+		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		rest = strings.TrimSpace(rest)
+		if strings.HasPrefix(word, "|") {
+			o.count(rest)
+		}
+		if word == fence {
+			fences++
+		}
+		if fences != 1 {
+			continue
+		}
+		switch word {
+		case "date":
+			o.date = rest
+		case "commit":
+			o.commit = rest
+		case "load":
+			o.before, o.during, _ = strings.Cut(rest, " before, at most ")
+		case "took":
+			o.took = rest
 		}
 	}
-	if d.Len() == 0 {
-		return "\n## Missed aims\n\nNone.\n"
+	return o
+}
+
+// count takes in the row of a table.
+func (o *overview) count(row string) {
+	for cell := range strings.SplitSeq(row, "|") {
+		switch strings.TrimSpace(cell) {
+		case aimMet:
+			o.met++
+		case aimMissed:
+			o.missed++
+		}
 	}
-	return "\n## Missed aims\n\n" + d.String()
+}
+
+// String is the last line about a part.
+func (o overview) String() string {
+	return fmt.Sprintf("%d aims met, %d missed. Load average (1 min) %s before, at most %s during. Took %s.",
+		o.met, o.missed, o.before, o.during, o.took)
 }

@@ -5,8 +5,10 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -18,18 +20,22 @@ import (
 // facts are what one must know of a machine to judge its figures.
 type facts struct {
 	date       time.Time
+	commit     string
 	kernel     string
 	cpu        string
 	memory     float64 // bytes
 	loadBefore load
 	loadDuring load // the most seen
+	took       time.Duration
+	// still means that what others do on the machine changes no figure.
+	still bool
 }
 
 // load is the average number of processes that wanted to run in the last
 // minute, as the kernel writes it.
 type load string
 
-func readFacts(now time.Time) (facts, error) {
+func readFacts(ctx context.Context, now time.Time) (facts, error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return facts{}, fmt.Errorf("read the kernel's release: %w", err)
@@ -38,7 +44,9 @@ func readFacts(now time.Time) (facts, error) {
 	if err != nil {
 		return facts{}, fmt.Errorf("read the size of the memory: %w", err)
 	}
-	f := facts{date: now, kernel: unix.ByteSliceToString(u.Release[:]), cpu: cpuModel(), memory: kB * 1024}
+	f := facts{date: now, commit: commit(ctx), memory: kB * 1024}
+	f.kernel = fmt.Sprintf("Linux %s %s", unix.ByteSliceToString(u.Release[:]), runtime.GOARCH)
+	f.cpu = fmt.Sprintf("%d of %s", runtime.NumCPU(), cpuModel())
 	f.loadBefore = readLoad()
 	f.loadDuring = f.loadBefore
 	return f, nil
@@ -48,7 +56,7 @@ func readFacts(now time.Time) (facts, error) {
 func cpuModel() string {
 	f, err := os.Open("/proc/cpuinfo")
 	if err != nil {
-		return "unknown"
+		return unknown
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -63,7 +71,7 @@ func cpuModel() string {
 func readLoad() load {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
-		return "unknown"
+		return unknown
 	}
 	first, _, _ := strings.Cut(string(text), " ")
 	return load(first)
@@ -78,14 +86,45 @@ func (f *facts) sampleLoad() {
 	}
 }
 
-// text is the head of the output.
-func (f *facts) text() string {
+// commit returns what the sources were when this was measured.
+func commit(ctx context.Context) string {
+	hash, err := exec.CommandContext(ctx, "git", "rev-parse", "--short=12", "HEAD").Output()
+	if err != nil {
+		return unknown // no repository, or no git
+	}
+	text := strings.TrimSpace(string(hash))
+	if exec.CommandContext(ctx, "git", "diff", "--quiet", "HEAD", "--", ":/*.go", ":/go.mod").Run() != nil {
+		text += " with changes"
+	}
+	return text
+}
+
+const unknown = "unknown"
+
+// machine is what is known before anything is measured.
+func (f *facts) machine() string {
 	return fmt.Sprintf(`date    %s
-kernel  Linux %s %s
-cpu     %d of %s
+commit  %s
+kernel  %s
+cpu     %s
 memory  %.0f GiB
 go      %s
-load    %s (1 min, before)
-`, f.date.UTC().Format("2006-01-02 15:04 MST"), f.kernel, runtime.GOARCH, runtime.NumCPU(), f.cpu,
-		f.memory/(1<<30), runtime.Version(), f.loadBefore)
+`, f.date.UTC().Format("2006-01-02 15:04 MST"), f.commit, f.kernel, f.cpu, f.memory/(1<<30), runtime.Version())
+}
+
+// text is the head of a section.
+func (f *facts) text() string {
+	return fmt.Sprintf("%sload    %s before, at most %s\ntook    %.0f s\n", f.machine(), f.loadBefore, f.loadDuring, f.took.Seconds())
+}
+
+// busy is a load that neither the bench nor a peer brings about.
+const busy = 3
+
+// notes say how far to trust the figures.
+func (f *facts) notes() []string {
+	most, err := strconv.ParseFloat(string(f.loadDuring), 64)
+	if err != nil || most <= busy || f.still {
+		return nil
+	}
+	return []string{fmt.Sprintf("Other work shared the processors, with a load of up to %.1f: read the times as upper bounds.", most)}
 }

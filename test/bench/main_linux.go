@@ -12,11 +12,9 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"kubeproxy/test/netlab"
 )
@@ -27,18 +25,8 @@ type options struct {
 	quick bool
 	out   string // file for the document, "" for none
 	peer  string // a kube-proxy to measure beside ours, "" for none
-	parts parts
+	only  string // the name of a part, "" for all
 }
-
-// parts say what is measured.
-type parts string
-
-const (
-	everything parts = ""
-	onlyServed parts = "served" // through an API server
-	onlyChains parts = "iptables"
-	onlyInside parts = "inside" // the rest
-)
 
 // sizes are numbers of Services, each of which gets a table.
 type sizes []int
@@ -72,8 +60,8 @@ func main() {
 	o := options{sizes: sizes{1000, 10000, 30000}, peer: os.Getenv("PEER_KUBE_PROXY")}
 	flag.Var(&o.sizes, "n", "numbers of Services, separated by commas")
 	flag.BoolVar(&o.quick, "quick", false, "take few samples, to see that it works; the figures mean little")
-	flag.StringVar((*string)(&o.parts), "only", "", "measure one `part`: served is through an API server, iptables is that mode, inside is the rest; everything by default")
-	flag.StringVar(&o.out, "o", "", "`file` to write the tables to, with a text about them")
+	flag.StringVar(&o.only, "only", "", "measure one `part` of "+partNames()+"; all by default")
+	flag.StringVar(&o.out, "o", "", "`file` to write the tables to, with a text about them; it keeps what it has of other parts")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -94,10 +82,10 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if t, ok := assigned(); ok {
 		return t.work(ctx, out)
 	}
-	b := &bench{options: o, out: out, started: time.Now()}
+	b := &bench{options: o, out: out}
 	err := b.measure(ctx)
 	if ctx.Err() != nil {
-		return errors.New("interrupted; nothing is left behind")
+		return errors.New("interrupted; what was complete is written, nothing else is left behind")
 	}
 	return err
 }
@@ -105,44 +93,41 @@ func run(ctx context.Context, o options, out io.Writer) error {
 // bench is one run.
 type bench struct {
 	options
-	out     io.Writer
-	started time.Time
-	facts   facts
-	tables  []table
-	served  table   // through an API server
-	chains  []table // of iptables
+	out   io.Writer
+	facts facts // of the part that is being measured
 }
 
-// measure measures everything and prints each table when it is complete.
+// measure measures what was asked for. A part is written when it is complete.
 func (b *bench) measure(ctx context.Context) error {
-	var err error
-	if b.facts, err = readFacts(b.started); err != nil {
+	list, err := chosen(b.only)
+	if err != nil {
 		return err
 	}
-	fmt.Fprint(b.out, b.facts.text())
-	for _, m := range []struct {
-		part    parts
-		measure func(context.Context) error
-	}{{onlyInside, b.measureInside}, {onlyServed, b.measureServed}, {onlyChains, b.measureIPTables}} {
-		if b.parts != everything && b.parts != m.part {
-			continue
-		}
-		if err := m.measure(ctx); err != nil {
+	var d *document
+	if b.options.out != "" { // in vain is known before it has taken an hour
+		if d, err = openDocument(b.options.out); err != nil {
 			return err
 		}
 	}
-	if b.peer == "" {
-		fmt.Fprintf(b.out, "\n%s\n", noPeer)
+	for _, p := range list {
+		s, err := b.run(ctx, p)
+		if err != nil {
+			return err
+		}
+		if d == nil {
+			continue
+		}
+		if err := d.put(s); err != nil {
+			return err
+		}
 	}
-	fmt.Fprintf(b.out, "\n%s\n", b.summary())
-	if b.options.out == "" {
-		return nil
-	}
-	return b.write()
+	return nil
 }
 
 // measureInside measures what runs between a source and the kernel.
-func (b *bench) measureInside(ctx context.Context) error {
+func (b *bench) measureInside(ctx context.Context, s *section) error {
+	s.how, s.after = howMeasured, whereTimeGoes
+	b.notePeer(s, howPeer)
 	few, err := b.child(ctx, task{Role: roleFew, Services: fewServices})
 	if err != nil {
 		return err
@@ -153,10 +138,18 @@ func (b *bench) measureInside(ctx context.Context) error {
 			return err
 		}
 		t.few = few
-		b.tables = append(b.tables, t)
-		fmt.Fprintf(b.out, "\n%s", t.text())
+		s.add(b.out, t)
 	}
 	return nil
+}
+
+// notePeer says in s that there is no peer, or what it is about.
+func (b *bench) notePeer(s *section, about string) {
+	if b.peer == "" {
+		s.note(b.out, noPeer)
+		return
+	}
+	s.how += about
 }
 
 const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
@@ -164,7 +157,8 @@ const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
 // measureSize measures floor and ours in turn, a few times, and the peer,
 // which takes longest, once.
 func (b *bench) measureSize(ctx context.Context, services int) (table, error) {
-	t := table{services: services}
+	t := table{services: services, rows: rows, base: "floor"}
+	t.title = fmt.Sprintf("%s Services of %d endpoints", thousands(services), perService)
 	runs, err := b.inTurn(ctx, task{Services: services}, roleFloor, roleOurs)
 	for r, f := range runs {
 		t.add(r, f)
@@ -182,30 +176,4 @@ func (b *bench) repeats() int {
 		return 1
 	}
 	return 3
-}
-
-// all are the tables that there are.
-func (b *bench) all() []table {
-	all := append(slices.Clone(b.tables), b.chains...)
-	if b.served.by == nil {
-		return all
-	}
-	return append(all, b.served)
-}
-
-// summary is the last line of the output.
-func (b *bench) summary() string {
-	met, missed := 0, 0
-	for _, t := range b.all() {
-		for _, l := range t.lines() {
-			switch l.met {
-			case "met":
-				met++
-			case "missed":
-				missed++
-			}
-		}
-	}
-	return fmt.Sprintf("%d aims met, %d missed. Load average (1 min) %s before, at most %s during. Took %.0f s.",
-		met, missed, b.facts.loadBefore, b.facts.loadDuring, time.Since(b.started).Seconds())
 }

@@ -9,11 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 )
 
 // measureServed measures our program, and the peer, through an API server.
-func (b *bench) measureServed(ctx context.Context) error {
+func (b *bench) measureServed(ctx context.Context, s *section) error {
 	dir, err := os.MkdirTemp("", "bench-program-")
 	if err != nil {
 		return fmt.Errorf("make temporary directory: %w", err)
@@ -25,8 +24,10 @@ func (b *bench) measureServed(ctx context.Context) error {
 	if text, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the proxy: %w\n%s", err, text)
 	}
-	size := task{Quick: b.quick}.extent().services
-	b.served = table{services: size, rows: servedRows()}
+	x := task{Quick: b.quick}.extent()
+	s.how = fmt.Sprintf(howServed, thousands(x.services), x.samples, thousands(x.together), x.rate, x.long, thousands(x.most), x.churns)
+	b.notePeer(s, "")
+	t := table{services: x.services, rows: servedRows()}
 	programs := map[role]program{roleOurs: ours}
 	if b.peer != "" {
 		programs[rolePeer] = program{"Peer", b.peer}
@@ -36,13 +37,13 @@ func (b *bench) measureServed(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		f, err := b.child(ctx, task{Role: roleServed, Services: size, Program: p})
+		f, err := b.child(ctx, task{Role: roleServed, Services: x.services, Program: p})
 		if err != nil {
 			return err
 		}
-		b.served.add(r, f)
+		t.add(r, f)
 	}
-	fmt.Fprintf(b.out, "\nThrough the API server\n\n%s", b.served.servedText())
+	s.add(b.out, t)
 	return nil
 }
 
@@ -69,40 +70,7 @@ func servedRows() []row {
 	}
 }
 
-// servedText is t without the columns of a floor, which there is none of.
-func (t *table) servedText() string {
-	cells := [][]string{{"", "ours", "aim", ""}}
-	peer := t.by[rolePeer] != nil
-	if peer {
-		cells[0] = append(cells[0], "peer", "peer/ours")
-	}
-	for _, l := range t.lines() {
-		c := []string{l.label, l.ours, l.aim, l.met}
-		if peer {
-			c = append(c, l.peer, l.peerOver)
-		}
-		cells = append(cells, c)
-	}
-	var b strings.Builder
-	b.WriteString(align(cells))
-	for _, note := range t.notes() {
-		fmt.Fprintf(&b, "\n%s\n", note)
-	}
-	return b.String()
-}
-
-// servedDocument is the section about the API server, if that was measured.
-func (b *bench) servedDocument() string {
-	if b.served.by == nil {
-		return ""
-	}
-	x := task{Quick: b.quick}.extent()
-	return fmt.Sprintf(howServed, thousands(x.services), x.samples, thousands(x.together), x.rate, x.long, thousands(x.most), x.churns) + b.served.servedText()
-}
-
 const howServed = `
-## Through the API server
-
 The whole program, with its default configuration, reads a real etcd and
 kube-apiserver on the same machine, over TLS, and the kernel's own notices tell
 when a change is in force. Every time begins when the request to the API server
@@ -118,5 +86,4 @@ same objects.
 - **memory**: with %s Services of 10 endpoints, resident when the program rests;
   then every endpoint of every Service is replaced, %d times. Growth is between
   the first and the last of these.
-
 `

@@ -18,10 +18,17 @@ type table struct {
 	services int
 	by       map[role]*figures
 	few      *figures // connections with few Services
-	rows     []row    // nil for those of every number of Services
-	title    string   // if it is not the number of Services
-	base     string   // what the first column is, if not the floor
+	rows     []row
+	title    string // "" if that of the section will do
+	base     string // what the first column is, "" for none
+	head     string // what the second column is, "" for ours
 }
+
+// What an aim may come to, as it stands in a table.
+const (
+	aimMet    = "met"
+	aimMissed = "missed"
+)
 
 func (t *table) add(r role, f *figures) {
 	if t.by == nil {
@@ -111,6 +118,7 @@ type line struct {
 	overFloor         string // ours as a multiple of the floor
 	peerOver          string // the peer as a multiple of ours
 	aim, met          string
+	reached           string // what the aim is about
 	why               string
 }
 
@@ -121,11 +129,7 @@ func (t *table) lines() []line {
 		ours.set(overFew, ours.Values[last]/t.few.Values[last]-1)
 	}
 	var list []line
-	which := t.rows
-	if which == nil {
-		which = rows
-	}
-	for _, r := range which {
+	for _, r := range t.rows {
 		if l, ok := t.line(r); ok {
 			list = append(list, l)
 		}
@@ -149,19 +153,19 @@ func (t *table) line(r row) (line, bool) {
 	}
 	var reached, limit float64
 	if r.aim.times > 0 {
-		reached, limit = ratio, r.aim.times
-		l.aim = fmt.Sprintf("<= %.3gx %s", limit, cmp.Or(t.base, "floor"))
+		reached, limit, l.reached = ratio, r.aim.times, l.overFloor
+		l.aim = fmt.Sprintf("<= %.3gx %s", limit, t.base)
 	} else if r.aim.most != nil {
-		reached, limit = ours, r.aim.most(t.services)
+		reached, limit, l.reached = ours, r.aim.most(t.services), l.ours
 		l.aim = "<= " + strings.TrimPrefix(r.unit(limit), "+")
 	}
 	switch {
 	case limit == 0:
-		l.aim = ""
+		l.aim, l.reached = "", ""
 	case reached <= limit:
-		l.met = "met"
+		l.met = aimMet
 	default: // a figure that is missing too
-		l.met = "missed"
+		l.met = aimMissed
 	}
 	return l, l.floor+l.ours+l.peer != ""
 }
@@ -180,26 +184,35 @@ func cell(u unit, v float64) string {
 	return u(v)
 }
 
-// text is t as a table in Markdown, which is aligned to be read as it is.
+// text is t as a table in Markdown, which is aligned to be read as it is, and
+// what was noted about it.
 func (t *table) text() string {
-	cells := [][]string{{"", "floor", "ours", "ours/floor", "aim", ""}}
-	peer := t.by[rolePeer] != nil
-	if peer {
-		cells[0] = append(cells[0], "peer", "peer/ours")
-	}
+	head := cmp.Or(t.head, "ours")
+	cells := [][]string{{"", t.base, head, head + "/" + firstWord(t.base), "aim", "", "peer", "peer/" + head}}
 	for _, l := range t.lines() {
-		c := []string{l.label, l.floor, l.ours, l.overFloor, l.aim, l.met}
-		if peer {
-			c = append(c, l.peer, l.peerOver)
+		cells = append(cells, []string{l.label, l.floor, l.ours, l.overFloor, l.aim, l.met, l.peer, l.peerOver})
+	}
+	for i, c := range cells {
+		if t.by[rolePeer] == nil {
+			c = slices.Delete(c, 6, 8)
 		}
-		cells = append(cells, c)
+		if t.base == "" {
+			c = slices.Delete(c, 3, 4)
+			c = slices.Delete(c, 1, 2)
+		}
+		cells[i] = c
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s Services of %d endpoints\n\n%s", thousands(t.services), perService, align(cells))
+	b.WriteString(align(cells))
 	for _, note := range t.notes() {
 		fmt.Fprintf(&b, "\n%s\n", note)
 	}
 	return b.String()
+}
+
+func firstWord(s string) string {
+	word, _, _ := strings.Cut(s, " ")
+	return word
 }
 
 // notes are what the children had to say, each once.

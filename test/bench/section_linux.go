@@ -1,0 +1,131 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// part is something that can be measured by itself. It has a section of its own
+// in the document.
+type part struct {
+	name    string // on the command line
+	title   string // of the section
+	measure func(*bench, context.Context, *section) error
+}
+
+// parts are all of them, in the order of the document.
+var parts = []part{
+	{"inside", "From objects to the kernel", (*bench).measureInside},
+	{"served", "Through the API server", (*bench).measureServed},
+	{"iptables", "Mode iptables", (*bench).measureIPTables},
+}
+
+// partNames lists what the flag may be.
+func partNames() string {
+	var names []string
+	for _, p := range parts {
+		names = append(names, p.name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// chosen returns the parts to measure: all for no name.
+func chosen(name string) ([]part, error) {
+	if name == "" {
+		return parts, nil
+	}
+	i := slices.IndexFunc(parts, func(p part) bool { return p.name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("part %q: want one of %s", name, partNames())
+	}
+	return parts[i : i+1], nil
+}
+
+// section is what one run has measured of one part.
+type section struct {
+	title  string
+	facts  facts
+	how    string   // what is measured
+	notes  []string // of the run
+	tables []table
+	after  string // what the figures mean
+}
+
+// add takes in t and shows it to who waits.
+func (s *section) add(out io.Writer, t table) {
+	s.tables = append(s.tables, t)
+	fmt.Fprintf(out, "\n%s\n\n%s", cmp.Or(t.title, s.title), t.text())
+}
+
+// note takes in what there is to say of the run, and shows it as well.
+func (s *section) note(out io.Writer, format string, args ...any) {
+	s.notes = append(s.notes, fmt.Sprintf(format, args...))
+	fmt.Fprintf(out, "\n%s\n", s.notes[len(s.notes)-1])
+}
+
+// run measures p.
+func (b *bench) run(ctx context.Context, p part) (*section, error) {
+	began := time.Now()
+	s := &section{title: p.title}
+	var err error
+	if b.facts, err = readFacts(ctx, began); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(b.out, "\n%s\n\n%s", p.title, b.facts.machine())
+	if b.quick {
+		s.note(b.out, "This was a quick run with few samples: its figures mean little.")
+	}
+	if err := p.measure(b, ctx, s); err != nil {
+		return nil, err
+	}
+	b.facts.took = time.Since(began)
+	s.facts = b.facts
+	fmt.Fprintf(b.out, "\n%s\n", overviewOf(s.text()))
+	return s, nil
+}
+
+// text is the section of the document.
+func (s *section) text() string {
+	var d strings.Builder
+	fmt.Fprintf(&d, "## %s\n\n%s\n%s%s\n", s.title, fence, s.facts.text(), fence)
+	for _, note := range append(s.facts.notes(), s.notes...) {
+		fmt.Fprintf(&d, "\n%s\n", note)
+	}
+	d.WriteString(s.how)
+	for i := range s.tables {
+		t := &s.tables[i]
+		if t.title != "" {
+			d.WriteString("\n### " + t.title + "\n")
+		}
+		d.WriteString("\n" + t.text())
+	}
+	d.WriteString(s.after)
+	d.WriteString(s.missed())
+	return d.String()
+}
+
+// missed lists the aims that were not reached, and why.
+func (s *section) missed() string {
+	var d strings.Builder
+	for i := range s.tables {
+		t := &s.tables[i]
+		for _, l := range t.lines() {
+			if l.met == aimMissed {
+				fmt.Fprintf(&d, "- %s, %s: %s, aim %s. %s\n", cmp.Or(t.title, s.title), l.label,
+					cmp.Or(l.reached, "not measured"), l.aim, cmp.Or(l.why, "Why is not known yet."))
+			}
+		}
+	}
+	if d.Len() == 0 {
+		return ""
+	}
+	return "\n### Missed aims\n\n" + d.String()
+}
