@@ -109,7 +109,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 		extent = metrics.Full
 	}
 	o.health.Result(b.family, r)
-	o.metrics.Result(metrics.Backend{Mode: b.mode, Family: b.family}, metrics.Round{Result: r, Snapshot: s, Extent: extent})
+	o.metrics.Result(metrics.Backend{Mode: b.mode, Family: b.family}, metrics.Round{Result: r, Snapshot: s, Extent: extent, Restored: b.restored()})
 	o.book.Result(b.family, s, r)
 	o.herald.result(b.family, r.Generation, r)
 	if r.Err != nil && !health.Partial(r.Err) {

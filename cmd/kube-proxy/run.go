@@ -255,12 +255,14 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 		if res.Err == nil || health.Partial(res.Err) { // the rest is in force
 			p.done(b.String())
 		}
-		// A round that was begun is finished, whatever happens to ctx.
-		start := time.Now()
-		flows, err := k.settle(context.WithoutCancel(ctx), res)
-		o.metrics.Conntrack(b.family, time.Since(start), flows)
-		if err != nil {
-			r.settling(err)
+		if k.settles(res) {
+			start := time.Now()
+			// A round that was begun is finished, whatever happens to ctx.
+			flows, err := b.settle(context.WithoutCancel(ctx), k.want, res)
+			o.metrics.Conntrack(b.family, time.Since(start), flows)
+			if err != nil {
+				r.settling(err)
+			}
 		}
 	}
 	return l
@@ -278,11 +280,9 @@ func (k *keeper) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Pl
 	return k.Backend.Plan(ctx, want)
 }
 
-func (k *keeper) settle(ctx context.Context, r reconcile.Result) (flows int, err error) {
-	if k.backend.settle == nil || r.Err != nil && len(reconcile.Failed(r.Err)) == 0 {
-		return 0, nil
-	}
-	return k.backend.settle(ctx, k.want, r)
+// settles reports that r has something to settle.
+func (k *keeper) settles(r reconcile.Result) bool {
+	return k.settle != nil && (r.Err == nil || len(reconcile.Failed(r.Err)) > 0)
 }
 
 // watchPause is how long a broken watch rests.

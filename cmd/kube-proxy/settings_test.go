@@ -82,18 +82,20 @@ func TestSyncPeriods(t *testing.T) {
 
 // A round that programmed nothing must not remove flows: their rules are not
 // in force.
-func TestSettle(t *testing.T) {
+func TestSettles(t *testing.T) {
 	port := &reconcile.PortError{Err: errors.New("too many")}
 	for name, tt := range map[string]struct {
 		err  error
-		want int
-	}{"success": {nil, 1}, "one port left out": {errors.Join(port), 1}, "nothing programmed": {errors.New("no device"), 0}} {
+		want bool
+	}{"success": {nil, true}, "one port left out": {errors.Join(port), true}, "nothing programmed": {errors.New("no device"), false}} {
 		t.Run(name, func(t *testing.T) {
-			calls := 0
-			b := &backend{settle: func(context.Context, *service.Snapshot, reconcile.Result) (int, error) { calls++; return 0, nil }}
-			if _, err := (&keeper{backend: b}).settle(t.Context(), reconcile.Result{Err: tt.err}); err != nil || calls != tt.want {
-				t.Errorf("%d calls, %v, want %d", calls, err, tt.want)
+			b := &backend{settle: func(context.Context, *service.Snapshot, reconcile.Result) (int, error) { return 0, nil }}
+			if got := (&keeper{backend: b}).settles(reconcile.Result{Err: tt.err}); got != tt.want {
+				t.Errorf("%v, want %v", got, tt.want)
 			}
 		})
+	}
+	if (&keeper{backend: &backend{}}).settles(reconcile.Result{}) {
+		t.Error("a backend that has nothing to settle settles")
 	}
 }

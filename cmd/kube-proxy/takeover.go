@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -51,6 +52,7 @@ type takeover struct {
 	audit     func() (reconcile.Backend, error)
 	log       klog.Logger
 	condition func(text string)
+	failed    func() // counts an attempt that left something
 	// done is called when old rules are gone, by which flows may have begun
 	// that no present rule would allow.
 	done func()
@@ -211,6 +213,7 @@ func (t *takeover) remove(ctx context.Context) {
 	}
 	t.places = left
 	if len(errs) > 0 {
+		t.failed()
 		t.complain("", errors.Join(errs...))
 	}
 }
@@ -261,6 +264,7 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 	t := &takeover{
 		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1),
 		condition: func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
+		failed:    func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
 		done: func() {
 			b.recheck.Store(true)
 			kick()

@@ -73,6 +73,7 @@ type story struct {
 	left   *leftRules
 	shown  []string // conditions, one after the other
 	done   int
+	failed int
 	errors *bytes.Buffer
 }
 
@@ -87,6 +88,7 @@ func takingOver(t *testing.T, left *leftRules, audit *auditor, told func(*story)
 			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.errors))),
 			condition: func(text string) { s.shown = append(s.shown, text) },
 			done:      func() { s.done++ },
+			failed:    func() { s.failed++ },
 			good:      make(chan struct{}, 1),
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -125,6 +127,7 @@ func TestTakeover(t *testing.T) {
 		lacks   int
 		told    func(*story)
 		removed int
+		failed  int
 		done    bool
 		shown   string // a word of some condition
 	}{
@@ -139,11 +142,11 @@ func TestTakeover(t *testing.T) {
 		"what is wanted is never there": {left: leftRules{what: found}, lacks: 1 << 30, told: func(s *story) { s.after(0, nil); pass(time.Minute) }, shown: "not all there"},
 		"removing fails twice": {
 			left: leftRules{what: found, fail: []error{errSystemTest, errSystemTest}},
-			told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 3, done: true, shown: "out of order",
+			told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 3, failed: 2, done: true, shown: "out of order",
 		},
 		"somebody makes it again": {
 			left: leftRules{what: found, stays: true}, told: func(s *story) { s.after(0, nil); pass(10 * time.Minute) },
-			removed: 15, shown: "somebody else makes it",
+			removed: 15, failed: 15, shown: "somebody else makes it",
 		},
 	} {
 		t.Run(situation, func(t *testing.T) {
@@ -153,6 +156,9 @@ func TestTakeover(t *testing.T) {
 				tt.told(s)
 				if got := s.done > 0; got != tt.done || tt.left.removed != tt.removed {
 					t.Errorf("removed %d times, done %t; want %d, %t", tt.left.removed, got, tt.removed, tt.done)
+				}
+				if s.failed != tt.failed {
+					t.Errorf("%d failures counted, want %d", s.failed, tt.failed)
 				}
 				if now := len(s.shown) > 0 && s.shown[len(s.shown)-1] != ""; tt.left.what != "" && !now || tt.done && now {
 					t.Errorf("conditions %q", s.shown)

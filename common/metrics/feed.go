@@ -13,15 +13,41 @@ import (
 	"kubeproxy/common/service"
 )
 
-const nftables = "nftables"
+// The modes that have metrics of their own, and kernelspace, where nothing is
+// known of connections.
+const (
+	nftables    = "nftables"
+	iptables    = "iptables"
+	userspace   = "userspace" // has rules of iptables
+	kernelspace = "kernelspace"
+)
 
-func aboutNFTables(name string) bool { return strings.Contains(name, nftables) }
+// concerns reports that there can be something to count in mode for the
+// counter with the given name.
+func concerns(name, mode string) bool {
+	switch {
+	case strings.Contains(name, nftables):
+		return mode == nftables
+	case strings.Contains(name, iptables):
+		return mode == iptables || mode == userspace
+	case strings.Contains(name, "conntrack"):
+		return mode != kernelspace
+	}
+	return true
+}
 
 // Round is a round of one backend and what it was for.
 type Round struct {
 	Result   reconcile.Result
 	Snapshot *service.Snapshot
 	Extent   Extent
+	Restored *Restored // nil where no rules of iptables are kept
+}
+
+// Restored is what a round did to rules of iptables.
+type Restored struct {
+	Refused       bool           // by iptables-restore
+	Held, Written map[string]int // by table; the former is nil while it is not known
 }
 
 // Extent is how much a round looked at.
@@ -54,7 +80,25 @@ func (m *Metrics) Result(b Backend, r Round) {
 	if !r.Result.Done() && b.Mode == nftables {
 		m.counters["sync_proxy_rules_nftables_sync_failures_total"].WithLabelValues(f).Inc()
 	}
+	if r.Restored != nil {
+		m.restored(b.Family.String(), r)
+	}
 	m.keep(b, r)
+}
+
+func (m *Metrics) restored(family string, r Round) {
+	if r.Restored.Refused {
+		m.counters["sync_proxy_rules_iptables_restore_failures_total"].WithLabelValues(family).Inc()
+	}
+	if r.Restored.Refused && r.Extent == Partial {
+		m.counters["sync_proxy_rules_iptables_partial_restore_failures_total"].WithLabelValues(family).Inc()
+	}
+	for table, n := range r.Restored.Held {
+		m.gauges[rulesHeld].WithLabelValues(table, family).Set(float64(n))
+	}
+	for table, n := range r.Restored.Written {
+		m.gauges[rulesWritten].WithLabelValues(table, family).Set(float64(n))
+	}
 }
 
 // keep remembers what is in force now. A round that failed as a whole tells
@@ -110,9 +154,13 @@ func (m *Metrics) Conntrack(f service.Family, took time.Duration, deleted int) {
 	m.counters["conntrack_reconciler_deleted_entries_total"].WithLabelValues(f.String()).Add(float64(deleted))
 }
 
-// CleanupFailed counts stale nftables objects that could not be removed.
-func (m *Metrics) CleanupFailed(f service.Family) {
-	m.counters["sync_proxy_rules_nftables_cleanup_failures_total"].WithLabelValues(f.String()).Inc()
+// CleanupFailed counts an attempt of b to remove rules left by an earlier
+// process that did not succeed. What is stale otherwise goes in the round that
+// makes it so.
+func (m *Metrics) CleanupFailed(b Backend) {
+	if b.Mode == nftables {
+		m.counters["sync_proxy_rules_nftables_cleanup_failures_total"].WithLabelValues(b.Family.String()).Inc()
+	}
 }
 
 // EventWritten counts an Event that the API server took.

@@ -31,43 +31,56 @@ func (want values) check(t *testing.T, m *Metrics) {
 
 func TestEverythingHasAValue(t *testing.T) {
 	values{
-		"sync_proxy_rules_duration_seconds IPv4":              4,
-		"sync_full_proxy_rules_duration_seconds IPv4":         3,
-		"sync_partial_proxy_rules_duration_seconds IPv4":      1,
-		"sync_proxy_rules_last_queued_timestamp_seconds IPv4": 7,
-		"network_programming_duration_seconds IPv4":           1,
-		"conntrack_reconciler_deleted_entries_total IPv4":     3,
-		"conntrack_reconciler_sync_duration_seconds IPv4":     1,
-		"oldest_pending_change_age_seconds IPv4":              3,
-		"source_staleness_seconds apiserver":                  90,
-		"source_synced apiserver":                             1,
-		"services failed":                                     1,
-		"unserved_services noEndpoints":                       2,
-		"events_written_total ":                               1,
-		"events_dropped_total full":                           1,
-		"events_dropped_total forbidden":                      0,
-		"skipped_objects spec.ports.nodePort":                 2,
-		"condition configuration":                             1,
+		"sync_proxy_rules_duration_seconds IPv4":                        4,
+		"sync_full_proxy_rules_duration_seconds IPv4":                   3,
+		"sync_partial_proxy_rules_duration_seconds IPv4":                1,
+		"sync_proxy_rules_last_queued_timestamp_seconds IPv4":           7,
+		"network_programming_duration_seconds IPv4":                     1,
+		"conntrack_reconciler_deleted_entries_total IPv4":               3,
+		"conntrack_reconciler_sync_duration_seconds IPv4":               1,
+		"oldest_pending_change_age_seconds IPv4":                        3,
+		"source_staleness_seconds apiserver":                            90,
+		"source_synced apiserver":                                       1,
+		"services failed":                                               1,
+		"unserved_services noEndpoints":                                 2,
+		"events_written_total ":                                         1,
+		"events_dropped_total full":                                     1,
+		"events_dropped_total forbidden":                                0,
+		"skipped_objects spec.ports.nodePort":                           2,
+		"condition configuration":                                       1,
+		"sync_proxy_rules_iptables_restore_failures_total IPv6":         1,
+		"sync_proxy_rules_iptables_partial_restore_failures_total IPv6": 1,
+		"sync_proxy_rules_iptables_total IPv6 nat":                      40,
+		"sync_proxy_rules_iptables_total IPv6 filter":                   20,
+		"sync_proxy_rules_iptables_last IPv6 nat":                       3,
+		"sync_proxy_rules_iptables_last IPv6 filter":                    0,
 	}.check(t, fed())
 }
 
 // Counters of what may never happen are there from the start.
 func TestCountersStartAtZero(t *testing.T) {
-	m := New(Options{Backends: []Backend{v4, {"iptables", service.IPv6}}})
+	m := New(Options{Backends: []Backend{v4, legacy}})
 	values{
-		"drift_found_total nftables IPv4":                       0,
-		"drift_repaired_total nftables IPv4":                    0,
-		"sync_failures_total iptables IPv6":                     0,
-		"failed_service_ports nftables IPv4":                    0,
-		"proxy_healthz_total 503":                               0,
-		"proxy_livez_total 200":                                 0,
-		"sync_proxy_rules_service_changes_pending ":             0,
-		"sync_proxy_rules_endpoint_changes_total ":              0,
-		"conntrack_reconciler_deleted_entries_total IPv6":       0,
-		"sync_proxy_rules_nftables_sync_failures_total IPv4":    0,
-		"sync_proxy_rules_nftables_sync_failures_total IPv6":    -1,
-		"sync_proxy_rules_nftables_cleanup_failures_total IPv4": 0,
+		"drift_found_total nftables IPv4":                               0,
+		"drift_repaired_total nftables IPv4":                            0,
+		"sync_failures_total iptables IPv6":                             0,
+		"failed_service_ports nftables IPv4":                            0,
+		"proxy_healthz_total 503":                                       0,
+		"proxy_livez_total 200":                                         0,
+		"sync_proxy_rules_service_changes_pending ":                     0,
+		"sync_proxy_rules_endpoint_changes_total ":                      0,
+		"conntrack_reconciler_deleted_entries_total IPv6":               0,
+		"sync_proxy_rules_nftables_sync_failures_total IPv4":            0,
+		"sync_proxy_rules_nftables_sync_failures_total IPv6":            -1,
+		"sync_proxy_rules_nftables_cleanup_failures_total IPv4":         0,
+		"sync_proxy_rules_iptables_restore_failures_total IPv6":         0,
+		"sync_proxy_rules_iptables_restore_failures_total IPv4":         -1,
+		"sync_proxy_rules_iptables_partial_restore_failures_total IPv6": 0,
 	}.check(t, m)
+	values{
+		"conntrack_reconciler_deleted_entries_total IPv4": -1,
+		"sync_failures_total kernelspace IPv4":            0,
+	}.check(t, New(Options{Backends: []Backend{{"kernelspace", service.IPv4}}}))
 }
 
 // cluster has a port with two endpoints, one of them local, and two that
@@ -182,8 +195,9 @@ func TestAnswersAndChecks(t *testing.T) {
 	m.Answered("/healthz", 503)
 	m.Answered("/livez", 200)
 	m.Answered("/else", 200)
-	m.CleanupFailed(service.IPv6)
-	values{"proxy_healthz_total 503": 1, "proxy_healthz_total 200": 0, "proxy_livez_total 200": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv6": 1}.check(t, m)
+	m.CleanupFailed(Backend{"nftables", service.IPv6})
+	m.CleanupFailed(Backend{"iptables", service.IPv4})
+	values{"proxy_healthz_total 503": 1, "proxy_healthz_total 200": 0, "proxy_livez_total 200": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv6": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv4": -1}.check(t, m)
 	m.Checked(Check{"IPv4", "livez", true})
 	m.Checked(Check{"IPv4", "livez", false})
 	for key, want := range map[string]float64{"IPv4 success livez": 1, "IPv4 error livez": 1} {

@@ -22,6 +22,7 @@ var (
 	family  = []string{"ip_family"}
 	backend = []string{"backend", "ip_family"}
 	policy  = []string{"traffic_policy", "ip_family"}
+	table   = []string{"table", "ip_family"}
 	code    = []string{"code"}
 	result  = []string{"result"}
 	reason  = []string{"reason"}
@@ -30,13 +31,15 @@ var (
 // counters, by the name without its prefix.
 var counters = map[string]metric{
 	// kube-proxy's.
-	"sync_proxy_rules_endpoint_changes_total":          {nil, "Changes to endpoints that arrived."},
-	"sync_proxy_rules_service_changes_total":           {nil, "Changes to Services that arrived."},
-	"proxy_healthz_total":                              {code, "Answers of /healthz by HTTP status code."},
-	"proxy_livez_total":                                {code, "Answers of /livez by HTTP status code."},
-	"sync_proxy_rules_nftables_sync_failures_total":    {family, "Rounds of nftables that did not reach the goal."},
-	"sync_proxy_rules_nftables_cleanup_failures_total": {family, "Attempts to remove stale nftables objects that did not succeed."},
-	"conntrack_reconciler_deleted_entries_total":       {family, "Stale connection tracking entries that were removed."},
+	"sync_proxy_rules_endpoint_changes_total":                  {nil, "Changes to endpoints that arrived."},
+	"sync_proxy_rules_service_changes_total":                   {nil, "Changes to Services that arrived."},
+	"proxy_healthz_total":                                      {code, "Answers of /healthz by HTTP status code."},
+	"proxy_livez_total":                                        {code, "Answers of /livez by HTTP status code."},
+	"sync_proxy_rules_nftables_sync_failures_total":            {family, "Rounds of nftables that did not reach the goal."},
+	"sync_proxy_rules_nftables_cleanup_failures_total":         {family, "Attempts to remove rules of an earlier process that did not succeed."},
+	"sync_proxy_rules_iptables_restore_failures_total":         {family, "Rounds in which iptables-restore failed."},
+	"sync_proxy_rules_iptables_partial_restore_failures_total": {family, "Those among them that looked only at what changed."},
+	"conntrack_reconciler_deleted_entries_total":               {family, "Stale connection tracking entries that were removed."},
 	// Ours.
 	"drift_found_total":    {backend, "Changes by others to what this backend had programmed that were noticed."},
 	"config_reloads_total": {result, "Changes of the configuration file that were found, by what became of them."},
@@ -53,6 +56,8 @@ var gauges = map[string]metric{
 	"sync_proxy_rules_last_queued_timestamp_seconds": {family, "When a round was last asked for, as a Unix time."},
 	"sync_proxy_rules_endpoint_changes_pending":      {nil, "Changes to endpoints that no round has taken up yet."},
 	"sync_proxy_rules_service_changes_pending":       {nil, "Changes to Services that no round has taken up yet."},
+	rulesHeld:    {table, "Rules in the proxy's chains of iptables."},
+	rulesWritten: {table, "Rules of iptables that the latest round wrote."},
 	// Ours.
 	"config_last_reload_successful":                {nil, "1 if the configuration file, as it is now, can be used, else 0."},
 	"config_last_reload_success_timestamp_seconds": {nil, "When the configuration in force was read, as a Unix time."},
@@ -80,6 +85,12 @@ var observed = map[string]metric{
 	silentWatches:    {[]string{"source"}, "Watches that said nothing for so long that they were given up and asked for again."},
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
+
+// The names of gauges about iptables.
+const (
+	rulesHeld    = "sync_proxy_rules_iptables_total"
+	rulesWritten = "sync_proxy_rules_iptables_last"
+)
 
 // The names in observed.
 const (
@@ -120,6 +131,16 @@ var kubernetes = map[string]metric{
 	"kubernetes_healthcheck":        {[]string{"name", "type"}, "Result of the latest health check."},
 	"kubernetes_healthchecks_total": {[]string{"name", "status", "type"}, "Results of health checks."},
 }
+
+// registers are counters about the metrics themselves, which every component
+// has. None is hidden here, nor disabled.
+var registers = map[string]metric{
+	registered:               {[]string{"stability_level", "deprecated_version"}, "Metrics by stability and the version since when they are deprecated."},
+	"hidden_metrics_total":   {nil, "Deprecated metrics that are hidden."},
+	"disabled_metrics_total": {nil, "Metrics that were disabled."},
+}
+
+const registered = "registered_metrics_total"
 
 // clients are the metrics of every client of the API server. Of a histogram
 // the buckets are the same in all components.

@@ -37,25 +37,32 @@ const (
 // documented is what dashboards rely on, name: type{labels} buckets.
 var documented = map[string]string{
 	// The names and shapes of kube-proxy 1.36.
-	"kubeproxy_sync_proxy_rules_duration_seconds":                "HISTOGRAM{ip_family} " + seconds,
-	"kubeproxy_sync_full_proxy_rules_duration_seconds":           "HISTOGRAM{ip_family} " + seconds,
-	"kubeproxy_sync_partial_proxy_rules_duration_seconds":        "HISTOGRAM{ip_family} " + seconds,
-	"kubeproxy_sync_proxy_rules_last_timestamp_seconds":          "GAUGE{ip_family}",
-	"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds":   "GAUGE{ip_family}",
-	"kubeproxy_network_programming_duration_seconds":             "HISTOGRAM{ip_family} " + minutes,
-	"kubeproxy_sync_proxy_rules_endpoint_changes_pending":        "GAUGE{}",
-	"kubeproxy_sync_proxy_rules_endpoint_changes_total":          "COUNTER{}",
-	"kubeproxy_sync_proxy_rules_service_changes_pending":         "GAUGE{}",
-	"kubeproxy_sync_proxy_rules_service_changes_total":           "COUNTER{}",
-	"kubeproxy_sync_proxy_rules_no_local_endpoints_total":        "GAUGE{ip_family,traffic_policy}",
-	"kubeproxy_proxy_healthz_total":                              "COUNTER{code}",
-	"kubeproxy_proxy_livez_total":                                "COUNTER{code}",
-	"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":    "COUNTER{ip_family}",
-	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "COUNTER{ip_family}",
-	"kubeproxy_conntrack_reconciler_sync_duration_seconds":       "HISTOGRAM{ip_family} " + seconds,
-	"kubeproxy_conntrack_reconciler_deleted_entries_total":       "COUNTER{ip_family}",
-	"kubernetes_build_info":                                      "GAUGE{build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform}",
-	"kubernetes_feature_enabled":                                 "GAUGE{name,stage}",
+	"kubeproxy_sync_proxy_rules_duration_seconds":                        "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_sync_full_proxy_rules_duration_seconds":                   "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_sync_partial_proxy_rules_duration_seconds":                "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_sync_proxy_rules_last_timestamp_seconds":                  "GAUGE{ip_family}",
+	"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds":           "GAUGE{ip_family}",
+	"kubeproxy_network_programming_duration_seconds":                     "HISTOGRAM{ip_family} " + minutes,
+	"kubeproxy_sync_proxy_rules_endpoint_changes_pending":                "GAUGE{}",
+	"kubeproxy_sync_proxy_rules_endpoint_changes_total":                  "COUNTER{}",
+	"kubeproxy_sync_proxy_rules_service_changes_pending":                 "GAUGE{}",
+	"kubeproxy_sync_proxy_rules_service_changes_total":                   "COUNTER{}",
+	"kubeproxy_sync_proxy_rules_no_local_endpoints_total":                "GAUGE{ip_family,traffic_policy}",
+	"kubeproxy_proxy_healthz_total":                                      "COUNTER{code}",
+	"kubeproxy_proxy_livez_total":                                        "COUNTER{code}",
+	"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":            "COUNTER{ip_family}",
+	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total":         "COUNTER{ip_family}",
+	"kubeproxy_sync_proxy_rules_iptables_restore_failures_total":         "COUNTER{ip_family}",
+	"kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total": "COUNTER{ip_family}",
+	"kubeproxy_sync_proxy_rules_iptables_total":                          "GAUGE{ip_family,table}",
+	"kubeproxy_sync_proxy_rules_iptables_last":                           "GAUGE{ip_family,table}",
+	"kubeproxy_conntrack_reconciler_sync_duration_seconds":               "HISTOGRAM{ip_family} " + seconds,
+	"kubeproxy_conntrack_reconciler_deleted_entries_total":               "COUNTER{ip_family}",
+	"kubernetes_build_info":                                              "GAUGE{build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform}",
+	"kubernetes_feature_enabled":                                         "GAUGE{name,stage}",
+	"registered_metrics_total":                                           "COUNTER{deprecated_version,stability_level}",
+	"hidden_metrics_total":                                               "COUNTER{}",
+	"disabled_metrics_total":                                             "COUNTER{}",
 	// Those of every client of the API server.
 	"rest_client_requests_total":                  "COUNTER{code,host,method}",
 	"rest_client_request_retries_total":           "COUNTER{code,host,verb}",
@@ -89,12 +96,15 @@ var documented = map[string]string{
 	"kubeproxy_events_dropped_total":                         "COUNTER{reason}",
 }
 
-var v4 = Backend{"nftables", service.IPv4}
+var (
+	v4     = Backend{"nftables", service.IPv4}
+	legacy = Backend{"iptables", service.IPv6}
+)
 
 // fed returns Metrics that have heard of everything once.
 func fed() *Metrics {
 	m := New(Options{
-		Backends: []Backend{v4},
+		Backends: []Backend{v4, legacy},
 		Build:    Build{Major: "1", Minor: "37", GitVersion: "v1.37.0", Platform: "linux/amd64"},
 		Features: []Feature{{"WinDSR", "", true}, {"Slow", "ALPHA", false}},
 		Observe: func() Observation {
@@ -112,6 +122,9 @@ func fed() *Metrics {
 	s := service.New(1, &service.Node{}, nil)
 	m.Result(v4, Round{Result: reconcile.Result{Took: 3 * time.Second}, Snapshot: s, Extent: Full})
 	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s})
+	m.Result(legacy, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s, Restored: &Restored{
+		Refused: true, Held: map[string]int{"nat": 40, "filter": 20}, Written: map[string]int{"nat": 3, "filter": 0},
+	}})
 	m.Queued(v4, time.Unix(7, 0))
 	m.EventWritten()
 	m.EventDropped("full")
@@ -151,7 +164,7 @@ func TestNamesTypesLabelsBuckets(t *testing.T) {
 	if general < 20 {
 		t.Errorf("%d metrics of the process, want those of Go and of the system", general)
 	}
-	listed := len(counters) + len(gauges) + len(observed) + len(histograms) + len(clients) + len(kubernetes) - 2 // which are SLIs
+	listed := len(counters) + len(gauges) + len(observed) + len(histograms) + len(clients) + len(kubernetes) + len(registers) - 2 // which are SLIs
 	if listed != len(documented) {
 		t.Errorf("%d metrics are listed, %d documented", listed, len(documented))
 	}

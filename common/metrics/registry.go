@@ -125,6 +125,15 @@ func (m *Metrics) component() {
 	for _, f := range m.options.Features {
 		feature.WithLabelValues(f.Name, f.Stage).Set(truth(f.Enabled))
 	}
+	for name, x := range registers {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: x.help}, x.labels)
+		m.registry.MustRegister(c)
+		if name == registered { // dashboards of kube-proxy know them as ALPHA
+			c.WithLabelValues("ALPHA", "").Add(float64(len(counters) + len(gauges) + len(observed) + len(histograms)))
+			continue
+		}
+		c.WithLabelValues()
+	}
 	const checked = "kubernetes_healthchecks_total"
 	m.checks = gauge("kubernetes_healthcheck")
 	m.checked = prometheus.NewCounterVec(prometheus.CounterOpts{Name: checked, Help: kubernetes[checked].help}, kubernetes[checked].labels)
@@ -166,7 +175,7 @@ func (m *Metrics) appearFor(b Backend) {
 		switch {
 		case len(c.labels) == 2:
 			m.counters[name].WithLabelValues(b.labels()...)
-		case len(c.labels) == 1 && c.labels[0] == family[0] && (b.Mode == nftables || !aboutNFTables(name)):
+		case len(c.labels) == 1 && c.labels[0] == family[0] && concerns(name, b.Mode):
 			m.counters[name].WithLabelValues(b.Family.String())
 		}
 	}

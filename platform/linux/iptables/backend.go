@@ -37,7 +37,8 @@ type Backend struct {
 	layout
 	driver Driver
 	// have is what the tables hold, nil while that is not known.
-	have *installed
+	have  *installed
+	tally Tally
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -83,7 +84,10 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	// Who does not apply a plan may see somebody else do it.
 	b.have = nil
-	if p.Empty() {
+	switch {
+	case p.Empty() && p.whole:
+		b.settled(p.next)
+	case p.Empty():
 		b.have = p.next
 	}
 	return p, nil

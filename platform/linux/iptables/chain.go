@@ -32,7 +32,10 @@ type chain struct {
 }
 
 // sum stands for the rules of a chain.
-type sum [16]byte
+type sum struct {
+	hash  [16]byte
+	rules int
+}
 
 // sum is the same for chains that iptables takes for the same, however they
 // were quoted.
@@ -42,7 +45,7 @@ func (c chain) sum() sum {
 		h.Write([]byte(plain(r)))
 		h.Write([]byte{'\n'})
 	}
-	return sum(h.Sum(nil))
+	return sum{[16]byte(h.Sum(nil)), len(c.rules)}
 }
 
 // plain is r without quotes, with a separator that no argument has.

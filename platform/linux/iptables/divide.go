@@ -95,7 +95,7 @@ func (d *divider) sweep() {
 	if !d.plan.whole || c.empty() {
 		return
 	}
-	if err := b.driver.Restore(d.ctx, c.text()); err != nil {
+	if err := b.restore(d.ctx, &c); err != nil {
 		d.fatal = fmt.Errorf("remove old chains from the tables of %s: %w", command(b.family), err)
 	}
 }
@@ -140,7 +140,7 @@ func (d *divider) try(changes []service.Change) error {
 	if s.empty() {
 		return nil
 	}
-	if err := b.driver.Restore(d.ctx, s.text()); err != nil {
+	if err := b.restore(d.ctx, &s.change); err != nil {
 		for name, p := range before {
 			d.set(name, p)
 		}

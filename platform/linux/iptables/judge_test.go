@@ -55,7 +55,7 @@ func TestTracedRulesDecideAsRouteDoes(t *testing.T) {
 }
 
 func newBackend(f service.Family, k *fake) *Backend {
-	return &Backend{layout: layout{f, Options{MasqueradeBit: 14, DropInvalid: true}}, driver: k}
+	return NewWith(f, Options{MasqueradeBit: 14, DropInvalid: true}, k)
 }
 
 type fataler interface{ Fatalf(string, ...any) }

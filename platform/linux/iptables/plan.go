@@ -65,9 +65,10 @@ var errBusy = errors.New("iptables is busy or cannot run")
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.have = nil // if anything fails, the next Plan reads the tables
+	b.tally.Rules = nil
 	var err error
 	if p.stage != nil && !p.stage.empty() {
-		err = b.driver.Restore(ctx, p.text())
+		err = b.restore(ctx, &p.change)
 	}
 	switch {
 	case err != nil && (errors.Is(err, errBusy) || ctx.Err() != nil):
@@ -83,6 +84,6 @@ func (p *plan) Apply(ctx context.Context) error {
 			return fmt.Errorf("route loopback addresses for NodePorts: %w", err)
 		}
 	}
-	b.have = p.next
+	b.settled(p.next)
 	return nil
 }

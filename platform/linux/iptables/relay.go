@@ -49,7 +49,7 @@ func (l layout) relayJumps() []jump {
 
 // NewWith returns the Backend for one family that works through d.
 func NewWith(f service.Family, o Options, d Driver) *Backend {
-	return &Backend{layout: layout{f, o}, driver: d}
+	return &Backend{layout: layout{f, o}, driver: d, tally: Tally{Written: perTable()}}
 }
 
 // Destinations returns where the chains in the tables translate to, by their

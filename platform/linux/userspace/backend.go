@@ -170,6 +170,10 @@ func (b *Backend) Observe(report func(text string)) { b.relay.limits.Observe(rep
 // Others are taken meanwhile.
 func (b *Backend) Drain(ctx context.Context) { b.relay.limits.Drain(ctx) }
 
+// Tally returns what was done to rules since it was last asked. It is called
+// between two rounds.
+func (b *Backend) Tally() iptables.Tally { return b.rules.Tally() }
+
 // Cleanup implements reconcile.Backend: it removes what package iptables
 // does, and the address.
 func (b *Backend) Cleanup(ctx context.Context) error {
