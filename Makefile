@@ -121,6 +121,10 @@ cross: ## compile program and tests for every system
 bench: ## measure, and rewrite docs/benchmarks.md; PART=served does so with one part of it
 	@CGO_ENABLED=0 go run ./test/bench -o docs/benchmarks.md $(if $(PART),-only $(PART))
 
+.PHONY: bench-vm
+bench-vm: ## measure mode ipvs in a virtual machine, and rewrite its part of docs/benchmarks.md; KERNEL=5.10 takes another one
+	@CGO_ENABLED=0 go run ./test/bench -o docs/benchmarks.md -only ipvs -kernel $(KERNEL)
+
 ##@ Change
 
 .PHONY: fmt

@@ -34,6 +34,15 @@ const (
 	roleWhole       role = "known layout, whole"
 	roleChainsPaths role = "chains, connections"
 	roleKnownPaths  role = "known layout, connections"
+	// Mode ipvs: all of it, which the others are parts of; the library's calls, our
+	// requests alone, and a whole round; and what comes then.
+	roleIPVS           role = "ipvs"
+	roleLibrary        role = "library"
+	roleSingle         role = "virtual servers one by one"
+	roleBatch          role = "virtual servers"
+	roleVirtual        role = "mode ipvs"
+	roleVirtualChanges role = "mode ipvs, changes"
+	roleVirtualPaths   role = "mode ipvs, connections"
 )
 
 // fewServices is what the connections at other sizes are compared with.
@@ -163,6 +172,8 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
 		roleServed: measureServed, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
 		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
+		roleIPVS: measureIPVS, roleLibrary: measureLibrary, roleSingle: measureBare, roleBatch: measureBare,
+		roleVirtual: measureVirtual, roleVirtualChanges: measureVirtualChanges, roleVirtualPaths: measureVirtualPaths,
 	}[t.Role]
 	if measure == nil {
 		return fmt.Errorf("role %q: want one of the constants", t.Role)

@@ -26,6 +26,7 @@ var parts = []part{
 	{"inside", "From objects to the kernel", (*bench).measureInside},
 	{"served", "Through the API server", (*bench).measureServed},
 	{"iptables", "Mode iptables", (*bench).measureIPTables},
+	{"ipvs", "Mode ipvs", (*bench).measureVirtualServers},
 }
 
 // partNames lists what the flag may be.

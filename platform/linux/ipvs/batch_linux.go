@@ -18,9 +18,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// batchSize is how many requests go to the kernel at once. Their answers have
+// AtOnce is how many requests go to the kernel at once. Their answers have
 // to fit into the socket's buffer.
-const batchSize = 64
+const AtOnce = 64
 
 // batcher changes virtual servers and destinations, many with one call of the
 // kernel, where the library has a call, and waits, for each.
@@ -198,8 +198,8 @@ func (b *batcher) attr32(typ uint16, n uint32) {
 
 // commitServers does ops that are all about virtual servers and destinations.
 func (k *kernel) commitServers(ops []op, failed func(i int, err error)) {
-	for from := 0; from < len(ops); from += batchSize {
-		part := ops[from:min(from+batchSize, len(ops))]
+	for from := 0; from < len(ops); from += AtOnce {
+		part := ops[from:min(from+AtOnce, len(ops))]
 		k.batch.do(part, func(i int, err error) { failed(from+i, k.explain(&part[i], err)) })
 	}
 }

@@ -1,0 +1,205 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	library "github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/ipvs"
+)
+
+const (
+	virtualServices = 1000  // that are programmed beside the library
+	changedServices = 10000 // among which one changes
+	virtualRounds   = 400   // of changes of one kind
+)
+
+// measureIPVS measures everything about mode ipvs, each thing in a process of its
+// own, on the machine that this one runs on.
+func measureIPVS(ctx context.Context, t task) (*figures, error) {
+	b := &bench{options: options{quick: t.Quick}, out: io.Discard}
+	f := newFigures()
+	few, many := task{Services: fewServices}, task{Services: t.pick(changedServices, 100)}
+	turns, err := b.inTurn(ctx, task{Services: t.pick(virtualServices, 50)}, roleLibrary, roleSingle, roleBatch, roleVirtual)
+	if err != nil {
+		return nil, err
+	}
+	for r, got := range turns {
+		f.take(string(r)+".", got)
+	}
+	for _, x := range []struct {
+		prefix string
+		role   role
+		task   task
+	}{
+		{"few.", roleVirtualPaths, few}, {"few.nftables.", roleFew, few},
+		{"many.", roleVirtualChanges, many}, {"many.nftables.", roleFew, many},
+	} {
+		x.task.Role = x.role
+		got, err := b.child(ctx, x.task)
+		if err != nil {
+			return nil, err
+		}
+		f.take(x.prefix, got)
+	}
+	return f, nil
+}
+
+// take takes in other figures under names that begin with prefix.
+func (f *figures) take(prefix string, other *figures) {
+	for metric, v := range other.Values {
+		f.set(prefix+metric, v)
+	}
+	f.Notes = append(f.Notes, other.Notes...)
+}
+
+// newVirtual returns a road into the virtual servers of n's node. What is there is
+// compared with what should be as often as period says, which none is for always.
+func newVirtual(n *network, period time.Duration) (*road, error) {
+	r := &road{tracker: track.New(track.Options{
+		NodeName: ownNode,
+		Pods:     service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
+	}), do: n.node.Do}
+	err := n.node.Do(func() (err error) {
+		r.backend, err = ipvs.New(service.IPv4, ipvs.Options{MasqueradeBit: masqueradeBy, SyncPeriod: period})
+		return err
+	})
+	return r, err
+}
+
+// withVirtual runs measure with t's Services in a new network, of which nothing
+// is programmed yet.
+func (t task) withVirtual(measure func(*network, *road) error) error {
+	n, err := newNetwork()
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	r, err := newVirtual(n, time.Hour)
+	if err != nil {
+		return err
+	}
+	r.feed(t.Services)
+	r.tracker.Synced()
+	return measure(n, r)
+}
+
+// measureVirtual measures the first program of a whole backend.
+func measureVirtual(ctx context.Context, t task) (*figures, error) {
+	f := newFigures()
+	return f, t.withVirtual(func(n *network, r *road) error {
+		t.say("first program")
+		m := start()
+		if _, err := r.apply(ctx); err != nil {
+			return err
+		}
+		f.usage("first", m)
+		return t.there(n)
+	})
+}
+
+// measureBare measures virtual servers alone, with requests as a backend sends them
+// or one by one.
+func measureBare(_ context.Context, t task) (*figures, error) {
+	atOnce := ipvs.AtOnce
+	if t.Role == roleSingle {
+		atOnce = 1
+	}
+	f := newFigures()
+	return f, t.withVirtual(func(n *network, r *road) error {
+		t.say("%d at once", atOnce)
+		err := n.node.Do(func() error {
+			bare, err := ipvs.NewBare(service.IPv4, r.tracker.Latest())
+			if err != nil {
+				return err
+			}
+			m := start()
+			if err := bare.Push(atOnce); err != nil {
+				return err
+			}
+			f.usage("first", m)
+			return nil
+		})
+		return errors.Join(err, t.there(n))
+	})
+}
+
+// measureLibrary has the library make the same virtual servers.
+func measureLibrary(_ context.Context, t task) (*figures, error) {
+	f := newFigures()
+	return f, t.withVirtual(func(n *network, _ *road) error {
+		t.say("one by one")
+		err := n.node.Do(func() error {
+			h, err := library.New("")
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			m := start()
+			for i := range t.Services {
+				if err := makeVirtual(h, i); err != nil {
+					return err
+				}
+			}
+			f.usage("first", m)
+			return nil
+		})
+		return errors.Join(err, t.there(n))
+	})
+}
+
+// virtualOf is Service i as the library has it.
+func virtualOf(i int) *library.Service {
+	return &library.Service{
+		Address: net.IP(clusterIP(i).AsSlice()), Port: servicePort, Protocol: unix.IPPROTO_TCP,
+		AddressFamily: unix.AF_INET, SchedName: "rr", Netmask: 0xffffffff,
+	}
+}
+
+func makeVirtual(h *library.Handle, i int) error {
+	s := virtualOf(i)
+	err := h.NewService(s)
+	for j := range perService {
+		d := &library.Destination{
+			Address: net.IP(endpointIP(i, j).AsSlice()), Port: targetPort, Weight: 1, AddressFamily: unix.AF_INET,
+		}
+		err = errors.Join(err, h.NewDestination(s, d))
+	}
+	return err
+}
+
+// there wants every Service in n's node, and the last one with every endpoint.
+func (t task) there(n *network) error {
+	return n.node.Do(func() error {
+		h, err := library.New("")
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		all, err := h.GetServices()
+		if err != nil {
+			return fmt.Errorf("list virtual servers: %w", err)
+		}
+		dests, err := h.GetDestinations(virtualOf(t.Services - 1))
+		if err != nil {
+			return fmt.Errorf("list destinations: %w", err)
+		}
+		if len(all) != t.Services || len(dests) != perService {
+			return fmt.Errorf("there are %d virtual servers, the last with %d destinations; want %d with %d each",
+				len(all), len(dests), t.Services, perService)
+		}
+		return nil
+	})
+}
