@@ -31,6 +31,8 @@ const always = "is always on"
 // features holds them, by name.
 var features = []feature{
 	{Feature{"AllowServiceExternalIPs", "DEPRECATED", true}, ""},
+	{Feature{"ComponentFlagz", "", true}, always},
+	{Feature{"ComponentStatusz", "", true}, always},
 	{Feature{"KubeProxyIPVS", "DEPRECATED", true}, ""},
 	{Feature{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", false}, "is always off: loopback addresses do not answer NodePorts"},
 	{Feature{"MultiCIDRServiceAllocator", "", true}, always},
