@@ -143,6 +143,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
+	b.inherit()
 	b.noteUnused()
 	return &Config{
 		KubeProxyConfiguration: b.KubeProxyConfiguration,

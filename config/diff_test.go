@@ -56,7 +56,7 @@ var diffCases = map[string]struct {
 		},
 	},
 	"of other modes and systems": {
-		"", "ipvs: {scheduler: sh}\niptables: {masqueradeBit: 3, syncPeriod: 9s}\nwinkernel: {networkName: n}\nwindowsRunAsService: true\nportRange: 1-2", inNFTables,
+		"mode: nftables", "mode: nftables\nipvs: {scheduler: sh}\niptables: {masqueradeBit: 3, syncPeriod: 9s}\nwinkernel: {networkName: n}\nwindowsRunAsService: true\nportRange: 1-2", inNFTables,
 		[]Change{
 			{"iptables.masqueradeBit", "14", "3", Unused},
 			{"iptables.syncPeriod", `"30s"`, `"9s"`, Unused},
@@ -64,6 +64,15 @@ var diffCases = map[string]struct {
 			{"winkernel.networkName", `""`, `"n"`, Unused},
 			{"portRange", `""`, `"1-2"`, Unused},
 			{"windowsRunAsService", "false", "true", Unused},
+		},
+	},
+	"of what no mode stood for": {
+		"", "iptables: {masqueradeBit: 3, syncPeriod: 9s}", inNFTables,
+		[]Change{
+			{"iptables.masqueradeBit", "14", "3", Unused},
+			{"iptables.syncPeriod", `"30s"`, `"9s"`, Unused},
+			{"nftables.masqueradeBit", "14", "3", Restart},
+			{"nftables.syncPeriod", `"30s"`, `"9s"`, Hot},
 		},
 	},
 	"of the mode in force": {

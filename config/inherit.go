@@ -1,0 +1,69 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"slices"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// heirs are the settings of section nftables that section iptables has, too.
+// Periods go together, since one limits the other.
+var heirs = [][]string{{"masqueradeAll"}, {"masqueradeBit"}, {"minSyncPeriod", "syncPeriod"}}
+
+// inherit has mode nftables do what the file says about iptables, where the file
+// names no mode and nothing else is said about nftables. When such a file was
+// written, no mode meant iptables. A file that names one of the two modes gets a
+// note instead on what it says of the other alone.
+func (b *build) inherit() {
+	if b.os != Linux {
+		return
+	}
+	for _, names := range heirs {
+		switch b.Mode {
+		case "":
+			if b.said("iptables", names) && !b.said("nftables", names) {
+				b.bequeath(names)
+			}
+		case NFTables:
+			b.noteOther("iptables", "nftables", names)
+		case IPTables:
+			b.noteOther("nftables", "iptables", names)
+		}
+	}
+}
+
+// said reports that the file or a flag gives one of the settings of section,
+// and not its default. A period of 0 stands for that.
+func (b *build) said(section string, names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return b.differs(section + "." + name) })
+}
+
+func (b *build) differs(path string) bool {
+	plain := v1alpha1.KubeProxyConfiguration{}
+	setDefaults(&plain, b.os, func(string) bool { return false })
+	v := at(&b.KubeProxyConfiguration, path)
+	return b.given(path) && !v.IsZero() && show(v) != show(at(&plain, path))
+}
+
+func (b *build) bequeath(names []string) {
+	for _, name := range names {
+		from, to := "iptables."+name, "nftables."+name
+		at(&b.KubeProxyConfiguration, to).Set(at(&b.KubeProxyConfiguration, from))
+		if b.differs(from) {
+			b.notef(from, "counts in mode nftables, too, as neither mode nor %s is set", to)
+		}
+	}
+}
+
+// noteOther remarks on what is said for a mode that is not taken, and not for
+// the one that is.
+func (b *build) noteOther(other, mine string, names []string) {
+	for _, name := range names {
+		if b.differs(other+"."+name) && !b.said(mine, names) {
+			b.notef(other+"."+name, "has no use in mode %s: set %s.%s", mine, mine, name)
+		}
+	}
+}
