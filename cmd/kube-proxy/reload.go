@@ -48,7 +48,7 @@ type reloader struct {
 	asked     <-chan os.Signal // to look now
 	log       klog.Logger
 
-	seen    string // the key of the content that was judged last
+	seen    string // the key of the content that was judged last, at first by the start
 	watched string // what hinders watching
 }
 
@@ -62,7 +62,6 @@ func (r *reloader) run(ctx context.Context) error {
 	}
 	w := filewatch.NewWatch(path)
 	defer w.Close()
-	r.recognise()
 	for now := false; ; {
 		r.hindered(w.Add())
 		if err := r.look(ctx, now); err != nil {
@@ -124,8 +123,10 @@ type content struct {
 	key  string // equal for equal content
 }
 
-func (r *reloader) read() content {
-	data, err := r.options.config.ReadFile()
+func (r *reloader) read() content { return readContent(&r.options.config) }
+
+func readContent(flags *config.Flags) content {
+	data, err := flags.ReadFile()
 	if err != nil {
 		return content{err: err, key: "error: " + err.Error()}
 	}
@@ -152,21 +153,6 @@ func (r *reloader) settled(ctx context.Context) (content, bool) {
 	return c, c.key == r.seen
 }
 
-// recognise spares what was read at the start a second look.
-func (r *reloader) recognise() {
-	file := r.read()
-	if file.err != nil {
-		return
-	}
-	c, err := config.LoadFrom(&r.options.config, hostOS, file.data)
-	if err != nil || c.Mode != r.wish.configured {
-		return
-	}
-	if len(config.Diff(r.force.config(), r.resolved(c), r.use())) == 0 {
-		r.seen = file.key
-	}
-}
-
 // look judges the file if it changed, or in any case if now.
 func (r *reloader) look(ctx context.Context, now bool) error {
 	var file content
@@ -178,7 +164,6 @@ func (r *reloader) look(ctx context.Context, now bool) error {
 			return nil
 		}
 	}
-	first := r.seen == ""
 	r.seen = file.key
 	c, err := (*config.Config)(nil), file.err
 	if err == nil {
@@ -191,11 +176,7 @@ func (r *reloader) look(ctx context.Context, now bool) error {
 	if c.Mode == r.wish.configured { // the same wish leads to the same mode
 		c = r.resolved(c)
 	}
-	changes := config.Diff(r.force.config(), c, r.use())
-	if first && len(changes) == 0 { // it is what was read at the start
-		return nil
-	}
-	return r.take(ctx, c, changes)
+	return r.take(ctx, c, config.Diff(r.force.config(), c, r.use()))
 }
 
 func (r *reloader) use() config.Use {

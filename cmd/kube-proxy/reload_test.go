@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/config"
 )
 
@@ -47,6 +48,42 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	}
 	if r.force.config() != c || r.force.status()["Configuration file cannot be used"] != why {
 		t.Errorf("status %v, want the old configuration and why the new one is none", r.force.status())
+	}
+}
+
+// A change that comes before anybody follows the file is told of like any other,
+// even if it means the same.
+func TestReloadKnowsWhatWasRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	const quiet = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n"
+	write(t, path, quiet)
+	o := &options{}
+	o.config.Config = path
+	c, err := o.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Mode = config.NFTables // as choosing does
+	log, said := newLog(2)
+	b := []*backend{{mode: "nftables", family: service.IPv4}}
+	r := &reloader{
+		options: o, force: newEffective(path, c), mode: "nftables", log: log, seen: o.read,
+		observers: newObservers(c, b, "node-a", newContacts(true), log), servers: serveAt(t, "127.0.0.1:0").servers,
+	}
+	r.observers.tracker = newTracker(c, "node-a", func(track.Problem) {}, log, func() {})
+	look := func() {
+		t.Helper()
+		said.Reset()
+		if err := r.look(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if look(); said.Len() > 0 {
+		t.Errorf("nothing has changed, and the log says:\n%s", said)
+	}
+	write(t, path, quiet+"mode: nftables\n")
+	if look(); !strings.Contains(said.String(), "means the same") {
+		t.Errorf("the log says %q, want a word of the change", said)
 	}
 }
 

@@ -24,6 +24,7 @@ type options struct {
 	flags   *pflag.FlagSet // all of the above
 	logs    *logs          // once there are any
 	started func()         // see begun
+	read    string         // the key of the configuration file's content
 }
 
 const rootText = `Forward the traffic of Kubernetes Services on this node.

@@ -53,7 +53,7 @@ const firstRetry = 250 * time.Millisecond
 // run is the command without a subcommand: one of the actions that end by
 // themselves, or the proxy, until ctx ends.
 func run(ctx context.Context, o *options, to streams) error {
-	c, err := config.Load(&o.config, hostOS)
+	c, err := o.load()
 	work := func(ctx context.Context, to streams) error {
 		if err != nil {
 			return err
@@ -67,6 +67,16 @@ func run(ctx context.Context, o *options, to streams) error {
 		return err
 	}
 	return nil // who started us sees to the rest
+}
+
+// load reads the configuration, and notes of what content it was made.
+func (o *options) load() (*config.Config, error) {
+	file := readContent(&o.config)
+	if file.err != nil {
+		return nil, file.err
+	}
+	o.read = file.key
+	return config.LoadFrom(&o.config, hostOS, file.data)
 }
 
 // act does what the command line asks for with the configuration c.
@@ -150,7 +160,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		}
 	}
 	force := newEffective(o.config.Config, c)
-	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, wish: wish, asked: asked, log: log}
+	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, wish: wish, asked: asked, log: log, seen: o.read}
 	r.servers = watchers.serve(ctx, group, force, o)
 	group.Go(func() error { return r.run(ctx) })
 	for i, b := range backends {
