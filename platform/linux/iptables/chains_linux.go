@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -27,7 +28,7 @@ func nftChains(f service.Family) ([]id, error) {
 	if f == service.IPv6 {
 		family = unix.NFPROTO_IPV6
 	}
-	replies, err := conn.Execute(netlink.Message{
+	replies, err := listed(conn, netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN, Flags: netlink.Request | netlink.Dump},
 		Data:   []byte{family, unix.NFNETLINK_V0, 0, 0},
 	})
@@ -46,6 +47,42 @@ func nftChains(f service.Family) ([]id, error) {
 		}
 	}
 	return all, nil
+}
+
+// tries bounds how often a listing is begun anew because others change what is
+// listed.
+const tries = 30
+
+// listed returns the answers to a question for a list. The kernel answers in
+// portions, and goes by numbers that others shift when they change something in
+// between, in whatever table.
+func listed(conn *netlink.Conn, question netlink.Message) ([]netlink.Message, error) {
+	before, err := generation(conn)
+	for try := 0; try < tries && err == nil; try++ {
+		replies, listErr := conn.Execute(question)
+		after, genErr := generation(conn)
+		if err = errors.Join(listErr, genErr); err == nil && after == before {
+			return replies, nil
+		}
+		before = after
+		time.Sleep(time.Duration(min(try, 10)) * time.Millisecond)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("others changed the rules each of %d times", tries)
+}
+
+// generation returns what stands for the present state of all rules.
+func generation(conn *netlink.Conn) (string, error) {
+	replies, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+	})
+	if err != nil || len(replies) == 0 {
+		return "", err
+	}
+	return string(replies[0].Data), nil
 }
 
 // chainOf reads a chain of a family from the body of an answer.
@@ -101,7 +138,6 @@ func legacyChains(f service.Family) ([]id, error) {
 
 // chains lists the chains of a table, but for those of the system.
 func (s *sizes) chains(table string) ([]id, error) {
-	const tries = 10 // others may change the table meanwhile
 	var all []id
 	err := error(unix.EAGAIN)
 	for try := 0; try < tries && errors.Is(err, unix.EAGAIN); try++ {

@@ -109,6 +109,15 @@ func again(list func() error) error {
 	return err
 }
 
+// list is dump, begun anew with begin whenever others change some table
+// meanwhile, be it another one.
+func (s *socket) list(question []byte, begin func(), each func(reply) error) error {
+	return again(func() error {
+		begin()
+		return s.dump(question, each)
+	})
+}
+
 func (k *kernel) readOnce() (*table, error) {
 	r := k.reader()
 	before, err := r.generation()

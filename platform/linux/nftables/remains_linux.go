@@ -33,7 +33,7 @@ func (r Remains) Find(context.Context) (string, error) {
 	err := r.with(func(s *socket, e *encoder) error {
 		e.open(nft(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
 		e.close()
-		return s.dump(e.buf, func(m reply) error {
+		return s.list(e.buf, func() { found = false }, func(m reply) error {
 			found = found || m.family == e.nf && stringOf(attribute(m.body, unix.NFTA_TABLE_NAME)) == r.Table
 			return nil
 		})
@@ -95,7 +95,7 @@ func (r Remains) entrances(s *socket, e *encoder) ([]op, error) {
 	e.open(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
 	e.close()
 	var ops []op
-	err := s.dump(e.buf, func(m reply) error {
+	err := s.list(e.buf, func() { ops = nil }, func(m reply) error {
 		hook := attribute(m.body, unix.NFTA_CHAIN_HOOK)
 		if m.family != e.nf || hook == nil || stringOf(attribute(m.body, unix.NFTA_CHAIN_TABLE)) != r.Table {
 			return nil

@@ -6,6 +6,7 @@ package nftables
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"kubeproxy/common/service"
 )
@@ -31,6 +32,60 @@ func TestRemains(t *testing.T) {
 			t.Errorf("what is left: %s, want %s", got, others)
 		}
 	})
+}
+
+// TestRemainsWhileOthersWrite looks for a table while others change theirs all
+// the time.
+func TestRemainsWhileOthersWrite(t *testing.T) {
+	inNamespace(t, func() {
+		r := Remains{service.IPv4, TableName}
+		apply(t, newKernel(t, r.Family, Options{MasqueradeBit: 14}), simple(0))
+		end := busy(t, Remains{service.IPv6, "others"})
+		defer end()
+		for range 2000 {
+			if finds(t, r, "the table"); t.Failed() {
+				return
+			}
+		}
+		for range 20 {
+			apply(t, newKernel(t, r.Family, Options{MasqueradeBit: 14}), simple(0))
+			remove(t, r)
+			finds(t, r, "")
+		}
+	})
+}
+
+// busy makes and deletes a table until the returned func is called.
+func busy(t *testing.T, r Remains) (end func()) {
+	t.Helper()
+	s, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEncoder(r.Family)
+	e.name = r.Table
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer s.close()
+		for {
+			for _, verb := range []verb{addTable, delTable} {
+				if err := transact(s, e, []op{{verb: verb}}); err != nil {
+					t.Errorf("somebody else's table: %v", err)
+					return
+				}
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(200 * time.Microsecond):
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		<-ended
+	}
 }
 
 func finds(t *testing.T, r Remains, want string) {

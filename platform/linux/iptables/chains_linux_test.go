@@ -1,0 +1,63 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// TestChainsAreListedWhole lists many chains while others come and go.
+func TestChainsAreListedWhole(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if !strings.Contains(t.Name(), "/nft/") {
+			return
+		}
+		const some = 600
+		var text strings.Builder
+		text.WriteString("*nat\n")
+		for i := range some {
+			fmt.Fprintf(&text, ":A%03d - [0:0]\n", i)
+		}
+		for i := range some {
+			fmt.Fprintf(&text, ":KUBE-SVC-%03d - [0:0]\n", i)
+		}
+		restore(t, b, text.String()+"COMMIT\n")
+		shuffle(t, b)
+		for try := range 200 {
+			all, err := nftChains(b.family)
+			n := 0
+			for _, i := range all {
+				if strings.HasPrefix(i.name, "KUBE-SVC-") {
+					n++
+				}
+			}
+			if err != nil || n != some {
+				t.Fatalf("try %d: %d chains, %v; want %d", try, n, err, some)
+			}
+		}
+	})
+}
+
+// shuffle has somebody remove the first chain and add it behind the last one, all
+// the time, until the test ends.
+func shuffle(t *testing.T, b *Backend) {
+	t.Helper()
+	chain := "chain ip nat A000"
+	if b.family == service.IPv6 {
+		chain = "chain ip6 nat A000"
+	}
+	c := exec.Command("sh", "-c", "while nft delete "+chain+" && nft add "+chain+"; do sleep 0.01; done")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+}
