@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,6 +60,8 @@ type takeover struct {
 
 	good chan struct{} // a round was good
 	told string        // what was last complained about
+	// removed says what was removed from a place that is not known to be empty.
+	removed map[string]string
 
 	mu      sync.Mutex
 	want    *service.Snapshot // of the last good round
@@ -207,8 +210,9 @@ func (t *takeover) remove(ctx context.Context) {
 		switch {
 		case err != nil:
 			left, errs = append(left, p), append(errs, err)
-		case what != "":
-			t.log.Info("Removed what an earlier service proxy left", "place", p.String(), "what", what)
+			t.removed[p.String()] = cmp.Or(what, t.removed[p.String()])
+		case cmp.Or(what, t.removed[p.String()]) != "":
+			t.log.Info("Removed what an earlier service proxy left", "place", p.String(), "what", cmp.Or(what, t.removed[p.String()]))
 		}
 	}
 	t.places = left
@@ -262,7 +266,7 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 	}
 	log := o.log.WithValues("backend", b.String())
 	t := &takeover{
-		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1),
+		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1), removed: map[string]string{},
 		condition: func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
 		failed:    func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
 		done: func() {

@@ -25,11 +25,18 @@ type leftRules struct {
 	removed int
 	fail    []error // of the removals to come
 	stays   bool    // somebody makes them again
+	hidden  int     // how often they cannot be looked for once they were removed
 }
 
 func (r *leftRules) String() string { return "a place" }
 
-func (r *leftRules) Find(context.Context) (string, error) { return r.what, nil }
+func (r *leftRules) Find(context.Context) (string, error) {
+	if r.removed > 0 && r.hidden > 0 {
+		r.hidden--
+		return "", errSystemTest
+	}
+	return r.what, nil
+}
 
 func (r *leftRules) Remove(context.Context) error {
 	r.removed++
@@ -90,6 +97,7 @@ func takingOver(t *testing.T, left *leftRules, audit *auditor, told func(*story)
 			done:      func() { s.done++ },
 			failed:    func() { s.failed++ },
 			good:      make(chan struct{}, 1),
+			removed:   map[string]string{},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		s.look(ctx)
@@ -144,6 +152,10 @@ func TestTakeover(t *testing.T) {
 			left: leftRules{what: found, fail: []error{errSystemTest, errSystemTest}},
 			told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 3, failed: 2, done: true, shown: "out of order",
 		},
+		"removed but not seen to be": {
+			left: leftRules{what: found, hidden: 2}, told: func(s *story) { s.after(0, nil); pass(10 * time.Second) },
+			removed: 1, done: true, shown: "out of order",
+		},
 		"somebody makes it again": {
 			left: leftRules{what: found, stays: true}, told: func(s *story) { s.after(0, nil); pass(10 * time.Minute) },
 			removed: 15, failed: 15, shown: "somebody else makes it",
@@ -166,6 +178,9 @@ func TestTakeover(t *testing.T) {
 			})
 			if !slices.ContainsFunc(s.shown, func(text string) bool { return strings.Contains(text, tt.shown) }) && tt.shown != "" {
 				t.Errorf("conditions %q, want one with %q", s.shown, tt.shown)
+			}
+			if got := strings.Contains(s.errors.String(), "Removed what an earlier"); got != tt.done && tt.left.what == "" && tt.removed > 0 {
+				t.Errorf("done %t, and the log says:\n%s", tt.done, s.errors)
 			}
 			if n := strings.Count(s.errors.String(), "still there; trying again"); n > 1 {
 				t.Errorf("the same was told %d times:\n%s", n, s.errors)
