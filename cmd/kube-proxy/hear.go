@@ -50,6 +50,7 @@ func (h hearing) SetNode(n *corev1.Node) {
 	h.observers.health.SetNode(n)
 	h.Tracker.SetNode(n)
 	h.observers.nodeLog.learned(h.Tracker)
+	h.observers.wish.heard(n)
 }
 
 func (h hearing) DeleteNode() {

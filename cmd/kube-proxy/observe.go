@@ -33,6 +33,7 @@ type observers struct {
 	nodeLog *nodeLog
 	tracker *track.Tracker
 	herald  *herald
+	wish    *wishFollower
 	limits  limits
 	gone    [2]string // why a family cannot be had, each for its own loop
 	log     klog.Logger

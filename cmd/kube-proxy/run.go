@@ -163,6 +163,8 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, wish: wish, asked: asked, log: log, seen: o.read}
 	r.servers = watchers.serve(ctx, group, force, o)
 	group.Go(func() error { return r.run(ctx) })
+	watchers.wish = followWish(o, wish, r.mode, log)
+	group.Go(func() error { return watchers.wish.run(ctx) })
 	for i, b := range backends {
 		drive(ctx, group, b, loops[i])
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
@@ -49,13 +50,19 @@ func newModeWish(ctx context.Context, c *config.Config, from source.Source) mode
 	if node == nil {
 		return w
 	}
-	switch mode := v1alpha1.ProxyMode(strings.TrimSpace(node.Annotations[modeAnnotation])); {
-	case mode == "":
-	case !slices.Contains(config.Modes(c.OS), mode):
-		log.Info("Warning: the Node asks for a mode that does not exist, which is ignored", "annotation", modeAnnotation, "mode", mode, "want", config.Modes(c.OS))
-	default:
-		log.Info("The Node asks for a mode, and none is configured", "annotation", modeAnnotation, "mode", mode)
-		w.annotated = mode
+	if w.annotated = annotatedMode(log, c.OS, node); w.annotated != "" {
+		log.Info("The Node asks for a mode, and none is configured", "annotation", modeAnnotation, "mode", w.annotated)
 	}
 	return w
+}
+
+// annotatedMode returns the mode that a Node asks for, nothing if there is no
+// such mode, which is logged.
+func annotatedMode(log klog.Logger, os config.OS, n *corev1.Node) v1alpha1.ProxyMode {
+	mode := v1alpha1.ProxyMode(strings.TrimSpace(n.Annotations[modeAnnotation]))
+	if mode != "" && !slices.Contains(config.Modes(os), mode) {
+		log.Info("Warning: the Node asks for a mode that does not exist, which is ignored", "annotation", modeAnnotation, "mode", mode, "want", config.Modes(os))
+		return ""
+	}
+	return mode
 }

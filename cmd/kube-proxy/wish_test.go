@@ -5,13 +5,18 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -70,5 +75,58 @@ func TestModeWish(t *testing.T) {
 	c := &config.Config{OS: config.Linux}
 	if got := newModeWish(t.Context(), c, &source.Manifests{}); got != (modeWish{}) {
 		t.Errorf("with manifests, wish %v", got)
+	}
+}
+
+// TestWishChanges has the Node ask for one mode after the other.
+func TestWishChanges(t *testing.T) {
+	for situation, tt := range map[string]struct {
+		asked  []string
+		chosen map[v1alpha1.ProxyMode]string // for what it asks, nothing for an error
+		ends   bool
+		told   string
+	}{
+		"as before":            {asked: []string{"ipvs", "ipvs"}},
+		"another mode":         {asked: []string{"iptables"}, chosen: map[v1alpha1.ProxyMode]string{"iptables": "iptables"}, ends: true, told: `next="iptables"`},
+		"none any more":        {asked: []string{""}, chosen: map[v1alpha1.ProxyMode]string{"": "userspace"}, ends: true, told: `next="userspace"`},
+		"removed and set":      {asked: []string{"", "ipvs"}},
+		"one that cannot work": {asked: []string{"userspace"}, chosen: map[v1alpha1.ProxyMode]string{"userspace": "nftables"}, told: "the present one stays"},
+		"no such mode":         {asked: []string{"ipvs", "magic", "magic"}, chosen: map[v1alpha1.ProxyMode]string{"": "nftables"}, told: "does not exist"},
+		"nothing would start":  {asked: []string{"iptables"}, told: "could not start"},
+		"one is configured":    {asked: []string{"iptables"}, chosen: map[v1alpha1.ProxyMode]string{"iptables": ""}, told: "since one is configured"},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				log, said := newLog(2)
+				f := &wishFollower{os: config.Linux, mode: "nftables", log: log, kick: make(chan struct{}, 1), now: "ipvs", judged: "ipvs"}
+				f.chosen = func(_ context.Context, m v1alpha1.ProxyMode) (string, error) {
+					if next, ok := tt.chosen[m]; ok {
+						return next, nil
+					}
+					return "", errSystemTest
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				for _, mode := range tt.asked {
+					n := &corev1.Node{}
+					n.Annotations = map[string]string{modeAnnotation: mode}
+					f.heard(n)
+				}
+				if err := f.run(ctx); errors.Is(err, errRestart) != tt.ends {
+					t.Errorf("run = %v, want an end: %t", err, tt.ends)
+				}
+				if n := strings.Count(said.String(), "does not exist"); n > 1 {
+					t.Errorf("the same is said %d times", n)
+				}
+				if !strings.Contains(said.String(), tt.told) || tt.told == "" && said.Len() > 0 {
+					t.Errorf("the log says %q, want %q", said, tt.told)
+				}
+			})
+		})
+	}
+	var nobody *wishFollower // where it does not count
+	nobody.heard(&corev1.Node{})
+	if err := nobody.run(t.Context()); err != nil {
+		t.Errorf("nobody: %v", err)
 	}
 }

@@ -5,25 +5,51 @@ package incluster
 
 import "testing"
 
+const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
+
 // testModeAnnotation has the Node ask for a mode, as Nodes did in old times,
 // and the configuration overrule it.
 func testModeAnnotation(t *testing.T, w *world) {
 	n := node()
-	const annotation = "net.experimental.kubernetes.io/proxy-mode"
 	for _, tc := range []struct {
 		annotated string
 		flags     []string
 		want      []string
 	}{
-		{"iptables", nil, []string{`mode="iptables"`, `modeFrom="the Node's annotation ` + annotation + `"`}},
+		{"iptables", nil, []string{`mode="iptables"`, `modeFrom="the Node's annotation ` + modeAnnotation + `"`}},
 		{"iptables", []string{"--proxy-mode=nftables"}, []string{`mode="nftables"`, `modeFrom="--proxy-mode"`}},
 		{"magic", nil, []string{`mode="nftables"`, `modeFrom="the best that works here"`}},
 	} {
-		n.Annotations = map[string]string{annotation: tc.annotated}
+		n.Annotations = map[string]string{modeAnnotation: tc.annotated}
 		w.set(t, n)
 		p := w.launch(t, tc.flags...)
 		p.AwaitLog(t, append(tc.want, `"Starting"`)...)
 		p.AwaitLog(t, `"Programmed"`, "IPv4")
 		p.Stop(t)
 	}
+	testModeAnnotationChanges(t, w)
+}
+
+// testModeAnnotationChanges has a process end when the Node asks for another mode,
+// and go on when it asks for one in vain.
+func testModeAnnotationChanges(t *testing.T, w *world) {
+	t.Helper()
+	n := node()
+	w.set(t, n)
+	p := w.launch(t)
+	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	for _, mode := range []string{"nftables", "magic"} { // which is nothing new
+		n.Annotations = map[string]string{modeAnnotation: mode}
+		w.set(t, n)
+		p.AwaitLog(t, "asks for", mode)
+	}
+	n.Annotations[modeAnnotation] = "iptables"
+	w.set(t, n)
+	if err := p.Wait(t); err != nil {
+		t.Errorf("the proxy ended with %v, want exit status 0", err)
+	}
+	p.AwaitLog(t, "which only a new process can take in", `asked="iptables"`, `next="iptables"`)
+	p = w.launch(t)
+	p.AwaitLog(t, `"Starting"`, `mode="iptables"`)
+	p.Stop(t)
 }
