@@ -163,8 +163,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, wish: wish, asked: asked, log: log, seen: o.read}
 	r.servers = watchers.serve(ctx, group, force, o)
 	group.Go(func() error { return r.run(ctx) })
-	watchers.wish = followWish(o, wish, r.mode, log)
-	group.Go(func() error { return watchers.wish.run(ctx) })
+	watchers.followNode(ctx, group, followWish(o, wish, r.mode, log))
 	for i, b := range backends {
 		drive(ctx, group, b, loops[i])
 	}
@@ -173,7 +172,6 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		settleIn(ctx, progress, force, watchers)
 		return nil
 	})
-	watchers.awaitNode(ctx, group)
 	o.begun()
 	err = group.Wait()
 	if err == nil || errors.Is(err, errRestart) {
@@ -219,8 +217,11 @@ func newTracker(c *config.Config, node string, problem func(track.Problem), log 
 	return track.New(o)
 }
 
-// awaitNode says so where the API does not come up with the own Node.
-func (o *observers) awaitNode(ctx context.Context, group *errgroup.Group) {
+// followNode says so where the API does not come up with the own Node, and has
+// wish, if there is one, told of it. It goes before any source runs.
+func (o *observers) followNode(ctx context.Context, group *errgroup.Group, wish *wishFollower) {
+	o.wish = wish
+	group.Go(func() error { return wish.run(ctx) })
 	if !o.contact.api {
 		return
 	}
