@@ -97,6 +97,7 @@ func rowOf(text, label string) []string {
 func TestLine(t *testing.T) {
 	change := row{label: "change", metric: "m", unit: inSeconds, aim: aim{most: oneChange}}
 	program := row{label: "program", metric: "m", unit: inSeconds, aim: aim{times: 3}}
+	flow := row{label: "flow", metric: "m", unit: inBytes, aim: aim{least: 0.6}}
 	direct := row{label: "connection", metric: "m", floor: "d", ratio: "r", unit: inSeconds, aim: aim{times: 1.3}}
 	for name, tc := range map[string]struct {
 		row         row
@@ -114,6 +115,10 @@ func TestLine(t *testing.T) {
 			line{label: "program", floor: "1.0 µs", ours: "4.0 µs", overFloor: "4.00x", reached: "4.00x", aim: "<= 3x floor", met: aimMissed}},
 		"floor and ratio of its own": {direct, 10, map[string]float64{"m": 9}, map[string]float64{"m": 2, "d": 1, "r": 1.25},
 			line{label: "connection", floor: "1.00 s", ours: "2.00 s", overFloor: "1.25x", reached: "1.25x", aim: "<= 1.3x floor", met: aimMet}},
+		"as much as it should be": {flow, 10, map[string]float64{"m": 2}, map[string]float64{"m": 1.2},
+			line{label: "flow", floor: "2 B", ours: "1 B", overFloor: "0.60x", reached: "0.60x", aim: ">= 0.6x floor", met: aimMet}},
+		"less than that": {flow, 10, map[string]float64{"m": 2}, map[string]float64{"m": 1},
+			line{label: "flow", floor: "2 B", ours: "1 B", overFloor: "0.50x", reached: "0.50x", aim: ">= 0.6x floor", met: aimMissed}},
 		"not measured": {change, 10, nil, nil, line{label: "change", aim: "<= 2.0 ms", met: aimMissed}},
 	} {
 		t.Run(name, func(t *testing.T) {

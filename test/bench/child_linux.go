@@ -34,6 +34,8 @@ const (
 	roleWhole       role = "known layout, whole"
 	roleChainsPaths role = "chains, connections"
 	roleKnownPaths  role = "known layout, connections"
+	// roleRelay measures a whole program in mode userspace.
+	roleRelay role = "userspace"
 	// Mode ipvs: all of it, which the others are parts of; the library's calls, our
 	// requests alone, and a whole round; and what comes then.
 	roleIPVS           role = "ipvs"
@@ -170,7 +172,7 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	}
 	measure := map[role]func(context.Context, task) (*figures, error){
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
-		roleServed: measureServed, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
+		roleServed: measureServed, roleRelay: measureRelay, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
 		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
 		roleIPVS: measureIPVS, roleLibrary: measureLibrary, roleSingle: measureBare, roleBatch: measureBare,
 		roleVirtual: measureVirtual, roleVirtualChanges: measureVirtualChanges, roleVirtualPaths: measureVirtualPaths,

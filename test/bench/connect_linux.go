@@ -143,6 +143,11 @@ func transact(to unix.Sockaddr, buf []byte, limit time.Duration) (made, answered
 		return 0, 0, err
 	}
 	defer unix.Close(fd)
+	return talk(fd, to, buf, limit)
+}
+
+// talk connects fd, and sends and receives once.
+func talk(fd int, to unix.Sockaddr, buf []byte, limit time.Duration) (made, answered time.Duration, err error) {
 	tv := unix.NsecToTimeval(limit.Nanoseconds())
 	err = errors.Join(
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),

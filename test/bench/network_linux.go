@@ -4,8 +4,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -60,6 +62,27 @@ func (n *network) routeEndpoints() error {
 	if err != nil {
 		return fmt.Errorf("give the server the endpoints' addresses: %w", err)
 	}
+	return nil
+}
+
+// sink has the server take whatever comes, until the process ends.
+func (n *network) sink(ctx context.Context) error {
+	l, err := n.server.Listen(ctx, "tcp", fmt.Sprintf(":%d", sinkPort))
+	if err != nil {
+		return fmt.Errorf("start sink: %w", err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(io.Discard, c)
+			}()
+		}
+	}()
 	return nil
 }
 

@@ -78,17 +78,17 @@ func startProcess(n *network, program, addr, dir string) (*process, error) {
 	if err := n.node.Do(p.rules.open); err != nil {
 		return nil, fmt.Errorf("ask for the generation of the rules: %w", err)
 	}
-	return p, p.launch(n.node, program, config)
+	return p, p.launch(n.node, program, "--config", config)
 }
 
-// launch starts program on h with a configuration file.
-func (p *process) launch(h *netlab.Host, program, config string) error {
+// launch starts program on h.
+func (p *process) launch(h *netlab.Host, program string, args ...string) error {
 	log, err := os.Create(p.log)
 	if err != nil {
 		return fmt.Errorf("make the log of %s: %w", program, err)
 	}
 	defer log.Close()
-	p.cmd = exec.Command(program, "--config", config)
+	p.cmd = exec.Command(program, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end with what it runs
 	p.began = time.Now()

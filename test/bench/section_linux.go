@@ -26,6 +26,7 @@ var parts = []part{
 	{"inside", "From objects to the kernel", (*bench).measureInside},
 	{"served", "Through the API server", (*bench).measureServed},
 	{"iptables", "Mode iptables", (*bench).measureIPTables},
+	{"userspace", "Mode userspace", (*bench).measureUserspace},
 	{"ipvs", "Mode ipvs", (*bench).measureVirtualServers},
 }
 

@@ -143,7 +143,7 @@ func (s *served) start(dir string) error {
 		return err
 	}
 	s.process = &process{log: filepath.Join(dir, "log")}
-	return s.process.launch(s.network.Node, s.Program.Path, config)
+	return s.process.launch(s.network.Node, s.Program.Path, "--config", config)
 }
 
 // measure goes from few objects to many.

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,17 +14,11 @@ import (
 
 // measureServed measures our program, and the peer, through an API server.
 func (b *bench) measureServed(ctx context.Context, s *section) error {
-	dir, err := os.MkdirTemp("", "bench-program-")
+	ours, remove, err := buildProgram(ctx)
 	if err != nil {
-		return fmt.Errorf("make temporary directory: %w", err)
+		return err
 	}
-	defer os.RemoveAll(dir)
-	ours := program{"Ours", filepath.Join(dir, "kube-proxy")}
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", ours.Path, "kubeproxy/cmd/kube-proxy")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the proxy: %w\n%s", err, text)
-	}
+	defer remove()
 	x := task{Quick: b.quick}.extent()
 	s.how = fmt.Sprintf(howServed, thousands(x.services), x.samples, thousands(x.together), x.rate, x.long, thousands(x.most), x.churns)
 	b.notePeer(s, "")
@@ -45,6 +40,22 @@ func (b *bench) measureServed(ctx context.Context, s *section) error {
 	}
 	s.add(b.out, t)
 	return nil
+}
+
+// buildProgram builds the proxy, which is gone after remove.
+func buildProgram(ctx context.Context) (ours program, remove func() error, err error) {
+	dir, err := os.MkdirTemp("", "bench-program-")
+	if err != nil {
+		return ours, nil, fmt.Errorf("make temporary directory: %w", err)
+	}
+	remove = func() error { return os.RemoveAll(dir) }
+	ours = program{"Ours", filepath.Join(dir, "kube-proxy")}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", ours.Path, "kubeproxy/cmd/kube-proxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := build.CombinedOutput(); err != nil {
+		return ours, nil, errors.Join(fmt.Errorf("build the proxy: %w\n%s", err, text), remove())
+	}
+	return ours, remove, nil
 }
 
 // servedRows are the lines of the table, with the aims for the whole extent.

@@ -86,8 +86,9 @@ type row struct {
 type aim struct {
 	// most is the limit with so many Services, 0 for none.
 	most func(services int) float64
-	// times is the limit as a multiple of the floor, 0 for none.
-	times float64
+	// times is the limit as a multiple of the floor, 0 for none; least is one
+	// that is not to be fallen short of.
+	times, least float64
 }
 
 func always(v float64) func(int) float64 { return func(int) float64 { return v } }
@@ -155,6 +156,9 @@ func (t *table) line(r row) (line, bool) {
 	if r.aim.times > 0 {
 		reached, limit, l.reached = ratio, r.aim.times, l.overFloor
 		l.aim = fmt.Sprintf("<= %.3gx %s", limit, t.base)
+	} else if r.aim.least > 0 {
+		reached, limit, l.reached = -ratio, -r.aim.least, l.overFloor
+		l.aim = fmt.Sprintf(">= %.3gx %s", r.aim.least, t.base)
 	} else if r.aim.most != nil {
 		reached, limit, l.reached = ours, r.aim.most(t.services), l.ours
 		l.aim = "<= " + strings.TrimPrefix(r.unit(limit), "+")

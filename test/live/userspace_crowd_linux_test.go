@@ -4,15 +4,9 @@
 package live
 
 import (
-	"bytes"
 	"flag"
-	"fmt"
-	"io"
-	"net"
-	"net/netip"
 	"sync"
 	"testing"
-	"time"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/userspace"
@@ -98,56 +92,4 @@ func metric(t *testing.T, p *program.Proxy, name string) float64 {
 func memory(t *testing.T, p *program.Proxy) float64 {
 	t.Helper()
 	return metric(t, p, "process_resident_memory_bytes")
-}
-
-// How fast one long flow is, beside one past the proxy.
-func TestUserspaceThroughput(t *testing.T) {
-	c := newCluster(t, inUserspace("nft"))
-	sink, err := c.Host("web-1").Listen(t.Context(), "tcp", netip.AddrPortFrom(c.Host("web-1").IPv4, target+1).String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sink.Close()
-	go swallow(sink)
-	web := app{name: "web", number: 10}.on(c.Host("web-1"))
-	c.write(t, "web.yaml", bytes.ReplaceAll(web.yaml(t), fmt.Appendf(nil, "port: %d\n", target), fmt.Appendf(nil, "port: %d\n", target+1)))
-	c.start(t)
-	for range 4 {
-		direct := c.flow(t, netip.AddrPortFrom(c.Host("web-1").IPv4, target+1))
-		through := c.flow(t, web.at(service.ClusterIP, service.IPv4))
-		t.Logf("one flow from pod to pod: %.2f GB/s direct, %.2f GB/s through the proxy, ratio %.2f", direct/1e9, through/1e9, through/direct)
-	}
-}
-
-func swallow(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer c.Close()
-			_, _ = io.Copy(io.Discard, c)
-		}()
-	}
-}
-
-// flow returns the bytes a second of a flow of two seconds.
-func (c *cluster) flow(t *testing.T, to netip.AddrPort) float64 {
-	t.Helper()
-	conn, err := c.Host("shopper").Dial(t.Context(), "tcp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	block := make([]byte, 1<<18)
-	sent, begin := 0, time.Now()
-	for time.Since(begin) < 2*time.Second {
-		n, err := conn.Write(block)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sent += n
-	}
-	return float64(sent) / time.Since(begin).Seconds()
 }
