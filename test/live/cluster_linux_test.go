@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"kubeproxy/common/service"
@@ -25,6 +26,7 @@ type cluster struct {
 	kernel *program.Kernel
 	// commands is the folder of the iptables commands, in mode iptables.
 	commands string
+	talks    atomic.Uint32 // that were opened
 }
 
 // mode is a way to run the proxy: the flags that ask for it, and what they

@@ -4,6 +4,7 @@
 package live
 
 import (
+	"net/netip"
 	"testing"
 
 	"kubeproxy/test/judge"
@@ -42,16 +43,23 @@ func (c *cluster) open(t *testing.T, proto string, a app, count int) talks {
 	for _, x := range c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, a) {
 		for range count {
 			if x.Proto.String() == proto {
-				all = append(all, open(t, x))
+				all = append(all, open(t, x, c.port()))
 			}
 		}
 	}
 	return all
 }
 
-func open(t *testing.T, x judge.Call) talk {
+// port is the client's own port of the next conversation. No other connection
+// gets it: IPVS would take the answers for that one's, if the same client
+// reached the same endpoint by another address.
+func (c *cluster) port() uint16 { return uint16(20000 + c.talks.Add(1)) }
+
+// open opens one conversation from a port of the client.
+func open(t *testing.T, x judge.Call, port uint16) talk {
 	t.Helper()
-	conn, a, err := x.From.Open(t.Context(), netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: 5 * netlab.Silence})
+	q := netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: 5 * netlab.Silence, From: netip.AddrPortFrom(netip.Addr{}, port)}
+	conn, a, err := x.From.Open(t.Context(), q)
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Fatalf("%s: %s, %v", x, a.Outcome, err)
 	}

@@ -235,7 +235,7 @@ func (c *cluster) talkTo(t *testing.T, proto string, a app) talks {
 			if x.Proto.String() != proto {
 				continue
 			}
-			o := open(t, x)
+			o := open(t, x, c.port())
 			answer, err := o.conn.Ask(t.Context())
 			if err != nil {
 				t.Fatalf("%s: %v", o.name, err)

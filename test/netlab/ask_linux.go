@@ -28,6 +28,11 @@ const Silence = 300 * time.Millisecond
 // machine, since only a fault makes anybody wait for it.
 const patience = 3 * time.Second
 
+// patienceSCTP is the same for SCTP, which waits three seconds before it sends
+// the first packet of a connection again. IPVS drops the first one from a
+// port that the client used a moment ago, and forgets the old connection.
+const patienceSCTP = 3 * patience
+
 // Query is one question to an echo server.
 type Query struct {
 	Proto string // "tcp", "udp" or, where SCTP reports true, "sctp"
@@ -35,7 +40,7 @@ type Query struct {
 	// From is the client's own address. A zero address or port leaves the
 	// choice to the kernel.
 	From    netip.AddrPort
-	Timeout time.Duration // 0 means 3 s
+	Timeout time.Duration // 0 means 3 s, for SCTP 9 s
 }
 
 // Outcome is what became of a Query.
@@ -99,7 +104,10 @@ type Conn struct {
 // well; nobody was asked yet, so the Answer has no Backend.
 func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 	start := time.Now()
-	if q.Timeout == 0 {
+	switch {
+	case q.Timeout == 0 && q.Proto == "sctp":
+		q.Timeout = patienceSCTP
+	case q.Timeout == 0:
 		q.Timeout = patience
 	}
 	conn, err := h.connect(ctx, q)

@@ -44,9 +44,10 @@ var sysctls = []struct{ name, value string }{
 	{"net/ipv6/icmp/ratemask", "128"},
 	// A load opens many thousand connections from one address. NodePorts and
 	// those of the proxy itself, 10249 and 10256, are left to those who ask for
-	// them, as a node's own settings have it.
-	{"net/ipv4/ip_local_port_range", "11000 65000"},
-	{"net/ipv4/ip_local_reserved_ports", "30000-32767"},
+	// them, as are all others below: ports that were merely reserved, within the
+	// range, would have every twentieth connection take the first one behind
+	// them, one after the other.
+	{"net/ipv4/ip_local_port_range", "33000 65000"},
 }
 
 // routing makes a namespace forward.
