@@ -42,7 +42,7 @@ func New(f service.Family, o Options) (*Backend, error) {
 type kernel struct {
 	family  service.Family
 	options Options
-	links   *netlink.Handle
+	links   links
 
 	mu      sync.Mutex // a handle hangs when two use it at once
 	servers *ipvs.Handle
@@ -60,7 +60,7 @@ func (k *kernel) open() error {
 	if k.servers, err = ipvs.New(""); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
-	if k.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	if k.links.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open a socket for routes: %w", err)
 	}
 	if k.batch, err = newBatcher(k.family); err != nil {
