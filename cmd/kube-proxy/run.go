@@ -293,6 +293,13 @@ func (k *keeper) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Pl
 	return k.Backend.Plan(ctx, want)
 }
 
+// SetResync implements reconcile.Paced.
+func (k *keeper) SetResync(d time.Duration) {
+	if b, ok := k.Backend.(reconcile.Paced); ok {
+		b.SetResync(d)
+	}
+}
+
 // settles reports that r has something to settle.
 func (k *keeper) settles(r reconcile.Result) bool {
 	return k.settle != nil && (r.Err == nil || len(reconcile.Failed(r.Err)) > 0)

@@ -190,6 +190,9 @@ func (l *Loop) sleep(ctx context.Context, d time.Duration, wake <-chan struct{})
 	case <-wake:
 	case p := <-l.paces:
 		l.MinInterval, l.Resync, l.Effort, l.Retry = p.MinInterval, p.Resync, p.Effort, p.Retry
+		if b, ok := l.Backend.(Paced); ok {
+			b.SetResync(p.Resync)
+		}
 		return true
 	}
 	return false

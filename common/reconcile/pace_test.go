@@ -52,3 +52,27 @@ func TestSetPace(t *testing.T) {
 		})
 	}
 }
+
+// paced notes what it is told.
+type paced struct {
+	Backend
+	resyncs []time.Duration
+}
+
+func (p *paced) SetResync(d time.Duration) { p.resyncs = append(p.resyncs, d) }
+
+// A Backend that wants to know hears of the longest pause.
+func TestPacedBackend(t *testing.T) {
+	p := &paced{}
+	run(t, func(b *bench) {
+		p.Backend = b.Backend
+		b.Backend = p
+	}, func(b *bench) {
+		b.pass(time.Second)
+		b.SetPace(Pace{Resync: 20 * time.Second})
+		b.pass(time.Second)
+		if len(p.resyncs) != 1 || p.resyncs[0] != 20*time.Second {
+			t.Errorf("the backend heard of %s", p.resyncs)
+		}
+	})
+}

@@ -36,6 +36,13 @@ type Watcher interface {
 	Watch(ctx context.Context, touched func()) error
 }
 
+// Paced is a Backend that wants to know the longest pause between rounds.
+type Paced interface {
+	Backend
+	// SetResync is called between two rounds, whenever that changes.
+	SetResync(time.Duration)
+}
+
 // Plan is an ordered list of changes to one dataplane. It is good for one
 // Apply.
 type Plan interface {

@@ -81,7 +81,10 @@ type Backend struct {
 	node     nodeView
 }
 
-var _ reconcile.Watcher = (*Backend)(nil)
+var (
+	_ reconcile.Watcher = (*Backend)(nil)
+	_ reconcile.Paced   = (*Backend)(nil)
+)
 
 // installed describes virtual servers that are as we want them, by what they
 // were made from. They themselves are kept by the kernel alone.
@@ -96,6 +99,9 @@ type installed struct {
 // due reports that the kernel is to be asked again what it holds. A round that
 // the sync period brings comes a moment early at times.
 func (b *Backend) due(h *installed) bool { return b.now().Sub(h.read) >= b.options.SyncPeriod*9/10 }
+
+// SetResync implements reconcile.Paced.
+func (b *Backend) SetResync(d time.Duration) { b.options.SyncPeriod = d }
 
 // Plan implements reconcile.Backend. Its cost follows the difference between
 // want and the last snapshot. Once in a sync period, the kernel is asked what it

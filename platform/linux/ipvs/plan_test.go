@@ -198,6 +198,23 @@ func TestDrift(t *testing.T) {
 	}
 }
 
+// A shorter sync period counts from the next round on.
+func TestSetResync(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	want := snapshot(web(0, 2, service.TCP))
+	apply(t, b, want)
+	clear(k.servers)
+	k.clock = k.clock.Add(5 * time.Second)
+	if p := planOf(t, b, want); !p.Empty() {
+		t.Errorf("the kernel was asked before the sync period was over: %s", p)
+	}
+	b.SetResync(5 * time.Second)
+	if p := planOf(t, b, want); len(p.Drift()) != 3 {
+		t.Errorf("after a sync period of 5 s the drift is %q", p.Drift())
+	}
+}
+
 // A virtual server of somebody else stays what it is where an address is the
 // node's, and so does each in an excluded prefix.
 func TestForeignServers(t *testing.T) {
