@@ -65,15 +65,6 @@ func Diff(old, now *Config, u Use) []Change {
 	return all
 }
 
-// Most returns the strongest effect of changes.
-func Most(changes []Change) Effect {
-	most := Unused
-	for _, c := range changes {
-		most = max(most, c.Effect)
-	}
-	return most
-}
-
 // showList is show, but all lists without elements look the same.
 func showList(v reflect.Value) string {
 	if v.Kind() == reflect.Slice && v.Len() == 0 {

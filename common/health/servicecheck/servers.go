@@ -9,7 +9,6 @@ package servicecheck
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
 	"net"
 	"net/netip"
@@ -271,13 +270,4 @@ func (p Problem) Unwrap() error { return p.Err }
 
 func (p Problem) where() string {
 	return "health check of service " + p.Namespace + "/" + p.Name + " on " + p.Addr.String()
-}
-
-// Join returns problems as one error, nil without any.
-func Join(problems []Problem) error {
-	var errs []error
-	for _, p := range problems {
-		errs = append(errs, p)
-	}
-	return errors.Join(errs...)
 }

@@ -249,9 +249,3 @@ func (r *runner) Localnet() (bool, error) {
 func (r *runner) AllowLocalnet() error {
 	return os.WriteFile(localnetPath, []byte("1\n"), 0o644)
 }
-
-// Installed reports that the node has an iptables command at all.
-func Installed() bool {
-	_, err := exec.LookPath(command(service.IPv4))
-	return err == nil
-}
