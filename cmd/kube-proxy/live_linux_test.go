@@ -128,7 +128,7 @@ func begin(t *testing.T, args []string) *process {
 // await polls until the log holds all of wants.
 func (p *process) await(t *testing.T, wants ...string) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, want := range wants {
 		for !strings.Contains(p.log.String(), want) {
 			if time.Now().After(deadline) {
@@ -148,7 +148,7 @@ func (p *process) end(t *testing.T) {
 		if code != 0 || !strings.Contains(p.log.String(), "Stopped; the rules stay in force") {
 			t.Errorf("exit %d:\n%s", code, p.log.String())
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("does not stop:\n%s", p.log.String())
 	}
 }

@@ -4,10 +4,12 @@
 package main
 
 import (
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -141,7 +143,7 @@ func (s *served) moveTo(t *testing.T, addr string) error {
 	select {
 	case err := <-s.failed:
 		return err
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("nobody tried %s", addr)
 		return nil
 	}
@@ -159,22 +161,26 @@ func answers(addr string) bool {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("waited in vain: %s", what)
 		}
 	}
 }
 
-// freePort returns a port of the loopback address that nobody has.
+// freePort returns a port of the loopback address that nobody has, and none
+// that the system gives to who asks for any.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := strconv.Itoa(20000 + rand.IntN(10000))
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			_ = l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return portOf(l.Addr().String())
+	t.Fatal("no port is free")
+	return ""
 }
 
 // A server is where it was until it can be where it is to be.

@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
 // await polls until ok, as long as anything may take that is bound to happen.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	const most = 30 * time.Second
+	const most = time.Minute
 	for deadline := time.Now().Add(most); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %s in vain: %s", most, what)

@@ -135,7 +135,7 @@ func (j Judge) Try(ctx context.Context, x Call) error {
 
 func (x Call) refused(ctx context.Context, v route.Verdict) error {
 	for range fewest {
-		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: program.Patience})
+		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: program.Reply})
 		switch {
 		case err != nil:
 			return err

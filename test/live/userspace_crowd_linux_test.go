@@ -56,7 +56,7 @@ func (c *cluster) gather(t *testing.T, proto string, a app, count int) talks {
 		asking.Go(func() {
 			for i := range next {
 				f := service.Families[i%2]
-				q := netlab.Query{Proto: proto, To: a.at(service.ClusterIP, f), Timeout: program.Patience}
+				q := netlab.Query{Proto: proto, To: a.at(service.ClusterIP, f), Timeout: program.Reply}
 				conn, answer, err := c.Host("customer").Open(t.Context(), q)
 				if err == nil && answer.Outcome == netlab.Answered {
 					answer, err = conn.Ask(t.Context())

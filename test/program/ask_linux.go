@@ -40,7 +40,7 @@ type Page struct {
 
 // Fetch asks for a page from h. An error means that there was no answer.
 func Fetch(ctx context.Context, h *netlab.Host, addr, path string) (Page, error) {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+	ctx, cancel := context.WithTimeout(ctx, Reply)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
 	if err != nil {

@@ -89,9 +89,14 @@ func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	return out.String(), err
 }
 
-// Patience is how long anything may take that is bound to happen. Only a
-// fault makes a test wait that long.
-const Patience = 15 * time.Second
+// Patience is how long anything may take that is bound to happen, with the race
+// detector on a machine that has much else to do. Only a fault makes a test
+// wait that long.
+const Patience = time.Minute
+
+// Reply is how long a single answer may take. Who may ask again, and asks
+// somebody who is gone, should not wait longer.
+const Reply = 15 * time.Second
 
 // Await polls until ok, and fails the test if that takes longer than Patience.
 func Await(t testing.TB, what string, ok func() bool) {

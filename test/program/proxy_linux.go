@@ -72,7 +72,7 @@ func (r *Proxy) Wait(t testing.TB) error {
 	select {
 	case <-r.ended:
 		return r.err
-	case <-time.After(4 * Patience): // see Kill
+	case <-time.After(Patience): // see Kill
 		t.Fatal("the proxy does not end")
 		return nil
 	}

@@ -4,6 +4,8 @@
 package winservice
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -78,15 +80,19 @@ ports: [{port: 8080, protocol: TCP}]
 endpoints: [{addresses: [10.244.3.5], nodeName: win, conditions: {ready: true}}]
 `
 
-// freeAddr returns an address that nobody listened on a moment ago.
+// freeAddr returns an address that nobody listened on a moment ago, with none
+// of the ports that the system gives to who asks for any.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10300+rand.IntN(9000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no address is free")
+	return ""
 }
 
 func (s *site) write(t *testing.T, name, text string) {
