@@ -154,7 +154,7 @@ func TestTakeover(t *testing.T) {
 		},
 		"removed but not seen to be": {
 			left: leftRules{what: found, hidden: 2}, told: func(s *story) { s.after(0, nil); pass(10 * time.Second) },
-			removed: 1, done: true, shown: "out of order",
+			removed: 1, failed: 2, done: true, shown: "out of order",
 		},
 		"somebody makes it again": {
 			left: leftRules{what: found, stays: true}, told: func(s *story) { s.after(0, nil); pass(10 * time.Minute) },
