@@ -5,6 +5,8 @@ package main
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -15,23 +17,28 @@ import (
 
 // relay is a Backend that connections pass through this process with.
 type relay interface {
-	// Led returns the snapshot that the kernel knows of, whose endpoints are
-	// ports of this process.
-	Led() *service.Snapshot
+	// Tracked returns the snapshot that flows which the kernel knows of follow,
+	// to ports of this process for instance.
+	Tracked() *service.Snapshot
 	// Observe has report told what the relay lacks, nothing most of the time.
 	Observe(report func(text string))
+	// HandOver leads new connections past this process, for the time without
+	// it, and returns what clients lose by that.
+	HandOver(ctx context.Context) (loss string, err error)
 	// Drain waits for the connections that are open now, as long as ctx lasts.
 	Drain(ctx context.Context)
+	// Connections returns how many end with this process, of all families.
+	Connections() int
 }
 
-// relayed is settle for the snapshot that the kernel knows of.
+// relayed is settle for the snapshot that flows follow.
 func relayed(b *backend, settle func(context.Context, *service.Snapshot, reconcile.Result) (int, error)) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	r, ok := b.Backend.(relay)
 	if !ok {
 		return settle
 	}
 	return func(ctx context.Context, _ *service.Snapshot, result reconcile.Result) (int, error) {
-		return settle(ctx, r.Led(), result)
+		return settle(ctx, r.Tracked(), result)
 	}
 }
 
@@ -47,21 +54,74 @@ func (o *observers) observeRelay(backends []*backend) {
 	}
 }
 
-// drainTime is how long connections through this process may go on after it
-// was told to stop. A supervisor waits at least twice as long.
-const drainTime = 5 * time.Second
+// The times of a stop. A supervisor waits longer than both together.
+const (
+	// handOverTime is how long connections may take to be led past this
+	// process.
+	handOverTime = 5 * time.Second
+	// drainTime is how long those through it may go on then.
+	drainTime = 5 * time.Second
+)
 
-// stopped says what becomes of connections now that the proxy ends. Those that
-// pass through it may end first.
-func stopped(log klog.Logger, b *backend) {
-	r, ok := b.Backend.(relay)
-	if !ok {
-		log.Info("Stopped; the rules stay in force", "mode", b.mode)
+// stopped says what becomes of connections now that the proxy ends. Where they
+// pass through it, new ones go without it from now on, and old ones may end
+// first.
+func stopped(log klog.Logger, backends []*backend) {
+	mode := backends[0].mode
+	var relays []relay
+	for _, b := range backends {
+		if r, ok := b.Backend.(relay); ok {
+			relays = append(relays, r)
+		}
+	}
+	if len(relays) == 0 {
+		log.Info("Stopped; the rules stay in force", "mode", mode)
 		return
 	}
-	log.Info("Stopping; connections through this process may end", "mode", b.mode, "within", drainTime.String())
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	handed := each(backends, handOverTime, func(ctx context.Context, b *backend) bool { return handOver(ctx, log, b) })
+	log.Info("Stopping; connections through this process may end", "mode", mode, "within", drainTime.String(), "connections", relays[0].Connections())
+	each(backends, drainTime, func(ctx context.Context, b *backend) bool {
+		b.Backend.(relay).Drain(ctx)
+		return true
+	})
+	what := "Stopped; new connections to Services go to endpoints without a process"
+	if !handed {
+		what = "Stopped; until the next start, new connections to Services are refused, but where the log says they are led past this process"
+	}
+	log.Info(what, "mode", mode, "brokenOff", relays[0].Connections())
+}
+
+// each does something with all backends at the same time, and reports that all
+// did it.
+func each(backends []*backend, within time.Duration, do func(context.Context, *backend) bool) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	r.Drain(ctx)
-	log.Info("Stopped; until the next start, connections to Services are refused", "mode", b.mode)
+	var all sync.WaitGroup
+	var failed atomic.Bool
+	for _, b := range backends {
+		all.Go(func() {
+			if !do(ctx, b) {
+				failed.Store(true)
+			}
+		})
+	}
+	all.Wait()
+	return !failed.Load()
+}
+
+// handOver has the relay b be passed by, and says how that went.
+func handOver(ctx context.Context, log klog.Logger, b *backend) bool {
+	start := time.Now()
+	loss, err := b.Backend.(relay).HandOver(ctx)
+	log = log.WithValues("backend", b.String())
+	switch {
+	case err != nil:
+		log.Error(err, "Connections cannot be led past this process; new ones are refused from its end to the next start")
+		return false
+	case loss != "":
+		log.Info("New connections go straight to endpoints until the next start, without "+loss, "took", time.Since(start))
+	default:
+		log.Info("New connections go straight to endpoints until the next start", "took", time.Since(start))
+	}
+	return true
 }

@@ -175,7 +175,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	o.begun()
 	err = group.Wait()
 	if err == nil || errors.Is(err, errRestart) {
-		stopped(log, backends[0])
+		stopped(log, backends)
 	}
 	return err
 }

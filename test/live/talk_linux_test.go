@@ -79,6 +79,17 @@ func (all talks) goOn(t *testing.T) {
 	}
 }
 
+// answered asks in each conversation and wants an answer, whoever gives it.
+func (all talks) answered(t *testing.T) {
+	t.Helper()
+	for _, o := range all {
+		a, err := o.conn.Ask(t.Context())
+		if err != nil || a.Outcome != netlab.Answered {
+			t.Errorf("%s: %s, %v; want an answer", o.name, a.Outcome, err)
+		}
+	}
+}
+
 // come waits until each conversation has met with ok.
 func (all talks) come(t *testing.T, what string, ok func(talk, netlab.Answer) bool) {
 	t.Helper()

@@ -5,10 +5,12 @@ package live
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
 	"os/exec"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,32 +89,69 @@ func TestUserspaceListenersAreHidden(t *testing.T) {
 	})
 }
 
+// A process that is stopped and started again has nobody refused: meanwhile the
+// kernel leads clients to endpoints. What is open goes on for a while.
+func TestUserspaceRestart(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		m.flags = append(m.flags, "--udp-timeout=2s") // for answers of a busy machine
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
+		sticky := app{name: "sticky", number: 12, sticky: 600}.on(c.webs()...)
+		c.save(t, web, local, sticky)
+		p := c.start(t)
+		want := c.settle(t)
+		loads, lines, packets := c.loads(t, web, local), c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
+		if err := syscall.Kill(p.Pid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		p.AwaitLog(t, "New connections go straight to endpoints", "IPv4")
+		p.AwaitLog(t, "New connections go straight to endpoints", "IPv6")
+		lines.goOn(t)
+		if err := p.Wait(t); err != nil {
+			t.Fatal(err)
+		}
+		p.AwaitLog(t, `"Stopped; new connections to Services go to endpoints without a process"`, fmt.Sprintf("brokenOff=%d", len(lines)))
+		c.check(t, want, c.cells(c.callers(), web, local, sticky))
+		packets.answered(t)
+		home := settleDown(t, c, sticky)
+		home.checkWays(t)
+		straight := c.talk(t, "tcp", local, 1)
+		p = c.launch(t)
+		c.settle(t)
+		c.check(t, want, c.cells(c.callers(), web, local))
+		straight.goOn(t)
+		packets.answered(t)
+		t.Logf("%d connections made meanwhile", connectionsOf(loads))
+		lossless(t, loads)
+		p.Stop(t)
+	})
+}
+
 // A process that crashed is replaced by one that listens where it did. The
 // rules stay as they are, and new connections are refused for only as long as
 // nobody listens.
-func TestUserspaceRestart(t *testing.T) {
+func TestUserspaceCrash(t *testing.T) {
 	throughProxy(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10, external: "Local"}.on(c.webs()...)
 		c.save(t, web)
 		p := c.start(t)
 		want, before := c.settle(t), c.listing(t)
-		for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
-			end()
-			ended := time.Now()
-			p = c.launch(t)
-			q := netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}
-			program.Await(t, "an answer", func() bool {
-				a, err := c.Host("customer").Ask(t.Context(), q)
-				return err == nil && a.Outcome == netlab.Answered
-			})
-			t.Logf("answers again %s after the end", time.Since(ended).Round(time.Millisecond))
-			p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
-			p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
-			c.check(t, want, c.cells(c.callers(), web))
-			if now := c.listing(t); now != before {
-				t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
-			}
+		p.Kill()
+		ended := time.Now()
+		p = c.launch(t)
+		q := netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}
+		program.Await(t, "an answer", func() bool {
+			a, err := c.Host("customer").Ask(t.Context(), q)
+			return err == nil && a.Outcome == netlab.Answered
+		})
+		t.Logf("answers again %s after the end", time.Since(ended).Round(time.Millisecond))
+		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
+		p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+		c.check(t, want, c.cells(c.callers(), web))
+		if now := c.listing(t); now != before {
+			t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
 		}
 	})
 }

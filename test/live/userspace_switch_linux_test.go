@@ -12,8 +12,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// Mode userspace takes over from others without anybody's notice, and others
-// from it, but for connections through the process that ended.
+// Mode userspace takes over from others without anybody's notice, from itself as
+// well, and others from it, but for connections through the process that ended.
 func TestUserspaceSwitch(t *testing.T) {
 	t.Parallel()
 	all := ways()
@@ -26,19 +26,19 @@ func TestUserspaceSwitch(t *testing.T) {
 	c.save(t, web, local)
 	p := c.start(t)
 	c.settle(t)
-	for _, name := range []string{"userspace-legacy", "nftables", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"} {
-		var loads []load
+	for _, name := range []string{"userspace-legacy", "nftables", "userspace-nft", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"} {
+		loads, into := c.loads(t, web, local), all[name].userspace
 		var lines talks
-		into := all[name].userspace
-		if into { // what is there goes on without a process
-			loads, lines = c.loads(t, web, local), c.talk(t, "tcp", web, 1)
+		if !c.mode.userspace { // what is there goes on without a process
+			lines = append(c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)...)
 		}
 		p.Stop(t)
 		c.become(t, all[name])
 		p = c.launch(t)
 		want := c.settle(t)
 		lines.goOn(t)
-		lossless(t, loads, service.UDP) // of which a packet may be lost as its flow moves
+		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads))
+		lossless(t, loads)
 		c.check(t, want, c.cells(c.callers(), web, local))
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())

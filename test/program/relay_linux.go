@@ -33,7 +33,7 @@ func NewUserspaceKernel(t testing.TB, h *netlab.Host, o iptables.Options) *Kerne
 // ledBy returns the snapshot that connection tracking knows of.
 func (k *Kernel) ledBy(ctx context.Context, f service.Family, want *service.Snapshot) (to *service.Snapshot, err error) {
 	err = k.host.Do(func() (err error) {
-		to, err = k.audits[f].(*userspace.Audit).Led(ctx, want)
+		to, err = k.audits[f].(*userspace.Audit).Tracked(ctx, want)
 		return err
 	})
 	return to, err

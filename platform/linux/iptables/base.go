@@ -29,7 +29,7 @@ func (l layout) jumps() []jump {
 		{id{filter, "OUTPUT"}, newOnly + "-j " + servicesChain},
 	}
 	if l.relays() {
-		return append(l.relayJumps(), refuse...)
+		return append(l.relayJumps(), append(refuse, jump{id{filter, "FORWARD"}, "-j " + forwardChain})...)
 	}
 	return append([]jump{
 		{id{nat, "PREROUTING"}, "-j " + servicesChain},
@@ -76,10 +76,9 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 // base returns the chains that do not depend on Services.
 func (l layout) base(node *service.Node) []chain {
 	if l.relays() {
-		return []chain{l.refuse(), {id{filter, relayChain}, relayRules}}
+		return l.relayBase()
 	}
 	mark := l.options.marked()
-	unmark := fmt.Sprintf("0x%x/0x0", l.options.mark())
 	const masquerade = "-j MASQUERADE --random-fully"
 	forward := []string{
 		"-m mark --mark " + mark + " -j ACCEPT",
@@ -94,7 +93,7 @@ func (l layout) base(node *service.Node) []chain {
 		{id{nat, postroutingChain}, []string{
 			"-m conntrack --ctstate DNAT " + l.toItself() + masquerade,
 			"-m mark ! --mark " + mark + " -j RETURN",
-			"-j MARK --set-xmark " + unmark,
+			"-j MARK --set-xmark " + l.options.unmark(),
 			masquerade,
 		}},
 		l.refuse(),

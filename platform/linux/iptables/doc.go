@@ -33,6 +33,10 @@ type Options struct {
 	// reaches that address. What a process of the node sends with the mark
 	// itself is left alone.
 	Relay [2]netip.Addr
+	// Bypass is for a relay that is about to end: the endpoints of snapshots are
+	// those behind it, and new connections go there, masqueraded as if the relay
+	// had made them. It keeps those that it has.
+	Bypass bool
 	// Dir is the folder of the iptables commands, empty for wherever PATH
 	// says they are.
 	Dir string
@@ -42,6 +46,9 @@ func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
 
 // marked is how rules match packets that carry the mark.
 func (o Options) marked() string { return fmt.Sprintf("0x%x/0x%x", o.mark(), o.mark()) }
+
+// unmark is how the target MARK flips the mark.
+func (o Options) unmark() string { return fmt.Sprintf("0x%x/0x0", o.mark()) }
 
 // command is the name of iptables for family f.
 func command(f service.Family) string {

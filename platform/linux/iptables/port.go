@@ -64,6 +64,9 @@ func (l layout) pickRules(p *service.Port, policy service.Policy, endpoints []se
 			rules = append(rules, "-d "+host(f.Addr)+" -j "+markClusterChain)
 		}
 	}
+	if l.bypasses() {
+		rules = append(rules, "-j "+markChain)
+	}
 	if p.Affinity > 0 {
 		for _, e := range endpoints {
 			again := fmt.Sprintf("--update --seconds %d --reap", p.Affinity/time.Second)
@@ -136,7 +139,7 @@ func (l layout) externalRules(p *service.Port, node *service.Node) []string {
 }
 
 // marking marks what matches for masquerading and goes on with then. A relay
-// has an address of its own.
+// has an address of its own, and past it everything is marked.
 func (l layout) marking(match, then string) []string {
 	if l.relays() {
 		return []string{match + then}

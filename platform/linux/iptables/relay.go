@@ -5,6 +5,8 @@ package iptables
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 
 	"kubeproxy/common/service"
@@ -12,6 +14,9 @@ import (
 
 // relays reports that the endpoints are listeners of a relay on this node.
 func (l layout) relays() bool { return l.options.Relay[l.family].IsValid() }
+
+// bypasses reports that new connections go past the relay.
+func (l layout) bypasses() bool { return l.relays() && l.options.Bypass }
 
 // root names the chains from which the trees of a table are entered.
 type root struct {
@@ -37,20 +42,65 @@ func (l layout) roots(table string) []root {
 // datagrams to clients whose flow is forgotten.
 var relayRules = []string{"-m conntrack --ctstate DNAT -j ACCEPT", "-j DROP"}
 
+// relayBase returns the chains that do not depend on Services. What was led past
+// a relay, by rules of now or of before, is let through where others would not,
+// for the relay itself forwards nothing.
+func (l layout) relayBase() []chain {
+	known := []string{"-m conntrack --ctstate NEW -j RETURN", "-m conntrack --ctstate DNAT -j ACCEPT"}
+	chains := []chain{l.refuse(), {id{filter, relayChain}, relayRules}}
+	if !l.bypasses() {
+		return append(chains, chain{id{filter, forwardChain}, known})
+	}
+	mark := l.options.marked()
+	return append(chains,
+		chain{id{filter, forwardChain}, append([]string{"-m mark --mark " + mark + " -j ACCEPT"}, known...)},
+		chain{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
+		chain{id{nat, postroutingChain}, []string{
+			"-m mark ! --mark " + mark + " -j RETURN",
+			"-j MARK --set-xmark " + l.options.unmark(),
+			"-j MASQUERADE",
+		}})
+}
+
 func (l layout) relayJumps() []jump {
 	addr := host(l.options.Relay[l.family])
-	return []jump{
+	jumps := []jump{
 		{id{nat, "PREROUTING"}, "-j " + portalsInChain},
 		{id{nat, "OUTPUT"}, "-j " + portalsOutChain},
 		{id{filter, "INPUT"}, "-d " + addr + " -j " + relayChain},
 		{id{filter, "OUTPUT"}, "-s " + addr + " -j " + relayChain},
 	}
+	if l.bypasses() {
+		jumps = append(jumps, jump{id{nat, "POSTROUTING"}, "-j " + postroutingChain})
+	}
+	return jumps
 }
 
 // NewWith returns the Backend for one family that works through d.
 func NewWith(f service.Family, o Options, d Driver) *Backend {
 	return &Backend{layout: layout{f, o}, driver: d, tally: Tally{Written: perTable()}}
 }
+
+// Replace has the chains of b lead as want says, all of them or none, whatever
+// they are now.
+func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
+	b.have = nil
+	t, err := b.read(ctx)
+	if err != nil {
+		return err
+	}
+	p := b.planAll(t, nil, want)
+	if p.Empty() {
+		return nil
+	}
+	if err := b.driver.Restore(ctx, p.text()); err != nil {
+		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
+	}
+	return nil
+}
+
+// Busy reports that err is no fault of the rules: iptables could not be asked.
+func Busy(err error) bool { return errors.Is(err, errBusy) }
 
 // Destinations returns where the chains in the tables translate to, by their
 // name: one endpoint of each, which is the only one before a relay.

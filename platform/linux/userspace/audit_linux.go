@@ -33,16 +33,29 @@ func NewAudit(f service.Family, o Options) (*Audit, error) {
 // Plan implements reconcile.Backend: it is empty if each Port leads to some
 // listener as it should.
 func (a *Audit) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	led, err := a.Led(ctx, want)
+	led, err := a.led(ctx, want)
 	if err != nil {
 		return nil, err
 	}
 	return a.rules().Plan(ctx, led)
 }
 
-// Led returns want with the listeners in the place of endpoints that the rules
+// Tracked is what Backend.Tracked returns once want is in force.
+func (a *Audit) Tracked(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
+	led, err := a.led(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	var ports []*service.Port
+	for p := range want.Ports(a.family) {
+		ports = append(ports, both(led.Port(a.family, p.Name), p))
+	}
+	return service.New(want.Generation, want.Node, ports), nil
+}
+
+// led returns want with the listeners in the place of endpoints that the rules
 // lead to.
-func (a *Audit) Led(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
+func (a *Audit) led(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	at, err := a.rules().Destinations(ctx)
 	if err != nil {
 		return nil, err

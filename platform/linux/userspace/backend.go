@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/iptables"
 )
 
@@ -41,8 +42,13 @@ type Backend struct {
 	avoid   map[uint16]bool
 
 	// have is what is in force, nil while that is not known, and led what the
-	// rules were made for.
-	have, led *service.Snapshot
+	// rules were made for. wanted is what the latest round was for.
+	have, led, wanted *service.Snapshot
+	tracked           tracked
+	// driver and flows are for HandOver, after which handed is true.
+	driver iptables.Driver
+	flows  conntrack.Driver
+	handed bool
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -59,13 +65,16 @@ type Parts struct {
 	Network Network
 	Address Address
 	Limits  *Limits
+	// Flows are those that the kernel tracks, nil if there are none.
+	Flows conntrack.Driver
 }
 
 // NewWith returns the Backend for one family that works through p.
 func NewWith(f service.Family, o Options, p Parts) *Backend {
 	return &Backend{
 		family: f, options: o,
-		rules:   iptables.NewWith(f, o.rules(), p.Driver),
+		rules:  iptables.NewWith(f, o.rules(), p.Driver),
+		driver: p.Driver, flows: p.Flows,
 		address: p.Address, relay: newRelay(p.Network, p.Limits, o.udpIdle()),
 		targets: map[service.PortName]*target{}, listeners: map[key]listener{}, failed: map[service.PortName]bool{},
 	}
@@ -92,7 +101,8 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	p.rules = rules
 	if p.Empty() {
-		b.have, b.led = want, p.led
+		b.have, b.led, b.wanted = want, p.led, want
+		b.track(want)
 	}
 	return p, nil
 }
@@ -165,10 +175,6 @@ func (b *Backend) Led() *service.Snapshot { return b.led }
 // lacks nothing any more, from now on. Both families lack the same. report must
 // not block.
 func (b *Backend) Observe(report func(text string)) { b.relay.limits.Observe(report) }
-
-// Drain waits until the TCP connections that are open now have ended, or ctx.
-// Others are taken meanwhile.
-func (b *Backend) Drain(ctx context.Context) { b.relay.limits.Drain(ctx) }
 
 // Tally returns what was done to rules since it was last asked. It is called
 // between two rounds.

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/iptables"
 )
 
@@ -31,7 +32,7 @@ func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return NewWith(f, o, Parts{Driver: d, Network: host{f, 1 << o.Rules.MasqueradeBit}, Address: loopback{f}, Limits: l}), nil
+	return NewWith(f, o, Parts{Driver: d, Network: host{f, 1 << o.Rules.MasqueradeBit}, Address: loopback{f}, Limits: l, Flows: conntrack.Netlink{}}), nil
 }
 
 // Probe asks whether the node has an iptables that takes our rules for f, and

@@ -20,6 +20,7 @@ type Limits struct {
 	used   int
 	share  [2]int // of used, what listeners and UDP clients have
 	wave   *sync.WaitGroup
+	conns  int // of TCP
 	text   string
 	report func(string)
 }
@@ -61,9 +62,13 @@ func (l *Limits) enter(stop func() bool) (leave func(), ok bool) {
 		l.freed.Wait()
 	}
 	l.used += two
+	l.conns++
 	wave := l.wave
 	wave.Add(1)
 	return func() {
+		l.mu.Lock()
+		l.conns--
+		l.mu.Unlock()
 		l.release(two)
 		wave.Done()
 	}, true
@@ -126,6 +131,13 @@ func (l *Limits) say(text string) {
 	if l.report != nil {
 		l.report(text)
 	}
+}
+
+// Connections returns how many of TCP there are.
+func (l *Limits) Connections() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conns
 }
 
 // Drain waits until the TCP connections that are open now have ended, or ctx.

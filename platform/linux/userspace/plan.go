@@ -92,6 +92,7 @@ func (k key) String() string {
 // close when none does any more.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
+	b.wanted = p.want
 	if p.lacksAddr {
 		if err := b.address.Add(); err != nil {
 			return fmt.Errorf("add address %s: %w", Addrs[b.family], err)
@@ -110,6 +111,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		p.rules = rules
 	}
 	b.led = p.led
+	b.track(p.want)
 	if !p.rules.Empty() {
 		if err := p.rules.Apply(ctx); err != nil {
 			b.have = nil // compare all next time

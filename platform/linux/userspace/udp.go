@@ -35,6 +35,7 @@ type session struct {
 	endpoint netip.AddrPort
 	socket   *net.UDPConn
 	heard    atomic.Int64 // of either side, Unix time in nanoseconds
+	asks     atomic.Bool  // the client spoke last
 }
 
 // packet is a buffer for one datagram of any size. A socket that waits holds
@@ -109,6 +110,7 @@ func (l *udpListener) pass(from netip.AddrPort, data []byte) {
 			return
 		}
 		s.heard.Store(time.Now().UnixNano())
+		s.asks.Store(true)
 		if _, err := s.socket.Write(data); err == nil {
 			return
 		} else if !s.failed(err) {
@@ -158,6 +160,7 @@ func (s *session) answer() {
 		_, p, n, err := l.read(s.socket)
 		if err == nil {
 			s.heard.Store(time.Now().UnixNano())
+			s.asks.Store(false)
 			_, _ = l.socket.WriteToUDPAddrPort(p[:n], s.client) // a datagram may be lost
 		}
 		l.packets.Put(p)

@@ -1,0 +1,156 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables_test
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/test/world"
+)
+
+// handedOver does a round for want and has the rules lead past the relay.
+func (s *site) handedOver(t *rapid.T, want *service.Snapshot) {
+	s.round(t, want)
+	if loss, err := s.HandOver(t.Context()); err != nil || loss != "" {
+		t.Fatalf("HandOver = %q, %v", loss, err)
+	}
+}
+
+// TestBypassDecidesAsRouteDoes judges connections past a relay: each goes
+// where route says, as if the node had made it.
+func TestBypassDecidesAsRouteDoes(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				w := world.World{T: t, Family: f}
+				ports := w.Ports()
+				want := service.New(1, nodeOf(w), ports)
+				s := newSite(f, iptables.NewFake())
+				defer s.Close()
+				s.handedOver(t, want)
+				for range 10 {
+					s.judgeBypass(t, want, w.Conn(ports))
+				}
+			})
+		})
+	}
+}
+
+func (s *site) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {
+	v := route.Decide(want, c)
+	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // the mode does not forward it
+		v = route.Decide(s.Led(), c)
+	}
+	got := iptables.Trace(s.tables, c, world.NodeLocal)
+	var to []netip.AddrPort
+	for _, e := range v.Endpoints {
+		to = append(to, e.Addr)
+	}
+	if got.Action != v.Action || v.Action == route.Forward && !slices.Equal(got.Targets, to) || got.Masquerade != (v.Action == route.Forward) {
+		t.Fatalf("%+v: %v to %v, masquerade %v; want %v to %v: %s\n%s", c, got.Action, got.Targets, got.Masquerade, v.Action, to, v.Reason, s.tables.Text())
+	}
+}
+
+// TestBackFromBypass has the next process lead to its own listeners again, and
+// leave nothing of the time in between.
+func TestBackFromBypass(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		ports := w.Ports()
+		want := service.New(1, nodeOf(w), ports)
+		s := newSite(w.Family, iptables.NewFake())
+		s.round(t, want)
+		before := withoutPorts(s.tables.Text())
+		if _, err := s.HandOver(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		s = newSite(w.Family, s.tables)
+		defer s.Close()
+		s.round(t, want)
+		if now := withoutPorts(s.tables.Text()); now != before {
+			t.Fatalf("the rules are now\n%s\nand were\n%s", now, before)
+		}
+	})
+}
+
+// withoutPorts leaves out where listeners are.
+func withoutPorts(rules string) string {
+	lines := strings.Split(rules, "\n")
+	for i, l := range lines {
+		if before, _, found := strings.Cut(l, "--to-destination"); found {
+			lines[i] = before
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// A kernel that lacks what choosing or remembering needs is asked for less.
+func TestBypassAsksForLess(t *testing.T) {
+	e := func(s string) service.Endpoint { return service.Endpoint{Addr: netip.MustParseAddrPort(s)} }
+	want := service.New(1, &service.Node{}, []*service.Port{{
+		Name:      service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
+		Frontends: []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
+		Cluster:   []service.Endpoint{e("10.244.1.1:80"), e("10.244.1.2:80")},
+		Affinity:  60e9,
+	}})
+	c := route.Conn{Interface: "eth0", From: netip.MustParseAddr("192.0.2.1"), To: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: service.TCP}
+	for name, tc := range map[string]struct {
+		lacks   []string
+		err     error
+		loss    string
+		targets int
+	}{
+		"all":                  {targets: 2},
+		"no match recent":      {lacks: []string{"-m recent"}, loss: "session affinity, for which", targets: 2},
+		"no match statistic":   {lacks: []string{"-m recent", "-m statistic"}, loss: "all endpoints but one", targets: 1},
+		"no target MASQUERADE": {lacks: []string{"MASQUERADE"}, err: errInjected},
+		"lock held":            {lacks: []string{"*nat"}, err: iptables.ErrBusy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(service.IPv4, iptables.NewFake())
+			defer s.Close()
+			if _, err := s.HandOver(t.Context()); err == nil {
+				t.Error("there was something to hand over before the first round")
+			}
+			p, err := s.Plan(t.Context(), want)
+			if err == nil {
+				err = p.Apply(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, tries := s.tables.Text(), 0
+			s.tables.RefuseWith(func(text string) error {
+				tries++
+				if slices.ContainsFunc(tc.lacks, func(m string) bool { return strings.Contains(text, m) }) {
+					return errors.Join(errInjected, tc.err)
+				}
+				return nil
+			})
+			loss, err := s.HandOver(t.Context())
+			if !errors.Is(err, tc.err) || !strings.Contains(loss, tc.loss) || (loss == "") != (tc.loss == "") {
+				t.Fatalf("HandOver = %q, %v; want %q, %v", loss, err, tc.loss, tc.err)
+			}
+			if err != nil {
+				if s.tables.Text() != before || errors.Is(err, iptables.ErrBusy) && tries != 1 {
+					t.Errorf("after %d tries the rules are\n%s\nand were\n%s", tries, s.tables.Text(), before)
+				}
+				return
+			}
+			if got := iptables.Trace(s.tables, c, world.NodeLocal); len(got.Targets) != tc.targets {
+				t.Errorf("led to %v, want %d", got.Targets, tc.targets)
+			}
+		})
+	}
+}

@@ -1,0 +1,86 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
+)
+
+const (
+	// moveEvery is how often UDP clients are looked at that are to move.
+	moveEvery = 100 * time.Millisecond
+	// settled is for how long a client with an answer asks no more: then
+	// nothing of it is under way.
+	settled = 20 * time.Millisecond
+	// moveAtOnce is how many are moved together.
+	moveAtOnce = 32
+)
+
+// moveClients has the kernel forget which listeners UDP clients are led to,
+// each as soon as nothing of it is under way, and the rest when ctx ends. With
+// their next datagram they go where the rules lead.
+func (b *Backend) moveClients(ctx context.Context) {
+	if b.flows == nil {
+		return
+	}
+	for ctx.Err() == nil {
+		if left, err := b.move(ctx, (*udpListener).busy); left == 0 && err == nil {
+			return
+		}
+		pause(ctx, moveEvery)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), arrival)
+	defer cancel()
+	// Those that are left are refused by the kernel, once the process is gone.
+	_, _ = b.move(ctx, func(*udpListener, netip.AddrPort) bool { return false })
+	pause(ctx, settled) // for what was under way to be passed on
+}
+
+// move forgets the flows to listeners, but for those of clients that are to
+// stay, and returns how many these are.
+func (b *Backend) move(ctx context.Context, stay func(*udpListener, netip.AddrPort) bool) (left int, err error) {
+	at := map[uint16]*udpListener{}
+	for _, l := range b.listeners {
+		if u, ok := l.(*udpListener); ok {
+			at[u.port()] = u
+		}
+	}
+	if len(at) == 0 {
+		return 0, nil
+	}
+	var all []conntrack.Flow
+	err = b.flows.Dump(ctx, conntrack.Filter{Family: b.family, Protocol: service.UDP}, func(f conntrack.Flow) {
+		if f.Protocol == service.UDP && f.ReplySrc.Addr() == Addrs[b.family] && at[f.ReplySrc.Port()] != nil {
+			all = append(all, f)
+		}
+	})
+	// A client may come back at any moment, so who has to stay is asked last.
+	for some := range slices.Chunk(all, moveAtOnce) {
+		n := len(some)
+		some = slices.DeleteFunc(some, func(f conntrack.Flow) bool { return stay(at[f.ReplySrc.Port()], f.ReplyDst) })
+		left += n - len(some)
+		if err == nil && len(some) > 0 {
+			_, err = b.flows.Delete(ctx, some)
+		}
+	}
+	return left, err
+}
+
+// busy reports that a datagram of client, or the answer to one, may be under
+// way.
+func (l *udpListener) busy(client netip.AddrPort) bool {
+	l.mu.Lock()
+	s := l.sessions[client]
+	l.mu.Unlock()
+	if s == nil {
+		return false
+	}
+	return s.asks.Load() || time.Since(time.Unix(0, s.heard.Load())) < settled
+}

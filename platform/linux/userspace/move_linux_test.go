@@ -1,0 +1,192 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
+)
+
+// flows is a table of the kernel's.
+type flows struct {
+	conntrack.Driver
+	mu  sync.Mutex
+	all []conntrack.Flow
+	err error // of the next dump
+}
+
+func (k *flows) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.Flow)) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, x := range k.all {
+		each(x)
+	}
+	err := k.err
+	k.err = nil
+	return err
+}
+
+func (k *flows) Delete(_ context.Context, gone []conntrack.Flow) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = slices.DeleteFunc(k.all, func(f conntrack.Flow) bool { return slices.Contains(gone, f) })
+	return len(gone), nil
+}
+
+func (k *flows) has(f conntrack.Flow) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Contains(k.all, f)
+}
+
+// handOver gives n a table of flows, hands over and begins to drain, for as
+// long as ctx lasts.
+func (n *node) handOver(ctx context.Context, t *testing.T, k *flows) (done <-chan struct{}) {
+	t.Helper()
+	n.Backend.flows = k
+	if _, err := n.HandOver(ctx); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		n.Drain(ctx)
+		close(ended)
+	}()
+	return ended
+}
+
+// to is the flow of a client to the listener of p.
+func (n *node) to(t *testing.T, p *service.Port, client netip.AddrPort) conntrack.Flow {
+	t.Helper()
+	return conntrack.Flow{
+		Protocol: service.UDP, Src: client, Dst: netip.MustParseAddrPort("10.96.0.10:80"),
+		ReplySrc: netip.AddrPortFrom(Addrs[service.IPv4], n.at(t, p).Port()), ReplyDst: client,
+	}
+}
+
+// TestUDPClientsMove once nothing of theirs is under way, and nobody else does.
+func TestUDPClientsMove(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+	dns, slow := port("dns", service.UDP, e.at), port("slow", service.UDP, mute(t))
+	slow.Frontends = []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.11"), Port: 80}}
+	if err := n.apply(t, dns, slow); err != nil {
+		t.Fatal(err)
+	}
+	asked, waits := n.caller(t, dns), n.caller(t, slow)
+	if asked.ask(t, "x", long) == "" {
+		t.Fatal("no answer")
+	}
+	if _, err := waits.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "both are known", func() bool { return n.sessions(dns) == 1 && n.sessions(slow) == 1 })
+	client := func(c caller) netip.AddrPort { return netip.MustParseAddrPort(c.LocalAddr().String()) }
+	answered, waiting := n.to(t, dns, client(asked)), n.to(t, slow, client(waits))
+	forgotten := n.to(t, dns, netip.MustParseAddrPort("10.244.1.9:4000"))
+	other := forgotten
+	other.ReplySrc = netip.AddrPortFrom(Addrs[service.IPv4], 1)
+	direct := forgotten
+	direct.ReplySrc = netip.AddrPortFrom(here, n.at(t, dns).Port())
+	k := &flows{all: []conntrack.Flow{answered, waiting, forgotten, other, direct}, err: errors.New("try again")}
+	ctx, stop := context.WithCancel(t.Context())
+	done := n.handOver(ctx, t, k)
+	eventually(t, "those with an answer and the forgotten one move", func() bool { return !k.has(answered) && !k.has(forgotten) })
+	if !k.has(waiting) {
+		t.Error("a client moved whose answer is to come")
+	}
+	stop()
+	<-done
+	if k.has(waiting) {
+		t.Error("in the end a client stays where nobody listens any more")
+	}
+	if !k.has(other) || !k.has(direct) {
+		t.Error("flows of others are gone")
+	}
+}
+
+// mute returns where a UDP server is that says nothing.
+func mute(t *testing.T) netip.AddrPort {
+	t.Helper()
+	n := &node{}
+	u, err := n.ListenUDP(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = u.Close() })
+	return netip.MustParseAddrPort(u.LocalAddr().String())
+}
+
+// TestDrainCounts the connections that have not ended.
+func TestDrainCounts(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{}, 4096)
+	web := port("web", service.TCP, e.at)
+	if err := n.apply(t, web); err != nil {
+		t.Fatal(err)
+	}
+	one, two := n.dial(t, web), n.dial(t, web)
+	answers(t, two)
+	done := n.handOver(t.Context(), t, &flows{})
+	late := n.dial(t, web) // was on its way
+	answers(t, late)
+	_ = one.Close()
+	eventually(t, "two are left", func() bool { return n.Connections() == 2 })
+	_, _ = two.Close(), late.Close()
+	<-done
+	if left := n.Connections(); left != 0 {
+		t.Errorf("%d connections are left", left)
+	}
+}
+
+// TestTracked has flows go on that lead straight to an endpoint of now.
+func TestTracked(t *testing.T) {
+	n := newNode(t, Options{}, 4096)
+	a, b := endpoint(1), endpoint(2)
+	web, dns := port("web", service.TCP, a), port("dns", service.UDP, a, b)
+	look := func(step string, want ...netip.AddrPort) *service.Port {
+		t.Helper()
+		p := n.Tracked().Port(service.IPv4, dns.Name)
+		var got []netip.AddrPort
+		for _, e := range p.Cluster {
+			if e.Addr.Addr() != Addrs[service.IPv4] {
+				got = append(got, e.Addr)
+			}
+		}
+		if !slices.Equal(got, want) || len(p.Cluster) != len(want)+1 {
+			t.Errorf("%s: %v, want %v and the listener", step, p.Cluster, want)
+		}
+		return p
+	}
+	round := func(ports ...*service.Port) {
+		t.Helper()
+		if err := n.apply(t, ports...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	round(web, dns)
+	first := look("at first", a, b)
+	round(port("web", service.TCP, b), dns)
+	if look("another changes", a, b) != first {
+		t.Error("it is not the same port any more")
+	}
+	round(web, port("dns", service.UDP, b))
+	look("one endpoint left", b)
+	round(web)
+	if n.Tracked().Port(service.IPv4, dns.Name) != nil {
+		t.Error("what is gone is tracked")
+	}
+	round()
+	if left := n.Tracked().Len(service.IPv4); left != 0 {
+		t.Errorf("%d ports are left", left)
+	}
+}
