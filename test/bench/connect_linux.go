@@ -114,14 +114,14 @@ func answer(fd int, buf []byte) {
 // answer was there.
 type samples struct{ made, answered []time.Duration }
 
-// burst connects from the client again and again for d.
+// burst connects from the client again and again for d, and once at least.
 func (t target) burst(d time.Duration) (samples, error) {
 	const room = 16384
 	s := samples{make([]time.Duration, 0, room), make([]time.Duration, 0, room)}
 	err := t.from.client.Do(func() error {
 		to := &unix.SockaddrInet4{Port: int(t.to.Port()), Addr: t.to.Addr().As4()}
 		buf := make([]byte, message)
-		for began := time.Now(); time.Since(began) < d; {
+		for began := time.Now(); time.Since(began) < d || len(s.made) == 0; {
 			made, answered, err := transact(to, buf, 2*time.Second)
 			switch {
 			case err == nil:
@@ -133,6 +133,18 @@ func (t target) burst(d time.Duration) (samples, error) {
 		return nil
 	})
 	return s, err
+}
+
+// answers waits for the first connection. Of a new network the first packets may
+// be lost, until the kernel has noticed that its links are up.
+func (t target) answers() error {
+	var err error
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		if _, err = t.burst(0); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // transact makes one connection, which it ends with a reset so that neither
@@ -199,6 +211,11 @@ func (t task) compare(f *figures, targets []target) error {
 	// With a processor to spare the runtime leaves alone the one of a thread
 	// that waits in the kernel.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 4))
+	for _, x := range targets {
+		if err := x.answers(); err != nil {
+			return err
+		}
+	}
 	c := comparison{map[string]float64{}, map[string][]float64{}, map[string][]float64{}}
 	for range t.pick(15, 1) {
 		for _, x := range targets {
