@@ -14,21 +14,38 @@ import (
 // A mode whose kernel lacks something says what, in one sentence, and ends.
 // The modules are taken away before anything needs them.
 func TestKernelLacks(t *testing.T) {
-	const script = `rmmod nft_numgen nft_masq xt_statistic 2>/dev/null
-rm $(find /usr/lib/modules -name nft_numgen.ko -o -name nft_masq.ko -o -name xt_statistic.ko)
-mkdir /tmp/none
-for mode in nftables iptables; do
-	timeout 60 kube-proxy --proxy-mode=$mode --manifests=/tmp/none --hostname-override=node --cluster-cidr=10.0.0.0/8,fd00::/48 \
+	const script = `try() {
+	timeout 60 $in kube-proxy --proxy-mode=$* --manifests=/tmp/none --hostname-override=node --cluster-cidr=10.0.0.0/8,fd00::/48 \
 		--conntrack-max-per-core=0 2>/tmp/said >/dev/null
-	echo "$mode: exit $?: $(tr '\n' ' ' </tmp/said)"
-done`
+	echo "$1: exit $?: $(tr '\n' ' ' </tmp/said)"
+}
+without() {
+	rmmod $* 2>/dev/null
+	for module in $*; do rm -f $(find /usr/lib/modules -name $module.ko); done
+}
+mkdir /tmp/none
+in="unshare --user --map-root-user --net" try ipvs
+without ip_vs_rr
+try ipvs
+without dummy
+try ipvs --ipvs-scheduler=wrr
+without $(lsmod | sed -n 's/^\(ip_vs_[a-z]*\) .*/\1/p') ip_vs
+try ipvs
+without nft_numgen nft_masq xt_statistic
+try nftables
+try iptables`
 	var out bytes.Buffer
 	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", script}, Proxy: true, Stdout: &out, Stderr: &out})
 	if err != nil || code != 0 {
 		t.Errorf("exit code %d, %v", code, err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	const lacks = "kube-proxy: mode ipvs cannot work here: IPv4 is the primary family by bindAddress 0.0.0.0 and cannot be programmed: IPVS for IPv4: "
 	want := [][]string{
+		{"ipvs: exit 1: ", lacks, "the right CAP_NET_ADMIN is needed"},
+		{"ipvs: exit 1: ", lacks, `the kernel has no scheduler "rr" (module ip_vs_rr): it has dh, `},
+		{"ipvs: exit 1: ", lacks, "a kernel with dummy interfaces is needed (module dummy)"},
+		{"ipvs: exit 1: ", lacks, "the kernel has no IPVS (module ip_vs)"},
 		{"nftables: exit 1: ", "kube-proxy: mode nftables cannot work here", "(module nft_numgen and nft_nat), masquerading in rules (module nft_masq): "},
 		{"iptables: exit 1: ", "kube-proxy: mode iptables cannot work here", "there is no match statistic (kernel module xt_statistic)"},
 	}

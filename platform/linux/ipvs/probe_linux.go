@@ -20,7 +20,7 @@ import (
 
 // Probe asks the kernel, in the network namespace of the calling thread,
 // whether it can do what Backend needs for f. For a moment it makes a virtual
-// server that nothing leads to. The error is one sentence that says what is
+// server that nothing leads to, and an interface. The error is one sentence that says what is
 // missing.
 func Probe(f service.Family, o Options) error {
 	if err := nftables.Probe(f); err != nil {
@@ -34,7 +34,34 @@ func Probe(f service.Family, o Options) error {
 	if err := k.try(o.scheduler()); err != nil {
 		return fmt.Errorf("IPVS for %s: %w", f, err)
 	}
+	if err := k.tryDevice(); err != nil {
+		return fmt.Errorf("IPVS for %s: %w", f, err)
+	}
 	return nil
+}
+
+// tryDevice makes an interface like ours and removes it, unless ours is there.
+func (k *kernel) tryDevice() error {
+	if _, err := k.links.LinkByName(Device); err == nil {
+		return nil
+	}
+	a := netlink.NewLinkAttrs()
+	a.Name = trialDevice
+	l := &netlink.Dummy{LinkAttrs: a}
+	if err := k.links.LinkAdd(l); err != nil && !errors.Is(err, unix.EEXIST) { // a process that was killed left it
+		return fmt.Errorf("make a dummy interface: %w", lackOfDummies(err))
+	}
+	return k.links.LinkDel(l)
+}
+
+const trialDevice = "kube-ipvs-trial"
+
+// lackOfDummies says what is missing where the kernel makes no dummy interface.
+func lackOfDummies(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+	}
+	return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
 }
 
 // present reports that the kernel has IPVS.
@@ -73,7 +100,7 @@ func (k *kernel) try(scheduler string) error {
 	err := k.tryOne(scheduler)
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed, in a user namespace that may change IPVS, as the host's may", err)
 	case errors.Is(err, unix.EAFNOSUPPORT):
 		return fmt.Errorf("%w: the kernel's IPVS is built without %s", err, k.family)
 	case !errors.Is(err, unix.ENOENT):

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -38,17 +39,20 @@ func (k *kernel) addDevice() error {
 		a := netlink.NewLinkAttrs()
 		a.Name = Device
 		if err := k.links.LinkAdd(&netlink.Dummy{LinkAttrs: a}); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
+			return lackOfDummies(err)
 		}
-		if l, err = k.links.LinkByName(Device); err == nil {
-			err = k.links.LinkSetAlias(l, deviceAlias)
-		}
+		l, err = k.links.LinkByName(Device)
 	}
 	if err != nil {
 		return err
 	}
 	if l.Type() != "dummy" {
 		return fmt.Errorf("interface %s is of type %s: want none of this name, or a dummy", Device, l.Type())
+	}
+	if l.Attrs().Alias == "" { // it is new, or kube-proxy's
+		if err := k.links.LinkSetAlias(l, deviceAlias); err != nil {
+			return err
+		}
 	}
 	return k.links.LinkSetUp(l)
 }
@@ -113,15 +117,23 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 
 // Clean implements Driver: it removes the interface once no family has
 // something on it, if it is one that we made.
-func (k *kernel) Clean(context.Context) error {
+func (k *kernel) Clean(context.Context) error { return k.clean(deviceAlias) }
+
+// clean removes the interface if nothing is on it, and its alias is ours or
+// the one that is given. kube-proxy gives none.
+func (k *kernel) clean(alias string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) || err == nil && l.Attrs().Alias != deviceAlias {
+	if errors.As(err, &none) || err == nil && (l.Type() != "dummy" || l.Attrs().Alias != deviceAlias && l.Attrs().Alias != alias) {
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	addrs, err := k.links.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil || slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return !a.IP.IsLinkLocalUnicast() }) {
 		return err
 	}
 	for _, f := range service.Families {
