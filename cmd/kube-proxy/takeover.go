@@ -33,6 +33,16 @@ type remains interface {
 	Remove(context.Context) error
 }
 
+// retiring are remains that open connections need for as long as they last.
+// They are removed at once only in a cleanup.
+type retiring interface {
+	remains
+	// Retire has them take no new connections and removes what no connection
+	// needs any more. It says what stays and for how long at most, nothing if
+	// all is gone. since is when it began, zero if it begins now.
+	Retire(ctx context.Context, since time.Time) (stays string, err error)
+}
+
 // place is where a mode of ours, or kube-proxy itself, may have left rules.
 type place struct {
 	remains
@@ -62,10 +72,19 @@ type takeover struct {
 	told string        // what was last complained about
 	// removed says what was removed from a place that is not known to be empty.
 	removed map[string]string
+	// retired has, by place, what open connections may still need.
+	retired map[string]*retirement
 
 	mu      sync.Mutex
 	want    *service.Snapshot // of the last good round
 	partial time.Time         // since when rounds were good but for some ports
+}
+
+// retirement is how far a place is with its connections.
+type retirement struct {
+	began time.Time
+	what  string // was there at first
+	stays string
 }
 
 // The times of a takeover.
@@ -75,6 +94,8 @@ const (
 	takeoverPatience = time.Minute
 	// takeoverPause is the longest one after a failure.
 	takeoverPause = time.Minute
+	// retirePause is how often it is looked at which connections have ended.
+	retirePause = 5 * time.Second
 )
 
 // look finds what there is to take over, and says so.
@@ -129,15 +150,23 @@ func (t *takeover) run(ctx context.Context) {
 	if !t.verified(ctx) {
 		return
 	}
-	for failures := 0; ; failures++ {
-		if t.remove(context.WithoutCancel(ctx)); len(t.places) == 0 {
+	for failures := 0; ; {
+		there, retired := len(t.places), len(t.retired)
+		pause := retirePause
+		if err := t.remove(context.WithoutCancel(ctx)); err != nil {
+			pause = min(time.Second<<min(failures, 10), takeoverPause)
+			failures++
+		}
+		if len(t.places) < there || len(t.retired) > retired {
 			t.done()
+		}
+		if len(t.places) == 0 {
 			return
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(time.Second<<min(failures, 10), takeoverPause)):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -201,25 +230,68 @@ func (t *takeover) lacks(ctx context.Context, want *service.Snapshot) error {
 	return fmt.Errorf("%q and %d more", first, strings.Count(more, "\n"))
 }
 
-// remove removes what it can, and keeps the places where it cannot.
-func (t *takeover) remove(ctx context.Context) {
+// remove removes what it can, and keeps the places where it cannot or where
+// connections go on.
+func (t *takeover) remove(ctx context.Context) error {
 	var left []place
 	var errs []error
 	for _, p := range t.places {
-		what, err := clear(ctx, p)
+		what, done, err := t.clear(ctx, p)
 		switch {
 		case err != nil:
 			left, errs = append(left, p), append(errs, err)
 			t.removed[p.String()] = cmp.Or(what, t.removed[p.String()])
+		case !done:
+			left = append(left, p)
 		case cmp.Or(what, t.removed[p.String()]) != "":
 			t.log.Info("Removed what an earlier service proxy left", "place", p.String(), "what", cmp.Or(what, t.removed[p.String()]))
 		}
 	}
 	t.places = left
-	if len(errs) > 0 {
+	err := errors.Join(errs...)
+	switch {
+	case err != nil:
 		t.failed()
-		t.complain("", errors.Join(errs...))
+		t.complain("", err)
+	case len(left) > 0:
+		var stays []string
+		for _, p := range left {
+			stays = append(stays, t.retired[p.String()].stays)
+		}
+		t.complain("it takes no new connections and stays for those that it has: "+strings.Join(stays, "; "), nil)
 	}
+	return err
+}
+
+// clear empties a place, and reports what was there and whether that is done.
+func (t *takeover) clear(ctx context.Context, p place) (what string, done bool, err error) {
+	r, is := p.remains.(retiring)
+	if !is {
+		what, err = clear(ctx, p)
+		return what, true, err
+	}
+	now := t.retired[p.String()]
+	if now == nil {
+		now = &retirement{}
+		if now.what, err = p.Find(ctx); err != nil || now.what == "" {
+			return "", true, err
+		}
+	}
+	first := now.began.IsZero()
+	if now.stays, err = r.Retire(ctx, now.began); err != nil {
+		return "", false, err
+	}
+	if now.stays == "" {
+		delete(t.retired, p.String())
+		_, err := clear(ctx, p) // or somebody else has made it again
+		return now.what, true, err
+	}
+	if first {
+		now.began = time.Now()
+		t.retired[p.String()] = now
+		t.log.Info("What an earlier service proxy left takes no new connections from now on; it goes when those that it has end", "place", p.String(), "stays", now.stays)
+	}
+	return "", false, nil
 }
 
 // clear removes what is in a place, and returns what that was.
@@ -266,7 +338,8 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 	}
 	log := o.log.WithValues("backend", b.String())
 	t := &takeover{
-		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1), removed: map[string]string{},
+		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1),
+		removed: map[string]string{}, retired: map[string]*retirement{},
 		condition: func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
 		failed:    func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
 		done: func() {

@@ -77,7 +77,6 @@ func (emptyPlan) Empty() bool      { return true }
 // story is a takeover in a bubble, and what it says.
 type story struct {
 	*takeover
-	left   *leftRules
 	shown  []string // conditions, one after the other
 	done   int
 	failed int
@@ -87,10 +86,16 @@ type story struct {
 // takingOver runs told beside a takeover of left.
 func takingOver(t *testing.T, left *leftRules, audit *auditor, told func(*story)) {
 	t.Helper()
+	takingOverAll(t, []place{{remains: left}}, audit, told)
+}
+
+// takingOverAll runs told beside a takeover of places.
+func takingOverAll(t *testing.T, places []place, audit *auditor, told func(*story)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &story{left: left, errors: &bytes.Buffer{}}
+		s := &story{errors: &bytes.Buffer{}}
 		s.takeover = &takeover{
-			places:    []place{{remains: left}},
+			places:    places,
 			audit:     func() (reconcile.Backend, error) { return audit, nil },
 			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.errors))),
 			condition: func(text string) { s.shown = append(s.shown, text) },
@@ -98,6 +103,7 @@ func takingOver(t *testing.T, left *leftRules, audit *auditor, told func(*story)
 			failed:    func() { s.failed++ },
 			good:      make(chan struct{}, 1),
 			removed:   map[string]string{},
+			retired:   map[string]*retirement{},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		s.look(ctx)

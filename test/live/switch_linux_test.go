@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
@@ -23,6 +24,12 @@ import (
 // ways are the modes that a node may be switched between, by name.
 func ways() map[string]mode {
 	all := map[string]mode{"nftables": usual()}
+	if ipvs.Installed() {
+		m := usual()
+		m.flags = append(m.flags, "--proxy-mode=ipvs")
+		m.ipvs = true
+		all["ipvs"] = m
+	}
 	for _, v := range program.IPTablesVariants {
 		m := usual()
 		m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
@@ -40,14 +47,21 @@ var tour = []string{"nftables", "iptables-legacy", "iptables-nft", "nftables", "
 func TestSwitchUnderLoad(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, ways()[tour[0]])
+	c.variant(t, 0) // some hundred Services more
+	c.pass(t, tour, 5*time.Millisecond)
+}
+
+// pass passes through modes, while each client makes a connection, waits for
+// its answer, and pauses. Protocols in less may lose some.
+func (c *cluster) pass(t *testing.T, tour []string, pause time.Duration, less ...service.Protocol) {
+	t.Helper()
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 	empty := app{name: "empty", number: 12}
-	c.variant(t, 0) // some hundred Services more
 	c.save(t, web, local, empty)
 	p := c.start(t)
 	c.settle(t)
-	loads := c.loads(t, web, local)
+	loads := c.loadsAt(t, pause, web, local)
 	lines, packets := c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
 	for i, name := range tour[1:] {
 		made := connectionsOf(loads)
@@ -58,21 +72,32 @@ func TestSwitchUnderLoad(t *testing.T) {
 		p = c.launch(t)
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
+			if tour[i] == "ipvs" { // which carries connections itself
+				p.AwaitLog(t, "takes no new connections from now on", f.String())
+				continue
+			}
 			p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
 		}
 		want := c.settle(t)
-		c.aloneIn(t, name)
+		if tour[i] != "ipvs" {
+			c.aloneIn(t, name)
+		}
 		lines.goOn(t)
 		packets.goOn(t)
-		c.check(t, want, c.cells(c.callers(), web, local, empty))
+		c.check(t, want, slices.DeleteFunc(c.cells(c.callers(), web, local, empty), func(x judge.Call) bool { return slices.Contains(less, x.Proto) }))
 		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads)-made)
 	}
-	lossless(t, loads)
+	lossless(t, loads, less...)
 }
 
 // loads makes connections to apps all the time, of both protocols and families,
 // from a pod, from outside and from the node.
 func (c *cluster) loads(t *testing.T, apps ...app) []load {
+	t.Helper()
+	return c.loadsAt(t, 5*time.Millisecond, apps...)
+}
+
+func (c *cluster) loadsAt(t *testing.T, pause time.Duration, apps ...app) []load {
 	t.Helper()
 	var calls []judge.Call
 	for _, f := range service.Families {
@@ -85,7 +110,7 @@ func (c *cluster) loads(t *testing.T, apps ...app) []load {
 	var all []load
 	for _, x := range calls {
 		q := netlab.Query{Proto: x.Proto.String(), To: x.To}
-		all = append(all, load{x.From.Load(t.Context(), netlab.LoadConfig{Query: q, Pause: 5 * time.Millisecond}), x})
+		all = append(all, load{x.From.Load(t.Context(), netlab.LoadConfig{Query: q, Pause: pause}), x})
 	}
 	return all
 }
@@ -123,6 +148,7 @@ func (c *cluster) aloneIn(t *testing.T, name string) {
 			"nftables":        nftables.Remains{Family: f, Table: nftables.TableName},
 			"iptables-legacy": iptables.Remains{Variant: iptables.Legacy, Family: f},
 			"iptables-nft":    iptables.Remains{Variant: iptables.NFT, Family: f},
+			"ipvs":            ipvs.Remains{Family: f},
 		} {
 			what := c.finds(t, find)
 			if (what != "") != (other == name) {

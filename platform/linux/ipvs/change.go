@@ -22,7 +22,7 @@ func (p *plan) changes(h *installed) {
 		count(p.delta, c.New, node, 1)
 	}
 	source := p.backend.node.source(p.backend.family)
-	for _, a := range slices.SortedFunc(maps.Keys(p.delta), netip.Addr.Compare) {
+	for _, a := range sortedAddrs(p.delta) {
 		switch before, n := h.addrs[a], p.delta[a]; {
 		case before == 0 && n > 0:
 			p.routes = append(p.routes, op{verb: addRoute, route: localRoute{a, source}})
@@ -140,3 +140,7 @@ func merge(old, next []service.Endpoint, each func(had, wants bool, a netip.Addr
 }
 
 func sortedKeys[V any](m map[key]V) []key { return slices.SortedFunc(maps.Keys(m), key.compare) }
+
+func sortedAddrs[V any](m map[netip.Addr]V) []netip.Addr {
+	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
+}

@@ -11,8 +11,10 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/nftables"
 )
 
@@ -67,6 +69,57 @@ func (r Remains) Remove(ctx context.Context) error {
 		return fmt.Errorf("remove %s: %w", r, err)
 	}
 	return nil
+}
+
+// Retire has them take no new connections, which is safe once something else
+// serves in their place, and removes what no connection needs any more. It says
+// what stays and until when, nothing if all is gone. since is when it began, and
+// the zero time if it begins now. After DrainBound all goes.
+func (r Remains) Retire(ctx context.Context, since time.Time) (string, error) {
+	stays, err := r.retire(ctx, since)
+	if err != nil {
+		return "", fmt.Errorf("retire %s: %w", r, err)
+	}
+	if stays.servers > 0 {
+		return fmt.Sprintf("%s, for %s at most", stays, DrainBound), nil
+	}
+	return "", r.Remove(ctx)
+}
+
+func (r Remains) retire(ctx context.Context, since time.Time) (stays retired, err error) {
+	var lasted time.Duration
+	if !since.IsZero() {
+		lasted = time.Since(since)
+	} else if err := r.rules().Disarm(ctx); err != nil {
+		return retired{}, err
+	}
+	err = r.with(func(k *kernel) error {
+		stays, err = retire(ctx, k, Options{Exclude: r.Exclude}.estate, lasted)
+		return err
+	})
+	return stays, errors.Join(err, forget(ctx, r.Family, stays.cut))
+}
+
+// forget has connection tracking forget the flows that were cut and have no end
+// of their own. Otherwise they would go on to where nobody is.
+func forget(ctx context.Context, f service.Family, cut []key) error {
+	var errs []error
+	for _, k := range cut {
+		if !k.drainsNot() {
+			continue
+		}
+		var flows []conntrack.Flow
+		err := conntrack.Netlink{}.Dump(ctx, conntrack.Filter{Family: f, Protocol: k.proto, Port: k.port}, func(x conntrack.Flow) {
+			if x.Dst == netip.AddrPortFrom(k.addr, k.port) {
+				flows = append(flows, x)
+			}
+		})
+		if err == nil && len(flows) > 0 {
+			_, err = conntrack.Netlink{}.Delete(ctx, flows)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // remove takes addresses first, so that nothing leads to what goes.
