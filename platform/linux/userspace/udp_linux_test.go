@@ -125,6 +125,36 @@ func TestUDPNextEndpoint(t *testing.T) {
 	}
 }
 
+// broken opens UDP sockets of which the first cannot be written to.
+type broken struct {
+	*node
+	dialled bool
+}
+
+func (b *broken) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	c, err := b.node.DialUDP(to)
+	if err == nil && !b.dialled {
+		b.dialled = true
+		_ = c.Close()
+	}
+	return c, err
+}
+
+// TestUDPGoesOnAtOnce has no datagram lost where sending it shows that the
+// endpoint is gone.
+func TestUDPGoesOnAtOnce(t *testing.T) {
+	one, two := newEcho(t), newEcho(t)
+	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+	n.relay.network = &broken{node: n}
+	dns := port("dns", service.UDP, one.at, two.at)
+	if err := n.apply(t, dns); err != nil {
+		t.Fatal(err)
+	}
+	if n.caller(t, dns).ask(t, "x", long) == "" {
+		t.Error("the first datagram is lost")
+	}
+}
+
 // TestTooManyUDPClients serves those that there is room for.
 func TestTooManyUDPClients(t *testing.T) {
 	e := newEcho(t)
