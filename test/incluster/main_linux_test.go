@@ -46,6 +46,7 @@ func TestInCluster(t *testing.T) {
 		{"deployment", testDeployment},
 		{"deployment for Windows", testWindowsDeployment},
 		{"mode iptables", testIPTables},
+		{"mode userspace", testUserspace},
 		{"mode by annotation", testModeAnnotation},
 		{"logins", testLogins},
 	} {
@@ -170,7 +171,7 @@ func (w *world) want(t *testing.T) *service.Snapshot {
 	if w.known != nil {
 		tracker.SetNode(w.known)
 	}
-	if w.mode == "iptables" { // which has no use for them
+	if w.mode != "nftables" { // the others have no use for them
 		ranges.Items = nil
 	}
 	for i := range ranges.Items {
@@ -192,7 +193,7 @@ func (w *world) settle(t *testing.T) judge.Judge {
 	t.Helper()
 	want := w.want(t)
 	w.kernel.Settle(t, want)
-	return judge.Judge{Lab: w.Lab, Want: want}
+	return judge.Judge{Lab: w.Lab, Want: want, Relayed: w.mode == "userspace"}
 }
 
 // set writes objects.
