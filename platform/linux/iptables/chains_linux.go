@@ -110,6 +110,13 @@ func chainOf(body []byte, family byte) (id, bool) {
 // legacyChains lists the chains in the tables of iptables-legacy. It asks for
 // those only that exist: asking creates the others.
 func legacyChains(f service.Family) ([]id, error) {
+	names, err := os.ReadFile(namesOf(f))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, nil // and no right is needed to know
+	}
 	s, err := newSizes(f, nil)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil // no such family, and so no chains
@@ -118,10 +125,6 @@ func legacyChains(f service.Family) ([]id, error) {
 		return nil, err
 	}
 	defer s.close()
-	names, err := os.ReadFile(s.names)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
 	var all []id
 	for _, table := range strings.Fields(string(names)) {
 		if !slices.Contains(everyTable, table) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"kubeproxy/common/service"
 )
 
@@ -59,5 +61,38 @@ func shuffle(t *testing.T, b *Backend) {
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()
+	})
+}
+
+// TestNoTablesNeedNoRight looks for chains where there are no tables, as a
+// process that has but the right for nftables does. Where there is a table, what
+// is in it cannot be told.
+func TestNoTablesNeedNoRight(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var rights [2]unix.CapUserData
+		if err := unix.Capget(&none, &rights[0]); err != nil {
+			t.Fatal(err)
+		}
+		fewer := rights
+		fewer[0].Effective &^= 1<<unix.CAP_NET_RAW | 1<<unix.CAP_NET_ADMIN
+		for _, tables := range []bool{false, true} {
+			if tables && strings.Contains(t.Name(), "/nft/") {
+				return
+			}
+			if tables {
+				restore(t, b, "*nat\n:MINE - [0:0]\nCOMMIT\n")
+			}
+			if err := unix.Capset(&none, &fewer[0]); err != nil { // of this thread
+				t.Fatal(err)
+			}
+			what, err := Remains{Legacy, b.family}.Find(t.Context())
+			if backErr := unix.Capset(&none, &rights[0]); backErr != nil {
+				t.Fatal(backErr)
+			}
+			if what != "" || (err != nil) != tables {
+				t.Errorf("with tables %t: Find = %q, %v", tables, what, err)
+			}
+		}
 	})
 }

@@ -84,11 +84,20 @@ const (
 
 var hookNames = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
+// namesOf returns the file that lists the tables that exist in the namespace of
+// the calling thread, which is not there without the module.
+func namesOf(f service.Family) string {
+	if f == service.IPv6 {
+		return "/proc/thread-self/net/ip6_tables_names"
+	}
+	return "/proc/thread-self/net/ip_tables_names"
+}
+
 func newSizes(f service.Family, l *lock) (*sizes, error) {
-	s := &sizes{family: f, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP, names: "/proc/thread-self/net/ip_tables_names"}
+	s := &sizes{family: f, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP, names: namesOf(f)}
 	domain := unix.AF_INET
 	if f == service.IPv6 {
-		domain, s.level, s.names = unix.AF_INET6, unix.IPPROTO_IPV6, "/proc/thread-self/net/ip6_tables_names"
+		domain, s.level = unix.AF_INET6, unix.IPPROTO_IPV6
 	}
 	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if errors.Is(err, unix.EPERM) {
