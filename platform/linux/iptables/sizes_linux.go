@@ -40,7 +40,11 @@ type sizes struct {
 	fresh bool
 	// suspect is set while somebody was there since the last look.
 	suspect bool
-	dirty   bool
+	// blind is set once a change of ours has left a gap between two sums, in
+	// which a change of somebody else's that no size and no lock tells of may
+	// have become part of what we take for ours.
+	blind bool
+	dirty bool
 
 	others time.Time // when somebody else last had the lock
 	looked time.Time
@@ -49,15 +53,19 @@ type sizes struct {
 }
 
 const (
-	// readAgain is how long all this is believed.
+	// readAgain is how long all this is believed, and readBlind how long if it is
+	// not certain.
 	readAgain = 10 * time.Minute
+	readBlind = time.Minute
 	// neighbourly is how long somebody who had the lock is expected to come
 	// again.
 	neighbourly = time.Minute
 	// lookEvery and lookShare bound how much of the time goes into looks, and
 	// suspectShare how much if somebody is there all the time. What costs no
-	// more than cheapLook is not worth the wait.
+	// more than cheapLook is not worth the wait. Whatever looks cost, nobody's
+	// change is to wait longer than lookMost for one.
 	lookEvery    = 2 * time.Second
+	lookMost     = 4 * time.Second
 	lookShare    = 100
 	suspectShare = 20
 	cheapLook    = 5 * time.Millisecond
@@ -128,13 +136,14 @@ func (s *sizes) settled() error {
 		s.sum, err = s.look(now)
 		s.fresh = err == nil
 	}
+	s.blind = s.blind || !s.fresh
 	return err
 }
 
-// reset notes the sizes. Where there is no table yet, which asking would
+// reset notes what there is. Where there is no table yet, which asking would
 // create, that is left to the next change of ours.
 func (s *sizes) reset() error {
-	s.known, s.fresh, s.suspect, s.dirty, s.read = false, false, false, false, time.Now()
+	s.known, s.fresh, s.suspect, s.blind, s.dirty, s.read = false, false, false, false, false, time.Now()
 	if s.lock != nil {
 		s.lock.heard()
 	}
@@ -148,7 +157,13 @@ func (s *sizes) reset() error {
 			return nil
 		}
 	}
-	return s.settled()
+	// What is read next is at least as new as what is looked at now.
+	if s.seen, err = s.ask(); err != nil {
+		return err
+	}
+	s.sum, err = s.look(s.seen)
+	s.known, s.fresh = err == nil, err == nil
+	return err
 }
 
 func (s *sizes) touched() (bool, error) {
@@ -167,11 +182,17 @@ func (s *sizes) touched() (bool, error) {
 		}
 		s.lock.release()
 	}
-	return s.dirty || time.Since(s.read) > readAgain, err
+	believed := readAgain
+	if s.blind {
+		believed = readBlind
+	}
+	return s.dirty || time.Since(s.read) > believed, err
 }
 
 // due reports that a look may be afforded again.
-func (s *sizes) due() bool { return time.Since(s.looked) > max(lookEvery, lookShare*s.cost) }
+func (s *sizes) due() bool {
+	return time.Since(s.looked) > min(max(lookEvery, lookShare*s.cost), lookMost)
+}
 
 // compare notes if the tables are not as we left them. If it is the last time
 // before a change of ours, it looks without regard to what that costs.
