@@ -159,6 +159,7 @@ func places(c *config.Config) ([]place, error) {
 		all = append(all,
 			place{remains: userspace.Remains{Family: f}, family: f},
 			place{remains: ipvs.Remains{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f},
+			place{remains: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, upstream: true},
 			place{remains: nftables.Remains{Family: f, Table: nftables.TableName}, family: f},
 			place{remains: nftables.Remains{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
 	}

@@ -60,6 +60,8 @@ type listed struct {
 	server
 	dests []dest // sorted by address
 	told  bool   // dests are known
+	// upstream says that kube-proxy made it.
+	upstream bool
 }
 
 // Backend keeps one family's virtual servers. It implements

@@ -70,12 +70,12 @@ func (p *plan) compare(s *state) {
 // compareRoutes wants a route for each address, from where it should be.
 func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 	source := p.backend.node.source(p.backend.family)
-	for _, a := range slices.SortedFunc(maps.Keys(p.next.addrs), netip.Addr.Compare) {
+	for _, a := range sortedAddrs(p.next.addrs) {
 		if from, found := routed[a]; !found || from != source {
 			p.routes = append(p.routes, op{verb: addRoute, route: localRoute{a, source}})
 		}
 	}
-	for _, a := range slices.SortedFunc(maps.Keys(routed), netip.Addr.Compare) {
+	for _, a := range sortedAddrs(routed) {
 		if p.next.addrs[a] == 0 && !p.next.view.Partial {
 			p.routes = append(p.routes, op{verb: delRoute, route: localRoute{addr: a}})
 		}
@@ -84,12 +84,12 @@ func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 
 // compareServer plans what leads from l, nil if there is none, to w. owned
 // says that w's address is the node's for Services only, so that whatever has
-// it is ours.
+// it is ours. What kube-proxy made is taken over with its connections.
 func (p *plan) compareServer(u *unit, l *listed, w wanted, owned bool) {
 	k := w.key
 	foreign := l != nil && !l.ours()
 	switch {
-	case foreign && p.backend.options.excludes(k.addr), foreign && !owned:
+	case foreign && p.backend.options.excludes(k.addr), foreign && !owned && !l.upstream:
 		if len(w.endpoints) > 0 {
 			u.err = errors.Join(u.err, fmt.Errorf("%s: %w", k, errForeign))
 		}

@@ -109,7 +109,7 @@ func known(err error) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("%w: %w", errExists, err)
-	case errors.Is(err, unix.ESRCH):
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EADDRNOTAVAIL):
 		return fmt.Errorf("%w: %w", errMissing, err)
 	}
 	return err
@@ -121,6 +121,8 @@ func (k *kernel) do(o *op) error {
 		return k.addDevice()
 	case addRoute, delRoute:
 		return k.route(o)
+	case delAddr:
+		return k.dropAddr(o.route.addr)
 	}
 	return fmt.Errorf("no such step: %d", o.verb)
 }
@@ -145,6 +147,18 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	}
 	if s.servers, err = k.readServers(); err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
+	}
+	var u *upstream // as long as all are ours, nobody asks
+	for at, l := range s.servers {
+		if l.ours() {
+			continue
+		}
+		if u == nil {
+			if u, err = k.readUpstream(); err != nil {
+				return nil, fmt.Errorf("tell kube-proxy's virtual servers from others: %w", err)
+			}
+		}
+		l.upstream = u.made(at)
 	}
 	return s, nil
 }

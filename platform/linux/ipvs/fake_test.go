@@ -24,9 +24,11 @@ type fake struct {
 	routes  map[netip.Addr]localRoute
 	servers map[key]*fakeServer
 	lacking []string
-	clock   time.Time
-	reads   int
-	ops     int
+	// upstream are virtual servers that kube-proxy made.
+	upstream []key
+	clock    time.Time
+	reads    int
+	ops      int
 	// refuse, if set, may refuse an op before anything is done.
 	refuse func(op) error
 }
@@ -149,7 +151,7 @@ func (k *fake) Read(ctx context.Context) (*state, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.servers[at] = &listed{server: x.server, dests: dests, told: true}
+		s.servers[at] = &listed{server: x.server, dests: dests, told: true, upstream: slices.Contains(k.upstream, at)}
 	}
 	return s, nil
 }

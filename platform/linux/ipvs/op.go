@@ -22,6 +22,7 @@ const (
 	delServer
 	addRoute
 	delRoute
+	delAddr // kube-proxy's, of the interface
 )
 
 // op is one step. Which fields count depends on the verb.
@@ -63,6 +64,8 @@ func (o op) text() string {
 		return fmt.Sprintf("+ address %s", o.route.addr)
 	case delRoute:
 		return fmt.Sprintf("- address %s", o.route.addr)
+	case delAddr:
+		return fmt.Sprintf("- address %s of interface %s", o.route.addr, Device)
 	}
 	if o.dest.weight == 0 {
 		return fmt.Sprintf("~ destination %s of %s drains, for %s at most", o.dest.addr, o.key, DrainBound)

@@ -223,7 +223,7 @@ func (a *applier) ports(pick func(*unit) []op) {
 // failure reports that err keeps o from having been done. What should go may
 // have gone by itself.
 func failure(o op, err error) bool {
-	goes := o.verb == delServer || o.verb == delDest || o.verb == delRoute
+	goes := o.verb == delServer || o.verb == delDest || o.verb == delRoute || o.verb == delAddr
 	return err != nil && !(goes && errors.Is(err, errMissing))
 }
 

@@ -65,17 +65,25 @@ func (k *kernel) route(o *op) error {
 		}
 		k.device = l
 	}
-	r := &netlink.Route{
-		LinkIndex: k.device.Attrs().Index, Dst: &net.IPNet{IP: o.route.addr.AsSlice(), Mask: net.CIDRMask(o.route.addr.BitLen(), o.route.addr.BitLen())},
-		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Priority: metric,
-	}
+	r := o.route.over(k.device, metric)
 	if o.verb == delRoute {
+		r.Src = nil
 		return k.links.RouteDel(r)
 	}
-	if o.route.source.IsValid() {
-		r.Src = o.route.source.AsSlice()
-	}
 	return k.links.RouteReplace(r)
+}
+
+// over is r as the kernel has it.
+func (r localRoute) over(l netlink.Link, metric int) *netlink.Route {
+	bits := r.addr.BitLen()
+	route := &netlink.Route{
+		LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: r.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)},
+		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Priority: metric,
+	}
+	if r.source.IsValid() {
+		route.Src = r.source.AsSlice()
+	}
+	return route
 }
 
 // readRoutes reports whether the interface is there and up, and which routes

@@ -1,0 +1,104 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"net/netip"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// kube-proxy, in its mode ipvs, gives the addresses of Services to the
+// interface Device, and has virtual servers there and, for NodePorts, on the
+// node's addresses. Its rules of iptables ask ipsets, which know the NodePorts.
+
+// upstream is what kube-proxy's mode ipvs left for one family, but for virtual
+// servers.
+type upstream struct {
+	addrs map[netip.Addr]bool // on Device
+	node  map[netip.Addr]bool // on other interfaces
+	ports map[nodePort]bool
+	sets  []string // names
+}
+
+type nodePort struct {
+	proto service.Protocol
+	port  uint16
+}
+
+// made reports that kube-proxy made the virtual server k, or might as well
+// have.
+func (u *upstream) made(k key) bool {
+	return u.addrs[k.addr] || u.node[k.addr] && u.ports[nodePort{k.proto, k.port}]
+}
+
+// upstreamSets are the ipsets of some version of kube-proxy for IPv4, by their
+// types.
+var upstreamSets = map[string]string{
+	"KUBE-LOOP-BACK":                 "hash:ip,port,ip",
+	"KUBE-CLUSTER-IP":                "hash:ip,port",
+	"KUBE-EXTERNAL-IP":               "hash:ip,port",
+	"KUBE-EXTERNAL-IP-LOCAL":         "hash:ip,port",
+	"KUBE-LOAD-BALANCER":             "hash:ip,port",
+	"KUBE-LOAD-BALANCER-LOCAL":       "hash:ip,port",
+	"KUBE-LOAD-BALANCER-FW":          "hash:ip,port",
+	"KUBE-LOAD-BALANCER-SOURCE-IP":   "hash:ip,port,ip",
+	"KUBE-LOAD-BALANCER-SOURCE-CIDR": "hash:ip,port,net",
+	"KUBE-NODE-PORT-TCP":             "bitmap:port",
+	"KUBE-NODE-PORT-LOCAL-TCP":       "bitmap:port",
+	"KUBE-NODE-PORT-UDP":             "bitmap:port",
+	"KUBE-NODE-PORT-LOCAL-UDP":       "bitmap:port",
+	"KUBE-NODE-PORT-SCTP":            "bitmap:port",
+	"KUBE-NODE-PORT-LOCAL-SCTP":      "bitmap:port",
+	"KUBE-NODE-PORT-SCTP-HASH":       "hash:ip,port",
+	"KUBE-NODE-PORT-LOCAL-SCTP-HASH": "hash:ip,port",
+	"KUBE-HEALTH-CHECK-NODE-PORT":    "bitmap:port",
+	"KUBE-IPVS-IPS":                  "hash:ip",
+}
+
+// longestSet is how long the name of an ipset may be; longer ones were cut.
+const longestSet = 31
+
+// upstreamSet reports that kube-proxy has ipsets of that name and type for f,
+// and which NodePorts they are of, 0 if of none.
+func upstreamSet(f service.Family, name, kind string) (service.Protocol, bool) {
+	for of, has := range upstreamSets {
+		is := of
+		if f == service.IPv6 {
+			is = "KUBE-6-" + strings.TrimPrefix(of, "KUBE-")
+		}
+		if is = is[:min(len(is), longestSet)]; is != name || has != kind {
+			continue
+		}
+		words, found := strings.CutPrefix(of, "KUBE-NODE-PORT-")
+		if !found {
+			return 0, true
+		}
+		switch strings.TrimSuffix(strings.TrimPrefix(words, "LOCAL-"), "-HASH") {
+		case "TCP":
+			return service.TCP, true
+		case "UDP":
+			return service.UDP, true
+		}
+		return service.SCTP, true
+	}
+	return 0, false
+}
+
+// estate returns what in s kube-proxy made and may be removed.
+func (u *upstream) estate(s *state, o Options) estate {
+	e := estate{leads: map[netip.Addr]op{}}
+	for _, k := range sortedKeys(s.servers) {
+		if l := s.servers[k]; !l.ours() && u.made(k) && !o.excludes(k.addr) {
+			e.servers = append(e.servers, k)
+		}
+	}
+	for a := range u.addrs {
+		if !o.excludes(a) {
+			e.leads[a] = op{verb: delAddr, route: localRoute{addr: a}}
+		}
+	}
+	return e
+}

@@ -1,0 +1,187 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"kubeproxy/common/service"
+)
+
+// Upstream is what kube-proxy itself, in its mode ipvs, left of IPVS in the
+// network namespace of the calling thread: virtual servers on the addresses of
+// the interface kube-ipvs0, and on those of the node for the ports that its
+// ipsets name; these addresses, the ipsets, and the interface. Other virtual
+// servers and sets are none of it. Its rules of iptables are elsewhere.
+type Upstream struct {
+	Family service.Family
+	// Exclude are prefixes in which virtual servers are left alone, and
+	// addresses.
+	Exclude []netip.Prefix
+}
+
+// String names the place.
+func (u Upstream) String() string { return "kube-proxy's IPVS for " + u.Family.String() }
+
+// Find says what there is, nothing if there is nothing.
+func (u Upstream) Find(ctx context.Context) (string, error) {
+	var found []string
+	err := u.with(func(k *kernel) error {
+		has, err := k.readUpstream()
+		if err != nil {
+			return err
+		}
+		var e estate
+		if has.any() {
+			s, err := k.Read(ctx)
+			if err != nil {
+				return err
+			}
+			e = has.estate(s, Options{Exclude: u.Exclude})
+		}
+		for _, x := range []struct {
+			n    int
+			what string
+		}{{len(e.servers), "virtual servers"}, {len(e.leads), "addresses on " + Device}, {len(has.sets), "ipsets"}} {
+			if x.n > 0 {
+				found = append(found, fmt.Sprintf("%d %s", x.n, x.what))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("look for %s: %w", u, err)
+	}
+	return strings.Join(found, ", "), nil
+}
+
+// Remove removes all of it, and the connections with it.
+func (u Upstream) Remove(ctx context.Context) error {
+	_, err := u.Retire(ctx, time.Now().Add(-2*DrainBound))
+	return err
+}
+
+// Retire has it take no new connections and removes what no connection needs
+// any more. See Remains.
+func (u Upstream) Retire(ctx context.Context, since time.Time) (string, error) {
+	var lasted time.Duration
+	if !since.IsZero() {
+		lasted = time.Since(since)
+	}
+	var stays retired
+	err := u.with(func(k *kernel) error {
+		has, err := k.readUpstream()
+		if err != nil {
+			return err
+		}
+		of := func(s *state) estate { return has.estate(s, Options{Exclude: u.Exclude}) }
+		if stays, err = retire(ctx, k, of, lasted); err != nil || stays.servers > 0 {
+			return err // the sets tell whose virtual servers are
+		}
+		return errors.Join(has.destroySets(), k.clean(""))
+	})
+	if err := errors.Join(err, forget(ctx, u.Family, stays.cut)); err != nil {
+		return "", fmt.Errorf("retire %s: %w", u, err)
+	}
+	if stays.servers > 0 {
+		return fmt.Sprintf("%s, for %s at most", stays, DrainBound), nil
+	}
+	return "", nil
+}
+
+func (u Upstream) with(do func(*kernel) error) error {
+	return Remains{Family: u.Family}.with(do)
+}
+
+func (u *upstream) any() bool { return len(u.addrs) > 0 || len(u.ports) > 0 }
+
+func (u *upstream) destroySets() error {
+	var errs []error
+	for _, name := range u.sets {
+		errs = append(errs, destroySet(name))
+	}
+	return errors.Join(errs...)
+}
+
+// readUpstream reads what kube-proxy left, but for virtual servers. The caller
+// is the only one to use k.
+func (k *kernel) readUpstream() (*upstream, error) {
+	u := &upstream{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, ports: map[nodePort]bool{}}
+	if err := u.readSets(k.family); err != nil {
+		return nil, err
+	}
+	device := -1
+	l, err := k.links.LinkByName(Device)
+	var none netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &none):
+	case err != nil:
+		return nil, err
+	case l.Type() == "dummy":
+		device = l.Attrs().Index
+	}
+	list, err := k.links.AddrList(nil, int(k.af()))
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, x := range list {
+		a, ok := netip.AddrFromSlice(x.IP)
+		switch a = a.Unmap(); {
+		case !ok || a.IsLinkLocalUnicast():
+		case x.LinkIndex == device:
+			u.addrs[a] = true
+		default:
+			u.node[a] = true
+		}
+	}
+	return u, nil
+}
+
+// dropAddr takes an address from the interface. With the last one of IPv4 the
+// kernel takes all routes from it, and ours are led another way meanwhile.
+func (k *kernel) dropAddr(a netip.Addr) error {
+	l, err := k.links.LinkByName(Device)
+	if err != nil {
+		return err
+	}
+	bits := a.BitLen()
+	drop := func() error {
+		return k.links.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}})
+	}
+	addrs, err := k.links.AddrList(l, int(k.af()))
+	if err != nil {
+		return err
+	}
+	_, routes, err := k.readRoutes()
+	if err != nil {
+		return err
+	}
+	if len(addrs) > 1 || len(routes) == 0 || k.family != service.IPv4 {
+		return drop()
+	}
+	lo, err := k.links.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range routes {
+		errs = append(errs, k.links.RouteReplace(r.over(lo, detour)))
+	}
+	errs = append(errs, drop())
+	for _, r := range routes {
+		errs = append(errs, k.links.RouteReplace(r.over(l, metric)), k.links.RouteDel(r.over(lo, detour)))
+	}
+	return errors.Join(errs...)
+}
+
+// detour is the metric of routes that stand in for others.
+const detour = metric + 1

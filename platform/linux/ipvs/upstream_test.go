@@ -1,0 +1,105 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+// TestUpstreamSet knows kube-proxy's ipsets by name and type.
+func TestUpstreamSet(t *testing.T) {
+	for _, tt := range []struct {
+		family     service.Family
+		name, kind string
+		proto      service.Protocol
+		is         bool
+	}{
+		{service.IPv4, "KUBE-CLUSTER-IP", "hash:ip,port", 0, true},
+		{service.IPv4, "KUBE-CLUSTER-IP", "hash:ip", 0, false},
+		{service.IPv4, "KUBE-6-CLUSTER-IP", "hash:ip,port", 0, false},
+		{service.IPv6, "KUBE-CLUSTER-IP", "hash:ip,port", 0, false},
+		{service.IPv6, "KUBE-6-CLUSTER-IP", "hash:ip,port", 0, true},
+		{service.IPv6, "KUBE-6-LOAD-BALANCER-SOURCE-CID", "hash:ip,port,net", 0, true},
+		{service.IPv6, "KUBE-6-LOAD-BALANCER-SOURCE-CIDR", "hash:ip,port,net", 0, false},
+		{service.IPv6, "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", "hash:ip,port", service.SCTP, true},
+		{service.IPv4, "KUBE-NODE-PORT-TCP", "bitmap:port", service.TCP, true},
+		{service.IPv4, "KUBE-NODE-PORT-LOCAL-UDP", "bitmap:port", service.UDP, true},
+		{service.IPv4, "KUBE-NODE-PORT-SCTP", "bitmap:port", service.SCTP, true},
+		{service.IPv4, "KUBE-HEALTH-CHECK-NODE-PORT", "bitmap:port", 0, true},
+		{service.IPv4, "KUBE-MINE", "hash:ip,port", 0, false},
+		{service.IPv4, "", "", 0, false},
+	} {
+		if proto, is := upstreamSet(tt.family, tt.name, tt.kind); proto != tt.proto || is != tt.is {
+			t.Errorf("%s %s %s: %v, %t; want %v, %t", tt.family, tt.name, tt.kind, proto, is, tt.proto, tt.is)
+		}
+	}
+}
+
+// TestUpstreamEstate tells kube-proxy's virtual servers from ours and from
+// those of others.
+func TestUpstreamEstate(t *testing.T) {
+	addr := netip.MustParseAddr
+	u := &upstream{
+		addrs: map[netip.Addr]bool{addr("10.96.0.1"): true, addr("10.97.0.1"): true},
+		node:  map[netip.Addr]bool{addr("192.0.2.1"): true},
+		ports: map[nodePort]bool{{service.TCP, 30080}: true},
+	}
+	s := &state{servers: map[key]*listed{}}
+	for k, flags := range map[key]uint32{
+		{addr("10.96.0.1"), 80, service.TCP}:    0,
+		{addr("10.96.0.1"), 81, service.TCP}:    flagOurs,
+		{addr("10.97.0.1"), 80, service.TCP}:    0, // excluded
+		{addr("192.0.2.1"), 30080, service.TCP}: flagPersistent,
+		{addr("192.0.2.1"), 30080, service.UDP}: 0, // another protocol
+		{addr("192.0.2.1"), 443, service.TCP}:   0, // no NodePort
+		{addr("192.0.2.7"), 30080, service.TCP}: 0, // not the node
+	} {
+		s.servers[k] = &listed{server: server{flags: flags}}
+	}
+	e := u.estate(s, Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")}})
+	got := []string{}
+	for _, k := range e.servers {
+		got = append(got, k.String())
+	}
+	for _, a := range sortedAddrs(e.leads) {
+		got = append(got, e.leads[a].text())
+	}
+	want := []string{"10.96.0.1:80 tcp", "192.0.2.1:30080 tcp", "- address 10.96.0.1 of interface kube-ipvs0"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestUpstreamAdopted goes on with kube-proxy's virtual servers and their
+// endpoints, and with those of nobody else.
+func TestUpstreamAdopted(t *testing.T) {
+	for _, made := range []bool{true, false} {
+		t.Run(fmt.Sprint(made), func(t *testing.T) {
+			k := newFake(service.IPv4)
+			p := web(0, 1, service.TCP)
+			at := key{p.Frontends[0].Addr, 80, service.TCP}
+			held := dest{addr: p.Cluster[0].Addr, weight: 1, conns: 3}
+			k.servers[at] = &fakeServer{server{scheduler: "rr"}, map[netip.AddrPort]dest{held.addr: held}}
+			if made {
+				k.upstream = []key{at}
+			}
+			b := newBackend(service.IPv4, k, Options{})
+			plan := planOf(t, b, snapshot(p))
+			took := slices.Contains(lines(plan), "~ virtual server 10.96.0.0:80 tcp, scheduler rr")
+			if err := plan.Apply(t.Context()); took != made || (err == nil) != made {
+				t.Errorf("taken over %t, %v\n%s", took, err, plan)
+			}
+			if got := k.servers[at]; got.ours() != made || got.dests[held.addr] != held {
+				t.Errorf("there is %v", got)
+			}
+		})
+	}
+}
