@@ -33,6 +33,7 @@ type observers struct {
 	nodeLog *nodeLog
 	tracker *track.Tracker
 	herald  *herald
+	packets func() *metrics.Packets
 	wish    *wishFollower
 	limits  limits
 	gone    [2]string // why a family cannot be had, each for its own loop
@@ -45,6 +46,7 @@ type observers struct {
 // in contact when they last heard of something.
 func newObservers(c *config.Config, backends []*backend, node string, contact *contacts, log klog.Logger) *observers {
 	o := &observers{mode: backends[0].mode, limits: limits{mode: backends[0].mode}, node: node, contact: contact, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
+	o.packets = func() *metrics.Packets { return packets(backends) }
 	o.podsFromNode.Store(c.DetectLocalMode == config.NodeCIDR)
 	var families []service.Family
 	var named []metrics.Backend
@@ -176,6 +178,7 @@ func (o *observers) observe() metrics.Observation {
 		seen.Skipped[fieldOf(p.Field)]++
 	}
 	seen.Tracked = tracked()
+	seen.Packets = o.packets()
 	for name := range r.Conditions {
 		seen.Conditions = append(seen.Conditions, name)
 	}

@@ -4,6 +4,9 @@
 package main
 
 import (
+	"context"
+	"time"
+
 	"kubeproxy/common/metrics"
 	"kubeproxy/platform/linux/iptables"
 )
@@ -17,4 +20,30 @@ func (b *backend) restored() *metrics.Restored {
 	}
 	t := x.Tally()
 	return &metrics.Restored{Refused: t.Refused, Held: t.Rules, Written: t.Written}
+}
+
+// packetsWithin bounds how long a scrape waits for what rules have counted.
+const packetsWithin = 2 * time.Second
+
+// packets is what rules of all backends have counted, nil in a mode where none
+// do. Where it cannot be read now, it is what it was.
+func packets(backends []*backend) *metrics.Packets {
+	ctx, cancel := context.WithTimeout(context.Background(), packetsWithin)
+	defer cancel()
+	var all *metrics.Packets
+	for _, b := range backends {
+		x, ok := b.Backend.(interface {
+			Packets(context.Context) (iptables.Packets, error)
+		})
+		if !ok {
+			continue
+		}
+		p, _ := x.Packets(ctx)
+		if all == nil {
+			all = &metrics.Packets{}
+		}
+		all.Invalid += p.Invalid
+		all.Loopback += p.Loopback
+	}
+	return all
 }

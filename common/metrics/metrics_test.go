@@ -56,6 +56,8 @@ var documented = map[string]string{
 	"kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total": "COUNTER{ip_family}",
 	"kubeproxy_sync_proxy_rules_iptables_total":                          "GAUGE{ip_family,table}",
 	"kubeproxy_sync_proxy_rules_iptables_last":                           "GAUGE{ip_family,table}",
+	"kubeproxy_iptables_ct_state_invalid_dropped_packets_total":          "COUNTER{}",
+	"kubeproxy_iptables_localhost_nodeports_accepted_packets_total":      "COUNTER{}",
 	"kubeproxy_conntrack_reconciler_sync_duration_seconds":               "HISTOGRAM{ip_family} " + seconds,
 	"kubeproxy_conntrack_reconciler_deleted_entries_total":               "COUNTER{ip_family}",
 	"kubernetes_build_info":                                              "GAUGE{build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform}",
@@ -116,6 +118,7 @@ func fed() *Metrics {
 				Skipped:       map[string]int{"spec.ports.nodePort": 2},
 				Conditions:    []string{"configuration"},
 				Tracked:       &Tracked{Entries: 7, Limit: 262144},
+				Packets:       &Packets{Invalid: 5, Loopback: 6},
 			}
 		},
 	})

@@ -79,6 +79,11 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		set(trackedEntries, float64(t.Entries))
 		set(trackedLimit, float64(t.Limit))
 	}
+	if p := now.Packets; p != nil {
+		for name, n := range map[string]uint64{droppedInvalid: p.Invalid, acceptedLoopback: p.Loopback} {
+			to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.CounterValue, float64(n))
+		}
+	}
 	for _, name := range now.Conditions {
 		set(condition, 1, name)
 	}

@@ -48,7 +48,11 @@ type Observation struct {
 	Skipped       map[string]int // by reason, of which there must be few
 	Conditions    []string       // the names of those that hold
 	Tracked       *Tracked       // nil where nobody knows
+	Packets       *Packets       // nil where no rules of iptables count
 }
+
+// Packets are what rules of iptables have counted.
+type Packets struct{ Invalid, Loopback uint64 }
 
 // Tracked is how full the table of connection tracking is.
 type Tracked struct{ Entries, Limit int64 }

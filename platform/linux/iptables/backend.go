@@ -37,8 +37,9 @@ type Backend struct {
 	layout
 	driver Driver
 	// have is what the tables hold, nil while that is not known.
-	have  *installed
-	tally Tally
+	have   *installed
+	tally  Tally
+	counts counts
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)

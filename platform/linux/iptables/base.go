@@ -73,6 +73,13 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 	return append(chains, branches...)
 }
 
+// The rules that count, the latter nothing else: who connects to a NodePort of
+// a loopback address is always masqueraded, so it is asked of few packets.
+const (
+	invalidRule  = "-m conntrack --ctstate INVALID -j DROP"
+	loopbackRule = "-m conntrack --ctorigdst 127.0.0.0/8"
+)
+
 // base returns the chains that do not depend on Services.
 func (l layout) base(node *service.Node) []chain {
 	if l.relays() {
@@ -85,17 +92,21 @@ func (l layout) base(node *service.Node) []chain {
 		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
 	}
 	if l.options.DropInvalid {
-		forward = append([]string{"-m conntrack --ctstate INVALID -j DROP"}, forward...)
+		forward = append([]string{invalidRule}, forward...)
+	}
+	postrouting := []string{
+		"-m conntrack --ctstate DNAT " + l.toItself() + masquerade,
+		"-m mark ! --mark " + mark + " -j RETURN",
+		"-j MARK --set-xmark " + l.options.unmark(),
+		masquerade,
+	}
+	if l.localhost(node) {
+		postrouting = slices.Insert(postrouting, 2, loopbackRule)
 	}
 	return []chain{
 		{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
 		{id{nat, markClusterChain}, l.markClusterRules(node)},
-		{id{nat, postroutingChain}, []string{
-			"-m conntrack --ctstate DNAT " + l.toItself() + masquerade,
-			"-m mark ! --mark " + mark + " -j RETURN",
-			"-j MARK --set-xmark " + l.options.unmark(),
-			masquerade,
-		}},
+		{id{nat, postroutingChain}, postrouting},
 		l.refuse(),
 		{id{filter, forwardChain}, forward},
 	}

@@ -195,3 +195,25 @@ func TestVariantOfTheNode(t *testing.T) {
 		}
 	})
 }
+
+// TestRulesCount puts rules with numbers before ours, and reads them.
+func TestRulesCount(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		b.options.LocalhostNodePorts = true
+		apply(t, b, simple(3))
+		var want Packets
+		var edits []string
+		if b.family == service.IPv4 { // ip6tables-nft 1.8.9 takes no numbers
+			want = Packets{Invalid: 7, Loopback: 3}
+			edits = []string{"-t filter -I KUBE-FORWARD 1 " + invalidRule + " -c 7 700", "-t nat -I KUBE-POSTROUTING 1 " + loopbackRule + " -c 3 180"}
+		}
+		for _, e := range edits {
+			if out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(e)...).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", e, err, out)
+			}
+		}
+		if got, err := b.Packets(t.Context()); err != nil || got != want {
+			t.Errorf("Packets = %+v, %v, want %+v", got, err, want)
+		}
+	})
+}
