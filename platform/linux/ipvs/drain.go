@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net/netip"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 // drains has, by virtual server, the destinations that left and may keep
@@ -55,6 +57,30 @@ const drainEvery = 5 * time.Second
 func (b *Backend) drain(d drains) {
 	b.drains = d
 	b.draining.Store(len(d) > 0)
+}
+
+// tellDrains logs what p has drain, and what it cuts off.
+func (p *plan) tellDrains(ctx context.Context) {
+	begun, conns := 0, uint32(0)
+	for k, at := range p.drains {
+		for a := range at {
+			if !p.backend.drains.has(k, a) {
+				begun++
+			}
+		}
+	}
+	for o := range p.ops() {
+		if o.verb == delDest && !o.key.drainsNot() {
+			conns += o.dest.conns
+		}
+	}
+	log := klog.FromContext(ctx)
+	if begun > 0 {
+		log.V(2).Info("Endpoints that left keep their connections until these end", "destinations", begun, "atMost", DrainBound)
+	}
+	if conns > 0 {
+		log.Info("Endpoints that left a while ago lost the connections that they still had", "connections", conns, "after", DrainBound)
+	}
 }
 
 // endDrains plans to remove the destinations that have drained, or have had

@@ -133,6 +133,7 @@ func (p *plan) Apply(ctx context.Context) error {
 			a.errs = append(a.errs, u.failed(u.err))
 		}
 	}
+	p.tellDrains(ctx)
 	b.drain(p.drains)
 	if err := errors.Join(append(a.errs, rules)...); err != nil {
 		return err
