@@ -1,0 +1,98 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// codes are what a kernel refuses with.
+var codes = [...]unix.Errno{unix.EBUSY, unix.ENOENT, unix.EEXIST, unix.ENOBUFS, unix.ESRCH, unix.EINTR}
+
+// unreliable is the kernel behind a line that fails: of what it is asked for,
+// some is refused, and some is done and said to have been refused.
+type unreliable struct {
+	Driver
+	fails func(what string) bool
+	code  func() unix.Errno
+}
+
+func (u *unreliable) refusal() error { return fmt.Errorf("injected: %w", known(u.code())) }
+
+func (u *unreliable) Commit(ctx context.Context, ops []op) map[int]error {
+	var pass []op
+	var place []int
+	failed := map[int]error{}
+	broken := false
+	for i, o := range ops {
+		broken = broken || u.fails("the rest of a batch")
+		goes := o.verb == delServer || o.verb == delDest || o.verb == delRoute
+		if broken || u.fails("an op") {
+			failed[i] = u.refusal()
+			if goes { // a kernel that says it is gone does not lie
+				failed[i] = fmt.Errorf("injected: %w", unix.EBUSY)
+			}
+		}
+		if failed[i] == nil || u.fails("only an answer") {
+			pass, place = append(pass, o), append(place, i)
+		}
+	}
+	for j, err := range u.Driver.Commit(ctx, pass) {
+		failed[place[j]] = err
+	}
+	return failed
+}
+
+func (u *unreliable) Read(ctx context.Context) (*state, error) {
+	if u.fails("a list") {
+		return nil, u.refusal()
+	}
+	return u.Driver.Read(ctx)
+}
+
+func (u *unreliable) Dests(ctx context.Context, k key) ([]dest, error) {
+	if u.fails("a list") {
+		return nil, u.refusal()
+	}
+	return u.Driver.Dests(ctx, k)
+}
+
+// However the kernel refuses things in some rounds, the first one in which it
+// does not leads to what is wanted.
+func TestKernelConvergesAfterRefusals(t *testing.T) {
+	inNamespace(t, func() {
+		rapid.Check(t, func(t *rapid.T) {
+			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+			b := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Hour})
+			u := &unreliable{
+				Driver: b.driver, fails: func(what string) bool { return w.Pick(what, 12) == 0 },
+				code: func() unix.Errno { return codes[w.Pick("code", len(codes))] },
+			}
+			var want *service.Snapshot
+			node := w.Node() // another one would have everything compared
+			for n := range 3 {
+				want = service.New(uint64(n), node, w.Ports())
+				b.driver = u
+				if p, err := b.Plan(t.Context(), want); err == nil && !p.Empty() {
+					_ = p.Apply(t.Context())
+				}
+				b.driver = u.Driver
+			}
+			wantNothingLeft(t, b, want)
+			if err := b.Cleanup(t.Context()); err != nil {
+				t.Fatalf("Cleanup: %v", err)
+			}
+			_ = b.Close()
+		})
+	})
+}

@@ -1,0 +1,78 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/moby/ipvs"
+
+	"kubeproxy/common/service"
+)
+
+// The timeouts that are configured are the kernel's afterwards, and those that
+// are not stay what somebody else made them. The same holds for ARP.
+func TestKernelSettings(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4, always())
+		h := b.driver.(*kernel).servers
+		if err := h.SetConfig(&ipvs.Config{TimeoutTCP: 700 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 44 * time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		apply(t, b, snapshot())
+		wantTimeouts(t, h, ipvs.Config{TimeoutTCP: 700 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 44 * time.Second})
+		wantARP(t, "0", "0")
+		_ = b.Close()
+
+		o := always()
+		o.TCP, o.UDP, o.StrictARP = 100*time.Second, 1500*time.Millisecond, true
+		b = newKernel(t, service.IPv4, o)
+		p := planOf(t, b, snapshot())
+		for _, want := range []string{
+			"+ setting timeout of TCP = 1m40s", "+ setting timeout of UDP = 1.5s",
+			"+ setting net.ipv4.conf.all.arp_ignore = 1", "+ setting net.ipv4.conf.all.arp_announce = 2",
+		} {
+			if !slices.Contains(lines(p), want) {
+				t.Errorf("the plan has no %q:\n%s", want, p)
+			}
+		}
+		if err := p.Apply(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantTimeouts(t, b.driver.(*kernel).servers, ipvs.Config{TimeoutTCP: 100 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 2 * time.Second})
+		wantARP(t, "1", "2")
+		wantLacking(t, b)
+		_ = b.Close()
+	})
+}
+
+func wantTimeouts(t *testing.T, h *ipvs.Handle, want ipvs.Config) {
+	t.Helper()
+	c, err := h.GetConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *c != want {
+		t.Errorf("the kernel's timeouts are %+v, want %+v", *c, want)
+	}
+}
+
+func wantARP(t *testing.T, ignore, announce string) {
+	t.Helper()
+	for file, want := range map[string]string{"net/ipv4/conf/all/arp_ignore": ignore, "net/ipv4/conf/all/arp_announce": announce} {
+		if have, err := (setting{file: file}).have(); err != nil || have != want {
+			t.Errorf("%s is %s, %v, want %s", file, have, err, want)
+		}
+	}
+}
+
+// wantLacking wants all settings made.
+func wantLacking(t *testing.T, b *Backend) {
+	t.Helper()
+	if all, err := b.driver.Lacking(t.Context()); len(all) > 0 || err != nil {
+		t.Errorf("settings are lacking: %q, %v", all, err)
+	}
+}
