@@ -249,9 +249,11 @@ func (t task) connections(f *figures, n *network) error {
 }
 
 // targets are a direct connection in the network without rules, one in n
-// beside its rules, and those through its Services.
+// beside its rules, and those through its Services. The direct ones go where no
+// Service leads: IPVS takes answers from an endpoint to a port of the client for
+// those of an earlier connection through a Service.
 func (t task) targets(n, bare *network) []target {
-	direct := netip.AddrPortFrom(endpointIP(0, 0), targetPort)
+	direct := netip.AddrPortFrom(endpointIP(0, perService), targetPort)
 	targets := []target{{directName, bare, direct}, {"beside", n, direct}}
 	for i, s := range firstMiddleLast(t.Services) {
 		name := [...]string{"first", "middle", "last"}[i]
