@@ -22,6 +22,9 @@ type relay interface {
 	Tracked() *service.Snapshot
 	// Observe has report told what the relay lacks, nothing most of the time.
 	Observe(report func(text string))
+	// ObserveUnreached has report told, now and then, of clients that were not
+	// served because of endpoints.
+	ObserveUnreached(report func(name service.PortName, clients int, err error))
 	// HandOver leads new connections past this process, for the time without
 	// it, and returns what clients lose by that.
 	HandOver(ctx context.Context) (loss string, err error)
@@ -42,15 +45,27 @@ func relayed(b *backend, settle func(context.Context, *service.Snapshot, reconci
 	}
 }
 
-// observeRelay has what a relay lacks be a condition.
+// observeRelay has what a relay lacks be a condition, and logs who is not served.
 func (o *observers) observeRelay(backends []*backend) {
-	if r, ok := backends[0].Backend.(relay); ok { // what one family lacks, both do
-		r.Observe(func(text string) {
-			o.health.SetCondition("relay", text)
-			if text != "" {
-				o.log.Info("Warning: " + text)
-			}
+	for i, b := range backends {
+		r, ok := b.Backend.(relay)
+		if !ok {
+			return
+		}
+		r.ObserveUnreached(func(name service.PortName, clients int, err error) {
+			o.log.Info("Warning: clients of a Service are turned away, as its endpoints do not answer",
+				"service", name.String(), "protocol", name.Protocol.String(), "family", b.family.String(), "clients", clients, "err", err)
 		})
+		if i == 0 { // what one family lacks, both do
+			r.Observe(o.relayLacks)
+		}
+	}
+}
+
+func (o *observers) relayLacks(text string) {
+	o.health.SetCondition("relay", text)
+	if text != "" {
+		o.log.Info("Warning: " + text)
 	}
 }
 

@@ -4,7 +4,12 @@
 package live
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
@@ -47,6 +52,78 @@ func TestUserspaceSwitch(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A changed configuration file that asks for another mode has nobody refused
+// either, on the way from mode userspace and back.
+func TestUserspaceSwitchByReload(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, inUserspace("legacy"))
+	const userspaceMode = "mode: userspace\niptables: {localhostNodePorts: false}\n"
+	v, path := newVolume(t, userspaceMode)
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	from := func(m mode) mode {
+		m.flags = append(usual().flags, "--config="+path)
+		return m
+	}
+	c.become(t, from(c.mode))
+	p := c.start(t)
+	loads := c.loads(t, web)
+	for i, next := range []struct {
+		text string
+		mode mode
+	}{{"mode: nftables\n", ways()["nftables"]}, {userspaceMode, inUserspace("legacy")}} {
+		v.mount(t, fmt.Sprintf("..version-%d", i), next.text)
+		if err := p.Wait(t); err != nil {
+			t.Fatalf("the proxy ended with %v, want exit status 0", err)
+		}
+		c.become(t, from(next.mode))
+		p = c.launch(t)
+		c.settle(t)
+		for _, f := range service.Families {
+			p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
+		}
+	}
+	t.Logf("%d connections made meanwhile", connectionsOf(loads))
+	lossless(t, loads)
+	p.Stop(t)
+}
+
+// Where somebody keeps the lock, a stop takes no longer than it may and says what
+// follows. The rules stay, and the next process is as good as after a crash.
+func TestUserspaceStopWithoutLock(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, inUserspace("legacy"))
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	lock := filepath.Join(t.TempDir(), "lock") // of this node alone
+	cmd := c.command(append([]string{"--manifests=" + c.dir}, c.mode.flags...)...)
+	cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+lock)
+	p := program.Start(t, c.Node, cmd)
+	c.settle(t)
+	before := c.listing(t)
+	other, err := os.OpenFile(lock, os.O_RDONLY, 0)
+	if err != nil {
+		t.Fatalf("the proxy does not use the lock: %v", err)
+	}
+	defer other.Close()
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	p.Stop(t)
+	for _, f := range service.Families {
+		p.AwaitLog(t, "Connections cannot be led past this process", f.String(), fmt.Sprintf("held by process %d", os.Getpid()))
+	}
+	p.AwaitLog(t, `"Stopped; until the next start, new connections to Services are refused`)
+	if now := c.listing(t); now != before {
+		t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
+	}
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	c.launch(t)
+	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
 }
 
 func nftablesOf(f service.Family) finder {

@@ -67,7 +67,11 @@ func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
 // DialTCP implements Network.
 func (h host) DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
 	d := net.Dialer{KeepAliveConfig: keepAlive, Control: h.marked}
-	return d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
+	conn, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		op.Source = nil // which says nothing
+	}
+	return conn, err
 }
 
 // DialUDP implements Network.

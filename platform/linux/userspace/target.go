@@ -20,6 +20,10 @@ type target struct {
 	linger   []netip.AddrPort
 	affinity time.Duration
 	clients  clients
+
+	name   service.PortName
+	missed int       // clients that were not served since told
+	told   time.Time // when that was told last
 }
 
 // ring is taken in turn.
@@ -40,6 +44,7 @@ func newTarget() *target {
 func (t *target) set(p *service.Port) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.name = p.Name
 	t.lists[service.PolicyCluster].endpoints = addrs(p.Cluster)
 	t.lists[service.PolicyLocal].endpoints = addrs(p.Local)
 	t.linger = addrs(p.Lingering)

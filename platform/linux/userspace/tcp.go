@@ -44,6 +44,8 @@ type relay struct {
 	udpIdle time.Duration
 	mover   mover
 	packets sync.Pool // of *packet
+	// unreached, if set, is told of each client that was not served.
+	unreached func(*target, error)
 }
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
@@ -161,13 +163,14 @@ func reset(c *net.TCPConn) {
 // that refuses is not asked again.
 func (l *tcpListener) dial(client netip.Addr) *net.TCPConn {
 	var tried, refused []netip.AddrPort
+	var err error
 	for _, d := range patience {
 		e, ok := l.target.choose(l.policy, client, tried)
 		if !ok || slices.Contains(refused, e) {
-			return nil
+			break
 		}
-		c, err := l.try(e, d)
-		if err == nil {
+		var c *net.TCPConn
+		if c, err = l.try(e, d); err == nil {
 			return c
 		}
 		l.target.forget(client, e)
@@ -180,6 +183,7 @@ func (l *tcpListener) dial(client netip.Addr) *net.TCPConn {
 			refused = append(refused, e)
 		}
 	}
+	l.miss(l.target, err)
 	return nil
 }
 

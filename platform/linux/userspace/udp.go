@@ -136,6 +136,8 @@ func (l *udpListener) session(client netip.AddrPort) *session {
 		l.target.forget(client.Addr(), e)
 		if exhausted(err) {
 			l.limits.trouble(err)
+		} else {
+			l.miss(l.target, err)
 		}
 		return nil
 	}
@@ -186,6 +188,7 @@ func (s *session) failed(err error) bool {
 	}
 	if !errors.Is(err, net.ErrClosed) {
 		s.listener.target.forget(s.client.Addr(), s.endpoint)
+		s.listener.miss(s.listener.target, err)
 	}
 	s.leave()
 	s.end()

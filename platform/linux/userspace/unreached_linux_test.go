@@ -1,0 +1,72 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"io"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// TestUnreachedIsToldOf where no endpoint takes a connection, and where one
+// refuses datagrams, and not where another one served the client.
+func TestUnreachedIsToldOf(t *testing.T) {
+	e := newEcho(t)
+	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+		n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+		type miss struct {
+			name service.PortName
+			n    int
+			err  error
+		}
+		told := make(chan miss, 10)
+		n.ObserveUnreached(func(name service.PortName, clients int, err error) { told <- miss{name, clients, err} })
+		down, up := port("down", proto, dead(t), dead(t)), port("up", service.TCP, dead(t), e.at)
+		if err := n.apply(t, down, up); err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			answers(t, n.dial(t, up))
+		}
+		if proto == service.TCP {
+			_, _ = io.ReadAll(n.dial(t, down))
+		} else if _, err := n.caller(t, down).Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case m := <-told:
+			if m.name != down.Name || m.n != 1 || !errors.Is(m.err, syscall.ECONNREFUSED) {
+				t.Errorf("told of %d clients of %s: %v", m.n, m.name, m.err)
+			}
+		case <-time.After(long):
+			t.Errorf("%s: nothing is told", proto)
+		}
+	}
+}
+
+// TestUnreachedIsSummedUp tells of many clients in one go.
+func TestUnreachedIsSummedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newTarget()
+		miss := func(want int) {
+			t.Helper()
+			if _, n := x.miss(time.Now()); n != want {
+				t.Errorf("%d clients, want %d", n, want)
+			}
+		}
+		miss(1)
+		miss(0)
+		miss(0)
+		time.Sleep(tellEvery)
+		miss(3)
+		miss(0)
+		time.Sleep(2 * tellEvery)
+		miss(2)
+	})
+}
