@@ -24,9 +24,16 @@ func (c *change) empty() bool {
 }
 
 // text is c as iptables-restore --noflush takes it.
-func (c *change) text() string {
+func (c *change) text() string { return c.textOf(everyTable) }
+
+// removal is the text of a change that only removes. Each table is done for
+// itself, and the chains that refuse what was not translated go before those
+// that translate: somebody else may translate behind them, as IPVS does.
+func (c *change) removal() string { return c.textOf([]string{filter, nat, mangle}) }
+
+func (c *change) textOf(tables []string) string {
 	var b strings.Builder
-	for _, table := range everyTable {
+	for _, table := range tables {
 		c.writeTable(&b, table)
 	}
 	return b.String()

@@ -84,7 +84,7 @@ func (r Remains) Remove(ctx context.Context) error {
 	}
 	t := parse(text)
 	if c := t.strays(nil); !c.empty() {
-		if _, err := r.run(ctx, c.text(), path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
+		if _, err := r.run(ctx, c.removal(), path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
 			return fmt.Errorf("remove the chains of %s: %w", r, err)
 		}
 	}
