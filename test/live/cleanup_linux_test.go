@@ -83,7 +83,14 @@ func (c *cluster) litter(t *testing.T) {
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
 	c.save(t, web, sticky)
+	if m, found := ways()["ipvs"]; found {
+		c.become(t, m)
+		c.start(t).Stop(t)
+	}
 	for _, m := range ways() {
+		if m.ipvs {
+			continue
+		}
 		cmd := c.command(append([]string{"render", "--manifests=" + c.dir}, m.flags...)...)
 		text, err := program.Run(t, c.Node, cmd)
 		if err != nil {

@@ -4,8 +4,12 @@
 package live
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
@@ -23,4 +27,84 @@ func TestIPVSSwitch(t *testing.T) {
 	}
 	t.Parallel()
 	newCluster(t, ways()["ipvs"]).pass(t, []string{"ipvs", "nftables", "ipvs", "iptables-legacy", "ipvs", "iptables-nft", "ipvs"}, emulated, service.SCTP)
+}
+
+// The same with mode userspace.
+func TestIPVSUserspaceSwitch(t *testing.T) {
+	if !ipvs.Installed() {
+		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
+	}
+	t.Parallel()
+	throughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulated, service.SCTP)
+}
+
+// A changed configuration file leads to mode ipvs and away from it.
+func TestIPVSSwitchByReload(t *testing.T) {
+	if !ipvs.Installed() {
+		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
+	}
+	t.Parallel()
+	v, path := newVolume(t, "mode: nftables\n")
+	to := func(name string) mode {
+		m := ways()[name]
+		m.flags = append(usual().flags, "--config="+path)
+		return m
+	}
+	c := newCluster(t, to("nftables"))
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	p := c.start(t)
+	loads, lines := c.loadsAt(t, emulated, web), c.talkTo(t, "tcp", web)
+	for i, name := range []string{"ipvs", "iptables-nft", "ipvs", "nftables"} {
+		text := map[string]string{"ipvs": "mode: ipvs\n", "nftables": "mode: nftables\n", "iptables-nft": "mode: iptables\niptables: {localhostNodePorts: false}\n"}[name]
+		v.mount(t, fmt.Sprintf("..next-%d", i), text)
+		if err := p.Wait(t); err != nil {
+			t.Fatalf("the proxy ended with %v, want exit status 0", err)
+		}
+		said := "Removed what an earlier service proxy left"
+		if c.mode.ipvs {
+			said = "takes no new connections from now on"
+		}
+		c.become(t, to(name))
+		p = c.launch(t)
+		for _, f := range service.Families {
+			p.AwaitLog(t, said, f.String())
+		}
+		c.settle(t)
+		lines.goOn(t)
+		lines = append(lines, c.talkTo(t, "tcp", web)...)
+	}
+	lossless(t, loads, service.SCTP)
+}
+
+// A cleanup removes what every mode left, and leaves virtual servers, addresses,
+// ipsets and rules of others as they are. What it cannot remove it names, and
+// goes on.
+func TestIPVSCleanup(t *testing.T) {
+	if !ipvs.Installed() {
+		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
+	}
+	t.Parallel()
+	c := newCluster(t, ways()["ipvs"])
+	c.crowd(t)
+	c.sh(t, strangersIPVS)
+	theirs := c.ipvsOfOthers(t)
+	c.litter(t)
+	said := c.cleanUp(t, t.TempDir(), 1)
+	for _, word := range []string{
+		`"Cleaned up" place="virtual servers of IPVS for IPv4" removed="`, `"Cleaned up" place="virtual servers of IPVS for IPv6" removed="`,
+		"clean up iptables-nft: the command iptables-nft-restore is missing", "clean up ip6tables-legacy: the command ip6tables-legacy-restore is missing",
+	} {
+		if !strings.Contains(said, word) {
+			t.Errorf("no word of %q:\n%s", word, said)
+		}
+	}
+	c.cleanUp(t, "", 0)
+	if diff := cmp.Diff(theirs, c.ipvsOfOthers(t)); diff != "" {
+		t.Errorf("after a cleanup (-what others have +all):\n%s", diff)
+	}
+	c.aloneIn(t, "no mode")
+	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
+		t.Errorf("a second cleanup found something:\n%s", again)
+	}
 }

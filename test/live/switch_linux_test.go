@@ -84,10 +84,15 @@ func (c *cluster) pass(t *testing.T, tour []string, pause time.Duration, less ..
 		}
 		lines.goOn(t)
 		packets.goOn(t)
-		c.check(t, want, slices.DeleteFunc(c.cells(c.callers(), web, local, empty), func(x judge.Call) bool { return slices.Contains(less, x.Proto) }))
+		c.check(t, want, without(less, c.cells(c.callers(), web, local, empty)))
 		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads)-made)
 	}
 	lossless(t, loads, less...)
+}
+
+// without leaves out calls of some protocols.
+func without(less []service.Protocol, calls []judge.Call) []judge.Call {
+	return slices.DeleteFunc(calls, func(x judge.Call) bool { return slices.Contains(less, x.Proto) })
 }
 
 // loads makes connections to apps all the time, of both protocols and families,

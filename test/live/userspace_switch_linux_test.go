@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,18 +22,25 @@ import (
 // well, and others from it, but for connections through the process that ended.
 func TestUserspaceSwitch(t *testing.T) {
 	t.Parallel()
+	throughUserspace(t, []string{"nftables", "userspace-legacy", "nftables", "userspace-nft", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"}, 5*time.Millisecond)
+}
+
+// throughUserspace passes through modes, while clients make connections and
+// pause. Protocols in less may lose some.
+func throughUserspace(t *testing.T, tour []string, pause time.Duration, less ...service.Protocol) {
+	t.Helper()
 	all := ways()
 	for _, v := range []string{"legacy", "nft"} {
 		all["userspace-"+v] = inUserspace(v)
 	}
-	c := newCluster(t, all["nftables"])
+	c := newCluster(t, all[tour[0]])
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 	c.save(t, web, local)
 	p := c.start(t)
 	c.settle(t)
-	for _, name := range []string{"userspace-legacy", "nftables", "userspace-nft", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"} {
-		loads, into := c.loads(t, web, local), all[name].userspace
+	for _, name := range tour[1:] {
+		loads, into := c.loadsAt(t, pause, web, local), all[name].userspace
 		var lines talks
 		if !c.mode.userspace { // what is there goes on without a process
 			lines = append(c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)...)
@@ -41,16 +49,19 @@ func TestUserspaceSwitch(t *testing.T) {
 		c.become(t, all[name])
 		p = c.launch(t)
 		want := c.settle(t)
-		lines.goOn(t)
-		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads))
-		lossless(t, loads)
-		c.check(t, want, c.cells(c.callers(), web, local))
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
 			program.Await(t, "the listeners' address, if it is needed, and nothing of other modes", func() bool {
 				return (c.finds(t, userspace.Remains{Family: f}) != "") == into && c.finds(t, nftablesOf(f)) != "" == (name == "nftables")
 			})
+			if c.mode.ipvs {
+				p.AwaitLog(t, "Removed what an earlier service proxy left", f.String(), "chains of this proxy")
+			}
 		}
+		lines.goOn(t)
+		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads))
+		lossless(t, loads, less...)
+		c.check(t, want, without(less, c.cells(c.callers(), web, local)))
 	}
 }
 
