@@ -135,6 +135,9 @@ func (d *divider) try(changes []service.Change) error {
 		s.port(c, node)
 		d.set(c.Name(), c.New)
 	}
+	for port := range d.values() { // whose chains may have gone with a text of which a part was refused
+		s.want(b.portChains(port, node)...)
+	}
 	s.shared(b.shared(node, d.values(), d.others()))
 	s.jumps = d.jumps
 	if s.empty() {
@@ -144,9 +147,20 @@ func (d *divider) try(changes []service.Change) error {
 		for name, p := range before {
 			d.set(name, p)
 		}
-		return err
+		return errors.Join(err, d.look())
 	}
 	s.done()
+	return nil
+}
+
+// look finds out what the tables hold after a refusal, for one of them may have
+// been programmed.
+func (d *divider) look() error {
+	t, err := d.plan.backend.read(d.ctx)
+	if err != nil {
+		return err
+	}
+	d.sums = t.sums()
 	return nil
 }
 
