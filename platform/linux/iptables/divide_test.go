@@ -21,8 +21,8 @@ func TestHalfProgrammed(t *testing.T) {
 		b := newBackend(service.IPv4, k)
 		one, two, three := simplePort(1), simplePort(2), simplePort(3)
 		node := &service.Node{}
-		apply(t, b, service.New(1, node, []*service.Port{one, two}))
-		want := service.New(2, node, []*service.Port{two, three})
+		apply(t, b, service.New(1, node, []*service.Port{two, three}))
+		want := service.New(2, node, []*service.Port{one, two})
 		p, err := b.Plan(t.Context(), want)
 		if err != nil {
 			t.Fatal(err)
