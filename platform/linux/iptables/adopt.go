@@ -19,13 +19,14 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 	if have != nil {
 		p.drift = drift(t, have, b.jumps())
 	}
+	b.readMark(p, t)
 	foreign := b.foreign(t, want)
 	p.next = &installed{snapshot: want, sums: sums}
 	if want.Partial {
 		p.next.held = foreign
 	}
 	s := &stage{layout: b.layout, sums: sums}
-	stay := map[id]bool{}
+	stay := map[id]bool{localnetMark: true}
 	for port := range want.Ports(b.family) {
 		chains := b.portChains(port, want.Node)
 		for _, c := range chains {
@@ -85,6 +86,7 @@ const driftLines = 20
 func drift(t *held, have *installed, jumps []jump) []string {
 	var lines []string
 	now := t.sums()
+	delete(now, localnetMark)
 	for _, i := range slices.SortedFunc(maps.Keys(have.sums), id.compare) {
 		held, found := now[i]
 		switch {

@@ -24,10 +24,11 @@ type Driver interface {
 	// Touched reports that others may have changed the tables since the last
 	// call of Save, not counting Restores. It is cheap.
 	Touched(ctx context.Context) (bool, error)
-	// Localnet reports that packets to loopback addresses may be routed, and
-	// AllowLocalnet sees to it.
+	// Localnet reports that packets to loopback addresses may be routed,
+	// AllowLocalnet sees to it, and ForbidLocalnet to the contrary.
 	Localnet() (bool, error)
 	AllowLocalnet() error
+	ForbidLocalnet() error
 	// Watch calls touched whenever others change the tables, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 }
@@ -40,6 +41,9 @@ type Backend struct {
 	have   *installed
 	tally  Tally
 	counts counts
+	// marked says that localnetMark is there, or was when it was last looked
+	// for.
+	marked bool
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -110,30 +114,6 @@ func (b *Backend) read(ctx context.Context) (*held, error) {
 	return nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), readings)
 }
 
-// planLocalnet notes in p if loopback addresses are to be routed.
-func (b *Backend) planLocalnet(p *plan) error {
-	if b.relays() || !b.localhost(p.next.snapshot.Node) || !hasNodePort(p.next.snapshot, b.family) {
-		return nil
-	}
-	allowed, err := b.driver.Localnet()
-	if err != nil {
-		return fmt.Errorf("ask whether loopback addresses are routed: %w", err)
-	}
-	p.localnet = !allowed
-	return nil
-}
-
-func hasNodePort(s *service.Snapshot, f service.Family) bool {
-	for p := range s.Ports(f) {
-		for i := range p.Frontends {
-			if p.Frontends[i].Kind == service.NodePort {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // Cleanup implements reconcile.Backend: it removes every chain that a service
 // proxy of the node has made, and the rules that lead there. A chain that
 // somebody else refers to is emptied, stays, and is an error.
@@ -143,6 +123,12 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if _, routed := t.chains[localnetMark]; routed {
+		if err := b.driver.ForbidLocalnet(); err != nil {
+			return fmt.Errorf("stop to route loopback addresses: %w", err)
+		}
+	}
+	b.marked = false
 	c := t.strays(nil)
 	if !c.empty() {
 		if err := b.driver.Restore(ctx, c.text()); err != nil {

@@ -262,3 +262,10 @@ func (r *runner) Localnet() (bool, error) {
 func (r *runner) AllowLocalnet() error {
 	return os.WriteFile(localnetPath, []byte("1\n"), 0o644)
 }
+
+// ForbidLocalnet implements Driver.
+func (r *runner) ForbidLocalnet() error { return forbidLocalnet() }
+
+func forbidLocalnet() error {
+	return os.WriteFile(localnetPath, []byte("0\n"), 0o644)
+}

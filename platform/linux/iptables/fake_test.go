@@ -105,7 +105,7 @@ func (t fakeTable) check() error {
 	for name, rules := range t {
 		for _, r := range rules {
 			to := targetOf(words(r))
-			if _, chain := t[to]; !chain && !slices.Contains(targets, to) {
+			if _, chain := t[to]; !chain && to != "" && !slices.Contains(targets, to) { // one without a target counts
 				return fmt.Errorf("chain %s: %q: no chain %s: %w", name, r, to, errLine)
 			}
 		}
@@ -145,6 +145,11 @@ func (k *fake) Localnet() (bool, error)               { return k.localnet, nil }
 
 func (k *fake) AllowLocalnet() error {
 	k.localnet = true
+	return nil
+}
+
+func (k *fake) ForbidLocalnet() error {
+	k.localnet = false
 	return nil
 }
 

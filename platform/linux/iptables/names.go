@@ -51,7 +51,7 @@ var (
 		nat: {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain,
 			portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain},
 		filter: {servicesChain, nodePortsChain, forwardChain, refuseChain, "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL",
-			relayChain, "KUBE-NODEPORT-NON-LOCAL"},
+			relayChain, localnetMark.name, "KUBE-NODEPORT-NON-LOCAL"},
 	}
 	familyPrefixes = []string{
 		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, addrPrefix, portPrefix, "KUBE-XLB-",

@@ -20,6 +20,7 @@ type plan struct {
 	from     *installed // what there was, snapshot nil if that is not known
 	next     *installed
 	localnet bool // loopback addresses are to be routed
+	unrouted bool // they are no longer
 	drift    []string
 	removed  []*service.Port
 	whole    bool // made from the tables, not from what changed
@@ -31,7 +32,7 @@ var (
 )
 
 // Empty implements reconcile.Plan.
-func (p *plan) Empty() bool { return (p.stage == nil || p.stage.empty()) && !p.localnet }
+func (p *plan) Empty() bool { return (p.stage == nil || p.stage.empty()) && !p.localnet && !p.unrouted }
 
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string { return p.drift }
@@ -51,6 +52,9 @@ func (p *plan) String() string {
 	if p.localnet {
 		lines = append(lines, "+ routing of loopback addresses")
 	}
+	if p.unrouted {
+		lines = append(lines, "- routing of loopback addresses")
+	}
 	if len(lines) == 0 {
 		return ""
 	}
@@ -66,6 +70,9 @@ func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.have = nil // if anything fails, the next Plan reads the tables
 	b.tally.Rules = nil
+	if err := p.unroute(ctx); err != nil {
+		return err
+	}
 	var err error
 	if p.stage != nil && !p.stage.empty() {
 		err = b.restore(ctx, &p.change)
@@ -74,16 +81,24 @@ func (p *plan) Apply(ctx context.Context) error {
 	case err != nil && (errors.Is(err, errBusy) || ctx.Err() != nil):
 		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
 	case err != nil:
-		return p.divide(ctx, err)
+		return p.divided(ctx, err)
 	}
 	if p.stage != nil {
 		p.stage.done()
 	}
-	if p.localnet {
-		if err := b.driver.AllowLocalnet(); err != nil {
-			return fmt.Errorf("route loopback addresses for NodePorts: %w", err)
-		}
+	if err := p.route(ctx); err != nil {
+		return err
 	}
 	b.settled(p.next)
 	return nil
+}
+
+// divided is divide, after which others than the Ports at fault may need more
+// than chains.
+func (p *plan) divided(ctx context.Context, refusal error) error {
+	err := p.divide(ctx, refusal)
+	if len(reconcile.Failed(err)) == 0 {
+		return err
+	}
+	return errors.Join(err, p.route(ctx))
 }

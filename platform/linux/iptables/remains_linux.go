@@ -83,6 +83,11 @@ func (r Remains) Remove(ctx context.Context) error {
 		return fmt.Errorf("read the tables of %s: %w", r, err)
 	}
 	t := parse(text)
+	if _, routed := t.chains[localnetMark]; routed {
+		if err := forbidLocalnet(); err != nil {
+			return fmt.Errorf("stop to route loopback addresses: %w", err)
+		}
+	}
 	if c := t.strays(nil); !c.empty() {
 		if _, err := r.run(ctx, c.removal(), path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
 			return fmt.Errorf("remove the chains of %s: %w", r, err)

@@ -130,6 +130,39 @@ func TestRemainsInUse(t *testing.T) {
 	})
 }
 
+// TestRemainsOfLoopback closes loopback addresses with what guarded them, unless
+// somebody else had opened them.
+func TestRemainsOfLoopback(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if b.family == service.IPv6 {
+			return
+		}
+		r := Remains{Legacy, b.family}
+		if strings.Contains(t.Name(), "/nft/") {
+			r.Variant = NFT
+		}
+		for _, others := range []bool{false, true} {
+			if others {
+				if err := b.driver.AllowLocalnet(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.options.LocalhostNodePorts, b.have = true, nil
+			apply(t, b, simple(1))
+			if open, err := b.driver.Localnet(); !open || err != nil {
+				t.Errorf("loopback addresses are open: %t, %v", open, err)
+			}
+			if err := r.Remove(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if open, err := b.driver.Localnet(); open != others || err != nil {
+				t.Errorf("with the chains gone, loopback addresses are open: %t, %v; want %t", open, err, others)
+			}
+			b.marked = false // as in another process
+		}
+	})
+}
+
 func finds(t *testing.T, r Remains, want string) {
 	t.Helper()
 	got, err := r.Find(t.Context())

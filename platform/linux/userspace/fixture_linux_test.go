@@ -24,6 +24,7 @@ func (t *tables) Save(context.Context) (string, error)      { return "", nil }
 func (t *tables) Touched(context.Context) (bool, error)     { return false, nil }
 func (t *tables) Localnet() (bool, error)                   { return true, nil }
 func (t *tables) AllowLocalnet() error                      { return nil }
+func (t *tables) ForbidLocalnet() error                     { return nil }
 func (t *tables) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
 
 // node has its sockets on a loopback address.

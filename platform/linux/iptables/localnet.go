@@ -1,0 +1,91 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+
+	"kubeproxy/common/service"
+)
+
+// localnetMark is an empty chain that says that it was us who had the kernel
+// route loopback addresses, in case it is another process that is to undo it:
+// without the rule that guards them, they would be open to the network. What
+// somebody else has set stays as it is.
+var localnetMark = id{filter, "KUBE-LOCALNET"}
+
+// planLocalnet notes in p if loopback addresses are to be routed, or not any
+// more.
+func (b *Backend) planLocalnet(p *plan) error {
+	want := p.next.snapshot
+	if b.relays() || !b.localhost(want.Node) {
+		p.localnet, p.unrouted = false, b.marked && !want.Partial
+		return nil
+	}
+	if !hasNodePort(want, b.family) {
+		return nil
+	}
+	allowed, err := b.driver.Localnet()
+	if err != nil {
+		return fmt.Errorf("ask whether loopback addresses are routed: %w", err)
+	}
+	p.localnet = p.localnet || !allowed
+	return nil
+}
+
+// readMark looks for the mark in t. One that others removed is made anew.
+func (b *Backend) readMark(p *plan, t *held) {
+	_, there := t.chains[localnetMark]
+	if b.marked && !there {
+		p.localnet = true
+		return
+	}
+	b.marked = there
+}
+
+func hasNodePort(s *service.Snapshot, f service.Family) bool {
+	for p := range s.Ports(f) {
+		for i := range p.Frontends {
+			if p.Frontends[i].Kind == service.NodePort {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// route has loopback addresses be routed. The rule that guards them is there.
+func (p *plan) route(ctx context.Context) error {
+	if !p.localnet {
+		return nil
+	}
+	b := p.backend
+	mark := change{writes: []chain{{id: localnetMark}}}
+	if err := b.driver.Restore(ctx, mark.text()); err != nil {
+		return fmt.Errorf("note that loopback addresses are routed: %w", err)
+	}
+	b.marked = true
+	if err := b.driver.AllowLocalnet(); err != nil {
+		return fmt.Errorf("route loopback addresses for NodePorts: %w", err)
+	}
+	return nil
+}
+
+// unroute undoes that, before the rule goes.
+func (p *plan) unroute(ctx context.Context) error {
+	if !p.unrouted {
+		return nil
+	}
+	b := p.backend
+	if err := b.driver.ForbidLocalnet(); err != nil {
+		return fmt.Errorf("stop to route loopback addresses: %w", err)
+	}
+	mark := change{deletes: []id{localnetMark}}
+	if err := b.driver.Restore(ctx, mark.text()); err != nil {
+		return fmt.Errorf("note that loopback addresses are not routed: %w", err)
+	}
+	b.marked = false
+	return nil
+}

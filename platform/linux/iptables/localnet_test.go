@@ -1,0 +1,98 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// TestLoopbackIsClosedAgain has NodePorts answer on loopback addresses, and then
+// a backend that does not want that, or nobody at all.
+func TestLoopbackIsClosedAgain(t *testing.T) {
+	for end, undo := range map[string]func(*testing.T, *fake){
+		"another choice": func(t *testing.T, k *fake) { program(t, NewWith(service.IPv4, Options{MasqueradeBit: 14}, k)) },
+		"a relay": func(t *testing.T, k *fake) {
+			o := Options{MasqueradeBit: 14, LocalhostNodePorts: true}
+			o.Relay[service.IPv4] = netip.MustParseAddr("169.254.107.112")
+			program(t, NewWith(service.IPv4, o, k))
+		},
+		"a cleanup": func(t *testing.T, k *fake) {
+			if err := NewWith(service.IPv4, Options{}, k).Cleanup(context.Background()); err != nil {
+				t.Errorf("Cleanup: %v", err)
+			}
+		},
+	} {
+		for _, others := range []bool{false, true} { // had it open before
+			k := newFake()
+			k.localnet = others
+			program(t, local(k))
+			if _, marked := k.tables[filter][localnetMark.name]; !k.localnet || marked == others {
+				t.Errorf("%s, others %t: open %t, marked %t", end, others, k.localnet, marked)
+			}
+			program(t, local(k)) // as another process
+			undo(t, k)
+			if _, marked := k.tables[filter][localnetMark.name]; k.localnet != others || marked {
+				t.Errorf("%s, others %t: then open %t, marked %t", end, others, k.localnet, marked)
+			}
+		}
+	}
+}
+
+func local(k *fake) *Backend {
+	return NewWith(service.IPv4, Options{MasqueradeBit: 14, LocalhostNodePorts: true}, k)
+}
+
+func program(t *testing.T, b *Backend) {
+	t.Helper()
+	p, err := b.Plan(context.Background(), simple(3))
+	if err == nil {
+		err = p.Apply(context.Background())
+	}
+	if err != nil {
+		t.Errorf("program: %v", err)
+	}
+	if p, err := b.Plan(context.Background(), simple(3)); err != nil || !p.Empty() {
+		t.Errorf("once more: %v, still to do:\n%s", err, p)
+	}
+}
+
+// TestLoopbackMarkComesAgain has others remove all that is ours.
+func TestLoopbackMarkComesAgain(t *testing.T) {
+	k := newFake()
+	b := local(k)
+	program(t, b)
+	k.tables = newFake().tables
+	k.touched = true
+	program(t, b)
+	if _, marked := k.tables[filter][localnetMark.name]; !marked {
+		t.Error("nobody knows any more who opened loopback addresses")
+	}
+}
+
+// TestLoopbackDespiteRefusal opens loopback addresses though a Service is
+// refused.
+func TestLoopbackDespiteRefusal(t *testing.T) {
+	k := newFake()
+	k.refuse = func(text string) error {
+		if strings.Contains(text, "shop/web-001") {
+			return errInjected
+		}
+		return nil
+	}
+	b := local(k)
+	p, err := b.Plan(context.Background(), simple(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.Apply(context.Background())
+	if failed := reconcile.Failed(err); len(failed) != 1 || !k.localnet {
+		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.localnet)
+	}
+}
