@@ -1,0 +1,88 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// What the kernel refuses in the middle of a batch is told by its place and by
+// what it means, and everything else of the batch is done.
+func TestKernelBatches(t *testing.T) {
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			b := newKernel(t, f, always())
+			k := b.driver.(*kernel)
+			at := func(n int) key { return key{world.Nth([]string{"10.96.0.0", "fd00:10:96::"}[f], n), 80, service.TCP} }
+			to := []netip.AddrPort{netip.MustParseAddrPort("10.244.1.1:8080"), addrPort6(0)}[f]
+			rr := server{scheduler: "rr", flags: flagOurs}
+			var ops []op
+			const full = 2*AtOnce + 5
+			for n := range full {
+				ops = append(ops, op{verb: addServer, key: at(n), server: rr}, op{verb: addDest, key: at(n), dest: dest{addr: to, weight: 1}})
+			}
+			refused := map[int]struct {
+				op   op
+				want error
+			}{
+				7:            {op{verb: addServer, key: at(0), server: rr}, errExists},
+				AtOnce - 1:   {op{verb: addDest, key: at(0), dest: dest{addr: to}}, errExists},
+				AtOnce + 1:   {op{verb: addDest, key: at(full + 1), dest: dest{addr: to}}, errMissing},
+				3*AtOnce + 1: {op{verb: delDest, key: at(1), dest: dest{addr: netip.AddrPortFrom(to.Addr(), 1)}}, errMissing},
+				len(ops) - 1: {op{verb: addServer, key: at(full + 2), server: server{scheduler: "magic"}}, unix.ENOENT},
+			}
+			for i, r := range refused {
+				ops[i] = r.op
+			}
+			failed := k.Commit(t.Context(), ops)
+			for i, err := range failed {
+				if want := refused[i].want; want == nil || !errors.Is(err, want) {
+					t.Errorf("%s, step %d, %s: %v, want %v", f, i, ops[i].text(), err, want)
+				}
+			}
+			if err := failed[len(ops)-1]; len(failed) != len(refused) || !strings.Contains(err.Error(), "no scheduler magic") {
+				t.Errorf("%s: %d refusals, want %d; the last is %v", f, len(failed), len(refused), err)
+			}
+			wantBatch(t, k, ops, failed)
+			_ = b.Close()
+		}
+	})
+}
+
+// wantBatch wants the kernel to hold what ops add that did not fail.
+func wantBatch(t *testing.T, k *kernel, ops []op, failed map[int]error) {
+	t.Helper()
+	s, err := k.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers, dests := 0, 0
+	for i, o := range ops {
+		if failed[i] != nil {
+			continue
+		}
+		held := s.servers[o.key]
+		switch {
+		case held == nil:
+			t.Errorf("%s: not there", o.text())
+		case o.verb == addServer:
+			servers++
+		case len(held.dests) != 1:
+			t.Errorf("%s: there are %v", o.text(), held.dests)
+		default:
+			dests++
+		}
+	}
+	if len(s.servers) != servers || dests == 0 {
+		t.Errorf("%d virtual servers, want %d", len(s.servers), servers)
+	}
+}

@@ -1,0 +1,95 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// A connection to an endpoint that left goes on while it lasts, and the endpoint
+// goes as soon as the connection has ended, or when its time is over.
+func TestKernelDrains(t *testing.T) {
+	inNamespace(t, func() {
+		for name, end := range map[string]func(net.Conn, *time.Duration){
+			"the connection ends": func(c net.Conn, _ *time.Duration) { c.(*net.TCPConn).SetLinger(0); c.Close() },
+			"the time is over":    func(_ net.Conn, passed *time.Duration) { *passed = DrainBound },
+		} {
+			passed := time.Duration(0)
+			b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14, SyncPeriod: 2 * DrainBound})
+			b.now = func() time.Time { return time.Now().Add(passed) }
+			at := netip.AddrPortFrom(world.NodeAddr[0], 8080)
+			echo := listen(t, at)
+			full := web(0, 0, service.TCP)
+			full.Cluster = []service.Endpoint{{Addr: at}}
+			first := snapshot(full)
+			apply(t, b, first)
+			c, err := net.Dial("tcp", netip.AddrPortFrom(full.Frontends[0].Addr, 80).String())
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			wantEcho(t, c)
+			none := first.With(2, first.Node, []service.Change{{Old: full, New: web(0, 0, service.TCP)}})
+			apply(t, b, none)
+			b.looked = time.Time{}
+			wantLines(t, apply(t, b, none))
+			wantEcho(t, c)
+			end(c, &passed)
+			for deadline := time.Now().Add(time.Minute); len(b.drains) > 0 && time.Now().Before(deadline); {
+				b.looked = time.Time{}
+				apply(t, b, none)
+			}
+			if s, err := b.driver.Read(t.Context()); err != nil || len(s.servers) > 0 || len(b.drains) > 0 {
+				t.Errorf("%s: the kernel still has %v, %v; %v drain", name, s.servers, err, b.drains)
+			}
+			c.Close()
+			echo.Close()
+			_ = b.Close()
+		}
+	})
+}
+
+// listen echoes lines on an address.
+func listen(t *testing.T, at netip.AddrPort) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	return l
+}
+
+func wantEcho(t *testing.T, c net.Conn) {
+	t.Helper()
+	err := c.SetDeadline(time.Now().Add(15 * time.Second))
+	if err == nil {
+		_, err = fmt.Fprintln(c, "hello")
+	}
+	if err == nil {
+		_, err = bufio.NewReader(c).ReadString('\n')
+	}
+	if err != nil {
+		t.Errorf("the connection does not go on: %v", err)
+	}
+}
