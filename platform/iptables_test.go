@@ -5,38 +5,15 @@ package platform
 
 import (
 	"bytes"
-	"os"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
 
 var iptablesOptions = iptables.Options{MasqueradeBit: 14, LocalhostNodePorts: true, DropInvalid: true}
-
-const iptablesSkeletonPath = "testdata/skeleton.iptables"
-
-// TestIPTablesSkeleton shows the chains that every node has.
-func TestIPTablesSkeleton(t *testing.T) {
-	got := renderIPTables(t, empty)
-	if *update {
-		if err := os.WriteFile(iptablesSkeletonPath, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(iptablesSkeletonPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("skeleton (-want +got):\n%s", diff)
-	}
-}
 
 func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()

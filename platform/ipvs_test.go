@@ -4,13 +4,9 @@
 package platform
 
 import (
-	"bytes"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
@@ -18,29 +14,6 @@ import (
 )
 
 var besideOptions = nftables.Options{Role: nftables.BesideIPVS, MasqueradeBit: 14}
-
-const ipvsSkeletonPath = "testdata/skeleton.ipvs"
-
-// TestIPVSSkeleton shows what every node has.
-func TestIPVSSkeleton(t *testing.T) {
-	var got bytes.Buffer
-	if err := ipvs.Render(&got, empty, ipvs.Options{MasqueradeBit: 14}, ipvs.Text); err != nil {
-		t.Fatalf("render: %v", err)
-	}
-	if *update {
-		if err := os.WriteFile(ipvsSkeletonPath, got.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(ipvsSkeletonPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Errorf("skeleton (-want +got):\n%s", diff)
-	}
-}
 
 // writeIPVS writes virtual servers and addresses, and what the table beside
 // them has besides its skeleton.

@@ -7,12 +7,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
@@ -23,26 +20,6 @@ var nftablesOptions = nftables.Options{MasqueradeBit: 14}
 // empty is a node of which nobody said anything, in a cluster without
 // Services.
 var empty = service.New(1, &service.Node{}, nil)
-
-const skeletonPath = "testdata/skeleton.nft"
-
-// TestNFTablesSkeleton shows the sets and chains that every node has.
-func TestNFTablesSkeleton(t *testing.T) {
-	got := renderNFTables(t, empty, nftables.Text)
-	if *update {
-		if err := os.WriteFile(skeletonPath, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(skeletonPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("skeleton (-want +got):\n%s", diff)
-	}
-}
 
 func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
 	t.Helper()

@@ -5,10 +5,7 @@ package platform
 
 import (
 	"bytes"
-	"os"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
@@ -16,26 +13,6 @@ import (
 )
 
 var userspaceOptions = userspace.Options{Rules: iptablesOptions}
-
-const userspaceSkeletonPath = "testdata/skeleton.userspace"
-
-// TestUserspaceSkeleton shows the chains that every node has.
-func TestUserspaceSkeleton(t *testing.T) {
-	got := renderUserspace(t, empty)
-	if *update {
-		if err := os.WriteFile(userspaceSkeletonPath, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(userspaceSkeletonPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("skeleton (-want +got):\n%s", diff)
-	}
-}
 
 func renderUserspace(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()

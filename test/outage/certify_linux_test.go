@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kubeproxy/test/program"
 )
 
 // Validities of a certificate, from now on.
@@ -23,7 +25,7 @@ func (s *site) certify(t *testing.T, valid time.Duration) {
 	if err := s.Certify(until); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the server's new certificate", func() bool {
+	program.Await(t, "the server's new certificate", func() bool {
 		conn, err := s.Host("control").Dial(t.Context(), "tcp", strings.TrimPrefix(s.Server, "https://"))
 		if err != nil {
 			return false

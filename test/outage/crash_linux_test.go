@@ -47,7 +47,7 @@ func testKilled(t *testing.T, s *site) {
 
 	s.APIServer.Kill()
 	starts.start(t, cluster.Login{})
-	await(t, "the failure is known", func() bool { return runs.source(t, "services").Error != "" })
+	program.Await(t, "the failure is known", func() bool { return runs.source(t, "services").Error != "" })
 	if r, status := runs.report(t); status != http.StatusOK || !r.Sources[0].Synced {
 		t.Errorf("API server down: /healthz has status %d, %+v; want 200, for a restart would help nobody", status, r)
 	}
@@ -61,7 +61,7 @@ func testKilled(t *testing.T, s *site) {
 	for _, family := range []string{"IPv4", "IPv6"} {
 		starts.AwaitLog(t, `"Programmed"`, family, "changed=false")
 	}
-	await(t, "the failure is over", func() bool { return runs.source(t, "services").Error == "" })
+	program.Await(t, "the failure is over", func() bool { return runs.source(t, "services").Error == "" })
 	wrote(t, "during the outage", runs.tally(t).Since(before), notices.Tally{})
 	wrote(t, "by the proxy that started", starts.tally(t).Since(earlier), notices.Tally{})
 	if err := s.save(t.Context(), more); err != nil {
@@ -81,7 +81,7 @@ func testKilled(t *testing.T, s *site) {
 // neverProgrammed wants that a proxy which could not read anything says so.
 func (n *node) neverProgrammed(t *testing.T) {
 	t.Helper()
-	await(t, "/healthz answers", func() bool { return n.Status(t, program.HealthAddr, "/healthz") != 0 })
+	program.Await(t, "/healthz answers", func() bool { return n.Status(t, program.HealthAddr, "/healthz") != 0 })
 	r, status := n.report(t)
 	const reason = "nothing was ever programmed"
 	if status != http.StatusServiceUnavailable || r.Status["IPv4"].Reason != reason {
@@ -127,7 +127,7 @@ func testForgotten(t *testing.T, s *site) {
 	if err := errors.Join(s.Etcd.Restart(t.Context()), s.APIServer.Restart(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the failure is known", func() bool { return n.source(t, "services").Error != "" })
+	program.Await(t, "the failure is known", func() bool { return n.source(t, "services").Error != "" })
 	wrote(t, "during the outage", n.tally(t).Since(before), notices.Tally{})
 	front.Spoil(cluster.Fault{})
 	n.settle(t)
@@ -155,14 +155,14 @@ func testPaused(t *testing.T, s *site) {
 	if err := s.APIServer.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the silence is noticed", func() bool { return n.source(t, "services").Error != "" })
+	program.Await(t, "the silence is noticed", func() bool { return n.source(t, "services").Error != "" })
 	if r, status := n.report(t); status != http.StatusOK {
 		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
 	}
 	if err := s.APIServer.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
+	program.Await(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
 	wrote(t, "during the silence", n.tally(t).Since(before), notices.Tally{})
 	if err := s.save(t.Context(), late); err != nil {
 		t.Fatal(err)
@@ -188,8 +188,8 @@ func testServerCertificate(t *testing.T, s *site) {
 	load := runs.load(t, web)
 	s.certify(t, past)
 	starts.start(t, cluster.Login{})
-	await(t, "the proxy answers", func() bool { return starts.Status(t, program.HealthAddr, "/healthz") != 0 })
-	await(t, "the certificate is complained of", func() bool { return starts.Log.Has("certificate has expired") })
+	program.Await(t, "the proxy answers", func() bool { return starts.Status(t, program.HealthAddr, "/healthz") != 0 })
+	program.Await(t, "the certificate is complained of", func() bool { return starts.Log.Has("certificate has expired") })
 	starts.neverProgrammed(t)
 	if _, status := runs.report(t); status != http.StatusOK {
 		t.Errorf("the proxy that was connected has status %d", status)

@@ -25,7 +25,7 @@ func testExpired(t *testing.T, s *site) {
 // may learn of it yet, and to say what is wrong.
 func testStranger(t *testing.T, n *node, l cluster.Login) {
 	n.start(t, l)
-	await(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
+	program.Await(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
 	n.neverProgrammed(t)
 	if e := n.source(t, "services").Error; e == "" {
@@ -84,8 +84,8 @@ func testNoNodes(t *testing.T, s *site) {
 	n := s.join(t, "no-nodes")
 	s.grant(t, "no-nodes", readServices(), readSlices(), readRanges())
 	n.start(t, cluster.Login{User: "no-nodes"})
-	await(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
-	await(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
+	program.Await(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
+	program.Await(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
 	if !n.answers(t, webOf(s)) {
 		t.Error("the Service does not answer")
 	}
@@ -104,7 +104,7 @@ func testNoSlices(t *testing.T, s *site) {
 	n := s.join(t, "no-slices")
 	s.grant(t, "no-slices", readServices(), readNodes(), readRanges())
 	n.start(t, cluster.Login{User: "no-slices"})
-	await(t, "the log says why", func() bool { return n.Log.Has("endpointslices", "forbidden") })
+	program.Await(t, "the log says why", func() bool { return n.Log.Has("endpointslices", "forbidden") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
 	n.neverProgrammed(t)
 	s.grant(t, "no-slices", readSlices())

@@ -30,19 +30,6 @@ var kubeProxy program.Program
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
 
-// patience is how long anything may take that is bound to happen. A client
-// that was refused for some seconds comes again only after as many.
-const patience = time.Minute
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", patience, what)
-		}
-	}
-}
-
 // site is a network with a control plane, two pods that serve, and hosts on
 // the LAN that stand for nodes: each has the rules of its own proxy, and
 // reaches the pods.
@@ -168,18 +155,18 @@ func (n *node) want(t *testing.T) *service.Snapshot {
 func (n *node) settle(t *testing.T) {
 	t.Helper()
 	lacks := ""
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(program.Patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if lacks = n.kernel.Lacks(t, n.want(t)); lacks == "" {
 			return
 		}
 	}
-	t.Fatalf("after %s the kernel of %s lacks:\n%s", patience, n.host.Name, lacks)
+	t.Fatalf("after %s the kernel of %s lacks:\n%s", program.Patience, n.host.Name, lacks)
 }
 
 // healthy waits until the proxy says that it does its work.
 func (n *node) healthy(t *testing.T) {
 	t.Helper()
-	await(t, n.host.Name+" is healthy", func() bool { return n.Status(t, program.HealthAddr, "/healthz") == 200 })
+	program.Await(t, n.host.Name+" is healthy", func() bool { return n.Status(t, program.HealthAddr, "/healthz") == 200 })
 }
 
 // report is what /healthz says, and the status it comes with.
@@ -231,7 +218,7 @@ func (n *node) tally(t *testing.T) notices.Tally {
 func (n *node) load(t *testing.T, a app) *netlab.Load {
 	t.Helper()
 	l := n.host.Load(context.WithoutCancel(t.Context()), netlab.LoadConfig{Query: netlab.Query{Proto: "tcp", To: a.addr()}, Workers: 1})
-	await(t, "a first answer of "+a.name, func() bool { return l.Report().Outcomes[netlab.Answered] > 0 })
+	program.Await(t, "a first answer of "+a.name, func() bool { return l.Report().Outcomes[netlab.Answered] > 0 })
 	return l
 }
 

@@ -11,6 +11,7 @@ import (
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/notices"
+	"kubeproxy/test/program"
 )
 
 // trouble is what becomes of the requests of the node of that name.
@@ -50,7 +51,7 @@ func (x trouble) test(t *testing.T, s *site, after app) {
 	n := s.join(t, x.name)
 	front.Spoil(x.fault)
 	n.start(t, cluster.Login{Server: front.URL})
-	await(t, "requests are spoiled", func() bool { return front.Spoiled() >= x.enough() })
+	program.Await(t, "requests are spoiled", func() bool { return front.Spoiled() >= x.enough() })
 	n.neverProgrammed(t)
 	wrote(t, "before anything was read", n.tally(t), notices.Tally{})
 	front.Spoil(cluster.Fault{})
@@ -60,12 +61,12 @@ func (x trouble) test(t *testing.T, s *site, after app) {
 	load := n.load(t, newApp("web", 1))
 	before, spoiled := n.tally(t), front.Spoiled()
 	front.Spoil(x.fault)
-	await(t, "requests are spoiled again", func() bool { return front.Spoiled() >= spoiled+x.enough() })
+	program.Await(t, "requests are spoiled again", func() bool { return front.Spoiled() >= spoiled+x.enough() })
 	r, status := n.report(t)
 	if status != http.StatusOK || !r.Healthy {
 		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
 	}
-	await(t, "the failure is known", func() bool { return n.source(t, "endpointslices").Error != "" })
+	program.Await(t, "the failure is known", func() bool { return n.source(t, "endpointslices").Error != "" })
 	if x.fault.Only == "" { // else what can be read is programmed
 		wrote(t, "during the outage", n.tally(t).Since(before), notices.Tally{})
 	}
@@ -74,7 +75,7 @@ func (x trouble) test(t *testing.T, s *site, after app) {
 		t.Fatal(err)
 	}
 	n.settle(t)
-	await(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
+	program.Await(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
 	lossless(t, load)
 	n.readable(t)
 }

@@ -29,21 +29,7 @@ func (s *site) handedOver(t *rapid.T, want *service.Snapshot) {
 // TestBypassDecidesAsRouteDoes judges connections past a relay: each goes
 // where route says, as if the node had made it.
 func TestBypassDecidesAsRouteDoes(t *testing.T) {
-	for _, f := range service.Families {
-		t.Run(f.String(), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
-				w := world.World{T: t, Family: f}
-				ports := w.Ports()
-				want := service.New(1, nodeOf(w), ports)
-				s := newSite(f, iptables.NewFake())
-				defer s.Close()
-				s.handedOver(t, want)
-				for range 10 {
-					s.judgeBypass(t, want, w.Conn(ports))
-				}
-			})
-		})
-	}
+	eachWorld(t, (*site).handedOver, (*site).judgeBypass)
 }
 
 func (s *site) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {

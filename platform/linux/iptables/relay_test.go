@@ -129,6 +129,12 @@ func nodeOf(w world.World) *service.Node {
 // TestRelayDecidesAsRouteDoes judges 2,000 connections in mode userspace: 10 to
 // each of 100 drawn clusters of each family.
 func TestRelayDecidesAsRouteDoes(t *testing.T) {
+	eachWorld(t, (*site).round, (*site).judge)
+}
+
+// eachWorld programs clusters that are drawn, each at a site of its own, and
+// judges ten connections to each.
+func eachWorld(t *testing.T, program func(*site, *rapid.T, *service.Snapshot), judge func(*site, *rapid.T, *service.Snapshot, route.Conn)) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
@@ -137,9 +143,9 @@ func TestRelayDecidesAsRouteDoes(t *testing.T) {
 				want := service.New(1, nodeOf(w), ports)
 				s := newSite(f, iptables.NewFake())
 				defer s.Close()
-				s.round(t, want)
+				program(s, t, want)
 				for range 10 {
-					s.judge(t, want, w.Conn(ports))
+					judge(s, t, want, w.Conn(ports))
 				}
 			})
 		})
