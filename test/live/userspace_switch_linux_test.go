@@ -31,7 +31,7 @@ func throughUserspace(t *testing.T, tour []string, pause time.Duration, less ...
 	t.Helper()
 	all := ways()
 	for _, v := range []string{"legacy", "nft"} {
-		all["userspace-"+v] = inUserspace(v)
+		all["userspace-"+v] = patient(v)
 	}
 	c := newCluster(t, all[tour[0]])
 	web := app{name: "web", number: 10}.on(c.webs()...)
@@ -65,12 +65,19 @@ func throughUserspace(t *testing.T, tour []string, pause time.Duration, less ...
 	}
 }
 
+// patient is mode userspace that waits for answers on a busy machine.
+func patient(variant string) mode {
+	m := inUserspace(variant)
+	m.flags = append(m.flags, "--udp-timeout=10s")
+	return m
+}
+
 // A changed configuration file that asks for another mode has nobody refused
 // either, on the way from mode userspace and back.
 func TestUserspaceSwitchByReload(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, inUserspace("legacy"))
-	const userspaceMode = "mode: userspace\niptables: {localhostNodePorts: false}\n"
+	const userspaceMode = "mode: userspace\nudpIdleTimeout: 10s\niptables: {localhostNodePorts: false}\n"
 	v, path := newVolume(t, userspaceMode)
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
