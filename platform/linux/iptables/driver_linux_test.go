@@ -9,14 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/world"
 )
 
@@ -26,25 +25,10 @@ func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
 	for _, variant := range []string{"legacy", "nft"} {
 		for _, f := range service.Families {
 			t.Run(variant+"/"+f.String(), func(t *testing.T) {
-				if os.Geteuid() != 0 {
-					t.Skip("needs root")
-				}
 				dir := variantDir(t, variant)
 				// Others on the machine have a lock of their own.
 				t.Setenv(lockVariable, filepath.Join(t.TempDir(), "lock"))
-				done := make(chan error, 1)
-				go func() {
-					runtime.LockOSThread() // never unlocked: the thread ends here
-					defer close(done)      // also when the test ends the goroutine
-					if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-						done <- err
-						return
-					}
-					test(t, newKernel(t, f, dir))
-				}()
-				if err := <-done; err != nil {
-					t.Fatalf("unshare: %v", err)
-				}
+				netlab.Alone(t, func() { test(t, newKernel(t, f, dir)) })
 			})
 		}
 	}

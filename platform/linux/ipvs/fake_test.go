@@ -225,15 +225,5 @@ type fataler interface{ Fatalf(string, ...any) }
 
 // apply does one round that must work.
 func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
-	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
-	if p.Empty() {
-		return p.(*plan)
-	}
-	if err := p.Apply(context.Background()); err != nil {
-		t.Fatalf("Apply: %v\n%s", err, p)
-	}
-	return p.(*plan)
+	return world.Apply(t, b, want).(*plan)
 }

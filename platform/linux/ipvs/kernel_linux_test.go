@@ -6,7 +6,6 @@ package ipvs
 import (
 	"context"
 	"net"
-	"runtime"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/world"
 )
 
@@ -25,29 +25,13 @@ func inNamespace(t *testing.T, f func()) {
 	if !Installed() {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
 	}
-	done := make(chan error, 1)
-	go func() {
-		err := enter()
-		if err == nil {
-			defer close(done) // also when f ends the goroutine
-			f()
+	netlab.Alone(t, func() {
+		if err := addAddrs(); err != nil {
+			t.Errorf("give the node its addresses: %v", err)
 			return
 		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
-}
-
-// enter puts the calling goroutine into a new namespace. Its thread is never
-// unlocked, so it ends with the goroutine.
-func enter() error {
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	return addAddrs()
+		f()
+	})
 }
 
 func addAddrs() error {

@@ -4,7 +4,6 @@
 package nftables
 
 import (
-	"context"
 	"net/netip"
 	"testing"
 
@@ -69,13 +68,7 @@ type fataler interface{ Fatalf(string, ...any) }
 
 // apply does one round that must work.
 func apply(t fataler, b *Backend, want *service.Snapshot) {
-	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
-	if err := p.Apply(context.Background()); err != nil {
-		t.Fatalf("Apply: %v\n%s", err, p)
-	}
+	world.Apply(t, b, want)
 }
 
 func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }

@@ -6,42 +6,23 @@ package nftables
 import (
 	"bytes"
 	"context"
-	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/world"
 )
 
-// inNamespace runs f on a thread in a network namespace of its own, which
-// goes with the thread.
+// inNamespace runs f in a network namespace of its own.
 func inNamespace(t *testing.T, f func()) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends here
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			defer close(done) // also when f ends the goroutine
-			f()
-			return
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("unshare: %v", err)
-	}
+	netlab.Alone(t, f)
 }
 
 func newKernel(t fataler, f service.Family, o Options) *Backend {
