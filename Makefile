@@ -41,7 +41,7 @@ release=$$($(vm) -kernel $(KERNEL) -fetch); \
 if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
 echo "== virtual machine with kernel $$release"; \
 go run ./build/testreport -skips=$(SKIPS) -owed=build/skips.txt -- \
-	-count=1 -p 1 -timeout 20m -exec '$(CURDIR)/$(vm) -kernel $(KERNEL) -proxy'
+	-count=1 -p 1 -timeout 40m -exec '$(CURDIR)/$(vm) -kernel $(KERNEL) -proxy'
 endef
 
 ##@ Use
