@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string) error {
 	some := flags.String("suites", "", "run only these of "+strings.Join(names, ","))
 	on := flags.String("kernels", "", "run only on these of "+strings.Join(vm.Kernels, ","))
 	runner := flags.String("runner", "", "the program of test/vm/run; required")
-	memory := flags.String("memory", "build/.cache/kernels.json", "where outcomes are kept from run to run")
+	memory := flags.String("memory", "docs/kernels.json", "where outcomes are kept from run to run")
 	page := flags.String("o", "docs/kernels.md", "the page to write")
 	if err := flags.Parse(args); err != nil {
 		return err
