@@ -52,7 +52,8 @@ func (m *Manager) Start(ctx context.Context, name string) error {
 	for answered(err, codeLocked) && w.more(ctx) {
 		err = m.Driver.Start(name)
 	}
-	if err != nil {
+	late := err
+	if err != nil && !answered(err, codeLate) {
 		return explain(doing, name, err)
 	}
 	for {
@@ -62,6 +63,10 @@ func (m *Manager) Start(ctx context.Context, name string) error {
 			return explain(doing, name, err)
 		case status.State == Running:
 			return nil
+		// The manager also calls it late if the process has ended before
+		// it was asked, and then its exit code says more.
+		case status.State == Stopped && late != nil && (status.ExitCode == 0 || status.ExitCode == uint32(codeLate)):
+			return explain(doing, name, late)
 		case status.State == Stopped:
 			return fmt.Errorf("%s service %s: %w, with exit code %d: its log and the event log tell why", doing, name, ErrEnded, status.ExitCode)
 		case !w.more(ctx):

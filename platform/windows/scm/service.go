@@ -76,6 +76,7 @@ var (
 // The numbers of Windows that are acted on.
 const (
 	codeAccessDenied     = syscall.Errno(5)
+	codeLate             = syscall.Errno(1053)
 	codeLocked           = syscall.Errno(1055)
 	codeRunning          = syscall.Errno(1056)
 	codeNotInstalled     = syscall.Errno(1060)
@@ -103,7 +104,7 @@ var answers = map[syscall.Errno]answer{
 	codeMarkedForRemoval: {ErrPending, "it is uninstalled and goes once all programs have let go of it: close the Services console and others that show it"},
 	codeInstalled:        {ErrInstalled, "uninstall it first, or choose another name with --name"},
 	syscall.Errno(1051):  {nil, "other services that run need it: stop those first"},
-	syscall.Errno(1053):  {nil, "it did not answer the service manager in time; its log and the event log may tell why"},
+	codeLate:             {nil, "it did not answer the service manager in time; its log and the event log may tell why"},
 	syscall.Errno(1058):  {nil, "it is disabled: sc.exe config NAME start= auto enables it"},
 	syscall.Errno(1068):  {nil, "a service that it depends on does not start: look at hns, the Host Network Service"},
 	syscall.Errno(1069):  {nil, "its account cannot log on: want LocalSystem, as it was installed"},
