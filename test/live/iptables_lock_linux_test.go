@@ -33,14 +33,7 @@ func TestIPTablesLockIsKept(t *testing.T) {
 	p := program.Start(t, c.Node, cmd)
 	before := c.settle(t)
 
-	other, err := os.OpenFile(lock, os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatalf("the proxy does not use the lock: %v", err)
-	}
-	defer other.Close()
-	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	release := hold(t, lock)
 	c.save(t, web.on(c.Host("web-2")))
 	held := fmt.Sprintf("the lock %s is held by process %d (", lock, os.Getpid())
 	p.AwaitLog(t, held)
@@ -49,8 +42,24 @@ func TestIPTablesLockIsKept(t *testing.T) {
 		t.Errorf("status: %v, want it to name who has the lock:\n%s", err, out)
 	}
 	c.check(t, before, c.cells(c.callers()[:1], web))
-	if err := unix.Flock(int(other.Fd()), unix.LOCK_UN); err != nil {
+	release()
+	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+}
+
+// hold takes the lock of iptables, until release is called.
+func hold(t *testing.T, lock string) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(lock, os.O_RDONLY, 0)
+	if err != nil {
+		t.Fatalf("the proxy does not use the lock: %v", err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	return func() {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }

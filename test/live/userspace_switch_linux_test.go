@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
@@ -121,14 +119,7 @@ func TestUserspaceStopWithoutLock(t *testing.T) {
 	p := program.Start(t, c.Node, cmd)
 	c.settle(t)
 	before := c.listing(t)
-	other, err := os.OpenFile(lock, os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatalf("the proxy does not use the lock: %v", err)
-	}
-	defer other.Close()
-	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	release := hold(t, lock)
 	p.Stop(t)
 	for _, f := range service.Families {
 		p.AwaitLog(t, "Connections cannot be led past this process", f.String(), fmt.Sprintf("held by process %d", os.Getpid()))
@@ -137,9 +128,7 @@ func TestUserspaceStopWithoutLock(t *testing.T) {
 	if now := c.listing(t); now != before {
 		t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
 	}
-	if err := unix.Flock(int(other.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	c.launch(t)
 	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
 }
