@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -33,7 +32,7 @@ type batcher struct {
 }
 
 func newBatcher(f service.Family) (*batcher, error) {
-	family, err := netlink.GenlFamilyGet("IPVS")
+	id, err := family()
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +40,7 @@ func newBatcher(f service.Family) (*batcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &batcher{sock: sock, family: family.ID, af: unix.AF_INET}
+	b := &batcher{sock: sock, family: id, af: unix.AF_INET}
 	if f == service.IPv6 {
 		b.af = unix.AF_INET6
 	}
