@@ -89,6 +89,11 @@ func (r *runner) open() error {
 	if err != nil {
 		return fmt.Errorf("ask %s for its version: %w", command(r.family), err)
 	}
+	for _, suffix := range []string{"-save", "-restore"} {
+		if _, err := exec.LookPath(r.path(suffix)); err != nil {
+			return fmt.Errorf("the command %s%s is missing: install iptables", command(r.family), suffix)
+		}
+	}
 	if !ipt.HasRandomFully() {
 		v1, v2, v3 := ipt.GetIptablesVersion()
 		return fmt.Errorf("%s is version %d.%d.%d: 1.6.2 or later is needed", command(r.family), v1, v2, v3)

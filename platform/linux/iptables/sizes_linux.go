@@ -115,6 +115,12 @@ func newSizes(f service.Family, l *lock) (*sizes, error) {
 		return nil, fmt.Errorf("open a raw socket: %w", err)
 	}
 	s.fd = fd
+	// The kernel looks at rights before it looks at what is asked for, which is
+	// nothing, since asking for a table would create it.
+	if err := s.getsockopt(getInfo, make([]byte, 1)); errors.Is(err, unix.EPERM) {
+		s.close()
+		return nil, fmt.Errorf("ask the kernel for tables: %w: the right CAP_NET_ADMIN is needed", err)
+	}
 	return s, nil
 }
 
