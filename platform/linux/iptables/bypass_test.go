@@ -47,6 +47,27 @@ func (s *site) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	}
 }
 
+// TestBypassChangesOneTable wants only table nat to change: connections that are
+// led past the relay before another table knows of it would be lost.
+func TestBypassChangesOneTable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		s := newSite(w.Family, iptables.NewFake())
+		defer s.Close()
+		want := service.New(1, nodeOf(w), w.Ports())
+		s.round(t, want)
+		s.tables.RefuseWith(func(text string) error {
+			if !strings.HasPrefix(text, "*nat\n") {
+				return errInjected
+			}
+			return nil
+		})
+		if loss, err := s.HandOver(t.Context()); err != nil || loss != "" {
+			t.Fatalf("HandOver = %q, %v", loss, err)
+		}
+	})
+}
+
 // TestBackFromBypass has the next process lead to its own listeners again, and
 // leave nothing of the time in between.
 func TestBackFromBypass(t *testing.T) {

@@ -44,16 +44,19 @@ var relayRules = []string{"-m conntrack --ctstate DNAT -j ACCEPT", "-j DROP"}
 
 // relayBase returns the chains that do not depend on Services. What was led past
 // a relay, by rules of now or of before, is let through where others would not,
-// for the relay itself forwards nothing.
+// for the relay itself forwards nothing. So is what is to be led past it, though
+// nothing is as yet: the tables change one after the other.
 func (l layout) relayBase() []chain {
-	known := []string{"-m conntrack --ctstate NEW -j RETURN", "-m conntrack --ctstate DNAT -j ACCEPT"}
-	chains := []chain{l.refuse(), {id{filter, relayChain}, relayRules}}
-	if !l.bypasses() {
-		return append(chains, chain{id{filter, forwardChain}, known})
-	}
 	mark := l.options.marked()
+	chains := []chain{l.refuse(), {id{filter, relayChain}, relayRules}, {id{filter, forwardChain}, []string{
+		"-m mark --mark " + mark + " -j ACCEPT",
+		"-m conntrack --ctstate NEW -j RETURN",
+		"-m conntrack --ctstate DNAT -j ACCEPT",
+	}}}
+	if !l.bypasses() {
+		return chains
+	}
 	return append(chains,
-		chain{id{filter, forwardChain}, append([]string{"-m mark --mark " + mark + " -j ACCEPT"}, known...)},
 		chain{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
 		chain{id{nat, postroutingChain}, []string{
 			"-m mark ! --mark " + mark + " -j RETURN",
