@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/program"
 )
 
@@ -91,15 +92,14 @@ func (c *cluster) litter(t *testing.T) {
 		if m.ipvs {
 			continue
 		}
+		if m.iptables == "" {
+			c.program(t)
+			continue
+		}
 		cmd := c.command(append([]string{"render", "--manifests=" + c.dir}, m.flags...)...)
 		text, err := program.Run(t, c.Node, cmd)
 		if err != nil {
 			t.Fatalf("render: %v\n%s", err, text)
-		}
-		if m.iptables == "" {
-			_, text, _ = strings.Cut(text, "table ")
-			nft(t, c.Node, "table "+text)
-			continue
 		}
 		_, four, _ := strings.Cut(text, "# for iptables-restore\n")
 		four, six, found := strings.Cut(four, "# for ip6tables-restore\n")
@@ -111,6 +111,29 @@ func (c *cluster) litter(t *testing.T) {
 	}
 	if lists := c.recent(t); len(lists) == 0 {
 		t.Fatal("there are no lists of clients")
+	}
+}
+
+// program makes our tables without the program, which would remove what other
+// modes left.
+func (c *cluster) program(t *testing.T) {
+	t.Helper()
+	want := c.want(t)
+	for _, f := range service.Families {
+		err := c.Node.Do(func() error {
+			b, err := nftables.New(f, nftables.Options{MasqueradeBit: 14})
+			if err != nil {
+				return err
+			}
+			p, err := b.Plan(t.Context(), want)
+			if err == nil {
+				err = p.Apply(t.Context())
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/nftcommand"
 	"kubeproxy/test/program"
 )
 
@@ -122,6 +123,7 @@ func (c *cluster) swap(t *testing.T, version string, a app) {
 // fare the same.
 func TestRendered(t *testing.T) {
 	t.Parallel()
+	nftcommand.NeedTables(t)
 	c := newCluster(t, usual())
 	apps := c.matrix()
 	c.save(t, apps...)

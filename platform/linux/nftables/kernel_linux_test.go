@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/nftcommand"
 	"kubeproxy/test/world"
 )
 
@@ -79,6 +80,7 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 // that it loads again and as JSON, and to list the same when it loads what
 // Render writes.
 func TestNftReadsTables(t *testing.T) {
+	nftcommand.NeedTables(t)
 	inNamespace(t, func() {
 		rapid.Check(t, func(rt *rapid.T) {
 			w := world.World{T: rt, Family: service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}

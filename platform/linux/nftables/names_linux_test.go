@@ -10,11 +10,13 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/nftcommand"
 )
 
 // TestNftTakesOddNames wants nft to read what Render writes, and the kernel
 // and nft to keep every name as it is.
 func TestNftTakesOddNames(t *testing.T) {
+	nftcommand.NeedTables(t)
 	want := service.New(1, &service.Node{Name: "node-a"}, oddPorts())
 	inNamespace(t, func() {
 		var text bytes.Buffer

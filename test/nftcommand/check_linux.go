@@ -1,0 +1,70 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftcommand
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Check has nft check text against the kernel and install nothing. Where users
+// may make namespaces it needs no rights.
+func Check(text string) error {
+	path, err := exec.LookPath("nft")
+	if err != nil {
+		path = "/usr/sbin/nft"
+	}
+	cmd := exec.Command(path, "-c", "-f", "-")
+	cmd.Stdin = strings.NewReader(text)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if id := os.Getuid(); id != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: id, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// protocolInIntervals is all that nft 1.0.6 cannot say to new kernels: it puts
+// a change of the byte order before the protocol, in words of two bytes, and
+// the protocol has one. Kernel 6.18 and those before it take that, and do
+// nothing; 7.2 refuses it. nft 1.1.3 puts nothing there.
+const protocolInIntervals = `table ip t {
+	set s { typeof meta l4proto . th dport; flags interval; }
+	chain c { meta l4proto . th dport @s; }
+}
+`
+
+// newest is the major version of the last kernels that take all that any nft says.
+const newest = 6
+
+// NeedTables skips t where nft is too old to load our tables into this kernel.
+// The proxy itself does without nft.
+func NeedTables(t *testing.T) {
+	t.Helper()
+	refused := Check(protocolInIntervals)
+	if refused == nil {
+		return
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatalf("ask for the kernel's version: %v", err)
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	major, _, _ := strings.Cut(release, ".")
+	if n, err := strconv.Atoi(major); err != nil || n <= newest {
+		t.Fatalf("kernel %s takes any nft, but: %v", release, refused)
+	}
+	t.Skipf("kernel %s wants an nft newer than 1.0.6: %v", release, refused)
+}
