@@ -23,7 +23,7 @@ var initScript string
 
 // programs are copied from this machine. Those in needed must be there.
 var (
-	needed   = []string{"bash", "busybox", "kmod", "ip", "nft", "ipset", "conntrack", "ipvsadm", "xtables-nft-multi", "xtables-legacy-multi"}
+	needed   = []string{"bash", "busybox", "kmod", "ip", "nft", "ipset", "conntrack", "ipvsadm", "xtables-nft-multi", "xtables-legacy-multi", "setpriv"}
 	optional = []string{"ss", "tc", "bridge", "sysctl", "ethtool", "tcpdump", "strace"}
 )
 
