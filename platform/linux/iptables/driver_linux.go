@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -181,11 +182,26 @@ func refusal(err error, said, text string) error {
 		if _, scanErr := fmt.Sscan(after, &n); scanErr != nil {
 			_, _ = fmt.Sscanf(after, "%d", &n)
 		}
-		if lines := strings.Split(text, "\n"); n > 0 && n <= len(lines) && lines[n-1] != "COMMIT" {
+		lines := strings.Split(text, "\n")
+		switch {
+		case n <= 0 || n > len(lines):
+		case lines[n-1] == "COMMIT": // a number that tells nothing, and another one each time
+			return fmt.Errorf("the kernel refuses table %s as a whole: %w", tableAt(lines[:n]), err)
+		default:
 			return fmt.Errorf("%s: %q: %w", said, lines[n-1], err)
 		}
 	}
 	return fmt.Errorf("%s: %w", said, err)
+}
+
+// tableAt names the table that the last of lines is about.
+func tableAt(lines []string) string {
+	for _, l := range slices.Backward(lines) {
+		if name, found := strings.CutPrefix(l, "*"); found {
+			return name
+		}
+	}
+	return ""
 }
 
 // Save implements Driver.
