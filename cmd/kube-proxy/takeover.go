@@ -49,6 +49,8 @@ type place struct {
 	family service.Family
 	// upstream says that no mode of ours leaves anything there.
 	upstream bool
+	// trouble is why it could not be emptied, or an errUnread.
+	trouble error
 }
 
 // takeover removes what other modes and other service proxies left for one
@@ -69,7 +71,8 @@ type takeover struct {
 	done func()
 
 	good chan struct{} // a round was good
-	told string        // what was last complained about
+	// told has what was last complained about, by place, empty for all of them.
+	told map[string]string
 	// removed says what was removed from a place that is not known to be empty.
 	removed map[string]string
 	// retired has, by place, what open connections may still need.
@@ -105,7 +108,9 @@ func (t *takeover) look(ctx context.Context) {
 		what, err := p.Find(ctx)
 		switch {
 		case err != nil:
-			t.log.Error(err, "Cannot tell what an earlier service proxy left; trying again later", "place", p.String())
+			p.trouble = errUnread{err}
+			t.log.Error(err, unreadText, "place", p.String())
+			t.told[p.String()] = err.Error()
 		case what == "":
 			continue
 		default:
@@ -239,9 +244,11 @@ func (t *takeover) remove(ctx context.Context) error {
 		what, done, err := t.clear(ctx, p)
 		switch {
 		case err != nil:
+			p.trouble = err
 			left, errs = append(left, p), append(errs, err)
 			t.removed[p.String()] = cmp.Or(what, t.removed[p.String()])
 		case !done:
+			p.trouble = nil
 			left = append(left, p)
 		case cmp.Or(what, t.removed[p.String()]) != "":
 			t.log.Info("Removed what an earlier service proxy left", "place", p.String(), "what", cmp.Or(what, t.removed[p.String()]))
@@ -252,13 +259,9 @@ func (t *takeover) remove(ctx context.Context) error {
 	switch {
 	case err != nil:
 		t.failed()
-		t.complain("", err)
+		t.complain("", nil)
 	case len(left) > 0:
-		var stays []string
-		for _, p := range left {
-			stays = append(stays, t.retired[p.String()].stays)
-		}
-		t.complain("it takes no new connections and stays for those that it has: "+strings.Join(stays, "; "), nil)
+		t.complain("", nil)
 	}
 	return err
 }
@@ -273,7 +276,7 @@ func (t *takeover) clear(ctx context.Context, p place) (what string, done bool, 
 	now := t.retired[p.String()]
 	if now == nil {
 		now = &retirement{}
-		if now.what, err = p.Find(ctx); err != nil || now.what == "" {
+		if now.what, err = p.look(ctx); err != nil || now.what == "" {
 			return "", true, err
 		}
 	}
@@ -296,34 +299,17 @@ func (t *takeover) clear(ctx context.Context, p place) (what string, done bool, 
 
 // clear removes what is in a place, and returns what that was.
 func clear(ctx context.Context, p place) (what string, err error) {
-	if what, err = p.Find(ctx); err != nil || what == "" {
+	if what, err = p.look(ctx); err != nil || what == "" {
 		return "", err
 	}
 	if err := p.Remove(ctx); err != nil {
 		return "", err
 	}
-	left, err := p.Find(ctx)
+	left, err := p.look(ctx)
 	if err == nil && left != "" {
 		err = fmt.Errorf("%s has %s again, which was removed: somebody else makes it", p, left)
 	}
 	return what, err
-}
-
-// complain shows why old rules are still there, and logs an error when it is a
-// new one.
-func (t *takeover) complain(why string, err error) {
-	var names []string
-	for _, p := range t.places {
-		names = append(names, p.String())
-	}
-	if err != nil {
-		why = err.Error()
-		if why != t.told {
-			t.log.Error(err, "What an earlier service proxy left is still there; trying again", "places", names)
-		}
-		t.told = why
-	}
-	t.condition("an earlier service proxy left rules in " + strings.Join(names, ", ") + ": " + why)
 }
 
 // takeOver prepares b to take over from whatever was there before, and tells
@@ -339,7 +325,7 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 	log := o.log.WithValues("backend", b.String())
 	t := &takeover{
 		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1),
-		removed: map[string]string{}, retired: map[string]*retirement{},
+		told: map[string]string{}, removed: map[string]string{}, retired: map[string]*retirement{},
 		condition: func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
 		failed:    func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
 		done: func() {

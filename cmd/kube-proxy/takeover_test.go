@@ -102,6 +102,7 @@ func takingOverAll(t *testing.T, places []place, audit *auditor, told func(*stor
 			done:      func() { s.done++ },
 			failed:    func() { s.failed++ },
 			good:      make(chan struct{}, 1),
+			told:      map[string]string{},
 			removed:   map[string]string{},
 			retired:   map[string]*retirement{},
 		}

@@ -1,0 +1,81 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// routesLocalnet reports that the node's kernel routes loopback addresses.
+func (c *cluster) routesLocalnet(t *testing.T) bool {
+	t.Helper()
+	var text []byte
+	err := c.Node.Do(func() (err error) {
+		text, err = os.ReadFile("/proc/sys/net/ipv4/conf/all/route_localnet")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text)) == "1"
+}
+
+// localhost waits until NodePorts of a are answered on 127.0.0.1, or not, and the
+// kernel and the rule that guards it fit.
+func (c *cluster) localhost(t *testing.T, a app, want netlab.Outcome) {
+	t.Helper()
+	for _, proto := range []string{"tcp", "udp"} {
+		q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
+		program.Await(t, proto+" on 127.0.0.1 to be "+want.String(), func() bool {
+			got, err := c.Node.Ask(t.Context(), q)
+			return err == nil && got.Outcome == want
+		})
+	}
+	open := want == netlab.Answered
+	program.Await(t, "the kernel and the guard to fit", func() bool {
+		return c.routesLocalnet(t) == open && strings.Contains(c.listing(t), "! -s 127.0.0.0/8 -d 127.0.0.0/8") == open
+	})
+}
+
+// A changed file closes loopback addresses and opens them again, while the
+// process runs or from one to the next, and the rest goes on.
+func TestIPTablesLocalhostByReload(t *testing.T) {
+	eachVariant(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		const open, away, off = "mode: iptables\n", "mode: iptables\nnodePortAddresses: [192.0.2.0/24]\n", "mode: iptables\niptables: {localhostNodePorts: false}\n"
+		v, path := newVolume(t, open)
+		m.flags, m.localhost = append(usual().flags, "--config="+path), true
+		c.become(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		p := c.start(t)
+		c.localhost(t, web, netlab.Answered)
+		lines, loads := c.talk(t, "tcp", web, 1), c.loads(t, web)
+		v.mount(t, "..away", away)
+		c.localhost(t, web, netlab.Refused)
+		v.mount(t, "..open", open)
+		c.localhost(t, web, netlab.Answered)
+		v.mount(t, "..off", off)
+		if err := p.Wait(t); err != nil || !p.Log.Has("only a new process can take in", "iptables.localhostNodePorts") {
+			t.Errorf("ended with %v", err)
+		}
+		p = c.launch(t)
+		c.localhost(t, web, netlab.Refused)
+		v.mount(t, "..on", open)
+		if err := p.Wait(t); err != nil {
+			t.Errorf("ended with %v", err)
+		}
+		c.launch(t)
+		c.localhost(t, web, netlab.Answered)
+		lines.goOn(t)
+		lossless(t, loads)
+		c.settle(t)
+	})
+}
