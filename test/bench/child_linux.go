@@ -40,8 +40,6 @@ const (
 	// requests alone, and a whole round; and what comes then.
 	roleIPVS           role = "ipvs"
 	roleLibrary        role = "library"
-	roleSingle         role = "virtual servers one by one"
-	roleBatch          role = "virtual servers"
 	roleVirtual        role = "mode ipvs"
 	roleVirtualChanges role = "mode ipvs, changes"
 	roleVirtualPaths   role = "mode ipvs, connections"
@@ -174,7 +172,7 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
 		roleServed: measureServed, roleRelay: measureRelay, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
 		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
-		roleIPVS: measureIPVS, roleLibrary: measureLibrary, roleSingle: measureBare, roleBatch: measureBare,
+		roleIPVS: measureIPVS, roleLibrary: measureLibrary,
 		roleVirtual: measureVirtual, roleVirtualChanges: measureVirtualChanges, roleVirtualPaths: measureVirtualPaths,
 	}[t.Role]
 	if measure == nil {

@@ -32,7 +32,7 @@ func measureIPVS(ctx context.Context, t task) (*figures, error) {
 	b := &bench{options: options{quick: t.Quick}, out: io.Discard}
 	f := newFigures()
 	few, many := task{Services: fewServices}, task{Services: t.pick(changedServices, 100)}
-	turns, err := b.inTurn(ctx, task{Services: t.pick(virtualServices, 50)}, roleLibrary, roleSingle, roleBatch, roleVirtual)
+	turns, err := b.inTurn(ctx, task{Services: t.pick(virtualServices, 50)}, roleLibrary, roleVirtual)
 	if err != nil {
 		return nil, err
 	}
@@ -107,32 +107,6 @@ func measureVirtual(ctx context.Context, t task) (*figures, error) {
 		}
 		f.usage("first", m)
 		return t.there(n)
-	})
-}
-
-// measureBare measures virtual servers alone, with requests as a backend sends them
-// or one by one.
-func measureBare(_ context.Context, t task) (*figures, error) {
-	atOnce := ipvs.AtOnce
-	if t.Role == roleSingle {
-		atOnce = 1
-	}
-	f := newFigures()
-	return f, t.withVirtual(func(n *network, r *road) error {
-		t.say("%d at once", atOnce)
-		err := n.node.Do(func() error {
-			bare, err := ipvs.NewBare(service.IPv4, r.tracker.Latest())
-			if err != nil {
-				return err
-			}
-			m := start()
-			if err := bare.Push(atOnce); err != nil {
-				return err
-			}
-			f.usage("first", m)
-			return nil
-		})
-		return errors.Join(err, t.there(n))
 	})
 }
 

@@ -13,8 +13,7 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 )
 
-// TestQuickRunOfIPVS wants a figure in every row of all tables, and the sentence
-// that the question about batches comes down to.
+// TestQuickRunOfIPVS wants a figure in every row of all tables.
 func TestQuickRunOfIPVS(t *testing.T) {
 	if !ipvs.Installed() {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
@@ -44,9 +43,6 @@ func TestQuickRunOfIPVS(t *testing.T) {
 			}
 		}
 	}
-	if want := "times as fast as the library does"; !strings.Contains(string(document), want) {
-		t.Errorf("the document does not say %q", want)
-	}
 }
 
 // TestVirtualTables wants the ratios to be of the right two figures.
@@ -54,7 +50,6 @@ func TestVirtualTables(t *testing.T) {
 	f := newFigures()
 	for name, v := range map[string]float64{
 		"library.first.wall": 1.2, "mode ipvs.first.wall": 1.8,
-		"virtual servers.first.wall": 0.6, "virtual servers one by one.first.wall": 0.9,
 		"many.replace.cpu": 11e-3,
 		"few.connect.last": 3e-3, "few.connect.last.ratio": 1.5, "few.nftables.connect.last": 2e-3,
 	} {
@@ -62,15 +57,12 @@ func TestVirtualTables(t *testing.T) {
 	}
 	tables := virtualTables(f, task{})
 	for i, want := range map[int]string{
-		0: "| first program, time                        |  1.20 s |   1.80 s |        1.50x | <= 1.3x library | missed |\n",
+		0: "| first program, time |  1.20 s | 1.80 s |        1.50x | <= 1.3x library | missed |\n",
 		1: "| one endpoint replaced, CPU | 11.0 ms | <= 10.0 ms | missed |\n",
 		2: "| connection, last Service, p50          |   2.0 ms | 3.0 ms |         1.50x |     |    |\n",
 	} {
 		if text := tables[i].text(); !strings.Contains(text, want) {
 			t.Errorf("table %d has no row %q:\n%s", i, want, text)
 		}
-	}
-	if text, want := tables[0].text(), "make virtual servers 2.0 times as fast as the library does, and 1.5 times as fast as one request"; !strings.Contains(text, want) {
-		t.Errorf("no sentence %q:\n%s", want, text)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"time"
 
-	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/test/vm"
 )
 
@@ -108,10 +107,6 @@ func virtualTables(f *figures, t task) []table {
 	for i := range tables {
 		tables[i].add(roleOurs, &figures{Values: f.Values})
 	}
-	const first = ".first.wall"
-	one, at, all := f.Values[string(roleLibrary)+first], f.Values[string(roleSingle)+first], f.Values[string(roleBatch)+first]
-	tables[0].by[roleOurs].note("%d requests at once make virtual servers %.1f times as fast as the library does, and %.1f times as fast "+
-		"as one request after the other.", ipvs.AtOnce, one/all, at/all)
 	return tables
 }
 
@@ -124,8 +119,6 @@ func virtualRows() []row {
 	return []row{
 		{label: "first program, time", metric: of(roleVirtual, "wall"), floor: of(roleLibrary, "wall"), unit: inSeconds, aim: aim{times: 1.3}, why: why},
 		{label: "first program, CPU", metric: of(roleVirtual, "cpu"), floor: of(roleLibrary, "cpu"), unit: inSeconds},
-		{label: fmt.Sprintf("virtual servers alone, %d requests at once", ipvs.AtOnce), metric: of(roleBatch, "wall"), floor: of(roleLibrary, "wall"), unit: inSeconds},
-		{label: "virtual servers alone, one by one", metric: of(roleSingle, "wall"), floor: of(roleLibrary, "wall"), unit: inSeconds},
 	}
 }
 
@@ -165,8 +158,7 @@ const howVirtual = `
 What is measured, and how, is as in the first part, with objects as there. **library**
 is a bare loop over github.com/moby/ipvs that makes the same virtual servers with the
 same destinations, one call after the other. **ours** is a whole round, with the
-addresses and the table of rules that the mode needs besides; in the rows "alone" it is
-our requests for the virtual servers and nothing else. These take turns three times,
+addresses and the table of rules that the mode needs besides. These take turns three times,
 and the table has the medians. A change is one of 400 of its kind, spread over all Services,
 from the call with the EndpointSlice; CPU is that of the whole process. For connections
 the mode stands beside mode nftables in a network of its own, each against a direct one.

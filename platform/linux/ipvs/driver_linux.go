@@ -46,7 +46,7 @@ type kernel struct {
 
 	mu      sync.Mutex // a handle hangs when two use it at once
 	servers *ipvs.Handle
-	batch   *batcher
+	changes *requests
 	device  netlink.Link // while a Commit works
 }
 
@@ -63,23 +63,16 @@ func (k *kernel) open() error {
 	if k.links.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open a socket for routes: %w", err)
 	}
-	if k.batch, err = newBatcher(k.family); err != nil {
-		return fmt.Errorf("open a socket for batches: %w", err)
+	if k.changes, err = openRequests(k.family); err != nil {
+		return fmt.Errorf("open a socket for changes of IPVS: %w", err)
 	}
 	return nil
 }
 
 func (k *kernel) close() {
 	k.servers.Close()
-	k.batch.sock.Close()
+	k.changes.close()
 	k.links.Close()
-}
-
-func (k *kernel) af() uint16 {
-	if k.family == service.IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
 }
 
 // Commit implements Driver.
@@ -88,17 +81,9 @@ func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	defer k.mu.Unlock()
 	failed := map[int]error{}
 	k.device = nil // somebody may have made it anew
-	for from := 0; from < len(ops); {
-		to := from
-		for to < len(ops) && commands[ops[to].verb] != 0 {
-			to++
-		}
-		k.commitServers(ops[from:to], func(i int, err error) { failed[from+i] = known(err) })
-		if from = to; from < len(ops) {
-			if err := k.do(&ops[from]); err != nil {
-				failed[from] = known(err)
-			}
-			from++
+	for i := range ops {
+		if err := k.do(&ops[i]); err != nil {
+			failed[i] = known(err)
 		}
 	}
 	return failed
@@ -124,16 +109,22 @@ func (k *kernel) do(o *op) error {
 	case delAddr:
 		return k.dropAddr(o.route.addr)
 	}
-	return fmt.Errorf("no such step: %d", o.verb)
+	err := k.changes.do(o)
+	switch { // the kernel has one number for both
+	case errors.Is(err, unix.ENOENT) && (o.verb == addServer || o.verb == setServer):
+		return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
+	case errors.Is(err, unix.ENOENT) && o.verb == delDest:
+		return fmt.Errorf("%w: %w", errMissing, err)
+	}
+	return err
 }
 
 func (k *kernel) service(o *op) *ipvs.Service {
-	s := &ipvs.Service{
+	return &ipvs.Service{
 		Address: net.IP(o.key.addr.AsSlice()), Protocol: uint16(o.key.proto), Port: o.key.port,
 		SchedName: o.server.scheduler, Flags: o.server.flags, Timeout: o.server.timeout,
-		AddressFamily: k.af(), Netmask: netmask(k.af()),
+		AddressFamily: af(k.family), Netmask: netmask(k.family),
 	}
-	return s
 }
 
 // Read implements Driver.
@@ -173,7 +164,7 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 	servers := make(map[key]*listed, len(all))
 	for _, s := range all {
 		a, ok := netip.AddrFromSlice(s.Address)
-		if s.AddressFamily != k.af() || s.FWMark != 0 || !ok {
+		if s.AddressFamily != af(k.family) || s.FWMark != 0 || !ok {
 			continue
 		}
 		if k.family == service.IPv4 {
@@ -227,7 +218,7 @@ func (k *kernel) dests(at key) ([]dest, error) {
 func (k *kernel) Addrs(context.Context) ([]netip.Addr, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	list, err := k.links.AddrList(nil, int(k.af()))
+	list, err := k.links.AddrList(nil, int(af(k.family)))
 	if err != nil {
 		return nil, err
 	}

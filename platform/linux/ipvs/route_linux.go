@@ -101,7 +101,7 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 		return false, nil, nil // the kernel removed the routes with that
 	}
 	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Type: unix.RTN_LOCAL}
-	list, err := k.links.RouteListFiltered(int(k.af()), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
+	list, err := k.links.RouteListFiltered(int(af(k.family)), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
 	if err != nil {
 		return true, nil, err
 	}

@@ -129,7 +129,7 @@ func (k *kernel) readUpstream() (*upstream, error) {
 	case l.Type() == "dummy":
 		device = l.Attrs().Index
 	}
-	list, err := k.links.AddrList(nil, int(k.af()))
+	list, err := k.links.AddrList(nil, int(af(k.family)))
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -157,7 +157,7 @@ func (k *kernel) dropAddr(a netip.Addr) error {
 	drop := func() error {
 		return k.links.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}})
 	}
-	addrs, err := k.links.AddrList(l, int(k.af()))
+	addrs, err := k.links.AddrList(l, int(af(k.family)))
 	if err != nil {
 		return err
 	}

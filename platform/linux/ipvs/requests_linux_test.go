@@ -15,9 +15,9 @@ import (
 	"kubeproxy/test/world"
 )
 
-// What the kernel refuses in the middle of a batch is told by its place and by
-// what it means, and everything else of the batch is done.
-func TestKernelBatches(t *testing.T) {
+// What the kernel refuses in the middle is told by its place and by what it
+// means, and everything else is done.
+func TestKernelRefuses(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
 			b := newKernel(t, f, always())
@@ -26,7 +26,7 @@ func TestKernelBatches(t *testing.T) {
 			to := []netip.AddrPort{netip.MustParseAddrPort("10.244.1.1:8080"), addrPort6(0)}[f]
 			rr := server{scheduler: "rr", flags: flagOurs}
 			var ops []op
-			const full = 2*AtOnce + 5
+			const full = 9
 			for n := range full {
 				ops = append(ops, op{verb: addServer, key: at(n), server: rr}, op{verb: addDest, key: at(n), dest: dest{addr: to, weight: 1}})
 			}
@@ -34,10 +34,12 @@ func TestKernelBatches(t *testing.T) {
 				op   op
 				want error
 			}{
-				7:            {op{verb: addServer, key: at(0), server: rr}, errExists},
-				AtOnce - 1:   {op{verb: addDest, key: at(0), dest: dest{addr: to}}, errExists},
-				AtOnce + 1:   {op{verb: addDest, key: at(full + 1), dest: dest{addr: to}}, errMissing},
-				3*AtOnce + 1: {op{verb: delDest, key: at(1), dest: dest{addr: netip.AddrPortFrom(to.Addr(), 1)}}, errMissing},
+				3:            {op{verb: addServer, key: at(0), server: rr}, errExists},
+				5:            {op{verb: addDest, key: at(0), dest: dest{addr: to}}, errExists},
+				7:            {op{verb: addDest, key: at(full + 1), dest: dest{addr: to}}, errMissing},
+				9:            {op{verb: setServer, key: at(0), server: server{scheduler: "magic"}}, unix.ENOENT},
+				11:           {op{verb: delServer, key: at(full + 1)}, errMissing},
+				13:           {op{verb: delDest, key: at(1), dest: dest{addr: netip.AddrPortFrom(to.Addr(), 1)}}, errMissing},
 				len(ops) - 1: {op{verb: addServer, key: at(full + 2), server: server{scheduler: "magic"}}, unix.ENOENT},
 			}
 			for i, r := range refused {
@@ -52,14 +54,14 @@ func TestKernelBatches(t *testing.T) {
 			if err := failed[len(ops)-1]; len(failed) != len(refused) || !strings.Contains(err.Error(), "no scheduler magic") {
 				t.Errorf("%s: %d refusals, want %d; the last is %v", f, len(failed), len(refused), err)
 			}
-			wantBatch(t, k, ops, failed)
+			wantDone(t, k, ops, failed)
 			_ = b.Close()
 		}
 	})
 }
 
-// wantBatch wants the kernel to hold what ops add that did not fail.
-func wantBatch(t *testing.T, k *kernel, ops []op, failed map[int]error) {
+// wantDone wants the kernel to hold what ops add that did not fail.
+func wantDone(t *testing.T, k *kernel, ops []op, failed map[int]error) {
 	t.Helper()
 	s, err := k.Read(t.Context())
 	if err != nil {

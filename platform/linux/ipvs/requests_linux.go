@@ -1,0 +1,159 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// requests changes virtual servers and destinations: one request, one answer.
+// The library, which asks for all the rest, takes twice as long for each.
+type requests struct {
+	socket int
+	ipvs   uint16 // in generic netlink
+	family service.Family
+	seq    uint32
+	answer [256]byte
+}
+
+// answerTime is how long the kernel may take: it may have to load a scheduler.
+const answerTime = 30 * time.Second
+
+func openRequests(f service.Family) (*requests, error) {
+	id, err := family()
+	if err != nil {
+		return nil, err
+	}
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_GENERIC)
+	if err != nil {
+		return nil, err
+	}
+	tv := unix.NsecToTimeval(int64(answerTime))
+	err = errors.Join(
+		unix.Bind(s, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
+		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
+		// An answer need not repeat what was asked.
+		unix.SetsockoptInt(s, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
+	)
+	if err != nil {
+		_ = unix.Close(s)
+		return nil, err
+	}
+	return &requests{socket: s, ipvs: id, family: f}, nil
+}
+
+func (r *requests) close() { _ = unix.Close(r.socket) }
+
+// Commands and attributes of IPVS in generic netlink.
+const (
+	attrService = 1
+	attrDest    = 2
+
+	serviceFamily, serviceProtocol, serviceAddr, servicePort       = 1, 2, 3, 4
+	serviceScheduler, serviceFlags, serviceTimeout, serviceNetmask = 6, 7, 8, 9
+
+	destAddr, destPort, destForward, destWeight, destUpper, destLower, destFamily = 1, 2, 3, 4, 5, 6, 11
+)
+
+var commands = map[verb]uint8{addServer: 1, setServer: 2, delServer: 3, addDest: 5, setDest: 6, delDest: 7}
+
+// do does o, which is about a virtual server or a destination.
+func (r *requests) do(o *op) error {
+	e := netlink.NewAttributeEncoder()
+	e.Nested(attrService, func(e *netlink.AttributeEncoder) error { return r.server(e, o) })
+	if o.verb == addDest || o.verb == setDest || o.verb == delDest {
+		e.Nested(attrDest, func(e *netlink.AttributeEncoder) error { return r.dest(e, o.dest) })
+	}
+	attrs, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	const headers = unix.NLMSG_HDRLEN + unix.GENL_HDRLEN
+	r.seq++
+	m := netlink.Message{
+		Header: netlink.Header{
+			Length: uint32(headers + len(attrs)), Type: netlink.HeaderType(r.ipvs),
+			Flags: netlink.Request | netlink.Acknowledge, Sequence: r.seq,
+		},
+		Data: append([]byte{commands[o.verb], 1, 0, 0}, attrs...),
+	}
+	request, err := m.MarshalBinary()
+	if err != nil {
+		return err
+	}
+	if err := unix.Sendto(r.socket, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	return r.hear()
+}
+
+// hear waits for the answer to the last request.
+func (r *requests) hear() error {
+	for {
+		n, _, err := unix.Recvfrom(r.socket, r.answer[:], 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("hear from the kernel: %w", err)
+		}
+		a := r.answer[:n]
+		if n < unix.NLMSG_HDRLEN+4 || binary.NativeEndian.Uint16(a[4:]) != unix.NLMSG_ERROR || binary.NativeEndian.Uint32(a[8:]) != r.seq {
+			continue // to a request that was given up
+		}
+		if code := int32(binary.NativeEndian.Uint32(a[unix.NLMSG_HDRLEN:])); code != 0 {
+			return unix.Errno(-code)
+		}
+		return nil
+	}
+}
+
+func (r *requests) server(e *netlink.AttributeEncoder, o *op) error {
+	e.Uint16(serviceFamily, af(r.family))
+	e.Uint16(serviceProtocol, uint16(o.key.proto))
+	e.Bytes(serviceAddr, o.key.addr.AsSlice())
+	e.Bytes(servicePort, binary.BigEndian.AppendUint16(nil, o.key.port))
+	if o.verb == addServer || o.verb == setServer {
+		e.String(serviceScheduler, o.server.scheduler)
+		flags := binary.NativeEndian.AppendUint32(nil, o.server.flags)
+		e.Bytes(serviceFlags, binary.NativeEndian.AppendUint32(flags, 0xffffffff)) // which of them count
+		e.Uint32(serviceTimeout, o.server.timeout)
+		e.Uint32(serviceNetmask, netmask(r.family))
+	}
+	return nil
+}
+
+func (r *requests) dest(e *netlink.AttributeEncoder, d dest) error {
+	e.Bytes(destAddr, d.addr.Addr().AsSlice())
+	e.Bytes(destPort, binary.BigEndian.AppendUint16(nil, d.addr.Port()))
+	e.Uint32(destForward, 0) // masquerading
+	e.Uint32(destWeight, uint32(d.weight))
+	e.Uint32(destUpper, 0)
+	e.Uint32(destLower, 0)
+	e.Uint16(destFamily, af(r.family))
+	return nil
+}
+
+func af(f service.Family) uint16 {
+	if f == service.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// netmask makes persistence tell all clients apart.
+func netmask(f service.Family) uint32 {
+	if f == service.IPv6 {
+		return 128
+	}
+	return 0xffffffff
+}
