@@ -5,6 +5,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,7 +40,24 @@ func (all outcomes) page() string {
 		}
 		rows = append(rows, row)
 	}
-	return about + table(rows)
+	return about + table(rows) + all.skipped()
+}
+
+// skipped lists what could not be run, and why.
+func (all outcomes) skipped() string {
+	var text strings.Builder
+	for _, k := range vm.Kernels {
+		for _, s := range suites {
+			why := all[k][s.name].Reasons
+			for _, test := range slices.Sorted(maps.Keys(why)) {
+				fmt.Fprintf(&text, "- %s on %s: %s\n", test, all.release(k), why[test])
+			}
+		}
+	}
+	if text.Len() == 0 {
+		return ""
+	}
+	return "\nSkipped:\n\n" + text.String()
 }
 
 // table is Markdown whose columns stand in line in the text, too.

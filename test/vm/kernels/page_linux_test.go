@@ -12,11 +12,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+const someReport = `ok    kubeproxy/test/live                      50.51s  3 tests
+
+skipped:
+  kubeproxy/test/live  TestRendered  nft is too old
+  kubeproxy/test/live  TestSCTP/udp  NOT ALLOWED: no sockets
+
+1 packages in 67.46s
+`
+
 func TestPage(t *testing.T) {
 	all := outcomes{
 		"5.10": {
 			"nftables": {Release: "5.10.0-46", Passed: 12, Ended: true, Took: 90 * time.Second},
-			"bridge":   {Release: "5.10.0-46", Passed: 3, Failed: 2, Skipped: 1, Ended: true, Took: time.Second},
+			"bridge":   {Release: "5.10.0-46", Passed: 3, Failed: 2, Skipped: 1, Ended: true, Took: time.Second, Reasons: reasons(someReport)},
 		},
 		"6.1": {"nftables": {}},
 	}
@@ -41,6 +50,10 @@ func TestPage(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got[:min(len(want), len(got))]); diff != "" {
 		t.Errorf("cells (-want +got):\n%s", diff)
+	}
+	const skipped = "|\n\nSkipped:\n\n- TestRendered on 5.10.0-46: nft is too old\n- TestSCTP/udp on 5.10.0-46: NOT ALLOWED: no sockets\n"
+	if page := all.page(); !strings.HasSuffix(page, skipped) {
+		t.Errorf("the page does not end with %q:\n%s", skipped, page)
 	}
 }
 

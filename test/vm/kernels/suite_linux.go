@@ -47,10 +47,23 @@ type outcome struct {
 	Passed, Failed, Skipped int
 	Ended                   bool // it came to an end, well or not
 	Took                    time.Duration
+	Reasons                 map[string]string `json:",omitempty"` // by the test that was skipped
 }
 
 // counts is the last line of a report.
 var counts = regexp.MustCompile(`(?m)^(\d+) passed, (\d+) failed, (\d+) skipped$`)
+
+// skips is a line for each test that was skipped, in a report, and why that is so.
+var skips = regexp.MustCompile(`(?m)^  kubeproxy/\S+ +(Test\S+) +(\S.*)$`)
+
+// reasons reads why tests were skipped.
+func reasons(report string) map[string]string {
+	all := map[string]string{}
+	for _, found := range skips.FindAllStringSubmatch(report, -1) {
+		all[found[1]] = found[2]
+	}
+	return all
+}
 
 // try runs a suite on a kernel. An error says that it could not.
 func (s suite) try(ctx context.Context, runner, kernel string, out io.Writer) (outcome, error) {
@@ -60,7 +73,7 @@ func (s suite) try(ctx context.Context, runner, kernel string, out io.Writer) (o
 	}
 	o := outcome{Release: strings.TrimSpace(string(release))}
 	fmt.Fprintf(out, "== kernel %s: %s\n", o.Release, s.title)
-	args := []string{"run", "./build/testreport", "-slowest=0", "--", "-count=1", "-p", "1", "-timeout", "60m"}
+	args := []string{"run", "./build/testreport", "-slowest=0", "-allow=build/skips.txt", "--", "-count=1", "-p", "1", "-timeout", "60m"}
 	args = append(args, "-exec", runner+" -proxy -kernel "+kernel)
 	if s.run != "" {
 		args = append(args, "-run", s.run)
@@ -83,6 +96,7 @@ func (s suite) try(ctx context.Context, runner, kernel string, out io.Writer) (o
 		return o, fmt.Errorf("suite %s on kernel %s came to no result: %v", s.name, kernel, runErr)
 	}
 	o.Ended = true
+	o.Reasons = reasons(text.String())
 	for i, n := range []*int{&o.Passed, &o.Failed, &o.Skipped} {
 		*n, _ = strconv.Atoi(found[i+1]) // digits
 	}
