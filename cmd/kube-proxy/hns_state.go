@@ -6,7 +6,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -30,9 +29,9 @@ func newHNSState(to streams) *cobra.Command {
 		Example: hnsStateExample,
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			slow := time.AfterFunc(progressEvery, func() { fmt.Fprintf(to.err, "kube-proxy: still asking HNS ...\n") })
-			defer slow.Stop()
+			answered := patiently(to.err, "kube-proxy: still asking HNS ...")
 			text, err := hnsDump()
+			answered()
 			if err != nil {
 				return err
 			}

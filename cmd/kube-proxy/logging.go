@@ -24,8 +24,11 @@ type logs struct {
 }
 
 // startLogging makes the one logger, which klog's own functions use too.
-// Nothing is buffered, so there is nothing to lose when the process dies.
+// Nothing is buffered, so there is nothing to lose when the process dies. Where
+// there was another logger, as in a service that begins anew, nobody may look
+// after it meanwhile.
 func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
+	klog.StopFlushDaemon()
 	l := &logs{}
 	if c.Format == "json" {
 		level := &slogLevel{}

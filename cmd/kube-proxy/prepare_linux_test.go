@@ -4,13 +4,13 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -23,6 +23,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
+	"kubeproxy/test/program"
 )
 
 const (
@@ -65,23 +66,19 @@ func TestKeepPrepared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		conditions := map[string]string{}
+		var conditions shown
 		var used atomic.Pointer[[]service.Family]
 		used.Store(&[]service.Family{service.IPv4})
-		var log bytes.Buffer
+		var log program.Log
 		p := &preparation{
-			files: files,
-			log:   textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))),
-			condition: func(name, message string) {
-				if conditions[name] = message; message == "" {
-					delete(conditions, name)
-				}
-			},
+			files:     files,
+			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))),
+			condition: conditions.set,
 		}
 		go p.keep(ctx, newEffective("", wantedSettings()), func() []service.Family { return *used.Load() })
 		expect := func(situation, want string) {
 			t.Helper()
-			if got := names(conditions); got != want {
+			if got := conditions.names(); got != want {
 				t.Errorf("%s: conditions %q, want %q\n%s", situation, got, want, log.String())
 			}
 		}
@@ -118,7 +115,30 @@ func TestKeepPrepared(t *testing.T) {
 	})
 }
 
-func names(m map[string]string) string { return strings.Join(slices.Sorted(maps.Keys(m)), " ") }
+// shown are conditions. They need a lock even in a bubble: its Wait comes after
+// what goroutines did, but nothing has them do the rest after what came between.
+type shown struct {
+	mu  sync.Mutex
+	all map[string]string
+}
+
+func (s *shown) set(name, message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = map[string]string{}
+	}
+	if s.all[name] = message; message == "" {
+		delete(s.all, name)
+	}
+}
+
+// names returns the names of those that hold, in order.
+func (s *shown) names() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(slices.Sorted(maps.Keys(s.all)), " ")
+}
 
 func newDuration(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
 
@@ -140,7 +160,7 @@ func TestSettingsThatSuffice(t *testing.T) {
 	if p.look(p.set(c)) {
 		t.Error("a table that is too small does")
 	}
-	if diff := cmp.Diff("setting-net.netfilter.nf_conntrack_max", names(told)); diff != "" {
+	if diff := cmp.Diff("setting-net.netfilter.nf_conntrack_max", strings.Join(slices.Sorted(maps.Keys(told)), " ")); diff != "" {
 		t.Errorf("conditions (-want +got):\n%s", diff)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -89,8 +88,7 @@ func (r *rendering) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	slow := time.AfterFunc(progressEvery, func() { fmt.Fprintf(os.Stderr, "kube-proxy: still reading the manifests ...\n") })
-	defer slow.Stop()
+	defer patiently(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	return render(ctx, c, r, node, to)
 }
 

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -117,6 +118,21 @@ type progress struct {
 
 // progressEvery is how long nobody should have to wait without a word.
 const progressEvery = 2 * time.Second
+
+// patiently writes text to w if what follows takes long. The function that it
+// returns ends that: nothing is written any more when it returns.
+func patiently(w io.Writer, text string) (end func()) {
+	written := make(chan struct{})
+	slow := time.AfterFunc(progressEvery, func() {
+		defer close(written)
+		fmt.Fprintln(w, text)
+	})
+	return func() {
+		if !slow.Stop() {
+			<-written
+		}
+	}
+}
 
 func newProgress(log klog.Logger, unread func() []string) *progress {
 	return &progress{log: log, unread: unread, finish: make(chan struct{})}

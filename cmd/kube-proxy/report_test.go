@@ -111,6 +111,7 @@ func TestProgress(t *testing.T) {
 
 func TestLogging(t *testing.T) {
 	defer klog.ClearLogger()
+	defer klog.StopFlushDaemon()
 	c := &logsapi.LoggingConfiguration{Format: "json", Verbosity: 2}
 	c.FlushFrequency.Duration.Duration = time.Second
 	var b bytes.Buffer

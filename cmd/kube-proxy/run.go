@@ -82,10 +82,10 @@ func (o *options) load() (*config.Config, error) {
 // act does what the command line asks for with the configuration c.
 func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	log, err := startLogging(&c.Logging, to.err)
+	defer klog.StopFlushDaemon()
 	if err != nil {
 		return err
 	}
-	defer klog.Flush()
 	ctx = klog.NewContext(ctx, log.Logger)
 	tell(log.Logger, c)
 	switch {

@@ -138,15 +138,14 @@ func (q *inquiry) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	slow := time.AfterFunc(progressEvery, func() { fmt.Fprintf(to.err, "kube-proxy: still asking %s ...\n", server) })
-	defer slow.Stop()
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
+	answered := patiently(to.err, "kube-proxy: still asking "+server+" ...")
 	d, err := ask(ctx, server, q)
+	answered()
 	if err != nil {
 		return err
 	}
-	slow.Stop()
 	if err := q.print(to.out, d); err != nil {
 		return fmt.Errorf("print the answer: %w", err)
 	}

@@ -66,7 +66,7 @@ func TestNoStatus(t *testing.T) {
 		want   string
 	}{
 		"not running":        {closed(t), nil, exitMute, "is the proxy running on this node?"},
-		"hangs":              {talker(t, ""), []string{"--timeout=100ms"}, exitMute, "accepts connections but does not answer in time"},
+		"hangs":              {talker(t, ""), []string{"--timeout=3s"}, exitMute, "accepts connections but does not answer in time"},
 		"no HTTP":            {talker(t, "SSH-2.0-x\r\n\r\n"), nil, exitMute, "does not speak HTTP"},
 		"breaks off":         {handle(t, breakOff), nil, exitMute, "the connection broke"},
 		"unknown host":       {"no-such-host.invalid:1", nil, exitMute, "want the name or address of the node in --server"},
