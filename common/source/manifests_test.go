@@ -89,7 +89,7 @@ func (r *recorder) take() (calls, errs []string) {
 // wait polls until the calls, with what came before, hold want.
 func (r *recorder) wait(t *testing.T, want ...string) {
 	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		r.mu.Lock()
 		missing := slices.ContainsFunc(want, func(w string) bool { return !slices.Contains(r.calls, w) })
