@@ -47,8 +47,9 @@ func iptablesAccepts(t *testing.T, command string, text []byte) {
 			c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 			c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: id, Size: 1}}
 			c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-			c.Env = append(os.Environ(), "XTABLES_LOCKFILE="+t.TempDir()+"/lock")
 		}
+		// Others on the machine have a lock of their own.
+		c.Env = append(os.Environ(), "XTABLES_LOCKFILE="+t.TempDir()+"/lock")
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Errorf("%s %s: %v\n%s\n%s", command, args, err, out, text)
 		}

@@ -60,7 +60,7 @@ func upstreamIPVS(f service.Family, variant string, a app) string {
 			}
 		}
 	}
-	fmt.Fprintf(&b, `%s-%s-restore --noflush <<'END'
+	fmt.Fprintf(&b, `%s-%s-restore --noflush %[4]s <<'END'
 *nat
 :KUBE-SERVICES - [0:0]
 :KUBE-NODE-PORT - [0:0]
@@ -79,7 +79,7 @@ func upstreamIPVS(f service.Family, variant string, a app) string {
 -A KUBE-POSTROUTING -j MASQUERADE --random-fully
 COMMIT
 END
-`, tables, variant, prefix)
+`, tables, variant, prefix, program.AwaitLock)
 	return b.String()
 }
 
@@ -99,7 +99,7 @@ ipset create mine hash:ip
 ipset add mine 192.0.2.3
 ipset create KUBE-MINE hash:ip
 ipset create KUBE-IPVS-IPS hash:net
-iptables-legacy -A INPUT -m set --match-set mine src -j ACCEPT
+iptables-legacy --wait=60 -A INPUT -m set --match-set mine src -j ACCEPT
 `
 
 // ipvsOfOthers lists virtual servers, ipsets and interfaces.

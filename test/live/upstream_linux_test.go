@@ -126,7 +126,7 @@ func (a app) backends(f service.Family) []netip.AddrPort {
 func (c *cluster) feed(t *testing.T, f service.Family, variant, text string) {
 	t.Helper()
 	name := []string{"iptables-", "ip6tables-"}[f]
-	cmd := exec.Command("/usr/sbin/"+name+variant+"-restore", "--noflush")
+	cmd := exec.Command("/usr/sbin/"+name+variant+"-restore", "--noflush", program.AwaitLock)
 	cmd.Stdin = strings.NewReader(text)
 	if out, err := program.Run(t, c.Node, cmd); err != nil {
 		t.Fatalf("%s: %v\n%s\nwas given:\n%s", cmd, err, out, text)

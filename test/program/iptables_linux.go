@@ -13,6 +13,10 @@ import (
 // IPTablesVariants are the two implementations of iptables.
 var IPTablesVariants = []string{"legacy", "nft"}
 
+// AwaitLock has commands of iptables-legacy wait for their lock, which all
+// namespaces share. Those of iptables-nft ignore it.
+const AwaitLock = "--wait=60"
+
 // IPTables returns a folder in which the commands of iptables are of a variant.
 func IPTables(t testing.TB, variant string) string {
 	t.Helper()
