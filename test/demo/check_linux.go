@@ -77,7 +77,11 @@ func (d *demo) ask(ctx context.Context, r row, f int) (finding, error) {
 			return found, fmt.Errorf("%s connects to %s %s: %w", r.from, r.proto, q.To, err)
 		}
 		found.asked++
-		if found.outcome = a.Outcome; a.Outcome != netlab.Answered {
+		found.outcome = a.Outcome
+		if r.outcome == netlab.Refused && a.Outcome == netlab.TimedOut && found.asked < fewest {
+			continue // on a busy machine any refusal may be late, but not all
+		}
+		if a.Outcome != netlab.Answered {
 			break
 		}
 		found.backends = insert(found.backends, a.Backend, strings.Compare)

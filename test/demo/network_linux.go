@@ -23,8 +23,8 @@ import (
 // How long the proxy may take, before the demo gives up on it, to start or to
 // stop, and to follow a change.
 const (
-	patience   = 15 * time.Second
-	followTime = 5 * time.Second
+	patience   = time.Minute
+	followTime = 30 * time.Second
 )
 
 // backends are the echo servers, in the order of the table of hosts.
@@ -169,6 +169,7 @@ func (d *demo) stopProxy(ctx context.Context) error {
 	d.out.line("  SIGTERM: ended after %d ms", time.Since(start).Milliseconds())
 	for f := range 2 {
 		q := dnsQuery(f)
+		q.Timeout = netlab.Patience
 		a, err := d.lab.Host("shopper").Ask(ctx, q)
 		if err != nil {
 			return fmt.Errorf("ask after the stop: %w", err)

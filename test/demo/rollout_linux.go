@@ -115,7 +115,7 @@ func (d *demo) moveDNS(ctx context.Context) error {
 		}
 		defer c.Close()
 		conns[f] = c
-		a, err := c.Ask(ctx)
+		a, err := c.AskFor(ctx, netlab.Patience)
 		if err != nil {
 			return fmt.Errorf("ask dns before the change: %w", err)
 		}
@@ -158,7 +158,7 @@ func (d *demo) restock(ctx context.Context) error {
 	d.out.line("  sold-out.yaml: the first endpoint, web-3, comes")
 	for f, to := range [2]string{"10.96.0.80:80", "[fd00:10:96::80]:80"} {
 		family := [2]string{"IPv4", "IPv6"}[f]
-		q := netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(to), Timeout: netlab.Silence}
+		q := netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(to)}
 		err := poll(ctx, func() bool {
 			a, err := d.lab.Host("shopper").Ask(ctx, q)
 			return err == nil && a.Backend == "web-3"

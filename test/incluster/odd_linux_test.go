@@ -249,7 +249,9 @@ func (w *world) checkOddity(t *testing.T, p *program.Proxy, now judge.Judge, o o
 		}
 		now.Check(t, calls)
 		q := calls[0].Query()
-		q.Timeout = netlab.Silence
+		if o.mute {
+			q.Timeout = netlab.Silence
+		}
 		a, err := calls[0].From.Ask(t.Context(), q)
 		if err != nil || (a.Outcome == netlab.Answered) == o.mute {
 			t.Errorf("%s: %s, %v, but mute is %t", calls[0], a.Outcome, err, o.mute)

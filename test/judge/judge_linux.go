@@ -74,7 +74,8 @@ const (
 	most   = 300 // until each of a handful of endpoints has answered
 
 	// atOnce is how late a refusal may be: who hears of it only when trying
-	// again, after a second, was not refused at once.
+	// again, after a second, was not refused at once. On a busy machine any of
+	// them may be late by chance, but not all.
 	atOnce = 900 * time.Millisecond
 )
 
@@ -134,6 +135,7 @@ func (j Judge) Try(ctx context.Context, x Call) error {
 }
 
 func (x Call) refused(ctx context.Context, v route.Verdict) error {
+	quickest := program.Reply
 	for range fewest {
 		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: program.Reply})
 		switch {
@@ -141,9 +143,11 @@ func (x Call) refused(ctx context.Context, v route.Verdict) error {
 			return err
 		case a.Outcome != netlab.Refused:
 			return fmt.Errorf("%s %s, want refused: %s", a.Outcome, a.Backend, v.Reason)
-		case a.Took > atOnce:
-			return fmt.Errorf("refused only after %s", a.Took)
 		}
+		quickest = min(quickest, a.Took)
+	}
+	if quickest > atOnce {
+		return fmt.Errorf("refused only after %s, each of %d times", quickest, fewest)
 	}
 	return nil
 }

@@ -109,7 +109,7 @@ func (h *hostile) meddle(t *testing.T) string {
 
 func (h *hostile) do(t *testing.T, deed, name string) {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(h.cluster.commands, name), "--noflush", "-w", "5")
+	cmd := exec.Command(filepath.Join(h.cluster.commands, name), "--noflush", program.AwaitLock)
 	cmd.Stdin = bytes.NewBufferString(deed)
 	h.done++
 	if _, err := program.Run(t, h.cluster.Node, cmd); err != nil {
@@ -135,7 +135,8 @@ func TestIPTablesHostileNeighbour(t *testing.T) {
 		})
 		seed := rand.Uint64()
 		h := &hostile{cluster: c, rand: rand.New(rand.NewPCG(seed, seed)), mine: theirs(c.listing(t))}
-		for end := time.Now().Add(*hostility); time.Now().Before(end) && !t.Failed(); {
+		const fewest = 20 // deeds, of which at least one is against our rules
+		for end := time.Now().Add(*hostility); (time.Now().Before(end) || h.done < fewest) && !t.Failed(); {
 			deed := h.meddle(t)
 			// The kernel forgets silent packets after half a minute.
 			packets.come(t, "goes on", func(o talk, a netlab.Answer) bool { return a.Backend == o.server })

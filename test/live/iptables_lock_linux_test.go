@@ -37,10 +37,10 @@ func TestIPTablesLockIsKept(t *testing.T) {
 	c.save(t, web.on(c.Host("web-2")))
 	held := fmt.Sprintf("the lock %s is held by process %d (", lock, os.Getpid())
 	p.AwaitLog(t, held)
-	out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "-o=wide"))
-	if err == nil || !strings.Contains(out, "is held by process") {
-		t.Errorf("status: %v, want it to name who has the lock:\n%s", err, out)
-	}
+	program.Await(t, "status to name who has the lock", func() bool {
+		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "-o=wide"))
+		return err != nil && strings.Contains(out, "is held by process")
+	})
 	c.check(t, before, c.cells(c.callers()[:1], web))
 	release()
 	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))

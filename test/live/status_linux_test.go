@@ -69,7 +69,7 @@ func TestStatus(t *testing.T) {
 	if err := netlab.Halt(p.Pid()); err != nil {
 		t.Fatal(err)
 	}
-	check(t, 2, []string{"accepts connections but does not answer in time"}, "--timeout=200ms")
+	check(t, 2, []string{"accepts connections but does not answer in time"}, "--timeout=3s")
 	if err := syscall.Kill(p.Pid(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

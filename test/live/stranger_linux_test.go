@@ -35,7 +35,8 @@ var deeds = []struct{ name, text string }{
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	m := usual()
-	m.flags = append(m.flags, "--iptables-min-sync-period=1s") // as without the flag
+	// The one is as without the flag, the other long enough to heal nothing.
+	m.flags = append(m.flags, "--iptables-min-sync-period=1s", "--iptables-sync-period=1h")
 	c := newCluster(t, m)
 	nft(t, c.Node, strangers)
 	theirs := foreign(t, c.Node)
@@ -52,11 +53,7 @@ func TestStrangers(t *testing.T) {
 			nft(t, c.Node, deed.text+"\n")
 			begin := time.Now()
 			c.settleOn(t, want)
-			took := time.Since(begin)
-			t.Logf("healed after %s", took)
-			if took > 3*time.Second {
-				t.Errorf("healed only after %s", took)
-			}
+			t.Logf("healed after %s", time.Since(begin))
 			program.Await(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
 			if diff := cmp.Diff(rules, ours(t, c.Node)); diff != "" {
 				t.Errorf("our rules are not as they were (-before +after):\n%s", diff)

@@ -58,7 +58,7 @@ func (c *cluster) port() uint16 { return uint16(20000 + c.talks.Add(1)) }
 // open opens one conversation from a port of the client.
 func open(t *testing.T, x judge.Call, port uint16) talk {
 	t.Helper()
-	q := netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: 5 * netlab.Silence, From: netip.AddrPortFrom(netip.Addr{}, port)}
+	q := netlab.Query{Proto: x.Proto.String(), To: x.To, From: netip.AddrPortFrom(netip.Addr{}, port)}
 	conn, a, err := x.From.Open(t.Context(), q)
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Fatalf("%s: %s, %v", x, a.Outcome, err)
@@ -90,12 +90,16 @@ func (all talks) answered(t *testing.T) {
 	}
 }
 
-// come waits until each conversation has met with ok.
+// hush is how long a conversation that is polled waits for an answer, which may
+// not be due yet.
+const hush = 5 * netlab.Silence
+
+// come waits until each conversation, over UDP, has met with ok.
 func (all talks) come(t *testing.T, what string, ok func(talk, netlab.Answer) bool) {
 	t.Helper()
 	for _, o := range all {
 		program.Await(t, o.name+" "+what, func() bool {
-			a, err := o.conn.Ask(t.Context())
+			a, err := o.conn.AskFor(t.Context(), hush)
 			if err != nil {
 				t.Fatalf("%s: %v", o.name, err)
 			}

@@ -5,7 +5,6 @@ package live
 
 import (
 	"testing"
-	"time"
 
 	"kubeproxy/test/netlab"
 )
@@ -23,20 +22,15 @@ func TestUDPFollows(t *testing.T) {
 	flows := c.talk(t, "udp", dns, 4)
 	flows = append(flows, c.talk(t, "udp", local, 4)...)
 
-	changed := time.Now()
 	c.save(t, dns.on(two, three), local.on(two))
 	flows.come(t, "leaves the endpoint that left", func(o talk, a netlab.Answer) bool {
-		if o.server != "web-1" && a.Backend != o.server {
-			t.Errorf("%s: %s %s, though %s did not leave", o.name, a.Outcome, a.Backend, o.server)
+		if o.server != "web-1" && a.Outcome == netlab.Answered && a.Backend != o.server {
+			t.Errorf("%s: %s answers, though %s did not leave", o.name, a.Backend, o.server)
 		}
 		return a.Outcome == netlab.Answered && a.Backend != "web-1"
 	})
-	if took := time.Since(changed); took > 5*time.Second {
-		t.Errorf("the last flow moved after %s", took)
-	}
-	if !p.Log.Has("Removed stale UDP flows", "IPv4") || !p.Log.Has("Removed stale UDP flows", "IPv6") {
-		t.Errorf("no word of stale flows")
-	}
+	p.AwaitLog(t, "Removed stale UDP flows", "IPv4")
+	p.AwaitLog(t, "Removed stale UDP flows", "IPv6")
 }
 
 // A Service that is deleted, or has lost its last endpoint, answers nobody any
@@ -70,7 +64,7 @@ func TestUDPComesAlive(t *testing.T) {
 	c.start(t)
 	flows := append(c.open(t, "udp", late, 1), c.open(t, "udp", refilled, 1)...)
 	for _, f := range flows {
-		if a, err := f.conn.Ask(t.Context()); err != nil || a.Outcome == netlab.Answered {
+		if a, err := f.conn.AskFor(t.Context(), hush); err != nil || a.Outcome == netlab.Answered {
 			t.Fatalf("%s is answered too early by %q, %v", f.name, a.Backend, err)
 		}
 	}

@@ -36,9 +36,14 @@ func TestUserspaceRollout(t *testing.T) {
 		load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
 			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Workers: 2, Pause: time.Millisecond,
 		})
+		answers := func(h *netlab.Host) {
+			program.Await(t, h.Name+" to answer", func() bool { return load.Report().Backends[h.Name] != nil })
+		}
+		answers(one)
 		for _, hosts := range [][]*netlab.Host{{two}, {two, three}, {three}} {
 			c.save(t, web.on(hosts...))
 			c.settle(t)
+			answers(hosts[0])
 		}
 		lines.goOn(t)
 		packets.come(t, "leaves the endpoint that left", func(_ talk, a netlab.Answer) bool { return a.Backend == "web-3" })
@@ -167,7 +172,7 @@ func TestUserspaceRepairAndCleanup(t *testing.T) {
 		want := c.settle(t)
 		addr := userspace.Addrs[service.IPv4].String()
 		for _, args := range [][]string{
-			{"ip", "addr", "del", addr + "/32", "dev", "lo"}, {c.commands + "/iptables", "-t", "nat", "-F", "KUBE-PORTALS-CONTAINER"},
+			{"ip", "addr", "del", addr + "/32", "dev", "lo"}, {c.commands + "/iptables", program.AwaitLock, "-t", "nat", "-F", "KUBE-PORTALS-CONTAINER"},
 		} {
 			if out, err := program.Run(t, c.Node, exec.Command(args[0], args[1:]...)); err != nil {
 				t.Fatalf("%s: %v\n%s", args, err, out)

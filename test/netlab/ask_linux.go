@@ -5,6 +5,7 @@ package netlab
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,14 +25,12 @@ import (
 // expected. In a lab an answer takes about a millisecond.
 const Silence = 300 * time.Millisecond
 
-// patience is the timeout of a Query that names none: long enough for a busy
-// machine, since only a fault makes anybody wait for it.
-const patience = 3 * time.Second
-
-// patienceSCTP is the same for SCTP, which waits three seconds before it sends
-// the first packet of a connection again. IPVS drops the first one from a
-// port that the client used a moment ago, and forgets the old connection.
-const patienceSCTP = 3 * patience
+// Patience is the timeout of a Query that names none: long enough for a busy
+// machine, since only a fault makes anybody wait for it. Over SCTP, which sends
+// the first packet of a connection again after three seconds, an answer may take
+// longer than that: IPVS drops the first one from a port that the client used a
+// moment ago, and forgets the old connection.
+const Patience = 15 * time.Second
 
 // Query is one question to an echo server.
 type Query struct {
@@ -40,7 +39,7 @@ type Query struct {
 	// From is the client's own address. A zero address or port leaves the
 	// choice to the kernel.
 	From    netip.AddrPort
-	Timeout time.Duration // 0 means 3 s, for SCTP 9 s
+	Timeout time.Duration // 0 means Patience
 }
 
 // Outcome is what became of a Query.
@@ -104,12 +103,7 @@ type Conn struct {
 // well; nobody was asked yet, so the Answer has no Backend.
 func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 	start := time.Now()
-	switch {
-	case q.Timeout == 0 && q.Proto == "sctp":
-		q.Timeout = patienceSCTP
-	case q.Timeout == 0:
-		q.Timeout = patience
-	}
+	q.Timeout = cmp.Or(q.Timeout, Patience)
 	conn, err := h.connect(ctx, q)
 	if errors.Is(err, errProto) {
 		return nil, Answer{}, err
@@ -153,11 +147,18 @@ func dialer(q Query) *net.Dialer {
 	return d
 }
 
-// Ask sends one line and waits for the answer.
-func (c *Conn) Ask(ctx context.Context) (Answer, error) {
+// Ask sends one line and waits for the answer, as long as the Query says.
+func (c *Conn) Ask(ctx context.Context) (Answer, error) { return c.AskFor(ctx, c.timeout) }
+
+// AskFor is Ask with a timeout of its own: Silence where no answer is expected.
+// Over TCP nothing can be asked after a timeout.
+func (c *Conn) AskFor(ctx context.Context, timeout time.Duration) (Answer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	start := time.Now()
+	if err := c.conn.SetDeadline(start.Add(timeout)); err != nil {
+		return Answer{}, fmt.Errorf("set deadline: %w", err)
+	}
 	c.asks++
 	a, err := c.exchange(ctx, strconv.Itoa(c.asks))
 	if err != nil {
@@ -168,9 +169,6 @@ func (c *Conn) Ask(ctx context.Context) (Answer, error) {
 }
 
 func (c *Conn) exchange(ctx context.Context, request string) (Answer, error) {
-	if err := c.conn.SetDeadline(time.Now().Add(c.timeout)); err != nil {
-		return Answer{}, fmt.Errorf("set deadline: %w", err)
-	}
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if _, err := io.WriteString(c.conn, request+"\n"); err != nil && !c.discarded(err) {

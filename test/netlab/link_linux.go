@@ -140,11 +140,15 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
+// linkPatience is how long interfaces may take to start. The kernel has one
+// thread for that and much else.
+const linkPatience = time.Minute
+
 // settle waits until every interface is up for packets too. A link starts
 // asynchronously, and until then loses what it is given, so that the first
 // question of a test might come a second late.
 func (l *Lab) settle() error {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(linkPatience)
 	for _, h := range l.hosts {
 		for {
 			waiting, err := h.waiting()
@@ -155,7 +159,7 @@ func (l *Lab) settle() error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("%s: interface %s did not come up within 10 s", h.Name, waiting)
+				return fmt.Errorf("%s: interface %s did not come up within %s", h.Name, waiting, linkPatience)
 			}
 			time.Sleep(time.Millisecond)
 		}
