@@ -119,6 +119,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 		return
 	}
 	o.limited(b.family, r)
+	o.lacking(b)
 	o.without(b.family, s, r.Without)
 	o.metrics.ChangesTaken()
 	for _, after := range o.latency.settle(b.family, r.Start, r.Start.Add(r.Took)) {

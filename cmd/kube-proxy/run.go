@@ -42,6 +42,7 @@ type backend struct {
 	audit func() (reconcile.Backend, error)
 	// takeover, if set, wants to know of each round.
 	takeover *takeover
+	lacks    string // was last said to be lacking
 }
 
 func (b *backend) String() string { return b.mode + " " + b.family.String() }

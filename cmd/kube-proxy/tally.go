@@ -47,3 +47,17 @@ func packets(backends []*backend) *metrics.Packets {
 	}
 	return all
 }
+
+// lacking shows what the node does not let b have, and logs it when that begins.
+func (o *observers) lacking(b *backend) {
+	x, ok := b.Backend.(interface{ Lacks() string })
+	if !ok {
+		return
+	}
+	text := x.Lacks()
+	if text != "" && text != b.lacks {
+		o.log.Info("Warning: "+text, "backend", b.String())
+	}
+	b.lacks = text
+	o.health.SetCondition("lacking-"+b.family.String(), text)
+}

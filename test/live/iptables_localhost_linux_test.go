@@ -4,8 +4,10 @@
 package live
 
 import (
+	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -77,5 +79,35 @@ func TestIPTablesLocalhostByReload(t *testing.T) {
 		lines.goOn(t)
 		lossless(t, loads)
 		c.settle(t)
+	})
+}
+
+// Where the process may not change settings of the kernel, NodePorts answer
+// everywhere else, and on 127.0.0.1 as soon as somebody has changed it.
+func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
+	eachVariant(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		flags := append([]string{kubeProxy.Path, "--manifests=" + c.dir, "--proxy-mode=iptables", "--iptables-sync-period=1s"}, usual().flags...)
+		const closed = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\""
+		args := kubeProxy.Command().Args
+		args = append([]string{"--mount", "sh", "-c", closed, "sh"}, append(flags, args[1:]...)...)
+		p := program.Start(t, c.Node, program.With(exec.Command("unshare", args...), c.commands))
+		p.AwaitLog(t, `"Programmed"`, "iptables IPv4")
+		p.AwaitLog(t, "Warning: NodePorts do not answer on 127.0.0.1", "read-only file system")
+		page := p.Fetch(t, program.HealthAddr, "/healthz")
+		if page.Status != http.StatusOK || !strings.Contains(string(page.Body), "lacking-IPv4") {
+			t.Errorf("health is %d, want 200 and the condition: %s", page.Status, page.Body)
+		}
+		c.localhost(t, web, netlab.Refused)
+		c.check(t, c.want(t), c.cells(c.callers()[:1], web))
+		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
+			t.Fatalf("sysctl: %v\n%s", err, out)
+		}
+		c.localhost(t, web, netlab.Answered)
+		program.Await(t, "the condition to go", func() bool {
+			return !strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "lacking")
+		})
 	})
 }

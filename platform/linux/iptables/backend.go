@@ -25,7 +25,8 @@ type Driver interface {
 	// call of Save, not counting Restores. It is cheap.
 	Touched(ctx context.Context) (bool, error)
 	// Localnet reports that packets to loopback addresses may be routed,
-	// AllowLocalnet sees to it, and ForbidLocalnet to the contrary.
+	// AllowLocalnet sees to it, and ForbidLocalnet to the contrary. The error of
+	// Localnet is why they cannot be, or why that is not known.
 	Localnet() (bool, error)
 	AllowLocalnet() error
 	ForbidLocalnet() error
@@ -42,8 +43,10 @@ type Backend struct {
 	tally  Tally
 	counts counts
 	// marked says that localnetMark is there, or was when it was last looked
-	// for.
-	marked bool
+	// for, and routed that loopback addresses are.
+	marked, routed bool
+	unroutable     error // why they cannot be
+	lack           string
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -61,7 +64,7 @@ type installed struct {
 // the difference between want and the last snapshot, and the number of
 // Services where one of them came or went; else the tables are read.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	touched := true
+	touched, turned := true, b.askLocalnet()
 	if b.have != nil {
 		var err error
 		if touched, err = b.driver.Touched(ctx); err != nil {
@@ -82,11 +85,9 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		}
 		p = b.planAll(t, have, want)
 	} else {
-		p = b.planChanges(want)
+		p = b.planChanges(want, turned)
 	}
-	if err := b.planLocalnet(p); err != nil {
-		return nil, err
-	}
+	b.planLocalnet(p)
 	// Who does not apply a plan may see somebody else do it.
 	b.have = nil
 	switch {
@@ -143,15 +144,16 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)
 }
 
-// planChanges plans from one snapshot to the next.
-func (b *Backend) planChanges(want *service.Snapshot) *plan {
+// planChanges plans from one snapshot to the next. turned says that chains of the
+// same snapshot may differ.
+func (b *Backend) planChanges(want *service.Snapshot, turned bool) *plan {
 	h := b.have
 	p := &plan{backend: b, from: h, next: h}
-	if want == h.snapshot {
+	if want == h.snapshot && !turned {
 		return p
 	}
 	p.next = &installed{snapshot: want, sums: h.sums, held: h.held}
-	if h.snapshot.Node != want.Node {
+	if h.snapshot.Node != want.Node || turned {
 		p.stage = b.stageAll(h, want)
 		return p
 	}

@@ -45,6 +45,8 @@ const newOnly = "-m conntrack --ctstate NEW "
 type layout struct {
 	family  service.Family
 	options Options
+	// closed keeps NodePorts from loopback addresses, whatever options say.
+	closed bool
 }
 
 // shared returns the chains that are not one Port's: the trees, with the
@@ -167,7 +169,10 @@ var loopback = [...]netip.Prefix{service.IPv4: netip.MustParsePrefix("127.0.0.0/
 const martianRule = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 
 // localhost reports that NodePorts answer on loopback addresses.
-func (l layout) localhost(node *service.Node) bool {
+func (l layout) localhost(node *service.Node) bool { return l.wantsLocalhost(node) && !l.closed }
+
+// wantsLocalhost reports that they are to.
+func (l layout) wantsLocalhost(node *service.Node) bool {
 	if l.family != service.IPv4 || !l.options.LocalhostNodePorts {
 		return false
 	}

@@ -276,7 +276,14 @@ const localnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 // Localnet implements Driver.
 func (r *runner) Localnet() (bool, error) {
 	text, err := os.ReadFile(localnetPath)
-	return strings.TrimSpace(string(text)) == "1", err
+	if err != nil || strings.TrimSpace(string(text)) == "1" {
+		return err == nil, err
+	}
+	f, err := os.OpenFile(localnetPath, os.O_WRONLY, 0) // which changes nothing
+	if err != nil {
+		return false, err
+	}
+	return false, f.Close()
 }
 
 // AllowLocalnet implements Driver.
@@ -287,6 +294,11 @@ func (r *runner) AllowLocalnet() error {
 // ForbidLocalnet implements Driver.
 func (r *runner) ForbidLocalnet() error { return forbidLocalnet() }
 
+// forbidLocalnet writes nothing where nothing is to change, which may be
+// forbidden.
 func forbidLocalnet() error {
+	if text, err := os.ReadFile(localnetPath); err == nil && strings.TrimSpace(string(text)) == "0" {
+		return nil
+	}
 	return os.WriteFile(localnetPath, []byte("0\n"), 0o644)
 }

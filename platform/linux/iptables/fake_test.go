@@ -18,6 +18,7 @@ type fake struct {
 	tables   map[string]fakeTable
 	touched  bool
 	localnet bool
+	fixed    error // why localnet cannot become true
 	restores int
 	saves    int
 	texts    []string
@@ -141,11 +142,17 @@ func (k *fake) text() string {
 }
 
 func (k *fake) Touched(context.Context) (bool, error) { return k.touched, nil }
-func (k *fake) Localnet() (bool, error)               { return k.localnet, nil }
+
+func (k *fake) Localnet() (bool, error) {
+	if k.localnet {
+		return true, nil
+	}
+	return false, k.fixed
+}
 
 func (k *fake) AllowLocalnet() error {
-	k.localnet = true
-	return nil
+	k.localnet = k.localnet || k.fixed == nil
+	return k.fixed
 }
 
 func (k *fake) ForbidLocalnet() error {

@@ -16,24 +16,39 @@ import (
 // somebody else has set stays as it is.
 var localnetMark = id{filter, "KUBE-LOCALNET"}
 
+// askLocalnet finds out whether loopback addresses are or can be routed, and
+// reports that the answer has turned. Where they cannot be, rules would only have
+// clients wait in vain.
+func (b *Backend) askLocalnet() (turned bool) {
+	if b.family != service.IPv4 || !b.options.LocalhostNodePorts || b.relays() {
+		return false
+	}
+	b.routed, b.unroutable = b.driver.Localnet()
+	was := b.closed
+	b.closed = b.unroutable != nil
+	return b.closed != was
+}
+
 // planLocalnet notes in p if loopback addresses are to be routed, or not any
 // more.
-func (b *Backend) planLocalnet(p *plan) error {
+func (b *Backend) planLocalnet(p *plan) {
 	want := p.next.snapshot
-	if b.relays() || !b.localhost(want.Node) {
+	b.lack = ""
+	switch {
+	case b.relays() || !b.localhost(want.Node):
 		p.localnet, p.unrouted = false, b.marked && !want.Partial
-		return nil
+		if b.closed && b.wantsLocalhost(want.Node) && hasNodePort(want, b.family) {
+			b.lack = fmt.Sprintf("NodePorts do not answer on 127.0.0.1, as loopback addresses cannot be routed: %v: "+
+				"set net.ipv4.conf.all.route_localnet to 1, or iptables.localhostNodePorts to false", b.unroutable)
+		}
+	case hasNodePort(want, b.family):
+		p.localnet = p.localnet || !b.routed
 	}
-	if !hasNodePort(want, b.family) {
-		return nil
-	}
-	allowed, err := b.driver.Localnet()
-	if err != nil {
-		return fmt.Errorf("ask whether loopback addresses are routed: %w", err)
-	}
-	p.localnet = p.localnet || !allowed
-	return nil
 }
+
+// Lacks says what the latest snapshot asks for that the node does not let b have,
+// nothing most of the time. It is called between two rounds.
+func (b *Backend) Lacks() string { return b.lack }
 
 // readMark looks for the mark in t. One that others removed is made anew.
 func (b *Backend) readMark(p *plan, t *held) {
@@ -63,7 +78,7 @@ func (p *plan) route(ctx context.Context) error {
 	}
 	b := p.backend
 	mark := change{writes: []chain{{id: localnetMark}}}
-	if err := b.driver.Restore(ctx, mark.text()); err != nil {
+	if err := b.restore(ctx, &mark); err != nil {
 		return fmt.Errorf("note that loopback addresses are routed: %w", err)
 	}
 	b.marked = true
@@ -83,7 +98,7 @@ func (p *plan) unroute(ctx context.Context) error {
 		return fmt.Errorf("stop to route loopback addresses: %w", err)
 	}
 	mark := change{deletes: []id{localnetMark}}
-	if err := b.driver.Restore(ctx, mark.text()); err != nil {
+	if err := b.restore(ctx, &mark); err != nil {
 		return fmt.Errorf("note that loopback addresses are not routed: %w", err)
 	}
 	b.marked = false

@@ -96,3 +96,29 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.localnet)
 	}
 }
+
+// TestLoopbackThatStaysClosed has a node on which loopback addresses cannot be
+// routed: all the rest is in force, a client there is not led astray, and what is
+// lacking is said, until the node changes its mind.
+func TestLoopbackThatStaysClosed(t *testing.T) {
+	k := newFake()
+	k.fixed = errInjected
+	b, want := local(k), simple(3)
+	check := func(open bool) {
+		t.Helper()
+		apply(t, b, want)
+		rules := k.text()
+		if closed := strings.Contains(rules, "-d 127.0.0.0/8 -j RETURN"); closed == open || strings.Contains(rules, "! -s 127.0.0.0/8") != open {
+			t.Errorf("open %t, and the rules are\n%s", open, rules)
+		}
+		if _, marked := k.tables[filter][localnetMark.name]; k.localnet != open || marked != open {
+			t.Errorf("open %t, marked %t; want %t", k.localnet, marked, open)
+		}
+		if lack := b.Lacks(); strings.Contains(lack, errInjected.Error()) == open || (lack == "") != open {
+			t.Errorf("open %t: lacks %q", open, lack)
+		}
+	}
+	check(false)
+	k.fixed = nil
+	check(true)
+}

@@ -60,7 +60,7 @@ func Probe(f service.Family, o Options) error {
 		if unix.Unshare(unix.CLONE_NEWNET) != nil {
 			args = append(args, "--test")
 		}
-		done <- r.probe(layout{f, o}, args)
+		done <- r.probe(layout{family: f, options: o}, args)
 	}()
 	if err := <-done; err != nil {
 		return fmt.Errorf("iptables for %s: %w", f, err)

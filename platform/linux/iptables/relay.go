@@ -81,7 +81,7 @@ func (l layout) relayJumps() []jump {
 
 // NewWith returns the Backend for one family that works through d.
 func NewWith(f service.Family, o Options, d Driver) *Backend {
-	return &Backend{layout: layout{f, o}, driver: d, tally: Tally{Written: perTable()}}
+	return &Backend{layout: layout{family: f, options: o}, driver: d, tally: Tally{Written: perTable()}}
 }
 
 // Replace has the chains of b lead as want says, all of them or none, whatever

@@ -66,7 +66,7 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 
 // Document returns what a node would hold in family f.
 func Document(f service.Family, want *service.Snapshot, o Options) Tables {
-	l := layout{f, o}
+	l := layout{family: f, options: o}
 	chains := l.shared(want.Node, want.Ports(f), nil)
 	for p := range want.Ports(f) {
 		chains = append(chains, l.portChains(p, want.Node)...)
