@@ -111,6 +111,7 @@ func TestIPTablesStrangers(t *testing.T) {
 			{"flushes a chain", "*nat\n-F KUBE-SERVICES\nCOMMIT\n"},
 			{"unhooks a chain", "*filter\n-D OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES\nCOMMIT\n"},
 			{"inserts a rule", "*nat\n-I KUBE-SERVICES 1 -p tcp -j RETURN\nCOMMIT\n"},
+			{"adds a second way in", "*filter\n-I INPUT 1 -m comment --comment \"mine\" -j KUBE-NODEPORTS\n-A FORWARD -j KUBE-FORWARD\nCOMMIT\n"},
 			{"removes all that marks", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n"},
 		} {
 			t.Run(deed.name, func(t *testing.T) { c.heals(t, p, want, deed.text) })

@@ -16,9 +16,6 @@ import (
 func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *plan {
 	sums := t.sums()
 	p := &plan{backend: b, from: &installed{}, whole: true}
-	if have != nil {
-		p.drift = drift(t, have, b.jumps())
-	}
 	b.readMark(p, t)
 	foreign := b.foreign(t, want)
 	p.next = &installed{snapshot: want, sums: sums}
@@ -41,9 +38,13 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 		stay[c.id] = true
 	}
 	s.jumps = t.lacking(b.jumps())
+	surplus := t.surplus(stay, b.jumps())
+	if have != nil {
+		p.drift = drift(t, have, b.jumps(), surplus)
+	}
 	if !want.Partial {
 		strays := t.strays(stay)
-		s.deletes, s.unjumps = strays.deletes, strays.unjumps
+		s.deletes, s.unjumps = strays.deletes, append(strays.unjumps, surplus...)
 		for _, w := range strays.writes {
 			s.want(w)
 		}
@@ -82,8 +83,8 @@ func removed(f service.Family, entries []entry) []*service.Port {
 // driftLines bounds what is said about drift.
 const driftLines = 20
 
-// drift describes what others did to tables that held have.
-func drift(t *held, have *installed, jumps []jump) []string {
+// drift describes what others did to tables that held have, and where surplus is.
+func drift(t *held, have *installed, jumps, surplus []jump) []string {
 	var lines []string
 	now := t.sums()
 	delete(now, localnetMark)
@@ -103,6 +104,9 @@ func drift(t *held, have *installed, jumps []jump) []string {
 	}
 	for _, j := range t.lacking(jumps) {
 		lines = append(lines, fmt.Sprintf("missing: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
+	}
+	for _, j := range surplus {
+		lines = append(lines, fmt.Sprintf("foreign: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
 	}
 	if n := len(lines); n > driftLines {
 		lines = append(lines[:driftLines], fmt.Sprintf("and %d more", n-driftLines))

@@ -58,6 +58,13 @@ var (
 	}
 )
 
+// entrances are the chains that some version of a service proxy leads to from the
+// system's.
+var entrances = []string{
+	servicesChain, nodePortsChain, postroutingChain, forwardChain,
+	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain,
+}
+
 // owned reports that a chain belongs to the service proxy of the node.
 func (i id) owned() bool {
 	if slices.Contains(familyNames[i.table], i.name) || slices.Contains(upstreamNames[i.table], i.name) {

@@ -81,15 +81,20 @@ func (i id) isSystem() bool {
 	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, i.name)
 }
 
+// bare is j without a comment.
+func (j jump) bare() jump {
+	w := words(j.rule)
+	if i := slices.Index(w, "--comment"); i > 1 && i+1 < len(w) {
+		w = slices.Delete(w, i-2, i+2)
+	}
+	return jump{j.from, strings.Join(w, " ")}
+}
+
 // lacking returns those of jumps that are not there. A comment does not count.
 func (h *held) lacking(jumps []jump) []jump {
 	there := map[jump]bool{}
 	for _, l := range h.leads {
-		w := words(l.rule)
-		if i := slices.Index(w, "--comment"); i > 1 && i+1 < len(w) {
-			w = slices.Delete(w, i-2, i+2)
-		}
-		there[jump{l.from, strings.Join(w, " ")}] = true
+		there[l.bare()] = true
 	}
 	var missing []jump
 	for _, j := range jumps {
@@ -98,6 +103,28 @@ func (h *held) lacking(jumps []jump) []jump {
 		}
 	}
 	return missing
+}
+
+// surplus returns the rules of the system's chains that lead to chains which stay
+// and are not among jumps: a second one of the same, and one to an entrance with no
+// match but for new connections, as service proxies make it. Who has added another
+// match knows why.
+func (h *held) surplus(stay map[id]bool, jumps []jump) []jump {
+	var more []jump
+	seen := map[jump]bool{}
+	for _, l := range h.leads {
+		b := l.bare()
+		target := targetOf(words(b.rule))
+		plain := slices.Contains(entrances, target) && (b.rule == "-j "+target || b.rule == newOnly+"-j "+target)
+		switch {
+		case !l.from.isSystem() || !stay[id{l.from.table, target}]:
+		case slices.Contains(jumps, b) && !seen[b]:
+			seen[b] = true
+		case seen[b] || plain:
+			more = append(more, l)
+		}
+	}
+	return more
 }
 
 // strays returns what removes the chains that are not to stay, and the rules

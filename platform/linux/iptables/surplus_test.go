@@ -1,0 +1,62 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// TestSurplusJumpsGo puts rules that lead to our chains beside ours. Those that a
+// service proxy makes go, wherever they stand, and are told of; those of others
+// stay.
+func TestSurplusJumpsGo(t *testing.T) {
+	const comment = `-m comment --comment "kubernetes health check service ports" `
+	for name, tc := range map[string]struct {
+		in    id
+		rule  string
+		first bool // before ours
+		goes  bool
+	}{
+		"a second one of ours":        {id{nat, "PREROUTING"}, "-j KUBE-SERVICES", true, true},
+		"one of ours with a comment":  {id{filter, "FORWARD"}, comment + "-j KUBE-FORWARD", false, true},
+		"the same before ours":        {id{filter, "INPUT"}, comment + newOnly + "-j KUBE-SERVICES", true, true},
+		"without our match":           {id{filter, "INPUT"}, "-j KUBE-SERVICES", true, true},
+		"of kube-proxy":               {id{filter, "INPUT"}, comment + "-j KUBE-NODEPORTS", true, true},
+		"from another chain":          {id{nat, "POSTROUTING"}, "-j KUBE-SERVICES", true, true},
+		"with a match of somebody's":  {id{nat, "PREROUTING"}, "-s 192.0.2.1/32 -j KUBE-SERVICES", true, false},
+		"to what marks":               {id{nat, "PREROUTING"}, "-j KUBE-MARK-MASQ", true, false},
+		"to a chain that is not ours": {id{filter, "INPUT"}, "-j KUBE-FIREWALL", true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newFake()
+			b := newBackend(service.IPv4, k)
+			apply(t, b, simple(3))
+			before := k.text()
+			k.tables[filter]["KUBE-FIREWALL"] = nil
+			rules := k.tables[tc.in.table][tc.in.name]
+			if tc.first {
+				rules = slices.Insert(rules, 0, tc.rule)
+			} else {
+				rules = append(rules, tc.rule)
+			}
+			k.tables[tc.in.table][tc.in.name], k.touched = rules, true
+			p := apply(t, b, simple(3))
+			delete(k.tables[filter], "KUBE-FIREWALL")
+			after := k.text()
+			if tc.goes {
+				after = strings.ReplaceAll(after, comment, "")
+			}
+			if (after == before) != tc.goes {
+				t.Errorf("goes %t, want %t:\n%s", !tc.goes, tc.goes, after)
+			}
+			if told := strings.Contains(strings.Join(p.Drift(), "\n"), "foreign: rule"); told != tc.goes {
+				t.Errorf("told %t, want %t: %q", told, tc.goes, p.Drift())
+			}
+		})
+	}
+}
