@@ -35,13 +35,17 @@ for p in $(PLATFORMS); do \
 done
 endef
 
-# Runs the tests that build/skips.txt says run in a virtual machine.
+# Runs the tests that build/skips.txt says run in a virtual machine, of one
+# processor or two.
 define in_vm
 release=$$($(vm) -kernel $(KERNEL) -fetch); \
 if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
-echo "== virtual machine with kernel $$release"; \
-go run ./build/testreport -skips=$(SKIPS) -owed=build/skips.txt -- \
-	-count=1 -p 1 -timeout 40m -exec '$(CURDIR)/$(vm) -kernel $(KERNEL) -proxy'
+for cpus in 1 2; do \
+	echo "== virtual machine with kernel $$release, processors: $$cpus"; \
+	mark=vm$${cpus#1}:; \
+	go run ./build/testreport -skips=$(SKIPS) -owed=build/skips.txt -mark=$$mark -- \
+		-count=1 -p 1 -timeout 40m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy"; \
+done
 endef
 
 ##@ Use

@@ -32,7 +32,8 @@ func run(args []string, out, problems io.Writer) (bool, error) {
 	flags.SetOutput(problems)
 	skips := flags.String("skips", "show", "what a skipped test does: show or fail")
 	allow := flags.String("allow", "", "file of tests that may be skipped, each with a reason")
-	owed := flags.String("owed", "", "file like that of -allow: run the tests whose reason begins with "+elsewhere+", and want each to pass")
+	owed := flags.String("owed", "", "file like that of -allow: run the tests whose reason begins with -mark, and want each to pass")
+	mark := flags.String("mark", elsewhere, "how the reasons begin of the tests that -owed runs")
 	slowest := flags.Int("slowest", 8, "how many slow tests to list at most")
 	if err := flags.Parse(args); err != nil {
 		return false, err
@@ -50,7 +51,7 @@ func run(args []string, out, problems io.Writer) (bool, error) {
 		return false, err
 	}
 	command := append([]string{"test", "-json"}, flags.Args()...)
-	if tests := debts.owed(); len(tests) > 0 {
+	if tests := debts.owed(*mark); len(tests) > 0 {
 		command = append(command, selection(tests)...)
 	} else if *owed != "" {
 		return true, nil // nothing to do
@@ -69,7 +70,7 @@ func run(args []string, out, problems io.Writer) (bool, error) {
 	readErr := r.read(events)
 	runErr := test.Wait()
 	r.summary(*slowest)
-	unpaid := r.unpaid(debts.owed())
+	unpaid := r.unpaid(debts.owed(*mark))
 	for _, t := range unpaid {
 		fmt.Fprintf(out, "did not pass, though it is skipped elsewhere because it runs here: %s\n", t)
 	}

@@ -148,6 +148,7 @@ func TestRealRuns(t *testing.T) {
 		"skip fails":     {args: []string{"-skips=fail", "./skips"}, want: []string{`NOT ALLOWED`, `^1 passed, 0 failed, 1 skipped$`}},
 		"skip allowed":   {args: []string{"-skips=fail", "-allow=allow.txt", "./skips"}, passed: true, want: []string{`TestSkips +the machine lacks it$`}},
 		"owed":           {args: []string{"-owed=owed.txt"}, passed: true, want: []string{`^2 passed, 0 failed, 0 skipped$`}},
+		"owed elsewhere": {args: []string{"-owed=owed.txt", "-mark=vm2:"}, passed: true, want: []string{`^1 passed, 0 failed, 0 skipped$`}},
 		"nothing owed":   {args: []string{"-owed=allow.txt"}, passed: true},
 		"not paid":       {args: []string{"-owed=unpaid.txt"}, want: []string{`runs here: example.com/m/good TestGone$`, `runs here: example.com/m/skips TestSkips$`, `^2 passed, 0 failed, 1 skipped$`}},
 		"no tests":       {args: []string{"./none"}, want: []string{`no test files$`}, err: "no test ran"},

@@ -57,12 +57,12 @@ func readAllowed(path string) (allowed, error) {
 // machine has what it needs.
 const elsewhere = "vm:"
 
-// owed returns the tests of a, "package test" each, that must run in a
-// virtual machine.
-func (a allowed) owed() []string {
+// owed returns the tests of a, "package test" each, whose reason begins with
+// mark: they must run somewhere else.
+func (a allowed) owed(mark string) []string {
 	var tests []string
 	for _, name := range slices.Sorted(maps.Keys(a)) {
-		if strings.HasPrefix(a[name], elsewhere) {
+		if strings.HasPrefix(a[name], mark) {
 			tests = append(tests, name)
 		}
 	}
