@@ -80,6 +80,7 @@ type Backend struct {
 	drains   drains
 	draining atomic.Bool // drains is not empty; Watch asks
 	looked   time.Time   // at drains
+	told     bool        // how long something may drain
 	node     nodeView
 }
 

@@ -59,7 +59,8 @@ func (b *Backend) drain(d drains) {
 	b.draining.Store(len(d) > 0)
 }
 
-// tellDrains logs what p has drain, and what it cuts off.
+// tellDrains logs what p has drain, the first time to everybody, and what it
+// cuts off.
 func (p *plan) tellDrains(ctx context.Context) {
 	begun, conns := 0, uint32(0)
 	for k, at := range p.drains {
@@ -76,7 +77,11 @@ func (p *plan) tellDrains(ctx context.Context) {
 	}
 	log := klog.FromContext(ctx)
 	if begun > 0 {
-		log.V(2).Info("Endpoints that left keep their connections until these end", "destinations", begun, "atMost", DrainBound)
+		level := 2
+		if !p.backend.told {
+			level, p.backend.told = 0, true
+		}
+		log.V(level).Info("Endpoints that left keep their connections until these end", "destinations", begun, "atMost", DrainBound)
 	}
 	if conns > 0 {
 		log.Info("Endpoints that left a while ago lost the connections that they still had", "connections", conns, "after", DrainBound)

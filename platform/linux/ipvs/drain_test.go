@@ -5,6 +5,8 @@ package ipvs
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -18,24 +20,38 @@ import (
 // when that was over for some.
 func TestDrainsAreTold(t *testing.T) {
 	var out bytes.Buffer
-	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out), textlogger.Verbosity(2)))
-	ctx := klog.NewContext(t.Context(), log)
+	at := func(v int) context.Context {
+		return klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out), textlogger.Verbosity(v))))
+	}
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	apply(t, b, snapshot(web(0, 3, service.TCP), web(1, 2, service.UDP)))
 	hold(k, 3)
-	less := snapshot(web(0, 1, service.TCP), web(1, 1, service.UDP))
-	for _, c := range []struct{ says, silent string }{
-		{`"Endpoints that left keep their connections until these end" destinations=2 atMost="1h0m0s"`, "lost"},
-		{`"Endpoints that left a while ago lost the connections that they still had" connections=6 after="1h0m0s"`, "keep"},
+	const (
+		keep = `"Endpoints that left keep their connections until these end" destinations=%d atMost="1h0m0s"`
+		lost = `"Endpoints that left a while ago lost the connections that they still had" connections=6 after="1h0m0s"`
+	)
+	for i, c := range []struct {
+		left         int // endpoints of TCP
+		verbosity    int
+		says, silent string
+	}{
+		{2, 0, fmt.Sprintf(keep, 1), "lost"},
+		{1, 0, "", "keep"}, // it was said
+		{2, 0, "", "keep"},
+		{1, 2, fmt.Sprintf(keep, 1), "lost"},
+		{1, 0, lost, "keep"},
 	} {
+		if i == 4 {
+			k.clock = k.clock.Add(DrainBound)
+		}
 		out.Reset()
-		if err := planOf(t, b, less).Apply(ctx); err != nil {
+		less := snapshot(web(0, c.left, service.TCP), web(1, 1, service.UDP))
+		if err := planOf(t, b, less).Apply(at(c.verbosity)); err != nil {
 			t.Fatal(err)
 		}
 		if s := out.String(); !strings.Contains(s, c.says) || strings.Contains(s, c.silent) {
-			t.Errorf("logged %q, want %q", s, c.says)
+			t.Errorf("%d: logged %q, want %q", i, s, c.says)
 		}
-		k.clock = k.clock.Add(DrainBound)
 	}
 }
