@@ -22,7 +22,7 @@ import (
 type Format string
 
 // The formats. Text has parts, each headed by the command that takes it: ip,
-// ipvsadm and nft. JSON holds the same in lists.
+// ipvsadm, which takes no comments, and nft. JSON holds the same in lists.
 const (
 	Text Format = "text"
 	JSON Format = "json"
@@ -77,7 +77,7 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 		for _, d := range docs {
 			d.writeText(b)
 		}
-		fmt.Fprint(b, "# for nft -f\n")
+		fmt.Fprint(b, "# for nft -f -\n")
 		if err := nftables.Render(b, want, rules, nftables.Text); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (d Document) writeText(w *bufio.Writer) {
 		}
 		fmt.Fprintf(w, "route replace local %s dev %s table local proto 107 metric 1024%s\n", a.Addr, Device, src)
 	}
-	fmt.Fprint(w, "# for ipvsadm -R, without comments\n")
+	fmt.Fprint(w, "# for grep ^- | ipvsadm -R\n")
 	for _, s := range d.Servers {
 		s.writeText(w)
 	}
