@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -14,10 +15,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// closed returns an address where nobody listens.
+// closed returns an address where nobody listens, and nobody else will: only
+// this process uses it.
 func closed(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", fmt.Sprintf("127.77.%d.%d:0", byte(os.Getpid()>>8), byte(os.Getpid())))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,16 +49,22 @@ func settleDown(t *testing.T, c *cluster, a app) *household {
 
 // meet has one client ask one kind of address and returns who answered, and
 // whether that is another server than before. Who was away for so long that he
-// is forgotten may have another one.
+// is forgotten may have another one, and so may whom a relay kept waiting for the
+// one he had.
 func (h *household) meet(t *testing.T, client netip.Addr, k service.Kind) (server string, moved bool) {
 	t.Helper()
 	before := h.asked[client]
 	server = h.visit(t, client, k)
-	if server != h.server[client] && time.Since(before) >= h.memory() {
+	late := h.mode.userspace && time.Since(h.asked[client]) >= relayPatience
+	if server != h.server[client] && (late || time.Since(before) >= h.memory()) {
 		h.server[client] = server
 	}
 	return server, server != h.server[client]
 }
+
+// relayPatience is how long mode userspace waits for an endpoint before it tries
+// another one.
+const relayPatience = 250 * time.Millisecond
 
 // memory is how long a client is remembered.
 func (h *household) memory() time.Duration { return time.Duration(h.app.sticky) * time.Second }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -64,7 +65,9 @@ func (n *node) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
 	return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 }
 
-var here = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+// here is a loopback address that only this process uses, so that nobody takes
+// a port on which nobody listens any more.
+var here = netip.AddrFrom4([4]byte{127, 77, byte(os.Getpid() >> 8), byte(os.Getpid())})
 
 // port returns a Service port with endpoints.
 func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Port {
@@ -107,6 +110,20 @@ func (n *node) dial(t *testing.T, p *service.Port) *net.TCPConn {
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
 	return c
+}
+
+// knock returns what becomes of a client of p whom nobody serves. The reset may
+// come before the dial is over.
+func (n *node) knock(t *testing.T, p *service.Port) error {
+	t.Helper()
+	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(n.at(t, p)))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	_, err = c.Read(make([]byte, 1))
+	return err
 }
 
 // echo serves TCP and UDP on one address, and answers with its own first, then
@@ -163,7 +180,7 @@ func (e *echo) answer(c *net.TCPConn) {
 // eventually polls.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}

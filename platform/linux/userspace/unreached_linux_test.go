@@ -5,7 +5,6 @@ package userspace
 
 import (
 	"errors"
-	"io"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -35,7 +34,7 @@ func TestUnreachedIsToldOf(t *testing.T) {
 			answers(t, n.dial(t, up))
 		}
 		if proto == service.TCP {
-			_, _ = io.ReadAll(n.dial(t, down))
+			_ = n.knock(t, down)
 		} else if _, err := n.caller(t, down).Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
