@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -240,13 +241,16 @@ func TestUpdateCost(t *testing.T) {
 	tracker := New(Options{NodeName: "a"})
 	fill10x(tracker, 10_000)
 	tracker.Latest()
-	start := time.Now()
-	const rounds = 200
-	for i := range rounds {
-		tracker.SetSlice(plainSlice(i, 9+i%2))
+	var took []time.Duration
+	for i := range 200 {
+		slice := plainSlice(i, 9+i%2)
+		start := time.Now()
+		tracker.SetSlice(slice)
 		tracker.Latest()
+		took = append(took, time.Since(start))
 	}
-	each := time.Since(start) / rounds
+	slices.Sort(took)
+	each := took[len(took)/2] // on a busy machine some of them take long
 	t.Logf("one endpoint changed at 10,000 Services: %v to the next snapshot", each)
 	if each > 5*time.Millisecond {
 		t.Errorf("a change costs %v, which cannot be independent of the number of Services", each)
