@@ -6,6 +6,7 @@ package live
 import (
 	"bytes"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os/exec"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
@@ -239,5 +241,31 @@ func TestUserspaceLocalhost(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// A node that has IPv6 switched off, as many have, is served over IPv4, and what
+// is not is said once.
+func TestUserspaceWithoutIPv6(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")); err != nil {
+			t.Fatalf("sysctl: %v\n%s", err, out)
+		}
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		p := c.launch(t)
+		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
+		p.AwaitLog(t, "Services are not programmed for a family", "IPv6", "net.ipv6.conf.lo.disable_ipv6 is 1")
+		page := p.Fetch(t, program.HealthAddr, "/healthz")
+		if page.Status != http.StatusOK || !strings.Contains(string(page.Body), `"family-IPv6"`) {
+			t.Errorf("health is %d, want 200 and the condition: %s", page.Status, page.Body)
+		}
+		var calls []judge.Call
+		for _, k := range kinds {
+			calls = append(calls, c.dials(c.callers(), web, k, service.IPv4)...)
+		}
+		c.check(t, c.want(t), calls)
+		p.Stop(t)
 	})
 }

@@ -37,7 +37,31 @@ func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 
 // Probe asks whether the node has an iptables that takes our rules for f, and
 // changes nothing. The error is one sentence that says what is missing.
-func Probe(f service.Family, o Options) error { return iptables.Probe(f, o.rules()) }
+func Probe(f service.Family, o Options) error {
+	if err := disabled(f); err != nil {
+		return fmt.Errorf("listeners for %s: %w", f, err)
+	}
+	return iptables.Probe(f, o.rules())
+}
+
+// disablePath is the kernel's choice whether interface lo has IPv6. It is not
+// there without IPv6.
+const disablePath = "/proc/sys/net/ipv6/conf/lo/disable_ipv6"
+
+// disabled returns why interface lo cannot have an address of f.
+func disabled(f service.Family) error {
+	if f != service.IPv6 {
+		return nil
+	}
+	text, err := os.ReadFile(disablePath)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return errors.New("the kernel has no IPv6, or it is disabled")
+	case err == nil && strings.TrimSpace(string(text)) != "0":
+		return errors.New("IPv6 is disabled on interface lo, where they have their address: net.ipv6.conf.lo.disable_ipv6 is 1")
+	}
+	return nil
+}
 
 // host is the Network of a real node.
 type host struct {
@@ -121,6 +145,9 @@ func (l loopback) Add() error {
 	}
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+	}
+	if why := disabled(l.family); err != nil && why != nil {
+		return fmt.Errorf("%w: %w", err, why)
 	}
 	return err
 }
