@@ -15,6 +15,7 @@ import (
 // what we left there if that is known.
 func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *plan {
 	sums := t.sums()
+	delete(sums, localnetMark) // comes and goes by itself
 	p := &plan{backend: b, from: &installed{}, whole: true}
 	b.readMark(p, t)
 	foreign := b.foreign(t, want)

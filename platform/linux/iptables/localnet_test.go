@@ -122,3 +122,18 @@ func TestLoopbackThatStaysClosed(t *testing.T) {
 	k.fixed = nil
 	check(true)
 }
+
+// TestLoopbackMarkIsNoDrift has the next process find the mark, keep it or remove
+// it, and read everything again for some other reason.
+func TestLoopbackMarkIsNoDrift(t *testing.T) {
+	for name, next := range map[string]bool{"kept": true, "removed": false} {
+		k := newFake()
+		program(t, local(k))
+		b := NewWith(service.IPv4, Options{MasqueradeBit: 14, LocalhostNodePorts: next}, k)
+		program(t, b)
+		k.touched = true
+		if p, err := b.Plan(t.Context(), simple(3)); err != nil || len(p.Drift()) > 0 || !p.Empty() {
+			t.Errorf("%s: %v, drift %q, to do:\n%s", name, err, p.Drift(), p)
+		}
+	}
+}
