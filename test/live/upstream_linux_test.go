@@ -67,7 +67,9 @@ COMMIT
 :KUBE-PROXY-FIREWALL - [0:0]
 :KUBE-FORWARD - [0:0]
 :KUBE-NODE-PORT - [0:0]
+:KUBE-NODEPORTS - [0:0]
 -A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+-A INPUT -m comment --comment "kubernetes health check service ports" -j KUBE-NODEPORTS
 -A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
 -A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
 -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
@@ -209,6 +211,42 @@ func TestTakeoverFromUpstream(t *testing.T) {
 			}
 		})
 	}
+}
+
+// relayTables are rules such as kube-proxy made in mode userspace, whose chains
+// have names that ours have.
+const relayTables = `*nat
+:KUBE-PORTALS-CONTAINER - [0:0]
+:KUBE-PORTALS-HOST - [0:0]
+:KUBE-NODEPORT-CONTAINER - [0:0]
+:KUBE-NODEPORT-HOST - [0:0]
+-A PREROUTING -m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules" -j KUBE-PORTALS-CONTAINER
+-A PREROUTING -m addrtype --dst-type LOCAL -m comment --comment "handle service NodePorts; NOTE: this must be the last rule in the chain" -j KUBE-NODEPORT-CONTAINER
+-A OUTPUT -m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules" -j KUBE-PORTALS-HOST
+-A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment "handle service NodePorts; NOTE: this must be the last rule in the chain" -j KUBE-NODEPORT-HOST
+-A KUBE-NODEPORT-CONTAINER -p tcp -m comment --comment "shop/web:lines" -m tcp --dport 30010 -j REDIRECT --to-ports 36521
+COMMIT
+*filter
+:KUBE-NODEPORT-NON-LOCAL - [0:0]
+-A INPUT -m comment --comment "Ensure that non-local NodePort traffic can flow" -j KUBE-NODEPORT-NON-LOCAL
+COMMIT
+`
+
+// Mode userspace takes over from kube-proxy's, and no way in is left that goes past
+// the choice of addresses for NodePorts.
+func TestUserspaceFromUpstream(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		m.flags = append(m.flags, "--nodeport-addresses=10.244.1.0/24,fd00:10:244:1::/64")
+		m.means.NodePorts = prefixes("10.244.1.0/24", "fd00:10:244:1::/64")
+		c := newCluster(t, m)
+		c.neighbour(t, relayTables)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		c.start(t)
+		want := c.settle(t)
+		c.check(t, want, c.cells(c.callers(), web))
+		c.checkNodePorts(t, want, web)
+	})
 }
 
 // upstream installs the rules of kube-proxy in a mode.

@@ -39,7 +39,10 @@ func (l layout) jumps() []jump {
 	}, refuse...)
 }
 
-const newOnly = "-m conntrack --ctstate NEW "
+const (
+	newOnly   = "-m conntrack --ctstate NEW "
+	localOnly = "-m addrtype --dst-type LOCAL "
+)
 
 // layout makes the chains of one family.
 type layout struct {
@@ -186,7 +189,7 @@ func (l layout) nodePortRules(node *service.Node, chain string) []string {
 	if !l.localhost(node) {
 		rules = []string{"-d " + loopback[l.family].String() + " -j RETURN"}
 	}
-	local := "-m addrtype --dst-type LOCAL -j " + chain
+	local := localOnly + "-j " + chain
 	prefixes := service.InFamily(node.NodePorts, l.family)
 	if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return append(rules, local)

@@ -106,16 +106,16 @@ func (h *held) lacking(jumps []jump) []jump {
 }
 
 // surplus returns the rules of the system's chains that lead to chains which stay
-// and are not among jumps: a second one of the same, and one to an entrance with no
-// match but for new connections, as service proxies make it. Who has added another
-// match knows why.
+// and are not among jumps: a second one of the same, and one to an entrance as some
+// service proxy makes it. Who has added another match knows why.
 func (h *held) surplus(stay map[id]bool, jumps []jump) []jump {
 	var more []jump
 	seen := map[jump]bool{}
 	for _, l := range h.leads {
 		b := l.bare()
 		target := targetOf(words(b.rule))
-		plain := slices.Contains(entrances, target) && (b.rule == "-j "+target || b.rule == newOnly+"-j "+target)
+		match, _ := strings.CutSuffix(b.rule, "-j "+target)
+		plain := slices.Contains(entrances, target) && slices.Contains([]string{"", newOnly, localOnly}, match)
 		switch {
 		case !l.from.isSystem() || !stay[id{l.from.table, target}]:
 		case slices.Contains(jumps, b) && !seen[b]:

@@ -27,6 +27,7 @@ func TestSurplusJumpsGo(t *testing.T) {
 		"the same before ours":        {id{filter, "INPUT"}, comment + newOnly + "-j KUBE-SERVICES", true, true},
 		"without our match":           {id{filter, "INPUT"}, "-j KUBE-SERVICES", true, true},
 		"of kube-proxy":               {id{filter, "INPUT"}, comment + "-j KUBE-NODEPORTS", true, true},
+		"of its mode userspace":       {id{nat, "PREROUTING"}, "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS", true, true},
 		"from another chain":          {id{nat, "POSTROUTING"}, "-j KUBE-SERVICES", true, true},
 		"with a match of somebody's":  {id{nat, "PREROUTING"}, "-s 192.0.2.1/32 -j KUBE-SERVICES", true, false},
 		"to what marks":               {id{nat, "PREROUTING"}, "-j KUBE-MARK-MASQ", true, false},
