@@ -90,10 +90,19 @@ func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
 
 // DialTCP implements Network.
 func (h host) DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
-	d := net.Dialer{KeepAliveConfig: keepAlive, Control: h.marked}
+	var p pacing
+	d := net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, address string, c syscall.RawConn) error {
+		if err := h.marked(network, address, c); err != nil {
+			return err
+		}
+		return c.Control(p.ease)
+	}}
 	conn, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		op.Source = nil // which says nothing
+	}
+	if err == nil {
+		p.settle(conn, near)
 	}
 	return conn, err
 }

@@ -21,10 +21,6 @@ const (
 	pipeSize   = 1 << 20 // what the system lets anybody have, unless it was told otherwise
 	mostPipes  = 256
 	bufferSize = 32 << 10
-	// unsent is how much may wait in a socket to be sent. The kernel would
-	// take several megabytes, which are no longer in any cache of the processor
-	// when they go on.
-	unsent = 512 << 10
 )
 
 // mover moves what one side sends to the other. It keeps the pipes that nobody
@@ -97,12 +93,6 @@ func (m *mover) pump(dst, src *net.TCPConn) error {
 			return err
 		}
 	}
-}
-
-// limitUnsent makes a socket take no more than is soon sent. Without that it
-// works, too.
-func limitUnsent(fd uintptr) {
-	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsent)
 }
 
 // chunk is what is moved at once.
@@ -187,11 +177,18 @@ func (c *chunk) release() {
 	c.piped, c.buffer = false, nil
 }
 
+// splice does not tell the scheduler that it calls the kernel. With
+// SPLICE_F_NONBLOCK the call waits for nothing, but a big one takes longer than
+// the 20 us after which the scheduler wakes another thread to go on with.
 func splice(from, to, most int) (int, error) {
 	for {
-		n, err := unix.Splice(from, nil, to, nil, most, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-		if !errors.Is(err, unix.EINTR) {
-			return int(n), err
+		n, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"syscall"
+	"time"
 )
 
 // mover moves what one side sends to the other.
@@ -22,3 +23,10 @@ func (*mover) pump(dst, src *net.TCPConn) error {
 
 // awaitPacket waits for nothing: reading does.
 func awaitPacket(syscall.RawConn) error { return nil }
+
+// pacing is known on Linux only.
+type pacing string
+
+func easeListener(*net.TCPListener) pacing { return "" }
+
+func (pacing) settle(syscall.Conn, time.Duration) {}

@@ -57,17 +57,21 @@ func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
 // patience is how long each attempt to reach an endpoint may take.
 var patience = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 
+// near is how soon a neighbour answers: one on the node or in its data centre.
+const near = time.Millisecond
+
 // tcpListener relays TCP.
 type tcpListener struct {
 	*relay
 	socket *net.TCPListener
 	target *target
 	policy service.Policy
+	pacing pacing
 	closed atomic.Bool
 }
 
 func (r *relay) serveTCP(socket *net.TCPListener, t *target, policy service.Policy) *tcpListener {
-	l := &tcpListener{relay: r, socket: socket, target: t, policy: policy}
+	l := &tcpListener{relay: r, socket: socket, target: t, policy: policy, pacing: easeListener(socket)}
 	go l.accept()
 	return l
 }
@@ -114,6 +118,7 @@ func (l *tcpListener) accept() {
 		}
 		go func() {
 			defer leave()
+			l.pacing.settle(c, near)
 			l.serve(c)
 		}()
 	}
