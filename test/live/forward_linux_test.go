@@ -46,7 +46,7 @@ func TestIPTablesForwardClosed(t *testing.T) {
 // back.
 func TestUserspaceForwardClosed(t *testing.T) {
 	throughProxy(t, func(t *testing.T, m mode) {
-		c := newCluster(t, patient(m.iptables))
+		c := newCluster(t, inUserspace(m.iptables))
 		c.closeForward(t)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))

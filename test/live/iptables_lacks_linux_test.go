@@ -57,7 +57,7 @@ func answers(t *testing.T, calls []judge.Call) {
 // connections past the process all the same, with what it has.
 func TestUserspaceStopWithoutMatches(t *testing.T) {
 	throughProxy(t, func(t *testing.T, m mode) {
-		c := newCluster(t, patient(m.iptables))
+		c := newCluster(t, inUserspace(m.iptables))
 		c.lacks(t, "-m recent")
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		sticky := app{name: "sticky", number: 11, sticky: 600, external: "Local"}.on(c.webs()...)

@@ -100,7 +100,7 @@ func TestUserspaceListenersAreHidden(t *testing.T) {
 // kernel leads clients to endpoints. What is open goes on for a while.
 func TestUserspaceRestart(t *testing.T) {
 	throughProxy(t, func(t *testing.T, m mode) {
-		c := newCluster(t, patient(m.iptables))
+		c := newCluster(t, inUserspace(m.iptables))
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 		sticky := app{name: "sticky", number: 12, sticky: 600}.on(c.webs()...)

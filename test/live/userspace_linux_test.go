@@ -23,9 +23,11 @@ func throughProxy(t *testing.T, test func(*testing.T, mode)) {
 	}
 }
 
+// inUserspace gives an endpoint of UDP ten seconds for an answer: on a busy
+// machine the 250 ms that are usual are over before it was asked.
 func inUserspace(variant string) mode {
 	m := usual()
-	m.flags = append(m.flags, "--proxy-mode=userspace", "--iptables-localhost-nodeports=false")
+	m.flags = append(m.flags, "--proxy-mode=userspace", "--iptables-localhost-nodeports=false", "--udp-timeout=10s")
 	m.iptables, m.userspace = variant, true
 	return m
 }

@@ -29,7 +29,7 @@ func throughUserspace(t *testing.T, tour []string, pause time.Duration, less ...
 	t.Helper()
 	all := ways()
 	for _, v := range []string{"legacy", "nft"} {
-		all["userspace-"+v] = patient(v)
+		all["userspace-"+v] = inUserspace(v)
 	}
 	c := newCluster(t, all[tour[0]])
 	web := app{name: "web", number: 10}.on(c.webs()...)
@@ -61,13 +61,6 @@ func throughUserspace(t *testing.T, tour []string, pause time.Duration, less ...
 		lossless(t, loads, less...)
 		c.check(t, want, without(less, c.cells(c.callers(), web, local)))
 	}
-}
-
-// patient is mode userspace that waits for answers on a busy machine.
-func patient(variant string) mode {
-	m := inUserspace(variant)
-	m.flags = append(m.flags, "--udp-timeout=10s")
-	return m
 }
 
 // A changed configuration file that asks for another mode has nobody refused
