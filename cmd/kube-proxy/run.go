@@ -141,7 +141,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	c, backends := x.config, x.backends
 	announce(log, o, x)
 	watchers := newObservers(c, backends, node, contact, log)
-	watchers.lack(x.missing)
+	watchers.doWithout(ctx, x)
 	watchers.observeRelay(backends)
 	watchers.announce(from, log)
 	var loops []*reconcile.Loop

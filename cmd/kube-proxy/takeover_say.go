@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"strings"
+
+	"kubeproxy/common/service"
 )
 
 // errUnread is why it is not known what is in a place. There may well be nothing.
@@ -68,6 +70,33 @@ func (t *takeover) reason(p place, why string) string {
 		return why
 	}
 	return p.trouble.Error()
+}
+
+// doWithout says which families are not programmed, and what is left for them. That
+// stays as it is: what gets out of date is better than nothing.
+func (o *observers) doWithout(ctx context.Context, x *chosen) {
+	o.lack(x.missing)
+	if len(x.missing) == 0 {
+		return
+	}
+	all, err := places(x.config)
+	if err != nil {
+		o.log.Error(err, unreadText)
+	}
+	left := map[service.Family][]string{}
+	for _, p := range all {
+		if x.missing[p.family] == "" {
+			continue
+		}
+		if what, err := p.Find(ctx); err == nil && what != "" {
+			o.log.Info("Found what an earlier service proxy left; it stays, as nothing takes its place", "family", p.family.String(), "place", p.String(), "what", what)
+			left[p.family] = append(left[p.family], p.String())
+		}
+	}
+	for f, places := range left {
+		o.health.SetCondition("leftovers-"+f.String(), "an earlier service proxy left rules in "+strings.Join(places, ", ")+
+			": they stay and get out of date, as nothing takes their place; --cleanup removes them")
+	}
 }
 
 // tell logs what has not been logged last of a place, or of all without one.

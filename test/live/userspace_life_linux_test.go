@@ -248,19 +248,22 @@ func TestUserspaceLocalhost(t *testing.T) {
 // is not is said once.
 func TestUserspaceWithoutIPv6(t *testing.T) {
 	throughProxy(t, func(t *testing.T, m mode) {
-		c := newCluster(t, m)
+		c := newCluster(t, ways()["iptables-"+m.iptables])
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		c.start(t).Stop(t)
 		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")); err != nil {
 			t.Fatalf("sysctl: %v\n%s", err, out)
 		}
-		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
+		c.become(t, m)
 		p := c.launch(t)
 		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
 		p.AwaitLog(t, "Services are not programmed for a family", "IPv6", "net.ipv6.conf.lo.disable_ipv6 is 1")
 		page := p.Fetch(t, program.HealthAddr, "/healthz")
-		if page.Status != http.StatusOK || !strings.Contains(string(page.Body), `"family-IPv6"`) {
-			t.Errorf("health is %d, want 200 and the condition: %s", page.Status, page.Body)
+		if page.Status != http.StatusOK || !strings.Contains(string(page.Body), `"family-IPv6"`) || !strings.Contains(string(page.Body), `"leftovers-IPv6"`) {
+			t.Errorf("health is %d, want 200 and the conditions: %s", page.Status, page.Body)
 		}
+		p.AwaitLog(t, "Found what an earlier service proxy left; it stays", "ip6tables-"+m.iptables)
 		var calls []judge.Call
 		for _, k := range kinds {
 			calls = append(calls, c.dials(c.callers(), web, k, service.IPv4)...)
