@@ -140,11 +140,23 @@ func prepare(o options, j *vm.Job) error {
 			j.Env = append(j.Env, name+"="+v)
 		}
 	}
-	if _, err := os.Stat("testdata"); err == nil {
-		data := filepath.Join(j.Dir, "testdata")
-		j.Files[data] = data
+	for _, path := range []string{filepath.Join(j.Dir, "testdata"), filepath.Join(j.Dir, "README.md"), examples(j.Dir)} {
+		if _, err := os.Stat(path); err == nil {
+			j.Files[path] = path
+		}
 	}
 	return testFlags(j)
+}
+
+// examples is where the module that dir is in has examples, which tests read,
+// too.
+func examples(dir string) string {
+	for at := dir; at != filepath.Dir(at); at = filepath.Dir(at) {
+		if _, err := os.Stat(filepath.Join(at, "go.mod")); err == nil {
+			return filepath.Join(at, "docs", "examples")
+		}
+	}
+	return ""
 }
 
 // profiles are the flags of a test that name files to be written.
