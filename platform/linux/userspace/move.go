@@ -76,11 +76,21 @@ func (b *Backend) move(ctx context.Context, stay func(*udpListener, netip.AddrPo
 // busy reports that a datagram of client, or the answer to one, may be under
 // way.
 func (l *udpListener) busy(client netip.AddrPort) bool {
+	if l.behind() {
+		return true
+	}
 	l.mu.Lock()
 	s := l.sessions[client]
 	l.mu.Unlock()
 	if s == nil {
 		return false
 	}
-	return s.asks.Load() || time.Since(time.Unix(0, s.heard.Load())) < settled
+	return s.asked.Load() != s.answered.Load() || time.Since(time.Unix(0, s.heard.Load())) < settled
+}
+
+// behind reports that there are datagrams which were not passed on yet, from
+// whomever: on a busy node that may take longer than an arrival.
+func (l *udpListener) behind() bool {
+	raw, err := l.socket.SyscallConn()
+	return err == nil && waits(raw) || l.passing.Load()
 }

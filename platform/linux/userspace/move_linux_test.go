@@ -6,6 +6,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -124,6 +125,91 @@ func mute(t *testing.T) netip.AddrPort {
 	}
 	t.Cleanup(func() { _ = u.Close() })
 	return netip.MustParseAddrPort(u.LocalAddr().String())
+}
+
+// held opens UDP sockets when it may.
+type held struct {
+	*node
+	dialling chan bool
+	may      chan bool
+}
+
+func (h *held) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	h.dialling <- true
+	<-h.may
+	return h.node.DialUDP(to)
+}
+
+// TestUDPClientsOnTheirWayStay has datagrams wait, one of them read already, in
+// a process that does not get on with them.
+func TestUDPClientsOnTheirWayStay(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+	h := &held{n, make(chan bool, 2), make(chan bool)}
+	n.relay.network = h
+	goOn := sync.OnceFunc(func() { close(h.may) })
+	t.Cleanup(goOn)
+	dns := port("dns", service.UDP, e.at)
+	if err := n.apply(t, dns); err != nil {
+		t.Fatal(err)
+	}
+	l := n.listeners[key{dns.Name, service.PolicyCluster}].(*udpListener)
+	var clients []netip.AddrPort
+	ask := func() {
+		c := n.caller(t, dns)
+		clients = append(clients, netip.MustParseAddrPort(c.LocalAddr().String()))
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantBusy := func(when string) {
+		t.Helper()
+		for _, c := range clients {
+			told := make(chan bool, 1)
+			go func() { told <- l.busy(c) }()
+			select {
+			case busy := <-told:
+				if !busy {
+					t.Errorf("%s: %s may move", when, c)
+				}
+			case <-time.After(long):
+				t.Fatalf("%s: it takes too long to say", when)
+			}
+		}
+	}
+	ask()
+	<-h.dialling
+	wantBusy("one is read")
+	ask()
+	wantBusy("another one waits")
+	goOn()
+	eventually(t, "both may move", func() bool {
+		return n.sessions(dns) == 2 && !l.busy(clients[0]) && !l.busy(clients[1])
+	})
+}
+
+// TestUDPClientsThatWaitStay has a datagram wait that nobody reads.
+func TestUDPClientsThatWaitStay(t *testing.T) {
+	n := newNode(t, Options{}, 4096)
+	u, err := n.ListenUDP(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	l := &udpListener{relay: n.relay, socket: u, target: newTarget()}
+	c, err := net.DialUDP("udp", nil, u.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	client := netip.MustParseAddrPort(c.LocalAddr().String())
+	if l.busy(client) {
+		t.Error("a client who said nothing has to stay")
+	}
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the client has to stay", func() bool { return l.busy(client) })
 }
 
 // TestDrainCounts the connections that have not ended.

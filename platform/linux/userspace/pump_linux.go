@@ -195,9 +195,17 @@ func splice(from, to, most int) (int, error) {
 
 // awaitPacket waits until c has a packet to read, or an error to tell.
 func awaitPacket(c syscall.RawConn) error {
-	return c.Read(func(fd uintptr) bool {
-		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(ready, 0)
-		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
-	})
+	return c.Read(readable)
+}
+
+// waits reports that a datagram waits.
+func waits(c syscall.RawConn) (does bool) {
+	_ = c.Control(func(fd uintptr) { does = readable(fd) }) // of a closed socket nobody takes any
+	return does
+}
+
+func readable(fd uintptr) bool {
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(ready, 0)
+	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 }

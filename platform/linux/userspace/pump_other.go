@@ -30,3 +30,6 @@ type pacing string
 func easeListener(*net.TCPListener) pacing { return "" }
 
 func (pacing) settle(syscall.Conn, time.Duration) {}
+
+// waits cannot tell.
+func waits(syscall.RawConn) bool { return false }

@@ -23,6 +23,9 @@ type udpListener struct {
 	target *target
 	policy service.Policy
 	closed atomic.Bool
+	// passing is set from before a datagram is taken from the socket until it is
+	// passed on.
+	passing atomic.Bool
 
 	mu       sync.Mutex
 	sessions map[netip.AddrPort]*session // by client
@@ -35,7 +38,9 @@ type session struct {
 	endpoint netip.AddrPort
 	socket   *net.UDPConn
 	heard    atomic.Int64 // of either side, Unix time in nanoseconds
-	asks     atomic.Bool  // the client spoke last
+	// asked counts what the client said, and answered is how much of it was said
+	// before the latest answer went out.
+	asked, answered atomic.Uint64
 }
 
 // packet is a buffer for one datagram of any size. A socket that waits holds
@@ -77,24 +82,27 @@ func (l *udpListener) close() {
 // receive passes on what clients send until the listener is closed.
 func (l *udpListener) receive() {
 	for !l.closed.Load() {
-		from, p, n, err := l.read(l.socket)
+		from, p, n, err := l.read(l.socket, &l.passing)
 		if err == nil {
 			l.pass(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), p[:n])
 		} else if exhausted(err) {
 			l.limits.trouble(err)
 			time.Sleep(leastRest)
 		}
+		l.passing.Store(false)
 		l.packets.Put(p)
 	}
 }
 
-// read waits for a datagram. The buffer is to be put back in any case.
-func (r *relay) read(c *net.UDPConn) (from netip.AddrPort, p *packet, n int, err error) {
+// read waits for a datagram, and sets taken before it takes it. The buffer is to
+// be put back in any case.
+func (r *relay) read(c *net.UDPConn, taken *atomic.Bool) (from netip.AddrPort, p *packet, n int, err error) {
 	raw, err := c.SyscallConn()
 	if err == nil {
 		err = awaitPacket(raw)
 	}
 	p = r.packets.Get().(*packet)
+	taken.Store(true)
 	if err == nil {
 		n, from, err = c.ReadFromUDPAddrPort(p[:])
 	}
@@ -110,7 +118,7 @@ func (l *udpListener) pass(from netip.AddrPort, data []byte) {
 			return
 		}
 		s.heard.Store(time.Now().UnixNano())
-		s.asks.Store(true)
+		s.asked.Add(1)
 		if _, err := s.socket.Write(data); err == nil {
 			return
 		} else if !s.failed(err) {
@@ -156,14 +164,16 @@ func (s *session) answer() {
 		_ = s.socket.Close()
 		l.limits.give(forSession)
 	}()
+	var taken atomic.Bool // which nobody asks for
 	for {
 		idle := time.Unix(0, s.heard.Load()).Add(l.udpIdle)
 		_ = s.socket.SetReadDeadline(idle) // fails if the session has ended, and then so does reading
-		_, p, n, err := l.read(s.socket)
+		_, p, n, err := l.read(s.socket, &taken)
 		if err == nil {
-			s.heard.Store(time.Now().UnixNano())
-			s.asks.Store(false)
+			asked := s.asked.Load()
 			_, _ = l.socket.WriteToUDPAddrPort(p[:n], s.client) // a datagram may be lost
+			s.heard.Store(time.Now().UnixNano())
+			s.answered.Store(asked)
 		}
 		l.packets.Put(p)
 		var timeout net.Error
