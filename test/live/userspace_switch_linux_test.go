@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/program"
@@ -54,6 +56,13 @@ func throughUserspace(t *testing.T, tour []string, pause time.Duration, less ...
 			})
 			if c.mode.ipvs {
 				p.AwaitLog(t, "Removed what an earlier service proxy left", f.String(), "chains of this proxy")
+				continue
+			}
+			for _, v := range program.IPTablesVariants { // old chains lead clients, too, as long as they are there
+				program.Await(t, "no chains but those of the mode", func() bool {
+					left := c.finds(t, iptables.Remains{Variant: iptables.Variant(v), Family: f})
+					return (left != "") == strings.HasSuffix(name, "-"+v)
+				})
 			}
 		}
 		lines.goOn(t)
