@@ -109,6 +109,8 @@ var trial = [...]key{
 	service.IPv6: {netip.MustParseAddr("2001:db8::"), 20000, service.TCP},
 }
 
+const maxScheduler = 15 // bytes of its name
+
 // try makes a virtual server with a scheduler, and removes it.
 func (k *kernel) try(scheduler string) error {
 	err := k.tryOne(scheduler)
@@ -130,6 +132,11 @@ func (k *kernel) try(scheduler string) error {
 }
 
 func (k *kernel) tryOne(scheduler string) error {
+	// The kernel takes none for a virtual server that never chooses, and has no
+	// good word for what is too long.
+	if scheduler == "none" || len(scheduler) > maxScheduler {
+		return unix.ENOENT
+	}
 	o := &op{verb: addServer, key: trial[k.family], server: server{scheduler: scheduler, flags: flagOurs}}
 	err := k.servers.NewService(k.service(o))
 	if errors.Is(err, unix.EEXIST) { // a process that was killed left it

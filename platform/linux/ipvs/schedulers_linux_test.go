@@ -38,9 +38,11 @@ func TestSchedulers(t *testing.T) {
 			}
 			_, _ = b.Close(), fresh.Close()
 		}
-		err := Probe(service.IPv4, Options{Scheduler: "magic"})
-		if err == nil || !strings.Contains(err.Error(), `has no scheduler "magic"`) || !strings.Contains(err.Error(), "it has dh, ") || !strings.Contains(err.Error(), ", wrr") {
-			t.Errorf("Probe = %v, want a list of schedulers", err)
+		for _, s := range []string{"magic", "none", "a magic one", strings.Repeat("r", 16), strings.Repeat("r", 200)} {
+			err := Probe(service.IPv4, Options{Scheduler: s})
+			if err == nil || !strings.Contains(err.Error(), `has no scheduler "`+s+`"`) || !strings.Contains(err.Error(), "it has dh, ") || !strings.Contains(err.Error(), ", wrr") {
+				t.Errorf("Probe = %v, want a list of schedulers", err)
+			}
 		}
 	})
 }
