@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -177,19 +179,18 @@ func refusal(err error, said, text string) error {
 	if !errors.As(err, &exit) || exit.ExitCode() < 0 || exit.ExitCode() == lackOfResources && !numbered {
 		return fmt.Errorf("%w: %w: %s", errBusy, err, said)
 	}
-	if _, after, found := strings.Cut(said, "line "); found {
-		n := 0
-		if _, scanErr := fmt.Sscan(after, &n); scanErr != nil {
-			_, _ = fmt.Sscanf(after, "%d", &n)
-		}
-		lines := strings.Split(text, "\n")
-		switch {
-		case n <= 0 || n > len(lines):
-		case lines[n-1] == "COMMIT": // a number that tells nothing, and another one each time
-			return fmt.Errorf("the kernel refuses table %s as a whole: %w", tableAt(lines[:n]), err)
-		default:
-			return fmt.Errorf("%s: %q: %w", said, lines[n-1], err)
-		}
+	at := regexp.MustCompile(`\bline:? (\d+)`).FindStringSubmatch(said)
+	lines := strings.Split(text, "\n")
+	if at == nil {
+		return fmt.Errorf("%s: %w", said, err)
+	}
+	n, numErr := strconv.Atoi(at[1])
+	switch {
+	case numErr != nil || n <= 0 || n > len(lines):
+	case lines[n-1] == "COMMIT": // which tells nothing
+		return fmt.Errorf("the kernel refuses table %s as a whole: %w", tableAt(lines[:n]), err)
+	default: // the number is another one each time, the line is not
+		return fmt.Errorf("%s: %q: %w", strings.Replace(said, at[0], "this line", 1), lines[n-1], err)
 	}
 	return fmt.Errorf("%s: %w", said, err)
 }

@@ -118,6 +118,24 @@ func TestRefusedLineIsNamed(t *testing.T) {
 	})
 }
 
+// TestRefusalStaysTheSame has what is at fault stand in another line.
+func TestRefusalStaysTheSame(t *testing.T) {
+	fault := exec.Command("false").Run()
+	const rule = "-A KUBE-SVC-BAD -p tcp --no-such-option"
+	for _, tc := range []struct{ said, text, want string }{
+		{"iptables-restore: line 2 failed: oh no", "*nat\n" + rule, "iptables-restore: this line failed: oh no: \"" + rule + "\": exit status 1"},
+		{"line 3: RULE_APPEND failed", "*nat\n\n" + rule, "this line: RULE_APPEND failed: \"" + rule + "\": exit status 1"},
+		{"unknown option\nError occurred at line: 2\nTry", "*nat\n" + rule, "unknown option Error occurred at this line Try: \"" + rule + "\": exit status 1"},
+		{"iptables-restore: line 4 failed", "*filter\nCOMMIT\n*nat\nCOMMIT\n", "the kernel refuses table nat as a whole: exit status 1"},
+		{"line 99 failed", "*nat\n", "line 99 failed: exit status 1"},
+		{"who knows", "*nat\n", "who knows: exit status 1"},
+	} {
+		if got := refusal(fault, tc.said, tc.text); got.Error() != tc.want {
+			t.Errorf("%q: %q, want %q", tc.said, got, tc.want)
+		}
+	}
+}
+
 // TestProbe wants both variants to be good enough, and what is missing to be
 // named: the command, or what it says the kernel has not.
 func TestProbe(t *testing.T) {
