@@ -158,7 +158,30 @@ func (l loopback) Add() error {
 	if why := disabled(l.family); err != nil && why != nil {
 		return fmt.Errorf("%w: %w", err, why)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return l.awaitRoute()
+}
+
+// routePatience is how long the kernel may take to add a route. IPv6 does that in
+// a thread of its own, after the address can be listened on.
+const routePatience = 5 * time.Second
+
+// awaitRoute waits until the address is this node's. Without its route, what
+// rules lead to listeners would leave the node, and datagrams be lost.
+func (l loopback) awaitRoute() error {
+	for deadline := time.Now().Add(routePatience); ; time.Sleep(time.Millisecond) {
+		local, err := conntrack.Netlink{}.Local(context.Background(), Addrs[l.family])
+		switch {
+		case err != nil:
+			return fmt.Errorf("ask whether it is local: %w", err)
+		case local:
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("it has no route after %s", routePatience)
+		}
+	}
 }
 
 // Remove implements Address.
