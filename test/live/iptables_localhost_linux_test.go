@@ -96,10 +96,10 @@ func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 		p := program.Start(t, c.Node, program.With(exec.Command("unshare", args...), c.commands))
 		p.AwaitLog(t, `"Programmed"`, "iptables IPv4")
 		p.AwaitLog(t, "Warning: NodePorts do not answer on 127.0.0.1", "read-only file system")
-		page := p.Fetch(t, program.HealthAddr, "/healthz")
-		if page.Status != http.StatusOK || !strings.Contains(string(page.Body), "lacking-IPv4") {
-			t.Errorf("health is %d, want 200 and the condition: %s", page.Status, page.Body)
-		}
+		program.Await(t, "health of both families, and the condition", func() bool {
+			page := p.Fetch(t, program.HealthAddr, "/healthz")
+			return page.Status == http.StatusOK && strings.Contains(string(page.Body), "lacking-IPv4")
+		})
 		c.localhost(t, web, netlab.Refused)
 		c.check(t, c.want(t), c.cells(c.callers()[:1], web))
 		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {

@@ -259,10 +259,10 @@ func TestUserspaceWithoutIPv6(t *testing.T) {
 		p := c.launch(t)
 		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
 		p.AwaitLog(t, "Services are not programmed for a family", "IPv6", "net.ipv6.conf.lo.disable_ipv6 is 1")
-		page := p.Fetch(t, program.HealthAddr, "/healthz")
-		if page.Status != http.StatusOK || !strings.Contains(string(page.Body), `"family-IPv6"`) || !strings.Contains(string(page.Body), `"leftovers-IPv6"`) {
-			t.Errorf("health is %d, want 200 and the conditions: %s", page.Status, page.Body)
-		}
+		program.Await(t, "health of the family that is left, and the conditions of the other", func() bool {
+			page := p.Fetch(t, program.HealthAddr, "/healthz")
+			return page.Status == http.StatusOK && strings.Contains(string(page.Body), `"family-IPv6"`) && strings.Contains(string(page.Body), `"leftovers-IPv6"`)
+		})
 		p.AwaitLog(t, "Found what an earlier service proxy left; it stays", "ip6tables-"+m.iptables)
 		var calls []judge.Call
 		for _, k := range kinds {
