@@ -73,13 +73,6 @@ const (
 	fewest = 4   // connections to each address, so that a stray answer shows
 	most   = 300 // until each of a handful of endpoints has answered
 
-	// tries is how often a call may go wrong by chance. A client may get the
-	// port of an earlier one, and with it a flow that was right when it began:
-	// with the few hundred flows of a load, about one call in ten does. TCP takes
-	// care of that, but a relay that waits for an endpoint while the machine is
-	// busy takes another one.
-	tries = 5
-
 	// atOnce is how late a refusal may be: who hears of it only when trying
 	// again, after a second, was not refused at once. On a busy machine any of
 	// them may be late by chance, but not all.
@@ -99,7 +92,11 @@ func (j Judge) Check(t testing.TB, calls []Call) {
 		asking.Go(func() {
 			for x := range work {
 				err := j.Try(t.Context(), x)
-				for n := 1; n < tries && err != nil && (x.Proto != service.TCP || j.Relayed); n++ {
+				if err != nil && (x.Proto == service.SCTP || x.Proto == service.TCP && j.Relayed) {
+					// A client may get the port of an earlier one, and with
+					// it a flow that was right when it began. TCP takes care of
+					// that, but a relay that waits for an endpoint while the
+					// machine is busy takes another one.
 					err = j.Try(t.Context(), x)
 				}
 				if err != nil {

@@ -121,12 +121,35 @@ var errProto = errors.New("must be tcp, udp or sctp")
 
 func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
 	switch q.Proto {
-	case "tcp", "udp":
+	case "tcp":
 		return h.dial(ctx, dialer(q), q.Proto, q.To.String())
+	case "udp":
+		return h.dialUDP(ctx, q)
 	case "sctp":
 		return h.dialSCTP(ctx, q)
 	}
 	return nil, fmt.Errorf("protocol %q: %w", q.Proto, errProto)
+}
+
+// The ports that clients get are away from those of servers and NodePorts.
+const firstPort, lastPort = 33000, 65000
+
+// dialUDP gives each client the port that has been out of use for longest. What
+// the system would choose may be the port of an earlier client, and with it a
+// flow that the kernel or a relay still knows.
+func (h *Host) dialUDP(ctx context.Context, q Query) (net.Conn, error) {
+	if q.From.Port() != 0 {
+		return h.dial(ctx, dialer(q), q.Proto, q.To.String())
+	}
+	from := q.From.Addr()
+	for n := firstPort; ; n++ {
+		port := firstPort + (h.ports.Add(1)-1)%(lastPort-firstPort+1)
+		q.From = netip.AddrPortFrom(from, uint16(port))
+		conn, err := h.dial(ctx, dialer(q), q.Proto, q.To.String())
+		if !errors.Is(err, unix.EADDRINUSE) || n == lastPort {
+			return conn, err
+		}
+	}
 }
 
 func dialer(q Query) *net.Dialer {

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -33,6 +34,7 @@ type Host struct {
 	// as the Host, which makes it a safe parent: a process that is to die
 	// with its parent dies with the parent's thread.
 	keeper chan func()
+	ports  atomic.Uint32 // of UDP that clients were given
 
 	mu      sync.Mutex
 	closers []func() error // echo servers and the like, oldest first

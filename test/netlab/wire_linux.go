@@ -47,7 +47,7 @@ var sysctls = []struct{ name, value string }{
 	// them, as are all others below: ports that were merely reserved, within the
 	// range, would have every twentieth connection take the first one behind
 	// them, one after the other.
-	{"net/ipv4/ip_local_port_range", "33000 65000"},
+	{"net/ipv4/ip_local_port_range", fmt.Sprintf("%d %d", firstPort, lastPort)},
 }
 
 // routing makes a namespace forward.
