@@ -92,11 +92,9 @@ func (j Judge) Check(t testing.TB, calls []Call) {
 		asking.Go(func() {
 			for x := range work {
 				err := j.Try(t.Context(), x)
-				if err != nil && (x.Proto == service.SCTP || x.Proto == service.TCP && j.Relayed) {
-					// A client may get the port of an earlier one, and with
-					// it a flow that was right when it began. TCP takes care of
-					// that, but a relay that waits for an endpoint while the
-					// machine is busy takes another one.
+				if err != nil && x.Proto == service.TCP && j.Relayed {
+					// A relay that waits for an endpoint while the machine is
+					// busy takes another one.
 					err = j.Try(t.Context(), x)
 				}
 				if err != nil {

@@ -36,8 +36,8 @@ const Patience = 15 * time.Second
 type Query struct {
 	Proto string // "tcp", "udp" or, where SCTP reports true, "sctp"
 	To    netip.AddrPort
-	// From is the client's own address. A zero address or port leaves the
-	// choice to the kernel.
+	// From is the client's own address. A zero address leaves the choice to the
+	// kernel; with a zero port it is one that has been out of use for long.
 	From    netip.AddrPort
 	Timeout time.Duration // 0 means Patience
 }
@@ -119,37 +119,36 @@ func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 
 var errProto = errors.New("must be tcp, udp or sctp")
 
-func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
-	switch q.Proto {
-	case "tcp":
-		return h.dial(ctx, dialer(q), q.Proto, q.To.String())
-	case "udp":
-		return h.dialUDP(ctx, q)
-	case "sctp":
-		return h.dialSCTP(ctx, q)
-	}
-	return nil, fmt.Errorf("protocol %q: %w", q.Proto, errProto)
-}
-
 // The ports that clients get are away from those of servers and NodePorts.
 const firstPort, lastPort = 33000, 65000
 
-// dialUDP gives each client the port that has been out of use for longest. What
+// connect gives each client the port that has been out of use for longest. What
 // the system would choose may be the port of an earlier client, and with it a
-// flow that the kernel or a relay still knows.
-func (h *Host) dialUDP(ctx context.Context, q Query) (net.Conn, error) {
+// flow that the kernel or a relay still knows: for one destination it goes on
+// where the last client stopped, in whichever namespace that was.
+func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
 	if q.From.Port() != 0 {
-		return h.dial(ctx, dialer(q), q.Proto, q.To.String())
+		return h.connectFrom(ctx, q)
 	}
 	from := q.From.Addr()
 	for n := firstPort; ; n++ {
 		port := firstPort + (h.ports.Add(1)-1)%(lastPort-firstPort+1)
 		q.From = netip.AddrPortFrom(from, uint16(port))
-		conn, err := h.dial(ctx, dialer(q), q.Proto, q.To.String())
+		conn, err := h.connectFrom(ctx, q)
 		if !errors.Is(err, unix.EADDRINUSE) || n == lastPort {
 			return conn, err
 		}
 	}
+}
+
+func (h *Host) connectFrom(ctx context.Context, q Query) (net.Conn, error) {
+	switch q.Proto {
+	case "tcp", "udp":
+		return h.dial(ctx, dialer(q), q.Proto, q.To.String())
+	case "sctp":
+		return h.dialSCTP(ctx, q)
+	}
+	return nil, fmt.Errorf("protocol %q: %w", q.Proto, errProto)
 }
 
 func dialer(q Query) *net.Dialer {
