@@ -39,7 +39,7 @@ func TestAnswers(t *testing.T) {
 	for i, x := range troubles() {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
-			x.test(t, s, newApp("after-"+x.name, 100+i, s.webs()...))
+			x.test(t, s, 100+2*i)
 		})
 	}
 	for _, p := range parts {

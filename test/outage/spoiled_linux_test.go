@@ -26,11 +26,15 @@ func troubles() []trouble {
 		{"overload", cluster.Fault{Status: http.StatusServiceUnavailable, RetryAfter: time.Second}},
 		{"throttle", cluster.Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Second}},
 		{"refused", cluster.Fault{Status: http.StatusUnauthorized}},
-		{"reset", cluster.Fault{Cut: 700, Reset: true}},
-		{"truncated", cluster.Fault{Cut: 700}},
+		{"reset", cluster.Fault{Cut: beginning, Reset: true}},
+		{"truncated", cluster.Fault{Cut: beginning}},
 		{"halves", cluster.Fault{Status: http.StatusInternalServerError, Only: "endpointslices"}},
 	}
 }
+
+// beginning is less than any list or event of a Service takes, so that none
+// gets through a watch by itself.
+const beginning = 200
 
 // enough is how many spoiled requests show that the proxy comes again.
 func (x trouble) enough() int {
@@ -41,8 +45,11 @@ func (x trouble) enough() int {
 }
 
 // test spoils the requests of a proxy when it starts, and again when it runs.
-// The Service after is made when all is well.
-func (x trouble) test(t *testing.T, s *site, after app) {
+// One Service is made meanwhile, which watches that are silent are to fail on,
+// and one when all is well.
+func (x trouble) test(t *testing.T, s *site, number int) {
+	meanwhile := newApp("with-"+x.name, number, s.webs()...)
+	after := newApp("after-"+x.name, number+1, s.webs()...)
 	front, err := s.NewFront(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +68,9 @@ func (x trouble) test(t *testing.T, s *site, after app) {
 	load := n.load(t, newApp("web", 1))
 	before, spoiled := n.tally(t), front.Spoiled()
 	front.Spoil(x.fault)
+	if err := s.save(t.Context(), meanwhile); err != nil {
+		t.Fatal(err)
+	}
 	program.Await(t, "requests are spoiled again", func() bool { return front.Spoiled() >= spoiled+x.enough() })
 	r, status := n.report(t)
 	if status != http.StatusOK || !r.Healthy {
