@@ -31,7 +31,7 @@ type Front struct {
 
 	mu      sync.Mutex
 	fault   Fault
-	changed chan struct{} // closed with each change of fault
+	now     *era
 	spoiled int
 }
 
@@ -65,7 +65,7 @@ func (c *Cluster) NewFront(ctx context.Context) (*Front, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(c.ca.cert)
-	f := &Front{changed: make(chan struct{})}
+	f := &Front{now: newEra()}
 	if f.listener, err = c.host.Listen(ctx, "tcp", net.JoinHostPort(c.host.IPv4.String(), "0")); err != nil {
 		return nil, fmt.Errorf("listen before the API server: %w", err)
 	}
@@ -90,13 +90,16 @@ func (c *Cluster) NewFront(ctx context.Context) (*Front, error) {
 // Close closes all connections.
 func (f *Front) Close() error { return errors.Join(f.server.Close(), f.listener.Close()) }
 
-// Spoil spoils every request from now on, and those under way: a watch ends.
+// Spoil spoils every request from now on, and those under way, which have
+// ended when it returns: what is written to the API server afterwards reaches
+// no watch. Silent ones end when the client goes.
 func (f *Front) Spoil(how Fault) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.fault = how
-	close(f.changed)
-	f.changed = make(chan struct{})
+	past := f.now
+	f.fault, f.now = how, newEra()
+	f.mu.Unlock()
+	close(past.over)
+	past.requests.Wait()
 }
 
 // Spoiled returns how many requests came to grief so far.
@@ -106,34 +109,46 @@ func (f *Front) Spoiled() int {
 	return f.spoiled
 }
 
-// enter returns what is to happen to a request, and what tells that this has
-// changed.
-func (f *Front) enter(path string) (Fault, <-chan struct{}) {
+// era is the time in which one fault is in force.
+type era struct {
+	over     chan struct{}
+	requests sync.WaitGroup
+}
+
+func newEra() *era { return &era{over: make(chan struct{})} }
+
+// enter returns what is to happen to a request, which has to leave the era.
+func (f *Front) enter(path string) (Fault, *era) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.now.requests.Add(1)
 	if f.fault == (Fault{}) || !strings.Contains(path, f.fault.Only) {
-		return Fault{}, f.changed
+		return Fault{}, f.now
 	}
 	f.spoiled++
-	return f.fault, f.changed
+	return f.fault, f.now
 }
 
 func (f *Front) spoil(pass http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fault, changed := f.enter(r.URL.Path)
+		fault, now := f.enter(r.URL.Path)
+		if fault.Silent {
+			now.requests.Done()
+			<-r.Context().Done()
+			return
+		}
+		defer now.requests.Done()
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
 		r = r.WithContext(ctx)
 		if fault.Delay != 0 {
 			select {
 			case <-time.After(fault.Delay):
-			case <-changed:
+			case <-now.over:
 			case <-ctx.Done():
 			}
 		}
 		switch {
-		case fault.Silent:
-			<-ctx.Done()
 		case fault.Status != 0:
 			if fault.RetryAfter != 0 {
 				w.Header().Set("Retry-After", fmt.Sprint(int(fault.RetryAfter.Seconds())))
@@ -142,7 +157,7 @@ func (f *Front) spoil(pass http.Handler) http.Handler {
 		default:
 			go func() {
 				select {
-				case <-changed:
+				case <-now.over:
 					cancel()
 				case <-ctx.Done():
 				}
