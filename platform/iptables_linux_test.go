@@ -7,8 +7,9 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
-	"syscall"
 	"testing"
+
+	"kubeproxy/test/netlab"
 )
 
 // TestIPTablesAcceptsScenarios has both variants of iptables check and then
@@ -42,12 +43,7 @@ func iptablesAccepts(t *testing.T, command string, text []byte) {
 	for _, args := range [][]string{{"--test"}, nil} {
 		c := exec.Command(command, args...)
 		c.Stdin = bytes.NewReader(text)
-		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-		if id := os.Getuid(); id != 0 {
-			c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-			c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: id, Size: 1}}
-			c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-		}
+		netlab.Apart(c)
 		// Others on the machine have a lock of their own.
 		c.Env = append(os.Environ(), "XTABLES_LOCKFILE="+t.TempDir()+"/lock")
 		if out, err := c.CombinedOutput(); err != nil {

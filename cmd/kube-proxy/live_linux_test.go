@@ -17,6 +17,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
@@ -32,12 +33,8 @@ func TestLive(t *testing.T) {
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestLive$", "-test.v")
 	cmd.Env = append(os.Environ(), inNamespace+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	if os.Getuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	netlab.Apart(cmd)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("in the namespace: %v\n%s", err, out)
