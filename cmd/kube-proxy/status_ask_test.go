@@ -5,6 +5,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
 )
 
 // closed returns an address where nobody listens, and nobody else will: only
@@ -27,7 +29,7 @@ func closed(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// talker accepts a connection and says something into it.
+// talker hears who calls and says something, or says nothing until they go.
 func talker(t *testing.T, says string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,18 +37,14 @@ func talker(t *testing.T, says string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			if says != "" {
-				_, _ = c.Write([]byte(says))
-				c.Close()
-			}
+	go netlab.Serve(l, func(c net.Conn) {
+		if says == "" {
+			_, _ = io.Copy(io.Discard, c)
+			return
 		}
-	}()
+		_, _ = c.Read(make([]byte, 1<<12))
+		_, _ = c.Write([]byte(says))
+	})
 	return l.Addr().String()
 }
 

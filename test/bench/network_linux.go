@@ -71,18 +71,7 @@ func (n *network) sink(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start sink: %w", err)
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(io.Discard, c)
-			}()
-		}
-	}()
+	go netlab.Serve(l, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	return nil
 }
 

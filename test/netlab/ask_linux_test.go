@@ -4,6 +4,7 @@
 package netlab
 
 import (
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -97,16 +98,7 @@ func hangUp(t *testing.T, h *Host) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Read(make([]byte, 1))
-			c.Close()
-		}
-	}()
+	go Serve(l, func(c net.Conn) { _, _ = c.Read(make([]byte, 1)) })
 }
 
 func TestEveryRefusalArrives(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/hns"
+	"kubeproxy/test/netlab"
 )
 
 // hcsshim is the module whose package hcn talks to HNS.
@@ -117,16 +118,9 @@ func answering(t *testing.T, answer string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Read(make([]byte, 4))
-			_, _ = c.Write([]byte(answer))
-			c.Close()
-		}
-	}()
+	go netlab.Serve(l, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 4))
+		_, _ = c.Write([]byte(answer))
+	})
 	return l.Addr().String()
 }
