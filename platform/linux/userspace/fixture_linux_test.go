@@ -43,6 +43,16 @@ func newNode(t *testing.T, o Options, files int) *node {
 	return n
 }
 
+// newWeb returns a node that relays a Service to endpoints, and the Service.
+func newWeb(t *testing.T, at ...netip.AddrPort) (*node, *service.Port) {
+	t.Helper()
+	n, web := newNode(t, Options{}, 4096), port("web", service.TCP, at...)
+	if err := n.apply(t, web); err != nil {
+		t.Fatal(err)
+	}
+	return n, web
+}
+
 func (n *node) Has() (bool, error) { return true, nil }
 func (n *node) Add() error         { return nil }
 func (n *node) Remove() error      { return nil }
@@ -68,6 +78,17 @@ func (n *node) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
 // here is a loopback address that only this process uses, so that nobody takes
 // a port on which nobody listens any more.
 var here = netip.AddrFrom4([4]byte{127, 77, byte(os.Getpid() >> 8), byte(os.Getpid())})
+
+// listen has the test listen at a port that nobody has, until it ends.
+func listen(t *testing.T) (*net.TCPListener, netip.AddrPort) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l, l.Addr().(*net.TCPAddr).AddrPort()
+}
 
 // port returns a Service port with endpoints.
 func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Port {
@@ -135,11 +156,8 @@ type echo struct {
 
 func newEcho(t *testing.T) *echo {
 	t.Helper()
-	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &echo{at: l.Addr().(*net.TCPAddr).AddrPort()}
+	l, at := listen(t)
+	e := &echo{at: at}
 	u, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(e.at))
 	if err != nil {
 		t.Fatal(err)

@@ -215,11 +215,7 @@ func TestUDPClientsThatWaitStay(t *testing.T) {
 // TestDrainCounts the connections that have not ended.
 func TestDrainCounts(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{}, 4096)
-	web := port("web", service.TCP, e.at)
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	n, web := newWeb(t, e.at)
 	one, two := n.dial(t, web), n.dial(t, web)
 	answers(t, two)
 	done := n.handOver(t.Context(), t, &flows{})

@@ -15,11 +15,7 @@ import (
 // Sockets of a listener do without the system's congestion control where the
 // other side is near, and have it where it is far.
 func TestPacing(t *testing.T) {
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l, at := listen(t)
 	raw, err := l.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +34,7 @@ func TestPacing(t *testing.T) {
 		{"far", 0, chosen},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, err := net.Dial("tcp", l.Addr().String())
+			c, err := net.Dial("tcp", at.String())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -58,11 +54,7 @@ func TestPacing(t *testing.T) {
 
 // A socket is eased if, and only if, the system would pace it.
 func TestEase(t *testing.T) {
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l, _ := listen(t)
 	chosen := control(t, l)
 	p, got := easeListener(l), control(t, l)
 	switch {

@@ -7,8 +7,6 @@ import (
 	"bytes"
 	"io"
 	"testing"
-
-	"kubeproxy/common/service"
 )
 
 // count returns how many pipes there are, and how many nobody uses.
@@ -22,11 +20,7 @@ func (m *mover) count() (made, free int) {
 // one when there are no more.
 func TestSplice(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{}, 4096)
-	web := port("web", service.TCP, e.at)
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	n, web := newWeb(t, e.at)
 	m := &n.relay.mover
 	pass := func() {
 		t.Helper()
@@ -58,11 +52,7 @@ func TestSplice(t *testing.T) {
 // TestIdleConnectionsHoldNoPipe opens many that say nothing more.
 func TestIdleConnectionsHoldNoPipe(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{}, 4096)
-	web := port("web", service.TCP, e.at)
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	n, web := newWeb(t, e.at)
 	for range 50 {
 		answers(t, n.dial(t, web))
 	}

@@ -30,11 +30,7 @@ func answers(t *testing.T, c net.Conn) string {
 // TestHalfClose sends much, ends, and gets all of it back.
 func TestHalfClose(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{}, 4096)
-	web := port("web", service.TCP, e.at)
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	n, web := newWeb(t, e.at)
 	c := n.dial(t, web)
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 4 MB
 	go func() {
@@ -55,11 +51,7 @@ func TestHalfClose(t *testing.T) {
 // TestServerEndsFirst has the server's end reach the client, and what the
 // client still says the server.
 func TestServerEndsFirst(t *testing.T) {
-	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l, at := listen(t)
 	heard := make(chan string, 1)
 	go func() {
 		c, err := l.AcceptTCP()
@@ -71,11 +63,7 @@ func TestServerEndsFirst(t *testing.T) {
 		rest, _ := io.ReadAll(c)
 		heard <- string(rest)
 	}()
-	n := newNode(t, Options{}, 4096)
-	web := port("web", service.TCP, l.Addr().(*net.TCPAddr).AddrPort())
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	n, web := newWeb(t, at)
 	c := n.dial(t, web)
 	if got, err := io.ReadAll(c); string(got) != "bye" || err != nil {
 		t.Fatalf("read %q, %v", got, err)
@@ -90,12 +78,9 @@ func TestServerEndsFirst(t *testing.T) {
 // dead returns an address where nobody listens.
 func dead(t *testing.T) netip.AddrPort {
 	t.Helper()
-	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort()
+	l, at := listen(t)
+	_ = l.Close()
+	return at
 }
 
 // TestNextEndpoint goes on where an endpoint refuses, and resets the client
@@ -125,11 +110,7 @@ func TestNextEndpoint(t *testing.T) {
 // TestResetPassesOn has each side hear that the other broke off.
 func TestResetPassesOn(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{}, 4096)
-	web := port("web", service.TCP, e.at)
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	n, web := newWeb(t, e.at)
 	c := n.dial(t, web)
 	answers(t, c)
 	reset(c)
@@ -145,11 +126,7 @@ func TestResetPassesOn(t *testing.T) {
 // when the whole Service did.
 func TestConnectionsOutliveEndpoints(t *testing.T) {
 	one, two := newEcho(t), newEcho(t)
-	n := newNode(t, Options{}, 4096)
-	web := port("web", service.TCP, one.at)
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	n, web := newWeb(t, one.at)
 	c := n.dial(t, web)
 	answers(t, c)
 	was := n.at(t, web)
