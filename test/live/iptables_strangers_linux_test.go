@@ -165,36 +165,9 @@ func TestIPTablesFlushed(t *testing.T) {
 	})
 }
 
-// A proxy that is stopped or crashes and is started again writes nothing, and
-// nobody who is connected notices.
 func TestIPTablesRestart(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
-		c := newCluster(t, m)
-		web := app{name: "web", number: 10}.on(c.webs()...)
-		sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
-		c.save(t, web, sticky)
-		p := c.start(t)
-		want := c.settle(t)
-		lines, packets := c.talk(t, "tcp", web, 2), c.talk(t, "udp", web, 2)
-		home := settleDown(t, c, sticky)
-		rules := c.listing(t)
-		for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
-			end()
-			lines.goOn(t)
-			c.check(t, want, c.cells(c.callers()[:1], web))
-			p = c.launch(t)
-			p.AwaitLog(t, `"Programmed"`, "IPv4", "changed=false")
-			p.AwaitLog(t, `"Programmed"`, "IPv6", "changed=false")
-		}
-		p.Stop(t)
-		lines.goOn(t)
-		packets.goOn(t)
-		if moved := home.moved(t); len(moved) > 0 {
-			t.Errorf("clients were forgotten: %v", moved)
-		}
-		if diff := cmp.Diff(rules, c.listing(t)); diff != "" {
-			t.Errorf("the rules changed (-before +after):\n%s", diff)
-		}
+		restarts(t, m, func(c *cluster) string { return c.listing(t) })
 	})
 }
 
