@@ -47,14 +47,15 @@ func TestChainsAreListedWhole(t *testing.T) {
 }
 
 // shuffle has somebody remove the first chain and add it behind the last one, all
-// the time, until the test ends.
+// the time, until the test ends. After some times he rests for as long as a busy
+// machine takes to list the chains.
 func shuffle(t *testing.T, b *Backend) {
 	t.Helper()
 	chain := "chain ip nat A000"
 	if b.family == service.IPv6 {
 		chain = "chain ip6 nat A000"
 	}
-	c := exec.Command("sh", "-c", "while nft delete "+chain+" && nft add "+chain+"; do sleep 0.01; done")
+	c := exec.Command("sh", "-c", "while for i in 1 2 3 4 5; do nft delete "+chain+" && nft add "+chain+" && sleep 0.01 || exit; done; do sleep 0.3; done")
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
