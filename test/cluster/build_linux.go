@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/vm"
 )
 
 // Programs are the paths of the control plane's programs.
@@ -34,7 +36,11 @@ const unused = 30 * 24 * time.Hour
 // builds them, which takes minutes and is told to out; later ones find them in
 // the folder kubeproxy/e2e of the user's cache. It works below the product's
 // module only, for it needs the sources' versions from there.
+// In a virtual machine, where there is nothing to build with, they lie ready.
 func Build(ctx context.Context, out io.Writer) (Programs, error) {
+	if folder := os.Getenv(vm.ControlPlaneVariable); folder != "" {
+		return programsIn(folder), nil
+	}
 	b := builder{out: out, run: command}
 	root, err := b.run(ctx, ".", "env", "GOMOD")
 	if err != nil {
@@ -47,6 +53,10 @@ func Build(ctx context.Context, out io.Writer) (Programs, error) {
 	}
 	b.cache = filepath.Join(cache, "kubeproxy", "e2e")
 	return b.programs(ctx)
+}
+
+func programsIn(folder string) Programs {
+	return Programs{Etcd: filepath.Join(folder, "etcd"), APIServer: filepath.Join(folder, "kube-apiserver")}
 }
 
 // builder turns a recipe, a module that has the programs as its tools, into
@@ -80,7 +90,7 @@ func (b builder) programs(ctx context.Context) (Programs, error) {
 		return Programs{}, fmt.Errorf("read %s: %w", b.recipe, err)
 	}
 	folder := filepath.Join(b.cache, key)
-	p := Programs{Etcd: filepath.Join(folder, "etcd"), APIServer: filepath.Join(folder, "kube-apiserver")}
+	p := programsIn(folder)
 	if touch(folder) {
 		return p, nil
 	}

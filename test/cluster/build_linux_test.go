@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/vm"
 )
 
 // toolchain stands for the go command: it makes files instead of programs.
@@ -195,4 +197,14 @@ func (s *signal) Write(b []byte) (int, error) {
 		s.once.Do(func() { close(s.heard) })
 	}
 	return len(b), nil
+}
+
+// Where the programs lie ready, nothing is looked for and nothing built.
+func TestProgramsAtHand(t *testing.T) {
+	t.Setenv(vm.ControlPlaneVariable, "/some/where")
+	t.Chdir(t.TempDir()) // below no module
+	got, err := Build(t.Context(), os.Stderr)
+	if want := (Programs{Etcd: "/some/where/etcd", APIServer: "/some/where/kube-apiserver"}); err != nil || got != want {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
 }

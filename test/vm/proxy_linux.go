@@ -16,6 +16,8 @@ import (
 const (
 	Variable      = "KUBEPROXY_VM"      // the name of its kernel
 	ProxyVariable = "KUBEPROXY_PROGRAM" // where the proxy is that tests run
+	// ControlPlaneVariable is a folder with etcd and kube-apiserver.
+	ControlPlaneVariable = "KUBEPROXY_CONTROL_PLANE"
 )
 
 // proxyInside is the proxy's place in a machine.

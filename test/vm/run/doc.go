@@ -8,6 +8,6 @@
 //
 //	go test -exec 'go run kubeproxy/test/vm/run' ./platform/linux/...
 //
-// The folder testdata of the package goes in, with its README and the examples
-// of the module, and coverage and profiles come back.
+// The folder testdata of the package goes in, with its README, the examples
+// and the deployments of the module, and coverage and profiles come back.
 package main

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubeproxy/test/cluster"
 	"kubeproxy/test/vm"
 )
 
@@ -58,6 +59,8 @@ type options struct {
 	kernel string
 	fetch  bool
 	tell   bool
+	// controlPlane brings in the programs that test/cluster runs.
+	controlPlane bool
 }
 
 func parse(args []string) (options, vm.Job, error) {
@@ -72,6 +75,7 @@ func parse(args []string) (options, vm.Job, error) {
 	flags.Var(pairs(j.Files), "file", "`FROM:TO`, a file or folder to bring in; more than once")
 	flags.Var(pairs(j.Outputs), "out", "`FROM:TO`, a file or folder of the machine to bring back; more than once")
 	flags.BoolVar(&j.Proxy, "proxy", false, "bring kube-proxy in, built anew, for tests that run it")
+	flags.BoolVar(&o.controlPlane, "controlplane", false, "bring etcd and kube-apiserver in, built if nobody has, for tests that run them")
 	flags.BoolVar(&o.fetch, "fetch", false, "only fetch the kernel, and print its version; nothing is printed where no machine can be made")
 	flags.BoolVar(&o.tell, "v", false, "tell how long the machine took")
 	load := flags.String("modules", "", "modules to load beside the usual ones, separated by commas")
@@ -108,7 +112,7 @@ func run(ctx context.Context, args []string) (int, error) {
 		fmt.Println(m.Release())
 		return 0, nil
 	}
-	if err := prepare(o, &j); err != nil {
+	if err := prepare(ctx, o, &j); err != nil {
 		return exitSetUp, err
 	}
 	start := time.Now()
@@ -129,7 +133,7 @@ func run(ctx context.Context, args []string) (int, error) {
 
 // prepare adds to j what a test expects to find, and says which kernel it is
 // on.
-func prepare(o options, j *vm.Job) error {
+func prepare(ctx context.Context, o options, j *vm.Job) error {
 	var err error
 	if j.Dir, err = os.Getwd(); err != nil {
 		return err
@@ -140,7 +144,13 @@ func prepare(o options, j *vm.Job) error {
 			j.Env = append(j.Env, name+"="+v)
 		}
 	}
-	for _, path := range []string{filepath.Join(j.Dir, "testdata"), filepath.Join(j.Dir, "README.md"), examples(j.Dir)} {
+	if o.controlPlane {
+		if err := addControlPlane(ctx, j); err != nil {
+			return err
+		}
+	}
+	paths := append(shared(j.Dir), filepath.Join(j.Dir, "testdata"), filepath.Join(j.Dir, "README.md"))
+	for _, path := range paths {
 		if _, err := os.Stat(path); err == nil {
 			j.Files[path] = path
 		}
@@ -148,15 +158,30 @@ func prepare(o options, j *vm.Job) error {
 	return testFlags(j)
 }
 
-// examples is where the module that dir is in has examples, which tests read,
-// too.
-func examples(dir string) string {
+// controlPlaneInside is the place of etcd and kube-apiserver in a machine.
+const controlPlaneInside = "/usr/local/lib/controlplane"
+
+func addControlPlane(ctx context.Context, j *vm.Job) error {
+	programs, err := cluster.Build(ctx, os.Stderr)
+	if err != nil {
+		return err
+	}
+	for _, file := range []string{programs.Etcd, programs.APIServer} {
+		j.Files[file] = filepath.Join(controlPlaneInside, filepath.Base(file))
+	}
+	j.Env = append(j.Env, vm.ControlPlaneVariable+"="+controlPlaneInside)
+	return nil
+}
+
+// shared are the folders of the module that dir is in which tests of several
+// packages read.
+func shared(dir string) []string {
 	for at := dir; at != filepath.Dir(at); at = filepath.Dir(at) {
 		if _, err := os.Stat(filepath.Join(at, "go.mod")); err == nil {
-			return filepath.Join(at, "docs", "examples")
+			return []string{filepath.Join(at, "docs", "examples"), filepath.Join(at, "build", "deploy")}
 		}
 	}
-	return ""
+	return nil
 }
 
 // profiles are the flags of a test that name files to be written.
