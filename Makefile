@@ -44,7 +44,7 @@ for cpus in 1 2; do \
 	echo "== virtual machine with kernel $$release, processors: $$cpus"; \
 	mark=vm$${cpus#1}:; \
 	go run ./build/testreport -skips=$(SKIPS) -owed=build/skips.txt -mark=$$mark -- \
-		-count=1 -p 1 -timeout 40m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy"; \
+		-count=1 -p 1 -timeout 40m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
 done
 endef
 
@@ -94,7 +94,7 @@ wine: setup prefix ## the tests that run Windows programs alone, under Wine
 	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(WINE)
 
 .PHONY: vm
-vm: setup machine ## the tests that want another kernel alone, in a virtual machine; KERNEL=5.10 takes another one
+vm: setup controlplane machine ## the tests that want another kernel alone, in a virtual machine; KERNEL=5.10 takes another one
 	@$(in_vm)
 
 .PHONY: test-kernels

@@ -171,7 +171,7 @@ func (w *world) want(t *testing.T) *service.Snapshot {
 	if w.known != nil {
 		tracker.SetNode(w.known)
 	}
-	if w.mode != "nftables" { // the others have no use for them
+	if w.mode != "nftables" && w.mode != "ipvs" { // the others have no use for them
 		ranges.Items = nil
 	}
 	for i := range ranges.Items {
