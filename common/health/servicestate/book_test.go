@@ -106,14 +106,30 @@ func (b *tale) checkSummary(t *testing.T) {
 	}
 }
 
+// told is a story and what is known at its end.
+type told struct {
+	story func(*tale)
+	want  string
+}
+
+func tellAll(t *testing.T, all map[string]told) {
+	for name, tt := range all {
+		t.Run(name, func(t *testing.T) {
+			b := newTale()
+			tt.story(b)
+			b.checkSummary(t)
+			if diff := cmp.Diff(tt.want, b.lines()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestStates(t *testing.T) {
 	web, api := port("web", service.IPv4, 1), port("api", service.IPv4, 1)
 	newer := port("web", service.IPv4, 2)
 	v4 := service.IPv4
-	for name, tt := range map[string]struct {
-		story func(*tale)
-		want  string
-	}{
+	tellAll(t, map[string]told{
 		"nothing known":    {func(*tale) {}, ""},
 		"before any round": {func(b *tale) { b.wants(web) }, "shop/web pending\n  IPv4 pending\n"},
 		"programmed":       {func(b *tale) { b.wants(web); b.round(v4, nil) }, "shop/web programmed\n  IPv4 programmed generation 1 at 1\n"},
@@ -147,25 +163,13 @@ func TestStates(t *testing.T) {
 			func(b *tale) { b.wants(web); b.round(v4, errRefused); b.round(v4, nil) },
 			"shop/web programmed\n  IPv4 programmed generation 1 at 2\n",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newTale()
-			tt.story(b)
-			b.checkSummary(t)
-			if diff := cmp.Diff(tt.want, b.lines()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
+	})
 }
 
 func TestStatesOfSome(t *testing.T) {
 	web, web6, api := port("web", service.IPv4, 1), port("web", service.IPv6, 1), port("api", service.IPv4, 1)
 	v4 := service.IPv4
-	for name, tt := range map[string]struct {
-		story func(*tale)
-		want  string
-	}{
+	tellAll(t, map[string]told{
 		"one port fails": {
 			func(b *tale) { b.wants(web, api); b.round(v4, failed(web)); b.round(v4, failed(web)) },
 			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web failed\n  IPv4 failed: refused since 0\n",
@@ -194,16 +198,7 @@ func TestStatesOfSome(t *testing.T) {
 			func(b *tale) { b.wants(web, api); b.round(v4, nil); b.wants(api) },
 			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web removing\n  IPv4 removing generation 1 at 1\n",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newTale()
-			tt.story(b)
-			b.checkSummary(t)
-			if diff := cmp.Diff(tt.want, b.lines()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
+	})
 }
 
 // Without Latest, what the rounds were for is all there is.
