@@ -10,9 +10,12 @@ import (
 	"kubeproxy/common/service"
 )
 
+// fataler is a test, one of rapid's, too.
+type fataler interface{ Fatalf(string, ...any) }
+
 // Apply does one round of b that must work, and returns its plan, which may have
 // been empty.
-func Apply(t interface{ Fatalf(string, ...any) }, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
+func Apply(t fataler, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
@@ -24,4 +27,15 @@ func Apply(t interface{ Fatalf(string, ...any) }, b reconcile.Backend, want *ser
 		t.Fatalf("Apply: %v\n%s", err, p)
 	}
 	return p
+}
+
+// Adopted wants b, which knows nothing yet, to find that nothing is left to do.
+func Adopted(t fataler, b reconcile.Backend, want *service.Snapshot) {
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan of a new backend: %v", err)
+	}
+	if !p.Empty() {
+		t.Fatalf("a new backend would change what is there:\n%s", p)
+	}
 }
