@@ -42,9 +42,10 @@ func New(f service.Family, o Options) (*Backend, error) {
 type kernel struct {
 	family  service.Family
 	options Options
-	links   links
+	links   links // which lock themselves
 
-	mu      sync.Mutex // a handle hangs when two use it at once
+	// mu guards what follows: a handle hangs when two use it at once.
+	mu      sync.Mutex
 	servers *ipvs.Handle
 	changes *requests
 	device  netlink.Link // while a Commit works
@@ -216,8 +217,6 @@ func (k *kernel) dests(at key) ([]dest, error) {
 
 // Addrs implements Driver.
 func (k *kernel) Addrs(context.Context) ([]netip.Addr, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	list, err := k.links.AddrList(nil, int(af(k.family)))
 	if err != nil {
 		return nil, err

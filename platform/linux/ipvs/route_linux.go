@@ -130,8 +130,6 @@ func (k *kernel) Clean(context.Context) error { return k.clean(deviceAlias) }
 // clean removes the interface if nothing is on it, and its alias is ours or
 // the one that is given. kube-proxy gives none.
 func (k *kernel) clean(alias string) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
 	if errors.As(err, &none) || err == nil && (l.Type() != "dummy" || l.Attrs().Alias != deviceAlias && l.Attrs().Alias != alias) {
