@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/world"
 )
 
@@ -66,18 +66,7 @@ func listen(t *testing.T, at netip.AddrPort) net.Listener {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
+	go netlab.Serve(l, func(c net.Conn) { _, _ = io.Copy(c, c) })
 	return l
 }
 
@@ -93,83 +82,4 @@ func wantEcho(t *testing.T, c net.Conn) {
 	if err != nil {
 		t.Errorf("the connection does not go on: %v", err)
 	}
-}
-
-// What a retired virtual server has of UDP, which has no end of its own, goes on
-// until the bound has passed. Then it is cut, and connection tracking forgets it.
-func TestKernelRetiresUDP(t *testing.T) {
-	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, always())
-		at := netip.AddrPortFrom(world.NodeAddr[0], 8080)
-		server, err := net.ListenPacket("udp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer server.Close()
-		dns := web(0, 0, service.UDP)
-		dns.Cluster = []service.Endpoint{{Addr: at}}
-		apply(t, b, snapshot(dns))
-		to := netip.AddrPortFrom(dns.Frontends[0].Addr, 80)
-		client, err := net.Dial("udp", to.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
-		wantHeard(t, client, server)
-		for _, x := range []struct {
-			lasted time.Duration
-			stays  string
-		}{
-			{0, "virtual servers: 1, open connections: 1, for 1h0m0s at most"},
-			{DrainBound - time.Minute, "virtual servers: 1, open connections: 1, for 1h0m0s at most"},
-			{DrainBound, ""},
-		} {
-			var since time.Time
-			if x.lasted > 0 {
-				since = time.Now().Add(-x.lasted)
-			}
-			if stays, err := (Remains{Family: service.IPv4}).Retire(t.Context(), since); err != nil || stays != x.stays {
-				t.Errorf("after %s there stays %q, %v; want %q", x.lasted, stays, err, x.stays)
-			}
-			if n := flowsTo(t, to); (n > 0) != (x.stays != "") {
-				t.Errorf("after %s there are %d tracked flows", x.lasted, n)
-			}
-			if x.stays != "" {
-				wantHeard(t, client, server)
-			}
-		}
-		if _, err := fmt.Fprintln(client, "hello"); err == nil {
-			t.Error("the address of the Service still leads somewhere")
-		}
-		_ = b.Close()
-	})
-}
-
-func wantHeard(t *testing.T, client net.Conn, server net.PacketConn) {
-	t.Helper()
-	err := server.SetReadDeadline(time.Now().Add(15 * time.Second))
-	if err == nil {
-		_, err = fmt.Fprintln(client, "hello")
-	}
-	if err == nil {
-		_, _, err = server.ReadFrom(make([]byte, 16))
-	}
-	if err != nil {
-		t.Errorf("the flow does not go on: %v", err)
-	}
-}
-
-// flowsTo counts what connection tracking knows of flows to an address.
-func flowsTo(t *testing.T, to netip.AddrPort) int {
-	t.Helper()
-	n := 0
-	err := conntrack.Netlink{}.Dump(t.Context(), conntrack.Filter{Family: service.IPv4, Protocol: service.UDP, Port: to.Port()}, func(f conntrack.Flow) {
-		if f.Dst == to {
-			n++
-		}
-	})
-	if err != nil {
-		t.Error(err)
-	}
-	return n
 }

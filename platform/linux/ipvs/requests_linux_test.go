@@ -40,10 +40,15 @@ func TestKernelRefuses(t *testing.T) {
 				9:            {op{verb: setServer, key: at(0), server: server{scheduler: "magic"}}, unix.ENOENT},
 				11:           {op{verb: delServer, key: at(full + 1)}, errMissing},
 				13:           {op{verb: delDest, key: at(1), dest: dest{addr: netip.AddrPortFrom(to.Addr(), 1)}}, errMissing},
+				14:           {op{verb: delRoute, route: localRoute{addr: at(1).addr}}, errMissing},
+				15:           {op{verb: delAddr, route: localRoute{addr: at(1).addr}}, errMissing},
 				len(ops) - 1: {op{verb: addServer, key: at(full + 2), server: server{scheduler: "magic"}}, unix.ENOENT},
 			}
 			for i, r := range refused {
 				ops[i] = r.op
+			}
+			if failed := k.Commit(t.Context(), []op{{verb: addDevice}}); len(failed) > 0 {
+				t.Fatal(failed[0])
 			}
 			failed := k.Commit(t.Context(), ops)
 			for i, err := range failed {
