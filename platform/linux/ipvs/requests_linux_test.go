@@ -4,6 +4,7 @@
 package ipvs
 
 import (
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"strings"
@@ -92,4 +93,38 @@ func wantDone(t *testing.T, k *kernel, ops []op, failed map[int]error) {
 	if len(s.servers) != servers || dests == 0 {
 		t.Errorf("%d virtual servers, want %d", len(s.servers), servers)
 	}
+}
+
+// What the kernel says about a request that was given up is not taken for the
+// answer to the next one.
+func TestHearsItsOwnAnswer(t *testing.T) {
+	for want, code := range map[error]unix.Errno{nil: 0, unix.ESRCH: unix.ESRCH} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kernel, r := pair[1], &requests{socket: pair[0], seq: 7}
+		t.Cleanup(func() { r.close(); _ = unix.Close(kernel) })
+		for _, m := range [][]byte{
+			answer(unix.NLMSG_ERROR, 6, unix.EBUSY), answer(unix.NLMSG_NOOP, 7, unix.EBUSY),
+			answer(unix.NLMSG_ERROR, 7, unix.EBUSY)[:unix.NLMSG_HDRLEN], answer(unix.NLMSG_ERROR, 7, code), answer(unix.NLMSG_ERROR, 8, unix.EBUSY),
+		} {
+			if _, err := unix.Write(kernel, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.hear(); err != want {
+			t.Errorf("hear = %v, want %v", err, want)
+		}
+	}
+}
+
+// answer is a message of the kernel about the request of a number.
+func answer(kind uint16, seq uint32, code unix.Errno) []byte {
+	m := binary.NativeEndian.AppendUint32(nil, unix.NLMSG_HDRLEN+4)
+	m = binary.NativeEndian.AppendUint16(m, kind)
+	m = binary.NativeEndian.AppendUint16(m, 0)
+	m = binary.NativeEndian.AppendUint32(m, seq)
+	m = binary.NativeEndian.AppendUint32(m, 0)
+	return binary.NativeEndian.AppendUint32(m, uint32(-int32(code)))
 }
