@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/test/netlab"
 )
 
 // emulated is the pause of clients in a machine whose processor is emulated.
@@ -36,6 +37,47 @@ func TestIPVSUserspaceSwitch(t *testing.T) {
 	}
 	t.Parallel()
 	throughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulated, service.SCTP)
+}
+
+// What mode ipvs refused and dropped is served in the next mode, by Services or
+// by programs of the node, though virtual servers stay for the connections that
+// they have.
+func TestIPVSRulesEnd(t *testing.T) {
+	if !ipvs.Installed() {
+		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
+	}
+	t.Parallel()
+	c := newCluster(t, ways()["ipvs"])
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	empty, gone := app{name: "empty", number: 11}, app{name: "gone", number: 12}
+	away := app{name: "away", number: 13, internal: "Local", external: "Local"}.on(c.Host("web-3"))
+	fenced := app{name: "fenced", number: 14, ranges: []string{"192.0.2.77/32", "2001:db8:2::77/128"}}.on(c.webs()...)
+	c.save(t, web, empty, gone, away, fenced)
+	p := c.start(t)
+	c.settle(t)
+	lines := c.talk(t, "tcp", web, 1)
+	p.Stop(t)
+	c.become(t, ways()["nftables"])
+	p = c.launch(t)
+	for _, f := range service.Families {
+		p.AwaitLog(t, "takes no new connections from now on", f.String())
+	}
+	fenced.ranges = nil
+	c.save(t, web, empty.on(c.webs()...), away.on(c.Host("web-1")), fenced)
+	c.remove(t, "gone.yaml")
+	want := c.settle(t)
+	c.check(t, want, c.cells(c.callers(), web, empty, away, fenced))
+	if _, err := c.Node.Echo("", gone.nodePort()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range service.Families {
+		for _, x := range c.dials([]*netlab.Host{c.Host("customer")}, gone, service.NodePort, f) {
+			if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Backend != c.Node.Name {
+				t.Errorf("%s, which a program of the node serves now: %s %s, %v", x, a.Outcome, a.Backend, err)
+			}
+		}
+	}
+	lines.goOn(t)
 }
 
 // A changed configuration file leads to mode ipvs and away from it.
