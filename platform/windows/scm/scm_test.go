@@ -139,6 +139,7 @@ func TestTold(t *testing.T) {
 	})
 }
 
+// TestLive has nothing happen at a full second, when a report may be due.
 func TestLive(t *testing.T) {
 	failure := errors.New("no")
 	for name, tt := range map[string]struct {
@@ -147,9 +148,9 @@ func TestLive(t *testing.T) {
 		stop       time.Duration
 		want       string
 	}{
-		"quick":          {0, time.Millisecond, false, 5 * time.Second, "starting 0, running 0, stopping 0"},
-		"slow to start":  {2500 * time.Millisecond, time.Millisecond, false, 5 * time.Second, "starting 0, starting 1, starting 2, running 0, stopping 0"},
-		"slow to stop":   {0, 2500 * time.Millisecond, false, 5 * time.Second, "starting 0, running 0, stopping 0, stopping 1, stopping 2"},
+		"quick":          {0, time.Millisecond, false, 5500 * time.Millisecond, "starting 0, running 0, stopping 0"},
+		"slow to start":  {2500 * time.Millisecond, time.Millisecond, false, 5500 * time.Millisecond, "starting 0, starting 1, starting 2, running 0, stopping 0"},
+		"slow to stop":   {0, 2400 * time.Millisecond, false, 5500 * time.Millisecond, "starting 0, running 0, stopping 0, stopping 1, stopping 2"},
 		"stopped early":  {1500 * time.Millisecond, 400 * time.Millisecond, false, time.Second / 2, "starting 0, stopping 0, stopping 1"},
 		"does not start": {time.Second / 2, 0, true, time.Hour, "starting 0"},
 	} {
