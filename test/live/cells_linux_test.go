@@ -33,6 +33,9 @@ func (c *cluster) dials(hosts []*netlab.Host, a app, k service.Kind, f service.F
 	var all []judge.Call
 	for _, h := range hosts {
 		for _, p := range c.protocols() {
+			if !slices.Contains(a.protocols(), p) {
+				continue
+			}
 			x := judge.Call{From: h, To: a.at(k, f), ToNode: k == service.NodePort, Proto: p}
 			x.Name = fmt.Sprintf("%s of %s", k, a.name)
 			all = append(all, x)

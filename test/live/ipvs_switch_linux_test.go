@@ -36,7 +36,7 @@ func TestIPVSUserspaceSwitch(t *testing.T) {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
 	}
 	t.Parallel()
-	throughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulated, service.SCTP)
+	throughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulated)
 }
 
 // What mode ipvs refused and dropped is served in the next mode, by Services or

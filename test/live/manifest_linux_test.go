@@ -6,6 +6,7 @@ package live
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -34,6 +35,7 @@ type app struct {
 	sticky   int32 // seconds that ClientIP affinity lasts, 0 for none
 	ranges   []string
 	pods     []pod
+	plain    bool // without SCTP, which mode userspace cannot forward
 }
 
 // pod is an endpoint: a host of the lab and how it is.
@@ -120,7 +122,7 @@ func (a app) service() *corev1.Service {
 			corev1.LoadBalancerIngress{IP: a.address(service.LoadBalancerIP, f).String()})
 	}
 	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
-	for _, p := range protocols() {
+	for _, p := range a.protocols() {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{
 			Name: portName(p), Protocol: apiName(p), Port: 80, TargetPort: intstr.FromInt32(target), NodePort: int32(a.nodePort()),
 		})
@@ -142,6 +144,11 @@ func protocols() []service.Protocol {
 	return []service.Protocol{service.TCP, service.UDP}
 }
 
+// protocols are those of a's ports.
+func (a app) protocols() []service.Protocol {
+	return slices.DeleteFunc(protocols(), func(p service.Protocol) bool { return a.plain && p == service.SCTP })
+}
+
 func apiName(p service.Protocol) corev1.Protocol {
 	return corev1.Protocol(strings.ToUpper(p.String()))
 }
@@ -159,7 +166,7 @@ func (a app) slice(f service.Family) *discoveryv1.EndpointSlice {
 		},
 		AddressType: discoveryv1.AddressType(f.String()),
 	}
-	for _, p := range protocols() {
+	for _, p := range a.protocols() {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new(portName(p)), Protocol: new(apiName(p)), Port: new(int32(target))})
 	}
 	for _, p := range a.pods {
