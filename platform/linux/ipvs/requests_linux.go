@@ -16,7 +16,7 @@ import (
 )
 
 // requests changes virtual servers and destinations: one request, one answer.
-// The library, which asks for all the rest, takes twice as long for each.
+// The library, which asks for all the rest, takes longer for each.
 type requests struct {
 	socket int
 	ipvs   uint16 // in generic netlink
