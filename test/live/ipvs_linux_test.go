@@ -13,12 +13,18 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// withIPVS runs test in mode ipvs.
-func withIPVS(t *testing.T, test func(*testing.T, mode)) {
+// needIPVS skips t where it cannot run.
+func needIPVS(t *testing.T) {
 	t.Helper()
 	if !ipvs.Installed() {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
 	}
+}
+
+// withIPVS runs test in mode ipvs.
+func withIPVS(t *testing.T, test func(*testing.T, mode)) {
+	t.Helper()
+	needIPVS(t)
 	t.Parallel()
 	m := usual()
 	m.flags = append(m.flags, "--proxy-mode=ipvs")

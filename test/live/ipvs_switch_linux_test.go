@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/test/netlab"
 )
 
@@ -23,18 +22,14 @@ const emulated = 100 * time.Millisecond
 // nobody notices. IPVS itself loses some connections of SCTP, which is not about
 // switching.
 func TestIPVSSwitch(t *testing.T) {
-	if !ipvs.Installed() {
-		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
-	}
+	needIPVS(t)
 	t.Parallel()
 	newCluster(t, ways()["ipvs"]).pass(t, []string{"ipvs", "nftables", "ipvs", "iptables-legacy", "ipvs", "iptables-nft", "ipvs"}, emulated, service.SCTP)
 }
 
 // The same with mode userspace.
 func TestIPVSUserspaceSwitch(t *testing.T) {
-	if !ipvs.Installed() {
-		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
-	}
+	needIPVS(t)
 	t.Parallel()
 	throughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulated)
 }
@@ -43,9 +38,7 @@ func TestIPVSUserspaceSwitch(t *testing.T) {
 // by programs of the node, though virtual servers stay for the connections that
 // they have.
 func TestIPVSRulesEnd(t *testing.T) {
-	if !ipvs.Installed() {
-		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
-	}
+	needIPVS(t)
 	t.Parallel()
 	c := newCluster(t, ways()["ipvs"])
 	web := app{name: "web", number: 10}.on(c.webs()...)
@@ -82,9 +75,7 @@ func TestIPVSRulesEnd(t *testing.T) {
 
 // A changed configuration file leads to mode ipvs and away from it.
 func TestIPVSSwitchByReload(t *testing.T) {
-	if !ipvs.Installed() {
-		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
-	}
+	needIPVS(t)
 	t.Parallel()
 	v, path := newVolume(t, "mode: nftables\n")
 	to := func(name string) mode {
@@ -123,9 +114,7 @@ func TestIPVSSwitchByReload(t *testing.T) {
 // ipsets and rules of others as they are. What it cannot remove it names, and
 // goes on.
 func TestIPVSCleanup(t *testing.T) {
-	if !ipvs.Installed() {
-		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
-	}
+	needIPVS(t)
 	t.Parallel()
 	c := newCluster(t, ways()["ipvs"])
 	c.crowd(t)

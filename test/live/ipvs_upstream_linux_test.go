@@ -113,9 +113,7 @@ func (c *cluster) ipvsOfOthers(t *testing.T) string {
 // nobody notices: connections through virtual servers go on, and what others
 // have stays as it is.
 func TestIPVSFromUpstream(t *testing.T) {
-	if !ipvs.Installed() {
-		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
-	}
+	needIPVS(t)
 	t.Parallel()
 	for _, to := range []string{"nftables", "ipvs", "iptables-nft"} {
 		t.Run(to, func(t *testing.T) { fromUpstreamIPVS(t, to) })

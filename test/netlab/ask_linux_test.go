@@ -48,6 +48,28 @@ func rules(t *testing.T, node *Host, to netip.AddrPort) {
 	}
 }
 
+// TestPortsComeInTurn has each client get a port of its own, whatever protocol
+// the one before spoke, and pass over one that somebody has.
+func TestPortsComeInTurn(t *testing.T) {
+	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
+	pod, client := lab.Host("pod"), lab.Host("client")
+	startEcho(t, pod)
+	taken, err := client.Listen(t.Context(), "tcp4", ":33001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() })
+	for _, next := range []struct {
+		proto string
+		port  uint16
+	}{{"tcp", 33000}, {"tcp", 33002}, {"udp", 33003}, {"tcp", 33004}} {
+		a, err := client.Ask(t.Context(), Query{Proto: next.proto, To: netip.AddrPortFrom(pod.IPv4, 8080)})
+		if err != nil || a.Outcome != Answered || a.From.Port() != next.port {
+			t.Errorf("%s: %s from %s, %v; want port %d", next.proto, a.Outcome, a.From, err, next.port)
+		}
+	}
+}
+
 func TestOutcomes(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")

@@ -34,7 +34,7 @@ type Host struct {
 	// as the Host, which makes it a safe parent: a process that is to die
 	// with its parent dies with the parent's thread.
 	keeper chan func()
-	ports  atomic.Uint32 // of UDP that clients were given
+	ports  atomic.Uint32 // that clients were given so far
 
 	mu      sync.Mutex
 	closers []func() error // echo servers and the like, oldest first

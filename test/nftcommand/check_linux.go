@@ -40,10 +40,21 @@ const protocolInIntervals = `table ip t {
 }
 `
 
+// protocol is the same without intervals, which every nft can say to every
+// kernel.
+const protocol = `table ip t {
+	set s { typeof meta l4proto . th dport; }
+	chain c { meta l4proto . th dport @s; }
+}
+`
+
 // NeedTables skips t where nft is too old to load our tables into this kernel.
 // The proxy itself does without nft.
 func NeedTables(t *testing.T) {
 	t.Helper()
+	if err := Check(protocol); err != nil {
+		t.Fatal(err)
+	}
 	refused := Check(protocolInIntervals)
 	if refused == nil {
 		return
