@@ -23,6 +23,14 @@ import (
 // token says.
 var deployed = cluster.Login{User: "system:serviceaccount:kube-system:kube-proxy", Groups: []string{"system:serviceaccounts"}}
 
+// checkPort and otherCheckPort are of the first 86 ports for NodePorts. Those
+// the API server gives away last by itself, so that the NodePort that it draws
+// for the same Service, or another's, is never one of them.
+const (
+	checkPort      = 30009
+	otherCheckPort = 30008
+)
+
 // TestEvents writes Events as whom the deployment makes, with its rights and
 // without.
 func TestEvents(t *testing.T) {
@@ -30,7 +38,7 @@ func TestEvents(t *testing.T) {
 	w.set(t, newNode())
 	checked := newService("checked")
 	checked.Spec.Type, checked.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
-	checked.Spec.HealthCheckNodePort = 31999
+	checked.Spec.HealthCheckNodePort = checkPort
 	w.set(t, checked)
 	for _, name := range []string{"first", "second"} { // who comes second cannot have it
 		s := newService(name)
@@ -42,7 +50,7 @@ func TestEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	account = []byte(strings.ReplaceAll(string(account), "kind: ServiceAccount\nmetadata:\n", "kind: ServiceAccount\nmetadata:\n  namespace: kube-system\n"))
-	taken := occupy(t, w.lab.Node, 31999)
+	taken := occupy(t, w.lab.Node, checkPort)
 
 	t.Run("forbidden", func(t *testing.T) { testEventsForbidden(t, w, string(account)) })
 	if err := w.Apply(t.Context(), account); err != nil {
@@ -107,9 +115,9 @@ func testEventOfCheck(t *testing.T, w world, taken func()) {
 	}
 	taken()
 	program.Await(t, "the free port is told", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
-	again := occupy(t, w.lab.Node, 31998)
+	again := occupy(t, w.lab.Node, otherCheckPort)
 	defer again()
-	s.Spec.HealthCheckNodePort = 31998 // cannot be changed, so it is another Service
+	s.Spec.HealthCheckNodePort = otherCheckPort // cannot be changed, so it is another Service
 	s.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "checked"}
 	s.Spec.Ports[0].NodePort, s.Spec.ClusterIP, s.Spec.ClusterIPs = 0, "", nil
 	if err := w.Delete(t.Context(), s); err != nil {
