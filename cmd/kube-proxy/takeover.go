@@ -78,9 +78,9 @@ type takeover struct {
 	// retired has, by place, what open connections may still need.
 	retired map[string]*retirement
 
-	mu      sync.Mutex
-	want    *service.Snapshot // of the last good round
-	partial time.Time         // since when rounds were good but for some ports
+	mu    sync.Mutex
+	want  *service.Snapshot // of the last good round, nil if there is no hope of one
+	lapse *time.Timer       // set while rounds are good but for some ports
 }
 
 // retirement is how far a place is with its connections.
@@ -121,25 +121,46 @@ func (t *takeover) look(ctx context.Context) {
 	t.places = left
 }
 
-// round takes in how a round for want went.
+// round takes in how a round for want went. What the mode cannot do at all is no
+// reason to wait: old rules for it would serve all the rest as well, out of date.
 func (t *takeover) round(want *service.Snapshot, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
 	case want == nil || want.Partial: // what could not be read may be in the old rules
-		return
-	case err == nil:
-		t.want, t.partial = want, time.Time{}
-	case health.Partial(err):
-		if t.partial.IsZero() {
-			t.partial = time.Now()
-		}
-		if t.want = nil; time.Since(t.partial) < takeoverPatience {
-			return
-		}
+		t.refused(false)
+	case err == nil || reconcile.Unsupported(err):
+		t.refused(false)
+		t.want = want
+		t.verify()
 	default:
-		return
+		t.refused(health.Partial(err))
 	}
+}
+
+// refused notes whether it is single ports and nothing else that are not in force
+// now. If that stays so, it is as good as it gets.
+func (t *takeover) refused(now bool) {
+	switch {
+	case !now && t.lapse != nil:
+		t.lapse.Stop()
+		t.lapse = nil
+	case now && t.lapse == nil:
+		var lapse *time.Timer
+		lapse = time.AfterFunc(takeoverPatience, func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.lapse == lapse {
+				t.want = nil
+				t.verify()
+			}
+		})
+		t.lapse = lapse
+	}
+}
+
+// verify has it verified that what is wanted is in force.
+func (t *takeover) verify() {
 	select {
 	case t.good <- struct{}{}:
 	default:
@@ -209,10 +230,7 @@ func (t *takeover) again(ctx context.Context) {
 	case <-t.good:
 	case <-time.After(time.Second):
 	}
-	select {
-	case t.good <- struct{}{}:
-	default:
-	}
+	t.verify()
 }
 
 // lacks returns what is missing of want, by a look at the system.

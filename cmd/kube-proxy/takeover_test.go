@@ -133,7 +133,10 @@ func (s *story) after(d time.Duration, err error) {
 	synctest.Wait()
 }
 
-var errPort = &reconcile.PortError{Err: errors.New("refused")}
+var (
+	errPort  = &reconcile.PortError{Err: errors.New("refused")}
+	errUnmet = errors.Join(&reconcile.PortError{Err: &reconcile.Unmet{Text: "no SCTP"}})
+)
 
 func TestTakeover(t *testing.T) {
 	const found = "rules"
@@ -150,8 +153,6 @@ func TestTakeover(t *testing.T) {
 		"a good round":                  {left: leftRules{what: found}, told: func(s *story) { s.after(0, nil) }, removed: 1, done: true, shown: "they go as soon as"},
 		"no round yet":                  {left: leftRules{what: found}, told: func(*story) { pass(time.Hour) }, shown: "they go as soon as"},
 		"rounds fail":                   {left: leftRules{what: found}, told: func(s *story) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
-		"some ports are refused":        {left: leftRules{what: found}, told: func(s *story) { s.after(0, errPort); s.after(time.Second, errPort) }},
-		"some ports stay refused":       {left: leftRules{what: found}, told: func(s *story) { s.after(0, errPort); s.after(2*time.Minute, errPort) }, removed: 1, done: true},
 		"something cannot be read":      {left: leftRules{what: found}, told: func(s *story) { s.round(&service.Snapshot{Partial: true}, nil); pass(time.Hour) }},
 		"not all is there at first":     {left: leftRules{what: found}, lacks: 2, told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 1, done: true, shown: "+ something"},
 		"what is wanted is never there": {left: leftRules{what: found}, lacks: 1 << 30, told: func(s *story) { s.after(0, nil); pass(time.Minute) }, shown: "not all there"},
@@ -218,6 +219,46 @@ func TestClear(t *testing.T) {
 			if what != tt.what || text != tt.err {
 				t.Errorf("clear = %q, %q; want %q, %q", what, text, tt.what, tt.err)
 			}
+		})
+	}
+}
+
+// TestTakeoverInPart has rounds that program all but single ports.
+func TestTakeoverInPart(t *testing.T) {
+	for situation, tt := range map[string]struct {
+		lacks int
+		told  func(*story)
+		gone  bool
+	}{
+		"ports are refused":      {told: func(s *story) { s.after(0, errPort); s.after(time.Second, errPort) }},
+		"ports stay refused":     {told: func(s *story) { s.after(0, errPort); pass(takeoverPatience) }, gone: true},
+		"the mode cannot do all": {told: func(s *story) { s.after(0, errUnmet) }, gone: true},
+		"and the rest is not there": {
+			lacks: 1 << 30, told: func(s *story) { s.after(0, errUnmet); pass(time.Hour) },
+		},
+		"ports are refused, then all": {
+			told: func(s *story) { s.after(0, errPort); s.after(time.Second, errSystemTest); pass(time.Hour) },
+		},
+		"ports are refused, then all, then ports": {
+			told: func(s *story) {
+				s.after(0, errPort)
+				s.after(50*time.Second, errSystemTest)
+				s.after(time.Second, errPort)
+				pass(50 * time.Second)
+			},
+		},
+		"ports are refused, then something cannot be read": {
+			told: func(s *story) { s.after(0, errPort); s.round(&service.Snapshot{Partial: true}, nil); pass(time.Hour) },
+		},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			left := leftRules{what: "rules"}
+			takingOver(t, &left, &auditor{tt.lacks}, func(s *story) {
+				tt.told(s)
+				if gone := left.what == ""; gone != tt.gone {
+					t.Errorf("old rules are gone: %t, want %t", gone, tt.gone)
+				}
+			})
 		})
 	}
 }
