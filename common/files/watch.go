@@ -1,7 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package files notices when files change. What is in them it does not read.
+// Package files notices when files change, and knows how text is written in them.
+// What the text means it does not know.
 package files
 
 import (

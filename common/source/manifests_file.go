@@ -11,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"time"
+
+	"kubeproxy/common/files"
 )
 
 // file is what is known of one manifest file.
@@ -177,5 +179,5 @@ func readFile(path string) ([]byte, error) {
 	if err == nil && len(content) > maxFile {
 		err = fmt.Errorf("grew past %d bytes", maxFile)
 	}
-	return content, err
+	return files.Text(content), err
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -200,6 +201,19 @@ var loads = map[string]struct {
 		files: map[string]string{"a.yaml": "\xef\xbb\xbf---\r\n" + strings.ReplaceAll(serviceYAML("a", "10.96.0.1"), "\n", "\r\n") + "...\r\n"},
 		want:  []string{"set service shop/a 10.96.0.1"},
 	},
+	"several in a file that a console of Windows wrote": {
+		files: map[string]string{"a.yaml": wide(serviceYAML("a", "10.96.0.1") + "---\n" + serviceYAML("b", "10.96.0.2"))},
+		want:  []string{"set service shop/a 10.96.0.1", "set service shop/b 10.96.0.2"},
+	},
+}
+
+// wide returns text in UTF-16.
+func wide(text string) string {
+	b := []byte{0xff, 0xfe}
+	for _, unit := range utf16.Encode([]rune(text)) {
+		b = append(b, byte(unit), byte(unit>>8))
+	}
+	return string(b)
 }
 
 func TestLoad(t *testing.T) {

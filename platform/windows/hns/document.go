@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubeproxy/common/files"
 	"kubeproxy/common/service"
 )
 
@@ -89,10 +90,11 @@ type dump struct {
 
 // ReadState reads a Listing from JSON: an object with Version, which has Major
 // and Minor, and the lists Networks, Endpoints and LoadBalancers of documents
-// as HNS and hnsdiag give them.
+// as HNS and hnsdiag give them. It may be in UTF-16, which consoles of Windows
+// write to files.
 func ReadState(text []byte) (Listing, error) {
 	var d dump
-	if err := json.Unmarshal(text, &d); err != nil {
+	if err := json.Unmarshal(files.Text(text), &d); err != nil {
 		return Listing{}, fmt.Errorf("read HNS state: %w: want an object with Version, Networks, Endpoints and LoadBalancers", err)
 	}
 	if len(d.Networks) == 0 {

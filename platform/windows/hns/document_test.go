@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -76,6 +77,13 @@ func TestReadState(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got, sameAddrs); diff != "" {
 		t.Errorf("state (-want +got):\n%s", diff)
+	}
+	marked := []byte{0xff, 0xfe} // as Windows' own console writes to a file
+	for _, unit := range utf16.Encode([]rune(stateText)) {
+		marked = append(marked, byte(unit), byte(unit>>8))
+	}
+	if again, err := ReadState(marked); err != nil || !cmp.Equal(got, again, sameAddrs) {
+		t.Errorf("in UTF-16: %v, %v", again, err)
 	}
 	for text, want := range map[string]string{
 		"[":                  "want an object with Version",
