@@ -51,13 +51,15 @@ type installed struct {
 	clean bool // everything was as it should be
 }
 
-// claims count what several ports of a Service share.
+// claims count what several ports share, and external addresses that one has for
+// itself: a forwarded health check comes after those.
 type claims struct {
 	vips   map[netip.Addr]int
 	shared map[Key]int
+	plain  map[Key]int
 }
 
-func newClaims() claims { return claims{map[netip.Addr]int{}, map[Key]int{}} }
+func newClaims() claims { return claims{map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}} }
 
 // add counts w in (n is 1) or out (n is -1).
 func (c claims) add(w Wishes, n int) {
@@ -67,11 +69,14 @@ func (c claims) add(w Wishes, n int) {
 		}
 	}
 	for _, x := range w.LoadBalancers {
-		if !x.Shared {
+		of := c.plain
+		if x.Shared {
+			of = c.shared
+		} else if x.Flags&ExternalRoute == 0 || !x.VIP.IsValid() {
 			continue
 		}
-		if c.shared[x.Key] += n; c.shared[x.Key] == 0 {
-			delete(c.shared, x.Key)
+		if of[x.Key] += n; of[x.Key] == 0 {
+			delete(of, x.Key)
 		}
 	}
 }
@@ -170,7 +175,25 @@ func (b *Backend) workAll(next *installed, before *installed) *work {
 			w.spare = append(w.spare, e)
 		}
 	}
+	if !next.snapshot.Partial {
+		w.spare = append(w.spare, b.elsewhere(next)...)
+	}
 	return w
+}
+
+// elsewhere returns what is of our making and has no use on the present network:
+// endpoints of a network that was chosen before, and source VIPs of before.
+func (b *Backend) elsewhere(at *installed) []*Endpoint {
+	var all []*Endpoint
+	for _, e := range at.model.endpoints {
+		if len(e.Addrs) == 0 || service.FamilyOf(e.Addrs[0]) != b.family || !oursEndpoint(b.host, e) {
+			continue
+		}
+		if e.Network != at.site.Network.ID || !e.Remote && !e.Has(at.site.SourceVIP) && at.site.SourceVIP.IsValid() {
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
 func addTargets(to map[netip.Addr]Target, targets []Target) {
@@ -257,6 +280,9 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 	}
 	p := &plan{backend: b, next: &next}
 	p.work = b.workChanges(p, h)
+	if p.work == nil {
+		return b.planAll(ctx, want)
+	}
 	if b.rehearse(ctx, p); p.waiting && len(h.again) == 0 {
 		if err := b.relist(ctx, &next); err != nil {
 			return nil, err
@@ -278,6 +304,8 @@ func (b *Backend) relist(ctx context.Context, next *installed) error {
 	return nil
 }
 
+// workChanges returns nil if a Service gives up what others' health checks stood
+// back for: those Services did not change, so only a full look finds them.
 func (b *Backend) workChanges(p *plan, h *installed) *work {
 	w := &work{}
 	next := p.next
@@ -318,9 +346,17 @@ func (b *Backend) workChanges(p *plan, h *installed) *work {
 	}
 	after := p.delta()
 	w.keep = func(a netip.Addr) bool { return h.claims.vips[a]+after.vips[a] > 0 }
+	plain := func(k Key) bool { return h.claims.plain[k]+after.plain[k] > 0 }
+	shared := func(k Key) bool { return h.claims.shared[k]+after.shared[k] > 0 }
+	for k := range gone {
+		if h.claims.plain[k] > 0 && !plain(k) && shared(k) {
+			return nil
+		}
+	}
 	for i, u := range w.units {
+		w.units[i].wishes = slices.DeleteFunc(u.wishes, func(x Wish) bool { return x.Shared && plain(x.Key) })
 		w.units[i].drops = slices.DeleteFunc(u.drops, func(lb *LoadBalancer) bool {
-			return wanted[lb.Key] || h.claims.shared[lb.Key]+after.shared[lb.Key] > 0 || !b.mine(next, lb)
+			return wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !b.mine(next, lb)
 		})
 	}
 	return w

@@ -4,11 +4,13 @@
 package hns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"kubeproxy/common/service"
 )
@@ -61,7 +63,8 @@ func (b *Backend) notice(h *installed) {
 
 // Cleanup implements reconcile.Backend. What is ours is told by the record and
 // by what only ours have; without the record, load balancers that lead to pods
-// of this node alone cannot be told from others' and stay.
+// of this node alone cannot be told from others' and stay. The error names what
+// is left of ours, also where HNS said that it had deleted it.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.have = nil
 	l, err := b.host.list(ctx, b.family)
@@ -69,20 +72,69 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 		return fmt.Errorf("list what HNS holds: %w", err)
 	}
 	at := &installed{site: Site{Version: l.Version}, model: newModel(l, "")}
+	balancers, endpoints := b.remains(at)
 	p := newPass(ctx, b.host, &at.site, b.family, at.model)
-	for _, lb := range at.model.sortedBalancers(b.family) {
-		if b.leftover(at, lb) {
-			p.drop(lb, leftover(b.host.ownedFor(lb.ID), lb.Key))
-		}
+	for _, lb := range balancers {
+		p.drop(lb, leftover(b.host.ownedFor(lb.ID), lb.Key))
 	}
-	for i := range l.Endpoints {
-		e := &l.Endpoints[i]
-		if oursEndpoint(b.host, e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
-			p.removeEndpoint(e, leftover("", Key{}))
+	for _, e := range endpoints {
+		p.removeEndpoint(e, leftover("", Key{}))
+	}
+	b.host.wrote()
+	errs := append(portErrors(b.family, p.failed), p.fatal)
+	if len(balancers)+len(endpoints) > 0 && p.fatal == nil {
+		if l, err = b.host.list(ctx, b.family); err != nil {
+			errs = append(errs, fmt.Errorf("list what HNS holds now: %w", err))
+		} else {
+			at.model = newModel(l, "")
 		}
 	}
 	b.host.save()
-	return errors.Join(append(portErrors(b.family, p.failed), p.fatal)...)
+	return errors.Join(append(errs, b.left(at))...)
+}
+
+// remains returns what is of our making in the family, by key and by address.
+func (b *Backend) remains(at *installed) (balancers []*LoadBalancer, endpoints []*Endpoint) {
+	for _, lb := range at.model.sortedBalancers(b.family) {
+		if b.leftover(at, lb) {
+			balancers = append(balancers, lb)
+		}
+	}
+	for _, e := range at.model.endpoints {
+		if oursEndpoint(b.host, e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
+			endpoints = append(endpoints, e)
+		}
+	}
+	slices.SortFunc(endpoints, func(a, b *Endpoint) int {
+		return cmp.Or(a.Addrs[0].Compare(b.Addrs[0]), cmp.Compare(a.ID, b.ID))
+	})
+	return balancers, endpoints
+}
+
+// left names what could not be removed.
+func (b *Backend) left(at *installed) error {
+	var names []string
+	balancers, endpoints := b.remains(at)
+	for _, lb := range balancers {
+		names = append(names, "load balancer "+lb.Key.String())
+	}
+	p := newPass(context.Background(), b.host, &at.site, b.family, at.model)
+	for _, e := range endpoints {
+		name := "endpoint " + e.Name
+		for _, lb := range p.users(map[string]bool{e.ID: true}) {
+			if !b.leftover(at, lb) {
+				name += fmt.Sprintf(" (load balancer %s, which is not ours, leads to it)", lb.ID)
+			}
+		}
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	if n := len(names); n > driftLines {
+		names = append(names[:driftLines], fmt.Sprintf("and %d more", n-driftLines))
+	}
+	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
 }
 
 // Prepare makes what the proxy needs before it can program anything: it waits

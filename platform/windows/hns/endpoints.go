@@ -137,6 +137,13 @@ func (p *pass) detach(misled []*Endpoint) {
 // users returns the load balancers that have one of the endpoints, in key
 // order.
 func (p *pass) users(of map[string]bool) []*LoadBalancer {
+	return p.balancers(func(lb *LoadBalancer) bool {
+		return slices.ContainsFunc(lb.Endpoints, func(id string) bool { return of[id] })
+	})
+}
+
+// balancers returns the load balancers that fit, in key order.
+func (p *pass) balancers(fit func(*LoadBalancer) bool) []*LoadBalancer {
 	seen := map[string]*LoadBalancer{}
 	for m := p.model; m != nil; m = m.base {
 		for k, lb := range m.balancers {
@@ -145,14 +152,14 @@ func (p *pass) users(of map[string]bool) []*LoadBalancer {
 			}
 		}
 	}
-	var users []*LoadBalancer
+	var all []*LoadBalancer
 	for _, lb := range seen {
-		if lb != nil && slices.ContainsFunc(lb.Endpoints, func(id string) bool { return of[id] }) {
-			users = append(users, lb)
+		if lb != nil && fit(lb) {
+			all = append(all, lb)
 		}
 	}
-	slices.SortFunc(users, func(a, b *LoadBalancer) int { return a.Key.Compare(b.Key) })
-	return users
+	slices.SortFunc(all, func(a, b *LoadBalancer) int { return a.Key.Compare(b.Key) })
+	return all
 }
 
 // sweep deletes endpoints of ours that have no use any more.
@@ -172,7 +179,7 @@ func (p *pass) sweep(w *work) {
 	var idle []*Endpoint
 	for id := range p.released {
 		e := p.model.endpoint(id)
-		if e != nil && e.Remote && e.Network == p.model.network && len(e.Addrs) > 0 && oursEndpoint(p.host, e) && !slices.ContainsFunc(e.Addrs, w.keep) {
+		if e != nil && p.idle(e, w) {
 			idle = append(idle, e)
 		}
 	}
@@ -180,6 +187,23 @@ func (p *pass) sweep(w *work) {
 	for _, e := range idle {
 		p.removeEndpoint(e, p.released[e.ID])
 	}
+}
+
+// idle reports that e is of our making and has no use but, perhaps, load
+// balancers.
+func (p *pass) idle(e *Endpoint, w *work) bool {
+	switch {
+	case len(e.Addrs) == 0 || !oursEndpoint(p.host, e):
+		return false
+	case !e.Remote: // a source VIP, which load balancers have by its address
+		return slices.Contains(w.spare, e) && !p.masquerades(e)
+	}
+	return e.Network != p.model.network || !slices.ContainsFunc(e.Addrs, w.keep)
+}
+
+// masquerades reports that a load balancer, whoever's, has e for its source VIP.
+func (p *pass) masquerades(e *Endpoint) bool {
+	return len(p.balancers(func(lb *LoadBalancer) bool { return e.Has(lb.SourceVIP) })) > 0
 }
 
 // removeEndpoint deletes e unless a load balancer, whoever's, has it.

@@ -355,13 +355,12 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	return p.create(lb, n)
 }
 
-// forget takes a load balancer that is gone out of the books.
+// forget takes a load balancer that should be gone out of the model. In the
+// record it stays until a listing is without it: HNS may say that it has deleted
+// what it has not, and whose would it be then?
 func (p *pass) forget(lb *LoadBalancer, n service.PortName) {
 	p.model.removeBalancer(lb)
 	p.release(lb, n)
-	if !p.dry {
-		p.host.disown(lb.ID)
-	}
 }
 
 func (p *pass) release(lb *LoadBalancer, n service.PortName) {

@@ -1,0 +1,181 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// ours returns the names of our endpoints with their networks.
+func (b *bench) ours() (names []string) {
+	for _, e := range b.hns.endpoints {
+		if strings.HasPrefix(e.Name, "kube-proxy-") {
+			names = append(names, e.Network+" "+e.Name+" "+e.Addrs[0].String())
+		}
+	}
+	return names
+}
+
+// Who has the proxy use another network, or another source VIP, finds nothing of
+// ours where it was before.
+func TestMovesOut(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.options.NetworkName = overlayN.Name
+	b.restart()
+	b.pods("10.244.1.11")
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"))
+	b.converge(want)
+
+	b.options.SourceVIP = addr("10.244.1.77")
+	b.restart()
+	b.converge(want)
+	if got := strings.Join(b.ours(), "\n"); strings.Count(got, sourceVIPName) != 1 || !strings.Contains(got, "10.244.1.77") {
+		t.Errorf("after another source VIP was chosen:\n%s", got)
+	}
+
+	b.hns.networks = append(b.hns.networks, bridgeN)
+	b.hns.endpoints["pod"] = Endpoint{ID: "pod", Name: "pod", Network: bridgeN.ID, Addrs: []netip.Addr{addr("10.244.1.11")}}
+	b.options = Options{NetworkName: bridgeN.Name}
+	b.restart()
+	b.converge(want)
+	if got := b.ours(); len(got) != 1 || got[0] != bridgeN.ID+" kube-proxy-remote-10.244.2.11 10.244.2.11" {
+		t.Errorf("after another network was chosen: %v", got)
+	}
+}
+
+// A source VIP that somebody else's load balancer masquerades with stays.
+func TestSourceVIPOfOthers(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.pods("10.244.1.11")
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	b.converge(want)
+	k := Key{VIP: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
+	b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: k, TargetPort: 1, Endpoints: []string{"endpoint-000001"}, SourceVIP: addr("10.244.1.2")}
+	b.options.SourceVIP = addr("10.244.1.77")
+	b.restart()
+	b.converge(want)
+	if got := strings.Join(b.ours(), "\n"); strings.Count(got, sourceVIPName) != 2 {
+		t.Errorf("endpoints of ours, want both source VIPs:\n%s", got)
+	}
+}
+
+// halts are what stops a Cleanup, and what it says then.
+var halts = map[string]struct {
+	spoil func(*bench)
+	want  []string
+}{
+	"HNS goes down": {
+		func(b *bench) {
+			n := 0
+			b.hns.refuse = func(op string) error {
+				if n++; n > 4 { // three lists and a deletion
+					return fails(op, 0x6ba)
+				}
+				return nil
+			}
+		},
+		[]string{"HNS is not running", "load balancer tcp 10.96.0.11:80", "load balancer tcp 10.96.0.12:80", "endpoint kube-proxy-remote-10.244.2.11", "endpoint kube-proxy-remote-10.244.2.12"},
+	},
+	"HNS refuses one": {
+		func(b *bench) {
+			n := 0
+			b.hns.refuse = func(op string) error {
+				if n++; n == 4 {
+					return fails(op, 0x57)
+				}
+				return nil
+			}
+		},
+		[]string{"wrong (0x57)", "still in HNS: load balancer tcp 10.96.0.10:80, endpoint kube-proxy-remote-10.244.2.11;"},
+	},
+	"HNS says it did": {
+		func(b *bench) {
+			b.restartOn(&between{b.hns, func(op string, do func()) bool {
+				if op == "delete endpoint" {
+					do()
+				}
+				return true
+			}})
+		},
+		[]string{"still in HNS: load balancer tcp 10.96.0.10:80, load balancer tcp 10.96.0.11:80, load balancer tcp 10.96.0.12:80;"},
+	},
+	"somebody else uses it": {
+		func(b *bench) {
+			k := Key{VIP: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
+			other := k
+			other.Port = 2
+			for id, e := range b.hns.endpoints {
+				if e.Remote && e.Has(addr("10.244.2.11")) {
+					b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: k, More: []Key{other}, TargetPort: 1, Endpoints: []string{id}}
+				}
+			}
+		},
+		[]string{"still in HNS: endpoint kube-proxy-remote-10.244.2.11 (load balancer foreign, which is not ours, leads to it);"},
+	},
+}
+
+// A Cleanup that cannot end says what is left, whatever stopped it.
+func TestCleanupNamesWhatIsLeft(t *testing.T) {
+	for name, c := range halts {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, v13, bridgeN)
+			b.pods("10.244.1.11")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"), clusterIP("out", "10.96.0.12", "10.244.2.12:80@b")))
+			c.spoil(b)
+			err := b.backend.Cleanup(t.Context())
+			if err == nil {
+				t.Fatal("Cleanup says that all is well")
+			}
+			for _, text := range c.want {
+				if !strings.Contains(err.Error(), text) {
+					t.Errorf("want %q in:\n%v", text, err)
+				}
+			}
+		})
+	}
+}
+
+// Two Services have one address, and one has the port that the other's health
+// checks would be forwarded from. It keeps the port through all changes, and
+// health checks get it when it is free.
+func TestHealthCheckStandsBack(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
+	b.restart()
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.hns.endpoints["root"] = Endpoint{ID: "root", Name: "cbr0", Network: bridgeN.ID, Addrs: []netip.Addr{addr("10.244.1.2")}}
+	balanced := func(name, vip string, port uint16, endpoints ...string) *service.Port {
+		p := clusterIP(name, vip, endpoints...)
+		p.Frontends = append(p.Frontends, service.Frontend{Kind: service.LoadBalancerIP, Addr: addr("203.0.113.5"), Port: port})
+		return p
+	}
+	web, more := balanced("web", "10.96.0.10", 80, "10.244.1.11:80"), balanced("web", "10.96.0.10", 80, "10.244.1.11:80", "10.244.1.12:80")
+	owner := balanced("owner", "10.96.0.11", 10256, "10.244.1.11:81")
+	for i, step := range []struct {
+		ports []*service.Port
+		want  string
+	}{
+		{[]*service.Port{web}, "tcp 203.0.113.5:10256 [10.244.1.2]"},
+		{[]*service.Port{web, owner}, "tcp 203.0.113.5:10256 [10.244.1.11]"},
+		{[]*service.Port{more, owner}, "tcp 203.0.113.5:10256 [10.244.1.11]"},
+		{[]*service.Port{owner}, "tcp 203.0.113.5:10256 [10.244.1.11]"},
+		{[]*service.Port{web, owner}, "tcp 203.0.113.5:10256 [10.244.1.11]"},
+		{[]*service.Port{web}, "tcp 203.0.113.5:10256 [10.244.1.2]"},
+	} {
+		want := snapshot(uint64(i), step.ports...)
+		_, _ = b.round(want) // that the owner's health checks do not reach the node is said
+		if got := strings.Join(b.holds(), "\n"); !strings.Contains(got, step.want) {
+			t.Errorf("step %d, want %s in:\n%s", i, step.want, got)
+		}
+		b.now = b.now.Add(time.Minute)
+		if text, _ := b.round(want); text != "" {
+			t.Errorf("step %d, a resync still has to do:\n%s", i, text)
+		}
+	}
+}
