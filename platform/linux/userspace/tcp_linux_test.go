@@ -75,20 +75,16 @@ func TestServerEndsFirst(t *testing.T) {
 	}
 }
 
-// dead returns an address where nobody listens.
-func dead(t *testing.T) netip.AddrPort {
-	t.Helper()
-	l, at := listen(t)
-	_ = l.Close()
-	return at
-}
+// dead returns an address where nobody listens. A listener that may choose its
+// port never takes one as low as these, as it might one that was just closed.
+func dead(port uint16) netip.AddrPort { return netip.AddrPortFrom(here, port) }
 
 // TestNextEndpoint goes on where an endpoint refuses, and resets the client
 // where all do.
 func TestNextEndpoint(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{}, 4096)
-	web, none := port("web", service.TCP, dead(t), dead(t), e.at), port("none", service.TCP, dead(t))
+	web, none := port("web", service.TCP, dead(1), dead(2), e.at), port("none", service.TCP, dead(3))
 	none.Frontends[0].Port = 81
 	if err := n.apply(t, web, none); err != nil {
 		t.Fatal(err)

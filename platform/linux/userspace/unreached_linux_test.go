@@ -26,7 +26,7 @@ func TestUnreachedIsToldOf(t *testing.T) {
 		}
 		told := make(chan miss, 10)
 		n.ObserveUnreached(func(name service.PortName, clients int, err error) { told <- miss{name, clients, err} })
-		down, up := port("down", proto, dead(t), dead(t)), port("up", service.TCP, dead(t), e.at)
+		down, up := port("down", proto, dead(1), dead(2)), port("up", service.TCP, dead(3), e.at)
 		if err := n.apply(t, down, up); err != nil {
 			t.Fatal(err)
 		}
