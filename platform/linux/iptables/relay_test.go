@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -58,19 +59,23 @@ func (s *site) Remove() error {
 	return nil
 }
 
-// Any address will do, since the rules lead nowhere.
+// here is a loopback address that only this process uses, so that nobody takes
+// the ports of a listener that is to come back. Any address will do for the
+// rest, since the rules lead nowhere.
+var here = net.IPv4(127, 76, byte(os.Getpid()>>8), byte(os.Getpid()))
+
 func (s *site) ListenTCP(port uint16) (*net.TCPListener, error) {
 	if s.refuse() {
 		return nil, errInjected
 	}
-	return net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
+	return net.ListenTCP("tcp", &net.TCPAddr{IP: here, Port: int(port)})
 }
 
 func (s *site) ListenUDP(port uint16) (*net.UDPConn, error) {
 	if s.refuse() {
 		return nil, errInjected
 	}
-	return net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
+	return net.ListenUDP("udp", &net.UDPAddr{IP: here, Port: int(port)})
 }
 
 func (s *site) DialTCP(context.Context, netip.AddrPort) (*net.TCPConn, error) {
