@@ -125,7 +125,8 @@ const firstPort, lastPort = 33000, 65000
 // connect gives each client the port that has been out of use for longest. What
 // the system would choose may be the port of an earlier client, and with it a
 // flow that the kernel or a relay still knows: for one destination it goes on
-// where the last client stopped, in whichever namespace that was.
+// where the last client stopped, in whichever namespace that was. A client of its
+// own host never has the port that it asks, for it would talk to itself.
 func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
 	if q.From.Port() != 0 {
 		return h.connectFrom(ctx, q)
@@ -133,6 +134,9 @@ func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
 	from := q.From.Addr()
 	for n := firstPort; ; n++ {
 		port := firstPort + (h.ports.Add(1)-1)%(lastPort-firstPort+1)
+		if uint16(port) == q.To.Port() {
+			continue
+		}
 		q.From = netip.AddrPortFrom(from, uint16(port))
 		conn, err := h.connectFrom(ctx, q)
 		if !errors.Is(err, unix.EADDRINUSE) || n == lastPort {

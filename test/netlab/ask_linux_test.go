@@ -49,7 +49,7 @@ func rules(t *testing.T, node *Host, to netip.AddrPort) {
 }
 
 // TestPortsComeInTurn has each client get a port of its own, whatever protocol
-// the one before spoke, and pass over one that somebody has.
+// the one before spoke, and pass over one that somebody has, or that it asks itself.
 func TestPortsComeInTurn(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
@@ -67,6 +67,10 @@ func TestPortsComeInTurn(t *testing.T) {
 		if err != nil || a.Outcome != Answered || a.From.Port() != next.port {
 			t.Errorf("%s: %s from %s, %v; want port %d", next.proto, a.Outcome, a.From, err, next.port)
 		}
+	}
+	a, err := client.Ask(t.Context(), Query{Proto: "udp", To: netip.AddrPortFrom(client.IPv4, 33005), Timeout: Silence})
+	if err != nil || a.Outcome != Refused || a.From.Port() != 33006 {
+		t.Errorf("to port 33005 of its own: %s from %s, %v; want it refused, from port 33006", a.Outcome, a.From, err)
 	}
 }
 
