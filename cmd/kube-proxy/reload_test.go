@@ -150,7 +150,7 @@ func (s *served) moveTo(t *testing.T, addr string) error {
 }
 
 func answers(addr string) bool {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
 	a, err := client.Get("http://" + addr + "/")
 	if err != nil {
 		return false
@@ -168,24 +168,29 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// freePort returns a port of the loopback address that nobody has, and none
-// that the system gives to who asks for any.
-func freePort(t *testing.T) string {
+// freeAddrs returns addresses on the loopback address that nobody has, and no
+// port of which the system gives to who asks for any.
+func freeAddrs(t *testing.T, n int) []string {
 	t.Helper()
+	var free []string
 	for range 100 {
-		port := strconv.Itoa(20000 + rand.IntN(10000))
-		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
-			_ = l.Close()
-			return port
+		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(20000+rand.IntN(10000)))
+		if err != nil {
+			continue
+		}
+		defer l.Close() // not before the others are drawn, so that none is drawn twice
+		if free = append(free, l.Addr().String()); len(free) == n {
+			return free
 		}
 	}
-	t.Fatal("no port is free")
-	return ""
+	t.Fatalf("%d ports are free, want %d", len(free), n)
+	return nil
 }
 
 // A server is where it was until it can be where it is to be.
 func TestServersMove(t *testing.T) {
-	first, second := "127.0.0.1:"+freePort(t), "127.0.0.1:"+freePort(t)
+	addrs := freeAddrs(t, 2)
+	first, second := addrs[0], addrs[1]
 	s := serveAt(t, first)
 	eventually(t, "the first address", func() bool { return answers(first) })
 
