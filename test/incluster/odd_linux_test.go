@@ -147,6 +147,8 @@ func huge(n int) *discoveryv1.EndpointSlice {
 }
 
 // impossible are Services that this version of the API server would not take.
+// Their ClusterIPs, of which it does not know, are of the band from which it
+// draws for others only when the rest is used up: the first 256 of the range.
 func (w *world) impossible() []oddity {
 	edits := []struct {
 		name, field string
@@ -181,7 +183,7 @@ func (w *world) impossible() []oddity {
 	for i, e := range edits {
 		s := newService(e.name, only)
 		s.APIVersion, s.Kind, s.UID, s.CreationTimestamp = "v1", "Service", types.UID(e.name), metav1.Now()
-		s.Spec.ClusterIPs = []string{fmt.Sprintf("10.96.200.%d", i+1)}
+		s.Spec.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 200+i)}
 		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
 		e.edit(s)
 		all = append(all, oddity{service: s, slices: []metav1.Object{newSlice(e.name, service.IPv4, w.webs(2)...)}, field: e.field, mute: e.mute})
