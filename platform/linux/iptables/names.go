@@ -54,7 +54,7 @@ var (
 			relayChain, localnetMark.name, "KUBE-NODEPORT-NON-LOCAL"},
 	}
 	familyPrefixes = []string{
-		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, addrPrefix, portPrefix, "KUBE-XLB-",
+		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, "KUBE-XLB-",
 	}
 )
 
@@ -70,13 +70,22 @@ func (i id) owned() bool {
 	if slices.Contains(familyNames[i.table], i.name) || slices.Contains(upstreamNames[i.table], i.name) {
 		return true
 	}
-	return (i.table == nat || i.isBranch()) &&
+	return i.table != mangle && i.isBranch() || i.table == nat &&
 		slices.ContainsFunc(familyPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
 }
 
-// isBranch reports that a chain is part of a tree, and not its root.
+// isBranch reports that a chain is part of a tree, and not its root. kube-proxy
+// has no such chains, so what only begins like one of ours is somebody else's.
 func (i id) isBranch() bool {
-	return strings.HasPrefix(i.name, addrPrefix) || strings.HasPrefix(i.name, portPrefix)
+	if of, found := strings.CutPrefix(i.name, addrPrefix); found {
+		p, err := netip.ParsePrefix(of)
+		return err == nil && p.Addr().Is4() || len(of) == hashLen && strings.Trim(of, base32Digits) == ""
+	}
+	if of, found := strings.CutPrefix(i.name, portPrefix); found {
+		proto, _, _ := strings.Cut(of, "-")
+		return slices.Contains([]string{"TCP", "UDP", "SCTP"}, proto)
+	}
+	return false
 }
 
 // isTree reports that a chain is part of a tree. The roots for what the node
@@ -86,10 +95,15 @@ func (i id) isTree() bool {
 		i.isBranch()
 }
 
-// hashed returns prefix with sixteen characters that stand for parts.
+const (
+	hashLen      = 16
+	base32Digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+)
+
+// hashed returns prefix with hashLen characters that stand for parts.
 func hashed(prefix string, parts ...string) string {
 	s := sha256.Sum256([]byte(strings.Join(parts, "")))
-	return prefix + base32.StdEncoding.EncodeToString(s[:])[:16]
+	return prefix + base32.StdEncoding.EncodeToString(s[:])[:hashLen]
 }
 
 // named returns the name of a chain of p.
