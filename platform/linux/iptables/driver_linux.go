@@ -54,6 +54,9 @@ type runner struct {
 	family service.Family
 	dir    string
 	name   string // of the commands, but for what is added to it
+	// programs are what the commands were at the start, by what is added to the
+	// name, see settle.
+	programs map[string]string
 
 	lock   *lock // nil if there is none that we could hold
 	signal signal
@@ -105,6 +108,7 @@ func (r *runner) open() error {
 	if err != nil {
 		return fmt.Errorf("ask %s for its version: %w", command(r.family), err)
 	}
+	r.settle()
 	if strings.Contains(string(out), "nf_tables") {
 		r.signal, err = newNotices(r.family)
 		return err
@@ -114,8 +118,42 @@ func (r *runner) open() error {
 	return err
 }
 
+// settle notes what programs of iptables the commands are now.
+func (r *runner) settle() {
+	r.programs = map[string]string{}
+	for _, suffix := range []string{"", "-save", "-restore"} {
+		r.programs[suffix] = r.program(suffix)
+	}
+}
+
+// program returns what program of iptables a command is, "" if it is anything
+// else.
+func (r *runner) program(suffix string) string {
+	path, err := exec.LookPath(r.path(suffix))
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil || !strings.HasPrefix(filepath.Base(path), "xtables-") {
+		return ""
+	}
+	return path
+}
+
 // path returns how to call one of the commands.
 func (r *runner) path(suffix string) string { return filepath.Join(r.dir, r.name+suffix) }
+
+// command returns one of the commands with its arguments. The node's administrator
+// may have the names stand for the other variant at any time, and changes that
+// were planned for the tables of one would go to those of the other. So it is the
+// program of before that is called then.
+func (r *runner) command(ctx context.Context, suffix string, args ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, r.path(suffix), args...)
+	before, now := r.programs[suffix], r.program(suffix)
+	if before != "" && now != "" && filepath.Base(before) != filepath.Base(now) {
+		c.Path = before
+	}
+	return c
+}
 
 func (r *runner) close() {
 	r.signal.close()
@@ -144,7 +182,7 @@ func (r *runner) Restore(ctx context.Context, text string) error {
 
 // run runs iptables-restore with text as its input.
 func (r *runner) run(ctx context.Context, text string, args ...string) error {
-	c := exec.CommandContext(ctx, r.path("-restore"), args...)
+	c := r.command(ctx, "-restore", args...)
 	switch {
 	case r.holds:
 		r.lock.lend(c)
@@ -212,7 +250,7 @@ func (r *runner) Save(ctx context.Context) (string, error) {
 	if err := r.signal.reset(); err != nil {
 		return "", err
 	}
-	c := exec.CommandContext(ctx, r.path("-save"))
+	c := r.command(ctx, "-save")
 	var out, stderr bytes.Buffer
 	c.Stdout, c.Stderr = &out, &stderr
 	if err := c.Run(); err != nil {
@@ -223,7 +261,7 @@ func (r *runner) Save(ctx context.Context) (string, error) {
 
 // List implements lister. It needs no lock, and nobody is to wonder who had it.
 func (r *runner) List(ctx context.Context, table, chain string) (string, error) {
-	c := exec.CommandContext(ctx, r.path(""), "-w", lockSeconds, "-t", table, "-S", chain, "-v")
+	c := r.command(ctx, "", "-w", lockSeconds, "-t", table, "-S", chain, "-v")
 	c.Env = append(os.Environ(), noLock)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr

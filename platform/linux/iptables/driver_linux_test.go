@@ -217,3 +217,32 @@ func TestRulesCount(t *testing.T) {
 		}
 	})
 }
+
+// TestCommandsBecomeOthers has the names of the commands stand for the other
+// variant from some moment on, as an administrator may.
+func TestCommandsBecomeOthers(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		now, then := Legacy, NFT
+		if strings.Contains(t.Name(), "/nft/") {
+			now, then = then, now
+		}
+		apply(t, b, simple(1))
+		for _, suffix := range []string{"", "-restore", "-save"} {
+			name := b.driver.(*runner).path(suffix)
+			if err := os.Remove(name); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink("/usr/sbin/"+command(b.family)+"-"+string(then)+suffix, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply(t, b, simple(2))
+		again := &runner{family: b.family, dir: variantDir(t, string(now))}
+		if err := again.open(); err != nil {
+			t.Fatal(err)
+		}
+		defer again.close()
+		world.Adopted(t, NewWith(b.family, b.options, again), simple(2))
+		finds(t, Remains{then, b.family}, "")
+	})
+}
