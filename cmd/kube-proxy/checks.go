@@ -77,7 +77,7 @@ func (c *checks) add(p *service.Port, n int) {
 }
 
 func (c *checks) wanted(node *service.Node) servicecheck.Wanted {
-	want := servicecheck.Wanted{Addrs: c.addrs(node), Checks: map[uint16]servicecheck.Check{}}
+	want := servicecheck.Wanted{Addrs: c.addrs(node), Checks: map[uint16]servicecheck.Check{}, Within: node.NodePorts}
 	for port, k := range c.counts {
 		x := servicecheck.Check{
 			Namespace: k.name.Namespace, Name: k.name.Name,
@@ -94,8 +94,9 @@ func (c *checks) wanted(node *service.Node) servicecheck.Wanted {
 	return want
 }
 
-// addrs returns where health checks are answered: where NodePorts are. A
-// prefix that is more than one address stands for all of its family.
+// addrs returns where to listen for health checks, which are answered where
+// NodePorts are. For a prefix of more than one address, which come and go, that is
+// anywhere in its family.
 func (c *checks) addrs(node *service.Node) []netip.Addr {
 	all := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	var addrs []netip.Addr
@@ -116,7 +117,7 @@ func (c *checks) addrs(node *service.Node) []netip.Addr {
 }
 
 func sameWanted(a, b servicecheck.Wanted) bool {
-	return slices.Equal(a.Addrs, b.Addrs) && maps.EqualFunc(a.Checks, b.Checks, func(x, y servicecheck.Check) bool {
+	return slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Within, b.Within) && maps.EqualFunc(a.Checks, b.Checks, func(x, y servicecheck.Check) bool {
 		return x.Namespace == y.Namespace && x.Name == y.Name && x.LocalEndpoints == y.LocalEndpoints &&
 			x.Unprogrammed == y.Unprogrammed && slices.Equal(x.Families, y.Families)
 	})

@@ -41,6 +41,9 @@ type Wanted struct {
 	// for all of its family.
 	Addrs  []netip.Addr
 	Checks map[uint16]Check // by healthCheckNodePort
+	// Within narrows an unspecified address down: whoever connects to an address
+	// outside of these prefixes is cut off. A family without one is not narrowed.
+	Within []netip.Prefix
 }
 
 // Problem is an address of a Service's check that cannot be listened on. It
@@ -84,7 +87,7 @@ const retry = 5 * time.Second
 // returns what cannot be listened on now, sorted.
 func (s *Servers) Sync(want Wanted) []Problem {
 	s.mu.Lock()
-	want = Wanted{slices.Clone(want.Addrs), maps.Clone(want.Checks)}
+	want = Wanted{slices.Clone(want.Addrs), maps.Clone(want.Checks), slices.Clone(want.Within)}
 	s.wanted = want
 	s.stopUnwanted()
 	fresh := s.startMissing()
@@ -224,7 +227,7 @@ func (s *Servers) start(at netip.AddrPort) (*running, error) {
 		stop()
 		return nil, err
 	}
-	l = &onceListener{Listener: l}
+	l = &onceListener{Listener: l, admits: s.admits}
 	r := &running{make(chan struct{}), func() {
 		// The address is free at once, whatever requests are under way.
 		l.Close()
@@ -238,11 +241,40 @@ func (s *Servers) start(at netip.AddrPort) (*running, error) {
 	return r, nil
 }
 
-// onceListener may be closed twice.
+// admits reports that health checks are answered at a node's address.
+func (s *Servers) admits(local net.Addr) bool {
+	at, err := netip.ParseAddrPort(local.String())
+	if err != nil {
+		return false
+	}
+	addr := at.Addr().Unmap().WithZone("")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	in := service.InFamily(s.wanted.Within, service.FamilyOf(addr))
+	return len(in) == 0 || slices.ContainsFunc(in, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// onceListener may be closed twice, and cuts off who comes by an address that it
+// does not admit.
 type onceListener struct {
 	net.Listener
-	once sync.Once
-	err  error
+	admits func(net.Addr) bool
+	once   sync.Once
+	err    error
+}
+
+// Accept implements net.Listener.
+func (l *onceListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil || l.admits(c.LocalAddr()) {
+			return c, err
+		}
+		if t, ok := c.(*net.TCPConn); ok {
+			_ = t.SetLinger(0) // reset it
+		}
+		_ = c.Close()
+	}
 }
 
 // Close implements net.Listener.
