@@ -72,12 +72,14 @@ func kindOf(message uint8) Kind {
 
 // Listener hears the notices of one host from Listen to Close.
 type Listener struct {
+	host *netlab.Host
 	conn *netlink.Conn
 	hear func(Notice)
 	done chan struct{}
 
 	mu    sync.Mutex
 	tally Tally
+	upTo  uint32 // is the generation of the latest commit, all of which was heard
 	err   error
 }
 
@@ -87,7 +89,7 @@ const buffer = 256 << 20
 // Listen starts to listen on h. hear, if not nil, is called for each notice
 // from one goroutine and must return soon.
 func Listen(h *netlab.Host, hear func(Notice)) (*Listener, error) {
-	l := &Listener{hear: hear, done: make(chan struct{}), tally: Tally{}}
+	l := &Listener{host: h, hear: hear, done: make(chan struct{}), tally: Tally{}}
 	err := h.Do(func() (err error) {
 		l.conn, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
 		return err
@@ -97,6 +99,9 @@ func Listen(h *netlab.Host, hear func(Notice)) (*Listener, error) {
 	}
 	if err := errors.Join(l.conn.SetReadBuffer(buffer), l.conn.JoinGroup(unix.NFNLGRP_NFTABLES)); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen to the rules of %s: %w", h.Name, err), l.conn.Close())
+	}
+	if l.upTo, err = Generation(h); err != nil {
+		return nil, errors.Join(err, l.conn.Close())
 	}
 	go l.run()
 	return l, nil
@@ -127,25 +132,55 @@ func (l *Listener) run() {
 
 func (l *Listener) take(now time.Time, m netlink.Message) {
 	n := Notice{At: now, Kind: kindOf(uint8(m.Header.Type)), Data: m.Data}
-	l.mu.Lock()
-	l.tally[n.Kind]++
-	l.mu.Unlock()
 	if l.hear != nil {
 		l.hear(n)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tally[n.Kind]++
+	if n.Kind != Commit {
+		return
+	}
+	id, err := generation(m.Data)
+	if err != nil {
+		l.err = err
+		return
+	}
+	l.upTo = id
 }
 
 // Tally is how many notices of each kind there were.
 type Tally map[Kind]int
 
-// Tally returns the counts so far, and an error if some may be missing.
+// patience is how long Tally waits for what was committed to be heard: long
+// enough for a busy machine, since only a fault makes anybody wait for it.
+const patience = time.Minute
+
+// Tally returns the counts of all that was committed until now, and an error if
+// some may be missing. What the kernel told of and nobody read yet it waits for:
+// the notices of a change come after those who asked for it saw it in force.
 func (l *Listener) Tally() (Tally, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return maps.Clone(l.tally), l.err
+	now, err := Generation(l.host)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if tally, upTo, err := l.heard(); err != nil || int32(upTo-now) >= 0 { // it may wrap
+			return tally, err
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("listen to the rules of %s: generation %d is not told of after %s", l.host.Name, now, patience)
+		}
+	}
 }
 
-// Close ends the listening. The tally stays.
+func (l *Listener) heard() (Tally, uint32, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.tally), l.upTo, l.err
+}
+
+// Close ends the listening.
 func (l *Listener) Close() error {
 	err := l.conn.Close()
 	<-l.done

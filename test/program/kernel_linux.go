@@ -6,11 +6,7 @@ package program
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"testing"
-
-	mdnetlink "github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -19,6 +15,7 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/notices"
 )
 
 // Kernel looks at what is in force on a host without changing it.
@@ -139,30 +136,9 @@ func (onlooker) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
 // made it.
 func Generation(t testing.TB, h *netlab.Host) uint32 {
 	t.Helper()
-	var id uint32
-	err := h.Do(func() error {
-		conn, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		replies, err := conn.Execute(mdnetlink.Message{
-			Header: mdnetlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: mdnetlink.Request},
-			Data:   []byte{unix.AF_UNSPEC, 0, 0, 0},
-		})
-		if err != nil {
-			return err
-		}
-		attrs, err := mdnetlink.UnmarshalAttributes(replies[0].Data[4:])
-		for _, a := range attrs {
-			if a.Type == unix.NFTA_GEN_ID {
-				id = binary.BigEndian.Uint32(a.Data)
-			}
-		}
-		return err
-	})
-	if err != nil || id == 0 {
-		t.Fatalf("ask for the generation: %d, %v", id, err)
+	id, err := notices.Generation(h)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return id
 }
