@@ -55,13 +55,15 @@ func (o *observers) without(f service.Family, s *service.Snapshot, why string) {
 	if s.Len(f) == 0 {
 		why = ""
 	}
-	if was := o.gone[f]; why != "" && why != was {
-		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", why)
-	} else if why == "" && was == "" {
+	was := o.gone[f]
+	if why == "" && was == "" {
 		return
 	}
 	o.gone[f] = why
 	o.health.SetCondition("family-"+f.String(), why)
+	if why != "" && why != was {
+		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", why)
+	}
 }
 
 // lack says which families are not programmed, wherever somebody may look.

@@ -29,11 +29,11 @@ func watchHidden(ctx context.Context, o *observers, net fs.FS) {
 			text = ""
 			o.log.V(2).Info("Programs that listen are not known", "err", err)
 		}
+		o.health.SetCondition("node-ports", text)
 		if text != "" && text != latest {
 			o.log.Info("Warning: a NodePort hides a program of this node", "what", text)
 		}
 		latest = text
-		o.health.SetCondition("node-ports", text)
 		select {
 		case <-ctx.Done():
 			return

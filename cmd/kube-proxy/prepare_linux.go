@@ -154,9 +154,15 @@ func (p *preparation) tell(o sysctl.Outcome, wrong bool) {
 		p.told = map[string]string{}
 	}
 	p.told[o.Name] = text
-	switch {
-	case again && text == old:
+	if again && text == old {
 		return
+	}
+	if wrong {
+		p.show(o.Name, text)
+	} else {
+		p.show(o.Name, "")
+	}
+	switch {
 	case wrong:
 		p.log.Info("Warning: system setting "+text, "setting", o.Name, "want", o.Want, "have", o.Have)
 	case again || o.Action == sysctl.Written:
@@ -164,10 +170,6 @@ func (p *preparation) tell(o sysctl.Outcome, wrong bool) {
 	default:
 		p.log.V(2).Info("System setting: " + text)
 	}
-	if !wrong {
-		text = ""
-	}
-	p.show(o.Name, text)
 }
 
 func sysctlSettings(c *config.Config) sysctl.Settings {

@@ -185,10 +185,16 @@ func (r *reloader) use() config.Use {
 
 // reject keeps what is in force.
 func (r *reloader) reject(err error) {
-	r.log.Error(err, "The configuration file cannot be used; what is in force stays", "file", r.force.file)
 	r.force.refuse(err)
-	r.observers.health.SetCondition(reloadCondition, err.Error())
-	r.observers.metrics.Reloaded(metrics.Rejected, time.Now())
+	r.show(err.Error(), metrics.Rejected)
+	r.log.Error(err, "The configuration file cannot be used; what is in force stays", "file", r.force.file)
+}
+
+// show comes before what is logged of the same: who reads that and goes to look
+// finds it.
+func (r *reloader) show(condition string, what metrics.Reload) {
+	r.observers.health.SetCondition(reloadCondition, condition)
+	r.observers.metrics.Reloaded(what, time.Now())
 }
 
 // reloadCondition is the name of the condition that the file cannot be used.

@@ -28,20 +28,22 @@ func (r *reloader) take(ctx context.Context, c *config.Config, changes []config.
 			r.reject(fmt.Errorf("a new process, which %s needs, could not start: %w", strings.Join(needed, ", "), err))
 			return nil
 		}
+		r.observers.metrics.Reloaded(metrics.Restart, time.Now())
 		r.log.Info("The configuration file changed in what only a new process can take in; ending, and whoever started this process is to start it again",
 			"file", r.force.file, "changes", spelled(changes), "need", needed)
-		r.observers.metrics.Reloaded(metrics.Restart, time.Now())
 		return errRestart
 	}
 	if err := r.apply(ctx, c, changes); err != nil {
 		r.reject(err)
 		return nil
 	}
-	what := metrics.Applied
-	switch unused := pathsWith(changes, config.Unused); {
-	case len(changes) == 0:
-		what = metrics.Unchanged
+	if len(changes) == 0 {
+		r.show("", metrics.Unchanged)
 		r.log.Info("The configuration file was read again and means the same", "file", r.force.file)
+		return nil
+	}
+	r.show("", metrics.Applied)
+	switch unused := pathsWith(changes, config.Unused); {
 	case len(unused) == len(changes):
 		r.log.Info("The configuration file changed in nothing that is in use", "file", r.force.file, "changes", spelled(changes))
 	case len(unused) > 0:
@@ -49,8 +51,6 @@ func (r *reloader) take(ctx context.Context, c *config.Config, changes []config.
 	default:
 		r.log.Info("The configuration file changed and is in force", "file", r.force.file, "changes", spelled(changes))
 	}
-	r.observers.health.SetCondition(reloadCondition, "")
-	r.observers.metrics.Reloaded(what, time.Now())
 	return nil
 }
 

@@ -261,8 +261,8 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 	l.Effort = pace.Effort
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
-		r.report(res)
 		o.result(b, k.want, res)
+		r.report(res) // who reads that and goes to look finds it
 		if b.takeover != nil {
 			b.takeover.round(k.want, res.Err)
 		}

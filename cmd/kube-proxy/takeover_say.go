@@ -31,14 +31,29 @@ const (
 	stillText  = "What an earlier service proxy left is still there; trying again"
 )
 
-// complain shows why old rules are still there, or that they may be, and logs each
-// trouble when it is a new one. err is about all places, and why what is shown of
-// those that nothing else is known of.
+// complain shows why old rules are still there, or that they may be, and then logs
+// each trouble when it is a new one. err is about all places, and why what is shown
+// of those that nothing else is known of.
 func (t *takeover) complain(why string, err error) {
 	if err != nil {
-		t.tell(stillText, "", err)
 		why = err.Error()
 	}
+	t.show(why)
+	if err != nil {
+		t.tell(stillText, "", err)
+	}
+	for _, p := range t.places {
+		switch {
+		case errors.As(p.trouble, &errUnread{}):
+			t.tell(unreadText, p.String(), p.trouble)
+		case p.trouble != nil:
+			t.tell(stillText, p.String(), p.trouble)
+		}
+	}
+}
+
+// show names the places, together where the same is to be said of them.
+func (t *takeover) show(why string) {
 	var order []string // of the texts
 	places := map[string][]string{}
 	for _, p := range t.places {
@@ -57,19 +72,15 @@ func (t *takeover) complain(why string, err error) {
 	t.condition(strings.Join(order, "; "))
 }
 
-// reason says why p is still there, and logs its trouble.
+// reason says why p is still there.
 func (t *takeover) reason(p place, why string) string {
 	switch r := t.retired[p.String()]; {
-	case errors.As(p.trouble, &errUnread{}):
-		t.tell(unreadText, p.String(), p.trouble)
 	case p.trouble != nil:
-		t.tell(stillText, p.String(), p.trouble)
+		return p.trouble.Error()
 	case r != nil:
 		return "it takes no new connections and stays for those that it has: " + r.stays
-	default:
-		return why
 	}
-	return p.trouble.Error()
+	return why
 }
 
 // doWithout says which families are not programmed, and what is left for them. That

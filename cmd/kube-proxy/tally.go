@@ -55,9 +55,9 @@ func (o *observers) lacking(b *backend) {
 		return
 	}
 	text := x.Lacks()
+	o.health.SetCondition("lacking-"+b.family.String(), text)
 	if text != "" && text != b.lacks {
 		o.log.Info("Warning: "+text, "backend", b.String())
 	}
 	b.lacks = text
-	o.health.SetCondition("lacking-"+b.family.String(), text)
 }
