@@ -4,9 +4,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
@@ -37,6 +39,7 @@ func places(c *config.Config) ([]place, error) {
 	backends, err := hnsBackends(context.Background(), c)
 	var all []place
 	for _, b := range backends {
+		b.remarks.hear(func(text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) })
 		all = append(all, place{remains: &hnsRemains{backend: b}, family: b.family})
 	}
 	return all, err
@@ -65,8 +68,8 @@ func (r *hnsRemains) Remove(ctx context.Context) error {
 }
 
 func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
-	calls := &meter{}
-	h, err := hnsHost(ctx, c, hns.Metered(hns.Windows(), calls.call))
+	calls, remarks := &meter{}, &remarks{}
+	h, err := hnsHost(ctx, c, hns.Metered(hns.Patient(hns.Windows(), remarks.say), calls.call))
 	if err != nil {
 		return nil, err
 	}
@@ -74,10 +77,14 @@ func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 	var all []*backend
 	for _, f := range service.Families {
 		b := hns.New(h, f, hnsOptions(c), most)
-		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f, count: calls.count})
+		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f, count: calls.count, remarks: remarks, grace: hnsGrace})
 	}
 	return all, nil
 }
+
+// hnsGrace is how long a round may go on when the proxy stops. HNS may hang, and a
+// first round of thousands of calls take minutes; the next start goes on from there.
+const hnsGrace = 10 * time.Second
 
 func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, error) {
 	node, err := nodeName(c)
@@ -91,7 +98,8 @@ func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, er
 // prepare chooses the network and reserves the source VIP, for a proxy that
 // may not.
 func prepare(ctx context.Context, c *config.Config) error {
-	h, err := hnsHost(ctx, c, hns.Windows())
+	log := klog.FromContext(ctx)
+	h, err := hnsHost(ctx, c, hns.Patient(hns.Windows(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }))
 	if err != nil {
 		return err
 	}

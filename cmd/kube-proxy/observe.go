@@ -60,6 +60,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 	})
 	o.metrics = metrics.New(metrics.Options{Backends: named, Build: buildMetric(), Features: featureMetrics(c), Observe: o.observe})
 	countRequests(o.metrics)
+	o.observeRemarks(backends)
 	for _, b := range backends {
 		if b.count != nil {
 			b.count(o.metrics)

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -95,7 +96,11 @@ func (r *reporter) failed(res reconcile.Result) {
 	if text == r.failure {
 		args = append(args, "repeated", r.repeats+1, "failingFor", now.Sub(r.since).Round(time.Second))
 	}
-	r.log.Error(res.Err, "Not everything could be programmed; trying again", args...)
+	what := "Not everything could be programmed; trying again"
+	if errors.Is(res.Err, context.Canceled) {
+		what = "Stopping before everything could be programmed; the next start goes on from there"
+	}
+	r.log.Error(res.Err, what, args...)
 	r.failure, r.repeats, r.logged = text, 0, now
 }
 

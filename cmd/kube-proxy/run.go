@@ -34,6 +34,10 @@ type backend struct {
 	settle func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
 	// count, if set, is told where to count what only this mode does.
 	count func(*metrics.Metrics)
+	// remarks, if set, has what the dataplane says of itself.
+	remarks *remarks
+	// grace bounds what a round may still take at a stop, 0 for no bound.
+	grace time.Duration
 	// recheck asks settle to look at flows again that were right before.
 	recheck atomic.Bool
 	// kept names the places that rounds keep in order, and audit returns a
@@ -258,7 +262,7 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 	l.Latest = o.tracker.Latest
 	pace := paceOf(c)
 	l.MinInterval, l.Burst, l.Resync, l.Retry = pace.MinInterval, 10, pace.Resync, pace.Retry
-	l.Effort = pace.Effort
+	l.Effort, l.Grace = pace.Effort, b.grace
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
 		o.result(b, k.want, res)

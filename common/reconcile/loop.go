@@ -31,7 +31,10 @@ type Loop struct {
 	// than MinInterval. With 50, rounds take 2 % of the time at most.
 	Effort int
 	Resync time.Duration // longest pause between rounds
-	Retry  Backoff       // pauses after failed rounds
+	// Grace is how long a round may still take when Run is to end, before its
+	// context ends, too. Zero is for as long as it takes.
+	Grace time.Duration
+	Retry Backoff // pauses after failed rounds
 
 	kick  chan struct{}
 	paces chan Pace // at most one, for Run to take in
@@ -83,7 +86,7 @@ func (l *Loop) SetPace(p Pace) {
 }
 
 // Run does rounds until ctx ends, which is not an error. A round that has
-// begun is finished first. A Kick cuts the pause after a failed round short:
+// begun is finished first, if need be within Grace. A Kick cuts the pause after a failed round short:
 // what changed may be what was wrong.
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
@@ -92,7 +95,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		pause, start := l.Resync, time.Now()
 		next := start
 		if want := l.Latest(); want != nil {
-			r := l.round(context.WithoutCancel(ctx), want)
+			r := l.finish(ctx, want)
 			l.Report(r)
 			next = p.next(start, time.Since(start))
 			failures++
@@ -144,6 +147,16 @@ func (p *pace) next(start time.Time, cost time.Duration) time.Time {
 		return gap
 	}
 	return earliest
+}
+
+// finish does a round that goes on when ctx ends.
+func (l *Loop) finish(ctx context.Context, want *service.Snapshot) Result {
+	round, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	if l.Grace > 0 {
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(l.Grace, end) })()
+	}
+	return l.round(round, want)
 }
 
 func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {

@@ -75,7 +75,10 @@ func (p fakePlan) Empty() bool              { return p.empty }
 func (p fakePlan) Drift() []string          { return p.drift }
 func (p fakePlan) Removed() []*service.Port { return []*service.Port{{}} }
 func (p fakePlan) Apply(ctx context.Context) error {
-	time.Sleep(p.takes)
+	select {
+	case <-time.After(p.takes):
+	case <-ctx.Done():
+	}
 	p.applied++
 	if err := ctx.Err(); err != nil {
 		return err
@@ -284,6 +287,20 @@ func TestCancelFinishesTheRound(t *testing.T) {
 			t.Errorf("%d applied, results %v; want a whole round", b.applied, b.results)
 		}
 	})
+}
+
+// A round that takes too long for a stop has its context end, and not before.
+func TestGrace(t *testing.T) {
+	for grace, want := range map[time.Duration]time.Duration{0: time.Hour, 10 * time.Second: 15 * time.Second, 2 * time.Hour: time.Hour} {
+		run(t, func(b *bench) { b.Grace, b.takes = grace, time.Hour }, func(b *bench) {
+			time.Sleep(5 * time.Second)
+			b.cancel()
+			b.done <- <-b.done
+			if took := time.Since(b.begin); took != want {
+				t.Errorf("grace %s: the end after %s, want %s", grace, took, want)
+			}
+		})
+	}
 }
 
 func TestCancelEndsThePause(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"kubeproxy/test/hns"
 	"kubeproxy/test/program"
@@ -182,4 +183,31 @@ func TestOtherSystemsModes(t *testing.T) {
 			t.Errorf("%s: exit code %d\n%s", mode, code, output)
 		}
 	}
+}
+
+// TestHangs has HNS take a call and not answer. Health and the log say so, a stop
+// waits for the call a while and no longer, and the next start goes on from there.
+func TestHangs(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web, cart, _ := shop()
+	n.save(t, web)
+	n.start(t)
+	n.settle(t, web)
+	n.hns.Delay("HcnCreateLoadBalancer", 10*time.Minute)
+	n.save(t, cart)
+	n.await(t, "the call in health", func() bool {
+		return has(string(n.health(t).Body), "HNS has not answered for 10s (create load balancer tcp ", "Restart-Service hns")
+	})
+	if log := n.process.Log(); !has(log, "Warning: HNS has not answered for 10s") {
+		t.Errorf("log:\n%s", log)
+	}
+	n.stop(t)
+	if log := n.process.Log(); !has(log, "HNS has not answered", "Stopped; the rules stay in force") {
+		t.Errorf("log:\n%s", log)
+	}
+	n.hns.Heal()
+	n.start(t)
+	n.settle(t, web, cart)
+	n.rest(t, "after HNS hung")
+	n.stop(t)
 }

@@ -135,12 +135,12 @@ func (p *pass) ensureAll(u unit) {
 }
 
 // fail notes an error that concerns one port. An HNS that does not run fails
-// everybody alike, so that ends the pass.
+// everybody alike, as does the end of the context, so that ends the pass.
 func (p *pass) fail(n service.PortName, err error) {
 	if p.fatal != nil {
 		return
 	}
-	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrMissing) {
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrMissing) || p.ctx.Err() != nil {
 		p.fatal = err
 		return
 	}

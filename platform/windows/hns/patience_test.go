@@ -1,0 +1,79 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// An HNS that hangs is told of, and keeps nobody from stopping: what was begun
+// counts as ours, and no further call is made.
+func TestHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, v13, bridgeN)
+		b.pods("10.244.1.11")
+		hang := make(chan struct{})
+		var said []string
+		stuck := &between{b.hns, func(op string, do func()) bool {
+			if do(); op == "create load balancer" { // done, but nobody hears of it
+				<-hang
+			}
+			return true
+		}}
+		b.restartOn(Patient(stuck, func(text string) { said = append(said, text) }))
+		want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
+		p := b.plan(want)
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		err := p.Apply(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "create load balancer tcp 10.96.0.11:80: HNS has not answered") {
+			t.Errorf("Apply = %v", err)
+		}
+		if n := b.hns.calls["create load balancer"]; n != 1 {
+			t.Errorf("%d load balancers asked for, want none after the one that hangs", n)
+		}
+		if len(said) != 2 || !strings.Contains(said[0], "HNS has not answered for 10s (create load balancer tcp 10.96.0.11:80)") || said[1] != "" {
+			t.Errorf("said %q, want that HNS hangs and that it is over", said)
+		}
+		close(hang)
+		synctest.Wait()
+		b.restart()
+		b.converge(snapshot(2)) // nobody wants it any more, and it is known
+		if len(b.hns.balancers) != 0 {
+			t.Errorf("left: %v", b.holds())
+		}
+	})
+}
+
+// A slow HNS is told of as long as a call of either family is late.
+func TestSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, v13, bridgeN)
+		var said []string
+		d := Patient(&between{b.hns, func(op string, do func()) bool {
+			time.Sleep(map[string]time.Duration{"delete endpoint": 15 * time.Second, "delete load balancer": time.Minute}[op])
+			do()
+			return true
+		}}, func(text string) { said = append(said, text) })
+		done := make(chan error, 2)
+		go func() { done <- d.DeleteEndpoint(t.Context(), "x") }()
+		go func() { done <- d.DeleteLoadBalancer(t.Context(), LoadBalancer{ID: "x"}) }()
+		for range 2 {
+			if err := <-done; !errors.Is(err, ErrNotFound) {
+				t.Error(err)
+			}
+		}
+		if _, err := d.List(t.Context(), All); err != nil {
+			t.Error(err)
+		}
+		if len(said) != 3 || said[2] != "" || said[1] == "" {
+			t.Errorf("said %q, want two remarks and one end", said)
+		}
+	})
+}
