@@ -108,9 +108,9 @@ func TestReloadBadFile(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, usual())
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	put := func(body string) {
+	put := func(body string) { // in one step: a file that is being written may be taken for a bad one
 		t.Helper()
-		if err := os.WriteFile(path, []byte(configHead+body), 0o600); err != nil {
+		if err := errors.Join(os.WriteFile(path+".next", []byte(configHead+body), 0o600), os.Rename(path+".next", path)); err != nil {
 			t.Fatal(err)
 		}
 	}
