@@ -42,28 +42,33 @@ func TestFront(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fault Fault
 		ok    func(error) bool
+		waits bool // until it gives up
 	}{
-		"500":    {Fault{Status: http.StatusInternalServerError}, apierrors.IsInternalError},
-		"503":    {Fault{Status: http.StatusServiceUnavailable}, apierrors.IsServiceUnavailable},
-		"silent": {Fault{Silent: true}, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }},
-		// The client comes again when it was told to, until it gives up.
+		"500":    {fault: Fault{Status: http.StatusInternalServerError}, ok: apierrors.IsInternalError},
+		"503":    {fault: Fault{Status: http.StatusServiceUnavailable}, ok: apierrors.IsServiceUnavailable},
+		"silent": {fault: Fault{Silent: true}, ok: func(err error) bool { return errors.Is(err, context.Canceled) }, waits: true},
+		// The client comes again when it was told to.
 		"429": {
-			Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Minute},
-			func(err error) bool { return err != nil },
+			fault: Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Minute},
+			ok:    func(err error) bool { return err != nil }, waits: true,
 		},
-		"slow":      {Fault{Delay: 10 * time.Millisecond}, func(err error) bool { return err == nil }},
-		"truncated": {Fault{Cut: 100}, func(err error) bool { return err != nil && !strings.Contains(err.Error(), "connection") }},
+		"slow":      {fault: Fault{Delay: 10 * time.Millisecond}, ok: func(err error) bool { return err == nil }},
+		"truncated": {fault: Fault{Cut: 100}, ok: func(err error) bool { return err != nil && !strings.Contains(err.Error(), "connection") }},
 		"reset": {
-			Fault{Cut: 100, Reset: true}, func(err error) bool { return err != nil && strings.Contains(err.Error(), "connection reset") },
+			fault: Fault{Cut: 100, Reset: true},
+			ok:    func(err error) bool { return err != nil && strings.Contains(err.Error(), "connection reset") },
 		},
-		"only some": {Fault{Status: http.StatusForbidden, Only: "/services"}, apierrors.IsForbidden},
-		"none":      {Fault{}, func(err error) bool { return err == nil }},
+		"only some": {fault: Fault{Status: http.StatusForbidden, Only: "/services"}, ok: apierrors.IsForbidden},
+		"none":      {ok: func(err error) bool { return err == nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f.Spoil(tc.fault)
 			before := f.Spoiled()
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
+			if tc.waits {
+				go giveUp(ctx, cancel, func() bool { return f.Spoiled() > before })
+			}
 			if err := list(ctx, client); !tc.ok(err) {
 				t.Errorf("list: %v", err)
 			}
@@ -71,6 +76,17 @@ func TestFront(t *testing.T) {
 				t.Errorf("spoiled %d requests, before %d", f.Spoiled(), before)
 			}
 		})
+	}
+}
+
+// giveUp ends ctx a second after something has happened.
+func giveUp(ctx context.Context, cancel func(), happened func() bool) {
+	for ctx.Err() == nil {
+		if happened() {
+			time.AfterFunc(time.Second, cancel)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
