@@ -59,7 +59,7 @@ func TestHealthzAndLivez(t *testing.T) {
 		m.Result(service.IPv4, reconcile.Result{Start: time.Now(), Err: fmt.Errorf("plan: %w for a network", reconcile.ErrWaiting)})
 	}
 	young := time.Now()
-	late := Options{Now: func() time.Time { return young.Add(2*period + time.Second) }}
+	late := Options{Now: func() time.Time { return young.Add(3 * period) }}
 	for name, tt := range map[string]struct {
 		options        Options
 		failing        []service.Family

@@ -27,7 +27,7 @@ func hello(text string) http.Handler {
 // fetch asks a server on loopback.
 func fetch(t *testing.T, addr net.Addr, path string) (int, string) {
 	t.Helper()
-	c := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	c := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := c.Get("http://" + addr.String() + path)
 	if err != nil {
 		t.Fatal(err)

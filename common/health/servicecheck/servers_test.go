@@ -66,7 +66,7 @@ func (n *node) ask(t *testing.T, addr string) string {
 	if at == nil {
 		return ""
 	}
-	c := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	c := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := c.Get("http://" + at.String() + "/any/path")
 	if err != nil {
 		return ""
