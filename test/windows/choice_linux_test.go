@@ -5,6 +5,7 @@ package windows
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"os"
@@ -97,9 +98,7 @@ func TestPremises(t *testing.T) {
 					t.Errorf("calls that change something: %s", made)
 				}
 			}
-			if log := strings.ReplaceAll(n.process.Log(), `\"`, `"`); !has(log, p.says...) {
-				t.Errorf("want the log to have %q:\n%s", p.says, log)
-			}
+			n.await(t, fmt.Sprintf("%q in the log", p.says), func() bool { return has(n.process.Log(), p.says...) })
 		})
 	}
 }
@@ -178,9 +177,10 @@ func TestNetworkComesLater(t *testing.T) {
 	if page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/livez"); err != nil || page.Status != http.StatusOK || n.health(t).Status != http.StatusServiceUnavailable {
 		t.Errorf("/livez meanwhile: %v, %d, want 200, and /healthz 503", err, page.Status)
 	}
-	if page, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, "/metrics"); err != nil || page.Status != http.StatusOK {
-		t.Errorf("metrics meanwhile: %v, %d", err, page.Status)
-	}
+	n.await(t, "metrics meanwhile", func() bool {
+		page, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, "/metrics")
+		return err == nil && page.Status == http.StatusOK
+	})
 	n.installNetwork(t)
 	n.settle(t, web)
 	n.await(t, "good health", func() bool { return n.health(t).Status == http.StatusOK })

@@ -4,6 +4,7 @@
 package windows
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -62,9 +63,7 @@ func TestOneServiceFails(t *testing.T) {
 			`kubeproxy_sync_proxy_rules_winkernel_lb_create_failures_total{error="port_already_exists",ip_family="IPv4",lb_type="nodeport"}`,
 			`kubeproxy_hns_call_duration_seconds_count{operation="list"}`},
 	} {
-		if text := n.page(t, path); !has(text, words...) {
-			t.Errorf("want %s to have %q:\n%s", path, words, text)
-		}
+		n.await(t, fmt.Sprintf("%q in %s", words, path), func() bool { return has(n.page(t, path), words...) })
 	}
 	if code, output := n.run(t, "status", "shop/cart"); code == 0 || !has(output, "0x803b0013") {
 		t.Errorf("status shop/cart: exit code %d\n%s", code, output)
