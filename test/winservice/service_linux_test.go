@@ -169,7 +169,7 @@ func TestService(t *testing.T) {
 	s.run(t, "service start", 0, "service kube-proxy runs")
 	s.run(t, "service start", 1, "is running already")
 	s.run(t, "service status", 0, "running, process ")
-	await(t, "the Service is programmed", func() bool { return s.balancers() == 1 })
+	await(t, "the Service is programmed", func() bool { return s.balancers() == 1 && strings.Contains(s.log("kube-proxy"), `"Programmed"`) })
 	s.run(t, "status --server="+s.metrics, 0, "mode kernelspace", "shop/web")
 	s.run(t, "service stop", 0, "is stopped; what it programmed stays in force")
 	s.run(t, "service stop", 1, "is not running")
@@ -209,7 +209,10 @@ func TestServiceFails(t *testing.T) {
 	await(t, "it works", func() bool { return s.balancers() == 1 })
 	s.write(t, "c.yaml", good+"hostnameOverride: win-2\n")
 	await(t, "it has taken in the change", func() bool { return strings.Contains(s.log("changing"), "asks to be started again") })
-	s.run(t, "service status --name changing", 1, "stopped, with exit code 2")
+	await(t, "it has stopped, with exit code 2", func() bool {
+		code, output, err := s.Run(t.Context(), wine.Program{Path: s.exe, Args: strings.Fields("service status --name changing"), Dir: s.folder})
+		return err == nil && code == 1 && strings.Contains(output, "stopped, with exit code 2")
+	})
 	s.run(t, "service uninstall --name changing", 0)
 }
 
