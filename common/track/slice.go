@@ -150,10 +150,11 @@ func (p *packer) field(path string) string {
 
 func (p *packer) ports(from []discoveryv1.EndpointPort) {
 	for i, port := range from {
-		if port.Port == nil || *port.Port == 0 {
-			continue // "all ports", which a proxy cannot serve
+		if port.Port == nil {
+			p.notes.add(p.field(at("ports", i)+".port"), "not set, which stands for all ports and cannot be served: want 1 to 65535")
+			continue
 		}
-		if *port.Port < 0 || *port.Port > 65535 {
+		if *port.Port < 1 || *port.Port > 65535 {
 			p.notes.add(p.field(at("ports", i)+".port"), "%d is not a port: want 1 to 65535", *port.Port)
 			continue
 		}
