@@ -24,8 +24,8 @@ type Driver interface {
 	Lacking(ctx context.Context) ([]string, error)
 	// Prepare makes them. It is an error if nothing works without one.
 	Prepare(ctx context.Context) error
-	// Commit does ops in their order, each for itself, and returns what went
-	// wrong by index: errExists, errMissing, or another error.
+	// Commit does ops inTurn. What went wrong is errExists, errMissing, or
+	// another error.
 	Commit(ctx context.Context, ops []op) map[int]error
 	// Read returns all virtual servers, whosever they are, and what of routes
 	// is ours.
@@ -94,6 +94,7 @@ var (
 type installed struct {
 	from *service.Snapshot // as it came
 	view *service.Snapshot // with the addresses that the node really has
+	at   site
 	// addrs counts who needs a route to an address.
 	addrs map[netip.Addr]int
 	read  time.Time
@@ -120,6 +121,11 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	h := b.have
 	whole := h == nil || h.view.Node != view.Node || h.from.Partial != want.Partial || b.due(h)
+	var changes []service.Change
+	if !whole {
+		changes = slices.Collect(service.Diff(h.view, view, b.family))
+		whole = h.moves(changes)
+	}
 	p := &plan{backend: b, rules: rules, whole: whole, drains: b.drains.clone(), next: &installed{from: want, view: view}}
 	if !b.prepared {
 		if p.settings, err = b.driver.Lacking(ctx); err != nil {
@@ -127,7 +133,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		}
 	}
 	if !whole {
-		p.changes(h)
+		p.changes(h, changes)
 		if err := p.endDrains(ctx); err != nil {
 			return nil, fmt.Errorf("ask for connections of endpoints that left: %w", err)
 		}

@@ -11,13 +11,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// changes fills p with what leads from h to what p is for.
-func (p *plan) changes(h *installed) {
-	p.next.read, p.next.addrs = h.read, h.addrs
+// changes fills p with what leads from h to what p is for, where cs are the
+// differences.
+func (p *plan) changes(h *installed, cs []service.Change) {
+	p.next.read, p.next.addrs, p.next.at = h.read, h.addrs, h.at
 	p.delta = map[netip.Addr]int{}
 	node := p.next.view.Node
-	for c := range service.Diff(h.view, p.next.view, p.backend.family) {
-		p.port(c)
+	held := p.passed(cs)
+	for _, c := range cs {
+		p.port(c, held)
 		count(p.delta, c.Old, node, -1)
 		count(p.delta, c.New, node, 1)
 	}
@@ -32,6 +34,35 @@ func (p *plan) changes(h *installed) {
 	}
 }
 
+// passed returns the virtual servers that go from one Port to another, as the
+// one has them that leaves them.
+func (p *plan) passed(cs []service.Change) map[key]wanted {
+	left := map[key]wanted{}
+	for _, c := range cs {
+		if c.Old != nil && (c.New == nil || !slices.EqualFunc(c.Old.Frontends, c.New.Frontends, sameAddress)) {
+			for _, w := range p.backend.options.servers(c.Old, p.next.at) {
+				left[w.key] = w
+			}
+		}
+	}
+	passed := map[key]wanted{}
+	for _, c := range cs {
+		if len(left) == 0 || c.New == nil {
+			continue
+		}
+		for _, w := range p.backend.options.servers(c.New, p.next.at) {
+			if had, found := left[w.key]; found {
+				passed[w.key] = had
+			}
+		}
+	}
+	return passed
+}
+
+func sameAddress(a, b service.Frontend) bool {
+	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port
+}
+
 // count counts the addresses of p, which may be nil.
 func count(counts map[netip.Addr]int, p *service.Port, node *service.Node, n int) {
 	if p == nil {
@@ -44,26 +75,31 @@ func count(counts map[netip.Addr]int, p *service.Port, node *service.Node, n int
 	}
 }
 
-// port plans the change of one Port.
-func (p *plan) port(c service.Change) {
+// port plans the change of one Port. A virtual server that it has from another
+// one, or leaves to it, is among those that are passed.
+func (p *plan) port(c service.Change, passed map[key]wanted) {
 	u := unit{port: c.New}
 	old := map[key]wanted{}
 	if c.New == nil {
 		u.port = c.Old
 	}
 	if c.Old != nil {
-		for _, w := range p.backend.options.servers(c.Old, p.next.view.Node) {
+		for _, w := range p.backend.options.servers(c.Old, p.next.at) {
 			old[w.key] = w
 		}
 	}
 	if c.New != nil {
-		for _, w := range p.backend.options.servers(c.New, p.next.view.Node) {
-			p.server(&u, old[w.key], w)
+		for _, w := range p.backend.options.servers(c.New, p.next.at) {
+			had, found := old[w.key]
+			if !found {
+				had = passed[w.key]
+			}
+			p.server(&u, had, w)
 			delete(old, w.key)
 		}
 	}
 	for _, k := range sortedKeys(old) {
-		if len(old[k].endpoints) > 0 || len(p.drains[k]) > 0 {
+		if _, found := passed[k]; !found && (len(old[k].endpoints) > 0 || len(p.drains[k]) > 0) {
 			u.gone = append(u.gone, op{verb: delServer, key: k})
 			delete(p.drains, k)
 		}
@@ -81,7 +117,7 @@ func (p *plan) server(u *unit, old, next wanted) {
 			u.gone = append(u.gone, op{verb: delServer, key: k})
 		}
 		return
-	case len(next.endpoints) == 0: // it stays for the connections that it has
+	case len(next.endpoints) == 0 && len(old.endpoints) == 0 && !drained:
 	case len(old.endpoints) == 0 && !drained:
 		u.ops = append(u.ops, op{verb: addServer, key: k, server: next.server})
 	case old.server != next.server:

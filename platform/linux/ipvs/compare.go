@@ -28,9 +28,9 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 	if err != nil {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
-	p.next.read = b.now()
+	p.next.read, p.next.at = b.now(), newSite(p.next.view, b.family)
 	if h != nil {
-		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view}}
+		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view, at: h.at}}
 		before.compare(s)
 		p.drift = before.repairs()
 	}
@@ -52,7 +52,7 @@ func (p *plan) compare(s *state) {
 	seen := map[key]bool{}
 	for port := range view.Ports(b.family) {
 		u := unit{port: port}
-		for _, w := range b.options.servers(port, view.Node) {
+		for _, w := range b.options.servers(port, p.next.at) {
 			_, owned := routed[w.addr]
 			p.compareServer(&u, s.servers[w.key], w, owned)
 			seen[w.key] = true
@@ -98,7 +98,7 @@ func (p *plan) compareServer(u *unit, l *listed, w wanted, owned bool) {
 		delete(p.drains, k)
 		p.server(u, wanted{}, w)
 		return
-	case len(w.endpoints) > 0 && l.server.sharp() != w.server.sharp():
+	case l.server.sharp() != w.server.sharp():
 		u.ops = append(u.ops, op{verb: setServer, key: k, server: w.server})
 	}
 	stay := p.compareDests(u, l, w)
@@ -133,6 +133,7 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 			u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: e.Addr, weight: 1}})
 		}
 	}
+	p.drains.keep(k, l.dests)
 	for _, x := range l.dests {
 		if _, stray := held[x.addr]; !stray {
 			continue

@@ -7,6 +7,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -42,6 +43,15 @@ func (d drains) add(k key, a netip.AddrPort, now time.Time) {
 func (d drains) remove(k key, a netip.AddrPort) {
 	if delete(d[k], a); len(d[k]) == 0 {
 		delete(d, k)
+	}
+}
+
+// keep forgets what k has drain and is not among held: somebody removed it.
+func (d drains) keep(k key, held []dest) {
+	for a := range d[k] {
+		if !slices.ContainsFunc(held, func(x dest) bool { return x.addr == a }) {
+			d.remove(k, a)
+		}
 	}
 }
 
@@ -88,6 +98,17 @@ func (p *plan) tellDrains(ctx context.Context) {
 	}
 }
 
+// arriving returns the virtual servers that get a destination.
+func (p *plan) arriving() map[key]bool {
+	all := map[key]bool{}
+	for o := range p.ops() {
+		if o.verb == addDest {
+			all[o.key] = true
+		}
+	}
+	return all
+}
+
 // endDrains plans to remove the destinations that have drained, or have had
 // their time.
 func (p *plan) endDrains(ctx context.Context) error {
@@ -98,6 +119,7 @@ func (p *plan) endDrains(ctx context.Context) error {
 	}
 	b.looked = now
 	var u unit
+	arriving := p.arriving()
 	for _, k := range sortedKeys(b.drains) {
 		if len(p.drains[k]) == 0 { // it goes with its Service
 			continue
@@ -106,6 +128,7 @@ func (p *plan) endDrains(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		p.drains.keep(k, held)
 		left := len(held)
 		for _, x := range held {
 			if b.drains.has(k, x.addr) && p.drains.has(k, x.addr) && p.drains.over(k, x, now) {
@@ -114,7 +137,7 @@ func (p *plan) endDrains(ctx context.Context) error {
 				left--
 			}
 		}
-		if left == 0 && len(held) > 0 {
+		if left == 0 && len(held) > 0 && !arriving[k] {
 			u.gone = append(u.gone, op{verb: delServer, key: k})
 		}
 	}

@@ -80,14 +80,13 @@ func (k *kernel) close() {
 func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	failed := map[int]error{}
 	k.device = nil // somebody may have made it anew
-	for i := range ops {
-		if err := k.do(&ops[i]); err != nil {
-			failed[i] = known(err)
+	return inTurn(ops, func(o *op) error {
+		if err := k.do(o); err != nil {
+			return known(err)
 		}
-	}
-	return failed
+		return nil
+	})
 }
 
 // known turns numbers into the errors that Driver names.

@@ -59,22 +59,18 @@ func (k *fake) Prepare(context.Context) error {
 }
 
 func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
-	failed := map[int]error{}
-	for i, o := range ops {
-		err := error(nil)
+	return inTurn(ops, func(o *op) error {
 		if k.refuse != nil {
-			err = k.refuse(o)
+			if err := k.refuse(*o); err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			err = k.do(o)
-		}
-		if err != nil {
-			failed[i] = err
-			continue
+		if err := k.do(*o); err != nil {
+			return err
 		}
 		k.ops++
-	}
-	return failed
+		return nil
+	})
 }
 
 func (k *fake) do(o op) error {

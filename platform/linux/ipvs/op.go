@@ -4,6 +4,7 @@
 package ipvs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -40,6 +41,32 @@ type localRoute struct {
 	// source is what the node's own connections to addr come from, invalid
 	// for addr itself.
 	source netip.Addr
+}
+
+// errUnmade is why a destination is not made: its virtual server was to be made,
+// and was not. There may be one of somebody else.
+var errUnmade = errors.New("its virtual server was not made")
+
+// inTurn does ops by do, each for itself but for destinations of virtual
+// servers that could not be made, and returns what went wrong by index.
+func inTurn(ops []op, do func(*op) error) map[int]error {
+	failed := map[int]error{}
+	unmade := map[key]bool{}
+	for i := range ops {
+		o := &ops[i]
+		err := errUnmade
+		if o.verb != addDest || !unmade[o.key] {
+			err = do(o)
+		}
+		if err == nil {
+			continue
+		}
+		failed[i] = err
+		if o.verb == addServer {
+			unmade[o.key] = true
+		}
+	}
+	return failed
 }
 
 // text is one line for people.

@@ -98,10 +98,10 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 	d := Document{Family: f.String(), Device: Device, family: f}
 	counts := map[netip.Addr]int{}
-	source := nodeView{node: want.Node}.source(f)
+	source, at := nodeView{node: want.Node}.source(f), newSite(want, f)
 	for p := range want.Ports(f) {
 		count(counts, p, want.Node, 1)
-		for _, s := range o.servers(p, want.Node) {
+		for _, s := range o.servers(p, at) {
 			if len(s.endpoints) > 0 {
 				d.Servers = append(d.Servers, newVirtualServer(p, s))
 			}

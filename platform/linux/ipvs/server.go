@@ -85,8 +85,9 @@ type wanted struct {
 	endpoints []service.Endpoint // sorted; empty if the virtual server may go
 }
 
-// servers returns what p wants of the virtual servers of its frontends.
-func (o Options) servers(p *service.Port, node *service.Node) []wanted {
+// servers returns what p wants of the virtual servers of its frontends, on the
+// node of at.
+func (o Options) servers(p *service.Port, at site) []wanted {
 	var all []wanted
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
@@ -95,9 +96,8 @@ func (o Options) servers(p *service.Port, node *service.Node) []wanted {
 			all = append(all, w)
 			continue
 		}
-		for _, a := range node.Addrs {
-			if service.FamilyOf(a) == p.Family && node.AnswersNodePorts(a) {
-				w.addr = a
+		for _, a := range at.node.Addrs {
+			if w.addr = a; service.FamilyOf(a) == p.Family && at.node.AnswersNodePorts(a) && !at.taken[w.key] {
 				all = append(all, w)
 			}
 		}

@@ -1,0 +1,138 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// first is the virtual server of web(0, ...) over TCP.
+var first = key{world.Nth("10.96.0.0", 0), 80, service.TCP}
+
+// at returns p with one endpoint, elsewhere.
+func at(p *service.Port, name string) *service.Port {
+	q := *p
+	q.Name.Port = name
+	q.Cluster = []service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.9:8080")}}
+	return &q
+}
+
+// changed does one round that cs lead to.
+func changed(t *testing.T, b *Backend, s *service.Snapshot, cs ...service.Change) (*service.Snapshot, *plan) {
+	t.Helper()
+	next := s.With(s.Generation+1, s.Node, cs)
+	return next, apply(t, b, next)
+}
+
+// An endpoint may come in the round that ends the last one's drain.
+func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one, nobody := web(0, 1, service.TCP), web(0, 0, service.TCP)
+	s := snapshot(one)
+	apply(t, b, s)
+	hold(k, 1)
+	s, _ = changed(t, b, s, service.Change{Old: one, New: nobody})
+	hold(k, 0)
+	k.clock = k.clock.Add(drainEvery)
+	_, p := changed(t, b, s, service.Change{Old: nobody, New: at(one, "")})
+	wantLines(t, p, "+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp", "- destination 10.244.1.1:8080 of 10.96.0.0:80 tcp")
+}
+
+// What a virtual server is like may change while it is there for draining
+// endpoints alone.
+func TestAffinityComesWhileTheLastDrains(t *testing.T) {
+	for _, resync := range []time.Duration{0, time.Minute} {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		one, nobody := web(0, 1, service.TCP), web(0, 0, service.TCP)
+		s := snapshot(one)
+		apply(t, b, s)
+		hold(k, 1)
+		s, _ = changed(t, b, s, service.Change{Old: one, New: nobody})
+		sticky, again := web(0, 0, service.TCP), web(0, 1, service.TCP)
+		sticky.Affinity, again.Affinity = time.Hour, time.Hour
+		k.clock = k.clock.Add(resync)
+		s, _ = changed(t, b, s, service.Change{Old: nobody, New: sticky})
+		_, p := changed(t, b, s, service.Change{Old: sticky, New: again})
+		wantLines(t, p, "~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
+		if timeout := k.servers[first].timeout; timeout != 3600 {
+			t.Errorf("clients stay for %d s, want 3600", timeout)
+		}
+	}
+}
+
+// An address passes to a Port of another name, as when somebody renames one,
+// without a moment in which nobody serves it.
+func TestAddressPassesToAnotherPort(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one := web(0, 1, service.TCP)
+	s := snapshot(one, web(1, 1, service.TCP))
+	apply(t, b, s)
+	hold(k, 1)
+	want := [][]string{
+		{"~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most", "+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp"},
+		nil, nil,
+	}
+	for i, name := range []string{"aaa", "zzz", "aaa"} { // the old one is planned first, and last
+		next := at(one, name)
+		var p *plan
+		s, p = changed(t, b, s, service.Change{Old: one}, service.Change{New: next})
+		wantLines(t, p, want[i]...)
+		one = next
+	}
+	_, p := changed(t, b, s, service.Change{Old: one})
+	wantLines(t, p, "- virtual server 10.96.0.0:80 tcp", "- address 10.96.0.0")
+}
+
+// A virtual server of somebody else gets no destination of ours when endpoints
+// come to a Service that had none.
+func TestForeignServerGetsNoDestinations(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{Exclude: []netip.Prefix{netip.PrefixFrom(first.addr, 32)}})
+	one, nobody := web(0, 1, service.TCP), web(0, 0, service.TCP)
+	k.servers[first] = &fakeServer{server{scheduler: "wlc"}, map[netip.AddrPort]dest{}}
+	s := snapshot(nobody)
+	apply(t, b, s)
+	next := s.With(2, s.Node, []service.Change{{Old: nobody, New: one}})
+	for _, reason := range []error{errExists, errForeign} { // the kernel says so, and then the list
+		err := planOf(t, b, next).Apply(context.Background())
+		if failed := reconcile.Failed(err); len(failed) != 1 || !errors.Is(err, reason) {
+			t.Errorf("Apply = %v, want %v", err, reason)
+		}
+		if n := len(k.servers[first].dests); n > 0 {
+			t.Errorf("the virtual server of somebody else has %d destinations of ours", n)
+		}
+	}
+}
+
+// What drained is done with when somebody else removed it.
+func TestDrainingEndpointIsRemovedByAStranger(t *testing.T) {
+	for _, after := range []time.Duration{drainEvery, time.Minute} {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		two, one := web(0, 2, service.TCP), web(0, 1, service.TCP)
+		s := snapshot(two)
+		apply(t, b, s)
+		hold(k, 1)
+		s, _ = changed(t, b, s, service.Change{Old: two, New: one})
+		delete(k.servers[first].dests, two.Cluster[1].Addr)
+		k.clock = k.clock.Add(after)
+		s, _ = changed(t, b, s)
+		if b.draining.Load() {
+			t.Errorf("after %s these drain: %v", after, b.drains)
+		}
+		_, p := changed(t, b, s, service.Change{Old: one, New: two})
+		wantLines(t, p, "+ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
+	}
+}

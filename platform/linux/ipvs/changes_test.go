@@ -1,0 +1,84 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// TestChangesAreWhatIsWanted does rounds that ask the kernel nothing but what
+// has drained. Each must succeed, and after each the kernel must serve what a
+// fresh one would, whatever else drains.
+func TestChangesAreWhatIsWanted(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := newFake(w.Family)
+		b := newBackend(w.Family, k, Options{})
+		b.SetResync(time.Hour)
+		node := w.Node()
+		for n := range 6 {
+			ports := w.Ports()
+			for i, p := range ports {
+				if w.Coin("renamed") { // and its addresses pass to a Port of another name
+					p.Name.Port += "-too"
+				}
+				if w.Coin("own") { // maybe where another one has a NodePort
+					p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: world.NodeAddr[w.Family], Port: uint16(30004 - i)})
+				}
+			}
+			want := service.New(uint64(n), node, ports)
+			apply(t, b, want)
+			wantServed(t, b, k, want)
+			for _, s := range k.servers {
+				for a, x := range s.dests {
+					x.conns = uint32(w.Pick("conns", 2))
+					s.dests[a] = x
+				}
+			}
+			k.clock = k.clock.Add(time.Duration(w.Pick("time", 8)) * time.Second)
+		}
+	})
+}
+
+// wantServed compares what takes new connections with a kernel that was
+// programmed at once.
+func wantServed(t *rapid.T, b *Backend, k *fake, want *service.Snapshot) {
+	fresh := newFake(b.family)
+	apply(t, newBackend(b.family, fresh, b.options), want)
+	for at, s := range k.servers {
+		wants := fresh.servers[at]
+		if wants == nil {
+			wants = &fakeServer{server: s.server}
+		}
+		if s.sharp() != wants.sharp() {
+			t.Errorf("%s is %+v, want %+v", at, s.server, wants.server)
+		}
+		open := maps.Clone(s.dests)
+		for a, x := range open {
+			if x.conns = 0; x.weight == 0 {
+				delete(open, a)
+			} else {
+				open[a] = x
+			}
+		}
+		if !maps.Equal(open, wants.dests) {
+			t.Errorf("%s has %v, want %v", at, open, wants.dests)
+		}
+	}
+	for at := range fresh.servers {
+		if k.servers[at] == nil {
+			t.Errorf("%s is not there", at)
+		}
+	}
+	if !maps.Equal(k.routes, fresh.routes) {
+		t.Errorf("addresses %v, want %v", k.routes, fresh.routes)
+	}
+}
