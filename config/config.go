@@ -134,6 +134,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	}
 	b.passOverMode(flags)
 	b.applyFlags(flags)
+	b.passOverInterfaces()
 	b.noteEmpty(flags)
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)
 	b.applyPorts(flags)

@@ -13,7 +13,7 @@ import (
 // foreign lists what each system has no use for.
 var foreign = map[OS][]string{
 	Linux:   {"winkernel", "windowsRunAsService"},
-	Windows: {"iptables.localhostNodePorts", "iptables.masqueradeAll", "iptables.masqueradeBit", "ipvs", "nftables", "conntrack", "oomScoreAdj"},
+	Windows: {"iptables.localhostNodePorts", "iptables.masqueradeAll", "iptables.masqueradeBit", "ipvs", "nftables", "conntrack", "oomScoreAdj", "detectLocal"},
 }
 
 // idle lists what no mode on any system has a use for.
@@ -62,6 +62,15 @@ func (b *build) passOverMode(f *Flags) {
 			b.Mode = ""
 			return
 		}
+	}
+}
+
+// passOverInterfaces leaves out, on Windows, a way to tell pods that looks at
+// interfaces: there they are told by addresses or not at all.
+func (b *build) passOverInterfaces() {
+	if m := b.DetectLocalMode; b.os == Windows && (m == BridgeInterface || m == InterfaceNamePrefix) {
+		b.notef("detectLocalMode", "%s has no effect on %s; clusterCIDR has, if it is set", m, b.os)
+		b.DetectLocalMode = ""
 	}
 }
 
