@@ -109,7 +109,7 @@ func (s *steering) manager() (*scm.Manager, error) {
 	if s.name == "" || len(s.name) > 256 || strings.ContainsAny(s.name, `/\`) {
 		return nil, fmt.Errorf("--name: %.80q names no service: want 1 to 256 letters without slashes", s.name)
 	}
-	return &scm.Manager{Driver: d, Patience: s.timeout, Tell: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
+	return &scm.Manager{Driver: d, Patience: s.timeout, Ours: runsProxy, Tell: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
 }
 
 func newServiceStatus(s *steering) *cobra.Command {
@@ -172,4 +172,13 @@ func printService(w io.Writer, format string, s scm.Status) error {
 		}
 	}
 	return t.Flush()
+}
+
+// runsProxy reports that a service with such a command line runs a service proxy:
+// this program under whatever name, or kube-proxy.
+func runsProxy(command string) bool {
+	command = strings.ToLower(command)
+	path, _, _ := strings.Cut(command, ".exe")
+	name := path[strings.LastIndexAny(path, `/\"`)+1:]
+	return name == serviceName || strings.Contains(command, " --windows-service")
 }

@@ -74,6 +74,10 @@ func (s *steering) spec(o *options, exe string) (scm.Spec, error) {
 	if !o.flags.Changed("log-file") {
 		args = append(args, "--log-file="+serviceLog(s.name))
 	}
+	// Whatever the flag was, the service gets it.
+	if err := o.flags.Set("windows-service", "true"); err != nil {
+		return scm.Spec{}, fmt.Errorf("--windows-service: %w", err)
+	}
 	c, err := config.Load(&o.config, config.Windows)
 	if err != nil {
 		return scm.Spec{}, fmt.Errorf("the service could not start:\n%w", err)

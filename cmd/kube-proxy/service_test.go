@@ -23,15 +23,16 @@ import (
 
 // desk is a service control manager with one service at most.
 type desk struct {
-	spec  *scm.Spec
-	state scm.State
+	spec    *scm.Spec
+	state   scm.State
+	command string
 }
 
 func (d *desk) Create(s scm.Spec) error {
 	if d.spec != nil {
 		return syscall.Errno(1073)
 	}
-	d.spec, d.state = &s, scm.Stopped
+	d.spec, d.state, d.command = &s, scm.Stopped, "kube-proxy.exe x"
 	return nil
 }
 
@@ -52,7 +53,7 @@ func (d *desk) Stop(name string) error   { return d.known(name, func() { d.state
 
 func (d *desk) Query(name string) (s scm.Status, err error) {
 	err = d.known(name, func() {
-		s = scm.Status{Name: name, State: d.state, StartType: "automatic", Command: "x y", DependsOn: d.spec.DependsOn}
+		s = scm.Status{Name: name, State: d.state, StartType: "automatic", Command: d.command, DependsOn: d.spec.DependsOn}
 		if d.state == scm.Running {
 			s.PID = 7
 		} else {
@@ -85,12 +86,12 @@ func TestServiceCommands(t *testing.T) {
 		want outcome
 	}{
 		{"status", outcome{2, "", "kube-proxy: query service kube-proxy: is not installed: kube-proxy service install does that; --name if it has another name\n"}},
-		{"install --manifests=DIR", outcome{0, "service kube-proxy is installed and starts with the system; kube-proxy service start starts it now\n", ""}},
+		{"install --manifests=DIR --log-file=DIR/log", outcome{0, "service kube-proxy is installed and starts with the system; kube-proxy service start starts it now\n", ""}},
 		{"install --manifests=DIR", outcome{1, "", "kube-proxy: install service kube-proxy: is installed already: uninstall it first, or choose another name with --name\n"}},
-		{"status", outcome{1, "service   kube-proxy\nstate     stopped, with exit code 2\nstart     automatic\nneeds     hns\ncommand   x y\n", ""}},
+		{"status", outcome{1, "service   kube-proxy\nstate     stopped, with exit code 2\nstart     automatic\nneeds     hns\ncommand   kube-proxy.exe x\n", ""}},
 		{"start", outcome{0, "service kube-proxy runs\n", ""}},
-		{"status", outcome{0, "service   kube-proxy\nstate     running, process 7\nstart     automatic\nneeds     hns\ncommand   x y\n", ""}},
-		{"status -o json", outcome{0, "{\n  \"name\": \"kube-proxy\",\n  \"state\": \"running\",\n  \"pid\": 7,\n  \"exitCode\": 0,\n  \"startType\": \"automatic\",\n  \"command\": \"x y\",\n  \"dependsOn\": [\n    \"hns\"\n  ]\n}\n", ""}},
+		{"status", outcome{0, "service   kube-proxy\nstate     running, process 7\nstart     automatic\nneeds     hns\ncommand   kube-proxy.exe x\n", ""}},
+		{"status -o json", outcome{0, "{\n  \"name\": \"kube-proxy\",\n  \"state\": \"running\",\n  \"pid\": 7,\n  \"exitCode\": 0,\n  \"startType\": \"automatic\",\n  \"command\": \"kube-proxy.exe x\",\n  \"dependsOn\": [\n    \"hns\"\n  ]\n}\n", ""}},
 		{"stop --name other", outcome{1, "", "kube-proxy: stop service other: is not installed: kube-proxy service install does that; --name if it has another name\n"}},
 		{"stop", outcome{0, "service kube-proxy is stopped; what it programmed stays in force\n", ""}},
 		{"stop", outcome{1, "", "kube-proxy: stop service kube-proxy: is not running: kube-proxy service start starts it\n"}},
@@ -102,6 +103,37 @@ func TestServiceCommands(t *testing.T) {
 	} {
 		if diff := cmp.Diff(step.want, steer(t, d, dir, strings.Fields(step.args)...)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.args, diff)
+		}
+	}
+}
+
+// Services of others are not replaced, stopped or removed, whatever their name.
+func TestServicesOfOthers(t *testing.T) {
+	for command, ours := range map[string]bool{
+		`C:\k\nssm.exe`: false,
+		`C:\windows\system32\svchost.exe -k netsvcs`:  false,
+		`"C:\kube-proxy\other.exe" kube-proxy.exe`:    false,
+		`C:\k\KUBE-PROXY.EXE --config c.yaml`:         true,
+		`"C:\Program Files\k p\kube-proxy.exe" -v=2`:  true,
+		`"C:\k\proxy-2.exe" --windows-service -v=2`:   true,
+		`C:\k\kube-proxy.exe`:                         true,
+		`C:\k\proxy.exe --windows-service --name=hns`: true,
+	} {
+		d := &desk{spec: &scm.Spec{Name: "kube-proxy"}, state: scm.Running, command: command}
+		slashes := strings.NewReplacer(`\`, "/")
+		dir, said := t.TempDir(), slashes.Replace(command)
+		again := steer(t, d, dir, "install", "--manifests=DIR")
+		if told := strings.Contains(slashes.Replace(again.Err), "runs another program, "+said); again.Code != 1 || told == ours {
+			t.Errorf("install over %s: %+v", command, again)
+		}
+		for _, do := range []string{"stop", "uninstall"} {
+			got := steer(t, d, dir, do)
+			if done := got.Code == 0 || strings.Contains(got.Err, "is not running"); done != ours || !ours && !strings.Contains(slashes.Replace(got.Err), "is none of this program, but runs "+said) {
+				t.Errorf("%s %s: %+v", do, command, got)
+			}
+		}
+		if removed := d.spec == nil; removed != ours {
+			t.Errorf("%s: removed %t, want %t", command, removed, ours)
 		}
 	}
 }

@@ -159,8 +159,12 @@ func TestService(t *testing.T) {
 	s.run(t, "service start", 1, "is not installed: kube-proxy service install does that")
 	s.run(t, "service install --proxy-mode=nftables "+s.flags(), 1, "is no mode on windows")
 	s.run(t, "service status", 2, "is not installed")
+	s.command(t, "sc", []string{"create", "kube-proxy", "binPath=", `C:\k\nssm.exe`}, 0)
+	s.run(t, "service install "+s.flags(), 1, `is installed already, and runs another program, C:\k\nssm.exe`)
+	s.run(t, "service uninstall", 1, `is none of this program, but runs C:\k\nssm.exe`)
+	s.command(t, "sc", []string{"delete", "kube-proxy"}, 0)
 	s.run(t, "service install "+s.flags(), 0, "service kube-proxy is installed")
-	s.run(t, "service install "+s.flags(), 1, "is installed already")
+	s.run(t, "service install "+s.flags(), 1, "is installed already: uninstall it first")
 	// The blank in the path is quoted, or else another program would start.
 	s.run(t, "service status", 1, "stopped", "automatic",
 		`"`+wine.File(s.exe)+`" --windows-service `, `"--manifests=`+wine.File(s.manifest)+`"`, `--log-file=C:\ProgramData\kube-proxy\kube-proxy.log`)

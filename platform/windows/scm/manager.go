@@ -15,6 +15,9 @@ type Manager struct {
 	Driver Driver
 	// Patience is how long a service may take to start or to stop.
 	Patience time.Duration
+	// Ours tells from its command line whether a service is one of ours. Others
+	// are neither stopped nor removed. Without it, all are.
+	Ours func(command string) bool
 	// Tell is told of progress, and of what does not matter much.
 	Tell func(string)
 }
@@ -28,7 +31,7 @@ const (
 // Install installs a service, or changes nothing.
 func (m *Manager) Install(s Spec) error {
 	if err := m.Driver.Create(s); err != nil {
-		return explain("install", s.Name, err)
+		return m.occupied(s.Name, err)
 	}
 	if err := m.Driver.Complete(s); err != nil {
 		m.Tell(fmt.Sprintf("the service manager does not take everything, and the service works without: %v", err))
@@ -84,6 +87,8 @@ func (m *Manager) Stop(ctx context.Context, name string) error {
 		switch {
 		case err != nil:
 			return explain(doing, name, err)
+		case m.foreign(status):
+			return fmt.Errorf("%s service %s: %w, but runs %s: sc.exe is for those", doing, name, ErrForeign, status.Command)
 		case status.State == Stopped && !asked:
 			return explain(doing, name, codeNotRunning)
 		case status.State == Stopped:
@@ -107,6 +112,21 @@ func (m *Manager) Stop(ctx context.Context, name string) error {
 func (m *Manager) Status(name string) (Status, error) {
 	status, err := m.Driver.Query(name)
 	return status, explain("query", name, err)
+}
+
+// occupied explains why a service of that name cannot be made.
+func (m *Manager) occupied(name string, err error) error {
+	if answered(err, codeInstalled) && m.Ours != nil {
+		if there, failed := m.Driver.Query(name); failed == nil && m.foreign(there) {
+			return fmt.Errorf("install service %s: %w, and runs another program, %s: choose another name with --name, or stop and remove that one with sc.exe", name, ErrInstalled, there.Command)
+		}
+	}
+	return explain("install", name, err)
+}
+
+// foreign reports that s is certainly none of ours.
+func (m *Manager) foreign(s Status) bool {
+	return m.Ours != nil && s.Command != "" && !m.Ours(s.Command)
 }
 
 // wait is about one thing that takes its time.

@@ -68,6 +68,7 @@ var (
 	ErrPending      = errors.New("is still on its way")
 	ErrRights       = errors.New("is refused")
 	ErrEnded        = errors.New("ended while it was starting")
+	ErrForeign      = errors.New("is none of this program")
 	ErrByHand       = errors.New("was not started by the service manager")
 	// ErrAgain, from the work of a service, ends it to be started again.
 	ErrAgain = errors.New("asks to be started again")
