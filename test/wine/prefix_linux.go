@@ -4,6 +4,7 @@
 package wine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -55,8 +56,14 @@ func share(path, target string, d fs.DirEntry) error {
 }
 
 // claim makes a new folder among the copies, which is locked while its program
-// lives, and removes those of programs that died.
-func (w Windows) claim() (folder string, release func(), err error) {
+// lives, and removes those of programs that died. Release gives the lock back,
+// once the folder is removed.
+func (w Windows) claim(ctx context.Context) (folder string, release func() error, err error) {
+	done, err := w.alone(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	defer done()
 	if err := w.sweep(); err != nil {
 		return "", nil, err
 	}
@@ -68,12 +75,27 @@ func (w Windows) claim() (folder string, release func(), err error) {
 	if err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(folder))
 	}
-	return folder, func() { unlock() }, nil
+	return folder, func() error { return w.release(folder, unlock) }, nil
 }
 
-// sweep removes what a killed program left behind. A folder is made before it
-// is locked, so one without a lock belongs to somebody who is about to lock
-// it.
+func (w Windows) release(folder string, unlock func()) error {
+	defer unlock()
+	done, err := w.alone(context.Background())
+	if err != nil {
+		return err
+	}
+	defer done()
+	return os.Remove(folder + ".lock")
+}
+
+// alone has nobody else, in whichever process, make or remove locks of folders
+// until done is called. Who sweeps would else take the lock that somebody has
+// just made and not locked yet, or has just given back and not removed yet.
+func (w Windows) alone(ctx context.Context) (done func(), err error) {
+	return lock(ctx, filepath.Join(w.runs, "claims"))
+}
+
+// sweep removes what a killed program left behind.
 func (w Windows) sweep() error {
 	locks, err := filepath.Glob(filepath.Join(w.runs, "*.lock"))
 	var errs []error

@@ -35,7 +35,7 @@ type Wine struct {
 	options Options
 	thread  thread
 	server  *exec.Cmd
-	release func()
+	release func() error
 
 	mu        sync.Mutex
 	processes []*Process
@@ -45,7 +45,7 @@ type Wine struct {
 // New starts a Wine. The caller closes it; all ends with this program, too,
 // however that ends.
 func New(ctx context.Context, windows Windows, o Options) (*Wine, error) {
-	folder, release, err := windows.claim()
+	folder, release, err := windows.claim(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for Wine: %w", err)
 	}
@@ -194,9 +194,7 @@ func (w *Wine) Close() error {
 	for _, p := range processes {
 		p.Kill()
 	}
-	errs := []error{w.end(), os.RemoveAll(w.prefix), os.Remove(w.prefix + ".lock")}
-	w.release()
-	return errors.Join(errs...)
+	return errors.Join(w.end(), os.RemoveAll(w.prefix), w.release())
 }
 
 // thread is one that lives as long as a Wine. A process that is to die with

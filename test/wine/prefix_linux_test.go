@@ -1,0 +1,42 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package wine
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// TestClaims has many come and go at the same time, as several packages' tests
+// do. Nobody sweeps away what another one has.
+func TestClaims(t *testing.T) {
+	w := Windows{runs: t.TempDir()}
+	dead := filepath.Join(w.runs, "dead")
+	if err := errors.Join(os.Mkdir(dead, 0o755), os.WriteFile(dead+".lock", nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 25 {
+				folder, release, err := w.claim(t.Context())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := errors.Join(os.Remove(folder), release()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	left, err := filepath.Glob(filepath.Join(w.runs, "*"))
+	if err != nil || len(left) != 1 { // what keeps them apart
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
