@@ -141,7 +141,6 @@ func TestIPTablesHostileNeighbour(t *testing.T) {
 		const fewest = 20 // deeds
 		for end := time.Now().Add(*hostility); (time.Now().Before(end) || h.done < fewest) && !t.Failed(); {
 			deed := h.meddle(t)
-			// The kernel forgets silent packets after half a minute.
 			packets.come(t, "goes on", func(o talk, a netlab.Answer) bool { return a.Backend == o.server })
 			if lines.goOn(t); t.Failed() {
 				t.Logf("after %s, with:\n%s", deed, c.listing(t))

@@ -4,7 +4,9 @@
 package live
 
 import (
+	"errors"
 	"net/netip"
+	"os"
 	"testing"
 
 	"kubeproxy/test/judge"
@@ -39,6 +41,9 @@ func (c *cluster) talk(t *testing.T, proto string, a app, count int) talks {
 // open is talk before anybody has said anything.
 func (c *cluster) open(t *testing.T, proto string, a app, count int) talks {
 	t.Helper()
+	if proto == "udp" {
+		c.remember(t)
+	}
 	var all talks
 	for _, x := range c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, a) {
 		for range count {
@@ -48,6 +53,20 @@ func (c *cluster) open(t *testing.T, proto string, a app, count int) talks {
 		}
 	}
 	return all
+}
+
+// remember has the node's kernel know UDP flows for longer than any test takes.
+// It forgets one after half a minute or two of silence, which a busy machine may let
+// pass between two questions, and who is forgotten may get another server.
+func (c *cluster) remember(t *testing.T) {
+	t.Helper()
+	err := c.Node.Do(func() error {
+		const setting = "/proc/sys/net/netfilter/nf_conntrack_udp_timeout"
+		return errors.Join(os.WriteFile(setting, []byte("600"), 0), os.WriteFile(setting+"_stream", []byte("600"), 0))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // port is the client's own port of the next conversation. No other connection
