@@ -89,6 +89,9 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 			at.model = newModel(l, "")
 		}
 	}
+	if len(l.Networks) == 0 {
+		b.host.forgetAll()
+	}
 	b.host.save()
 	return errors.Join(append(errs, b.left(at))...)
 }

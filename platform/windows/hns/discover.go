@@ -274,7 +274,7 @@ func (b *Backend) surveyOverlay(s Site, l Listing) (Site, *Endpoint, error) {
 		return s, nil, err
 	}
 	if reserve != nil && !vip.IsValid() {
-		if vip = usedVIP(l, s.Network); vip.IsValid() {
+		if vip = usedVIP(l, s.Network, b.host.owns); vip.IsValid() {
 			reserve.Addrs = []netip.Addr{vip}
 		}
 	}
@@ -286,15 +286,21 @@ func (b *Backend) surveyOverlay(s Site, l Listing) (Site, *Endpoint, error) {
 }
 
 // usedVIP returns the source VIP that our load balancers have, should its
-// endpoint have gone: with the same one they stay as they are.
-func usedVIP(l Listing, n Network) netip.Addr {
+// endpoint have gone: with the same one they stay as they are. If it is not known
+// which are ours, any will do.
+func usedVIP(l Listing, n Network, ours func(id string) bool) netip.Addr {
+	var other netip.Addr
 	for _, lb := range l.LoadBalancers {
 		v := lb.SourceVIP
-		if v.IsValid() && n.contains(v) && checkSourceVIP(l, n, v) == nil {
+		switch {
+		case !v.IsValid() || !n.contains(v) || checkSourceVIP(l, n, v) != nil:
+		case ours(lb.ID):
 			return v
+		case !other.IsValid():
+			other = v
 		}
 	}
-	return netip.Addr{}
+	return other
 }
 
 // hostMAC returns the hardware address of the interface that has address a.

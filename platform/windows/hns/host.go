@@ -219,6 +219,14 @@ func (h *Host) disown(id string) {
 	}
 }
 
+// forgetAll forgets everything, for a node that is to be left for good.
+func (h *Host) forgetAll() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.load()
+	h.record, h.dirty = newRecord(h.node), true
+}
+
 // intend notes load balancers that are about to be made, before they are.
 func (h *Host) intend(keys map[Key]service.PortName) {
 	if len(keys) == 0 {
@@ -249,8 +257,12 @@ func (h *Host) known() []string {
 	return all
 }
 
-// settle forgets what was known before a listing and is not in it.
+// settle forgets what was known before a listing and is not in it. An HNS without
+// any network may still be coming up, and have more later.
 func (h *Host) settle(l Listing, known []string) {
+	if len(l.Networks) == 0 {
+		return
+	}
 	there := map[string]bool{}
 	h.lost = map[string]bool{}
 	for _, e := range l.Endpoints {

@@ -179,3 +179,54 @@ func TestHealthCheckStandsBack(t *testing.T) {
 		}
 	}
 }
+
+// The endpoint of the source VIP vanishes. It is made again with the address that
+// our load balancers have, whatever those of others have, so nothing else changes.
+func TestSourceVIPVanishes(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.pods("10.244.1.11", "10.244.1.200")
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.2.11:80@b"))
+	b.converge(want)
+	k := Key{VIP: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
+	b.hns.balancers["a-foreign"] = LoadBalancer{ID: "a-foreign", Key: k, TargetPort: 1, Endpoints: []string{"endpoint-000001"}, SourceVIP: addr("10.244.1.200")}
+	for id, e := range b.hns.endpoints {
+		if e.Name == sourceVIPName {
+			delete(b.hns.endpoints, id)
+		}
+	}
+	b.now = b.now.Add(time.Minute)
+	if text := b.converge(want); text != "+ endpoint kube-proxy-source-vip 10.244.1.2\n" {
+		t.Errorf("plan:\n%s", text)
+	}
+	if n := b.hns.writes(); n != 1 {
+		t.Errorf("%d writing calls, want the endpoint: %v", n, b.hns.calls)
+	}
+}
+
+// An HNS that comes up has nothing at first, not even a network, and then what it
+// had. A Service that went meanwhile is still known for ours.
+func TestNothingYet(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
+	full := *b.hns
+	b.hns.networks, b.hns.endpoints, b.hns.balancers = nil, nil, nil
+	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	b.restart()
+	if p, err := b.backend.Plan(t.Context(), want); err == nil {
+		t.Errorf("a plan without a network:\n%s", p)
+	}
+	if b.store.document == nil {
+		t.Error("the state file is gone")
+	}
+	b.hns.networks, b.hns.endpoints, b.hns.balancers = full.networks, full.endpoints, full.balancers
+	b.now = b.now.Add(time.Minute)
+	b.converge(want)
+	if got := b.holds(); len(got) != 1 {
+		t.Errorf("left: %v", got)
+	}
+	b.hns.networks, b.hns.endpoints, b.hns.balancers = nil, nil, nil
+	if err := b.backend.Cleanup(t.Context()); err != nil || b.store.document != nil {
+		t.Errorf("Cleanup of nothing: %v, state file %s", err, b.store.document)
+	}
+}
