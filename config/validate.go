@@ -134,9 +134,9 @@ func (b *build) validatePeriods() {
 	b.syncPeriods("iptables", b.IPTables.MinSyncPeriod, b.IPTables.SyncPeriod)
 	b.syncPeriods("nftables", b.NFTables.MinSyncPeriod, b.NFTables.SyncPeriod)
 	b.syncPeriods("ipvs", b.IPVS.MinSyncPeriod, b.IPVS.SyncPeriod)
-	b.notNegative("ipvs.tcpTimeout", &b.IPVS.TCPTimeout)
-	b.notNegative("ipvs.tcpFinTimeout", &b.IPVS.TCPFinTimeout)
-	b.notNegative("ipvs.udpTimeout", &b.IPVS.UDPTimeout)
+	b.sessionTimeout("ipvs.tcpTimeout", b.IPVS.TCPTimeout.Duration)
+	b.sessionTimeout("ipvs.tcpFinTimeout", b.IPVS.TCPFinTimeout.Duration)
+	b.sessionTimeout("ipvs.udpTimeout", b.IPVS.UDPTimeout.Duration)
 }
 
 func (b *build) syncPeriods(section string, least, most metav1.Duration) {
@@ -152,6 +152,15 @@ func (b *build) period(path string, d time.Duration) bool {
 		b.errorf(path, "%s is too short: want more than 0s", d)
 	}
 	return d > 0
+}
+
+// sessionTimeout wants what IPVS takes: it counts in ticks of the kernel, of
+// which there are up to a thousand in a second, and the number has 31 bits.
+func (b *build) sessionTimeout(path string, d time.Duration) {
+	const most = math.MaxInt32 / 1000 * time.Second
+	if d < 0 || d > most {
+		b.errorf(path, "%s is out of range: want 0s to %s", d, most)
+	}
 }
 
 func (b *build) notNegative(path string, d *metav1.Duration) bool {

@@ -25,8 +25,9 @@ func TestValidate(t *testing.T) {
 		"zero period by flag":  {"", []string{"--config-sync-period=0"}, []string{`--config-sync-period: configSyncPeriod: 0s is too short: want more than 0s`}},
 		"min over max":         {"ipvs: {syncPeriod: 1s, minSyncPeriod: 2s}", nil, []string{`f:3: ipvs.minSyncPeriod: 2s is more than ipvs.syncPeriod: want at most 1s`}},
 		"default min over max": {"nftables: {syncPeriod: 500ms}", nil, []string{`nftables.minSyncPeriod: 1s is more than nftables.syncPeriod: want at most 500ms`}},
-		"negative timeouts": {"ipvs: {tcpTimeout: -1s, tcpFinTimeout: -1s, udpTimeout: -1s}", nil, []string{
-			`f:3: ipvs.tcpTimeout: -1s is negative: want 0s or more`, `f:3: ipvs.tcpFinTimeout: -1s is negative: want 0s or more`, `f:3: ipvs.udpTimeout: -1s is negative: want 0s or more`,
+		"timeouts of IPVS": {"ipvs: {tcpTimeout: -1s, tcpFinTimeout: 596h31m24s, udpTimeout: 9000h}", nil, []string{
+			`f:3: ipvs.tcpTimeout: -1s is out of range: want 0s to 596h31m23s`, `f:3: ipvs.tcpFinTimeout: 596h31m24s is out of range: want 0s to 596h31m23s`,
+			`f:3: ipvs.udpTimeout: 9000h0m0s is out of range: want 0s to 596h31m23s`,
 		}},
 		"conntrack": {"conntrack: {maxPerCore: -1, min: -1, tcpEstablishedTimeout: -1s, tcpCloseWaitTimeout: -1s, udpTimeout: -1s, udpStreamTimeout: -1s}", nil, []string{
 			`f:3: conntrack.maxPerCore: -1 is too small: want 0 or more`, `f:3: conntrack.min: -1 is too small: want 0 or more`,
