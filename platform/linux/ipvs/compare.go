@@ -129,7 +129,7 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 		switch {
 		case !found:
 			u.ops = append(u.ops, op{verb: addDest, key: k, dest: dest{addr: e.Addr, weight: 1}})
-		case x.weight != 1:
+		case x.weight != 1 || x.astray:
 			u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: e.Addr, weight: 1}})
 		}
 	}

@@ -207,7 +207,8 @@ func (k *kernel) dests(at key) ([]dest, error) {
 			a = a.Unmap()
 		}
 		if ok {
-			dests = append(dests, dest{netip.AddrPortFrom(a, x.Port), uint16(x.Weight), uint32(x.ActiveConnections + x.InactiveConnections)})
+			conns, how := uint32(x.ActiveConnections+x.InactiveConnections), x.ConnectionFlags&ipvs.ConnectionFlagFwdMask
+			dests = append(dests, dest{netip.AddrPortFrom(a, x.Port), uint16(x.Weight), conns, how != ipvs.ConnectionFlagMasq})
 		}
 	}
 	slices.SortFunc(dests, func(a, b dest) int { return a.addr.Compare(b.addr) })

@@ -130,7 +130,7 @@ func (k *fake) doServer(s *fakeServer, o op) error {
 		delete(s.dests, o.dest.addr)
 	default:
 		x := s.dests[o.dest.addr]
-		x.weight = o.dest.weight
+		x.weight, x.astray = o.dest.weight, false
 		s.dests[o.dest.addr] = x
 	}
 	return nil

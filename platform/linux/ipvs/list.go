@@ -72,7 +72,7 @@ func parseDest(words []string) (dest, error) {
 			return dest{}, err
 		}
 	}
-	return dest{addr: a, weight: uint16(numbers[0]), conns: uint32(numbers[1] + numbers[2])}, nil
+	return dest{a, uint16(numbers[0]), uint32(numbers[1] + numbers[2]), words[2] != "Masq"}, nil
 }
 
 // parseHex reads an address and port such as 0AF40102:1F90 or

@@ -16,7 +16,7 @@ Prot LocalAddress:Port Scheduler Flags
   -> RemoteAddress:Port Forward Weight ActiveConn InActConn
 TCP  0A60000A:0050 rr persistent 10800 FFFFFFFF
   -> 0AF4010C:1F90      Masq    1      2          3
-  -> 0AF4010B:1F90      Masq    0      0          0
+  -> 0AF4010B:1F90      Route   0      0          0
 FWM  00000007 rr
   -> 0AF4010D:1F90      Masq    1      0          0
 UDP  0A60000A:0050 rr ops
@@ -34,7 +34,7 @@ func TestListing(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := dest{addr: netip.MustParseAddrPort("10.244.1.12:8080"), weight: 1, conns: 5}
-	if len(tcp.dests) != 2 || tcp.dests[1] != want || tcp.dests[0].weight != 0 {
+	if len(tcp.dests) != 2 || tcp.dests[1] != want || tcp.dests[0].weight != 0 || !tcp.dests[0].astray {
 		t.Errorf("TCP: %+v", tcp.dests)
 	}
 	if !udp.told || len(udp.dests) > 0 || untold.told {

@@ -171,9 +171,11 @@ func TestDrift(t *testing.T) {
 	want := snapshot(web(0, 2, service.TCP), web(1, 1, service.TCP))
 	apply(t, b, want)
 	first, second := key{world.Nth("10.96.0.0", 0), 80, service.TCP}, key{world.Nth("10.96.0.0", 1), 80, service.TCP}
+	astray := netip.MustParseAddrPort("10.244.1.2:8080")
 	delete(k.servers, second)
 	delete(k.servers[first].dests, netip.MustParseAddrPort("10.244.1.1:8080"))
 	k.servers[first].scheduler = "lc"
+	k.servers[first].dests[astray] = dest{addr: astray, weight: 1, astray: true}
 	delete(k.routes, second.addr)
 	if p := planOf(t, b, want); !p.Empty() {
 		t.Errorf("the kernel was asked before the sync period was over: %s", p)
@@ -183,6 +185,7 @@ func TestDrift(t *testing.T) {
 	if diff := cmp.Diff([]string{
 		"altered: virtual server 10.96.0.0:80 tcp, scheduler rr",
 		"missing: destination 10.244.1.1:8080 of 10.96.0.0:80 tcp",
+		"altered: destination 10.244.1.2:8080 of 10.96.0.0:80 tcp has weight 1",
 		"missing: virtual server 10.96.0.1:80 tcp, scheduler rr",
 		"missing: destination 10.244.1.1:8080 of 10.96.0.1:80 tcp",
 		"missing: address 10.96.0.1, reached from 192.0.2.1",

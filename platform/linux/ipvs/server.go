@@ -76,6 +76,7 @@ type dest struct {
 	addr   netip.AddrPort
 	weight uint16
 	conns  uint32 // that it has, as far as that was asked
+	astray bool   // it is not reached by masquerading
 }
 
 // wanted is a virtual server as a Port wants it.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 
 	"kubeproxy/common/reconcile"
@@ -36,6 +37,19 @@ func step(o op) func(*testing.T, *kernel, key) {
 	}
 }
 
+// direct has a destination reached without masquerading.
+func direct(a netip.AddrPort) func(*testing.T, *kernel, key) {
+	return func(t *testing.T, k *kernel, at key) {
+		x := &ipvs.Destination{
+			Address: a.Addr().AsSlice(), Port: a.Port(), Weight: 1,
+			ConnectionFlags: ipvs.ConnectionFlagDirectRoute, AddressFamily: af(k.family),
+		}
+		if err := k.servers.UpdateDestination(k.service(&op{key: at}), x); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func link(change func(netlink.Link) error) func(*testing.T, *kernel, key) {
 	return func(t *testing.T, k *kernel, _ key) {
 		l, err := k.links.LinkByName(Device)
@@ -52,16 +66,17 @@ func meddlings(f service.Family) map[string]meddling {
 	first := []netip.AddrPort{netip.MustParseAddrPort("10.244.1.1:8080"), addrPort6(0)}[f]
 	stray := netip.AddrPortFrom(first.Addr(), 9999)
 	return map[string]meddling{
-		"a virtual server goes":       {step(op{verb: delServer}), "missing: virtual server "},
-		"its scheduler changes":       {step(op{verb: setServer, server: server{scheduler: "wlc", flags: flagOurs}}), "altered: virtual server "},
-		"it stops being ours":         {step(op{verb: setServer, server: server{scheduler: "rr"}}), "altered: virtual server "},
-		"a destination goes":          {step(op{verb: delDest, dest: dest{addr: first}}), "missing: destination " + first.String()},
-		"its weight changes":          {step(op{verb: setDest, dest: dest{addr: first, weight: 9}}), "has weight 1"},
-		"it is to drain":              {step(op{verb: setDest, dest: dest{addr: first}}), "has weight 1"},
-		"one comes":                   {step(op{verb: addDest, dest: dest{addr: stray, weight: 1}}), stray.String()},
-		"an address goes":             {step(op{verb: delRoute}), "missing: address "},
-		"the interface is set down":   {link(netlink.LinkSetDown), "missing: interface " + Device},
-		"the interface goes entirely": {link(netlink.LinkDel), "missing: interface " + Device},
+		"a virtual server goes":        {step(op{verb: delServer}), "missing: virtual server "},
+		"its scheduler changes":        {step(op{verb: setServer, server: server{scheduler: "wlc", flags: flagOurs}}), "altered: virtual server "},
+		"it stops being ours":          {step(op{verb: setServer, server: server{scheduler: "rr"}}), "altered: virtual server "},
+		"a destination goes":           {step(op{verb: delDest, dest: dest{addr: first}}), "missing: destination " + first.String()},
+		"its weight changes":           {step(op{verb: setDest, dest: dest{addr: first, weight: 9}}), "has weight 1"},
+		"it is to drain":               {step(op{verb: setDest, dest: dest{addr: first}}), "has weight 1"},
+		"it is to be reached directly": {direct(first), "has weight 1"},
+		"one comes":                    {step(op{verb: addDest, dest: dest{addr: stray, weight: 1}}), stray.String()},
+		"an address goes":              {step(op{verb: delRoute}), "missing: address "},
+		"the interface is set down":    {link(netlink.LinkSetDown), "missing: interface " + Device},
+		"the interface goes entirely":  {link(netlink.LinkDel), "missing: interface " + Device},
 	}
 }
 

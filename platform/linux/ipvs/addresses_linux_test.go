@@ -1,0 +1,88 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/world"
+)
+
+// onLoopback has the node get an address, or lose one.
+func onLoopback(t *testing.T, do func(netlink.Link, *netlink.Addr) error, a netip.Addr) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = do(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD})
+	}
+	if err != nil {
+		t.Fatalf("address %s: %v", a, err)
+	}
+}
+
+// An address may be a Service's and the node's own at once, from the start or
+// later on. It is the node's then, and stays when the Service goes; NodePorts
+// are answered there for as long.
+func TestKernelAddressesComeAndGo(t *testing.T) {
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			p := portsOf(rounds(f, 0), f)[0]
+			outer := []netip.Addr{netip.MustParseAddr("203.0.113.77"), netip.MustParseAddr("2001:db8:77::77")}[f]
+			q := *p
+			q.Frontends = []service.Frontend{
+				p.Frontends[0], {Kind: service.NodePort, Port: 30999},
+				{Kind: service.ExternalIP, Addr: outer, Port: 80}, {Kind: service.ExternalIP, Addr: world.NodeAddr[f], Port: 80},
+			}
+			want := service.New(1, &service.Node{Addrs: []netip.Addr{world.NodeAddr[f]}}, []*service.Port{&q})
+			b := newKernel(t, f, Options{MasqueradeBit: 14, SyncPeriod: time.Hour})
+			k := b.driver.(*kernel)
+			wantOwn := func(when string, source netip.Addr, ours ...netip.Addr) {
+				t.Helper()
+				apply(t, b, want)
+				s, err := k.Read(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				var routes []localRoute
+				for _, a := range ours {
+					routes = append(routes, localRoute{a, source})
+				}
+				for _, list := range [][]localRoute{s.routes, routes} {
+					slices.SortFunc(list, func(a, b localRoute) int { return a.addr.Compare(b.addr) })
+				}
+				if !slices.Equal(s.routes, routes) {
+					t.Errorf("%s, %s: addresses of Services %v, want %v", f, when, s.routes, routes)
+				}
+				if nodePort := s.servers[key{outer, 30999, p.Name.Protocol}] != nil; nodePort == slices.Contains(ours, outer) {
+					t.Errorf("%s, %s: a NodePort is answered at %s: %t", f, when, outer, nodePort)
+				}
+			}
+			cluster, source := p.Frontends[0].Addr, world.NodeAddr[f]
+			wantOwn("at first", source, cluster, outer)
+			onLoopback(t, netlink.AddrAdd, outer)
+			wantOwn("the node has it, too", source, cluster)
+			onLoopback(t, netlink.AddrDel, outer)
+			wantOwn("the node has lost it", source, cluster, outer)
+			onLoopback(t, netlink.AddrDel, source)
+			wantOwn("the node has lost its first one", world.NodeOther[f], cluster, source, outer)
+			onLoopback(t, netlink.AddrAdd, source)
+			wantOwn("the node has its first one again", source, cluster, outer)
+			if err := b.Cleanup(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if addrs, err := k.Addrs(t.Context()); err != nil || !slices.Contains(addrs, source) {
+				t.Errorf("after a cleanup the node has %v, %v, want %s", addrs, err, source)
+			}
+			_ = b.Close()
+		}
+	})
+}
