@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,6 +35,7 @@ const (
 // TestEvents writes Events as whom the deployment makes, with its rights and
 // without.
 func TestEvents(t *testing.T) {
+	began := time.Now()
 	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
 	w.set(t, newNode())
 	checked := newService("checked")
@@ -64,7 +66,7 @@ func TestEvents(t *testing.T) {
 	}
 	t.Run("counted and shared", func(t *testing.T) { testEventsCounted(t, w) })
 	t.Run("health check", func(t *testing.T) { testEventOfCheck(t, w, taken) })
-	t.Run("many nodes", func(t *testing.T) { testEventOfMany(t, w) })
+	t.Run("many nodes", func(t *testing.T) { testEventOfMany(t, w, began) })
 	if n, _ := p.Metric(t, "kubeproxy_events_written_total"); n < 2 {
 		t.Errorf("%v Events written by this node, want two at least", n)
 	}
@@ -132,7 +134,7 @@ func testEventOfCheck(t *testing.T, w world, taken func()) {
 }
 
 // testEventOfMany starts a second node, which sees the same mistake.
-func testEventOfMany(t *testing.T, w world) {
+func testEventOfMany(t *testing.T, w world, began time.Time) {
 	args := []string{"--kubeconfig=" + w.kubeconfig(t, deployed), "--cluster-cidr=" + netlab.ClusterCIDR, "--hostname-override=node-b"}
 	other := kubeProxy.Start(t, w.lab.Host("control"), args...)
 	seen := func(p string) bool {
@@ -157,9 +159,15 @@ func testEventOfMany(t *testing.T, w world) {
 			n++
 		}
 	}
-	if n != 1 {
-		t.Errorf("%d Events about one mistake, want one", n)
+	if most := shared(began); n < 1 || n > most {
+		t.Errorf("%d Events about one mistake, want one and at most %d", n, most)
 	}
+}
+
+// shared is how many Events there may be since a time about what nodes share one
+// Event about: one in each hour, and a new one may have begun.
+func shared(since time.Time) int {
+	return 1 + int(time.Now().Truncate(time.Hour).Sub(since.Truncate(time.Hour))/time.Hour)
 }
 
 // occupy takes a port on h until the function it returns is called.

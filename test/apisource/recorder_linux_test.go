@@ -50,6 +50,7 @@ func (w world) newRecorder(t *testing.T, node string) (*events.Recorder, *atomic
 // testEventsCounted has two nodes see one mistake and one of them a failure
 // that recurs.
 func testEventsCounted(t *testing.T, w world) {
+	began := time.Now()
 	mistake := events.Topic{Bad: "TestMistake", Reach: events.Cluster}
 	broken := events.Topic{Bad: "TestBroken", Good: "TestMended"}
 	about := events.Object{Kind: "Service", Namespace: namespace, Name: "counted", UID: "5c0ffee0-0000-4000-8000-000000000000"}
@@ -73,7 +74,9 @@ func testEventsCounted(t *testing.T, w world) {
 	for _, e := range w.events(t) {
 		n[e.Reason]++
 	}
-	if n["TestMistake"] != 1 || n["TestBroken"] != 1 || writtenA.Load()+writtenB.Load() != 4 {
-		t.Errorf("Events %v, written by a %d, by b %d; want one of each and four writings", n, writtenA.Load(), writtenB.Load())
+	mistakes, most := n["TestMistake"], shared(began)
+	if mistakes < 1 || mistakes > most || n["TestBroken"] != 1 || int(writtenA.Load()+writtenB.Load()) != 3+mistakes {
+		t.Errorf("Events %v, written by a %d, by b %d; want one of each, at most %d of the mistake, and three writings more",
+			n, writtenA.Load(), writtenB.Load(), most)
 	}
 }
