@@ -39,7 +39,7 @@ func places(c *config.Config) ([]place, error) {
 	backends, err := hnsBackends(context.Background(), c)
 	var all []place
 	for _, b := range backends {
-		b.remarks.hear(func(text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) })
+		b.remarks.hear(func(text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
 		all = append(all, place{remains: &hnsRemains{backend: b}, family: b.family})
 	}
 	return all, err
@@ -69,7 +69,7 @@ func (r *hnsRemains) Remove(ctx context.Context) error {
 
 func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 	calls, remarks := &meter{}, &remarks{}
-	h, err := hnsHost(ctx, c, hns.Metered(hns.Patient(hns.Windows(), remarks.say), calls.call))
+	h, err := hnsHost(ctx, c, hns.Metered(hns.Patient(hns.Windows(), remarks.say, remarks.move), calls.call))
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 
 // hnsGrace is how long a round may go on when the proxy stops. HNS may hang, and a
 // first round of thousands of calls take minutes; the next start goes on from there.
-const hnsGrace = 10 * time.Second
+const hnsGrace = 5 * time.Second
 
 func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, error) {
 	node, err := nodeName(c)
@@ -99,7 +99,7 @@ func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, er
 // may not.
 func prepare(ctx context.Context, c *config.Config) error {
 	log := klog.FromContext(ctx)
-	h, err := hnsHost(ctx, c, hns.Patient(hns.Windows(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }))
+	h, err := hnsHost(ctx, c, hns.Patient(hns.Windows(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }, func() {}))
 	if err != nil {
 		return err
 	}

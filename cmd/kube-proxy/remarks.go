@@ -8,9 +8,19 @@ import "sync"
 // remarks are what a dataplane says of itself besides the results of rounds, such
 // as that it hangs in the middle of one.
 type remarks struct {
-	mu   sync.Mutex
-	last string
-	to   func(text string)
+	mu    sync.Mutex
+	last  string
+	to    func(text string)
+	moved func()
+}
+
+// move passes on that a round gets on.
+func (r *remarks) move() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.moved != nil {
+		r.moved()
+	}
 }
 
 // say passes text on, "" when what was said last is over.
@@ -23,12 +33,12 @@ func (r *remarks) say(text string) {
 	}
 }
 
-// hear has to told from now on, and of what was said last. It is called for each
-// backend.
-func (r *remarks) hear(to func(text string)) {
+// hear has to told from now on, and of what was said last, and moved called when
+// rounds get on. It is called for each backend.
+func (r *remarks) hear(to func(text string), moved func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.to = to
+	r.to, r.moved = to, moved
 	if r.last != "" {
 		to(r.last)
 	}
@@ -45,6 +55,6 @@ func (o *observers) observeRemarks(backends []*backend) {
 			if text != "" {
 				o.log.Info("Warning: " + text)
 			}
-		})
+		}, o.health.Progress)
 	}
 }

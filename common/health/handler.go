@@ -26,7 +26,7 @@ type Listener struct {
 // all families or for the one in ?family=, IPv4 or IPv6. Until the first
 // round has succeeded the answer is 503, so a startup probe should come
 // before a liveness probe; but a family that waits for what others make is
-// alive.
+// alive, as is one in a long round that gets on.
 func (m *Monitor) Handler(l Listener) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
@@ -63,7 +63,7 @@ func (m *Monitor) tell(l Listener, path string, r Report) {
 	}
 	for _, f := range m.options.Families {
 		s := r.Status[f.String()]
-		l.Checked(path, f, s.Healthy || path == livez && s.Waiting)
+		l.Checked(path, f, s.Healthy || path == livez && s.alive())
 	}
 }
 

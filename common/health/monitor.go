@@ -64,6 +64,7 @@ type state struct {
 	pending pending
 	rounds  int
 	ended   time.Time // of the latest round, or the start of the process
+	moved   time.Time // when a round was last seen to get on
 	updated time.Time // end of the latest round that succeeded
 	synced  bool      // there was one
 
@@ -93,6 +94,16 @@ func (m *Monitor) Queued(f service.Family) {
 	defer m.mu.Unlock()
 	if s := m.families[f]; s != nil {
 		s.pending.add(m.options.Now())
+	}
+}
+
+// Progress notes that rounds that are under way get on. A long one is no reason
+// to begin anew with another process.
+func (m *Monitor) Progress() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.families {
+		s.moved = m.options.Now()
 	}
 }
 

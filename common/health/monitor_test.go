@@ -292,3 +292,30 @@ func TestSetSyncPeriod(t *testing.T) {
 		s.healthy(true, true)
 	})
 }
+
+// A round may take long, as the first one on a slow node does: as long as it gets
+// on, a new process would only begin anew. One that does not get on, or has failed,
+// is no sign of life.
+func TestLongRoundIsAlive(t *testing.T) {
+	play(t, func(s *scene) {
+		alive := func(want bool) {
+			s.t.Helper()
+			r := s.Report()
+			if got := r.alive(); got != want || r.Healthy {
+				s.t.Errorf("after %s: alive %t, want %t; healthy %t, want false", time.Since(s.begin), got, want, r.Healthy)
+			}
+		}
+		alive(false)
+		for range 20 {
+			time.Sleep(time.Minute)
+			s.Progress()
+			alive(true)
+		}
+		time.Sleep(2*period + time.Second)
+		alive(false)
+		s.Progress()
+		time.Sleep(time.Second)
+		s.round(service.IPv4, time.Minute, errRefused)
+		alive(false)
+	})
+}

@@ -31,7 +31,10 @@ type FamilyReport struct {
 	Reason      string    `json:"reason,omitempty"` // why not healthy
 	// Waiting means not healthy for want of something that others make, which
 	// a new process would wait for as well. Rounds go on.
-	Waiting    bool   `json:"waiting,omitempty"`
+	Waiting bool `json:"waiting,omitempty"`
+	// Busy means not healthy, but in the middle of a round that gets on. Another
+	// process would have as much to do.
+	Busy       bool   `json:"busy,omitempty"`
 	Generation uint64 `json:"generation"` // in force
 	// OldestPending is since when the oldest change waits that is not in
 	// force, nil without any.
@@ -64,12 +67,14 @@ const maxError = 2000
 // alive reports that no family has trouble that a new process might not have.
 func (r *Report) alive() bool {
 	for _, s := range r.Status {
-		if !s.Healthy && !s.Waiting {
+		if !s.alive() {
 			return false
 		}
 	}
 	return true
 }
+
+func (r *FamilyReport) alive() bool { return r.Healthy || r.Waiting || r.Busy }
 
 func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
 	reason := s.complaint(now, limit)
@@ -87,6 +92,8 @@ func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
 	if reason != "" && s.waiting && now.Sub(s.ended) <= limit {
 		r.Waiting = true
 	}
+	// After its end a round does not get on any more, it has failed.
+	r.Busy = reason != "" && s.moved.After(s.ended) && now.Sub(s.moved) <= limit
 	if len(s.err) > maxError {
 		r.LastError = s.err[:maxError] + " ..."
 	}

@@ -210,3 +210,25 @@ func TestHangs(t *testing.T) {
 	n.rest(t, "after HNS hung")
 	n.stop(t)
 }
+
+// TestLongRound has a slow HNS and much to do: the proxy is not healthy yet, and
+// alive, as it gets on.
+func TestLongRound(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	var apps []app
+	for i := range 30 {
+		apps = append(apps, app{fmt.Sprintf("app-%d", i), 100 + i, []string{"10.244.1.11"}})
+	}
+	n.save(t, apps...)
+	n.hns.Delay("HcnCreateLoadBalancer", 150*time.Millisecond)
+	n.start(t)
+	n.await(t, "a long round", func() bool {
+		page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/livez")
+		return err == nil && page.Status == http.StatusOK && has(string(page.Body), `"reason":"nothing was ever programmed","busy":true`)
+	})
+	if got := n.health(t); got.Status != http.StatusServiceUnavailable {
+		t.Errorf("in the middle of the first round, health is %d: %s", got.Status, got.Body)
+	}
+	n.settle(t, apps...)
+	n.stop(t)
+}

@@ -15,16 +15,23 @@ import (
 const (
 	lateCall    = 10 * time.Second
 	lateListing = time.Minute
+	// longListing is how long one may take, as far as can be said from outside,
+	// and still get on: ten thousand objects on a slow HNS.
+	longListing = 20 * time.Minute
+	listingBeat = 10 * time.Second
 )
 
 // Patient returns d with calls that end when their context does, whether or not
 // HNS has answered: what becomes of such a call nobody knows. Slow is told while
-// HNS does not answer, and "" once it has.
-func Patient(d Driver, slow func(text string)) Driver { return &patient{driver: d, slow: slow} }
+// HNS does not answer, and "" once it has. Moved is called as long as work gets on.
+func Patient(d Driver, slow func(text string), moved func()) Driver {
+	return &patient{driver: d, slow: slow, moved: moved}
+}
 
 type patient struct {
 	driver Driver
 	slow   func(text string)
+	moved  func()
 
 	mu   sync.Mutex
 	late int // calls that somebody was told of
@@ -58,9 +65,14 @@ func await[T any](ctx context.Context, p *patient, op string, do func() (T, erro
 		answers <- answer{value, err}
 	}()
 	after := lateCall
+	var beat <-chan time.Time
 	if op == listing {
 		after = lateListing
+		beats := time.NewTicker(listingBeat)
+		defer beats.Stop()
+		beat = beats.C
 	}
+	begun := time.Now()
 	late := time.NewTimer(after)
 	defer late.Stop()
 	for told := false; ; {
@@ -69,7 +81,14 @@ func await[T any](ctx context.Context, p *patient, op string, do func() (T, erro
 			if told {
 				p.tell("")
 			}
+			if a.err == nil {
+				p.moved()
+			}
 			return a.value, a.err
+		case <-beat:
+			if time.Since(begun) < longListing {
+				p.moved()
+			}
 		case <-late.C:
 			told = true
 			p.tell(fmt.Sprintf("HNS has not answered for %s (%s), and nothing can be programmed meanwhile; if it stays so, restart it: Restart-Service hns", after, op))

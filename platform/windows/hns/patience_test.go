@@ -6,6 +6,7 @@ package hns
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -27,7 +28,7 @@ func TestHangs(t *testing.T) {
 			}
 			return true
 		}}
-		b.restartOn(Patient(stuck, func(text string) { said = append(said, text) }))
+		b.restartOn(Patient(stuck, func(text string) { said = append(said, text) }, func() {}))
 		want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
 		p := b.plan(want)
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
@@ -64,7 +65,7 @@ func TestSlow(t *testing.T) {
 			defer one.Unlock()
 			do()
 			return true
-		}}, func(text string) { said = append(said, text) })
+		}}, func(text string) { said = append(said, text) }, func() {})
 		done := make(chan error, 2)
 		go func() { done <- d.DeleteEndpoint(t.Context(), "x") }()
 		go func() { done <- d.DeleteLoadBalancer(t.Context(), LoadBalancer{ID: "x"}) }()
@@ -80,4 +81,31 @@ func TestSlow(t *testing.T) {
 			t.Errorf("said %q, want two remarks and one end", said)
 		}
 	})
+}
+
+// Answers show that work gets on, and so does a listing, which is many calls that
+// nobody sees, for a while. Failures do not.
+func TestGetsOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, v13, bridgeN)
+		moved := 0
+		d := Patient(&sluggish{b.hns}, func(string) {}, func() { moved++ })
+		if err := d.DeleteEndpoint(t.Context(), "x"); err == nil || moved != 0 {
+			t.Errorf("%v, moved %d times, want none", err, moved)
+		}
+		if _, err := d.CreateEndpoint(t.Context(), Endpoint{Network: bridgeN.ID, Addrs: []netip.Addr{addr("10.244.1.11")}}); err != nil || moved != 1 {
+			t.Errorf("%v, moved %d times, want once", err, moved)
+		}
+		if _, err := d.List(t.Context(), All); err != nil || moved != 1+119+1 {
+			t.Errorf("%v, moved %d times, want each 10 s for 20 minutes", err, moved)
+		}
+	})
+}
+
+// sluggish is a fake that takes an hour to list.
+type sluggish struct{ *fake }
+
+func (s *sluggish) List(ctx context.Context, what What) (Listing, error) {
+	time.Sleep(time.Hour)
+	return s.fake.List(ctx, what)
 }
