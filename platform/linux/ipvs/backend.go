@@ -77,6 +77,7 @@ type Backend struct {
 	// prepared means that settings were made, or were right. They are not
 	// looked at again: somebody may have decided otherwise.
 	prepared bool
+	made     map[key]bool // virtual servers that are ours
 	drains   drains
 	draining atomic.Bool // drains is not empty; Watch asks
 	looked   time.Time   // at drains

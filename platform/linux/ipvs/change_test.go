@@ -136,3 +136,38 @@ func TestDrainingEndpointIsRemovedByAStranger(t *testing.T) {
 		wantLines(t, p, "+ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
 	}
 }
+
+// A virtual server of somebody else that was there first stays his, in later
+// rounds and after a restart, though the address leads here. When it goes, ours
+// comes, and who changes that one loses it.
+func TestForeignServerStaysForeign(t *testing.T) {
+	k := newFake(service.IPv4)
+	theirs := server{scheduler: "wlc", flags: flagHashed}
+	k.servers[first] = &fakeServer{theirs, map[netip.AddrPort]dest{}}
+	b, s := newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
+	for i := range 4 {
+		if i == 3 {
+			b = newBackend(service.IPv4, k, Options{})
+		}
+		err := planOf(t, b, s).Apply(context.Background())
+		if failed := reconcile.Failed(err); len(failed) != 1 || !errors.Is(err, errForeign) {
+			t.Errorf("round %d: Apply = %v, want %v", i, err, errForeign)
+		}
+		if got := k.servers[first]; got.server != theirs || len(got.dests) > 0 {
+			t.Errorf("round %d: there is %v", i, got)
+		}
+	}
+	delete(k.servers, first)
+	apply(t, b, s)
+	for i := range 2 {
+		k.servers[first].server = theirs
+		k.clock = k.clock.Add(time.Minute)
+		if p := apply(t, b, s); len(p.Drift()) != 1 || !k.servers[first].ours() {
+			t.Errorf("the drift is %q, and there is %v", p.Drift(), k.servers[first])
+		}
+		if i == 0 {
+			b = newBackend(service.IPv4, k, Options{})
+			apply(t, b, s)
+		}
+	}
+}

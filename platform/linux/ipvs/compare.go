@@ -29,6 +29,7 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
 	p.next.read, p.next.at = b.now(), newSite(p.next.view, b.family)
+	b.note(s)
 	if h != nil {
 		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view, at: h.at}}
 		before.compare(s)
@@ -53,8 +54,8 @@ func (p *plan) compare(s *state) {
 	for port := range view.Ports(b.family) {
 		u := unit{port: port}
 		for _, w := range b.options.servers(port, p.next.at) {
-			_, owned := routed[w.addr]
-			p.compareServer(&u, s.servers[w.key], w, owned)
+			_, led := routed[w.addr]
+			p.compareServer(&u, s.servers[w.key], w, led && b.made[w.key])
 			seen[w.key] = true
 		}
 		p.add(u)
@@ -83,8 +84,9 @@ func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 }
 
 // compareServer plans what leads from l, nil if there is none, to w. owned
-// says that w's address is the node's for Services only, so that whatever has
-// it is ours. What kube-proxy made is taken over with its connections.
+// says that w's address is the node's for Services only and that we made it, so
+// that l is ours, whatever became of it. What kube-proxy made is taken over with
+// its connections.
 func (p *plan) compareServer(u *unit, l *listed, w wanted, owned bool) {
 	k := w.key
 	foreign := l != nil && !l.ours()

@@ -213,6 +213,9 @@ func (a *applier) ports(pick func(*unit) []op) {
 	failed := a.plan.backend.driver.Commit(a.ctx, ops)
 	last := -1
 	for i := range ops {
+		if failed[i] == nil {
+			a.plan.backend.noteDone(ops[i])
+		}
 		if err := failed[i]; failure(ops[i], err) && owner[i] != last {
 			last = owner[i]
 			u := &a.plan.units[last]
