@@ -35,8 +35,9 @@ func TestKernelRefuses(t *testing.T) {
 				op   op
 				want error
 			}{
-				3:            {op{verb: addServer, key: at(0), server: rr}, errExists},
-				5:            {op{verb: addDest, key: at(0), dest: dest{addr: to}}, errExists},
+				3:            {op{verb: addServer, key: at(1), server: rr}, errExists},
+				5:            {op{verb: addDest, key: at(1), dest: dest{addr: to}}, errUnmade}, // it may be a stranger's
+				6:            {op{verb: addDest, key: at(0), dest: dest{addr: to}}, errExists},
 				7:            {op{verb: addDest, key: at(full + 1), dest: dest{addr: to}}, errMissing},
 				9:            {op{verb: setServer, key: at(0), server: server{scheduler: "magic"}}, unix.ENOENT},
 				11:           {op{verb: delServer, key: at(full + 1)}, errMissing},
