@@ -140,6 +140,11 @@ func (w World) Ports() []*service.Port {
 			ports = append(ports, w.port(n))
 		}
 	}
+	for _, p := range ports {
+		if w.Coin("renamed") { // and its frontends pass to a port of another name
+			p.Name.Port += "-too"
+		}
+	}
 	return ports
 }
 

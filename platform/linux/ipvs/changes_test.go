@@ -27,9 +27,6 @@ func TestChangesAreWhatIsWanted(t *testing.T) {
 		for n := range 6 {
 			ports := w.Ports()
 			for i, p := range ports {
-				if w.Coin("renamed") { // and its addresses pass to a Port of another name
-					p.Name.Port += "-too"
-				}
 				if w.Coin("own") { // maybe where another one has a NodePort
 					p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: world.NodeAddr[w.Family], Port: uint16(30004 - i)})
 				}
