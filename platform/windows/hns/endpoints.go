@@ -53,7 +53,7 @@ func (p *pass) endpointOf(t Target) (string, error) {
 	}
 	if e := p.model.at(t.Addr, There); e != nil {
 		if misled(e, t) && !oursEndpoint(p.host, e) {
-			return "", fmt.Errorf("endpoint %s of %s leads elsewhere (%s), and is not ours", e.ID, t.Addr, e.Provider)
+			return "", fmt.Errorf("endpoint %s leads elsewhere, and is not ours: %s, want %s", e.ID, e.words(), t.words())
 		}
 		return e.ID, nil
 	}
@@ -101,6 +101,12 @@ func (e *Endpoint) words() string {
 		s += " via " + e.Provider.String()
 	}
 	return s
+}
+
+// words describes the remote endpoint for t to people.
+func (t *Target) words() string {
+	e := Endpoint{Addrs: []netip.Addr{t.Addr}, MAC: t.MAC, Provider: t.Provider, Remote: true}
+	return e.words()
 }
 
 // detach takes endpoints that lead to the wrong node out of our load balancers

@@ -230,3 +230,15 @@ func TestNothingYet(t *testing.T) {
 		t.Errorf("Cleanup of nothing: %v, state file %s", err, b.store.document)
 	}
 }
+
+// An endpoint of somebody else that leads elsewhere is not touched, and the error
+// says how the two differ, on networks without provider addresses, too.
+func TestMisledByOthers(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.hns.endpoints["other"] = Endpoint{ID: "other", Name: "other", Network: bridgeN.ID, Remote: true, Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "AA-BB-CC-00-00-01"}
+	_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
+	wantFailed(t, err, "endpoint other leads elsewhere, and is not ours: 10.244.2.11 remote AA-BB-CC-00-00-01, want 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10", "web")
+	if _, ok := b.hns.endpoints["other"]; !ok || len(b.hns.endpoints) != 1 {
+		t.Errorf("endpoints: %v", b.hns.endpoints)
+	}
+}
