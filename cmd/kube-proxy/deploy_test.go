@@ -4,9 +4,13 @@
 package main
 
 import (
+	"os"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"kubeproxy/config"
 )
@@ -40,5 +44,28 @@ func TestDeployedConfig(t *testing.T) {
 				t.Errorf("oomScoreAdj %d needs a right that the container has not", *c.OOMScoreAdj)
 			}
 		})
+	}
+}
+
+// TestDeployedStartWaits has a proxy that starts while the API server is away
+// wait for an hour before kubelet starts it again.
+func TestDeployedStartWaits(t *testing.T) {
+	for _, name := range []string{"linux", "windows"} {
+		text, err := os.ReadFile("../../build/deploy/base/" + name + "/daemonset.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var set struct {
+			Spec struct{ Template corev1.PodTemplateSpec }
+		}
+		if err := yaml.Unmarshal(text, &set); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, c := range set.Spec.Template.Spec.Containers {
+			p := c.StartupProbe
+			if p == nil || time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second < time.Hour {
+				t.Errorf("%s: container %s has the startup probe %v, want one that waits for an hour", name, c.Name, p)
+			}
+		}
 	}
 }
