@@ -6,6 +6,7 @@ package ipvs
 import (
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -84,5 +85,42 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 			}
 			_ = b.Close()
 		}
+	})
+}
+
+// An address of IPv6 that others on the link may have is the node's when it is
+// sure that they have not.
+func TestKernelTentativeAddress(t *testing.T) {
+	inNamespace(t, func() {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}
+		a := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("2001:db7::1"), Mask: net.CIDRMask(64, 128)}}
+		peer := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth1"}}
+		const questions = "/proc/sys/net/ipv6/conf/veth0/dad_transmits"
+		for _, err := range []error{
+			netlink.LinkAdd(link), netlink.LinkSetUp(peer), netlink.LinkSetUp(link),
+			os.WriteFile(questions, []byte("100"), 0o644), netlink.AddrAdd(link, a),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := portsOf(rounds(service.IPv6, 0), service.IPv6)[0]
+		want := service.New(1, &service.Node{}, []*service.Port{p})
+		b := newKernel(t, service.IPv6, always())
+		apply(t, b, want)
+		a.Flags = unix.IFA_F_NODAD
+		for _, err := range []error{netlink.AddrDel(link, a), netlink.AddrAdd(link, a)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if source := b.node.source(service.IPv6); source != world.NodeAddr[1] {
+			t.Errorf("the source was %s, want %s", source, world.NodeAddr[1])
+		}
+		apply(t, b, want)
+		if source := b.node.source(service.IPv6); !a.IP.Equal(source.AsSlice()) {
+			t.Errorf("the source is %s, want %s", source, a.IP)
+		}
+		_ = b.Close()
 	})
 }

@@ -34,7 +34,8 @@ type Driver interface {
 	// no such server.
 	Dests(ctx context.Context, k key) ([]dest, error)
 	// Addrs returns the addresses that the node has without us, but for
-	// loopback ones and those that need an interface to be told.
+	// loopback ones, those that need an interface to be told, and those that are
+	// not usable yet.
 	Addrs(ctx context.Context) ([]netip.Addr, error)
 	// Clean removes the interface, if nobody else uses it.
 	Clean(ctx context.Context) error

@@ -228,10 +228,16 @@ func (k *kernel) Addrs(context.Context) ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, x := range list {
 		a, ok := netip.AddrFromSlice(x.IP)
-		if a = a.Unmap(); !ok || x.LinkIndex == device || a.IsLoopback() || a.IsLinkLocalUnicast() {
+		if a = a.Unmap(); !ok || x.LinkIndex == device || a.IsLoopback() || a.IsLinkLocalUnicast() || unsure(x) {
 			continue
 		}
 		addrs = append(addrs, a)
 	}
 	return addrs, nil
+}
+
+// unsure reports that others on the link may have x, too, or are known to. The
+// kernel takes it for no source. It tells when it knows better.
+func unsure(x netlink.Addr) bool {
+	return x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0
 }
