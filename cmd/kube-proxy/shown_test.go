@@ -33,7 +33,7 @@ func (g glance) logger() klog.Logger {
 // health report, too.
 func TestReloadIsShownBeforeItIsSaid(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	write(t, path, confHead)
+	write(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
 	o := &options{}
 	o.config.Config = path
 	c, err := config.Load(&o.config, hostOS)
