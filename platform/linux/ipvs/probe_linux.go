@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/mdlayher/genetlink"
+	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -102,14 +103,17 @@ func Installed() bool { return present() == nil }
 // schedulers are those that a kernel may have.
 var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 
-// trial is where the kernel is asked for schedulers. Nobody has such an
-// address, they are for documentation.
+// trial is where the kernel is asked for schedulers, at this port or one after it.
+// Such addresses are for documentation, but somebody may have one nonetheless.
 var trial = [...]key{
 	service.IPv4: {netip.MustParseAddr("198.51.100.0"), 20000, service.TCP},
 	service.IPv6: {netip.MustParseAddr("2001:db8::"), 20000, service.TCP},
 }
 
-const maxScheduler = 15 // bytes of its name
+const (
+	maxScheduler = 15 // bytes of its name
+	trials       = 16 // ports that may be others'
+)
 
 // try makes a virtual server with a scheduler, and removes it.
 func (k *kernel) try(scheduler string) error {
@@ -138,12 +142,21 @@ func (k *kernel) tryOne(scheduler string) error {
 		return unix.ENOENT
 	}
 	o := &op{verb: addServer, key: trial[k.family], server: server{scheduler: scheduler, flags: flagOurs}}
-	err := k.servers.NewService(k.service(o))
-	if errors.Is(err, unix.EEXIST) { // a process that was killed left it
-		err = k.servers.UpdateService(k.service(o))
+	for range trials {
+		err := k.servers.NewService(k.service(o))
+		if errors.Is(err, unix.EEXIST) {
+			var there *ipvs.Service
+			if there, err = k.servers.GetService(k.service(o)); err == nil && !(server{flags: there.Flags}).ours() {
+				o.key.port++
+				continue
+			} else if err == nil { // a process that was killed left it
+				err = k.servers.UpdateService(k.service(o))
+			}
+		}
+		if err != nil {
+			return err
+		}
+		return k.servers.DelService(k.service(o))
 	}
-	if err != nil {
-		return err
-	}
-	return k.servers.DelService(k.service(o))
+	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", trial[k.family], trials-1)
 }

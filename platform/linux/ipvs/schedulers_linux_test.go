@@ -46,6 +46,35 @@ func TestSchedulers(t *testing.T) {
 	})
 }
 
+// A virtual server of others may be where schedulers are tried, and one that a
+// killed process of ours left there.
+func TestProbeKeepsForeignServers(t *testing.T) {
+	inNamespace(t, func() {
+		h, err := ipvs.New("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		for i, flags := range []uint32{0, flagOurs} {
+			at := trial[service.IPv4]
+			s := &ipvs.Service{
+				Address: net.IP(at.addr.AsSlice()), Port: at.port + uint16(i), Protocol: unix.IPPROTO_TCP,
+				AddressFamily: unix.AF_INET, SchedName: "wlc", Netmask: 0xffffffff, Flags: flags,
+			}
+			if err := h.NewService(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := Probe(service.IPv4, Options{Scheduler: "rr"}); err != nil {
+			t.Error(err)
+		}
+		all, err := h.GetServices()
+		if err != nil || len(all) != 1 || all[0].Port != trial[service.IPv4].port || all[0].SchedName != "wlc" {
+			t.Errorf("%d virtual servers are left, %v, want that of others as it was", len(all), err)
+		}
+	})
+}
+
 // Virtual servers of others stay what they are, through rounds and a cleanup.
 func TestKernelKeepsForeignServers(t *testing.T) {
 	inNamespace(t, func() {
