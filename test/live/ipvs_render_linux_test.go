@@ -12,12 +12,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/nftcommand"
 )
 
 // What render prints is taken by ip, ipvsadm and nft, comes back from ipvsadm as
 // it was, and is what the proxy makes.
 func TestIPVSRender(t *testing.T) {
 	withIPVS(t, func(t *testing.T, m mode) {
+		nftcommand.NeedTables(t)
 		m.flags, m.scheduler = append(m.flags, "--ipvs-scheduler=mh"), "mh"
 		// Of the node's other addresses, its Node says nothing, nor does render.
 		m.flags = append(m.flags, "--nodeport-addresses=192.0.2.10/32,2001:db8:2::10/128")
