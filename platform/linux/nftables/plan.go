@@ -37,6 +37,7 @@ type unit struct {
 	from, to layout
 	ops      []op // if not nil, these are the steps and to says whose they are
 	first    bool // the other units rely on this one
+	joined   bool // it takes effect together with the unit before it, see join
 }
 
 func (u unit) steps(o Options) []op {
@@ -90,7 +91,7 @@ const maxFailures = 64
 // is tried once more at the end, when what it collided with may be gone.
 func (p *plan) Apply(ctx context.Context) error {
 	a := &applier{plan: p, ctx: ctx}
-	a.all(p.units)
+	a.all(join(p.units))
 	if failed := a.failed; len(failed) > 0 && a.fatal == nil {
 		a.failed, a.errs = nil, nil
 		a.all(failed)
@@ -147,7 +148,8 @@ func (a *applier) all(units []unit) {
 			continue
 		}
 		group = append(group, u)
-		if size += u.size(); size >= chunk || i == len(units)-1 {
+		last := i == len(units)-1
+		if size += u.size(); last || size >= chunk && !units[i+1].joined {
 			a.commit(group)
 			group, size = nil, 0
 		}
@@ -181,18 +183,22 @@ func (a *applier) commit(units []unit) {
 		a.ops = append(a.ops, u.steps(a.plan.backend.options)...)
 	}
 	err := a.plan.backend.commitOps(a.ctx, a.ops)
-	switch {
-	case err == nil:
-	case a.ctx.Err() != nil:
+	if err == nil {
+		return
+	} else if a.ctx.Err() != nil {
 		a.fatal = err
-	case len(units) > 1:
-		for _, half := range [][]unit{units[:len(units)/2], units[len(units)/2:]} {
-			if a.fatal == nil {
-				a.commit(half)
-			}
+		return
+	}
+	parts := halves(units)
+	for _, part := range parts {
+		if a.fatal == nil {
+			a.commit(part)
 		}
-	default:
-		a.fail(units[0], err)
+	}
+	if parts == nil {
+		for _, u := range units {
+			a.fail(u, err)
+		}
 	}
 }
 
