@@ -157,7 +157,7 @@ func (b *Backend) planChanges(want *service.Snapshot, turned bool) *plan {
 		p.stage = b.stageAll(h, want)
 		return p
 	}
-	s := &stage{layout: b.layout, sums: h.sums}
+	s := &stage{layout: b.layout, sums: h.sums, keep: len(h.held) > 0}
 	same := true
 	for c := range service.Diff(h.snapshot, want, b.family) {
 		same = same && sameEntries(c.Old, c.New)
@@ -182,7 +182,7 @@ func (h *installed) known(p *service.Port) {
 
 // stageAll compares all chains of want with those that h notes.
 func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
-	s := &stage{layout: b.layout, sums: h.sums}
+	s := &stage{layout: b.layout, sums: h.sums, keep: len(h.held) > 0}
 	for c := range service.Diff(h.snapshot, want, b.family) {
 		s.port(c, want.Node)
 	}

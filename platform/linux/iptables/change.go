@@ -96,6 +96,9 @@ type stage struct {
 	sums    map[id]sum // not changed
 	fresh   map[id]sum // of the chains that are written
 	changes []service.Change
+	// keep has the chains stay of Ports that go, for a partial snapshot: what it
+	// does not know may lead to them.
+	keep bool
 }
 
 // want writes chains that are not as they should be.
@@ -125,7 +128,7 @@ func (s *stage) port(c service.Change, node *service.Node) {
 		}
 		s.want(chains...)
 	}
-	if c.Old == nil {
+	if c.Old == nil || s.keep {
 		return
 	}
 	for _, x := range s.layout.portChains(c.Old, node) {

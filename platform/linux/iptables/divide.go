@@ -129,7 +129,7 @@ func (d *divider) fail(c service.Change, err error) {
 func (d *divider) try(changes []service.Change) error {
 	b, node := d.plan.backend, d.plan.next.snapshot.Node
 	before := map[service.PortName]*service.Port{}
-	s := &stage{layout: b.layout, sums: d.sums}
+	s := &stage{layout: b.layout, sums: d.sums, keep: d.plan.next.snapshot.Partial && len(d.held) > 0}
 	for _, c := range changes {
 		before[c.Name()] = d.ports[c.Name()]
 		s.port(c, node)

@@ -195,6 +195,30 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	}
 }
 
+// TestPartialSnapshotKeepsWhatIsLedTo has a port lose an address and then go, while
+// rules for that address stay: not all has been read.
+func TestPartialSnapshotKeepsWhatIsLedTo(t *testing.T) {
+	k := newFake()
+	whole := simplePort(1)
+	whole.Frontends = append(whole.Frontends[:1], service.Frontend{Kind: service.LoadBalancerIP, Addr: world.Nth("203.0.113.0", 1), Port: 80})
+	apply(t, newBackend(service.IPv4, k), service.New(1, &service.Node{}, []*service.Port{whole}))
+	b := newBackend(service.IPv4, k)
+	without := *whole
+	without.Frontends = whole.Frontends[:1]
+	less := service.New(2, &service.Node{}, []*service.Port{&without})
+	less.Partial = true
+	apply(t, b, less)
+	none := less.With(3, less.Node, []service.Change{{Old: less.Port(service.IPv4, whole.Name)}})
+	apply(t, b, none)
+	if !strings.Contains(k.text(), "203.0.113.1") {
+		t.Errorf("an address is gone before all was read:\n%s", k.text())
+	}
+	apply(t, b, simple(0))
+	if left := strings.Count(k.text(), "KUBE-SVC-") + strings.Count(k.text(), "KUBE-EXT-"); left > 0 {
+		t.Errorf("something is left once all was read:\n%s", k.text())
+	}
+}
+
 // TestCleanup leaves what others have, and names what they hold on to.
 func TestCleanup(t *testing.T) {
 	k := newFake()
