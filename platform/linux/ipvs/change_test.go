@@ -33,15 +33,23 @@ func changed(t *testing.T, b *Backend, s *service.Snapshot, cs ...service.Change
 	return next, apply(t, b, next)
 }
 
-// An endpoint may come in the round that ends the last one's drain.
-func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
-	k := newFake(service.IPv4)
-	b := newBackend(service.IPv4, k, Options{})
-	one, nobody := web(0, 1, service.TCP), web(0, 0, service.TCP)
-	s := snapshot(one)
+// drainsAlone is a world in which all that one Service has left is an endpoint that
+// drains.
+func drainsAlone(t *testing.T) (k *fake, b *Backend, s *service.Snapshot, one, nobody *service.Port) {
+	t.Helper()
+	k = newFake(service.IPv4)
+	b = newBackend(service.IPv4, k, Options{})
+	one, nobody = web(0, 1, service.TCP), web(0, 0, service.TCP)
+	s = snapshot(one)
 	apply(t, b, s)
 	hold(k, 1)
 	s, _ = changed(t, b, s, service.Change{Old: one, New: nobody})
+	return k, b, s, one, nobody
+}
+
+// An endpoint may come in the round that ends the last one's drain.
+func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
+	k, b, s, one, nobody := drainsAlone(t)
 	hold(k, 0)
 	k.clock = k.clock.Add(drainEvery)
 	_, p := changed(t, b, s, service.Change{Old: nobody, New: at(one, "")})
@@ -52,13 +60,7 @@ func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
 // endpoints alone.
 func TestAffinityComesWhileTheLastDrains(t *testing.T) {
 	for _, resync := range []time.Duration{0, time.Minute} {
-		k := newFake(service.IPv4)
-		b := newBackend(service.IPv4, k, Options{})
-		one, nobody := web(0, 1, service.TCP), web(0, 0, service.TCP)
-		s := snapshot(one)
-		apply(t, b, s)
-		hold(k, 1)
-		s, _ = changed(t, b, s, service.Change{Old: one, New: nobody})
+		k, b, s, _, nobody := drainsAlone(t)
 		sticky, again := web(0, 0, service.TCP), web(0, 1, service.TCP)
 		sticky.Affinity, again.Affinity = time.Hour, time.Hour
 		k.clock = k.clock.Add(resync)
