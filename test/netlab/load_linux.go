@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -44,6 +45,14 @@ type Report struct {
 	Outcomes    map[Outcome]int
 	Backends    map[string]*Seen // those that answered, by name
 	Errors      []error          // at most ten, of failures that are no outcome
+	Losses      []Loss           // at most ten, of connections that were not answered
+}
+
+// Loss is a connection without an answer.
+type Loss struct {
+	Asked time.Time
+	From  netip.AddrPort // invalid if there was none yet
+	Outcome
 }
 
 // Seen tells when a backend answered.
@@ -64,6 +73,9 @@ func (r Report) String() string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Backends)) {
 		parts = append(parts, fmt.Sprintf("%s %d", name, r.Backends[name].Count))
+	}
+	for _, x := range r.Losses {
+		parts = append(parts, fmt.Sprintf("%s at %s from %s", x.Outcome, x.Asked.Format("15:04:05.000"), x.From))
 	}
 	for _, err := range r.Errors {
 		parts = append(parts, err.Error())
@@ -103,8 +115,9 @@ func (l *Load) work() {
 		}
 		// The end of the load lets the last question be answered, so that no
 		// connection is counted as lost for it.
+		asked := time.Now()
 		a, err := l.host.Ask(context.WithoutCancel(l.ctx), l.query)
-		l.count(a, err)
+		l.count(asked, a, err)
 		l.rest()
 	}
 }
@@ -119,7 +132,7 @@ func (l *Load) rest() {
 	}
 }
 
-func (l *Load) count(a Answer, err error) {
+func (l *Load) count(asked time.Time, a Answer, err error) {
 	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,6 +146,9 @@ func (l *Load) count(a Answer, err error) {
 	}
 	r.Outcomes[a.Outcome]++
 	if a.Outcome != Answered {
+		if len(r.Losses) < 10 {
+			r.Losses = append(r.Losses, Loss{asked, a.From, a.Outcome})
+		}
 		return
 	}
 	s := r.Backends[a.Backend]
@@ -150,7 +166,7 @@ func (l *Load) Report() Report {
 	defer l.mu.Unlock()
 	r := l.report
 	r.Outcomes = maps.Clone(r.Outcomes)
-	r.Errors = slices.Clone(r.Errors)
+	r.Errors, r.Losses = slices.Clone(r.Errors), slices.Clone(r.Losses)
 	r.Backends = make(map[string]*Seen, len(l.report.Backends))
 	for name, s := range l.report.Backends {
 		seen := *s
