@@ -78,6 +78,11 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 	return append(chains, branches...)
 }
 
+// masqueradeRule draws the port at random. By default the kernel keeps the
+// client's, and of two clients with the same port whose first packets come at
+// the same moment, to one endpoint, it drops one.
+const masqueradeRule = "-j MASQUERADE --random-fully"
+
 // The rules that count, the latter nothing else: who connects to a NodePort of
 // a loopback address is always masqueraded, so it is asked of few packets.
 const (
@@ -91,7 +96,6 @@ func (l layout) base(node *service.Node) []chain {
 		return l.relayBase()
 	}
 	mark := l.options.marked()
-	const masquerade = "-j MASQUERADE --random-fully"
 	forward := []string{
 		"-m mark --mark " + mark + " -j ACCEPT",
 		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
@@ -100,10 +104,10 @@ func (l layout) base(node *service.Node) []chain {
 		forward = append([]string{invalidRule}, forward...)
 	}
 	postrouting := []string{
-		"-m conntrack --ctstate DNAT " + l.toItself() + masquerade,
+		"-m conntrack --ctstate DNAT " + l.toItself() + masqueradeRule,
 		"-m mark ! --mark " + mark + " -j RETURN",
 		"-j MARK --set-xmark " + l.options.unmark(),
-		masquerade,
+		masqueradeRule,
 	}
 	if l.localhost(node) {
 		postrouting = slices.Insert(postrouting, 2, loopbackRule)

@@ -61,7 +61,7 @@ func (l layout) relayBase() []chain {
 		chain{id{nat, postroutingChain}, []string{
 			"-m mark ! --mark " + mark + " -j RETURN",
 			"-j MARK --set-xmark " + l.options.unmark(),
-			"-j MASQUERADE",
+			masqueradeRule,
 		}})
 }
 

@@ -197,6 +197,9 @@ func (t *tracer) target(w []string) result {
 		t.out.targets = append(t.out.targets, netip.MustParseAddrPort(argument(w, "--to-destination")))
 		return final
 	case "MASQUERADE":
+		if !slices.Contains(w, "--random-fully") {
+			panic("masquerades without --random-fully") // see masqueradeRule
+		}
 		t.out.masq = map[netip.AddrPort]bool{}
 		return final
 	default:
