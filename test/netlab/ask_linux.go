@@ -191,7 +191,21 @@ func (c *Conn) AskFor(ctx context.Context, timeout time.Duration) (Answer, error
 		a, err = outcome(ctx, err)
 	}
 	a.From, a.Took = c.from(), time.Since(start)
+	c.acknowledge()
 	return a, err
+}
+
+// acknowledge sends at once what TCP would send 40 ms after an answer, so that
+// nothing of the conversation is under way while nothing is asked: it would be
+// refused where somebody has just unhooked the kernel's translation.
+func (c *Conn) acknowledge() {
+	tcp, ok := c.conn.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	if raw, err := tcp.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) })
+	}
 }
 
 func (c *Conn) exchange(ctx context.Context, request string) (Answer, error) {
