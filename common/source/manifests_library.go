@@ -102,8 +102,11 @@ func (l *library) refresh(sink Sink, problem error) {
 	}
 	files := l.look(time.Now())
 	wanted := l.merge(files)
-	l.deliver(sink, wanted)
-	l.tellUnread(sink, files)
+	// A port that gets another name has it in a Service and in slices.
+	sink.Batch(func() {
+		l.deliver(sink, wanted)
+		l.tellUnread(sink, files)
+	})
 	l.tell()
 }
 

@@ -30,11 +30,15 @@ type recorder struct {
 	calls []string
 	errs  []string
 	notes []string
+	open  bool // a batch
 }
 
 func (r *recorder) add(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !r.open && format != "synced" {
+		panic("told outside of a batch: " + fmt.Sprintf(format, args...))
+	}
 	r.calls = append(r.calls, fmt.Sprintf(format, args...))
 }
 
@@ -69,6 +73,12 @@ func (r *recorder) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
 func (r *recorder) DeleteServiceCIDR(name string) { r.add("delete range %s", name) }
 func (r *recorder) Synced()                       { r.add("synced") }
 func (r *recorder) Unread(n int)                  { r.add("unread %d", n) }
+
+func (r *recorder) Batch(tell func()) {
+	r.open = true
+	tell()
+	r.open = false
+}
 
 func (r *recorder) report(err error) {
 	r.mu.Lock()

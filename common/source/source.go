@@ -36,6 +36,10 @@ type Sink interface {
 	// Unread tells how many things exist that could not be read yet, not even
 	// once, whenever that number changes. It is 0 at first.
 	Unread(n int)
+
+	// Batch has all that tell says count at once: nobody is to see some of it
+	// without the rest. It returns when tell has.
+	Batch(tell func())
 }
 
 // Source feeds a Sink until ctx ends, which is not an error, or until an

@@ -59,6 +59,9 @@ type Tracker struct {
 	ranges   map[string]*ranges // by the name of the ServiceCIDR
 	synced   bool
 	unread   int // see source.Sink
+	// open says that a batch goes on, missed that it changed something or kept
+	// a snapshot back.
+	open, missed bool
 
 	dirty   []*svc
 	renode  bool // the node may have changed
@@ -200,6 +203,22 @@ func (t *Tracker) Unread(n int) {
 	})
 }
 
+// Batch implements source.Sink: until tell returns, Latest returns what it did
+// before.
+func (t *Tracker) Batch(tell func()) {
+	t.mu.Lock()
+	t.open, t.missed = true, false
+	t.mu.Unlock()
+	tell()
+	t.mu.Lock()
+	t.open = false
+	notify := t.missed && t.synced && t.options.Changed != nil
+	t.mu.Unlock()
+	if notify {
+		t.options.Changed()
+	}
+}
+
 // Latest returns what to forward now, nil before Synced. It returns the same
 // pointer until something changes.
 func (t *Tracker) Latest() *service.Snapshot {
@@ -207,6 +226,12 @@ func (t *Tracker) Latest() *service.Snapshot {
 	if !t.synced {
 		t.mu.Unlock()
 		return nil
+	}
+	if t.open {
+		t.missed = true
+		latest := t.latest
+		t.mu.Unlock()
+		return latest
 	}
 	fresh := t.update()
 	latest := t.latest
@@ -234,7 +259,9 @@ func (t *Tracker) Problems() []Problem {
 // change runs do, which reports whether it changed anything, under the lock.
 func (t *Tracker) change(do func() bool) {
 	t.mu.Lock()
-	notify := do() && t.synced && t.options.Changed != nil
+	changed := do()
+	t.missed = t.missed || changed
+	notify := changed && !t.open && t.synced && t.options.Changed != nil
 	t.mu.Unlock()
 	if notify {
 		t.options.Changed()
