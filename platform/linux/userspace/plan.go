@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -140,6 +141,10 @@ func (p *plan) Apply(ctx context.Context) error {
 // turn has the listeners that there are choose among the endpoints of now.
 func (p *plan) turn() {
 	b := p.backend
+	closing := make(map[key]bool, len(p.closes))
+	for _, k := range p.closes {
+		closing[k] = true
+	}
 	for _, c := range p.changes {
 		name := c.Name()
 		if c.New == nil {
@@ -148,13 +153,27 @@ func (p *plan) turn() {
 		if b.targets[name] == nil {
 			b.targets[name] = newTarget()
 		}
-		b.targets[name].set(c.New)
+		b.targets[name].set(meanwhile(c.New, closing))
 		for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
 			if l := b.listeners[key{name, policy}]; l != nil {
 				l.refresh()
 			}
 		}
 	}
+}
+
+// meanwhile returns p for the time until the rules are changed: they still lead to
+// a listener that is to close, for a policy for which p may name no endpoints any
+// more.
+func meanwhile(p *service.Port, closing map[key]bool) *service.Port {
+	m := *p
+	if len(m.Local) == 0 && closing[key{p.Name, service.PolicyLocal}] {
+		m.Local = p.Cluster
+	}
+	if len(m.Cluster) == 0 && closing[key{p.Name, service.PolicyCluster}] {
+		m.Cluster = p.Local
+	}
+	return &m
 }
 
 // open opens listeners, as far as that goes.
@@ -174,10 +193,11 @@ func (p *plan) open() []error {
 	return errs
 }
 
-// shut closes a listener.
+// shut closes a listener to which no rule leads any more. Who is on the way there
+// still gets in.
 func (b *Backend) shut(k key) {
 	if l := b.listeners[k]; l != nil {
-		l.close()
+		time.AfterFunc(b.relay.arrival, l.close)
 		delete(b.listeners, k)
 	}
 }

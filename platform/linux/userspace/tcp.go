@@ -44,12 +44,13 @@ type relay struct {
 	udpIdle time.Duration
 	mover   mover
 	packets sync.Pool // of *packet
+	arrival time.Duration
 	// unreached, if set, is told of each client that was not served.
 	unreached func(*target, error)
 }
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
-	r := &relay{network: n, limits: l, udpIdle: udpIdle}
+	r := &relay{network: n, limits: l, udpIdle: udpIdle, arrival: arrival}
 	r.packets.New = func() any { return new(packet) }
 	return r
 }
