@@ -152,7 +152,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	watchers.tracker = newTracker(c, node, watchers.problem, log, func() {
 		for i, l := range loops {
 			watchers.queued(backends[i])
-			l.Kick()
+			l.News()
 		}
 	})
 	group, ctx := errgroup.WithContext(ctx)

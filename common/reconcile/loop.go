@@ -37,6 +37,7 @@ type Loop struct {
 	Retry Backoff // pauses after failed rounds
 
 	kick  chan struct{}
+	news  chan struct{}
 	paces chan Pace // at most one, for Run to take in
 }
 
@@ -64,13 +65,21 @@ func (b Backoff) After(failures int) time.Duration {
 
 // NewLoop returns a Loop for b.
 func NewLoop(b Backend) *Loop {
-	return &Loop{Backend: b, kick: make(chan struct{}, 1), paces: make(chan Pace, 1)}
+	return &Loop{Backend: b, kick: make(chan struct{}, 1), news: make(chan struct{}, 1), paces: make(chan Pace, 1)}
 }
 
 // Kick asks for a round soon. It never blocks, and kicks coalesce.
-func (l *Loop) Kick() {
+func (l *Loop) Kick() { nudge(l.kick) }
+
+// News is like Kick, where Latest may have something else to program. If it has
+// not, and all is done, there is no round: most news are of what has no part in
+// forwarding yet, and to look at a dataplane may take long. Report then has the
+// latest Result once more, as of now.
+func (l *Loop) News() { nudge(l.news) }
+
+func nudge(c chan struct{}) {
 	select {
-	case l.kick <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -86,32 +95,70 @@ func (l *Loop) SetPace(p Pace) {
 }
 
 // Run does rounds until ctx ends, which is not an error. A round that has
-// begun is finished first, if need be within Grace. A Kick cuts the pause after a failed round short:
-// what changed may be what was wrong.
+// begun is finished first, if need be within Grace. A Kick cuts the pause after
+// a failed round short, as do News: what changed may be what was wrong.
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
 	p := l.pace()
-	for ctx.Err() == nil {
+	var last latest
+	for why := looking; ctx.Err() == nil; {
 		pause, start := l.Resync, time.Now()
 		next := start
 		if want := l.Latest(); want != nil {
-			r := l.finish(ctx, want)
+			if why == hearing && failures == 0 && want == last.want {
+				last.again(start)
+			} else {
+				last.want, last.result = want, l.finish(ctx, want)
+			}
+			r := last.result
+			if why == looking || r.Whole || last.looked.IsZero() {
+				last.looked = start
+			}
 			l.Report(r)
 			next = p.next(start, time.Since(start))
 			failures++
 			if r.Done() {
 				failures = 0
+				pause -= start.Sub(last.looked)
 			} else {
 				pause = min(pause, l.Retry.After(failures))
 			}
 		}
-		if l.sleep(ctx, time.Until(next), nil) || l.sleep(ctx, pause-time.Since(start), l.kick) {
-			// What the old pace has used up does not count.
+		var paced bool
+		if paced, why = l.sleep(ctx, time.Until(next), nil, nil); !paced {
+			paced, why = l.sleep(ctx, pause-time.Since(start), l.kick, l.news)
+		}
+		if paced { // what the old pace has used up does not count
 			p = l.pace()
 		}
 	}
 	return nil
 }
+
+// latest is the latest round of a Loop.
+type latest struct {
+	want   *service.Snapshot
+	result Result
+	// looked is when a round last began that may have found what others did:
+	// what changes all the time must not put such rounds off.
+	looked time.Time
+}
+
+// again has the result count for start, too, when there is nothing else to do.
+func (l *latest) again(start time.Time) {
+	r := &l.result
+	r.Start, r.Took = start, time.Since(start)
+	r.Changed, r.Whole, r.Drift, r.Removed = false, false, nil, nil
+}
+
+// reason is why a round is due: somebody should look at the dataplane, or there
+// may be something else to program.
+type reason bool
+
+const (
+	looking reason = false
+	hearing reason = true
+)
 
 // burstGap is the least time between the starts of two rounds of a burst,
 // long enough for what comes together and too short for people to notice.
@@ -192,21 +239,27 @@ func apply(ctx context.Context, plan Plan, r *Result) {
 	}
 }
 
-// sleep waits for d, for wake, for ctx or for another Pace, which it takes in
-// and reports.
-func (l *Loop) sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+// sleep waits for d, for either channel, for ctx or for another Pace, which it
+// takes in and reports.
+func (l *Loop) sleep(ctx context.Context, d time.Duration, kick, news <-chan struct{}) (paced bool, why reason) {
 	t := time.NewTimer(max(d, 0))
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 	case <-t.C:
-	case <-wake:
+	case <-kick:
+	case <-news:
+		select {
+		case <-kick: // asks for more
+		default:
+			return false, hearing
+		}
 	case p := <-l.paces:
 		l.MinInterval, l.Resync, l.Effort, l.Retry = p.MinInterval, p.Resync, p.Effort, p.Retry
 		if b, ok := l.Backend.(Paced); ok {
 			b.SetResync(p.Resync)
 		}
-		return true
+		return true, looking
 	}
-	return false
+	return false, looking
 }

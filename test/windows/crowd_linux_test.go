@@ -43,13 +43,13 @@ func TestCrowd(t *testing.T) {
 	if most := endpoints + 2*len(services) + 1; calls.Writes("") > most {
 		t.Errorf("%d calls that change something, for %d objects", calls.Writes(""), most)
 	}
+	n.lose(t, services[0])
+	n.stop(t)
 	for _, kind := range []hns.Kind{hns.LoadBalancer, hns.Endpoint} {
-		if lists := calls.Lists(kind); lists != 1 {
+		if lists := n.hns.Calls().Lists(kind); lists != 1 {
 			t.Errorf("%s listed %d times, want once", kind, lists)
 		}
 	}
-	n.lose(t, services[0])
-	n.stop(t)
 }
 
 // reach waits until there are that many load balancers, however long it takes

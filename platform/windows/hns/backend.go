@@ -28,7 +28,7 @@ type Backend struct {
 	have *installed
 }
 
-var _ reconcile.Backend = (*Backend)(nil)
+var _ reconcile.Paced = (*Backend)(nil)
 
 // New returns a Backend for one family. A listing older than resync is not
 // relied on.
@@ -103,17 +103,24 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 // continues reports that want can be reached from what is known.
 func (b *Backend) continues(want *service.Snapshot) bool {
 	h := b.have
-	if h == nil || h.snapshot.Node != want.Node || h.snapshot.Partial != want.Partial || b.old() {
+	switch {
+	case h == nil || h.snapshot.Node != want.Node || h.snapshot.Partial != want.Partial:
 		return false
+	case h.snapshot == want && len(h.again) == 0:
+		return b.age() < pauses*h.took
 	}
-	return h.snapshot != want || len(h.again) > 0
+	return b.age() <= max(b.resync, pauses*h.took)
 }
 
-// old reports that what was listed is too old. A listing that takes long is
-// good for longer.
-func (b *Backend) old() bool {
-	return b.host.now().Sub(b.have.listed) > max(b.resync, 10*b.have.took)
-}
+// pauses is how much longer than a listing the pause after it is, at least: an
+// HNS that takes minutes to list has other things to do.
+const pauses = 10
+
+// age is how long ago HNS was listed.
+func (b *Backend) age() time.Duration { return b.host.now().Sub(b.have.listed) }
+
+// SetResync implements reconcile.Paced.
+func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 
 // planAll compares everything with a new listing.
 func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, error) {
