@@ -35,6 +35,8 @@ type Driver interface {
 	List(ctx context.Context, what What) (Listing, error)
 	// CreateEndpoint makes an endpoint and returns it with what HNS added.
 	CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error)
+	// HasEndpoint reports that there is an endpoint with this ID.
+	HasEndpoint(ctx context.Context, id string) (bool, error)
 	DeleteEndpoint(ctx context.Context, id string) error
 	CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (id string, err error)
 	// UpdateLoadBalancer changes the load balancer with lb's ID and returns

@@ -160,6 +160,17 @@ func (driver) CreateEndpoint(_ context.Context, e Endpoint) (made Endpoint, err 
 	return made, err
 }
 
+func (driver) HasEndpoint(_ context.Context, id string) (bool, error) {
+	err := call("find endpoint "+id, func() error {
+		_, err := hcn.GetEndpointByID(id)
+		return err
+	})
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 func (driver) DeleteEndpoint(_ context.Context, id string) error {
 	return call("delete endpoint "+id, func() error { return (&hcn.HostComputeEndpoint{Id: id}).Delete() })
 }

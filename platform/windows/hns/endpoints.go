@@ -305,6 +305,8 @@ func (d *pretence) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, erro
 	return e, nil
 }
 
+func (d *pretence) HasEndpoint(context.Context, string) (bool, error) { return true, nil }
+
 func (d *pretence) DeleteEndpoint(context.Context, string) error { return nil }
 
 func (d *pretence) CreateLoadBalancer(context.Context, LoadBalancer) (string, error) {

@@ -157,6 +157,15 @@ func (k *fake) uses(network string, a netip.Addr, remote bool) bool {
 	return false
 }
 
+func (k *fake) HasEndpoint(_ context.Context, id string) (bool, error) {
+	const op = "find endpoint"
+	if err := k.begin(op); err != nil {
+		return false, err
+	}
+	_, ok := k.endpoints[id]
+	return ok, k.done(op)
+}
+
 func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
 	const op = "delete endpoint"
 	if err := k.begin(op); err != nil {

@@ -30,7 +30,7 @@ const (
 // Operations are all there are. To list everything is one call here, and
 // several for HNS.
 var Operations = []string{
-	"list", "list_endpoints", "create_endpoint", "delete_endpoint", CreateBalancer, ChangeBalancer, DeleteBalancer,
+	"list", "list_endpoints", "find_endpoint", "create_endpoint", "delete_endpoint", CreateBalancer, ChangeBalancer, DeleteBalancer,
 }
 
 // classes are the names of the classes of errors.
@@ -135,6 +135,13 @@ func (m metered) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, erro
 	made, err := m.driver.CreateEndpoint(ctx, e)
 	m.done("create_endpoint", began, err)
 	return made, err
+}
+
+func (m metered) HasEndpoint(ctx context.Context, id string) (bool, error) {
+	began := time.Now()
+	has, err := m.driver.HasEndpoint(ctx, id)
+	m.done("find_endpoint", began, err)
+	return has, err
 }
 
 func (m metered) DeleteEndpoint(ctx context.Context, id string) error {

@@ -263,7 +263,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName) error {
 	if !p.dry { // the plan may not have seen it coming
 		p.host.intend(map[Key]service.PortName{lb.Key: n})
 	}
-	id, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
+	lb, id, err := p.createBalancer(lb)
 	if err != nil {
 		p.doubt(lb)
 		return taken(err, lb.Key)
@@ -390,7 +390,7 @@ func (p *pass) deleteBalancer(lb *LoadBalancer) error {
 	if errors.Is(err, ErrBusy) {
 		err = p.driver.DeleteLoadBalancer(p.ctx, *lb)
 	}
-	if errors.Is(err, ErrNotFound) {
+	if false && errors.Is(err, ErrNotFound) {
 		return nil
 	}
 	return err

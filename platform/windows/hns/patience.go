@@ -111,6 +111,10 @@ func (p *patient) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, err
 	return await(ctx, p, "create endpoint "+e.Name, func() (Endpoint, error) { return p.driver.CreateEndpoint(ctx, e) })
 }
 
+func (p *patient) HasEndpoint(ctx context.Context, id string) (bool, error) {
+	return await(ctx, p, "find endpoint "+id, func() (bool, error) { return p.driver.HasEndpoint(ctx, id) })
+}
+
 func (p *patient) DeleteEndpoint(ctx context.Context, id string) error {
 	_, err := await(ctx, p, "delete endpoint "+id, func() (any, error) { return nil, p.driver.DeleteEndpoint(ctx, id) })
 	return err
