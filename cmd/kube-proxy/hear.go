@@ -4,6 +4,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -25,25 +26,37 @@ type hearing struct {
 func (h hearing) SetService(s *corev1.Service) {
 	h.observers.metrics.ServiceChanged()
 	h.observers.herald.set(s)
-	h.Tracker.SetService(s)
+	if !h.TakeService(s) {
+		h.observers.metrics.ServiceSettled()
+	}
 }
 
 func (h hearing) DeleteService(n types.NamespacedName) {
 	h.observers.metrics.ServiceChanged()
 	h.observers.herald.gone(n)
-	h.Tracker.DeleteService(n)
+	if !h.DropService(n) {
+		h.observers.metrics.ServiceSettled()
+	}
 }
 
+// SetSlice takes no round into account for a slice that means the same as
+// before: none follows, and the next one, whenever it comes, has nothing to do
+// with it.
 func (h hearing) SetSlice(s *discoveryv1.EndpointSlice) {
 	h.observers.metrics.EndpointsChanged()
-	h.observers.latency.changed(s)
-	h.Tracker.SetSlice(s)
+	heard := h.observers.latency.changed(s)
+	if !h.TakeSlice(s) {
+		h.observers.metrics.EndpointsSettled()
+		h.observers.latency.withdraw(heard)
+	}
 }
 
 func (h hearing) DeleteSlice(n types.NamespacedName) {
 	h.observers.metrics.EndpointsChanged()
 	h.observers.latency.deleted(n)
-	h.Tracker.DeleteSlice(n)
+	if !h.DropSlice(n) {
+		h.observers.metrics.EndpointsSettled()
+	}
 }
 
 func (h hearing) SetNode(n *corev1.Node) {
@@ -71,20 +84,24 @@ type latency struct {
 
 	mu      sync.Mutex
 	seen    map[types.NamespacedName]time.Time
-	waiting [2][]trigger
+	waiting [2][]*trigger
 }
 
-type trigger struct{ at, heard time.Time }
+type trigger struct {
+	family    service.Family
+	at, heard time.Time
+}
 
 func newLatency(start time.Time) *latency {
 	return &latency{start: start, seen: map[types.NamespacedName]time.Time{}}
 }
 
-// changed notes a slice that says when what it is about happened.
-func (l *latency) changed(s *discoveryv1.EndpointSlice) {
+// changed notes a slice that says when what it is about happened. It returns
+// what it noted, nil for nothing.
+func (l *latency) changed(s *discoveryv1.EndpointSlice) *trigger {
 	at, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
 	if err != nil || at.Before(l.start) {
-		return
+		return nil
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	f := service.IPv4
@@ -93,10 +110,23 @@ func (l *latency) changed(s *discoveryv1.EndpointSlice) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.seen[name].Equal(at) {
-		l.seen[name] = at
-		l.waiting[f] = append(l.waiting[f], trigger{at, time.Now()})
+	if l.seen[name].Equal(at) {
+		return nil
 	}
+	l.seen[name] = at
+	t := &trigger{f, at, time.Now()}
+	l.waiting[f] = append(l.waiting[f], t)
+	return t
+}
+
+// withdraw takes back what changed returned. It does nothing for nil.
+func (l *latency) withdraw(t *trigger) {
+	if t == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting[t.family] = slices.DeleteFunc(l.waiting[t.family], func(x *trigger) bool { return x == t })
 }
 
 func (l *latency) deleted(n types.NamespacedName) {
@@ -111,7 +141,7 @@ func (l *latency) settle(f service.Family, start, end time.Time) []time.Duration
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var took []time.Duration
-	var later []trigger
+	var later []*trigger
 	for _, t := range l.waiting[f] {
 		if t.heard.After(start) {
 			later = append(later, t)

@@ -158,14 +158,23 @@ func (o *observers) observe() metrics.Observation {
 		Services:      map[string]int{}, Unserved: map[string]int{}, Skipped: map[string]int{},
 	}
 	for _, f := range service.Families {
-		if at := r.Status[f.String()].OldestPending; at != nil {
+		status, programmed := r.Status[f.String()]
+		if !programmed {
+			continue
+		}
+		seen.OldestPending[f] = 0
+		if at := status.OldestPending; at != nil {
 			seen.OldestPending[f] = r.CurrentTime.Sub(*at)
 		}
 	}
 	for _, s := range o.contact.sources() {
 		x := metrics.Source{Name: s.Name, Synced: s.Synced, Silent: o.contact.given(s.Name)}
-		if !s.LastContact.IsZero() {
+		switch {
+		case !s.LastContact.IsZero():
 			x.Staleness = r.CurrentTime.Sub(s.LastContact)
+		case !s.Synced:
+			// What was never read is no fresher than what was read at the start.
+			x.Staleness = r.CurrentTime.Sub(o.latency.start)
 		}
 		seen.Sources = append(seen.Sources, x)
 	}

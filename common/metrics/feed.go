@@ -124,22 +124,45 @@ func (m *Metrics) Queued(b Backend, at time.Time) {
 	m.gauges["sync_proxy_rules_last_queued_timestamp_seconds"].WithLabelValues(b.Family.String()).Set(unix(at))
 }
 
-// EndpointsChanged counts a change to an EndpointSlice that matters.
+// EndpointsChanged counts a change to an EndpointSlice.
 func (m *Metrics) EndpointsChanged() {
 	m.counters["sync_proxy_rules_endpoint_changes_total"].WithLabelValues().Inc()
-	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Inc()
+	m.pending(0, 1)
 }
 
-// ServiceChanged counts a change to a Service that matters.
+// EndpointsSettled says that the latest change to an EndpointSlice needs no round.
+func (m *Metrics) EndpointsSettled() { m.pending(0, -1) }
+
+// ServiceChanged counts a change to a Service.
 func (m *Metrics) ServiceChanged() {
 	m.counters["sync_proxy_rules_service_changes_total"].WithLabelValues().Inc()
-	m.gauges["sync_proxy_rules_service_changes_pending"].WithLabelValues().Inc()
+	m.pending(1, 0)
 }
+
+// ServiceSettled says that the latest change to a Service needs no round.
+func (m *Metrics) ServiceSettled() { m.pending(-1, 0) }
 
 // ChangesTaken says that a round has taken up all changes so far.
 func (m *Metrics) ChangesTaken() {
-	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Set(0)
-	m.gauges["sync_proxy_rules_service_changes_pending"].WithLabelValues().Set(0)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changes = changes{}
+	m.showChanges()
+}
+
+// pending counts changes that wait for a round. One that a round has taken up
+// before it turned out to need none is not taken off again.
+func (m *Metrics) pending(ofServices, ofEndpoints int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changes.services = max(0, m.changes.services+ofServices)
+	m.changes.endpoints = max(0, m.changes.endpoints+ofEndpoints)
+	m.showChanges()
+}
+
+func (m *Metrics) showChanges() {
+	m.gauges["sync_proxy_rules_service_changes_pending"].WithLabelValues().Set(float64(m.changes.services))
+	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Set(float64(m.changes.endpoints))
 }
 
 // InForce observes that a change of endpoints took so long to be in force,

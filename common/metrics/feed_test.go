@@ -185,7 +185,11 @@ func TestChanges(t *testing.T) {
 	m.EndpointsChanged()
 	m.EndpointsChanged()
 	values{"sync_proxy_rules_endpoint_changes_pending ": 2, "sync_proxy_rules_service_changes_pending ": 1}.check(t, m)
+	m.EndpointsSettled()
+	m.ServiceSettled()
+	values{"sync_proxy_rules_endpoint_changes_pending ": 1, "sync_proxy_rules_service_changes_pending ": 0}.check(t, m)
 	m.ChangesTaken()
+	m.EndpointsSettled() // too late to count
 	values{
 		"sync_proxy_rules_endpoint_changes_pending ": 0, "sync_proxy_rules_endpoint_changes_total ": 2,
 		"sync_proxy_rules_service_changes_pending ": 0, "sync_proxy_rules_service_changes_total ": 1,

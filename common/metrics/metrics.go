@@ -75,7 +75,7 @@ var observed = map[string]metric{
 	programmedPorts:     {backend, "Service ports in force."},
 	programmedEndpoints: {backend, "Endpoints in force, counted once for each Service port."},
 	oldestPending:       {family, "Age of the oldest change that is not in force yet, 0 without any."},
-	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date."},
+	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date, or since the start."},
 	sourceSynced:        {[]string{"source"}, "Whether the source has told everything that existed at the start."},
 	// By state and reason only: a series for each Service and node would be
 	// more than all others together, and /services has it.

@@ -61,7 +61,7 @@ type Tracked struct{ Entries, Limit int64 }
 type Source struct {
 	Name      string
 	Synced    bool
-	Staleness time.Duration // since it was last known to be up to date
+	Staleness time.Duration // since it was last known to be up to date, or the start
 	Silent    int           // watches that were given up so far
 }
 
@@ -78,7 +78,11 @@ type Metrics struct {
 
 	mu         sync.Mutex
 	programmed map[Backend]programmed
+	changes    changes
 }
+
+// changes are those that no round has taken up yet.
+type changes struct{ services, endpoints int }
 
 // programmed is what a backend has in force.
 type programmed struct {

@@ -100,10 +100,13 @@ func New(o Options) *Tracker {
 	}
 }
 
-// SetService takes in a new or changed Service. One that means the same as
-// before changes nothing.
-func (t *Tracker) SetService(o *corev1.Service) {
-	t.change(func() bool {
+// SetService takes in a new or changed Service.
+func (t *Tracker) SetService(o *corev1.Service) { t.TakeService(o) }
+
+// TakeService is SetService for those who want to know whether it matters: one
+// that means the same as before changes nothing, and no round follows.
+func (t *Tracker) TakeService(o *corev1.Service) bool {
+	return t.change(func() bool {
 		b := builder{svc: o, names: &t.names, ignoreExternal: t.options.IgnoreExternalIPs}
 		want := b.build()
 		notes := b.notes.all()
@@ -125,15 +128,20 @@ func (t *Tracker) SetService(o *corev1.Service) {
 }
 
 // DeleteService forgets a Service. Its slices stay known.
-func (t *Tracker) DeleteService(name types.NamespacedName) {
-	t.change(func() bool { return t.drop(name) })
+func (t *Tracker) DeleteService(name types.NamespacedName) { t.DropService(name) }
+
+// DropService is to DeleteService what TakeService is to SetService.
+func (t *Tracker) DropService(name types.NamespacedName) bool {
+	return t.change(func() bool { return t.drop(name) })
 }
 
-// SetSlice takes in a new or changed EndpointSlice. One that means the same
-// as before changes nothing.
-func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) {
+// SetSlice takes in a new or changed EndpointSlice.
+func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) { t.TakeSlice(o) }
+
+// TakeSlice is to SetSlice what TakeService is to SetService.
+func (t *Tracker) TakeSlice(o *discoveryv1.EndpointSlice) bool {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
-	t.change(func() bool {
+	return t.change(func() bool {
 		if !relevant(o) {
 			return t.dropSlice(key)
 		}
@@ -156,8 +164,11 @@ func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) {
 }
 
 // DeleteSlice forgets an EndpointSlice.
-func (t *Tracker) DeleteSlice(name types.NamespacedName) {
-	t.change(func() bool { return t.dropSlice(name) })
+func (t *Tracker) DeleteSlice(name types.NamespacedName) { t.DropSlice(name) }
+
+// DropSlice is to DeleteSlice what TakeService is to SetService.
+func (t *Tracker) DropSlice(name types.NamespacedName) bool {
+	return t.change(func() bool { return t.dropSlice(name) })
 }
 
 // SetNode takes in the own Node. Another one is ignored.
@@ -256,8 +267,9 @@ func (t *Tracker) Problems() []Problem {
 	return all
 }
 
-// change runs do, which reports whether it changed anything, under the lock.
-func (t *Tracker) change(do func() bool) {
+// change runs do under the lock and returns what it does: whether it changed
+// anything.
+func (t *Tracker) change(do func() bool) bool {
 	t.mu.Lock()
 	changed := do()
 	t.missed = t.missed || changed
@@ -266,6 +278,7 @@ func (t *Tracker) change(do func() bool) {
 	if notify {
 		t.options.Changed()
 	}
+	return changed
 }
 
 func bySliceName(a, b *slice) int { return cmp.Compare(a.name, b.name) }

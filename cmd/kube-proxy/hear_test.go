@@ -1,0 +1,126 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// listener returns what a source of an API server talks to, with one backend for
+// IPv4 that does nothing.
+func listener(t *testing.T) (hearing, *backend) {
+	t.Helper()
+	c, err := config.Load(&config.Flags{}, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &backend{mode: "nftables", family: service.IPv4}
+	o := newObservers(c, []*backend{b}, "node-a", newContacts(true), klog.Background())
+	o.tracker = track.New(track.Options{NodeName: "node-a"})
+	return hearing{o.tracker, o}, b
+}
+
+// scraped returns the samples of /metrics whose name begins with one of prefixes,
+// by what stands before their value.
+func scraped(h hearing, prefixes ...string) map[string]string {
+	w := httptest.NewRecorder()
+	h.observers.metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	all := map[string]string{}
+	for line := range strings.Lines(w.Body.String()) {
+		for _, p := range prefixes {
+			if at := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, p) {
+				all[line[:at]] = strings.TrimSpace(line[at:])
+			}
+		}
+	}
+	return all
+}
+
+// TestHearsOfNothingNew has a slice and a Service written again with the same
+// meaning. No round follows, so nothing may be counted as waiting for one: the next
+// comes half a minute later.
+func TestHearsOfNothingNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, b := listener(t)
+		yes, port := true, int32(8080)
+		slice := func(trigger time.Time) *discoveryv1.EndpointSlice {
+			return &discoveryv1.EndpointSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+					Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)},
+				},
+				AddressType: discoveryv1.AddressTypeIPv4,
+				Ports:       []discoveryv1.EndpointPort{{Port: &port}},
+				Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}},
+			}
+		}
+		web := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}},
+		}
+		time.Sleep(time.Second)
+		h.SetService(web)
+		h.SetSlice(slice(time.Now()))
+		h.Synced()
+		round := func() {
+			o := h.observers
+			o.result(b, o.tracker.Latest(), reconcile.Result{Generation: 1, Start: time.Now()})
+		}
+		time.Sleep(time.Second)
+		round()
+		h.SetService(web)
+		h.SetSlice(slice(time.Now()))
+		pending := scraped(h, "kubeproxy_sync_proxy_rules_endpoint_changes", "kubeproxy_sync_proxy_rules_service_changes")
+		time.Sleep(30 * time.Second)
+		round()
+		want := map[string]string{
+			"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "0", "kubeproxy_sync_proxy_rules_endpoint_changes_total": "2",
+			"kubeproxy_sync_proxy_rules_service_changes_pending": "0", "kubeproxy_sync_proxy_rules_service_changes_total": "2",
+		}
+		if diff := cmp.Diff(want, pending); diff != "" {
+			t.Errorf("changes (-want +got):\n%s", diff)
+		}
+		const took = `kubeproxy_network_programming_duration_seconds_`
+		got := scraped(h, took+"sum", took+"count")
+		if diff := cmp.Diff(map[string]string{took + `sum{ip_family="IPv4"}`: "1", took + `count{ip_family="IPv4"}`: "1"}, got); diff != "" {
+			t.Errorf("time to program (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestMetricsOfTheQuiet shows how old what was never read is, and that nothing
+// waits.
+func TestMetricsOfTheQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, _ := listener(t)
+		time.Sleep(time.Minute)
+		h.observers.contact.alive("services")
+		time.Sleep(time.Second)
+		got := scraped(h, "kubeproxy_oldest_pending", "kubeproxy_source_staleness")
+		want := map[string]string{
+			`kubeproxy_oldest_pending_change_age_seconds{ip_family="IPv4"}`: "0",
+			`kubeproxy_source_staleness_seconds{source="services"}`:         "1",
+			`kubeproxy_source_staleness_seconds{source="endpointslices"}`:   "61",
+			`kubeproxy_source_staleness_seconds{source="nodes"}`:            "61",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
