@@ -42,7 +42,7 @@ func (b *build) noteUnused() {
 			b.notef(path, "has no effect on %s", b.os)
 		}
 	}
-	if slices.Contains(b.NodePortAddresses, wordLocalhost) {
+	if b.os == Linux && slices.Contains(b.NodePortAddresses, wordLocalhost) {
 		b.notef("nodePortAddresses", "%s has no effect: loopback addresses do not answer NodePorts", wordLocalhost)
 	}
 	b.noteGates()

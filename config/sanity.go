@@ -38,7 +38,13 @@ func (b *build) noteListener(path, addr, primary string) {
 
 func (b *build) noteNodePorts() {
 	words := b.NodePortAddresses
-	if len(words) == 0 && !usesNFTables(b.Mode, b.os) && b.os == Linux {
+	if b.os == Windows {
+		if len(words) > 0 {
+			b.notef("nodePortAddresses", "holds on %s for health checks of Services alone: NodePorts answer on every address of the node", b.os)
+		}
+		return
+	}
+	if len(words) == 0 && !usesNFTables(b.Mode, b.os) {
 		b.notef("nodePortAddresses", "is not set: every address of the node answers NodePorts; %q restricts that to the node's own", wordPrimary)
 	}
 	all := prefixes(words)

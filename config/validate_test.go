@@ -125,6 +125,7 @@ func TestNotes(t *testing.T) {
 		"none for what is plain": {Linux, "mode: nftables\nclusterCIDR: 10.0.0.0/8\nwinkernel: {sourceVip: ''}\n", nil, nil},
 		"other system, Linux":    {Linux, "winkernel: {networkName: a}\nwindowsRunAsService: true", nil, []string{`f:3: winkernel.networkName: has no effect on linux`, `f:4: windowsRunAsService: has no effect on linux`}},
 		"other system, Windows":  {Windows, "ipvs: {scheduler: rr}\nconntrack: {min: 5}", nil, []string{`f:3: ipvs.scheduler: has no effect on windows`, `f:4: conntrack.min: has no effect on windows`}},
+		"node ports, Windows":    {Windows, "nodePortAddresses: [10.0.0.0/8, localhost]\n", nil, []string{`f:3: nodePortAddresses: holds on windows for health checks of Services alone: NodePorts answer on every address of the node`}},
 		"pods by interface":      {Windows, "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}\n", nil, []string{`f:3: detectLocalMode: BridgeInterface has no effect on windows; clusterCIDR has, if it is set`, `f:4: detectLocal.bridgeInterface: has no effect on windows`}},
 		"pods by name":           {Windows, "detectLocalMode: InterfaceNamePrefix\n", nil, []string{`f:3: detectLocalMode: InterfaceNamePrefix has no effect on windows; clusterCIDR has, if it is set`}},
 		"mode of Windows":        {Linux, "mode: kernelspace\n", nil, []string{`f:3: mode: kernelspace is a mode of windows; on linux the best mode there is is used, as if none were set`}},

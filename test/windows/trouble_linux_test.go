@@ -84,7 +84,9 @@ func TestAway(t *testing.T) {
 	n.settle(t, web)
 	n.hns.Stop(hns.ServerUnavailable)
 	before := n.hns.Calls()
-	n.await(t, "the outage in health", func() bool { return has(string(n.health(t).Body), "HNS is not running (0x6ba)") })
+	n.await(t, "the outage in health", func() bool {
+		return has(string(n.health(t).Body), "HNS is not running: Start-Service hns starts it (0x6ba)")
+	})
 	n.hns.Start(hns.Everything)
 	n.await(t, "good health", func() bool {
 		return n.health(t).Status == http.StatusOK && !has(string(n.health(t).Body), "not running")

@@ -105,6 +105,8 @@ type code struct {
 	text  string
 }
 
+const notRunning = "HNS is not running: Start-Service hns starts it"
+
 // codes has the low half of Win32 errors and whole HRESULTs of HCN.
 var codes = map[uint32]code{
 	0x5:        {ErrRefused, "access is denied: run as SYSTEM or as an administrator"},
@@ -118,11 +120,11 @@ var codes = map[uint32]code{
 	0x490:      {ErrNotFound, "HNS has no such object"},
 	0x5b4:      {ErrBusy, "HNS did not answer in time"},
 	0x424:      {ErrMissing, "the service hns is not installed: add the Windows feature Containers"},
-	0x426:      {ErrNotRunning, "the service hns is not started"},
-	0x6b5:      {ErrNotRunning, "HNS is not running"},
-	0x6ba:      {ErrNotRunning, "HNS is not running"},
+	0x426:      {ErrNotRunning, "the service hns is not started: Start-Service hns starts it"},
+	0x6b5:      {ErrNotRunning, notRunning},
+	0x6ba:      {ErrNotRunning, notRunning},
 	0x6be:      {ErrNotRunning, "HNS stopped while it was asked"},
-	0x6d9:      {ErrNotRunning, "HNS is not running"},
+	0x6d9:      {ErrNotRunning, notRunning},
 	0x1392:     {ErrExists, "HNS has such an object already"},
 	0x80004001: {ErrRefused, "this HNS cannot do that"},
 	0x803b0001: {ErrNotFound, "HNS has no such network"},

@@ -36,7 +36,7 @@ func TestDump(t *testing.T) {
 		t.Errorf("(-listed +dumped):\n%s", diff)
 	}
 	s.Stop(sim.ServerUnavailable)
-	if _, err := Dump(); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "HNS is not running (0x6ba)") {
+	if _, err := Dump(); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "HNS is not running: Start-Service hns starts it (0x6ba)") {
 		t.Errorf("Dump while HNS is down = %v", err)
 	}
 }
