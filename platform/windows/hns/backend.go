@@ -380,5 +380,5 @@ func (b *Backend) rehearse(ctx context.Context, p *plan) {
 	dry := dryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
 	p.lines, p.creates, p.waiting = dry.lines, dry.creates, dry.waiting
-	p.adopts, p.failed = dry.adopts, dry.failed
+	p.adopts, p.owned, p.failed = dry.adopts, dry.owned, dry.failed
 }

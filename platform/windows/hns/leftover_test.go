@@ -242,3 +242,30 @@ func TestMisledByOthers(t *testing.T) {
 		t.Errorf("endpoints: %v", b.hns.endpoints)
 	}
 }
+
+// What a crash left as intended and is there is intended no more, even where there
+// is nothing else to do: somebody else may have that address one day.
+func TestIntentionsEnd(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	b.hns.after = func(op string) error {
+		if op == "create load balancer" {
+			panic(errCrash)
+		}
+		return nil
+	}
+	func() {
+		defer func() { _ = recover() }()
+		b.converge(want)
+	}()
+	b.hns.after = nil
+	if text := string(b.store.document); !strings.Contains(text, "tcp 10.96.0.10:80") || len(b.hns.balancers) != 1 {
+		t.Fatalf("after the crash: %s, %v", text, b.holds())
+	}
+	b.restart()
+	b.converge(want)
+	if text := string(b.store.document); strings.Contains(text, "tcp 10.96.0.10:80") || !strings.Contains(text, "shop/web") {
+		t.Errorf("the state file has %s, want the load balancer and no intention", text)
+	}
+}

@@ -30,6 +30,7 @@ type plan struct {
 	lines   []string
 	creates map[Key]service.PortName
 	adopts  []adoption
+	owned   map[Key]bool // load balancers that are there and ours
 	failed  map[service.PortName][]error
 	waiting bool
 }
@@ -173,6 +174,7 @@ func (p *plan) finish(done *pass) {
 		for _, a := range p.adopts {
 			b.host.own(a.lb, a.name.String())
 		}
+		b.host.fulfil(p.owned)
 		b.host.save()
 		next.clean = true
 		b.have = next
