@@ -1,0 +1,123 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/program"
+)
+
+// change is a state of a Service that others go on to, saved in one file.
+type change struct {
+	name string
+	app  app
+	// rename has its ports have other names.
+	rename bool
+}
+
+// changes are those that leave somebody for every client, in an order in which
+// each differs from the one before.
+func (c *cluster) changes() []change {
+	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+	web := app{name: "web", number: 10}.on(one, two, three)
+	moved, local, inside, outside, sticky, open := web, web, web, web, web, web
+	moved.name = "other"
+	local.internal, local.external = "Local", "Local"
+	inside.internal, outside.external = "Local", "Local"
+	sticky.sticky = 60
+	open.ranges = []string{"192.0.2.0/24", "2001:db8:2::/64"}
+	leaving := app{name: "web", number: 10}.with(one, terminating).with(three, terminating)
+	return []change{
+		{name: "ports get other names", app: web, rename: true},
+		{name: "and back", app: web},
+		{name: "another Service gets the addresses", app: moved},
+		{name: "and back", app: web},
+		{name: "internal policy Local", app: inside},
+		{name: "internal policy Cluster", app: web},
+		{name: "both policies Local", app: local},
+		{name: "external policy Local alone", app: outside},
+		{name: "both policies Cluster", app: web},
+		{name: "session affinity", app: sticky},
+		{name: "none", app: web},
+		{name: "source ranges", app: open},
+		{name: "other endpoints", app: web.on(one)},
+		{name: "all are leaving", app: leaving},
+		{name: "they are back", app: web},
+	}
+}
+
+func (x change) text(t *testing.T) []byte {
+	text := x.app.yaml(t)
+	if x.rename {
+		for _, name := range []string{"lines", "packets", "messages"} {
+			text = bytes.ReplaceAll(text, []byte(`"`+name+`"`), []byte(`"`+name+`-too"`))
+			text = bytes.ReplaceAll(text, []byte(": "+name+"\n"), []byte(": "+name+"-too\n"))
+		}
+	}
+	return text
+}
+
+// A Service may change in any way, and for as long as somebody serves it, no
+// connection is refused or lost. A datagram that waits for its answer when its
+// endpoint leaves may be, so UDP has tests of its own.
+func TestChangesUnderLoad(t *testing.T) {
+	t.Parallel()
+	for name, m := range ways() {
+		if m.ipvs {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			changesUnderLoad(t, m)
+		})
+	}
+}
+
+func TestUserspaceChangesUnderLoad(t *testing.T) { throughProxy(t, changesUnderLoad) }
+
+func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }
+
+func changesUnderLoad(t *testing.T, m mode) {
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}.on(c.webs()[:3]...)
+	c.save(t, web)
+	c.start(t)
+	loads := slices.DeleteFunc(c.loadsAt(t, 10*time.Millisecond, web), func(l load) bool {
+		if l.call.Proto == service.UDP {
+			l.Stop()
+		}
+		return l.call.Proto == service.UDP
+	})
+	lost := map[int]int{}
+	for _, x := range c.changes() {
+		c.write(t, "web.yaml", x.text(t))
+		c.settle(t)
+		made := make([]int, len(loads))
+		for i, l := range loads {
+			made[i] = l.Report().Connections
+		}
+		program.Await(t, "clients connect once more", func() bool {
+			for i, l := range loads {
+				if l.Report().Connections < made[i]+2 {
+					return false
+				}
+			}
+			return true
+		})
+		for i, l := range loads {
+			if r := l.Report(); r.Lost() > lost[i] {
+				t.Errorf("%s: %s: %s", x.name, l.call, r)
+				lost[i] = r.Lost()
+			}
+		}
+	}
+	for _, l := range loads {
+		l.Stop()
+	}
+}
