@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
 )
 
@@ -123,11 +124,23 @@ func sameWanted(a, b servicecheck.Wanted) bool {
 	})
 }
 
+// unanswered lists the health checks that nobody can ask, by address.
+func (c *checks) unanswered() []servicestate.Problem {
+	var all []servicestate.Problem
+	for _, p := range c.servers.Problems() {
+		all = append(all, servicestate.Problem{Namespace: p.Namespace, Name: p.Name, Message: p.Err.Error()})
+	}
+	return all
+}
+
 // unheard returns a message about problems, empty without any.
 func unheard(problems []servicecheck.Problem) string {
 	if len(problems) == 0 {
 		return ""
 	}
 	p := problems[0]
-	return fmt.Sprintf("%d addresses for health checks of Services cannot be listened on, the first for %s/%s: %v", len(problems), p.Namespace, p.Name, p.Err)
+	if len(problems) == 1 {
+		return fmt.Sprintf("the health check of service %s/%s is not answered: %v", p.Namespace, p.Name, p.Err)
+	}
+	return fmt.Sprintf("health checks of Services are not answered at %d addresses, the first for %s/%s: %v", len(problems), p.Namespace, p.Name, p.Err)
 }

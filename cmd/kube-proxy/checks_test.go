@@ -28,9 +28,12 @@ func TestChecksThatCannotListen(t *testing.T) {
 		o.checks.follow(service.IPv4, service.New(1, &service.Node{}, ports))
 		return o.health.Report().Conditions["health-checks"]
 	}
-	const want = "1 addresses for health checks of Services cannot be listened on, the first for shop/web: "
+	const want = "the health check of service shop/web is not answered: "
 	if got := follow(checked(service.IPv4, "web", 31000, 1)); !strings.HasPrefix(got, want) {
 		t.Errorf("condition %q, want %s... of IPv4 alone", got, want)
+	}
+	if got := o.book.Unanswered(); len(got) != 1 || got[0].Name != "web" || got[0].Message != "refused" {
+		t.Errorf("%+v is not answered, want what is refused to web", got)
 	}
 	if got := follow(); got != "" {
 		t.Errorf("condition %q after the Service left", got)

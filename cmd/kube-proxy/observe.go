@@ -67,8 +67,9 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 		}
 	}
 	o.book = &servicestate.Book{
-		Latest:   func() *service.Snapshot { return o.tracker.Latest() },
-		Problems: o.problems,
+		Latest:     func() *service.Snapshot { return o.tracker.Latest() },
+		Problems:   o.problems,
+		Unanswered: func() []servicestate.Problem { return o.checks.unanswered() },
 	}
 	o.checks = newChecks(&servicecheck.Servers{
 		Serving: o.health.Serving,

@@ -103,7 +103,7 @@ func statusCommand(q *inquiry, to streams) *cobra.Command {
 	fs.StringVar(&q.server, "metrics-bind-address", "", "`HOST[:PORT]`, the same as --server")
 	fs.StringVarP(&q.namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
 	fs.StringVarP(&q.format, "output", "o", formatTable, "`FORMAT` of what is printed: table, wide or json")
-	fs.BoolVar(&q.failing, "failing", false, "list only Services that are not programmed in full or serve no client at all")
+	fs.BoolVar(&q.failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
 	fs.DurationVar(&q.timeout, "timeout", 10*time.Second, "how much `TIME` the proxy has to answer")
 	return cmd
 }

@@ -79,7 +79,7 @@ func (p *printer) sources(r *health.Report) {
 		if s.LastContact != nil {
 			heard = p.ago(*s.LastContact)
 		}
-		rows = append(rows, []cell{plain(clean(s.Name)), state, plain(heard), plain(p.cut(s.Error))})
+		rows = append(rows, []cell{plain(clean(s.Name)), state, plain(heard), plain(p.cutMiddle(s.Error))})
 	}
 	if rows != nil {
 		p.line("")
@@ -108,7 +108,7 @@ func (n summary) text(listed int) string {
 	for _, x := range []struct {
 		n    int
 		what string
-	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "serving no client"}} {
+	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "with a port that serves no client"}} {
 		if x.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
 		}
@@ -134,6 +134,17 @@ func (p *printer) cut(s string) string {
 	s = clean(s)
 	if r := []rune(s); !p.wide && len(r) > widest {
 		return string(r[:widest]) + " ..."
+	}
+	return s
+}
+
+// cutMiddle is cut for the error of a source, which begins with what was asked and
+// ends with what came of it.
+func (p *printer) cutMiddle(s string) string {
+	s = clean(s)
+	const head = 34
+	if r := []rune(s); !p.wide && len(r) > widest {
+		return string(r[:head]) + " ... " + string(r[len(r)-(widest-head):])
 	}
 	return s
 }

@@ -56,7 +56,7 @@ func stateOf(s *servicestate.Service) cell {
 		return cell{clean(string(s.State)), yellow}
 	case len(s.Problems) > 0:
 		return cell{"in part", yellow}
-	case unserved(s):
+	case unserved(s), unasked(s):
 		return cell{"programmed", yellow}
 	}
 	return cell{"programmed", green}
@@ -172,6 +172,9 @@ func whyNot(s *servicestate.Service) string {
 	for _, p := range s.Problems {
 		all = append(all, p.Field+": "+p.Message)
 	}
+	if unasked(s) {
+		all = append(all, "load balancers get no answer: "+s.HealthCheck.Error)
+	}
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
 			if f.Reason != "" {
@@ -242,6 +245,14 @@ func (p *printer) service(s *servicestate.Service) {
 	if frontends != nil {
 		p.line("")
 		p.table("  ", "ADDRESS|PORT|TYPE|POLICY|ENDPOINTS|CLIENTS", frontends)
+	}
+	if h := s.HealthCheck; h != nil {
+		answer := cell{"an answer", green}
+		if unasked(s) {
+			answer = cell{"no answer: " + clean(h.Error), yellow}
+		}
+		p.line("")
+		p.table("  ", "HEALTH CHECK|READY HERE|LOAD BALANCERS GET", [][]cell{{plain(fmt.Sprintf("node:%d", h.Port)), number(h.LocalEndpoints), answer}})
 	}
 	var problems [][]cell
 	for _, x := range s.Problems {

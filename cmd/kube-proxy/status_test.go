@@ -64,7 +64,7 @@ func busy() *servicestate.Book {
 	lb := shopPort(service.IPv4, "a-rather-long-name-of-a-service", 3,
 		front(service.ClusterIP, "10.96.0.1", 80), front(service.NodePort, "", 30080),
 		front(service.LoadBalancerIP, "203.0.113.7", 80), front(service.ExternalIP, "198.51.100.9", 80))
-	lb.External, lb.Local = service.PolicyLocal, nil
+	lb.External, lb.Local, lb.HealthCheck, lb.LocalReady = service.PolicyLocal, nil, 31000, 1
 	lb6 := shopPort(service.IPv6, "a-rather-long-name-of-a-service", 1, front(service.ClusterIP, "fd00:10:96::abcd:1", 80))
 	empty := shopPort(service.IPv4, "empty", 0, front(service.ClusterIP, "10.96.0.2", 443))
 	broken := shopPort(service.IPv4, "broken", 2, front(service.ClusterIP, "10.96.0.3", 80))
@@ -81,6 +81,9 @@ func busy() *servicestate.Book {
 	skipped := servicestate.Problem{Namespace: "shop", Name: "odd", Field: "spec.clusterIPs[0]", Message: "127.0.0.1 is a loopback address"}
 	part := servicestate.Problem{Namespace: "shop", Name: "empty", Field: "spec.externalIPs[1]", Message: "belongs to service shop/other, which was there first"}
 	b.Problems = func() []servicestate.Problem { return []servicestate.Problem{skipped, part} }
+	b.Unanswered = func() []servicestate.Problem {
+		return []servicestate.Problem{{Namespace: "shop", Name: lb.Name.Name, Message: "listen tcp4 192.0.2.1:31000: bind: address already in use"}}
+	}
 	b.Noticed(skipped, ago(3*time.Minute))
 	b.Noticed(part, ago(90*time.Second))
 	return b
@@ -97,7 +100,7 @@ func troubled() health.Report {
 		},
 		Sources: []health.SourceReport{
 			{Name: "services", Synced: true, LastContact: &heard, Stale: true, Error: "watch services at the API server: connection refused"},
-			{Name: "nodes"},
+			{Name: "nodes", Error: `watch nodes at the API server: Get "https://192.0.2.9:6443/api/v1/nodes?fieldSelector=metadata.name%3Dnode-a&watch=true": dial tcp 192.0.2.9:6443: connect: connection refused`},
 		},
 		Conditions: map[string]string{"server-health": "listen tcp 0.0.0.0:10256: bind: address already in use"},
 	}
@@ -169,7 +172,7 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
 	server := serveBook(t, b, r)
 	for args, wants := range map[string][]string{
-		"":              {": healthy\n", "3 Services: 2 serving no client\n", "shop/web "},
+		"":              {": healthy\n", "3 Services: 2 with a port that serves no client\n", "shop/web "},
 		"--failing":     {"; 2 listed\n", "shop/empty ", "no client is allowed by the source ranges", "no endpoints"},
 		"shop/web":      {"shop/web: programmed\n", "10.96.0.1:80"},
 		"web":           {"shop/web: programmed\n"},

@@ -29,7 +29,8 @@ type document struct {
 type summary struct {
 	Services int `json:"services"`
 	// NotProgrammed are not in force in full, with Problems those of which
-	// something was left out or guessed, Unserved those that serve no client.
+	// something was left out or guessed, Unserved those with a port that
+	// serves no client.
 	NotProgrammed int `json:"notProgrammed"`
 	Problems      int `json:"problems"`
 	Unserved      int `json:"unserved"`
@@ -48,7 +49,7 @@ func newDocument(server string, a *servicestate.Answer, q *inquiry) (*document, 
 	}
 	d.OK = d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && (a.Health.Healthy || q.name != "")
 	if q.failing {
-		asked = slices.DeleteFunc(asked, func(s servicestate.Service) bool { return !lacking(&s) && !unserved(&s) })
+		asked = slices.DeleteFunc(asked, func(s servicestate.Service) bool { return !lacking(&s) && !unserved(&s) && !unasked(&s) })
 	}
 	d.Services = asked
 	return d, nil
@@ -80,6 +81,10 @@ func unserved(s *servicestate.Service) bool {
 		})
 	})
 }
+
+// unasked reports that load balancers cannot ask about a Service on this node,
+// and so take it for gone.
+func unasked(s *servicestate.Service) bool { return s.HealthCheck != nil && s.HealthCheck.Error != "" }
 
 func (d *document) printJSON(w io.Writer) error {
 	e := json.NewEncoder(w)

@@ -46,7 +46,7 @@ func TestStatus(t *testing.T) {
 	check(t, 2, []string{"nobody answers at 127.0.0.1:10249", "is the proxy running on this node?"})
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...), app{name: "empty", number: 11})
 	p := c.start(t)
-	check(t, 0, []string{"on node node-a, mode nftables", ": healthy", "2 Services: 1 serving no client", "shop/web ", "10.96.0.10", "no endpoints"})
+	check(t, 0, []string{"on node node-a, mode nftables", ": healthy", "2 Services: 1 with a port that serves no client", "shop/web ", "10.96.0.10", "no endpoints"})
 	check(t, 0, []string{"shop/web: programmed", "[fd00:10:96::a]:80", "node:30010"}, "web")
 	check(t, 1, []string{"service shop/none is not known here"}, "shop/none")
 	check(t, 2, []string{"is the health server of a kube-proxy"}, "--server=127.0.0.1:10256")

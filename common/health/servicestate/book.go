@@ -30,6 +30,9 @@ type Book struct {
 	Latest func() *service.Snapshot
 	// Problems, if set, returns what could not be used of the Services.
 	Problems func() []Problem
+	// Unanswered, if set, returns health checks that load balancers get no answer
+	// to, each with an address in its message.
+	Unanswered func() []Problem
 	// Missing says why a family is not programmed at all.
 	Missing map[service.Family]string
 

@@ -6,6 +6,7 @@ package servicestate
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"kubeproxy/common/reconcile"
@@ -21,6 +22,17 @@ type Service struct {
 	State    State        `json:"state"`
 	Ports    []Port       `json:"ports"`
 	Problems []FieldError `json:"problems,omitempty"`
+	// HealthCheck is nil for a Service without healthCheckNodePort.
+	HealthCheck *HealthCheck `json:"healthCheck,omitempty"`
+}
+
+// HealthCheck is what load balancers ask this node about a Service.
+type HealthCheck struct {
+	Port           uint16 `json:"port"`           // the healthCheckNodePort
+	LocalEndpoints int    `json:"localEndpoints"` // those that are ready
+	// Error is why it is not answered at every address, if so. Traffic that
+	// arrives is forwarded all the same.
+	Error string `json:"error,omitempty"`
 }
 
 // FieldError is something in the Service that had to be left out or guessed.
@@ -99,7 +111,6 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 	if b.Problems != nil {
 		problems = b.Problems()
 	}
-	type key struct{ namespace, name string }
 	found := map[key]*Service{}
 	get := func(namespace, name string) *Service {
 		k := key{namespace, name}
@@ -108,6 +119,7 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 		}
 		return found[k]
 	}
+	unanswered := b.unanswered()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.keep(problems)
@@ -116,6 +128,7 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 			if n := port.Name; fits(n.Namespace, n.Name) {
 				s := get(n.Namespace, n.Name)
 				s.Ports = append(s.Ports, b.state(port, want))
+				s.check(port, unanswered[key{n.Namespace, n.Name}])
 			}
 		}
 	}
@@ -134,6 +147,34 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return all
+}
+
+// key names a Service.
+type key struct{ namespace, name string }
+
+// unanswered returns why health checks are not answered, by Service.
+func (b *Book) unanswered() map[key]string {
+	all := map[key]string{}
+	if b.Unanswered == nil {
+		return all
+	}
+	for _, p := range b.Unanswered() {
+		k := key{p.Namespace, p.Name}
+		all[k] = strings.TrimPrefix(all[k]+"; "+p.Message, "; ")
+	}
+	return all
+}
+
+// check notes the health check of a port's Service, all of whose ports have the
+// same one.
+func (s *Service) check(port *service.Port, err string) {
+	if port.HealthCheck == 0 {
+		return
+	}
+	if s.HealthCheck == nil {
+		s.HealthCheck = &HealthCheck{Port: port.HealthCheck, Error: err}
+	}
+	s.HealthCheck.LocalEndpoints = max(s.HealthCheck.LocalEndpoints, port.LocalReady)
 }
 
 // state describes a port that is wanted or in force.

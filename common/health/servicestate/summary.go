@@ -36,7 +36,6 @@ func (b *Book) Summary() Summary {
 	if b.Problems != nil {
 		problems = b.Problems()
 	}
-	type key struct{ namespace, name string }
 	found := map[key]tally{}
 	b.mu.Lock()
 	for _, f := range service.Families {
