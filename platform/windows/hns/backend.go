@@ -107,13 +107,13 @@ func (b *Backend) continues(want *service.Snapshot) bool {
 	case h == nil || h.snapshot.Node != want.Node || h.snapshot.Partial != want.Partial:
 		return false
 	case h.snapshot == want && len(h.again) == 0:
-		return b.age() < pauses*h.took
+		return h.took > b.resync/2 && b.age() < pauses*h.took
 	}
 	return b.age() <= max(b.resync, pauses*h.took)
 }
 
-// pauses is how much longer than a listing the pause after it is, at least: an
-// HNS that takes minutes to list has other things to do.
+// pauses is how much longer than a listing the pause after it is, where one for
+// each sync period would leave HNS time for nothing else.
 const pauses = 10
 
 // age is how long ago HNS was listed.

@@ -49,6 +49,12 @@ func TestSlowListingsAreRare(t *testing.T) {
 	if listed != 1 {
 		t.Errorf("listed %d times in 11 minutes, want once", listed)
 	}
+	b.backend.SetResync(3 * time.Minute)
+	listed = 0
+	round(9)
+	if listed != 9 {
+		t.Errorf("listed %d times in 9 resyncs of which a listing takes a third, want in each", listed)
+	}
 }
 
 // The sync period of a configuration that is read anew counts.
