@@ -26,6 +26,31 @@ func (u *Unmet) Error() string { return u.Text }
 // Is makes errors.ErrUnsupported match.
 func (u *Unmet) Is(target error) bool { return target == errors.ErrUnsupported }
 
+// Lacking is what a port does without for now, and is tried again. The rest of the
+// port is in force, each of its addresses included.
+type Lacking struct{ Err error }
+
+func (l *Lacking) Error() string { return l.Err.Error() }
+
+// Unwrap returns the cause.
+func (l *Lacking) Unwrap() error { return l.Err }
+
+// InForce reports that a port that err is about is in force but for what is Unmet
+// or Lacking.
+func InForce(err error) bool {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		all := list.Unwrap()
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !InForce(err) })
+	}
+	if _, ok := err.(*Lacking); ok {
+		return true
+	}
+	if cause := errors.Unwrap(err); cause != nil {
+		return InForce(cause)
+	}
+	return errors.Is(err, errors.ErrUnsupported)
+}
+
 // Unsupported reports that err is about nothing but what a dataplane cannot do,
 // errors.ErrUnsupported, so that trying again is of no use.
 func Unsupported(err error) bool {

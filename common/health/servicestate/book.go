@@ -67,9 +67,9 @@ type failure struct {
 	cause   error
 }
 
-// limits reports that the dataplane can do no more for the port: what it can is
-// in force.
-func (f failure) limits() bool { return reconcile.Unsupported(f.cause) }
+// limits reports that the dataplane can do no more for the port, ever or for now:
+// what it can is in force.
+func (f failure) limits() bool { return reconcile.InForce(f.cause) }
 
 // Noticed says that a problem has come up now. One that nobody said this of
 // counts from when it was first asked for.

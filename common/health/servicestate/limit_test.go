@@ -37,6 +37,7 @@ func TestLimits(t *testing.T) {
 		"an address": {about(no(lb)), "limited", []Reason{"", Impossible}, true},
 		"a detail":   {about(no()), "limited", []Reason{"", ""}, false},
 		"another":    {about(no(vip)), "limited", []Reason{Impossible, ""}, false},
+		"for now":    {about(errors.Join(&reconcile.Lacking{Err: errRefused}, no())), "limited", []Reason{"", ""}, false},
 		"and worse":  {about(errors.Join(no(vip), errRefused)), "failed", []Reason{Impossible, ""}, true},
 		"none":       {nil, "programmed", []Reason{"", ""}, false},
 	} {

@@ -49,7 +49,7 @@ type State string
 const (
 	Programmed State = "programmed"
 	Removing   State = "removing" // in force, but not wanted any more
-	Limited    State = "limited"  // in force but for what the mode cannot do
+	Limited    State = "limited"  // in force but for what the mode cannot do, or has to wait for
 	Pending    State = "pending"  // newer than what is in force
 	Failed     State = "failed"   // the latest round could not program it
 	Skipped    State = "skipped"

@@ -199,13 +199,20 @@ func (s *Site) choose(w *Wishes, p *service.Port, endpoints []service.Endpoint, 
 		w.limit(nil, "it has %d endpoints, and a load balancer of HNS at most %d: the rest get no traffic", len(chosen), maxEndpoints)
 		chosen = chosen[:maxEndpoints]
 	}
+	var waits []error
 	for _, e := range chosen {
 		t, err := s.target(e)
 		if err != nil {
-			w.Limits = append(w.Limits, err)
+			waits = append(waits, err)
 			continue
 		}
 		c.targets = append(c.targets, t)
+	}
+	for _, err := range waits {
+		if len(c.targets) > 0 {
+			err = &reconcile.Lacking{Err: err}
+		}
+		w.Limits = append(w.Limits, err)
 	}
 	return c
 }

@@ -159,6 +159,6 @@ func onlyPending(err error) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPending(err) })
 	}
-	_, ok := err.(pending)
-	return ok
+	var p pending
+	return errors.As(err, &p)
 }

@@ -5,10 +5,14 @@ package hns
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
 )
 
 // The network plugin removes endpoints of pods and tells nobody. A Service that
@@ -52,6 +56,42 @@ func TestPodsVanish(t *testing.T) {
 			b.converge(next)
 			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.holds()); diff != "" {
 				t.Errorf("once the pod is back (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A Service that does without one pod for now, or without the health checks of a
+// load balancer, is in force all the same; one without any pod is not.
+func TestInForceButFor(t *testing.T) {
+	pods := func(more ...string) *service.Port { return clusterIP("web", "10.96.0.10", more...) }
+	balanced := pods("10.244.1.11:80")
+	balanced.Frontends = append(balanced.Frontends, service.Frontend{Kind: service.LoadBalancerIP, Addr: addr("203.0.113.5"), Port: 80})
+	local := pods("10.244.1.12:80", "10.244.2.11:80@b")
+	local.Frontends = append(local.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
+	local.External, local.Local = service.PolicyLocal, local.Cluster[:1]
+	for name, tt := range map[string]struct {
+		port *service.Port
+		want bool
+	}{
+		"a pod is not there yet":        {pods("10.244.1.11:80", "10.244.1.12:80"), true},
+		"the only one":                  {pods("10.244.1.12:80"), false},
+		"the only one here":             {local, false},
+		"no route to one":               {pods("10.244.1.11:80", "10.244.9.9:80@b"), true},
+		"no route to the only one":      {pods("10.244.9.9:80@b"), false},
+		"no endpoint for health checks": {balanced, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, v13, overlayN)
+			b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
+			b.restart()
+			b.pods("10.244.1.11")
+			node := *theNode
+			node.Pods = service.LocalPods{Prefixes: []netip.Prefix{prefix("10.244.0.0/16")}}
+			_, err := b.round(service.New(1, &node, []*service.Port{tt.port}))
+			wantFailed(t, err, "web", "web")
+			if got := reconcile.InForce(err); got != tt.want || reconcile.Unsupported(err) {
+				t.Errorf("in force %t, want %t, and to be tried again: %v", got, tt.want, err)
 			}
 		})
 	}

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -151,42 +150,6 @@ func (p *pass) fail(n service.PortName, err error) {
 	p.failed[n] = appendNew(p.failed[n], err)
 }
 
-// appendNew adds what is in err, which may be several errors, unless it was
-// said already: the frontends of a port often fail alike.
-func appendNew(errs []error, err error) []error {
-	if list, ok := err.(interface{ Unwrap() []error }); ok && !isError(err) {
-		for _, one := range list.Unwrap() {
-			errs = appendNew(errs, one)
-		}
-		return errs
-	}
-	if slices.ContainsFunc(errs, func(e error) bool { return e.Error() == err.Error() }) {
-		return errs
-	}
-	return append(errs, err)
-}
-
-func isError(err error) bool {
-	_, ok := err.(*Error)
-	return ok
-}
-
-// portErrors returns one PortError for each port that failed or has limits, by
-// name.
-func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
-	joined := map[service.PortName][]error{}
-	for _, of := range all {
-		for n, errs := range of {
-			joined[n] = append(joined[n], errs...)
-		}
-	}
-	var errs []error
-	for _, n := range slices.SortedFunc(maps.Keys(joined), service.PortName.Compare) {
-		errs = append(errs, &reconcile.PortError{Family: f, Name: n, Err: errors.Join(joined[n]...)})
-	}
-	return errs
-}
-
 func (p *pass) say(format string, args ...any) {
 	if p.dry {
 		p.lines = append(p.lines, fmt.Sprintf(format, args...))
@@ -211,6 +174,12 @@ func (p *pass) ensure(w *Wish) error {
 	}
 	slices.Sort(lb.Endpoints)
 	lb.Endpoints = slices.Compact(lb.Endpoints)
+	if len(lb.Endpoints) == 0 && !w.Shared {
+		return errors.Join(missing...)
+	}
+	for i, err := range missing {
+		missing[i] = &reconcile.Lacking{Err: err}
+	}
 	if len(lb.Endpoints) > 0 {
 		missing = append(missing, p.hold(&lb, w.For))
 	}
