@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
@@ -44,6 +45,28 @@ func (c *cluster) localhost(t *testing.T, a app, want netlab.Outcome) {
 	program.Await(t, "the kernel and the guard to fit", func() bool {
 		return c.routesLocalnet(t) == open && strings.Contains(c.listing(t), "! -s 127.0.0.0/8 -d 127.0.0.0/8") == open
 	})
+}
+
+// knock has somebody outside send to a NodePort of a at 127.0.0.1 of the node, and
+// wants nobody to answer.
+func (c *cluster) knock(t *testing.T, a app) {
+	t.Helper()
+	outside := c.Host("customer")
+	out, err := program.Run(t, outside, exec.Command("sh", "-ec", `
+		sysctl -qw net.ipv4.conf.all.route_localnet=1
+		ip route del table local local 127.0.0.0/8 dev lo
+		ip route del table local local 127.0.0.1 dev lo
+		ip route add 127.0.0.1 via 192.0.2.10`))
+	if err != nil {
+		t.Fatalf("routes of the customer: %v\n%s", err, out)
+	}
+	for _, proto := range []string{"tcp", "udp"} {
+		q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
+		q.Timeout = time.Second
+		if got, err := outside.Ask(t.Context(), q); err != nil || got.Outcome == netlab.Answered {
+			t.Errorf("%s from outside to a NodePort of 127.0.0.1: %s by %s, %v; want no answer", proto, got.Outcome, got.Backend, err)
+		}
+	}
 }
 
 // A changed file closes loopback addresses and opens them again, while the

@@ -219,5 +219,6 @@ func TestIPTablesLocalhostNodePorts(t *testing.T) {
 		if s := c.listing(t); !strings.Contains(s, "! -s 127.0.0.0/8 -d 127.0.0.0/8") {
 			t.Errorf("others may reach loopback addresses:\n%s", s)
 		}
+		c.knock(t, web)
 	})
 }

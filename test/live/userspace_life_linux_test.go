@@ -240,6 +240,7 @@ func TestUserspaceLocalhost(t *testing.T) {
 					t.Errorf("%s: %s, %v; want %s", proto, a.Outcome, err, want)
 				}
 			}
+			c.knock(t, web)
 		}
 	})
 }

@@ -175,6 +175,10 @@ var loopback = [...]netip.Prefix{service.IPv4: netip.MustParsePrefix("127.0.0.0/
 // would let them once it routes such addresses for NodePorts.
 const martianRule = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 
+// strangerRule keeps others from NodePorts of loopback addresses: translated before
+// the kernel routes it, a packet is not known to have been for one.
+const strangerRule = "-d 127.0.0.0/8 -m addrtype ! --src-type LOCAL -j RETURN"
+
 // localhost reports that NodePorts answer on loopback addresses.
 func (l layout) localhost(node *service.Node) bool { return l.wantsLocalhost(node) && !l.closed }
 
@@ -189,9 +193,9 @@ func (l layout) wantsLocalhost(node *service.Node) bool {
 
 // nodePortRules lead to the NodePorts from the addresses that answer them.
 func (l layout) nodePortRules(node *service.Node, chain string) []string {
-	var rules []string
-	if !l.localhost(node) {
-		rules = []string{"-d " + loopback[l.family].String() + " -j RETURN"}
+	rules := []string{"-d " + loopback[l.family].String() + " -j RETURN"}
+	if l.localhost(node) {
+		rules = []string{strangerRule}
 	}
 	local := localOnly + "-j " + chain
 	prefixes := service.InFamily(node.NodePorts, l.family)
