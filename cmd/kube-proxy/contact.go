@@ -44,10 +44,10 @@ func (c *contacts) failed(err error) {
 	defer c.mu.Unlock()
 	kind := ""
 	if e, ok := errors.AsType[*source.ReadError](err); ok {
-		if e.Optional {
+		if kind = e.Kind; e.Optional && c.last[kind].IsZero() {
+			delete(c.errs, kind) // whatever kept it from being read before
 			return
 		}
-		kind = e.Kind
 	}
 	c.errs[kind] = err.Error()
 }

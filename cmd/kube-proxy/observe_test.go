@@ -21,6 +21,7 @@ import (
 
 	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/service"
+	"kubeproxy/common/source"
 	"kubeproxy/config"
 )
 
@@ -125,6 +126,36 @@ func TestContacts(t *testing.T) {
 			t.Errorf("synced, stale (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// What the API server need not have is no source until it was read, and then one
+// whose latest error counts.
+func TestContactsOfWhatNeedNotBe(t *testing.T) {
+	c := newContacts(true)
+	refused := &source.ReadError{Kind: "servicecidrs", Err: errors.New("refused")}
+	hidden := &source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("hidden")}
+	shown := func() string {
+		for _, s := range c.sources() {
+			if s.Name == "servicecidrs" {
+				return s.Err
+			}
+		}
+		return "no source"
+	}
+	for i, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() { c.failed(refused) }, "watch servicecidrs at the API server: refused"},
+		{func() { c.failed(hidden) }, "no source"},
+		{func() { c.alive("servicecidrs") }, ""},
+		{func() { c.failed(refused) }, "watch servicecidrs at the API server: refused"},
+		{func() { c.failed(hidden) }, "watch servicecidrs at the API server: hidden"},
+	} {
+		if step.do(); shown() != step.want {
+			t.Errorf("step %d: %q, want %q", i, shown(), step.want)
+		}
+	}
 }
 
 func TestFieldOf(t *testing.T) {

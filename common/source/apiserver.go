@@ -62,9 +62,11 @@ const (
 	// comes. The client notices a peer that is gone by itself, with pings, but
 	// not one that keeps the connection up and does not answer.
 	usualSilence = 3 * time.Minute
-	// absence is how long a kind is left alone that the API server does not
-	// have, or does not let us see.
+	// absence is how long a kind is left alone at most that the API server does
+	// not have, or does not let us see.
 	absence = 10 * time.Minute
+	// briefAbsence is how long it is left alone at first.
+	briefAbsence = 5 * time.Second
 )
 
 // ReadError is a failure to list or watch one kind.

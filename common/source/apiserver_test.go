@@ -43,6 +43,52 @@ func TestStopInOutage(t *testing.T) {
 	})
 }
 
+// guarded refuses ServiceCIDRs, and is not there for the rest.
+type guarded struct {
+	mu    sync.Mutex
+	asked []time.Time
+}
+
+func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !strings.HasSuffix(r.URL.Path, "/"+kindCIDRs) {
+		return nil, syscall.ECONNREFUSED
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.asked = append(g.asked, time.Now())
+	const text = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`
+	return &http.Response{
+		StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
+		Body: io.NopCloser(strings.NewReader(text)),
+	}, nil
+}
+
+// An API server that has just started refuses what it will soon allow, so what is
+// refused is asked for again within seconds, and then less and less.
+func TestRefusedIsAskedForAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		g := &guarded{}
+		a := &APIServer{Config: &rest.Config{Host: "https://192.0.2.1", Transport: g, QPS: -1}, NodeName: "a"}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = a.Run(ctx, nil)
+		}()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		first := len(g.asked)
+		time.Sleep(23 * time.Hour)
+		synctest.Wait()
+		later := len(g.asked) - first
+		stop()
+		<-ended
+		if first < 3 || first > 8 || later > 160 {
+			t.Errorf("asked %d times in the first minute and %d times in the rest of a day, want 3 to 8, and one in ten minutes", first, later)
+		}
+	})
+}
+
 // stranger answers everything with one text.
 type stranger string
 

@@ -22,18 +22,25 @@ import (
 )
 
 // run lists and watches until ctx ends. What the API server does not have is
-// looked for again from time to time.
+// looked for again from time to time: soon at first, for one that has just
+// started refuses everything until it knows who may do what.
 func (a *APIServer) run(ctx context.Context, f *feed) {
+	pause := briefAbsence
 	for ctx.Err() == nil {
+		start := time.Now()
 		turn, end := context.WithCancel(ctx)
 		w := &watcher{feed: f, api: a, turn: turn, end: end, silence: cmp.Or(a.Silence, usualSilence)}
 		w.run()
 		end()
 		f.settle()
+		if time.Since(start) > absence { // it was there meanwhile
+			pause = briefAbsence
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(absence):
+		case <-time.After(pause):
 		}
+		pause = min(2*pause, absence)
 	}
 }
 
