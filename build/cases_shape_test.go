@@ -50,6 +50,15 @@ var nestingSamples = map[string]sample{
 	"in a header":  {text: body("if err := f(func() {\n\tfor {\n\t\tfor {\n\t\t\tfor {\n\t\t\t\tfor {\n\t\t\t\t}\n\t\t\t}\n\t\t}\n\t}\n}); err != nil {\n}"), want: []string{"f nests"}},
 }
 
+var alwaysSamples = map[string]sample{
+	"asks":         {text: body("if a && !b || c == false {\n\tf(true)\n}")},
+	"never":        {text: body("if false && a {\n}"), want: []string{"false is always false"}},
+	"always":       {text: body("x = a || true"), want: []string{"true is always true"}},
+	"in brackets":  {text: body("x = (a && (false))"), want: []string{"false is always false"}},
+	"nothing else": {text: body("if true {\n}"), want: []string{"true is always true"}},
+	"nor":          {text: body("for !false {\n}"), want: []string{"false is always false"}},
+}
+
 var stateSamples = map[string]sample{
 	"init":           {text: "package p\n\nfunc init() {}\n", want: []string{"init function"}},
 	"init in a test": {path: "p/p_test.go", text: "package p\n\nfunc init() {}\n", want: []string{"init function"}},

@@ -24,6 +24,7 @@ var samples = map[string]map[string]sample{
 	"length":  lengthSamples,
 	"params":  paramSamples,
 	"nesting": nestingSamples,
+	"always":  alwaysSamples,
 	"state":   stateSamples,
 	"names":   nameSamples,
 	"docs":    docSamples,

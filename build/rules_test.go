@@ -36,6 +36,7 @@ var rules = []rule{
 	{"length", checkLength},
 	{"params", checkParams},
 	{"nesting", checkNesting},
+	{"always", checkAlways},
 	{"state", checkState},
 	{"names", checkNames},
 	{"docs", checkDocs},

@@ -6,6 +6,7 @@ package build
 import (
 	"bytes"
 	"go/ast"
+	"go/token"
 )
 
 // The limits a reader's screen and memory set.
@@ -76,6 +77,37 @@ func switches(s *source, fn *ast.FuncDecl) []finding {
 			found = append(found, s.at(field).says("%s has a bool parameter: name the choice with a type", fn.Name.Name))
 		}
 	}
+	return found
+}
+
+// checkAlways finds conditions that somebody has switched off, to see a test fail
+// for instance.
+func checkAlways(s *source) []finding {
+	var found []finding
+	constant := func(all ...ast.Expr) {
+		for _, e := range all {
+			e = ast.Unparen(e)
+			if not, ok := e.(*ast.UnaryExpr); ok {
+				e = ast.Unparen(not.X)
+			}
+			if id, ok := e.(*ast.Ident); ok && (id.Name == "true" || id.Name == "false") {
+				found = append(found, s.at(id).says("%s is always %s", id.Name, id.Name))
+			}
+		}
+	}
+	ast.Inspect(s.tree, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.BinaryExpr:
+			if n.Op == token.LAND || n.Op == token.LOR {
+				constant(n.X, n.Y)
+			}
+		case *ast.IfStmt:
+			constant(n.Cond)
+		case *ast.ForStmt:
+			constant(n.Cond)
+		}
+		return true
+	})
 	return found
 }
 
