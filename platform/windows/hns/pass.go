@@ -359,7 +359,7 @@ func (p *pass) deleteBalancer(lb *LoadBalancer) error {
 	if errors.Is(err, ErrBusy) {
 		err = p.driver.DeleteLoadBalancer(p.ctx, *lb)
 	}
-	if false && errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
 	return err

@@ -104,15 +104,9 @@ func (p *plan) Apply(ctx context.Context) error {
 	done := p.perform(ctx)
 	if done.stale && done.fatal == nil {
 		b.host.save()
-		again, err := b.planAll(ctx, p.next.snapshot)
-		if err != nil {
+		if err := p.again(ctx); err != nil {
 			return errors.Join(append(portErrors(b.family, done.failed), err)...)
 		}
-		if again.reserve != nil {
-			return errors.Join(append(portErrors(b.family, done.failed), errors.New("the endpoint of the source VIP vanished"))...)
-		}
-		again.drift, again.whole = p.drift, p.whole
-		*p = *again
 		done = p.perform(ctx)
 	}
 	b.host.save()
@@ -121,6 +115,20 @@ func (p *plan) Apply(ctx context.Context) error {
 	}
 	p.finish(done)
 	return errors.Join(portErrors(b.family, done.failed, p.limits())...)
+}
+
+// again makes p anew from what HNS holds now.
+func (p *plan) again(ctx context.Context) error {
+	fresh, err := p.backend.planAll(ctx, p.next.snapshot)
+	if err != nil {
+		return err
+	}
+	fresh.drift, fresh.whole = p.drift, p.whole
+	*p = *fresh
+	if p.reserve != nil {
+		return p.reserveVIP(ctx)
+	}
+	return nil
 }
 
 func (p *plan) perform(ctx context.Context) *pass {

@@ -7,11 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -49,6 +52,34 @@ func TestHNSDown(t *testing.T) {
 	b.converge(next)
 	if n := b.hns.writes(); n != 1 {
 		t.Errorf("%d writing calls, want the one that is new: %v", n, b.hns.calls)
+	}
+}
+
+// A load balancer that somebody deletes at the same moment as the proxy is as good
+// as deleted by it: nothing has to be listed for that.
+func TestGoneMeanwhile(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+	p := b.plan(snapshot(2))
+	clear(b.hns.balancers)
+	clear(b.hns.calls)
+	if err := p.Apply(t.Context()); err != nil || !maps.Equal(b.hns.calls, map[string]int{"delete load balancer": 1}) {
+		t.Errorf("Apply = %v, with the calls %v", err, b.hns.calls)
+	}
+}
+
+// Where somebody has deleted all endpoints, that of the source VIP with them, the
+// round that finds it out makes the source VIP's again and goes on.
+func TestAllEndpointsVanish(t *testing.T) {
+	b := newBench(t, v13, overlayN)
+	b.pods("10.244.1.11")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
+	p := b.plan(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
+	clear(b.hns.endpoints)
+	_ = p.Apply(t.Context()) // api's only pod is gone
+	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.2.11]"}, b.holds()); diff != "" {
+		t.Errorf("after one round (-want +got):\n%s", diff)
 	}
 }
 
