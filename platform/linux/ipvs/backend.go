@@ -79,6 +79,7 @@ type Backend struct {
 	// looked at again: somebody may have decided otherwise.
 	prepared bool
 	made     map[key]bool // virtual servers that are ours
+	looks    looks
 	drains   drains
 	draining atomic.Bool // drains is not empty; Watch asks
 	looked   time.Time   // at drains
@@ -110,8 +111,8 @@ func (b *Backend) due(h *installed) bool { return b.now().Sub(h.read) >= b.optio
 func (b *Backend) SetResync(d time.Duration) { b.options.SyncPeriod = d }
 
 // Plan implements reconcile.Backend. Its cost follows the difference between
-// want and the last snapshot. Once in a sync period, the kernel is asked what it
-// holds.
+// want and the last snapshot. Once in a sync period at least, and when Watch says
+// so, the kernel is asked what it holds.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	view, err := b.view(ctx, want)
 	if err != nil {
@@ -122,7 +123,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		return nil, err
 	}
 	h := b.have
-	whole := h == nil || h.view.Node != view.Node || h.from.Partial != want.Partial || b.due(h)
+	whole := b.looks.wanted.Load() || h == nil || h.view.Node != view.Node || h.from.Partial != want.Partial || b.due(h)
 	var changes []service.Change
 	if !whole {
 		changes = slices.Collect(service.Diff(h.view, view, b.family))
@@ -245,11 +246,12 @@ func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
 }
 
 // Watch implements reconcile.Watcher: it hears of changes to the table and to
-// the node's addresses. The kernel tells nobody of changes to virtual servers.
+// the node's addresses. The kernel tells nobody of changes to virtual servers, so
+// these are looked at.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watches := []func(context.Context, func()) error{b.driver.Watch, b.rules.Watch, b.watchDrains}
+	watches := []func(context.Context, func()) error{b.driver.Watch, b.rules.Watch, b.watchDrains, b.looks.watch}
 	ended := make(chan error, len(watches))
 	for _, watch := range watches {
 		go func() {

@@ -23,11 +23,13 @@ var errForeign = errors.New("somebody else has a virtual server there")
 // What of that has nothing to do with changes since h is drift.
 func (p *plan) all(ctx context.Context, h *installed) error {
 	b := p.backend
+	defer b.looks.done(time.Now())
 	b.have = nil // until p was applied
 	s, err := b.driver.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
+	b.looks.wanted.Store(false)
 	p.next.read, p.next.at = b.now(), newSite(p.next.view, b.family)
 	b.note(s)
 	if h != nil {

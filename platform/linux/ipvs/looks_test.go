@@ -1,0 +1,50 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// What others do to virtual servers is found long before the sync period is
+// over, and nobody looks more often than that is worth.
+func TestStrangersAreNoticedSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		s := snapshot(web(0, 2, service.TCP))
+		apply(t, b, s)
+		delete(k.servers, first)
+		if p := planOf(t, b, s); !p.Empty() {
+			t.Fatalf("at once: %s", p)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var touches atomic.Int32
+		go func() { _ = b.Watch(ctx, func() { touches.Add(1) }) }()
+		time.Sleep(2*lookEvery + time.Millisecond)
+		if touches.Load() == 0 {
+			t.Fatal("nobody looks")
+		}
+		p := planOf(t, b, s)
+		if len(p.Drift()) == 0 {
+			t.Errorf("a virtual server that is gone is no drift: %s", p)
+		}
+		if err := p.Apply(ctx); err != nil || k.servers[first] == nil {
+			t.Errorf("Apply: %v; virtual servers: %v", err, k.servers)
+		}
+		b.looks.done(time.Now().Add(-time.Second)) // it took so long
+		touches.Store(0)
+		time.Sleep(lookShare*time.Second - lookEvery)
+		if n := touches.Load(); n > 0 {
+			t.Errorf("after a look that took a second, %d more within %s", n, lookShare*time.Second)
+		}
+	})
+}
