@@ -47,7 +47,7 @@ func Diff(old, now *Config, u Use) []Change {
 	var all []Change
 	for _, path := range leaves() {
 		if path == "featureGates" {
-			all = append(all, diffGates(old.FeatureGates, now.FeatureGates)...)
+			all = append(all, diffGates(old.FeatureGates, now)...)
 			continue
 		}
 		a, b := at(&old.KubeProxyConfiguration, path), at(&now.KubeProxyConfiguration, path)
@@ -74,8 +74,8 @@ func showList(v reflect.Value) string {
 }
 
 // diffGates compares gate by gate, as each has an effect of its own.
-func diffGates(old, now map[string]bool) []Change {
-	names := map[string]bool{}
+func diffGates(old map[string]bool, next *Config) []Change {
+	names, now := map[string]bool{}, next.FeatureGates
 	maps.Copy(names, old)
 	maps.Copy(names, now)
 	var all []Change
@@ -86,13 +86,16 @@ func diffGates(old, now map[string]bool) []Change {
 		}
 		c := Change{Path: "featureGates[" + name + "]", From: from, To: to}
 		// Those that are honored are on unless they are switched off.
-		if gates[name] == honored && (from == "false") != (to == "false") {
+		if gates[name] == honored && (from == "false") != (to == "false") && (name != ipvsGate || mayBeIPVS(next)) {
 			c.Effect = effects["featureGates"].effect
 		}
 		all = append(all, c)
 	}
 	return all
 }
+
+// mayBeIPVS reports that the mode can be ipvs, be it because the Node asks for it.
+func mayBeIPVS(c *Config) bool { return c.OS == Linux && (c.Mode == IPVS || c.Mode == "") }
 
 func showGate(all map[string]bool, name string) string {
 	on, given := all[name]

@@ -97,6 +97,14 @@ var diffCases = map[string]struct {
 			{"featureGates[DryRun]", "unset", "false", Unused},
 		},
 	},
+	"the gate of ipvs, which may be": {
+		"", "featureGates: {KubeProxyIPVS: false}", inNFTables,
+		[]Change{{"featureGates[KubeProxyIPVS]", "unset", "false", Restart}},
+	},
+	"the gate of ipvs in another mode": {
+		"mode: nftables", "mode: nftables\nfeatureGates: {KubeProxyIPVS: false}", inNFTables,
+		[]Change{{"featureGates[KubeProxyIPVS]", "unset", "false", Unused}},
+	},
 	"a gate that is on anyway": {
 		"", "featureGates: {AllowServiceExternalIPs: true}", inNFTables,
 		[]Change{{"featureGates[AllowServiceExternalIPs]", "unset", "true", Unused}},

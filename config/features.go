@@ -68,13 +68,26 @@ func featureHelp() string {
 		", AllAlpha, AllBeta and gates of old versions are accepted and switch nothing"
 }
 
+// ipvsGate is the gate that can forbid a mode.
+const ipvsGate = "KubeProxyIPVS"
+
+// SwitchedOff reports that a feature gate forbids mode, whoever asks for it.
+func (c *Config) SwitchedOff(mode v1alpha1.ProxyMode) bool {
+	return switchedOff(c.FeatureGates, mode)
+}
+
+func switchedOff(gates map[string]bool, mode v1alpha1.ProxyMode) bool {
+	on, given := gates[ipvsGate]
+	return mode == IPVS && given && !on
+}
+
 func (b *build) validateGates() {
 	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
 		if _, known := gates[name]; !known {
 			b.errorf("featureGates["+name+"]", "unknown feature gate%s", didYouMean(Closest(name, slices.Sorted(maps.Keys(gates)))))
 		}
 	}
-	if on, given := b.FeatureGates["KubeProxyIPVS"]; given && !on && b.Mode == IPVS {
+	if switchedOff(b.FeatureGates, b.Mode) {
 		b.errorf("mode", "%s is switched off by featureGates[KubeProxyIPVS]: want another mode, or the gate on", v1alpha1.ProxyMode(IPVS))
 	}
 }

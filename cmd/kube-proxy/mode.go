@@ -75,27 +75,28 @@ type chosen struct {
 type candidate struct {
 	mode v1alpha1.ProxyMode
 	from string // whose wish it is
+	off  bool   // a feature gate forbids it
 }
 
 // candidates lists the modes to try. annotated is what the Node asks for, which
 // counts if nobody else does.
 func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []candidate {
 	if c.Mode != "" {
-		all := []candidate{{c.Mode, o.modeFrom()}}
+		all := []candidate{{mode: c.Mode, from: o.modeFrom()}}
 		if at := slices.Index(fallbackModes, c.Mode); o.fallback && at >= 0 {
 			for _, m := range fallbackModes[at+1:] {
-				all = append(all, candidate{m, fmt.Sprintf("--proxy-mode-fallback, since %s cannot work here", c.Mode)})
+				all = append(all, candidate{mode: m, from: fmt.Sprintf("--proxy-mode-fallback, since %s cannot work here", c.Mode)})
 			}
 		}
 		return all
 	}
 	var all []candidate
 	if annotated != "" {
-		all = append(all, candidate{annotated, "the Node's annotation " + modeAnnotation})
+		all = append(all, candidate{annotated, "the Node's annotation " + modeAnnotation, c.SwitchedOff(annotated)})
 	}
 	for _, m := range bestModes {
 		if m != annotated && slices.Contains(built[c.OS], m) {
-			all = append(all, candidate{m, "the best that works here"})
+			all = append(all, candidate{mode: m, from: "the best that works here"})
 		}
 	}
 	return all
@@ -114,7 +115,7 @@ func (o *options) modeFrom() string {
 func choose(log klog.Logger, all []candidate, open func(candidate) (*chosen, error)) (*chosen, error) {
 	var errs []error
 	for i, w := range all {
-		x, err := open(w)
+		x, err := w.open(open)
 		if err == nil {
 			return x, nil
 		}
@@ -124,6 +125,13 @@ func choose(log klog.Logger, all []candidate, open func(candidate) (*chosen, err
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+func (w candidate) open(open func(candidate) (*chosen, error)) (*chosen, error) {
+	if w.off {
+		return nil, fmt.Errorf("mode %s is switched off by a feature gate", w.mode)
+	}
+	return open(w)
 }
 
 // with returns c in the mode of w.

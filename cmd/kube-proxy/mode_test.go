@@ -47,6 +47,10 @@ var choosings = map[string]choosing{
 		annotated: "iptables", broken: []string{"iptables"}, want: "nftables, the best that works here",
 		told: "iptables lacks something",
 	},
+	"an annotation that a gate forbids": {
+		args: []string{"--feature-gates=KubeProxyIPVS=false"}, annotated: "ipvs", want: "nftables, the best that works here",
+		told: "mode ipvs is switched off by a feature gate",
+	},
 	"fallback": {
 		args: []string{"--proxy-mode=ipvs", "--proxy-mode-fallback"}, broken: []string{"ipvs"},
 		want: "iptables, --proxy-mode-fallback, since ipvs cannot work here", told: "ipvs lacks something",
