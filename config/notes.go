@@ -18,6 +18,7 @@ var foreign = map[OS][]string{
 
 // idle lists what no mode on any system has a use for.
 var idle = map[string]string{
+	"configSyncPeriod":            "the API server tells of changes by itself, and what it has is not read again in between",
 	"showHiddenMetricsForVersion": "no metric is hidden",
 }
 

@@ -46,7 +46,7 @@ var settings = []setting{
 	{flag: "kube-api-content-type", path: "clientConnection.contentType", group: groupAPI, help: "media `TYPE` of requests"},
 	{flag: "kube-api-qps", path: "clientConnection.qps", group: groupAPI, help: "requests a second, `NUMBER`, in the long run"},
 	{flag: "kube-api-burst", path: "clientConnection.burst", group: groupAPI, help: "`NUMBER` of requests that may exceed that rate for a moment"},
-	{flag: "config-sync-period", path: "configSyncPeriod", group: groupAPI, positive: true, help: "`TIME` between two full reads of what the API server holds, more than 0"},
+	{flag: "config-sync-period", path: "configSyncPeriod", group: groupAPI, positive: true, help: "`TIME` between two full reads of what the API server holds, more than 0; ignored, as it tells of changes by itself"},
 
 	{flag: "hostname-override", path: "hostnameOverride", group: groupNode, help: "`NAME` of the Node we run on, if it is not the host's"},
 	{flag: "bind-address", path: "bindAddress", group: groupNode, help: "primary `IP` of the node; 0.0.0.0 or :: takes the Node's address of that family. Nothing listens on it"},

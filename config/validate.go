@@ -88,9 +88,9 @@ func (b *build) validateDetectLocal() {
 	case !slices.Contains(modes, m):
 		b.errorf("detectLocalMode", "%q is unknown%s want %s", m, orSemicolon(didYouMean(Closest(string(m), texts(modes)))), list(modes))
 	case m == BridgeInterface && b.DetectLocal.BridgeInterface == "":
-		b.errorf("detectLocal.bridgeInterface", "is empty: detectLocalMode %s wants the name of a bridge", m)
+		b.errorf("detectLocal.bridgeInterface", "is empty: detectLocalMode %s wants the name of a bridge, here or by --pod-bridge-interface", m)
 	case m == InterfaceNamePrefix && b.DetectLocal.InterfaceNamePrefix == "":
-		b.errorf("detectLocal.interfaceNamePrefix", "is empty: detectLocalMode %s wants the beginning of interface names", m)
+		b.errorf("detectLocal.interfaceNamePrefix", "is empty: detectLocalMode %s wants the beginning of interface names, here or by --pod-interface-name-prefix", m)
 	}
 	b.interfaceName("detectLocal.bridgeInterface", b.DetectLocal.BridgeInterface)
 	b.interfaceName("detectLocal.interfaceNamePrefix", b.DetectLocal.InterfaceNamePrefix)
