@@ -63,12 +63,14 @@ func (h hearing) SetNode(n *corev1.Node) {
 	h.observers.health.SetNode(n)
 	h.Tracker.SetNode(n)
 	h.observers.nodeLog.learned(h.Tracker)
+	h.observers.nodeLog.judged(h.observers.health.Report().NodeReason)
 	h.observers.wish.heard(n)
 }
 
 func (h hearing) DeleteNode() {
 	h.observers.health.DeleteNode()
 	h.Tracker.DeleteNode()
+	h.observers.nodeLog.judged(h.observers.health.Report().NodeReason)
 }
 
 func (h hearing) Synced() {

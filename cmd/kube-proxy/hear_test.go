@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -123,4 +125,36 @@ func TestMetricsOfTheQuiet(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestTellsWhoKeepsLoadBalancersAway has a Node that is about to go, stays after all,
+// and goes. Each change is a line, other news of the Node are none.
+func TestTellsWhoKeepsLoadBalancersAway(t *testing.T) {
+	h, _ := listener(t)
+	var log bytes.Buffer
+	h.observers.nodeLog.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	marked := node.DeepCopy()
+	marked.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
+	for i, step := range []struct {
+		do   func()
+		want string // in the only line, nothing for none
+	}{
+		{func() { h.SetNode(node) }, "The Node is known"},
+		{func() { h.SetNode(marked) }, "are told to leave this node, by /healthz\" node=\"node-a\" reason=\"the Node has the taint"},
+		{func() { h.SetNode(marked) }, ""},
+		{func() { h.SetNode(node) }, "are not told to leave this node any more"},
+		{func() { h.DeleteNode() }, "was deleted"},
+		{func() { h.SetNode(node) }, "are not told"},
+	} {
+		lines := 1
+		if step.want == "" {
+			lines = 0
+		}
+		log.Reset()
+		step.do()
+		if got := log.String(); strings.Count(got, "\n") != lines || !strings.Contains(got, step.want) {
+			t.Errorf("step %d logs %q, want %q", i, got, step.want)
+		}
+	}
 }

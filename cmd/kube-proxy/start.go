@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -32,7 +33,7 @@ func announce(log klog.Logger, o *options, x *chosen) {
 		"pods", podsOf(c), "podsFrom", o.podsFrom(c),
 	}
 	if ip := c.NodeIP(); ip.IsValid() {
-		args = append(args, "nodeIP", ip.String(), "nodeIPFrom", o.from("bind-address"))
+		args = append(args, "nodeIP", ip.String(), "nodeIPFrom", o.given("bind-address"))
 	}
 	log.Info("Starting", args...)
 }
@@ -42,10 +43,18 @@ func (o *options) nameFrom(c *config.Config) string {
 	if c.HostnameOverride == "" {
 		return "the host's name"
 	}
-	return o.from("hostname-override")
+	return o.given("hostname-override")
 }
 
-// from tells where a setting comes from that has a flag.
+// given tells where a setting comes from that has a flag and no default.
+func (o *options) given(flag string) string {
+	if o.flags != nil && o.flags.Changed(flag) {
+		return "--" + flag
+	}
+	return cmp.Or(o.config.Config, "the default")
+}
+
+// from tells where a setting comes from that has a flag, and may be the default.
 func (o *options) from(flag string) string {
 	switch {
 	case o.flags != nil && o.flags.Changed(flag):
@@ -59,7 +68,7 @@ func (o *options) from(flag string) string {
 // podsFrom tells where podsOf comes from.
 func (o *options) podsFrom(c *config.Config) string {
 	if (c.DetectLocalMode == config.ClusterCIDR || c.DetectLocalMode == "") && c.ClusterCIDR != "" {
-		return o.from("cluster-cidr")
+		return o.given("cluster-cidr")
 	}
 	return o.from("detect-local-mode")
 }
@@ -88,8 +97,9 @@ type nodeLog struct {
 	// podCIDRs tells that those of the Node matter.
 	podCIDRs bool
 
-	mu   sync.Mutex
-	last *service.Node
+	mu     sync.Mutex
+	last   *service.Node
+	unwell string // why load balancers are told to leave
 }
 
 // nodePatience is how long the Node may take to be known.
@@ -113,6 +123,21 @@ func (l *nodeLog) learned(t *track.Tracker) {
 		return
 	}
 	l.log.Info("The Node has changed", args...)
+}
+
+// judged says when /healthz begins to keep load balancers away because of what the
+// Node says, and when it ends that. reason is empty if it does not.
+func (l *nodeLog) judged(reason string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if reason == l.unwell {
+		return
+	}
+	if l.unwell = reason; reason == "" {
+		l.log.Info("Load balancers are not told to leave this node any more", "node", l.name)
+		return
+	}
+	l.log.Info("Load balancers are told to leave this node, by /healthz", "node", l.name, "reason", reason)
 }
 
 // await says once that the Node is not known, if it is not in time. listed

@@ -1,0 +1,38 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"kubeproxy/config"
+)
+
+// TestWhereSettingsComeFrom has the first line of the log name who decided: what
+// has no default can only be in the file if no flag gives it.
+func TestWhereSettingsComeFrom(t *testing.T) {
+	c := &config.Config{}
+	c.HostnameOverride, c.ClusterCIDR = "node-a", "10.0.0.0/8"
+	for situation, tt := range map[string]struct {
+		file       string
+		args       []string
+		name, pods string
+	}{
+		"a file":   {"f.yaml", nil, "f.yaml", "f.yaml"},
+		"flags":    {"", []string{"--hostname-override=node-a", "--cluster-cidr=10.0.0.0/8"}, "--hostname-override", "--cluster-cidr"},
+		"one each": {"f.yaml", []string{"--cluster-cidr=10.0.0.0/8"}, "f.yaml", "--cluster-cidr"},
+	} {
+		o := &options{}
+		o.register(pflag.NewFlagSet("", pflag.ContinueOnError))
+		if err := o.flags.Parse(tt.args); err != nil {
+			t.Fatal(err)
+		}
+		o.config.Config = tt.file
+		if name, pods := o.nameFrom(c), o.podsFrom(c); name != tt.name || pods != tt.pods {
+			t.Errorf("%s: %q, %q; want %q, %q", situation, name, pods, tt.name, tt.pods)
+		}
+	}
+}
