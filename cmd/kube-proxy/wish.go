@@ -31,18 +31,23 @@ const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
 // an API server there is nothing to forward, but something to serve.
 const wishPatience = 2 * time.Second
 
+// nodeReader is a source that can be asked for the Node before it runs.
+type nodeReader interface {
+	ReadNode(ctx context.Context) (*corev1.Node, error)
+}
+
 // newModeWish asks the Node if nothing is configured. That it cannot be asked is
 // no reason not to start.
 func newModeWish(ctx context.Context, c *config.Config, from source.Source) modeWish {
 	w := modeWish{configured: c.Mode}
-	api, is := from.(*source.APIServer)
+	asked, is := from.(nodeReader)
 	if !is || c.Mode != "" || c.OS != config.Linux {
 		return w
 	}
 	log := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, wishPatience)
 	defer cancel()
-	node, err := api.ReadNode(ctx)
+	node, err := asked.ReadNode(ctx)
 	if err != nil {
 		log.Info("No mode is configured, and whether the Node asks for one cannot be read now; going on as if it did not", "annotation", modeAnnotation, "err", err.Error())
 		return w

@@ -38,7 +38,7 @@ type wishFollower struct {
 // followWish returns nil where the Node is not to be asked. was is what led to
 // mode.
 func followWish(o *options, was modeWish, mode string, log klog.Logger) *wishFollower {
-	if was.configured != "" || len(o.manifests) > 0 || hostOS != config.Linux {
+	if was.configured != "" || hostOS != config.Linux {
 		return nil
 	}
 	f := &wishFollower{os: hostOS, mode: mode, log: log, kick: make(chan struct{}, 1), now: was.annotated, judged: was.annotated}

@@ -11,6 +11,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -75,6 +77,30 @@ func TestModeWish(t *testing.T) {
 	c := &config.Config{OS: config.Linux}
 	if got := newModeWish(t.Context(), c, &source.Manifests{}); got != (modeWish{}) {
 		t.Errorf("with manifests, wish %v", got)
+	}
+}
+
+// TestWishOfManifests finds the Node among other files, those that cannot be read
+// included.
+func TestWishOfManifests(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"a.yaml": "kind: Node: no",
+		"b.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: node-b, annotations: {net.experimental.kubernetes.io/proxy-mode: ipvs}}\n",
+		"c.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: node-a, annotations: {net.experimental.kubernetes.io/proxy-mode: userspace}}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := &config.Config{OS: config.Linux}
+	from := &source.Manifests{Paths: []string{filepath.Join(dir, "missing"), dir}, NodeName: "Node-A"}
+	if got := newModeWish(t.Context(), c, from); got != (modeWish{annotated: "userspace"}) {
+		t.Errorf("wish %v", got)
+	}
+	c.Mode = "iptables"
+	if got := newModeWish(t.Context(), c, from); got.annotated != "" {
+		t.Errorf("with a configured mode, wish %v", got)
 	}
 }
 

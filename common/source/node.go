@@ -6,6 +6,8 @@ package source
 import (
 	"context"
 	"fmt"
+	"os"
+	"regexp"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,4 +30,39 @@ func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
 		return nil, nil
 	}
 	return &found.Items[0], nil
+}
+
+// ReadNode looks once for the Node, for what must be known before Run. It is nil
+// if there is none of that name. What is wrong with the files is for Run to tell.
+func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
+	mentions := regexp.MustCompile(`\bNode\b`) // few do, and the rest takes time
+	d := decoder{noted: map[string]bool{}}
+	for _, path := range m.Paths {
+		var dir listing
+		dir.list(path)
+		for _, name := range dir.files {
+			info, err := os.Stat(name)
+			if err != nil || readable(info) != nil {
+				continue
+			}
+			content, err := readFile(name)
+			if err != nil || !mentions.Match(content) {
+				continue
+			}
+			if n := m.own(d.decode(content).objects); n != nil {
+				return n, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// own returns the Node we run on, nil if it is not among all.
+func (m *Manifests) own(all []object) *corev1.Node {
+	for _, o := range all {
+		if n, is := o.value.(*corev1.Node); is && normalizeNode(n.Name) == normalizeNode(m.NodeName) {
+			return n
+		}
+	}
+	return nil
 }
