@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -46,8 +47,18 @@ func (b *build) noteUnused() {
 	if b.os == Linux && slices.Contains(b.NodePortAddresses, wordLocalhost) {
 		b.notef("nodePortAddresses", "%s has no effect: loopback addresses do not answer NodePorts", wordLocalhost)
 	}
+	b.noteNodeName()
 	b.noteGates()
 	b.noteFamilies()
+}
+
+// noteNodeName remarks on a name that no Node can have. What such a process does
+// is no less right, but no endpoint is local to it.
+func (b *build) noteNodeName() {
+	name := normalName(b.HostnameOverride)
+	if name != "" && validation.IsDNS1123Subdomain(name) != nil {
+		b.notef("hostnameOverride", "%.80q is no name that a Node can have: want what kubectl get nodes shows, of lower-case letters, digits, - and .", name)
+	}
 }
 
 // passOverMode leaves out a mode of another system that the file names: nodes of

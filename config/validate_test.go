@@ -132,6 +132,8 @@ func TestNotes(t *testing.T) {
 		"mode of Linux":          {Windows, "mode: ipvs\n", nil, []string{`f:3: mode: ipvs is a mode of linux; on windows the best mode there is is used, as if none were set`}},
 		"mode by flag":           {Windows, "mode: ipvs\n", []string{"--proxy-mode=kernelspace"}, nil},
 		"removed fields":         {Linux, "udpIdleTimeout: 1s", nil, []string{`f:3: udpIdleTimeout: is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does`}},
+		"name of no Node":        {Linux, "hostnameOverride: node_a", nil, []string{`f:3: hostnameOverride: "node_a" is no name that a Node can have: want what kubectl get nodes shows, of lower-case letters, digits, - and .`}},
+		"name of a Windows host": {Windows, "hostnameOverride: ' NODE-A.corp '", nil, nil},
 		"sync period of old":     {Linux, "configSyncPeriod: 1m", nil, []string{`f:3: configSyncPeriod: is ignored: the API server tells of changes by itself, and what it has is not read again in between`}},
 		"sync period by default": {Linux, "configSyncPeriod: 15m", nil, nil},
 		"without use":            {Linux, "portRange: 1-2\nshowHiddenMetricsForVersion: '1.36'", nil, []string{`f:4: showHiddenMetricsForVersion: is ignored: no metric is hidden`, `f:3: portRange: has a use in mode userspace only`}},
