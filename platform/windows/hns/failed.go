@@ -51,3 +51,11 @@ func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
 	}
 	return errs
 }
+
+// lacking is nil for nil.
+func lacking(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &reconcile.Lacking{Err: err}
+}

@@ -22,7 +22,8 @@ type fake struct {
 	balancers map[string]LoadBalancer
 	next      int
 	down      bool
-	held      map[Key]bool // ports that a program of the node listens on
+	portless  map[string]bool // endpoints that are not on the switch
+	held      map[Key]bool    // ports that a program of the node listens on
 	// break, if set, may fail a call before anything is done. After, it may
 	// fail one that was done.
 	refuse func(op string) error
@@ -193,6 +194,8 @@ func (k *fake) check(op string, lb LoadBalancer) error {
 			return fails(op, 0x803b0002)
 		case network != "" && network != e.Network:
 			return fails(op, 0x80070057)
+		case k.portless[id]:
+			return fails(op, 0x803b0007)
 		}
 		network = e.Network
 	}

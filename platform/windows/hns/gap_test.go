@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -95,4 +96,66 @@ func TestInForceButFor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unplug has a pod not be on the switch.
+func (b *bench) unplug(pod string) {
+	b.hns.portless = map[string]bool{}
+	for id, e := range b.hns.endpoints {
+		b.hns.portless[id] = e.Has(addr(pod))
+	}
+}
+
+// A pod that is not on the switch yet has HNS refuse the whole load balancer. The
+// Service keeps the others meanwhile, and loses those that are gone.
+func TestPodNotOnTheSwitch(t *testing.T) {
+	for _, v := range []Version{v13, v15} {
+		t.Run(v.String(), func(t *testing.T) {
+			b := newBench(t, v, bridgeN)
+			b.pods("10.244.1.11", "10.244.1.12", "10.244.1.13")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
+			b.unplug("10.244.1.13")
+			want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.13:80"),
+				clusterIP("cart", "10.96.0.11", "10.244.1.13:80", "10.244.2.11:80@b"), clusterIP("alone", "10.96.0.12", "10.244.1.13:80"))
+			for range 2 {
+				_, err := b.round(want)
+				wantFailed(t, err, "switch port", "alone", "cart", "web")
+				all := reconcile.Failed(err)
+				if reconcile.InForce(all[0].Err) || !reconcile.InForce(all[1].Err) || !reconcile.InForce(all[2].Err) {
+					t.Errorf("in force all but alone: %v", err)
+				}
+				if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11]", "tcp 10.96.0.11:80 [10.244.2.11]"}, b.holds()); diff != "" {
+					t.Errorf("meanwhile (-want +got):\n%s", diff)
+				}
+			}
+			b.hns.portless = nil
+			b.converge(want)
+		})
+	}
+}
+
+// A pod that does not come onto the switch for long costs the Service its load
+// balancer for a moment now and then, and ever more rarely.
+func TestPodStaysOffTheSwitch(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+	b.unplug("10.244.1.12")
+	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80"))
+	begin, cuts := b.now, 0
+	for b.now.Sub(begin) < time.Hour {
+		_, err := b.round(want)
+		wantFailed(t, err, "switch port", "web")
+		cuts += b.hns.calls["delete load balancer"]
+		if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11]"}, b.holds()); diff != "" {
+			t.Fatalf("meanwhile (-want +got):\n%s", diff)
+		}
+		b.now = b.now.Add(9 * time.Second)
+	}
+	if cuts < 12 || cuts > 20 {
+		t.Errorf("%d attempts in an hour, want one every 5 minutes and some before", cuts)
+	}
+	b.hns.portless = nil
+	b.now = b.now.Add(longestRest)
+	b.converge(want)
 }

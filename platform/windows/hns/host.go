@@ -39,12 +39,13 @@ type Host struct {
 	said    map[string]bool
 	// inPlace is false once a change in place was ignored.
 	inPlace bool
+	resting map[string]rest // endpoints by ID
 }
 
 // NewHost returns the Host of the named node. Note is told of decisions, each
 // a sentence, once.
 func NewHost(d Driver, s Store, node string, note func(string)) *Host {
-	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true}
+	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true, resting: map[string]rest{}}
 }
 
 // shared is how long the listing of one family is good for the other one,

@@ -191,7 +191,7 @@ func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
 	have := p.model.balancer(lb.Key)
 	switch {
 	case have == nil:
-		return p.create(lb, n)
+		return p.create(lb, n, nil)
 	case !p.ours(have):
 		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
 	case have.same(lb):
@@ -201,7 +201,7 @@ func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
 	case have.same(lb.with(have.Endpoints)) && p.host.changesInPlace(p.site.Version):
 		return p.change(have, lb, n)
 	}
-	return p.replace(have, lb, n)
+	return p.spare(have, lb, n)
 }
 
 // with returns lb with other endpoints. Only they can be changed in place for
@@ -228,19 +228,22 @@ func (p *pass) ours(have *LoadBalancer) bool {
 	})
 }
 
-func (p *pass) create(lb *LoadBalancer, n service.PortName) error {
+func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) error {
 	if !p.dry { // the plan may not have seen it coming
 		p.host.intend(map[Key]service.PortName{lb.Key: n})
 	}
-	lb, id, err := p.createBalancer(lb)
+	made, id, without, err := p.createBalancer(lb, before)
 	if err != nil {
 		p.doubt(lb)
 		return taken(err, lb.Key)
 	}
-	p.say("+ loadbalancer %s %s %s", lb.Key, lb.words(), p.names(lb.Endpoints))
-	p.creates[lb.Key] = n
-	p.put(id, lb, n)
-	return nil
+	p.say("+ loadbalancer %s %s %s", made.Key, made.words(), p.names(made.Endpoints))
+	p.creates[made.Key] = n
+	p.put(id, made, n)
+	if !p.dry {
+		p.host.awaken(made.Endpoints)
+	}
+	return lacking(without)
 }
 
 func (p *pass) doubt(lb *LoadBalancer) {
@@ -287,13 +290,13 @@ type adoption struct {
 func (p *pass) change(have, lb *LoadBalancer, n service.PortName) error {
 	request := *lb
 	request.ID = have.ID
-	got, err := p.driver.UpdateLoadBalancer(p.ctx, request)
+	made, got, without, err := p.updateBalancer(request, have.Endpoints)
 	var e *Error
 	switch {
 	case errors.Is(err, ErrNotFound) && missingBalancer(err):
 		p.forget(have, n)
-		return p.create(lb, n)
-	case errors.As(err, &e) && e.Code == notImplemented, err == nil && !got.same(lb):
+		return p.create(lb, n, nil)
+	case errors.As(err, &e) && e.Code == notImplemented, err == nil && !got.same(&made):
 		p.host.neverInPlace(p.site.Version)
 		return p.replace(have, lb, n)
 	case err != nil:
@@ -303,8 +306,8 @@ func (p *pass) change(have, lb *LoadBalancer, n service.PortName) error {
 	p.say("~ loadbalancer %s %s %s", lb.Key, lb.words(), p.difference(have.Endpoints, lb.Endpoints))
 	p.model.removeBalancer(have)
 	p.release(have, n)
-	p.put(have.ID, lb, n)
-	return nil
+	p.put(have.ID, &made, n)
+	return lacking(without)
 }
 
 // missingBalancer tells a load balancer that is gone from an endpoint of it
@@ -321,7 +324,7 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	}
 	p.say("- loadbalancer %s", have.Key)
 	p.forget(have, n)
-	return p.create(lb, n)
+	return p.create(lb, n, have.Endpoints)
 }
 
 // forget takes a load balancer that should be gone out of the model. In the

@@ -9,19 +9,57 @@ import (
 )
 
 // createBalancer creates lb, or what is left of it, which it returns, where pods of
-// this node have gone.
-func (p *pass) createBalancer(lb *LoadBalancer) (made *LoadBalancer, id string, err error) {
+// this node have gone or are not on the switch yet. Without is what then lacks, and
+// before are the endpoints of the load balancer that it replaces.
+func (p *pass) createBalancer(lb *LoadBalancer, before []string) (made *LoadBalancer, id string, without, err error) {
 	id, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
-	if !errors.Is(err, ErrNotFound) {
-		return lb, id, err
+	var left []string
+	switch {
+	case errors.Is(err, ErrNotFound):
+		left = p.present(lb.Endpoints)
+	case switchless(err):
+		left, without = p.proven(lb.Endpoints, before), err
 	}
-	left := p.present(lb.Endpoints)
 	if len(left) == 0 || len(left) == len(lb.Endpoints) {
-		return lb, id, err
+		return lb, id, nil, err
+	}
+	if without != nil {
+		p.host.putToRest(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return slices.Contains(left, id) }))
 	}
 	lb = lb.with(left)
 	id, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
-	return lb, id, err
+	return lb, id, without, err
+}
+
+// updateBalancer is the like of createBalancer for a change in place.
+func (p *pass) updateBalancer(lb LoadBalancer, before []string) (made, got LoadBalancer, without, err error) {
+	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
+	if !switchless(err) {
+		return lb, got, nil, err
+	}
+	left := p.proven(lb.Endpoints, before)
+	if len(left) == 0 || len(left) == len(lb.Endpoints) {
+		return lb, got, nil, err
+	}
+	lb.Endpoints, without = left, err
+	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
+	return lb, got, without, err
+}
+
+// switchless reports that HNS refuses a load balancer because an endpoint of it,
+// HNS does not say which, has no port on the switch yet.
+func switchless(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == 0x803b0007
+}
+
+// proven returns the endpoints that are surely on the switch: those elsewhere need
+// no port there, and others are in load balancers.
+func (p *pass) proven(ids, before []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		e := p.model.endpoint(id)
+		return (e == nil || !e.Remote) && !slices.Contains(before, id) && p.model.references(id) == 0
+	})
 }
 
 // present returns the endpoints without those of this node that are gone. The
