@@ -44,8 +44,9 @@ func (b *build) noteUnused() {
 			b.notef(path, "has no effect on %s", b.os)
 		}
 	}
-	if b.os == Linux && slices.Contains(b.NodePortAddresses, wordLocalhost) {
-		b.notef("nodePortAddresses", "%s has no effect: loopback addresses do not answer NodePorts", wordLocalhost)
+	loopback := (b.Mode == IPTables || b.Mode == Userspace) && *b.IPTables.LocalhostNodePorts
+	if b.os == Linux && !loopback && slices.Contains(b.NodePortAddresses, wordLocalhost) {
+		b.notef("nodePortAddresses", "%s has no effect: loopback addresses answer NodePorts in modes iptables and userspace only, with iptables.localhostNodePorts", wordLocalhost)
 	}
 	b.noteNodeName()
 	b.noteGates()
