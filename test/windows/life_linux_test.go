@@ -128,15 +128,7 @@ func TestTrouble(t *testing.T) {
 			n.hns.Restart(hns.Pods)
 			clear(n.foreign) // it forgets that, too
 		},
-		"HNS is away for a while": func(t *testing.T) {
-			n.hns.Stop(hns.ServerUnavailable)
-			n.save(t, cart.on("10.244.2.13"))
-			before := n.hns.Calls()
-			await(t, "the proxy asks in vain", func() bool { return n.hns.Calls().Sub(before).Lists("") > 1 })
-			n.hns.Start(hns.Everything)
-			n.settle(t, web, cart.on("10.244.2.13"), dns)
-			n.save(t, cart)
-		},
+		"HNS is away for a while": func(t *testing.T) { n.isAway(t, cart, web, dns) },
 		"a pod is made anew": func(t *testing.T) {
 			for _, e := range n.hns.Objects(hns.Endpoint) {
 				if strings.HasPrefix(e.Name(), "pod-10.244.1.12") {
@@ -147,6 +139,7 @@ func TestTrouble(t *testing.T) {
 			}
 			n.installPod(t, "10.244.1.12")
 		},
+		"a pod is not on the switch yet": func(t *testing.T) { n.joinsLate(t, web, cart, dns) },
 		"a crash in the middle of a change": func(t *testing.T) {
 			n.hns.Delay("HcnCreate*", 300*time.Millisecond)
 			before := n.hns.Calls()
@@ -167,6 +160,36 @@ func TestTrouble(t *testing.T) {
 		})
 	}
 	n.stop(t)
+}
+
+// isAway changes cart while HNS does not run.
+func (n *node) isAway(t *testing.T, cart app, others ...app) {
+	t.Helper()
+	less := cart.on(cart.pods[1:]...)
+	n.hns.Stop(hns.ServerUnavailable)
+	n.save(t, less)
+	before := n.hns.Calls()
+	await(t, "the proxy asks in vain", func() bool { return n.hns.Calls().Sub(before).Lists("") > 1 })
+	n.hns.Start(hns.Everything)
+	n.settle(t, append(others, less)...)
+	n.save(t, cart)
+}
+
+// joinsLate gives web a pod that HNS refuses at first: the one it has serves on.
+func (n *node) joinsLate(t *testing.T, web app, others ...app) {
+	t.Helper()
+	const late = "10.244.1.13"
+	id := n.installPod(t, late)
+	if err := n.hns.Detach(id); err != nil {
+		t.Fatal(err)
+	}
+	n.save(t, web.on(locals[0], late))
+	n.settle(t, append(others, web.on(locals[0]))...)
+	if err := n.hns.Attach(id); err != nil {
+		t.Fatal(err)
+	}
+	n.settle(t, append(others, web.on(locals[0], late))...)
+	n.save(t, web)
 }
 
 // awaitQuiet waits until HNS has finished the call that was under way, whoever
