@@ -73,7 +73,7 @@ func (o *observers) relayLacks(text string) {
 const (
 	// handOverTime is how long connections may take to be led past this
 	// process.
-	handOverTime = 5 * time.Second
+	handOverTime = 10 * time.Second
 	// drainTime is how long those through it may go on then.
 	drainTime = 5 * time.Second
 )
