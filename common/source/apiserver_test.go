@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -44,18 +45,13 @@ func TestStopInOutage(t *testing.T) {
 }
 
 // guarded refuses ServiceCIDRs, and is not there for the rest.
-type guarded struct {
-	mu    sync.Mutex
-	asked []time.Time
-}
+type guarded struct{ asked atomic.Int32 }
 
 func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !strings.HasSuffix(r.URL.Path, "/"+kindCIDRs) {
 		return nil, syscall.ECONNREFUSED
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.asked = append(g.asked, time.Now())
+	g.asked.Add(1)
 	const text = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`
 	return &http.Response{
 		StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
@@ -77,10 +73,10 @@ func TestRefusedIsAskedForAgain(t *testing.T) {
 		}()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		first := len(g.asked)
+		first := g.asked.Load()
 		time.Sleep(23 * time.Hour)
 		synctest.Wait()
-		later := len(g.asked) - first
+		later := g.asked.Load() - first
 		stop()
 		<-ended
 		if first < 3 || first > 8 || later > 160 {
