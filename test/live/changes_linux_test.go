@@ -81,8 +81,6 @@ func TestChangesUnderLoad(t *testing.T) {
 
 func TestUserspaceChangesUnderLoad(t *testing.T) { throughProxy(t, changesUnderLoad) }
 
-func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }
-
 func changesUnderLoad(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.webs()[:3]...)
