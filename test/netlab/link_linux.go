@@ -4,6 +4,7 @@
 package netlab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -152,7 +153,9 @@ func (l *Lab) settle() error {
 	for _, h := range l.hosts {
 		for {
 			waiting, err := h.waiting()
-			if err != nil {
+			if errors.Is(err, netlink.ErrDumpInterrupted) {
+				waiting = "whose addresses change" // now, and not when it is asked again
+			} else if err != nil {
 				return err
 			}
 			if waiting == "" {
