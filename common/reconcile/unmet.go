@@ -38,30 +38,32 @@ func (l *Lacking) Unwrap() error { return l.Err }
 // InForce reports that a port that err is about is in force but for what is Unmet
 // or Lacking.
 func InForce(err error) bool {
-	if list, ok := err.(interface{ Unwrap() []error }); ok {
-		all := list.Unwrap()
-		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !InForce(err) })
-	}
-	if _, ok := err.(*Lacking); ok {
-		return true
-	}
-	if cause := errors.Unwrap(err); cause != nil {
-		return InForce(cause)
-	}
-	return errors.Is(err, errors.ErrUnsupported)
+	return every(err, func(err error) bool {
+		_, lacking := err.(*Lacking)
+		return lacking || cannot(err)
+	})
 }
 
 // Unsupported reports that err is about nothing but what a dataplane cannot do,
 // errors.ErrUnsupported, so that trying again is of no use.
-func Unsupported(err error) bool {
+func Unsupported(err error) bool { return every(err, cannot) }
+
+// cannot reports that err itself, and not its cause, is about that.
+func cannot(err error) bool {
+	return errors.Unwrap(err) == nil && errors.Is(err, errors.ErrUnsupported)
+}
+
+// every reports that on each branch of err's tree there is one that is.
+func every(err error, is func(error) bool) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		all := list.Unwrap()
-		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !Unsupported(err) })
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !every(err, is) })
 	}
-	if cause := errors.Unwrap(err); cause != nil {
-		return Unsupported(cause)
+	if is(err) {
+		return true
 	}
-	return errors.Is(err, errors.ErrUnsupported)
+	cause := errors.Unwrap(err)
+	return cause != nil && every(cause, is)
 }
 
 // Broken lists the PortErrors in err's tree, in order, that are about more than
