@@ -79,6 +79,8 @@ func TestChangesUnderLoad(t *testing.T) {
 	}
 }
 
+func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }
+
 func TestUserspaceChangesUnderLoad(t *testing.T) { throughProxy(t, changesUnderLoad) }
 
 func changesUnderLoad(t *testing.T, m mode) {

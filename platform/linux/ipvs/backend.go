@@ -269,16 +269,9 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 
 // watchDrains asks for a round from time to time while something drains.
 func (b *Backend) watchDrains(ctx context.Context, touched func()) error {
-	t := time.NewTicker(drainEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		}
+	return tick(ctx, drainEvery, func() {
 		if b.draining.Load() {
 			touched()
 		}
-	}
+	})
 }

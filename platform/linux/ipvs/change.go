@@ -29,7 +29,7 @@ func (p *plan) changes(h *installed, cs []service.Change) {
 		case before == 0 && n > 0:
 			p.routes = append(p.routes, op{verb: addRoute, route: localRoute{a, source}})
 		case before > 0 && before+n == 0:
-			p.routes = append(p.routes, op{verb: delRoute, route: localRoute{addr: a}})
+			p.unroutes = append(p.unroutes, op{verb: delRoute, route: localRoute{addr: a}})
 		}
 	}
 }
@@ -92,58 +92,90 @@ func (p *plan) port(c service.Change, passed map[key]wanted) {
 		for _, w := range p.backend.options.servers(c.New, p.next.at) {
 			had, found := old[w.key]
 			if !found {
-				had = passed[w.key]
+				had, found = passed[w.key]
 			}
-			p.server(&u, had, w)
+			p.server(&u, had, w, found)
 			delete(old, w.key)
 		}
 	}
 	for _, k := range sortedKeys(old) {
 		if _, found := passed[k]; !found && (len(old[k].endpoints) > 0 || len(p.drains[k]) > 0) {
-			u.gone = append(u.gone, op{verb: delServer, key: k})
+			u.ops = append(u.ops, op{verb: delServer, key: k})
 			delete(p.drains, k)
 		}
 	}
 	p.add(u)
 }
 
-// server plans the change of one virtual server, which old may know nothing of.
-func (p *plan) server(u *unit, old, next wanted) {
+// server plans the change of one virtual server, whose address the rules beside
+// know already, or not.
+func (p *plan) server(u *unit, old, next wanted, known bool) {
 	k := next.key
 	drained := len(p.drains[k]) > 0
+	m := moves{known: known, plain: next.plain, closes: len(next.endpoints) == 0}
 	switch {
-	case len(next.endpoints) == 0 && k.drainsNot():
+	case m.closes && k.drainsNot():
 		if len(old.endpoints) > 0 {
-			u.gone = append(u.gone, op{verb: delServer, key: k})
+			u.late = append(u.late, op{verb: delServer, key: k})
 		}
 		return
-	case len(next.endpoints) == 0 && len(old.endpoints) == 0 && !drained:
+	case m.closes && len(old.endpoints) == 0 && !drained:
 	case len(old.endpoints) == 0 && !drained:
-		u.ops = append(u.ops, op{verb: addServer, key: k, server: next.server})
+		m.come = append(m.come, op{verb: addServer, key: k, server: next.server})
 	case old.server != next.server:
 		u.ops = append(u.ops, op{verb: setServer, key: k, server: next.server})
 	}
 	merge(old.endpoints, next.endpoints, func(had, wants bool, a netip.AddrPort) {
 		switch {
 		case had && !wants:
-			p.leave(u, k, dest{addr: a, weight: 1})
+			m.leave = append(m.leave, p.leave(k, dest{addr: a, weight: 1}))
 		case wants && !had && p.drains.has(k, a):
-			u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: a, weight: 1}})
+			m.come = append(m.come, op{verb: setDest, key: k, dest: dest{addr: a, weight: 1}})
 			p.drains.remove(k, a)
 		case wants && !had:
-			u.ops = append(u.ops, op{verb: addDest, key: k, dest: dest{addr: a, weight: 1}})
+			m.come = append(m.come, op{verb: addDest, key: k, dest: dest{addr: a, weight: 1}})
+		default:
+			m.stays = true
 		}
 	})
+	u.move(m)
+}
+
+// moves are the changes to one virtual server's destinations.
+type moves struct {
+	come, leave []op
+	known       bool // the rules know the address already
+	stays       bool // there is a destination before and after
+	closes      bool // there is none after
+	plain       bool // the new rules do not masquerade for them
+}
+
+// move orders m before and after the change of the rules, so that at each moment
+// there is a destination if there is one before and after, and none is reached
+// that the rules do not masquerade for, though its answers come some other way.
+func (u *unit) move(m moves) {
+	switch {
+	case m.closes:
+		// The rules know better what to do with those who come.
+		u.late = append(u.late, m.leave...)
+	case m.stays || !m.known:
+		u.ops = append(u.ops, m.leave...)
+		u.late = append(u.late, m.come...)
+	case len(m.leave) == 0 || m.plain:
+		// The old rules let nobody in, or masquerade rather than the new ones.
+		u.ops = append(append(u.ops, m.come...), m.leave...)
+	default:
+		u.late = append(append(u.late, m.come...), m.leave...)
+	}
 }
 
 // leave has a destination drain, or go at once where connections have no end.
-func (p *plan) leave(u *unit, k key, x dest) {
+func (p *plan) leave(k key, x dest) op {
 	if k.drainsNot() {
-		u.ops = append(u.ops, op{verb: delDest, key: k, dest: x})
-		return
+		return op{verb: delDest, key: k, dest: x}
 	}
-	u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: x.addr}})
 	p.drains.add(k, x.addr, p.backend.now())
+	return op{verb: setDest, key: k, dest: dest{addr: x.addr}}
 }
 
 // drainsNot reports that k's connections have no end of their own.

@@ -173,3 +173,28 @@ func TestForeignServerStaysForeign(t *testing.T) {
 		}
 	}
 }
+
+// Nothing leads to a Service whose rules the kernel refused: who listens on all
+// addresses of the node would get it.
+func TestServiceWithoutRulesIsNotReached(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one, two := web(0, 1, service.TCP), web(1, 1, service.TCP)
+	b.rules.(*fakeRules).refuse = func(op) error { return &reconcile.PortError{Name: one.Name, Err: errInjected} }
+	for range 2 { // the second one compares with the kernel
+		err := planOf(t, b, snapshot(one, two)).Apply(context.Background())
+		if failed := reconcile.Failed(err); len(failed) != 1 || failed[0].Name != one.Name {
+			t.Errorf("Apply = %v, want a failure of %s alone", err, one.Name)
+		}
+		_, routed := k.routes[first.addr]
+		_, other := k.routes[two.Frontends[0].Addr]
+		if routed || k.servers[first] != nil || !other {
+			t.Errorf("the addresses are %v and the virtual servers %v", k.routes, k.servers)
+		}
+	}
+	b.rules.(*fakeRules).refuse = nil
+	apply(t, b, snapshot(one, two))
+	if _, routed := k.routes[first.addr]; !routed || len(k.servers[first].dests) != 1 {
+		t.Errorf("the addresses are %v and the virtual servers %v", k.routes, k.servers)
+	}
+}

@@ -34,15 +34,16 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 	b.note(s)
 	if h != nil {
 		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view, at: h.at}}
-		before.compare(s)
+		p.known = before.compare(s)
 		p.drift = before.repairs()
 	}
 	p.compare(s)
 	return nil
 }
 
-// compare plans what leads from s to p.next.
-func (p *plan) compare(s *state) {
+// compare plans what leads from s to p.next, and returns the virtual servers
+// that Ports have there, with destinations or without.
+func (p *plan) compare(s *state) map[key]bool {
 	b, view := p.backend, p.next.view
 	if !s.device {
 		p.first = []op{{verb: addDevice}}
@@ -68,6 +69,7 @@ func (p *plan) compare(s *state) {
 	if !view.Partial {
 		p.leftovers(s, seen)
 	}
+	return seen
 }
 
 // compareRoutes wants a route for each address, from where it should be.
@@ -80,7 +82,7 @@ func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 	}
 	for _, a := range sortedAddrs(routed) {
 		if p.next.addrs[a] == 0 && !p.next.view.Partial {
-			p.routes = append(p.routes, op{verb: delRoute, route: localRoute{addr: a}})
+			p.unroutes = append(p.unroutes, op{verb: delRoute, route: localRoute{addr: a}})
 		}
 	}
 }
@@ -100,7 +102,7 @@ func (p *plan) compareServer(u *unit, l *listed, w wanted, owned bool) {
 		return
 	case l == nil:
 		delete(p.drains, k)
-		p.server(u, wanted{}, w)
+		p.server(u, wanted{}, w, p.known[k])
 		return
 	case l.server.sharp() != w.server.sharp():
 		u.ops = append(u.ops, op{verb: setServer, key: k, server: w.server})
@@ -109,7 +111,8 @@ func (p *plan) compareServer(u *unit, l *listed, w wanted, owned bool) {
 	if len(w.endpoints) == 0 && stay == 0 {
 		// Its destinations go with it.
 		u.ops = slices.DeleteFunc(u.ops, func(o op) bool { return o.key == k })
-		u.gone = append(u.gone, op{verb: delServer, key: k})
+		u.late = slices.DeleteFunc(u.late, func(o op) bool { return o.key == k })
+		u.late = append(u.late, op{verb: delServer, key: k})
 		delete(p.drains, k)
 		if p.ended == nil {
 			p.ended = map[key]bool{}
@@ -126,16 +129,22 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 	for _, x := range l.dests {
 		held[x.addr] = x
 	}
+	m := moves{known: true, plain: w.plain, closes: len(w.endpoints) == 0}
 	for _, e := range w.endpoints {
 		x, found := held[e.Addr]
 		delete(held, e.Addr)
 		p.drains.remove(k, e.Addr)
+		set := op{verb: setDest, key: k, dest: dest{addr: e.Addr, weight: 1}}
 		switch {
 		case !found:
-			u.ops = append(u.ops, op{verb: addDest, key: k, dest: dest{addr: e.Addr, weight: 1}})
+			set.verb = addDest
+			m.come = append(m.come, set)
+		case x.weight == 0:
+			m.come = append(m.come, set)
 		case x.weight != 1 || x.astray:
-			u.ops = append(u.ops, op{verb: setDest, key: k, dest: dest{addr: e.Addr, weight: 1}})
+			u.ops = append(u.ops, set)
 		}
+		m.stays = m.stays || found && x.weight > 0
 	}
 	p.drains.keep(k, l.dests)
 	for _, x := range l.dests {
@@ -144,10 +153,10 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 		}
 		switch {
 		case k.drainsNot():
-			p.leave(u, k, x)
+			m.leave = append(m.leave, p.leave(k, x))
 			continue
 		case x.weight > 0:
-			p.leave(u, k, x)
+			m.leave = append(m.leave, p.leave(k, x))
 		default:
 			p.drains.add(k, x.addr, now)
 		}
@@ -158,6 +167,7 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 		}
 		stay++
 	}
+	u.move(m)
 	return stay
 }
 
@@ -168,7 +178,7 @@ func (p *plan) leftovers(s *state, seen map[key]bool) {
 		if seen[k] || !s.servers[k].ours() || p.backend.options.excludes(k.addr) {
 			continue
 		}
-		u.gone = append(u.gone, op{verb: delServer, key: k})
+		u.ops = append(u.ops, op{verb: delServer, key: k})
 		p.removed = append(p.removed, &service.Port{
 			Name: service.PortName{Protocol: k.proto}, Family: p.backend.family,
 			Frontends: []service.Frontend{k.frontend()},

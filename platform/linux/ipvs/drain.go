@@ -138,7 +138,7 @@ func (p *plan) endDrains(ctx context.Context) error {
 			}
 		}
 		if left == 0 && len(held) > 0 && !arriving[k] {
-			u.gone = append(u.gone, op{verb: delServer, key: k})
+			u.late = append(u.late, op{verb: delServer, key: k})
 		}
 	}
 	p.add(u)

@@ -32,17 +32,24 @@ func (l *looks) done(start time.Time) {
 
 // watch has the kernel looked at when that is worth it.
 func (l *looks) watch(ctx context.Context, touched func()) error {
-	t := time.NewTicker(lookEvery)
+	return tick(ctx, lookEvery, func() {
+		if next := l.next.Load(); next != 0 && time.Now().UnixNano() >= next {
+			l.wanted.Store(true)
+			touched()
+		}
+	})
+}
+
+// tick calls do from time to time, until ctx ends.
+func tick(ctx context.Context, every time.Duration, do func()) error {
+	t := time.NewTicker(every)
 	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-t.C:
-		}
-		if next := l.next.Load(); next != 0 && time.Now().UnixNano() >= next {
-			l.wanted.Store(true)
-			touched()
+			do()
 		}
 	}
 }

@@ -22,10 +22,12 @@ type plan struct {
 	settings []string // to be made
 	first    []op
 	units    []unit
+	unroutes []op // addresses that nobody has any more
 	routes   []op
 	next     *installed         // what the kernel holds after Apply
 	delta    map[netip.Addr]int // to add to next.addrs after Apply
 	drains   drains             // after Apply
+	known    map[key]bool       // virtual servers that the rules know already, if p is whole
 	ended    map[key]bool       // virtual servers whose last destination has drained
 	drift    []string
 	removed  []*service.Port
@@ -41,13 +43,13 @@ var (
 type unit struct {
 	port *service.Port
 	ops  []op
-	gone []op  // virtual servers that go, when nothing leads there any more
+	late []op  // when the rules beside are in force
 	err  error // why more cannot be done
 }
 
 // add takes u, if it does something.
 func (p *plan) add(u unit) {
-	if len(u.ops) > 0 || len(u.gone) > 0 || u.err != nil {
+	if len(u.ops) > 0 || len(u.late) > 0 || u.err != nil {
 		p.units = append(p.units, u)
 	}
 }
@@ -59,10 +61,11 @@ func (p *plan) ops() iter.Seq[op] {
 		for _, u := range p.units {
 			parts = append(parts, u.ops)
 		}
-		parts = append(parts, p.routes)
+		parts = append(parts, p.unroutes)
 		for _, u := range p.units {
-			parts = append(parts, u.gone)
+			parts = append(parts, u.late)
 		}
+		parts = append(parts, p.routes)
 		for _, part := range parts {
 			for _, o := range part {
 				if !yield(o) {
@@ -75,7 +78,8 @@ func (p *plan) ops() iter.Seq[op] {
 
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
-	return p.rules.Empty() && len(p.settings) == 0 && len(p.first) == 0 && len(p.units) == 0 && len(p.routes) == 0
+	routes := len(p.unroutes) + len(p.routes)
+	return p.rules.Empty() && len(p.settings) == 0 && len(p.first) == 0 && len(p.units) == 0 && routes == 0
 }
 
 // Drift implements reconcile.Plan.
@@ -99,23 +103,19 @@ func (p *plan) String() string {
 	return b.String() + p.rules.String()
 }
 
-// Apply implements reconcile.Plan. Virtual servers come before the rules
-// beside them and these before the addresses that lead there; what goes, goes
-// the other way round.
+// Apply implements reconcile.Plan. Virtual servers cannot change together with
+// the rules beside them, so what changes before and what after is chosen for
+// each, see move, such that whatever comes in between is answered. An address
+// leads here only while all is in force for it.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.have = nil // if anything fails, the next Plan asks the kernel
 	a := &applier{plan: p, ctx: ctx}
-	if len(p.settings) > 0 {
-		if err := b.driver.Prepare(ctx); err != nil {
-			return fmt.Errorf("prepare IPVS for %s: %w", b.family, err)
-		}
-		b.prepared = true
-	}
-	if err := a.steps(p.first); err != nil {
+	if err := a.prepare(); err != nil {
 		return fmt.Errorf("prepare IPVS for %s: %w", b.family, err)
 	}
 	a.ports(func(u *unit) []op { return u.ops })
+	a.routes(p.unroutes)
 	var rules error
 	if !p.rules.Empty() {
 		rules = p.rules.Apply(ctx)
@@ -124,10 +124,14 @@ func (p *plan) Apply(ctx context.Context) error {
 		// Without the rules, an address would lead to whatever listens here.
 		return errors.Join(append(a.errs, rules)...)
 	}
-	if err := a.steps(p.routes); err != nil {
-		a.errs = append(a.errs, fmt.Errorf("lead addresses of Services to the node: %w", err))
-	}
-	a.ports(func(u *unit) []op { return u.gone })
+	refused := refusedPorts(rules)
+	a.ports(func(u *unit) []op {
+		if u.port != nil && refused[u.port.Name] {
+			return nil // not without the rules for it
+		}
+		return u.late
+	})
+	a.routes(p.routesBut(refused))
 	for i := range p.units {
 		if u := &p.units[i]; u.err != nil {
 			a.errs = append(a.errs, u.failed(u.err))
@@ -175,6 +179,54 @@ type applier struct {
 	plan *plan
 	ctx  context.Context
 	errs []error
+}
+
+// prepare does what everything else relies on.
+func (a *applier) prepare() error {
+	b := a.plan.backend
+	if len(a.plan.settings) > 0 {
+		if err := b.driver.Prepare(a.ctx); err != nil {
+			return err
+		}
+		b.prepared = true
+	}
+	return a.steps(a.plan.first)
+}
+
+// routes does ops about addresses.
+func (a *applier) routes(ops []op) {
+	if err := a.steps(ops); err != nil {
+		a.errs = append(a.errs, fmt.Errorf("lead addresses of Services to the node: %w", err))
+	}
+}
+
+// routesBut returns p's routes but for addresses that only refused Ports have.
+func (p *plan) routesBut(refused map[service.PortName]bool) []op {
+	if len(refused) == 0 {
+		return p.routes
+	}
+	has := map[netip.Addr]int{}
+	for port := range p.next.view.Ports(p.backend.family) {
+		if !refused[port.Name] {
+			count(has, port, p.next.view.Node, 1)
+		}
+	}
+	var routes []op
+	for _, o := range p.routes {
+		if has[o.route.addr] > 0 {
+			routes = append(routes, o)
+		}
+	}
+	return routes
+}
+
+// refusedPorts returns the Ports whose rules err is about.
+func refusedPorts(err error) map[service.PortName]bool {
+	refused := map[service.PortName]bool{}
+	for _, e := range reconcile.Failed(err) {
+		refused[e.Name] = true
+	}
+	return refused
 }
 
 // steps does ops that are no Port's.

@@ -184,8 +184,8 @@ func TestDrift(t *testing.T) {
 	p := planOf(t, b, want)
 	if diff := cmp.Diff([]string{
 		"altered: virtual server 10.96.0.0:80 tcp, scheduler rr",
-		"missing: destination 10.244.1.1:8080 of 10.96.0.0:80 tcp",
 		"altered: destination 10.244.1.2:8080 of 10.96.0.0:80 tcp has weight 1",
+		"missing: destination 10.244.1.1:8080 of 10.96.0.0:80 tcp",
 		"missing: virtual server 10.96.0.1:80 tcp, scheduler rr",
 		"missing: destination 10.244.1.1:8080 of 10.96.0.1:80 tcp",
 		"missing: address 10.96.0.1, reached from 192.0.2.1",

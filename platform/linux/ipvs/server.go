@@ -84,6 +84,7 @@ type wanted struct {
 	key
 	server
 	endpoints []service.Endpoint // sorted; empty if the virtual server may go
+	plain     bool               // see nftables.Plain
 }
 
 // servers returns what p wants of the virtual servers of its frontends, on the
@@ -92,7 +93,10 @@ func (o Options) servers(p *service.Port, at site) []wanted {
 	var all []wanted
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
-		w := wanted{key{f.Addr, f.Port, p.Name.Protocol}, o.server(p), nftables.Direct(p, f.Kind)}
+		w := wanted{
+			key{f.Addr, f.Port, p.Name.Protocol}, o.server(p),
+			nftables.Direct(p, f.Kind), nftables.Plain(p, f.Kind),
+		}
 		if f.Kind != service.NodePort {
 			all = append(all, w)
 			continue

@@ -87,12 +87,21 @@ const (
 )
 
 func trace(b *beside, k *fake, c route.Conn, node func(netip.Addr) bool) outcome {
-	t := &tracer{beside: b, conn: c, grammar: statements()}
-	t.local = func(a netip.Addr) bool {
+	return newTracer(b, k, c, node).run(k)
+}
+
+func newTracer(b *beside, k *fake, c route.Conn, node func(netip.Addr) bool) *tracer {
+	return &tracer{beside: b, conn: c, grammar: grammar, local: func(a netip.Addr) bool {
 		_, routed := k.routes[a]
 		return routed || node(a)
-	}
-	entry := "prerouting"
+	}}
+}
+
+// grammar is what rules are made of, compiled once.
+var grammar = statements()
+
+func (t *tracer) run(k *fake) outcome {
+	c, entry := t.conn, "prerouting"
 	if c.Interface == "" {
 		entry = "output"
 	}
@@ -107,7 +116,7 @@ func trace(b *beside, k *fake, c route.Conn, node func(netip.Addr) bool) outcome
 		return t.out
 	case s == nil || !s.ours():
 		// A chain of type nat sees nothing of the node's own here.
-		if c.Interface != "" || !strings.HasPrefix(b.types["input"], "nat ") {
+		if c.Interface != "" || !strings.HasPrefix(t.types["input"], "nat ") {
 			t.chain("input")
 		}
 		return t.out
@@ -288,7 +297,7 @@ func TestTracerKnowsTheGrammar(t *testing.T) {
 		match + "@s drop": route.Drop, match + "!= @s drop": route.Pass,
 		"ip saddr 192.0.2.0/24 reject": route.Reject, "ip saddr != 192.0.2.7 reject": route.Pass,
 	} {
-		x := &tracer{beside: b, conn: c, grammar: statements()}
+		x := &tracer{beside: b, conn: c, grammar: grammar}
 		if x.rule(rule); x.out.action != want {
 			t.Errorf("%q: %s, want %s", rule, x.out.action, want)
 		}

@@ -223,12 +223,19 @@ func Direct(p *service.Port, k service.Kind) []service.Endpoint {
 	switch {
 	case !k.External() || p.External == service.PolicyCluster:
 		return p.Endpoints(k)
-	case p.Internal == service.PolicyLocal:
-		if _, found := clusterIPOf(p); found {
-			return p.Cluster
-		}
+	case Plain(p, k):
+		return p.Local
 	}
-	return p.Local
+	return p.Cluster
+}
+
+// Plain reports that it is the virtual server for frontends of kind k that the
+// table leads clients outside to that are not masqueraded, so that an endpoint
+// elsewhere would answer them itself.
+func Plain(p *service.Port, k service.Kind) bool {
+	_, found := clusterIPOf(p)
+	byClusterIP := found && p.Internal == service.PolicyLocal
+	return p.External == service.PolicyLocal && k.External() != byClusterIP
 }
 
 func clusterIPOf(p *service.Port) (netip.AddrPort, bool) {

@@ -1,0 +1,108 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+const cluster, local = service.PolicyCluster, service.PolicyLocal
+
+// spread is a Service with an external address, whose endpoints are here or
+// elsewhere.
+func spread(internal, external service.Policy, here, elsewhere string) *service.Port {
+	p := web(0, 0, service.TCP)
+	p.Internal, p.External = internal, external
+	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: netip.MustParseAddr("198.51.100.9"), Port: 80})
+	for _, a := range strings.Fields(here) {
+		p.Local = append(p.Local, service.Endpoint{Addr: netip.MustParseAddrPort(a + ":8080"), Local: true})
+	}
+	p.Cluster = append(p.Cluster, p.Local...)
+	for _, a := range strings.Fields(elsewhere) {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.MustParseAddrPort(a + ":8080"), Elsewhere: true})
+	}
+	if internal == cluster && external == cluster {
+		p.Local = nil
+	}
+	return p
+}
+
+// brief has a word for each op on the external address's virtual server.
+func brief(ops []op) string {
+	var words []string
+	for _, o := range ops {
+		if o.key.addr != netip.MustParseAddr("198.51.100.9") {
+			continue
+		}
+		host := o.dest.addr.Addr()
+		switch {
+		case o.verb == addServer:
+			words = append(words, "+server")
+		case o.verb == delServer:
+			words = append(words, "-server")
+		case o.verb == addDest, o.dest.weight > 0:
+			words = append(words, "+"+host.String())
+		default:
+			words = append(words, "-"+host.String())
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// TestOrderAroundTheRules has each way in which destinations and rules are put in
+// order.
+func TestOrderAroundTheRules(t *testing.T) {
+	const here, there, far = "10.244.1.1", "10.244.2.1", "10.244.2.2"
+	bare := spread(cluster, cluster, here, there)
+	bare.Frontends = bare.Frontends[:1]
+	for name, x := range map[string]struct {
+		old, next     *service.Port
+		before, after string
+	}{
+		"endpoints elsewhere come when they are masqueraded": {
+			spread(cluster, local, here, there), spread(cluster, cluster, here, there), "", "+" + there,
+		},
+		"and leave while they are": {
+			spread(cluster, cluster, here, there), spread(cluster, local, here, there), "-" + there, "",
+		},
+		"pods go on to the ClusterIP before the last one leaves": {
+			spread(cluster, cluster, "", there), spread(cluster, local, "", there), "", "-" + there,
+		},
+		"an address begins with its rules": {
+			bare, spread(cluster, cluster, here, there), "", "+server +" + here + " +" + there,
+		},
+		"and ends before them": {
+			spread(cluster, cluster, here, there), bare, "-server", "",
+		},
+		"the first endpoint is there when the rules let in": {
+			spread(cluster, cluster, "", ""), spread(cluster, cluster, here, ""), "+server +" + here, "",
+		},
+		"all are replaced, by those that come": {
+			spread(cluster, cluster, "", there), spread(cluster, cluster, "", far), "", "+" + far + " -" + there,
+		},
+		"all are replaced, while they are masqueraded": {
+			spread(cluster, cluster, "", there), spread(cluster, local, here, ""), "+" + here + " -" + there, "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBackend(service.IPv4, newFake(service.IPv4), Options{})
+			s := snapshot(x.old)
+			apply(t, b, s)
+			p := planOf(t, b, s.With(2, s.Node, []service.Change{{Old: x.old, New: x.next}})).(*plan)
+			var before, after []op
+			for _, u := range p.units {
+				before, after = append(before, u.ops...), append(after, u.late...)
+			}
+			if diff := cmp.Diff([]string{x.before, x.after}, []string{brief(before), brief(after)}); diff != "" {
+				t.Errorf("before the rules change, and after (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
