@@ -32,7 +32,8 @@ type Manifests struct {
 
 	// Report, if set, is told about each problem once while it lasts.
 	Report func(error)
-	// Note, if set, is told once about each kind of object that is ignored.
+	// Note, if set, is told once about each kind of object that is ignored, and
+	// about each directory without anything to read.
 	Note func(string)
 }
 

@@ -221,10 +221,15 @@ func (d *decoder) list(i item, of [2]string, out *decoded) {
 }
 
 func (d *decoder) ignore(name string) {
-	if d.note != nil && !d.noted[name] {
-		d.note(fmt.Sprintf("objects of kind %s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", name))
+	d.once(fmt.Sprintf("objects of kind %s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", name))
+}
+
+// once tells what may be as it is meant to be.
+func (d *decoder) once(text string) {
+	if d.note != nil && !d.noted[text] {
+		d.note(text)
 	}
-	d.noted[name] = true
+	d.noted[text] = true
 }
 
 // fill decodes the item into value and checks what identifies it.

@@ -143,6 +143,8 @@ func (l *library) look(now time.Time) []*file {
 		dir.list(path)
 		if dir.err != nil {
 			l.problems = append(l.problems, dir.err)
+		} else if len(dir.files) == 0 {
+			l.decoder.once(fmt.Sprintf("%s: no file in it ends in .yaml, .yml or .json; folders in it are not read", path))
 		}
 		for _, name := range dir.files {
 			if seen[name] != nil {

@@ -270,6 +270,19 @@ func TestLoadNotes(t *testing.T) {
 	if len(r.notes) != 1 || !strings.Contains(r.notes[0], "apps/v1 Deployment") {
 		t.Errorf("notes = %q, want one about apps/v1 Deployment", r.notes)
 	}
+
+	parent := t.TempDir()
+	write(t, filepath.Join(parent, "README.md"), "")
+	if err := os.Mkdir(filepath.Join(parent, "shop.yaml.d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r = recorder{}
+	if err := (&Manifests{Paths: []string{parent}, Note: r.note}).Load(context.Background(), &r); err != nil {
+		t.Errorf("Load = %v, want no error", err)
+	}
+	if len(r.notes) != 1 || !strings.Contains(r.notes[0], parent+": no file") {
+		t.Errorf("notes = %q, want one that says that nothing is there", r.notes)
+	}
 }
 
 func TestMissingPath(t *testing.T) {
