@@ -74,7 +74,7 @@ func (p *plan) compare(s *state) map[key]bool {
 
 // compareRoutes wants a route for each address, from where it should be.
 func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
-	source := p.backend.node.source(p.backend.family)
+	source := nodeView{node: p.next.view.Node}.source(p.backend.family)
 	for _, a := range sortedAddrs(p.next.addrs) {
 		if from, found := routed[a]; !found || from != source {
 			p.routes = append(p.routes, op{verb: addRoute, route: localRoute{a, source}})

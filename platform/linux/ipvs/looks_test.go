@@ -5,12 +5,14 @@ package ipvs
 
 import (
 	"context"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/world"
 )
 
 // What others do to virtual servers is found long before the sync period is
@@ -47,4 +49,18 @@ func TestStrangersAreNoticedSoon(t *testing.T) {
 			t.Errorf("after a look that took a second, %d more within %s", n, lookShare*time.Second)
 		}
 	})
+}
+
+// When the API names another address of the node first, the node's own connections
+// come from there, and nobody has altered anything.
+func TestOtherSourceIsNoDrift(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	s := snapshot(web(0, 1, service.TCP))
+	apply(t, b, s)
+	p := apply(t, b, s.With(2, &service.Node{Addrs: []netip.Addr{world.NodeOther[0]}}, nil))
+	wantLines(t, p, "+ address 10.96.0.0, reached from 198.51.100.1")
+	if drift := p.Drift(); len(drift) > 0 {
+		t.Errorf("the drift is %q", drift)
+	}
 }
