@@ -78,7 +78,7 @@ type Backend struct {
 	// prepared means that settings were made, or were right. They are not
 	// looked at again: somebody may have decided otherwise.
 	prepared bool
-	made     map[key]bool // virtual servers that are ours
+	made     map[key]bool // virtual servers that are ours, true for what a Service had since the start
 	looks    looks
 	drains   drains
 	draining atomic.Bool // drains is not empty; Watch asks

@@ -36,6 +36,7 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view, at: h.at}}
 		p.known = before.compare(s)
 		p.drift = before.repairs()
+		p.had = h.addrs
 	}
 	p.compare(s)
 	return nil
@@ -58,17 +59,18 @@ func (p *plan) compare(s *state) map[key]bool {
 		u := unit{port: port}
 		for _, w := range b.options.servers(port, p.next.at) {
 			_, led := routed[w.addr]
-			p.compareServer(&u, s.servers[w.key], w, led && b.made[w.key])
-			seen[w.key] = true
+			_, made := b.made[w.key]
+			p.compareServer(&u, s.servers[w.key], w, led && made)
+			if seen[w.key] = true; made {
+				b.made[w.key] = true
+			}
 		}
 		p.add(u)
 		count(p.next.addrs, port, view.Node, 1)
 	}
 	p.compareRoutes(routed)
 	maps.DeleteFunc(p.drains, func(k key, _ map[netip.AddrPort]time.Time) bool { return !seen[k] })
-	if !view.Partial {
-		p.leftovers(s, seen)
-	}
+	p.leftovers(s, seen)
 	return seen
 }
 
@@ -81,7 +83,7 @@ func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 		}
 	}
 	for _, a := range sortedAddrs(routed) {
-		if p.next.addrs[a] == 0 && !p.next.view.Partial {
+		if p.next.addrs[a] == 0 && (p.had[a] > 0 || !p.next.view.Partial) {
 			p.unroutes = append(p.unroutes, op{verb: delRoute, route: localRoute{addr: a}})
 		}
 	}
@@ -171,11 +173,13 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 	return stay
 }
 
-// leftovers removes virtual servers that an earlier process left.
+// leftovers removes virtual servers that an earlier process left, where that may
+// be, and those that Services of this one no longer have.
 func (p *plan) leftovers(s *state, seen map[key]bool) {
 	var u unit
 	for _, k := range sortedKeys(s.servers) {
-		if seen[k] || !s.servers[k].ours() || p.backend.options.excludes(k.addr) {
+		stays := p.next.view.Partial || p.backend.options.excludes(k.addr)
+		if seen[k] || !s.servers[k].ours() || stays && !p.backend.made[k] {
 			continue
 		}
 		u.ops = append(u.ops, op{verb: delServer, key: k})

@@ -51,6 +51,31 @@ func TestStrangersAreNoticedSoon(t *testing.T) {
 	})
 }
 
+// A Service that goes in the round in which somebody looks is gone then, in places
+// as well where what an earlier process left has to stay.
+func TestServiceGoesAsSomebodyLooks(t *testing.T) {
+	for name, c := range map[string]struct {
+		exclude []netip.Prefix
+		partial bool
+	}{
+		"in an excluded prefix":          {[]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, false},
+		"while something cannot be read": {nil, true},
+	} {
+		k := newFake(service.IPv4)
+		apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP)))
+		b, one := newBackend(service.IPv4, k, Options{Exclude: c.exclude}), web(0, 1, service.TCP)
+		s := snapshot(one)
+		s.Partial = c.partial
+		apply(t, b, s)
+		b.looks.wanted.Store(true)
+		_, p := changed(t, b, s, service.Change{Old: one})
+		_, routed := k.routes[first.addr]
+		if len(p.Drift()) > 0 || routed || k.servers[first] != nil || len(k.servers) != 1 {
+			t.Errorf("%s: the drift is %q, the addresses are %v and the virtual servers %v", name, p.Drift(), k.routes, k.servers)
+		}
+	}
+}
+
 // When the API names another address of the node first, the node's own connections
 // come from there, and nobody has altered anything.
 func TestOtherSourceIsNoDrift(t *testing.T) {

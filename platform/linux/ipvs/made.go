@@ -18,7 +18,7 @@ func (b *Backend) note(s *state) {
 	maps.DeleteFunc(b.made, func(k key, _ bool) bool { return s.servers[k] == nil })
 	for k, l := range s.servers {
 		if l.ours() {
-			b.made[k] = true
+			b.made[k] = b.made[k]
 		}
 	}
 }

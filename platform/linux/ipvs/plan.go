@@ -28,6 +28,7 @@ type plan struct {
 	delta    map[netip.Addr]int // to add to next.addrs after Apply
 	drains   drains             // after Apply
 	known    map[key]bool       // virtual servers that the rules know already, if p is whole
+	had      map[netip.Addr]int // addresses that Services had, as next.addrs, if p is whole
 	ended    map[key]bool       // virtual servers whose last destination has drained
 	drift    []string
 	removed  []*service.Port
