@@ -68,7 +68,7 @@ func TestPortsComeInTurn(t *testing.T) {
 			t.Errorf("%s: %s from %s, %v; want port %d", next.proto, a.Outcome, a.From, err, next.port)
 		}
 	}
-	a, err := client.Ask(t.Context(), Query{Proto: "udp", To: netip.AddrPortFrom(client.IPv4, 33005), Timeout: Silence})
+	a, err := client.Ask(t.Context(), Query{Proto: "udp", To: netip.AddrPortFrom(client.IPv4, 33005)})
 	if err != nil || a.Outcome != Refused || a.From.Port() != 33006 {
 		t.Errorf("to port 33005 of its own: %s from %s, %v; want it refused, from port 33006", a.Outcome, a.From, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -186,7 +187,17 @@ func (h *Host) Start(cmd *exec.Cmd) error {
 
 // AddAddr gives h, a node or a client, one more address on the LAN.
 func (h *Host) AddAddr(a netip.Addr) error {
-	return h.addAddrs("eth0", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+	const dev = "eth0"
+	single := netip.PrefixFrom(a, a.BitLen())
+	if err := h.addAddrs(dev, []netip.Prefix{single}); err != nil {
+		return err
+	}
+	return h.settle(time.Now().Add(linkPatience), func() (string, error) {
+		if ok, err := h.routed([]netlink.Addr{{IPNet: ipNet(single)}}); err != nil || !ok {
+			return dev, err
+		}
+		return "", nil
+	})
 }
 
 // DelAddr takes an address added with AddAddr away.

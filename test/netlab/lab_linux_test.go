@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 )
 
 // role makes the test program do something else, as a process in a lab.
@@ -153,6 +154,28 @@ func TestSourceOfChoice(t *testing.T) {
 	}
 	if _, err := client.Ask(t.Context(), Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 8080), From: netip.AddrPortFrom(second, 0)}); err == nil {
 		t.Error("asked from an address that was removed")
+	}
+}
+
+// Nobody has to wait before he uses an address, be it of the lab or added later.
+func TestAddressesAreInUse(t *testing.T) {
+	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
+	inUse := func(h *Host, a netip.Addr) {
+		t.Helper()
+		if ok, err := h.routed([]netlink.Addr{{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}}); !ok || err != nil {
+			t.Errorf("%s of %s is not in use, %v", a, h.Name, err)
+		}
+	}
+	for _, h := range []*Host{lab.Node, lab.Other, lab.Host("pod"), lab.Host("client")} {
+		inUse(h, h.IPv4)
+		inUse(h, h.IPv6)
+	}
+	for i := range 8 {
+		a := netip.MustParseAddr(fmt.Sprintf("2001:db8:2::2%02d", i))
+		if err := lab.Host("client").AddAddr(a); err != nil {
+			t.Fatal(err)
+		}
+		inUse(lab.Host("client"), a)
 	}
 }
 

@@ -151,27 +151,33 @@ const linkPatience = time.Minute
 func (l *Lab) settle() error {
 	deadline := time.Now().Add(linkPatience)
 	for _, h := range l.hosts {
-		for {
-			waiting, err := h.waiting()
-			if errors.Is(err, netlink.ErrDumpInterrupted) {
-				waiting = "whose addresses change" // now, and not when it is asked again
-			} else if err != nil {
-				return err
-			}
-			if waiting == "" {
-				break
-			}
-			if time.Now().After(deadline) {
-				return fmt.Errorf("%s: interface %s did not come up within %s", h.Name, waiting, linkPatience)
-			}
-			time.Sleep(time.Millisecond)
+		if err := h.settle(deadline, h.waiting); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// waiting names an interface of h that is not up or has no IPv6 address of
-// its own yet, "" if there is none.
+// settle waits until waiting names no interface any more.
+func (h *Host) settle(deadline time.Time, waiting func() (string, error)) error {
+	for ; ; time.Sleep(time.Millisecond) {
+		name, err := waiting()
+		switch {
+		case errors.Is(err, netlink.ErrDumpInterrupted):
+			name = "whose addresses change" // now, and not when it is asked again
+		case err != nil:
+			return err
+		case name == "":
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: interface %s did not come up within %s", h.Name, name, linkPatience)
+		}
+	}
+}
+
+// waiting names an interface of h that is not up, has no IPv6 address of its own
+// or one that is not in use yet, "" if there is none.
 func (h *Host) waiting() (string, error) {
 	links, err := h.link.LinkList()
 	if err != nil {
@@ -189,8 +195,8 @@ func (h *Host) waiting() (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("%s: list addresses of %s: %w", h.Name, attrs.Name, err)
 		}
-		if !usable(addrs) {
-			return attrs.Name, nil
+		if ok, err := h.routed(addrs); err != nil || !ok || !usable(addrs) {
+			return attrs.Name, err
 		}
 	}
 	return "", nil
@@ -220,4 +226,26 @@ func usable(addrs []netlink.Addr) bool {
 		own = own || a.IP.IsLinkLocalUnicast()
 	}
 	return own
+}
+
+// routed reports that what comes to any of addrs is taken in. The kernel adds the
+// route for that in a thread of its own, after it gave the address: until then an
+// answer to it, a refusal for instance, is lost.
+func (h *Host) routed(addrs []netlink.Addr) (bool, error) {
+	for _, a := range addrs {
+		if a.IP.IsLinkLocalUnicast() {
+			continue
+		}
+		routes, err := h.link.RouteGet(a.IP)
+		if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("%s: look for the route to %s: %w", h.Name, a.IP, err)
+		}
+		if len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL {
+			return false, nil
+		}
+	}
+	return true, nil
 }
