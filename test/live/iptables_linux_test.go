@@ -50,6 +50,9 @@ func (m mode) bare() mode {
 		return mode{}
 	}
 	flags := []string{"--proxy-mode=" + m.proxyMode(), "--iptables-localhost-nodeports=false"}
+	if m.userspace {
+		flags = append(flags, slowUDP)
+	}
 	return mode{iptables: m.iptables, userspace: m.userspace, flags: flags}
 }
 

@@ -23,11 +23,13 @@ func throughProxy(t *testing.T, test func(*testing.T, mode)) {
 	}
 }
 
-// inUserspace gives an endpoint of UDP ten seconds for an answer: on a busy
-// machine the 250 ms that are usual are over before it was asked.
+// slowUDP gives an endpoint of UDP ten seconds for an answer: on a busy machine
+// the 250 ms that are usual are over before it was asked.
+const slowUDP = "--udp-timeout=10s"
+
 func inUserspace(variant string) mode {
 	m := usual()
-	m.flags = append(m.flags, "--proxy-mode=userspace", "--iptables-localhost-nodeports=false", "--udp-timeout=10s")
+	m.flags = append(m.flags, "--proxy-mode=userspace", "--iptables-localhost-nodeports=false", slowUDP)
 	m.iptables, m.userspace = variant, true
 	return m
 }
