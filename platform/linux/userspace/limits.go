@@ -76,10 +76,9 @@ func (l *Limits) enter(stop func() bool) (leave func(), ok bool) {
 
 // take takes one file for kind, if it has not got its share.
 func (l *Limits) take(kind int) bool {
-	share := [...]int{forListener: l.max / 4 * 3, forSession: l.max / 2}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.used >= l.max || l.share[kind] >= share[kind] {
+	if l.used >= l.max || l.share[kind] >= l.most(kind) {
 		if kind == forSession {
 			l.say(fmt.Sprintf("UDP clients of Services are turned away, as %d are served, and the process may have %d open files: raise its limit of open files", l.share[kind], l.files))
 		}
@@ -88,6 +87,19 @@ func (l *Limits) take(kind int) bool {
 	l.used++
 	l.share[kind]++
 	return true
+}
+
+// most is the share of a kind.
+func (l *Limits) most(kind int) int {
+	return [...]int{forListener: l.max / 4 * 3, forSession: l.max / 2}[kind]
+}
+
+// ample reports that a kind has used less than half of its share, so that what
+// is only of some use may be kept.
+func (l *Limits) ample(kind int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used < l.max/2 && l.share[kind] < l.most(kind)/2
 }
 
 // give gives back what take took.

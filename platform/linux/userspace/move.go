@@ -85,7 +85,7 @@ func (l *udpListener) busy(client netip.AddrPort) bool {
 	if s == nil {
 		return false
 	}
-	return s.asked.Load() != s.answered.Load() || time.Since(time.Unix(0, s.heard.Load())) < settled
+	return s.waits() || time.Since(time.Unix(0, s.heard.Load())) < settled
 }
 
 // behind reports that there are datagrams which were not passed on yet, from

@@ -156,6 +156,14 @@ func (l *udpListener) session(client netip.AddrPort) *session {
 	return s
 }
 
+// lateAnswer is how long an endpoint may take for an answer, by when resolvers give
+// up by default. A client that nobody has answered may be forgotten long before, so
+// that it reaches another endpoint when it asks again, and yet hears the first one.
+const lateAnswer = 5 * time.Second
+
+// waits reports that the client has not been answered.
+func (s *session) waits() bool { return s.asked.Load() != s.answered.Load() }
+
 // answer passes on what the endpoint sends until the session ends.
 func (s *session) answer() {
 	l := s.listener
@@ -165,8 +173,9 @@ func (s *session) answer() {
 		l.limits.give(forSession)
 	}()
 	var taken atomic.Bool // which nobody asks for
+	silence := l.udpIdle
 	for {
-		idle := time.Unix(0, s.heard.Load()).Add(l.udpIdle)
+		idle := time.Unix(0, s.heard.Load()).Add(silence)
 		_ = s.socket.SetReadDeadline(idle) // fails if the session has ended, and then so does reading
 		_, p, n, err := l.read(s.socket, &taken)
 		if err == nil {
@@ -179,13 +188,16 @@ func (s *session) answer() {
 		var timeout net.Error
 		switch {
 		case err == nil:
-		case errors.As(err, &timeout) && timeout.Timeout():
-			if time.Since(time.Unix(0, s.heard.Load())) >= l.udpIdle {
-				return
-			}
-		default:
+			silence = l.udpIdle
+		case !errors.As(err, &timeout) || !timeout.Timeout():
 			s.failed(err)
 			return
+		case time.Since(time.Unix(0, s.heard.Load())) < silence: // the client asked meanwhile
+		case silence >= lateAnswer || !s.waits() || !l.limits.ample(forSession):
+			return
+		default:
+			s.leave()
+			silence = lateAnswer
 		}
 	}
 }

@@ -109,6 +109,70 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 	}
 }
 
+// TestUDPLateAnswer reaches a client that is forgotten already, and that has
+// another endpoint by then.
+func TestUDPLateAnswer(t *testing.T) {
+	slow, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = slow.Close() })
+	n := newNode(t, Options{UDPIdle: time.Millisecond}, 4096)
+	dns := port("dns", service.UDP, slow.LocalAddr().(*net.UDPAddr).AddrPort())
+	if err := n.apply(t, dns); err != nil {
+		t.Fatal(err)
+	}
+	c := n.caller(t, dns)
+	b := make([]byte, 1<<16)
+	var from [2]netip.AddrPort
+	for i := range from {
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, from[i], err = slow.ReadFromUDPAddrPort(b); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
+	}
+	for _, to := range from {
+		_ = c.SetReadDeadline(time.Now().Add(long))
+		if _, err := slow.WriteToUDPAddrPort([]byte(to.String()), to); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.Read(b); err != nil || string(b[:got]) != to.String() {
+			t.Errorf("%q, %v, want the answer to %s", b[:got], err, to)
+		}
+	}
+	if from[0] == from[1] {
+		t.Errorf("the client asked twice from %s, want another socket once it was forgotten", from[0])
+	}
+}
+
+// TestLateAnswersNeedRoom so that nobody is turned away for them.
+func TestLateAnswersNeedRoom(t *testing.T) {
+	l := NewLimits(40) // 30 for relaying, half of that for UDP clients
+	for n := 1; n <= 15; n++ {
+		if !l.take(forSession) {
+			t.Fatalf("no place for client %d", n)
+		}
+		if got, want := l.ample(forSession), n < 7; got != want {
+			t.Errorf("with %d clients there is room: %t, want %t", n, got, want)
+		}
+	}
+	l = NewLimits(40)
+	for range 7 {
+		if _, ok := l.enter(func() bool { return true }); !ok {
+			t.Fatal("no place for a connection")
+		}
+	}
+	if !l.ample(forSession) {
+		t.Error("no room beside 7 connections")
+	}
+	if l.take(forListener); l.ample(forSession) {
+		t.Error("there is room with half of the files in use")
+	}
+}
+
 // TestUDPNextEndpoint goes on where an endpoint refuses.
 func TestUDPNextEndpoint(t *testing.T) {
 	e := newEcho(t)
