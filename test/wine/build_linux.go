@@ -27,7 +27,10 @@ var ErrMissing = errors.New("wine64 or its C compiler is missing; on Debian: apt
 var shim embed.FS
 
 // programs are those of the machine.
-type programs struct{ wine, server, compiler string }
+type programs struct {
+	wine, server, compiler string
+	steady                 []string // what Wine is run by, or nothing
+}
 
 // find returns the first of some programs that is there, whole paths or
 // names.
@@ -51,7 +54,21 @@ func installed() (programs, error) {
 			return p, err
 		}
 	}
+	p.steady = steady()
 	return p, nil
+}
+
+// steady returns the program, and its arguments, that runs others without
+// chance in where their memory is. Wine needs the page at 0x7ffe0000, and where
+// nothing has kept it free before, as on Debian, Linux may have put the heap
+// there: one start in some thousand ends with exit code 1 and nothing said.
+// Without the right to do so, as in some containers, there is none.
+func steady() []string {
+	path, err := exec.LookPath("setarch")
+	if err != nil || exec.Command(path, "-R", "true").Run() != nil {
+		return nil
+	}
+	return []string{path, "-R"}
 }
 
 // Windows is a prepared prefix that no program runs in: each Wine gets a copy.

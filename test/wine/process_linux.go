@@ -43,7 +43,8 @@ func (w *Wine) Start(p Program) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", p.Path, err)
 	}
 	defer f.Close() // the program has its own by then
-	cmd := w.command(w.wine, append([]string{p.Path}, p.Args...)...)
+	args := append(append(w.Command(), p.Path), p.Args...)
+	cmd := w.command(args[0], args[1:]...)
 	cmd.Env, cmd.Dir = append(cmd.Env, p.Env...), p.Dir
 	cmd.Stdout, cmd.Stderr = f, f
 	if err := w.launch(cmd); err != nil {

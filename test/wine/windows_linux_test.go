@@ -40,7 +40,7 @@ func TestWindowsPackages(t *testing.T) {
 		skip = append(skip, e.test)
 	}
 	slices.Sort(skip)
-	args := []string{"test", "-json", "-vet=off", "-overlay=" + overlay, "-exec=" + w.Path(), "-skip=" + skipping(skip)}
+	args := []string{"test", "-json", "-vet=off", "-overlay=" + overlay, "-exec=" + strings.Join(w.Command(), " "), "-skip=" + skipping(skip)}
 	cmd := exec.CommandContext(t.Context(), "go", append(args, packages(t)...)...)
 	cmd.Env = append(w.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -112,7 +113,7 @@ func (w *Wine) command(path string, args ...string) *exec.Cmd {
 }
 
 // Environ are the variables of programs that this program, or one it starts,
-// wants to run in w by itself, with the program Path names.
+// wants to run in w by itself, with Command.
 func (w *Wine) Environ() []string {
 	env := os.Environ()
 	for _, gone := range []string{"DISPLAY", "WAYLAND_DISPLAY", "GOOS", "GOARCH", "GOFLAGS"} {
@@ -133,8 +134,9 @@ func without(env []string, name string) []string {
 	return rest
 }
 
-// Path is the program that runs Windows programs: its arguments are theirs.
-func (w *Wine) Path() string { return w.wine }
+// Command is the program that runs Windows programs, and its first arguments:
+// the others are theirs.
+func (w *Wine) Command() []string { return append(slices.Clone(w.steady), w.wine) }
 
 // Prefix is the folder with drive_c in it.
 func (w *Wine) Prefix() string { return w.prefix }

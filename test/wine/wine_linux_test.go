@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +93,39 @@ func TestEnds(t *testing.T) {
 	}
 	if err := p.Interrupt(); err != nil {
 		t.Errorf("interrupt of what has ended: %v", err)
+	}
+}
+
+// TestSteady finds nothing of a Wine, its services among it, that leaves to
+// chance where its memory is.
+func TestSteady(t *testing.T) {
+	if steady() == nil {
+		t.Skip("setarch -R does not work here")
+	}
+	w := Start(t, Options{})
+	if code, output, err := w.Run(t.Context(), Program{Path: "cmd", Args: []string{"/c", "ver"}}); err != nil || code != 0 { // waits for services
+		t.Fatalf("code %d, %v: %s", code, err, output)
+	}
+	paths, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, path := range paths { // which may end at any time
+		env, _ := os.ReadFile(filepath.Join(path, "environ"))
+		file, _ := os.Readlink(filepath.Join(path, "exe")) // not the server, nor what is about to be Wine
+		text, err := os.ReadFile(filepath.Join(path, "personality"))
+		if err != nil || filepath.Base(file) != filepath.Base(w.wine) || !strings.Contains(string(env), "WINEPREFIX="+w.prefix+"\x00") {
+			continue
+		}
+		found++
+		if flags, err := strconv.ParseUint(strings.TrimSpace(string(text)), 16, 32); err != nil || flags&0x40000 == 0 {
+			name, _ := os.ReadFile(filepath.Join(path, "cmdline"))
+			t.Errorf("%q: personality %s, %v", name, text, err)
+		}
+	}
+	if found < 2 {
+		t.Errorf("%d programs found, want services, too", found)
 	}
 }
 
