@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -45,7 +46,7 @@ func (w *Wine) Start(p Program) (*Process, error) {
 	defer f.Close() // the program has its own by then
 	args := append(append(w.Command(), p.Path), p.Args...)
 	cmd := w.command(args[0], args[1:]...)
-	cmd.Env, cmd.Dir = append(cmd.Env, p.Env...), p.Dir
+	cmd.Env, cmd.Dir = append(append(cmd.Env, "WINEDEBUG=-all,err+all"), p.Env...), p.Dir
 	cmd.Stdout, cmd.Stderr = f, f
 	if err := w.launch(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", p.Path, err)
@@ -110,11 +111,32 @@ func (p *Process) Kill() {
 
 // Log returns what the program wrote so far, with lines as on Linux.
 func (p *Process) Log() string {
+	said, _ := p.output()
+	return said
+}
+
+// Errors returns what Wine itself says of the program. One that Wine cannot
+// start has no log, and exit code 1, which may be what is wanted of it.
+func (p *Process) Errors() string {
+	_, errs := p.output()
+	return errs
+}
+
+func (p *Process) output() (said, errs string) {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
-		return err.Error()
+		return err.Error(), ""
 	}
-	return strings.ReplaceAll(string(text), "\r\n", "\n")
+	return split(string(text))
+}
+
+// wineError is a line of Wine's, with the thread if it had one yet.
+var wineError = regexp.MustCompile(`(?m)^([0-9a-f]{4,8}:)?err:\w+:\w+ .*\n?`)
+
+// split tells lines of the program and of Wine apart, which go the same way.
+func split(text string) (said, errs string) {
+	text = strings.ReplaceAll(text, "\r\n", "\n")
+	return wineError.ReplaceAllString(text, ""), strings.Join(wineError.FindAllString(text, -1), "")
 }
 
 // Tail returns the last lines of the log.

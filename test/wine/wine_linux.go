@@ -162,7 +162,7 @@ func (w *Wine) run(ctx context.Context, name string, args ...string) error {
 	}
 	code, err := p.Wait(ctx)
 	if err == nil && code != 0 {
-		err = fmt.Errorf("exit code %d\n%s", code, p.Log())
+		err = fmt.Errorf("exit code %d\n%s%s", code, p.Errors(), p.Log())
 	}
 	if err != nil {
 		p.Kill()
@@ -263,13 +263,17 @@ func Start(t TB, o Options) *Wine {
 	return w
 }
 
-// tell logs what programs said at last.
+// tell logs what programs said at last, and Wine of them.
 func (w *Wine) tell(t TB) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.processes {
+		name := filepath.Base(p.program.Path)
 		if text := p.Tail(); text != "" {
-			t.Logf("the end of the log of %s:\n%s", filepath.Base(p.program.Path), text)
+			t.Logf("the end of the log of %s:\n%s", name, text)
+		}
+		if text := p.Errors(); text != "" {
+			t.Logf("errors of Wine, running %s %q:\n%s", name, p.program.Args, text)
 		}
 	}
 }

@@ -129,6 +129,22 @@ func TestSteady(t *testing.T) {
 	}
 }
 
+// TestSplit has what Wine says of programs, with one that it did not start.
+func TestSplit(t *testing.T) {
+	const early, late = "err:virtual:virtual_alloc_first_teb wine: failed to map the shared user data: c0000018\n", "0128:err:ole:start_rpcss Failed to open\n"
+	for text, want := range map[string][2]string{
+		"":                            {"", ""},
+		"one\r\ntwo\r\n":              {"one\ntwo\n", ""},
+		early:                         {"", early},
+		"one\n" + late + "two\n":      {"one\ntwo\n", late},
+		"no err:or:other end\nerr: x": {"no err:or:other end\nerr: x", ""},
+	} {
+		if said, errs := split(text); said != want[0] || errs != want[1] {
+			t.Errorf("split(%q) = %q, %q, want %q", text, said, errs, want)
+		}
+	}
+}
+
 // TestHost has Wine's sockets in a network namespace.
 func TestHost(t *testing.T) {
 	lab := netlab.Start(t, netlab.Config{Clients: []string{"server"}})
