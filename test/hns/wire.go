@@ -103,6 +103,14 @@ func (s *Simulator) enter(c net.Conn) {
 	s.peers.open[c] = true
 }
 
+// Callers returns how many connections are open. That of a program which was
+// killed is, until the call that was under way is over.
+func (s *Simulator) Callers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.peers.open)
+}
+
 func (s *Simulator) leave(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -86,7 +86,7 @@ func TestPremises(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n.lay(t, p)
 			n.start(t, p.flags...)
-			defer n.process.Kill()
+			defer n.kill(t)
 			if p.ready {
 				n.settle(t, web)
 				n.await(t, "health", func() bool { return n.health(t).Status == http.StatusOK })

@@ -74,7 +74,7 @@ func (n *node) restarts(t *testing.T, apps ...app) {
 	if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
 		t.Errorf("a restart: %s, want no call that changes something", calls)
 	}
-	n.process.Kill()
+	n.kill(t)
 	before = n.hns.Calls()
 	n.start(t)
 	await(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
@@ -146,9 +146,8 @@ func TestTrouble(t *testing.T) {
 			more := app{"more", 40, []string{"10.244.2.21", "10.244.2.22", "10.244.2.23"}}
 			n.save(t, more)
 			await(t, "the change begins", func() bool { return n.hns.Calls().Sub(before).Writes("") > 1 })
-			n.process.Kill()
+			n.kill(t)
 			n.hns.Heal()
-			n.awaitQuiet(t)
 			n.remove(t, more)
 			n.start(t)
 		},
@@ -190,19 +189,6 @@ func (n *node) joinsLate(t *testing.T, web app, others ...app) {
 	}
 	n.settle(t, append(others, web.on(locals[0], late))...)
 	n.save(t, web)
-}
-
-// awaitQuiet waits until HNS has finished the call that was under way, whoever
-// made it.
-func (n *node) awaitQuiet(t *testing.T) {
-	t.Helper()
-	before, last, since := n.hns.Calls(), 0, time.Now()
-	await(t, "the last call is over", func() bool {
-		if now := n.hns.Calls().Sub(before).Writes(""); now != last {
-			last, since = now, time.Now()
-		}
-		return time.Since(since) > time.Second
-	})
 }
 
 // deleteOurs deletes what the proxy made of a kind, all remote endpoints or

@@ -126,7 +126,7 @@ func TestMixedCluster(t *testing.T) {
 	m.publish(t, web)
 	m.settle(t, web, dns)
 
-	m.process.Kill()
+	m.kill(t)
 	m.publish(t, cart)
 	if err := m.Delete(t.Context(), dns.service(), dns.slice()); err != nil {
 		t.Fatal(err)

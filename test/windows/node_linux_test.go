@@ -155,6 +155,14 @@ func (n *node) stop(t *testing.T) {
 	}
 }
 
+// kill ends the proxy as a crash does, and returns when HNS has finished the
+// call that was under way.
+func (n *node) kill(t *testing.T) {
+	t.Helper()
+	n.process.Kill()
+	await(t, "the last call is over", func() bool { return n.hns.Callers() == 0 })
+}
+
 // programmed returns HNS's load balancers by what they answer on.
 func (n *node) programmed() map[string]string {
 	ips := map[string]string{}
