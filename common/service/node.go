@@ -13,7 +13,7 @@ import (
 // the operator's choices, resolved. It is read-only once in a Snapshot.
 type Node struct {
 	Name string
-	// Addrs are the node's own IPs as the API or the operator gives them,
+	// Addrs are the node's own IPs as the API or the operator gives them, each once,
 	// the primary one of each family first.
 	Addrs []netip.Addr
 	// Pods tells the cluster's pods on this node from everybody else.

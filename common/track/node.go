@@ -46,7 +46,9 @@ func readNode(n *corev1.Node) *facts {
 			notes.add(at("status.addresses", i)+".address", "%.80q is not an IP address of a node", a.Address)
 			continue
 		}
-		*to = append(*to, addr.Unmap())
+		if addr = addr.Unmap(); !slices.Contains(*to, addr) {
+			*to = append(*to, addr)
+		}
 	}
 	for _, family := range service.Families {
 		of[0] = fill(of[0], of[1], family)
