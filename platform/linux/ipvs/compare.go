@@ -131,7 +131,7 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 	for _, x := range l.dests {
 		held[x.addr] = x
 	}
-	m := moves{known: true, plain: w.plain, closes: len(w.endpoints) == 0}
+	m := moves{plain: w.plain, closes: len(w.endpoints) == 0}
 	for _, e := range w.endpoints {
 		x, found := held[e.Addr]
 		delete(held, e.Addr)
@@ -169,6 +169,8 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 		}
 		stay++
 	}
+	// After a round that failed, rules may let clients in to one that is empty.
+	m.known = p.known[k] || len(m.leave) > 0
 	u.move(m)
 	return stay
 }

@@ -106,3 +106,25 @@ func TestOrderAroundTheRules(t *testing.T) {
 		})
 	}
 }
+
+// A round that failed, or a process that was killed, leaves a virtual server with
+// nobody behind rules that let clients in.
+func TestOrderAfterARefusal(t *testing.T) {
+	const here, there = "10.244.1.1", "10.244.2.1"
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	k.refuse = func(o op) error {
+		if o.verb == addDest {
+			return errInjected
+		}
+		return nil
+	}
+	if err := planOf(t, b, snapshot(spread(cluster, local, here, there))).Apply(t.Context()); err == nil {
+		t.Fatal("Apply says nothing of what was refused")
+	}
+	k.refuse = nil
+	p := planOf(t, b, snapshot(spread(cluster, cluster, "", there))).(*plan)
+	if u := p.units[0]; brief(u.ops) != "" || brief(u.late) != "+"+there {
+		t.Errorf("%q before the rules masquerade, and %q after", brief(u.ops), brief(u.late))
+	}
+}
