@@ -45,17 +45,19 @@ type relay struct {
 	mover   mover
 	packets sync.Pool // of *packet
 	arrival time.Duration
+	// patience is how long each attempt to reach an endpoint may take.
+	patience []time.Duration
 	// unreached, if set, is told of each client that was not served.
 	unreached func(*target, error)
 }
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
-	r := &relay{network: n, limits: l, udpIdle: udpIdle, arrival: arrival}
+	r := &relay{network: n, limits: l, udpIdle: udpIdle, arrival: arrival, patience: patience[:]}
 	r.packets.New = func() any { return new(packet) }
 	return r
 }
 
-// patience is how long each attempt to reach an endpoint may take.
+// patience is that of a node.
 var patience = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 
 // near is how soon a neighbour answers: one on the node or in its data centre.
@@ -170,7 +172,7 @@ func reset(c *net.TCPConn) {
 func (l *tcpListener) dial(client netip.Addr) *net.TCPConn {
 	var tried, refused []netip.AddrPort
 	var err error
-	for _, d := range patience {
+	for _, d := range l.patience {
 		e, ok := l.target.choose(l.policy, client, tried)
 		if !ok || slices.Contains(refused, e) {
 			break
