@@ -5,6 +5,8 @@ package ipvs
 
 import (
 	"maps"
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,15 +36,22 @@ func TestChangesAreWhatIsWanted(t *testing.T) {
 			want := service.New(uint64(n), node, ports)
 			apply(t, b, want)
 			wantServed(t, b, k, want)
-			for _, s := range k.servers {
-				for a, x := range s.dests {
-					x.conns = uint32(w.Pick("conns", 2))
-					s.dests[a] = x
-				}
-			}
+			k.connectAny(w)
 			k.clock = k.clock.Add(time.Duration(w.Pick("time", 8)) * time.Second)
 		}
 	})
+}
+
+// connectAny has some destinations hold a connection.
+func (k *fake) connectAny(w world.World) {
+	for _, at := range sortedKeys(k.servers) {
+		dests := k.servers[at].dests
+		for _, a := range slices.SortedFunc(maps.Keys(dests), netip.AddrPort.Compare) {
+			x := dests[a]
+			x.conns = uint32(w.Pick("conns", 2))
+			dests[a] = x
+		}
+	}
 }
 
 // wantServed compares what takes new connections with a kernel that was

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -116,9 +117,13 @@ func betweenSnapshots(t *rapid.T, f service.Family) {
 	k := newFake(f)
 	b := newBackend(f, k, Options{MasqueradeBit: 14})
 	rules, node := b.rules.(*fakeRules), w.Node()
+	apply(t, b, service.New(0, node, settled(w.Ports())))
+	k.connectAny(w) // so that something drains
 	ports, later := settled(w.Ports()), settled(w.Ports())
 	snapshots := [2]*service.Snapshot{service.New(1, node, ports), service.New(2, node, later)}
 	apply(t, b, snapshots[0])
+	k.clock = k.clock.Add(time.Duration(w.Pick("time", 8)) * time.Second)
+	k.connectAny(w)
 	var moments []moment
 	for range 10 {
 		c := w.Conn(append(ports, later...))
