@@ -109,9 +109,7 @@ func (k *kernel) do(o *op) error {
 	case delAddr:
 		return k.dropAddr(o.route.addr)
 	}
-	inParts.RLock()
 	err := k.changes.do(o)
-	inParts.RUnlock()
 	switch { // the kernel has one number for both
 	case errors.Is(err, unix.ENOENT) && (o.verb == addServer || o.verb == setServer):
 		return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
@@ -156,17 +154,10 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	return s, nil
 }
 
-// inParts is held for as long as the kernel lists virtual servers. It tells them in
-// parts and counts how far it has come, those of both families together: what one
-// family removed meanwhile would have some of the other's left out.
-var inParts sync.RWMutex
-
 // readServers lists virtual servers with their flags, which only netlink
 // tells, and then all destinations in one go.
 func (k *kernel) readServers() (map[key]*listed, error) {
-	inParts.Lock()
 	all, err := k.servers.GetServices()
-	inParts.Unlock()
 	if err != nil {
 		return nil, err
 	}

@@ -146,44 +146,6 @@ func TestFamiliesAtOnce(t *testing.T) {
 	})
 }
 
-// A listing that the kernel tells in parts misses nothing while the other family
-// has virtual servers come and go.
-func TestListsWhileTheOtherFamilyChanges(t *testing.T) {
-	inNamespace(t, func() {
-		const servers, listings = 200, 40
-		four, six := newKernel(t, service.IPv4, always()), newKernel(t, service.IPv6, always())
-		commit := func(b *Backend, v verb, n int) {
-			var ops []op
-			for i := range n {
-				k := key{world.NodeAddr[b.family], uint16(i + 1), service.TCP}
-				ops = append(ops, op{verb: v, key: k, server: server{scheduler: "rr", flags: flagOurs}})
-			}
-			if failed := b.driver.Commit(t.Context(), ops); len(failed) > 0 {
-				t.Error(failed)
-			}
-		}
-		commit(four, addServer, servers)
-		ctx, cancel := context.WithCancel(t.Context())
-		var changing sync.WaitGroup
-		changing.Go(func() {
-			for ctx.Err() == nil {
-				commit(six, addServer, 8)
-				commit(six, delServer, 8)
-			}
-		})
-		for range listings {
-			s, err := four.driver.Read(t.Context())
-			if err != nil || len(s.servers) != servers {
-				t.Errorf("there are %d virtual servers, %v, want %d", len(s.servers), err, servers)
-				break
-			}
-		}
-		cancel()
-		changing.Wait()
-		_, _ = four.Close(), six.Close()
-	})
-}
-
 // lookOften uses a driver beside those who work with it.
 func lookOften(t *testing.T, b *Backend) {
 	for range 100 {
