@@ -28,8 +28,10 @@ type Driver interface {
 	// another error.
 	Commit(ctx context.Context, ops []op) map[int]error
 	// Read returns all virtual servers, whosever they are, and what of routes
-	// is ours.
+	// is ours. Some may be missing if others went meanwhile.
 	Read(ctx context.Context) (*state, error)
+	// Server returns one virtual server, nil if there is none.
+	Server(ctx context.Context, k key) (*listed, error)
 	// Dests returns the destinations of one virtual server, none if there is
 	// no such server.
 	Dests(ctx context.Context, k key) ([]dest, error)

@@ -26,12 +26,14 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 	defer b.looks.done(time.Now())
 	b.have = nil // until p was applied
 	s, err := b.driver.Read(ctx)
+	if err == nil {
+		err = b.note(ctx, s)
+	}
 	if err != nil {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
 	b.looks.wanted.Store(false)
 	p.next.read, p.next.at = b.now(), newSite(p.next.view, b.family)
-	b.note(s)
 	if h != nil {
 		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view, at: h.at}}
 		p.known = before.compare(s)

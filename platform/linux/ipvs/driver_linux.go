@@ -188,6 +188,21 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 	return servers, nil
 }
 
+// Server implements Driver.
+func (k *kernel) Server(_ context.Context, at key) (*listed, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s, err := k.servers.GetService(k.service(&op{key: at}))
+	if errors.Is(err, unix.ESRCH) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	dests, err := k.dests(at)
+	return &listed{server: server{s.SchedName, s.Flags, s.Timeout}, dests: dests, told: true}, err
+}
+
 // Dests implements Driver.
 func (k *kernel) Dests(_ context.Context, at key) ([]dest, error) {
 	k.mu.Lock()

@@ -29,6 +29,8 @@ type fake struct {
 	clock    time.Time
 	reads    int
 	ops      int
+	// untold are virtual servers that are left out of a list.
+	untold []key
 	// refuse, if set, may refuse an op before anything is done.
 	refuse func(op) error
 }
@@ -142,14 +144,21 @@ func (k *fake) Read(ctx context.Context) (*state, error) {
 	for _, a := range slices.SortedFunc(maps.Keys(k.routes), netip.Addr.Compare) {
 		s.routes = append(s.routes, k.routes[a])
 	}
-	for at, x := range k.servers {
-		dests, err := k.Dests(ctx, at)
-		if err != nil {
-			return nil, err
+	for at := range k.servers {
+		if !slices.Contains(k.untold, at) {
+			s.servers[at], _ = k.Server(ctx, at)
 		}
-		s.servers[at] = &listed{server: x.server, dests: dests, told: true, upstream: slices.Contains(k.upstream, at)}
 	}
 	return s, nil
+}
+
+func (k *fake) Server(ctx context.Context, at key) (*listed, error) {
+	x := k.servers[at]
+	if x == nil {
+		return nil, nil
+	}
+	dests, err := k.Dests(ctx, at)
+	return &listed{server: x.server, dests: dests, told: true, upstream: slices.Contains(k.upstream, at)}, err
 }
 
 func (k *fake) Dests(_ context.Context, at key) ([]dest, error) {

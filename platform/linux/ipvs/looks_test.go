@@ -76,6 +76,26 @@ func TestServiceGoesAsSomebodyLooks(t *testing.T) {
 	}
 }
 
+// What is left out of a list is not taken for gone.
+func TestListLeavesOut(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	s := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
+	apply(t, b, s)
+	for range 2 {
+		k.untold = []key{first}
+		b.looks.wanted.Store(true)
+		if p := planOf(t, b, s); !p.Empty() || len(p.Drift()) > 0 {
+			t.Errorf("the drift is %q, and to do:\n%s", p.Drift(), p)
+		}
+	}
+	delete(k.servers, first)
+	b.looks.wanted.Store(true)
+	if p := apply(t, b, s); len(p.Drift()) != 2 || k.servers[first] == nil {
+		t.Errorf("the drift is %q, and there are %v", p.Drift(), k.servers)
+	}
+}
+
 // When the API names another address of the node first, the node's own connections
 // come from there, and nobody has altered anything.
 func TestOtherSourceIsNoDrift(t *testing.T) {

@@ -146,6 +146,49 @@ func TestFamiliesAtOnce(t *testing.T) {
 	})
 }
 
+// What one family removes while the other lists what there is leaves out nothing.
+func TestFamilyLooksAsTheOtherRemoves(t *testing.T) {
+	inNamespace(t, func() {
+		four, six := newKernel(t, service.IPv4, always()), newKernel(t, service.IPv6, always())
+		var ports []*service.Port
+		for i := range 200 {
+			ports = append(ports, web(i, 1, service.TCP))
+		}
+		want := snapshot(ports...)
+		apply(t, four, want)
+		ctx, cancel := context.WithCancel(t.Context())
+		var changing sync.WaitGroup
+		changing.Go(func() {
+			for ctx.Err() == nil {
+				comeAndGo(t, six.driver, 8)
+			}
+		})
+		for range 20 {
+			if p := planOf(t, four, want); !p.Empty() || len(p.Drift()) > 0 {
+				t.Errorf("the drift is %q, and to do:\n%s", p.Drift(), p)
+				break
+			}
+		}
+		cancel()
+		changing.Wait()
+		_, _ = four.Close(), six.Close()
+	})
+}
+
+// comeAndGo makes n virtual servers of IPv6 and removes them.
+func comeAndGo(t *testing.T, d Driver, n int) {
+	for _, v := range []verb{addServer, delServer} {
+		var ops []op
+		for i := range n {
+			k := key{world.NodeAddr[1], uint16(i + 1), service.TCP}
+			ops = append(ops, op{verb: v, key: k, server: server{scheduler: "rr", flags: flagOurs}})
+		}
+		if failed := d.Commit(t.Context(), ops); len(failed) > 0 {
+			t.Error(failed)
+		}
+	}
+}
+
 // lookOften uses a driver beside those who work with it.
 func lookOften(t *testing.T, b *Backend) {
 	for range 100 {
