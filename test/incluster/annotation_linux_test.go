@@ -3,7 +3,11 @@
 
 package incluster
 
-import "testing"
+import (
+	"testing"
+
+	"kubeproxy/test/program"
+)
 
 const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
 
@@ -22,12 +26,31 @@ func testModeAnnotation(t *testing.T, w *world) {
 	} {
 		n.Annotations = map[string]string{modeAnnotation: tc.annotated}
 		w.set(t, n)
-		p := w.launch(t, tc.flags...)
-		p.AwaitLog(t, append(tc.want, `"Starting"`)...)
+		p := w.launchAs(t, tc.want, tc.flags...)
 		p.AwaitLog(t, `"Programmed"`, "IPv4")
 		p.Stop(t)
 	}
 	testModeAnnotationChanges(t, w)
+}
+
+// launchAs launches a proxy, which is to start as the words of want say. One that
+// learns too late what the Node asks for, since the API server is busy, ends by
+// itself when it knows, and is launched again.
+func (w *world) launchAs(t *testing.T, want []string, flags ...string) *program.Proxy {
+	t.Helper()
+	var p *program.Proxy
+	for range 5 {
+		p = w.launch(t, flags...)
+		p.AwaitLog(t, `"Starting"`)
+		if p.Log.Has(append(want, `"Starting"`)...) || !p.Log.Has("whether the Node asks for one cannot be read now") {
+			break
+		}
+		if err := p.Wait(t); err != nil {
+			t.Fatalf("the proxy ended with %v, want exit status 0", err)
+		}
+	}
+	p.AwaitLog(t, append(want, `"Starting"`)...)
+	return p
 }
 
 // testModeAnnotationChanges has a process end when the Node asks for another mode,
@@ -49,7 +72,5 @@ func testModeAnnotationChanges(t *testing.T, w *world) {
 		t.Errorf("the proxy ended with %v, want exit status 0", err)
 	}
 	p.AwaitLog(t, "which only a new process can take in", `asked="iptables"`, `next="iptables"`)
-	p = w.launch(t)
-	p.AwaitLog(t, `"Starting"`, `mode="iptables"`)
-	p.Stop(t)
+	w.launchAs(t, []string{`mode="iptables"`}).Stop(t)
 }
