@@ -88,7 +88,10 @@ func (s *Simulator) talk(c net.Conn) {
 type closer interface{ Close() error }
 
 // peers are the connections.
-type peers struct{ open map[closer]bool }
+type peers struct {
+	open   map[closer]bool
+	served int // and those that were dropped in the middle of a call
+}
 
 func (p peers) drop() {
 	for c := range p.open {
@@ -101,19 +104,21 @@ func (s *Simulator) enter(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.peers.open[c] = true
+	s.peers.served++
 }
 
-// Callers returns how many connections are open. That of a program which was
-// killed is, until the call that was under way is over.
+// Callers returns how many connections there are. One that was dropped is there
+// until the call that was under way is over.
 func (s *Simulator) Callers() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.peers.open)
+	return s.peers.served
 }
 
 func (s *Simulator) leave(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.peers.open, c)
+	s.peers.served--
 	_ = c.Close()
 }

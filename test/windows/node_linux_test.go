@@ -160,6 +160,7 @@ func (n *node) stop(t *testing.T) {
 func (n *node) kill(t *testing.T) {
 	t.Helper()
 	n.process.Kill()
+	n.hns.Drop() // Wine may keep what a program had open when it was killed
 	await(t, "the last call is over", func() bool { return n.hns.Callers() == 0 })
 }
 
