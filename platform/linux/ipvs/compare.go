@@ -23,15 +23,19 @@ var errForeign = errors.New("somebody else has a virtual server there")
 // What of that has nothing to do with changes since h is drift.
 func (p *plan) all(ctx context.Context, h *installed) error {
 	b := p.backend
-	defer b.looks.done(time.Now())
+	start := time.Now()
+	defer func() { b.looks.done(start) }()
 	b.have = nil // until p was applied
 	s, err := b.driver.Read(ctx)
+	var once time.Duration
 	if err == nil {
-		err = b.note(ctx, s)
+		once, err = b.complete(ctx, s)
 	}
 	if err != nil {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
+	b.note(s)
+	start = start.Add(once) // the next look costs less
 	b.looks.wanted.Store(false)
 	p.next.read, p.next.at = b.now(), newSite(p.next.view, b.family)
 	if h != nil {

@@ -96,6 +96,32 @@ func TestListLeavesOut(t *testing.T) {
 	}
 }
 
+// slow takes its time for single virtual servers.
+type slow struct{ *fake }
+
+func (k slow) Server(ctx context.Context, at key) (*listed, error) {
+	time.Sleep(time.Second)
+	return k.fake.Server(ctx, at)
+}
+
+// After much is gone at once, the next look comes as soon as ever: it has not so
+// much to ask.
+func TestMuchIsGoneAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		s := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
+		apply(t, b, s)
+		clear(k.servers)
+		b.driver = slow{k}
+		b.looks.wanted.Store(true)
+		apply(t, b, s)
+		if wait := time.Until(time.Unix(0, b.looks.next.Load())); wait > lookEvery {
+			t.Errorf("nobody looks for %s, want %s", wait, lookEvery)
+		}
+	})
+}
+
 // When the API names another address of the node first, the node's own connections
 // come from there, and nobody has altered anything.
 func TestOtherSourceIsNoDrift(t *testing.T) {

@@ -3,40 +3,49 @@
 
 package ipvs
 
-import "context"
+import (
+	"context"
+	"maps"
+	"time"
+)
 
 // Somebody may change a virtual server of ours so that it does not look like
 // one, and somebody else's may be there first where a Service needs one. Only
 // what was seen to be ours, or was made, is ever taken for ours again.
 
-// note notes which virtual servers in s are ours. What was ours and looks
-// otherwise still is. What is missing is asked for by itself: the kernel tells
-// virtual servers in parts, and counts those of both families to know how far it
-// has come, so what one family removes meanwhile has some of the other's left out.
-func (b *Backend) note(ctx context.Context, s *state) error {
-	if b.made == nil {
-		b.made = map[key]bool{}
-	}
+// complete adds to s what is ours and missing there, and says how long that took.
+// The kernel tells virtual servers in parts, and counts those of both families to
+// know how far it has come, so what one family removes meanwhile has some of the
+// other's left out.
+func (b *Backend) complete(ctx context.Context, s *state) (time.Duration, error) {
+	start := time.Now()
 	for k := range b.made {
 		if s.servers[k] != nil {
 			continue
 		}
 		l, err := b.driver.Server(ctx, k)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		if l == nil {
-			delete(b.made, k)
-			continue
+		if l != nil {
+			s.servers[k] = l
 		}
-		s.servers[k] = l
 	}
+	return time.Since(start), nil
+}
+
+// note notes which virtual servers in s are ours. What was ours and looks
+// otherwise still is.
+func (b *Backend) note(s *state) {
+	if b.made == nil {
+		b.made = map[key]bool{}
+	}
+	maps.DeleteFunc(b.made, func(k key, _ bool) bool { return s.servers[k] == nil })
 	for k, l := range s.servers {
 		if l.ours() {
 			b.made[k] = b.made[k]
 		}
 	}
-	return nil
 }
 
 // noteDone notes that o was done.
