@@ -28,6 +28,7 @@ func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
 				dir := variantDir(t, variant)
 				// Others on the machine have a lock of their own.
 				t.Setenv(lockVariable, filepath.Join(t.TempDir(), "lock"))
+				awaitNotices(t)
 				netlab.Alone(t, func() { test(t, newKernel(t, f, dir)) })
 			})
 		}

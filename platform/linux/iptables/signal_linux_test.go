@@ -43,6 +43,21 @@ func poll(ok func() bool) bool {
 	return true
 }
 
+// awaitNotices waits until the system has one more instance of inotify to give, of
+// the 128 that are usual for all that runs here.
+func awaitNotices(t *testing.T) {
+	t.Helper()
+	if !poll(func() bool {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return err == nil
+	}) {
+		t.Fatal("the instances of inotify are used up: raise fs.inotify.max_user_instances")
+	}
+}
+
 func touched(t *testing.T, b *Backend) bool {
 	t.Helper()
 	yes, err := b.driver.Touched(context.Background())
@@ -175,6 +190,7 @@ func TestRestoreKilledHalfWay(t *testing.T) {
 // TestLockSurvives has the file of the lock be another one all of a sudden.
 func TestLockSurvives(t *testing.T) {
 	t.Setenv(lockVariable, filepath.Join(t.TempDir(), "lock"))
+	awaitNotices(t)
 	l := newLock("iptables-legacy-restore")
 	if l == nil {
 		t.Fatal("the command takes a lock that nobody can keep from it")
