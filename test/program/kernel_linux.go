@@ -6,6 +6,7 @@ package program
 import (
 	"cmp"
 	"context"
+	"io"
 	"testing"
 
 	"kubeproxy/common/reconcile"
@@ -60,6 +61,9 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 		})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if c, ok := b.(io.Closer); ok { // the whole machine has few of what it listens with
+			t.Cleanup(func() { _ = c.Close() })
 		}
 		k.audits = append(k.audits, b)
 	}

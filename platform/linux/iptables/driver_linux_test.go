@@ -29,7 +29,11 @@ func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
 				// Others on the machine have a lock of their own.
 				t.Setenv(lockVariable, filepath.Join(t.TempDir(), "lock"))
 				awaitNotices(t)
-				netlab.Alone(t, func() { test(t, newKernel(t, f, dir)) })
+				netlab.Alone(t, func() {
+					b := newKernel(t, f, dir)
+					defer b.Close() // the whole machine has few of what it listens with
+					test(t, b)
+				})
 			})
 		}
 	}
