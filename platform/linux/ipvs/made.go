@@ -42,8 +42,8 @@ func (b *Backend) note(s *state) {
 	}
 	maps.DeleteFunc(b.made, func(k key, _ bool) bool { return s.servers[k] == nil })
 	for k, l := range s.servers {
-		if l.ours() {
-			b.made[k] = b.made[k]
+		if _, known := b.made[k]; !known && l.ours() {
+			b.made[k] = false
 		}
 	}
 }
