@@ -67,7 +67,8 @@ func (p *plan) compare(s *state) map[key]bool {
 			_, led := routed[w.addr]
 			_, made := b.made[w.key]
 			p.compareServer(&u, s.servers[w.key], w, led && made)
-			if seen[w.key] = true; made {
+			seen[w.key] = true
+			if made {
 				b.made[w.key] = true
 			}
 		}
