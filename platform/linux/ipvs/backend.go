@@ -101,8 +101,9 @@ type installed struct {
 	view *service.Snapshot // with the addresses that the node really has
 	at   site
 	// addrs counts who needs a route to an address.
-	addrs map[netip.Addr]int
-	read  time.Time
+	addrs  map[netip.Addr]int
+	doubts doubts // what is otherwise
+	read   time.Time
 }
 
 // due reports that the kernel is to be asked again what it holds. A round that
@@ -138,7 +139,9 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		}
 	}
 	if !whole {
-		p.changes(h, changes)
+		if err := p.changes(ctx, h, changes); err != nil {
+			return nil, err
+		}
 		if err := p.endDrains(ctx); err != nil {
 			return nil, fmt.Errorf("ask for connections of endpoints that left: %w", err)
 		}

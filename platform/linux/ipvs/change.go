@@ -4,6 +4,8 @@
 package ipvs
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -13,13 +15,19 @@ import (
 
 // changes fills p with what leads from h to what p is for, where cs are the
 // differences.
-func (p *plan) changes(h *installed, cs []service.Change) {
+func (p *plan) changes(ctx context.Context, h *installed, cs []service.Change) error {
 	p.next.read, p.next.addrs, p.next.at = h.read, h.addrs, h.at
 	p.delta = map[netip.Addr]int{}
 	node := p.next.view.Node
+	p.doubted = p.doubt(h, cs)
+	if err := p.resolve(ctx, h); err != nil {
+		return fmt.Errorf("ask for virtual servers that could not be changed: %w", err)
+	}
 	held := p.passed(cs)
 	for _, c := range cs {
-		p.port(c, held)
+		if !p.doubted.ports[c.Name()] {
+			p.port(c, held)
+		}
 		count(p.delta, c.Old, node, -1)
 		count(p.delta, c.New, node, 1)
 	}
@@ -32,6 +40,7 @@ func (p *plan) changes(h *installed, cs []service.Change) {
 			p.unroutes = append(p.unroutes, op{verb: delRoute, route: localRoute{addr: a}})
 		}
 	}
+	return nil
 }
 
 // passed returns the virtual servers that go from one Port to another, as the

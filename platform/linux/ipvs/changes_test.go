@@ -54,9 +54,15 @@ func (k *fake) connectAny(w world.World) {
 	}
 }
 
+// judged is a *testing.T or *rapid.T.
+type judged interface {
+	fataler
+	Errorf(string, ...any)
+}
+
 // wantServed compares what takes new connections with a kernel that was
 // programmed at once.
-func wantServed(t *rapid.T, b *Backend, k *fake, want *service.Snapshot) {
+func wantServed(t judged, b *Backend, k *fake, want *service.Snapshot) {
 	fresh := newFake(b.family)
 	apply(t, newBackend(b.family, fresh, b.options), want)
 	for at, s := range k.servers {

@@ -41,7 +41,8 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 	if h != nil {
 		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view, at: h.at}}
 		p.known = before.compare(s)
-		p.drift = before.repairs()
+		p.unknown(h)
+		p.drift = before.repairs(h.doubts)
 		p.had = h.addrs
 	}
 	p.compare(s)
@@ -61,24 +62,33 @@ func (p *plan) compare(s *state) map[key]bool {
 		routed[r.addr] = r.source
 	}
 	seen := map[key]bool{}
+	led := func(a netip.Addr) bool {
+		_, found := routed[a]
+		return found
+	}
 	for port := range view.Ports(b.family) {
-		u := unit{port: port}
-		for _, w := range b.options.servers(port, p.next.at) {
-			_, led := routed[w.addr]
-			_, made := b.made[w.key]
-			p.compareServer(&u, s.servers[w.key], w, led && made)
-			seen[w.key] = true
-			if made {
-				b.made[w.key] = true
-			}
-		}
-		p.add(u)
+		p.comparePort(port, s, led, seen)
 		count(p.next.addrs, port, view.Node, 1)
 	}
 	p.compareRoutes(routed)
 	maps.DeleteFunc(p.drains, func(k key, _ map[netip.AddrPort]time.Time) bool { return !seen[k] })
 	p.leftovers(s, seen)
 	return seen
+}
+
+// comparePort plans what leads from what s has of port to what it wants, and adds
+// its virtual servers to seen. led says whether there is a route to an address.
+func (p *plan) comparePort(port *service.Port, s *state, led func(netip.Addr) bool, seen map[key]bool) {
+	b, u := p.backend, unit{port: port}
+	for _, w := range b.options.servers(port, p.next.at) {
+		_, made := b.made[w.key]
+		p.compareServer(&u, s.servers[w.key], w, led(w.addr) && made)
+		seen[w.key] = true
+		if made {
+			b.made[w.key] = true
+		}
+	}
+	p.add(u)
 }
 
 // compareRoutes wants a route for each address, from where it should be.
@@ -204,8 +214,9 @@ func (p *plan) leftovers(s *state, seen map[key]bool) {
 const driftLines = 20
 
 // repairs says what others must have done that p is needed. Destinations that
-// have drained are nobody's doing.
-func (p *plan) repairs() []string {
+// have drained are nobody's doing, nor is what an earlier round could not do.
+func (p *plan) repairs(d doubts) []string {
+	p.units = d.without(p.units)
 	var lines []string
 	n := 0
 	for o := range p.ops() {

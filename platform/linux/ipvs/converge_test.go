@@ -59,7 +59,11 @@ func TestConvergesAfterRefusals(t *testing.T) {
 			want.Partial = w.Coin("partial")
 			k.refuse = refuse(w)
 			b.rules.(*fakeRules).refuse = k.refuse
-			round(t, w, b, k, want)
+			if w.Coin("meddle") {
+				meddle(w, k)
+			}
+			k.clock = k.clock.Add(time.Duration(w.Pick("time", 40)) * time.Second)
+			round(t, b, want)
 			if w.Coin("restart") {
 				b = newBackend(w.Family, k, o)
 			}
@@ -83,12 +87,8 @@ func portsOf(s *service.Snapshot, f service.Family) []*service.Port {
 	return all
 }
 
-// round does one round that may go wrong, and what others do before it.
-func round(t *rapid.T, w world.World, b *Backend, k *fake, want *service.Snapshot) {
-	k.clock = k.clock.Add(time.Duration(w.Pick("time", 40)) * time.Second)
-	if w.Coin("meddle") {
-		meddle(w, k)
-	}
+// round does one round that may go wrong.
+func round(t *rapid.T, b *Backend, want *service.Snapshot) {
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {
 		t.Fatalf("Plan: %v", err)

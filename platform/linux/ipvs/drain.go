@@ -121,7 +121,7 @@ func (p *plan) endDrains(ctx context.Context) error {
 	var u unit
 	arriving := p.arriving()
 	for _, k := range sortedKeys(b.drains) {
-		if len(p.drains[k]) == 0 { // it goes with its Service
+		if len(p.drains[k]) == 0 || p.doubted.keys[k] { // it goes with its Service, or has been looked at
 			continue
 		}
 		held, err := b.driver.Dests(ctx, k)

@@ -28,6 +28,7 @@ type fake struct {
 	upstream []key
 	clock    time.Time
 	reads    int
+	asked    int // for single virtual servers
 	ops      int
 	// untold are virtual servers that are left out of a list.
 	untold []key
@@ -147,12 +148,14 @@ func (k *fake) Read(ctx context.Context) (*state, error) {
 	for at := range k.servers {
 		if !slices.Contains(k.untold, at) {
 			s.servers[at], _ = k.Server(ctx, at)
+			k.asked--
 		}
 	}
 	return s, nil
 }
 
 func (k *fake) Server(ctx context.Context, at key) (*listed, error) {
+	k.asked++
 	x := k.servers[at]
 	if x == nil {
 		return nil, nil

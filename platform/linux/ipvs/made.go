@@ -41,6 +41,11 @@ func (b *Backend) note(s *state) {
 		b.made = map[key]bool{}
 	}
 	maps.DeleteFunc(b.made, func(k key, _ bool) bool { return s.servers[k] == nil })
+	b.noteOurs(s)
+}
+
+// noteOurs notes which virtual servers in s are ours, and forgets none.
+func (b *Backend) noteOurs(s *state) {
 	for k, l := range s.servers {
 		if _, known := b.made[k]; !known && l.ours() {
 			b.made[k] = false

@@ -27,9 +27,10 @@ type plan struct {
 	next     *installed         // what the kernel holds after Apply
 	delta    map[netip.Addr]int // to add to next.addrs after Apply
 	drains   drains             // after Apply
-	known    map[key]bool       // virtual servers that the rules know already, if p is whole
+	known    map[key]bool       // virtual servers that the rules know already, of what is compared
 	had      map[netip.Addr]int // addresses that Services had, as next.addrs, if p is whole
 	ended    map[key]bool       // virtual servers whose last destination has drained
+	doubted  doubted            // nothing, if p is whole
 	drift    []string
 	removed  []*service.Port
 	whole    bool // made from what the kernel holds, not from what changed
@@ -110,7 +111,7 @@ func (p *plan) String() string {
 // leads here only while all is in force for it.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
-	b.have = nil // if anything fails, the next Plan asks the kernel
+	b.have = nil // if more than single Ports fails, the next Plan asks the kernel
 	a := &applier{plan: p, ctx: ctx}
 	if err := a.prepare(); err != nil {
 		return fmt.Errorf("prepare IPVS for %s: %w", b.family, err)
@@ -140,14 +141,14 @@ func (p *plan) Apply(ctx context.Context) error {
 	}
 	p.tellDrains(ctx)
 	b.drain(p.drains)
-	if err := errors.Join(append(a.errs, rules)...); err != nil {
-		return err
+	err := errors.Join(append(a.errs, rules)...)
+	if p.next.doubts = p.doubtful(a.errs); rules == nil && len(p.next.doubts) <= maxDoubts && isPartial(err) {
+		p.done()
 	}
-	p.done()
-	return nil
+	return err
 }
 
-// done notes that all is as p wants it.
+// done notes that all is as p wants it, but for what is in doubt.
 func (p *plan) done() {
 	for a, n := range p.delta {
 		if p.next.addrs[a] += n; p.next.addrs[a] == 0 {
