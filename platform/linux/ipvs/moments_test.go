@@ -43,17 +43,17 @@ func settled(ports []*service.Port) []*service.Port {
 	return ports
 }
 
-// moment judges one connection at one moment between two snapshots.
+// moment judges one connection at one moment between snapshots.
 type moment struct {
-	conn          route.Conn
-	before, after route.Verdict
-	ports         [2][]*service.Port
+	conn     route.Conn
+	verdicts []route.Verdict // of each snapshot
+	ports    [][]*service.Port
 }
 
-// has finds the endpoint at a that the Service has before, or after.
-func (m moment) has(a netip.AddrPort, after int) (service.Endpoint, bool) {
-	for _, p := range m.ports[after] {
-		if !ofService(m.before.Port, p) && !ofService(m.after.Port, p) {
+// has finds the endpoint at a that the Service has in snapshot i.
+func (m moment) has(a netip.AddrPort, i int) (service.Endpoint, bool) {
+	for _, p := range m.ports[i] {
+		if !slices.ContainsFunc(m.verdicts, func(v route.Verdict) bool { return ofService(v.Port, p) }) {
 			continue
 		}
 		all := slices.Concat(p.Cluster, p.Local)
@@ -68,13 +68,15 @@ func (m moment) has(a netip.AddrPort, after int) (service.Endpoint, bool) {
 func ofService(p, q *service.Port) bool { return p != nil && p.Name.Name == q.Name.Name }
 
 // wrong says what is wrong with what becomes of m's connection, "" if nothing is.
-// reached says that what no virtual server takes is the node's.
-func (m moment) wrong(got outcome, reached bool) string {
+// reached says that what no virtual server takes is the node's, and lossy that
+// some of what was to be was refused.
+func (m moment) wrong(got outcome, reached, lossy bool) string {
 	forwards := func(v route.Verdict) bool { return v.Action == route.Forward }
+	refuses := func(v route.Verdict) bool { return !forwards(v) }
 	switch {
-	case got.action == route.Forward && !forwards(m.before) && !forwards(m.after):
+	case got.action == route.Forward && !slices.ContainsFunc(m.verdicts, forwards):
 		return "nobody should answer it"
-	case got.action != route.Forward && forwards(m.before) && forwards(m.after):
+	case got.action != route.Forward && !lossy && !slices.ContainsFunc(m.verdicts, refuses):
 		return "nobody answers it"
 	case got.action == route.Pass && reached:
 		return "a program that listens on all addresses of the node would get it"
@@ -91,7 +93,7 @@ func (m moment) wrong(got outcome, reached bool) string {
 // leaves may miss its own answers.
 func (m moment) wrongTarget(a netip.AddrPort, masq bool) string {
 	known, fine, itself, outside := 0, masq, a.Addr() == m.conn.From, m.conn.Interface == "eth0"
-	for i, v := range []route.Verdict{m.before, m.after} {
+	for i, v := range m.verdicts {
 		if e, found := m.has(a, i); found {
 			known++
 			fine = fine || !itself && (e.Local || !outside) || v.Action == route.Forward && !v.Masquerades(e)
@@ -100,7 +102,7 @@ func (m moment) wrongTarget(a netip.AddrPort, masq bool) string {
 	switch {
 	case known == 0:
 		return "an endpoint answers that the Service never had"
-	case fine, itself && known == 1:
+	case fine, itself && known < len(m.verdicts):
 		return ""
 	}
 	return "the endpoint's answer does not come through this node"
@@ -112,23 +114,53 @@ func TestEveryMomentBetweenSnapshots(t *testing.T) {
 	}
 }
 
+// refuseMore draws how virtual servers and destinations that come are refused. A
+// kernel has no reason to refuse that something goes.
+func refuseMore(w world.World) func(op) error {
+	some := refuse(w)
+	return func(o op) error {
+		if o.verb == addServer || o.verb == setServer || o.verb == addDest || o.verb == setDest && o.dest.weight > 0 {
+			return some(o)
+		}
+		return nil
+	}
+}
+
+// betweenSnapshots does a round that may be refused here and there, and one that
+// is not.
 func betweenSnapshots(t *rapid.T, f service.Family) {
 	w := world.World{T: t, Family: f}
 	k := newFake(f)
 	b := newBackend(f, k, Options{MasqueradeBit: 14})
 	rules, node := b.rules.(*fakeRules), w.Node()
-	apply(t, b, service.New(0, node, settled(w.Ports())))
-	k.connectAny(w) // so that something drains
-	ports, later := settled(w.Ports()), settled(w.Ports())
-	snapshots := [2]*service.Snapshot{service.New(1, node, ports), service.New(2, node, later)}
-	apply(t, b, snapshots[0])
-	k.clock = k.clock.Add(time.Duration(w.Pick("time", 8)) * time.Second)
-	k.connectAny(w)
+	lossy := w.Coin("lossy")
+	var snapshots []*service.Snapshot
+	m := moment{}
+	for n := range 3 {
+		m.ports = append(m.ports, settled(w.Ports()))
+		snapshots = append(snapshots, service.New(uint64(n), node, m.ports[n]))
+	}
 	var moments []moment
 	for range 10 {
-		c := w.Conn(append(ports, later...))
-		moments = append(moments, moment{c, route.Decide(snapshots[0], c), route.Decide(snapshots[1], c), [2][]*service.Port{ports, later}})
+		m.conn, m.verdicts = w.Conn(slices.Concat(m.ports...)), nil
+		for _, s := range snapshots {
+			m.verdicts = append(m.verdicts, route.Decide(s, m.conn))
+		}
+		moments = append(moments, m)
 	}
+	apply(t, b, snapshots[0])
+	k.connectAny(w) // so that something drains
+	if lossy {
+		k.refuse = refuseMore(w)
+		round(t, b, snapshots[1])
+	} else {
+		apply(t, b, snapshots[1])
+		for i := range moments {
+			moments[i].verdicts, moments[i].ports = moments[i].verdicts[1:], m.ports[1:]
+		}
+	}
+	k.clock = k.clock.Add(time.Duration(w.Pick("time", 8)) * time.Second)
+	k.connectAny(w)
 	tables := map[*service.Snapshot]*beside{}
 	look := func(next op) error {
 		if tables[rules.held] == nil {
@@ -141,14 +173,14 @@ func betweenSnapshots(t *rapid.T, f service.Family) {
 			x := newTracer(tables[rules.held], k, m.conn, world.NodeLocal)
 			got := x.run(k)
 			_, reached := k.routes[x.conn.To.Addr()]
-			if text := m.wrong(got, reached); text != "" {
-				t.Fatalf("%s: %+v: %+v\nbefore: %s\nafter:  %s\nrules are of %d, next is %s\n%v", text, m.conn, got, m.before.Reason, m.after.Reason, rules.held.Generation, next.text(), k.servers)
+			if text := m.wrong(got, reached, lossy); text != "" {
+				t.Fatalf("%s: %+v: %+v\nwanted: %v\nrules are of %d, next is %s\n%v", text, m.conn, got, m.verdicts, rules.held.Generation, next.text(), k.servers)
 			}
 		}
 		return nil
 	}
 	b.looks.wanted.Store(w.Coin("the kernel is asked"))
 	k.refuse, rules.refuse = look, look
-	apply(t, b, snapshots[1])
+	apply(t, b, snapshots[2])
 	look(op{})
 }
