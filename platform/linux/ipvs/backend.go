@@ -37,7 +37,8 @@ type Driver interface {
 	Dests(ctx context.Context, k key) ([]dest, error)
 	// Addrs returns the addresses that the node has without us, but for
 	// loopback ones, those that need an interface to be told, and those that are
-	// not usable yet.
+	// not usable yet. The one that its connections to far away come from is the
+	// first, and the others are in order.
 	Addrs(ctx context.Context) ([]netip.Addr, error)
 	// Clean removes the interface, if nobody else uses it.
 	Clean(ctx context.Context) error
@@ -185,7 +186,8 @@ func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Sn
 	return v.snapshot, nil
 }
 
-// inOrder puts the addresses first that the API names, in its order.
+// inOrder puts the addresses first that the API names, in its order, and leaves the
+// others in theirs.
 func inOrder(has, named []netip.Addr) []netip.Addr {
 	var first, rest []netip.Addr
 	for _, a := range named {
@@ -198,7 +200,6 @@ func inOrder(has, named []netip.Addr) []netip.Addr {
 			rest = append(rest, a)
 		}
 	}
-	slices.SortFunc(rest, netip.Addr.Compare)
 	return append(first, rest...)
 }
 

@@ -248,7 +248,27 @@ func (k *kernel) Addrs(context.Context) ([]netip.Addr, error) {
 		}
 		addrs = append(addrs, a)
 	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	usual := k.usual()
+	if i := slices.Index(addrs, usual); i > 0 {
+		addrs = slices.Insert(slices.Delete(addrs, i, i+1), 0, usual)
+	}
 	return addrs, nil
+}
+
+// farAway are addresses that only a default route leads to: they are set aside
+// for measurements, by RFC 2544 and RFC 5180.
+var farAway = [...]string{"198.18.0.1", "2001:2::1"}
+
+// usual returns what the node's connections to far away come from, an invalid
+// address if it has no default route.
+func (k *kernel) usual() netip.Addr {
+	routes, err := k.links.RouteGet(net.ParseIP(farAway[k.family]))
+	if err != nil || len(routes) == 0 {
+		return netip.Addr{}
+	}
+	a, _ := netip.AddrFromSlice(routes[0].Src)
+	return a.Unmap()
 }
 
 // unsure reports that others on the link may have x, too, or are known to. The
