@@ -6,7 +6,6 @@ package source
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -172,7 +171,7 @@ func (l *library) merge(files []*file) map[key]any {
 		object
 		path string
 	}
-	seen := map[key]first{}
+	seen := make(map[key]first, len(l.delivered))
 	sliced := map[types.NamespacedName]bool{}
 	for _, f := range files {
 		l.problems = append(l.problems, f.problems...)
@@ -214,39 +213,54 @@ func addSlices(to map[key]any, e *endpoints) {
 // deliver tells the sink the difference, what is new before what is gone, so
 // that endpoints which change slices are never missing.
 func (l *library) deliver(sink Sink, wanted map[key]any) {
-	for _, k := range slices.SortedFunc(maps.Keys(wanted), compareKeys) {
-		v := wanted[k]
+	var fresh, gone []key // to sort everything would take longer than to compare it
+	for k, v := range wanted {
 		if old, ok := l.delivered[k]; ok && (old == v || reflect.DeepEqual(old, v)) {
 			wanted[k] = old
 			continue
 		}
-		switch v := v.(type) {
-		case *corev1.Node:
-			sink.SetNode(v)
-		case *corev1.Service:
-			sink.SetService(v)
-		case *discoveryv1.EndpointSlice:
-			sink.SetSlice(v)
-		case *networkingv1.ServiceCIDR:
-			sink.SetServiceCIDR(v)
+		fresh = append(fresh, k)
+	}
+	for k := range l.delivered {
+		if _, ok := wanted[k]; !ok {
+			gone = append(gone, k)
 		}
 	}
-	for _, k := range slices.SortedFunc(maps.Keys(l.delivered), compareKeys) {
-		if _, ok := wanted[k]; ok {
-			continue
-		}
-		switch k.kind {
-		case "Node":
-			sink.DeleteNode()
-		case "Service":
-			sink.DeleteService(k.name)
-		case "EndpointSlice":
-			sink.DeleteSlice(k.name)
-		case "ServiceCIDR":
-			sink.DeleteServiceCIDR(k.name.Name)
-		}
+	slices.SortFunc(fresh, compareKeys)
+	slices.SortFunc(gone, compareKeys)
+	for _, k := range fresh {
+		tellSet(sink, wanted[k])
+	}
+	for _, k := range gone {
+		tellGone(sink, k)
 	}
 	l.delivered = wanted
+}
+
+func tellSet(sink Sink, v any) {
+	switch v := v.(type) {
+	case *corev1.Node:
+		sink.SetNode(v)
+	case *corev1.Service:
+		sink.SetService(v)
+	case *discoveryv1.EndpointSlice:
+		sink.SetSlice(v)
+	case *networkingv1.ServiceCIDR:
+		sink.SetServiceCIDR(v)
+	}
+}
+
+func tellGone(sink Sink, k key) {
+	switch k.kind {
+	case "Node":
+		sink.DeleteNode()
+	case "Service":
+		sink.DeleteService(k.name)
+	case "EndpointSlice":
+		sink.DeleteSlice(k.name)
+	case "ServiceCIDR":
+		sink.DeleteServiceCIDR(k.name.Name)
+	}
 }
 
 // tell reports the problems that were not there last time.
