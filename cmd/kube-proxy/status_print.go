@@ -33,6 +33,9 @@ func (p *printer) overview(d *document) {
 }
 
 func verdict(r *health.Report) cell {
+	if r.Healthy && failing(r) {
+		return cell{"failing", yellow}
+	}
 	if r.Healthy {
 		return cell{"healthy", green}
 	}
@@ -49,6 +52,8 @@ func (p *printer) families(r *health.Report) {
 		state, pending, why := cell{"healthy", green}, "none", s.Reason
 		if !s.Healthy {
 			state = cell{"not healthy", red}
+		} else if s.Failing {
+			state = cell{"failing", yellow}
 		}
 		if s.OldestPending != nil {
 			pending = p.ago(*s.OldestPending)

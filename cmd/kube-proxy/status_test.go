@@ -195,6 +195,25 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 	}
 }
 
+// A round that failed is told at once, though a proxy is called unhealthy only when
+// that goes on.
+func TestStatusOfAFailingProxy(t *testing.T) {
+	want := service.New(3, &service.Node{}, []*service.Port{shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80))})
+	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
+	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{
+		"IPv4": {Healthy: true, Failing: true, LastUpdated: ago(time.Minute), Generation: 3, LastError: "plan: no answer"},
+	}}
+	server := serveBook(t, b, r)
+	got := asked(t, "--server="+server)
+	if got.Code != 1 || !strings.Contains(got.Out, ": failing\n") || !strings.Contains(got.Out, "plan: no answer") {
+		t.Errorf("exit %d and\n%s", got.Code, got.Out)
+	}
+	if got := asked(t, "shop/web", "--server="+server); got.Code != 0 {
+		t.Errorf("about a Service that is in force: exit %d and\n%s", got.Code, got.Out)
+	}
+}
+
 // The document's form is a promise.
 func TestStatusJSON(t *testing.T) {
 	server := serveBook(t, busy(), troubled())

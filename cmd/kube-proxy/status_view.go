@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode"
 
+	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 )
 
@@ -18,8 +19,9 @@ import (
 // removed.
 type document struct {
 	Server string `json:"server"` // that was asked
-	// OK is what the exit code says: the proxy is healthy and all Services
-	// asked about are programmed in full, whether they are listed or not.
+	// OK is what the exit code says: the proxy is healthy, its latest rounds did
+	// not fail, and all Services asked about are programmed in full, whether they
+	// are listed or not.
 	OK      bool    `json:"ok"`
 	Summary summary `json:"summary"`
 	servicestate.Answer
@@ -47,12 +49,23 @@ func newDocument(server string, a *servicestate.Answer, q *inquiry) (*document, 
 	for i := range asked {
 		d.Summary.add(&asked[i])
 	}
-	d.OK = d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && (a.Health.Healthy || q.name != "")
+	d.OK = d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && (a.Health.Healthy && !failing(&a.Health) || q.name != "")
 	if q.failing {
 		asked = slices.DeleteFunc(asked, func(s servicestate.Service) bool { return !lacking(&s) && !unserved(&s) && !unasked(&s) })
 	}
 	d.Services = asked
 	return d, nil
+}
+
+// failing reports that a family's latest round failed as a whole, though not for
+// long enough to call the proxy unhealthy.
+func failing(r *health.Report) bool {
+	for _, s := range r.Status {
+		if s.Failing {
+			return true
+		}
+	}
+	return false
 }
 
 func (n *summary) add(s *servicestate.Service) {

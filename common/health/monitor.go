@@ -71,7 +71,8 @@ type state struct {
 	generation    uint64 // in force
 	failed        int    // ports, in the latest round
 	err           string // of the latest round
-	waiting       bool   // as the latest round found, see reconcile.ErrWaiting
+	failing       bool   // as the latest round showed, see FamilyReport
+	waiting       bool   // likewise, see reconcile.ErrWaiting
 	found, undone int    // drift
 }
 
@@ -124,7 +125,8 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 		s.err = r.Err.Error()
 	}
 	s.waiting = errors.Is(r.Err, reconcile.ErrWaiting)
-	if r.Err != nil && !Partial(r.Err) {
+	s.failing = r.Err != nil && !Partial(r.Err)
+	if s.failing {
 		// A failure shows that something is to be done, even if nobody
 		// queued it: a resync found drift.
 		s.pending.atLeast(r.Start)

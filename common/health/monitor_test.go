@@ -179,7 +179,7 @@ func TestReportTellsTheTruth(t *testing.T) {
 		got := s.Report()
 		want := FamilyReport{
 			LastUpdated: s.begin.Add(time.Second), Healthy: true, Generation: 3, OldestPending: &queued,
-			Rounds: 2, DriftFound: 3, DriftRepaired: 2, LastError: "refused",
+			Rounds: 2, DriftFound: 3, DriftRepaired: 2, LastError: "refused", Failing: true,
 		}
 		if diff := cmp.Diff(want, got.Status["IPv4"]); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)

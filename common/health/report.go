@@ -29,6 +29,10 @@ type FamilyReport struct {
 	LastUpdated time.Time `json:"lastUpdated"` // end of the last round that succeeded
 	Healthy     bool      `json:"healthy"`
 	Reason      string    `json:"reason,omitempty"` // why not healthy
+	// Failing means that the latest round failed, and not for single ports: what
+	// an earlier one programmed may be in force or not. A family is unhealthy
+	// only when that goes on, as a new process might fail as well.
+	Failing bool `json:"failing,omitempty"`
 	// Waiting means not healthy for want of something that others make, which
 	// a new process would wait for as well. Rounds go on.
 	Waiting bool `json:"waiting,omitempty"`
@@ -88,6 +92,7 @@ func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
 		DriftFound:    s.found,
 		DriftRepaired: s.undone,
 		LastError:     s.err,
+		Failing:       s.failing,
 	}
 	if reason != "" && s.waiting && now.Sub(s.ended) <= limit {
 		r.Waiting = true
