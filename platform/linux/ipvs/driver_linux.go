@@ -7,15 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/moby/ipvs"
-	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -44,35 +41,25 @@ type kernel struct {
 	options Options
 	links   links // which lock themselves
 
-	// mu guards what follows: a handle hangs when two use it at once.
-	mu      sync.Mutex
-	servers *ipvs.Handle
-	changes *requests
-	device  netlink.Link // while a Commit works
+	// mu guards what follows.
+	mu     sync.Mutex
+	ipvs   *requests
+	device netlink.Link // while a Commit works
 }
 
 func (k *kernel) open() error {
-	if err := present(); err != nil {
-		return err
-	}
-	// The library tells in a log of its own what present has told better.
-	logrus.SetOutput(io.Discard)
 	var err error
-	if k.servers, err = ipvs.New(""); err != nil {
+	if k.ipvs, err = openRequests(k.family); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
 	if k.links.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open a socket for routes: %w", err)
 	}
-	if k.changes, err = openRequests(k.family); err != nil {
-		return fmt.Errorf("open a socket for changes of IPVS: %w", err)
-	}
 	return nil
 }
 
 func (k *kernel) close() {
-	k.servers.Close()
-	k.changes.close()
+	k.ipvs.close()
 	k.links.Close()
 }
 
@@ -109,7 +96,7 @@ func (k *kernel) do(o *op) error {
 	case delAddr:
 		return k.dropAddr(o.route.addr)
 	}
-	err := k.changes.do(o)
+	err := k.ipvs.do(o)
 	switch { // the kernel has one number for both
 	case errors.Is(err, unix.ENOENT) && (o.verb == addServer || o.verb == setServer):
 		return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
@@ -117,14 +104,6 @@ func (k *kernel) do(o *op) error {
 		return fmt.Errorf("%w: %w", errMissing, err)
 	}
 	return err
-}
-
-func (k *kernel) service(o *op) *ipvs.Service {
-	return &ipvs.Service{
-		Address: net.IP(o.key.addr.AsSlice()), Protocol: uint16(o.key.proto), Port: o.key.port,
-		SchedName: o.server.scheduler, Flags: o.server.flags, Timeout: o.server.timeout,
-		AddressFamily: af(k.family), Netmask: netmask(k.family),
-	}
 }
 
 // Read implements Driver.
@@ -157,20 +136,9 @@ func (k *kernel) Read(context.Context) (*state, error) {
 // readServers lists virtual servers with their flags, which only netlink
 // tells, and then all destinations in one go.
 func (k *kernel) readServers() (map[key]*listed, error) {
-	all, err := k.servers.GetServices()
+	servers, err := k.ipvs.list()
 	if err != nil {
 		return nil, err
-	}
-	servers := make(map[key]*listed, len(all))
-	for _, s := range all {
-		a, ok := netip.AddrFromSlice(s.Address)
-		if s.AddressFamily != af(k.family) || s.FWMark != 0 || !ok {
-			continue
-		}
-		if k.family == service.IPv4 {
-			a = a.Unmap()
-		}
-		servers[key{a, s.Port, service.Protocol(s.Protocol)}] = &listed{server: server{s.SchedName, s.Flags, s.Timeout}}
 	}
 	if len(servers) == 0 {
 		return servers, nil
@@ -180,7 +148,7 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 	}
 	for at, s := range servers {
 		if !s.told {
-			if s.dests, err = k.dests(at); err != nil {
+			if s.dests, err = k.ipvs.dests(at); err != nil {
 				return nil, err
 			}
 		}
@@ -192,42 +160,22 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 func (k *kernel) Server(_ context.Context, at key) (*listed, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.servers.GetService(k.service(&op{key: at}))
+	s, err := k.ipvs.one(at)
 	if errors.Is(err, unix.ESRCH) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	dests, err := k.dests(at)
-	return &listed{server: server{s.SchedName, s.Flags, s.Timeout}, dests: dests, told: true}, err
+	dests, err := k.ipvs.dests(at)
+	return &listed{server: s, dests: dests, told: true}, err
 }
 
 // Dests implements Driver.
 func (k *kernel) Dests(_ context.Context, at key) ([]dest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.dests(at)
-}
-
-func (k *kernel) dests(at key) ([]dest, error) {
-	list, err := k.servers.GetDestinations(k.service(&op{key: at}))
-	if err != nil {
-		return nil, err
-	}
-	var dests []dest
-	for _, x := range list {
-		a, ok := netip.AddrFromSlice(x.Address)
-		if k.family == service.IPv4 {
-			a = a.Unmap()
-		}
-		if ok {
-			conns, how := uint32(x.ActiveConnections+x.InactiveConnections), x.ConnectionFlags&ipvs.ConnectionFlagFwdMask
-			dests = append(dests, dest{netip.AddrPortFrom(a, x.Port), uint16(x.Weight), conns, how != ipvs.ConnectionFlagMasq})
-		}
-	}
-	slices.SortFunc(dests, func(a, b dest) int { return a.addr.Compare(b.addr) })
-	return dests, nil
+	return k.ipvs.dests(at)
 }
 
 // Addrs implements Driver.

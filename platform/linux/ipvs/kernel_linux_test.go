@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -52,6 +53,17 @@ func addAddrs() error {
 		}
 	}
 	return nil
+}
+
+// library is how others ask for IPVS, until t ends.
+func library(t *testing.T) *ipvs.Handle {
+	t.Helper()
+	h, err := ipvs.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	return h
 }
 
 func newKernel(t fataler, f service.Family, o Options) *Backend {

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/mdlayher/genetlink"
-	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -79,26 +78,29 @@ func family() (uint16, error) {
 	return f.ID, err
 }
 
-// present reports that the kernel has IPVS.
-func present() error {
-	_, err := family()
+// present returns the number that IPVS has, once it is loaded.
+func present() (uint16, error) {
+	id, err := family()
 	if errors.Is(err, unix.ENOENT) {
 		// Whoever may load modules has the kernel do it when it is asked; some
 		// need a command.
 		_ = exec.Command("modprobe", "ip_vs").Run()
-		_, err = family()
+		id, err = family()
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return errors.New("the kernel has no IPVS (module ip_vs)")
+		return 0, errors.New("the kernel has no IPVS (module ip_vs): it is not loaded, and cannot be")
 	case err != nil:
-		return fmt.Errorf("ask the kernel for IPVS: %w", err)
+		return 0, fmt.Errorf("ask the kernel for IPVS: %w", err)
 	}
-	return nil
+	return id, nil
 }
 
 // Installed reports that the kernel has IPVS.
-func Installed() bool { return present() == nil }
+func Installed() bool {
+	_, err := present()
+	return err == nil
+}
 
 // schedulers are those that a kernel may have.
 var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
@@ -143,20 +145,20 @@ func (k *kernel) tryOne(scheduler string) error {
 	}
 	o := &op{verb: addServer, key: trial[k.family], server: server{scheduler: scheduler, flags: flagOurs}}
 	for range trials {
-		err := k.servers.NewService(k.service(o))
+		err := k.ipvs.do(o)
 		if errors.Is(err, unix.EEXIST) {
-			var there *ipvs.Service
-			if there, err = k.servers.GetService(k.service(o)); err == nil && !(server{flags: there.Flags}).ours() {
+			var there server
+			if there, err = k.ipvs.one(o.key); err == nil && !there.ours() {
 				o.key.port++
 				continue
 			} else if err == nil { // a process that was killed left it
-				err = k.servers.UpdateService(k.service(o))
+				err = k.ipvs.do(&op{verb: setServer, key: o.key, server: o.server})
 			}
 		}
 		if err != nil {
 			return err
 		}
-		return k.servers.DelService(k.service(o))
+		return k.ipvs.do(&op{verb: delServer, key: o.key})
 	}
 	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", trial[k.family], trials-1)
 }

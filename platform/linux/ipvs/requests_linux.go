@@ -9,17 +9,19 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/mdlayher/genetlink"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 )
 
-// requests changes virtual servers and destinations: one request, one answer.
-// The library, which asks for all the rest, takes longer for each.
+// requests is what the kernel's IPVS is asked by. A change has a socket of its
+// own, with one request and one answer: a library takes longer for each.
 type requests struct {
 	socket int
-	ipvs   uint16 // in generic netlink
+	conn   *genetlink.Conn // all the rest
+	ipvs   uint16          // in generic netlink, until the module is loaded anew
 	family service.Family
 	seq    uint32
 	answer [256]byte
@@ -29,7 +31,7 @@ type requests struct {
 const answerTime = 30 * time.Second
 
 func openRequests(f service.Family) (*requests, error) {
-	id, err := family()
+	id, err := present()
 	if err != nil {
 		return nil, err
 	}
@@ -44,24 +46,51 @@ func openRequests(f service.Family) (*requests, error) {
 		// An answer need not repeat what was asked.
 		unix.SetsockoptInt(s, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
 	)
+	var conn *genetlink.Conn
+	if err == nil {
+		conn, err = genetlink.Dial(nil)
+	}
 	if err != nil {
 		_ = unix.Close(s)
 		return nil, err
 	}
-	return &requests{socket: s, ipvs: id, family: f}, nil
+	return &requests{socket: s, conn: conn, ipvs: id, family: f}, nil
 }
 
-func (r *requests) close() { _ = unix.Close(r.socket) }
+func (r *requests) close() {
+	_ = unix.Close(r.socket)
+	_ = r.conn.Close()
+}
+
+// anew does a request, and once more if the kernel has another number for IPVS,
+// as it has after the module was loaded anew.
+func (r *requests) anew(request func() error) error {
+	err := request()
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	id, lack := present()
+	if lack != nil {
+		return lack
+	}
+	if id == r.ipvs {
+		return err // about something else
+	}
+	r.ipvs = id
+	return request()
+}
 
 // Commands and attributes of IPVS in generic netlink.
 const (
 	attrService = 1
 	attrDest    = 2
 
-	serviceFamily, serviceProtocol, serviceAddr, servicePort       = 1, 2, 3, 4
-	serviceScheduler, serviceFlags, serviceTimeout, serviceNetmask = 6, 7, 8, 9
+	serviceFamily, serviceProtocol, serviceAddr, servicePort    = 1, 2, 3, 4
+	serviceMark, serviceScheduler, serviceFlags, serviceTimeout = 5, 6, 7, 8
+	serviceNetmask                                              = 9
 
-	destAddr, destPort, destForward, destWeight, destUpper, destLower, destFamily = 1, 2, 3, 4, 5, 6, 11
+	destAddr, destPort, destForward, destWeight, destUpper, destLower = 1, 2, 3, 4, 5, 6
+	destActive, destInactive, destFamily                              = 7, 8, 11
 )
 
 var commands = map[verb]uint8{addServer: 1, setServer: 2, delServer: 3, addDest: 5, setDest: 6, delDest: 7}
@@ -77,6 +106,11 @@ func (r *requests) do(o *op) error {
 	if err != nil {
 		return err
 	}
+	return r.anew(func() error { return r.send(commands[o.verb], attrs) })
+}
+
+// send does one command and waits for its answer.
+func (r *requests) send(command uint8, attrs []byte) error {
 	const headers = unix.NLMSG_HDRLEN + unix.GENL_HDRLEN
 	r.seq++
 	m := netlink.Message{
@@ -84,7 +118,7 @@ func (r *requests) do(o *op) error {
 			Length: uint32(headers + len(attrs)), Type: netlink.HeaderType(r.ipvs),
 			Flags: netlink.Request | netlink.Acknowledge, Sequence: r.seq,
 		},
-		Data: append([]byte{commands[o.verb], 1, 0, 0}, attrs...),
+		Data: append([]byte{command, 1, 0, 0}, attrs...),
 	}
 	request, err := m.MarshalBinary()
 	if err != nil {

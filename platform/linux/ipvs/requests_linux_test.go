@@ -105,7 +105,7 @@ func TestHearsItsOwnAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		kernel, r := pair[1], &requests{socket: pair[0], seq: 7}
-		t.Cleanup(func() { r.close(); _ = unix.Close(kernel) })
+		t.Cleanup(func() { _, _ = unix.Close(r.socket), unix.Close(kernel) })
 		for _, m := range [][]byte{
 			answer(unix.NLMSG_ERROR, 6, unix.EBUSY), answer(unix.NLMSG_NOOP, 7, unix.EBUSY),
 			answer(unix.NLMSG_ERROR, 7, unix.EBUSY)[:unix.NLMSG_HDRLEN], answer(unix.NLMSG_ERROR, 7, code), answer(unix.NLMSG_ERROR, 8, unix.EBUSY),

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/ipvs"
 	"k8s.io/klog/v2"
 )
 
@@ -48,7 +47,7 @@ func (k *kernel) Lacking(context.Context) ([]string, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c, err := k.servers.GetConfig()
+	c, err := k.ipvs.times()
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +55,7 @@ func (k *kernel) Lacking(context.Context) ([]string, error) {
 		name       string
 		want, have time.Duration
 	}{
-		{"TCP", k.options.TCP, c.TimeoutTCP}, {"TCP after FIN", k.options.TCPFin, c.TimeoutTCPFin}, {"UDP", k.options.UDP, c.TimeoutUDP},
+		{"TCP", k.options.TCP, c.tcp}, {"TCP after FIN", k.options.TCPFin, c.tcpFin}, {"UDP", k.options.UDP, c.udp},
 	} {
 		if t.want > 0 && up(t.want) != t.have {
 			lacking = append(lacking, fmt.Sprintf("timeout of %s = %s", t.name, t.want))
@@ -86,7 +85,7 @@ func (k *kernel) Prepare(ctx context.Context) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.servers.SetConfig(&ipvs.Config{TimeoutTCP: up(o.TCP), TimeoutTCPFin: up(o.TCPFin), TimeoutUDP: up(o.UDP)}); err != nil {
+	if err := k.ipvs.setTimes(timeouts{up(o.TCP), up(o.TCPFin), up(o.UDP)}); err != nil {
 		return fmt.Errorf("set the timeouts of IPVS: %w", err)
 	}
 	return nil

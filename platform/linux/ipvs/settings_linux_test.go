@@ -18,7 +18,7 @@ import (
 func TestKernelSettings(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4, always())
-		h := b.driver.(*kernel).servers
+		h := library(t)
 		if err := h.SetConfig(&ipvs.Config{TimeoutTCP: 700 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 44 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +42,7 @@ func TestKernelSettings(t *testing.T) {
 		if err := p.Apply(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		wantTimeouts(t, b.driver.(*kernel).servers, ipvs.Config{TimeoutTCP: 100 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 2 * time.Second})
+		wantTimeouts(t, h, ipvs.Config{TimeoutTCP: 100 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 2 * time.Second})
 		wantARP(t, "1", "2")
 		wantLacking(t, b)
 		_ = b.Close()

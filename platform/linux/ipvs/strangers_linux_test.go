@@ -44,7 +44,11 @@ func direct(a netip.AddrPort) func(*testing.T, *kernel, key) {
 			Address: a.Addr().AsSlice(), Port: a.Port(), Weight: 1,
 			ConnectionFlags: ipvs.ConnectionFlagDirectRoute, AddressFamily: af(k.family),
 		}
-		if err := k.servers.UpdateDestination(k.service(&op{key: at}), x); err != nil {
+		of := &ipvs.Service{
+			Address: at.addr.AsSlice(), Protocol: uint16(at.proto), Port: at.port,
+			AddressFamily: af(k.family), Netmask: netmask(k.family),
+		}
+		if err := library(t).UpdateDestination(of, x); err != nil {
 			t.Fatal(err)
 		}
 	}
