@@ -21,9 +21,9 @@ import (
 type Driver interface {
 	// Lacking lists the settings of the system that virtual servers need and
 	// that are to be made, a line each.
-	Lacking(ctx context.Context) ([]string, error)
+	Lacking(ctx context.Context, of span) ([]string, error)
 	// Prepare makes them. It is an error if nothing works without one.
-	Prepare(ctx context.Context) error
+	Prepare(ctx context.Context, of span) error
 	// Commit does ops inTurn. What went wrong is errExists, errMissing, or
 	// another error.
 	Commit(ctx context.Context, ops []op) map[int]error
@@ -45,6 +45,16 @@ type Driver interface {
 	// Watch calls touched whenever the node's addresses change, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 }
+
+// span tells settings by when they are made.
+type span uint8
+
+const (
+	atStart span = iota // all of them
+	// throughout are those that are IPVS's own. Of others, somebody may decide
+	// otherwise once they were made.
+	throughout
+)
 
 // What a driver may find when it makes or removes something.
 var (
@@ -77,10 +87,8 @@ type Backend struct {
 	rules   reconcile.Watcher // the table beside
 	now     func() time.Time
 	// have is what the kernel holds, nil while that is not known.
-	have *installed
-	// prepared means that settings were made, or were right. They are not
-	// looked at again: somebody may have decided otherwise.
-	prepared bool
+	have     *installed
+	prepared bool         // settings were made, or were right
 	made     map[key]bool // virtual servers that are ours, true for what a Service had since the start
 	looks    looks
 	drains   drains
@@ -134,8 +142,8 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		whole = h.moves(changes)
 	}
 	p := &plan{backend: b, rules: rules, whole: whole, drains: b.drains.clone(), next: &installed{from: want, view: view}}
-	if !b.prepared {
-		if p.settings, err = b.driver.Lacking(ctx); err != nil {
+	if whole || !b.prepared {
+		if p.settings, err = b.driver.Lacking(ctx, b.span()); err != nil {
 			return nil, fmt.Errorf("ask for settings of IPVS: %w", err)
 		}
 	}
@@ -153,6 +161,14 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		p.done()
 	}
 	return p, nil
+}
+
+// span tells which settings are looked at.
+func (b *Backend) span() span {
+	if b.prepared {
+		return throughout
+	}
+	return atStart
 }
 
 // nodeView is the node as the table and the virtual servers see it: with the

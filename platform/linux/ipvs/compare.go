@@ -26,6 +26,11 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 	start := time.Now()
 	defer func() { b.looks.done(start) }()
 	b.have = nil // until p was applied
+	if b.prepared {
+		for _, s := range p.settings {
+			p.altered = append(p.altered, "altered: setting "+s)
+		}
+	}
 	s, err := b.driver.Read(ctx)
 	var once time.Duration
 	if err == nil {

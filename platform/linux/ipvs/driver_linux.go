@@ -40,6 +40,8 @@ type kernel struct {
 	family  service.Family
 	options Options
 	links   links // which lock themselves
+	// refused are the settings that cannot be made. They are not tried again.
+	refused map[string]bool
 
 	// mu guards what follows.
 	mu     sync.Mutex

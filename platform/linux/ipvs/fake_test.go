@@ -24,6 +24,7 @@ type fake struct {
 	routes  map[netip.Addr]localRoute
 	servers map[key]*fakeServer
 	lacking []string
+	spans   []span // that were looked at
 	// upstream are virtual servers that kube-proxy made.
 	upstream []key
 	clock    time.Time
@@ -54,9 +55,12 @@ func newFake(f service.Family) *fake {
 	}
 }
 
-func (k *fake) Lacking(context.Context) ([]string, error) { return k.lacking, nil }
+func (k *fake) Lacking(_ context.Context, of span) ([]string, error) {
+	k.spans = append(k.spans, of)
+	return k.lacking, nil
+}
 
-func (k *fake) Prepare(context.Context) error {
+func (k *fake) Prepare(context.Context, span) error {
 	k.lacking = nil
 	return nil
 }

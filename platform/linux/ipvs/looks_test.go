@@ -6,6 +6,7 @@ package ipvs
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -133,5 +134,31 @@ func TestOtherSourceIsNoDrift(t *testing.T) {
 	wantLines(t, p, "+ address 10.96.0.0, reached from 198.51.100.1")
 	if drift := p.Drift(); len(drift) > 0 {
 		t.Errorf("the drift is %q", drift)
+	}
+}
+
+// Whoever looks at what the kernel holds looks at settings, too, and a change
+// costs no such look. All of them count at the start, and then IPVS's own.
+func TestSettingsAreLookedAt(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	s := snapshot(web(0, 2, service.TCP))
+	if p := apply(t, b, s); len(p.Drift()) > 0 {
+		t.Errorf("at the start, drift is %q", p.Drift())
+	}
+	if !slices.Equal(k.spans, []span{atStart}) || len(k.lacking) > 0 {
+		t.Errorf("looked at %v, which leaves %q", k.spans, k.lacking)
+	}
+	k.lacking = []string{"net.ipv4.vs.conntrack = 1"}
+	if p := planOf(t, b, s); !p.Empty() {
+		t.Errorf("a round that compares nothing: %s", p)
+	}
+	b.looks.wanted.Store(true)
+	p := apply(t, b, s)
+	if drift := p.Drift(); !slices.Equal(drift, []string{"altered: setting net.ipv4.vs.conntrack = 1"}) || len(k.lacking) > 0 {
+		t.Errorf("the drift is %q, and %q is left", drift, k.lacking)
+	}
+	if !slices.Equal(k.spans, []span{atStart, throughout}) {
+		t.Errorf("looked at %v", k.spans)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"kubeproxy/common/reconcile"
@@ -32,6 +33,7 @@ type plan struct {
 	ended    map[key]bool       // virtual servers whose last destination has drained
 	doubted  doubted            // nothing, if p is whole
 	drift    []string
+	altered  []string // settings that were as they should be
 	removed  []*service.Port
 	whole    bool // made from what the kernel holds, not from what changed
 }
@@ -85,7 +87,7 @@ func (p *plan) Empty() bool {
 }
 
 // Drift implements reconcile.Plan.
-func (p *plan) Drift() []string { return append(p.drift, p.rules.Drift()...) }
+func (p *plan) Drift() []string { return slices.Concat(p.altered, p.drift, p.rules.Drift()) }
 
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
@@ -187,7 +189,7 @@ type applier struct {
 func (a *applier) prepare() error {
 	b := a.plan.backend
 	if len(a.plan.settings) > 0 {
-		if err := b.driver.Prepare(a.ctx); err != nil {
+		if err := b.driver.Prepare(a.ctx, b.span()); err != nil {
 			return err
 		}
 		b.prepared = true

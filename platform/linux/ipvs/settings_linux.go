@@ -21,24 +21,24 @@ type setting struct {
 }
 
 // settings lists what virtual servers need.
-func (o Options) settings() []setting {
+func (o Options) settings(of span) []setting {
 	all := []setting{
 		{"net/ipv4/vs/conntrack", "1", "nothing can be masqueraded"},
 		// Who went to an endpoint that left goes to another one.
 		{"net/ipv4/vs/expire_nodest_conn", "1", ""},
 		{"net/ipv4/vs/expire_quiescent_template", "1", ""},
 	}
-	if o.StrictARP {
+	if o.StrictARP && of == atStart {
 		all = append(all, setting{"net/ipv4/conf/all/arp_ignore", "1", ""}, setting{"net/ipv4/conf/all/arp_announce", "2", ""})
 	}
 	return all
 }
 
 // Lacking implements Driver.
-func (k *kernel) Lacking(context.Context) ([]string, error) {
+func (k *kernel) Lacking(_ context.Context, of span) ([]string, error) {
 	var lacking []string
-	for _, s := range k.options.settings() {
-		if have, err := s.have(); err != nil || have != s.value {
+	for _, s := range k.options.settings(of) {
+		if have, err := s.have(); (err != nil || have != s.value) && !k.refused[s.file] {
 			lacking = append(lacking, strings.ReplaceAll(s.file, "/", ".")+" = "+s.value)
 		}
 	}
@@ -68,15 +68,22 @@ func (k *kernel) Lacking(context.Context) ([]string, error) {
 func (o Options) times() bool { return o.TCP > 0 || o.TCPFin > 0 || o.UDP > 0 }
 
 // Prepare implements Driver.
-func (k *kernel) Prepare(ctx context.Context) error {
+func (k *kernel) Prepare(ctx context.Context, of span) error {
 	log := klog.FromContext(ctx)
-	for _, s := range k.options.settings() {
+	for _, s := range k.options.settings(of) {
+		if k.refused[s.file] {
+			continue
+		}
 		err := s.set(log)
 		switch {
 		case err != nil && s.needed != "":
 			return fmt.Errorf("%w: without it %s", err, s.needed)
 		case err != nil:
 			log.Info("Warning: a system setting that IPVS should have cannot be made", "setting", s.file, "want", s.value, "err", err.Error())
+			if k.refused == nil {
+				k.refused = map[string]bool{}
+			}
+			k.refused[s.file] = true
 		}
 	}
 	o := k.options

@@ -4,6 +4,7 @@
 package ipvs
 
 import (
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -49,6 +50,59 @@ func TestKernelSettings(t *testing.T) {
 	})
 }
 
+// What others do to settings of IPVS is found, told and undone, but once it is
+// theirs, ARP is.
+func TestKernelKeepsSettings(t *testing.T) {
+	inNamespace(t, func() {
+		o := always()
+		o.TCP, o.StrictARP = 100*time.Second, true
+		b := newKernel(t, service.IPv6, o)
+		h := library(t)
+		apply(t, b, snapshot())
+		for _, s := range o.settings(atStart) {
+			if err := os.WriteFile(s.path(), []byte("0"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := h.SetConfig(&ipvs.Config{TimeoutTCP: 5 * time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		p := planOf(t, b, snapshot())
+		want := []string{
+			"altered: setting net.ipv4.vs.conntrack = 1", "altered: setting net.ipv4.vs.expire_nodest_conn = 1",
+			"altered: setting net.ipv4.vs.expire_quiescent_template = 1", "altered: setting timeout of TCP = 1m40s",
+		}
+		if drift := p.Drift(); !slices.Equal(drift, want) {
+			t.Errorf("the drift is %q, want %q", drift, want)
+		}
+		if err := p.Apply(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := b.driver.Lacking(t.Context(), throughout); len(all) > 0 || err != nil {
+			t.Errorf("settings are lacking: %q, %v", all, err)
+		}
+		wantARP(t, "0", "0")
+		if p := planOf(t, b, snapshot()); !p.Empty() || len(p.Drift()) > 0 {
+			t.Errorf("and then there is more to do, %q:\n%s", p.Drift(), p)
+		}
+		_ = b.Close()
+	})
+}
+
+// A setting that cannot be made is told once.
+func TestRefusedSetting(t *testing.T) {
+	k := &kernel{refused: map[string]bool{}}
+	for _, s := range k.options.settings(throughout) {
+		k.refused[s.file] = true
+	}
+	if all, err := k.Lacking(t.Context(), throughout); len(all) > 0 || err != nil {
+		t.Errorf("settings are lacking: %q, %v", all, err)
+	}
+	if err := k.Prepare(t.Context(), throughout); err != nil {
+		t.Error(err)
+	}
+}
+
 func wantTimeouts(t *testing.T, h *ipvs.Handle, want ipvs.Config) {
 	t.Helper()
 	c, err := h.GetConfig()
@@ -72,7 +126,7 @@ func wantARP(t *testing.T, ignore, announce string) {
 // wantLacking wants all settings made.
 func wantLacking(t *testing.T, b *Backend) {
 	t.Helper()
-	if all, err := b.driver.Lacking(t.Context()); len(all) > 0 || err != nil {
+	if all, err := b.driver.Lacking(t.Context(), atStart); len(all) > 0 || err != nil {
 		t.Errorf("settings are lacking: %q, %v", all, err)
 	}
 }
