@@ -130,7 +130,7 @@ func fromUpstreamIPVS(t *testing.T, to string) {
 		c.sh(t, upstreamIPVS(f, "legacy", web))
 	}
 	c.save(t, web)
-	lines := c.talkTo(t, "tcp", web)
+	lines := append(c.talkTo(t, "tcp", web), c.talkFrom(t, c.Node, "tcp", web)...) // the node's come from the ClusterIP
 	load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
 		Query: netlab.Query{Proto: "tcp", To: web.at(service.NodePort, service.IPv4)}, Pause: emulated,
 	})

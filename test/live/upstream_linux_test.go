@@ -16,6 +16,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
@@ -264,12 +265,18 @@ func (c *cluster) upstream(t *testing.T, mode string, a app) {
 	}
 }
 
-// talkTo opens conversations with the ClusterIP and the NodePort of a.
+// talkTo opens conversations of a pod with the ClusterIP and the NodePort of a.
 func (c *cluster) talkTo(t *testing.T, proto string, a app) talks {
 	t.Helper()
+	return c.talkFrom(t, c.callers()[0], proto, a)
+}
+
+func (c *cluster) talkFrom(t *testing.T, h *netlab.Host, proto string, a app) talks {
+	t.Helper()
 	var all talks
+	from := []*netlab.Host{h}
 	for _, f := range service.Families {
-		for _, x := range append(c.dials(c.callers()[:1], a, service.ClusterIP, f), c.dials(c.callers()[:1], a, service.NodePort, f)...) {
+		for _, x := range append(c.dials(from, a, service.ClusterIP, f), c.dials(from, a, service.NodePort, f)...) {
 			if x.Proto.String() != proto {
 				continue
 			}

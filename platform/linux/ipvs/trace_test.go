@@ -72,7 +72,8 @@ type tracer struct {
 	grammar []statement
 	local   func(netip.Addr) bool // is it one that the node has or is led to
 	marks   uint64
-	dnat    bool // the destination was translated
+	dnat    bool       // the destination was translated
+	answer  netip.Addr // where the connection went that the packet is an answer of, if it is one
 	out     outcome
 }
 
@@ -169,7 +170,7 @@ func statements() []statement {
 	on := func(s string, run func(*tracer, []string) result) statement {
 		return statement{regexp.MustCompile(`^` + s + `(?: |$)`), run}
 	}
-	const fields = `((?:ip6? [sd]addr|meta l4proto|th dport)(?: \. (?:ip6? [sd]addr|meta l4proto|th dport))*)`
+	const fields = `((?:(?:ct original )?ip6? [sd]addr|meta l4proto|th dport)(?: \. (?:ip6? [sd]addr|meta l4proto|th dport))*)`
 	return []statement{
 		on(`dnat ip6? to `+fields+` map @(\S+)`, (*tracer).translate),
 		on(fields+` (!= )?@(\S+)`, func(t *tracer, m []string) result { return is(t.has(m[3], m[1]) == (m[2] == "")) }),
@@ -177,6 +178,7 @@ func statements() []statement {
 		on(`iifname "([^"]*)"`, func(t *tracer, m []string) result { return is(t.from(m[1])) }),
 		on(`meta l4proto (\w+)`, func(t *tracer, m []string) result { return is(t.conn.Protocol.String() == m[1]) }),
 		on(`fib ([sd]addr) type local`, func(t *tracer, m []string) result { return is(t.local(t.addr(m[1]))) }),
+		on(`ct direction reply`, func(t *tracer, _ []string) result { return is(t.answer.IsValid()) }),
 		on(`ct status dnat`, func(t *tracer, _ []string) result { return is(t.dnat) }),
 		on(`meta mark & (\w+) == (\w+)`, func(t *tracer, m []string) result { return is(t.marks&number(m[1]) == number(m[2])) }),
 		on(`meta mark set meta mark \| (\w+)`, func(t *tracer, m []string) result { t.marks |= number(m[1]); return next }),
@@ -237,6 +239,9 @@ func (t *tracer) from(name string) bool {
 }
 
 func (t *tracer) addr(field string) netip.Addr {
+	if strings.HasPrefix(field, "ct original") {
+		return t.answer
+	}
 	if strings.HasSuffix(field, "saddr") {
 		return t.conn.From
 	}
@@ -300,6 +305,25 @@ func TestTracerKnowsTheGrammar(t *testing.T) {
 		x := &tracer{beside: b, conn: c, grammar: grammar}
 		if x.rule(rule); x.out.action != want {
 			t.Errorf("%q: %s, want %s", rule, x.out.action, want)
+		}
+	}
+}
+
+// What comes to an address of a Service and no virtual server took is refused, but
+// for answers of connections to such an address, which kube-proxy had come from there.
+func TestOnlyAnswersPass(t *testing.T) {
+	node, vip := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("10.96.0.10")
+	port := &service.Port{Frontends: []service.Frontend{
+		{Kind: service.ClusterIP, Addr: vip, Port: 80}, {Kind: service.ExternalIP, Addr: netip.MustParseAddr("203.0.113.1"), Port: 80},
+	}}
+	b := besideOf(t, service.IPv4, service.New(1, &service.Node{Addrs: []netip.Addr{node}}, []*service.Port{port}))
+	for _, to := range []string{"10.96.0.10:9999", "203.0.113.1:9999"} {
+		for answer, want := range map[netip.Addr]route.Action{{}: route.Reject, vip: route.Pass, netip.MustParseAddr("192.0.2.99"): route.Reject} {
+			c := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("192.0.2.7"), To: netip.MustParseAddrPort(to)}
+			x := &tracer{beside: b, conn: c, grammar: grammar, answer: answer}
+			if x.chain("input"); x.out.action != want {
+				t.Errorf("to %s, answer from %s: %s, want %s", to, answer, x.out.action, want)
+			}
 		}
 	}
 }

@@ -79,7 +79,10 @@ func (d *doors) chains(f service.Family, node *service.Node, bit uint32) []*chai
 	}
 }
 
-const unservedChain = "unserved"
+const (
+	unservedChain  = "unserved"
+	refuseNewChain = "refuse-new"
+)
 
 // behindIPVS is the priority of what virtual servers did not take. A chain of
 // type nat would not see the node's own connections there, which another one has
@@ -103,6 +106,10 @@ func besideChains(f service.Family, node *service.Node, o Options) []*chain {
 	chains = append(append(chains, addrDoors.chains(f, node, bit)...), nodePortDoors.chains(f, node, bit)...)
 	return append(chains,
 		&chain{name: dispatchChain, rules: besideDispatch(f, node)},
+		&chain{name: refuseNewChain, rules: []rule{
+			{answer{}, lookup{[]field{origDaddr}, virtualIPs, false}, verdict{code: goBack}},
+			{goes(refuseChain)},
+		}},
 		&chain{name: unservedChain, rules: unservedRules(f, node)},
 		&chain{name: unallocatedChain, rules: []rule{
 			{translated{}, verdict{code: goBack}},
@@ -139,13 +146,15 @@ func besideDispatch(f service.Family, node *service.Node) []rule {
 }
 
 // unservedRules refuse what no virtual server took: the node has the address
-// for Services only, and nothing else that listens is meant by it.
+// for Services only, and nothing else that listens is meant by it. Answers pass:
+// under kube-proxy the node's own connections to Services come from the
+// Service's address, and they outlive its rules.
 func unservedRules(f service.Family, node *service.Node) []rule {
-	rules := []rule{{lookup{[]field{daddr}, clusterIPs, false}, goes(refuseChain)}}
+	rules := []rule{{lookup{[]field{daddr}, clusterIPs, false}, goes(refuseNewChain)}}
 	for _, a := range ownAddrs(f, node) {
 		rules = append(rules, rule{within{daddr, netip.PrefixFrom(a, a.BitLen()), false}, verdict{code: goBack}})
 	}
-	return append(rules, rule{lookup{[]field{daddr}, virtualIPs, false}, goes(refuseChain)})
+	return append(rules, rule{lookup{[]field{daddr}, virtualIPs, false}, goes(refuseNewChain)})
 }
 
 func ownAddrs(f service.Family, node *service.Node) []netip.Addr {
