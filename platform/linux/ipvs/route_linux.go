@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"kubeproxy/common/service"
 )
@@ -54,7 +56,26 @@ func (k *kernel) addDevice() error {
 			return err
 		}
 	}
-	return k.links.LinkSetUp(l)
+	if err := k.links.LinkSetUp(l); err != nil || k.family != service.IPv6 {
+		return err
+	}
+	if err := disableIPv6.set(klog.Background()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("have IPv6 on interface %s: %w", Device, err)
+	}
+	return nil
+}
+
+// disableIPv6 is 1 on a new interface where that is the default. It has no routes then.
+var disableIPv6 = setting{file: "net/ipv6/conf/" + Device + "/disable_ipv6", value: "0"}
+
+// usable reports that l is up and may have routes of k's family. The kernel
+// removes them where it is not.
+func (k *kernel) usable(l netlink.Link) bool {
+	if l.Attrs().Flags&net.FlagUp == 0 {
+		return false
+	}
+	off, _ := disableIPv6.have()
+	return k.family != service.IPv6 || off != "1"
 }
 
 func (k *kernel) route(o *op) error {
@@ -86,7 +107,7 @@ func (r localRoute) over(l netlink.Link, metric int) *netlink.Route {
 	return route
 }
 
-// readRoutes reports whether the interface is there and up, and which routes
+// readRoutes reports whether the interface is there and usable, and which routes
 // of ours lead to it.
 func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	l, err := k.links.LinkByName(Device)
@@ -97,8 +118,8 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	if err != nil {
 		return false, nil, err
 	}
-	if l.Attrs().Flags&net.FlagUp == 0 {
-		return false, nil, nil // the kernel removed the routes with that
+	if !k.usable(l) {
+		return false, nil, nil
 	}
 	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Type: unix.RTN_LOCAL}
 	list, err := k.links.RouteListFiltered(int(af(k.family)), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)

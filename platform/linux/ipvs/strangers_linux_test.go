@@ -5,6 +5,7 @@ package ipvs
 
 import (
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -160,5 +161,34 @@ func TestKernelExcluded(t *testing.T) {
 			t.Errorf("after a cleanup there is %v, %v, want the stranger's own", s.servers, err)
 		}
 		_, _ = b.Close(), stranger.Close()
+	})
+}
+
+// Where new interfaces are to have no IPv6, ours has it, and again when somebody
+// takes it. Where IPv6 is disabled altogether, nothing fails.
+func TestKernelIPv6Disabled(t *testing.T) {
+	inNamespace(t, func() {
+		disable := func(on string) {
+			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+on+"/disable_ipv6", []byte("1"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		disable("default")
+		want := rounds(service.IPv6, 0)
+		b := newKernel(t, service.IPv6, always())
+		apply(t, b, want)
+		wantNothingLeft(t, b, want)
+		for _, on := range []string{Device, "all"} {
+			disable(on)
+			p := planOf(t, b, want)
+			if drift := p.Drift(); !slices.Contains(drift, "missing: interface "+Device) {
+				t.Errorf("disabled on %s: the drift is %q", on, drift)
+			}
+			if err := p.Apply(t.Context()); err != nil {
+				t.Errorf("disabled on %s: %v", on, err)
+			}
+			wantNothingLeft(t, b, want)
+		}
+		_ = b.Close()
 	})
 }
