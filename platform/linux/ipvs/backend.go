@@ -158,6 +158,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		return nil, err
 	}
 	if p.Empty() {
+		p.tellDrains(ctx) // what an earlier process had drain
 		p.done()
 	}
 	return p, nil

@@ -55,3 +55,31 @@ func TestDrainsAreTold(t *testing.T) {
 		}
 	}
 }
+
+// A process that finds something draining says so, and how long that may take
+// now, though there is nothing else to do.
+func TestDrainsAreToldAfterRestart(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	apply(t, b, snapshot(web(0, 3, service.TCP)))
+	hold(k, 3)
+	less := snapshot(web(0, 1, service.TCP))
+	apply(t, b, less)
+	var out bytes.Buffer
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out))))
+	b = newBackend(service.IPv4, k, Options{})
+	view, err := b.view(ctx, less)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.rules = &fakeRules{held: view}
+	for range 2 {
+		if p, err := b.Plan(ctx, less); err != nil || !p.Empty() {
+			t.Fatalf("Plan: %v, want nothing to do:\n%s", err, p)
+		}
+	}
+	const want = `"Endpoints that left keep their connections until these end" destinations=2 atMost="1h0m0s"`
+	if s := out.String(); !strings.Contains(s, want) || strings.Count(s, "\n") != 1 {
+		t.Errorf("logged %q, want %q once", s, want)
+	}
+}
