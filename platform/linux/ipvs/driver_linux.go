@@ -45,7 +45,7 @@ type kernel struct {
 
 	// mu guards what follows.
 	mu     sync.Mutex
-	ipvs   *requests
+	ipvs   *requests    // nil if the kernel has no IPVS, and nothing of it is asked but what there is
 	device netlink.Link // while a Commit works
 }
 
@@ -54,6 +54,10 @@ func (k *kernel) open() error {
 	if k.ipvs, err = openRequests(k.family); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
+	return k.openLinks()
+}
+
+func (k *kernel) openLinks() (err error) {
 	if k.links.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open a socket for routes: %w", err)
 	}
@@ -61,7 +65,9 @@ func (k *kernel) open() error {
 }
 
 func (k *kernel) close() {
-	k.ipvs.close()
+	if k.ipvs != nil {
+		k.ipvs.close()
+	}
 	k.links.Close()
 }
 
@@ -138,6 +144,9 @@ func (k *kernel) Read(context.Context) (*state, error) {
 // readServers lists virtual servers with their flags, which only netlink
 // tells, and then all destinations in one go.
 func (k *kernel) readServers() (map[key]*listed, error) {
+	if k.ipvs == nil {
+		return nil, nil
+	}
 	servers, err := k.ipvs.list()
 	if err != nil {
 		return nil, err

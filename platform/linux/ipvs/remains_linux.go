@@ -4,6 +4,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type Remains struct {
 	Family service.Family
 	// Exclude are prefixes in which virtual servers are left alone.
 	Exclude []netip.Prefix
+	list    string // of virtual servers, listPath if it is empty
 }
 
 // String names the place.
@@ -135,13 +137,16 @@ func (r Remains) ours(s *state) []key {
 	return Options{Exclude: r.Exclude}.ours(s)
 }
 
+// with calls do with what there is of the kernel. Without IPVS there are no
+// virtual servers, but what leads to the node may be left.
 func (r Remains) with(do func(*kernel) error) error {
-	// Asking for IPVS would load it.
-	if _, err := os.Stat(listPath); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	k := &kernel{family: r.Family}
-	if err := k.open(); err != nil {
+	open := k.open
+	// Asking for IPVS would load it.
+	if _, err := os.Stat(cmp.Or(r.list, listPath)); errors.Is(err, fs.ErrNotExist) {
+		open = k.openLinks
+	}
+	if err := open(); err != nil {
 		return err
 	}
 	defer k.close()

@@ -142,3 +142,33 @@ func flowsTo(t *testing.T, to netip.AddrPort) int {
 	}
 	return n
 }
+
+// What leads to the node is found and removed where the kernel has no IPVS any
+// more.
+func TestKernelRemainsWithoutIPVS(t *testing.T) {
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			b := newKernel(t, f, always())
+			apply(t, b, rounds(f, 0))
+			_ = b.Close()
+		}
+		if err := library(t).Flush(); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range service.Families {
+			r := Remains{Family: f, list: "/proc/none"}
+			if what, err := r.Find(t.Context()); what != "5 addresses of Services, the table" || err != nil {
+				t.Errorf("%s: %q, %v are left", f, what, err)
+			}
+			if stays, err := r.Retire(t.Context(), time.Time{}); stays != "" || err != nil {
+				t.Errorf("%s: %q stays, %v", f, stays, err)
+			}
+			if what, err := r.Find(t.Context()); what != "" || err != nil {
+				t.Errorf("%s: %q, %v are left in the end", f, what, err)
+			}
+		}
+		if _, err := netlink.LinkByName(Device); err == nil {
+			t.Errorf("there is still %s", Device)
+		}
+	})
+}
