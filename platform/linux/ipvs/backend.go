@@ -67,6 +67,7 @@ type state struct {
 	device  bool
 	routes  []localRoute // ours
 	servers map[key]*listed
+	once    time.Duration // of the time that Read took, what another one will not
 }
 
 // listed is a virtual server as the kernel has it.

@@ -40,7 +40,7 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
 	b.note(s)
-	start = start.Add(once) // the next look costs less
+	start = start.Add(once + s.once) // the next look costs less
 	b.looks.wanted.Store(false)
 	p.next.read, p.next.at = b.now(), newSite(p.next.view, b.family)
 	if h != nil {

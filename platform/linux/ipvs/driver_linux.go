@@ -126,6 +126,9 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	if s.servers, err = k.readServers(); err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
 	}
+	if k.ipvs != nil {
+		s.once, k.ipvs.search = k.ipvs.search, 0
+	}
 	var u *upstream // as long as all are ours, nobody asks
 	for at, l := range s.servers {
 		if l.ours() {

@@ -25,6 +25,7 @@ type fake struct {
 	servers map[key]*fakeServer
 	lacking []string
 	spans   []span // that were looked at
+	loading time.Duration
 	// upstream are virtual servers that kube-proxy made.
 	upstream []key
 	clock    time.Time
@@ -145,7 +146,9 @@ func (k *fake) doServer(s *fakeServer, o op) error {
 
 func (k *fake) Read(ctx context.Context) (*state, error) {
 	k.reads++
-	s := &state{device: k.device, servers: map[key]*listed{}}
+	s := &state{device: k.device, servers: map[key]*listed{}, once: k.loading}
+	time.Sleep(k.loading)
+	k.loading = 0
 	for _, a := range slices.SortedFunc(maps.Keys(k.routes), netip.Addr.Compare) {
 		s.routes = append(s.routes, k.routes[a])
 	}

@@ -162,3 +162,16 @@ func TestSettingsAreLookedAt(t *testing.T) {
 		t.Errorf("looked at %v", k.spans)
 	}
 }
+
+// That IPVS had to be loaded makes nobody look less often afterwards.
+func TestLoadingIsNoLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		k.loading = time.Second
+		apply(t, b, snapshot(web(0, 2, service.TCP)))
+		if next := time.Until(time.Unix(0, b.looks.next.Load())); next > lookEvery {
+			t.Errorf("the next look is in %s, want %s", next, lookEvery)
+		}
+	})
+}

@@ -46,8 +46,9 @@ func TestKernelLoadedAnew(t *testing.T) {
 			}
 			for _, name := range []string{"Commit", "Read", "Server", "Dests", "times", "setTimes", "try"} {
 				k.ipvs.ipvs = retiredNumber
-				if err := asked[name](); err != nil || k.ipvs.ipvs == retiredNumber {
-					t.Errorf("%s, %s: %v, by the number %#x", f, name, err, k.ipvs.ipvs)
+				k.ipvs.search = 0
+				if err := asked[name](); err != nil || k.ipvs.ipvs == retiredNumber || (name != "Read") != (k.ipvs.search > 0) {
+					t.Errorf("%s, %s: %v, by the number %#x, found in %s", f, name, err, k.ipvs.ipvs, k.ipvs.search)
 				}
 			}
 			// An answer about something else stays what it is.

@@ -24,6 +24,7 @@ type requests struct {
 	ipvs   uint16          // in generic netlink, until the module is loaded anew
 	family service.Family
 	seq    uint32
+	search time.Duration // how long it took to find IPVS anew
 	answer [256]byte
 }
 
@@ -69,7 +70,9 @@ func (r *requests) anew(request func() error) error {
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
+	start := time.Now()
 	id, lack := present()
+	r.search += time.Since(start)
 	if lack != nil {
 		return lack
 	}
