@@ -43,16 +43,21 @@ type kernel struct {
 	// refused are the settings that cannot be made. They are not tried again.
 	refused map[string]bool
 
-	// mu guards what follows.
-	mu     sync.Mutex
-	ipvs   *requests    // nil if the kernel has no IPVS, and nothing of it is asked but what there is
-	device netlink.Link // while a Commit works
+	// mu guards what follows: a handle of the library hangs when two use it.
+	mu       sync.Mutex
+	library  handle
+	reloaded bool         // the module was loaded anew, see ask
+	ipvs     *requests    // nil if the kernel has no IPVS, and nothing of it is asked but what there is
+	device   netlink.Link // while a Commit works
 }
 
 func (k *kernel) open() error {
 	var err error
 	if k.ipvs, err = openRequests(k.family); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
+	}
+	if k.library, err = openLibrary(k.family); err != nil {
+		return fmt.Errorf("open a socket to ask for IPVS: %w", err)
 	}
 	return k.openLinks()
 }
@@ -67,6 +72,7 @@ func (k *kernel) openLinks() (err error) {
 func (k *kernel) close() {
 	if k.ipvs != nil {
 		k.ipvs.close()
+		k.library.Close()
 	}
 	k.links.Close()
 }
@@ -150,7 +156,7 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 	if k.ipvs == nil {
 		return nil, nil
 	}
-	servers, err := k.ipvs.list()
+	servers, err := ask(k, asker.list)
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +168,7 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 	}
 	for at, s := range servers {
 		if !s.told {
-			if s.dests, err = k.ipvs.dests(at); err != nil {
+			if s.dests, err = k.dests(at); err != nil {
 				return nil, err
 			}
 		}
@@ -174,14 +180,14 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 func (k *kernel) Server(_ context.Context, at key) (*listed, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.ipvs.one(at)
+	s, err := k.one(at)
 	if errors.Is(err, unix.ESRCH) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	dests, err := k.ipvs.dests(at)
+	dests, err := k.dests(at)
 	return &listed{server: s, dests: dests, told: true}, err
 }
 
@@ -189,7 +195,15 @@ func (k *kernel) Server(_ context.Context, at key) (*listed, error) {
 func (k *kernel) Dests(_ context.Context, at key) ([]dest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.ipvs.dests(at)
+	return k.dests(at)
+}
+
+func (k *kernel) one(at key) (server, error) {
+	return ask(k, func(a asker) (server, error) { return a.one(at) })
+}
+
+func (k *kernel) dests(at key) ([]dest, error) {
+	return ask(k, func(a asker) ([]dest, error) { return a.dests(at) })
 }
 
 // Addrs implements Driver.

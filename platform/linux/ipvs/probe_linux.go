@@ -148,7 +148,7 @@ func (k *kernel) tryOne(scheduler string) error {
 		err := k.ipvs.do(o)
 		if errors.Is(err, unix.EEXIST) {
 			var there server
-			if there, err = k.ipvs.one(o.key); err == nil && !there.ours() {
+			if there, err = k.one(o.key); err == nil && !there.ours() {
 				o.key.port++
 				continue
 			} else if err == nil { // a process that was killed left it

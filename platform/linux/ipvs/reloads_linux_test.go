@@ -20,6 +20,16 @@ import (
 // after its module was loaded anew.
 const retiredNumber = 0x3ff
 
+// outdated is a library that has an old number of IPVS.
+type outdated struct{}
+
+func (outdated) list() (map[key]*listed, error) { return nil, unix.ENOENT }
+func (outdated) one(key) (server, error)        { return server{}, unix.ENOENT }
+func (outdated) dests(key) ([]dest, error)      { return nil, unix.ENOENT }
+func (outdated) times() (timeouts, error)       { return timeouts{}, unix.ENOENT }
+func (outdated) setTimes(timeouts) error        { return unix.ENOENT }
+func (outdated) Close()                         {}
+
 // Whatever is asked for after the module of IPVS was loaded anew finds it.
 func TestKernelLoadedAnew(t *testing.T) {
 	inNamespace(t, func() {
@@ -38,15 +48,19 @@ func TestKernelLoadedAnew(t *testing.T) {
 					}
 					return err
 				},
-				"Server":   func() error { _, err := k.Server(t.Context(), at); return err },
-				"Dests":    func() error { _, err := k.Dests(t.Context(), at); return err },
-				"times":    func() error { _, err := k.ipvs.times(); return err },
-				"setTimes": func() error { return k.ipvs.setTimes(timeouts{udp: 99 * time.Second}) },
-				"try":      func() error { return k.try("rr") },
+				"Server": func() error { _, err := k.Server(t.Context(), at); return err },
+				"Dests":  func() error { _, err := k.Dests(t.Context(), at); return err },
+				"times":  func() error { _, err := ask(k, asker.times); return err },
+				"setTimes": func() error {
+					_, err := ask(k, func(a asker) (int, error) { return 0, a.setTimes(timeouts{udp: 99 * time.Second}) })
+					return err
+				},
+				"try": func() error { return k.try("rr") },
 			}
+			k.library.Close()
 			for _, name := range []string{"Commit", "Read", "Server", "Dests", "times", "setTimes", "try"} {
-				k.ipvs.ipvs = retiredNumber
-				k.ipvs.search = 0
+				k.ipvs.ipvs, k.ipvs.search = retiredNumber, 0
+				k.library, k.reloaded = outdated{}, false
 				if err := asked[name](); err != nil || k.ipvs.ipvs == retiredNumber || (name != "Read") != (k.ipvs.search > 0) {
 					t.Errorf("%s, %s: %v, by the number %#x, found in %s", f, name, err, k.ipvs.ipvs, k.ipvs.search)
 				}
@@ -68,6 +82,7 @@ func TestKernelTells(t *testing.T) {
 			b := newKernel(t, f, always())
 			apply(t, b, rounds(f, 0))
 			k := b.driver.(*kernel)
+			k.reloaded = true // so that it asks by itself
 			s, err := k.Read(t.Context())
 			if err != nil {
 				t.Fatal(err)

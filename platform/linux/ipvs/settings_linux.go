@@ -47,7 +47,7 @@ func (k *kernel) Lacking(_ context.Context, of span) ([]string, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c, err := k.ipvs.times()
+	c, err := ask(k, asker.times)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,10 @@ func (k *kernel) Prepare(ctx context.Context, of span) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.ipvs.setTimes(timeouts{up(o.TCP), up(o.TCPFin), up(o.UDP)}); err != nil {
+	_, err := ask(k, func(a asker) (struct{}, error) {
+		return struct{}{}, a.setTimes(timeouts{up(o.TCP), up(o.TCPFin), up(o.UDP)})
+	})
+	if err != nil {
 		return fmt.Errorf("set the timeouts of IPVS: %w", err)
 	}
 	return nil
