@@ -52,8 +52,11 @@ type kernel struct {
 }
 
 func (k *kernel) open() error {
-	var err error
-	if k.ipvs, err = openRequests(k.family); err != nil {
+	id, err := present()
+	if err != nil {
+		return err
+	}
+	if k.ipvs, err = openRequests(k.family, id); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
 	if k.library, err = openLibrary(k.family); err != nil {

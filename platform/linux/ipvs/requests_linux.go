@@ -31,11 +31,8 @@ type requests struct {
 // answerTime is how long the kernel may take: it may have to load a scheduler.
 const answerTime = 30 * time.Second
 
-func openRequests(f service.Family) (*requests, error) {
-	id, err := present()
-	if err != nil {
-		return nil, err
-	}
+// openRequests is for IPVS by its number id.
+func openRequests(f service.Family, id uint16) (*requests, error) {
 	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_GENERIC)
 	if err != nil {
 		return nil, err
