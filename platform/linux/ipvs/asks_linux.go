@@ -28,8 +28,7 @@ const (
 // timeouts are how long the kernel remembers connections.
 type timeouts struct{ tcp, tcpFin, udp time.Duration }
 
-// ask has the kernel answer a command about o, nil if it is about nothing in
-// particular.
+// ask has the kernel answer a command with attrs.
 func (r *requests) ask(command uint8, flags netlink.HeaderFlags, attrs func(*netlink.AttributeEncoder)) ([]genetlink.Message, error) {
 	e := netlink.NewAttributeEncoder()
 	attrs(e)
