@@ -1,0 +1,197 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipset
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// change is one of the two commands that have elements.
+type change struct {
+	command int
+	words   string // for an error, before the set
+}
+
+// Add adds elements. Those that are there already are success and get the
+// comment they come with. If the set was made by others, without comments, it
+// gets none. In an error some may have been added.
+func (k *Kernel) Add(s Set, members []Member) error {
+	return k.change(s, change{nl.IPSET_CMD_ADD, "add to"}, held(members))
+}
+
+// Del removes elements. Those that are not there are success. In an error some
+// may have been removed.
+func (k *Kernel) Del(s Set, entries []Entry) error {
+	members := make([]Member, len(entries))
+	for i, e := range entries {
+		members[i].Entry = e
+	}
+	return k.change(s, change{nl.IPSET_CMD_DEL, "delete from"}, held(members))
+}
+
+func (k *Kernel) change(s Set, c change, members []Member) error {
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	if err := k.batches(s, c, members); err != nil {
+		return fmt.Errorf("%s ipset %s: %w", c.words, s.Name, err)
+	}
+	return nil
+}
+
+func (k *Kernel) batches(s Set, c change, members []Member) error {
+	// The kernel overlooks what it is told beyond the type of its set.
+	if err := k.check(s); err != nil {
+		return err
+	}
+	for len(members) > 0 {
+		n, err := k.batch(s, c, members)
+		if errors.Is(err, unix.Errno(nl.IPSET_ERR_COMMENT)) {
+			members = silent(members)
+			n, err = k.batch(s, c, members)
+		}
+		if errors.As(err, new(unix.Errno)) {
+			err = k.singly(s, c, members[:n])
+		}
+		if err != nil {
+			return err
+		}
+		members = members[n:]
+	}
+	return nil
+}
+
+// batchSize is where a batch ends: its message stays below 32 KiB with the one
+// element that goes beyond.
+const batchSize = 31 << 10
+
+// batch does c with the first members and returns how many they were. It ends
+// at the first that fails.
+func (k *Kernel) batch(s Set, c change, members []Member) (int, error) {
+	w := make(wire, 0, 32<<10)
+	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
+	w.u32(nl.IPSET_ATTR_LINENO, 0)
+	at := w.nest(nl.IPSET_ATTR_ADT | unix.NLA_F_NESTED)
+	n := 0
+	for n < len(members) && len(w) < batchSize {
+		w.element(s.Type, members[n])
+		n++
+	}
+	w.end(at)
+	return n, do(k.request(c.command, w))
+}
+
+// singly does what a batch failed at, to say where.
+func (k *Kernel) singly(s Set, c change, members []Member) error {
+	for i, m := range members {
+		if _, err := k.batch(s, c, members[i:i+1]); err != nil {
+			return fmt.Errorf("%s: %w", s.Text(m.Entry), worded(err))
+		}
+	}
+	return nil
+}
+
+// silent returns members without comments.
+func silent(members []Member) []Member {
+	members = slices.Clone(members)
+	for i := range members {
+		members[i].Comment = ""
+	}
+	return members
+}
+
+// dump asks for a list.
+func (k *Kernel) dump(attrs wire) ([][]byte, error) {
+	answers, err := persist(func() ([][]byte, error) {
+		return k.request(nl.IPSET_CMD_LIST, attrs).Execute(unix.NETLINK_NETFILTER, 0)
+	})
+	for i, a := range answers {
+		answers[i] = body(a)
+	}
+	return answers, worded(err)
+}
+
+// attempts is how often a list is begun that changes meanwhile.
+const attempts = 5
+
+// persist asks until an answer is whole.
+func persist(ask func() ([][]byte, error)) ([][]byte, error) {
+	answers, err := ask()
+	for n := 1; n < attempts && errors.Is(err, nl.ErrDumpInterrupted); n++ {
+		answers, err = ask()
+	}
+	return answers, err
+}
+
+// List returns the elements, sorted. The halves of a prefix of length 0 are
+// two. If there is no such set the error is ErrMissing.
+func (k *Kernel) List(s Set) ([]Entry, error) {
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	entries, err := k.list(s)
+	if err != nil {
+		return nil, fmt.Errorf("list ipset %s: %w", s.Name, err)
+	}
+	slices.SortFunc(entries, Entry.Compare)
+	return entries, nil
+}
+
+func (k *Kernel) list(s Set) ([]Entry, error) {
+	var w wire
+	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
+	parts, err := k.dump(w)
+	if err != nil {
+		return nil, err
+	}
+	var entries []Entry
+	for _, part := range parts {
+		// Only the first part says what the set is.
+		if h := readHead(part); h.Type != "" {
+			err = errors.Join(err, s.same(h))
+		}
+		for typ, elements := range attributes(part) {
+			if typ == nl.IPSET_ATTR_ADT {
+				entries = appendEntries(entries, elements)
+			}
+		}
+	}
+	return entries, err
+}
+
+func appendEntries(entries []Entry, elements []byte) []Entry {
+	for typ, element := range attributes(elements) {
+		if typ == nl.IPSET_ATTR_DATA {
+			entries = append(entries, readEntry(element))
+		}
+	}
+	return entries
+}
+
+// headersOnly asks for a list of sets without their elements.
+const headersOnly = 1 << 2
+
+// Heads returns all sets, whoever's, without their elements. Where the kernel
+// has not loaded ipsets it does not make it.
+func (k *Kernel) Heads() ([]Head, error) {
+	if !Present() {
+		return nil, nil
+	}
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	var w wire
+	w.u32(nl.IPSET_ATTR_FLAGS, headersOnly)
+	answers, err := k.dump(w)
+	if err != nil {
+		return nil, fmt.Errorf("list ipsets: %w", err)
+	}
+	heads := make([]Head, len(answers))
+	for i, a := range answers {
+		heads[i] = readHead(a)
+	}
+	return heads, nil
+}

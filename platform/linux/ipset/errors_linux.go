@@ -1,0 +1,61 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipset
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// module is there once the kernel has ipsets. One that has them built in has it
+// as well: ipsets have a parameter.
+const module = "/sys/module/ip_set"
+
+// Present says whether the kernel has ipsets. Asking for them instead would load
+// them. Types may be missing all the same.
+func Present() bool {
+	_, err := os.Stat(module)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// Errors of sets of type hash.
+const (
+	hashFull = nl.IPSET_ERR_TYPE_SPECIFIC + iota
+	hashElement
+	invalidProtocol
+)
+
+// words are for numbers that only ipsets have.
+var words = map[unix.Errno]string{
+	nl.IPSET_ERR_PROTOCOL:     "it does not fit the type or family of the set",
+	nl.IPSET_ERR_MAX_SETS:     "the kernel takes no more sets",
+	nl.IPSET_ERR_INVALID_CIDR: "the length of the prefix is not possible",
+	hashFull:                  "the set is full",
+	hashElement:               "no set takes the zero address",
+	invalidProtocol:           "the protocol is not possible",
+}
+
+// worded returns an error of the kernel's in words.
+func worded(err error) error {
+	var number unix.Errno
+	if !errors.As(err, &number) {
+		return err
+	}
+	switch {
+	case number == unix.ENOENT:
+		return ErrMissing
+	case number == unix.EINVAL && !Present():
+		return fmt.Errorf("the kernel has no ipsets: %w", errors.ErrUnsupported)
+	case number == nl.IPSET_ERR_FIND_TYPE:
+		return fmt.Errorf("the kernel lacks the type of the set: %w", errors.ErrUnsupported)
+	case words[number] != "":
+		return fmt.Errorf("%s (%w)", words[number], number)
+	}
+	return err
+}

@@ -1,0 +1,83 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipset
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+func TestText(t *testing.T) {
+	for _, tt := range []struct {
+		typ   Type
+		entry Entry
+		want  string
+	}{
+		{HashIP, entry("192.0.2.1", 0, 0, ""), "192.0.2.1"},
+		{HashIP, entry("2001:DB8:0:0::1", 0, 0, ""), "2001:db8::1"},
+		{HashIP, entry("2001:db8:0:1:1:1:1:1", 0, 0, ""), "2001:db8:0:1:1:1:1:1"},
+		{HashIP, entry("::1", 0, 0, ""), "::1"},
+		{HashIP, entry("::ffff", 0, 0, ""), "::ffff"},
+		{HashIP, entry("::102:304", 0, 0, ""), "::1.2.3.4"},
+		{HashIP, entry("::1:0", 0, 0, ""), "::0.1.0.0"},
+		{HashIP, entry("::1:102:304", 0, 0, ""), "::1:102:304"},
+		{HashIPPort, entry("192.0.2.1", service.TCP, 80, ""), "192.0.2.1,tcp:80"},
+		{HashIPPort, entry("192.0.2.1", service.SCTP, 65535, ""), "192.0.2.1,sctp:65535"},
+		{HashIPPort, entry("2001:db8::1", service.UDP, 53, ""), "2001:db8::1,udp:53"},
+		{HashIPPortNet, entry("192.0.2.1", service.TCP, 80, "10.0.0.0/8"), "192.0.2.1,tcp:80,10.0.0.0/8"},
+		{HashIPPortNet, entry("192.0.2.1", service.TCP, 80, "10.0.0.1/32"), "192.0.2.1,tcp:80,10.0.0.1"},
+		{HashIPPortNet, entry("::1", service.TCP, 80, "2001:db8::1/128"), "::1,tcp:80,2001:db8::1"},
+		{HashIPPortNet, entry("::1", service.TCP, 80, "::/1"), "::1,tcp:80,::/1"},
+	} {
+		s := Set{Type: tt.typ}
+		if got := s.Text(tt.entry); got != tt.want {
+			t.Errorf("%s of %v = %s, want %s", tt.typ, tt.entry, got, tt.want)
+		}
+	}
+}
+
+func TestWriteText(t *testing.T) {
+	s := Set{"KUBE-LB", HashIPPortNet, service.IPv4}
+	var text strings.Builder
+	s.WriteText(&text, []Member{
+		{entry("192.0.2.1", service.TCP, 80, "0.0.0.0/0"), `default/web:"http"`},
+		{entry("192.0.2.1", service.TCP, 80, "128.0.0.0/1"), "again"},
+		{entry("10.0.0.1", service.UDP, 53, "10.0.0.0/8"), ""},
+	})
+	want := `create KUBE-LB hash:ip,port,net family inet hashsize 1024 maxelem 1048576 comment
+add KUBE-LB 10.0.0.1,udp:53,10.0.0.0/8
+add KUBE-LB 192.0.2.1,tcp:80,0.0.0.0/1 comment "default/web:'http'"
+add KUBE-LB 192.0.2.1,tcp:80,128.0.0.0/1 comment "default/web:'http'"
+`
+	if diff := cmp.Diff(want, text.String()); diff != "" {
+		t.Errorf("text (-want +got):\n%s", diff)
+	}
+	text.Reset()
+	Set{"A", HashIP, service.IPv6}.WriteText(&text, nil)
+	if got, want := text.String(), "create A hash:ip family inet6 hashsize 1024 maxelem 1048576 comment\n"; got != want {
+		t.Errorf("text of an empty set = %s, want %s", got, want)
+	}
+}
+
+func TestFit(t *testing.T) {
+	for comment, want := range map[string]string{
+		"":                              "",
+		"default/web:http":              "default/web:http",
+		"a \"b\"\n\tc\x00\x7f \\ é":     "a 'b'  c   \\ é",
+		"\xff":                          "\ufffd",
+		strings.Repeat("x", 300):        strings.Repeat("x", 255),
+		strings.Repeat("x", 254) + "é":  strings.Repeat("x", 254),
+		strings.Repeat("x", 253) + "é":  strings.Repeat("x", 253) + "é",
+		strings.Repeat("x", 254) + "€y": strings.Repeat("x", 254),
+		strings.Repeat("\xff", 255):     strings.Repeat("\ufffd", 85),
+	} {
+		if got := fit(comment); got != want {
+			t.Errorf("%q fits as %q, want %q", comment, got, want)
+		}
+	}
+}

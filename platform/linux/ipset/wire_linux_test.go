@@ -1,0 +1,69 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipset
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// largest is the element that takes the most bytes.
+func largest() Member {
+	return Member{entry("2001:db8::1", service.TCP, 80, "2001:db8::/32"), strings.Repeat("x", commentSize)}
+}
+
+// A message of a full batch is below 32 KiB, whatever comes last.
+func TestBatchSize(t *testing.T) {
+	w := make(wire, batchSize-1)
+	w.element(HashIPPortNet, largest())
+	if size := unix.SizeofNlMsghdr + nl.SizeofNfgenmsg + 8 + len(w); size > 32<<10 {
+		t.Errorf("message of %d bytes", size)
+	}
+}
+
+// What the kernel says is read as far as it goes, and no further.
+func TestCutAnswers(t *testing.T) {
+	m := largest()
+	var w wire
+	w.element(HashIPPortNet, m)
+	for n := range w {
+		cut := w[:n]
+		if got := appendEntries(nil, cut); len(got) != 0 {
+			t.Errorf("%d of %d bytes are %v", n, len(w), got)
+		}
+		short := readEntry(cut[min(n, 4):])
+		if short.Addr.IsValid() && short.Addr != m.Addr || short.Net.IsValid() && short.Net.Addr() != m.Net.Addr() {
+			t.Errorf("%d of %d bytes are %v", n, len(w), short)
+		}
+	}
+	if got := appendEntries(nil, w); len(got) != 1 || got[0] != m.Entry {
+		t.Errorf("all bytes are %v, want %v", got, m.Entry)
+	}
+}
+
+// An attribute may be too short for what it should hold.
+func TestShortAttributes(t *testing.T) {
+	for typ := range uint16(64) {
+		var w wire
+		w.bytes(typ, 1)
+		w.bytes(typ)
+		if e := readEntry(w); e.Addr != (netip.Addr{}) || e.Port != 0 {
+			t.Errorf("attribute %d is read as %v", typ, e)
+		}
+		if h := readHead(w); h.Entries != 0 || h.References != 0 {
+			t.Errorf("attribute %d is read as %v", typ, h)
+		}
+		binary.NativeEndian.PutUint16(w, 3)
+		if e := readEntry(w); e != (Entry{}) {
+			t.Errorf("attribute of 3 bytes is read as %v", e)
+		}
+	}
+}
