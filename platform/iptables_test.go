@@ -35,17 +35,18 @@ func writeIPTables(_ *testing.T, want *service.Snapshot, _ choices) string {
 func writeChains(want *service.Snapshot, document func(service.Family, *service.Snapshot) iptables.Tables) string {
 	var b strings.Builder
 	for _, f := range service.Families {
-		skeleton := document(f, empty)
-		for i, table := range document(f, want).Tables {
-			for _, c := range added(skeleton.Tables[i], table) {
-				writeLines(&b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
-			}
+		writeAdded(&b, f, document(f, empty), document(f, want))
+	}
+	return orSkeleton(&b)
+}
+
+// writeAdded writes the chains of t that skeleton lacks or has otherwise.
+func writeAdded(b *strings.Builder, f service.Family, skeleton, t iptables.Tables) {
+	for i, table := range t.Tables {
+		for _, c := range added(skeleton.Tables[i], table) {
+			writeLines(b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
 		}
 	}
-	if b.Len() == 0 {
-		return "nothing but the skeleton\n"
-	}
-	return b.String()
 }
 
 // added returns the chains of t that skeleton lacks or has otherwise.

@@ -4,24 +4,32 @@
 package platform
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"testing"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
-	"kubeproxy/platform/linux/nftables"
 )
 
-var besideOptions = nftables.Options{Role: nftables.BesideIPVS, MasqueradeBit: 14}
+var ipvsOptions = ipvs.Options{MasqueradeBit: 14}
 
-// writeIPVS writes virtual servers and addresses, and what the table beside
-// them has besides its skeleton.
-func writeIPVS(t *testing.T, want *service.Snapshot, _ choices) string {
+func renderIPVS(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()
+	var b bytes.Buffer
+	if err := ipvs.Render(&b, want, ipvsOptions, ipvs.Text); err != nil {
+		t.Fatalf("render: %v", err)
+	}
+	return b.Bytes()
+}
+
+// writeIPVS writes addresses and virtual servers, the elements of all sets, and
+// the chains that the skeleton lacks or has otherwise.
+func writeIPVS(_ *testing.T, want *service.Snapshot, _ choices) string {
 	var b strings.Builder
 	for _, f := range service.Families {
-		d := ipvs.NewDocument(f, want, ipvs.Options{})
+		d := ipvs.NewDocument(f, want, ipvsOptions)
 		var addrs []string
 		for _, a := range d.Addresses {
 			addrs = append(addrs, fmt.Sprintf("%s from %s", a.Addr, a.Source))
@@ -34,6 +42,14 @@ func writeIPVS(t *testing.T, want *service.Snapshot, _ choices) string {
 			}
 			writeLines(&b, s.String(), to)
 		}
+		for _, s := range d.Sets {
+			var elements []string
+			for _, e := range s.Elements {
+				elements = append(elements, e.Element)
+			}
+			writeLines(&b, s.Name, elements)
+		}
+		writeAdded(&b, f, ipvs.NewDocument(f, empty, ipvsOptions).Chains, d.Chains)
 	}
-	return b.String() + writeTables(t, want, besideOptions)
+	return orSkeleton(&b)
 }

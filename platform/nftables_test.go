@@ -23,13 +23,8 @@ var empty = service.New(1, &service.Node{}, nil)
 
 func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
 	t.Helper()
-	return renderTables(t, want, nftablesOptions, format)
-}
-
-func renderTables(t *testing.T, want *service.Snapshot, o nftables.Options, format nftables.Format) []byte {
-	t.Helper()
 	var b bytes.Buffer
-	if err := nftables.Render(&b, want, o, format); err != nil {
+	if err := nftables.Render(&b, want, nftablesOptions, format); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.Bytes()
@@ -48,10 +43,10 @@ type nftObject struct {
 	Elements, Rules []string
 }
 
-func nftablesOf(t *testing.T, want *service.Snapshot, o nftables.Options) nftTables {
+func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
 	t.Helper()
 	var tables nftTables
-	if err := json.Unmarshal(renderTables(t, want, o, nftables.JSON), &tables); err != nil {
+	if err := json.Unmarshal(renderNFTables(t, want, nftables.JSON), &tables); err != nil {
 		t.Fatalf("read what was rendered: %v", err)
 	}
 	return tables
@@ -61,14 +56,9 @@ func nftablesOf(t *testing.T, want *service.Snapshot, o nftables.Options) nftTab
 // skeleton lacks or has otherwise: what a cluster and its node add to it.
 func writeNFTables(t *testing.T, want *service.Snapshot, _ choices) string {
 	t.Helper()
-	return writeTables(t, want, nftablesOptions)
-}
-
-func writeTables(t *testing.T, want *service.Snapshot, o nftables.Options) string {
-	t.Helper()
-	skeleton := nftablesOf(t, empty, o)
+	skeleton := nftablesOf(t, empty)
 	var b strings.Builder
-	for i, table := range nftablesOf(t, want, o).Tables {
+	for i, table := range nftablesOf(t, want).Tables {
 		for _, s := range table.Sets {
 			writeLines(&b, table.Family+" "+s.Name, s.Elements)
 		}
@@ -78,6 +68,10 @@ func writeTables(t *testing.T, want *service.Snapshot, o nftables.Options) strin
 			}
 		}
 	}
+	return orSkeleton(&b)
+}
+
+func orSkeleton(b *strings.Builder) string {
 	if b.Len() == 0 {
 		return "nothing but the skeleton\n"
 	}

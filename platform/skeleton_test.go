@@ -4,13 +4,11 @@
 package platform
 
 import (
-	"bytes"
 	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
-	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 )
 
@@ -22,7 +20,7 @@ func TestSkeleton(t *testing.T) {
 		skeletonPath:                  func(t *testing.T) []byte { return renderNFTables(t, empty, nftables.Text) },
 		"testdata/skeleton.iptables":  func(t *testing.T) []byte { return renderIPTables(t, empty) },
 		"testdata/skeleton.userspace": func(t *testing.T) []byte { return renderUserspace(t, empty) },
-		"testdata/skeleton.ipvs":      renderIPVSSkeleton,
+		"testdata/skeleton.ipvs":      func(t *testing.T) []byte { return renderIPVS(t, empty) },
 	} {
 		t.Run(path, func(t *testing.T) {
 			got := render(t)
@@ -41,13 +39,4 @@ func TestSkeleton(t *testing.T) {
 			}
 		})
 	}
-}
-
-func renderIPVSSkeleton(t *testing.T) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	if err := ipvs.Render(&b, empty, ipvs.Options{MasqueradeBit: 14}, ipvs.Text); err != nil {
-		t.Fatalf("render: %v", err)
-	}
-	return b.Bytes()
 }

@@ -59,7 +59,7 @@ func newRender(to streams) *cobra.Command {
 			cmd.Flags().AddFlag(f)
 		}
 	})
-	cmd.Flags().StringVarP(&r.format, "output", "o", string(nftables.Text), "`FORMAT` of what is printed: text, as nft -f, iptables-restore or ipvsadm -R takes it, or json")
+	cmd.Flags().StringVarP(&r.format, "output", "o", string(nftables.Text), "`FORMAT` of what is printed: text, as nft -f, iptables-restore, or ipvsadm -R and ipset restore take it, or json")
 	cmd.Flags().StringVar(&r.hnsState, "hns-state", "", "`FILE` with what the HNS of a Windows node holds, in JSON")
 	return cmd
 }

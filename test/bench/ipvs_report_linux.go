@@ -158,7 +158,7 @@ const howVirtual = `
 What is measured, and how, is as in the first part, with objects as there. **library**
 is a bare loop over github.com/moby/ipvs that makes the same virtual servers with the
 same destinations, one call after the other. **ours** is a whole round, with the
-addresses and the table of rules that the mode needs besides. These take turns three times,
+addresses, ipsets and rules that the mode needs besides. These take turns three times,
 and the table has the medians. A change is one of 400 of its kind, spread over all Services,
 from the call with the EndpointSlice; CPU is that of the whole process. For connections
 the mode stands beside mode nftables in a network of its own, each against a direct one.

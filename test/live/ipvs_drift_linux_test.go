@@ -8,34 +8,44 @@ import (
 	"os/exec"
 	"testing"
 
+	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
-// What others do to virtual servers, addresses and rules is undone long before the
-// sync period is over, logged, counted by the metrics, and told by status.
+// deedsIPVS are what others may do to what mode ipvs has for web.
+var deedsIPVS = []string{
+	"ipvsadm -D -t 10.96.0.10:80",
+	"ipvsadm -C",
+	"ipvsadm -a -t 10.96.0.10:80 -r 192.0.2.99:80 -m",
+	"ip route del table local local 10.96.0.10 dev kube-ipvs0",
+	"ip link delete kube-ipvs0",
+	"ipset del KUBE-VS-VIRTUAL-IPS 10.96.0.10",
+	"ipset add KUBE-VS-DROPPED 10.96.0.10,tcp:80",
+	"ipset flush KUBE-VS-CLUSTER-IPS",
+	"ipset del KUBE-VS-SERVED 10.96.0.10,udp:80",
+	"ipset flush KUBE-VS-SERVED",
+	"ipset flush KUBE-VS-NODE-IPS",
+	"iptables --wait=60 -t nat -D KUBE-VS-SERVICES 1",
+	"iptables --wait=60 -t nat -D PREROUTING -j KUBE-VS-SERVICES",
+	"iptables --wait=60 -t mangle -F",
+}
+
+// What others do to virtual servers, addresses, ipsets and rules is undone long
+// before the sync period is over, logged, counted by the metrics, and told by
+// status. A set that rules ask, nobody can take away.
 func TestIPVSDrift(t *testing.T) {
-	withIPVS(t, func(t *testing.T, m mode) {
+	eachIPVSVariant(t, func(t *testing.T, m mode, variant string) {
 		m.flags = append(m.flags, "--ipvs-sync-period=1h")
 		c := newCluster(t, m)
+		c.settleFor(t, variant)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		c.save(t, web)
 		p := c.start(t)
 		want := c.want(t)
-		const metric = "kubeproxy_drift_repaired_total"
-		for _, deed := range []string{
-			"ipvsadm -D -t 10.96.0.10:80",
-			"ipvsadm -C",
-			"ipvsadm -a -t 10.96.0.10:80 -r 192.0.2.99:80 -m",
-			"ip route del table local local 10.96.0.10 dev kube-ipvs0",
-			"nft delete table ip kube-ipvs",
-			"ip link delete kube-ipvs0",
-		} {
-			told := p.Log.Count("Others had altered our rules")
-			before, _ := p.Metric(t, metric, "ip_family", "IPv4")
-			c.sh(t, deed+"\n")
-			program.Await(t, deed+" is in "+metric, func() bool { n, _ := p.Metric(t, metric, "ip_family", "IPv4"); return n > before })
-			program.Await(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
+		c.sh(t, "if ipset destroy KUBE-VS-SERVED; then exit 1; fi\n")
+		for _, deed := range deedsIPVS {
+			c.undone(t, p, deed)
 			c.settleOn(t, want)
 		}
 		c.check(t, want, c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer")}, web))
@@ -48,9 +58,24 @@ func TestIPVSDrift(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal([]byte(out), &d)
 		}
-		n, _ := p.Metric(t, metric, "ip_family", "IPv4")
-		if s := d.Health.Status["IPv4"]; err != nil || s.DriftRepaired < 6 || s.DriftFound < s.DriftRepaired || s.DriftRepaired != int(n) {
+		n, _ := p.Metric(t, driftMetric, "ip_family", "IPv4")
+		if s := d.Health.Status["IPv4"]; err != nil || s.DriftRepaired < len(deedsIPVS) || s.DriftFound < s.DriftRepaired || s.DriftRepaired != int(n) {
 			t.Errorf("status tells of %+v, %v; the metric is %v, in\n%s", s, err, n, out)
 		}
 	})
+}
+
+const driftMetric = "kubeproxy_drift_repaired_total"
+
+// undone has somebody do a deed, and wants p to undo and to tell it.
+func (c *cluster) undone(t *testing.T, p *program.Proxy, deed string) {
+	t.Helper()
+	told := p.Log.Count("Others had altered our rules")
+	before, _ := p.Metric(t, driftMetric, "ip_family", service.IPv4.String())
+	c.sh(t, deed+"\n")
+	program.Await(t, deed+" is in "+driftMetric, func() bool {
+		n, _ := p.Metric(t, driftMetric, "ip_family", service.IPv4.String())
+		return n > before
+	})
+	program.Await(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
 }

@@ -11,6 +11,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // needIPVS skips t where it cannot run.
@@ -30,6 +31,24 @@ func withIPVS(t *testing.T, test func(*testing.T, mode)) {
 	m.flags = append(m.flags, "--proxy-mode=ipvs")
 	m.ipvs = true
 	test(t, m)
+}
+
+// eachIPVSVariant runs test in mode ipvs with each variant of iptables, alone: looks at
+// the kernel are the rarer the longer one takes.
+func eachIPVSVariant(t *testing.T, test func(t *testing.T, m mode, variant string)) {
+	t.Helper()
+	needIPVS(t)
+	for _, v := range program.IPTablesVariants {
+		t.Run(v, func(t *testing.T) { test(t, ways()["ipvs"], v) })
+	}
+}
+
+// settleFor makes a variant of iptables the node's, as kubelet does that uses it.
+func (c *cluster) settleFor(t *testing.T, variant string) {
+	t.Helper()
+	c.feed(t, service.IPv4, variant, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
+	c.become(t, c.mode)
+	c.commands = program.IPTables(t, variant)
 }
 
 func TestIPVSEveryCell(t *testing.T) { withIPVS(t, everyCell) }

@@ -4,96 +4,153 @@
 package live
 
 import (
+	"cmp"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/nftcommand"
+	"kubeproxy/test/program"
 )
 
-// What render prints is taken by ip, ipvsadm and nft, comes back from ipvsadm as
-// it was, and is what the proxy makes.
+// What render prints is taken by ip, ipvsadm, ipset and iptables, comes back from
+// each as it was, and is what the proxy makes.
 func TestIPVSRender(t *testing.T) {
-	withIPVS(t, func(t *testing.T, m mode) {
-		nftcommand.NeedTables(t)
+	eachIPVSVariant(t, func(t *testing.T, m mode, variant string) {
 		m.flags, m.scheduler = append(m.flags, "--ipvs-scheduler=mh"), "mh"
 		// Of the node's other addresses, its Node says nothing, nor does render.
 		m.flags = append(m.flags, "--nodeport-addresses=192.0.2.10/32,2001:db8:2::10/128")
 		m.means.NodePorts = prefixes("192.0.2.10/32", "2001:db8:2::10/128")
 		c := newCluster(t, m)
+		c.commands = program.IPTables(t, variant)
 		c.save(t, c.matrix()...)
 		args := append([]string{"render", "--manifests=" + c.dir, "--hostname-override=node-a"}, m.flags...)
 		out, err := exec.Command(kubeProxy.Path, args...).Output()
 		if err != nil {
 			t.Fatal(err)
 		}
-		text := string(out)
-		if taken, want := c.pipe(t, text), []string{"ip -batch -", "grep ^- | ipvsadm -R", "ip -6 -batch -", "grep ^- | ipvsadm -R", "nft -f -"}; !slices.Equal(taken, want) {
-			t.Errorf("there are parts for %q, want %q", taken, want)
+		rendered := c.pipe(t, string(out))
+		routes := c.routesIPVS(t)
+		if diff := gocmp.Diff(rendered, c.saved(t)); diff != "" {
+			t.Errorf("the commands have something else than they were given (-given +have):\n%s", diff)
 		}
-		rendered, beside := virtualServers(text), c.besideIPVS(t)
-		if got := virtualServers(c.sh(t, "ipvsadm -S -n\n")); len(rendered) == 0 || !slices.Equal(got, rendered) {
-			t.Errorf("ipvsadm was given\n%s\nand has\n%s", strings.Join(rendered, "\n"), strings.Join(got, "\n"))
+		c.sh(t, "ipvsadm -C\n")
+		c.cleanUp(t, "", 0)
+		for command, lines := range c.saved(t) {
+			if len(lines) > 0 {
+				t.Errorf("after a cleanup, %s still has\n%s", command, strings.Join(lines, "\n"))
+			}
 		}
-		c.sh(t, "ipvsadm -C\nip link delete kube-ipvs0\nnft delete table ip kube-ipvs\nnft delete table ip6 kube-ipvs\n")
+		c.settleFor(t, variant)
 		c.start(t)
-		if diff := cmp.Diff(rendered, virtualServers(c.sh(t, "ipvsadm -S -n\n"))); diff != "" {
-			t.Errorf("the proxy makes other virtual servers (-rendered +made):\n%s", diff)
+		if diff := gocmp.Diff(rendered, c.saved(t)); diff != "" {
+			t.Errorf("the proxy makes something else (-rendered +made):\n%s", diff)
 		}
-		if diff := cmp.Diff(beside, c.besideIPVS(t)); diff != "" {
-			t.Errorf("beside virtual servers, the proxy makes something else (-rendered +made):\n%s", diff)
+		if diff := gocmp.Diff(routes, c.routesIPVS(t)); diff != "" {
+			t.Errorf("the proxy makes other routes (-rendered +made):\n%s", diff)
 		}
 	})
 }
 
-// pipe has commands take the parts of text that are for them, and returns what
-// commands there were.
-func (c *cluster) pipe(t *testing.T, text string) []string {
-	t.Helper()
-	var taken []string
-	for part := range strings.SplitSeq(text, "# for ") {
-		command, input, _ := strings.Cut(part, "\n")
-		if command != "" {
-			taken = append(taken, command)
-			c.sh(t, "cat <<'INPUT' | "+command+"\n"+input+"INPUT\n")
-		}
-	}
-	return taken
+// savers print what a command has that takes it.
+var savers = map[string]string{
+	"grep ^- | ipvsadm -R": "ipvsadm -S -n",
+	"ipset restore":        "ipset save",
+	"iptables-restore":     "iptables-save",
+	"ip6tables-restore":    "ip6tables-save",
 }
 
-// besideIPVS returns the routes and rules that mode ipvs has beside virtual servers,
-// in an order that does not depend on who made them, but for what the address
-// leads to that the node has towards its pods.
-func (c *cluster) besideIPVS(t *testing.T) []string {
+// pipe has commands take the parts of text that are for them, and returns what
+// those were given that can print it again, as saved does.
+func (c *cluster) pipe(t *testing.T, text string) map[string][]string {
+	t.Helper()
+	given, routes := map[string]string{}, 0
+	for part := range strings.SplitSeq(text, "# for ") {
+		command, input, _ := strings.Cut(part, "\n")
+		if command == "" {
+			continue
+		}
+		c.sh(t, "cat <<'INPUT' | "+command+"\n"+input+"INPUT\n")
+		if strings.HasPrefix(command, "ip -") {
+			routes++
+			continue
+		}
+		if savers[command] == "" {
+			t.Errorf("there is a part for %q", command)
+		}
+		given[command] += input
+	}
+	if len(given) != len(savers) || routes != len(service.Families) {
+		t.Errorf("there are parts for %d commands and %d times routes, want %d and %d:\n%s", len(given), routes, len(savers), len(service.Families), text)
+	}
+	all := map[string][]string{}
+	for command, input := range given {
+		all[command] = linesIPVS(input)
+	}
+	return all
+}
+
+// saved is what commands print of virtual servers, ipsets and rules.
+func (c *cluster) saved(t *testing.T) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	for command, saver := range savers {
+		all[command] = linesIPVS(c.sh(t, saver+"\n"))
+	}
+	return all
+}
+
+// unsaid is what commands add that nobody chose.
+var unsaid = regexp.MustCompile(` (bucketsize|initval) \S+|\[\d+:\d+\]`)
+
+// unnamed are addresses that the node has towards its pods. Its Node says nothing
+// of them, nor does render.
+var unnamed = []string{"add KUBE-VS-NODE-IPS 10.244.1.1", "add KUBE-VS6-NODE-IPS fd00:10:244:1::1"}
+
+// linesIPVS returns what text has of mode ipvs, in an order that does not depend on
+// who made it: rules of a chain keep theirs.
+func linesIPVS(text string) []string {
+	type line struct{ chain, text string }
+	var lines []line
+	table := ""
+	for s := range strings.Lines(text) {
+		s = strings.TrimSpace(unsaid.ReplaceAllString(s, ""))
+		name, isTable := strings.CutPrefix(s, "*")
+		fields := strings.Fields(s)
+		switch {
+		case isTable:
+			table = name
+		case table != "" && strings.Contains(s, "KUBE-V"):
+			chain, _ := strings.CutPrefix(fields[0], ":")
+			if chain == "-A" {
+				chain = "rule of " + fields[1]
+			}
+			lines = append(lines, line{table + " " + chain, table + " " + s})
+		case table == "" && len(fields) > 0 && fields[0] != "#" && !slices.Contains(unnamed, s):
+			lines = append(lines, line{s, s})
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b line) int { return cmp.Compare(a.chain, b.chain) })
+	var all []string
+	for _, l := range lines {
+		all = append(all, l.text)
+	}
+	return all
+}
+
+// routesIPVS returns the routes that mode ipvs has.
+func (c *cluster) routesIPVS(t *testing.T) []string {
 	t.Helper()
 	var all []string
-	for _, f := range service.Families {
-		ip, table := []string{"ip", "ip -6"}[f], []string{"ip", "ip6"}[f]
-		routes := strings.Split(c.sh(t, ip+" route show table local proto 107\n"), "\n")
-		rules := strings.FieldsFunc(c.sh(t, "nft list table "+table+" kube-ipvs\n"), func(r rune) bool { return strings.ContainsRune("{,}\n", r) })
-		unnamed := []string{"10.244.1.1", "fd00:10:244:1::1"}[f] + " return"
-		for _, line := range append(routes, rules...) {
-			if !strings.Contains(line, unnamed) {
-				all = append(all, f.String()+": "+strings.TrimSpace(line))
-			}
+	for _, ip := range []string{"ip", "ip -6"} {
+		for route := range strings.Lines(c.sh(t, ip+" route show table local proto 107\n")) {
+			all = append(all, strings.TrimSpace(route))
 		}
 	}
 	slices.Sort(all)
 	return all
-}
-
-// virtualServers are the lines of ipvsadm in text, sorted.
-func virtualServers(text string) []string {
-	var lines []string
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "-") {
-			lines = append(lines, strings.TrimSpace(line))
-		}
-	}
-	slices.Sort(lines)
-	return lines
 }

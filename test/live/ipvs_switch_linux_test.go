@@ -110,6 +110,15 @@ func TestIPVSSwitchByReload(t *testing.T) {
 	lossless(t, loads, service.SCTP)
 }
 
+func wantWords(t *testing.T, said string, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		if !strings.Contains(said, word) {
+			t.Errorf("no word of %q:\n%s", word, said)
+		}
+	}
+}
+
 // A cleanup removes what every mode left, and leaves virtual servers, addresses,
 // ipsets and rules of others as they are. What it cannot remove it names, and
 // goes on.
@@ -121,16 +130,14 @@ func TestIPVSCleanup(t *testing.T) {
 	c.sh(t, strangersIPVS)
 	theirs := c.ipvsOfOthers(t)
 	c.litter(t)
-	said := c.cleanUp(t, t.TempDir(), 1)
-	for _, word := range []string{
-		`"Cleaned up" place="virtual servers of IPVS for IPv4" removed="`, `"Cleaned up" place="virtual servers of IPVS for IPv6" removed="`,
+	const remove = "clean up virtual servers of IPVS for %s: remove virtual servers of IPVS for %[1]s: the command %s-restore is missing"
+	wantWords(t, c.cleanUp(t, t.TempDir(), 1),
+		fmt.Sprintf(remove, service.IPv4, "iptables-nft"), fmt.Sprintf(remove, service.IPv6, "ip6tables-nft"),
 		"clean up iptables-nft: the command iptables-nft-restore is missing", "clean up ip6tables-legacy: the command ip6tables-legacy-restore is missing",
-	} {
-		if !strings.Contains(said, word) {
-			t.Errorf("no word of %q:\n%s", word, said)
-		}
-	}
-	c.cleanUp(t, "", 0)
+	)
+	wantWords(t, c.cleanUp(t, "", 0),
+		`"Cleaned up" place="virtual servers of IPVS for IPv4" removed="`, `"Cleaned up" place="virtual servers of IPVS for IPv6" removed="`,
+	)
 	if diff := cmp.Diff(theirs, c.ipvsOfOthers(t)); diff != "" {
 		t.Errorf("after a cleanup (-what others have +all):\n%s", diff)
 	}

@@ -23,7 +23,7 @@ import (
 // sh has a shell on the node do what text says.
 func (c *cluster) sh(t *testing.T, text string) string {
 	t.Helper()
-	cmd := exec.Command("bash", "-e", "-o", "pipefail")
+	cmd := program.With(exec.Command("bash", "-e", "-o", "pipefail"), c.commands)
 	cmd.Stdin = strings.NewReader(text)
 	out, err := program.Run(t, c.Node, cmd)
 	if err != nil {

@@ -11,10 +11,9 @@ import (
 	"kubeproxy/test/vm"
 )
 
-// A mode whose kernel lacks something says what, in one sentence, and ends.
-// The modules are taken away before anything needs them.
-func TestKernelLacks(t *testing.T) {
-	const script = `try() {
+// lacking starts the proxy where something is missing. Modules are hidden before
+// anything needs them, or taken away.
+const lacking = `try() {
 	timeout 60 $in kube-proxy --proxy-mode=$* --manifests=/tmp/none --hostname-override=node --cluster-cidr=10.0.0.0/8,fd00::/48 \
 		--conntrack-max-per-core=0 2>/tmp/said >/dev/null
 	echo "$1: exit $?: $(tr '\n' ' ' </tmp/said)"
@@ -23,7 +22,18 @@ without() {
 	rmmod $* 2>/dev/null
 	for module in $*; do rm -f $(find /usr/lib/modules -name $module.ko); done
 }
+hidden() {
+	file=$(find /usr/lib/modules -name $1.ko)
+	mv $file /tmp/hidden
+	try ipvs
+	mv /tmp/hidden $file
+}
 mkdir /tmp/none
+mv /usr/sbin/iptables /tmp/iptables
+try ipvs
+mv /tmp/iptables /usr/sbin/iptables
+for module in ip_set ip_set_hash_ipportnet xt_set; do hidden $module; done
+in="/usr/bin/setpriv --bounding-set=-net_raw --inh-caps=-net_raw" try ipvs
 in="unshare --user --map-root-user --net" try ipvs
 without ip_vs_rr
 try ipvs
@@ -34,14 +44,23 @@ try ipvs
 without nft_numgen nft_masq xt_statistic
 try nftables
 try iptables`
+
+// A mode whose node lacks something says what, in one sentence, and ends.
+func TestKernelLacks(t *testing.T) {
 	var out bytes.Buffer
-	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", script}, Proxy: true, Stdout: &out, Stderr: &out})
+	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", lacking}, Proxy: true, Stdout: &out, Stderr: &out})
 	if err != nil || code != 0 {
 		t.Errorf("exit code %d, %v", code, err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	const lacks = "kube-proxy: mode ipvs cannot work here: IPv4 is the primary family by bindAddress 0.0.0.0 and cannot be programmed: IPVS for IPv4: "
+	const ipvs = "kube-proxy: mode ipvs cannot work here: IPv4 is the primary family by bindAddress 0.0.0.0 and cannot be programmed: "
+	const lacks = ipvs + "IPVS for IPv4: "
 	want := [][]string{
+		{"ipvs: exit 1: ", ipvs, "the command iptables is missing: install iptables"},
+		{"ipvs: exit 1: ", ipvs, "there are no ipsets of type hash:ip (kernel modules ip_set and ip_set_hash_ip): "},
+		{"ipvs: exit 1: ", ipvs, "there are no ipsets of type hash:ip,port,net (kernel modules ip_set and ip_set_hash_ipportnet): "},
+		{"ipvs: exit 1: ", ipvs, "there is no match set (kernel module xt_set): "},
+		{"ipvs: exit 1: ", ipvs, "the right CAP_NET_RAW is needed to ask for ipsets: "},
 		{"ipvs: exit 1: ", lacks, "the right CAP_NET_ADMIN is needed"},
 		{"ipvs: exit 1: ", lacks, `the kernel has no scheduler "rr" (module ip_vs_rr): it has dh, `},
 		{"ipvs: exit 1: ", lacks, "a kernel with dummy interfaces is needed (module dummy)"},

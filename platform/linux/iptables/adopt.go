@@ -38,7 +38,7 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 	for _, c := range shared {
 		stay[c.id] = true
 	}
-	s.jumps = t.lacking(b.jumps())
+	s.jumps, s.behind = t.lacking(b.jumps()), t.behind
 	surplus := t.surplus(stay, b.jumps())
 	if have != nil {
 		p.drift = drift(t, have, b.jumps(), surplus)
@@ -59,7 +59,7 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 func (b *Backend) foreign(t *held, want *service.Snapshot) []entry {
 	wanted := map[key]bool{}
 	for p := range want.Ports(b.family) {
-		for _, k := range keys(p) {
+		for _, k := range b.keys(p, want.Node) {
 			wanted[k] = true
 		}
 	}

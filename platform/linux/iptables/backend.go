@@ -108,7 +108,7 @@ func (b *Backend) read(ctx context.Context) (*held, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
 		}
-		if h := parse(text); !h.disturbed {
+		if h := parse(text, b.options.Role); !h.disturbed {
 			return h, nil
 		}
 	}
@@ -160,9 +160,9 @@ func (b *Backend) planChanges(want *service.Snapshot, turned bool) *plan {
 	s := &stage{layout: b.layout, sums: h.sums, keep: len(h.held) > 0}
 	same := true
 	for c := range service.Diff(h.snapshot, want, b.family) {
-		same = same && sameEntries(c.Old, c.New)
+		same = same && b.sameEntries(c, want.Node)
 		s.port(c, want.Node)
-		p.next.known(c.New)
+		p.next.known(b.keys(c.New, want.Node))
 	}
 	if !same {
 		s.shared(b.shared(want.Node, want.Ports(b.family), p.next.held))
@@ -171,12 +171,11 @@ func (b *Backend) planChanges(want *service.Snapshot, turned bool) *plan {
 	return p
 }
 
-// known drops from what an earlier process left what p has now.
-func (h *installed) known(p *service.Port) {
-	if p == nil || len(h.held) == 0 {
+// known drops from what an earlier process left what a Port has now.
+func (h *installed) known(has []key) {
+	if len(has) == 0 || len(h.held) == 0 {
 		return
 	}
-	has := keys(p)
 	h.held = slices.DeleteFunc(slices.Clone(h.held), func(e entry) bool { return slices.Contains(has, e.key) })
 }
 

@@ -23,6 +23,9 @@ type jump struct {
 // put first in its chain. Which of two comes before the other does not matter:
 // what is marked has been translated, and so nothing refuses it.
 func (l layout) jumps() []jump {
+	if l.beside() {
+		return besideJumps()
+	}
 	refuse := []jump{
 		{id{filter, "INPUT"}, newOnly + "-j " + servicesChain},
 		{id{filter, "FORWARD"}, newOnly + "-j " + servicesChain},
@@ -55,13 +58,19 @@ type layout struct {
 // shared returns the chains that are not one Port's: the trees, with the
 // entries of ports and others, and what every node has.
 func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others []entry) []chain {
-	var all []entry
+	var all, yielding []entry
 	for p := range ports {
-		all = append(all, entries(p)...)
+		own := l.entries(p, node)
+		yielding = append(yielding, slices.DeleteFunc(slices.Clone(own), func(e entry) bool { return !e.yields })...)
+		all = append(all, slices.DeleteFunc(own, func(e entry) bool { return e.yields })...)
 	}
+	all = append(all, yielding...)
 	// Where two have the same key the first one counts, and what is wanted
 	// goes before what was held.
-	roots, branches := forest(append(all, others...))
+	roots, branches := l.forest(append(all, others...))
+	if l.beside() {
+		return append(l.besideChains(node, roots[id{nat, targetsChain}]), branches...)
+	}
 	if l.localhost(node) && !l.relays() {
 		root := id{filter, servicesChain}
 		roots[root] = append([]string{martianRule}, roots[root]...)
@@ -114,7 +123,7 @@ func (l layout) base(node *service.Node) []chain {
 	}
 	return []chain{
 		{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
-		{id{nat, markClusterChain}, l.markClusterRules(node)},
+		{id{nat, markClusterChain}, l.markClusterRules(node, markChain)},
 		{id{nat, postroutingChain}, postrouting},
 		l.refuse(),
 		{id{filter, forwardChain}, forward},
@@ -135,9 +144,10 @@ func (l layout) unreachable() string {
 	return "icmp-port-unreachable"
 }
 
-// markClusterRules mark what enters through a ClusterIP for masquerading.
-func (l layout) markClusterRules(node *service.Node) []string {
-	mark := "-j " + markChain
+// markClusterRules mark what enters through a ClusterIP for masquerading, by
+// way of chain.
+func (l layout) markClusterRules(node *service.Node, chain string) []string {
+	mark := "-j " + chain
 	switch {
 	case node.MasqueradeAll:
 		return []string{mark}

@@ -16,6 +16,7 @@ import (
 // begins with a rule whose target is called ERROR.
 type blob struct {
 	table  string
+	role   Role
 	family service.Family
 	bytes  []byte
 	hooks  map[int]string // where the system's chains begin
@@ -97,7 +98,7 @@ func (b *blob) sum(seed maphash.Seed) (uint64, bool) {
 	d.hash.SetSeed(seed)
 	understood := b.rules(func(r blobRule) bool {
 		if name, ok := r.starts(); ok {
-			d.chains[r.next] = blobChain{maphash.String(seed, name), id{b.table, name}.owned()}
+			d.chains[r.next] = blobChain{maphash.String(seed, name), b.role.owns(id{b.table, name})}
 		}
 		return true
 	})

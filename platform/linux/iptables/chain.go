@@ -13,6 +13,7 @@ import (
 const (
 	nat    = "nat"
 	filter = "filter"
+	mangle = "mangle"
 )
 
 var tables = []string{nat, filter}

@@ -117,7 +117,7 @@ func legacyChains(f service.Family) ([]id, error) {
 	if len(names) == 0 {
 		return nil, nil // and no right is needed to know
 	}
-	s, err := newSizes(f, nil)
+	s, err := newSizes(f, Alone, nil)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil // no such family, and so no chains
 	}

@@ -15,8 +15,9 @@ import (
 type change struct {
 	writes  []chain // made, or emptied, and filled
 	deletes []id
-	jumps   []jump // put first in their chains
-	unjumps []jump // removed from their chains
+	jumps   []jump     // put first in their chains, or
+	behind  map[id]int // so many rules
+	unjumps []jump     // removed from their chains
 }
 
 func (c *change) empty() bool {
@@ -50,14 +51,14 @@ func (c *change) writeTable(b *strings.Builder, table string) {
 			body.WriteString("-A " + w.name + " " + r + "\n")
 		}
 	}
+	for _, j := range c.jumps { // places count what is there now
+		if j.from.table == table {
+			fmt.Fprintf(&body, "-I %s %d %s\n", j.from.name, c.behind[j.from]+1, j.rule)
+		}
+	}
 	for _, j := range c.unjumps {
 		if j.from.table == table {
 			body.WriteString("-D " + j.from.name + " " + j.rule + "\n")
-		}
-	}
-	for _, j := range c.jumps {
-		if j.from.table == table {
-			body.WriteString("-I " + j.from.name + " 1 " + j.rule + "\n")
 		}
 	}
 	for _, d := range c.deletes {

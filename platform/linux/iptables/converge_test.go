@@ -33,19 +33,19 @@ var stranger = map[id][]string{
 
 func (k *fake) addStranger() {
 	for i, rules := range stranger {
-		k.tables[i.table][i.name] = slices.Clone(rules)
+		k.Tables[i.table][i.name] = slices.Clone(rules)
 	}
-	k.tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
+	k.Tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
 }
 
 func wantStranger(t fataler, k *fake) {
 	for i, rules := range stranger {
-		got, found := k.tables[i.table][i.name]
+		got, found := k.Tables[i.table][i.name]
 		if !found || !slices.Equal(got, rules) {
 			t.Fatalf("chain %s of somebody else is now %q", i.name, got)
 		}
 	}
-	if !slices.Contains(k.tables[nat]["PREROUTING"], "-j CNI-HOSTPORT") {
+	if !slices.Contains(k.Tables[nat]["PREROUTING"], "-j CNI-HOSTPORT") {
 		t.Fatalf("a rule of somebody else is gone")
 	}
 }
@@ -65,7 +65,7 @@ func TestConvergesAfterRefusals(t *testing.T) {
 			ports = w.Ports()
 			want = service.New(uint64(n), nodeOf(w), ports)
 			want.Partial = w.Coin("partial")
-			k.refuse = refuse(w)
+			k.Refuse = refuse(w)
 			if w.Coin("meddle") {
 				meddle(w, k)
 			}
@@ -78,7 +78,7 @@ func TestConvergesAfterRefusals(t *testing.T) {
 				t.Fatalf("Apply: %v\n%s", err, p)
 			}
 		}
-		k.refuse = nil
+		k.Refuse = nil
 		want = service.New(9, want.Node, ports)
 		apply(t, b, want)
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
@@ -108,10 +108,10 @@ func refuse(w world.World) func(string) error {
 
 // meddle does what a stranger might.
 func meddle(w world.World, k *fake) {
-	k.touched = true
+	k.Dirty = true
 	table := tables[w.Pick("table", 2)]
 	var ours []string
-	for _, n := range slices.Sorted(maps.Keys(k.tables[table])) {
+	for _, n := range slices.Sorted(maps.Keys(k.Tables[table])) {
 		if (id{table, n}).owned() {
 			ours = append(ours, n)
 		}
@@ -122,18 +122,18 @@ func meddle(w world.World, k *fake) {
 	name := ours[w.Pick("chain", len(ours))]
 	switch w.Pick("kind", 4) {
 	case 0: // as a firewall that is restarted
-		for n := range k.tables[table] {
-			k.tables[table][n] = slices.Clone(stranger[id{table, n}])
+		for n := range k.Tables[table] {
+			k.Tables[table][n] = slices.Clone(stranger[id{table, n}])
 		}
 		if table == nat {
-			k.tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
+			k.Tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
 		}
 	case 1:
-		k.tables[table][name] = nil
+		k.Tables[table][name] = nil
 	case 2:
-		k.tables[table][name] = append(k.tables[table][name], "-j ACCEPT")
+		k.Tables[table][name] = append(k.Tables[table][name], "-j ACCEPT")
 	case 3:
-		k.tables[table]["KUBE-SVC-STRAY"] = []string{"-j RETURN"}
+		k.Tables[table]["KUBE-SVC-STRAY"] = []string{"-j RETURN"}
 	}
 }
 
@@ -141,10 +141,10 @@ func meddle(w world.World, k *fake) {
 func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot) {
 	fresh := newFake()
 	apply(t, newBackend(f, fresh), want)
-	if diff := cmp.Diff(parse(fresh.text()).chains, parse(k.text()).chains, cmp.AllowUnexported(id{})); diff != "" {
+	if diff := cmp.Diff(parse(fresh.Text(), Alone).chains, parse(k.Text(), Alone).chains, cmp.AllowUnexported(id{})); diff != "" {
 		t.Fatalf("chains (-fresh +converged):\n%s", diff)
 	}
-	if missing := parse(k.text()).lacking(layout{family: f}.jumps()); len(missing) > 0 {
+	if missing := parse(k.Text(), Alone).lacking(layout{family: f}.jumps()); len(missing) > 0 {
 		t.Fatalf("missing: %v", missing)
 	}
 }
@@ -177,7 +177,7 @@ func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
 	want := simple(100)
 	k := newFake()
 	b := newBackend(service.IPv4, k)
-	k.refuse = func(text string) error {
+	k.Refuse = func(text string) error {
 		if strings.Contains(text, "shop/web-042") {
 			return errInjected
 		}
@@ -192,15 +192,15 @@ func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
 	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply = %v, want one failure of web-042", err)
 	}
-	if got := strings.Count(k.text(), "shop/web-"); got != 198 {
+	if got := strings.Count(k.Text(), "shop/web-"); got != 198 {
 		t.Errorf("%d entries programmed, want 198", got)
 	}
-	if k.restores > 30 {
-		t.Errorf("%d restores, want about two per halving", k.restores)
+	if k.Restores > 30 {
+		t.Errorf("%d restores, want about two per halving", k.Restores)
 	}
-	k.refuse = nil
+	k.Refuse = nil
 	apply(t, b, want)
-	if got := strings.Count(k.text(), "shop/web-"); got != 200 {
+	if got := strings.Count(k.Text(), "shop/web-"); got != 200 {
 		t.Errorf("%d entries programmed after the retry, want 200", got)
 	}
 }
@@ -213,8 +213,8 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	changed := simplePort(1)
 	changed.Cluster = changed.Cluster[:1]
 	want := service.New(2, &service.Node{}, []*service.Port{simplePort(0), changed})
-	had := k.tables[nat][named(clusterPrefix, changed)]
-	k.refuse = func(text string) error {
+	had := k.Tables[nat][named(clusterPrefix, changed)]
+	k.Refuse = func(text string) error {
 		if strings.Contains(text, "-A "+named(clusterPrefix, changed)) {
 			return errInjected
 		}
@@ -228,10 +228,10 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	if failed := reconcile.Failed(p.Apply(context.Background())); len(failed) != 1 || failed[0].Name.Name != "web-001" {
 		t.Errorf("failed: %v, want web-001", failed)
 	}
-	if got := k.tables[nat][named(clusterPrefix, changed)]; !slices.Equal(got, had) {
+	if got := k.Tables[nat][named(clusterPrefix, changed)]; !slices.Equal(got, had) {
 		t.Errorf("the refused Service has now %q, had %q", got, had)
 	}
-	if text := k.text(); !strings.Contains(text, "shop/web-001") || strings.Contains(text, "shop/web-002") {
+	if text := k.Text(); !strings.Contains(text, "shop/web-001") || strings.Contains(text, "shop/web-002") {
 		t.Errorf("want web-001 to be there and web-002 to be gone:\n%s", text)
 	}
 }

@@ -26,11 +26,11 @@ func (p *plan) divide(ctx context.Context, refusal error) error {
 	if err != nil {
 		return err
 	}
-	d := &divider{plan: p, ctx: ctx, sums: t.sums(), ports: map[service.PortName]*service.Port{}, held: t.entries(), jumps: t.lacking(b.jumps())}
+	d := &divider{plan: p, ctx: ctx, sums: t.sums(), ports: map[service.PortName]*service.Port{}, held: t.entries(), jumps: t.lacking(b.jumps()), behind: t.behind}
 	d.owners = map[key]service.PortName{}
 	changes := p.changes
 	if p.whole {
-		d.owned(want.Ports(b.family))
+		d.owned(want)
 	} else {
 		for port := range p.from.snapshot.Ports(b.family) {
 			d.ports[port.Name] = port
@@ -54,6 +54,7 @@ type divider struct {
 	ctx    context.Context
 	sums   map[id]sum
 	jumps  []jump
+	behind map[id]int
 	ports  map[service.PortName]*service.Port // in force
 	held   []entry                            // in the tables when it began
 	owners map[key]service.PortName           // who wants what is held
@@ -61,10 +62,11 @@ type divider struct {
 	fatal  error // ends the run
 }
 
-// owned notes the keys of ports.
-func (d *divider) owned(ports iter.Seq[*service.Port]) {
-	for p := range ports {
-		for _, k := range keys(p) {
+// owned notes the keys of all Ports.
+func (d *divider) owned(want *service.Snapshot) {
+	b := d.plan.backend
+	for p := range want.Ports(b.family) {
+		for _, k := range b.keys(p, want.Node) {
 			d.owners[k] = p.Name
 		}
 	}
@@ -139,7 +141,7 @@ func (d *divider) try(changes []service.Change) error {
 		s.want(b.portChains(port, node)...)
 	}
 	s.shared(b.shared(node, d.values(), d.others()))
-	s.jumps = d.jumps
+	s.jumps, s.behind = d.jumps, d.behind
 	if s.empty() {
 		return nil
 	}

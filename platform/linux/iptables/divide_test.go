@@ -28,7 +28,7 @@ func TestHalfProgrammed(t *testing.T) {
 			t.Fatal(err)
 		}
 		left := refusals
-		k.refuse = func(text string) error {
+		k.Refuse = func(text string) error {
 			if left == 0 || !strings.HasPrefix(text, "*"+filter) {
 				return nil
 			}
@@ -40,7 +40,7 @@ func TestHalfProgrammed(t *testing.T) {
 		}
 		fresh := newFake()
 		apply(t, newBackend(service.IPv4, fresh), want)
-		if diff := cmp.Diff(parse(fresh.text()).chains, parse(k.text()).chains, cmp.AllowUnexported(id{})); diff != "" {
+		if diff := cmp.Diff(parse(fresh.Text(), Alone).chains, parse(k.Text(), Alone).chains, cmp.AllowUnexported(id{})); diff != "" {
 			t.Errorf("%d refusals: chains (-fresh +now):\n%s", refusals, diff)
 		}
 	}

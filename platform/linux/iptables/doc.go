@@ -18,6 +18,8 @@ import (
 
 // Options are the choices that concern iptables alone.
 type Options struct {
+	// Role is what the chains are for.
+	Role Role
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells
 	// KUBE-POSTROUTING to masquerade. It is cleared again there.
 	MasqueradeBit int

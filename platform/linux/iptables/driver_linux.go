@@ -28,17 +28,17 @@ import (
 // the calling thread. It changes nothing yet. The error says what the node
 // lacks.
 func New(f service.Family, o Options) (*Backend, error) {
-	d, err := NewDriver(f, o.Dir)
+	d, err := NewDriver(f, o)
 	if err != nil {
 		return nil, err
 	}
 	return NewWith(f, o, d), nil
 }
 
-// NewDriver returns the Driver of this node for one family, whose commands are
-// in dir, or wherever PATH says. The error says what the node lacks.
-func NewDriver(f service.Family, dir string) (Driver, error) {
-	r := &runner{family: f, dir: dir}
+// NewDriver returns the Driver of this node for one family. Of o the folder of
+// the commands counts, and the role. The error says what the node lacks.
+func NewDriver(f service.Family, o Options) (Driver, error) {
+	r := &runner{family: f, role: o.Role, dir: o.Dir}
 	if err := r.open(); err != nil {
 		return nil, fmt.Errorf("iptables for %s: %w", f, err)
 	}
@@ -52,6 +52,7 @@ const lockSeconds = "5"
 // runner is the Driver of a real node.
 type runner struct {
 	family service.Family
+	role   Role
 	dir    string
 	name   string // of the commands, but for what is added to it
 	// programs are what the commands were at the start, by what is added to the
@@ -110,11 +111,11 @@ func (r *runner) open() error {
 	}
 	r.settle()
 	if strings.Contains(string(out), "nf_tables") {
-		r.signal, err = newNotices(r.family)
+		r.signal, err = newNotices(r.family, r.role)
 		return err
 	}
 	r.lock = newLock(r.path("-restore"))
-	r.signal, err = newSizes(r.family, r.lock)
+	r.signal, err = newSizes(r.family, r.role, r.lock)
 	return err
 }
 
@@ -207,6 +208,10 @@ func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	return heard
 }
 
+// errNoSocket is why the command takes no rule that asks a set: it finds the set
+// through a raw socket, whatever the variant.
+var errNoSocket = errors.New("the right CAP_NET_RAW is needed to ask for ipsets")
+
 // refusal tells what iptables-restore said of text, with the line it is about.
 func refusal(err error, said, text string) error {
 	said = strings.Join(strings.Fields(said), " ")
@@ -214,6 +219,9 @@ func refusal(err error, said, text string) error {
 	// The code for a lack of resources stands for refused lines, too.
 	const lackOfResources = 4
 	numbered := strings.Contains(said, "line ")
+	if strings.Contains(said, "Can't open socket to ipset") {
+		return fmt.Errorf("%w: %s: %w", errNoSocket, said, err)
+	}
 	if !errors.As(err, &exit) || exit.ExitCode() < 0 || exit.ExitCode() == lackOfResources && !numbered {
 		return fmt.Errorf("%w: %w: %s", errBusy, err, said)
 	}

@@ -248,6 +248,6 @@ func TestCommandsBecomeOthers(t *testing.T) {
 		}
 		defer again.close()
 		world.Adopted(t, NewWith(b.family, b.options, again), simple(2))
-		finds(t, Remains{then, b.family}, "")
+		finds(t, Remains{Variant: then, Family: b.family}, "")
 	})
 }

@@ -18,6 +18,8 @@ import (
 type entry struct {
 	key
 	rules []string
+	// yields says that it gives way to another one with the same key.
+	yields bool
 }
 
 // key is what an entry is found by.
@@ -63,7 +65,7 @@ func (k key) frontend() service.Frontend {
 
 // entries returns what p adds to the trees. Entries for all ports of an
 // address may be there more than once.
-func entries(p *service.Port) []entry {
+func aloneEntries(p *service.Port) []entry {
 	var all []entry
 	about := comment(p)
 	add := func(k key, rules ...string) {
@@ -104,7 +106,7 @@ func entries(p *service.Port) []entry {
 }
 
 // keys returns the keys that p may have entries for, if not now.
-func keys(p *service.Port) []key {
+func aloneKeys(p *service.Port) []key {
 	var all []key
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
@@ -154,12 +156,9 @@ func refusals(p *service.Port, f *service.Frontend) []string {
 	return nil
 }
 
-// sameEntries reports that a change of p to q leaves the trees as they are.
-func sameEntries(p, q *service.Port) bool {
-	if p == nil || q == nil {
-		return false
-	}
-	return slices.EqualFunc(entries(p), entries(q), func(a, b entry) bool {
+// sameEntries reports that a change leaves the trees as they are.
+func (l layout) sameEntries(c service.Change, node *service.Node) bool {
+	return slices.EqualFunc(l.entries(c.Old, node), l.entries(c.New, node), func(a, b entry) bool {
 		return a.key == b.key && slices.Equal(a.rules, b.rules)
 	})
 }

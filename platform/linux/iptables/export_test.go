@@ -16,10 +16,7 @@ type Fake = fake
 func NewFake() *Fake { return newFake() }
 
 // RefuseWith has f refuse texts, nil for none.
-func (k *fake) RefuseWith(f func(string) error) { k.refuse = f }
-
-// Text is what iptables-save would print.
-func (k *fake) Text() string { return k.text() }
+func (k *fake) RefuseWith(f func(string) error) { k.Refuse = f }
 
 // Way is what the rules of a Fake make of a connection.
 type Way struct {
@@ -31,8 +28,8 @@ type Way struct {
 // Trace walks a connection through the rules.
 func Trace(k *Fake, c route.Conn, local func(netip.Addr) bool) Way {
 	o := trace(k, c, local)
-	w := Way{Action: o.action, Targets: o.targets}
-	for _, m := range o.masq {
+	w := Way{Action: o.Action, Targets: o.Targets}
+	for _, m := range o.Masq {
 		w.Masquerade = w.Masquerade || m
 	}
 	return w

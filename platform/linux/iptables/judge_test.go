@@ -13,24 +13,25 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/test/world"
+	"kubeproxy/test/xtables"
 )
 
 func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
-	wantOut := outcome{action: v.Action}
+	wantOut := xtables.Outcome{Action: v.Action}
 	if v.Action == route.Forward {
-		wantOut.masq = map[netip.AddrPort]bool{}
+		wantOut.Masq = map[netip.AddrPort]bool{}
 		for _, e := range v.Endpoints {
-			wantOut.targets = append(wantOut.targets, e.Addr)
+			wantOut.Targets = append(wantOut.Targets, e.Addr)
 			// One rule for all tells who reaches itself, and does not ask where
 			// that is: an endpoint that is elsewhere and comes this way needs it
 			// no less.
-			wantOut.masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From
+			wantOut.Masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From
 		}
 	}
 	got := trace(k, c, world.NodeLocal)
-	if diff := cmp.Diff(wantOut, got, cmp.AllowUnexported(outcome{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
-		t.Fatalf("%+v: %s (-decide +iptables):\n%s\n%s", c, v.Reason, diff, k.text())
+	if diff := cmp.Diff(wantOut, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		t.Fatalf("%+v: %s (-decide +iptables):\n%s\n%s", c, v.Reason, diff, k.Text())
 	}
 }
 

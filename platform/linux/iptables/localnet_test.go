@@ -31,15 +31,15 @@ func TestLoopbackIsClosedAgain(t *testing.T) {
 	} {
 		for _, others := range []bool{false, true} { // had it open before
 			k := newFake()
-			k.localnet = others
+			k.Loopback = others
 			program(t, local(k))
-			if _, marked := k.tables[filter][localnetMark.name]; !k.localnet || marked == others {
-				t.Errorf("%s, others %t: open %t, marked %t", end, others, k.localnet, marked)
+			if _, marked := k.Tables[filter][localnetMark.name]; !k.Loopback || marked == others {
+				t.Errorf("%s, others %t: open %t, marked %t", end, others, k.Loopback, marked)
 			}
 			program(t, local(k)) // as another process
 			undo(t, k)
-			if _, marked := k.tables[filter][localnetMark.name]; k.localnet != others || marked {
-				t.Errorf("%s, others %t: then open %t, marked %t", end, others, k.localnet, marked)
+			if _, marked := k.Tables[filter][localnetMark.name]; k.Loopback != others || marked {
+				t.Errorf("%s, others %t: then open %t, marked %t", end, others, k.Loopback, marked)
 			}
 		}
 	}
@@ -68,10 +68,10 @@ func TestLoopbackMarkComesAgain(t *testing.T) {
 	k := newFake()
 	b := local(k)
 	program(t, b)
-	k.tables = newFake().tables
-	k.touched = true
+	k.Tables = newFake().Tables
+	k.Dirty = true
 	program(t, b)
-	if _, marked := k.tables[filter][localnetMark.name]; !marked {
+	if _, marked := k.Tables[filter][localnetMark.name]; !marked {
 		t.Error("nobody knows any more who opened loopback addresses")
 	}
 }
@@ -80,7 +80,7 @@ func TestLoopbackMarkComesAgain(t *testing.T) {
 // refused.
 func TestLoopbackDespiteRefusal(t *testing.T) {
 	k := newFake()
-	k.refuse = func(text string) error {
+	k.Refuse = func(text string) error {
 		if strings.Contains(text, "shop/web-001") {
 			return errInjected
 		}
@@ -92,8 +92,8 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = p.Apply(context.Background())
-	if failed := reconcile.Failed(err); len(failed) != 1 || !k.localnet {
-		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.localnet)
+	if failed := reconcile.Failed(err); len(failed) != 1 || !k.Loopback {
+		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.Loopback)
 	}
 }
 
@@ -102,24 +102,24 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 // lacking is said, until the node changes its mind.
 func TestLoopbackThatStaysClosed(t *testing.T) {
 	k := newFake()
-	k.fixed = errInjected
+	k.Unroutable = errInjected
 	b, want := local(k), simple(3)
 	check := func(open bool) {
 		t.Helper()
 		apply(t, b, want)
-		rules := k.text()
+		rules := k.Text()
 		if closed := strings.Contains(rules, "-d 127.0.0.0/8 -j RETURN"); closed == open || strings.Contains(rules, "! -s 127.0.0.0/8") != open {
 			t.Errorf("open %t, and the rules are\n%s", open, rules)
 		}
-		if _, marked := k.tables[filter][localnetMark.name]; k.localnet != open || marked != open {
-			t.Errorf("open %t, marked %t; want %t", k.localnet, marked, open)
+		if _, marked := k.Tables[filter][localnetMark.name]; k.Loopback != open || marked != open {
+			t.Errorf("open %t, marked %t; want %t", k.Loopback, marked, open)
 		}
 		if lack := b.Lacks(); strings.Contains(lack, errInjected.Error()) == open || (lack == "") != open {
 			t.Errorf("open %t: lacks %q", open, lack)
 		}
 	}
 	check(false)
-	k.fixed = nil
+	k.Unroutable = nil
 	check(true)
 }
 
@@ -131,7 +131,7 @@ func TestLoopbackMarkIsNoDrift(t *testing.T) {
 		program(t, local(k))
 		b := NewWith(service.IPv4, Options{MasqueradeBit: 14, LocalhostNodePorts: next}, k)
 		program(t, b)
-		k.touched = true
+		k.Dirty = true
 		if p, err := b.Plan(t.Context(), simple(3)); err != nil || len(p.Drift()) > 0 || !p.Empty() {
 			t.Errorf("%s: %v, drift %q, to do:\n%s", name, err, p.Drift(), p)
 		}

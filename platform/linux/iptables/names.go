@@ -70,14 +70,18 @@ func (i id) owned() bool {
 	if slices.Contains(familyNames[i.table], i.name) || slices.Contains(upstreamNames[i.table], i.name) {
 		return true
 	}
-	return i.table != mangle && i.isBranch() || i.table == nat &&
+	return i.table != mangle && i.isBranch() && !BesideIPVS.owns(i) || i.table == nat &&
 		slices.ContainsFunc(familyPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
 }
 
 // isBranch reports that a chain is part of a tree, and not its root. kube-proxy
 // has no such chains, so what only begins like one of ours is somebody else's.
 func (i id) isBranch() bool {
-	if of, found := strings.CutPrefix(i.name, addrPrefix); found {
+	of, found := strings.CutPrefix(i.name, addrPrefix)
+	if !found {
+		of, found = strings.CutPrefix(i.name, besideAddrPrefix)
+	}
+	if found {
 		p, err := netip.ParsePrefix(of)
 		return err == nil && p.Addr().Is4() || len(of) == hashLen && strings.Trim(of, base32Digits) == ""
 	}
@@ -91,7 +95,7 @@ func (i id) isBranch() bool {
 // isTree reports that a chain is part of a tree. The roots for what the node
 // itself sends hold nothing else than those for what comes in.
 func (i id) isTree() bool {
-	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, "KUBE-EXTERNAL-SERVICES"}, i.name) ||
+	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, "KUBE-EXTERNAL-SERVICES", targetsChain}, i.name) ||
 		i.isBranch()
 }
 
@@ -111,12 +115,13 @@ func named(prefix string, p *service.Port) string {
 	return hashed(prefix, p.Name.String(), p.Name.Protocol.String())
 }
 
-// addrBranch names the branch of the addresses in p.
-func addrBranch(p netip.Prefix) string {
+// addrBranch names the branch of the addresses in p, in a tree whose branches
+// have names that begin with prefix.
+func addrBranch(prefix string, p netip.Prefix) string {
 	if p.Addr().Is4() {
-		return addrPrefix + p.String()
+		return prefix + p.String()
 	}
-	return hashed(addrPrefix, p.String())
+	return hashed(prefix, p.String())
 }
 
 // portBranch names the branch of the NodePorts from low to high.

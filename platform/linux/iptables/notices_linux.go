@@ -20,6 +20,7 @@ import (
 type notices struct {
 	fd     int
 	family byte
+	role   Role
 	dirty  bool
 	buf    []byte
 }
@@ -28,8 +29,8 @@ type notices struct {
 // not enough, the tables are read.
 const noticesBuffer = 8 << 20
 
-func newNotices(f service.Family) (*notices, error) {
-	n := &notices{family: unix.NFPROTO_IPV4, buf: make([]byte, 1<<16)}
+func newNotices(f service.Family, of Role) (*notices, error) {
+	n := &notices{role: of, family: unix.NFPROTO_IPV4, buf: make([]byte, 1<<16)}
 	if f == service.IPv6 {
 		n.family = unix.NFPROTO_IPV6
 	}
@@ -129,7 +130,7 @@ func (n *notices) concerns(b []byte) bool {
 			return true // not understood
 		}
 		kind := binary.NativeEndian.Uint16(b[4:])
-		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES && b[header] == n.family && concerns(kind&0xff, b[body:size]) {
+		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES && b[header] == n.family && concerns(n.role, kind&0xff, b[body:size]) {
 			return true
 		}
 		b = b[min((size+3)&^3, len(b)):]
@@ -147,7 +148,7 @@ const (
 
 // concerns reports that a message with such attributes is about a table of
 // ours, or about a chain of ours or of the system in it.
-func concerns(kind uint16, attrs []byte) bool {
+func concerns(of Role, kind uint16, attrs []byte) bool {
 	var chain uint16
 	switch kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
@@ -168,12 +169,12 @@ func concerns(kind uint16, attrs []byte) bool {
 		switch binary.NativeEndian.Uint16(attrs[2:]) &^ unix.NLA_F_NESTED {
 		case attrTable:
 			table, found = value, true
-			if !slices.Contains(tables, table) {
+			if !slices.Contains(of.tables(), table) {
 				return false
 			}
 		case chain:
 			i := id{table, value}
-			return !found || i.owned() || i.isSystem()
+			return !found || of.owns(i) || i.isSystem()
 		}
 		attrs = attrs[min((size+3)&^3, len(attrs)):]
 	}

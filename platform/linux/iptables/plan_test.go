@@ -22,18 +22,18 @@ import (
 func TestAdoptsWhatIsThere(t *testing.T) {
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), simple(50))
-	restores := k.restores
+	restores := k.Restores
 	b := newBackend(service.IPv4, k)
 	p := apply(t, b, simple(50))
-	if !p.Empty() || k.restores != restores {
+	if !p.Empty() || k.Restores != restores {
 		t.Errorf("a new process would do:\n%s", p)
 	}
 	if len(p.Drift()) > 0 || !p.Whole() {
 		t.Errorf("drift %v, whole %v, want none and true", p.Drift(), p.Whole())
 	}
-	saves := k.saves
+	saves := k.Saves
 	apply(t, b, simple(51))
-	if k.saves != saves {
+	if k.Saves != saves {
 		t.Error("the tables were read though nobody touched them")
 	}
 }
@@ -97,7 +97,7 @@ func TestTreesLeadEverywhere(t *testing.T) {
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), want)
 	longest := 0
-	for i, rules := range parse(k.text()).chains {
+	for i, rules := range parse(k.Text(), Alone).chains {
 		if i.isTree() {
 			longest = max(longest, len(rules))
 		}
@@ -117,8 +117,8 @@ func TestTreesLeadEverywhere(t *testing.T) {
 func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protocol, to netip.AddrPort) {
 	t.Helper()
 	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: world.NodeLocal(to.Addr())}
-	if got, v := trace(k, c, world.NodeLocal), route.Decide(want, c); got.action != v.Action {
-		t.Fatalf("%v: %v, want %v: %s", c, got.action, v.Action, v.Reason)
+	if got, v := trace(k, c, world.NodeLocal), route.Decide(want, c); got.Action != v.Action {
+		t.Fatalf("%v: %v, want %v: %s", c, got.Action, v.Action, v.Reason)
 	}
 }
 
@@ -146,12 +146,12 @@ func TestDriftIsToldAndRepaired(t *testing.T) {
 	b := newBackend(service.IPv4, k)
 	want := simple(2)
 	apply(t, b, want)
-	good := k.text()
-	k.tables[nat][markChain] = nil
-	k.tables[nat]["OUTPUT"] = nil
-	k.tables[filter][forwardChain] = append(k.tables[filter][forwardChain], "-j DROP")
-	k.tables[nat]["KUBE-SVC-STRAY"] = nil
-	k.touched = true
+	good := k.Text()
+	k.Tables[nat][markChain] = nil
+	k.Tables[nat]["OUTPUT"] = nil
+	k.Tables[filter][forwardChain] = append(k.Tables[filter][forwardChain], "-j DROP")
+	k.Tables[nat]["KUBE-SVC-STRAY"] = nil
+	k.Dirty = true
 	p := apply(t, b, want)
 	told := strings.Join(p.Drift(), "\n")
 	for _, s := range []string{
@@ -162,7 +162,7 @@ func TestDriftIsToldAndRepaired(t *testing.T) {
 			t.Errorf("drift lacks %q:\n%s", s, told)
 		}
 	}
-	if diff := cmp.Diff(good, k.text()); diff != "" {
+	if diff := cmp.Diff(good, k.Text()); diff != "" {
 		t.Errorf("after the repair (-before +after):\n%s", diff)
 	}
 }
@@ -183,11 +183,11 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	apply(t, b, more)
 	less := more.With(4, few.Node, []service.Change{{Old: more.Port(service.IPv4, simplePort(2).Name)}})
 	apply(t, b, less)
-	if n := strings.Count(k.text(), "shop/web-"); n != 2*(40-1+1) {
+	if n := strings.Count(k.Text(), "shop/web-"); n != 2*(40-1+1) {
 		t.Errorf("%d entries, want 80", n)
 	}
 	p := apply(t, b, simple(1))
-	if n := strings.Count(k.text(), "shop/web-"); n != 2 {
+	if n := strings.Count(k.Text(), "shop/web-"); n != 2 {
 		t.Errorf("%d entries once all was read, want 2", n)
 	}
 	if len(p.Removed()) != 2*2*39 && len(p.Removed()) == 0 {
@@ -210,12 +210,12 @@ func TestPartialSnapshotKeepsWhatIsLedTo(t *testing.T) {
 	apply(t, b, less)
 	none := less.With(3, less.Node, []service.Change{{Old: less.Port(service.IPv4, whole.Name)}})
 	apply(t, b, none)
-	if !strings.Contains(k.text(), "203.0.113.1") {
-		t.Errorf("an address is gone before all was read:\n%s", k.text())
+	if !strings.Contains(k.Text(), "203.0.113.1") {
+		t.Errorf("an address is gone before all was read:\n%s", k.Text())
 	}
 	apply(t, b, simple(0))
-	if left := strings.Count(k.text(), "KUBE-SVC-") + strings.Count(k.text(), "KUBE-EXT-"); left > 0 {
-		t.Errorf("something is left once all was read:\n%s", k.text())
+	if left := strings.Count(k.Text(), "KUBE-SVC-") + strings.Count(k.Text(), "KUBE-EXT-"); left > 0 {
+		t.Errorf("something is left once all was read:\n%s", k.Text())
 	}
 }
 
@@ -223,22 +223,22 @@ func TestPartialSnapshotKeepsWhatIsLedTo(t *testing.T) {
 func TestCleanup(t *testing.T) {
 	k := newFake()
 	k.addStranger()
-	before := k.text()
+	before := k.Text()
 	b := newBackend(service.IPv6, k)
 	for range 2 { // nothing to remove is success
-		if err := b.Cleanup(context.Background()); err != nil || k.text() != before {
-			t.Fatalf("Cleanup: %v\n%s", err, k.text())
+		if err := b.Cleanup(context.Background()); err != nil || k.Text() != before {
+			t.Fatalf("Cleanup: %v\n%s", err, k.Text())
 		}
 		apply(t, b, simple(3))
 	}
 	if err := b.Cleanup(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(before, k.text()); diff != "" {
+	if diff := cmp.Diff(before, k.Text()); diff != "" {
 		t.Errorf("after cleanup (-before +after):\n%s", diff)
 	}
 	apply(t, b, simple(3))
-	k.tables[nat]["CNI-HOSTPORT"] = append(k.tables[nat]["CNI-HOSTPORT"], "-j KUBE-MARK-MASQ")
+	k.Tables[nat]["CNI-HOSTPORT"] = append(k.Tables[nat]["CNI-HOSTPORT"], "-j KUBE-MARK-MASQ")
 	if err := b.Cleanup(context.Background()); err == nil || !strings.Contains(err.Error(), "chain KUBE-MARK-MASQ of table nat is in use: chain CNI-HOSTPORT") {
 		t.Errorf("Cleanup = %v, want it to name the chain in use", err)
 	}
@@ -249,14 +249,14 @@ func TestCleanup(t *testing.T) {
 func TestTakesOverFromKubeProxy(t *testing.T) {
 	k := newFake()
 	const theirs = `-m comment --comment "portals of services" `
-	k.tables[nat]["KUBE-SERVICES"] = []string{`-d 10.96.0.1/32 -p tcp -m comment --comment "default/kubernetes:https" -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y`}
-	k.tables[nat]["KUBE-SVC-NPX46M4PTMTKRN6Y"] = []string{"-j KUBE-SEP-AAAAAAAAAAAAAAAA"}
-	k.tables[nat]["KUBE-SEP-AAAAAAAAAAAAAAAA"] = []string{"-p tcp -m tcp -j DNAT --to-destination 192.0.2.1:6443"}
-	k.tables[nat]["PREROUTING"] = []string{theirs + "-j KUBE-SERVICES"}
-	k.tables[filter]["KUBE-EXTERNAL-SERVICES"] = nil
-	k.tables[filter]["INPUT"] = []string{"-m conntrack --ctstate NEW " + theirs + "-j KUBE-EXTERNAL-SERVICES"}
+	k.Tables[nat]["KUBE-SERVICES"] = []string{`-d 10.96.0.1/32 -p tcp -m comment --comment "default/kubernetes:https" -m tcp --dport 443 -j KUBE-SVC-NPX46M4PTMTKRN6Y`}
+	k.Tables[nat]["KUBE-SVC-NPX46M4PTMTKRN6Y"] = []string{"-j KUBE-SEP-AAAAAAAAAAAAAAAA"}
+	k.Tables[nat]["KUBE-SEP-AAAAAAAAAAAAAAAA"] = []string{"-p tcp -m tcp -j DNAT --to-destination 192.0.2.1:6443"}
+	k.Tables[nat]["PREROUTING"] = []string{theirs + "-j KUBE-SERVICES"}
+	k.Tables[filter]["KUBE-EXTERNAL-SERVICES"] = nil
+	k.Tables[filter]["INPUT"] = []string{"-m conntrack --ctstate NEW " + theirs + "-j KUBE-EXTERNAL-SERVICES"}
 	p := apply(t, newBackend(service.IPv4, k), simple(1))
-	text := k.text()
+	text := k.Text()
 	for _, gone := range []string{"KUBE-SEP-", "KUBE-SVC-NPX46M4PTMTKRN6Y", "KUBE-EXTERNAL-SERVICES", "10.96.0.1/32"} {
 		if strings.Contains(text, gone) {
 			t.Errorf("%s is left:\n%s", gone, text)
@@ -277,13 +277,13 @@ func TestDisturbedListingIsReadAgain(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)
 	apply(t, b, simple(3))
-	saves := k.saves
-	k.disturb = 2
-	k.touched = true
-	if p := apply(t, b, simple(3)); !p.Empty() || len(p.Drift()) > 0 || k.saves != saves+3 {
-		t.Errorf("read %d times, drift %v, and would do:\n%s", k.saves-saves, p.Drift(), p)
+	saves := k.Saves
+	k.Disturb = 2
+	k.Dirty = true
+	if p := apply(t, b, simple(3)); !p.Empty() || len(p.Drift()) > 0 || k.Saves != saves+3 {
+		t.Errorf("read %d times, drift %v, and would do:\n%s", k.Saves-saves, p.Drift(), p)
 	}
-	k.disturb, k.touched = 99, true
+	k.Disturb, k.Dirty = 99, true
 	if _, err := b.Plan(context.Background(), simple(3)); err == nil || !strings.Contains(err.Error(), "others changed them meanwhile") {
 		t.Errorf("Plan = %v, want it to say that it cannot read", err)
 	}

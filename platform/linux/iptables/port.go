@@ -17,6 +17,9 @@ import (
 // portChains returns the chains that only p uses.
 func (l layout) portChains(p *service.Port, node *service.Node) []chain {
 	var all []chain
+	if l.beside() {
+		return nil
+	}
 	add := func(name string, rules []string) { all = append(all, chain{id{nat, name}, rules}) }
 	if Needs(p, service.PolicyCluster) {
 		add(named(clusterPrefix, p), l.pickRules(p, service.PolicyCluster, p.Cluster))

@@ -5,6 +5,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,17 @@ var needs = []need{
 // relayNeeds is how many of needs rules before a relay have.
 const relayNeeds = 7
 
+// needs are those of l's rules.
+func (l layout) needs() []need {
+	switch {
+	case l.relays():
+		return needs[:relayNeeds]
+	case l.beside():
+		return append(needs[:len(needs):len(needs)], need{"match set (kernel module xt_set)", nat, l.in(SetVirtualIPs, "dst") + "-j RETURN"})
+	}
+	return needs
+}
+
 // probeTime bounds what a command may take to answer.
 const probeTime = 30 * time.Second
 
@@ -48,7 +60,13 @@ const probeTime = 30 * time.Second
 // the kernel lacks shows in a network namespace of its own; where none may be
 // made, only the command is asked.
 func Probe(f service.Family, o Options) error {
-	r := &runner{family: f, apart: true}
+	return ProbeWith(f, o, func() error { return nil })
+}
+
+// ProbeWith is Probe where rules refer to something that prepare makes first, in
+// the network namespace that they are tried in. Without one they are not tried.
+func ProbeWith(f service.Family, o Options, prepare func() error) error {
+	r := &runner{family: f, role: o.Role, apart: true}
 	if err := r.open(); err != nil {
 		return fmt.Errorf("iptables for %s: %w", f, err)
 	}
@@ -56,43 +74,52 @@ func Probe(f service.Family, o Options) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
-		args := []string{"--noflush", "-w", lockSeconds}
-		if unix.Unshare(unix.CLONE_NEWNET) != nil {
-			args = append(args, "--test")
-		}
-		done <- r.probe(layout{family: f, options: o}, args)
+		done <- r.tryApart(layout{family: f, options: o}, prepare)
 	}()
-	if err := <-done; err != nil {
-		return fmt.Errorf("iptables for %s: %w", f, err)
+	return <-done
+}
+
+// tryApart is probe in a network namespace of the thread's own.
+func (r *runner) tryApart(l layout, prepare func() error) error {
+	args := []string{"--noflush", "-w", lockSeconds}
+	if unix.Unshare(unix.CLONE_NEWNET) != nil {
+		if l.beside() {
+			return nil // sets that rules refer to would have to be made
+		}
+		args = append(args, "--test")
+	} else if err := prepare(); err != nil {
+		return err
+	}
+	if err := r.probe(l, args); err != nil {
+		return fmt.Errorf("iptables for %s: %w", l.family, err)
 	}
 	return nil
 }
 
 // probe restores what any node has, and if that is refused looks for why.
 func (r *runner) probe(l layout, args []string) error {
-	needs := needs
-	if l.relays() {
-		needs = needs[:relayNeeds]
-	}
+	needs := l.needs()
 	var b bytes.Buffer
 	Document(r.family, service.New(0, &service.Node{}, nil), l.options).WriteText(&b)
 	for _, n := range needs {
 		b.WriteString(n.text())
 	}
 	whole := r.ask(b.String(), args)
-	if whole == nil || errors.Is(whole, errBusy) {
+	if whole == nil || errors.Is(whole, errBusy) || errors.Is(whole, errNoSocket) {
 		return whole
 	}
 	var missing []string
+	var first error // the whole has a word for each of its rules
 	for _, n := range needs {
-		if r.ask(n.text(), args) != nil {
+		if err := r.ask(n.text(), args); err != nil {
 			missing = append(missing, n.what)
+			first = cmp.Or(first, err)
 		}
 	}
-	if len(missing) == 0 {
+	if first == nil {
 		return fmt.Errorf("the command refuses the rules: %w", whole)
 	}
-	return fmt.Errorf("there is no %s: %w", strings.Join(missing, ", no "), whole)
+	return fmt.Errorf("there is no %s: %w", strings.Join(missing, ", no "), first)
 }
 
 func (r *runner) ask(text string, args []string) error {

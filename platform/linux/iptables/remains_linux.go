@@ -51,6 +51,7 @@ func variantOf(version string) Variant {
 type Remains struct {
 	Variant Variant
 	Family  service.Family
+	Role    Role
 }
 
 // String names the place.
@@ -67,7 +68,7 @@ func (r Remains) Find(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("look for chains of %s: %w", r, err)
 	}
-	return remains(all), nil
+	return remains(all, r.Role), nil
 }
 
 // Remove removes the chains and the rules of the system's chains that lead
@@ -82,7 +83,7 @@ func (r Remains) Remove(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the tables of %s: %w", r, err)
 	}
-	t := parse(text)
+	t := parse(text, r.Role)
 	if _, routed := t.chains[localnetMark]; routed {
 		if err := forbidLocalnet(); err != nil {
 			return fmt.Errorf("stop to route loopback addresses: %w", err)
@@ -94,6 +95,26 @@ func (r Remains) Remove(ctx context.Context) error {
 		}
 	}
 	return t.inUse()
+}
+
+// Disarm removes the chains of tables nat and mangle, so that nothing is marked,
+// dropped or translated any more. What others refer to is emptied and stays.
+func (r Remains) Disarm(ctx context.Context) error {
+	path, err := r.path()
+	if err != nil {
+		return err
+	}
+	text, err := r.run(ctx, "", path+"-save")
+	if err != nil {
+		return fmt.Errorf("read the tables of %s: %w", r, err)
+	}
+	c := parse(text, r.Role).strays(nil)
+	if text := c.textOf([]string{nat, mangle}); text != "" {
+		if _, err := r.run(ctx, text, path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
+			return fmt.Errorf("remove chains of %s: %w", r, err)
+		}
+	}
+	return nil
 }
 
 // path returns how to call the variant's commands, but for what is added to

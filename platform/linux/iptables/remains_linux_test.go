@@ -77,11 +77,11 @@ COMMIT
 // and nothing else, however often it is asked to.
 func TestRemains(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
-		r := Remains{Legacy, b.family}
+		r := Remains{Variant: Legacy, Family: b.family}
 		if strings.Contains(t.Name(), "/nft/") {
 			r.Variant = NFT
 		}
-		other := Remains{Variants[0], b.family}
+		other := Remains{Variant: Variants[0], Family: b.family}
 		if other == r {
 			other.Variant = Variants[1]
 		}
@@ -116,7 +116,7 @@ func TestRemains(t *testing.T) {
 // TestRemainsInUse names who keeps a chain from going, and empties it.
 func TestRemainsInUse(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
-		r := Remains{Legacy, b.family}
+		r := Remains{Variant: Legacy, Family: b.family}
 		if strings.Contains(t.Name(), "/nft/") {
 			r.Variant = NFT
 		}
@@ -141,7 +141,7 @@ func TestRemainsOfLoopback(t *testing.T) {
 		if b.family == service.IPv6 {
 			return
 		}
-		r := Remains{Legacy, b.family}
+		r := Remains{Variant: Legacy, Family: b.family}
 		if strings.Contains(t.Name(), "/nft/") {
 			r.Variant = NFT
 		}

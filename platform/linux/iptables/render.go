@@ -72,7 +72,7 @@ func Document(f service.Family, want *service.Snapshot, o Options) Tables {
 		chains = append(chains, l.portChains(p, want.Node)...)
 	}
 	d := Tables{Command: command(f)}
-	for _, name := range tables {
+	for _, name := range o.Role.tables() {
 		t := Table{Name: name}
 		for _, j := range slices.Backward(l.jumps()) {
 			if j.from.table == name {

@@ -17,17 +17,21 @@ import (
 
 // held is what iptables-save printed, as far as it concerns us.
 type held struct {
+	role   Role
 	chains map[id][]string // of a service proxy
 	// leads are the rules of other chains that lead to one of those.
 	leads []jump
+	// rules counts those of the system's chains, and behind is how many of them
+	// stand before or lead to a chain of another mode.
+	rules, behind map[id]int
 	// disturbed says that a chain was printed twice. iptables-nft-save does so
 	// where it had to begin again because somebody changed something.
 	disturbed bool
 }
 
 // parse reads the output of iptables-save.
-func parse(text string) *held {
-	h := &held{chains: map[id][]string{}}
+func parse(text string, of Role) *held {
+	h := &held{role: of, chains: map[id][]string{}, rules: map[id]int{}, behind: map[id]int{}}
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
@@ -37,7 +41,7 @@ func parse(text string) *held {
 		case !slices.Contains(everyTable, table):
 		case strings.HasPrefix(line, ":"):
 			name, _, _ := strings.Cut(line[1:], " ")
-			if i := (id{table, name}); i.owned() {
+			if i := (id{table, name}); of.owns(i) {
 				_, twice := h.chains[i]
 				h.disturbed = h.disturbed || twice
 				h.chains[i] = nil
@@ -51,11 +55,16 @@ func parse(text string) *held {
 }
 
 func (h *held) rule(in id, rule string) {
-	if in.owned() {
+	if h.role.owns(in) {
 		h.chains[in] = append(h.chains[in], strings.Clone(rule))
 		return
 	}
-	if to := (id{in.table, targetOf(words(rule))}); to.owned() {
+	h.rules[in]++
+	to := id{in.table, targetOf(words(rule))}
+	if h.role.follows(to) {
+		h.behind[in] = h.rules[in]
+	}
+	if h.role.owns(to) {
 		h.leads = append(h.leads, jump{in, strings.Clone(rule)})
 	}
 }
@@ -115,7 +124,7 @@ func (h *held) surplus(stay map[id]bool, jumps []jump) []jump {
 		b := l.bare()
 		target := targetOf(words(b.rule))
 		match, _ := strings.CutSuffix(b.rule, "-j "+target)
-		plain := slices.Contains(entrances, target) && slices.Contains([]string{"", newOnly, localOnly}, match)
+		plain := (slices.Contains(entrances, target) || h.role == BesideIPVS) && slices.Contains([]string{"", newOnly, localOnly}, match)
 		switch {
 		case !l.from.isSystem() || !stay[id{l.from.table, target}]:
 		case slices.Contains(jumps, b) && !seen[b]:

@@ -27,11 +27,12 @@ import (
 type sizes struct {
 	fd, level int
 	family    service.Family
+	role      Role
 	names     string // of the file that lists the tables that exist
 	lock      *lock  // nil if the commands take it by themselves
 	seed      maphash.Seed
 
-	seen  [2]tableInfo
+	seen  tableInfos
 	known bool // seen is what we left
 	// sum stands for what we left, once fresh says so: where others rarely have
 	// the lock, it is worked out a while after a change of ours, which several
@@ -75,6 +76,9 @@ const (
 // the same for IPv6.
 type tableInfo [84]byte
 
+// tableInfos has those of the tables of a role, and nothing behind them.
+type tableInfos [3]tableInfo
+
 // What a tableInfo holds behind the name.
 const (
 	infoHooks  = 32 // which of the five hooks the table has
@@ -101,8 +105,8 @@ func namesOf(f service.Family) string {
 	return "/proc/thread-self/net/ip_tables_names"
 }
 
-func newSizes(f service.Family, l *lock) (*sizes, error) {
-	s := &sizes{family: f, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP, names: namesOf(f)}
+func newSizes(f service.Family, of Role, l *lock) (*sizes, error) {
+	s := &sizes{family: f, role: of, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP, names: namesOf(f)}
 	domain := unix.AF_INET
 	if f == service.IPv6 {
 		domain, s.level = unix.AF_INET6, unix.IPPROTO_IPV6
@@ -158,7 +162,7 @@ func (s *sizes) reset() error {
 		return err
 	}
 	there := strings.Fields(string(names))
-	for _, t := range tables {
+	for _, t := range s.role.tables() {
 		if !slices.Contains(there, t) {
 			return nil
 		}
@@ -225,9 +229,9 @@ func (s *sizes) compare(last bool) error {
 	return nil
 }
 
-func (s *sizes) ask() ([2]tableInfo, error) {
-	var all [2]tableInfo
-	for i, table := range tables {
+func (s *sizes) ask() (tableInfos, error) {
+	var all tableInfos
+	for i, table := range s.role.tables() {
 		info := &all[i]
 		copy(info[:], table)
 		if err := s.getsockopt(getInfo, info[:]); err != nil {
@@ -249,10 +253,10 @@ func (s *sizes) getsockopt(option uintptr, b []byte) error {
 
 // look returns what stands for the rules that matter to us. A table that
 // changes meanwhile, or that is not understood, counts as what its size says.
-func (s *sizes) look(infos [2]tableInfo) (uint64, error) {
+func (s *sizes) look(infos tableInfos) (uint64, error) {
 	began := time.Now()
 	total := uint64(0)
-	for i, table := range tables {
+	for i, table := range s.role.tables() {
 		sum, err := s.lookAt(table, infos[i])
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -293,7 +297,7 @@ func (s *sizes) entries(table string, info tableInfo, use func([]byte)) error {
 }
 
 func (s *sizes) sumOf(table string, info tableInfo, rules []byte) uint64 {
-	b := &blob{table: table, family: s.family, bytes: rules, hooks: map[int]string{}}
+	b := &blob{table: table, role: s.role, family: s.family, bytes: rules, hooks: map[int]string{}}
 	has := binary.NativeEndian.Uint32(info[infoHooks:])
 	for i, name := range hookNames {
 		if has&(1<<i) != 0 {

@@ -37,18 +37,18 @@ func TestSurplusJumpsGo(t *testing.T) {
 			k := newFake()
 			b := newBackend(service.IPv4, k)
 			apply(t, b, simple(3))
-			before := k.text()
-			k.tables[filter]["KUBE-FIREWALL"] = nil
-			rules := k.tables[tc.in.table][tc.in.name]
+			before := k.Text()
+			k.Tables[filter]["KUBE-FIREWALL"] = nil
+			rules := k.Tables[tc.in.table][tc.in.name]
 			if tc.first {
 				rules = slices.Insert(rules, 0, tc.rule)
 			} else {
 				rules = append(rules, tc.rule)
 			}
-			k.tables[tc.in.table][tc.in.name], k.touched = rules, true
+			k.Tables[tc.in.table][tc.in.name], k.Dirty = rules, true
 			p := apply(t, b, simple(3))
-			delete(k.tables[filter], "KUBE-FIREWALL")
-			after := k.text()
+			delete(k.Tables[filter], "KUBE-FIREWALL")
+			after := k.Text()
 			if tc.goes {
 				after = strings.ReplaceAll(after, comment, "")
 			}

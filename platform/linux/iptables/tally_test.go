@@ -19,7 +19,7 @@ func TestTally(t *testing.T) {
 	b := newBackend(service.IPv4, k)
 	held := func() map[string]int {
 		n := map[string]int{}
-		for table, chains := range k.tables {
+		for table, chains := range k.Tables {
 			for name, rules := range chains {
 				if strings.HasPrefix(name, "KUBE-") {
 					n[table] += len(rules)
@@ -50,7 +50,7 @@ func TestTally(t *testing.T) {
 	apply(t, b, simple(20))
 	check("one without a change", Tally{Written: map[string]int{nat: 0, filter: 0}})
 
-	k.refuse = func(string) error { return errInjected }
+	k.Refuse = func(string) error { return errInjected }
 	p, err := b.Plan(context.Background(), simple(21))
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestTally(t *testing.T) {
 	if got := b.Tally(); !got.Refused || got.Rules != nil {
 		t.Errorf("after a refusal: %+v, want it refused and nothing known", got)
 	}
-	k.refuse = nil
+	k.Refuse = nil
 	apply(t, b, simple(20))
 	check("all in order again", Tally{Written: map[string]int{nat: 0, filter: 0}})
 	other := newBackend(service.IPv4, k)

@@ -49,6 +49,7 @@ func common(a, b bits) int {
 // for NodePorts.
 type tree struct {
 	table  string
+	prefix string // of the names of branches for addresses
 	chains []chain
 }
 
@@ -93,17 +94,17 @@ func (t *tree) branch(entries []entry, depth int) []string {
 	if count <= aloneSize {
 		return below
 	}
-	match, name := place(entries[0].key, depth)
+	match, name := place(entries[0].key, depth, t.prefix)
 	t.chains = append(t.chains, chain{id{t.table, name}, below})
 	return []string{match + "-j " + name}
 }
 
 // place returns how to match the first depth bits of k and what their branch
 // is called.
-func place(k key, depth int) (match, name string) {
+func place(k key, depth int, prefix string) (match, name string) {
 	if k.addr.IsValid() {
 		p := netip.PrefixFrom(k.addr, depth).Masked()
-		return "-d " + p.String() + " ", addrBranch(p)
+		return "-d " + p.String() + " ", addrBranch(prefix, p)
 	}
 	proto := k.proto.String()
 	if depth <= 8 {
@@ -119,7 +120,7 @@ func place(k key, depth int) (match, name string) {
 
 // forest makes the trees of all entries. It returns the rules at their roots,
 // by chain, and the branches.
-func forest(entries []entry) (roots map[id][]string, branches []chain) {
+func (l layout) forest(entries []entry) (roots map[id][]string, branches []chain) {
 	slices.SortStableFunc(entries, func(a, b entry) int { return a.key.compare(b.key) })
 	entries = slices.CompactFunc(entries, func(a, b entry) bool { return a.key == b.key })
 	roots = map[id][]string{}
@@ -131,8 +132,8 @@ func forest(entries []entry) (roots map[id][]string, branches []chain) {
 		if end < 0 {
 			end = len(entries)
 		}
-		t := &tree{table: first.table}
-		root := id{first.table, servicesChain}
+		t := &tree{table: first.table, prefix: l.branches()}
+		root := id{first.table, l.root()}
 		if !first.addr.IsValid() {
 			root.name = nodePortsChain
 			slices.SortFunc(entries[:end], func(a, b entry) int { return slices.Compare(a.bits(), b.bits()) })

@@ -9,11 +9,8 @@ import (
 	"strings"
 )
 
-// mangle holds no chain of ours.
-const mangle = "mangle"
-
 // everyTable lists the tables in which a service proxy may have chains.
-var everyTable = append(slices.Clone(tables), mangle)
+var everyTable = []string{nat, filter, mangle}
 
 // upstreamNames are chains that some version of kube-proxy makes, in one of
 // its modes, and that none of ours has.
@@ -34,11 +31,11 @@ var kubeletsToo = []id{{nat, markChain}, {nat, postroutingChain}}
 
 // remains describes the chains that a service proxy left, among chains of all
 // kinds. It is empty if there are none.
-func remains(all []id) string {
+func remains(all []id, of Role) string {
 	var left []id
-	ours := false
+	ours := of == BesideIPVS
 	for _, i := range all {
-		if i.owned() {
+		if of.owns(i) {
 			left = append(left, i)
 			ours = ours || i.name == refuseChain
 		}

@@ -67,6 +67,9 @@ type state struct {
 	device  bool
 	routes  []localRoute // ours
 	servers map[key]*listed
+	sets    bool // of virtual servers and of the node's addresses are there
+	served  map[key]bool
+	own     map[netip.Addr]bool
 	once    time.Duration // of the time that Read took, what another one will not
 }
 
@@ -85,7 +88,7 @@ type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	rules   reconcile.Watcher // the table beside
+	rules   reconcile.Watcher // the sets and chains beside
 	now     func() time.Time
 	// have is what the kernel holds, nil while that is not known.
 	have     *installed
@@ -121,7 +124,12 @@ type installed struct {
 func (b *Backend) due(h *installed) bool { return b.now().Sub(h.read) >= b.options.SyncPeriod*9/10 }
 
 // SetResync implements reconcile.Paced.
-func (b *Backend) SetResync(d time.Duration) { b.options.SyncPeriod = d }
+func (b *Backend) SetResync(d time.Duration) {
+	b.options.SyncPeriod = d
+	if r, ok := b.rules.(reconcile.Paced); ok {
+		r.SetResync(d)
+	}
+}
 
 // Plan implements reconcile.Backend. Its cost follows the difference between
 // want and the last snapshot. Once in a sync period at least, and when Watch says
@@ -173,7 +181,7 @@ func (b *Backend) span() span {
 	return atStart
 }
 
-// nodeView is the node as the table and the virtual servers see it: with the
+// nodeView is the node as rules and virtual servers see it: with the
 // addresses that it really has.
 type nodeView struct {
 	from, node *service.Node
@@ -269,7 +277,7 @@ func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
 	return failures(ops, d.Commit(ctx, ops))
 }
 
-// Watch implements reconcile.Watcher: it hears of changes to the table and to
+// Watch implements reconcile.Watcher: it hears of changes to chains and to
 // the node's addresses. The kernel tells nobody of changes to virtual servers, so
 // these are looked at.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {

@@ -103,7 +103,7 @@ func (p *plan) port(c service.Change, passed map[key]wanted) {
 			if !found {
 				had, found = passed[w.key]
 			}
-			p.server(&u, had, w, found)
+			p.server(&u, had, w, found && !had.refused)
 			delete(old, w.key)
 		}
 	}
@@ -117,15 +117,16 @@ func (p *plan) port(c service.Change, passed map[key]wanted) {
 }
 
 // server plans the change of one virtual server, whose address the rules beside
-// know already, or not.
+// know already, or not. What they refuse they do not know: they do so behind IPVS
+// where the node itself connects, so who is to be dropped then is to be so first.
 func (p *plan) server(u *unit, old, next wanted, known bool) {
 	k := next.key
 	drained := len(p.drains[k]) > 0
-	m := moves{known: known, plain: next.plain, closes: len(next.endpoints) == 0}
+	m := moves{known: known, plain: next.plain, closes: len(next.endpoints) == 0, refused: next.refused}
 	switch {
 	case m.closes && k.drainsNot():
 		if len(old.endpoints) > 0 {
-			u.late = append(u.late, op{verb: delServer, key: k})
+			u.end(next)
 		}
 		return
 	case m.closes && len(old.endpoints) == 0 && !drained:
@@ -156,6 +157,7 @@ type moves struct {
 	known       bool // the rules know the address already
 	stays       bool // there is a destination before and after
 	closes      bool // there is none after
+	refused     bool // the new rules refuse, but behind IPVS
 	plain       bool // the new rules do not masquerade for them
 }
 
@@ -164,6 +166,8 @@ type moves struct {
 // that the rules do not masquerade for, though its answers come some other way.
 func (u *unit) move(m moves) {
 	switch {
+	case m.refused:
+		u.ops = append(u.ops, m.leave...)
 	case m.closes:
 		// The rules know better what to do with those who come.
 		u.late = append(u.late, m.leave...)
@@ -176,6 +180,16 @@ func (u *unit) move(m moves) {
 	default:
 		u.late = append(append(u.late, m.come...), m.leave...)
 	}
+}
+
+// end removes a virtual server that has nobody behind it any more.
+func (u *unit) end(w wanted) {
+	o := op{verb: delServer, key: w.key}
+	if w.refused {
+		u.ops = append(u.ops, o)
+		return
+	}
+	u.late = append(u.late, o)
 }
 
 // leave has a destination drain, or go at once where connections have no end.

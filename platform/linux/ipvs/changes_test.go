@@ -90,6 +90,16 @@ func wantServed(t judged, b *Backend, k *fake, want *service.Snapshot) {
 			t.Errorf("%s is not there", at)
 		}
 	}
+	var sets state
+	k.readServed(&sets)
+	for at := range k.servers {
+		if !sets.served[at] {
+			t.Errorf("%s is not in the set of virtual servers", at)
+		}
+	}
+	if len(sets.served) > len(k.servers) {
+		t.Errorf("in the set are %v, and there are %v", sets.served, k.servers)
+	}
 	if !maps.Equal(k.routes, fresh.routes) {
 		t.Errorf("addresses %v, want %v", k.routes, fresh.routes)
 	}

@@ -45,7 +45,11 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 	p.next.read, p.next.at = b.now(), newSite(p.next.view, b.family)
 	if h != nil {
 		before := &plan{backend: b, drains: p.drains.clone(), next: &installed{view: h.view, at: h.at}}
-		p.known = before.compare(s)
+		before.compare(s)
+		p.known = map[key]bool{}
+		for port := range h.view.Ports(b.family) {
+			p.know(port, h.at)
+		}
 		p.unknown(h)
 		p.drift = before.repairs(h.doubts)
 		p.had = h.addrs
@@ -54,13 +58,25 @@ func (p *plan) all(ctx context.Context, h *installed) error {
 	return nil
 }
 
-// compare plans what leads from s to p.next, and returns the virtual servers
-// that Ports have there, with destinations or without.
-func (p *plan) compare(s *state) map[key]bool {
+// know notes that the rules beside know port, which may be nil, see server.
+func (p *plan) know(port *service.Port, at site) {
+	if port == nil {
+		return
+	}
+	for _, w := range p.backend.options.servers(port, at) {
+		if !w.refused {
+			p.known[w.key] = true
+		}
+	}
+}
+
+// compare plans what leads from s to p.next.
+func (p *plan) compare(s *state) {
 	b, view := p.backend, p.next.view
 	if !s.device {
 		p.first = []op{{verb: addDevice}}
 	}
+	p.compareServed(s)
 	p.next.addrs = map[netip.Addr]int{}
 	routed := map[netip.Addr]netip.Addr{}
 	for _, r := range s.routes {
@@ -78,7 +94,36 @@ func (p *plan) compare(s *state) map[key]bool {
 	p.compareRoutes(routed)
 	maps.DeleteFunc(p.drains, func(k key, _ map[netip.AddrPort]time.Time) bool { return !seen[k] })
 	p.leftovers(s, seen)
-	return seen
+}
+
+// compareServed plans what leads from the set of virtual servers in s to all that
+// there are, others' as well, as chains refuse what is not in it, and from the set
+// of the node's addresses to those that there are once all is made.
+func (p *plan) compareServed(s *state) {
+	if !s.sets {
+		p.first = append(p.first, op{verb: addSets})
+	}
+	own := ownAddrs(p.next.view.Node, p.backend.family)
+	for _, a := range sortedAddrs(s.own) {
+		if !slices.Contains(own, a) {
+			p.first = append(p.first, op{verb: closeAddr, route: localRoute{addr: a}})
+		}
+	}
+	for _, a := range own {
+		if !s.own[a] {
+			p.opens = append(p.opens, op{verb: openAddr, route: localRoute{addr: a}})
+		}
+	}
+	for _, k := range sortedKeys(s.servers) {
+		if !s.served[k] {
+			p.first = append(p.first, op{verb: openServer, key: k})
+		}
+	}
+	for _, k := range sortedKeys(s.served) {
+		if s.servers[k] == nil {
+			p.first = append(p.first, op{verb: closeServer, key: k})
+		}
+	}
 }
 
 // comparePort plans what leads from what s has of port to what it wants, and adds
@@ -136,7 +181,7 @@ func (p *plan) compareServer(u *unit, l *listed, w wanted, owned bool) {
 		// Its destinations go with it.
 		u.ops = slices.DeleteFunc(u.ops, func(o op) bool { return o.key == k })
 		u.late = slices.DeleteFunc(u.late, func(o op) bool { return o.key == k })
-		u.late = append(u.late, op{verb: delServer, key: k})
+		u.end(w)
 		delete(p.drains, k)
 		if p.ended == nil {
 			p.ended = map[key]bool{}
@@ -153,7 +198,7 @@ func (p *plan) compareDests(u *unit, l *listed, w wanted) (stay int) {
 	for _, x := range l.dests {
 		held[x.addr] = x
 	}
-	m := moves{plain: w.plain, closes: len(w.endpoints) == 0}
+	m := moves{plain: w.plain, closes: len(w.endpoints) == 0, refused: w.refused}
 	for _, e := range w.endpoints {
 		x, found := held[e.Addr]
 		delete(held, e.Addr)
@@ -225,7 +270,7 @@ func (p *plan) repairs(d doubts) []string {
 	var lines []string
 	n := 0
 	for o := range p.ops() {
-		if o.verb == delDest && o.dest.weight == 0 || o.verb == delServer && p.ended[o.key] {
+		if o.verb == delDest && o.dest.weight == 0 || o.verb == delServer && p.ended[o.key] || p.followsOthers(o) {
 			continue
 		}
 		if n++; n <= driftLines {
@@ -236,6 +281,13 @@ func (p *plan) repairs(d doubts) []string {
 		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
 	}
 	return lines
+}
+
+// followsOthers reports that o may be needed as somebody made or removed a virtual
+// server of his own.
+func (p *plan) followsOthers(o op) bool {
+	_, made := p.backend.made[o.key]
+	return o.verb == closeServer || o.verb == openServer && !made
 }
 
 // failed names the Port that u is about.

@@ -52,23 +52,23 @@ func TestConvergesAfterRefusals(t *testing.T) {
 		k := newFake(w.Family)
 		k.addStrangers(w.Family)
 		o := Options{Scheduler: rapid.SampledFrom([]string{"", "mh", "wlc"}).Draw(t, "scheduler")}
-		b := newBackend(w.Family, k, o)
+		b := newWhole(w.Family, k, o)
 		var want *service.Snapshot
 		for n := range 5 {
 			want = service.New(uint64(n), w.Node(), w.Ports())
 			want.Partial = w.Coin("partial")
 			k.refuse = refuse(w)
-			b.rules.(*fakeRules).refuse = k.refuse
+			k.sets.Refuse, k.tables.Refuse = refuseBeside(w)
 			if w.Coin("meddle") {
 				meddle(w, k)
 			}
 			k.clock = k.clock.Add(time.Duration(w.Pick("time", 40)) * time.Second)
 			round(t, b, want)
 			if w.Coin("restart") {
-				b = newBackend(w.Family, k, o)
+				b = newWhole(w.Family, k, o)
 			}
 		}
-		k.refuse, b.rules.(*fakeRules).refuse = nil, nil
+		k.refuse, k.sets.Refuse, k.tables.Refuse = nil, nil, nil
 		want = service.New(9, want.Node, portsOf(want, w.Family))
 		settle(t, b, k, want)
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
@@ -125,6 +125,18 @@ func refuse(w world.World) func(op) error {
 	}
 }
 
+// refuseBeside draws how elements of sets and tables of chains are refused.
+func refuseBeside(w world.World) (sets func(step, set string) error, tables func(string) error) {
+	some := refuse(w)
+	sets = func(step, _ string) error {
+		if step == "list" || step == "heads" {
+			return nil
+		}
+		return some(op{})
+	}
+	return sets, func(string) error { return some(op{}) }
+}
+
 // meddle does what a stranger might, and has connections come.
 func meddle(w world.World, k *fake) {
 	for _, at := range sortedKeys(k.servers) {
@@ -162,7 +174,10 @@ func meddle(w world.World, k *fake) {
 func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot, o Options) {
 	fresh := newFake(f)
 	fresh.addStrangers(f)
-	apply(t, newBackend(f, fresh, o), want)
+	apply(t, newWhole(f, fresh, o), want)
+	if diff := cmp.Diff(fresh.sets.Text()+fresh.tables.Text(), k.sets.Text()+k.tables.Text()); diff != "" {
+		t.Fatalf("sets and chains (-fresh +converged):\n%s", diff)
+	}
 	all := []cmp.Option{
 		cmp.AllowUnexported(key{}, fakeServer{}, server{}, dest{}, localRoute{}), cmpopts.IgnoreFields(dest{}, "conns"),
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ipvs plans and programs virtual servers of IPVS that forward what a
-// snapshot says, one family at a time, with a table of nftables beside them
-// for what IPVS cannot do. It decides nothing about Services: which endpoints
+// snapshot says, one family at a time, with ipsets and iptables chains
+// beside them for what IPVS cannot do, see package beside. It decides nothing about Services: which endpoints
 // serve is settled before. Only files ending in _linux.go talk to the kernel;
 // everything else is ordinary code that builds and is tested on any system.
 package ipvs
@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"kubeproxy/platform/linux/beside"
 )
 
 // Device is the dummy interface that the addresses of Services are routed to,
@@ -26,7 +28,7 @@ const DrainBound = time.Hour
 // Options are the choices that concern IPVS alone.
 type Options struct {
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells the
-	// table beside to masquerade.
+	// chains beside to masquerade.
 	MasqueradeBit int
 	// Scheduler chooses among endpoints, "" is rr.
 	Scheduler string
@@ -43,6 +45,8 @@ type Options struct {
 	// virtual servers.
 	TCP, TCPFin, UDP time.Duration
 }
+
+func (o Options) beside() beside.Options { return beside.Options{MasqueradeBit: o.MasqueradeBit} }
 
 func (o Options) scheduler() string { return cmp.Or(o.Scheduler, "rr") }
 

@@ -158,9 +158,7 @@ func (p *plan) resolve(ctx context.Context, h *installed) error {
 	b.noteOurs(s)
 	p.known = map[key]bool{}
 	for name := range d.ports {
-		for _, k := range p.keys(h.view.Port(b.family, name)) {
-			p.known[k] = true
-		}
+		p.know(h.view.Port(b.family, name), p.next.at)
 	}
 	p.unknown(h)
 	seen := map[key]bool{}

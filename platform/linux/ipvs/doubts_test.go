@@ -71,10 +71,11 @@ func TestChangesAfterRefusals(t *testing.T) {
 		node, rules := w.Node(), b.rules.(*fakeRules)
 		for n := range 6 {
 			want := service.New(uint64(n), node, w.Ports())
-			k.refuse, rules.refuse = nil, nil
+			k.refuse, rules.refuse, k.sets.Refuse = nil, nil, nil
 			if w.Coin("refused") {
 				k.refuse = refuse(w)
 				rules.refuse = refuseRules(w, want)
+				k.sets.Refuse = func(_, _ string) error { return k.refuse(op{}) }
 			}
 			if k.refuse != nil {
 				round(t, b, want)

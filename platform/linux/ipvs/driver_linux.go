@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/beside"
+	"kubeproxy/platform/linux/ipset"
 )
 
 // New returns the Backend for one family, working in the network namespace of
@@ -28,10 +29,11 @@ func New(f service.Family, o Options) (*Backend, error) {
 	if err := k.open(); err != nil {
 		return nil, fmt.Errorf("IPVS for %s: %w", f, err)
 	}
-	rules, err := nftables.New(f, nftables.Options{Role: nftables.BesideIPVS, MasqueradeBit: o.MasqueradeBit})
+	rules, err := beside.New(f, o.beside())
 	if err != nil {
 		return nil, fmt.Errorf("the rules beside IPVS: %w", err)
 	}
+	rules.SetResync(o.SyncPeriod)
 	return &Backend{family: f, options: o, driver: k, rules: rules, now: time.Now}, nil
 }
 
@@ -46,9 +48,10 @@ type kernel struct {
 	// mu guards what follows: a handle of the library hangs when two use it.
 	mu       sync.Mutex
 	library  handle
-	reloaded bool         // the module was loaded anew, see ask
-	ipvs     *requests    // nil if the kernel has no IPVS, and nothing of it is asked but what there is
-	device   netlink.Link // while a Commit works
+	reloaded bool          // the module was loaded anew, see ask
+	sets     *ipset.Kernel // nil until one is asked for
+	ipvs     *requests     // nil if the kernel has no IPVS, and nothing of it is asked but what there is
+	device   netlink.Link  // while a Commit works
 }
 
 func (k *kernel) open() error {
@@ -78,6 +81,9 @@ func (k *kernel) close() {
 		k.library.Close()
 	}
 	k.links.Close()
+	if k.sets != nil {
+		_ = k.sets.Close()
+	}
 }
 
 // Commit implements Driver.
@@ -85,12 +91,20 @@ func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.device = nil // somebody may have made it anew
-	return inTurn(ops, func(o *op) error {
+	closed := k.closeServers(ops)
+	failed := inTurn(ops, func(o *op) error {
+		if o.closes() && closed != nil {
+			return closed
+		}
 		if err := k.do(o); err != nil {
 			return known(err)
 		}
 		return nil
 	})
+	if err := k.openServers(ops, failed); err != nil {
+		unopened(ops, failed, err)
+	}
+	return failed
 }
 
 // known turns numbers into the errors that Driver names.
@@ -112,6 +126,10 @@ func (k *kernel) do(o *op) error {
 		return k.route(o)
 	case delAddr:
 		return k.dropAddr(o.route.addr)
+	case addSets, openAddr, closeAddr:
+		return k.serve(o)
+	case openServer, closeServer: // all together
+		return nil
 	}
 	err := k.ipvs.do(o)
 	switch { // the kernel has one number for both
@@ -134,6 +152,9 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	}
 	if s.servers, err = k.readServers(); err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
+	}
+	if err := k.readServed(s); err != nil {
+		return nil, fmt.Errorf("list ipsets: %w", err)
 	}
 	if k.ipvs != nil {
 		s.once, k.ipvs.search = k.ipvs.search, 0

@@ -13,12 +13,19 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/beside"
+	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/test/world"
+	"kubeproxy/test/xtables"
 )
 
 // fake is a kernel that is as strict as the real one about what exists and
 // what is there already.
 type fake struct {
+	family  service.Family
+	sets    *xtables.Sets // beside.Served among them
+	tables  *xtables.System
 	addrs   []netip.Addr
 	device  bool
 	routes  map[netip.Addr]localRoute
@@ -49,7 +56,9 @@ var (
 )
 
 func newFake(f service.Family) *fake {
+	sets := xtables.NewSets()
 	return &fake{
+		family: f, sets: sets, tables: xtables.New(sets),
 		addrs:  []netip.Addr{world.NodeAddr[f], world.NodeOther[f]},
 		routes: map[netip.Addr]localRoute{}, servers: map[key]*fakeServer{},
 		lacking: []string{"net.ipv4.vs.conntrack = 1"}, clock: time.Unix(1e9, 0),
@@ -67,7 +76,17 @@ func (k *fake) Prepare(context.Context, span) error {
 }
 
 func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
-	return inTurn(ops, func(o *op) error {
+	var goes []ipset.Entry
+	for _, o := range ops {
+		if o.closes() {
+			goes = append(goes, o.key.entry())
+		}
+	}
+	closed := k.drop(beside.Served(k.family), goes...)
+	failed := inTurn(ops, func(o *op) error {
+		if o.closes() && closed != nil {
+			return closed
+		}
 		if k.refuse != nil {
 			if err := k.refuse(*o); err != nil {
 				return err
@@ -79,28 +98,65 @@ func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
 		k.ops++
 		return nil
 	})
+	var members []ipset.Member
+	for i, o := range ops {
+		if o.opens(failed[i]) {
+			members = append(members, ipset.Member{Entry: o.key.entry()})
+		}
+	}
+	if len(members) == 0 {
+		return failed
+	}
+	if err := k.sets.Add(beside.Served(k.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
+		unopened(ops, failed, err)
+	}
+	return failed
 }
 
 func (k *fake) do(o op) error {
-	s := k.servers[o.key]
+	addrs, a := beside.NodeIPs(k.family), ipset.Entry{Addr: o.route.addr}
 	switch o.verb {
 	case addDevice:
 		k.device = true
+		return nil
 	case addRoute, delRoute:
 		return k.route(o)
-	case addServer:
-		if s != nil {
-			return errExists
-		}
-		o.server.flags |= flagHashed
-		k.servers[o.key] = &fakeServer{o.server, map[netip.AddrPort]dest{}}
-	default:
-		if s == nil {
-			return errMissing
-		}
-		return k.doServer(s, o)
+	case openServer, closeServer: // all together
+		return nil
+	case addSets:
+		return errors.Join(k.sets.Create(beside.Served(k.family)), k.sets.Create(addrs))
+	case openAddr:
+		return k.sets.Add(addrs, []ipset.Member{{Entry: a}})
+	case closeAddr:
+		return k.drop(addrs, a)
+	}
+	return k.doServer(o)
+}
+
+// drop removes entries from s, if there is such a set.
+func (k *fake) drop(s ipset.Set, entries ...ipset.Entry) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	if err := k.sets.Del(s, entries); !errors.Is(err, ipset.ErrMissing) {
+		return err
 	}
 	return nil
+}
+
+// readServed fills in what the sets of virtual servers and addresses hold.
+func (k *fake) readServed(s *state) {
+	servers, addrs := k.sets.Held[beside.Served(k.family).Name], k.sets.Held[beside.NodeIPs(k.family).Name]
+	s.served, s.own = map[key]bool{}, map[netip.Addr]bool{}
+	if s.sets = servers != nil && addrs != nil; !s.sets {
+		return
+	}
+	for e := range servers.Members {
+		s.served[key{e.Addr, e.Port, e.Protocol}] = true
+	}
+	for e := range addrs.Members {
+		s.own[e.Addr] = true
+	}
 }
 
 func (k *fake) route(o op) error {
@@ -120,14 +176,31 @@ func (k *fake) route(o op) error {
 	return nil
 }
 
-func (k *fake) doServer(s *fakeServer, o op) error {
-	_, found := s.dests[o.dest.addr]
+func (k *fake) doServer(o op) error {
+	s := k.servers[o.key]
 	switch {
+	case o.verb == addServer && s != nil:
+		return errExists
+	case o.verb == addServer:
+		o.server.flags |= flagHashed
+		k.servers[o.key] = &fakeServer{o.server, map[netip.AddrPort]dest{}}
+	case s == nil:
+		return errMissing
 	case o.verb == setServer:
 		o.server.flags |= flagHashed
 		s.server = o.server
 	case o.verb == delServer:
 		delete(k.servers, o.key)
+	default:
+		return s.do(o)
+	}
+	return nil
+}
+
+// do changes a destination.
+func (s *fakeServer) do(o op) error {
+	x, found := s.dests[o.dest.addr]
+	switch {
 	case o.verb == addDest && found:
 		return errExists
 	case o.verb == addDest:
@@ -137,7 +210,6 @@ func (k *fake) doServer(s *fakeServer, o op) error {
 	case o.verb == delDest:
 		delete(s.dests, o.dest.addr)
 	default:
-		x := s.dests[o.dest.addr]
 		x.weight, x.astray = o.dest.weight, false
 		s.dests[o.dest.addr] = x
 	}
@@ -149,6 +221,7 @@ func (k *fake) Read(ctx context.Context) (*state, error) {
 	s := &state{device: k.device, servers: map[key]*listed{}, once: k.loading}
 	time.Sleep(k.loading)
 	k.loading = 0
+	k.readServed(s)
 	for _, a := range slices.SortedFunc(maps.Keys(k.routes), netip.Addr.Compare) {
 		s.routes = append(s.routes, k.routes[a])
 	}
@@ -192,7 +265,8 @@ func (k *fake) Watch(ctx context.Context, _ func()) error {
 	return nil
 }
 
-// fakeRules is a table beside that notes for what snapshot it is.
+// fakeRules stands for what is beside, for tests of virtual servers alone. It notes
+// for what snapshot it is.
 type fakeRules struct {
 	held   *service.Snapshot
 	refuse func(op) error
@@ -234,6 +308,15 @@ func (p *rulesPlan) Apply(context.Context) error {
 func newBackend(f service.Family, k *fake, o Options) *Backend {
 	o.SyncPeriod = 30 * time.Second
 	return &Backend{family: f, options: o, driver: k, rules: &fakeRules{}, now: func() time.Time { return k.clock }}
+}
+
+// newWhole has what is beside as well.
+func newWhole(f service.Family, k *fake, o Options) *Backend {
+	b := newBackend(f, k, o)
+	chains := iptables.NewWith(f, iptables.Options{Role: iptables.BesideIPVS, MasqueradeBit: o.MasqueradeBit}, k.tables)
+	b.rules = beside.NewWith(f, chains, k.sets, b.now)
+	b.SetResync(b.options.SyncPeriod)
+	return b
 }
 
 type fataler interface{ Fatalf(string, ...any) }

@@ -14,9 +14,10 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/test/world"
+	"kubeproxy/test/xtables"
 )
 
-// Virtual servers and the table beside cannot change in one moment. What a
+// Virtual servers, the elements of sets and the tables of chains change one by one. What a
 // connection meets in between must be what one of the two snapshots wants of
 // it, or at least be answered.
 
@@ -70,19 +71,19 @@ func ofService(p, q *service.Port) bool { return p != nil && p.Name.Name == q.Na
 // wrong says what is wrong with what becomes of m's connection, "" if nothing is.
 // reached says that what no virtual server takes is the node's, and lossy that
 // some of what was to be was refused.
-func (m moment) wrong(got outcome, reached, lossy bool) string {
+func (m moment) wrong(got xtables.Outcome, reached, lossy bool) string {
 	forwards := func(v route.Verdict) bool { return v.Action == route.Forward }
 	refuses := func(v route.Verdict) bool { return !forwards(v) }
 	switch {
-	case got.action == route.Forward && !slices.ContainsFunc(m.verdicts, forwards):
+	case got.Action == route.Forward && !slices.ContainsFunc(m.verdicts, forwards):
 		return "nobody should answer it"
-	case got.action != route.Forward && !lossy && !slices.ContainsFunc(m.verdicts, refuses):
+	case got.Action != route.Forward && !lossy && !slices.ContainsFunc(m.verdicts, refuses):
 		return "nobody answers it"
-	case got.action == route.Pass && reached:
+	case got.Action == route.Pass && reached:
 		return "a program that listens on all addresses of the node would get it"
 	}
-	for _, a := range got.targets {
-		if text := m.wrongTarget(a, got.masq[a]); text != "" {
+	for _, a := range got.Targets {
+		if text := m.wrongTarget(a, got.Masq[a]); text != "" {
 			return text
 		}
 	}
@@ -126,13 +127,25 @@ func refuseMore(w world.World) func(op) error {
 	}
 }
 
+// refuseMoreBeside does so for elements that come, and for tables.
+func refuseMoreBeside(w world.World) (sets func(step, set string) error, tables func(string) error) {
+	some, tables := refuseBeside(w)
+	sets = func(step, set string) error {
+		if step == "add" || step == "create" {
+			return some(step, set)
+		}
+		return nil
+	}
+	return sets, tables
+}
+
 // betweenSnapshots does a round that may be refused here and there, and one that
 // is not.
 func betweenSnapshots(t *rapid.T, f service.Family) {
 	w := world.World{T: t, Family: f}
 	k := newFake(f)
-	b := newBackend(f, k, Options{MasqueradeBit: 14})
-	rules, node := b.rules.(*fakeRules), w.Node()
+	b := newWhole(f, k, Options{MasqueradeBit: 14})
+	node := w.Node()
 	lossy := w.Coin("lossy")
 	var snapshots []*service.Snapshot
 	m := moment{}
@@ -152,6 +165,7 @@ func betweenSnapshots(t *rapid.T, f service.Family) {
 	k.connectAny(w) // so that something drains
 	if lossy {
 		k.refuse = refuseMore(w)
+		k.sets.Refuse, k.tables.Refuse = refuseMoreBeside(w)
 		round(t, b, snapshots[1])
 	} else {
 		apply(t, b, snapshots[1])
@@ -161,26 +175,24 @@ func betweenSnapshots(t *rapid.T, f service.Family) {
 	}
 	k.clock = k.clock.Add(time.Duration(w.Pick("time", 8)) * time.Second)
 	k.connectAny(w)
-	tables := map[*service.Snapshot]*beside{}
-	look := func(next op) error {
-		if tables[rules.held] == nil {
-			tables[rules.held] = besideOf(t, f, rules.held)
-		}
+	look := func(next string) error {
 		for _, m := range moments {
 			if _, ours := k.routes[m.conn.From]; ours {
 				continue // nobody else can have that source: the kernel drops such packets
 			}
-			x := newTracer(tables[rules.held], k, m.conn, world.NodeLocal)
-			got := x.run(k)
-			_, reached := k.routes[x.conn.To.Addr()]
+			x := newTracer(k, m.conn)
+			got := x.run()
+			_, reached := k.routes[x.Conn.To.Addr()]
 			if text := m.wrong(got, reached, lossy); text != "" {
-				t.Fatalf("%s: %+v: %+v\nwanted: %v\nrules are of %d, next is %s\n%v", text, m.conn, got, m.verdicts, rules.held.Generation, next.text(), k.servers)
+				t.Fatalf("%s: %+v: %+v\nwanted: %v\nnext is %s\n%s\n%s\n%v", text, m.conn, got, m.verdicts, next, k.sets.Text(), k.tables.Text(), k.servers)
 			}
 		}
 		return nil
 	}
 	b.looks.wanted.Store(w.Coin("the kernel is asked"))
-	k.refuse, rules.refuse = look, look
+	k.refuse = func(o op) error { return look(o.text()) }
+	k.tables.Refuse = look
+	k.sets.Refuse = func(step, set string) error { return look(step + " " + set) }
 	apply(t, b, snapshots[2])
-	look(op{})
+	look("nothing")
 }

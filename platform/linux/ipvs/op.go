@@ -14,7 +14,12 @@ import (
 type verb uint8
 
 const (
-	addDevice verb = iota
+	addDevice   verb = iota
+	addSets          // beside.Served and beside.NodeIPs
+	openServer       // put it into the former
+	closeServer      // take it out
+	openAddr         // put an address of the node into the latter
+	closeAddr        // take it out
 	addServer
 	setServer
 	addDest
@@ -47,6 +52,9 @@ type localRoute struct {
 // and was not. There may be one of somebody else.
 var errUnmade = errors.New("its virtual server was not made")
 
+// errUnopened is why a virtual server is not reached, though it is there.
+var errUnopened = errors.New("it cannot be put into the ipset of virtual servers")
+
 // inTurn does ops by do, each for itself but for destinations of virtual
 // servers that could not be made, and returns what went wrong by index.
 func inTurn(ops []op, do func(*op) error) map[int]error {
@@ -69,11 +77,45 @@ func inTurn(ops []op, do func(*op) error) map[int]error {
 	return failed
 }
 
+// opens reports that there is a virtual server once o was tried, err being what came
+// of it, and that it belongs into the set of them.
+func (o op) opens(err error) bool {
+	switch o.verb {
+	case openServer, addServer, setServer:
+		return err == nil
+	case delServer: // it is still there
+		return err != nil && !errors.Is(err, errMissing)
+	}
+	return false
+}
+
+// unopened notes in failed that those of ops failed that open virtual servers.
+func unopened(ops []op, failed map[int]error, err error) {
+	for i := range ops {
+		if ops[i].opens(failed[i]) {
+			failed[i] = errors.Join(failed[i], fmt.Errorf("%w: %w", errUnopened, err))
+		}
+	}
+}
+
+// closes reports that there is none, which is not in the set any more before.
+func (o op) closes() bool { return o.verb == closeServer || o.verb == delServer }
+
 // text is one line for people.
 func (o op) text() string {
 	switch o.verb {
 	case addDevice:
 		return "+ interface " + Device
+	case addSets:
+		return "+ ipsets of virtual servers and of the node's addresses"
+	case openServer:
+		return fmt.Sprintf("+ %s in the ipset of virtual servers", o.key)
+	case closeServer:
+		return fmt.Sprintf("- %s in the ipset of virtual servers", o.key)
+	case openAddr:
+		return fmt.Sprintf("+ %s in the ipset of the node's addresses", o.route.addr)
+	case closeAddr:
+		return fmt.Sprintf("- %s in the ipset of the node's addresses", o.route.addr)
 	case addServer:
 		return fmt.Sprintf("+ virtual server %s%s", o.key, o.server.text())
 	case setServer:
@@ -113,9 +155,9 @@ func (s server) text() string {
 func drifted(o op) string {
 	text := o.text()
 	switch o.verb {
-	case addDevice, addServer, addDest, addRoute:
+	case addDevice, addSets, openServer, openAddr, addServer, addDest, addRoute:
 		return "missing: " + strings.TrimPrefix(text, "+ ")
-	case delServer, delDest, delRoute:
+	case closeServer, closeAddr, delServer, delDest, delRoute:
 		return "foreign: " + strings.TrimPrefix(text, "- ")
 	}
 	return "altered: " + strings.TrimPrefix(text, "~ ")

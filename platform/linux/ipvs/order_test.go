@@ -56,6 +56,33 @@ func brief(ops []op) string {
 	return strings.Join(words, " ")
 }
 
+// around returns what is done with the external address before the rules change,
+// and after.
+func around(t *testing.T, old, next *service.Port, whole bool) (first, then string) {
+	t.Helper()
+	b := newBackend(service.IPv4, newFake(service.IPv4), Options{})
+	s := snapshot(old)
+	apply(t, b, s)
+	b.looks.wanted.Store(whole)
+	p := planOf(t, b, s.With(2, s.Node, []service.Change{{Old: old, New: next}})).(*plan)
+	var before, after []op
+	for _, u := range p.units {
+		before, after = append(before, u.ops...), append(after, u.late...)
+	}
+	return brief(before), brief(after)
+}
+
+// What has no connections to wait for goes before the rules refuse all, too.
+func TestOrderOfDatagrams(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		old, next := spread(cluster, cluster, "10.244.1.1", ""), spread(cluster, cluster, "", "")
+		old.Name.Protocol, next.Name.Protocol = service.UDP, service.UDP
+		if before, after := around(t, old, next, whole); before != "-server" || after != "" {
+			t.Errorf("%q before the rules change, and %q after", before, after)
+		}
+	}
+}
+
 // TestOrderAroundTheRules has each way in which destinations and rules are put in
 // order.
 func TestOrderAroundTheRules(t *testing.T) {
@@ -82,7 +109,13 @@ func TestOrderAroundTheRules(t *testing.T) {
 			spread(cluster, cluster, here, there), bare, "-server", "",
 		},
 		"the first endpoint is there when the rules let in": {
-			spread(cluster, cluster, "", ""), spread(cluster, cluster, here, ""), "+server +" + here, "",
+			spread(cluster, local, "", there), spread(cluster, cluster, "", there), "+server +" + there, "",
+		},
+		"but not before they say whom, where all were refused": {
+			spread(cluster, cluster, "", ""), spread(cluster, cluster, here, ""), "", "+server +" + here,
+		},
+		"and the last one leaves before they refuse all": {
+			spread(cluster, cluster, here, ""), spread(cluster, cluster, "", ""), "-" + here, "",
 		},
 		"all are replaced, by those that come": {
 			spread(cluster, cluster, "", there), spread(cluster, cluster, "", far), "", "+" + far + " -" + there,
@@ -92,16 +125,11 @@ func TestOrderAroundTheRules(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBackend(service.IPv4, newFake(service.IPv4), Options{})
-			s := snapshot(x.old)
-			apply(t, b, s)
-			p := planOf(t, b, s.With(2, s.Node, []service.Change{{Old: x.old, New: x.next}})).(*plan)
-			var before, after []op
-			for _, u := range p.units {
-				before, after = append(before, u.ops...), append(after, u.late...)
-			}
-			if diff := cmp.Diff([]string{x.before, x.after}, []string{brief(before), brief(after)}); diff != "" {
-				t.Errorf("before the rules change, and after (-want +got):\n%s", diff)
+			for _, whole := range []bool{false, true} { // compared with the kernel
+				before, after := around(t, x.old, x.next, whole)
+				if diff := cmp.Diff([]string{x.before, x.after}, []string{before, after}); diff != "" {
+					t.Errorf("before the rules change, and after (-want +got):\n%s", diff)
+				}
 			}
 		})
 	}

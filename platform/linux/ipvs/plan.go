@@ -25,6 +25,7 @@ type plan struct {
 	units    []unit
 	unroutes []op // addresses that nobody has any more
 	routes   []op
+	opens    []op               // when all else is in force
 	next     *installed         // what the kernel holds after Apply
 	delta    map[netip.Addr]int // to add to next.addrs after Apply
 	drains   drains             // after Apply
@@ -69,7 +70,7 @@ func (p *plan) ops() iter.Seq[op] {
 		for _, u := range p.units {
 			parts = append(parts, u.late)
 		}
-		parts = append(parts, p.routes)
+		parts = append(parts, p.routes, p.opens)
 		for _, part := range parts {
 			for _, o := range part {
 				if !yield(o) {
@@ -82,7 +83,7 @@ func (p *plan) ops() iter.Seq[op] {
 
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
-	routes := len(p.unroutes) + len(p.routes)
+	routes := len(p.unroutes) + len(p.routes) + len(p.opens)
 	return p.rules.Empty() && len(p.settings) == 0 && len(p.first) == 0 && len(p.units) == 0 && routes == 0
 }
 
@@ -136,6 +137,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		return u.late
 	})
 	a.routes(p.routesBut(refused))
+	a.routes(p.opens)
 	for i := range p.units {
 		if u := &p.units[i]; u.err != nil {
 			a.errs = append(a.errs, u.failed(u.err))
@@ -271,6 +273,9 @@ func (a *applier) ports(pick func(*unit) []op) {
 	for i := range ops {
 		if failed[i] == nil {
 			a.plan.backend.noteDone(ops[i])
+		}
+		if errors.Is(failed[i], errUnopened) { // who asks for one does not see that
+			a.plan.backend.looks.wanted.Store(true)
 		}
 		if err := failed[i]; failure(ops[i], err) && owner[i] != last {
 			last = owner[i]

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/beside"
 )
 
 // Probe asks the kernel, in the network namespace of the calling thread,
@@ -24,8 +24,8 @@ import (
 // server that nothing leads to, and an interface. The error is one sentence that says what is
 // missing.
 func Probe(f service.Family, o Options) error {
-	if err := nftables.Probe(f); err != nil {
-		return fmt.Errorf("the rules beside IPVS need %w", err)
+	if err := beside.Probe(f, o.beside()); err != nil {
+		return fmt.Errorf("the rules beside IPVS: %w", err)
 	}
 	k := &kernel{family: f, options: o}
 	if err := k.open(); err != nil {

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/conntrack"
-	"kubeproxy/platform/linux/nftables"
 )
 
 // Remains are the virtual servers of ours in the network namespace of the
@@ -32,9 +32,7 @@ type Remains struct {
 // String names the place.
 func (r Remains) String() string { return "virtual servers of IPVS for " + r.Family.String() }
 
-func (r Remains) rules() nftables.Remains {
-	return nftables.Remains{Family: r.Family, Table: nftables.BesideIPVS.Table()}
-}
+func (r Remains) rules() beside.Remains { return beside.Remains{Family: r.Family} }
 
 // Find says what there is, nothing if there is nothing of ours.
 func (r Remains) Find(ctx context.Context) (string, error) {
@@ -158,7 +156,7 @@ func (b *Backend) Close() error {
 	if k, ok := b.driver.(*kernel); ok {
 		k.close()
 	}
-	if rules, ok := b.rules.(*nftables.Backend); ok {
+	if rules, ok := b.rules.(*beside.Backend); ok {
 		return rules.Close()
 	}
 	return nil

@@ -5,7 +5,6 @@ package ipvs
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,25 +14,29 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/beside"
+	"kubeproxy/platform/linux/ipset"
 )
 
 // Format is how Render writes.
 type Format string
 
-// The formats. Text has parts, each headed by the command that takes it: ip,
-// ipvsadm, which takes no comments, and nft. JSON holds the same in lists.
+// The formats. Text has parts for each family, headed by the command that takes
+// them: ip, ipvsadm, which takes no comments, ipset and iptables or ip6tables, the
+// last three as ipvsadm -S, ipset save and iptables-save print them. JSON holds the
+// same in lists.
 const (
 	Text Format = "text"
 	JSON Format = "json"
 )
 
-// Document is what a node would hold in one family, but for the rules beside.
+// Document is what a node would hold in one family.
 type Document struct {
 	Family    string          `json:"family"`
 	Device    string          `json:"device"`
 	Addresses []Address       `json:"addresses"`
 	Servers   []VirtualServer `json:"virtualServers"`
+	beside.Document
 
 	family service.Family
 }
@@ -70,26 +73,17 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 	for _, f := range service.Families {
 		docs = append(docs, NewDocument(f, want, o))
 	}
-	rules := nftables.Options{Role: nftables.BesideIPVS, MasqueradeBit: o.MasqueradeBit}
 	switch format {
 	case Text:
 		b := bufio.NewWriter(w)
 		for _, d := range docs {
 			d.writeText(b)
 		}
-		fmt.Fprint(b, "# for nft -f -\n")
-		if err := nftables.Render(b, want, rules, nftables.Text); err != nil {
-			return err
-		}
 		return b.Flush()
 	case JSON:
-		var tables bytes.Buffer
-		if err := nftables.Render(&tables, want, rules, nftables.JSON); err != nil {
-			return err
-		}
 		enc := json.NewEncoder(w)
 		enc.SetIndent("", "  ")
-		return enc.Encode(map[string]any{"families": docs, "rules": json.RawMessage(tables.Bytes())})
+		return enc.Encode(docs)
 	}
 	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
 }
@@ -98,18 +92,25 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 	d := Document{Family: f.String(), Device: Device, family: f}
 	counts := map[netip.Addr]int{}
+	var served []ipset.Member
 	source, at := nodeView{node: want.Node}.source(f), newSite(want, f)
 	for p := range want.Ports(f) {
 		count(counts, p, want.Node, 1)
 		for _, s := range o.servers(p, at) {
 			if len(s.endpoints) > 0 {
 				d.Servers = append(d.Servers, newVirtualServer(p, s))
+				served = append(served, ipset.Member{Entry: s.key.entry()})
 			}
 		}
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(counts), netip.Addr.Compare) {
 		d.Addresses = append(d.Addresses, Address{a, source})
 	}
+	var own []ipset.Member
+	for _, a := range ownAddrs(want.Node, f) {
+		own = append(own, ipset.Member{Entry: ipset.Entry{Addr: a}})
+	}
+	d.Document = beside.NewDocument(f, want, o.beside(), served, own)
 	return d
 }
 
@@ -149,6 +150,7 @@ func (d Document) writeText(w *bufio.Writer) {
 	for _, s := range d.Servers {
 		s.writeText(w)
 	}
+	d.Document.WriteText(w)
 }
 
 // at is how ipvsadm is told of s.

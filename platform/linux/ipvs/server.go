@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/beside"
+	"kubeproxy/platform/linux/ipset"
 )
 
 // key is what a virtual server is found by.
@@ -84,7 +85,8 @@ type wanted struct {
 	key
 	server
 	endpoints []service.Endpoint // sorted; empty if the virtual server may go
-	plain     bool               // see nftables.Plain
+	plain     bool               // see beside.Plain
+	refused   bool               // by the rules, as nobody serves the Port
 }
 
 // servers returns what p wants of the virtual servers of its frontends, on the
@@ -95,7 +97,7 @@ func (o Options) servers(p *service.Port, at site) []wanted {
 		f := &p.Frontends[i]
 		w := wanted{
 			key{f.Addr, f.Port, p.Name.Protocol}, o.server(p),
-			nftables.Direct(p, f.Kind), nftables.Plain(p, f.Kind),
+			beside.Direct(p, f.Kind), beside.Plain(p, f.Kind), !p.Served(),
 		}
 		if f.Kind != service.NodePort {
 			all = append(all, w)
@@ -119,6 +121,17 @@ func (o Options) server(p *service.Port) server {
 	return s
 }
 
+// ownAddrs are the node's own addresses of one family.
+func ownAddrs(node *service.Node, f service.Family) []netip.Addr {
+	var own []netip.Addr
+	for _, a := range node.Addrs {
+		if service.FamilyOf(a) == f {
+			own = append(own, a)
+		}
+	}
+	return own
+}
+
 // virtualAddrs returns the addresses of p that the node has for it alone.
 func virtualAddrs(p *service.Port, node *service.Node) []netip.Addr {
 	var all []netip.Addr
@@ -129,3 +142,6 @@ func virtualAddrs(p *service.Port, node *service.Node) []netip.Addr {
 	}
 	return all
 }
+
+// entry is k in the set of virtual servers.
+func (k key) entry() ipset.Entry { return ipset.Entry{Addr: k.addr, Protocol: k.proto, Port: k.port} }

@@ -23,7 +23,7 @@ type table struct {
 // heldChain has the fingerprints that we gave our rules; a rule of somebody
 // else has none, which is "".
 type heldChain struct {
-	hook  string // as chain.spec, "" for a chain without
+	hook  string // as hook.spec, "" for a chain without
 	rules []string
 }
 
@@ -57,15 +57,11 @@ type setSpec struct {
 	timeout            uint64 // ms
 }
 
-func (c *chain) spec() string {
-	if c.hook == nil {
+func (h *hook) spec() string {
+	if h == nil {
 		return ""
 	}
-	spec := fmt.Sprintf("%s %d", c.hook.name, c.hook.priority)
-	if c.filter {
-		spec += " filter"
-	}
-	return spec
+	return fmt.Sprintf("%s %d", h.name, h.priority)
 }
 
 // planAll compares the table with what want needs, element by element, and
@@ -90,9 +86,9 @@ func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
 			return p
 		}
 	}
-	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable, name: b.options.Role.Table()}}}
+	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable}}}
 	if t != nil {
-		c.base = append([]op{{verb: delTable, name: b.options.Role.Table()}}, c.base...)
+		c.base = []op{{verb: delTable}, {verb: addTable}}
 	}
 	return c.plan()
 }
@@ -114,7 +110,7 @@ type comparison struct {
 
 func (c *comparison) plan() *plan {
 	f, o := c.backend.family, c.backend.options
-	c.next = &installed{snapshot: c.want, slots: map[service.PortName]slots{}, classes: o.classes(), shared: newShared()}
+	c.next = &installed{snapshot: c.want, slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
 	c.chains, c.sets = map[string]bool{}, map[string]*set{}
 	var layouts []layout
 	for p := range c.want.Ports(f) {
@@ -123,16 +119,14 @@ func (c *comparison) plan() *plan {
 		if !l.slots.identity() {
 			c.next.slots[p.Name] = l.slots
 		}
-		c.next.classes = c.next.classes.union(l.needs(o))
-		c.next.shared.count(p, 1, o)
+		c.next.classes = c.next.classes.union(l.needs())
+		c.next.shared.add(p, 1)
 	}
-	if o.Role == Forwards {
-		c.next.classes = c.next.classes.union(c.heldClasses())
-	}
-	for _, s := range o.sets() {
+	c.next.classes = c.next.classes.union(c.heldClasses())
+	for _, s := range baseSets {
 		c.addSet(&c.base, s)
 	}
-	for _, x := range append(o.chains(f, c.want.Node), c.next.classes.chains(o)...) {
+	for _, x := range append(baseChains(f, c.want.Node, o), c.next.classes.chains(o)...) {
 		c.addChain(&c.base, x)
 	}
 	if len(c.base) > 0 {
@@ -164,7 +158,7 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 		*ops = appendChain(*ops, x)
 		return
 	}
-	c.misfit = c.misfit || held.hook != x.spec()
+	c.misfit = c.misfit || held.hook != x.hook.spec()
 	var prints []string
 	for _, r := range x.rules {
 		prints = append(prints, r.fingerprint(c.backend.family))
@@ -181,11 +175,6 @@ func (c *comparison) port(l layout) {
 		return
 	}
 	var ops []op
-	if c.backend.options.Role == BesideIPVS {
-		want := l.besideElements()
-		c.elements(&unit{to: l, ops: c.staleDoors(l, want)}, want)
-		return
-	}
 	for _, s := range ownSets(l.port) {
 		c.addSet(&ops, s)
 	}

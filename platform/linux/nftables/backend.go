@@ -99,7 +99,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
-	if err := b.driver.Commit(ctx, []op{{verb: delTable, name: b.options.Role.Table()}}); err != nil {
+	if err := b.driver.Commit(ctx, []op{{verb: delTable}}); err != nil {
 		return fmt.Errorf("delete table %s: %w", b.name(), err)
 	}
 	return nil
@@ -110,7 +110,7 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)
 }
 
-func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.Role.Table() }
+func (b *Backend) name() string { return tableFamily(b.family) + " " + TableName }
 
 // planChanges plans from one snapshot to the next.
 func (b *Backend) planChanges(want *service.Snapshot) *plan {
@@ -126,9 +126,9 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 		to := layout{}
 		if c.New != nil {
 			to = from.next(c.New)
-			need = need.union(to.needs(b.options))
+			need = need.union(to.needs())
 		}
-		if c.Old != nil && c.New != nil && c.New.Affinity > 0 && b.options.Role == Forwards {
+		if c.Old != nil && c.New != nil && c.New.Affinity > 0 {
 			p.forgets = append(p.forgets, to)
 		}
 		p.units = append(p.units, unit{from: from, to: to})
@@ -136,7 +136,7 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 	p.next.classes = need
 	var base []op
 	if h.snapshot.Node != want.Node {
-		base = appendChainChanges(base, b.options.chains(b.family, h.snapshot.Node), b.options.chains(b.family, want.Node))
+		base = appendChainChanges(base, baseChains(b.family, h.snapshot.Node, b.options), baseChains(b.family, want.Node, b.options))
 	}
 	base = appendChain(base, need.without(h.classes).chains(b.options)...)
 	if len(base) > 0 {
@@ -151,8 +151,8 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 func (p *plan) shareChanges() {
 	p.delta = newShared()
 	for _, u := range p.units {
-		p.delta.count(u.from.port, -1, p.backend.options)
-		p.delta.count(u.to.port, 1, p.backend.options)
+		p.delta.add(u.from.port, -1)
+		p.delta.add(u.to.port, 1)
 	}
 	var ops []op
 	for k, n := range p.delta {

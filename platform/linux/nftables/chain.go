@@ -10,7 +10,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// hook is where packets enter a base chain.
+// hook is where packets enter a base chain. All of ours are of type nat, so
+// they see the first packet of each connection only.
 type hook struct {
 	name     string
 	priority int
@@ -21,18 +22,6 @@ type chain struct {
 	name  string
 	hook  *hook // nil for chains that others jump to
 	rules []rule
-	// filter has a base chain see all packets. The others are of type nat and see
-	// the first one of each connection only, and none that was seen by another
-	// chain which may translate the same address.
-	filter bool
-}
-
-// kind is the type of a base chain.
-func (c *chain) kind() string {
-	if c.filter {
-		return "filter"
-	}
-	return "nat"
 }
 
 // text is c in the language of nft.
@@ -40,7 +29,7 @@ func (c *chain) text(family service.Family) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\tchain %s {\n", c.name)
 	if c.hook != nil {
-		fmt.Fprintf(&b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.kind(), c.hook.name, c.hook.priority)
+		fmt.Fprintf(&b, "\t\ttype nat hook %s priority %d; policy accept;\n", c.hook.name, c.hook.priority)
 	}
 	for _, r := range c.rules {
 		fmt.Fprintf(&b, "\t\t%s\n", r.text(family))

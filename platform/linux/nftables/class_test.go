@@ -151,7 +151,7 @@ func TestNeeds(t *testing.T) {
 		"no endpoint":          {service.Port{Frontends: all}, classes{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, (layout{port: &tt.port}).needs(Options{})); diff != "" {
+			if diff := cmp.Diff(tt.want, (layout{port: &tt.port}).needs()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

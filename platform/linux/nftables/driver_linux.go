@@ -18,7 +18,7 @@ import (
 // of the calling thread. It changes nothing yet. The error says what the
 // kernel lacks.
 func New(f service.Family, o Options) (*Backend, error) {
-	d := &kernel{family: f, table: o.Role.Table()}
+	d := &kernel{family: f}
 	if err := d.open(); err != nil {
 		return nil, fmt.Errorf("nftables for %s: %w", f, explain(err))
 	}
@@ -39,7 +39,6 @@ func explain(err error) error {
 // kernel is the Driver of the real kernel.
 type kernel struct {
 	family   service.Family
-	table    string
 	ask, put *socket
 	encoder  *encoder
 	monitor  *monitor
@@ -52,11 +51,10 @@ func (k *kernel) open() (err error) {
 	if k.put, err = dial(); err != nil {
 		return err
 	}
-	if k.monitor, err = newMonitor(k.nf(), k.table, k.put.portID); err != nil {
+	if k.monitor, err = newMonitor(k.nf(), k.put.portID); err != nil {
 		return err
 	}
 	k.encoder = newEncoder(k.family)
-	k.encoder.name = k.table
 	_, err = k.reader().generation()
 	return err
 }
@@ -68,7 +66,7 @@ func (k *kernel) nf() uint8 {
 	return unix.NFPROTO_IPV4
 }
 
-func (k *kernel) reader() *reader { return &reader{socket: k.ask, nf: k.nf(), name: k.table} }
+func (k *kernel) reader() *reader { return &reader{socket: k.ask, nf: k.nf()} }
 
 // Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) error {

@@ -192,10 +192,10 @@ func comment(n service.PortName) string {
 }
 
 // needs returns the classes that l's port uses.
-func (l layout) needs(o Options) classes {
+func (l layout) needs() classes {
 	var c classes
 	p := l.port
-	if p.Affinity > 0 || o.Role == BesideIPVS {
+	if p.Affinity > 0 {
 		return c
 	}
 	for _, f := range p.Frontends {

@@ -226,7 +226,7 @@ func (e *encoder) chain(c *chain) {
 		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
 		e.end(hook)
 		e.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
-		e.str(unix.NFTA_CHAIN_TYPE, c.kind())
+		e.str(unix.NFTA_CHAIN_TYPE, "nat")
 	}
 	e.close()
 }
@@ -257,7 +257,7 @@ func (e *encoder) rule(chain string, r rule) error {
 // keys that we read with one.
 func (e *encoder) expr(x expr.Any) error {
 	elem := e.nest(unix.NFTA_LIST_ELEM)
-	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS && ct.Key != expr.CtKeyDIRECTION {
+	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS {
 		e.str(unix.NFTA_EXPR_NAME, "ct")
 		data := e.nest(unix.NFTA_EXPR_DATA)
 		e.u32(unix.NFTA_CT_KEY, uint32(ct.Key))

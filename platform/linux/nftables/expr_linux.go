@@ -176,10 +176,7 @@ func markExprs(s statement) []expr.Any {
 	return []expr.Any{read, masked(native(bits), native(0)), equals(native(bits))}
 }
 
-const (
-	statusTranslated = 1 << 5 // IPS_DST_NAT
-	directionReply   = 1      // IP_CT_DIR_REPLY
-)
+const statusTranslated = 1 << 5 // IPS_DST_NAT
 
 func matchExprs(s statement, family service.Family) ([]expr.Any, error) {
 	switch s := s.(type) {
@@ -206,8 +203,6 @@ func matchExprs(s statement, family service.Family) ([]expr.Any, error) {
 			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
 			masked(native(statusTranslated), native(0)), differs(native(0)),
 		}, nil
-	case answer:
-		return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register(0)}, equals([]byte{directionReply})}, nil
 	}
 	return nil, fmt.Errorf("no expression for statement %T", s)
 }

@@ -33,12 +33,9 @@ type fakeTable struct {
 }
 
 type fakeChain struct {
-	hook   *hook
-	rules  []rule
-	filter bool
+	hook  *hook
+	rules []rule
 }
-
-func (c *fakeChain) spec() string { return (&chain{hook: c.hook, filter: c.filter}).spec() }
 
 type fakeSet struct {
 	*set
@@ -79,7 +76,7 @@ func (t *fakeTable) clone() *fakeTable {
 	}
 	c := &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}}
 	for n, x := range t.chains {
-		c.chains[n] = &fakeChain{x.hook, slices.Clone(x.rules), x.filter}
+		c.chains[n] = &fakeChain{x.hook, slices.Clone(x.rules)}
 	}
 	for n, s := range t.sets {
 		c.sets[n] = &fakeSet{s.set, maps.Clone(s.elements)}
@@ -126,7 +123,7 @@ func (t *fakeTable) doChain(o op) error {
 	case o.verb == addChain && held != nil:
 		return errExist
 	case o.verb == addChain:
-		t.chains[o.chain.name] = &fakeChain{hook: o.chain.hook, filter: o.chain.filter}
+		t.chains[o.chain.name] = &fakeChain{hook: o.chain.hook}
 	case held == nil:
 		return errNone
 	case o.verb == flushChain:
@@ -217,7 +214,7 @@ func (k *fake) Read(context.Context) (*table, error) {
 	}
 	t := &table{chains: map[string]*heldChain{}, sets: map[string]*heldSet{}}
 	for n, c := range k.table.chains {
-		held := &heldChain{hook: c.spec()}
+		held := &heldChain{hook: c.hook.spec()}
 		for _, r := range c.rules {
 			held.rules = append(held.rules, r.fingerprint(k.family))
 		}

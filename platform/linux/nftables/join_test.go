@@ -15,33 +15,31 @@ import (
 // transaction: what it holds at the end is what is wanted, whichever of the two
 // names comes first.
 func TestFrontendPassesThoughRefused(t *testing.T) {
-	for _, role := range []Role{Forwards, BesideIPVS} {
-		for _, name := range []string{"aaa", "zzz"} {
-			k := &fake{family: service.IPv4}
-			b := &Backend{family: service.IPv4, options: Options{MasqueradeBit: 14, Role: role}, driver: k}
-			p := &service.Port{Family: service.IPv4, External: service.PolicyLocal}
-			p.Name = service.PortName{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}
-			p.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: world.Nth("198.51.100.0", 1), Port: 80}}
-			p.Cluster = []service.Endpoint{{Addr: addrPort("10.244.1.9:8080"), Local: true}}
-			p.Local = p.Cluster
-			s := service.New(1, &service.Node{Name: "node-a"}, []*service.Port{p})
-			apply(t, b, s)
+	for _, name := range []string{"aaa", "zzz"} {
+		k := &fake{family: service.IPv4}
+		b := &Backend{family: service.IPv4, options: Options{MasqueradeBit: 14}, driver: k}
+		p := &service.Port{Family: service.IPv4, External: service.PolicyLocal}
+		p.Name = service.PortName{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}
+		p.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: world.Nth("198.51.100.0", 1), Port: 80}}
+		p.Cluster = []service.Endpoint{{Addr: addrPort("10.244.1.9:8080"), Local: true}}
+		p.Local = p.Cluster
+		s := service.New(1, &service.Node{Name: "node-a"}, []*service.Port{p})
+		apply(t, b, s)
 
-			q := *p
-			q.Name.Port = name
-			next := service.New(2, s.Node, []*service.Port{&q})
-			refusals := 1
-			k.refuse = func([]op) error {
-				if refusals--; refusals < 0 {
-					return nil
-				}
-				return errInjected
+		q := *p
+		q.Name.Port = name
+		next := service.New(2, s.Node, []*service.Port{&q})
+		refusals := 1
+		k.refuse = func([]op) error {
+			if refusals--; refusals < 0 {
+				return nil
 			}
-			apply(t, b, next)
-			b.have = nil // look
-			if left, err := b.Plan(context.Background(), next); err != nil || !left.Empty() {
-				t.Errorf("role %d, name %s: %v, and this is still to do:\n%s", role, name, err, left)
-			}
+			return errInjected
+		}
+		apply(t, b, next)
+		b.have = nil // look
+		if left, err := b.Plan(context.Background(), next); err != nil || !left.Empty() {
+			t.Errorf("name %s: %v, and this is still to do:\n%s", name, err, left)
 		}
 	}
 }

@@ -26,8 +26,8 @@ func inNamespace(t *testing.T, f func()) {
 	netlab.Alone(t, f)
 }
 
-func newKernel(t fataler, f service.Family, o Options) *Backend {
-	b, err := New(f, o)
+func newKernel(t fataler, f service.Family) *Backend {
+	b, err := New(f, Options{MasqueradeBit: 14})
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
@@ -53,13 +53,12 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
 		rapid.Check(t, func(t *rapid.T) {
 			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-			o := Options{MasqueradeBit: 14, Role: Role(rapid.IntRange(0, 1).Draw(t, "role"))}
-			b := newKernel(t, w.Family, o)
+			b := newKernel(t, w.Family)
 			defer b.driver.(*kernel).close()
 			for range 3 {
 				want := service.New(1, w.Node(), w.Ports())
 				apply(t, b, want)
-				fresh := newKernel(t, w.Family, o)
+				fresh := newKernel(t, w.Family)
 				world.Adopted(t, fresh, want)
 				_ = fresh.Close()
 			}
@@ -79,11 +78,10 @@ func TestNftReadsTables(t *testing.T) {
 		rapid.Check(t, func(rt *rapid.T) {
 			w := world.World{T: rt, Family: service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
 			want := service.New(1, w.Node(), w.Ports())
-			o := Options{MasqueradeBit: 14, Role: Role(rapid.IntRange(0, 1).Draw(rt, "role"))}
-			b := newKernel(rt, w.Family, o)
+			b := newKernel(rt, w.Family)
 			apply(rt, b, want)
 			b.driver.(*kernel).close()
-			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.Table())
+			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			var text bytes.Buffer
@@ -91,7 +89,7 @@ func TestNftReadsTables(t *testing.T) {
 				rt.Fatalf("Render: %v", err)
 			}
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
-			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), o.Role.Table())
+			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
 			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
 				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
 			}

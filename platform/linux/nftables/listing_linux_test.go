@@ -26,7 +26,7 @@ func listed(t *testing.T) map[string]string {
 func TestLargeChanges(t *testing.T) {
 	inNamespace(t, func() {
 		for _, want := range []*service.Snapshot{with(100, 60), with(100, 3), with(200, 30), with(0, 0)} {
-			b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+			b := newKernel(t, service.IPv4)
 			apply(t, b, want)
 			wantSettled(t, b, want)
 			b.driver.(*kernel).close()
@@ -38,7 +38,7 @@ func TestLargeChanges(t *testing.T) {
 // error is the kernel's.
 func TestCommitIsAllOrNothing(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		want := simple(1)
 		apply(t, b, want)
@@ -67,7 +67,7 @@ func TestCommitIsAllOrNothing(t *testing.T) {
 // Messages that were lost may have been about our table.
 func TestTouchedWhenMessagesAreLost(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		apply(t, b, simple(1))
 		if err := unix.SetsockoptInt(b.driver.(*kernel).monitor.sock.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
@@ -96,7 +96,7 @@ func TestForeignBaseChains(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNamespace(t, func() {
-				b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+				b := newKernel(t, service.IPv4)
 				defer b.driver.(*kernel).close()
 				want := simple(1)
 				apply(t, b, want)

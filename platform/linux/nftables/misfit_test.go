@@ -38,7 +38,7 @@ func TestMisfitsAreMadeAnew(t *testing.T) {
 				}
 			}
 			for n, c := range fresh.table.chains {
-				if got := k.table.chains[n]; got == nil || got.spec() != c.spec() {
+				if got := k.table.chains[n]; got == nil || got.hook.spec() != c.hook.spec() {
 					t.Errorf("chain %s is not as in a new table", n)
 				}
 			}

@@ -19,7 +19,6 @@ import (
 // an empty queue means that nothing happened.
 type monitor struct {
 	nf   uint8
-	name string // of the table
 	sock *socket
 
 	mu      sync.Mutex
@@ -29,7 +28,7 @@ type monitor struct {
 
 // newMonitor starts to listen. Changes made through the socket with port
 // own are ours.
-func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
+func newMonitor(nf uint8, own uint32) (*monitor, error) {
 	s, err := dial()
 	if err != nil {
 		return nil, err
@@ -42,7 +41,7 @@ func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
 		s.close()
 		return nil, fmt.Errorf("listen to changes of nftables: %w", err)
 	}
-	return &monitor{nf: nf, name: table, sock: s}, nil
+	return &monitor{nf: nf, sock: s}, nil
 }
 
 // ignore keeps messages about changes made through a port from a socket. The
@@ -116,7 +115,7 @@ func (m *monitor) hear() {
 // the name of the table, but the one that counts generations.
 func (m *monitor) ours(r reply) bool {
 	const tableName = 1
-	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == m.name
+	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == TableName
 }
 
 // watch calls touched whenever our table was touched, until ctx ends.

@@ -37,7 +37,7 @@ func TestTouched(t *testing.T) {
 	for name, tt := range strangers {
 		t.Run(name, func(t *testing.T) {
 			inNamespace(t, func() {
-				b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+				b := newKernel(t, service.IPv4)
 				defer b.driver.(*kernel).close()
 				apply(t, b, simple(2))
 				apply(t, b, simple(3)) // our own changes
@@ -97,7 +97,7 @@ func wantCall(t *testing.T, calls <-chan struct{}, when string) {
 // next one, whatever we did in between.
 func TestWatch(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		apply(t, b, simple(2))
 		watching(t, b, func(calls <-chan struct{}) {
@@ -113,7 +113,7 @@ func TestWatch(t *testing.T) {
 // What others do elsewhere, and what we do, is not told.
 func TestWatchIsQuiet(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		watching(t, b, func(calls <-chan struct{}) {
 			for n := range 5 {
@@ -135,7 +135,7 @@ func TestWatchHearsWhatACommitHears(t *testing.T) {
 	for name, late := range map[string]bool{"watched": false, "watched later": true} {
 		t.Run(name, func(t *testing.T) {
 			inNamespace(t, func() {
-				b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+				b := newKernel(t, service.IPv4)
 				defer b.driver.(*kernel).close()
 				apply(t, b, simple(2))
 				if !late {

@@ -4,7 +4,6 @@
 package nftables
 
 import (
-	"cmp"
 	"fmt"
 
 	"kubeproxy/common/service"
@@ -33,16 +32,15 @@ type op struct {
 	set     *set
 	chain   *chain
 	element element
-	name    string // of a table of another Role than Forwards
 }
 
 // text is one line for people.
 func (o op) text(f service.Family) string {
 	switch o.verb {
 	case delTable:
-		return "- table " + cmp.Or(o.name, TableName)
+		return "- table " + TableName
 	case addTable:
-		return "+ table " + cmp.Or(o.name, TableName)
+		return "+ table " + TableName
 	case addSet:
 		return "+ set " + o.set.name
 	case delSet:
@@ -108,10 +106,10 @@ func appendElements(ops []op, have, want []element) []op {
 func portOps(from, to layout, o Options) []op {
 	var have, want []element
 	if from.port != nil {
-		have = from.wanted(o)
+		have = from.elements()
 	}
 	if to.port != nil {
-		want = to.wanted(o)
+		want = to.elements()
 	}
 	ops := appendElements(nil, have, want)
 	return appendOwn(ops, from.port, to.port, o)
@@ -119,9 +117,6 @@ func portOps(from, to layout, o Options) []op {
 
 // appendOwn adds the ops for what only one Port uses.
 func appendOwn(ops []op, from, to *service.Port, o Options) []op {
-	if o.Role == BesideIPVS {
-		return ops
-	}
 	old, next := ownChains(from, o), ownChains(to, o)
 	if len(old) == 0 && len(next) == 0 {
 		return ops

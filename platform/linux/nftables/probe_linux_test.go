@@ -30,7 +30,7 @@ func TestProbe(t *testing.T) {
 		if got := runNft(t, "", "list", "ruleset"); got != "" {
 			t.Errorf("after the probe:\n%s", got)
 		}
-		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		apply(t, b, service.New(1, &service.Node{}, nil))
 		before := runNft(t, "", "list", "ruleset")

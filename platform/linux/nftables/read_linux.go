@@ -18,7 +18,6 @@ type reader struct {
 	*socket
 	wire
 	nf    uint8
-	name  string // of the table
 	table *table
 }
 
@@ -27,13 +26,13 @@ type reader struct {
 func (r *reader) ask(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
 	r.wire.buf = r.wire.buf[:0]
 	r.open(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
-	r.str(tableAttr, r.name)
+	r.str(tableAttr, TableName)
 	if fill != nil {
 		fill()
 	}
 	r.wire.close()
 	return r.dump(r.wire.buf, func(m reply) error {
-		if m.family != r.nf || stringOf(attribute(m.body, tableAttr)) != r.name {
+		if m.family != r.nf || stringOf(attribute(m.body, tableAttr)) != TableName {
 			return nil
 		}
 		return each(m.body)
@@ -72,7 +71,8 @@ func (r *reader) read() error {
 func (r *reader) chain(body []byte) error {
 	c := &heldChain{}
 	if hook := attribute(body, unix.NFTA_CHAIN_HOOK); hook != nil {
-		c.hook = (&chain{hook: decodeHook(hook)}).spec()
+		h := decodeHook(hook)
+		c.hook = h.spec()
 		if typ := stringOf(attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
 			c.hook += " " + typ
 		}

@@ -72,7 +72,7 @@ func TestReadme(t *testing.T) {
 	}
 	inNamespace(t, func() {
 		for _, f := range service.Families {
-			b := newKernel(t, f, Options{MasqueradeBit: 14})
+			b := newKernel(t, f)
 			defer b.driver.(*kernel).close()
 			apply(t, b, want)
 		}

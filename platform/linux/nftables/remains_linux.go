@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,58 +62,24 @@ func lacksTables(err error) bool {
 // it by then.
 func (r Remains) Remove(ctx context.Context) error {
 	err := r.with(func(s *socket, e *encoder) error {
-		entrances, err := r.chains(s, e, entranceHooks)
+		entrances, err := r.entrances(s, e)
 		if err != nil {
 			return err
 		}
-		if err := empty(ctx, s, e, entrances); err != nil {
-			return err
+		if len(entrances) > 0 {
+			if err := transact(s, e, entrances); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(passage):
+			}
 		}
 		return transact(s, e, []op{{verb: delTable}})
 	})
-	return r.failed("delete", err)
-}
-
-// Disarm has the table translate nothing any more, nor refuse or drop what is
-// to be translated. What arrives at the node itself it judges as before. That
-// there is no such table is success.
-func (r Remains) Disarm(ctx context.Context) error {
-	err := r.with(func(s *socket, e *encoder) error {
-		entrances, err := r.chains(s, e, entranceHooks)
-		if err != nil {
-			return err
-		}
-		exits, err := r.chains(s, e, exitHooks)
-		if err != nil {
-			return err
-		}
-		if err := empty(ctx, s, e, entrances); err != nil {
-			return err
-		}
-		return empty(ctx, s, e, exits)
-	})
-	return r.failed("disarm", err)
-}
-
-func (r Remains) failed(what string, err error) error {
 	if err != nil && !errors.Is(err, unix.ENOENT) && !lacksTables(err) {
-		return fmt.Errorf("%s %s: %w", what, r, explain(err))
-	}
-	return nil
-}
-
-// empty does ops that empty chains, and waits until nobody is in them.
-func empty(ctx context.Context, s *socket, e *encoder, ops []op) error {
-	if len(ops) == 0 {
-		return nil
-	}
-	if err := transact(s, e, ops); err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(passage):
+		return fmt.Errorf("delete %s: %w", r, explain(err))
 	}
 	return nil
 }
@@ -122,15 +87,10 @@ func empty(ctx context.Context, s *socket, e *encoder, ops []op) error {
 // passage is more than a packet takes through a table.
 const passage = 50 * time.Millisecond
 
-// The hooks at which packets enter a table before it is known where they go,
-// and those behind, where what was translated may have to be masqueraded.
-var (
-	entranceHooks = []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT, unix.NF_INET_FORWARD}
-	exitHooks     = []uint32{unix.NF_INET_POST_ROUTING}
-)
-
-// chains returns what empties the chains of the table at some hooks.
-func (r Remains) chains(s *socket, e *encoder, hooks []uint32) ([]op, error) {
+// entrances returns what empties the chains in which packets enter the table
+// before it is known where they go. Those behind stay: what was translated may
+// have to be masqueraded.
+func (r Remains) entrances(s *socket, e *encoder) ([]op, error) {
 	e.buf = e.buf[:0]
 	e.open(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
 	e.close()
@@ -140,7 +100,8 @@ func (r Remains) chains(s *socket, e *encoder, hooks []uint32) ([]op, error) {
 		if m.family != e.nf || hook == nil || stringOf(attribute(m.body, unix.NFTA_CHAIN_TABLE)) != r.Table {
 			return nil
 		}
-		if slices.Contains(hooks, u32Of(attribute(hook, unix.NFTA_HOOK_HOOKNUM))) {
+		switch u32Of(attribute(hook, unix.NFTA_HOOK_HOOKNUM)) {
+		case unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT, unix.NF_INET_FORWARD:
 			ops = append(ops, op{verb: flushChain, chain: &chain{name: stringOf(attribute(m.body, unix.NFTA_CHAIN_NAME))}})
 		}
 		return nil

@@ -20,7 +20,7 @@ func TestRemains(t *testing.T) {
 			for _, name := range []string{UpstreamTable, TableName} {
 				r := Remains{f, name}
 				if name == TableName {
-					apply(t, newKernel(t, f, Options{MasqueradeBit: 14}), simple(0))
+					apply(t, newKernel(t, f), simple(0))
 				}
 				finds(t, r, "the table")
 				remove(t, r)
@@ -39,7 +39,7 @@ func TestRemains(t *testing.T) {
 func TestRemainsWhileOthersWrite(t *testing.T) {
 	inNamespace(t, func() {
 		r := Remains{service.IPv4, TableName}
-		apply(t, newKernel(t, r.Family, Options{MasqueradeBit: 14}), simple(0))
+		apply(t, newKernel(t, r.Family), simple(0))
 		end := busy(t, Remains{service.IPv6, "others"})
 		defer end()
 		for range 2000 {
@@ -48,7 +48,7 @@ func TestRemainsWhileOthersWrite(t *testing.T) {
 			}
 		}
 		for range 20 {
-			apply(t, newKernel(t, r.Family, Options{MasqueradeBit: 14}), simple(0))
+			apply(t, newKernel(t, r.Family), simple(0))
 			remove(t, r)
 			finds(t, r, "")
 		}

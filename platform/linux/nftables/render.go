@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"kubeproxy/common/service"
@@ -68,22 +67,20 @@ type documentOf struct {
 }
 
 func newDocument(f service.Family, want *service.Snapshot, o Options) *document {
-	d := &document{Family: tableFamily(f), Name: o.Role.Table(), family: f}
-	d.sets = slices.Clone(o.sets())
-	d.chains = o.chains(f, want.Node)
-	need := o.classes()
+	d := &document{Family: tableFamily(f), Name: TableName, family: f}
+	d.sets = slices.Clone(baseSets)
+	d.chains = baseChains(f, want.Node, o)
+	need := baseClasses
 	var own []*chain
 	elements := map[string][]element{}
 	shared := newShared()
 	for p := range want.Ports(f) {
 		l := layout{}.next(p)
-		need = need.union(l.needs(o))
-		if o.Role == Forwards {
-			d.sets = append(d.sets, ownSets(p)...)
-			own = append(own, ownChains(p, o)...)
-		}
-		shared.count(p, 1, o)
-		for _, e := range l.wanted(o) {
+		need = need.union(l.needs())
+		d.sets = append(d.sets, ownSets(p)...)
+		own = append(own, ownChains(p, o)...)
+		shared.add(p, 1)
+		for _, e := range l.elements() {
 			elements[e.in.name] = append(elements[e.in.name], e)
 		}
 	}
@@ -97,7 +94,7 @@ func newDocument(f service.Family, want *service.Snapshot, o Options) *document 
 	for _, c := range d.chains {
 		x := documentOf{Name: c.name}
 		if c.hook != nil {
-			x.Type = fmt.Sprintf("%s %s %d", c.kind(), c.hook.name, c.hook.priority)
+			x.Type = fmt.Sprintf("nat %s %d", c.hook.name, c.hook.priority)
 		}
 		for _, r := range c.rules {
 			x.Rules = append(x.Rules, r.text(f))
@@ -153,24 +150,23 @@ func (s shared) add(p *service.Port, n int32) {
 	if p == nil {
 		return
 	}
+	count := func(in *set, addr []byte) {
+		k := sharedKey{in, string(addr)}
+		if s[k] += n; s[k] == 0 {
+			delete(s, k)
+		}
+	}
 	for _, f := range p.Frontends {
 		if f.Kind == service.ClusterIP {
-			s.change(clusterIPs, f.Addr, n)
+			count(clusterIPs, f.Addr.AsSlice())
 		}
 	}
 	for _, w := range []which{cluster, local} {
 		for _, e := range list(p, w) {
 			if !e.Elsewhere {
-				s.change(hairpin, e.Addr.Addr(), n)
+				count(hairpin, e.Addr.Addr().AsSlice())
 			}
 		}
-	}
-}
-
-func (s shared) change(in *set, addr netip.Addr, n int32) {
-	k := sharedKey{in, string(addr.AsSlice())}
-	if s[k] += n; s[k] == 0 {
-		delete(s, k)
 	}
 }
 

@@ -58,7 +58,7 @@ func TestDrift(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNamespace(t, func() {
-				b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+				b := newKernel(t, service.IPv4)
 				defer b.driver.(*kernel).close()
 				want := simple(2)
 				if drift := planned(t, b, want).Drift(); drift != nil {
@@ -83,7 +83,7 @@ func TestDrift(t *testing.T) {
 // everything.
 func wantSettled(t *testing.T, b *Backend, want *service.Snapshot) {
 	t.Helper()
-	fresh := newKernel(t, b.family, b.options)
+	fresh := newKernel(t, b.family)
 	defer fresh.driver.(*kernel).close()
 	for who, b := range map[string]*Backend{"the same": b, "a new": fresh} {
 		if p := planned(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
@@ -95,7 +95,7 @@ func wantSettled(t *testing.T, b *Backend, want *service.Snapshot) {
 // A flushed ruleset is rebuilt, and told in a bounded number of lines.
 func TestDriftOfEverything(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		want := simple(100)
 		apply(t, b, want)
@@ -115,7 +115,7 @@ func TestDriftOfEverything(t *testing.T) {
 // A plan that nobody applied repairs nothing, so the next one does.
 func TestDriftOutlivesAPlan(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14})
+		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		want := simple(2)
 		apply(t, b, want)
@@ -166,7 +166,7 @@ func TestForget(t *testing.T) {
 }
 
 func forget(t *testing.T, f service.Family, restart bool) {
-	b := newKernel(t, f, Options{MasqueradeBit: 14})
+	b := newKernel(t, f)
 	apply(t, b, sticky(f, 2, 3, 4))
 	even := []string{"192.0.2.1 : 10.244.1.2, 192.0.2.2 : 10.244.1.4, 192.0.2.3 : 10.244.1.2", "2001:db8::1 : fd00:10:244:1::2, 2001:db8::2 : fd00:10:244:1::4, 2001:db8::3 : fd00:10:244:1::2"}[f]
 	odd := []string{"192.0.2.4 : 10.244.1.3", "2001:db8::4 : fd00:10:244:1::3"}[f]
@@ -175,7 +175,7 @@ func forget(t *testing.T, f service.Family, restart bool) {
 	}
 	if restart {
 		b.driver.(*kernel).close()
-		b = newKernel(t, f, Options{MasqueradeBit: 14})
+		b = newKernel(t, f)
 	}
 	defer b.driver.(*kernel).close()
 	after := sticky(f, 3, 4)

@@ -66,8 +66,6 @@ type (
 	isLocal struct{ field field }
 	// translated matches connections whose destination was translated.
 	translated struct{}
-	// answer matches packets to who began a connection that is tracked.
-	answer struct{}
 	// marked matches packets that have all bits of a mark.
 	marked struct{ bits uint32 }
 	// mark sets, unmark clears bits of the packet's mark.
@@ -157,7 +155,6 @@ func (w within) text(f service.Family) string {
 func (i fromInterface) text(service.Family) string { return fmt.Sprintf("iifname %q", i.name) }
 func (i isProto) text(service.Family) string       { return "meta l4proto " + i.proto.String() }
 func (translated) text(service.Family) string      { return "ct status dnat" }
-func (answer) text(service.Family) string          { return "ct direction reply" }
 func (masquerade) text(service.Family) string      { return "masquerade fully-random" }
 
 func (i isLocal) text(service.Family) string {

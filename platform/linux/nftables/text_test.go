@@ -36,8 +36,6 @@ func TestStatementTexts(t *testing.T) {
 		{isLocal{saddr}, "fib saddr type local", ""},
 		{isLocal{daddr}, "fib daddr type local", ""},
 		{translated{}, "ct status dnat", ""},
-		{answer{}, "ct direction reply", ""},
-		{lookup{[]field{origDaddr}, virtualIPs, false}, "ct original ip daddr @virtual-ips", "ct original ip6 daddr @virtual-ips"},
 		{marked{1 << 14}, "meta mark & 0x00004000 == 0x00004000", ""},
 		{mark{1 << 31}, "meta mark set meta mark | 0x80000000", ""},
 		{unmark{1}, "meta mark set meta mark & 0xfffffffe", ""},

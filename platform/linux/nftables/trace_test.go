@@ -143,8 +143,6 @@ func (t *tracer) matches(s statement) bool {
 		return t.local(t.addr(s.field))
 	case translated:
 		return t.dnat
-	case answer: // connections begin
-		return false
 	case marked:
 		return t.marks&s.bits == s.bits
 	}

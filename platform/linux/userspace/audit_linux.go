@@ -23,7 +23,7 @@ type Audit struct {
 // NewAudit returns an Audit of the network namespace of the calling thread. It
 // holds resources of the kernel until it is closed.
 func NewAudit(f service.Family, o Options) (*Audit, error) {
-	d, err := iptables.NewDriver(f, o.Rules.Dir)
+	d, err := iptables.NewDriver(f, o.Rules)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ import (
 // the calling thread, where every later call is to be made as well. It changes
 // nothing yet. The error says what the node lacks.
 func New(f service.Family, o Options, l *Limits) (*Backend, error) {
-	d, err := iptables.NewDriver(f, o.Rules.Dir)
+	d, err := iptables.NewDriver(f, o.Rules)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,215 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package beside
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/test/world"
+)
+
+var errInjected = errors.New("injected")
+
+// drawn draws the ports of Services. Some have an address of the node, maybe where
+// another one has a NodePort.
+func drawn(w world.World) []*service.Port {
+	ports := w.Ports()
+	for i, p := range ports {
+		if w.Pick("own", 4) == 0 {
+			p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: world.NodeAddr[w.Family], Port: uint16(30003 - i)})
+		}
+	}
+	return ports
+}
+
+// drawNode draws a node with one address or two.
+func drawNode(w world.World) *service.Node {
+	n := w.Node()
+	if w.Coin("two addresses") {
+		n.Addrs = append(n.Addrs, world.NodeOther[w.Family])
+	}
+	return n
+}
+
+// TestChangesLeadWhereAFreshStartDoes does rounds of changes, after each of which
+// there must be what a process that starts would make, and nothing left to do.
+func TestChangesLeadWhereAFreshStartDoes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		n := newNode(t, w.Family)
+		b := n.start(w.Family)
+		drawnNode := drawNode(w)
+		for i := range 6 {
+			if w.Pick("node", 4) == 0 {
+				drawnNode = drawNode(w)
+			}
+			want := service.New(uint64(i), drawnNode, drawn(w))
+			if drift := apply(t, b, want).Drift(); len(drift) > 0 {
+				t.Fatalf("drift that nobody made: %q", drift)
+			}
+			wantFresh(t, n, w.Family, want)
+			world.Adopted(t, b, want)
+			n.clock = n.clock.Add(time.Duration(w.Pick("time", 20)) * time.Second)
+		}
+	})
+}
+
+// wantFresh wants what a process makes that starts on an empty node, which finds
+// nothing to do.
+func wantFresh(t *rapid.T, n *node, f service.Family, want *service.Snapshot) {
+	fresh := newNode(t, f)
+	apply(t, fresh.start(f), want)
+	if diff := cmp.Diff(fresh.sets.Text(), n.sets.Text()); diff != "" {
+		t.Fatalf("sets (-fresh +now):\n%s", diff)
+	}
+	if diff := cmp.Diff(fresh.tables.Text(), n.tables.Text()); diff != "" {
+		t.Fatalf("chains (-fresh +now):\n%s", diff)
+	}
+	world.Adopted(t, n.start(f), want)
+}
+
+// TestConvergesAfterRefusals does rounds in which anything may fail while others
+// meddle and the process is started anew. A clean round must reach the goal.
+func TestConvergesAfterRefusals(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		n := newNode(t, w.Family)
+		b := n.start(w.Family)
+		refuse := func() error {
+			if w.Pick("refuse", 8) == 0 {
+				return errInjected
+			}
+			return nil
+		}
+		var want *service.Snapshot
+		for i := range 5 {
+			want = service.New(uint64(i), drawNode(w), drawn(w))
+			want.Partial = w.Coin("partial")
+			n.sets.Refuse = func(_, _ string) error { return refuse() }
+			n.tables.Refuse = func(string) error { return refuse() }
+			if round(t, b, want); w.Coin("meddle") {
+				n.meddle(w)
+			}
+			if w.Coin("restart") {
+				b = n.start(w.Family)
+			}
+		}
+		n.sets.Refuse, n.tables.Refuse = nil, nil
+		n.clock = n.clock.Add(resync)
+		want = service.New(9, want.Node, slices.Collect(want.Ports(w.Family)))
+		apply(t, b, want)
+		world.Adopted(t, b, want)
+		wantFresh(t, n, w.Family, want)
+	})
+}
+
+// round does one round that may go wrong.
+func round(t *rapid.T, b *Backend, want *service.Snapshot) {
+	p, err := b.Plan(context.Background(), want)
+	if err == nil && !p.Empty() {
+		err = p.Apply(context.Background())
+	}
+	if err != nil && !errors.Is(err, errInjected) {
+		t.Fatalf("%v\n%s", err, p)
+	}
+}
+
+// meddle does what a stranger might.
+func (n *node) meddle(w world.World) {
+	names := slices.Sorted(maps.Keys(n.sets.Held))
+	h := n.sets.Held[names[w.Pick("set", len(names))]]
+	if h.Set == Served(w.Family) || h.Set == NodeIPs(w.Family) { // another one's
+		return
+	}
+	switch w.Pick("kind", 4) {
+	case 0:
+		clear(h.Members)
+	case 1:
+		for _, e := range slices.SortedFunc(maps.Keys(h.Members), ipset.Entry.Compare)[:min(1, len(h.Members))] {
+			delete(h.Members, e)
+		}
+	case 2:
+		h.Members[stray(h.Set)] = "mine"
+	case 3: // as a firewall that is restarted
+		n.flush()
+		if w.Coin("sets, too") {
+			delete(n.sets.Held, h.Name)
+		}
+	}
+}
+
+// flush removes all rules.
+func (n *node) flush() {
+	for _, chains := range n.tables.Tables {
+		maps.DeleteFunc(chains, func(name string, _ []string) bool { return strings.HasPrefix(name, "KUBE-") })
+		for name := range chains {
+			chains[name] = nil
+		}
+	}
+	n.tables.Dirty = true
+}
+
+// stray is an element that no Service has.
+func stray(s ipset.Set) ipset.Entry {
+	e := ipset.Entry{Addr: world.NodeOther[s.Family]}
+	if s.Type != ipset.HashIP {
+		e.Protocol, e.Port = service.TCP, 9999
+	}
+	if s.Type == ipset.HashIPPortNet {
+		e.Net = netip.PrefixFrom(e.Addr, e.Addr.BitLen())
+	}
+	return e
+}
+
+// What two ports of a Service have stays while one of them has it.
+func TestSharedElementStays(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	one, two := web(1), web(1)
+	two.Name.Port = "admin"
+	two.Frontends = []service.Frontend{{Addr: one.Frontends[0].Addr, Port: 8080}}
+	b, s := n.start(service.IPv4), snapshot(one, two)
+	apply(t, b, s)
+	for _, x := range []struct {
+		goes *service.Port
+		want string
+	}{{two, "10.96.0.1 203.0.0.1"}, {one, ""}} {
+		s = s.With(s.Generation+1, s.Node, []service.Change{{Old: x.goes}})
+		apply(t, b, s)
+		if got := strings.Join(n.held(iptables.SetVirtualIPs), " "); got != x.want {
+			t.Errorf("the addresses are %q, want %q", got, x.want)
+		}
+	}
+}
+
+// A set may go between two questions about it.
+func TestSetGoesAsItIsRead(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	want := snapshot(web(1))
+	apply(t, n.start(service.IPv4), want)
+	before := n.sets.Text()
+	n.sets.Refuse = func(step, set string) error {
+		if step == "list" && set == "KUBE-VS-EXTERNAL" {
+			n.flush()
+			delete(n.sets.Held, set)
+		}
+		return nil
+	}
+	apply(t, n.start(service.IPv4), want)
+	if n.sets.Text() != before {
+		t.Errorf("there is\n%s\nwant\n%s", n.sets.Text(), before)
+	}
+}

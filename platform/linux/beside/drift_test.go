@@ -1,0 +1,206 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package beside
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/test/world"
+)
+
+// meddling is what others do, and what is told of it.
+type meddling struct {
+	meddle func(*node)
+	later  bool     // it is found by reading all
+	want   []string // what is told first
+}
+
+func meddlings() map[string]meddling {
+	const external = "KUBE-VS-EXTERNAL"
+	front := ipset.Entry{Addr: netip.MustParseAddr("203.0.0.1"), Protocol: service.TCP, Port: 80}
+	take := func(n *node) { delete(n.sets.Held[external].Members, front) }
+	put := func(n *node) { n.sets.Held[external].Members[stray(n.sets.Held[external].Set)] = "" }
+	missing := "missing: element 203.0.0.1,tcp:80 of ipset " + external
+	foreign := "foreign: element 198.51.100.1,tcp:9999 of ipset " + external
+	return map[string]meddling{
+		"an element is gone":            {take, false, []string{missing}},
+		"one is too much":               {put, false, []string{foreign}},
+		"one takes another one's place": {func(n *node) { take(n); put(n) }, true, []string{missing, foreign}},
+		"a set is gone, with the rules": {func(n *node) {
+			n.flush()
+			delete(n.sets.Held, "KUBE-VS-CLUSTER-IPS")
+		}, false, []string{"missing: ipset KUBE-VS-CLUSTER-IPS", "missing: chain KUBE-VS-FRONT of table nat"}},
+		"a rule is gone": {func(n *node) {
+			n.tables.Tables["filter"]["INPUT"] = nil
+			n.tables.Dirty = true
+		}, false, []string{`missing: rule "-j KUBE-VS-INPUT" of chain INPUT of table filter`}},
+	}
+}
+
+// TestDriftIsToldAndHealed has others do things, which the next round, or the one
+// that reads all, finds, tells and heals.
+func TestDriftIsToldAndHealed(t *testing.T) {
+	for name, x := range meddlings() {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, service.IPv4)
+			b, want := n.start(service.IPv4), snapshot(web(1), web(2))
+			apply(t, b, want)
+			before := n.sets.Text() + n.tables.Text()
+			x.meddle(n)
+			if x.later {
+				if p := planOf(t, b, want); !p.Empty() {
+					t.Errorf("all was read before the sync period was over:\n%s", p)
+				}
+				n.clock = n.clock.Add(resync)
+			}
+			n.clock = n.clock.Add(askEvery)
+			p := apply(t, b, want)
+			if diff := cmp.Diff(x.want, p.Drift()[:min(len(x.want), len(p.Drift()))]); diff != "" {
+				t.Errorf("drift (-want +got):\n%s", diff)
+			}
+			if after := n.sets.Text() + n.tables.Text(); after != before {
+				t.Errorf("(-before +after):\n%s", cmp.Diff(before, after))
+			}
+			n.clock = n.clock.Add(resync)
+			if p := planOf(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
+				t.Errorf("after it was healed: %q\n%s", p.Drift(), p)
+			}
+		})
+	}
+}
+
+// Much drift is told in short.
+func TestMuchDrift(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	var ports []*service.Port
+	for i := range 30 {
+		ports = append(ports, web(i))
+	}
+	b, want := n.start(service.IPv4), snapshot(ports...)
+	apply(t, b, want)
+	clear(n.sets.Held["KUBE-VS-EXTERNAL"].Members)
+	n.clock = n.clock.Add(askEvery)
+	drift := planOf(t, b, want).Drift()
+	if len(drift) != driftLines+1 || drift[driftLines] != "and 10 more" {
+		t.Errorf("the drift is %q", drift)
+	}
+}
+
+// What an earlier process left is no drift, and neither is what changed since the
+// last round.
+func TestChangesAreNoDrift(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	apply(t, n.start(service.IPv4), snapshot(web(1), web(2)))
+	b := n.start(service.IPv4)
+	if drift := apply(t, b, snapshot(web(1))).Drift(); len(drift) > 0 {
+		t.Errorf("after a restart the drift is %q", drift)
+	}
+	n.clock = n.clock.Add(resync)
+	if drift := apply(t, b, snapshot(web(3))).Drift(); len(drift) > 0 {
+		t.Errorf("after a change the drift is %q", drift)
+	}
+}
+
+// While something could not be read, what an earlier process left stays, what this
+// one made goes with its Service, and nothing is told of as drift.
+func TestPartialSnapshotTakesNothingAway(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	apply(t, n.start(service.IPv4), snapshot(web(1), web(2)))
+	b, node := n.start(service.IPv4), &service.Node{Addrs: []netip.Addr{world.NodeAddr[0]}}
+	for i, x := range []struct {
+		ports   []*service.Port
+		partial bool
+		want    string
+	}{
+		{[]*service.Port{web(2), web(3)}, true, "203.0.0.1,tcp:80 203.0.0.2,tcp:80 203.0.0.3,tcp:80"},
+		{[]*service.Port{web(2)}, true, "203.0.0.1,tcp:80 203.0.0.2,tcp:80"},
+		{[]*service.Port{web(2)}, true, "203.0.0.1,tcp:80 203.0.0.2,tcp:80"},
+		{[]*service.Port{web(2), web(4)}, false, "203.0.0.2,tcp:80 203.0.0.4,tcp:80"},
+	} {
+		s := service.New(uint64(i), node, x.ports)
+		s.Partial = x.partial
+		p := apply(t, b, s)
+		if got := strings.Join(n.held(iptables.SetExternal), " "); got != x.want || len(p.Drift()) > 0 {
+			t.Errorf("the addresses are %s, want %s; the drift is %q", got, x.want, p.Drift())
+		}
+		if x.partial && len(x.ports) == 2 {
+			n.clock = n.clock.Add(resync) // all is read in the next round, and not because of that in the last one
+		}
+	}
+}
+
+// Cleanup removes what is ours, and nothing else.
+func TestCleanup(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	others := []ipset.Set{
+		{Name: "KUBE-CLUSTER-IP", Type: ipset.HashIPPort}, {Name: "KUBE-VS-MINE", Type: ipset.HashIP},
+		{Name: "KUBE-VS6-DROPPED", Type: ipset.HashIPPort, Family: service.IPv6},
+	}
+	for _, s := range others {
+		if err := n.sets.Create(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.tables.Tables["filter"]["MINE"] = []string{"-j ACCEPT"}
+	before := n.sets.Text()
+	b, want := n.start(service.IPv4), snapshot(web(1), closed(2))
+	for range 2 { // it starts anew after the first one
+		if drift := apply(t, b, want).Drift(); len(drift) > 0 {
+			t.Errorf("the drift is %q", drift)
+		}
+		if err := b.Cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if after := n.sets.Text(); after != strings.NewReplacer("KUBE-VS-SERVED:\n", "", "KUBE-VS-NODE-IPS:\n", "").Replace(before) {
+			t.Errorf("the sets are\n%s\nand were\n%s", after, before)
+		}
+		if text := n.tables.Text(); strings.Contains(text, "KUBE-") || !strings.Contains(text, "-A MINE -j ACCEPT") {
+			t.Errorf("the tables are\n%s", text)
+		}
+		if err := errors.Join(n.sets.Create(Served(service.IPv4)), n.sets.Create(NodeIPs(service.IPv4))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Somebody else's set that has the name of one of ours is told of, and stays.
+func TestSomebodyElsesSet(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	theirs := ipset.Set{Name: "KUBE-VS-DROPPED", Type: ipset.HashIP}
+	if err := n.sets.Create(theirs); err != nil {
+		t.Fatal(err)
+	}
+	b := n.start(service.IPv4)
+	if _, err := b.Plan(t.Context(), snapshot(web(1))); err == nil || !strings.Contains(err.Error(), theirs.Name) {
+		t.Errorf("Plan = %v, want what is wrong with %s", err, theirs.Name)
+	}
+	if err := b.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if h := n.sets.Held[theirs.Name]; h == nil || h.Set != theirs || len(n.sets.Held) != 1 {
+		t.Errorf("there is %s", n.sets.Text())
+	}
+}
+
+// A set that a rule of somebody else's asks cannot go, and that is told.
+func TestCleanupSaysWhatStays(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	b := n.start(service.IPv4)
+	apply(t, b, snapshot(web(1)))
+	n.tables.Tables["filter"]["MINE"] = []string{"-m set --match-set KUBE-VS-DROPPED dst,dst -j DROP"}
+	n.tables.Dirty = true
+	err := b.Cleanup(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "KUBE-VS-DROPPED") || len(n.sets.Held) != 1 {
+		t.Errorf("Cleanup = %v, and there is %s", err, slices.Collect(strings.SplitSeq(n.sets.Text(), "\n")))
+	}
+}

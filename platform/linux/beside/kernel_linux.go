@@ -1,0 +1,76 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package beside
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// New returns the Backend for one family, working in the network namespace of
+// the calling thread. It changes nothing yet. The error says what the node lacks.
+func New(f service.Family, o Options) (*Backend, error) {
+	chains, err := iptables.New(f, o.chains())
+	if err != nil {
+		return nil, err
+	}
+	sets, err := ipset.Open()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open a socket for ipsets: %w", err), chains.Close())
+	}
+	b := NewWith(f, chains, sets, time.Now)
+	if b.astray, err = otherVariant(f); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+// otherVariant returns where chains may be that were made with the other variant of
+// iptables.
+func otherVariant(f service.Family) (remains, error) {
+	used, err := iptables.Usual(f)
+	if err != nil {
+		return nil, err
+	}
+	other := iptables.Legacy
+	if used == iptables.Legacy {
+		other = iptables.NFT
+	}
+	return iptables.Remains{Variant: other, Family: f, Role: iptables.BesideIPVS}, nil
+}
+
+// Probe asks whether the node can do what Backend needs for f, and changes
+// nothing. The error is one sentence that says what is missing. What the kernel
+// lacks shows in a network namespace of its own; where none may be made, only
+// the command iptables is asked.
+func Probe(f service.Family, o Options) error {
+	return iptables.ProbeWith(f, o.chains(), func() error { return probe(f) })
+}
+
+// probe makes all sets in the network namespace of the calling thread.
+func probe(f service.Family) error {
+	k, err := ipset.Open()
+	if err != nil {
+		return fmt.Errorf("open a socket for ipsets: %w", err)
+	}
+	defer k.Close()
+	for _, name := range allNames() {
+		s := setOf(f, name)
+		if err := k.Create(s); err != nil {
+			return fmt.Errorf("there are no ipsets of type %s (kernel modules ip_set and %s): %w", s.Type, module(s.Type), err)
+		}
+	}
+	return nil
+}
+
+// module is the kernel module that has sets of type t.
+func module(t ipset.Type) string {
+	return "ip_set_" + strings.NewReplacer(":", "_", ",", "").Replace(string(t))
+}

@@ -1,0 +1,73 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package beside
+
+import (
+	"bufio"
+	"maps"
+	"slices"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// Document is what a node would hold in one family.
+type Document struct {
+	Sets   []Set           `json:"sets"`
+	Chains iptables.Tables `json:"chains"`
+
+	family service.Family
+}
+
+// Set is a set with its elements, each as ipset prints it.
+type Set struct {
+	Name     string     `json:"name"`
+	Type     ipset.Type `json:"type"`
+	Elements []Element  `json:"elements,omitempty"`
+
+	set     ipset.Set
+	members []ipset.Member
+}
+
+// Element is an element of a set, and what it is for where that is one Service.
+type Element struct {
+	Element string `json:"element"`
+	Service string `json:"service,omitempty"`
+}
+
+// NewDocument returns what a node would hold in family f if it started from
+// nothing. The virtual servers in served are there, and the node has addrs.
+func NewDocument(f service.Family, want *service.Snapshot, o Options, served, addrs []ipset.Member) Document {
+	b := &Backend{family: f}
+	_, counts := b.count(want)
+	names := b.names(want)
+	for _, list := range [][]ipset.Member{served, addrs} {
+		slices.SortFunc(list, func(a, b ipset.Member) int { return a.Entry.Compare(b.Entry) })
+	}
+	members := map[string][]ipset.Member{iptables.SetServed: served, iptables.SetNodeIPs: addrs}
+	for _, e := range slices.SortedFunc(maps.Keys(counts), element.compare) {
+		members[e.set] = append(members[e.set], ipset.Member{Entry: e.Entry, Comment: names[e]})
+	}
+	d := Document{Chains: iptables.Document(f, want, o.chains()), family: f}
+	for _, name := range allNames() {
+		s := setOf(f, name)
+		x := Set{Name: s.Name, Type: s.Type, set: s, members: members[name]}
+		for _, m := range x.members {
+			x.Elements = append(x.Elements, Element{s.Text(m.Entry), m.Comment})
+		}
+		d.Sets = append(d.Sets, x)
+	}
+	return d
+}
+
+// WriteText writes the sets as ipset restore takes them, and then the chains
+// as iptables-restore does.
+func (d Document) WriteText(w *bufio.Writer) {
+	w.WriteString("# for ipset restore\n")
+	for _, s := range d.Sets {
+		s.set.WriteText(w, s.members)
+	}
+	d.Chains.WriteText(w)
+}

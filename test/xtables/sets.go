@@ -1,0 +1,203 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/ipset"
+)
+
+// Sets are ipsets, of both families. They change element by element.
+type Sets struct {
+	Held map[string]*Held
+	// Refuse, if set, may refuse a step before it is done: "add", "del",
+	// "create", "destroy", "list" or "heads", and the set that it is about.
+	Refuse func(step, set string) error
+	// Steps counts those that were done, by name.
+	Steps map[string]int
+	users []*System
+}
+
+// Held is a set with its elements, and their comments.
+type Held struct {
+	ipset.Set
+	Members map[ipset.Entry]string
+}
+
+// NewSets returns a kernel that has none.
+func NewSets() *Sets { return &Sets{Held: map[string]*Held{}, Steps: map[string]int{}} }
+
+func (k *Sets) step(step, set string) error {
+	if k.Refuse != nil {
+		if err := k.Refuse(step, set); err != nil {
+			return fmt.Errorf("%s ipset %s: %w", step, set, err)
+		}
+	}
+	k.Steps[step]++
+	return nil
+}
+
+// find returns s with its elements.
+func (k *Sets) find(s ipset.Set) (*Held, error) {
+	h := k.Held[s.Name]
+	switch {
+	case h == nil:
+		return nil, fmt.Errorf("ipset %s: %w", s.Name, ipset.ErrMissing)
+	case h.Set != s:
+		return nil, fmt.Errorf("ipset %s: %w", s.Name, ipset.ErrOther)
+	}
+	return h, nil
+}
+
+// Create makes a set. One of that type is success.
+func (k *Sets) Create(s ipset.Set) error {
+	if err := k.step("create", s.Name); err != nil {
+		return err
+	}
+	if _, err := k.find(s); !errors.Is(err, ipset.ErrMissing) {
+		return err
+	}
+	k.Held[s.Name] = &Held{s, map[ipset.Entry]string{}}
+	return nil
+}
+
+// Destroy removes a set that no rule refers to. That there is none is success.
+func (k *Sets) Destroy(name string) error {
+	if err := k.step("destroy", name); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(k.users, func(u *System) bool { return u.refers(name) }) {
+		return fmt.Errorf("ipset %s: a rule refers to it: %w", name, errRefused)
+	}
+	delete(k.Held, name)
+	return nil
+}
+
+// Add adds elements.
+func (k *Sets) Add(s ipset.Set, members []ipset.Member) error {
+	for _, m := range members {
+		h, err := k.find(s)
+		if err == nil {
+			err = fits(s, m.Entry)
+		}
+		if err == nil {
+			err = k.step("add", s.Name)
+		}
+		if err != nil {
+			return err
+		}
+		h.Members[m.Entry] = m.Comment
+	}
+	return nil
+}
+
+// Del removes elements. Those that are not there are success.
+func (k *Sets) Del(s ipset.Set, entries []ipset.Entry) error {
+	for _, e := range entries {
+		h, err := k.find(s)
+		if err == nil {
+			err = fits(s, e)
+		}
+		if err == nil {
+			err = k.step("del", s.Name)
+		}
+		if err != nil {
+			return err
+		}
+		delete(h.Members, e)
+	}
+	return nil
+}
+
+// fits refuses what a kernel would, and what it would hold otherwise than told.
+func fits(s ipset.Set, e ipset.Entry) error {
+	port, net := s.Type != ipset.HashIP, s.Type == ipset.HashIPPortNet
+	switch {
+	case service.FamilyOf(e.Addr) != s.Family, e.Addr.IsUnspecified():
+	case (e.Port != 0) != port, !port && e.Protocol != 0, e.Net.IsValid() != net:
+	case net && (service.FamilyOf(e.Net.Addr()) != s.Family || e.Net.Bits() == 0 || e.Net != e.Net.Masked()):
+	default:
+		return nil
+	}
+	return fmt.Errorf("ipset %s of type %s: %v: %w", s.Name, s.Type, e, errRefused)
+}
+
+// List returns the elements.
+func (k *Sets) List(s ipset.Set) ([]ipset.Entry, error) {
+	if err := k.step("list", s.Name); err != nil {
+		return nil, err
+	}
+	h, err := k.find(s)
+	if err != nil {
+		return nil, err
+	}
+	return slices.SortedFunc(maps.Keys(h.Members), ipset.Entry.Compare), nil
+}
+
+// Heads returns all sets without their elements.
+func (k *Sets) Heads() ([]ipset.Head, error) {
+	if err := k.step("heads", ""); err != nil {
+		return nil, err
+	}
+	var all []ipset.Head
+	for _, n := range slices.Sorted(maps.Keys(k.Held)) {
+		h := k.Held[n]
+		all = append(all, ipset.Head{Name: n, Type: h.Type, Family: h.Family, Entries: len(h.Members)})
+	}
+	return all, nil
+}
+
+// Text is all that the sets hold, a line each.
+func (k *Sets) Text() string {
+	var b strings.Builder
+	for _, n := range slices.Sorted(maps.Keys(k.Held)) {
+		h := k.Held[n]
+		fmt.Fprintf(&b, "%s:", n)
+		for _, e := range slices.SortedFunc(maps.Keys(h.Members), ipset.Entry.Compare) {
+			b.WriteString(" " + h.Text(e))
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// Close does nothing.
+func (k *Sets) Close() error { return nil }
+
+// has reports that a set has what a packet has in fields.
+func (k *Sets) has(name string, fields []string, p *Tracer) bool {
+	h := k.Held[name]
+	e := ipset.Entry{Addr: p.Conn.To.Addr()}
+	var from netip.Addr
+	switch {
+	case h == nil:
+		panic("no ipset " + name)
+	case slices.Equal(fields, []string{"dst"}) && h.Type == ipset.HashIP:
+	case slices.Equal(fields, []string{"dst", "dst", "src"}) && h.Type == ipset.HashIPPortNet:
+		from = p.Conn.From
+		fallthrough
+	case slices.Equal(fields, []string{"dst", "dst"}) && h.Type == ipset.HashIPPort:
+		e.Protocol, e.Port = p.Conn.Protocol, p.Conn.To.Port()
+	default:
+		panic(fmt.Sprintf("ipset %s of type %s is asked for %q", name, h.Type, fields))
+	}
+	if !from.IsValid() {
+		_, found := h.Members[e]
+		return found
+	}
+	for m := range h.Members {
+		net := m.Net
+		if m.Net = (netip.Prefix{}); m == e && net.Contains(from) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,209 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// System is iptables for one family. It is as strict as a real one about chains
+// and sets that exist and are in use, and takes each table in one step.
+type System struct {
+	Tables map[string]Table
+	// Sets are those that rules refer to, nil where none may.
+	Sets       *Sets
+	Dirty      bool  // others changed something
+	Loopback   bool  // packets to loopback addresses may be routed
+	Unroutable error // why they cannot be
+	Restores   int
+	Saves      int
+	Texts      []string
+	Disturb    int // listings that others disturb
+	// Refuse, if set, may refuse the text for a table before anything is done.
+	Refuse func(text string) error
+}
+
+// Table has the rules of chains by name.
+type Table map[string][]string
+
+// New returns a system with empty tables.
+func New(s *Sets) *System {
+	k := &System{Sets: s, Tables: map[string]Table{
+		"nat":    {"PREROUTING": nil, "INPUT": nil, "OUTPUT": nil, "POSTROUTING": nil},
+		"filter": {"INPUT": nil, "FORWARD": nil, "OUTPUT": nil},
+	}}
+	if s != nil {
+		s.users = append(s.users, k)
+		k.Tables["mangle"] = Table{"PREROUTING": nil, "INPUT": nil, "FORWARD": nil, "OUTPUT": nil, "POSTROUTING": nil}
+	}
+	return k
+}
+
+// Restore does what iptables-restore --noflush does with text.
+func (k *System) Restore(_ context.Context, text string) error {
+	k.Restores++
+	k.Texts = append(k.Texts, text)
+	for part := range strings.SplitSeq(strings.TrimSpace(text), "COMMIT") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		if k.Refuse != nil {
+			if err := k.Refuse(part); err != nil {
+				return err
+			}
+		}
+		if err := k.restore(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restore does the part for one table.
+func (k *System) restore(part string) error {
+	head, body, _ := strings.Cut(part, "\n")
+	name := strings.TrimPrefix(head, "*")
+	next := Table{}
+	for n, rules := range k.Tables[name] {
+		next[n] = slices.Clone(rules)
+	}
+	for line := range strings.Lines(body) {
+		if err := next.do(strings.TrimSpace(line)); err != nil {
+			return fmt.Errorf("%q: %w", line, err)
+		}
+	}
+	if err := next.check(k.Sets); err != nil {
+		return err
+	}
+	k.Tables[name] = next
+	return nil
+}
+
+var errRefused = errors.New("refused")
+
+func (t Table) do(line string) error {
+	if name, found := strings.CutPrefix(line, ":"); found {
+		name, _, _ = strings.Cut(name, " ")
+		t[name] = nil
+		return nil
+	}
+	w := strings.SplitN(line, " ", 3)
+	name := w[1]
+	rules, found := t[name]
+	switch {
+	case !found, len(name) > 28:
+		return errRefused
+	case w[0] == "-A":
+		t[name] = append(rules, w[2])
+	case w[0] == "-I":
+		t[name] = append([]string{strings.TrimPrefix(w[2], "1 ")}, rules...)
+	case w[0] == "-D":
+		i := slices.Index(rules, w[2])
+		if i < 0 {
+			return errRefused
+		}
+		t[name] = slices.Delete(rules, i, i+1)
+	case w[0] == "-X" && len(rules) == 0:
+		delete(t, name)
+	default:
+		return errRefused
+	}
+	return nil
+}
+
+// check makes sure that whatever is referred to exists.
+func (t Table) check(sets *Sets) error {
+	targets := []string{"ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "DNAT", "MASQUERADE"}
+	for name, rules := range t {
+		for _, r := range rules {
+			w := words(r)
+			to := target(w)
+			if _, chain := t[to]; !chain && to != "" && !slices.Contains(targets, to) { // one without a target counts
+				return fmt.Errorf("chain %s: %q: no chain %s: %w", name, r, to, errRefused)
+			}
+			if set := argument(w, "--match-set"); set != "" && (sets == nil || sets.Held[set] == nil) {
+				return fmt.Errorf("chain %s: %q: no ipset %s: %w", name, r, set, errRefused)
+			}
+		}
+	}
+	return nil
+}
+
+// refers reports that a rule asks a set.
+func (k *System) refers(set string) bool {
+	for _, t := range k.Tables {
+		for _, rules := range t {
+			if slices.ContainsFunc(rules, func(r string) bool { return argument(words(r), "--match-set") == set }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Save returns what iptables-save would print.
+func (k *System) Save(context.Context) (string, error) {
+	k.Saves++
+	k.Dirty = false
+	if k.Disturb > 0 {
+		k.Disturb--
+		return strings.ReplaceAll(k.Text(), ":KUBE-SERVICES - [0:0]\n", ":KUBE-SERVICES - [0:0]\n:KUBE-SERVICES - [0:0]\n"), nil
+	}
+	return k.Text(), nil
+}
+
+// Text is all that the tables hold.
+func (k *System) Text() string {
+	var b strings.Builder
+	for _, table := range []string{"nat", "filter", "mangle"} {
+		if k.Tables[table] == nil {
+			continue
+		}
+		fmt.Fprintf(&b, "*%s\n", table)
+		for _, n := range slices.Sorted(maps.Keys(k.Tables[table])) {
+			fmt.Fprintf(&b, ":%s - [0:0]\n", n)
+		}
+		for _, n := range slices.Sorted(maps.Keys(k.Tables[table])) {
+			for _, r := range k.Tables[table][n] {
+				fmt.Fprintf(&b, "-A %s %s\n", n, r)
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}
+
+// Touched reports that others changed something since Save.
+func (k *System) Touched(context.Context) (bool, error) { return k.Dirty, nil }
+
+// Localnet reports that packets to loopback addresses may be routed.
+func (k *System) Localnet() (bool, error) {
+	if k.Loopback {
+		return true, nil
+	}
+	return false, k.Unroutable
+}
+
+// AllowLocalnet sees to it, if that can be.
+func (k *System) AllowLocalnet() error {
+	k.Loopback = k.Loopback || k.Unroutable == nil
+	return k.Unroutable
+}
+
+// ForbidLocalnet sees to the contrary.
+func (k *System) ForbidLocalnet() error {
+	k.Loopback = false
+	return nil
+}
+
+// Watch waits for ctx to end.
+func (k *System) Watch(ctx context.Context, _ func()) error {
+	<-ctx.Done()
+	return nil
+}

@@ -1,0 +1,216 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubeproxy/common/route"
+)
+
+// Tracer walks a packet through rules and collects every way it may go: where a
+// rule matches at random, both.
+type Tracer struct {
+	*System
+	Conn       route.Conn
+	Local      func(netip.Addr) bool // is it one of the node's addresses
+	Loops      func(netip.Addr) bool // does what goes there leave by the loopback interface, nil for never
+	Translated bool                  // the destination was
+	Reply      bool                  // it answers a packet that was seen before
+	Out        Outcome
+	marks      uint64
+	table      string
+}
+
+// Outcome is what rules made of a packet.
+type Outcome struct {
+	Action  route.Action
+	Targets []netip.AddrPort        // that it is translated to
+	Masq    map[netip.AddrPort]bool // masqueraded when it goes there
+}
+
+// result is what running a chain or a rule came to.
+type result uint8
+
+const (
+	next  result = iota // no verdict
+	back                // return
+	final               // accepted, translated, rejected or dropped
+)
+
+// Hook runs one of the system's chains.
+func (t *Tracer) Hook(table, chain string) {
+	t.table = table
+	t.chain(chain)
+}
+
+func (t *Tracer) chain(name string) result {
+	rules, found := t.Tables[t.table][name]
+	if !found {
+		panic("no chain " + name)
+	}
+	for _, r := range rules {
+		w := words(r)
+		matches, sure := t.matches(w)
+		if !matches {
+			continue
+		}
+		switch res := t.verdict(w); {
+		case !sure:
+		case res == final:
+			return final
+		case res == back:
+			return next
+		}
+	}
+	return next
+}
+
+// matches reports that the words of a rule match, and surely so.
+func (t *Tracer) matches(w []string) (matches, sure bool) {
+	not := false
+	sure = true
+	for i := 0; i < len(w); i++ {
+		ok, known := t.match(w, i)
+		switch {
+		case w[i] == "!":
+			not = true
+			continue
+		case w[i] == "-j", w[i] == "-g":
+			return true, sure
+		case w[i] == "--probability":
+			sure = false
+		case known && ok == not:
+			return false, true
+		}
+		not = false
+	}
+	return true, sure
+}
+
+// match reports that the argument at i matches, if it is one that may not.
+func (t *Tracer) match(w []string, i int) (ok, known bool) {
+	arg := ""
+	if i+1 < len(w) {
+		arg = w[i+1]
+	}
+	switch w[i] {
+	case "-s":
+		return netip.MustParsePrefix(arg).Contains(t.Conn.From), true
+	case "-d":
+		return netip.MustParsePrefix(arg).Contains(t.Conn.To.Addr()), true
+	case "-p":
+		return arg == t.Conn.Protocol.String(), true
+	case "-i":
+		return t.enters(arg), true
+	case "-o":
+		return arg == "lo" && t.Loops != nil && t.Loops(t.Conn.To.Addr()), true
+	case "--dport":
+		return t.to(arg), true
+	case "--src-type":
+		return t.Local(t.Conn.From), true
+	case "--dst-type":
+		return t.Local(t.Conn.To.Addr()), true
+	case "--mark":
+		value, mask, _ := strings.Cut(arg, "/")
+		return t.marks&number(mask) == number(value), true
+	case "--ctstate":
+		return t.state(strings.Split(arg, ",")), true
+	case "--ctdir":
+		return t.Reply == (arg == "REPLY"), true
+	case "--match-set":
+		return t.Sets.has(arg, strings.Split(w[i+2], ","), t), true
+	case "--bytecode":
+		return t.Conn.From == t.Conn.To.Addr(), true
+	case "--update": // nobody was here before
+		return false, true
+	}
+	return false, false
+}
+
+func (t *Tracer) enters(name string) bool {
+	if wild, found := strings.CutSuffix(name, "+"); found {
+		return strings.HasPrefix(t.Conn.Interface, wild)
+	}
+	return name == t.Conn.Interface
+}
+
+// to reports that the destination's port is one of ports.
+func (t *Tracer) to(ports string) bool {
+	low, high, ranged := strings.Cut(ports, ":")
+	if !ranged {
+		high = low
+	}
+	port := uint64(t.Conn.To.Port())
+	return number(low) <= port && port <= number(high)
+}
+
+func (t *Tracer) state(states []string) bool {
+	state := "NEW"
+	if t.Reply {
+		state = "ESTABLISHED"
+	}
+	return slices.Contains(states, state) || t.Translated && slices.Contains(states, "DNAT")
+}
+
+func number(s string) uint64 {
+	n, err := strconv.ParseUint(s, 0, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+func (t *Tracer) verdict(w []string) result {
+	switch to := target(w); to {
+	case "": // it counts
+		return next
+	case "RETURN":
+		return back
+	case "ACCEPT":
+		return final
+	case "DROP":
+		t.Out.Action = route.Drop
+		return final
+	case "REJECT":
+		t.Out.Action = route.Reject
+		return final
+	case "MARK":
+		value, mask, _ := strings.Cut(argument(w, "--set-xmark"), "/")
+		t.marks = t.marks&^number(mask) ^ number(value)
+		return next
+	case "DNAT":
+		t.Out.Action = route.Forward
+		t.Out.Targets = append(t.Out.Targets, netip.MustParseAddrPort(argument(w, "--to-destination")))
+		return final
+	case "MASQUERADE":
+		if !slices.Contains(w, "--random-fully") {
+			panic("masquerades without --random-fully") // two clients could be taken for one
+		}
+		t.Out.Masq = map[netip.AddrPort]bool{}
+		return final
+	default:
+		return t.lead(to, argument(w, "-g") == to)
+	}
+}
+
+// lead goes on in another chain. What returns from one that it went to for good
+// returns from the chain where it was, too.
+func (t *Tracer) lead(to string, forGood bool) result {
+	res := t.chain(to)
+	if res == next && forGood {
+		return back
+	}
+	return res
+}
+
+// Then is t behind a translation of its destination.
+func (t *Tracer) Then(to netip.AddrPort) *Tracer {
+	x := *t
+	x.Conn.To, x.Translated, x.Out = to, t.Translated || to != t.Conn.To, Outcome{}
+	return &x
+}
