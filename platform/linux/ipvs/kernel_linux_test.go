@@ -82,7 +82,7 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
 			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 			b := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
-			defer b.driver.(*kernel).close()
+			defer func() { _ = b.Close() }()
 			for n := range 3 {
 				want := service.New(uint64(n), w.Node(), w.Ports())
 				apply(t, b, want)
