@@ -5,6 +5,7 @@ package ipvs
 
 import (
 	"context"
+	"flag"
 	"net"
 	"testing"
 	"time"
@@ -74,12 +75,25 @@ func newKernel(t fataler, f service.Family, o Options) *Backend {
 	return b
 }
 
+// someDraws is rapid.Check with fewer draws, unless a number is asked for: an emulated
+// processor takes seconds for each.
+func someDraws(t *testing.T, check func(*rapid.T)) {
+	t.Helper()
+	if n := flag.Lookup("rapid.checks"); n.Value.String() == n.DefValue {
+		if err := n.Value.Set("20"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = n.Value.Set(n.DefValue) }()
+	}
+	rapid.Check(t, check)
+}
+
 // TestKernelHoldsWhatWasPlanned programs random snapshots one after the
 // other, and wants a second backend, which knows nothing, to find nothing
 // left to do.
 func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
-		rapid.Check(t, func(t *rapid.T) {
+		someDraws(t, func(t *rapid.T) {
 			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 			b := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
 			defer func() { _ = b.Close() }()

@@ -71,7 +71,7 @@ func (u *unreliable) Dests(ctx context.Context, k key) ([]dest, error) {
 // does not leads to what is wanted.
 func TestKernelConvergesAfterRefusals(t *testing.T) {
 	inNamespace(t, func() {
-		rapid.Check(t, func(t *rapid.T) {
+		someDraws(t, func(t *rapid.T) {
 			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 			b := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Hour})
 			u := &unreliable{
