@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/moby/ipvs"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
@@ -118,6 +119,12 @@ func TestKernelKeepsForeignServers(t *testing.T) {
 // Two families are programmed at once, and asked at once, in many rounds.
 func TestFamiliesAtOnce(t *testing.T) {
 	inNamespace(t, func() {
+		here, err := netns.Get()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer here.Close()
 		var all []*Backend
 		for _, f := range service.Families {
 			all = append(all, newKernel(t, f, Options{MasqueradeBit: 14, SyncPeriod: time.Nanosecond}))
@@ -128,6 +135,10 @@ func TestFamiliesAtOnce(t *testing.T) {
 				working.Go(func() { lookOften(t, b) })
 			}
 			working.Go(func() {
+				runtime.LockOSThread() // never unlocked; commands run where their thread is
+				if err := netns.Set(here); err != nil {
+					t.Error(err)
+				}
 				for n := range 30 {
 					round, err := b.Plan(t.Context(), rounds(service.Family(f), n))
 					if err == nil && !round.Empty() {
