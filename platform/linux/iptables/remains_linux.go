@@ -75,44 +75,49 @@ func (r Remains) Find(context.Context) (string, error) {
 // there. A chain that somebody else refers to is emptied, stays, and is an
 // error.
 func (r Remains) Remove(ctx context.Context) error {
-	path, err := r.path()
+	t, err := r.read(ctx)
 	if err != nil {
 		return err
 	}
-	text, err := r.run(ctx, "", path+"-save")
-	if err != nil {
-		return fmt.Errorf("read the tables of %s: %w", r, err)
-	}
-	t := parse(text, r.Role)
 	if _, routed := t.chains[localnetMark]; routed {
 		if err := forbidLocalnet(); err != nil {
 			return fmt.Errorf("stop to route loopback addresses: %w", err)
 		}
 	}
-	if c := t.strays(nil); !c.empty() {
-		if _, err := r.run(ctx, c.removal(), path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
-			return fmt.Errorf("remove the chains of %s: %w", r, err)
-		}
-	}
-	return t.inUse()
+	return errors.Join(r.restore(ctx, t.strays(nil).removal()), t.inUse())
 }
 
 // Disarm removes the chains of tables nat and mangle, so that nothing is marked,
 // dropped or translated any more. What others refer to is emptied and stays.
 func (r Remains) Disarm(ctx context.Context) error {
-	path, err := r.path()
+	t, err := r.read(ctx)
 	if err != nil {
 		return err
 	}
+	return r.restore(ctx, t.strays(nil).textOf([]string{nat, mangle}))
+}
+
+// read returns what the tables hold.
+func (r Remains) read(ctx context.Context) (*held, error) {
+	path, err := r.path()
+	if err != nil {
+		return nil, err
+	}
 	text, err := r.run(ctx, "", path+"-save")
 	if err != nil {
-		return fmt.Errorf("read the tables of %s: %w", r, err)
+		return nil, fmt.Errorf("read the tables of %s: %w", r, err)
 	}
-	c := parse(text, r.Role).strays(nil)
-	if text := c.textOf([]string{nat, mangle}); text != "" {
-		if _, err := r.run(ctx, text, path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
-			return fmt.Errorf("remove chains of %s: %w", r, err)
-		}
+	return parse(text, r.Role), nil
+}
+
+// restore makes a text that removes chains take effect, if there is any.
+func (r Remains) restore(ctx context.Context, text string) error {
+	path, err := r.path()
+	if err != nil || text == "" {
+		return err
+	}
+	if _, err := r.run(ctx, text, path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
+		return fmt.Errorf("remove the chains of %s: %w", r, err)
 	}
 	return nil
 }
