@@ -16,14 +16,17 @@ import (
 
 // table is what the kernel holds under our name.
 type table struct {
-	chains map[string]*heldChain
-	sets   map[string]*heldSet
+	dormant bool // nothing in it is in force
+	odd     bool // it has flags that cannot be taken back
+	chains  map[string]*heldChain
+	sets    map[string]*heldSet
 }
 
 // heldChain has the fingerprints that we gave our rules; a rule of somebody
 // else has none, which is "".
 type heldChain struct {
 	hook  string // as hook.spec, "" for a chain without
+	drops bool   // its policy
 	rules []string
 }
 
@@ -38,23 +41,6 @@ type heldSet struct {
 func (r rule) fingerprint(f service.Family) string {
 	sum := sha256.Sum256([]byte(r.text(f)))
 	return string(sum[:8])
-}
-
-func elementKey(e element) string { return string(e.key) + string(e.end) }
-
-// spec is what the kernel fixes when a set is made, in numbers that do not
-// depend on the system: flags, sizes and timeout.
-func (s *set) spec(f service.Family) setSpec {
-	return setSpec{
-		key: keySize(s.key, f), value: keySize(s.yields(), f), verdicts: s.kind == verdictMap,
-		interval: s.interval, timeout: uint64(s.timeout.Milliseconds()),
-	}
-}
-
-type setSpec struct {
-	key, value         int // bytes
-	verdicts, interval bool
-	timeout            uint64 // ms
 }
 
 func (h *hook) spec() string {
@@ -80,17 +66,22 @@ func (b *Backend) planAll(t *table, have *installed, want *service.Snapshot) *pl
 // A table in which something has a wanted name and is of another kind, which
 // the kernel cannot change, is made anew.
 func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
+	var misfits []string
 	if t != nil {
 		c := &comparison{backend: b, want: want, table: t}
-		if p := c.plan(); !c.misfit {
+		p := c.plan()
+		if len(c.misfits) == 0 {
 			return p
 		}
+		misfits = c.misfits
 	}
 	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable}}}
 	if t != nil {
 		c.base = []op{{verb: delTable}, {verb: addTable}}
 	}
-	return c.plan()
+	p := c.plan()
+	p.misfits = misfits
+	return p
 }
 
 // comparison is one run of planAll.
@@ -105,13 +96,19 @@ type comparison struct {
 	sets    map[string]*set // that are to stay
 	forgets []layout
 	removed []*service.Port
-	misfit  bool // something of a wanted name cannot be made what it should be
+	misfits []string // what has a wanted name and cannot be made what it should be
 }
 
 func (c *comparison) plan() *plan {
 	f, o := c.backend.family, c.backend.options
 	c.next = &installed{snapshot: c.want, slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
 	c.chains, c.sets = map[string]bool{}, map[string]*set{}
+	if c.table.odd {
+		c.misfits = append(c.misfits, "flags of table "+TableName)
+	}
+	if c.table.dormant {
+		c.units = append(c.units, unit{ops: []op{{verb: wakeTable}}, first: true})
+	}
 	var layouts []layout
 	for p := range c.want.Ports(f) {
 		l := c.held(p).next(p)
@@ -144,9 +141,11 @@ func (c *comparison) plan() *plan {
 func (c *comparison) addSet(ops *[]op, s *set) {
 	c.sets[s.name] = s
 	held := c.table.sets[s.name]
-	c.misfit = c.misfit || held != nil && held.spec != s.spec(c.backend.family)
-	if held == nil {
+	switch {
+	case held == nil:
 		*ops = append(*ops, op{verb: addSet, set: s})
+	case held.spec != s.spec(c.backend.family):
+		c.misfits = append(c.misfits, "set "+s.name)
 	}
 }
 
@@ -158,7 +157,12 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 		*ops = appendChain(*ops, x)
 		return
 	}
-	c.misfit = c.misfit || held.hook != x.hook.spec()
+	if held.hook != x.hook.spec() {
+		c.misfits = append(c.misfits, "hook of chain "+x.name)
+	}
+	if held.drops {
+		*ops = append(*ops, op{verb: acceptPolicy, chain: x})
+	}
 	var prints []string
 	for _, r := range x.rules {
 		prints = append(prints, r.fingerprint(c.backend.family))
@@ -273,6 +277,9 @@ func (c *comparison) leftovers() {
 
 // remove notes the frontend that goes with e, if e is about one.
 func (c *comparison) remove(e element) {
+	if e.catchAll {
+		return
+	}
 	f := service.Frontend{Kind: service.NodePort}
 	key := e.key
 	switch e.in {
@@ -373,5 +380,5 @@ func (t *table) clone() *table {
 	for name, s := range t.sets {
 		sets[name] = &heldSet{s.spec, maps.Clone(s.elements)}
 	}
-	return &table{chains: t.chains, sets: sets}
+	return &table{dormant: t.dormant, odd: t.odd, chains: t.chains, sets: sets}
 }

@@ -16,9 +16,16 @@ const driftLines = 20
 // drift describes what others did to a table that held h: what would lead
 // back to it.
 func (b *Backend) drift(t *table, h *installed) []string {
+	p := b.compare(t, h.snapshot)
 	var lines []string
+	for _, m := range p.misfits[:min(len(p.misfits), driftLines)] {
+		lines = append(lines, "altered: "+m)
+	}
+	if len(lines) > 0 {
+		return lines
+	}
 	n := 0
-	for _, u := range b.compare(t, h.snapshot).units {
+	for _, u := range p.units {
 		for _, o := range u.ops {
 			if n++; n <= driftLines {
 				lines = append(lines, repaired(o, b.family))

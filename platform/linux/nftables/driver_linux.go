@@ -123,11 +123,10 @@ func (k *kernel) readOnce() (*table, error) {
 		return nil, err
 	}
 	k.monitor.reset()
-	found, err := r.exists()
-	if err != nil {
+	if err := r.find(); err != nil {
 		return nil, err
 	}
-	if found {
+	if r.table != nil {
 		err = r.read()
 	}
 	if err != nil {
@@ -139,9 +138,6 @@ func (k *kernel) readOnce() (*table, error) {
 	}
 	if err != nil {
 		return nil, err
-	}
-	if !found {
-		return nil, nil
 	}
 	return r.table, nil
 }

@@ -21,6 +21,10 @@ type element struct {
 	value   []byte  // what other maps yield
 	verdict verdict // what a verdictMap yields
 	comment string  // for people who read a listing
+	// catchAll means that it stands for every key that the set does not have,
+	// and expressions that looking it up does more than to find it. None of
+	// ours is such.
+	catchAll, expressions bool
 }
 
 // compare orders elements by set name, then key.
@@ -30,12 +34,15 @@ func (e element) compare(o element) int {
 
 // same reports that e and o, which have the same key, need no change.
 func (e element) same(o element) bool {
-	return e.verdict == o.verdict && e.comment == o.comment && bytes.Equal(e.value, o.value)
+	return e.verdict == o.verdict && e.comment == o.comment && bytes.Equal(e.value, o.value) && e.expressions == o.expressions
 }
 
 // text is e in the language of nft.
 func (e element) text(f service.Family) string {
-	s := keyText(e.in.key, f, e.key, e.end)
+	s := "*"
+	if !e.catchAll {
+		s = keyText(e.in.key, f, e.key, e.end)
+	}
 	if e.comment != "" {
 		s += fmt.Sprintf(" comment %q", e.comment)
 	}

@@ -89,7 +89,7 @@ func (e *encoder) op(o *op) error {
 	}
 	e.endElements()
 	switch o.verb {
-	case addTable, delTable:
+	case addTable, delTable, wakeTable:
 		e.table(o.verb)
 	case addSet:
 		e.set(o.set)
@@ -97,6 +97,8 @@ func (e *encoder) op(o *op) error {
 		e.named(unix.NFT_MSG_DELSET, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, o.set.name)
 	case addChain:
 		e.chain(o.chain)
+	case acceptPolicy:
+		e.policy(o.chain.name)
 	case delChain:
 		e.named(unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, o.chain.name)
 	case flushChain:
@@ -116,8 +118,23 @@ func (e *encoder) table(v verb) {
 	if v == delTable {
 		msg, flags = unix.NFT_MSG_DELTABLE, 0
 	}
+	if v == wakeTable {
+		flags = 0
+	}
 	e.open(nft(msg), flags, e.nf, 0)
 	e.str(unix.NFTA_TABLE_NAME, e.name)
+	if v == wakeTable {
+		e.u32(unix.NFTA_TABLE_FLAGS, 0)
+	}
+	e.close()
+}
+
+// policy makes a base chain that is there accept what its rules leave over.
+func (e *encoder) policy(chain string) {
+	e.open(nft(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
+	e.str(unix.NFTA_CHAIN_TABLE, e.name)
+	e.str(unix.NFTA_CHAIN_NAME, chain)
+	e.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
 	e.close()
 }
 
@@ -161,8 +178,8 @@ func (e *encoder) describe(s *set) {
 		return
 	}
 	desc := e.nest(unix.NFTA_SET_DESC)
-	if s.timeout != 0 {
-		e.u32(unix.NFTA_SET_DESC_SIZE, clientLimit)
+	if n := s.size(); n != 0 {
+		e.u32(unix.NFTA_SET_DESC_SIZE, n)
 	}
 	if s.interval {
 		concat := e.nest(setDescConcat)
@@ -189,27 +206,20 @@ func (f field) bareSize(family service.Family) uint32 {
 
 // Numbers of the kernel's nf_tables.h that x/sys lacks.
 const (
-	setConcat     = 0x80 // NFT_SET_CONCAT
-	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
-	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
-	setElemKeyEnd = 10   // NFTA_SET_ELEM_KEY_END
-	nfDrop        = 0    // NF_DROP
-	nfAccept      = 1    // NF_ACCEPT
+	setDescConcat = 2  // NFTA_SET_DESC_CONCAT
+	setFieldLen   = 1  // NFTA_SET_FIELD_LEN
+	setElemKeyEnd = 10 // NFTA_SET_ELEM_KEY_END
+	setElemExprs  = 11 // NFTA_SET_ELEM_EXPRESSIONS
+	setExpr       = 17 // NFTA_SET_EXPR
+	setExprs      = 18 // NFTA_SET_EXPRESSIONS
+	elemCatchAll  = 2  // NFT_SET_ELEM_CATCHALL
+	chainFlags    = 10 // NFTA_CHAIN_FLAGS
+	chainBase     = 1  // NFT_CHAIN_BASE
+	tableOwned    = 2  // NFT_TABLE_F_OWNER
+	tableOwner    = 7  // NFTA_TABLE_OWNER
+	nfDrop        = 0  // NF_DROP
+	nfAccept      = 1  // NF_ACCEPT
 )
-
-func (s *set) flags() uint32 {
-	flags := uint32(0)
-	if s.kind != plainSet {
-		flags |= unix.NFT_SET_MAP
-	}
-	if s.interval {
-		flags |= unix.NFT_SET_INTERVAL | setConcat
-	}
-	if s.timeout != 0 {
-		flags |= unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
-	}
-	return flags
-}
 
 var hookNumbers = map[string]uint32{
 	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN,
@@ -292,7 +302,11 @@ func (e *encoder) element(o *op) {
 	}
 	x := &o.element
 	elem := e.nest(unix.NFTA_LIST_ELEM)
-	e.value(unix.NFTA_SET_ELEM_KEY, x.key)
+	if x.catchAll {
+		e.u32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
+	} else {
+		e.value(unix.NFTA_SET_ELEM_KEY, x.key)
+	}
 	if x.end != nil {
 		e.value(setElemKeyEnd, x.end)
 	}

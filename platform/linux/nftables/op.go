@@ -16,9 +16,11 @@ type verb uint8
 const (
 	delTable verb = iota
 	addTable
+	wakeTable // a dormant one
 	addSet
 	addChain
-	flushChain // removes the rules; a chain cannot go while it has some
+	acceptPolicy // of a base chain
+	flushChain   // removes the rules; a chain cannot go while it has some
 	addRules
 	delElement
 	addElement
@@ -41,12 +43,16 @@ func (o op) text(f service.Family) string {
 		return "- table " + TableName
 	case addTable:
 		return "+ table " + TableName
+	case wakeTable:
+		return "- flag dormant of table " + TableName
 	case addSet:
 		return "+ set " + o.set.name
 	case delSet:
 		return "- set " + o.set.name
 	case addChain:
 		return "+ chain " + o.chain.name
+	case acceptPolicy:
+		return "- policy drop of chain " + o.chain.name
 	case delChain:
 		return "- chain " + o.chain.name
 	case flushChain:

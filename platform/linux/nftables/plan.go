@@ -22,6 +22,7 @@ type plan struct {
 	delta   shared     // to add to next.shared after Apply
 	forgets []layout   // Ports some of whose clients may know an endpoint that left
 	drift   []string
+	misfits []string // why the table is made anew
 	removed []*service.Port
 	whole   bool // made from the table, not from what changed
 }

@@ -39,18 +39,26 @@ func (r *reader) ask(msg int, tableAttr uint16, fill func(), each func(body []by
 	})
 }
 
-// exists asks for the table itself.
-func (r *reader) exists() (bool, error) {
-	found := false
-	err := r.ask(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func([]byte) error {
-		found = true
+// find asks for the table itself. It leaves r.table nil if there is none. A
+// table that a process has reserved for itself is an error: nobody else can
+// change it, and it goes with that process, see
+// https://git.kernel.org/torvalds/c/6001a930ce03.
+func (r *reader) find() error {
+	r.table = nil
+	return r.ask(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func(body []byte) error {
+		flags := u32Of(attribute(body, unix.NFTA_TABLE_FLAGS))
+		if flags&tableOwned != 0 {
+			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", u32Of(attribute(body, tableOwner)))
+		}
+		r.table = &table{
+			dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, odd: flags&^unix.NFT_TABLE_F_DORMANT != 0,
+			chains: map[string]*heldChain{}, sets: map[string]*heldSet{},
+		}
 		return nil
 	})
-	return found, err
 }
 
 func (r *reader) read() error {
-	r.table = &table{chains: map[string]*heldChain{}, sets: map[string]*heldSet{}}
 	if err := r.ask(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, r.chain); err != nil {
 		return fmt.Errorf("list chains: %w", err)
 	}
@@ -76,9 +84,10 @@ func (r *reader) chain(body []byte) error {
 		if typ := stringOf(attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
 			c.hook += " " + typ
 		}
-		if p := attribute(body, unix.NFTA_CHAIN_POLICY); u32Of(p) != nfAccept {
-			c.hook += " policy drop"
+		if flags := u32Of(attribute(body, chainFlags)) &^ chainBase; flags != 0 {
+			c.hook += fmt.Sprintf(" flags %d", flags)
 		}
+		c.drops = u32Of(attribute(body, unix.NFTA_CHAIN_POLICY)) != nfAccept
 	}
 	r.table.chains[stringOf(attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	return nil
@@ -112,9 +121,11 @@ func (r *reader) set(body []byte) error {
 		return nil // it goes with its rule
 	}
 	spec := setSpec{
-		key:      int(u32Of(attribute(body, unix.NFTA_SET_KEY_LEN))),
-		interval: flags&unix.NFT_SET_INTERVAL != 0,
-		verdicts: u32Of(attribute(body, unix.NFTA_SET_DATA_TYPE)) == unix.NFT_DATA_VERDICT,
+		flags:       flags,
+		key:         int(u32Of(attribute(body, unix.NFTA_SET_KEY_LEN))),
+		verdicts:    u32Of(attribute(body, unix.NFTA_SET_DATA_TYPE)) == unix.NFT_DATA_VERDICT,
+		size:        u32Of(attribute(attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
+		expressions: attribute(body, setExpr) != nil || attribute(body, setExprs) != nil,
 	}
 	if flags&unix.NFT_SET_MAP != 0 && !spec.verdicts {
 		spec.value = int(u32Of(attribute(body, unix.NFTA_SET_DATA_LEN)))
@@ -152,6 +163,10 @@ func decodeElement(b []byte) element {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.key = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.catchAll = u32Of(v)&elemCatchAll != 0
+		case unix.NFTA_SET_ELEM_EXPR, setElemExprs:
+			e.expressions = true
 		case setElemKeyEnd:
 			e.end = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
 		case unix.NFTA_SET_ELEM_DATA:

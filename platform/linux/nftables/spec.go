@@ -1,0 +1,65 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import "kubeproxy/common/service"
+
+// Flags of sets, by their numbers in linux/netfilter/nf_tables.h.
+const (
+	setInterval = 1 << 2
+	setMap      = 1 << 3
+	setTimeout  = 1 << 4
+	setEval     = 1 << 5
+	setConcat   = 1 << 7
+)
+
+func (s *set) flags() uint32 {
+	flags := uint32(0)
+	if s.kind != plainSet {
+		flags |= setMap
+	}
+	if s.interval {
+		flags |= setInterval | setConcat
+	}
+	if s.timeout != 0 {
+		flags |= setTimeout | setEval
+	}
+	return flags
+}
+
+// size is the most elements that s takes, 0 for any number.
+func (s *set) size() uint32 {
+	if s.timeout != 0 {
+		return clientLimit
+	}
+	return 0
+}
+
+// setSpec is what a set is made with, in numbers that do not depend on the
+// system. The kernel fixes most of it; a size can be changed later, see
+// https://git.kernel.org/torvalds/c/97c976d662fb.
+type setSpec struct {
+	flags       uint32
+	key, value  int // bytes
+	verdicts    bool
+	timeout     uint64 // ms
+	size        uint32
+	expressions bool // that run for each element that is looked up
+}
+
+func (s *set) spec(f service.Family) setSpec {
+	return setSpec{
+		flags: s.flags(), key: keySize(s.key, f), value: keySize(s.yields(), f), verdicts: s.kind == verdictMap,
+		timeout: uint64(s.timeout.Milliseconds()), size: s.size(),
+	}
+}
+
+// elementKey tells elements of a set apart. No key is as short as that of a
+// catch-all element.
+func elementKey(e element) string {
+	if e.catchAll {
+		return "*"
+	}
+	return string(e.key) + string(e.end)
+}

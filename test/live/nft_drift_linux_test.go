@@ -1,0 +1,45 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"testing"
+
+	"kubeproxy/test/netlab"
+)
+
+// deedsNFTables are what others may do to the table of web other than to its
+// rules and elements. All of it takes Services out of service.
+var deedsNFTables = []string{
+	"nft add table ip kube-services '{ flags dormant; }'",
+	"nft add chain ip kube-services output '{ policy drop; }'",
+	"nft 'delete chain ip kube-services prerouting; add chain ip kube-services prerouting " +
+		"{ type nat hook prerouting priority 300; policy accept; }; add rule ip kube-services prerouting jump dispatch'",
+	"nft 'delete table ip kube-services; add table ip kube-services { flags dormant; }'",
+}
+
+// What others do to flags, policies, hooks and priorities is undone, counted and
+// logged, by a proxy that runs and by one that starts.
+func TestNFTablesDrift(t *testing.T) {
+	t.Parallel()
+	m := usual()
+	m.flags = append(m.flags, "--iptables-sync-period=1h")
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	p := c.start(t)
+	want := c.want(t)
+	cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web)
+	for _, deed := range deedsNFTables {
+		c.undone(t, p, deed)
+		c.settleOn(t, want)
+		c.check(t, want, cells)
+	}
+	for _, deed := range deedsNFTables {
+		p.Stop(t)
+		c.sh(t, deed+"\n")
+		p = c.start(t)
+		c.check(t, want, cells)
+	}
+}
