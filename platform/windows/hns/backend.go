@@ -48,7 +48,9 @@ type installed struct {
 	notes    reconcile.Notes // copied before they are changed
 	// again are ports that wait for an endpoint of this node.
 	again []service.PortName
-	clean bool // everything was as it should be
+	// relist says that endpoints are to be listed for that.
+	relist bool
+	clean  bool // everything was as it should be
 }
 
 // claims count what several ports share, and external addresses that one has for
@@ -279,8 +281,8 @@ func (n *installed) keep(name service.PortName, w Wishes) {
 func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	h := b.have
 	next := *h
-	next.snapshot, next.again = want, nil
-	if len(h.again) > 0 {
+	next.snapshot, next.again, next.relist = want, nil, false
+	if h.relist {
 		if err := b.relist(ctx, &next); err != nil {
 			return nil, err
 		}
@@ -290,7 +292,7 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 	if p.work == nil {
 		return b.planAll(ctx, want)
 	}
-	if b.rehearse(ctx, p); p.waiting && len(h.again) == 0 {
+	if b.rehearse(ctx, p); p.waiting && !h.relist {
 		if err := b.relist(ctx, &next); err != nil {
 			return nil, err
 		}

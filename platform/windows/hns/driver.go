@@ -160,5 +160,15 @@ func onlyPending(err error) bool {
 		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPending(err) })
 	}
 	var p pending
+	return errors.As(err, &p) || onlyPostponed(err)
+}
+
+// onlyPostponed reports that err, which may be several, is about what was not
+// tried.
+func onlyPostponed(err error) bool {
+	if list, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPostponed(err) })
+	}
+	var p postponed
 	return errors.As(err, &p)
 }

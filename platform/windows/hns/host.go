@@ -40,12 +40,16 @@ type Host struct {
 	// inPlace is false once a change in place was ignored.
 	inPlace bool
 	resting map[string]rest // endpoints by ID
+	// refusals and halts are load balancers that HNS refused, and Services that
+	// lost one by that.
+	refusals map[Key]refusal
+	halts    map[owner]rest
 }
 
 // NewHost returns the Host of the named node. Note is told of decisions, each
 // a sentence, once.
 func NewHost(d Driver, s Store, node string, note func(string)) *Host {
-	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true, resting: map[string]rest{}}
+	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true, resting: map[string]rest{}, refusals: map[Key]refusal{}, halts: map[owner]rest{}}
 }
 
 // shared is how long the listing of one family is good for the other one,

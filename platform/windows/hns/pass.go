@@ -37,18 +37,23 @@ type pass struct {
 	// doubtful are endpoints that a load balancer may have: HNS said that it
 	// failed to make it, but who knows.
 	doubtful map[string]bool
+	// refusing are Services with a load balancer that HNS refused in this pass to
+	// put in the place of another. One is enough: the others stay as they are.
+	refusing map[owner]bool
 	// waiting means that a local endpoint is missing. stale means that an
 	// answer did not fit the model. unsure means that something failed, so
 	// that nobody knows what HNS holds.
 	waiting, stale, unsure bool
-	fatal                  error // ends the pass
+	// relist means that something failed that another listing of endpoints may cure.
+	relist bool
+	fatal  error // ends the pass
 }
 
 func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
 		creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{},
-		released: map[string]service.PortName{}, broken: map[netip.Addr]error{}, doubtful: map[string]bool{},
+		released: map[string]service.PortName{}, broken: map[netip.Addr]error{}, doubtful: map[string]bool{}, refusing: map[owner]bool{},
 	}
 }
 
@@ -144,6 +149,7 @@ func (p *pass) fail(n service.PortName, err error) {
 		return
 	}
 	p.unsure = p.unsure || !onlyPending(err)
+	p.relist = p.relist || !onlyPostponed(err)
 	if errors.Is(err, ErrExists) || errors.Is(err, ErrNotFound) {
 		p.stale = true
 	}
@@ -242,6 +248,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 	p.put(id, made, n)
 	if !p.dry {
 		p.host.awaken(made.Endpoints)
+		p.host.accepted(made.Key, ownerOf(n))
 	}
 	return lacking(without)
 }
@@ -317,14 +324,24 @@ func missingBalancer(err error) bool {
 	return errors.As(err, &e) && e.Code != 0x803b0002
 }
 
-// replace deletes have and makes lb at once, the shortest gap there is.
+// replace deletes have and makes lb at once, the shortest gap there is. If HNS
+// refuses lb, have is made again.
 func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
+	if err := p.postpone(have, lb, n); err != nil {
+		have.Kind = lb.Kind
+		p.own(have, n)
+		return err
+	}
 	if err := p.deleteBalancer(have); err != nil {
 		return err
 	}
 	p.say("- loadbalancer %s", have.Key)
 	p.forget(have, n)
-	return p.create(lb, n, have.Endpoints)
+	err := p.create(lb, n, have.Endpoints)
+	if err == nil || p.model.balancer(lb.Key) != nil {
+		return err
+	}
+	return p.restore(have, lb, n, err)
 }
 
 // forget takes a load balancer that should be gone out of the model. In the

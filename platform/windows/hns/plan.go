@@ -190,6 +190,7 @@ func (p *plan) finish(done *pass) {
 	}
 	next.clean = len(done.failed) == 0
 	next.again = slices.SortedFunc(maps.Keys(done.failed), service.PortName.Compare)
+	next.relist = done.relist
 	if done.unsure || slices.ContainsFunc(slices.Collect(maps.Values(next.limits)), waits) {
 		return // the next plan lists
 	}

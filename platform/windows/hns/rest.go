@@ -31,17 +31,7 @@ func (h *Host) putToRest(ids []string) {
 		clear(h.resting)
 	}
 	for _, id := range ids {
-		r, known := h.resting[id]
-		switch {
-		case !known:
-			r.pause = firstRest
-		case h.now().Before(r.until):
-			continue
-		default:
-			r.pause = min(2*r.pause, longestRest)
-		}
-		r.until = h.now().Add(r.pause)
-		h.resting[id] = r
+		h.resting[id] = h.resting[id].longer(h.now(), firstRest)
 	}
 }
 

@@ -1,0 +1,108 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+// fourFold is a Service with a frontend of each kind.
+func fourFold(endpoints ...string) *service.Port {
+	p := clusterIP("web", "10.96.0.10", endpoints...)
+	p.Frontends = append(p.Frontends,
+		service.Frontend{Kind: service.NodePort, Port: 30080},
+		service.Frontend{Kind: service.ExternalIP, Addr: addr("198.51.100.10"), Port: 80},
+		service.Frontend{Kind: service.LoadBalancerIP, Addr: addr("203.0.113.10"), Port: 80})
+	return p
+}
+
+func fourFoldHeld(endpoints string) []string {
+	return []string{
+		"tcp 10.96.0.10:80 [" + endpoints + "]", "tcp 198.51.100.10:80 [" + endpoints + "]",
+		"tcp 203.0.113.10:80 [" + endpoints + "]", "tcp node:30080 [" + endpoints + "]",
+	}
+}
+
+// An HNS that takes no new load balancer for a while costs a Service at most one of
+// its own, however many rounds that goes on.
+func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
+	for _, code := range []uint32{0x57, 0x1f, 0x803b000d} {
+		t.Run(fmt.Sprintf("0x%x", code), func(t *testing.T) {
+			b := newBench(t, v13, bridgeN)
+			b.pods("10.244.1.11", "10.244.1.12")
+			b.converge(snapshot(1, fourFold("10.244.1.11:80")))
+			fewest, creates := 4, 0
+			b.hns.refuse = func(op string) error {
+				fewest = min(fewest, len(b.hns.balancers))
+				if op != "create load balancer" {
+					return nil
+				}
+				creates++
+				return fails(op, code)
+			}
+			want := snapshot(2, fourFold("10.244.1.11:80", "10.244.1.12:80"))
+			for range 10 {
+				_, err := b.round(want)
+				wantFailed(t, err, "HNS", "web")
+			}
+			if fewest < 3 {
+				t.Errorf("%d of 4 load balancers left while HNS refused %d", fewest, creates)
+			}
+			b.hns.refuse = nil
+			for range 8 { // one frontend may rest for a moment, and the next one after it
+				if _, err := b.round(want); err == nil {
+					break
+				}
+				b.now = b.now.Add(firstRest)
+			}
+			if diff := cmp.Diff(fourFoldHeld("10.244.1.11 10.244.1.12"), b.holds()); diff != "" {
+				t.Errorf("once HNS takes them again (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A load balancer that HNS refuses to put in the place of another is not missed: the
+// other one is made again, and tried again ever more rarely.
+func TestRefusedLoadBalancerGivesWay(t *testing.T) {
+	b := newBench(t, v13, bridgeN)
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshot(1, fourFold("10.244.1.11:80")))
+	refused := 0
+	b.hns.refuse = func(op string) error {
+		// The newest of the four is gone when the one with more endpoints comes.
+		if op == "create load balancer" && len(b.hns.balancers) == 3 {
+			if refused++; refused%2 == 1 {
+				return fails(op, 0x57)
+			}
+		}
+		return nil
+	}
+	want := snapshot(2, fourFold("10.244.1.11:80", "10.244.1.12:80"))
+	begin := b.now
+	for b.now.Sub(begin) < time.Hour {
+		_, err := b.round(want)
+		wantFailed(t, err, "as before", "web")
+		if diff := cmp.Diff(fourFoldHeld("10.244.1.11"), b.holds()); diff != "" {
+			t.Fatalf("meanwhile (-want +got):\n%s", diff)
+		}
+		if strings.Contains(err.Error(), "tried again in a while") && b.hns.calls["list endpoints"] > 1 {
+			t.Fatalf("what is not tried needs no second listing: %v", b.hns.calls)
+		}
+		b.now = b.now.Add(4 * time.Second)
+	}
+	if n := refused / 2; n < 4*12 || n > 4*25 {
+		t.Errorf("%d attempts at four load balancers in an hour, want one every 5 minutes each and some before", n)
+	}
+	b.hns.refuse = nil
+	b.now = b.now.Add(longestRest)
+	b.converge(want)
+}
