@@ -5,6 +5,8 @@ package main
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,16 +14,38 @@ import (
 	"kubeproxy/common/source"
 )
 
-// contacts knows when each kind of object was last heard of. Manifests are
-// heard of by looking, so nothing is said of them but that they were read.
+// contacts knows when each source, which is a kind of object or the manifests,
+// was last heard of, and what of it cannot be read or used.
 type contacts struct {
-	api bool // the source is an API server
+	api bool // the sources are kinds at an API server
 
-	mu   sync.Mutex
-	done bool // synced
-	last map[string]time.Time
-	errs map[string]string // by kind; manifests have none
-	mute map[string]int    // watches that were given up, by kind
+	mu     sync.Mutex
+	done   bool // synced
+	last   map[string]time.Time
+	limit  time.Duration // how long nothing may be heard of a source
+	faults map[string]sourceFaults
+	mute   map[string]int // watches that were given up, by kind
+}
+
+// sourceFaults are those of one source, by object. An API server has one for each
+// kind, without an object.
+type sourceFaults map[string]sourceFault
+
+type sourceFault struct {
+	text  string
+	since time.Time
+	last  time.Time // reported
+}
+
+// latest returns the fault that was reported last, "" without any.
+func (all sourceFaults) latest() string {
+	var found sourceFault
+	for _, object := range slices.Sorted(maps.Keys(all)) {
+		if f := all[object]; found.text == "" || f.last.After(found.last) {
+			found = f
+		}
+	}
+	return found.text
 }
 
 // staleAfter is how long nothing may be heard of a kind. A watch that is
@@ -29,14 +53,51 @@ type contacts struct {
 const staleAfter = 5 * time.Minute
 
 func newContacts(api bool) *contacts {
-	return &contacts{api: api, last: map[string]time.Time{}, errs: map[string]string{}, mute: map[string]int{}}
+	return &contacts{api: api, last: map[string]time.Time{}, limit: staleAfter, faults: map[string]sourceFaults{}, mute: map[string]int{}}
+}
+
+// manifestSource is the name of the source that reads manifests.
+const manifestSource = "manifests"
+
+// looked notes that all manifests were read, which happens again in that time.
+// After two such periods of silence they are stale.
+func (c *contacts) looked(every time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.limit = 2 * every
+	c.last[manifestSource] = time.Now()
+}
+
+// fault takes in what a source says of an object, "" for the whole source. It
+// returns since when the object has a fault, zero if it has none and had none.
+func (c *contacts) fault(of string, f source.Fault) (since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.note(of, f)
+}
+
+func (c *contacts) note(of string, f source.Fault) (since time.Time) {
+	old := c.faults[of][f.Object]
+	if f.Err == nil {
+		delete(c.faults[of], f.Object)
+		return old.since
+	}
+	if c.faults[of] == nil {
+		c.faults[of] = sourceFaults{}
+	}
+	now := time.Now()
+	if old.since.IsZero() {
+		old.since = now
+	}
+	c.faults[of][f.Object] = sourceFault{text: f.Err.Error(), since: old.since, last: now}
+	return old.since
 }
 
 func (c *contacts) alive(kind string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.last[kind] = time.Now()
-	delete(c.errs, kind)
+	c.note(kind, source.Fault{})
 }
 
 func (c *contacts) failed(err error) {
@@ -45,11 +106,11 @@ func (c *contacts) failed(err error) {
 	kind := ""
 	if e, ok := errors.AsType[*source.ReadError](err); ok {
 		if kind = e.Kind; e.Optional && c.last[kind].IsZero() {
-			delete(c.errs, kind) // whatever kept it from being read before
+			c.note(kind, source.Fault{}) // whatever kept it from being read before
 			return
 		}
 	}
-	c.errs[kind] = err.Error()
+	c.note(kind, source.Fault{Err: err})
 }
 
 // knowsNodes reports that the API server has said which Nodes of the own name
@@ -79,7 +140,9 @@ func (c *contacts) sources() []health.Source {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.api {
-		return []health.Source{{Name: "manifests", Synced: c.done, Err: c.errs[""]}}
+		s := c.source(manifestSource)
+		s.Synced = c.done
+		return []health.Source{s}
 	}
 	var all []health.Source
 	for _, kind := range required {
@@ -107,7 +170,8 @@ func (c *contacts) unread() []string {
 func (c *contacts) source(kind string) health.Source {
 	at, ok := c.last[kind]
 	return health.Source{
-		Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > staleAfter, Err: c.errs[kind],
+		Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > c.limit,
+		Err: c.faults[kind].latest(), Faults: len(c.faults[kind]),
 	}
 }
 

@@ -169,7 +169,7 @@ func (o *observers) observe() metrics.Observation {
 		}
 	}
 	for _, s := range o.contact.sources() {
-		x := metrics.Source{Name: s.Name, Synced: s.Synced, Silent: o.contact.given(s.Name)}
+		x := metrics.Source{Name: s.Name, Synced: s.Synced, Silent: o.contact.given(s.Name), Faults: s.Faults}
 		switch {
 		case !s.LastContact.IsZero():
 			x.Staleness = r.CurrentTime.Sub(s.LastContact)

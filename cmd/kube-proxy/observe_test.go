@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -156,6 +157,64 @@ func TestContactsOfWhatNeedNotBe(t *testing.T) {
 			t.Errorf("step %d: %q, want %q", i, shown(), step.want)
 		}
 	}
+}
+
+// TestContactsKeepFaultsByObject has two manifests broken and mended one by one.
+func TestContactsKeepFaultsByObject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newContacts(false)
+		shown := func() string {
+			s := c.sources()[0]
+			return fmt.Sprintf("%s %d %q", s.Name, s.Faults, s.Err)
+		}
+		for i, step := range []struct {
+			object, err, want string
+		}{
+			{"a.yaml", "bad a", `manifests 1 "bad a"`},
+			{"b.yaml", "bad b", `manifests 2 "bad b"`},
+			{"a.yaml", "worse a", `manifests 2 "worse a"`},
+			{"a.yaml", "", `manifests 1 "bad b"`},
+			{"b.yaml", "", `manifests 0 ""`},
+		} {
+			f := source.Fault{Object: step.object}
+			if step.err != "" {
+				f.Err = errors.New(step.err)
+			}
+			c.fault(manifestSource, f)
+			if shown() != step.want {
+				t.Errorf("step %d: %s, want %s", i, shown(), step.want)
+			}
+			time.Sleep(time.Second)
+		}
+		begin := time.Now()
+		c.fault(manifestSource, source.Fault{Object: "a.yaml", Err: errors.New("bad a")})
+		time.Sleep(time.Minute)
+		if since := c.fault(manifestSource, source.Fault{Object: "a.yaml"}); !since.Equal(begin) {
+			t.Errorf("over since %v, want %v", since, begin)
+		}
+	})
+}
+
+// TestContactsManifestsGoStale has the manifests not looked at for two periods.
+func TestContactsManifestsGoStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newContacts(false)
+		const poll = 10 * time.Second
+		c.looked(poll)
+		c.synced()
+		time.Sleep(2 * poll)
+		if s := c.sources()[0]; s.Stale || !s.Synced || s.LastContact.IsZero() {
+			t.Errorf("after two periods: %+v, want it not stale yet", s)
+		}
+		time.Sleep(time.Second)
+		if s := c.sources()[0]; !s.Stale {
+			t.Errorf("after more than two periods: %+v, want it stale", s)
+		}
+		c.looked(poll)
+		if s := c.sources()[0]; s.Stale {
+			t.Errorf("after it was looked at again: %+v, want it not stale", s)
+		}
+	})
 }
 
 func TestFieldOf(t *testing.T) {

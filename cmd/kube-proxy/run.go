@@ -247,11 +247,16 @@ func manifests(paths []string, node string, contact *contacts, log klog.Logger) 
 	return &source.Manifests{
 		Paths:    paths,
 		NodeName: node,
-		Report: func(err error) {
-			contact.failed(err)
-			log.Error(err, "A manifest cannot be used")
+		Report: func(f source.Fault) {
+			since := contact.fault(manifestSource, f)
+			if f.Err == nil {
+				log.Info("A manifest can be used again, or is gone", "object", f.Object, "failedFor", time.Since(since).Round(time.Millisecond))
+				return
+			}
+			log.Error(f.Err, "A manifest cannot be used", "object", f.Object)
 		},
-		Note: func(s string) { log.Info("Note on the manifests: " + s) },
+		Contact: contact.looked,
+		Note:    func(s string) { log.Info("Note on the manifests: " + s) },
 	}
 }
 

@@ -84,12 +84,20 @@ func (p *printer) sources(r *health.Report) {
 		if s.LastContact != nil {
 			heard = p.ago(*s.LastContact)
 		}
-		rows = append(rows, []cell{plain(clean(s.Name)), state, plain(heard), plain(p.cutMiddle(s.Error))})
+		rows = append(rows, []cell{plain(clean(s.Name)), state, plain(heard), plain(p.cutMiddle(sourceError(s)))})
 	}
 	if rows != nil {
 		p.line("")
 		p.table("", "SOURCE|STATE|LAST HEARD OF|LAST ERROR", rows)
 	}
+}
+
+// sourceError is the latest error of a source, and how many more there are.
+func sourceError(s health.SourceReport) string {
+	if s.Faults < 2 {
+		return s.Error
+	}
+	return fmt.Sprintf("%s; and %d more", s.Error, s.Faults-1)
 }
 
 func (p *printer) conditions(r *health.Report) {

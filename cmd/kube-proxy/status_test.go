@@ -99,7 +99,7 @@ func troubled() health.Report {
 			"IPv6": {LastUpdated: ago(1 * time.Second), Healthy: true, Generation: 8},
 		},
 		Sources: []health.SourceReport{
-			{Name: "services", Synced: true, LastContact: &heard, Stale: true, Error: "watch services at the API server: connection refused"},
+			{Name: "services", Synced: true, LastContact: &heard, Stale: true, Error: "watch services at the API server: connection refused", Faults: 3},
 			{Name: "nodes", Error: `watch nodes at the API server: Get "https://192.0.2.9:6443/api/v1/nodes?fieldSelector=metadata.name%3Dnode-a&watch=true": dial tcp 192.0.2.9:6443: connect: connection refused`},
 		},
 		Conditions: map[string]string{"server-health": "listen tcp 0.0.0.0:10256: bind: address already in use"},

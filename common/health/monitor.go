@@ -45,7 +45,8 @@ type Source struct {
 	// LastContact is when it was last known to be up to date, zero for never.
 	LastContact time.Time
 	Stale       bool   // LastContact is too long ago
-	Err         string // what it says about the latest failure, empty after a success
+	Err         string // the latest of its faults, empty without any
+	Faults      int    // things that cannot be read or used now
 }
 
 // Monitor collects what happens and answers from it. All methods may be
@@ -192,6 +193,21 @@ func (m *Monitor) SetCondition(name, message string) {
 	m.conditions[name] = message
 }
 
+// sourcesCondition is the name of the condition that follows from the sources.
+const sourcesCondition = "sources"
+
+// allConditions returns a copy of the conditions, and what is wrong with sources.
+func (m *Monitor) allConditions(sources []SourceReport) map[string]string {
+	all := maps.Clone(m.conditions)
+	if text := sourceTrouble(sources); text != "" {
+		all[sourcesCondition] = text
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
 // Serving reports that at least one of families, or of all when none is
 // given, does its work.
 func (m *Monitor) Serving(families ...service.Family) bool {
@@ -229,8 +245,6 @@ func (m *Monitor) Report() Report {
 	eligible, reason := m.node.eligible(m.options.NodeRequired)
 	r.NodeEligible, r.NodeReason = &eligible, reason
 	r.Sources = reportSources(sources, now)
-	if len(m.conditions) > 0 {
-		r.Conditions = maps.Clone(m.conditions)
-	}
+	r.Conditions = m.allConditions(r.Sources)
 	return r
 }

@@ -205,7 +205,7 @@ func TestNeverUpdatedIsTheZeroTime(t *testing.T) {
 func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 	play(t, func(s *scene) {
 		s.options.Sources = func() []Source {
-			return []Source{{Name: "apiserver", Synced: true, LastContact: s.begin, Stale: true, Err: "connection refused"}, {Name: "files"}}
+			return []Source{{Name: "apiserver", Synced: true, LastContact: s.begin, Stale: true, Err: "connection refused", Faults: 1}, {Name: "files"}}
 		}
 		s.SetCondition("configuration", "line 3: no such key")
 		s.SetCondition("conntrack", "read-only")
@@ -214,13 +214,16 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 		s.round(service.IPv4, 0, nil)
 		r := s.Report()
 		want := []SourceReport{
-			{Name: "apiserver", Synced: true, LastContact: &s.begin, StalenessSeconds: 60, Stale: true, Error: "connection refused"},
+			{Name: "apiserver", Synced: true, LastContact: &s.begin, StalenessSeconds: 60, Stale: true, Error: "connection refused", Faults: 1},
 			{Name: "files"},
 		}
 		if diff := cmp.Diff(want, r.Sources); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(map[string]string{"configuration": "line 3: no such key"}, r.Conditions); diff != "" {
+		if diff := cmp.Diff(map[string]string{
+			"configuration": "line 3: no such key",
+			"sources":       "apiserver: 1 fault, stale; what was read before stays in force, and the log says more",
+		}, r.Conditions); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		s.healthy(true, true)

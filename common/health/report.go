@@ -5,6 +5,7 @@ package health
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -61,7 +62,9 @@ type SourceReport struct {
 	// StalenessSeconds is the time since LastContact.
 	StalenessSeconds float64 `json:"stalenessSeconds,omitempty"`
 	Stale            bool    `json:"stale"`
-	Error            string  `json:"error,omitempty"`
+	// Error is the latest of its faults, and Faults how many there are.
+	Error  string `json:"error,omitempty"`
+	Faults int    `json:"faults,omitempty"`
 }
 
 // maxError bounds what of an error is shown: one about thousands of ports is
@@ -99,13 +102,43 @@ func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
 	}
 	// After its end a round does not get on any more, it has failed.
 	r.Busy = reason != "" && s.moved.After(s.ended) && now.Sub(s.moved) <= limit
-	if len(s.err) > maxError {
-		r.LastError = s.err[:maxError] + " ..."
-	}
+	r.LastError = shortened(s.err)
 	if t := s.pending.oldest(); !t.IsZero() {
 		r.OldestPending = &t
 	}
 	return r
+}
+
+// shortened cuts an error down to what is shown of it.
+func shortened(text string) string {
+	if len(text) <= maxError {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxError], "") + " ..."
+}
+
+// sourceTrouble says in short what is wrong with sources, "" if nothing is. It
+// names no object, as everybody may ask for conditions.
+func sourceTrouble(sources []SourceReport) string {
+	var all []string
+	for _, s := range sources {
+		var what []string
+		if s.Faults == 1 {
+			what = append(what, "1 fault")
+		} else if s.Faults > 1 {
+			what = append(what, fmt.Sprintf("%d faults", s.Faults))
+		}
+		if s.Stale {
+			what = append(what, "stale")
+		}
+		if len(what) > 0 {
+			all = append(all, s.Name+": "+strings.Join(what, ", "))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return strings.Join(all, "; ") + "; what was read before stays in force, and the log says more"
 }
 
 // complaint says why s is not healthy, nothing if it is.
@@ -127,7 +160,7 @@ func seconds(d time.Duration) time.Duration { return d.Round(time.Second) }
 func reportSources(sources []Source, now time.Time) []SourceReport {
 	var all []SourceReport
 	for _, s := range sources {
-		r := SourceReport{Name: s.Name, Synced: s.Synced, Stale: s.Stale, Error: s.Err}
+		r := SourceReport{Name: s.Name, Synced: s.Synced, Stale: s.Stale, Error: shortened(s.Err), Faults: s.Faults}
 		if t := s.LastContact; !t.IsZero() {
 			r.LastContact, r.StalenessSeconds = &t, now.Sub(t).Seconds()
 		}

@@ -41,6 +41,7 @@ func TestEverythingHasAValue(t *testing.T) {
 		"oldest_pending_change_age_seconds IPv4":                        3,
 		"source_staleness_seconds apiserver":                            90,
 		"source_synced apiserver":                                       1,
+		"source_faults apiserver":                                       4,
 		"services failed":                                               1,
 		"unserved_services noEndpoints":                                 2,
 		"events_written_total ":                                         1,

@@ -84,6 +84,7 @@ var observed = map[string]metric{
 	skippedObjects:   {reason, "What of the cluster's objects had to be left out, by the field at fault."},
 	trackedEntries:   {nil, "Connections that the kernel tracks in the node's network."},
 	trackedLimit:     {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
+	sourceFaults:     {[]string{"source"}, "Things of the source that cannot be read or used now, such as objects in manifests."},
 	silentWatches:    {[]string{"source"}, "Watches that said nothing for so long that they were given up and asked for again."},
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
@@ -109,6 +110,7 @@ const (
 	skippedObjects      = "skipped_objects"
 	trackedEntries      = "conntrack_entries"
 	trackedLimit        = "conntrack_limit"
+	sourceFaults        = "source_faults"
 	silentWatches       = "source_silent_watches_total"
 	condition           = "condition"
 )

@@ -88,6 +88,7 @@ var documented = map[string]string{
 	"kubeproxy_source_staleness_seconds":                     "GAUGE{source}",
 	"kubeproxy_source_synced":                                "GAUGE{source}",
 	"kubeproxy_skipped_objects":                              "GAUGE{reason}",
+	"kubeproxy_source_faults":                                "GAUGE{source}",
 	"kubeproxy_source_silent_watches_total":                  "COUNTER{source}",
 	"kubeproxy_condition":                                    "GAUGE{condition}",
 	"kubeproxy_conntrack_entries":                            "GAUGE{}",
@@ -112,7 +113,7 @@ func fed() *Metrics {
 		Observe: func() Observation {
 			return Observation{
 				OldestPending: map[service.Family]time.Duration{service.IPv4: 3 * time.Second},
-				Sources:       []Source{{"apiserver", true, 90 * time.Second, 2}},
+				Sources:       []Source{{"apiserver", true, 90 * time.Second, 2, 4}},
 				Services:      map[string]int{"programmed": 5, "failed": 1},
 				Unserved:      map[string]int{"noEndpoints": 2},
 				Skipped:       map[string]int{"spec.ports.nodePort": 2},

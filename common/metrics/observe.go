@@ -64,6 +64,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	for _, s := range now.Sources {
 		set(sourceStaleness, s.Staleness.Seconds(), s.Name)
 		set(sourceSynced, truth(s.Synced), s.Name)
+		set(sourceFaults, float64(s.Faults), s.Name)
 		to <- prometheus.MustNewConstMetric(o.descs[silentWatches], prometheus.CounterValue, float64(s.Silent), s.Name)
 	}
 	for state, n := range now.Services {

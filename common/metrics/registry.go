@@ -63,6 +63,7 @@ type Source struct {
 	Synced    bool
 	Staleness time.Duration // since it was last known to be up to date, or the start
 	Silent    int           // watches that were given up so far
+	Faults    int           // things that cannot be read or used now
 }
 
 // Metrics holds every metric. All methods may be called from any goroutine.

@@ -30,8 +30,12 @@ type Manifests struct {
 	NodeName string        // the Node to deliver
 	Poll     time.Duration // between looks without a notification; 0 means 10 s
 
-	// Report, if set, is told about each problem once while it lasts.
-	Report func(error)
+	// Report, if set, is called once for each fault when it appears or changes,
+	// and once when it is over.
+	Report func(Fault)
+	// Contact, if set, is called each time all paths have been read, with how long
+	// that is good for at most.
+	Contact func(every time.Duration)
 	// Note, if set, is told once about each kind of object that is ignored, and
 	// about each directory without anything to read.
 	Note func(string)
@@ -52,15 +56,22 @@ func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	w := files.NewWatch(m.Paths...)
 	defer w.Close()
 	l := newLibrary(m)
-	l.refresh(sink, w.Add())
-	sink.Synced()
 	poll := m.Poll
 	if poll <= 0 {
 		poll = defaultPoll
 	}
+	contact := func() {
+		if m.Contact != nil {
+			m.Contact(poll)
+		}
+	}
+	l.refresh(sink, w.Add())
+	contact()
+	sink.Synced()
 	for w.Wait(ctx, min(poll, l.pending())) {
 		// The watches come first: what changes after them is noticed.
 		l.refresh(sink, w.Add())
+		contact()
 	}
 	return nil
 }
@@ -76,7 +87,11 @@ func (m *Manifests) Load(_ context.Context, sink Sink) error {
 	l.report = nil
 	l.refresh(sink, nil)
 	sink.Synced()
-	return errors.Join(l.problems...)
+	var errs []error
+	for _, p := range l.problems {
+		errs = append(errs, p.err)
+	}
+	return errors.Join(errs...)
 }
 
 func (m *Manifests) exist() error {

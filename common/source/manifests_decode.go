@@ -31,14 +31,23 @@ type decoder struct {
 type decoded struct {
 	objects []object
 	bad     []bad
-	broken  []error
+	broken  []bad
 }
 
-// bad is an object that cannot be used. Its key is zero if it cannot be
-// told.
+// bad is an object that cannot be used, or a whole document. Its key is zero if
+// nobody knows which object it is.
 type bad struct {
-	key key
-	err error
+	key   key
+	where string // in the file
+	err   error
+}
+
+// name says which object of a file it is.
+func (b bad) name() string {
+	if b.key.kind == "" {
+		return b.where
+	}
+	return b.key.String()
 }
 
 func (d *decoder) decode(content []byte) *decoded {
@@ -46,7 +55,7 @@ func (d *decoder) decode(content []byte) *decoded {
 	for _, doc := range documents(content) {
 		text, strict, err := doc.toJSON()
 		if err != nil {
-			out.broken = append(out.broken, doc.wrap(err))
+			out.broken = append(out.broken, bad{where: doc.place(), err: doc.wrap(err)})
 			continue
 		}
 		if string(text) == "null" {
@@ -107,6 +116,11 @@ type header struct {
 	} `json:"metadata"`
 }
 
+// fault is what is wrong with the item as a whole.
+func (i item) fault(err error) bad {
+	return bad{where: strings.TrimSuffix(i.doc.place()+": "+i.within, ": "), err: i.wrap("", err)}
+}
+
 func (i item) wrap(what string, err error) error {
 	if i.within != "" {
 		what = strings.TrimSuffix(i.within+": "+what, ": ")
@@ -124,14 +138,14 @@ const namespaceDefault = metav1.NamespaceDefault
 func (d *decoder) object(i item, out *decoded) {
 	var h header
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &h); err != nil {
-		out.bad = append(out.bad, bad{err: i.wrap("", typeError(i.text, &header{}, err))})
+		out.bad = append(out.bad, i.fault(typeError(i.text, &header{}, err)))
 		return
 	}
 	if h.Kind == "" && h.APIVersion == "" {
 		h.Kind, h.APIVersion = i.kind, i.api
 	}
 	if h.Kind == "" || h.APIVersion == "" {
-		out.bad = append(out.bad, bad{err: i.wrap("", errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service"))})
+		out.bad = append(out.bad, i.fault(errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service")))
 		return
 	}
 	name := h.APIVersion + " " + h.Kind
@@ -153,7 +167,7 @@ func (d *decoder) object(i item, out *decoded) {
 		}
 	}
 	if err := i.fill(value, k); err != nil {
-		out.bad = append(out.bad, bad{k, i.wrap(k.String(), err)})
+		out.bad = append(out.bad, bad{key: k, err: i.wrap(k.String(), err)})
 		return
 	}
 	out.objects = append(out.objects, object{k, value})
@@ -195,17 +209,17 @@ const maxDepth = 4
 
 func (d *decoder) list(i item, of [2]string, out *decoded) {
 	if i.strict != nil {
-		out.bad = append(out.bad, bad{err: i.wrap("", i.strict)})
+		out.bad = append(out.bad, i.fault(i.strict))
 	}
 	var l struct {
 		Items []json.RawMessage `json:"items"`
 	}
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &l); err != nil {
-		out.bad = append(out.bad, bad{err: i.wrap("", typeError(i.text, &l, err))})
+		out.bad = append(out.bad, i.fault(typeError(i.text, &l, err)))
 		return
 	}
 	if i.depth == maxDepth {
-		out.bad = append(out.bad, bad{err: i.wrap("", fmt.Errorf("more than %d Lists within each other", maxDepth))})
+		out.bad = append(out.bad, i.fault(fmt.Errorf("more than %d Lists within each other", maxDepth)))
 		return
 	}
 	for n, text := range l.Items {

@@ -24,7 +24,7 @@ type file struct {
 	// objects are the good ones of the last good state, problems what is
 	// wrong now.
 	objects  []object
-	problems []error
+	problems []problem
 	// unknown means that there is or may be an object in it of which no good
 	// version was ever read.
 	unknown bool
@@ -54,7 +54,7 @@ func (f *file) refresh(d *decoder, now time.Time) {
 		err = readable(info)
 	}
 	if err != nil {
-		f.broken(err)
+		f.broken(bad{err: err})
 		return
 	}
 	if f.info != nil && f.emptied.IsZero() && os.SameFile(f.info, info) && f.info.Size() == info.Size() &&
@@ -63,7 +63,7 @@ func (f *file) refresh(d *decoder, now time.Time) {
 	}
 	content, err := readFile(f.path)
 	if err != nil {
-		f.broken(err)
+		f.broken(bad{err: err})
 		return
 	}
 	if f.beingWritten(content, now) {
@@ -95,20 +95,28 @@ func (f *file) beingWritten(content []byte, now time.Time) bool {
 }
 
 // broken keeps the last good state and has the file read again next time.
-func (f *file) broken(errs ...error) {
+func (f *file) broken(what ...bad) {
 	f.info, f.problems, f.emptied = nil, nil, time.Time{}
 	f.unknown = f.unknown || len(f.objects) == 0
-	for _, err := range errs {
+	for _, b := range what {
 		var p *fs.PathError
-		if errors.As(err, &p) {
-			err = p.Err // the path is said already
+		if errors.As(b.err, &p) {
+			b.err = p.Err // the path is said already
 		}
-		err = fmt.Errorf("manifest %s: %w", f.path, err)
 		if len(f.objects) > 0 {
-			err = fmt.Errorf("%w; the file's last good state stays in force", err)
+			b.err = fmt.Errorf("%w; the file's last good state stays in force", b.err)
 		}
-		f.problems = append(f.problems, err)
+		f.fault(b)
 	}
+}
+
+// fault notes what is wrong with something in the file.
+func (f *file) fault(b bad) {
+	object := f.path
+	if name := b.name(); name != "" {
+		object += ": " + name
+	}
+	f.problems = append(f.problems, problem{object, fmt.Errorf("manifest %s: %w", f.path, b.err)})
 }
 
 func (f *file) parse(d *decoder, content []byte) {
@@ -121,14 +129,13 @@ func (f *file) parse(d *decoder, content []byte) {
 	}
 	f.problems, f.unknown = nil, false
 	for _, b := range got.bad {
-		err := fmt.Errorf("manifest %s: %w", f.path, b.err)
 		if old, ok := f.object(b.key); ok {
 			got.objects = append(got.objects, old)
-			err = fmt.Errorf("%w; its last good version stays in force", err)
+			b.err = fmt.Errorf("%w; its last good version stays in force", b.err)
 		} else {
 			f.unknown = true
 		}
-		f.problems = append(f.problems, err)
+		f.fault(b)
 	}
 	f.objects = got.objects
 }

@@ -70,9 +70,15 @@ type library struct {
 
 	unread int // as the sink was told
 
-	report   func(error)
-	problems []error // as of the last refresh
-	reported map[string]bool
+	report   func(Fault)
+	problems []problem // as of the last refresh
+	reported faults
+}
+
+// problem is what is wrong with an object; there may be several of one object.
+type problem struct {
+	object string // as in Fault
+	err    error
 }
 
 func newLibrary(m *Manifests) *library {
@@ -84,7 +90,6 @@ func newLibrary(m *Manifests) *library {
 		files:     map[string]*file{},
 		delivered: map[key]any{},
 		report:    m.Report,
-		reported:  map[string]bool{},
 	}
 }
 
@@ -92,12 +97,12 @@ func normalizeNode(name string) string {
 	return strings.ToLower(strings.TrimSpace(name))
 }
 
-// refresh looks at all files and tells the sink what changed. The given
-// problem, if any, is reported with those found.
-func (l *library) refresh(sink Sink, problem error) {
+// refresh looks at all files and tells the sink what changed. What
+// hinders it from noticing changes, if anything, is reported with the rest.
+func (l *library) refresh(sink Sink, hindrance error) {
 	l.problems = nil
-	if problem != nil {
-		l.problems = append(l.problems, problem)
+	if hindrance != nil {
+		l.problems = append(l.problems, problem{"changes of files", hindrance})
 	}
 	files := l.look(time.Now())
 	wanted := l.merge(files)
@@ -106,7 +111,7 @@ func (l *library) refresh(sink Sink, problem error) {
 		l.deliver(sink, wanted)
 		l.tellUnread(sink, files)
 	})
-	l.tell()
+	l.reported = l.reported.report(l.problems, l.report)
 }
 
 // tellUnread counts the files with something in them that was never good,
@@ -141,7 +146,7 @@ func (l *library) look(now time.Time) []*file {
 		dir := l.listings[path]
 		dir.list(path)
 		if dir.err != nil {
-			l.problems = append(l.problems, dir.err)
+			l.problems = append(l.problems, problem{path, dir.err})
 		} else if len(dir.files) == 0 {
 			l.decoder.once(fmt.Sprintf("%s: no file in it ends in .yaml, .yml or .json; folders in it are not read", path))
 		}
@@ -177,7 +182,10 @@ func (l *library) merge(files []*file) map[key]any {
 		l.problems = append(l.problems, f.problems...)
 		for _, o := range f.objects {
 			if have, dup := seen[o.key]; dup {
-				l.problems = append(l.problems, fmt.Errorf("manifest %s: %s is ignored: %s has it already", f.path, o.key, have.path))
+				l.problems = append(l.problems, problem{
+					f.path + ": " + o.key.String(),
+					fmt.Errorf("manifest %s: %s is ignored: %s has it already", f.path, o.key, have.path),
+				})
 				continue
 			}
 			seen[o.key] = first{o, f.path}
@@ -261,19 +269,6 @@ func tellGone(sink Sink, k key) {
 	case "ServiceCIDR":
 		sink.DeleteServiceCIDR(k.name.Name)
 	}
-}
-
-// tell reports the problems that were not there last time.
-func (l *library) tell() {
-	now := make(map[string]bool, len(l.problems))
-	for _, err := range l.problems {
-		text := err.Error()
-		if l.report != nil && !l.reported[text] && !now[text] {
-			l.report(err)
-		}
-		now[text] = true
-	}
-	l.reported = now
 }
 
 // pending returns how soon to look again without being told to.

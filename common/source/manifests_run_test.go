@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -269,6 +270,37 @@ func TestRunRecovers(t *testing.T) {
 	}
 	write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
 	r.wait(t, "set service shop/a 10.96.0.1", "unread 0")
+}
+
+// TestRunReportsWhatIsOver breaks two objects and mends them one by one.
+func TestRunReportsWhatIsOver(t *testing.T) {
+	dir := t.TempDir()
+	bad := func(name string) string {
+		return strings.Replace(serviceYAML(name, "10.96.0.1"), "clusterIP", "clusterIp", 1)
+	}
+	path := filepath.Join(dir, "m.yaml")
+	write(t, path, bad("a")+"---\n"+bad("b"))
+	r, _ := run(t, &Manifests{Paths: []string{dir}, Poll: time.Hour})
+	for _, step := range []struct {
+		content string
+		over    []string
+		faults  int
+	}{
+		{serviceYAML("a", "10.96.0.2") + "---\n" + bad("b"), []string{path + ": Service shop/a"}, 1},
+		{serviceYAML("a", "10.96.0.3") + "---\n" + serviceYAML("b", "10.96.0.3"), []string{path + ": Service shop/b"}, 0},
+		{"kind: [", nil, 1},
+		{serviceYAML("a", "10.96.0.4"), []string{path + ": document at line 1"}, 0},
+		{bad("c"), nil, 1},
+	} {
+		write(t, path+".next", step.content)
+		rename(t, path+".next", path)
+		r.waitFor(t, func() bool { return slices.Equal(r.over, step.over) && len(r.standing) == step.faults })
+		r.mu.Lock()
+		r.over = nil
+		r.mu.Unlock()
+	}
+	remove(t, path)
+	r.waitFor(t, func() bool { return len(r.standing) == 0 })
 }
 
 // A shell empties the file before the command writes to it.

@@ -89,5 +89,10 @@ func isMarker(row []byte, marker string) bool {
 
 // wrap adds where in the file err is about.
 func (d document) wrap(err error) error {
-	return fmt.Errorf("document at line %d: %w", d.line, err)
+	return fmt.Errorf("%s: %w", d.place(), err)
+}
+
+// place says where in the file the document is.
+func (d document) place() string {
+	return fmt.Sprintf("document at line %d", d.line)
 }

@@ -6,6 +6,7 @@ package source
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,11 +27,13 @@ import (
 
 // recorder is a Sink that remembers the calls as text.
 type recorder struct {
-	mu    sync.Mutex
-	calls []string
-	errs  []string
-	notes []string
-	open  bool // a batch
+	mu       sync.Mutex
+	calls    []string
+	errs     []string
+	over     []string         // faults
+	standing map[string]error // the others
+	notes    []string
+	open     bool // a batch
 }
 
 func (r *recorder) add(format string, args ...any) {
@@ -80,10 +83,22 @@ func (r *recorder) Batch(tell func()) {
 	r.open = false
 }
 
-func (r *recorder) report(err error) {
+func (r *recorder) report(f Fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.errs = append(r.errs, err.Error())
+	if f.Err == nil {
+		if r.standing[f.Object] == nil {
+			panic("over, but never reported: " + f.Object)
+		}
+		delete(r.standing, f.Object)
+		r.over = append(r.over, f.Object)
+		return
+	}
+	if r.standing == nil {
+		r.standing = map[string]error{}
+	}
+	r.standing[f.Object] = f.Err
+	r.errs = append(r.errs, f.Err.Error())
 }
 
 func (r *recorder) note(s string) { r.notes = append(r.notes, s) }
@@ -95,6 +110,23 @@ func (r *recorder) take() (calls, errs []string) {
 	calls, errs = r.calls, r.errs
 	r.calls, r.errs = nil, nil
 	return calls, errs
+}
+
+// waitFor polls until holds does.
+func (r *recorder) waitFor(t *testing.T, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Millisecond) {
+		r.mu.Lock()
+		ok := holds()
+		over, standing := slices.Clone(r.over), maps.Clone(r.standing)
+		r.mu.Unlock()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("over = %q, standing = %v", over, standing)
+		}
+	}
 }
 
 // wait polls until the calls, with what came before, hold want.

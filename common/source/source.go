@@ -42,6 +42,15 @@ type Sink interface {
 	Batch(tell func())
 }
 
+// Fault is what is wrong with one thing that a source reads. The source reports
+// it again when it changes, and when it is over.
+type Fault struct {
+	// Object is a path, or the path of a file and an object in it. Only one fault
+	// of an object is in force: a later one replaces it.
+	Object string
+	Err    error // nil when the fault is over
+}
+
 // Source feeds a Sink until ctx ends, which is not an error, or until an
 // error it cannot recover from.
 type Source interface {

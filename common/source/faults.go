@@ -1,0 +1,42 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+// faults are the faults that were reported and are not over, in their order.
+type faults struct {
+	objects []string
+	errs    map[string]error // by object
+}
+
+// report reports how problems differ from what was reported before, and returns
+// what is reported now. Problems of one object are one fault. to may be nil.
+func (old faults) report(problems []problem, to func(Fault)) faults {
+	byObject := map[string][]error{}
+	var now faults
+	for _, p := range problems {
+		if byObject[p.object] == nil {
+			now.objects = append(now.objects, p.object)
+		}
+		byObject[p.object] = append(byObject[p.object], p.err)
+	}
+	now.errs = make(map[string]error, len(byObject))
+	for object, errs := range byObject {
+		now.errs[object] = joinLine(errs)
+	}
+	if to == nil {
+		return now
+	}
+	for _, object := range old.objects {
+		if now.errs[object] == nil {
+			to(Fault{Object: object})
+		}
+	}
+	for _, object := range now.objects {
+		err, before := now.errs[object], old.errs[object]
+		if before == nil || before.Error() != err.Error() {
+			to(Fault{object, err})
+		}
+	}
+	return now
+}
