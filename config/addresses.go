@@ -66,8 +66,8 @@ func (b *build) validateAddresses() {
 	if _, err := netip.ParseAddr(b.BindAddress); err != nil {
 		b.errorf("bindAddress", "%q is no IP address: want one such as 192.0.2.1, or 0.0.0.0 or :: for the node's own", b.BindAddress)
 	}
-	b.hostPort("healthzBindAddress", b.HealthzBindAddress)
-	b.hostPort("metricsBindAddress", b.MetricsBindAddress)
+	b.hostPort("healthzBindAddress", b.HealthzBindAddress, "0.0.0.0:10256 or [::]:10256")
+	b.hostPort("metricsBindAddress", b.MetricsBindAddress, "127.0.0.1:10249 or [::1]:10249")
 	b.apart()
 	if _, err := clusterCIDRs(b.ClusterCIDR); err != nil {
 		b.errorf("clusterCIDR", "%v", err)
@@ -88,9 +88,9 @@ func (b *build) validateAddresses() {
 }
 
 // hostPort accepts port 0, which stands for no server at all.
-func (b *build) hostPort(path, s string) {
+func (b *build) hostPort(path, s, example string) {
 	if _, err := netip.ParseAddrPort(s); err != nil {
-		b.errorf(path, "%q is no IP address with a port: want one such as 0.0.0.0:10256 or [::]:10256, port 0 for none", s)
+		b.errorf(path, "%.80q is no IP address with a port: want one such as %s, port 0 for none", s, example)
 	}
 }
 

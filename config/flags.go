@@ -18,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/printable"
 )
 
 // GroupAnnotation is the pflag annotation that holds the heading under which
@@ -246,15 +248,21 @@ func (g *gateValue) Set(s string) error {
 		if strings.TrimSpace(pair) == "" {
 			continue
 		}
-		name, value, _ := strings.Cut(pair, "=")
-		on, err := strconv.ParseBool(strings.TrimSpace(value))
-		if err != nil {
-			return fmt.Errorf("%q is no gate: want Name=true or Name=false", pair)
+		name, value, valued := strings.Cut(pair, "=")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		on, err := strconv.ParseBool(value)
+		switch {
+		case name == "":
+			return fmt.Errorf("%.80q has no name: want NAME=true or NAME=false", pair)
+		case !valued:
+			return fmt.Errorf("%.80q has no value: want %.80s=true or %.80s=false", name, printable.Text(name), printable.Text(name))
+		case err != nil:
+			return fmt.Errorf("%.80q: %.80q is neither true nor false", name, value)
 		}
 		if *g == nil {
 			*g = gateValue{}
 		}
-		(*g)[strings.TrimSpace(name)] = on
+		(*g)[name] = on
 	}
 	return nil
 }

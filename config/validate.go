@@ -6,12 +6,14 @@ package config
 import (
 	"fmt"
 	"math"
+	"mime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -61,7 +63,7 @@ func (b *build) validate() {
 	b.intRange("iptables.masqueradeBit", *b.IPTables.MasqueradeBit, 0, 31)
 	b.intRange("nftables.masqueradeBit", *b.NFTables.MasqueradeBit, 0, 31)
 	b.intRange("oomScoreAdj", *b.OOMScoreAdj, -1000, 1000)
-	b.intRange("clientConnection.burst", b.ClientConnection.Burst, 0, math.MaxInt32)
+	b.validateClient()
 	if _, _, ok := portRange(b.PortRange); !ok {
 		b.errorf("portRange", "%q is no range of ports: want first-last, first+count or one port", b.PortRange)
 	}
@@ -69,7 +71,7 @@ func (b *build) validate() {
 
 func (b *build) validateNames() {
 	if modes := Modes(b.os); b.Mode != "" && !slices.Contains(modes, b.Mode) {
-		b.errorf("mode", "%q is no mode on %s: want %s or nothing", b.Mode, b.os, list(modes))
+		b.errorf("mode", "%.80q is no mode on %s%s want %s or nothing", b.Mode, b.os, orSemicolon(didYouMean(Closest(string(b.Mode), texts(modes)))), strings.Join(texts(modes), ", "))
 	}
 	if v := b.ShowHiddenMetricsForVersion; v != "" {
 		major, minor, ok := strings.Cut(v, ".")
@@ -80,6 +82,19 @@ func (b *build) validateNames() {
 		}
 	}
 }
+
+// validateClient leaves acceptContentTypes to the API server, which picks from it.
+func (b *build) validateClient() {
+	c := &b.ClientConnection
+	b.intRange("clientConnection.burst", c.Burst, 0, math.MaxInt32)
+	if media, _, err := mime.ParseMediaType(c.ContentType); err != nil || !slices.Contains(mediaTypes, media) {
+		b.errorf("clientConnection.contentType", "%.80q is no media type of the API%s want %s",
+			c.ContentType, orSemicolon(didYouMean(Closest(c.ContentType, mediaTypes))), list(mediaTypes))
+	}
+}
+
+// mediaTypes lists what the API client can read.
+var mediaTypes = []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
 
 func (b *build) validateDetectLocal() {
 	modes := []v1alpha1.LocalMode{ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix}

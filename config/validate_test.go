@@ -16,10 +16,12 @@ func TestValidate(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"mode of Windows":      {"", []string{"--proxy-mode=kernelspace"}, []string{`--proxy-mode: mode: "kernelspace" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing`}},
+		"mode of Windows":      {"", []string{"--proxy-mode=kernelspace"}, []string{`--proxy-mode: mode: "kernelspace" is no mode on linux: want iptables, ipvs, nftables, userspace or nothing`}},
 		"masquerade bit":       {"iptables: {masqueradeBit: 32}\nnftables: {masqueradeBit: -1}", nil, []string{`f:3: iptables.masqueradeBit: 32 is out of range: want 0 to 31`, `f:4: nftables.masqueradeBit: -1 is out of range: want 0 to 31`}},
 		"bad flag over file":   {"iptables: {masqueradeBit: 3}", []string{"--iptables-masquerade-bit=99", "--proxy-mode=iptables"}, []string{`--iptables-masquerade-bit: iptables.masqueradeBit: 99 is out of range: want 0 to 31`}},
 		"oom score":            {"oomScoreAdj: 1001", nil, []string{`f:3: oomScoreAdj: 1001 is out of range: want -1000 to 1000`}},
+		"media type":           {"clientConnection: {contentType: foo}", nil, []string{`f:3: clientConnection.contentType: "foo" is no media type of the API: want application/vnd.kubernetes.protobuf or application/json`}},
+		"media type, misspelt": {"", []string{"--kube-api-content-type=application/jsn"}, []string{`--kube-api-content-type: clientConnection.contentType: "application/jsn" is no media type of the API; did you mean application/json? want application/vnd.kubernetes.protobuf or application/json`}},
 		"burst":                {"clientConnection: {burst: -1}", nil, []string{`f:3: clientConnection.burst: -1 is too small: want 0 or more`}},
 		"negative period":      {"configSyncPeriod: -1s", nil, []string{`f:3: configSyncPeriod: -1s is too short: want more than 0s`}},
 		"zero period by flag":  {"", []string{"--config-sync-period=0"}, []string{`--config-sync-period: configSyncPeriod: 0s is too short: want more than 0s`}},
@@ -36,7 +38,7 @@ func TestValidate(t *testing.T) {
 		}},
 		"bind address":        {"bindAddress: node", nil, []string{`f:3: bindAddress: "node" is no IP address: want one such as 192.0.2.1, or 0.0.0.0 or :: for the node's own`}},
 		"health host name":    {"healthzBindAddress: localhost:1", nil, []string{`f:3: healthzBindAddress: "localhost:1" is no IP address with a port: want one such as 0.0.0.0:10256 or [::]:10256, port 0 for none`}},
-		"metrics port":        {"metricsBindAddress: 127.0.0.1:65536", nil, []string{`f:3: metricsBindAddress: "127.0.0.1:65536" is no IP address with a port: want one such as 0.0.0.0:10256 or [::]:10256, port 0 for none`}},
+		"metrics port":        {"metricsBindAddress: 127.0.0.1:65536", nil, []string{`f:3: metricsBindAddress: "127.0.0.1:65536" is no IP address with a port: want one such as 127.0.0.1:10249 or [::1]:10249, port 0 for none`}},
 		"port flag":           {"", []string{"--healthz-port=70000"}, []string{`--healthz-port: healthzBindAddress: 70000 is no port: want 0 to 65535`}},
 		"cluster CIDR":        {"", []string{"--cluster-cidr=10.0.0.0"}, []string{`--cluster-cidr: clusterCIDR: "10.0.0.0" is no prefix: want one such as 10.0.0.0/8 or fd00::/48`}},
 		"two of one family":   {"clusterCIDR: 10.0.0.0/8,11.0.0.0/8", nil, []string{`f:3: clusterCIDR: "10.0.0.0/8,11.0.0.0/8" holds more than one prefix of a family: want one, or one IPv4 and one IPv6`}},
@@ -54,7 +56,7 @@ func TestValidate(t *testing.T) {
 		"vmodule":             {"logging: {format: json, verbosity: 4000000000, vmodule: [{filePattern: 'a=b', verbosity: 4000000000}]}", nil, []string{`f:3: logging.verbosity: 4000000000 is too large: want 0 to 2147483647`, `f:3: logging.vmodule: works in format text only`, `f:3: logging.vmodule[0]: "a=b" is no file pattern: want a file's name without .go, * allowed, without = and comma`, `f:3: logging.vmodule[0]: 4000000000 is too large: want 0 to 2147483647`}},
 		"hidden metrics":      {"showHiddenMetricsForVersion: next", nil, []string{`f:3: showHiddenMetricsForVersion: "next" is no minor version: want one such as 1.36`}},
 		"port range":          {"portRange: 5-3", nil, []string{`f:3: portRange: "5-3" is no range of ports: want first-last, first+count or one port`}},
-		"every error at once": {"oomScoreAdj: 5000\nmode: magic\n", []string{"--cluster-cidr=x"}, []string{`f:4: mode: "magic" is no mode on linux: want iptables, ipvs, nftables or userspace or nothing`, `--cluster-cidr: clusterCIDR: "x" is no prefix: want one such as 10.0.0.0/8 or fd00::/48`, `f:3: oomScoreAdj: 5000 is out of range: want -1000 to 1000`}},
+		"every error at once": {"oomScoreAdj: 5000\nmode: magic\n", []string{"--cluster-cidr=x"}, []string{`f:4: mode: "magic" is no mode on linux: want iptables, ipvs, nftables, userspace or nothing`, `--cluster-cidr: clusterCIDR: "x" is no prefix: want one such as 10.0.0.0/8 or fd00::/48`, `f:3: oomScoreAdj: 5000 is out of range: want -1000 to 1000`}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

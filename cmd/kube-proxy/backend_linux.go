@@ -23,6 +23,9 @@ import (
 
 const hostOS = config.Linux
 
+// cleanupRight is what a user does who may not clean up.
+const cleanupRight = "run this as root, or with the rights CAP_NET_ADMIN, CAP_NET_RAW and CAP_DAC_READ_SEARCH"
+
 // dataplane is a mode of Linux. A mode that is in this table, in built and in
 // settings.go can be run.
 type dataplane struct {

@@ -18,6 +18,8 @@ import (
 // hostOS is what configurations are checked for where none can be used.
 const hostOS = config.Linux
 
+const cleanupRight = ""
+
 // errSystem is why only render and config work here.
 var errSystem = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
 

@@ -21,6 +21,9 @@ import (
 
 const hostOS = config.Windows
 
+// cleanupRight is what a user does who may not clean up.
+const cleanupRight = "run this as an administrator"
+
 // newBackends returns the backends of the mode that c asks for. The network
 // may come later, so nothing is asked of HNS here.
 func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*chosen, error) {

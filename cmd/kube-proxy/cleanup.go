@@ -7,6 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -22,12 +25,16 @@ func cleanup(ctx context.Context, c *config.Config) error {
 	}
 	log := klog.FromContext(ctx)
 	var errs []error
+	var forbidden []string
 	for _, p := range all {
 		if p.upstream {
 			continue
 		}
 		what, err := clear(ctx, p)
 		switch {
+		case onlyForbidden(err):
+			forbidden = append(forbidden, p.String())
+			log.V(2).Info("Not allowed to clean up", "place", p.String(), "err", err.Error())
 		case err != nil:
 			errs = append(errs, fmt.Errorf("clean up %s: %w", p, err))
 		case what == "":
@@ -36,5 +43,19 @@ func cleanup(ctx context.Context, c *config.Config) error {
 			log.Info("Cleaned up", "place", p.String(), "removed", what)
 		}
 	}
+	if len(forbidden) > 0 {
+		errs = append(errs, fmt.Errorf("clean up %s: %w: %s", strings.Join(forbidden, ", "), fs.ErrPermission, cleanupRight))
+	}
 	return errors.Join(errs...)
+}
+
+// onlyForbidden reports that rights are all that was lacking.
+func onlyForbidden(err error) bool {
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(many.Unwrap(), func(err error) bool { return !onlyForbidden(err) })
+	}
+	if one := errors.Unwrap(err); one != nil && errors.Is(err, fs.ErrPermission) {
+		return onlyForbidden(one)
+	}
+	return errors.Is(err, fs.ErrPermission)
 }

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -17,9 +16,7 @@ func newConfig(to streams) *cobra.Command {
 		Use:   "config COMMAND",
 		Short: "Check a configuration file or bring it up to date",
 		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return errors.New("config wants a command: validate or migrate")
-		},
+		RunE:  wantsCommand,
 	}
 	cmd.AddCommand(newValidate(to), newMigrate(to))
 	return cmd
@@ -34,7 +31,7 @@ func newValidate(to streams) *cobra.Command {
 
 Every error goes to standard error and makes the exit code 1. What is accepted
 but has no effect is listed on standard output.`,
-		Args: oneFile,
+		Args: oneArg,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if system != string(config.Linux) && system != string(config.Windows) {
 				return fmt.Errorf("--os: %q is unknown: want %s or %s", system, config.Linux, config.Windows)
@@ -62,7 +59,7 @@ func newMigrate(to streams) *cobra.Command {
 
 Everything else stays as it is, comments too. What was left out is listed on
 standard error. The file itself is not changed.`,
-		Args: oneFile,
+		Args: oneArg,
 		RunE: func(_ *cobra.Command, args []string) error {
 			data, left, err := config.Migrate(args[0])
 			if err != nil {
@@ -75,11 +72,4 @@ standard error. The file itself is not changed.`,
 			return err
 		},
 	}
-}
-
-func oneFile(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("%s wants one file, not %d", cmd.CommandPath(), len(args))
-	}
-	return nil
 }

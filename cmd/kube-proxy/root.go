@@ -61,6 +61,7 @@ func newRoot(to streams) *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
 	root.AddCommand(newRender(to), newConfig(to), newServiceCommand(to), newStatus(to), newHNSState(to), newVersion(to))
+	checkGenerated(root)
 	return root
 }
 
@@ -82,14 +83,82 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
+	names := commandNames(cmd)
+	near := config.Closest(args[0], names)
+	switch {
+	case near != "":
+		return fmt.Errorf("unknown command %.80q; did you mean %q?", args[0], near)
+	case cmd.HasParent() && len(names) > 0:
+		return fmt.Errorf("unknown command %.80q: %s wants %s", args[0], pathOf(cmd), alternatives(names))
+	}
+	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them", args[0], cmd.CommandPath())
+}
+
+// oneArg wants one argument, which is what the usage of the command calls it.
+func oneArg(cmd *cobra.Command, args []string) error {
+	if len(args) == 1 {
+		return nil
+	}
+	_, rest, _ := strings.Cut(cmd.Use, " ")
+	name, _, _ := strings.Cut(rest, " ")
+	return fmt.Errorf("%s wants one %s, not %d: %s", pathOf(cmd), name, len(args), cmd.UseLine())
+}
+
+// wantsCommand is what a command does that only holds others.
+func wantsCommand(cmd *cobra.Command, _ []string) error {
+	return fmt.Errorf("%s wants a command: %s", pathOf(cmd), alternatives(commandNames(cmd)))
+}
+
+// commandNames lists the commands of cmd that help shows.
+func commandNames(cmd *cobra.Command) []string {
 	var names []string
 	for _, c := range cmd.Commands() {
-		names = append(names, c.Name())
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
 	}
-	if near := config.Closest(args[0], names); near != "" {
-		return fmt.Errorf("unknown command %q; did you mean %q?", args[0], near)
+	return names
+}
+
+// pathOf names cmd in an error, which begins with the name of the program.
+func pathOf(cmd *cobra.Command) string {
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+}
+
+// alternatives renders names as "a, b or c".
+func alternatives(names []string) string {
+	last := len(names) - 1
+	if last < 1 {
+		return strings.Join(names, "")
 	}
-	return fmt.Errorf("unexpected argument %q: want flags only; %s --help lists them", args[0], cmd.CommandPath())
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+// checkGenerated has the commands that the library adds treat mistakes as the
+// others do.
+func checkGenerated(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			cmd.Args, cmd.RunE = noArgs, wantsCommand
+			for _, shell := range cmd.Commands() {
+				shell.Args = noArgs
+			}
+		case "help":
+			cmd.Args = knownTopic
+		}
+	}
+}
+
+// knownTopic checks what help is asked about.
+func knownTopic(cmd *cobra.Command, args []string) error {
+	about, rest, err := cmd.Root().Find(args)
+	if err != nil || len(rest) == 0 {
+		return err
+	}
+	return noArgs(about, rest)
 }
 
 // flagError turns what pflag says into one line that names the flag, what it
@@ -106,6 +175,9 @@ func flagError(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("--%s wants a value, %s: %s", missing.GetFlag().Name, name, usage)
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if bad.GetFlag().Value.Type() == "gates" { // which gate it is, the cause says
+			return fmt.Errorf("--%s: %w", bad.GetFlag().Name, bad.Unwrap())
+		}
 		return fmt.Errorf("--%s: %q is %s", bad.GetFlag().Name, bad.GetValue(), wrong(bad))
 	}
 	return err
@@ -140,5 +212,5 @@ func wrong(e *pflag.InvalidValueError) string {
 	case "duration":
 		return "no duration: want one such as 30s or 1h30m"
 	}
-	return "refused: " + strings.ReplaceAll(e.Unwrap().Error(), "\n", " ")
+	return "not accepted: " + strings.ReplaceAll(e.Unwrap().Error(), "\n", " ")
 }

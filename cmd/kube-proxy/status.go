@@ -114,7 +114,7 @@ func (q *inquiry) service(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", q.format, formatTable, formatWide, formatJSON)
 	}
 	if len(args) > 1 {
-		return fmt.Errorf("%s wants one Service, not %d", cmd.CommandPath(), len(args))
+		return fmt.Errorf("%s wants one Service, not %d", pathOf(cmd), len(args))
 	}
 	if len(args) == 0 {
 		return nil

@@ -6,7 +6,6 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -110,8 +109,8 @@ func chainOf(body []byte, family byte) (id, bool) {
 // legacyChains lists the chains in the tables of iptables-legacy. It asks for
 // those only that exist: asking creates the others.
 func legacyChains(f service.Family) ([]id, error) {
-	names, err := os.ReadFile(namesOf(f))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	names, err := readNames(namesOf(f))
+	if err != nil {
 		return nil, err
 	}
 	if len(names) == 0 {

@@ -105,6 +105,20 @@ func namesOf(f service.Family) string {
 	return "/proc/thread-self/net/ip_tables_names"
 }
 
+// readNames returns what file, of namesOf, holds. The kernel gives it to user root
+// of the network namespace, mode 0440, whatever rights another user has there
+// (https://man7.org/linux/man-pages/man7/capabilities.7.html).
+func readNames(file string) ([]byte, error) {
+	names, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, nil
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("%w: run as root, as only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW", err)
+	}
+	return names, err
+}
+
 func newSizes(f service.Family, of Role, l *lock) (*sizes, error) {
 	s := &sizes{family: f, role: of, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP, names: namesOf(f)}
 	domain := unix.AF_INET
@@ -157,8 +171,8 @@ func (s *sizes) reset() error {
 	if s.lock != nil {
 		s.lock.heard()
 	}
-	names, err := os.ReadFile(s.names)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	names, err := readNames(s.names)
+	if err != nil {
 		return err
 	}
 	there := strings.Fields(string(names))

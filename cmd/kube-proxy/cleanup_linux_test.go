@@ -1,0 +1,58 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestCleanupWithoutRights runs this program again as a user without rights.
+func TestCleanupWithoutRights(t *testing.T) {
+	if os.Getenv("TEST_CLEANUP") != "" {
+		os.Exit(execute(t.Context(), []string{"--cleanup"}, streams{os.Stdout, os.Stderr}))
+	}
+	c := exec.Command("/proc/self/exe", "-test.run=^TestCleanupWithoutRights$")
+	c.Env = append(os.Environ(), "TEST_CLEANUP=1")
+	c.Dir = "/"
+	// The name spaces keep it from what root has set up here.
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if os.Getuid() != 0 {
+		c.SysProcAttr = nil
+	}
+	out, err := c.CombinedOutput()
+	said := lastLines(string(out))
+	if code := c.ProcessState.ExitCode(); code != 1 {
+		t.Fatalf("%v, exit %d:\n%s", err, code, out)
+	}
+	if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "kube-proxy: clean up ") || !strings.HasSuffix(said, ": permission denied: "+cleanupRight+"\n") {
+		t.Errorf("it says:\n%s\nwant one line that ends in what to do", said)
+	}
+}
+
+func TestOnlyForbidden(t *testing.T) {
+	other := errors.New("other")
+	tests := map[string]struct {
+		err  error
+		want bool
+	}{
+		"nothing":       {nil, false},
+		"not permitted": {fmt.Errorf("look: %w: as root", syscall.EPERM), true},
+		"unread":        {errUnread{&fs.PathError{Op: "open", Path: "x", Err: syscall.EACCES}}, true},
+		"several":       {fmt.Errorf("look: %w", errors.Join(syscall.EPERM, syscall.EACCES)), true},
+		"another":       {fmt.Errorf("look: %w", other), false},
+		"mixed":         {errors.Join(syscall.EPERM, other), false},
+	}
+	for name, tt := range tests {
+		if got := onlyForbidden(tt.err); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}

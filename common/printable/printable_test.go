@@ -1,0 +1,75 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package printable
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+func TestText(t *testing.T) {
+	tests := map[string]struct{ in, text, lines string }{
+		"nothing":           {"", "", ""},
+		"plain":             {`a "b" \c`, `a "b" \c`, `a "b" \c`},
+		"other scripts":     {"größer 数 é", "größer 数 é", "größer 数 é"},
+		"two lines":         {"a\n\tb", `a\n\tb`, "a\n\tb"},
+		"carriage return":   {"a\rb", `a\rb`, `a\rb`},
+		"colour":            {"\x1b[31mred", `\x1b[31mred`, `\x1b[31mred`},
+		"colour of 8 bits":  {"\u009b31mred", `\u009b31mred`, `\u009b31mred`},
+		"delete":            {"a\x7f\x08", `a\x7f\b`, `a\x7f\b`},
+		"other direction":   {"a\u202eb\u2066", `a\u202eb\u2066`, `a\u202eb\u2066`},
+		"line separator":    {"a\u2028b\u0085", `a\u2028b\u0085`, `a\u2028b\u0085`},
+		"broken UTF-8":      {"a\xffb\xc3", `a\xffb\xc3`, `a\xffb\xc3`},
+		"replacement":       {"a\ufffdb", "a\ufffdb", "a\ufffdb"},
+		"a quote before it": {"\"\x00\"", `"\x00"`, `"\x00"`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Text(tt.in); got != tt.text {
+				t.Errorf("Text(%q) = %q, want %q", tt.in, got, tt.text)
+			}
+			if got := Lines(tt.in); got != tt.lines {
+				t.Errorf("Lines(%q) = %q, want %q", tt.in, got, tt.lines)
+			}
+		})
+	}
+}
+
+func TestWriter(t *testing.T) {
+	var b bytes.Buffer
+	if n, err := fmt.Fprint(Writer(&b), "a\x1b[1m\nb"); n != 7 || err != nil || b.String() != "a\\x1b[1m\nb" {
+		t.Errorf("%d, %v, wrote %q", n, err, b.String())
+	}
+	refused := errors.New("full")
+	if n, err := Writer(full{refused}).Write([]byte("a")); n != 0 || !errors.Is(err, refused) {
+		t.Errorf("%d, %v, want 0 and %v", n, err, refused)
+	}
+}
+
+type full struct{ error }
+
+func (f full) Write([]byte) (int, error) { return 0, f.error }
+
+func FuzzText(f *testing.F) {
+	for _, s := range []string{"", "a", "\x1b[2J", "\xff", "a\nb", "\u202e"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got := Text(s)
+		if i := strings.IndexFunc(got, unicode.IsControl); i >= 0 || !utf8.ValidString(got) {
+			t.Errorf("Text(%q) = %q", s, got)
+		}
+		if Text(got) != got {
+			t.Errorf("Text(%q) = %q, and again %q", s, got, Text(got))
+		}
+		if lines := Lines(s); strings.Count(lines, "\n") != strings.Count(s, "\n") || Text(lines) != got {
+			t.Errorf("Lines(%q) = %q, on one line %q", s, lines, got)
+		}
+	})
+}
