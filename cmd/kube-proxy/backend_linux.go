@@ -169,7 +169,7 @@ func places(c *config.Config) ([]place, error) {
 	return all, nil
 }
 
-// settler removes the UDP flows that a round made stale.
+// settler removes the flows that a round made stale.
 func settler(ctx context.Context, b *backend) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	log := klog.FromContext(ctx)
 	f := b.family
@@ -184,10 +184,13 @@ func settler(ctx context.Context, b *backend) func(context.Context, *service.Sna
 			n, err = n+more, errors.Join(err, removeErr)
 		}
 		if n > 0 {
-			log.V(2).Info("Removed stale UDP flows", "family", f.String(), "flows", n)
+			log.V(2).Info("Removed stale flows", "family", f.String(), "flows", n)
 		}
 		if r.Err != nil { // the old rules of a failed port may still begin flows
 			flows.Recheck()
+		}
+		if d := flows.Due(); d > 0 {
+			b.later(d)
 		}
 		return n, err
 	}

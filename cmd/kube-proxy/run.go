@@ -38,6 +38,8 @@ type backend struct {
 	remarks *remarks
 	// grace bounds what a round may still take at a stop, 0 for no bound.
 	grace time.Duration
+	// later has settle be asked again after a while. It is set before the first round.
+	later func(time.Duration)
 	// recheck asks settle to look at flows again that were right before.
 	recheck atomic.Bool
 	// kept names the places that rounds keep in order, and audit returns a
@@ -265,6 +267,7 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 	r := newReporter(klog.FromContext(ctx).WithValues("backend", b.String()))
 	l := reconcile.NewLoop(k)
 	l.Latest = o.tracker.Latest
+	b.later = func(d time.Duration) { time.AfterFunc(d, l.News) }
 	pace := paceOf(c)
 	l.MinInterval, l.Burst, l.Resync, l.Retry = pace.MinInterval, 10, pace.Resync, pace.Retry
 	l.Effort, l.Grace = pace.Effort, b.grace

@@ -46,7 +46,7 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	p.Stop(t) // what a round entails is done now
 	lines.goOn(t)
 	packets.goOn(t)
-	if p.Log.Has("Removed stale UDP flows") {
+	if p.Log.Has("Removed stale flows") {
 		t.Error("flows were removed at the start")
 	}
 	if moved := home.moved(t); len(moved) > 0 {

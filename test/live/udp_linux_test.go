@@ -29,8 +29,8 @@ func TestUDPFollows(t *testing.T) {
 		}
 		return a.Outcome == netlab.Answered && a.Backend != "web-1"
 	})
-	p.AwaitLog(t, "Removed stale UDP flows", "IPv4")
-	p.AwaitLog(t, "Removed stale UDP flows", "IPv6")
+	p.AwaitLog(t, "Removed stale flows", "IPv4")
+	p.AwaitLog(t, "Removed stale flows", "IPv6")
 }
 
 // A Service that is deleted, or has lost its last endpoint, answers nobody any

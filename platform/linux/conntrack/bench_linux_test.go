@@ -17,7 +17,7 @@ func table(n int) []Flow {
 	for i := range flows {
 		s, e := i%100, i/100%10
 		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 10, 0, byte(i >> 14)}), uint16(1024+i&(1<<14-1)))
-		flows[i] = Flow{Protocol: service.UDP, Src: src, Dst: tableVIP(s), ReplySrc: tableEndpoint(s, e), ReplyDst: src}
+		flows[i] = Flow{Protocol: service.UDP, Src: src, Dst: tableVIP(s), ReplySrc: tableEndpoint(s, e), ReplyDst: src, Answered: true}
 	}
 	return flows
 }

@@ -26,7 +26,7 @@ func (p plane) flows(n int, dst, by netip.AddrPort) []Flow {
 	flows := make([]Flow, n)
 	for i := range flows {
 		src := to(p.client, uint16(first+i))
-		flows[i] = Flow{Protocol: service.UDP, Src: src, Dst: dst, ReplySrc: by, ReplyDst: src}
+		flows[i] = Flow{Protocol: service.UDP, Src: src, Dst: dst, ReplySrc: by, ReplyDst: src, Answered: true}
 	}
 	return flows
 }
@@ -66,9 +66,9 @@ func TestDump(t *testing.T) {
 			"the family":           {Filter{Family: f}, nil, all},
 			"a protocol":           {Filter{Family: f, Protocol: service.UDP}, nil, all},
 			"a protocol not there": {Filter{Family: f, Protocol: service.SCTP}, nil, nil},
-			"an address":           {Filter{f, service.UDP, p.vip, 0}, slices.Concat(dns, zoned, quic), all},
-			"a port":               {Filter{f, service.UDP, netip.Addr{}, 53}, nil, slices.Concat(dns, zoned, other)},
-			"address and port":     {Filter{f, service.UDP, p.vip, 53}, slices.Concat(dns, zoned), slices.Concat(dns, zoned, other)},
+			"an address":           {Filter{Family: f, Protocol: service.UDP, Addr: p.vip}, slices.Concat(dns, zoned, quic), all},
+			"a port":               {Filter{Family: f, Protocol: service.UDP, Port: 53}, nil, slices.Concat(dns, zoned, other)},
+			"address and port":     {Filter{Family: f, Protocol: service.UDP, Addr: p.vip, Port: 53}, slices.Concat(dns, zoned), slices.Concat(dns, zoned, other)},
 		}
 		for name, test := range tests {
 			t.Run(f.String()+" "+name, func(t *testing.T) {
@@ -135,6 +135,54 @@ func TestDeleteSparesSuccessor(t *testing.T) {
 				t.Errorf("entries left (-want +got):\n%s", d)
 			}
 		})
+	}
+}
+
+// A connection that was answered after it was found must stay, whatever its ID.
+func TestDeleteSparesEstablished(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			isolate(t)
+			p := addresses(f)
+			all := p.flows(3, to(p.vip, 80), p.a)
+			all = append(all, p.flows(1, to(p.vip, 53), p.b)...)
+			for i := range all[:3] {
+				all[i].Protocol, all[i].State, all[i].Answered = service.TCP, tcpSynSent, false
+			}
+			all[1].State, all[1].Answered = 3, true
+			inject(t, all)
+			found := dumped(t, Filter{Family: f})
+			for i := range found {
+				if found[i].Protocol == service.TCP { // as it was a moment before
+					found[i].State, found[i].Answered = tcpSynSent, false
+				}
+			}
+			if n, err := (Netlink{}).Delete(t.Context(), found); n != 3 || err != nil {
+				t.Errorf("Delete = %d, %v, want 3", n, err)
+			}
+			if d := diff(all[1:2], dumped(t, Filter{Family: f})); d != "" {
+				t.Errorf("entries left (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// Entries that nobody answered are told from others by their state, and a dump of
+// those alone leaves out what the kernel can leave out.
+func TestDumpStates(t *testing.T) {
+	isolate(t)
+	p := addresses(service.IPv4)
+	all := p.flows(4, to(p.vip, 80), p.a)
+	for i := range all {
+		all[i].Protocol, all[i].State, all[i].Answered = service.TCP, uint8(i+1), i > 0
+	}
+	inject(t, all)
+	if d := diff(sorted(slices.Clone(all)), dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP})); d != "" {
+		t.Errorf("entries (-want +got):\n%s", d)
+	}
+	some := dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP, OneWay: true})
+	if len(some) != 1 && len(some) != len(all) || diff(all[:1], some[:1]) != "" {
+		t.Errorf("entries without answer: %v", some)
 	}
 }
 

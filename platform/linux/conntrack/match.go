@@ -19,7 +19,38 @@ type Flow struct {
 	// Zone and ReplyZone are 0 unless somebody divides the table.
 	Zone, ReplyZone uint16
 	ID              uint32 // the kernel's
+	// Answered means that a packet came back, and State is how far the
+	// connection is, by the kernel's numbers for the protocol.
+	Answered bool
+	State    uint8
 }
+
+// The states of connections whose first packet may be all that there was: a SYN,
+// SYNs of both sides, or an INIT, which leads to either state, depending on the
+// kernel. See enum tcp_conntrack and enum sctp_conntrack in its
+// include/uapi/linux/netfilter.
+const (
+	tcpSynSent     = 1
+	tcpSynSent2    = 9
+	sctpClosed     = 1
+	sctpCookieWait = 2
+)
+
+// opening reports that f is a connection whose client waits for the first answer.
+// One that is seen in one direction only, as with asymmetric routes, may well be
+// established, but then more than its first packet was seen.
+func (f Flow) opening() bool {
+	switch {
+	case f.Answered:
+		return false
+	case f.Protocol == service.TCP:
+		return f.State == tcpSynSent || f.State == tcpSynSent2
+	}
+	return f.Protocol == service.SCTP && (f.State == sctpClosed || f.State == sctpCookieWait)
+}
+
+// connected reports that f is a connection that must be left alone.
+func (f Flow) connected() bool { return f.Protocol != service.UDP && !f.opening() }
 
 // translated reports that the destination was rewritten.
 func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
@@ -61,6 +92,9 @@ func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bo
 // stale reports that f has to go. Where it is asked matters little for cost,
 // as most flows fail the first look-ups, and nodePort is asked last.
 func (m *matcher) stale(f Flow) bool {
+	if f.connected() {
+		return false
+	}
 	t := target{service.FamilyOf(f.Dst.Addr()), f.Protocol, f.Dst}
 	v, ok := m.targets[t]
 	viaNode := false

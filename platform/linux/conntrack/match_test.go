@@ -26,7 +26,6 @@ func TestStale(t *testing.T) {
 	alive := []Rule{rule(clusterIP, epA, epB), rule(nodePort, epA), rule(external)}
 	left := []Rule{gone(clusterIP), gone(nodePort)}
 	zoned := func(f Flow) Flow { f.Zone = 5; return f }
-	tcp := func(f Flow) Flow { f.Protocol = service.TCP; return f }
 	tests := map[string]struct {
 		rules []Rule
 		flow  Flow
@@ -39,7 +38,6 @@ func TestStale(t *testing.T) {
 		"no endpoint at all":                {alive, flow("203.0.113.5:53", epA), true},
 		"other port of the VIP":             {alive, flow("10.96.0.10:54", epC), false},
 		"other address":                     {alive, flow("10.96.0.11:53", epC), false},
-		"TCP":                               {alive, tcp(flow("10.96.0.10:53", epC)), false},
 		"NodePort, fine":                    {alive, flow("192.0.2.1:30053", epA), false},
 		"NodePort, endpoint left":           {alive, flow("192.0.2.1:30053", epC), true},
 		"NodePort, before it came":          {alive, flow("192.0.2.1:30053", "192.0.2.1:30053"), true},
@@ -64,6 +62,45 @@ func TestStale(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := newMatcher(test.rules, answers).stale(test.flow); got != test.want {
 				t.Errorf("stale(%s by %s) = %t, want %t", test.flow.Dst, test.flow.ReplySrc, got, test.want)
+			}
+		})
+	}
+}
+
+func TestStaleConnections(t *testing.T) {
+	alive, left := []Rule{tcp(rule(clusterIP, epA)), sctp(rule(clusterIP, epA))}, []Rule{tcp(gone(clusterIP))}
+	conn := func(p service.Protocol, state uint8, answered bool) Flow {
+		f := flow("10.96.0.10:53", epC)
+		f.Protocol, f.State, f.Answered = p, state, answered
+		return f
+	}
+	own := func(f Flow) Flow { f.ReplySrc = f.Dst; return f }
+	tests := map[string]struct {
+		rules []Rule
+		flow  Flow
+		want  bool
+	}{
+		"TCP, SYN sent":                    {alive, conn(service.TCP, tcpSynSent, false), true},
+		"TCP, SYNs crossed":                {alive, conn(service.TCP, tcpSynSent2, false), true},
+		"TCP, SYN sent, answered":          {alive, conn(service.TCP, tcpSynSent, true), false},
+		"TCP, SYN received":                {alive, conn(service.TCP, 2, true), false},
+		"TCP, established":                 {alive, conn(service.TCP, 3, true), false},
+		"TCP, established, seen one way":   {alive, conn(service.TCP, 3, false), false},
+		"TCP, state not known":             {alive, conn(service.TCP, 0, false), false},
+		"TCP, from before the frontend":    {alive, own(conn(service.TCP, tcpSynSent, false)), true},
+		"TCP, VIP deleted":                 {left, conn(service.TCP, tcpSynSent, false), true},
+		"TCP, VIP deleted, not translated": {left, own(conn(service.TCP, tcpSynSent, false)), false},
+		"SCTP, INIT sent":                  {alive, conn(service.SCTP, sctpCookieWait, false), true},
+		"SCTP, INIT sent, newer kernels":   {alive, conn(service.SCTP, sctpClosed, false), true},
+		"SCTP, closed":                     {alive, conn(service.SCTP, sctpClosed, true), false},
+		"SCTP, INIT answered":              {alive, conn(service.SCTP, sctpCookieWait, true), false},
+		"SCTP, cookie echoed":              {alive, conn(service.SCTP, 3, false), false},
+		"SCTP, established":                {alive, conn(service.SCTP, 4, true), false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := newMatcher(test.rules, nil).stale(test.flow); got != test.want {
+				t.Errorf("stale(%v) = %t, want %t", test.flow, got, test.want)
 			}
 		})
 	}
@@ -198,18 +235,18 @@ func TestFilters(t *testing.T) {
 		want  []Filter
 	}{
 		"none":           {nil, nil},
-		"one":            {[]Rule{vip(1, 53)}, []Filter{{0, service.UDP, addr("10.96.0.1"), 53}}},
-		"twice":          {[]Rule{vip(1, 53), vip(1, 53)}, []Filter{{0, service.UDP, addr("10.96.0.1"), 53}}},
-		"two ports":      {[]Rule{vip(1, 53), vip(1, 54), vip(1, 53)}, []Filter{{0, service.UDP, addr("10.96.0.1"), 0}}},
-		"NodePort":       {[]Rule{rule(nodePort), rule(nodePort)}, []Filter{{0, service.UDP, netip.Addr{}, 30053}}},
-		"IPv6, one port": {[]Rule{six("fd00::1"), six("fd00::2")}, []Filter{{service.IPv6, service.UDP, netip.Addr{}, 53}}},
+		"one":            {[]Rule{vip(1, 53)}, []Filter{{Protocol: service.UDP, Addr: addr("10.96.0.1"), Port: 53}}},
+		"twice":          {[]Rule{vip(1, 53), vip(1, 53)}, []Filter{{Protocol: service.UDP, Addr: addr("10.96.0.1"), Port: 53}}},
+		"two ports":      {[]Rule{vip(1, 53), vip(1, 54), vip(1, 53)}, []Filter{{Protocol: service.UDP, Addr: addr("10.96.0.1"), Port: 0}}},
+		"NodePort":       {[]Rule{rule(nodePort), rule(nodePort)}, []Filter{{Protocol: service.UDP, Addr: netip.Addr{}, Port: 30053}}},
+		"IPv6, one port": {[]Rule{six("fd00::1"), six("fd00::2")}, []Filter{{Family: service.IPv6, Protocol: service.UDP, Port: 53}}},
 		"four": {
 			[]Rule{vip(1, 53), vip(2, 53), vip(3, 53), vip(4, 53)},
-			[]Filter{{0, service.UDP, addr("10.96.0.1"), 53}, {0, service.UDP, addr("10.96.0.2"), 53},
-				{0, service.UDP, addr("10.96.0.3"), 53}, {0, service.UDP, addr("10.96.0.4"), 53}},
+			[]Filter{{Protocol: service.UDP, Addr: addr("10.96.0.1"), Port: 53}, {Protocol: service.UDP, Addr: addr("10.96.0.2"), Port: 53},
+				{Protocol: service.UDP, Addr: addr("10.96.0.3"), Port: 53}, {Protocol: service.UDP, Addr: addr("10.96.0.4"), Port: 53}},
 		},
 		"five":          {[]Rule{vip(1, 53), vip(2, 53), vip(3, 53), vip(4, 53), vip(5, 53)}, []Filter{{Protocol: service.UDP}}},
-		"both families": {[]Rule{vip(1, 53), six("fd00::1")}, []Filter{{0, service.UDP, addr("10.96.0.1"), 53}, {service.IPv6, service.UDP, netip.Addr{}, 53}}},
+		"both families": {[]Rule{vip(1, 53), six("fd00::1")}, []Filter{{Protocol: service.UDP, Addr: addr("10.96.0.1"), Port: 53}, {Family: service.IPv6, Protocol: service.UDP, Port: 53}}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

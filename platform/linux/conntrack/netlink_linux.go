@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
 )
 
 // Netlink is the kernel's table in the network namespace of the calling
@@ -76,8 +79,60 @@ func dump(ctx context.Context, f Filter, each func(Flow)) error {
 	return err
 }
 
-// Delete is Driver's.
+// Delete is Driver's. The kernel deletes an entry whatever has become of it, so
+// connections are looked at once more.
 func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
+	if !slices.ContainsFunc(flows, func(f Flow) bool { return f.Protocol != service.UDP }) {
+		return deleteAll(ctx, flows)
+	}
+	answered, err := connections(ctx, flows)
+	if err != nil {
+		return 0, fmt.Errorf("look at conntrack entries again: %w", err)
+	}
+	flows = slices.DeleteFunc(slices.Clone(flows), func(f Flow) bool { return answered[f.ID] })
+	if len(flows) == 0 {
+		return 0, nil
+	}
+	return deleteAll(ctx, flows)
+}
+
+// connections returns the IDs of those of flows that are connections which must be
+// left alone by now.
+func connections(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
+	var requests [][]byte
+	for _, f := range flows {
+		if f.Protocol == service.UDP {
+			continue
+		}
+		r, err := encodeGet(f)
+		if err != nil {
+			return nil, err
+		}
+		requests = append(requests, r)
+	}
+	s, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if err := s.send(requests, msgGet, netlink.Acknowledge); err != nil {
+		return nil, err
+	}
+	found := map[uint32]bool{}
+	err = s.receive(func(m message) (bool, error) {
+		if m.typ == netlink.Error {
+			return int(m.seq) < len(requests), nil // what has left is no error
+		}
+		f, err := decodeFlow(m.data)
+		if err == nil && f.connected() {
+			found[f.ID] = true
+		}
+		return true, err
+	})
+	return found, err
+}
+
+func deleteAll(ctx context.Context, flows []Flow) (int, error) {
 	requests := make([][]byte, len(flows))
 	for i, f := range flows {
 		var err error

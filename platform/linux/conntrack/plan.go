@@ -1,10 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack removes UDP flows that connection tracking keeps on a
-// wrong way: a flow is translated when its first packet passes, and later
-// packets follow that even after the endpoint or the whole Service has left.
-// TCP and SCTP end such connections themselves and are not touched.
+// Package conntrack removes flows that connection tracking keeps on a wrong
+// way: a flow is translated when its first packet passes, and later packets
+// follow that even after the endpoint or the whole Service has left. Of TCP
+// and SCTP these are only the entries whose first packet nobody has answered:
+// the client sends it again and again, to where the first one went. Established
+// connections end by themselves and are not touched.
 //
 // What is stale is decided from the kernel's table, not from remembered
 // events, so a missed round does not matter. Only entries to a Service's
@@ -36,7 +38,7 @@ type Rule struct {
 // frontend returns what r is about, with an invalid address for a NodePort.
 func (r Rule) frontend() netip.AddrPort { return netip.AddrPortFrom(r.Addr, r.Port) }
 
-// All returns a rule for each UDP frontend of s in family f.
+// All returns a rule for each frontend of s in family f.
 func All(s *service.Snapshot, f service.Family) []Rule {
 	var all []Rule
 	for p := range s.Ports(f) {
@@ -97,15 +99,15 @@ func disturbs(before, after []netip.AddrPort) bool {
 }
 
 // rules returns one rule per frontend of p, in the order of the frontends.
-// There are none for nil and for other protocols than UDP.
+// There are none for nil.
 func rules(p *service.Port) []Rule {
-	if p == nil || p.Name.Protocol != service.UDP {
+	if p == nil {
 		return nil
 	}
 	internal, external := allowed(p)
 	var all []Rule
 	for _, f := range p.Frontends {
-		r := Rule{Family: p.Family, Protocol: service.UDP, Addr: f.Addr, Port: f.Port, Endpoints: internal}
+		r := Rule{Family: p.Family, Protocol: p.Name.Protocol, Addr: f.Addr, Port: f.Port, Endpoints: internal}
 		if f.Kind.External() {
 			r.Endpoints = external
 		}

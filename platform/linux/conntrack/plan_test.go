@@ -61,6 +61,16 @@ func gone(f service.Frontend) Rule {
 	return r
 }
 
+func tcp(r Rule) Rule {
+	r.Protocol = service.TCP
+	return r
+}
+
+func sctp(r Rule) Rule {
+	r.Protocol = service.SCTP
+	return r
+}
+
 func ruleDiff(want, got []Rule) string {
 	return cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{}, netip.Addr{}))
 }
@@ -104,7 +114,8 @@ func TestChanges(t *testing.T) {
 			udp(epA), with(udp(epA), func(p *service.Port) { p.Affinity = 3600e9 }), nil,
 		},
 		"TCP": {
-			with(udp(epA), func(p *service.Port) { p.Name.Protocol = service.TCP }), nil, nil,
+			with(udp(epA), func(p *service.Port) { p.Name.Protocol = service.TCP }), nil,
+			[]Rule{tcp(gone(clusterIP)), tcp(gone(nodePort)), tcp(gone(external))},
 		},
 	}
 	for name, test := range tests {

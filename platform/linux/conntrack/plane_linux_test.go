@@ -236,9 +236,16 @@ func inject(t testing.TB, flows []Flow) {
 	}
 }
 
-// encodeNew returns the payload that adds f, answered and for an hour.
+// infoOf is where each protocol's state is.
+var infoOf = map[service.Protocol]uint16{service.TCP: ctaProtoInfoTCP, service.SCTP: ctaProtoInfoSCTP}
+
+// encodeNew returns the payload that adds f for an hour.
 func encodeNew(f Flow) ([]byte, error) {
-	const ctaStatus, ctaTimeout, answered = 3, 7, 1<<1 | 1<<2 | 1<<3
+	const ctaTimeout, confirmed, assured = 7, 1 << 3, 1 << 2
+	status := uint32(confirmed)
+	if f.Answered {
+		status |= statusSeenReply | assured
+	}
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
 	ae.Nested(ctaTupleOrig, func(ae *netlink.AttributeEncoder) error {
@@ -247,8 +254,21 @@ func encodeNew(f Flow) ([]byte, error) {
 	ae.Nested(ctaTupleReply, func(ae *netlink.AttributeEncoder) error {
 		return encodeTuple(ae, f.Protocol, f.ReplySrc, f.ReplyDst)
 	})
-	ae.Uint32(ctaStatus, answered)
+	ae.Uint32(ctaStatus, status)
 	ae.Uint32(ctaTimeout, 3600)
+	if f.State != 0 {
+		ae.Nested(ctaProtoInfo, func(ae *netlink.AttributeEncoder) error {
+			ae.Nested(infoOf[f.Protocol], func(ae *netlink.AttributeEncoder) error {
+				ae.Uint8(ctaProtoInfoState, f.State)
+				if f.Protocol == service.SCTP { // the kernel wants both sides' tags, too
+					ae.Bytes(2, []byte{0, 0, 0, 1})
+					ae.Bytes(3, []byte{0, 0, 0, 1})
+				}
+				return nil
+			})
+			return nil
+		})
+	}
 	if f.Zone != 0 {
 		ae.Uint16(ctaZone, f.Zone)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"kubeproxy/common/service"
 )
@@ -20,7 +21,8 @@ type Driver interface {
 	// errors.ErrUnsupported means that this kernel cannot list its table.
 	Dump(ctx context.Context, f Filter, each func(Flow)) error
 	// Delete removes the entries and returns how many there were. An entry
-	// that has left, even if another one took its place, is no error.
+	// that has left, even if another one took its place, is no error. A
+	// connection that was answered meanwhile stays.
 	Delete(ctx context.Context, flows []Flow) (int, error)
 	// Local reports that the node takes packets to addr for itself.
 	Local(ctx context.Context, addr netip.Addr) (bool, error)
@@ -35,6 +37,8 @@ type Filter struct {
 	// hands out those that differ from the one asked for.
 	Addr netip.Addr
 	Port uint16
+	// OneWay leaves out what was answered, where the kernel can.
+	OneWay bool
 }
 
 // Reconciler removes stale flows of one family. It is not safe for
@@ -43,28 +47,92 @@ type Reconciler struct {
 	Driver Driver
 	Family service.Family
 
+	flows, connections pass
+	effort             effort
+}
+
+// pass is what is known about the entries of some protocols.
+type pass struct {
 	done *service.Snapshot // nothing stale was left for it
 	all  bool              // the next round looks at every frontend
 }
 
 // Sync removes what is stale for now, whose rules must be in force already.
 // The first call looks at every frontend, later ones at those that changed
-// since the last success. It returns how many entries went, also with an
-// error.
+// since the last success. Connections may be left for a later call, see Due. It
+// returns how many entries went, also with an error.
 func (r *Reconciler) Sync(ctx context.Context, now *service.Snapshot) (int, error) {
-	rules := Between(r.done, now, r.Family)
-	if r.all {
-		rules = append(rules, All(now, r.Family)...)
+	n, err := r.sync(ctx, &r.flows, r.flows.rules(now, r.Family, Rule.datagrams), now)
+	rules := r.connections.rules(now, r.Family, Rule.connects)
+	start := time.Now()
+	if len(rules) > 0 && !r.effort.allows(start) {
+		r.connections.all = true // an endpoint may come and go until then
+		return n, err
 	}
+	more, connErr := r.sync(ctx, &r.connections, rules, now)
+	if len(rules) > 0 {
+		r.effort.charge(start, time.Since(start))
+	}
+	return n + more, errors.Join(err, connErr)
+}
+
+func (r *Reconciler) sync(ctx context.Context, p *pass, rules []Rule, now *service.Snapshot) (int, error) {
 	n, err := r.Reconcile(ctx, rules, now)
 	if err == nil {
-		r.done, r.all = now, false
+		p.done, p.all = now, false
 	}
 	return n, err
 }
 
+// rules returns those that are to be looked at for now, of some protocols.
+func (p *pass) rules(now *service.Snapshot, f service.Family, of func(Rule) bool) []Rule {
+	rules := Between(p.done, now, f)
+	if p.all {
+		rules = append(rules, All(now, f)...)
+	}
+	return slices.DeleteFunc(rules, func(r Rule) bool { return !of(r) })
+}
+
+func (r Rule) datagrams() bool { return r.Protocol == service.UDP }
+func (r Rule) connects() bool  { return r.Protocol != service.UDP }
+
 // Recheck makes the next Sync look at every frontend again.
-func (r *Reconciler) Recheck() { r.all = true }
+func (r *Reconciler) Recheck() { r.flows.all, r.connections.all = true, true }
+
+// Due returns when a Sync may do what an earlier one has left for later, 0 if
+// nothing was left.
+func (r *Reconciler) Due() time.Duration {
+	if r.connections.done == r.flows.done && r.connections.all == r.flows.all {
+		return 0
+	}
+	return r.effort.wait(time.Now())
+}
+
+// effort bounds the time that looking for stale connections takes. The kernel
+// walks its whole table for that, which may take long, and endpoints of TCP come
+// and go all day. A client sends its first packet again for minutes.
+type effort struct{ full time.Time }
+
+// Looking takes one part in effortShare of the time, but for what effortBurst
+// allows after a quiet time.
+const (
+	effortShare = 50
+	effortBurst = 10 * time.Second
+)
+
+func (e *effort) allows(now time.Time) bool { return e.wait(now) == 0 }
+
+// wait returns how long it is until the next look, 0 if it is due.
+func (e *effort) wait(now time.Time) time.Duration {
+	return max(e.full.Add(-effortBurst).Sub(now), 0)
+}
+
+func (e *effort) charge(now time.Time, cost time.Duration) {
+	if e.full.Before(now) {
+		e.full = now
+	}
+	e.full = e.full.Add(effortShare * cost)
+}
 
 // Reconcile removes the flows that are stale by rules and returns how many
 // there were, also with an error. The snapshot tells which addresses answer
@@ -86,7 +154,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.S
 	return s.deleted, errors.Join(errs...)
 }
 
-// filterLimit is up to how many narrow dumps beat one of all UDP entries. The
+// filterLimit is up to how many narrow dumps beat one of a protocol. The
 // kernel walks the whole table for each; handing out an entry is what costs.
 const filterLimit = 4
 
@@ -94,9 +162,21 @@ const filterLimit = 4
 // about: one per address and NodePort, for IPv6 one per port, or a single one
 // per family where that would be many.
 func filters(rules []Rule) []Filter {
+	var all []Filter
+	for _, p := range []service.Protocol{service.UDP, service.TCP, service.SCTP} {
+		all = append(all, filtersOf(p, rules)...)
+	}
+	return all
+}
+
+// filtersOf are filters for the rules of one protocol.
+func filtersOf(p service.Protocol, rules []Rule) []Filter {
 	var narrow, wide []Filter
 	for _, r := range rules {
-		w := Filter{Family: r.Family, Protocol: r.Protocol}
+		if r.Protocol != p {
+			continue
+		}
+		w := Filter{Family: r.Family, Protocol: p, OneWay: p != service.UDP}
 		if !slices.Contains(wide, w) {
 			wide = append(wide, w)
 		}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -26,11 +27,14 @@ type fake struct {
 	batches []int
 	asked   []netip.Addr
 
+	takes time.Duration // for a dump
+
 	dumpErr, deleteErr, localErr error
 }
 
 func (k *fake) Dump(_ context.Context, f Filter, each func(Flow)) error {
 	k.dumps = append(k.dumps, f)
+	time.Sleep(k.takes)
 	for _, e := range slices.Clone(k.table) {
 		if service.FamilyOf(e.Dst.Addr()) == f.Family && e.Protocol == f.Protocol &&
 			(!f.Addr.IsValid() || f.Addr == e.Dst.Addr()) && (f.Port == 0 || f.Port == e.Dst.Port()) {
@@ -89,7 +93,7 @@ func TestSyncLooksAtChangesOnly(t *testing.T) {
 		t.Errorf("dumps without a change: %v", k.dumps)
 	}
 	k.sync(r, snapshot(udp(epA), late), 1, nil)
-	if want := []Filter{{0, service.UDP, addr("203.0.113.9"), 53}}; !slices.Equal(want, k.dumps) {
+	if want := []Filter{{Protocol: service.UDP, Addr: addr("203.0.113.9"), Port: 53}}; !slices.Equal(want, k.dumps) {
 		t.Errorf("dumps = %v, want %v", k.dumps, want)
 	}
 	k.expect(good)

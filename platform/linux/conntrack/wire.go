@@ -26,9 +26,18 @@ const (
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
+	ctaStatus     = 3
+	ctaProtoInfo  = 4
 	ctaID         = 12
 	ctaZone       = 18
 	ctaFilter     = 25
+	ctaStatusMask = 26
+
+	ctaProtoInfoTCP   = 1
+	ctaProtoInfoSCTP  = 3
+	ctaProtoInfoState = 1 // of either
+
+	statusSeenReply = 1 << 1
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -71,7 +80,8 @@ func nfgenmsg(f service.Family) []byte {
 }
 
 // encodeFilter returns the payload of a dump request. A kernel before 5.8
-// does not know filters and dumps the whole family.
+// does not know filters and dumps the whole family, and one before 5.17
+// overlooks the status.
 func encodeFilter(f Filter) ([]byte, error) {
 	if f.Protocol == 0 {
 		return nfgenmsg(f.Family), nil
@@ -93,6 +103,10 @@ func encodeFilter(f Filter) ([]byte, error) {
 		ae.Uint32(ctaFilterOrig, flags)
 		return nil
 	})
+	if f.OneWay {
+		ae.Bytes(ctaStatus, []byte{0, 0, 0, 0})
+		ae.Bytes(ctaStatusMask, []byte{0, 0, 0, statusSeenReply})
+	}
 	return payload(f.Family, ae)
 }
 
@@ -107,16 +121,27 @@ func encodeDelete(f Flow) ([]byte, error) {
 	if !f.ReplySrc.IsValid() || !f.ReplyDst.IsValid() {
 		return nil, fmt.Errorf("entry from %s to %s lacks an address", f.ReplySrc, f.ReplyDst)
 	}
+	ae := encodeReply(f)
+	ae.Uint32(ctaID, f.ID)
+	return payload(service.FamilyOf(f.ReplySrc.Addr()), ae)
+}
+
+// encodeGet returns the payload that asks for the entry in f's place.
+func encodeGet(f Flow) ([]byte, error) {
+	return payload(service.FamilyOf(f.ReplySrc.Addr()), encodeReply(f))
+}
+
+// encodeReply encodes what finds f.
+func encodeReply(f Flow) *netlink.AttributeEncoder {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
 	ae.Nested(ctaTupleReply, func(ae *netlink.AttributeEncoder) error {
 		return encodeTuple(ae, f.Protocol, f.ReplySrc, f.ReplyDst)
 	})
-	ae.Uint32(ctaID, f.ID)
 	if f.ReplyZone != 0 {
 		ae.Uint16(ctaZone, f.ReplyZone)
 	}
-	return payload(service.FamilyOf(f.ReplySrc.Addr()), ae)
+	return ae
 }
 
 func payload(f service.Family, ae *netlink.AttributeEncoder) ([]byte, error) {
@@ -180,6 +205,10 @@ func decodeFlow(b []byte) (Flow, error) {
 			f.ID = binary.BigEndian.Uint32(data)
 		case typ == ctaZone && len(data) == 2:
 			zone = binary.BigEndian.Uint16(data)
+		case typ == ctaStatus && len(data) == 4:
+			f.Answered = binary.BigEndian.Uint32(data)&statusSeenReply != 0
+		case typ == ctaProtoInfo:
+			f.State = decodeState(data)
 		}
 	}
 	f.Protocol = orig.protocol
@@ -189,6 +218,21 @@ func decodeFlow(b []byte) (Flow, error) {
 		return f, errShort
 	}
 	return f, nil
+}
+
+// decodeState reads how far a connection is, 0 for a protocol without connections.
+func decodeState(b []byte) uint8 {
+	for protocol, info := range attributes(b) {
+		if protocol != ctaProtoInfoTCP && protocol != ctaProtoInfoSCTP {
+			continue
+		}
+		for typ, data := range attributes(info) {
+			if typ == ctaProtoInfoState && len(data) == 1 {
+				return data[0]
+			}
+		}
+	}
+	return 0
 }
 
 // tuple is one direction of an entry. A protocol without ports has them 0.

@@ -29,7 +29,7 @@ func TestDecodeFlow(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Flow{Protocol: service.UDP, Src: at("192.0.2.9:1077"), Dst: at("10.96.0.10:53"),
-		ReplySrc: at("10.244.0.1:53"), ReplyDst: at("192.0.2.9:1077"), Zone: 7, ReplyZone: 7, ID: 945276122}
+		ReplySrc: at("10.244.0.1:53"), ReplyDst: at("192.0.2.9:1077"), Zone: 7, ReplyZone: 7, ID: 945276122, Answered: true}
 	got, err := decodeFlow(raw)
 	if err != nil {
 		t.Fatal(err)
@@ -63,8 +63,8 @@ func TestEncodeDelete(t *testing.T) {
 		"1400040020010db8000000000000000000000009", // destination
 		"1c000280", // CTA_TUPLE_PROTO
 		"05000100110000000600020014e90000" + "0600030004350000",
-		"08000c0001020304", // CTA_ID
 		"0600120000070000", // CTA_ZONE
+		"08000c0001020304", // CTA_ID
 	}, "")
 	if h := hex.EncodeToString(got); h != want {
 		t.Errorf("encodeDelete (-want +got):\n%s", cmp.Diff(want, h))

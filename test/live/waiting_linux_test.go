@@ -1,0 +1,124 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"testing"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/test/judge"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// A client whose first packet went to an endpoint that never answers reaches
+// another one by sending it again, once that endpoint has left. The kernel
+// would remember where the first packet went for two minutes.
+func TestClientsThatWait(t *testing.T) {
+	t.Parallel()
+	clientsThatWait(t, usual(), service.TCP)
+}
+
+func TestIPTablesClientsThatWait(t *testing.T) {
+	eachVariant(t, func(t *testing.T, m mode) { clientsThatWait(t, m, service.TCP) })
+}
+
+func TestUserspaceClientsThatWait(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) { clientsThatWait(t, m, service.TCP) })
+}
+
+func TestIPVSClientsThatWait(t *testing.T) {
+	withIPVS(t, func(t *testing.T, m mode) { clientsThatWait(t, m, service.TCP) })
+}
+
+func TestSCTPClientsThatWait(t *testing.T) {
+	t.Parallel()
+	if !netlab.SCTP() {
+		t.Skip("this kernel has no sockets for SCTP")
+	}
+	clientsThatWait(t, usual(), service.SCTP)
+}
+
+func clientsThatWait(t *testing.T, m mode, p service.Protocol) {
+	c := newCluster(t, m)
+	deaf := c.Host("web-3")
+	nft(t, deaf, "add table inet deaf\nadd chain inet deaf input { type filter hook input priority 0; meta l4proto { tcp, sctp } drop; }\n")
+	web := app{name: "web", number: 10}
+	c.save(t, web.on(deaf))
+	c.start(t)
+	if p == service.SCTP {
+		c.waitLonger(t)
+	}
+	calls := only(p, c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, web))
+	other, otherDone := c.established(t, p)
+	var clients sync.WaitGroup
+	for i := range calls {
+		clients.Go(func() { c.waits(t, calls[i]) })
+	}
+	program.Await(t, "all clients wait", func() bool { return c.opening(t, deaf, p) >= len(calls) })
+	c.save(t, web.on(c.Host("web-1"), c.Host("web-4")))
+	clients.Wait()
+	other.goOn(t)
+	otherDone()
+}
+
+// waitLonger has the kernel remember the first packet of SCTP as long as that of
+// TCP: after some seconds a client sends it again.
+func (c *cluster) waitLonger(t *testing.T) {
+	t.Helper()
+	const setting = "/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_"
+	err := c.Node.Do(func() error {
+		return errors.Join(os.WriteFile(setting+"closed", []byte("120"), 0), os.WriteFile(setting+"cookie_wait", []byte("120"), 0))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waits makes one connection, and wants an answer to it.
+func (c *cluster) waits(t *testing.T, x judge.Call) {
+	a, err := x.From.Ask(t.Context(), x.Query())
+	if err != nil || a.Outcome != netlab.Answered {
+		t.Errorf("%s: %s, %v; want an answer from an endpoint that came later", x, a.Outcome, err)
+	}
+}
+
+// established opens connections to another Service, whose endpoints change, too.
+// The function that it returns wants them to go on without their endpoint.
+func (c *cluster) established(t *testing.T, p service.Protocol) (talks, func()) {
+	t.Helper()
+	cart := app{name: "cart", number: 11}
+	c.save(t, cart.on(c.Host("web-2")))
+	c.settle(t)
+	all := c.talk(t, p.String(), cart, 1)
+	return all, func() {
+		t.Helper()
+		c.save(t, cart.on(c.Host("web-1")))
+		c.settle(t)
+		all.goOn(t)
+	}
+}
+
+// opening counts the connections to h that it has not answered yet.
+func (c *cluster) opening(t *testing.T, h *netlab.Host, p service.Protocol) int {
+	t.Helper()
+	n := 0
+	for _, f := range service.Families {
+		err := c.Node.Do(func() error {
+			return conntrack.Netlink{}.Dump(t.Context(), conntrack.Filter{Family: f}, func(x conntrack.Flow) {
+				if x.Protocol == p && !x.Answered && x.ReplySrc.Addr() == h.Addr(x.ReplySrc.Addr()) {
+					n++
+				}
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
