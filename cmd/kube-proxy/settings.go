@@ -27,6 +27,7 @@ func trackOptions(c *config.Config, node string) track.Options {
 		NodePortsPrimary:  ports.Primary,
 		MasqueradeAll:     c.IPTables.MasqueradeAll,
 		IgnoreExternalIPs: c.IgnoreExternalIPs(),
+		Listed:            c.OS == config.Windows,
 	}
 	if modeOf(c) == config.NFTables {
 		o.MasqueradeAll = c.NFTables.MasqueradeAll

@@ -166,6 +166,11 @@ type Port struct {
 	// may go on. Sorted, not in Cluster or Local, and only kept for UDP, whose
 	// flows have no end of their own.
 	Lingering []Endpoint
+	// Listed are addresses that EndpointSlices list for the port and that are in
+	// none of the lists above for being of another node and not ready, or
+	// terminating, or not preferred. They get no connections. Sorted, and nil for
+	// dataplanes in which an endpoint is no object of its own.
+	Listed []netip.Addr
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
 	Affinity           time.Duration // 0 means none; else whole seconds

@@ -28,6 +28,7 @@ type chooser struct {
 	cluster    []service.Endpoint
 	local      []service.Endpoint
 	lingering  []service.Endpoint
+	listed     []netip.Addr
 }
 
 // gather collects what slices hold for p, sorted by address and each address
@@ -131,6 +132,26 @@ func (c *chooser) linger(p *service.Port) {
 		}
 		return picked
 	})
+}
+
+// list fills listed with addresses that choose left out. All lists have the order
+// of the candidates. What is of this node is not in it, as its network plugin
+// keeps it.
+func (c *chooser) list() {
+	c.listed = c.listed[:0]
+	picked, more := c.cluster, c.local
+	for _, e := range c.candidates {
+		chosen := false
+		for _, list := range []*[]service.Endpoint{&picked, &more} {
+			for len(*list) > 0 && (*list)[0].Addr.Compare(e.addr) < 0 {
+				*list = (*list)[1:]
+			}
+			chosen = chosen || len(*list) > 0 && (*list)[0].Addr == e.addr
+		}
+		if a := e.addr.Addr(); !chosen && !e.state.has(local) && (len(c.listed) == 0 || c.listed[len(c.listed)-1] != a) {
+			c.listed = append(c.listed, a)
+		}
+	}
 }
 
 // topology returns what an endpoint must have to be preferred here: hints

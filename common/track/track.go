@@ -34,6 +34,8 @@ type Options struct {
 	NodePortsPrimary  bool
 	MasqueradeAll     bool
 	IgnoreExternalIPs bool // of Services
+	// Listed fills service.Port.Listed.
+	Listed bool
 
 	// Changed, if set, is called after each call to the Sink that may lead
 	// to a new snapshot or a new problem. It must return at once.

@@ -209,15 +209,20 @@ func (r *resolution) port(want, old *service.Port) *service.Port {
 	p.Cluster = reuse(old.Cluster, c.cluster)
 	p.Local = reuse(old.Local, c.local)
 	p.Lingering = reuse(old.Lingering, c.lingering)
+	p.Listed = nil
+	if r.tracker.options.Listed {
+		c.list()
+		p.Listed = reuse(old.Listed, c.listed)
+	}
 	p.LocalReady = r.localReady[p.Family]
-	if sameShape(old, &p) && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Lingering, p.Lingering) {
+	if sameShape(old, &p) && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Lingering, p.Lingering) && sameList(old.Listed, p.Listed) {
 		return old
 	}
 	return &p
 }
 
 // reuse returns old if it equals fresh, else a copy of fresh, nil if empty.
-func reuse(old, fresh []service.Endpoint) []service.Endpoint {
+func reuse[T comparable](old, fresh []T) []T {
 	switch {
 	case len(fresh) == 0:
 		return nil
@@ -228,7 +233,7 @@ func reuse(old, fresh []service.Endpoint) []service.Endpoint {
 }
 
 // sameList compares lists that reuse returned.
-func sameList(old, now []service.Endpoint) bool {
+func sameList[T any](old, now []T) bool {
 	return len(old) == len(now) && (len(old) == 0 || &old[0] == &now[0])
 }
 

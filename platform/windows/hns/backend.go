@@ -53,36 +53,6 @@ type installed struct {
 	clean  bool // everything was as it should be
 }
 
-// claims count what several ports share, and external addresses that one has for
-// itself: a forwarded health check comes after those.
-type claims struct {
-	vips   map[netip.Addr]int
-	shared map[Key]int
-	plain  map[Key]int
-}
-
-func newClaims() claims { return claims{map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}} }
-
-// add counts w in (n is 1) or out (n is -1).
-func (c claims) add(w Wishes, n int) {
-	for _, t := range w.VIPs {
-		if c.vips[t.Addr] += n; c.vips[t.Addr] == 0 {
-			delete(c.vips, t.Addr)
-		}
-	}
-	for _, x := range w.LoadBalancers {
-		of := c.plain
-		if x.Shared {
-			of = c.shared
-		} else if x.Flags&ExternalRoute == 0 || !x.VIP.IsValid() {
-			continue
-		}
-		if of[x.Key] += n; of[x.Key] == 0 {
-			delete(of, x.Key)
-		}
-	}
-}
-
 // Plan implements reconcile.Backend. While the last listing is fresh enough,
 // its cost follows the difference between want and the last snapshot. A round
 // for the same snapshot is a resync, and lists, unless it is about endpoints
@@ -166,6 +136,7 @@ func (b *Backend) workAll(next *installed, before *installed) *work {
 		addTargets(targets, x.VIPs)
 	}
 	w.keep = func(a netip.Addr) bool { return next.claims.vips[a] > 0 }
+	w.listed = func(a netip.Addr) bool { return next.claims.listed[a] > 0 }
 	w.units = withoutTaken(w.units)
 	for _, lb := range next.model.sortedBalancers(b.family) {
 		if wanted[lb.Key] || !b.leftover(next, lb) || next.snapshot.Partial && !b.dropped(before, next, lb) {
@@ -180,6 +151,7 @@ func (b *Backend) workAll(next *installed, before *installed) *work {
 		case !oursEndpoint(b.host, e):
 		case used && misled(e, t):
 			w.misled = append(w.misled, e)
+		case !used && next.retains(e):
 		case !used && !next.snapshot.Partial:
 			w.spare = append(w.spare, e)
 		}
@@ -343,6 +315,7 @@ func (b *Backend) workChanges(p *plan, h *installed) *work {
 		for _, t := range from.VIPs {
 			u.unneeds = append(u.unneeds, t.Addr)
 		}
+		u.unneeds = append(u.unneeds, from.Listed...)
 		w.units = append(w.units, u)
 	}
 	for c := range service.Diff(h.snapshot, next.snapshot, b.family) {
@@ -355,6 +328,7 @@ func (b *Backend) workChanges(p *plan, h *installed) *work {
 	}
 	after := p.delta()
 	w.keep = func(a netip.Addr) bool { return h.claims.vips[a]+after.vips[a] > 0 }
+	w.listed = func(a netip.Addr) bool { return h.claims.listed[a]+after.listed[a] > 0 }
 	plain := func(k Key) bool { return h.claims.plain[k]+after.plain[k] > 0 }
 	shared := func(k Key) bool { return h.claims.shared[k]+after.shared[k] > 0 }
 	for k := range gone {

@@ -229,6 +229,9 @@ func (w world) nothingLeft(b *bench, ports []*service.Port) {
 		for _, t := range d.VIPs {
 			vips[t.Addr] = true
 		}
+		for _, a := range d.Listed { // its pod may have connections, unless the address is of a pod here
+			vips[a] = vips[a] || !b.hns.uses(b.hns.networks[0].ID, a, false)
+		}
 	}
 	used := map[string]bool{}
 	for id, lb := range b.hns.balancers {

@@ -84,6 +84,9 @@ type Wishes struct {
 	LoadBalancers []Wish
 	// VIPs are remote endpoints for addresses of the Service itself.
 	VIPs []Target
+	// Listed are addresses whose remote endpoints stay if they are there: their
+	// pods may serve connections that they took before.
+	Listed []netip.Addr
 	// Limits are what cannot be had, now or ever; the rest can. Notes are
 	// about what works a little differently from what the Service says.
 	Limits []error
@@ -105,6 +108,7 @@ func Desire(p *service.Port, s *Site) Wishes {
 	case !p.Served():
 		w.Notes = append(w.Notes, reconcile.Note{Text: "it has no ready endpoint, and HNS cannot refuse connections: they time out", Passing: true})
 	}
+	w.Listed = p.Listed
 	choices := map[service.Policy]choice{}
 	for _, f := range p.Frontends {
 		policy := p.Policy(f.Kind)

@@ -44,6 +44,9 @@ func (p *pass) endpointOf(t Target) (string, error) {
 		return e.ID, nil
 	case Here, Unknown:
 		if e := p.model.at(t.Addr, Here); e != nil {
+			if remote := p.model.at(t.Addr, There); remote != nil { // of a pod that had the address before
+				p.released[remote.ID] = leftover("", Key{})
+			}
 			return e.ID, nil
 		}
 	}
@@ -204,7 +207,15 @@ func (p *pass) idle(e *Endpoint, w *work) bool {
 	case !e.Remote: // a source VIP, which load balancers have by its address
 		return slices.Contains(w.spare, e) && !p.masquerades(e)
 	}
-	return e.Network != p.model.network || !slices.ContainsFunc(e.Addrs, w.keep)
+	return e.Network != p.model.network || !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return p.keeps(a, w) }) || slices.Contains(w.spare, e)
+}
+
+// keeps reports that the remote endpoint with address a stays though no load
+// balancer has it. Connections to a pod that is terminating or not ready need it
+// (microsoft/Windows-Containers#631); a pod of this node that has got the address
+// must not have it in its way (kubernetes/kubernetes#130963).
+func (p *pass) keeps(a netip.Addr, w *work) bool {
+	return w.keep(a) || w.listed(a) && p.model.at(a, Here) == nil
 }
 
 // masquerades reports that a load balancer, whoever's, has e for its source VIP.

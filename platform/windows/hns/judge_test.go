@@ -100,6 +100,10 @@ func (w world) port(n int) *service.Port {
 		Family: w.family, Cluster: w.endpoints("cluster", func(service.Endpoint) bool { return true }),
 		Internal: service.Policy(w.pick("internal", 2)), External: service.Policy(w.pick("external", 2)),
 	}
+	for _, e := range w.endpoints("listed", func(e service.Endpoint) bool { return !e.Local && !slices.Contains(p.Cluster, e) }) {
+		p.Listed = append(p.Listed, e.Addr.Addr())
+	}
+	p.Listed = slices.Compact(p.Listed)
 	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
 		p.Local = w.endpoints("local", func(e service.Endpoint) bool { return e.Local })
 	}

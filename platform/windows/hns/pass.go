@@ -71,7 +71,7 @@ type unit struct {
 	wishes  []Wish
 	vips    []Target
 	drops   []*LoadBalancer
-	unneeds []netip.Addr // VIPs
+	unneeds []netip.Addr // whose remote endpoints may have no use
 }
 
 // work is what a pass is to do.
@@ -83,6 +83,8 @@ type work struct {
 	spare []*Endpoint
 	// keep reports that an endpoint has a use besides load balancers.
 	keep func(netip.Addr) bool
+	// listed reports that some EndpointSlice lists an address of another node.
+	listed func(netip.Addr) bool
 }
 
 // do works in the order that leaves no Service out for long. Urgent Services
