@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"kubeproxy/common/service"
 )
 
 // The words that nodePortAddresses accepts besides prefixes.
@@ -47,11 +49,12 @@ func (c *Config) ClusterCIDRs() []netip.Prefix {
 
 // NodePortRange says which addresses of the node answer NodePorts.
 type NodePortRange struct {
-	Prefixes []netip.Prefix // none, and not Primary: all addresses
+	Prefixes []netip.Prefix // of length zero: all addresses
 	Primary  bool           // the node's primary addresses too
 }
 
-// NodePorts returns nodePortAddresses, resolved. Where the setting is empty
+// NodePorts returns nodePortAddresses, resolved: without the word primary, a
+// family without a prefix answers on all addresses. Where the setting is empty
 // the mode nftables, unlike the others, means the primary addresses.
 func (c *Config) NodePorts() NodePortRange {
 	words := c.NodePortAddresses
@@ -59,6 +62,9 @@ func (c *Config) NodePorts() NodePortRange {
 		words = []string{wordPrimary}
 	}
 	r, _ := nodePorts(words)
+	if !r.Primary {
+		r.Prefixes = service.ElseEverywhere(r.Prefixes)
+	}
 	return r
 }
 

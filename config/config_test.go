@@ -149,10 +149,11 @@ func TestNodePorts(t *testing.T) {
 		want string
 	}{
 		"nftables by default":       {Linux, "", "[] primary"},
-		"iptables":                  {Linux, "mode: iptables", "[] "},
-		"ipvs":                      {Linux, "mode: ipvs", "[] "},
-		"kernelspace":               {Windows, "", "[] "},
+		"iptables":                  {Linux, "mode: iptables", "[0.0.0.0/0 ::/0] "},
+		"ipvs":                      {Linux, "mode: ipvs", "[0.0.0.0/0 ::/0] "},
+		"kernelspace":               {Windows, "", "[0.0.0.0/0 ::/0] "},
 		"prefixes, host bits":       {Linux, "nodePortAddresses: [fd00::/64, 10.1.2.3/8]", "[10.0.0.0/8 fd00::/64] "},
+		"prefix of one family":      {Linux, "nodePortAddresses: [10.0.0.0/8]", "[10.0.0.0/8 ::/0] "},
 		"prefix and primary":        {Linux, "nodePortAddresses: [primary, 10.0.0.0/8]", "[10.0.0.0/8] primary"},
 		"all":                       {Linux, "nodePortAddresses: [all]", "[0.0.0.0/0 ::/0] "},
 		"localhost":                 {Linux, "nodePortAddresses: [localhost]", "[127.0.0.0/8 ::1/128] "},

@@ -19,7 +19,7 @@ var nftablesOptions = nftables.Options{MasqueradeBit: 14}
 
 // empty is a node of which nobody said anything, in a cluster without
 // Services.
-var empty = service.New(1, &service.Node{}, nil)
+var empty = service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil)
 
 func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
 	t.Helper()

@@ -131,6 +131,9 @@ func (c choices) options() track.Options {
 	for _, s := range c.NodePorts {
 		o.NodePorts = append(o.NodePorts, netip.MustParsePrefix(s))
 	}
+	if !c.NodePortsPrimary {
+		o.NodePorts = service.ElseEverywhere(o.NodePorts)
+	}
 	return o
 }
 

@@ -105,8 +105,8 @@ func (c *checks) addrs(node *service.Node) []netip.Addr {
 		if c.missing[f] != "" {
 			continue
 		}
-		prefixes := service.InFamily(node.NodePorts, f)
-		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return !p.IsSingleIP() }) {
+		prefixes := node.NodePortPrefixes(f)
+		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return !p.IsSingleIP() }) {
 			addrs = append(addrs, all[f])
 			continue
 		}

@@ -25,7 +25,7 @@ func TestChecksThatCannotListen(t *testing.T) {
 	o.lack(map[service.Family]string{service.IPv6: "the kernel has no IPv6"})
 	o.checks.servers.Listen = refuse
 	follow := func(ports ...*service.Port) string {
-		o.checks.follow(service.IPv4, service.New(1, &service.Node{}, ports))
+		o.checks.follow(service.IPv4, service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports))
 		return o.health.Report().Conditions["health-checks"]
 	}
 	const want = "the health check of service shop/web is not answered: "

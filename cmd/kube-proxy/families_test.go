@@ -77,7 +77,7 @@ func TestUnknownPods(t *testing.T) {
 	}
 	o := newObservers(c, backends, "node-a", newContacts(false), klog.Background())
 	round := func(pods ...netip.Prefix) map[string]string {
-		node := &service.Node{Pods: service.LocalPods{Prefixes: pods}}
+		node := &service.Node{NodePorts: service.Everywhere(), Pods: service.LocalPods{Prefixes: pods}}
 		s := service.New(1, node, []*service.Port{{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv4}})
 		for _, b := range backends {
 			o.result(b, s, reconcile.Result{Whole: true})
@@ -108,7 +108,7 @@ func TestFamilyOutOfReach(t *testing.T) {
 	b := &backend{mode: "kernelspace", family: service.IPv6}
 	o := newObservers(c, []*backend{b}, "node-a", newContacts(false), log)
 	round := func(why string, ports ...*service.Port) string {
-		s := service.New(1, &service.Node{}, ports)
+		s := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 		o.result(b, s, reconcile.Result{Without: why})
 		return o.health.Report().Conditions["family-IPv6"]
 	}

@@ -52,7 +52,7 @@ func TestHidden(t *testing.T) {
 		})
 	}
 	own := []listeners.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
-	if got := hidden(service.New(1, &service.Node{}, []*service.Port{plain}), own); got != "" {
+	if got := hidden(service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{plain}), own); got != "" {
 		t.Errorf("on loopback, where every address answers: %q", got)
 	}
 	if got := hidden(nil, []listeners.Listener{{}}); got != "" {

@@ -96,7 +96,7 @@ func TestReporterOfLimits(t *testing.T) {
 // the rest is.
 func TestStatusOfLimits(t *testing.T) {
 	web := shopPort(v4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80), front(service.LoadBalancerIP, "203.0.113.5", 80))
-	want := service.New(3, &service.Node{}, []*service.Port{web})
+	want := service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{web})
 	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
 	r := reconcile.Result{Generation: 3, Start: ago(time.Hour), Notes: reconcile.Notes{web.Name: {{Text: "no timeout"}}}}
 	r.Err = &reconcile.PortError{Name: web.Name, Err: &reconcile.Unmet{Text: "no source ranges", Lost: web.Frontends[1:]}}

@@ -129,6 +129,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 	}
 	o.checks.follow(b.family, s)
 	o.unknownPods(b.family, s)
+	o.pendingNodePorts(b.family, s)
 }
 
 func (o *observers) problems() []servicestate.Problem {

@@ -178,7 +178,7 @@ func TestUsedFamilies(t *testing.T) {
 	if got := usedFamilies(nil); got != nil {
 		t.Errorf("before the first snapshot: %v", got)
 	}
-	if diff := cmp.Diff([]service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{}, []*service.Port{six}))); diff != "" {
+	if diff := cmp.Diff([]service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{six}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -114,6 +114,11 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 	if want == nil {
 		return bad
 	}
+	for _, f := range service.Families {
+		if text := closedNodePorts(want, f); text != "" && c.OS != config.Windows {
+			fmt.Fprintf(to.err, "note: %s\n", text)
+		}
+	}
 	if c.OS == config.Windows {
 		if err := r.renderHNS(c, want, to); err != nil {
 			return err

@@ -124,3 +124,22 @@ func TestKernelspaceReadme(t *testing.T) {
 		}
 	}
 }
+
+// TestRenderUnknownNode misspells the node's name: no address answers NodePorts,
+// and the reason is given.
+func TestRenderUnknownNode(t *testing.T) {
+	manifest := strings.Replace(shop, "spec:\n", "spec:\n  type: NodePort\n", 1)
+	dir := files(t, map[string]string{"shop.yaml": strings.Replace(manifest, "port: 80,", "port: 80, nodePort: 30080,", 1)})
+	for mode, leads := range map[string]string{
+		"nftables": "goto nodeport-dispatch", "iptables": "-j KUBE-NODEPORTS", "userspace": "-j KUBE-NODEPORT-", "ipvs": "192.0.2.10:30080",
+	} {
+		args := []string{"render", "--manifests", "DIR", "--proxy-mode", mode, "--nodeport-addresses", "primary", "--hostname-override"}
+		typo := call(t, dir, append(args, "node-x")...)
+		if typo.Code != 0 || strings.Contains(typo.Out, leads) || !strings.Contains(typo.Err, `no IPv4 address answers NodePorts: nodePortAddresses is "primary", and no Node named "node-x"`) {
+			t.Errorf("%s: exit %d, %s\n%s", mode, typo.Code, typo.Err, typo.Out)
+		}
+		if got := call(t, dir, append(args, "node-a")...); !strings.Contains(got.Out, leads) || strings.Contains(got.Err, "NodePorts") {
+			t.Errorf("%s: NodePorts of a known node: %s\n%s", mode, got.Err, got.Out)
+		}
+	}
+}

@@ -224,16 +224,13 @@ func newTracker(c *config.Config, node string, problem func(track.Problem), log 
 	return track.New(o)
 }
 
-// followNode says so where the API does not come up with the own Node, and has
+// followNode says so where the source does not come up with the own Node, and has
 // wish, if there is one, told of it. It goes before any source runs.
 func (o *observers) followNode(ctx context.Context, group *errgroup.Group, wish *wishFollower) {
 	o.wish = wish
 	group.Go(func() error { return wish.run(ctx) })
-	if !o.contact.api {
-		return
-	}
 	group.Go(func() error {
-		o.nodeLog.await(ctx, o.contact.knowsNodes)
+		o.nodeLog.await(ctx, o.contact, o.tracker)
 		return nil
 	})
 }

@@ -29,10 +29,10 @@ func TestTrackOptions(t *testing.T) {
 		"defaults":           {func(*config.Config) {}, track.Options{NodePortsPrimary: true}},
 		"masquerade all":     {func(c *config.Config) { c.NFTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true, MasqueradeAll: true}},
 		"for iptables only":  {func(c *config.Config) { c.IPTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true}},
-		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{MasqueradeAll: true}},
+		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{NodePorts: service.Everywhere(), MasqueradeAll: true}},
 		"node IP":            {func(c *config.Config) { c.BindAddress = "192.0.2.1" }, track.Options{NodePortsPrimary: true, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
 		"no external IPs":    {func(c *config.Config) { c.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false} }, track.Options{NodePortsPrimary: true, IgnoreExternalIPs: true}},
-		"node port prefixes": {func(c *config.Config) { c.NodePortAddresses = []string{"10.0.0.0/8"} }, track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8")}}},
+		"node port prefixes": {func(c *config.Config) { c.NodePortAddresses = []string{"10.0.0.0/8"} }, track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}}},
 		"cluster CIDRs": {
 			func(c *config.Config) { c.DetectLocalMode, c.ClusterCIDR = config.ClusterCIDR, "10.0.0.0/8,fd00::/48" },
 			track.Options{NodePortsPrimary: true, Pods: service.LocalPods{Prefixes: []netip.Prefix{prefix("10.0.0.0/8"), prefix("fd00::/48")}}},

@@ -140,23 +140,33 @@ func (l *nodeLog) judged(reason string) {
 	l.log.Info("Load balancers are told to leave this node, by /healthz", "node", l.name, "reason", reason)
 }
 
-// await says once that the Node is not known, if it is not in time. listed
-// reports that the API server has said so, and not just nothing.
-func (l *nodeLog) await(ctx context.Context, listed func() bool) {
+// await says once that the Node is not known, if it is not in time.
+func (l *nodeLog) await(ctx context.Context, from *contacts, t *track.Tracker) {
 	select {
 	case <-ctx.Done():
 		return
 	case <-time.After(nodePatience):
 	}
+	now := t.Node()
+	closed := now.NodePortsPending != [2]bool{}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	lost := "its addresses, zone and pod ranges"
+	if closed {
+		lost += "; no address answers NodePorts that did not before, as nodePortAddresses is primary"
+	}
 	switch {
 	case l.last != nil:
-	case listed():
-		l.log.Info("Warning: the API server has no Node of this name; going on without its addresses, zone and pod ranges, and no endpoint counts as local to this node unless it has the same name",
+	case !from.api:
+		if closed || l.podCIDRs {
+			l.log.Info("Warning: no manifest has a Node of this name; going on without "+lost, "node", l.name, "after", nodePatience,
+				"remedy", "add the Node to the manifests, set --hostname-override to its name, or set --nodeport-addresses")
+		}
+	case from.knowsNodes():
+		l.log.Info("Warning: the API server has no Node of this name; going on without "+lost+", and no endpoint counts as local to this node unless it has the same name",
 			"node", l.name, "after", nodePatience, "cause", "usually the host's name is not the Node's: a full instead of a short name, or one that the cloud gives",
 			"remedy", "set --hostname-override to the name that kubectl get nodes shows")
 	default:
-		l.log.Info("Warning: the API server has not told of the Node yet; going on without its addresses, zone and pod ranges", "node", l.name, "after", nodePatience)
+		l.log.Info("Warning: the API server has not told of the Node yet; going on without "+lost, "node", l.name, "after", nodePatience)
 	}
 }

@@ -70,14 +70,14 @@ func busy() *servicestate.Book {
 	broken := shopPort(service.IPv4, "broken", 2, front(service.ClusterIP, "10.96.0.3", 80))
 	late := shopPort(service.IPv4, "late", 1, front(service.ClusterIP, "10.96.0.4", 80))
 	round := func(f service.Family, generation uint64, before time.Duration, err error, ports ...*service.Port) {
-		want = service.New(generation, &service.Node{}, ports)
+		want = service.New(generation, &service.Node{NodePorts: service.Everywhere()}, ports)
 		b.Result(f, want, reconcile.Result{Generation: generation, Start: ago(before), Err: err})
 	}
 	refused := &reconcile.PortError{Name: broken.Name, Err: errors.New("add element:\nno buffer space\x1b[31m available")}
 	round(service.IPv4, 6, 50*time.Hour, nil, lb, lb6)
 	round(service.IPv4, 7, 90*time.Second, refused, lb, lb6, empty, broken)
 	round(service.IPv6, 7, 90*time.Second, nil, lb, lb6, empty, broken)
-	want = service.New(8, &service.Node{}, []*service.Port{lb, lb6, empty, broken, late})
+	want = service.New(8, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{lb, lb6, empty, broken, late})
 	skipped := servicestate.Problem{Namespace: "shop", Name: "odd", Field: "spec.clusterIPs[0]", Message: "127.0.0.1 is a loopback address"}
 	part := servicestate.Problem{Namespace: "shop", Name: "empty", Field: "spec.externalIPs[1]", Message: "belongs to service shop/other, which was there first"}
 	b.Problems = func() []servicestate.Problem { return []servicestate.Problem{skipped, part} }
@@ -163,7 +163,7 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
 	shut := shopPort(service.IPv4, "shut", 1, front(service.ClusterIP, "10.96.0.3", 80))
 	shut.Frontends[0].Sources = []netip.Prefix{}
-	want = service.New(3, &service.Node{}, []*service.Port{
+	want = service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{
 		shut,
 		shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80)),
 		shopPort(service.IPv4, "empty", 0, front(service.ClusterIP, "10.96.0.2", 80)),
@@ -198,7 +198,7 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 // A round that failed is told at once, though a proxy is called unhealthy only when
 // that goes on.
 func TestStatusOfAFailingProxy(t *testing.T) {
-	want := service.New(3, &service.Node{}, []*service.Port{shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80))})
+	want := service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80))})
 	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
 	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
 	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{
@@ -240,7 +240,7 @@ func TestStatusOfMany(t *testing.T) {
 		ip := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String()
 		ports = append(ports, shopPort(service.IPv4, fmt.Sprintf("s%05d", i), 3, front(service.ClusterIP, ip, 80)))
 	}
-	want := service.New(1, &service.Node{}, ports)
+	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
 	b.Result(service.IPv4, want, reconcile.Result{Generation: 1, Start: ago(time.Hour), Err: &reconcile.PortError{Name: ports[77].Name, Err: errors.New("refused")}})
 	server := serveBook(t, b, troubled())

@@ -129,7 +129,7 @@ func pass(d time.Duration) {
 // after lets time pass and then reports a round.
 func (s *story) after(d time.Duration, err error) {
 	time.Sleep(d)
-	s.round(service.New(1, &service.Node{}, nil), err)
+	s.round(service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil), err)
 	synctest.Wait()
 }
 

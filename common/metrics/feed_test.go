@@ -95,7 +95,7 @@ func cluster() *service.Snapshot {
 		return service.PortName{Namespace: "shop", Name: n, Protocol: service.TCP}
 	}
 	vip, lb := service.Frontend{Kind: service.ClusterIP, Port: 80}, service.Frontend{Kind: service.LoadBalancerIP, Port: 80}
-	return service.New(4, &service.Node{}, []*service.Port{
+	return service.New(4, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{
 		{Name: name("both"), Frontends: []service.Frontend{vip}, Cluster: []service.Endpoint{a}, Local: []service.Endpoint{a, b}, Internal: service.PolicyLocal},
 		{Name: name("inner"), Frontends: []service.Frontend{vip, lb}, Cluster: []service.Endpoint{a, b}, Internal: service.PolicyLocal},
 		{Name: name("outer"), Frontends: []service.Frontend{vip, lb}, Cluster: []service.Endpoint{a}, External: service.PolicyLocal},
@@ -164,7 +164,7 @@ func TestRounds(t *testing.T) {
 func TestFailureKeepsFigures(t *testing.T) {
 	m := New(Options{})
 	m.Result(v4, Round{Snapshot: cluster()})
-	m.Result(v4, Round{Snapshot: service.New(5, &service.Node{}, nil), Result: reconcile.Result{Err: io.ErrUnexpectedEOF}})
+	m.Result(v4, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.Everywhere()}, nil), Result: reconcile.Result{Err: io.ErrUnexpectedEOF}})
 	values{"programmed_service_ports nftables IPv4": 4}.check(t, m)
 }
 
@@ -172,7 +172,7 @@ func TestFailureKeepsFigures(t *testing.T) {
 func TestTwoBackendsOfOneFamily(t *testing.T) {
 	m := New(Options{})
 	m.Result(v4, Round{Snapshot: cluster()})
-	m.Result(Backend{"iptables", service.IPv4}, Round{Snapshot: service.New(5, &service.Node{}, nil)})
+	m.Result(Backend{"iptables", service.IPv4}, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.Everywhere()}, nil)})
 	values{
 		"programmed_service_ports nftables IPv4":                  4,
 		"programmed_service_ports iptables IPv4":                  0,

@@ -123,7 +123,7 @@ func fed() *Metrics {
 			}
 		},
 	})
-	s := service.New(1, &service.Node{}, nil)
+	s := service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil)
 	m.Result(v4, Round{Result: reconcile.Result{Took: 3 * time.Second}, Snapshot: s, Extent: Full})
 	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s})
 	m.Result(legacy, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s, Restored: &Restored{

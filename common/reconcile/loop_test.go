@@ -40,7 +40,7 @@ type bench struct {
 func run(t *testing.T, set func(*bench), story func(*bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{T: t, begin: time.Now(), latest: service.New(1, &service.Node{}, nil), done: make(chan error, 1)}
+		b := &bench{T: t, begin: time.Now(), latest: service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil), done: make(chan error, 1)}
 		b.Loop = NewLoop(b)
 		b.MinInterval, b.Resync = time.Second, time.Hour
 		b.Retry = Backoff{First: 2 * time.Second, Max: 10 * time.Second}
@@ -148,7 +148,7 @@ func TestRounds(t *testing.T) {
 			func(b *bench) {
 				b.after(time.Second)
 				b.after(time.Second)
-				b.latest = service.New(1, &service.Node{}, nil)
+				b.latest = service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil)
 				b.after(time.Second)
 			},
 			[]time.Duration{3 * time.Second},

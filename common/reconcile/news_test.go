@@ -46,7 +46,7 @@ func TestNews(t *testing.T) {
 			func(b *bench) { b.latest = nil },
 			func(b *bench) {
 				b.pass(sec)
-				b.latest = service.New(1, &service.Node{}, nil)
+				b.latest = service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil)
 				b.tell(0, false)
 				b.pass(time.Hour)
 			},

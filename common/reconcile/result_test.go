@@ -60,10 +60,10 @@ func TestResults(t *testing.T) {
 // Each Result carries the generation that its round was for.
 func TestResultsNameTheirGeneration(t *testing.T) {
 	run(t, func(b *bench) { b.applies = []error{nil, errRefused} }, func(b *bench) {
-		b.latest = service.New(7, &service.Node{}, nil)
+		b.latest = service.New(7, &service.Node{NodePorts: service.Everywhere()}, nil)
 		b.after(time.Minute)
 		b.pass(3 * time.Second)
-		b.latest = service.New(8, &service.Node{}, nil)
+		b.latest = service.New(8, &service.Node{NodePorts: service.Everywhere()}, nil)
 		b.after(time.Minute)
 		var got []uint64
 		for _, r := range b.results {

@@ -128,7 +128,7 @@ func newWorld(f service.Family) world {
 	at := func(v4, v6 string) netip.AddrPort { return netip.AddrPortFrom(a(v4, v6), 8080) }
 	return world{
 		family:    f,
-		node:      &service.Node{Name: "node-a", Addrs: []netip.Addr{a("192.0.2.10", "2001:db8::10")}, Pods: service.LocalPods{Prefixes: prefixes}},
+		node:      &service.Node{NodePorts: service.Everywhere(), Name: "node-a", Addrs: []netip.Addr{a("192.0.2.10", "2001:db8::10")}, Pods: service.LocalPods{Prefixes: prefixes}},
 		pod:       a("10.244.1.50", "fd00:10:244:1::50"),
 		outside:   a("203.0.113.9", "2001:db8:113::9"),
 		clusterIP: a("10.96.0.10", "fd00:10:96::10"), externalIP: a("198.51.100.7", "2001:db8:51::7"), ingressIP: a("203.0.113.100", "2001:db8:113::100"),

@@ -186,6 +186,7 @@ func to(v4, v6 string) func(world, *Conn) {
 func TestNodePortAddresses(t *testing.T) {
 	restrict := func(prefixes ...string) func(*world, *service.Port) {
 		return func(w *world, _ *service.Port) {
+			w.node.NodePorts = nil
 			for _, s := range prefixes {
 				w.node.NodePorts = append(w.node.NodePorts, netip.MustParsePrefix(s))
 			}
@@ -202,7 +203,8 @@ func TestNodePortAddresses(t *testing.T) {
 		"an address of somebody else":       {nil, "outside", service.NodePort, notOurs, fate{Action: Pass}, "no Service"},
 		"inside the range":                  {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, nil, forwarded, ""},
 		"outside the range":                 {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, second, fate{Action: Pass}, "no Service"},
-		"the range is of the other family":  {otherFamily, "outside", service.NodePort, second, forwarded, ""},
+		"the range is of the other family":  {otherFamily, "outside", service.NodePort, nil, fate{Action: Pass}, "no Service"},
+		"no range":                          {restrict(), "outside", service.NodePort, nil, fate{Action: Pass}, "no Service"},
 		"loopback never":                    {nil, "node", service.NodePort, to("127.0.0.1", "::1"), fate{Action: Pass}, "no Service"},
 		"loopback never, even in the range": {restrict("127.0.0.0/8", "::1/128"), "node", service.NodePort, to("127.0.0.1", "::1"), fate{Action: Pass}, "no Service"},
 	} {

@@ -19,9 +19,12 @@ type Node struct {
 	// Pods tells the cluster's pods on this node from everybody else.
 	Pods LocalPods
 	// NodePorts are the prefixes in which an address of the node must lie to
-	// answer NodePorts. A family without a prefix answers on every address
-	// of the node; loopback addresses never answer.
+	// answer NodePorts. A family without a prefix answers on no address, see
+	// Everywhere; loopback addresses never answer.
 	NodePorts []netip.Prefix
+	// NodePortsPending means, by family, that NodePorts lacks addresses of the
+	// node that are not known yet. What an earlier process let answer stays.
+	NodePortsPending [2]bool
 	// ServiceCIDRs are the ranges that ClusterIPs come from, sorted and apart,
 	// as far as they are known. An address in them that no Service has leads
 	// nowhere.
@@ -73,8 +76,32 @@ func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
 	if addr.IsLoopback() {
 		return false
 	}
-	in := InFamily(n.NodePorts, FamilyOf(addr))
-	return len(in) == 0 || slices.ContainsFunc(in, func(x netip.Prefix) bool { return x.Contains(addr) })
+	return slices.ContainsFunc(n.NodePorts, func(x netip.Prefix) bool { return x.Contains(addr) })
+}
+
+// NodePortPrefixes returns NodePorts of family f, a single one of length zero
+// if every address answers, none if no address does.
+func (n *Node) NodePortPrefixes(f Family) []netip.Prefix {
+	in := InFamily(n.NodePorts, f)
+	if i := slices.IndexFunc(in, func(x netip.Prefix) bool { return x.Bits() == 0 }); i >= 0 {
+		return in[i : i+1]
+	}
+	return in
+}
+
+// Everywhere returns the prefixes that hold every address.
+func Everywhere() []netip.Prefix { return ElseEverywhere(nil) }
+
+// ElseEverywhere returns prefixes, and the one that holds every address for
+// each family that has none in them.
+func ElseEverywhere(prefixes []netip.Prefix) []netip.Prefix {
+	all := slices.Clone(prefixes)
+	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if len(InFamily(prefixes, FamilyOf(a))) == 0 {
+			all = append(all, netip.PrefixFrom(a, 0))
+		}
+	}
+	return all
 }
 
 // IsServiceAddr reports that ClusterIPs come from where addr is.

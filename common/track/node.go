@@ -109,16 +109,18 @@ func (o *Options) node(f *facts) *service.Node {
 		return n
 	}
 	for _, family := range service.Families {
-		if a := firstOf(n.Addrs, family); a.IsValid() {
+		a := firstOf(n.Addrs, family)
+		if a.IsValid() {
 			n.NodePorts = append(n.NodePorts, netip.PrefixFrom(a, a.BitLen()))
 		}
+		n.NodePortsPending[family] = !a.IsValid() && len(f.addrs) == 0
 	}
 	return n
 }
 
 func sameNode(a, b *service.Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
-		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePorts, b.NodePorts) &&
+		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePorts, b.NodePorts) && a.NodePortsPending == b.NodePortsPending &&
 		slices.Equal(a.Pods.Prefixes, b.Pods.Prefixes) && slices.Equal(a.ServiceCIDRs, b.ServiceCIDRs) &&
 		a.Pods.Interface == b.Pods.Interface && a.Pods.InterfacePrefix == b.Pods.InterfacePrefix
 }

@@ -30,7 +30,8 @@ type Options struct {
 	PodsFromNode bool
 	NodePorts    []netip.Prefix // see service.Node
 	// NodePortsPrimary adds the node's primary address of each family to
-	// NodePorts. A family whose address nobody knows is not restricted.
+	// NodePorts. As long as nobody knows the address of a family, it adds none
+	// there.
 	NodePortsPrimary  bool
 	MasqueradeAll     bool
 	IgnoreExternalIPs bool // of Services

@@ -74,7 +74,9 @@ func (w World) Node() *service.Node {
 	if w.Coin("ranges") {
 		n.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")}
 	}
+	n.NodePorts = service.Everywhere()
 	if w.Coin("restricted") {
+		n.NodePorts = nil
 		for _, a := range NodeAddr {
 			n.NodePorts = append(n.NodePorts, netip.PrefixFrom(a, a.BitLen()))
 		}

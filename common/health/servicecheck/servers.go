@@ -42,7 +42,7 @@ type Wanted struct {
 	Addrs  []netip.Addr
 	Checks map[uint16]Check // by healthCheckNodePort
 	// Within narrows an unspecified address down: whoever connects to an address
-	// outside of these prefixes is cut off. A family without one is not narrowed.
+	// outside of these prefixes is cut off.
 	Within []netip.Prefix
 }
 
@@ -250,8 +250,7 @@ func (s *Servers) admits(local net.Addr) bool {
 	addr := at.Addr().Unmap().WithZone("")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	in := service.InFamily(s.wanted.Within, service.FamilyOf(addr))
-	return len(in) == 0 || slices.ContainsFunc(in, func(p netip.Prefix) bool { return p.Contains(addr) })
+	return slices.ContainsFunc(s.wanted.Within, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // onceListener may be closed twice, and cuts off who comes by an address that it

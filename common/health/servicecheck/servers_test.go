@@ -116,7 +116,7 @@ func TestAnswers(t *testing.T) {
 				return slices.ContainsFunc(families, func(f service.Family) bool { return !slices.Contains(tt.stuck, f) })
 			}
 			tt.check.Namespace, tt.check.Name = "shop", "web"
-			s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: tt.check}})
+			s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: tt.check}})
 			if diff := cmp.Diff(tt.v4, n.ask(t, "127.0.0.1:30001")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -128,7 +128,7 @@ func TestAnswers(t *testing.T) {
 func TestNobodyKnowsHealth(t *testing.T) {
 	s, n := newServers(t)
 	s.Serving = nil
-	s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}})
+	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}})
 	if diff := cmp.Diff("200 1 "+body("web", 1, true), n.ask(t, "127.0.0.1:30001")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -146,13 +146,13 @@ func TestSyncByDifference(t *testing.T) {
 		second    string
 	}{
 		{"nothing yet", Wanted{}, 0, "", ""},
-		{"a Service comes", Wanted{Addrs: addrs, Checks: map[uint16]Check{1: web}}, 1, "200 1 " + body("web", 1, true), ""},
-		{"another one", Wanted{Addrs: addrs, Checks: map[uint16]Check{1: web, 2: api}}, 2, "200 1 " + body("web", 1, true), "503 0 " + body("api", 0, true)},
-		{"only numbers change", Wanted{Addrs: addrs, Checks: map[uint16]Check{1: api, 2: web}}, 2, "503 0 " + body("api", 0, true), "200 1 " + body("web", 1, true)},
-		{"one goes", Wanted{Addrs: addrs, Checks: map[uint16]Check{2: web}}, 2, "", "200 1 " + body("web", 1, true)},
-		{"it comes again", Wanted{Addrs: addrs, Checks: map[uint16]Check{1: web, 2: web}}, 3, "200 1 " + body("web", 1, true), "200 1 " + body("web", 1, true)},
-		{"no address", Wanted{Addrs: nil, Checks: map[uint16]Check{1: web, 2: web}}, 3, "", ""},
-		{"all go", Wanted{Addrs: addrs, Checks: nil}, 3, "", ""},
+		{"a Service comes", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: web}}, 1, "200 1 " + body("web", 1, true), ""},
+		{"another one", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: api}}, 2, "200 1 " + body("web", 1, true), "503 0 " + body("api", 0, true)},
+		{"only numbers change", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: api, 2: web}}, 2, "503 0 " + body("api", 0, true), "200 1 " + body("web", 1, true)},
+		{"one goes", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{2: web}}, 2, "", "200 1 " + body("web", 1, true)},
+		{"it comes again", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: web}}, 3, "200 1 " + body("web", 1, true), "200 1 " + body("web", 1, true)},
+		{"no address", Wanted{Within: service.Everywhere(), Addrs: nil, Checks: map[uint16]Check{1: web, 2: web}}, 3, "", ""},
+		{"all go", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: nil}, 3, "", ""},
 	} {
 		if problems := s.Sync(step.want); problems != nil {
 			t.Errorf("%s: problems %v", step.situation, problems)
@@ -189,7 +189,7 @@ func TestAddressIsFreeAfterSync(t *testing.T) {
 		l, err := n.listen(ctx, network, addr)
 		return closing{l, &closed}, err
 	}
-	s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {}}})
+	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {}}})
 	s.Sync(Wanted{})
 	if !closed {
 		t.Error("still listening")
@@ -202,7 +202,7 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 		networks = append(networks, network+" "+addr)
 		return nil, errors.New("refused")
 	}}
-	s.Sync(Wanted{Addrs: []netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, Checks: map[uint16]Check{7: {}}})
+	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, Checks: map[uint16]Check{7: {}}})
 	if diff := cmp.Diff([]string{"tcp4 127.0.0.1:7", "tcp6 [::1]:7", "tcp6 [::]:7"}, networks); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -217,11 +217,12 @@ func TestNarrowedDown(t *testing.T) {
 		within []string
 		hears  bool
 	}{
-		{nil, true},
+		{[]string{"0.0.0.0/0"}, true},
 		{[]string{"192.0.2.0/24"}, false},
 		{[]string{"192.0.2.0/24", "127.0.0.0/8"}, true},
 		{[]string{"192.0.2.0/24", "fd00::/8"}, false},
-		{[]string{"fd00::/8"}, true},
+		{[]string{"fd00::/8"}, false},
+		{nil, false},
 	} {
 		want := Wanted{Addrs: []netip.Addr{netip.IPv4Unspecified()}, Checks: checks}
 		for _, p := range tt.within {
@@ -249,7 +250,7 @@ func TestPortTaken(t *testing.T) {
 	at := netip.MustParseAddrPort(other.Addr().String())
 	s := &Servers{}
 	t.Cleanup(s.close)
-	want := Wanted{Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
+	want := Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
 	problems := s.Sync(want)
 	if len(problems) != 1 || problems[0].Addr != at || problems[0].Name != "web" || problems[0].Err == nil {
 		t.Fatalf("problems = %v, want one of shop/web on %s", problems, at)
@@ -286,7 +287,7 @@ func TestRetriesAndReports(t *testing.T) {
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
 		checks := map[uint16]Check{30001: {Namespace: "shop", Name: "web"}}
-		s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: checks})
+		s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: checks})
 		time.Sleep(time.Minute + time.Second)
 		synctest.Wait()
 		if attempts != 13 {
@@ -299,7 +300,7 @@ func TestRetriesAndReports(t *testing.T) {
 		}
 		cancel()
 		<-done
-		if s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: checks}); attempts != 13 || len(s.Problems()) > 0 {
+		if s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: checks}); attempts != 13 || len(s.Problems()) > 0 {
 			t.Errorf("%d attempts, problems %v after the end", attempts, s.Problems())
 		}
 	})
@@ -311,7 +312,7 @@ func TestHealsItself(t *testing.T) {
 	healed := make(chan Problem, 8)
 	s.Report = func(p Problem) { healed <- p }
 	n.refuse["127.0.0.1:7"] = errors.New("taken")
-	s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
 	if p := <-healed; p.Err == nil || len(s.Problems()) != 1 {
 		t.Errorf("told %v, problems %v", p, s.Problems())
 	}
@@ -335,7 +336,7 @@ func TestBrokenListener(t *testing.T) {
 		}
 		return l, err
 	}
-	s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
 	ended := s.running[netip.AddrPortFrom(loop4, 7)].ended
 	first.Close()
 	<-ended
@@ -347,7 +348,7 @@ func TestBrokenListener(t *testing.T) {
 
 func TestRunStopsEverything(t *testing.T) {
 	s, n := newServers(t)
-	s.Sync(Wanted{Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: 1}}})
+	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: 1}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.Run(ctx)

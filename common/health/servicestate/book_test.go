@@ -60,7 +60,7 @@ func (b *tale) wants(ports ...*service.Port) {
 	if b.want != nil {
 		generation = b.want.Generation + 1
 	}
-	b.want = service.New(generation, &service.Node{}, ports)
+	b.want = service.New(generation, &service.Node{NodePorts: service.Everywhere()}, ports)
 }
 
 // round ends a second after the last one.

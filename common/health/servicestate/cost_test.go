@@ -18,7 +18,7 @@ func many() (*Book, *service.Snapshot) {
 	for i := range 10000 {
 		ports = append(ports, port(fmt.Sprintf("s%05d", i), service.IPv4, 10))
 	}
-	b, s := &Book{}, service.New(1, &service.Node{}, ports)
+	b, s := &Book{}, service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 	b.Result(service.IPv4, s, reconcile.Result{Generation: 1})
 	return b, s
 }

@@ -28,7 +28,7 @@ func TestMissingFamily(t *testing.T) {
 
 func missing(t *testing.T, known func(*Book, *service.Snapshot)) {
 	t.Helper()
-	s := service.New(1, &service.Node{}, []*service.Port{port("both", service.IPv4, 1), port("both", service.IPv6, 1), port("six", service.IPv6, 1)})
+	s := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{port("both", service.IPv4, 1), port("both", service.IPv6, 1), port("six", service.IPv6, 1)})
 	b := &Book{Latest: func() *service.Snapshot { return s }}
 	known(b, s)
 	b.Result(service.IPv4, s, reconcile.Result{Generation: 1, Start: at(0), Took: time.Second})

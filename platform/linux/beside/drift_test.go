@@ -116,7 +116,7 @@ func TestChangesAreNoDrift(t *testing.T) {
 func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	apply(t, n.start(service.IPv4), snapshot(web(1), web(2)))
-	b, node := n.start(service.IPv4), &service.Node{Addrs: []netip.Addr{world.NodeAddr[0]}}
+	b, node := n.start(service.IPv4), &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[0]}}
 	for i, x := range []struct {
 		ports   []*service.Port
 		partial bool

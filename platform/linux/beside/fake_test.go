@@ -93,5 +93,5 @@ func closed(i int) *service.Port {
 }
 
 func snapshot(ports ...*service.Port) *service.Snapshot {
-	return service.New(1, &service.Node{Addrs: []netip.Addr{world.NodeAddr[0]}}, ports)
+	return service.New(1, &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[0]}}, ports)
 }

@@ -23,7 +23,7 @@ type world struct {
 }
 
 func (w world) snapshot(p *plane) *service.Snapshot {
-	node := &service.Node{Name: "n", Addrs: []netip.Addr{p.node}}
+	node := &service.Node{NodePorts: service.Everywhere(), Name: "n", Addrs: []netip.Addr{p.node}}
 	if w.nodePortsElsewhere {
 		node.NodePorts = []netip.Prefix{netip.PrefixFrom(p.remote, p.remote.BitLen())}
 	}

@@ -148,7 +148,7 @@ func drawSnapshot(t *rapid.T) *service.Snapshot {
 		}
 		ports = append(ports, p)
 	}
-	return service.New(1, &service.Node{}, ports)
+	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 }
 
 // owner is the obvious look-up: the frontend that dst belongs to, a VIP before

@@ -161,9 +161,9 @@ func TestChangesOfPolicy(t *testing.T) {
 }
 
 func TestBetween(t *testing.T) {
-	node, same := &service.Node{Name: "n"}, &service.Node{Name: "n"}
+	node, same := &service.Node{NodePorts: service.Everywhere(), Name: "n"}, &service.Node{NodePorts: service.Everywhere(), Name: "n"}
 	other := &service.Node{Name: "n", NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
-	moved := &service.Node{Name: "n", Addrs: []netip.Addr{addr("192.0.2.1")}}
+	moved := &service.Node{NodePorts: service.Everywhere(), Name: "n", Addrs: []netip.Addr{addr("192.0.2.1")}}
 	dns, late := udp(epA), port("late", service.IPv4, nil, external)
 	six := port("six", service.IPv6, ats("[fd00::1]:53"), service.Frontend{Kind: service.NodePort, Port: 30053})
 	snap := func(n *service.Node, ports ...*service.Port) *service.Snapshot { return service.New(1, n, ports) }

@@ -47,6 +47,7 @@ type Backend struct {
 	marked, routed bool
 	unroutable     error // why they cannot be
 	lack           string
+	pending        pending
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -83,9 +84,9 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		if err != nil {
 			return nil, err
 		}
-		p = b.planAll(t, have, want)
+		p = b.planAll(t, have, b.seen(want, t))
 	} else {
-		p = b.planChanges(want, turned)
+		p = b.planChanges(b.seen(want, nil), turned)
 	}
 	b.planLocalnet(p)
 	// Who does not apply a plan may see somebody else do it.

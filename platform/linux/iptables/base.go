@@ -197,8 +197,7 @@ func (l layout) wantsLocalhost(node *service.Node) bool {
 	if l.family != service.IPv4 || !l.options.LocalhostNodePorts {
 		return false
 	}
-	in := service.InFamily(node.NodePorts, l.family)
-	return len(in) == 0 || slices.ContainsFunc(in, loopback[l.family].Overlaps)
+	return slices.ContainsFunc(node.NodePortPrefixes(l.family), loopback[l.family].Overlaps)
 }
 
 // nodePortRules lead to the NodePorts from the addresses that answer them.
@@ -208,11 +207,14 @@ func (l layout) nodePortRules(node *service.Node, chain string) []string {
 		rules = []string{strangerRule}
 	}
 	local := localOnly + "-j " + chain
-	prefixes := service.InFamily(node.NodePorts, l.family)
-	if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
-		return append(rules, local)
+	prefixes := node.NodePortPrefixes(l.family)
+	if len(prefixes) == 0 {
+		return nil
 	}
 	for _, p := range prefixes {
+		if p.Bits() == 0 {
+			return append(rules, local)
+		}
 		rules = append(rules, "-d "+p.Masked().String()+" "+local)
 	}
 	return rules

@@ -105,7 +105,7 @@ func withoutPorts(rules string) string {
 // A kernel that lacks what choosing or remembering needs is asked for less.
 func TestBypassAsksForLess(t *testing.T) {
 	e := func(s string) service.Endpoint { return service.Endpoint{Addr: netip.MustParseAddrPort(s)} }
-	want := service.New(1, &service.Node{}, []*service.Port{{
+	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{{
 		Name:      service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
 		Frontends: []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
 		Cluster:   []service.Endpoint{e("10.244.1.1:80"), e("10.244.1.2:80")},

@@ -155,7 +155,7 @@ func simple(n int) *service.Snapshot {
 	for i := range n {
 		ports = append(ports, simplePort(i))
 	}
-	return service.New(1, &service.Node{}, ports)
+	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 }
 
 func simplePort(i int) *service.Port {
@@ -212,7 +212,7 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	apply(t, newBackend(service.IPv4, k), simple(3))
 	changed := simplePort(1)
 	changed.Cluster = changed.Cluster[:1]
-	want := service.New(2, &service.Node{}, []*service.Port{simplePort(0), changed})
+	want := service.New(2, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{simplePort(0), changed})
 	had := k.Tables[nat][named(clusterPrefix, changed)]
 	k.Refuse = func(text string) error {
 		if strings.Contains(text, "-A "+named(clusterPrefix, changed)) {

@@ -20,7 +20,7 @@ func TestHalfProgrammed(t *testing.T) {
 		k := newFake()
 		b := newBackend(service.IPv4, k)
 		one, two, three := simplePort(1), simplePort(2), simplePort(3)
-		node := &service.Node{}
+		node := &service.Node{NodePorts: service.Everywhere()}
 		apply(t, b, service.New(1, node, []*service.Port{two, three}))
 		want := service.New(2, node, []*service.Port{one, two})
 		p, err := b.Plan(t.Context(), want)

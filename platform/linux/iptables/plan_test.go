@@ -93,7 +93,7 @@ func TestTreesLeadEverywhere(t *testing.T) {
 		}
 		ports = append(ports, p)
 	}
-	want := service.New(1, &service.Node{}, ports)
+	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), want)
 	longest := 0
@@ -132,7 +132,7 @@ func TestAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 	closed.Frontends = []service.Frontend{{
 		Kind: service.LoadBalancerIP, Addr: world.NodeOther[0], Port: 30000, Sources: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
 	}}
-	want := service.New(1, &service.Node{}, []*service.Port{other, empty, closed})
+	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{other, empty, closed})
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), want)
 	for _, to := range []netip.Addr{world.NodeAddr[0], world.NodeOther[0]} {
@@ -173,7 +173,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), simple(40))
 	b := newBackend(service.IPv4, k)
-	few := service.New(2, &service.Node{}, []*service.Port{simplePort(1)})
+	few := service.New(2, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{simplePort(1)})
 	few.Partial = true
 	if p := apply(t, b, few); !p.Empty() || len(p.Removed()) > 0 {
 		t.Errorf("a partial snapshot changes:\n%s", p)
@@ -201,11 +201,11 @@ func TestPartialSnapshotKeepsWhatIsLedTo(t *testing.T) {
 	k := newFake()
 	whole := simplePort(1)
 	whole.Frontends = append(whole.Frontends[:1], service.Frontend{Kind: service.LoadBalancerIP, Addr: world.Nth("203.0.113.0", 1), Port: 80})
-	apply(t, newBackend(service.IPv4, k), service.New(1, &service.Node{}, []*service.Port{whole}))
+	apply(t, newBackend(service.IPv4, k), service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{whole}))
 	b := newBackend(service.IPv4, k)
 	without := *whole
 	without.Frontends = whole.Frontends[:1]
-	less := service.New(2, &service.Node{}, []*service.Port{&without})
+	less := service.New(2, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{&without})
 	less.Partial = true
 	apply(t, b, less)
 	none := less.With(3, less.Node, []service.Change{{Old: less.Port(service.IPv4, whole.Name)}})

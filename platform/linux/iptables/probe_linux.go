@@ -100,7 +100,7 @@ func (r *runner) tryApart(l layout, prepare func() error) error {
 func (r *runner) probe(l layout, args []string) error {
 	needs := l.needs()
 	var b bytes.Buffer
-	Document(r.family, service.New(0, &service.Node{}, nil), l.options).WriteText(&b)
+	Document(r.family, service.New(0, &service.Node{NodePorts: service.Everywhere()}, nil), l.options).WriteText(&b)
 	for _, n := range needs {
 		b.WriteString(n.text())
 	}

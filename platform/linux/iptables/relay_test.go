@@ -217,7 +217,7 @@ func TestRelayKeepsPortsOverRestart(t *testing.T) {
 			Cluster:   endpoints, Local: endpoints, External: service.PolicyLocal,
 		})
 	}
-	want := service.New(1, &service.Node{}, ports)
+	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 	first := newSite(service.IPv4, tables)
 	apply := func(s *site) {
 		p, err := s.Plan(t.Context(), want)

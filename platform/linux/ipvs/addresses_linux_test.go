@@ -43,7 +43,7 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 				p.Frontends[0], {Kind: service.NodePort, Port: 30999},
 				{Kind: service.ExternalIP, Addr: outer, Port: 80}, {Kind: service.ExternalIP, Addr: world.NodeAddr[f], Port: 80},
 			}
-			want := service.New(1, &service.Node{Addrs: []netip.Addr{world.NodeAddr[f]}}, []*service.Port{&q})
+			want := service.New(1, &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[f]}}, []*service.Port{&q})
 			b := newKernel(t, f, Options{MasqueradeBit: 14, SyncPeriod: time.Hour})
 			k := b.driver.(*kernel)
 			wantOwn := func(when string, source netip.Addr, ours ...netip.Addr) {
@@ -105,7 +105,7 @@ func TestKernelTentativeAddress(t *testing.T) {
 			}
 		}
 		p := portsOf(rounds(service.IPv6, 0), service.IPv6)[0]
-		want := service.New(1, &service.Node{}, []*service.Port{p})
+		want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{p})
 		b := newKernel(t, service.IPv6, always())
 		apply(t, b, want)
 		a.Flags = unix.IFA_F_NODAD

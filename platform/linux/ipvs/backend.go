@@ -100,6 +100,7 @@ type Backend struct {
 	looked   time.Time   // at drains
 	told     bool        // how long something may drain
 	node     nodeView
+	pending  pendingNodePorts
 }
 
 var (
@@ -205,6 +206,9 @@ func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Sn
 	} else {
 		node := *want.Node
 		node.Addrs = addrs
+		if err := b.answering(ctx, want, &node); err != nil {
+			return nil, err
+		}
 		v.from, v.node = want.Node, &node
 	}
 	v.want = want

@@ -130,7 +130,7 @@ func TestOtherSourceIsNoDrift(t *testing.T) {
 	b := newBackend(service.IPv4, k, Options{})
 	s := snapshot(web(0, 1, service.TCP))
 	apply(t, b, s)
-	p := apply(t, b, s.With(2, &service.Node{Addrs: []netip.Addr{world.NodeOther[0]}}, nil))
+	p := apply(t, b, s.With(2, &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeOther[0]}}, nil))
 	wantLines(t, p, "+ address 10.96.0.0, reached from 198.51.100.1")
 	if drift := p.Drift(); len(drift) > 0 {
 		t.Errorf("the drift is %q", drift)

@@ -33,7 +33,7 @@ func web(i, n int, proto service.Protocol) *service.Port {
 }
 
 func snapshot(ports ...*service.Port) *service.Snapshot {
-	return service.New(1, &service.Node{Addrs: []netip.Addr{world.NodeAddr[0]}}, ports)
+	return service.New(1, &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[0]}}, ports)
 }
 
 // lines is what p does itself, sorted.

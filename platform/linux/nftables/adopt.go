@@ -167,9 +167,18 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 	for _, r := range x.rules {
 		prints = append(prints, r.fingerprint(c.backend.family))
 	}
-	if !slices.Equal(prints, held.rules) {
+	if !slices.Equal(prints, held.rules) && !c.keeps(x.name, prints, held.rules) {
 		*ops = append(*ops, op{verb: flushChain, chain: x}, op{verb: addRules, chain: x})
 	}
+}
+
+// keeps reports that the rules of the chain have more than the wanted ones only
+// as an earlier process let addresses of the node answer NodePorts, and that
+// those are not known yet.
+func (c *comparison) keeps(name string, wanted, held []string) bool {
+	n := len(wanted)
+	return name == dispatchChain && c.want.Node.NodePortsPending[c.backend.family] &&
+		len(held) > n && slices.Equal(held[:n], wanted) && !slices.Contains(held, "")
 }
 
 // port adds the unit for what l lacks.

@@ -103,7 +103,7 @@ func TestAdoptionMovesNobody(t *testing.T) {
 				next := p
 				next.Name = service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}
 				next.Cluster, next.Local = lettered(letters), lettered(letters[:3])
-				apply(t, b, service.New(1, &service.Node{}, []*service.Port{&next}))
+				apply(t, b, service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{&next}))
 			}
 			wantGoal(t, k, b.have.snapshot)
 		})

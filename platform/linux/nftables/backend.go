@@ -67,7 +67,8 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 			return nil, fmt.Errorf("ask for changes to table %s: %w", b.name(), err)
 		}
 		// What a partial snapshot left in force may go now.
-		touched = touched || b.have.snapshot.Partial && !want.Partial
+		touched = touched || b.have.snapshot.Partial && !want.Partial ||
+			b.have.snapshot.Node.NodePortsPending[b.family] && !want.Node.NodePortsPending[b.family]
 	}
 	var p *plan
 	if touched {

@@ -141,5 +141,5 @@ func sticky(f service.Family, ends ...int) *service.Snapshot {
 		a := world.Nth([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
 		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(a, uint16(8080+n%2))})
 	}
-	return service.New(1, &service.Node{}, []*service.Port{p})
+	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{p})
 }

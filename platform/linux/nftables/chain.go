@@ -122,11 +122,10 @@ func dispatchRules(f service.Family, node *service.Node) []rule {
 	}
 	loopback := within{daddr, loopbackPrefix(f), true}
 	toNode := rule{isLocal{daddr}, loopback, goes(nodePortChain)}
-	prefixes := service.InFamily(node.NodePorts, f)
-	if len(prefixes) == 0 {
-		return append(rules, toNode)
-	}
-	for _, p := range prefixes {
+	for _, p := range node.NodePortPrefixes(f) {
+		if p.Bits() == 0 {
+			return append(rules, toNode)
+		}
 		rules = append(rules, append(rule{within{daddr, p.Masked(), false}}, toNode...))
 	}
 	return rules

@@ -127,7 +127,7 @@ func simple(n int) *service.Snapshot {
 			},
 		})
 	}
-	return service.New(1, &service.Node{}, ports)
+	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 }
 
 // TestOneBadPortDoesNotHoldBackTheRest has the kernel refuse whatever

@@ -23,7 +23,7 @@ func TestFrontendPassesThoughRefused(t *testing.T) {
 		p.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: world.Nth("198.51.100.0", 1), Port: 80}}
 		p.Cluster = []service.Endpoint{{Addr: addrPort("10.244.1.9:8080"), Local: true}}
 		p.Local = p.Cluster
-		s := service.New(1, &service.Node{Name: "node-a"}, []*service.Port{p})
+		s := service.New(1, &service.Node{NodePorts: service.Everywhere(), Name: "node-a"}, []*service.Port{p})
 		apply(t, b, s)
 
 		q := *p

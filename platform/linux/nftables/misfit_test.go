@@ -14,7 +14,7 @@ import (
 func TestMisfitsAreMadeAnew(t *testing.T) {
 	sticky := *simple(1).Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-000", Protocol: service.TCP})
 	sticky.Affinity = time.Hour
-	want := service.New(1, &service.Node{}, []*service.Port{&sticky})
+	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{&sticky})
 	spoil := map[string]func(*fakeTable){
 		"base set":            func(x *fakeTable) { x.sets["services"].set = hairpin },
 		"base chain":          func(x *fakeTable) { x.chains["output"].hook = &hook{"input", srcNAT} },

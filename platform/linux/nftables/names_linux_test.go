@@ -17,7 +17,7 @@ import (
 // and nft to keep every name as it is.
 func TestNftTakesOddNames(t *testing.T) {
 	nftcommand.NeedTables(t)
-	want := service.New(1, &service.Node{Name: "node-a"}, oddPorts())
+	want := service.New(1, &service.Node{NodePorts: service.Everywhere(), Name: "node-a"}, oddPorts())
 	inNamespace(t, func() {
 		var text bytes.Buffer
 		if err := Render(&text, want, Options{MasqueradeBit: 14}, Text); err != nil {

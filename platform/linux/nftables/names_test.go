@@ -65,7 +65,7 @@ func TestNamesAreUniqueWordsOfNft(t *testing.T) {
 	for _, s := range baseSets {
 		taken[s.name] = true
 	}
-	for _, c := range append(baseChains(service.IPv4, &service.Node{}, Options{}), baseClasses.chains(Options{})...) {
+	for _, c := range append(baseChains(service.IPv4, &service.Node{NodePorts: service.Everywhere()}, Options{}), baseClasses.chains(Options{})...) {
 		taken[c.name] = true
 	}
 	for _, p := range oddPorts() {

@@ -134,7 +134,7 @@ func with(n, ends int) *service.Snapshot {
 	for p := range simple(n).Ports(service.IPv4) {
 		ports = append(ports, to(p, 1, ends))
 	}
-	return service.New(1, &service.Node{}, ports)
+	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
 }
 
 // to returns a copy of p with the endpoints from one number to another.

@@ -57,7 +57,7 @@ func whole(f service.Family) []op {
 	for _, s := range baseSets {
 		ops = append(ops, op{verb: addSet, set: s})
 	}
-	ops = appendChain(ops, baseChains(f, &service.Node{}, Options{})...)
+	ops = appendChain(ops, baseChains(f, &service.Node{NodePorts: service.Everywhere()}, Options{})...)
 	ops = appendChain(ops, &chain{name: "draw", rules: []rule{draw}})
 	return append(ops, needs(f)[len(needs(f))-1].ops...)
 }

@@ -32,7 +32,7 @@ func TestProbe(t *testing.T) {
 		}
 		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
-		apply(t, b, service.New(1, &service.Node{}, nil))
+		apply(t, b, service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil))
 		before := runNft(t, "", "list", "ruleset")
 		if err := Probe(service.IPv4); err != nil {
 			t.Errorf("beside our table: %v", err)

@@ -108,7 +108,7 @@ func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Po
 // apply does a round and returns what went wrong.
 func (n *node) apply(t *testing.T, ports ...*service.Port) error {
 	t.Helper()
-	p, err := n.Plan(t.Context(), service.New(1, &service.Node{}, ports))
+	p, err := n.Plan(t.Context(), service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -125,7 +125,7 @@ var desireCases = map[string]desireCase{
 	"an endpoint outside the cluster": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("198.51.100.9:443@b") },
 		[]string{"tcp 10.96.0.10:80 -> :443 internal source-vip 192.0.2.10 [198.51.100.9 remote 02-11-c6-33-64-09 via 192.0.2.10]"}},
 	"no route yet": {overlayN, v13, func(p *service.Port, s *Site) {
-		s.Node = &service.Node{Addrs: theNode.Addrs, Pods: service.LocalPods{Prefixes: []netip.Prefix{prefix("10.244.0.0/16")}}}
+		s.Node = &service.Node{NodePorts: service.Everywhere(), Addrs: theNode.Addrs, Pods: service.LocalPods{Prefixes: []netip.Prefix{prefix("10.244.0.0/16")}}}
 		p.Cluster = endpointsOf(here, "10.244.9.1:8080@b")
 	}, []string{"tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [10.244.1.11]",
 		`limit: network "vxlan0" has no route to the node of 10.244.9.1 yet: the network plugin makes it`}},

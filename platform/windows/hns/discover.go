@@ -213,7 +213,7 @@ func (b *Backend) survey(l Listing, node *service.Node) (Site, *Endpoint, error)
 	if b.options.DSR && !s.Version.Features().DSR {
 		b.host.say(fmt.Sprintf("--enable-dsr or winkernel.enableDSR has no effect: HNS %s has no direct server return: want Windows Server 2019 with its updates, or 2022 or newer; or set it to false. Services work without it", s.Version))
 	}
-	if s.Without == "" && len(service.InFamily(node.NodePorts, b.family)) > 0 {
+	if s.Without == "" && slices.ContainsFunc(node.NodePortPrefixes(b.family), func(p netip.Prefix) bool { return p.Bits() > 0 }) {
 		b.host.say(fmt.Sprintf("nodePortAddresses hold on Windows for health checks of Services alone: NodePorts answer on every %s address of the node", b.family))
 	}
 	if s.Network.Kind != Overlay {

@@ -100,7 +100,7 @@ func TestSurveyProblems(t *testing.T) {
 		want    string
 	}{
 		"old HNS":         {Version{9, 1}, theNode, nil, "HNS 9.1 has no remote subnets: want Windows Server 2019"},
-		"nameless node":   {v13, &service.Node{}, nil, "waiting for the node's IPv4 address"},
+		"nameless node":   {v13, &service.Node{NodePorts: service.Everywhere()}, nil, "waiting for the node's IPv4 address"},
 		"no such address": {v13, theNode, errors.New("no network interface"), "find the hardware address for overlay network"},
 	} {
 		t.Run(name, func(t *testing.T) {

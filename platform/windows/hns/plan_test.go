@@ -32,7 +32,7 @@ var (
 		Routes: []Route{{prefix("10.244.2.0/24"), nodeB}, {prefix("10.244.3.0/24"), addr("192.0.2.12")}},
 	}
 	bridgeN = Network{ID: "net-bridge", Name: "cbr0", Kind: L2Bridge, Subnets: []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd00:10:244:1::/64")}}
-	theNode = &service.Node{Name: "node-a", Addrs: []netip.Addr{nodeA, addr("2001:db8::10")}}
+	theNode = &service.Node{NodePorts: service.Everywhere(), Name: "node-a", Addrs: []netip.Addr{nodeA, addr("2001:db8::10")}}
 )
 
 // bench is a node to program: its HNS, its state file and its backend.

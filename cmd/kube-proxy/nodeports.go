@@ -1,0 +1,25 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"kubeproxy/common/service"
+)
+
+// closedNodePorts says that no address answers the NodePorts of f in s since the
+// node's own are not known, nothing if they are or if f has no Services.
+func closedNodePorts(s *service.Snapshot, f service.Family) string {
+	if s.Len(f) == 0 || !s.Node.NodePortsPending[f] {
+		return ""
+	}
+	return fmt.Sprintf("no %s address answers NodePorts: nodePortAddresses is %q, and no Node named %q with an address is known; "+
+		"addresses that answered before still do; set hostnameOverride to the Node's name, or nodePortAddresses to CIDRs or %q", f, "primary", s.Node.Name, "all")
+}
+
+// pendingNodePorts says so as a condition.
+func (o *observers) pendingNodePorts(f service.Family, s *service.Snapshot) {
+	o.health.SetCondition("node-port-addresses-"+f.String(), closedNodePorts(s, f))
+}

@@ -1,0 +1,73 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// pending is how the node is seen while the addresses that answer NodePorts are
+// not known yet: those that answered when the tables were first read still do.
+type pending struct {
+	prefixes  []netip.Prefix
+	from      *service.Node
+	node      *service.Node     // as seen so
+	want      *service.Snapshot // of from
+	snapshot  *service.Snapshot // of node
+	read      bool              // prefixes are
+}
+
+// seen returns want with the NodePorts that the tables lead to now, as long as
+// the node's own are pending. t is nil if the tables need not be read. The same
+// want gives the same pointer.
+func (b *Backend) seen(want *service.Snapshot, t *held) *service.Snapshot {
+	v := &b.pending
+	if !want.Node.NodePortsPending[b.family] {
+		*v = pending{read: true}
+		return want
+	}
+	if t != nil && !v.read {
+		v.read, v.prefixes = true, b.nodePortsIn(t)
+	}
+	if len(v.prefixes) == 0 {
+		return want
+	}
+	if v.from != want.Node {
+		node := *want.Node
+		node.NodePorts = append(slices.Clone(node.NodePorts), v.prefixes...)
+		v.from, v.node = want.Node, &node
+	}
+	if v.want != want {
+		v.want, v.snapshot = want, want.With(want.Generation, v.node, nil)
+	}
+	return v.snapshot
+}
+
+// nodePortsIn reads from the rules in t which addresses answer NodePorts. It is
+// the reverse of nodePortRules.
+func (l layout) nodePortsIn(t *held) []netip.Prefix {
+	var all []netip.Prefix
+	for _, r := range l.roots(nat) {
+		for _, rule := range t.chains[id{nat, r.services}] {
+			match, is := strings.CutSuffix(rule, localOnly+"-j "+r.nodePorts)
+			if !is {
+				continue
+			}
+			p, err := netip.ParsePrefix(strings.TrimSpace(strings.TrimPrefix(match, "-d ")))
+			if match == "" {
+				p, err = netip.PrefixFrom(unspecified[l.family], 0), nil
+			}
+			if err == nil && service.FamilyOf(p.Addr()) == l.family && !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+var unspecified = [...]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}
