@@ -14,12 +14,12 @@ import (
 // pending is how the node is seen while the addresses that answer NodePorts are
 // not known yet: those that answered when the tables were first read still do.
 type pending struct {
-	prefixes  []netip.Prefix
-	from      *service.Node
-	node      *service.Node     // as seen so
-	want      *service.Snapshot // of from
-	snapshot  *service.Snapshot // of node
-	read      bool              // prefixes are
+	prefixes []netip.Prefix
+	from     *service.Node
+	node     *service.Node     // as seen so
+	want     *service.Snapshot // of from
+	snapshot *service.Snapshot // of node
+	read     bool              // prefixes are
 }
 
 // seen returns want with the NodePorts that the tables lead to now, as long as

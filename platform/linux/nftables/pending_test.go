@@ -22,7 +22,9 @@ func TestPendingNodePorts(t *testing.T) {
 		Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}, Cluster: lettered("a"),
 	}}
 	k := &fake{}
-	dispatched := func() string { return (&chain{name: dispatchChain, rules: k.table.chains[dispatchChain].rules}).text(service.IPv4) }
+	dispatched := func() string {
+		return (&chain{name: dispatchChain, rules: k.table.chains[dispatchChain].rules}).text(service.IPv4)
+	}
 	apply(t, &Backend{driver: k}, service.New(1, pending, ports))
 	if strings.Contains(dispatched(), leads) {
 		t.Fatalf("an unknown node answers NodePorts:\n%s", dispatched())
