@@ -9,6 +9,8 @@ SHELL       := bash
 PLATFORMS := linux/amd64 linux/arm64 windows/amd64 windows/arm64
 FOLDERS   := build cmd common config platform test
 VERSION   := $(or $(shell git describe --tags --always --dirty 2>/dev/null),dev)
+REVISION  := $(shell git rev-parse HEAD 2>/dev/null)
+DATE      := $(shell git log -1 --format=%cI 2>/dev/null)
 
 # The packages whose tests start a real API server.
 E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
@@ -22,7 +24,7 @@ KERNEL ?= 6.1
 # What a skipped test does to make test: show or fail.
 SKIPS ?= show
 
-go_build    := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+go_build    := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION),$(REVISION),$(DATE)'
 staticcheck := build/.cache/staticcheck
 vm          := build/.cache/vm
 

@@ -96,7 +96,7 @@ func featureMetrics(c *config.Config) []metrics.Feature {
 func buildMetric() metrics.Build {
 	b := builtFrom()
 	return metrics.Build{
-		GitVersion: b.Version, GitCommit: b.Revision, BuildDate: b.Time,
+		GitVersion: b.Version, GitCommit: b.Revision, GitTreeState: b.treeState(), BuildDate: b.Time,
 		GoVersion: b.Go, Compiler: b.Compiler, Platform: b.Platform,
 	}
 }

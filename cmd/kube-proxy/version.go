@@ -4,15 +4,18 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
+// version is set by the linker: -X main.version=v1.2.3, with the commit and its date
+// behind commas, if they are known. The compiler may have noted these as well.
 var version string
 
 // versionFlag is "", "true" or "raw".
@@ -71,7 +74,9 @@ type Build struct {
 }
 
 func builtFrom() Build {
-	b := Build{Version: version, Go: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	name, more, _ := strings.Cut(version, ",")
+	commit, date, _ := strings.Cut(more, ",")
+	b := Build{Version: name, Revision: commit, Time: date, Go: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		info = &debug.BuildInfo{}
@@ -79,9 +84,9 @@ func builtFrom() Build {
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":
-			b.Revision = s.Value
+			b.Revision = cmp.Or(b.Revision, s.Value)
 		case "vcs.time":
-			b.Time = s.Value
+			b.Time = cmp.Or(b.Time, s.Value)
 		case "vcs.modified":
 			b.Modified = s.Value
 		}
@@ -93,4 +98,15 @@ func builtFrom() Build {
 		b.Version = "devel"
 	}
 	return b
+}
+
+// treeState says, as Kubernetes does, whether the commit is all there was.
+func (b Build) treeState() string {
+	switch {
+	case b.Modified == "true", strings.HasSuffix(b.Version, "-dirty"):
+		return "dirty"
+	case b.Revision != "":
+		return "clean"
+	}
+	return ""
 }

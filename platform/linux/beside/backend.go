@@ -70,6 +70,15 @@ type installed struct {
 	read   time.Time
 }
 
+// Tally returns what was done to the chains since it was last asked. It is called
+// between two rounds.
+func (b *Backend) Tally() iptables.Tally {
+	if c, ok := b.chains.(interface{ Tally() iptables.Tally }); ok {
+		return c.Tally()
+	}
+	return iptables.Tally{}
+}
+
 // SetResync implements reconcile.Paced.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 

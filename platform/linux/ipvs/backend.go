@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
 )
 
 // Driver is what Backend asks from the kernel, for one family. Its methods
@@ -310,4 +311,13 @@ func (b *Backend) watchDrains(ctx context.Context, touched func()) error {
 			touched()
 		}
 	})
+}
+
+// Tally returns what was done to rules since it was last asked. It is called
+// between two rounds.
+func (b *Backend) Tally() iptables.Tally {
+	if r, ok := b.rules.(interface{ Tally() iptables.Tally }); ok {
+		return r.Tally()
+	}
+	return iptables.Tally{}
 }
