@@ -42,6 +42,8 @@ type Config struct {
 	Overrides []Override
 	// Notes lists what was accepted but has no effect.
 	Notes []Note
+	// Warnings lists mistakes that are passed over, unless --strict-config.
+	Warnings []*FieldError
 }
 
 // Override is a flag that replaced what the file says.
@@ -95,6 +97,9 @@ func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 		if file, malformed = Parse(flags.Config, data); file == nil {
 			return nil, malformed
 		}
+		if flags.StrictConfig || file.hardFail {
+			malformed = file.Strict()
+		}
 	}
 	c, err := complete(file, flags, os, malformed)
 	if malformed != nil {
@@ -103,10 +108,10 @@ func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	return c, err
 }
 
-// Check completes and checks a file as if it were used without flags.
+// Check completes and checks a file as if it were used without flags, and takes
+// Warnings for errors.
 func Check(path string, os OS) (*Config, error) {
-	flags := &Flags{Config: path}
-	return Load(flags, os)
+	return Load(&Flags{Config: path, StrictConfig: true}, os)
 }
 
 // build is a configuration on its way from a file to a Config.
@@ -119,6 +124,7 @@ type build struct {
 	notes   []Note
 	over    []Override
 	errs    []error
+	warned  []*FieldError
 }
 
 // complete checks values also where the form of the file is wrong, so that
@@ -140,6 +146,11 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	b.applyPorts(flags)
 	b.applyUDPIdle(flags)
 	b.validate()
+	if flags.StrictConfig || file.hardFail {
+		for _, w := range b.warned {
+			b.errs = append(b.errs, w)
+		}
+	}
 	b.errs = slices.DeleteFunc(b.errs, func(err error) bool { return repeats(err, malformed) })
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
@@ -153,6 +164,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		UDPIdleTimeout:         b.udpIdle,
 		Overrides:              b.over,
 		Notes:                  b.notes,
+		Warnings:               append(slices.Clone(file.Warnings), b.warned...),
 	}, nil
 }
 
@@ -192,6 +204,10 @@ func (b *build) origin(path string) string {
 
 func (b *build) errorf(path, format string, args ...any) {
 	b.errs = append(b.errs, &FieldError{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
+}
+
+func (b *build) warnf(path, format string, args ...any) {
+	b.warned = append(b.warned, &FieldError{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
 func (b *build) notef(path, format string, args ...any) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"reflect"
 	"regexp"
@@ -19,12 +20,15 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/printable"
 )
 
-// The only kind of file there is.
+// The kind of file, and the version that is written.
 const (
 	apiVersion = "kubeproxy.config.k8s.io/v1alpha1"
 	kind       = "KubeProxyConfiguration"
+	apiGroup   = "kubeproxy.config.k8s.io/"
 )
 
 // File is a configuration file as it was written, without defaults.
@@ -38,21 +42,45 @@ type File struct {
 	UDPIdleTimeout time.Duration
 	// Notes lists the fields that are known but do nothing any more.
 	Notes []Note
+	// Warnings are mistakes that kube-proxy is known to put up with: what
+	// nobody knows is passed over, and of what is set twice the last counts.
+	Warnings []*FieldError
+
+	strict error // all that is wrong, in the order of the file
+	// hardFail is what a file says of its own mistakes.
+	hardFail bool
 }
 
-// Parse decodes YAML or JSON strictly. The error joins everything that is
-// wrong with the form of data; values are checked later.
+// Strict returns all that is wrong with the form of the file, Warnings included.
+func (f *File) Strict() error { return f.strict }
+
+// Parse decodes YAML or JSON. The error joins what is wrong with the form of data,
+// without Warnings; values are checked later.
 func Parse(name string, data []byte) (*File, error) {
 	root, err := parseYAML(name, data)
 	if err != nil {
 		return nil, err
 	}
-	d := decoder{File: File{Name: name, Lines: map[string]int{}}}
+	d := decoder{File: File{Name: printable.Text(name), Lines: map[string]int{}}}
 	d.checkType(root)
-	if len(d.errs) == 0 {
+	if len(d.faults) == 0 {
+		d.hardFail = d.version2
 		d.structure(root, reflect.ValueOf(&d.Values).Elem(), "")
 	}
-	return &d.File, errors.Join(d.errs...)
+	if d.version2 {
+		d.finish2()
+	}
+	var errs, all []error
+	for _, f := range d.faults {
+		all = append(all, f.err)
+		if e := (*FieldError)(nil); f.lenient && errors.As(f.err, &e) {
+			d.Warnings = append(d.Warnings, e)
+			continue
+		}
+		errs = append(errs, f.err)
+	}
+	d.strict = errors.Join(all...)
+	return &d.File, errors.Join(errs...)
 }
 
 // parseYAML returns the mapping that is the only document of data.
@@ -88,12 +116,34 @@ func syntaxError(name string, err error) error {
 
 type decoder struct {
 	File
-	errs []error
+	faults   []fault
+	version2 bool // the file is of apiVersion2
+	// ipvsBit says that iptables.masqueradeBit is of section ipvs, and
+	// iptablesBit is what it was before.
+	ipvsBit     bool
+	iptablesBit *int32
+}
+
+// fault is something wrong, lenient if it is a warning by default.
+type fault struct {
+	err     error
+	lenient bool
 }
 
 func (d *decoder) errorf(n *yaml.Node, path, format string, args ...any) {
-	origin := d.Name + ":" + strconv.Itoa(n.Line)
-	d.errs = append(d.errs, &FieldError{Origin: origin, Path: path, Text: fmt.Sprintf(format, args...)})
+	d.faults = append(d.faults, fault{d.errorAt(n, path, fmt.Sprintf(format, args...)), false})
+}
+
+func (d *decoder) warnf(n *yaml.Node, path, format string, args ...any) {
+	d.faults = append(d.faults, fault{d.errorAt(n, path, fmt.Sprintf(format, args...)), true})
+}
+
+func (d *decoder) errorAt(n *yaml.Node, path, text string) *FieldError {
+	return &FieldError{Origin: d.Name + ":" + strconv.Itoa(n.Line), Path: printable.Text(path), Text: text}
+}
+
+func (d *decoder) notef(n *yaml.Node, path, format string, args ...any) {
+	d.Notes = append(d.Notes, Note{fmt.Sprintf("%s:%d", d.Name, n.Line), path, fmt.Sprintf(format, args...)})
 }
 
 // checkType looks at apiVersion and kind first: in a file of another kind
@@ -109,6 +159,10 @@ func (d *decoder) checkType(root *yaml.Node) {
 		switch {
 		case got == nil:
 			d.errorf(root, want[0], "is missing: want %s", want[1])
+		case got.Value == apiVersion2 && want[1] == apiVersion:
+			d.version2 = true
+		case got.Value != want[1] && strings.HasPrefix(got.Value, apiGroup):
+			d.errorf(got, want[0], "is %s, which is not known here: want %s, or %s as far as it is settled", describe(got), apiVersion, apiVersion2)
 		case got.Value != want[1]:
 			d.errorf(got, want[0], "is %s: want %s", describe(got), want[1])
 		}
@@ -126,22 +180,43 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
 		switch first, twice := seen[key.Value]; {
 		case key.Tag == "!!merge":
 			d.errorf(key, parent, "merge keys (<<) are not accepted: write the fields out")
-		case twice:
-			d.errorf(key, path, "is set twice, first in line %d", first)
+		case d.version2 && !twice && d.newField(key, val, path):
+		case d.version2 && instead(path) != "":
+			d.warnf(key, path, "is no field of v1alpha2: %s", instead(path))
 		case removed:
-			was := reflect.New(old.kind).Elem()
-			d.value(val, was, path)
-			if idle, ok := was.Interface().(metav1.Duration); ok && path == udpIdlePath {
-				d.UDPIdleTimeout = idle.Duration
-			}
-			d.Notes = append(d.Notes, Note{fmt.Sprintf("%s:%d", d.Name, key.Line), path, old.why})
+			d.removed(key, val, path, old)
 		case !known:
-			d.errorf(key, path, "unknown field%s", didYouMean(closestPath(path)))
+			d.warnf(key, path, "unknown field%s", didYouMean(d.closest(path)))
 		default:
+			if twice {
+				d.again(key, path, first)
+				field.SetZero()
+			}
 			d.value(val, field, path)
+		}
+		if path == "iptables.masqueradeBit" {
+			d.iptablesBit = d.Values.IPTables.MasqueradeBit
 		}
 		seen[key.Value] = key.Line
 	}
+}
+
+// removed decodes a field that does nothing any more.
+func (d *decoder) removed(key, val *yaml.Node, path string, old removedField) {
+	was := reflect.New(old.kind).Elem()
+	d.value(val, was, path)
+	if idle, ok := was.Interface().(metav1.Duration); ok && path == udpIdlePath {
+		d.UDPIdleTimeout = idle.Duration
+	}
+	d.notef(key, path, "%s", old.why)
+}
+
+// again warns of a field that is set once more, and forgets what it was.
+func (d *decoder) again(key *yaml.Node, path string, first int) {
+	d.warnf(key, path, "is set twice, first in line %d", first)
+	maps.DeleteFunc(d.Lines, func(p string, _ int) bool {
+		return p == path || strings.HasPrefix(p, path+".") || strings.HasPrefix(p, path+"[")
+	})
 }
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
@@ -175,8 +250,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
 		key := reflect.ValueOf(n.Content[i].Value)
 		at := fmt.Sprintf("%s[%s]", path, key)
 		if v.MapIndex(key).IsValid() {
-			d.errorf(n.Content[i], at, "is set twice")
-			continue
+			d.warnf(n.Content[i], at, "is set twice")
 		}
 		elem := reflect.New(v.Type().Elem()).Elem()
 		d.value(resolve(n.Content[i+1]), elem, at)

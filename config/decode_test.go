@@ -41,7 +41,10 @@ f:2: kind: is "ConfigMap": want KubeProxyConfiguration`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, err := Parse("f", []byte(tt.data))
+			file, err := Parse("f", []byte(tt.data))
+			if file != nil {
+				err = file.Strict()
+			}
 			if err == nil {
 				t.Fatalf("no error, want %s", tt.want)
 			}
@@ -49,6 +52,31 @@ f:2: kind: is "ConfigMap": want KubeProxyConfiguration`},
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestLenient has mistakes that others put up with be warnings.
+func TestLenient(t *testing.T) {
+	const body = "oomScoreAdj: 1\niptables:\n  masqueradBit: 3\n  masqueradeBit: 4\noomScoreAdj: 2\nfeatureGates: {WinDSR: false, WinDSR: true}\nclientConnection: {qps: -1}\n"
+	c := mustLoad(t, Linux, body)
+	want := []string{
+		"f:5: iptables.masqueradBit: unknown field; did you mean iptables.masqueradeBit?", "f:7: oomScoreAdj: is set twice, first in line 3",
+		"f:8: featureGates[WinDSR]: is set twice",
+		"f:9: clientConnection.qps: -1 is negative, so requests to the API server are not limited: want a number above 0, or 0 for the default",
+	}
+	var got []string
+	for _, w := range c.Warnings {
+		got = append(got, w.Error())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	if *c.OOMScoreAdj != 2 || *c.IPTables.MasqueradeBit != 4 || !c.FeatureGates["WinDSR"] {
+		t.Errorf("oomScoreAdj %d, masqueradeBit %d, %v, want what is said last", *c.OOMScoreAdj, *c.IPTables.MasqueradeBit, c.FeatureGates)
+	}
+	_, err := LoadFrom(&Flags{Config: "f", StrictConfig: true}, Linux, []byte(head+body))
+	if err == nil || err.Error() != strings.Join(want, "\n") {
+		t.Errorf("strictly: %v, want all of them", err)
 	}
 }
 

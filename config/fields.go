@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	componentbase "k8s.io/component-base/config/v1alpha1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
@@ -21,6 +22,9 @@ type removedField struct {
 }
 
 var removedFields = map[string]removedField{
+	"enableContentionProfiling": {reflect.TypeFor[bool](), "is ignored: it is a field that components share, and there is no profile of contention here"},
+	"leaderElection":            {reflect.TypeFor[componentbase.LeaderElectionConfiguration](), "is ignored: it is a field that components share, and every node has a proxy of its own"},
+
 	"udpIdleTimeout":    {reflect.TypeFor[metav1.Duration](), "is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does"},
 	"resourceContainer": {reflect.TypeFor[string](), "is ignored: the container runtime places the process in its cgroup"},
 	"conntrack.max":     {reflect.TypeFor[int32](), "is ignored: set conntrack.maxPerCore and conntrack.min"},

@@ -29,9 +29,11 @@ const GroupAnnotation = "group"
 // Flags holds what the command line says. Register it before parsing.
 type Flags struct {
 	Config        string // file to read
+	StrictConfig  bool   // fails on mistakes in it that are passed over otherwise
 	WriteConfigTo string // file to write
 	Master        string // address of the API server
 	Cleanup       bool
+	CleanupIPVS   bool // whether Cleanup is about virtual servers, too
 	InitOnly      bool
 	LogFile       string // of a Windows service
 	// LogFileMaxSize is in megabytes; 0 means any size.
@@ -51,11 +53,12 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	setDefaults(&f.values, Linux, func(string) bool { return false })
 	f.values.DetectLocalMode = "" // the default depends on the system
 	fs.StringVar(&f.Config, "config", "", "read the configuration from this `FILE`; a flag that is given goes before it")
-	fs.StringVar(&f.WriteConfigTo, "write-config-to", "", "write the complete configuration to this `FILE` and exit")
+	fs.BoolVar(&f.StrictConfig, "strict-config", false, "exit if the configuration file has unknown fields or says something twice, instead of warning")
+	fs.StringVar(&f.WriteConfigTo, "write-config-to", "", "write the complete configuration to this `FILE`, - for standard output, and exit")
 	fs.StringVar(&f.Master, "master", "", "`ADDRESS` of the API server, before the one in the kubeconfig")
 	fs.BoolVar(&f.Cleanup, "cleanup", false, "remove everything that any mode of this proxy installed, and exit")
 	fs.BoolVar(&f.InitOnly, "init-only", false, "make the settings of the system that need privileges, and exit")
-	for _, name := range []string{"config", "write-config-to", "master", "cleanup", "init-only"} {
+	for _, name := range []string{"config", "strict-config", "write-config-to", "master", "cleanup", "init-only"} {
 		group(fs, name, groupGeneral)
 	}
 	fs.StringVar(&f.LogFile, "log-file", "", "log `FILE` of a Windows service, by default in ProgramData; without a service logs go to standard error")
@@ -74,6 +77,7 @@ func (f *Flags) registerDeprecated(fs *pflag.FlagSet) {
 	fs.Int32Var(&f.healthzPort, "healthz-port", healthzPort, "`PORT` of the health server where its address has none, 0 for no server")
 	fs.Int32Var(&f.metricsPort, "metrics-port", metricsPort, "`PORT` of the metrics server where its address has none, 0 for no server")
 	fs.BoolVar(&f.Cleanup, "cleanup-iptables", false, "the same as --cleanup")
+	fs.BoolVar(&f.CleanupIPVS, "cleanup-ipvs", true, "with --cleanup, remove the virtual servers of IPVS, too")
 	for _, d := range deprecatedFlags {
 		if d.value != nil {
 			fs.Var(d.value(), d.flag, d.help)

@@ -19,6 +19,9 @@ func Migrate(path string) ([]byte, []Note, error) {
 		return nil, nil, err
 	}
 	file, err := Parse(path, data)
+	if file != nil {
+		err = file.Strict()
+	}
 	if err != nil {
 		return nil, nil, err
 	}

@@ -87,6 +87,9 @@ func (b *build) validateNames() {
 func (b *build) validateClient() {
 	c := &b.ClientConnection
 	b.intRange("clientConnection.burst", c.Burst, 0, math.MaxInt32)
+	if c.QPS < 0 {
+		b.warnf("clientConnection.qps", "%v is negative, so requests to the API server are not limited: want a number above 0, or 0 for the default", c.QPS)
+	}
 	if media, _, err := mime.ParseMediaType(c.ContentType); err != nil || !slices.Contains(mediaTypes, media) {
 		b.errorf("clientConnection.contentType", "%.80q is no media type of the API%s want %s",
 			c.ContentType, orSemicolon(didYouMean(Closest(c.ContentType, mediaTypes))), list(mediaTypes))

@@ -161,8 +161,8 @@ func places(c *config.Config) ([]place, error) {
 		}
 		all = append(all,
 			place{remains: userspace.Remains{Family: f}, family: f},
-			place{remains: ipvs.Remains{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f},
-			place{remains: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, upstream: true},
+			place{remains: ipvs.Remains{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true},
+			place{remains: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true, upstream: true},
 			place{remains: nftables.Remains{Family: f, Table: nftables.TableName}, family: f},
 			place{remains: nftables.Remains{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
 	}

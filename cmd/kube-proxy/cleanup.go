@@ -16,9 +16,10 @@ import (
 	"kubeproxy/config"
 )
 
-// cleanup removes what any mode ever installed, and says what that was. It goes
+// cleanup removes what any mode ever installed, but for places that are spared, and
+// says what that was. It goes
 // on past a failure and names everything that is still there.
-func cleanup(ctx context.Context, c *config.Config) error {
+func cleanup(ctx context.Context, c *config.Config, spared func(place) bool) error {
 	all, err := places(c)
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
@@ -28,6 +29,10 @@ func cleanup(ctx context.Context, c *config.Config) error {
 	var forbidden []string
 	for _, p := range all {
 		if p.upstream {
+			continue
+		}
+		if spared(p) {
+			log.Info("Left alone, as --cleanup-ipvs=false asks for", "place", p.String())
 			continue
 		}
 		what, err := clear(ctx, p)

@@ -12,6 +12,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/spf13/pflag"
+
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/ipvs"
 )
 
 // TestCleanupWithoutRights runs this program again as a user without rights.
@@ -53,6 +58,33 @@ func TestOnlyForbidden(t *testing.T) {
 	for name, tt := range tests {
 		if got := onlyForbidden(tt.err); got != tt.want {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// TestCleanupIPVS has virtual servers be left alone where that is asked for.
+func TestCleanupIPVS(t *testing.T) {
+	c, err := config.Load(&config.Flags{}, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := places(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		_, servers := p.remains.(ipvs.Remains)
+		_, upstream := p.remains.(ipvs.Upstream)
+		if p.ipvs != (servers || upstream) {
+			t.Errorf("%s: ipvs is %v", p, p.ipvs)
+		}
+	}
+	for args, want := range map[string]bool{"": true, "--cleanup-ipvs": true, "--cleanup-ipvs=false": false} {
+		o := &options{}
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		o.register(fs)
+		if err := fs.Parse(append([]string{"--cleanup"}, strings.Fields(args)...)); err != nil || o.config.CleanupIPVS != want {
+			t.Errorf("%s: %v, %v, want %v", args, o.config.CleanupIPVS, err, want)
 		}
 	}
 }

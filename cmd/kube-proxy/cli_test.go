@@ -150,6 +150,20 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// TestRevision has the linker's word go before what the compiler noted.
+func TestRevision(t *testing.T) {
+	defer func(v string) { version = v }(version)
+	version = "v1-dirty,abc,today"
+	want := [...]string{"v1-dirty", "abc", "dirty", "today"}
+	if b := buildMetric(); [...]string{b.GitVersion, b.GitCommit, b.GitTreeState, b.BuildDate} != want {
+		t.Errorf("%+v, want %q", b, want)
+	}
+	version = "v1,abc"
+	if b := buildMetric(); b.GitTreeState != "clean" && builtFrom().Modified != "true" {
+		t.Errorf("tree state %q, want clean", b.GitTreeState)
+	}
+}
+
 func TestHelp(t *testing.T) {
 	got := call(t, "", "--help")
 	if got.Code != 0 || got.Err != "" {
@@ -236,7 +250,14 @@ func TestWriteConfig(t *testing.T) {
 	if got := call(t, dir, "--config=DIR/out.yaml", "--write-config-to=DIR/again.yaml"); got.Code != 0 {
 		t.Fatal(got.Err)
 	}
+	printed := call(t, dir, "--config=DIR/out.yaml", "--write-config-to=-", "--boot-id-file=/x", "--machine-id-file=/y")
+	if _, err := os.Stat("-"); err == nil || printed.Code != 0 {
+		t.Errorf("exit %d, a file named -: %v", printed.Code, err == nil)
+	}
 	first, _ := os.ReadFile(filepath.Join(dir, "out.yaml"))
+	if diff := cmp.Diff(string(first), printed.Out); diff != "" {
+		t.Errorf("printed (-written +printed):\n%s", diff)
+	}
 	second, _ := os.ReadFile(filepath.Join(dir, "again.yaml"))
 	if diff := cmp.Diff(string(first), string(second)); diff != "" || !strings.Contains(string(first), "clusterCIDR: 11.0.0.0/8\n") {
 		t.Errorf("second writing (-first +second):\n%s\nfirst:\n%s", diff, first)

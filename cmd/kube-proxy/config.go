@@ -38,7 +38,7 @@ but has no effect is listed on standard output.`,
 			}
 			c, err := config.Check(args[0], config.OS(system))
 			if err != nil {
-				return fmt.Errorf("the configuration cannot be used on %s:\n%w", system, err)
+				return invalid(args[0], system, err)
 			}
 			for _, n := range c.Notes {
 				fmt.Fprintf(to.out, "note: %s\n", n)
@@ -72,4 +72,12 @@ standard error. The file itself is not changed.`,
 			return err
 		},
 	}
+}
+
+// invalid says what err, all that is wrong with a file, means for a proxy.
+func invalid(path, system string, err error) error {
+	if _, fatal := config.Load(&config.Flags{Config: path}, config.OS(system)); fatal == nil {
+		return fmt.Errorf("the configuration has mistakes that the proxy only warns of without --strict-config:\n%w", err)
+	}
+	return fmt.Errorf("the configuration cannot be used on %s:\n%w", system, err)
 }

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -20,8 +21,8 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// prepare makes the settings of the system. What cannot be set is logged: the
-// node may work all the same.
+// prepare makes the settings of the system. The error names those that are not as
+// wanted. Forwarding is others' to allow, often later, so it is only logged.
 func prepare(ctx context.Context, c *config.Config) error {
 	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx)}
 	for _, f := range service.Families {
@@ -32,8 +33,24 @@ func prepare(ctx context.Context, c *config.Config) error {
 		}
 	}
 	// The score would be of this process, which ends.
-	p.look(append(sysctl.Apply(p.files, sysctlSettings(c)), sysctl.Forwarding(p.files, service.Families[:]...)...))
-	return nil
+	all := sysctl.Apply(p.files, sysctlSettings(c))
+	p.look(append(slices.Clone(all), sysctl.Forwarding(p.files, service.Families[:]...)...))
+	return unprepared(all)
+}
+
+// unprepared says in one line which settings are not as wanted.
+func unprepared(all []sysctl.Outcome) error {
+	var missing []string
+	for _, o := range all {
+		if o.Action == sysctl.Failed || o.Action == sysctl.Unmet {
+			missing = append(missing, o.String())
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("prepare the node: %d of %d settings are not as wanted: %s; run --init-only as root on the node's network, in a container with privileged: true",
+		len(missing), len(all), strings.Join(missing, "; "))
 }
 
 // keepPrepared does the same until all is well, and shows what is not as

@@ -7,11 +7,13 @@ import (
 	"context"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,5 +182,47 @@ func TestUsedFamilies(t *testing.T) {
 	}
 	if diff := cmp.Diff([]service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{six}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestUnprepared is what --init-only says where it achieved part or nothing.
+func TestUnprepared(t *testing.T) {
+	const todo = "; run --init-only as root on the node's network, in a container with privileged: true"
+	full := map[string]string{connections: "65536", hashsize: "16384"}
+	for name, tt := range map[string]struct {
+		files sysctl.Files
+		want  string
+	}{
+		"all":     {system(t, full), ""},
+		"enough":  {readOnly{system(t, map[string]string{connections: "262144", hashsize: "65536"})}, ""},
+		"part":    {system(t, map[string]string{connections: "65536"}), "prepare the node: 1 of 2 settings are not as wanted: nf_conntrack hashsize should be 32768 and is unknown: open "},
+		"nothing": {readOnly{system(t, full)}, "prepare the node: 1 of 1 settings are not as wanted: net.netfilter.nf_conntrack_max stays 65536, wanted 131072: "},
+	} {
+		err := unprepared(sysctl.Apply(tt.files, sysctlSettings(wantedSettings())))
+		switch {
+		case tt.want == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tt.want) || !strings.HasSuffix(err.Error(), todo)):
+			t.Errorf("%s: %v, want %s...%s", name, err, tt.want, todo)
+		}
+	}
+}
+
+// TestInitOnlyWithoutRights runs this program again as a user without rights, on a
+// network of its own.
+func TestInitOnlyWithoutRights(t *testing.T) {
+	if os.Getenv("TEST_INIT_ONLY") != "" {
+		os.Exit(execute(t.Context(), []string{"--init-only", "--conntrack-min=1999999999"}, streams{os.Stdout, os.Stderr}))
+	}
+	c := exec.Command("/proc/self/exe", "-test.run=^TestInitOnlyWithoutRights$")
+	c.Env = append(os.Environ(), "TEST_INIT_ONLY=1")
+	c.Dir = "/"
+	if os.Getuid() == 0 {
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	out, _ := c.CombinedOutput()
+	said := lastLines(string(out))
+	if code := c.ProcessState.ExitCode(); code != 1 || strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "kube-proxy: prepare the node: ") || !strings.Contains(said, "nf_conntrack_max") {
+		t.Errorf("exit %d:\n%s\nwant 1 and one line that names the setting", code, out)
 	}
 }

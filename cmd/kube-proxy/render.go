@@ -54,7 +54,7 @@ func newRender(to streams) *cobra.Command {
 	r.register(all)
 	all.VisitAll(func(f *pflag.Flag) {
 		switch f.Name {
-		case "cleanup", "cleanup-iptables", "init-only", "write-config-to", "version":
+		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
 		default:
 			cmd.Flags().AddFlag(f)
 		}
@@ -74,6 +74,9 @@ func (r *rendering) run(ctx context.Context, to streams) error {
 	c, err := config.Load(&r.config, r.system())
 	if err != nil {
 		return err
+	}
+	for _, w := range c.Warnings {
+		fmt.Fprintf(to.err, "warning: %s\n", w)
 	}
 	for _, o := range c.Overrides {
 		fmt.Fprintf(to.err, "note: %s\n", o)

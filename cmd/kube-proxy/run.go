@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"sync/atomic"
@@ -97,9 +98,9 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	tell(log.Logger, c)
 	switch {
 	case o.config.WriteConfigTo != "":
-		return writeConfig(c, o.config.WriteConfigTo)
+		return writeConfig(c, o.config.WriteConfigTo, to.out)
 	case o.config.Cleanup:
-		return cleanup(ctx, c)
+		return cleanup(ctx, c, func(p place) bool { return p.ipvs && !o.config.CleanupIPVS })
 	case o.config.InitOnly:
 		return prepare(ctx, c)
 	}
@@ -109,6 +110,9 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 
 // tell logs what of the configuration may surprise its author.
 func tell(log klog.Logger, c *config.Config) {
+	for _, w := range c.Warnings {
+		log.Info("Warning: mistake in the configuration: "+w.Error(), "strict", "--strict-config ends the process instead")
+	}
 	for _, o := range c.Overrides {
 		log.Info(o.String(), "flag", o.Flag, "path", o.Path, "from", o.From, "to", o.To)
 	}
@@ -117,7 +121,11 @@ func tell(log klog.Logger, c *config.Config) {
 	}
 }
 
-func writeConfig(c *config.Config, path string) error {
+// writeConfig writes to out where path is -, as is usual.
+func writeConfig(c *config.Config, path string, out io.Writer) error {
+	if path == "-" {
+		return c.Write(out)
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return fmt.Errorf("write configuration: %w", err)

@@ -179,7 +179,7 @@ func (q *inquiry) address() (string, error) {
 	case q.config == "":
 		return defaultServer, nil
 	}
-	c, err := config.Check(q.config, hostOS)
+	c, err := config.Load(&config.Flags{Config: q.config}, hostOS)
 	if err != nil {
 		return "", err
 	}

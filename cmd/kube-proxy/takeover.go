@@ -47,6 +47,8 @@ type retiring interface {
 type place struct {
 	remains
 	family service.Family
+	// ipvs says that it is virtual servers and what belongs to them.
+	ipvs bool
 	// upstream says that no mode of ours leaves anything there.
 	upstream bool
 	// trouble is why it could not be emptied, or an errUnread.
