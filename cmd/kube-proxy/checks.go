@@ -133,6 +133,14 @@ func (c *checks) unanswered() []servicestate.Problem {
 	return all
 }
 
+// unheardCount is unheard without names.
+func unheardCount(problems []servicecheck.Problem) string {
+	if len(problems) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("health checks of Services are not answered at %d addresses", len(problems))
+}
+
 // unheard returns a message about problems, empty without any.
 func unheard(problems []servicecheck.Problem) string {
 	if len(problems) == 0 {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"kubeproxy/common/service"
@@ -29,7 +30,8 @@ func watchHidden(ctx context.Context, o *observers, net fs.FS) {
 			text = ""
 			o.log.V(2).Info("Programs that listen are not known", "err", err)
 		}
-		o.health.SetCondition("node-ports", text)
+		count, _, _ := strings.Cut(text, ", the first")
+		o.health.SetDetailedCondition("node-ports", count, text)
 		if text != "" && text != latest {
 			o.log.Info("Warning: a NodePort hides a program of this node", "what", text)
 		}

@@ -120,7 +120,11 @@ func (o *observers) limited(f service.Family, r reconcile.Result) {
 	if len(changed) == 0 {
 		return
 	}
-	o.health.SetCondition("unsupported", o.limits.condition())
+	if text := o.limits.condition(); text == "" {
+		o.health.SetCondition("unsupported", "")
+	} else {
+		o.health.SetDetailedCondition("unsupported", "mode "+o.mode+" cannot do all that Services ask for, see kube-proxy status", text)
+	}
 	o.herald.limited(changed)
 }
 

@@ -34,6 +34,7 @@ type observers struct {
 	tracker *track.Tracker
 	herald  *herald
 	packets func() *metrics.Packets
+	relayed func() *metrics.Relay
 	wish    *wishFollower
 	limits  limits
 	gone    [2]string // why a family cannot be had, each for its own loop
@@ -47,6 +48,7 @@ type observers struct {
 func newObservers(c *config.Config, backends []*backend, node string, contact *contacts, log klog.Logger) *observers {
 	o := &observers{mode: backends[0].mode, limits: limits{mode: backends[0].mode}, node: node, contact: contact, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
 	o.packets = func() *metrics.Packets { return packets(backends) }
+	o.relayed = func() *metrics.Relay { return relayUse(backends) }
 	o.podsFromNode.Store(c.DetectLocalMode == config.NodeCIDR)
 	var families []service.Family
 	var named []metrics.Backend
@@ -81,7 +83,9 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 			}
 		},
 	}, o.book.Failing)
-	o.checks.after = func(all []servicecheck.Problem) { o.health.SetCondition("health-checks", unheard(all)) }
+	o.checks.after = func(all []servicecheck.Problem) {
+		o.health.SetDetailedCondition("health-checks", unheardCount(all), unheard(all))
+	}
 	return o
 }
 
@@ -191,7 +195,7 @@ func (o *observers) observe() metrics.Observation {
 		seen.Skipped[fieldOf(p.Field)]++
 	}
 	seen.Tracked = tracked()
-	seen.Packets = o.packets()
+	seen.Packets, seen.Relay = o.packets(), o.relayed()
 	for name := range r.Conditions {
 		seen.Conditions = append(seen.Conditions, name)
 	}

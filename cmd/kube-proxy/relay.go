@@ -11,8 +11,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/userspace"
 )
 
 // relay is a Backend that connections pass through this process with.
@@ -20,8 +22,9 @@ type relay interface {
 	// Tracked returns the snapshot that flows which the kernel knows of follow,
 	// to ports of this process for instance.
 	Tracked() *service.Snapshot
-	// Observe has report told what the relay lacks, nothing most of the time.
-	Observe(report func(text string))
+	// Observe passes on what the relay refuses and why, nothing most of the time:
+	// in words that name nobody, and with names.
+	Observe(report func(text, detail string))
 	// ObserveUnreached has report told, now and then, of clients that were not
 	// served because of endpoints.
 	ObserveUnreached(report func(name service.PortName, clients int, err error))
@@ -62,10 +65,25 @@ func (o *observers) observeRelay(backends []*backend) {
 	}
 }
 
-func (o *observers) relayLacks(text string) {
-	o.health.SetCondition("relay", text)
+// relayUse is what all relays have of the process's files and refused, nil without
+// one.
+func relayUse(backends []*backend) *metrics.Relay {
+	r, ok := backends[0].Backend.(interface{ Use() userspace.Use })
+	if !ok {
+		return nil
+	}
+	use := r.Use()
+	all := &metrics.Relay{Open: use.Open, Limit: use.Limit, Refused: map[string]uint64{}}
+	for _, why := range userspace.Reasons() {
+		all.Refused[string(why)] = use.Refused[why]
+	}
+	return all
+}
+
+func (o *observers) relayLacks(text, detail string) {
+	o.health.SetDetailedCondition("relay", text, detail)
 	if text != "" {
-		o.log.Info("Warning: " + text)
+		o.log.Info("Warning: " + detail)
 	}
 }
 

@@ -38,6 +38,7 @@ const livez = "/livez"
 
 func (m *Monitor) answer(w http.ResponseWriter, q *http.Request, l Listener) {
 	r := m.Report()
+	r.publish()
 	m.tell(l, q.URL.Path, r)
 	if name := q.URL.Query().Get("family"); name != "" && !r.only(name) {
 		replyText(w, http.StatusNotFound, fmt.Sprintf("family %q is not programmed: want IPv4 or IPv6", name))

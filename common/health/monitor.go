@@ -57,7 +57,7 @@ type Monitor struct {
 	mu         sync.Mutex
 	families   map[service.Family]*state
 	node       node
-	conditions map[string]string
+	conditions map[string]condition
 }
 
 // state is what is known of one family.
@@ -82,7 +82,7 @@ func New(o Options) *Monitor {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &Monitor{options: o, families: map[service.Family]*state{}, conditions: map[string]string{}}
+	m := &Monitor{options: o, families: map[service.Family]*state{}, conditions: map[string]condition{}}
 	for _, f := range o.Families {
 		m.families[f] = &state{ended: o.Now()}
 	}
@@ -183,29 +183,44 @@ func (m *Monitor) DeleteNode() {
 // SetCondition shows a message under a name in every answer until the same
 // name gets an empty one, for what needs somebody's attention but does not
 // keep traffic from flowing, such as a setting that could not be made.
+//
+// The message is for everybody who reaches the health server, so it must not name
+// Services. SetDetailedCondition is for one that has names.
 func (m *Monitor) SetCondition(name, message string) {
+	m.SetDetailedCondition(name, message, message)
+}
+
+// SetDetailedCondition is SetCondition with a second message, which may name
+// Services and clients. The health server does not show it.
+func (m *Monitor) SetDetailedCondition(name, message, detail string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if message == "" {
 		delete(m.conditions, name)
 		return
 	}
-	m.conditions[name] = message
+	m.conditions[name] = condition{message, detail}
 }
+
+// condition is a message without names, and one that may have some.
+type condition struct{ message, detail string }
 
 // sourcesCondition is the name of the condition that follows from the sources.
 const sourcesCondition = "sources"
 
-// allConditions returns a copy of the conditions, and what is wrong with sources.
-func (m *Monitor) allConditions(sources []SourceReport) map[string]string {
+// addConditions adds copies of the conditions to r, and what is wrong with sources.
+func (m *Monitor) addConditions(r *Report) {
 	all := maps.Clone(m.conditions)
-	if text := sourceTrouble(sources); text != "" {
-		all[sourcesCondition] = text
+	if text := sourceTrouble(r.Sources); text != "" {
+		all[sourcesCondition] = condition{text, text}
 	}
 	if len(all) == 0 {
-		return nil
+		return
 	}
-	return all
+	r.Conditions, r.public = make(map[string]string, len(all)), make(map[string]string, len(all))
+	for name, c := range all {
+		r.Conditions[name], r.public[name] = c.detail, c.message
+	}
 }
 
 // Serving reports that at least one of families, or of all when none is
@@ -245,6 +260,6 @@ func (m *Monitor) Report() Report {
 	eligible, reason := m.node.eligible(m.options.NodeRequired)
 	r.NodeEligible, r.NodeReason = &eligible, reason
 	r.Sources = reportSources(sources, now)
-	r.Conditions = m.allConditions(r.Sources)
+	m.addConditions(&r)
 	return r
 }

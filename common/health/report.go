@@ -23,6 +23,30 @@ type Report struct {
 	Status     map[string]FamilyReport `json:"status"` // by "IPv4" and "IPv6"
 	Sources    []SourceReport          `json:"sources,omitempty"`
 	Conditions map[string]string       `json:"conditions,omitempty"`
+	public     map[string]string       // Conditions without names
+}
+
+// forInsiders is where names are.
+const forInsiders = "kube-proxy status, /services of the metrics server and the log say which"
+
+// publish leaves out what names Services. The health server answers everybody who
+// reaches the node, such as load balancers and other tenants.
+func (r *Report) publish() {
+	r.Conditions = r.public
+	for name, s := range r.Status {
+		if s.LastError != "" {
+			s.LastError = "the latest round failed: " + forInsiders
+		}
+		if s.FailedPorts > 0 {
+			s.LastError = fmt.Sprintf("%d Service ports could not be programmed: %s", s.FailedPorts, forInsiders)
+		}
+		r.Status[name] = s
+	}
+	for i := range r.Sources {
+		if s := &r.Sources[i]; s.Error != "" {
+			s.Error = "not everything could be read: " + forInsiders
+		}
+	}
 }
 
 // FamilyReport is the state of one family.

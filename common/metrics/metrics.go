@@ -86,6 +86,9 @@ var observed = map[string]metric{
 	trackedLimit:     {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
 	sourceFaults:     {[]string{"source"}, "Things of the source that cannot be read or used now, such as objects in manifests."},
 	silentWatches:    {[]string{"source"}, "Watches that said nothing for so long that they were given up and asked for again."},
+	relayFiles:       {nil, "Files that the relay of mode userspace has open: listeners, connections and UDP clients."},
+	relayFilesLimit:  {nil, "Files that the relay of mode userspace may have open."},
+	relayRefused:     {reason, "Connections and datagrams that the relay of mode userspace refused, by why."},
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
 
@@ -113,6 +116,9 @@ const (
 	sourceFaults        = "source_faults"
 	silentWatches       = "source_silent_watches_total"
 	condition           = "condition"
+	relayFiles          = "relay_open_files"
+	relayFilesLimit     = "relay_open_files_limit"
+	relayRefused        = "relay_refused_total"
 )
 
 // histograms, by the name without its prefix; all are kube-proxy's.

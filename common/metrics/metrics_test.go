@@ -90,6 +90,9 @@ var documented = map[string]string{
 	"kubeproxy_skipped_objects":                              "GAUGE{reason}",
 	"kubeproxy_source_faults":                                "GAUGE{source}",
 	"kubeproxy_source_silent_watches_total":                  "COUNTER{source}",
+	"kubeproxy_relay_open_files":                             "GAUGE{}",
+	"kubeproxy_relay_open_files_limit":                       "GAUGE{}",
+	"kubeproxy_relay_refused_total":                          "COUNTER{reason}",
 	"kubeproxy_condition":                                    "GAUGE{condition}",
 	"kubeproxy_conntrack_entries":                            "GAUGE{}",
 	"kubeproxy_conntrack_limit":                              "GAUGE{}",
@@ -120,6 +123,7 @@ func fed() *Metrics {
 				Conditions:    []string{"configuration"},
 				Tracked:       &Tracked{Entries: 7, Limit: 262144},
 				Packets:       &Packets{Invalid: 5, Loopback: 6},
+				Relay:         &Relay{Open: 8, Limit: 9, Refused: map[string]uint64{"loop": 1}},
 			}
 		},
 	})

@@ -85,8 +85,19 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 			to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.CounterValue, float64(n))
 		}
 	}
+	if r := now.Relay; r != nil {
+		o.collectRelay(to, r)
+	}
 	for _, name := range now.Conditions {
 		set(condition, 1, name)
+	}
+}
+
+func (o *observer) collectRelay(to chan<- prometheus.Metric, r *Relay) {
+	to <- prometheus.MustNewConstMetric(o.descs[relayFiles], prometheus.GaugeValue, float64(r.Open))
+	to <- prometheus.MustNewConstMetric(o.descs[relayFilesLimit], prometheus.GaugeValue, float64(r.Limit))
+	for why, n := range r.Refused {
+		to <- prometheus.MustNewConstMetric(o.descs[relayRefused], prometheus.CounterValue, float64(n), why)
 	}
 }
 

@@ -49,6 +49,14 @@ type Observation struct {
 	Conditions    []string       // the names of those that hold
 	Tracked       *Tracked       // nil where nobody knows
 	Packets       *Packets       // nil where no rules of iptables count
+	Relay         *Relay         // nil where no connection passes through the process
+}
+
+// Relay is what relaying connections has of the open files, and how many clients
+// were refused, by reason.
+type Relay struct {
+	Open, Limit int
+	Refused     map[string]uint64
 }
 
 // Packets are what rules of iptables have counted.

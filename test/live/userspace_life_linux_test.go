@@ -4,7 +4,6 @@
 package live
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -199,18 +198,21 @@ func TestUserspaceRepairAndCleanup(t *testing.T) {
 	})
 }
 
-// A Service whose endpoint is its own NodePort on this node makes no loop.
+// A Service whose endpoint is its own NodePort on this node, or its own ClusterIP,
+// makes no loop.
 func TestUserspaceDoesNotReachItself(t *testing.T) {
 	throughProxy(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
-		web := app{name: "web", number: 10}.on(c.Host("web-1"))
-		text := bytes.ReplaceAll(web.yaml(t), []byte("10.244.1.11"), []byte("192.0.2.10"))
-		c.write(t, "web.yaml", bytes.ReplaceAll(text, []byte("port: 8080"), []byte("port: 30010")))
+		apps := []app{app{name: "web", number: 10}.on(c.Host("web-1")), app{name: "again", number: 11}.on(c.Host("web-1"))}
+		c.write(t, "web.yaml", leadsTo(t, apps[0], c.Node.IPv4, apps[0].nodePort()))
+		c.write(t, "again.yaml", leadsTo(t, apps[1], apps[1].address(service.ClusterIP, service.IPv4), 80))
 		p := c.start(t)
 		before := metric(t, p, "process_open_fds")
-		a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)})
-		if err != nil || a.Outcome != netlab.Broken {
-			t.Errorf("%s, %v; want the connection to break off", a.Outcome, err)
+		for _, a := range apps {
+			got, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4)})
+			if err != nil || got.Outcome != netlab.Broken {
+				t.Errorf("%s: %s, %v; want the connection to break off", a.name, got.Outcome, err)
+			}
 		}
 		if now := metric(t, p, "process_open_fds"); now > before+20 {
 			t.Errorf("%v files are open, and were %v", now, before)

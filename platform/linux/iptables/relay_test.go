@@ -78,11 +78,11 @@ func (s *site) ListenUDP(port uint16) (*net.UDPConn, error) {
 	return net.ListenUDP("udp", &net.UDPAddr{IP: here, Port: int(port)})
 }
 
-func (s *site) DialTCP(context.Context, netip.AddrPort) (*net.TCPConn, error) {
+func (s *site) DialTCP(context.Context, netip.AddrPort, int) (*net.TCPConn, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
-func (s *site) DialUDP(netip.AddrPort) (*net.UDPConn, error) { return nil, syscall.ECONNREFUSED }
+func (s *site) DialUDP(netip.AddrPort, int) (*net.UDPConn, error) { return nil, syscall.ECONNREFUSED }
 
 // round does one, which works but for what cannot be done.
 func (s *site) round(t *rapid.T, want *service.Snapshot) {

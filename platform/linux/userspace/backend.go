@@ -171,10 +171,11 @@ func (b *Backend) adopt(ctx context.Context) error {
 // listeners; nil before the first round.
 func (b *Backend) Led() *service.Snapshot { return b.led }
 
-// Observe has report told what the relay lacks, and with an empty text that it
-// lacks nothing any more, from now on. Both families lack the same. report must
-// not block.
-func (b *Backend) Observe(report func(text string)) { b.relay.limits.Observe(report) }
+// Observe is that of Limits. Both families lack the same.
+func (b *Backend) Observe(report func(text, detail string)) { b.relay.limits.Observe(report) }
+
+// Use is that of Limits.
+func (b *Backend) Use() Use { return b.relay.limits.Use() }
 
 // Tally returns what was done to rules since it was last asked. It is called
 // between two rounds.

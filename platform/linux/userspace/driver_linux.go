@@ -89,27 +89,36 @@ func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
 }
 
 // DialTCP implements Network.
-func (h host) DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
+func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TCPConn, error) {
 	var p pacing
 	d := net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, address string, c syscall.RawConn) error {
 		if err := h.marked(network, address, c); err != nil {
 			return err
 		}
-		return c.Control(p.ease)
+		return c.Control(func(fd uintptr) {
+			p.ease(fd)
+			_ = sendHops(fd, to.Addr(), hops)
+		})
 	}}
 	conn, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		op.Source = nil // which says nothing
 	}
 	if err == nil {
+		onSocket(conn, func(fd uintptr) { _ = sendHops(fd, to.Addr(), systemHops) })
 		p.settle(conn, near)
 	}
 	return conn, err
 }
 
 // DialUDP implements Network.
-func (h host) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
-	d := net.Dialer{Control: h.marked}
+func (h host) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
+	d := net.Dialer{Control: func(network, address string, c syscall.RawConn) error {
+		if err := h.marked(network, address, c); err != nil {
+			return err
+		}
+		return c.Control(func(fd uintptr) { _ = sendHops(fd, to.Addr(), hops) })
+	}}
 	return d.DialUDP(context.Background(), "udp", netip.AddrPort{}, to)
 }
 

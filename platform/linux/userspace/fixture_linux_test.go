@@ -68,13 +68,13 @@ func (n *node) ListenUDP(port uint16) (*net.UDPConn, error) {
 	return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(here, port)))
 }
 
-func (n *node) DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
+func (n *node) DialTCP(ctx context.Context, to netip.AddrPort, _ int) (*net.TCPConn, error) {
 	n.dials.Add(1)
 	var d net.Dialer
 	return d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
 }
 
-func (n *node) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+func (n *node) DialUDP(to netip.AddrPort, _ int) (*net.UDPConn, error) {
 	return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 }
 

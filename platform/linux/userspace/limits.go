@@ -5,144 +5,191 @@ package userspace
 
 import (
 	"context"
-	"fmt"
+	"net/netip"
 	"sync"
+	"time"
 )
 
 // Limits shares out the files that the process may have open. The Backends of
 // both families have one in common.
+//
+// A Service may have as many files as are free, a client a third of that, and the
+// Services of a namespace together twice as many. So one Service gets at most half
+// of all, one client a quarter and one namespace two thirds, and what a greedy one
+// cannot have is there for others.
+// Switches share their buffers by the same rule (Choudhury and Hahne, "Dynamic
+// queue length thresholds for shared-memory packet switches", IEEE/ACM
+// Transactions on Networking 6(2), 1998).
 type Limits struct {
 	files int // that the process may have
 	max   int // that relaying may have
+	calm  time.Duration
 
-	mu     sync.Mutex
-	freed  *sync.Cond
-	used   int
-	share  [2]int // of used, what listeners and UDP clients have
-	wave   *sync.WaitGroup
-	conns  int // of TCP
-	text   string
-	report func(string)
+	mu       sync.Mutex
+	used     int
+	listen   int // of used, what listeners have
+	pipes    int // that there are left to make
+	services map[serviceName]int
+	spaces   map[string]int // by namespace, without listeners
+	clients  map[netip.Addr]int
+	wave     *sync.WaitGroup
+	conns    int // of TCP
+
+	refusals refusals
 }
 
-// Kinds of what is only given a share.
-const (
-	forListener = iota
-	forSession
-)
+// serviceName is one Service with all of its ports.
+type serviceName struct{ namespace, name string }
 
-// NewLimits shares out so many files. Some are left for all the rest that the
-// process does.
+// claim is what a Service wants, for a client or for a listener.
+type claim struct {
+	files   int
+	service serviceName
+	client  netip.Addr // invalid for a listener
+}
+
+// mostPipes is how many pipes data may pass through at the same time. More of it
+// passes through buffers.
+const mostPipes = 256
+
+// calm is for how long nobody has to be refused for a shortage to be over.
+const calm = 10 * time.Second
+
+// NewLimits shares out so many files. The rest is for what programs the node, and
+// for the process's servers.
 func NewLimits(files int) *Limits {
-	l := &Limits{files: files, max: files - min(512, files/4), wave: &sync.WaitGroup{}}
-	l.freed = sync.NewCond(&l.mu)
-	return l
-}
-
-// Observe has report told what the relay lacks, and with an empty text that it
-// lacks nothing any more, from now on. report must not block.
-func (l *Limits) Observe(report func(text string)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.report = report
-	report(l.text)
-}
-
-// enter takes the files of one TCP connection. It waits until there are some
-// and is false if by then nobody wants them, which stop tells.
-func (l *Limits) enter(stop func() bool) (leave func(), ok bool) {
-	const two = 2
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for l.used+two > l.max {
-		if stop() {
-			return nil, false
-		}
-		l.say(fmt.Sprintf("connections to Services wait, as %d files are open, and the process may have %d: raise its limit of open files", l.used, l.files))
-		l.freed.Wait()
+	pipes := min(mostPipes, files/32)
+	return &Limits{
+		files: files, max: files - min(1024, files/2) - 2*pipes, pipes: pipes, calm: calm,
+		services: map[serviceName]int{}, spaces: map[string]int{}, clients: map[netip.Addr]int{}, wave: &sync.WaitGroup{},
 	}
-	l.used += two
+}
+
+// Observe passes on what the relay refuses and why, from now on: first in words
+// that name no Service and no client, then with names. Both are empty when nothing
+// is refused any more. report must not block.
+func (l *Limits) Observe(report func(text, detail string)) { l.refusals.observe(report) }
+
+// take takes what c claims. If it may not, that is reported.
+func (l *Limits) take(c claim) bool {
+	l.mu.Lock()
+	why, ok := l.allows(c)
+	if ok {
+		l.add(c, c.files)
+	}
+	l.mu.Unlock()
+	if !ok {
+		l.refuse(why, c)
+	}
+	return ok
+}
+
+// allows reports that c may have its files, or why not.
+func (l *Limits) allows(c claim) (Reason, bool) {
+	free := l.max - l.used - c.files
+	switch {
+	case free < 0, !c.client.IsValid() && l.listen+c.files > l.max/4*3:
+		return NoFiles, false
+	case c.client.IsValid() && 3*(l.clients[c.client]+c.files) > free:
+		return ClientShare, false
+	case l.services[c.service]+c.files > free:
+		return ServiceShare, false
+	case c.client.IsValid() && l.spaces[c.service.namespace]+c.files > 2*free:
+		return NamespaceShare, false
+	}
+	return "", true
+}
+
+func (l *Limits) add(c claim, files int) {
+	l.used += files
+	addTo(l.services, c.service, files)
+	if c.client.IsValid() {
+		addTo(l.clients, c.client, files)
+		addTo(l.spaces, c.service.namespace, files)
+	} else {
+		l.listen += files
+	}
+}
+
+// addTo keeps what is not 0.
+func addTo[K comparable](m map[K]int, k K, n int) {
+	if m[k] += n; m[k] == 0 {
+		delete(m, k)
+	}
+}
+
+// give gives back what take took.
+func (l *Limits) give(c claim) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.add(c, -c.files)
+}
+
+// takePipe is for one pipe, which serves whoever needs one.
+func (l *Limits) takePipe() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pipes == 0 {
+		return false
+	}
+	l.pipes--
+	return true
+}
+
+func (l *Limits) givePipe() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pipes++
+}
+
+// enter takes the files of one TCP connection, if it may have them.
+func (l *Limits) enter(c claim) (leave func(), ok bool) {
+	if !l.take(c) {
+		return nil, false
+	}
+	l.mu.Lock()
 	l.conns++
 	wave := l.wave
 	wave.Add(1)
+	l.mu.Unlock()
 	return func() {
 		l.mu.Lock()
 		l.conns--
 		l.mu.Unlock()
-		l.release(two)
+		l.give(c)
 		wave.Done()
 	}, true
 }
 
-// take takes one file for kind, if it has not got its share.
-func (l *Limits) take(kind int) bool {
+// ample reports that there are files left for what is only of some use to a
+// client, and that neither the client nor the Service has many.
+func (l *Limits) ample(c claim) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.used >= l.max || l.share[kind] >= l.most(kind) {
-		if kind == forSession {
-			l.say(fmt.Sprintf("UDP clients of Services are turned away, as %d are served, and the process may have %d open files: raise its limit of open files", l.share[kind], l.files))
-		}
-		return false
-	}
-	l.used++
-	l.share[kind]++
-	return true
+	return l.used < l.max/2 && l.services[c.service] <= l.max/4 && l.clients[c.client] <= max(1, l.max/32)
 }
 
-// most is the share of a kind.
-func (l *Limits) most(kind int) int {
-	return [...]int{forListener: l.max / 4 * 3, forSession: l.max / 2}[kind]
+// refuse notes that c is refused.
+func (l *Limits) refuse(why Reason, c claim) {
+	l.refusals.note(refusal{why, c.service, c.client, ""}, l)
 }
 
-// ample reports that a kind has used less than half of its share, so that what
-// is only of some use may be kept.
-func (l *Limits) ample(kind int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.used < l.max/2 && l.share[kind] < l.most(kind)/2
-}
-
-// give gives back what take took.
-func (l *Limits) give(kind int) {
-	l.mu.Lock()
-	l.share[kind]--
-	l.mu.Unlock()
-	l.release(1)
-}
-
-func (l *Limits) release(n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.used -= n
-	l.freed.Signal()
-	if l.text != "" && l.used <= l.max/8*7 {
-		l.say("")
-	}
-}
-
-// trouble says what the system refused, for as long as relaying is short of
-// something.
+// trouble notes what the system refused.
 func (l *Limits) trouble(err error) {
+	l.refusals.note(refusal{why: NoSystem, text: err.Error()}, l)
+}
+
+// Use is what relaying has of the open files, and what was refused.
+type Use struct {
+	Open, Limit int
+	Refused     map[Reason]uint64
+}
+
+// Use returns how it is now.
+func (l *Limits) Use() Use {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.say("connections to Services wait: " + err.Error())
-}
-
-// wake has those that wait look whether they still want to.
-func (l *Limits) wake() {
-	l.mu.Lock() // nobody is between looking and waiting
-	defer l.mu.Unlock()
-	l.freed.Broadcast()
-}
-
-func (l *Limits) say(text string) {
-	if (text == "") == (l.text == "") { // the first reason is good enough
-		return
-	}
-	l.text = text
-	if l.report != nil {
-		l.report(text)
-	}
+	return Use{Open: l.used, Limit: l.max, Refused: l.refusals.counts()}
 }
 
 // Connections returns how many of TCP there are.

@@ -134,10 +134,10 @@ type held struct {
 	may      chan bool
 }
 
-func (h *held) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+func (h *held) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	h.dialling <- true
 	<-h.may
-	return h.node.DialUDP(to)
+	return h.node.DialUDP(to, hops)
 }
 
 // TestUDPClientsOnTheirWayStay has datagrams wait, one of them read already, in
@@ -196,7 +196,7 @@ func TestUDPClientsThatWaitStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer u.Close()
-	l := &udpListener{relay: n.relay, socket: u, target: newTarget()}
+	l := &udpListener{relay: n.relay, socket: u, target: newTarget(service.PortName{})}
 	c, err := net.DialUDP("udp", nil, u.LocalAddr().(*net.UDPAddr))
 	if err != nil {
 		t.Fatal(err)

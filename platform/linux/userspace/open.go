@@ -20,12 +20,13 @@ func (b *Backend) open(k key, p *service.Port) error {
 	if k.name.Protocol == service.SCTP {
 		return &reconcile.Unmet{Text: "mode userspace forwards TCP and UDP only", Lost: p.Frontends}
 	}
-	if !b.relay.limits.take(forListener) {
-		return fmt.Errorf("listen: no more open files for listeners: the process may have %d: raise its limit of open files", b.relay.limits.files)
+	who := b.targets[k.name].claim()
+	if !b.relay.limits.take(who) {
+		return fmt.Errorf("listen: no more open files for listeners of the Service: the process may have %d: raise its limit of open files", b.relay.limits.files)
 	}
 	l, err := b.listen(k, p)
 	if err != nil {
-		b.relay.limits.give(forListener)
+		b.relay.limits.give(who)
 		return fmt.Errorf("listen: %w", err)
 	}
 	b.listeners[k] = l

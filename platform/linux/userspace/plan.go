@@ -151,7 +151,7 @@ func (p *plan) turn() {
 			continue // until the rules are gone, the old endpoints serve
 		}
 		if b.targets[name] == nil {
-			b.targets[name] = newTarget()
+			b.targets[name] = newTarget(name)
 		}
 		b.targets[name].set(meanwhile(c.New, closing))
 		for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {

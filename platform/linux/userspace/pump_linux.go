@@ -19,13 +19,13 @@ import (
 // more pipes to be had, it goes through a buffer.
 const (
 	pipeSize   = 1 << 20 // what the system lets anybody have, unless it was told otherwise
-	mostPipes  = 256
 	bufferSize = 32 << 10
 )
 
 // mover moves what one side sends to the other. It keeps the pipes that nobody
 // uses.
 type mover struct {
+	limits  *Limits   // nil for none
 	buffers sync.Pool // of *[bufferSize]byte
 
 	mu   sync.Mutex
@@ -44,7 +44,11 @@ func (m *mover) take() (pipe, bool) {
 		return x, true
 	}
 	var fd [2]int
-	if m.made == mostPipes || unix.Pipe2(fd[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+	if m.made == mostPipes || m.limits != nil && !m.limits.takePipe() {
+		return pipe{}, false
+	}
+	if unix.Pipe2(fd[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+		m.giveBack()
 		return pipe{}, false
 	}
 	m.made++
@@ -65,6 +69,13 @@ func (m *mover) drop(x pipe) {
 	m.made--
 	_ = unix.Close(x.r)
 	_ = unix.Close(x.w)
+	m.giveBack()
+}
+
+func (m *mover) giveBack() {
+	if m.limits != nil {
+		m.limits.givePipe()
+	}
 }
 
 func (m *mover) buffer() *[bufferSize]byte {

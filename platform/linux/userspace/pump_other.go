@@ -13,7 +13,7 @@ import (
 )
 
 // mover moves what one side sends to the other.
-type mover struct{}
+type mover struct{ limits *Limits }
 
 // pump moves what src sends to dst until src ends, which is no error.
 func (*mover) pump(dst, src *net.TCPConn) error {

@@ -21,9 +21,9 @@ type target struct {
 	affinity time.Duration
 	clients  clients
 
-	name   service.PortName
-	missed int       // clients that were not served since told
-	told   time.Time // when that was told last
+	name   service.PortName // never changes
+	missed int              // clients that were not served since told
+	told   time.Time        // when that was told last
 }
 
 // ring is taken in turn.
@@ -32,8 +32,8 @@ type ring struct {
 	next      int
 }
 
-func newTarget() *target {
-	t := &target{}
+func newTarget(name service.PortName) *target {
+	t := &target{name: name}
 	for i := range t.lists { // nodes do not all begin with the same one
 		t.lists[i].next = int(rand.Int32())
 	}
@@ -44,7 +44,6 @@ func newTarget() *target {
 func (t *target) set(p *service.Port) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.name = p.Name
 	t.lists[service.PolicyCluster].endpoints = addrs(p.Cluster)
 	t.lists[service.PolicyLocal].endpoints = addrs(p.Local)
 	t.linger = addrs(p.Lingering)
@@ -60,6 +59,18 @@ func addrs(endpoints []service.Endpoint) []netip.AddrPort {
 		all[i] = e.Addr
 	}
 	return all
+}
+
+// claim is for a listener.
+func (t *target) claim() claim {
+	return claim{files: 1, service: serviceName{t.name.Namespace, t.name.Name}}
+}
+
+// claimOf is for files of a client.
+func (t *target) claimOf(client netip.Addr, files int) claim {
+	c := t.claim()
+	c.files, c.client = files, client.Unmap()
+	return c
 }
 
 // choose returns the endpoint for a client, one that is not among tried if

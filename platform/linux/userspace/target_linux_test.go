@@ -21,7 +21,7 @@ func who(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, byte(n >> 8)
 
 // TestTurns has all endpoints take their turn, and one that was tried not.
 func TestTurns(t *testing.T) {
-	x := newTarget()
+	x := newTarget(service.PortName{})
 	x.set(port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3)))
 	var seen []netip.AddrPort
 	for range 6 {
@@ -45,7 +45,7 @@ func TestTurns(t *testing.T) {
 // too long or their endpoint left.
 func TestAffinity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x := newTarget()
+		x := newTarget(service.PortName{})
 		p := port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3))
 		p.Local, p.Affinity = p.Cluster[:2], 10*time.Second
 		x.set(p)

@@ -24,8 +24,10 @@ type Network interface {
 	// the choice to the system.
 	ListenTCP(port uint16) (*net.TCPListener, error)
 	ListenUDP(port uint16) (*net.UDPConn, error)
-	DialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error)
-	DialUDP(to netip.AddrPort) (*net.UDPConn, error)
+	// The first packet of a connection, and each datagram, is sent with a hop
+	// limit.
+	DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TCPConn, error)
+	DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error)
 }
 
 // listener takes connections of one Service port under one policy.
@@ -53,6 +55,7 @@ type relay struct {
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
 	r := &relay{network: n, limits: l, udpIdle: udpIdle, arrival: arrival, patience: patience[:]}
+	r.mover.limits = l
 	r.packets.New = func() any { return new(packet) }
 	return r
 }
@@ -75,6 +78,7 @@ type tcpListener struct {
 
 func (r *relay) serveTCP(socket *net.TCPListener, t *target, policy service.Policy) *tcpListener {
 	l := &tcpListener{relay: r, socket: socket, target: t, policy: policy, pacing: easeListener(socket)}
+	keepSYN(socket)
 	go l.accept()
 	return l
 }
@@ -86,15 +90,18 @@ func (l *tcpListener) refresh() {}
 func (l *tcpListener) close() {
 	l.closed.Store(true)
 	_ = l.socket.Close() // nothing is lost with a socket that only listens
-	l.limits.wake()
-	l.limits.give(forListener)
+	l.limits.give(l.target.claim())
 }
+
+// filesOfTCP is how many open files a connection takes.
+const filesOfTCP = 2
 
 // The least and the longest pause after the system refused a connection.
 const leastRest, longestRest = 5 * time.Millisecond, time.Second
 
-// accept takes connections until the listener is closed. Where the process has
-// no files left, clients wait in the kernel's queue.
+// accept takes connections until the listener is closed. Clients that the limits
+// have no files for are reset: were they to wait, a connection that leads back here
+// would wait for itself.
 func (l *tcpListener) accept() {
 	rest := leastRest
 	for {
@@ -114,23 +121,30 @@ func (l *tcpListener) accept() {
 			continue
 		}
 		rest = leastRest
-		leave, ok := l.limits.enter(l.closed.Load)
+		who := l.target.claimOf(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(), filesOfTCP)
+		hops, ok := nextHops(synHops(c))
+		if !ok {
+			l.limits.refuse(Loop, who)
+			reset(c)
+			continue
+		}
+		leave, ok := l.limits.enter(who)
 		if !ok {
 			reset(c)
-			return
+			continue
 		}
 		go func() {
 			defer leave()
 			l.pacing.settle(c, near)
-			l.serve(c)
+			l.serve(c, hops)
 		}()
 	}
 }
 
 // serve relays one connection until both sides have ended it, or one broke it
 // off.
-func (l *tcpListener) serve(client *net.TCPConn) {
-	server := l.dial(client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap())
+func (l *tcpListener) serve(client *net.TCPConn, hops int) {
+	server := l.dial(client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), hops)
 	if server == nil {
 		reset(client)
 		return
@@ -169,7 +183,7 @@ func reset(c *net.TCPConn) {
 
 // dial connects to an endpoint for a client, nil if none can be reached. One
 // that refuses is not asked again.
-func (l *tcpListener) dial(client netip.Addr) *net.TCPConn {
+func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 	var tried, refused []netip.AddrPort
 	var err error
 	for _, d := range l.patience {
@@ -178,7 +192,7 @@ func (l *tcpListener) dial(client netip.Addr) *net.TCPConn {
 			break
 		}
 		var c *net.TCPConn
-		if c, err = l.try(e, d); err == nil {
+		if c, err = l.try(e, d, hops); err == nil {
 			return c
 		}
 		l.target.forget(client, e)
@@ -195,10 +209,10 @@ func (l *tcpListener) dial(client netip.Addr) *net.TCPConn {
 	return nil
 }
 
-func (l *tcpListener) try(e netip.AddrPort, d time.Duration) (*net.TCPConn, error) {
+func (l *tcpListener) try(e netip.AddrPort, d time.Duration, hops int) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
-	return l.network.DialTCP(ctx, e)
+	return l.network.DialTCP(ctx, e, hops)
 }
 
 // exhausted reports that the node, not the other side, lacks something.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"kubeproxy/common/service"
 )
@@ -150,35 +151,86 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 	})
 }
 
-// TestTooManyConnections has clients wait while the process has no more files,
-// and says so for as long.
+// TestTooManyConnections resets whoever wants more than its share, serves the
+// others, and says so for as long.
 func TestTooManyConnections(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{}, 16) // 12 for relaying, of which the listener has one
+	n := newNode(t, Options{}, 64) // 28 for relaying, of which the listeners have two
+	n.limits.calm = 100 * time.Millisecond
 	said := make(chan string, 10)
-	n.Observe(func(s string) { said <- s })
+	n.Observe(func(text, detail string) {
+		said <- detail
+		if strings.Contains(text, "127.") || strings.Contains(text, "shop") {
+			t.Errorf("%q names somebody", text)
+		}
+	})
 	<-said
-	web := port("web", service.TCP, e.at)
-	if err := n.apply(t, web); err != nil {
+	web, other := port("web", service.TCP, e.at), port("other", service.TCP, e.at)
+	other.Frontends[0].Port = 81
+	if err := n.apply(t, web, other); err != nil {
 		t.Fatal(err)
 	}
-	var open []*net.TCPConn
-	for range 5 {
-		c := n.dial(t, web)
+	open := map[*net.TCPConn]bool{}
+	for range 3 { // 3 x 6 <= 28 - 8
+		c := n.dialFrom(t, web, 1)
 		answers(t, c)
-		open = append(open, c)
+		open[c] = true
 	}
-	waiting := n.dial(t, web)
-	if s := <-said; !strings.Contains(s, "the process may have 16") {
+	if err := n.knockFrom(t, web, 1); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the fourth connection of one client gets %v", err)
+	}
+	if s := <-said; !strings.Contains(s, "the process, which is 64 (127.0.1.1)") {
 		t.Errorf("said %q", s)
 	}
-	for _, c := range open {
+	for i := byte(2); i <= 4; i++ { // 13 <= 28 - 14
+		c := n.dialFrom(t, web, i)
+		answers(t, c)
+		open[c] = true
+	}
+	if err := n.knockFrom(t, web, 5); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("one connection more to one Service gets %v", err)
+	}
+	for s := range said {
+		if strings.Contains(s, "(shop/web)") {
+			break
+		}
+	}
+	answers(t, n.dialFrom(t, other, 5))
+	for c := range open {
 		reset(c)
 	}
-	if got := answers(t, waiting); got != e.at.String() {
-		t.Errorf("%q answered", got)
+	for s := range said {
+		if s == "" {
+			break
+		}
 	}
-	if s := <-said; s != "" {
-		t.Errorf("said %q, want that it is over", s)
+	answers(t, n.dialFrom(t, web, 1))
+	if use := n.Use(); use.Refused[ClientShare] != 1 || use.Refused[ServiceShare] != 1 || use.Limit != 28 {
+		t.Errorf("the relay says %+v", use)
 	}
+}
+
+// dialFrom is dial for one of several clients.
+func (n *node) dialFrom(t *testing.T, p *service.Port, client byte) *net.TCPConn {
+	t.Helper()
+	c, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, net.TCPAddrFromAddrPort(n.at(t, p)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	return c
+}
+
+// knockFrom is knock for one of several clients.
+func (n *node) knockFrom(t *testing.T, p *service.Port, client byte) error {
+	t.Helper()
+	c, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, net.TCPAddrFromAddrPort(n.at(t, p)))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	_, err = c.Read(make([]byte, 1))
+	return err
 }

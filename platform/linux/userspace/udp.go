@@ -37,6 +37,7 @@ type session struct {
 	client   netip.AddrPort
 	endpoint netip.AddrPort
 	socket   *net.UDPConn
+	claim    claim
 	heard    atomic.Int64 // of either side, Unix time in nanoseconds
 	// asked counts what the client said, and answered is how much of it was said
 	// before the latest answer went out.
@@ -45,10 +46,15 @@ type session struct {
 
 // packet is a buffer for one datagram of any size. A socket that waits holds
 // none.
-type packet [1 << 16]byte
+type packet struct {
+	data    [1 << 16]byte
+	control [64]byte
+	hops    int // the hop limit it came with, 0 if that is not known
+}
 
 func (r *relay) serveUDP(socket *net.UDPConn, t *target, policy service.Policy) *udpListener {
 	l := &udpListener{relay: r, socket: socket, target: t, policy: policy, sessions: map[netip.AddrPort]*session{}}
+	keepHops(socket)
 	go l.receive()
 	return l
 }
@@ -71,7 +77,7 @@ func (l *udpListener) refresh() {
 func (l *udpListener) close() {
 	l.closed.Store(true)
 	_ = l.socket.Close()
-	l.limits.give(forListener)
+	l.limits.give(l.target.claim())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.sessions {
@@ -84,7 +90,7 @@ func (l *udpListener) receive() {
 	for !l.closed.Load() {
 		from, p, n, err := l.read(l.socket, &l.passing)
 		if err == nil {
-			l.pass(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), p[:n])
+			l.pass(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), p, n)
 		} else if exhausted(err) {
 			l.limits.trouble(err)
 			time.Sleep(leastRest)
@@ -104,22 +110,29 @@ func (r *relay) read(c *net.UDPConn, taken *atomic.Bool) (from netip.AddrPort, p
 	p = r.packets.Get().(*packet)
 	taken.Store(true)
 	if err == nil {
-		n, from, err = c.ReadFromUDPAddrPort(p[:])
+		var m int
+		n, m, _, from, err = c.ReadMsgUDPAddrPort(p.data[:], p.control[:])
+		p.hops = datagramHops(p.control[:m])
 	}
 	return from, p, n, err
 }
 
 // pass sends a datagram of a client on. What an endpoint refuses goes to
 // another one, once.
-func (l *udpListener) pass(from netip.AddrPort, data []byte) {
+func (l *udpListener) pass(from netip.AddrPort, p *packet, n int) {
+	hops, ok := nextHops(p.hops)
+	if !ok {
+		l.limits.refuse(Loop, l.target.claimOf(from.Addr(), 1))
+		return
+	}
 	for range 2 {
-		s := l.session(from)
+		s := l.session(from, hops)
 		if s == nil {
 			return
 		}
 		s.heard.Store(time.Now().UnixNano())
 		s.asked.Add(1)
-		if _, err := s.socket.Write(data); err == nil {
+		if _, err := s.socket.Write(p.data[:n]); err == nil {
 			return
 		} else if !s.failed(err) {
 			return
@@ -128,19 +141,20 @@ func (l *udpListener) pass(from netip.AddrPort, data []byte) {
 }
 
 // session returns the one of a client, nil if it cannot have one.
-func (l *udpListener) session(client netip.AddrPort) *session {
+func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.sessions[client]; s != nil || l.closed.Load() {
 		return s
 	}
 	e, ok := l.target.choose(l.policy, client.Addr(), nil)
-	if !ok || !l.limits.take(forSession) {
+	who := l.target.claimOf(client.Addr(), 1)
+	if !ok || !l.limits.take(who) {
 		return nil
 	}
-	c, err := l.network.DialUDP(e)
+	c, err := l.network.DialUDP(e, hops)
 	if err != nil {
-		l.limits.give(forSession)
+		l.limits.give(who)
 		l.target.forget(client.Addr(), e)
 		if exhausted(err) {
 			l.limits.trouble(err)
@@ -149,17 +163,17 @@ func (l *udpListener) session(client netip.AddrPort) *session {
 		}
 		return nil
 	}
-	s := &session{listener: l, client: client, endpoint: e, socket: c}
+	s := &session{listener: l, client: client, endpoint: e, socket: c, claim: who}
 	l.sessions[client] = s
 	s.heard.Store(time.Now().UnixNano())
 	go s.answer()
 	return s
 }
 
-// lateAnswer is how long an endpoint may take for an answer, by when resolvers give
-// up by default. A client that nobody has answered may be forgotten long before, so
+// lateAnswer is how long an endpoint may take for an answer. After 5 s resolvers
+// give up by default. A client that nobody has answered may be forgotten long before, so
 // that it reaches another endpoint when it asks again, and yet hears the first one.
-const lateAnswer = 5 * time.Second
+const lateAnswer = 4500 * time.Millisecond
 
 // waits reports that the client has not been answered.
 func (s *session) waits() bool { return s.asked.Load() != s.answered.Load() }
@@ -170,7 +184,7 @@ func (s *session) answer() {
 	defer func() {
 		s.leave()
 		_ = s.socket.Close()
-		l.limits.give(forSession)
+		l.limits.give(s.claim)
 	}()
 	var taken atomic.Bool // which nobody asks for
 	silence := l.udpIdle
@@ -180,7 +194,7 @@ func (s *session) answer() {
 		_, p, n, err := l.read(s.socket, &taken)
 		if err == nil {
 			asked := s.asked.Load()
-			_, _ = l.socket.WriteToUDPAddrPort(p[:n], s.client) // a datagram may be lost
+			_, _ = l.socket.WriteToUDPAddrPort(p.data[:n], s.client) // a datagram may be lost
 			s.heard.Store(time.Now().UnixNano())
 			s.answered.Store(asked)
 		}
@@ -193,7 +207,7 @@ func (s *session) answer() {
 			s.failed(err)
 			return
 		case time.Since(time.Unix(0, s.heard.Load())) < silence: // the client asked meanwhile
-		case silence >= lateAnswer || !s.waits() || !l.limits.ample(forSession):
+		case silence >= lateAnswer || !s.waits() || !l.limits.ample(s.claim):
 			return
 		default:
 			s.leave()

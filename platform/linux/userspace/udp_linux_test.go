@@ -148,31 +148,6 @@ func TestUDPLateAnswer(t *testing.T) {
 	}
 }
 
-// TestLateAnswersNeedRoom so that nobody is turned away for them.
-func TestLateAnswersNeedRoom(t *testing.T) {
-	l := NewLimits(40) // 30 for relaying, half of that for UDP clients
-	for n := 1; n <= 15; n++ {
-		if !l.take(forSession) {
-			t.Fatalf("no place for client %d", n)
-		}
-		if got, want := l.ample(forSession), n < 7; got != want {
-			t.Errorf("with %d clients there is room: %t, want %t", n, got, want)
-		}
-	}
-	l = NewLimits(40)
-	for range 7 {
-		if _, ok := l.enter(func() bool { return true }); !ok {
-			t.Fatal("no place for a connection")
-		}
-	}
-	if !l.ample(forSession) {
-		t.Error("no room beside 7 connections")
-	}
-	if l.take(forListener); l.ample(forSession) {
-		t.Error("there is room with half of the files in use")
-	}
-}
-
 // TestUDPNextEndpoint goes on where an endpoint refuses.
 func TestUDPNextEndpoint(t *testing.T) {
 	e := newEcho(t)
@@ -194,8 +169,8 @@ type broken struct {
 	dialled bool
 }
 
-func (b *broken) DialUDP(to netip.AddrPort) (*net.UDPConn, error) {
-	c, err := b.node.DialUDP(to)
+func (b *broken) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
+	c, err := b.node.DialUDP(to, hops)
 	if err == nil && !b.dialled {
 		b.dialled = true
 		_ = c.Close()
@@ -218,18 +193,19 @@ func TestUDPGoesOnAtOnce(t *testing.T) {
 	}
 }
 
-// TestTooManyUDPClients serves those that there is room for.
+// TestTooManyUDPClients has one host ask from many ports, and serves others.
 func TestTooManyUDPClients(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{UDPIdle: time.Minute}, 16) // 12 for relaying, half of that for UDP clients
+	n := newNode(t, Options{UDPIdle: time.Minute}, 64) // 28 for relaying
 	said := make(chan string, 100)
-	n.Observe(func(s string) { said <- s })
+	n.Observe(func(_, detail string) { said <- detail })
 	<-said
-	dns := port("dns", service.UDP, e.at)
-	if err := n.apply(t, dns); err != nil {
+	dns, web := port("dns", service.UDP, e.at), port("web", service.TCP, e.at)
+	web.Frontends[0].Port = 81
+	if err := n.apply(t, dns, web); err != nil {
 		t.Fatal(err)
 	}
-	for range 6 {
+	for range 6 { // 3 x 6 <= 28 - 8
 		if n.caller(t, dns).ask(t, "x", long) == "" {
 			t.Fatal("no answer")
 		}
@@ -237,9 +213,10 @@ func TestTooManyUDPClients(t *testing.T) {
 	if got := n.caller(t, dns).ask(t, "x", 50*time.Millisecond); got != "" {
 		t.Errorf("%s answered one too many", got)
 	}
-	if s := <-said; !strings.Contains(s, "UDP clients of Services are turned away, as 6 are served") {
+	if s := <-said; !strings.Contains(s, "one client may have no more than a third") {
 		t.Errorf("said %q", s)
 	}
+	answers(t, n.dialFrom(t, web, 2))
 }
 
 // TestRangeOfPorts takes ports of the range, and names what has none.

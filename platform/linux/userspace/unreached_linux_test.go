@@ -52,7 +52,7 @@ func TestUnreachedIsToldOf(t *testing.T) {
 // TestUnreachedIsSummedUp tells of many clients in one go.
 func TestUnreachedIsSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x := newTarget()
+		x := newTarget(service.PortName{Namespace: "shop", Name: "web"})
 		miss := func(want int) {
 			t.Helper()
 			if _, n := x.miss(time.Now()); n != want {

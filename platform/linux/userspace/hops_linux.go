@@ -1,0 +1,95 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// keepSYN has the kernel keep the first packet of each connection for synHops.
+// See TCP_SAVE_SYN in linux/tcp.h, kernel commit cd8ae85299d5.
+func keepSYN(l *net.TCPListener) {
+	onSocket(l, func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SAVE_SYN, 1) })
+}
+
+// synHops returns the hop limit that the first packet of c came with, 0 if the
+// kernel did not keep it, as while it answers with SYN cookies.
+func synHops(c *net.TCPConn) (hops int) {
+	onSocket(c, func(fd uintptr) {
+		var b [128]byte
+		n := uint32(len(b))
+		// A buffer that is too small takes nothing; the headers have 120 bytes at most.
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_SAVED_SYN,
+			uintptr(unsafe.Pointer(&b)), uintptr(unsafe.Pointer(&n)), 0)
+		if errno == 0 {
+			hops = hopsIn(b[:n])
+		}
+	})
+	return hops
+}
+
+// hopsIn returns the hop limit in an IP header, 0 if b does not begin with one.
+func hopsIn(b []byte) int {
+	const inIPv4, inIPv6, header = 8, 7, 20
+	switch {
+	case len(b) < header:
+	case b[0]>>4 == 4:
+		return int(b[inIPv4])
+	case b[0]>>4 == 6:
+		return int(b[inIPv6])
+	}
+	return 0
+}
+
+// keepHops has each datagram of c come with its hop limit.
+func keepHops(c *net.UDPConn) {
+	four := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is4()
+	onSocket(c, func(fd uintptr) {
+		if four {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVTTL, 1)
+		} else {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1)
+		}
+	})
+}
+
+// datagramHops returns the hop limit that a datagram came with, 0 if it does not
+// say.
+func datagramHops(control []byte) int {
+	for len(control) > 0 {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			return 0
+		}
+		four := h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TTL
+		if (four || h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_HOPLIMIT) && len(data) >= 4 {
+			return int(binary.NativeEndian.Uint32(data))
+		}
+		control = rest
+	}
+	return 0
+}
+
+// systemHops is the hop limit of the system's choice.
+const systemHops = -1
+
+// sendHops sets the hop limit that a socket for packets to an address sends with.
+func sendHops(fd uintptr, to netip.Addr, hops int) error {
+	if to.Unmap().Is4() {
+		return unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TTL, hops)
+	}
+	return unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops)
+}
+
+func onSocket(c syscall.Conn, do func(fd uintptr)) {
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(do)
+	}
+}

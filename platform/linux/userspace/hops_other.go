@@ -1,0 +1,17 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package userspace
+
+import "net"
+
+// Hop limits are known on Linux only.
+func keepSYN(*net.TCPListener) {}
+
+func synHops(*net.TCPConn) int { return 0 }
+
+func keepHops(*net.UDPConn) {}
+
+func datagramHops([]byte) int { return 0 }

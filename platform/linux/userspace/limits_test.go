@@ -1,0 +1,169 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// wants is a claim of a Service for a client, both by number.
+func wants(s string, client int) claim {
+	return claim{files: 2, service: serviceName{"shop", s}, client: netip.AddrFrom4([4]byte{10, 0, byte(client >> 8), byte(client)})}
+}
+
+// fill takes as much as next may have, and returns how many files that is.
+func fill(l *Limits, next func(n int) claim) (files int) {
+	for n := 0; ; n++ {
+		c := next(n)
+		if !l.take(c) {
+			return files
+		}
+		files += c.files
+	}
+}
+
+// TestShares lets nobody have more than a share, whoever is greedy beside.
+func TestShares(t *testing.T) {
+	const files = 4096
+	for _, tt := range []struct {
+		name       string
+		next       []func(int) claim // one greedy after the other
+		each, most float64           // of all
+	}{
+		{"one client", []func(int) claim{func(int) claim { return wants("a", 1) }}, 1. / 4, 1. / 4},
+		{"one client of many Services", []func(int) claim{func(n int) claim { return wants(fmt.Sprint(n), 1) }}, 1. / 4, 1. / 4},
+		{"one Service", []func(int) claim{func(n int) claim { return wants("a", n) }}, 1. / 2, 1. / 2},
+		{"two Services", []func(int) claim{
+			func(n int) claim { return wants("a", n) }, func(n int) claim { return wants("b", n) },
+		}, 1. / 2, 2. / 3},
+	} {
+		l := NewLimits(files)
+		var all int
+		for _, next := range tt.next {
+			got := fill(l, next)
+			if all += got; float64(got) > tt.each*float64(l.max) {
+				t.Errorf("%s: has %d of %d", tt.name, got, l.max)
+			}
+		}
+		if share := float64(all) / float64(l.max); share > tt.most || share < tt.most-0.01 {
+			t.Errorf("%s: %d of %d files are in use, want %.2f", tt.name, all, l.max, tt.most)
+		}
+		for i := range 10 { // neighbours
+			c := wants("neighbour", 5000+i)
+			c.service.namespace = "bank"
+			if !l.take(c) {
+				t.Errorf("%s: neighbour %d is refused", tt.name, i)
+			}
+		}
+	}
+}
+
+// TestManyGreedyServices of one namespace leave room for those of others.
+func TestManyGreedyServices(t *testing.T) {
+	l := NewLimits(4096)
+	greedy := 0
+	for s := range 30 {
+		greedy += fill(l, func(n int) claim { return wants(fmt.Sprint(s), n) })
+	}
+	if greedy > l.max/3*2 {
+		t.Errorf("one namespace has %d of %d", greedy, l.max)
+	}
+	other := func(n int) claim {
+		return claim{2, serviceName{"bank", "web"}, netip.AddrFrom4([4]byte{10, 1, 0, byte(n)})}
+	}
+	if got := fill(l, other); got < l.max/7 {
+		t.Errorf("a neighbour has %d of %d", got, l.max)
+	}
+}
+
+// TestListenersOfOneService leave room for those of others.
+func TestListenersOfOneService(t *testing.T) {
+	l := NewLimits(256)
+	greedy := fill(l, func(int) claim { return claim{files: 1, service: serviceName{"shop", "greedy"}} })
+	if greedy != l.max/2 {
+		t.Errorf("one Service has %d listeners of %d", greedy, l.max)
+	}
+	if others := fill(l, func(n int) claim { return claim{files: 1, service: serviceName{"shop", fmt.Sprint(n)}} }); greedy+others != l.max/4*3 {
+		t.Errorf("others have %d listeners, want %d", others, l.max/4*3-greedy)
+	}
+	if !l.take(wants("0", 1)) {
+		t.Error("listeners leave no room for connections")
+	}
+}
+
+// TestFilesComeBack leaves nothing behind of anybody.
+func TestFilesComeBack(t *testing.T) {
+	l := NewLimits(256)
+	var leaves []func()
+	for n := range 20 {
+		leave, ok := l.enter(wants("web", n))
+		if !ok {
+			t.Fatalf("no place for connection %d", n)
+		}
+		leaves = append(leaves, leave)
+	}
+	for _, leave := range leaves {
+		leave()
+	}
+	if l.used != 0 || len(l.services) != 0 || len(l.clients) != 0 || l.Connections() != 0 {
+		t.Errorf("left are %d files, Services %v, clients %v, %d connections", l.used, l.services, l.clients, l.Connections())
+	}
+}
+
+// TestLateAnswersNeedRoom so that nobody is turned away for them.
+func TestLateAnswersNeedRoom(t *testing.T) {
+	l := NewLimits(256) // 112 for relaying
+	for n := 1; n <= 5; n++ {
+		c := claim{1, serviceName{"shop", "dns"}, netip.MustParseAddr("10.0.0.1")}
+		l.take(c)
+		if got, want := l.ample(c), n <= 3; got != want {
+			t.Errorf("with %d clients there is room: %t, want %t", n, got, want)
+		}
+	}
+	l = NewLimits(256)
+	for n := range 112 / 4 {
+		l.take(wants(fmt.Sprint(n), n))
+	}
+	if l.ample(wants("dns", 500)) {
+		t.Error("there is room with half of the files in use")
+	}
+}
+
+// TestRefusalsAreSaid once for each reason, with a few names, and until nobody has
+// been refused for a while.
+func TestRefusalsAreSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLimits(4096)
+		var said [][2]string
+		l.Observe(func(text, detail string) { said = append(said, [2]string{text, detail}) })
+		for n := range 1000 {
+			l.refuse(Loop, wants(fmt.Sprint("s", n), n))
+			l.refuse(ClientShare, wants("web", n))
+			time.Sleep(calm / 20)
+		}
+		if n := len(said); n > 10 {
+			t.Errorf("said %d times", n)
+		}
+		last := said[len(said)-1]
+		if !strings.Contains(last[1], "shop/s0, shop/s1, shop/s2 and others") || !strings.Contains(last[1], "10.0.0.0, 10.0.0.1, 10.0.0.2 and others") {
+			t.Errorf("said in the end: %q", last[1])
+		}
+		if strings.Contains(last[0], "shop") || strings.Contains(last[0], "10.0") {
+			t.Errorf("names somebody: %q", last[0])
+		}
+		time.Sleep(calm)
+		synctest.Wait()
+		if last := said[len(said)-1]; last != [2]string{} {
+			t.Errorf("when it is over, %q is said", last)
+		}
+		if got := l.Use().Refused; got[Loop] != 1000 || got[ClientShare] != 1000 {
+			t.Errorf("counted %v", got)
+		}
+	})
+}

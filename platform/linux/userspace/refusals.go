@@ -1,0 +1,176 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Reason is why the relay refuses a client.
+type Reason string
+
+// The reasons, as metrics name them.
+const (
+	ServiceShare   Reason = "service"   // the Service has its share of open files
+	NamespaceShare Reason = "namespace" // the Services of its namespace have
+	ClientShare    Reason = "client"    // the client has
+	NoFiles        Reason = "files"     // all of them are in use
+	NoSystem       Reason = "system"    // the system refused something
+	Loop           Reason = "loop"      // it came through relays too often
+)
+
+// Reasons lists all of them.
+func Reasons() []Reason {
+	return []Reason{ServiceShare, NamespaceShare, ClientShare, NoFiles, NoSystem, Loop}
+}
+
+// refusal is one that somebody met with.
+type refusal struct {
+	why     Reason
+	service serviceName
+	client  netip.Addr
+	text    string // what the system said
+}
+
+// refusals sums up what was refused lately. The zero value is ready for use.
+type refusals struct {
+	mu     sync.Mutex
+	total  map[Reason]uint64
+	lately map[Reason]*episode
+	detail string
+	report func(text, detail string)
+}
+
+// episode is a time in which something is refused for one reason.
+type episode struct {
+	text   string
+	last   time.Time
+	end    *time.Timer
+	names  []string // at most maxNamed
+	others bool
+}
+
+// maxNamed is how many Services and clients a report names.
+const maxNamed = 3
+
+func (r *refusals) observe(report func(text, detail string)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report = report
+	report(r.texts())
+}
+
+// note counts x, and reports it if that is news.
+func (r *refusals) note(x refusal, l *Limits) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.total == nil {
+		r.total, r.lately = map[Reason]uint64{}, map[Reason]*episode{}
+	}
+	r.total[x.why]++
+	e := r.lately[x.why]
+	if e == nil {
+		e = &episode{text: textOf(x, l)}
+		e.end = time.AfterFunc(l.calm, func() { r.over(x.why, l.calm) })
+		r.lately[x.why] = e
+	}
+	e.last = time.Now()
+	e.name(x)
+	r.tell()
+}
+
+// over forgets an episode, unless it goes on.
+func (r *refusals) over(why Reason, calm time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.lately[why]
+	if left := calm - time.Since(e.last); left > 0 {
+		e.end.Reset(left)
+		return
+	}
+	delete(r.lately, why)
+	r.tell()
+}
+
+// tell reports how it is, if that has changed.
+func (r *refusals) tell() {
+	text, detail := r.texts()
+	if detail == r.detail {
+		return
+	}
+	r.detail = detail
+	if r.report != nil {
+		r.report(text, detail)
+	}
+}
+
+func (r *refusals) counts() map[Reason]uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.total)
+}
+
+// name adds whom x is about.
+func (e *episode) name(x refusal) {
+	var name string
+	switch {
+	case x.why == ClientShare:
+		name = x.client.String()
+	case x.why == NamespaceShare:
+		name = x.service.namespace
+	case x.service != serviceName{}:
+		name = x.service.namespace + "/" + x.service.name
+	}
+	switch {
+	case name == "" || slices.Contains(e.names, name):
+	case len(e.names) < maxNamed:
+		e.names = append(e.names, name)
+	default:
+		e.others = true
+	}
+}
+
+// texts returns what is refused, without names and with them.
+func (r *refusals) texts() (text, detail string) {
+	var without, with []string
+	for _, why := range Reasons() {
+		e := r.lately[why]
+		if e == nil {
+			continue
+		}
+		names := strings.Join(e.names, ", ")
+		if e.others {
+			names += " and others"
+		}
+		if names != "" {
+			names = " (" + names + ")"
+		}
+		without, with = append(without, e.text), append(with, e.text+names)
+	}
+	return strings.Join(without, "; "), strings.Join(with, "; ")
+}
+
+// textOf says why x was refused, in words that name nobody.
+func textOf(x refusal, l *Limits) string {
+	const raise = "raise the limit of open files of the process, which is %d"
+	switch x.why {
+	case ServiceShare:
+		return fmt.Sprintf("clients of Services are refused, as one Service may have no more open files than are free, at most half of %d: "+raise, l.max, l.files)
+	case NamespaceShare:
+		return fmt.Sprintf("clients of Services are refused, as those of one namespace may have no more than twice the open files that are free, at most two thirds of %d: "+raise, l.max, l.files)
+	case ClientShare:
+		return fmt.Sprintf("clients are refused, as one client may have no more than a third of the open files that are free, at most a quarter of %d: "+raise, l.max, l.files)
+	case NoFiles:
+		return fmt.Sprintf("clients of Services are refused, or Services have no listener, as the %d open files for them are in use: "+raise, l.max, l.files)
+	case Loop:
+		return "clients of Services are refused, as they came through relays too often: an endpoint of the Service leads back to a Service, or the client sends with a low hop limit"
+	}
+	return "connections to Services wait: " + x.text
+}
