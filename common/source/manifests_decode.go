@@ -4,6 +4,7 @@
 package source
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,11 +28,17 @@ type decoder struct {
 }
 
 // decoded is the content of one file. With anything broken the rest cannot
-// be relied on; what is bad stands for itself.
+// be relied on; what is bad stands for itself. Of both only the first few say what
+// is wrong, and of bad objects beyond those only the names are known.
 type decoded struct {
 	objects []object
 	bad     []bad
 	broken  []bad
+	more    int   // further problems
+	spared  []key // of the bad objects among those
+	useless int   // bad objects
+	counted int   // objects of any kind
+	costs   costs
 }
 
 // bad is an object that cannot be used, or a whole document. Its key is zero if
@@ -50,27 +57,48 @@ func (b bad) name() string {
 	return b.key.String()
 }
 
+// decode returns what is in a file.
 func (d *decoder) decode(content []byte) *decoded {
-	out := &decoded{}
-	for _, doc := range documents(content) {
-		text, strict, err := doc.toJSON()
-		if err != nil {
-			out.broken = append(out.broken, bad{where: doc.place(), err: doc.wrap(err)})
-			continue
+	content = bytes.TrimPrefix(content, []byte("\xef\xbb\xbf"))
+	if startsAsJSON(content) {
+		out := newDecoded(content)
+		if err := jsonDocuments(content, func(doc document) bool { return d.document(doc, out) }); err == nil {
+			return out
 		}
-		if string(text) == "null" {
-			continue // comments only
-		}
+	}
+	out := newDecoded(content)
+	yamlDocuments(content, func(doc document) bool { return d.document(doc, out) })
+	return out
+}
+
+// document decodes one document into out, and reports whether it is worth while to
+// go on.
+func (d *decoder) document(doc document, out *decoded) bool {
+	text, strict, err := doc.toJSON(&out.costs)
+	switch {
+	case err != nil:
+		out.breaks(bad{where: doc.place(), err: doc.wrap(err)})
+	case string(text) != "null": // comments only
 		d.object(item{doc: doc, text: text, strict: strict}, out)
 	}
-	return out
+	return !out.hopeless()
 }
 
 // toJSON returns the document as JSON. strict says what only a lenient
 // reader takes: a key given twice.
-func (d document) toJSON() (text []byte, strict, err error) {
+func (d document) toJSON(c *costs) (text []byte, strict, err error) {
 	if d.json {
 		return d.text, nil, nil
+	}
+	if text, err := plainYAML(d.text, c.plain); err == nil {
+		c.plain = text
+		return text, nil, nil
+	}
+	if err := c.tree(len(d.text) + treeSetup); err != nil {
+		return nil, nil, err
+	}
+	if err := aliases(d.text); err != nil {
+		return nil, nil, err
 	}
 	text, strict = yaml.YAMLToJSONStrict(d.text)
 	if strict == nil {
@@ -136,16 +164,19 @@ const namespaceDefault = metav1.NamespaceDefault
 
 // object decodes one item into out.
 func (d *decoder) object(i item, out *decoded) {
+	out.count()
 	var h header
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &h); err != nil {
-		out.bad = append(out.bad, i.fault(typeError(i.text, &header{}, err)))
+		out.refuse(key{}, func() bad { return i.fault(typeError(i.text, &header{}, err)) })
 		return
 	}
 	if h.Kind == "" && h.APIVersion == "" {
 		h.Kind, h.APIVersion = i.kind, i.api
 	}
 	if h.Kind == "" || h.APIVersion == "" {
-		out.bad = append(out.bad, i.fault(errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service")))
+		out.refuse(key{}, func() bad {
+			return i.fault(errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service"))
+		})
 		return
 	}
 	name := h.APIVersion + " " + h.Kind
@@ -166,8 +197,8 @@ func (d *decoder) object(i item, out *decoded) {
 			k.name.Namespace = namespaceDefault
 		}
 	}
-	if err := i.fill(value, k); err != nil {
-		out.bad = append(out.bad, bad{key: k, err: i.wrap(k.String(), err)})
+	if err := i.fill(value, k, out); err != nil {
+		out.refuse(k, func() bad { return bad{key: k, err: i.wrap(k.String(), err)} })
 		return
 	}
 	out.objects = append(out.objects, object{k, value})
@@ -209,28 +240,30 @@ const maxDepth = 4
 
 func (d *decoder) list(i item, of [2]string, out *decoded) {
 	if i.strict != nil {
-		out.bad = append(out.bad, i.fault(i.strict))
+		out.refuse(key{}, func() bad { return i.fault(i.strict) })
 	}
 	var l struct {
 		Items []json.RawMessage `json:"items"`
 	}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &l); err != nil {
-		out.bad = append(out.bad, i.fault(typeError(i.text, &l, err)))
-		return
-	}
 	if i.depth == maxDepth {
-		out.bad = append(out.bad, i.fault(fmt.Errorf("more than %d Lists within each other", maxDepth)))
+		out.refuse(key{}, func() bad { return i.fault(fmt.Errorf("more than %d Lists within each other", maxDepth)) })
 		return
 	}
-	for n, text := range l.Items {
+	n := -1
+	err := eachItem(i.text, func(text json.RawMessage) bool {
+		n++
 		if string(text) == "null" {
-			continue
+			return true
 		}
 		within := fmt.Sprintf("items[%d]", n)
 		if i.within != "" {
 			within = i.within + "." + within
 		}
 		d.object(item{doc: i.doc, text: text, api: of[0], kind: of[1], within: within, depth: i.depth + 1}, out)
+		return !out.hopeless()
+	})
+	if err != nil {
+		out.refuse(key{}, func() bad { return i.fault(typeError(i.text, &l, err)) })
 	}
 }
 
@@ -247,8 +280,11 @@ func (d *decoder) once(text string) {
 }
 
 // fill decodes the item into value and checks what identifies it.
-func (i item) fill(value metav1.Object, k key) error {
+func (i item) fill(value metav1.Object, k key, out *decoded) error {
 	var errs []error
+	if err := dense(i.text); err != nil {
+		return err
+	}
 	if i.strict != nil {
 		errs = append(errs, i.strict)
 	}
@@ -256,21 +292,31 @@ func (i item) fill(value metav1.Object, k key) error {
 	if err != nil {
 		return joinLine(append(errs, typeError(i.text, value, err)))
 	}
-	for _, err := range strict {
-		errs = append(errs, i.explain(value, err))
-	}
+	errs = append(errs, i.explainAll(value, strict, out)...)
 	value.SetNamespace(k.name.Namespace)
 	value.SetManagedFields(nil)
 	return joinLine(append(errs, identity(value)...))
 }
 
+// isPlainName reports that s is a good name of any kind. Most are, and to know
+// takes a hundredth of what the library's regular expressions take.
+func isPlainName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && (c != '-' || i == 0 || i == len(s)-1) {
+			return false
+		}
+	}
+	return len(s) <= 63
+}
+
 // identity checks the names that end up in rules and logs.
 func identity(o metav1.Object) []error {
 	var errs []error
-	check := func(field, value, want string, faults []string) {
+	check := func(field, value, want string, faults func(string) []string) {
 		if value == "" {
 			errs = append(errs, fmt.Errorf("%s is missing", field))
-		} else if len(faults) > 0 {
+		} else if !isPlainName(value) && len(faults(value)) > 0 {
 			errs = append(errs, fmt.Errorf("%s: %.80q is no name; want %s", field, value, want))
 		}
 	}
@@ -279,14 +325,14 @@ func identity(o metav1.Object) []error {
 	if _, ok := o.(*corev1.Node); ok {
 		name = strings.ToLower(name) // some systems report their names in capitals
 	}
-	check("metadata.name", name, "at most 253 lower-case letters, digits, dashes and dots", validation.IsDNS1123Subdomain(name))
+	check("metadata.name", name, "at most 253 lower-case letters, digits, dashes and dots", validation.IsDNS1123Subdomain)
 	if ns := o.GetNamespace(); ns != "" {
-		check("metadata.namespace", ns, label, validation.IsDNS1123Label(ns))
+		check("metadata.namespace", ns, label, validation.IsDNS1123Label)
 	}
 	if s, ok := o.(*corev1.Service); ok {
 		for i, p := range s.Spec.Ports {
 			if p.Name != "" {
-				check(fmt.Sprintf("spec.ports[%d].name", i), p.Name, label, validation.IsDNS1123Label(p.Name))
+				check(fmt.Sprintf("spec.ports[%d].name", i), p.Name, label, validation.IsDNS1123Label)
 			}
 		}
 	}

@@ -57,45 +57,85 @@ func expected(t reflect.Type) string {
 	return "a number that fits " + t.Kind().String()
 }
 
-// explain adds to a strict decoding error the line, if it is plain, and the
-// field that was probably meant.
-func (i item) explain(value any, err error) error {
+// explainAll explains strict decoding errors, as many as out has use for.
+func (i item) explainAll(value any, strict []error, out *decoded) []error {
+	room := max(maxProblems-len(out.bad), 1)
+	var more error
+	if len(strict) > room {
+		more = fmt.Errorf("and %d more", len(strict)-room)
+		strict = strict[:room]
+	}
+	lines := map[string]int{}
+	for _, err := range strict {
+		if _, last, ok := fieldOf(err); ok {
+			lines[last] = 0
+		}
+	}
+	if out.problems() < maxProblems && out.costs.lines(len(i.doc.text)) {
+		i.doc.findLines(lines)
+	}
+	var errs []error
+	for _, err := range strict {
+		errs = append(errs, i.explain(value, err, lines))
+	}
+	if more != nil {
+		errs = append(errs, more)
+	}
+	return errs
+}
+
+// fieldOf returns which field a strict decoding error is about.
+func fieldOf(err error) (parent, last string, ok bool) {
 	var field kjson.FieldError
 	if !errors.As(err, &field) {
-		return err
+		return "", "", false
 	}
 	path := field.FieldPath()
-	parent, last := "", path
 	if n := strings.LastIndexByte(path, '.'); n >= 0 {
-		parent, last = path[:n], path[n+1:]
+		return path[:n], path[n+1:], true
+	}
+	return "", path, true
+}
+
+// explain adds to a strict decoding error the line, if it is plain, and the
+// field that was probably meant.
+func (i item) explain(value any, err error, lines map[string]int) error {
+	parent, last, ok := fieldOf(err)
+	if !ok {
+		return err
 	}
 	if strings.Contains(err.Error(), "unknown field") {
 		if near := closest(last, fieldsAt(reflect.TypeOf(value), parent)); near != "" {
 			err = fmt.Errorf("%w; did you mean %s?", err, near)
 		}
 	}
-	if line := i.doc.lineOf(last); line > 0 {
+	if line := lines[last]; line > 0 {
 		err = fmt.Errorf("line %d: %w", line, err)
 	}
 	return err
 }
 
-// lineOf returns the line where a key stands, 0 if there is not exactly one.
-func (d document) lineOf(name string) int {
-	found, line := 0, d.line
+// findLines sets for each key in lines where it stands, 0 if that is not exactly
+// one line.
+func (d document) findLines(lines map[string]int) {
+	seen := make(map[string]bool, len(lines))
+	line := d.line - 1
 	for row := range bytes.Lines(d.text) {
-		row = bytes.TrimLeft(row, " \t-{")
-		row = bytes.TrimPrefix(row, []byte(`"`))
-		rest, ok := bytes.CutPrefix(row, []byte(name))
-		if ok && bytes.HasPrefix(bytes.TrimLeft(rest, "\" \t"), []byte(":")) {
-			if found > 0 {
-				return 0
-			}
-			found = line
-		}
 		line++
+		row = bytes.TrimPrefix(bytes.TrimLeft(row, " \t-{"), []byte(`"`))
+		n := bytes.IndexAny(row, "\": \t")
+		if n < 0 || !bytes.HasPrefix(bytes.TrimLeft(row[n:], "\" \t"), []byte(":")) {
+			continue
+		}
+		name := string(row[:n])
+		if _, wanted := lines[name]; !wanted {
+			continue
+		}
+		if lines[name] = line; seen[name] {
+			lines[name] = 0
+		}
+		seen[name] = true
 	}
-	return found
 }
 
 // fieldsAt lists the JSON names of the fields under path, such as

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"kubeproxy/common/files"
@@ -128,25 +129,32 @@ func (f *file) parse(d *decoder, content []byte) {
 		return
 	}
 	f.problems, f.unknown = nil, false
+	old := make(map[key]object, len(f.objects))
+	for _, o := range slices.Backward(f.objects) {
+		old[o.key] = o
+	}
+	keep := func(k key) bool {
+		o, ok := old[k]
+		if ok {
+			got.objects = append(got.objects, o)
+		}
+		f.unknown = f.unknown || !ok
+		return ok
+	}
 	for _, b := range got.bad {
-		if old, ok := f.object(b.key); ok {
-			got.objects = append(got.objects, old)
+		if keep(b.key) {
 			b.err = fmt.Errorf("%w; its last good version stays in force", b.err)
-		} else {
-			f.unknown = true
 		}
 		f.fault(b)
 	}
-	f.objects = got.objects
-}
-
-func (f *file) object(k key) (object, bool) {
-	for _, o := range f.objects {
-		if o.key == k && k.kind != "" {
-			return o, true
-		}
+	for _, k := range got.spared {
+		keep(k)
 	}
-	return object{}, false
+	f.unknown = f.unknown || got.more > len(got.spared)
+	if got.more > 0 {
+		f.fault(bad{where: "the rest", err: fmt.Errorf("%d more objects cannot be used; what was good of them before stays in force", got.more)})
+	}
+	f.objects = got.objects
 }
 
 // readable refuses what is no file or too large, before opening it could

@@ -22,6 +22,9 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("object without a key: %v", o.key)
 			}
 		}
+		if n := len(got.bad) + len(got.broken); n > maxProblems+1 || got.costs.trees > maxTree+len(content)+treeSetup {
+			t.Errorf("%d problems, %d bytes for the library", n, got.costs.trees)
+		}
 		for _, b := range got.bad {
 			if !strings.HasPrefix(b.err.Error(), "document at line ") {
 				t.Errorf("error = %q, want it to say where", b.err)
@@ -48,8 +51,13 @@ func TestDocuments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var lines []int
-			for _, d := range documents([]byte(tt.in)) {
+			note := func(d document) bool {
 				lines = append(lines, d.line)
+				return true
+			}
+			if !startsAsJSON([]byte(tt.in)) || jsonDocuments([]byte(tt.in), note) != nil {
+				lines = nil
+				yamlDocuments([]byte(tt.in), note)
 			}
 			if len(lines) != len(tt.lines) {
 				t.Fatalf("lines = %v, want %v", lines, tt.lines)

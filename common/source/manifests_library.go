@@ -180,9 +180,10 @@ func (l *library) merge(files []*file) map[key]any {
 	sliced := map[types.NamespacedName]bool{}
 	for _, f := range files {
 		l.problems = append(l.problems, f.problems...)
+		var twice []problem
 		for _, o := range f.objects {
 			if have, dup := seen[o.key]; dup {
-				l.problems = append(l.problems, problem{
+				twice = append(twice, problem{
 					f.path + ": " + o.key.String(),
 					fmt.Errorf("manifest %s: %s is ignored: %s has it already", f.path, o.key, have.path),
 				})
@@ -193,6 +194,7 @@ func (l *library) merge(files []*file) map[key]any {
 				sliced[types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}] = true
 			}
 		}
+		l.problems = append(l.problems, few(f.path, twice)...)
 	}
 	wanted := make(map[key]any, len(seen))
 	for k, o := range seen {
@@ -210,6 +212,16 @@ func (l *library) merge(files []*file) map[key]any {
 		}
 	}
 	return wanted
+}
+
+// few returns the first few of the problems with objects that are there already,
+// and how many more there are.
+func few(path string, twice []problem) []problem {
+	if len(twice) <= maxProblems {
+		return twice
+	}
+	more := fmt.Errorf("manifest %s: %d more objects are ignored: they are there already", path, len(twice)-maxProblems)
+	return append(twice[:maxProblems], problem{path + ": objects that are there already", more})
 }
 
 func addSlices(to map[key]any, e *endpoints) {

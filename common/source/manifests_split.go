@@ -18,53 +18,51 @@ type document struct {
 	json bool
 }
 
-// documents cuts a file apart. What starts with a brace and is JSON
-// throughout is taken as JSON, whatever the file is called; several objects
-// may follow each other.
-func documents(content []byte) []document {
-	content = bytes.TrimPrefix(content, []byte("\xef\xbb\xbf"))
-	if trimmed := bytes.TrimSpace(content); len(trimmed) > 0 && trimmed[0] == '{' {
-		if docs, err := jsonDocuments(content); err == nil {
-			return docs
-		}
-	}
-	return yamlDocuments(content)
+// startsAsJSON reports that content may be JSON throughout, whatever the file is
+// called; several objects may follow each other.
+func startsAsJSON(content []byte) bool {
+	trimmed := bytes.TrimLeft(content, " \t\r\n")
+	return len(trimmed) > 0 && trimmed[0] == '{'
 }
 
-func jsonDocuments(content []byte) ([]document, error) {
-	var docs []document
+// jsonDocuments calls each for one object after the other, until that returns
+// false. It returns an error if content is not JSON.
+func jsonDocuments(content []byte, each func(document) bool) error {
 	d := json.NewDecoder(bytes.NewReader(content))
 	line, at := 1, int64(0)
 	for {
 		var raw json.RawMessage
 		err := d.Decode(&raw)
 		if errors.Is(err, io.EOF) {
-			return docs, nil
+			return nil
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		start := d.InputOffset() - int64(len(raw))
 		line += bytes.Count(content[at:start], []byte("\n"))
 		at = start
-		docs = append(docs, document{line, raw, true})
+		if !each(document{line, raw, true}) {
+			return nil
+		}
 	}
 }
 
 // yamlDocuments splits at the markers, which YAML reserves at the start of a
-// line even within a block of text.
-func yamlDocuments(content []byte) []document {
-	var docs []document
+// line even within a block of text. It calls each for one document after the other,
+// until that returns false.
+func yamlDocuments(content []byte, each func(document) bool) {
 	first, start := 1, 0 // of the document at hand
 	line, pos := 1, 0
+	more := true
 	end := func(next, nextLine int) {
-		if text := content[start:pos]; len(bytes.TrimSpace(text)) > 0 {
+		if text := content[start:pos]; more && len(bytes.TrimSpace(text)) > 0 {
 			lead := len(text) - len(bytes.TrimLeft(text, "\r\n"))
-			docs = append(docs, document{line: first + bytes.Count(text[:lead], []byte("\n")), text: text[lead:]})
+			more = each(document{line: first + bytes.Count(text[:lead], []byte("\n")), text: text[lead:]})
 		}
 		start, first = next, nextLine
 	}
-	for pos < len(content) {
+	for more && pos < len(content) {
 		next := len(content)
 		if i := bytes.IndexByte(content[pos:], '\n'); i >= 0 {
 			next = pos + i + 1
@@ -79,7 +77,6 @@ func yamlDocuments(content []byte) []document {
 		line++
 	}
 	end(pos, line)
-	return docs
 }
 
 func isMarker(row []byte, marker string) bool {

@@ -1,0 +1,186 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package source
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	yamlv3 "go.yaml.in/yaml/v3"
+)
+
+// What a file may ask for. A file of any content takes time in proportion to its
+// size, and memory of a few times its size.
+const (
+	// maxProblems is how many problems of a file are told. The rest is counted.
+	maxProblems = 20
+	// maxUseless is how many objects of a file may be bad before it is taken for
+	// something else than a manifest.
+	maxUseless = 1000
+	// maxObjects is how many objects a file may hold, ignored ones included.
+	maxObjects = 100_000
+	// maxTree is how much of a file may be YAML that only the library reads, which
+	// takes up to 70 times its size for it.
+	maxTree = 512 << 10
+	// treeSetup is what a document costs there in addition to its size.
+	treeSetup = 128
+	// maxObject is the size of the largest object. API servers take no larger ones.
+	maxObject = 3 << 19
+	// maxAnchored is the size of the largest document with aliases.
+	maxAnchored = 128 << 10
+)
+
+// costs are what was spent on a file.
+type costs struct {
+	size  int    // of the file
+	trees int    // bytes that the library read
+	scans int    // bytes looked through for lines
+	plain []byte // to be used again for the next document
+}
+
+// tree asks to have so many bytes read by the library.
+func (c *costs) tree(n int) error {
+	if c.trees += n; c.trees > maxTree {
+		return fmt.Errorf("the file has more than %d bytes in documents with flow style over lines, aliases, tags or text that is not ASCII; "+
+			"want block style, as kubectl writes it, JSON, or several files", maxTree)
+	}
+	return nil
+}
+
+// lines asks to look for lines in so many bytes.
+func (c *costs) lines(n int) bool {
+	if c.scans+n > 2*c.size+maxProblems<<12 {
+		return false
+	}
+	c.scans += n
+	return true
+}
+
+func newDecoded(content []byte) *decoded { return &decoded{costs: costs{size: len(content)}} }
+
+// problems counts what is wrong so far.
+func (d *decoded) problems() int { return len(d.bad) + len(d.broken) + d.more }
+
+// hopeless reports that the rest of the file can be left.
+func (d *decoded) hopeless() bool {
+	return d.useless > maxUseless || d.counted > maxObjects || len(d.broken) >= maxProblems
+}
+
+// count notes another object, of any kind.
+func (d *decoded) count() {
+	if d.counted++; d.counted == maxObjects+1 {
+		d.broken = append(d.broken, bad{err: fmt.Errorf("more than %d objects; want several files", maxObjects)})
+	}
+}
+
+// breaks notes a document that cannot be parsed.
+func (d *decoded) breaks(b bad) { d.broken = append(d.broken, b) }
+
+// refuse notes an object that cannot be used. Only the first few are described.
+func (d *decoded) refuse(k key, describe func() bad) {
+	if d.useless++; d.useless > maxUseless {
+		d.broken = append(d.broken, bad{err: fmt.Errorf("more than %d objects in it cannot be used, so none is; want Kubernetes objects", maxUseless)})
+		return
+	}
+	if d.problems() < maxProblems {
+		d.bad = append(d.bad, describe())
+		return
+	}
+	d.more++
+	if k.kind != "" {
+		d.spared = append(d.spared, k)
+	}
+}
+
+// dense refuses an object that is too large, or that has far more values than text:
+// a value takes a hundred bytes, whatever is in it.
+func dense(text []byte) error {
+	if len(text) > maxObject {
+		return fmt.Errorf("the object has %d bytes; want at most %d, as an API server does", len(text), maxObject)
+	}
+	if n := bytes.Count(text, []byte(",")); n > 10_000+len(text)/12 {
+		return fmt.Errorf("the object has %d values in %d bytes; want no long lists of empty values", n, len(text))
+	}
+	return nil
+}
+
+// aliases refuses YAML in which aliases stand for much more than is written.
+func aliases(text []byte) error {
+	if bytes.IndexByte(text, '&') < 0 || bytes.IndexByte(text, '*') < 0 {
+		return nil
+	}
+	if len(text) > maxAnchored {
+		return fmt.Errorf("aliases in a document of %d bytes; want at most %d, or what they stand for written out", len(text), maxAnchored)
+	}
+	var root yamlv3.Node
+	if yamlv3.Unmarshal(text, &root) != nil {
+		return nil // which the library is to tell
+	}
+	limit := 10*len(text) + maxAnchored
+	if expanded(&root, map[*yamlv3.Node]int{}, limit) >= limit {
+		return fmt.Errorf("aliases stand for more than %d bytes in a document of %d; want that written out", limit, len(text))
+	}
+	return nil
+}
+
+// expanded returns how much n is with its aliases written out, or limit if that is
+// less. It looks at each node once.
+func expanded(n *yamlv3.Node, known map[*yamlv3.Node]int, limit int) int {
+	if size, ok := known[n]; ok {
+		return size
+	}
+	known[n] = limit // what lies within itself has no end
+	size := 8 + len(n.Value)
+	if n.Kind == yamlv3.AliasNode {
+		size = expanded(n.Alias, known, limit)
+	}
+	for _, child := range n.Content {
+		size = min(size+expanded(child, known, limit), limit)
+	}
+	known[n] = min(size, limit)
+	return known[n]
+}
+
+// eachItem calls each for the items of a List until that returns false. So they
+// are never in memory all at once.
+func eachItem(list []byte, each func(json.RawMessage) bool) error {
+	d := json.NewDecoder(bytes.NewReader(list))
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if key != "items" {
+			var skipped json.RawMessage
+			if err := d.Decode(&skipped); err != nil {
+				return err
+			}
+			continue
+		}
+		open, err := d.Token()
+		if err != nil || open == nil {
+			return err
+		}
+		if open != json.Delim('[') {
+			return fmt.Errorf("items is no list")
+		}
+		for d.More() {
+			var item json.RawMessage
+			if err := d.Decode(&item); err != nil {
+				return err
+			}
+			if !each(item) {
+				return nil
+			}
+		}
+		if _, err := d.Token(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
