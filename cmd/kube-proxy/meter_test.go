@@ -6,6 +6,7 @@ package main
 import (
 	"io"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ func TestMeter(t *testing.T) {
 	c.call(hns.Call{Operation: "list"}) // nowhere to count it yet
 	c.count(m)
 	c.count(m)
-	lb := hns.LoadBalancer{Flags: hns.Internal}
+	lb := hns.LoadBalancer{Key: hns.Key{VIP: netip.MustParseAddr("10.96.0.10")}}
 	refused, gone := &hns.Error{Op: "x", Code: 0x803b0013}, &hns.Error{Op: "x", Code: 0x490}
 	for _, x := range []hns.Call{
 		{Operation: "list", Took: time.Second},

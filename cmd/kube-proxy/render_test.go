@@ -89,7 +89,7 @@ func TestRenderKernelspace(t *testing.T) {
 	dir := files(t, map[string]string{"shop.yaml": shop, "state.json.off": state, "bad.json.off": "{}"})
 	args := []string{"render", "--manifests=DIR", "--hostname-override=node-a"}
 	assumed := call(t, dir, append(args, "--proxy-mode=kernelspace")...)
-	if assumed.Code != 0 || !strings.Contains(assumed.Out, "loadbalancer tcp 10.96.0.10:80 -> :8080 internal # shop/web:http") || !strings.Contains(assumed.Err, "assumed to be of type L2Bridge") {
+	if assumed.Code != 0 || !strings.Contains(assumed.Out, "loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 192.0.2.10 # shop/web:http") || !strings.Contains(assumed.Err, "assumed to be of type L2Bridge") {
 		t.Errorf("without a state: exit %d, %s\n%s", assumed.Code, assumed.Err, assumed.Out)
 	}
 	given := call(t, dir, append(args, "--hns-state=DIR/state.json.off")...)

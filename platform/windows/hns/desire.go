@@ -279,7 +279,7 @@ func (s *Site) balancer(p *service.Port, f service.Frontend, c choice) Wish {
 	}
 	switch f.Kind {
 	case service.ClusterIP:
-		lb.Flags, lb.DSR = Internal, s.Options.DSR && features.DSR
+		lb.DSR = s.Options.DSR && features.DSR
 	case service.NodePort:
 		lb.Flags = LocalRouted | ExternalRoute
 	default:
@@ -321,7 +321,7 @@ func (s *Site) healthChecks(w *Wishes, p *service.Port) {
 			continue
 		}
 		w.LoadBalancers = append(w.LoadBalancers, Wish{
-			LoadBalancer: LoadBalancer{Key: k, TargetPort: port},
+			LoadBalancer: LoadBalancer{Key: k, TargetPort: port, Kind: service.LoadBalancerIP},
 			For:          p.Name, Targets: []Target{{Where: Root}}, Shared: true,
 		})
 	}

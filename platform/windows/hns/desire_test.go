@@ -74,11 +74,11 @@ type desireCase struct {
 }
 
 var desireCases = map[string]desireCase{
-	"ClusterIP on an overlay": {overlayN, v13, nil, []string{"tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [10.244.1.11, " + remote + "]"}},
+	"ClusterIP on an overlay": {overlayN, v13, nil, []string{"tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [10.244.1.11, " + remote + "]"}},
 	"with DSR": {overlayN, v13, func(_ *service.Port, s *Site) { s.Options.DSR = true },
-		[]string{"tcp 10.96.0.10:80 -> :8080 internal dsr source-vip 10.244.1.2 [10.244.1.11, " + remote + "]"}},
+		[]string{"tcp 10.96.0.10:80 -> :8080 dsr source-vip 10.244.1.2 [10.244.1.11, " + remote + "]"}},
 	"DSR that HNS lacks": {bridgeN, Version{10, 1}, func(_ *service.Port, s *Site) { s.Options.DSR = true },
-		[]string{"tcp 10.96.0.10:80 -> :8080 internal [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10]"}},
+		[]string{"tcp 10.96.0.10:80 -> :8080 [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10]"}},
 	"NodePort": {bridgeN, v13, func(p *service.Port, _ *Site) {
 		p.Frontends = []service.Frontend{frontend(service.NodePort, "", 30080)}
 	}, []string{"tcp node:30080 -> :8080 local-routed external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10]"}},
@@ -87,7 +87,7 @@ var desireCases = map[string]desireCase{
 		p.External, p.Local = service.PolicyLocal, endpointsOf(here)
 	}, []string{
 		"tcp 198.51.100.7:80 -> :8080 external dsr source-vip 10.244.1.2 [10.244.1.11]",
-		"tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [10.244.1.11, " + remote + "]"}},
+		"tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [10.244.1.11, " + remote + "]"}},
 	"policy Local without an endpoint here": {overlayN, v13, func(p *service.Port, _ *Site) { p.Internal = service.PolicyLocal }, nil},
 	"source ranges": {bridgeN, v13, func(p *service.Port, _ *Site) {
 		f := frontend(service.LoadBalancerIP, "203.0.113.5", 80)
@@ -110,24 +110,24 @@ var desireCases = map[string]desireCase{
 		[]string{"limit: HNS has no load balancers for sctp"}},
 	"two target ports": {bridgeN, v13, func(p *service.Port, _ *Site) {
 		p.Cluster = endpointsOf("10.244.1.11:9090", "10.244.1.12:8080", "10.244.1.13:9090")
-	}, []string{"tcp 10.96.0.10:80 -> :9090 internal [10.244.1.11, 10.244.1.13]",
+	}, []string{"tcp 10.96.0.10:80 -> :9090 [10.244.1.11, 10.244.1.13]",
 		"limit: the endpoints of policy Cluster have different ports, and a load balancer of HNS has one: only the 2 with port 9090 get traffic, not 1 with ports [8080]"}},
 	"affinity": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Affinity, p.Cluster = time.Hour, endpointsOf(here) },
-		[]string{"tcp 10.96.0.10:80 -> :8080 internal affinity [10.244.1.11]", "note: session affinity has no timeout: HNS does not take one"}},
+		[]string{"tcp 10.96.0.10:80 -> :8080 affinity [10.244.1.11]", "note: session affinity has no timeout: HNS does not take one"}},
 	"affinity that HNS lacks": {bridgeN, Version{11, 10}, func(p *service.Port, _ *Site) { p.Affinity, p.Cluster = time.Hour, endpointsOf(here) },
-		[]string{"tcp 10.96.0.10:80 -> :8080 internal [10.244.1.11]", "limit: HNS 11.10 has no session affinity: want Windows Server 2022 or newer"}},
+		[]string{"tcp 10.96.0.10:80 -> :8080 [10.244.1.11]", "limit: HNS 11.10 has no session affinity: want Windows Server 2022 or newer"}},
 	"no endpoints": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Cluster = nil },
 		[]string{"note: it has no ready endpoint, and HNS cannot refuse connections: they time out"}},
 	"another node as endpoint": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("192.0.2.11:6443@b") },
-		[]string{"tcp 10.96.0.10:80 -> :6443 internal source-vip 192.0.2.10 [192.0.2.11 remote 02-11-c0-00-02-0b via 192.0.2.11]"}},
+		[]string{"tcp 10.96.0.10:80 -> :6443 source-vip 192.0.2.10 [192.0.2.11 remote 02-11-c0-00-02-0b via 192.0.2.11]"}},
 	"this node as endpoint": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("192.0.2.10:9100") },
-		[]string{"tcp 10.96.0.10:80 -> :9100 internal source-vip 10.244.1.2 [192.0.2.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10]"}},
+		[]string{"tcp 10.96.0.10:80 -> :9100 source-vip 10.244.1.2 [192.0.2.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10]"}},
 	"an endpoint outside the cluster": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("198.51.100.9:443@b") },
-		[]string{"tcp 10.96.0.10:80 -> :443 internal source-vip 192.0.2.10 [198.51.100.9 remote 02-11-c6-33-64-09 via 192.0.2.10]"}},
+		[]string{"tcp 10.96.0.10:80 -> :443 source-vip 192.0.2.10 [198.51.100.9 remote 02-11-c6-33-64-09 via 192.0.2.10]"}},
 	"no route yet": {overlayN, v13, func(p *service.Port, s *Site) {
 		s.Node = &service.Node{NodePorts: service.Everywhere(), Addrs: theNode.Addrs, Pods: service.LocalPods{Prefixes: []netip.Prefix{prefix("10.244.0.0/16")}}}
 		p.Cluster = endpointsOf(here, "10.244.9.1:8080@b")
-	}, []string{"tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [10.244.1.11]",
+	}, []string{"tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [10.244.1.11]",
 		`limit: network "vxlan0" has no route to the node of 10.244.9.1 yet: the network plugin makes it`}},
 	"health checks of a UDP Service": {bridgeN, v13, func(p *service.Port, s *Site) {
 		s.Options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}

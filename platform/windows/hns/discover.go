@@ -217,8 +217,12 @@ func (b *Backend) survey(l Listing, node *service.Node) (Site, *Endpoint, error)
 		b.host.say(fmt.Sprintf("nodePortAddresses hold on Windows for health checks of Services alone: NodePorts answer on every %s address of the node", b.family))
 	}
 	if s.Network.Kind != Overlay {
-		if service.FamilyOf(b.options.SourceVIP) == b.family {
-			s.SourceVIP = b.options.SourceVIP
+		// Without one, HNS of some builds of Windows Server 2019 takes the load
+		// balancer's own address, and a pod that reaches itself gets no answer
+		// (kubernetes/community#8890, kubernetes/kubernetes#137578).
+		s.SourceVIP = s.NodeIP
+		if v := b.options.SourceVIP; v.IsValid() && service.FamilyOf(v) == b.family {
+			s.SourceVIP = v
 		}
 		return s, nil, nil
 	}

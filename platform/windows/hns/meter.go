@@ -89,15 +89,16 @@ func (c *Call) Cause() string {
 }
 
 // Use is what a load balancer is for, in the words that kube-proxy's metrics
-// have for it. One that was found and not made may be taken for an external IP.
+// have for it. One that was found and not made may be taken for an external IP, or
+// for a ClusterIP.
 func (lb *LoadBalancer) Use() string {
 	switch {
-	case lb.Flags&Internal != 0:
-		return "clusterip"
 	case !lb.VIP.IsValid():
 		return "nodeport"
-	case lb.Flags&ExternalRoute == 0:
+	case lb.Flags&ExternalRoute == 0 && lb.Kind == service.LoadBalancerIP:
 		return "healthcheck"
+	case lb.Flags&ExternalRoute == 0:
+		return "clusterip"
 	case lb.Kind == service.LoadBalancerIP:
 		return "ingressip"
 	}

@@ -156,12 +156,12 @@ func TestPlanStepByStep(t *testing.T) {
 	}{
 		{"appears", clusterIP("web", "10.96.0.10", a, b), lines(reserved, vip,
 			"+ endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11",
-			"+ loadbalancer tcp 10.96.0.10:80 -> :8080 internal [10.244.1.11 10.244.2.11]")},
+			"+ loadbalancer tcp 10.96.0.10:80 -> :8080 [10.244.1.11 10.244.2.11]")},
 		{"one more endpoint", clusterIP("web", "10.96.0.10", a, b, c), lines(
 			"+ endpoint 10.244.2.12 remote 02-11-0a-f4-02-0c via 192.0.2.11",
-			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [+10.244.2.12]")},
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [+10.244.2.12]")},
 		{"one leaves", clusterIP("web", "10.96.0.10", a, c), lines(
-			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 internal source-vip 10.244.1.2 [-10.244.2.11]",
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [-10.244.2.11]",
 			"- endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11")},
 		{"all leave", clusterIP("web", "10.96.0.10"), lines(
 			"- loadbalancer tcp 10.96.0.10:80",
@@ -189,7 +189,7 @@ func TestOldHNSReplaces(t *testing.T) {
 			b.pods("10.244.1.11", "10.244.1.12")
 			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
 			got := b.converge(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
-			want := lines("- loadbalancer tcp 10.96.0.10:80", "+ loadbalancer tcp 10.96.0.10:80 -> :80 internal [10.244.1.11]")
+			want := lines("- loadbalancer tcp 10.96.0.10:80", "+ loadbalancer tcp 10.96.0.10:80 -> :80 source-vip 192.0.2.10 [10.244.1.11]")
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("plan (-want +got):\n%s", diff)
 			}

@@ -187,7 +187,7 @@ func TestExistsAlready(t *testing.T) {
 			b.pods("10.244.1.11")
 			p := b.plan(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
 			id, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
-				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, Flags: Internal, Endpoints: []string{"endpoint-000001"},
+				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"},
 			})
 			if err != nil {
 				t.Fatal(err)

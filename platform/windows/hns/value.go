@@ -94,9 +94,9 @@ func (k Key) String() string {
 // PortFlags are the flags of a port mapping, with HNS's values.
 type PortFlags uint32
 
-// The flags that we set or know.
+// The flags that we set or know. ClusterIPs have none, as in kube-proxy.
 const (
-	Internal      PortFlags = 1  // ILB: for pods, not for clients outside
+	Internal      PortFlags = 1  // ILB: nothing public says what it does, and nothing sets it
 	LocalRouted   PortFlags = 2  // the node itself may connect
 	UseMux        PortFlags = 4  // NodePorts with direct server return
 	PreserveVIP   PortFlags = 8  // pods see the address that clients dialled
