@@ -34,7 +34,7 @@ var features = []feature{
 	{Feature{"ComponentFlagz", "", true}, always},
 	{Feature{"ComponentStatusz", "", true}, always},
 	{Feature{"KubeProxyIPVS", "DEPRECATED", true}, ""},
-	{Feature{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", false}, "is always off: loopback addresses do not answer NodePorts"},
+	{Feature{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", true}, "is always on: 127.0.0.1 and ::1 answer NodePorts where nodePortAddresses has localhost"},
 	{Feature{"MultiCIDRServiceAllocator", "", true}, always},
 	{Feature{"NFTablesProxyMode", "", true}, always},
 	{Feature{"PreferSameTrafficDistribution", "", true}, always},

@@ -28,7 +28,7 @@ func TestFeatureNotes(t *testing.T) {
 		"off, in topology":                {"PreferSameTrafficDistribution=false", "featureGates[%]: is ignored: % is always on"},
 		"off, for Windows":                {"WinDSR=false", "featureGates[%]: is ignored: % is always on: winkernel.enableDSR decides"},
 		"off, for overlays":               {"WinOverlay=false", "featureGates[%]: is ignored: % is always on"},
-		"on, and not built":               {"KubeProxyNFTablesLocalhostNodePorts=true", "featureGates[%]: is ignored: % is always off: loopback addresses do not answer NodePorts"},
+		"off, and always on":              {"KubeProxyNFTablesLocalhostNodePorts=false", "featureGates[%]: is ignored: % is always on: 127.0.0.1 and ::1 answer NodePorts where nodePortAddresses has localhost"},
 		"all alpha":                       {"AllAlpha=true", forAll},
 		"all beta":                        {"AllBeta=true", forAll},
 		"of an old version":               {"SCTPSupport=true", "featureGates[%]: is ignored: the gate does not concern the proxy or has become permanent"},
@@ -54,8 +54,8 @@ func TestFeatureNotes(t *testing.T) {
 
 // TestFeatures shows what is in effect, not what was asked for.
 func TestFeatures(t *testing.T) {
-	const body = "featureGates: {AllowServiceExternalIPs: false, NFTablesProxyMode: false, AllAlpha: true, KubeProxyNFTablesLocalhostNodePorts: true}"
-	off := []string{"AllowServiceExternalIPs", "KubeProxyNFTablesLocalhostNodePorts"}
+	const body = "featureGates: {AllowServiceExternalIPs: false, NFTablesProxyMode: false, AllAlpha: true}"
+	off := []string{"AllowServiceExternalIPs"}
 	all := mustLoad(t, Linux, body).Features()
 	if len(all) != len(features) || !slices.IsSortedFunc(all, func(a, b Feature) int { return strings.Compare(a.Name, b.Name) }) {
 		t.Errorf("%v, want all by name", all)

@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/service"
 )
 
 // foreign lists what each system has no use for.
@@ -44,13 +46,28 @@ func (b *build) noteUnused() {
 			b.notef(path, "has no effect on %s", b.os)
 		}
 	}
-	loopback := (b.Mode == IPTables || b.Mode == Userspace) && *b.IPTables.LocalhostNodePorts
-	if b.os == Linux && !loopback && slices.Contains(b.NodePortAddresses, wordLocalhost) {
-		b.notef("nodePortAddresses", "%s has no effect: loopback addresses answer NodePorts in modes iptables and userspace only, with iptables.localhostNodePorts", wordLocalhost)
-	}
+	b.noteLocalhost()
 	b.noteNodeName()
 	b.noteGates()
 	b.noteFamilies()
+}
+
+// noteLocalhost remarks on loopback addresses that are to answer NodePorts and do not.
+func (b *build) noteLocalhost() {
+	r, err := nodePorts(b.NodePortAddresses)
+	if err != nil || b.os != Linux {
+		return
+	}
+	ruled := b.Mode == IPTables || b.Mode == Userspace // over IPv4
+	for _, p := range r.Prefixes {
+		switch f := service.FamilyOf(p.Addr()); {
+		case !service.LoopbackOnly(p):
+		case ruled && f == service.IPv4 && !*b.IPTables.LocalhostNodePorts:
+			b.notef("nodePortAddresses", "%s has no effect: in mode %s, iptables.localhostNodePorts keeps NodePorts from 127.0.0.0/8", p, b.Mode)
+		case (!ruled || f == service.IPv6) && !p.Contains(service.Localhost(f)):
+			b.notef("nodePortAddresses", "%s has no effect: of loopback addresses, %s alone answers NodePorts in this mode", p, service.Localhost(f))
+		}
+	}
 }
 
 // noteNodeName remarks on a name that no Node can have. What such a process does

@@ -60,9 +60,9 @@ var settings = []setting{
 	{flag: "pod-bridge-interface", path: "detectLocal.bridgeInterface", group: groupTraffic, help: "bridge `NAME` for --detect-local-mode BridgeInterface"},
 	{flag: "pod-interface-name-prefix", path: "detectLocal.interfaceNamePrefix", group: groupTraffic, help: "beginning of interface `NAMES` for --detect-local-mode InterfaceNamePrefix"},
 	{flag: "masquerade-all", path: "iptables.masqueradeAll", nftables: "nftables.masqueradeAll", group: groupTraffic, help: "masquerade all traffic to ClusterIPs"},
-	{flag: "nodeport-addresses", path: "nodePortAddresses", group: groupTraffic, help: "`CIDRS` of the node's addresses that answer NodePorts, and the words primary and all; unset means primary in mode nftables, all in the others"},
+	{flag: "nodeport-addresses", path: "nodePortAddresses", group: groupTraffic, help: "`CIDRS` of the node's addresses that answer NodePorts, and the words primary, localhost and all; unset means primary in mode nftables, all in the others"},
 
-	{flag: "iptables-localhost-nodeports", path: "iptables.localhostNodePorts", group: groupIPTables, help: "answer NodePorts on 127.0.0.1; mode iptables only"},
+	{flag: "iptables-localhost-nodeports", path: "iptables.localhostNodePorts", group: groupIPTables, help: "answer NodePorts on 127.0.0.1 by rules; modes iptables and userspace only"},
 	{flag: "iptables-masquerade-bit", path: "iptables.masqueradeBit", nftables: "nftables.masqueradeBit", group: groupIPTables, help: "`BIT` of the packet mark that asks for masquerading, 0 to 31"},
 	{flag: "iptables-sync-period", path: "iptables.syncPeriod", nftables: "nftables.syncPeriod", positive: true, group: groupIPTables, help: "longest `TIME` between two looks at the rules, more than 0"},
 	{flag: "iptables-min-sync-period", path: "iptables.minSyncPeriod", nftables: "nftables.minSyncPeriod", group: groupIPTables, help: "least `TIME` between two changes of the rules, 0 for none"},

@@ -140,9 +140,11 @@ func TestNotes(t *testing.T) {
 		"sync period by default":  {Linux, "configSyncPeriod: 15m", nil, nil},
 		"without use":             {Linux, "portRange: 1-2\nshowHiddenMetricsForVersion: '1.36'", nil, []string{`f:4: showHiddenMetricsForVersion: is ignored: no metric is hidden`, `f:3: portRange: has a use in mode userspace only`}},
 		"gates":                   {Linux, "featureGates: {CPUManager: true, AllowServiceExternalIPs: false}", nil, []string{`f:3: featureGates[CPUManager]: is ignored: the gate does not concern the proxy or has become permanent`}},
-		"localhost":               {Linux, "nodePortAddresses: [localhost]", nil, []string{`f:3: nodePortAddresses: localhost has no effect: loopback addresses answer NodePorts in modes iptables and userspace only, with iptables.localhostNodePorts`}},
+		"localhost":               {Linux, "nodePortAddresses: [localhost]", nil, nil},
+		"another loopback":        {Linux, "nodePortAddresses: [primary, 127.0.0.2/32, 127.0.0.1/32]", nil, []string{`f:3: nodePortAddresses: 127.0.0.2/32 has no effect: of loopback addresses, 127.0.0.1 alone answers NodePorts in this mode`}},
+		"another, by rules":       {Linux, "nodePortAddresses: [127.0.0.2/32]\nmode: iptables", nil, []string{`f:3: nodePortAddresses: has no prefix of IPv6, so every IPv6 address of the node answers NodePorts`}},
 		"localhost in iptables":   {Linux, "nodePortAddresses: [localhost]\nmode: iptables", nil, nil},
-		"localhost, switched off": {Linux, "nodePortAddresses: [localhost]\nmode: iptables\niptables: {localhostNodePorts: false}", nil, []string{`f:3: nodePortAddresses: localhost has no effect: loopback addresses answer NodePorts in modes iptables and userspace only, with iptables.localhostNodePorts`}},
+		"localhost, switched off": {Linux, "nodePortAddresses: [localhost]\nmode: iptables\niptables: {localhostNodePorts: false}", nil, []string{`f:3: nodePortAddresses: 127.0.0.0/8 has no effect: in mode iptables, iptables.localhostNodePorts keeps NodePorts from 127.0.0.0/8`}},
 		"old flags":               {Linux, "", []string{"--udp-timeout=1s", "--logtostderr"}, []string{`--logtostderr: is deprecated: ignored, logs always go there`, `--udp-timeout: has a use in mode userspace only, see --conntrack-udp-timeout`}},
 		"log options":             {Linux, "", []string{"--log-json-split-stream"}, []string{`--log-json-split-stream: logging.options.json.splitStream: is ignored: logs are not buffered and go to standard error`}},
 	}

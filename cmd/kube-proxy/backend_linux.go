@@ -103,6 +103,7 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 	for _, b := range x.backends {
 		b.settle = relayed(b, settler(ctx, b))
 	}
+	x.addLocalhost(klog.FromContext(ctx))
 	return x, nil
 }
 

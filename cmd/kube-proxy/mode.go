@@ -69,6 +69,8 @@ type chosen struct {
 	backends []*backend     // at least one
 	// missing tells why there is no backend for a family.
 	missing map[service.Family]string
+	// relayLacks, if set, is called with what listeners on loopback addresses lack.
+	relayLacks func(text, detail string)
 }
 
 // candidate is a mode that may be taken.

@@ -35,10 +35,12 @@ type observers struct {
 	herald  *herald
 	packets func() *metrics.Packets
 	relayed func() *metrics.Relay
-	wish    *wishFollower
-	limits  limits
-	gone    [2]string // why a family cannot be had, each for its own loop
-	log     klog.Logger
+	// localhost is what localhostMetrics returns.
+	localhost func() map[service.Family]metrics.Localhost
+	wish      *wishFollower
+	limits    limits
+	gone      [2]string // why a family cannot be had, each for its own loop
+	log       klog.Logger
 	// podsFromNode says that pods are to be told by the Node's podCIDRs.
 	podsFromNode atomic.Bool
 }
@@ -49,6 +51,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 	o := &observers{mode: backends[0].mode, limits: limits{mode: backends[0].mode}, node: node, contact: contact, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
 	o.packets = func() *metrics.Packets { return packets(backends) }
 	o.relayed = func() *metrics.Relay { return relayUse(backends) }
+	o.localhost = func() map[service.Family]metrics.Localhost { return localhostMetrics(backends) }
 	o.podsFromNode.Store(c.DetectLocalMode == config.NodeCIDR)
 	var families []service.Family
 	var named []metrics.Backend
@@ -196,6 +199,7 @@ func (o *observers) observe() metrics.Observation {
 	}
 	seen.Tracked = tracked()
 	seen.Packets, seen.Relay = o.packets(), o.relayed()
+	seen.Localhost = o.localhost()
 	for name := range r.Conditions {
 		seen.Conditions = append(seen.Conditions, name)
 	}

@@ -49,16 +49,14 @@ func relayed(b *backend, settle func(context.Context, *service.Snapshot, reconci
 }
 
 // observeRelay has what a relay lacks be a condition, and logs who is not served.
-func (o *observers) observeRelay(backends []*backend) {
-	for i, b := range backends {
+func (o *observers) observeRelay(x *chosen) {
+	x.relayLacks = o.relayLacks
+	for i, b := range x.backends {
 		r, ok := b.Backend.(relay)
 		if !ok {
 			return
 		}
-		r.ObserveUnreached(func(name service.PortName, clients int, err error) {
-			o.log.Info("Warning: clients of a Service are turned away, as its endpoints do not answer",
-				"service", name.String(), "protocol", name.Protocol.String(), "family", b.family.String(), "clients", clients, "err", err)
-		})
+		r.ObserveUnreached(unreached(o.log, b.family))
 		if i == 0 { // what one family lacks, both do
 			r.Observe(o.relayLacks)
 		}

@@ -128,6 +128,9 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 		}
 		return bad
 	}
+	for _, line := range localhostListeners(c, want) {
+		fmt.Fprintf(to.err, "note: %s\n", line)
+	}
 	if modeOf(c) == config.Userspace {
 		if c.PortRange == "" {
 			fmt.Fprintf(to.err, "note: the system chooses where listeners are; here they are taken to be at %d and up\n", userspace.AssumedPorts.First)

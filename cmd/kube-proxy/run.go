@@ -23,6 +23,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/userspace"
 )
 
 // backend is one dataplane for one family, and what goes with it.
@@ -50,6 +51,8 @@ type backend struct {
 	// takeover, if set, wants to know of each round.
 	takeover *takeover
 	lacks    string // was last said to be lacking
+	// localhost, if set, has the listeners of NodePorts on a loopback address.
+	localhost *userspace.Localhost
 }
 
 func (b *backend) String() string { return b.mode + " " + b.family.String() }
@@ -156,7 +159,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	announce(log, o, x)
 	watchers := newObservers(c, backends, node, contact, log)
 	watchers.doWithout(ctx, x)
-	watchers.observeRelay(backends)
+	watchers.observeRelay(x)
 	watchers.announce(from, log)
 	var loops []*reconcile.Loop
 	watchers.tracker = newTracker(c, node, watchers.problem, log, func() {
@@ -308,7 +311,7 @@ type keeper struct {
 // Plan implements reconcile.Backend.
 func (k *keeper) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	k.want = want
-	return k.Backend.Plan(ctx, want)
+	return k.plan(ctx, want)
 }
 
 // SetResync implements reconcile.Paced.

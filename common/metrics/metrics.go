@@ -68,9 +68,11 @@ var gauges = map[string]metric{
 // observed are gauges whose values are made when they are asked for.
 var observed = map[string]metric{
 	// kube-proxy's.
-	droppedInvalid:   {nil, "Packets that were dropped, as connection tracking could not place them."},
-	acceptedLoopback: {nil, "Packets that came to NodePorts of loopback addresses, one for each connection."},
-	noLocal:          {policy, "Service ports with traffic policy Local that have endpoints, but none on this node."},
+	droppedInvalid:     {nil, "Packets that were dropped, as connection tracking could not place them."},
+	acceptedLoopback:   {nil, "Packets that came to NodePorts of loopback addresses, one for each connection."},
+	localhostListeners: {family, "NodePorts that the proxy itself answers on a loopback address, in whichever mode."},
+	localhostFailures:  {family, "Attempts to listen for a NodePort on a loopback address that failed."},
+	noLocal:            {policy, "Service ports with traffic policy Local that have endpoints, but none on this node."},
 	// Ours.
 	programmedPorts:     {backend, "Service ports in force."},
 	programmedEndpoints: {backend, "Endpoints in force, counted once for each Service port."},
@@ -102,6 +104,8 @@ const (
 const (
 	droppedInvalid      = "iptables_ct_state_invalid_dropped_packets_total"
 	acceptedLoopback    = "iptables_localhost_nodeports_accepted_packets_total"
+	localhostListeners  = "nftables_localhost_nodeport_listeners"
+	localhostFailures   = "nftables_localhost_nodeport_listener_creation_failures_total"
 	noLocal             = "sync_proxy_rules_no_local_endpoints_total"
 	programmedPorts     = "programmed_service_ports"
 	programmedEndpoints = "programmed_endpoints"

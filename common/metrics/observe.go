@@ -88,6 +88,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	if r := now.Relay; r != nil {
 		o.collectRelay(to, r)
 	}
+	o.collectLocalhost(to, now.Localhost)
 	for _, name := range now.Conditions {
 		set(condition, 1, name)
 	}
@@ -98,6 +99,13 @@ func (o *observer) collectRelay(to chan<- prometheus.Metric, r *Relay) {
 	to <- prometheus.MustNewConstMetric(o.descs[relayFilesLimit], prometheus.GaugeValue, float64(r.Limit))
 	for why, n := range r.Refused {
 		to <- prometheus.MustNewConstMetric(o.descs[relayRefused], prometheus.CounterValue, float64(n), why)
+	}
+}
+
+func (o *observer) collectLocalhost(to chan<- prometheus.Metric, all map[service.Family]Localhost) {
+	for f, l := range all {
+		to <- prometheus.MustNewConstMetric(o.descs[localhostListeners], prometheus.GaugeValue, float64(l.Listeners), f.String())
+		to <- prometheus.MustNewConstMetric(o.descs[localhostFailures], prometheus.CounterValue, float64(l.Failures), f.String())
 	}
 }
 

@@ -50,6 +50,8 @@ type Observation struct {
 	Tracked       *Tracked       // nil where nobody knows
 	Packets       *Packets       // nil where no rules of iptables count
 	Relay         *Relay         // nil where no connection passes through the process
+	// Localhost is about the families whose loopback address has listeners.
+	Localhost map[service.Family]Localhost
 }
 
 // Relay is what relaying connections has of the open files, and how many clients
@@ -61,6 +63,10 @@ type Relay struct {
 
 // Packets are what rules of iptables have counted.
 type Packets struct{ Invalid, Loopback uint64 }
+
+// Localhost is about the listeners for NodePorts on a loopback address: how many there
+// are, and how often one could not be opened.
+type Localhost struct{ Listeners, Failures int }
 
 // Tracked is how full the table of connection tracking is.
 type Tracked struct{ Entries, Limit int64 }

@@ -20,7 +20,7 @@ type Node struct {
 	Pods LocalPods
 	// NodePorts are the prefixes in which an address of the node must lie to
 	// answer NodePorts. A family without a prefix answers on no address, see
-	// Everywhere; loopback addresses never answer.
+	// Everywhere. Loopback addresses have listeners, see LocalhostNodePorts.
 	NodePorts []netip.Prefix
 	// NodePortsPending means, by family, that NodePorts lacks addresses of the
 	// node that are not known yet. What an earlier process let answer stays.
@@ -70,8 +70,31 @@ func InFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
 	return in
 }
 
+// localhost has the address of each family that programs of the node reach NodePorts
+// on, where LocalhostNodePorts.
+var localhost = [...]netip.Addr{IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), IPv6: netip.IPv6Loopback()}
+
+// Localhost returns 127.0.0.1 or ::1.
+func Localhost(f Family) netip.Addr { return localhost[f] }
+
+// LocalhostNodePorts reports that the operator asks for NodePorts on Localhost(f): a
+// prefix of loopback addresses alone has it. A wider one, such as 0.0.0.0/0, says
+// nothing of loopback addresses, as in KEP-6032.
+func (n *Node) LocalhostNodePorts(f Family) bool {
+	return slices.ContainsFunc(n.NodePorts, func(p netip.Prefix) bool { return LoopbackOnly(p) && p.Contains(localhost[f]) })
+}
+
+// LoopbackOnly reports that all addresses in p are loopback ones.
+func LoopbackOnly(p netip.Prefix) bool {
+	if p.Addr().Is4() {
+		return p.Addr().IsLoopback() && p.Bits() >= 8
+	}
+	return p.Masked() == netip.PrefixFrom(netip.IPv6Loopback(), 128)
+}
+
 // AnswersNodePorts reports that connections to addr, which must be one of the
-// node's addresses, may reach NodePorts.
+// node's addresses, are led to NodePorts. Loopback addresses have a listener
+// instead, see LocalhostNodePorts.
 func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
 	if addr.IsLoopback() {
 		return false

@@ -212,10 +212,12 @@ func (l layout) nodePortRules(node *service.Node, chain string) []string {
 		return nil
 	}
 	for _, p := range prefixes {
-		if p.Bits() == 0 {
+		switch {
+		case p.Bits() == 0:
 			return append(rules, local)
+		case l.localhost(node) || !service.LoopbackOnly(p): // else listeners answer there, if anybody does
+			rules = append(rules, "-d "+p.Masked().String()+" "+local)
 		}
-		rules = append(rules, "-d "+p.Masked().String()+" "+local)
 	}
 	return rules
 }

@@ -123,10 +123,12 @@ func dispatchRules(f service.Family, node *service.Node) []rule {
 	loopback := within{daddr, loopbackPrefix(f), true}
 	toNode := rule{isLocal{daddr}, loopback, goes(nodePortChain)}
 	for _, p := range node.NodePortPrefixes(f) {
-		if p.Bits() == 0 {
+		switch {
+		case p.Bits() == 0:
 			return append(rules, toNode)
+		case !service.LoopbackOnly(p): // listeners answer there
+			rules = append(rules, append(rule{within{daddr, p.Masked(), false}}, toNode...))
 		}
-		rules = append(rules, append(rule{within{daddr, p.Masked(), false}}, toNode...))
 	}
 	return rules
 }

@@ -177,6 +177,9 @@ func (b *Backend) Observe(report func(text, detail string)) { b.relay.limits.Obs
 // Use is that of Limits.
 func (b *Backend) Use() Use { return b.relay.limits.Use() }
 
+// Limits returns what the relay may have of the process's open files.
+func (b *Backend) Limits() *Limits { return b.relay.limits }
+
 // Tally returns what was done to rules since it was last asked. It is called
 // between two rounds.
 func (b *Backend) Tally() iptables.Tally { return b.rules.Tally() }

@@ -21,7 +21,15 @@ const tellEvery = 5 * time.Minute
 // the last attempt. It is called before the first round, and report must not
 // block.
 func (b *Backend) ObserveUnreached(report func(name service.PortName, clients int, err error)) {
-	b.relay.unreached = func(t *target, err error) {
+	observeUnreached(b.relay, report)
+}
+
+// observeUnreached is ObserveUnreached for the listeners of r. report may be nil.
+func observeUnreached(r *relay, report func(name service.PortName, clients int, err error)) {
+	if report == nil {
+		return
+	}
+	r.unreached = func(t *target, err error) {
 		if name, n := t.miss(time.Now()); n > 0 {
 			report(name, n, err)
 		}

@@ -1,0 +1,88 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/userspace"
+)
+
+// plan plans for b and for the listeners of NodePorts on its loopback address.
+func (b *backend) plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	if b.localhost == nil {
+		return b.Backend.Plan(ctx, want)
+	}
+	return reconcile.Both(ctx, want, b.Backend, b.localhost)
+}
+
+// relaysLocalhost reports that NodePorts on the loopback address of f answer by
+// listeners of this process, wherever nodePortAddresses asks for them. The rules of
+// modes iptables and userspace lead there by themselves over IPv4.
+func relaysLocalhost(c *config.Config, f service.Family) bool {
+	switch modeOf(c) {
+	case config.IPTables, config.Userspace:
+		return f == service.IPv6
+	}
+	return c.OS == config.Linux
+}
+
+// localhostMetrics is what the listeners on loopback addresses have come to, empty
+// where there are none.
+func localhostMetrics(backends []*backend) map[service.Family]metrics.Localhost {
+	all := map[service.Family]metrics.Localhost{}
+	for _, b := range backends {
+		if b.localhost != nil {
+			all[b.family] = metrics.Localhost{Listeners: b.localhost.Listeners(), Failures: b.localhost.Failures()}
+		}
+	}
+	return all
+}
+
+// mostListeners bounds how many listeners a line names.
+const mostListeners = 10
+
+// localhostListeners says on which ports of loopback addresses a node would listen
+// for want, nothing if on none.
+func localhostListeners(c *config.Config, want *service.Snapshot) []string {
+	var lines []string
+	for _, f := range service.Families {
+		var all []string
+		n := 0
+		for p := range want.Ports(f) {
+			port := userspace.LocalhostPort(want, p)
+			if port == 0 || !relaysLocalhost(c, f) {
+				continue
+			}
+			if n++; n <= mostListeners {
+				all = append(all, fmt.Sprintf("%d/%s (%s)", port, p.Name.Protocol, p.Name))
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		more := ""
+		if n > mostListeners {
+			more = fmt.Sprintf(" and %d more", n-mostListeners)
+		}
+		lines = append(lines, fmt.Sprintf("no rule leads from %s to NodePorts: kube-proxy itself listens there on %s%s", service.Localhost(f), strings.Join(all, ", "), more))
+	}
+	return lines
+}
+
+// unreached logs who is not served by a relay.
+func unreached(log klog.Logger, f service.Family) func(service.PortName, int, error) {
+	return func(name service.PortName, clients int, err error) {
+		log.Info("Warning: clients of a Service are turned away, as its endpoints do not answer",
+			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "clients", clients, "err", err)
+	}
+}

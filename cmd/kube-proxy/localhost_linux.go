@@ -1,0 +1,41 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/platform/linux/userspace"
+)
+
+// addLocalhost gives the backends of x their listeners on loopback addresses. Nothing
+// is opened before a round asks for it. All of them, and the relay of mode userspace,
+// share the open files of the process.
+func (x *chosen) addLocalhost(log klog.Logger) {
+	limits := sync.OnceValues(func() (*userspace.Limits, error) {
+		files, err := userspace.RaiseFiles()
+		if err != nil {
+			return nil, err
+		}
+		l := userspace.NewLimits(files)
+		if x.relayLacks != nil {
+			l.Observe(x.relayLacks)
+		}
+		return l, nil
+	})
+	for _, b := range x.backends {
+		if !relaysLocalhost(x.config, b.family) {
+			continue
+		}
+		parts := userspace.LocalhostParts{Limits: limits, Unreached: unreached(log, b.family)}
+		mark := 0
+		if u, ok := b.Backend.(*userspace.Backend); ok {
+			parts.Limits = func() (*userspace.Limits, error) { return u.Limits(), nil }
+			mark = 1 << *x.config.IPTables.MasqueradeBit // past the rules that lead to its listeners
+		}
+		b.localhost = userspace.NewLocalhost(b.family, mark, parts)
+	}
+}

@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// NodePorts answer on 127.0.0.1 and ::1 where nodePortAddresses has localhost, in
+// every mode.
+func TestLocalhostNodePorts(t *testing.T) {
+	t.Parallel()
+	all := ways()
+	delete(all, "ipvs") // see below
+	for _, name := range []string{"iptables-legacy", "iptables-nft"} {
+		m := all[name]
+		m.flags, m.localhost = append(m.flags, "--iptables-localhost-nodeports=true"), true
+		all[name] = m
+		m.flags, m.userspace = slices.Concat(m.flags, []string{"--proxy-mode=userspace"}), true
+		all["userspace-"+name] = m
+	}
+	for name, m := range all {
+		t.Run(name, func(t *testing.T) { localhostNodePorts(t, m) })
+	}
+}
+
+func TestIPVSLocalhostNodePorts(t *testing.T) { withIPVS(t, localhostNodePorts) }
+
+func localhostNodePorts(t *testing.T, m mode) {
+	m.flags = slices.Concat(m.flags, []string{"--nodeport-addresses=primary,localhost"})
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
+	local := app{name: "local", number: 11, plain: true, external: "Local"}.on(c.Host("web-3"))
+	sticky := app{name: "sticky", number: 12, plain: true, sticky: 600}.on(c.webs()...)
+	c.save(t, web, local, sticky)
+	p := c.launch(t)
+	c.loopback(t, web, netlab.Answered)
+	c.loopback(t, local, netlab.Answered) // the node reaches every endpoint
+	c.loopback(t, sticky, netlab.Answered)
+	for _, f := range service.Families {
+		q := netlab.Query{Proto: "tcp", To: netip.AddrPortFrom(service.Localhost(f), sticky.nodePort())}
+		first, err := c.Node.Ask(t.Context(), q)
+		for range 5 {
+			next, err2 := c.Node.Ask(t.Context(), q)
+			if err != nil || err2 != nil || next.Backend != first.Backend {
+				t.Errorf("%s: %s and then %s, %v, %v", q.To, first.Backend, next.Backend, err, err2)
+			}
+		}
+	}
+	a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.NodePort, service.IPv4)})
+	if err != nil || a.Outcome != netlab.Answered {
+		t.Errorf("on the node's address: %s, %v", a.Outcome, err)
+	}
+	c.save(t, app{name: "web", number: 10, plain: true})
+	c.loopback(t, web, netlab.Refused)
+	c.save(t, web)
+	c.loopback(t, web, netlab.Answered)
+	c.held(t, p)
+	if m.proxyMode() != "iptables" { // which sets it by itself, and guards it
+		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
+			t.Fatalf("sysctl: %v\n%s", err, out)
+		}
+	}
+	c.knock(t, web)
+	p.Stop(t)
+}
+
+// loopback waits until NodePorts of a are answered on both loopback addresses, or not.
+func (c *cluster) loopback(t *testing.T, a app, want netlab.Outcome) {
+	t.Helper()
+	for _, f := range service.Families {
+		for _, proto := range []string{"tcp", "udp"} {
+			q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(service.Localhost(f), a.nodePort())}
+			program.Await(t, proto+" at "+q.To.String()+" to be "+want.String(), func() bool {
+				got, err := c.Node.Ask(t.Context(), q)
+				return err == nil && got.Outcome == want
+			})
+		}
+	}
+}
+
+// held has a program of the node hold a NodePort of ::1, where every mode has a
+// listener. It keeps it, that is said, and when it leaves, the NodePort answers.
+func (c *cluster) held(t *testing.T, p *program.Proxy) {
+	t.Helper()
+	late := app{name: "late", number: 13, plain: true}.on(c.webs()...)
+	var l net.Listener
+	at := netip.AddrPortFrom(netip.IPv6Loopback(), late.nodePort())
+	err := c.Node.Do(func() (err error) {
+		l, err = net.Listen("tcp", at.String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.save(t, late)
+	p.AwaitLog(t, "shop/late", "address already in use by another program of the node")
+	_ = l.Close()
+	c.loopback(t, late, netlab.Answered)
+}
