@@ -36,6 +36,7 @@ var (
 	eventRules      = events.Topic{Bad: "RulesNotProgrammed", Good: "RulesProgrammed"}
 	eventPorts      = events.Topic{Bad: "ServiceNotProgrammed", Good: "ServiceProgrammed"}
 	eventSkipped    = events.Topic{Bad: "ServiceSkipped", Reach: events.Cluster}
+	eventRefused    = events.Topic{Bad: "ServiceAddressRefused", Good: "ServiceAddressServed"}
 	eventCheck      = events.Topic{Bad: "FailedToStartServiceHealthcheck", Good: "StartedServiceHealthcheck"}
 	eventsOfServers = map[string]events.Topic{
 		"health":  {Bad: "FailedToStartProxierHealthcheck", Good: "StartedProxierHealthcheck"},
@@ -57,6 +58,7 @@ type herald struct {
 	checks  map[types.NamespacedName]map[netip.AddrPort]string
 	limits  map[types.NamespacedName]string // what the mode cannot do
 	skipped map[types.NamespacedName]bool   // that were told
+	refused map[types.NamespacedName]bool   // likewise, of what this node alone may see
 	seen    uint64                          // generation that skipped is of
 
 	// fresh means that there is a problem that was not told. It needs no
@@ -85,7 +87,7 @@ func newHerald(from source.Source, node string, m *metrics.Metrics, log klog.Log
 	}
 	h := &herald{
 		Recorder: recorder, node: node, uids: map[types.NamespacedName]types.UID{},
-		checks: map[types.NamespacedName]map[netip.AddrPort]string{}, skipped: map[types.NamespacedName]bool{},
+		checks: map[types.NamespacedName]map[netip.AddrPort]string{}, skipped: map[types.NamespacedName]bool{}, refused: map[types.NamespacedName]bool{},
 		limits: map[types.NamespacedName]string{},
 	}
 	h.Bad(h.self(), eventStarting, "kube-proxy "+builtFrom().Version+" starts")
@@ -127,6 +129,7 @@ func (h *herald) gone(n types.NamespacedName) {
 	delete(h.uids, n)
 	delete(h.checks, n)
 	delete(h.skipped, n)
+	delete(h.refused, n)
 }
 
 func object(n types.NamespacedName, uid types.UID) events.Object {
@@ -215,27 +218,38 @@ func (h *herald) problem() {
 }
 
 // tellSkipped tells what is left out of Services. What it says must be the
-// same on every node.
+// same on every node, but for addresses that this node refuses.
 func (h *herald) tellSkipped(generation uint64) {
-	if !h.fresh.Swap(false) && (len(h.skipped) == 0 || h.seen == generation) {
+	if !h.fresh.Swap(false) && (len(h.skipped)+len(h.refused) == 0 || h.seen == generation) {
 		return
 	}
 	h.seen = generation
-	now := map[types.NamespacedName][]string{}
+	now, here := map[types.NamespacedName][]string{}, map[types.NamespacedName][]string{}
 	for _, p := range h.problems() {
-		if p.Service.Name != "" {
-			now[p.Service] = append(now[p.Service], p.Field+": "+p.Message)
+		switch text := p.Field + ": " + p.Message; {
+		case p.Service.Name == "":
+		case p.ThisNode:
+			here[p.Service] = append(here[p.Service], text)
+		default:
+			now[p.Service] = append(now[p.Service], text)
 		}
 	}
-	for n := range h.skipped {
+	h.tellEach(eventSkipped, h.skipped, now, "")
+	h.tellEach(eventRefused, h.refused, here, "Node "+h.node+" serves all addresses of the Service")
+}
+
+// tellEach tells what is wrong with Services on a topic, and of those told that
+// all is right now.
+func (h *herald) tellEach(t events.Topic, told map[types.NamespacedName]bool, now map[types.NamespacedName][]string, right string) {
+	for n := range told {
 		if now[n] == nil {
-			delete(h.skipped, n)
-			h.tell(n, eventSkipped, "", "")
+			delete(told, n)
+			h.tell(n, t, "", right)
 		}
 	}
 	for n, list := range now {
-		h.skipped[n] = true
-		h.tell(n, eventSkipped, strings.Join(list, "; "), "")
+		told[n] = true
+		h.tell(n, t, strings.Join(list, "; "), "")
 	}
 }
 

@@ -39,6 +39,7 @@ type observers struct {
 	localhost func() map[service.Family]metrics.Localhost
 	wish      *wishFollower
 	limits    limits
+	refusals  refusals
 	gone      [2]string // why a family cannot be had, each for its own loop
 	log       klog.Logger
 	// podsFromNode says that pods are to be told by the Node's podCIDRs.
@@ -137,6 +138,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 	o.checks.follow(b.family, s)
 	o.unknownPods(b.family, s)
 	o.pendingNodePorts(b.family, s)
+	o.refusedAddresses()
 }
 
 func (o *observers) problems() []servicestate.Problem {
@@ -156,6 +158,9 @@ func problemOf(p track.Problem) servicestate.Problem {
 // problem notes a problem when it comes up.
 func (o *observers) problem(p track.Problem) {
 	o.book.Noticed(problemOf(p), time.Now())
+	if p.Refused {
+		o.refusals.fresh.Store(true)
+	}
 	o.herald.problem()
 }
 

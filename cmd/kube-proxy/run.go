@@ -236,8 +236,10 @@ func newTracker(c *config.Config, node string, problem func(track.Problem), log 
 }
 
 // followNode says so where the source does not come up with the own Node, and has
-// wish, if there is one, told of it. It goes before any source runs.
+// wish, if there is one, told of it. It asks the node itself, too. It goes before
+// any source runs.
 func (o *observers) followNode(ctx context.Context, group *errgroup.Group, wish *wishFollower) {
+	o.followHost(ctx, group)
 	o.wish = wish
 	group.Go(func() error { return wish.run(ctx) })
 	group.Go(func() error {

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// LabelProxyName hands a Service to another proxy, whatever its value.
+// LabelProxyName hands a Service to the proxy of that name.
 const LabelProxyName = "service.kubernetes.io/service-proxy-name"
 
 // annotationKeepVIP, if "true", is what Kubernetes has for service.Port.KeepVIP.
@@ -26,7 +26,8 @@ const annotationKeepVIP = "preserve-destination"
 type builder struct {
 	svc            *corev1.Service
 	names          *names
-	ignoreExternal bool // leave out spec.externalIPs
+	ignoreExternal bool   // leave out spec.externalIPs
+	proxyName      string // see Options
 	notes          notes
 
 	serves   [2]bool       // families the Service has
@@ -73,7 +74,8 @@ func (b *builder) build() []*service.Port {
 
 func (b *builder) proxied() bool {
 	spec := &b.svc.Spec
-	if _, ok := b.svc.Labels[LabelProxyName]; ok || spec.Type == corev1.ServiceTypeExternalName {
+	name, labelled := b.svc.Labels[LabelProxyName]
+	if labelled != (b.proxyName != "") || name != b.proxyName || spec.Type == corev1.ServiceTypeExternalName {
 		return false
 	}
 	switch first := cmp.Or(spec.ClusterIP, cmp.Or(spec.ClusterIPs...)); first {
@@ -113,6 +115,12 @@ func (b *builder) healthCheck(external service.Policy) uint16 {
 	case n < 0 || n > 65535:
 		b.notes.add("spec.healthCheckNodePort", "%d is not a port: want 1 to 65535", n)
 		return 0
+	}
+	for i, p := range spec.Ports {
+		if p.NodePort == n && (p.Protocol == corev1.ProtocolTCP || p.Protocol == "") {
+			b.notes.add("spec.healthCheckNodePort", "%d is also %s.nodePort, so health checks are not answered", n, at("spec.ports", i))
+			return 0
+		}
 	}
 	return uint16(n)
 }

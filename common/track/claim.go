@@ -36,6 +36,9 @@ func addressOf(p *service.Port, f service.Frontend) address {
 type claims struct {
 	holder map[address]claim
 	queue  map[address][]claim // the others who want it, next one first
+	// guests are the Services with external addresses, by what may keep them
+	// from one: the whole of a ClusterIP, and a port of the node.
+	guests map[address]map[*svc]int
 }
 
 // claim is one Service's wish for an address, as what.
@@ -45,7 +48,7 @@ type claim struct {
 }
 
 func newClaims() claims {
-	return claims{map[address]claim{}, map[address][]claim{}}
+	return claims{map[address]claim{}, map[address][]claim{}, map[address]map[*svc]int{}}
 }
 
 // rank is the standing of a claim, the lower the better. For NodePorts only

@@ -171,12 +171,13 @@ func drawService(t *rapid.T, name string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: name}}
 	s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(0, 1).Draw(t, "age")), 0)
 	s.Spec.Type = rapid.SampledFrom([]corev1.ServiceType{"LoadBalancer", "LoadBalancer", "NodePort", "ClusterIP", "ExternalName"}).Draw(t, "type")
-	s.Spec.ClusterIPs = append([]string{"10.96.0.1"}, drawSome(t, "cluster IPs", "fd00:96::1")...)
-	s.Spec.ExternalIPs = drawSome(t, "external IPs", "203.0.113.1", "203.0.113.2", "2001:db8::1")
+	s.Spec.ClusterIPs = append([]string{rapid.SampledFrom([]string{"10.96.0.1", "10.96.0.2"}).Draw(t, "cluster IP")}, drawSome(t, "cluster IPs", "fd00:96::1")...)
+	s.Spec.ExternalIPs = drawSome(t, "external IPs", "203.0.113.1", "203.0.113.2", "2001:db8::1", "10.96.0.2", "192.0.2.1")
 	s.Spec.LoadBalancerSourceRanges = drawSome(t, "ranges", "192.168.0.0/16", "::/0", "bad")
 	for _, ip := range drawSome(t, "ingress", "203.0.113.1", "203.0.113.3", "2001:db8::3") {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
 	}
+	s.Spec.HealthCheckNodePort = rapid.SampledFrom([]int32{0, 30080, 30081}).Draw(t, "health check")
 	policy := rapid.SampledFrom([]string{"Cluster", "Local"})
 	internal := corev1.ServiceInternalTrafficPolicy(policy.Draw(t, "internal"))
 	s.Spec.InternalTrafficPolicy = &internal
@@ -185,6 +186,9 @@ func drawService(t *rapid.T, name string) *corev1.Service {
 		p := corev1.ServicePort{Name: name, Port: 80, NodePort: 30080}
 		if name == "dns" {
 			p.Protocol = corev1.ProtocolUDP
+		}
+		if rapid.Bool().Draw(t, "on a NodePort") {
+			p.Port, p.NodePort = 30080, 30082
 		}
 		s.Spec.Ports = append(s.Spec.Ports, p)
 	}

@@ -18,6 +18,9 @@ type Problem struct {
 	Service types.NamespacedName // zero when it concerns the own Node
 	Field   string               // the API's path, such as "spec.ports[1].nodePort"
 	Message string
+	// Refused means that an address and port is not served for what it would
+	// take from others, and ThisNode that other nodes may see it differently.
+	Refused, ThisNode bool
 }
 
 // String returns the problem on one line, the Service first.
@@ -37,7 +40,10 @@ func compareProblems(a, b Problem) int {
 const maxNotes = 20
 
 // note is a Problem whose Service is clear from where it is kept.
-type note struct{ field, message string }
+type note struct {
+	field, message    string
+	refused, thisNode bool
+}
 
 // notes collects what is wrong with one object.
 type notes struct {
@@ -50,13 +56,22 @@ func (n *notes) add(field, format string, args ...any) {
 		n.more++
 		return
 	}
-	n.list = append(n.list, note{field, fmt.Sprintf(format, args...)})
+	n.list = append(n.list, note{field: field, message: fmt.Sprintf(format, args...)})
+}
+
+// refuse adds a note on an address that is not served.
+func (n *notes) refuse(field, message string, thisNode bool) {
+	if len(n.list) == maxNotes {
+		n.more++
+		return
+	}
+	n.list = append(n.list, note{field, message, true, thisNode})
 }
 
 // all returns the notes, the last one summing up what did not fit.
 func (n *notes) all() []note {
 	if n.more > 0 {
-		return append(n.list, note{n.list[maxNotes-1].field, fmt.Sprintf("and %d more problems", n.more)})
+		return append(n.list, note{field: n.list[maxNotes-1].field, message: fmt.Sprintf("and %d more problems", n.more)})
 	}
 	return n.list
 }
@@ -71,7 +86,7 @@ func problemsOf(service types.NamespacedName, lists ...[]note) []Problem {
 	var all []Problem
 	for _, list := range lists {
 		for _, n := range list {
-			all = append(all, Problem{service, n.field, n.message})
+			all = append(all, Problem{service, n.field, n.message, n.refused, n.thisNode})
 		}
 	}
 	slices.SortFunc(all, compareProblems)

@@ -19,7 +19,8 @@ func (t *Tracker) Reconfigure(o Options) {
 		if sameNode(before, now) {
 			return false
 		}
-		if !slices.Equal(before.Addrs, now.Addrs) { // which decide about hairpins
+		// Addresses decide about hairpins and, with NodePorts, about what is refused.
+		if !slices.Equal(before.Addrs, now.Addrs) || !slices.Equal(before.NodePorts, now.NodePorts) {
 			for _, s := range t.services {
 				t.touch(s)
 			}

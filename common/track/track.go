@@ -35,6 +35,9 @@ type Options struct {
 	NodePortsPrimary  bool
 	MasqueradeAll     bool
 	IgnoreExternalIPs bool // of Services
+	// ProxyName is the value of the label LabelProxyName that the Services of
+	// this proxy have. Empty stands for Services without the label.
+	ProxyName string
 	// Listed fills service.Port.Listed.
 	Listed bool
 
@@ -59,6 +62,7 @@ type Tracker struct {
 	claims   claims
 	names    names
 	facts    *facts
+	host     Host
 	ranges   map[string]*ranges // by the name of the ServiceCIDR
 	synced   bool
 	unread   int // see source.Sink
@@ -110,7 +114,7 @@ func (t *Tracker) SetService(o *corev1.Service) { t.TakeService(o) }
 // that means the same as before changes nothing, and no round follows.
 func (t *Tracker) TakeService(o *corev1.Service) bool {
 	return t.change(func() bool {
-		b := builder{svc: o, names: &t.names, ignoreExternal: t.options.IgnoreExternalIPs}
+		b := builder{svc: o, names: &t.names, ignoreExternal: t.options.IgnoreExternalIPs, proxyName: t.options.ProxyName}
 		want := b.build()
 		notes := b.notes.all()
 		if want == nil && notes == nil {

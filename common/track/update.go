@@ -58,17 +58,53 @@ func (t *Tracker) dropSlice(key types.NamespacedName) bool {
 // claim enters s for every address it wants, release withdraws it. Both have
 // those looked at again who want the same.
 func (t *Tracker) claim(s *svc) {
+	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
 			t.touchAll(t.claims.add(addressOf(p, f), claim{s, f.Kind}))
+			switch {
+			case isGuest(f.Kind):
+				t.claims.addGuest(whole(f, p.Family), s)
+				t.claims.addGuest(onNode(p, f), s)
+			case f.Kind == service.NodePort:
+				t.touchGuests(addressOf(p, f))
+			case !seen[p.Family]:
+				seen[p.Family] = true
+				t.touchAll(t.claims.add(whole(f, p.Family), claim{s, f.Kind}))
+				t.touchGuests(whole(f, p.Family))
+			}
+		}
+	}
+	if n := s.healthCheckOf(); n != 0 {
+		for _, k := range checkKeys(n) {
+			t.touchAll(t.claims.add(k, claim{s, service.NodePort}))
+			t.touchGuests(k)
 		}
 	}
 }
 
 func (t *Tracker) release(s *svc) {
+	var seen [2]bool
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
 			t.touchAll(t.claims.remove(addressOf(p, f), s))
+			switch {
+			case isGuest(f.Kind):
+				t.claims.removeGuest(whole(f, p.Family), s)
+				t.claims.removeGuest(onNode(p, f), s)
+			case f.Kind == service.NodePort:
+				t.touchGuests(addressOf(p, f))
+			case !seen[p.Family]:
+				seen[p.Family] = true
+				t.touchAll(t.claims.remove(whole(f, p.Family), s))
+				t.touchGuests(whole(f, p.Family))
+			}
+		}
+	}
+	if n := s.healthCheckOf(); n != 0 {
+		for _, k := range checkKeys(n) {
+			t.touchAll(t.claims.remove(k, s))
+			t.touchGuests(k)
 		}
 	}
 }
@@ -86,12 +122,13 @@ func (t *Tracker) update() []Problem {
 		return nil
 	}
 	node := t.options.node(t.facts)
-	node.ServiceCIDRs = t.serviceCIDRs()
+	var rangeNotes []note
+	node.ServiceCIDRs, rangeNotes = t.serviceCIDRs(node)
 	if t.latest != nil && sameNode(node, t.latest.Node) {
 		node = t.latest.Node
 	}
 	t.chooser.zone = t.facts.zone
-	fresh := t.problem(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.facts.notes, t.rangeNotes()))
+	fresh := t.problem(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.facts.notes, rangeNotes))
 	var changes []service.Change
 	for _, s := range t.dirty {
 		s.dirty = false
@@ -168,7 +205,7 @@ func (r *resolution) resolve() {
 		if p != old {
 			r.changes = append(r.changes, service.Change{Old: old, New: p})
 		}
-		if slices.EqualFunc(p.Frontends, want.Frontends, sameFrontend) {
+		if p.HealthCheck == want.HealthCheck && slices.EqualFunc(p.Frontends, want.Frontends, sameFrontend) {
 			s.want[i] = p
 		}
 	}
@@ -197,6 +234,7 @@ func (r *resolution) port(want, old *service.Port) *service.Port {
 	if p.Frontends = r.frontends(want); len(p.Frontends) == 0 {
 		return nil
 	}
+	p.HealthCheck = r.healthCheck(want)
 	c := &r.tracker.chooser
 	c.gather(want, r.svc.slices)
 	if over := c.choose(want); over > 0 {
@@ -244,8 +282,13 @@ func (r *resolution) frontends(want *service.Port) []service.Frontend {
 	for i, f := range want.Frontends {
 		holder := r.tracker.claims.holder[addressOf(want, f)]
 		sources, widened := hairpin(f, r.node)
-		if own && (holder.svc != r.svc || widened) {
+		why, thisNode := r.refused(want, f)
+		if own && (holder.svc != r.svc || widened || why != "") {
 			list, own = slices.Clone(want.Frontends[:i]), false
+		}
+		if why != "" {
+			r.notes.refuse("spec.ports", why, thisNode)
+			continue
 		}
 		if holder.svc != r.svc {
 			r.notes.add("spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.why(f.Kind))

@@ -73,8 +73,8 @@ func (t task) withChains(measure func(*network, chains) error) error {
 		return measure(n, &knownChains{network: n, dir: dir})
 	}
 	r := &road{tracker: track.New(track.Options{
-		NodeName: ownNode,
-		Pods:     service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
+		NodeName: ownNode, NodePorts: service.Everywhere(),
+		Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	}), do: n.node.Do}
 	err = n.node.Do(func() (err error) {
 		r.backend, err = iptables.New(service.IPv4, iptables.Options{MasqueradeBit: masqueradeBy, DropInvalid: true, Dir: dir})

@@ -69,8 +69,8 @@ func (f *figures) take(prefix string, other *figures) {
 // compared with what should be as often as period says, which none is for always.
 func newVirtual(n *network, period time.Duration) (*road, error) {
 	r := &road{tracker: track.New(track.Options{
-		NodeName: ownNode,
-		Pods:     service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
+		NodeName: ownNode, NodePorts: service.Everywhere(),
+		Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	}), do: n.node.Do}
 	err := n.node.Do(func() (err error) {
 		r.backend, err = ipvs.New(service.IPv4, ipvs.Options{MasqueradeBit: masqueradeBy, SyncPeriod: period})

@@ -50,8 +50,8 @@ type road struct {
 // newRoad returns a road into the kernel's tables on n's node.
 func newRoad(n *network) (*road, error) {
 	r := &road{tracker: track.New(track.Options{
-		NodeName: ownNode,
-		Pods:     service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
+		NodeName: ownNode, NodePorts: service.Everywhere(),
+		Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	})}
 	err := n.node.Do(func() (err error) {
 		r.backend, err = own.New(service.IPv4, own.Options{MasqueradeBit: masqueradeBy})

@@ -146,7 +146,11 @@ func (w *world) cleanUp(t *testing.T) {
 // want reads what the API server holds as the proxy should understand it.
 func (w *world) want(t *testing.T) *service.Snapshot {
 	t.Helper()
-	tracker := track.New(w.means)
+	o := w.means
+	if !o.NodePortsPrimary {
+		o.NodePorts = service.ElseEverywhere(o.NodePorts)
+	}
+	tracker := track.New(o)
 	services, err := w.api.Client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

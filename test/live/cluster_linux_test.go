@@ -153,6 +153,9 @@ func (c *cluster) want(t *testing.T) *service.Snapshot {
 	t.Helper()
 	o := c.mode.means
 	o.NodeName, o.NodePortsPrimary = netlab.NodeName, len(o.NodePorts) == 0 && c.mode.proxyMode() == "nftables"
+	if !o.NodePortsPrimary {
+		o.NodePorts = service.ElseEverywhere(o.NodePorts)
+	}
 	tracker := track.New(o)
 	files := source.Manifests{Paths: []string{c.dir}, NodeName: netlab.NodeName}
 	if err := files.Load(t.Context(), tracker); err != nil {

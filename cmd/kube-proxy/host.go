@@ -1,0 +1,155 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+)
+
+// hostEvery is how often the node is asked for its addresses and programs.
+const hostEvery = 10 * time.Second
+
+// followHost has the tracker know of the node's addresses and of the programs
+// that listen there: now, and from then on in group until ctx ends.
+func (o *observers) followHost(ctx context.Context, group *errgroup.Group) {
+	w := &hostWatch{addrs: interfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*sighting{}}
+	look := func() {
+		h, err := w.look()
+		if err != nil { // what was known stays
+			o.log.V(2).Info("The node's addresses and programs are not known", "err", err)
+			return
+		}
+		o.tracker.SetHost(h)
+	}
+	look()
+	group.Go(func() error {
+		tick := time.NewTicker(hostEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+				look()
+			}
+		}
+	})
+}
+
+// hostWatch asks the node.
+type hostWatch struct {
+	addrs   func() ([]netip.Addr, error)
+	sockets func() ([]track.Socket, error)
+	looks   int
+	seen    map[track.Socket]*sighting
+}
+
+// sighting is when a socket was seen, in looks.
+type sighting struct{ looks, last int }
+
+// A program that restarts keeps its port for that many looks. A socket of UDP may
+// be a client's, which is soon gone: it counts when it is seen again.
+const absence, proof = 6, 2
+
+// look returns what is true now.
+func (w *hostWatch) look() (track.Host, error) {
+	addrs, err := w.addrs()
+	if err != nil {
+		return track.Host{}, err
+	}
+	sockets, err := w.sockets()
+	if err != nil {
+		return track.Host{}, err
+	}
+	w.looks++
+	for _, s := range sockets {
+		if s.Addr.Addr().IsLoopback() {
+			continue
+		}
+		x := w.seen[s]
+		if x == nil {
+			x = &sighting{}
+			w.seen[s] = x
+		}
+		if x.last != w.looks { // several sockets may share a port
+			x.looks, x.last = x.looks+1, w.looks
+		}
+	}
+	h := track.Host{Addrs: addrs}
+	for s, x := range w.seen {
+		if w.looks-x.last > absence {
+			delete(w.seen, s)
+			continue
+		}
+		if s.Protocol != service.UDP || x.looks >= proof || x.looks == w.looks {
+			h.Listening = append(h.Listening, s)
+		}
+	}
+	slices.SortFunc(h.Addrs, netip.Addr.Compare)
+	slices.SortFunc(h.Listening, func(a, b track.Socket) int {
+		if c := a.Addr.Compare(b.Addr); c != 0 {
+			return c
+		}
+		return int(a.Protocol) - int(b.Protocol)
+	})
+	return h, nil
+}
+
+// ipvsDevice has the addresses of Services where kube-proxy in mode ipvs puts
+// them; none of them is the node's.
+const ipvsDevice = "kube-ipvs0"
+
+// interfaceAddrs lists the addresses of the node.
+func interfaceAddrs() ([]netip.Addr, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	var found []netip.Addr
+	for _, i := range all {
+		addrs, err := i.Addrs()
+		if i.Name == ipvsDevice || err != nil { // it may just have gone
+			continue
+		}
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLoopback() {
+				found = append(found, p.Addr().Unmap().WithZone(""))
+			}
+		}
+	}
+	return found, nil
+}
+
+// refusals reports the addresses that Services do not get.
+type refusals struct{ fresh, any atomic.Bool }
+
+// refusedAddresses keeps the condition about them.
+func (o *observers) refusedAddresses() {
+	if !o.refusals.fresh.Swap(false) && !o.refusals.any.Load() {
+		return
+	}
+	var all []string
+	for _, p := range o.tracker.Problems() {
+		if p.Refused {
+			all = append(all, p.Service.String()+": "+p.Message)
+		}
+	}
+	o.refusals.any.Store(len(all) > 0)
+	if n := len(all); n > mostPorts {
+		all = append(all[:mostPorts:mostPorts], fmt.Sprintf("and %d more", n-mostPorts))
+	}
+	o.health.SetCondition("refused-addresses", strings.Join(all, "; "))
+}

@@ -1,0 +1,153 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Host is what the node itself says of its network.
+type Host struct {
+	// Addrs are the addresses of its interfaces.
+	Addrs []netip.Addr
+	// Listening are the sockets that programs listen on. An unspecified address
+	// of IPv6 stands for both families.
+	Listening []Socket
+}
+
+// Socket is where a program of the node listens.
+type Socket struct {
+	Protocol service.Protocol
+	Addr     netip.AddrPort
+}
+
+// SetHost takes in what the node says. Both lists must be in a fixed order.
+func (t *Tracker) SetHost(h Host) {
+	t.change(func() bool {
+		if slices.Equal(t.host.Addrs, h.Addrs) && slices.Equal(t.host.Listening, h.Listening) {
+			return false
+		}
+		moved := !slices.Equal(t.host.Addrs, h.Addrs)
+		t.host = h
+		found := moved && len(t.ranges) > 0 // which must not hold them
+		t.renode = t.renode || found
+		for _, guests := range t.claims.guests {
+			for s := range guests {
+				t.touch(s)
+				found = true
+			}
+		}
+		return found
+	})
+}
+
+// whole is the key of a ClusterIP with all its ports.
+func whole(f service.Frontend, family service.Family) address {
+	return address{ip: f.Addr.As16(), family: family}
+}
+
+// onNode is the key of the NodePort that f would be on an address of the node.
+func onNode(p *service.Port, f service.Frontend) address {
+	return addressOf(p, service.Frontend{Kind: service.NodePort, Port: f.Port})
+}
+
+func isGuest(k service.Kind) bool { return k == service.ExternalIP || k == service.LoadBalancerIP }
+
+// addGuest and removeGuest note that s has an external address.
+func (c *claims) addGuest(a address, s *svc) {
+	if c.guests[a] == nil {
+		c.guests[a] = map[*svc]int{}
+	}
+	c.guests[a][s]++
+}
+
+func (c *claims) removeGuest(a address, s *svc) {
+	if c.guests[a][s]--; c.guests[a][s] <= 0 {
+		delete(c.guests[a], s)
+	}
+	if len(c.guests[a]) == 0 {
+		delete(c.guests, a)
+	}
+}
+
+// touchGuests has those looked at again whom a keeps from an address.
+func (t *Tracker) touchGuests(a address) {
+	for s := range t.claims.guests[a] {
+		t.touch(s)
+	}
+}
+
+// refused says why an external address and port is not served, nothing if it
+// is, and whether only this node sees that. An external IP may be written by
+// anybody who may write a Service, and an address of the node is not his.
+func (r *resolution) refused(p *service.Port, f service.Frontend) (why string, thisNode bool) {
+	if !isGuest(f.Kind) {
+		return "", false
+	}
+	t := r.tracker
+	if holder := t.claims.holder[whole(f, p.Family)]; holder.svc != nil && holder.svc != r.svc {
+		return fmt.Sprintf("%s is refused: the address is the ClusterIP of service %s", describe(p, f), holder.name), false
+	}
+	named := slices.Contains(r.node.Addrs, f.Addr)
+	// A controller may have put a load balancer's address on an interface.
+	if !named && (f.Kind == service.LoadBalancerIP || !slices.Contains(t.host.Addrs, f.Addr)) {
+		return "", false
+	}
+	if holder := t.claims.holder[onNode(p, f)]; holder.svc != nil && holder.svc != r.svc && r.node.AnswersNodePorts(f.Addr) {
+		return fmt.Sprintf("%s is refused: the address is node %s's, and the port a NodePort or healthCheckNodePort of service %s",
+			describe(p, f), r.node.Name, holder.name), true
+	}
+	for _, l := range t.host.Listening {
+		if l.Protocol == p.Name.Protocol && l.Addr.Port() == f.Port && listensOn(l.Addr.Addr(), f.Addr) {
+			return fmt.Sprintf("%s is refused: the address is node %s's, and a program of the node listens on %s/%s",
+				describe(p, f), r.node.Name, l.Addr, l.Protocol), true
+		}
+	}
+	return "", false
+}
+
+// listensOn reports that a socket on own takes what is sent to addr.
+func listensOn(own, addr netip.Addr) bool {
+	return own == addr || own.IsUnspecified() && (own.Is6() || addr.Is4())
+}
+
+// healthCheckOf returns the healthCheckNodePort that s asks for.
+func (s *svc) healthCheckOf() uint16 {
+	for _, p := range s.want {
+		if p.HealthCheck != 0 {
+			return p.HealthCheck
+		}
+	}
+	return 0
+}
+
+// checkKeys are what a health check occupies: a TCP port of the node in both
+// families.
+func checkKeys(port uint16) []address {
+	var keys []address
+	for _, f := range service.Families {
+		keys = append(keys, address{port: port, proto: service.TCP, family: f})
+	}
+	return keys
+}
+
+// healthCheck returns the port that want's health check gets, 0 if it is another
+// Service's.
+func (r *resolution) healthCheck(want *service.Port) uint16 {
+	if want.HealthCheck == 0 {
+		return 0
+	}
+	for _, k := range checkKeys(want.HealthCheck) {
+		if holder := r.tracker.claims.holder[k]; holder.svc != r.svc {
+			r.notes.refuse("spec.healthCheckNodePort", fmt.Sprintf("%d is not answered: the port belongs to service %s, which was there first",
+				want.HealthCheck, holder.name), false)
+			return 0
+		}
+	}
+	return want.HealthCheck
+}
