@@ -16,7 +16,7 @@ DATE      := $(shell git log -1 --format=%cI 2>/dev/null)
 E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
 
 # The packages whose tests run Windows programs under Wine.
-WINE := ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
+WINE := ./test/duel ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
 # The kernel of the virtual machine.
 KERNEL ?= 6.1
@@ -85,13 +85,22 @@ test: setup formatted vet lint controlplane prefix machine ## everything that ru
 	KUBEPROXY_SOAK=5m go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- $$race -timeout 30m ./...
 	@$(in_vm)
 
+.PHONY: check
+check: test ## another name for make test
+
+.PHONY: nightly
+nightly: setup controlplane prefix machine ## the long forms of all tests: campaigns of an attacker, floods, kills, soaks; hours
+	@echo "== nightly"
+	@KUBEPROXY_NIGHTLY=1 KUBEPROXY_SOAK=30m go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- \
+		-count=1 -timeout 6h ./...
+
 .PHONY: e2e
 e2e: controlplane ## the tests against a real API server alone; builds it the first time, in five to ten minutes
 	@echo "== end to end"
 	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(E2E)
 
 .PHONY: wine
-wine: setup prefix ## the tests that run Windows programs alone, under Wine
+wine: setup prefix controlplane ## the tests that run Windows programs alone, under Wine
 	@echo "== wine"
 	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(WINE)
 

@@ -23,10 +23,13 @@ import (
 // Programs are the paths of the control plane's programs.
 type Programs struct{ Etcd, APIServer string }
 
-// The packages that test/e2e/go.mod names as its tools.
-const (
-	etcdPackage      = "go.etcd.io/etcd/server/v3"
-	apiServerPackage = "k8s.io/kubernetes/cmd/kube-apiserver"
+// What is built of the tools that test/e2e/go.mod names, in this order.
+var (
+	controlPlane = []product{
+		{"etcd", "go.etcd.io/etcd/server/v3"},
+		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
+	}
+	knownProxy = []product{{"kube-proxy.exe", "k8s.io/kubernetes/cmd/kube-proxy"}}
 )
 
 // unused is how long programs are kept that nobody asks for.
@@ -41,18 +44,38 @@ func Build(ctx context.Context, out io.Writer) (Programs, error) {
 	if folder := os.Getenv(vm.ControlPlaneVariable); folder != "" {
 		return programsIn(folder), nil
 	}
-	b := builder{out: out, run: command}
+	b, err := newBuilder(ctx, out, command)
+	if err != nil {
+		return Programs{}, err
+	}
+	return b.programs(ctx)
+}
+
+// KnownProxy returns the path of Kubernetes' own kube-proxy.exe for
+// windows/amd64, of the control plane's version. It is built and kept as the
+// control plane is.
+func KnownProxy(ctx context.Context, out io.Writer) (string, error) {
+	b, err := newBuilder(ctx, out, commandWindows)
+	if err != nil {
+		return "", err
+	}
+	folder, err := b.folder(ctx, knownProxy)
+	return filepath.Join(folder, knownProxy[0].name), err
+}
+
+func newBuilder(ctx context.Context, out io.Writer, run runner) (builder, error) {
+	b := builder{out: out, run: run}
 	root, err := b.run(ctx, ".", "env", "GOMOD")
 	if err != nil {
-		return Programs{}, fmt.Errorf("find the module: %w", err)
+		return b, fmt.Errorf("find the module: %w", err)
 	}
 	b.recipe = filepath.Join(filepath.Dir(root), "test", "e2e")
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return Programs{}, fmt.Errorf("find the cache folder: %w", err)
+		return b, fmt.Errorf("find the cache folder: %w", err)
 	}
 	b.cache = filepath.Join(cache, "kubeproxy", "e2e")
-	return b.programs(ctx)
+	return b, nil
 }
 
 func programsIn(folder string) Programs {
@@ -64,15 +87,26 @@ func programsIn(folder string) Programs {
 type builder struct {
 	recipe, cache string
 	out           io.Writer
-	// run runs the go command in a folder and returns what it prints.
-	run func(ctx context.Context, dir string, args ...string) (string, error)
+	run           runner
 }
+
+// runner runs the go command in a folder and returns what it prints.
+type runner func(ctx context.Context, dir string, args ...string) (string, error)
 
 // command is the go command. It finds nothing of C, so that the programs need
 // no library of the machine.
 func command(ctx context.Context, dir string, args ...string) (string, error) {
+	return goCommand(ctx, dir, nil, args)
+}
+
+// commandWindows is the go command that builds for Windows.
+func commandWindows(ctx context.Context, dir string, args ...string) (string, error) {
+	return goCommand(ctx, dir, []string{"GOOS=windows", "GOARCH=amd64"}, args)
+}
+
+func goCommand(ctx context.Context, dir string, env, args []string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "CGO_ENABLED=0"), env...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 	text, err := cmd.Output()
@@ -82,38 +116,48 @@ func command(ctx context.Context, dir string, args ...string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// programs looks into the cache, and builds under a lock what is not there. A
-// build that ends halfway leaves nothing that could be taken for a whole one.
+// product is a program and the package it is built from.
+type product struct{ name, pkg string }
+
 func (b builder) programs(ctx context.Context) (Programs, error) {
+	folder, err := b.folder(ctx, controlPlane)
+	return programsIn(folder), err
+}
+
+// folder looks for products in the cache, and builds under a lock what is not
+// there. A build that ends halfway leaves nothing that could be taken for a
+// whole one.
+func (b builder) folder(ctx context.Context, products []product) (string, error) {
 	key, err := b.key(ctx)
 	if err != nil {
-		return Programs{}, fmt.Errorf("read %s: %w", b.recipe, err)
+		return "", fmt.Errorf("read %s: %w", b.recipe, err)
 	}
 	folder := filepath.Join(b.cache, key)
-	p := programsIn(folder)
 	if touch(folder) {
-		return p, nil
+		return folder, nil
 	}
 	unlock, err := b.lock(ctx)
 	if err != nil {
-		return p, fmt.Errorf("lock %s: %w", b.cache, err)
+		return folder, fmt.Errorf("lock %s: %w", b.cache, err)
 	}
 	defer unlock()
 	if touch(folder) { // by who had the lock
-		return p, nil
+		return folder, nil
 	}
 	part := folder + ".part"
-	err = errors.Join(os.RemoveAll(part), b.build(ctx, etcdPackage, filepath.Join(part, "etcd")))
-	if err == nil {
-		err = b.build(ctx, apiServerPackage, filepath.Join(part, "kube-apiserver"))
+	err = os.RemoveAll(part)
+	for _, p := range products {
+		if err == nil {
+			err = b.build(ctx, p.pkg, filepath.Join(part, p.name))
+		}
 	}
 	if err == nil {
 		err = os.Rename(part, folder)
 	}
 	if err != nil {
-		return p, errors.Join(err, os.RemoveAll(part))
+		return folder, errors.Join(err, os.RemoveAll(part))
 	}
-	return p, b.prune()
+	return folder, b.prune()
 }
 
 // key names everything that the programs depend on.

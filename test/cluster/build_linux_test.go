@@ -50,8 +50,8 @@ func (g *toolchain) run(_ context.Context, _ string, args ...string) (string, er
 	return "", os.WriteFile(file, []byte(args[len(args)-1]), 0o755)
 }
 
-// newBuilder makes a builder with a recipe of its own.
-func newBuilder(t *testing.T, g *toolchain) builder {
+// testBuilder makes a builder with a recipe of its own.
+func testBuilder(t *testing.T, g *toolchain) builder {
 	t.Helper()
 	b := builder{recipe: t.TempDir(), cache: filepath.Join(t.TempDir(), "a", "b"), out: &strings.Builder{}, run: g.run}
 	for _, name := range []string{"go.mod", "go.sum"} {
@@ -66,7 +66,7 @@ var once = []string{"etcd", "kube-apiserver"}
 
 func TestSecondBuildFindsTheFirst(t *testing.T) {
 	g := &toolchain{}
-	b := newBuilder(t, g)
+	b := testBuilder(t, g)
 	first, err := b.programs(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestSecondBuildFindsTheFirst(t *testing.T) {
 	if diff := cmp.Diff(once, g.built); diff != "" {
 		t.Errorf("built, -want +got:\n%s", diff)
 	}
-	for path, want := range map[string]string{first.Etcd: etcdPackage, first.APIServer: apiServerPackage} {
+	for path, want := range map[string]string{first.Etcd: controlPlane[0].pkg, first.APIServer: controlPlane[1].pkg} {
 		if text, err := os.ReadFile(path); err != nil || string(text) != want {
 			t.Errorf("%s = %q, %v; want %q", path, text, err, want)
 		}
@@ -92,7 +92,7 @@ func TestChangedRecipeBuildsAnew(t *testing.T) {
 	for _, name := range []string{"go.mod", "go.sum"} {
 		t.Run(name, func(t *testing.T) {
 			g := &toolchain{}
-			b := newBuilder(t, g)
+			b := testBuilder(t, g)
 			if _, err := b.programs(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +111,7 @@ func TestChangedRecipeBuildsAnew(t *testing.T) {
 
 func TestFailedBuildLeavesNothing(t *testing.T) {
 	g := &toolchain{broken: "kube-apiserver"}
-	b := newBuilder(t, g)
+	b := testBuilder(t, g)
 	if _, err := b.programs(t.Context()); err == nil || !strings.Contains(err.Error(), "build kube-apiserver: no space left") {
 		t.Errorf("programs = %v, want the build's error", err)
 	}
@@ -126,7 +126,7 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 
 func TestTwoBuildersBuildOnce(t *testing.T) {
 	g := &toolchain{pause: make(chan struct{})}
-	b := newBuilder(t, g)
+	b := testBuilder(t, g)
 	results := make(chan error)
 	waiting := &signal{text: "waiting for another build", heard: make(chan struct{})}
 	for range 2 {
@@ -154,7 +154,7 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 }
 
 func TestOldProgramsGo(t *testing.T) {
-	b := newBuilder(t, &toolchain{})
+	b := testBuilder(t, &toolchain{})
 	for name, age := range map[string]time.Duration{"old": unused + time.Hour, "recent": time.Hour} {
 		folder, when := filepath.Join(b.cache, name), time.Now().Add(-age)
 		if err := errors.Join(os.MkdirAll(folder, 0o755), os.Chtimes(folder, when, when)); err != nil {

@@ -15,10 +15,14 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	programs, err := cluster.Build(ctx, os.Stderr)
+	known := ""
+	if err == nil {
+		known, err = cluster.KnownProxy(ctx, os.Stderr)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "controlplane:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("%s\n%s\n", programs.Etcd, programs.APIServer)
+	fmt.Printf("%s\n%s\n%s\n", programs.Etcd, programs.APIServer, known)
 }

@@ -262,6 +262,11 @@ func (c *call) version1() Reply {
 	if c.request.Args[0] == "GET" && c.request.Args[1] == "/globals/version" {
 		return Reply{Output: fmt.Sprintf(`{"Success":true,"Output":{"Major":%d,"Minor":%d}}`, v.Major, v.Minor)}
 	}
+	if c.request.Args[0] == "GET" && strings.HasPrefix(c.request.Args[1], "/policylists") {
+		// kube-proxy asks for the older interface's load balancers to learn
+		// whether Windows is new enough.
+		return Reply{Output: `{"Success":true,"Output":[]}`}
+	}
 	return Reply{Output: `{"Success":false,"Error":"not simulated"}`}
 }
 
