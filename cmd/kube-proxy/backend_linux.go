@@ -77,7 +77,7 @@ func dataplanes() []dataplane {
 }
 
 func newNFTables(c *config.Config, f service.Family) (reconcile.Backend, error) {
-	return nftables.New(f, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)})
+	return nftables.New(f, nftablesOptions(c))
 }
 
 func newIPTables(c *config.Config, f service.Family) (reconcile.Backend, error) {

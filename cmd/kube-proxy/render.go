@@ -152,7 +152,7 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 		}
 		return bad
 	}
-	if err := nftables.Render(to.out, want, nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit)}, nftables.Format(r.format)); err != nil {
+	if err := nftables.Render(to.out, want, nftablesOptions(c), nftables.Format(r.format)); err != nil {
 		return fmt.Errorf("render: %w", err)
 	}
 	return bad

@@ -15,6 +15,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
 )
 
@@ -46,6 +47,10 @@ func trackOptions(c *config.Config, node string) track.Options {
 		o.Pods = service.LocalPods{InterfacePrefix: c.DetectLocal.InterfaceNamePrefix}
 	}
 	return o
+}
+
+func nftablesOptions(c *config.Config) nftables.Options {
+	return nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal}
 }
 
 func iptablesOptions(c *config.Config) iptables.Options {

@@ -21,10 +21,12 @@ type System struct {
 	Dirty      bool  // others changed something
 	Loopback   bool  // packets to loopback addresses may be routed
 	Unroutable error // why they cannot be
-	Restores   int
-	Saves      int
-	Texts      []string
-	Disturb    int // listings that others disturb
+	// TCPBeLiberal is the kernel's setting of that name.
+	TCPBeLiberal bool
+	Restores     int
+	Saves        int
+	Texts        []string
+	Disturb      int // listings that others disturb
 	// Refuse, if set, may refuse the text for a table before anything is done.
 	Refuse func(text string) error
 }
@@ -181,6 +183,9 @@ func (k *System) Text() string {
 
 // Touched reports that others changed something since Save.
 func (k *System) Touched(context.Context) (bool, error) { return k.Dirty, nil }
+
+// Liberal reports what TCPBeLiberal says.
+func (k *System) Liberal() bool { return k.TCPBeLiberal }
 
 // Localnet reports that packets to loopback addresses may be routed.
 func (k *System) Localnet() (bool, error) {

@@ -30,6 +30,9 @@ type Driver interface {
 	Localnet() (bool, error)
 	AllowLocalnet() error
 	ForbidLocalnet() error
+	// Liberal reports that the kernel takes packets outside of the window of
+	// their connection as valid.
+	Liberal() bool
 	// Watch calls touched whenever others change the tables, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 }
@@ -65,7 +68,7 @@ type installed struct {
 // the difference between want and the last snapshot, and the number of
 // Services where one of them came or went; else the tables are read.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	touched, turned := true, b.askLocalnet()
+	touched, turned := true, b.askSettings()
 	if b.have != nil {
 		var err error
 		if touched, err = b.driver.Touched(ctx); err != nil {

@@ -51,8 +51,9 @@ const (
 type layout struct {
 	family  service.Family
 	options Options
-	// closed keeps NodePorts from loopback addresses, whatever options say.
-	closed bool
+	// closed keeps NodePorts from loopback addresses, whatever options say, and
+	// liberal has packets pass that options would drop.
+	closed, liberal bool
 }
 
 // shared returns the chains that are not one Port's: the trees, with the
@@ -109,7 +110,7 @@ func (l layout) base(node *service.Node) []chain {
 		"-m mark --mark " + mark + " -j ACCEPT",
 		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
 	}
-	if l.options.DropInvalid {
+	if l.options.DropInvalid && !l.liberal {
 		forward = append([]string{invalidRule}, forward...)
 	}
 	postrouting := []string{

@@ -27,7 +27,9 @@ type Options struct {
 	// where the node's choice of addresses does not leave them out.
 	LocalhostNodePorts bool
 	// DropInvalid drops forwarded packets that connection tracking cannot
-	// place, which would be reset by whoever gets them untranslated.
+	// place, which would be reset by whoever gets them untranslated, as long as the
+	// kernel does not let those pass as valid that are outside of the TCP window
+	// (net.netfilter.nf_conntrack_tcp_be_liberal).
 	DropInvalid bool
 	// Relay, by family, is the address of the node on which a relay listens. If
 	// it is valid, the endpoints of snapshots are listeners there: connections

@@ -22,6 +22,7 @@ import (
 	"github.com/coreos/go-iptables/iptables"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // New returns the Backend for one family, working in the network namespace of
@@ -315,6 +316,9 @@ func (r *runner) Watch(ctx context.Context, touched func()) error {
 		}
 	}
 }
+
+// Liberal implements Driver.
+func (r *runner) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
 // localnetPath is the kernel's choice whether packets to 127.0.0.0/8 may be
 // routed.

@@ -16,6 +16,14 @@ import (
 // somebody else has set stays as it is.
 var localnetMark = id{filter, "KUBE-LOCALNET"}
 
+// askSettings asks the kernel for settings that rules depend on, and reports that
+// one of them has turned.
+func (b *Backend) askSettings() (turned bool) {
+	was := b.liberal
+	b.liberal = b.options.DropInvalid && !b.relays() && b.driver.Liberal()
+	return b.askLocalnet() || b.liberal != was
+}
+
 // askLocalnet finds out whether loopback addresses are or can be routed, and
 // reports that the answer has turned. Where they cannot be, rules would only have
 // clients wait in vain.

@@ -47,7 +47,11 @@ func (h *hook) spec() string {
 	if h == nil {
 		return ""
 	}
-	return fmt.Sprintf("%s %d", h.name, h.priority)
+	s := fmt.Sprintf("%s %d", h.name, h.priority)
+	if h.filter {
+		s += " " + h.typ()
+	}
+	return s
 }
 
 // planAll compares the table with what want needs, element by element, and
@@ -101,7 +105,7 @@ type comparison struct {
 
 func (c *comparison) plan() *plan {
 	f, o := c.backend.family, c.backend.options
-	c.next = &installed{snapshot: c.want, slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
+	c.next = &installed{snapshot: c.want, options: c.backend.effective(), slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
 	c.chains, c.sets = map[string]bool{}, map[string]*set{}
 	if c.table.odd {
 		c.misfits = append(c.misfits, "flags of table "+TableName)
@@ -123,7 +127,7 @@ func (c *comparison) plan() *plan {
 	for _, s := range baseSets {
 		c.addSet(&c.base, s)
 	}
-	for _, x := range append(baseChains(f, c.want.Node, o), c.next.classes.chains(o)...) {
+	for _, x := range append(baseChains(f, c.want.Node, c.backend.effective()), c.next.classes.chains(o)...) {
 		c.addChain(&c.base, x)
 	}
 	if len(c.base) > 0 {

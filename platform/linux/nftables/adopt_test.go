@@ -45,10 +45,10 @@ func TestTablesThatDoNotFit(t *testing.T) {
 			x.sets["cluster-ips"].set = &set{name: "cluster-ips", key: clusterIPs.key, timeout: time.Second}
 		}, true},
 		"a base chain hangs elsewhere": {func(x *fakeTable) {
-			x.chains["prerouting"].hook = &hook{"prerouting", 0}
+			x.chains["prerouting"].hook = &hook{name: "prerouting", priority: 0}
 		}, true},
 		"a base chain hangs nowhere":       {func(x *fakeTable) { x.chains["input"].hook = nil }, true},
-		"another chain hangs where it may": {func(x *fakeTable) { x.chains["x"] = &fakeChain{hook: &hook{"input", 7}} }, false},
+		"another chain hangs where it may": {func(x *fakeTable) { x.chains["x"] = &fakeChain{hook: &hook{name: "input", priority: 7}} }, false},
 		"rules are gone":                   {func(x *fakeTable) { x.chains[dispatchChain].rules = nil }, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,6 +24,9 @@ type Driver interface {
 	// Forget deletes the remembered clients of a clients map whose endpoint
 	// is not among keep.
 	Forget(ctx context.Context, clients *set, keep map[string]bool) error
+	// Liberal reports that the kernel takes packets outside of the window of
+	// their connection as valid.
+	Liberal() bool
 	// Watch calls touched whenever others change our table, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 }
@@ -34,7 +37,15 @@ type Backend struct {
 	options Options
 	driver  Driver
 	// have is what the table holds, nil while that is not known.
-	have *installed
+	have    *installed
+	liberal bool // as Driver.Liberal said last
+}
+
+// effective returns the options as far as the kernel lets them count.
+func (b *Backend) effective() Options {
+	o := b.options
+	o.DropInvalid = o.DropInvalid && !b.liberal
+	return o
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -43,6 +54,7 @@ var _ reconcile.Watcher = (*Backend)(nil)
 // from; the elements themselves are kept by the kernel alone.
 type installed struct {
 	snapshot *service.Snapshot
+	options  Options
 	// slots has the Ports whose slots are not simply in order.
 	slots   map[service.PortName]slots
 	classes classes
@@ -61,6 +73,7 @@ func (h *installed) layout(p *service.Port) layout {
 // is read.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	touched := true
+	b.liberal = b.options.DropInvalid && b.driver.Liberal()
 	if b.have != nil {
 		var err error
 		if touched, err = b.driver.Touched(ctx); err != nil {
@@ -115,9 +128,9 @@ func (b *Backend) name() string { return tableFamily(b.family) + " " + TableName
 
 // planChanges plans from one snapshot to the next.
 func (b *Backend) planChanges(want *service.Snapshot) *plan {
-	p := &plan{backend: b, next: &installed{snapshot: want, slots: b.have.slots, shared: b.have.shared}}
+	p := &plan{backend: b, next: &installed{snapshot: want, options: b.effective(), slots: b.have.slots, shared: b.have.shared}}
 	h := b.have
-	if want == h.snapshot {
+	if want == h.snapshot && h.options == b.effective() {
 		p.next = h
 		return p
 	}
@@ -136,8 +149,8 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 	}
 	p.next.classes = need
 	var base []op
-	if h.snapshot.Node != want.Node {
-		base = appendChainChanges(base, baseChains(b.family, h.snapshot.Node, b.options), baseChains(b.family, want.Node, b.options))
+	if h.snapshot.Node != want.Node || h.options != p.next.options {
+		base = appendChainChanges(base, baseChains(b.family, h.snapshot.Node, h.options), baseChains(b.family, want.Node, p.next.options))
 	}
 	base = appendChain(base, need.without(h.classes).chains(b.options)...)
 	if len(base) > 0 {

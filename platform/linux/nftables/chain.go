@@ -10,11 +10,19 @@ import (
 	"kubeproxy/common/service"
 )
 
-// hook is where packets enter a base chain. All of ours are of type nat, so
-// they see the first packet of each connection only.
+// hook is where packets enter a base chain. Those of type nat see the first packet
+// of each connection only.
 type hook struct {
 	name     string
 	priority int
+	filter   bool // the type is filter and not nat: it sees every packet
+}
+
+func (h *hook) typ() string {
+	if h.filter {
+		return "filter"
+	}
+	return "nat"
 }
 
 // chain is a list of rules with a name.
@@ -29,7 +37,7 @@ func (c *chain) text(family service.Family) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\tchain %s {\n", c.name)
 	if c.hook != nil {
-		fmt.Fprintf(&b, "\t\ttype nat hook %s priority %d; policy accept;\n", c.hook.name, c.hook.priority)
+		fmt.Fprintf(&b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.hook.typ(), c.hook.name, c.hook.priority)
 	}
 	for _, r := range c.rules {
 		fmt.Fprintf(&b, "\t\t%s\n", r.text(family))
@@ -68,7 +76,7 @@ func goes(name string) verdict { return verdict{goTo, name} }
 // in which each only refers to chains and sets that exist before any rule.
 func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 	bit := o.mark()
-	return []*chain{
+	return append(filterChains(o), []*chain{
 		{name: refuseChain, rules: []rule{
 			{isProto{service.TCP}, reject{tcp: true}},
 			{reject{}},
@@ -87,15 +95,27 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 			{isLocal{daddr}, verdict{code: goBack}},
 			{verdict{code: dropIt}},
 		}},
-		{name: "prerouting", hook: &hook{"prerouting", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
-		{name: "output", hook: &hook{"output", dstNAT}, rules: []rule{{jump(dispatchChain)}}},
-		{name: "input", hook: &hook{"input", srcNAT}, rules: []rule{{translated{}, jump(rememberChain)}}},
-		{name: "postrouting", hook: &hook{"postrouting", srcNAT}, rules: append(unallocatedRules(f, node),
+		{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: []rule{{jump(dispatchChain)}}},
+		{name: "output", hook: &hook{name: "output", priority: dstNAT}, rules: []rule{{jump(dispatchChain)}}},
+		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: []rule{{translated{}, jump(rememberChain)}}},
+		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(unallocatedRules(f, node),
 			rule{translated{}, jump(rememberChain)},
 			rule{marked{bit}, unmark{bit}, masquerade{}},
 			rule{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},
 		)},
+	}...)
+}
+
+// filterChains see every packet, so there is none without need. A packet outside of
+// the window of its connection is no longer translated back, and its receiver would
+// reset what it does not know, see kubernetes/kubernetes#74839.
+func filterChains(o Options) []*chain {
+	if !o.DropInvalid {
+		return nil
 	}
+	return []*chain{{name: "forward", hook: &hook{name: "forward", filter: true}, rules: []rule{
+		{isProto{service.TCP}, invalid{}, verdict{code: dropIt}},
+	}}}
 }
 
 // unallocatedRules drop what goes to an address that only a Service could

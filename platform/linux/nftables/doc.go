@@ -21,6 +21,10 @@ type Options struct {
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells
 	// postrouting to masquerade. It is cleared again there.
 	MasqueradeBit int
+	// DropInvalid drops forwarded packets of TCP that connection tracking cannot
+	// place, as long as the kernel itself does not let them pass as valid
+	// (net.netfilter.nf_conntrack_tcp_be_liberal).
+	DropInvalid bool
 }
 
 func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // New returns the Backend for one family, working in the network namespace
@@ -144,6 +145,9 @@ func (k *kernel) readOnce() (*table, error) {
 
 // Touched implements Driver.
 func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.ask(), nil }
+
+// Liberal implements Driver.
+func (k *kernel) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
 // Watch implements Driver.
 func (k *kernel) Watch(ctx context.Context, touched func()) error {

@@ -224,6 +224,7 @@ const (
 var hookNumbers = map[string]uint32{
 	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN,
 	"output": unix.NF_INET_LOCAL_OUT, "postrouting": unix.NF_INET_POST_ROUTING,
+	"forward": unix.NF_INET_FORWARD,
 }
 
 func (e *encoder) chain(c *chain) {
@@ -236,7 +237,7 @@ func (e *encoder) chain(c *chain) {
 		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
 		e.end(hook)
 		e.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
-		e.str(unix.NFTA_CHAIN_TYPE, "nat")
+		e.str(unix.NFTA_CHAIN_TYPE, c.hook.typ())
 	}
 	e.close()
 }
@@ -267,7 +268,7 @@ func (e *encoder) rule(chain string, r rule) error {
 // keys that we read with one.
 func (e *encoder) expr(x expr.Any) error {
 	elem := e.nest(unix.NFTA_LIST_ELEM)
-	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS {
+	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS && ct.Key != expr.CtKeySTATE {
 		e.str(unix.NFTA_EXPR_NAME, "ct")
 		data := e.nest(unix.NFTA_EXPR_DATA)
 		e.u32(unix.NFTA_CT_KEY, uint32(ct.Key))

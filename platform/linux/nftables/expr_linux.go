@@ -198,6 +198,11 @@ func matchExprs(s statement, family service.Family) ([]expr.Any, error) {
 		}, nil
 	case toPort:
 		return append(load([]field{dport}, 0, 0, family), equals(binary.BigEndian.AppendUint16(nil, s.port))), nil
+	case invalid:
+		return []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: register(0)},
+			masked(native(expr.CtStateBitINVALID), native(0)), differs(native(0)),
+		}, nil
 	case translated:
 		return []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},

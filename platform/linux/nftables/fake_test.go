@@ -20,6 +20,7 @@ type fake struct {
 	family  service.Family
 	table   *fakeTable // nil if there is none
 	touched bool
+	liberal bool
 	commits int
 	ops     int
 	reads   int
@@ -225,6 +226,8 @@ func (k *fake) Read(context.Context) (*table, error) {
 	}
 	return t, nil
 }
+
+func (k *fake) Liberal() bool { return k.liberal }
 
 func (k *fake) Touched(context.Context) (bool, error) { return k.touched, nil }
 

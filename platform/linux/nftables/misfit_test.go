@@ -17,10 +17,10 @@ func TestMisfitsAreMadeAnew(t *testing.T) {
 	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{&sticky})
 	spoil := map[string]func(*fakeTable){
 		"base set":            func(x *fakeTable) { x.sets["services"].set = hairpin },
-		"base chain":          func(x *fakeTable) { x.chains["output"].hook = &hook{"input", srcNAT} },
+		"base chain":          func(x *fakeTable) { x.chains["output"].hook = &hook{name: "input", priority: srcNAT} },
 		"a Service's own set": func(x *fakeTable) { x.sets[memberSet(&sticky, cluster).name].set = hairpin },
 		"a Service's own chain": func(x *fakeTable) {
-			x.chains[named("affinity", cluster, sticky.Name)].hook = &hook{"output", dstNAT}
+			x.chains[named("affinity", cluster, sticky.Name)].hook = &hook{name: "output", priority: dstNAT}
 		},
 	}
 	for name, do := range spoil {

@@ -29,9 +29,9 @@ type need struct {
 func needs(f service.Family) []need {
 	clients := &set{name: "clients", kind: addrMap, key: clientKey, timeout: time.Hour}
 	nat := func(rules ...rule) *chain {
-		return &chain{name: "prerouting", hook: &hook{"prerouting", dstNAT}, rules: rules}
+		return &chain{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: rules}
 	}
-	post := &chain{name: "postrouting", hook: &hook{"postrouting", srcNAT}, rules: []rule{{masquerade{}}}}
+	post := &chain{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: []rule{{masquerade{}}}}
 	plain := &chain{name: "plain", rules: []rule{{remember{clients}}}}
 	const chains = "nft_chain_nat"
 	return []need{
@@ -57,7 +57,7 @@ func whole(f service.Family) []op {
 	for _, s := range baseSets {
 		ops = append(ops, op{verb: addSet, set: s})
 	}
-	ops = appendChain(ops, baseChains(f, &service.Node{NodePorts: service.Everywhere()}, Options{})...)
+	ops = appendChain(ops, baseChains(f, &service.Node{NodePorts: service.Everywhere()}, Options{DropInvalid: true})...)
 	ops = appendChain(ops, &chain{name: "draw", rules: []rule{draw}})
 	return append(ops, needs(f)[len(needs(f))-1].ops...)
 }

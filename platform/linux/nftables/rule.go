@@ -66,6 +66,8 @@ type (
 	isLocal struct{ field field }
 	// translated matches connections whose destination was translated.
 	translated struct{}
+	// invalid matches packets that connection tracking cannot place.
+	invalid struct{}
 	// marked matches packets that have all bits of a mark.
 	marked struct{ bits uint32 }
 	// mark sets, unmark clears bits of the packet's mark.
@@ -154,6 +156,7 @@ func (w within) text(f service.Family) string {
 
 func (i fromInterface) text(service.Family) string { return fmt.Sprintf("iifname %q", i.name) }
 func (i isProto) text(service.Family) string       { return "meta l4proto " + i.proto.String() }
+func (invalid) text(service.Family) string         { return "ct state invalid" }
 func (translated) text(service.Family) string      { return "ct status dnat" }
 func (masquerade) text(service.Family) string      { return "masquerade fully-random" }
 

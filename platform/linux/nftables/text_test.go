@@ -36,6 +36,7 @@ func TestStatementTexts(t *testing.T) {
 		{isLocal{saddr}, "fib saddr type local", ""},
 		{isLocal{daddr}, "fib daddr type local", ""},
 		{translated{}, "ct status dnat", ""},
+		{invalid{}, "ct state invalid", ""},
 		{marked{1 << 14}, "meta mark & 0x00004000 == 0x00004000", ""},
 		{mark{1 << 31}, "meta mark set meta mark | 0x80000000", ""},
 		{unmark{1}, "meta mark set meta mark & 0xfffffffe", ""},

@@ -141,6 +141,8 @@ func (t *tracer) matches(s statement) bool {
 		return t.conn.To.Port() == s.port
 	case isLocal:
 		return t.local(t.addr(s.field))
+	case invalid:
+		return false
 	case translated:
 		return t.dnat
 	case marked:

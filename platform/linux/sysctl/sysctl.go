@@ -116,6 +116,13 @@ func Connections(files Files) (now, most int64, err error) {
 	return now, most, err
 }
 
+// TCPBeLiberal reports that packets outside of the TCP window pass as valid, whoever
+// asked for that.
+func TCPBeLiberal(files Files) bool {
+	n, err := number(files, tcpBeLiberal)
+	return err == nil && n != 0
+}
+
 func number(files Files, p parameter) (int64, error) {
 	b, err := files.ReadFile(p.file)
 	if err != nil {
