@@ -5,6 +5,8 @@ package main
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +68,27 @@ func TestDeployedStartWaits(t *testing.T) {
 			if p == nil || time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second < time.Hour {
 				t.Errorf("%s: container %s has the startup probe %v, want one that waits for an hour", name, c.Name, p)
 			}
+		}
+	}
+}
+
+// TestDeployedMetricsAreForTheNode as they name everybody's Services.
+func TestDeployedMetricsAreForTheNode(t *testing.T) {
+	files, err := filepath.Glob("../../build/deploy/*/config.yaml")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	for _, f := range files {
+		system := config.Linux
+		if strings.Contains(f, "windows") {
+			system = config.Windows
+		}
+		c, err := config.Check(f, system)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.MetricsBindAddress != "127.0.0.1:10249" {
+			t.Errorf("%s: metrics are at %s", f, c.MetricsBindAddress)
 		}
 	}
 }

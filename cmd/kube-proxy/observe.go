@@ -78,7 +78,8 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 		Unanswered: func() []servicestate.Problem { return o.checks.unanswered() },
 	}
 	o.checks = newChecks(&servicecheck.Servers{
-		Serving: o.health.Serving,
+		Serving:     o.health.Serving,
+		Connections: health.NewConnections(mostConnections()),
 		Report: func(p servicecheck.Problem) {
 			o.checks.after(o.checks.servers.Problems())
 			o.herald.check(p)

@@ -38,6 +38,7 @@ func (o *observers) serve(ctx context.Context, group *errgroup.Group, f *effecti
 		}),
 		admin:   o.admin(f, opts),
 		running: map[string][]*listening{},
+		most:    mostConnections(),
 	}
 	s.start(ctx, f.config())
 	o.herald.start(ctx, group)

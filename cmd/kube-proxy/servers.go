@@ -34,6 +34,7 @@ type servers struct {
 	// admin is what the metrics server answers, but for profiling.
 	admin   health.Admin
 	health  http.Handler
+	most    int // connections to each
 	metrics replaceable
 
 	mu      sync.Mutex
@@ -87,7 +88,7 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 	l := &listening{to.Addr, stop, make(chan struct{})}
 	s.running[to.Name] = append(s.running[to.Name], l)
 	s.mu.Unlock()
-	to.Handler = s.health
+	to.Handler, to.Connections = s.health, health.NewConnections(s.most)
 	if to.Name == metricsServer {
 		to.Handler = &s.metrics
 	}
@@ -127,6 +128,16 @@ func (s *servers) listen(ctx context.Context, name, network string, l *listening
 func taken(err error) bool {
 	const wsaAddrInUse = syscall.Errno(10048)
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddrInUse)
+}
+
+// mostConnections is how many connections each server may have. Where the process
+// may have few files open, most are left for what programs the node.
+func mostConnections() int {
+	const share = 16
+	if files, known := filesLimit(); known && files/share < health.MostConnections {
+		return int(files / share)
+	}
+	return health.MostConnections
 }
 
 // anyPort stands for all ports.

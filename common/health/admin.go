@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"strings"
+	"time"
 )
 
 // Admin is what the metrics server answers. A part that is nil or empty is
@@ -47,7 +48,7 @@ func (a Admin) Handler() http.Handler {
 		"GET /services/":    a.Services,
 	} {
 		if h != nil {
-			mux.Handle(path, h)
+			mux.Handle(path, share(h))
 		}
 	}
 	if a.Config != nil {
@@ -71,11 +72,11 @@ func (a Admin) Handler() http.Handler {
 
 // debug adds what tells more about the process than everybody should know.
 func (a Admin) debug(mux *http.ServeMux) {
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/", lengthy(pprof.Index))
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/profile", lengthy(pprof.Profile))
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("/debug/pprof/trace", lengthy(pprof.Trace))
 	if a.Verbosity == nil {
 		return
 	}
@@ -83,6 +84,18 @@ func (a Admin) debug(mux *http.ServeMux) {
 		replyText(w, http.StatusOK, a.Verbosity.String())
 	})
 	mux.HandleFunc("PUT /debug/flags/v", func(w http.ResponseWriter, q *http.Request) { setVerbosity(w, q, a.Verbosity) })
+}
+
+// lengthy is for what may take longer than other answers, such as a profile. The
+// end of the time to read a request would end it, too.
+func lengthy(h http.HandlerFunc) http.HandlerFunc {
+	const longest = 5 * time.Minute
+	return func(w http.ResponseWriter, q *http.Request) {
+		c, end := http.NewResponseController(w), time.Now().Add(longest)
+		_ = c.SetReadDeadline(end) // a test's writer has none
+		_ = c.SetWriteDeadline(end)
+		h(w, q)
+	}
 }
 
 func setVerbosity(w http.ResponseWriter, q *http.Request, v flag.Value) {

@@ -27,6 +27,9 @@ type Server struct {
 	// Failing, if set, is told about each attempt: the error of one that was
 	// in vain, nil for one that was not.
 	Failing func(error)
+	// Connections, if set, bounds how many there are. Else there are at most
+	// MostConnections.
+	Connections *Connections
 	// Listen, if set, stands in for the system's.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
 }
@@ -77,7 +80,11 @@ func (s *Server) once(ctx context.Context, bound func()) error {
 	if s.Listening != nil {
 		s.Listening(l.Addr())
 	}
-	return Serve(ctx, s.Name, l, s.Handler)
+	conns := s.Connections
+	if conns == nil {
+		conns = NewConnections(MostConnections)
+	}
+	return Serve(ctx, s.Name, l, s.Handler, conns)
 }
 
 func (s *Server) listen(ctx context.Context) (net.Listener, error) {
@@ -110,14 +117,16 @@ func networkOf(addr string) (string, error) {
 }
 
 // Serve answers on l until ctx ends, which is not an error, and closes l. It
-// bounds what a slow or silent client can hold.
-func Serve(ctx context.Context, name string, l net.Listener, h http.Handler) error {
+// bounds what slow or silent clients can hold, each of them and all together.
+func Serve(ctx context.Context, name string, l net.Listener, h http.Handler, conns *Connections) error {
 	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       5 * time.Minute, // it also ends a profile being taken
-		IdleTimeout:       2 * time.Minute,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		ConnState:         conns.follow,
 		ErrorLog:          klog.NewStandardLogger("INFO"),
 	}
 	done := make(chan struct{})

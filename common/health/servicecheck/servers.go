@@ -63,6 +63,9 @@ type Servers struct {
 	// Report, if set, is told about each Problem when it appears, and again
 	// with a nil Err when it has gone while the check is still wanted.
 	Report func(Problem)
+	// Connections bounds how many there are to all listeners together, nil for
+	// health.MostConnections.
+	Connections *health.Connections
 	// Listen, if set, stands in for the system's.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
 
@@ -164,6 +167,9 @@ func (s *Servers) startMissing() []Problem {
 	if s.closed {
 		return nil
 	}
+	if s.Connections == nil {
+		s.Connections = health.NewConnections(health.MostConnections)
+	}
 	if s.running == nil {
 		s.running, s.problems = map[netip.AddrPort]*running{}, map[netip.AddrPort]Problem{}
 	}
@@ -235,7 +241,7 @@ func (s *Servers) start(at netip.AddrPort) (*running, error) {
 	}}
 	go func() {
 		defer stop()
-		health.Serve(ctx, "health check", l, s.handler(at.Port())) // a broken one is started again
+		health.Serve(ctx, "health check", l, s.handler(at.Port()), s.Connections) // a broken one is started again
 		close(r.ended)
 	}()
 	return r, nil

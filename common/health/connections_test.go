@@ -1,0 +1,155 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// hosting serves h with at most so many connections, until the test ends.
+func hosting(t *testing.T, h http.Handler, most int) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- Serve(ctx, "test", l, h, NewConnections(most)) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return l.Addr().String()
+}
+
+// knock connects and says something.
+func knock(t *testing.T, addr, text string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+const request = "GET / HTTP/1.1\r\nHost: node\r\n\r\n"
+
+// closed waits for the end of c.
+func closed(c net.Conn) bool {
+	_, err := io.Copy(io.Discard, c)
+	timeout, ok := err.(net.Error)
+	return !ok || !timeout.Timeout()
+}
+
+// TestNewConnectionsGetIn closes those that have been idle for longest.
+func TestNewConnectionsGetIn(t *testing.T) {
+	addr := hosting(t, hello("hello"), 10)
+	var idle []net.Conn
+	for i := range 50 {
+		idle = append(idle, knock(t, addr, []string{"", "GET / HT"}[i%2]))
+	}
+	for range 20 {
+		c := knock(t, addr, request)
+		if answer, err := io.ReadAll(io.LimitReader(c, 12)); err != nil || string(answer) != "HTTP/1.1 200" {
+			t.Fatalf("%q, %v", answer, err)
+		}
+	}
+	for i, c := range idle[:30] {
+		if !closed(c) {
+			t.Fatalf("idle connection %d is open", i)
+		}
+	}
+}
+
+// TestUnreadAnswersShare what they hold in memory, and are cut off when there is
+// too much of it.
+func TestUnreadAnswersShare(t *testing.T) {
+	const size, most = 4 << 20, 100
+	made := 0
+	addr := hosting(t, share(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		made++
+		_, _ = w.Write(bytes.Repeat([]byte(strconv.Itoa(made%10)), size))
+	})), most)
+	before := heap()
+	var unread []net.Conn
+	for i := range most {
+		unread = append(unread, knock(t, addr, "GET /"+strconv.Itoa(i)+" HTTP/1.1\r\nHost: node\r\n\r\n"))
+	}
+	c := knock(t, addr, "GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+	if answer, err := io.ReadAll(c); err != nil || len(answer) < size {
+		t.Fatalf("who reads has %d bytes, %v", len(answer), err)
+	}
+	grown := heap() - before
+	for deadline := time.Now().Add(10 * time.Second); grown > 16<<20 && time.Now().Before(deadline); grown = heap() - before {
+		time.Sleep(10 * time.Millisecond) // who was cut off has to notice
+	}
+	if grown > 16<<20 {
+		t.Errorf("%d unread answers hold %d MB", most, grown>>20)
+	}
+	n, err := io.Copy(io.Discard, unread[0])
+	if err == nil && n >= size {
+		t.Error("the oldest was not cut off")
+	}
+}
+
+// TestAnswersAreShared by all who ask within a moment.
+func TestAnswersAreShared(t *testing.T) {
+	made := 0
+	s := share(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		made++
+		w.Header().Set("Content-Type", "text/x")
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.WriteString(w, q.URL.Path)
+	}))
+	addr := hosting(t, s, MostConnections)
+	for range 20 {
+		answer, err := http.Get("http://" + addr + "/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if answer.StatusCode != http.StatusTeapot || string(body) != "/a" || answer.Header.Get("Content-Type") != "text/x" {
+			t.Errorf("%d %q %v", answer.StatusCode, body, answer.Header)
+		}
+	}
+	if made > 19 {
+		t.Errorf("made %d answers", made)
+	}
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(time.Millisecond) {
+		x := s.(*shared)
+		x.mu.Lock()
+		left := len(x.answers)
+		x.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("answers are held that nobody reads")
+		}
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
