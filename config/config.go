@@ -35,6 +35,9 @@ type Config struct {
 
 	// Master is the API server's address. It has a flag but no field.
 	Master string
+	// ProxyName is the label's value of the Services to serve, empty for those
+	// without the label. It has a flag but no field.
+	ProxyName string
 	// UDPIdleTimeout is how long mode userspace keeps a UDP client that is
 	// silent. It has a flag, and had a field once.
 	UDPIdleTimeout time.Duration
@@ -146,6 +149,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	b.applyPorts(flags)
 	b.applyUDPIdle(flags)
 	b.validate()
+	b.checkProxyName(flags)
 	if flags.StrictConfig || file.hardFail {
 		for _, w := range b.warned {
 			b.errs = append(b.errs, w)
@@ -161,6 +165,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		KubeProxyConfiguration: b.KubeProxyConfiguration,
 		OS:                     os,
 		Master:                 flags.Master,
+		ProxyName:              flags.ProxyName,
 		UDPIdleTimeout:         b.udpIdle,
 		Overrides:              b.over,
 		Notes:                  b.notes,

@@ -143,3 +143,27 @@ func TestRenderUnknownNode(t *testing.T) {
 		}
 	}
 }
+
+// TestRenderProxyName has a labelled Service be served by the proxy of that name
+// alone.
+func TestRenderProxyName(t *testing.T) {
+	labelled := strings.Replace(shop, "name: web, namespace: shop}", "name: web, namespace: shop, labels: {service.kubernetes.io/service-proxy-name: mesh}}", 1)
+	dir := files(t, map[string]string{"plain.yaml": shop, "labelled.yaml": labelled})
+	for _, tt := range []struct {
+		folder, name string
+		serves       bool
+	}{{"plain", "", true}, {"plain", "mesh", false}, {"labelled", "", false}, {"labelled", "mesh", true}, {"labelled", "other", false}} {
+		args := []string{"render", "--hostname-override=node-a", "--manifests", "DIR/" + tt.folder + ".yaml"}
+		if tt.name != "" {
+			args = append(args, "--service-proxy-name", tt.name)
+		}
+		if got := call(t, dir, args...); got.Code != 0 || strings.Contains(got.Out, `comment "shop/web:http"`) != tt.serves {
+			t.Errorf("%s by proxy %q: exit %d, %s\n%s", tt.folder, tt.name, got.Code, got.Err, got.Out)
+		}
+	}
+	for name, want := range map[string]string{"": "is empty: want the value of a label", "a b": `"a b" is no value of a label: want`} {
+		if got := call(t, dir, "render", "--manifests", "DIR", "--service-proxy-name", name); got.Code == 0 || !strings.Contains(got.Err, "--service-proxy-name: "+want) {
+			t.Errorf("name %q: exit %d, %s", name, got.Code, got.Err)
+		}
+	}
+}

@@ -28,6 +28,7 @@ func trackOptions(c *config.Config, node string) track.Options {
 		NodePortsPrimary:  ports.Primary,
 		MasqueradeAll:     c.IPTables.MasqueradeAll,
 		IgnoreExternalIPs: c.IgnoreExternalIPs(),
+		ProxyName:         c.ProxyName,
 		Listed:            c.OS == config.Windows,
 	}
 	if modeOf(c) == config.NFTables {

@@ -36,7 +36,7 @@ func newSource(o *options, c *config.Config, node string, contact *contacts, log
 	}
 	outages := newOutages(log, remedies(c))
 	return &source.APIServer{
-		Config: to, NodeName: node,
+		Config: to, NodeName: node, ProxyName: c.ProxyName,
 		Contact: func(kind string) {
 			contact.alive(kind)
 			outages.over(kind)

@@ -33,6 +33,9 @@ type APIServer struct {
 	// content type to use.
 	Config   *rest.Config
 	NodeName string // the Node to deliver
+	// ProxyName is the value of the label that the Services to deliver have,
+	// empty for those without the label.
+	ProxyName string
 	// Report, if set, is told about each failure to list or watch, always a
 	// *ReadError, which is then tried again. It may be called from several
 	// goroutines, as the next two.
@@ -180,15 +183,23 @@ func (a *APIServer) client(gv schema.GroupVersion, path string, limits flowcontr
 	return client, nil
 }
 
-// Labels that keep an object from this proxy at the API server already.
+// Labels by which the API server chooses what it delivers.
 const (
-	delegated = "!service.kubernetes.io/service-proxy-name"
+	proxyName = "service.kubernetes.io/service-proxy-name"
 	headless  = "!" + corev1.IsHeadlessService
 )
 
+// ownServices selects the Services of this proxy.
+func (a *APIServer) ownServices() string {
+	if a.ProxyName == "" {
+		return "!" + proxyName
+	}
+	return proxyName + "=" + a.ProxyName
+}
+
 func (a *APIServer) services(c cache.Getter, s *serial) *feed {
 	f := a.feed(kindServices, &corev1.Service{}, c, func(o *metav1.ListOptions) {
-		o.LabelSelector = delegated
+		o.LabelSelector = a.ownServices()
 		o.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
 	})
 	f.set = func(o any) { s.do(func(to Sink) { to.SetService(o.(*corev1.Service)) }) }

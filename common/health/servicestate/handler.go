@@ -66,5 +66,5 @@ func (b *Book) Handler(about func() About) http.Handler {
 
 func unknown(namespace, name string) string {
 	return fmt.Sprintf("service %s/%s is not known here: there is none, or it is headless, of type ExternalName, "+
-		"without ports, or left to another proxy by the label service.kubernetes.io/service-proxy-name", namespace, name)
+		"without ports, or another proxy's by the label service.kubernetes.io/service-proxy-name", namespace, name)
 }
