@@ -26,6 +26,9 @@ func hnsOptions(c *config.Config) hns.Options {
 	if health, err := netip.ParseAddrPort(c.HealthzBindAddress); err == nil {
 		o.HealthzPort = health.Port()
 	}
+	if metrics, err := netip.ParseAddrPort(c.MetricsBindAddress); err == nil {
+		o.MetricsPort = metrics.Port()
+	}
 	return o
 }
 

@@ -31,8 +31,8 @@ func TestRefusedCreates(t *testing.T) {
 		}
 		return n.hns.Calls().Sub(before)["HcnCreateLoadBalancer"] >= 4
 	})
-	n.await(t, "the reason in health", func() bool {
-		body := string(n.health(t).Body)
+	n.await(t, "the reason", func() bool {
+		body := n.page(t, "/services")
 		return strings.Contains(body, "what was there before is refused as well") || strings.Contains(body, "as before, and is tried again in a while")
 	})
 	n.hns.Heal()

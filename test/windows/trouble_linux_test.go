@@ -51,7 +51,7 @@ func TestOneServiceFails(t *testing.T) {
 	n.start(t, "--iptables-sync-period=1h")
 	n.await(t, "all but one load balancer", func() bool { return len(n.programmed()) == 3 })
 	n.await(t, "the failure in health", func() bool {
-		return has(string(n.health(t).Body), `"failedPorts":1`, "shop/cart:web", "a program of this node listens there")
+		return has(string(n.health(t).Body), `"failedPorts":1`) && has(n.page(t, "/services"), "a program of this node listens there", "Get-NetTCPConnection")
 	})
 	if got := n.health(t).Status; got != http.StatusOK {
 		t.Errorf("one Service of two fails, and health is %d", got)

@@ -45,6 +45,8 @@ type Options struct {
 	RootEndpoint        string
 	// HealthzPort is asked where a Service has no health check of its own.
 	HealthzPort uint16
+	// MetricsPort is where the proxy itself listens, 0 if nowhere.
+	MetricsPort uint16
 }
 
 // Where is where a target is, and so who makes its endpoint.

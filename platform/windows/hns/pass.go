@@ -197,8 +197,14 @@ func (p *pass) ensure(w *Wish) error {
 // hold makes HNS hold lb, whose ID is not set.
 func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
 	have := p.model.balancer(lb.Key)
+	if have != nil {
+		p.host.found(lb.Key)
+	}
 	switch {
 	case have == nil:
+		if text, recently := p.host.refused(lb); recently {
+			return postponed(text + "; it is tried again in a while")
+		}
 		return p.create(lb, n, nil)
 	case !p.ours(have):
 		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
@@ -243,7 +249,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 	made, id, without, err := p.createBalancer(lb, before)
 	if err != nil {
 		p.doubt(lb)
-		return taken(err, lb.Key)
+		return p.taken(err, lb)
 	}
 	p.say("+ loadbalancer %s %s %s", made.Key, made.words(), p.names(made.Endpoints))
 	p.creates[made.Key] = n
@@ -260,15 +266,6 @@ func (p *pass) doubt(lb *LoadBalancer) {
 	for _, id := range lb.Endpoints {
 		p.doubtful[id] = true
 	}
-}
-
-// taken explains an error that names no culprit.
-func taken(err error, k Key) error {
-	var e *Error
-	if errors.As(err, &e) && e.Code == 0x803b0013 {
-		return fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there", err, k)
-	}
-	return err
 }
 
 func (p *pass) put(id string, lb *LoadBalancer, n service.PortName) {

@@ -6,6 +6,7 @@ package hns
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"kubeproxy/common/service"
@@ -16,6 +17,9 @@ type refusal struct {
 	rest
 	want LoadBalancer
 	text string // what HNS said
+	// taken means that HNS said that the port is taken, and not by a load balancer
+	// that was there to be replaced.
+	taken bool
 }
 
 // owner names a Service.
@@ -47,19 +51,21 @@ func (r rest) longer(now time.Time, first time.Duration) rest {
 	return r
 }
 
-// refuse notes that HNS refused to make lb.
-func (h *Host) refuse(lb *LoadBalancer, err error) {
+// refuse notes that HNS refused to make lb, and returns whether that is the first
+// time in a row.
+func (h *Host) refuse(lb *LoadBalancer, text string, taken bool) (first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.refusals) >= 1024 { // of Services that have gone, most of them
 		clear(h.refusals)
 	}
-	r := h.refusals[lb.Key]
-	if !r.want.same(lb) {
-		r = refusal{want: *lb}
+	r, known := h.refusals[lb.Key]
+	if !taken && !r.want.same(lb) { // a port that is taken is so whatever the load balancer leads to
+		r.rest = rest{}
 	}
-	r.rest, r.text = r.longer(h.now(), firstRest), err.Error()
+	r.rest, r.want, r.text, r.taken = r.longer(h.now(), firstRest), *lb, text, taken
 	h.refusals[lb.Key] = r
+	return !known
 }
 
 // refused returns what HNS said of lb if that was so recently that asking again
@@ -68,7 +74,60 @@ func (h *Host) refused(lb *LoadBalancer) (text string, recently bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r, known := h.refusals[lb.Key]
-	return r.text, known && r.want.same(lb) && h.now().Before(r.until)
+	return r.text, known && (r.taken || r.want.same(lb)) && h.now().Before(r.until)
+}
+
+// found notes that there is a load balancer with key k after all.
+func (h *Host) found(k Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.refusals[k].taken {
+		delete(h.refusals, k)
+	}
+}
+
+// taken explains an error that names no culprit. Whether a load balancer has the port
+// is looked up once; if none has, HNS is asked again ever more rarely, and nothing is
+// listed for that.
+func (p *pass) taken(err error, lb *LoadBalancer) error {
+	var e *Error
+	if !errors.As(err, &e) || e.Code != 0x803b0013 || p.dry {
+		return err
+	}
+	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Key, p.site.listener(lb))
+	if p.host.refuse(lb, err.Error(), true) {
+		return err
+	}
+	return postponed(err.Error() + "; it is tried again in a while")
+}
+
+// listener says who listens on the port of lb and what to do about it. HNS of Windows
+// Server 2019 gives no load balancer a port that a program listens on at all addresses
+// of the node (kubernetes/community#8883).
+func (s *Site) listener(lb *LoadBalancer) string {
+	const newer = ", or use Windows Server 2022 or newer"
+	switch o := s.Options; {
+	case lb.Protocol != service.TCP:
+	case o.HealthzPort != 0 && lb.Port == o.HealthzPort:
+		return fmt.Sprintf("kube-proxy itself, for healthzBindAddress; set --healthz-bind-address to one address of the node, such as %s%s", s.own(lb.Port), newer)
+	case o.MetricsPort != 0 && lb.Port == o.MetricsPort:
+		return fmt.Sprintf("kube-proxy itself, for metricsBindAddress; set --metrics-bind-address to one address of the node, such as %s, or to another port%s", s.own(lb.Port), newer)
+	case lb.Use() == "healthcheck":
+		return "kube-proxy itself, for the healthCheckNodePort; set --nodeport-addresses to addresses of the node" + newer
+	}
+	command := "Get-NetTCPConnection -State Listen"
+	if lb.Protocol == service.UDP {
+		command = "Get-NetUDPEndpoint"
+	}
+	return fmt.Sprintf("%s -LocalPort %d names its process; have it listen elsewhere", command, lb.Port)
+}
+
+// own returns an address and port of the node.
+func (s *Site) own(port uint16) string {
+	if !s.NodeIP.IsValid() {
+		return fmt.Sprintf("NODE-IP:%d", port)
+	}
+	return netip.AddrPortFrom(s.NodeIP, port).String()
 }
 
 // halt notes that HNS refuses a load balancer of Service o that it had before.
@@ -114,7 +173,7 @@ func (p *pass) restore(have, lb *LoadBalancer, n service.PortName, err error) er
 		return err
 	}
 	p.refusing[ownerOf(n)] = true
-	p.host.refuse(lb, err)
+	p.host.refuse(lb, err.Error(), false)
 	old := have.with(have.Endpoints)
 	old.ID = ""
 	made, id, _, again := p.createBalancer(old, have.Endpoints)

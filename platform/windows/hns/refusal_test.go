@@ -106,3 +106,51 @@ func TestRefusedLoadBalancerGivesWay(t *testing.T) {
 	b.now = b.now.Add(longestRest)
 	b.converge(want)
 }
+
+// A port that a program of the node listens on is asked for ever more rarely, and
+// nothing is listed again once it is known that no load balancer has it. Who listens
+// is named, with the way out.
+func TestPortThatAProgramHolds(t *testing.T) {
+	port := func(number uint16) *service.Port {
+		p := clusterIP("web", "10.96.0.10", "10.244.1.11:80")
+		p.Frontends = append(p.Frontends, service.Frontend{Kind: service.LoadBalancerIP, Addr: addr("203.0.113.10"), Port: number})
+		return p
+	}
+	checked := port(80)
+	checked.HealthCheck = 31000
+	for name, tt := range map[string]struct {
+		port *service.Port
+		held uint16
+		text string
+	}{
+		"health":       {port(80), 10256, "kube-proxy itself, for healthzBindAddress; set --healthz-bind-address to one address of the node, such as 192.0.2.10:10256, or use Windows Server 2022"},
+		"metrics":      {port(10249), 10249, "kube-proxy itself, for metricsBindAddress; set --metrics-bind-address to one address of the node"},
+		"health check": {checked, 31000, "kube-proxy itself, for the healthCheckNodePort; set --nodeport-addresses"},
+		"another":      {port(8443), 8443, "Get-NetTCPConnection -State Listen -LocalPort 8443 names its process"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Version{9, 5}, bridgeN)
+			b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256, MetricsPort: 10249}
+			b.restart()
+			b.pods("10.244.1.11")
+			b.makeRoot()
+			k := Key{VIP: addr("203.0.113.10"), Port: tt.held, Protocol: service.TCP}
+			b.hns.held[k] = true
+			want := snapshot(1, tt.port)
+			creates, lists := 0, 0
+			for range 33 { // a second each
+				_, err := b.round(want)
+				wantFailed(t, err, tt.text, "web")
+				creates += b.hns.calls["create load balancer"]
+				lists += b.hns.calls["list load balancers"]
+			}
+			// Two that work, and one of the others after 2, 4, 8 and 16 s each.
+			if creates > 2+6 || lists > 4 {
+				t.Errorf("in 33 s %d creating calls, want 8 at most; %d listings, want one a resync and one more", creates, lists)
+			}
+			delete(b.hns.held, k)
+			b.now = b.now.Add(longestRest)
+			b.converge(want)
+		})
+	}
+}
