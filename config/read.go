@@ -4,10 +4,9 @@
 package config
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"os"
+
+	"kubeproxy/common/files"
 )
 
 // maxFile bounds a configuration file. A full one is 2 kB.
@@ -21,38 +20,11 @@ func (f *Flags) ReadFile() ([]byte, error) {
 	return readFile(f.Config)
 }
 
-// readFile reads a regular file, also through a symbolic link. Anything else
-// is refused before it is opened, as opening a FIFO would wait for a writer.
+// readFile reads a regular file, also through a symbolic link.
 func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read configuration: %w", err)
-	case info.IsDir():
-		return nil, fmt.Errorf("read configuration: %s is a directory: want a file", path)
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("read configuration: %s is a %s: want a regular file", path, kindOf(info.Mode()))
-	}
-	f, err := os.Open(path)
+	data, _, err := files.Read(path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read configuration %s: %w", path, err)
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("read configuration: %s is larger than %d bytes: want a KubeProxyConfiguration", path, maxFile)
-	}
 	return data, nil
-}
-
-func kindOf(m os.FileMode) string {
-	switch {
-	case m&os.ModeNamedPipe != 0:
-		return "named pipe"
-	case m&os.ModeSocket != 0:
-		return "socket"
-	}
-	return "device"
 }

@@ -37,9 +37,9 @@ func TestReadFile(t *testing.T) {
 	}
 	tests := map[string]string{
 		in("good"): "", in("to-good"): "",
-		in("fifo"): "is a named pipe: want", in("to-fifo"): "is a named pipe: want", in("socket"): "is a socket: want",
-		"/dev/zero": "is a device: want", dir: "is a directory: want",
-		in("nothing"): "no such file", in("to-nothing"): "no such file", in("large"): "is larger than",
+		in("fifo"): "is a named pipe; want", in("to-fifo"): "is a named pipe; want", in("socket"): "is a socket; want",
+		"/dev/zero": "is a device; want", dir: "is a directory; want",
+		in("nothing"): "no such file", in("to-nothing"): "no such file", in("large"): "bytes; want at most",
 	}
 	for path, want := range tests {
 		_, err := Check(path, Linux)

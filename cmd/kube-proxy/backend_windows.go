@@ -87,7 +87,7 @@ func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 
 // hnsGrace is how long a round may go on when the proxy stops. HNS may hang, and a
 // first round of thousands of calls take minutes; the next start goes on from there.
-const hnsGrace = 5 * time.Second
+const hnsGrace = 3 * time.Second
 
 func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, error) {
 	node, err := nodeName(c)

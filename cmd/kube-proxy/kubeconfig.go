@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	filewatch "kubeproxy/common/files"
 )
 
 // readKubeconfig reads a file, in which everything must be there that it
@@ -31,7 +33,7 @@ func readKubeconfig(file, master string) (*rest.Config, error) {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		return nil, wrap(errors.New("it is a directory; want a file in YAML"))
 	}
-	k, err := clientcmd.LoadFromFile(file)
+	k, err := loadKubeconfig(file)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, wrap(errors.New("no such file; --kubeconfig, or clientConnection.kubeconfig, names it"))
@@ -52,6 +54,31 @@ func readKubeconfig(file, master string) (*rest.Config, error) {
 		return nil, wrap(err)
 	}
 	return to, nil
+}
+
+// maxCredentials bounds each file that belongs to a kubeconfig, and the kubeconfig.
+const maxCredentials = 4 << 20
+
+// loadKubeconfig does what clientcmd.LoadFromFile does, and waits for nobody.
+func loadKubeconfig(file string) (*clientcmdapi.Config, error) {
+	text, _, err := filewatch.Read(file, maxCredentials)
+	if err != nil {
+		return nil, err
+	}
+	k, err := clientcmd.Load(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range k.Clusters {
+		c.LocationOfOrigin = file
+	}
+	for _, u := range k.AuthInfos {
+		u.LocationOfOrigin = file
+	}
+	for _, c := range k.Contexts {
+		c.LocationOfOrigin = file
+	}
+	return k, nil
 }
 
 // checkKubeconfig follows what k refers to, and returns all that is missing.
@@ -108,7 +135,7 @@ func checkCluster(name string, c *clientcmdapi.Cluster, master string) error {
 	errs = append(errs, checkFile(at+"certificate-authority", c.CertificateAuthority))
 	ca := c.CertificateAuthorityData
 	if len(ca) == 0 && c.CertificateAuthority != "" {
-		ca, _ = os.ReadFile(c.CertificateAuthority) // which checkFile has tried
+		ca, _, _ = filewatch.Read(c.CertificateAuthority, maxCredentials) // which checkFile has tried
 	}
 	if len(ca) > 0 && !x509.NewCertPool().AppendCertsFromPEM(ca) {
 		errs = append(errs, fmt.Errorf("%scertificate-authority holds no certificate; want PEM, in certificate-authority-data as base64 of that", at))
@@ -147,11 +174,10 @@ func checkFile(field, file string) error {
 	if file == "" {
 		return nil
 	}
-	f, err := os.Open(filepath.Clean(file))
-	if err != nil {
+	if err := filewatch.Check(filepath.Clean(file), maxCredentials); err != nil {
 		return fmt.Errorf("%s: %w", field, err)
 	}
-	return f.Close()
+	return nil
 }
 
 func checkPair(at string, u *clientcmdapi.AuthInfo) error {
@@ -170,7 +196,7 @@ func checkPair(at string, u *clientcmdapi.AuthInfo) error {
 func expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
 	text := to.CertData
 	if len(text) == 0 && to.CertFile != "" {
-		text, _ = os.ReadFile(to.CertFile)
+		text, _, _ = filewatch.Read(to.CertFile, maxCredentials)
 	}
 	if len(text) == 0 {
 		return time.Time{}, false

@@ -13,18 +13,71 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"k8s.io/klog/v2"
 )
 
 func main() {
-	// A second signal ends the process at once, as stop gives signals back.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
-	code := execute(ctx, os.Args[1:], streams{os.Stdout, os.Stderr})
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	to := streams{os.Stdout, &unstalled{to: os.Stderr}}
+	end := &ending{cancel: cancel, log: to.err, limit: stopLimit}
+	ctx = context.WithValue(ctx, endingKey{}, end)
+	go func() { os.Exit(end.await(signals)) }()
+	code := execute(ctx, os.Args[1:], to)
 	klog.Flush()
 	os.Exit(code)
+}
+
+// stopLimit is how long a stop may take, whatever hangs. Who stops containers or
+// services often waits 10 s or more, and some as little as 5 s.
+const stopLimit = 4 * time.Second
+
+// ending is how signals end the process.
+type ending struct {
+	cancel context.CancelFunc
+	log    io.Writer
+	limit  time.Duration
+	off    atomic.Bool // signals are no reason to end
+}
+
+type endingKey struct{}
+
+// withoutSignals has signals not end the process, as for a Windows service, which a
+// user who logs off must not end.
+func withoutSignals(ctx context.Context) context.Context {
+	if e, ok := ctx.Value(endingKey{}).(*ending); ok {
+		e.off.Store(true)
+	}
+	return context.WithoutCancel(ctx)
+}
+
+// await asks the process to end at the first signal, and returns the exit code when
+// it must at once: when it has not ended in time, or at another signal. What is
+// programmed stays in force either way.
+func (e *ending) await(signals <-chan os.Signal) (code int) {
+	first := <-signals
+	for e.off.Load() {
+		first = <-signals
+	}
+	e.cancel()
+	select {
+	case second := <-signals:
+		return signalCode(second)
+	case <-time.After(e.limit):
+		fmt.Fprintf(e.log, "kube-proxy: not ended %s after the signal, as something hangs; ending now, and what is programmed stays in force\n", e.limit)
+		return signalCode(first)
+	}
+}
+
+// signalCode is the exit code that shells report for a process ended by a signal.
+func signalCode(s os.Signal) int {
+	n, _ := s.(syscall.Signal)
+	return 128 + int(n)
 }
 
 // streams is where a command writes: results to out, everything else to err.

@@ -41,9 +41,10 @@ func (o *options) serve(ctx context.Context, to streams, work func(context.Conte
 		path = serviceLog(serviceName)
 	}
 	// A user who logs off ends programs, but not services.
-	return runAsService(context.WithoutCancel(ctx), serviceName, func(ctx context.Context, started func()) error {
-		log := openLog(path, int(o.config.LogFileMaxSize))
-		defer log.Close()
+	return runAsService(withoutSignals(ctx), serviceName, func(ctx context.Context, started func()) error {
+		file := openLog(path, int(o.config.LogFileMaxSize))
+		defer file.Close()
+		log := &unstalled{to: file}
 		if crash := keepCrash(path); crash != nil {
 			defer crash.Close()
 		}

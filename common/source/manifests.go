@@ -112,7 +112,7 @@ func (m *Manifests) files() error {
 	var errs []error
 	for _, p := range m.Paths {
 		if info, err := os.Stat(p); err == nil && !info.IsDir() {
-			if err := readable(info); err != nil {
+			if err := files.Regular(info, maxFile); err != nil {
 				errs = append(errs, fmt.Errorf("read manifests: %s %w or a directory", p, err))
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -52,7 +51,7 @@ func (f *file) refresh(d *decoder, now time.Time) {
 		return // since its directory was listed; that will be noticed
 	}
 	if err == nil {
-		err = readable(info)
+		err = files.Regular(info, maxFile)
 	}
 	if err != nil {
 		f.broken(bad{err: err})
@@ -62,7 +61,8 @@ func (f *file) refresh(d *decoder, now time.Time) {
 		f.info.ModTime().Equal(info.ModTime()) && f.at.Sub(info.ModTime()) > timeGrain {
 		return
 	}
-	content, err := readFile(f.path)
+	content, info, err := files.Read(f.path, maxFile)
+	content = files.Text(content)
 	if err != nil {
 		f.broken(bad{err: err})
 		return
@@ -155,44 +155,4 @@ func (f *file) parse(d *decoder, content []byte) {
 		f.fault(bad{where: "the rest", err: fmt.Errorf("%d more objects cannot be used; what was good of them before stays in force", got.more)})
 	}
 	f.objects = got.objects
-}
-
-// readable refuses what is no file or too large, before opening it could
-// block.
-func readable(info fs.FileInfo) error {
-	mode := info.Mode()
-	what := ""
-	switch {
-	case mode.IsRegular():
-	case mode.IsDir():
-		what = "a directory"
-	case mode&fs.ModeNamedPipe != 0:
-		what = "a named pipe"
-	case mode&fs.ModeDevice != 0:
-		what = "a device"
-	case mode&fs.ModeSocket != 0:
-		what = "a socket"
-	default:
-		what = "of type " + mode.Type().String()
-	}
-	if what != "" {
-		return fmt.Errorf("is %s; want a regular file", what)
-	}
-	if info.Size() > maxFile {
-		return fmt.Errorf("has %d bytes; want at most %d", info.Size(), maxFile)
-	}
-	return nil
-}
-
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	content, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(content) > maxFile {
-		err = fmt.Errorf("grew past %d bytes", maxFile)
-	}
-	return files.Text(content), err
 }

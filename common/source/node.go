@@ -6,12 +6,13 @@ package source
 import (
 	"context"
 	"fmt"
-	"os"
 	"regexp"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+
+	"kubeproxy/common/files"
 )
 
 // ReadNode asks once for the Node, for what must be known before Run. It is nil
@@ -41,11 +42,8 @@ func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
 		var dir listing
 		dir.list(path)
 		for _, name := range dir.files {
-			info, err := os.Stat(name)
-			if err != nil || readable(info) != nil {
-				continue
-			}
-			content, err := readFile(name)
+			content, _, err := files.Read(name, maxFile)
+			content = files.Text(content)
 			if err != nil || !mentions.Match(content) {
 				continue
 			}

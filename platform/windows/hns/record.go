@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"kubeproxy/common/files"
 )
 
 // Store keeps a small document across restarts.
@@ -23,9 +25,12 @@ type Store interface {
 // File is a Store in a file of that path. Its directory is made when needed.
 type File string
 
+// maxRecord is more than a node's record ever has.
+const maxRecord = 64 << 20
+
 // Load implements Store.
 func (f File) Load() ([]byte, error) {
-	b, err := os.ReadFile(string(f))
+	b, _, err := files.Read(string(f), maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

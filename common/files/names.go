@@ -1,0 +1,48 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"errors"
+	"slices"
+	"strings"
+)
+
+// windowsName refuses a path that names a device or a pipe of Windows, which are
+// not in the file system: CON waits for a key wherever it is opened, and so may
+// CON.yaml. https://learn.microsoft.com/windows/win32/fileio/naming-a-file has them.
+func windowsName(path string) error {
+	path = strings.ToUpper(strings.ReplaceAll(path, "/", `\`))
+	if rest, ok := strings.CutPrefix(path, `\\`); ok {
+		parts := strings.Split(rest, `\`)
+		if parts[0] == "." || parts[0] == "?" && len(parts) > 1 && (len(parts[1]) != 2 || parts[1][1] != ':') && parts[1] != "UNC" && !strings.HasPrefix(parts[1], "VOLUME{") {
+			return errors.New("is a device or a named pipe; want a regular file")
+		}
+		if len(parts) > 1 && parts[1] == "PIPE" || len(parts) > 3 && parts[1] == "UNC" && parts[3] == "PIPE" {
+			return errors.New("is a named pipe; want a regular file")
+		}
+	}
+	for part := range strings.SplitSeq(path, `\`) {
+		name, _, _ := strings.Cut(part, ".")
+		name, _, _ = strings.Cut(name, ":")
+		name = strings.TrimRight(name, " ")
+		if slices.Contains([]string{"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"}, name) || isPort(name) {
+			return errors.New("is a device of Windows; want a regular file")
+		}
+	}
+	return nil
+}
+
+// isPort reports that name is COM or LPT and a digit, of which there are raised
+// ones, too.
+func isPort(name string) bool {
+	digit, com := strings.CutPrefix(name, "COM")
+	if !com {
+		var lpt bool
+		if digit, lpt = strings.CutPrefix(name, "LPT"); !lpt {
+			return false
+		}
+	}
+	return len([]rune(digit)) == 1 && strings.Contains("123456789\u00b9\u00b2\u00b3", digit)
+}

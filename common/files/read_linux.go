@@ -1,0 +1,40 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+func nameOfFile(string) error { return nil }
+
+// openNow opens path, which may have become a named pipe without a writer, or a
+// file that somebody has a lease on.
+func openNow(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+}
+
+// stored refuses the files of file systems that the kernel makes up. They are
+// called regular, but /proc/kmsg waits for messages, and takes them from the
+// program that is to log them, see proc_kmsg(5).
+func stored(f *os.File) error {
+	var s unix.Statfs_t
+	c, err := f.SyscallConn() // File.Fd would have reads block
+	if err == nil {
+		err = errors.Join(c.Control(func(fd uintptr) { err = unix.Fstatfs(int(fd), &s) }), err)
+	}
+	if err != nil {
+		return fmt.Errorf("ask for its file system: %w", err)
+	}
+	switch s.Type {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC,
+		unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC:
+		return errors.New("is a file of the kernel; want a regular file")
+	}
+	return nil
+}

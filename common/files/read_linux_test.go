@@ -1,0 +1,89 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestReadWaitsForNobody reads what would keep a reader waiting.
+func TestReadWaitsForNobody(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "file"), "text")
+	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{"to-file": "file", "to-pipe": "pipe", "to-kmsg": "/proc/kmsg", "to-tty": "/dev/tty", "to-self": "/proc/self/status", "to-zero": "/dev/zero"} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{
+		"file": "", "to-file": "", "pipe": "is a named pipe", "to-pipe": "is a named pipe", "to-kmsg": "is a file of the kernel",
+		"to-tty": "is a device", "to-self": "is a file of the kernel", "to-zero": "is a device", "": "is a directory", "none": "no such file",
+	} {
+		text, _, err := Read(filepath.Join(dir, name), 4)
+		switch {
+		case want == "" && (err != nil || string(text) != "text"):
+			t.Errorf("%s: %q, %v", name, text, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: %q, %v; want %q", name, text, err, want)
+		}
+	}
+	if _, _, err := Read(filepath.Join(dir, "file"), 3); err == nil {
+		t.Error("a file of four bytes is read where three are the most")
+	}
+}
+
+// TestReadWhileAPipeTakesTheFilesPlace swaps a file and a named pipe as fast as it
+// can. No Read may wait for a writer.
+func TestReadWhileAPipeTakesTheFilesPlace(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	write(t, path, "text")
+	ended := make(chan struct{})
+	swapped := make(chan struct{})
+	go func() {
+		defer close(swapped)
+		for {
+			select {
+			case <-ended:
+				return
+			default:
+			}
+			_ = unix.Mkfifo(path+"1", 0o600)
+			_ = os.Rename(path+"1", path)
+			_ = os.WriteFile(path+"2", []byte("text"), 0o600)
+			_ = os.Rename(path+"2", path)
+		}
+	}()
+	read := make(chan [2]int)
+	go func() {
+		var good, refused int
+		for good+refused < 20_000 {
+			if _, _, err := Read(path, 10); err == nil {
+				good++
+			} else {
+				refused++
+			}
+		}
+		read <- [2]int{good, refused}
+	}()
+	select {
+	case n := <-read:
+		if n[0] == 0 || n[1] == 0 {
+			t.Errorf("%d read and %d refused, want some of both", n[0], n[1])
+		}
+	case <-time.After(time.Minute):
+		t.Error("a Read waits for somebody to write to a pipe")
+	}
+	close(ended)
+	<-swapped
+}

@@ -1,0 +1,94 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestStalledLogKeepsNobody starts the program with a standard error that nobody
+// reads, and a pipe in it that is full after some lines. Changes go on to be
+// programmed, and a signal ends it in time.
+func TestStalledLogKeepsNobody(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4096); err != nil {
+		t.Fatal(err)
+	}
+	cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms", "-v=9"}, c.mode.flags...)...)
+	cmd.Stderr, cmd.Stdout = w, w
+	ended := startOnNode(t, c, cmd)
+	w.Close()
+	for i := range 20 {
+		c.save(t, app{name: "web", number: 10 + i}.on(c.webs()...))
+		c.settle(t)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	endsInTime(t, ended, 5*time.Second)
+}
+
+// TestPipesAndKernelFilesAreRefused has manifests swapped for a named pipe and for
+// a link to the kernel's log, with a neighbour that goes on to change.
+func TestPipesAndKernelFilesAreRefused(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+	p := c.start(t)
+	swap := func(make func(path string) error) {
+		t.Helper()
+		next := filepath.Join(c.dir, ".next")
+		if err := make(next); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, filepath.Join(c.dir, "odd.yaml")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	swap(func(path string) error { return unix.Mkfifo(path, 0o600) })
+	p.AwaitLog(t, "odd.yaml", "is a named pipe; want a regular file")
+	swap(func(path string) error { return os.Symlink("/proc/kmsg", path) })
+	p.AwaitLog(t, "odd.yaml", "is a file of the kernel; want a regular file")
+	for i := range 5 {
+		swap(func(path string) error { return unix.Mkfifo(path, 0o600) })
+		c.save(t, app{name: "two", number: 20 + i}.on(c.webs()...))
+		c.remove(t, "odd.yaml") // settle would not read it either
+		c.settle(t)
+	}
+}
+
+// startOnNode starts cmd on the node, and returns what receives its end.
+func startOnNode(t *testing.T, c *cluster, cmd *exec.Cmd) <-chan error {
+	t.Helper()
+	if err := c.Node.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return ended
+}
+
+// endsInTime wants a process to end.
+func endsInTime(t *testing.T, ended <-chan error, limit time.Duration) {
+	t.Helper()
+	select {
+	case <-ended:
+	case <-time.After(limit):
+		t.Errorf("has not ended after %s", limit)
+	}
+}
