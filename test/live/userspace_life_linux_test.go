@@ -161,6 +161,49 @@ func TestUserspaceCrash(t *testing.T) {
 	})
 }
 
+// A process that is killed under load breaks what passes through it off at once,
+// leaves nobody waiting, and takes nothing along that the next one needs.
+func TestUserspaceKilledUnderLoad(t *testing.T) {
+	throughProxy(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		p := c.start(t)
+		c.settle(t)
+		before := c.listing(t)
+		load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
+			Query:   netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: 2 * time.Second},
+			Workers: 4, Pause: time.Millisecond,
+		})
+		for range 3 {
+			lines := c.talk(t, "tcp", web, 1)
+			answered := load.Report().Outcomes[netlab.Answered]
+			program.Await(t, "load", func() bool { return load.Report().Outcomes[netlab.Answered] > answered+100 })
+			p.Kill()
+			for _, x := range lines {
+				if a, err := x.conn.Ask(t.Context()); err != nil || a.Outcome != netlab.Broken {
+					t.Errorf("a client of the process that was killed: %s, %v; want it broken off", a.Outcome, err)
+				}
+			}
+			if now := c.listing(t); now != before {
+				t.Errorf("left are\n%s\nand there were\n%s", now, before)
+			}
+			p = c.launch(t)
+			p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
+			p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+			c.settle(t)
+		}
+		r := load.Stop()
+		t.Logf("%s", r)
+		if n := r.Outcomes[netlab.Answered] + r.Outcomes[netlab.Refused] + r.Outcomes[netlab.Broken]; n < r.Connections {
+			t.Errorf("%d connections were left waiting", r.Connections-n)
+		}
+		if now := c.listing(t); now != before {
+			t.Errorf("in the end there are\n%s\nand were\n%s", now, before)
+		}
+	})
+}
+
 // What somebody takes away comes back, and what the proxy made goes with
 // --cleanup.
 func TestUserspaceRepairAndCleanup(t *testing.T) {
