@@ -99,6 +99,7 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	}
 	ctx = klog.NewContext(ctx, log.Logger)
 	tell(log.Logger, c)
+	limitMemory(log.Logger, os.DirFS("/"))
 	switch {
 	case o.config.WriteConfigTo != "":
 		return writeConfig(c, o.config.WriteConfigTo, to.out)

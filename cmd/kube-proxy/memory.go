@@ -1,0 +1,43 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io/fs"
+	"os"
+	"runtime/debug"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/platform/linux/cgroup"
+)
+
+// What of the memory that the kernel lets the process have the Go runtime may fill
+// before it collects garbage more often: a percentage, as long as that leaves reserved
+// bytes, and at least half. The kernel's own memory for rules and sockets counts as
+// well, and so do the program's pages, of which about 20 MB are in use.
+const (
+	memoryPercent  = 90
+	memoryReserved = 24 << 20
+)
+
+func softLimit(limit int64) int64 {
+	return max(min(limit/100*memoryPercent, limit-memoryReserved), limit/2)
+}
+
+// limitMemory has the runtime keep to the cgroup's limit of memory, unless GOMEMLIMIT
+// says otherwise. Without a soft limit, the heap may double before garbage is
+// collected, and the kernel kills the process instead.
+func limitMemory(log klog.Logger, root fs.FS) {
+	if os.Getenv("GOMEMLIMIT") != "" {
+		return
+	}
+	limit, version := cgroup.MemoryLimit(root)
+	if limit == 0 {
+		return
+	}
+	soft := softLimit(limit)
+	debug.SetMemoryLimit(soft)
+	log.V(1).Info("Garbage is collected so that memory stays within the cgroup's limit", "limitBytes", limit, "softLimitBytes", soft, "cgroupVersion", version)
+}
