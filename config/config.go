@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/printable"
 )
 
 // OS is the operating system a configuration is for, which need not be the one
@@ -78,7 +80,7 @@ type FieldError struct {
 func (e *FieldError) Error() string { return join(e.Origin, e.Path, e.Text) }
 
 func join(parts ...string) string {
-	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
+	return printable.Text(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": "))
 }
 
 // Load combines the defaults, the file that flags name, if any, and flags:

@@ -57,11 +57,12 @@ func (f *File) Strict() error { return f.strict }
 // Parse decodes YAML or JSON. The error joins what is wrong with the form of data,
 // without Warnings; values are checked later.
 func Parse(name string, data []byte) (*File, error) {
+	name = printable.Text(name)
 	root, err := parseYAML(name, data)
 	if err != nil {
 		return nil, err
 	}
-	d := decoder{File: File{Name: printable.Text(name), Lines: map[string]int{}}}
+	d := decoder{File: File{Name: name, Lines: map[string]int{}}}
 	d.checkType(root)
 	if len(d.faults) == 0 {
 		d.hardFail = d.version2
@@ -109,9 +110,9 @@ func parseYAML(name string, data []byte) (*yaml.Node, error) {
 // syntaxError turns "yaml: line 3: text" into "name:3: text".
 func syntaxError(name string, err error) error {
 	if m := regexp.MustCompile(`^yaml: line (\d+): (?s)(.*)$`).FindStringSubmatch(err.Error()); m != nil {
-		return fmt.Errorf("%s:%s: not YAML: %s", name, m[1], m[2])
+		return fmt.Errorf("%s:%s: not YAML: %s", name, m[1], printable.Text(m[2]))
 	}
-	return fmt.Errorf("%s: not YAML: %s", name, strings.TrimPrefix(err.Error(), "yaml: "))
+	return fmt.Errorf("%s: not YAML: %s", name, printable.Text(strings.TrimPrefix(err.Error(), "yaml: ")))
 }
 
 type decoder struct {
@@ -139,7 +140,7 @@ func (d *decoder) warnf(n *yaml.Node, path, format string, args ...any) {
 }
 
 func (d *decoder) errorAt(n *yaml.Node, path, text string) *FieldError {
-	return &FieldError{Origin: d.Name + ":" + strconv.Itoa(n.Line), Path: printable.Text(path), Text: text}
+	return &FieldError{Origin: d.Name + ":" + strconv.Itoa(n.Line), Path: path, Text: text}
 }
 
 func (d *decoder) notef(n *yaml.Node, path, format string, args ...any) {

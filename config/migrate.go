@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	yaml "go.yaml.in/yaml/v3"
+
+	"kubeproxy/common/printable"
 )
 
 // Migrate returns the file at path without the fields that have been removed,
@@ -37,10 +39,10 @@ func Migrate(path string) ([]byte, []Note, error) {
 	enc := yaml.NewEncoder(&out)
 	enc.SetIndent(2)
 	if err := enc.Encode(&doc); err != nil {
-		return nil, nil, fmt.Errorf("encode %s: %w", path, err)
+		return nil, nil, fmt.Errorf("encode %s: %w", printable.Text(path), err)
 	}
 	if _, err := Parse(path, out.Bytes()); err != nil {
-		return nil, nil, fmt.Errorf("%s: an alias (*name) refers to a removed field: write the value out first", path)
+		return nil, nil, fmt.Errorf("%s: an alias (*name) refers to a removed field: write the value out first", printable.Text(path))
 	}
 	return out.Bytes(), file.Notes, nil
 }

@@ -101,7 +101,7 @@ func TestMistakes(t *testing.T) {
 		"help, unknown":           {[]string{"help", "foo"}, `unexpected argument "foo": want flags only; kube-proxy --help lists them`},
 		"validate nothing":        {[]string{"config", "validate"}, "config validate wants one FILE, not 0: kube-proxy config validate FILE [flags]"},
 		"validate, other system":  {[]string{"config", "validate", "--os=plan9", "x"}, `--os: "plan9" is unknown: want linux or windows`},
-		"validate, a directory":   {[]string{"config", "validate", "--os=linux", "DIR"}, "the configuration cannot be used on linux:\nread configuration: DIR is a directory: want a file"},
+		"validate, a directory":   {[]string{"config", "validate", "--os=linux", "DIR"}, "the configuration cannot be used on linux:\nread configuration: read DIR: is a directory; want a regular file"},
 		"migrate, a wrong file":   {[]string{"config", "migrate", "DIR/nothing"}, "read configuration: stat DIR/nothing: no such file or directory"},
 		"argument after version":  {[]string{"version", "x"}, `unexpected argument "x": want flags only; kube-proxy version --help lists them`},
 		"write to no such folder": {[]string{"--write-config-to=DIR/a/b"}, "write configuration: open DIR/a/b: no such file or directory"},

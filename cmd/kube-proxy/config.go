@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubeproxy/common/printable"
 	"kubeproxy/config"
 )
 
@@ -34,7 +35,7 @@ but has no effect is listed on standard output.`,
 		Args: oneArg,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if system != string(config.Linux) && system != string(config.Windows) {
-				return fmt.Errorf("--os: %q is unknown: want %s or %s", system, config.Linux, config.Windows)
+				return fmt.Errorf("--os: %.80q is unknown: want %s or %s", system, config.Linux, config.Windows)
 			}
 			c, err := config.Check(args[0], config.OS(system))
 			if err != nil {
@@ -43,7 +44,7 @@ but has no effect is listed on standard output.`,
 			for _, n := range c.Notes {
 				fmt.Fprintf(to.out, "note: %s\n", n)
 			}
-			_, err = fmt.Fprintf(to.out, "%s: valid for %s\n", args[0], system)
+			_, err = fmt.Fprintf(to.out, "%s: valid for %s\n", printable.Text(args[0]), system)
 			return err
 		},
 	}

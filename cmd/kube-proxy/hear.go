@@ -26,6 +26,7 @@ type hearing struct {
 func (h hearing) SetService(s *corev1.Service) {
 	h.observers.metrics.ServiceChanged()
 	h.observers.herald.set(s)
+	h.observers.herald.deprecated(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, h.observers.deprecations.set(s))
 	if !h.TakeService(s) {
 		h.observers.metrics.ServiceSettled()
 	}
@@ -34,6 +35,7 @@ func (h hearing) SetService(s *corev1.Service) {
 func (h hearing) DeleteService(n types.NamespacedName) {
 	h.observers.metrics.ServiceChanged()
 	h.observers.herald.gone(n)
+	h.observers.deprecations.gone(n)
 	if !h.DropService(n) {
 		h.observers.metrics.ServiceSettled()
 	}

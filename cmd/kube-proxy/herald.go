@@ -59,7 +59,9 @@ type herald struct {
 	limits  map[types.NamespacedName]string // what the mode cannot do
 	skipped map[types.NamespacedName]bool   // that were told
 	refused map[types.NamespacedName]bool   // likewise, of what this node alone may see
-	seen    uint64                          // generation that skipped is of
+	// outdated are the Services with an Event about a deprecated field.
+	outdated map[types.NamespacedName]bool
+	seen     uint64 // generation that skipped is of
 
 	// fresh means that there is a problem that was not told. It needs no
 	// lock, for problems come up under that of the tracker.
@@ -88,7 +90,7 @@ func newHerald(from source.Source, node string, m *metrics.Metrics, log klog.Log
 	h := &herald{
 		Recorder: recorder, node: node, uids: map[types.NamespacedName]types.UID{},
 		checks: map[types.NamespacedName]map[netip.AddrPort]string{}, skipped: map[types.NamespacedName]bool{}, refused: map[types.NamespacedName]bool{},
-		limits: map[types.NamespacedName]string{},
+		limits: map[types.NamespacedName]string{}, outdated: map[types.NamespacedName]bool{},
 	}
 	h.Bad(h.self(), eventStarting, "kube-proxy "+builtFrom().Version+" starts")
 	return h, nil
@@ -130,6 +132,7 @@ func (h *herald) gone(n types.NamespacedName) {
 	delete(h.checks, n)
 	delete(h.skipped, n)
 	delete(h.refused, n)
+	delete(h.outdated, n)
 }
 
 func object(n types.NamespacedName, uid types.UID) events.Object {
@@ -302,6 +305,7 @@ func (o *observers) announce(from source.Source, log klog.Logger) {
 		h.problems = func() []track.Problem { return o.tracker.Problems() }
 	}
 	o.herald = h
+	o.deprecatedMode()
 }
 
 // start writes Events in group until ctx ends.

@@ -8,10 +8,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -23,6 +25,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/metrics"
@@ -30,6 +34,8 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
+	"kubeproxy/config"
+	"kubeproxy/test/program"
 )
 
 // api is the transport to an API server that takes every Event.
@@ -253,6 +259,65 @@ func TestEventsOfServers(t *testing.T) {
 	}
 }
 
+// TestDeprecations has one warning and one Event for each use.
+func TestDeprecations(t *testing.T) {
+	var log program.Log
+	d := newDeprecations(&config.Config{}, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	got := heard(t, func(h *herald) {
+		set := func(s *corev1.Service) {
+			h.set(s)
+			h.deprecated(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, d.set(s))
+		}
+		web, headless, plain := newService("web", "u1"), newService("headless", "u2"), newService("plain", "u3")
+		web.Spec.ExternalIPs, headless.Spec.ExternalIPs = []string{"192.0.2.1"}, []string{"192.0.2.1"}
+		headless.Spec.ClusterIP = corev1.ClusterIPNone
+		for range 3 {
+			set(web)
+			set(headless)
+			set(plain)
+			time.Sleep(time.Minute)
+		}
+		without := newService("web", "u1")
+		set(without)
+		o := &observers{mode: "ipvs", herald: h, log: d.log}
+		o.deprecatedMode()
+		(&observers{mode: "nftables", herald: h, log: d.log}).deprecatedMode()
+	})
+	want := []string{
+		"Warning ExternalIPsDeprecation web u1: " + externalIPsText,
+		"Warning IPVSDeprecation node-a node-a: " + ipvsText,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	if n := strings.Count(log.String(), "Warning: "); n != 2 || !strings.Contains(log.String(), `service="shop/web"`) {
+		t.Errorf("%d warnings, want one for the Service and one for the mode:\n%s", n, log.String())
+	}
+	off := newDeprecations(&config.Config{KubeProxyConfiguration: v1alpha1.KubeProxyConfiguration{FeatureGates: map[string]bool{"AllowServiceExternalIPs": false}}}, d.log)
+	web := newService("web", "u1")
+	web.Spec.ExternalIPs = []string{"192.0.2.1"}
+	if text := off.set(web); text != "" {
+		t.Errorf("switched off: %q", text)
+	}
+}
+
+// TestManyDeprecations leave room for other Events.
+func TestManyDeprecations(t *testing.T) {
+	got := heard(t, func(h *herald) {
+		for i := range 5000 {
+			s := newService(fmt.Sprint("s", i), fmt.Sprint("u", i))
+			h.set(s)
+			h.deprecated(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, externalIPsText)
+		}
+		if n := len(h.outdated); n != mostDeprecated {
+			t.Errorf("%d Services, want %d", n, mostDeprecated)
+		}
+	})
+	if len(got) > mostDeprecated {
+		t.Errorf("%d Events", len(got))
+	}
+}
+
 // Without an API server, nobody hears of anything.
 func TestNoHerald(t *testing.T) {
 	h, err := newHerald(&source.Manifests{}, "node-a", nil, klog.Background())
@@ -261,6 +326,7 @@ func TestNoHerald(t *testing.T) {
 	}
 	h.set(newService("web", "u1"))
 	h.gone(types.NamespacedName{})
+	h.deprecated(types.NamespacedName{}, "x")
 	h.problem()
 	h.result(service.IPv4, 1, reconcile.Result{})
 	h.check(servicecheck.Problem{})

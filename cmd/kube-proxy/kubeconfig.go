@@ -24,12 +24,13 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	filewatch "kubeproxy/common/files"
+	"kubeproxy/common/printable"
 )
 
 // readKubeconfig reads a file, in which everything must be there that it
 // refers to. The address in master, if any, goes before the one in it.
 func readKubeconfig(file, master string) (*rest.Config, error) {
-	wrap := func(err error) error { return fmt.Errorf("read kubeconfig %s: %w", file, err) }
+	wrap := func(err error) error { return fmt.Errorf("read kubeconfig %s: %w", printable.Text(file), err) }
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		return nil, wrap(errors.New("it is a directory; want a file in YAML"))
 	}

@@ -14,6 +14,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/printable"
 )
 
 // logs is the one logger and what of it can change while it runs.
@@ -29,6 +31,7 @@ type logs struct {
 // after it meanwhile.
 func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
 	klog.StopFlushDaemon()
+	w = printable.Writer(w)
 	l := &logs{}
 	if c.Format == "json" {
 		level := &slogLevel{}
@@ -45,7 +48,9 @@ func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
 
 // follow takes in everything but the format.
 func (l *logs) follow(c *logsapi.LoggingConfiguration) error {
-	klog.StartFlushDaemon(c.FlushFrequency.Duration.Duration)
+	if d := c.FlushFrequency.Duration.Duration; d > 0 { // 0 would end the process
+		klog.StartFlushDaemon(d)
+	}
 	var modules []string
 	for _, m := range c.VModule {
 		modules = append(modules, fmt.Sprintf("%s=%d", m.FilePattern, m.Verbosity))

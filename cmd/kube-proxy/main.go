@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"kubeproxy/common/printable"
 )
 
 func main() {
@@ -85,6 +87,7 @@ type streams struct{ out, err io.Writer }
 
 // execute runs the command line args and returns the exit code.
 func execute(ctx context.Context, args []string, to streams) int {
+	to.err = printable.Writer(to.err)
 	root := newRoot(to)
 	root.SetArgs(args)
 	return codeOf(root.ExecuteContext(ctx), to.err)
@@ -94,7 +97,7 @@ func execute(ctx context.Context, args []string, to streams) int {
 func codeOf(err error, w io.Writer) int {
 	end, coded := errors.AsType[*exit](err)
 	if err != nil && (!coded || end.err != nil) {
-		fmt.Fprintf(w, "kube-proxy: %v\n", err)
+		fmt.Fprintf(w, "kube-proxy: %s\n", printable.Error(err))
 	}
 	switch {
 	case err == nil:

@@ -40,8 +40,10 @@ type observers struct {
 	wish      *wishFollower
 	limits    limits
 	refusals  refusals
-	gone      [2]string // why a family cannot be had, each for its own loop
-	log       klog.Logger
+	// deprecations warns of what Kubernetes is going to remove.
+	deprecations *deprecations
+	gone         [2]string // why a family cannot be had, each for its own loop
+	log          klog.Logger
 	// podsFromNode says that pods are to be told by the Node's podCIDRs.
 	podsFromNode atomic.Bool
 }
@@ -53,6 +55,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 	o.packets = func() *metrics.Packets { return packets(backends) }
 	o.relayed = func() *metrics.Relay { return relayUse(backends) }
 	o.localhost = func() map[service.Family]metrics.Localhost { return localhostMetrics(backends) }
+	o.deprecations = newDeprecations(c, log)
 	o.podsFromNode.Store(c.DetectLocalMode == config.NodeCIDR)
 	var families []service.Family
 	var named []metrics.Backend

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
@@ -104,13 +105,14 @@ func (r *rendering) system() config.OS {
 }
 
 func render(ctx context.Context, c *config.Config, r *rendering, node string, to streams) error {
+	to.out = printable.Writer(to.out)
 	o := trackOptions(c, node)
 	o.Report = func(p track.Problem) { fmt.Fprintf(to.err, "problem: %s\n", p) }
 	tracker := track.New(o)
 	files := source.Manifests{
 		Paths:    r.manifests,
 		NodeName: node,
-		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", s) },
+		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", printable.Text(s)) },
 	}
 	bad := files.Load(ctx, tracker)
 	want := tracker.Latest()

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/common/printable"
 	"kubeproxy/config"
 )
 
@@ -180,12 +181,12 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 		return fmt.Errorf("--%s: %q is %s", bad.GetFlag().Name, bad.GetValue(), wrong(bad))
 	}
-	return err
+	return errors.New(printable.Text(err.Error()))
 }
 
 func unknownFlag(cmd *cobra.Command, e *pflag.NotExistError) error {
-	name := e.GetSpecifiedName()
-	if letters := e.GetSpecifiedShortnames(); letters != "" {
+	name := printable.Text(e.GetSpecifiedName())
+	if letters := printable.Text(e.GetSpecifiedShortnames()); letters != "" {
 		// -name is a common slip for --name.
 		if cmd.Flags().Lookup(letters) != nil {
 			return fmt.Errorf("unknown flag -%s; did you mean --%s?", letters, letters)
@@ -212,5 +213,5 @@ func wrong(e *pflag.InvalidValueError) string {
 	case "duration":
 		return "no duration: want one such as 30s or 1h30m"
 	}
-	return "not accepted: " + strings.ReplaceAll(e.Unwrap().Error(), "\n", " ")
+	return "not accepted: " + printable.Text(strings.ReplaceAll(e.Unwrap().Error(), "\n", " "))
 }

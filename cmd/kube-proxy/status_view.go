@@ -9,10 +9,10 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode"
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/printable"
 )
 
 // document is what -o json prints. Fields are added, but neither renamed nor
@@ -100,7 +100,7 @@ func unserved(s *servicestate.Service) bool {
 func unasked(s *servicestate.Service) bool { return s.HealthCheck != nil && s.HealthCheck.Error != "" }
 
 func (d *document) printJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(printable.Writer(w))
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(d)
@@ -108,12 +108,4 @@ func (d *document) printJSON(w io.Writer) error {
 
 // clean makes one line of what others wrote, with nothing in it that moves
 // the cursor.
-func clean(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	return strings.Join(strings.Fields(s), " ")
-}
+func clean(s string) string { return printable.Text(strings.Join(strings.Fields(s), " ")) }

@@ -9,8 +9,10 @@ package printable
 
 import (
 	"io"
+	"io/fs"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -31,7 +33,10 @@ func escape(s, keep string) string {
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		part := s[i : i+n]
-		if !shown(r, n, keep) {
+		switch {
+		case r == 0x7f: // which JSON has to understand, too
+			part = `\u007f`
+		case !shown(r, n, keep):
 			part = strings.Trim(strconv.Quote(part), `"`)
 		}
 		b.WriteString(part)
@@ -57,15 +62,60 @@ func shown(r rune, n int, keep string) bool {
 	return !broken && (strconv.IsPrint(r) || strings.ContainsRune(keep, r))
 }
 
-// Writer applies Lines to what is written, and passes it on to w. Each call
-// must end between two characters.
-func Writer(w io.Writer) io.Writer { return writer{w} }
+// Error returns the text of err as Lines, with the paths in it on one line each.
+func Error(err error) string {
+	text := err.Error()
+	for _, path := range paths(err) {
+		text = strings.ReplaceAll(text, path, Text(path))
+	}
+	return Lines(text)
+}
 
-type writer struct{ to io.Writer }
+// paths returns the paths in the tree of err that have to be escaped.
+func paths(err error) []string {
+	var all []string
+	if e, ok := err.(*fs.PathError); ok && Text(e.Path) != e.Path {
+		all = append(all, e.Path)
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil {
+			all = append(all, paths(inner)...)
+		}
+	case interface{ Unwrap() []error }:
+		for _, inner := range e.Unwrap() {
+			all = append(all, paths(inner)...)
+		}
+	}
+	return all
+}
+
+// Writer applies Lines to what is written, and passes it on to w. The beginning of
+// a character waits for the rest of it.
+func Writer(w io.Writer) io.Writer { return &writer{to: w} }
+
+type writer struct {
+	mu   sync.Mutex
+	to   io.Writer
+	rest []byte // the beginning of a character
+}
 
 // Write reports p as written in full if it was, however long it became.
-func (w writer) Write(p []byte) (int, error) {
-	if _, err := io.WriteString(w.to, Lines(string(p))); err != nil {
+func (w *writer) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text := append(w.rest, p...)
+	whole := len(text)
+	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
+		if last := text[len(text)-n:]; utf8.RuneStart(last[0]) {
+			if !utf8.FullRune(last) {
+				whole -= n
+			}
+			break
+		}
+	}
+	w.rest = append([]byte(nil), text[whole:]...)
+	if _, err := io.WriteString(w.to, Lines(string(text[:whole]))); err != nil {
 		return 0, err
 	}
 	return len(p), nil

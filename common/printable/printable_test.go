@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"testing"
 	"unicode"
@@ -22,7 +23,7 @@ func TestText(t *testing.T) {
 		"carriage return":   {"a\rb", `a\rb`, `a\rb`},
 		"colour":            {"\x1b[31mred", `\x1b[31mred`, `\x1b[31mred`},
 		"colour of 8 bits":  {"\u009b31mred", `\u009b31mred`, `\u009b31mred`},
-		"delete":            {"a\x7f\x08", `a\x7f\b`, `a\x7f\b`},
+		"delete":            {"a\x7f\x08", `a\u007f\b`, `a\u007f\b`},
 		"other direction":   {"a\u202eb\u2066", `a\u202eb\u2066`, `a\u202eb\u2066`},
 		"line separator":    {"a\u2028b\u0085", `a\u2028b\u0085`, `a\u2028b\u0085`},
 		"broken UTF-8":      {"a\xffb\xc3", `a\xffb\xc3`, `a\xffb\xc3`},
@@ -41,10 +42,28 @@ func TestText(t *testing.T) {
 	}
 }
 
+func TestError(t *testing.T) {
+	path := &fs.PathError{Op: "open", Path: "a\nb\x1b", Err: errors.New("c")}
+	err := errors.Join(fmt.Errorf("read: %w", path), errors.New("d\x00"))
+	if got, want := Error(err), `read: open a\nb\x1b: c`+"\n"+`d\x00`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestWriter(t *testing.T) {
 	var b bytes.Buffer
 	if n, err := fmt.Fprint(Writer(&b), "a\x1b[1m\nb"); n != 7 || err != nil || b.String() != "a\\x1b[1m\nb" {
 		t.Errorf("%d, %v, wrote %q", n, err, b.String())
+	}
+	b.Reset()
+	w := Writer(&b)
+	for _, c := range []byte("größer \x9b 数\n") { // as a buffer may cut it
+		if n, err := w.Write([]byte{c}); n != 1 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	if got, want := b.String(), "größer \\x9b 数\n"; got != want {
+		t.Errorf("in pieces %q, want %q", got, want)
 	}
 	refused := errors.New("full")
 	if n, err := Writer(full{refused}).Write([]byte("a")); n != 0 || !errors.Is(err, refused) {

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"kubeproxy/common/printable"
 )
 
 // decoder turns the content of files into objects.
@@ -268,7 +270,7 @@ func (d *decoder) list(i item, of [2]string, out *decoded) {
 }
 
 func (d *decoder) ignore(name string) {
-	d.once(fmt.Sprintf("objects of kind %s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", name))
+	d.once(fmt.Sprintf("objects of kind %.200s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", printable.Text(name)))
 }
 
 // once tells what may be as it is meant to be.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubeproxy/common/files"
+	"kubeproxy/common/printable"
 )
 
 // file is what is known of one manifest file.
@@ -117,7 +118,7 @@ func (f *file) fault(b bad) {
 	if name := b.name(); name != "" {
 		object += ": " + name
 	}
-	f.problems = append(f.problems, problem{object, fmt.Errorf("manifest %s: %w", f.path, b.err)})
+	f.problems = append(f.problems, problem{object, fmt.Errorf("manifest %s: %w", printable.Text(f.path), b.err)})
 }
 
 func (f *file) parse(d *decoder, content []byte) {

@@ -16,6 +16,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/printable"
 )
 
 // key identifies an object. The zero key is one that cannot be told.
@@ -185,7 +187,7 @@ func (l *library) merge(files []*file) map[key]any {
 			if have, dup := seen[o.key]; dup {
 				twice = append(twice, problem{
 					f.path + ": " + o.key.String(),
-					fmt.Errorf("manifest %s: %s is ignored: %s has it already", f.path, o.key, have.path),
+					fmt.Errorf("manifest %s: %s is ignored: %s has it already", printable.Text(f.path), o.key, printable.Text(have.path)),
 				})
 				continue
 			}

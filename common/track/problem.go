@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/printable"
 )
 
 // Problem is something in the cluster's content that had to be left out or
@@ -29,7 +31,7 @@ func (p Problem) String() string {
 	if p.Service.Name != "" {
 		where = "service " + p.Service.String()
 	}
-	return where + ": " + p.Field + ": " + p.Message
+	return printable.Text(where + ": " + p.Field + ": " + p.Message)
 }
 
 func compareProblems(a, b Problem) int {

@@ -1,0 +1,104 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/events"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// The Events about what Kubernetes is going to remove. Every node sees alike what a
+// Service has, and each has a mode of its own.
+var (
+	eventIPVS        = events.Topic{Bad: "IPVSDeprecation"}
+	eventExternalIPs = events.Topic{Bad: "ExternalIPsDeprecation", Reach: events.Cluster}
+)
+
+const (
+	// See kubernetes/enhancements#5495.
+	ipvsText = "mode ipvs is deprecated in Kubernetes and may be removed in a future version: use mode nftables, or iptables where the kernel is older than 5.13"
+	// See kubernetes/enhancements#5707.
+	externalIPsText = "spec.externalIPs is deprecated in Kubernetes and kube-proxy will stop to serve it: use a Service of type LoadBalancer, an Ingress or a Gateway"
+)
+
+// deprecations warns once of each use of what is going to be removed.
+type deprecations struct {
+	log klog.Logger
+	// unused says that externalIPs are switched off.
+	unused bool
+
+	mu   sync.Mutex
+	uses map[types.NamespacedName]bool // Services with externalIPs
+}
+
+func newDeprecations(c *config.Config, log klog.Logger) *deprecations {
+	return &deprecations{log: log, unused: c.IgnoreExternalIPs(), uses: map[types.NamespacedName]bool{}}
+}
+
+// set takes in s, and says in a few words what is deprecated of it, nothing if
+// nothing is.
+func (d *deprecations) set(s *corev1.Service) string {
+	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+	_, others := s.Labels[track.LabelProxyName]
+	served := !others && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.Type != corev1.ServiceTypeExternalName
+	uses := served && !d.unused && len(s.Spec.ExternalIPs) > 0
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch before := d.uses[n]; {
+	case !uses:
+		delete(d.uses, n)
+		return ""
+	case !before:
+		d.uses[n] = true
+		d.log.Info("Warning: "+externalIPsText, "service", n.String(), "externalIPs", fmt.Sprintf("%q", s.Spec.ExternalIPs))
+	}
+	return externalIPsText
+}
+
+func (d *deprecations) gone(n types.NamespacedName) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.uses, n)
+}
+
+// deprecatedMode warns if the mode itself is deprecated.
+func (o *observers) deprecatedMode() {
+	if o.mode != string(config.IPVS) {
+		return
+	}
+	o.log.Info("Warning: " + ipvsText)
+	if o.herald != nil {
+		o.herald.Bad(o.herald.self(), eventIPVS, ipvsText)
+	}
+}
+
+// mostDeprecated bounds the Events about deprecated fields, so that they leave room
+// for those about failures.
+const mostDeprecated = 100
+
+// deprecated takes in what is deprecated of a Service, nothing if text is empty.
+func (h *herald) deprecated(n types.NamespacedName, text string) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case text == "":
+		delete(h.outdated, n)
+	case len(h.outdated) >= mostDeprecated && !h.outdated[n]:
+		return
+	default:
+		h.outdated[n] = true
+	}
+	h.tell(n, eventExternalIPs, text, "")
+}

@@ -1,0 +1,224 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"kubeproxy/common/printable"
+)
+
+// forged is how a line would begin that somebody slipped into an output.
+const forged = "FORGED"
+
+// FuzzOutputs writes hostile text wherever it can come in from outside, and looks at
+// everything that is printed.
+func FuzzOutputs(f *testing.F) {
+	for _, s := range []string{
+		"\x1b[2J\x1b[31m", "\r", "\u009b31m", "\x7f\b\b", "\u202egnp.exe\u2066", "a\u2028b\u0085", "\xff\xfe", "\x00", "%s%d%n", `"\`, "<script>", "x: y\n---\n", "plain",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if len(s) > 200 {
+			t.Skip()
+		}
+		s = "x" + s + "\n" + forged
+		hostileObjects(t, s)
+		hostileFile(t, s)
+		hostileArguments(t, s)
+		hostileAnswer(t, s)
+		hostileLog(t, s)
+	})
+}
+
+// wellPrinted fails on what must not be printed.
+func wellPrinted(t *testing.T, where, out string) {
+	t.Helper()
+	if !utf8.ValidString(out) {
+		t.Errorf("%s: not UTF-8: %q", where, out)
+	}
+	for line := range strings.Lines(out) {
+		line = strings.TrimSuffix(line, "\n")
+		if plain := strings.ReplaceAll(line, "\t", ""); printable.Text(plain) != plain {
+			t.Errorf("%s: control characters: %q", where, line)
+		}
+		if strings.HasPrefix(line, forged) {
+			t.Errorf("%s: a forged line in %q", where, out)
+		}
+	}
+}
+
+// printed is call for hostile arguments, in a directory of its own.
+func printed(t *testing.T, args ...string) {
+	t.Helper()
+	got := call(t, "", args...)
+	wellPrinted(t, strings.Join(args, " ")+": out", got.Out)
+	wellPrinted(t, strings.Join(args, " ")+": err", got.Err)
+}
+
+// hostileObjects has s in all that manifests may hold, and in the name of a file.
+func hostileObjects(t *testing.T, s string) {
+	t.Helper()
+	meta := map[string]any{"name": "web", "namespace": "shop", "annotations": map[string]string{s: s}, "labels": map[string]string{s: s}}
+	bad := map[string]any{"name": s, "namespace": s}
+	spec := map[string]any{
+		"clusterIP": "10.96.0.1", "type": "LoadBalancer", "externalIPs": []string{s, "192.0.2.1"}, "loadBalancerSourceRanges": []string{s},
+		"loadBalancerClass": s, "sessionAffinity": s, "externalName": s, "trafficDistribution": s, "internalTrafficPolicy": s,
+		"ports": []map[string]any{{"name": s, "port": 80, "appProtocol": s}, {"name": "http", "port": 81, "protocol": s}, {"name": "x", "port": 82, "appProtocol": s}},
+	}
+	objects := []map[string]any{
+		{"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec},
+		{"apiVersion": "v1", "kind": "Service", "metadata": bad, "spec": spec},
+		{"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": map[string]any{s: 1}},
+		{"apiVersion": s, "kind": s, "metadata": meta}, {"apiVersion": s, "kind": "Service"}, {"kind": s}, {"apiVersion": "v1", "kind": s},
+		{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": map[string]any{"name": "web-1", "namespace": "shop", "labels": map[string]string{"kubernetes.io/service-name": "web"}},
+			"addressType": "IPv4", "ports": []map[string]any{{"name": s, "port": 8080}, {"name": "x", "port": 8080}},
+			"endpoints": []map[string]any{{"addresses": []string{s}}, {"addresses": []string{"10.244.0.1"}, "nodeName": s, "zone": s, "hostname": s}}},
+		{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "node-a", "labels": map[string]string{"topology.kubernetes.io/zone": s}},
+			"spec": map[string]any{"podCIDRs": []string{s}}, "status": map[string]any{"addresses": []map[string]string{{"type": "InternalIP", "address": s}}}},
+		{"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": map[string]any{"name": "x"}, "spec": map[string]any{"cidrs": []string{s}}},
+	}
+	dir := t.TempDir()
+	for i, o := range objects {
+		text, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, string(rune('a'+i))+".json"), string(text))
+	}
+	write(t, filepath.Join(dir, "y.yaml"), "kind: \""+s+"\nmetadata: {"+s)
+	name := filepath.Join(dir, strings.NewReplacer("/", "_", "\x00", "_").Replace(s)+".yaml")
+	if err := os.WriteFile(name, []byte("kind: ["), 0o600); err != nil {
+		t.Log(err) // no system takes every name
+	}
+	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace", "kernelspace"} {
+		for _, format := range []string{"text", "json"} {
+			printed(t, "render", "--manifests="+dir, "--hostname-override=node-a", "--proxy-mode="+mode, "-o", format)
+		}
+	}
+	printed(t, "render", "--manifests="+name, "--hostname-override="+s)
+}
+
+// hostileFile has s in a configuration file.
+func hostileFile(t *testing.T, s string) {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{
+		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+		s: s, "mode": s, "bindAddress": s, "healthzBindAddress": s, "metricsBindAddress": s, "clusterCIDR": s, "hostnameOverride": s, "portRange": s,
+		"detectLocalMode": s, "nodePortAddresses": []string{s, s}, "featureGates": map[string]any{s: true, s + "x": s}, "showHiddenMetricsForVersion": s,
+		"clientConnection": map[string]any{"contentType": s, "kubeconfig": s, s: s}, "logging": map[string]any{"format": s, "vmodule": []any{map[string]any{"filePattern": s, "verbosity": 1}}},
+		"detectLocal": map[string]any{"bridgeInterface": s}, "ipvs": map[string]any{"excludeCIDRs": []string{s}, "syncPeriod": s}, "oomScoreAdj": s,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, other := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
+	write(t, file, string(text))
+	write(t, other, configHead+s)
+	for _, f := range []string{file, other} {
+		printed(t, "config", "validate", f)
+		printed(t, "config", "migrate", f)
+		printed(t, "--config", f, "--write-config-to=-")
+		printed(t, "status", "--config", f)
+	}
+}
+
+// hostileArguments has s in a command line.
+func hostileArguments(t *testing.T, s string) {
+	t.Helper()
+	if strings.Contains(s, "\x00") { // which no system passes on
+		return
+	}
+	for _, args := range [][]string{
+		{s}, {"--" + s}, {"-" + s}, {"-=" + s}, {"config", s}, {"config", "validate", s}, {"config", "validate", s, s}, {"config", "migrate", s}, {"config", "validate", "--os", s, "x"},
+		{"render", "--manifests", s}, {"render", "--manifests", ".", "-o", s}, {"render", "--manifests", ".", "--hns-state", s}, {"version", s}, {"help", s}, {"completion", s},
+		{"--config", s}, {"--proxy-mode", s}, {"--feature-gates", s}, {"--feature-gates", s + "=true"}, {"--v", s}, {"--vmodule", s}, {"--oom-score-adj", s}, {"--cluster-cidr", s},
+		{"--kubeconfig", s}, {"--master", s}, {"--version=" + s}, {"--log-flush-frequency=0", "--write-config-to=-"}, {"--write-config-to", "/nothing/" + s}, {"--nodeport-addresses", s}, {"status", "a", s}, {"status", "--output", s}, {"service", s},
+	} {
+		printed(t, args...)
+	}
+}
+
+// hostileAnswer has s in all that a proxy may answer.
+func hostileAnswer(t *testing.T, s string) {
+	t.Helper()
+	d := &document{}
+	poison(reflect.ValueOf(d).Elem(), s, 0)
+	for _, format := range []string{formatTable, formatWide, formatJSON} {
+		for _, name := range []string{"", s} {
+			var out bytes.Buffer
+			q := &inquiry{format: format, name: name, now: func() time.Time { return time.Unix(1e9, 0) }}
+			if err := q.print(&out, d); err != nil {
+				t.Fatal(err)
+			}
+			wellPrinted(t, "status -o "+format, out.String())
+		}
+	}
+}
+
+// poison fills v with s.
+func poison(v reflect.Value, s string, depth int) {
+	if depth > 12 || !v.CanSet() {
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(s)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			poison(v.Field(i), s, depth+1)
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range 2 {
+			poison(v.Index(i), s, depth+1)
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		poison(v.Elem(), s, depth+1)
+	case reflect.Map:
+		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		poison(key, s, depth+1)
+		poison(value, s, depth+1)
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(key, value)
+	}
+}
+
+// hostileLog has s in what is logged.
+func hostileLog(t *testing.T, s string) {
+	t.Helper()
+	for _, format := range []string{"text", "json"} {
+		var out bytes.Buffer
+		log, err := startLogging(&logsapi.LoggingConfiguration{Format: format}, &out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Error(errors.Join(errors.New(s), &fs.PathError{Op: "open", Path: s, Err: fs.ErrNotExist}), "Text "+s, "key", s, "list", []string{s})
+		log.Info(s, "err", errors.New(s))
+		wellPrinted(t, "log in "+format, out.String())
+		if format != "json" {
+			continue
+		}
+		for line := range strings.Lines(out.String()) {
+			if !json.Valid([]byte(line)) {
+				t.Errorf("no JSON: %q", line)
+			}
+		}
+	}
+}
