@@ -7,17 +7,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/abstract"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
+	processes "kubeproxy/platform/linux/process"
 	"kubeproxy/platform/linux/userspace"
 )
 
@@ -205,4 +210,17 @@ func goneRules(ports []*service.Port) []conntrack.Rule {
 		rules = append(rules, conntrack.Changes(p, nil)...)
 	}
 	return rules
+}
+
+// leaseOf returns how service proxies of a node find each other, and what this one
+// says of itself.
+func leaseOf() (lease.Transport, lease.Identity) { return abstract.Socket{}, abstract.Self() }
+
+// otherProxies names the processes that look like service proxies of this node.
+func otherProxies() string {
+	var all []string
+	for _, p := range processes.Named(os.DirFS("/proc"), "kube-proxy") {
+		all = append(all, p.String())
+	}
+	return strings.Join(all, ", ")
 }

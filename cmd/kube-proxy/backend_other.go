@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/config"
 )
@@ -34,3 +35,7 @@ func prepare(context.Context, *config.Config) error { return errSystem }
 func keepPrepared(context.Context, *effective, *observers) {}
 
 func tracked() *metrics.Tracked { return nil }
+
+func leaseOf() (lease.Transport, lease.Identity) { return nil, lease.Identity{} }
+
+func otherProxies() string { return "" }

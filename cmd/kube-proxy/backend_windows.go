@@ -8,15 +8,19 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/hns"
+	"kubeproxy/platform/windows/pipe"
 )
 
 const hostOS = config.Windows
@@ -120,3 +124,11 @@ func prepare(ctx context.Context, c *config.Config) error {
 func keepPrepared(context.Context, *effective, *observers) {}
 
 func tracked() *metrics.Tracked { return nil }
+
+// leaseOf returns how service proxies of a node find each other, and what this one
+// says of itself.
+func leaseOf() (lease.Transport, lease.Identity) {
+	return pipe.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
+}
+
+func otherProxies() string { return "" }

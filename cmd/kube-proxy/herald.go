@@ -37,6 +37,8 @@ var (
 	eventPorts      = events.Topic{Bad: "ServiceNotProgrammed", Good: "ServiceProgrammed"}
 	eventSkipped    = events.Topic{Bad: "ServiceSkipped", Reach: events.Cluster}
 	eventRefused    = events.Topic{Bad: "ServiceAddressRefused", Good: "ServiceAddressServed"}
+	eventOther      = events.Topic{Bad: "OtherServiceProxy", Good: "OtherServiceProxyGone"}
+	eventDisputed   = events.Topic{Bad: "RulesAlteredByOthers", Good: "RulesNotAlteredAnyMore"}
 	eventCheck      = events.Topic{Bad: "FailedToStartServiceHealthcheck", Good: "StartedServiceHealthcheck"}
 	eventsOfServers = map[string]events.Topic{
 		"health":  {Bad: "FailedToStartProxierHealthcheck", Good: "StartedProxierHealthcheck"},

@@ -12,6 +12,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -44,6 +45,8 @@ type observers struct {
 	deprecations *deprecations
 	gone         [2]string // why a family cannot be had, each for its own loop
 	log          klog.Logger
+	lease        *lease.Lease
+	rivals       rivals
 	// podsFromNode says that pods are to be told by the Node's podCIDRs.
 	podsFromNode atomic.Bool
 }
@@ -75,6 +78,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 			b.count(o.metrics)
 		}
 	}
+	o.newLease()
 	o.book = &servicestate.Book{
 		Latest:     func() *service.Snapshot { return o.tracker.Latest() },
 		Problems:   o.problems,
@@ -129,6 +133,7 @@ func (o *observers) result(b *backend, s *service.Snapshot, r reconcile.Result) 
 	o.metrics.Result(metrics.Backend{Mode: b.mode, Family: b.family}, metrics.Round{Result: r, Snapshot: s, Extent: extent, Restored: b.restored()})
 	o.book.Result(b.family, s, r)
 	o.herald.result(b.family, r.Generation, r)
+	o.disputed(b.family, r)
 	if r.Err != nil && !health.Partial(r.Err) {
 		return
 	}
@@ -209,6 +214,7 @@ func (o *observers) observe() metrics.Observation {
 	seen.Tracked = tracked()
 	seen.Packets, seen.Relay = o.packets(), o.relayed()
 	seen.Localhost = o.localhost()
+	seen.Standby = r.Standby != ""
 	for name := range r.Conditions {
 		seen.Conditions = append(seen.Conditions, name)
 	}

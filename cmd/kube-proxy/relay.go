@@ -97,8 +97,9 @@ const (
 // stopped says what becomes of connections now that the proxy ends. Where they
 // pass through it, new ones go without it from now on, and old ones may end
 // first.
-func stopped(log klog.Logger, backends []*backend) {
+func (o *observers) stopped(log klog.Logger, backends []*backend) {
 	mode := backends[0].mode
+	standby := o.lease != nil && o.lease.Standby()
 	var relays []relay
 	for _, b := range backends {
 		if r, ok := b.Backend.(relay); ok {
@@ -107,6 +108,15 @@ func stopped(log klog.Logger, backends []*backend) {
 	}
 	if len(relays) == 0 {
 		log.Info("Stopped; the rules stay in force", "mode", mode)
+		return
+	}
+	if standby { // the rules are another process's, which goes on
+		log.Info("Stopping; connections through this process may end", "mode", mode, "within", drainTime.String(), "connections", relays[0].Connections())
+		each(backends, drainTime, func(ctx context.Context, b *backend) bool {
+			b.Backend.(relay).Drain(ctx)
+			return true
+		})
+		log.Info("Stopped; another service proxy programs this node", "mode", mode, "brokenOff", relays[0].Connections())
 		return
 	}
 	handed := each(backends, handOverTime, func(ctx context.Context, b *backend) bool { return handOver(ctx, log, b) })

@@ -35,22 +35,44 @@ type reporter struct {
 	repeats    int    // of failure, not logged yet
 	since      time.Time
 	logged     time.Time
-	settled    string // latest failure to settle
-	limits     string // what cannot be done, as logged last
+	settled    string    // latest failure to settle
+	disputed   time.Time // when drift was logged that goes on
+	drifts     int       // rounds with drift since
+	limits     string    // what cannot be done, as logged last
 }
 
 func newReporter(log klog.Logger) *reporter { return &reporter{log: log, now: time.Now} }
 
 func (r *reporter) report(res reconcile.Result) {
-	if n := len(res.Drift); n > 0 {
-		r.log.Info("Others had altered our rules", "changes", n, "first", strings.Join(res.Drift[:min(n, maxDrift)], "; "))
-	}
+	r.drifted(res)
 	if res.Err != nil {
 		r.failed(res)
 		return
 	}
 	r.succeeded(res)
 	r.limits = ""
+}
+
+// drifted says what others had altered. Who does so again and again is spoken of
+// once in a while.
+func (r *reporter) drifted(res reconcile.Result) {
+	n, now := len(res.Drift), r.now()
+	if n == 0 {
+		return
+	}
+	if res.Contested() && now.Sub(r.disputed) < remind {
+		r.drifts++
+		return
+	}
+	args := []any{"changes", n, "first", strings.Join(res.Drift[:min(n, maxDrift)], "; ")}
+	if res.Suspect != "" {
+		args = append(args, "by", res.Suspect)
+	}
+	if res.Contested() {
+		args = append(args, "rounds", res.Disputes, "notLogged", r.drifts)
+		r.disputed, r.drifts = now, 0
+	}
+	r.log.Info("Others had altered our rules", args...)
 }
 
 // succeeded logs a round that did all that can be done.

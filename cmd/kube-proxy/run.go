@@ -183,18 +183,16 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	r.servers = watchers.serve(ctx, group, force, o)
 	group.Go(func() error { return r.run(ctx) })
 	watchers.followNode(ctx, group, followWish(o, wish, r.mode, log))
+	defer watchers.startLease(ctx, loops)()
 	for i, b := range backends {
 		drive(ctx, group, b, loops[i])
 	}
 	group.Go(func() error { return from.Run(ctx, hearing{watchers.tracker, watchers}) })
-	group.Go(func() error {
-		settleIn(ctx, progress, force, watchers)
-		return nil
-	})
+	group.Go(func() error { return settleIn(ctx, progress, force, watchers) })
 	o.begun()
 	err = group.Wait()
 	if err == nil || errors.Is(err, errRestart) {
-		stopped(log, backends)
+		watchers.stopped(log, backends)
 	}
 	return err
 }
@@ -209,20 +207,21 @@ func drive(ctx context.Context, group *errgroup.Group, b *backend, l *reconcile.
 		})
 	}
 	if w, ok := b.Backend.(reconcile.Watcher); ok {
-		group.Go(func() error { return watch(ctx, b, w, l.Kick) })
+		group.Go(func() error { return watch(ctx, b, w, l.Touched) })
 	}
 }
 
 // settleIn does what can wait for the first rules, and goes on until ctx ends.
-func settleIn(ctx context.Context, p *progress, f *effective, o *observers) {
+func settleIn(ctx context.Context, p *progress, f *effective, o *observers) error {
 	if !p.wait(ctx) {
-		return
+		return nil
 	}
 	// The first round needs memory that no later one does.
 	debug.FreeOSMemory()
 	// The kernel has the settings of connection tracking since its first
 	// use, so now at the latest.
 	keepPrepared(ctx, f, o)
+	return nil
 }
 
 func newTracker(c *config.Config, node string, problem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {
@@ -282,6 +281,8 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p 
 	pace := paceOf(c)
 	l.MinInterval, l.Burst, l.Resync, l.Retry = pace.MinInterval, 10, pace.Resync, pace.Retry
 	l.Effort, l.Grace = pace.Effort, b.grace
+	l.Drift, l.DriftEffort = reconcile.Backoff{First: driftPause, Max: driftPauseMax}, driftEffort
+	o.share(l, b)
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
 		o.result(b, k.want, res)
@@ -322,6 +323,21 @@ func (k *keeper) SetResync(d time.Duration) {
 	if b, ok := k.Backend.(reconcile.Paced); ok {
 		b.SetResync(d)
 	}
+}
+
+// Forget implements reconcile.Forgetter.
+func (k *keeper) Forget() {
+	if b, ok := k.Backend.(reconcile.Forgetter); ok {
+		b.Forget()
+	}
+}
+
+// Suspect implements reconcile.Suspecter.
+func (k *keeper) Suspect() string {
+	if b, ok := k.Backend.(reconcile.Suspecter); ok {
+		return b.Suspect()
+	}
+	return ""
 }
 
 // settles reports that r has something to settle.

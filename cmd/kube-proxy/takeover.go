@@ -72,7 +72,14 @@ type takeover struct {
 	// that no present rule would allow.
 	done func()
 
+	// enter reports that this process may change anything, see lease.Lease.
+	enter func(context.Context) (leave func(), ok bool)
+
 	good chan struct{} // a round was good
+	anew chan struct{} // another process may have left something
+	// all are the places to look at again, and rival shows what comes back in them.
+	all   []place
+	rival func(what string)
 	// told has what was last complained about, by place, empty for all of them.
 	told map[string]string
 	// removed says what was removed from a place that is not known to be empty.
@@ -80,9 +87,10 @@ type takeover struct {
 	// retired has, by place, what open connections may still need.
 	retired map[string]*retirement
 
-	mu    sync.Mutex
-	want  *service.Snapshot // of the last good round, nil if there is no hope of one
-	lapse *time.Timer       // set while rounds are good but for some ports
+	mu     sync.Mutex
+	missed bool              // another process had the node since the last round
+	want   *service.Snapshot // of the last good round, nil if there is no hope of one
+	lapse  *time.Timer       // set while rounds are good but for some ports
 }
 
 // retirement is how far a place is with its connections.
@@ -128,6 +136,13 @@ func (t *takeover) look(ctx context.Context) {
 func (t *takeover) round(want *service.Snapshot, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.missed {
+		t.missed = false
+		select {
+		case t.anew <- struct{}{}:
+		default:
+		}
+	}
 	switch {
 	case want == nil || want.Partial: // what could not be read may be in the old rules
 		t.refused(false)
@@ -166,36 +181,6 @@ func (t *takeover) verify() {
 	select {
 	case t.good <- struct{}{}:
 	default:
-	}
-}
-
-// run returns when all is taken over, or ctx ends.
-func (t *takeover) run(ctx context.Context) {
-	if len(t.places) == 0 {
-		return
-	}
-	defer t.condition("")
-	if !t.verified(ctx) {
-		return
-	}
-	for failures := 0; ; {
-		there, retired := len(t.places), len(t.retired)
-		pause := retirePause
-		if err := t.remove(context.WithoutCancel(ctx)); err != nil {
-			pause = min(time.Second<<min(failures, 10), takeoverPause)
-			failures++
-		}
-		if len(t.places) < there || len(t.retired) > retired {
-			t.done()
-		}
-		if len(t.places) == 0 {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
 	}
 }
 
@@ -344,8 +329,9 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 	}
 	log := o.log.WithValues("backend", b.String())
 	t := &takeover{
-		family: b.family, audit: b.audit, log: log, good: make(chan struct{}, 1),
-		told: map[string]string{}, removed: map[string]string{}, retired: map[string]*retirement{},
+		family: b.family, audit: b.audit, log: log, enter: o.enter(), good: make(chan struct{}, 1), anew: make(chan struct{}, 1),
+		rival: func(what string) { o.rival(b.family, what) },
+		told:  map[string]string{}, removed: map[string]string{}, retired: map[string]*retirement{},
 		condition: func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
 		failed:    func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
 		done: func() {
@@ -357,7 +343,7 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 		switch {
 		case p.family != b.family:
 		case !slices.Contains(b.kept, p.String()):
-			t.places = append(t.places, p)
+			t.places, t.all = append(t.places, p), append(t.all, p)
 		default:
 			adopting(ctx, log, p)
 		}

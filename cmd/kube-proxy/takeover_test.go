@@ -110,7 +110,7 @@ func takingOverAll(t *testing.T, places []place, audit *auditor, told func(*stor
 		s.look(ctx)
 		ended := make(chan struct{})
 		go func() {
-			s.run(ctx)
+			s.once(ctx)
 			close(ended)
 		}()
 		synctest.Wait()

@@ -58,6 +58,7 @@ type Monitor struct {
 	families   map[service.Family]*state
 	node       node
 	conditions map[string]condition
+	standby    string
 }
 
 // state is what is known of one family.
@@ -68,6 +69,7 @@ type state struct {
 	moved   time.Time // when a round was last seen to get on
 	updated time.Time // end of the latest round that succeeded
 	synced  bool      // there was one
+	standby bool      // another process does it
 
 	generation    uint64 // in force
 	failed        int    // ports, in the latest round
@@ -94,7 +96,7 @@ func New(o Options) *Monitor {
 func (m *Monitor) Queued(f service.Family) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.families[f]; s != nil {
+	if s := m.families[f]; s != nil && !s.standby {
 		s.pending.add(m.options.Now())
 	}
 }
@@ -180,6 +182,19 @@ func (m *Monitor) DeleteNode() {
 	m.node = node{state: nodeLeaves, reason: "the Node object was deleted"}
 }
 
+// SetStandby notes that the holder programs the node in place of this process, or
+// with "" that it does not any more. What it does not do is no fault then, and another
+// process in its place would stand by as well.
+func (m *Monitor) SetStandby(holder string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.standby = holder
+	for _, s := range m.families {
+		s.standby, s.ended = holder != "", m.options.Now()
+		s.pending = pending{}
+	}
+}
+
 // SetCondition shows a message under a name in every answer until the same
 // name gets an empty one, for what needs somebody's attention but does not
 // keep traffic from flowing, such as a setting that could not be made.
@@ -259,6 +274,7 @@ func (m *Monitor) Report() Report {
 	}
 	eligible, reason := m.node.eligible(m.options.NodeRequired)
 	r.NodeEligible, r.NodeReason = &eligible, reason
+	r.Standby = m.standby
 	r.Sources = reportSources(sources, now)
 	m.addConditions(&r)
 	return r

@@ -19,11 +19,13 @@ type Report struct {
 	NodeEligible *bool  `json:"nodeEligible,omitempty"`
 	NodeReason   string `json:"nodeReason,omitempty"`
 	// Healthy is true if every family is.
-	Healthy    bool                    `json:"healthy"`
-	Status     map[string]FamilyReport `json:"status"` // by "IPv4" and "IPv6"
-	Sources    []SourceReport          `json:"sources,omitempty"`
-	Conditions map[string]string       `json:"conditions,omitempty"`
-	public     map[string]string       // Conditions without names
+	Healthy bool                    `json:"healthy"`
+	Status  map[string]FamilyReport `json:"status"` // by "IPv4" and "IPv6"
+	// Standby is the service proxy that programs the node in place of this one.
+	Standby    string            `json:"standby,omitempty"`
+	Sources    []SourceReport    `json:"sources,omitempty"`
+	Conditions map[string]string `json:"conditions,omitempty"`
+	public     map[string]string // Conditions without names
 }
 
 // forInsiders is where names are.
@@ -33,6 +35,9 @@ const forInsiders = "kube-proxy status, /services of the metrics server and the 
 // reaches the node, such as load balancers and other tenants.
 func (r *Report) publish() {
 	r.Conditions = r.public
+	if r.Standby != "" {
+		r.Standby = "another service proxy of this node"
+	}
 	for name, s := range r.Status {
 		if s.LastError != "" {
 			s.LastError = "the latest round failed: " + forInsiders
@@ -169,6 +174,8 @@ func sourceTrouble(sources []SourceReport) string {
 func (s *state) complaint(now time.Time, limit time.Duration) string {
 	oldest := s.pending.oldest()
 	switch {
+	case s.standby:
+		return ""
 	case !s.synced:
 		return "nothing was ever programmed" // by this process
 	case !oldest.IsZero() && now.Sub(oldest) > limit:

@@ -91,6 +91,7 @@ var observed = map[string]metric{
 	relayFiles:       {nil, "Files that the relay of mode userspace has open: listeners, connections and UDP clients."},
 	relayFilesLimit:  {nil, "Files that the relay of mode userspace may have open."},
 	relayRefused:     {reason, "Connections and datagrams that the relay of mode userspace refused, by why."},
+	standby:          {nil, "1 while another service proxy programs the node in place of this one, else 0."},
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
 
@@ -119,6 +120,7 @@ const (
 	trackedLimit        = "conntrack_limit"
 	sourceFaults        = "source_faults"
 	silentWatches       = "source_silent_watches_total"
+	standby             = "standby"
 	condition           = "condition"
 	relayFiles          = "relay_open_files"
 	relayFilesLimit     = "relay_open_files_limit"

@@ -88,6 +88,7 @@ var documented = map[string]string{
 	"kubeproxy_sync_failures_total":                          "COUNTER{backend,ip_family}",
 	"kubeproxy_oldest_pending_change_age_seconds":            "GAUGE{ip_family}",
 	"kubeproxy_source_staleness_seconds":                     "GAUGE{source}",
+	"kubeproxy_standby":                                      "GAUGE{}",
 	"kubeproxy_source_synced":                                "GAUGE{source}",
 	"kubeproxy_skipped_objects":                              "GAUGE{reason}",
 	"kubeproxy_source_faults":                                "GAUGE{source}",

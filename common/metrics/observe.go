@@ -89,6 +89,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		o.collectRelay(to, r)
 	}
 	o.collectLocalhost(to, now.Localhost)
+	set(standby, truth(now.Standby))
 	for _, name := range now.Conditions {
 		set(condition, 1, name)
 	}

@@ -46,6 +46,7 @@ type Observation struct {
 	Services      map[string]int // by state
 	Unserved      map[string]int // Services, by reason
 	Skipped       map[string]int // by reason, of which there must be few
+	Standby       bool           // another process programs the node
 	Conditions    []string       // the names of those that hold
 	Tracked       *Tracked       // nil where nobody knows
 	Packets       *Packets       // nil where no rules of iptables count

@@ -35,9 +35,19 @@ type Loop struct {
 	// context ends, too. Zero is for as long as it takes.
 	Grace time.Duration
 	Retry Backoff // pauses after failed rounds
+	// Drift is the pause after rounds in a row that found what others had
+	// altered, before what others do causes another round. DriftEffort, if it is
+	// more, is how many times as long as the round took. See Result.Disputes.
+	Drift       Backoff
+	DriftEffort int
+	// Enter, if set, reports that the dataplane may be touched until leave is
+	// called. While it may not, Standby is called in place of rounds.
+	Enter   func(context.Context) (leave func(), ok bool)
+	Standby func(want *service.Snapshot)
 
 	kick  chan struct{}
 	news  chan struct{}
+	drift chan struct{}
 	paces chan Pace // at most one, for Run to take in
 }
 
@@ -65,7 +75,7 @@ func (b Backoff) After(failures int) time.Duration {
 
 // NewLoop returns a Loop for b.
 func NewLoop(b Backend) *Loop {
-	return &Loop{Backend: b, kick: make(chan struct{}, 1), news: make(chan struct{}, 1), paces: make(chan Pace, 1)}
+	return &Loop{Backend: b, kick: make(chan struct{}, 1), news: make(chan struct{}, 1), drift: make(chan struct{}, 1), paces: make(chan Pace, 1)}
 }
 
 // Kick asks for a round soon. It never blocks, and kicks coalesce.
@@ -76,6 +86,10 @@ func (l *Loop) Kick() { nudge(l.kick) }
 // forwarding yet, and to look at a dataplane may take long. Report then has the
 // latest Result once more, as of now.
 func (l *Loop) News() { nudge(l.news) }
+
+// Touched is like Kick, where others changed the dataplane. While they do so again
+// and again, rounds are put off as Drift says.
+func (l *Loop) Touched() { nudge(l.drift) }
 
 func nudge(c chan struct{}) {
 	select {
@@ -103,12 +117,13 @@ func (l *Loop) Run(ctx context.Context) error {
 	var last latest
 	for why := looking; ctx.Err() == nil; {
 		pause, start := l.Resync, time.Now()
-		next := start
-		if want := l.Latest(); want != nil {
+		next, calm := start, start
+		if want, leave := l.enter(ctx, &last); want != nil {
 			if why == hearing && failures == 0 && want == last.want {
 				last.again(start)
 			} else {
 				last.want, last.result = want, l.finish(ctx, want)
+				last.dispute()
 			}
 			r := last.result
 			if why == looking || r.Whole || last.looked.IsZero() {
@@ -116,23 +131,71 @@ func (l *Loop) Run(ctx context.Context) error {
 			}
 			l.Report(r)
 			next = p.next(start, time.Since(start))
+			calm = start.Add(l.truce(&r))
 			failures++
 			if r.Done() {
 				failures = 0
-				pause -= start.Sub(last.looked)
+				pause = l.untilLook(&r) - start.Sub(last.looked)
 			} else {
 				pause = min(pause, l.Retry.After(failures))
 			}
+			leave()
 		}
 		var paced bool
-		if paced, why = l.sleep(ctx, time.Until(next), nil, nil); !paced {
-			paced, why = l.sleep(ctx, pause-time.Since(start), l.kick, l.news)
-		}
-		if paced { // what the old pace has used up does not count
-			p = l.pace()
+		if paced, why = l.rest(ctx, next, calm, start.Add(pause)); paced {
+			p = l.pace() // what the old pace has used up does not count
 		}
 	}
 	return nil
+}
+
+// untilLook is how long after a look at the dataplane the next one is due. The end of
+// a dispute is to be noticed.
+func (l *Loop) untilLook(r *Result) time.Duration {
+	if r.Contested() {
+		return min(l.Resync, quiet)
+	}
+	return l.Resync
+}
+
+// enter returns what to program, nil if nothing is to be or may be.
+func (l *Loop) enter(ctx context.Context, last *latest) (want *service.Snapshot, leave func()) {
+	leave = func() {}
+	if want = l.Latest(); want == nil || l.Enter == nil {
+		return want, leave
+	}
+	entered, ok := l.Enter(ctx)
+	if ok {
+		return want, entered
+	}
+	if f, forgets := l.Backend.(Forgetter); forgets && last.want != nil {
+		f.Forget()
+	}
+	*last = latest{}
+	if ctx.Err() == nil && l.Standby != nil {
+		l.Standby(want)
+	}
+	return nil, leave
+}
+
+// rest waits until another round is due: none before next, none before calm
+// because of what others do, and one at the end at the latest.
+func (l *Loop) rest(ctx context.Context, next, calm, end time.Time) (paced bool, why reason) {
+	for _, stage := range []struct {
+		until             time.Time
+		kick, news, drift <-chan struct{}
+	}{
+		{until: next},
+		{until: calm, kick: l.kick, news: l.news},
+		{until: end, kick: l.kick, news: l.news, drift: l.drift},
+	} {
+		woken := false
+		paced, woken, why = l.sleep(ctx, stage.until, stage.kick, stage.news, stage.drift)
+		if paced || woken {
+			return paced, why
+		}
+	}
+	return false, looking
 }
 
 // latest is the latest round of a Loop.
@@ -142,6 +205,9 @@ type latest struct {
 	// looked is when a round last began that may have found what others did:
 	// what changes all the time must not put such rounds off.
 	looked time.Time
+	// disputes and drifted count rounds with Drift and say when the latest was.
+	disputes int
+	drifted  time.Time
 }
 
 // again has the result count for start, too, when there is nothing else to do.
@@ -214,6 +280,9 @@ func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {
 	} else {
 		apply(ctx, plan, &r)
 	}
+	if b, ok := l.Backend.(Suspecter); ok && len(r.Drift) > 0 {
+		r.Suspect = b.Suspect()
+	}
 	r.Took = time.Since(r.Start)
 	return r
 }
@@ -239,27 +308,30 @@ func apply(ctx context.Context, plan Plan, r *Result) {
 	}
 }
 
-// sleep waits for d, for either channel, for ctx or for another Pace, which it
-// takes in and reports.
-func (l *Loop) sleep(ctx context.Context, d time.Duration, kick, news <-chan struct{}) (paced bool, why reason) {
-	t := time.NewTimer(max(d, 0))
+// sleep waits until a time, for a channel, for ctx or for another Pace, which it
+// takes in and reports. woken means that it did not wait for the time.
+func (l *Loop) sleep(ctx context.Context, until time.Time, kick, news, drift <-chan struct{}) (paced, woken bool, why reason) {
+	t := time.NewTimer(max(time.Until(until), 0))
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 	case <-t.C:
+		return false, false, looking
 	case <-kick:
+	case <-drift:
 	case <-news:
 		select {
 		case <-kick: // asks for more
+		case <-drift:
 		default:
-			return false, hearing
+			return false, true, hearing
 		}
 	case p := <-l.paces:
 		l.MinInterval, l.Resync, l.Effort, l.Retry = p.MinInterval, p.Resync, p.Effort, p.Retry
 		if b, ok := l.Backend.(Paced); ok {
 			b.SetResync(p.Resync)
 		}
-		return true, looking
+		return true, true, looking
 	}
-	return false, looking
+	return false, true, looking
 }

@@ -143,13 +143,17 @@ type Result struct {
 	Generation uint64 // of the snapshot that the round was for
 	Start      time.Time
 	Took       time.Duration
-	Changed    bool            // the plan was not empty
-	Whole      bool            // see Whole
-	Drift      []string        // what others had altered, see Plan
-	Removed    []*service.Port // see Remover
-	Notes      Notes           // see Noter
-	Without    string          // see Bounded
-	Err        error           // nil only if the dataplane now matches the snapshot
+	Changed    bool     // the plan was not empty
+	Whole      bool     // see Whole
+	Drift      []string // what others had altered, see Plan
+	// Disputes is how many rounds found what others had altered, without a quiet
+	// minute in between. Suspect is who did, see Suspecter.
+	Disputes int
+	Suspect  string
+	Removed  []*service.Port // see Remover
+	Notes    Notes           // see Noter
+	Without  string          // see Bounded
+	Err      error           // nil only if the dataplane now matches the snapshot
 }
 
 // Done reports that nothing is left to do: the dataplane matches the snapshot

@@ -28,7 +28,7 @@ func TestResults(t *testing.T) {
 		"nothing to do": {func(b *bench) { b.empty = true }, Result{Generation: 1}, nil},
 		"drift": {
 			func(b *bench) { b.drift = []string{"missing: chain x"} },
-			Result{Generation: 1, Changed: true, Drift: []string{"missing: chain x"}, Removed: []*service.Port{{}}}, nil,
+			Result{Generation: 1, Changed: true, Drift: []string{"missing: chain x"}, Disputes: 1, Removed: []*service.Port{{}}}, nil,
 		},
 		"refused": {
 			func(b *bench) { b.applies = []error{errRefused} },

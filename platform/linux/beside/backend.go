@@ -82,6 +82,14 @@ func (b *Backend) Tally() iptables.Tally {
 // SetResync implements reconcile.Paced.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 
+// Forget implements reconcile.Forgetter.
+func (b *Backend) Forget() {
+	b.have = nil
+	if c, ok := b.chains.(reconcile.Forgetter); ok {
+		c.Forget()
+	}
+}
+
 // askEvery is how often sizes are asked for at most. Who makes virtual servers
 // asks for rounds about as often, where nothing else does.
 const askEvery = 2 * time.Second

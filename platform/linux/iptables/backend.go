@@ -143,6 +143,17 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return t.inUse()
 }
 
+// Forget implements reconcile.Forgetter.
+func (b *Backend) Forget() { b.have = nil }
+
+// Suspect implements reconcile.Suspecter.
+func (b *Backend) Suspect() string {
+	if d, ok := b.driver.(interface{ Suspect() string }); ok {
+		return d.Suspect()
+	}
+	return ""
+}
+
 // Watch implements reconcile.Watcher.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)

@@ -288,6 +288,16 @@ func (r *runner) Touched(context.Context) (bool, error) {
 	return r.signal.touched()
 }
 
+// Suspect returns who touched our chains last, where the kernel says so.
+func (r *runner) Suspect() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n, ok := r.signal.(*notices); ok {
+		return n.who()
+	}
+	return ""
+}
+
 // watchEvery is how often Watch asks, which is cheap.
 const watchEvery = 500 * time.Millisecond
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/process"
 )
 
 // notices is the signal of iptables-nft: the kernel tells of every change to
@@ -22,7 +23,9 @@ type notices struct {
 	family byte
 	role   Role
 	dirty  bool
+	about  bool // something of ours was concerned since the last generation
 	buf    []byte
+	last   process.Process // that changed something of ours
 }
 
 // noticesBuffer holds what is said between two looks at the socket. If it is
@@ -124,18 +127,53 @@ func (n *notices) hear() {
 // concerns reports that one of the messages in b is about what matters to us.
 func (n *notices) concerns(b []byte) bool {
 	const header, body = unix.SizeofNlMsghdr, unix.SizeofNlMsghdr + 4
+	found := false
 	for len(b) >= body+4 {
 		size := int(binary.NativeEndian.Uint32(b))
 		if size < body || size > len(b) {
 			return true // not understood
 		}
 		kind := binary.NativeEndian.Uint16(b[4:])
-		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES && b[header] == n.family && concerns(n.role, kind&0xff, b[body:size]) {
-			return true
+		switch {
+		case kind>>8 != unix.NFNL_SUBSYS_NFTABLES:
+		case kind&0xff == unix.NFT_MSG_NEWGEN:
+			n.blame(b[body:size])
+		case b[header] == n.family && concerns(n.role, kind&0xff, b[body:size]):
+			found, n.about = true, true
 		}
 		b = b[min((size+3)&^3, len(b)):]
 	}
-	return false
+	return found
+}
+
+// blame notes who made a change that concerned us, from the message that ends it.
+func (n *notices) blame(attrs []byte) {
+	var p process.Process
+	for len(attrs) >= unix.SizeofNlAttr {
+		size := int(binary.NativeEndian.Uint16(attrs))
+		if size < unix.SizeofNlAttr || size > len(attrs) {
+			return
+		}
+		value := attrs[unix.SizeofNlAttr:size]
+		switch kind := binary.NativeEndian.Uint16(attrs[2:]); {
+		case kind == unix.NFTA_GEN_PROC_PID && len(value) == 4:
+			p.PID = int(binary.BigEndian.Uint32(value))
+		case kind == unix.NFTA_GEN_PROC_NAME:
+			p.Command = text(value)
+		}
+		attrs = attrs[min((size+3)&^3, len(attrs)):]
+	}
+	if n.about && p.PID != 0 {
+		n.last = p
+	}
+	n.about = false
+}
+
+func (n *notices) who() string {
+	if n.last.PID == 0 {
+		return ""
+	}
+	return n.last.Described().String()
 }
 
 // What a message says first: the table, and then the chain, which one about a

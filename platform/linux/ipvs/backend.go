@@ -125,6 +125,14 @@ type installed struct {
 // the sync period brings comes a moment early at times.
 func (b *Backend) due(h *installed) bool { return b.now().Sub(h.read) >= b.options.SyncPeriod*9/10 }
 
+// Forget implements reconcile.Forgetter.
+func (b *Backend) Forget() {
+	b.have = nil
+	if r, ok := b.rules.(reconcile.Forgetter); ok {
+		r.Forget()
+	}
+}
+
 // SetResync implements reconcile.Paced.
 func (b *Backend) SetResync(d time.Duration) {
 	b.options.SyncPeriod = d

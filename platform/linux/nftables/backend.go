@@ -124,6 +124,17 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)
 }
 
+// Forget implements reconcile.Forgetter.
+func (b *Backend) Forget() { b.have = nil }
+
+// Suspect implements reconcile.Suspecter.
+func (b *Backend) Suspect() string {
+	if d, ok := b.driver.(interface{ Suspect() string }); ok {
+		return d.Suspect()
+	}
+	return ""
+}
+
 func (b *Backend) name() string { return tableFamily(b.family) + " " + TableName }
 
 // planChanges plans from one snapshot to the next.

@@ -83,6 +83,9 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	return err
 }
 
+// Suspect returns who touched our table last.
+func (k *kernel) Suspect() string { return k.monitor.who() }
+
 // readTries bounds how often a listing is begun anew because others keep
 // changing the rules meanwhile.
 const readTries = 10

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/platform/linux/process"
 )
 
 // monitor hears of every change to the rules of the network namespace and
@@ -23,6 +25,8 @@ type monitor struct {
 
 	mu      sync.Mutex
 	dirty   bool
+	about   bool // something was said of our table since the last generation
+	suspect process.Process
 	touched func() // told when dirty comes to be true, nil if nobody watches
 }
 
@@ -105,8 +109,9 @@ func (m *monitor) hear() {
 		}
 		for r, err := range replies(b) {
 			if err != nil || m.ours(r) {
-				m.dirty = true
+				m.dirty, m.about = true, true
 			}
+			m.blame(r)
 		}
 	}
 }
@@ -116,6 +121,29 @@ func (m *monitor) hear() {
 func (m *monitor) ours(r reply) bool {
 	const tableName = 1
 	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == TableName
+}
+
+// blame notes who made a transaction that our table was part of. The kernel ends
+// each with a message that says so, since Linux 4.14, by the number that the process
+// has outside of all containers (torvalds/linux, nf_tables_fill_gen_info).
+func (m *monitor) blame(r reply) {
+	if r.typ != nft(unix.NFT_MSG_NEWGEN) {
+		return
+	}
+	if pid := attribute(r.body, unix.NFTA_GEN_PROC_PID); m.about && pid != nil {
+		m.suspect = process.Process{PID: int(u32Of(pid)), Command: stringOf(attribute(r.body, unix.NFTA_GEN_PROC_NAME))}
+	}
+	m.about = false
+}
+
+// who names the process that touched our table last, nothing if that is not known.
+func (m *monitor) who() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.suspect.PID == 0 {
+		return ""
+	}
+	return m.suspect.Described().String()
 }
 
 // watch calls touched whenever our table was touched, until ctx ends.

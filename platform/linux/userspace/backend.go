@@ -167,6 +167,16 @@ func (b *Backend) adopt(ctx context.Context) error {
 	return nil
 }
 
+// Forget implements reconcile.Forgetter. The listeners stay: connections go through
+// them.
+func (b *Backend) Forget() {
+	b.rules.Forget()
+	b.have, b.led, b.earlier = nil, nil, nil
+}
+
+// Suspect implements reconcile.Suspecter.
+func (b *Backend) Suspect() string { return b.rules.Suspect() }
+
 // Led returns the snapshot that the rules are for, whose endpoints are
 // listeners; nil before the first round.
 func (b *Backend) Led() *service.Snapshot { return b.led }

@@ -94,6 +94,12 @@ func (b *Backend) age() time.Duration { return b.host.now().Sub(b.have.listed) }
 // SetResync implements reconcile.Paced.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 
+// Forget implements reconcile.Forgetter.
+func (b *Backend) Forget() {
+	b.have = nil
+	b.host.reload()
+}
+
 // planAll compares everything with a new listing.
 func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	before := b.have

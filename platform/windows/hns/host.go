@@ -52,6 +52,13 @@ func NewHost(d Driver, s Store, node string, note func(string)) *Host {
 	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true, resting: map[string]rest{}, refusals: map[Key]refusal{}, halts: map[owner]rest{}}
 }
 
+// reload reads the record and HNS again: another process has changed both.
+func (h *Host) reload() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.loaded, h.listed = false, time.Time{}
+}
+
 // shared is how long the listing of one family is good for the other one,
 // whose round begins at about the same time.
 const shared = 2 * time.Second

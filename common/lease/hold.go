@@ -1,0 +1,155 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// hold answers others as the holder, until another process has taken the lease
+// or ctx ends. The name is free then.
+func (l *Lease) hold(ctx context.Context, name Listener) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	stop := context.AfterFunc(ctx, func() { _ = name.Close() })
+	defer stop()
+	l.grant(ctx, State{})
+	var all sync.WaitGroup
+	defer all.Wait()
+	slots := make(chan struct{}, most)
+	for {
+		raw, err := name.Accept()
+		if ctx.Err() != nil {
+			if err == nil {
+				_ = raw.Close()
+			}
+			return
+		}
+		if err != nil {
+			if !pause(ctx, gap) { // no descriptors, for instance
+				return
+			}
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default: // somebody opens connections and says nothing
+			_ = raw.Close()
+			continue
+		}
+		all.Go(func() {
+			c, ask, err := l.receive(raw)
+			<-slots
+			if err != nil {
+				_ = raw.Close()
+				return
+			}
+			defer c.Close()
+			l.answer(ctx, c, ask, func() {
+				end()
+				_ = name.Close()
+			})
+		})
+	}
+}
+
+// answer does what the other side of c asks for. release gives the name up.
+func (l *Lease) answer(ctx context.Context, c *Conn, ask message, release func()) {
+	who := ask.Identity.completed(c.Peer)
+	switch {
+	case ask.Ask == askTake && c.Trusted:
+		l.yield(who)
+		release()
+		_ = send(c, message{Identity: l.Self, Yielded: true}, patience)
+	case ask.Ask == askWatch && c.Trusted:
+		l.watched(c, who)
+		defer l.watched(c, Identity{})
+		for send(c, message{Identity: l.Self}, patience) == nil && pause(ctx, beat) {
+			if ended(c) {
+				return
+			}
+		}
+	default:
+		_ = send(c, message{Identity: l.Self}, patience)
+	}
+}
+
+// yield stops this process from programming the node, once the rounds that run
+// have ended.
+func (l *Lease) yield(to Identity) {
+	l.mu.Lock()
+	l.granted = false
+	l.mu.Unlock()
+	finished := make(chan struct{})
+	go func() {
+		l.rounds.Lock()
+		l.rounds.Unlock()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+	case <-time.After(takeTime / 2): // the other one would go on by itself
+	}
+	l.decide(State{Standby: true, Holder: to})
+}
+
+// watched notes that who stands by, or, with nobody, that c has ended.
+func (l *Lease) watched(c *Conn, who Identity) {
+	l.mu.Lock()
+	if who == (Identity{}) {
+		delete(l.watchers, c)
+	} else {
+		l.watchers[c] = who
+	}
+	s := State{}
+	for _, x := range l.watchers {
+		s.Others = append(s.Others, x)
+	}
+	granted := l.granted
+	l.mu.Unlock()
+	slices.SortFunc(s.Others, func(a, b Identity) int { return strings.Compare(a.String(), b.String()) })
+	if granted {
+		l.decide(s)
+	}
+}
+
+// standBy waits until the name is free, and takes it. An error means that the
+// holder cannot be trusted or says nothing.
+func (l *Lease) standBy(ctx context.Context) (Listener, error) {
+	for failures := 0; ; {
+		if !pause(ctx, gap) {
+			return nil, ctx.Err()
+		}
+		c, first, err := l.ask(ctx, askWatch, patience)
+		if err == nil {
+			failures = 0
+			l.decide(State{Standby: true, Holder: first.Identity})
+			l.watch(ctx, c)
+		}
+		held, listenErr := l.Transport.Listen()
+		if listenErr == nil {
+			return held, nil
+		}
+		const tries = 5
+		if failures++; err != nil && failures >= tries {
+			return nil, err
+		}
+	}
+}
+
+// watch returns when the holder has ended, says nothing any more, or ctx ends.
+func (l *Lease) watch(ctx context.Context, c *Conn) {
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	for {
+		if _, err := receive(c, silence); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,213 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// What a process asks the holder for.
+const (
+	askTake  = "take"  // the lease
+	askWatch = "watch" // to hear when the holder ends
+	askWho   = "who"   // who it is
+)
+
+// message is what both sides send: its length in four bytes, and JSON. Fields
+// are added, but neither renamed nor removed: the other side may be of another
+// version.
+type message struct {
+	Identity Identity `json:"identity"`
+	Ask      string   `json:"ask,omitempty"`
+	Yielded  bool     `json:"yielded,omitempty"`
+}
+
+// largest bounds a message.
+const largest = 8 << 10
+
+func send(c net.Conn, m message, within time.Duration) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode a message: %w", err)
+	}
+	if err := c.SetWriteDeadline(time.Now().Add(within)); err != nil {
+		return err
+	}
+	_, err = c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
+	return err
+}
+
+func receive(c net.Conn, within time.Duration) (message, error) {
+	var m message
+	if err := c.SetReadDeadline(time.Now().Add(within)); err != nil {
+		return m, err
+	}
+	var size [4]byte
+	if _, err := io.ReadFull(c, size[:]); err != nil {
+		return m, err
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n > largest {
+		return m, fmt.Errorf("message of %d bytes, more than %d", n, largest)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(c, text); err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, fmt.Errorf("decode a message: %w", err)
+	}
+	m.Identity = m.Identity.clean()
+	return m, nil
+}
+
+// receive examines a new connection and returns what it asks for.
+func (l *Lease) receive(raw net.Conn) (*Conn, message, error) {
+	if err := raw.SetDeadline(time.Now().Add(patience)); err != nil {
+		return nil, message{}, err
+	}
+	c, err := l.Transport.Examine(raw)
+	if err != nil {
+		return nil, message{}, err
+	}
+	m, err := receive(c, patience)
+	return c, m, err
+}
+
+// errGone means that the holder has ended meanwhile.
+var errGone = errors.New("the holder of the lease has gone")
+
+// ask asks the holder and returns its answer, which comes within a time.
+func (l *Lease) ask(ctx context.Context, what string, within time.Duration) (*Conn, message, error) {
+	dialling, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	raw, err := l.Transport.Dial(dialling)
+	if err != nil {
+		return nil, message{}, fmt.Errorf("%w: %w", errGone, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	c, m, err := l.exchange(raw, what, within)
+	if err != nil {
+		_ = raw.Close()
+	}
+	return c, m, err
+}
+
+func (l *Lease) exchange(raw net.Conn, what string, within time.Duration) (*Conn, message, error) {
+	if err := raw.SetDeadline(time.Now().Add(patience)); err != nil {
+		return nil, message{}, err
+	}
+	c, err := l.Transport.Examine(raw)
+	if err != nil {
+		return nil, message{}, silent(err)
+	}
+	if !c.Trusted {
+		return nil, message{}, fmt.Errorf("a process that may not program this node, %s, holds the lease of service proxies", c.Peer)
+	}
+	if err := send(c, message{Identity: l.Self, Ask: what}, patience); err != nil {
+		return nil, message{}, silent(err)
+	}
+	m, err := receive(c, within)
+	if err != nil {
+		return nil, message{}, silent(err)
+	}
+	m.Identity = m.Identity.completed(c.Peer)
+	return c, m, nil
+}
+
+// silent says what it means that the other side does not answer.
+func silent(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the service proxy that holds the lease does not answer: %w", err)
+	}
+	return fmt.Errorf("%w: %w", errGone, err)
+}
+
+// ended reports that the other side of c, which says nothing, has ended.
+func ended(c net.Conn) bool {
+	if c.SetReadDeadline(time.Now().Add(time.Millisecond)) != nil {
+		return true
+	}
+	_, err := c.Read(make([]byte, 1))
+	return !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// Ask asks the holder who it is. It returns false if there is none that can be
+// trusted.
+func Ask(ctx context.Context, t Transport) (Identity, bool) {
+	l := New(t, Identity{}, nil)
+	c, m, err := l.ask(ctx, askWho, patience)
+	if err != nil {
+		return Identity{}, false
+	}
+	_ = c.Close()
+	return m.Identity, true
+}
+
+// longest bounds what is kept of a text of others.
+const longest = 200
+
+// clean returns i with nothing in it that moves a cursor or fills a log.
+func (i Identity) clean() Identity {
+	for _, s := range []*string{&i.Command, &i.Pod, &i.Container, &i.Mode, &i.Version} {
+		*s = strings.Join(strings.Fields(strings.Map(func(r rune) rune {
+			if !unicode.IsPrint(r) {
+				return ' '
+			}
+			return r
+		}, *s)), " ")
+		if r := []rune(*s); len(r) > longest {
+			*s = string(r[:longest]) + " ..."
+		}
+	}
+	return i
+}
+
+// completed returns what a process says of itself, corrected by what the system
+// says of it.
+func (i Identity) completed(system Identity) Identity {
+	i.PID = system.PID
+	i.Command = cmp.Or(system.Command, i.Command)
+	i.Pod = cmp.Or(system.Pod, i.Pod)
+	i.Container = cmp.Or(system.Container, i.Container)
+	return i.clean()
+}
+
+// String says who it is in one line.
+func (i Identity) String() string {
+	text := "process"
+	switch {
+	case i.PID > 0:
+		text += fmt.Sprintf(" %d", i.PID)
+	case i.OwnPID > 0:
+		text += fmt.Sprintf(" %d of another container", i.OwnPID)
+	default:
+		text += " of unknown number"
+	}
+	if i.Command != "" {
+		text += fmt.Sprintf(" (%s)", i.Command)
+	}
+	if i.Pod != "" {
+		text += ", pod " + i.Pod
+	}
+	if i.Container != "" {
+		text += ", container " + i.Container[:min(len(i.Container), 12)]
+	}
+	if i.Mode != "" {
+		text += ", mode " + i.Mode
+	}
+	return text
+}

@@ -1,0 +1,89 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// Somebody alters the rules whenever they were repaired: a few times they are
+// repaired at once, then once in Drift.Max, changes of Services come through all the
+// same, and after a quiet minute the dispute is over.
+func TestDispute(t *testing.T) {
+	run(t, func(b *bench) {
+		b.MinInterval = 0
+		b.Drift = Backoff{First: 100 * ms, Max: time.Second}
+		b.drift = []string{"missing: chain x"}
+	}, func(b *bench) {
+		alter := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); {
+				b.Touched()
+				b.pass(10 * ms)
+			}
+		}
+		alter(5 * time.Second)
+		if r := b.results[len(b.results)-1]; !r.Contested() {
+			t.Errorf("after %d rounds that found drift it is no dispute", r.Disputes)
+		}
+		n := len(b.rounds)
+		alter(20 * time.Second)
+		if got := len(b.rounds) - n; got < 19 || got > 21 {
+			t.Errorf("%d rounds in 20 s in which others alter rules all the time, want 20", got)
+		}
+		n = len(b.rounds)
+		b.latest = service.New(2, &service.Node{}, nil)
+		b.News()
+		b.pass(ms)
+		if got := len(b.rounds) - n; got != 1 {
+			t.Errorf("%d rounds for a change of Services, want 1 at once", got)
+		}
+		b.drift = nil
+		b.pass(2 * time.Minute)
+		if r := b.results[len(b.results)-1]; r.Disputes != 0 {
+			t.Errorf("after two quiet minutes the dispute counts %d rounds", r.Disputes)
+		}
+	})
+}
+
+// A round that takes long is repeated less often.
+func TestDisputeOfLongRounds(t *testing.T) {
+	run(t, func(b *bench) {
+		b.MinInterval, b.takes = 0, 200*ms
+		b.Drift, b.DriftEffort = Backoff{First: 100 * ms, Max: time.Second}, 20
+		b.drift = []string{"missing: chain x"}
+	}, func(b *bench) {
+		for range 4000 {
+			b.Touched()
+			b.pass(10 * ms)
+		}
+		if n := len(b.rounds); n > 15 {
+			t.Errorf("%d rounds of 200 ms in 40 s", n)
+		}
+	})
+}
+
+// What another process programs is left alone, and read again after that.
+func TestStandby(t *testing.T) {
+	mine, told := false, 0
+	run(t, func(b *bench) {
+		b.Enter = func(context.Context) (func(), bool) { return func() {}, mine }
+		b.Standby = func(*service.Snapshot) { told++ }
+	}, func(b *bench) {
+		b.News()
+		b.pass(10 * time.Second)
+		if len(b.rounds) != 0 || told == 0 {
+			t.Errorf("%d rounds, told of standing by %d times", len(b.rounds), told)
+		}
+		mine = true
+		b.Kick()
+		b.pass(time.Second)
+		if len(b.rounds) != 1 {
+			t.Errorf("%d rounds once it may, want 1", len(b.rounds))
+		}
+	})
+}

@@ -1,0 +1,136 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package abstract
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/lease"
+	"kubeproxy/platform/linux/process"
+)
+
+// Socket is a lease.Transport.
+type Socket struct {
+	// Name is the socket's, Name of this package if it is empty.
+	Name string
+}
+
+// Name is that of the socket by which proxies find each other.
+const Name = "@kube-services/lease"
+
+func (s Socket) address() *net.UnixAddr {
+	name := s.Name
+	if name == "" {
+		name = Name
+	}
+	return &net.UnixAddr{Net: "unix", Name: name}
+}
+
+// Listen implements lease.Transport.
+func (s Socket) Listen() (lease.Listener, error) {
+	l, err := net.ListenUnix("unix", s.address())
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("%w: %w", lease.ErrHeld, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen on the abstract socket of service proxies: %w", err)
+	}
+	return l, nil
+}
+
+// Dial implements lease.Transport.
+func (s Socket) Dial(ctx context.Context) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", s.address().Name)
+}
+
+// Examine implements lease.Transport. Any process of the network namespace can have
+// the socket's name, or connect to it, so each side gives the other a socket on
+// which only who has CAP_NET_ADMIN may set SO_DEBUG (socket(7)), which does nothing
+// else. Who was taken in by a stranger would leave the node alone for nothing.
+func (s Socket) Examine(raw net.Conn) (*lease.Conn, error) {
+	c, ok := raw.(*net.UnixConn)
+	if !ok {
+		return nil, fmt.Errorf("%T is no unix socket", raw)
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	if _, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil); err != nil {
+		return nil, err
+	}
+	if err := prove(c); err != nil {
+		return nil, err
+	}
+	if _, err := c.Write([]byte{0}); err != nil {
+		return nil, err
+	}
+	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+		return nil, err
+	}
+	set, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG)
+	peer, trusted := peerOf(c)
+	return &lease.Conn{Conn: c, Peer: peer, Trusted: trusted && err == nil && set != 0}, nil
+}
+
+// prove receives the other side's socket and sets the option.
+func prove(c *net.UnixConn) error {
+	const mostFiles = 4 // what is more is closed by the kernel
+	control := make([]byte, unix.CmsgSpace(4*mostFiles))
+	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), control)
+	if err != nil {
+		return err
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err != nil {
+		return fmt.Errorf("read what came with a message: %w", err)
+	}
+	for _, m := range messages {
+		files, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range files {
+			// The other side sees whether it was set.
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG, 1)
+			_ = unix.Close(fd)
+		}
+	}
+	return nil
+}
+
+// peerOf returns what the kernel says of the other side, and whether it is of the
+// superuser or of this process's user.
+func peerOf(c *net.UnixConn) (lease.Identity, bool) {
+	var who *unix.Ucred
+	raw, err := c.SyscallConn()
+	if err == nil {
+		inner := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+		err = errors.Join(inner, err)
+	}
+	if err != nil {
+		return lease.Identity{}, false
+	}
+	trusted := who.Uid == 0 || int(who.Uid) == os.Geteuid()
+	if who.Pid <= 0 { // it is in another container
+		return lease.Identity{}, trusted
+	}
+	p := process.Describe(os.DirFS("/proc"), int(who.Pid))
+	return lease.Identity{PID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}, trusted
+}
+
+// Self returns what this process says of itself.
+func Self() lease.Identity {
+	p := process.Describe(os.DirFS("/proc"), os.Getpid())
+	return lease.Identity{OwnPID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}
+}

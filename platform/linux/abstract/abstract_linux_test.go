@@ -1,0 +1,185 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package abstract
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"kubeproxy/common/lease"
+)
+
+// proxy is one share of a lease.
+type proxy struct {
+	*lease.Lease
+	end   context.CancelFunc
+	ended chan struct{}
+	state atomic.Pointer[lease.State]
+}
+
+func start(t *testing.T, s Socket, mode string) *proxy {
+	t.Helper()
+	p := &proxy{ended: make(chan struct{})}
+	p.state.Store(&lease.State{})
+	who := Self()
+	who.Mode = mode
+	p.Lease = lease.New(s, who, func(x lease.State) { p.state.Store(&x) })
+	ctx, cancel := context.WithCancel(t.Context())
+	p.end = func() {
+		cancel()
+		<-p.ended
+	}
+	go func() {
+		defer close(p.ended)
+		p.Run(ctx)
+	}()
+	t.Cleanup(p.end)
+	return p
+}
+
+func (p *proxy) mine(t *testing.T) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	leave, ok := p.Enter(ctx)
+	if ok {
+		leave()
+	}
+	return ok
+}
+
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func socket(t *testing.T) Socket {
+	return Socket{Name: fmt.Sprintf("@kube-services/test-%d-%s", os.Getpid(), t.Name())}
+}
+
+// The last one that has something to program has the lease, whatever happens to the
+// others, and each knows of them.
+func TestLease(t *testing.T) {
+	s := socket(t)
+	a := start(t, s, "a")
+	if !a.mine(t) {
+		t.Fatal("the only proxy may not program the node")
+	}
+	b := start(t, s, "b")
+	if !a.mine(t) {
+		t.Error("a proxy that has nothing to program yet took the lease")
+	}
+	leave, _ := a.Enter(t.Context())
+	taken := make(chan bool)
+	go func() { taken <- b.mine(t) }()
+	select {
+	case <-taken:
+		t.Error("the lease passed on in the middle of a round")
+	case <-time.After(100 * time.Millisecond):
+	}
+	leave()
+	if !<-taken || a.mine(t) {
+		t.Error("the later proxy does not have the lease")
+	}
+	await(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
+	await(t, "a says that b has it", func() bool { x := a.state.Load(); return x.Standby && x.Holder.Mode == "b" })
+	if x := a.state.Load().Holder; x.PID != os.Getpid() || !strings.Contains(x.String(), "test") {
+		t.Errorf("the holder is %s, want process %d with its command", x, os.Getpid())
+	}
+	c := start(t, s, "c")
+	if !c.mine(t) || b.mine(t) {
+		t.Error("the third proxy does not have the lease")
+	}
+	await(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
+	if who, ok := lease.Ask(t.Context(), s); !ok || who.Mode != "c" {
+		t.Errorf("asked, %s has the lease, %t", who, ok)
+	}
+	c.end()
+	await(t, "one of the others takes it back", func() bool { return a.mine(t) != b.mine(t) })
+}
+
+// A program that may not program the node cannot keep a proxy from doing so: it has
+// the name, or takes connections and says nothing, or asks for the lease.
+func TestStranger(t *testing.T) {
+	for name, answer := range map[string]func(net.Conn){
+		"says nothing":   func(net.Conn) {},
+		"closes":         func(c net.Conn) { c.Close() },
+		"proves nothing": prattle,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := socket(t)
+			s.Name = strings.ReplaceAll(s.Name, " ", "-")
+			l, err := s.Listen()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				for {
+					c, err := l.Accept()
+					if errors.Is(err, net.ErrClosed) {
+						return
+					}
+					if err == nil {
+						go answer(c)
+					}
+				}
+			}()
+			p := start(t, s, "p")
+			if !p.mine(t) {
+				t.Error("the proxy leaves the node alone")
+			}
+			if p.state.Load().Trouble == "" {
+				t.Error("the proxy does not say what is wrong")
+			}
+		})
+	}
+}
+
+// prattle is the other side of Examine for a process without the right.
+func prattle(c net.Conn) {
+	u := c.(*net.UnixConn)
+	_, _ = u.Write([]byte{0})
+	_, _ = u.Read(make([]byte, 1))
+	_, _ = u.Write([]byte{0})
+	text := `{"identity":{"command":"kube-proxy"},"yielded":true}`
+	_, _ = u.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
+}
+
+// A stranger that asks for the lease gets an answer and not the lease.
+func TestStrangerAsks(t *testing.T) {
+	s := socket(t)
+	p := start(t, s, "p")
+	if !p.mine(t) {
+		t.Fatal("the proxy may not program the node")
+	}
+	c, err := s.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	prattle(c)
+	text := `{"identity":{"command":"kube-proxy"},"ask":"take"}`
+	_, _ = c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	buf := make([]byte, 4096)
+	for err == nil {
+		_, err = c.Read(buf)
+	}
+	if !p.mine(t) {
+		t.Error("the proxy gave the lease to a stranger")
+	}
+}

@@ -1,0 +1,180 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package process says which process of the node something belongs to, from /proc,
+// as far as this process may see it.
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// Process is what is known of a process. All of it comes from outside.
+type Process struct {
+	PID       int
+	Command   string // its command line, or its name
+	Pod       string // the UID of its pod
+	Container string // the ID of its container
+}
+
+// Described returns p with what /proc says of it, if that is about a process of
+// the same name: p may have ended, or have its number from outside of a container.
+func (p Process) Described() Process {
+	proc := os.DirFS("/proc")
+	name, err := fs.ReadFile(proc, path.Join(strconv.Itoa(p.PID), "comm"))
+	if err != nil || strings.TrimSpace(string(name)) != p.Command {
+		return p
+	}
+	return Describe(proc, p.PID)
+}
+
+// String says who it is in one line.
+func (p Process) String() string {
+	text := fmt.Sprintf("process %d", p.PID)
+	if p.Command != "" {
+		text += " (" + p.Command + ")"
+	}
+	if p.Pod != "" {
+		text += ", pod " + p.Pod
+	}
+	if p.Container != "" {
+		text += ", container " + p.Container[:min(12, len(p.Container))]
+	}
+	return text
+}
+
+// longest bounds what is kept of a command line.
+const longest = 200
+
+// Describe returns what proc, which is /proc, says of a process.
+func Describe(proc fs.FS, pid int) Process {
+	p := Process{PID: pid}
+	dir := strconv.Itoa(pid)
+	command, err := fs.ReadFile(proc, path.Join(dir, "cmdline"))
+	if err != nil || len(command) == 0 {
+		command, _ = fs.ReadFile(proc, path.Join(dir, "comm"))
+	}
+	p.Command = clean(string(bytes.TrimRight(command, "\x00\n")))
+	if groups, err := fs.ReadFile(proc, path.Join(dir, "cgroup")); err == nil {
+		p.Pod, p.Container = Pod(string(groups)), containerOf.FindString(string(groups))
+	}
+	if p.Pod == "" { // a cgroup namespace hides it
+		p.Pod = mounted(proc, dir)
+	}
+	return p
+}
+
+func clean(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	if r := []rune(s); len(r) > longest {
+		return string(r[:longest]) + " ..."
+	}
+	return s
+}
+
+var (
+	podOfGroup   = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})`)
+	podOfVolume  = regexp.MustCompile(`/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32})/`)
+	containerOf  = regexp.MustCompile(`[0-9a-f]{64}`)
+	socketOfFile = regexp.MustCompile(`^socket:\[(\d+)\]$`)
+)
+
+// Pod returns the UID of a pod in the names of control groups, nothing without one.
+// With systemd, underscores stand for its dashes.
+func Pod(groups string) string {
+	if m := podOfGroup.FindStringSubmatch(groups); m != nil {
+		return strings.ReplaceAll(m[1], "_", "-")
+	}
+	return ""
+}
+
+// mounted returns the pod that a process has volumes of.
+func mounted(proc fs.FS, dir string) string {
+	f, err := proc.Open(path.Join(dir, "mountinfo"))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		const root, point = 3, 4
+		fields := strings.Fields(lines.Text())
+		if len(fields) <= point || strings.HasPrefix(fields[point], "/var/lib/kubelet") {
+			continue // of the kubelet, or of the whole node
+		}
+		if m := podOfVolume.FindStringSubmatch(fields[root]); m != nil {
+			return m[1]
+		}
+	}
+	return ""
+}
+
+// Holding returns the process that has a socket open, by the socket's inode. It
+// returns false if no process that can be seen has it.
+func Holding(proc fs.FS, inode uint64) (Process, bool) {
+	all, err := fs.ReadDir(proc, ".")
+	if err != nil {
+		return Process{}, false
+	}
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err == nil && has(proc, pid, inode) {
+			return Describe(proc, pid), true
+		}
+	}
+	return Process{}, false
+}
+
+func has(proc fs.FS, pid int, inode uint64) bool {
+	dir := path.Join(strconv.Itoa(pid), "fd")
+	files, err := fs.ReadDir(proc, dir)
+	if err != nil {
+		return false
+	}
+	for _, f := range files {
+		to, err := fs.ReadLink(proc, path.Join(dir, f.Name()))
+		if m := socketOfFile.FindStringSubmatch(to); err == nil && m != nil && m[1] == strconv.FormatUint(inode, 10) {
+			return true
+		}
+	}
+	return false
+}
+
+// Named returns the processes of a name, but this one, that are in the network
+// namespace of this one.
+func Named(proc fs.FS, name string) []Process {
+	own, err := fs.ReadLink(proc, "self/ns/net")
+	all, err2 := fs.ReadDir(proc, ".")
+	if err != nil || err2 != nil {
+		return nil
+	}
+	var found []Process
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		comm, err := fs.ReadFile(proc, path.Join(e.Name(), "comm"))
+		if err != nil || strings.TrimSpace(string(comm)) != name {
+			continue
+		}
+		if ns, err := fs.ReadLink(proc, path.Join(e.Name(), "ns/net")); err == nil && ns == own {
+			found = append(found, Describe(proc, pid))
+		}
+	}
+	return found
+}

@@ -1,0 +1,229 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// second are the addresses of the servers of a second proxy on the node.
+const secondHealth, secondMetrics = "127.0.0.1:20256", "127.0.0.1:20249"
+
+// another starts a second proxy on c's node, in mode m, with manifests of its own.
+func (c *cluster) another(t *testing.T, m mode, apps ...app) (*cluster, *program.Proxy) {
+	t.Helper()
+	d := &cluster{Lab: c.Lab, dir: t.TempDir()}
+	d.become(t, m)
+	d.write(t, "node.yaml", program.Manifest[any](t, node()))
+	d.save(t, apps...)
+	args := append([]string{"--manifests=" + d.dir, "--iptables-min-sync-period=10ms"}, m.flags...)
+	args = append(args, "--healthz-bind-address="+secondHealth, "--metrics-bind-address="+secondMetrics)
+	return d, program.Start(t, c.Node, d.command(args...))
+}
+
+// reportOf returns what a proxy says of its health to those who may know all of it.
+// Load balancers get status 200 all the time.
+func reportOf(t *testing.T, p *program.Proxy, metrics string) health.Report {
+	t.Helper()
+	at := program.HealthAddr
+	if metrics == secondMetrics {
+		at = secondHealth
+	}
+	if page := p.Fetch(t, at, "/healthz"); page.Status != http.StatusOK || strings.Contains(string(page.Body), "process ") {
+		t.Errorf("/healthz at %s: status %d, want 200 and no process\n%s", at, page.Status, page.Body)
+	}
+	var r struct{ Health health.Report }
+	if err := json.Unmarshal(p.Fetch(t, metrics, "/services").Body, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r.Health
+}
+
+func rounds(r health.Report) int {
+	n := 0
+	for _, s := range r.Status {
+		n += s.Rounds
+	}
+	return n
+}
+
+// Two proxies of one node, whatever their modes, do not undo each other's work: the
+// one that started last programs the node, both say so, and when it ends the other
+// one takes over. Nobody loses a connection.
+func TestTwoProxies(t *testing.T) {
+	t.Parallel()
+	for _, pair := range [][2]string{
+		{"nftables", "nftables"}, {"nftables", "iptables-nft"}, {"iptables-legacy", "iptables-legacy"},
+		{"iptables-nft", "nftables"}, {"userspace", "userspace"},
+	} {
+		t.Run(strings.Join(pair[:], " and "), func(t *testing.T) {
+			t.Parallel()
+			twoProxies(t, modeNamed(pair[0]), modeNamed(pair[1]))
+		})
+	}
+}
+
+// The same with mode ipvs, where the other one's virtual servers count as well.
+func TestIPVSTwoProxies(t *testing.T) {
+	needIPVS(t)
+	t.Parallel()
+	for _, second := range []string{"ipvs", "nftables"} {
+		t.Run(second, func(t *testing.T) { twoProxies(t, modeNamed("ipvs"), modeNamed(second)) })
+	}
+}
+
+func modeNamed(name string) mode {
+	if name == "userspace" {
+		return inUserspace("nft")
+	}
+	return ways()[name]
+}
+
+func twoProxies(t *testing.T, first, second mode) {
+	c := newCluster(t, first)
+	one, two := c.Host("web-1"), c.Host("web-2")
+	web := app{name: "web", number: 10}
+	c.save(t, web.on(one))
+	p := c.start(t)
+	var loads []*netlab.Load
+	for _, f := range service.Families {
+		loads = append(loads, c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
+			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, f)}, Workers: 1,
+		}))
+	}
+	d, q := c.another(t, second, web.on(two))
+	for _, f := range service.Families {
+		q.AwaitLog(t, `"Programmed"`, d.mode.proxyMode()+" "+f.String())
+	}
+	program.Await(t, "that the first proxy stands by", func() bool {
+		return strings.Contains(reportOf(t, p, program.MetricsAddr).Conditions["other-proxy"], fmt.Sprintf("process %d (", q.Pid()))
+	})
+	program.Await(t, "that the second proxy names the first", func() bool {
+		return strings.Contains(reportOf(t, q, secondMetrics).Conditions["other-proxy"], fmt.Sprintf("process %d (", p.Pid()))
+	})
+	before := rounds(reportOf(t, p, program.MetricsAddr))
+	for i := range 10 { // what only the first one is told
+		c.save(t, app{name: fmt.Sprintf("more-%d", i), number: 20 + i}.on(one))
+	}
+	d.save(t, app{name: "late", number: 12}.on(two))
+	d.settleTwo(t, web, "web-2")
+	if n := rounds(reportOf(t, p, program.MetricsAddr)) - before; n != 0 {
+		t.Errorf("the first proxy did %d rounds while the second one programs the node", n)
+	}
+	if v, ok := p.Metric(t, "kubeproxy_standby"); !ok || v != 1 {
+		t.Errorf("kubeproxy_standby of the first = %v, %t, want 1", v, ok)
+	}
+	if n := p.Log.Count("another service proxy programs this node"); n != 1 {
+		t.Errorf("said %d times that another proxy programs the node, want once", n)
+	}
+	q.Stop(t)
+	program.Await(t, "that the first proxy is alone", func() bool {
+		r := reportOf(t, p, program.MetricsAddr)
+		return r.Conditions["other-proxy"] == "" && r.Standby == ""
+	})
+	c.settleTwo(t, web, "web-1")
+	for i, l := range loads {
+		if r := l.Stop(); r.Lost() > 0 || r.Connections == 0 {
+			t.Errorf("load %d: %s", i, r)
+		}
+	}
+	if p.Log.Has("Others had altered our rules") || q.Log.Has("Others had altered our rules") {
+		t.Error("one took the other's rules for alterations of its own")
+	}
+	p.Stop(t)
+}
+
+// settleTwo waits until connections to a reach the host.
+func (c *cluster) settleTwo(t *testing.T, a app, host string) {
+	t.Helper()
+	for _, f := range service.Families {
+		program.Await(t, "that "+host+" answers", func() bool {
+			r, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.NodePort, f)})
+			return err == nil && r.Backend == host
+		})
+	}
+}
+
+// A proxy that took the lease and crashes leaves its rules in force, and the one
+// before it goes on from there.
+func TestSecondProxyCrashes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}
+	c.save(t, web.on(c.Host("web-1")))
+	p := c.start(t)
+	for range 3 {
+		d, q := c.another(t, usual(), web.on(c.Host("web-2")))
+		d.settleTwo(t, web, "web-2")
+		q.Kill()
+		c.settleTwo(t, web, "web-1")
+	}
+	p.Stop(t)
+}
+
+// A script that breaks the rules in a loop gets a repair each time, but not more than
+// about one a second, is named, and fills no log.
+func TestScriptAgainstRules(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	p := c.start(t)
+	want := c.settle(t)
+	deeds := 0
+	program.Await(t, "a condition that names nft", func() bool {
+		nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
+		deeds++
+		c.settleOn(t, want)
+		return strings.Contains(reportOf(t, p, program.MetricsAddr).Conditions["drift-IPv4"], "(nft)")
+	})
+	before := reportOf(t, p, program.MetricsAddr).Status["IPv4"].Rounds
+	for range 3 {
+		nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
+		for range 20 { // what comes while it rests costs no round
+			nft(t, c.Node, "add chain ip kube-services mine\ndelete chain ip kube-services mine\n")
+		}
+		c.settleOn(t, want)
+	}
+	if n := reportOf(t, p, program.MetricsAddr).Status["IPv4"].Rounds - before; n > 12 {
+		t.Errorf("%d rounds for 63 changes by a script", n)
+	}
+	if n := p.Log.Count("Others had altered our rules", "nftables IPv4"); n > 12 {
+		t.Errorf("%d lines of the log about %d changes", n, deeds)
+	}
+	if v, ok := p.Metric(t, "kubeproxy_condition", "condition", "drift-IPv4"); !ok || v != 1 {
+		t.Errorf("kubeproxy_condition of drift-IPv4 = %v, %t, want 1", v, ok)
+	}
+	c.check(t, want, c.cells(c.callers()[:1], web))
+}
+
+// A program that rewrites the rules for a while does not keep others from working:
+// commands that end by themselves ask nobody.
+func TestCommandsBesideProxy(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	p := c.start(t)
+	want := c.settle(t)
+	for _, args := range [][]string{{"--init-only"}, {"render", "--manifests=" + c.dir}, {"--cleanup"}} {
+		out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...))
+		if err != nil {
+			t.Errorf("%v beside a proxy: %v\n%s", args, err, out)
+		}
+	}
+	c.settleOn(t, want)
+	if r := reportOf(t, p, program.MetricsAddr); r.Standby != "" || r.Conditions["other-proxy"] != "" {
+		t.Errorf("commands count as proxies: %v", r.Conditions)
+	}
+}
