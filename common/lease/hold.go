@@ -88,7 +88,7 @@ func (l *Lease) yield(to Identity) {
 	finished := make(chan struct{})
 	go func() {
 		l.rounds.Lock()
-		l.rounds.Unlock()
+		defer l.rounds.Unlock()
 		close(finished)
 	}()
 	select {
