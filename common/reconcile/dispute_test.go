@@ -27,24 +27,24 @@ func TestDispute(t *testing.T) {
 			}
 		}
 		alter(5 * time.Second)
-		if r := b.results[len(b.results)-1]; !r.Contested() {
+		if r := b.last(); !r.Contested() {
 			t.Errorf("after %d rounds that found drift it is no dispute", r.Disputes)
 		}
-		n := len(b.rounds)
+		n := b.count()
 		alter(20 * time.Second)
-		if got := len(b.rounds) - n; got < 19 || got > 21 {
+		if got := b.count() - n; got < 19 || got > 21 {
 			t.Errorf("%d rounds in 20 s in which others alter rules all the time, want 20", got)
 		}
-		n = len(b.rounds)
+		n = b.count()
 		b.latest = service.New(2, &service.Node{}, nil)
 		b.News()
 		b.pass(ms)
-		if got := len(b.rounds) - n; got != 1 {
+		if got := b.count() - n; got != 1 {
 			t.Errorf("%d rounds for a change of Services, want 1 at once", got)
 		}
-		b.drift = nil
+		b.setDrift(nil)
 		b.pass(2 * time.Minute)
-		if r := b.results[len(b.results)-1]; r.Disputes != 0 {
+		if r := b.last(); r.Disputes != 0 {
 			t.Errorf("after two quiet minutes the dispute counts %d rounds", r.Disputes)
 		}
 	})
@@ -61,7 +61,7 @@ func TestDisputeOfLongRounds(t *testing.T) {
 			b.Touched()
 			b.pass(10 * ms)
 		}
-		if n := len(b.rounds); n > 15 {
+		if n := b.count(); n > 15 {
 			t.Errorf("%d rounds of 200 ms in 40 s", n)
 		}
 	})
@@ -76,14 +76,14 @@ func TestStandby(t *testing.T) {
 	}, func(b *bench) {
 		b.News()
 		b.pass(10 * time.Second)
-		if len(b.rounds) != 0 || told == 0 {
-			t.Errorf("%d rounds, told of standing by %d times", len(b.rounds), told)
+		if b.count() != 0 || told == 0 {
+			t.Errorf("%d rounds, told of standing by %d times", b.count(), told)
 		}
 		mine = true
 		b.Kick()
 		b.pass(time.Second)
-		if len(b.rounds) != 1 {
-			t.Errorf("%d rounds once it may, want 1", len(b.rounds))
+		if b.count() != 1 {
+			t.Errorf("%d rounds once it may, want 1", b.count())
 		}
 	})
 }

@@ -6,6 +6,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ var errRefused = errors.New("refused")
 type bench struct {
 	*Loop
 	*testing.T
+	mu      sync.Mutex // for stories that look or change while timers run
 	begin   time.Time
 	latest  *service.Snapshot
 	planErr error
@@ -45,7 +47,11 @@ func run(t *testing.T, set func(*bench), story func(*bench)) {
 		b.MinInterval, b.Resync = time.Second, time.Hour
 		b.Retry = Backoff{First: 2 * time.Second, Max: 10 * time.Second}
 		b.Latest = func() *service.Snapshot { return b.latest }
-		b.Report = func(r Result) { b.results = append(b.results, r) }
+		b.Report = func(r Result) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.results = append(b.results, r)
+		}
 		if set != nil {
 			set(b)
 		}
@@ -62,6 +68,8 @@ func run(t *testing.T, set func(*bench), story func(*bench)) {
 }
 
 func (b *bench) Plan(context.Context, *service.Snapshot) (Plan, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.rounds = append(b.rounds, time.Since(b.begin))
 	return fakePlan{b}, b.planErr
 }
@@ -72,8 +80,13 @@ type fakePlan struct{ *bench }
 
 func (p fakePlan) String() string           { return "" }
 func (p fakePlan) Empty() bool              { return p.empty }
-func (p fakePlan) Drift() []string          { return p.drift }
 func (p fakePlan) Removed() []*service.Port { return []*service.Port{{}} }
+func (p fakePlan) Drift() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.drift
+}
+
 func (p fakePlan) Apply(ctx context.Context) error {
 	select {
 	case <-time.After(p.takes):
@@ -89,6 +102,27 @@ func (p fakePlan) Apply(ctx context.Context) error {
 	err := p.applies[0]
 	p.applies = p.applies[1:]
 	return err
+}
+
+// count returns how many rounds there were so far.
+func (b *bench) count() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.rounds)
+}
+
+// last returns the newest Result.
+func (b *bench) last() Result {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.results[len(b.results)-1]
+}
+
+// setDrift has plans find other drift from now on.
+func (b *bench) setDrift(d []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.drift = d
 }
 
 // pass lets time pass, and the Loop do what it does then.

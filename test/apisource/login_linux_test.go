@@ -35,8 +35,12 @@ func TestNotLetIn(t *testing.T) {
 			p := kubeProxy.Start(t, w.lab.Node, "--kubeconfig="+tc.config)
 			p.AwaitLog(t, tc.want...)
 			program.Await(t, "the failure among the sources", func() bool {
-				page, err := program.Fetch(t.Context(), w.lab.Node, program.HealthAddr, "/healthz")
-				return err == nil && page.Status == http.StatusServiceUnavailable && strings.Contains(string(page.Body), "at the API server: ")
+				health, err := program.Fetch(t.Context(), w.lab.Node, program.HealthAddr, "/healthz")
+				if err != nil || health.Status != http.StatusServiceUnavailable {
+					return false
+				}
+				page, err := program.Fetch(t.Context(), w.lab.Node, program.MetricsAddr, "/services")
+				return err == nil && strings.Contains(string(page.Body), "at the API server: ")
 			})
 			if p.Ended() || p.Log.Has(`"Programmed"`) {
 				t.Error("it ended, or programmed what it cannot know")

@@ -45,6 +45,9 @@ func testNode(t *testing.T, w *world) {
 	awaitHealth(t, p, "no Node yet", http.StatusServiceUnavailable, http.StatusOK)
 
 	n := node()
+	w.set(t, n) // until it comes no NodePort answers
+	p.AwaitLog(t, `"The Node is known"`)
+	w.settle(t).Check(t, calls)
 	traffic := w.load(t, near)
 	for _, s := range []struct {
 		name     string
