@@ -79,7 +79,6 @@ func TestMistakes(t *testing.T) {
 		"gate of a stage":         {[]string{"--feature-gates", "AllAlpha"}, `--feature-gates: "AllAlpha" has no value: want AllAlpha=true or AllAlpha=false`},
 		"gate, neither":           {[]string{"--feature-gates=AllBeta=maybe"}, `--feature-gates: "AllBeta": "maybe" is neither true nor false`},
 		"gate without a name":     {[]string{"--feature-gates= =true"}, `--feature-gates: " =true" has no name: want NAME=true or NAME=false`},
-		"mode, misspelt":          {[]string{"--proxy-mode=nftable"}, `--proxy-mode: mode: "nftable" is no mode on linux; did you mean nftables? want iptables, ipvs, nftables, userspace or nothing`},
 		"bad version":             {[]string{"--version=long"}, `--version: "long" is not accepted: want true, false or raw`},
 		"no value":                {[]string{"--config"}, "--config wants a value, FILE: read the configuration from this FILE; a flag that is given goes before it"},
 		"unknown command":         {[]string{"rendr"}, `unknown command "rendr"; did you mean "render"?`},

@@ -226,3 +226,12 @@ func TestInitOnlyWithoutRights(t *testing.T) {
 		t.Errorf("exit %d:\n%s\nwant 1 and one line that names the setting", code, out)
 	}
 }
+
+// TestModeMisspelt has its own case because each system has other modes.
+func TestModeMisspelt(t *testing.T) {
+	const want = `--proxy-mode: mode: "nftable" is no mode on linux; did you mean nftables? want iptables, ipvs, nftables, userspace or nothing`
+	var out, errs strings.Builder
+	if code := execute(t.Context(), []string{"--proxy-mode=nftable"}, streams{&out, &errs}); code != 1 || !strings.Contains(errs.String(), want) {
+		t.Errorf("exit code %d, %q, want 1 and %q", code, errs.String(), want)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -169,6 +170,9 @@ func (r *reloader) look(ctx context.Context, now bool) error {
 	if err == nil {
 		c, err = config.LoadFrom(&r.options.config, hostOS, file.data)
 	}
+	if err == nil {
+		err = mistakes(r.newWarnings(c))
+	}
 	if err != nil {
 		r.reject(err)
 		return nil
@@ -177,6 +181,24 @@ func (r *reloader) look(ctx context.Context, now bool) error {
 		c = r.resolved(c)
 	}
 	return r.take(ctx, c, config.Diff(r.force.config(), c, r.use()))
+}
+
+// newWarnings returns those of c that the configuration in force has not. A start
+// passes over them, so that the node has a proxy; a reload does not, as a field that
+// is misspelt would take back what the proxy has in force.
+func (r *reloader) newWarnings(c *config.Config) []*config.FieldError {
+	old := r.force.config().Warnings
+	return slices.DeleteFunc(slices.Clone(c.Warnings), func(w *config.FieldError) bool {
+		return slices.ContainsFunc(old, func(o *config.FieldError) bool { return o.Path == w.Path && o.Text == w.Text })
+	})
+}
+
+func mistakes(all []*config.FieldError) error {
+	var errs []error
+	for _, w := range all {
+		errs = append(errs, w)
+	}
+	return errors.Join(errs...)
 }
 
 func (r *reloader) use() config.Use {

@@ -62,9 +62,7 @@ func (r *reloader) news(c *config.Config) {
 	fresh.Notes = slices.DeleteFunc(slices.Clone(c.Notes), func(n config.Note) bool {
 		return slices.ContainsFunc(old.Notes, func(o config.Note) bool { return o.Path == n.Path && o.Text == n.Text })
 	})
-	fresh.Warnings = slices.DeleteFunc(slices.Clone(c.Warnings), func(w *config.FieldError) bool {
-		return slices.ContainsFunc(old.Warnings, func(o *config.FieldError) bool { return o.Path == w.Path && o.Text == w.Text })
-	})
+	fresh.Warnings = nil // new ones are rejected, see look
 	tell(r.log, &fresh)
 }
 
