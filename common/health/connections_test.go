@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -83,15 +84,17 @@ func TestNewConnectionsGetIn(t *testing.T) {
 // too much of it.
 func TestUnreadAnswersShare(t *testing.T) {
 	const size, most = 4 << 20, 100
-	made := 0
+	var made atomic.Int64
 	addr := hosting(t, share(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		made++
-		_, _ = w.Write(bytes.Repeat([]byte(strconv.Itoa(made%10)), size))
+		_, _ = w.Write(bytes.Repeat([]byte(strconv.Itoa(int(made.Add(1)%10))), size))
 	})), most)
 	before := heap()
 	var unread []net.Conn
 	for i := range most {
 		unread = append(unread, knock(t, addr, "GET /"+strconv.Itoa(i)+" HTTP/1.1\r\nHost: node\r\n\r\n"))
+	}
+	for deadline := time.Now().Add(10 * time.Second); made.Load() < most && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond) // an answer to one of them that is made later would cut off who reads
 	}
 	c := knock(t, addr, "GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
 	if answer, err := io.ReadAll(c); err != nil || len(answer) < size {
