@@ -58,52 +58,38 @@ func (t *Tracker) dropSlice(key types.NamespacedName) bool {
 // claim enters s for every address it wants, release withdraws it. Both have
 // those looked at again who want the same.
 func (t *Tracker) claim(s *svc) {
-	var seen [2]bool // ClusterIPs, by family
-	for _, p := range s.want {
-		for _, f := range p.Frontends {
-			t.touchAll(t.claims.add(addressOf(p, f), claim{s, f.Kind}))
-			switch {
-			case isGuest(f.Kind):
-				t.claims.addGuest(whole(f, p.Family), s)
-				t.claims.addGuest(onNode(p, f), s)
-			case f.Kind == service.NodePort:
-				t.touchGuests(addressOf(p, f))
-			case !seen[p.Family]:
-				seen[p.Family] = true
-				t.touchAll(t.claims.add(whole(f, p.Family), claim{s, f.Kind}))
-				t.touchGuests(whole(f, p.Family))
-			}
-		}
-	}
-	if n := s.healthCheckOf(); n != 0 {
-		for _, k := range checkKeys(n) {
-			t.touchAll(t.claims.add(k, claim{s, service.NodePort}))
-			t.touchGuests(k)
-		}
-	}
+	add := func(a address, k service.Kind) []claim { return t.claims.add(a, claim{s, k}) }
+	t.eachClaim(s, add, t.claims.addGuest)
 }
 
 func (t *Tracker) release(s *svc) {
-	var seen [2]bool
+	remove := func(a address, _ service.Kind) []claim { return t.claims.remove(a, s) }
+	t.eachClaim(s, remove, t.claims.removeGuest)
+}
+
+// eachClaim calls change for every address that s claims, which returns whose claims
+// that concerns, and guest for every key of guest.go.
+func (t *Tracker) eachClaim(s *svc, change func(address, service.Kind) []claim, guest func(address, *svc)) {
+	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
-			t.touchAll(t.claims.remove(addressOf(p, f), s))
+			t.touchAll(change(addressOf(p, f), f.Kind))
 			switch {
 			case isGuest(f.Kind):
-				t.claims.removeGuest(whole(f, p.Family), s)
-				t.claims.removeGuest(onNode(p, f), s)
+				guest(whole(f, p.Family), s)
+				guest(onNode(p, f), s)
 			case f.Kind == service.NodePort:
 				t.touchGuests(addressOf(p, f))
 			case !seen[p.Family]:
 				seen[p.Family] = true
-				t.touchAll(t.claims.remove(whole(f, p.Family), s))
+				t.touchAll(change(whole(f, p.Family), f.Kind))
 				t.touchGuests(whole(f, p.Family))
 			}
 		}
 	}
 	if n := s.healthCheckOf(); n != 0 {
 		for _, k := range checkKeys(n) {
-			t.touchAll(t.claims.remove(k, s))
+			t.touchAll(change(k, service.NodePort))
 			t.touchGuests(k)
 		}
 	}
