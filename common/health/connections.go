@@ -12,7 +12,7 @@ import (
 
 // MostConnections is how many connections a server has at the same time, where the
 // process may have enough open files.
-const MostConnections = 256
+const MostConnections = 128
 
 // Connections bounds how many connections one server has, or several together.
 // Whoever comes gets in, and the connection that has been idle for longest is

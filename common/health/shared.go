@@ -16,7 +16,7 @@ const (
 	freshFor = 100 * time.Millisecond
 	// mostShared bounds what answers that nobody reads hold in memory, but for one
 	// that is larger by itself.
-	mostShared = 8 << 20
+	mostShared = 4 << 20
 )
 
 // shared makes one answer for all who ask at about the same time, and holds few of
