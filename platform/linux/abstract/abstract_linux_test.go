@@ -142,9 +142,7 @@ func TestStranger(t *testing.T) {
 			if !p.mine(t) {
 				t.Error("the proxy leaves the node alone")
 			}
-			if p.state.Load().Trouble == "" {
-				t.Error("the proxy does not say what is wrong")
-			}
+			await(t, "the proxy says what is wrong", func() bool { return p.state.Load().Trouble != "" })
 		})
 	}
 }

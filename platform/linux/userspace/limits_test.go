@@ -6,7 +6,9 @@ package userspace
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -140,17 +142,27 @@ func TestLateAnswersNeedRoom(t *testing.T) {
 func TestRefusalsAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLimits(4096)
+		var mu sync.Mutex
 		var said [][2]string
-		l.Observe(func(text, detail string) { said = append(said, [2]string{text, detail}) })
+		l.Observe(func(text, detail string) {
+			mu.Lock()
+			defer mu.Unlock()
+			said = append(said, [2]string{text, detail})
+		})
+		all := func() [][2]string {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(said)
+		}
 		for n := range 1000 {
 			l.refuse(Loop, wants(fmt.Sprint("s", n), n))
 			l.refuse(ClientShare, wants("web", n))
 			time.Sleep(calm / 20)
 		}
-		if n := len(said); n > 10 {
+		if n := len(all()); n > 10 {
 			t.Errorf("said %d times", n)
 		}
-		last := said[len(said)-1]
+		last := all()[len(all())-1]
 		if !strings.Contains(last[1], "shop/s0, shop/s1, shop/s2 and others") || !strings.Contains(last[1], "10.0.0.0, 10.0.0.1, 10.0.0.2 and others") {
 			t.Errorf("said in the end: %q", last[1])
 		}
@@ -159,7 +171,7 @@ func TestRefusalsAreSaid(t *testing.T) {
 		}
 		time.Sleep(calm)
 		synctest.Wait()
-		if last := said[len(said)-1]; last != [2]string{} {
+		if last := all()[len(all())-1]; last != [2]string{} {
 			t.Errorf("when it is over, %q is said", last)
 		}
 		if got := l.Use().Refused; got[Loop] != 1000 || got[ClientShare] != 1000 {
