@@ -18,9 +18,10 @@ type System struct {
 	Tables map[string]Table
 	// Sets are those that rules refer to, nil where none may.
 	Sets       *Sets
-	Dirty      bool  // others changed something
-	Loopback   bool  // packets to loopback addresses may be routed
-	Unroutable error // why they cannot be
+	Dirty      bool     // others changed something
+	Sleeping   []string // tables that no packet passes
+	Loopback   bool     // packets to loopback addresses may be routed
+	Unroutable error    // why they cannot be
 	// TCPBeLiberal is the kernel's setting of that name.
 	TCPBeLiberal bool
 	Restores     int
@@ -186,6 +187,15 @@ func (k *System) Touched(context.Context) (bool, error) { return k.Dirty, nil }
 
 // Liberal reports what TCPBeLiberal says.
 func (k *System) Liberal() bool { return k.TCPBeLiberal }
+
+// Dormant lists tables that no packet passes.
+func (k *System) Dormant() ([]string, error) { return k.Sleeping, nil }
+
+// Activate has packets pass a table again.
+func (k *System) Activate(table string) error {
+	k.Sleeping = slices.DeleteFunc(k.Sleeping, func(t string) bool { return t == table })
+	return nil
+}
 
 // Localnet reports that packets to loopback addresses may be routed.
 func (k *System) Localnet() (bool, error) {

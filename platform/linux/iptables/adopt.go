@@ -16,7 +16,7 @@ import (
 func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *plan {
 	sums := t.sums()
 	delete(sums, localnetMark) // comes and goes by itself
-	p := &plan{backend: b, from: &installed{}, whole: true}
+	p := &plan{backend: b, from: &installed{}, whole: true, dormant: t.dormant}
 	b.readMark(p, t)
 	foreign := b.foreign(t, want)
 	p.next = &installed{snapshot: want, sums: sums}
@@ -87,6 +87,9 @@ const driftLines = 20
 // drift describes what others did to tables that held have, and where surplus is.
 func drift(t *held, have *installed, jumps, surplus []jump) []string {
 	var lines []string
+	for _, table := range t.dormant {
+		lines = append(lines, fmt.Sprintf("altered: table %s is dormant, so no packet passes its rules", table))
+	}
 	now := t.sums()
 	delete(now, localnetMark)
 	for _, i := range slices.SortedFunc(maps.Keys(have.sums), id.compare) {

@@ -24,6 +24,10 @@ type Driver interface {
 	// Touched reports that others may have changed the tables since the last
 	// call of Save, not counting Restores. It is cheap.
 	Touched(ctx context.Context) (bool, error)
+	// Dormant lists the tables of the role that the kernel lets no packet pass,
+	// whatever rules they have. Activate ends that for one.
+	Dormant() ([]string, error)
+	Activate(table string) error
 	// Localnet reports that packets to loopback addresses may be routed,
 	// AllowLocalnet sees to it, and ForbidLocalnet to the contrary. The error of
 	// Localnet is why they cannot be, or why that is not known.
@@ -113,7 +117,8 @@ func (b *Backend) read(ctx context.Context) (*held, error) {
 			return nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
 		}
 		if h := parse(text, b.options.Role); !h.disturbed {
-			return h, nil
+			h.dormant, err = b.driver.Dormant()
+			return h, err
 		}
 	}
 	return nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), readings)

@@ -19,8 +19,9 @@ type plan struct {
 	*stage              // nil if nothing is to change
 	from     *installed // what there was, snapshot nil if that is not known
 	next     *installed
-	localnet bool // loopback addresses are to be routed
-	unrouted bool // they are no longer
+	localnet bool     // loopback addresses are to be routed
+	unrouted bool     // they are no longer
+	dormant  []string // tables, see Driver
 	drift    []string
 	removed  []*service.Port
 	whole    bool // made from the tables, not from what changed
@@ -32,7 +33,9 @@ var (
 )
 
 // Empty implements reconcile.Plan.
-func (p *plan) Empty() bool { return (p.stage == nil || p.stage.empty()) && !p.localnet && !p.unrouted }
+func (p *plan) Empty() bool {
+	return (p.stage == nil || p.stage.empty()) && !p.localnet && !p.unrouted && len(p.dormant) == 0
+}
 
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string { return p.drift }
@@ -49,6 +52,9 @@ func (p *plan) String() string {
 	if p.stage != nil {
 		lines = p.lines()
 	}
+	for _, table := range p.dormant {
+		lines = append(lines, "~ "+table+" table: active, no longer dormant")
+	}
 	if p.localnet {
 		lines = append(lines, "+ routing of loopback addresses")
 	}
@@ -64,9 +70,20 @@ func (p *plan) String() string {
 // errBusy is why iptables could not be asked, whatever it was to do.
 var errBusy = errors.New("iptables is busy or cannot run")
 
-// Apply implements reconcile.Plan. If the text of all changes is refused, it
-// is halved until the Port at fault stands alone; the rest goes in.
+// Apply implements reconcile.Plan.
 func (p *plan) Apply(ctx context.Context) error {
+	dormant := p.activate()
+	err := p.program(ctx)
+	if dormant == nil {
+		return err
+	}
+	p.backend.have = nil
+	return errors.Join(dormant, err)
+}
+
+// program changes rules. If the text of all changes is refused, it is halved until
+// the Port at fault stands alone; the rest goes in.
+func (p *plan) program(ctx context.Context) error {
 	b := p.backend
 	b.have = nil // if anything fails, the next Plan reads the tables
 	b.tally.Rules = nil

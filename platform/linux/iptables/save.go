@@ -24,6 +24,7 @@ type held struct {
 	// rules counts those of the system's chains, and behind is how many of them
 	// stand before or lead to a chain of another mode.
 	rules, behind map[id]int
+	dormant       []string // tables, see Driver
 	// disturbed says that a chain was printed twice. iptables-nft-save does so
 	// where it had to begin again because somebody changed something.
 	disturbed bool

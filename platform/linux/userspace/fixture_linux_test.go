@@ -25,6 +25,8 @@ func (t *tables) Restore(context.Context, string) error     { return t.err }
 func (t *tables) Save(context.Context) (string, error)      { return "", nil }
 func (t *tables) Touched(context.Context) (bool, error)     { return false, nil }
 func (t *tables) Liberal() bool                             { return false }
+func (t *tables) Dormant() ([]string, error)                { return nil, nil }
+func (t *tables) Activate(string) error                     { return nil }
 func (t *tables) Localnet() (bool, error)                   { return true, nil }
 func (t *tables) AllowLocalnet() error                      { return nil }
 func (t *tables) ForbidLocalnet() error                     { return nil }

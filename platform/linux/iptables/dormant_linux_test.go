@@ -1,0 +1,55 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// A table that somebody makes dormant is found, reported and active again, before a
+// first round and later, and our own change is not taken for another one's.
+func TestDormantTables(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if isSizes(b) { // tables of iptables-legacy have no flags
+			return
+		}
+		want := simple(3)
+		apply(t, b, want)
+		for _, table := range tables {
+			name := tableFamily(b.family) + " " + table
+			dormant := "add table " + name + " { flags dormant; }"
+			nft(t, dormant)
+			if !poll(func() bool { return touched(t, b) }) {
+				t.Fatalf("%s: not noticed", dormant)
+			}
+			p := apply(t, b, want)
+			if drift := strings.Join(p.Drift(), "\n"); !strings.Contains(drift, "table "+table+" is dormant") {
+				t.Errorf("%s: drift %q", dormant, drift)
+			}
+			if touched(t, b) {
+				t.Errorf("%s: our own change counts as another one's", dormant)
+			}
+			if text := nft(t, "list table "+name); strings.Contains(text, "dormant") {
+				t.Errorf("still dormant:\n%s", text)
+			}
+			nft(t, dormant)
+			b.Forget()
+			apply(t, b, want)
+			if text := nft(t, "list table "+name); strings.Contains(text, "dormant") {
+				t.Errorf("still dormant after a start:\n%s", text)
+			}
+		}
+	})
+}
+
+func nft(t *testing.T, command string) string {
+	t.Helper()
+	out, err := exec.Command("nft", command).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", command, err, out)
+	}
+	return string(out)
+}

@@ -1,0 +1,39 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// locked is a system whose dormant tables are reserved for somebody.
+type locked struct{ *fake }
+
+func (locked) Activate(string) error { return errors.New("operation not permitted") }
+
+// A dormant table that cannot be changed fails each round, with the command that
+// might help, while everything else is programmed.
+func TestDormantTableOfAnother(t *testing.T) {
+	k := newFake()
+	k.Sleeping = []string{nat}
+	b := NewWith(service.IPv6, Options{MasqueradeBit: 14}, locked{k})
+	for range 2 {
+		p, err := b.Plan(t.Context(), simple(3))
+		if err != nil || p.Empty() || !strings.Contains(p.String(), "~ nat table: active") {
+			t.Fatalf("plan %v, %v, want one that activates table nat", p, err)
+		}
+		err = p.Apply(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "nft add table ip6 nat") {
+			t.Errorf("error %v, want one with a command", err)
+		}
+	}
+	if !slices.Contains(k.Tables[nat]["PREROUTING"], "-j KUBE-SERVICES") {
+		t.Errorf("rules are missing:\n%s", k.Text())
+	}
+}
