@@ -37,14 +37,15 @@ func main() {
 
 // stopLimit is how long a stop may take, whatever hangs. Who stops containers or
 // services often waits 10 s or more, and some as little as 5 s.
-const stopLimit = 4 * time.Second
+const stopLimit = stopTime + 500*time.Millisecond
 
 // ending is how signals end the process.
 type ending struct {
 	cancel context.CancelFunc
 	log    io.Writer
 	limit  time.Duration
-	off    atomic.Bool // signals are no reason to end
+	off    atomic.Bool               // signals are no reason to end
+	asked  atomic.Pointer[time.Time] // when to end, nil before
 }
 
 type endingKey struct{}
@@ -66,6 +67,8 @@ func (e *ending) await(signals <-chan os.Signal) (code int) {
 	for e.off.Load() {
 		first = <-signals
 	}
+	now := time.Now()
+	e.asked.Store(&now)
 	e.cancel()
 	select {
 	case second := <-signals:
@@ -74,6 +77,15 @@ func (e *ending) await(signals <-chan os.Signal) (code int) {
 		fmt.Fprintf(e.log, "kube-proxy: not ended %s after the signal, as something hangs; ending now, and what is programmed stays in force\n", e.limit)
 		return signalCode(first)
 	}
+}
+
+// stopUntil returns when a stop has to be over, which ends the process of ctx.
+func stopUntil(ctx context.Context) time.Time {
+	asked := time.Now()
+	if e, ok := ctx.Value(endingKey{}).(*ending); ok && e.asked.Load() != nil {
+		asked = *e.asked.Load()
+	}
+	return asked.Add(stopTime)
 }
 
 // signalCode is the exit code that shells report for a process ended by a signal.

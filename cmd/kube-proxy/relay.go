@@ -85,20 +85,21 @@ func (o *observers) relayLacks(text, detail string) {
 	}
 }
 
-// The times of a stop. A supervisor waits longer than both together.
+// The times of a stop.
 const (
-	// handOverTime is how long connections may take to be led past this
-	// process.
-	handOverTime = 10 * time.Second
-	// drainTime is how long those through it may go on then.
-	drainTime = 5 * time.Second
+	// stopTime is how long a stop takes at most from the signal on, if nothing hangs.
+	// It is below stopLimit by what closing takes.
+	stopTime = 4 * time.Second
+	// handOverTime is how much of it connections may take to be led past this
+	// process. Those through it may go on for the rest.
+	handOverTime = 3 * time.Second
 )
 
 // stopped says what becomes of connections now that the proxy ends. Where they
 // pass through it, new ones go without it from now on, and old ones may end
 // first.
-func (o *observers) stopped(log klog.Logger, backends []*backend) {
-	mode := backends[0].mode
+func (o *observers) stopped(ctx context.Context, log klog.Logger, backends []*backend) {
+	mode, until := backends[0].mode, stopUntil(ctx)
 	standby := o.lease != nil && o.lease.Standby()
 	var relays []relay
 	for _, b := range backends {
@@ -110,21 +111,21 @@ func (o *observers) stopped(log klog.Logger, backends []*backend) {
 		log.Info("Stopped; the rules stay in force", "mode", mode)
 		return
 	}
-	if standby { // the rules are another process's, which goes on
-		log.Info("Stopping; connections through this process may end", "mode", mode, "within", drainTime.String(), "connections", relays[0].Connections())
-		each(backends, drainTime, func(ctx context.Context, b *backend) bool {
+	drain := func() {
+		log.Info("Stopping; connections through this process may end", "mode", mode,
+			"within", time.Until(until).Round(time.Millisecond).String(), "connections", relays[0].Connections())
+		each(backends, until, func(ctx context.Context, b *backend) bool {
 			b.Backend.(relay).Drain(ctx)
 			return true
 		})
+	}
+	if standby { // the rules are another process's, which goes on
+		drain()
 		log.Info("Stopped; another service proxy programs this node", "mode", mode, "brokenOff", relays[0].Connections())
 		return
 	}
-	handed := each(backends, handOverTime, func(ctx context.Context, b *backend) bool { return handOver(ctx, log, b) })
-	log.Info("Stopping; connections through this process may end", "mode", mode, "within", drainTime.String(), "connections", relays[0].Connections())
-	each(backends, drainTime, func(ctx context.Context, b *backend) bool {
-		b.Backend.(relay).Drain(ctx)
-		return true
-	})
+	handed := each(backends, until.Add(handOverTime-stopTime), func(ctx context.Context, b *backend) bool { return handOver(ctx, log, b) })
+	drain()
 	what := "Stopped; new connections to Services go to endpoints without a process"
 	if !handed {
 		what = "Stopped; until the next start, new connections to Services are refused, but where the log says they are led past this process"
@@ -132,10 +133,10 @@ func (o *observers) stopped(log klog.Logger, backends []*backend) {
 	log.Info(what, "mode", mode, "brokenOff", relays[0].Connections())
 }
 
-// each does something with all backends at the same time, and reports that all
-// did it.
-func each(backends []*backend, within time.Duration, do func(context.Context, *backend) bool) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), within)
+// each does something with all backends at the same time, until then at most, and
+// reports that all did it.
+func each(backends []*backend, until time.Time, do func(context.Context, *backend) bool) bool {
+	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	var all sync.WaitGroup
 	var failed atomic.Bool

@@ -21,6 +21,10 @@ import (
 // maxDrift bounds how many foreign changes one log line names.
 const maxDrift = 5
 
+// maxDisputed bounds how many different ones are logged for each remind, while
+// others go on altering rules.
+const maxDisputed = 10
+
 // remind is how often a failure that lasts is logged again.
 const remind = time.Minute
 
@@ -35,10 +39,11 @@ type reporter struct {
 	repeats    int    // of failure, not logged yet
 	since      time.Time
 	logged     time.Time
-	settled    string    // latest failure to settle
-	disputed   time.Time // when drift was logged that goes on
-	drifts     int       // rounds with drift since
-	limits     string    // what cannot be done, as logged last
+	settled    string          // latest failure to settle
+	disputed   time.Time       // when drift was logged that goes on
+	said       map[string]bool // that drift since
+	drifts     int             // rounds with drift that were not logged
+	limits     string          // what cannot be done, as logged last
 }
 
 func newReporter(log klog.Logger) *reporter { return &reporter{log: log, now: time.Now} }
@@ -53,24 +58,28 @@ func (r *reporter) report(res reconcile.Result) {
 	r.limits = ""
 }
 
-// drifted says what others had altered. Who does so again and again is spoken of
-// once in a while.
+// drifted says what others had altered. Who does the same again and again is spoken
+// of once in a while.
 func (r *reporter) drifted(res reconcile.Result) {
 	n, now := len(res.Drift), r.now()
 	if n == 0 {
 		return
 	}
-	if res.Contested() && now.Sub(r.disputed) < remind {
-		r.drifts++
-		return
-	}
-	args := []any{"changes", n, "first", strings.Join(res.Drift[:min(n, maxDrift)], "; ")}
+	first := strings.Join(res.Drift[:min(n, maxDrift)], "; ")
+	args := []any{"changes", n, "first", first}
 	if res.Suspect != "" {
 		args = append(args, "by", res.Suspect)
 	}
 	if res.Contested() {
+		if now.Sub(r.disputed) >= remind {
+			r.disputed, r.said = now, map[string]bool{}
+		}
+		if r.said[first] || len(r.said) == maxDisputed {
+			r.drifts++
+			return
+		}
 		args = append(args, "rounds", res.Disputes, "notLogged", r.drifts)
-		r.disputed, r.drifts = now, 0
+		r.said[first], r.drifts = true, 0
 	}
 	r.log.Info("Others had altered our rules", args...)
 }

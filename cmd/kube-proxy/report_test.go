@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -137,5 +138,38 @@ func TestLogging(t *testing.T) {
 	klog.Background().Info("also shown")
 	if diff := cmp.Diff([]string{`I "shown"`, `I "also shown"`}, messages(&b)); diff != "" {
 		t.Errorf("text (-want +got):\n%s", diff)
+	}
+}
+
+// TestReporterOfDisputes names what is altered again and again once in a minute, and
+// something else at once, up to a bound.
+func TestReporterOfDisputes(t *testing.T) {
+	log, b := newLog(0)
+	r := newReporter(log)
+	now := time.Unix(0, 0)
+	r.now = func() time.Time { return now }
+	round := func(what string) {
+		now = now.Add(time.Second)
+		r.report(reconcile.Result{Drift: []string{what}, Disputes: 1000})
+	}
+	for range 59 {
+		round("a")
+	}
+	round("b")
+	round("a")
+	want := []string{
+		`I "Others had altered our rules" changes=1 first="a" rounds=1000 notLogged=0`,
+		`I "Others had altered our rules" changes=1 first="b" rounds=1000 notLogged=58`,
+		`I "Others had altered our rules" changes=1 first="a" rounds=1000 notLogged=0`,
+	}
+	if diff := cmp.Diff(want, messages(b)); diff != "" {
+		t.Errorf("the log (- want, + got):\n%s", diff)
+	}
+	b.Reset()
+	for i := range 50 {
+		round(strconv.Itoa(i))
+	}
+	if n := len(messages(b)); n != maxDisputed-1 {
+		t.Errorf("%d more lines within a minute, want %d", n, maxDisputed-1)
 	}
 }

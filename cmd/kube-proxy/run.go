@@ -192,7 +192,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	o.begun()
 	err = group.Wait()
 	if err == nil || errors.Is(err, errRestart) {
-		watchers.stopped(log, backends)
+		watchers.stopped(ctx, log, backends)
 	}
 	return err
 }
