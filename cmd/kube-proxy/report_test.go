@@ -150,7 +150,7 @@ func TestReporterOfDisputes(t *testing.T) {
 	r.now = func() time.Time { return now }
 	round := func(what string) {
 		now = now.Add(time.Second)
-		r.report(reconcile.Result{Drift: []string{what}, Disputes: 1000})
+		r.drifted(reconcile.Result{Drift: []string{what}, Disputes: 1000})
 	}
 	for range 59 {
 		round("a")
