@@ -121,6 +121,9 @@ func (w World) port(n int) *service.Port {
 	if w.Pick("affinity", 3) == 0 {
 		p.Affinity = time.Duration(1+w.Pick("timeout", 2)) * time.Hour
 	}
+	if p.External == service.PolicyLocal && w.Coin("health check") {
+		p.HealthCheck = uint16(30100 + n)
+	}
 	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ClusterIP, Addr: Nth(w.base("10.96.0.0", "fd00:10:96::"), n), Port: 80})
 	if w.Coin("node port") {
 		p.Frontends = append(p.Frontends, service.Frontend{Kind: service.NodePort, Port: uint16(30000 + n)})

@@ -30,6 +30,7 @@ var setNames = []string{
 	iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetRefused, iptables.SetDropped,
 	iptables.SetExternal, iptables.SetLocal, iptables.SetInsideDropped, iptables.SetOutsideDropped,
 	iptables.SetInsideLed, iptables.SetOutsideLed, iptables.SetRestricted, iptables.SetSources,
+	iptables.SetHealthChecks,
 }
 
 // Served is the set of virtual servers, whosever they are. Chains refuse what

@@ -72,6 +72,9 @@ func (at Site) fronts(p *service.Port, f *service.Frontend) []ipset.Entry {
 
 // elements calls add with what p has in sets. The same may come more than once.
 func (at Site) elements(p *service.Port, add func(element)) {
+	for _, e := range at.checks(p) {
+		add(e)
+	}
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		if f.Kind == service.ClusterIP {
@@ -89,6 +92,19 @@ func (at Site) elements(p *service.Port, add func(element)) {
 			}
 		}
 	}
+}
+
+// checks returns where health checks of p are answered: where NodePorts are.
+func (at Site) checks(p *service.Port) []element {
+	if p.HealthCheck == 0 {
+		return nil
+	}
+	var all []element
+	for _, a := range iptables.Fronts(p, &service.Frontend{Kind: service.NodePort, Port: p.HealthCheck}, at.node) {
+		e := ipset.Entry{Addr: a.Addr(), Protocol: service.TCP, Port: a.Port()}
+		all = append(all, element{iptables.SetHealthChecks, e})
+	}
+	return all
 }
 
 // restrict has only the sources of f be admitted at e.

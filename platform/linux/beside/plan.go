@@ -139,7 +139,7 @@ var (
 	early = []string{
 		iptables.SetVirtualIPs, iptables.SetClusterIPs, iptables.SetExternal,
 		iptables.SetInsideDropped, iptables.SetOutsideDropped, iptables.SetDropped, iptables.SetRefused,
-		iptables.SetSources, iptables.SetRestricted,
+		iptables.SetSources, iptables.SetRestricted, iptables.SetHealthChecks,
 	}
 	// after come when chains lead where they should.
 	after = []string{iptables.SetInsideLed, iptables.SetOutsideLed, iptables.SetLocal}
@@ -147,7 +147,7 @@ var (
 	last = []string{
 		iptables.SetInsideLed, iptables.SetOutsideLed, iptables.SetExternal,
 		iptables.SetInsideDropped, iptables.SetOutsideDropped, iptables.SetDropped, iptables.SetRefused,
-		iptables.SetRestricted, iptables.SetSources, iptables.SetClusterIPs, iptables.SetVirtualIPs,
+		iptables.SetRestricted, iptables.SetSources, iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetHealthChecks,
 	}
 )
 

@@ -70,7 +70,7 @@ func (b *Backend) foreign(t *held, want *service.Snapshot) []entry {
 func removed(f service.Family, entries []entry) []*service.Port {
 	var all []*service.Port
 	for _, e := range entries {
-		if e.port == 0 {
+		if e.port == 0 || e.check {
 			continue
 		}
 		all = append(all, &service.Port{

@@ -27,6 +27,7 @@ func (l layout) jumps() []jump {
 		return besideJumps()
 	}
 	refuse := []jump{
+		{id{filter, "INPUT"}, "-p tcp -j " + healthChain},
 		{id{filter, "INPUT"}, newOnly + "-j " + servicesChain},
 		{id{filter, "FORWARD"}, newOnly + "-j " + servicesChain},
 		{id{filter, "OUTPUT"}, newOnly + "-j " + servicesChain},
@@ -85,7 +86,7 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 				chain{id{table, r.services}, top})
 		}
 	}
-	return append(chains, branches...)
+	return append(append(chains, l.healthChains(node, roots[id{filter, healthPortsChain}])...), branches...)
 }
 
 // masqueradeRule draws the port at random. By default the kernel keeps the
@@ -143,6 +144,20 @@ func (l layout) unreachable() string {
 		return "icmp6-port-unreachable"
 	}
 	return "icmp-port-unreachable"
+}
+
+// healthChains let in who asks health checks, ahead of rules and a policy of INPUT
+// that would not. ports are the rules at the root of their tree. Health checks are
+// answered where NodePorts are, and never at the address of a relay.
+func (l layout) healthChains(node *service.Node, ports []string) []chain {
+	var rules []string
+	if len(ports) > 0 {
+		rules = l.nodePortRules(node, healthPortsChain)
+	}
+	if l.relays() && len(rules) > 0 {
+		rules = append([]string{"-d " + host(l.options.Relay[l.family]) + " -j RETURN"}, rules...)
+	}
+	return []chain{{id{filter, healthPortsChain}, ports}, {id{filter, healthChain}, rules}}
 }
 
 // markClusterRules mark what enters through a ClusterIP for masquerading, by

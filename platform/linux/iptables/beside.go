@@ -57,6 +57,7 @@ const (
 	SetOutsideLed     = "OUTSIDE-LED"     // everybody else is led elsewhere
 	SetRestricted     = "RESTRICTED"      // some sources only
 	SetSources        = "SOURCES"         // which ones
+	SetHealthChecks   = "HEALTH-CHECKS"   // where health checks are answered
 )
 
 // SetName returns what one of the sets is called in f. Sets share one room for
@@ -159,10 +160,12 @@ func (l layout) dropChains(node *service.Node) []chain {
 // judgeChains refuse what nobody serves, and what no virtual server will take:
 // the node has the address for Services only, and nothing else that listens is
 // meant by it. Answers pass: under kube-proxy the node's own connections to
-// Services come from the Service's address, and they outlive its rules.
+// Services come from the Service's address, and they outlive its rules. Health
+// checks are let in with all of their packets, whatever the policy of INPUT is.
 func (l layout) judgeChains(node *service.Node) []chain {
 	refuse := "-j " + besideRefuseChain
 	judge := []string{
+		l.in(SetHealthChecks, toPort) + "-j ACCEPT",
 		newOnly + l.in(SetRefused, toPort) + refuse,
 		l.in(SetServed, toPort) + "-j RETURN",
 		l.out(SetVirtualIPs, "dst") + "-j RETURN",
@@ -224,7 +227,7 @@ func frontKeys(p *service.Port, f *service.Frontend, node *service.Node) []key {
 	}
 	var all []key
 	for _, a := range Fronts(p, f, node) {
-		all = append(all, key{nat, a.Addr(), a.Port(), p.Name.Protocol})
+		all = append(all, key{table: nat, addr: a.Addr(), port: a.Port(), proto: p.Name.Protocol})
 	}
 	return all
 }

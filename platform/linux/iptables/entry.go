@@ -25,9 +25,28 @@ type entry struct {
 // key is what an entry is found by.
 type key struct {
 	table string
-	addr  netip.Addr // invalid for a NodePort
+	addr  netip.Addr // invalid for a port of the node
 	port  uint16     // 0 for all that addr has no other entry for
 	proto service.Protocol
+	check bool // port is a healthCheckNodePort, no NodePort
+}
+
+// healthKey is what the health check of p is found by.
+func healthKey(p *service.Port) key {
+	return key{table: filter, port: p.HealthCheck, proto: service.TCP, check: true}
+}
+
+// healthRule lets health checks of p in. It has no state to ask for: where the
+// policy of INPUT is DROP, nothing else needs to accept the packets that follow.
+func healthRule(p *service.Port) string {
+	return healthKey(p).match() + commentOf(p.Name.Namespace+"/"+p.Name.Name+" health check") + "-j ACCEPT"
+}
+
+func order(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // compare puts the entries of one tree together, and of one address the one
@@ -36,6 +55,7 @@ func (k key) compare(l key) int {
 	return cmp.Or(
 		cmp.Compare(k.table, l.table),
 		k.addr.Compare(l.addr),
+		cmp.Compare(order(k.check), order(l.check)),
 		cmp.Compare(k.port-1, l.port-1),
 		cmp.Compare(k.proto, l.proto),
 	)
@@ -88,7 +108,7 @@ func aloneEntries(p *service.Port) []entry {
 	}
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
-		k := key{nat, f.Addr, f.Port, p.Name.Protocol}
+		k := key{table: nat, addr: f.Addr, port: f.Port, proto: p.Name.Protocol}
 		if to := target(p, f); to != "" {
 			add(k, "-j "+to)
 		} else if f.Addr.IsValid() { // should it be the node's, and a NodePort have the port
@@ -102,6 +122,9 @@ func aloneEntries(p *service.Port) []entry {
 			add(key{table: filter, addr: f.Addr}, "-j "+refuseChain)
 		}
 	}
+	if p.HealthCheck != 0 {
+		all = append(all, entry{key: healthKey(p), rules: []string{healthRule(p)}})
+	}
 	return all
 }
 
@@ -111,11 +134,14 @@ func aloneKeys(p *service.Port) []key {
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		for _, table := range tables {
-			all = append(all, key{table, f.Addr, f.Port, p.Name.Protocol})
+			all = append(all, key{table: table, addr: f.Addr, port: f.Port, proto: p.Name.Protocol})
 		}
 		if f.Kind == service.ClusterIP {
 			all = append(all, key{table: filter, addr: f.Addr})
 		}
+	}
+	if p.HealthCheck != 0 {
+		all = append(all, healthKey(p))
 	}
 	return all
 }

@@ -25,6 +25,8 @@ const (
 	forwardChain     = "KUBE-FORWARD"
 	refuseChain      = "KUBE-REFUSE"
 	relayChain       = "KUBE-PORTALS" // guards the address of a relay
+	healthChain      = "KUBE-HEALTH-CHECKS"
+	healthPortsChain = "KUBE-HEALTH-PORTS"
 
 	// Before a relay, these are the roots in table nat, as in mode userspace of
 	// kube-proxy: for packets that come in and for those of the node itself.
@@ -40,6 +42,7 @@ const (
 	recentPrefix   = "KUBE-SEP-" // no chain, but a list of clients
 	addrPrefix     = "KUBE-IP-"  // a branch of the tree of addresses
 	portPrefix     = "KUBE-NP-"  // a branch of the tree of NodePorts
+	healthPrefix   = "KUBE-HC-"  // a branch of the tree of healthCheckNodePorts
 )
 
 // familyNames and familyPrefixes are the names that only a service proxy
@@ -51,7 +54,7 @@ var (
 		nat: {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain,
 			portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain},
 		filter: {servicesChain, nodePortsChain, forwardChain, refuseChain, "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL",
-			relayChain, localnetMark.name, "KUBE-NODEPORT-NON-LOCAL"},
+			relayChain, healthChain, healthPortsChain, localnetMark.name, "KUBE-NODEPORT-NON-LOCAL"},
 	}
 	familyPrefixes = []string{
 		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, "KUBE-XLB-",
@@ -62,7 +65,7 @@ var (
 // system's.
 var entrances = []string{
 	servicesChain, nodePortsChain, postroutingChain, forwardChain,
-	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain,
+	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain, healthChain,
 }
 
 // owned reports that a chain belongs to the service proxy of the node.
@@ -85,17 +88,18 @@ func (i id) isBranch() bool {
 		p, err := netip.ParsePrefix(of)
 		return err == nil && p.Addr().Is4() || len(of) == hashLen && strings.Trim(of, base32Digits) == ""
 	}
-	if of, found := strings.CutPrefix(i.name, portPrefix); found {
-		proto, _, _ := strings.Cut(of, "-")
-		return slices.Contains([]string{"TCP", "UDP", "SCTP"}, proto)
+	of, found = strings.CutPrefix(i.name, portPrefix)
+	if !found {
+		of, found = strings.CutPrefix(i.name, healthPrefix)
 	}
-	return false
+	proto, _, _ := strings.Cut(of, "-")
+	return found && slices.Contains([]string{"TCP", "UDP", "SCTP"}, proto)
 }
 
 // isTree reports that a chain is part of a tree. The roots for what the node
 // itself sends hold nothing else than those for what comes in.
 func (i id) isTree() bool {
-	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, "KUBE-EXTERNAL-SERVICES", targetsChain}, i.name) ||
+	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, healthPortsChain, "KUBE-EXTERNAL-SERVICES", targetsChain}, i.name) ||
 		i.isBranch()
 }
 
@@ -124,9 +128,10 @@ func addrBranch(prefix string, p netip.Prefix) string {
 	return hashed(prefix, p.String())
 }
 
-// portBranch names the branch of the NodePorts from low to high.
-func portBranch(proto service.Protocol, low, high uint16) string {
-	name := portPrefix + strings.ToUpper(proto.String())
+// portBranch names the branch of the ports from low to high, in a tree whose
+// branches have names that begin with prefix.
+func portBranch(prefix string, proto service.Protocol, low, high uint16) string {
+	name := prefix + strings.ToUpper(proto.String())
 	if low == 0 && high == 1<<16-1 {
 		return name
 	}

@@ -185,12 +185,15 @@ func podRules(f service.Family, node *service.Node, then string) []string {
 }
 
 // comment names p in a listing.
-func comment(p *service.Port) string {
-	name := strings.Map(func(r rune) rune {
-		if r <= ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {
+func comment(p *service.Port) string { return commentOf(p.Name.String()) }
+
+// commentOf is text as a comment of a rule.
+func commentOf(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {
 			return '_'
 		}
 		return r
-	}, p.Name.String())
-	return "-m comment --comment \"" + name[:min(len(name), 200)] + "\" "
+	}, text)
+	return "-m comment --comment \"" + text[:min(len(text), 200)] + "\" "
 }

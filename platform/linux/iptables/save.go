@@ -188,6 +188,7 @@ func (h *held) entries() []entry {
 			if !ok || (id{i.table, targetOf(w)}).isTree() {
 				continue
 			}
+			k.check = i.name == healthPortsChain || strings.HasPrefix(i.name, healthPrefix)
 			if found[k] == nil {
 				found[k] = &entry{key: k}
 			}

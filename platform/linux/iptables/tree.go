@@ -45,11 +45,11 @@ func common(a, b bits) int {
 	return n
 }
 
-// tree makes chains of entries in one table that are all for addresses or all
-// for NodePorts.
+// tree makes chains of entries in one table that are all for addresses, all for
+// NodePorts or all for health checks.
 type tree struct {
 	table  string
-	prefix string // of the names of branches for addresses
+	prefix string // of the names of branches
 	chains []chain
 }
 
@@ -108,14 +108,26 @@ func place(k key, depth int, prefix string) (match, name string) {
 	}
 	proto := k.proto.String()
 	if depth <= 8 {
-		return "-p " + proto + " ", portBranch(k.proto, 0, 1<<16-1)
+		return "-p " + proto + " ", portBranch(prefix, k.proto, 0, 1<<16-1)
 	}
 	size := uint16(1<<(24-depth) - 1)
 	low := k.port &^ size
 	if size == 0 {
-		return fmt.Sprintf("-p %s -m %s --dport %d ", proto, proto, low), portBranch(k.proto, low, low)
+		return fmt.Sprintf("-p %s -m %s --dport %d ", proto, proto, low), portBranch(prefix, k.proto, low, low)
 	}
-	return fmt.Sprintf("-p %s -m %s --dport %d:%d ", proto, proto, low, low|size), portBranch(k.proto, low, low|size)
+	return fmt.Sprintf("-p %s -m %s --dport %d:%d ", proto, proto, low, low|size), portBranch(prefix, k.proto, low, low|size)
+}
+
+// rootOf returns the chain where the tree of k begins, and how the names of its
+// branches begin.
+func (l layout) rootOf(k key) (id, string) {
+	switch {
+	case k.addr.IsValid():
+		return id{k.table, l.root()}, l.branches()
+	case k.check:
+		return id{k.table, healthPortsChain}, healthPrefix
+	}
+	return id{k.table, nodePortsChain}, portPrefix
 }
 
 // forest makes the trees of all entries. It returns the rules at their roots,
@@ -127,15 +139,14 @@ func (l layout) forest(entries []entry) (roots map[id][]string, branches []chain
 	for len(entries) > 0 {
 		first := entries[0]
 		end := slices.IndexFunc(entries, func(e entry) bool {
-			return e.table != first.table || e.addr.IsValid() != first.addr.IsValid()
+			return e.table != first.table || e.addr.IsValid() != first.addr.IsValid() || e.check != first.check
 		})
 		if end < 0 {
 			end = len(entries)
 		}
-		t := &tree{table: first.table, prefix: l.branches()}
-		root := id{first.table, l.root()}
+		root, prefix := l.rootOf(first.key)
+		t := &tree{table: first.table, prefix: prefix}
 		if !first.addr.IsValid() {
-			root.name = nodePortsChain
 			slices.SortFunc(entries[:end], func(a, b entry) int { return slices.Compare(a.bits(), b.bits()) })
 		}
 		roots[root] = t.grow(entries[:end])

@@ -86,7 +86,7 @@ func (b *Backend) leadPort(p *service.Port, planned bool) *service.Port {
 func Lead(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
 	led := &service.Port{
 		Name: p.Name, Family: p.Family, Frontends: p.Frontends,
-		Internal: p.Internal, External: p.External,
+		Internal: p.Internal, External: p.External, HealthCheck: p.HealthCheck,
 	}
 	if p.Name.Protocol == service.SCTP {
 		return led
