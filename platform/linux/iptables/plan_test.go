@@ -46,6 +46,8 @@ func TestWorkFollowsTheChange(t *testing.T) {
 	one.Cluster = old.Cluster[:1]
 	none := *old
 	none.Cluster = nil
+	checked := *old
+	checked.HealthCheck = 30900
 	tests := []struct {
 		situation string
 		change    service.Change
@@ -56,6 +58,9 @@ func TestWorkFollowsTheChange(t *testing.T) {
 			"+ nat chain KUBE-NP-TCP-30048-30063 (rules: 15)", "+ nat chain KUBE-IP-10.96.0.48/28 (rules: 16)",
 			"+ filter chain KUBE-NODEPORTS (rules: 1)",
 			"- nat chain KUBE-EXT-XKQL4HAOBVWIKFA6", "- nat chain KUBE-SVC-XKQL4HAOBVWIKFA6",
+		}},
+		{"a health check comes", service.Change{Old: old, New: &checked}, []string{
+			"+ filter chain KUBE-HEALTH-CHECKS (rules: 2)", "+ filter chain KUBE-HEALTH-PORTS (rules: 1)",
 		}},
 		{"nothing", service.Change{Old: old, New: old}, nil},
 	}
