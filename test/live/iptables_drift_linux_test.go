@@ -4,9 +4,11 @@
 package live
 
 import (
+	"strings"
 	"testing"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // deedsTables are what others may do to tables of iptables-nft as a whole, after
@@ -44,5 +46,46 @@ func TestIPTablesDormant(t *testing.T) {
 			c.start(t)
 			c.check(t, want, cells)
 		})
+	}
+}
+
+// deedsAhead put rules ahead of ours, or ours behind others.
+var deedsAhead = []string{
+	"iptables --wait=60 -t nat -I PREROUTING 1 -j ACCEPT",
+	"iptables --wait=60 -t nat -I OUTPUT 1 -p tcp -j RETURN",
+	"iptables --wait=60 -t filter -I INPUT 1 -m comment --comment all -j ACCEPT\niptables --wait=60 -t filter -I FORWARD 1 -j ACCEPT",
+	"rule=$(iptables --wait=60 -t nat -S PREROUTING | grep -o -e '-j KUBE-.*')\n" +
+		"iptables --wait=60 -t nat -D PREROUTING $rule\niptables --wait=60 -t nat -A PREROUTING $rule",
+}
+
+// Where a rule of somebody's lets all packets pass ahead of ours, ours goes ahead of
+// it, and the log has its text. Rules that match less stay where they are.
+func TestIPTablesRulesAhead(t *testing.T) {
+	t.Parallel()
+	alone := usual()
+	alone.flags = append(alone.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
+	for _, variant := range program.IPTablesVariants {
+		alone.iptables = variant
+		for _, m := range []mode{alone, inUserspace(variant)} {
+			t.Run(m.proxyMode()+"/"+variant, func(t *testing.T) {
+				t.Parallel()
+				c := newCluster(t, m.watchful())
+				web := app{name: "web", number: 10}.on(c.webs()...)
+				none := app{name: "none", number: 11}
+				c.save(t, web, none)
+				p := c.start(t)
+				want := c.settle(t)
+				cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web, none)
+				c.sh(t, "iptables --wait=60 -t nat -I PREROUTING 1 -p icmp -j ACCEPT\n")
+				for _, deed := range deedsAhead {
+					c.undone(t, p, deed)
+					c.check(t, want, cells)
+				}
+				p.AwaitLog(t, "hidden: rule", "-m comment --comment all -j ACCEPT")
+				if listing := c.listing(t); !strings.Contains(listing, "-A PREROUTING -j ACCEPT\n-A PREROUTING -p icmp -j ACCEPT") {
+					t.Errorf("rules of others were moved:\n%s", listing)
+				}
+			})
+		}
 	}
 }

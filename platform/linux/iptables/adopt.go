@@ -38,7 +38,7 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 	for _, c := range shared {
 		stay[c.id] = true
 	}
-	s.jumps, s.behind = t.lacking(b.jumps()), t.behind
+	s.jumps, s.behind, s.moves = t.lacking(b.jumps()), t.behind, t.misplaced(b.jumps())
 	surplus := t.surplus(stay, b.jumps())
 	if have != nil {
 		p.drift = drift(t, have, b.jumps(), surplus)
@@ -108,6 +108,9 @@ func drift(t *held, have *installed, jumps, surplus []jump) []string {
 	}
 	for _, j := range t.lacking(jumps) {
 		lines = append(lines, fmt.Sprintf("missing: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
+	}
+	for _, m := range t.misplaced(jumps) {
+		lines = append(lines, m.String())
 	}
 	for _, j := range surplus {
 		lines = append(lines, fmt.Sprintf("foreign: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"hash/maphash"
+	"slices"
 
 	"kubeproxy/common/service"
 )
@@ -25,17 +26,32 @@ type blob struct {
 // entryLayout says where in a rule things are: how long its addresses and
 // interfaces are, and where its targets, its length and its matches stand.
 // Behind the addresses the kernel keeps notes of its own, and counters.
-type entryLayout struct{ head, target, next, matches int }
+type entryLayout struct {
+	head, target, next, matches int
+	// masks are those of addresses and interfaces, from and to, proto the number of
+	// a protocol, and inverted the flags of what a rule wants not to be so.
+	masks           [][2]int
+	proto, inverted int
+}
 
 var entryLayouts = [...]entryLayout{
-	service.IPv4: {84, 88, 90, 112},
-	service.IPv6: {136, 140, 142, 168},
+	service.IPv4: {84, 88, 90, 112, [][2]int{{8, 16}, {48, 80}}, 80, 83},
+	service.IPv6: {136, 140, 142, 168, [][2]int{{32, 64}, {96, 128}}, 128, 132},
 }
 
 const (
 	targetName  = 2  // in a target: a name of 29 bytes
 	targetData  = 32 // behind its head
 	errorTarget = "ERROR"
+)
+
+// Verdicts of the kernel, less one and negative (linux/netfilter/x_tables.h), and numbers of
+// protocols.
+const (
+	verdictAccept = -2
+	verdictReturn = -5
+
+	protoTCP, protoUDP, protoSCTP = 6, 17, 132
 )
 
 // blobRule is one rule of a blob.
@@ -90,11 +106,47 @@ func (r blobRule) jump() (int, bool) {
 	return to, to >= 0
 }
 
+// passes reports that a rule of a family lets all packets pass, or all of a protocol
+// that Services have, see passesAll.
+func (r blobRule) passes(f service.Family) bool {
+	l := entryLayouts[f]
+	for _, m := range l.masks {
+		if slices.ContainsFunc(r.head[m[0]:m[1]], func(b byte) bool { return b != 0 }) {
+			return false
+		}
+	}
+	proto := binary.NativeEndian.Uint16(r.head[l.proto:])
+	if r.head[l.inverted] != 0 || !slices.Contains([]uint16{0, protoTCP, protoUDP, protoSCTP}, proto) || !r.onlyComments() {
+		return false
+	}
+	if name := text(r.target[targetName:targetData]); name != "" {
+		return slices.Contains(passTargets, name)
+	}
+	verdict := int32(binary.NativeEndian.Uint32(r.target[targetData:]))
+	return verdict == verdictAccept || verdict == verdictReturn
+}
+
+// onlyComments reports that a rule has no match that could fail.
+func (r blobRule) onlyComments() bool {
+	for m := r.matches; len(m) > 0; {
+		size := 0
+		if len(m) >= targetData {
+			size = int(binary.NativeEndian.Uint16(m))
+		}
+		if size < targetData || size > len(m) || text(m[targetName:targetData]) != "comment" {
+			return false
+		}
+		m = m[size:]
+	}
+	return true
+}
+
 // sum is the same as long as our chains hold the same rules and the same rules
-// of the system's chains lead to them, whatever counters say and others have.
+// of the system's chains lead to them, with or without one ahead that lets all
+// packets pass, whatever counters say and others have.
 // It is false if b was not understood.
 func (b *blob) sum(seed maphash.Seed) (uint64, bool) {
-	d := &digest{chains: map[int]blobChain{}}
+	d := &digest{family: b.family, chains: map[int]blobChain{}}
 	d.hash.SetSeed(seed)
 	understood := b.rules(func(r blobRule) bool {
 		if name, ok := r.starts(); ok {
@@ -120,17 +172,19 @@ type blobChain struct {
 
 // digest adds up what sum is about, chain by chain.
 type digest struct {
+	family service.Family
 	chains map[int]blobChain // by where what leads there goes
 	hash   maphash.Hash
 	now    blobChain // the chain that is under way
 	hook   string    // the same, if it is one of the system's
+	passed bool      // by a rule of hook
 	total  uint64
 }
 
 // rule takes in r, with which hook begins unless that is empty.
 func (d *digest) rule(r blobRule, hook string) {
 	if hook != "" {
-		d.hook = hook
+		d.hook, d.passed = hook, false
 	}
 	if _, ends := r.starts(); ends { // what was under way
 		d.add()
@@ -144,8 +198,13 @@ func (d *digest) rule(r blobRule, hook string) {
 		d.write(r)
 	case d.hook != "" && leads && d.chains[to].owned:
 		_, _ = d.hash.WriteString(d.hook)
+		if d.passed {
+			d.number(1)
+		}
 		d.write(r)
 		d.add()
+	case d.hook != "" && r.passes(d.family):
+		d.passed = true
 	}
 }
 

@@ -15,13 +15,14 @@ import (
 type change struct {
 	writes  []chain // made, or emptied, and filled
 	deletes []id
+	moves   []move     // put where jumps are
 	jumps   []jump     // put first in their chains, or
 	behind  map[id]int // so many rules
 	unjumps []jump     // removed from their chains
 }
 
 func (c *change) empty() bool {
-	return len(c.writes) == 0 && len(c.deletes) == 0 && len(c.jumps) == 0 && len(c.unjumps) == 0
+	return len(c.writes) == 0 && len(c.deletes) == 0 && len(c.moves) == 0 && len(c.jumps) == 0 && len(c.unjumps) == 0
 }
 
 // text is c as iptables-restore --noflush takes it.
@@ -51,16 +52,7 @@ func (c *change) writeTable(b *strings.Builder, table string) {
 			body.WriteString("-A " + w.name + " " + r + "\n")
 		}
 	}
-	for _, j := range c.jumps { // places count what is there now
-		if j.from.table == table {
-			fmt.Fprintf(&body, "-I %s %d %s\n", j.from.name, c.behind[j.from]+1, j.rule)
-		}
-	}
-	for _, j := range c.unjumps {
-		if j.from.table == table {
-			body.WriteString("-D " + j.from.name + " " + j.rule + "\n")
-		}
-	}
+	c.writeJumps(&body, table)
 	for _, d := range c.deletes {
 		if d.table == table { // emptied first, so that none refers to the other
 			head.WriteString(":" + d.name + " - [0:0]\n")
@@ -72,11 +64,38 @@ func (c *change) writeTable(b *strings.Builder, table string) {
 	}
 }
 
+// writeJumps writes what leads from the chains of the system in table. Places count
+// what is there now, so what goes from a chain where we are not the first goes last.
+func (c *change) writeJumps(body *strings.Builder, table string) {
+	remove := func(first bool) {
+		for _, j := range c.unjumps {
+			if j.from.table == table && (c.behind[j.from] == 0) == first {
+				body.WriteString("-D " + j.from.name + " " + j.rule + "\n")
+			}
+		}
+	}
+	remove(true)
+	for _, m := range c.moves { // it stands behind the place that it gets
+		if m.from.table == table {
+			fmt.Fprintf(body, "-D %s %s\n-I %s %d %s\n", m.from.name, m.rule, m.from.name, c.behind[m.from]+1, m.jump.rule)
+		}
+	}
+	for _, j := range c.jumps {
+		if j.from.table == table {
+			fmt.Fprintf(body, "-I %s %d %s\n", j.from.name, c.behind[j.from]+1, j.rule)
+		}
+	}
+	remove(false)
+}
+
 // lines says what c does, a line for each chain or jump.
 func (c *change) lines() []string {
 	var lines []string
 	for _, w := range c.writes {
 		lines = append(lines, fmt.Sprintf("+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules)))
+	}
+	for _, m := range c.moves {
+		lines = append(lines, fmt.Sprintf("~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.by))
 	}
 	for _, j := range c.jumps {
 		lines = append(lines, fmt.Sprintf("+ %s rule in %s: %s", j.from.table, j.from.name, j.rule))

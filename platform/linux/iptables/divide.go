@@ -26,7 +26,7 @@ func (p *plan) divide(ctx context.Context, refusal error) error {
 	if err != nil {
 		return err
 	}
-	d := &divider{plan: p, ctx: ctx, sums: t.sums(), ports: map[service.PortName]*service.Port{}, held: t.entries(), jumps: t.lacking(b.jumps()), behind: t.behind}
+	d := &divider{plan: p, ctx: ctx, sums: t.sums(), ports: map[service.PortName]*service.Port{}, held: t.entries(), jumps: t.lacking(b.jumps()), moves: t.misplaced(b.jumps()), behind: t.behind}
 	d.owners = map[key]service.PortName{}
 	changes := p.changes
 	if p.whole {
@@ -40,7 +40,7 @@ func (p *plan) divide(ctx context.Context, refusal error) error {
 	if err := d.try(nil); err != nil {
 		return fmt.Errorf("program the tables of %s: %w", command(b.family), errors.Join(refusal, err))
 	}
-	d.jumps = nil
+	d.jumps, d.moves = nil, nil
 	d.halve(changes)
 	if len(d.errs) == 0 && d.fatal == nil {
 		d.sweep()
@@ -54,6 +54,7 @@ type divider struct {
 	ctx    context.Context
 	sums   map[id]sum
 	jumps  []jump
+	moves  []move
 	behind map[id]int
 	ports  map[service.PortName]*service.Port // in force
 	held   []entry                            // in the tables when it began
@@ -141,7 +142,7 @@ func (d *divider) try(changes []service.Change) error {
 		s.want(b.portChains(port, node)...)
 	}
 	s.shared(b.shared(node, d.values(), d.others()))
-	s.jumps, s.behind = d.jumps, d.behind
+	s.jumps, s.behind, s.moves = d.jumps, d.behind, d.moves
 	if s.empty() {
 		return nil
 	}

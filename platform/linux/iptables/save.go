@@ -24,7 +24,12 @@ type held struct {
 	// rules counts those of the system's chains, and behind is how many of them
 	// stand before or lead to a chain of another mode.
 	rules, behind map[id]int
-	dormant       []string // tables, see Driver
+	// passing has, of the system's chains, the rule that lets all packets pass
+	// before they come to the rules behind it, and hidden those of leads that
+	// stand behind one.
+	passing map[id]string
+	hidden  map[int]string
+	dormant []string // tables, see Driver
 	// disturbed says that a chain was printed twice. iptables-nft-save does so
 	// where it had to begin again because somebody changed something.
 	disturbed bool
@@ -32,7 +37,7 @@ type held struct {
 
 // parse reads the output of iptables-save.
 func parse(text string, of Role) *held {
-	h := &held{role: of, chains: map[id][]string{}, rules: map[id]int{}, behind: map[id]int{}}
+	h := &held{role: of, chains: map[id][]string{}, rules: map[id]int{}, behind: map[id]int{}, passing: map[id]string{}, hidden: map[int]string{}}
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
@@ -61,12 +66,21 @@ func (h *held) rule(in id, rule string) {
 		return
 	}
 	h.rules[in]++
-	to := id{in.table, targetOf(words(rule))}
+	w := words(rule)
+	to := id{in.table, targetOf(w)}
 	if h.role.follows(to) {
 		h.behind[in] = h.rules[in]
+		delete(h.passing, in)
+		maps.DeleteFunc(h.hidden, func(i int, _ string) bool { return h.leads[i].from == in })
 	}
 	if h.role.owns(to) {
+		if by, found := h.passing[in]; found {
+			h.hidden[len(h.leads)] = by
+		}
 		h.leads = append(h.leads, jump{in, strings.Clone(rule)})
+	}
+	if _, found := h.passing[in]; !found && in.isSystem() && passesAll(w) {
+		h.passing[in] = strings.Clone(rule)
 	}
 }
 
