@@ -43,7 +43,7 @@ type costs struct {
 // tree asks to have so many bytes read by the library.
 func (c *costs) tree(n int) error {
 	if c.trees += n; c.trees > maxTree {
-		return fmt.Errorf("the file has more than %d bytes in documents with flow style over lines, aliases, tags or text that is not ASCII; "+
+		return fmt.Errorf("the file has more than %d bytes in documents with flow style or quotes over lines, aliases, tags, tabs or keys that are not ASCII; "+
 			"want block style, as kubectl writes it, JSON, or several files", maxTree)
 	}
 	return nil

@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // floods are files of a size that were written to cost much.
@@ -42,6 +44,8 @@ var floods = map[string]func(size int) string{
 	"comments":          func(size int) string { return repeated("#\n", size) },
 	"text over lines":   func(size int) string { return `"` + repeated("a\n", size) + `"` },
 	"text beyond ASCII": func(size int) string { return repeated("- \u00e4\n", size) },
+	"lines of YAML 1.1": func(size int) string { return repeated("- a\u2028", size) },
+	"escapes":           func(size int) string { return "a: \"" + repeated("\\u00e4", size) + "\"\n" },
 	"aliases of text": func(size int) string {
 		return "a: &a " + repeated("x", size/2) + "\nb: [" + repeated("*a,", size/2) + "]\n"
 	},
@@ -118,6 +122,29 @@ func decodeFlood(t *testing.T, text string) uint64 {
 		t.Errorf("%d bytes of errors", words)
 	}
 	return allocated
+}
+
+// TestLargeTextBeyondASCII has a file of several megabytes in which each object says
+// something that is not ASCII, as kubectl and people write it. All of it is in force.
+func TestLargeTextBeyondASCII(t *testing.T) {
+	const each = "  annotations:\n    note: für 網路 😀\n    emoji: \"\\U0001F600 \\u00e9\"\n    more: 'größer: ja'\n    text: |\n      Zwölf\n      \"日\"\n"
+	size := nightly(1 << 20)
+	var text strings.Builder
+	n := 0
+	for ; text.Len() < size; n++ {
+		fmt.Fprintf(&text, "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: s%d\n%s", n, each)
+	}
+	got := (&decoder{noted: map[string]bool{}}).decode([]byte(text.String()))
+	if len(got.objects) != n || got.problems() > 0 {
+		t.Fatalf("%d objects of %d, problems %v %v", len(got.objects), n, got.bad, got.broken)
+	}
+	if got.costs.trees > 0 {
+		t.Errorf("%d bytes are left to the library, want none", got.costs.trees)
+	}
+	s := got.objects[n-1].value.(*corev1.Service)
+	if want := "😀 é"; s.Annotations["emoji"] != want || s.Annotations["text"] != "Zwölf\n\"日\"\n" {
+		t.Errorf("annotations = %q", s.Annotations)
+	}
 }
 
 // TestFewProblemsAreTold has 50 bad objects in a file: 20 are told, and that there

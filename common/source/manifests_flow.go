@@ -5,7 +5,9 @@ package source
 
 import (
 	"bytes"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // scalar parses the scalar or flow collection that row begins with, and returns
@@ -16,18 +18,7 @@ func (p *plainParser) scalar(row []byte, ends string) (left []byte, err error) {
 	case c == '{' || c == '[':
 		return p.flow(row)
 	case c == '"' || c == '\'':
-		n := bytes.IndexByte(row[1:], c)
-		if n < 0 {
-			return nil, errNotPlain
-		}
-		text, left := row[1:n+1], row[n+2:]
-		if bytes.IndexByte(text, '\\') >= 0 || len(left) > 0 && left[0] != ' ' && !strings.ContainsRune(ends, rune(left[0])) {
-			return nil, errNotPlain
-		}
-		p.out = append(p.out, '"')
-		p.quote(text)
-		p.out = append(p.out, '"')
-		return left, nil
+		return p.quoted(row, ends)
 	}
 	text := row
 	if ends != "" {
@@ -40,6 +31,63 @@ func (p *plainParser) scalar(row []byte, ends string) (left []byte, err error) {
 		text = row[:n]
 	}
 	return left, p.plain(bytes.TrimRight(text, " "))
+}
+
+// quoted parses a scalar in quotes. Ones that have quotes of their kind in them are not
+// plain; of escapes there are those that mean the same in JSON, and \U, which the
+// library writes.
+func (p *plainParser) quoted(row []byte, ends string) (left []byte, err error) {
+	n := bytes.IndexByte(row[1:], row[0])
+	if n < 0 {
+		return nil, errNotPlain
+	}
+	text, left := row[1:n+1], row[n+2:]
+	if len(left) > 0 && left[0] != ' ' && !strings.ContainsRune(ends, rune(left[0])) {
+		return nil, errNotPlain
+	}
+	p.out = append(p.out, '"')
+	if row[0] == '\'' {
+		p.quote(text)
+	} else if err := p.escaped(text); err != nil {
+		return nil, err
+	}
+	p.out = append(p.out, '"')
+	return left, nil
+}
+
+// escaped writes what stands in double quotes.
+func (p *plainParser) escaped(text []byte) error {
+	for {
+		n := bytes.IndexByte(text, '\\')
+		if n < 0 {
+			p.out = append(p.out, text...)
+			return nil
+		}
+		p.out = append(p.out, text[:n]...)
+		if text = text[n:]; len(text) < 2 {
+			return errNotPlain
+		}
+		length := 2
+		switch text[1] {
+		case 'n', 't', '\\':
+			p.out = append(p.out, text[:length]...)
+		case 'u', 'U':
+			if length = 6; text[1] == 'U' {
+				length = 10
+			}
+			if len(text) < length {
+				return errNotPlain
+			}
+			r, err := strconv.ParseUint(string(text[2:length]), 16, 32)
+			if err != nil || r < 0xa0 || !utf8.ValidRune(rune(r)) {
+				return errNotPlain
+			}
+			p.out = utf8.AppendRune(p.out, rune(r))
+		default:
+			return errNotPlain
+		}
+		text = text[length:]
+	}
 }
 
 // plain writes a plain scalar.
@@ -62,10 +110,11 @@ func (p *plainParser) plain(text []byte) error {
 			return nil
 		}
 		// Numbers have many forms, and never two dots or such letters.
-		if bytes.Count(text, []byte(".")) < 2 && !bytes.ContainsAny(text, "/ghijklmnqrstuvwyzGHIJKLMNQRSUVWY") {
+		if bytes.Count(text, []byte(".")) < 2 && !bytes.ContainsAny(text, "/ghijklmnqrstuvwyzGHIJKLMNQRSUVWY") &&
+			!bytes.ContainsFunc(text, func(r rune) bool { return r >= utf8.RuneSelf }) {
 			return errNotPlain
 		}
-	case c != '/':
+	case c != '/' && c < utf8.RuneSelf:
 		return errNotPlain
 	}
 	p.out = append(p.out, '"')

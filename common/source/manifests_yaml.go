@@ -8,21 +8,21 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // plainYAML turns the YAML that people and tools write for Kubernetes into JSON,
 // in one pass: block mappings and sequences, scalars on one line, literal blocks,
-// and flow collections on one line, in ASCII. It returns errNotPlain for all else,
-// correct or not, which is left to the library. The library builds a tree of 70
-// bytes for each byte of some texts, and takes ten times as long for any. The result is in buffer, if that is large enough.
+// and flow collections on one line, in UTF-8 with keys in ASCII. It returns errNotPlain
+// for all else, correct or not, which is left to the library. The library builds a tree
+// of 70 bytes for each byte of some texts, and takes ten times as long for any. The
+// result is in buffer, if that is large enough.
 func plainYAML(text, buffer []byte) ([]byte, error) {
 	if bytes.IndexByte(text, '\r') >= 0 {
 		text = bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n"))
 	}
-	for _, c := range text {
-		if c >= 0x7f || c < ' ' && c != '\n' {
-			return nil, errNotPlain
-		}
+	if !isPlainText(text) {
+		return nil, errNotPlain
 	}
 	p := &plainParser{text: text, out: buffer[:0]}
 	p.next()
@@ -39,6 +39,36 @@ func plainYAML(text, buffer []byte) ([]byte, error) {
 		return nil, errNotPlain
 	}
 	return p.out, nil
+}
+
+// isPlainText reports that all of text is printable, and that nothing but \n ends a
+// line: YAML 1.1 has NEL, LS and PS for that, too.
+func isPlainText(text []byte) bool {
+	for i := 0; i < len(text); {
+		c := text[i]
+		if c < utf8.RuneSelf {
+			if c == 0x7f || c < ' ' && c != '\n' {
+				return false
+			}
+			i++
+			continue
+		}
+		r, n := utf8.DecodeRune(text[i:])
+		if r == utf8.RuneError && n == 1 || !isPlainRune(r) {
+			return false
+		}
+		i += n
+	}
+	return true
+}
+
+// isPlainRune reports that YAML takes r, which is not ASCII, as it stands.
+func isPlainRune(r rune) bool {
+	switch r {
+	case '\u2028', '\u2029', '\ufeff', '\ufffe', '\uffff':
+		return false
+	}
+	return r >= 0xa0
 }
 
 var errNotPlain = errors.New("not plain YAML")

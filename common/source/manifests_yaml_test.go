@@ -14,15 +14,16 @@ import (
 
 // plainTexts are YAML as kubectl, people and this project write it.
 var plainTexts = map[string]string{
-	"Service":   "apiVersion: v1\nkind: Service # one\nmetadata:\n  name: web-1\n  labels:\n    app.kubernetes.io/name: web\n\n  # nothing\nspec:\n  clusterIPs:\n  - 10.96.0.1\n  - fd00:10:96::1\n  ports:\n  - name: http\n    port: 80\n    targetPort: 08h\n  - port: 443\n  publishNotReadyAddresses: true\nstatus:\n  loadBalancer: {}\n",
-	"flow":      "metadata: {name: web, labels: {a: 'b c', d: \"e\"}}\nlist: [{a: 1}, [x, z], []]\ndeep:\n- [1, 2]\n- {a: {b: c}}\n",
-	"literal":   "data:\n  a: |\n    {\"x\": \"y\\z\"}\n      more\n\n    less\n  b: |-\n    one\nend: true\n",
-	"indented":  "items:\n  - a: b\n    c:\n      - d\n  -\n    e: f\n  - /path\n",
-	"one flow":  "# a\n{a: b, c: [d]} # e\n",
-	"below":     "a:\n  {b: c}\nd:\n- \n  {e: f}\n",
-	"null":      "metadata:\n  creationTimestamp:\nspec:\nlist:\n-\n- a\n",
-	"comments":  "# only\n\n  # this\n",
-	"carriages": "a: b\r\nc:\r\n- d\r\n",
+	"Service":      "apiVersion: v1\nkind: Service # one\nmetadata:\n  name: web-1\n  labels:\n    app.kubernetes.io/name: web\n\n  # nothing\nspec:\n  clusterIPs:\n  - 10.96.0.1\n  - fd00:10:96::1\n  ports:\n  - name: http\n    port: 80\n    targetPort: 08h\n  - port: 443\n  publishNotReadyAddresses: true\nstatus:\n  loadBalancer: {}\n",
+	"flow":         "metadata: {name: web, labels: {a: 'b c', d: \"e\"}}\nlist: [{a: 1}, [x, z], []]\ndeep:\n- [1, 2]\n- {a: {b: c}}\n",
+	"literal":      "data:\n  a: |\n    {\"x\": \"y\\z\"}\n      more\n\n    less\n  b: |-\n    one\nend: true\n",
+	"indented":     "items:\n  - a: b\n    c:\n      - d\n  -\n    e: f\n  - /path\n",
+	"one flow":     "# a\n{a: b, c: [d]} # e\n",
+	"below":        "a:\n  {b: c}\nd:\n- \n  {e: f}\n",
+	"null":         "metadata:\n  creationTimestamp:\nspec:\nlist:\n-\n- a\n",
+	"comments":     "# only\n\n  # this\n",
+	"beyond ASCII": "# Größe\na:\n  note: für 網路 😀 # für\n  b: \"é\\u00e9\\U0001F600 \\\\ \\n\\t\"\n  c: 'ß: \"'\n  d: 24時\n  e: ñ\nf: [ü, {a: ö}]\ng:\n- ä\nh: |\n  zwölf\n  \"日\"\n",
+	"carriages":    "a: b\r\nc:\r\n- d\r\n",
 }
 
 // TestPlainYAML wants what is plain to be taken, and to mean what the library says.
