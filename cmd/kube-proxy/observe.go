@@ -96,7 +96,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 		},
 	}, o.book.Failing)
 	o.checks.after = func(all []servicecheck.Problem) {
-		o.health.SetDetailedCondition("health-checks", unheardCount(all), unheard(all))
+		o.health.SetBlockingCondition("health-checks", unheardCount(all), unheard(all))
 	}
 	return o
 }

@@ -57,6 +57,9 @@ func unprepared(all []sysctl.Outcome) error {
 // conditions.
 func keepPrepared(ctx context.Context, f *effective, o *observers) {
 	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
+	if o.mode != "userspace" { // which relays connections itself
+		p.forwarding = func(name, text string) { o.health.SetBlockingCondition(name, text, text) }
+	}
 	var others sync.WaitGroup
 	defer others.Wait()
 	others.Go(func() { watchHidden(ctx, o, sockets()) })
@@ -75,9 +78,13 @@ func usedFamilies(s *service.Snapshot) []service.Family {
 	return used
 }
 
-// settingsPause is how long settings rest that could not be made, or that
-// are others' to make.
-const settingsPause = time.Minute
+// settingsPause is how long settings rest that could not be made, and
+// forwardingPause those that are others' to make: these are read only, and asked of
+// by whoever wonders where traffic is.
+const (
+	settingsPause   = time.Minute
+	forwardingPause = 5 * time.Second
+)
 
 // tracked returns nil while the kernel tracks no connections.
 func tracked() *metrics.Tracked {
@@ -93,16 +100,18 @@ type preparation struct {
 	files     sysctl.Files
 	log       klog.Logger
 	condition func(name, message string) // nil where nobody asks for them
-	told      map[string]string          // by setting
+	// forwarding is condition for what forwarding depends on, nil for the same.
+	forwarding func(name, message string)
+	told       map[string]string // by setting
 }
 
 // keep returns when ctx ends. It never writes again what was right once:
 // somebody may have decided otherwise. Only settings that change are made anew.
 func (p *preparation) keep(ctx context.Context, f *effective, families func() []service.Family) {
-	made := false
+	made, next := false, time.Now()
 	for {
-		if !made {
-			made = p.look(p.set(f.config()))
+		if now := time.Now(); !made && !now.Before(next) {
+			made, next = p.look(p.set(f.config())), now.Add(settingsPause)
 		}
 		used := families()
 		p.look(sysctl.Forwarding(p.files, used...))
@@ -110,10 +119,10 @@ func (p *preparation) keep(ctx context.Context, f *effective, families func() []
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(settingsPause):
+		case <-time.After(forwardingPause):
 		case <-f.prepare:
 			p.forget()
-			made = false
+			made, next = false, time.Now()
 		}
 	}
 }
@@ -159,8 +168,12 @@ func (p *preparation) drop(used []service.Family) {
 
 // show shows what is wrong with a setting, nothing if text is empty.
 func (p *preparation) show(name, text string) {
-	if p.condition != nil {
-		p.condition("setting-"+strings.ReplaceAll(name, " ", "-"), text)
+	show := p.condition
+	if p.forwarding != nil && sysctl.Forwards(name) {
+		show = p.forwarding
+	}
+	if show != nil {
+		show("setting-"+strings.ReplaceAll(name, " ", "-"), text)
 	}
 }
 

@@ -33,6 +33,9 @@ func (p *printer) overview(d *document) {
 }
 
 func verdict(r *health.Report) cell {
+	if r.Healthy && len(r.Blocked) > 0 {
+		return cell{"not healthy, as traffic is blocked by " + clean(strings.Join(r.Blocked, ", ")), red}
+	}
 	if r.Healthy && failing(r) {
 		return cell{"failing", yellow}
 	}
@@ -103,7 +106,11 @@ func sourceError(s health.SourceReport) string {
 func (p *printer) conditions(r *health.Report) {
 	var rows [][]cell
 	for _, name := range slices.Sorted(maps.Keys(r.Conditions)) {
-		rows = append(rows, []cell{{clean(name), yellow}, plain(clean(r.Conditions[name]))})
+		colour := yellow
+		if slices.Contains(r.Blocked, name) {
+			colour = red
+		}
+		rows = append(rows, []cell{{clean(name), colour}, plain(clean(r.Conditions[name]))})
 	}
 	if rows != nil {
 		p.line("")
@@ -121,7 +128,7 @@ func (n summary) text(listed int) string {
 	for _, x := range []struct {
 		n    int
 		what string
-	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "with a port that serves no client"}} {
+	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "with a port that serves no client"}, {n.Unasked, "with a health check that is not answered"}} {
 		if x.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
 		}

@@ -20,7 +20,7 @@ import (
 type document struct {
 	Server string `json:"server"` // that was asked
 	// OK is what the exit code says: the proxy is healthy, its latest rounds did
-	// not fail, and all Services asked about are programmed in full, whether they
+	// not fail, nothing keeps traffic from flowing, and all Services asked about are programmed in full, whether they
 	// are listed or not.
 	OK      bool    `json:"ok"`
 	Summary summary `json:"summary"`
@@ -36,6 +36,8 @@ type summary struct {
 	NotProgrammed int `json:"notProgrammed"`
 	Problems      int `json:"problems"`
 	Unserved      int `json:"unserved"`
+	// Unasked have a health check that is not answered everywhere.
+	Unasked int `json:"unasked"`
 }
 
 // newDocument judges an answer and leaves in it what q wants to see.
@@ -49,7 +51,7 @@ func newDocument(server string, a *servicestate.Answer, q *inquiry) (*document, 
 	for i := range asked {
 		d.Summary.add(&asked[i])
 	}
-	d.OK = d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && (a.Health.Healthy && !failing(&a.Health) || q.name != "")
+	d.OK = d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unasked == 0 && (a.Health.Healthy && !failing(&a.Health) && len(a.Health.Blocked) == 0 || q.name != "")
 	if q.failing {
 		asked = slices.DeleteFunc(asked, func(s servicestate.Service) bool { return !lacking(&s) && !unserved(&s) && !unasked(&s) })
 	}
@@ -77,6 +79,9 @@ func (n *summary) add(s *servicestate.Service) {
 	}
 	if unserved(s) {
 		n.Unserved++
+	}
+	if unasked(s) {
+		n.Unasked++
 	}
 }
 

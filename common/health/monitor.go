@@ -208,17 +208,31 @@ func (m *Monitor) SetCondition(name, message string) {
 // SetDetailedCondition is SetCondition with a second message, which may name
 // Services and clients. The health server does not show it.
 func (m *Monitor) SetDetailedCondition(name, message, detail string) {
+	m.set(name, condition{message: message, detail: detail})
+}
+
+// SetBlockingCondition is SetDetailedCondition for what keeps traffic from flowing
+// though all is programmed. Reports name it as blocked; answers of the health server
+// keep their status, see Report.Blocked.
+func (m *Monitor) SetBlockingCondition(name, message, detail string) {
+	m.set(name, condition{message, detail, true})
+}
+
+func (m *Monitor) set(name string, c condition) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if message == "" {
+	if c.message == "" {
 		delete(m.conditions, name)
 		return
 	}
-	m.conditions[name] = condition{message, detail}
+	m.conditions[name] = c
 }
 
 // condition is a message without names, and one that may have some.
-type condition struct{ message, detail string }
+type condition struct {
+	message, detail string
+	blocks          bool
+}
 
 // sourcesCondition is the name of the condition that follows from the sources.
 const sourcesCondition = "sources"
@@ -227,7 +241,7 @@ const sourcesCondition = "sources"
 func (m *Monitor) addConditions(r *Report) {
 	all := maps.Clone(m.conditions)
 	if text := sourceTrouble(r.Sources); text != "" {
-		all[sourcesCondition] = condition{text, text}
+		all[sourcesCondition] = condition{message: text, detail: text}
 	}
 	if len(all) == 0 {
 		return
@@ -235,7 +249,11 @@ func (m *Monitor) addConditions(r *Report) {
 	r.Conditions, r.public = make(map[string]string, len(all)), make(map[string]string, len(all))
 	for name, c := range all {
 		r.Conditions[name], r.public[name] = c.detail, c.message
+		if c.blocks {
+			r.Blocked = append(r.Blocked, name)
+		}
 	}
+	slices.Sort(r.Blocked)
 }
 
 // Serving reports that at least one of families, or of all when none is

@@ -6,6 +6,7 @@ package health
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -210,6 +211,11 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 		s.SetCondition("configuration", "line 3: no such key")
 		s.SetCondition("conntrack", "read-only")
 		s.SetCondition("conntrack", "")
+		s.SetBlockingCondition("forwarding", "off", "off")
+		if r := s.Report(); !slices.Equal(r.Blocked, []string{"forwarding"}) || r.Conditions["forwarding"] != "off" {
+			t.Errorf("blocked by %q with conditions %q, want forwarding in both", r.Blocked, r.Conditions)
+		}
+		s.SetBlockingCondition("forwarding", "", "")
 		s.resync(service.IPv6, time.Minute)
 		s.round(service.IPv4, 0, nil)
 		r := s.Report()
@@ -223,8 +229,8 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 		if diff := cmp.Diff(map[string]string{
 			"configuration": "line 3: no such key",
 			"sources":       "apiserver: 1 fault, stale; what was read before stays in force, and the log says more",
-		}, r.Conditions); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
+		}, r.Conditions); diff != "" || r.Blocked != nil {
+			t.Errorf("blocked by %q; (-want +got):\n%s", r.Blocked, diff)
 		}
 		s.healthy(true, true)
 	})

@@ -25,7 +25,13 @@ type Report struct {
 	Standby    string            `json:"standby,omitempty"`
 	Sources    []SourceReport    `json:"sources,omitempty"`
 	Conditions map[string]string `json:"conditions,omitempty"`
-	public     map[string]string // Conditions without names
+	// Blocked names the conditions that keep traffic from flowing. They have no say in
+	// the status of an answer. A restart does not mend them. Nor does it help to take
+	// the node from every load balancer: a health check that cannot be answered
+	// concerns one Service, and a kernel that does not forward by default may do so
+	// for some interfaces, and still serves endpoints in the host's network.
+	Blocked []string          `json:"blocked,omitempty"`
+	public  map[string]string // Conditions without names
 }
 
 // forInsiders is where names are.

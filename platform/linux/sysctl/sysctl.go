@@ -107,6 +107,9 @@ func Forwarding(files Files, families ...service.Family) []Outcome {
 	return all
 }
 
+// Forwards reports that a parameter by this name is one that Forwarding looks at.
+func Forwards(name string) bool { return name == forwardIPv4.name || name == forwardIPv6.name }
+
 // Connections returns how many connections are tracked and how many may be.
 func Connections(files Files) (now, most int64, err error) {
 	if now, err = number(files, trackedNow); err != nil {

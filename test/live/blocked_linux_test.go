@@ -1,0 +1,66 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"kubeproxy/test/program"
+)
+
+// A proxy whose rules are in force is not well while no traffic can flow: the kernel
+// does not forward, or a load balancer's question finds no answer. Health pages keep
+// their status, as no restart mends it.
+func TestStatusOfBlockedTraffic(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, usual())
+	switches := []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}
+	set := func(file, value string) {
+		must(t, c.Node.Do(func() error { return os.WriteFile(file, []byte(value), 0) }))
+	}
+	for _, file := range switches {
+		set(file, "0")
+	}
+	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+	p := c.start(t)
+	// says waits until status exits with code and has all words.
+	says := func(code int, words ...string) {
+		t.Helper()
+		program.Await(t, "status to say "+strings.Join(words, ", "), func() bool {
+			cmd := exec.Command(kubeProxy.Path, "status")
+			out, err := program.Run(t, c.Node, cmd)
+			if err != nil && cmd.ProcessState == nil {
+				t.Fatal(err)
+			}
+			for _, w := range words {
+				if !strings.Contains(out, w) {
+					return false
+				}
+			}
+			return cmd.ProcessState.ExitCode() == code
+		})
+	}
+	says(1, ": not healthy", "net.ipv4.ip_forward is 0 and should be 1", "net.ipv6.conf.all.forwarding is 0 and should be 1")
+	for _, path := range []string{"/healthz", "/livez"} {
+		if page := p.Fetch(t, program.HealthAddr, path); page.Status != 200 || !strings.Contains(string(page.Body), `"blocked":["setting-net.ipv4.ip_forward",`) {
+			t.Errorf("%s: %d %s; want 200 and what blocks", path, page.Status, page.Body)
+		}
+	}
+	set(switches[0], "1")
+	says(1, ": not healthy", "blocked by setting-net.ipv6.conf.all.forwarding")
+	set(switches[1], "1")
+	says(0, ": healthy")
+
+	taken := netip.MustParseAddrPort("192.0.2.10:30100")
+	l, err := c.Node.Listen(t.Context(), "tcp4", taken.String())
+	must(t, err)
+	c.write(t, "checked.yaml", []byte(strings.NewReplacer("NUMBER", "1", "PORT", "30100").Replace(checkedApp)))
+	says(1, "blocked by health-checks", "shop/checked-1", "1 with a health check that is not answered")
+	must(t, l.Close())
+	says(0, ": healthy")
+}
