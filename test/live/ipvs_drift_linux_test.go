@@ -26,9 +26,9 @@ var deedsIPVS = []string{
 	"ipset del KUBE-VS-SERVED 10.96.0.10,udp:80",
 	"ipset flush KUBE-VS-SERVED",
 	"ipset flush KUBE-VS-NODE-IPS",
-	"iptables --wait=60 -t nat -D KUBE-VS-SERVICES 1",
-	"iptables --wait=60 -t nat -D PREROUTING -j KUBE-VS-SERVICES",
-	"iptables --wait=60 -t mangle -F",
+	"ip link set kube-ipvs0 down",
+	"ipvsadm -E -t 10.96.0.10:80 -s wlc",
+	"ipvsadm -E -t 10.96.0.10:80 -s rr -p 300 -M 255.255.255.0",
 }
 
 // What others do to virtual servers, addresses, ipsets and rules is undone long

@@ -30,6 +30,7 @@ type Sets struct {
 type Held struct {
 	ipset.Set
 	Members map[ipset.Entry]string
+	Altered bool // see ipset.Head
 }
 
 // NewSets returns a kernel that has none.
@@ -57,15 +58,15 @@ func (k *Sets) find(s ipset.Set) (*Held, error) {
 	return h, nil
 }
 
-// Create makes a set. One of that type is success.
+// Create makes a set. One of that type is success, and empty if it was Altered.
 func (k *Sets) Create(s ipset.Set) error {
 	if err := k.step("create", s.Name); err != nil {
 		return err
 	}
-	if _, err := k.find(s); !errors.Is(err, ipset.ErrMissing) {
+	if h, err := k.find(s); !errors.Is(err, ipset.ErrMissing) && (err != nil || !h.Altered) {
 		return err
 	}
-	k.Held[s.Name] = &Held{s, map[ipset.Entry]string{}}
+	k.Held[s.Name] = &Held{Set: s, Members: map[ipset.Entry]string{}}
 	return nil
 }
 
@@ -150,7 +151,7 @@ func (k *Sets) Heads() ([]ipset.Head, error) {
 	var all []ipset.Head
 	for _, n := range slices.Sorted(maps.Keys(k.Held)) {
 		h := k.Held[n]
-		all = append(all, ipset.Head{Name: n, Type: h.Type, Family: h.Family, Entries: len(h.Members)})
+		all = append(all, ipset.Head{Name: n, Type: h.Type, Family: h.Family, Entries: len(h.Members), Altered: h.Altered})
 	}
 	return all, nil
 }

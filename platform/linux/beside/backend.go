@@ -139,7 +139,8 @@ func (b *Backend) look(h *installed, chains reconcile.Plan) (map[string]int, tim
 	return sizes, now, nil
 }
 
-// sizes returns how many elements each of our sets has.
+// sizes returns how many elements each of our sets has. One that somebody put in the
+// place of ours, made otherwise, counts as missing.
 func (b *Backend) sizes() (map[string]int, error) {
 	heads, err := b.sets.Heads()
 	if err != nil {
@@ -147,7 +148,7 @@ func (b *Backend) sizes() (map[string]int, error) {
 	}
 	sizes := map[string]int{}
 	for _, h := range heads {
-		if i := slices.IndexFunc(setNames, func(n string) bool { return iptables.SetName(b.family, n) == h.Name }); i >= 0 {
+		if i := slices.IndexFunc(setNames, func(n string) bool { return iptables.SetName(b.family, n) == h.Name }); i >= 0 && !h.Altered {
 			sizes[setNames[i]] = h.Entries
 		}
 	}

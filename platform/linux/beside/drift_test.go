@@ -36,6 +36,9 @@ func meddlings() map[string]meddling {
 		"an element is gone":            {take, false, []string{missing}},
 		"one is too much":               {put, false, []string{foreign}},
 		"one takes another one's place": {func(n *node) { take(n); put(n) }, true, []string{missing, foreign}},
+		"a set is swapped for another": {func(n *node) {
+			n.sets.Held[external].Altered = true
+		}, false, []string{"missing: ipset " + external}},
 		"a set is gone, with the rules": {func(n *node) {
 			n.flush()
 			delete(n.sets.Held, "KUBE-VS-CLUSTER-IPS")

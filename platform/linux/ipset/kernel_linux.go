@@ -6,6 +6,7 @@ package ipset
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,8 +80,8 @@ func body(answer []byte) []byte {
 var revisions = map[Type]byte{HashIP: 2, HashIPPort: 3, HashIPPortNet: 5}
 
 // Create makes a set, with room for 1,048,576 elements and for comments. One of
-// that name, type and family is success, whatever else it was made with. If
-// its type or family is another, the error is ErrOther.
+// that name, type and family is success. If it is Altered, an empty one takes its
+// place. If its type or family is another, the error is ErrOther.
 func (k *Kernel) Create(s Set) error {
 	k.lock.Lock()
 	defer k.lock.Unlock()
@@ -113,9 +114,47 @@ func (k *Kernel) create(s Set) error {
 	r.Flags |= unix.NLM_F_EXCL
 	err := do(r)
 	if errors.Is(err, unix.EEXIST) {
-		return k.check(s)
+		if err := k.check(s); err != nil {
+			return err
+		}
+		return k.restore(s)
 	}
 	return worded(err)
+}
+
+// restore has an empty set made by create take the place of s if that is Altered.
+// Rules refer to it from then on.
+func (k *Kernel) restore(s Set) error {
+	var w wire
+	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
+	w.u32(nl.IPSET_ATTR_FLAGS, headersOnly)
+	answers, err := k.dump(w)
+	if err != nil {
+		return worded(err)
+	}
+	if !slices.ContainsFunc(answers, func(a []byte) bool { return readHead(a).Altered }) {
+		return nil
+	}
+	fresh := s
+	fresh.Name += "~"
+	destroy := func() error {
+		var w wire
+		w.text(nl.IPSET_ATTR_SETNAME, fresh.Name)
+		if err := do(k.request(nl.IPSET_CMD_DESTROY, w)); !errors.Is(err, unix.ENOENT) {
+			return worded(err)
+		}
+		return nil
+	}
+	if err := errors.Join(destroy(), k.create(fresh)); err != nil {
+		return err
+	}
+	var swap wire
+	swap.text(nl.IPSET_ATTR_SETNAME, s.Name)
+	swap.text(nl.IPSET_ATTR_TYPENAME, fresh.Name) // the second name
+	if err := do(k.request(nl.IPSET_CMD_SWAP, swap)); err != nil {
+		return worded(err)
+	}
+	return destroy()
 }
 
 func af(f service.Family) byte {

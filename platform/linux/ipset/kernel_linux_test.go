@@ -266,9 +266,9 @@ func TestHeads(t *testing.T) {
 		must(t, err)
 		slices.SortFunc(got, func(a, b Head) int { return strings.Compare(a.Name, b.Name) })
 		want := []Head{
-			{"A", HashIPPort, service.IPv6, 5000, 0},
-			{"ports", "bitmap:port", service.IPv4, 1, 1},
-			{"sets", "list:set", service.IPv4, 1, 0},
+			{"A", HashIPPort, service.IPv6, 5000, 0, false},
+			{"ports", "bitmap:port", service.IPv4, 1, 1, false},
+			{"sets", "list:set", service.IPv4, 1, 0, false},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("heads (-want +got):\n%s", diff)

@@ -70,6 +70,9 @@ type Head struct {
 	Family     service.Family // IPv4 if the type has none
 	Entries    int            // elements; 0 from old kernels, which do not say
 	References int            // rules, and sets of sets
+	// Altered says that it was not made by Create: it has room for another number of
+	// elements, has them end by themselves, or notes other things about them.
+	Altered bool
 }
 
 // What a set that was asked for can lack.

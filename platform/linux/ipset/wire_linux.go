@@ -154,12 +154,22 @@ func readHead(b []byte) Head {
 }
 
 func (h *Head) count(b []byte) {
+	room, flags := uint32(0), uint32(0)
 	for typ, v := range attributes(b) {
 		switch {
 		case typ == nl.IPSET_ATTR_ELEMENTS && len(v) >= 4:
 			h.Entries = int(binary.BigEndian.Uint32(v))
 		case typ == nl.IPSET_ATTR_REFERENCES && len(v) >= 4:
 			h.References = int(binary.BigEndian.Uint32(v))
+		case typ == nl.IPSET_ATTR_MAXELEM && len(v) >= 4:
+			room = binary.BigEndian.Uint32(v)
+		case typ == nl.IPSET_ATTR_CADT_FLAGS && len(v) >= 4:
+			flags = binary.BigEndian.Uint32(v)
+		case typ == nl.IPSET_ATTR_TIMEOUT:
+			h.Altered = true
 		}
+	}
+	if room != 0 { // of a type that is made here
+		h.Altered = h.Altered || room != maxElements || flags != nl.IPSET_FLAG_WITH_COMMENT
 	}
 }

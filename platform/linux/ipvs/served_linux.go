@@ -98,6 +98,18 @@ func (k *kernel) readServed(s *state) error {
 		}
 	}
 	s.sets, s.served, s.own = err == nil && addrsErr == nil, map[key]bool{}, map[netip.Addr]bool{}
+	heads, err := k.sets.Heads()
+	if err != nil {
+		return err
+	}
+	for _, h := range heads { // what somebody put in their place goes, see ipset.Head
+		switch {
+		case h.Altered && h.Name == beside.Served(k.family).Name:
+			s.sets, servers = false, nil
+		case h.Altered && h.Name == beside.NodeIPs(k.family).Name:
+			s.sets, addrs = false, nil
+		}
+	}
 	for _, e := range servers {
 		s.served[key{e.Addr, e.Port, e.Protocol}] = true
 	}

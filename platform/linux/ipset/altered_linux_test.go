@@ -1,0 +1,64 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipset
+
+import (
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// A set that somebody put in the place of ours, made otherwise, is told from ours,
+// and Create has one of ours take its place while a rule refers to it.
+func TestAlteredSets(t *testing.T) {
+	for name, options := range map[string]string{
+		"size":     "comment maxelem 7",
+		"timeout":  "comment maxelem 1048576 timeout 600",
+		"comments": "maxelem 1048576",
+		"counters": "comment counters maxelem 1048576",
+		"evicts":   "comment forceadd maxelem 1048576",
+	} {
+		t.Run(name, func(t *testing.T) {
+			alone(t, func(k *Kernel) {
+				s := Set{"A", HashIPPort, service.IPv4}
+				must(t, k.Create(s), k.Add(s, members(s)))
+				wantAltered(t, k, false)
+				refer(t, "-A")
+				run(t, "", "ipset", append([]string{"create", "B", "hash:ip,port"}, strings.Fields(options)...)...)
+				run(t, "", "ipset", "swap", "A", "B")
+				run(t, "", "ipset", "destroy", "B")
+				wantAltered(t, k, true)
+				must(t, k.Create(s))
+				wantAltered(t, k, false)
+				must(t, k.Add(s, members(s)), k.Create(s))
+				wantList(t, k, s, entries(members(s))...)
+				refer(t, "-D")
+			})
+		})
+	}
+}
+
+// wantAltered wants one set, altered or not.
+func wantAltered(t *testing.T, k *Kernel, want bool) {
+	t.Helper()
+	heads, err := k.Heads()
+	must(t, err)
+	if len(heads) != 1 || heads[0].Altered != want {
+		t.Errorf("heads %+v, want one, altered %t", heads, want)
+	}
+}
+
+// A set as Create makes it is not altered, of any type and family.
+func TestSetsAsMade(t *testing.T) {
+	for _, kind := range []Type{HashIP, HashIPPort, HashIPPortNet} {
+		for _, f := range service.Families {
+			alone(t, func(k *Kernel) {
+				s := Set{"A", kind, f}
+				must(t, k.Create(s), k.Add(s, members(s)))
+				wantAltered(t, k, false)
+			})
+		}
+	}
+}
