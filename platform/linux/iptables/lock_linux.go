@@ -171,7 +171,9 @@ func (l *lock) open() error {
 	if l.file != nil && err == nil && inode(now) == l.inode {
 		return nil
 	}
-	f, err := os.OpenFile(l.path, os.O_RDONLY|os.O_CREATE, 0o600)
+	// Without O_NONBLOCK, a named pipe without a writer would hold the round for ever,
+	// see fifo(7).
+	f, err := os.OpenFile(l.path, os.O_RDONLY|os.O_CREATE|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
 	}
