@@ -92,7 +92,7 @@ func TestPremises(t *testing.T) {
 				n.await(t, "health", func() bool { return n.health(t).Status == http.StatusOK })
 			} else {
 				n.await(t, "bad health with its reason", func() bool {
-					return n.health(t).Status == http.StatusServiceUnavailable && has(string(n.health(t).Body), p.says...)
+					return n.health(t).Status == http.StatusServiceUnavailable && has(n.page(t, "/services"), p.says...)
 				})
 				if made := n.hns.Calls(); made.Writes("") != 0 {
 					t.Errorf("calls that change something: %s", made)
@@ -173,7 +173,7 @@ func TestNetworkComesLater(t *testing.T) {
 	n.save(t, web)
 	n.lay(t, premise{})
 	n.start(t)
-	n.await(t, "a reason in health", func() bool { return has(string(n.health(t).Body), "waiting for a network", `"waiting":true`) })
+	n.await(t, "a reason in health", func() bool { return has(n.page(t, "/services"), "waiting for a network", `"waiting":true`) })
 	if page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/livez"); err != nil || page.Status != http.StatusOK || n.health(t).Status != http.StatusServiceUnavailable {
 		t.Errorf("/livez meanwhile: %v, %d, want 200, and /healthz 503", err, page.Status)
 	}
@@ -197,7 +197,7 @@ func TestNoHNS(t *testing.T) {
 		}
 	}
 	n.start(t)
-	n.await(t, "a remedy in health", func() bool { return has(string(n.health(t).Body), "HNS is not installed", "Containers") })
+	n.await(t, "a remedy in health", func() bool { return has(n.page(t, "/services"), "HNS is not installed", "Containers") })
 	path, err := exe()
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func TestPoorHNS(t *testing.T) {
 		}
 	}
 	n.start(t)
-	n.await(t, "a remedy in health", func() bool { return has(string(n.health(t).Body), "HNS is not installed, or is too old", "Containers") })
+	n.await(t, "a remedy in health", func() bool { return has(n.page(t, "/services"), "HNS is not installed, or is too old", "Containers") })
 	if code, output := n.run(t, "--cleanup", "--hostname-override=node-a"); code != 1 || !has(output, "too old", "Containers") || strings.Contains(output, "goroutine") {
 		t.Errorf("--cleanup: exit code %d\n%s", code, output)
 	}

@@ -67,7 +67,7 @@ func TestEvents(t *testing.T) {
 	if code, output := m.run(t, "status", "shop/dns"); code != 0 || !has(output, "shop/dns: programmed", "session affinity has no timeout") {
 		t.Errorf("status shop/dns: exit code %d\n%s", code, output)
 	}
-	if text := string(m.health(t).Body); !has(text, `"unsupported":`, "shop/dns") {
+	if text := m.page(t, "/services"); !has(text, `"unsupported":`, "shop/dns") {
 		t.Errorf("no condition in %s", text)
 	}
 	m.hns.Release(6, int(cart.nodePort()))

@@ -86,11 +86,11 @@ func TestAway(t *testing.T) {
 	n.hns.Stop(hns.ServerUnavailable)
 	before := n.hns.Calls()
 	n.await(t, "the outage in health", func() bool {
-		return has(string(n.health(t).Body), "HNS is not running: Start-Service hns starts it (0x6ba)")
+		return has(n.page(t, "/services"), "HNS is not running: Start-Service hns starts it (0x6ba)")
 	})
 	n.hns.Start(hns.Everything)
 	n.await(t, "good health", func() bool {
-		return n.health(t).Status == http.StatusOK && !has(string(n.health(t).Body), "not running")
+		return n.health(t).Status == http.StatusOK && !has(n.page(t, "/services"), "not running")
 	})
 	n.settle(t, web)
 	if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
@@ -198,7 +198,7 @@ func TestHangs(t *testing.T) {
 	n.hns.Delay("HcnCreateLoadBalancer", 10*time.Minute)
 	n.save(t, cart)
 	n.await(t, "the call in health", func() bool {
-		return has(string(n.health(t).Body), "HNS has not answered for 10s (create load balancer tcp ", "Restart-Service hns")
+		return has(n.page(t, "/services"), "HNS has not answered for 10s (create load balancer tcp ", "Restart-Service hns")
 	})
 	n.await(t, "the call in the log", func() bool { return has(n.process.Log(), "Warning: HNS has not answered for 10s") })
 	n.stop(t)
