@@ -75,11 +75,16 @@ func (o *observers) startLease(ctx context.Context, loops []*reconcile.Loop) (en
 	if o.lease == nil {
 		return func() {}
 	}
+	standby := false
 	o.lease.Changed = func(s lease.State) {
 		if ctx.Err() != nil {
 			return // nobody asks any more
 		}
 		o.shared(s)
+		if s.Standby == standby {
+			return // the loops wait for the first word, and no other concerns them
+		}
+		standby = s.Standby
 		for _, l := range loops {
 			l.Kick()
 		}
