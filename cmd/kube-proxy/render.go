@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	filewatch "kubeproxy/common/files"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -161,9 +160,6 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 	return bad
 }
 
-// maxHNSState is more than a node ever has in its HNS.
-const maxHNSState = 64 << 20
-
 // renderHNS prints what a Windows node would hold, and what would change if it
 // is known what its HNS holds.
 func (r *rendering) renderHNS(c *config.Config, want *service.Snapshot, to streams) error {
@@ -177,7 +173,7 @@ func (r *rendering) renderHNS(c *config.Config, want *service.Snapshot, to strea
 		fmt.Fprintf(to.err, "note: nothing is known of the node's HNS, so the network is assumed to be of type %s; --hns-state FILE tells\n", kind)
 		return hns.Render(to.out, want, hns.Assumed(kind, want, o), o, hns.Format(r.format))
 	}
-	text, _, err := filewatch.Read(r.hnsState, maxHNSState)
+	text, err := os.ReadFile(r.hnsState)
 	if err != nil {
 		return fmt.Errorf("--hns-state: %w", err)
 	}
