@@ -4,8 +4,13 @@
 package main
 
 import (
+	"net/netip"
+	"os"
+
+	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/listeners"
+	processes "kubeproxy/platform/linux/process"
 )
 
 // listeningSockets lists the sockets that programs of the node listen on.
@@ -16,7 +21,25 @@ func listeningSockets() ([]track.Socket, error) {
 	}
 	all := make([]track.Socket, len(found))
 	for i, l := range found {
-		all[i] = track.Socket(l)
+		all[i] = track.Socket{Protocol: l.Protocol, Addr: l.Addr}
 	}
 	return all, nil
+}
+
+// holderOf says which process listens on the TCP port at, nothing if that is not
+// known.
+func holderOf(at netip.AddrPort) string {
+	found, err := listeners.List(sockets())
+	if err != nil {
+		return ""
+	}
+	for _, l := range found {
+		if l.Protocol != service.TCP || !l.Keeps(at) {
+			continue
+		}
+		if p, known := processes.Holding(os.DirFS("/proc"), l.Inode); known {
+			return p.String()
+		}
+	}
+	return ""
 }

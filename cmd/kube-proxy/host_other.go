@@ -5,8 +5,15 @@
 
 package main
 
-import "kubeproxy/common/track"
+import (
+	"net/netip"
+
+	"kubeproxy/common/track"
+)
 
 // listeningSockets knows of no program: a load balancer of HNS and a socket on one port
 // exclude each other already.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
+
+// holderOf knows of no program, see listeningSockets.
+func holderOf(netip.AddrPort) string { return "" }

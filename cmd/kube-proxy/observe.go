@@ -86,6 +86,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 	}
 	o.checks = newChecks(&servicecheck.Servers{
 		Serving:     o.health.Serving,
+		Listen:      listenOn,
 		Connections: health.NewConnections(mostConnections()),
 		Report: func(p servicecheck.Problem) {
 			o.checks.after(o.checks.servers.Problems())

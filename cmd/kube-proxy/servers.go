@@ -6,8 +6,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -110,8 +112,7 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 // listen binds the address of l. Its predecessor on another address may have
 // to make room for it, as 0.0.0.0 has for 127.0.0.1.
 func (s *servers) listen(ctx context.Context, name, network string, l *listening) (net.Listener, error) {
-	var lc net.ListenConfig
-	bound, err := lc.Listen(ctx, network, l.addr)
+	bound, err := listenOn(ctx, network, l.addr)
 	if err == nil || !taken(err) {
 		return bound, err
 	}
@@ -120,7 +121,22 @@ func (s *servers) listen(ctx context.Context, name, network string, l *listening
 		return nil, err
 	}
 	await(before)
-	return lc.Listen(ctx, network, l.addr)
+	return listenOn(ctx, network, l.addr)
+}
+
+// listenOn listens, and if somebody else does, says who.
+func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, network, addr)
+	if err == nil || !taken(err) {
+		return l, err
+	}
+	if at, parseErr := netip.ParseAddrPort(addr); parseErr == nil {
+		if who := holderOf(at); who != "" {
+			return nil, fmt.Errorf("%w, by %s", err, who)
+		}
+	}
+	return nil, err
 }
 
 // taken reports that an address is in use. Windows has a number of its own

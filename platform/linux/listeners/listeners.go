@@ -26,6 +26,8 @@ type Listener struct {
 	// Addr is unspecified for all addresses; that of IPv6 usually stands for
 	// those of IPv4, too.
 	Addr netip.AddrPort
+	// Inode is the socket's, by which process.Holding finds whose it is.
+	Inode uint64
 }
 
 // tables are the kernel's lists of sockets and the state in which one of
@@ -57,26 +59,27 @@ func List(net fs.FS) ([]Listener, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list sockets: %w", err)
 		}
-		addrs, err := read(f, t.state, t.first)
+		found, err := read(f, t.state, t.first)
 		if err = errors.Join(err, f.Close()); err != nil {
 			return nil, fmt.Errorf("list sockets of %s: %w", t.name, err)
 		}
-		for _, a := range addrs {
-			all = append(all, Listener{t.protocol, a})
+		for _, l := range found {
+			l.Protocol = t.protocol
+			all = append(all, l)
 		}
 	}
 	return all, nil
 }
 
-// read returns the addresses of the sockets in a state.
-func read(r io.Reader, state string, first bool) ([]netip.AddrPort, error) {
-	var all []netip.AddrPort
+// read returns the sockets in a state.
+func read(r io.Reader, state string, first bool) ([]Listener, error) {
+	var all []Listener
 	lines := bufio.NewScanner(r)
 	lines.Scan() // the heading
 	for lines.Scan() {
-		const local, st = 1, 3
+		const local, st, inode = 1, 3, 9
 		fields := strings.Fields(lines.Text())
-		if len(fields) <= st {
+		if len(fields) <= inode {
 			return nil, fmt.Errorf("unexpected line %q", lines.Text())
 		}
 		if fields[st] != state {
@@ -89,9 +92,22 @@ func read(r io.Reader, state string, first bool) ([]netip.AddrPort, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, a)
+		n, err := strconv.ParseUint(fields[inode], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("unexpected line %q", lines.Text())
+		}
+		all = append(all, Listener{Addr: a, Inode: n})
 	}
 	return all, lines.Err()
+}
+
+// Keeps reports that l keeps others from listening on a with its protocol.
+func (l Listener) Keeps(a netip.AddrPort) bool {
+	own, addr := l.Addr.Addr(), a.Addr()
+	if l.Addr.Port() != a.Port() {
+		return false
+	}
+	return own == addr || own.IsUnspecified() && (own.Is6() || addr.Is4()) || addr.IsUnspecified() && (addr.Is6() || own.Is4())
 }
 
 // parse reads "0100007F:1F90": words of four bytes in the machine's order,

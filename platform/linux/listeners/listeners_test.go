@@ -5,6 +5,7 @@ package listeners
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -55,5 +56,27 @@ func TestList(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestKeeps(t *testing.T) {
+	for _, c := range []struct {
+		own, other string
+		want       bool
+	}{
+		{"127.0.0.1:80", "127.0.0.1:80", true},
+		{"127.0.0.1:80", "127.0.0.1:81", false},
+		{"127.0.0.1:80", "127.0.0.2:80", false},
+		{"0.0.0.0:80", "127.0.0.1:80", true},
+		{"127.0.0.1:80", "0.0.0.0:80", true},
+		{"[::]:80", "127.0.0.1:80", true},
+		{"127.0.0.1:80", "[::]:80", true},
+		{"0.0.0.0:80", "[::1]:80", false},
+		{"[::1]:80", "0.0.0.0:80", false},
+	} {
+		l := Listener{Addr: netip.MustParseAddrPort(c.own)}
+		if got := l.Keeps(netip.MustParseAddrPort(c.other)); got != c.want {
+			t.Errorf("%s keeps others from %s: %t, want %t", c.own, c.other, got, c.want)
+		}
 	}
 }

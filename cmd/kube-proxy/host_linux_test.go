@@ -1,0 +1,27 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestListenOnATakenPort names the process that has the port.
+func TestListenOnATakenPort(t *testing.T) {
+	for _, at := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
+		l, err := net.Listen("tcp4", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		_, err = listenOn(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port))
+		if want := fmt.Sprintf("address already in use, by process %d (", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("listen where %s does: %v, want %s", at, err, want)
+		}
+	}
+}
