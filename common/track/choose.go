@@ -29,22 +29,61 @@ type chooser struct {
 	local      []service.Endpoint
 	lingering  []service.Endpoint
 	listed     []netip.Addr
+	over       int           // how many did not fit
+	filled     *service.Port // whom the lists are for, nil for nobody
+	from       []origin      // where they come from
 }
 
-// gather collects what slices hold for p, sorted by address and each address
-// once. An endpoint that moves from one slice to another can be in both for
-// a moment; the copy that lives longest counts.
-func (c *chooser) gather(p *service.Port, from []*slice) {
-	c.candidates = c.candidates[:0]
-	for _, s := range from {
-		if s.family != p.Family {
-			continue
-		}
-		for _, t := range s.ports {
-			if t.name == p.Name.Port && t.proto == p.Name.Protocol {
-				c.add(s, t.port)
+// fill fills the lists for p, whose endpoints are in from, and returns how many did
+// not fit. Ports of one Service tend to have the same endpoints but for the number of
+// the port; then the lists for the Port before are used again.
+func (c *chooser) fill(p *service.Port, from []origin, listed bool) (over int) {
+	if c.sameBut(p, from) {
+		port := from[0].port
+		for _, list := range [...][]service.Endpoint{c.cluster, c.local, c.lingering} {
+			for i := range list {
+				list[i].Addr = netip.AddrPortFrom(list[i].Addr.Addr(), port)
 			}
 		}
+		return c.over
+	}
+	c.gather(from)
+	c.over = c.choose(p)
+	if listed {
+		c.list()
+	}
+	c.filled, c.from = p, append(c.from[:0], from...)
+	return c.over
+}
+
+// sameBut reports that the lists are right for p but for the number of the port.
+func (c *chooser) sameBut(p *service.Port, from []origin) bool {
+	q := c.filled
+	if q == nil || len(from) == 0 || len(from) != len(c.from) ||
+		p.Internal != q.Internal || p.External != q.External || (p.Name.Protocol == service.UDP) != (q.Name.Protocol == service.UDP) {
+		return false
+	}
+	for i, s := range from {
+		if s.slice != c.from[i].slice || s.port != from[0].port || c.from[i].port != c.from[0].port {
+			return false
+		}
+	}
+	return true
+}
+
+// forget is for when slices have changed.
+func (c *chooser) forget() {
+	clear(c.from)
+	c.filled, c.from = nil, c.from[:0]
+}
+
+// gather collects what slices hold, sorted by address and each address once. An
+// endpoint that moves from one slice to another can be in both for a moment; the copy
+// that lives longest counts.
+func (c *chooser) gather(from []origin) {
+	c.candidates = c.candidates[:0]
+	for _, s := range from {
+		c.add(s.slice, s.port)
 	}
 	slices.SortFunc(c.candidates, func(a, b candidate) int {
 		if c := a.addr.Compare(b.addr); c != 0 {

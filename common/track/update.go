@@ -175,14 +175,17 @@ type resolution struct {
 	notes   notes
 	// localReady counts ready endpoints on this node, if anybody asks.
 	localReady [2]int
+	index      index
 }
 
 func (r *resolution) resolve() {
 	s := r.svc
 	r.localReady = s.localReady()
+	r.index = indexOf(s)
+	r.tracker.chooser.forget()
 	have := make([]*service.Port, 0, len(s.want))
 	for i, want := range s.want {
-		old := find(s.have, want)
+		old := find(s.have, want, i)
 		p := r.port(want, old)
 		if p == nil {
 			continue
@@ -195,16 +198,20 @@ func (r *resolution) resolve() {
 			s.want[i] = p
 		}
 	}
-	for _, old := range s.have {
-		if find(have, old) == nil {
+	for i, old := range s.have {
+		if find(have, old, i) == nil {
 			r.changes = append(r.changes, service.Change{Old: old})
 		}
 	}
 	s.have = have
 }
 
-// find returns the Port in list with the name and family of p.
-func find(list []*service.Port, p *service.Port) *service.Port {
+// find returns the Port in list with the name and family of p, which is at i in most
+// cases.
+func find(list []*service.Port, p *service.Port, i int) *service.Port {
+	if i < len(list) && list[i].Family == p.Family && list[i].Name == p.Name {
+		return list[i]
+	}
 	for _, q := range list {
 		if q.Family == p.Family && q.Name == p.Name {
 			return q
@@ -222,8 +229,7 @@ func (r *resolution) port(want, old *service.Port) *service.Port {
 	}
 	p.HealthCheck = r.healthCheck(want)
 	c := &r.tracker.chooser
-	c.gather(want, r.svc.slices)
-	if over := c.choose(want); over > 0 {
+	if over := c.fill(want, r.index.of(want), r.tracker.options.Listed); over > 0 {
 		r.notes.add("spec.ports", "%s port %q (%s) has %d endpoints too many: only the first %d by address are served",
 			p.Family, p.Name.Port, p.Name.Protocol, over, maxEndpoints)
 	}
@@ -235,7 +241,6 @@ func (r *resolution) port(want, old *service.Port) *service.Port {
 	p.Lingering = reuse(old.Lingering, c.lingering)
 	p.Listed = nil
 	if r.tracker.options.Listed {
-		c.list()
 		p.Listed = reuse(old.Listed, c.listed)
 	}
 	p.LocalReady = r.localReady[p.Family]

@@ -95,7 +95,8 @@ func disturbs(before, after []netip.AddrPort) bool {
 	if len(before) == 0 {
 		return len(after) > 0
 	}
-	return slices.ContainsFunc(before, func(e netip.AddrPort) bool { return !contains(after, e) })
+	left, _ := service.Apart(before, after)
+	return slices.ContainsFunc(left, func(e netip.AddrPort) bool { return !contains(after, e) })
 }
 
 // rules returns one rule per frontend of p, in the order of the frontends.

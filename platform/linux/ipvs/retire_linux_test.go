@@ -158,7 +158,7 @@ func TestKernelRemainsWithoutIPVS(t *testing.T) {
 		}
 		for _, f := range service.Families {
 			r := Remains{Family: f, list: "/proc/none"}
-			if what, err := r.Find(t.Context()); !strings.HasPrefix(what, "5 addresses of Services, ") || !strings.Contains(what, "chains of this proxy") || !strings.HasSuffix(what, ", 14 ipsets") || err != nil {
+			if what, err := r.Find(t.Context()); !strings.HasPrefix(what, "5 addresses of Services, ") || !strings.Contains(what, "chains of this proxy") || !strings.HasSuffix(what, ", 15 ipsets") || err != nil {
 				t.Errorf("%s: %q, %v are left", f, what, err)
 			}
 			if stays, err := r.Retire(t.Context(), time.Time{}); stays != "" || err != nil {

@@ -176,8 +176,7 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 func (p *plan) shareChanges() {
 	p.delta = newShared()
 	for _, u := range p.units {
-		p.delta.add(u.from.port, -1)
-		p.delta.add(u.to.port, 1)
+		p.delta.replace(u.from.port, u.to.port)
 	}
 	var ops []op
 	for k, n := range p.delta {

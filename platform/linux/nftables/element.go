@@ -69,9 +69,32 @@ func (l layout) size() int {
 // elements returns everything that l puts into sets, sorted, but for the
 // sets that several Ports share by address.
 func (l layout) elements() []element {
-	b := &builder{layout: l, family: l.port.Family}
-	b.out = make([]element, 0, l.size())
-	b.arena = make([]byte, 0, l.size()*48)
+	return (&builder{layout: l}).build(l.size())
+}
+
+// elementsBeside is elements without those of slots that hold the same endpoint in
+// other, where they are the same. Both must have the same routes.
+func (l layout) elementsBeside(other layout) []element {
+	return (&builder{layout: l, other: other}).build(1 + 4*len(l.port.Frontends))
+}
+
+// sameRoutes reports that the frontends of both Ports lead through the same sets and
+// chains to the slots of their endpoints.
+func sameRoutes(a, b *service.Port) bool {
+	return a != nil && b != nil && a.Name == b.Name && a.Family == b.Family &&
+		a.Affinity == 0 && b.Affinity == 0 &&
+		a.Internal == b.Internal && a.External == b.External &&
+		slices.EqualFunc(a.Frontends, b.Frontends, func(f, g service.Frontend) bool {
+			return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port
+		})
+}
+
+// build returns the elements, of which there are about size.
+func (b *builder) build(size int) []element {
+	l := b.layout
+	b.family = l.port.Family
+	b.out = make([]element, 0, size)
+	b.arena = make([]byte, 0, size*48)
 	for i := range l.port.Frontends {
 		b.frontend(&l.port.Frontends[i])
 	}
@@ -84,6 +107,7 @@ func (l layout) elements() []element {
 // 100,000 elements from being 200,000 allocations.
 type builder struct {
 	layout
+	other  layout // see elementsBeside; of no port otherwise
 	family service.Family
 	out    []element
 	arena  []byte
@@ -126,8 +150,16 @@ func (b *builder) pick(p *picker, f *service.Frontend, which which, entry string
 	if b.port.Affinity > 0 {
 		return goes(b.clientChain(which, entry))
 	}
+	known := 0
+	if b.other.port != nil {
+		known = b.other.len(which)
+	}
 	for i := range n {
-		b.out = append(b.out, element{in: p.from, key: b.key(f, i), value: b.addr(b.at(which, i))})
+		at := b.at(which, i)
+		if i < known && b.other.at(which, i) == at {
+			continue
+		}
+		b.out = append(b.out, element{in: p.from, key: b.key(f, i), value: b.addr(at)})
 	}
 	if entry == "" {
 		entry = p.name

@@ -111,11 +111,15 @@ func appendElements(ops []op, have, want []element) []op {
 // Either may be of no port.
 func portOps(from, to layout, o Options) []op {
 	var have, want []element
-	if from.port != nil {
-		have = from.elements()
-	}
-	if to.port != nil {
-		want = to.elements()
+	if sameRoutes(from.port, to.port) {
+		have, want = from.elementsBeside(to), to.elementsBeside(from)
+	} else {
+		if from.port != nil {
+			have = from.elements()
+		}
+		if to.port != nil {
+			want = to.elements()
+		}
 	}
 	ops := appendElements(nil, have, want)
 	return appendOwn(ops, from.port, to.port, o)

@@ -150,23 +150,47 @@ func (s shared) add(p *service.Port, n int32) {
 	if p == nil {
 		return
 	}
-	count := func(in *set, addr []byte) {
-		k := sharedKey{in, string(addr)}
-		if s[k] += n; s[k] == 0 {
-			delete(s, k)
-		}
+	s.addFrontends(p, n)
+	s.addEndpoints(p.Cluster, n)
+	s.addEndpoints(p.Local, n)
+}
+
+// replace counts from out and to in. Either may be nil.
+func (s shared) replace(from, to *service.Port) {
+	if from == nil || to == nil {
+		s.add(from, -1)
+		s.add(to, 1)
+		return
 	}
+	s.addFrontends(from, -1)
+	s.addFrontends(to, 1)
+	for _, w := range []which{cluster, local} {
+		left, came := service.Apart(list(from, w), list(to, w))
+		s.addEndpoints(left, -1)
+		s.addEndpoints(came, 1)
+	}
+}
+
+func (s shared) addFrontends(p *service.Port, n int32) {
 	for _, f := range p.Frontends {
 		if f.Kind == service.ClusterIP {
-			count(clusterIPs, f.Addr.AsSlice())
+			s.count(clusterIPs, f.Addr.AsSlice(), n)
 		}
 	}
-	for _, w := range []which{cluster, local} {
-		for _, e := range list(p, w) {
-			if !e.Elsewhere {
-				count(hairpin, e.Addr.Addr().AsSlice())
-			}
+}
+
+func (s shared) addEndpoints(list []service.Endpoint, n int32) {
+	for _, e := range list {
+		if !e.Elsewhere {
+			s.count(hairpin, e.Addr.Addr().AsSlice(), n)
 		}
+	}
+}
+
+func (s shared) count(in *set, addr []byte, n int32) {
+	k := sharedKey{in, string(addr)}
+	if s[k] += n; s[k] == 0 {
+		delete(s, k)
 	}
 }
 
