@@ -72,7 +72,17 @@ func sameNodePorts(a, b *service.Node) bool {
 // stale between old and new, either of which may be nil: one that left, one
 // that came, one that lost an endpoint and one that got its first.
 func Changes(old, new *service.Port) []Rule {
-	before, after := rules(old), rules(new)
+	if sameButCluster(old, new) && len(old.Cluster) > 0 {
+		if len(lost(old.Cluster, new.Cluster)) == 0 {
+			return nil
+		}
+		return rules(new) // all of its frontends lead to the same endpoints
+	}
+	return changed(rules(old), rules(new))
+}
+
+// changed compares frontend by frontend.
+func changed(before, after []Rule) []Rule {
 	var changed []Rule
 	for _, r := range after {
 		i := slices.IndexFunc(before, func(b Rule) bool { return b.frontend() == r.frontend() })
@@ -87,6 +97,29 @@ func Changes(old, new *service.Port) []Rule {
 		}
 	}
 	return changed
+}
+
+// sameButCluster reports that all frontends of both Ports are the same, and lead to
+// nothing but the endpoints in Cluster.
+func sameButCluster(a, b *service.Port) bool {
+	return leadsToCluster(a) && leadsToCluster(b) && a.Family == b.Family && a.Name.Protocol == b.Name.Protocol &&
+		slices.EqualFunc(a.Frontends, b.Frontends, func(f, g service.Frontend) bool {
+			return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port
+		})
+}
+
+func leadsToCluster(p *service.Port) bool {
+	return p != nil && len(p.Lingering) == 0 && p.Internal == service.PolicyCluster && p.External == service.PolicyCluster
+}
+
+// lost returns the endpoints in before whose addresses are not in after. Both are
+// sorted.
+func lost(before, after []service.Endpoint) []service.Endpoint {
+	left, came := service.Apart(before, after)
+	return slices.DeleteFunc(slices.Clone(left), func(e service.Endpoint) bool {
+		_, found := slices.BinarySearchFunc(came, e, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+		return found
+	})
 }
 
 // disturbs reports that a flow which was fine with the endpoints before may

@@ -160,6 +160,29 @@ func TestChangesOfPolicy(t *testing.T) {
 	}
 }
 
+// TestChangesOfEndpoints wants what is found without rules to be what comparing them
+// finds, for many lists of endpoints.
+func TestChangesOfEndpoints(t *testing.T) {
+	draw := func(bits int) *service.Port {
+		p := udp()
+		for i := range 6 {
+			if bits>>i&1 != 0 {
+				a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(i)}), 53)
+				p.Cluster = append(p.Cluster, service.Endpoint{Addr: a, Local: i == 3 && bits > 32})
+			}
+		}
+		return p
+	}
+	for i := range 64 {
+		for j := range 64 {
+			old, new := draw(i), draw(j)
+			if d := ruleDiff(changed(rules(old), rules(new)), Changes(old, new)); d != "" {
+				t.Fatalf("from %v to %v (-want +got):\n%s", old.Cluster, new.Cluster, d)
+			}
+		}
+	}
+}
+
 func TestBetween(t *testing.T) {
 	node, same := &service.Node{NodePorts: service.Everywhere(), Name: "n"}, &service.Node{NodePorts: service.Everywhere(), Name: "n"}
 	other := &service.Node{Name: "n", NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}

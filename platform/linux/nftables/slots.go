@@ -73,16 +73,21 @@ func arrange(old []netip.AddrPort, want []service.Endpoint) []uint16 {
 	const free = -1
 	at := make([]int, len(want)) // slot -> index in want
 	placed := make([]bool, len(want))
+	ahead := 0 // of its slot was the endpoint before, as nearly all others are
 	for i := range at {
 		at[i] = free
 		if i >= len(old) {
 			continue
 		}
-		j, found := slices.BinarySearchFunc(want, old[i], func(e service.Endpoint, a netip.AddrPort) int {
-			return e.Addr.Compare(a)
-		})
+		j := i + ahead
+		found := j >= 0 && j < len(want) && want[j].Addr == old[i]
+		if !found {
+			j, found = slices.BinarySearchFunc(want, old[i], func(e service.Endpoint, a netip.AddrPort) int {
+				return e.Addr.Compare(a)
+			})
+		}
 		if found && !placed[j] {
-			at[i], placed[j] = j, true
+			at[i], placed[j], ahead = j, true, j-i
 		}
 	}
 	next := 0
