@@ -61,11 +61,7 @@ func drawPorts(r *rand.Rand) *svc {
 		k := &kind{}
 		for _, p := range s.want {
 			if n := r.IntN(20); n > 0 {
-				port := targetPort{p.Name.Port, uint16(80), p.Name.Protocol}
-				if n == 1 {
-					port.port = 81
-				}
-				k.ports = append(k.ports, port)
+				k.ports = append(k.ports, targetPort{p.Name.Port, uint16(80 + 1/n), p.Name.Protocol})
 			}
 		}
 		from := &slice{kind: k}

@@ -56,24 +56,26 @@ func flip(t *Tracker, all []*discoveryv1.EndpointSlice, to bool) {
 
 func BenchmarkFlip(b *testing.B) {
 	for _, ports := range []int{1, 500} {
-		b.Run(fmt.Sprint(ports, " ports"), func(b *testing.B) {
-			t := New(Options{})
-			s, all := wide(ports, 1000)
-			t.SetService(s)
-			for _, e := range all {
-				t.SetSlice(e)
+		b.Run(fmt.Sprint(ports, " ports"), func(b *testing.B) { benchmarkFlip(b, ports) })
+	}
+}
+
+func benchmarkFlip(b *testing.B, ports int) {
+	t := New(Options{})
+	s, all := wide(ports, 1000)
+	t.SetService(s)
+	for _, e := range all {
+		t.SetSlice(e)
+	}
+	t.Synced()
+	t.Latest()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		flip(t, all, i%2 == 1)
+		for p := range t.Latest().Ports(service.IPv4) {
+			if n := len(p.Cluster); n != 999+i%2 {
+				b.Fatalf("%d endpoints", n)
 			}
-			t.Synced()
-			t.Latest()
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				flip(t, all, i%2 == 1)
-				for p := range t.Latest().Ports(service.IPv4) {
-					if n := len(p.Cluster); n != 999+i%2 {
-						b.Fatalf("%d endpoints", n)
-					}
-				}
-			}
-		})
+		}
 	}
 }
