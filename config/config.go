@@ -40,6 +40,9 @@ type Config struct {
 	// ProxyName is the label's value of the Services to serve, empty for those
 	// without the label. It has a flag but no field.
 	ProxyName string
+	// IgnoreSourceRanges serves, on Windows, the addresses of load balancers with
+	// loadBalancerSourceRanges to every client. It has a flag but no field.
+	IgnoreSourceRanges bool
 	// UDPIdleTimeout is how long mode userspace keeps a UDP client that is
 	// silent. It has a flag, and had a field once.
 	UDPIdleTimeout time.Duration
@@ -152,6 +155,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	b.applyUDPIdle(flags)
 	b.validate()
 	b.checkProxyName(flags)
+	b.noteSourceRanges(flags)
 	if flags.StrictConfig || file.hardFail {
 		for _, w := range b.warned {
 			b.errs = append(b.errs, w)
@@ -168,6 +172,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		OS:                     os,
 		Master:                 flags.Master,
 		ProxyName:              flags.ProxyName,
+		IgnoreSourceRanges:     flags.IgnoreSourceRanges,
 		UDPIdleTimeout:         b.udpIdle,
 		Overrides:              b.over,
 		Notes:                  b.notes,

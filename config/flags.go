@@ -33,10 +33,12 @@ type Flags struct {
 	WriteConfigTo string // file to write
 	Master        string // address of the API server
 	ProxyName     string // see Config
-	Cleanup       bool
-	CleanupIPVS   bool // whether Cleanup is about virtual servers, too
-	InitOnly      bool
-	LogFile       string // of a Windows service
+	// IgnoreSourceRanges is in Config as well.
+	IgnoreSourceRanges bool
+	Cleanup            bool
+	CleanupIPVS        bool // whether Cleanup is about virtual servers, too
+	InitOnly           bool
+	LogFile            string // of a Windows service
 	// LogFileMaxSize is in megabytes; 0 means any size.
 	LogFileMaxSize int32
 
@@ -72,6 +74,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 		group(fs, s.flag, s.group)
 	}
 	f.registerUDPIdle(fs)
+	f.registerSourceRanges(fs)
 	f.registerDeprecated(fs)
 }
 

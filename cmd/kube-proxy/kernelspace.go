@@ -20,6 +20,7 @@ func hnsOptions(c *config.Config) hns.Options {
 		DSR:                 c.Winkernel.EnableDSR,
 		ForwardHealthChecks: c.Winkernel.ForwardHealthCheckVip,
 		RootEndpoint:        c.Winkernel.RootHnsEndpointName,
+		IgnoreSourceRanges:  c.IgnoreSourceRanges,
 	}
 	// Both were checked when the configuration was read.
 	o.SourceVIP, _ = netip.ParseAddr(c.Winkernel.SourceVip)

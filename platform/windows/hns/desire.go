@@ -43,6 +43,8 @@ type Options struct {
 	// address to the node, through the endpoint named RootEndpoint.
 	ForwardHealthChecks bool
 	RootEndpoint        string
+	// IgnoreSourceRanges serves an address with source ranges to every client.
+	IgnoreSourceRanges bool
 	// HealthzPort is asked where a Service has no health check of its own.
 	HealthzPort uint16
 	// MetricsPort is where the proxy itself listens, 0 if nowhere.
@@ -122,8 +124,7 @@ func Desire(p *service.Port, s *Site) Wishes {
 		if s.keepsVIP(p, f) {
 			c.targets = slices.DeleteFunc(slices.Clone(c.targets), func(t Target) bool { return t.Where != Here })
 		}
-		if f.Sources != nil {
-			w.limit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
+		if f.Sources != nil && !s.restricted(&w, f) {
 			continue
 		}
 		if len(c.targets) > 0 {
@@ -137,6 +138,17 @@ func Desire(p *service.Port, s *Site) Wishes {
 	w.direct(p, s)
 	s.healthChecks(&w, p)
 	return w
+}
+
+// restricted says what becomes of f, which has source ranges, and reports that it is
+// served all the same.
+func (s *Site) restricted(w *Wishes, f service.Frontend) bool {
+	if !s.Options.IgnoreSourceRanges {
+		w.limit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
+		return false
+	}
+	w.Notes = append(w.Notes, reconcile.Note{Text: fmt.Sprintf("HNS has no source ranges: every client can connect to %s, as --ignore-source-ranges says", f.Addr)})
+	return true
 }
 
 func (w *Wishes) limit(lost []service.Frontend, format string, args ...any) {
@@ -314,7 +326,7 @@ func (s *Site) healthChecks(w *Wishes, p *service.Port) {
 		port = s.Options.HealthzPort
 	}
 	for _, f := range p.Frontends {
-		if f.Kind != service.LoadBalancerIP || f.Sources != nil || port == 0 {
+		if f.Kind != service.LoadBalancerIP || f.Sources != nil && !s.Options.IgnoreSourceRanges || port == 0 {
 			continue
 		}
 		k := Key{VIP: f.Addr, Family: p.Family, Port: port, Protocol: service.TCP}

@@ -94,6 +94,13 @@ var desireCases = map[string]desireCase{
 		f.Sources = []netip.Prefix{}
 		p.Frontends = []service.Frontend{f}
 	}, []string{"limit: HNS has no source ranges: 203.0.113.5 is not programmed, lest everybody could connect"}},
+	"source ranges that are ignored": {bridgeN, v13, func(p *service.Port, s *Site) {
+		f := frontend(service.LoadBalancerIP, "203.0.113.5", 80)
+		f.Sources = []netip.Prefix{}
+		p.Frontends, p.Cluster = []service.Frontend{f}, endpointsOf(here)
+		s.Options = Options{IgnoreSourceRanges: true, ForwardHealthChecks: true, HealthzPort: 10256}
+	}, []string{"tcp 203.0.113.5:80 -> :8080 external [10.244.1.11]", "tcp 203.0.113.5:10256 -> :10256 [root]",
+		"note: HNS has no source ranges: every client can connect to 203.0.113.5, as --ignore-source-ranges says"}},
 	"preserve-destination": {bridgeN, v13, func(p *service.Port, _ *Site) {
 		p.KeepVIP, p.Frontends = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80), frontend(service.ExternalIP, "198.51.100.7", 80)}
 	}, []string{
