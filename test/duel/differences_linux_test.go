@@ -18,6 +18,7 @@ const (
 	lastEndpoint = "The last endpoint left"
 	deleted      = "A deleted endpoint in a load balancer"
 	targetPort   = "Another target port"
+	sourceRanges = "Source ranges"
 )
 
 // externals are the addresses of the Service web that policy Local concerns.
