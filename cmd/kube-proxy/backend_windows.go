@@ -46,7 +46,7 @@ func places(c *config.Config) ([]place, error) {
 	backends, err := hnsBackends(context.Background(), c)
 	var all []place
 	for _, b := range backends {
-		b.remarks.hear(func(text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
+		b.remarks.hear(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
 		all = append(all, place{remains: &hnsRemains{backend: b}, family: b.family})
 	}
 	return all, err
@@ -76,10 +76,11 @@ func (r *hnsRemains) Remove(ctx context.Context) error {
 
 func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 	calls, remarks := &meter{}, &remarks{}
-	h, err := hnsHost(ctx, c, hns.Metered(hns.Patient(hns.Windows(), remarks.say, remarks.move), calls.call))
+	h, err := hnsHost(ctx, c, hns.Metered(hns.Patient(hns.Windows(), remarks.about("dataplane"), remarks.move), calls.call))
 	if err != nil {
 		return nil, err
 	}
+	h.OnShortage(remarks.about("dynamic-ports"))
 	_, most := syncPeriods(c)
 	var all []*backend
 	for _, f := range service.Families {

@@ -54,6 +54,7 @@ func (s *Simulator) Admin() http.Handler {
 		"POST /attach":   func(a arguments) (any, error) { return done, s.Attach(a.get("endpoint")) },
 		"POST /hold":     func(a arguments) (any, error) { return done, a.port(s.Hold) },
 		"POST /release":  func(a arguments) (any, error) { return done, a.port(s.Release) },
+		"POST /ports":    func(a arguments) (any, error) { return done, a.count(s.LimitPorts) },
 		"POST /delay":    s.postDelay,
 		"POST /fault":    s.postFault,
 		"POST /network":  s.postNetwork,
@@ -106,6 +107,15 @@ func (a arguments) port(do func(protocol, port int)) error {
 		return fmt.Errorf("want protocol=6&port=80: %w", err)
 	}
 	do(protocol, port)
+	return nil
+}
+
+func (a arguments) count(do func(int)) error {
+	n, err := strconv.Atoi(a.get("count"))
+	if err != nil || n < 0 {
+		return fmt.Errorf("count=%q: want a number such as 16384, 0 for any number", a.get("count"))
+	}
+	do(n)
 	return nil
 }
 

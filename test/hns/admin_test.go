@@ -61,6 +61,7 @@ func TestAdmin(t *testing.T) {
 	post("/detach?endpoint="+pod, "")
 	post("/hold?protocol=6&port=10256", "")
 	post("/delay?function=*&each=1ms", "")
+	post("/ports?count=16384", "")
 	post("/fault", `{"Function":"HcnEnumerate*","Code":2147944122,"Count":1}`)
 
 	c := dial(t, s)
@@ -98,6 +99,7 @@ func TestAdminRefuses(t *testing.T) {
 		"POST /fault":                                     "body of /fault",
 		"POST /delay?each=soon":                           "20ms",
 		"POST /hold?port=80":                              "protocol=6",
+		"POST /ports?count=all":                           "16384",
 		"POST /restart?keep=half":                         "pods, nothing",
 		"POST /delete?kind=Network&id=1":                  "network was not found",
 		"POST /call":                                      "body of /call",

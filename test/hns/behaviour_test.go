@@ -4,6 +4,7 @@
 package hns
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -129,6 +130,40 @@ func TestLoadBalancers(t *testing.T) {
 	}
 	if _, code := w.create(LoadBalancer, "", with(balancer(starting), "FrontendVIPs", []any{"10.96.0.12"})); code != OK {
 		t.Errorf("endpoint on the switch at last: %v", code)
+	}
+}
+
+func TestDynamicPorts(t *testing.T) {
+	w := newWorld(t, Options{})
+	w.LimitPorts(2*portBlock + 1)
+	at := func(vip string) Document { return with(balancer(w.pod), "FrontendVIPs", []any{vip}) }
+	var first string
+	for _, tc := range []struct {
+		name string
+		doc  Document
+		want Code
+	}{
+		{"a block", at("10.96.0.11"), OK},
+		{"another", at("10.96.0.12"), OK},
+		{"one more than there is", at("10.96.0.13"), PortExists},
+		{"replies past the host", with(at("10.96.0.14"), "Flags", 1), OK},
+		{"UDP", with(at("10.96.0.15"), "PortMappings.Protocol", 17), OK},
+	} {
+		id, got := w.create(LoadBalancer, "", tc.doc)
+		if got != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		}
+		first = cmp.Or(first, id)
+	}
+	if code := w.call("HcnDeleteLoadBalancer", first, 0).Code; code != OK {
+		t.Fatal(code)
+	}
+	if _, code := w.create(LoadBalancer, "", at("10.96.0.13")); code != OK {
+		t.Errorf("after a load balancer has gone: %v", code)
+	}
+	w.LimitPorts(0)
+	if _, code := w.create(LoadBalancer, "", at("10.96.0.16")); code != OK {
+		t.Errorf("without a limit: %v", code)
 	}
 }
 

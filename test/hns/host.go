@@ -179,6 +179,14 @@ func (s *Simulator) plug(endpoint string, out bool) error {
 	return nil
 }
 
+// LimitPorts is how many dynamic ports the host has for each protocol, 0 for any
+// number.
+func (s *Simulator) LimitPorts(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ports = n
+}
+
 // Hold is a program that listens on a port of the host, by IP protocol number.
 func (s *Simulator) Hold(protocol, port int) { s.hold(hostPort{protocol, port}, 1) }
 

@@ -38,7 +38,46 @@ func (c *call) checkLoadBalancer(lb Document, old *object) Code {
 	if code := c.checkTargets(lb); code != OK {
 		return code
 	}
+	if old == nil && !c.portsLeft(lb) {
+		return PortExists
+	}
 	return c.checkFronts(lb, old)
+}
+
+// portBlock is how many dynamic ports of the host a load balancer takes for each of
+// its ports, unless replies go past the host.
+const portBlock = 64
+
+// portsLeft reports that the host has the dynamic ports for a new load balancer.
+func (c *call) portsLeft(lb Document) bool {
+	if c.ports == 0 {
+		return true
+	}
+	need := blocksOf(lb)
+	for _, o := range c.store[LoadBalancer].all() {
+		for protocol, blocks := range blocksOf(o.doc) {
+			if need[protocol] > 0 {
+				need[protocol] += blocks
+			}
+		}
+	}
+	for _, blocks := range need {
+		if blocks*portBlock > c.ports {
+			return false
+		}
+	}
+	return true
+}
+
+// blocksOf counts the blocks of ports that a load balancer takes, by protocol.
+func blocksOf(lb Document) map[int]int {
+	blocks := map[int]int{}
+	if lb.Flags()&flagDSR == 0 {
+		for _, p := range lb.Ports() {
+			blocks[p.number("Protocol")]++
+		}
+	}
+	return blocks
 }
 
 func (c *call) validPort(p Document) bool {

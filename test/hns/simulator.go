@@ -48,6 +48,7 @@ type Simulator struct {
 	deletes  int              // of load balancers, see flaky
 	stopped  Code             // what all calls answer, OK while HNS runs
 	held     map[hostPort]int // ports of the host that somebody listens on
+	ports    int              // dynamic ports of the host for each protocol, 0 for any number
 	faults   []*Fault
 	delays   []delay
 	random   *rand.Rand
@@ -83,7 +84,7 @@ func (s *Simulator) Reset() {
 	s.index = newIndex()
 	s.handles = map[uint64]handle{}
 	s.held = map[hostPort]int{}
-	s.stopped, s.deletes = OK, 0
+	s.stopped, s.deletes, s.ports = OK, 0, 0
 	s.faults, s.delays = nil, nil
 	s.calls, s.journal, s.warnings = Calls{}, nil, nil
 }

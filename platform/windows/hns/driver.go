@@ -42,6 +42,9 @@ type Driver interface {
 	// UpdateLoadBalancer changes the load balancer with lb's ID and returns
 	// what HNS holds afterwards, which need not be lb.
 	UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error)
+	// PortsLeft reports that the node has another block of dynamic ports for a load
+	// balancer like the one with key k. An error means that nobody knows.
+	PortsLeft(ctx context.Context, k Key) (bool, error)
 	// DeleteLoadBalancer deletes the load balancer with lb's ID.
 	DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error
 }

@@ -328,4 +328,6 @@ func (d *pretence) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadB
 	return lb, nil
 }
 
+func (d *pretence) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
+
 func (d *pretence) DeleteLoadBalancer(context.Context, LoadBalancer) error { return nil }

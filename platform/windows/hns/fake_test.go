@@ -5,6 +5,7 @@ package hns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -24,6 +25,8 @@ type fake struct {
 	down      bool
 	portless  map[string]bool // endpoints that are not on the switch
 	held      map[Key]bool    // ports that a program of the node listens on
+	blocks    int             // of dynamic ports, 0 for any number
+	mute      bool            // the system does not tell whether ports are left
 	// break, if set, may fail a call before anything is done. After, it may
 	// fail one that was done.
 	refuse func(op string) error
@@ -228,9 +231,30 @@ func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (string, e
 	if err := k.check(op, lb); err != nil {
 		return "", err
 	}
+	if k.blocks > 0 && !lb.DSR && k.taken(lb.Key) >= k.blocks {
+		return "", fails(op, 0x803b0013)
+	}
 	lb.ID = k.id("balancer")
 	k.balancers[lb.ID] = lb
 	return lb.ID, k.done(op)
+}
+
+// taken counts blocks of dynamic ports that load balancers have.
+func (k *fake) taken(like Key) int {
+	n := 0
+	for _, lb := range k.balancers {
+		if !lb.DSR && lb.Family == like.Family && lb.Protocol == like.Protocol {
+			n++
+		}
+	}
+	return n
+}
+
+func (k *fake) PortsLeft(_ context.Context, like Key) (bool, error) {
+	if k.mute {
+		return false, errors.ErrUnsupported
+	}
+	return k.blocks == 0 || k.taken(like) < k.blocks, nil
 }
 
 func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {

@@ -44,12 +44,20 @@ type Host struct {
 	// lost one by that.
 	refusals map[Key]refusal
 	halts    map[owner]rest
+	// shortages are pools without ports, and lacking is what was said of them for
+	// each family.
+	shortages  map[pool]rest
+	lacking    [2]string
+	onShortage func(text string)
 }
 
 // NewHost returns the Host of the named node. Note is told of decisions, each
 // a sentence, once.
 func NewHost(d Driver, s Store, node string, note func(string)) *Host {
-	return &Host{driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true, resting: map[string]rest{}, refusals: map[Key]refusal{}, halts: map[owner]rest{}}
+	return &Host{
+		driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true,
+		resting: map[string]rest{}, refusals: map[Key]refusal{}, halts: map[owner]rest{}, shortages: map[pool]rest{},
+	}
 }
 
 // reload reads the record and HNS again: another process has changed both.

@@ -166,6 +166,11 @@ func (m metered) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadB
 	return now, err
 }
 
+// PortsLeft is no call to HNS.
+func (m metered) PortsLeft(ctx context.Context, k Key) (bool, error) {
+	return m.driver.PortsLeft(ctx, k)
+}
+
 func (m metered) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
 	began := time.Now()
 	err := m.driver.DeleteLoadBalancer(ctx, lb)

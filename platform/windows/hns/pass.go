@@ -40,6 +40,8 @@ type pass struct {
 	// refusing are Services with a load balancer that HNS refused in this pass to
 	// put in the place of another. One is enough: the others stay as they are.
 	refusing map[owner]bool
+	// lacked counts load balancers that are missing for want of dynamic ports.
+	lacked map[pool]int
 	// waiting means that a local endpoint is missing. stale means that an
 	// answer did not fit the model. unsure means that something failed, so
 	// that nobody knows what HNS holds.
@@ -53,7 +55,7 @@ func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) 
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
 		creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{},
-		released: map[string]service.PortName{}, broken: map[netip.Addr]error{}, doubtful: map[string]bool{}, refusing: map[owner]bool{},
+		released: map[string]service.PortName{}, broken: map[netip.Addr]error{}, doubtful: map[string]bool{}, refusing: map[owner]bool{}, lacked: map[pool]int{},
 	}
 }
 
@@ -205,6 +207,9 @@ func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
 		if text, recently := p.host.refused(lb); recently {
 			return postponed(text + "; it is tried again in a while")
 		}
+		if p.host.short(lb) {
+			return p.wantPorts(lb)
+		}
 		return p.create(lb, n, nil)
 	case !p.ours(have):
 		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
@@ -256,7 +261,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 	p.put(id, made, n)
 	if !p.dry {
 		p.host.awaken(made.Endpoints)
-		p.host.accepted(made.Key, ownerOf(n))
+		p.host.accepted(made, ownerOf(n))
 	}
 	return lacking(without)
 }

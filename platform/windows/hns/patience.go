@@ -128,6 +128,10 @@ func (p *patient) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (Load
 	return await(ctx, p, "change load balancer "+lb.Key.String(), func() (LoadBalancer, error) { return p.driver.UpdateLoadBalancer(ctx, lb) })
 }
 
+func (p *patient) PortsLeft(ctx context.Context, k Key) (bool, error) {
+	return await(ctx, p, "look for dynamic ports", func() (bool, error) { return p.driver.PortsLeft(ctx, k) })
+}
+
 func (p *patient) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
 	_, err := await(ctx, p, "delete load balancer "+lb.Key.String(), func() (any, error) { return nil, p.driver.DeleteLoadBalancer(ctx, lb) })
 	return err

@@ -178,6 +178,7 @@ func (p *plan) finish(done *pass) {
 		p.count()
 	}
 	b.notice(next)
+	b.host.tellShortage(b.family, done.shortage())
 	if done == nil {
 		for _, a := range p.adopts {
 			b.host.own(a.lb, a.name.String())

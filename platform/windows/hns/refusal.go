@@ -94,6 +94,9 @@ func (p *pass) taken(err error, lb *LoadBalancer) error {
 	if !errors.As(err, &e) || e.Code != 0x803b0013 || p.dry {
 		return err
 	}
+	if lack := p.portless(lb); lack != nil {
+		return lack
+	}
 	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Key, p.site.listener(lb))
 	if p.host.refuse(lb, err.Error(), true) {
 		return err
@@ -146,11 +149,14 @@ func (h *Host) halted(o owner) bool {
 	return h.now().Before(h.halts[o].until)
 }
 
-// accepted notes that HNS made a load balancer with key k for Service o.
-func (h *Host) accepted(k Key, o owner) {
+// accepted notes that HNS made lb for Service o.
+func (h *Host) accepted(lb *LoadBalancer, o owner) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.refusals, k)
+	delete(h.refusals, lb.Key)
+	if !lb.DSR {
+		delete(h.shortages, poolOf(lb.Key))
+	}
 	delete(h.halts, o)
 }
 

@@ -1,0 +1,125 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/service"
+)
+
+// For each load balancer without direct server return, HNS takes a block of ports out
+// of the node's dynamic port range. With none left it says that the port is taken, as
+// for a port that a program listens on (MicrosoftDocs/Virtualization-Documentation,
+// "Load balancers are plumbed inconsistently across the cluster nodes").
+const (
+	// portBlock is the size that microsoft/SDN's portReservationTest.ps1 tries, to do
+	// as HNS does.
+	portBlock = 64
+	// usualPorts is the size of the range unless it was configured: 49152 to 65535.
+	usualPorts = 16384
+)
+
+// pool is where load balancers of a family and protocol take ports from.
+type pool struct {
+	family   service.Family
+	protocol service.Protocol
+}
+
+func poolOf(k Key) pool { return pool{k.Family, k.Protocol} }
+
+// OnShortage has f called with what is to be known of a lack of ports, and with ""
+// once there are enough. It is for the time before the first round.
+func (h *Host) OnShortage(f func(text string)) { h.onShortage = f }
+
+// short reports that HNS lacked ports for a load balancer like lb so recently that
+// asking for another one is no use.
+func (h *Host) short(lb *LoadBalancer) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !lb.DSR && h.now().Before(h.shortages[poolOf(lb.Key)].until)
+}
+
+// runShort notes that HNS lacks ports.
+func (h *Host) runShort(of pool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.shortages[of] = h.shortages[of].longer(h.now(), firstRest)
+}
+
+// tellShortage says what a round of family f lacked ports for, nothing if it did not.
+func (h *Host) tellShortage(f service.Family, text string) {
+	h.mu.Lock()
+	before := h.lacking
+	h.lacking[f] = text
+	now := h.lacking
+	h.mu.Unlock()
+	if now != before && h.onShortage != nil {
+		all := slices.DeleteFunc(now[:], func(s string) bool { return s == "" })
+		h.onShortage(strings.Join(all, "; "))
+	}
+}
+
+// portless returns an error if lb, which HNS refuses for a port that is taken, is
+// refused for want of dynamic ports.
+func (p *pass) portless(lb *LoadBalancer) error {
+	if lb.DSR || !p.drained(lb.Key) {
+		return nil
+	}
+	p.host.runShort(poolOf(lb.Key))
+	return p.wantPorts(lb)
+}
+
+// drained reports that no block of ports is left. Where the system does not say, the
+// load balancers that have one are counted, as if each had one of its own.
+func (p *pass) drained(k Key) bool {
+	left, err := p.driver.PortsLeft(p.ctx, k)
+	if err == nil {
+		return !left
+	}
+	takers := p.balancers(func(lb *LoadBalancer) bool { return !lb.DSR && poolOf(lb.Key) == poolOf(k) })
+	return (len(takers)+1)*portBlock > usualPorts
+}
+
+// wantPorts is what to say of lb, which is not asked for now.
+func (p *pass) wantPorts(lb *LoadBalancer) error {
+	p.lacked[poolOf(lb.Key)]++
+	return postponed(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
+		lb.Key, portBlock, strings.ToUpper(lb.Protocol.String()), p.site.morePorts(lb.Key)))
+}
+
+// morePorts says what to do against a lack of ports.
+func (s *Site) morePorts(k Key) string {
+	family, netsh := "ipv4", ""
+	if k.Family == service.IPv6 {
+		family = "ipv6"
+	}
+	netsh = fmt.Sprintf("netsh int %s set dynamicportrange %s start=FIRST num=COUNT widens the range", family, k.Protocol)
+	switch {
+	case !s.Version.Features().DSR:
+		return fmt.Sprintf("HNS %s has no direct server return, which needs none: %s", s.Version, netsh)
+	case !s.Options.DSR:
+		return "--enable-dsr or winkernel.enableDSR serves ClusterIPs without them, and externalTrafficPolicy Local other addresses; " + netsh
+	}
+	return "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; " + netsh
+}
+
+// shortage describes what the pass lacked ports for, without names of Services. A nil
+// pass lacked nothing.
+func (p *pass) shortage() string {
+	if p == nil {
+		return ""
+	}
+	var all []string
+	for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
+		k := Key{Family: p.family, Protocol: protocol}
+		if n := p.lacked[poolOf(k)]; n > 0 {
+			all = append(all, fmt.Sprintf("%d load balancers over %s and %s are missing: each one without direct server return takes %d dynamic ports of the node, and so many are not left; %s",
+				n, p.family, strings.ToUpper(protocol.String()), portBlock, p.site.morePorts(k)))
+		}
+	}
+	return strings.Join(all, "; ")
+}

@@ -1,0 +1,28 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"testing"
+	"unsafe"
+
+	"kubeproxy/common/service"
+)
+
+// TestPortsLeft asks the system for ports, of which there are some wherever tests run.
+// Who cannot say, as Wine, must say so.
+func TestPortsLeft(t *testing.T) {
+	for _, k := range []Key{
+		{Protocol: service.TCP}, {Protocol: service.UDP}, {Family: service.IPv6, Protocol: service.TCP}, {Family: service.IPv6, Protocol: service.UDP},
+	} {
+		left, err := Windows().PortsLeft(t.Context(), k)
+		if err == nil && !left {
+			t.Errorf("%s over %s: none are left", k.Protocol, k.Family)
+		}
+		t.Logf("%s over %s: %t, %v", k.Protocol, k.Family, left, err)
+	}
+	if in, out := unsafe.Sizeof(portRange{}), unsafe.Sizeof(portReservation{}); in != 4 || out != 16 {
+		t.Errorf("%d and %d bytes, want 4 and 16 as in mstcpip.h", in, out)
+	}
+}
