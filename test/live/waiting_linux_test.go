@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
@@ -80,9 +81,13 @@ func (c *cluster) waitLonger(t *testing.T) {
 	}
 }
 
-// waits makes one connection, and wants an answer to it.
+// waits makes one connection, and wants an answer to it: within less than the kernel
+// remembers a first packet, and with time to send it again, as that is done after 1,
+// 3, 7, 15 and 31 seconds.
 func (c *cluster) waits(t *testing.T, x judge.Call) {
-	a, err := x.From.Ask(t.Context(), x.Query())
+	q := x.Query()
+	q.Timeout = time.Minute
+	a, err := x.From.Ask(t.Context(), q)
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Errorf("%s: %s, %v; want an answer from an endpoint that came later", x, a.Outcome, err)
 	}

@@ -117,7 +117,7 @@ func (h *Host) Do(fn func() error) error {
 			return true
 		}
 		defer home.Close()
-		if err := netns.Set(h.ns); err != nil {
+		if err := h.enter(); err != nil {
 			result <- fmt.Errorf("enter namespace of %s: %w", h.Name, err)
 			return true
 		}
@@ -127,6 +127,14 @@ func (h *Host) Do(fn func() error) error {
 		return back == nil
 	})
 	return <-result
+}
+
+// enter moves the calling thread into h's namespace. A dial that nobody waits for
+// may come as the Lab is closed: it must not see the handle go.
+func (h *Host) enter() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return netns.Set(h.ns)
 }
 
 // Dial connects to addr from h.
@@ -230,6 +238,8 @@ func (h *Host) close() error {
 	for _, fn := range slices.Backward(closers) {
 		errs = append(errs, fn())
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if h.keeper != nil {
 		close(h.keeper)
 		h.keeper = nil
