@@ -105,6 +105,8 @@ func (s *site) save(ctx context.Context, apps ...app) error {
 	for _, a := range apps {
 		all = append(all, a.objects()...)
 	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
 	return s.Set(ctx, all...)
 }
 
@@ -114,6 +116,8 @@ func (s *site) remove(ctx context.Context, apps ...app) error {
 	for _, a := range apps {
 		all = append(all, a.objects()...)
 	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
 	return s.Delete(ctx, all...)
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,6 +37,8 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
 type site struct {
 	*netlab.Lab
 	*cluster.Cluster
+
+	saving sync.Mutex // whoever holds it knows that nothing is saved meanwhile
 }
 
 // newSite makes a site whose nodes have the given names.

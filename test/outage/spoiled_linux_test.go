@@ -66,8 +66,8 @@ func (x trouble) test(t *testing.T, s *site, number int) {
 	n.healthy(t)
 
 	load := n.load(t, newApp("web", 1))
-	before, spoiled := n.tally(t), front.Spoiled()
-	front.Spoil(x.fault)
+	spoiled := front.Spoiled()
+	before := n.cutOff(t, front, x.fault)
 	if err := s.save(t.Context(), meanwhile); err != nil {
 		t.Fatal(err)
 	}
@@ -88,6 +88,19 @@ func (x trouble) test(t *testing.T, s *site, number int) {
 	program.Await(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
 	lossless(t, load)
 	n.readable(t)
+}
+
+// cutOff spoils the requests of a node that has programmed all there is, and
+// returns what was told of its rules until then. Other parts save nothing
+// meanwhile: it would be programmed after the count.
+func (n *node) cutOff(t *testing.T, front *cluster.Front, how cluster.Fault) notices.Tally {
+	t.Helper()
+	n.site.saving.Lock()
+	defer n.site.saving.Unlock()
+	n.settle(t)
+	told := n.tally(t)
+	front.Spoil(how)
+	return told
 }
 
 // readable wants that the log does not repeat itself without end.
