@@ -3,8 +3,9 @@
 
 // Command testreport runs go test and makes its result short: a line for each
 // package, the output of what failed, every skipped test with its reason, the
-// slowest tests, and the totals. A skipped test may count as a failure. It
-// decides nothing about which tests run: its arguments go to go test.
+// slowest tests, and the totals. A skipped test may count as a failure. A few
+// tests that failed may run a second time; who passes then is named in the end.
+// It decides nothing else about which tests run: its arguments go to go test.
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 )
 
 func main() {
@@ -26,57 +28,88 @@ func main() {
 	}
 }
 
-// run reports whether the tests that args name passed.
-func run(args []string, out, problems io.Writer) (bool, error) {
+// settings is what the command line says besides the arguments for go test.
+type settings struct {
+	skips       string
+	allow, owed string
+	mark        string
+	slowest     int
+	again       int
+	args        []string // for go test
+}
+
+func parse(args []string, problems io.Writer) (settings, error) {
+	var s settings
 	flags := flag.NewFlagSet("testreport", flag.ContinueOnError)
 	flags.SetOutput(problems)
-	skips := flags.String("skips", "show", "what a skipped test does: show or fail")
-	allow := flags.String("allow", "", "file of tests that may be skipped, each with a reason")
-	owed := flags.String("owed", "", "file like that of -allow: run the tests whose reason begins with -mark, and want each to pass")
-	mark := flags.String("mark", elsewhere, "how the reasons begin of the tests that -owed runs")
-	slowest := flags.Int("slowest", 8, "how many slow tests to list at most")
+	flags.StringVar(&s.skips, "skips", "show", "what a skipped test does: show or fail")
+	flags.StringVar(&s.allow, "allow", "", "file of tests that may be skipped, each with a reason")
+	flags.StringVar(&s.owed, "owed", "", "file like that of -allow: run the tests whose reason begins with -mark, and want each to pass")
+	flags.StringVar(&s.mark, "mark", elsewhere, "how the reasons begin of the tests that -owed runs")
+	flags.IntVar(&s.slowest, "slowest", 8, "how many slow tests to list at most")
+	flags.IntVar(&s.again, "again", 0, "run failed tests a second time, package by package, if there are at most so many")
 	if err := flags.Parse(args); err != nil {
-		return false, err
+		return s, err
 	}
-	if *skips != "show" && *skips != "fail" {
-		return false, fmt.Errorf("-skips %q: want show or fail", *skips)
+	if s.skips != "show" && s.skips != "fail" {
+		return s, fmt.Errorf("-skips %q: want show or fail", s.skips)
 	}
-	allowed, err := readAllowed(*allow)
-	if err != nil {
-		return false, err
-	}
+	s.args = flags.Args()
+	return s, nil
+}
 
-	debts, err := readAllowed(*owed)
+// run reports whether the tests that args name passed.
+func run(args []string, out, problems io.Writer) (bool, error) {
+	s, err := parse(args, problems)
 	if err != nil {
 		return false, err
 	}
-	command := append([]string{"test", "-json"}, flags.Args()...)
-	if tests := debts.owed(*mark); len(tests) > 0 {
-		command = append(command, selection(tests)...)
-	} else if *owed != "" {
+	allowed, err := readAllowed(s.allow)
+	if err != nil {
+		return false, err
+	}
+	debts, err := readAllowed(s.owed)
+	if err != nil {
+		return false, err
+	}
+	goTest := s.args
+	owed := debts.owed(s.mark)
+	if len(owed) > 0 {
+		goTest = slices.Concat(s.args, selection(owed))
+	} else if s.owed != "" {
 		return true, nil // nothing to do
 	}
 
-	test := exec.Command("go", command...)
-	test.Stderr = problems
-	events, err := test.StdoutPipe()
-	if err != nil {
-		return false, fmt.Errorf("open a pipe for go test: %w", err)
-	}
-	if err := test.Start(); err != nil {
-		return false, fmt.Errorf("run go test: %w", err)
-	}
 	r := newReport(out, allowed)
-	readErr := r.read(events)
-	runErr := test.Wait()
-	r.summary(*slowest)
-	unpaid := r.unpaid(debts.owed(*mark))
+	failed, err := r.test(goTest, problems)
+	if failed && err == nil {
+		failed, err = r.again(s, problems)
+	}
+	r.summary(s.slowest)
+	unpaid := r.unpaid(owed)
 	for _, t := range unpaid {
 		fmt.Fprintf(out, "did not pass, though it is skipped elsewhere because it runs here: %s\n", t)
 	}
-	passed := runErr == nil && r.failed == 0 && len(unpaid) == 0 && (*skips == "show" || len(r.unexcused()) == 0)
-	if exit := new(exec.ExitError); errors.As(runErr, &exit) {
-		runErr = nil // the report said why
+	passed := !failed && r.failed == 0 && len(unpaid) == 0 && (s.skips == "show" || len(r.unexcused()) == 0)
+	return passed, errors.Join(err, r.empty())
+}
+
+// test runs go test with args and takes in what it prints. It reports whether go
+// test failed, which the report explains.
+func (r *report) test(args []string, problems io.Writer) (failed bool, err error) {
+	test := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	test.Stderr = problems
+	events, err := test.StdoutPipe()
+	if err != nil {
+		return true, fmt.Errorf("open a pipe for go test: %w", err)
 	}
-	return passed, errors.Join(readErr, runErr, r.empty())
+	if err := test.Start(); err != nil {
+		return true, fmt.Errorf("run go test: %w", err)
+	}
+	readErr := r.read(events)
+	runErr := test.Wait()
+	if exit := new(exec.ExitError); errors.As(runErr, &exit) {
+		return true, readErr
+	}
+	return runErr != nil, errors.Join(readErr, runErr)
 }

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -18,6 +19,23 @@ const pathWidth = 38
 
 func (r *report) packageLine(verdict string, own *result, remark string) {
 	fmt.Fprintf(r.out, "%-5s %-*s %8s  %s\n", verdict, pathWidth, own.pkg, seconds(own.took), remark)
+}
+
+// progressEvery is how long the report is silent at most.
+const progressEvery = 30 * time.Second
+
+// progress tells what is under way, unless a package has ended since it last did.
+func (r *report) progress() {
+	if r.packages != r.toldAt {
+		r.toldAt = r.packages
+		return
+	}
+	under := slices.Sorted(maps.Keys(r.running))
+	text := "compiling"
+	if len(under) > 0 {
+		text = "running " + strings.Join(under, ", ")
+	}
+	fmt.Fprintf(r.out, "      %5s  %d packages done, %s\n", time.Since(r.start).Round(time.Second), r.packages, text)
 }
 
 func (p *packageRun) counted() string {
@@ -37,6 +55,7 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.2fs", d.Seconds()) 
 func (r *report) summary(slowest int) {
 	r.listSkipped()
 	r.listSlow(slowest)
+	r.listUnsteady()
 	fmt.Fprintf(r.out, "\n%d packages in %s\n", r.packages, seconds(time.Since(r.start)))
 	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, len(r.skipped))
 }

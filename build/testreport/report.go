@@ -38,9 +38,15 @@ type report struct {
 	passed, failed int
 	names          map[string]bool // "package test" of what passed
 	skipped        []result
-	slow           []result // every top-level test that ended
-	packages       int
-	start          time.Time
+	// broken counts what failed in each package by top-level test, and hopeless says
+	// that something failed that was no test. unsteady passed the second time.
+	broken   map[string]map[string]int
+	hopeless bool
+	unsteady []string
+	slow     []result // every top-level test that ended
+	packages int
+	toldAt   int // packages when progress was last looked at
+	start    time.Time
 }
 
 // packageRun is a package whose tests run.
@@ -53,16 +59,38 @@ type packageRun struct {
 }
 
 func newReport(out io.Writer, a allowed) *report {
-	return &report{out: out, allowed: a, running: map[string]*packageRun{}, names: map[string]bool{}, start: time.Now()}
+	return &report{out: out, allowed: a, running: map[string]*packageRun{}, names: map[string]bool{}, broken: map[string]map[string]int{}, start: time.Now()}
 }
 
-// read consumes events until r ends. A line that is no event is passed on.
+// read takes in events to their end. What is under way is told where nothing else
+// is for a while.
 func (r *report) read(events io.Reader) error {
-	lines := bufio.NewReader(events)
+	lines, ended := make(chan []byte), make(chan error, 1)
+	go func() {
+		defer close(lines)
+		ended <- eachLine(events, func(line []byte) { lines <- line })
+	}()
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case line, more := <-lines:
+			if !more {
+				return <-ended
+			}
+			r.line(line)
+		case <-tick.C:
+			r.progress()
+		}
+	}
+}
+
+func eachLine(text io.Reader, do func([]byte)) error {
+	lines := bufio.NewReader(text)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if len(line) > 0 {
-			r.line(line)
+			do(line)
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -98,6 +126,8 @@ func (r *report) take(e event) {
 		if !chatter(e.Output) {
 			t.output = append(t.output, e.Output)
 		}
+		// The tests after a panic did not run.
+		r.hopeless = r.hopeless || strings.HasPrefix(e.Output, "panic: ") || strings.HasPrefix(e.Output, "fatal error: ")
 		p.cached = p.cached || e.Test == "" && strings.HasSuffix(e.Output, "\t(cached)\n")
 		return
 	case "pass", "fail", "skip":
@@ -132,6 +162,7 @@ func (r *report) count(p *packageRun, t *result, action string) {
 	case "fail":
 		r.failed++
 		p.failed[t.test] = true
+		r.broke(t)
 	case "skip":
 		r.skipped = append(r.skipped, *t)
 	}
@@ -141,6 +172,15 @@ func (r *report) count(p *packageRun, t *result, action string) {
 	if action == "pass" {
 		t.output = nil // nobody will ask for it
 	}
+}
+
+// broke notes that a test failed.
+func (r *report) broke(t *result) {
+	top, _, _ := strings.Cut(t.test, "/")
+	if r.broken[t.pkg] == nil {
+		r.broken[t.pkg] = map[string]int{}
+	}
+	r.broken[t.pkg][top]++
 }
 
 // finish prints a package that ended: the output of what failed in it, then
@@ -154,11 +194,13 @@ func (r *report) finish(p *packageRun, e event) {
 		return
 	case e.FailedBuild != "":
 		r.failed++
+		r.hopeless = true
 		r.packageLine("FAIL", own, "build failed")
 		return
 	case e.Action == "fail":
 		if len(p.failed) == 0 {
 			r.failed++ // a panic outside of tests, or TestMain gave up
+			r.hopeless = true
 		}
 		for _, t := range p.order {
 			if t == own || p.failed[t.test] {
