@@ -18,12 +18,20 @@ E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
 # The packages whose tests run Windows programs under Wine.
 WINE := ./test/duel ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
+# The packages that make test runs: those that need neither an API server, nor Wine,
+# nor a virtual machine.
+QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|duel|incluster|outage|vm|windows|wine|winservice)(/|$$)')
+
 # The kernel of the virtual machine.
 KERNEL ?= 6.1
 
 # What a skipped test does to make test: show or fail.
 SKIPS ?= show
 
+# How many failed tests may run a second time.
+AGAIN ?= 3
+
+report      := go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -again=$(AGAIN) --
 go_build    := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION),$(REVISION),$(DATE)'
 staticcheck := build/.cache/staticcheck
 vm          := build/.cache/vm
@@ -45,7 +53,7 @@ if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
 for cpus in 1 2; do \
 	echo "== virtual machine with kernel $$release, processors: $$cpus"; \
 	mark=vm$${cpus#1}:; \
-	go run ./build/testreport -skips=$(SKIPS) -owed=build/skips.txt -mark=$$mark -- \
+	go run ./build/testreport -skips=$(SKIPS) -again=$(AGAIN) -owed=build/skips.txt -mark=$$mark -- \
 		-count=1 -p 1 -timeout 40m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
 done
 endef
@@ -72,37 +80,41 @@ demo: bin/kube-proxy ## show the proxy on real connections, in network namespace
 ##@ Check
 
 .PHONY: all
-all: fmt controlplane prefix ## format, vet and test for this machine only: the quick round, and what make alone does
-	@echo "== vet and test"
+all: fmt ## format, vet for this machine, and make test: what make alone does
+	@echo "== vet"
 	@go vet ./...
-	@go run ./build/testreport ./...
+	@$(MAKE) --no-print-directory test
 
 .PHONY: test
-test: setup formatted vet lint controlplane prefix machine ## everything that runs for a commit; SKIPS=fail lets no test be skipped
-	@race=-race; \
-	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
-	echo "== test $$race (compiles first)"; \
-	KUBEPROXY_SOAK=5m go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- $$race -timeout 30m ./...
-	@$(in_vm)
+test: ## what to run after a change: units, scenarios, simulated systems, real packets in modes nftables, iptables and userspace
+	@build/setup.sh packets
+	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
+	@echo "   4 minutes on two cores, 9 the first time; make check runs the rest"
+	@$(report) -timeout 20m $(QUICK)
 
 .PHONY: check
-check: test ## another name for make test
+check: setup formatted vet lint controlplane prefix machine ## everything that runs for a commit: make test with the race detector, all systems, API server, Wine, virtual machine
+	@race=-race; \
+	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
+	echo "== make check: all tests $$race; half an hour on two cores, 15 minutes of it in a virtual machine"; \
+	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./...
+	@$(in_vm)
 
 .PHONY: nightly
 nightly: setup controlplane prefix machine ## the long forms of all tests: campaigns of an attacker, floods, kills, soaks; hours
 	@echo "== nightly"
-	@KUBEPROXY_NIGHTLY=1 KUBEPROXY_SOAK=30m go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- \
+	@KUBEPROXY_NIGHTLY=1 KUBEPROXY_SOAK=30m $(report) \
 		-count=1 -timeout 6h ./...
 
 .PHONY: e2e
 e2e: controlplane ## the tests against a real API server alone; builds it the first time, in five to ten minutes
 	@echo "== end to end"
-	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(E2E)
+	@$(report) -count=1 $(E2E)
 
 .PHONY: wine
 wine: setup prefix controlplane ## the tests that run Windows programs alone, under Wine
 	@echo "== wine"
-	@go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -- -count=1 $(WINE)
+	@$(report) -count=1 $(WINE)
 
 .PHONY: vm
 vm: setup controlplane machine ## the tests that want another kernel alone, in a virtual machine; KERNEL=5.10 takes another one

@@ -10,28 +10,44 @@
 # is not run by root.
 set -euo pipefail
 
+# Its arguments say what for: packets, race, wine, machine; without any, for all.
+# "packets" is what make test needs.
 missing=()
-command -v nft >/dev/null || [[ -x /usr/sbin/nft ]] || missing+=(nftables)
-[[ -x /usr/sbin/iptables-nft && -x /usr/sbin/iptables-legacy ]] || missing+=(iptables)
-command -v "${CC:-gcc}" >/dev/null || missing+=(gcc)
-[[ -e /usr/include/stdlib.h ]] || missing+=(libc6-dev)
-[[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)
-[[ -x /usr/lib/wine/wine64 ]] || command -v wine64 >/dev/null || missing+=(wine64)
-command -v x86_64-w64-mingw32-gcc >/dev/null || missing+=(gcc-mingw-w64-x86-64-win32)
-# What virtual machines are made of: each program, and its package.
-while read -r program package; do
-	PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null || missing+=("$package")
-done <<-'LIST'
-	qemu-system-x86_64 qemu-system-x86
-	busybox            busybox-static
-	ip                 iproute2
-	ipset              ipset
-	ipvsadm            ipvsadm
-	conntrack          conntrack
-	depmod             kmod
-	xz                 xz-utils
-	zstd               zstd
-LIST
+
+# need COMMAND PACKAGE...
+need() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null || missing+=("${@:2}"); }
+
+for_packets() {
+	need nft nftables
+	[[ -x /usr/sbin/iptables-nft && -x /usr/sbin/iptables-legacy ]] || missing+=(iptables)
+	need ipset ipset
+	need ip iproute2
+	need conntrack conntrack
+	[[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)
+}
+
+for_race() {
+	need "${CC:-gcc}" gcc
+	[[ -e /usr/include/stdlib.h ]] || missing+=(libc6-dev)
+}
+
+for_wine() {
+	[[ -x /usr/lib/wine/wine64 ]] || need wine64 wine64
+	need x86_64-w64-mingw32-gcc gcc-mingw-w64-x86-64-win32
+}
+
+for_machine() {
+	need qemu-system-x86_64 qemu-system-x86
+	need busybox busybox-static
+	need ipvsadm ipvsadm
+	need depmod kmod
+	need xz xz-utils
+	need zstd zstd
+}
+
+for what in "${@:-packets race wine machine}"; do
+	for one in $what; do "for_$one"; done
+done
 if ((${#missing[@]} == 0)); then
 	exit 0
 fi
