@@ -101,19 +101,6 @@ func TestParseForms(t *testing.T) {
 	}
 }
 
-func TestClosest(t *testing.T) {
-	names := []string{"proxy-mode", "profiling", "v", "vmodule", "mode"}
-	tests := map[string]string{
-		"proxymode": "proxy-mode", "proxy-mdoe": "proxy-mode", "PROXY-MODE": "proxy-mode",
-		"profling": "profiling", "mdoe": "mode", "something": "", "": "v", "w": "v", strings.Repeat("x", 1000): "",
-	}
-	for name, want := range tests {
-		if got := Closest(name, names); got != want {
-			t.Errorf("Closest(%q) = %q, want %q", name, got, want)
-		}
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(head + "iptables:\n  minSyncPeriod: 0s\nlogging: {vmodule: [{filePattern: a, verbosity: 3}]}\n"))
 	f.Add([]byte(head + "conntrack: {max: 5, min: 3}\nclusterCIDR: 10.0.0.0/8,fd00::/48\nfeatureGates: {WinDSR: true}\n"))

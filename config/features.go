@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/suggest"
 )
 
 // Feature is a feature gate of the proxy's own.
@@ -84,7 +86,7 @@ func switchedOff(gates map[string]bool, mode v1alpha1.ProxyMode) bool {
 func (b *build) validateGates() {
 	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
 		if _, known := gates[name]; !known {
-			b.errorf("featureGates["+name+"]", "unknown feature gate%s", didYouMean(Closest(name, slices.Sorted(maps.Keys(gates)))))
+			b.errorf("featureGates["+name+"]", "unknown feature gate%s", didYouMean(suggest.Closest(name, slices.Sorted(maps.Keys(gates)))))
 		}
 	}
 	if switchedOff(b.FeatureGates, b.Mode) {

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	yaml "go.yaml.in/yaml/v3"
+
+	"kubeproxy/common/suggest"
 )
 
 // apiVersion2 is the next version of the file as far as it is settled, in KEP-784
@@ -134,7 +136,7 @@ func (d *decoder) closest(path string) string {
 	if !d.version2 {
 		return closestPath(path)
 	}
-	if near := Closest(path, append(slices.Sorted(maps.Keys(moved)), newFields...)); near != "" {
+	if near := suggest.Closest(path, append(slices.Sorted(maps.Keys(moved)), newFields...)); near != "" {
 		return near
 	}
 	near := closestPath(path)

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/suggest"
 )
 
 // The proxy modes, as files and flags spell them.
@@ -71,7 +73,7 @@ func (b *build) validate() {
 
 func (b *build) validateNames() {
 	if modes := Modes(b.os); b.Mode != "" && !slices.Contains(modes, b.Mode) {
-		b.errorf("mode", "%.80q is no mode on %s%s want %s or nothing", b.Mode, b.os, orSemicolon(didYouMean(Closest(string(b.Mode), texts(modes)))), strings.Join(texts(modes), ", "))
+		b.errorf("mode", "%.80q is no mode on %s%s want %s or nothing", b.Mode, b.os, orSemicolon(didYouMean(suggest.Closest(string(b.Mode), texts(modes)))), strings.Join(texts(modes), ", "))
 	}
 	if v := b.ShowHiddenMetricsForVersion; v != "" {
 		major, minor, ok := strings.Cut(v, ".")
@@ -92,7 +94,7 @@ func (b *build) validateClient() {
 	}
 	if media, _, err := mime.ParseMediaType(c.ContentType); err != nil || !slices.Contains(mediaTypes, media) {
 		b.errorf("clientConnection.contentType", "%.80q is no media type of the API%s want %s",
-			c.ContentType, orSemicolon(didYouMean(Closest(c.ContentType, mediaTypes))), list(mediaTypes))
+			c.ContentType, orSemicolon(didYouMean(suggest.Closest(c.ContentType, mediaTypes))), list(mediaTypes))
 	}
 }
 
@@ -104,7 +106,7 @@ func (b *build) validateDetectLocal() {
 	switch m := b.DetectLocalMode; {
 	case m == "":
 	case !slices.Contains(modes, m):
-		b.errorf("detectLocalMode", "%q is unknown%s want %s", m, orSemicolon(didYouMean(Closest(string(m), texts(modes)))), list(modes))
+		b.errorf("detectLocalMode", "%q is unknown%s want %s", m, orSemicolon(didYouMean(suggest.Closest(string(m), texts(modes)))), list(modes))
 	case m == BridgeInterface && b.DetectLocal.BridgeInterface == "":
 		b.errorf("detectLocal.bridgeInterface", "is empty: detectLocalMode %s wants the name of a bridge, here or by --pod-bridge-interface", m)
 	case m == InterfaceNamePrefix && b.DetectLocal.InterfaceNamePrefix == "":

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/common/printable"
+	"kubeproxy/common/suggest"
 	"kubeproxy/config"
 )
 
@@ -85,7 +86,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	names := commandNames(cmd)
-	near := config.Closest(args[0], names)
+	near := suggest.Closest(args[0], names)
 	switch {
 	case near != "":
 		return fmt.Errorf("unknown command %.80q; did you mean %q?", args[0], near)
@@ -195,7 +196,7 @@ func unknownFlag(cmd *cobra.Command, e *pflag.NotExistError) error {
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if near := config.Closest(name, names); near != "" {
+	if near := suggest.Closest(name, names); near != "" {
 		return fmt.Errorf("unknown flag --%s; did you mean --%s?", name, near)
 	}
 	return fmt.Errorf("unknown flag --%s; %s --help lists all", name, cmd.CommandPath())

@@ -8,10 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	kjson "sigs.k8s.io/json"
+
+	"kubeproxy/common/suggest"
 )
 
 // typeError says which field has a value of the wrong type. The standard
@@ -105,7 +109,7 @@ func (i item) explain(value any, err error, lines map[string]int) error {
 		return err
 	}
 	if strings.Contains(err.Error(), "unknown field") {
-		if near := closest(last, fieldsAt(reflect.TypeOf(value), parent)); near != "" {
+		if near := suggest.Closest(last, fieldsAt(reflect.TypeOf(value), parent)); near != "" {
 			err = fmt.Errorf("%w; did you mean %s?", err, near)
 		}
 	}
@@ -151,11 +155,7 @@ func fieldsAt(t reflect.Type, path string) []string {
 			t = next
 		}
 	}
-	var names []string
-	for name := range fieldNames(t) {
-		names = append(names, name)
-	}
-	return names
+	return slices.Sorted(maps.Keys(fieldNames(t)))
 }
 
 // fieldNames returns a struct's fields by JSON name, those of its inlined
@@ -181,43 +181,6 @@ func fieldNames(t reflect.Type) map[string]reflect.Type {
 		}
 	}
 	return fields
-}
-
-// closest returns the name that a slip of the hand turns into the one given,
-// "" if none is near.
-func closest(name string, candidates []string) string {
-	best, least := "", len(name)/3+2
-	if len(name) > 64 {
-		return ""
-	}
-	for _, c := range candidates {
-		d := distance(strings.ToLower(name), strings.ToLower(c))
-		if d < least || d == least && best != "" && c < best {
-			best, least = c, d
-		}
-	}
-	return best
-}
-
-// distance counts the letters to insert, drop or replace.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // joinLine joins errors on one line.
