@@ -46,7 +46,7 @@ type dataplane struct {
 	audit func(*config.Config, service.Family) (reconcile.Backend, error)
 	// keeps returns the names of the places, of those of places, that the rounds
 	// of a family keep in order, whoever left something there.
-	keeps func(service.Family) ([]string, error)
+	keeps func(*config.Config, service.Family) ([]string, error)
 }
 
 // dataplanes is the table of all modes of Linux.
@@ -57,8 +57,8 @@ func dataplanes() []dataplane {
 			probe:  func(_ *config.Config, f service.Family) error { return nftables.Probe(f) },
 			create: newNFTables,
 			audit:  newNFTables,
-			keeps: func(f service.Family) ([]string, error) {
-				return []string{nftables.Remains{Family: f, Table: nftables.TableName}.String()}, nil
+			keeps: func(c *config.Config, f service.Family) ([]string, error) {
+				return []string{ownTable(c, f).String()}, nil
 			},
 		},
 		{
@@ -74,7 +74,7 @@ func dataplanes() []dataplane {
 			probe:  func(c *config.Config, f service.Family) error { return ipvs.Probe(f, ipvsOptions(c)) },
 			create: newIPVS,
 			audit:  newIPVS,
-			keeps: func(f service.Family) ([]string, error) {
+			keeps: func(_ *config.Config, f service.Family) ([]string, error) {
 				return []string{ipvs.Remains{Family: f}.String()}, nil
 			},
 		},
@@ -89,7 +89,7 @@ func newIPTables(c *config.Config, f service.Family) (reconcile.Backend, error) 
 	return iptables.New(f, iptablesOptions(c))
 }
 
-func keptByIPTables(f service.Family) ([]string, error) {
+func keptByIPTables(_ *config.Config, f service.Family) ([]string, error) {
 	v, err := iptables.Usual(f)
 	return []string{iptables.Remains{Variant: v, Family: f}.String()}, err
 }
@@ -119,6 +119,9 @@ func open(c *config.Config, w candidate) (*chosen, error) {
 		if d.mode != w.mode {
 			continue
 		}
+		if err := checkNamed(c, w.mode); err != nil {
+			return nil, err
+		}
 		x, err := d.open(w.with(c))
 		if err != nil {
 			return nil, fmt.Errorf("mode %s cannot work here: %w", w.mode, err)
@@ -145,7 +148,7 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 		if err != nil {
 			return nil, err // names the family
 		}
-		kept, err := d.keeps(f)
+		kept, err := d.keeps(c, f)
 		if err != nil {
 			return nil, err
 		}
@@ -158,10 +161,21 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 	return all, nil
 }
 
-// places lists where any mode of ours may have left rules, or kube-proxy.
+// ownTable is the table that the proxy of the name in c has in mode nftables.
+func ownTable(c *config.Config, f service.Family) nftables.Remains {
+	return nftables.Remains{Family: f, Table: nftables.TableOf(c.ProxyName)}
+}
+
+// places lists where any mode of ours may have left rules, or kube-proxy. A proxy
+// that serves labelled Services has one place alone: the others are in use by
+// whoever serves the rest.
 func places(c *config.Config) ([]place, error) {
 	var all []place
 	for _, f := range service.Families {
+		if c.ProxyName != "" {
+			all = append(all, place{remains: ownTable(c, f), family: f})
+			continue
+		}
 		for _, v := range iptables.Variants {
 			all = append(all, place{remains: iptables.Remains{Variant: v, Family: f}, family: f})
 		}
@@ -169,7 +183,7 @@ func places(c *config.Config) ([]place, error) {
 			place{remains: userspace.Remains{Family: f}, family: f},
 			place{remains: ipvs.Remains{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true},
 			place{remains: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true, upstream: true},
-			place{remains: nftables.Remains{Family: f, Table: nftables.TableName}, family: f},
+			place{remains: ownTable(c, f), family: f},
 			place{remains: nftables.Remains{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
 	}
 	return all, nil
@@ -213,8 +227,10 @@ func goneRules(ports []*service.Port) []conntrack.Rule {
 }
 
 // leaseOf returns how service proxies of a node find each other, and what this one
-// says of itself.
-func leaseOf() (lease.Transport, lease.Identity) { return abstract.Socket{}, abstract.Self() }
+// says of itself. Proxies that serve other Services do not meet.
+func leaseOf(proxyName string) (lease.Transport, lease.Identity) {
+	return abstract.Of(proxyName), abstract.Self()
+}
 
 // otherProxies names the processes that look like service proxies of this node.
 func otherProxies() string {

@@ -36,6 +36,6 @@ func keepPrepared(context.Context, *effective, *observers) {}
 
 func tracked() *metrics.Tracked { return nil }
 
-func leaseOf() (lease.Transport, lease.Identity) { return nil, lease.Identity{} }
+func leaseOf(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} }
 
 func otherProxies() string { return "" }

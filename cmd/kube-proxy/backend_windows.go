@@ -35,6 +35,9 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 		if err := checkBuilt(w.mode, c.OS); err != nil {
 			return nil, err
 		}
+		if err := checkNamed(c, w.mode); err != nil {
+			return nil, err
+		}
 		c := w.with(c)
 		backends, err := hnsBackends(ctx, c)
 		return &chosen{config: c, from: w.from, backends: backends}, err
@@ -43,6 +46,9 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 
 // places lists where the mode may have left something.
 func places(c *config.Config) ([]place, error) {
+	if err := checkNamed(c, config.Kernelspace); err != nil {
+		return nil, err
+	}
 	backends, err := hnsBackends(context.Background(), c)
 	var all []place
 	for _, b := range backends {
@@ -128,7 +134,7 @@ func tracked() *metrics.Tracked { return nil }
 
 // leaseOf returns how service proxies of a node find each other, and what this one
 // says of itself.
-func leaseOf() (lease.Transport, lease.Identity) {
+func leaseOf(string) (lease.Transport, lease.Identity) {
 	return pipe.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
 }
 

@@ -62,6 +62,16 @@ func checkBuilt(mode v1alpha1.ProxyMode, os config.OS) error {
 	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, there)
 }
 
+// checkNamed refuses a mode for a proxy that serves labelled Services if what the
+// mode makes has the same names whoever makes it. The first round would remove what
+// another service proxy serves on the node.
+func checkNamed(c *config.Config, mode v1alpha1.ProxyMode) error {
+	if c.ProxyName == "" || mode == config.NFTables {
+		return nil
+	}
+	return fmt.Errorf("mode %s cannot work with --service-proxy-name %s: its rules have the names that every service proxy uses, so those of the proxy that serves the other Services would be removed; take mode nftables on Linux, where the table has the name in its own, or leave the name out", mode, c.ProxyName)
+}
+
 // chosen is a mode that works here, with what came of it.
 type chosen struct {
 	config   *config.Config // with the mode

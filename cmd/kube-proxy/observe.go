@@ -78,7 +78,7 @@ func newObservers(c *config.Config, backends []*backend, node string, contact *c
 			b.count(o.metrics)
 		}
 	}
-	o.newLease()
+	o.newLease(c.ProxyName)
 	o.book = &servicestate.Book{
 		Latest:     func() *service.Snapshot { return o.tracker.Latest() },
 		Problems:   o.problems,

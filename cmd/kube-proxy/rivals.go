@@ -45,9 +45,10 @@ type rivals struct {
 	stopped  bool
 }
 
-// newLease prepares o to share the node with other service proxies.
-func (o *observers) newLease() {
-	transport, self := leaseOf()
+// newLease prepares o to share the node with other service proxies that serve the
+// same Services.
+func (o *observers) newLease(proxyName string) {
+	transport, self := leaseOf(proxyName)
 	if transport == nil {
 		return
 	}

@@ -105,7 +105,7 @@ func (s *steering) spec(o *options, exe string) (scm.Spec, error) {
 // reachable returns why the service could not read its objects. What may still
 // come, as a file that joining the cluster makes, is only remarked on.
 func (s *steering) reachable(o *options, c *config.Config) error {
-	if err := checkMode(c); err != nil {
+	if err := errors.Join(checkMode(c), checkNamed(c, modeOf(c))); err != nil {
 		return err
 	}
 	if len(o.manifests) > 0 {

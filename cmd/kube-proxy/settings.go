@@ -51,7 +51,7 @@ func trackOptions(c *config.Config, node string) track.Options {
 }
 
 func nftablesOptions(c *config.Config) nftables.Options {
-	return nftables.Options{MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal}
+	return nftables.Options{Table: nftables.TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal}
 }
 
 func iptablesOptions(c *config.Config) iptables.Options {

@@ -35,8 +35,8 @@ func newUserspace() dataplane {
 		audit: func(c *config.Config, f service.Family) (reconcile.Backend, error) {
 			return userspace.NewAudit(f, userspaceOptions(c))
 		},
-		keeps: func(f service.Family) ([]string, error) {
-			all, err := keptByIPTables(f)
+		keeps: func(_ *config.Config, f service.Family) ([]string, error) {
+			all, err := keptByIPTables(nil, f)
 			return append(all, userspace.Remains{Family: f}.String()), err
 		},
 	}

@@ -200,6 +200,7 @@ func TestProxyName(t *testing.T) {
 		w := owners()
 		w.options.ProxyName = name
 		w.SetService(plainService(1))
+		w.SetServiceCIDR(&networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}}})
 		for i, label := range map[int]string{2: "mesh", 3: "other", 4: ""} {
 			s := plainService(i)
 			s.Labels = map[string]string{LabelProxyName: label}
@@ -211,6 +212,9 @@ func TestProxyName(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("proxy %q (-want +got):\n%s", name, diff)
+		}
+		if ranges := w.Latest().Node.ServiceCIDRs; (len(ranges) > 0) != (name == "") {
+			t.Errorf("proxy %q drops what goes to nobody's address in %s, of which others serve some", name, ranges)
 		}
 	}
 }

@@ -109,7 +109,9 @@ func (t *Tracker) update() []Problem {
 	}
 	node := t.options.node(t.facts)
 	var rangeNotes []note
-	node.ServiceCIDRs, rangeNotes = t.serviceCIDRs(node)
+	if node.ServiceCIDRs, rangeNotes = t.serviceCIDRs(node); t.options.ProxyName != "" {
+		node.ServiceCIDRs = nil // most addresses in them are Services of another proxy
+	}
 	if t.latest != nil && sameNode(node, t.latest.Node) {
 		node = t.latest.Node
 	}

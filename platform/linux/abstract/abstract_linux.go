@@ -26,6 +26,15 @@ type Socket struct {
 // Name is that of the socket by which proxies find each other.
 const Name = "@kube-services/lease"
 
+// Of returns the socket of proxies that serve the Services labelled with proxyName,
+// or those without a label if it is empty.
+func Of(proxyName string) Socket {
+	if proxyName == "" {
+		return Socket{}
+	}
+	return Socket{Name: Name + "/" + proxyName}
+}
+
 func (s Socket) address() *net.UnixAddr {
 	name := s.Name
 	if name == "" {

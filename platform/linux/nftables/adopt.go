@@ -79,9 +79,9 @@ func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
 		}
 		misfits = c.misfits
 	}
-	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable}}}
+	c := &comparison{backend: b, want: want, table: &table{}, base: []op{{verb: addTable, table: b.options.table()}}}
 	if t != nil {
-		c.base = []op{{verb: delTable}, {verb: addTable}}
+		c.base = []op{{verb: delTable, table: b.options.table()}, {verb: addTable, table: b.options.table()}}
 	}
 	p := c.plan()
 	p.misfits = misfits
@@ -108,10 +108,10 @@ func (c *comparison) plan() *plan {
 	c.next = &installed{snapshot: c.want, options: c.backend.effective(), slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
 	c.chains, c.sets = map[string]bool{}, map[string]*set{}
 	if c.table.odd {
-		c.misfits = append(c.misfits, "flags of table "+TableName)
+		c.misfits = append(c.misfits, "flags of table "+o.table())
 	}
 	if c.table.dormant {
-		c.units = append(c.units, unit{ops: []op{{verb: wakeTable}}, first: true})
+		c.units = append(c.units, unit{ops: []op{{verb: wakeTable, table: o.table()}}, first: true})
 	}
 	var layouts []layout
 	for p := range c.want.Ports(f) {

@@ -113,7 +113,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
-	if err := b.driver.Commit(ctx, []op{{verb: delTable}}); err != nil {
+	if err := b.driver.Commit(ctx, []op{{verb: delTable, table: b.options.table()}}); err != nil {
 		return fmt.Errorf("delete table %s: %w", b.name(), err)
 	}
 	return nil
@@ -135,7 +135,7 @@ func (b *Backend) Suspect() string {
 	return ""
 }
 
-func (b *Backend) name() string { return tableFamily(b.family) + " " + TableName }
+func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.table() }
 
 // planChanges plans from one snapshot to the next.
 func (b *Backend) planChanges(want *service.Snapshot) *plan {

@@ -9,6 +9,8 @@
 package nftables
 
 import (
+	"cmp"
+
 	"kubeproxy/common/service"
 )
 
@@ -16,8 +18,19 @@ import (
 // is ours whoever made it; nothing outside it is ever touched.
 const TableName = "kube-services"
 
+// TableOf returns the name of the table of the proxy that serves the Services
+// labelled with name, TableName if name is empty.
+func TableOf(name string) string {
+	if name == "" {
+		return TableName
+	}
+	return TableName + "-" + name
+}
+
 // Options are the choices that concern nftables alone.
 type Options struct {
+	// Table is the table's name, TableName if it is empty.
+	Table string
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells
 	// postrouting to masquerade. It is cleared again there.
 	MasqueradeBit int
@@ -26,6 +39,8 @@ type Options struct {
 	// (net.netfilter.nf_conntrack_tcp_be_liberal).
 	DropInvalid bool
 }
+
+func (o Options) table() string { return cmp.Or(o.Table, TableName) }
 
 func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
 

@@ -19,7 +19,7 @@ import (
 // of the calling thread. It changes nothing yet. The error says what the
 // kernel lacks.
 func New(f service.Family, o Options) (*Backend, error) {
-	d := &kernel{family: f}
+	d := &kernel{family: f, table: o.table()}
 	if err := d.open(); err != nil {
 		return nil, fmt.Errorf("nftables for %s: %w", f, explain(err))
 	}
@@ -40,6 +40,7 @@ func explain(err error) error {
 // kernel is the Driver of the real kernel.
 type kernel struct {
 	family   service.Family
+	table    string // its name
 	ask, put *socket
 	encoder  *encoder
 	monitor  *monitor
@@ -52,10 +53,11 @@ func (k *kernel) open() (err error) {
 	if k.put, err = dial(); err != nil {
 		return err
 	}
-	if k.monitor, err = newMonitor(k.nf(), k.put.portID); err != nil {
+	if k.monitor, err = newMonitor(k.nf(), k.table, k.put.portID); err != nil {
 		return err
 	}
 	k.encoder = newEncoder(k.family)
+	k.encoder.name = k.table
 	_, err = k.reader().generation()
 	return err
 }
@@ -67,7 +69,7 @@ func (k *kernel) nf() uint8 {
 	return unix.NFPROTO_IPV4
 }
 
-func (k *kernel) reader() *reader { return &reader{socket: k.ask, nf: k.nf()} }
+func (k *kernel) reader() *reader { return &reader{socket: k.ask, nf: k.nf(), name: k.table} }
 
 // Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) error {

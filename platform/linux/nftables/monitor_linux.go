@@ -21,6 +21,7 @@ import (
 // an empty queue means that nothing happened.
 type monitor struct {
 	nf   uint8
+	name string // of our table
 	sock *socket
 
 	mu      sync.Mutex
@@ -30,9 +31,9 @@ type monitor struct {
 	touched func() // told when dirty comes to be true, nil if nobody watches
 }
 
-// newMonitor starts to listen. Changes made through the socket with port
+// newMonitor starts to listen to what concerns a table. Changes made through the socket with port
 // own are ours.
-func newMonitor(nf uint8, own uint32) (*monitor, error) {
+func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
 	s, err := dial()
 	if err != nil {
 		return nil, err
@@ -45,7 +46,7 @@ func newMonitor(nf uint8, own uint32) (*monitor, error) {
 		s.close()
 		return nil, fmt.Errorf("listen to changes of nftables: %w", err)
 	}
-	return &monitor{nf: nf, sock: s}, nil
+	return &monitor{nf: nf, name: table, sock: s}, nil
 }
 
 // ignore keeps messages about changes made through a port from a socket. The
@@ -120,7 +121,7 @@ func (m *monitor) hear() {
 // the name of the table, but the one that counts generations.
 func (m *monitor) ours(r reply) bool {
 	const tableName = 1
-	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == TableName
+	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == m.name
 }
 
 // blame notes who made a transaction that our table was part of. The kernel ends

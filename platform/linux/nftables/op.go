@@ -4,6 +4,7 @@
 package nftables
 
 import (
+	"cmp"
 	"fmt"
 
 	"kubeproxy/common/service"
@@ -31,6 +32,7 @@ const (
 // op is one step of a transaction. Which fields count depends on the verb.
 type op struct {
 	verb    verb
+	table   string // its name where the verb is about it, empty for TableName
 	set     *set
 	chain   *chain
 	element element
@@ -40,11 +42,11 @@ type op struct {
 func (o op) text(f service.Family) string {
 	switch o.verb {
 	case delTable:
-		return "- table " + TableName
+		return "- table " + cmp.Or(o.table, TableName)
 	case addTable:
-		return "+ table " + TableName
+		return "+ table " + cmp.Or(o.table, TableName)
 	case wakeTable:
-		return "- flag dormant of table " + TableName
+		return "- flag dormant of table " + cmp.Or(o.table, TableName)
 	case addSet:
 		return "+ set " + o.set.name
 	case delSet:

@@ -18,6 +18,7 @@ type reader struct {
 	*socket
 	wire
 	nf    uint8
+	name  string // of the table
 	table *table
 }
 
@@ -26,13 +27,13 @@ type reader struct {
 func (r *reader) ask(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
 	r.wire.buf = r.wire.buf[:0]
 	r.open(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
-	r.str(tableAttr, TableName)
+	r.str(tableAttr, r.name)
 	if fill != nil {
 		fill()
 	}
 	r.wire.close()
 	return r.dump(r.wire.buf, func(m reply) error {
-		if m.family != r.nf || stringOf(attribute(m.body, tableAttr)) != TableName {
+		if m.family != r.nf || stringOf(attribute(m.body, tableAttr)) != r.name {
 			return nil
 		}
 		return each(m.body)

@@ -67,7 +67,7 @@ type documentOf struct {
 }
 
 func newDocument(f service.Family, want *service.Snapshot, o Options) *document {
-	d := &document{Family: tableFamily(f), Name: TableName, family: f}
+	d := &document{Family: tableFamily(f), Name: o.table(), family: f}
 	d.sets = slices.Clone(baseSets)
 	d.chains = baseChains(f, want.Node, o)
 	need := baseClasses
