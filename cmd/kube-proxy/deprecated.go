@@ -35,21 +35,22 @@ type deprecations struct {
 	log klog.Logger
 	// unused says that externalIPs are switched off.
 	unused bool
+	// name is the label's value of the Services to serve, see config.Config.
+	name string
 
 	mu   sync.Mutex
 	uses map[types.NamespacedName]bool // Services with externalIPs
 }
 
 func newDeprecations(c *config.Config, log klog.Logger) *deprecations {
-	return &deprecations{log: log, unused: c.IgnoreExternalIPs(), uses: map[types.NamespacedName]bool{}}
+	return &deprecations{log: log, unused: c.IgnoreExternalIPs(), name: c.ProxyName, uses: map[types.NamespacedName]bool{}}
 }
 
 // set takes in s, and says in a few words what is deprecated of it, nothing if
 // nothing is.
 func (d *deprecations) set(s *corev1.Service) string {
 	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	_, others := s.Labels[track.LabelProxyName]
-	served := !others && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.Type != corev1.ServiceTypeExternalName
+	served := track.Named(s, d.name) && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.Type != corev1.ServiceTypeExternalName
 	uses := served && !d.unused && len(s.Spec.ExternalIPs) > 0
 	d.mu.Lock()
 	defer d.mu.Unlock()

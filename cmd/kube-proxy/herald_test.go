@@ -301,6 +301,21 @@ func TestDeprecations(t *testing.T) {
 	}
 }
 
+// TestDeprecationsOfANamedProxy has the proxy warn that serves the Service, and no other.
+func TestDeprecationsOfANamedProxy(t *testing.T) {
+	var log program.Log
+	for _, name := range []string{"", "mesh", "other"} {
+		d := newDeprecations(&config.Config{ProxyName: name}, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+		for label, labels := range map[string]map[string]string{"": nil, "mesh": {track.LabelProxyName: "mesh"}} {
+			s := newService("web", "u1")
+			s.Labels, s.Spec.ExternalIPs = labels, []string{"192.0.2.1"}
+			if text := d.set(s); (text != "") != (label == name) {
+				t.Errorf("proxy %q of a Service labelled %q: %q", name, label, text)
+			}
+		}
+	}
+}
+
 // TestManyDeprecations leave room for other Events.
 func TestManyDeprecations(t *testing.T) {
 	got := heard(t, func(h *herald) {

@@ -72,10 +72,15 @@ func (b *builder) build() []*service.Port {
 	return ports
 }
 
+// Named reports that s is for the proxy of that name, or for the one without a name.
+func Named(s *corev1.Service, name string) bool {
+	label, labelled := s.Labels[LabelProxyName]
+	return labelled == (name != "") && label == name
+}
+
 func (b *builder) proxied() bool {
 	spec := &b.svc.Spec
-	name, labelled := b.svc.Labels[LabelProxyName]
-	if labelled != (b.proxyName != "") || name != b.proxyName || spec.Type == corev1.ServiceTypeExternalName {
+	if !Named(b.svc, b.proxyName) || spec.Type == corev1.ServiceTypeExternalName {
 		return false
 	}
 	switch first := cmp.Or(spec.ClusterIP, cmp.Or(spec.ClusterIPs...)); first {
