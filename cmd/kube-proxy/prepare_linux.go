@@ -58,7 +58,7 @@ func unprepared(all []sysctl.Outcome) error {
 func keepPrepared(ctx context.Context, f *effective, o *observers) {
 	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
 	if o.mode != "userspace" { // which relays connections itself
-		p.forwarding = func(name, text string) { o.health.SetBlockingCondition(name, text, text) }
+		p.forwarding = func(f service.Family, name, text string) { o.health.SetBlockingCondition(name, text, text, f) }
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
@@ -101,7 +101,7 @@ type preparation struct {
 	log       klog.Logger
 	condition func(name, message string) // nil where nobody asks for them
 	// forwarding is condition for what forwarding depends on, nil for the same.
-	forwarding func(name, message string)
+	forwarding func(f service.Family, name, message string)
 	told       map[string]string // by setting
 }
 
@@ -168,12 +168,13 @@ func (p *preparation) drop(used []service.Family) {
 
 // show shows what is wrong with a setting, nothing if text is empty.
 func (p *preparation) show(name, text string) {
-	show := p.condition
-	if p.forwarding != nil && sysctl.Forwards(name) {
-		show = p.forwarding
-	}
-	if show != nil {
-		show("setting-"+strings.ReplaceAll(name, " ", "-"), text)
+	condition := "setting-" + strings.ReplaceAll(name, " ", "-")
+	f, forwards := sysctl.Forwards(name)
+	switch {
+	case forwards && p.forwarding != nil:
+		p.forwarding(f, condition, text)
+	case p.condition != nil:
+		p.condition(condition, text)
 	}
 }
 

@@ -30,7 +30,8 @@ The exit code is 0 if the proxy is healthy, its latest look at the node did not
 fail, nothing keeps traffic from flowing, such as a kernel that does not forward or
 a health check that cannot be answered, and everything asked about is programmed,
 1 if not, and 2 if it could not be
-asked. With a Service, it is about that one alone. A Service without endpoints is programmed: connections to
+asked. With a Service, it is about that one
+alone, and about whether the kernel forwards its IP families. A Service without endpoints is programmed: connections to
 it are refused, as they should be. One that asks for what the mode cannot do is
 limited: the rest of it is in force.`
 

@@ -204,7 +204,7 @@ func reasonText(f servicestate.Frontend) string {
 
 // services prints each Service in full.
 func (p *printer) services(d *document) {
-	if !d.Health.Healthy {
+	if !d.Health.Healthy || slices.ContainsFunc(d.Services, func(s servicestate.Service) bool { return blocked(&s, d.Health.BlockedFamilies) }) {
 		p.line("The proxy on node %s is %s; kube-proxy status says why.\n", clean(d.Node), p.paint(verdict(&d.Health)))
 	}
 	for i := range d.Services {

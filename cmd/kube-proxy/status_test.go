@@ -214,6 +214,38 @@ func TestStatusOfAFailingProxy(t *testing.T) {
 	}
 }
 
+// A Service whose family the kernel does not forward is not well, whoever asks about
+// it by name. One of another family is.
+func TestStatusOfABlockedFamily(t *testing.T) {
+	want := service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{
+		shopPort(service.IPv4, "four", 1, front(service.ClusterIP, "10.96.0.1", 80)),
+		shopPort(service.IPv6, "six", 1, front(service.ClusterIP, "fd00:10:96::1", 80)),
+	})
+	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	for _, f := range service.Families {
+		b.Result(f, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
+	}
+	const name = "setting-net.ipv4.ip_forward"
+	r := health.Report{
+		Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true}, "IPv6": {Healthy: true}},
+		Conditions: map[string]string{name: "is 0"}, Blocked: []string{name}, BlockedFamilies: []string{"IPv4"},
+	}
+	server := serveBook(t, b, r)
+	for args, tt := range map[string]struct {
+		code int
+		says string
+	}{
+		"":          {1, "not healthy, as traffic is blocked by " + name},
+		"shop/four": {1, "is not healthy, as traffic is blocked by " + name},
+		"shop/six":  {0, "shop/six: programmed"},
+	} {
+		got := asked(t, append(strings.Fields(args), "--server="+server)...)
+		if got.Code != tt.code || !strings.Contains(got.Out, tt.says) {
+			t.Errorf("%q: exit %d, want %d and %q\n%s%s", args, got.Code, tt.code, tt.says, got.Out, got.Err)
+		}
+	}
+}
+
 // The document's form is a promise.
 func TestStatusJSON(t *testing.T) {
 	server := serveBook(t, busy(), troubled())

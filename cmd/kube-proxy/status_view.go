@@ -21,7 +21,8 @@ type document struct {
 	Server string `json:"server"` // that was asked
 	// OK is what the exit code says: the proxy is healthy, its latest rounds did
 	// not fail, nothing keeps traffic from flowing, and all Services asked about are programmed in full, whether they
-	// are listed or not.
+	// are listed or not. Of the proxy, one Service asked about by name minds only that
+	// traffic of its own IP families flows.
 	OK      bool    `json:"ok"`
 	Summary summary `json:"summary"`
 	servicestate.Answer
@@ -51,12 +52,21 @@ func newDocument(server string, a *servicestate.Answer, q *inquiry) (*document, 
 	for i := range asked {
 		d.Summary.add(&asked[i])
 	}
-	d.OK = d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unasked == 0 && (a.Health.Healthy && !failing(&a.Health) && len(a.Health.Blocked) == 0 || q.name != "")
+	well := a.Health.Healthy && !failing(&a.Health) && len(a.Health.Blocked) == 0
+	if q.name != "" {
+		well = !slices.ContainsFunc(asked, func(s servicestate.Service) bool { return blocked(&s, a.Health.BlockedFamilies) })
+	}
+	d.OK = well && d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unasked == 0
 	if q.failing {
 		asked = slices.DeleteFunc(asked, func(s servicestate.Service) bool { return !lacking(&s) && !unserved(&s) && !unasked(&s) })
 	}
 	d.Services = asked
 	return d, nil
+}
+
+// blocked reports that a Service has a port in one of families.
+func blocked(s *servicestate.Service, families []string) bool {
+	return slices.ContainsFunc(s.Ports, func(p servicestate.Port) bool { return slices.Contains(families, p.Family) })
 }
 
 // failing reports that a family's latest round failed as a whole, though not for

@@ -213,9 +213,9 @@ func (m *Monitor) SetDetailedCondition(name, message, detail string) {
 
 // SetBlockingCondition is SetDetailedCondition for what keeps traffic from flowing
 // though all is programmed. Reports name it as blocked; answers of the health server
-// keep their status, see Report.Blocked.
-func (m *Monitor) SetBlockingCondition(name, message, detail string) {
-	m.set(name, condition{message, detail, true})
+// keep their status, see Report.Blocked. families are those of which nothing flows.
+func (m *Monitor) SetBlockingCondition(name, message, detail string, families ...service.Family) {
+	m.set(name, condition{message, detail, true, families})
 }
 
 func (m *Monitor) set(name string, c condition) {
@@ -232,6 +232,7 @@ func (m *Monitor) set(name string, c condition) {
 type condition struct {
 	message, detail string
 	blocks          bool
+	families        []service.Family // that it blocks as a whole
 }
 
 // sourcesCondition is the name of the condition that follows from the sources.
@@ -251,9 +252,14 @@ func (m *Monitor) addConditions(r *Report) {
 		r.Conditions[name], r.public[name] = c.detail, c.message
 		if c.blocks {
 			r.Blocked = append(r.Blocked, name)
+			for _, f := range c.families {
+				r.BlockedFamilies = append(r.BlockedFamilies, f.String())
+			}
 		}
 	}
 	slices.Sort(r.Blocked)
+	slices.Sort(r.BlockedFamilies)
+	r.BlockedFamilies = slices.Compact(r.BlockedFamilies)
 }
 
 // Serving reports that at least one of families, or of all when none is

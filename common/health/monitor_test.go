@@ -211,8 +211,8 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 		s.SetCondition("configuration", "line 3: no such key")
 		s.SetCondition("conntrack", "read-only")
 		s.SetCondition("conntrack", "")
-		s.SetBlockingCondition("forwarding", "off", "off")
-		if r := s.Report(); !slices.Equal(r.Blocked, []string{"forwarding"}) || r.Conditions["forwarding"] != "off" {
+		s.SetBlockingCondition("forwarding", "off", "off", service.IPv6)
+		if r := s.Report(); !slices.Equal(r.Blocked, []string{"forwarding"}) || !slices.Equal(r.BlockedFamilies, []string{"IPv6"}) || r.Conditions["forwarding"] != "off" {
 			t.Errorf("blocked by %q with conditions %q, want forwarding in both", r.Blocked, r.Conditions)
 		}
 		s.SetBlockingCondition("forwarding", "", "")

@@ -30,8 +30,10 @@ type Report struct {
 	// the node from every load balancer: a health check that cannot be answered
 	// concerns one Service, and a kernel that does not forward by default may do so
 	// for some interfaces, and still serves endpoints in the host's network.
-	Blocked []string          `json:"blocked,omitempty"`
-	public  map[string]string // Conditions without names
+	Blocked []string `json:"blocked,omitempty"`
+	// BlockedFamilies names the IP families that they keep from flowing as a whole.
+	BlockedFamilies []string          `json:"blockedFamilies,omitempty"`
+	public          map[string]string // Conditions without names
 }
 
 // forInsiders is where names are.

@@ -29,10 +29,11 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	p := c.start(t)
 	// says waits until status exits with code and has all words.
+	var asked []string
 	says := func(code int, words ...string) {
 		t.Helper()
 		program.Await(t, "status to say "+strings.Join(words, ", "), func() bool {
-			cmd := exec.Command(kubeProxy.Path, "status")
+			cmd := exec.Command(kubeProxy.Path, append([]string{"status"}, asked...)...)
 			out, err := program.Run(t, c.Node, cmd)
 			if err != nil && cmd.ProcessState == nil {
 				t.Fatal(err)
@@ -51,6 +52,9 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 			t.Errorf("%s: %d %s; want 200 and what blocks", path, page.Status, page.Body)
 		}
 	}
+	asked = []string{"shop/web"}
+	says(1, "is not healthy, as traffic is blocked by setting-net.ipv4.ip_forward", "shop/web: programmed")
+	asked = nil
 	set(switches[0], "1")
 	says(1, ": not healthy", "blocked by setting-net.ipv6.conf.all.forwarding")
 	set(switches[1], "1")

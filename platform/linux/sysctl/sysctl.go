@@ -107,8 +107,17 @@ func Forwarding(files Files, families ...service.Family) []Outcome {
 	return all
 }
 
-// Forwards reports that a parameter by this name is one that Forwarding looks at.
-func Forwards(name string) bool { return name == forwardIPv4.name || name == forwardIPv6.name }
+// Forwards returns the family of the parameter by this name, if it is one that
+// Forwarding looks at.
+func Forwards(name string) (f service.Family, is bool) {
+	switch name {
+	case forwardIPv4.name:
+		return service.IPv4, true
+	case forwardIPv6.name:
+		return service.IPv6, true
+	}
+	return 0, false
+}
 
 // Connections returns how many connections are tracked and how many may be.
 func Connections(files Files) (now, most int64, err error) {
