@@ -144,7 +144,7 @@ func (t *takeover) round(want *service.Snapshot, err error) {
 		}
 	}
 	switch {
-	case want == nil || want.Partial: // what could not be read may be in the old rules
+	case want == nil || want.Partial || closedNodePorts(want, t.family) != "": // the old rules may have what is not known yet
 		t.refused(false)
 	case err == nil || reconcile.Unsupported(err):
 		t.refused(false)

@@ -153,6 +153,8 @@ func TestTakeover(t *testing.T) {
 		"a good round":                  {left: leftRules{what: found}, told: func(s *story) { s.after(0, nil) }, removed: 1, done: true, shown: "they go as soon as"},
 		"no round yet":                  {left: leftRules{what: found}, told: func(*story) { pass(time.Hour) }, shown: "they go as soon as"},
 		"rounds fail":                   {left: leftRules{what: found}, told: func(s *story) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
+		"NodePorts are closed as yet":   {left: leftRules{what: found}, told: func(s *story) { s.round(closedFor(service.IPv4), nil); pass(time.Hour) }},
+		"those of the other family":     {left: leftRules{what: found}, told: func(s *story) { s.round(closedFor(service.IPv6), nil); pass(0) }, removed: 1, done: true},
 		"something cannot be read":      {left: leftRules{what: found}, told: func(s *story) { s.round(&service.Snapshot{Partial: true}, nil); pass(time.Hour) }},
 		"not all is there at first":     {left: leftRules{what: found}, lacks: 2, told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 1, done: true, shown: "+ something"},
 		"what is wanted is never there": {left: leftRules{what: found}, lacks: 1 << 30, told: func(s *story) { s.after(0, nil); pass(time.Minute) }, shown: "not all there"},
@@ -195,6 +197,18 @@ func TestTakeover(t *testing.T) {
 			}
 		})
 	}
+}
+
+// closedFor returns a snapshot in which no address of f answers NodePorts, as the Node
+// is not known yet.
+func closedFor(f service.Family) *service.Snapshot {
+	n := &service.Node{}
+	n.NodePortsPending[f] = true
+	var ports []*service.Port
+	for _, f := range service.Families {
+		ports = append(ports, shopPort(f, "web", 1, front(service.ClusterIP, []string{"10.96.0.1", "fd00:10:96::1"}[f], 80)))
+	}
+	return service.New(1, n, ports)
 }
 
 var errSystemTest = errors.New("the kernel is out of order")

@@ -60,7 +60,7 @@ COMMIT
 -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
 -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
 -A KUBE-POSTROUTING -j MASQUERADE --random-fully
-` + rules.String() + `-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+` + rules.String() + `-A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
 COMMIT
 *filter
 :KUBE-PROXY-CANARY - [0:0]

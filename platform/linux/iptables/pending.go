@@ -48,26 +48,41 @@ func (b *Backend) seen(want *service.Snapshot, t *held) *service.Snapshot {
 	return v.snapshot
 }
 
-// nodePortsIn reads from the rules in t which addresses answer NodePorts. It is
-// the reverse of nodePortRules.
+// nodePortsIn reads from the rules in t which addresses answer NodePorts, by rules
+// of ours or of kube-proxy.
 func (l layout) nodePortsIn(t *held) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range l.roots(nat) {
 		for _, rule := range t.chains[id{nat, r.services}] {
-			match, is := strings.CutSuffix(rule, localOnly+"-j "+r.nodePorts)
+			match, is := strings.CutSuffix(jump{rule: rule}.bare().rule, "-j "+r.nodePorts)
 			if !is {
 				continue
 			}
-			p, err := netip.ParsePrefix(strings.TrimSpace(strings.TrimPrefix(match, "-d ")))
-			if match == "" {
-				p, err = netip.PrefixFrom(unspecified[l.family], 0), nil
-			}
-			if err == nil && service.FamilyOf(p.Addr()) == l.family && !slices.Contains(all, p) {
+			if p, ok := l.opened(match); ok && !slices.Contains(all, p) {
 				all = append(all, p)
 			}
 		}
 	}
 	return all
+}
+
+// opened returns the addresses for which a rule of this match leads to NodePorts.
+// kube-proxy leaves out loopback addresses in a match of all local ones, which
+// nodePortRules does by a rule of its own, and names single addresses without asking
+// whether they are local (kubernetes/kubernetes, pkg/proxy/iptables/proxier.go).
+func (l layout) opened(match string) (netip.Prefix, bool) {
+	all := netip.PrefixFrom(unspecified[l.family], 0)
+	match = strings.TrimPrefix(match, "! -d "+loopback[l.family].String()+" ")
+	rest, local := strings.CutSuffix(match, localOnly)
+	if rest == "" {
+		return all, local
+	}
+	to, named := strings.CutPrefix(rest, "-d ")
+	p, err := netip.ParsePrefix(strings.TrimSpace(to))
+	if !named || err != nil || service.FamilyOf(p.Addr()) != l.family {
+		return all, false
+	}
+	return p, local || p.IsSingleIP()
 }
 
 var unspecified = [...]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}

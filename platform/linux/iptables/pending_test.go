@@ -4,12 +4,36 @@
 package iptables
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"kubeproxy/common/service"
 )
+
+// TestNodePortsOfKubeProxy takes over what kube-proxy leads to NodePorts.
+func TestNodePortsOfKubeProxy(t *testing.T) {
+	const last = `-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" `
+	for rule, want := range map[string]string{
+		last + "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS":                       "[0.0.0.0/0]",
+		"! -d 127.0.0.0/8 " + last + "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS": "[0.0.0.0/0]",
+		"-d 192.0.2.1/32 " + last + "-j KUBE-NODEPORTS":                               "[192.0.2.1/32]",
+		"-d 192.0.2.1/32 -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS":              "[192.0.2.1/32]",
+		// Not every address in it is the node's.
+		"-d 192.0.2.0/24 " + last + "-j KUBE-NODEPORTS":          "[]",
+		"-i eth0 -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS": "[]",
+		"-d 2001:db8::1/128 " + last + "-j KUBE-NODEPORTS":       "[]",
+		"-j KUBE-NODEPORTS": "[]",
+		last + "-m addrtype --dst-type LOCAL -j KUBE-SVC-AAAAAAAAAA": "[]",
+	} {
+		b := newBackend(service.IPv4, newFake())
+		h := parse("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "+rule+"\nCOMMIT\n", Alone)
+		if got := fmt.Sprint(b.nodePortsIn(h)); got != want {
+			t.Errorf("%s: %s, want %s", rule, got, want)
+		}
+	}
+}
 
 // TestPendingNodePorts restarts while the node's addresses are not known. The
 // addresses that answered NodePorts do so until they are.
