@@ -122,7 +122,7 @@ func (u Use) effect(path string, now *Config) Effect {
 		return Unused
 	case strings.HasPrefix(path, "clientConnection.") && !u.APIServer:
 		return Unused
-	case path == "conntrack.tcpBeLiberal" && u.Mode == IPTables: // a rule depends on it
+	case path == "conntrack.tcpBeLiberal" && (u.Mode == IPTables || u.Mode == NFTables): // a rule depends on it
 		return Restart
 	case isForeign(now.OS, path):
 		return Unused

@@ -55,6 +55,15 @@ var diffCases = map[string]struct {
 			{"nftables.masqueradeAll", "false", "true", Hot},
 		},
 	},
+	"a rule for invalid packets": {
+		"", "conntrack: {tcpBeLiberal: true}", inNFTables, []Change{{"conntrack.tcpBeLiberal", "false", "true", Restart}},
+	},
+	"a rule for invalid packets of iptables": {
+		"", "conntrack: {tcpBeLiberal: true}", Use{Mode: IPTables}, []Change{{"conntrack.tcpBeLiberal", "false", "true", Restart}},
+	},
+	"no rule for invalid packets": {
+		"", "conntrack: {tcpBeLiberal: true}", inIPVS, []Change{{"conntrack.tcpBeLiberal", "false", "true", Hot}},
+	},
 	"of other modes and systems": {
 		"mode: nftables", "mode: nftables\nipvs: {scheduler: sh}\niptables: {masqueradeBit: 3, syncPeriod: 9s}\nwinkernel: {networkName: n}\nwindowsRunAsService: true\nportRange: 1-2", inNFTables,
 		[]Change{
