@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"kubeproxy/common/events"
 	"kubeproxy/common/reconcile"
@@ -125,7 +126,22 @@ func (o *observers) limited(f service.Family, r reconcile.Result) {
 	} else {
 		o.health.SetDetailedCondition("unsupported", "mode "+o.mode+" cannot do all that Services ask for, see kube-proxy status", text)
 	}
+	o.limits.log(o.log, f, r, changed)
 	o.herald.limited(changed)
+}
+
+// log says what a round did otherwise than Services ask for. What it could not do at
+// all is in the log as its error.
+func (l *limits) log(log klog.Logger, f service.Family, r reconcile.Result, changed map[types.NamespacedName]string) {
+	var first types.NamespacedName
+	for n, text := range changed {
+		if text != "" && (first.Name == "" || n.String() < first.String()) {
+			first = n
+		}
+	}
+	if first.Name != "" && len(reconcile.Failed(r.Err)) == 0 {
+		log.Info("Warning: "+l.condition(), "family", f.String(), "service", first.String(), "lacks", changed[first])
+	}
 }
 
 // limited tells of Services what they cannot have.

@@ -69,6 +69,18 @@ func TestEventsOfLimits(t *testing.T) {
 	}
 }
 
+// What is done otherwise than a Service asks for is logged when that begins.
+func TestLogOfLimits(t *testing.T) {
+	log, b := newLog(0)
+	o := &observers{log: log, health: health.New(health.Options{}), limits: limits{mode: "nftables"}}
+	for _, notes := range []reconcile.Notes{noted("web", "no SCTP"), noted("web", "no SCTP"), nil} {
+		o.limited(v4, reconcile.Result{Notes: notes})
+	}
+	if got := b.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `service="shop/web" lacks="Limits of mode nftables: port http/tcp: no SCTP"`) {
+		t.Errorf("logged:\n%s", got)
+	}
+}
+
 // What cannot be done is logged once, and is no failure.
 func TestReporterOfLimits(t *testing.T) {
 	log, b := newLog(0)

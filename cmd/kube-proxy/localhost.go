@@ -52,31 +52,41 @@ func localhostMetrics(backends []*backend) map[service.Family]metrics.Localhost 
 const mostListeners = 10
 
 // localhostListeners says on which ports of loopback addresses a node would listen
-// for want, nothing if on none.
+// for want, and which nobody answers there, nothing if there are none.
 func localhostListeners(c *config.Config, want *service.Snapshot) []string {
 	var lines []string
 	for _, f := range service.Families {
-		var all []string
-		n := 0
-		for p := range want.Ports(f) {
-			port := userspace.LocalhostPort(want, p)
-			if port == 0 || !relaysLocalhost(c, f) {
-				continue
-			}
-			if n++; n <= mostListeners {
-				all = append(all, fmt.Sprintf("%d/%s (%s)", port, p.Name.Protocol, p.Name))
-			}
-		}
-		if n == 0 {
+		if !relaysLocalhost(c, f) {
 			continue
 		}
-		more := ""
-		if n > mostListeners {
-			more = fmt.Sprintf(" and %d more", n-mostListeners)
+		at := service.Localhost(f)
+		if all := portsNamed(want, f, userspace.LocalhostPort); all != "" {
+			lines = append(lines, fmt.Sprintf("no rule leads from %s to NodePorts: kube-proxy itself listens there on %s", at, all))
 		}
-		lines = append(lines, fmt.Sprintf("no rule leads from %s to NodePorts: kube-proxy itself listens there on %s%s", service.Localhost(f), strings.Join(all, ", "), more))
+		if all := portsNamed(want, f, userspace.LocalhostLost); all != "" {
+			lines = append(lines, fmt.Sprintf("nobody answers NodePorts at %s on %s: kube-proxy relays TCP and UDP alone there", at, all))
+		}
 	}
 	return lines
+}
+
+// portsNamed names some of the ports of f for which at yields one.
+func portsNamed(want *service.Snapshot, f service.Family, at func(*service.Snapshot, *service.Port) uint16) string {
+	var all []string
+	n := 0
+	for p := range want.Ports(f) {
+		port := at(want, p)
+		if port == 0 {
+			continue
+		}
+		if n++; n <= mostListeners {
+			all = append(all, fmt.Sprintf("%d/%s (%s)", port, p.Name.Protocol, p.Name))
+		}
+	}
+	if n > mostListeners {
+		return strings.Join(all, ", ") + fmt.Sprintf(" and %d more", n-mostListeners)
+	}
+	return strings.Join(all, ", ")
 }
 
 // unreached logs who is not served by a relay.

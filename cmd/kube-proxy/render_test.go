@@ -144,6 +144,20 @@ func TestRenderUnknownNode(t *testing.T) {
 	}
 }
 
+// TestRenderLocalhostSCTP names the NodePorts that nobody answers on the loopback
+// address, in the modes whose rules do not lead there.
+func TestRenderLocalhostSCTP(t *testing.T) {
+	manifest := strings.Replace(shop, "spec:\n", "spec:\n  type: NodePort\n", 1)
+	dir := files(t, map[string]string{"shop.yaml": strings.Replace(manifest, "port: 80,", "port: 80, protocol: SCTP, nodePort: 30080,", 1)})
+	for mode, lost := range map[string]bool{"nftables": true, "ipvs": true, "iptables": false} {
+		got := call(t, dir, "render", "--manifests", "DIR", "--proxy-mode", mode, "--nodeport-addresses", "primary,localhost", "--hostname-override", "node-a")
+		const line = "note: nobody answers NodePorts at 127.0.0.1 on 30080/sctp (shop/web:http): kube-proxy relays TCP and UDP alone there\n"
+		if got.Code != 0 || strings.Contains(got.Err, line) != lost || strings.Contains(got.Err, "itself listens") {
+			t.Errorf("%s: exit %d, %s", mode, got.Code, got.Err)
+		}
+	}
+}
+
 // TestRenderProxyName has a labelled Service be served by the proxy of that name
 // alone.
 func TestRenderProxyName(t *testing.T) {

@@ -69,6 +69,15 @@ func LocalhostPort(want *service.Snapshot, p *service.Port) uint16 {
 	return askedPort(want, p)
 }
 
+// LocalhostLost is LocalhostPort for a port of a protocol that is not relayed. Nobody
+// answers there.
+func LocalhostLost(want *service.Snapshot, p *service.Port) uint16 {
+	if p == nil || p.Name.Protocol != service.SCTP {
+		return 0
+	}
+	return askedPort(want, p)
+}
+
 // askedPort is LocalhostPort without a look at what can be relayed.
 func askedPort(want *service.Snapshot, p *service.Port) uint16 {
 	i := slices.IndexFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.NodePort })
@@ -141,7 +150,7 @@ func (p *localhostPlan) compare(name service.PortName, port *service.Port) {
 // note keeps up what is said of ports of SCTP. Notes that were given away do not
 // change.
 func (p *localhostPlan) note(name service.PortName, port *service.Port) {
-	lost := port != nil && name.Protocol == service.SCTP && askedPort(p.want, port) != 0
+	lost := LocalhostLost(p.want, port) != 0
 	if _, noted := p.notes[name]; noted == lost {
 		return
 	}
