@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build !linux
+//go:build !linux && !windows
 
 package main
 
@@ -11,9 +11,8 @@ import (
 	"kubeproxy/common/track"
 )
 
-// listeningSockets knows of no program: a load balancer of HNS and a socket on one port
-// exclude each other already.
+// listeningSockets knows of no program.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
-// holderOf knows of no program, see listeningSockets.
+// holderOf knows of no program.
 func holderOf(netip.AddrPort) string { return "" }

@@ -1,0 +1,19 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/netip"
+
+	"kubeproxy/common/track"
+	"kubeproxy/platform/windows/listeners"
+)
+
+// listeningSockets knows of no program: a load balancer of HNS and a socket on one port
+// exclude each other already.
+func listeningSockets() ([]track.Socket, error) { return nil, nil }
+
+// holderOf says which process listens on the TCP port at, nothing if that is not
+// known.
+func holderOf(at netip.AddrPort) string { return listeners.Holding(at) }

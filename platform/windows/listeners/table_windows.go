@@ -1,0 +1,75 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package listeners
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/windows"
+)
+
+// ownerPIDListener asks for listeners with the processes that have them, see
+// TCP_TABLE_CLASS in iprtrmib.h.
+const ownerPIDListener = 3
+
+// tries bounds how often a table is asked for that grows meanwhile.
+const tries = 5
+
+// Holding names the process that listens at the address, nothing if that is not known.
+func Holding(at netip.AddrPort) string {
+	for _, t := range []struct {
+		family uintptr
+		row    row
+	}{{windows.AF_INET, rowIPv4}, {windows.AF_INET6, rowIPv6}} {
+		b, err := table(t.family)
+		if err != nil {
+			continue // the other one may tell
+		}
+		for _, l := range parse(b, t.row) {
+			if l.Keeps(at) {
+				return describe(l.PID)
+			}
+		}
+	}
+	return ""
+}
+
+// table returns the listeners of a family as Windows lists them.
+func table(family uintptr) ([]byte, error) {
+	ask := windows.NewLazySystemDLL("iphlpapi.dll").NewProc("GetExtendedTcpTable")
+	if err := ask.Find(); err != nil {
+		return nil, err
+	}
+	size := uint32(4 << 10)
+	for range tries {
+		b := make([]byte, size)
+		code, _, _ := ask.Call(uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0, family, ownerPIDListener, 0)
+		switch err := windows.Errno(code); {
+		case err == 0:
+			return b, nil
+		case !errors.Is(err, windows.ERROR_INSUFFICIENT_BUFFER):
+			return nil, fmt.Errorf("list TCP listeners: %w", err)
+		}
+	}
+	return nil, fmt.Errorf("list TCP listeners: there are more each time")
+}
+
+// describe says in one line which process it is.
+func describe(pid uint32) string {
+	text := fmt.Sprintf("process %d", pid)
+	h, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION, false, pid)
+	if err != nil {
+		return text
+	}
+	defer func() { _ = windows.CloseHandle(h) }()
+	name := make([]uint16, windows.MAX_LONG_PATH)
+	n := uint32(len(name))
+	if windows.QueryFullProcessImageName(h, 0, &name[0], &n) != nil {
+		return text
+	}
+	return text + " (" + windows.UTF16ToString(name[:n]) + ")"
+}
