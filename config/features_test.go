@@ -106,7 +106,9 @@ func TestFamilyNotes(t *testing.T) {
 		"pods of the primary family": {Linux, "--cluster-cidr=10.0.0.0/8", nil},
 		"pods of the other family":   {Linux, "--cluster-cidr=fd00::/48", []string{"--cluster-cidr: clusterCIDR: has no prefix of the primary family IPv4, so pods of that family cannot be told from other clients"}},
 		"pods told otherwise":        {Linux, "--cluster-cidr=fd00::/48 --detect-local-mode=NodeCIDR", nil},
-		"IPv6 first":                 {Linux, "--bind-address=:: --cluster-cidr=fd00::/48", nil},
+		"an address of listeners": {Linux, "--proxy-mode=userspace --bind-address=192.0.2.1 --nodeport-addresses=primary", []string{
+			"--bind-address: bindAddress: 192.0.2.1 is the node's address; listeners of mode userspace are not there, but at an address that only packets to Services reach"}},
+		"IPv6 first": {Linux, "--bind-address=:: --cluster-cidr=fd00::/48", nil},
 		"IPv6 first, IPv4 servers": {Linux, "--bind-address=:: --healthz-bind-address=0.0.0.0 --metrics-bind-address=127.0.0.1", []string{
 			"--healthz-bind-address: healthzBindAddress: 0.0.0.0:10256 answers IPv4 only, while the primary family is IPv6"}},
 		"IPv4 first, IPv6 servers": {Linux, "--healthz-bind-address=[::] --metrics-bind-address=[2001:db8::1]:10249", []string{

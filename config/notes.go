@@ -4,6 +4,7 @@
 package config
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -46,10 +47,19 @@ func (b *build) noteUnused() {
 			b.notef(path, "has no effect on %s", b.os)
 		}
 	}
+	b.noteBind()
 	b.noteLocalhost()
 	b.noteNodeName()
 	b.noteGates()
 	b.noteFamilies()
+}
+
+// noteBind remarks on an address for the listeners of mode userspace, as it had in
+// kube-proxy.
+func (b *build) noteBind() {
+	if a, err := netip.ParseAddr(b.BindAddress); err == nil && !a.IsUnspecified() && b.os == Linux && b.Mode == Userspace {
+		b.notef("bindAddress", "%s is the node's address; listeners of mode userspace are not there, but at an address that only packets to Services reach", a)
+	}
 }
 
 // noteLocalhost remarks on loopback addresses that are to answer NodePorts and do not.

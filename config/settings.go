@@ -49,7 +49,7 @@ var settings = []setting{
 	{flag: "config-sync-period", path: "configSyncPeriod", group: groupAPI, positive: true, help: "`TIME` between two full reads of what the API server holds, more than 0; ignored, as it tells of changes by itself"},
 
 	{flag: "hostname-override", path: "hostnameOverride", group: groupNode, help: "`NAME` of the Node we run on, if it is not the host's"},
-	{flag: "bind-address", path: "bindAddress", group: groupNode, help: "primary `IP` of the node; 0.0.0.0 or :: takes the Node's address of that family. Nothing listens on it"},
+	{flag: "bind-address", path: "bindAddress", group: groupNode, help: "primary `IP` of the node; 0.0.0.0 or :: takes the Node's address of that family. Nothing listens on it, in mode userspace neither"},
 	{flag: "bind-address-hard-fail", path: "bindAddressHardFail", group: groupNode, help: "exit if the health or metrics address is taken, instead of trying again"},
 	{flag: "healthz-bind-address", path: "healthzBindAddress", group: groupNode, help: "`IP:PORT` of the health server, port 0 for none"},
 	{flag: "metrics-bind-address", path: "metricsBindAddress", group: groupNode, help: "`IP:PORT` of the metrics server, port 0 for none"},
