@@ -215,13 +215,13 @@ func (b *build) origin(path string) string {
 }
 
 func (b *build) errorf(path, format string, args ...any) {
-	b.errs = append(b.errs, &FieldError{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
+	b.errs = append(b.errs, &FieldError{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
 }
 
 func (b *build) warnf(path, format string, args ...any) {
-	b.warned = append(b.warned, &FieldError{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
+	b.warned = append(b.warned, &FieldError{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
 }
 
 func (b *build) notef(path, format string, args ...any) {
-	b.notes = append(b.notes, Note{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
+	b.notes = append(b.notes, Note{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
 }

@@ -49,6 +49,7 @@ type File struct {
 	strict error // all that is wrong, in the order of the file
 	// hardFail is what a file says of its own mistakes.
 	hardFail bool
+	version2 bool // it is of apiVersion2
 }
 
 // Strict returns all that is wrong with the form of the file, Warnings included.
@@ -117,8 +118,7 @@ func syntaxError(name string, err error) error {
 
 type decoder struct {
 	File
-	faults   []fault
-	version2 bool // the file is of apiVersion2
+	faults []fault
 	// ipvsBit says that iptables.masqueradeBit is of section ipvs, and
 	// iptablesBit is what it was before.
 	ipvsBit     bool

@@ -128,6 +128,28 @@ func instead(path string) string {
 	return ""
 }
 
+// written returns the path by which the file's author knows the field, which is
+// another one in a file of v1alpha2.
+func (b *build) written(path string) string {
+	if origin := b.origin(path); !b.file.version2 || !strings.HasPrefix(origin, b.file.Name+":") {
+		return path
+	}
+	for _, to := range slices.Sorted(maps.Keys(moved)) {
+		for _, from := range moved[to] {
+			if rest, is := strings.CutPrefix(path, from); is && (rest == "" || rest[0] == '.') {
+				return to + rest
+			}
+		}
+	}
+	switch path {
+	case "bindAddress":
+		return "nodeIPOverride"
+	case "clusterCIDR":
+		return "detectLocal.clusterCIDRs"
+	}
+	return path
+}
+
 // newFields are the fields of v1alpha2 besides those in moved.
 var newFields = []string{"detectLocal.clusterCIDRs", "nodeIPOverride", "ipvs.masqueradeBit", "configHardFail", "ipFamilyPolicy"}
 

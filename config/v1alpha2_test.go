@@ -65,6 +65,26 @@ leaderElection: {leaderElect: true, leaseDuration: 5s}
 	}
 }
 
+// What is said of a value names the field as the file has it.
+func TestVersion2Names(t *testing.T) {
+	c, err := load2(t, "windows: {runAsService: true}\nnodePortAddresses: [primary]\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := notesText(c), "f:3: windows.runAsService: has no effect on linux"; got != want {
+		t.Errorf("notes %q, want %q", got, want)
+	}
+	for body, want := range map[string]string{
+		"nodeIPOverride: [a]":                     "f:3: nodeIPOverride: ",
+		"linux: {conntrack: {min: -1}}":           "f:3: linux.conntrack.min: ",
+		"detectLocal: {clusterCIDRs: [10.0.0.0]}": "f:3: detectLocal.clusterCIDRs: ",
+	} {
+		if _, err := load2(t, body); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s...", body, err, want)
+		}
+	}
+}
+
 func notesText(c *Config) string {
 	var all []string
 	for _, n := range c.Notes {
