@@ -195,9 +195,12 @@ func TestHelp(t *testing.T) {
 }
 
 func TestConfigCommands(t *testing.T) {
+	const misspelt = "unknown field; did you mean iptables.masqueradeBit?"
+	const mistaken = "kube-proxy: the configuration has mistakes that the proxy only warns of without --strict-config:\n"
 	dir := files(t, map[string]string{
 		"good.yaml":  configHead + "mode: nftables\n",
 		"old.yaml":   "# ours\n" + configHead + "udpIdleTimeout: 1s # gone\nconntrack:\n  max: 5\n  min: 7 # kept\nwinkernel: {networkName: a}\n",
+		"odd.yaml":   configHead + "iptables: {masqueradBit: 1}\n",
 		"bad.yaml":   configHead + "iptables: {masqueradBit: 1}\nbindAddress: {}\n",
 		"alias.yaml": configHead + "udpIdleTimeout: &a 1s\nconfigSyncPeriod: *a\n",
 	})
@@ -212,6 +215,8 @@ note: DIR/old.yaml:8: winkernel.networkName: has no effect on linux
 DIR/old.yaml: valid for linux
 `, ""}},
 		"for another system": {[]string{"validate", "--os=windows", "DIR/good.yaml"}, outcome{0, "note: DIR/good.yaml:3: mode: nftables is a mode of linux; on windows the best mode there is is used, as if none were set\nDIR/good.yaml: valid for windows\n", ""}},
+		"strict":             {[]string{"validate", "--strict-config", "--os=linux", "DIR/odd.yaml"}, outcome{1, "", mistaken + "DIR/odd.yaml:3: iptables.masqueradBit: " + misspelt + "\n"}},
+		"not strict":         {[]string{"validate", "--strict-config=false", "--os=linux", "DIR/odd.yaml"}, outcome{0, "warning: DIR/odd.yaml:3: iptables.masqueradBit: " + misspelt + "\nDIR/odd.yaml: valid for linux\n", ""}},
 		"bad": {[]string{"validate", "--os=linux", "DIR/bad.yaml"}, outcome{1, "", `kube-proxy: the configuration cannot be used on linux:
 DIR/bad.yaml:3: iptables.masqueradBit: unknown field; did you mean iptables.masqueradeBit?
 DIR/bad.yaml:4: bindAddress: is a mapping: want text

@@ -24,22 +24,26 @@ func newConfig(to streams) *cobra.Command {
 }
 
 func newValidate(to streams) *cobra.Command {
-	system := string(hostOS)
+	system, strict := string(hostOS), true
 	cmd := &cobra.Command{
 		Use:   "validate FILE [flags]",
 		Short: "Check a configuration file",
 		Long: `Check a configuration file as the proxy would at its start.
 
 Every error goes to standard error and makes the exit code 1. What is accepted
-but has no effect is listed on standard output.`,
+but has no effect is listed on standard output. Mistakes that the proxy only warns
+of are errors, unless --strict-config=false.`,
 		Args: oneArg,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if system != string(config.Linux) && system != string(config.Windows) {
 				return fmt.Errorf("--os: %.80q is unknown: want %s or %s", system, config.Linux, config.Windows)
 			}
-			c, err := config.Check(args[0], config.OS(system))
+			c, err := config.Load(&config.Flags{Config: args[0], StrictConfig: strict}, config.OS(system))
 			if err != nil {
 				return invalid(args[0], system, err)
+			}
+			for _, w := range c.Warnings {
+				fmt.Fprintf(to.out, "warning: %s\n", w)
 			}
 			for _, n := range c.Notes {
 				fmt.Fprintf(to.out, "note: %s\n", n)
@@ -48,6 +52,7 @@ but has no effect is listed on standard output.`,
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&strict, "strict-config", strict, "take for errors what the proxy only warns of without this flag")
 	cmd.Flags().StringVar(&system, "os", system, "check for this `SYSTEM`: linux or windows")
 	return cmd
 }

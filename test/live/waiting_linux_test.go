@@ -45,6 +45,13 @@ func TestSCTPClientsThatWait(t *testing.T) {
 	clientsThatWait(t, usual(), service.SCTP)
 }
 
+func TestIPTablesSCTPClientsThatWait(t *testing.T) {
+	if !netlab.SCTP() {
+		t.Skip("this kernel has no sockets for SCTP")
+	}
+	eachVariant(t, func(t *testing.T, m mode) { clientsThatWait(t, m, service.SCTP) })
+}
+
 func clientsThatWait(t *testing.T, m mode, p service.Protocol) {
 	c := newCluster(t, m)
 	deaf := c.Host("web-3")
