@@ -128,3 +128,18 @@ func TestBuiltModes(t *testing.T) {
 		t.Errorf("magic is built in: %v", err)
 	}
 }
+
+// Modes whose rules have the names that every service proxy uses refuse to serve
+// labelled Services alone.
+func TestCheckNamed(t *testing.T) {
+	for _, modes := range built {
+		for _, m := range modes {
+			if err := checkNamed(&config.Config{}, m); err != nil {
+				t.Errorf("mode %s without a name: %v", m, err)
+			}
+			if err := checkNamed(&config.Config{ProxyName: "mesh"}, m); (err == nil) != (m == config.NFTables) {
+				t.Errorf("mode %s with a name: %v", m, err)
+			}
+		}
+	}
+}
