@@ -5,7 +5,6 @@ package track
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 
 	"kubeproxy/common/service"
@@ -35,10 +34,14 @@ func addressOf(p *service.Port, f service.Frontend) address {
 // same second.
 type claims struct {
 	holder map[address]claim
-	queue  map[address][]claim // the others who want it, next one first
+	queue  map[address]*queue // the others who want it
 	// guests are the Services with external addresses, by what may keep them
 	// from one: the whole of a ClusterIP, and a port of the node.
 	guests map[address]map[*svc]int
+	// was has the holders at the last update of those addresses whose holder others
+	// may have to know.
+	was   map[address]claim
+	touch func(*svc) // has a Service worked on in the next update
 }
 
 // claim is one Service's wish for an address, as what.
@@ -47,8 +50,8 @@ type claim struct {
 	kind service.Kind
 }
 
-func newClaims() claims {
-	return claims{map[address]claim{}, map[address][]claim{}, map[address]map[*svc]int{}}
+func newClaims(touch func(*svc)) claims {
+	return claims{map[address]claim{}, map[address]*queue{}, map[address]map[*svc]int{}, map[address]claim{}, touch}
 }
 
 // rank is the standing of a claim, the lower the better. For NodePorts only
@@ -79,45 +82,78 @@ func (c claim) why(other service.Kind) string {
 	return "whose " + c.kind.String() + " it is"
 }
 
-// add enters s as a claimant of a and returns the others, whose standing may
-// have changed.
-func (c *claims) add(a address, s claim) []claim {
+// add enters one claim to a.
+func (c *claims) add(a address, s claim) {
 	first, taken := c.holder[a]
-	if !taken {
-		c.holder[a] = s
-		return nil
+	if !taken || before(s, first) < 0 {
+		c.hold(a, first, s)
+		first, s = s, first
 	}
-	if before(s, first) < 0 {
-		c.holder[a] = s
-		s = first
+	if !taken {
+		return
 	}
 	q := c.queue[a]
-	i, _ := slices.BinarySearchFunc(q, s, before)
-	c.queue[a] = slices.Insert(q, i, s)
-	return c.claimants(a)
+	if q == nil {
+		q = &queue{}
+		c.queue[a] = q
+	}
+	q.push(s)
 }
 
-// remove takes s out and returns the others.
-func (c *claims) remove(a address, s *svc) []claim {
+// remove takes one claim to a out.
+func (c *claims) remove(a address, s claim) {
 	q := c.queue[a]
-	switch i := slices.IndexFunc(q, func(x claim) bool { return x.svc == s }); {
-	case i >= 0:
-		q = slices.Delete(q, i, i+1)
-	case c.holder[a].svc != s:
-		return nil
-	case len(q) == 0:
-		delete(c.holder, a)
-		return nil
+	switch {
+	case q != nil && q.drop(s):
+	case c.holder[a] != s:
+		return
+	case q == nil:
+		c.hold(a, s, claim{})
 	default:
-		c.holder[a] = q[0]
-		q = slices.Delete(q, 0, 1)
+		c.hold(a, s, q.pop())
 	}
-	if c.queue[a] = q; len(q) == 0 {
+	if q != nil && len(q.list) == 0 {
 		delete(c.queue, a)
 	}
-	return c.claimants(a)
 }
 
-func (c *claims) claimants(a address) []claim {
-	return append([]claim{c.holder[a]}, c.queue[a]...)
+// hold has now hold a instead of old; either may be nobody. Both are affected. Those
+// who wait for the address, and the guests there, are affected if another one holds
+// it at the next update. Until then that is only noted, for in between there may be
+// as many holders as claims. Whoever comes to wait later looks at it anyway.
+func (c *claims) hold(a address, old, now claim) {
+	if now.svc == nil {
+		delete(c.holder, a)
+	} else {
+		c.holder[a] = now
+	}
+	for _, x := range []claim{old, now} {
+		if x.svc != nil {
+			c.touch(x.svc)
+		}
+	}
+	if _, noted := c.was[a]; !noted && (c.queue[a] != nil || c.guests[a] != nil) {
+		c.was[a] = old
+	}
+}
+
+// settle touches all who are affected by the changes since it last ran.
+func (c *claims) settle() {
+	if len(c.was) == 0 {
+		return
+	}
+	for a, old := range c.was {
+		if c.holder[a] == old {
+			continue
+		}
+		if q := c.queue[a]; q != nil {
+			for _, x := range q.list {
+				c.touch(x.svc)
+			}
+		}
+		for s := range c.guests[a] {
+			c.touch(s)
+		}
+	}
+	c.was = map[address]claim{} // to clear it costs as much as it ever held
 }

@@ -75,13 +75,6 @@ func (c *claims) removeGuest(a address, s *svc) {
 	}
 }
 
-// touchGuests has those looked at again whom a keeps from an address.
-func (t *Tracker) touchGuests(a address) {
-	for s := range t.claims.guests[a] {
-		t.touch(s)
-	}
-}
-
 // refused says why an external address and port is not served, nothing if it
 // is, and whether only this node sees that. An external IP may be written by
 // anybody who may write a Service, and an address of the node is not his.

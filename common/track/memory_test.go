@@ -59,7 +59,7 @@ func plainSlice(i, endpoints int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-func heap() uint64 {
+func heapInUse() uint64 {
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
@@ -69,11 +69,11 @@ func heap() uint64 {
 
 // bytesPerEndpoint measures what a Tracker and its snapshot take.
 func bytesPerEndpoint(services int) float64 {
-	before := heap()
+	before := heapInUse()
 	t := New(Options{NodeName: "node-1"})
 	fill10x(t, services)
 	s := t.Latest()
-	used := heap() - before
+	used := heapInUse() - before
 	runtime.KeepAlive(s)
 	runtime.KeepAlive(t)
 	return float64(used) / float64(services*10)

@@ -95,16 +95,17 @@ type svc struct {
 
 // New returns a Tracker that knows nothing yet.
 func New(o Options) *Tracker {
-	return &Tracker{
+	t := &Tracker{
 		options:  o,
 		name:     normalize(o.NodeName),
 		services: map[types.NamespacedName]*svc{},
 		slices:   map[types.NamespacedName]*slice{},
-		claims:   newClaims(),
 		facts:    &facts{},
 		ranges:   map[string]*ranges{},
 		problems: map[types.NamespacedName][]Problem{},
 	}
+	t.claims = newClaims(t.touch)
+	return t
 }
 
 // SetService takes in a new or changed Service.

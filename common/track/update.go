@@ -55,55 +55,45 @@ func (t *Tracker) dropSlice(key types.NamespacedName) bool {
 	return true
 }
 
-// claim enters s for every address it wants, release withdraws it. Both have
-// those looked at again who want the same.
+// claim enters s for every address it wants, release withdraws it.
 func (t *Tracker) claim(s *svc) {
-	add := func(a address, k service.Kind) []claim { return t.claims.add(a, claim{s, k}) }
-	t.eachClaim(s, add, t.claims.addGuest)
+	add := func(a address, k service.Kind) { t.claims.add(a, claim{s, k}) }
+	eachClaim(s, add, t.claims.addGuest)
 }
 
 func (t *Tracker) release(s *svc) {
-	remove := func(a address, _ service.Kind) []claim { return t.claims.remove(a, s) }
-	t.eachClaim(s, remove, t.claims.removeGuest)
+	remove := func(a address, k service.Kind) { t.claims.remove(a, claim{s, k}) }
+	eachClaim(s, remove, t.claims.removeGuest)
 }
 
-// eachClaim calls change for every address that s claims, which returns whose claims
-// that concerns, and guest for every key of guest.go.
-func (t *Tracker) eachClaim(s *svc, change func(address, service.Kind) []claim, guest func(address, *svc)) {
+// eachClaim calls change for every address that s claims, and guest for every key of
+// guest.go.
+func eachClaim(s *svc, change func(address, service.Kind), guest func(address, *svc)) {
 	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
-			t.touchAll(change(addressOf(p, f), f.Kind))
+			change(addressOf(p, f), f.Kind)
 			switch {
 			case isGuest(f.Kind):
 				guest(whole(f, p.Family), s)
 				guest(onNode(p, f), s)
-			case f.Kind == service.NodePort:
-				t.touchGuests(addressOf(p, f))
-			case !seen[p.Family]:
+			case f.Kind != service.NodePort && !seen[p.Family]:
 				seen[p.Family] = true
-				t.touchAll(change(whole(f, p.Family), f.Kind))
-				t.touchGuests(whole(f, p.Family))
+				change(whole(f, p.Family), f.Kind)
 			}
 		}
 	}
 	if n := s.healthCheckOf(); n != 0 {
 		for _, k := range checkKeys(n) {
-			t.touchAll(change(k, service.NodePort))
-			t.touchGuests(k)
+			change(k, service.NodePort)
 		}
-	}
-}
-
-func (t *Tracker) touchAll(list []claim) {
-	for _, c := range list {
-		t.touch(c.svc)
 	}
 }
 
 // update makes the next snapshot if anything changed, and returns the
 // problems that are new.
 func (t *Tracker) update() []Problem {
+	t.claims.settle()
 	if t.latest != nil && len(t.dirty) == 0 && !t.renode {
 		return nil
 	}
