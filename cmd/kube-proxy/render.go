@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -107,7 +108,7 @@ func (r *rendering) system() config.OS {
 func render(ctx context.Context, c *config.Config, r *rendering, node string, to streams) error {
 	to.out = printable.Writer(to.out)
 	o := trackOptions(c, node)
-	o.Report = func(p track.Problem) { fmt.Fprintf(to.err, "problem: %s\n", p) }
+	o.Report = func(all []track.Problem) { printProblems(to.err, all) }
 	tracker := track.New(o)
 	files := source.Manifests{
 		Paths:    r.manifests,
@@ -158,6 +159,19 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 		return fmt.Errorf("render: %w", err)
 	}
 	return bad
+}
+
+// mostProblems is how many problems that come up at once are printed and logged. The
+// rest is counted.
+const mostProblems = 20
+
+func printProblems(to io.Writer, all []track.Problem) {
+	for _, p := range all[:min(len(all), mostProblems)] {
+		fmt.Fprintf(to, "problem: %s\n", p)
+	}
+	if n := len(all) - mostProblems; n > 0 {
+		fmt.Fprintf(to, "problem: and %d more problems\n", n)
+	}
 }
 
 // renderHNS prints what a Windows node would hold, and what would change if it

@@ -4,9 +4,14 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
 )
 
 const shop = `apiVersion: v1
@@ -76,6 +81,37 @@ func TestRenderProblem(t *testing.T) {
 	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")
 	if got.Code != 0 || !strings.Contains(got.Err, "problem: service shop/web: spec.externalIPs") {
 		t.Errorf("exit %d, %s", got.Code, got.Err)
+	}
+}
+
+// TestManyProblems wants the first 20 of many problems printed and logged, and the rest
+// counted.
+func TestManyProblems(t *testing.T) {
+	const services = 100
+	var text strings.Builder
+	for i := range services {
+		fmt.Fprintf(&text, "apiVersion: v1\nkind: Service\nmetadata: {name: s%03d, namespace: shop}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n---\n", i)
+	}
+	dir := files(t, map[string]string{"a.yaml": text.String()})
+	printed := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a").Err
+	if n := strings.Count(printed, "problem: "); n != mostProblems+1 || !strings.Contains(printed, "service shop/s020:") || strings.Contains(printed, "service shop/s021:") {
+		t.Errorf("%d lines; want those on s001 to s020 and one more:\n%s", n, printed)
+	}
+	if want := fmt.Sprintf("problem: and %d more problems\n", services-1-mostProblems); !strings.Contains(printed, want) {
+		t.Errorf("%q is missing in\n%s", want, printed)
+	}
+	log, said := newLog(2)
+	noted := 0
+	tracker := newTracker(&config.Config{}, "node-a", func(track.Problem) { noted++ }, log, func() {})
+	if err := (&source.Manifests{Paths: []string{dir}, NodeName: "node-a"}).Load(t.Context(), tracker); err != nil {
+		t.Fatal(err)
+	}
+	tracker.Latest()
+	if n := strings.Count(said.String(), "belongs to"); n != mostProblems || !strings.Contains(said.String(), `kube-proxy status and /services have them all" more=79`) {
+		t.Errorf("%d problems are logged; want %d and how many more there are:\n%s", n, mostProblems, said)
+	}
+	if noted != services-1 || len(tracker.Problems()) != services-1 {
+		t.Errorf("%d problems are noted and %d known; want %d", noted, len(tracker.Problems()), services-1)
 	}
 }
 

@@ -227,9 +227,16 @@ func settleIn(ctx context.Context, p *progress, f *effective, o *observers) erro
 func newTracker(c *config.Config, node string, problem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {
 	o := trackOptions(c, node)
 	o.Changed = changed
-	o.Report = func(p track.Problem) {
-		log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
-		problem(p)
+	o.Report = func(all []track.Problem) {
+		for _, p := range all[:min(len(all), mostProblems)] {
+			log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
+		}
+		if n := len(all) - mostProblems; n > 0 {
+			log.Error(nil, "There are more problems: kube-proxy status and /services have them all", "more", n)
+		}
+		for _, p := range all {
+			problem(p)
+		}
 	}
 	tellPods(o, log)
 	return track.New(o)

@@ -44,9 +44,9 @@ type Options struct {
 	// Changed, if set, is called after each call to the Sink that may lead
 	// to a new snapshot or a new problem. It must return at once.
 	Changed func()
-	// Report, if set, is told from within Latest about each problem when it
-	// first appears.
-	Report func(Problem)
+	// Report, if set, is told from within Latest about the problems that appear,
+	// in their order.
+	Report func([]Problem)
 }
 
 // Tracker is a source.Sink that publishes snapshots. The rules of the API are
@@ -255,10 +255,8 @@ func (t *Tracker) Latest() *service.Snapshot {
 	fresh := t.update()
 	latest := t.latest
 	t.mu.Unlock()
-	if t.options.Report != nil {
-		for _, p := range fresh {
-			t.options.Report(p)
-		}
+	if t.options.Report != nil && len(fresh) > 0 {
+		t.options.Report(fresh)
 	}
 	return latest
 }

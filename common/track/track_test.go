@@ -34,7 +34,11 @@ func newWatched() *watched {
 	w.Tracker = New(Options{
 		NodeName: "a",
 		Changed:  func() { w.changes++ },
-		Report:   func(p Problem) { w.reports = append(w.reports, p.String()) },
+		Report: func(all []Problem) {
+			for _, p := range all {
+				w.reports = append(w.reports, p.String())
+			}
+		},
 	})
 	return w
 }
