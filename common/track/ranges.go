@@ -18,6 +18,7 @@ import (
 type ranges struct {
 	prefixes []netip.Prefix
 	fields   []int // where they stand
+	held     []int // how many addresses of endpoints lie in each
 	notes    []note
 }
 
@@ -30,6 +31,9 @@ func (t *Tracker) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
 		old := t.ranges[o.Name]
 		if old != nil && slices.Equal(old.prefixes, fresh.prefixes) && slices.Equal(old.fields, fresh.fields) && slices.Equal(old.notes, fresh.notes) {
 			return false
+		}
+		for _, s := range t.slices { // ranges hardly ever change, slices all the time
+			fresh.count(s, 1)
 		}
 		t.ranges[o.Name], t.renode = fresh, true
 		return true
@@ -72,8 +76,37 @@ func readRanges(o *networkingv1.ServiceCIDR) *ranges {
 		}
 		r.prefixes, r.fields = append(r.prefixes, p), append(r.fields, i)
 	}
-	r.notes = notes.all()
+	r.notes, r.held = notes.all(), make([]int, len(r.prefixes))
 	return r
+}
+
+// count takes in that n more slices like s are there. It reports whether that is the
+// first address in a range, or the last one is gone.
+func (r *ranges) count(s *slice, n int) bool {
+	moved := false
+	for i, p := range r.prefixes {
+		if service.FamilyOf(p.Addr()) != s.family {
+			continue
+		}
+		before := r.held[i]
+		for j := range s.endpoints {
+			if p.Contains(s.addr(j)) {
+				r.held[i] += n
+			}
+		}
+		moved = moved || (before > 0) != (r.held[i] > 0)
+	}
+	return moved
+}
+
+// countSlice has the ranges know of n more slices like s. The cost is that of the
+// slice: clusters have a few ranges.
+func (t *Tracker) countSlice(s *slice, n int) {
+	for _, r := range t.ranges {
+		if r.count(s, n) {
+			t.renode = true
+		}
+	}
 }
 
 // serviceCIDRs returns the ranges of all ServiceCIDRs, which may overlap, but for
@@ -86,10 +119,14 @@ func (t *Tracker) serviceCIDRs(node *service.Node) ([]netip.Prefix, []note) {
 		r := t.ranges[name]
 		notes = append(notes, r.notes...)
 		for i, p := range r.prefixes {
-			if whose := t.insideOf(p, node); whose != "" {
+			whose := t.insideOf(p, node)
+			if whose == "" && r.held[i] > 0 {
+				whose = "holds the addresses of endpoints"
+			}
+			if whose != "" {
 				notes = append(notes, note{
 					field:   "servicecidr " + name + " " + at("spec.cidrs", r.fields[i]),
-					message: fmt.Sprintf("%q holds %s; want a range for Services alone; nothing is dropped for it", p, whose),
+					message: fmt.Sprintf("%q %s; want a range for Services alone; nothing is dropped for it", p, whose),
 				})
 				continue
 			}
@@ -99,17 +136,22 @@ func (t *Tracker) serviceCIDRs(node *service.Node) ([]netip.Prefix, []note) {
 	return collapse(all), notes
 }
 
-// insideOf says what of the node and its pods lies in p, nothing if all lie
-// elsewhere. A range of pods that is wide enough to hold p says nothing.
+// insideOf says what p shares with the node and with pods, nothing if it is apart.
+// Pods get addresses from all of their range, so one that holds p is as bad as one
+// that lies in it.
 func (t *Tracker) insideOf(p netip.Prefix, node *service.Node) string {
 	for _, a := range slices.Concat(node.Addrs, t.host.Addrs) {
 		if p.Contains(a) {
-			return "the node's address " + a.String()
+			return "holds the node's address " + a.String()
 		}
 	}
 	for _, q := range slices.Concat(node.Pods.Prefixes, t.facts.pods) {
-		if p.Bits() <= q.Bits() && p.Contains(q.Addr()) {
-			return "the pods' range " + q.String()
+		switch {
+		case !p.Overlaps(q):
+		case p.Bits() <= q.Bits():
+			return "holds the pods' range " + q.String()
+		default:
+			return "lies in the pods' range " + q.String()
 		}
 	}
 	return ""

@@ -167,6 +167,7 @@ func (t *Tracker) TakeSlice(o *discoveryv1.EndpointSlice) bool {
 		i, _ := slices.BinarySearchFunc(fresh.owner.slices, fresh, bySliceName)
 		fresh.owner.slices = slices.Insert(fresh.owner.slices, i, fresh)
 		t.touch(fresh.owner)
+		t.countSlice(fresh, 1)
 		return true
 	})
 }

@@ -49,6 +49,7 @@ func (t *Tracker) dropSlice(key types.NamespacedName) bool {
 		return false
 	}
 	delete(t.slices, key)
+	t.countSlice(s, -1)
 	i := slices.Index(s.owner.slices, s)
 	s.owner.slices = slices.Delete(s.owner.slices, i, i+1)
 	t.touch(s.owner)
