@@ -88,6 +88,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 			return nil, err
 		}
 	}
+	b.relay.limits.knowPods(want.Node.Pods.Prefixes)
 	there, err := b.address.Has()
 	if err != nil {
 		return nil, fmt.Errorf("look for address %s: %w", Addrs[b.family], err)

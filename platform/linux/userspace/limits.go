@@ -6,7 +6,9 @@ package userspace
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -31,10 +33,11 @@ type Limits struct {
 	pipes    int // that there are left to make
 	services map[serviceName]int
 	spaces   map[string]int // by namespace, without listeners
-	clients  map[netip.Addr]int
+	clients  map[netip.Prefix]int
 	wave     *sync.WaitGroup
 	conns    int // of TCP
 
+	pods     atomic.Pointer[[]netip.Prefix]
 	refusals refusals
 }
 
@@ -45,7 +48,7 @@ type serviceName struct{ namespace, name string }
 type claim struct {
 	files   int
 	service serviceName
-	client  netip.Addr // invalid for a listener
+	client  netip.Prefix // invalid for a listener
 }
 
 // mostPipes is how many pipes data may pass through at the same time. More of it
@@ -61,7 +64,7 @@ func NewLimits(files int) *Limits {
 	pipes := min(mostPipes, files/32)
 	return &Limits{
 		files: files, max: files - min(1024, files/2) - 2*pipes, pipes: pipes, calm: calm,
-		services: map[serviceName]int{}, spaces: map[string]int{}, clients: map[netip.Addr]int{}, wave: &sync.WaitGroup{},
+		services: map[serviceName]int{}, spaces: map[string]int{}, clients: map[netip.Prefix]int{}, wave: &sync.WaitGroup{},
 	}
 }
 
@@ -69,6 +72,32 @@ func NewLimits(files int) *Limits {
 // that name no Service and no client, then with names. Both are empty when nothing
 // is refused any more. report must not block.
 func (l *Limits) Observe(report func(text, detail string)) { l.refusals.observe(report) }
+
+// knowPods takes in the ranges of pods.
+func (l *Limits) knowPods(ranges []netip.Prefix) {
+	if old := l.pods.Load(); old == nil || !slices.Equal(*old, ranges) {
+		l.pods.Store(&ranges)
+	}
+}
+
+// clientOf returns which addresses are one client. A host of IPv6 may take any address
+// of its network (RFC 7934), so a /64 is one. A pod has the address that it was given,
+// and those of a node have a /64 together.
+func (l *Limits) clientOf(addr netip.Addr) netip.Prefix {
+	const network = 64
+	addr = addr.Unmap().WithZone("")
+	bits := addr.BitLen()
+	if addr.Is6() && !l.isPod(addr) {
+		bits = network
+	}
+	p, _ := addr.Prefix(bits)
+	return p
+}
+
+func (l *Limits) isPod(addr netip.Addr) bool {
+	ranges := l.pods.Load()
+	return ranges != nil && slices.ContainsFunc(*ranges, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
 
 // take takes what c claims. If it may not, that is reported.
 func (l *Limits) take(c claim) bool {

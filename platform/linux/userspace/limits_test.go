@@ -7,16 +7,19 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubeproxy/common/service"
 )
 
 // wants is a claim of a Service for a client, both by number.
 func wants(s string, client int) claim {
-	return claim{files: 2, service: serviceName{"shop", s}, client: netip.AddrFrom4([4]byte{10, 0, byte(client >> 8), byte(client)})}
+	return claim{files: 2, service: serviceName{"shop", s}, client: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(client >> 8), byte(client)}), 32)}
 }
 
 // fill takes as much as next may have, and returns how many files that is.
@@ -66,6 +69,37 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// TestNetworksOfClients has one host of IPv6 come from ever new addresses of its network,
+// which is one client. Pods that are known have an address each.
+func TestNetworksOfClients(t *testing.T) {
+	l := NewLimits(4096)
+	to := target{name: service.PortName{Namespace: "shop", Name: "web"}}
+	host := func(prefix string) func(int) claim {
+		return func(n int) claim {
+			addr := netip.MustParseAddr(fmt.Sprint(prefix, strconv.FormatInt(int64(n)+1, 16)))
+			return to.claimOf(l.clientOf(addr), filesOfTCP)
+		}
+	}
+	if got := fill(l, host("2001:db8::")); got > l.max/4 || got < l.max/4-4 {
+		t.Errorf("one host has %d of %d; want a quarter", got, l.max)
+	}
+	if !l.take(host("2001:db8:0:1::")(0)) {
+		t.Error("a host of another network is refused")
+	}
+	l = NewLimits(4096)
+	l.knowPods([]netip.Prefix{netip.MustParsePrefix("fd00::/48")})
+	if got := fill(l, host("fd00::")); got < l.max/2-4 {
+		t.Errorf("pods of one node have %d of %d; want as much as a Service may have", got, l.max)
+	}
+	for addr, want := range map[string]string{
+		"::ffff:10.0.0.1": "10.0.0.1/32", "10.0.0.1": "10.0.0.1/32", "fe80::1%eth0": "fe80::/64", "fd00::1": "fd00::1/128", "2001:db8:0:0:f::1": "2001:db8::/64",
+	} {
+		if got := l.clientOf(netip.MustParseAddr(addr)).String(); got != want {
+			t.Errorf("%s belongs to client %s; want %s", addr, got, want)
+		}
+	}
+}
+
 // TestManyGreedyServices of one namespace leave room for those of others.
 func TestManyGreedyServices(t *testing.T) {
 	l := NewLimits(4096)
@@ -77,7 +111,7 @@ func TestManyGreedyServices(t *testing.T) {
 		t.Errorf("one namespace has %d of %d", greedy, l.max)
 	}
 	other := func(n int) claim {
-		return claim{2, serviceName{"bank", "web"}, netip.AddrFrom4([4]byte{10, 1, 0, byte(n)})}
+		return claim{2, serviceName{"bank", "web"}, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(n)}), 32)}
 	}
 	if got := fill(l, other); got < l.max/7 {
 		t.Errorf("a neighbour has %d of %d", got, l.max)
@@ -122,7 +156,7 @@ func TestFilesComeBack(t *testing.T) {
 func TestLateAnswersNeedRoom(t *testing.T) {
 	l := NewLimits(256) // 112 for relaying
 	for n := 1; n <= 5; n++ {
-		c := claim{1, serviceName{"shop", "dns"}, netip.MustParseAddr("10.0.0.1")}
+		c := claim{1, serviceName{"shop", "dns"}, netip.MustParsePrefix("10.0.0.1/32")}
 		l.take(c)
 		if got, want := l.ample(c), n <= 3; got != want {
 			t.Errorf("with %d clients there is room: %t, want %t", n, got, want)

@@ -35,7 +35,7 @@ func Reasons() []Reason {
 type refusal struct {
 	why     Reason
 	service serviceName
-	client  netip.Addr
+	client  netip.Prefix
 	text    string // what the system said
 }
 
@@ -123,6 +123,9 @@ func (e *episode) name(x refusal) {
 	switch {
 	case x.why == ClientShare:
 		name = x.client.String()
+		if x.client.IsSingleIP() {
+			name = x.client.Addr().String()
+		}
 	case x.why == NamespaceShare:
 		name = x.service.namespace
 	case x.service != serviceName{}:

@@ -67,9 +67,9 @@ func (t *target) claim() claim {
 }
 
 // claimOf is for files of a client.
-func (t *target) claimOf(client netip.Addr, files int) claim {
+func (t *target) claimOf(client netip.Prefix, files int) claim {
 	c := t.claim()
-	c.files, c.client = files, client.Unmap()
+	c.files, c.client = files, client
 	return c
 }
 

@@ -121,7 +121,7 @@ func (l *tcpListener) accept() {
 			continue
 		}
 		rest = leastRest
-		who := l.target.claimOf(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(), filesOfTCP)
+		who := l.target.claimOf(l.limits.clientOf(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()), filesOfTCP)
 		hops, ok := nextHops(synHops(c))
 		if !ok {
 			l.limits.refuse(Loop, who)

@@ -122,7 +122,7 @@ func (r *relay) read(c *net.UDPConn, taken *atomic.Bool) (from netip.AddrPort, p
 func (l *udpListener) pass(from netip.AddrPort, p *packet, n int) {
 	hops, ok := nextHops(p.hops)
 	if !ok {
-		l.limits.refuse(Loop, l.target.claimOf(from.Addr(), 1))
+		l.limits.refuse(Loop, l.target.claimOf(l.limits.clientOf(from.Addr()), 1))
 		return
 	}
 	for range 2 {
@@ -148,7 +148,7 @@ func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 		return s
 	}
 	e, ok := l.target.choose(l.policy, client.Addr(), nil)
-	who := l.target.claimOf(client.Addr(), 1)
+	who := l.target.claimOf(l.limits.clientOf(client.Addr()), 1)
 	if !ok || !l.limits.take(who) {
 		return nil
 	}
