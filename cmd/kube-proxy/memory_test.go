@@ -10,6 +10,8 @@ import (
 	"testing/fstest"
 
 	"k8s.io/klog/v2"
+
+	"kubeproxy/config"
 )
 
 // The runtime keeps to nine tenths of the cgroup's limit, and to GOMEMLIMIT where that
@@ -25,7 +27,7 @@ func TestMemoryLimit(t *testing.T) {
 	for env, want := range map[string]int64{"": limit / 100 * 90, "5GiB": math.MaxInt64} {
 		t.Setenv("GOMEMLIMIT", env)
 		debug.SetMemoryLimit(math.MaxInt64)
-		limitMemory(klog.Logger{}, root)
+		limitMemory(klog.Logger{}, root, config.NFTables)
 		if got := debug.SetMemoryLimit(-1); got != want {
 			t.Errorf("GOMEMLIMIT %q: a soft limit of %d, want %d", env, got, want)
 		}
@@ -35,8 +37,11 @@ func TestMemoryLimit(t *testing.T) {
 func TestSoftLimit(t *testing.T) {
 	const mb = 1 << 20
 	for limit, want := range map[int64]int64{32 * mb: 16 * mb, 64 * mb: 40 * mb, 128 * mb: 104 * mb, 1000 * mb: 900 * mb} {
-		if got := softLimit(limit); got != want {
+		if got := softLimit(limit, config.NFTables); got != want {
 			t.Errorf("%d of %d, want %d", got, limit, want)
+		}
+		if got := softLimit(limit, config.IPTables); got != limit/4 {
+			t.Errorf("mode iptables: %d of %d, want a quarter", got, limit)
 		}
 	}
 }

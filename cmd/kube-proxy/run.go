@@ -99,7 +99,7 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	}
 	ctx = klog.NewContext(ctx, log.Logger)
 	tell(log.Logger, c)
-	limitMemory(log.Logger, os.DirFS("/"))
+	limitMemory(log.Logger, os.DirFS("/"), c.Mode)
 	switch {
 	case o.config.WriteConfigTo != "":
 		return writeConfig(c, o.config.WriteConfigTo, to.out)
@@ -157,6 +157,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		return err
 	}
 	c, backends := x.config, x.backends
+	limitMemory(log, os.DirFS("/"), modeOf(c))
 	announce(log, o, x)
 	watchers := newObservers(c, backends, node, contact, log)
 	watchers.doWithout(ctx, x)
