@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	yamlv3 "go.yaml.in/yaml/v3"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // What a file may ask for. A file of any content takes time in proportion to its
@@ -37,6 +38,7 @@ type costs struct {
 	size  int    // of the file
 	trees int    // bytes that the library read
 	scans int    // bytes looked through for lines
+	over  int    // values beyond what so many bytes may have
 	plain []byte // to be used again for the next document
 }
 
@@ -95,15 +97,42 @@ func (d *decoded) refuse(k key, describe func() bad) {
 }
 
 // dense refuses an object that is too large, or that has far more values than text:
-// a value takes a hundred bytes, whatever is in it.
-func dense(text []byte) error {
+// a value takes a hundred bytes, whatever is in it. Small objects may have many, but not
+// all of a file.
+func (c *costs) dense(text []byte) error {
 	if len(text) > maxObject {
 		return fmt.Errorf("the object has %d bytes; want at most %d, as an API server does", len(text), maxObject)
 	}
-	if n := bytes.Count(text, []byte(",")); n > 10_000+len(text)/12 {
+	const spare, perValue = 10_000, 16
+	n := bytes.Count(text, []byte(","))
+	over := max(0, n-len(text)/perValue)
+	if c.over+over > spare {
 		return fmt.Errorf("the object has %d values in %d bytes; want no long lists of empty values", n, len(text))
 	}
+	c.over += over
 	return nil
+}
+
+// compact frees what a decoder took in advance for longer lists. A cluster has tens of
+// thousands of endpoints, which have one address each.
+func compact(value any) {
+	s, is := value.(*discoveryv1.EndpointSlice)
+	if !is {
+		return
+	}
+	s.Endpoints = exact(s.Endpoints)
+	for i := range s.Endpoints {
+		s.Endpoints[i].Addresses = exact(s.Endpoints[i].Addresses)
+	}
+}
+
+func exact[T any](list []T) []T {
+	if len(list) == 0 || cap(list) == len(list) {
+		return list
+	}
+	fresh := make([]T, len(list))
+	copy(fresh, list)
+	return fresh
 }
 
 // aliases refuses YAML in which aliases stand for much more than is written.

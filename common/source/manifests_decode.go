@@ -284,7 +284,7 @@ func (d *decoder) once(text string) {
 // fill decodes the item into value and checks what identifies it.
 func (i item) fill(value metav1.Object, k key, out *decoded) error {
 	var errs []error
-	if err := dense(i.text); err != nil {
+	if err := out.costs.dense(i.text); err != nil {
 		return err
 	}
 	if i.strict != nil {
@@ -297,6 +297,7 @@ func (i item) fill(value metav1.Object, k key, out *decoded) error {
 	errs = append(errs, i.explainAll(value, strict, out)...)
 	value.SetNamespace(k.name.Namespace)
 	value.SetManagedFields(nil)
+	compact(value)
 	return joinLine(append(errs, identity(value)...))
 }
 

@@ -34,6 +34,13 @@ var floods = map[string]func(size int) string{
 	"one of many ports": func(size int) string {
 		return `{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"ports":[` + strings.TrimSuffix(repeated("{},", size), ",") + `]}}`
 	},
+	"large slices of endpoints":       func(size int) string { return floodOfSlices(`{"addresses":["10.0.0.1"]}`, maxObject-1000, size) },
+	"small slices of empty endpoints": func(size int) string { return floodOfSlices(`{}`, 30_000, size) },
+	"tiny slices of empty endpoints":  func(size int) string { return floodOfSlices(`{}`, 3000, size) },
+	"slices of little endpoints":      func(size int) string { return floodOfSlices(`{"zone":""}`, 100_000, size) },
+	"slices of empty addresses": func(size int) string {
+		return floodOfSlices(`{"addresses":["","","","","","","","",""]}`, 100_000, size)
+	},
 	"a sequence":        func(size int) string { return repeated("- a\n", size) },
 	"a flow sequence":   func(size int) string { return "[" + repeated("a,", size) + "]" },
 	"brackets":          func(size int) string { return repeated("[", size) },
@@ -56,6 +63,16 @@ var floods = map[string]func(size int) string{
 		}
 		return repeated(text+"---\n", size)
 	},
+}
+
+// floodOfSlices has slices with so many bytes of an endpoint each.
+func floodOfSlices(endpoint string, each, size int) string {
+	var all []string
+	for i := range (size + each - 1) / each {
+		all = append(all, fmt.Sprintf(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"a%d"},"addressType":"IPv4","endpoints":[%s]}`,
+			i, strings.TrimSuffix(repeated(endpoint+",", min(each, size)), ",")))
+	}
+	return `{"apiVersion":"v1","kind":"List","items":[` + strings.Join(all, ",") + "]}"
 }
 
 func repeated(text string, size int) string { return strings.Repeat(text, size/len(text)+1) }
