@@ -26,9 +26,9 @@ func TestStartsWithLittleMemory(t *testing.T) {
 		way                           string
 		few, limitOfFew, many, ofMany int
 	}{
-		{"nftables", 1000, 40, 5000, 96},
-		{"iptables-nft", 1000, 64, 5000, 240},
-		{"iptables-legacy", 1000, 48, 5000, 160},
+		{"nftables", 1000, 40, 5000, 88},
+		{"iptables-nft", 1000, 64, 5000, 224},
+		{"iptables-legacy", 1000, 48, 5000, 128},
 	} {
 		t.Run(tt.way, func(t *testing.T) {
 			services, limit := tt.few, tt.limitOfFew
