@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -18,7 +20,11 @@ import (
 
 	logsapi "k8s.io/component-base/logs/api/v1"
 
+	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
 )
 
 // forged is how a line would begin that somebody slipped into an output.
@@ -42,6 +48,7 @@ func FuzzOutputs(f *testing.F) {
 		hostileArguments(t, s)
 		hostileAnswer(t, s)
 		hostileLog(t, s)
+		hostileServers(t, s)
 	})
 }
 
@@ -197,6 +204,26 @@ func poison(v reflect.Value, s string, depth int) {
 		poison(value, s, depth+1)
 		v.Set(reflect.MakeMap(v.Type()))
 		v.SetMapIndex(key, value)
+	}
+}
+
+// hostileServers has s in what the servers for health and Services answer.
+func hostileServers(t *testing.T, s string) {
+	t.Helper()
+	m := health.New(health.Options{Families: []service.Family{service.IPv4}})
+	m.SetCondition("x", s)
+	m.Result(service.IPv4, reconcile.Result{Err: errors.New(s)})
+	b := &servicestate.Book{Problems: func() []servicestate.Problem {
+		return []servicestate.Problem{{Namespace: "shop", Name: s, Field: s, Message: s}}
+	}}
+	about := func() servicestate.About { return servicestate.About{Mode: s, Node: s, Health: m.Report()} }
+	for path, h := range map[string]http.Handler{"/healthz": m.Handler(health.Listener{}), "/services": b.Handler(about)} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		wellPrinted(t, path, w.Body.String())
+		if !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%s: no JSON: %q", path, w.Body)
+		}
 	}
 }
 

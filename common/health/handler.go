@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 
+	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 )
 
@@ -84,7 +85,7 @@ func (r *Report) only(name string) bool {
 // ReplyJSON answers with body.
 func ReplyJSON(w http.ResponseWriter, status int, body any) {
 	var text bytes.Buffer
-	e := json.NewEncoder(&text)
+	e := json.NewEncoder(printable.Writer(&text)) // curl writes it to a terminal
 	e.SetEscapeHTML(false)
 	if err := e.Encode(body); err != nil {
 		replyText(w, http.StatusInternalServerError, "encode the answer: "+err.Error())
