@@ -101,10 +101,12 @@ check: setup formatted vet lint controlplane prefix machine ## everything that r
 	@$(in_vm)
 
 .PHONY: nightly
-nightly: setup controlplane prefix machine ## the long forms of all tests: campaigns of an attacker, floods, kills, soaks; hours
+nightly: setup controlplane prefix machine ## the long forms of all tests: campaigns of an attacker, floods, kills, soaks, fuzzing for FUZZTIME each; hours
 	@echo "== nightly"
 	@KUBEPROXY_NIGHTLY=1 KUBEPROXY_SOAK=30m $(report) \
 		-count=1 -timeout 6h ./...
+	@echo "== fuzz"
+	@build/fuzz.sh $(FUZZTIME)
 
 .PHONY: e2e
 e2e: controlplane ## the tests against a real API server alone; builds it the first time, in five to ten minutes
