@@ -211,6 +211,7 @@ func TestPersist(t *testing.T) {
 	}{
 		"at once":             {[]error{nil}, []Filter{narrow}, nil},
 		"overrun":             {[]error{unix.ENOBUFS, unix.EINTR, nil}, []Filter{narrow, narrow, narrow}, nil},
+		"no memory":           {[]error{unix.ENOMEM, unix.ENOMEM, nil}, []Filter{narrow, narrow, narrow}, nil},
 		"overrun for ever":    {slices.Repeat([]error{unix.ENOBUFS}, 5), slices.Repeat([]Filter{narrow}, 5), unix.ENOBUFS},
 		"filter refused":      {[]error{unix.EOPNOTSUPP, nil}, []Filter{narrow, wide}, nil},
 		"not there":           {[]error{unix.EINVAL, unix.EINVAL}, []Filter{narrow, wide}, errors.ErrUnsupported},

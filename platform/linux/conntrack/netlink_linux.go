@@ -41,7 +41,7 @@ func persist(f Filter, dump func(Filter) error) error {
 			f = Filter{Family: f.Family}
 		case invalid:
 			return fmt.Errorf("%w: the kernel lacks nf_conntrack_netlink: %w", errors.ErrUnsupported, err)
-		case !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR):
+		case !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.EINTR):
 			return err
 		}
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // codes are what a kernel refuses with.
-var codes = [...]unix.Errno{unix.EBUSY, unix.ENOENT, unix.EEXIST, unix.ENOBUFS, unix.ESRCH, unix.EINTR}
+var codes = [...]unix.Errno{unix.EBUSY, unix.ENOENT, unix.EEXIST, unix.ENOBUFS, unix.ESRCH, unix.EINTR, unix.ENOMEM}
 
 // unreliable is the kernel behind a line that fails: of what it is asked for,
 // some is refused, and some is done and said to have been refused.

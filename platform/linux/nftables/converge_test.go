@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -20,6 +21,9 @@ import (
 )
 
 var errInjected = errors.New("injected")
+
+// refusals are what a kernel says that does nothing.
+var refusals = []error{errInjected, fmt.Errorf("%w: %w", errInjected, syscall.ENOMEM)}
 
 // TestConvergesAfterRefusals does rounds that the kernel refuses here and
 // there, and others meddle with; one clean round must reach the goal, and
@@ -36,7 +40,7 @@ func TestConvergesAfterRefusals(t *testing.T) {
 			want = service.New(uint64(n), w.Node(), ports)
 			k.refuse = func([]op) error {
 				if w.Coin("refuse") {
-					return errInjected
+					return refusals[w.Pick("refusal", len(refusals))]
 				}
 				return nil
 			}
