@@ -43,6 +43,7 @@ type installed struct {
 	model    *model
 	listed   time.Time
 	took     time.Duration // of the listing
+	relisted *look         // that began before endpoints were listed last
 	claims   claims
 	limits   map[service.PortName][]error
 	notes    reconcile.Notes // copied before they are changed
@@ -56,10 +57,15 @@ type installed struct {
 // Plan implements reconcile.Backend. While the last listing is fresh enough,
 // its cost follows the difference between want and the last snapshot. A round
 // for the same snapshot is a resync, and lists, unless it is about endpoints
-// that were waited for.
+// that were waited for. Changes do not wait for a listing but for the first one,
+// and one after doubtful answers.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	plan := b.planAll
-	if b.continues(want) {
+	switch {
+	case !b.continues(want):
+	case b.due(want):
+		plan = b.planLook
+	default:
 		plan = b.planChanges
 	}
 	p, err := plan(ctx, want)
@@ -75,13 +81,19 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 // continues reports that want can be reached from what is known.
 func (b *Backend) continues(want *service.Snapshot) bool {
 	h := b.have
+	return h != nil && h.snapshot.Node == want.Node && h.snapshot.Partial == want.Partial
+}
+
+// due reports that what is known should be compared with another listing.
+func (b *Backend) due(want *service.Snapshot) bool {
+	h := b.have
 	switch {
-	case h == nil || h.snapshot.Node != want.Node || h.snapshot.Partial != want.Partial:
-		return false
-	case h.snapshot == want && len(h.again) == 0:
-		return h.took > b.resync/2 && b.age() < pauses*h.took
+	case h.snapshot != want || len(h.again) > 0:
+		return b.age() > max(b.resync, pauses*h.took)
+	case b.host.patience > 0 && h.took > b.host.patience && b.age() <= h.took:
+		return false // a change has used the listing that this round is for
 	}
-	return b.age() <= max(b.resync, pauses*h.took)
+	return h.took <= b.resync/2 || b.age() >= pauses*h.took
 }
 
 // pauses is how much longer than a listing the pause after it is, where one for
@@ -109,12 +121,25 @@ func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, e
 	if err != nil {
 		return nil, fmt.Errorf("list what HNS holds: %w", err)
 	}
-	site, reserve, err := b.survey(l, want.Node)
+	now := b.host.now()
+	return b.planFrom(ctx, want, before, held{l, now, now.Sub(start)})
+}
+
+// held is what HNS held at a time, and how long it took to list.
+type held struct {
+	Listing
+	at   time.Time
+	took time.Duration
+}
+
+// planFrom plans from a listing. Before is what was known until then.
+func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *installed, l held) (*plan, error) {
+	site, reserve, err := b.survey(l.Listing, want.Node)
 	if err != nil {
 		return nil, err
 	}
 	p := &plan{backend: b, reserve: reserve, whole: true, next: &installed{
-		snapshot: want, site: site, model: newModel(l, site.Network.ID), listed: b.host.now(), took: b.host.now().Sub(start),
+		snapshot: want, site: site, model: newModel(l.Listing, site.Network.ID), listed: l.at, took: l.took,
 	}}
 	p.work = b.workAll(p.next, before)
 	if before != nil && before.clean {
@@ -282,6 +307,7 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 // relist brings the endpoints up to date: those of this node come and go
 // without us.
 func (b *Backend) relist(ctx context.Context, next *installed) error {
+	next.relisted = b.host.current()
 	l, err := b.host.driver.List(ctx, Endpoints)
 	if err != nil {
 		b.have = nil

@@ -25,7 +25,14 @@ type Host struct {
 	now    func() time.Time
 	turn   chan struct{} // full while somebody lists
 
+	// patience is how long a resync waits for its listing, 0 for as long as it
+	// takes.
+	patience time.Duration
+
 	mu      sync.Mutex
+	spoils  int                       // looks in a row that changes spoilt
+	looking *look                     // the latest, nil if another listing came after it
+	touched map[service.Family]func() // called after looks that nobody waited for
 	listing Listing
 	listed  time.Time
 	seen    [2]bool         // families that have seen listing
@@ -54,17 +61,20 @@ type Host struct {
 // NewHost returns the Host of the named node. Note is told of decisions, each
 // a sentence, once.
 func NewHost(d Driver, s Store, node string, note func(string)) *Host {
-	return &Host{
-		driver: d, store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true,
+	h := &Host{
+		store: s, node: node, note: note, now: time.Now, turn: make(chan struct{}, 1), said: map[string]bool{}, inPlace: true,
 		resting: map[string]rest{}, refusals: map[Key]refusal{}, halts: map[owner]rest{}, shortages: map[pool]rest{},
+		patience: patience, touched: map[service.Family]func(){},
 	}
+	h.driver = &noting{d, h}
+	return h
 }
 
 // reload reads the record and HNS again: another process has changed both.
 func (h *Host) reload() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.loaded, h.listed = false, time.Time{}
+	h.loaded, h.listed, h.looking = false, time.Time{}, nil
 }
 
 // shared is how long the listing of one family is good for the other one,
@@ -87,7 +97,7 @@ func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
 		return Listing{}, err
 	}
 	h.settle(l, known)
-	h.listing, h.listed, h.seen = l, h.now(), [2]bool{}
+	h.listing, h.listed, h.seen, h.looking = l, h.now(), [2]bool{}, nil
 	h.seen[f] = true
 	return l, nil
 }

@@ -58,6 +58,7 @@ func (b *bench) restart() { b.restartOn(b.hns) }
 func (b *bench) restartOn(d Driver) {
 	h := NewHost(d, b.store, "node-a", func(s string) { b.notes = append(b.notes, s) })
 	h.now = func() time.Time { return b.now }
+	h.patience = 0 // no listing goes on beside what a test does
 	b.backend = New(h, service.IPv4, b.options, 30*time.Second)
 	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
 }

@@ -1,0 +1,264 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// patience is how long a round that is a resync waits for a listing. One that
+// takes longer goes on while changes are programmed, and a later round uses it.
+const patience = 100 * time.Millisecond
+
+// look is a listing that goes on while changes are programmed. What it says of
+// objects that were written meanwhile does not count.
+type look struct {
+	begun   time.Time
+	done    chan struct{}   // closed when the rest is set
+	wrote   map[string]bool // IDs and keys that were written since it began
+	seen    [2]bool         // families that have used it
+	listing Listing
+	ended   time.Time
+	took    time.Duration
+	err     error
+}
+
+var _ reconcile.Watcher = (*Backend)(nil)
+
+// Watch implements reconcile.Watcher: what others did shows when a listing has
+// ended that no round waited for.
+func (b *Backend) Watch(ctx context.Context, touched func()) error {
+	b.host.onLook(b.family, touched)
+	<-ctx.Done()
+	b.host.onLook(b.family, nil)
+	return nil
+}
+
+func (h *Host) onLook(f service.Family, touched func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.touched[f] = touched
+}
+
+// planLook compares everything with a listing that goes on meanwhile. Until it has
+// ended, changes are planned from what is known.
+func (b *Backend) planLook(ctx context.Context, want *service.Snapshot) (*plan, error) {
+	h := b.host
+	if h.patience == 0 {
+		return b.planAll(ctx, want)
+	}
+	l := h.lookFor(ctx, b.family)
+	var wait time.Duration
+	if b.have.snapshot == want {
+		wait = time.Until(l.begun.Add(h.patience))
+	}
+	if !l.await(ctx, wait) {
+		return b.planChanges(ctx, want)
+	}
+	listing, ok := h.since(l, b.family, b.have)
+	switch {
+	case ok && h.spoilt(l):
+		return b.planChanges(ctx, want) // and the next round begins another
+	case !ok || errors.Is(l.err, ErrNotFound):
+		return b.planAll(ctx, want)
+	}
+	before := b.have
+	b.have = nil
+	if l.err != nil {
+		return nil, fmt.Errorf("list what HNS holds: %w", l.err)
+	}
+	return b.planFrom(ctx, want, before, held{listing, l.ended, l.took})
+}
+
+// lookFor returns the look that goes on or ended just now, else a new one. A family
+// never gets the same one twice.
+func (h *Host) lookFor(ctx context.Context, f service.Family) *look {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l := h.looking; l != nil && !l.seen[f] && (l.ended.IsZero() || h.now().Sub(l.ended) < shared) {
+		return l
+	}
+	l := &look{begun: time.Now(), done: make(chan struct{}), wrote: map[string]bool{}}
+	h.looking = l
+	go h.carryOut(context.WithoutCancel(ctx), l, h.now(), h.known())
+	return l
+}
+
+// current returns the latest look, nil if it does not count any more.
+func (h *Host) current() *look {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.looking
+}
+
+// carryOut lists. What is known of objects that were not written since it began is
+// settled.
+func (h *Host) carryOut(ctx context.Context, l *look, start time.Time, known []string) {
+	listing, err := h.driver.List(ctx, All)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer close(l.done)
+	l.listing, l.err, l.ended = listing, err, h.now()
+	l.took = l.ended.Sub(start)
+	if h.looking != l { // a newer listing counts
+		return
+	}
+	if err == nil {
+		h.settle(listing, without(known, l.wrote))
+	}
+	for _, touched := range h.touched {
+		if touched != nil && time.Since(l.begun) > h.patience {
+			touched()
+		}
+	}
+}
+
+func without(all []string, these map[string]bool) []string {
+	var rest []string
+	for _, x := range all {
+		if !these[x] {
+			rest = append(rest, x)
+		}
+	}
+	return rest
+}
+
+// await reports whether l ends in time.
+func (l *look) await(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(max(wait, 0))
+	defer timer.Stop()
+	select {
+	case <-l.done:
+		return true
+	default:
+	}
+	select {
+	case <-l.done:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// mostSpoilt is how many looks in a row may fail because of changes.
+const mostSpoilt = 5
+
+// spoilt reports that l failed because something went away meanwhile, which may
+// have been a change of ours. If that has happened often, HNS is to be listed while
+// changes wait.
+func (h *Host) spoilt(l *look) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !errors.Is(l.err, ErrNotFound) || len(l.wrote) == 0 {
+		h.spoils = 0
+		return false
+	}
+	h.spoils++
+	return h.spoils <= mostSpoilt
+}
+
+// since returns what HNS holds, for one family: what l says, but for what the
+// family wrote since l began, which is known from before. It is not ok if l does not
+// count any more.
+func (h *Host) since(l *look, f service.Family, before *installed) (_ Listing, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l.seen[f] = true
+	if h.looking != l {
+		return Listing{}, false
+	}
+	if len(l.wrote) == 0 && before.relisted != l {
+		return l.listing, true
+	}
+	merged := Listing{Version: l.listing.Version, Networks: l.listing.Networks}
+	wroteEndpoint := func(e *Endpoint) bool {
+		return before.relisted == l || l.wrote[e.ID] && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == f
+	}
+	wroteBalancer := func(lb *LoadBalancer) bool {
+		return lb.Family == f && (l.wrote[lb.ID] || l.wrote[lb.Key.String()])
+	}
+	for i := range l.listing.Endpoints {
+		if e := &l.listing.Endpoints[i]; !wroteEndpoint(e) {
+			merged.Endpoints = append(merged.Endpoints, *e)
+		}
+	}
+	for i := range l.listing.LoadBalancers {
+		if lb := &l.listing.LoadBalancers[i]; !wroteBalancer(lb) {
+			merged.LoadBalancers = append(merged.LoadBalancers, *lb)
+		}
+	}
+	for _, e := range before.model.endpoints {
+		if e != nil && wroteEndpoint(e) {
+			merged.Endpoints = append(merged.Endpoints, *e)
+		}
+	}
+	for _, lb := range before.model.balancers {
+		if lb != nil && wroteBalancer(lb) {
+			merged.LoadBalancers = append(merged.LoadBalancers, *lb)
+		}
+	}
+	return merged, true
+}
+
+// noteWrite notes objects that are written, by ID or key.
+func (h *Host) noteWrite(objects ...string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.looking == nil {
+		return
+	}
+	for _, x := range objects {
+		h.looking.wrote[x] = true
+	}
+}
+
+// noting is a Driver that notes what is written, before and after: a look may begin
+// or end while HNS does it.
+type noting struct {
+	Driver
+	host *Host
+}
+
+// CreateEndpoint implements Driver.
+func (n *noting) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	made, err := n.Driver.CreateEndpoint(ctx, e)
+	n.host.noteWrite(made.ID)
+	return made, err
+}
+
+// DeleteEndpoint implements Driver.
+func (n *noting) DeleteEndpoint(ctx context.Context, id string) error {
+	n.host.noteWrite(id)
+	defer n.host.noteWrite(id)
+	return n.Driver.DeleteEndpoint(ctx, id)
+}
+
+// CreateLoadBalancer implements Driver.
+func (n *noting) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+	n.host.noteWrite(lb.Key.String())
+	id, err := n.Driver.CreateLoadBalancer(ctx, lb)
+	n.host.noteWrite(lb.Key.String(), id)
+	return id, err
+}
+
+// UpdateLoadBalancer implements Driver.
+func (n *noting) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	n.host.noteWrite(lb.ID, lb.Key.String())
+	defer n.host.noteWrite(lb.ID, lb.Key.String())
+	return n.Driver.UpdateLoadBalancer(ctx, lb)
+}
+
+// DeleteLoadBalancer implements Driver.
+func (n *noting) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
+	n.host.noteWrite(lb.ID, lb.Key.String())
+	defer n.host.noteWrite(lb.ID, lb.Key.String())
+	return n.Driver.DeleteLoadBalancer(ctx, lb)
+}
