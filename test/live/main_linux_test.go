@@ -13,4 +13,7 @@ import (
 // kubeProxy is the proxy, built anew for each run of the tests.
 var kubeProxy program.Program
 
-func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
+func TestMain(m *testing.M) {
+	confined()
+	os.Exit(program.Main(m, &kubeProxy))
+}
