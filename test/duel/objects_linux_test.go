@@ -48,6 +48,7 @@ type app struct {
 	spec            corev1.ServiceSpec // without addresses
 	ingress         string
 	target          int32
+	annotations     map[string]string
 	// pods are addresses: /t is terminating and serving, /d terminating and
 	// not serving, /n not ready.
 	pods []string
@@ -68,6 +69,7 @@ func (a app) but(change func(*corev1.ServiceSpec)) app {
 
 func (a app) service() *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: a.name}, Spec: *a.spec.DeepCopy()}
+	s.Annotations = a.annotations
 	s.Spec.ClusterIP, s.Spec.ClusterIPs = a.clusterIP, []string{a.clusterIP}
 	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
 	if a.ingress != "" {
