@@ -16,7 +16,7 @@ DATE      := $(shell git log -1 --format=%cI 2>/dev/null)
 E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
 
 # The packages whose tests run Windows programs under Wine.
-WINE := ./test/duel ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
+WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
 # The packages that make test runs: those that need neither an API server, nor Wine,
 # nor a virtual machine.

@@ -20,7 +20,7 @@ func checkState(s *source) []finding {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:
 			if d.Recv == nil && d.Name.Name == "init" {
-				found = append(found, s.at(d).says("init function: let main call it"))
+				found = append(found, s.at(d).report("init function: let main call it"))
 			}
 		case *ast.GenDecl:
 			if d.Tok == token.VAR && !s.test() {
@@ -39,7 +39,7 @@ func variables(s *source, d *ast.GenDecl) []finding {
 		case v.Names[0].Name == "_", embedded(d, v), len(v.Values) > 0 && !slices.ContainsFunc(v.Values, changeable):
 		case s.dir() == "cmd/kube-proxy" && v.Names[0].Name == "version": // set by the linker
 		default:
-			found = append(found, s.at(v).says("package variable %s: only error sentinels and tables", v.Names[0].Name))
+			found = append(found, s.at(v).report("package variable %s: only error sentinels and tables", v.Names[0].Name))
 		}
 	}
 	return found
@@ -88,13 +88,13 @@ func checkNames(s *source) []finding {
 	words = append(words, path.Base(s.dir()), s.tree.Name.Name)
 	for _, w := range words {
 		if slices.Contains(vague, w) {
-			found = append(found, s.at(s.tree).says("%q says nothing: name what it does", w))
+			found = append(found, s.at(s.tree).report("%q says nothing: name what it does", w))
 		}
 	}
 	for _, decl := range s.tree.Decls {
 		for _, id := range declared(decl) {
 			if meaningless(id.Name) {
-				found = append(found, s.at(id).says("%s: drop Get, Impl, Helper and Util from the name", id.Name))
+				found = append(found, s.at(id).report("%s: drop Get, Impl, Helper and Util from the name", id.Name))
 			}
 		}
 	}
@@ -145,12 +145,12 @@ func checkDocs(s *source) []finding {
 	}
 	var found []finding
 	missing := func(id *ast.Ident) {
-		found = append(found, s.at(id).says("%s has no doc comment", id.Name))
+		found = append(found, s.at(id).report("%s has no doc comment", id.Name))
 	}
 	for _, decl := range s.tree.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:
-			if d.Doc == nil && d.Name.IsExported() && reachable(d) && !familiar(d) {
+			if d.Doc == nil && d.Name.IsExported() && reachable(d) && !isStandardMethod(d) {
 				missing(d.Name)
 			}
 		case *ast.GenDecl:
@@ -182,8 +182,8 @@ func reachable(d *ast.FuncDecl) bool {
 	}
 }
 
-// familiar reports a method whose meaning the language fixes.
-func familiar(d *ast.FuncDecl) bool {
+// isStandardMethod reports a method whose meaning the language fixes.
+func isStandardMethod(d *ast.FuncDecl) bool {
 	return d.Recv != nil && slices.Contains([]string{"Error", "Unwrap", "Len", "Less", "Swap"}, d.Name.Name)
 }
 

@@ -80,7 +80,7 @@ type position struct {
 	line int
 }
 
-func (p position) says(format string, args ...any) finding {
+func (p position) report(format string, args ...any) finding {
 	return finding{p.line, fmt.Sprintf(format, args...)}
 }
 
@@ -127,8 +127,8 @@ func misdocumented(comments map[string]int) []string {
 
 func isGo(path string) bool { return filepath.Ext(path) == ".go" }
 
-// foreign are folders whose files the rules do not concern.
-var foreign = []string{".git", "bin", "testdata", "build/.cache"}
+// skippedFolders are folders whose files the rules do not concern.
+var skippedFolders = []string{".git", "bin", "testdata", "build/.cache"}
 
 // tree reads the module's files for which want is true, by path.
 func tree(t *testing.T, want func(path string) bool) map[string][]byte {
@@ -139,7 +139,7 @@ func tree(t *testing.T, want func(path string) bool) map[string][]byte {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (slices.Contains(foreign, path) || slices.Contains(foreign, d.Name())):
+		case d.IsDir() && (slices.Contains(skippedFolders, path) || slices.Contains(skippedFolders, d.Name())):
 			return fs.SkipDir
 		case !d.Type().IsRegular() || !want(path):
 			return nil

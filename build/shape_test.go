@@ -20,11 +20,11 @@ const (
 func checkLength(s *source) []finding {
 	var found []finding
 	if n := bytes.Count(s.text, []byte("\n")); n > maxFileLines {
-		found = append(found, s.at(s.tree).says("file has %d lines, limit %d", n, maxFileLines))
+		found = append(found, s.at(s.tree).report("file has %d lines, limit %d", n, maxFileLines))
 	}
 	for _, fn := range functions(s) {
 		if n := s.lines(fn.node); n > maxFuncLines {
-			found = append(found, s.at(fn.node).says("%s has %d lines, limit %d", fn.name, n, maxFuncLines))
+			found = append(found, s.at(fn.node).report("%s has %d lines, limit %d", fn.name, n, maxFuncLines))
 		}
 	}
 	return found
@@ -59,7 +59,7 @@ func checkParams(s *source) []finding {
 	var found []finding
 	ast.Inspect(s.tree, func(n ast.Node) bool {
 		if fn, ok := n.(*ast.FuncType); ok && fn.Params.NumFields() > maxParams {
-			found = append(found, s.at(n).says("%d parameters, limit %d: make a struct", fn.Params.NumFields(), maxParams))
+			found = append(found, s.at(n).report("%d parameters, limit %d: make a struct", fn.Params.NumFields(), maxParams))
 		}
 		if fn, ok := n.(*ast.FuncDecl); ok && fn.Name.IsExported() && !s.test() {
 			found = append(found, switches(s, fn)...)
@@ -74,7 +74,7 @@ func switches(s *source, fn *ast.FuncDecl) []finding {
 	var found []finding
 	for _, field := range fn.Type.Params.List {
 		if id, ok := field.Type.(*ast.Ident); ok && id.Name == "bool" {
-			found = append(found, s.at(field).says("%s has a bool parameter: name the choice with a type", fn.Name.Name))
+			found = append(found, s.at(field).report("%s has a bool parameter: name the choice with a type", fn.Name.Name))
 		}
 	}
 	return found
@@ -91,7 +91,7 @@ func checkAlways(s *source) []finding {
 				e = ast.Unparen(not.X)
 			}
 			if id, ok := e.(*ast.Ident); ok && (id.Name == "true" || id.Name == "false") {
-				found = append(found, s.at(id).says("%s is always %s", id.Name, id.Name))
+				found = append(found, s.at(id).report("%s is always %s", id.Name, id.Name))
 			}
 		}
 	}
@@ -121,7 +121,7 @@ func checkNesting(s *source) []finding {
 			continue
 		}
 		ast.Walk(nest{deep: func(b *ast.BlockStmt) {
-			found = append(found, s.at(b).says("%s nests deeper than %d blocks", fn.name, maxNesting))
+			found = append(found, s.at(b).report("%s nests deeper than %d blocks", fn.name, maxNesting))
 		}}, fn.body)
 	}
 	return found

@@ -63,7 +63,7 @@ func (c *Config) NodePorts() NodePortRange {
 	}
 	r, _ := nodePorts(words)
 	if !r.Primary {
-		r.Prefixes = service.ElseEverywhere(r.Prefixes)
+		r.Prefixes = service.OrAnyAddress(r.Prefixes)
 	}
 	return r
 }
@@ -74,7 +74,7 @@ func (b *build) validateAddresses() {
 	}
 	b.hostPort("healthzBindAddress", b.HealthzBindAddress, "0.0.0.0:10256 or [::]:10256")
 	b.hostPort("metricsBindAddress", b.MetricsBindAddress, "127.0.0.1:10249 or [::1]:10249")
-	b.apart()
+	b.checkServersDiffer()
 	if _, err := clusterCIDRs(b.ClusterCIDR); err != nil {
 		b.errorf("clusterCIDR", "%v", err)
 	}
@@ -100,8 +100,8 @@ func (b *build) hostPort(path, s, example string) {
 	}
 }
 
-// apart refuses two servers that would take each other's address.
-func (b *build) apart() {
+// checkServersDiffer refuses two servers that would take each other's address.
+func (b *build) checkServersDiffer() {
 	health, err1 := netip.ParseAddrPort(b.HealthzBindAddress)
 	metrics, err2 := netip.ParseAddrPort(b.MetricsBindAddress)
 	if err1 != nil || err2 != nil || health.Port() != metrics.Port() || health.Port() == 0 {

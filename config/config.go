@@ -125,14 +125,14 @@ func Check(path string, os OS) (*Config, error) {
 // build is a configuration on its way from a file to a Config.
 type build struct {
 	v1alpha1.KubeProxyConfiguration
-	os      OS
-	file    *File
-	flagged map[string]string // flag by the path it set
-	udpIdle time.Duration
-	notes   []Note
-	over    []Override
-	errs    []error
-	warned  []*FieldError
+	os        OS
+	file      *File
+	flagged   map[string]string // flag by the path it set
+	udpIdle   time.Duration
+	notes     []Note
+	overrides []Override
+	errs      []error
+	warnings  []*FieldError
 }
 
 // complete checks values also where the form of the file is wrong, so that
@@ -146,9 +146,9 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		flagged:                map[string]string{},
 		notes:                  slices.Clone(file.Notes),
 	}
-	b.passOverMode(flags)
+	b.ignoreOtherMode(flags)
 	b.applyFlags(flags)
-	b.passOverInterfaces()
+	b.ignoreInterfaces()
 	b.noteEmpty(flags)
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)
 	b.applyPorts(flags)
@@ -157,15 +157,15 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	b.checkProxyName(flags)
 	b.noteSourceRanges(flags)
 	if flags.StrictConfig || file.hardFail {
-		for _, w := range b.warned {
+		for _, w := range b.warnings {
 			b.errs = append(b.errs, w)
 		}
 	}
-	b.errs = slices.DeleteFunc(b.errs, func(err error) bool { return repeats(err, malformed) })
+	b.errs = slices.DeleteFunc(b.errs, func(err error) bool { return sameField(err, malformed) })
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
-	b.inherit()
+	b.inheritFields()
 	b.noteUnused()
 	return &Config{
 		KubeProxyConfiguration: b.KubeProxyConfiguration,
@@ -174,14 +174,14 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		ProxyName:              flags.ProxyName,
 		IgnoreSourceRanges:     flags.IgnoreSourceRanges,
 		UDPIdleTimeout:         b.udpIdle,
-		Overrides:              b.over,
+		Overrides:              b.overrides,
 		Notes:                  b.notes,
-		Warnings:               append(slices.Clone(file.Warnings), b.warned...),
+		Warnings:               append(slices.Clone(file.Warnings), b.warnings...),
 	}, nil
 }
 
-// repeats reports that err is about a field that the joined errors are about.
-func repeats(err, joined error) bool {
+// sameField reports that err is about a field that the joined errors are about.
+func sameField(err, joined error) bool {
 	var e *FieldError
 	many, ok := joined.(interface{ Unwrap() []error })
 	if !ok || !errors.As(err, &e) {
@@ -219,7 +219,7 @@ func (b *build) errorf(path, format string, args ...any) {
 }
 
 func (b *build) warnf(path, format string, args ...any) {
-	b.warned = append(b.warned, &FieldError{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
+	b.warnings = append(b.warnings, &FieldError{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
 }
 
 func (b *build) notef(path, format string, args ...any) {

@@ -70,7 +70,7 @@ func Parse(name string, data []byte) (*File, error) {
 		d.structure(root, reflect.ValueOf(&d.Values).Elem(), "")
 	}
 	if d.version2 {
-		d.finish2()
+		d.finishV1alpha2()
 	}
 	var errs, all []error
 	for _, f := range d.faults {
@@ -175,22 +175,22 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
 	seen := map[string]int{}
 	for i := 0; i < len(n.Content); i += 2 {
 		key, val := n.Content[i], resolve(n.Content[i+1])
-		path := under(parent, key.Value)
+		path := joinPath(parent, key.Value)
 		field, known := fieldOf(v, key.Value)
 		old, removed := removedFields[path]
 		switch first, twice := seen[key.Value]; {
 		case key.Tag == "!!merge":
 			d.errorf(key, parent, "merge keys (<<) are not accepted: write the fields out")
 		case d.version2 && !twice && d.newField(key, val, path):
-		case d.version2 && instead(path) != "":
-			d.warnf(key, path, "is no field of v1alpha2: %s", instead(path))
+		case d.version2 && replacement(path) != "":
+			d.warnf(key, path, "is no field of v1alpha2: %s", replacement(path))
 		case removed:
-			d.removed(key, val, path, old)
+			d.decodeRemoved(key, val, path, old)
 		case !known:
 			d.warnf(key, path, "unknown field%s", didYouMean(d.closest(path)))
 		default:
 			if twice {
-				d.again(key, path, first)
+				d.reportDuplicate(key, path, first)
 				field.SetZero()
 			}
 			d.value(val, field, path)
@@ -202,8 +202,8 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
 	}
 }
 
-// removed decodes a field that does nothing any more.
-func (d *decoder) removed(key, val *yaml.Node, path string, old removedField) {
+// decodeRemoved decodes a field that does nothing any more.
+func (d *decoder) decodeRemoved(key, val *yaml.Node, path string, old removedField) {
 	was := reflect.New(old.kind).Elem()
 	d.value(val, was, path)
 	if idle, ok := was.Interface().(metav1.Duration); ok && path == udpIdlePath {
@@ -212,8 +212,8 @@ func (d *decoder) removed(key, val *yaml.Node, path string, old removedField) {
 	d.notef(key, path, "%s", old.why)
 }
 
-// again warns of a field that is set once more, and forgets what it was.
-func (d *decoder) again(key *yaml.Node, path string, first int) {
+// reportDuplicate warns of a field that is set once more, and forgets what it was.
+func (d *decoder) reportDuplicate(key *yaml.Node, path string, first int) {
 	d.warnf(key, path, "is set twice, first in line %d", first)
 	maps.DeleteFunc(d.Lines, func(p string, _ int) bool {
 		return p == path || strings.HasPrefix(p, path+".") || strings.HasPrefix(p, path+"[")
@@ -241,7 +241,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 	case !custom && k == reflect.Map && n.Kind == yaml.MappingNode:
 		d.mapping(n, v, path)
 	case n.Kind != yaml.ScalarNode || !setScalar(n, v):
-		d.errorf(n, path, "is %s: want %s", describe(n), form(v.Type()))
+		d.errorf(n, path, "is %s: want %s", describe(n), describeType(v.Type()))
 	}
 }
 

@@ -45,12 +45,12 @@ func (c Change) String() string { return fmt.Sprintf("%s: %s -> %s", c.Path, c.F
 // Diff lists the settings in which now differs from old, in the type's order.
 func Diff(old, now *Config, u Use) []Change {
 	var all []Change
-	for _, path := range leaves() {
+	for _, path := range leafPaths() {
 		if path == "featureGates" {
 			all = append(all, diffGates(old.FeatureGates, now)...)
 			continue
 		}
-		a, b := at(&old.KubeProxyConfiguration, path), at(&now.KubeProxyConfiguration, path)
+		a, b := fieldAt(&old.KubeProxyConfiguration, path), fieldAt(&now.KubeProxyConfiguration, path)
 		if from, to := showList(a), showList(b); from != to {
 			all = append(all, Change{path, from, to, u.effect(path, now)})
 		}
@@ -70,7 +70,7 @@ func showList(v reflect.Value) string {
 	if v.Kind() == reflect.Slice && v.Len() == 0 {
 		return "[]"
 	}
-	return show(v)
+	return showValue(v)
 }
 
 // diffGates compares gate by gate, as each has an effect of its own.
@@ -105,8 +105,8 @@ func showGate(all map[string]bool, name string) string {
 	return strconv.FormatBool(on)
 }
 
-// leaves lists the settings, without the sections around them.
-func leaves() []string {
+// leafPaths lists the settings, without the sections around them.
+func leafPaths() []string {
 	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
 	return slices.DeleteFunc(all, func(path string) bool {
 		return slices.ContainsFunc(all, func(p string) bool { return strings.HasPrefix(p, path+".") })
@@ -124,14 +124,14 @@ func (u Use) effect(path string, now *Config) Effect {
 		return Unused
 	case path == "conntrack.tcpBeLiberal" && (u.Mode == IPTables || u.Mode == NFTables): // a rule depends on it
 		return Restart
-	case isForeign(now.OS, path):
+	case isOtherOS(now.OS, path):
 		return Unused
 	}
 	return e.effect
 }
 
-// effectIn is an effect in some modes only; nil stands for all of them.
-type effectIn struct {
+// modeEffect is an effect in some modes only; nil stands for all of them.
+type modeEffect struct {
 	effect Effect
 	modes  []v1alpha1.ProxyMode
 }
@@ -139,7 +139,7 @@ type effectIn struct {
 // effects holds every setting. What no running part can take in again, such as
 // the way to the API server or the bit that other programs may look at, needs
 // a restart.
-var effects = map[string]effectIn{
+var effects = map[string]modeEffect{
 	"kind":         {Unused, nil}, // there is one only
 	"apiVersion":   {Unused, nil},
 	"featureGates": {Restart, nil}, // gate by gate, see diffGates

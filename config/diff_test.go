@@ -16,7 +16,7 @@ import (
 // TestEffectsAreComplete makes whoever adds a field to the type say what a
 // change of it takes.
 func TestEffectsAreComplete(t *testing.T) {
-	want := slices.Sorted(slices.Values(leaves()))
+	want := slices.Sorted(slices.Values(leafPaths()))
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(effects))); diff != "" {
 		t.Errorf("effects (-settings +effects):\n%s", diff)
 	}

@@ -28,20 +28,20 @@ type feature struct {
 	why     string // it cannot be switched, empty where it can
 }
 
-const always = "is always on"
+const alwaysOn = "is always on"
 
 // features holds them, by name.
 var features = []feature{
 	{Feature{"AllowServiceExternalIPs", "DEPRECATED", true}, ""},
-	{Feature{"ComponentFlagz", "", true}, always},
-	{Feature{"ComponentStatusz", "", true}, always},
+	{Feature{"ComponentFlagz", "", true}, alwaysOn},
+	{Feature{"ComponentStatusz", "", true}, alwaysOn},
 	{Feature{"KubeProxyIPVS", "DEPRECATED", true}, ""},
 	{Feature{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", true}, "is always on: 127.0.0.1 and ::1 answer NodePorts where nodePortAddresses has localhost"},
-	{Feature{"MultiCIDRServiceAllocator", "", true}, always},
-	{Feature{"NFTablesProxyMode", "", true}, always},
-	{Feature{"PreferSameTrafficDistribution", "", true}, always},
+	{Feature{"MultiCIDRServiceAllocator", "", true}, alwaysOn},
+	{Feature{"NFTablesProxyMode", "", true}, alwaysOn},
+	{Feature{"PreferSameTrafficDistribution", "", true}, alwaysOn},
 	{Feature{"WinDSR", "", true}, "is always on: winkernel.enableDSR decides"},
-	{Feature{"WinOverlay", "", true}, always},
+	{Feature{"WinOverlay", "", true}, alwaysOn},
 }
 
 // Features returns the gates that concern the proxy, by name.

@@ -145,8 +145,8 @@ func TestIPv6Defaults(t *testing.T) {
 	}
 }
 
-// TestServersApart refuses addresses of which only one can be had.
-func TestServersApart(t *testing.T) {
+// TestServersDiffer refuses addresses of which only one can be had.
+func TestServersDiffer(t *testing.T) {
 	for addrs, ok := range map[string]bool{
 		"127.0.0.1:7777 127.0.0.1:7777": false, "0.0.0.0:7777 127.0.0.1:7777": false, "127.0.0.1:7777 0.0.0.0:7777": false,
 		"[::]:7777 127.0.0.1:7777": false, "127.0.0.1:7777 [::]:7777": false,

@@ -30,7 +30,7 @@ var removedFields = map[string]removedField{
 	"conntrack.max":     {reflect.TypeFor[int32](), "is ignored: set conntrack.maxPerCore and conntrack.min"},
 }
 
-func under(parent, key string) string {
+func joinPath(parent, key string) string {
 	if parent == "" {
 		return key
 	}
@@ -61,8 +61,8 @@ func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
 	return reflect.Value{}, false
 }
 
-// at returns the field of c at a dotted path, which must exist.
-func at(c *v1alpha1.KubeProxyConfiguration, path string) reflect.Value {
+// fieldAt returns the field of c at a dotted path, which must exist.
+func fieldAt(c *v1alpha1.KubeProxyConfiguration, path string) reflect.Value {
 	v := reflect.ValueOf(c).Elem()
 	for name := range strings.SplitSeq(path, ".") {
 		v, _ = fieldOf(v, name)
@@ -78,7 +78,7 @@ func paths(t reflect.Type, parent string) []string {
 		f := t.Field(i)
 		path := parent
 		if name := jsonName(f); name != "" {
-			path = under(parent, name)
+			path = joinPath(parent, name)
 			all = append(all, path)
 		}
 		if f.Type.Kind() == reflect.Struct && !reflect.PointerTo(f.Type).Implements(reflect.TypeFor[json.Unmarshaler]()) {
@@ -88,8 +88,8 @@ func paths(t reflect.Type, parent string) []string {
 	return all
 }
 
-// show renders a field for an Override, as it would stand in a JSON file.
-func show(v reflect.Value) string {
+// showValue renders a field for an Override, as it would stand in a JSON file.
+func showValue(v reflect.Value) string {
 	text, err := json.Marshal(v.Interface())
 	if err != nil {
 		return "?"
@@ -97,8 +97,8 @@ func show(v reflect.Value) string {
 	return string(text)
 }
 
-// form describes what a file may hold for a field of type t.
-func form(t reflect.Type) string {
+// describeType describes what a file may hold for a field of type t.
+func describeType(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():
 		return "a duration such as 30s or 1h30m"

@@ -70,7 +70,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	group(fs, "log-file", groupLogs)
 	group(fs, "log-file-max-size", groupLogs)
 	for _, s := range settings {
-		addFlag(fs, s, at(&f.values, s.path))
+		addFlag(fs, s, fieldAt(&f.values, s.path))
 		group(fs, s.flag, s.group)
 	}
 	f.registerUDPIdle(fs)
@@ -146,12 +146,12 @@ func (f *Flags) changed(name string) bool { return f.set != nil && f.set.Changed
 func (b *build) applyFlags(f *Flags) {
 	for _, s := range settings {
 		if f.changed(s.flag) && s.path != "featureGates" {
-			b.apply(s, s.path, at(&f.values, s.path))
+			b.apply(s, s.path, fieldAt(&f.values, s.path))
 		}
 	}
 	for _, s := range settings { // the mode is known only now
 		if s.nftables != "" && f.changed(s.flag) && usesNFTables(b.Mode, b.os) {
-			b.apply(s, s.nftables, at(&f.values, s.path))
+			b.apply(s, s.nftables, fieldAt(&f.values, s.path))
 		}
 	}
 	if f.changed("feature-gates") {
@@ -178,10 +178,10 @@ func (b *build) applyLogFile(f *Flags) {
 }
 
 func (b *build) apply(s setting, path string, v reflect.Value) {
-	field := at(&b.KubeProxyConfiguration, path)
+	field := fieldAt(&b.KubeProxyConfiguration, path)
 	_, inFile := b.file.Lines[path]
-	if from, to := show(field), show(v); inFile && from != to {
-		b.over = append(b.over, Override{s.flag, path, from, to})
+	if from, to := showValue(field), showValue(v); inFile && from != to {
+		b.overrides = append(b.overrides, Override{s.flag, path, from, to})
 	}
 	field.Set(v)
 	b.flagged[path] = s.flag
@@ -199,7 +199,7 @@ func (b *build) applyGates(flagged map[string]bool) {
 	for _, name := range slices.Sorted(maps.Keys(flagged)) {
 		path := "featureGates[" + name + "]"
 		if old, ok := merged[name]; ok && old != flagged[name] {
-			b.over = append(b.over, Override{"feature-gates", path, strconv.FormatBool(old), strconv.FormatBool(flagged[name])})
+			b.overrides = append(b.overrides, Override{"feature-gates", path, strconv.FormatBool(old), strconv.FormatBool(flagged[name])})
 		}
 		merged[name] = flagged[name]
 		b.flagged[path] = "feature-gates"
@@ -233,7 +233,7 @@ func (b *build) applyPort(f *Flags, server string, port int32, addr *string) {
 	}
 	to := netip.AddrPortFrom(old.Addr(), uint16(port)).String()
 	if _, inFile := b.file.Lines[path]; inFile && to != *addr {
-		b.over = append(b.over, Override{server + "-port", path, strconv.Quote(*addr), strconv.Quote(to)})
+		b.overrides = append(b.overrides, Override{server + "-port", path, strconv.Quote(*addr), strconv.Quote(to)})
 	}
 	*addr = to
 	b.flagged[path] = server + "-port"

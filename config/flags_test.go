@@ -52,7 +52,7 @@ func TestEveryField(t *testing.T) {
 	flagged := map[string]bool{}
 	for _, s := range settings {
 		flagged[s.path], flagged[s.nftables] = true, true
-		if !at(&v1alpha1.KubeProxyConfiguration{}, s.path).IsValid() {
+		if !fieldAt(&v1alpha1.KubeProxyConfiguration{}, s.path).IsValid() {
 			t.Errorf("--%s sets %s, which does not exist", s.flag, s.path)
 		}
 	}

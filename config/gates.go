@@ -3,18 +3,18 @@
 
 package config
 
-// effect tells what a feature gate still does.
-type effect int
+// gateEffect tells what a feature gate still does.
+type gateEffect int
 
 const (
-	inert   effect = iota // accepted, with a note
-	honored               // read by the proxy
+	inert   gateEffect = iota // accepted, with a note
+	honored                   // read by the proxy
 )
 
 // gates holds every feature gate that a documented proxy ever accepted and
 // that files may therefore name. All components shared one list for years, so
 // most never concerned the proxy; others have become permanent.
-var gates = map[string]effect{
+var gates = map[string]gateEffect{
 	"AllowServiceExternalIPs": honored,
 	"KubeProxyIPVS":           honored,
 

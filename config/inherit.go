@@ -9,23 +9,23 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// heirs are the settings of section nftables that section iptables has, too.
+// inheritedFields are the settings of section nftables that section iptables has, too.
 // Periods go together, since one limits the other.
-var heirs = [][]string{{"masqueradeAll"}, {"masqueradeBit"}, {"minSyncPeriod", "syncPeriod"}}
+var inheritedFields = [][]string{{"masqueradeAll"}, {"masqueradeBit"}, {"minSyncPeriod", "syncPeriod"}}
 
-// inherit has mode nftables do what the file says about iptables, where the file
+// inheritFields has mode nftables do what the file says about iptables, where the file
 // names no mode and nothing else is said about nftables. When such a file was
 // written, no mode meant iptables. A file that names one of the two modes gets a
 // note instead on what it says of the other alone.
-func (b *build) inherit() {
+func (b *build) inheritFields() {
 	if b.os != Linux {
 		return
 	}
-	for _, names := range heirs {
+	for _, names := range inheritedFields {
 		switch b.Mode {
 		case "":
-			if b.said("iptables", names) && !b.said("nftables", names) {
-				b.bequeath(names)
+			if b.setsAny("iptables", names) && !b.setsAny("nftables", names) {
+				b.copyFields(names)
 			}
 		case NFTables:
 			b.noteOther("iptables", "nftables", names)
@@ -35,23 +35,23 @@ func (b *build) inherit() {
 	}
 }
 
-// said reports that the file or a flag gives one of the settings of section,
+// setsAny reports that the file or a flag gives one of the settings of section,
 // and not its default. A period of 0 stands for that.
-func (b *build) said(section string, names []string) bool {
+func (b *build) setsAny(section string, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return b.differs(section + "." + name) })
 }
 
 func (b *build) differs(path string) bool {
 	plain := v1alpha1.KubeProxyConfiguration{}
 	setDefaults(&plain, b.os, func(string) bool { return false })
-	v := at(&b.KubeProxyConfiguration, path)
-	return b.given(path) && !v.IsZero() && show(v) != show(at(&plain, path))
+	v := fieldAt(&b.KubeProxyConfiguration, path)
+	return b.given(path) && !v.IsZero() && showValue(v) != showValue(fieldAt(&plain, path))
 }
 
-func (b *build) bequeath(names []string) {
+func (b *build) copyFields(names []string) {
 	for _, name := range names {
 		from, to := "iptables."+name, "nftables."+name
-		at(&b.KubeProxyConfiguration, to).Set(at(&b.KubeProxyConfiguration, from))
+		fieldAt(&b.KubeProxyConfiguration, to).Set(fieldAt(&b.KubeProxyConfiguration, from))
 		if b.differs(from) {
 			b.notef(from, "counts in mode nftables, too, as neither mode nor %s is set", to)
 		}
@@ -62,7 +62,7 @@ func (b *build) bequeath(names []string) {
 // the one that is.
 func (b *build) noteOther(other, mine string, names []string) {
 	for _, name := range names {
-		if b.differs(other+"."+name) && !b.said(mine, names) {
+		if b.differs(other+"."+name) && !b.setsAny(mine, names) {
 			b.notef(other+"."+name, "has no use in mode %s: set %s.%s", mine, mine, name)
 		}
 	}

@@ -53,7 +53,7 @@ func removeFields(n *yaml.Node, parent string) {
 		return
 	}
 	for i := 0; i < len(n.Content); {
-		path := under(parent, n.Content[i].Value)
+		path := joinPath(parent, n.Content[i].Value)
 		if _, removed := removedFields[path]; removed {
 			n.Content = slices.Delete(n.Content, i, i+2)
 			continue

@@ -14,14 +14,14 @@ import (
 	"kubeproxy/common/service"
 )
 
-// foreign lists what each system has no use for.
-var foreign = map[OS][]string{
+// otherOSFields lists what each system has no use for.
+var otherOSFields = map[OS][]string{
 	Linux:   {"winkernel", "windowsRunAsService"},
 	Windows: {"iptables.localhostNodePorts", "iptables.masqueradeAll", "iptables.masqueradeBit", "ipvs", "nftables", "conntrack", "oomScoreAdj", "detectLocal"},
 }
 
-// idle lists what no mode on any system has a use for.
-var idle = map[string]string{
+// ignoredFields lists what no mode on any system has a use for.
+var ignoredFields = map[string]string{
 	"configSyncPeriod":            "the API server tells of changes by itself, and what it has is not read again in between",
 	"showHiddenMetricsForVersion": "no metric is hidden",
 }
@@ -30,20 +30,20 @@ var idle = map[string]string{
 func (b *build) noteUnused() {
 	plain := v1alpha1.KubeProxyConfiguration{}
 	setDefaults(&plain, b.os, func(string) bool { return false })
-	for _, path := range b.set() {
-		if show(at(&b.KubeProxyConfiguration, path)) == show(at(&plain, path)) {
+	for _, path := range b.setPaths() {
+		if showValue(fieldAt(&b.KubeProxyConfiguration, path)) == showValue(fieldAt(&plain, path)) {
 			continue
 		}
 		if path == "portRange" && b.Mode != Userspace {
 			b.notef(path, "has a use in mode userspace only")
 		}
-		if why, ok := idle[path]; ok {
+		if why, ok := ignoredFields[path]; ok {
 			b.notef(path, "is ignored: %s", why)
 		}
 		if strings.HasPrefix(path, "logging.options.") {
 			b.notef(path, "is ignored: logs are not buffered and go to standard error")
 		}
-		if isForeign(b.os, path) {
+		if isOtherOS(b.os, path) {
 			b.notef(path, "has no effect on %s", b.os)
 		}
 	}
@@ -68,13 +68,13 @@ func (b *build) noteLocalhost() {
 	if err != nil || b.os != Linux {
 		return
 	}
-	ruled := b.Mode == IPTables || b.Mode == Userspace // over IPv4
+	byRules := b.Mode == IPTables || b.Mode == Userspace // over IPv4
 	for _, p := range r.Prefixes {
 		switch f := service.FamilyOf(p.Addr()); {
 		case !service.LoopbackOnly(p):
-		case ruled && f == service.IPv4 && !*b.IPTables.LocalhostNodePorts:
+		case byRules && f == service.IPv4 && !*b.IPTables.LocalhostNodePorts:
 			b.notef("nodePortAddresses", "%s has no effect: in mode %s, iptables.localhostNodePorts keeps NodePorts from 127.0.0.0/8", p, b.Mode)
-		case (!ruled || f == service.IPv6) && !p.Contains(service.Localhost(f)):
+		case (!byRules || f == service.IPv6) && !p.Contains(service.Localhost(f)):
 			b.notef("nodePortAddresses", "%s has no effect: of loopback addresses, %s alone answers NodePorts in this mode", p, service.Localhost(f))
 		}
 	}
@@ -89,10 +89,10 @@ func (b *build) noteNodeName() {
 	}
 }
 
-// passOverMode leaves out a mode of another system that the file names: nodes of
+// ignoreOtherMode leaves out a mode of another system that the file names: nodes of
 // several systems may share one file. A flag is for one process, and there such
 // a mode is an error.
-func (b *build) passOverMode(f *Flags) {
+func (b *build) ignoreOtherMode(f *Flags) {
 	if b.Mode == "" || f.changed("proxy-mode") || slices.Contains(Modes(b.os), b.Mode) {
 		return
 	}
@@ -105,9 +105,9 @@ func (b *build) passOverMode(f *Flags) {
 	}
 }
 
-// passOverInterfaces leaves out, on Windows, a way to tell pods that looks at
+// ignoreInterfaces leaves out, on Windows, a way to tell pods that looks at
 // interfaces: there they are told by addresses or not at all.
-func (b *build) passOverInterfaces() {
+func (b *build) ignoreInterfaces() {
 	if m := b.DetectLocalMode; b.os == Windows && (m == BridgeInterface || m == InterfaceNamePrefix) {
 		b.notef("detectLocalMode", "%s has no effect on %s; clusterCIDR has, if it is set", m, b.os)
 		b.DetectLocalMode = ""
@@ -118,20 +118,20 @@ func (b *build) passOverInterfaces() {
 // when that was said to mean no server.
 func (b *build) noteEmpty(f *Flags) {
 	for _, s := range settings {
-		if (s.path == "healthzBindAddress" || s.path == "metricsBindAddress") && f.changed(s.flag) && at(&b.KubeProxyConfiguration, s.path).IsZero() {
+		if (s.path == "healthzBindAddress" || s.path == "metricsBindAddress") && f.changed(s.flag) && fieldAt(&b.KubeProxyConfiguration, s.path).IsZero() {
 			b.notef(s.path, "is empty, which stands for the default; port 0 stands for no server")
 		}
 	}
 }
 
-// set lists the settings that the file or a flag gives, in the type's order.
-func (b *build) set() []string {
-	return slices.DeleteFunc(leaves(), func(path string) bool { return !b.given(path) })
+// setPaths lists the settings that the file or a flag gives, in the type's order.
+func (b *build) setPaths() []string {
+	return slices.DeleteFunc(leafPaths(), func(path string) bool { return !b.given(path) })
 }
 
-// isForeign reports that os has no use for the setting at path.
-func isForeign(os OS, path string) bool {
-	return slices.ContainsFunc(foreign[os], func(f string) bool {
+// isOtherOS reports that os has no use for the setting at path.
+func isOtherOS(os OS, path string) bool {
+	return slices.ContainsFunc(otherOSFields[os], func(f string) bool {
 		return path == f || strings.HasPrefix(path, f+".")
 	})
 }

@@ -13,10 +13,10 @@ import (
 func (b *build) noteFamilies() {
 	primary := familyName(b.BindAddress)
 	b.noteNodePorts()
-	if all, _ := clusterCIDRs(b.ClusterCIDR); len(all) > 0 && b.DetectLocalMode == ClusterCIDR && !holds(all, primary) {
+	if all, _ := clusterCIDRs(b.ClusterCIDR); len(all) > 0 && b.DetectLocalMode == ClusterCIDR && !hasFamily(all, primary) {
 		b.notef("clusterCIDR", "has no prefix of the primary family %s, so pods of that family cannot be told from other clients", primary)
 	}
-	if excluded := prefixes(b.IPVS.ExcludeCIDRs); len(excluded) > 0 && b.Mode == IPVS && !holds(excluded, primary) {
+	if excluded := prefixes(b.IPVS.ExcludeCIDRs); len(excluded) > 0 && b.Mode == IPVS && !hasFamily(excluded, primary) {
 		b.notef("ipvs.excludeCIDRs", "has no prefix of the primary family %s", primary)
 	}
 	if vip := b.Winkernel.SourceVip; vip != "" && b.os == Windows && familyName(vip) != primary {
@@ -52,7 +52,7 @@ func (b *build) noteNodePorts() {
 		return
 	}
 	for _, f := range []string{ipv4, ipv6} {
-		if !holds(all, f) {
+		if !hasFamily(all, f) {
 			b.notef("nodePortAddresses", "has no prefix of %s, so every %s address of the node answers NodePorts", f, f)
 		}
 	}
@@ -88,6 +88,6 @@ func prefixes(words []string) []netip.Prefix {
 	return all
 }
 
-func holds(all []netip.Prefix, family string) bool {
+func hasFamily(all []netip.Prefix, family string) bool {
 	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return familyOf(p.Addr()) == family })
 }

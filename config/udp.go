@@ -30,7 +30,7 @@ func (b *build) applyUDPIdle(f *Flags) {
 	}
 	if f.changed("udp-timeout") {
 		if inFile && b.udpIdle != f.udpIdle {
-			b.over = append(b.over, Override{"udp-timeout", udpIdlePath, b.udpIdle.String(), f.udpIdle.String()})
+			b.overrides = append(b.overrides, Override{"udp-timeout", udpIdlePath, b.udpIdle.String(), f.udpIdle.String()})
 		}
 		b.udpIdle = f.udpIdle
 		b.flagged[udpIdlePath] = "udp-timeout"

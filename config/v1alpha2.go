@@ -19,9 +19,9 @@ import (
 // (kubernetes/enhancements#784). It is read into the fields of v1alpha1.
 const apiVersion2 = "kubeproxy.config.k8s.io/v1alpha2"
 
-// moved tells where v1alpha1 has what v1alpha2 has elsewhere, or in one place for
+// movedFields tells where v1alpha1 has what v1alpha2 has elsewhere, or in one place for
 // several.
-var moved = map[string][]string{
+var movedFields = map[string][]string{
 	"linux.conntrack":     {"conntrack"},
 	"linux.oomScoreAdj":   {"oomScoreAdj"},
 	"linux.masqueradeAll": {"iptables.masqueradeAll", "nftables.masqueradeAll"},
@@ -31,8 +31,8 @@ var moved = map[string][]string{
 	"windows.runAsService": {"windowsRunAsService"},
 }
 
-// dropped tells what v1alpha2 has in place of what it has no more.
-var dropped = map[string]string{
+// droppedFields tells what v1alpha2 has in place of what it has no more.
+var droppedFields = map[string]string{
 	"clusterCIDR":         "want detectLocal.clusterCIDRs",
 	"bindAddress":         "want nodeIPOverride",
 	"portRange":           "only mode userspace has a use for it: want --proxy-port-range",
@@ -46,7 +46,7 @@ var familyPolicies = []string{"SingleStack", "PreferDualStack", "RequireDualStac
 // whether path is one.
 func (d *decoder) newField(key, val *yaml.Node, path string) bool {
 	var texts []string
-	to, known := moved[path]
+	to, known := movedFields[path]
 	switch {
 	case known:
 		d.move(val, path, to)
@@ -86,7 +86,7 @@ func (d *decoder) familyPolicy(key, val *yaml.Node, path string) {
 
 // move decodes n into the first of to, and copies that to the others.
 func (d *decoder) move(n *yaml.Node, path string, to []string) {
-	first := at(&d.Values, to[0])
+	first := fieldAt(&d.Values, to[0])
 	known := len(d.faults)
 	d.value(n, first, to[0])
 	for _, f := range d.faults[known:] { // where it stands in the file
@@ -95,7 +95,7 @@ func (d *decoder) move(n *yaml.Node, path string, to []string) {
 		}
 	}
 	for _, other := range to[1:] {
-		at(&d.Values, other).Set(first)
+		fieldAt(&d.Values, other).Set(first)
 		if line, given := d.Lines[to[0]]; given {
 			d.Lines[other] = line
 		}
@@ -112,14 +112,14 @@ func (d *decoder) section(n *yaml.Node, path string) {
 	d.structure(n, reflect.ValueOf(&none).Elem(), path)
 }
 
-// instead says what v1alpha2 has where v1alpha1 had a field, nothing for those that
+// replacement says what v1alpha2 has where v1alpha1 had a field, nothing for those that
 // stay.
-func instead(path string) string {
-	if why, gone := dropped[path]; gone {
+func replacement(path string) string {
+	if why, known := droppedFields[path]; known {
 		return why
 	}
-	for _, to := range slices.Sorted(maps.Keys(moved)) {
-		for _, from := range moved[to] {
+	for _, to := range slices.Sorted(maps.Keys(movedFields)) {
+		for _, from := range movedFields[to] {
 			if path == from {
 				return "want " + to
 			}
@@ -134,8 +134,8 @@ func (b *build) written(path string) string {
 	if origin := b.origin(path); !b.file.version2 || !strings.HasPrefix(origin, b.file.Name+":") {
 		return path
 	}
-	for _, to := range slices.Sorted(maps.Keys(moved)) {
-		for _, from := range moved[to] {
+	for _, to := range slices.Sorted(maps.Keys(movedFields)) {
+		for _, from := range movedFields[to] {
 			if rest, is := strings.CutPrefix(path, from); is && (rest == "" || rest[0] == '.') {
 				return to + rest
 			}
@@ -158,18 +158,18 @@ func (d *decoder) closest(path string) string {
 	if !d.version2 {
 		return closestPath(path)
 	}
-	if near := suggest.Closest(path, append(slices.Sorted(maps.Keys(moved)), newFields...)); near != "" {
+	if near := suggest.Closest(path, append(slices.Sorted(maps.Keys(movedFields)), newFields...)); near != "" {
 		return near
 	}
 	near := closestPath(path)
-	if instead(near) != "" {
+	if replacement(near) != "" {
 		return ""
 	}
 	return near
 }
 
-// finish2 sets the defaults in which v1alpha2 differs.
-func (d *decoder) finish2() {
+// finishV1alpha2 sets the defaults in which v1alpha2 differs.
+func (d *decoder) finishV1alpha2() {
 	if d.Values.IPTables.LocalhostNodePorts == nil {
 		d.Values.IPTables.LocalhostNodePorts = new(bool)
 	}

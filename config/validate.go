@@ -73,7 +73,7 @@ func (b *build) validate() {
 
 func (b *build) validateNames() {
 	if modes := Modes(b.os); b.Mode != "" && !slices.Contains(modes, b.Mode) {
-		b.errorf("mode", "%.80q is no mode on %s%s want %s or nothing", b.Mode, b.os, orSemicolon(didYouMean(suggest.Closest(string(b.Mode), texts(modes)))), strings.Join(texts(modes), ", "))
+		b.errorf("mode", "%.80q is no mode on %s%s want %s or nothing", b.Mode, b.os, orColon(didYouMean(suggest.Closest(string(b.Mode), texts(modes)))), strings.Join(texts(modes), ", "))
 	}
 	if v := b.ShowHiddenMetricsForVersion; v != "" {
 		major, minor, ok := strings.Cut(v, ".")
@@ -94,7 +94,7 @@ func (b *build) validateClient() {
 	}
 	if media, _, err := mime.ParseMediaType(c.ContentType); err != nil || !slices.Contains(mediaTypes, media) {
 		b.errorf("clientConnection.contentType", "%.80q is no media type of the API%s want %s",
-			c.ContentType, orSemicolon(didYouMean(suggest.Closest(c.ContentType, mediaTypes))), list(mediaTypes))
+			c.ContentType, orColon(didYouMean(suggest.Closest(c.ContentType, mediaTypes))), list(mediaTypes))
 	}
 }
 
@@ -106,7 +106,7 @@ func (b *build) validateDetectLocal() {
 	switch m := b.DetectLocalMode; {
 	case m == "":
 	case !slices.Contains(modes, m):
-		b.errorf("detectLocalMode", "%q is unknown%s want %s", m, orSemicolon(didYouMean(suggest.Closest(string(m), texts(modes)))), list(modes))
+		b.errorf("detectLocalMode", "%q is unknown%s want %s", m, orColon(didYouMean(suggest.Closest(string(m), texts(modes)))), list(modes))
 	case m == BridgeInterface && b.DetectLocal.BridgeInterface == "":
 		b.errorf("detectLocal.bridgeInterface", "is empty: detectLocalMode %s wants the name of a bridge, here or by --pod-bridge-interface", m)
 	case m == InterfaceNamePrefix && b.DetectLocal.InterfaceNamePrefix == "":
@@ -159,11 +159,11 @@ func (b *build) validatePeriods() {
 	b.sessionTimeout("ipvs.udpTimeout", b.IPVS.UDPTimeout.Duration)
 }
 
-func (b *build) syncPeriods(section string, least, most metav1.Duration) {
-	ok := b.period(section+".syncPeriod", most.Duration)
-	ok = b.notNegative(section+".minSyncPeriod", &least) && ok
-	if ok && least.Duration > most.Duration {
-		b.errorf(section+".minSyncPeriod", "%s is more than %s.syncPeriod: want at most %s", least.Duration, section, most.Duration)
+func (b *build) syncPeriods(section string, minPeriod, maxPeriod metav1.Duration) {
+	ok := b.period(section+".syncPeriod", maxPeriod.Duration)
+	ok = b.notNegative(section+".minSyncPeriod", &minPeriod) && ok
+	if ok && minPeriod.Duration > maxPeriod.Duration {
+		b.errorf(section+".minSyncPeriod", "%s is more than %s.syncPeriod: want at most %s", minPeriod.Duration, section, maxPeriod.Duration)
 	}
 }
 
@@ -200,12 +200,12 @@ func (b *build) validateConntrack() {
 	b.notNegative("conntrack.udpStreamTimeout", &c.UDPStreamTimeout)
 }
 
-func (b *build) intRange(path string, v, least, most int32) {
+func (b *build) intRange(path string, v, minValue, maxValue int32) {
 	switch {
-	case v < least && most == math.MaxInt32:
-		b.errorf(path, "%d is too small: want %d or more", v, least)
-	case v < least || v > most:
-		b.errorf(path, "%d is out of range: want %d to %d", v, least, most)
+	case v < minValue && maxValue == math.MaxInt32:
+		b.errorf(path, "%d is too small: want %d or more", v, minValue)
+	case v < minValue || v > maxValue:
+		b.errorf(path, "%d is out of range: want %d to %d", v, minValue, maxValue)
 	}
 }
 
@@ -247,9 +247,9 @@ func list[T ~string](names []T) string {
 	return strings.Join(all, "")
 }
 
-// orSemicolon separates what was wrong from what is wanted, whether or not a
+// orColon separates what was wrong from what is wanted, whether or not a
 // question stands between them.
-func orSemicolon(question string) string {
+func orColon(question string) string {
 	if question == "" {
 		return ":"
 	}

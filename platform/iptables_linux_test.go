@@ -18,15 +18,15 @@ import (
 func TestIPTablesAcceptsScenarios(t *testing.T) {
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
-			_, want := open(t, path)
-			bothAccept(t, renderIPTables(t, want))
-			bothAccept(t, renderUserspace(t, want))
+			_, want := openScenario(t, path)
+			checkBothVariants(t, renderIPTables(t, want))
+			checkBothVariants(t, renderUserspace(t, want))
 		})
 	}
 }
 
-// bothAccept has both variants take text, which has a part for each family.
-func bothAccept(t *testing.T, text []byte) {
+// checkBothVariants has both variants take text, which has a part for each family.
+func checkBothVariants(t *testing.T, text []byte) {
 	t.Helper()
 	four, six, found := bytes.Cut(text, []byte("# for ip6tables-restore\n"))
 	if !found {
@@ -43,7 +43,7 @@ func iptablesAccepts(t *testing.T, command string, text []byte) {
 	for _, args := range [][]string{{"--test"}, nil} {
 		c := exec.Command(command, args...)
 		c.Stdin = bytes.NewReader(text)
-		netlab.Apart(c)
+		netlab.Isolate(c)
 		// Others on the machine have a lock of their own.
 		c.Env = append(os.Environ(), "XTABLES_LOCKFILE="+t.TempDir()+"/lock")
 		if out, err := c.CombinedOutput(); err != nil {

@@ -26,7 +26,7 @@ func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
 
 // writeIPTables writes the chains that the skeleton lacks or has otherwise:
 // what a cluster and its node add to it.
-func writeIPTables(_ *testing.T, want *service.Snapshot, _ choices) string {
+func writeIPTables(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	return writeChains(want, func(f service.Family, s *service.Snapshot) iptables.Tables {
 		return iptables.Document(f, s, iptablesOptions)
 	})
@@ -35,22 +35,22 @@ func writeIPTables(_ *testing.T, want *service.Snapshot, _ choices) string {
 func writeChains(want *service.Snapshot, document func(service.Family, *service.Snapshot) iptables.Tables) string {
 	var b strings.Builder
 	for _, f := range service.Families {
-		writeAdded(&b, f, document(f, empty), document(f, want))
+		writeAdded(&b, f, document(f, emptySnapshot), document(f, want))
 	}
-	return orSkeleton(&b)
+	return orSkeletonOnly(&b)
 }
 
 // writeAdded writes the chains of t that skeleton lacks or has otherwise.
 func writeAdded(b *strings.Builder, f service.Family, skeleton, t iptables.Tables) {
 	for i, table := range t.Tables {
-		for _, c := range added(skeleton.Tables[i], table) {
+		for _, c := range changedChains(skeleton.Tables[i], table) {
 			writeLines(b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
 		}
 	}
 }
 
-// added returns the chains of t that skeleton lacks or has otherwise.
-func added(skeleton, t iptables.Table) []iptables.Chain {
+// changedChains returns the chains of t that skeleton lacks or has otherwise.
+func changedChains(skeleton, t iptables.Table) []iptables.Chain {
 	return slices.DeleteFunc(slices.Clone(t.Chains), func(c iptables.Chain) bool {
 		return slices.ContainsFunc(skeleton.Chains, func(s iptables.Chain) bool { return s.Name == c.Name && slices.Equal(s.Rules, c.Rules) })
 	})

@@ -26,7 +26,7 @@ func renderIPVS(t *testing.T, want *service.Snapshot) []byte {
 
 // writeIPVS writes addresses and virtual servers, the elements of all sets, and
 // the chains that the skeleton lacks or has otherwise.
-func writeIPVS(_ *testing.T, want *service.Snapshot, _ choices) string {
+func writeIPVS(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	var b strings.Builder
 	for _, f := range service.Families {
 		d := ipvs.NewDocument(f, want, ipvsOptions)
@@ -49,7 +49,7 @@ func writeIPVS(_ *testing.T, want *service.Snapshot, _ choices) string {
 			}
 			writeLines(&b, s.Name, elements)
 		}
-		writeAdded(&b, f, ipvs.NewDocument(f, empty, ipvsOptions).Chains, d.Chains)
+		writeAdded(&b, f, ipvs.NewDocument(f, emptySnapshot, ipvsOptions).Chains, d.Chains)
 	}
-	return orSkeleton(&b)
+	return orSkeletonOnly(&b)
 }

@@ -12,8 +12,8 @@ import (
 	"kubeproxy/platform/windows/hns"
 )
 
-// hnsChoices are the operator's for Windows, and the network that is assumed.
-type hnsChoices struct {
+// hnsScenarioOptions are the operator's for Windows, and the network that is assumed.
+type hnsScenarioOptions struct {
 	Kind                hns.Kind // L2Bridge unless it says otherwise
 	SourceVIP           string
 	DSR                 bool
@@ -21,7 +21,7 @@ type hnsChoices struct {
 }
 
 // writeKernelspace writes what a Windows node would hold.
-func writeKernelspace(t *testing.T, want *service.Snapshot, c choices) string {
+func writeKernelspace(t *testing.T, want *service.Snapshot, c scenarioOptions) string {
 	t.Helper()
 	o := hns.Options{DSR: c.HNS.DSR, ForwardHealthChecks: c.HNS.ForwardHealthChecks, RootEndpoint: "cbr0", HealthzPort: 10256}
 	if c.HNS.SourceVIP != "" {
@@ -32,7 +32,7 @@ func writeKernelspace(t *testing.T, want *service.Snapshot, c choices) string {
 		kind = c.HNS.Kind
 	}
 	var b bytes.Buffer
-	if err := hns.Render(&b, want, hns.Assumed(kind, want, o), o, hns.Text); err != nil {
+	if err := hns.Render(&b, want, hns.AssumedListing(kind, want, o), o, hns.Text); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.String()

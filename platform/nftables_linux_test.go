@@ -18,7 +18,7 @@ func TestNFTAcceptsScenarios(t *testing.T) {
 	nftcommand.NeedTables(t)
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
-			_, want := open(t, path)
+			_, want := openScenario(t, path)
 			nftAccepts(t, renderNFTables(t, want, nftables.Text))
 		})
 	}

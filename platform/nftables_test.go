@@ -17,9 +17,9 @@ import (
 
 var nftablesOptions = nftables.Options{MasqueradeBit: 14}
 
-// empty is a node of which nobody said anything, in a cluster without
+// emptySnapshot is a node of which nobody said anything, in a cluster without
 // Services.
-var empty = service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil)
+var emptySnapshot = service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
 
 func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
 	t.Helper()
@@ -54,9 +54,9 @@ func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
 
 // writeNFTables writes the elements of all sets, and the chains that the
 // skeleton lacks or has otherwise: what a cluster and its node add to it.
-func writeNFTables(t *testing.T, want *service.Snapshot, _ choices) string {
+func writeNFTables(t *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	t.Helper()
-	skeleton := nftablesOf(t, empty)
+	skeleton := nftablesOf(t, emptySnapshot)
 	var b strings.Builder
 	for i, table := range nftablesOf(t, want).Tables {
 		for _, s := range table.Sets {
@@ -68,10 +68,10 @@ func writeNFTables(t *testing.T, want *service.Snapshot, _ choices) string {
 			}
 		}
 	}
-	return orSkeleton(&b)
+	return orSkeletonOnly(&b)
 }
 
-func orSkeleton(b *strings.Builder) string {
+func orSkeletonOnly(b *strings.Builder) string {
 	if b.Len() == 0 {
 		return "nothing but the skeleton\n"
 	}

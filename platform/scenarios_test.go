@@ -28,7 +28,7 @@ var update = flag.Bool("update", false, "rewrite what the scenarios in testdata 
 // that has its name.
 var backends = []struct {
 	name  string
-	write func(*testing.T, *service.Snapshot, choices) string
+	write func(*testing.T, *service.Snapshot, scenarioOptions) string
 }{
 	{"nftables", writeNFTables},
 	{"iptables", writeIPTables},
@@ -57,11 +57,11 @@ func scenarioName(path string) string { return strings.TrimSuffix(filepath.Base(
 func TestScenarios(t *testing.T) {
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
-			a, want, c := openWith(t, path)
+			a, want, c := openScenarioWithOptions(t, path)
 			for _, b := range backends {
 				got := b.write(t, want, c)
 				if *update {
-					put(a, b.name, got)
+					setPart(a, b.name, got)
 				} else if diff := cmp.Diff(string(part(a, b.name)), got); diff != "" {
 					t.Errorf("%s (-want +got):\n%s", b.name, diff)
 				}
@@ -82,7 +82,7 @@ func TestScenariosHaveNoOtherFiles(t *testing.T) {
 		known = append(known, b.name)
 	}
 	for _, path := range scenarioPaths(t) {
-		a, _ := open(t, path)
+		a, _ := openScenario(t, path)
 		if len(strings.TrimSpace(string(a.Comment))) == 0 {
 			t.Errorf("%s does not say what it shows", path)
 		}
@@ -103,7 +103,7 @@ func part(a *txtar.Archive, name string) []byte {
 	return nil
 }
 
-func put(a *txtar.Archive, name, text string) {
+func setPart(a *txtar.Archive, name, text string) {
 	for i := range a.Files {
 		if a.Files[i].Name == name {
 			a.Files[i].Data = []byte(text)
@@ -113,17 +113,17 @@ func put(a *txtar.Archive, name, text string) {
 	a.Files = append(a.Files, txtar.File{Name: name, Data: []byte(text)})
 }
 
-// choices are the operator's, as a scenario writes them.
-type choices struct {
+// scenarioOptions are the operator's, as a scenario writes them.
+type scenarioOptions struct {
 	NodeName         string
 	Pods             []string // prefixes
 	NodePorts        []string // prefixes
 	NodePortsPrimary bool
 	MasqueradeAll    bool
-	HNS              hnsChoices
+	HNS              hnsScenarioOptions
 }
 
-func (c choices) options() track.Options {
+func (c scenarioOptions) options() track.Options {
 	o := track.Options{NodeName: c.NodeName, NodePortsPrimary: c.NodePortsPrimary, MasqueradeAll: c.MasqueradeAll}
 	for _, s := range c.Pods {
 		o.Pods.Prefixes = append(o.Pods.Prefixes, netip.MustParsePrefix(s))
@@ -132,26 +132,26 @@ func (c choices) options() track.Options {
 		o.NodePorts = append(o.NodePorts, netip.MustParsePrefix(s))
 	}
 	if !c.NodePortsPrimary {
-		o.NodePorts = service.ElseEverywhere(o.NodePorts)
+		o.NodePorts = service.OrAnyAddress(o.NodePorts)
 	}
 	return o
 }
 
-// open reads a scenario and what its node should forward.
-func open(t *testing.T, path string) (*txtar.Archive, *service.Snapshot) {
+// openScenario reads a scenario and what its node should forward.
+func openScenario(t *testing.T, path string) (*txtar.Archive, *service.Snapshot) {
 	t.Helper()
-	a, want, _ := openWith(t, path)
+	a, want, _ := openScenarioWithOptions(t, path)
 	return a, want
 }
 
-// openWith returns the operator's choices as well.
-func openWith(t *testing.T, path string) (*txtar.Archive, *service.Snapshot, choices) {
+// openScenarioWithOptions returns the operator's choices as well.
+func openScenarioWithOptions(t *testing.T, path string) (*txtar.Archive, *service.Snapshot, scenarioOptions) {
 	t.Helper()
 	a, err := txtar.ParseFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := choices{NodeName: "node-a"}
+	c := scenarioOptions{NodeName: "node-a"}
 	if err := yaml.UnmarshalStrict(part(a, "options.yaml"), &c); err != nil {
 		t.Fatalf("options.yaml: %v", err)
 	}

@@ -17,10 +17,10 @@ const skeletonPath = "testdata/skeleton.nft"
 // TestSkeleton shows what every node has in each mode.
 func TestSkeleton(t *testing.T) {
 	for path, render := range map[string]func(*testing.T) []byte{
-		skeletonPath:                  func(t *testing.T) []byte { return renderNFTables(t, empty, nftables.Text) },
-		"testdata/skeleton.iptables":  func(t *testing.T) []byte { return renderIPTables(t, empty) },
-		"testdata/skeleton.userspace": func(t *testing.T) []byte { return renderUserspace(t, empty) },
-		"testdata/skeleton.ipvs":      func(t *testing.T) []byte { return renderIPVS(t, empty) },
+		skeletonPath:                  func(t *testing.T) []byte { return renderNFTables(t, emptySnapshot, nftables.Text) },
+		"testdata/skeleton.iptables":  func(t *testing.T) []byte { return renderIPTables(t, emptySnapshot) },
+		"testdata/skeleton.userspace": func(t *testing.T) []byte { return renderUserspace(t, emptySnapshot) },
+		"testdata/skeleton.ipvs":      func(t *testing.T) []byte { return renderIPVS(t, emptySnapshot) },
 	} {
 		t.Run(path, func(t *testing.T) {
 			got := render(t)

@@ -24,7 +24,7 @@ func renderUserspace(t *testing.T, want *service.Snapshot) []byte {
 }
 
 // writeUserspace writes the chains that the skeleton lacks or has otherwise.
-func writeUserspace(_ *testing.T, want *service.Snapshot, _ choices) string {
+func writeUserspace(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	return writeChains(want, func(f service.Family, s *service.Snapshot) iptables.Tables {
 		return userspace.Document(f, s, userspaceOptions)
 	})

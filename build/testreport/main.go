@@ -45,7 +45,7 @@ func parse(args []string, problems io.Writer) (settings, error) {
 	flags.StringVar(&s.skips, "skips", "show", "what a skipped test does: show or fail")
 	flags.StringVar(&s.allow, "allow", "", "file of tests that may be skipped, each with a reason")
 	flags.StringVar(&s.owed, "owed", "", "file like that of -allow: run the tests whose reason begins with -mark, and want each to pass")
-	flags.StringVar(&s.mark, "mark", elsewhere, "how the reasons begin of the tests that -owed runs")
+	flags.StringVar(&s.mark, "mark", vmMark, "how the reasons begin of the tests that -owed runs")
 	flags.IntVar(&s.slowest, "slowest", 8, "how many slow tests to list at most")
 	flags.IntVar(&s.again, "again", 0, "run failed tests a second time, package by package, if there are at most so many")
 	if err := flags.Parse(args); err != nil {
@@ -73,7 +73,7 @@ func run(args []string, out, problems io.Writer) (bool, error) {
 		return false, err
 	}
 	goTest := s.args
-	owed := debts.owed(s.mark)
+	owed := debts.requiredElsewhere(s.mark)
 	if len(owed) > 0 {
 		goTest = slices.Concat(s.args, selection(owed))
 	} else if s.owed != "" {
@@ -86,11 +86,11 @@ func run(args []string, out, problems io.Writer) (bool, error) {
 		failed, err = r.again(s, problems)
 	}
 	r.summary(s.slowest)
-	unpaid := r.unpaid(owed)
+	unpaid := r.notPassed(owed)
 	for _, t := range unpaid {
 		fmt.Fprintf(out, "did not pass, though it is skipped elsewhere because it runs here: %s\n", t)
 	}
-	passed := !failed && r.failed == 0 && len(unpaid) == 0 && (s.skips == "show" || len(r.unexcused()) == 0)
+	passed := !failed && r.failed == 0 && len(unpaid) == 0 && (s.skips == "show" || len(r.unlisted()) == 0)
 	return passed, errors.Join(err, r.empty())
 }
 

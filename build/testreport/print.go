@@ -69,15 +69,15 @@ func (r *report) listSkipped() {
 	for _, t := range r.skipped {
 		reason, ok := r.allowed.reason(t)
 		if !ok {
-			reason = "NOT ALLOWED: " + said(t)
+			reason = "NOT ALLOWED: " + skipMessage(t)
 		}
 		fmt.Fprintf(table, "  %s\t%s\t%s\n", t.pkg, t.test, reason)
 	}
 	table.Flush()
 }
 
-// said returns what a test printed when it was skipped, on one line.
-func said(t result) string {
+// skipMessage returns what a test printed when it was skipped, on one line.
+func skipMessage(t result) string {
 	var words []string
 	for _, line := range t.output {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "--- SKIP") {
@@ -106,8 +106,8 @@ func (r *report) listSlow(most int) {
 	}
 }
 
-// unexcused returns the skipped tests that the allow file does not name.
-func (r *report) unexcused() []result {
+// unlisted returns the skipped tests that the allow file does not name.
+func (r *report) unlisted() []result {
 	return slices.DeleteFunc(slices.Clone(r.skipped), func(t result) bool {
 		_, ok := r.allowed.reason(t)
 		return ok

@@ -111,10 +111,10 @@ func (r *report) line(line []byte) {
 		fmt.Fprint(r.out, e.Output)
 		return
 	}
-	r.take(e)
+	r.handle(e)
 }
 
-func (r *report) take(e event) {
+func (r *report) handle(e event) {
 	p := r.running[e.Package]
 	if p == nil {
 		p = &packageRun{byName: map[string]*result{}, failed: map[string]bool{}}
@@ -123,7 +123,7 @@ func (r *report) take(e event) {
 	t := p.result(e)
 	switch e.Action {
 	case "output":
-		if !chatter(e.Output) {
+		if !isRunnerNoise(e.Output) {
 			t.output = append(t.output, e.Output)
 		}
 		// The tests after a panic did not run.
@@ -204,7 +204,7 @@ func (r *report) finish(p *packageRun, e event) {
 		}
 		for _, t := range p.order {
 			if t == own || p.failed[t.test] {
-				fmt.Fprint(r.out, t.told())
+				fmt.Fprint(r.out, t.outputWithVerdict())
 			}
 		}
 		r.packageLine("FAIL", own, p.counted())
@@ -214,9 +214,9 @@ func (r *report) finish(p *packageRun, e event) {
 	r.packages++
 }
 
-// told returns the output of t with its verdict first, where a reader looks
+// outputWithVerdict returns the output of t with its verdict first, where a reader looks
 // for the name.
-func (t *result) told() string {
+func (t *result) outputWithVerdict() string {
 	var verdict, rest strings.Builder
 	for _, line := range t.output {
 		if strings.HasPrefix(strings.TrimSpace(line), "--- FAIL: ") {
@@ -228,9 +228,9 @@ func (t *result) told() string {
 	return verdict.String() + rest.String()
 }
 
-// chatter reports a line by which the test runner narrates, or by which it
+// isRunnerNoise reports a line by which the test runner narrates, or by which it
 // repeats what the report says itself.
-func chatter(line string) bool {
+func isRunnerNoise(line string) bool {
 	for _, prefix := range []string{"=== ", "ok  \t", "FAIL\t", "?   \t", "PASS\n", "FAIL\n", "exit status "} {
 		if strings.HasPrefix(line, prefix) {
 			return true

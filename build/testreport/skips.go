@@ -53,13 +53,13 @@ func readAllowed(path string) (allowed, error) {
 	return a, nil
 }
 
-// elsewhere begins the reason of a test that is skipped because a virtual
+// vmMark begins the reason of a test that is skipped because a virtual
 // machine has what it needs.
-const elsewhere = "vm:"
+const vmMark = "vm:"
 
-// owed returns the tests of a, "package test" each, whose reason begins with
+// requiredElsewhere returns the tests of a, "package test" each, whose reason begins with
 // mark: they must run somewhere else.
-func (a allowed) owed(mark string) []string {
+func (a allowed) requiredElsewhere(mark string) []string {
 	var tests []string
 	for _, name := range slices.Sorted(maps.Keys(a)) {
 		if strings.HasPrefix(a[name], mark) {
@@ -82,7 +82,7 @@ func selection(tests []string) []string {
 	return append([]string{"-run", pattern}, slices.Compact(packages)...)
 }
 
-// unpaid returns the tests that did not pass.
-func (r *report) unpaid(tests []string) []string {
+// notPassed returns the tests that did not pass.
+func (r *report) notPassed(tests []string) []string {
 	return slices.DeleteFunc(slices.Clone(tests), func(t string) bool { return r.names[t] })
 }

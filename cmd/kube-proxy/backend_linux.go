@@ -28,8 +28,8 @@ import (
 
 const hostOS = config.Linux
 
-// cleanupRight is what a user does who may not clean up.
-const cleanupRight = "run this as root, or with the rights CAP_NET_ADMIN, CAP_NET_RAW and CAP_DAC_READ_SEARCH"
+// cleanupPrivileges is what a user does who may not clean up.
+const cleanupPrivileges = "run this as root, or with the rights CAP_NET_ADMIN, CAP_NET_RAW and CAP_DAC_READ_SEARCH"
 
 // dataplane is a mode of Linux. A mode that is in this table, in built and in
 // settings.go can be run.
@@ -44,9 +44,9 @@ type dataplane struct {
 	// audit, if set, returns a backend that tells what is in force, and holds
 	// nothing but an io.Closer.
 	audit func(*config.Config, service.Family) (reconcile.Backend, error)
-	// keeps returns the names of the places, of those of places, that the rounds
+	// ownedTargets returns the names of the places, of those of places, that the rounds
 	// of a family keep in order, whoever left something there.
-	keeps func(*config.Config, service.Family) ([]string, error)
+	ownedTargets func(*config.Config, service.Family) ([]string, error)
 }
 
 // dataplanes is the table of all modes of Linux.
@@ -57,16 +57,16 @@ func dataplanes() []dataplane {
 			probe:  func(_ *config.Config, f service.Family) error { return nftables.Probe(f) },
 			create: newNFTables,
 			audit:  newNFTables,
-			keeps: func(c *config.Config, f service.Family) ([]string, error) {
+			ownedTargets: func(c *config.Config, f service.Family) ([]string, error) {
 				return []string{ownTable(c, f).String()}, nil
 			},
 		},
 		{
-			mode:   config.IPTables,
-			probe:  func(c *config.Config, f service.Family) error { return iptables.Probe(f, iptablesOptions(c)) },
-			create: newIPTables,
-			audit:  newIPTables,
-			keeps:  keptByIPTables,
+			mode:         config.IPTables,
+			probe:        func(c *config.Config, f service.Family) error { return iptables.Probe(f, iptablesOptions(c)) },
+			create:       newIPTables,
+			audit:        newIPTables,
+			ownedTargets: ownedByIPTables,
 		},
 		newUserspace(),
 		{
@@ -74,8 +74,8 @@ func dataplanes() []dataplane {
 			probe:  func(c *config.Config, f service.Family) error { return ipvs.Probe(f, ipvsOptions(c)) },
 			create: newIPVS,
 			audit:  newIPVS,
-			keeps: func(_ *config.Config, f service.Family) ([]string, error) {
-				return []string{ipvs.Remains{Family: f}.String()}, nil
+			ownedTargets: func(_ *config.Config, f service.Family) ([]string, error) {
+				return []string{ipvs.Leftovers{Family: f}.String()}, nil
 			},
 		},
 	}
@@ -89,9 +89,9 @@ func newIPTables(c *config.Config, f service.Family) (reconcile.Backend, error) 
 	return iptables.New(f, iptablesOptions(c))
 }
 
-func keptByIPTables(_ *config.Config, f service.Family) ([]string, error) {
-	v, err := iptables.Usual(f)
-	return []string{iptables.Remains{Variant: v, Family: f}.String()}, err
+func ownedByIPTables(_ *config.Config, f service.Family) ([]string, error) {
+	v, err := iptables.NodeVariant(f)
+	return []string{iptables.Leftovers{Variant: v, Family: f}.String()}, err
 }
 
 func newIPVS(c *config.Config, f service.Family) (reconcile.Backend, error) {
@@ -100,13 +100,13 @@ func newIPVS(c *config.Config, f service.Family) (reconcile.Backend, error) {
 
 // newBackends chooses a mode as c asks for it, or the Node by annotated if c
 // does not, and returns its backends.
-func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*chosen, error) {
-	x, err := choose(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*chosen, error) { return open(c, w) })
+func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*selectedMode, error) {
+	x, err := selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*selectedMode, error) { return open(c, w) })
 	if err != nil {
 		return nil, err
 	}
 	for _, b := range x.backends {
-		b.settle = relayed(b, settler(ctx, b))
+		b.cleanConntrack = withTrackedSnapshot(b, newConntrackCleaner(ctx, b))
 	}
 	x.addLocalhost(klog.FromContext(ctx))
 	return x, nil
@@ -114,7 +114,7 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 
 // open returns the backends of the mode of w, or in one sentence why it cannot
 // work here.
-func open(c *config.Config, w candidate) (*chosen, error) {
+func open(c *config.Config, w candidate) (*selectedMode, error) {
 	for _, d := range dataplanes() {
 		if d.mode != w.mode {
 			continue
@@ -122,23 +122,23 @@ func open(c *config.Config, w candidate) (*chosen, error) {
 		if err := checkNamed(c, w.mode); err != nil {
 			return nil, err
 		}
-		x, err := d.open(w.with(c))
+		x, err := d.open(w.configFor(c))
 		if err != nil {
 			return nil, fmt.Errorf("mode %s cannot work here: %w", w.mode, err)
 		}
-		x.from = w.from
+		x.origin = w.origin
 		return x, nil
 	}
 	return nil, checkBuilt(w.mode, c.OS)
 }
 
-func (d dataplane) open(c *config.Config) (*chosen, error) {
-	families, missing, err := familiesOf(c, func(f service.Family) error { return d.probe(c, f) })
+func (d dataplane) open(c *config.Config) (*selectedMode, error) {
+	families, unavailable, err := familiesOf(c, func(f service.Family) error { return d.probe(c, f) })
 	if err != nil {
 		return nil, err
 	}
 	backends, err := d.backends(c, families)
-	return &chosen{config: c, backends: backends, missing: missing}, err
+	return &selectedMode{config: c, backends: backends, unavailable: unavailable}, err
 }
 
 func (d dataplane) backends(c *config.Config, families []service.Family) ([]*backend, error) {
@@ -148,11 +148,11 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 		if err != nil {
 			return nil, err // names the family
 		}
-		kept, err := d.keeps(c, f)
+		owned, err := d.ownedTargets(c, f)
 		if err != nil {
 			return nil, err
 		}
-		one := &backend{Backend: b, mode: string(d.mode), family: f, kept: kept}
+		one := &backend{Backend: b, mode: string(d.mode), family: f, ownedTargets: owned}
 		if d.audit != nil {
 			one.audit = func() (reconcile.Backend, error) { return d.audit(c, f) }
 		}
@@ -162,63 +162,63 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 }
 
 // ownTable is the table that the proxy of the name in c has in mode nftables.
-func ownTable(c *config.Config, f service.Family) nftables.Remains {
-	return nftables.Remains{Family: f, Table: nftables.TableOf(c.ProxyName)}
+func ownTable(c *config.Config, f service.Family) nftables.Leftovers {
+	return nftables.Leftovers{Family: f, Table: nftables.TableOf(c.ProxyName)}
 }
 
-// places lists where any mode of ours may have left rules, or kube-proxy. A proxy
+// cleanupTargets lists where any mode of ours may have left rules, or kube-proxy. A proxy
 // that serves labelled Services has one place alone: the others are in use by
 // whoever serves the rest.
-func places(c *config.Config) ([]place, error) {
-	var all []place
+func cleanupTargets(c *config.Config) ([]cleanupTarget, error) {
+	var all []cleanupTarget
 	for _, f := range service.Families {
 		if c.ProxyName != "" {
-			all = append(all, place{remains: ownTable(c, f), family: f})
+			all = append(all, cleanupTarget{leftovers: ownTable(c, f), family: f})
 			continue
 		}
 		for _, v := range iptables.Variants {
-			all = append(all, place{remains: iptables.Remains{Variant: v, Family: f}, family: f})
+			all = append(all, cleanupTarget{leftovers: iptables.Leftovers{Variant: v, Family: f}, family: f})
 		}
 		all = append(all,
-			place{remains: userspace.Remains{Family: f}, family: f},
-			place{remains: ipvs.Remains{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true},
-			place{remains: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true, upstream: true},
-			place{remains: ownTable(c, f), family: f},
-			place{remains: nftables.Remains{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
+			cleanupTarget{leftovers: userspace.Leftovers{Family: f}, family: f},
+			cleanupTarget{leftovers: ipvs.Leftovers{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true},
+			cleanupTarget{leftovers: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true, upstream: true},
+			cleanupTarget{leftovers: ownTable(c, f), family: f},
+			cleanupTarget{leftovers: nftables.Leftovers{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
 	}
 	return all, nil
 }
 
-// settler removes the flows that a round made stale.
-func settler(ctx context.Context, b *backend) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
+// newConntrackCleaner removes the flows that a round made stale.
+func newConntrackCleaner(ctx context.Context, b *backend) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	log := klog.FromContext(ctx)
 	f := b.family
 	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
 	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, error) {
 		if b.recheck.Swap(false) || len(r.Drift) > 0 { // flows may have begun by rules that were not ours
-			flows.Recheck()
+			flows.Resync()
 		}
 		n, err := flows.Sync(ctx, now)
 		if len(r.Removed) > 0 {
-			more, removeErr := flows.Reconcile(ctx, goneRules(r.Removed), now)
-			n, err = n+more, errors.Join(err, removeErr)
+			removedFlows, removeErr := flows.Reconcile(ctx, removedRules(r.Removed), now)
+			n, err = n+removedFlows, errors.Join(err, removeErr)
 		}
 		if n > 0 {
 			log.V(2).Info("Removed stale flows", "family", f.String(), "flows", n)
 		}
 		if r.Err != nil { // the old rules of a failed port may still begin flows
-			flows.Recheck()
+			flows.Resync()
 		}
-		if d := flows.Due(); d > 0 {
-			b.later(d)
+		if d := flows.ResyncAfter(); d > 0 {
+			b.cleanAfter(d)
 		}
 		return n, err
 	}
 }
 
-// goneRules are about frontends that an earlier process left and that this
+// removedRules are about frontends that an earlier process left and that this
 // one does not know.
-func goneRules(ports []*service.Port) []conntrack.Rule {
+func removedRules(ports []*service.Port) []conntrack.Rule {
 	var rules []conntrack.Rule
 	for _, p := range ports {
 		rules = append(rules, conntrack.Changes(p, nil)...)
@@ -226,16 +226,16 @@ func goneRules(ports []*service.Port) []conntrack.Rule {
 	return rules
 }
 
-// leaseOf returns how service proxies of a node find each other, and what this one
+// leaseTransport returns how service proxies of a node find each other, and what this one
 // says of itself. Proxies that serve other Services do not meet.
-func leaseOf(proxyName string) (lease.Transport, lease.Identity) {
+func leaseTransport(proxyName string) (lease.Transport, lease.Identity) {
 	return abstract.Of(proxyName), abstract.Self()
 }
 
 // otherProxies names the processes that look like service proxies of this node.
 func otherProxies() string {
 	var all []string
-	for _, p := range processes.Named(os.DirFS("/proc"), "kube-proxy") {
+	for _, p := range processes.ByName(os.DirFS("/proc"), "kube-proxy") {
 		all = append(all, p.String())
 	}
 	return strings.Join(all, ", ")

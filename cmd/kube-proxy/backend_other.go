@@ -19,23 +19,23 @@ import (
 // hostOS is what configurations are checked for where none can be used.
 const hostOS = config.Linux
 
-const cleanupRight = ""
+const cleanupPrivileges = ""
 
-// errSystem is why only render and config work here.
-var errSystem = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
+// errUnsupportedOS is why only render and config work here.
+var errUnsupportedOS = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
 
-func newBackends(context.Context, *config.Config, *options, v1alpha1.ProxyMode) (*chosen, error) {
-	return nil, errSystem
+func newBackends(context.Context, *config.Config, *options, v1alpha1.ProxyMode) (*selectedMode, error) {
+	return nil, errUnsupportedOS
 }
 
-func places(*config.Config) ([]place, error) { return nil, errSystem }
+func cleanupTargets(*config.Config) ([]cleanupTarget, error) { return nil, errUnsupportedOS }
 
-func prepare(context.Context, *config.Config) error { return errSystem }
+func prepare(context.Context, *config.Config) error { return errUnsupportedOS }
 
-func keepPrepared(context.Context, *effective, *observers) {}
+func keepNodePrepared(context.Context, *activeConfig, *statusReporter) {}
 
-func tracked() *metrics.Tracked { return nil }
+func trackedConnections() *metrics.Tracked { return nil }
 
-func leaseOf(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} }
+func leaseTransport(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} }
 
 func otherProxies() string { return "" }

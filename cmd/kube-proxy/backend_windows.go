@@ -25,48 +25,48 @@ import (
 
 const hostOS = config.Windows
 
-// cleanupRight is what a user does who may not clean up.
-const cleanupRight = "run this as an administrator"
+// cleanupPrivileges is what a user does who may not clean up.
+const cleanupPrivileges = "run this as an administrator"
 
 // newBackends returns the backends of the mode that c asks for. The network
 // may come later, so nothing is asked of HNS here.
-func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*chosen, error) {
-	return choose(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*chosen, error) {
+func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*selectedMode, error) {
+	return selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*selectedMode, error) {
 		if err := checkBuilt(w.mode, c.OS); err != nil {
 			return nil, err
 		}
 		if err := checkNamed(c, w.mode); err != nil {
 			return nil, err
 		}
-		c := w.with(c)
+		c := w.configFor(c)
 		backends, err := hnsBackends(ctx, c)
-		return &chosen{config: c, from: w.from, backends: backends}, err
+		return &selectedMode{config: c, origin: w.origin, backends: backends}, err
 	})
 }
 
-// places lists where the mode may have left something.
-func places(c *config.Config) ([]place, error) {
+// cleanupTargets lists where the mode may have left something.
+func cleanupTargets(c *config.Config) ([]cleanupTarget, error) {
 	if err := checkNamed(c, config.Kernelspace); err != nil {
 		return nil, err
 	}
 	backends, err := hnsBackends(context.Background(), c)
-	var all []place
+	var all []cleanupTarget
 	for _, b := range backends {
-		b.remarks.hear(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
-		all = append(all, place{remains: &hnsRemains{backend: b}, family: b.family})
+		b.conditions.subscribe(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
+		all = append(all, cleanupTarget{leftovers: &hnsLeftovers{backend: b}, family: b.family})
 	}
 	return all, err
 }
 
-// hnsRemains are what a backend has made. What that is turns out as it is
+// hnsLeftovers are what a backend has made. What that is turns out as it is
 // removed.
-type hnsRemains struct {
+type hnsLeftovers struct {
 	*backend
 	removed bool
 }
 
 // Find implements remains.
-func (r *hnsRemains) Find(context.Context) (string, error) {
+func (r *hnsLeftovers) Find(context.Context) (string, error) {
 	if r.removed {
 		return "", nil
 	}
@@ -74,24 +74,24 @@ func (r *hnsRemains) Find(context.Context) (string, error) {
 }
 
 // Remove implements remains.
-func (r *hnsRemains) Remove(ctx context.Context) error {
+func (r *hnsLeftovers) Remove(ctx context.Context) error {
 	err := r.Cleanup(ctx)
 	r.removed = err == nil
 	return err
 }
 
 func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
-	calls, remarks := &meter{}, &remarks{}
-	h, err := hnsHost(ctx, c, hns.Metered(hns.Patient(hns.Windows(), remarks.about("dataplane"), remarks.move), calls.call))
+	calls, conditions := &meter{}, &backendConditions{}
+	h, err := hnsHost(ctx, c, hns.Metered(hns.WithTimeout(hns.NewDriver(), conditions.setter("dataplane"), conditions.reportProgress), calls.call))
 	if err != nil {
 		return nil, err
 	}
-	h.OnShortage(remarks.about("dynamic-ports"))
-	_, most := syncPeriods(c)
+	h.OnShortage(conditions.setter("dynamic-ports"))
+	_, resync := syncPeriods(c)
 	var all []*backend
 	for _, f := range service.Families {
-		b := hns.New(h, f, hnsOptions(c), most)
-		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f, count: calls.count, remarks: remarks, grace: hnsGrace})
+		b := hns.New(h, f, hnsOptions(c), resync)
+		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f, registerMetrics: calls.registerMetrics, conditions: conditions, grace: hnsGrace})
 	}
 	return all, nil
 }
@@ -106,35 +106,35 @@ func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, er
 		return nil, err
 	}
 	log := klog.FromContext(ctx)
-	return hns.NewHost(d, hns.File(hnsStateFile()), node, func(s string) { log.Info("HNS: " + s) }), nil
+	return hns.NewHost(d, hns.FileStore(hnsStateFile()), node, func(s string) { log.Info("HNS: " + s) }), nil
 }
 
 // prepare chooses the network and reserves the source VIP, for a proxy that
 // may not.
 func prepare(ctx context.Context, c *config.Config) error {
 	log := klog.FromContext(ctx)
-	h, err := hnsHost(ctx, c, hns.Patient(hns.Windows(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }, func() {}))
+	h, err := hnsHost(ctx, c, hns.WithTimeout(hns.NewDriver(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }, func() {}))
 	if err != nil {
 		return err
 	}
-	_, most := syncPeriods(c)
+	_, resync := syncPeriods(c)
 	node := &service.Node{}
 	if ip := c.NodeIP(); ip.IsValid() {
 		node.Addrs = []netip.Addr{ip}
 	}
-	if err := hns.New(h, service.IPv4, hnsOptions(c), most).Prepare(ctx, node); err != nil {
+	if err := hns.New(h, service.IPv4, hnsOptions(c), resync).Prepare(ctx, node); err != nil {
 		return fmt.Errorf("prepare HNS: %w", err)
 	}
 	return nil
 }
 
-func keepPrepared(context.Context, *effective, *observers) {}
+func keepNodePrepared(context.Context, *activeConfig, *statusReporter) {}
 
-func tracked() *metrics.Tracked { return nil }
+func trackedConnections() *metrics.Tracked { return nil }
 
-// leaseOf returns how service proxies of a node find each other, and what this one
+// leaseTransport returns how service proxies of a node find each other, and what this one
 // says of itself.
-func leaseOf(string) (lease.Transport, lease.Identity) {
+func leaseTransport(string) (lease.Transport, lease.Identity) {
 	return pipe.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
 }
 

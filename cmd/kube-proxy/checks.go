@@ -17,45 +17,45 @@ import (
 
 // checks has the health checks of Services follow what is in force.
 type checks struct {
-	servers *servicecheck.Servers
-	failing func(namespace, name string) bool
-	missing map[service.Family]string    // as in servicestate.Book
-	after   func([]servicecheck.Problem) // each time that they may have changed
+	servers     *servicecheck.Servers
+	failing     func(namespace, name string) bool
+	unavailable map[service.Family]string    // as in servicestate.Store
+	onProblems  func([]servicecheck.Problem) // each time that they may have changed
 
-	mu     sync.Mutex
-	done   [2]*service.Snapshot
-	counts map[uint16]*count // by healthCheckNodePort
-	told   servicecheck.Wanted
+	mu         sync.Mutex
+	programmed [2]*service.Snapshot
+	counts     map[uint16]*checkCount // by healthCheckNodePort
+	desired    servicecheck.Desired
 }
 
-// count is about one Service: its Ports in each family and the endpoints
+// checkCount is about one Service: its Ports in each family and the endpoints
 // they have here.
-type count struct {
+type checkCount struct {
 	name         service.PortName
 	ports, ready [2]int
 }
 
 func newChecks(s *servicecheck.Servers, failing func(namespace, name string) bool) *checks {
-	return &checks{servers: s, failing: failing, counts: map[uint16]*count{}}
+	return &checks{servers: s, failing: failing, counts: map[uint16]*checkCount{}}
 }
 
-// follow looks at what changed since the snapshot before.
-func (c *checks) follow(f service.Family, s *service.Snapshot) {
+// update looks at what changed since the snapshot before.
+func (c *checks) update(f service.Family, s *service.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for change := range service.Diff(c.done[f], s, f) {
+	for change := range service.Diff(c.programmed[f], s, f) {
 		c.add(change.Old, -1)
 		c.add(change.New, 1)
 	}
-	c.done[f] = s
-	want := c.wanted(s.Node)
-	if sameWanted(want, c.told) {
+	c.programmed[f] = s
+	want := c.desiredChecks(s.Node)
+	if sameDesired(want, c.desired) {
 		return
 	}
-	c.told = want
+	c.desired = want
 	problems := c.servers.Sync(want)
-	if c.after != nil {
-		c.after(problems)
+	if c.onProblems != nil {
+		c.onProblems(problems)
 	}
 }
 
@@ -65,7 +65,7 @@ func (c *checks) add(p *service.Port, n int) {
 	}
 	k := c.counts[p.HealthCheck]
 	if k == nil {
-		k = &count{}
+		k = &checkCount{}
 		c.counts[p.HealthCheck] = k
 	}
 	k.ports[p.Family] += n
@@ -77,8 +77,8 @@ func (c *checks) add(p *service.Port, n int) {
 	}
 }
 
-func (c *checks) wanted(node *service.Node) servicecheck.Wanted {
-	want := servicecheck.Wanted{Addrs: c.addrs(node), Checks: map[uint16]servicecheck.Check{}, Within: node.NodePorts}
+func (c *checks) desiredChecks(node *service.Node) servicecheck.Desired {
+	want := servicecheck.Desired{Addrs: c.addrs(node), Checks: map[uint16]servicecheck.Check{}, Within: node.NodePorts}
 	for port, k := range c.counts {
 		x := servicecheck.Check{
 			Namespace: k.name.Namespace, Name: k.name.Name,
@@ -102,7 +102,7 @@ func (c *checks) addrs(node *service.Node) []netip.Addr {
 	all := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	var addrs []netip.Addr
 	for _, f := range service.Families {
-		if c.missing[f] != "" {
+		if c.unavailable[f] != "" {
 			continue
 		}
 		prefixes := node.NodePortPrefixes(f)
@@ -117,7 +117,7 @@ func (c *checks) addrs(node *service.Node) []netip.Addr {
 	return addrs
 }
 
-func sameWanted(a, b servicecheck.Wanted) bool {
+func sameDesired(a, b servicecheck.Desired) bool {
 	return slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Within, b.Within) && maps.EqualFunc(a.Checks, b.Checks, func(x, y servicecheck.Check) bool {
 		return x.Namespace == y.Namespace && x.Name == y.Name && x.LocalEndpoints == y.LocalEndpoints &&
 			x.Unprogrammed == y.Unprogrammed && slices.Equal(x.Families, y.Families)
@@ -133,16 +133,16 @@ func (c *checks) unanswered() []servicestate.Problem {
 	return all
 }
 
-// unheardCount is unheard without names.
-func unheardCount(problems []servicecheck.Problem) string {
+// checkProblemsSummary is unheard without names.
+func checkProblemsSummary(problems []servicecheck.Problem) string {
 	if len(problems) == 0 {
 		return ""
 	}
 	return fmt.Sprintf("health checks of Services are not answered at %d addresses", len(problems))
 }
 
-// unheard returns a message about problems, empty without any.
-func unheard(problems []servicecheck.Problem) string {
+// checkProblemsDetail returns a message about problems, empty without any.
+func checkProblemsDetail(problems []servicecheck.Problem) string {
 	if len(problems) == 0 {
 		return ""
 	}

@@ -21,18 +21,18 @@ func TestChecksThatCannotListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := &backend{mode: "nftables", family: service.IPv4}
-	o := newObservers(c, []*backend{b}, "node-a", newContacts(false), klog.Background())
-	o.lack(map[service.Family]string{service.IPv6: "the kernel has no IPv6"})
-	o.checks.servers.Listen = refuse
+	o := newStatusReporter(c, []*backend{b}, "node-a", newSourceStatus(false), klog.Background())
+	o.setUnavailable(map[service.Family]string{service.IPv6: "the kernel has no IPv6"})
+	o.checks.servers.Listen = refuseListen
 	follow := func(ports ...*service.Port) string {
-		o.checks.follow(service.IPv4, service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports))
+		o.checks.update(service.IPv4, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports))
 		return o.health.Report().Conditions["health-checks"]
 	}
 	const want = "the health check of service shop/web is not answered: "
-	if got := follow(checked(service.IPv4, "web", 31000, 1)); !strings.HasPrefix(got, want) {
+	if got := follow(checkedPort(service.IPv4, "web", 31000, 1)); !strings.HasPrefix(got, want) {
 		t.Errorf("condition %q, want %s... of IPv4 alone", got, want)
 	}
-	if got := o.book.Unanswered(); len(got) != 1 || got[0].Name != "web" || got[0].Message != "refused" {
+	if got := o.services.Unanswered(); len(got) != 1 || got[0].Name != "web" || got[0].Message != "refused" {
 		t.Errorf("%+v is not answered, want what is refused to web", got)
 	}
 	if got := follow(); got != "" {

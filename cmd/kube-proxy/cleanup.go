@@ -19,8 +19,8 @@ import (
 // cleanup removes what any mode ever installed, but for places that are spared, and
 // says what that was. It goes
 // on past a failure and names everything that is still there.
-func cleanup(ctx context.Context, c *config.Config, spared func(place) bool) error {
-	all, err := places(c)
+func cleanup(ctx context.Context, c *config.Config, skip func(cleanupTarget) bool) error {
+	all, err := cleanupTargets(c)
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
@@ -31,11 +31,11 @@ func cleanup(ctx context.Context, c *config.Config, spared func(place) bool) err
 		if p.upstream {
 			continue
 		}
-		if spared(p) {
+		if skip(p) {
 			log.Info("Left alone, as --cleanup-ipvs=false asks for", "place", p.String())
 			continue
 		}
-		what, err := clear(ctx, p)
+		what, err := removeLeftovers(ctx, p)
 		switch {
 		case onlyForbidden(err):
 			forbidden = append(forbidden, p.String())
@@ -49,7 +49,7 @@ func cleanup(ctx context.Context, c *config.Config, spared func(place) bool) err
 		}
 	}
 	if len(forbidden) > 0 {
-		errs = append(errs, fmt.Errorf("clean up %s: %w: %s", strings.Join(forbidden, ", "), fs.ErrPermission, cleanupRight))
+		errs = append(errs, fmt.Errorf("clean up %s: %w: %s", strings.Join(forbidden, ", "), fs.ErrPermission, cleanupPrivileges))
 	}
 	return errors.Join(errs...)
 }

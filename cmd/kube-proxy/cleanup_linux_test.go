@@ -33,12 +33,12 @@ func TestCleanupWithoutRights(t *testing.T) {
 		c.SysProcAttr = nil
 	}
 	out, err := c.CombinedOutput()
-	said := lastLines(string(out))
+	lastLine := lastLines(string(out))
 	if code := c.ProcessState.ExitCode(); code != 1 {
 		t.Fatalf("%v, exit %d:\n%s", err, code, out)
 	}
-	if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "kube-proxy: clean up ") || !strings.HasSuffix(said, ": permission denied: "+cleanupRight+"\n") {
-		t.Errorf("it says:\n%s\nwant one line that ends in what to do", said)
+	if strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: clean up ") || !strings.HasSuffix(lastLine, ": permission denied: "+cleanupPrivileges+"\n") {
+		t.Errorf("it says:\n%s\nwant one line that ends in what to do", lastLine)
 	}
 }
 
@@ -50,7 +50,7 @@ func TestOnlyForbidden(t *testing.T) {
 	}{
 		"nothing":       {nil, false},
 		"not permitted": {fmt.Errorf("look: %w: as root", syscall.EPERM), true},
-		"unread":        {errUnread{&fs.PathError{Op: "open", Path: "x", Err: syscall.EACCES}}, true},
+		"unread":        {unreadError{&fs.PathError{Op: "open", Path: "x", Err: syscall.EACCES}}, true},
 		"several":       {fmt.Errorf("look: %w", errors.Join(syscall.EPERM, syscall.EACCES)), true},
 		"another":       {fmt.Errorf("look: %w", other), false},
 		"mixed":         {errors.Join(syscall.EPERM, other), false},
@@ -68,13 +68,13 @@ func TestCleanupIPVS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := places(c)
+	all, err := cleanupTargets(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		_, servers := p.remains.(ipvs.Remains)
-		_, upstream := p.remains.(ipvs.Upstream)
+		_, servers := p.leftovers.(ipvs.Leftovers)
+		_, upstream := p.leftovers.(ipvs.Upstream)
 		if p.ipvs != (servers || upstream) {
 			t.Errorf("%s: ipvs is %v", p, p.ipvs)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/config"
-	"kubeproxy/test/portable"
+	"kubeproxy/test/goldentext"
 )
 
 const configHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -37,7 +37,7 @@ func call(t *testing.T, dir string, args ...string) outcome {
 	if dir == "" {
 		return outcome{code, out.String(), err.String()}
 	}
-	return outcome{code, portable.Text(out.String(), dir), portable.Text(err.String(), dir)}
+	return outcome{code, goldentext.Normalize(out.String(), dir), goldentext.Normalize(err.String(), dir)}
 }
 
 // files writes files into a new directory, by their names.
@@ -158,7 +158,7 @@ func TestRevision(t *testing.T) {
 		t.Errorf("%+v, want %q", b, want)
 	}
 	version = "v1,abc"
-	if b := buildMetric(); b.GitTreeState != "clean" && builtFrom().Modified != "true" {
+	if b := buildMetric(); b.GitTreeState != "clean" && buildInfo().Modified != "true" {
 		t.Errorf("tree state %q, want clean", b.GitTreeState)
 	}
 }

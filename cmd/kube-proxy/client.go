@@ -16,6 +16,6 @@ func countRequests(m *metrics.Metrics) {
 	clientmetrics.Register(clientmetrics.RegisterOpts{
 		RequestResult: c.Requests, RequestRetry: c.Retries,
 		RequestLatency: c.Duration, RateLimiterLatency: c.RateLimiter, ResolverLatency: c.Resolver,
-		RequestSize: c.Asked, ResponseSize: c.Answered,
+		RequestSize: c.RequestSize, ResponseSize: c.ResponseSize,
 	})
 }

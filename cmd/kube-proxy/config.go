@@ -17,7 +17,7 @@ func newConfig(to streams) *cobra.Command {
 		Use:   "config COMMAND",
 		Short: "Check a configuration file or bring it up to date",
 		Args:  noArgs,
-		RunE:  wantsCommand,
+		RunE:  requireCommand,
 	}
 	cmd.AddCommand(newValidate(to), newMigrate(to))
 	return cmd

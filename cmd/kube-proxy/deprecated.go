@@ -19,8 +19,8 @@ import (
 // The Events about what Kubernetes is going to remove. Every node sees alike what a
 // Service has, and each has a mode of its own.
 var (
-	eventIPVS        = events.Topic{Bad: "IPVSDeprecation"}
-	eventExternalIPs = events.Topic{Bad: "ExternalIPsDeprecation", Reach: events.Cluster}
+	eventIPVS        = events.Topic{Reason: "IPVSDeprecation"}
+	eventExternalIPs = events.Topic{Reason: "ExternalIPsDeprecation", Scope: events.Cluster}
 )
 
 const (
@@ -33,8 +33,8 @@ const (
 // deprecations warns once of each use of what is going to be removed.
 type deprecations struct {
 	log klog.Logger
-	// unused says that externalIPs are switched off.
-	unused bool
+	// externalIPsIgnored says that externalIPs are switched off.
+	externalIPsIgnored bool
 	// name is the label's value of the Services to serve, see config.Config.
 	name string
 
@@ -43,15 +43,15 @@ type deprecations struct {
 }
 
 func newDeprecations(c *config.Config, log klog.Logger) *deprecations {
-	return &deprecations{log: log, unused: c.IgnoreExternalIPs(), name: c.ProxyName, uses: map[types.NamespacedName]bool{}}
+	return &deprecations{log: log, externalIPsIgnored: c.IgnoreExternalIPs(), name: c.ProxyName, uses: map[types.NamespacedName]bool{}}
 }
 
-// set takes in s, and says in a few words what is deprecated of it, nothing if
+// update takes in s, and says in a few words what is deprecated of it, nothing if
 // nothing is.
-func (d *deprecations) set(s *corev1.Service) string {
+func (d *deprecations) update(s *corev1.Service) string {
 	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	served := track.Named(s, d.name) && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.Type != corev1.ServiceTypeExternalName
-	uses := served && !d.unused && len(s.Spec.ExternalIPs) > 0
+	uses := served && !d.externalIPsIgnored && len(s.Spec.ExternalIPs) > 0
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch before := d.uses[n]; {
@@ -65,29 +65,29 @@ func (d *deprecations) set(s *corev1.Service) string {
 	return externalIPsText
 }
 
-func (d *deprecations) gone(n types.NamespacedName) {
+func (d *deprecations) remove(n types.NamespacedName) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.uses, n)
 }
 
-// deprecatedMode warns if the mode itself is deprecated.
-func (o *observers) deprecatedMode() {
+// warnDeprecatedMode warns if the mode itself is deprecated.
+func (o *statusReporter) warnDeprecatedMode() {
 	if o.mode != string(config.IPVS) {
 		return
 	}
 	o.log.Info("Warning: " + ipvsText)
-	if o.herald != nil {
-		o.herald.Bad(o.herald.self(), eventIPVS, ipvsText)
+	if o.events != nil {
+		o.events.Failed(o.events.self(), eventIPVS, ipvsText)
 	}
 }
 
-// mostDeprecated bounds the Events about deprecated fields, so that they leave room
+// maxDeprecationEvents bounds the Events about deprecated fields, so that they leave room
 // for those about failures.
-const mostDeprecated = 100
+const maxDeprecationEvents = 100
 
-// deprecated takes in what is deprecated of a Service, nothing if text is empty.
-func (h *herald) deprecated(n types.NamespacedName, text string) {
+// reportDeprecation takes in what is deprecated of a Service, nothing if text is empty.
+func (h *eventReporter) reportDeprecation(n types.NamespacedName, text string) {
 	if h == nil {
 		return
 	}
@@ -95,11 +95,11 @@ func (h *herald) deprecated(n types.NamespacedName, text string) {
 	defer h.mu.Unlock()
 	switch {
 	case text == "":
-		delete(h.outdated, n)
-	case len(h.outdated) >= mostDeprecated && !h.outdated[n]:
+		delete(h.deprecated, n)
+	case len(h.deprecated) >= maxDeprecationEvents && !h.deprecated[n]:
 		return
 	default:
-		h.outdated[n] = true
+		h.deprecated[n] = true
 	}
-	h.tell(n, eventExternalIPs, text, "")
+	h.report(n, eventExternalIPs, text, "")
 }

@@ -23,7 +23,7 @@ func primaryFamily(c *config.Config) service.Family {
 // the others are missing. Without the primary one it fails.
 func familiesOf(c *config.Config, probe func(service.Family) error) ([]service.Family, map[service.Family]string, error) {
 	var found []service.Family
-	missing := map[service.Family]string{}
+	unavailable := map[service.Family]string{}
 	primary := primaryFamily(c)
 	for _, f := range service.Families {
 		err := probe(f)
@@ -33,15 +33,15 @@ func familiesOf(c *config.Config, probe func(service.Family) error) ([]service.F
 		case f == primary:
 			return nil, nil, fmt.Errorf("%s is the primary family by bindAddress %s and cannot be programmed: %w", f, c.BindAddress, err)
 		default:
-			missing[f] = err.Error()
+			unavailable[f] = err.Error()
 		}
 	}
-	return found, missing, nil
+	return found, unavailable, nil
 }
 
-// unknownPods says that a family's pods cannot be told from other clients,
+// reportUnknownPods says that a family's pods cannot be told from other clients,
 // though the Node was to say how.
-func (o *observers) unknownPods(f service.Family, s *service.Snapshot) {
+func (o *statusReporter) reportUnknownPods(f service.Family, s *service.Snapshot) {
 	text := ""
 	if o.podsFromNode.Load() && s.Len(f) > 0 && !s.Node.Pods.Known(f) {
 		text = "the Node " + o.node + " has no podCIDRs of " + f.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
@@ -49,28 +49,28 @@ func (o *observers) unknownPods(f service.Family, s *service.Snapshot) {
 	o.health.SetCondition("pods-"+f.String(), text)
 }
 
-// without says that a round of f had nothing to do, as the node cannot have
+// reportUnavailable says that a round of f had nothing to do, as the node cannot have
 // the family, which nobody minds who has no Services in it.
-func (o *observers) without(f service.Family, s *service.Snapshot, why string) {
+func (o *statusReporter) reportUnavailable(f service.Family, s *service.Snapshot, reason string) {
 	if s.Len(f) == 0 {
-		why = ""
+		reason = ""
 	}
-	was := o.gone[f]
-	if why == "" && was == "" {
+	before := o.unavailable[f]
+	if reason == "" && before == "" {
 		return
 	}
-	o.gone[f] = why
-	o.health.SetCondition("family-"+f.String(), why)
-	if why != "" && why != was {
-		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", why)
+	o.unavailable[f] = reason
+	o.health.SetCondition("family-"+f.String(), reason)
+	if reason != "" && reason != before {
+		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", reason)
 	}
 }
 
-// lack says which families are not programmed, wherever somebody may look.
-func (o *observers) lack(missing map[service.Family]string) {
-	for f, why := range missing {
-		o.health.SetCondition("family-"+f.String(), why)
-		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", why)
+// setUnavailable says which families are not programmed, wherever somebody may look.
+func (o *statusReporter) setUnavailable(unavailable map[service.Family]string) {
+	for f, reason := range unavailable {
+		o.health.SetCondition("family-"+f.String(), reason)
+		o.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", reason)
 	}
-	o.book.Missing, o.checks.missing = missing, missing
+	o.services.Unavailable, o.checks.unavailable = unavailable, unavailable
 }

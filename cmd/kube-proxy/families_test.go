@@ -75,12 +75,12 @@ func TestUnknownPods(t *testing.T) {
 	for _, f := range service.Families {
 		backends = append(backends, &backend{mode: "nftables", family: f})
 	}
-	o := newObservers(c, backends, "node-a", newContacts(false), klog.Background())
+	o := newStatusReporter(c, backends, "node-a", newSourceStatus(false), klog.Background())
 	round := func(pods ...netip.Prefix) map[string]string {
-		node := &service.Node{NodePorts: service.Everywhere(), Pods: service.LocalPods{Prefixes: pods}}
+		node := &service.Node{NodePorts: service.AnyAddress(), Pods: service.LocalPods{Prefixes: pods}}
 		s := service.New(1, node, []*service.Port{{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv4}})
 		for _, b := range backends {
-			o.result(b, s, reconcile.Result{Whole: true})
+			o.recordRound(b, s, reconcile.Result{FullSync: true})
 		}
 		return o.health.Report().Conditions
 	}
@@ -106,10 +106,10 @@ func TestFamilyOutOfReach(t *testing.T) {
 	}
 	log, text := newLog(0)
 	b := &backend{mode: "kernelspace", family: service.IPv6}
-	o := newObservers(c, []*backend{b}, "node-a", newContacts(false), log)
+	o := newStatusReporter(c, []*backend{b}, "node-a", newSourceStatus(false), log)
 	round := func(why string, ports ...*service.Port) string {
-		s := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
-		o.result(b, s, reconcile.Result{Without: why})
+		s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
+		o.recordRound(b, s, reconcile.Result{Unavailable: why})
 		return o.health.Report().Conditions["family-IPv6"]
 	}
 	web := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv6}

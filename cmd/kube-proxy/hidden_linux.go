@@ -18,14 +18,14 @@ import (
 // sockets lists those of this thread's network namespace.
 func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
 
-// watchHidden looks once in a while, until ctx ends, for programs on the node
+// watchHiddenListeners looks once in a while, until ctx ends, for programs on the node
 // that NodePorts keep from being reached. Nobody would notice otherwise: the
 // program listens, and its clients talk to a Service.
-func watchHidden(ctx context.Context, o *observers, net fs.FS) {
+func watchHiddenListeners(ctx context.Context, o *statusReporter, net fs.FS) {
 	latest := ""
 	for {
 		found, err := listeners.List(net)
-		text := hidden(o.tracker.Latest(), found)
+		text := hiddenListeners(o.tracker.Latest(), found)
 		if err != nil {
 			text = ""
 			o.log.V(2).Info("Programs that listen are not known", "err", err)
@@ -39,13 +39,13 @@ func watchHidden(ctx context.Context, o *observers, net fs.FS) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(settingsPause):
+		case <-time.After(settingsRetry):
 		}
 	}
 }
 
-// hidden tells which listeners NodePorts of s hide, nothing if none.
-func hidden(s *service.Snapshot, found []listeners.Listener) string {
+// hiddenListeners tells which listeners NodePorts of s hide, nothing if none.
+func hiddenListeners(s *service.Snapshot, found []listeners.Listener) string {
 	if s == nil || len(found) == 0 {
 		return ""
 	}
@@ -57,7 +57,7 @@ func hidden(s *service.Snapshot, found []listeners.Listener) string {
 	for _, f := range service.Families {
 		by := map[key]listeners.Listener{}
 		for _, l := range found {
-			if reached(s.Node, f, l) {
+			if isHidden(s.Node, f, l) {
 				by[key{l.Protocol, l.Addr.Port()}] = l
 			}
 		}
@@ -87,8 +87,8 @@ func nodePort(p *service.Port) uint16 {
 	return 0
 }
 
-// reached reports that what comes to l over f would go to NodePorts first.
-func reached(node *service.Node, f service.Family, l listeners.Listener) bool {
+// isHidden reports that what comes to l over f would go to NodePorts first.
+func isHidden(node *service.Node, f service.Family, l listeners.Listener) bool {
 	a := l.Addr.Addr()
 	if a.IsUnspecified() {
 		return a.Is6() || f == service.IPv4 // that of IPv6 takes both

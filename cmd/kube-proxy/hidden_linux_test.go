@@ -46,16 +46,16 @@ func TestHidden(t *testing.T) {
 			if proto == "udp" {
 				l.Protocol = service.UDP
 			}
-			if got := hidden(service.New(1, node, test.ports), []listeners.Listener{l}); got != test.want {
+			if got := hiddenListeners(service.New(1, node, test.ports), []listeners.Listener{l}); got != test.want {
 				t.Errorf("hidden = %q, want %q", got, test.want)
 			}
 		})
 	}
 	own := []listeners.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
-	if got := hidden(service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{plain}), own); got != "" {
+	if got := hiddenListeners(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{plain}), own); got != "" {
 		t.Errorf("on loopback, where every address answers: %q", got)
 	}
-	if got := hidden(nil, []listeners.Listener{{}}); got != "" {
+	if got := hiddenListeners(nil, []listeners.Listener{{}}); got != "" {
 		t.Errorf("before the first snapshot: %q", got)
 	}
 }

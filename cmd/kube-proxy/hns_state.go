@@ -29,9 +29,9 @@ func newHNSState(to streams) *cobra.Command {
 		Example: hnsStateExample,
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			answered := patiently(to.err, "kube-proxy: still asking HNS ...")
+			stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
 			text, err := hnsDump()
-			answered()
+			stopNotice()
 			if err != nil {
 				return err
 			}

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestHNSStateElsewhere says where the command belongs.
-func TestHNSStateElsewhere(t *testing.T) {
+// TestHNSStateUnsupportedOS says where the command belongs.
+func TestHNSStateUnsupportedOS(t *testing.T) {
 	want := outcome{1, "", "kube-proxy: " + errNoHNS.Error() + "\n"}
 	if diff := cmp.Diff(want, call(t, t.TempDir(), "hns-state")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

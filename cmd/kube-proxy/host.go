@@ -19,31 +19,31 @@ import (
 	"kubeproxy/common/track"
 )
 
-// hostEvery is how often the node is asked for its addresses and programs.
-const hostEvery = 10 * time.Second
+// hostPollInterval is how often the node is asked for its addresses and programs.
+const hostPollInterval = 10 * time.Second
 
-// followHost has the tracker know of the node's addresses and of the programs
+// watchHost has the tracker know of the node's addresses and of the programs
 // that listen there: now, and from then on in group until ctx ends.
-func (o *observers) followHost(ctx context.Context, group *errgroup.Group) {
-	w := &hostWatch{addrs: interfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*sighting{}}
-	look := func() {
-		h, err := w.look()
+func (o *statusReporter) watchHost(ctx context.Context, group *errgroup.Group) {
+	w := &hostWatch{addrs: interfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
+	poll := func() {
+		h, err := w.poll()
 		if err != nil { // what was known stays
 			o.log.V(2).Info("The node's addresses and programs are not known", "err", err)
 			return
 		}
 		o.tracker.SetHost(h)
 	}
-	look()
+	poll()
 	group.Go(func() error {
-		tick := time.NewTicker(hostEvery)
+		tick := time.NewTicker(hostPollInterval)
 		defer tick.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-tick.C:
-				look()
+				poll()
 			}
 		}
 	})
@@ -53,19 +53,19 @@ func (o *observers) followHost(ctx context.Context, group *errgroup.Group) {
 type hostWatch struct {
 	addrs   func() ([]netip.Addr, error)
 	sockets func() ([]track.Socket, error)
-	looks   int
-	seen    map[track.Socket]*sighting
+	polls   int
+	seen    map[track.Socket]*socketSeen
 }
 
-// sighting is when a socket was seen, in looks.
-type sighting struct{ looks, last int }
+// socketSeen is when a socket was seen, in looks.
+type socketSeen struct{ polls, lastPoll int }
 
 // A program that restarts keeps its port for that many looks. A socket of UDP may
 // be a client's, which is soon gone: it counts when it is seen again.
-const absence, proof = 6, 2
+const maxMissedPolls, minPolls = 6, 2
 
-// look returns what is true now.
-func (w *hostWatch) look() (track.Host, error) {
+// poll returns what is true now.
+func (w *hostWatch) poll() (track.Host, error) {
 	addrs, err := w.addrs()
 	if err != nil {
 		return track.Host{}, err
@@ -74,27 +74,27 @@ func (w *hostWatch) look() (track.Host, error) {
 	if err != nil {
 		return track.Host{}, err
 	}
-	w.looks++
+	w.polls++
 	for _, s := range sockets {
 		if s.Addr.Addr().IsLoopback() {
 			continue
 		}
 		x := w.seen[s]
 		if x == nil {
-			x = &sighting{}
+			x = &socketSeen{}
 			w.seen[s] = x
 		}
-		if x.last != w.looks { // several sockets may share a port
-			x.looks, x.last = x.looks+1, w.looks
+		if x.lastPoll != w.polls { // several sockets may share a port
+			x.polls, x.lastPoll = x.polls+1, w.polls
 		}
 	}
 	h := track.Host{Addrs: addrs}
 	for s, x := range w.seen {
-		if w.looks-x.last > absence {
+		if w.polls-x.lastPoll > maxMissedPolls {
 			delete(w.seen, s)
 			continue
 		}
-		if s.Protocol != service.UDP || x.looks >= proof || x.looks == w.looks {
+		if s.Protocol != service.UDP || x.polls >= minPolls || x.polls == w.polls {
 			h.Listening = append(h.Listening, s)
 		}
 	}
@@ -134,11 +134,11 @@ func interfaceAddrs() ([]netip.Addr, error) {
 }
 
 // refusals reports the addresses that Services do not get.
-type refusals struct{ fresh, any atomic.Bool }
+type refusals struct{ pending, any atomic.Bool }
 
-// refusedAddresses keeps the condition about them.
-func (o *observers) refusedAddresses() {
-	if !o.refusals.fresh.Swap(false) && !o.refusals.any.Load() {
+// reportRefusedAddresses keeps the condition about them.
+func (o *statusReporter) reportRefusedAddresses() {
+	if !o.refusals.pending.Swap(false) && !o.refusals.any.Load() {
 		return
 	}
 	var all []string
@@ -148,8 +148,8 @@ func (o *observers) refusedAddresses() {
 		}
 	}
 	o.refusals.any.Store(len(all) > 0)
-	if n := len(all); n > mostPorts {
-		all = append(all[:mostPorts:mostPorts], fmt.Sprintf("and %d more", n-mostPorts))
+	if n := len(all); n > maxNamed {
+		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
 	}
 	o.health.SetCondition("refused-addresses", strings.Join(all, "; "))
 }

@@ -26,18 +26,18 @@ func listeningSockets() ([]track.Socket, error) {
 	return all, nil
 }
 
-// holderOf says which process listens on the TCP port at, nothing if that is not
+// portHolder says which process listens on the TCP port at, nothing if that is not
 // known.
-func holderOf(at netip.AddrPort) string {
+func portHolder(at netip.AddrPort) string {
 	found, err := listeners.List(sockets())
 	if err != nil {
 		return ""
 	}
 	for _, l := range found {
-		if l.Protocol != service.TCP || !l.Keeps(at) {
+		if l.Protocol != service.TCP || !l.ConflictsWith(at) {
 			continue
 		}
-		if p, known := processes.Holding(os.DirFS("/proc"), l.Inode); known {
+		if p, known := processes.BySocketInode(os.DirFS("/proc"), l.Inode); known {
 			return p.String()
 		}
 	}

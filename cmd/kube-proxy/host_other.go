@@ -14,5 +14,5 @@ import (
 // listeningSockets knows of no program.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
-// holderOf knows of no program.
-func holderOf(netip.AddrPort) string { return "" }
+// portHolder knows of no program.
+func portHolder(netip.AddrPort) string { return "" }

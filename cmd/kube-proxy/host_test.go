@@ -28,7 +28,7 @@ func TestHostWatch(t *testing.T) {
 	w := &hostWatch{
 		addrs:   func() ([]netip.Addr, error) { return nil, nil },
 		sockets: func() ([]track.Socket, error) { return now, nil },
-		seen:    map[track.Socket]*sighting{},
+		seen:    map[track.Socket]*socketSeen{},
 	}
 	for i, step := range []struct{ now, want []track.Socket }{
 		{[]track.Socket{dns, dns, own}, []track.Socket{dns}},
@@ -41,7 +41,7 @@ func TestHostWatch(t *testing.T) {
 		{nil, []track.Socket{client}},
 	} {
 		now = step.now
-		h, err := w.look()
+		h, err := w.poll()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,11 +55,11 @@ func TestHostWatch(t *testing.T) {
 // TestRefusedAddressesAreReported has a condition as long as a Service is
 // refused an address.
 func TestRefusedAddressesAreReported(t *testing.T) {
-	h, _ := listener(t)
+	h, _ := newTestSink(t)
 	b := &backend{mode: "nftables", family: service.IPv4}
 	round := func() string {
-		h.observers.result(b, h.Latest(), reconcile.Result{})
-		return h.observers.health.Report().Conditions["refused-addresses"]
+		h.reporter.recordRound(b, h.Latest(), reconcile.Result{})
+		return h.reporter.health.Report().Conditions["refused-addresses"]
 	}
 	victim, thief := shopService("victim", "10.96.0.9"), shopService("thief", "10.96.0.10")
 	thief.Spec.ExternalIPs, thief.Spec.Ports[0].Port = []string{"10.96.0.9"}, 81
@@ -67,7 +67,7 @@ func TestRefusedAddressesAreReported(t *testing.T) {
 	h.SetService(thief)
 	h.Synced()
 	h.Latest()
-	h.observers.problem(h.Problems()[0])
+	h.reporter.problemFound(h.Problems()[0])
 	if got := round(); !strings.Contains(got, "shop/thief: ExternalIP 10.96.0.9:81/tcp is refused: the address is the ClusterIP of service shop/victim") {
 		t.Errorf("the condition is %q", got)
 	}

@@ -14,6 +14,6 @@ import (
 // exclude each other already.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
-// holderOf says which process listens on the TCP port at, nothing if that is not
+// portHolder says which process listens on the TCP port at, nothing if that is not
 // known.
-func holderOf(at netip.AddrPort) string { return listeners.Holding(at) }
+func portHolder(at netip.AddrPort) string { return listeners.Holding(at) }

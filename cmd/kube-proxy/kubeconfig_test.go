@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/test/portable"
+	"kubeproxy/test/goldentext"
 )
 
 const goodKubeconfig = `apiVersion: v1
@@ -80,7 +80,7 @@ func checkRefusal(t *testing.T, file, master string, want []string) {
 	if err == nil {
 		t.Fatalf("no error, want one with %q", want)
 	}
-	text := portable.Text(err.Error(), filepath.Dir(file))
+	text := goldentext.Normalize(err.Error(), filepath.Dir(file))
 	for _, words := range append(want, "DIR/"+filepath.Base(file)) {
 		if !strings.Contains(text, words) {
 			t.Errorf("error %q, want %q in it", text, words)

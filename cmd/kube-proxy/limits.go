@@ -21,7 +21,7 @@ import (
 
 // eventLimited is about what a mode cannot do for a Service. Every node in the
 // mode sees it alike.
-var eventLimited = events.Topic{Bad: "ServiceLimited", Reach: events.Cluster}
+var eventLimited = events.Topic{Reason: "ServiceLimited", Scope: events.Cluster}
 
 // limits are what a mode cannot do for Services, in words, by family.
 type limits struct {
@@ -39,14 +39,14 @@ func limitsOf(r reconcile.Result) map[types.NamespacedName][]string {
 		of := types.NamespacedName{Namespace: n.Namespace, Name: n.Name}
 		all[of] = append(all[of], fmt.Sprintf("port %s/%s: %s", cmp.Or(n.Port, "-"), n.Protocol, strings.ReplaceAll(text, "\n", ", ")))
 	}
-	for _, e := range reconcile.Failed(r.Err) {
+	for _, e := range reconcile.PortErrors(r.Err) {
 		if reconcile.Unsupported(e.Err) {
 			add(e.Name, e.Err.Error())
 		}
 	}
 	for name, notes := range r.Notes {
 		for _, n := range notes {
-			if !n.Passing {
+			if !n.Transient {
 				add(name, n.Text)
 			}
 		}
@@ -54,9 +54,9 @@ func limitsOf(r reconcile.Result) map[types.NamespacedName][]string {
 	return all
 }
 
-// take notes what a round of f says, and returns what there is to say of the
+// update notes what a round of f says, and returns what there is to say of the
 // Services whose limits are others now, nothing where there are none.
-func (l *limits) take(f service.Family, r reconcile.Result) map[types.NamespacedName]string {
+func (l *limits) update(f service.Family, r reconcile.Result) map[types.NamespacedName]string {
 	now := limitsOf(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,8 +87,8 @@ func (l *limits) text(n types.NamespacedName) string {
 	if all = slices.Compact(all); len(all) == 0 {
 		return ""
 	}
-	if len(all) > mostPorts {
-		all = append(all[:mostPorts:mostPorts], fmt.Sprintf("and %d more", len(all)-mostPorts))
+	if len(all) > maxNamed {
+		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(all)-maxNamed))
 	}
 	return "Limits of mode " + l.mode + ": " + strings.Join(all, "; ")
 }
@@ -108,16 +108,16 @@ func (l *limits) condition() string {
 	}
 	names := slices.Sorted(maps.Keys(limited))
 	more := ""
-	if n := len(names); n > mostPorts {
-		names, more = names[:mostPorts], fmt.Sprintf(" and %d more", n-mostPorts)
+	if n := len(names); n > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n-maxNamed)
 	}
 	return fmt.Sprintf("mode %s cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: %s%s", l.mode, strings.Join(names, ", "), more)
 }
 
-// limited takes in what a round of f, which reached the dataplane, could not
+// reportLimits takes in what a round of f, which reached the dataplane, could not
 // do.
-func (o *observers) limited(f service.Family, r reconcile.Result) {
-	changed := o.limits.take(f, r)
+func (o *statusReporter) reportLimits(f service.Family, r reconcile.Result) {
+	changed := o.limits.update(f, r)
 	if len(changed) == 0 {
 		return
 	}
@@ -127,7 +127,7 @@ func (o *observers) limited(f service.Family, r reconcile.Result) {
 		o.health.SetDetailedCondition("unsupported", "mode "+o.mode+" cannot do all that Services ask for, see kube-proxy status", text)
 	}
 	o.limits.log(o.log, f, r, changed)
-	o.herald.limited(changed)
+	o.events.reportLimits(changed)
 }
 
 // log says what a round did otherwise than Services ask for. What it could not do at
@@ -139,13 +139,13 @@ func (l *limits) log(log klog.Logger, f service.Family, r reconcile.Result, chan
 			first = n
 		}
 	}
-	if first.Name != "" && len(reconcile.Failed(r.Err)) == 0 {
+	if first.Name != "" && len(reconcile.PortErrors(r.Err)) == 0 {
 		log.Info("Warning: "+l.condition(), "family", f.String(), "service", first.String(), "lacks", changed[first])
 	}
 }
 
-// limited tells of Services what they cannot have.
-func (h *herald) limited(changed map[types.NamespacedName]string) {
+// reportLimits tells of Services what they cannot have.
+func (h *eventReporter) reportLimits(changed map[types.NamespacedName]string) {
 	if h == nil {
 		return
 	}
@@ -155,6 +155,6 @@ func (h *herald) limited(changed map[types.NamespacedName]string) {
 		if h.limits[n] = text; text == "" {
 			delete(h.limits, n)
 		}
-		h.tell(n, eventLimited, text, "")
+		h.report(n, eventLimited, text, "")
 	}
 }

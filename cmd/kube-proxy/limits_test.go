@@ -18,26 +18,26 @@ import (
 )
 
 func noRanges(f service.Family, name string) *reconcile.PortError {
-	return portError(f, name, errors.Join(&reconcile.Unmet{Text: "no source ranges"}))
+	return portError(f, name, errors.Join(&reconcile.UnsupportedError{Text: "no source ranges"}))
 }
 
 func noted(name, text string) reconcile.Notes {
-	passing := reconcile.Note{Text: "no endpoints", Passing: true}
+	passing := reconcile.Note{Text: "no endpoints", Transient: true}
 	return reconcile.Notes{{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP}: {{Text: text}, passing}}
 }
 
 // What a mode cannot do for a Service is one Event however many families and
 // nodes see it, and none where it comes and goes.
 func TestEventsOfLimits(t *testing.T) {
-	got := heard(t, func(h *herald) {
-		o := &observers{herald: h, health: health.New(health.Options{}), limits: limits{mode: "kernelspace"}}
+	got := recordedEvents(t, func(h *eventReporter) {
+		o := &statusReporter{events: h, health: health.New(health.Options{}), limits: limits{mode: "kernelspace"}}
 		round := func(f service.Family, r reconcile.Result) {
-			h.result(f, 1, r)
-			o.limited(f, r)
+			h.reportRound(f, 1, r)
+			o.reportLimits(f, r)
 			time.Sleep(2 * time.Minute)
 		}
-		h.set(newService("web", "u1"))
-		h.set(newService("old", "u2"))
+		h.setService(newService("web", "u1"))
+		h.setService(newService("old", "u2"))
 		for _, f := range service.Families {
 			round(f, reconcile.Result{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(f, "web"))})
 		}
@@ -46,7 +46,7 @@ func TestEventsOfLimits(t *testing.T) {
 		if text := o.health.Report().Conditions["unsupported"]; text != want {
 			t.Errorf("condition %q, want %q", text, want)
 		}
-		h.set(newService("old", "u3")) // another one
+		h.setService(newService("old", "u3")) // another one
 		time.Sleep(2 * time.Minute)
 		for _, f := range service.Families {
 			round(f, reconcile.Result{})
@@ -72,9 +72,9 @@ func TestEventsOfLimits(t *testing.T) {
 // What is done otherwise than a Service asks for is logged when that begins.
 func TestLogOfLimits(t *testing.T) {
 	log, b := newLog(0)
-	o := &observers{log: log, health: health.New(health.Options{}), limits: limits{mode: "nftables"}}
+	o := &statusReporter{log: log, health: health.New(health.Options{}), limits: limits{mode: "nftables"}}
 	for _, notes := range []reconcile.Notes{noted("web", "no SCTP"), noted("web", "no SCTP"), nil} {
-		o.limited(v4, reconcile.Result{Notes: notes})
+		o.reportLimits(v4, reconcile.Result{Notes: notes})
 	}
 	if got := b.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `service="shop/web" lacks="Limits of mode nftables: port http/tcp: no SCTP"`) {
 		t.Errorf("logged:\n%s", got)
@@ -82,12 +82,12 @@ func TestLogOfLimits(t *testing.T) {
 }
 
 // What cannot be done is logged once, and is no failure.
-func TestReporterOfLimits(t *testing.T) {
+func TestLogLimits(t *testing.T) {
 	log, b := newLog(0)
-	r := newReporter(log)
+	r := newRoundLogger(log)
 	limit := noRanges(v4, "web")
 	for _, err := range []error{limit, limit, errors.Join(limit, errRefused), limit, nil, limit} {
-		r.report(reconcile.Result{Generation: 1, Err: err})
+		r.logRound(reconcile.Result{Generation: 1, Err: err})
 	}
 	var got []string
 	for _, line := range messages(b) {
@@ -108,20 +108,20 @@ func TestReporterOfLimits(t *testing.T) {
 // the rest is.
 func TestStatusOfLimits(t *testing.T) {
 	web := shopPort(v4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80), front(service.LoadBalancerIP, "203.0.113.5", 80))
-	want := service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{web})
-	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{web})
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	r := reconcile.Result{Generation: 3, Start: ago(time.Hour), Notes: reconcile.Notes{web.Name: {{Text: "no timeout"}}}}
-	r.Err = &reconcile.PortError{Name: web.Name, Err: &reconcile.Unmet{Text: "no source ranges", Lost: web.Frontends[1:]}}
+	r.Err = &reconcile.PortError{Name: web.Name, Err: &reconcile.UnsupportedError{Text: "no source ranges", Affected: web.Frontends[1:]}}
 	b.Result(v4, want, r)
 	report := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
-	got := asked(t, "shop/web", "--server="+serveBook(t, b, report))
+	got := runStatus(t, "shop/web", "--server="+serveStore(t, b, report))
 	wants := []string{"shop/web: limited\n", "no source ranges\n", "served\n", "not served: this mode cannot\n", "IPv4    no timeout\n"}
 	for _, w := range wants {
 		if !strings.Contains(got.Out, w) {
 			t.Errorf("no %q in\n%s", w, got.Out)
 		}
 	}
-	if got.Code != exitWrong {
-		t.Errorf("exit %d, want %d", got.Code, exitWrong)
+	if got.Code != exitNotOK {
+		t.Errorf("exit %d, want %d", got.Code, exitNotOK)
 	}
 }

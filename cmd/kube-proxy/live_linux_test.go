@@ -24,41 +24,41 @@ import (
 // inNamespace tells the test's second process what it is.
 const inNamespace = "KUBE_PROXY_TEST_NAMESPACE"
 
-// TestLive runs the real command against the real kernel, in a network
+// TestSupervise runs the real command against the real kernel, in a network
 // namespace of its own that ends with the process.
-func TestLive(t *testing.T) {
+func TestSupervise(t *testing.T) {
 	if os.Getenv(inNamespace) != "" {
 		t.Run("live", live)
 		return
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^TestLive$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestSupervise$", "-test.v")
 	cmd.Env = append(os.Environ(), inNamespace+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	netlab.Apart(cmd)
+	netlab.Isolate(cmd)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("in the namespace: %v\n%s", err, out)
 	}
 }
 
-// gentle keeps a test from changing what the namespace shares with the host.
-var gentle = []string{
+// safeFlags keeps a test from changing what the namespace shares with the host.
+var safeFlags = []string{
 	"--conntrack-max-per-core=0", "--oom-score-adj=0", "--conntrack-tcp-timeout-established=0",
 	"--conntrack-tcp-timeout-close-wait=0", "--hostname-override=node-a", "--cluster-cidr=10.244.0.0/16", "-v=2",
 }
 
 func live(t *testing.T) {
 	dir := files(t, map[string]string{"shop.yaml": shop})
-	args := append([]string{"--manifests=" + dir, "--iptables-min-sync-period=10ms"}, gentle...)
+	args := append([]string{"--manifests=" + dir, "--iptables-min-sync-period=10ms"}, safeFlags...)
 
-	first := begin(t, args)
+	first := startProxy(t, args)
 	first.await(t, `"Programmed" backend="nftables IPv4"`, `"Programmed" backend="nftables IPv6"`)
 	first.end(t)
 	if in := installed(t, dir); !in {
 		t.Error("the rules left with the process")
 	}
 
-	second := begin(t, args)
+	second := startProxy(t, args)
 	second.await(t, `"Programmed" backend="nftables IPv4" generation=1`, "changed=false", "oom_score_adj is 0 already")
 	write(t, filepath.Join(dir, "bad.yaml"), "kind: [\n")
 	second.await(t, "bad.yaml")
@@ -69,16 +69,16 @@ func live(t *testing.T) {
 		t.Error("the change was not programmed")
 	}
 
-	if got := call(t, "", append([]string{"--cleanup"}, gentle...)...); got.Code != 0 {
+	if got := call(t, "", append([]string{"--cleanup"}, safeFlags...)...); got.Code != 0 {
 		t.Errorf("cleanup: exit %d, %s", got.Code, got.Err)
 	}
 	if in := installed(t, dir); in {
 		t.Error("rules are there after a cleanup")
 	}
-	if got := call(t, "", append([]string{"--manifests=/nothing"}, gentle...)...); got.Code != 1 || !strings.Contains(got.Err, "/nothing") {
+	if got := call(t, "", append([]string{"--manifests=/nothing"}, safeFlags...)...); got.Code != 1 || !strings.Contains(got.Err, "/nothing") {
 		t.Errorf("without the path: exit %d, %s", got.Code, got.Err)
 	}
-	if got := call(t, "", append([]string{"--init-only"}, gentle...)...); got.Code != 0 {
+	if got := call(t, "", append([]string{"--init-only"}, safeFlags...)...); got.Code != 0 {
 		t.Errorf("init only: exit %d, %s", got.Code, got.Err)
 	}
 }
@@ -115,7 +115,7 @@ type process struct {
 	log  *program.Log
 }
 
-func begin(t *testing.T, args []string) *process {
+func startProxy(t *testing.T, args []string) *process {
 	ctx, stop := context.WithCancel(t.Context())
 	p := &process{stop, make(chan int, 1), &program.Log{}}
 	go func() { p.code <- execute(ctx, args, streams{p.log, p.log}) }()

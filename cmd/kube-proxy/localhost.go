@@ -22,7 +22,7 @@ func (b *backend) plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if b.localhost == nil {
 		return b.Backend.Plan(ctx, want)
 	}
-	return reconcile.Both(ctx, want, b.Backend, b.localhost)
+	return reconcile.PlanBoth(ctx, want, b.Backend, b.localhost)
 }
 
 // relaysLocalhost reports that NodePorts on the loopback address of f answer by
@@ -48,8 +48,8 @@ func localhostMetrics(backends []*backend) map[service.Family]metrics.Localhost 
 	return all
 }
 
-// mostListeners bounds how many listeners a line names.
-const mostListeners = 10
+// maxListeners bounds how many listeners a line names.
+const maxListeners = 10
 
 // localhostListeners says on which ports of loopback addresses a node would listen
 // for want, and which nobody answers there, nothing if there are none.
@@ -79,18 +79,18 @@ func portsNamed(want *service.Snapshot, f service.Family, at func(*service.Snaps
 		if port == 0 {
 			continue
 		}
-		if n++; n <= mostListeners {
+		if n++; n <= maxListeners {
 			all = append(all, fmt.Sprintf("%d/%s (%s)", port, p.Name.Protocol, p.Name))
 		}
 	}
-	if n > mostListeners {
-		return strings.Join(all, ", ") + fmt.Sprintf(" and %d more", n-mostListeners)
+	if n > maxListeners {
+		return strings.Join(all, ", ") + fmt.Sprintf(" and %d more", n-maxListeners)
 	}
 	return strings.Join(all, ", ")
 }
 
-// unreached logs who is not served by a relay.
-func unreached(log klog.Logger, f service.Family) func(service.PortName, int, error) {
+// logUnreached logs who is not served by a relay.
+func logUnreached(log klog.Logger, f service.Family) func(service.PortName, int, error) {
 	return func(name service.PortName, clients int, err error) {
 		log.Info("Warning: clients of a Service are turned away, as its endpoints do not answer",
 			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "clients", clients, "err", err)

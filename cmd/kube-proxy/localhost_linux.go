@@ -14,15 +14,15 @@ import (
 // addLocalhost gives the backends of x their listeners on loopback addresses. Nothing
 // is opened before a round asks for it. All of them, and the relay of mode userspace,
 // share the open files of the process.
-func (x *chosen) addLocalhost(log klog.Logger) {
+func (x *selectedMode) addLocalhost(log klog.Logger) {
 	limits := sync.OnceValues(func() (*userspace.Limits, error) {
-		files, err := userspace.RaiseFiles()
+		files, err := userspace.RaiseFileLimit()
 		if err != nil {
 			return nil, err
 		}
 		l := userspace.NewLimits(files)
-		if x.relayLacks != nil {
-			l.Observe(x.relayLacks)
+		if x.reportRelayShortage != nil {
+			l.Observe(x.reportRelayShortage)
 		}
 		return l, nil
 	})
@@ -30,7 +30,7 @@ func (x *chosen) addLocalhost(log klog.Logger) {
 		if !relaysLocalhost(x.config, b.family) {
 			continue
 		}
-		parts := userspace.LocalhostParts{Limits: limits, Unreached: unreached(log, b.family)}
+		parts := userspace.LocalhostParts{Limits: limits, Unreached: logUnreached(log, b.family)}
 		mark := 0
 		if u, ok := b.Backend.(*userspace.Backend); ok {
 			parts.Limits = func() (*userspace.Limits, error) { return u.Limits(), nil }

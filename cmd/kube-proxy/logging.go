@@ -43,11 +43,11 @@ func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
 		l.verbosity, l.vmodule = text.Verbosity(), text.VModule()
 	}
 	l.Logger = klog.Background()
-	return l, l.follow(c)
+	return l, l.reconfigure(c)
 }
 
-// follow takes in everything but the format.
-func (l *logs) follow(c *logsapi.LoggingConfiguration) error {
+// reconfigure takes in everything but the format.
+func (l *logs) reconfigure(c *logsapi.LoggingConfiguration) error {
 	if d := c.FlushFrequency.Duration.Duration; d > 0 { // 0 would end the process
 		klog.StartFlushDaemon(d)
 	}

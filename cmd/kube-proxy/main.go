@@ -26,10 +26,10 @@ func main() {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	to := streams{os.Stdout, &unstalled{to: os.Stderr}}
-	end := &ending{cancel: cancel, log: to.err, limit: stopLimit}
-	ctx = context.WithValue(ctx, endingKey{}, end)
-	go func() { os.Exit(end.await(signals)) }()
+	to := streams{os.Stdout, &nonblockingWriter{to: os.Stderr}}
+	stop := &shutdown{cancel: cancel, log: to.err, limit: stopLimit}
+	ctx = context.WithValue(ctx, shutdownKey{}, stop)
+	go func() { os.Exit(stop.waitForSignal(signals)) }()
 	code := execute(ctx, os.Args[1:], to)
 	klog.Flush()
 	os.Exit(code)
@@ -39,36 +39,36 @@ func main() {
 // services often waits 10 s or more, and some as little as 5 s.
 const stopLimit = stopTime + 500*time.Millisecond
 
-// ending is how signals end the process.
-type ending struct {
-	cancel context.CancelFunc
-	log    io.Writer
-	limit  time.Duration
-	off    atomic.Bool               // signals are no reason to end
-	asked  atomic.Pointer[time.Time] // when to end, nil before
+// shutdown is how signals end the process.
+type shutdown struct {
+	cancel        context.CancelFunc
+	log           io.Writer
+	limit         time.Duration
+	ignoreSignals atomic.Bool               // signals are no reason to end
+	requestedAt   atomic.Pointer[time.Time] // when to end, nil before
 }
 
-type endingKey struct{}
+type shutdownKey struct{}
 
 // withoutSignals has signals not end the process, as for a Windows service, which a
 // user who logs off must not end.
 func withoutSignals(ctx context.Context) context.Context {
-	if e, ok := ctx.Value(endingKey{}).(*ending); ok {
-		e.off.Store(true)
+	if e, ok := ctx.Value(shutdownKey{}).(*shutdown); ok {
+		e.ignoreSignals.Store(true)
 	}
 	return context.WithoutCancel(ctx)
 }
 
-// await asks the process to end at the first signal, and returns the exit code when
+// waitForSignal asks the process to end at the first signal, and returns the exit code when
 // it must at once: when it has not ended in time, or at another signal. What is
 // programmed stays in force either way.
-func (e *ending) await(signals <-chan os.Signal) (code int) {
+func (e *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
 	first := <-signals
-	for e.off.Load() {
+	for e.ignoreSignals.Load() {
 		first = <-signals
 	}
 	now := time.Now()
-	e.asked.Store(&now)
+	e.requestedAt.Store(&now)
 	e.cancel()
 	select {
 	case second := <-signals:
@@ -79,13 +79,13 @@ func (e *ending) await(signals <-chan os.Signal) (code int) {
 	}
 }
 
-// stopUntil returns when a stop has to be over, which ends the process of ctx.
-func stopUntil(ctx context.Context) time.Time {
-	asked := time.Now()
-	if e, ok := ctx.Value(endingKey{}).(*ending); ok && e.asked.Load() != nil {
-		asked = *e.asked.Load()
+// stopDeadline returns when a stop has to be over, which ends the process of ctx.
+func stopDeadline(ctx context.Context) time.Time {
+	requestedAt := time.Now()
+	if e, ok := ctx.Value(shutdownKey{}).(*shutdown); ok && e.requestedAt.Load() != nil {
+		requestedAt = *e.requestedAt.Load()
 	}
-	return asked.Add(stopTime)
+	return requestedAt.Add(stopTime)
 }
 
 // signalCode is the exit code that shells report for a process ended by a signal.
@@ -102,11 +102,11 @@ func execute(ctx context.Context, args []string, to streams) int {
 	to.err = printable.Writer(to.err)
 	root := newRoot(to)
 	root.SetArgs(args)
-	return codeOf(root.ExecuteContext(ctx), to.err)
+	return exitCode(root.ExecuteContext(ctx), to.err)
 }
 
-// codeOf tells err, if there is something to tell, and returns the exit code.
-func codeOf(err error, w io.Writer) int {
+// exitCode tells err, if there is something to tell, and returns the exit code.
+func exitCode(err error, w io.Writer) int {
 	end, coded := errors.AsType[*exit](err)
 	if err != nil && (!coded || end.err != nil) {
 		fmt.Fprintf(w, "kube-proxy: %s\n", printable.Error(err))

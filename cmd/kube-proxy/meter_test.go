@@ -20,8 +20,8 @@ import (
 func TestMeter(t *testing.T) {
 	c, m := &meter{}, metrics.New(metrics.Options{})
 	c.call(hns.Call{Operation: "list"}) // nowhere to count it yet
-	c.count(m)
-	c.count(m)
+	c.registerMetrics(m)
+	c.registerMetrics(m)
 	lb := hns.LoadBalancer{Key: hns.Key{VIP: netip.MustParseAddr("10.96.0.10")}}
 	refused, gone := &hns.Error{Op: "x", Code: 0x803b0013}, &hns.Error{Op: "x", Code: 0x490}
 	for _, x := range []hns.Call{

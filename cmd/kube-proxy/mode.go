@@ -16,8 +16,8 @@ import (
 	"kubeproxy/config"
 )
 
-// built lists the modes of each system that are built in.
-var built = map[config.OS][]v1alpha1.ProxyMode{
+// builtModes lists the modes of each system that are built in.
+var builtModes = map[config.OS][]v1alpha1.ProxyMode{
 	config.Linux:   {config.NFTables, config.IPTables, config.IPVS, config.Userspace},
 	config.Windows: {config.Kernelspace},
 }
@@ -36,7 +36,7 @@ func modeOf(c *config.Config) v1alpha1.ProxyMode {
 		return c.Mode
 	}
 	for _, m := range bestModes {
-		if slices.Contains(built[c.OS], m) {
+		if slices.Contains(builtModes[c.OS], m) {
 			return m
 		}
 	}
@@ -47,19 +47,19 @@ func modeOf(c *config.Config) v1alpha1.ProxyMode {
 func checkMode(c *config.Config) error { return checkBuilt(modeOf(c), c.OS) }
 
 func checkBuilt(mode v1alpha1.ProxyMode, os config.OS) error {
-	if slices.Contains(built[os], mode) {
+	if slices.Contains(builtModes[os], mode) {
 		return nil
 	}
 	var names []string
-	for _, m := range built[os] {
+	for _, m := range builtModes[os] {
 		names = append(names, string(m))
 	}
 	last := len(names) - 1
-	there := strings.Join(names[:last], ", ") + " and " + names[last]
+	available := strings.Join(names[:last], ", ") + " and " + names[last]
 	if last == 0 {
-		there = names[0]
+		available = names[0]
 	}
-	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, there)
+	return fmt.Errorf("mode %s is not built in yet; the modes so far are %s", mode, available)
 }
 
 // checkNamed refuses a mode for a proxy that serves labelled Services if what the
@@ -72,32 +72,32 @@ func checkNamed(c *config.Config, mode v1alpha1.ProxyMode) error {
 	return fmt.Errorf("mode %s cannot work with --service-proxy-name %s: its rules have the names that every service proxy uses, so those of the proxy that serves the other Services would be removed; take mode nftables on Linux, where the table has the name in its own, or leave the name out", mode, c.ProxyName)
 }
 
-// chosen is a mode that works here, with what came of it.
-type chosen struct {
+// selectedMode is a mode that works here, with what came of it.
+type selectedMode struct {
 	config   *config.Config // with the mode
-	from     string         // whose wish it is
+	origin   string         // whose wish it is
 	backends []*backend     // at least one
-	// missing tells why there is no backend for a family.
-	missing map[service.Family]string
-	// relayLacks, if set, is called with what listeners on loopback addresses lack.
-	relayLacks func(text, detail string)
+	// unavailable tells why there is no backend for a family.
+	unavailable map[service.Family]string
+	// reportRelayShortage, if set, is called with what listeners on loopback addresses lack.
+	reportRelayShortage func(text, detail string)
 }
 
 // candidate is a mode that may be taken.
 type candidate struct {
-	mode v1alpha1.ProxyMode
-	from string // whose wish it is
-	off  bool   // a feature gate forbids it
+	mode     v1alpha1.ProxyMode
+	origin   string // whose wish it is
+	disabled bool   // a feature gate forbids it
 }
 
 // candidates lists the modes to try. annotated is what the Node asks for, which
 // counts if nobody else does.
 func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []candidate {
 	if c.Mode != "" {
-		all := []candidate{{mode: c.Mode, from: o.modeFrom()}}
+		all := []candidate{{mode: c.Mode, origin: o.modeOrigin()}}
 		if at := slices.Index(fallbackModes, c.Mode); o.fallback && at >= 0 {
 			for _, m := range fallbackModes[at+1:] {
-				all = append(all, candidate{mode: m, from: fmt.Sprintf("--proxy-mode-fallback, since %s cannot work here", c.Mode)})
+				all = append(all, candidate{mode: m, origin: fmt.Sprintf("--proxy-mode-fallback, since %s cannot work here", c.Mode)})
 			}
 		}
 		return all
@@ -107,24 +107,24 @@ func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []ca
 		all = append(all, candidate{annotated, "the Node's annotation " + modeAnnotation, c.SwitchedOff(annotated)})
 	}
 	for _, m := range bestModes {
-		if m != annotated && slices.Contains(built[c.OS], m) {
-			all = append(all, candidate{mode: m, from: "the best that works here"})
+		if m != annotated && slices.Contains(builtModes[c.OS], m) {
+			all = append(all, candidate{mode: m, origin: "the best that works here"})
 		}
 	}
 	return all
 }
 
-// modeFrom tells who configured a mode.
-func (o *options) modeFrom() string {
+// modeOrigin tells who configured a mode.
+func (o *options) modeOrigin() string {
 	if o.flags != nil && o.flags.Changed("proxy-mode") {
 		return "--proxy-mode"
 	}
 	return o.config.Config
 }
 
-// choose returns what open makes of the first of all that works, and logs why
+// selectMode returns what open makes of the first of all that works, and logs why
 // those before it do not. If none works, the error says that of each.
-func choose(log klog.Logger, all []candidate, open func(candidate) (*chosen, error)) (*chosen, error) {
+func selectMode(log klog.Logger, all []candidate, open func(candidate) (*selectedMode, error)) (*selectedMode, error) {
 	var errs []error
 	for i, w := range all {
 		x, err := w.open(open)
@@ -133,21 +133,21 @@ func choose(log klog.Logger, all []candidate, open func(candidate) (*chosen, err
 		}
 		errs = append(errs, err)
 		if i+1 < len(all) {
-			log.Info("Warning: a mode cannot work here; trying the next", "mode", w.mode, "next", all[i+1].mode, "err", err.Error(), "nextFrom", all[i+1].from)
+			log.Info("Warning: a mode cannot work here; trying the next", "mode", w.mode, "next", all[i+1].mode, "err", err.Error(), "nextFrom", all[i+1].origin)
 		}
 	}
 	return nil, errors.Join(errs...)
 }
 
-func (w candidate) open(open func(candidate) (*chosen, error)) (*chosen, error) {
-	if w.off {
+func (w candidate) open(open func(candidate) (*selectedMode, error)) (*selectedMode, error) {
+	if w.disabled {
 		return nil, fmt.Errorf("mode %s is switched off by a feature gate", w.mode)
 	}
 	return open(w)
 }
 
-// with returns c in the mode of w.
-func (w candidate) with(c *config.Config) *config.Config {
+// configFor returns c in the mode of w.
+func (w candidate) configFor(c *config.Config) *config.Config {
 	now := *c
 	now.Mode = w.mode
 	return &now

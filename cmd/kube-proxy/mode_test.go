@@ -17,25 +17,25 @@ import (
 	"kubeproxy/config"
 )
 
-// choosing is a case of TestChoose.
-type choosing struct {
+// selectCase is a case of TestSelectMode.
+type selectCase struct {
 	args      []string
 	file      v1alpha1.ProxyMode
 	annotated v1alpha1.ProxyMode
 	broken    []string // modes that cannot work
 	want      string   // mode and who asked for it
-	told      string   // in the first line of the log
+	logged    string   // in the first line of the log
 	err       string   // its beginning
 }
 
-var choosings = map[string]choosing{
+var selectCases = map[string]selectCase{
 	"nothing asked for": {want: "nftables, the best that works here"},
 	"no nftables": {
 		broken: []string{"nftables"}, want: "iptables, the best that works here",
-		told: "nftables lacks something",
+		logged: "nftables lacks something",
 	},
 	"nothing works": {
-		broken: []string{"nftables", "iptables", "userspace"}, told: "nftables lacks something",
+		broken: []string{"nftables", "iptables", "userspace"}, logged: "nftables lacks something",
 		err: "nftables lacks something\niptables lacks something",
 	},
 	"a flag":                   {args: []string{"--proxy-mode=iptables"}, want: "iptables, --proxy-mode"},
@@ -45,31 +45,31 @@ var choosings = map[string]choosing{
 	"an annotation":            {annotated: "iptables", want: "iptables, the Node's annotation " + modeAnnotation},
 	"an annotation that cannot": {
 		annotated: "iptables", broken: []string{"iptables"}, want: "nftables, the best that works here",
-		told: "iptables lacks something",
+		logged: "iptables lacks something",
 	},
 	"an annotation that a gate forbids": {
 		args: []string{"--feature-gates=KubeProxyIPVS=false"}, annotated: "ipvs", want: "nftables, the best that works here",
-		told: "mode ipvs is switched off by a feature gate",
+		logged: "mode ipvs is switched off by a feature gate",
 	},
 	"fallback": {
 		args: []string{"--proxy-mode=ipvs", "--proxy-mode-fallback"}, broken: []string{"ipvs"},
-		want: "iptables, --proxy-mode-fallback, since ipvs cannot work here", told: "ipvs lacks something",
+		want: "iptables, --proxy-mode-fallback, since ipvs cannot work here", logged: "ipvs lacks something",
 	},
 	"fallback not needed": {args: []string{"--proxy-mode=iptables", "--proxy-mode-fallback"}, want: "iptables, --proxy-mode"},
 	"fallback leads nowhere": {
 		args: []string{"--proxy-mode=iptables", "--proxy-mode-fallback"}, broken: []string{"iptables", "userspace"},
-		told: "iptables lacks something",
-		err:  "iptables lacks something\nuserspace lacks something",
+		logged: "iptables lacks something",
+		err:    "iptables lacks something\nuserspace lacks something",
 	},
 	"fallback is for old modes": {
 		args: []string{"--proxy-mode=nftables", "--proxy-mode-fallback"}, broken: []string{"nftables"}, err: "nftables lacks something",
 	},
 }
 
-// TestChoose tries modes in an order that depends on who asked for what, and
+// TestSelectMode tries modes in an order that depends on who asked for what, and
 // says of each that cannot work why.
-func TestChoose(t *testing.T) {
-	for situation, tt := range choosings {
+func TestSelectMode(t *testing.T) {
+	for situation, tt := range selectCases {
 		t.Run(situation, func(t *testing.T) {
 			o := &options{}
 			o.register(pflag.NewFlagSet("", pflag.ContinueOnError))
@@ -84,15 +84,15 @@ func TestChoose(t *testing.T) {
 				c.Mode, o.config.Config = tt.file, "kube-proxy.yaml"
 			}
 			var log bytes.Buffer
-			x, err := choose(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), candidates(c, o, tt.annotated), func(w candidate) (*chosen, error) {
+			x, err := selectMode(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), candidates(c, o, tt.annotated), func(w candidate) (*selectedMode, error) {
 				if slices.Contains(tt.broken, string(w.mode)) {
 					return nil, fmt.Errorf("%s lacks something", w.mode)
 				}
-				return &chosen{config: w.with(c), from: w.from}, nil
+				return &selectedMode{config: w.configFor(c), origin: w.origin}, nil
 			})
 			got, text := "", ""
 			if x != nil {
-				got = string(x.config.Mode) + ", " + x.from
+				got = string(x.config.Mode) + ", " + x.origin
 			}
 			if err != nil {
 				text = err.Error()
@@ -101,8 +101,8 @@ func TestChoose(t *testing.T) {
 				t.Errorf("mode %q, error %q; want %q, %q", got, text, tt.want, tt.err)
 			}
 			first, _, _ := strings.Cut(log.String(), "\n")
-			if (tt.told == "") != (log.Len() == 0) || !strings.Contains(first, tt.told) {
-				t.Errorf("log:\n%swant %q first", log.String(), tt.told)
+			if (tt.logged == "") != (log.Len() == 0) || !strings.Contains(first, tt.logged) {
+				t.Errorf("log:\n%swant %q first", log.String(), tt.logged)
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func TestChoose(t *testing.T) {
 
 // TestBuiltModes keeps the lists of modes in step.
 func TestBuiltModes(t *testing.T) {
-	for os, modes := range built {
+	for os, modes := range builtModes {
 		for _, m := range modes {
 			if !slices.Contains(config.Modes(os), m) {
 				t.Errorf("%s is built in for %s, which has no such mode", m, os)
@@ -132,7 +132,7 @@ func TestBuiltModes(t *testing.T) {
 // Modes whose rules have the names that every service proxy uses refuse to serve
 // labelled Services alone.
 func TestCheckNamed(t *testing.T) {
-	for _, modes := range built {
+	for _, modes := range builtModes {
 		for _, m := range modes {
 			if err := checkNamed(&config.Config{}, m); err != nil {
 				t.Errorf("mode %s without a name: %v", m, err)

@@ -19,7 +19,7 @@ func closedNodePorts(s *service.Snapshot, f service.Family) string {
 		"addresses that answered before still do; set hostnameOverride to the Node's name, or nodePortAddresses to CIDRs or %q", f, "primary", s.Node.Name, "all")
 }
 
-// pendingNodePorts says so as a condition.
-func (o *observers) pendingNodePorts(f service.Family, s *service.Snapshot) {
+// reportNodePorts says so as a condition.
+func (o *statusReporter) reportNodePorts(f service.Family, s *service.Snapshot) {
 	o.health.SetCondition("node-port-addresses-"+f.String(), closedNodePorts(s, f))
 }

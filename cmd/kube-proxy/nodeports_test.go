@@ -21,12 +21,12 @@ import (
 // TestClosedNodePortsAreReported has a condition as long as the node's addresses
 // are not known.
 func TestClosedNodePortsAreReported(t *testing.T) {
-	h, _ := listener(t)
+	h, _ := newTestSink(t)
 	b := &backend{mode: "nftables", family: service.IPv4}
 	for pending, want := range map[bool]bool{true: true, false: false} {
-		s := service.New(1, &service.Node{Name: "node-x", NodePortsPending: [2]bool{pending}}, []*service.Port{checked(service.IPv4, "web", 0, 0)})
-		h.observers.result(b, s, reconcile.Result{})
-		text := h.observers.health.Report().Conditions["node-port-addresses-IPv4"]
+		s := service.New(1, &service.Node{Name: "node-x", NodePortsPending: [2]bool{pending}}, []*service.Port{checkedPort(service.IPv4, "web", 0, 0)})
+		h.reporter.recordRound(b, s, reconcile.Result{})
+		text := h.reporter.health.Report().Conditions["node-port-addresses-IPv4"]
 		if got := strings.Contains(text, "no IPv4 address answers NodePorts"); got != want {
 			t.Errorf("pending %v: the condition is %q", pending, text)
 		}
@@ -48,7 +48,7 @@ func TestUnknownNodeIsLogged(t *testing.T) {
 			l := &nodeLog{log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), name: "node-x"}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			l.await(ctx, newContacts(tt.api), track.New(track.Options{NodeName: "node-x", NodePortsPrimary: tt.primary}))
+			l.warnIfUnknown(ctx, newSourceStatus(tt.api), track.New(track.Options{NodeName: "node-x", NodePortsPrimary: tt.primary}))
 			if (log.Len() > 0) != (tt.want != nil) {
 				t.Errorf("%+v: logged %q", tt, log.String())
 			}

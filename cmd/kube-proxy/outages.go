@@ -28,8 +28,8 @@ type outages struct {
 	mu      sync.Mutex
 	failing map[string]bool // kinds
 	since   time.Time       // failing has not been empty since
-	told    bool            // of what fails
-	sorts   map[string]*failure
+	logged  bool            // of what fails
+	reasons map[string]*failure
 }
 
 // failure is a sort of failure: errors that differ in numbers and in what they
@@ -45,10 +45,10 @@ type failure struct {
 const forgetAfter = 15 * time.Minute
 
 func newOutages(log klog.Logger, remedy func(error) string) *outages {
-	return &outages{log: log, now: time.Now, remedy: remedy, failing: map[string]bool{}, sorts: map[string]*failure{}}
+	return &outages{log: log, now: time.Now, remedy: remedy, failing: map[string]bool{}, reasons: map[string]*failure{}}
 }
 
-func (o *outages) failed(err error) {
+func (o *outages) recordError(err error) {
 	read, ok := errors.AsType[*source.ReadError](err)
 	if !ok {
 		read = &source.ReadError{Err: err}
@@ -62,23 +62,23 @@ func (o *outages) failed(err error) {
 	if delete(o.failing, read.Kind); !read.Optional {
 		o.failing[read.Kind] = true
 	}
-	name := sortOf(read)
-	s := o.sorts[name]
+	name := reasonOf(read)
+	s := o.reasons[name]
 	if s == nil || now.Sub(s.last) > forgetAfter {
 		s = &failure{}
-		o.sorts[name] = s
+		o.reasons[name] = s
 	}
 	s.last = now
 	s.repeats++
 	if !s.logged.IsZero() && now.Sub(s.logged) < s.pause {
 		return
 	}
-	o.tell(read, s)
-	s.logged, s.repeats, s.pause = now, 0, min(max(2*s.pause, remind), forgetAfter)
+	o.logFailure(read, s)
+	s.logged, s.repeats, s.pause = now, 0, min(max(2*s.pause, remindInterval), forgetAfter)
 }
 
-// tell logs a failure.
-func (o *outages) tell(read *source.ReadError, s *failure) {
+// logFailure logs a failure.
+func (o *outages) logFailure(read *source.ReadError, s *failure) {
 	if read.Optional {
 		if s.logged.IsZero() {
 			o.log.Info("Going on without what the API server does not have or does not show", "kind", read.Kind, "reason", read.Err.Error())
@@ -93,26 +93,26 @@ func (o *outages) tell(read *source.ReadError, s *failure) {
 		args = append(args, "repeated", s.repeats, "failingFor", o.now().Sub(o.since).Round(time.Second))
 	}
 	o.log.Error(read.Err, "The API server cannot be read; what is programmed stays in force", args...)
-	o.told = true
+	o.logged = true
 }
 
-// over notes that a kind can be read.
-func (o *outages) over(kind string) {
+// recovered notes that a kind can be read.
+func (o *outages) recovered(kind string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.failing[kind] {
 		return
 	}
 	delete(o.failing, kind)
-	if len(o.failing) == 0 && o.told {
+	if len(o.failing) == 0 && o.logged {
 		o.log.Info("The API server can be read again", "failedFor", o.now().Sub(o.since).Round(time.Millisecond))
-		o.told = false
+		o.logged = false
 	}
 }
 
-// sortOf names the sort of a failure. What one request was about, its kind
+// reasonOf names the sort of a failure. What one request was about, its kind
 // and its numbers, such as ports, says nothing of the sort.
-func sortOf(e *source.ReadError) string {
+func reasonOf(e *source.ReadError) string {
 	if e.Optional {
 		return e.Kind
 	}

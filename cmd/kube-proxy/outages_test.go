@@ -17,21 +17,21 @@ import (
 	"kubeproxy/common/source"
 )
 
-// outage is outages with a clock and a log of its own.
-type outage struct {
+// testOutages is outages with a clock and a log of its own.
+type testOutages struct {
 	*outages
 	clock time.Time
 	log   bytes.Buffer
 }
 
-func newOutage() *outage {
-	x := &outage{clock: time.Unix(1e9, 0)}
+func newTestOutages() *testOutages {
+	x := &testOutages{clock: time.Unix(1e9, 0)}
 	x.outages = newOutages(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&x.log))), func(error) string { return "" })
 	x.now = func() time.Time { return x.clock }
 	return x
 }
 
-func (x *outage) lines() []string {
+func (x *testOutages) lines() []string {
 	var all []string
 	for line := range strings.Lines(x.log.String()) {
 		_, text, _ := strings.Cut(line, "] ")
@@ -45,20 +45,20 @@ func refused(kind string, port int) error {
 }
 
 // An hour of failures, whether they last or come and go, is a dozen lines.
-func TestOutageOfAnHourIsAFewLines(t *testing.T) {
+func TestLongOutageIsAFewLines(t *testing.T) {
 	for name, flaps := range map[string]bool{"lasts": false, "comes and goes": true} {
 		t.Run(name, func(t *testing.T) {
-			x := newOutage()
+			x := newTestOutages()
 			for i := range 720 {
 				x.clock = x.clock.Add(5 * time.Second)
-				kind := required[i%len(required)]
-				x.failed(refused(kind, 30000+i))
+				kind := requiredKinds[i%len(requiredKinds)]
+				x.recordError(refused(kind, 30000+i))
 				if flaps {
-					x.over(kind)
+					x.recovered(kind)
 				}
 			}
-			for _, kind := range required {
-				x.over(kind)
+			for _, kind := range requiredKinds {
+				x.recovered(kind)
 			}
 			lines := x.lines()
 			if n := len(lines); n < 4 || n > 16 {
@@ -74,22 +74,22 @@ func TestOutageOfAnHourIsAFewLines(t *testing.T) {
 	}
 }
 
-func TestEachSortOfFailureIsLogged(t *testing.T) {
-	x := newOutage()
-	x.failed(refused("services", 1))
-	x.failed(&source.ReadError{Kind: "services", Err: apierrors.NewUnauthorized("who are you")})
-	x.failed(&source.ReadError{Kind: "nodes", Err: apierrors.NewUnauthorized("who are you")})
-	x.failed(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
-	x.failed(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
+func TestEachReasonIsLogged(t *testing.T) {
+	x := newTestOutages()
+	x.recordError(refused("services", 1))
+	x.recordError(&source.ReadError{Kind: "services", Err: apierrors.NewUnauthorized("who are you")})
+	x.recordError(&source.ReadError{Kind: "nodes", Err: apierrors.NewUnauthorized("who are you")})
+	x.recordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
+	x.recordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
 	if n := len(x.lines()); n != 3 {
 		t.Errorf("%d lines, want one for each sort:\n%s", n, &x.log)
 	}
-	x.over("services")
+	x.recovered("services")
 	if strings.Contains(x.log.String(), "again") {
 		t.Errorf("said to be over while nodes fail:\n%s", &x.log)
 	}
-	x.over("nodes")
-	x.over("nodes")
+	x.recovered("nodes")
+	x.recovered("nodes")
 	if n := strings.Count(x.log.String(), "again"); n != 1 {
 		t.Errorf("said to be over %d times:\n%s", n, &x.log)
 	}

@@ -52,8 +52,8 @@ func FuzzOutputs(f *testing.F) {
 	})
 }
 
-// wellPrinted fails on what must not be printed.
-func wellPrinted(t *testing.T, where, out string) {
+// checkPrinted fails on what must not be printed.
+func checkPrinted(t *testing.T, where, out string) {
 	t.Helper()
 	if !utf8.ValidString(out) {
 		t.Errorf("%s: not UTF-8: %q", where, out)
@@ -69,12 +69,12 @@ func wellPrinted(t *testing.T, where, out string) {
 	}
 }
 
-// printed is call for hostile arguments, in a directory of its own.
-func printed(t *testing.T, args ...string) {
+// runPrinted is call for hostile arguments, in a directory of its own.
+func runPrinted(t *testing.T, args ...string) {
 	t.Helper()
 	got := call(t, "", args...)
-	wellPrinted(t, strings.Join(args, " ")+": out", got.Out)
-	wellPrinted(t, strings.Join(args, " ")+": err", got.Err)
+	checkPrinted(t, strings.Join(args, " ")+": out", got.Out)
+	checkPrinted(t, strings.Join(args, " ")+": err", got.Err)
 }
 
 // hostileObjects has s in all that manifests may hold, and in the name of a file.
@@ -114,10 +114,10 @@ func hostileObjects(t *testing.T, s string) {
 	}
 	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace", "kernelspace"} {
 		for _, format := range []string{"text", "json"} {
-			printed(t, "render", "--manifests="+dir, "--hostname-override=node-a", "--proxy-mode="+mode, "-o", format)
+			runPrinted(t, "render", "--manifests="+dir, "--hostname-override=node-a", "--proxy-mode="+mode, "-o", format)
 		}
 	}
-	printed(t, "render", "--manifests="+name, "--hostname-override="+s)
+	runPrinted(t, "render", "--manifests="+name, "--hostname-override="+s)
 }
 
 // hostileFile has s in a configuration file.
@@ -138,10 +138,10 @@ func hostileFile(t *testing.T, s string) {
 	write(t, file, string(text))
 	write(t, other, configHead+s)
 	for _, f := range []string{file, other} {
-		printed(t, "config", "validate", f)
-		printed(t, "config", "migrate", f)
-		printed(t, "--config", f, "--write-config-to=-")
-		printed(t, "status", "--config", f)
+		runPrinted(t, "config", "validate", f)
+		runPrinted(t, "config", "migrate", f)
+		runPrinted(t, "--config", f, "--write-config-to=-")
+		runPrinted(t, "status", "--config", f)
 	}
 }
 
@@ -157,23 +157,23 @@ func hostileArguments(t *testing.T, s string) {
 		{"--config", s}, {"--proxy-mode", s}, {"--feature-gates", s}, {"--feature-gates", s + "=true"}, {"--v", s}, {"--vmodule", s}, {"--oom-score-adj", s}, {"--cluster-cidr", s},
 		{"--kubeconfig", s}, {"--master", s}, {"--version=" + s}, {"--log-flush-frequency=0", "--write-config-to=-"}, {"--write-config-to", "/nothing/" + s}, {"--nodeport-addresses", s}, {"status", "a", s}, {"status", "--output", s}, {"service", s},
 	} {
-		printed(t, args...)
+		runPrinted(t, args...)
 	}
 }
 
 // hostileAnswer has s in all that a proxy may answer.
 func hostileAnswer(t *testing.T, s string) {
 	t.Helper()
-	d := &document{}
+	d := &statusOutput{}
 	poison(reflect.ValueOf(d).Elem(), s, 0)
 	for _, format := range []string{formatTable, formatWide, formatJSON} {
 		for _, name := range []string{"", s} {
 			var out bytes.Buffer
-			q := &inquiry{format: format, name: name, now: func() time.Time { return time.Unix(1e9, 0) }}
+			q := &statusOptions{format: format, name: name, now: func() time.Time { return time.Unix(1e9, 0) }}
 			if err := q.print(&out, d); err != nil {
 				t.Fatal(err)
 			}
-			wellPrinted(t, "status -o "+format, out.String())
+			checkPrinted(t, "status -o "+format, out.String())
 		}
 	}
 }
@@ -213,14 +213,14 @@ func hostileServers(t *testing.T, s string) {
 	m := health.New(health.Options{Families: []service.Family{service.IPv4}})
 	m.SetCondition("x", s)
 	m.Result(service.IPv4, reconcile.Result{Err: errors.New(s)})
-	b := &servicestate.Book{Problems: func() []servicestate.Problem {
+	b := &servicestate.Store{Problems: func() []servicestate.Problem {
 		return []servicestate.Problem{{Namespace: "shop", Name: s, Field: s, Message: s}}
 	}}
-	about := func() servicestate.About { return servicestate.About{Mode: s, Node: s, Health: m.Report()} }
-	for path, h := range map[string]http.Handler{"/healthz": m.Handler(health.Listener{}), "/services": b.Handler(about)} {
+	about := func() servicestate.ProxyInfo { return servicestate.ProxyInfo{Mode: s, Node: s, Health: m.Report()} }
+	for path, h := range map[string]http.Handler{"/healthz": m.Handler(health.Observer{}), "/services": b.Handler(about)} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-		wellPrinted(t, path, w.Body.String())
+		checkPrinted(t, path, w.Body.String())
 		if !json.Valid(w.Body.Bytes()) {
 			t.Errorf("%s: no JSON: %q", path, w.Body)
 		}
@@ -238,7 +238,7 @@ func hostileLog(t *testing.T, s string) {
 		}
 		log.Error(errors.Join(errors.New(s), &fs.PathError{Op: "open", Path: s, Err: fs.ErrNotExist}), "Text "+s, "key", s, "list", []string{s})
 		log.Info(s, "err", errors.New(s))
-		wellPrinted(t, "log in "+format, out.String())
+		checkPrinted(t, "log in "+format, out.String())
 		if format != "json" {
 			continue
 		}

@@ -24,7 +24,7 @@ import (
 // prepare makes the settings of the system. The error names those that are not as
 // wanted. Forwarding is others' to allow, often later, so it is only logged.
 func prepare(ctx context.Context, c *config.Config) error {
-	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx)}
+	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx)}
 	for _, f := range service.Families {
 		// This has the kernel load connection tracking, whose settings do not
 		// exist before. What is wrong, the proxy itself will say.
@@ -34,15 +34,15 @@ func prepare(ctx context.Context, c *config.Config) error {
 	}
 	// The score would be of this process, which ends.
 	all := sysctl.Apply(p.files, sysctlSettings(c))
-	p.look(append(slices.Clone(all), sysctl.Forwarding(p.files, service.Families[:]...)...))
-	return unprepared(all)
+	p.report(append(slices.Clone(all), sysctl.Forwarding(p.files, service.Families[:]...)...))
+	return settingsError(all)
 }
 
-// unprepared says in one line which settings are not as wanted.
-func unprepared(all []sysctl.Outcome) error {
+// settingsError says in one line which settings are not as wanted.
+func settingsError(all []sysctl.Outcome) error {
 	var missing []string
 	for _, o := range all {
-		if o.Action == sysctl.Failed || o.Action == sysctl.Unmet {
+		if o.Action == sysctl.Failed || o.Action == sysctl.Mismatch {
 			missing = append(missing, o.String())
 		}
 	}
@@ -53,17 +53,17 @@ func unprepared(all []sysctl.Outcome) error {
 		len(missing), len(all), strings.Join(missing, "; "))
 }
 
-// keepPrepared does the same until all is well, and shows what is not as
+// keepNodePrepared does the same until all is well, and shows what is not as
 // conditions.
-func keepPrepared(ctx context.Context, f *effective, o *observers) {
-	p := &preparation{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
+func keepNodePrepared(ctx context.Context, f *activeConfig, o *statusReporter) {
+	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
 	if o.mode != "userspace" { // which relays connections itself
 		p.forwarding = func(f service.Family, name, text string) { o.health.SetBlockingCondition(name, text, text, f) }
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
-	others.Go(func() { watchHidden(ctx, o, sockets()) })
-	p.keep(ctx, f, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
+	others.Go(func() { watchHiddenListeners(ctx, o, sockets()) })
+	p.run(ctx, f, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
 }
 
 // usedFamilies are those of which there are Services: the others need not be
@@ -78,98 +78,98 @@ func usedFamilies(s *service.Snapshot) []service.Family {
 	return used
 }
 
-// settingsPause is how long settings rest that could not be made, and
-// forwardingPause those that are others' to make: these are read only, and asked of
+// settingsRetry is how long settings rest that could not be made, and
+// forwardingInterval those that are others' to make: these are read only, and asked of
 // by whoever wonders where traffic is.
 const (
-	settingsPause   = time.Minute
-	forwardingPause = 5 * time.Second
+	settingsRetry      = time.Minute
+	forwardingInterval = 5 * time.Second
 )
 
-// tracked returns nil while the kernel tracks no connections.
-func tracked() *metrics.Tracked {
-	now, most, err := sysctl.Connections(sysctl.Host())
+// trackedConnections returns nil while the kernel tracks no connections.
+func trackedConnections() *metrics.Tracked {
+	now, limit, err := sysctl.Connections(sysctl.Host())
 	if err != nil {
 		return nil
 	}
-	return &metrics.Tracked{Entries: now, Limit: most}
+	return &metrics.Tracked{Entries: now, Limit: limit}
 }
 
-// preparation tells of settings, each time that there is something new.
-type preparation struct {
+// nodePreparer tells of settings, each time that there is something new.
+type nodePreparer struct {
 	files     sysctl.Files
 	log       klog.Logger
 	condition func(name, message string) // nil where nobody asks for them
 	// forwarding is condition for what forwarding depends on, nil for the same.
 	forwarding func(f service.Family, name, message string)
-	told       map[string]string // by setting
+	reported   map[string]string // by setting
 }
 
-// keep returns when ctx ends. It never writes again what was right once:
+// run returns when ctx ends. It never writes again what was right once:
 // somebody may have decided otherwise. Only settings that change are made anew.
-func (p *preparation) keep(ctx context.Context, f *effective, families func() []service.Family) {
-	made, next := false, time.Now()
+func (p *nodePreparer) run(ctx context.Context, f *activeConfig, families func() []service.Family) {
+	applied, next := false, time.Now()
 	for {
-		if now := time.Now(); !made && !now.Before(next) {
-			made, next = p.look(p.set(f.config())), now.Add(settingsPause)
+		if now := time.Now(); !applied && !now.Before(next) {
+			applied, next = p.report(p.apply(f.config())), now.Add(settingsRetry)
 		}
 		used := families()
-		p.look(sysctl.Forwarding(p.files, used...))
-		p.drop(used)
+		p.report(sysctl.Forwarding(p.files, used...))
+		p.withdrawUnused(used)
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(forwardingPause):
-		case <-f.prepare:
-			p.forget()
-			made, next = false, time.Now()
+		case <-time.After(forwardingInterval):
+		case <-f.prepareRequests:
+			p.withdrawAll()
+			applied, next = false, time.Now()
 		}
 	}
 }
 
-func (p *preparation) set(c *config.Config) []sysctl.Outcome {
+func (p *nodePreparer) apply(c *config.Config) []sysctl.Outcome {
 	return append(sysctl.Apply(p.files, sysctlSettings(c)), sysctl.OOMScore(p.files, int(*c.OOMScoreAdj)))
 }
 
-// look reports whether all is well.
-func (p *preparation) look(all []sysctl.Outcome) bool {
-	well := true
+// report reports whether all is well.
+func (p *nodePreparer) report(all []sysctl.Outcome) bool {
+	ok := true
 	for _, o := range all {
-		wrong := o.Action == sysctl.Failed || o.Action == sysctl.Unmet
-		well = well && !wrong
-		p.tell(o, wrong)
+		failed := o.Action == sysctl.Failed || o.Action == sysctl.Mismatch
+		ok = ok && !failed
+		p.reportSetting(o, failed)
 	}
-	return well
+	return ok
 }
 
-// forget takes back what was told: some of it may not be asked for any more.
-func (p *preparation) forget() {
-	for name := range p.told {
-		p.show(name, "")
+// withdrawAll takes back what was told: some of it may not be asked for any more.
+func (p *nodePreparer) withdrawAll() {
+	for name := range p.reported {
+		p.setCondition(name, "")
 	}
-	p.told = nil
+	p.reported = nil
 }
 
-// drop takes back what was told about the forwarding of families that are not
+// withdrawUnused takes back what was told about the forwarding of families that are not
 // used any more.
-func (p *preparation) drop(used []service.Family) {
+func (p *nodePreparer) withdrawUnused(used []service.Family) {
 	for _, f := range service.Families {
 		if slices.Contains(used, f) {
 			continue
 		}
 		for _, o := range sysctl.Forwarding(p.files, f) {
-			if _, told := p.told[o.Name]; told {
-				p.show(o.Name, "")
-				delete(p.told, o.Name)
+			if _, reported := p.reported[o.Name]; reported {
+				p.setCondition(o.Name, "")
+				delete(p.reported, o.Name)
 			}
 		}
 	}
 }
 
-// show shows what is wrong with a setting, nothing if text is empty.
-func (p *preparation) show(name, text string) {
+// setCondition shows what is wrong with a setting, nothing if text is empty.
+func (p *nodePreparer) setCondition(name, text string) {
 	condition := "setting-" + strings.ReplaceAll(name, " ", "-")
-	f, forwards := sysctl.Forwards(name)
+	f, forwards := sysctl.IsForwarding(name)
 	switch {
 	case forwards && p.forwarding != nil:
 		p.forwarding(f, condition, text)
@@ -178,25 +178,25 @@ func (p *preparation) show(name, text string) {
 	}
 }
 
-func (p *preparation) tell(o sysctl.Outcome, wrong bool) {
+func (p *nodePreparer) reportSetting(o sysctl.Outcome, failed bool) {
 	text := o.String()
-	old, again := p.told[o.Name]
-	if p.told == nil {
-		p.told = map[string]string{}
+	old, known := p.reported[o.Name]
+	if p.reported == nil {
+		p.reported = map[string]string{}
 	}
-	p.told[o.Name] = text
-	if again && text == old {
+	p.reported[o.Name] = text
+	if known && text == old {
 		return
 	}
-	if wrong {
-		p.show(o.Name, text)
+	if failed {
+		p.setCondition(o.Name, text)
 	} else {
-		p.show(o.Name, "")
+		p.setCondition(o.Name, "")
 	}
 	switch {
-	case wrong:
+	case failed:
 		p.log.Info("Warning: system setting "+text, "setting", o.Name, "want", o.Want, "have", o.Have)
-	case again || o.Action == sysctl.Written:
+	case known || o.Action == sysctl.Written:
 		p.log.Info("System setting: " + text)
 	default:
 		p.log.V(2).Info("System setting: " + text)

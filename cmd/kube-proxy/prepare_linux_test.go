@@ -32,11 +32,11 @@ const (
 	connections = "proc/sys/net/netfilter/nf_conntrack_max"
 	hashsize    = "sys/module/nf_conntrack/parameters/hashsize"
 	forward4    = "proc/sys/net/ipv4/ip_forward"
-	score       = "proc/self/oom_score_adj"
+	oomScore    = "proc/self/oom_score_adj"
 )
 
-// system is a directory with the files of a kernel.
-func system(t *testing.T, files map[string]string) sysctl.Dir {
+// newSysctlDir is a directory with the files of a kernel.
+func newSysctlDir(t *testing.T, files map[string]string) sysctl.Dir {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
@@ -61,30 +61,30 @@ func wantedSettings() *config.Config {
 // TestKeepPrepared has settings fail at first, as in a container that may not
 // write them, and become right later: one by others' doing, one by our own.
 func TestKeepPrepared(t *testing.T) {
-	files := system(t, map[string]string{connections: "65536", hashsize: "16384", forward4: "0"}) // no oom_score_adj
+	files := newSysctlDir(t, map[string]string{connections: "65536", hashsize: "16384", forward4: "0"}) // no oom_score_adj
 	if err := os.MkdirAll(filepath.Join(string(files), "proc/self"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		var conditions shown
+		var conditions conditionRecorder
 		var used atomic.Pointer[[]service.Family]
 		used.Store(&[]service.Family{service.IPv4})
 		var log program.Log
-		p := &preparation{
+		p := &nodePreparer{
 			files:     files,
 			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))),
 			condition: conditions.set,
 		}
-		go p.keep(ctx, newEffective("", wantedSettings()), func() []service.Family { return *used.Load() })
+		go p.run(ctx, newActiveConfig("", wantedSettings()), func() []service.Family { return *used.Load() })
 		expect := func(situation, want string) {
 			t.Helper()
 			if got := conditions.names(); got != want {
 				t.Errorf("%s: conditions %q, want %q\n%s", situation, got, want, log.String())
 			}
 		}
-		pass := func() { time.Sleep(2 * settingsPause); synctest.Wait() }
+		pass := func() { time.Sleep(2 * settingsRetry); synctest.Wait() }
 		put := func(name, text string) { write(t, filepath.Join(string(files), name), text) }
 
 		synctest.Wait()
@@ -92,7 +92,7 @@ func TestKeepPrepared(t *testing.T) {
 		if b, err := files.ReadFile(connections); err != nil || string(b) != "131072" {
 			t.Errorf("connections: %q, %v", b, err)
 		}
-		time.Sleep(5 * settingsPause)
+		time.Sleep(5 * settingsRetry)
 		synctest.Wait()
 		if n := strings.Count(log.String(), "Warning"); n != 2 {
 			t.Errorf("%d warnings, want each once:\n%s", n, log.String())
@@ -106,7 +106,7 @@ func TestKeepPrepared(t *testing.T) {
 		put(forward4, "1")
 		pass()
 		expect("after forwarding was switched on", "setting-oom_score_adj")
-		put(score, "0")
+		put(oomScore, "0")
 		pass()
 		expect("in the end", "")
 		put(connections, "131071")
@@ -117,14 +117,14 @@ func TestKeepPrepared(t *testing.T) {
 	})
 }
 
-// shown are conditions. They need a lock even in a bubble: its Wait comes after
+// conditionRecorder are conditions. They need a lock even in a bubble: its Wait comes after
 // what goroutines did, but nothing has them do the rest after what came between.
-type shown struct {
+type conditionRecorder struct {
 	mu  sync.Mutex
 	all map[string]string
 }
 
-func (s *shown) set(name, message string) {
+func (s *conditionRecorder) set(name, message string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all == nil {
@@ -136,7 +136,7 @@ func (s *shown) set(name, message string) {
 }
 
 // names returns the names of those that hold, in order.
-func (s *shown) names() string {
+func (s *conditionRecorder) names() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return strings.Join(slices.Sorted(maps.Keys(s.all)), " ")
@@ -147,22 +147,22 @@ func newDuration(d time.Duration) *metav1.Duration { return &metav1.Duration{Dur
 // TestSettingsThatSuffice are nobody's problem, wherever they cannot be
 // written: a table that is large enough in a container.
 func TestSettingsThatSuffice(t *testing.T) {
-	files := system(t, map[string]string{connections: "262144", hashsize: "262144", score: "-999"})
-	told := map[string]string{}
-	p := &preparation{files: readOnly{files}, condition: func(name, message string) {
+	files := newSysctlDir(t, map[string]string{connections: "262144", hashsize: "262144", oomScore: "-999"})
+	reported := map[string]string{}
+	p := &nodePreparer{files: readOnly{files}, condition: func(name, message string) {
 		if message != "" {
-			told[name] = message
+			reported[name] = message
 		}
 	}}
 	c := wantedSettings()
-	if !p.look(p.set(c)) || len(told) > 0 {
-		t.Errorf("conditions %v, want none", told)
+	if !p.report(p.apply(c)) || len(reported) > 0 {
+		t.Errorf("conditions %v, want none", reported)
 	}
 	*c.Conntrack.Min = 1 << 30
-	if p.look(p.set(c)) {
+	if p.report(p.apply(c)) {
 		t.Error("a table that is too small does")
 	}
-	if diff := cmp.Diff("setting-net.netfilter.nf_conntrack_max", strings.Join(slices.Sorted(maps.Keys(told)), " ")); diff != "" {
+	if diff := cmp.Diff("setting-net.netfilter.nf_conntrack_max", strings.Join(slices.Sorted(maps.Keys(reported)), " ")); diff != "" {
 		t.Errorf("conditions (-want +got):\n%s", diff)
 	}
 }
@@ -180,25 +180,25 @@ func TestUsedFamilies(t *testing.T) {
 	if got := usedFamilies(nil); got != nil {
 		t.Errorf("before the first snapshot: %v", got)
 	}
-	if diff := cmp.Diff([]service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{six}))); diff != "" {
+	if diff := cmp.Diff([]service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{six}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// TestUnprepared is what --init-only says where it achieved part or nothing.
-func TestUnprepared(t *testing.T) {
+// TestSettingsError is what --init-only says where it achieved part or nothing.
+func TestSettingsError(t *testing.T) {
 	const todo = "; run --init-only as root on the node's network, in a container with privileged: true"
 	full := map[string]string{connections: "65536", hashsize: "16384"}
 	for name, tt := range map[string]struct {
 		files sysctl.Files
 		want  string
 	}{
-		"all":     {system(t, full), ""},
-		"enough":  {readOnly{system(t, map[string]string{connections: "262144", hashsize: "65536"})}, ""},
-		"part":    {system(t, map[string]string{connections: "65536"}), "prepare the node: 1 of 2 settings are not as wanted: nf_conntrack hashsize should be 32768 and is unknown: open "},
-		"nothing": {readOnly{system(t, full)}, "prepare the node: 1 of 1 settings are not as wanted: net.netfilter.nf_conntrack_max stays 65536, wanted 131072: "},
+		"all":     {newSysctlDir(t, full), ""},
+		"enough":  {readOnly{newSysctlDir(t, map[string]string{connections: "262144", hashsize: "65536"})}, ""},
+		"part":    {newSysctlDir(t, map[string]string{connections: "65536"}), "prepare the node: 1 of 2 settings are not as wanted: nf_conntrack hashsize should be 32768 and is unknown: open "},
+		"nothing": {readOnly{newSysctlDir(t, full)}, "prepare the node: 1 of 1 settings are not as wanted: net.netfilter.nf_conntrack_max stays 65536, wanted 131072: "},
 	} {
-		err := unprepared(sysctl.Apply(tt.files, sysctlSettings(wantedSettings())))
+		err := settingsError(sysctl.Apply(tt.files, sysctlSettings(wantedSettings())))
 		switch {
 		case tt.want == "" && err != nil:
 			t.Errorf("%s: %v", name, err)
@@ -221,8 +221,8 @@ func TestInitOnlyWithoutRights(t *testing.T) {
 		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	}
 	out, _ := c.CombinedOutput()
-	said := lastLines(string(out))
-	if code := c.ProcessState.ExitCode(); code != 1 || strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "kube-proxy: prepare the node: ") || !strings.Contains(said, "nf_conntrack_max") {
+	lastLine := lastLines(string(out))
+	if code := c.ProcessState.ExitCode(); code != 1 || strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: prepare the node: ") || !strings.Contains(lastLine, "nf_conntrack_max") {
 		t.Errorf("exit %d:\n%s\nwant 1 and one line that names the setting", code, out)
 	}
 }

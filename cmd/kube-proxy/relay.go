@@ -37,48 +37,48 @@ type relay interface {
 	Connections() int
 }
 
-// relayed is settle for the snapshot that flows follow.
-func relayed(b *backend, settle func(context.Context, *service.Snapshot, reconcile.Result) (int, error)) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
+// withTrackedSnapshot is settle for the snapshot that flows follow.
+func withTrackedSnapshot(b *backend, clean func(context.Context, *service.Snapshot, reconcile.Result) (int, error)) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	r, ok := b.Backend.(relay)
 	if !ok {
-		return settle
+		return clean
 	}
 	return func(ctx context.Context, _ *service.Snapshot, result reconcile.Result) (int, error) {
-		return settle(ctx, r.Tracked(), result)
+		return clean(ctx, r.Tracked(), result)
 	}
 }
 
 // observeRelay has what a relay lacks be a condition, and logs who is not served.
-func (o *observers) observeRelay(x *chosen) {
-	x.relayLacks = o.relayLacks
+func (o *statusReporter) observeRelay(x *selectedMode) {
+	x.reportRelayShortage = o.reportRelayShortage
 	for i, b := range x.backends {
 		r, ok := b.Backend.(relay)
 		if !ok {
 			return
 		}
-		r.ObserveUnreached(unreached(o.log, b.family))
+		r.ObserveUnreached(logUnreached(o.log, b.family))
 		if i == 0 { // what one family lacks, both do
-			r.Observe(o.relayLacks)
+			r.Observe(o.reportRelayShortage)
 		}
 	}
 }
 
-// relayUse is what all relays have of the process's files and refused, nil without
+// relayMetrics is what all relays have of the process's files and refused, nil without
 // one.
-func relayUse(backends []*backend) *metrics.Relay {
+func relayMetrics(backends []*backend) *metrics.Relay {
 	r, ok := backends[0].Backend.(interface{ Use() userspace.Use })
 	if !ok {
 		return nil
 	}
 	use := r.Use()
 	all := &metrics.Relay{Open: use.Open, Limit: use.Limit, Refused: map[string]uint64{}}
-	for _, why := range userspace.Reasons() {
-		all.Refused[string(why)] = use.Refused[why]
+	for _, reason := range userspace.Reasons() {
+		all.Refused[string(reason)] = use.Refused[reason]
 	}
 	return all
 }
 
-func (o *observers) relayLacks(text, detail string) {
+func (o *statusReporter) reportRelayShortage(text, detail string) {
 	o.health.SetDetailedCondition("relay", text, detail)
 	if text != "" {
 		o.log.Info("Warning: " + detail)
@@ -95,11 +95,11 @@ const (
 	handOverTime = 3 * time.Second
 )
 
-// stopped says what becomes of connections now that the proxy ends. Where they
+// shutDown says what becomes of connections now that the proxy ends. Where they
 // pass through it, new ones go without it from now on, and old ones may end
 // first.
-func (o *observers) stopped(ctx context.Context, log klog.Logger, backends []*backend) {
-	mode, until := backends[0].mode, stopUntil(ctx)
+func (o *statusReporter) shutDown(ctx context.Context, log klog.Logger, backends []*backend) {
+	mode, deadline := backends[0].mode, stopDeadline(ctx)
 	standby := o.lease != nil && o.lease.Standby()
 	var relays []relay
 	for _, b := range backends {
@@ -113,8 +113,8 @@ func (o *observers) stopped(ctx context.Context, log klog.Logger, backends []*ba
 	}
 	drain := func() {
 		log.Info("Stopping; connections through this process may end", "mode", mode,
-			"within", time.Until(until).Round(time.Millisecond).String(), "connections", relays[0].Connections())
-		each(backends, until, func(ctx context.Context, b *backend) bool {
+			"within", time.Until(deadline).Round(time.Millisecond).String(), "connections", relays[0].Connections())
+		forEachBackend(backends, deadline, func(ctx context.Context, b *backend) bool {
 			b.Backend.(relay).Drain(ctx)
 			return true
 		})
@@ -124,7 +124,7 @@ func (o *observers) stopped(ctx context.Context, log klog.Logger, backends []*ba
 		log.Info("Stopped; another service proxy programs this node", "mode", mode, "brokenOff", relays[0].Connections())
 		return
 	}
-	handed := each(backends, until.Add(handOverTime-stopTime), func(ctx context.Context, b *backend) bool { return handOver(ctx, log, b) })
+	handed := forEachBackend(backends, deadline.Add(handOverTime-stopTime), func(ctx context.Context, b *backend) bool { return handOver(ctx, log, b) })
 	drain()
 	what := "Stopped; new connections to Services go to endpoints without a process"
 	if !handed {
@@ -133,10 +133,10 @@ func (o *observers) stopped(ctx context.Context, log klog.Logger, backends []*ba
 	log.Info(what, "mode", mode, "brokenOff", relays[0].Connections())
 }
 
-// each does something with all backends at the same time, until then at most, and
+// forEachBackend does something with all backends at the same time, until then at most, and
 // reports that all did it.
-func each(backends []*backend, until time.Time, do func(context.Context, *backend) bool) bool {
-	ctx, cancel := context.WithDeadline(context.Background(), until)
+func forEachBackend(backends []*backend, deadline time.Time, do func(context.Context, *backend) bool) bool {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	var all sync.WaitGroup
 	var failed atomic.Bool

@@ -37,19 +37,19 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	}
 	b := []*backend{{mode: "nftables", family: service.IPv4}}
 	r := &reloader{
-		options: o, force: newEffective(path, c), mode: "nftables", log: klog.Logger{},
-		observers: newObservers(c, b, "node-a", newContacts(true), klog.Logger{}),
+		options: o, active: newActiveConfig(path, c), mode: "nftables", log: klog.Logger{},
+		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), klog.Logger{}),
 	}
 	write(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
-	if err := r.look(t.Context(), true); err != nil {
+	if err := r.check(t.Context(), true); err != nil {
 		t.Errorf("look = %v, want the process to go on", err)
 	}
-	why := r.observers.health.Report().Conditions[reloadCondition]
+	why := r.reporter.health.Report().Conditions[reloadCondition]
 	if !strings.Contains(why, "clientConnection.kubeconfig") || !strings.Contains(why, "could not start") {
 		t.Errorf("condition %q, want the field that needs a process which could not start", why)
 	}
-	if r.force.config() != c || r.force.status()["Configuration file cannot be used"] != why {
-		t.Errorf("status %v, want the old configuration and why the new one is none", r.force.status())
+	if r.active.config() != c || r.active.status()["Configuration file cannot be used"] != why {
+		t.Errorf("status %v, want the old configuration and why the new one is none", r.active.status())
 	}
 }
 
@@ -66,31 +66,31 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Mode = config.NFTables // as choosing does
-	log, said := newLog(2)
+	log, logText := newLog(2)
 	b := []*backend{{mode: "nftables", family: service.IPv4}}
 	r := &reloader{
-		options: o, force: newEffective(path, c), mode: "nftables", log: log, seen: o.read,
-		observers: newObservers(c, b, "node-a", newContacts(true), log), servers: serveAt(t, "127.0.0.1:0").servers,
+		options: o, active: newActiveConfig(path, c), mode: "nftables", log: log, lastKey: o.loadedKey,
+		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), log), servers: newTestServers(t, "127.0.0.1:0").servers,
 	}
-	r.observers.tracker = newTracker(c, "node-a", func(track.Problem) {}, log, func() {})
-	look := func() {
+	r.reporter.tracker = newTracker(c, "node-a", func(track.Problem) {}, log, func() {})
+	check := func() {
 		t.Helper()
-		said.Reset()
-		if err := r.look(t.Context(), false); err != nil {
+		logText.Reset()
+		if err := r.check(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if look(); said.Len() > 0 {
-		t.Errorf("nothing has changed, and the log says:\n%s", said)
+	if check(); logText.Len() > 0 {
+		t.Errorf("nothing has changed, and the log says:\n%s", logText)
 	}
 	write(t, path, quiet+"mode: nftables\n")
-	if look(); !strings.Contains(said.String(), "means the same") {
-		t.Errorf("the log says %q, want a word of the change", said)
+	if check(); !strings.Contains(logText.String(), "means the same") {
+		t.Errorf("the log says %q, want a word of the change", logText)
 	}
 }
 
 // A file is not judged while somebody still writes it.
-func TestReloadWaitsForRest(t *testing.T) {
+func TestReloadWaitsForStableFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, "half")
 	o := &options{}
@@ -98,29 +98,29 @@ func TestReloadWaitsForRest(t *testing.T) {
 	r := &reloader{options: o}
 	synctest.Test(t, func(t *testing.T) {
 		go func() {
-			time.Sleep(reloadRest / 2)
+			time.Sleep(reloadStableTime / 2)
 			_ = os.WriteFile(path, []byte("whole"), 0o600)
 		}()
-		if got, still := r.settled(t.Context()); !still || string(got.data) != "whole" {
-			t.Errorf("settled = %q, %v, want the whole file", got.data, still)
+		if got, stable := r.readStable(t.Context()); !stable || string(got.data) != "whole" {
+			t.Errorf("settled = %q, %v, want the whole file", got.data, stable)
 		}
 	})
 }
 
-// served is a pair of servers on loopback addresses.
-type served struct {
+// testServers is a pair of servers on loopback addresses.
+type testServers struct {
 	*servers
 	config *config.Config
 	failed chan error
 }
 
-func serveAt(t *testing.T, health string) *served {
+func newTestServers(t *testing.T, health string) *testServers {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
-	s := &served{config: &config.Config{}, failed: make(chan error, 100)}
+	s := &testServers{config: &config.Config{}, failed: make(chan error, 100)}
 	s.servers = &servers{
-		group: group, running: map[string][]*listening{},
-		failing: func(name string, err error) {
+		group: group, running: map[string][]*runningServer{},
+		reportListen: func(name string, err error) {
 			if name == healthServer {
 				s.failed <- err
 			}
@@ -133,13 +133,13 @@ func serveAt(t *testing.T, health string) *served {
 }
 
 // moveTo waits for the first attempt at another address.
-func (s *served) moveTo(t *testing.T, addr string) error {
+func (s *testServers) moveTo(t *testing.T, addr string) error {
 	t.Helper()
 	for len(s.failed) > 0 {
 		<-s.failed
 	}
 	s.config.HealthzBindAddress = addr
-	s.follow(t.Context(), s.config)
+	s.reconfigure(t.Context(), s.config)
 	select {
 	case err := <-s.failed:
 		return err
@@ -191,7 +191,7 @@ func freeAddrs(t *testing.T, n int) []string {
 func TestServersMove(t *testing.T) {
 	addrs := freeAddrs(t, 2)
 	first, second := addrs[0], addrs[1]
-	s := serveAt(t, first)
+	s := newTestServers(t, first)
 	eventually(t, "the first address", func() bool { return answers(first) })
 
 	other, err := net.Listen("tcp", second)

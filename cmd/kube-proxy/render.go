@@ -35,15 +35,15 @@ What a Windows node would hold is printed with --proxy-mode kernelspace. With
 --hns-state and what its HNS holds, it also says what would change; without,
 the network is assumed to be an l2bridge, or an overlay if a source VIP is set.`
 
-// rendering is what the command line of render says.
-type rendering struct {
+// renderOptions is what the command line of render says.
+type renderOptions struct {
 	options
 	format   string
 	hnsState string
 }
 
 func newRender(to streams) *cobra.Command {
-	r := &rendering{}
+	r := &renderOptions{}
 	cmd := &cobra.Command{
 		Use:     "render --manifests PATH [flags]",
 		Short:   "Print what a node would install",
@@ -66,7 +66,7 @@ func newRender(to streams) *cobra.Command {
 	return cmd
 }
 
-func (r *rendering) run(ctx context.Context, to streams) error {
+func (r *renderOptions) run(ctx context.Context, to streams) error {
 	if r.format != string(nftables.Text) && r.format != string(nftables.JSON) {
 		return fmt.Errorf("--output: %q is unknown: want %s or %s", r.format, nftables.Text, nftables.JSON)
 	}
@@ -93,19 +93,19 @@ func (r *rendering) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	defer patiently(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	defer noticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	return render(ctx, c, r, node, to)
 }
 
 // system returns whose node is rendered.
-func (r *rendering) system() config.OS {
+func (r *renderOptions) system() config.OS {
 	if r.hnsState != "" || r.flags.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
 		return config.Windows
 	}
 	return config.Linux
 }
 
-func render(ctx context.Context, c *config.Config, r *rendering, node string, to streams) error {
+func render(ctx context.Context, c *config.Config, r *renderOptions, node string, to streams) error {
 	to.out = printable.Writer(to.out)
 	o := trackOptions(c, node)
 	o.Report = func(all []track.Problem) { printProblems(to.err, all) }
@@ -115,10 +115,10 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 		NodeName: node,
 		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", printable.Text(s)) },
 	}
-	bad := files.Load(ctx, tracker)
+	loadErr := files.Load(ctx, tracker)
 	want := tracker.Latest()
 	if want == nil {
-		return bad
+		return loadErr
 	}
 	for _, f := range service.Families {
 		if text := closedNodePorts(want, f); text != "" && c.OS != config.Windows {
@@ -129,7 +129,7 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 		if err := r.renderHNS(c, want, to); err != nil {
 			return err
 		}
-		return bad
+		return loadErr
 	}
 	for _, line := range localhostListeners(c, want) {
 		fmt.Fprintf(to.err, "note: %s\n", line)
@@ -141,24 +141,24 @@ func render(ctx context.Context, c *config.Config, r *rendering, node string, to
 		if err := userspace.Render(to.out, want, userspaceOptions(c), iptables.Format(r.format)); err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
-		return bad
+		return loadErr
 	}
 	if modeOf(c) == config.IPVS {
 		if err := ipvs.Render(to.out, want, ipvsOptions(c), ipvs.Format(r.format)); err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
-		return bad
+		return loadErr
 	}
 	if modeOf(c) == config.IPTables {
 		if err := iptables.Render(to.out, want, iptablesOptions(c), iptables.Format(r.format)); err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
-		return bad
+		return loadErr
 	}
 	if err := nftables.Render(to.out, want, nftablesOptions(c), nftables.Format(r.format)); err != nil {
 		return fmt.Errorf("render: %w", err)
 	}
-	return bad
+	return loadErr
 }
 
 // mostProblems is how many problems that come up at once are printed and logged. The
@@ -176,7 +176,7 @@ func printProblems(to io.Writer, all []track.Problem) {
 
 // renderHNS prints what a Windows node would hold, and what would change if it
 // is known what its HNS holds.
-func (r *rendering) renderHNS(c *config.Config, want *service.Snapshot, to streams) error {
+func (r *renderOptions) renderHNS(c *config.Config, want *service.Snapshot, to streams) error {
 	o := hnsOptions(c)
 	if r.hnsState == "" {
 		kind := hns.L2Bridge
@@ -185,7 +185,7 @@ func (r *rendering) renderHNS(c *config.Config, want *service.Snapshot, to strea
 		}
 		o.NetworkName, o.EnvName = "", ""
 		fmt.Fprintf(to.err, "note: nothing is known of the node's HNS, so the network is assumed to be of type %s; --hns-state FILE tells\n", kind)
-		return hns.Render(to.out, want, hns.Assumed(kind, want, o), o, hns.Format(r.format))
+		return hns.Render(to.out, want, hns.AssumedListing(kind, want, o), o, hns.Format(r.format))
 	}
 	text, err := os.ReadFile(r.hnsState)
 	if err != nil {

@@ -38,14 +38,14 @@ func messages(b *bytes.Buffer) []string {
 	return all
 }
 
-func TestReporter(t *testing.T) {
+func TestRoundLogger(t *testing.T) {
 	log, b := newLog(2)
-	r := newReporter(log)
+	r := newRoundLogger(log)
 	now := time.Unix(0, 0)
 	r.now = func() time.Time { return now }
 	round := func(after time.Duration, res reconcile.Result) {
 		now = now.Add(after)
-		r.report(res)
+		r.logRound(res)
 	}
 	broken := errors.New("no such device")
 	port := &reconcile.PortError{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Err: errors.New("too many")}
@@ -73,11 +73,11 @@ func TestReporter(t *testing.T) {
 	}
 }
 
-func TestReporterSettling(t *testing.T) {
+func TestLogCleanupError(t *testing.T) {
 	log, b := newLog(0)
-	r := newReporter(log)
+	r := newRoundLogger(log)
 	for _, text := range []string{"a", "a", "b"} {
-		r.settling(errors.New(text))
+		r.logCleanupError(errors.New(text))
 	}
 	if got := messages(b); len(got) != 2 {
 		t.Errorf("log = %q, want one line for a and one for b", got)
@@ -87,7 +87,7 @@ func TestReporterSettling(t *testing.T) {
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, b := newLog(0)
-		p := newProgress(log, newContacts(true).unread)
+		p := newProgress(log, newSourceStatus(true).unsynced)
 		p.expect("x")
 		p.expect("y")
 		ended := make(chan bool)
@@ -141,16 +141,16 @@ func TestLogging(t *testing.T) {
 	}
 }
 
-// TestReporterOfDisputes names what is altered again and again once in a minute, and
+// TestLogRepeatedDrift names what is altered again and again once in a minute, and
 // something else at once, up to a bound.
-func TestReporterOfDisputes(t *testing.T) {
+func TestLogRepeatedDrift(t *testing.T) {
 	log, b := newLog(0)
-	r := newReporter(log)
+	r := newRoundLogger(log)
 	now := time.Unix(0, 0)
 	r.now = func() time.Time { return now }
 	round := func(what string) {
 		now = now.Add(time.Second)
-		r.drifted(reconcile.Result{Drift: []string{what}, Disputes: 1000})
+		r.logDrift(reconcile.Result{Drift: []string{what}, DriftRounds: 1000})
 	}
 	for range 59 {
 		round("a")
@@ -169,7 +169,7 @@ func TestReporterOfDisputes(t *testing.T) {
 	for i := range 50 {
 		round(strconv.Itoa(i))
 	}
-	if n := len(messages(b)); n != maxDisputed-1 {
-		t.Errorf("%d more lines within a minute, want %d", n, maxDisputed-1)
+	if n := len(messages(b)); n != maxLoggedDrift-1 {
+		t.Errorf("%d more lines within a minute, want %d", n, maxLoggedDrift-1)
 	}
 }

@@ -21,14 +21,14 @@ import (
 
 // comesBack runs told beside a takeover that goes on, and returns what it showed of
 // rivals and when, in minutes.
-func comesBack(t *testing.T, left *leftRules, told func(*story)) []string {
+func comesBack(t *testing.T, left *fakeLeftovers, told func(*takeoverTest)) []string {
 	t.Helper()
 	var seen []string
-	takingOverAll(t, nil, &auditor{}, func(s *story) {
+	runTakeovers(t, nil, &fakeAuditor{}, func(s *takeoverTest) {
 		began := time.Now()
-		s.all = []place{{remains: left}}
-		s.anew = make(chan struct{}, 1)
-		s.rival = func(what string) { seen = append(seen, fmt.Sprintf("%.0f %s", time.Since(began).Minutes(), what)) }
+		s.allTargets = []cleanupTarget{{leftovers: left}}
+		s.leaseRegained = make(chan struct{}, 1)
+		s.reportForeignRules = func(what string) { seen = append(seen, fmt.Sprintf("%.0f %s", time.Since(began).Minutes(), what)) }
 		s.after(0, nil)
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan struct{})
@@ -46,19 +46,19 @@ func comesBack(t *testing.T, left *leftRules, told func(*story)) []string {
 // What comes back after it was removed is somebody's who runs beside this process. It
 // is removed again and again, ever more rarely, and shown until nobody makes it.
 func TestRivalMakesRulesAgain(t *testing.T) {
-	left := &leftRules{}
-	got := comesBack(t, left, func(*story) {
-		pass(90 * time.Second)
+	left := &fakeLeftovers{}
+	got := comesBack(t, left, func(*takeoverTest) {
+		advance(90 * time.Second)
 		for range 48 {
 			left.what = "rules"
-			pass(time.Minute)
+			advance(time.Minute)
 		}
 		if left.removed != 6 || left.what != "rules" {
 			t.Errorf("removed %d times, want 6, and %q is there", left.removed, left.what)
 		}
-		pass(16 * time.Minute)
+		advance(16 * time.Minute)
 		left.what = ""
-		pass(17 * time.Minute)
+		advance(17 * time.Minute)
 	})
 	want := []string{"1 ", "2 a place: rules", "4 a place: rules", "8 a place: rules", "16 a place: rules", "32 a place: rules", "48 a place: rules", "64 a place: rules", "80 ", "81 ", "82 "}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -68,17 +68,17 @@ func TestRivalMakesRulesAgain(t *testing.T) {
 
 // What another process left that had the node for a while is no rival's.
 func TestLeftByAnotherHolder(t *testing.T) {
-	left := &leftRules{}
-	got := comesBack(t, left, func(s *story) {
-		pass(time.Second)
-		s.missing()
+	left := &fakeLeftovers{}
+	got := comesBack(t, left, func(s *takeoverTest) {
+		advance(time.Second)
+		s.standby()
 		left.what = "rules"
-		pass(time.Second)
+		advance(time.Second)
 		if left.removed > 0 {
 			t.Error("removed while another process had the node")
 		}
 		s.after(0, nil)
-		pass(time.Second)
+		advance(time.Second)
 		if left.removed != 1 {
 			t.Errorf("removed %d times, want once", left.removed)
 		}
@@ -89,37 +89,37 @@ func TestLeftByAnotherHolder(t *testing.T) {
 }
 
 // watched is observers with a herald, and the conditions that they show.
-func watched(h *herald) (o *observers, conditions func() map[string]string) {
-	o = &observers{herald: h, log: klog.Background(), health: health.New(health.Options{})}
+func watched(h *eventReporter) (o *statusReporter, conditions func() map[string]string) {
+	o = &statusReporter{events: h, log: klog.Background(), health: health.New(health.Options{})}
 	return o, func() map[string]string { return o.health.Report().Conditions }
 }
 
 // Another service proxy is a condition at once, and an Event when it stays longer than
 // in a rolling update.
 func TestEventsOfAnotherProxy(t *testing.T) {
-	got := heard(t, func(h *herald) {
+	got := recordedEvents(t, func(h *eventReporter) {
 		o, conditions := watched(h)
 		other := lease.State{Standby: true, Holder: lease.Identity{PID: 7, Command: "kube-proxy"}}
-		o.shared(other)
+		o.leaseChanged(other)
 		if text := conditions()[conditionOther]; !strings.Contains(text, "process 7 (kube-proxy)") {
 			t.Errorf("condition %q", text)
 		}
-		time.Sleep(rivalPatience / 2)
-		o.shared(lease.State{})
+		time.Sleep(otherProxyEventDelay / 2)
+		o.leaseChanged(lease.State{})
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q when it is gone", all)
 		}
 		time.Sleep(time.Hour)
-		o.shared(other)
+		o.leaseChanged(other)
 		time.Sleep(time.Hour)
-		o.shared(lease.State{})
+		o.leaseChanged(lease.State{})
 		time.Sleep(time.Hour)
-		o.rival(service.IPv4, "a place: rules")
+		o.reportForeignRules(service.IPv4, "a place: rules")
 		if text := conditions()[conditionRules+"IPv4"]; !strings.Contains(text, "makes rules beside those of this process, though they were removed: a place: rules; stop it") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(time.Hour)
-		o.rival(service.IPv4, "")
+		o.reportForeignRules(service.IPv4, "")
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q when nobody makes rules", all)
 		}
@@ -134,21 +134,21 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 
 // Rules that somebody alters again and again are an Event that names who does.
 func TestEventsOfDisputes(t *testing.T) {
-	got := heard(t, func(h *herald) {
+	got := recordedEvents(t, func(h *eventReporter) {
 		o, conditions := watched(h)
 		r := reconcile.Result{Drift: []string{"missing: a rule"}, Suspect: "process 9 (nft)"}
-		for r.Disputes = 1; !r.Contested(); r.Disputes++ {
-			o.disputed(service.IPv4, r)
+		for r.DriftRounds = 1; !r.Contested(); r.DriftRounds++ {
+			o.reportDrift(service.IPv4, r)
 		}
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q for single repairs", all)
 		}
-		o.disputed(service.IPv4, r)
+		o.reportDrift(service.IPv4, r)
 		if text := conditions()[conditionDrift+"IPv4"]; !strings.Contains(text, "process 9 (nft)") || !strings.Contains(text, "the latest: missing: a rule") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(5 * time.Minute)
-		o.disputed(service.IPv4, reconcile.Result{})
+		o.reportDrift(service.IPv4, reconcile.Result{})
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q when it is over", all)
 		}

@@ -23,10 +23,10 @@ type options struct {
 	fallback  bool
 	version   versionFlag
 
-	flags   *pflag.FlagSet // all of the above
-	logs    *logs          // once there are any
-	started func()         // see begun
-	read    string         // the key of the configuration file's content
+	flags     *pflag.FlagSet // all of the above
+	logs      *logs          // once there are any
+	started   func()         // see begun
+	loadedKey string         // the key of the configuration file's content
 }
 
 const rootText = `Forward the traffic of Kubernetes Services on this node.
@@ -91,7 +91,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	case near != "":
 		return fmt.Errorf("unknown command %.80q; did you mean %q?", args[0], near)
 	case cmd.HasParent() && len(names) > 0:
-		return fmt.Errorf("unknown command %.80q: %s wants %s", args[0], pathOf(cmd), alternatives(names))
+		return fmt.Errorf("unknown command %.80q: %s wants %s", args[0], commandPath(cmd), alternatives(names))
 	}
 	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them", args[0], cmd.CommandPath())
 }
@@ -103,12 +103,12 @@ func oneArg(cmd *cobra.Command, args []string) error {
 	}
 	_, rest, _ := strings.Cut(cmd.Use, " ")
 	name, _, _ := strings.Cut(rest, " ")
-	return fmt.Errorf("%s wants one %s, not %d: %s", pathOf(cmd), name, len(args), cmd.UseLine())
+	return fmt.Errorf("%s wants one %s, not %d: %s", commandPath(cmd), name, len(args), cmd.UseLine())
 }
 
-// wantsCommand is what a command does that only holds others.
-func wantsCommand(cmd *cobra.Command, _ []string) error {
-	return fmt.Errorf("%s wants a command: %s", pathOf(cmd), alternatives(commandNames(cmd)))
+// requireCommand is what a command does that only holds others.
+func requireCommand(cmd *cobra.Command, _ []string) error {
+	return fmt.Errorf("%s wants a command: %s", commandPath(cmd), alternatives(commandNames(cmd)))
 }
 
 // commandNames lists the commands of cmd that help shows.
@@ -122,8 +122,8 @@ func commandNames(cmd *cobra.Command) []string {
 	return names
 }
 
-// pathOf names cmd in an error, which begins with the name of the program.
-func pathOf(cmd *cobra.Command) string {
+// commandPath names cmd in an error, which begins with the name of the program.
+func commandPath(cmd *cobra.Command) string {
 	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
 
@@ -144,7 +144,7 @@ func checkGenerated(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		switch cmd.Name() {
 		case "completion":
-			cmd.Args, cmd.RunE = noArgs, wantsCommand
+			cmd.Args, cmd.RunE = noArgs, requireCommand
 			for _, shell := range cmd.Commands() {
 				shell.Args = noArgs
 			}
@@ -176,11 +176,11 @@ func flagError(cmd *cobra.Command, err error) error {
 		name, usage := pflag.UnquoteUsage(missing.GetFlag())
 		return fmt.Errorf("--%s wants a value, %s: %s", missing.GetFlag().Name, name, usage)
 	}
-	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-		if bad.GetFlag().Value.Type() == "gates" { // which gate it is, the cause says
-			return fmt.Errorf("--%s: %w", bad.GetFlag().Name, bad.Unwrap())
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if invalid.GetFlag().Value.Type() == "gates" { // which gate it is, the cause says
+			return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
 		}
-		return fmt.Errorf("--%s: %q is %s", bad.GetFlag().Name, bad.GetValue(), wrong(bad))
+		return fmt.Errorf("--%s: %q is %s", invalid.GetFlag().Name, invalid.GetValue(), invalidValueText(invalid))
 	}
 	return errors.New(printable.Text(err.Error()))
 }
@@ -202,8 +202,8 @@ func unknownFlag(cmd *cobra.Command, e *pflag.NotExistError) error {
 	return fmt.Errorf("unknown flag --%s; %s --help lists all", name, cmd.CommandPath())
 }
 
-// wrong tells what a flag's value is not and what the flag takes.
-func wrong(e *pflag.InvalidValueError) string {
+// invalidValueText tells what a flag's value is not and what the flag takes.
+func invalidValueText(e *pflag.InvalidValueError) string {
 	switch e.GetFlag().Value.Type() {
 	case "bool":
 		return "neither true nor false"

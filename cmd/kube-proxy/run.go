@@ -31,26 +31,26 @@ type backend struct {
 	reconcile.Backend
 	mode   string
 	family service.Family
-	// settle, if set, follows each round whose rules are at least partly in
+	// cleanConntrack, if set, follows each round whose rules are at least partly in
 	// force, with the snapshot they are for.
-	settle func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
-	// count, if set, is told where to count what only this mode does.
-	count func(*metrics.Metrics)
-	// remarks, if set, has what the dataplane says of itself.
-	remarks *remarks
+	cleanConntrack func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
+	// registerMetrics, if set, is told where to count what only this mode does.
+	registerMetrics func(*metrics.Metrics)
+	// conditions, if set, has what the dataplane says of itself.
+	conditions *backendConditions
 	// grace bounds what a round may still take at a stop, 0 for no bound.
 	grace time.Duration
-	// later has settle be asked again after a while. It is set before the first round.
-	later func(time.Duration)
+	// cleanAfter has settle be asked again after a while. It is set before the first round.
+	cleanAfter func(time.Duration)
 	// recheck asks settle to look at flows again that were right before.
 	recheck atomic.Bool
-	// kept names the places that rounds keep in order, and audit returns a
+	// ownedTargets names the places that rounds keep in order, and audit returns a
 	// backend that can tell whether they do; see dataplane.
-	kept  []string
-	audit func() (reconcile.Backend, error)
+	ownedTargets []string
+	audit        func() (reconcile.Backend, error)
 	// takeover, if set, wants to know of each round.
-	takeover *takeover
-	lacks    string // was last said to be lacking
+	takeover       *takeover
+	degradedReason string // was last said to be lacking
 	// localhost, if set, has the listeners of NodePorts on a loopback address.
 	localhost *userspace.Localhost
 }
@@ -72,7 +72,7 @@ func run(ctx context.Context, o *options, to streams) error {
 		return act(ctx, o, c, to)
 	}
 	if o.asService(c) {
-		return o.serve(ctx, to, work)
+		return o.serveAsService(ctx, to, work)
 	}
 	if err := work(ctx, to); !errors.Is(err, errRestart) {
 		return err
@@ -86,7 +86,7 @@ func (o *options) load() (*config.Config, error) {
 	if file.err != nil {
 		return nil, file.err
 	}
-	o.read = file.key
+	o.loadedKey = file.key
 	return config.LoadFrom(&o.config, hostOS, file.data)
 }
 
@@ -98,13 +98,13 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 		return err
 	}
 	ctx = klog.NewContext(ctx, log.Logger)
-	tell(log.Logger, c)
+	logConfigIssues(log.Logger, c)
 	limitMemory(log.Logger, os.DirFS("/"), c.Mode)
 	switch {
 	case o.config.WriteConfigTo != "":
 		return writeConfig(c, o.config.WriteConfigTo, to.out)
 	case o.config.Cleanup:
-		return cleanup(ctx, c, func(p place) bool { return p.ipvs && !o.config.CleanupIPVS })
+		return cleanup(ctx, c, func(p cleanupTarget) bool { return p.ipvs && !o.config.CleanupIPVS })
 	case o.config.InitOnly:
 		return prepare(ctx, c)
 	}
@@ -112,8 +112,8 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	return proxy(ctx, o, c)
 }
 
-// tell logs what of the configuration may surprise its author.
-func tell(log klog.Logger, c *config.Config) {
+// logConfigIssues logs what of the configuration may surprise its author.
+func logConfigIssues(log klog.Logger, c *config.Config) {
 	for _, w := range c.Warnings {
 		log.Info("Warning: mistake in the configuration: "+w.Error(), "strict", "--strict-config ends the process instead")
 	}
@@ -144,62 +144,62 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	contact := newContacts(len(o.manifests) == 0)
-	asked, forget := hangups(o)
-	defer forget()
-	from, err := newSource(o, c, node, contact, log)
+	sources := newSourceStatus(len(o.manifests) == 0)
+	hangup, stopSignals := notifyHangup(o)
+	defer stopSignals()
+	from, err := newSource(o, c, node, sources, log)
 	if err != nil {
 		return err
 	}
-	wish := newModeWish(ctx, c, from)
-	x, err := newBackends(ctx, c, o, wish.annotated)
+	request := newModeRequest(ctx, c, from)
+	selected, err := newBackends(ctx, c, o, request.annotated)
 	if err != nil {
 		return err
 	}
-	c, backends := x.config, x.backends
+	c, backends := selected.config, selected.backends
 	limitMemory(log, os.DirFS("/"), modeOf(c))
-	announce(log, o, x)
-	watchers := newObservers(c, backends, node, contact, log)
-	watchers.doWithout(ctx, x)
-	watchers.observeRelay(x)
-	watchers.announce(from, log)
+	logStart(log, o, selected)
+	reporter := newStatusReporter(c, backends, node, sources, log)
+	reporter.reportUnprogrammed(ctx, selected)
+	reporter.observeRelay(selected)
+	reporter.enableEvents(from, log)
 	var loops []*reconcile.Loop
-	watchers.tracker = newTracker(c, node, watchers.problem, log, func() {
+	reporter.tracker = newTracker(c, node, reporter.problemFound, log, func() {
 		for i, l := range loops {
-			watchers.queued(backends[i])
-			l.News()
+			reporter.changeQueued(backends[i])
+			l.SnapshotChanged()
 		}
 	})
 	group, ctx := errgroup.WithContext(ctx)
-	progress := newProgress(log, contact.unread)
+	progress := newProgress(log, sources.unsynced)
 	for _, b := range backends {
-		l := newLoop(ctx, c, b, watchers, progress)
+		l := newLoop(ctx, c, b, reporter, progress)
 		loops = append(loops, l)
-		if err := watchers.takeOver(ctx, x, b, l.Kick); err != nil {
+		if err := reporter.prepareTakeover(ctx, selected, b, l.Kick); err != nil {
 			return err
 		}
 	}
-	force := newEffective(o.config.Config, c)
-	r := &reloader{options: o, force: force, observers: watchers, loops: loops, mode: backends[0].mode, wish: wish, asked: asked, log: log, seen: o.read}
-	r.servers = watchers.serve(ctx, group, force, o)
+	active := newActiveConfig(o.config.Config, c)
+	r := &reloader{options: o, active: active, reporter: reporter, loops: loops, mode: backends[0].mode, modeRequest: request, hangup: hangup, log: log, lastKey: o.loadedKey}
+	r.servers = reporter.startServers(ctx, group, active, o)
 	group.Go(func() error { return r.run(ctx) })
-	watchers.followNode(ctx, group, followWish(o, wish, r.mode, log))
-	defer watchers.startLease(ctx, loops)()
+	reporter.watchNode(ctx, group, newAnnotationWatcher(o, request, r.mode, log))
+	defer reporter.startLease(ctx, loops)()
 	for i, b := range backends {
-		drive(ctx, group, b, loops[i])
+		startBackend(ctx, group, b, loops[i])
 	}
-	group.Go(func() error { return from.Run(ctx, hearing{watchers.tracker, watchers}) })
-	group.Go(func() error { return settleIn(ctx, progress, force, watchers) })
-	o.begun()
+	group.Go(func() error { return from.Run(ctx, instrumentedSink{reporter.tracker, reporter}) })
+	group.Go(func() error { return prepareAfterFirstRound(ctx, progress, active, reporter) })
+	o.reportStarted()
 	err = group.Wait()
 	if err == nil || errors.Is(err, errRestart) {
-		watchers.stopped(ctx, log, backends)
+		reporter.shutDown(ctx, log, backends)
 	}
 	return err
 }
 
-// drive runs what belongs to b in group.
-func drive(ctx context.Context, group *errgroup.Group, b *backend, l *reconcile.Loop) {
+// startBackend runs what belongs to b in group.
+func startBackend(ctx context.Context, group *errgroup.Group, b *backend, l *reconcile.Loop) {
 	group.Go(func() error { return l.Run(ctx) })
 	if b.takeover != nil {
 		group.Go(func() error {
@@ -208,12 +208,12 @@ func drive(ctx context.Context, group *errgroup.Group, b *backend, l *reconcile.
 		})
 	}
 	if w, ok := b.Backend.(reconcile.Watcher); ok {
-		group.Go(func() error { return watch(ctx, b, w, l.Touched) })
+		group.Go(func() error { return watch(ctx, b, w, l.DataplaneChanged) })
 	}
 }
 
-// settleIn does what can wait for the first rules, and goes on until ctx ends.
-func settleIn(ctx context.Context, p *progress, f *effective, o *observers) error {
+// prepareAfterFirstRound does what can wait for the first rules, and goes on until ctx ends.
+func prepareAfterFirstRound(ctx context.Context, p *progress, f *activeConfig, o *statusReporter) error {
 	if !p.wait(ctx) {
 		return nil
 	}
@@ -221,11 +221,11 @@ func settleIn(ctx context.Context, p *progress, f *effective, o *observers) erro
 	debug.FreeOSMemory()
 	// The kernel has the settings of connection tracking since its first
 	// use, so now at the latest.
-	keepPrepared(ctx, f, o)
+	keepNodePrepared(ctx, f, o)
 	return nil
 }
 
-func newTracker(c *config.Config, node string, problem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {
+func newTracker(c *config.Config, node string, onProblem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {
 	o := trackOptions(c, node)
 	o.Changed = changed
 	o.Report = func(all []track.Problem) {
@@ -236,121 +236,121 @@ func newTracker(c *config.Config, node string, problem func(track.Problem), log 
 			log.Error(nil, "There are more problems: kube-proxy status and /services have them all", "more", n)
 		}
 		for _, p := range all {
-			problem(p)
+			onProblem(p)
 		}
 	}
-	tellPods(o, log)
+	warnUnknownPods(o, log)
 	return track.New(o)
 }
 
-// followNode says so where the source does not come up with the own Node, and has
+// watchNode says so where the source does not come up with the own Node, and has
 // wish, if there is one, told of it. It asks the node itself, too. It goes before
 // any source runs.
-func (o *observers) followNode(ctx context.Context, group *errgroup.Group, wish *wishFollower) {
-	o.followHost(ctx, group)
-	o.wish = wish
-	group.Go(func() error { return wish.run(ctx) })
+func (o *statusReporter) watchNode(ctx context.Context, group *errgroup.Group, watcher *annotationWatcher) {
+	o.watchHost(ctx, group)
+	o.annotation = watcher
+	group.Go(func() error { return watcher.run(ctx) })
 	group.Go(func() error {
-		o.nodeLog.await(ctx, o.contact, o.tracker)
+		o.nodeLog.warnIfUnknown(ctx, o.sources, o.tracker)
 		return nil
 	})
 }
 
-func tellPods(o track.Options, log klog.Logger) {
+func warnUnknownPods(o track.Options, log klog.Logger) {
 	if !o.Pods.Known(service.IPv4) && !o.Pods.Known(service.IPv6) && !o.PodsFromNode {
 		log.Info("Pods cannot be told from other clients, so all clients of ClusterIPs count as pods: set --cluster-cidr or another --detect-local-mode")
 	}
 }
 
-// manifests returns the source that reads paths.
-func manifests(paths []string, node string, contact *contacts, log klog.Logger) *source.Manifests {
+// newManifests returns the source that reads paths.
+func newManifests(paths []string, node string, sources *sourceStatus, log klog.Logger) *source.Manifests {
 	return &source.Manifests{
 		Paths:    paths,
 		NodeName: node,
 		Report: func(f source.Fault) {
-			since := contact.fault(manifestSource, f)
+			failingSince := sources.recordFault(manifestSource, f)
 			if f.Err == nil {
-				log.Info("A manifest can be used again, or is gone", "object", f.Object, "failedFor", time.Since(since).Round(time.Millisecond))
+				log.Info("A manifest can be used again, or is gone", "object", f.Object, "failedFor", time.Since(failingSince).Round(time.Millisecond))
 				return
 			}
 			log.Error(f.Err, "A manifest cannot be used", "object", f.Object)
 		},
-		Contact: contact.looked,
+		Contact: sources.manifestsRead,
 		Note:    func(s string) { log.Info("Note on the manifests: " + s) },
 	}
 }
 
-func newLoop(ctx context.Context, c *config.Config, b *backend, o *observers, p *progress) *reconcile.Loop {
-	k := &keeper{backend: b}
-	r := newReporter(klog.FromContext(ctx).WithValues("backend", b.String()))
+func newLoop(ctx context.Context, c *config.Config, b *backend, o *statusReporter, p *progress) *reconcile.Loop {
+	k := &planRecorder{backend: b}
+	r := newRoundLogger(klog.FromContext(ctx).WithValues("backend", b.String()))
 	l := reconcile.NewLoop(k)
 	l.Latest = o.tracker.Latest
-	b.later = func(d time.Duration) { time.AfterFunc(d, l.News) }
-	pace := paceOf(c)
-	l.MinInterval, l.Burst, l.Resync, l.Retry = pace.MinInterval, 10, pace.Resync, pace.Retry
-	l.Effort, l.Grace = pace.Effort, b.grace
-	l.Drift, l.DriftEffort = reconcile.Backoff{First: driftPause, Max: driftPauseMax}, driftEffort
-	o.share(l, b)
+	b.cleanAfter = func(d time.Duration) { time.AfterFunc(d, l.SnapshotChanged) }
+	timing := timingOf(c)
+	l.MinInterval, l.Burst, l.Resync, l.Retry = timing.MinInterval, 10, timing.Resync, timing.Retry
+	l.CostFactor, l.Grace = timing.CostFactor, b.grace
+	l.Drift, l.DriftCostFactor = reconcile.Backoff{First: driftPause, Max: driftPauseMax}, driftCostFactor
+	o.bindLease(l, b)
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
-		o.result(b, k.want, res)
-		r.report(res) // who reads that and goes to look finds it
+		o.recordRound(b, k.desired, res)
+		r.logRound(res) // who reads that and goes to look finds it
 		if b.takeover != nil {
-			b.takeover.round(k.want, res.Err)
+			b.takeover.recordRound(k.desired, res.Err)
 		}
-		if res.Err == nil || health.Partial(res.Err) { // the rest is in force
+		if res.Err == nil || health.OnlyPortErrors(res.Err) { // the rest is in force
 			p.done(b.String())
 		}
-		if k.settles(res) {
+		if k.needsConntrackCleanup(res) {
 			start := time.Now()
 			// A round that was begun is finished, whatever happens to ctx.
-			flows, err := b.settle(context.WithoutCancel(ctx), k.want, res)
+			flows, err := b.cleanConntrack(context.WithoutCancel(ctx), k.desired, res)
 			o.metrics.Conntrack(b.family, time.Since(start), flows)
 			if err != nil {
-				r.settling(err)
+				r.logCleanupError(err)
 			}
 		}
 	}
 	return l
 }
 
-// keeper remembers what the latest round was for.
-type keeper struct {
+// planRecorder remembers what the latest round was for.
+type planRecorder struct {
 	*backend
-	want *service.Snapshot
+	desired *service.Snapshot
 }
 
 // Plan implements reconcile.Backend.
-func (k *keeper) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	k.want = want
+func (k *planRecorder) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	k.desired = want
 	return k.plan(ctx, want)
 }
 
-// SetResync implements reconcile.Paced.
-func (k *keeper) SetResync(d time.Duration) {
-	if b, ok := k.Backend.(reconcile.Paced); ok {
+// SetResync implements reconcile.ResyncSetter.
+func (k *planRecorder) SetResync(d time.Duration) {
+	if b, ok := k.Backend.(reconcile.ResyncSetter); ok {
 		b.SetResync(d)
 	}
 }
 
 // Forget implements reconcile.Forgetter.
-func (k *keeper) Forget() {
+func (k *planRecorder) Forget() {
 	if b, ok := k.Backend.(reconcile.Forgetter); ok {
 		b.Forget()
 	}
 }
 
-// Suspect implements reconcile.Suspecter.
-func (k *keeper) Suspect() string {
-	if b, ok := k.Backend.(reconcile.Suspecter); ok {
+// Suspect implements reconcile.SuspectFinder.
+func (k *planRecorder) Suspect() string {
+	if b, ok := k.Backend.(reconcile.SuspectFinder); ok {
 		return b.Suspect()
 	}
 	return ""
 }
 
-// settles reports that r has something to settle.
-func (k *keeper) settles(r reconcile.Result) bool {
-	return k.settle != nil && (r.Err == nil || len(reconcile.Failed(r.Err)) > 0)
+// needsConntrackCleanup reports that r has something to settle.
+func (k *planRecorder) needsConntrackCleanup(r reconcile.Result) bool {
+	return k.cleanConntrack != nil && (r.Err == nil || len(reconcile.PortErrors(r.Err)) > 0)
 }
 
 // watchPause is how long a broken watch rests.
@@ -358,9 +358,9 @@ const watchPause = 5 * time.Second
 
 // watch passes on what others do to b until ctx ends. Without it, drift is
 // found by the next resync only, which is no reason to stop.
-func watch(ctx context.Context, b *backend, w reconcile.Watcher, touched func()) error {
+func watch(ctx context.Context, b *backend, w reconcile.Watcher, changed func()) error {
 	for ctx.Err() == nil {
-		err := w.Watch(ctx, touched)
+		err := w.Watch(ctx, changed)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -369,7 +369,7 @@ func watch(ctx context.Context, b *backend, w reconcile.Watcher, touched func())
 		case <-ctx.Done():
 		case <-time.After(watchPause):
 		}
-		touched()
+		changed()
 	}
 	return nil
 }

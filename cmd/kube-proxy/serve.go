@@ -17,31 +17,31 @@ import (
 	"kubeproxy/common/service"
 )
 
-// serve starts the servers that the configuration asks for in group, and what
+// startServers starts the servers that the configuration asks for in group, and what
 // writes Events.
-func (o *observers) serve(ctx context.Context, group *errgroup.Group, f *effective, opts *options) *servers {
+func (o *statusReporter) startServers(ctx context.Context, group *errgroup.Group, f *activeConfig, opts *options) *servers {
 	s := &servers{
 		group: group,
-		failing: func(name string, err error) {
+		reportListen: func(name string, err error) {
 			text := ""
 			if err != nil {
 				text = err.Error()
 			}
 			o.health.SetCondition("server-"+name, text)
-			o.herald.server(name, err)
+			o.events.reportServer(name, err)
 		},
-		health: o.health.Handler(health.Listener{
-			Answered: o.metrics.Answered,
+		health: o.health.Handler(health.Observer{
+			Answered: o.metrics.HealthAnswered,
 			Checked: func(path string, f service.Family, healthy bool) {
 				o.metrics.Checked(metrics.Check{Name: f.String(), Type: path[1:], Passed: healthy})
 			},
 		}),
-		admin:   o.admin(f, opts),
-		running: map[string][]*listening{},
-		most:    mostConnections(),
+		admin:          o.admin(f, opts),
+		running:        map[string][]*runningServer{},
+		maxConnections: maxConnections(),
 	}
 	s.start(ctx, f.config())
-	o.herald.start(ctx, group)
+	o.events.start(ctx, group)
 	group.Go(func() error {
 		o.checks.servers.Run(ctx)
 		return nil
@@ -50,20 +50,20 @@ func (o *observers) serve(ctx context.Context, group *errgroup.Group, f *effecti
 }
 
 // admin is what the metrics server answers, but for profiling.
-func (o *observers) admin(f *effective, opts *options) health.Admin {
+func (o *statusReporter) admin(f *activeConfig, opts *options) health.Admin {
 	started := time.Now()
 	return health.Admin{
 		Mode:    o.mode,
 		Metrics: o.metrics.Handler(),
 		SLIs:    o.metrics.SLIs(),
-		Services: o.book.Handler(func() servicestate.About {
-			return servicestate.About{
-				Mode: o.mode, Node: o.node, Version: builtFrom().Version, Started: started.UTC(), Health: o.health.Report(),
+		Services: o.services.Handler(func() servicestate.ProxyInfo {
+			return servicestate.ProxyInfo{
+				Mode: o.mode, Node: o.node, Version: buildInfo().Version, Started: started.UTC(), Health: o.health.Report(),
 			}
 		}),
 		Config: func() any { return f.config().KubeProxyConfiguration },
 		Status: &health.Status{
-			Started: started, Version: builtFrom().Version, GoVersion: runtime.Version(), More: f.status,
+			Started: started, Version: buildInfo().Version, GoVersion: runtime.Version(), More: f.status,
 		},
 		Flags:     func() map[string]string { return flagValues(opts.flags) },
 		Verbosity: opts.logs.verbosity,

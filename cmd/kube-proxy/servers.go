@@ -30,24 +30,24 @@ const (
 // servers answers where the configuration says, and moves when that changes.
 type servers struct {
 	group *errgroup.Group
-	// failing is told about each attempt to listen, nil for one that was not
+	// reportListen is told about each attempt to listen, nil for one that was not
 	// in vain.
-	failing func(name string, err error)
+	reportListen func(name string, err error)
 	// admin is what the metrics server answers, but for profiling.
-	admin   health.Admin
-	health  http.Handler
-	most    int // connections to each
-	metrics replaceable
+	admin          health.Admin
+	health         http.Handler
+	maxConnections int // connections to each
+	metrics        replaceable
 
 	mu      sync.Mutex
-	running map[string][]*listening // the latest one last
+	running map[string][]*runningServer // the latest one last
 }
 
-// listening is a server that answers on an address or tries to.
-type listening struct {
-	addr  string
-	stop  context.CancelFunc
-	ended chan struct{}
+// runningServer is a server that answers on an address or tries to.
+type runningServer struct {
+	addr string
+	stop context.CancelFunc
+	done chan struct{}
 }
 
 // start has the servers answer as c says. An address that cannot be had ends
@@ -58,9 +58,9 @@ func (s *servers) start(ctx context.Context, c *config.Config) {
 	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress, HardFail: c.BindAddressHardFail})
 }
 
-// follow does the same while the proxy runs, when an address that cannot be
+// reconfigure does the same while the proxy runs, when an address that cannot be
 // had is no reason to stop.
-func (s *servers) follow(ctx context.Context, c *config.Config) {
+func (s *servers) reconfigure(ctx context.Context, c *config.Config) {
 	s.profile(c)
 	s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress})
 	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress})
@@ -82,21 +82,21 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 	}
 	if portOf(to.Addr) == "0" { // no server
 		s.mu.Unlock()
-		await(s.stop(to.Name, nil, anyPort))
-		s.failing(to.Name, nil)
+		waitEnded(s.stop(to.Name, nil, anyPort))
+		s.reportListen(to.Name, nil)
 		return
 	}
 	ctx, stop := context.WithCancel(ctx)
-	l := &listening{to.Addr, stop, make(chan struct{})}
+	l := &runningServer{to.Addr, stop, make(chan struct{})}
 	s.running[to.Name] = append(s.running[to.Name], l)
 	s.mu.Unlock()
-	to.Handler, to.Connections = s.health, health.NewConnections(s.most)
+	to.Handler, to.Connections = s.health, health.NewConnections(s.maxConnections)
 	if to.Name == metricsServer {
 		to.Handler = &s.metrics
 	}
-	to.Failing = func(err error) {
+	to.Attempted = func(err error) {
 		if ctx.Err() == nil {
-			s.failing(to.Name, err)
+			s.reportListen(to.Name, err)
 		}
 	}
 	to.Listening = func(net.Addr) { s.stop(to.Name, l, anyPort) }
@@ -104,23 +104,23 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 		return s.listen(ctx, to.Name, network, l)
 	}
 	s.group.Go(func() error {
-		defer s.forget(to.Name, l)
+		defer s.remove(to.Name, l)
 		return to.Run(ctx)
 	})
 }
 
 // listen binds the address of l. Its predecessor on another address may have
 // to make room for it, as 0.0.0.0 has for 127.0.0.1.
-func (s *servers) listen(ctx context.Context, name, network string, l *listening) (net.Listener, error) {
+func (s *servers) listen(ctx context.Context, name, network string, l *runningServer) (net.Listener, error) {
 	bound, err := listenOn(ctx, network, l.addr)
-	if err == nil || !taken(err) {
+	if err == nil || !addressInUse(err) {
 		return bound, err
 	}
 	before := s.stop(name, l, portOf(l.addr))
 	if len(before) == 0 {
 		return nil, err
 	}
-	await(before)
+	waitEnded(before)
 	return listenOn(ctx, network, l.addr)
 }
 
@@ -128,32 +128,32 @@ func (s *servers) listen(ctx context.Context, name, network string, l *listening
 func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, network, addr)
-	if err == nil || !taken(err) {
+	if err == nil || !addressInUse(err) {
 		return l, err
 	}
 	if at, parseErr := netip.ParseAddrPort(addr); parseErr == nil {
-		if who := holderOf(at); who != "" {
-			return nil, fmt.Errorf("%w, by %s", err, who)
+		if holder := portHolder(at); holder != "" {
+			return nil, fmt.Errorf("%w, by %s", err, holder)
 		}
 	}
 	return nil, err
 }
 
-// taken reports that an address is in use. Windows has a number of its own
+// addressInUse reports that an address is in use. Windows has a number of its own
 // for that.
-func taken(err error) bool {
+func addressInUse(err error) bool {
 	const wsaAddrInUse = syscall.Errno(10048)
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddrInUse)
 }
 
-// mostConnections is how many connections each server may have. Where the process
+// maxConnections is how many connections each server may have. Where the process
 // may have few files open, most are left for what programs the node.
-func mostConnections() int {
+func maxConnections() int {
 	const share = 16
-	if files, known := filesLimit(); known && files/share < health.MostConnections {
+	if files, known := filesLimit(); known && files/share < health.MaxConnections {
 		return int(files / share)
 	}
-	return health.MostConnections
+	return health.MaxConnections
 }
 
 // anyPort stands for all ports.
@@ -161,10 +161,10 @@ const anyPort = ""
 
 // stop stops the servers of a name that were there before l, or all of them if
 // that is nil, as far as they are on a port, and returns them.
-func (s *servers) stop(name string, l *listening, port string) []*listening {
+func (s *servers) stop(name string, l *runningServer, port string) []*runningServer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var stopped []*listening
+	var stopped []*runningServer
 	for _, x := range s.running[name] {
 		if x == l {
 			break
@@ -177,17 +177,17 @@ func (s *servers) stop(name string, l *listening, port string) []*listening {
 	return stopped
 }
 
-func (s *servers) forget(name string, l *listening) {
+func (s *servers) remove(name string, l *runningServer) {
 	l.stop()
 	s.mu.Lock()
-	s.running[name] = slices.DeleteFunc(s.running[name], func(x *listening) bool { return x == l })
+	s.running[name] = slices.DeleteFunc(s.running[name], func(x *runningServer) bool { return x == l })
 	s.mu.Unlock()
-	close(l.ended)
+	close(l.done)
 }
 
-func await(list []*listening) {
+func waitEnded(list []*runningServer) {
 	for _, l := range list {
-		<-l.ended
+		<-l.done
 	}
 }
 

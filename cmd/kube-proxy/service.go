@@ -31,11 +31,11 @@ const serviceExample = `  kube-proxy service install --config C:\k\kube-proxy.ya
 // serviceName is what the service is called unless --name says otherwise.
 const serviceName = "kube-proxy"
 
-// errNoServices is the answer of other systems.
-var errNoServices = errors.New("service is for Windows: there it installs the proxy as a Windows service; here the DaemonSet of build/deploy/linux or a unit of systemd runs it")
+// errNotWindows is the answer of other systems.
+var errNotWindows = errors.New("service is for Windows: there it installs the proxy as a Windows service; here the DaemonSet of build/deploy/linux or a unit of systemd runs it")
 
-// steering is what the commands below service have in common.
-type steering struct {
+// serviceCommands is what the commands below service have in common.
+type serviceCommands struct {
 	name    string
 	timeout time.Duration
 	to      streams
@@ -43,10 +43,10 @@ type steering struct {
 }
 
 func newServiceCommand(to streams) *cobra.Command {
-	return newServiceFor(&steering{to: to, driver: serviceDriver})
+	return newServiceCommandFor(&serviceCommands{to: to, driver: serviceDriver})
 }
 
-func newServiceFor(s *steering) *cobra.Command {
+func newServiceCommandFor(s *serviceCommands) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "service COMMAND",
 		Short:   "Install the proxy as a Windows service, and steer it",
@@ -74,7 +74,7 @@ func newServiceFor(s *steering) *cobra.Command {
 }
 
 // command returns one that does something and says that it is done.
-func (s *steering) command(name, short string, do func(*cobra.Command, *scm.Manager) (done string, err error)) *cobra.Command {
+func (s *serviceCommands) command(name, short string, do func(*cobra.Command, *scm.Manager) (done string, err error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name + " [flags]",
 		Short: short,
@@ -96,12 +96,12 @@ func (s *steering) command(name, short string, do func(*cobra.Command, *scm.Mana
 	return cmd
 }
 
-func (s *steering) register(fs *pflag.FlagSet) {
+func (s *serviceCommands) register(fs *pflag.FlagSet) {
 	fs.StringVar(&s.name, "name", serviceName, "`NAME` of the service")
 	fs.DurationVar(&s.timeout, "timeout", time.Minute, "how long it may take to start or stop, `TIME`")
 }
 
-func (s *steering) manager() (*scm.Manager, error) {
+func (s *serviceCommands) manager() (*scm.Manager, error) {
 	d, err := s.driver()
 	if err != nil {
 		return nil, err
@@ -109,10 +109,10 @@ func (s *steering) manager() (*scm.Manager, error) {
 	if s.name == "" || len(s.name) > 256 || strings.ContainsAny(s.name, `/\`) {
 		return nil, fmt.Errorf("--name: %.80q names no service: want 1 to 256 letters without slashes", s.name)
 	}
-	return &scm.Manager{Driver: d, Patience: s.timeout, Ours: runsProxy, Tell: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
+	return &scm.Manager{Driver: d, Timeout: s.timeout, IsOurs: runsProxy, Log: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
 }
 
-func newServiceStatus(s *steering) *cobra.Command {
+func newServiceStatus(s *serviceCommands) *cobra.Command {
 	format := "text"
 	cmd := &cobra.Command{
 		Use:   "status [flags]",
@@ -124,21 +124,21 @@ or cannot be asked about. How the proxy in it does, kube-proxy status tells.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if format != "text" && format != "json" {
-				return &exit{exitMute, fmt.Errorf("--output: %q is unknown: want text or json", format)}
+				return &exit{exitUnreachable, fmt.Errorf("--output: %q is unknown: want text or json", format)}
 			}
 			m, err := s.manager()
 			if err != nil {
-				return &exit{exitMute, err}
+				return &exit{exitUnreachable, err}
 			}
 			status, err := m.Status(s.name)
 			if err != nil {
-				return &exit{exitMute, err}
+				return &exit{exitUnreachable, err}
 			}
 			if err := printService(s.to.out, format, status); err != nil {
-				return &exit{exitMute, err}
+				return &exit{exitUnreachable, err}
 			}
 			if status.State != scm.Running {
-				return &exit{exitWrong, nil}
+				return &exit{exitNotOK, nil}
 			}
 			return nil
 		},

@@ -26,7 +26,7 @@ made whole, since a service starts in another folder; nothing is installed if
 they cannot be used. Where no --log-file is given, one in ProgramData is.`
 
 // newServiceInstall has all flags of the proxy itself.
-func newServiceInstall(s *steering) *cobra.Command {
+func newServiceInstall(s *serviceCommands) *cobra.Command {
 	o := &options{}
 	cmd := &cobra.Command{
 		Use:   "install [flags]",
@@ -61,7 +61,7 @@ func newServiceInstall(s *steering) *cobra.Command {
 }
 
 // spec returns the service that o asks for, or why it could not work.
-func (s *steering) spec(o *options, exe string) (scm.Spec, error) {
+func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 	for _, name := range []string{"cleanup", "cleanup-iptables", "init-only", "write-config-to", "version"} {
 		if o.flags.Changed(name) {
 			return scm.Spec{}, fmt.Errorf("--%s is done at once and ends, so no service can be made of it: leave it out", name)
@@ -85,7 +85,7 @@ func (s *steering) spec(o *options, exe string) (scm.Spec, error) {
 	for _, n := range c.Notes {
 		fmt.Fprintf(s.to.err, "note: %s\n", n)
 	}
-	if err := s.reachable(o, c); err != nil {
+	if err := s.checkSource(o, c); err != nil {
 		return scm.Spec{}, fmt.Errorf("the service could not start: %w", err)
 	}
 	display := "Kubernetes service proxy"
@@ -102,9 +102,9 @@ func (s *steering) spec(o *options, exe string) (scm.Spec, error) {
 	}, nil
 }
 
-// reachable returns why the service could not read its objects. What may still
+// checkSource returns why the service could not read its objects. What may still
 // come, as a file that joining the cluster makes, is only remarked on.
-func (s *steering) reachable(o *options, c *config.Config) error {
+func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 	if err := errors.Join(checkMode(c), checkNamed(c, modeOf(c))); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (s *steering) reachable(o *options, c *config.Config) error {
 		}
 		return nil
 	}
-	if file := c.ClientConnection.Kubeconfig; !o.flags.Changed("kubeconfig") && relative(file) {
+	if file := c.ClientConnection.Kubeconfig; !o.flags.Changed("kubeconfig") && isRelative(file) {
 		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no whole path, and a service starts in the folder of the system: want one with drive and folders", o.config.Config, file)
 	}
 	if file := c.ClientConnection.Kubeconfig; file != "" {
@@ -129,9 +129,9 @@ func (s *steering) reachable(o *options, c *config.Config) error {
 	return err
 }
 
-// relative reports that path depends on the folder a program runs in. One that
+// isRelative reports that path depends on the folder a program runs in. One that
 // begins with a slash does not on Linux, and on Windows means the system's drive.
-func relative(path string) bool {
+func isRelative(path string) bool {
 	return path != "" && !filepath.IsAbs(path) && !strings.HasPrefix(path, "/") && !strings.HasPrefix(path, `\`)
 }
 
@@ -153,9 +153,9 @@ func serviceArgs(flags *pflag.FlagSet, abs func(string) (string, error)) ([]stri
 		}
 		for _, v := range values {
 			if slices.Contains(pathFlags, f.Name) && v != "" {
-				whole, err := abs(v)
+				absolute, err := abs(v)
 				errs = append(errs, err)
-				v = whole
+				v = absolute
 			}
 			args = append(args, "--"+f.Name+"="+v)
 		}

@@ -11,6 +11,6 @@ import (
 	"kubeproxy/platform/windows/scm"
 )
 
-func serviceDriver() (scm.Driver, error) { return nil, errNoServices }
+func serviceDriver() (scm.Driver, error) { return nil, errNotWindows }
 
-func runAsService(context.Context, string, scm.Work) error { return errNoServices }
+func runAsService(context.Context, string, scm.Work) error { return errNotWindows }

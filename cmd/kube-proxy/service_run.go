@@ -27,15 +27,15 @@ func (o *options) asService(c *config.Config) bool {
 		return false
 	}
 	if c == nil {
-		given := o.flags.Lookup("windows-service")
-		return given != nil && given.Value.String() == "true"
+		flag := o.flags.Lookup("windows-service")
+		return flag != nil && flag.Value.String() == "true"
 	}
 	return c.WindowsRunAsService
 }
 
-// serve does work as a service. Its log goes to a file, as nobody reads the
+// serveAsService does work as a service. Its log goes to a file, as nobody reads the
 // standard error of a service.
-func (o *options) serve(ctx context.Context, to streams, work func(context.Context, streams) error) error {
+func (o *options) serveAsService(ctx context.Context, to streams, work func(context.Context, streams) error) error {
 	path := o.config.LogFile
 	if path == "" {
 		path = serviceLog(serviceName)
@@ -44,14 +44,14 @@ func (o *options) serve(ctx context.Context, to streams, work func(context.Conte
 	return runAsService(withoutSignals(ctx), serviceName, func(ctx context.Context, started func()) error {
 		file := openLog(path, int(o.config.LogFileMaxSize))
 		defer file.Close()
-		log := &unstalled{to: file}
-		if crash := keepCrash(path); crash != nil {
+		log := &nonblockingWriter{to: file}
+		if crash := captureCrash(path); crash != nil {
 			defer crash.Close()
 		}
 		o.started = started
 		err := work(ctx, streams{to.out, log})
 		if errors.Is(err, errRestart) {
-			err = fmt.Errorf("%w, since %w", scm.ErrAgain, err)
+			err = fmt.Errorf("%w, since %w", scm.ErrRestart, err)
 		}
 		if err != nil {
 			fmt.Fprintf(log, "%s kube-proxy: %v\n", time.Now().UTC().Format(time.RFC3339), err)
@@ -60,8 +60,8 @@ func (o *options) serve(ctx context.Context, to streams, work func(context.Conte
 	})
 }
 
-// begun tells who waits for it that the proxy does its work.
-func (o *options) begun() {
+// reportStarted tells who waits for it that the proxy does its work.
+func (o *options) reportStarted() {
 	if o.started != nil {
 		o.started()
 	}
@@ -73,8 +73,8 @@ func serviceLog(name string) string {
 	return filepath.Join(filepath.Dir(hnsStateFile()), name+".log")
 }
 
-// oldLogs is how many log files are kept beside the current one.
-const oldLogs = 5
+// maxLogBackups is how many log files are kept beside the current one.
+const maxLogBackups = 5
 
 // openLog returns a log file that makes room for another one when it has grown
 // to a number of megabytes, 0 for never. It is made with the first line.
@@ -82,12 +82,12 @@ func openLog(path string, megabytes int) io.WriteCloser {
 	if megabytes == 0 {
 		megabytes = 1 << 40 // the library takes 0 for something else
 	}
-	return &lumberjack.Logger{Filename: path, MaxSize: megabytes, MaxBackups: oldLogs}
+	return &lumberjack.Logger{Filename: path, MaxSize: megabytes, MaxBackups: maxLogBackups}
 }
 
-// keepCrash has what Go says of a crash, which would be lost, written beside
+// captureCrash has what Go says of a crash, which would be lost, written beside
 // the log. It returns nil where that is not possible.
-func keepCrash(log string) *os.File {
+func captureCrash(log string) *os.File {
 	if os.MkdirAll(filepath.Dir(log), 0o755) != nil {
 		return nil
 	}

@@ -18,17 +18,17 @@ import (
 
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/scm"
-	"kubeproxy/test/portable"
+	"kubeproxy/test/goldentext"
 )
 
-// desk is a service control manager with one service at most.
-type desk struct {
+// fakeSCM is a service control manager with one service at most.
+type fakeSCM struct {
 	spec    *scm.Spec
 	state   scm.State
 	command string
 }
 
-func (d *desk) Create(s scm.Spec) error {
+func (d *fakeSCM) Create(s scm.Spec) error {
 	if d.spec != nil {
 		return syscall.Errno(1073)
 	}
@@ -36,10 +36,10 @@ func (d *desk) Create(s scm.Spec) error {
 	return nil
 }
 
-func (d *desk) Complete(scm.Spec) error { return nil }
+func (d *fakeSCM) Configure(scm.Spec) error { return nil }
 
-// known does something with the service, if it is that one.
-func (d *desk) known(name string, do func()) error {
+// withService does something with the service, if it is that one.
+func (d *fakeSCM) withService(name string, do func()) error {
 	if d.spec == nil || d.spec.Name != name {
 		return syscall.Errno(1060)
 	}
@@ -47,12 +47,16 @@ func (d *desk) known(name string, do func()) error {
 	return nil
 }
 
-func (d *desk) Delete(name string) error { return d.known(name, func() { d.spec = nil }) }
-func (d *desk) Start(name string) error  { return d.known(name, func() { d.state = scm.Running }) }
-func (d *desk) Stop(name string) error   { return d.known(name, func() { d.state = scm.Stopped }) }
+func (d *fakeSCM) Delete(name string) error { return d.withService(name, func() { d.spec = nil }) }
+func (d *fakeSCM) Start(name string) error {
+	return d.withService(name, func() { d.state = scm.Running })
+}
+func (d *fakeSCM) Stop(name string) error {
+	return d.withService(name, func() { d.state = scm.Stopped })
+}
 
-func (d *desk) Query(name string) (s scm.Status, err error) {
-	err = d.known(name, func() {
+func (d *fakeSCM) Query(name string) (s scm.Status, err error) {
+	err = d.withService(name, func() {
 		s = scm.Status{Name: name, State: d.state, StartType: "automatic", Command: d.command, DependsOn: d.spec.DependsOn}
 		if d.state == scm.Running {
 			s.PID = 7
@@ -63,23 +67,23 @@ func (d *desk) Query(name string) (s scm.Status, err error) {
 	return s, err
 }
 
-// steer runs a command below service with d in the place of Windows.
-func steer(t *testing.T, d *desk, dir string, args ...string) outcome {
+// runServiceCommand runs a command below service with d in the place of Windows.
+func runServiceCommand(t *testing.T, d *fakeSCM, dir string, args ...string) outcome {
 	t.Helper()
 	var out, errs bytes.Buffer
 	root := &cobra.Command{Use: "kube-proxy", SilenceErrors: true, SilenceUsage: true}
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newServiceFor(&steering{to: streams{&out, &errs}, driver: func() (scm.Driver, error) { return d, nil }}))
+	root.AddCommand(newServiceCommandFor(&serviceCommands{to: streams{&out, &errs}, driver: func() (scm.Driver, error) { return d, nil }}))
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
 	}
 	root.SetArgs(append([]string{"service"}, args...))
-	code := codeOf(root.ExecuteContext(context.Background()), &errs)
-	return outcome{code, out.String(), portable.Text(errs.String(), dir)}
+	code := exitCode(root.ExecuteContext(context.Background()), &errs)
+	return outcome{code, out.String(), goldentext.Normalize(errs.String(), dir)}
 }
 
 func TestServiceCommands(t *testing.T) {
-	d := &desk{}
+	d := &fakeSCM{}
 	dir := files(t, map[string]string{"none.yaml": ""})
 	for _, step := range []struct {
 		args string
@@ -101,7 +105,7 @@ func TestServiceCommands(t *testing.T) {
 		{"", outcome{1, "", "kube-proxy: service wants a command: install, uninstall, start, stop or status\n"}},
 		{"instal", outcome{1, "", "kube-proxy: unknown command \"instal\"; did you mean \"install\"?\n"}},
 	} {
-		if diff := cmp.Diff(step.want, steer(t, d, dir, strings.Fields(step.args)...)); diff != "" {
+		if diff := cmp.Diff(step.want, runServiceCommand(t, d, dir, strings.Fields(step.args)...)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.args, diff)
 		}
 	}
@@ -119,16 +123,16 @@ func TestServicesOfOthers(t *testing.T) {
 		`C:\k\kube-proxy.exe`:                         true,
 		`C:\k\proxy.exe --windows-service --name=hns`: true,
 	} {
-		d := &desk{spec: &scm.Spec{Name: "kube-proxy"}, state: scm.Running, command: command}
+		d := &fakeSCM{spec: &scm.Spec{Name: "kube-proxy"}, state: scm.Running, command: command}
 		slashes := strings.NewReplacer(`\`, "/")
-		dir, said := t.TempDir(), slashes.Replace(command)
-		again := steer(t, d, dir, "install", "--manifests=DIR")
-		if told := strings.Contains(slashes.Replace(again.Err), "runs another program, "+said); again.Code != 1 || told == ours {
+		dir, commandText := t.TempDir(), slashes.Replace(command)
+		again := runServiceCommand(t, d, dir, "install", "--manifests=DIR")
+		if refused := strings.Contains(slashes.Replace(again.Err), "runs another program, "+commandText); again.Code != 1 || refused == ours {
 			t.Errorf("install over %s: %+v", command, again)
 		}
 		for _, do := range []string{"stop", "uninstall"} {
-			got := steer(t, d, dir, do)
-			if done := got.Code == 0 || strings.Contains(got.Err, "is not running"); done != ours || !ours && !strings.Contains(slashes.Replace(got.Err), "is none of this program, but runs "+said) {
+			got := runServiceCommand(t, d, dir, do)
+			if done := got.Code == 0 || strings.Contains(got.Err, "is not running"); done != ours || !ours && !strings.Contains(slashes.Replace(got.Err), "is none of this program, but runs "+commandText) {
 				t.Errorf("%s %s: %+v", do, command, got)
 			}
 		}
@@ -147,8 +151,8 @@ func TestServiceInstall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &desk{}
-	got := steer(t, d, here, "install", "--name=second", "--config=c.yaml", "--kubeconfig", "k", "--cluster_cidr", "11.0.0.0/8",
+	d := &fakeSCM{}
+	got := runServiceCommand(t, d, here, "install", "--name=second", "--config=c.yaml", "--kubeconfig", "k", "--cluster_cidr", "11.0.0.0/8",
 		"--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--network-name", `my "net"`, "--feature-gates=WinDSR=true,WinOverlay=true", "-v=2", "--vmodule=a=1,b=2", "--enable-dsr", "--windows-service=false")
 	if got.Code != 0 {
 		t.Fatal(got.Err)
@@ -206,26 +210,26 @@ func TestServiceRefused(t *testing.T) {
 		"--manifests=DIR something":                  `unexpected argument "something"`,
 		"--manifests=DIR --healthz-bind-address=any": "--healthz-bind-address: healthzBindAddress:",
 	} {
-		d := &desk{}
-		got := steer(t, d, dir, append([]string{"install"}, strings.Fields(args)...)...)
+		d := &fakeSCM{}
+		got := runServiceCommand(t, d, dir, append([]string{"install"}, strings.Fields(args)...)...)
 		if got.Code != 1 || !strings.Contains(got.Err, want) || d.spec != nil {
 			t.Errorf("%s: exit code %d, installed %v, %s\nwant %s", args, got.Code, d.spec != nil, got.Err, want)
 		}
 	}
 	// What the other system has settings for is no reason to refuse, and said.
-	d := &desk{}
-	got := steer(t, d, dir, "install", "--manifests=DIR", "--config=DIR/linux.yaml")
+	d := &fakeSCM{}
+	got := runServiceCommand(t, d, dir, "install", "--manifests=DIR", "--config=DIR/linux.yaml")
 	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "note: ") || !strings.Contains(got.Err, "conntrack") {
 		t.Errorf("settings of Linux: %+v", got)
 	}
 	// Nor is what may come later.
-	d = &desk{}
-	got = steer(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
+	d = &fakeSCM{}
+	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
 	if got.Code != 0 || d.spec == nil || !strings.HasPrefix(got.Err, "note: --manifests: ") {
 		t.Errorf("manifests to come: %+v", got)
 	}
-	d = &desk{}
-	got = steer(t, d, dir, "install", "--kubeconfig=DIR/later")
+	d = &fakeSCM{}
+	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later")
 	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "DIR/later is not there; the service cannot start before it is") {
 		t.Errorf("kubeconfig to come: %+v", got)
 	}
@@ -256,8 +260,8 @@ func TestServiceLog(t *testing.T) {
 	}
 }
 
-// TestServiceElsewhere is about the other systems.
-func TestServiceElsewhere(t *testing.T) {
+// TestServiceUnsupportedOS is about the other systems.
+func TestServiceUnsupportedOS(t *testing.T) {
 	if hostOS == config.Windows {
 		return
 	}

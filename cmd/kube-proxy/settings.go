@@ -90,7 +90,7 @@ func ipvsOptions(c *config.Config) ipvs.Options {
 
 // syncPeriods returns the least and the longest time between two rounds in
 // the mode of c. The iptables section serves Windows as well.
-func syncPeriods(c *config.Config) (least, most time.Duration) {
+func syncPeriods(c *config.Config) (minPeriod, maxPeriod time.Duration) {
 	switch modeOf(c) {
 	case config.NFTables:
 		return c.NFTables.MinSyncPeriod.Duration, c.NFTables.SyncPeriod.Duration
@@ -100,16 +100,16 @@ func syncPeriods(c *config.Config) (least, most time.Duration) {
 	return c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
 }
 
-// usualMinSync is the default of minSyncPeriod. It is there to bound the work
+// defaultMinSync is the default of minSyncPeriod. It is there to bound the work
 // of rounds, of which most cost next to nothing, so with it only what rounds
 // cost is bounded. Any other period is kept to.
-const usualMinSync, usualEffort = time.Second, 50
+const defaultMinSync, defaultCostFactor = time.Second, 50
 
-func paceOf(c *config.Config) reconcile.Pace {
-	least, most := syncPeriods(c)
-	p := reconcile.Pace{MinInterval: least, Resync: most, Retry: reconcile.Backoff{First: firstRetry, Max: most}}
-	if least == usualMinSync {
-		p.Effort = usualEffort
+func timingOf(c *config.Config) reconcile.Timing {
+	minPeriod, maxPeriod := syncPeriods(c)
+	p := reconcile.Timing{MinInterval: minPeriod, Resync: maxPeriod, Retry: reconcile.Backoff{First: firstRetry, Max: maxPeriod}}
+	if minPeriod == defaultMinSync {
+		p.CostFactor = defaultCostFactor
 	}
 	return p
 }

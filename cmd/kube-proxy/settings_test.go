@@ -29,7 +29,7 @@ func TestTrackOptions(t *testing.T) {
 		"defaults":           {func(*config.Config) {}, track.Options{NodePortsPrimary: true}},
 		"masquerade all":     {func(c *config.Config) { c.NFTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true, MasqueradeAll: true}},
 		"for iptables only":  {func(c *config.Config) { c.IPTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true}},
-		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{NodePorts: service.Everywhere(), MasqueradeAll: true}},
+		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{NodePorts: service.AnyAddress(), MasqueradeAll: true}},
 		"node IP":            {func(c *config.Config) { c.BindAddress = "192.0.2.1" }, track.Options{NodePortsPrimary: true, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
 		"no external IPs":    {func(c *config.Config) { c.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false} }, track.Options{NodePortsPrimary: true, IgnoreExternalIPs: true}},
 		"node port prefixes": {func(c *config.Config) { c.NodePortAddresses = []string{"10.0.0.0/8"} }, track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}}},
@@ -74,28 +74,28 @@ func TestSyncPeriods(t *testing.T) {
 	c.IPTables.MinSyncPeriod, c.IPTables.SyncPeriod = of(5), of(6)
 	for mode, want := range map[v1alpha1.ProxyMode][2]time.Duration{"": {1, 2}, "nftables": {1, 2}, "ipvs": {3, 4}, "iptables": {5, 6}, "kernelspace": {5, 6}} {
 		c.Mode = mode
-		if least, most := syncPeriods(c); least != want[0] || most != want[1] {
-			t.Errorf("mode %q: %v, %v, want %v", mode, least, most, want)
+		if minPeriod, maxPeriod := syncPeriods(c); minPeriod != want[0] || maxPeriod != want[1] {
+			t.Errorf("mode %q: %v, %v, want %v", mode, minPeriod, maxPeriod, want)
 		}
 	}
 }
 
 // A round that programmed nothing must not remove flows: their rules are not
 // in force.
-func TestSettles(t *testing.T) {
+func TestNeedsConntrackCleanup(t *testing.T) {
 	port := &reconcile.PortError{Err: errors.New("too many")}
 	for name, tt := range map[string]struct {
 		err  error
 		want bool
 	}{"success": {nil, true}, "one port left out": {errors.Join(port), true}, "nothing programmed": {errors.New("no device"), false}} {
 		t.Run(name, func(t *testing.T) {
-			b := &backend{settle: func(context.Context, *service.Snapshot, reconcile.Result) (int, error) { return 0, nil }}
-			if got := (&keeper{backend: b}).settles(reconcile.Result{Err: tt.err}); got != tt.want {
+			b := &backend{cleanConntrack: func(context.Context, *service.Snapshot, reconcile.Result) (int, error) { return 0, nil }}
+			if got := (&planRecorder{backend: b}).needsConntrackCleanup(reconcile.Result{Err: tt.err}); got != tt.want {
 				t.Errorf("%v, want %v", got, tt.want)
 			}
 		})
 	}
-	if (&keeper{backend: &backend{}}).settles(reconcile.Result{}) {
+	if (&planRecorder{backend: &backend{}}).needsConntrackCleanup(reconcile.Result{}) {
 		t.Error("a backend that has nothing to settle settles")
 	}
 }

@@ -18,13 +18,13 @@ import (
 
 // newSource returns what to read Services from: manifests if any are named,
 // else the API server.
-func newSource(o *options, c *config.Config, node string, contact *contacts, log klog.Logger) (source.Source, error) {
+func newSource(o *options, c *config.Config, node string, sources *sourceStatus, log klog.Logger) (source.Source, error) {
 	if len(o.manifests) > 0 {
 		if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
 			log.Info("The API server is not read, because --manifests is given")
 		}
 		log.Info("Services come from manifests", "manifests", o.manifests)
-		return manifests(o.manifests, node, contact, log), nil
+		return newManifests(o.manifests, node, sources, log), nil
 	}
 	to, err := apiConfig(c)
 	if err != nil {
@@ -38,16 +38,16 @@ func newSource(o *options, c *config.Config, node string, contact *contacts, log
 	return &source.APIServer{
 		Config: to, NodeName: node, ProxyName: c.ProxyName,
 		Contact: func(kind string) {
-			contact.alive(kind)
-			outages.over(kind)
+			sources.recordContact(kind)
+			outages.recovered(kind)
 		},
-		Silent: func(kind string) {
-			contact.silent(kind)
+		WatchTimedOut: func(kind string) {
+			sources.watchTimedOut(kind)
 			log.V(2).Info("A watch said nothing for long and is asked for again", "kind", kind)
 		},
 		Report: func(err error) {
-			contact.failed(err)
-			outages.failed(err)
+			sources.recordError(err)
+			outages.recordError(err)
 		},
 	}, nil
 }
@@ -80,6 +80,6 @@ func apiConfig(c *config.Config) (*rest.Config, error) {
 	to.QPS, to.Burst = c.ClientConnection.QPS, int(c.ClientConnection.Burst)
 	to.ContentType = c.ClientConnection.ContentType
 	to.AcceptContentTypes = c.ClientConnection.AcceptContentTypes
-	to.UserAgent = "kube-proxy/" + builtFrom().Version
+	to.UserAgent = "kube-proxy/" + buildInfo().Version
 	return to, nil
 }

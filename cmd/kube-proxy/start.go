@@ -19,8 +19,8 @@ import (
 	"kubeproxy/config"
 )
 
-// announce logs what was decided at the start, and by whom.
-func announce(log klog.Logger, o *options, x *chosen) {
+// logStart logs what was decided at the start, and by whom.
+func logStart(log klog.Logger, o *options, x *selectedMode) {
 	c := x.config
 	name, _ := nodeName(c) // it has been asked for before
 	var families []string
@@ -28,34 +28,34 @@ func announce(log klog.Logger, o *options, x *chosen) {
 		families = append(families, b.family.String())
 	}
 	args := []any{
-		"version", builtFrom().Version, "mode", x.backends[0].mode, "modeFrom", x.from, "families", strings.Join(families, ", "),
-		"node", name, "nodeFrom", o.nameFrom(c),
-		"pods", podsOf(c), "podsFrom", o.podsFrom(c),
+		"version", buildInfo().Version, "mode", x.backends[0].mode, "modeFrom", x.origin, "families", strings.Join(families, ", "),
+		"node", name, "nodeFrom", o.nameOrigin(c),
+		"pods", podsText(c), "podsFrom", o.podsOrigin(c),
 	}
 	if ip := c.NodeIP(); ip.IsValid() {
-		args = append(args, "nodeIP", ip.String(), "nodeIPFrom", o.given("bind-address"))
+		args = append(args, "nodeIP", ip.String(), "nodeIPFrom", o.settingOrigin("bind-address"))
 	}
 	log.Info("Starting", args...)
 }
 
-// nameFrom tells where the node's name comes from.
-func (o *options) nameFrom(c *config.Config) string {
+// nameOrigin tells where the node's name comes from.
+func (o *options) nameOrigin(c *config.Config) string {
 	if c.HostnameOverride == "" {
 		return "the host's name"
 	}
-	return o.given("hostname-override")
+	return o.settingOrigin("hostname-override")
 }
 
-// given tells where a setting comes from that has a flag and no default.
-func (o *options) given(flag string) string {
+// settingOrigin tells where a setting comes from that has a flag and no default.
+func (o *options) settingOrigin(flag string) string {
 	if o.flags != nil && o.flags.Changed(flag) {
 		return "--" + flag
 	}
 	return cmp.Or(o.config.Config, "the default")
 }
 
-// from tells where a setting comes from that has a flag, and may be the default.
-func (o *options) from(flag string) string {
+// settingOrDefaultOrigin tells where a setting comes from that has a flag, and may be the default.
+func (o *options) settingOrDefaultOrigin(flag string) string {
 	switch {
 	case o.flags != nil && o.flags.Changed(flag):
 		return "--" + flag
@@ -65,16 +65,16 @@ func (o *options) from(flag string) string {
 	return "the default"
 }
 
-// podsFrom tells where podsOf comes from.
-func (o *options) podsFrom(c *config.Config) string {
+// podsOrigin tells where podsText comes from.
+func (o *options) podsOrigin(c *config.Config) string {
 	if (c.DetectLocalMode == config.ClusterCIDR || c.DetectLocalMode == "") && c.ClusterCIDR != "" {
-		return o.given("cluster-cidr")
+		return o.settingOrigin("cluster-cidr")
 	}
-	return o.from("detect-local-mode")
+	return o.settingOrDefaultOrigin("detect-local-mode")
 }
 
-// podsOf tells how pods on this node are told from other clients.
-func podsOf(c *config.Config) string {
+// podsText tells how pods on this node are told from other clients.
+func podsText(c *config.Config) string {
 	switch c.DetectLocalMode {
 	case config.NodeCIDR:
 		return "sources in the Node's podCIDRs"
@@ -97,16 +97,16 @@ type nodeLog struct {
 	// podCIDRs tells that those of the Node matter.
 	podCIDRs bool
 
-	mu     sync.Mutex
-	last   *service.Node
-	unwell string // why load balancers are told to leave
+	mu         sync.Mutex
+	last       *service.Node
+	ineligible string // why load balancers are told to leave
 }
 
-// nodePatience is how long the Node may take to be known.
-const nodePatience = 30 * time.Second
+// nodeTimeout is how long the Node may take to be known.
+const nodeTimeout = 30 * time.Second
 
-// learned looks at what t knows now.
-func (l *nodeLog) learned(t *track.Tracker) {
+// nodeChanged looks at what t knows now.
+func (l *nodeLog) nodeChanged(t *track.Tracker) {
 	now := t.Node()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,27 +125,27 @@ func (l *nodeLog) learned(t *track.Tracker) {
 	l.log.Info("The Node has changed", args...)
 }
 
-// judged says when /healthz begins to keep load balancers away because of what the
+// eligibilityChanged says when /healthz begins to keep load balancers away because of what the
 // Node says, and when it ends that. reason is empty if it does not.
-func (l *nodeLog) judged(reason string) {
+func (l *nodeLog) eligibilityChanged(reason string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if reason == l.unwell {
+	if reason == l.ineligible {
 		return
 	}
-	if l.unwell = reason; reason == "" {
+	if l.ineligible = reason; reason == "" {
 		l.log.Info("Load balancers are not told to leave this node any more", "node", l.name)
 		return
 	}
 	l.log.Info("Load balancers are told to leave this node, by /healthz", "node", l.name, "reason", reason)
 }
 
-// await says once that the Node is not known, if it is not in time.
-func (l *nodeLog) await(ctx context.Context, from *contacts, t *track.Tracker) {
+// warnIfUnknown says once that the Node is not known, if it is not in time.
+func (l *nodeLog) warnIfUnknown(ctx context.Context, sources *sourceStatus, t *track.Tracker) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-time.After(nodePatience):
+	case <-time.After(nodeTimeout):
 	}
 	now := t.Node()
 	closed := now.NodePortsPending != [2]bool{}
@@ -157,16 +157,16 @@ func (l *nodeLog) await(ctx context.Context, from *contacts, t *track.Tracker) {
 	}
 	switch {
 	case l.last != nil:
-	case !from.api:
+	case !sources.api:
 		if closed || l.podCIDRs {
-			l.log.Info("Warning: no manifest has a Node of this name; going on without "+lost, "node", l.name, "after", nodePatience,
+			l.log.Info("Warning: no manifest has a Node of this name; going on without "+lost, "node", l.name, "after", nodeTimeout,
 				"remedy", "add the Node to the manifests, set --hostname-override to its name, or set --nodeport-addresses")
 		}
-	case from.knowsNodes():
+	case sources.nodesRead():
 		l.log.Info("Warning: the API server has no Node of this name; going on without "+lost+", and no endpoint counts as local to this node unless it has the same name",
-			"node", l.name, "after", nodePatience, "cause", "usually the host's name is not the Node's: a full instead of a short name, or one that the cloud gives",
+			"node", l.name, "after", nodeTimeout, "cause", "usually the host's name is not the Node's: a full instead of a short name, or one that the cloud gives",
 			"remedy", "set --hostname-override to the name that kubectl get nodes shows")
 	default:
-		l.log.Info("Warning: the API server has not told of the Node yet; going on without "+lost, "node", l.name, "after", nodePatience)
+		l.log.Info("Warning: the API server has not told of the Node yet; going on without "+lost, "node", l.name, "after", nodeTimeout)
 	}
 }

@@ -31,7 +31,7 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.config.Config = tt.file
-		if name, pods := o.nameFrom(c), o.podsFrom(c); name != tt.name || pods != tt.pods {
+		if name, pods := o.nameOrigin(c), o.podsOrigin(c); name != tt.name || pods != tt.pods {
 			t.Errorf("%s: %q, %q; want %q, %q", situation, name, pods, tt.name, tt.pods)
 		}
 	}

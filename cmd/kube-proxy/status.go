@@ -42,8 +42,8 @@ const statusExample = `  kube-proxy status
 
 // The exit codes of status.
 const (
-	exitWrong = 1
-	exitMute  = 2
+	exitNotOK       = 1
+	exitUnreachable = 2
 )
 
 // exit ends the command with a code. Its error may be nil when everything has
@@ -63,8 +63,8 @@ func (e *exit) Error() string {
 // Unwrap returns the cause.
 func (e *exit) Unwrap() error { return e.err }
 
-// inquiry is what the command line of status says.
-type inquiry struct {
+// statusOptions is what the command line of status says.
+type statusOptions struct {
 	config, server, namespace, format string
 	failing                           bool
 	timeout                           time.Duration
@@ -80,26 +80,26 @@ const (
 	formatJSON  = "json"
 )
 
-func newStatus(to streams) *cobra.Command { return statusCommand(&inquiry{now: time.Now}, to) }
+func newStatus(to streams) *cobra.Command { return statusCommand(&statusOptions{now: time.Now}, to) }
 
-func statusCommand(q *inquiry, to streams) *cobra.Command {
+func statusCommand(q *statusOptions, to streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "status [NAMESPACE/NAME | NAME] [flags]",
 		Short:   "Ask the running proxy how it goes",
 		Long:    statusText,
 		Example: statusExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := q.service(cmd, args)
+			err := q.parseService(cmd, args)
 			if err == nil {
 				err = q.run(cmd.Context(), to)
 			}
 			if _, coded := errors.AsType[*exit](err); err == nil || coded {
 				return err
 			}
-			return &exit{exitMute, err}
+			return &exit{exitUnreachable, err}
 		},
 	}
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{exitMute, flagError(cmd, err)} })
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{exitUnreachable, flagError(cmd, err)} })
 	fs := cmd.Flags()
 	fs.StringVar(&q.config, "config", "", "take the address from metricsBindAddress in this configuration `FILE`")
 	fs.StringVar(&q.server, "server", "", "`HOST[:PORT]` of the proxy's metrics server; goes before --config")
@@ -111,13 +111,13 @@ func statusCommand(q *inquiry, to streams) *cobra.Command {
 	return cmd
 }
 
-// service reads the argument.
-func (q *inquiry) service(cmd *cobra.Command, args []string) error {
+// parseService reads the argument.
+func (q *statusOptions) parseService(cmd *cobra.Command, args []string) error {
 	if q.format != formatTable && q.format != formatWide && q.format != formatJSON {
 		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", q.format, formatTable, formatWide, formatJSON)
 	}
 	if len(args) > 1 {
-		return fmt.Errorf("%s wants one Service, not %d", pathOf(cmd), len(args))
+		return fmt.Errorf("%s wants one Service, not %d", commandPath(cmd), len(args))
 	}
 	if len(args) == 0 {
 		return nil
@@ -136,16 +136,16 @@ func (q *inquiry) service(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func (q *inquiry) run(ctx context.Context, to streams) error {
+func (q *statusOptions) run(ctx context.Context, to streams) error {
 	server, err := q.address()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
-	answered := patiently(to.err, "kube-proxy: still asking "+server+" ...")
-	d, err := ask(ctx, server, q)
-	answered()
+	stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
+	d, err := fetchStatus(ctx, server, q)
+	stopNotice()
 	if err != nil {
 		return err
 	}
@@ -153,12 +153,12 @@ func (q *inquiry) run(ctx context.Context, to streams) error {
 		return fmt.Errorf("print the answer: %w", err)
 	}
 	if !d.OK {
-		return &exit{code: exitWrong}
+		return &exit{code: exitNotOK}
 	}
 	return nil
 }
 
-func (q *inquiry) print(w io.Writer, d *document) error {
+func (q *statusOptions) print(w io.Writer, d *statusOutput) error {
 	if q.format == formatJSON {
 		return d.printJSON(w)
 	}
@@ -175,10 +175,10 @@ func (q *inquiry) print(w io.Writer, d *document) error {
 const defaultServer = "127.0.0.1:10249"
 
 // address returns where to ask, as host:port.
-func (q *inquiry) address() (string, error) {
+func (q *statusOptions) address() (string, error) {
 	switch {
 	case q.server != "":
-		return reachable(q.server)
+		return dialAddress(q.server)
 	case q.config == "":
 		return defaultServer, nil
 	}
@@ -189,12 +189,12 @@ func (q *inquiry) address() (string, error) {
 	if _, port, _ := net.SplitHostPort(c.MetricsBindAddress); port == "0" {
 		return "", fmt.Errorf("%s: metricsBindAddress has port 0, so the proxy serves no metrics and cannot be asked", q.config)
 	}
-	return reachable(c.MetricsBindAddress)
+	return dialAddress(c.MetricsBindAddress)
 }
 
-// reachable completes an address, and turns one to listen on into one to
+// dialAddress completes an address, and turns one to listen on into one to
 // connect to.
-func reachable(s string) (string, error) {
+func dialAddress(s string) (string, error) {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
 		_, port, _ = net.SplitHostPort(defaultServer)

@@ -14,11 +14,11 @@ import (
 )
 
 // overview prints what is known of the proxy, and a line for each Service.
-func (p *printer) overview(d *document) {
-	p.line("kube-proxy %s on node %s, mode %s, up %s: %s", clean(d.Version), clean(d.Node), clean(d.Mode), p.ago(d.Started), p.paint(verdict(&d.Health)))
+func (p *printer) overview(d *statusOutput) {
+	p.line("kube-proxy %s on node %s, mode %s, up %s: %s", sanitize(d.Version), sanitize(d.Node), sanitize(d.Mode), p.ago(d.Started), p.paint(healthCell(&d.Health)))
 	p.line("Generation wanted: %d", d.Generation)
 	if e := d.Health.NodeEligible; e != nil && !*e {
-		p.line("Load balancers are told to leave this node: %s", clean(d.Health.NodeReason))
+		p.line("Load balancers are told to leave this node: %s", sanitize(d.Health.NodeReason))
 	}
 	p.line("")
 	p.families(&d.Health)
@@ -32,9 +32,9 @@ func (p *printer) overview(d *document) {
 	}
 }
 
-func verdict(r *health.Report) cell {
+func healthCell(r *health.Report) cell {
 	if r.Healthy && len(r.Blocked) > 0 {
-		return cell{"not healthy, as traffic is blocked by " + clean(strings.Join(r.Blocked, ", ")), red}
+		return cell{"not healthy, as traffic is blocked by " + sanitize(strings.Join(r.Blocked, ", ")), red}
 	}
 	if r.Healthy && failing(r) {
 		return cell{"failing", yellow}
@@ -52,7 +52,7 @@ func (p *printer) families(r *health.Report) {
 		if !ok {
 			continue
 		}
-		state, pending, why := cell{"healthy", green}, "none", s.Reason
+		state, pending, reason := cell{"healthy", green}, "none", s.Reason
 		if !s.Healthy {
 			state = cell{"not healthy", red}
 		} else if s.Failing {
@@ -62,11 +62,11 @@ func (p *printer) families(r *health.Report) {
 			pending = p.ago(*s.OldestPending)
 		}
 		if s.LastError != "" {
-			why = strings.TrimPrefix(why+"; "+s.LastError, "; ")
+			reason = strings.TrimPrefix(reason+"; "+s.LastError, "; ")
 		}
 		rows = append(rows, []cell{
 			plain(f.String()), state, number(int(s.Generation)), plain(p.ago(s.LastUpdated)), plain(pending),
-			number(s.FailedPorts), number(s.DriftFound), number(s.DriftRepaired), plain(p.cut(why)),
+			number(s.FailedPorts), number(s.DriftFound), number(s.DriftRepaired), plain(p.truncate(reason)),
 		})
 	}
 	p.table("", "FAMILY|HEALTH|IN FORCE|LAST GOOD ROUND|OLDEST PENDING|FAILED PORTS|DRIFT FOUND|REPAIRED|WHY NOT", rows)
@@ -77,7 +77,7 @@ func number(n int) cell { return plain(fmt.Sprint(n)) }
 func (p *printer) sources(r *health.Report) {
 	var rows [][]cell
 	for _, s := range r.Sources {
-		state, heard := cell{"synced", green}, ""
+		state, contact := cell{"synced", green}, ""
 		switch {
 		case !s.Synced:
 			state = cell{"not synced", red}
@@ -85,9 +85,9 @@ func (p *printer) sources(r *health.Report) {
 			state = cell{"stale", yellow}
 		}
 		if s.LastContact != nil {
-			heard = p.ago(*s.LastContact)
+			contact = p.ago(*s.LastContact)
 		}
-		rows = append(rows, []cell{plain(clean(s.Name)), state, plain(heard), plain(p.cutMiddle(sourceError(s)))})
+		rows = append(rows, []cell{plain(sanitize(s.Name)), state, plain(contact), plain(p.truncateMiddle(sourceError(s)))})
 	}
 	if rows != nil {
 		p.line("")
@@ -110,7 +110,7 @@ func (p *printer) conditions(r *health.Report) {
 		if slices.Contains(r.Blocked, name) {
 			colour = red
 		}
-		rows = append(rows, []cell{{clean(name), colour}, plain(clean(r.Conditions[name]))})
+		rows = append(rows, []cell{{sanitize(name), colour}, plain(sanitize(r.Conditions[name]))})
 	}
 	if rows != nil {
 		p.line("")
@@ -119,7 +119,7 @@ func (p *printer) conditions(r *health.Report) {
 }
 
 // text says how many Services there are and of how many something is wrong.
-func (n summary) text(listed int) string {
+func (n statusSummary) text(listed int) string {
 	text := fmt.Sprintf("%d Services", n.Services)
 	if n.Services == 1 {
 		text = "1 Service"
@@ -128,7 +128,7 @@ func (n summary) text(listed int) string {
 	for _, x := range []struct {
 		n    int
 		what string
-	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "with a port that serves no client"}, {n.Unasked, "with a health check that is not answered"}} {
+	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "with a port that serves no client"}, {n.Unanswered, "with a health check that is not answered"}} {
 		if x.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
 		}
@@ -146,25 +146,25 @@ func (n summary) text(listed int) string {
 	return text
 }
 
-// widest is how much of a message a table shows.
-const widest = 100
+// maxMessage is how much of a message a table shows.
+const maxMessage = 100
 
-// cut makes one line of a message, and a short one unless all is to be shown.
-func (p *printer) cut(s string) string {
-	s = clean(s)
-	if r := []rune(s); !p.wide && len(r) > widest {
-		return string(r[:widest]) + " ..."
+// truncate makes one line of a message, and a short one unless all is to be shown.
+func (p *printer) truncate(s string) string {
+	s = sanitize(s)
+	if r := []rune(s); !p.wide && len(r) > maxMessage {
+		return string(r[:maxMessage]) + " ..."
 	}
 	return s
 }
 
-// cutMiddle is cut for the error of a source, which begins with what was asked and
+// truncateMiddle is cut for the error of a source, which begins with what was asked and
 // ends with what came of it.
-func (p *printer) cutMiddle(s string) string {
-	s = clean(s)
+func (p *printer) truncateMiddle(s string) string {
+	s = sanitize(s)
 	const head = 34
-	if r := []rune(s); !p.wide && len(r) > widest {
-		return string(r[:head]) + " ... " + string(r[len(r)-(widest-head):])
+	if r := []rune(s); !p.wide && len(r) > maxMessage {
+		return string(r[:head]) + " ... " + string(r[len(r)-(maxMessage-head):])
 	}
 	return s
 }

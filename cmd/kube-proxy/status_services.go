@@ -20,14 +20,14 @@ func (p *printer) list(all []servicestate.Service) {
 	rows := make([][]cell, 0, len(all))
 	for i := range all {
 		s := &all[i]
-		generation, since := inForce(s)
+		generation, since := sinceWhen(s)
 		row := []cell{
-			plain(clean(s.Namespace + "/" + s.Name)), plain(p.few(portsOf(s))), plain(kindOf(s)), plain(p.few(addressesOf(s))),
-			plain(strings.Join(familyNames(s), ",")), stateOf(s), plain(spread(s, func(x servicestate.Port) int { return x.Endpoints })),
-			{}, plain(p.since(since)), {}, plain(p.cut(whyNot(s))),
+			plain(sanitize(s.Namespace + "/" + s.Name)), plain(p.truncateList(portsOf(s))), plain(kindOf(s)), plain(p.truncateList(addressesOf(s))),
+			plain(strings.Join(familyNames(s), ",")), stateOf(s), plain(rangeText(s, func(x servicestate.Port) int { return x.Endpoints })),
+			{}, plain(p.since(since)), {}, plain(p.truncate(problemText(s))),
 		}
 		if p.wide {
-			row[7] = plain(spread(s, func(x servicestate.Port) int { return x.LocalEndpoints }))
+			row[7] = plain(rangeText(s, func(x servicestate.Port) int { return x.LocalEndpoints }))
 			if generation > 0 {
 				row[9] = plain(strconv.FormatUint(generation, 10))
 			}
@@ -37,8 +37,8 @@ func (p *printer) list(all []servicestate.Service) {
 	p.table("", "SERVICE|PORTS|TYPE|ADDRESSES|FAMILIES|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", rows)
 }
 
-// few shortens a list unless all is to be shown.
-func (p *printer) few(words []string) string {
+// truncateList shortens a list unless all is to be shown.
+func (p *printer) truncateList(words []string) string {
 	const most = 2
 	if n := len(words); !p.wide && n > most {
 		return strings.Join(words[:most], ",") + fmt.Sprintf(",+%d", n-most)
@@ -51,12 +51,12 @@ func (p *printer) few(words []string) string {
 func stateOf(s *servicestate.Service) cell {
 	switch {
 	case s.State == servicestate.Failed || s.State == servicestate.Skipped:
-		return cell{clean(string(s.State)), red}
+		return cell{sanitize(string(s.State)), red}
 	case s.State != servicestate.Programmed:
-		return cell{clean(string(s.State)), yellow}
+		return cell{sanitize(string(s.State)), yellow}
 	case len(s.Problems) > 0:
 		return cell{"in part", yellow}
-	case unserved(s), unasked(s):
+	case unserved(s), healthCheckUnanswered(s):
 		return cell{"programmed", yellow}
 	}
 	return cell{"programmed", green}
@@ -68,12 +68,12 @@ func portsOf(s *servicestate.Service) []string {
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
 			if f.Kind != "NodePort" {
-				all = append(all, fmt.Sprintf("%d/%s", f.Port, clean(strings.ToUpper(p.Protocol))))
+				all = append(all, fmt.Sprintf("%d/%s", f.Port, sanitize(strings.ToUpper(p.Protocol))))
 				break
 			}
 		}
 	}
-	return once(all)
+	return unique(all)
 }
 
 // addressesOf returns each address that clients dial, and the node ports.
@@ -84,19 +84,19 @@ func addressesOf(s *servicestate.Service) []string {
 			if f.Kind == "NodePort" {
 				ports = append(ports, fmt.Sprintf("node:%d", f.Port))
 			} else {
-				all = append(all, clean(f.Address))
+				all = append(all, sanitize(f.Address))
 			}
 		}
 	}
-	return once(append(all, ports...))
+	return unique(append(all, ports...))
 }
 
 func familyNames(s *servicestate.Service) []string {
 	var all []string
 	for _, p := range s.Ports {
-		all = append(all, clean(p.Family))
+		all = append(all, sanitize(p.Family))
 	}
-	return once(all)
+	return unique(all)
 }
 
 // kindOf is the type of a Service as far as its frontends show it.
@@ -117,8 +117,8 @@ func kindOf(s *servicestate.Service) string {
 	return kind
 }
 
-// once drops repetitions and keeps the order.
-func once(words []string) []string {
+// unique drops repetitions and keeps the order.
+func unique(words []string) []string {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(words, func(w string) bool {
 		again := seen[w]
@@ -127,24 +127,24 @@ func once(words []string) []string {
 	})
 }
 
-// spread is a number of all ports, or from where to where it goes.
-func spread(s *servicestate.Service, of func(servicestate.Port) int) string {
+// rangeText is a number of all ports, or from where to where it goes.
+func rangeText(s *servicestate.Service, of func(servicestate.Port) int) string {
 	if len(s.Ports) == 0 {
 		return ""
 	}
-	least, most := of(s.Ports[0]), of(s.Ports[0])
+	lowest, highest := of(s.Ports[0]), of(s.Ports[0])
 	for _, p := range s.Ports {
-		least, most = min(least, of(p)), max(most, of(p))
+		lowest, highest = min(lowest, of(p)), max(highest, of(p))
 	}
-	if least == most {
-		return strconv.Itoa(most)
+	if lowest == highest {
+		return strconv.Itoa(highest)
 	}
-	return fmt.Sprintf("%d-%d", least, most)
+	return fmt.Sprintf("%d-%d", lowest, highest)
 }
 
-// inForce returns since when a Service is as it is: failing or, with the
+// sinceWhen returns since when a Service is as it is: failing or, with the
 // generation, in force.
-func inForce(s *servicestate.Service) (generation uint64, since *time.Time) {
+func sinceWhen(s *servicestate.Service) (generation uint64, since *time.Time) {
 	var failing *time.Time
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -161,8 +161,8 @@ func inForce(s *servicestate.Service) (generation uint64, since *time.Time) {
 	return generation, cmp.Or(failing, since)
 }
 
-// whyNot says what is wrong, the worst first.
-func whyNot(s *servicestate.Service) string {
+// problemText says what is wrong, the worst first.
+func problemText(s *servicestate.Service) string {
 	var all []string
 	for _, p := range s.Ports {
 		if p.Error != "" {
@@ -172,7 +172,7 @@ func whyNot(s *servicestate.Service) string {
 	for _, p := range s.Problems {
 		all = append(all, p.Field+": "+p.Message)
 	}
-	if unasked(s) {
+	if healthCheckUnanswered(s) {
 		all = append(all, "load balancers get no answer: "+s.HealthCheck.Error)
 	}
 	for _, p := range s.Ports {
@@ -182,7 +182,7 @@ func whyNot(s *servicestate.Service) string {
 			}
 		}
 	}
-	return strings.Join(once(all), "; ")
+	return strings.Join(unique(all), "; ")
 }
 
 // reasonText says what a reason means to clients.
@@ -192,20 +192,20 @@ func reasonText(f servicestate.Frontend) string {
 		return ""
 	case servicestate.NoEndpoints:
 		return "no endpoints"
-	case servicestate.PolicyLeft:
+	case servicestate.PolicyLeftNone:
 		return "no endpoints on this node, policy " + f.Policy
 	case servicestate.NoSources:
 		return "no client is allowed by the source ranges"
-	case servicestate.Impossible:
+	case servicestate.UnsupportedByMode:
 		return "not served: this mode cannot"
 	}
 	return string(f.Reason)
 }
 
 // services prints each Service in full.
-func (p *printer) services(d *document) {
+func (p *printer) services(d *statusOutput) {
 	if !d.Health.Healthy || slices.ContainsFunc(d.Services, func(s servicestate.Service) bool { return blocked(&s, d.Health.BlockedFamilies) }) {
-		p.line("The proxy on node %s is %s; kube-proxy status says why.\n", clean(d.Node), p.paint(verdict(&d.Health)))
+		p.line("The proxy on node %s is %s; kube-proxy status says why.\n", sanitize(d.Node), p.paint(healthCell(&d.Health)))
 	}
 	for i := range d.Services {
 		if i > 0 {
@@ -219,7 +219,7 @@ func (p *printer) services(d *document) {
 }
 
 func (p *printer) service(s *servicestate.Service) {
-	p.line("%s: %s", clean(s.Namespace+"/"+s.Name), p.paint(stateOf(s)))
+	p.line("%s: %s", sanitize(s.Namespace+"/"+s.Name), p.paint(stateOf(s)))
 	var ports, frontends [][]cell
 	for _, x := range s.Ports {
 		since, generation := x.FailingSince, ""
@@ -230,9 +230,9 @@ func (p *printer) service(s *servicestate.Service) {
 			generation = strconv.FormatUint(x.Generation, 10)
 		}
 		ports = append(ports, []cell{
-			plain(cmp.Or(clean(x.Port), "-")), plain(clean(strings.ToUpper(x.Protocol))), plain(clean(x.Family)),
+			plain(cmp.Or(sanitize(x.Port), "-")), plain(sanitize(strings.ToUpper(x.Protocol))), plain(sanitize(x.Family)),
 			stateOf(&servicestate.Service{State: x.State}), number(x.Endpoints), number(x.LocalEndpoints),
-			plain(p.since(since)), plain(generation), plain(clean(x.Error)),
+			plain(p.since(since)), plain(generation), plain(sanitize(x.Error)),
 		})
 		for _, f := range x.Frontends {
 			frontends = append(frontends, frontendRow(&x, f))
@@ -248,15 +248,15 @@ func (p *printer) service(s *servicestate.Service) {
 	}
 	if h := s.HealthCheck; h != nil {
 		answer := cell{"an answer", green}
-		if unasked(s) {
-			answer = cell{"no answer: " + clean(h.Error), yellow}
+		if healthCheckUnanswered(s) {
+			answer = cell{"no answer: " + sanitize(h.Error), yellow}
 		}
 		p.line("")
 		p.table("  ", "HEALTH CHECK|READY HERE|LOAD BALANCERS GET", [][]cell{{plain(fmt.Sprintf("node:%d", h.Port)), number(h.LocalEndpoints), answer}})
 	}
 	var problems [][]cell
 	for _, x := range s.Problems {
-		problems = append(problems, []cell{plain(clean(x.Field)), plain(p.since(&x.Since)), plain(clean(x.Message))})
+		problems = append(problems, []cell{plain(sanitize(x.Field)), plain(p.since(&x.Since)), plain(sanitize(x.Message))})
 	}
 	if problems != nil {
 		p.line("")
@@ -271,7 +271,7 @@ func (p *printer) notes(s *servicestate.Service) {
 	var rows [][]cell
 	for _, x := range s.Ports {
 		for _, n := range x.Notes {
-			rows = append(rows, []cell{plain(cmp.Or(clean(x.Port), "-")), plain(clean(x.Family)), plain(clean(n))})
+			rows = append(rows, []cell{plain(cmp.Or(sanitize(x.Port), "-")), plain(sanitize(x.Family)), plain(sanitize(n))})
 		}
 	}
 	if rows != nil {
@@ -281,7 +281,7 @@ func (p *printer) notes(s *servicestate.Service) {
 }
 
 func frontendRow(p *servicestate.Port, f servicestate.Frontend) []cell {
-	address := net.JoinHostPort(clean(f.Address), strconv.Itoa(int(f.Port)))
+	address := net.JoinHostPort(sanitize(f.Address), strconv.Itoa(int(f.Port)))
 	if f.Address == "" {
 		address = fmt.Sprintf("node:%d", f.Port)
 	}
@@ -290,9 +290,9 @@ func frontendRow(p *servicestate.Port, f servicestate.Frontend) []cell {
 	case p.Since == nil:
 		clients = cell{"not in force", red}
 	case f.Reason != "":
-		clients = cell{clean(reasonText(f)), yellow}
+		clients = cell{sanitize(reasonText(f)), yellow}
 	}
 	return []cell{
-		plain(address), plain(cmp.Or(clean(p.Port), "-")), plain(clean(f.Kind)), plain(clean(f.Policy)), number(f.Endpoints), clients,
+		plain(address), plain(cmp.Or(sanitize(p.Port), "-")), plain(sanitize(f.Kind)), plain(sanitize(f.Policy)), number(f.Endpoints), clients,
 	}
 }

@@ -66,8 +66,8 @@ func (p *printer) paint(c cell) string {
 	return string(c.colour) + c.text + reset
 }
 
-// between is the least distance of two columns.
-const between = 2
+// columnGap is the least distance of two columns.
+const columnGap = 2
 
 // table prints rows in columns as wide as they need, the last one ragged. A
 // column that is empty in every row but the head is left out.
@@ -100,7 +100,7 @@ func (p *printer) table(indent, head string, rows [][]cell) {
 				p.text.WriteString(strings.Repeat(" ", blank) + p.paint(c))
 				blank = 0
 			}
-			blank += widths[i] - utf8.RuneCountInString(c.text) + between
+			blank += widths[i] - utf8.RuneCountInString(c.text) + columnGap
 		}
 		p.text.WriteByte('\n')
 	}
@@ -111,7 +111,7 @@ func (p *printer) ago(t time.Time) string {
 	if t.IsZero() || t.Unix() <= 0 {
 		return "never"
 	}
-	return short(p.now.Sub(t))
+	return shortDuration(p.now.Sub(t))
 }
 
 // since is ago for what may not be.
@@ -122,22 +122,22 @@ func (p *printer) since(t *time.Time) string {
 	return p.ago(*t)
 }
 
-// short writes a duration with at most two units.
-func short(d time.Duration) string {
+// shortDuration writes a duration with at most two units.
+func shortDuration(d time.Duration) string {
 	d = max(d, 0)
 	const day = 24 * time.Hour
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", int(d.Seconds()))
 	case d < time.Hour:
-		return two(d, time.Minute, "m", time.Second, "s")
+		return twoUnits(d, time.Minute, "m", time.Second, "s")
 	case d < day:
-		return two(d, time.Hour, "h", time.Minute, "m")
+		return twoUnits(d, time.Hour, "h", time.Minute, "m")
 	}
-	return two(d, day, "d", time.Hour, "h")
+	return twoUnits(d, day, "d", time.Hour, "h")
 }
 
-func two(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
+func twoUnits(d, big time.Duration, bigName string, small time.Duration, smallName string) string {
 	text := fmt.Sprintf("%d%s", d/big, bigName)
 	if rest := d % big / small; rest > 0 && d/big < 10 {
 		text += fmt.Sprintf("%d%s", rest, smallName)

@@ -57,10 +57,10 @@ func front(k service.Kind, addr string, port uint16) service.Frontend {
 	return f
 }
 
-// busy is a Book in which something of each kind has happened.
-func busy() *servicestate.Book {
+// populatedStore is a Book in which something of each kind has happened.
+func populatedStore() *servicestate.Store {
 	var want *service.Snapshot
-	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	lb := shopPort(service.IPv4, "a-rather-long-name-of-a-service", 3,
 		front(service.ClusterIP, "10.96.0.1", 80), front(service.NodePort, "", 30080),
 		front(service.LoadBalancerIP, "203.0.113.7", 80), front(service.ExternalIP, "198.51.100.9", 80))
@@ -70,28 +70,28 @@ func busy() *servicestate.Book {
 	broken := shopPort(service.IPv4, "broken", 2, front(service.ClusterIP, "10.96.0.3", 80))
 	late := shopPort(service.IPv4, "late", 1, front(service.ClusterIP, "10.96.0.4", 80))
 	round := func(f service.Family, generation uint64, before time.Duration, err error, ports ...*service.Port) {
-		want = service.New(generation, &service.Node{NodePorts: service.Everywhere()}, ports)
+		want = service.New(generation, &service.Node{NodePorts: service.AnyAddress()}, ports)
 		b.Result(f, want, reconcile.Result{Generation: generation, Start: ago(before), Err: err})
 	}
 	refused := &reconcile.PortError{Name: broken.Name, Err: errors.New("add element:\nno buffer space\x1b[31m available")}
 	round(service.IPv4, 6, 50*time.Hour, nil, lb, lb6)
 	round(service.IPv4, 7, 90*time.Second, refused, lb, lb6, empty, broken)
 	round(service.IPv6, 7, 90*time.Second, nil, lb, lb6, empty, broken)
-	want = service.New(8, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{lb, lb6, empty, broken, late})
+	want = service.New(8, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{lb, lb6, empty, broken, late})
 	skipped := servicestate.Problem{Namespace: "shop", Name: "odd", Field: "spec.clusterIPs[0]", Message: "127.0.0.1 is a loopback address"}
 	part := servicestate.Problem{Namespace: "shop", Name: "empty", Field: "spec.externalIPs[1]", Message: "belongs to service shop/other, which was there first"}
 	b.Problems = func() []servicestate.Problem { return []servicestate.Problem{skipped, part} }
 	b.Unanswered = func() []servicestate.Problem {
 		return []servicestate.Problem{{Namespace: "shop", Name: lb.Name.Name, Message: "listen tcp4 192.0.2.1:31000: bind: address already in use"}}
 	}
-	b.Noticed(skipped, ago(3*time.Minute))
-	b.Noticed(part, ago(90*time.Second))
+	b.ProblemFound(skipped, ago(3*time.Minute))
+	b.ProblemFound(part, ago(90*time.Second))
 	return b
 }
 
-// troubled is a report with something in each of its parts.
-func troubled() health.Report {
-	pending, heard := ago(45*time.Second), ago(6*time.Minute)
+// failingReport is a report with something in each of its parts.
+func failingReport() health.Report {
+	pending, contact := ago(45*time.Second), ago(6*time.Minute)
 	return health.Report{
 		CurrentTime: noon, NodeEligible: new(false), NodeReason: "the Node object was deleted",
 		Status: map[string]health.FamilyReport{
@@ -99,35 +99,35 @@ func troubled() health.Report {
 			"IPv6": {LastUpdated: ago(1 * time.Second), Healthy: true, Generation: 8},
 		},
 		Sources: []health.SourceReport{
-			{Name: "services", Synced: true, LastContact: &heard, Stale: true, Error: "watch services at the API server: connection refused", Faults: 3},
+			{Name: "services", Synced: true, LastContact: &contact, Stale: true, Error: "watch services at the API server: connection refused", Faults: 3},
 			{Name: "nodes", Error: `watch nodes at the API server: Get "https://192.0.2.9:6443/api/v1/nodes?fieldSelector=metadata.name%3Dnode-a&watch=true": dial tcp 192.0.2.9:6443: connect: connection refused`},
 		},
 		Conditions: map[string]string{"server-health": "listen tcp 0.0.0.0:10256: bind: address already in use"},
 	}
 }
 
-// serveBook serves b as the proxy does and returns the address.
-func serveBook(t *testing.T, b *servicestate.Book, r health.Report) string {
+// serveStore serves b as the proxy does and returns the address.
+func serveStore(t *testing.T, b *servicestate.Store, r health.Report) string {
 	t.Helper()
-	about := servicestate.About{Mode: "nftables", Node: "node-a", Version: "v1.0.0", Started: ago(50 * time.Hour), Health: r}
-	admin := health.Admin{Mode: "nftables", Services: b.Handler(func() servicestate.About { return about })}
+	about := servicestate.ProxyInfo{Mode: "nftables", Node: "node-a", Version: "v1.0.0", Started: ago(50 * time.Hour), Health: r}
+	admin := health.Admin{Mode: "nftables", Services: b.Handler(func() servicestate.ProxyInfo { return about })}
 	s := httptest.NewServer(admin.Handler())
 	t.Cleanup(s.Close)
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
-// asked runs a command line of status at noon.
-func asked(t *testing.T, args ...string) outcome {
+// runStatus runs a command line of status at noon.
+func runStatus(t *testing.T, args ...string) outcome {
 	t.Helper()
 	var out, err bytes.Buffer
-	q := &inquiry{now: func() time.Time { return noon }}
+	q := &statusOptions{now: func() time.Time { return noon }}
 	cmd := statusCommand(q, streams{&out, &err})
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(args)
-	code := codeOf(cmd.ExecuteContext(t.Context()), &err)
+	code := exitCode(cmd.ExecuteContext(t.Context()), &err)
 	// A busy machine may keep anybody waiting.
-	said := regexp.MustCompile(`(?m)^kube-proxy: still asking .*\n`).ReplaceAllString(err.String(), "")
-	return outcome{code, out.String(), said}
+	errText := regexp.MustCompile(`(?m)^kube-proxy: still asking .*\n`).ReplaceAllString(err.String(), "")
+	return outcome{code, out.String(), errText}
 }
 
 // TestStatusGoldens compares what is printed. Each file of the archive is
@@ -138,9 +138,9 @@ func TestStatusGoldens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := serveBook(t, busy(), troubled())
+	server := serveStore(t, populatedStore(), failingReport())
 	for i, f := range golden.Files {
-		got := asked(t, append(strings.Fields(f.Name)[1:], "--server="+server)...)
+		got := runStatus(t, append(strings.Fields(f.Name)[1:], "--server="+server)...)
 		text := fmt.Sprintf("%s%s[exit %d]\n", got.Out, got.Err, got.Code)
 		text = strings.ReplaceAll(text, server, "SERVER")
 		if *update {
@@ -160,17 +160,17 @@ func TestStatusGoldens(t *testing.T) {
 
 func TestStatusOfAHealthyProxy(t *testing.T) {
 	var want *service.Snapshot
-	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	shut := shopPort(service.IPv4, "shut", 1, front(service.ClusterIP, "10.96.0.3", 80))
 	shut.Frontends[0].Sources = []netip.Prefix{}
-	want = service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{
+	want = service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{
 		shut,
 		shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80)),
 		shopPort(service.IPv4, "empty", 0, front(service.ClusterIP, "10.96.0.2", 80)),
 	})
 	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
 	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
-	server := serveBook(t, b, r)
+	server := serveStore(t, b, r)
 	for args, wants := range map[string][]string{
 		"":              {": healthy\n", "3 Services: 2 with a port that serves no client\n", "shop/web "},
 		"--failing":     {"; 2 listed\n", "shop/empty ", "no client is allowed by the source ranges", "no endpoints"},
@@ -183,7 +183,7 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 		"-n shop":       {"3 Services"},
 		"web --failing": {"1 Service: all programmed; 0 listed\n"},
 	} {
-		got := asked(t, append(strings.Fields(args), "--server="+server)...)
+		got := runStatus(t, append(strings.Fields(args), "--server="+server)...)
 		if got.Code != 0 || got.Err != "" {
 			t.Errorf("%q: exit %d, %s", args, got.Code, got.Err)
 		}
@@ -198,18 +198,18 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 // A round that failed is told at once, though a proxy is called unhealthy only when
 // that goes on.
 func TestStatusOfAFailingProxy(t *testing.T) {
-	want := service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80))})
-	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80))})
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
 	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{
 		"IPv4": {Healthy: true, Failing: true, LastUpdated: ago(time.Minute), Generation: 3, LastError: "plan: no answer"},
 	}}
-	server := serveBook(t, b, r)
-	got := asked(t, "--server="+server)
+	server := serveStore(t, b, r)
+	got := runStatus(t, "--server="+server)
 	if got.Code != 1 || !strings.Contains(got.Out, ": failing\n") || !strings.Contains(got.Out, "plan: no answer") {
 		t.Errorf("exit %d and\n%s", got.Code, got.Out)
 	}
-	if got := asked(t, "shop/web", "--server="+server); got.Code != 0 {
+	if got := runStatus(t, "shop/web", "--server="+server); got.Code != 0 {
 		t.Errorf("about a Service that is in force: exit %d and\n%s", got.Code, got.Out)
 	}
 }
@@ -217,11 +217,11 @@ func TestStatusOfAFailingProxy(t *testing.T) {
 // A Service whose family the kernel does not forward is not well, whoever asks about
 // it by name. One of another family is.
 func TestStatusOfABlockedFamily(t *testing.T) {
-	want := service.New(3, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{
+	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{
 		shopPort(service.IPv4, "four", 1, front(service.ClusterIP, "10.96.0.1", 80)),
 		shopPort(service.IPv6, "six", 1, front(service.ClusterIP, "fd00:10:96::1", 80)),
 	})
-	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	for _, f := range service.Families {
 		b.Result(f, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
 	}
@@ -230,7 +230,7 @@ func TestStatusOfABlockedFamily(t *testing.T) {
 		Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true}, "IPv6": {Healthy: true}},
 		Conditions: map[string]string{name: "is 0"}, Blocked: []string{name}, BlockedFamilies: []string{"IPv4"},
 	}
-	server := serveBook(t, b, r)
+	server := serveStore(t, b, r)
 	for args, tt := range map[string]struct {
 		code int
 		says string
@@ -239,7 +239,7 @@ func TestStatusOfABlockedFamily(t *testing.T) {
 		"shop/four": {1, "is not healthy, as traffic is blocked by " + name},
 		"shop/six":  {0, "shop/six: programmed"},
 	} {
-		got := asked(t, append(strings.Fields(args), "--server="+server)...)
+		got := runStatus(t, append(strings.Fields(args), "--server="+server)...)
 		if got.Code != tt.code || !strings.Contains(got.Out, tt.says) {
 			t.Errorf("%q: exit %d, want %d and %q\n%s%s", args, got.Code, tt.code, tt.says, got.Out, got.Err)
 		}
@@ -248,8 +248,8 @@ func TestStatusOfABlockedFamily(t *testing.T) {
 
 // The document's form is a promise.
 func TestStatusJSON(t *testing.T) {
-	server := serveBook(t, busy(), troubled())
-	got := asked(t, "-o=json", "--server="+server, "--failing")
+	server := serveStore(t, populatedStore(), failingReport())
+	got := runStatus(t, "-o=json", "--server="+server, "--failing")
 	var d map[string]any
 	if err := json.Unmarshal([]byte(got.Out), &d); err != nil {
 		t.Fatal(err)
@@ -272,17 +272,17 @@ func TestStatusOfMany(t *testing.T) {
 		ip := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String()
 		ports = append(ports, shopPort(service.IPv4, fmt.Sprintf("s%05d", i), 3, front(service.ClusterIP, ip, 80)))
 	}
-	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
-	b := &servicestate.Book{Latest: func() *service.Snapshot { return want }}
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	b.Result(service.IPv4, want, reconcile.Result{Generation: 1, Start: ago(time.Hour), Err: &reconcile.PortError{Name: ports[77].Name, Err: errors.New("refused")}})
-	server := serveBook(t, b, troubled())
+	server := serveStore(t, b, failingReport())
 	begin := time.Now()
-	all := asked(t, "--server="+server)
+	all := runStatus(t, "--server="+server)
 	t.Logf("%d Services, %d bytes in %s", many, len(all.Out), time.Since(begin))
 	if n := strings.Count(all.Out, "\nshop/s"); n != many || all.Code != 1 {
 		t.Errorf("exit %d, %d Services, want %d", all.Code, n, many)
 	}
-	if got := asked(t, "--server="+server, "--failing"); strings.Count(got.Out, "\nshop/s") != 1 || !strings.Contains(got.Out, "shop/s00077") {
+	if got := runStatus(t, "--server="+server, "--failing"); strings.Count(got.Out, "\nshop/s") != 1 || !strings.Contains(got.Out, "shop/s00077") {
 		t.Errorf("--failing:\n%s", got.Out)
 	}
 }
@@ -327,7 +327,7 @@ func TestStatusAddress(t *testing.T) {
 		{"", "[fd00::1]", "[fd00::1]:10249"},
 		{"", "::", "[::1]:10249"},
 	} {
-		q := &inquiry{server: tt.server}
+		q := &statusOptions{server: tt.server}
 		if tt.config != "" {
 			q.config = filepath.Join(dir, tt.config)
 		}

@@ -22,9 +22,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// remains are what a service proxy may have left in one place, whichever it
+// leftovers are what a service proxy may have left in one place, whichever it
 // was. All of it is removed together.
-type remains interface {
+type leftovers interface {
 	// String names the place.
 	String() string
 	// Find says what is there, nothing if there is nothing.
@@ -33,26 +33,26 @@ type remains interface {
 	Remove(context.Context) error
 }
 
-// retiring are remains that open connections need for as long as they last.
+// draining are remains that open connections need for as long as they last.
 // They are removed at once only in a cleanup.
-type retiring interface {
-	remains
-	// Retire has them take no new connections and removes what no connection
+type draining interface {
+	leftovers
+	// Drain has them take no new connections and removes what no connection
 	// needs any more. It says what stays and for how long at most, nothing if
 	// all is gone. since is when it began, zero if it begins now.
-	Retire(ctx context.Context, since time.Time) (stays string, err error)
+	Drain(ctx context.Context, since time.Time) (stays string, err error)
 }
 
-// place is where a mode of ours, or kube-proxy itself, may have left rules.
-type place struct {
-	remains
+// cleanupTarget is where a mode of ours, or kube-proxy itself, may have left rules.
+type cleanupTarget struct {
+	leftovers
 	family service.Family
 	// ipvs says that it is virtual servers and what belongs to them.
 	ipvs bool
 	// upstream says that no mode of ours leaves anything there.
 	upstream bool
-	// trouble is why it could not be emptied, or an errUnread.
-	trouble error
+	// err is why it could not be emptied, or an unreadError.
+	err error
 }
 
 // takeover removes what other modes and other service proxies left for one
@@ -61,66 +61,66 @@ type place struct {
 // refused if the old ones go only once all that is wanted is in force, and was
 // seen to be by somebody who read it from the system again.
 type takeover struct {
-	family service.Family
-	places []place
+	family  service.Family
+	targets []cleanupTarget
 	// audit returns a backend that knows nothing of what was programmed.
-	audit     func() (reconcile.Backend, error)
-	log       klog.Logger
-	condition func(text string)
-	failed    func() // counts an attempt that left something
-	// done is called when old rules are gone, by which flows may have begun
+	audit        func() (reconcile.Backend, error)
+	log          klog.Logger
+	condition    func(text string)
+	countFailure func() // counts an attempt that left something
+	// onRemoved is called when old rules are gone, by which flows may have begun
 	// that no present rule would allow.
-	done func()
+	onRemoved func()
 
 	// enter reports that this process may change anything, see lease.Lease.
 	enter func(context.Context) (leave func(), ok bool)
 
-	good chan struct{} // a round was good
-	anew chan struct{} // another process may have left something
-	// all are the places to look at again, and rival shows what comes back in them.
-	all   []place
-	rival func(what string)
-	// told has what was last complained about, by place, empty for all of them.
-	told map[string]string
+	verifyRequests chan struct{} // a round was good
+	leaseRegained  chan struct{} // another process may have left something
+	// allTargets are the places to look at again, and rival shows what comes back in them.
+	allTargets         []cleanupTarget
+	reportForeignRules func(what string)
+	// logged has what was last complained about, by place, empty for all of them.
+	logged map[string]string
 	// removed says what was removed from a place that is not known to be empty.
 	removed map[string]string
-	// retired has, by place, what open connections may still need.
-	retired map[string]*retirement
+	// draining has, by place, what open connections may still need.
+	draining map[string]*drainState
 
-	mu     sync.Mutex
-	missed bool              // another process had the node since the last round
-	want   *service.Snapshot // of the last good round, nil if there is no hope of one
-	lapse  *time.Timer       // set while rounds are good but for some ports
+	mu           sync.Mutex
+	wasStandby   bool              // another process had the node since the last round
+	desired      *service.Snapshot // of the last good round, nil if there is no hope of one
+	partialTimer *time.Timer       // set while rounds are good but for some ports
 }
 
-// retirement is how far a place is with its connections.
-type retirement struct {
-	began time.Time
-	what  string // was there at first
-	stays string
+// drainState is how far a place is with its connections.
+type drainState struct {
+	started   time.Time
+	found     string // was there at first
+	remaining string
 }
 
 // The times of a takeover.
 const (
-	// takeoverPatience is how long old rules may serve a port that the present
+	// takeoverPortTimeout is how long old rules may serve a port that the present
 	// mode cannot program. By then they are out of date.
-	takeoverPatience = time.Minute
-	// takeoverPause is the longest one after a failure.
-	takeoverPause = time.Minute
-	// retirePause is how often it is looked at which connections have ended.
-	retirePause = 5 * time.Second
+	takeoverPortTimeout = time.Minute
+	// takeoverMaxBackoff is the longest one after a failure.
+	takeoverMaxBackoff = time.Minute
+	// drainInterval is how often it is looked at which connections have ended.
+	drainInterval = 5 * time.Second
 )
 
-// look finds what there is to take over, and says so.
-func (t *takeover) look(ctx context.Context) {
-	var left []place
-	for _, p := range t.places {
+// discover finds what there is to take over, and says so.
+func (t *takeover) discover(ctx context.Context) {
+	var left []cleanupTarget
+	for _, p := range t.targets {
 		what, err := p.Find(ctx)
 		switch {
 		case err != nil:
-			p.trouble = errUnread{err}
+			p.err = unreadError{err}
 			t.log.Error(err, unreadText, "place", p.String())
-			t.told[p.String()] = err.Error()
+			t.logged[p.String()] = err.Error()
 		case what == "":
 			continue
 		default:
@@ -128,100 +128,100 @@ func (t *takeover) look(ctx context.Context) {
 		}
 		left = append(left, p)
 	}
-	t.places = left
+	t.targets = left
 }
 
-// round takes in how a round for want went. What the mode cannot do at all is no
+// recordRound takes in how a round for want went. What the mode cannot do at all is no
 // reason to wait: old rules for it would serve all the rest as well, out of date.
-func (t *takeover) round(want *service.Snapshot, err error) {
+func (t *takeover) recordRound(want *service.Snapshot, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.missed {
-		t.missed = false
+	if t.wasStandby {
+		t.wasStandby = false
 		select {
-		case t.anew <- struct{}{}:
+		case t.leaseRegained <- struct{}{}:
 		default:
 		}
 	}
 	switch {
-	case want == nil || want.Partial || closedNodePorts(want, t.family) != "": // the old rules may have what is not known yet
-		t.refused(false)
+	case want == nil || want.Incomplete || closedNodePorts(want, t.family) != "": // the old rules may have what is not known yet
+		t.setPartial(false)
 	case err == nil || reconcile.Unsupported(err):
-		t.refused(false)
-		t.want = want
-		t.verify()
+		t.setPartial(false)
+		t.desired = want
+		t.requestVerify()
 	default:
-		t.refused(health.Partial(err))
+		t.setPartial(health.OnlyPortErrors(err))
 	}
 }
 
-// refused notes whether it is single ports and nothing else that are not in force
+// setPartial notes whether it is single ports and nothing else that are not in force
 // now. If that stays so, it is as good as it gets.
-func (t *takeover) refused(now bool) {
+func (t *takeover) setPartial(partial bool) {
 	switch {
-	case !now && t.lapse != nil:
-		t.lapse.Stop()
-		t.lapse = nil
-	case now && t.lapse == nil:
-		var lapse *time.Timer
-		lapse = time.AfterFunc(takeoverPatience, func() {
+	case !partial && t.partialTimer != nil:
+		t.partialTimer.Stop()
+		t.partialTimer = nil
+	case partial && t.partialTimer == nil:
+		var timer *time.Timer
+		timer = time.AfterFunc(takeoverPortTimeout, func() {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			if t.lapse == lapse {
-				t.want = nil
-				t.verify()
+			if t.partialTimer == timer {
+				t.desired = nil
+				t.requestVerify()
 			}
 		})
-		t.lapse = lapse
+		t.partialTimer = timer
 	}
 }
 
-// verify has it verified that what is wanted is in force.
-func (t *takeover) verify() {
+// requestVerify has it verified that what is wanted is in force.
+func (t *takeover) requestVerify() {
 	select {
-	case t.good <- struct{}{}:
+	case t.verifyRequests <- struct{}{}:
 	default:
 	}
 }
 
-// verified waits until what is wanted is in force, and reports that it is.
-func (t *takeover) verified(ctx context.Context) bool {
-	t.complain("they go as soon as all that is wanted is in force", nil)
+// waitVerified waits until what is wanted is in force, and reports that it is.
+func (t *takeover) waitVerified(ctx context.Context) bool {
+	t.report("they go as soon as all that is wanted is in force", nil)
 	for {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-t.good:
+		case <-t.verifyRequests:
 		}
 		t.mu.Lock()
-		want := t.want
+		want := t.desired
 		t.mu.Unlock()
 		if want == nil || t.audit == nil {
 			return true
 		}
-		err := t.lacks(ctx, want)
+		err := t.auditMissing(ctx, want)
 		if err == nil {
 			return true
 		}
-		t.complain("", fmt.Errorf("what is wanted is not all there: %w", err))
-		t.again(ctx)
+		t.report("", fmt.Errorf("what is wanted is not all there: %w", err))
+		t.verifyLater(ctx)
 	}
 }
 
-// again has a good round looked at again after a while, unless there is
+// verifyLater has a good round looked at again after a while, unless there is
 // another one.
-func (t *takeover) again(ctx context.Context) {
+func (t *takeover) verifyLater(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-t.good:
+	case <-t.verifyRequests:
 	case <-time.After(time.Second):
 	}
-	t.verify()
+	t.requestVerify()
 }
 
-// lacks returns what is missing of want, by a look at the system.
-func (t *takeover) lacks(ctx context.Context, want *service.Snapshot) error {
+// auditMissing returns what is missing of want, by a look at the system.
+func (t *takeover) auditMissing(ctx context.Context, want *service.Snapshot) error {
 	b, err := t.audit()
 	if err != nil {
 		return err
@@ -243,98 +243,98 @@ func (t *takeover) lacks(ctx context.Context, want *service.Snapshot) error {
 // remove removes what it can, and keeps the places where it cannot or where
 // connections go on.
 func (t *takeover) remove(ctx context.Context) error {
-	var left []place
+	var left []cleanupTarget
 	var errs []error
-	for _, p := range t.places {
-		what, done, err := t.clear(ctx, p)
+	for _, p := range t.targets {
+		what, done, err := t.removeOrDrain(ctx, p)
 		switch {
 		case err != nil:
-			p.trouble = err
+			p.err = err
 			left, errs = append(left, p), append(errs, err)
 			t.removed[p.String()] = cmp.Or(what, t.removed[p.String()])
 		case !done:
-			p.trouble = nil
+			p.err = nil
 			left = append(left, p)
 		case cmp.Or(what, t.removed[p.String()]) != "":
 			t.log.Info("Removed what an earlier service proxy left", "place", p.String(), "what", cmp.Or(what, t.removed[p.String()]))
 		}
 	}
-	t.places = left
+	t.targets = left
 	err := errors.Join(errs...)
 	switch {
 	case err != nil:
-		t.failed()
-		t.complain("", nil)
+		t.countFailure()
+		t.report("", nil)
 	case len(left) > 0:
-		t.complain("", nil)
+		t.report("", nil)
 	}
 	return err
 }
 
-// clear empties a place, and reports what was there and whether that is done.
-func (t *takeover) clear(ctx context.Context, p place) (what string, done bool, err error) {
-	r, is := p.remains.(retiring)
+// removeOrDrain empties a place, and reports what was there and whether that is done.
+func (t *takeover) removeOrDrain(ctx context.Context, p cleanupTarget) (what string, done bool, err error) {
+	r, is := p.leftovers.(draining)
 	if !is {
-		what, err = clear(ctx, p)
+		what, err = removeLeftovers(ctx, p)
 		return what, true, err
 	}
-	now := t.retired[p.String()]
+	now := t.draining[p.String()]
 	if now == nil {
-		now = &retirement{}
-		if now.what, err = p.look(ctx); err != nil || now.what == "" {
+		now = &drainState{}
+		if now.found, err = p.inspect(ctx); err != nil || now.found == "" {
 			return "", true, err
 		}
 	}
-	first := now.began.IsZero()
-	if now.stays, err = r.Retire(ctx, now.began); err != nil {
+	first := now.started.IsZero()
+	if now.remaining, err = r.Drain(ctx, now.started); err != nil {
 		return "", false, err
 	}
-	if now.stays == "" {
-		delete(t.retired, p.String())
-		_, err := clear(ctx, p) // or somebody else has made it again
-		return now.what, true, err
+	if now.remaining == "" {
+		delete(t.draining, p.String())
+		_, err := removeLeftovers(ctx, p) // or somebody else has made it again
+		return now.found, true, err
 	}
 	if first {
-		now.began = time.Now()
-		t.retired[p.String()] = now
-		t.log.Info("What an earlier service proxy left takes no new connections from now on; it goes when those that it has end", "place", p.String(), "stays", now.stays)
+		now.started = time.Now()
+		t.draining[p.String()] = now
+		t.log.Info("What an earlier service proxy left takes no new connections from now on; it goes when those that it has end", "place", p.String(), "stays", now.remaining)
 	}
 	return "", false, nil
 }
 
-// clear removes what is in a place, and returns what that was.
-func clear(ctx context.Context, p place) (what string, err error) {
-	if what, err = p.look(ctx); err != nil || what == "" {
+// removeLeftovers removes what is in a place, and returns what that was.
+func removeLeftovers(ctx context.Context, p cleanupTarget) (what string, err error) {
+	if what, err = p.inspect(ctx); err != nil || what == "" {
 		return "", err
 	}
 	if err := p.Remove(ctx); err != nil {
 		return "", err
 	}
-	left, err := p.look(ctx)
+	left, err := p.inspect(ctx)
 	if err == nil && left != "" {
 		err = fmt.Errorf("%s has %s again, which was removed: somebody else makes it", p, left)
 	}
 	return what, err
 }
 
-// takeOver prepares b to take over from whatever was there before, and tells
+// prepareTakeover prepares b to take over from whatever was there before, and tells
 // what that is. Before rounds begin nothing is removed.
-func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick func()) error {
-	if len(b.kept) == 0 {
+func (o *statusReporter) prepareTakeover(ctx context.Context, x *selectedMode, b *backend, kick func()) error {
+	if len(b.ownedTargets) == 0 {
 		return nil
 	}
-	all, err := places(x.config)
+	all, err := cleanupTargets(x.config)
 	if err != nil {
 		return err
 	}
 	log := o.log.WithValues("backend", b.String())
 	t := &takeover{
-		family: b.family, audit: b.audit, log: log, enter: o.enter(), good: make(chan struct{}, 1), anew: make(chan struct{}, 1),
-		rival: func(what string) { o.rival(b.family, what) },
-		told:  map[string]string{}, removed: map[string]string{}, retired: map[string]*retirement{},
-		condition: func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
-		failed:    func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
-		done: func() {
+		family: b.family, audit: b.audit, log: log, enter: o.leaseEnter(), verifyRequests: make(chan struct{}, 1), leaseRegained: make(chan struct{}, 1),
+		reportForeignRules: func(what string) { o.reportForeignRules(b.family, what) },
+		logged:             map[string]string{}, removed: map[string]string{}, draining: map[string]*drainState{},
+		condition:    func(text string) { o.health.SetCondition("leftovers-"+b.family.String(), text) },
+		countFailure: func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
+		onRemoved: func() {
 			b.recheck.Store(true)
 			kick()
 		},
@@ -342,19 +342,19 @@ func (o *observers) takeOver(ctx context.Context, x *chosen, b *backend, kick fu
 	for _, p := range all {
 		switch {
 		case p.family != b.family:
-		case !slices.Contains(b.kept, p.String()):
-			t.places, t.all = append(t.places, p), append(t.all, p)
+		case !slices.Contains(b.ownedTargets, p.String()):
+			t.targets, t.allTargets = append(t.targets, p), append(t.allTargets, p)
 		default:
-			adopting(ctx, log, p)
+			logAdopted(ctx, log, p)
 		}
 	}
-	t.look(ctx)
+	t.discover(ctx)
 	b.takeover = t
 	return nil
 }
 
-// adopting says what is in the place that rounds of this process keep in order.
-func adopting(ctx context.Context, log klog.Logger, p place) {
+// logAdopted says what is in the place that rounds of this process keep in order.
+func logAdopted(ctx context.Context, log klog.Logger, p cleanupTarget) {
 	if what, err := p.Find(ctx); err == nil && what != "" {
 		log.Info("Found what an earlier service proxy left; adopting what is wanted of it", "place", p.String(), "what", what)
 	}

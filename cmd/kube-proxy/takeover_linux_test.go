@@ -57,9 +57,9 @@ func showLegacy(t *testing.T) {
 	t.Helper()
 	w := &takeover{condition: func(text string) { fmt.Println(text) }}
 	for _, f := range service.Families {
-		p := place{remains: iptables.Remains{Variant: iptables.Legacy, Family: f}, family: f}
-		_, p.trouble = p.look(t.Context())
-		w.places = append(w.places, p)
+		p := cleanupTarget{leftovers: iptables.Leftovers{Variant: iptables.Legacy, Family: f}, family: f}
+		_, p.err = p.inspect(t.Context())
+		w.targets = append(w.targets, p)
 	}
-	w.show("")
+	w.setCondition("")
 }

@@ -19,181 +19,181 @@ import (
 	"kubeproxy/common/service"
 )
 
-// leftRules are remains that are as stubborn as the test wants them.
-type leftRules struct {
-	what    string
-	removed int
-	fail    []error // of the removals to come
-	stays   bool    // somebody makes them again
-	hidden  int     // how often they cannot be looked for once they were removed
+// fakeLeftovers are remains that are as stubborn as the test wants them.
+type fakeLeftovers struct {
+	what       string
+	removed    int
+	fail       []error // of the removals to come
+	recreated  bool    // somebody makes them again
+	unreadable int     // how often they cannot be looked for once they were removed
 }
 
-func (r *leftRules) String() string { return "a place" }
+func (r *fakeLeftovers) String() string { return "a place" }
 
-func (r *leftRules) Find(context.Context) (string, error) {
-	if r.removed > 0 && r.hidden > 0 {
-		r.hidden--
+func (r *fakeLeftovers) Find(context.Context) (string, error) {
+	if r.removed > 0 && r.unreadable > 0 {
+		r.unreadable--
 		return "", errSystemTest
 	}
 	return r.what, nil
 }
 
-func (r *leftRules) Remove(context.Context) error {
+func (r *fakeLeftovers) Remove(context.Context) error {
 	r.removed++
 	if len(r.fail) > 0 {
 		err := r.fail[0]
 		r.fail = r.fail[1:]
 		return err
 	}
-	if !r.stays {
+	if !r.recreated {
 		r.what = ""
 	}
 	return nil
 }
 
-// auditor is a Backend that finds a number of things missing, one fewer each
+// fakeAuditor is a Backend that finds a number of things missing, one fewer each
 // time.
-type auditor struct{ lacks int }
+type fakeAuditor struct{ missing int }
 
-func (a *auditor) Cleanup(context.Context) error { return nil }
+func (a *fakeAuditor) Cleanup(context.Context) error { return nil }
 
-func (a *auditor) Plan(context.Context, *service.Snapshot) (reconcile.Plan, error) {
-	if a.lacks > 0 {
-		a.lacks--
-		return lackingPlan{}, nil
+func (a *fakeAuditor) Plan(context.Context, *service.Snapshot) (reconcile.Plan, error) {
+	if a.missing > 0 {
+		a.missing--
+		return nonEmptyPlan{}, nil
 	}
 	return emptyPlan{}, nil
 }
 
 type (
-	lackingPlan struct{ reconcile.Plan }
-	emptyPlan   struct{ reconcile.Plan }
+	nonEmptyPlan struct{ reconcile.Plan }
+	emptyPlan    struct{ reconcile.Plan }
 )
 
-func (lackingPlan) Empty() bool    { return false }
-func (lackingPlan) String() string { return "+ something\n" }
-func (emptyPlan) Empty() bool      { return true }
+func (nonEmptyPlan) Empty() bool    { return false }
+func (nonEmptyPlan) String() string { return "+ something\n" }
+func (emptyPlan) Empty() bool       { return true }
 
-// story is a takeover in a bubble, and what it says.
-type story struct {
+// takeoverTest is a takeover in a bubble, and what it says.
+type takeoverTest struct {
 	*takeover
-	shown  []string // conditions, one after the other
-	done   int
-	failed int
-	errors *bytes.Buffer
+	conditions []string // conditions, one after the other
+	done       int
+	failed     int
+	logText    *bytes.Buffer
 }
 
-// takingOver runs told beside a takeover of left.
-func takingOver(t *testing.T, left *leftRules, audit *auditor, told func(*story)) {
+// runTakeover runs told beside a takeover of left.
+func runTakeover(t *testing.T, left *fakeLeftovers, audit *fakeAuditor, do func(*takeoverTest)) {
 	t.Helper()
-	takingOverAll(t, []place{{remains: left}}, audit, told)
+	runTakeovers(t, []cleanupTarget{{leftovers: left}}, audit, do)
 }
 
-// takingOverAll runs told beside a takeover of places.
-func takingOverAll(t *testing.T, places []place, audit *auditor, told func(*story)) {
+// runTakeovers runs told beside a takeover of places.
+func runTakeovers(t *testing.T, targets []cleanupTarget, audit *fakeAuditor, do func(*takeoverTest)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &story{errors: &bytes.Buffer{}}
+		s := &takeoverTest{logText: &bytes.Buffer{}}
 		s.takeover = &takeover{
-			places:    places,
-			audit:     func() (reconcile.Backend, error) { return audit, nil },
-			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.errors))),
-			condition: func(text string) { s.shown = append(s.shown, text) },
-			done:      func() { s.done++ },
-			failed:    func() { s.failed++ },
-			good:      make(chan struct{}, 1),
-			told:      map[string]string{},
-			removed:   map[string]string{},
-			retired:   map[string]*retirement{},
+			targets:        targets,
+			audit:          func() (reconcile.Backend, error) { return audit, nil },
+			log:            textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.logText))),
+			condition:      func(text string) { s.conditions = append(s.conditions, text) },
+			onRemoved:      func() { s.done++ },
+			countFailure:   func() { s.failed++ },
+			verifyRequests: make(chan struct{}, 1),
+			logged:         map[string]string{},
+			removed:        map[string]string{},
+			draining:       map[string]*drainState{},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		s.look(ctx)
+		s.discover(ctx)
 		ended := make(chan struct{})
 		go func() {
-			s.once(ctx)
+			s.runOnce(ctx)
 			close(ended)
 		}()
 		synctest.Wait()
-		told(s)
+		do(s)
 		cancel()
 		<-ended
 	})
 }
 
-// pass lets time pass, and what is then to be done be done.
-func pass(d time.Duration) {
+// advance lets time pass, and what is then to be done be done.
+func advance(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
 // after lets time pass and then reports a round.
-func (s *story) after(d time.Duration, err error) {
+func (s *takeoverTest) after(d time.Duration, err error) {
 	time.Sleep(d)
-	s.round(service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil), err)
+	s.recordRound(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), err)
 	synctest.Wait()
 }
 
 var (
-	errPort  = &reconcile.PortError{Err: errors.New("refused")}
-	errUnmet = errors.Join(&reconcile.PortError{Err: &reconcile.Unmet{Text: "no SCTP"}})
+	errPortTest        = &reconcile.PortError{Err: errors.New("refused")}
+	errUnsupportedTest = errors.Join(&reconcile.PortError{Err: &reconcile.UnsupportedError{Text: "no SCTP"}})
 )
 
 func TestTakeover(t *testing.T) {
 	const found = "rules"
 	for situation, tt := range map[string]struct {
-		left    leftRules
-		lacks   int
-		told    func(*story)
-		removed int
-		failed  int
-		done    bool
-		shown   string // a word of some condition
+		left      fakeLeftovers
+		missing   int
+		do        func(*takeoverTest)
+		removed   int
+		failed    int
+		done      bool
+		condition string // a word of some condition
 	}{
-		"nothing was left":              {left: leftRules{}, told: func(s *story) { s.after(0, nil) }},
-		"a good round":                  {left: leftRules{what: found}, told: func(s *story) { s.after(0, nil) }, removed: 1, done: true, shown: "they go as soon as"},
-		"no round yet":                  {left: leftRules{what: found}, told: func(*story) { pass(time.Hour) }, shown: "they go as soon as"},
-		"rounds fail":                   {left: leftRules{what: found}, told: func(s *story) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
-		"NodePorts are closed as yet":   {left: leftRules{what: found}, told: func(s *story) { s.round(closedFor(service.IPv4), nil); pass(time.Hour) }},
-		"those of the other family":     {left: leftRules{what: found}, told: func(s *story) { s.round(closedFor(service.IPv6), nil); pass(0) }, removed: 1, done: true},
-		"something cannot be read":      {left: leftRules{what: found}, told: func(s *story) { s.round(&service.Snapshot{Partial: true}, nil); pass(time.Hour) }},
-		"not all is there at first":     {left: leftRules{what: found}, lacks: 2, told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 1, done: true, shown: "+ something"},
-		"what is wanted is never there": {left: leftRules{what: found}, lacks: 1 << 30, told: func(s *story) { s.after(0, nil); pass(time.Minute) }, shown: "not all there"},
+		"nothing was left":              {left: fakeLeftovers{}, do: func(s *takeoverTest) { s.after(0, nil) }},
+		"a good round":                  {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, nil) }, removed: 1, done: true, condition: "they go as soon as"},
+		"no round yet":                  {left: fakeLeftovers{what: found}, do: func(*takeoverTest) { advance(time.Hour) }, condition: "they go as soon as"},
+		"rounds fail":                   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
+		"NodePorts are closed as yet":   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.recordRound(closedFor(service.IPv4), nil); advance(time.Hour) }},
+		"those of the other family":     {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.recordRound(closedFor(service.IPv6), nil); advance(0) }, removed: 1, done: true},
+		"something cannot be read":      {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.recordRound(&service.Snapshot{Incomplete: true}, nil); advance(time.Hour) }},
+		"not all is there at first":     {left: fakeLeftovers{what: found}, missing: 2, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) }, removed: 1, done: true, condition: "+ something"},
+		"what is wanted is never there": {left: fakeLeftovers{what: found}, missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, nil); advance(time.Minute) }, condition: "not all there"},
 		"removing fails twice": {
-			left: leftRules{what: found, fail: []error{errSystemTest, errSystemTest}},
-			told: func(s *story) { s.after(0, nil); pass(10 * time.Second) }, removed: 3, failed: 2, done: true, shown: "out of order",
+			left: fakeLeftovers{what: found, fail: []error{errSystemTest, errSystemTest}},
+			do:   func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) }, removed: 3, failed: 2, done: true, condition: "out of order",
 		},
 		"removed but not seen to be": {
-			left: leftRules{what: found, hidden: 2}, told: func(s *story) { s.after(0, nil); pass(10 * time.Second) },
-			removed: 1, failed: 2, done: true, shown: "out of order",
+			left: fakeLeftovers{what: found, unreadable: 2}, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) },
+			removed: 1, failed: 2, done: true, condition: "out of order",
 		},
 		"somebody makes it again": {
-			left: leftRules{what: found, stays: true}, told: func(s *story) { s.after(0, nil); pass(10 * time.Minute) },
-			removed: 15, failed: 15, shown: "somebody else makes it",
+			left: fakeLeftovers{what: found, recreated: true}, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Minute) },
+			removed: 15, failed: 15, condition: "somebody else makes it",
 		},
 	} {
 		t.Run(situation, func(t *testing.T) {
-			var s *story
-			takingOver(t, &tt.left, &auditor{tt.lacks}, func(now *story) {
+			var s *takeoverTest
+			runTakeover(t, &tt.left, &fakeAuditor{tt.missing}, func(now *takeoverTest) {
 				s = now
-				tt.told(s)
+				tt.do(s)
 				if got := s.done > 0; got != tt.done || tt.left.removed != tt.removed {
 					t.Errorf("removed %d times, done %t; want %d, %t", tt.left.removed, got, tt.removed, tt.done)
 				}
 				if s.failed != tt.failed {
 					t.Errorf("%d failures counted, want %d", s.failed, tt.failed)
 				}
-				if now := len(s.shown) > 0 && s.shown[len(s.shown)-1] != ""; tt.left.what != "" && !now || tt.done && now {
-					t.Errorf("conditions %q", s.shown)
+				if now := len(s.conditions) > 0 && s.conditions[len(s.conditions)-1] != ""; tt.left.what != "" && !now || tt.done && now {
+					t.Errorf("conditions %q", s.conditions)
 				}
 			})
-			if !slices.ContainsFunc(s.shown, func(text string) bool { return strings.Contains(text, tt.shown) }) && tt.shown != "" {
-				t.Errorf("conditions %q, want one with %q", s.shown, tt.shown)
+			if !slices.ContainsFunc(s.conditions, func(text string) bool { return strings.Contains(text, tt.condition) }) && tt.condition != "" {
+				t.Errorf("conditions %q, want one with %q", s.conditions, tt.condition)
 			}
-			if got := strings.Contains(s.errors.String(), "Removed what an earlier"); got != tt.done && tt.left.what == "" && tt.removed > 0 {
-				t.Errorf("done %t, and the log says:\n%s", tt.done, s.errors)
+			if got := strings.Contains(s.logText.String(), "Removed what an earlier"); got != tt.done && tt.left.what == "" && tt.removed > 0 {
+				t.Errorf("done %t, and the log says:\n%s", tt.done, s.logText)
 			}
-			if n := strings.Count(s.errors.String(), "still there; trying again"); n > 1 {
-				t.Errorf("the same was told %d times:\n%s", n, s.errors)
+			if n := strings.Count(s.logText.String(), "still there; trying again"); n > 1 {
+				t.Errorf("the same was told %d times:\n%s", n, s.logText)
 			}
 		})
 	}
@@ -216,16 +216,16 @@ var errSystemTest = errors.New("the kernel is out of order")
 // TestClear says what was removed, and why not.
 func TestClear(t *testing.T) {
 	for situation, tt := range map[string]struct {
-		left      leftRules
+		left      fakeLeftovers
 		what, err string
 	}{
-		"nothing there":       {leftRules{}, "", ""},
-		"something there":     {leftRules{what: "rules"}, "rules", ""},
-		"cannot be removed":   {leftRules{what: "rules", fail: []error{errSystemTest}}, "", "the kernel is out of order"},
-		"somebody else's too": {leftRules{what: "rules", stays: true}, "rules", "a place has rules again, which was removed: somebody else makes it"},
+		"nothing there":       {fakeLeftovers{}, "", ""},
+		"something there":     {fakeLeftovers{what: "rules"}, "rules", ""},
+		"cannot be removed":   {fakeLeftovers{what: "rules", fail: []error{errSystemTest}}, "", "the kernel is out of order"},
+		"somebody else's too": {fakeLeftovers{what: "rules", recreated: true}, "rules", "a place has rules again, which was removed: somebody else makes it"},
 	} {
 		t.Run(situation, func(t *testing.T) {
-			what, err := clear(t.Context(), place{remains: &tt.left})
+			what, err := removeLeftovers(t.Context(), cleanupTarget{leftovers: &tt.left})
 			text := ""
 			if err != nil {
 				text = err.Error()
@@ -240,35 +240,43 @@ func TestClear(t *testing.T) {
 // TestTakeoverInPart has rounds that program all but single ports.
 func TestTakeoverInPart(t *testing.T) {
 	for situation, tt := range map[string]struct {
-		lacks int
-		told  func(*story)
-		gone  bool
+		missing int
+		do      func(*takeoverTest)
+		gone    bool
 	}{
-		"ports are refused":      {told: func(s *story) { s.after(0, errPort); s.after(time.Second, errPort) }},
-		"ports stay refused":     {told: func(s *story) { s.after(0, errPort); pass(takeoverPatience) }, gone: true},
-		"the mode cannot do all": {told: func(s *story) { s.after(0, errUnmet) }, gone: true},
+		"ports are refused":      {do: func(s *takeoverTest) { s.after(0, errPortTest); s.after(time.Second, errPortTest) }},
+		"ports stay refused":     {do: func(s *takeoverTest) { s.after(0, errPortTest); advance(takeoverPortTimeout) }, gone: true},
+		"the mode cannot do all": {do: func(s *takeoverTest) { s.after(0, errUnsupportedTest) }, gone: true},
 		"and the rest is not there": {
-			lacks: 1 << 30, told: func(s *story) { s.after(0, errUnmet); pass(time.Hour) },
+			missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, errUnsupportedTest); advance(time.Hour) },
 		},
 		"ports are refused, then all": {
-			told: func(s *story) { s.after(0, errPort); s.after(time.Second, errSystemTest); pass(time.Hour) },
+			do: func(s *takeoverTest) {
+				s.after(0, errPortTest)
+				s.after(time.Second, errSystemTest)
+				advance(time.Hour)
+			},
 		},
 		"ports are refused, then all, then ports": {
-			told: func(s *story) {
-				s.after(0, errPort)
+			do: func(s *takeoverTest) {
+				s.after(0, errPortTest)
 				s.after(50*time.Second, errSystemTest)
-				s.after(time.Second, errPort)
-				pass(50 * time.Second)
+				s.after(time.Second, errPortTest)
+				advance(50 * time.Second)
 			},
 		},
 		"ports are refused, then something cannot be read": {
-			told: func(s *story) { s.after(0, errPort); s.round(&service.Snapshot{Partial: true}, nil); pass(time.Hour) },
+			do: func(s *takeoverTest) {
+				s.after(0, errPortTest)
+				s.recordRound(&service.Snapshot{Incomplete: true}, nil)
+				advance(time.Hour)
+			},
 		},
 	} {
 		t.Run(situation, func(t *testing.T) {
-			left := leftRules{what: "rules"}
-			takingOver(t, &left, &auditor{tt.lacks}, func(s *story) {
-				tt.told(s)
+			left := fakeLeftovers{what: "rules"}
+			runTakeover(t, &left, &fakeAuditor{tt.missing}, func(s *takeoverTest) {
+				tt.do(s)
 				if gone := left.what == ""; gone != tt.gone {
 					t.Errorf("old rules are gone: %t, want %t", gone, tt.gone)
 				}

@@ -16,7 +16,7 @@ import (
 // the process.
 func newUserspace() dataplane {
 	limits := sync.OnceValues(func() (*userspace.Limits, error) {
-		files, err := userspace.RaiseFiles()
+		files, err := userspace.RaiseFileLimit()
 		if err != nil {
 			return nil, err
 		}
@@ -35,9 +35,9 @@ func newUserspace() dataplane {
 		audit: func(c *config.Config, f service.Family) (reconcile.Backend, error) {
 			return userspace.NewAudit(f, userspaceOptions(c))
 		},
-		keeps: func(_ *config.Config, f service.Family) ([]string, error) {
-			all, err := keptByIPTables(nil, f)
-			return append(all, userspace.Remains{Family: f}.String()), err
+		ownedTargets: func(_ *config.Config, f service.Family) ([]string, error) {
+			all, err := ownedByIPTables(nil, f)
+			return append(all, userspace.Leftovers{Family: f}.String()), err
 		},
 	}
 }

@@ -58,7 +58,7 @@ func newVersion(to streams) *cobra.Command {
 }
 
 func printVersion(w io.Writer, how versionFlag) error {
-	b := builtFrom()
+	b := buildInfo()
 	if how != "raw" {
 		_, err := fmt.Fprintf(w, "kube-proxy %s\n", b.Version)
 		return err
@@ -73,7 +73,7 @@ type Build struct {
 	Go, Compiler, Platform            string
 }
 
-func builtFrom() Build {
+func buildInfo() Build {
 	name, more, _ := strings.Cut(version, ",")
 	commit, date, _ := strings.Cut(more, ",")
 	b := Build{Version: name, Revision: commit, Time: date, Go: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH}

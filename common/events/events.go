@@ -27,21 +27,21 @@ type Object struct {
 // Topic is something about an object that is either all right or not. It is
 // told when it changes, once, and not when only its message does.
 type Topic struct {
-	Bad  string // reason of the Event, in CamelCase
-	Good string // the same when it is right again; empty if nobody need know
-	// Reach tells the Events of nodes apart, or has them share one.
-	Reach Reach
-	// Calm means that Bad is nothing bad and is told at once.
-	Calm bool
+	Reason          string // reason of the Event, in CamelCase
+	RecoveredReason string // the same when it is right again; empty if nobody need know
+	// Scope tells the Events of nodes apart, or has them share one.
+	Scope Scope
+	// Informational means that Bad is nothing bad and is told at once.
+	Informational bool
 }
 
-// Reach says on how many nodes the same is the case.
-type Reach uint8
+// Scope says on how many nodes the same is the case.
+type Scope uint8
 
 const (
 	// Node is for what may be so on one node alone. Each node writes an Event
 	// of its own.
-	Node Reach = iota
+	Node Scope = iota
 	// Cluster is for what every node sees alike, such as a mistake in a
 	// Service. All nodes write the same Event, under a name made of what it
 	// says and of the hour, and the API server takes the first.
@@ -75,24 +75,24 @@ const (
 // The limits. In the worst case a node writes overallBurst Events at once and
 // then one every overallEvery.
 const (
-	overallBurst = 10
-	overallEvery = 10 * time.Second
-	matterBurst  = 3 // of one topic about one object
-	matterEvery  = 5 * time.Minute
-	maxMatters   = 500
-	// hold is how long something must be so before it is told: a failure that
+	overallBurst   = 10
+	overallEvery   = 10 * time.Second
+	conditionBurst = 3 // of one topic about one object
+	conditionEvery = 5 * time.Minute
+	maxConditions  = 500
+	// stableTime is how long something must be so before it is told: a failure that
 	// the next round puts right is not worth an Event.
-	hold = 3 * time.Second
-	// memory is how long a matter is remembered that is all right, so that
+	stableTime = 3 * time.Second
+	// retention is how long a matter is remembered that is all right, so that
 	// Events about the same add up to one. The API server keeps them for an
 	// hour.
-	memory = 50 * time.Minute
-	// rest403 is how long nothing is written after the API server said that
+	retention = 50 * time.Minute
+	// forbiddenPause is how long nothing is written after the API server said that
 	// it is not allowed.
-	rest403 = 30 * time.Minute
-	// patience is how long an Event is tried to be written.
-	patience = 15 * time.Minute
-	spread   = 30 * time.Second
+	forbiddenPause = 30 * time.Minute
+	// retryTimeout is how long an Event is tried to be written.
+	retryTimeout  = 15 * time.Minute
+	defaultSpread = 30 * time.Second
 )
 
 // Recorder collects what is to be told and writes it. A nil one does nothing.
@@ -103,29 +103,29 @@ type Recorder struct {
 	overall *rate.Limiter
 	wake    chan struct{}
 
-	mu      sync.Mutex
-	matters map[name][]*matter
-	open    int                  // matters there are
-	off     map[string]time.Time // namespaces where nothing may be written, until when
-	pause   time.Time            // nothing is tried before
-	fails   int                  // in a row
-	told    map[string]bool      // failures that were reported
+	mu               sync.Mutex
+	conditions       map[name][]*condition
+	count            int                  // matters there are
+	pausedNamespaces map[string]time.Time // namespaces where nothing may be written, until when
+	pausedUntil      time.Time            // nothing is tried before
+	failures         int                  // in a row
+	reported         map[string]bool      // failures that were reported
 }
 
 type name struct{ kind, namespace, name string }
 
-// matter is a topic about an object.
-type matter struct {
-	object  Object
-	topic   Topic
-	bad     bool      // now
-	message string    // of now
-	told    bool      // what was last told: bad or not
-	due     time.Time // when to tell, zero if there is nothing to tell
-	since   time.Time // when it was first due
-	changed time.Time
-	limit   *rate.Limiter
-	series  [2]series // of good and bad Events
+// condition is a topic about an object.
+type condition struct {
+	object         Object
+	topic          Topic
+	failed         bool      // now
+	message        string    // of now
+	reportedFailed bool      // what was last told: bad or not
+	due            time.Time // when to tell, zero if there is nothing to tell
+	since          time.Time // when it was first due
+	changed        time.Time
+	limit          *rate.Limiter
+	series         [2]series // of good and bad Events
 }
 
 // New returns a Recorder for an API server. Nothing is written before Run.
@@ -139,18 +139,18 @@ func New(o Options) (*Recorder, error) {
 
 func newRecorder(o Options, w writer) *Recorder {
 	if o.Spread == 0 {
-		o.Spread = spread
+		o.Spread = defaultSpread
 	}
 	return &Recorder{
 		options: o, writer: w,
-		overall: rate.NewLimiter(rate.Every(overallEvery), overallBurst),
-		wake:    make(chan struct{}, 1),
-		matters: map[name][]*matter{}, off: map[string]time.Time{}, told: map[string]bool{},
+		overall:    rate.NewLimiter(rate.Every(overallEvery), overallBurst),
+		wake:       make(chan struct{}, 1),
+		conditions: map[name][]*condition{}, pausedNamespaces: map[string]time.Time{}, reported: map[string]bool{},
 	}
 }
 
-// Bad says that t is so of o, and why.
-func (r *Recorder) Bad(o Object, t Topic, message string) {
+// Failed says that t is so of o, and why.
+func (r *Recorder) Failed(o Object, t Topic, message string) {
 	if r == nil {
 		return
 	}
@@ -162,37 +162,37 @@ func (r *Recorder) Bad(o Object, t Topic, message string) {
 	}
 	if m != nil {
 		m.object = o
-		r.turn(m, true, message)
+		r.set(m, true, message)
 	}
 }
 
-// Good says that t is all right with o. It is told only if the opposite was.
-func (r *Recorder) Good(o Object, t Topic, message string) {
+// Recovered says that t is all right with o. It is told only if the opposite was.
+func (r *Recorder) Recovered(o Object, t Topic, message string) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m := r.find(o, t); m != nil {
-		r.turn(m, false, message)
+		r.set(m, false, message)
 	}
 }
 
-// Gone forgets an object.
-func (r *Recorder) Gone(o Object) {
+// Forget forgets an object.
+func (r *Recorder) Forget(o Object) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := name{o.Kind, o.Namespace, o.Name}
-	r.open -= len(r.matters[n])
-	delete(r.matters, n)
+	r.count -= len(r.conditions[n])
+	delete(r.conditions, n)
 }
 
-func (r *Recorder) find(o Object, t Topic) *matter {
-	for _, m := range r.matters[name{o.Kind, o.Namespace, o.Name}] {
-		if m.topic.Bad == t.Bad {
+func (r *Recorder) find(o Object, t Topic) *condition {
+	for _, m := range r.conditions[name{o.Kind, o.Namespace, o.Name}] {
+		if m.topic.Reason == t.Reason {
 			return m
 		}
 	}
@@ -200,31 +200,31 @@ func (r *Recorder) find(o Object, t Topic) *matter {
 }
 
 // add makes room for a matter, nil if there is none.
-func (r *Recorder) add(o Object, t Topic) *matter {
-	if r.open >= maxMatters {
-		r.forget(time.Now())
+func (r *Recorder) add(o Object, t Topic) *condition {
+	if r.count >= maxConditions {
+		r.evict(time.Now())
 	}
-	if r.open >= maxMatters {
-		r.drop(Full)
+	if r.count >= maxConditions {
+		r.countDropped(Full)
 		return nil
 	}
-	m := &matter{object: o, topic: t, limit: rate.NewLimiter(rate.Every(matterEvery), matterBurst)}
+	m := &condition{object: o, topic: t, limit: rate.NewLimiter(rate.Every(conditionEvery), conditionBurst)}
 	n := name{o.Kind, o.Namespace, o.Name}
-	r.matters[n] = append(r.matters[n], m)
-	r.open++
+	r.conditions[n] = append(r.conditions[n], m)
+	r.count++
 	return m
 }
 
-// forget drops what has been all right for long or, if there is none, the
+// evict drops what has been all right for long or, if there is none, the
 // matter that has been all right for longest.
-func (r *Recorder) forget(now time.Time) {
-	var oldest *matter
-	for n, list := range r.matters {
+func (r *Recorder) evict(now time.Time) {
+	var oldest *condition
+	for n, list := range r.conditions {
 		kept := list[:0]
 		for _, m := range list {
-			quiet := !m.bad && m.due.IsZero()
-			if quiet && now.Sub(m.changed) > memory {
-				r.open--
+			quiet := !m.failed && m.due.IsZero()
+			if quiet && now.Sub(m.changed) > retention {
+				r.count--
 				continue
 			}
 			if quiet && (oldest == nil || m.changed.Before(oldest.changed)) {
@@ -232,50 +232,50 @@ func (r *Recorder) forget(now time.Time) {
 			}
 			kept = append(kept, m)
 		}
-		r.keep(n, kept)
+		r.setConditions(n, kept)
 	}
-	if r.open < maxMatters || oldest == nil {
+	if r.count < maxConditions || oldest == nil {
 		return
 	}
 	n := name{oldest.object.Kind, oldest.object.Namespace, oldest.object.Name}
-	var kept []*matter
-	for _, m := range r.matters[n] {
+	var kept []*condition
+	for _, m := range r.conditions[n] {
 		if m != oldest {
 			kept = append(kept, m)
 		}
 	}
-	r.open--
-	r.keep(n, kept)
+	r.count--
+	r.setConditions(n, kept)
 }
 
-func (r *Recorder) keep(n name, list []*matter) {
+func (r *Recorder) setConditions(n name, list []*condition) {
 	if len(list) == 0 {
-		delete(r.matters, n)
+		delete(r.conditions, n)
 		return
 	}
-	r.matters[n] = list
+	r.conditions[n] = list
 }
 
-// turn notes how a matter is now. What went back to how it was told last
+// set notes how a matter is now. What went back to how it was told last
 // needs no telling.
-func (r *Recorder) turn(m *matter, bad bool, message string) {
+func (r *Recorder) set(m *condition, failed bool, message string) {
 	m.message = message
-	if m.bad == bad {
+	if m.failed == failed {
 		return
 	}
 	now := time.Now()
-	m.bad, m.changed, m.due = bad, now, time.Time{}
-	if bad != m.told {
+	m.failed, m.changed, m.due = failed, now, time.Time{}
+	if failed != m.reportedFailed {
 		r.schedule(m, now)
 	}
 }
 
-func (r *Recorder) schedule(m *matter, now time.Time) {
-	wait := hold
+func (r *Recorder) schedule(m *condition, now time.Time) {
+	wait := stableTime
 	switch {
-	case m.topic.Calm:
+	case m.topic.Informational:
 		wait = 0
-	case m.topic.Reach == Cluster:
+	case m.topic.Scope == Cluster:
 		wait += rand.N(r.options.Spread)
 	}
 	m.due, m.since = now.Add(wait), now
@@ -285,7 +285,7 @@ func (r *Recorder) schedule(m *matter, now time.Time) {
 	}
 }
 
-func (r *Recorder) drop(why string) {
+func (r *Recorder) countDropped(why string) {
 	if r.options.Dropped != nil {
 		r.options.Dropped(why)
 	}
@@ -293,9 +293,9 @@ func (r *Recorder) drop(why string) {
 
 // report tells of a failure, by its kind, until something succeeds.
 func (r *Recorder) report(kind string, err error) {
-	if r.told[kind] || r.options.Report == nil {
+	if r.reported[kind] || r.options.Report == nil {
 		return
 	}
-	r.told[kind] = true
+	r.reported[kind] = true
 	r.options.Report(err)
 }

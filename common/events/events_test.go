@@ -23,12 +23,12 @@ import (
 
 var (
 	kind    = schema.GroupResource{Resource: "events"}
-	broken  = Topic{Bad: "Broken", Good: "Mended"}
-	mistake = Topic{Bad: "Mistake", Reach: Cluster}
-	start   = Topic{Bad: "Starting", Calm: true}
+	broken  = Topic{Reason: "Broken", RecoveredReason: "Mended"}
+	mistake = Topic{Reason: "Mistake", Scope: Cluster}
+	start   = Topic{Reason: "Starting", Informational: true}
 )
 
-func about(name string) Object {
+func serviceObject(name string) Object {
 	return Object{Kind: "Service", Namespace: "shop", Name: name, UID: "uid-of-" + "x"}
 }
 
@@ -81,7 +81,7 @@ func (s *store) patch(_ context.Context, _, name string, change []byte) error {
 	})
 }
 
-func (s *store) said() []string {
+func (s *store) takeCalls() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := s.calls
@@ -89,23 +89,23 @@ func (s *store) said() []string {
 	return all
 }
 
-// tale runs a Recorder in a bubble of time.
-type tale struct {
+// scenario runs a Recorder in a bubble of time.
+type scenario struct {
 	*Recorder
 	*store
 	dropped, reports []string
 	written          int
 }
 
-func tell(t *testing.T, story func(t *testing.T, r *tale)) {
+func runScenario(t *testing.T, story func(t *testing.T, r *scenario)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := &tale{store: newStore()}
+		r := &scenario{store: newStore()}
 		r.Recorder = newRecorder(Options{
 			Node:    "node-a",
-			Report:  func(err error) { r.noting(func() { r.reports = append(r.reports, err.Error()) }) },
-			Written: func() { r.noting(func() { r.written++ }) },
-			Dropped: func(why string) { r.noting(func() { r.dropped = append(r.dropped, why) }) },
+			Report:  func(err error) { r.locked(func() { r.reports = append(r.reports, err.Error()) }) },
+			Written: func() { r.locked(func() { r.written++ }) },
+			Dropped: func(why string) { r.locked(func() { r.dropped = append(r.dropped, why) }) },
 		}, r.store)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -119,8 +119,8 @@ func tell(t *testing.T, story func(t *testing.T, r *tale)) {
 	})
 }
 
-// noting has do happen between two looks of the test.
-func (r *tale) noting(do func()) {
+// locked has do happen between two looks of the test.
+func (r *scenario) locked(do func()) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
 	do()
@@ -128,79 +128,79 @@ func (r *tale) noting(do func()) {
 
 // after lets time pass and waits until all is done. What the test read and
 // wrote before comes before that, what it reads then after it.
-func (r *tale) after(d time.Duration) {
-	r.noting(func() {})
+func (r *scenario) after(d time.Duration) {
+	r.locked(func() {})
 	time.Sleep(d)
 	synctest.Wait()
-	r.noting(func() {})
+	r.locked(func() {})
 }
 
-func (r *tale) wants(t *testing.T, after time.Duration, want ...string) {
+func (r *scenario) expect(t *testing.T, after time.Duration, want ...string) {
 	t.Helper()
 	r.after(after)
-	if diff := cmp.Diff(want, r.said()); diff != "" {
+	if diff := cmp.Diff(want, r.takeCalls()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 func TestOncePerChange(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
-		r.Good(about("web"), broken, "was never bad")
+	runScenario(t, func(t *testing.T, r *scenario) {
+		r.Recovered(serviceObject("web"), broken, "was never bad")
 		for range 10 {
-			r.Bad(about("web"), broken, "no space")
+			r.Failed(serviceObject("web"), broken, "no space")
 			time.Sleep(time.Second)
 		}
-		r.wants(t, time.Minute, "3s create web Broken: ok")
-		r.Bad(about("web"), broken, "another reason")
-		r.wants(t, time.Minute)
-		r.Good(about("web"), broken, "fits again")
-		r.wants(t, time.Minute, "133s create web Mended: ok")
-		r.Gone(about("web"))
-		r.Good(about("web"), broken, "")
-		r.wants(t, time.Hour)
-		if r.open != 0 || len(r.matters) != 0 || r.written != 2 {
-			t.Errorf("%d matters of %d objects are remembered, %d Events written", r.open, len(r.matters), r.written)
+		r.expect(t, time.Minute, "3s create web Broken: ok")
+		r.Failed(serviceObject("web"), broken, "another reason")
+		r.expect(t, time.Minute)
+		r.Recovered(serviceObject("web"), broken, "fits again")
+		r.expect(t, time.Minute, "133s create web Mended: ok")
+		r.Forget(serviceObject("web"))
+		r.Recovered(serviceObject("web"), broken, "")
+		r.expect(t, time.Hour)
+		if r.count != 0 || len(r.conditions) != 0 || r.written != 2 {
+			t.Errorf("%d matters of %d objects are remembered, %d Events written", r.count, len(r.conditions), r.written)
 		}
 	})
 }
 
-func TestShortTroubleIsNotTold(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
-		r.Bad(about("web"), broken, "no space")
-		time.Sleep(hold / 2)
-		r.Good(about("web"), broken, "")
-		r.wants(t, time.Hour)
-		r.Bad(about("web"), broken, "no space")
-		r.wants(t, time.Minute, "3604s create web Broken: ok")
-		r.Good(about("web"), broken, "")
-		time.Sleep(hold / 2)
-		r.Bad(about("web"), broken, "again")
-		r.wants(t, time.Hour)
+func TestShortFailureIsNotReported(t *testing.T) {
+	runScenario(t, func(t *testing.T, r *scenario) {
+		r.Failed(serviceObject("web"), broken, "no space")
+		time.Sleep(stableTime / 2)
+		r.Recovered(serviceObject("web"), broken, "")
+		r.expect(t, time.Hour)
+		r.Failed(serviceObject("web"), broken, "no space")
+		r.expect(t, time.Minute, "3604s create web Broken: ok")
+		r.Recovered(serviceObject("web"), broken, "")
+		time.Sleep(stableTime / 2)
+		r.Failed(serviceObject("web"), broken, "again")
+		r.expect(t, time.Hour)
 	})
 }
 
 // What is over while it is being told is told, too.
 func TestChangeMeanwhile(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
+	runScenario(t, func(t *testing.T, r *scenario) {
 		r.fail = func(string) error {
-			r.Good(about("web"), broken, "")
+			r.Recovered(serviceObject("web"), broken, "")
 			return nil
 		}
-		r.Bad(about("web"), broken, "")
-		r.wants(t, time.Minute, "3s create web Broken: ok", "6s create web Mended: ok")
+		r.Failed(serviceObject("web"), broken, "")
+		r.expect(t, time.Minute, "3s create web Broken: ok", "6s create web Mended: ok")
 	})
 }
 
 // What recurs adds up in one Event, and ever more slowly.
 func TestRecurrence(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
+	runScenario(t, func(t *testing.T, r *scenario) {
 		for i := range 20 {
-			r.Bad(about("web"), broken, fmt.Sprintf("trouble %d", i))
+			r.Failed(serviceObject("web"), broken, fmt.Sprintf("trouble %d", i))
 			time.Sleep(10 * time.Second)
-			r.Good(about("web"), broken, "")
+			r.Recovered(serviceObject("web"), broken, "")
 			time.Sleep(10 * time.Second)
 		}
-		r.wants(t, time.Hour,
+		r.expect(t, time.Hour,
 			"3s create web Broken: ok", "13s create web Mended: ok", "23s patch : ok", "313s patch : ok")
 		for _, e := range r.events {
 			if e.Reason == "Broken" && (e.Count != 2 || e.Message != "trouble 1") || e.Reason == "Mended" && e.Count != 2 {
@@ -212,28 +212,28 @@ func TestRecurrence(t *testing.T) {
 
 // An Event that has expired is written anew.
 func TestExpired(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
-		r.Bad(about("web"), broken, "")
-		r.wants(t, time.Minute, "3s create web Broken: ok")
-		r.Good(about("web"), broken, "")
-		r.wants(t, time.Minute, "63s create web Mended: ok")
+	runScenario(t, func(t *testing.T, r *scenario) {
+		r.Failed(serviceObject("web"), broken, "")
+		r.expect(t, time.Minute, "3s create web Broken: ok")
+		r.Recovered(serviceObject("web"), broken, "")
+		r.expect(t, time.Minute, "63s create web Mended: ok")
 		clear(r.events)
-		r.Bad(about("web"), broken, "")
-		r.wants(t, time.Minute, "123s patch : NotFound", "123s create web Broken: ok")
-		r.Good(about("web"), broken, "")
+		r.Failed(serviceObject("web"), broken, "")
+		r.expect(t, time.Minute, "123s patch : NotFound", "123s create web Broken: ok")
+		r.Recovered(serviceObject("web"), broken, "")
 		time.Sleep(2 * time.Hour)
-		r.said()
-		r.Bad(about("web"), broken, "")
-		r.wants(t, time.Minute, "7383s create web Broken: ok")
+		r.takeCalls()
+		r.Failed(serviceObject("web"), broken, "")
+		r.expect(t, time.Minute, "7383s create web Broken: ok")
 	})
 }
 
 func TestWhatIsWritten(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
-		r.Bad(Object{Kind: "Node", Name: "node-a", UID: "node-a"}, start, "v1")
-		r.wants(t, 0, "0s create node-a Starting: ok")
-		r.Bad(about("web"), broken, strings.Repeat("ä", 600))
-		r.wants(t, time.Minute, "3s create web Broken: ok")
+	runScenario(t, func(t *testing.T, r *scenario) {
+		r.Failed(Object{Kind: "Node", Name: "node-a", UID: "node-a"}, start, "v1")
+		r.expect(t, 0, "0s create node-a Starting: ok")
+		r.Failed(serviceObject("web"), broken, strings.Repeat("ä", 600))
+		r.expect(t, time.Minute, "3s create web Broken: ok")
 		for _, e := range r.events {
 			at := metav1.NewTime(r.begin)
 			want := &corev1.Event{
@@ -247,7 +247,7 @@ func TestWhatIsWritten(t *testing.T) {
 				want.Namespace, want.Reason, want.Type = "shop", "Broken", "Warning"
 				want.InvolvedObject = corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "shop", Name: "web", UID: "uid-of-x"}
 				want.Message = strings.Repeat("ä", 498) + " ..."
-				want.FirstTimestamp = metav1.NewTime(r.begin.Add(hold))
+				want.FirstTimestamp = metav1.NewTime(r.begin.Add(stableTime))
 				want.LastTimestamp = want.FirstTimestamp
 			}
 			if !strings.HasPrefix(e.Name, e.InvolvedObject.Name+".") {
@@ -263,11 +263,11 @@ func TestWhatIsWritten(t *testing.T) {
 
 // The next time, an hour later, it is told again.
 func TestMistakeComesBack(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
+	runScenario(t, func(t *testing.T, r *scenario) {
 		for range 2 {
-			r.Bad(about("web"), mistake, "a")
+			r.Failed(serviceObject("web"), mistake, "a")
 			time.Sleep(time.Minute)
-			r.Good(about("web"), mistake, "")
+			r.Recovered(serviceObject("web"), mistake, "")
 			time.Sleep(time.Hour)
 		}
 		if n := len(r.events); n != 2 {
@@ -278,47 +278,47 @@ func TestMistakeComesBack(t *testing.T) {
 
 // TestFlood bounds what a node can write and remember.
 func TestFlood(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
-		for i := range 2 * maxMatters {
-			r.Bad(about(fmt.Sprint("s", i)), broken, "")
+	runScenario(t, func(t *testing.T, r *scenario) {
+		for i := range 2 * maxConditions {
+			r.Failed(serviceObject(fmt.Sprint("s", i)), broken, "")
 		}
-		r.after(hold)
-		if n := len(r.said()); n != overallBurst {
+		r.after(stableTime)
+		if n := len(r.takeCalls()); n != overallBurst {
 			t.Errorf("%d Events at once, want %d", n, overallBurst)
 		}
-		if len(r.dropped) != maxMatters || r.dropped[0] != Full {
-			t.Errorf("%d dropped, want %d", len(r.dropped), maxMatters)
+		if len(r.dropped) != maxConditions || r.dropped[0] != Full {
+			t.Errorf("%d dropped, want %d", len(r.dropped), maxConditions)
 		}
 		r.after(10 * overallEvery)
-		if n := len(r.said()); n != 10 {
+		if n := len(r.takeCalls()); n != 10 {
 			t.Errorf("%d more Events, want 10", n)
 		}
-		for i := range maxMatters {
-			r.Good(about(fmt.Sprint("s", i)), broken, "")
+		for i := range maxConditions {
+			r.Recovered(serviceObject(fmt.Sprint("s", i)), broken, "")
 		}
-		r.Bad(about("new"), broken, "")
-		if r.open != maxMatters || r.find(about("new"), broken) == nil {
-			t.Errorf("%d matters; what is all right must make room", r.open)
+		r.Failed(serviceObject("new"), broken, "")
+		if r.count != maxConditions || r.find(serviceObject("new"), broken) == nil {
+			t.Errorf("%d matters; what is all right must make room", r.count)
 		}
 	})
 }
 
 func TestForbidden(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
+	runScenario(t, func(t *testing.T, r *scenario) {
 		r.fail = func(string) error { return apierrors.NewForbidden(kind, "", errors.New("no role")) }
-		r.Bad(about("web"), broken, "")
-		r.Bad(about("api"), broken, "")
+		r.Failed(serviceObject("web"), broken, "")
+		r.Failed(serviceObject("api"), broken, "")
 		r.after(29 * time.Minute)
-		if got := r.said(); len(got) != 1 || len(r.reports) != 1 || len(r.dropped) != 1 || r.dropped[0] != Forbidden {
+		if got := r.takeCalls(); len(got) != 1 || len(r.reports) != 1 || len(r.dropped) != 1 || r.dropped[0] != Forbidden {
 			t.Errorf("calls %q, reports %q, dropped %q, want one of each", got, r.reports, r.dropped)
 		}
 		r.after(29 * time.Minute)
-		if got := r.said(); len(got) != 1 || len(r.reports) != 1 {
+		if got := r.takeCalls(); len(got) != 1 || len(r.reports) != 1 {
 			t.Errorf("calls %q, reports %q: want one call after the rest, and no report", got, r.reports)
 		}
 		r.fail = nil
 		r.after(29 * time.Minute)
-		if got := r.said(); len(got) != 2 || len(r.events) != 2 {
+		if got := r.takeCalls(); len(got) != 2 || len(r.events) != 2 {
 			t.Errorf("calls %q, want both Events when they are allowed", got)
 		}
 	})
@@ -326,24 +326,24 @@ func TestForbidden(t *testing.T) {
 
 // A namespace that ends takes no Events, which is no reason to stop.
 func TestTerminatingNamespace(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
+	runScenario(t, func(t *testing.T, r *scenario) {
 		ends := apierrors.NewForbidden(kind, "", errors.New("being terminated"))
 		ends.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 		r.fail = func(string) error { return ends }
-		r.Bad(about("web"), broken, "")
-		r.wants(t, time.Minute, "3s create web Broken: Forbidden")
+		r.Failed(serviceObject("web"), broken, "")
+		r.expect(t, time.Minute, "3s create web Broken: Forbidden")
 		r.fail = nil
-		r.Bad(about("api"), broken, "")
-		r.wants(t, time.Hour, "63s create api Broken: ok")
+		r.Failed(serviceObject("api"), broken, "")
+		r.expect(t, time.Hour, "63s create api Broken: ok")
 	})
 }
 
 func TestUnreachable(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
+	runScenario(t, func(t *testing.T, r *scenario) {
 		r.fail = func(string) error { return errors.New("connection refused") }
-		r.Bad(about("web"), broken, "")
+		r.Failed(serviceObject("web"), broken, "")
 		r.after(5 * time.Minute)
-		if n := len(r.said()); n > 12 || len(r.reports) != 1 {
+		if n := len(r.takeCalls()); n > 12 || len(r.reports) != 1 {
 			t.Errorf("%d attempts in five minutes, reports %q", n, r.reports)
 		}
 		r.fail = nil
@@ -352,7 +352,7 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("%d Events after the server came back, dropped %q", len(r.events), r.dropped)
 		}
 		r.fail = func(string) error { return errors.New("connection refused") }
-		r.Good(about("web"), broken, "")
+		r.Recovered(serviceObject("web"), broken, "")
 		r.after(time.Hour)
 		if diff := cmp.Diff([]string{Unreachable}, r.dropped); diff != "" || len(r.reports) != 2 {
 			t.Errorf("dropped after an hour (-want +got):\n%s\nreports %q", diff, r.reports)
@@ -361,10 +361,10 @@ func TestUnreachable(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	tell(t, func(t *testing.T, r *tale) {
+	runScenario(t, func(t *testing.T, r *scenario) {
 		r.fail = func(string) error { return apierrors.NewBadRequest("no such field") }
-		r.Bad(about("web"), broken, "")
-		r.wants(t, time.Hour, "3s create web Broken: BadRequest")
+		r.Failed(serviceObject("web"), broken, "")
+		r.expect(t, time.Hour, "3s create web Broken: BadRequest")
 		if len(r.dropped) != 1 || r.dropped[0] != Refused || len(r.reports) != 1 {
 			t.Errorf("dropped %q, reports %q", r.dropped, r.reports)
 		}
@@ -374,7 +374,7 @@ func TestRefused(t *testing.T) {
 // Nobody need ask whether there is a Recorder.
 func TestNil(*testing.T) {
 	var r *Recorder
-	r.Bad(about("web"), broken, "")
-	r.Good(about("web"), broken, "")
-	r.Gone(about("web"))
+	r.Failed(serviceObject("web"), broken, "")
+	r.Recovered(serviceObject("web"), broken, "")
+	r.Forget(serviceObject("web"))
 }

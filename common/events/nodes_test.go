@@ -23,8 +23,8 @@ func TestManyNodes(t *testing.T) {
 		for i := range 100 {
 			r := newRecorder(Options{Node: fmt.Sprint("node-", i), Written: func() { written++ }}, s)
 			all.Go(func() { r.Run(ctx) })
-			r.Bad(about("web"), mistake, "spec.clusterIPs[0]: is a loopback address")
-			r.Good(about("api"), mistake, "")
+			r.Failed(serviceObject("web"), mistake, "spec.clusterIPs[0]: is a loopback address")
+			r.Recovered(serviceObject("api"), mistake, "")
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -32,7 +32,7 @@ func TestManyNodes(t *testing.T) {
 			t.Errorf("%d Events, %d of them written, want one", n, written)
 		}
 		seconds := map[string]int{}
-		for _, c := range s.said() {
+		for _, c := range s.takeCalls() {
 			at, _, _ := strings.Cut(c, " ")
 			seconds[at]++
 		}

@@ -17,14 +17,14 @@ import (
 // Run writes Events until ctx ends, and then no more.
 func (r *Recorder) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		m, note, pause := r.next(time.Now())
+		m, pending, pause := r.nextDue(time.Now())
 		if m == nil {
 			r.sleep(ctx, pause)
 			continue
 		}
-		err := r.write(ctx, &note)
+		err := r.write(ctx, &pending)
 		if ctx.Err() == nil {
-			r.done(m, &note, err)
+			r.recordResult(m, &pending, err)
 		}
 	}
 }
@@ -42,30 +42,30 @@ func (r *Recorder) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// note is a matter as it was when it was to be told.
-type note struct {
-	object  Object
-	topic   Topic
-	bad     bool
-	message string
-	series  series
-	now     time.Time
-	others  bool // another node had written it already
+// pendingEvent is a matter as it was when it was to be told.
+type pendingEvent struct {
+	object        Object
+	topic         Topic
+	failed        bool
+	message       string
+	series        series
+	now           time.Time
+	writtenByPeer bool // another node had written it already
 }
 
-func (n *note) reason() string {
-	if n.bad {
-		return n.topic.Bad
+func (n *pendingEvent) reason() string {
+	if n.failed {
+		return n.topic.Reason
 	}
-	return n.topic.Good
+	return n.topic.RecoveredReason
 }
 
-// next returns a matter that is due, or how long to wait for one.
-func (r *Recorder) next(now time.Time) (*matter, note, time.Duration) {
+// nextDue returns a matter that is due, or how long to wait for one.
+func (r *Recorder) nextDue(now time.Time) (*condition, pendingEvent, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var first *matter
-	for _, list := range r.matters {
+	var first *condition
+	for _, list := range r.conditions {
 		for _, m := range list {
 			if !m.due.IsZero() && (first == nil || m.due.Before(first.due)) {
 				first = m
@@ -73,42 +73,42 @@ func (r *Recorder) next(now time.Time) (*matter, note, time.Duration) {
 		}
 	}
 	if first == nil {
-		return nil, note{}, idle
+		return nil, pendingEvent{}, idle
 	}
-	if at := latest(first.due, r.pause); at.After(now) {
-		return nil, note{}, at.Sub(now)
+	if at := latest(first.due, r.pausedUntil); at.After(now) {
+		return nil, pendingEvent{}, at.Sub(now)
 	}
-	if until := r.off[first.object.Namespace]; until.After(now) {
+	if until := r.pausedNamespaces[first.object.Namespace]; until.After(now) {
 		first.due = until
-		return nil, note{}, 0
+		return nil, pendingEvent{}, 0
 	}
-	if !first.bad && first.topic.Good == "" {
-		first.told, first.due = false, time.Time{}
-		return nil, note{}, 0
+	if !first.failed && first.topic.RecoveredReason == "" {
+		first.reportedFailed, first.due = false, time.Time{}
+		return nil, pendingEvent{}, 0
 	}
-	if d := wait(r.overall, now); d > 0 {
-		return nil, note{}, d
+	if d := tokenDelay(r.overall, now); d > 0 {
+		return nil, pendingEvent{}, d
 	}
-	if d := wait(first.limit, now); d > 0 {
+	if d := tokenDelay(first.limit, now); d > 0 {
 		first.due = now.Add(d)
-		return nil, note{}, 0
+		return nil, pendingEvent{}, 0
 	}
 	r.overall.AllowN(now, 1)
 	first.limit.AllowN(now, 1)
-	n := note{object: first.object, topic: first.topic, bad: first.bad, message: first.message, now: now}
-	n.series = first.series[index(n.bad)]
+	n := pendingEvent{object: first.object, topic: first.topic, failed: first.failed, message: first.message, now: now}
+	n.series = first.series[seriesIndex(n.failed)]
 	return first, n, 0
 }
 
-// wait is how long a token is still to come, which it does not take.
-func wait(l *rate.Limiter, now time.Time) time.Duration {
+// tokenDelay is how long a token is still to come, which it does not take.
+func tokenDelay(l *rate.Limiter, now time.Time) time.Duration {
 	take := l.ReserveN(now, 1)
 	defer take.CancelAt(now)
 	return take.DelayFrom(now)
 }
 
-func index(bad bool) int {
-	if bad {
+func seriesIndex(failed bool) int {
+	if failed {
 		return 1
 	}
 	return 0
@@ -121,45 +121,45 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// done takes in what came of writing n about m, which may have changed
+// recordResult takes in what came of writing n about m, which may have changed
 // meanwhile, or be gone.
-func (r *Recorder) done(m *matter, n *note, err error) {
+func (r *Recorder) recordResult(m *condition, n *pendingEvent, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
 	switch {
 	case err == nil:
-		r.fails, r.pause = 0, time.Time{}
-		clear(r.told)
-		delete(r.off, n.object.Namespace)
-		m.series[index(n.bad)] = n.series
-		if r.options.Written != nil && !n.others {
+		r.failures, r.pausedUntil = 0, time.Time{}
+		clear(r.reported)
+		delete(r.pausedNamespaces, n.object.Namespace)
+		m.series[seriesIndex(n.failed)] = n.series
+		if r.options.Written != nil && !n.writtenByPeer {
 			r.options.Written()
 		}
 	case apierrors.IsForbidden(err) && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		r.drop(Forbidden)
+		r.countDropped(Forbidden)
 		r.report(Forbidden, fmt.Errorf("write Event %s: %w", n.reason(), err))
-		r.off[n.object.Namespace] = now.Add(rest403)
+		r.pausedNamespaces[n.object.Namespace] = now.Add(forbiddenPause)
 		return // it stays due
-	case passes(err) && now.Sub(m.since) < patience:
+	case retryable(err) && now.Sub(m.since) < retryTimeout:
 		r.report(Unreachable, fmt.Errorf("write Event %s: %w", n.reason(), err))
-		r.pause = now.Add(min(time.Second<<min(r.fails, 6), time.Minute))
-		r.fails++
+		r.pausedUntil = now.Add(min(time.Second<<min(r.failures, 6), time.Minute))
+		r.failures++
 		return // it stays due
-	case passes(err):
-		r.drop(Unreachable)
+	case retryable(err):
+		r.countDropped(Unreachable)
 	default:
-		r.drop(Refused)
+		r.countDropped(Refused)
 		r.report(Refused, fmt.Errorf("write Event %s: %w", n.reason(), err))
 	}
-	m.told, m.due = n.bad, time.Time{}
-	if m.bad != m.told {
+	m.reportedFailed, m.due = n.failed, time.Time{}
+	if m.failed != m.reportedFailed {
 		r.schedule(m, now)
 	}
 }
 
-// passes reports that the same may succeed later.
-func passes(err error) bool {
+// retryable reports that the same may succeed later.
+func retryable(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return true

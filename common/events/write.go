@@ -44,12 +44,12 @@ type writer interface {
 }
 
 // write writes n as one more of its series, or as a new Event.
-func (r *Recorder) write(ctx context.Context, n *note) error {
+func (r *Recorder) write(ctx context.Context, n *pendingEvent) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	namespace := cmp.Or(n.object.Namespace, metav1.NamespaceDefault)
-	if n.series.name != "" && n.now.Sub(n.series.last) < memory {
-		err := r.writer.patch(ctx, namespace, n.series.name, n.change())
+	if n.series.name != "" && n.now.Sub(n.series.last) < retention {
+		err := r.writer.patch(ctx, namespace, n.series.name, n.countPatch())
 		if err == nil {
 			n.series.count, n.series.last = n.series.count+1, n.now
 		}
@@ -59,9 +59,9 @@ func (r *Recorder) write(ctx context.Context, n *note) error {
 	}
 	e := r.event(n, namespace)
 	err := r.writer.create(ctx, e)
-	if n.topic.Reach == Cluster {
-		n.others = apierrors.IsAlreadyExists(err)
-		if n.others {
+	if n.topic.Scope == Cluster {
+		n.writtenByPeer = apierrors.IsAlreadyExists(err)
+		if n.writtenByPeer {
 			return nil
 		}
 		return err
@@ -72,10 +72,10 @@ func (r *Recorder) write(ctx context.Context, n *note) error {
 	return err
 }
 
-// change is a patch that counts n up.
-func (n *note) change() []byte {
+// countPatch is a patch that counts n up.
+func (n *pendingEvent) countPatch() []byte {
 	text, err := json.Marshal(map[string]any{
-		"count": n.series.count + 1, "lastTimestamp": metav1.NewTime(n.now), "message": short(n.message),
+		"count": n.series.count + 1, "lastTimestamp": metav1.NewTime(n.now), "message": truncate(n.message),
 	})
 	if err != nil {
 		panic(err) // numbers and text always can be
@@ -83,29 +83,29 @@ func (n *note) change() []byte {
 	return text
 }
 
-func (r *Recorder) event(n *note, namespace string) *corev1.Event {
+func (r *Recorder) event(n *pendingEvent, namespace string) *corev1.Event {
 	at := metav1.NewTime(n.now)
 	e := &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%016x", n.object.Name, rand.Uint64())},
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: "v1", Kind: n.object.Kind, Namespace: n.object.Namespace, Name: n.object.Name, UID: n.object.UID,
 		},
-		Type: corev1.EventTypeNormal, Reason: n.reason(), Message: short(n.message),
+		Type: corev1.EventTypeNormal, Reason: n.reason(), Message: truncate(n.message),
 		Source: corev1.EventSource{Component: component, Host: r.options.Node}, Count: 1,
 		FirstTimestamp: at, LastTimestamp: at,
 		ReportingController: component, ReportingInstance: r.options.Node,
 	}
-	if n.bad && !n.topic.Calm {
+	if n.failed && !n.topic.Informational {
 		e.Type = corev1.EventTypeWarning
 	}
-	if n.topic.Reach == Cluster {
-		e.Name, e.Source.Host = shared(n), ""
+	if n.topic.Scope == Cluster {
+		e.Name, e.Source.Host = sharedName(n), ""
 	}
 	return e
 }
 
-// shared is a name that every node gives to the same Event within an hour.
-func shared(n *note) string {
+// sharedName is a name that every node gives to the same Event within an hour.
+func sharedName(n *pendingEvent) string {
 	h := fnv.New64a()
 	for _, part := range []string{string(n.object.UID), n.object.Kind, n.reason(), n.message, n.now.UTC().Format("2006010215")} {
 		fmt.Fprintf(h, "%d:%s", len(part), part)
@@ -113,8 +113,8 @@ func shared(n *note) string {
 	return fmt.Sprintf("%s.%016x", n.object.Name, h.Sum64())
 }
 
-// short cuts a message between two letters.
-func short(s string) string {
+// truncate cuts a message between two letters.
+func truncate(s string) string {
 	s = strings.ToValidUTF8(s, "?")
 	if len(s) <= maxMessage {
 		return s

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// windowsName refuses a path that names a device or a pipe of Windows, which are
+// checkWindowsName refuses a path that names a device or a pipe of Windows, which are
 // not in the file system: CON waits for a key wherever it is opened, and so may
 // CON.yaml. https://learn.microsoft.com/windows/win32/fileio/naming-a-file has them.
-func windowsName(path string) error {
+func checkWindowsName(path string) error {
 	path = strings.ToUpper(strings.ReplaceAll(path, "/", `\`))
 	if rest, ok := strings.CutPrefix(path, `\\`); ok {
 		parts := strings.Split(rest, `\`)
@@ -27,16 +27,16 @@ func windowsName(path string) error {
 		name, _, _ := strings.Cut(part, ".")
 		name, _, _ = strings.Cut(name, ":")
 		name = strings.TrimRight(name, " ")
-		if slices.Contains([]string{"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"}, name) || isPort(name) {
+		if slices.Contains([]string{"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"}, name) || isPortDevice(name) {
 			return errors.New("is a device of Windows; want a regular file")
 		}
 	}
 	return nil
 }
 
-// isPort reports that name is COM or LPT and a digit, of which there are raised
+// isPortDevice reports that name is COM or LPT and a digit, of which there are raised
 // ones, too.
-func isPort(name string) bool {
+func isPortDevice(name string) bool {
 	digit, com := strings.CutPrefix(name, "COM")
 	if !com {
 		var lpt bool

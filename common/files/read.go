@@ -15,27 +15,27 @@ import (
 // what the system says of the very file that was read. It waits for nobody: what is
 // no regular file is refused by its kind, also if it took a file's place only just
 // now, and so are files that the kernel makes up.
-func Read(path string, most int64) ([]byte, fs.FileInfo, error) {
-	f, info, err := open(path, most)
+func Read(path string, limit int64) ([]byte, fs.FileInfo, error) {
+	f, info, err := open(path, limit)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
 	// A file that can keep a reader waiting has deadlines, others refuse them.
-	_ = f.SetReadDeadline(time.Now().Add(patience))
-	content, err := io.ReadAll(io.LimitReader(f, most+1))
+	_ = f.SetReadDeadline(time.Now().Add(maxWait))
+	content, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	if int64(len(content)) > most {
-		return nil, nil, fmt.Errorf("read %s: it grew past %d bytes", path, most)
+	if int64(len(content)) > limit {
+		return nil, nil, fmt.Errorf("read %s: it grew past %d bytes", path, limit)
 	}
 	return content, info, nil
 }
 
 // Check tells why Read would not return path.
-func Check(path string, most int64) error {
-	f, _, err := open(path, most)
+func Check(path string, limit int64) error {
+	f, _, err := open(path, limit)
 	if err != nil {
 		return err
 	}
@@ -44,27 +44,27 @@ func Check(path string, most int64) error {
 
 // open opens a regular file. A device is refused before it is opened, as that alone
 // starts some of them.
-func open(path string, most int64) (*os.File, fs.FileInfo, error) {
-	if err := nameOfFile(path); err != nil {
+func open(path string, limit int64) (*os.File, fs.FileInfo, error) {
+	if err := checkName(path); err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := Regular(info, most); err != nil {
+	if err := CheckRegular(info, limit); err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	f, err := openNow(path)
+	f, err := openNonblocking(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	info, err = f.Stat()
 	if err == nil {
-		err = Regular(info, most)
+		err = CheckRegular(info, limit)
 	}
 	if err == nil {
-		err = stored(f)
+		err = checkNotKernelFile(f)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -73,8 +73,8 @@ func open(path string, most int64) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// Regular returns why something is no regular file of at most that many bytes.
-func Regular(info fs.FileInfo, most int64) error {
+// CheckRegular returns why something is no regular file of at most that many bytes.
+func CheckRegular(info fs.FileInfo, limit int64) error {
 	mode := info.Mode()
 	what := ""
 	switch {
@@ -93,8 +93,8 @@ func Regular(info fs.FileInfo, most int64) error {
 	if what != "" {
 		return fmt.Errorf("is %s; want a regular file", what)
 	}
-	if info.Size() > most {
-		return fmt.Errorf("has %d bytes; want at most %d", info.Size(), most)
+	if info.Size() > limit {
+		return fmt.Errorf("has %d bytes; want at most %d", info.Size(), limit)
 	}
 	return nil
 }

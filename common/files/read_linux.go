@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func nameOfFile(string) error { return nil }
+func checkName(string) error { return nil }
 
-// openNow opens path, which may have become a named pipe without a writer, or a
+// openNonblocking opens path, which may have become a named pipe without a writer, or a
 // file that somebody has a lease on.
-func openNow(path string) (*os.File, error) {
+func openNonblocking(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 }
 
-// stored refuses the files of file systems that the kernel makes up. They are
+// checkNotKernelFile refuses the files of file systems that the kernel makes up. They are
 // called regular, but /proc/kmsg waits for messages, and takes them from the
 // program that is to log them, see proc_kmsg(5).
-func stored(f *os.File) error {
+func checkNotKernelFile(f *os.File) error {
 	var s unix.Statfs_t
 	c, err := f.SyscallConn() // File.Fd would have reads block
 	if err == nil {

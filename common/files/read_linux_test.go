@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadWaitsForNobody reads what would keep a reader waiting.
-func TestReadWaitsForNobody(t *testing.T) {
+// TestReadDoesNotBlock reads what would keep a reader waiting.
+func TestReadDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "file"), "text")
 	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {

@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-func nameOfFile(string) error { return nil }
+func checkName(string) error { return nil }
 
-func openNow(path string) (*os.File, error) {
+func openNonblocking(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 }
 
-func stored(*os.File) error { return nil }
+func checkNotKernelFile(*os.File) error { return nil }

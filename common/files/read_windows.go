@@ -5,8 +5,8 @@ package files
 
 import "os"
 
-func nameOfFile(path string) error { return windowsName(path) }
+func checkName(path string) error { return checkWindowsName(path) }
 
-func openNow(path string) (*os.File, error) { return os.Open(path) }
+func openNonblocking(path string) (*os.File, error) { return os.Open(path) }
 
-func stored(*os.File) error { return nil }
+func checkNotKernelFile(*os.File) error { return nil }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestText(t *testing.T) {
+func TestNormalize(t *testing.T) {
 	for name, given := range map[string]string{
 		"plain":                "kind: Ä\r\n",
 		"UTF-8 with a mark":    "\xef\xbb\xbfkind: Ä\r\n",

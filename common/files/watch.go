@@ -20,26 +20,26 @@ import (
 const (
 	// One save makes several notifications, and a file renamed away is back
 	// before long.
-	quiet = 15 * time.Millisecond
+	quietPeriod = 15 * time.Millisecond
 	// Somebody who never stops writing is not waited for.
-	patience = 500 * time.Millisecond
+	maxWait = 500 * time.Millisecond
 )
 
 // Watch notices changes of files and directories through the directories they
 // are in, so that it survives renames and symlinks that are swapped, as in
 // mounted volumes. Its methods but Kick are for one goroutine.
 type Watch struct {
-	paths   []string
-	watcher *fsnotify.Watcher // nil if the system has none to give
-	err     error             // why there is none
-	whole   map[string]bool   // directories in which everything matters
-	kick    chan struct{}
+	paths        []string
+	watcher      *fsnotify.Watcher // nil if the system has none to give
+	err          error             // why there is none
+	watchedPaths map[string]bool   // directories in which everything matters
+	kick         chan struct{}
 }
 
 // NewWatch returns a Watch of paths, which need not exist. Nothing is noticed
 // before Add.
 func NewWatch(paths ...string) *Watch {
-	w := &Watch{whole: map[string]bool{}, kick: make(chan struct{}, 1)}
+	w := &Watch{watchedPaths: map[string]bool{}, kick: make(chan struct{}, 1)}
 	for _, p := range paths {
 		w.paths = append(w.paths, filepath.Clean(p))
 	}
@@ -70,14 +70,14 @@ func (w *Watch) Add() error {
 	}
 	var errs []error
 	for _, p := range w.paths {
-		w.whole[p] = true
+		w.watchedPaths[p] = true
 		dirs := []string{filepath.Dir(p)}
 		if info, err := os.Stat(p); err == nil && info.IsDir() {
 			dirs = append(dirs, p)
 		}
 		// A link's target can change where it is.
 		if real, err := filepath.EvalSymlinks(p); err == nil && filepath.Dir(real) != filepath.Dir(p) {
-			w.whole[filepath.Dir(real)] = true
+			w.watchedPaths[filepath.Dir(real)] = true
 			dirs = append(dirs, filepath.Dir(real))
 		}
 		for _, dir := range dirs {
@@ -89,11 +89,11 @@ func (w *Watch) Add() error {
 	return errors.Join(errs...)
 }
 
-// matters reports that an event can concern one of the paths. The names that start
+// concerns reports that an event can concern one of the paths. The names that start
 // with two dots are those that mounted volumes swap.
-func (w *Watch) matters(e fsnotify.Event) bool {
+func (w *Watch) concerns(e fsnotify.Event) bool {
 	name := filepath.Clean(e.Name)
-	return w.whole[name] || w.whole[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..")
+	return w.watchedPaths[name] || w.watchedPaths[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..")
 }
 
 // Wait returns true when it is time to look again: something changed and has
@@ -104,35 +104,35 @@ func (w *Watch) Wait(ctx context.Context, d time.Duration) bool {
 	if w.watcher != nil {
 		events, errs = w.watcher.Events, w.watcher.Errors
 	}
-	rest := time.NewTimer(d)
-	defer rest.Stop()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	var deadline time.Time
-	settle := func() {
+	debounce := func() {
 		now := time.Now()
 		if deadline.IsZero() {
-			deadline = now.Add(patience)
+			deadline = now.Add(maxWait)
 		}
-		rest.Reset(min(quiet, deadline.Sub(now)))
+		timer.Reset(min(quietPeriod, deadline.Sub(now)))
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-rest.C:
+		case <-timer.C:
 			return true
 		case <-w.kick:
 			return true
 		case e, ok := <-events:
 			if !ok {
 				events = nil
-			} else if w.matters(e) {
-				settle()
+			} else if w.concerns(e) {
+				debounce()
 			}
 		case _, ok := <-errs:
 			if !ok {
 				errs = nil
 			} else { // events were lost
-				settle()
+				debounce()
 			}
 		}
 	}

@@ -37,7 +37,7 @@ func TestNoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "c.yaml")
 			write(t, path, "a")
-			noticed(t, path, func() error { return change(path) })
+			expectNoticed(t, path, func() error { return change(path) })
 		})
 	}
 }
@@ -57,11 +57,11 @@ func TestSwapped(t *testing.T) {
 	if err := errors.Join(mount("..first"), os.Symlink(filepath.Join("..data", "c.yaml"), path)); err != nil {
 		t.Fatal(err)
 	}
-	noticed(t, path, func() error { return mount("..second") })
+	expectNoticed(t, path, func() error { return mount("..second") })
 }
 
-// noticed wants change to end a Wait early, and so a change of what came of it.
-func noticed(t *testing.T, path string, change func() error) {
+// expectNoticed wants change to end a Wait early, and so a change of what came of it.
+func expectNoticed(t *testing.T, path string, change func() error) {
 	t.Helper()
 	w := NewWatch(path)
 	defer w.Close()

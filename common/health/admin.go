@@ -48,7 +48,7 @@ func (a Admin) Handler() http.Handler {
 		"GET /services/":    a.Services,
 	} {
 		if h != nil {
-			mux.Handle(path, share(h))
+			mux.Handle(path, cached(h))
 		}
 	}
 	if a.Config != nil {
@@ -72,11 +72,11 @@ func (a Admin) Handler() http.Handler {
 
 // debug adds what tells more about the process than everybody should know.
 func (a Admin) debug(mux *http.ServeMux) {
-	mux.HandleFunc("/debug/pprof/", lengthy(pprof.Index))
+	mux.HandleFunc("/debug/pprof/", withLongDeadline(pprof.Index))
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", lengthy(pprof.Profile))
+	mux.HandleFunc("/debug/pprof/profile", withLongDeadline(pprof.Profile))
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", lengthy(pprof.Trace))
+	mux.HandleFunc("/debug/pprof/trace", withLongDeadline(pprof.Trace))
 	if a.Verbosity == nil {
 		return
 	}
@@ -86,9 +86,9 @@ func (a Admin) debug(mux *http.ServeMux) {
 	mux.HandleFunc("PUT /debug/flags/v", func(w http.ResponseWriter, q *http.Request) { setVerbosity(w, q, a.Verbosity) })
 }
 
-// lengthy is for what may take longer than other answers, such as a profile. The
+// withLongDeadline is for what may take longer than other answers, such as a profile. The
 // end of the time to read a request would end it, too.
-func lengthy(h http.HandlerFunc) http.HandlerFunc {
+func withLongDeadline(h http.HandlerFunc) http.HandlerFunc {
 	const longest = 5 * time.Minute
 	return func(w http.ResponseWriter, q *http.Request) {
 		c, end := http.NewResponseController(w), time.Now().Add(longest)

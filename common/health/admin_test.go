@@ -42,9 +42,9 @@ func TestAdminPages(t *testing.T) {
 		"/services":      "services",
 		"/services/a/b":  "services",
 		"/configz":       `{"kubeproxy.config.k8s.io":{"clusterCIDR":"<none>","mode":"nftables"}}` + "\n",
-		"/flagz":         "kube-proxy flagz\n" + forPeople + "\n\nconfig=/etc/kube-proxy.conf\nv=2\n",
+		"/flagz":         "kube-proxy flagz\n" + formatNotice + "\n\nconfig=/etc/kube-proxy.conf\nv=2\n",
 		"/debug/flags/v": "0\n",
-		"/statusz": "kube-proxy statusz\n" + forPeople + "\n\nStarted: Wed Jul  1 12:00:00 UTC 2026\nUp: 1h30m0s\n" +
+		"/statusz": "kube-proxy statusz\n" + formatNotice + "\n\nStarted: Wed Jul  1 12:00:00 UTC 2026\nUp: 1h30m0s\n" +
 			"Go version: go1.26.8\nBinary version: v1.37.0\nMode: nftables\nNode: n1\n" +
 			"Paths: /healthz /proxyMode /configz /debug/flags/v /debug/pprof/ /flagz /metrics /metrics/slis /services /statusz\n",
 	} {

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// hosting serves h with at most so many connections, until the test ends.
-func hosting(t *testing.T, h http.Handler, most int) string {
+// serveTest serves h with at most so many connections, until the test ends.
+func serveTest(t *testing.T, h http.Handler, most int) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -35,8 +35,8 @@ func hosting(t *testing.T, h http.Handler, most int) string {
 	return l.Addr().String()
 }
 
-// knock connects and says something.
-func knock(t *testing.T, addr, text string) net.Conn {
+// dialAndWrite connects and says something.
+func dialAndWrite(t *testing.T, addr, text string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -61,13 +61,13 @@ func closed(c net.Conn) bool {
 
 // TestNewConnectionsGetIn closes those that have been idle for longest.
 func TestNewConnectionsGetIn(t *testing.T) {
-	addr := hosting(t, hello("hello"), 10)
+	addr := serveTest(t, hello("hello"), 10)
 	var idle []net.Conn
 	for i := range 50 {
-		idle = append(idle, knock(t, addr, []string{"", "GET / HT"}[i%2]))
+		idle = append(idle, dialAndWrite(t, addr, []string{"", "GET / HT"}[i%2]))
 	}
 	for range 20 {
-		c := knock(t, addr, request)
+		c := dialAndWrite(t, addr, request)
 		if answer, err := io.ReadAll(io.LimitReader(c, 12)); err != nil || string(answer) != "HTTP/1.1 200" {
 			t.Fatalf("%q, %v", answer, err)
 		}
@@ -85,18 +85,18 @@ func TestNewConnectionsGetIn(t *testing.T) {
 func TestUnreadAnswersShare(t *testing.T) {
 	const size, most = 4 << 20, 100
 	var made atomic.Int64
-	addr := hosting(t, share(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	addr := serveTest(t, cached(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(bytes.Repeat([]byte(strconv.Itoa(int(made.Add(1)%10))), size))
 	})), most)
 	before := heap()
 	var unread []net.Conn
 	for i := range most {
-		unread = append(unread, knock(t, addr, "GET /"+strconv.Itoa(i)+" HTTP/1.1\r\nHost: node\r\n\r\n"))
+		unread = append(unread, dialAndWrite(t, addr, "GET /"+strconv.Itoa(i)+" HTTP/1.1\r\nHost: node\r\n\r\n"))
 	}
 	for deadline := time.Now().Add(10 * time.Second); made.Load() < most && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond) // an answer to one of them that is made later would cut off who reads
 	}
-	c := knock(t, addr, "GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+	c := dialAndWrite(t, addr, "GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
 	if answer, err := io.ReadAll(c); err != nil || len(answer) < size {
 		t.Fatalf("who reads has %d bytes, %v", len(answer), err)
 	}
@@ -116,13 +116,13 @@ func TestUnreadAnswersShare(t *testing.T) {
 // TestAnswersAreShared by all who ask within a moment.
 func TestAnswersAreShared(t *testing.T) {
 	made := 0
-	s := share(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	s := cached(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		made++
 		w.Header().Set("Content-Type", "text/x")
 		w.WriteHeader(http.StatusTeapot)
 		_, _ = io.WriteString(w, q.URL.Path)
 	}))
-	addr := hosting(t, s, MostConnections)
+	addr := serveTest(t, s, MaxConnections)
 	for range 20 {
 		answer, err := http.Get("http://" + addr + "/a")
 		if err != nil {
@@ -138,9 +138,9 @@ func TestAnswersAreShared(t *testing.T) {
 		t.Errorf("made %d answers", made)
 	}
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(time.Millisecond) {
-		x := s.(*shared)
+		x := s.(*responseCache)
 		x.mu.Lock()
-		left := len(x.answers)
+		left := len(x.responses)
 		x.mu.Unlock()
 		if left == 0 {
 			break

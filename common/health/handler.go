@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Listener hears of answers given. Its fields may be nil.
-type Listener struct {
+// Observer hears of answers given. Its fields may be nil.
+type Observer struct {
 	// Answered is told the path, without its query, and the status code.
 	Answered func(path string, status int)
 	// Checked is told what was found out about a family for it.
@@ -28,7 +28,7 @@ type Listener struct {
 // round has succeeded the answer is 503, so a startup probe should come
 // before a liveness probe; but a family that waits for what others make is
 // alive, as is one in a long round that gets on.
-func (m *Monitor) Handler(l Listener) http.Handler {
+func (m *Monitor) Handler(l Observer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
@@ -37,11 +37,11 @@ func (m *Monitor) Handler(l Listener) http.Handler {
 
 const livez = "/livez"
 
-func (m *Monitor) answer(w http.ResponseWriter, q *http.Request, l Listener) {
+func (m *Monitor) answer(w http.ResponseWriter, q *http.Request, l Observer) {
 	r := m.Report()
-	r.publish()
-	m.tell(l, q.URL.Path, r)
-	if name := q.URL.Query().Get("family"); name != "" && !r.only(name) {
+	r.redact()
+	m.notify(l, q.URL.Path, r)
+	if name := q.URL.Query().Get("family"); name != "" && !r.narrowTo(name) {
 		replyText(w, http.StatusNotFound, fmt.Sprintf("family %q is not programmed: want IPv4 or IPv6", name))
 		return
 	}
@@ -59,7 +59,7 @@ func (m *Monitor) answer(w http.ResponseWriter, q *http.Request, l Listener) {
 	ReplyJSON(w, status, r)
 }
 
-func (m *Monitor) tell(l Listener, path string, r Report) {
+func (m *Monitor) notify(l Observer, path string, r Report) {
 	if l.Checked == nil {
 		return
 	}
@@ -69,9 +69,9 @@ func (m *Monitor) tell(l Listener, path string, r Report) {
 	}
 }
 
-// only narrows r to the family with the given name, in any case, and reports
+// narrowTo narrows r to the family with the given name, in any case, and reports
 // whether there is one.
-func (r *Report) only(name string) bool {
+func (r *Report) narrowTo(name string) bool {
 	for f, s := range r.Status {
 		if strings.EqualFold(f, name) {
 			r.LastUpdated, r.Healthy = s.LastUpdated, s.Healthy

@@ -82,7 +82,7 @@ func TestHealthzAndLivez(t *testing.T) {
 			m := programmed(tt.options, tt.failing...)
 			tt.set(m)
 			for path, want := range map[string]int{"/healthz": tt.healthz, "/livez": tt.livez} {
-				if got := ask(m.Handler(Listener{}), "GET", path, ""); got.Code != want {
+				if got := ask(m.Handler(Observer{}), "GET", path, ""); got.Code != want {
 					t.Errorf("%s = %d, want %d: %s", path, got.Code, want, got.Body)
 				}
 			}
@@ -100,7 +100,7 @@ func TestHealthBody(t *testing.T) {
 		"/healthz": times + `"nodeEligible":true,` + rest,
 		"/livez":   times + rest,
 	} {
-		w := ask(m.Handler(Listener{}), "GET", path, "")
+		w := ask(m.Handler(Observer{}), "GET", path, "")
 		if diff := cmp.Diff(want, w.Body.String()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", path, diff)
 		}
@@ -119,24 +119,24 @@ func TestOneFamilyAsked(t *testing.T) {
 		"/livez?family=IPv6":   503,
 		"/livez?family=IPX":    404,
 	} {
-		if got := ask(m.Handler(Listener{}), "GET", path, ""); got.Code != want {
+		if got := ask(m.Handler(Observer{}), "GET", path, ""); got.Code != want {
 			t.Errorf("%s = %d, want %d", path, got.Code, want)
 		}
 	}
 	var r Report
-	body := ask(m.Handler(Listener{}), "GET", "/healthz?family=IPv4", "").Body.Bytes()
+	body := ask(m.Handler(Observer{}), "GET", "/healthz?family=IPv4", "").Body.Bytes()
 	if err := json.Unmarshal(body, &r); err != nil || len(r.Status) != 1 || !r.Healthy || r.LastUpdated.IsZero() {
 		t.Errorf("body = %s, %v; want that of IPv4", body, err)
 	}
-	if w := ask(m.Handler(Listener{}), "POST", "/healthz", ""); w.Code != 405 {
+	if w := ask(m.Handler(Observer{}), "POST", "/healthz", ""); w.Code != 405 {
 		t.Errorf("POST = %d, want 405", w.Code)
 	}
 }
 
-func TestListenerHears(t *testing.T) {
+func TestObserverIsCalled(t *testing.T) {
 	m := programmed(Options{}, service.IPv6)
 	got := map[string]int{}
-	l := Listener{
+	l := Observer{
 		Answered: func(path string, status int) { got[path] += status },
 		Checked: func(path string, f service.Family, healthy bool) {
 			if healthy {

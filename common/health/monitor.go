@@ -55,28 +55,28 @@ type Monitor struct {
 	options Options
 
 	mu         sync.Mutex
-	families   map[service.Family]*state
+	families   map[service.Family]*familyState
 	node       node
 	conditions map[string]condition
 	standby    string
 }
 
-// state is what is known of one family.
-type state struct {
-	pending pending
-	rounds  int
-	ended   time.Time // of the latest round, or the start of the process
-	moved   time.Time // when a round was last seen to get on
-	updated time.Time // end of the latest round that succeeded
-	synced  bool      // there was one
-	standby bool      // another process does it
+// familyState is what is known of one family.
+type familyState struct {
+	pending      pending
+	rounds       int
+	lastEnd      time.Time // of the latest round, or the start of the process
+	lastProgress time.Time // when a round was last seen to get on
+	lastSuccess  time.Time // end of the latest round that succeeded
+	synced       bool      // there was one
+	standby      bool      // another process does it
 
-	generation    uint64 // in force
-	failed        int    // ports, in the latest round
-	err           string // of the latest round
-	failing       bool   // as the latest round showed, see FamilyReport
-	waiting       bool   // likewise, see reconcile.ErrWaiting
-	found, undone int    // drift
+	generation                uint64 // in force
+	failed                    int    // ports, in the latest round
+	err                       string // of the latest round
+	failing                   bool   // as the latest round showed, see FamilyReport
+	waiting                   bool   // likewise, see reconcile.ErrWaiting
+	driftFound, driftRepaired int    // drift
 }
 
 // New returns a Monitor that has heard of nothing yet.
@@ -84,9 +84,9 @@ func New(o Options) *Monitor {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &Monitor{options: o, families: map[service.Family]*state{}, conditions: map[string]condition{}}
+	m := &Monitor{options: o, families: map[service.Family]*familyState{}, conditions: map[string]condition{}}
 	for _, f := range o.Families {
-		m.families[f] = &state{ended: o.Now()}
+		m.families[f] = &familyState{lastEnd: o.Now()}
 	}
 	return m
 }
@@ -107,7 +107,7 @@ func (m *Monitor) Progress() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, s := range m.families {
-		s.moved = m.options.Now()
+		s.lastProgress = m.options.Now()
 	}
 }
 
@@ -121,14 +121,14 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 		return
 	}
 	s.rounds++
-	s.ended = r.Start.Add(r.Took)
-	s.found += len(r.Drift)
-	s.failed, s.err = len(reconcile.Broken(r.Err)), ""
+	s.lastEnd = r.Start.Add(r.Took)
+	s.driftFound += len(r.Drift)
+	s.failed, s.err = len(reconcile.RetryablePortErrors(r.Err)), ""
 	if r.Err != nil {
 		s.err = r.Err.Error()
 	}
 	s.waiting = errors.Is(r.Err, reconcile.ErrWaiting)
-	s.failing = r.Err != nil && !Partial(r.Err)
+	s.failing = r.Err != nil && !OnlyPortErrors(r.Err)
 	if s.failing {
 		// A failure shows that something is to be done, even if nobody
 		// queued it: a resync found drift.
@@ -136,15 +136,15 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 		return
 	}
 	if r.Done() {
-		s.undone += len(r.Drift)
+		s.driftRepaired += len(r.Drift)
 	}
-	s.pending.settle(r.Start)
-	s.updated, s.synced, s.generation = s.ended, true, r.Generation
+	s.pending.clearUntil(r.Start)
+	s.lastSuccess, s.synced, s.generation = s.lastEnd, true, r.Generation
 }
 
-// Partial reports that err is about single Service ports only, while
+// OnlyPortErrors reports that err is about single Service ports only, while
 // everything else is in force. It is false for nil.
-func Partial(err error) bool {
+func OnlyPortErrors(err error) bool {
 	switch e := err.(type) {
 	case nil:
 		return false
@@ -152,9 +152,9 @@ func Partial(err error) bool {
 		return true
 	case interface{ Unwrap() []error }:
 		list := e.Unwrap()
-		return len(list) > 0 && !slices.ContainsFunc(list, func(err error) bool { return !Partial(err) })
+		return len(list) > 0 && !slices.ContainsFunc(list, func(err error) bool { return !OnlyPortErrors(err) })
 	}
-	return Partial(errors.Unwrap(err))
+	return OnlyPortErrors(errors.Unwrap(err))
 }
 
 // SetSyncPeriod replaces Options.SyncPeriod. The silence so far does not count:
@@ -164,7 +164,7 @@ func (m *Monitor) SetSyncPeriod(d time.Duration) {
 	defer m.mu.Unlock()
 	m.options.SyncPeriod = d
 	for _, s := range m.families {
-		s.ended = m.options.Now()
+		s.lastEnd = m.options.Now()
 	}
 }
 
@@ -179,7 +179,7 @@ func (m *Monitor) SetNode(n *corev1.Node) {
 func (m *Monitor) DeleteNode() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.node = node{state: nodeLeaves, reason: "the Node object was deleted"}
+	m.node = node{state: nodeLeaving, reason: "the Node object was deleted"}
 }
 
 // SetStandby notes that the holder programs the node in place of this process, or
@@ -190,7 +190,7 @@ func (m *Monitor) SetStandby(holder string) {
 	defer m.mu.Unlock()
 	m.standby = holder
 	for _, s := range m.families {
-		s.standby, s.ended = holder != "", m.options.Now()
+		s.standby, s.lastEnd = holder != "", m.options.Now()
 		s.pending = pending{}
 	}
 }
@@ -208,17 +208,17 @@ func (m *Monitor) SetCondition(name, message string) {
 // SetDetailedCondition is SetCondition with a second message, which may name
 // Services and clients. The health server does not show it.
 func (m *Monitor) SetDetailedCondition(name, message, detail string) {
-	m.set(name, condition{message: message, detail: detail})
+	m.setCondition(name, condition{message: message, detail: detail})
 }
 
 // SetBlockingCondition is SetDetailedCondition for what keeps traffic from flowing
 // though all is programmed. Reports name it as blocked; answers of the health server
 // keep their status, see Report.Blocked. families are those of which nothing flows.
 func (m *Monitor) SetBlockingCondition(name, message, detail string, families ...service.Family) {
-	m.set(name, condition{message, detail, true, families})
+	m.setCondition(name, condition{message, detail, true, families})
 }
 
-func (m *Monitor) set(name string, c condition) {
+func (m *Monitor) setCondition(name string, c condition) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c.message == "" {
@@ -241,15 +241,15 @@ const sourcesCondition = "sources"
 // addConditions adds copies of the conditions to r, and what is wrong with sources.
 func (m *Monitor) addConditions(r *Report) {
 	all := maps.Clone(m.conditions)
-	if text := sourceTrouble(r.Sources); text != "" {
+	if text := sourceFaults(r.Sources); text != "" {
 		all[sourcesCondition] = condition{message: text, detail: text}
 	}
 	if len(all) == 0 {
 		return
 	}
-	r.Conditions, r.public = make(map[string]string, len(all)), make(map[string]string, len(all))
+	r.Conditions, r.publicConditions = make(map[string]string, len(all)), make(map[string]string, len(all))
 	for name, c := range all {
-		r.Conditions[name], r.public[name] = c.detail, c.message
+		r.Conditions[name], r.publicConditions[name] = c.detail, c.message
 		if c.blocks {
 			r.Blocked = append(r.Blocked, name)
 			for _, f := range c.families {
@@ -273,7 +273,7 @@ func (m *Monitor) Serving(families ...service.Family) bool {
 	now := m.options.Now()
 	return slices.ContainsFunc(families, func(f service.Family) bool {
 		s := m.families[f]
-		return s != nil && s.complaint(now, 2*m.options.SyncPeriod) == ""
+		return s != nil && s.unhealthyReason(now, 2*m.options.SyncPeriod) == ""
 	})
 }
 

@@ -21,34 +21,34 @@ const period = 30 * time.Second
 
 var errRefused = errors.New("refused")
 
-// scene is a Monitor in a bubble of its own time.
-type scene struct {
+// scenario is a Monitor in a bubble of its own time.
+type scenario struct {
 	*Monitor
 	t     *testing.T
 	begin time.Time
 }
 
-// play runs story for a proxy of both families.
-func play(t *testing.T, story func(*scene)) {
+// runScenario runs story for a proxy of both families.
+func runScenario(t *testing.T, story func(*scenario)) {
 	synctest.Test(t, func(t *testing.T) {
 		m := New(Options{Families: service.Families[:], SyncPeriod: period})
-		story(&scene{m, t, time.Now()})
+		story(&scenario{m, t, time.Now()})
 	})
 }
 
 // round ends a round now that took so long.
-func (s *scene) round(f service.Family, took time.Duration, err error) {
+func (s *scenario) round(f service.Family, took time.Duration, err error) {
 	s.Result(f, reconcile.Result{Generation: 7, Start: time.Now().Add(-took), Took: took, Err: err})
 }
 
-// both is a success for both families.
-func (s *scene) both() {
+// bothSucceed is a success for both families.
+func (s *scenario) bothSucceed() {
 	s.round(service.IPv4, 0, nil)
 	s.round(service.IPv6, 0, nil)
 }
 
 // resync lets d pass with a round that goes well in every period.
-func (s *scene) resync(f service.Family, d time.Duration) {
+func (s *scenario) resync(f service.Family, d time.Duration) {
 	for ; d > 0; d -= period {
 		time.Sleep(min(d, period))
 		s.round(f, 0, nil)
@@ -56,7 +56,7 @@ func (s *scene) resync(f service.Family, d time.Duration) {
 }
 
 // healthy checks the two families' answers.
-func (s *scene) healthy(v4, v6 bool) {
+func (s *scenario) healthy(v4, v6 bool) {
 	s.t.Helper()
 	r := s.Report()
 	got := []bool{r.Status["IPv4"].Healthy, r.Status["IPv6"].Healthy, s.Serving(service.IPv4), s.Serving(service.IPv6), r.Healthy, s.Serving()}
@@ -69,23 +69,23 @@ func (s *scene) healthy(v4, v6 bool) {
 
 func TestRoundsDecide(t *testing.T) {
 	port := &reconcile.PortError{Err: errRefused}
-	for name, story := range map[string]func(*scene){
-		"never programmed": func(s *scene) { s.healthy(false, false) },
-		"tried in vain":    func(s *scene) { s.round(service.IPv4, 0, errRefused); s.healthy(false, false) },
-		"one of two":       func(s *scene) { s.round(service.IPv4, 0, nil); s.healthy(true, false) },
-		"both":             func(s *scene) { s.both(); s.healthy(true, true) },
-		"nothing to do for a day": func(s *scene) {
-			s.both()
+	for name, story := range map[string]func(*scenario){
+		"never programmed": func(s *scenario) { s.healthy(false, false) },
+		"tried in vain":    func(s *scenario) { s.round(service.IPv4, 0, errRefused); s.healthy(false, false) },
+		"one of two":       func(s *scenario) { s.round(service.IPv4, 0, nil); s.healthy(true, false) },
+		"both":             func(s *scenario) { s.bothSucceed(); s.healthy(true, true) },
+		"nothing to do for a day": func(s *scenario) {
+			s.bothSucceed()
 			for range 24 * 60 {
 				time.Sleep(time.Minute)
-				s.both()
+				s.bothSucceed()
 			}
 			s.healthy(true, true)
 		},
-		"rounds stop":   func(s *scene) { s.both(); time.Sleep(2*period + 1); s.healthy(false, false) },
-		"drift remains": func(s *scene) { s.both(); s.fails(service.IPv4, 4*period); s.healthy(false, true) },
-		"one port fails, the rest is in force": func(s *scene) {
-			s.both()
+		"rounds stop":   func(s *scenario) { s.bothSucceed(); time.Sleep(2*period + 1); s.healthy(false, false) },
+		"drift remains": func(s *scenario) { s.bothSucceed(); s.failFor(service.IPv4, 4*period); s.healthy(false, true) },
+		"one port fails, the rest is in force": func(s *scenario) {
+			s.bothSucceed()
 			for range 10 {
 				s.Queued(service.IPv6)
 				time.Sleep(period)
@@ -94,11 +94,11 @@ func TestRoundsDecide(t *testing.T) {
 			}
 			s.healthy(true, true)
 		},
-		"the first round fails for one port": func(s *scene) {
+		"the first round fails for one port": func(s *scenario) {
 			s.round(service.IPv4, 0, port)
 			s.healthy(true, false)
 		},
-		"a family nobody programs": func(s *scene) {
+		"a family nobody programs": func(s *scenario) {
 			s.Queued(service.Family(9))
 			s.round(service.Family(9), 0, nil)
 			if s.Serving(service.Family(9)) {
@@ -106,27 +106,27 @@ func TestRoundsDecide(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { play(t, story) })
+		t.Run(name, func(t *testing.T) { runScenario(t, story) })
 	}
 }
 
 func TestPendingChangesDecide(t *testing.T) {
-	for name, story := range map[string]func(*scene){
-		"a change may wait for two periods": func(s *scene) {
-			s.both()
+	for name, story := range map[string]func(*scenario){
+		"a change may wait for two periods": func(s *scenario) {
+			s.bothSucceed()
 			s.Queued(service.IPv4)
 			time.Sleep(2 * period)
 			s.healthy(true, true)
 		},
-		"but no longer": func(s *scene) {
-			s.both()
+		"but no longer": func(s *scenario) {
+			s.bothSucceed()
 			s.Queued(service.IPv4)
 			s.resync(service.IPv6, 2*period)
 			time.Sleep(time.Nanosecond)
 			s.healthy(false, true)
 		},
-		"newer changes do not hide the oldest": func(s *scene) {
-			s.both()
+		"newer changes do not hide the oldest": func(s *scenario) {
+			s.bothSucceed()
 			for range 100 {
 				s.Queued(service.IPv4)
 				time.Sleep(period / 10)
@@ -135,15 +135,15 @@ func TestPendingChangesDecide(t *testing.T) {
 			}
 			s.healthy(false, true)
 		},
-		"a round settles what came before it": func(s *scene) {
-			s.both()
+		"a round settles what came before it": func(s *scenario) {
+			s.bothSucceed()
 			s.Queued(service.IPv4)
 			time.Sleep(3 * period)
-			s.both()
+			s.bothSucceed()
 			s.healthy(true, true)
 		},
-		"and not what came during it": func(s *scene) {
-			s.both()
+		"and not what came during it": func(s *scenario) {
+			s.bothSucceed()
 			time.Sleep(period)
 			s.Queued(service.IPv4)
 			time.Sleep(time.Nanosecond)
@@ -155,12 +155,12 @@ func TestPendingChangesDecide(t *testing.T) {
 			s.healthy(false, true)
 		},
 	} {
-		t.Run(name, func(t *testing.T) { play(t, story) })
+		t.Run(name, func(t *testing.T) { runScenario(t, story) })
 	}
 }
 
-// fails lets d pass with failed rounds for f and good ones for the other.
-func (s *scene) fails(f service.Family, d time.Duration) {
+// failFor lets d pass with failed rounds for f and good ones for the other.
+func (s *scenario) failFor(f service.Family, d time.Duration) {
 	for ; d > 0; d -= period {
 		time.Sleep(period)
 		s.round(f, 0, errRefused)
@@ -168,8 +168,8 @@ func (s *scene) fails(f service.Family, d time.Duration) {
 	}
 }
 
-func TestReportTellsTheTruth(t *testing.T) {
-	play(t, func(s *scene) {
+func TestReportMatchesState(t *testing.T) {
+	runScenario(t, func(s *scenario) {
 		s.Result(service.IPv4, reconcile.Result{Generation: 3, Start: time.Now(), Took: time.Second, Drift: []string{"a", "b"}})
 		time.Sleep(10 * time.Second)
 		s.round(service.IPv6, 0, nil)
@@ -195,7 +195,7 @@ func TestReportTellsTheTruth(t *testing.T) {
 }
 
 func TestNeverUpdatedIsTheZeroTime(t *testing.T) {
-	play(t, func(s *scene) {
+	runScenario(t, func(s *scenario) {
 		s.round(service.IPv4, 0, nil)
 		if r := s.Report(); !r.LastUpdated.IsZero() || !r.Status["IPv6"].LastUpdated.IsZero() || r.Status["IPv4"].LastUpdated.IsZero() {
 			t.Errorf("lastUpdated = %v with IPv6 never programmed", r.LastUpdated)
@@ -204,7 +204,7 @@ func TestNeverUpdatedIsTheZeroTime(t *testing.T) {
 }
 
 func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
-	play(t, func(s *scene) {
+	runScenario(t, func(s *scenario) {
 		s.options.Sources = func() []Source {
 			return []Source{{Name: "apiserver", Synced: true, LastContact: s.begin, Stale: true, Err: "connection refused", Faults: 1}, {Name: "files"}}
 		}
@@ -236,7 +236,7 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 	})
 }
 
-func TestPartial(t *testing.T) {
+func TestOnlyPortErrors(t *testing.T) {
 	port := &reconcile.PortError{Err: errRefused}
 	for name, tt := range map[string]struct {
 		err  error
@@ -252,16 +252,16 @@ func TestPartial(t *testing.T) {
 		"deeper, all of ports":  {errors.Join(port, fmt.Errorf("x: %w", errors.Join(port))), true},
 		"a port's with no list": {fmt.Errorf("no error at all"), false},
 	} {
-		if got := Partial(tt.err); got != tt.want {
+		if got := OnlyPortErrors(tt.err); got != tt.want {
 			t.Errorf("%s: Partial = %v, want %v", name, got, tt.want)
 		}
 	}
 }
 
 // However many changes come, the oldest stays and none is settled early.
-func TestPendingForgetsNothingUnsettled(t *testing.T) {
+func TestPendingKeepsWhatIsNotDone(t *testing.T) {
 	at := func(n int) time.Time { return time.Unix(int64(n), 0) }
-	for settled := range 1000 {
+	for done := range 1000 {
 		var p pending
 		for n := range 1000 {
 			p.add(at(n))
@@ -269,15 +269,15 @@ func TestPendingForgetsNothingUnsettled(t *testing.T) {
 		if len(p.times) > maxTimes || !p.oldest().Equal(at(0)) {
 			t.Fatalf("%d times, the oldest of second %d", len(p.times), p.oldest().Unix())
 		}
-		p.settle(at(settled))
-		if empty := p.oldest().IsZero(); empty != (settled == 999) || !empty && !p.oldest().After(at(settled)) {
-			t.Fatalf("settled up to %d: oldest is %v", settled, p.oldest())
+		p.clearUntil(at(done))
+		if empty := p.oldest().IsZero(); empty != (done == 999) || !empty && !p.oldest().After(at(done)) {
+			t.Fatalf("settled up to %d: oldest is %v", done, p.oldest())
 		}
 	}
 }
 
 func TestLongErrorsAreCut(t *testing.T) {
-	play(t, func(s *scene) {
+	runScenario(t, func(s *scenario) {
 		s.round(service.IPv4, 0, errors.New(string(make([]byte, 2*maxError))))
 		if n := len(s.Report().Status["IPv4"].LastError); n > maxError+10 {
 			t.Errorf("an error of %d bytes", n)
@@ -287,8 +287,8 @@ func TestLongErrorsAreCut(t *testing.T) {
 
 // Another period counts from when it was set.
 func TestSetSyncPeriod(t *testing.T) {
-	play(t, func(s *scene) {
-		s.both()
+	runScenario(t, func(s *scenario) {
+		s.bothSucceed()
 		time.Sleep(period)
 		s.SetSyncPeriod(period / 10)
 		s.healthy(true, true)
@@ -306,7 +306,7 @@ func TestSetSyncPeriod(t *testing.T) {
 // on, a new process would only begin anew. One that does not get on, or has failed,
 // is no sign of life.
 func TestLongRoundIsAlive(t *testing.T) {
-	play(t, func(s *scene) {
+	runScenario(t, func(s *scenario) {
 		alive := func(want bool) {
 			s.t.Helper()
 			r := s.Report()

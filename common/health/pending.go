@@ -19,15 +19,15 @@ type pending struct {
 
 func (p *pending) add(t time.Time) {
 	if len(p.times) == maxTimes {
-		p.thin()
+		p.thinOut()
 	}
 	p.times = append(p.times, t)
 }
 
-// thin forgets every second time but the first and the last. What is
+// thinOut forgets every second time but the first and the last. What is
 // forgotten is stood for by the time after it: an age may then come out too
 // low by the gap between the two, but nothing is settled that is not done.
-func (p *pending) thin() {
+func (p *pending) thinOut() {
 	kept := p.times[:1]
 	for i := 1; i < len(p.times); i += 2 {
 		kept = append(kept, p.times[i])
@@ -35,8 +35,8 @@ func (p *pending) thin() {
 	p.times = kept
 }
 
-// settle forgets what came before start.
-func (p *pending) settle(start time.Time) {
+// clearUntil forgets what came before start.
+func (p *pending) clearUntil(start time.Time) {
 	p.times = slices.DeleteFunc(p.times, func(t time.Time) bool { return !t.After(start) })
 }
 

@@ -14,9 +14,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestNobodyIsNamed to those who reach the health server: who asks may be another
+// TestRedact to those who reach the health server: who asks may be another
 // tenant.
-func TestNobodyIsNamed(t *testing.T) {
+func TestRedact(t *testing.T) {
 	named := errors.New("service secret/vault: 10.1.2.3")
 	m := New(Options{Families: service.Families[:], SyncPeriod: time.Minute, Sources: func() []Source {
 		return []Source{{Name: "manifests", Synced: true, Err: named.Error()}}
@@ -26,7 +26,7 @@ func TestNobodyIsNamed(t *testing.T) {
 	m.SetDetailedCondition("relay", "clients are refused", named.Error())
 	for _, path := range []string{"/healthz", "/livez", "/healthz?family=IPv4"} {
 		w := httptest.NewRecorder()
-		m.Handler(Listener{}).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		m.Handler(Observer{}).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 		body := w.Body.String()
 		if strings.Contains(body, "vault") || strings.Contains(body, "10.1.2.3") {
 			t.Errorf("%s names somebody: %s", path, body)

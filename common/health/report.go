@@ -32,32 +32,32 @@ type Report struct {
 	// for some interfaces, and still serves endpoints in the host's network.
 	Blocked []string `json:"blocked,omitempty"`
 	// BlockedFamilies names the IP families that they keep from flowing as a whole.
-	BlockedFamilies []string          `json:"blockedFamilies,omitempty"`
-	public          map[string]string // Conditions without names
+	BlockedFamilies  []string          `json:"blockedFamilies,omitempty"`
+	publicConditions map[string]string // Conditions without names
 }
 
-// forInsiders is where names are.
-const forInsiders = "kube-proxy status, /services of the metrics server and the log say which"
+// detailsHint is where names are.
+const detailsHint = "kube-proxy status, /services of the metrics server and the log say which"
 
-// publish leaves out what names Services. The health server answers everybody who
+// redact leaves out what names Services. The health server answers everybody who
 // reaches the node, such as load balancers and other tenants.
-func (r *Report) publish() {
-	r.Conditions = r.public
+func (r *Report) redact() {
+	r.Conditions = r.publicConditions
 	if r.Standby != "" {
 		r.Standby = "another service proxy of this node"
 	}
 	for name, s := range r.Status {
 		if s.LastError != "" {
-			s.LastError = "the latest round failed: " + forInsiders
+			s.LastError = "the latest round failed: " + detailsHint
 		}
 		if s.FailedPorts > 0 {
-			s.LastError = fmt.Sprintf("%d Service ports could not be programmed: %s", s.FailedPorts, forInsiders)
+			s.LastError = fmt.Sprintf("%d Service ports could not be programmed: %s", s.FailedPorts, detailsHint)
 		}
 		r.Status[name] = s
 	}
 	for i := range r.Sources {
 		if s := &r.Sources[i]; s.Error != "" {
-			s.Error = "not everything could be read: " + forInsiders
+			s.Error = "not everything could be read: " + detailsHint
 		}
 	}
 }
@@ -120,25 +120,25 @@ func (r *Report) alive() bool {
 
 func (r *FamilyReport) alive() bool { return r.Healthy || r.Waiting || r.Busy }
 
-func (s *state) report(now time.Time, limit time.Duration) FamilyReport {
-	reason := s.complaint(now, limit)
+func (s *familyState) report(now time.Time, limit time.Duration) FamilyReport {
+	reason := s.unhealthyReason(now, limit)
 	r := FamilyReport{
-		LastUpdated:   s.updated,
+		LastUpdated:   s.lastSuccess,
 		Healthy:       reason == "",
 		Reason:        reason,
 		Generation:    s.generation,
 		Rounds:        s.rounds,
 		FailedPorts:   s.failed,
-		DriftFound:    s.found,
-		DriftRepaired: s.undone,
+		DriftFound:    s.driftFound,
+		DriftRepaired: s.driftRepaired,
 		LastError:     s.err,
 		Failing:       s.failing,
 	}
-	if reason != "" && s.waiting && now.Sub(s.ended) <= limit {
+	if reason != "" && s.waiting && now.Sub(s.lastEnd) <= limit {
 		r.Waiting = true
 	}
 	// After its end a round does not get on any more, it has failed.
-	r.Busy = reason != "" && s.moved.After(s.ended) && now.Sub(s.moved) <= limit
+	r.Busy = reason != "" && s.lastProgress.After(s.lastEnd) && now.Sub(s.lastProgress) <= limit
 	r.LastError = shortened(s.err)
 	if t := s.pending.oldest(); !t.IsZero() {
 		r.OldestPending = &t
@@ -154,9 +154,9 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:maxError], "") + " ..."
 }
 
-// sourceTrouble says in short what is wrong with sources, "" if nothing is. It
+// sourceFaults says in short what is wrong with sources, "" if nothing is. It
 // names no object, as everybody may ask for conditions.
-func sourceTrouble(sources []SourceReport) string {
+func sourceFaults(sources []SourceReport) string {
 	var all []string
 	for _, s := range sources {
 		var what []string
@@ -178,8 +178,8 @@ func sourceTrouble(sources []SourceReport) string {
 	return strings.Join(all, "; ") + "; what was read before stays in force, and the log says more"
 }
 
-// complaint says why s is not healthy, nothing if it is.
-func (s *state) complaint(now time.Time, limit time.Duration) string {
+// unhealthyReason says why s is not healthy, nothing if it is.
+func (s *familyState) unhealthyReason(now time.Time, limit time.Duration) string {
 	oldest := s.pending.oldest()
 	switch {
 	case s.standby:
@@ -188,8 +188,8 @@ func (s *state) complaint(now time.Time, limit time.Duration) string {
 		return "nothing was ever programmed" // by this process
 	case !oldest.IsZero() && now.Sub(oldest) > limit:
 		return fmt.Sprintf("a change waits to be programmed for %s, more than %s", seconds(now.Sub(oldest)), limit)
-	case now.Sub(s.ended) > limit:
-		return fmt.Sprintf("the last round ended %s ago, more than %s", seconds(now.Sub(s.ended)), limit)
+	case now.Sub(s.lastEnd) > limit:
+		return fmt.Sprintf("the last round ended %s ago, more than %s", seconds(now.Sub(s.lastEnd)), limit)
 	}
 	return ""
 }

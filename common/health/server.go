@@ -24,21 +24,21 @@ type Server struct {
 	HardFail bool
 	// Listening, if set, is told the address once it is bound.
 	Listening func(net.Addr)
-	// Failing, if set, is told about each attempt: the error of one that was
+	// Attempted, if set, is told about each attempt: the error of one that was
 	// in vain, nil for one that was not.
-	Failing func(error)
+	Attempted func(error)
 	// Connections, if set, bounds how many there are. Else there are at most
-	// MostConnections.
+	// MaxConnections.
 	Connections *Connections
 	// Listen, if set, stands in for the system's.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
 }
 
-// rebind is how long an address that cannot be had rests.
-const rebind = 5 * time.Second
+// rebindInterval is how long an address that cannot be had rests.
+const rebindInterval = 5 * time.Second
 
-// goodbye is how long requests may take to finish when the end has come.
-const goodbye = time.Second
+// shutdownTimeout is how long requests may take to finish when the end has come.
+const shutdownTimeout = time.Second
 
 // Run serves until ctx ends, which is not an error.
 func (s *Server) Run(ctx context.Context) error {
@@ -57,11 +57,11 @@ func (s *Server) Run(ctx context.Context) error {
 			return err
 		}
 		if failures == 0 {
-			log.Error(err, "Not served; trying again until it works", "every", rebind)
+			log.Error(err, "Not served; trying again until it works", "every", rebindInterval)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(rebind):
+		case <-time.After(rebindInterval):
 		}
 	}
 	return nil
@@ -70,8 +70,8 @@ func (s *Server) Run(ctx context.Context) error {
 // once serves until ctx ends or something fails. It calls bound in between.
 func (s *Server) once(ctx context.Context, bound func()) error {
 	l, err := s.listen(ctx)
-	if s.Failing != nil {
-		s.Failing(err)
+	if s.Attempted != nil {
+		s.Attempted(err)
 	}
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (s *Server) once(ctx context.Context, bound func()) error {
 	}
 	conns := s.Connections
 	if conns == nil {
-		conns = NewConnections(MostConnections)
+		conns = NewConnections(MaxConnections)
 	}
 	return Serve(ctx, s.Name, l, s.Handler, conns)
 }
@@ -126,13 +126,13 @@ func Serve(ctx context.Context, name string, l net.Listener, h http.Handler, con
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ConnState:         conns.follow,
+		ConnState:         conns.connState,
 		ErrorLog:          klog.NewStandardLogger("INFO"),
 	}
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(done)
-		bye, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+		bye, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
 		if srv.Shutdown(bye) != nil {
 			srv.Close()

@@ -71,7 +71,7 @@ func TestAddressTaken(t *testing.T) {
 	}
 	defer l.Close()
 	var failed error
-	s := Server{Name: "metrics", Addr: l.Addr().String(), HardFail: true, Failing: func(err error) { failed = err }}
+	s := Server{Name: "metrics", Addr: l.Addr().String(), HardFail: true, Attempted: func(err error) { failed = err }}
 	got := s.Run(t.Context())
 	if got == nil || !strings.Contains(got.Error(), "metrics server: listen tcp4 "+s.Addr) || !errors.Is(got, failed) {
 		t.Errorf("Run = %v, told %v; want the address in the error", got, failed)
@@ -86,18 +86,18 @@ func TestBadAddress(t *testing.T) {
 	}
 }
 
-// stuck is a listener that hands out nothing.
-type stuck struct {
+// stuckListener is a listener that hands out nothing.
+type stuckListener struct {
 	net.Listener
 	closed chan struct{}
 }
 
-func (s *stuck) Accept() (net.Conn, error) {
+func (s *stuckListener) Accept() (net.Conn, error) {
 	<-s.closed
 	return nil, net.ErrClosed
 }
 
-func (s *stuck) Close() error {
+func (s *stuckListener) Close() error {
 	select {
 	case <-s.closed:
 	default:
@@ -106,7 +106,7 @@ func (s *stuck) Close() error {
 	return nil
 }
 
-func (s *stuck) Addr() net.Addr { return &net.TCPAddr{} }
+func (s *stuckListener) Addr() net.Addr { return &net.TCPAddr{} }
 
 // An address that cannot be had is tried every five seconds, and logged once.
 func TestSoftFail(t *testing.T) {
@@ -115,10 +115,10 @@ func TestSoftFail(t *testing.T) {
 		ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
 		ctx, cancel := context.WithCancel(ctx)
 		var tried []time.Duration
-		var told []bool
-		begin, running := time.Now(), &stuck{closed: make(chan struct{})}
+		var attempts []bool
+		begin, running := time.Now(), &stuckListener{closed: make(chan struct{})}
 		s := Server{Name: "health", Addr: "0.0.0.0:10256", Handler: hello("hi")}
-		s.Failing = func(err error) { told = append(told, err == nil) }
+		s.Attempted = func(err error) { attempts = append(attempts, err == nil) }
 		s.Listen = func(_ context.Context, network, addr string) (net.Listener, error) {
 			tried = append(tried, time.Since(begin))
 			if network+addr != "tcp40.0.0.0:10256" {
@@ -137,7 +137,7 @@ func TestSoftFail(t *testing.T) {
 		if diff := cmp.Diff(want, tried); diff != "" {
 			t.Errorf("attempts (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([]bool{false, false, false, true}, told); diff != "" {
+		if diff := cmp.Diff([]bool{false, false, false, true}, attempts); diff != "" {
 			t.Errorf("told (-want +got):\n%s", diff)
 		}
 		cancel()
@@ -184,12 +184,12 @@ func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
 		if err != nil {
 			t.Errorf("Run = %v", err)
 		}
-	case <-time.After(20 * goodbye):
+	case <-time.After(20 * shutdownTimeout):
 		t.Error("Run waits for a request that does not end")
 	}
 	select {
 	case <-ended:
-	case <-time.After(20 * goodbye):
+	case <-time.After(20 * shutdownTimeout):
 		t.Error("the request was not ended")
 	}
 }

@@ -14,23 +14,23 @@ import (
 const (
 	// freshFor is how long an answer is given to others who ask the same.
 	freshFor = 100 * time.Millisecond
-	// mostShared bounds what answers that nobody reads hold in memory, but for one
+	// maxShared bounds what answers that nobody reads hold in memory, but for one
 	// that is larger by itself.
-	mostShared = 4 << 20
+	maxShared = 4 << 20
 )
 
-// shared makes one answer for all who ask at about the same time, and holds few of
+// responseCache makes one answer for all who ask at about the same time, and holds few of
 // them for those who do not read. The readers of the oldest are cut off first.
-type shared struct {
+type responseCache struct {
 	handler http.Handler
 
-	making  sync.Mutex // one answer at a time
-	mu      sync.Mutex
-	answers []*sharedAnswer // the oldest first
+	buildMu   sync.Mutex // one answer at a time
+	mu        sync.Mutex
+	responses []*cachedResponse // the oldest first
 }
 
-// sharedAnswer is one, which its readers have in common.
-type sharedAnswer struct {
+// cachedResponse is one, which its readers have in common.
+type cachedResponse struct {
 	key     string
 	made    time.Time
 	header  http.Header
@@ -40,21 +40,21 @@ type sharedAnswer struct {
 }
 
 // Header implements http.ResponseWriter.
-func (a *sharedAnswer) Header() http.Header { return a.header }
+func (a *cachedResponse) Header() http.Header { return a.header }
 
 // WriteHeader implements http.ResponseWriter.
-func (a *sharedAnswer) WriteHeader(status int) { a.status = status }
+func (a *cachedResponse) WriteHeader(status int) { a.status = status }
 
 // Write implements http.ResponseWriter.
-func (a *sharedAnswer) Write(b []byte) (int, error) { return a.body.Write(b) }
+func (a *cachedResponse) Write(b []byte) (int, error) { return a.body.Write(b) }
 
-func share(h http.Handler) http.Handler { return &shared{handler: h} }
+func cached(h http.Handler) http.Handler { return &responseCache{handler: h} }
 
 // ServeHTTP implements http.Handler.
-func (s *shared) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+func (s *responseCache) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	reader := http.NewResponseController(w)
-	a := s.answer(q, reader)
-	defer s.leave(a, reader)
+	a := s.response(q, reader)
+	defer s.release(a, reader)
 	for name, values := range a.header {
 		w.Header()[name] = values
 	}
@@ -62,26 +62,26 @@ func (s *shared) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	_, _ = w.Write(a.body.Bytes())
 }
 
-// answer returns the latest answer to q if it is fresh, else a new one.
-func (s *shared) answer(q *http.Request, reader *http.ResponseController) *sharedAnswer {
+// response returns the latest answer to q if it is fresh, else a new one.
+func (s *responseCache) response(q *http.Request, reader *http.ResponseController) *cachedResponse {
 	key := q.Method + " " + q.URL.Path + "\n" + q.Header.Get("Accept") + "\n" + q.Header.Get("Accept-Encoding")
-	s.making.Lock()
-	defer s.making.Unlock()
+	s.buildMu.Lock()
+	defer s.buildMu.Unlock()
 	if a := s.fresh(key, reader); a != nil {
 		return a
 	}
-	a := &sharedAnswer{key: key, header: http.Header{}, status: http.StatusOK, readers: map[*http.ResponseController]bool{reader: true}}
+	a := &cachedResponse{key: key, header: http.Header{}, status: http.StatusOK, readers: map[*http.ResponseController]bool{reader: true}}
 	s.handler.ServeHTTP(a, q)
 	a.made = time.Now()
-	s.keep(a)
+	s.store(a)
 	return a
 }
 
 // fresh returns an answer that is new enough, and counts a reader.
-func (s *shared) fresh(key string, reader *http.ResponseController) *sharedAnswer {
+func (s *responseCache) fresh(key string, reader *http.ResponseController) *cachedResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.answers {
+	for _, a := range s.responses {
 		if a.key == key && time.Since(a.made) < freshFor {
 			a.readers[reader] = true
 			return a
@@ -90,28 +90,28 @@ func (s *shared) fresh(key string, reader *http.ResponseController) *sharedAnswe
 	return nil
 }
 
-// keep holds a, and as many older ones as there is room for.
-func (s *shared) keep(a *sharedAnswer) {
+// store holds a, and as many older ones as there is room for.
+func (s *responseCache) store(a *cachedResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.answers = append(s.answers, a)
+	s.responses = append(s.responses, a)
 	size := 0
-	for i, x := range slices.Backward(s.answers) {
-		if size += x.body.Cap(); size <= mostShared || x == a {
+	for i, x := range slices.Backward(s.responses) {
+		if size += x.body.Cap(); size <= maxShared || x == a {
 			continue
 		}
-		for _, old := range s.answers[:i+1] {
+		for _, old := range s.responses[:i+1] {
 			for reader := range old.readers {
 				_ = reader.SetWriteDeadline(time.Now())
 			}
 		}
-		s.answers = slices.Delete(s.answers, 0, i+1)
+		s.responses = slices.Delete(s.responses, 0, i+1)
 		return
 	}
 }
 
-// leave is for a reader who has read a, or has gone.
-func (s *shared) leave(a *sharedAnswer, reader *http.ResponseController) {
+// release is for a reader who has read a, or has gone.
+func (s *responseCache) release(a *cachedResponse, reader *http.ResponseController) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(a.readers, reader)
@@ -119,17 +119,17 @@ func (s *shared) leave(a *sharedAnswer, reader *http.ResponseController) {
 		return
 	}
 	if left := freshFor - time.Since(a.made); left > 0 {
-		time.AfterFunc(left, func() { s.drop(a) })
+		time.AfterFunc(left, func() { s.evict(a) })
 		return
 	}
-	s.answers = slices.DeleteFunc(s.answers, func(x *sharedAnswer) bool { return x == a })
+	s.responses = slices.DeleteFunc(s.responses, func(x *cachedResponse) bool { return x == a })
 }
 
-// drop lets go of a, unless somebody still reads it.
-func (s *shared) drop(a *sharedAnswer) {
+// evict lets go of a, unless somebody still reads it.
+func (s *responseCache) evict(a *cachedResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(a.readers) == 0 {
-		s.answers = slices.DeleteFunc(s.answers, func(x *sharedAnswer) bool { return x == a })
+		s.responses = slices.DeleteFunc(s.responses, func(x *cachedResponse) bool { return x == a })
 	}
 }

@@ -20,7 +20,7 @@ type Status struct {
 	Now  func() time.Time // nil for time.Now
 }
 
-const forPeople = "This page is for people and may look different in the next version."
+const formatNotice = "This page is for people and may look different in the next version."
 
 func (s *Status) text(paths []string) string {
 	now := time.Now
@@ -28,7 +28,7 @@ func (s *Status) text(paths []string) string {
 		now = s.Now
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "kube-proxy statusz\n%s\n\n", forPeople)
+	fmt.Fprintf(&b, "kube-proxy statusz\n%s\n\n", formatNotice)
 	fmt.Fprintf(&b, "Started: %s\n", s.Started.UTC().Format(time.UnixDate))
 	fmt.Fprintf(&b, "Up: %s\n", now().Sub(s.Started).Round(time.Second))
 	fmt.Fprintf(&b, "Go version: %s\nBinary version: %s\n", s.GoVersion, s.Version)
@@ -44,7 +44,7 @@ func (s *Status) text(paths []string) string {
 
 func flagz(flags map[string]string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "kube-proxy flagz\n%s\n", forPeople)
+	fmt.Fprintf(&b, "kube-proxy flagz\n%s\n", formatNotice)
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
 		fmt.Fprintf(&b, "\n%s=%s", name, flags[name])
 	}

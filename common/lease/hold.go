@@ -21,7 +21,7 @@ func (l *Lease) hold(ctx context.Context, name Listener) {
 	l.grant(ctx, State{})
 	var all sync.WaitGroup
 	defer all.Wait()
-	slots := make(chan struct{}, most)
+	slots := make(chan struct{}, maxUnauthenticated)
 	for {
 		raw, err := name.Accept()
 		if ctx.Err() != nil {
@@ -31,7 +31,7 @@ func (l *Lease) hold(ctx context.Context, name Listener) {
 			return
 		}
 		if err != nil {
-			if !pause(ctx, gap) { // no descriptors, for instance
+			if !pause(ctx, handoverDelay) { // no descriptors, for instance
 				return
 			}
 			continue
@@ -43,14 +43,14 @@ func (l *Lease) hold(ctx context.Context, name Listener) {
 			continue
 		}
 		all.Go(func() {
-			c, ask, err := l.receive(raw)
+			c, request, err := l.receive(raw)
 			<-slots
 			if err != nil {
 				_ = raw.Close()
 				return
 			}
 			defer c.Close()
-			l.answer(ctx, c, ask, func() {
+			l.answer(ctx, c, request, func() {
 				end()
 				_ = name.Close()
 			})
@@ -59,23 +59,23 @@ func (l *Lease) hold(ctx context.Context, name Listener) {
 }
 
 // answer does what the other side of c asks for. release gives the name up.
-func (l *Lease) answer(ctx context.Context, c *Conn, ask message, release func()) {
-	who := ask.Identity.completed(c.Peer)
+func (l *Lease) answer(ctx context.Context, c *Conn, request message, release func()) {
+	peer := request.Identity.mergedWith(c.Peer)
 	switch {
-	case ask.Ask == askTake && c.Trusted:
-		l.yield(who)
+	case request.Request == requestTake && c.Trusted:
+		l.yield(peer)
 		release()
-		_ = send(c, message{Identity: l.Self, Yielded: true}, patience)
-	case ask.Ask == askWatch && c.Trusted:
-		l.watched(c, who)
-		defer l.watched(c, Identity{})
-		for send(c, message{Identity: l.Self}, patience) == nil && pause(ctx, beat) {
-			if ended(c) {
+		_ = send(c, message{Identity: l.Self, Yielded: true}, answerTimeout)
+	case request.Request == requestWatch && c.Trusted:
+		l.setWatcher(c, peer)
+		defer l.setWatcher(c, Identity{})
+		for send(c, message{Identity: l.Self}, answerTimeout) == nil && pause(ctx, heartbeat) {
+			if closedByPeer(c) {
 				return
 			}
 		}
 	default:
-		_ = send(c, message{Identity: l.Self}, patience)
+		_ = send(c, message{Identity: l.Self}, answerTimeout)
 	}
 }
 
@@ -93,18 +93,18 @@ func (l *Lease) yield(to Identity) {
 	}()
 	select {
 	case <-finished:
-	case <-time.After(takeTime / 2): // the other one would go on by itself
+	case <-time.After(takeTimeout / 2): // the other one would go on by itself
 	}
-	l.decide(State{Standby: true, Holder: to})
+	l.setState(State{Standby: true, Holder: to})
 }
 
-// watched notes that who stands by, or, with nobody, that c has ended.
-func (l *Lease) watched(c *Conn, who Identity) {
+// setWatcher notes that who stands by, or, with nobody, that c has ended.
+func (l *Lease) setWatcher(c *Conn, peer Identity) {
 	l.mu.Lock()
-	if who == (Identity{}) {
+	if peer == (Identity{}) {
 		delete(l.watchers, c)
 	} else {
-		l.watchers[c] = who
+		l.watchers[c] = peer
 	}
 	s := State{}
 	for _, x := range l.watchers {
@@ -114,7 +114,7 @@ func (l *Lease) watched(c *Conn, who Identity) {
 	l.mu.Unlock()
 	slices.SortFunc(s.Others, func(a, b Identity) int { return strings.Compare(a.String(), b.String()) })
 	if granted {
-		l.decide(s)
+		l.setState(s)
 	}
 }
 
@@ -122,13 +122,13 @@ func (l *Lease) watched(c *Conn, who Identity) {
 // holder cannot be trusted or says nothing.
 func (l *Lease) standBy(ctx context.Context) (Listener, error) {
 	for failures := 0; ; {
-		if !pause(ctx, gap) {
+		if !pause(ctx, handoverDelay) {
 			return nil, ctx.Err()
 		}
-		c, first, err := l.ask(ctx, askWatch, patience)
+		c, first, err := l.request(ctx, requestWatch, answerTimeout)
 		if err == nil {
 			failures = 0
-			l.decide(State{Standby: true, Holder: first.Identity})
+			l.setState(State{Standby: true, Holder: first.Identity})
 			l.watch(ctx, c)
 		}
 		held, listenErr := l.Transport.Listen()
@@ -148,7 +148,7 @@ func (l *Lease) watch(ctx context.Context, c *Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	for {
-		if _, err := receive(c, silence); err != nil {
+		if _, err := receive(c, heartbeatTimeout); err != nil {
 			return
 		}
 	}

@@ -53,9 +53,9 @@ type Transport interface {
 	Listen() (Listener, error)
 	// Dial connects to the process that has the name.
 	Dial(ctx context.Context) (net.Conn, error)
-	// Examine lets both sides of c show each other that they may program this
+	// Authenticate lets both sides of c show each other that they may program this
 	// node. It returns within the deadline of c.
-	Examine(c net.Conn) (*Conn, error)
+	Authenticate(c net.Conn) (*Conn, error)
 }
 
 // ErrHeld means that another process has the name.
@@ -63,21 +63,21 @@ var ErrHeld = errors.New("another process has it")
 
 // Times of a Lease.
 const (
-	// patience is how long the other side may take for an answer.
-	patience = 2 * time.Second
-	// takeTime is how long a holder may take to finish its rounds.
-	takeTime = 30 * time.Second
-	// beat is how often a holder says that it lives, and silence how long it may
+	// answerTimeout is how long the other side may take for an answer.
+	answerTimeout = 2 * time.Second
+	// takeTimeout is how long a holder may take to finish its rounds.
+	takeTimeout = 30 * time.Second
+	// heartbeat is how often a holder says that it lives, and silence how long it may
 	// say nothing.
-	beat    = 3 * time.Second
-	silence = 15 * time.Second
-	// again is how often a name that somebody else squats on, or a holder that
+	heartbeat        = 3 * time.Second
+	heartbeatTimeout = 15 * time.Second
+	// retryInterval is how often a name that somebody else squats on, or a holder that
 	// does not answer, is tried again.
-	again = 5 * time.Second
-	// gap lets the process that was given the lease take the name first.
-	gap = 200 * time.Millisecond
-	// most bounds connections that were not examined yet.
-	most = 32
+	retryInterval = 5 * time.Second
+	// handoverDelay lets the process that was given the lease take the name first.
+	handoverDelay = 200 * time.Millisecond
+	// maxUnauthenticated bounds connections that were not examined yet.
+	maxUnauthenticated = 32
 )
 
 // State is what is known of the lease.
@@ -87,8 +87,8 @@ type State struct {
 	Holder  Identity
 	// Others stand by while this process programs the node.
 	Others []Identity
-	// Trouble is why it cannot be known whether others program the node.
-	Trouble string
+	// Fault is why it cannot be known whether others program the node.
+	Fault string
 }
 
 // Lease is this process's share. Set the exported fields before Run.
@@ -106,9 +106,9 @@ type Lease struct {
 	granted  bool
 	decided  chan struct{} // closed once it was decided who programs the node
 	wanted   chan struct{} // closed when there is something to program
-	want     sync.Once
+	wantOnce sync.Once
 	watchers map[*Conn]Identity
-	told     sync.Mutex // for the order of Changed
+	notifyMu sync.Mutex // for the order of Changed
 }
 
 // New returns a Lease that is not decided yet.
@@ -122,7 +122,7 @@ func New(t Transport, self Identity, changed func(State)) *Lease {
 // Enter reports that this process may program the node until it calls leave. The
 // first call asks for the lease and waits until that is decided.
 func (l *Lease) Enter(ctx context.Context) (leave func(), ok bool) {
-	l.want.Do(func() { close(l.wanted) })
+	l.wantOnce.Do(func() { close(l.wanted) })
 	select {
 	case <-ctx.Done():
 		return nil, false
@@ -156,7 +156,7 @@ func (l *Lease) Run(ctx context.Context) {
 	held, err := l.take(ctx)
 	for ctx.Err() == nil {
 		if err != nil { // nobody can be asked, so traffic goes first
-			l.grant(ctx, State{Trouble: err.Error()})
+			l.grant(ctx, State{Fault: err.Error()})
 			held, err = l.retake(ctx)
 			continue
 		}
@@ -174,7 +174,7 @@ func (l *Lease) Run(ctx context.Context) {
 // retake tries for the lease until it has it, once in a while.
 func (l *Lease) retake(ctx context.Context) (held Listener, err error) {
 	for {
-		if !pause(ctx, again) {
+		if !pause(ctx, retryInterval) {
 			return nil, ctx.Err()
 		}
 		if held, err = l.take(ctx); err == nil {
@@ -190,7 +190,7 @@ func (l *Lease) take(ctx context.Context) (Listener, error) {
 		if err == nil || !errors.Is(err, ErrHeld) {
 			return held, err
 		}
-		c, answer, err := l.ask(ctx, askTake, takeTime)
+		c, answer, err := l.request(ctx, requestTake, takeTimeout)
 		if err == nil {
 			_ = c.Close()
 			if !answer.Yielded {
@@ -198,10 +198,10 @@ func (l *Lease) take(ctx context.Context) (Listener, error) {
 			}
 		}
 		const tries = 10 // the name may pass to a third one meanwhile
-		if err != nil && (try >= tries || !errors.Is(err, errGone)) || ctx.Err() != nil {
+		if err != nil && (try >= tries || !errors.Is(err, errHolderGone)) || ctx.Err() != nil {
 			return nil, errors.Join(err, ctx.Err())
 		}
-		if err != nil && !pause(ctx, gap/tries) {
+		if err != nil && !pause(ctx, handoverDelay/tries) {
 			return nil, ctx.Err()
 		}
 	}
@@ -212,13 +212,13 @@ func (l *Lease) grant(ctx context.Context, s State) {
 	l.mu.Lock()
 	l.granted = true
 	l.mu.Unlock()
-	l.decide(s)
+	l.setState(s)
 }
 
-// decide makes s known.
-func (l *Lease) decide(s State) {
-	l.told.Lock()
-	defer l.told.Unlock()
+// setState makes s known.
+func (l *Lease) setState(s State) {
+	l.notifyMu.Lock()
+	defer l.notifyMu.Unlock()
 	l.mu.Lock()
 	l.state = s
 	select {

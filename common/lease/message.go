@@ -20,9 +20,9 @@ import (
 
 // What a process asks the holder for.
 const (
-	askTake  = "take"  // the lease
-	askWatch = "watch" // to hear when the holder ends
-	askWho   = "who"   // who it is
+	requestTake     = "take"  // the lease
+	requestWatch    = "watch" // to hear when the holder ends
+	requestIdentity = "who"   // who it is
 )
 
 // message is what both sides send: its length in four bytes, and JSON. Fields
@@ -30,12 +30,12 @@ const (
 // version.
 type message struct {
 	Identity Identity `json:"identity"`
-	Ask      string   `json:"ask,omitempty"`
+	Request  string   `json:"ask,omitempty"`
 	Yielded  bool     `json:"yielded,omitempty"`
 }
 
-// largest bounds a message.
-const largest = 8 << 10
+// maxMessage bounds a message.
+const maxMessage = 8 << 10
 
 func send(c net.Conn, m message, within time.Duration) error {
 	text, err := json.Marshal(m)
@@ -59,8 +59,8 @@ func receive(c net.Conn, within time.Duration) (message, error) {
 		return m, err
 	}
 	n := binary.BigEndian.Uint32(size[:])
-	if n > largest {
-		return m, fmt.Errorf("message of %d bytes, more than %d", n, largest)
+	if n > maxMessage {
+		return m, fmt.Errorf("message of %d bytes, more than %d", n, maxMessage)
 	}
 	text := make([]byte, n)
 	if _, err := io.ReadFull(c, text); err != nil {
@@ -69,33 +69,33 @@ func receive(c net.Conn, within time.Duration) (message, error) {
 	if err := json.Unmarshal(text, &m); err != nil {
 		return m, fmt.Errorf("decode a message: %w", err)
 	}
-	m.Identity = m.Identity.clean()
+	m.Identity = m.Identity.sanitized()
 	return m, nil
 }
 
 // receive examines a new connection and returns what it asks for.
 func (l *Lease) receive(raw net.Conn) (*Conn, message, error) {
-	if err := raw.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := raw.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return nil, message{}, err
 	}
-	c, err := l.Transport.Examine(raw)
+	c, err := l.Transport.Authenticate(raw)
 	if err != nil {
 		return nil, message{}, err
 	}
-	m, err := receive(c, patience)
+	m, err := receive(c, answerTimeout)
 	return c, m, err
 }
 
-// errGone means that the holder has ended meanwhile.
-var errGone = errors.New("the holder of the lease has gone")
+// errHolderGone means that the holder has ended meanwhile.
+var errHolderGone = errors.New("the holder of the lease has gone")
 
-// ask asks the holder and returns its answer, which comes within a time.
-func (l *Lease) ask(ctx context.Context, what string, within time.Duration) (*Conn, message, error) {
-	dialling, cancel := context.WithTimeout(ctx, patience)
+// request asks the holder and returns its answer, which comes within a time.
+func (l *Lease) request(ctx context.Context, what string, within time.Duration) (*Conn, message, error) {
+	dialling, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	raw, err := l.Transport.Dial(dialling)
 	if err != nil {
-		return nil, message{}, fmt.Errorf("%w: %w", errGone, err)
+		return nil, message{}, fmt.Errorf("%w: %w", errHolderGone, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -107,37 +107,37 @@ func (l *Lease) ask(ctx context.Context, what string, within time.Duration) (*Co
 }
 
 func (l *Lease) exchange(raw net.Conn, what string, within time.Duration) (*Conn, message, error) {
-	if err := raw.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := raw.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return nil, message{}, err
 	}
-	c, err := l.Transport.Examine(raw)
+	c, err := l.Transport.Authenticate(raw)
 	if err != nil {
-		return nil, message{}, silent(err)
+		return nil, message{}, noAnswerError(err)
 	}
 	if !c.Trusted {
 		return nil, message{}, fmt.Errorf("a process that may not program this node, %s, holds the lease of service proxies", c.Peer)
 	}
-	if err := send(c, message{Identity: l.Self, Ask: what}, patience); err != nil {
-		return nil, message{}, silent(err)
+	if err := send(c, message{Identity: l.Self, Request: what}, answerTimeout); err != nil {
+		return nil, message{}, noAnswerError(err)
 	}
 	m, err := receive(c, within)
 	if err != nil {
-		return nil, message{}, silent(err)
+		return nil, message{}, noAnswerError(err)
 	}
-	m.Identity = m.Identity.completed(c.Peer)
+	m.Identity = m.Identity.mergedWith(c.Peer)
 	return c, m, nil
 }
 
-// silent says what it means that the other side does not answer.
-func silent(err error) error {
+// noAnswerError says what it means that the other side does not answer.
+func noAnswerError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("the service proxy that holds the lease does not answer: %w", err)
 	}
-	return fmt.Errorf("%w: %w", errGone, err)
+	return fmt.Errorf("%w: %w", errHolderGone, err)
 }
 
-// ended reports that the other side of c, which says nothing, has ended.
-func ended(c net.Conn) bool {
+// closedByPeer reports that the other side of c, which says nothing, has ended.
+func closedByPeer(c net.Conn) bool {
 	if c.SetReadDeadline(time.Now().Add(time.Millisecond)) != nil {
 		return true
 	}
@@ -145,11 +145,11 @@ func ended(c net.Conn) bool {
 	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// Ask asks the holder who it is. It returns false if there is none that can be
+// QueryHolder asks the holder who it is. It returns false if there is none that can be
 // trusted.
-func Ask(ctx context.Context, t Transport) (Identity, bool) {
+func QueryHolder(ctx context.Context, t Transport) (Identity, bool) {
 	l := New(t, Identity{}, nil)
-	c, m, err := l.ask(ctx, askWho, patience)
+	c, m, err := l.request(ctx, requestIdentity, answerTimeout)
 	if err != nil {
 		return Identity{}, false
 	}
@@ -157,11 +157,11 @@ func Ask(ctx context.Context, t Transport) (Identity, bool) {
 	return m.Identity, true
 }
 
-// longest bounds what is kept of a text of others.
-const longest = 200
+// maxText bounds what is kept of a text of others.
+const maxText = 200
 
-// clean returns i with nothing in it that moves a cursor or fills a log.
-func (i Identity) clean() Identity {
+// sanitized returns i with nothing in it that moves a cursor or fills a log.
+func (i Identity) sanitized() Identity {
 	for _, s := range []*string{&i.Command, &i.Pod, &i.Container, &i.Mode, &i.Version} {
 		*s = strings.Join(strings.Fields(strings.Map(func(r rune) rune {
 			if !unicode.IsPrint(r) {
@@ -169,21 +169,21 @@ func (i Identity) clean() Identity {
 			}
 			return r
 		}, *s)), " ")
-		if r := []rune(*s); len(r) > longest {
-			*s = string(r[:longest]) + " ..."
+		if r := []rune(*s); len(r) > maxText {
+			*s = string(r[:maxText]) + " ..."
 		}
 	}
 	return i
 }
 
-// completed returns what a process says of itself, corrected by what the system
+// mergedWith returns what a process says of itself, corrected by what the system
 // says of it.
-func (i Identity) completed(system Identity) Identity {
+func (i Identity) mergedWith(system Identity) Identity {
 	i.PID = system.PID
 	i.Command = cmp.Or(system.Command, i.Command)
 	i.Pod = cmp.Or(system.Pod, i.Pod)
 	i.Container = cmp.Or(system.Container, i.Container)
-	return i.clean()
+	return i.sanitized()
 }
 
 // String says who it is in one line.

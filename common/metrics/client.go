@@ -14,13 +14,13 @@ import (
 // Client counts what the client of the API server does. Its fields are the
 // hooks that package k8s.io/client-go/tools/metrics has a place for.
 type Client struct {
-	Requests    ClientRequests
-	Retries     ClientRetries
-	Duration    ClientDuration
-	RateLimiter ClientDuration
-	Asked       ClientSize
-	Answered    ClientSize
-	Resolver    ClientResolver
+	Requests     ClientRequests
+	Retries      ClientRetries
+	Duration     ClientDuration
+	RateLimiter  ClientDuration
+	RequestSize  ClientSize
+	ResponseSize ClientSize
+	Resolver     ClientResolver
 }
 
 type (
@@ -49,13 +49,13 @@ func (m *Metrics) Client() Client {
 		return h
 	}
 	return Client{
-		Requests:    ClientRequests{counter(clientRequests)},
-		Retries:     ClientRetries{counter(clientRetries)},
-		Duration:    ClientDuration{histogram(clientDuration)},
-		RateLimiter: ClientDuration{histogram(clientRateLimiter)},
-		Asked:       ClientSize{histogram(clientAsked)},
-		Answered:    ClientSize{histogram(clientAnswered)},
-		Resolver:    ClientResolver{histogram(clientResolver)},
+		Requests:     ClientRequests{counter(clientRequests)},
+		Retries:      ClientRetries{counter(clientRetries)},
+		Duration:     ClientDuration{histogram(clientDuration)},
+		RateLimiter:  ClientDuration{histogram(clientRateLimiter)},
+		RequestSize:  ClientSize{histogram(clientRequestSize)},
+		ResponseSize: ClientSize{histogram(clientResponseSize)},
+		Resolver:     ClientResolver{histogram(clientResolver)},
 	}
 }
 

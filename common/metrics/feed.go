@@ -22,9 +22,9 @@ const (
 	kernelspace = "kernelspace"
 )
 
-// concerns reports that there can be something to count in mode for the
+// appliesTo reports that there can be something to count in mode for the
 // counter with the given name.
-func concerns(name, mode string) bool {
+func appliesTo(name, mode string) bool {
 	switch {
 	case strings.Contains(name, nftables):
 		return mode == nftables
@@ -81,12 +81,12 @@ func (m *Metrics) Result(b Backend, r Round) {
 		m.counters["sync_proxy_rules_nftables_sync_failures_total"].WithLabelValues(f).Inc()
 	}
 	if r.Restored != nil {
-		m.restored(b.Family.String(), r)
+		m.countRestore(b.Family.String(), r)
 	}
-	m.keep(b, r)
+	m.setProgrammed(b, r)
 }
 
-func (m *Metrics) restored(family string, r Round) {
+func (m *Metrics) countRestore(family string, r Round) {
 	if r.Restored.Refused {
 		m.counters["sync_proxy_rules_iptables_restore_failures_total"].WithLabelValues(family).Inc()
 	}
@@ -101,17 +101,17 @@ func (m *Metrics) restored(family string, r Round) {
 	}
 }
 
-// keep remembers what is in force now. A round that failed as a whole tells
+// setProgrammed remembers what is in force now. A round that failed as a whole tells
 // nothing about that, so the one before stays true.
-func (m *Metrics) keep(b Backend, r Round) {
-	if r.Result.Err != nil && !health.Partial(r.Result.Err) {
+func (m *Metrics) setProgrammed(b Backend, r Round) {
+	if r.Result.Err != nil && !health.OnlyPortErrors(r.Result.Err) {
 		return
 	}
 	failed := map[service.PortName]bool{}
-	for _, e := range reconcile.Broken(r.Result.Err) {
+	for _, e := range reconcile.RetryablePortErrors(r.Result.Err) {
 		failed[e.Name] = true
 	}
-	limited := len(reconcile.Failed(r.Result.Err)) - len(reconcile.Broken(r.Result.Err))
+	limited := len(reconcile.PortErrors(r.Result.Err)) - len(reconcile.RetryablePortErrors(r.Result.Err))
 	m.gauges["limited_service_ports"].WithLabelValues(b.labels()...).Set(float64(limited))
 	m.gauges["failed_service_ports"].WithLabelValues(b.labels()...).Set(float64(len(failed)))
 	m.mu.Lock()
@@ -127,40 +127,40 @@ func (m *Metrics) Queued(b Backend, at time.Time) {
 // EndpointsChanged counts a change to an EndpointSlice.
 func (m *Metrics) EndpointsChanged() {
 	m.counters["sync_proxy_rules_endpoint_changes_total"].WithLabelValues().Inc()
-	m.pending(0, 1)
+	m.addPendingChanges(0, 1)
 }
 
-// EndpointsSettled says that the latest change to an EndpointSlice needs no round.
-func (m *Metrics) EndpointsSettled() { m.pending(0, -1) }
+// EndpointsUnchanged says that the latest change to an EndpointSlice needs no round.
+func (m *Metrics) EndpointsUnchanged() { m.addPendingChanges(0, -1) }
 
 // ServiceChanged counts a change to a Service.
 func (m *Metrics) ServiceChanged() {
 	m.counters["sync_proxy_rules_service_changes_total"].WithLabelValues().Inc()
-	m.pending(1, 0)
+	m.addPendingChanges(1, 0)
 }
 
-// ServiceSettled says that the latest change to a Service needs no round.
-func (m *Metrics) ServiceSettled() { m.pending(-1, 0) }
+// ServiceUnchanged says that the latest change to a Service needs no round.
+func (m *Metrics) ServiceUnchanged() { m.addPendingChanges(-1, 0) }
 
-// ChangesTaken says that a round has taken up all changes so far.
-func (m *Metrics) ChangesTaken() {
+// ChangesSynced says that a round has taken up all changes so far.
+func (m *Metrics) ChangesSynced() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.changes = changes{}
-	m.showChanges()
+	m.setPendingChanges()
 }
 
-// pending counts changes that wait for a round. One that a round has taken up
+// addPendingChanges counts changes that wait for a round. One that a round has taken up
 // before it turned out to need none is not taken off again.
-func (m *Metrics) pending(ofServices, ofEndpoints int) {
+func (m *Metrics) addPendingChanges(ofServices, ofEndpoints int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.changes.services = max(0, m.changes.services+ofServices)
 	m.changes.endpoints = max(0, m.changes.endpoints+ofEndpoints)
-	m.showChanges()
+	m.setPendingChanges()
 }
 
-func (m *Metrics) showChanges() {
+func (m *Metrics) setPendingChanges() {
 	m.gauges["sync_proxy_rules_service_changes_pending"].WithLabelValues().Set(float64(m.changes.services))
 	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Set(float64(m.changes.endpoints))
 }
@@ -198,8 +198,8 @@ func (m *Metrics) EventDropped(why string) {
 	m.counters["events_dropped_total"].WithLabelValues(why).Inc()
 }
 
-// Answered counts an answer of /healthz or /livez, the only paths it knows.
-func (m *Metrics) Answered(path string, status int) {
+// HealthAnswered counts an answer of /healthz or /livez, the only paths it knows.
+func (m *Metrics) HealthAnswered(path string, status int) {
 	if c := m.counters["proxy_"+strings.TrimPrefix(path, "/")+"_total"]; c != nil {
 		c.WithLabelValues(strconv.Itoa(status)).Inc()
 	}
@@ -217,7 +217,7 @@ func (m *Metrics) Checked(c Check) {
 	if c.Passed {
 		status = "success"
 	}
-	m.checks.WithLabelValues(c.Name, c.Type).Set(truth(c.Passed))
+	m.checks.WithLabelValues(c.Name, c.Type).Set(boolValue(c.Passed))
 	m.checked.WithLabelValues(c.Name, status, c.Type).Inc()
 }
 

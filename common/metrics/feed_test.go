@@ -95,7 +95,7 @@ func cluster() *service.Snapshot {
 		return service.PortName{Namespace: "shop", Name: n, Protocol: service.TCP}
 	}
 	vip, lb := service.Frontend{Kind: service.ClusterIP, Port: 80}, service.Frontend{Kind: service.LoadBalancerIP, Port: 80}
-	return service.New(4, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{
+	return service.New(4, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{
 		{Name: name("both"), Frontends: []service.Frontend{vip}, Cluster: []service.Endpoint{a}, Local: []service.Endpoint{a, b}, Internal: service.PolicyLocal},
 		{Name: name("inner"), Frontends: []service.Frontend{vip, lb}, Cluster: []service.Endpoint{a, b}, Internal: service.PolicyLocal},
 		{Name: name("outer"), Frontends: []service.Frontend{vip, lb}, Cluster: []service.Endpoint{a}, External: service.PolicyLocal},
@@ -106,7 +106,7 @@ func cluster() *service.Snapshot {
 func TestRounds(t *testing.T) {
 	refused := errors.New("refused")
 	port := &reconcile.PortError{Name: service.PortName{Namespace: "shop", Name: "inner", Protocol: service.TCP}, Err: refused}
-	limit := &reconcile.PortError{Name: port.Name, Err: &reconcile.Unmet{Text: "cannot"}}
+	limit := &reconcile.PortError{Name: port.Name, Err: &reconcile.UnsupportedError{Text: "cannot"}}
 	start := time.Unix(1000, 0)
 	for name, tt := range map[string]struct {
 		err  error
@@ -164,7 +164,7 @@ func TestRounds(t *testing.T) {
 func TestFailureKeepsFigures(t *testing.T) {
 	m := New(Options{})
 	m.Result(v4, Round{Snapshot: cluster()})
-	m.Result(v4, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.Everywhere()}, nil), Result: reconcile.Result{Err: io.ErrUnexpectedEOF}})
+	m.Result(v4, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.AnyAddress()}, nil), Result: reconcile.Result{Err: io.ErrUnexpectedEOF}})
 	values{"programmed_service_ports nftables IPv4": 4}.check(t, m)
 }
 
@@ -172,7 +172,7 @@ func TestFailureKeepsFigures(t *testing.T) {
 func TestTwoBackendsOfOneFamily(t *testing.T) {
 	m := New(Options{})
 	m.Result(v4, Round{Snapshot: cluster()})
-	m.Result(Backend{"iptables", service.IPv4}, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.Everywhere()}, nil)})
+	m.Result(Backend{"iptables", service.IPv4}, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.AnyAddress()}, nil)})
 	values{
 		"programmed_service_ports nftables IPv4":                  4,
 		"programmed_service_ports iptables IPv4":                  0,
@@ -186,11 +186,11 @@ func TestChanges(t *testing.T) {
 	m.EndpointsChanged()
 	m.EndpointsChanged()
 	values{"sync_proxy_rules_endpoint_changes_pending ": 2, "sync_proxy_rules_service_changes_pending ": 1}.check(t, m)
-	m.EndpointsSettled()
-	m.ServiceSettled()
+	m.EndpointsUnchanged()
+	m.ServiceUnchanged()
 	values{"sync_proxy_rules_endpoint_changes_pending ": 1, "sync_proxy_rules_service_changes_pending ": 0}.check(t, m)
-	m.ChangesTaken()
-	m.EndpointsSettled() // too late to count
+	m.ChangesSynced()
+	m.EndpointsUnchanged() // too late to count
 	values{
 		"sync_proxy_rules_endpoint_changes_pending ": 0, "sync_proxy_rules_endpoint_changes_total ": 2,
 		"sync_proxy_rules_service_changes_pending ": 0, "sync_proxy_rules_service_changes_total ": 1,
@@ -199,9 +199,9 @@ func TestChanges(t *testing.T) {
 
 func TestAnswersAndChecks(t *testing.T) {
 	m := New(Options{})
-	m.Answered("/healthz", 503)
-	m.Answered("/livez", 200)
-	m.Answered("/else", 200)
+	m.HealthAnswered("/healthz", 503)
+	m.HealthAnswered("/livez", 200)
+	m.HealthAnswered("/else", 200)
 	m.CleanupFailed(Backend{"nftables", service.IPv6})
 	m.CleanupFailed(Backend{"iptables", service.IPv4})
 	values{"proxy_healthz_total 503": 1, "proxy_healthz_total 200": 0, "proxy_livez_total 200": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv6": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv4": -1}.check(t, m)

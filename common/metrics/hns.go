@@ -9,9 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// hostNetwork are the metrics of mode kernelspace alone, by the name without
+// hnsMetrics are the metrics of mode kernelspace alone, by the name without
 // its prefix.
-var hostNetwork = map[string]metric{
+var hnsMetrics = map[string]metric{
 	hnsDuration: {[]string{"operation"}, "Time until the Host Networking Service answered."},
 	hnsFailures: {[]string{"operation", "class"}, "Answers of the Host Networking Service other than success, by class of error."},
 	// kube-proxy's.
@@ -46,12 +46,12 @@ type HNS struct {
 // operation and class. It is called once at most.
 func (m *Metrics) HNS(operations, classes []string) *HNS {
 	counter := func(name string) *prometheus.CounterVec {
-		x := hostNetwork[name]
+		x := hnsMetrics[name]
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: x.help}, x.labels)
 		m.registry.MustRegister(c)
 		return c
 	}
-	x := hostNetwork[hnsDuration]
+	x := hnsMetrics[hnsDuration]
 	h := &HNS{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: hnsDuration, Help: x.help, Buckets: buckets(hnsDuration)}, x.labels),
 		failures: counter(hnsFailures),

@@ -163,24 +163,24 @@ const registered = "registered_metrics_total"
 // clients are the metrics of every client of the API server. Of a histogram
 // the buckets are the same in all components.
 var clients = map[string]metric{
-	clientRequests:    {[]string{"code", "method", "host"}, "Requests to the API server by status code, method and host; the code is <error> without an answer."},
-	clientRetries:     {[]string{"code", "verb", "host"}, "Requests that were tried again."},
-	clientDuration:    {[]string{"verb", "host"}, "Time until the API server answered."},
-	clientRateLimiter: {[]string{"verb", "host"}, "Time that requests waited for the limits on queries per second and bursts."},
-	clientAsked:       {[]string{"verb", "host"}, "Size of requests."},
-	clientAnswered:    {[]string{"verb", "host"}, "Size of answers; those of watches do not count."},
-	clientResolver:    {[]string{"host"}, "Time to resolve the API server's name."},
+	clientRequests:     {[]string{"code", "method", "host"}, "Requests to the API server by status code, method and host; the code is <error> without an answer."},
+	clientRetries:      {[]string{"code", "verb", "host"}, "Requests that were tried again."},
+	clientDuration:     {[]string{"verb", "host"}, "Time until the API server answered."},
+	clientRateLimiter:  {[]string{"verb", "host"}, "Time that requests waited for the limits on queries per second and bursts."},
+	clientRequestSize:  {[]string{"verb", "host"}, "Size of requests."},
+	clientResponseSize: {[]string{"verb", "host"}, "Size of answers; those of watches do not count."},
+	clientResolver:     {[]string{"host"}, "Time to resolve the API server's name."},
 }
 
 // The names in clients.
 const (
-	clientRequests    = "rest_client_requests_total"
-	clientRetries     = "rest_client_request_retries_total"
-	clientDuration    = "rest_client_request_duration_seconds"
-	clientRateLimiter = "rest_client_rate_limiter_duration_seconds"
-	clientAsked       = "rest_client_request_size_bytes"
-	clientAnswered    = "rest_client_response_size_bytes"
-	clientResolver    = "rest_client_dns_resolution_duration_seconds"
+	clientRequests     = "rest_client_requests_total"
+	clientRetries      = "rest_client_request_retries_total"
+	clientDuration     = "rest_client_request_duration_seconds"
+	clientRateLimiter  = "rest_client_rate_limiter_duration_seconds"
+	clientRequestSize  = "rest_client_request_size_bytes"
+	clientResponseSize = "rest_client_response_size_bytes"
+	clientResolver     = "rest_client_dns_resolution_duration_seconds"
 )
 
 type metric struct {
@@ -198,7 +198,7 @@ func buckets(name string) []float64 {
 		return prometheus.ExponentialBuckets(0.001, 4, 10) // a listing takes minutes
 	case clientResolver:
 		return upTo30
-	case clientAsked, clientAnswered:
+	case clientRequestSize, clientResponseSize:
 		return slices.Concat([]float64{64, 256, 512}, prometheus.ExponentialBuckets(1<<10, 4, 8))
 	case networkProgramming:
 		return slices.Concat(

@@ -131,7 +131,7 @@ func fed() *Metrics {
 			}
 		},
 	})
-	s := service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil)
+	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
 	m.Result(v4, Round{Result: reconcile.Result{Took: 3 * time.Second}, Snapshot: s, Extent: Full})
 	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s})
 	m.Result(legacy, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s, Restored: &Restored{
@@ -153,8 +153,8 @@ func feedClient(c Client) {
 	c.Retries.IncrementRetry(ctx, "429", "GET", u.Host)
 	c.Duration.Observe(ctx, "GET", u, time.Second)
 	c.RateLimiter.Observe(ctx, "GET", u, time.Second)
-	c.Asked.Observe(ctx, "POST", u.Host, 100)
-	c.Answered.Observe(ctx, "GET", u.Host, 1e6)
+	c.RequestSize.Observe(ctx, "POST", u.Host, 100)
+	c.ResponseSize.Observe(ctx, "GET", u.Host, 1e6)
 	c.Resolver.Observe(ctx, "api.example.com", time.Second)
 }
 

@@ -41,16 +41,16 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	o.metrics.mu.Lock()
 	all := maps.Clone(o.metrics.programmed)
 	o.metrics.mu.Unlock()
-	starving := map[service.Family]count{} // has no label for the backend
+	lackingLocal := map[service.Family]count{} // has no label for the backend
 	for b, p := range all {
 		n := p.count(b.Family)
 		set(programmedPorts, float64(n.ports), b.labels()...)
 		set(programmedEndpoints, float64(n.endpoints), b.labels()...)
-		if s := starving[b.Family]; n.internal+n.external >= s.internal+s.external {
-			starving[b.Family] = n
+		if s := lackingLocal[b.Family]; n.internal+n.external >= s.internal+s.external {
+			lackingLocal[b.Family] = n
 		}
 	}
-	for f, n := range starving {
+	for f, n := range lackingLocal {
 		set(noLocal, float64(n.internal), "internal", f.String())
 		set(noLocal, float64(n.external), "external", f.String())
 	}
@@ -63,7 +63,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	}
 	for _, s := range now.Sources {
 		set(sourceStaleness, s.Staleness.Seconds(), s.Name)
-		set(sourceSynced, truth(s.Synced), s.Name)
+		set(sourceSynced, boolValue(s.Synced), s.Name)
 		set(sourceFaults, float64(s.Faults), s.Name)
 		to <- prometheus.MustNewConstMetric(o.descs[silentWatches], prometheus.CounterValue, float64(s.Silent), s.Name)
 	}
@@ -89,7 +89,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		o.collectRelay(to, r)
 	}
 	o.collectLocalhost(to, now.Localhost)
-	set(standby, truth(now.Standby))
+	set(standby, boolValue(now.Standby))
 	for _, name := range now.Conditions {
 		set(condition, 1, name)
 	}
@@ -121,19 +121,19 @@ func (p programmed) count(f service.Family) count {
 		}
 		n.ports++
 		n.endpoints += union(port.Cluster, port.Local)
-		if !port.Served() || len(port.Local) > 0 {
+		if !port.HasEndpoints() || len(port.Local) > 0 {
 			continue
 		}
-		internal, external := starved(port)
+		internal, external := lacksLocal(port)
 		n.internal += internal
 		n.external += external
 	}
 	return n
 }
 
-// starved returns, as 0 or 1, whether policy Local leaves the internal and
+// lacksLocal returns, as 0 or 1, whether policy Local leaves the internal and
 // the external frontends of a port without endpoints on this node nothing.
-func starved(p *service.Port) (internal, external int) {
+func lacksLocal(p *service.Port) (internal, external int) {
 	for _, f := range p.Frontends {
 		switch {
 		case p.Policy(f.Kind) != service.PolicyLocal:

@@ -132,7 +132,7 @@ func New(o Options) *Metrics {
 	}
 	m.registry.MustRegister(newObserver(m), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.component()
-	m.appear()
+	m.initSeries()
 	return m
 }
 
@@ -147,7 +147,7 @@ func (m *Metrics) component() {
 	build.WithLabelValues(b.Major, b.Minor, b.GitVersion, b.GitCommit, b.GitTreeState,
 		b.BuildDate, b.GoVersion, b.Compiler, b.Platform).Set(1)
 	for _, f := range m.options.Features {
-		feature.WithLabelValues(f.Name, f.Stage).Set(truth(f.Enabled))
+		feature.WithLabelValues(f.Name, f.Stage).Set(boolValue(f.Enabled))
 	}
 	for name, x := range registers {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: x.help}, x.labels)
@@ -164,9 +164,9 @@ func (m *Metrics) component() {
 	m.slis.MustRegister(m.checks, m.checked)
 }
 
-// appear makes the series that can be named already. A counter that appears
+// initSeries makes the series that can be named already. A counter that appears
 // with its first event hides that event from rate().
-func (m *Metrics) appear() {
+func (m *Metrics) initSeries() {
 	for name, c := range counters {
 		switch {
 		case len(c.labels) == 0:
@@ -190,16 +190,16 @@ func (m *Metrics) appear() {
 		}
 	}
 	for _, b := range m.options.Backends {
-		m.appearFor(b)
+		m.initBackendSeries(b)
 	}
 }
 
-func (m *Metrics) appearFor(b Backend) {
+func (m *Metrics) initBackendSeries(b Backend) {
 	for name, c := range counters {
 		switch {
 		case len(c.labels) == 2:
 			m.counters[name].WithLabelValues(b.labels()...)
-		case len(c.labels) == 1 && c.labels[0] == family[0] && concerns(name, b.Mode):
+		case len(c.labels) == 1 && c.labels[0] == family[0] && appliesTo(name, b.Mode):
 			m.counters[name].WithLabelValues(b.Family.String())
 		}
 	}
@@ -218,7 +218,7 @@ func handler(r *prometheus.Registry) http.Handler {
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-func truth(is bool) float64 {
+func boolValue(is bool) float64 {
 	if is {
 		return 1
 	}

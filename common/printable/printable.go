@@ -36,7 +36,7 @@ func escape(s, keep string) string {
 		switch {
 		case r == 0x7f: // which JSON has to understand, too
 			part = `\u007f`
-		case !shown(r, n, keep):
+		case !isShown(r, n, keep):
 			part = strings.Trim(strconv.Quote(part), `"`)
 		}
 		b.WriteString(part)
@@ -48,7 +48,7 @@ func escape(s, keep string) string {
 func printable(s, keep string) bool {
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
-		if !shown(r, n, keep) {
+		if !isShown(r, n, keep) {
 			return false
 		}
 		i += n
@@ -56,8 +56,8 @@ func printable(s, keep string) bool {
 	return true
 }
 
-// shown reports that r, read from n bytes, is printed as it is.
-func shown(r rune, n int, keep string) bool {
+// isShown reports that r, read from n bytes, is printed as it is.
+func isShown(r rune, n int, keep string) bool {
 	broken := r == utf8.RuneError && n < 2
 	return !broken && (strconv.IsPrint(r) || strings.ContainsRune(keep, r))
 }
@@ -105,17 +105,17 @@ func (w *writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	text := append(w.rest, p...)
-	whole := len(text)
+	complete := len(text)
 	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
 		if last := text[len(text)-n:]; utf8.RuneStart(last[0]) {
 			if !utf8.FullRune(last) {
-				whole -= n
+				complete -= n
 			}
 			break
 		}
 	}
-	w.rest = append([]byte(nil), text[whole:]...)
-	if _, err := io.WriteString(w.to, Lines(string(text[:whole]))); err != nil {
+	w.rest = append([]byte(nil), text[complete:]...)
+	if _, err := io.WriteString(w.to, Lines(string(text[:complete]))); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 )
 
-func TestText(t *testing.T) {
+func TestNormalize(t *testing.T) {
 	tests := map[string]struct{ in, text, lines string }{
 		"nothing":           {"", "", ""},
 		"plain":             {`a "b" \c`, `a "b" \c`, `a "b" \c`},

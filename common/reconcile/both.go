@@ -13,10 +13,10 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Both plans for a Backend and for a second one that serves a part of the same
+// PlanBoth plans for a Backend and for a second one that serves a part of the same
 // snapshot. Neither waits for the other: what goes wrong with one is joined to the
 // errors of the plan, and the other goes on.
-func Both(ctx context.Context, want *service.Snapshot, main, second Backend) (Plan, error) {
+func PlanBoth(ctx context.Context, want *service.Snapshot, main, second Backend) (Plan, error) {
 	p, err := main.Plan(ctx, want)
 	q, err2 := second.Plan(ctx, want)
 	switch {
@@ -25,42 +25,42 @@ func Both(ctx context.Context, want *service.Snapshot, main, second Backend) (Pl
 	case err != nil && q.Empty():
 		return nil, err
 	case err != nil:
-		p, err = unplanned{err}, nil
+		p, err = failedPlan{err}, nil
 	case err2 != nil:
-		q = unplanned{err2}
+		q = failedPlan{err2}
 	}
-	return &both{p, q}, nil
+	return &combinedPlan{p, q}, nil
 }
 
-// unplanned stands for a plan that could not be made.
-type unplanned struct{ err error }
+// failedPlan stands for a plan that could not be made.
+type failedPlan struct{ err error }
 
-func (u unplanned) String() string              { return "" }
-func (u unplanned) Empty() bool                 { return false }
-func (u unplanned) Drift() []string             { return nil }
-func (u unplanned) Apply(context.Context) error { return fmt.Errorf("plan: %w", u.err) }
+func (u failedPlan) String() string              { return "" }
+func (u failedPlan) Empty() bool                 { return false }
+func (u failedPlan) Drift() []string             { return nil }
+func (u failedPlan) Apply(context.Context) error { return fmt.Errorf("plan: %w", u.err) }
 
-// both is two plans as one. What only one of them can say is said of the first.
-type both struct{ main, second Plan }
+// combinedPlan is two plans as one. What only one of them can say is said of the first.
+type combinedPlan struct{ main, second Plan }
 
 var (
-	_ Remover = (*both)(nil)
-	_ Whole   = (*both)(nil)
-	_ Noter   = (*both)(nil)
-	_ Bounded = (*both)(nil)
+	_ Remover           = (*combinedPlan)(nil)
+	_ FullSyncer        = (*combinedPlan)(nil)
+	_ NotesReporter     = (*combinedPlan)(nil)
+	_ FamilyUnavailable = (*combinedPlan)(nil)
 )
 
 // String implements Plan.
-func (b *both) String() string { return b.main.String() + b.second.String() }
+func (b *combinedPlan) String() string { return b.main.String() + b.second.String() }
 
 // Empty implements Plan.
-func (b *both) Empty() bool { return b.main.Empty() && b.second.Empty() }
+func (b *combinedPlan) Empty() bool { return b.main.Empty() && b.second.Empty() }
 
 // Drift implements Plan.
-func (b *both) Drift() []string { return append(b.main.Drift(), b.second.Drift()...) }
+func (b *combinedPlan) Drift() []string { return append(b.main.Drift(), b.second.Drift()...) }
 
 // Apply implements Plan.
-func (b *both) Apply(ctx context.Context) error {
+func (b *combinedPlan) Apply(ctx context.Context) error {
 	var errs []error
 	for _, p := range []Plan{b.main, b.second} {
 		if p.Empty() {
@@ -77,32 +77,32 @@ func (b *both) Apply(ctx context.Context) error {
 }
 
 // Removed implements Remover.
-func (b *both) Removed() []*service.Port {
+func (b *combinedPlan) Removed() []*service.Port {
 	if r, ok := b.main.(Remover); ok && !b.main.Empty() {
 		return r.Removed()
 	}
 	return nil
 }
 
-// Whole implements Whole.
-func (b *both) Whole() bool {
-	w, ok := b.main.(Whole)
-	return ok && w.Whole()
+// FullSync implements FullSync.
+func (b *combinedPlan) FullSync() bool {
+	w, ok := b.main.(FullSyncer)
+	return ok && w.FullSync()
 }
 
-// Without implements Bounded.
-func (b *both) Without() string {
-	if w, ok := b.main.(Bounded); ok {
-		return w.Without()
+// Unavailable implements Bounded.
+func (b *combinedPlan) Unavailable() string {
+	if w, ok := b.main.(FamilyUnavailable); ok {
+		return w.Unavailable()
 	}
 	return ""
 }
 
 // Notes implements Noter.
-func (b *both) Notes() Notes {
+func (b *combinedPlan) Notes() Notes {
 	var all Notes
 	for _, p := range []Plan{b.main, b.second} {
-		n, ok := p.(Noter)
+		n, ok := p.(NotesReporter)
 		if !ok {
 			continue
 		}

@@ -13,45 +13,45 @@ import (
 	"kubeproxy/common/service"
 )
 
-// half is a Backend and its only plan.
-type half struct {
+// partialBackend is a Backend and its only plan.
+type partialBackend struct {
 	text              string
 	planErr, applyErr error
 	notes             Notes
 	applied           int
 }
 
-func (h *half) Plan(context.Context, *service.Snapshot) (Plan, error) { return h, h.planErr }
-func (h *half) Cleanup(context.Context) error                         { return nil }
-func (h *half) String() string                                        { return h.text }
-func (h *half) Empty() bool                                           { return h.text == "" }
-func (h *half) Drift() []string                                       { return nil }
-func (h *half) Notes() Notes                                          { return h.notes }
-func (h *half) Apply(context.Context) error {
+func (h *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) { return h, h.planErr }
+func (h *partialBackend) Cleanup(context.Context) error                         { return nil }
+func (h *partialBackend) String() string                                        { return h.text }
+func (h *partialBackend) Empty() bool                                           { return h.text == "" }
+func (h *partialBackend) Drift() []string                                       { return nil }
+func (h *partialBackend) Notes() Notes                                          { return h.notes }
+func (h *partialBackend) Apply(context.Context) error {
 	h.applied++
 	return h.applyErr
 }
 
 // What goes wrong with one of two Backends is said, and keeps the other from nothing.
-func TestBothGoOn(t *testing.T) {
+func TestPlanBothGoesOn(t *testing.T) {
 	broken := errors.New("broken")
 	for name, tt := range map[string]struct {
-		main, second half
+		main, second partialBackend
 		planned      bool
 		applied      [2]int
 		broken       bool
 	}{
-		"both":              {half{text: "a"}, half{text: "b"}, true, [2]int{1, 1}, false},
-		"one only":          {half{}, half{text: "b"}, true, [2]int{0, 1}, false},
-		"main unplanned":    {half{text: "a", planErr: broken}, half{text: "b"}, true, [2]int{0, 1}, true},
-		"nothing to do":     {half{text: "a", planErr: broken}, half{}, false, [2]int{}, true},
-		"second unplanned":  {half{text: "a"}, half{planErr: broken}, true, [2]int{1, 0}, true},
-		"neither planned":   {half{planErr: broken}, half{planErr: broken}, false, [2]int{}, true},
-		"main not applied":  {half{text: "a", applyErr: broken}, half{text: "b"}, true, [2]int{1, 1}, true},
-		"other not applied": {half{text: "a"}, half{text: "b", applyErr: broken}, true, [2]int{1, 1}, true},
+		"both":              {partialBackend{text: "a"}, partialBackend{text: "b"}, true, [2]int{1, 1}, false},
+		"one only":          {partialBackend{}, partialBackend{text: "b"}, true, [2]int{0, 1}, false},
+		"main unplanned":    {partialBackend{text: "a", planErr: broken}, partialBackend{text: "b"}, true, [2]int{0, 1}, true},
+		"nothing to do":     {partialBackend{text: "a", planErr: broken}, partialBackend{}, false, [2]int{}, true},
+		"second unplanned":  {partialBackend{text: "a"}, partialBackend{planErr: broken}, true, [2]int{1, 0}, true},
+		"neither planned":   {partialBackend{planErr: broken}, partialBackend{planErr: broken}, false, [2]int{}, true},
+		"main not applied":  {partialBackend{text: "a", applyErr: broken}, partialBackend{text: "b"}, true, [2]int{1, 1}, true},
+		"other not applied": {partialBackend{text: "a"}, partialBackend{text: "b", applyErr: broken}, true, [2]int{1, 1}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := Both(t.Context(), service.New(1, &service.Node{}, nil), &tt.main, &tt.second)
+			p, err := PlanBoth(t.Context(), service.New(1, &service.Node{}, nil), &tt.main, &tt.second)
 			if planned := err == nil; planned != tt.planned {
 				t.Fatalf("planned: %v", err)
 			}
@@ -68,15 +68,15 @@ func TestBothGoOn(t *testing.T) {
 	}
 }
 
-func TestBothNote(t *testing.T) {
+func TestPlanBothNotes(t *testing.T) {
 	x, y := service.PortName{Name: "x"}, service.PortName{Name: "y"}
-	main, second := half{notes: Notes{x: {{Text: "a"}}}}, half{notes: Notes{x: {{Text: "b"}}, y: {{Text: "c"}}}}
-	p, err := Both(t.Context(), nil, &main, &second)
+	main, second := partialBackend{notes: Notes{x: {{Text: "a"}}}}, partialBackend{notes: Notes{x: {{Text: "b"}}, y: {{Text: "c"}}}}
+	p, err := PlanBoth(t.Context(), nil, &main, &second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Notes{x: {{Text: "a"}, {Text: "b"}}, y: {{Text: "c"}}}
-	if diff := cmp.Diff(want, p.(Noter).Notes()); diff != "" {
+	if diff := cmp.Diff(want, p.(NotesReporter).Notes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if len(main.notes) != 1 || len(second.notes) != 2 {

@@ -18,31 +18,31 @@ import (
 
 var errRefused = errors.New("refused")
 
-// bench is a Loop with a Backend that does as it is told, within a synctest
+// harness is a Loop with a Backend that does as it is told, within a synctest
 // bubble. Times are counted from its start.
-type bench struct {
+type harness struct {
 	*Loop
 	*testing.T
-	mu      sync.Mutex // for stories that look or change while timers run
-	begin   time.Time
-	latest  *service.Snapshot
-	planErr error
-	applies []error         // of the rounds to come; nil once they run out
-	takes   time.Duration   // that Apply takes
-	empty   bool            // nothing to do
-	drift   []string        // that plans tell
-	rounds  []time.Duration // when Plan was called
-	applied int
-	results []Result
-	cancel  context.CancelFunc
-	done    chan error
+	mu        sync.Mutex // for stories that look or change while timers run
+	begin     time.Time
+	latest    *service.Snapshot
+	planErr   error
+	applies   []error         // of the rounds to come; nil once they run out
+	applyTime time.Duration   // that Apply takes
+	empty     bool            // nothing to do
+	drift     []string        // that plans tell
+	rounds    []time.Duration // when Plan was called
+	applied   int
+	results   []Result
+	cancel    context.CancelFunc
+	done      chan error
 }
 
 // run runs story in a bubble beside a Loop, and stops the Loop at its end.
-func run(t *testing.T, set func(*bench), story func(*bench)) {
+func run(t *testing.T, set func(*harness), story func(*harness)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{T: t, begin: time.Now(), latest: service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil), done: make(chan error, 1)}
+		b := &harness{T: t, begin: time.Now(), latest: service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), done: make(chan error, 1)}
 		b.Loop = NewLoop(b)
 		b.MinInterval, b.Resync = time.Second, time.Hour
 		b.Retry = Backoff{First: 2 * time.Second, Max: 10 * time.Second}
@@ -67,16 +67,16 @@ func run(t *testing.T, set func(*bench), story func(*bench)) {
 	})
 }
 
-func (b *bench) Plan(context.Context, *service.Snapshot) (Plan, error) {
+func (b *harness) Plan(context.Context, *service.Snapshot) (Plan, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.rounds = append(b.rounds, time.Since(b.begin))
 	return fakePlan{b}, b.planErr
 }
 
-func (b *bench) Cleanup(context.Context) error { return nil }
+func (b *harness) Cleanup(context.Context) error { return nil }
 
-type fakePlan struct{ *bench }
+type fakePlan struct{ *harness }
 
 func (p fakePlan) String() string           { return "" }
 func (p fakePlan) Empty() bool              { return p.empty }
@@ -89,7 +89,7 @@ func (p fakePlan) Drift() []string {
 
 func (p fakePlan) Apply(ctx context.Context) error {
 	select {
-	case <-time.After(p.takes):
+	case <-time.After(p.applyTime):
 	case <-ctx.Done():
 	}
 	p.applied++
@@ -105,41 +105,41 @@ func (p fakePlan) Apply(ctx context.Context) error {
 }
 
 // count returns how many rounds there were so far.
-func (b *bench) count() int {
+func (b *harness) count() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.rounds)
 }
 
 // last returns the newest Result.
-func (b *bench) last() Result {
+func (b *harness) last() Result {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.results[len(b.results)-1]
 }
 
 // setDrift has plans find other drift from now on.
-func (b *bench) setDrift(d []string) {
+func (b *harness) setDrift(d []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.drift = d
 }
 
 // pass lets time pass, and the Loop do what it does then.
-func (b *bench) pass(d time.Duration) {
+func (b *harness) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
 // after lets time pass and kicks.
-func (b *bench) after(d time.Duration) {
+func (b *harness) after(d time.Duration) {
 	b.pass(d)
 	b.Kick()
 	synctest.Wait()
 }
 
 // at wants the rounds so far to have begun at these times.
-func (b *bench) at(want ...time.Duration) {
+func (b *harness) at(want ...time.Duration) {
 	b.Helper()
 	if diff := cmp.Diff(want, b.rounds); diff != "" {
 		b.Errorf("rounds (-want +got):\n%s", diff)
@@ -150,51 +150,51 @@ const ms = time.Millisecond
 
 func TestRounds(t *testing.T) {
 	for name, tt := range map[string]struct {
-		set   func(*bench)
-		story func(*bench)
+		set   func(*harness)
+		story func(*harness)
 		want  []time.Duration
 	}{
-		"one at the start": {nil, func(b *bench) { b.pass(time.Minute) }, []time.Duration{0}},
+		"one at the start": {nil, func(b *harness) { b.pass(time.Minute) }, []time.Duration{0}},
 		"a kick after a quiet time is answered at once": {
-			nil, func(b *bench) { b.after(10 * time.Second) }, []time.Duration{0, 10 * time.Second},
+			nil, func(b *harness) { b.after(10 * time.Second) }, []time.Duration{0, 10 * time.Second},
 		},
-		"kicks coalesce": {nil, func(b *bench) {
+		"kicks coalesce": {nil, func(b *harness) {
 			for range 5 {
 				b.after(100 * ms)
 			}
 			b.pass(10 * time.Second)
 		}, []time.Duration{0, time.Second}},
 		"a kick during a round asks for another": {
-			func(b *bench) { b.takes = 3 * time.Second },
-			func(b *bench) { b.after(2 * time.Second); b.pass(time.Minute) },
+			func(b *harness) { b.applyTime = 3 * time.Second },
+			func(b *harness) { b.after(2 * time.Second); b.pass(time.Minute) },
 			[]time.Duration{0, 3 * time.Second},
 		},
 		"resync": {
-			nil, func(b *bench) { b.pass(2*time.Hour + time.Second) },
+			nil, func(b *harness) { b.pass(2*time.Hour + time.Second) },
 			[]time.Duration{0, time.Hour, 2 * time.Hour},
 		},
-		"a round puts the resync off": {nil, func(b *bench) {
+		"a round puts the resync off": {nil, func(b *harness) {
 			b.after(30 * time.Minute)
 			b.pass(time.Hour + time.Second)
 		}, []time.Duration{0, 30 * time.Minute, 90 * time.Minute}},
 		"nothing to program yet": {
-			func(b *bench) { b.latest = nil },
-			func(b *bench) {
+			func(b *harness) { b.latest = nil },
+			func(b *harness) {
 				b.after(time.Second)
 				b.after(time.Second)
-				b.latest = service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil)
+				b.latest = service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
 				b.after(time.Second)
 			},
 			[]time.Duration{3 * time.Second},
 		},
 		"no least interval": {
-			func(b *bench) { b.MinInterval = 0 },
-			func(b *bench) { b.after(ms); b.after(ms) },
+			func(b *harness) { b.MinInterval = 0 },
+			func(b *harness) { b.after(ms); b.after(ms) },
 			[]time.Duration{0, ms, 2 * ms},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, tt.set, func(b *bench) { tt.story(b); b.at(tt.want...) })
+			run(t, tt.set, func(b *harness) { tt.story(b); b.at(tt.want...) })
 		})
 	}
 }
@@ -223,8 +223,8 @@ func TestBurst(t *testing.T) {
 		"an interval below the gap": {7 * ms, 3, []window{{5 * ms, 20 * ms}}, []time.Duration{0, 7 * ms, 14 * ms, 21 * ms}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			set := func(b *bench) { b.MinInterval, b.Burst = tt.interval, tt.burst }
-			run(t, set, func(b *bench) {
+			set := func(b *harness) { b.MinInterval, b.Burst = tt.interval, tt.burst }
+			run(t, set, func(b *harness) {
 				for _, w := range tt.kicks {
 					b.pass(w.from - time.Since(b.begin))
 					for time.Since(b.begin) < w.to {
@@ -241,7 +241,7 @@ func TestBurst(t *testing.T) {
 
 // Rounds without a pause in what changes: the cheaper they are, the more of
 // them there are, but at least one in MinInterval.
-func TestEffort(t *testing.T) {
+func TestCostFactor(t *testing.T) {
 	const long = 10 * time.Minute
 	for name, tt := range map[string]struct {
 		effort int
@@ -254,9 +254,9 @@ func TestEffort(t *testing.T) {
 		"for free":  {50, 0, 60000},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := pace{interval: time.Second, burst: 10, effort: tt.effort}
+			p := limiter{interval: time.Second, burst: 10, costFactor: tt.effort}
 			begin, n := time.Now(), 0
-			for at := begin; at.Before(begin.Add(long)); at = p.next(at, tt.cost) {
+			for at := begin; at.Before(begin.Add(long)); at = p.nextStart(at, tt.cost) {
 				n++
 			}
 			if burst := 9 * int(max(time.Second/max(time.Duration(tt.effort)*tt.cost, burstGap), 1)); n < tt.want || n > tt.want+burst {
@@ -270,29 +270,29 @@ func TestRetries(t *testing.T) {
 	bad := errRefused
 	for name, tt := range map[string]struct {
 		applies []error
-		story   func(*bench)
+		story   func(*harness)
 		want    []time.Duration
 	}{
 		"pauses double up to the longest": {
-			[]error{bad, bad, bad, bad, bad}, func(b *bench) { b.pass(33 * time.Second) },
+			[]error{bad, bad, bad, bad, bad}, func(b *harness) { b.pass(33 * time.Second) },
 			[]time.Duration{0, 2 * time.Second, 6 * time.Second, 14 * time.Second, 24 * time.Second},
 		},
 		"a success ends the series": {
-			[]error{bad, bad, nil, bad}, func(b *bench) { b.after(20 * time.Second); b.pass(10 * time.Second) },
+			[]error{bad, bad, nil, bad}, func(b *harness) { b.after(20 * time.Second); b.pass(10 * time.Second) },
 			[]time.Duration{0, 2 * time.Second, 6 * time.Second, 20 * time.Second, 22 * time.Second},
 		},
 		"a kick cuts a pause short": {
-			[]error{bad, bad, bad}, func(b *bench) { b.pass(2 * time.Second); b.after(1500 * ms); b.pass(time.Second) },
+			[]error{bad, bad, bad}, func(b *harness) { b.pass(2 * time.Second); b.after(1500 * ms); b.pass(time.Second) },
 			[]time.Duration{0, 2 * time.Second, 3500 * ms},
 		},
 		"but not the least interval": {
-			[]error{bad}, func(b *bench) { b.after(100 * ms); b.pass(10 * time.Second) },
+			[]error{bad}, func(b *harness) { b.after(100 * ms); b.pass(10 * time.Second) },
 			[]time.Duration{0, time.Second},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			set := func(b *bench) { b.applies = tt.applies }
-			run(t, set, func(b *bench) { tt.story(b); b.at(tt.want...) })
+			set := func(b *harness) { b.applies = tt.applies }
+			run(t, set, func(b *harness) { tt.story(b); b.at(tt.want...) })
 		})
 	}
 }
@@ -300,16 +300,16 @@ func TestRetries(t *testing.T) {
 // A pause after a failure is never longer than the one between rounds that
 // went well.
 func TestResyncBoundsRetries(t *testing.T) {
-	set := func(b *bench) { b.Resync, b.applies = 3*time.Second, []error{errRefused, errRefused, errRefused} }
-	run(t, set, func(b *bench) {
+	set := func(b *harness) { b.Resync, b.applies = 3*time.Second, []error{errRefused, errRefused, errRefused} }
+	run(t, set, func(b *harness) {
 		b.pass(9 * time.Second)
 		b.at(0, 2*time.Second, 5*time.Second, 8*time.Second)
 	})
 }
 
 func TestCancelFinishesTheRound(t *testing.T) {
-	set := func(b *bench) { b.takes = 5 * time.Second }
-	run(t, set, func(b *bench) {
+	set := func(b *harness) { b.applyTime = 5 * time.Second }
+	run(t, set, func(b *harness) {
 		b.pass(time.Second)
 		b.cancel()
 		synctest.Wait()
@@ -326,7 +326,7 @@ func TestCancelFinishesTheRound(t *testing.T) {
 // A round that takes too long for a stop has its context end, and not before.
 func TestGrace(t *testing.T) {
 	for grace, want := range map[time.Duration]time.Duration{0: time.Hour, 10 * time.Second: 15 * time.Second, 2 * time.Hour: time.Hour} {
-		run(t, func(b *bench) { b.Grace, b.takes = grace, time.Hour }, func(b *bench) {
+		run(t, func(b *harness) { b.Grace, b.applyTime = grace, time.Hour }, func(b *harness) {
 			time.Sleep(5 * time.Second)
 			b.cancel()
 			b.done <- <-b.done
@@ -338,7 +338,7 @@ func TestGrace(t *testing.T) {
 }
 
 func TestCancelEndsThePause(t *testing.T) {
-	run(t, nil, func(b *bench) {
+	run(t, nil, func(b *harness) {
 		b.cancel()
 		<-b.done
 		if since := time.Since(b.begin); since != 0 {

@@ -36,8 +36,8 @@ type Watcher interface {
 	Watch(ctx context.Context, touched func()) error
 }
 
-// Paced is a Backend that wants to know the longest pause between rounds.
-type Paced interface {
+// ResyncSetter is a Backend that wants to know the longest pause between rounds.
+type ResyncSetter interface {
 	Backend
 	// SetResync is called between two rounds, whenever that changes.
 	SetResync(time.Duration)
@@ -69,27 +69,27 @@ type Remover interface {
 	Removed() []*service.Port
 }
 
-// Whole is a Plan that may have compared all there is, not only what changed.
-type Whole interface {
+// FullSyncer is a Plan that may have compared all there is, not only what changed.
+type FullSyncer interface {
 	Plan
-	// Whole reports that it has.
-	Whole() bool
+	// FullSync reports that it has.
+	FullSync() bool
 }
 
-// Noter is a Plan that knows what its dataplane does otherwise than Services ask
+// NotesReporter is a Plan that knows what its dataplane does otherwise than Services ask
 // for.
-type Noter interface {
+type NotesReporter interface {
 	Plan
 	// Notes is asked after Apply, or instead of it for an empty plan.
 	Notes() Notes
 }
 
-// Bounded is a Plan that may be for nothing, as a family cannot be had on this
+// FamilyUnavailable is a Plan that may be for nothing, as a family cannot be had on this
 // node.
-type Bounded interface {
+type FamilyUnavailable interface {
 	Plan
-	// Without says why no port of the family is programmed, nothing if they are.
-	Without() string
+	// Unavailable says why no port of the family is programmed, nothing if they are.
+	Unavailable() string
 }
 
 // Notes are about ports that are in force. Nobody changes one that was told.
@@ -98,8 +98,8 @@ type Notes map[service.PortName][]Note
 // Note is about a difference that an operator should know of.
 type Note struct {
 	Text string
-	// Passing means that it comes and goes with endpoints, all day.
-	Passing bool
+	// Transient means that it comes and goes with endpoints, all day.
+	Transient bool
 }
 
 // PortError is a failure that concerns one Service port only.
@@ -116,8 +116,8 @@ func (e *PortError) Error() string {
 // Unwrap returns the cause.
 func (e *PortError) Unwrap() error { return e.Err }
 
-// Failed lists the PortErrors in err's tree, in order.
-func Failed(err error) []*PortError {
+// PortErrors lists the PortErrors in err's tree, in order.
+func PortErrors(err error) []*PortError {
 	var failed []*PortError
 	var walk func(error)
 	walk = func(err error) {
@@ -144,16 +144,16 @@ type Result struct {
 	Start      time.Time
 	Took       time.Duration
 	Changed    bool     // the plan was not empty
-	Whole      bool     // see Whole
+	FullSync   bool     // see Whole
 	Drift      []string // what others had altered, see Plan
-	// Disputes is how many rounds found what others had altered, without a quiet
+	// DriftRounds is how many rounds found what others had altered, without a quiet
 	// minute in between. Suspect is who did, see Suspecter.
-	Disputes int
-	Suspect  string
-	Removed  []*service.Port // see Remover
-	Notes    Notes           // see Noter
-	Without  string          // see Bounded
-	Err      error           // nil only if the dataplane now matches the snapshot
+	DriftRounds int
+	Suspect     string
+	Removed     []*service.Port // see Remover
+	Notes       Notes           // see Noter
+	Unavailable string          // see Bounded
+	Err         error           // nil only if the dataplane now matches the snapshot
 }
 
 // Done reports that nothing is left to do: the dataplane matches the snapshot

@@ -17,27 +17,27 @@ import (
 // Report hears of every round, and each Result says what the plan said.
 func TestResults(t *testing.T) {
 	for name, tt := range map[string]struct {
-		set  func(*bench)
+		set  func(*harness)
 		want Result
 		err  error
 	}{
 		"changed": {
-			func(b *bench) { b.takes = time.Second },
+			func(b *harness) { b.applyTime = time.Second },
 			Result{Generation: 1, Took: time.Second, Changed: true, Removed: []*service.Port{{}}}, nil,
 		},
-		"nothing to do": {func(b *bench) { b.empty = true }, Result{Generation: 1}, nil},
+		"nothing to do": {func(b *harness) { b.empty = true }, Result{Generation: 1}, nil},
 		"drift": {
-			func(b *bench) { b.drift = []string{"missing: chain x"} },
-			Result{Generation: 1, Changed: true, Drift: []string{"missing: chain x"}, Disputes: 1, Removed: []*service.Port{{}}}, nil,
+			func(b *harness) { b.drift = []string{"missing: chain x"} },
+			Result{Generation: 1, Changed: true, Drift: []string{"missing: chain x"}, DriftRounds: 1, Removed: []*service.Port{{}}}, nil,
 		},
 		"refused": {
-			func(b *bench) { b.applies = []error{errRefused} },
+			func(b *harness) { b.applies = []error{errRefused} },
 			Result{Generation: 1, Changed: true, Removed: []*service.Port{{}}}, errRefused,
 		},
-		"no plan": {func(b *bench) { b.planErr = errRefused }, Result{Generation: 1}, errRefused},
+		"no plan": {func(b *harness) { b.planErr = errRefused }, Result{Generation: 1}, errRefused},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, tt.set, func(b *bench) {
+			run(t, tt.set, func(b *harness) {
 				b.pass(tt.want.Took)
 				b.cancel()
 				b.done <- <-b.done
@@ -59,11 +59,11 @@ func TestResults(t *testing.T) {
 
 // Each Result carries the generation that its round was for.
 func TestResultsNameTheirGeneration(t *testing.T) {
-	run(t, func(b *bench) { b.applies = []error{nil, errRefused} }, func(b *bench) {
-		b.latest = service.New(7, &service.Node{NodePorts: service.Everywhere()}, nil)
+	run(t, func(b *harness) { b.applies = []error{nil, errRefused} }, func(b *harness) {
+		b.latest = service.New(7, &service.Node{NodePorts: service.AnyAddress()}, nil)
 		b.after(time.Minute)
 		b.pass(3 * time.Second)
-		b.latest = service.New(8, &service.Node{NodePorts: service.Everywhere()}, nil)
+		b.latest = service.New(8, &service.Node{NodePorts: service.AnyAddress()}, nil)
 		b.after(time.Minute)
 		var got []uint64
 		for _, r := range b.results {
@@ -76,7 +76,7 @@ func TestResultsNameTheirGeneration(t *testing.T) {
 	})
 }
 
-func TestFailed(t *testing.T) {
+func TestPortErrors(t *testing.T) {
 	fail := func(name string, err error) error {
 		return &PortError{Family: service.IPv6, Name: service.PortName{Namespace: "shop", Name: name, Protocol: service.TCP}, Err: err}
 	}
@@ -96,7 +96,7 @@ func TestFailed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, e := range Failed(tt.err) {
+			for _, e := range PortErrors(tt.err) {
 				got = append(got, e.Name.Name)
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -133,7 +133,7 @@ func TestUnsupported(t *testing.T) {
 // not make the retries of what can be slower.
 func TestUnsupportedIsNotRetried(t *testing.T) {
 	never := &PortError{Err: errors.ErrUnsupported}
-	run(t, func(b *bench) { b.applies = []error{never, errors.Join(never, errRefused), never} }, func(b *bench) {
+	run(t, func(b *harness) { b.applies = []error{never, errors.Join(never, errRefused), never} }, func(b *harness) {
 		b.pass(30 * time.Second)
 		b.at(0)
 		b.after(0)

@@ -83,13 +83,13 @@ func TestMasqueradeMatrix(t *testing.T) {
 
 // decide says what comes out of c in the words of the matrix.
 func (c matrixCase) decide(f service.Family) string {
-	w := newWorld(f)
+	w := newFixture(f)
 	w.node.MasqueradeAll = c.column.masqueradeAll
 	if !c.column.detect {
 		w.node.Pods = service.LocalPods{}
 	}
 	p := w.port()
-	p.Local = []service.Endpoint{w.here}
+	p.Local = []service.Endpoint{w.local}
 	if c.policy == "Local" {
 		p.Internal, p.External = service.PolicyLocal, service.PolicyLocal
 	}
@@ -111,35 +111,35 @@ func (c matrixCase) decide(f service.Family) string {
 	return words
 }
 
-// world is a small cluster in one family, seen from node-a.
-type world struct {
+// fixture is a small cluster in one family, seen from node-a.
+type fixture struct {
 	family                           service.Family
 	node                             *service.Node
 	pod, outside                     netip.Addr
 	clusterIP, externalIP, ingressIP netip.Addr
-	here, elsewhere                  service.Endpoint
+	local, remote                    service.Endpoint
 }
 
-func newWorld(f service.Family) world {
+func newFixture(f service.Family) fixture {
 	a := func(v4, v6 string) netip.Addr {
 		return netip.MustParseAddr([]string{v4, v6}[f])
 	}
 	prefixes := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
 	at := func(v4, v6 string) netip.AddrPort { return netip.AddrPortFrom(a(v4, v6), 8080) }
-	return world{
+	return fixture{
 		family:    f,
-		node:      &service.Node{NodePorts: service.Everywhere(), Name: "node-a", Addrs: []netip.Addr{a("192.0.2.10", "2001:db8::10")}, Pods: service.LocalPods{Prefixes: prefixes}},
+		node:      &service.Node{NodePorts: service.AnyAddress(), Name: "node-a", Addrs: []netip.Addr{a("192.0.2.10", "2001:db8::10")}, Pods: service.LocalPods{Prefixes: prefixes}},
 		pod:       a("10.244.1.50", "fd00:10:244:1::50"),
 		outside:   a("203.0.113.9", "2001:db8:113::9"),
 		clusterIP: a("10.96.0.10", "fd00:10:96::10"), externalIP: a("198.51.100.7", "2001:db8:51::7"), ingressIP: a("203.0.113.100", "2001:db8:113::100"),
-		here:      service.Endpoint{Addr: at("10.244.1.11", "fd00:10:244:1::11"), Local: true},
-		elsewhere: service.Endpoint{Addr: at("10.244.2.11", "fd00:10:244:2::11"), Elsewhere: true},
+		local:  service.Endpoint{Addr: at("10.244.1.11", "fd00:10:244:1::11"), Local: true},
+		remote: service.Endpoint{Addr: at("10.244.2.11", "fd00:10:244:2::11"), Remote: true},
 	}
 }
 
 // port is a Service port with one frontend of each kind and one endpoint on
 // each of two nodes.
-func (w world) port() *service.Port {
+func (w fixture) port() *service.Port {
 	return &service.Port{
 		Name:   service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
 		Family: w.family,
@@ -149,16 +149,16 @@ func (w world) port() *service.Port {
 			{Kind: service.ExternalIP, Addr: w.externalIP, Port: 80},
 			{Kind: service.LoadBalancerIP, Addr: w.ingressIP, Port: 80},
 		},
-		Cluster: []service.Endpoint{w.here, w.elsewhere},
+		Cluster: []service.Endpoint{w.local, w.remote},
 	}
 }
 
-func (w world) snapshot(ports ...*service.Port) *service.Snapshot {
+func (w fixture) snapshot(ports ...*service.Port) *service.Snapshot {
 	return service.New(1, w.node, ports)
 }
 
 // conn dials a frontend of the port from a pod, the node or outside.
-func (w world) conn(from string, kind service.Kind) Conn {
+func (w fixture) conn(from string, kind service.Kind) Conn {
 	to := map[service.Kind]netip.AddrPort{
 		service.ClusterIP:      netip.AddrPortFrom(w.clusterIP, 80),
 		service.NodePort:       netip.AddrPortFrom(w.node.Addrs[0], 30080),

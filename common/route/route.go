@@ -58,7 +58,7 @@ type Verdict struct {
 // Masquerades reports that the endpoint sees an address of the node instead
 // of the client's when the connection goes to e.
 func (v *Verdict) Masquerades(e service.Endpoint) bool {
-	return v.masquerade || !e.Elsewhere && e.Addr.Addr() == v.from
+	return v.masquerade || !e.Remote && e.Addr.Addr() == v.from
 }
 
 // Decide returns the fate of c on the node that want is for.
@@ -75,7 +75,7 @@ func Decide(want *service.Snapshot, c Conn) Verdict {
 		v.Reason = "the destination is no Service"
 	case !admits(frontend.Sources, c.From):
 		v.Action, v.Reason = Drop, fmt.Sprintf("source %s is in none of the loadBalancerSourceRanges", c.From)
-	case !p.Served():
+	case !p.HasEndpoints():
 		v.Action, v.Reason = Reject, "the Service has no ready endpoint"
 	default:
 		choose(&v, want.Node, c)

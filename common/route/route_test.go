@@ -14,16 +14,16 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fate is what a test wants of a Verdict. Endpoints are named here and
+// outcome is what a test wants of a Verdict. Endpoints are named here and
 // elsewhere, with a star where the source is masqueraded.
-type fate struct {
+type outcome struct {
 	Action    Action
 	Endpoints string
 	Kind      string // of the frontend
 }
 
-func fateOf(w world, v Verdict) fate {
-	f := fate{Action: v.Action}
+func outcomeOf(w fixture, v Verdict) outcome {
+	f := outcome{Action: v.Action}
 	if v.Frontend != nil {
 		f.Kind = v.Frontend.Kind.String()
 	}
@@ -31,9 +31,9 @@ func fateOf(w world, v Verdict) fate {
 	for _, e := range v.Endpoints {
 		name := e.Addr.String()
 		switch e.Addr {
-		case w.here.Addr:
+		case w.local.Addr:
 			name = "here"
-		case w.elsewhere.Addr:
+		case w.remote.Addr:
 			name = "elsewhere"
 		}
 		if v.Masquerades(e) {
@@ -45,21 +45,21 @@ func fateOf(w world, v Verdict) fate {
 	return f
 }
 
-// situation is a cluster that differs in one thing from the plain one, and
+// testCase is a cluster that differs in one thing from the plain one, and
 // a connection.
-type situation struct {
-	change func(w *world, p *service.Port)
+type testCase struct {
+	change func(w *fixture, p *service.Port)
 	from   string
 	kind   service.Kind
-	dial   func(w world, c *Conn) // changes the connection, if set
-	want   fate
+	dial   func(w fixture, c *Conn) // changes the connection, if set
+	want   outcome
 	reason string // part of it
 }
 
-func (s situation) check(t *testing.T) {
+func (s testCase) check(t *testing.T) {
 	t.Helper()
 	for _, f := range service.Families {
-		w := newWorld(f)
+		w := newFixture(f)
 		p := w.port()
 		if s.change != nil {
 			s.change(&w, p)
@@ -69,7 +69,7 @@ func (s situation) check(t *testing.T) {
 			s.dial(w, &c)
 		}
 		v := Decide(w.snapshot(p), c)
-		if diff := cmp.Diff(s.want, fateOf(w, v)); diff != "" {
+		if diff := cmp.Diff(s.want, outcomeOf(w, v)); diff != "" {
 			t.Errorf("%s: %s (-want +got):\n%s", f, v.Reason, diff)
 		}
 		if !strings.Contains(v.Reason, s.reason) || v.Reason == "" {
@@ -78,40 +78,40 @@ func (s situation) check(t *testing.T) {
 	}
 }
 
-func noEndpoints(_ *world, p *service.Port) { p.Cluster, p.Local = nil, nil }
+func noEndpoints(_ *fixture, p *service.Port) { p.Cluster, p.Local = nil, nil }
 
-// nothingHere has both policies Local and no endpoint on the node.
-func nothingHere(w *world, p *service.Port) {
+// noLocalEndpoint has both policies Local and no endpoint on the node.
+func noLocalEndpoint(w *fixture, p *service.Port) {
 	p.Internal, p.External = service.PolicyLocal, service.PolicyLocal
-	p.Cluster = []service.Endpoint{w.elsewhere}
+	p.Cluster = []service.Endpoint{w.remote}
 }
 
-// onlyHere is a local endpoint that the Cluster list does not have, as
+// onlyLocalEndpoint is a local endpoint that the Cluster list does not have, as
 // topology may leave it.
-func onlyHere(w *world, p *service.Port) {
+func onlyLocalEndpoint(w *fixture, p *service.Port) {
 	p.Internal, p.External = service.PolicyLocal, service.PolicyLocal
-	p.Cluster, p.Local = nil, []service.Endpoint{w.here}
+	p.Cluster, p.Local = nil, []service.Endpoint{w.local}
 }
 
 func TestEndpointsLeft(t *testing.T) {
-	rejected := func(kind string) fate { return fate{Action: Reject, Kind: kind} }
-	dropped := func(kind string) fate { return fate{Action: Drop, Kind: kind} }
-	for name, s := range map[string]situation{
+	rejected := func(kind string) outcome { return outcome{Action: Reject, Kind: kind} }
+	dropped := func(kind string) outcome { return outcome{Action: Drop, Kind: kind} }
+	for name, s := range map[string]testCase{
 		"no endpoint, ClusterIP from a pod":          {noEndpoints, "pod", service.ClusterIP, nil, rejected("ClusterIP"), "no ready endpoint"},
 		"no endpoint, ClusterIP from the node":       {noEndpoints, "node", service.ClusterIP, nil, rejected("ClusterIP"), "no ready endpoint"},
 		"no endpoint, NodePort from outside":         {noEndpoints, "outside", service.NodePort, nil, rejected("NodePort"), "no ready endpoint"},
 		"no endpoint, ExternalIP from outside":       {noEndpoints, "outside", service.ExternalIP, nil, rejected("ExternalIP"), "no ready endpoint"},
 		"no endpoint, load balancer from outside":    {noEndpoints, "outside", service.LoadBalancerIP, nil, rejected("LoadBalancerIP"), "no ready endpoint"},
-		"none here, ClusterIP does not fall back":    {nothingHere, "pod", service.ClusterIP, nil, dropped("ClusterIP"), "internalTrafficPolicy Local, and no endpoint is left"},
-		"none here, ClusterIP from the node":         {nothingHere, "node", service.ClusterIP, nil, dropped("ClusterIP"), "internalTrafficPolicy Local"},
-		"none here, NodePort from outside":           {nothingHere, "outside", service.NodePort, nil, dropped("NodePort"), "externalTrafficPolicy Local"},
-		"none here, ExternalIP from outside":         {nothingHere, "outside", service.ExternalIP, nil, dropped("ExternalIP"), "externalTrafficPolicy Local"},
-		"none here, load balancer from outside":      {nothingHere, "outside", service.LoadBalancerIP, nil, dropped("LoadBalancerIP"), "externalTrafficPolicy Local"},
-		"none here, a pod is short-circuited":        {nothingHere, "pod", service.LoadBalancerIP, nil, fate{Forward, "elsewhere", "LoadBalancerIP"}, "a pod"},
-		"none here, the node is short-circuited":     {nothingHere, "node", service.LoadBalancerIP, nil, fate{Forward, "elsewhere*", "LoadBalancerIP"}, "the node itself"},
-		"only here, from outside":                    {onlyHere, "outside", service.NodePort, nil, fate{Forward, "here", "NodePort"}, "externalTrafficPolicy Local"},
-		"only here, a pod finds the cluster's empty": {onlyHere, "pod", service.NodePort, nil, dropped("NodePort"), "no endpoint is left"},
-		"only here, ClusterIP":                       {onlyHere, "pod", service.ClusterIP, nil, fate{Forward, "here", "ClusterIP"}, "internalTrafficPolicy Local"},
+		"none here, ClusterIP does not fall back":    {noLocalEndpoint, "pod", service.ClusterIP, nil, dropped("ClusterIP"), "internalTrafficPolicy Local, and no endpoint is left"},
+		"none here, ClusterIP from the node":         {noLocalEndpoint, "node", service.ClusterIP, nil, dropped("ClusterIP"), "internalTrafficPolicy Local"},
+		"none here, NodePort from outside":           {noLocalEndpoint, "outside", service.NodePort, nil, dropped("NodePort"), "externalTrafficPolicy Local"},
+		"none here, ExternalIP from outside":         {noLocalEndpoint, "outside", service.ExternalIP, nil, dropped("ExternalIP"), "externalTrafficPolicy Local"},
+		"none here, load balancer from outside":      {noLocalEndpoint, "outside", service.LoadBalancerIP, nil, dropped("LoadBalancerIP"), "externalTrafficPolicy Local"},
+		"none here, a pod is short-circuited":        {noLocalEndpoint, "pod", service.LoadBalancerIP, nil, outcome{Forward, "elsewhere", "LoadBalancerIP"}, "a pod"},
+		"none here, the node is short-circuited":     {noLocalEndpoint, "node", service.LoadBalancerIP, nil, outcome{Forward, "elsewhere*", "LoadBalancerIP"}, "the node itself"},
+		"only here, from outside":                    {onlyLocalEndpoint, "outside", service.NodePort, nil, outcome{Forward, "here", "NodePort"}, "externalTrafficPolicy Local"},
+		"only here, a pod finds the cluster's empty": {onlyLocalEndpoint, "pod", service.NodePort, nil, dropped("NodePort"), "no endpoint is left"},
+		"only here, ClusterIP":                       {onlyLocalEndpoint, "pod", service.ClusterIP, nil, outcome{Forward, "here", "ClusterIP"}, "internalTrafficPolicy Local"},
 	} {
 		t.Run(name, s.check)
 	}
@@ -120,27 +120,27 @@ func TestEndpointsLeft(t *testing.T) {
 // An endpoint that reaches itself through a Service has to see the node, or
 // it would answer itself.
 func TestHairpin(t *testing.T) {
-	asEndpoint := func(w world, c *Conn) { c.From = w.here.Addr.Addr() }
-	asElsewhere := func(w world, c *Conn) { c.From = w.elsewhere.Addr.Addr() }
-	nodeUnknown := func(w *world, p *service.Port) {
-		w.here.Local = false
+	asEndpoint := func(w fixture, c *Conn) { c.From = w.local.Addr.Addr() }
+	asRemote := func(w fixture, c *Conn) { c.From = w.remote.Addr.Addr() }
+	nodeUnknown := func(w *fixture, p *service.Port) {
+		w.local.Local = false
 		p.Cluster[0].Local = false
 	}
-	local := func(w *world, p *service.Port) {
-		p.External, p.Local = service.PolicyLocal, []service.Endpoint{w.here}
+	local := func(w *fixture, p *service.Port) {
+		p.External, p.Local = service.PolicyLocal, []service.Endpoint{w.local}
 	}
-	for name, s := range map[string]situation{
-		"by ClusterIP":                       {nil, "pod", service.ClusterIP, asEndpoint, fate{Forward, "here* elsewhere", "ClusterIP"}, ""},
-		"an endpoint of an unknown node":     {nodeUnknown, "pod", service.ClusterIP, asEndpoint, fate{Forward, "here* elsewhere", "ClusterIP"}, ""},
-		"by a load balancer, policy Local":   {local, "pod", service.LoadBalancerIP, asEndpoint, fate{Forward, "here* elsewhere", "LoadBalancerIP"}, ""},
-		"another node's endpoint is no case": {nil, "pod", service.ClusterIP, asElsewhere, fate{Forward, "here elsewhere", "ClusterIP"}, ""},
+	for name, s := range map[string]testCase{
+		"by ClusterIP":                       {nil, "pod", service.ClusterIP, asEndpoint, outcome{Forward, "here* elsewhere", "ClusterIP"}, ""},
+		"an endpoint of an unknown node":     {nodeUnknown, "pod", service.ClusterIP, asEndpoint, outcome{Forward, "here* elsewhere", "ClusterIP"}, ""},
+		"by a load balancer, policy Local":   {local, "pod", service.LoadBalancerIP, asEndpoint, outcome{Forward, "here* elsewhere", "LoadBalancerIP"}, ""},
+		"another node's endpoint is no case": {nil, "pod", service.ClusterIP, asRemote, outcome{Forward, "here elsewhere", "ClusterIP"}, ""},
 	} {
 		t.Run(name, s.check)
 	}
 }
 
-func sources(prefixes ...string) func(*world, *service.Port) {
-	return func(w *world, p *service.Port) {
+func sources(prefixes ...string) func(*fixture, *service.Port) {
+	return func(w *fixture, p *service.Port) {
 		f := &p.Frontends[3]
 		f.Sources = []netip.Prefix{}
 		for _, s := range prefixes {
@@ -156,10 +156,10 @@ func TestSourceRanges(t *testing.T) {
 	in := sources("203.0.113.0/28", "2001:db8:113::/64")
 	out := sources("203.0.113.16/28", "2001:db8:114::/64")
 	withNode := sources("192.0.2.0/24", "2001:db8::/64")
-	empty := func(w *world, p *service.Port) { out(w, p); noEndpoints(w, p) }
-	both := fate{Forward, "here* elsewhere*", "LoadBalancerIP"}
-	dropped := fate{Drop, "", "LoadBalancerIP"}
-	for name, s := range map[string]situation{
+	empty := func(w *fixture, p *service.Port) { out(w, p); noEndpoints(w, p) }
+	both := outcome{Forward, "here* elsewhere*", "LoadBalancerIP"}
+	dropped := outcome{Drop, "", "LoadBalancerIP"}
+	for name, s := range map[string]testCase{
 		"admitted":                         {in, "outside", service.LoadBalancerIP, nil, both, "Cluster"},
 		"not admitted":                     {out, "outside", service.LoadBalancerIP, nil, dropped, "loadBalancerSourceRanges"},
 		"nobody is admitted":               {sources(), "outside", service.LoadBalancerIP, nil, dropped, "loadBalancerSourceRanges"},
@@ -167,16 +167,16 @@ func TestSourceRanges(t *testing.T) {
 		"the node is not admitted":         {in, "node", service.LoadBalancerIP, nil, dropped, "loadBalancerSourceRanges"},
 		"the node is admitted":             {withNode, "node", service.LoadBalancerIP, nil, both, "Cluster"},
 		"not admitted and nobody is ready": {empty, "outside", service.LoadBalancerIP, nil, dropped, "loadBalancerSourceRanges"},
-		"not for the NodePort":             {out, "outside", service.NodePort, nil, fate{Forward, "here* elsewhere*", "NodePort"}, "Cluster"},
-		"not for the ExternalIP":           {out, "outside", service.ExternalIP, nil, fate{Forward, "here* elsewhere*", "ExternalIP"}, "Cluster"},
-		"not for the ClusterIP":            {out, "pod", service.ClusterIP, nil, fate{Forward, "here elsewhere", "ClusterIP"}, "Cluster"},
+		"not for the NodePort":             {out, "outside", service.NodePort, nil, outcome{Forward, "here* elsewhere*", "NodePort"}, "Cluster"},
+		"not for the ExternalIP":           {out, "outside", service.ExternalIP, nil, outcome{Forward, "here* elsewhere*", "ExternalIP"}, "Cluster"},
+		"not for the ClusterIP":            {out, "pod", service.ClusterIP, nil, outcome{Forward, "here elsewhere", "ClusterIP"}, "Cluster"},
 	} {
 		t.Run(name, s.check)
 	}
 }
 
-func to(v4, v6 string) func(world, *Conn) {
-	return func(w world, c *Conn) {
+func to(v4, v6 string) func(fixture, *Conn) {
+	return func(w fixture, c *Conn) {
 		a := netip.MustParseAddr([]string{v4, v6}[w.family])
 		c.To = netip.AddrPortFrom(a, c.To.Port())
 	}
@@ -184,60 +184,60 @@ func to(v4, v6 string) func(world, *Conn) {
 
 // Which of the node's addresses answer NodePorts.
 func TestNodePortAddresses(t *testing.T) {
-	restrict := func(prefixes ...string) func(*world, *service.Port) {
-		return func(w *world, _ *service.Port) {
+	restrict := func(prefixes ...string) func(*fixture, *service.Port) {
+		return func(w *fixture, _ *service.Port) {
 			w.node.NodePorts = nil
 			for _, s := range prefixes {
 				w.node.NodePorts = append(w.node.NodePorts, netip.MustParsePrefix(s))
 			}
 		}
 	}
-	otherFamily := func(w *world, _ *service.Port) {
-		w.node.NodePorts = newWorld(1 - w.family).node.Pods.Prefixes[1-w.family : 2-w.family]
+	otherFamily := func(w *fixture, _ *service.Port) {
+		w.node.NodePorts = newFixture(1 - w.family).node.Pods.Prefixes[1-w.family : 2-w.family]
 	}
 	second := to("198.51.100.200", "2001:db8:51::200")
-	notOurs := func(w world, c *Conn) { second(w, c); c.ToNode = false }
-	forwarded := fate{Forward, "here* elsewhere*", "NodePort"}
-	for name, s := range map[string]situation{
+	notOurs := func(w fixture, c *Conn) { second(w, c); c.ToNode = false }
+	forwarded := outcome{Forward, "here* elsewhere*", "NodePort"}
+	for name, s := range map[string]testCase{
 		"any address of the node":           {nil, "outside", service.NodePort, second, forwarded, ""},
-		"an address of somebody else":       {nil, "outside", service.NodePort, notOurs, fate{Action: Pass}, "no Service"},
+		"an address of somebody else":       {nil, "outside", service.NodePort, notOurs, outcome{Action: Pass}, "no Service"},
 		"inside the range":                  {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, nil, forwarded, ""},
-		"outside the range":                 {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, second, fate{Action: Pass}, "no Service"},
-		"the range is of the other family":  {otherFamily, "outside", service.NodePort, nil, fate{Action: Pass}, "no Service"},
-		"no range":                          {restrict(), "outside", service.NodePort, nil, fate{Action: Pass}, "no Service"},
-		"loopback never":                    {nil, "node", service.NodePort, to("127.0.0.1", "::1"), fate{Action: Pass}, "no Service"},
-		"loopback never, even in the range": {restrict("127.0.0.0/8", "::1/128"), "node", service.NodePort, to("127.0.0.1", "::1"), fate{Action: Pass}, "no Service"},
+		"outside the range":                 {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, second, outcome{Action: Pass}, "no Service"},
+		"the range is of the other family":  {otherFamily, "outside", service.NodePort, nil, outcome{Action: Pass}, "no Service"},
+		"no range":                          {restrict(), "outside", service.NodePort, nil, outcome{Action: Pass}, "no Service"},
+		"loopback never":                    {nil, "node", service.NodePort, to("127.0.0.1", "::1"), outcome{Action: Pass}, "no Service"},
+		"loopback never, even in the range": {restrict("127.0.0.0/8", "::1/128"), "node", service.NodePort, to("127.0.0.1", "::1"), outcome{Action: Pass}, "no Service"},
 	} {
 		t.Run(name, s.check)
 	}
 }
 
 // What is not a frontend.
-func TestElsewhere(t *testing.T) {
-	port := func(n uint16) func(world, *Conn) {
-		return func(_ world, c *Conn) { c.To = netip.AddrPortFrom(c.To.Addr(), n) }
+func TestOtherDestinations(t *testing.T) {
+	port := func(n uint16) func(fixture, *Conn) {
+		return func(_ fixture, c *Conn) { c.To = netip.AddrPortFrom(c.To.Addr(), n) }
 	}
-	udp := func(_ world, c *Conn) { c.Protocol = service.UDP }
-	clusterIPOnNode := func(w world, c *Conn) {
+	udp := func(_ fixture, c *Conn) { c.Protocol = service.UDP }
+	clusterIPOnNode := func(w fixture, c *Conn) {
 		c.To, c.ToNode = netip.AddrPortFrom(w.clusterIP, 30080), true
 	}
-	externalOnNode := func(w *world, p *service.Port) {
+	externalOnNode := func(w *fixture, p *service.Port) {
 		p.Frontends[2].Addr, p.Frontends[2].Port = w.node.Addrs[0], 30080
 	}
-	onlyOne := func(_ *world, p *service.Port) { p.Frontends = slices.Delete(p.Frontends, 1, 2) }
-	pass := fate{Action: Pass}
-	for name, s := range map[string]situation{
-		"undefined port of a ClusterIP":         {nil, "pod", service.ClusterIP, port(81), fate{Action: Reject}, "no Service has port 81/tcp"},
-		"other protocol of a ClusterIP":         {nil, "pod", service.ClusterIP, udp, fate{Action: Reject}, "no Service has port 80/udp"},
-		"a NodePort's number at a ClusterIP":    {nil, "pod", service.ClusterIP, port(30080), fate{Action: Reject}, "no Service has port"},
-		"so where the node holds the ClusterIP": {nil, "node", service.ClusterIP, clusterIPOnNode, fate{Action: Reject}, "no Service has port"},
+	onlyOne := func(_ *fixture, p *service.Port) { p.Frontends = slices.Delete(p.Frontends, 1, 2) }
+	pass := outcome{Action: Pass}
+	for name, s := range map[string]testCase{
+		"undefined port of a ClusterIP":         {nil, "pod", service.ClusterIP, port(81), outcome{Action: Reject}, "no Service has port 81/tcp"},
+		"other protocol of a ClusterIP":         {nil, "pod", service.ClusterIP, udp, outcome{Action: Reject}, "no Service has port 80/udp"},
+		"a NodePort's number at a ClusterIP":    {nil, "pod", service.ClusterIP, port(30080), outcome{Action: Reject}, "no Service has port"},
+		"so where the node holds the ClusterIP": {nil, "node", service.ClusterIP, clusterIPOnNode, outcome{Action: Reject}, "no Service has port"},
 		"undefined port of an ExternalIP":       {nil, "outside", service.ExternalIP, port(81), pass, "no Service"},
 		"undefined port of a load balancer":     {nil, "outside", service.LoadBalancerIP, port(81), pass, "no Service"},
 		"undefined port of the node":            {nil, "outside", service.NodePort, port(80), pass, "no Service"},
 		"other protocol of a NodePort":          {nil, "outside", service.NodePort, udp, pass, "no Service"},
 		"no NodePort":                           {onlyOne, "outside", service.NodePort, nil, pass, "no Service"},
-		"an endpoint's own address":             {nil, "pod", service.ClusterIP, func(w world, c *Conn) { c.To = w.here.Addr }, pass, "no Service"},
-		"an ExternalIP goes before a NodePort":  {externalOnNode, "outside", service.NodePort, nil, fate{Forward, "here* elsewhere*", "ExternalIP"}, ""},
+		"an endpoint's own address":             {nil, "pod", service.ClusterIP, func(w fixture, c *Conn) { c.To = w.local.Addr }, pass, "no Service"},
+		"an ExternalIP goes before a NodePort":  {externalOnNode, "outside", service.NodePort, nil, outcome{Forward, "here* elsewhere*", "ExternalIP"}, ""},
 	} {
 		t.Run(name, s.check)
 	}
@@ -245,18 +245,18 @@ func TestElsewhere(t *testing.T) {
 
 // Two ways to tell pods that do not look at addresses.
 func TestPodsByInterface(t *testing.T) {
-	by := func(pods service.LocalPods) func(*world, *service.Port) {
-		return func(w *world, _ *service.Port) { w.node.Pods = pods }
+	by := func(pods service.LocalPods) func(*fixture, *service.Port) {
+		return func(w *fixture, _ *service.Port) { w.node.Pods = pods }
 	}
-	from := func(iface string) func(world, *Conn) {
-		return func(_ world, c *Conn) { c.Interface = iface }
+	from := func(iface string) func(fixture, *Conn) {
+		return func(_ fixture, c *Conn) { c.Interface = iface }
 	}
 	bridge, prefix := by(service.LocalPods{Interface: "cbr0"}), by(service.LocalPods{InterfacePrefix: "veth"})
-	otherFamily := func(w *world, _ *service.Port) {
+	otherFamily := func(w *fixture, _ *service.Port) {
 		w.node.Pods.Prefixes = w.node.Pods.Prefixes[1-w.family : 2-w.family]
 	}
-	plain, masq := fate{Forward, "here elsewhere", "ClusterIP"}, fate{Forward, "here* elsewhere*", "ClusterIP"}
-	for name, s := range map[string]situation{
+	plain, masq := outcome{Forward, "here elsewhere", "ClusterIP"}, outcome{Forward, "here* elsewhere*", "ClusterIP"}
+	for name, s := range map[string]testCase{
 		"through the bridge":           {bridge, "pod", service.ClusterIP, from("cbr0"), plain, ""},
 		"through another interface":    {bridge, "pod", service.ClusterIP, from("eth0"), masq, ""},
 		"through a named interface":    {prefix, "pod", service.ClusterIP, from("veth7"), plain, ""},
@@ -270,7 +270,7 @@ func TestPodsByInterface(t *testing.T) {
 
 // Families do not meet: a ClusterIP of one is nothing to the other.
 func TestFamiliesAreApart(t *testing.T) {
-	v4, v6 := newWorld(service.IPv4), newWorld(service.IPv6)
+	v4, v6 := newFixture(service.IPv4), newFixture(service.IPv6)
 	four, six := v4.port(), v6.port()
 	six.Cluster = nil
 	want := v4.snapshot(four, six)
@@ -284,7 +284,7 @@ func TestFamiliesAreApart(t *testing.T) {
 
 // A Verdict points into the snapshot, for callers that want to say more.
 func TestVerdictNamesItsFrontend(t *testing.T) {
-	w := newWorld(service.IPv4)
+	w := newFixture(service.IPv4)
 	p := w.port()
 	v := Decide(w.snapshot(p), w.conn("outside", service.ExternalIP))
 	if v.Port != p || v.Frontend != &p.Frontends[2] {

@@ -174,7 +174,7 @@ func TestPortNameOrder(t *testing.T) {
 func sign(n int) int { return min(max(n, -1), 1) }
 
 func TestPortEndpoints(t *testing.T) {
-	here, there := []Endpoint{{Local: true}}, []Endpoint{{Elsewhere: true}}
+	here, there := []Endpoint{{Local: true}}, []Endpoint{{Remote: true}}
 	for name, tt := range map[string]struct {
 		internal, external Policy
 		kind               Kind
@@ -200,7 +200,7 @@ func TestPortEndpoints(t *testing.T) {
 	}{
 		{Port{}, false}, {Port{Cluster: there}, true}, {Port{Local: here}, true},
 	} {
-		if got := tt.port.Served(); got != tt.want {
+		if got := tt.port.HasEndpoints(); got != tt.want {
 			t.Errorf("Served of %v = %v, want %v", tt.port, got, tt.want)
 		}
 	}

@@ -112,12 +112,12 @@ func (n *Node) NodePortPrefixes(f Family) []netip.Prefix {
 	return in
 }
 
-// Everywhere returns the prefixes that hold every address.
-func Everywhere() []netip.Prefix { return ElseEverywhere(nil) }
+// AnyAddress returns the prefixes that hold every address.
+func AnyAddress() []netip.Prefix { return OrAnyAddress(nil) }
 
-// ElseEverywhere returns prefixes, and the one that holds every address for
+// OrAnyAddress returns prefixes, and the one that holds every address for
 // each family that has none in them.
-func ElseEverywhere(prefixes []netip.Prefix) []netip.Prefix {
+func OrAnyAddress(prefixes []netip.Prefix) []netip.Prefix {
 	all := slices.Clone(prefixes)
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		if len(InFamily(prefixes, FamilyOf(a))) == 0 {

@@ -125,9 +125,9 @@ type Endpoint struct {
 	Addr netip.AddrPort
 	// Local means that it runs on this node.
 	Local bool
-	// Elsewhere means that it is known to run on another node. Neither flag
+	// Remote means that it is known to run on another node. Neither flag
 	// is set for an endpoint whose node nobody told.
-	Elsewhere bool
+	Remote bool
 }
 
 // Policy is a traffic policy.
@@ -161,11 +161,11 @@ type Port struct {
 	// neither policy is Local. A Local endpoint need not be in Cluster:
 	// topology narrows Cluster only.
 	Cluster, Local []Endpoint
-	// Lingering serve, but get no new connections: they terminate while
+	// Draining serve, but get no new connections: they terminate while
 	// others are ready, or topology prefers others. What they serve already
 	// may go on. Sorted, not in Cluster or Local, and only kept for UDP, whose
 	// flows have no end of their own.
-	Lingering []Endpoint
+	Draining []Endpoint
 	// Listed are addresses that EndpointSlices list for the port and that are in
 	// none of the lists above for being of another node and not ready, or
 	// terminating, or not preferred. They get no connections. Sorted, and nil for
@@ -202,7 +202,7 @@ func (p *Port) Endpoints(k Kind) []Endpoint {
 	return p.Cluster
 }
 
-// Served reports that p has an endpoint anywhere. Traffic to a Port that is
+// HasEndpoints reports that p has an endpoint anywhere. Traffic to a Port that is
 // not served is rejected, whatever its policy; traffic to a served Port whose
 // policy leaves no endpoint is dropped.
-func (p *Port) Served() bool { return len(p.Cluster) > 0 || len(p.Local) > 0 }
+func (p *Port) HasEndpoints() bool { return len(p.Cluster) > 0 || len(p.Local) > 0 }

@@ -184,14 +184,14 @@ func TestAnswersNodePorts(t *testing.T) {
 		addr     string
 		want     bool
 	}{
-		"unrestricted":           {Everywhere(), "203.0.113.1", true},
+		"unrestricted":           {AnyAddress(), "203.0.113.1", true},
 		"in a prefix":            {prefixes, "10.9.9.9", true},
 		"in none":                {prefixes, "192.168.1.2", false},
 		"no prefix":              {nil, "203.0.113.1", false},
 		"family without prefix":  {prefixes, "2001:db8::1", false},
-		"loopback":               {Everywhere(), "127.0.0.1", false},
+		"loopback":               {AnyAddress(), "127.0.0.1", false},
 		"loopback in the prefix": {[]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, "127.0.0.1", false},
-		"IPv6 loopback":          {Everywhere(), "::1", false},
+		"IPv6 loopback":          {AnyAddress(), "::1", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := Node{NodePorts: tt.prefixes}

@@ -14,11 +14,11 @@ import (
 type Snapshot struct {
 	Generation uint64
 	Node       *Node // never nil
-	// Partial means that something could not be read since the start, so that
+	// Incomplete means that something could not be read since the start, so that
 	// what an earlier process programmed and is not in here may be wanted
 	// all the same: it is to be left in force.
-	Partial bool
-	ports   [2]list
+	Incomplete bool
+	ports      [2]list
 }
 
 // chunkSize bounds what an update copies: one chunk of ports and the table
@@ -63,7 +63,7 @@ func split(ports []*Port) []*chunk {
 // With returns the Snapshot that follows s after changes, which may come in
 // any order and must fit s: each Old is in s, and no New without an Old is.
 func (s *Snapshot) With(generation uint64, node *Node, changes []Change) *Snapshot {
-	next := &Snapshot{Generation: generation, Node: node, Partial: s.Partial, ports: s.ports}
+	next := &Snapshot{Generation: generation, Node: node, Incomplete: s.Incomplete, ports: s.ports}
 	fresh := map[*chunk]bool{} // made here, so not shared yet
 	for f := range next.ports {
 		next.ports[f].chunks = slices.Clone(next.ports[f].chunks)

@@ -45,12 +45,12 @@ type APIServer struct {
 	// was granted, or whose watch sent something, which is a bookmark a minute
 	// if nothing else. It must return at once.
 	Contact func(kind string)
-	// Silent, if set, is told of each watch that said nothing for so long that
+	// WatchTimedOut, if set, is told of each watch that said nothing for so long that
 	// it is given up and asked for again.
-	Silent func(kind string)
-	// Silence is how long an answer may take and a watch may say nothing; 0
+	WatchTimedOut func(kind string)
+	// WatchTimeout is how long an answer may take and a watch may say nothing; 0
 	// means three minutes. API servers send a bookmark every minute.
-	Silence time.Duration
+	WatchTimeout time.Duration
 
 	limit   sync.Once
 	limiter flowcontrol.RateLimiter
@@ -61,15 +61,15 @@ const (
 	// without: the own Node, which a Service account may not be allowed to
 	// see, and ServiceCIDRs.
 	nodeGrace = 30 * time.Second
-	// usualSilence bounds how long a connection is trusted on which nothing
+	// defaultWatchTimeout bounds how long a connection is trusted on which nothing
 	// comes. The client notices a peer that is gone by itself, with pings, but
 	// not one that keeps the connection up and does not answer.
-	usualSilence = 3 * time.Minute
-	// absence is how long a kind is left alone at most that the API server does
+	defaultWatchTimeout = 3 * time.Minute
+	// maxAbsentPause is how long a kind is left alone at most that the API server does
 	// not have, or does not let us see.
-	absence = 10 * time.Minute
-	// briefAbsence is how long it is left alone at first.
-	briefAbsence = 5 * time.Second
+	maxAbsentPause = 10 * time.Minute
+	// minAbsentPause is how long it is left alone at first.
+	minAbsentPause = 5 * time.Second
 )
 
 // ReadError is a failure to list or watch one kind.
@@ -203,7 +203,7 @@ func (a *APIServer) services(c cache.Getter, s *serial) *feed {
 		o.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
 	})
 	f.set = func(o any) { s.do(func(to Sink) { to.SetService(o.(*corev1.Service)) }) }
-	f.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteService(n) }) }
+	f.remove = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteService(n) }) }
 	return f
 }
 
@@ -212,7 +212,7 @@ func (a *APIServer) slices(c cache.Getter, s *serial) *feed {
 		o.LabelSelector = headless
 	})
 	f.set = func(o any) { s.do(func(to Sink) { to.SetSlice(o.(*discoveryv1.EndpointSlice)) }) }
-	f.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteSlice(n) }) }
+	f.remove = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteSlice(n) }) }
 	return f
 }
 
@@ -221,7 +221,7 @@ func (a *APIServer) node(c cache.Getter, s *serial) *feed {
 		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", a.NodeName).String()
 	})
 	f.set = func(o any) { s.do(func(to Sink) { to.SetNode(o.(*corev1.Node)) }) }
-	f.gone = func(types.NamespacedName) { s.do(func(to Sink) { to.DeleteNode() }) }
+	f.remove = func(types.NamespacedName) { s.do(func(to Sink) { to.DeleteNode() }) }
 	return f
 }
 
@@ -229,7 +229,7 @@ func (a *APIServer) serviceCIDRs(c cache.Getter, s *serial) *feed {
 	f := a.feed(kindCIDRs, &networkingv1.ServiceCIDR{}, c, func(*metav1.ListOptions) {})
 	f.optional = true // API servers before 1.33 need not have them
 	f.set = func(o any) { s.do(func(to Sink) { to.SetServiceCIDR(o.(*networkingv1.ServiceCIDR)) }) }
-	f.gone = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteServiceCIDR(n.Name) }) }
+	f.remove = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteServiceCIDR(n.Name) }) }
 	return f
 }
 
@@ -246,9 +246,9 @@ func (s *serial) do(call func(Sink)) {
 }
 
 // feed returns a feed of one kind, without what it is to do.
-func (a *APIServer) feed(kind string, like runtime.Object, c cache.Getter, selects func(*metav1.ListOptions)) *feed {
+func (a *APIServer) feed(kind string, prototype runtime.Object, c cache.Getter, selects func(*metav1.ListOptions)) *feed {
 	return &feed{
-		kind: kind, like: like,
+		kind: kind, prototype: prototype,
 		from:    requests{client: c, kind: kind, selects: selects},
 		contact: a.Contact,
 		known:   map[types.NamespacedName]bool{},

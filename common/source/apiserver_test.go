@@ -31,16 +31,18 @@ func bubble(t *testing.T, test func(*testing.T)) {
 	synctest.Test(t, test)
 }
 
-// nobody is an API server that does not run.
-type nobody struct{}
+// refusingTransport is an API server that does not run.
+type refusingTransport struct{}
 
-func (nobody) RoundTrip(*http.Request) (*http.Response, error) { return nil, syscall.ECONNREFUSED }
+func (refusingTransport) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, syscall.ECONNREFUSED
+}
 
 // However long an outage has lasted and pauses have become, a stop is at once.
 func TestStopInOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		a := &APIServer{Config: &rest.Config{Host: "https://192.0.2.1", Transport: nobody{}, QPS: -1}, NodeName: "a"}
+		a := &APIServer{Config: &rest.Config{Host: "https://192.0.2.1", Transport: refusingTransport{}, QPS: -1}, NodeName: "a"}
 		var err error
 		ended := make(chan struct{})
 		go func() {
@@ -57,14 +59,14 @@ func TestStopInOutage(t *testing.T) {
 	})
 }
 
-// guarded refuses ServiceCIDRs, and is not there for the rest.
-type guarded struct{ asked atomic.Int32 }
+// forbiddingTransport refuses ServiceCIDRs, and is not there for the rest.
+type forbiddingTransport struct{ requests atomic.Int32 }
 
-func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+func (g *forbiddingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !strings.HasSuffix(r.URL.Path, "/"+kindCIDRs) {
 		return nil, syscall.ECONNREFUSED
 	}
-	g.asked.Add(1)
+	g.requests.Add(1)
 	const text = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`
 	return &http.Response{
 		StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
@@ -74,10 +76,10 @@ func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // An API server that has just started refuses what it will soon allow, so what is
 // refused is asked for again within seconds, and then less and less.
-func TestRefusedIsAskedForAgain(t *testing.T) {
+func TestForbiddenIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		g := &guarded{}
+		g := &forbiddingTransport{}
 		a := &APIServer{Config: &rest.Config{Host: "https://192.0.2.1", Transport: g, QPS: -1}, NodeName: "a"}
 		ended := make(chan struct{})
 		go func() {
@@ -86,10 +88,10 @@ func TestRefusedIsAskedForAgain(t *testing.T) {
 		}()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		first := g.asked.Load()
+		first := g.requests.Load()
 		time.Sleep(23 * time.Hour)
 		synctest.Wait()
-		later := g.asked.Load() - first
+		later := g.requests.Load() - first
 		stop()
 		<-ended
 		if first < 3 || first > 8 || later > 160 {
@@ -98,10 +100,10 @@ func TestRefusedIsAskedForAgain(t *testing.T) {
 	})
 }
 
-// stranger answers everything with one text.
-type stranger string
+// cannedTransport answers everything with one text.
+type cannedTransport string
 
-func (s stranger) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s cannedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{
 		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
 		Body: io.NopCloser(strings.NewReader(string(s))),
@@ -110,7 +112,7 @@ func (s stranger) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // Lists of something else are a failure, no reason to die, and none to believe
 // that nothing exists.
-func TestStrangeLists(t *testing.T) {
+func TestForeignLists(t *testing.T) {
 	for name, text := range map[string]string{
 		"other kind":         `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}}]}`,
 		"other kind, empty":  `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`,
@@ -118,15 +120,15 @@ func TestStrangeLists(t *testing.T) {
 		"no kind":            `{}`,
 		"for people to read": `<html></html>`,
 	} {
-		t.Run(name, func(t *testing.T) { bubble(t, func(t *testing.T) { testStrange(t, text) }) })
+		t.Run(name, func(t *testing.T) { bubble(t, func(t *testing.T) { testForeignList(t, text) }) })
 	}
 }
 
-func testStrange(t *testing.T, text string) {
+func testForeignList(t *testing.T, text string) {
 	ctx, stop := context.WithCancel(t.Context())
 	var failed sync.Map
 	a := &APIServer{
-		Config: &rest.Config{Host: "https://192.0.2.1", Transport: stranger(text), QPS: -1}, NodeName: "a",
+		Config: &rest.Config{Host: "https://192.0.2.1", Transport: cannedTransport(text), QPS: -1}, NodeName: "a",
 		Report:  func(err error) { failed.Store(err.Error(), true) },
 		Contact: func(kind string) { t.Errorf("%s counts as read", kind) },
 	}

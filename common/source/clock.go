@@ -9,16 +9,16 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// turnClock is a clock for a turn. The library pauses after some failures
+// stoppableClock is a clock for a turn. The library pauses after some failures
 // without looking whether it is to end, up to a minute: a stop would take as
 // long.
-type turnClock struct {
+type stoppableClock struct {
 	clock.RealClock
 	ended <-chan struct{}
 }
 
 // After implements clock.Clock, but is over at the end of the turn.
-func (c turnClock) After(d time.Duration) <-chan time.Time {
+func (c stoppableClock) After(d time.Duration) <-chan time.Time {
 	over := make(chan time.Time, 1)
 	t := time.NewTimer(d)
 	go func() {

@@ -17,12 +17,12 @@ import (
 // feed passes on one kind of objects. It is the store that a reflector
 // fills, and holds names only, so that it can tell what a new list lacks.
 type feed struct {
-	kind    string
-	like    runtime.Object
-	from    requests
-	set     func(any)
-	gone    func(types.NamespacedName)
-	contact func(string)
+	kind      string
+	prototype runtime.Object
+	from      requests
+	set       func(any)
+	remove    func(types.NamespacedName)
+	contact   func(string)
 
 	optional bool // the API server need not have it
 
@@ -60,7 +60,7 @@ func (f *feed) Transformer() cache.TransformFunc {
 // would even be believed, and everything forgotten.
 func (f *feed) check(list runtime.Object) error {
 	items, err := meta.GetItemsPtr(list)
-	if err != nil || reflect.TypeOf(items).Elem().Elem() != reflect.TypeOf(f.like).Elem() {
+	if err != nil || reflect.TypeOf(items).Elem().Elem() != reflect.TypeOf(f.prototype).Elem() {
 		return fmt.Errorf("the answer is a %T, not a list of %s: want the address of an API server", list, f.kind)
 	}
 	return nil
@@ -72,7 +72,7 @@ func (f *feed) Add(o any) error {
 	if err != nil {
 		return err
 	}
-	f.alive()
+	f.reportContact()
 	f.known[n] = true
 	f.set(o)
 	return nil
@@ -87,9 +87,9 @@ func (f *feed) Delete(o any) error {
 	if err != nil {
 		return err
 	}
-	f.alive()
+	f.reportContact()
 	delete(f.known, n)
-	f.gone(n)
+	f.remove(n)
 	return nil
 }
 
@@ -111,12 +111,12 @@ func (f *feed) Replace(list []any, _ string) error {
 	}
 	for n := range f.known {
 		if !now[n] {
-			f.gone(n)
+			f.remove(n)
 		}
 	}
 	f.known, f.complete = now, true
-	f.alive()
-	f.settle()
+	f.reportContact()
+	f.markListed()
 	return nil
 }
 
@@ -125,21 +125,21 @@ func (f *feed) Replace(list []any, _ string) error {
 func (f *feed) Resync() error { return nil }
 
 // Bookmark implements cache.ReflectorBookmarkStore: the watch is alive.
-func (f *feed) Bookmark(string) { f.alive() }
+func (f *feed) Bookmark(string) { f.reportContact() }
 
-// settle has nobody wait for f any longer.
-func (f *feed) settle() { f.once.Do(func() { close(f.listed) }) }
+// markListed has nobody wait for f any longer.
+func (f *feed) markListed() { f.once.Do(func() { close(f.listed) }) }
 
-// alive notes a sign of life. What comes before all is known is none.
-func (f *feed) alive() {
+// reportContact notes a sign of life. What comes before all is known is none.
+func (f *feed) reportContact() {
 	if f.complete && f.contact != nil {
 		f.contact(f.kind)
 	}
 }
 
-// granted returns what notes that f can be watched from what it has, which
+// contactReporter returns what notes that f can be watched from what it has, which
 // any goroutine may call.
-func (f *feed) granted() func() {
+func (f *feed) contactReporter() func() {
 	if !f.complete || f.contact == nil {
 		return func() {}
 	}

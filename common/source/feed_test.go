@@ -23,7 +23,7 @@ func TestFeed(t *testing.T) {
 	f := &feed{
 		kind: kindServices, known: map[types.NamespacedName]bool{}, listed: make(chan struct{}),
 		set:     func(o any) { calls = append(calls, "set "+o.(*corev1.Service).Name) },
-		gone:    func(n types.NamespacedName) { calls = append(calls, "gone "+n.String()) },
+		remove:  func(n types.NamespacedName) { calls = append(calls, "gone "+n.String()) },
 		contact: func(kind string) { alive = append(alive, kind) },
 	}
 	steps := []struct {
@@ -80,8 +80,8 @@ func TestFeedCollects(t *testing.T) {
 	var calls []string
 	f := &feed{
 		kind: kindServices, known: map[types.NamespacedName]bool{}, listed: make(chan struct{}),
-		set:  func(o any) { calls = append(calls, "set "+o.(*corev1.Service).Name) },
-		gone: func(n types.NamespacedName) { calls = append(calls, "gone "+n.Name) },
+		set:    func(o any) { calls = append(calls, "set "+o.(*corev1.Service).Name) },
+		remove: func(n types.NamespacedName) { calls = append(calls, "gone "+n.Name) },
 	}
 	if err := f.Replace([]any{named("old")}, "1"); err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestFeedCollects(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, whole := kept.(*corev1.Service); whole {
+		if _, isObject := kept.(*corev1.Service); isObject {
 			t.Errorf("all of %s is kept", name)
 		}
 		if name != "b" { // which is deleted meanwhile

@@ -47,15 +47,15 @@ const defaultPoll = 10 * time.Second
 // Only a path that does not exist at the start, or is neither a file nor a
 // directory, is an error.
 func (m *Manifests) Run(ctx context.Context, sink Sink) error {
-	if err := m.exist(); err != nil {
+	if err := m.checkExist(); err != nil {
 		return err
 	}
-	if err := m.files(); err != nil {
+	if err := m.checkRegular(); err != nil {
 		return err
 	}
 	w := files.NewWatch(m.Paths...)
 	defer w.Close()
-	l := newLibrary(m)
+	l := newManifestStore(m)
 	poll := m.Poll
 	if poll <= 0 {
 		poll = defaultPoll
@@ -68,7 +68,7 @@ func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	l.refresh(sink, w.Add())
 	contact()
 	sink.Synced()
-	for w.Wait(ctx, min(poll, l.pending())) {
+	for w.Wait(ctx, min(poll, l.recheckAfter())) {
 		// The watches come first: what changes after them is noticed.
 		l.refresh(sink, w.Add())
 		contact()
@@ -80,10 +80,10 @@ func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 // that is wrong with them, joined. If a path does not exist it delivers
 // nothing.
 func (m *Manifests) Load(_ context.Context, sink Sink) error {
-	if err := m.exist(); err != nil {
+	if err := m.checkExist(); err != nil {
 		return err
 	}
-	l := newLibrary(m)
+	l := newManifestStore(m)
 	l.report = nil
 	l.refresh(sink, nil)
 	sink.Synced()
@@ -94,7 +94,7 @@ func (m *Manifests) Load(_ context.Context, sink Sink) error {
 	return errors.Join(errs...)
 }
 
-func (m *Manifests) exist() error {
+func (m *Manifests) checkExist() error {
 	if len(m.Paths) == 0 {
 		return errors.New("read manifests: no path given; want a file or a directory")
 	}
@@ -107,12 +107,12 @@ func (m *Manifests) exist() error {
 	return errors.Join(errs...)
 }
 
-// files returns what is wrong with paths that can never be read.
-func (m *Manifests) files() error {
+// checkRegular returns what is wrong with paths that can never be read.
+func (m *Manifests) checkRegular() error {
 	var errs []error
 	for _, p := range m.Paths {
 		if info, err := os.Stat(p); err == nil && !info.IsDir() {
-			if err := files.Regular(info, maxFile); err != nil {
+			if err := files.CheckRegular(info, maxFile); err != nil {
 				errs = append(errs, fmt.Errorf("read manifests: %s %w or a directory", p, err))
 			}
 		}

@@ -17,9 +17,9 @@ import (
 const (
 	// maxProblems is how many problems of a file are told. The rest is counted.
 	maxProblems = 20
-	// maxUseless is how many objects of a file may be bad before it is taken for
+	// maxRejected is how many objects of a file may be bad before it is taken for
 	// something else than a manifest.
-	maxUseless = 1000
+	maxRejected = 1000
 	// maxObjects is how many objects a file may hold, ignored ones included.
 	maxObjects = 100_000
 	// maxTree is how much of a file may be YAML that only the library reads, which
@@ -42,8 +42,8 @@ type costs struct {
 	plain []byte // to be used again for the next document
 }
 
-// tree asks to have so many bytes read by the library.
-func (c *costs) tree(n int) error {
+// chargeTree asks to have so many bytes read by the library.
+func (c *costs) chargeTree(n int) error {
 	if c.trees += n; c.trees > maxTree {
 		return fmt.Errorf("the file has more than %d bytes in documents with flow style or quotes over lines, aliases, tags, tabs or keys that are not ASCII; "+
 			"want block style, as kubectl writes it, JSON, or several files", maxTree)
@@ -51,8 +51,8 @@ func (c *costs) tree(n int) error {
 	return nil
 }
 
-// lines asks to look for lines in so many bytes.
-func (c *costs) lines(n int) bool {
+// chargeLines asks to look for lines in so many bytes.
+func (c *costs) chargeLines(n int) bool {
 	if c.scans+n > 2*c.size+maxProblems<<12 {
 		return false
 	}
@@ -63,36 +63,36 @@ func (c *costs) lines(n int) bool {
 func newDecoded(content []byte) *decoded { return &decoded{costs: costs{size: len(content)}} }
 
 // problems counts what is wrong so far.
-func (d *decoded) problems() int { return len(d.bad) + len(d.broken) + d.more }
+func (d *decoded) problems() int { return len(d.rejected) + len(d.unparsable) + d.more }
 
-// hopeless reports that the rest of the file can be left.
-func (d *decoded) hopeless() bool {
-	return d.useless > maxUseless || d.counted > maxObjects || len(d.broken) >= maxProblems
+// tooManyErrors reports that the rest of the file can be left.
+func (d *decoded) tooManyErrors() bool {
+	return d.rejectedCount > maxRejected || d.counted > maxObjects || len(d.unparsable) >= maxProblems
 }
 
-// count notes another object, of any kind.
-func (d *decoded) count() {
+// countObject notes another object, of any kind.
+func (d *decoded) countObject() {
 	if d.counted++; d.counted == maxObjects+1 {
-		d.broken = append(d.broken, bad{err: fmt.Errorf("more than %d objects; want several files", maxObjects)})
+		d.unparsable = append(d.unparsable, rejection{err: fmt.Errorf("more than %d objects; want several files", maxObjects)})
 	}
 }
 
-// breaks notes a document that cannot be parsed.
-func (d *decoded) breaks(b bad) { d.broken = append(d.broken, b) }
+// rejectDocument notes a document that cannot be parsed.
+func (d *decoded) rejectDocument(b rejection) { d.unparsable = append(d.unparsable, b) }
 
-// refuse notes an object that cannot be used. Only the first few are described.
-func (d *decoded) refuse(k key, describe func() bad) {
-	if d.useless++; d.useless > maxUseless {
-		d.broken = append(d.broken, bad{err: fmt.Errorf("more than %d objects in it cannot be used, so none is; want Kubernetes objects", maxUseless)})
+// rejectObject notes an object that cannot be used. Only the first few are described.
+func (d *decoded) rejectObject(k key, describe func() rejection) {
+	if d.rejectedCount++; d.rejectedCount > maxRejected {
+		d.unparsable = append(d.unparsable, rejection{err: fmt.Errorf("more than %d objects in it cannot be used, so none is; want Kubernetes objects", maxRejected)})
 		return
 	}
 	if d.problems() < maxProblems {
-		d.bad = append(d.bad, describe())
+		d.rejected = append(d.rejected, describe())
 		return
 	}
 	d.more++
 	if k.kind != "" {
-		d.spared = append(d.spared, k)
+		d.undescribed = append(d.undescribed, k)
 	}
 }
 
@@ -135,8 +135,8 @@ func exact[T any](list []T) []T {
 	return fresh
 }
 
-// aliases refuses YAML in which aliases stand for much more than is written.
-func aliases(text []byte) error {
+// checkAliases refuses YAML in which aliases stand for much more than is written.
+func checkAliases(text []byte) error {
 	if bytes.IndexByte(text, '&') < 0 || bytes.IndexByte(text, '*') < 0 {
 		return nil
 	}
@@ -148,25 +148,25 @@ func aliases(text []byte) error {
 		return nil // which the library is to tell
 	}
 	limit := 10*len(text) + maxAnchored
-	if expanded(&root, map[*yamlv3.Node]int{}, limit) >= limit {
+	if expandedSize(&root, map[*yamlv3.Node]int{}, limit) >= limit {
 		return fmt.Errorf("aliases stand for more than %d bytes in a document of %d; want that written out", limit, len(text))
 	}
 	return nil
 }
 
-// expanded returns how much n is with its aliases written out, or limit if that is
+// expandedSize returns how much n is with its aliases written out, or limit if that is
 // less. It looks at each node once.
-func expanded(n *yamlv3.Node, known map[*yamlv3.Node]int, limit int) int {
+func expandedSize(n *yamlv3.Node, known map[*yamlv3.Node]int, limit int) int {
 	if size, ok := known[n]; ok {
 		return size
 	}
 	known[n] = limit // what lies within itself has no end
 	size := 8 + len(n.Value)
 	if n.Kind == yamlv3.AliasNode {
-		size = expanded(n.Alias, known, limit)
+		size = expandedSize(n.Alias, known, limit)
 	}
 	for _, child := range n.Content {
-		size = min(size+expanded(child, known, limit), limit)
+		size = min(size+expandedSize(child, known, limit), limit)
 	}
 	known[n] = min(size, limit)
 	return known[n]

@@ -33,26 +33,26 @@ type decoder struct {
 // be relied on; what is bad stands for itself. Of both only the first few say what
 // is wrong, and of bad objects beyond those only the names are known.
 type decoded struct {
-	objects []object
-	bad     []bad
-	broken  []bad
-	more    int   // further problems
-	spared  []key // of the bad objects among those
-	useless int   // bad objects
-	counted int   // objects of any kind
-	costs   costs
+	objects       []object
+	rejected      []rejection
+	unparsable    []rejection
+	more          int   // further problems
+	undescribed   []key // of the bad objects among those
+	rejectedCount int   // bad objects
+	counted       int   // objects of any kind
+	costs         costs
 }
 
-// bad is an object that cannot be used, or a whole document. Its key is zero if
+// rejection is an object that cannot be used, or a whole document. Its key is zero if
 // nobody knows which object it is.
-type bad struct {
+type rejection struct {
 	key   key
 	where string // in the file
 	err   error
 }
 
 // name says which object of a file it is.
-func (b bad) name() string {
+func (b rejection) name() string {
 	if b.key.kind == "" {
 		return b.where
 	}
@@ -79,11 +79,11 @@ func (d *decoder) document(doc document, out *decoded) bool {
 	text, strict, err := doc.toJSON(&out.costs)
 	switch {
 	case err != nil:
-		out.breaks(bad{where: doc.place(), err: doc.wrap(err)})
+		out.rejectDocument(rejection{where: doc.position(), err: doc.wrap(err)})
 	case string(text) != "null": // comments only
 		d.object(item{doc: doc, text: text, strict: strict}, out)
 	}
-	return !out.hopeless()
+	return !out.tooManyErrors()
 }
 
 // toJSON returns the document as JSON. strict says what only a lenient
@@ -96,10 +96,10 @@ func (d document) toJSON(c *costs) (text []byte, strict, err error) {
 		c.plain = text
 		return text, nil, nil
 	}
-	if err := c.tree(len(d.text) + treeSetup); err != nil {
+	if err := c.chargeTree(len(d.text) + treeSetup); err != nil {
 		return nil, nil, err
 	}
-	if err := aliases(d.text); err != nil {
+	if err := checkAliases(d.text); err != nil {
 		return nil, nil, err
 	}
 	text, strict = yaml.YAMLToJSONStrict(d.text)
@@ -146,9 +146,9 @@ type header struct {
 	} `json:"metadata"`
 }
 
-// fault is what is wrong with the item as a whole.
-func (i item) fault(err error) bad {
-	return bad{where: strings.TrimSuffix(i.doc.place()+": "+i.within, ": "), err: i.wrap("", err)}
+// reject is what is wrong with the item as a whole.
+func (i item) reject(err error) rejection {
+	return rejection{where: strings.TrimSuffix(i.doc.position()+": "+i.within, ": "), err: i.wrap("", err)}
 }
 
 func (i item) wrap(what string, err error) error {
@@ -166,18 +166,18 @@ const namespaceDefault = metav1.NamespaceDefault
 
 // object decodes one item into out.
 func (d *decoder) object(i item, out *decoded) {
-	out.count()
+	out.countObject()
 	var h header
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &h); err != nil {
-		out.refuse(key{}, func() bad { return i.fault(typeError(i.text, &header{}, err)) })
+		out.rejectObject(key{}, func() rejection { return i.reject(typeError(i.text, &header{}, err)) })
 		return
 	}
 	if h.Kind == "" && h.APIVersion == "" {
 		h.Kind, h.APIVersion = i.kind, i.api
 	}
 	if h.Kind == "" || h.APIVersion == "" {
-		out.refuse(key{}, func() bad {
-			return i.fault(errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service"))
+		out.rejectObject(key{}, func() rejection {
+			return i.reject(errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service"))
 		})
 		return
 	}
@@ -200,7 +200,7 @@ func (d *decoder) object(i item, out *decoded) {
 		}
 	}
 	if err := i.fill(value, k, out); err != nil {
-		out.refuse(k, func() bad { return bad{key: k, err: i.wrap(k.String(), err)} })
+		out.rejectObject(k, func() rejection { return rejection{key: k, err: i.wrap(k.String(), err)} })
 		return
 	}
 	out.objects = append(out.objects, object{k, value})
@@ -242,13 +242,13 @@ const maxDepth = 4
 
 func (d *decoder) list(i item, of [2]string, out *decoded) {
 	if i.strict != nil {
-		out.refuse(key{}, func() bad { return i.fault(i.strict) })
+		out.rejectObject(key{}, func() rejection { return i.reject(i.strict) })
 	}
 	var l struct {
 		Items []json.RawMessage `json:"items"`
 	}
 	if i.depth == maxDepth {
-		out.refuse(key{}, func() bad { return i.fault(fmt.Errorf("more than %d Lists within each other", maxDepth)) })
+		out.rejectObject(key{}, func() rejection { return i.reject(fmt.Errorf("more than %d Lists within each other", maxDepth)) })
 		return
 	}
 	n := -1
@@ -262,19 +262,19 @@ func (d *decoder) list(i item, of [2]string, out *decoded) {
 			within = i.within + "." + within
 		}
 		d.object(item{doc: i.doc, text: text, api: of[0], kind: of[1], within: within, depth: i.depth + 1}, out)
-		return !out.hopeless()
+		return !out.tooManyErrors()
 	})
 	if err != nil {
-		out.refuse(key{}, func() bad { return i.fault(typeError(i.text, &l, err)) })
+		out.rejectObject(key{}, func() rejection { return i.reject(typeError(i.text, &l, err)) })
 	}
 }
 
 func (d *decoder) ignore(name string) {
-	d.once(fmt.Sprintf("objects of kind %.200s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", printable.Text(name)))
+	d.noteOnce(fmt.Sprintf("objects of kind %.200s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", printable.Text(name)))
 }
 
-// once tells what may be as it is meant to be.
-func (d *decoder) once(text string) {
+// noteOnce tells what may be as it is meant to be.
+func (d *decoder) noteOnce(text string) {
 	if d.note != nil && !d.noted[text] {
 		d.note(text)
 	}
@@ -298,7 +298,7 @@ func (i item) fill(value metav1.Object, k key, out *decoded) error {
 	value.SetNamespace(k.name.Namespace)
 	value.SetManagedFields(nil)
 	compact(value)
-	return joinLine(append(errs, identity(value)...))
+	return joinLine(append(errs, checkNames(value)...))
 }
 
 // isPlainName reports that s is a good name of any kind. Most are, and to know
@@ -313,8 +313,8 @@ func isPlainName(s string) bool {
 	return len(s) <= 63
 }
 
-// identity checks the names that end up in rules and logs.
-func identity(o metav1.Object) []error {
+// checkNames checks the names that end up in rules and logs.
+func checkNames(o metav1.Object) []error {
 	var errs []error
 	check := func(field, value, want string, faults func(string) []string) {
 		if value == "" {

@@ -63,7 +63,7 @@ func expected(t reflect.Type) string {
 
 // explainAll explains strict decoding errors, as many as out has use for.
 func (i item) explainAll(value any, strict []error, out *decoded) []error {
-	room := max(maxProblems-len(out.bad), 1)
+	room := max(maxProblems-len(out.rejected), 1)
 	var more error
 	if len(strict) > room {
 		more = fmt.Errorf("and %d more", len(strict)-room)
@@ -75,7 +75,7 @@ func (i item) explainAll(value any, strict []error, out *decoded) []error {
 			lines[last] = 0
 		}
 	}
-	if out.problems() < maxProblems && out.costs.lines(len(i.doc.text)) {
+	if out.problems() < maxProblems && out.costs.chargeLines(len(i.doc.text)) {
 		i.doc.findLines(lines)
 	}
 	var errs []error

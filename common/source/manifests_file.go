@@ -29,9 +29,9 @@ type file struct {
 	// unknown means that there is or may be an object in it of which no good
 	// version was ever read.
 	unknown bool
-	// emptied is when the file was first seen without content after it had
+	// emptySince is when the file was first seen without content after it had
 	// objects.
-	emptied time.Time
+	emptySince time.Time
 }
 
 const (
@@ -39,7 +39,7 @@ const (
 	// Some file systems keep times to the second only, or two of them. A
 	// file that had just been written when it was read can have been written
 	// again without a trace.
-	timeGrain = 3 * time.Second
+	mtimeGranularity = 3 * time.Second
 	// Whoever redirects a slow command into a file empties it long before
 	// there is anything to write.
 	emptyGrace = 2 * time.Second
@@ -48,24 +48,24 @@ const (
 // refresh reads the file if it may have changed.
 func (f *file) refresh(d *decoder, now time.Time) {
 	info, err := os.Stat(f.path)
-	if _, gone := os.Lstat(f.path); err != nil && errors.Is(gone, fs.ErrNotExist) {
+	if _, lstatErr := os.Lstat(f.path); err != nil && errors.Is(lstatErr, fs.ErrNotExist) {
 		return // since its directory was listed; that will be noticed
 	}
 	if err == nil {
-		err = files.Regular(info, maxFile)
+		err = files.CheckRegular(info, maxFile)
 	}
 	if err != nil {
-		f.broken(bad{err: err})
+		f.keepLastGood(rejection{err: err})
 		return
 	}
-	if f.info != nil && f.emptied.IsZero() && os.SameFile(f.info, info) && f.info.Size() == info.Size() &&
-		f.info.ModTime().Equal(info.ModTime()) && f.at.Sub(info.ModTime()) > timeGrain {
+	if f.info != nil && f.emptySince.IsZero() && os.SameFile(f.info, info) && f.info.Size() == info.Size() &&
+		f.info.ModTime().Equal(info.ModTime()) && f.at.Sub(info.ModTime()) > mtimeGranularity {
 		return
 	}
 	content, info, err := files.Read(f.path, maxFile)
 	content = files.Text(content)
 	if err != nil {
-		f.broken(bad{err: err})
+		f.keepLastGood(rejection{err: err})
 		return
 	}
 	if f.beingWritten(content, now) {
@@ -83,22 +83,22 @@ func (f *file) refresh(d *decoder, now time.Time) {
 // only just now.
 func (f *file) beingWritten(content []byte, now time.Time) bool {
 	if len(content) > 0 || len(f.objects) == 0 {
-		f.emptied = time.Time{}
+		f.emptySince = time.Time{}
 		return false
 	}
-	if f.emptied.IsZero() {
-		f.emptied = now
+	if f.emptySince.IsZero() {
+		f.emptySince = now
 	}
-	if now.Sub(f.emptied) < emptyGrace {
+	if now.Sub(f.emptySince) < emptyGrace {
 		return true
 	}
-	f.emptied = time.Time{}
+	f.emptySince = time.Time{}
 	return false
 }
 
-// broken keeps the last good state and has the file read again next time.
-func (f *file) broken(what ...bad) {
-	f.info, f.problems, f.emptied = nil, nil, time.Time{}
+// keepLastGood keeps the last good state and has the file read again next time.
+func (f *file) keepLastGood(what ...rejection) {
+	f.info, f.problems, f.emptySince = nil, nil, time.Time{}
 	f.unknown = f.unknown || len(f.objects) == 0
 	for _, b := range what {
 		var p *fs.PathError
@@ -108,12 +108,12 @@ func (f *file) broken(what ...bad) {
 		if len(f.objects) > 0 {
 			b.err = fmt.Errorf("%w; the file's last good state stays in force", b.err)
 		}
-		f.fault(b)
+		f.addProblem(b)
 	}
 }
 
-// fault notes what is wrong with something in the file.
-func (f *file) fault(b bad) {
+// addProblem notes what is wrong with something in the file.
+func (f *file) addProblem(b rejection) {
 	object := f.path
 	if name := b.name(); name != "" {
 		object += ": " + name
@@ -123,9 +123,9 @@ func (f *file) fault(b bad) {
 
 func (f *file) parse(d *decoder, content []byte) {
 	got := d.decode(content)
-	if len(got.broken) > 0 {
+	if len(got.unparsable) > 0 {
 		info := f.info
-		f.broken(got.broken...)
+		f.keepLastGood(got.unparsable...)
 		f.info = info // it need not be parsed again to know that
 		return
 	}
@@ -142,18 +142,18 @@ func (f *file) parse(d *decoder, content []byte) {
 		f.unknown = f.unknown || !ok
 		return ok
 	}
-	for _, b := range got.bad {
+	for _, b := range got.rejected {
 		if keep(b.key) {
 			b.err = fmt.Errorf("%w; its last good version stays in force", b.err)
 		}
-		f.fault(b)
+		f.addProblem(b)
 	}
-	for _, k := range got.spared {
+	for _, k := range got.undescribed {
 		keep(k)
 	}
-	f.unknown = f.unknown || got.more > len(got.spared)
+	f.unknown = f.unknown || got.more > len(got.undescribed)
 	if got.more > 0 {
-		f.fault(bad{where: "the rest", err: fmt.Errorf("%d more objects cannot be used; what was good of them before stays in force", got.more)})
+		f.addProblem(rejection{where: "the rest", err: fmt.Errorf("%d more objects cannot be used; what was good of them before stays in force", got.more)})
 	}
 	f.objects = got.objects
 }

@@ -128,11 +128,11 @@ func decodeFlood(t *testing.T, text string) uint64 {
 	if got.costs.trees > maxTree+maxFile || got.costs.scans > 2*len(content)+maxProblems<<12 {
 		t.Errorf("costs = %d in the library, %d for lines; file %d", got.costs.trees, got.costs.scans, len(content))
 	}
-	if n := len(got.bad) + len(got.broken); n > maxProblems+1 {
+	if n := len(got.rejected) + len(got.unparsable); n > maxProblems+1 {
 		t.Errorf("%d problems are told, want at most %d", n, maxProblems)
 	}
 	words := 0
-	for _, b := range append(got.bad, got.broken...) {
+	for _, b := range append(got.rejected, got.unparsable...) {
 		words += len(b.err.Error())
 	}
 	if words > 100_000 {
@@ -153,7 +153,7 @@ func TestLargeTextBeyondASCII(t *testing.T) {
 	}
 	got := (&decoder{noted: map[string]bool{}}).decode([]byte(text.String()))
 	if len(got.objects) != n || got.problems() > 0 {
-		t.Fatalf("%d objects of %d, problems %v %v", len(got.objects), n, got.bad, got.broken)
+		t.Fatalf("%d objects of %d, problems %v %v", len(got.objects), n, got.rejected, got.unparsable)
 	}
 	if got.costs.trees > 0 {
 		t.Errorf("%d bytes are left to the library, want none", got.costs.trees)
@@ -164,9 +164,9 @@ func TestLargeTextBeyondASCII(t *testing.T) {
 	}
 }
 
-// TestFewProblemsAreTold has 50 bad objects in a file: 20 are told, and that there
+// TestProblemLimit has 50 bad objects in a file: 20 are told, and that there
 // are 30 more. What was good of them before stays.
-func TestFewProblemsAreTold(t *testing.T) {
+func TestProblemLimit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.yaml")
 	state := func(field string) {
 		var text strings.Builder
@@ -175,17 +175,17 @@ func TestFewProblemsAreTold(t *testing.T) {
 		}
 		write(t, path, text.String())
 	}
-	l := newLibrary(&Manifests{Paths: []string{path}})
-	look := func() []problem {
+	l := newManifestStore(&Manifests{Paths: []string{path}})
+	refresh := func() []problem {
 		l.refresh(&recorder{}, nil)
 		return l.problems
 	}
 	state("clusterIP")
-	if p := look(); len(p) != 0 || len(l.delivered) != 50 {
+	if p := refresh(); len(p) != 0 || len(l.delivered) != 50 {
 		t.Fatalf("%d objects, problems %v; want 50 and none", len(l.delivered), p)
 	}
 	state("clusterIp")
-	p := look()
+	p := refresh()
 	if len(p) != maxProblems+1 || !strings.Contains(p[maxProblems].err.Error(), "30 more objects cannot be used") {
 		t.Errorf("problems = %v, want %d and a count of 30", p, maxProblems)
 	}

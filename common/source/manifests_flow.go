@@ -97,7 +97,7 @@ func (p *plainParser) plain(text []byte) error {
 	}
 	switch c := text[0]; {
 	case isLetter(c):
-		if isWord(string(text)) {
+		if isReservedWord(string(text)) {
 			if s := string(text); s == "true" || s == "false" {
 				p.out = append(p.out, s...)
 				return nil

@@ -22,10 +22,10 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("object without a key: %v", o.key)
 			}
 		}
-		if n := len(got.bad) + len(got.broken); n > maxProblems+1 || got.costs.trees > maxTree+len(content)+treeSetup {
+		if n := len(got.rejected) + len(got.unparsable); n > maxProblems+1 || got.costs.trees > maxTree+len(content)+treeSetup {
 			t.Errorf("%d problems, %d bytes for the library", n, got.costs.trees)
 		}
-		for _, b := range got.bad {
+		for _, b := range got.rejected {
 			if !strings.HasPrefix(b.err.Error(), "document at line ") {
 				t.Errorf("error = %q, want it to say where", b.err)
 			}

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"kubeproxy/test/portable"
+	"kubeproxy/test/goldentext"
 )
 
 // run starts m on the paths and waits for Synced. The returned calls are
@@ -112,7 +112,7 @@ var saves = map[string]struct {
 func TestRunFollows(t *testing.T) {
 	for name, tt := range saves {
 		t.Run(name, func(t *testing.T) {
-			usually(t, func() string {
+			retryTest(t, func() string {
 				dir := filepath.Join(t.TempDir(), "m")
 				mkdir(t, dir)
 				write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
@@ -133,10 +133,10 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
-// usually wants try to find nothing wrong, if not at once, then when it tries
+// retryTest wants try to find nothing wrong, if not at once, then when it tries
 // again. A change of several steps is one as long as it takes no longer than a
 // watch waits for the next; now and then a busy machine takes longer.
-func usually(t *testing.T, try func() (wrong string)) {
+func retryTest(t *testing.T, try func() (wrong string)) {
 	t.Helper()
 	wrong := try()
 	for again := 0; wrong != "" && again < 10; again++ {
@@ -220,7 +220,7 @@ var breakages = map[string]struct {
 func TestRunKeepsTheLastGoodState(t *testing.T) {
 	for name, tt := range breakages {
 		t.Run(name, func(t *testing.T) {
-			usually(t, func() string {
+			retryTest(t, func() string {
 				dir := filepath.Join(t.TempDir(), "m")
 				mkdir(t, dir)
 				write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
@@ -231,7 +231,7 @@ func TestRunKeepsTheLastGoodState(t *testing.T) {
 					return fmt.Sprintf("calls = %q, want none; problems = %q, want %q", calls, errs, tt.errs)
 				}
 				for i, want := range tt.errs {
-					if got := portable.Text(errs[i], dir); !strings.HasPrefix(got, want) {
+					if got := goldentext.Normalize(errs[i], dir); !strings.HasPrefix(got, want) {
 						return fmt.Sprintf("problem = %q, want %q", got, want)
 					}
 				}
@@ -246,13 +246,13 @@ func TestRunKeepsTheLastGoodState(t *testing.T) {
 func afterProblem(t *testing.T, r *recorder) (calls, errs []string) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
-	for settled := 0; settled < 60; {
+	for idle := 0; idle < 60; {
 		time.Sleep(2 * time.Millisecond)
 		r.mu.Lock()
 		n := len(r.errs)
 		r.mu.Unlock()
 		if n > 0 {
-			settled++
+			idle++
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("no problem was reported")
@@ -340,7 +340,7 @@ func TestRefreshNotices(t *testing.T) {
 	}{
 		"later time":                      {inPlace, time.Minute, time.Second, after},
 		"same time, read long after":      {inPlace, time.Minute, 0, before},
-		"same time, read within a grain":  {inPlace, timeGrain, 0, after},
+		"same time, read within a grain":  {inPlace, mtimeGranularity, 0, after},
 		"same time and size, other inode": {renamed, time.Minute, 0, after},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -86,10 +86,10 @@ func isMarker(row []byte, marker string) bool {
 
 // wrap adds where in the file err is about.
 func (d document) wrap(err error) error {
-	return fmt.Errorf("%s: %w", d.place(), err)
+	return fmt.Errorf("%s: %w", d.position(), err)
 }
 
-// place says where in the file the document is.
-func (d document) place() string {
+// position says where in the file the document is.
+func (d document) position() string {
 	return fmt.Sprintf("document at line %d", d.line)
 }

@@ -22,7 +22,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"kubeproxy/test/portable"
+	"kubeproxy/test/goldentext"
 )
 
 // recorder is a Sink that remembers the calls as text.
@@ -77,9 +77,9 @@ func (r *recorder) DeleteServiceCIDR(name string) { r.add("delete range %s", nam
 func (r *recorder) Synced()                       { r.add("synced") }
 func (r *recorder) Unread(n int)                  { r.add("unread %d", n) }
 
-func (r *recorder) Batch(tell func()) {
+func (r *recorder) Batch(apply func()) {
 	r.open = true
-	tell()
+	apply()
 	r.open = false
 }
 
@@ -286,7 +286,7 @@ func compareErrors(t *testing.T, dir string, want []string, err error) {
 		t.Fatalf("errors = %v, want %d", err, len(want))
 	}
 	for i, w := range want {
-		if g := portable.Text(got[i].Error(), dir); !strings.HasPrefix(g, w) {
+		if g := goldentext.Normalize(got[i].Error(), dir); !strings.HasPrefix(g, w) {
 			t.Errorf("error %d = %q, want %q", i, g, w)
 		}
 	}

@@ -259,7 +259,7 @@ func (p *plainParser) literal(head string, indent int) error {
 // that is plain.
 func keyLength(row []byte) int {
 	n := bytes.IndexByte(row, ':')
-	if n <= 0 || n > maxKey || n+1 < len(row) && row[n+1] != ' ' || !isLetter(row[0]) || isWord(string(row[:n])) {
+	if n <= 0 || n > maxKey || n+1 < len(row) && row[n+1] != ' ' || !isLetter(row[0]) || isReservedWord(string(row[:n])) {
 		return 0
 	}
 	for _, c := range row[:n] {
@@ -275,8 +275,8 @@ const maxKey = 500
 
 func isLetter(c byte) bool { return c|0x20 >= 'a' && c|0x20 <= 'z' }
 
-// isWord reports that a plain scalar may mean something else than its letters.
-func isWord(s string) bool {
+// isReservedWord reports that a plain scalar may mean something else than its letters.
+func isReservedWord(s string) bool {
 	if len(s) > 5 {
 		return false
 	}

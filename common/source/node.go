@@ -47,7 +47,7 @@ func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
 			if err != nil || !mentions.Match(content) {
 				continue
 			}
-			if n := m.own(d.decode(content).objects); n != nil {
+			if n := m.ownNode(d.decode(content).objects); n != nil {
 				return n, nil
 			}
 		}
@@ -55,8 +55,8 @@ func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
 	return nil, nil
 }
 
-// own returns the Node we run on, nil if it is not among all.
-func (m *Manifests) own(all []object) *corev1.Node {
+// ownNode returns the Node we run on, nil if it is not among all.
+func (m *Manifests) ownNode(all []object) *corev1.Node {
 	for _, o := range all {
 		if n, is := o.value.(*corev1.Node); is && normalizeNode(n.Name) == normalizeNode(m.NodeName) {
 			return n

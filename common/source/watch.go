@@ -25,22 +25,22 @@ import (
 // looked for again from time to time: soon at first, for one that has just
 // started refuses everything until it knows who may do what.
 func (a *APIServer) run(ctx context.Context, f *feed) {
-	pause := briefAbsence
+	pause := minAbsentPause
 	for ctx.Err() == nil {
 		start := time.Now()
-		turn, end := context.WithCancel(ctx)
-		w := &watcher{feed: f, api: a, turn: turn, end: end, silence: cmp.Or(a.Silence, usualSilence)}
+		watchCtx, end := context.WithCancel(ctx)
+		w := &watcher{feed: f, api: a, ctx: watchCtx, cancel: end, timeout: cmp.Or(a.WatchTimeout, defaultWatchTimeout)}
 		w.run()
 		end()
-		f.settle()
-		if time.Since(start) > absence { // it was there meanwhile
-			pause = briefAbsence
+		f.markListed()
+		if time.Since(start) > maxAbsentPause { // it was there meanwhile
+			pause = minAbsentPause
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, absence)
+		pause = min(2*pause, maxAbsentPause)
 	}
 }
 
@@ -49,9 +49,9 @@ func (a *APIServer) run(ctx context.Context, f *feed) {
 type watcher struct {
 	feed    *feed
 	api     *APIServer
-	turn    context.Context
-	end     context.CancelFunc
-	silence time.Duration
+	ctx     context.Context
+	cancel  context.CancelFunc
+	timeout time.Duration
 }
 
 // run lets the library list and watch. Failures are reported, each of them
@@ -61,87 +61,87 @@ func (w *watcher) run() {
 		ListWithContextFunc:  w.list,
 		WatchFuncWithContext: w.watch,
 	}
-	quiet := klog.NewContext(w.turn, logr.Discard())
-	cache.NewReflectorWithOptions(from, w.feed.like, w.feed, cache.ReflectorOptions{
-		Name: w.feed.kind, Clock: turnClock{ended: w.turn.Done()},
+	quiet := klog.NewContext(w.ctx, logr.Discard())
+	cache.NewReflectorWithOptions(from, w.feed.prototype, w.feed, cache.ReflectorOptions{
+		Name: w.feed.kind, Clock: stoppableClock{ended: w.ctx.Done()},
 	}).RunWithContext(quiet)
 }
 
 // Why a request is given up, or was in vain.
 var (
-	errSilent = errors.New("no answer")
-	errBroken = errors.New("no answer in time, or one that broke off at its beginning")
+	errNoAnswer = errors.New("no answer")
+	errCutOff   = errors.New("no answer in time, or one that broke off at its beginning")
 )
 
-// firm is how long a watch must last, or else say something whole, before
+// minWatchTime is how long a watch must last, or else say something whole, before
 // anybody relies on it.
-const firm = time.Second
+const minWatchTime = time.Second
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, w.silence, errSilent)
+	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, errNoAnswer)
 	defer cancel()
 	l, err := w.feed.from.list(ctx, o)
 	if err == nil {
 		err = w.feed.check(l)
 	}
-	return l, w.failed(ctx, err)
+	return l, w.report(ctx, err)
 }
 
 func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 	ctx, cancel := context.WithCancelCause(ctx) // ends the answer, not just the request
-	alarm := time.AfterFunc(w.silence, func() { cancel(errSilent) })
+	alarm := time.AfterFunc(w.timeout, func() { cancel(errNoAnswer) })
 	in, err := w.feed.from.watch(ctx, o)
 	alarm.Stop()
 	if o.SendInitialEvents != nil && apierrors.IsInvalid(err) {
 		cancel(nil)
 		return nil, err // an old API server, so all that exists is listed
 	}
-	if err := w.failed(ctx, err); err != nil {
+	if err := w.report(ctx, err); err != nil {
 		cancel(nil)
 		return nil, err
 	}
-	out := &heard{in: in, out: make(chan apiwatch.Event), stopped: ctx.Done(), stop: func() { cancel(nil) }}
+	out := &timeoutWatch{in: in, out: make(chan apiwatch.Event), stopped: ctx.Done(), stop: func() { cancel(nil) }}
 	if o.SendInitialEvents == nil { // else what exists is still to come
-		out.granted = w.feed.granted()
+		out.granted = w.feed.contactReporter()
 	}
 	go func() {
 		defer cancel(nil)
-		switch err := out.passOn(w.silence); {
-		case err == errSilent && w.api.Silent != nil:
-			w.api.Silent(w.feed.kind)
-		case err == errBroken:
-			_ = w.failed(ctx, err) // the library sees it by itself
+		switch err := out.forward(w.timeout); {
+		case err == errNoAnswer && w.api.WatchTimedOut != nil:
+			w.api.WatchTimedOut(w.feed.kind)
+		case err == errCutOff:
+			_ = w.report(ctx, err) // the library sees it by itself
 		}
 	}()
 	return out, nil
 }
 
-// failed reports err, and returns it with the cause of ctx's end if that is
+// report reports err, and returns it with the cause of ctx's end if that is
 // why. What need not be there ends the turn.
-func (w *watcher) failed(ctx context.Context, err error) error {
-	if err == nil || w.turn.Err() != nil || ordinary(err) {
+func (w *watcher) report(ctx context.Context, err error) error {
+	if err == nil || w.ctx.Err() != nil || isNormalEnd(err) {
 		return err
 	}
-	if context.Cause(ctx) == errSilent {
-		err = fmt.Errorf("%w in %s", errSilent, w.silence)
+	if context.Cause(ctx) == errNoAnswer {
+		err = fmt.Errorf("%w in %s", errNoAnswer, w.timeout)
 	}
 	absent := w.feed.optional && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
 	if w.api.Report != nil {
 		w.api.Report(&ReadError{Kind: w.feed.kind, Optional: absent, Err: err})
 	}
 	if absent {
-		w.end()
+		w.cancel()
 	}
 	return err
 }
 
-// ordinary reports that err is how a watch ends every few minutes.
-func ordinary(err error) bool {
+// isNormalEnd reports that err is how a watch ends every few minutes.
+func isNormalEnd(err error) bool {
 	return errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 
-// heard is a watch that ends when it says nothing for too long.
-type heard struct {
+// timeoutWatch is a watch that ends when it says nothing for too long.
+type timeoutWatch struct {
 	in      apiwatch.Interface
 	out     chan apiwatch.Event
 	stopped <-chan struct{}
@@ -151,21 +151,21 @@ type heard struct {
 }
 
 // Stop implements apiwatch.Interface.
-func (h *heard) Stop() {
+func (h *timeoutWatch) Stop() {
 	h.stop()
 	h.in.Stop()
 }
 
 // ResultChan implements apiwatch.Interface.
-func (h *heard) ResultChan() <-chan apiwatch.Event { return h.out }
+func (h *timeoutWatch) ResultChan() <-chan apiwatch.Event { return h.out }
 
-// passOn passes on what comes until the watch ends. It returns errSilent if
-// nothing came for too long, and errBroken if the watch ended by itself before
+// forward passes on what comes until the watch ends. It returns errNoAnswer if
+// nothing came for too long, and errCutOff if the watch ended by itself before
 // anything could rely on it: it is cut off on the way, again and again maybe.
-func (h *heard) passOn(silence time.Duration) error {
+func (h *timeoutWatch) forward(silence time.Duration) error {
 	defer close(h.out)
 	defer h.in.Stop()
-	alarm, good := time.NewTimer(silence), time.NewTimer(firm)
+	alarm, good := time.NewTimer(silence), time.NewTimer(minWatchTime)
 	defer alarm.Stop()
 	defer good.Stop()
 	relied := false
@@ -173,7 +173,7 @@ func (h *heard) passOn(silence time.Duration) error {
 		select {
 		case e, ok := <-h.in.ResultChan():
 			if !ok && !relied {
-				return errBroken
+				return errCutOff
 			}
 			if !ok {
 				return nil
@@ -183,7 +183,7 @@ func (h *heard) passOn(silence time.Duration) error {
 			case <-h.stopped:
 				return nil
 			}
-			relied = relied || whole(e, h.granted == nil)
+			relied = relied || isComplete(e, h.granted == nil)
 			alarm.Reset(silence) // now, as whoever listens may have taken long
 		case <-good.C:
 			if h.granted != nil {
@@ -193,17 +193,17 @@ func (h *heard) passOn(silence time.Duration) error {
 		case <-h.stopped:
 			return nil
 		case <-alarm.C:
-			return errSilent
+			return errNoAnswer
 		}
 	}
 }
 
-// whole reports that what was asked for has come by e: anything, or everything
+// isComplete reports that what was asked for has come by e: anything, or everything
 // that exists, if that is to be told first.
-func whole(e apiwatch.Event, first bool) bool {
+func isComplete(e apiwatch.Event, first bool) bool {
 	switch {
 	case e.Type == apiwatch.Error:
-		return ordinary(apierrors.FromObject(e.Object))
+		return isNormalEnd(apierrors.FromObject(e.Object))
 	case !first:
 		return true
 	}

@@ -12,7 +12,7 @@ import (
 // A port's name stands in the Service and in its slices. Between the two nobody
 // serves it, and nobody is to see that.
 func TestBatch(t *testing.T) {
-	w := newWatched()
+	w := newRecordingTracker()
 	w.SetService(plainService(1))
 	w.SetSlice(plainSlice(1, 3))
 	w.Synced()
@@ -43,8 +43,8 @@ func TestBatch(t *testing.T) {
 
 // Who asks within a batch learns afterwards that it is over, also where nothing
 // was published before.
-func TestBatchIsTold(t *testing.T) {
-	w := newWatched()
+func TestBatchIsReported(t *testing.T) {
+	w := newRecordingTracker()
 	w.Synced()
 	changes := w.changes
 	w.Batch(func() {

@@ -24,8 +24,8 @@ const annotationKeepVIP = "preserve-destination"
 // builder turns a Service into the Ports it asks for: complete but for
 // endpoints, and regardless of what other Services ask for.
 type builder struct {
-	svc            *corev1.Service
-	names          *names
+	service        *corev1.Service
+	interner       *interner
 	ignoreExternal bool   // leave out spec.externalIPs
 	proxyName      string // see Options
 	notes          notes
@@ -47,10 +47,10 @@ func (b *builder) build() []*service.Port {
 	}
 	b.addresses()
 	b.taken = make(map[address]string)
-	ports := make([]*service.Port, 0, len(b.svc.Spec.Ports))
-	seen := make(map[service.PortName]string, len(b.svc.Spec.Ports))
-	head := b.head()
-	for i := range b.svc.Spec.Ports {
+	ports := make([]*service.Port, 0, len(b.service.Spec.Ports))
+	seen := make(map[service.PortName]string, len(b.service.Spec.Ports))
+	template := b.template()
+	for i := range b.service.Spec.Ports {
 		name, ok := b.name(i)
 		if !ok {
 			continue
@@ -62,7 +62,7 @@ func (b *builder) build() []*service.Port {
 		seen[name] = at("spec.ports", i)
 		for _, f := range service.Families {
 			if b.serves[f] {
-				p := head
+				p := template
 				p.Name, p.Family = name, f
 				p.Frontends = b.frontends(i, &p)
 				ports = append(ports, &p)
@@ -79,8 +79,8 @@ func Named(s *corev1.Service, name string) bool {
 }
 
 func (b *builder) proxied() bool {
-	spec := &b.svc.Spec
-	if !Named(b.svc, b.proxyName) || spec.Type == corev1.ServiceTypeExternalName {
+	spec := &b.service.Spec
+	if !Named(b.service, b.proxyName) || spec.Type == corev1.ServiceTypeExternalName {
 		return false
 	}
 	switch first := cmp.Or(spec.ClusterIP, cmp.Or(spec.ClusterIPs...)); first {
@@ -93,26 +93,26 @@ func (b *builder) proxied() bool {
 	return true
 }
 
-// head returns what all ports of the Service have in common.
-func (b *builder) head() service.Port {
-	spec := &b.svc.Spec
-	head := service.Port{Affinity: b.affinity(), KeepVIP: b.svc.Annotations[annotationKeepVIP] == "true"}
+// template returns what all ports of the Service have in common.
+func (b *builder) template() service.Port {
+	spec := &b.service.Spec
+	template := service.Port{Affinity: b.affinity(), KeepVIP: b.service.Annotations[annotationKeepVIP] == "true"}
 	if spec.InternalTrafficPolicy != nil {
-		head.Internal = b.policy("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy))
+		template.Internal = b.policy("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy))
 	}
 	reachable := spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer ||
 		len(spec.ExternalIPs) > 0 && !b.ignoreExternal
 	if reachable {
-		head.External = b.policy("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
+		template.External = b.policy("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
 	}
-	head.HealthCheck = b.healthCheck(head.External)
-	return head
+	template.HealthCheck = b.healthCheck(template.External)
+	return template
 }
 
 // healthCheck returns the port on which load balancers ask for local
 // endpoints, which only policy Local makes a question.
 func (b *builder) healthCheck(external service.Policy) uint16 {
-	spec := &b.svc.Spec
+	spec := &b.service.Spec
 	n := spec.HealthCheckNodePort
 	switch {
 	case n == 0 || spec.Type != corev1.ServiceTypeLoadBalancer || external != service.PolicyLocal:
@@ -145,7 +145,7 @@ func (b *builder) policy(field, value string) service.Policy {
 const maxAffinity = 86400
 
 func (b *builder) affinity() time.Duration {
-	spec := &b.svc.Spec
+	spec := &b.service.Spec
 	switch spec.SessionAffinity {
 	case corev1.ServiceAffinityClientIP:
 	case "", corev1.ServiceAffinityNone:
@@ -167,7 +167,7 @@ func (b *builder) affinity() time.Duration {
 }
 
 func (b *builder) name(i int) (service.PortName, bool) {
-	p := &b.svc.Spec.Ports[i]
+	p := &b.service.Spec.Ports[i]
 	if p.Port < 1 || p.Port > 65535 {
 		b.notes.add(at("spec.ports", i)+".port", "%d is not a port: want 1 to 65535", p.Port)
 		return service.PortName{}, false
@@ -178,9 +178,9 @@ func (b *builder) name(i int) (service.PortName, bool) {
 		return service.PortName{}, false
 	}
 	return service.PortName{
-		Namespace: b.names.share(b.svc.Namespace),
-		Name:      b.svc.Name,
-		Port:      b.names.share(p.Name),
+		Namespace: b.interner.intern(b.service.Namespace),
+		Name:      b.service.Name,
+		Port:      b.interner.intern(p.Name),
 		Protocol:  proto,
 	}, true
 }
@@ -201,7 +201,7 @@ func protocolOf(p corev1.Protocol) (service.Protocol, bool) {
 // by kind and address. An address that is both a load balancer's and an
 // external IP is the load balancer's, so that its sources hold.
 func (b *builder) frontends(i int, p *service.Port) []service.Frontend {
-	spec, number := &b.svc.Spec.Ports[i], uint16(b.svc.Spec.Ports[i].Port)
+	spec, number := &b.service.Spec.Ports[i], uint16(b.service.Spec.Ports[i].Port)
 	path := at("spec.ports", i)
 	list := make([]service.Frontend, 0, 1)
 	add := func(kind service.Kind, addr netip.Addr, port uint16, sources []netip.Prefix) {

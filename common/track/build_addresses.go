@@ -14,19 +14,19 @@ import (
 // addresses reads every address of the Service and the ranges of clients
 // that its load balancer admits.
 func (b *builder) addresses() {
-	spec := &b.svc.Spec
+	spec := &b.service.Spec
 	b.nodePorts = spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer
 	b.clusterIPs()
 	if !b.ignoreExternal {
 		for i, s := range spec.ExternalIPs {
-			b.outside(&b.external, at("spec.externalIPs", i), s)
+			b.addExternal(&b.external, at("spec.externalIPs", i), s)
 		}
 	}
 	if spec.Type != corev1.ServiceTypeLoadBalancer {
 		return
 	}
-	for i := range b.svc.Status.LoadBalancer.Ingress {
-		b.ingress(at("status.loadBalancer.ingress", i), &b.svc.Status.LoadBalancer.Ingress[i])
+	for i := range b.service.Status.LoadBalancer.Ingress {
+		b.ingress(at("status.loadBalancer.ingress", i), &b.service.Status.LoadBalancer.Ingress[i])
 	}
 	if len(spec.LoadBalancerSourceRanges) > 0 {
 		b.sourceRanges()
@@ -36,7 +36,7 @@ func (b *builder) addresses() {
 // clusterIPs settles which families the Service has. A ClusterIP that cannot
 // be read leaves its family the other ways in.
 func (b *builder) clusterIPs() {
-	spec := &b.svc.Spec
+	spec := &b.service.Spec
 	list, one := spec.ClusterIPs, [1]string{spec.ClusterIP}
 	if len(list) == 0 {
 		list = one[:]
@@ -66,8 +66,8 @@ func familyOf(f corev1.IPFamily) service.Family {
 	return service.IPv4
 }
 
-// outside adds an address other than a ClusterIP to its family's list.
-func (b *builder) outside(to *[2][]netip.Addr, field, s string) {
+// addExternal adds an address other than a ClusterIP to its family's list.
+func (b *builder) addExternal(to *[2][]netip.Addr, field, s string) {
 	a, err := parseAddr(s)
 	if err != nil {
 		b.notes.add(field, "%v", err)
@@ -91,7 +91,7 @@ func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 		}
 		return
 	}
-	b.outside(&b.balancer, field+".ip", in.IP)
+	b.addExternal(&b.balancer, field+".ip", in.IP)
 }
 
 // sourceRanges reads which clients may use the load balancer. Who writes
@@ -102,7 +102,7 @@ func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 func (b *builder) sourceRanges() {
 	var ranges [2][]netip.Prefix
 	var open [2]bool
-	for i, s := range b.svc.Spec.LoadBalancerSourceRanges {
+	for i, s := range b.service.Spec.LoadBalancerSourceRanges {
 		p, err := parsePrefix(s)
 		if err != nil {
 			b.notes.add(at("spec.loadBalancerSourceRanges", i), "%v", err)

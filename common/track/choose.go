@@ -27,9 +27,9 @@ type chooser struct {
 	candidates []candidate
 	cluster    []service.Endpoint
 	local      []service.Endpoint
-	lingering  []service.Endpoint
+	draining   []service.Endpoint
 	listed     []netip.Addr
-	over       int           // how many did not fit
+	excess     int           // how many did not fit
 	filled     *service.Port // whom the lists are for, nil for nobody
 	from       []origin      // where they come from
 }
@@ -37,27 +37,27 @@ type chooser struct {
 // fill fills the lists for p, whose endpoints are in from, and returns how many did
 // not fit. Ports of one Service tend to have the same endpoints but for the number of
 // the port; then the lists for the Port before are used again.
-func (c *chooser) fill(p *service.Port, from []origin, listed bool) (over int) {
-	if c.sameBut(p, from) {
+func (c *chooser) fill(p *service.Port, from []origin, listed bool) (excess int) {
+	if c.reusable(p, from) {
 		port := from[0].port
-		for _, list := range [...][]service.Endpoint{c.cluster, c.local, c.lingering} {
+		for _, list := range [...][]service.Endpoint{c.cluster, c.local, c.draining} {
 			for i := range list {
 				list[i].Addr = netip.AddrPortFrom(list[i].Addr.Addr(), port)
 			}
 		}
-		return c.over
+		return c.excess
 	}
 	c.gather(from)
-	c.over = c.choose(p)
+	c.excess = c.choose(p)
 	if listed {
-		c.list()
+		c.pickListed()
 	}
 	c.filled, c.from = p, append(c.from[:0], from...)
-	return c.over
+	return c.excess
 }
 
-// sameBut reports that the lists are right for p but for the number of the port.
-func (c *chooser) sameBut(p *service.Port, from []origin) bool {
+// reusable reports that the lists are right for p but for the number of the port.
+func (c *chooser) reusable(p *service.Port, from []origin) bool {
 	q := c.filled
 	if q == nil || len(from) == 0 || len(from) != len(c.from) ||
 		p.Internal != q.Internal || p.External != q.External || (p.Name.Protocol == service.UDP) != (q.Name.Protocol == service.UDP) {
@@ -71,8 +71,8 @@ func (c *chooser) sameBut(p *service.Port, from []origin) bool {
 	return true
 }
 
-// forget is for when slices have changed.
-func (c *chooser) forget() {
+// invalidate is for when slices have changed.
+func (c *chooser) invalidate() {
 	clear(c.from)
 	c.filled, c.from = nil, c.from[:0]
 }
@@ -112,15 +112,15 @@ func (s state) rank() int {
 func (c *chooser) add(s *slice, port uint16) {
 	for i, e := range s.endpoints {
 		st := e.state
-		if e.hint > 0 && c.zone != "" && hasItem(s.zones[e.hint-1], c.zone) {
+		if e.hint > 0 && c.zone != "" && listContains(s.zones[e.hint-1], c.zone) {
 			st |= forZone
 		}
 		c.candidates = append(c.candidates, candidate{netip.AddrPortFrom(s.addr(i), port), st})
 	}
 }
 
-// hasItem reports that a comma separated list holds item.
-func hasItem(list, item string) bool {
+// listContains reports that a comma separated list holds item.
+func listContains(list, item string) bool {
 	for s := range strings.SplitSeq(list, ",") {
 		if s == item {
 			return true
@@ -132,8 +132,8 @@ func hasItem(list, item string) bool {
 // choose fills cluster, local, the latter only when p needs it, and
 // lingering, and returns how many endpoints did not fit.
 func (c *chooser) choose(p *service.Port) int {
-	near := c.topology()
-	c.cluster = c.pick(c.cluster, near|ready)
+	preferred := c.topology()
+	c.cluster = c.pick(c.cluster, preferred|ready)
 	if len(c.cluster) == 0 {
 		c.cluster = c.pick(c.cluster, serving|terminating)
 	}
@@ -144,24 +144,24 @@ func (c *chooser) choose(p *service.Port) int {
 			c.local = c.pick(c.local, local|serving|terminating)
 		}
 	}
-	c.linger(p)
-	over := max(len(c.cluster), len(c.local)) - maxEndpoints
+	c.pickDraining(p)
+	excess := max(len(c.cluster), len(c.local)) - maxEndpoints
 	c.cluster = c.cluster[:min(len(c.cluster), maxEndpoints)]
 	c.local = c.local[:min(len(c.local), maxEndpoints)]
-	return max(over, 0)
+	return max(excess, 0)
 }
 
-// linger fills lingering: what serves and was not picked. All lists have the
+// pickDraining fills lingering: what serves and was not picked. All lists have the
 // order of the candidates. Only UDP needs it: a flow over it has no end, so
 // somebody else decides when it ends.
-func (c *chooser) linger(p *service.Port) {
-	c.lingering = c.lingering[:0]
+func (c *chooser) pickDraining(p *service.Port) {
+	c.draining = c.draining[:0]
 	if p.Name.Protocol != service.UDP {
 		return
 	}
-	c.lingering = c.pick(c.lingering, serving)
+	c.draining = c.pick(c.draining, serving)
 	rest, more := c.cluster, c.local
-	c.lingering = slices.DeleteFunc(c.lingering, func(e service.Endpoint) bool {
+	c.draining = slices.DeleteFunc(c.draining, func(e service.Endpoint) bool {
 		picked := false
 		for _, list := range []*[]service.Endpoint{&rest, &more} {
 			for len(*list) > 0 && (*list)[0].Addr.Compare(e.Addr) <= 0 {
@@ -173,10 +173,10 @@ func (c *chooser) linger(p *service.Port) {
 	})
 }
 
-// list fills listed with addresses that choose left out. All lists have the order
+// pickListed fills listed with addresses that choose left out. All lists have the order
 // of the candidates. What is of this node is not in it, as its network plugin
 // keeps it.
-func (c *chooser) list() {
+func (c *chooser) pickListed() {
 	c.listed = c.listed[:0]
 	picked, more := c.cluster, c.local
 	for _, e := range c.candidates {
@@ -220,17 +220,17 @@ func (c *chooser) pick(list []service.Endpoint, want state) []service.Endpoint {
 	for _, e := range c.candidates {
 		if e.state.has(want) {
 			list = append(list, service.Endpoint{
-				Addr:      e.addr,
-				Local:     e.state.has(local),
-				Elsewhere: e.state.has(elsewhere),
+				Addr:   e.addr,
+				Local:  e.state.has(local),
+				Remote: e.state.has(remote),
 			})
 		}
 	}
 	return list
 }
 
-// release gives back the memory of an unusually large Port.
-func (c *chooser) release() {
+// shrink gives back the memory of an unusually large Port.
+func (c *chooser) shrink() {
 	if cap(c.candidates) > 4096 {
 		*c = chooser{zone: c.zone}
 	}

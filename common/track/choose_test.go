@@ -12,9 +12,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestFillLikeTheOneBefore wants the lists of a Port to be the same whether those of
+// TestFillReusesLists wants the lists of a Port to be the same whether those of
 // the Port before it served or not.
-func TestFillLikeTheOneBefore(t *testing.T) {
+func TestFillReusesLists(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	again := 0
 	for range 2000 {
@@ -23,13 +23,13 @@ func TestFillLikeTheOneBefore(t *testing.T) {
 		var shared chooser
 		for _, p := range s.want {
 			from := slices.Clone(x.of(p))
-			if shared.sameBut(p, from) {
+			if shared.reusable(p, from) {
 				again++
 			}
 			var fresh chooser
 			over, want := shared.fill(p, from, true), fresh.fill(p, from, true)
 			if over != want || !slices.Equal(shared.cluster, fresh.cluster) || !slices.Equal(shared.local, fresh.local) ||
-				!slices.Equal(shared.lingering, fresh.lingering) || !slices.Equal(shared.listed, fresh.listed) {
+				!slices.Equal(shared.draining, fresh.draining) || !slices.Equal(shared.listed, fresh.listed) {
 				t.Fatalf("%v: %+v, want %+v", p, shared, fresh)
 			}
 		}
@@ -47,8 +47,8 @@ func TestFillLikeTheOneBefore(t *testing.T) {
 
 // drawPorts returns a Service of many Ports, whose slices have most of them under
 // the same number.
-func drawPorts(r *rand.Rand) *svc {
-	s := &svc{}
+func drawPorts(r *rand.Rand) *serviceState {
+	s := &serviceState{}
 	policies, protocols := []service.Policy{service.PolicyCluster, service.PolicyLocal}, []service.Protocol{service.TCP, service.UDP}
 	for i := range 12 {
 		s.want = append(s.want, &service.Port{
@@ -58,13 +58,13 @@ func drawPorts(r *rand.Rand) *svc {
 		})
 	}
 	for i := range 1 + r.IntN(3) {
-		k := &kind{}
+		k := &sliceLayout{}
 		for _, p := range s.want {
 			if n := r.IntN(20); n > 0 {
 				k.ports = append(k.ports, targetPort{p.Name.Port, uint16(80 + 1/n), p.Name.Protocol})
 			}
 		}
-		from := &slice{kind: k}
+		from := &slice{sliceLayout: k}
 		for range r.IntN(6) {
 			from.addrs = append(from.addrs, 10, 244, byte(i/2), byte(r.IntN(9)))
 			from.endpoints = append(from.endpoints, endpoint{state: state(r.IntN(32))})

@@ -35,23 +35,23 @@ func addressOf(p *service.Port, f service.Frontend) address {
 type claims struct {
 	holder map[address]claim
 	queue  map[address]*queue // the others who want it
-	// guests are the Services with external addresses, by what may keep them
+	// external are the Services with external addresses, by what may keep them
 	// from one: the whole of a ClusterIP, and a port of the node.
-	guests map[address]map[*svc]int
+	external map[address]map[*serviceState]int
 	// was has the holders at the last update of those addresses whose holder others
 	// may have to know.
 	was   map[address]claim
-	touch func(*svc) // has a Service worked on in the next update
+	touch func(*serviceState) // has a Service worked on in the next update
 }
 
 // claim is one Service's wish for an address, as what.
 type claim struct {
-	*svc
+	*serviceState
 	kind service.Kind
 }
 
-func newClaims(touch func(*svc)) claims {
-	return claims{map[address]claim{}, map[address]*queue{}, map[address]map[*svc]int{}, map[address]claim{}, touch}
+func newClaims(touch func(*serviceState)) claims {
+	return claims{map[address]claim{}, map[address]*queue{}, map[address]map[*serviceState]int{}, map[address]claim{}, touch}
 }
 
 // rank is the standing of a claim, the lower the better. For NodePorts only
@@ -66,16 +66,16 @@ func (c claim) rank() int {
 	return 0
 }
 
-// before orders claims to one address, the best one first.
-func before(a, b claim) int {
+// compareClaims orders claims to one address, the best one first.
+func compareClaims(a, b claim) int {
 	return cmp.Or(
 		cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.created, b.created),
 		strings.Compare(a.name.Namespace, b.name.Namespace), strings.Compare(a.name.Name, b.name.Name),
 	)
 }
 
-// why says why c has the address and another one has not.
-func (c claim) why(other service.Kind) string {
+// reason says why c has the address and another one has not.
+func (c claim) reason(other service.Kind) string {
 	if c.rank() == (claim{kind: other}).rank() {
 		return "which was there first"
 	}
@@ -85,7 +85,7 @@ func (c claim) why(other service.Kind) string {
 // add enters one claim to a.
 func (c *claims) add(a address, s claim) {
 	first, taken := c.holder[a]
-	if !taken || before(s, first) < 0 {
+	if !taken || compareClaims(s, first) < 0 {
 		c.hold(a, first, s)
 		first, s = s, first
 	}
@@ -122,17 +122,17 @@ func (c *claims) remove(a address, s claim) {
 // it at the next update. Until then that is only noted, for in between there may be
 // as many holders as claims. Whoever comes to wait later looks at it anyway.
 func (c *claims) hold(a address, old, now claim) {
-	if now.svc == nil {
+	if now.serviceState == nil {
 		delete(c.holder, a)
 	} else {
 		c.holder[a] = now
 	}
 	for _, x := range []claim{old, now} {
-		if x.svc != nil {
-			c.touch(x.svc)
+		if x.serviceState != nil {
+			c.touch(x.serviceState)
 		}
 	}
-	if _, noted := c.was[a]; !noted && (c.queue[a] != nil || c.guests[a] != nil) {
+	if _, noted := c.was[a]; !noted && (c.queue[a] != nil || c.external[a] != nil) {
 		c.was[a] = old
 	}
 }
@@ -148,10 +148,10 @@ func (c *claims) settle() {
 		}
 		if q := c.queue[a]; q != nil {
 			for _, x := range q.list {
-				c.touch(x.svc)
+				c.touch(x.serviceState)
 			}
 		}
-		for s := range c.guests[a] {
+		for s := range c.external[a] {
 			c.touch(s)
 		}
 	}

@@ -28,7 +28,7 @@ type originKey struct {
 // fewPorts is how many Ports are found sooner without a map.
 const fewPorts = 8
 
-func indexOf(s *svc) index {
+func indexOf(s *serviceState) index {
 	x := index{slices: s.slices}
 	if len(s.want) <= fewPorts {
 		return x

@@ -12,24 +12,24 @@ import (
 	"kubeproxy/common/service"
 )
 
-// facts is what the Tracker keeps of the own Node.
-type facts struct {
+// nodeInfo is what the Tracker keeps of the own Node.
+type nodeInfo struct {
 	zone  string
 	addrs []netip.Addr
 	pods  []netip.Prefix
 	notes []note
 }
 
-func (f *facts) same(g *facts) bool {
+func (f *nodeInfo) same(g *nodeInfo) bool {
 	return f.zone == g.zone && slices.Equal(f.addrs, g.addrs) && slices.Equal(f.pods, g.pods) &&
 		slices.Equal(f.notes, g.notes)
 }
 
 // readNode takes the facts from n. Addresses and prefixes keep the API's
 // order, in which the primary one of a family comes first.
-func readNode(n *corev1.Node) *facts {
+func readNode(n *corev1.Node) *nodeInfo {
 	var notes notes
-	f := &facts{zone: n.Labels[corev1.LabelTopologyZone]}
+	f := &nodeInfo{zone: n.Labels[corev1.LabelTopologyZone]}
 	var of [2][]netip.Addr // internal, external
 	for i, a := range n.Status.Addresses {
 		var to *[]netip.Addr
@@ -87,11 +87,11 @@ func fill(addrs, spare []netip.Addr, f service.Family) []netip.Addr {
 func (t *Tracker) Node() *service.Node {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.options.node(t.facts)
+	return t.options.node(t.nodeInfo)
 }
 
 // node makes the Snapshot's Node from the operator's choices and the facts.
-func (o *Options) node(f *facts) *service.Node {
+func (o *Options) node(f *nodeInfo) *service.Node {
 	n := &service.Node{
 		Name:          normalize(o.NodeName),
 		Addrs:         slices.Clone(o.NodeIPs),

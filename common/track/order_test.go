@@ -21,8 +21,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// world is what a source knows: the objects that exist.
-type world struct {
+// clusterObjects is what a source knows: the objects that exist.
+type clusterObjects struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 	node     *corev1.Node
@@ -32,7 +32,7 @@ type world struct {
 // are there in the end, and what did not change keeps its pointer.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil}
+		w := clusterObjects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil}
 		o := Options{NodeName: "a", NodePortsPrimary: true, PodsFromNode: true}
 		live := New(o)
 		live.Synced()
@@ -46,7 +46,7 @@ func TestAnyOrder(t *testing.T) {
 			checkShared(t, last, next)
 			last = next
 		}
-		got, want := live.Latest(), w.scratch(o)
+		got, want := live.Latest(), w.fromScratch(o)
 		checkShared(t, last, got)
 		if diff := cmp.Diff(text(want.Latest()), text(got)); diff != "" {
 			t.Errorf("snapshot (-from scratch +step by step):\n%s", diff)
@@ -64,8 +64,8 @@ func text(s *service.Snapshot) string {
 	return b.String()
 }
 
-// scratch gives everything at once to a new Tracker.
-func (w *world) scratch(o Options) *Tracker {
+// fromScratch gives everything at once to a new Tracker.
+func (w *clusterObjects) fromScratch(o Options) *Tracker {
 	t := New(o)
 	for _, s := range w.services {
 		t.SetService(s)
@@ -110,7 +110,7 @@ func checkShared(t *rapid.T, last, next *service.Snapshot) {
 }
 
 // checkLeft wants nothing kept of what is gone.
-func (w *world) checkLeft(t *rapid.T, live *Tracker) {
+func (w *clusterObjects) checkLeft(t *rapid.T, live *Tracker) {
 	for name, s := range live.services {
 		if len(s.slices) == 0 && w.services[name.Name] == nil {
 			t.Errorf("service %s is still known", name)
@@ -121,7 +121,7 @@ func (w *world) checkLeft(t *rapid.T, live *Tracker) {
 	}
 }
 
-func (w *world) step(t *rapid.T, to *Tracker) {
+func (w *clusterObjects) step(t *rapid.T, to *Tracker) {
 	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
 	key := types.NamespacedName{Namespace: "d", Name: name}
 	// A byte is drawn evenly, small numbers are not.

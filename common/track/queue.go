@@ -53,7 +53,7 @@ func (q *queue) drop(c claim) bool {
 type queueHeap queue
 
 func (h *queueHeap) Len() int           { return len(h.list) }
-func (h *queueHeap) Less(i, j int) bool { return before(h.list[i], h.list[j]) < 0 }
+func (h *queueHeap) Less(i, j int) bool { return compareClaims(h.list[i], h.list[j]) < 0 }
 
 func (h *queueHeap) Swap(i, j int) {
 	h.list[i], h.list[j] = h.list[j], h.list[i]

@@ -10,22 +10,22 @@ import "slices"
 // objects that it could read again.
 func (t *Tracker) Reconfigure(o Options) {
 	t.change(func() bool {
-		before := t.options.node(t.facts)
+		before := t.options.node(t.nodeInfo)
 		t.options.NodeIPs = slices.Clone(o.NodeIPs)
 		t.options.Pods, t.options.PodsFromNode = o.Pods, o.PodsFromNode
 		t.options.NodePorts, t.options.NodePortsPrimary = slices.Clone(o.NodePorts), o.NodePortsPrimary
 		t.options.MasqueradeAll = o.MasqueradeAll
-		now := t.options.node(t.facts)
+		now := t.options.node(t.nodeInfo)
 		if sameNode(before, now) {
 			return false
 		}
 		// Addresses decide about hairpins and, with NodePorts, about what is refused.
 		if !slices.Equal(before.Addrs, now.Addrs) || !slices.Equal(before.NodePorts, now.NodePorts) {
 			for _, s := range t.services {
-				t.touch(s)
+				t.markDirty(s)
 			}
 		}
-		t.renode = true
+		t.nodeDirty = true
 		return true
 	})
 }

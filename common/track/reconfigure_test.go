@@ -28,7 +28,7 @@ func TestReconfigure(t *testing.T) {
 		"in reach of a Source": {NodeIPs: []netip.Addr{netip.MustParseAddr("203.0.113.1")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWatched()
+			w := newRecordingTracker()
 			feed(w.Tracker)
 			before := w.Latest()
 			changes := w.changes

@@ -166,8 +166,8 @@ func printPort(b *bytes.Buffer, p *service.Port) {
 	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
 		printEndpoints(b, "local", p.Local)
 	}
-	if len(p.Lingering) > 0 {
-		printEndpoints(b, "lingering", p.Lingering)
+	if len(p.Draining) > 0 {
+		printEndpoints(b, "lingering", p.Draining)
 	}
 }
 
@@ -181,7 +181,7 @@ func printEndpoints(b *bytes.Buffer, name string, list []service.Endpoint) {
 		switch {
 		case e.Local:
 			mark = "*"
-		case e.Elsewhere:
+		case e.Remote:
 			mark = ""
 		}
 		fmt.Fprintf(b, " %s%s", e.Addr, mark)
@@ -228,7 +228,7 @@ func checkPort(p *service.Port, taken map[address]*service.Port) string {
 	}
 	for _, list := range [][]service.Endpoint{p.Cluster, p.Local} {
 		for i, e := range list {
-			if !e.Addr.IsValid() || e.Addr.Port() == 0 || service.FamilyOf(e.Addr.Addr()) != p.Family || e.Local && e.Elsewhere {
+			if !e.Addr.IsValid() || e.Addr.Port() == 0 || service.FamilyOf(e.Addr.Addr()) != p.Family || e.Local && e.Remote {
 				return fmt.Sprintf("endpoint %v", e)
 			}
 			if i > 0 && list[i-1].Addr.Compare(e.Addr) >= 0 {

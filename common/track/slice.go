@@ -18,15 +18,15 @@ import (
 // slice is what the Tracker keeps of an EndpointSlice. There is one for
 // every ten endpoints or so, hence the packing.
 type slice struct {
-	*kind     // shared, so read-only
-	owner     *svc
-	name      string
-	addrs     []byte // 4 or 16 bytes each
-	endpoints []endpoint
+	*sliceLayout // shared, so read-only
+	owner        *serviceState
+	name         string
+	addrs        []byte // 4 or 16 bytes each
+	endpoints    []endpoint
 }
 
-// kind is what many slices have in common.
-type kind struct {
+// sliceLayout is what many slices have in common.
+type sliceLayout struct {
 	family service.Family
 	ports  []targetPort
 	zones  []string // hints, comma separated as zones cannot hold one
@@ -47,7 +47,7 @@ const (
 	serving
 	terminating
 	local     // on this node
-	elsewhere // on another node
+	remote    // on another node
 	nodeHints // it has hints for nodes
 	forNode   // one of them names this node
 	zoneHints // it has hints for zones
@@ -78,7 +78,7 @@ func (s *slice) addr(i int) netip.Addr {
 
 // localReady counts the addresses on this node that are ready, by family, for
 // a Service with a health check; for others it does not look.
-func (s *svc) localReady() [2]int {
+func (s *serviceState) localReady() [2]int {
 	var n [2]int
 	if len(s.want) == 0 || s.want[0].HealthCheck == 0 {
 		return n
@@ -114,15 +114,15 @@ func relevant(s *discoveryv1.EndpointSlice) bool {
 
 // packer turns an EndpointSlice into a slice.
 type packer struct {
-	node  string // own, normalized
-	names *names
-	out   *slice
-	notes notes
-	hints map[string]uint32
+	node     string // own, normalized
+	interner *interner
+	out      *slice
+	notes    notes
+	hints    map[string]uint32
 }
 
 func (p *packer) pack(from *discoveryv1.EndpointSlice) *slice {
-	p.out = &slice{kind: &kind{}, name: from.Name}
+	p.out = &slice{sliceLayout: &sliceLayout{}, name: from.Name}
 	switch from.AddressType {
 	case discoveryv1.AddressTypeIPv4:
 	case discoveryv1.AddressTypeIPv6:
@@ -139,7 +139,7 @@ func (p *packer) pack(from *discoveryv1.EndpointSlice) *slice {
 		p.endpoint(i, &from.Endpoints[i])
 	}
 	p.out.notes = p.notes.all()
-	p.out.kind = p.names.shareKind(p.out.kind)
+	p.out.sliceLayout = p.interner.internLayout(p.out.sliceLayout)
 	return p.out
 }
 
@@ -169,7 +169,7 @@ func (p *packer) ports(from []discoveryv1.EndpointPort) {
 		}
 		t := targetPort{port: uint16(*port.Port), proto: number}
 		if port.Name != nil {
-			t.name = p.names.share(*port.Name)
+			t.name = p.interner.intern(*port.Name)
 		}
 		p.out.ports = append(p.out.ports, t)
 	}
@@ -191,7 +191,7 @@ func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
 		p.notes.add(p.field(at("endpoints", i)+".addresses[0]"), "%.80q is %s in a slice of %s", from.Addresses[0], f, p.out.family)
 		return
 	}
-	e := endpoint{state: p.condition(from.Conditions) | p.place(from.NodeName)}
+	e := endpoint{state: p.condition(from.Conditions) | p.location(from.NodeName)}
 	if from.Hints != nil {
 		e.state |= p.nodes(from.Hints.ForNodes)
 		if e.hint = p.zones(from.Hints.ForZones); e.hint > 0 {
@@ -218,14 +218,14 @@ func (p *packer) condition(c discoveryv1.EndpointConditions) state {
 	return s
 }
 
-func (p *packer) place(node *string) state {
+func (p *packer) location(node *string) state {
 	switch {
 	case node == nil || strings.TrimSpace(*node) == "":
 		return 0
 	case normalize(*node) == p.node:
 		return local
 	}
-	return elsewhere
+	return remote
 }
 
 func (p *packer) nodes(hints []discoveryv1.ForNode) state {
@@ -253,7 +253,7 @@ func (p *packer) zones(hints []discoveryv1.ForZone) uint32 {
 	if p.hints == nil {
 		p.hints = map[string]uint32{}
 	}
-	p.out.zones = append(p.out.zones, p.names.share(all))
+	p.out.zones = append(p.out.zones, p.interner.intern(all))
 	p.hints[all] = uint32(len(p.out.zones))
 	return p.hints[all]
 }

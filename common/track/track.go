@@ -57,31 +57,31 @@ type Tracker struct {
 	name    string // of the node, normalized
 
 	mu       sync.Mutex
-	services map[types.NamespacedName]*svc
+	services map[types.NamespacedName]*serviceState
 	slices   map[types.NamespacedName]*slice
 	claims   claims
-	names    names
-	facts    *facts
+	interner interner
+	nodeInfo *nodeInfo
 	host     Host
-	ranges   map[string]*ranges // by the name of the ServiceCIDR
+	cidrs    map[string]*serviceCIDR // by the name of the ServiceCIDR
 	synced   bool
 	unread   int // see source.Sink
-	// open says that a batch goes on, missed that it changed something or kept
+	// batching says that a batch goes on, missed that it changed something or kept
 	// a snapshot back.
-	open, missed bool
+	batching, batchChanged bool
 
-	dirty   []*svc
-	renode  bool // the node may have changed
-	latest  *service.Snapshot
-	chooser chooser
+	dirty     []*serviceState
+	nodeDirty bool // the node may have changed
+	latest    *service.Snapshot
+	chooser   chooser
 	// problems holds what was reported and still is so; the own Node has the
 	// zero name.
 	problems map[types.NamespacedName][]Problem
 }
 
-// svc is all that concerns one Service: the object, when there is one, and
+// serviceState is all that concerns one Service: the object, when there is one, and
 // its slices, which may come first.
-type svc struct {
+type serviceState struct {
 	name    types.NamespacedName
 	created int64 // seconds
 	// want holds the Ports that the Service asks for, in its order. Their
@@ -98,28 +98,28 @@ func New(o Options) *Tracker {
 	t := &Tracker{
 		options:  o,
 		name:     normalize(o.NodeName),
-		services: map[types.NamespacedName]*svc{},
+		services: map[types.NamespacedName]*serviceState{},
 		slices:   map[types.NamespacedName]*slice{},
-		facts:    &facts{},
-		ranges:   map[string]*ranges{},
+		nodeInfo: &nodeInfo{},
+		cidrs:    map[string]*serviceCIDR{},
 		problems: map[types.NamespacedName][]Problem{},
 	}
-	t.claims = newClaims(t.touch)
+	t.claims = newClaims(t.markDirty)
 	return t
 }
 
 // SetService takes in a new or changed Service.
-func (t *Tracker) SetService(o *corev1.Service) { t.TakeService(o) }
+func (t *Tracker) SetService(o *corev1.Service) { t.UpdateService(o) }
 
-// TakeService is SetService for those who want to know whether it matters: one
+// UpdateService is SetService for those who want to know whether it matters: one
 // that means the same as before changes nothing, and no round follows.
-func (t *Tracker) TakeService(o *corev1.Service) bool {
+func (t *Tracker) UpdateService(o *corev1.Service) bool {
 	return t.change(func() bool {
-		b := builder{svc: o, names: &t.names, ignoreExternal: t.options.IgnoreExternalIPs, proxyName: t.options.ProxyName}
+		b := builder{service: o, interner: &t.interner, ignoreExternal: t.options.IgnoreExternalIPs, proxyName: t.options.ProxyName}
 		want := b.build()
 		notes := b.notes.all()
 		if want == nil && notes == nil {
-			return t.drop(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
+			return t.removeService(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		}
 		s := t.service(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		created := o.CreationTimestamp.Unix()
@@ -130,54 +130,54 @@ func (t *Tracker) TakeService(o *corev1.Service) bool {
 		t.release(s)
 		s.created, s.want, s.notes = created, want, notes
 		t.claim(s)
-		t.touch(s)
+		t.markDirty(s)
 		return true
 	})
 }
 
 // DeleteService forgets a Service. Its slices stay known.
-func (t *Tracker) DeleteService(name types.NamespacedName) { t.DropService(name) }
+func (t *Tracker) DeleteService(name types.NamespacedName) { t.RemoveService(name) }
 
-// DropService is to DeleteService what TakeService is to SetService.
-func (t *Tracker) DropService(name types.NamespacedName) bool {
-	return t.change(func() bool { return t.drop(name) })
+// RemoveService is to DeleteService what UpdateService is to SetService.
+func (t *Tracker) RemoveService(name types.NamespacedName) bool {
+	return t.change(func() bool { return t.removeService(name) })
 }
 
 // SetSlice takes in a new or changed EndpointSlice.
-func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) { t.TakeSlice(o) }
+func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) { t.UpdateSlice(o) }
 
-// TakeSlice is to SetSlice what TakeService is to SetService.
-func (t *Tracker) TakeSlice(o *discoveryv1.EndpointSlice) bool {
+// UpdateSlice is to SetSlice what UpdateService is to SetService.
+func (t *Tracker) UpdateSlice(o *discoveryv1.EndpointSlice) bool {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	return t.change(func() bool {
 		if !relevant(o) {
-			return t.dropSlice(key)
+			return t.removeSlice(key)
 		}
-		p := packer{node: t.name, names: &t.names}
+		p := packer{node: t.name, interner: &t.interner}
 		fresh := p.pack(o)
 		owner := types.NamespacedName{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
 		if old := t.slices[key]; old != nil {
 			if old.owner.name == owner && old.same(fresh) {
 				return false
 			}
-			t.dropSlice(key)
+			t.removeSlice(key)
 		}
 		fresh.owner = t.service(owner)
-		t.slices[types.NamespacedName{Namespace: t.names.share(o.Namespace), Name: o.Name}] = fresh
+		t.slices[types.NamespacedName{Namespace: t.interner.intern(o.Namespace), Name: o.Name}] = fresh
 		i, _ := slices.BinarySearchFunc(fresh.owner.slices, fresh, bySliceName)
 		fresh.owner.slices = slices.Insert(fresh.owner.slices, i, fresh)
-		t.touch(fresh.owner)
+		t.markDirty(fresh.owner)
 		t.countSlice(fresh, 1)
 		return true
 	})
 }
 
 // DeleteSlice forgets an EndpointSlice.
-func (t *Tracker) DeleteSlice(name types.NamespacedName) { t.DropSlice(name) }
+func (t *Tracker) DeleteSlice(name types.NamespacedName) { t.RemoveSlice(name) }
 
-// DropSlice is to DeleteSlice what TakeService is to SetService.
-func (t *Tracker) DropSlice(name types.NamespacedName) bool {
-	return t.change(func() bool { return t.dropSlice(name) })
+// RemoveSlice is to DeleteSlice what UpdateService is to SetService.
+func (t *Tracker) RemoveSlice(name types.NamespacedName) bool {
+	return t.change(func() bool { return t.removeSlice(name) })
 }
 
 // SetNode takes in the own Node. Another one is ignored.
@@ -187,16 +187,16 @@ func (t *Tracker) SetNode(o *corev1.Node) {
 	}
 	t.change(func() bool {
 		f := readNode(o)
-		if t.facts.same(f) {
+		if t.nodeInfo.same(f) {
 			return false
 		}
 		// The zone decides about endpoints, the addresses about hairpins.
-		if t.facts.zone != f.zone || !slices.Equal(t.facts.addrs, f.addrs) {
+		if t.nodeInfo.zone != f.zone || !slices.Equal(t.nodeInfo.addrs, f.addrs) {
 			for _, s := range t.services {
-				t.touch(s)
+				t.markDirty(s)
 			}
 		}
-		t.facts, t.renode = f, true
+		t.nodeInfo, t.nodeDirty = f, true
 		return true
 	})
 }
@@ -218,21 +218,21 @@ func (t *Tracker) Unread(n int) {
 	t.change(func() bool {
 		changed := t.unread != n
 		t.unread = n
-		t.renode = t.renode || changed
+		t.nodeDirty = t.nodeDirty || changed
 		return changed
 	})
 }
 
 // Batch implements source.Sink: until tell returns, Latest returns what it did
 // before.
-func (t *Tracker) Batch(tell func()) {
+func (t *Tracker) Batch(apply func()) {
 	t.mu.Lock()
-	t.open, t.missed = true, false
+	t.batching, t.batchChanged = true, false
 	t.mu.Unlock()
-	tell()
+	apply()
 	t.mu.Lock()
-	t.open = false
-	notify := t.missed && t.synced && t.options.Changed != nil
+	t.batching = false
+	notify := t.batchChanged && t.synced && t.options.Changed != nil
 	t.mu.Unlock()
 	if notify {
 		t.options.Changed()
@@ -247,8 +247,8 @@ func (t *Tracker) Latest() *service.Snapshot {
 		t.mu.Unlock()
 		return nil
 	}
-	if t.open {
-		t.missed = true
+	if t.batching {
+		t.batchChanged = true
 		latest := t.latest
 		t.mu.Unlock()
 		return latest
@@ -279,8 +279,8 @@ func (t *Tracker) Problems() []Problem {
 func (t *Tracker) change(do func() bool) bool {
 	t.mu.Lock()
 	changed := do()
-	t.missed = t.missed || changed
-	notify := changed && !t.open && t.synced && t.options.Changed != nil
+	t.batchChanged = t.batchChanged || changed
+	notify := changed && !t.batching && t.synced && t.options.Changed != nil
 	t.mu.Unlock()
 	if notify {
 		t.options.Changed()

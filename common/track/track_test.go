@@ -22,15 +22,15 @@ import (
 
 var _ source.Sink = (*Tracker)(nil)
 
-// watched is a Tracker that counts calls of Changed and keeps reports.
-type watched struct {
+// recordingTracker is a Tracker that counts calls of Changed and keeps reports.
+type recordingTracker struct {
 	*Tracker
 	changes int
 	reports []string
 }
 
-func newWatched() *watched {
-	w := &watched{}
+func newRecordingTracker() *recordingTracker {
+	w := &recordingTracker{}
 	w.Tracker = New(Options{
 		NodeName: "a",
 		Changed:  func() { w.changes++ },
@@ -49,7 +49,7 @@ func nameOf(i int) types.NamespacedName {
 }
 
 func TestNothingBeforeSynced(t *testing.T) {
-	w := newWatched()
+	w := newRecordingTracker()
 	w.SetService(plainService(1))
 	if s := w.Latest(); s != nil || w.changes != 0 {
 		t.Errorf("before Synced: Latest = %v, Changed %d times; want neither", s, w.changes)
@@ -86,7 +86,7 @@ func TestSameMeaning(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWatched()
+			w := newRecordingTracker()
 			w.SetService(plainService(1))
 			w.SetSlice(plainSlice(1, 3))
 			w.Synced()
@@ -101,7 +101,7 @@ func TestSameMeaning(t *testing.T) {
 
 // A change that makes no difference to forwarding keeps the snapshot.
 func TestNoDifference(t *testing.T) {
-	w := newWatched()
+	w := newRecordingTracker()
 	w.SetService(plainService(1))
 	w.SetSlice(plainSlice(1, 3))
 	w.Synced()
@@ -120,7 +120,7 @@ func TestNoDifference(t *testing.T) {
 }
 
 func TestReportOnce(t *testing.T) {
-	w := newWatched()
+	w := newRecordingTracker()
 	w.Synced()
 	bad := plainService(1)
 	bad.Spec.ExternalIPs = []string{"bad"}
@@ -153,7 +153,7 @@ func TestReportOnce(t *testing.T) {
 // The loser gets an address when the winner leaves, and loses it again to
 // somebody older.
 func TestAddressChangesHands(t *testing.T) {
-	w := newWatched()
+	w := newRecordingTracker()
 	claim := func(i int, created int64) {
 		s := plainService(i)
 		s.CreationTimestamp = metav1.Unix(created, 0)
@@ -191,7 +191,7 @@ func TestAddressChangesHands(t *testing.T) {
 }
 
 func TestTooManyEndpoints(t *testing.T) {
-	w := newWatched()
+	w := newRecordingTracker()
 	w.SetService(plainService(0))
 	w.SetSlice(plainSlice(0, maxEndpoints+2))
 	w.Synced()

@@ -13,37 +13,37 @@ import (
 )
 
 // service returns what is known of a Service, which is nothing at first.
-func (t *Tracker) service(name types.NamespacedName) *svc {
+func (t *Tracker) service(name types.NamespacedName) *serviceState {
 	s := t.services[name]
 	if s == nil {
-		name.Namespace = t.names.share(name.Namespace)
-		s = &svc{name: name}
+		name.Namespace = t.interner.intern(name.Namespace)
+		s = &serviceState{name: name}
 		t.services[name] = s
 	}
 	return s
 }
 
-// touch has s worked on in the next update.
-func (t *Tracker) touch(s *svc) {
+// markDirty has s worked on in the next update.
+func (t *Tracker) markDirty(s *serviceState) {
 	if !s.dirty {
 		s.dirty = true
 		t.dirty = append(t.dirty, s)
 	}
 }
 
-// drop forgets the Service object of s.
-func (t *Tracker) drop(name types.NamespacedName) bool {
+// removeService forgets the Service object of s.
+func (t *Tracker) removeService(name types.NamespacedName) bool {
 	s := t.services[name]
 	if s == nil || s.want == nil && s.notes == nil {
 		return false
 	}
 	t.release(s)
 	s.created, s.want, s.notes = 0, nil, nil
-	t.touch(s)
+	t.markDirty(s)
 	return true
 }
 
-func (t *Tracker) dropSlice(key types.NamespacedName) bool {
+func (t *Tracker) removeSlice(key types.NamespacedName) bool {
 	s := t.slices[key]
 	if s == nil {
 		return false
@@ -52,39 +52,39 @@ func (t *Tracker) dropSlice(key types.NamespacedName) bool {
 	t.countSlice(s, -1)
 	i := slices.Index(s.owner.slices, s)
 	s.owner.slices = slices.Delete(s.owner.slices, i, i+1)
-	t.touch(s.owner)
+	t.markDirty(s.owner)
 	return true
 }
 
 // claim enters s for every address it wants, release withdraws it.
-func (t *Tracker) claim(s *svc) {
+func (t *Tracker) claim(s *serviceState) {
 	add := func(a address, k service.Kind) { t.claims.add(a, claim{s, k}) }
-	eachClaim(s, add, t.claims.addGuest)
+	eachClaim(s, add, t.claims.addExternal)
 }
 
-func (t *Tracker) release(s *svc) {
+func (t *Tracker) release(s *serviceState) {
 	remove := func(a address, k service.Kind) { t.claims.remove(a, claim{s, k}) }
-	eachClaim(s, remove, t.claims.removeGuest)
+	eachClaim(s, remove, t.claims.removeExternal)
 }
 
 // eachClaim calls change for every address that s claims, and guest for every key of
 // guest.go.
-func eachClaim(s *svc, change func(address, service.Kind), guest func(address, *svc)) {
+func eachClaim(s *serviceState, change func(address, service.Kind), guest func(address, *serviceState)) {
 	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
 			change(addressOf(p, f), f.Kind)
 			switch {
-			case isGuest(f.Kind):
-				guest(whole(f, p.Family), s)
-				guest(onNode(p, f), s)
+			case isExternalAddress(f.Kind):
+				guest(clusterIPKey(f, p.Family), s)
+				guest(nodePortKey(p, f), s)
 			case f.Kind != service.NodePort && !seen[p.Family]:
 				seen[p.Family] = true
-				change(whole(f, p.Family), f.Kind)
+				change(clusterIPKey(f, p.Family), f.Kind)
 			}
 		}
 	}
-	if n := s.healthCheckOf(); n != 0 {
+	if n := s.healthCheckPort(); n != 0 {
 		for _, k := range checkKeys(n) {
 			change(k, service.NodePort)
 		}
@@ -95,10 +95,10 @@ func eachClaim(s *svc, change func(address, service.Kind), guest func(address, *
 // problems that are new.
 func (t *Tracker) update() []Problem {
 	t.claims.settle()
-	if t.latest != nil && len(t.dirty) == 0 && !t.renode {
+	if t.latest != nil && len(t.dirty) == 0 && !t.nodeDirty {
 		return nil
 	}
-	node := t.options.node(t.facts)
+	node := t.options.node(t.nodeInfo)
 	var rangeNotes []note
 	if node.ServiceCIDRs, rangeNotes = t.serviceCIDRs(node); t.options.ProxyName != "" {
 		node.ServiceCIDRs = nil // most addresses in them are Services of another proxy
@@ -106,21 +106,21 @@ func (t *Tracker) update() []Problem {
 	if t.latest != nil && sameNode(node, t.latest.Node) {
 		node = t.latest.Node
 	}
-	t.chooser.zone = t.facts.zone
-	fresh := t.problem(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.facts.notes, rangeNotes))
+	t.chooser.zone = t.nodeInfo.zone
+	fresh := t.setProblems(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.nodeInfo.notes, rangeNotes))
 	var changes []service.Change
 	for _, s := range t.dirty {
 		s.dirty = false
-		r := resolution{tracker: t, svc: s, node: node, changes: changes}
+		r := resolver{tracker: t, owner: s, node: node, changes: changes}
 		r.resolve()
 		changes = r.changes
-		fresh = append(fresh, t.problem(s.name, r.problems())...)
+		fresh = append(fresh, t.setProblems(s.name, r.problems())...)
 		if s.want == nil && s.notes == nil && len(s.slices) == 0 {
 			delete(t.services, s.name)
 		}
 	}
-	t.dirty, t.renode = nil, false
-	t.chooser.release()
+	t.dirty, t.nodeDirty = nil, false
+	t.chooser.shrink()
 	t.publish(node, changes)
 	slices.SortFunc(fresh, compareProblems)
 	return fresh
@@ -134,16 +134,16 @@ func (t *Tracker) publish(node *service.Node, changes []service.Change) {
 			ports[i] = c.New
 		}
 		t.latest = service.New(1, node, ports)
-		t.latest.Partial = t.unread > 0
-	case len(changes) > 0 || node != t.latest.Node || t.unread > 0 != t.latest.Partial:
+		t.latest.Incomplete = t.unread > 0
+	case len(changes) > 0 || node != t.latest.Node || t.unread > 0 != t.latest.Incomplete:
 		t.latest = t.latest.With(t.latest.Generation+1, node, changes)
-		t.latest.Partial = t.unread > 0
+		t.latest.Incomplete = t.unread > 0
 	}
 }
 
-// problem remembers what is wrong with a Service now and returns what was
+// setProblems remembers what is wrong with a Service now and returns what was
 // not before.
-func (t *Tracker) problem(name types.NamespacedName, now []Problem) []Problem {
+func (t *Tracker) setProblems(name types.NamespacedName, now []Problem) []Problem {
 	old := t.problems[name]
 	if len(now) == 0 {
 		delete(t.problems, name)
@@ -159,10 +159,10 @@ func (t *Tracker) problem(name types.NamespacedName, now []Problem) []Problem {
 	return fresh
 }
 
-// resolution works out the Ports of one Service.
-type resolution struct {
+// resolver works out the Ports of one Service.
+type resolver struct {
 	tracker *Tracker
-	svc     *svc
+	owner   *serviceState
 	node    *service.Node
 	changes []service.Change
 	notes   notes
@@ -171,11 +171,11 @@ type resolution struct {
 	index      index
 }
 
-func (r *resolution) resolve() {
-	s := r.svc
+func (r *resolver) resolve() {
+	s := r.owner
 	r.localReady = s.localReady()
 	r.index = indexOf(s)
-	r.tracker.chooser.forget()
+	r.tracker.chooser.invalidate()
 	have := make([]*service.Port, 0, len(s.want))
 	for i, want := range s.want {
 		old := find(s.have, want, i)
@@ -215,29 +215,29 @@ func find(list []*service.Port, p *service.Port, i int) *service.Port {
 
 // port returns want with the frontends it gets and its endpoints: old itself
 // if nothing changed, nil if no frontend is left.
-func (r *resolution) port(want, old *service.Port) *service.Port {
+func (r *resolver) port(want, old *service.Port) *service.Port {
 	p := *want
 	if p.Frontends = r.frontends(want); len(p.Frontends) == 0 {
 		return nil
 	}
 	p.HealthCheck = r.healthCheck(want)
 	c := &r.tracker.chooser
-	if over := c.fill(want, r.index.of(want), r.tracker.options.Listed); over > 0 {
+	if excess := c.fill(want, r.index.of(want), r.tracker.options.Listed); excess > 0 {
 		r.notes.add("spec.ports", "%s port %q (%s) has %d endpoints too many: only the first %d by address are served",
-			p.Family, p.Name.Port, p.Name.Protocol, over, maxEndpoints)
+			p.Family, p.Name.Port, p.Name.Protocol, excess, maxEndpoints)
 	}
 	if old == nil {
 		old = &service.Port{}
 	}
 	p.Cluster = reuse(old.Cluster, c.cluster)
 	p.Local = reuse(old.Local, c.local)
-	p.Lingering = reuse(old.Lingering, c.lingering)
+	p.Draining = reuse(old.Draining, c.draining)
 	p.Listed = nil
 	if r.tracker.options.Listed {
 		p.Listed = reuse(old.Listed, c.listed)
 	}
 	p.LocalReady = r.localReady[p.Family]
-	if sameShape(old, &p) && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Lingering, p.Lingering) && sameList(old.Listed, p.Listed) {
+	if sameShape(old, &p) && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Draining, p.Draining) && sameList(old.Listed, p.Listed) {
 		return old
 	}
 	return &p
@@ -261,21 +261,21 @@ func sameList[T any](old, now []T) bool {
 
 // frontends returns those of want's frontends that its Service has got,
 // want's own list if it needs no change.
-func (r *resolution) frontends(want *service.Port) []service.Frontend {
+func (r *resolver) frontends(want *service.Port) []service.Frontend {
 	list, own := want.Frontends, true
 	for i, f := range want.Frontends {
 		holder := r.tracker.claims.holder[addressOf(want, f)]
 		sources, widened := hairpin(f, r.node)
 		why, thisNode := r.refused(want, f)
-		if own && (holder.svc != r.svc || widened || why != "") {
+		if own && (holder.serviceState != r.owner || widened || why != "") {
 			list, own = slices.Clone(want.Frontends[:i]), false
 		}
 		if why != "" {
 			r.notes.refuse("spec.ports", why, thisNode)
 			continue
 		}
-		if holder.svc != r.svc {
-			r.notes.add("spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.why(f.Kind))
+		if holder.serviceState != r.owner {
+			r.notes.add("spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.reason(f.Kind))
 			continue
 		}
 		if !own {
@@ -304,14 +304,14 @@ func hairpin(f service.Frontend, node *service.Node) ([]netip.Prefix, bool) {
 
 // problems lists all that is wrong with the Service. Slices without a
 // Service are nobody's problem.
-func (r *resolution) problems() []Problem {
-	lists := [][]note{r.svc.notes, r.notes.all()}
-	if r.svc.want != nil {
-		for _, s := range r.svc.slices {
+func (r *resolver) problems() []Problem {
+	lists := [][]note{r.owner.notes, r.notes.all()}
+	if r.owner.want != nil {
+		for _, s := range r.owner.slices {
 			lists = append(lists, s.notes)
 		}
 	}
-	return problemsOf(r.svc.name, lists...)
+	return problemsOf(r.owner.name, lists...)
 }
 
 // sameShape compares everything but endpoints.

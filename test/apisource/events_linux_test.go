@@ -36,7 +36,7 @@ const (
 // without.
 func TestEvents(t *testing.T) {
 	began := time.Now()
-	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	w.set(t, newNode())
 	checked := newService("checked")
 	checked.Spec.Type, checked.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
@@ -52,7 +52,7 @@ func TestEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	account = []byte(strings.ReplaceAll(string(account), "kind: ServiceAccount\nmetadata:\n", "kind: ServiceAccount\nmetadata:\n  namespace: kube-system\n"))
-	taken := occupy(t, w.lab.Node, checkPort)
+	taken := takePort(t, w.lab.Node, checkPort)
 
 	t.Run("forbidden", func(t *testing.T) { testEventsForbidden(t, w, string(account)) })
 	if err := w.Apply(t.Context(), account); err != nil {
@@ -77,7 +77,7 @@ func TestEvents(t *testing.T) {
 }
 
 // testEventsForbidden runs with everything but the right to write Events.
-func testEventsForbidden(t *testing.T, w world, account string) {
+func testEventsForbidden(t *testing.T, w fixture, account string) {
 	const rule = "- apiGroups: [\"\"] # of the proxy"
 	before, after, ok := strings.Cut(account, rule)
 	if !ok {
@@ -104,7 +104,7 @@ func testEventsForbidden(t *testing.T, w world, account string) {
 	p.Stop(t)
 }
 
-func testEventOfCheck(t *testing.T, w world, taken func()) {
+func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 	program.Await(t, "the taken port is told", func() bool { return w.event(t, "FailedToStartServiceHealthcheck") != nil })
 	e := w.event(t, "FailedToStartServiceHealthcheck")
 	s, err := w.Client.CoreV1().Services(namespace).Get(t.Context(), "checked", metav1.GetOptions{})
@@ -117,7 +117,7 @@ func testEventOfCheck(t *testing.T, w world, taken func()) {
 	}
 	taken()
 	program.Await(t, "the free port is told", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
-	again := occupy(t, w.lab.Node, otherCheckPort)
+	again := takePort(t, w.lab.Node, otherCheckPort)
 	defer again()
 	s.Spec.HealthCheckNodePort = otherCheckPort // cannot be changed, so it is another Service
 	s.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "checked"}
@@ -134,7 +134,7 @@ func testEventOfCheck(t *testing.T, w world, taken func()) {
 }
 
 // testEventOfMany starts a second node, which sees the same mistake.
-func testEventOfMany(t *testing.T, w world, began time.Time) {
+func testEventOfMany(t *testing.T, w fixture, began time.Time) {
 	args := []string{"--kubeconfig=" + w.kubeconfig(t, deployed), "--cluster-cidr=" + netlab.ClusterCIDR, "--hostname-override=node-b"}
 	other := kubeProxy.Start(t, w.lab.Host("control"), args...)
 	seen := func(p string) bool {
@@ -170,8 +170,8 @@ func shared(since time.Time) int {
 	return 1 + int(time.Now().Truncate(time.Hour).Sub(since.Truncate(time.Hour))/time.Hour)
 }
 
-// occupy takes a port on h until the function it returns is called.
-func occupy(t *testing.T, h *netlab.Host, port int) (leave func()) {
+// takePort takes a port on h until the function it returns is called.
+func takePort(t *testing.T, h *netlab.Host, port int) (leave func()) {
 	t.Helper()
 	l, err := h.Listen(t.Context(), "tcp4", fmt.Sprintf("0.0.0.0:%d", port))
 	if err != nil {
@@ -182,7 +182,7 @@ func occupy(t *testing.T, h *netlab.Host, port int) (leave func()) {
 	return leave
 }
 
-func (w world) events(t *testing.T) []corev1.Event {
+func (w fixture) events(t *testing.T) []corev1.Event {
 	t.Helper()
 	list, err := w.Client.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -192,7 +192,7 @@ func (w world) events(t *testing.T) []corev1.Event {
 }
 
 // event returns the first Event with the reason, nil if there is none.
-func (w world) event(t *testing.T, reason string) *corev1.Event {
+func (w fixture) event(t *testing.T, reason string) *corev1.Event {
 	t.Helper()
 	for _, e := range w.events(t) {
 		if e.Reason == reason {

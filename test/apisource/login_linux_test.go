@@ -17,8 +17,8 @@ import (
 
 // Who is not let in, or knocks where nobody is, says what to do about it once,
 // goes on trying, and says so in its health. Nothing is programmed.
-func TestNotLetIn(t *testing.T) {
-	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
+func TestLoginFails(t *testing.T) {
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	other := newOther(t, w)
 	for name, tc := range map[string]struct {
 		config string
@@ -54,9 +54,9 @@ func TestNotLetIn(t *testing.T) {
 }
 
 // newOther returns a kubeconfig that trusts another authority.
-func newOther(t *testing.T, w world) string {
+func newOther(t *testing.T, w fixture) string {
 	t.Helper()
-	elsewhere := newWorld(t, cluster.Options{})
+	elsewhere := newFixture(t, cluster.Options{})
 	path := elsewhere.kubeconfig(t, cluster.Login{Server: w.Server})
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -70,12 +70,12 @@ func newOther(t *testing.T, w world) string {
 }
 
 // One that is let in later, without a restart, begins to work.
-func TestLetInLater(t *testing.T) {
-	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
+func TestLoginRecovers(t *testing.T) {
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	w.set(t, newNode())
 	p := w.start(t, cluster.Login{User: "old"})
 	p.AwaitLog(t, "The API server cannot be read", "forbidden")
-	if err := w.Apply(t.Context(), []byte(rightsOfOld)); err != nil {
+	if err := w.Apply(t.Context(), []byte(oldClusterRole)); err != nil {
 		t.Fatal(err)
 	}
 	awaitSlowLog(t, p, `"Programmed"`, "IPv4")

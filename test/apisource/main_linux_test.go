@@ -22,32 +22,32 @@ var kubeProxy program.Program
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
 
-// world is a node and an API server beside it.
-type world struct {
+// fixture is a node and an API server beside it.
+type fixture struct {
 	*cluster.Cluster
 	lab *netlab.Lab
 }
 
-func newWorld(t testing.TB, o cluster.Options) world {
+func newFixture(t testing.TB, o cluster.Options) fixture {
 	t.Helper()
 	lab := netlab.Start(t, netlab.Config{Clients: []string{"control"}})
 	o.Host = lab.Host("control")
-	return world{cluster.Start(t, o), lab}
+	return fixture{cluster.Start(t, o), lab}
 }
 
 // newLab is a world without an API server.
-func newLab(t testing.TB) world {
+func newLab(t testing.TB) fixture {
 	t.Helper()
-	return world{lab: netlab.Start(t, netlab.Config{Clients: []string{"control"}})}
+	return fixture{lab: netlab.Start(t, netlab.Config{Clients: []string{"control"}})}
 }
 
 // start starts the proxy as whoever l is.
-func (w world) start(t testing.TB, l cluster.Login, args ...string) *program.Proxy {
+func (w fixture) start(t testing.TB, l cluster.Login, args ...string) *program.Proxy {
 	t.Helper()
 	return kubeProxy.Start(t, w.lab.Node, append([]string{"--kubeconfig=" + w.kubeconfig(t, l), "--cluster-cidr=" + netlab.ClusterCIDR}, args...)...)
 }
 
-func (w world) kubeconfig(t testing.TB, l cluster.Login) string {
+func (w fixture) kubeconfig(t testing.TB, l cluster.Login) string {
 	t.Helper()
 	path, err := w.Kubeconfig(l)
 	if err != nil {
@@ -56,7 +56,7 @@ func (w world) kubeconfig(t testing.TB, l cluster.Login) string {
 	return path
 }
 
-func (w world) set(t testing.TB, objects ...metav1.Object) {
+func (w fixture) set(t testing.TB, objects ...metav1.Object) {
 	t.Helper()
 	if err := w.Set(t.Context(), objects...); err != nil {
 		t.Fatal(err)

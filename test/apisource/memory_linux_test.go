@@ -27,7 +27,7 @@ const (
 // ten endpoints each, at first and while all endpoints are replaced again and
 // again. It runs for many minutes, most of which the API server writes.
 func BenchmarkMemory(b *testing.B) {
-	w := newWorld(b, cluster.Options{Flags: []string{"--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0"}})
+	w := newFixture(b, cluster.Options{Flags: []string{"--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0"}})
 	w.set(b, newNode())
 	var services []metav1.Object
 	for i := range manyServices {
@@ -49,7 +49,7 @@ func BenchmarkMemory(b *testing.B) {
 }
 
 // churn gives every Service endpoints that none had before.
-func (w world) churn(b *testing.B, n int) {
+func (w fixture) churn(b *testing.B, n int) {
 	b.Helper()
 	var slices []metav1.Object
 	for i := range manyServices {

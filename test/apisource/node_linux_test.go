@@ -29,8 +29,8 @@ func lines(p *program.Proxy, topic string) (all []string) {
 
 // What of the Node comes late is taken up when it comes: the Node itself, its
 // addresses, its pod ranges, its zone.
-func TestNodeComesBitByBit(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
+func TestNodeArrivesInParts(t *testing.T) {
+	w := newFixture(t, cluster.Options{})
 	web, slice := newService("web"), newSlice("web", netip.MustParseAddr("10.244.1.20"), 2)
 	for i, zone := range []string{"near", "far"} {
 		slice.Endpoints[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
@@ -64,7 +64,7 @@ func TestNodeComesBitByBit(t *testing.T) {
 }
 
 // nft lists something of the IPv4 table.
-func (w world) nft(t *testing.T, what ...string) string {
+func (w fixture) nft(t *testing.T, what ...string) string {
 	t.Helper()
 	out, err := program.Run(t, w.lab.Node, nftCommand(what))
 	if err != nil {
@@ -74,7 +74,7 @@ func (w world) nft(t *testing.T, what ...string) string {
 }
 
 // endpoints counts what a Service leads to.
-func (w world) endpoints(t *testing.T, s *corev1.Service) int {
+func (w fixture) endpoints(t *testing.T, s *corev1.Service) int {
 	t.Helper()
 	return strings.Count(w.nft(t, "map", "endpoints"), s.Spec.ClusterIP+" . ")
 }
@@ -82,7 +82,7 @@ func (w world) endpoints(t *testing.T, s *corev1.Service) int {
 // A node that is to go, or is gone, is not healthy for load balancers any
 // more, and goes on forwarding.
 func TestNodeLeaves(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
+	w := newFixture(t, cluster.Options{})
 	node := newNode()
 	w.set(t, node, newService("web"))
 	p := w.start(t, cluster.Login{})
@@ -113,7 +113,7 @@ func TestNodeLeaves(t *testing.T) {
 // A name that no Node has is told once, after half a minute, with its usual
 // cause; Services are forwarded all the same.
 func TestNoSuchNode(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
+	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("web"))
 	p := w.start(t, cluster.Login{}, "--hostname-override=node-a.example.com")
 	p.AwaitLog(t, `"Programmed"`, "IPv4")

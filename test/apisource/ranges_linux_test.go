@@ -23,7 +23,7 @@ func nftCommand(what []string) *exec.Cmd {
 // A ServiceCIDR that comes or goes changes the rules, without anything else
 // having changed.
 func TestServiceCIDRs(t *testing.T) {
-	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	p := w.start(t, cluster.Login{User: "system:kube-proxy"})
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
 	drops := func(prefix string) func() bool {
@@ -54,8 +54,8 @@ func TestServiceCIDRs(t *testing.T) {
 	}
 }
 
-// rightsOfOld are those of a kube-proxy before ServiceCIDRs.
-const rightsOfOld = `
+// oldClusterRole are those of a kube-proxy before ServiceCIDRs.
+const oldClusterRole = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: old}
@@ -72,8 +72,8 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: old}]
 
 // Who may not see ServiceCIDRs goes on without, says so once, and is in sync.
 func TestWithoutServiceCIDRs(t *testing.T) {
-	w := newWorld(t, cluster.Options{Authorization: cluster.RBAC})
-	if err := w.Apply(t.Context(), []byte(rightsOfOld)); err != nil {
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
+	if err := w.Apply(t.Context(), []byte(oldClusterRole)); err != nil {
 		t.Fatal(err)
 	}
 	w.set(t, newNode())

@@ -17,7 +17,7 @@ import (
 
 // newRecorder makes a Recorder that runs on a node, and a count of what the
 // API server took of it.
-func (w world) newRecorder(t *testing.T, node string) (*events.Recorder, *atomic.Int32) {
+func (w fixture) newRecorder(t *testing.T, node string) (*events.Recorder, *atomic.Int32) {
 	t.Helper()
 	to, err := clientcmd.BuildConfigFromFlags("", w.kubeconfig(t, deployed))
 	if err != nil {
@@ -49,22 +49,22 @@ func (w world) newRecorder(t *testing.T, node string) (*events.Recorder, *atomic
 
 // testEventsCounted has two nodes see one mistake and one of them a failure
 // that recurs.
-func testEventsCounted(t *testing.T, w world) {
+func testEventsCounted(t *testing.T, w fixture) {
 	began := time.Now()
-	mistake := events.Topic{Bad: "TestMistake", Reach: events.Cluster}
-	broken := events.Topic{Bad: "TestBroken", Good: "TestMended"}
+	mistake := events.Topic{Reason: "TestMistake", Scope: events.Cluster}
+	broken := events.Topic{Reason: "TestBroken", RecoveredReason: "TestMended"}
 	about := events.Object{Kind: "Service", Namespace: namespace, Name: "counted", UID: "5c0ffee0-0000-4000-8000-000000000000"}
 	a, writtenA := w.newRecorder(t, "node-a")
 	b, writtenB := w.newRecorder(t, "node-b")
-	a.Bad(about, mistake, "the same")
-	b.Bad(about, mistake, "the same")
-	b.Bad(about, broken, "first")
+	a.Failed(about, mistake, "the same")
+	b.Failed(about, mistake, "the same")
+	b.Failed(about, broken, "first")
 	program.Await(t, "b tells of its own failure", func() bool { return w.event(t, "TestBroken") != nil })
 	program.Await(t, "one tells of the mistake", func() bool { return writtenA.Load()+writtenB.Load() >= 2 })
-	b.Good(about, broken, "mended")
+	b.Recovered(about, broken, "mended")
 	// Of this b tells later, so it has had its turn with the mistake.
 	program.Await(t, "b tells that it is over", func() bool { return w.event(t, "TestMended") != nil })
-	b.Bad(about, broken, "second")
+	b.Failed(about, broken, "second")
 	program.Await(t, "the failure is counted", func() bool {
 		e := w.event(t, "TestBroken")
 		return e.Count == 2 && e.Message == "second" && e.ReportingInstance == "node-b" && e.InvolvedObject.UID == about.UID

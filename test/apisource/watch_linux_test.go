@@ -24,15 +24,15 @@ import (
 
 // sink remembers what a source told it.
 type sink struct {
-	mu     sync.Mutex
-	synced bool
-	have   map[string]bool
-	gone   []string
-	silent map[string]int
-	errs   []string
+	mu        sync.Mutex
+	synced    bool
+	have      map[string]bool
+	gone      []string
+	silentFor map[string]int
+	errs      []string
 }
 
-func newSink() *sink { return &sink{have: map[string]bool{}, silent: map[string]int{}} }
+func newSink() *sink { return &sink{have: map[string]bool{}, silentFor: map[string]int{}} }
 
 func (s *sink) set(what string) {
 	s.mu.Lock()
@@ -64,8 +64,8 @@ func (s *sink) Synced() {
 	s.synced = true
 }
 
-// knows reports that s has synced and has heard of all of these.
-func (s *sink) knows(all ...string) bool {
+// hasAll reports that s has synced and has heard of all of these.
+func (s *sink) hasAll(all ...string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, what := range all {
@@ -77,7 +77,7 @@ func (s *sink) knows(all ...string) bool {
 }
 
 // follow starts a source that trusts a silence of a second.
-func (w world) follow(t *testing.T, l cluster.Login) *sink {
+func (w fixture) follow(t *testing.T, l cluster.Login) *sink {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", w.kubeconfig(t, l))
 	if err != nil {
@@ -86,11 +86,11 @@ func (w world) follow(t *testing.T, l cluster.Login) *sink {
 	config.Dial, config.ContentType = w.lab.Node.Dial, "application/vnd.kubernetes.protobuf"
 	s := newSink()
 	a := &source.APIServer{
-		Config: config, NodeName: netlab.NodeName, Silence: time.Second,
-		Silent: func(kind string) {
+		Config: config, NodeName: netlab.NodeName, WatchTimeout: time.Second,
+		WatchTimedOut: func(kind string) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.silent[kind]++
+			s.silentFor[kind]++
 		},
 		Report: func(err error) {
 			s.mu.Lock()
@@ -110,8 +110,8 @@ func (w world) follow(t *testing.T, l cluster.Login) *sink {
 	return s
 }
 
-// complained reports that a failure with these words was reported for a kind.
-func (s *sink) complained(kind, words string) bool {
+// reportedFailure reports that a failure with these words was reported for a kind.
+func (s *sink) reportedFailure(kind, words string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.errs {
@@ -126,10 +126,10 @@ var kinds = []string{"services", "endpointslices", "nodes", "servicecidrs"}
 
 // An API server that keeps its connections and says nothing is noticed, asked
 // again, and followed as soon as it speaks. Nothing is forgotten meanwhile.
-func TestSilence(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
+func TestSilentAPIServer(t *testing.T) {
+	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("before"))
-	front, err := w.NewFront(t.Context())
+	front, err := w.NewFaultProxy(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,30 +140,30 @@ func TestSilence(t *testing.T) {
 	}{
 		"server paused": {w.Server, w.APIServer.Pause, w.APIServer.Resume},
 		"answers are lost": {front.URL,
-			func() error { front.Spoil(cluster.Fault{Silent: true}); return nil },
-			func() error { front.Spoil(cluster.Fault{}); return nil },
+			func() error { front.SetFault(cluster.Fault{Silent: true}); return nil },
+			func() error { front.SetFault(cluster.Fault{}); return nil },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := w.follow(t, cluster.Login{Server: fault.server})
-			program.Await(t, "all that exists", func() bool { return s.knows("service before", "node "+netlab.NodeName, "range kubernetes") })
+			program.Await(t, "all that exists", func() bool { return s.hasAll("service before", "node "+netlab.NodeName, "range kubernetes") })
 			program.Await(t, "watches that are quiet are asked for again", func() bool {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				return s.silent["nodes"] > 1 && s.silent["servicecidrs"] > 1
+				return s.silentFor["nodes"] > 1 && s.silentFor["servicecidrs"] > 1
 			})
 			if err := fault.begin(); err != nil {
 				t.Fatal(err)
 			}
 			for _, kind := range kinds {
-				program.Await(t, "a complaint about "+kind, func() bool { return s.complained(kind, "no answer in 1s") })
+				program.Await(t, "a complaint about "+kind, func() bool { return s.reportedFailure(kind, "no answer in 1s") })
 			}
 			if err := fault.over(); err != nil {
 				t.Fatal(err)
 			}
 			after := strings.ReplaceAll("after "+name, " ", "-")
 			w.set(t, newService(after))
-			program.Await(t, "what comes later", func() bool { return s.knows("service "+after, "service before") })
+			program.Await(t, "what comes later", func() bool { return s.hasAll("service "+after, "service before") })
 			if len(s.gone) > 0 {
 				t.Errorf("forgotten meanwhile: %q", s.gone)
 			}
@@ -175,7 +175,7 @@ func TestSilence(t *testing.T) {
 // pings, before any watch is silent for too long. The times are shortened as
 // the library allows.
 func TestDeadConnection(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
+	w := newFixture(t, cluster.Options{})
 	cmd := kubeProxy.Command("--kubeconfig="+w.kubeconfig(t, cluster.Login{}), "--cluster-cidr="+netlab.ClusterCIDR)
 	cmd.Env = append(cmd.Environ(), "HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1")
 	p := program.Start(t, w.lab.Node, cmd)
@@ -210,8 +210,8 @@ func awaitSlowLog(t *testing.T, p *program.Proxy, words ...string) {
 
 // After a restart of the API server that has forgotten all versions everything
 // is listed again, and nothing is written.
-func TestListedAgain(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
+func TestRelist(t *testing.T) {
+	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("web"))
 	p := w.start(t, cluster.Login{})
 	p.AwaitLog(t, `"Programmed"`, "IPv4")

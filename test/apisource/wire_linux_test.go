@@ -60,9 +60,9 @@ func (r *requests) lists() []time.Time {
 	return all
 }
 
-// deaf starts an API server on the control host that refuses everything, and
+// refusingServer starts an API server on the control host that refuses everything, and
 // returns what it is asked.
-func (w world) deaf(t *testing.T) (seen *requests, config string) {
+func (w fixture) refusingServer(t *testing.T) (seen *requests, config string) {
 	t.Helper()
 	l, err := w.lab.Host("control").Listen(t.Context(), "tcp", "192.0.2.100:0")
 	if err != nil {
@@ -99,7 +99,7 @@ func TestContentTypes(t *testing.T) {
 		"JSON":    {[]string{"--kube-api-content-type=application/json"}, "application/json"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			seen, config := w.deaf(t)
+			seen, config := w.refusingServer(t)
 			p := kubeProxy.Start(t, w.lab.Node, append(tc.flags, "--kubeconfig="+config)...)
 			program.Await(t, "requests", func() bool { return len(seen.services()) > 0 })
 			q := seen.services()[0]
@@ -125,7 +125,7 @@ func TestContentTypes(t *testing.T) {
 // API server has to make an answer each time, and not for watches.
 func TestRateLimits(t *testing.T) {
 	w := newLab(t)
-	seen, config := w.deaf(t)
+	seen, config := w.refusingServer(t)
 	begin := time.Now() // and not the first arrival, which may be late
 	p := kubeProxy.Start(t, w.lab.Node, "--kubeconfig="+config, "--kube-api-qps=1", "--kube-api-burst=1")
 	const n = 5
@@ -145,7 +145,7 @@ func TestRateLimits(t *testing.T) {
 // What is asked of the API server is counted under the names that everybody's
 // dashboards have.
 func TestClientMetrics(t *testing.T) {
-	w := newWorld(t, cluster.Options{})
+	w := newFixture(t, cluster.Options{})
 	p := w.start(t, cluster.Login{})
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
 	host := strings.TrimPrefix(w.Server, "https://")

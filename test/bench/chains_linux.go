@@ -70,10 +70,10 @@ func (t task) withChains(measure func(*network, chains) error) error {
 		return err
 	}
 	if t.Role == roleKnown || t.Role == roleKnownPaths {
-		return measure(n, &knownChains{network: n, dir: dir})
+		return measure(n, &upstreamChains{network: n, dir: dir})
 	}
-	r := &road{tracker: track.New(track.Options{
-		NodeName: ownNode, NodePorts: service.Everywhere(),
+	r := &pipeline{tracker: track.New(track.Options{
+		NodeName: ownNode, NodePorts: service.AnyAddress(),
 		Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	}), do: n.node.Do}
 	err = n.node.Do(func() (err error) {
@@ -83,18 +83,18 @@ func (t task) withChains(measure func(*network, chains) error) error {
 	if err != nil {
 		return err
 	}
-	return measure(n, &ownChains{road: r})
+	return measure(n, &ownChains{pipeline: r})
 }
 
 // measureChains measures the first program and changes of one Service.
 func measureChains(ctx context.Context, t task) (*figures, error) {
 	f := newFigures()
 	return f, t.withChains(func(_ *network, c chains) error {
-		t.say("iptables-%s: first program", t.Variant)
+		t.logf("iptables-%s: first program", t.Variant)
 		if err := c.load(ctx, t, f); err != nil {
 			return fmt.Errorf("first program: %w", err)
 		}
-		t.say("iptables-%s: changes", t.Variant)
+		t.logf("iptables-%s: changes", t.Variant)
 		return t.changes(ctx, f, c)
 	})
 }
@@ -134,7 +134,7 @@ func measurePaths(ctx context.Context, t task) (*figures, error) {
 }
 
 // ownChains is our mode iptables.
-type ownChains struct{ *road }
+type ownChains struct{ *pipeline }
 
 func (c *ownChains) load(ctx context.Context, t task, f *figures) error {
 	c.feed(t.Services)
@@ -167,9 +167,9 @@ func measureWhole(ctx context.Context, t task) (*figures, error) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		t.say("iptables-%s: the known layout in one piece, for %s at most", t.Variant, limit)
+		t.logf("iptables-%s: the known layout in one piece, for %s at most", t.Variant, limit)
 		m := start()
-		err := c.(*knownChains).restore(ctx, knownWhole(t.Services))
+		err := c.(*upstreamChains).restore(ctx, upstreamWhole(t.Services))
 		if err == nil {
 			f.usage("first", m)
 			return nil

@@ -38,7 +38,7 @@ func (b *bench) measureProgram(ctx context.Context, variant string) (table, erro
 	services := task{Quick: b.quick}.pick(chainServices, 300)
 	t := table{services: services, base: knownLayout, rows: programRows(variant)}
 	t.title = fmt.Sprintf("iptables-%s, %s Services of %d endpoints", variant, thousands(services), perService)
-	runs, err := b.inTurn(ctx, task{Services: services, Variant: variant}, roleKnown, roleChains)
+	runs, err := b.alternate(ctx, task{Services: services, Variant: variant}, roleKnown, roleChains)
 	known := runs[roleKnown]
 	t.add(roleFloor, known)
 	t.add(roleOurs, runs[roleChains])
@@ -56,8 +56,8 @@ func (b *bench) measureProgram(ctx context.Context, variant string) (table, erro
 	return t, nil
 }
 
-// inTurn measures t in each of the roles, a few times, and returns the medians.
-func (b *bench) inTurn(ctx context.Context, t task, roles ...role) (map[role]*figures, error) {
+// alternate measures t in each of the roles, a few times, and returns the medians.
+func (b *bench) alternate(ctx context.Context, t task, roles ...role) (map[role]*figures, error) {
 	runs := map[role][]*figures{}
 	for range b.repeats() {
 		for _, r := range roles {
@@ -81,7 +81,7 @@ func (b *bench) measureTree(ctx context.Context, variant string) (table, error) 
 	services := task{Quick: b.quick}.pick(pathServices, 300)
 	t := table{services: services, base: knownLayout, rows: pathRows()}
 	t.title = fmt.Sprintf("iptables-%s, connections through %s Services", variant, thousands(services))
-	runs, err := b.inTurn(ctx, task{Services: services, Variant: variant}, roleKnownPaths, roleChainsPaths)
+	runs, err := b.alternate(ctx, task{Services: services, Variant: variant}, roleKnownPaths, roleChainsPaths)
 	t.add(roleFloor, runs[roleKnownPaths])
 	t.add(roleOurs, runs[roleChainsPaths])
 	return t, err

@@ -185,8 +185,8 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	return json.NewEncoder(out).Encode(f)
 }
 
-// say tells the person who waits what is going on.
-func (t task) say(format string, args ...any) {
+// logf tells the person who waits what is going on.
+func (t task) logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s, %d Services: %s\n", t.Role, t.Services, fmt.Sprintf(format, args...))
 }
 

@@ -236,13 +236,13 @@ func (t task) compare(f *figures, targets []target) error {
 // connections measures connections through n's Services against those in
 // another network without any rule.
 func (t task) connections(f *figures, n *network) error {
-	t.say("connections")
+	t.logf("connections")
 	bare, err := newNetwork()
 	if err != nil {
 		return err
 	}
 	defer bare.close()
-	if err := errors.Join(n.forgetQuickly(), n.echo(), bare.echo()); err != nil {
+	if err := errors.Join(n.shortenConntrackTimeouts(), n.echo(), bare.echo()); err != nil {
 		return err
 	}
 	return t.compare(f, t.targets(n, bare))

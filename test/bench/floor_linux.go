@@ -43,7 +43,7 @@ func measureFloor(_ context.Context, t task) (*figures, error) {
 	if err := n.node.Do(l.open); err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	t.say("first program")
+	t.logf("first program")
 	before, err := t.kernelMemory()
 	if err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func measureFloor(_ context.Context, t task) (*figures, error) {
 		return nil, err
 	}
 	f.set("kernel", after-before)
-	t.say("changes")
+	t.logf("changes")
 	if err := l.changes(t, f); err != nil {
 		return nil, err
 	}

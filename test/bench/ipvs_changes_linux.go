@@ -13,7 +13,7 @@ import (
 // measureVirtualPaths measures connections alone.
 func measureVirtualPaths(ctx context.Context, t task) (*figures, error) {
 	f := newFigures()
-	return f, t.withVirtual(func(n *network, r *road) error {
+	return f, t.withVirtual(func(n *network, r *pipeline) error {
 		if _, err := r.apply(ctx); err != nil {
 			return err
 		}
@@ -25,19 +25,19 @@ func measureVirtualPaths(ctx context.Context, t task) (*figures, error) {
 // connections.
 func measureVirtualChanges(ctx context.Context, t task) (*figures, error) {
 	f := newFigures()
-	return f, t.withVirtual(func(n *network, r *road) error {
+	return f, t.withVirtual(func(n *network, r *pipeline) error {
 		runtime.GC() // the objects are no part of what follows
-		t.say("first program")
+		t.logf("first program")
 		m := start()
 		if _, err := r.apply(ctx); err != nil {
 			return err
 		}
 		f.usage("first", m)
-		if err := t.there(n); err != nil {
+		if err := t.checkProgrammed(n); err != nil {
 			return err
 		}
 		for _, c := range changes()[:2] {
-			t.say("changes: %s", c.metric)
+			t.logf("changes: %s", c.metric)
 			if err := t.virtualChange(ctx, f, r, c); err != nil {
 				return err
 			}
@@ -56,7 +56,7 @@ func measureVirtualChanges(ctx context.Context, t task) (*figures, error) {
 }
 
 // virtualChange changes one Service at a time.
-func (t task) virtualChange(ctx context.Context, f *figures, r *road, c change) error {
+func (t task) virtualChange(ctx context.Context, f *figures, r *pipeline, c change) error {
 	var took []time.Duration
 	var spent time.Duration
 	rounds := t.pick(virtualRounds, 10)
@@ -83,7 +83,7 @@ func (t task) virtualChange(ctx context.Context, f *figures, r *road, c change) 
 
 // drained lets the endpoints go that have left, which is looked at every five
 // seconds: a restart would do it, too.
-func (r *road) drained(ctx context.Context) error {
+func (r *pipeline) drained(ctx context.Context) error {
 	const long = 8 * time.Second
 	began := time.Now()
 	for now := range ticks(ctx, time.Second) {
@@ -100,7 +100,7 @@ func (r *road) drained(ctx context.Context) error {
 // virtualRestart measures a second proxy that finds what the first has made, and
 // then the comparison that is made once in a sync period.
 func (t task) virtualRestart(ctx context.Context, f *figures, n *network) error {
-	t.say("restart")
+	t.logf("restart")
 	r, err := newVirtual(n, 0)
 	if err != nil {
 		return err

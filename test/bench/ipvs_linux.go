@@ -32,12 +32,12 @@ func measureIPVS(ctx context.Context, t task) (*figures, error) {
 	b := &bench{options: options{quick: t.Quick}, out: io.Discard}
 	f := newFigures()
 	few, many := task{Services: fewServices}, task{Services: t.pick(changedServices, 100)}
-	turns, err := b.inTurn(ctx, task{Services: t.pick(virtualServices, 50)}, roleLibrary, roleVirtual)
+	turns, err := b.alternate(ctx, task{Services: t.pick(virtualServices, 50)}, roleLibrary, roleVirtual)
 	if err != nil {
 		return nil, err
 	}
 	for r, got := range turns {
-		f.take(string(r)+".", got)
+		f.merge(string(r)+".", got)
 	}
 	for _, x := range []struct {
 		prefix string
@@ -52,13 +52,13 @@ func measureIPVS(ctx context.Context, t task) (*figures, error) {
 		if err != nil {
 			return nil, err
 		}
-		f.take(x.prefix, got)
+		f.merge(x.prefix, got)
 	}
 	return f, nil
 }
 
-// take takes in other figures under names that begin with prefix.
-func (f *figures) take(prefix string, other *figures) {
+// merge takes in other figures under names that begin with prefix.
+func (f *figures) merge(prefix string, other *figures) {
 	for metric, v := range other.Values {
 		f.set(prefix+metric, v)
 	}
@@ -67,9 +67,9 @@ func (f *figures) take(prefix string, other *figures) {
 
 // newVirtual returns a road into the virtual servers of n's node. What is there is
 // compared with what should be as often as period says, which none is for always.
-func newVirtual(n *network, period time.Duration) (*road, error) {
-	r := &road{tracker: track.New(track.Options{
-		NodeName: ownNode, NodePorts: service.Everywhere(),
+func newVirtual(n *network, period time.Duration) (*pipeline, error) {
+	r := &pipeline{tracker: track.New(track.Options{
+		NodeName: ownNode, NodePorts: service.AnyAddress(),
 		Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	}), do: n.node.Do}
 	err := n.node.Do(func() (err error) {
@@ -81,7 +81,7 @@ func newVirtual(n *network, period time.Duration) (*road, error) {
 
 // withVirtual runs measure with t's Services in a new network, of which nothing
 // is programmed yet.
-func (t task) withVirtual(measure func(*network, *road) error) error {
+func (t task) withVirtual(measure func(*network, *pipeline) error) error {
 	n, err := newNetwork()
 	if err != nil {
 		return err
@@ -99,22 +99,22 @@ func (t task) withVirtual(measure func(*network, *road) error) error {
 // measureVirtual measures the first program of a whole backend.
 func measureVirtual(ctx context.Context, t task) (*figures, error) {
 	f := newFigures()
-	return f, t.withVirtual(func(n *network, r *road) error {
-		t.say("first program")
+	return f, t.withVirtual(func(n *network, r *pipeline) error {
+		t.logf("first program")
 		m := start()
 		if _, err := r.apply(ctx); err != nil {
 			return err
 		}
 		f.usage("first", m)
-		return t.there(n)
+		return t.checkProgrammed(n)
 	})
 }
 
 // measureLibrary has the library make the same virtual servers.
 func measureLibrary(_ context.Context, t task) (*figures, error) {
 	f := newFigures()
-	return f, t.withVirtual(func(n *network, _ *road) error {
-		t.say("one by one")
+	return f, t.withVirtual(func(n *network, _ *pipeline) error {
+		t.logf("one by one")
 		err := n.node.Do(func() error {
 			h, err := library.New("")
 			if err != nil {
@@ -130,7 +130,7 @@ func measureLibrary(_ context.Context, t task) (*figures, error) {
 			f.usage("first", m)
 			return nil
 		})
-		return errors.Join(err, t.there(n))
+		return errors.Join(err, t.checkProgrammed(n))
 	})
 }
 
@@ -154,8 +154,8 @@ func makeVirtual(h *library.Handle, i int) error {
 	return err
 }
 
-// there wants every Service in n's node, and the last one with every endpoint.
-func (t task) there(n *network) error {
+// checkProgrammed wants every Service in n's node, and the last one with every endpoint.
+func (t task) checkProgrammed(n *network) error {
 	return n.node.Do(func() error {
 		h, err := library.New("")
 		if err != nil {

@@ -65,7 +65,7 @@ func main() {
 	flag.Var(&o.sizes, "n", "numbers of Services, separated by commas")
 	flag.BoolVar(&o.quick, "quick", false, "take few samples, to see that it works; the figures mean little")
 	flag.StringVar(&o.only, "only", "", "measure one `part` of "+partNames()+"; all by default")
-	flag.StringVar(&o.kernel, "kernel", vm.Usual, "`kernel` of the virtual machine that mode ipvs is measured in, one of "+strings.Join(vm.Kernels, ", ")+
+	flag.StringVar(&o.kernel, "kernel", vm.DefaultKernel, "`kernel` of the virtual machine that mode ipvs is measured in, one of "+strings.Join(vm.Kernels, ", ")+
 		", or "+ownKernel+" for this machine itself")
 	flag.StringVar(&o.out, "o", "", "`file` to write the tables to, with a text about them; it keeps what it has of other parts")
 	flag.Parse()
@@ -169,7 +169,7 @@ const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
 func (b *bench) measureSize(ctx context.Context, services int) (table, error) {
 	t := table{services: services, rows: rows, base: "floor"}
 	t.title = fmt.Sprintf("%s Services of %d endpoints", thousands(services), perService)
-	runs, err := b.inTurn(ctx, task{Services: services}, roleFloor, roleOurs)
+	runs, err := b.alternate(ctx, task{Services: services}, roleFloor, roleOurs)
 	for r, f := range runs {
 		t.add(r, f)
 	}

@@ -75,10 +75,10 @@ func (n *network) sink(ctx context.Context) error {
 	return nil
 }
 
-// forgetQuickly keeps closed connections from filling the node's memory of
+// shortenConntrackTimeouts keeps closed connections from filling the node's memory of
 // them, which has room for some hundred thousand: the bench makes more in
 // the ten seconds that they usually stay.
-func (n *network) forgetQuickly() error {
+func (n *network) shortenConntrackTimeouts() error {
 	const file = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close"
 	return n.node.Do(func() error {
 		err := os.WriteFile(file, []byte("1"), 0)

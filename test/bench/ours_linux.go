@@ -38,19 +38,19 @@ func chunksOf(list []nftables.SetElement) iter.Seq[[]nftables.SetElement] {
 	return slices.Chunk(list, perMessage)
 }
 
-// road is our proxy without a source: objects go in by hand, and each round
+// pipeline is our proxy without a source: objects go in by hand, and each round
 // is made at once.
-type road struct {
+type pipeline struct {
 	tracker *track.Tracker
 	backend reconcile.Backend
 	// do, if set, is how to call backend in the network that it works for.
 	do func(func() error) error
 }
 
-// newRoad returns a road into the kernel's tables on n's node.
-func newRoad(n *network) (*road, error) {
-	r := &road{tracker: track.New(track.Options{
-		NodeName: ownNode, NodePorts: service.Everywhere(),
+// newPipeline returns a road into the kernel's tables on n's node.
+func newPipeline(n *network) (*pipeline, error) {
+	r := &pipeline{tracker: track.New(track.Options{
+		NodeName: ownNode, NodePorts: service.AnyAddress(),
 		Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	})}
 	err := n.node.Do(func() (err error) {
@@ -62,7 +62,7 @@ func newRoad(n *network) (*road, error) {
 
 // feed tells the tracker of all objects and returns what the calls took,
 // without the making of the objects.
-func (r *road) feed(services int) (wall, cpu time.Duration) {
+func (r *pipeline) feed(services int) (wall, cpu time.Duration) {
 	const batch = 500
 	for first := 0; first < services; first += batch {
 		var list []*corev1.Service
@@ -84,7 +84,7 @@ func (r *road) feed(services int) (wall, cpu time.Duration) {
 
 // apply brings the latest snapshot into the kernel and reports whether that
 // took a change.
-func (r *road) apply(ctx context.Context) (changed bool, err error) {
+func (r *pipeline) apply(ctx context.Context) (changed bool, err error) {
 	if r.do != nil {
 		err = r.do(func() (err error) {
 			changed, err = r.applyHere(ctx)
@@ -95,7 +95,7 @@ func (r *road) apply(ctx context.Context) (changed bool, err error) {
 	return r.applyHere(ctx)
 }
 
-func (r *road) applyHere(ctx context.Context) (changed bool, err error) {
+func (r *pipeline) applyHere(ctx context.Context) (changed bool, err error) {
 	p, err := r.backend.Plan(ctx, r.tracker.Latest())
 	if err != nil || p.Empty() {
 		return false, err
@@ -111,11 +111,11 @@ func measureOurs(ctx context.Context, t task) (*figures, error) {
 	}
 	defer n.close()
 	f := newFigures()
-	r, err := newRoad(n)
+	r, err := newPipeline(n)
 	if err != nil {
 		return nil, err
 	}
-	for _, step := range []func(context.Context, *figures, *road) error{t.first, t.small, t.many} {
+	for _, step := range []func(context.Context, *figures, *pipeline) error{t.first, t.small, t.many} {
 		if err := step(ctx, f, r); err != nil {
 			return nil, err
 		}
@@ -138,7 +138,7 @@ func measureFew(ctx context.Context, t task) (*figures, error) {
 		return nil, err
 	}
 	defer n.close()
-	r, err := newRoad(n)
+	r, err := newPipeline(n)
 	if err != nil {
 		return nil, err
 	}
@@ -152,8 +152,8 @@ func measureFew(ctx context.Context, t task) (*figures, error) {
 }
 
 // first measures the first program and the memory it takes.
-func (t task) first(ctx context.Context, f *figures, r *road) error {
-	t.say("first program")
+func (t task) first(ctx context.Context, f *figures, r *pipeline) error {
+	t.logf("first program")
 	heap := heapInUse()
 	wall, cpu := r.feed(t.Services)
 	f.seconds("feed.wall", wall)
@@ -181,8 +181,8 @@ func (t task) first(ctx context.Context, f *figures, r *road) error {
 }
 
 // small measures the change of one Service at a time.
-func (t task) small(ctx context.Context, f *figures, r *road) error {
-	t.say("changes")
+func (t task) small(ctx context.Context, f *figures, r *pipeline) error {
+	t.logf("changes")
 	for _, c := range changes() {
 		var took []time.Duration
 		for round := range t.pick(changeRounds, 20) {
@@ -209,7 +209,7 @@ func (t task) small(ctx context.Context, f *figures, r *road) error {
 }
 
 // restore gives every Service the endpoints it had at first.
-func (r *road) restore(ctx context.Context, services int) error {
+func (r *pipeline) restore(ctx context.Context, services int) error {
 	for i := range services {
 		r.tracker.SetSlice(newSlice(i, numbers(perService)))
 	}
@@ -221,7 +221,7 @@ func (r *road) restore(ctx context.Context, services int) error {
 
 // many measures the change of many Services at once: from the first call of
 // the tracker to the commit.
-func (t task) many(ctx context.Context, f *figures, r *road) error {
+func (t task) many(ctx context.Context, f *figures, r *pipeline) error {
 	if t.Services < manyServices {
 		f.note("With fewer than %d Services all of them change at once.", manyServices)
 	}
@@ -247,8 +247,8 @@ func (t task) many(ctx context.Context, f *figures, r *road) error {
 
 // restart measures a second proxy that finds the table of the first.
 func (t task) restart(ctx context.Context, f *figures, n *network) error {
-	t.say("restart")
-	r, err := newRoad(n)
+	t.logf("restart")
+	r, err := newPipeline(n)
 	if err != nil {
 		return err
 	}

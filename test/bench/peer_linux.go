@@ -122,14 +122,14 @@ func (p *peer) start() (*process, error) {
 // first measures the time until the change of the rules after which
 // connections go through.
 func (p *peer) first(ctx context.Context, f *figures, running *process) error {
-	p.say("first program")
+	p.logf("first program")
 	var tried time.Time
 	for now := range ticks(ctx, time.Millisecond) {
 		delivered, before, ok := p.server.whenDelivered()
 		changed := running.rules.changed()
 		switch {
 		case running.ended():
-			return fmt.Errorf("the peer has ended: %w", running.told())
+			return fmt.Errorf("the peer has ended: %w", running.logTail())
 		case now.Sub(running.began) > peerStart:
 			return fmt.Errorf("first program, not in after %s and %s of CPU: %w", peerStart, running.usedCPU(), errSlow)
 		case !ok || changed.Equal(tried):
@@ -147,7 +147,7 @@ func (p *peer) first(ctx context.Context, f *figures, running *process) error {
 		cpu := running.usedCPU()
 		f.seconds("start.cpu", cpu)
 		f.seconds("first.cpu", cpu-before)
-		_, err := running.settle(ctx, peerStart)
+		_, err := running.awaitIdle(ctx, peerStart)
 		return wrap("work after the first program", err)
 	}
 	return ctx.Err()
@@ -170,7 +170,7 @@ func (p *peer) answers() bool {
 // changes measures from the write of a watch event to the kernel's next
 // generation.
 func (p *peer) changes(ctx context.Context, f *figures, running *process) error {
-	p.say("changes")
+	p.logf("changes")
 	var counts []string
 	for _, c := range changes() {
 		var took []time.Duration
@@ -201,7 +201,7 @@ func (p *peer) change(ctx context.Context, running *process, s *discoveryv1.Endp
 	for now := range ticks(ctx, 200*time.Microsecond) {
 		changed := running.rules.changed()
 		if changed.After(began) {
-			_, err := running.settle(ctx, peerChange)
+			_, err := running.awaitIdle(ctx, peerChange)
 			return changed.Sub(began), err
 		}
 		if now.Sub(began) > peerChange {
@@ -223,7 +223,7 @@ func (p *peer) many(ctx context.Context, f *figures, running *process) error {
 	}
 	began := time.Now()
 	send()
-	last, err := running.settle(ctx, peerStart)
+	last, err := running.awaitIdle(ctx, peerStart)
 	if err == nil {
 		f.seconds("many", last.Sub(began))
 	}
@@ -233,7 +233,7 @@ func (p *peer) many(ctx context.Context, f *figures, running *process) error {
 // again measures a second process that finds the rules of the first, then
 // connections. It is told that all Services have all endpoints again.
 func (p *peer) again(ctx context.Context, f *figures) (err error) {
-	p.say("restart")
+	p.logf("restart")
 	p.server.forget()
 	running, err := p.start()
 	if err != nil {
@@ -248,7 +248,7 @@ func (p *peer) again(ctx context.Context, f *figures) (err error) {
 			break
 		}
 	}
-	last, err := running.settle(ctx, peerStart)
+	last, err := running.awaitIdle(ctx, peerStart)
 	if err != nil {
 		return wrap("restart", err)
 	}
@@ -256,13 +256,13 @@ func (p *peer) again(ctx context.Context, f *figures) (err error) {
 		f.seconds("restart.wall", last.Sub(delivered))
 		f.seconds("restart.cpu", running.usedCPU()-before)
 	}
-	p.say("connections")
+	p.logf("connections")
 	bare, err := newNetwork()
 	if err != nil {
 		return err
 	}
 	defer bare.close()
-	if err := errors.Join(p.network.forgetQuickly(), bare.echo()); err != nil {
+	if err := errors.Join(p.network.shortenConntrackTimeouts(), bare.echo()); err != nil {
 		return err
 	}
 	return p.compare(f, p.targets(p.network, bare))

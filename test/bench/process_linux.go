@@ -104,7 +104,7 @@ func (p *process) stop() (float64, error) {
 	kill := time.AfterFunc(5*time.Second, func() { _ = p.cmd.Process.Kill() })
 	defer kill.Stop()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return 0, errors.Join(fmt.Errorf("stop the peer: %w", err), p.told())
+		return 0, errors.Join(fmt.Errorf("stop the peer: %w", err), p.logTail())
 	}
 	// How it ends is no matter here, nor whether it left a program running.
 	_ = p.cmd.Wait()
@@ -116,8 +116,8 @@ func (p *process) stop() (float64, error) {
 	return float64(u.Maxrss) * 1024, nil
 }
 
-// told returns the end of what the process has logged, as an error.
-func (p *process) told() error {
+// logTail returns the end of what the process has logged, as an error.
+func (p *process) logTail() error {
 	const most = 2000
 	text, err := os.ReadFile(p.log)
 	if err != nil {
@@ -184,9 +184,9 @@ func (p *process) waitForChildren(ctx context.Context) error {
 // errSlow means that the peer took too long.
 var errSlow = errors.New("the peer took too long")
 
-// settle waits until the process has nothing to do and returns when it last
+// awaitIdle waits until the process has nothing to do and returns when it last
 // changed the rules.
-func (p *process) settle(ctx context.Context, limit time.Duration) (time.Time, error) {
+func (p *process) awaitIdle(ctx context.Context, limit time.Duration) (time.Time, error) {
 	const quiet = 500 * time.Millisecond
 	deadline := time.Now().Add(limit)
 	cpu, since := p.usedCPU(), time.Now()
@@ -199,7 +199,7 @@ func (p *process) settle(ctx context.Context, limit time.Duration) (time.Time, e
 		case tick.Sub(since) >= quiet:
 			return p.rules.changed(), nil
 		case p.ended():
-			return time.Time{}, fmt.Errorf("the peer has ended: %w", p.told())
+			return time.Time{}, fmt.Errorf("the peer has ended: %w", p.logTail())
 		case tick.After(deadline):
 			return time.Time{}, errSlow
 		}

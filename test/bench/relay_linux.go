@@ -49,12 +49,12 @@ func measureRelay(ctx context.Context, t task) (*figures, error) {
 	}
 	defer os.RemoveAll(dir)
 	r := &relay{task: t, network: n}
-	if err := errors.Join(n.forgetQuickly(), n.echo(), n.sink(ctx), bare.echo(), r.start(ctx, dir)); err != nil {
+	if err := errors.Join(n.shortenConntrackTimeouts(), n.echo(), n.sink(ctx), bare.echo(), r.start(ctx, dir)); err != nil {
 		return nil, err
 	}
 	f := newFigures()
-	for _, step := range []func(context.Context, *figures) error{r.flows, r.crowd, func(context.Context, *figures) error {
-		t.say("connections")
+	for _, step := range []func(context.Context, *figures) error{r.flows, r.manyConnections, func(context.Context, *figures) error {
+		t.logf("connections")
 		return t.compare(f, t.targets(n, bare))
 	}} {
 		if err = step(ctx, f); err != nil {
@@ -99,9 +99,9 @@ func (r *relay) start(ctx context.Context, dir string) error {
 		case r.answers():
 			return nil
 		case r.process.ended():
-			return fmt.Errorf("the program has ended: %w", r.process.told())
+			return fmt.Errorf("the program has ended: %w", r.process.logTail())
 		case now.After(deadline):
-			return fmt.Errorf("no answer through the program: %w", errors.Join(errSlow, r.process.told()))
+			return fmt.Errorf("no answer through the program: %w", errors.Join(errSlow, r.process.logTail()))
 		}
 	}
 	return ctx.Err()
@@ -121,7 +121,7 @@ func (r *relay) echoes() *unix.SockaddrInet4 {
 
 // flows measures one long flow through the relay beside a direct one, in pairs.
 func (r *relay) flows(ctx context.Context, f *figures) error {
-	r.say("flows")
+	r.logf("flows")
 	var direct, through, ratios, cpu []float64
 	worst := math.Inf(1)
 	for range r.pick(16, 2) {
@@ -178,20 +178,20 @@ func (r *relay) flow(ctx context.Context, to netip.AddrPort) (flow, error) {
 	return x, nil
 }
 
-// crowd measures what memory many connections at once take, each of which has
+// manyConnections measures what memory many connections at once take, each of which has
 // been answered.
-func (r *relay) crowd(_ context.Context, f *figures) error {
-	files, err := userspace.RaiseFiles()
+func (r *relay) manyConnections(_ context.Context, f *figures) error {
+	files, err := userspace.RaiseFileLimit()
 	if err != nil {
 		return err
 	}
 	// This process has both ends of each, and the relay has two files as well.
 	count := min(r.pick(10000, 200), (files-1024)/2)
-	r.say("%d connections at once", count)
+	r.logf("%d connections at once", count)
 	if count < r.pick(10000, 200) {
 		f.note("Connections at once are %s and no more, since a process may have %s open files here.", thousands(count), thousands(files))
 	}
-	before, err := r.holds()
+	before, err := r.readUsage()
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (r *relay) crowd(_ context.Context, f *figures) error {
 	if err != nil {
 		return err
 	}
-	after, err := r.holds()
+	after, err := r.readUsage()
 	if err != nil {
 		return err
 	}
@@ -239,17 +239,17 @@ func dialAndTalk(to unix.Sockaddr) (int, error) {
 	return fd, err
 }
 
-// held is what the program has at one time.
-type held struct{ memory, files float64 }
+// usage is what the program has at one time.
+type usage struct{ memory, files float64 }
 
-func (r *relay) holds() (held, error) {
+func (r *relay) readUsage() (usage, error) {
 	kB, err := field("/proc/"+r.process.pid()+"/status", "VmRSS:")
 	if err != nil {
-		return held{}, fmt.Errorf("memory of the program: %w", err)
+		return usage{}, fmt.Errorf("memory of the program: %w", err)
 	}
 	files, err := os.ReadDir("/proc/" + r.process.pid() + "/fd")
 	if err != nil {
-		return held{}, fmt.Errorf("open files of the program: %w", err)
+		return usage{}, fmt.Errorf("open files of the program: %w", err)
 	}
-	return held{kB * 1024, float64(len(files))}, nil
+	return usage{kB * 1024, float64(len(files))}, nil
 }

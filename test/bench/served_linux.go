@@ -15,9 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/crowd"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/notices"
+	"kubeproxy/test/nftmonitor"
+	"kubeproxy/test/scale"
 )
 
 // extent is how much is measured through an API server.
@@ -54,8 +54,8 @@ type served struct {
 	extent
 	network  *netlab.Lab
 	api      *cluster.Cluster
-	crowd    *crowd.Crowd
-	arrivals crowd.Arrivals
+	workload *scale.Workload
+	latency  scale.ProgrammingLatency
 	process  *process
 }
 
@@ -76,7 +76,7 @@ func measureServed(ctx context.Context, t task) (*figures, error) {
 		return nil, err
 	}
 	defer s.api.Close()
-	listener, err := notices.Listen(s.network.Node, s.arrivals.Hear)
+	listener, err := nftmonitor.Listen(s.network.Node, s.latency.Observe)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func measureServed(ctx context.Context, t task) (*figures, error) {
 		f.note("%s: gave up while measuring %v.", t.Program.Name, err)
 		err = nil
 	}
-	if _, lost := listener.Tally(); lost != nil {
+	if _, lost := listener.Counts(); lost != nil {
 		err = errors.Join(err, fmt.Errorf("hear what the kernel tells: %w", lost))
 	}
 	_, stopErr := s.process.stop()
@@ -99,7 +99,7 @@ func measureServed(ctx context.Context, t task) (*figures, error) {
 
 // prepare starts an API server and fills it.
 func (s *served) prepare(ctx context.Context, dir string) error {
-	s.say("API server")
+	s.logf("API server")
 	programs, err := cluster.Build(ctx, os.Stderr)
 	if err != nil {
 		return fmt.Errorf("control plane: %w", err)
@@ -113,8 +113,8 @@ func (s *served) prepare(ctx context.Context, dir string) error {
 			{Type: corev1.NodeInternalIP, Address: s.network.Node.IPv4.String()},
 		}},
 	}
-	s.crowd = crowd.New(s.api.Client, "service", s.services)
-	return errors.Join(s.api.Set(ctx, node), s.crowd.Create(ctx))
+	s.workload = scale.New(s.api.Client, "service", s.services)
+	return errors.Join(s.api.Set(ctx, node), s.workload.Create(ctx))
 }
 
 // servedConfig sets what must be, and leaves the rest as it is by default.
@@ -162,7 +162,7 @@ func (s *served) measure(ctx context.Context, f *figures) error {
 // inForce waits until everything that was written is, and returns how long
 // each write took.
 func (s *served) inForce(ctx context.Context, what string) ([]time.Duration, error) {
-	writes := s.crowd.Writes()
+	writes := s.workload.Writes()
 	deadline := time.Now().Add(servedLimit)
 	every := 2 * time.Millisecond
 	if len(writes) > 1000 {
@@ -170,10 +170,10 @@ func (s *served) inForce(ctx context.Context, what string) ([]time.Duration, err
 	}
 	for now := range ticks(ctx, every) {
 		switch {
-		case s.arrivals.Missing(writes) == 0:
-			return s.arrivals.Delays(writes), nil
+		case s.latency.Missing(writes) == 0:
+			return s.latency.Delays(writes), nil
 		case s.process.ended():
-			return nil, fmt.Errorf("the program has ended: %w", s.process.told())
+			return nil, fmt.Errorf("the program has ended: %w", s.process.logTail())
 		case now.After(deadline):
 			return nil, fmt.Errorf("%s: %w", what, errSlow)
 		}
@@ -182,7 +182,7 @@ func (s *served) inForce(ctx context.Context, what string) ([]time.Duration, err
 }
 
 func (s *served) spread(f *figures, metric string, values []time.Duration) {
-	x := crowd.SpreadOf(values)
+	x := scale.PercentilesOf(values)
 	f.seconds(metric+".p50", x.P50)
 	f.seconds(metric+".p90", x.P90)
 	f.seconds(metric+".p99", x.P99)

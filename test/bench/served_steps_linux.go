@@ -11,13 +11,13 @@ import (
 
 // singles changes one endpoint at a time, each after a pause.
 func (s *served) singles(ctx context.Context, f *figures) error {
-	s.say("single changes")
+	s.logf("single changes")
 	var took []time.Duration
 	next := time.Now()
 	for i, end := 0, time.Now().Add(servedLimit); i < s.samples && time.Now().Before(end); i++ {
 		pause(ctx, time.Until(next))
 		next = time.Now().Add(spacing)
-		if err := s.crowd.ReplaceOne(ctx, i*7919); err != nil {
+		if err := s.workload.ReplaceOne(ctx, i*7919); err != nil {
 			return err
 		}
 		one, err := s.inForce(ctx, "a single change")
@@ -33,9 +33,9 @@ func (s *served) singles(ctx context.Context, f *figures) error {
 
 // atOnce makes many Services as fast as the API server can.
 func (s *served) atOnce(ctx context.Context, f *figures) error {
-	s.say("Services made at once")
+	s.logf("Services made at once")
 	began := time.Now()
-	if err := s.crowd.Grow(ctx, s.together); err != nil {
+	if err := s.workload.Grow(ctx, s.together); err != nil {
 		return err
 	}
 	written := time.Since(began)
@@ -50,9 +50,9 @@ func (s *served) atOnce(ctx context.Context, f *figures) error {
 
 // steady changes endpoints at a rate.
 func (s *served) steady(ctx context.Context, f *figures) error {
-	s.say("steady changes")
+	s.logf("steady changes")
 	cpu := s.process.usedCPU()
-	n, err := s.crowd.ReplaceAtRate(ctx, s.rate, s.long)
+	n, err := s.workload.ReplaceAtRate(ctx, s.rate, s.long)
 	if err != nil {
 		return err
 	}
@@ -68,8 +68,8 @@ func (s *served) steady(ctx context.Context, f *figures) error {
 
 // memory changes everything, again and again.
 func (s *served) memory(ctx context.Context, f *figures) error {
-	s.say("memory")
-	if err := s.crowd.Grow(ctx, max(0, s.most-s.crowd.Len())); err != nil {
+	s.logf("memory")
+	if err := s.workload.Grow(ctx, max(0, s.most-s.workload.Len())); err != nil {
 		return err
 	}
 	if _, err := s.inForce(ctx, "the last Services"); err != nil {
@@ -98,7 +98,7 @@ func (s *served) memory(ctx context.Context, f *figures) error {
 
 // churn changes everything once and returns the memory afterwards.
 func (s *served) churn(ctx context.Context) (float64, error) {
-	if err := s.crowd.ReplaceAll(ctx); err != nil {
+	if err := s.workload.ReplaceAll(ctx); err != nil {
 		return 0, err
 	}
 	if _, err := s.inForce(ctx, "a change of everything"); err != nil {

@@ -69,13 +69,13 @@ func (c *Cluster) writeFiles() error {
 	for name, text := range files {
 		errs = append(errs, os.WriteFile(c.path(name), text, 0o600))
 	}
-	return errors.Join(errors.Join(errs...), c.Certify(time.Now().Add(early)))
+	return errors.Join(errors.Join(errs...), c.SetServerCertificate(time.Now().Add(backdated)))
 }
 
-// Certify gives the API server a certificate that is valid until some time,
+// SetServerCertificate gives the API server a certificate that is valid until some time,
 // which may be past. A server that runs takes notice by itself, for new
 // connections, within moments.
-func (c *Cluster) Certify(until time.Time) error {
+func (c *Cluster) SetServerCertificate(until time.Time) error {
 	text, err := os.ReadFile(c.path(keyFile))
 	if err != nil {
 		return err

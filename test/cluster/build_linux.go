@@ -29,11 +29,11 @@ var (
 		{"etcd", "go.etcd.io/etcd/server/v3"},
 		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
 	}
-	knownProxy = []product{{"kube-proxy.exe", "k8s.io/kubernetes/cmd/kube-proxy"}}
+	upstreamProxy = []product{{"kube-proxy.exe", "k8s.io/kubernetes/cmd/kube-proxy"}}
 )
 
-// unused is how long programs are kept that nobody asks for.
-const unused = 30 * 24 * time.Hour
+// cacheLifetime is how long programs are kept that nobody asks for.
+const cacheLifetime = 30 * 24 * time.Hour
 
 // Build returns the programs of the control plane. The first call on a machine
 // builds them, which takes minutes and is told to out; later ones find them in
@@ -51,16 +51,16 @@ func Build(ctx context.Context, out io.Writer) (Programs, error) {
 	return b.programs(ctx)
 }
 
-// KnownProxy returns the path of Kubernetes' own kube-proxy.exe for
+// UpstreamProxy returns the path of Kubernetes' own kube-proxy.exe for
 // windows/amd64, of the control plane's version. It is built and kept as the
 // control plane is.
-func KnownProxy(ctx context.Context, out io.Writer) (string, error) {
+func UpstreamProxy(ctx context.Context, out io.Writer) (string, error) {
 	b, err := newBuilder(ctx, out, commandWindows)
 	if err != nil {
 		return "", err
 	}
-	folder, err := b.folder(ctx, knownProxy)
-	return filepath.Join(folder, knownProxy[0].name), err
+	folder, err := b.folder(ctx, upstreamProxy)
+	return filepath.Join(folder, upstreamProxy[0].name), err
 }
 
 func newBuilder(ctx context.Context, out io.Writer, run runner) (builder, error) {
@@ -198,7 +198,7 @@ func (b builder) build(ctx context.Context, pkg, file string) error {
 	}
 	fmt.Fprintf(b.out, "building %s %s for the tests, kept in %s (minutes the first time)\n", name, version, b.cache)
 	start := time.Now()
-	defer b.tick(name, start)()
+	defer b.reportProgress(name, start)()
 	args := append([]string{"build", "-o", file}, flags(version)...)
 	if _, err := b.run(ctx, b.recipe, append(args, pkg)...); err != nil {
 		return fmt.Errorf("build %s: %w", name, err)
@@ -207,9 +207,9 @@ func (b builder) build(ctx context.Context, pkg, file string) error {
 	return nil
 }
 
-// tick tells twice a minute that a build goes on, until the function it
+// reportProgress tells twice a minute that a build goes on, until the function it
 // returns has returned.
-func (b builder) tick(name string, start time.Time) (stop func()) {
+func (b builder) reportProgress(name string, start time.Time) (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -272,7 +272,7 @@ func (b builder) prune() error {
 	var errs []error
 	for _, e := range entries {
 		info, err := e.Info()
-		if err == nil && e.IsDir() && time.Since(info.ModTime()) > unused {
+		if err == nil && e.IsDir() && time.Since(info.ModTime()) > cacheLifetime {
 			errs = append(errs, os.RemoveAll(filepath.Join(b.cache, e.Name())))
 		}
 	}

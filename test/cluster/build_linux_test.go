@@ -62,9 +62,9 @@ func testBuilder(t *testing.T, g *toolchain) builder {
 	return b
 }
 
-var once = []string{"etcd", "kube-apiserver"}
+var builtOnce = []string{"etcd", "kube-apiserver"}
 
-func TestSecondBuildFindsTheFirst(t *testing.T) {
+func TestBuildUsesCache(t *testing.T) {
 	g := &toolchain{}
 	b := testBuilder(t, g)
 	first, err := b.programs(t.Context())
@@ -78,7 +78,7 @@ func TestSecondBuildFindsTheFirst(t *testing.T) {
 	if first != second {
 		t.Errorf("programs = %v, then %v", first, second)
 	}
-	if diff := cmp.Diff(once, g.built); diff != "" {
+	if diff := cmp.Diff(builtOnce, g.built); diff != "" {
 		t.Errorf("built, -want +got:\n%s", diff)
 	}
 	for path, want := range map[string]string{first.Etcd: controlPlane[0].pkg, first.APIServer: controlPlane[1].pkg} {
@@ -102,7 +102,7 @@ func TestChangedRecipeBuildsAnew(t *testing.T) {
 			if _, err := b.programs(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(append(once, once...), g.built); diff != "" {
+			if diff := cmp.Diff(append(builtOnce, builtOnce...), g.built); diff != "" {
 				t.Errorf("built, -want +got:\n%s", diff)
 			}
 		})
@@ -128,7 +128,7 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 	g := &toolchain{pause: make(chan struct{})}
 	b := testBuilder(t, g)
 	results := make(chan error)
-	waiting := &signal{text: "waiting for another build", heard: make(chan struct{})}
+	waiting := &textSignal{text: "waiting for another build", seen: make(chan struct{})}
 	for range 2 {
 		go func() {
 			b := b
@@ -138,7 +138,7 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 		}()
 	}
 	select {
-	case <-waiting.heard:
+	case <-waiting.seen:
 	case <-time.After(time.Minute):
 		t.Error("nobody waits for the other")
 	}
@@ -148,14 +148,14 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff(once, g.built); diff != "" {
+	if diff := cmp.Diff(builtOnce, g.built); diff != "" {
 		t.Errorf("built, -want +got:\n%s", diff)
 	}
 }
 
-func TestOldProgramsGo(t *testing.T) {
+func TestPruneOldPrograms(t *testing.T) {
 	b := testBuilder(t, &toolchain{})
-	for name, age := range map[string]time.Duration{"old": unused + time.Hour, "recent": time.Hour} {
+	for name, age := range map[string]time.Duration{"old": cacheLifetime + time.Hour, "recent": time.Hour} {
 		folder, when := filepath.Join(b.cache, name), time.Now().Add(-age)
 		if err := errors.Join(os.MkdirAll(folder, 0o755), os.Chtimes(folder, when, when)); err != nil {
 			t.Fatal(err)
@@ -185,22 +185,22 @@ func names(t *testing.T, folder string) []string {
 	return all
 }
 
-// signal closes heard when a text is written to it.
-type signal struct {
-	text  string
-	once  sync.Once
-	heard chan struct{}
+// textSignal closes heard when a text is written to it.
+type textSignal struct {
+	text string
+	once sync.Once
+	seen chan struct{}
 }
 
-func (s *signal) Write(b []byte) (int, error) {
+func (s *textSignal) Write(b []byte) (int, error) {
 	if strings.Contains(string(b), s.text) {
-		s.once.Do(func() { close(s.heard) })
+		s.once.Do(func() { close(s.seen) })
 	}
 	return len(b), nil
 }
 
 // Where the programs lie ready, nothing is looked for and nothing built.
-func TestProgramsAtHand(t *testing.T) {
+func TestProgramsFromEnvironment(t *testing.T) {
 	t.Setenv(vm.ControlPlaneVariable, "/some/where")
 	t.Chdir(t.TempDir()) // below no module
 	got, err := Build(t.Context(), os.Stderr)

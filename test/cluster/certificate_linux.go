@@ -33,9 +33,9 @@ type subject struct {
 	until  time.Time
 }
 
-// early is how long before its making a certificate is valid already, so that
+// backdated is how long before its making a certificate is valid already, so that
 // one can be made that has expired.
-const early = 48 * time.Hour
+const backdated = 48 * time.Hour
 
 func newAuthority() (*authority, error) {
 	key, err := newKey()
@@ -70,9 +70,9 @@ func (a *authority) issue(s subject, key *ecdsa.PrivateKey) ([]byte, error) {
 
 func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (*x509.Certificate, []byte, error) {
 	template.SerialNumber = new(big.Int).SetBytes([]byte(rand.Text()))
-	template.NotBefore = time.Now().Add(-early)
+	template.NotBefore = time.Now().Add(-backdated)
 	if template.NotAfter.IsZero() {
-		template.NotAfter = time.Now().Add(early)
+		template.NotAfter = time.Now().Add(backdated)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
 	if err != nil {

@@ -82,7 +82,7 @@ func testExpiredServer(t *testing.T, lab *netlab.Lab, c *Cluster) {
 		{-time.Hour, func(err error) bool { return err != nil && strings.Contains(err.Error(), "expired") }},
 		{time.Hour, func(err error) bool { return err == nil }},
 	} {
-		if err := c.Certify(time.Now().Add(step.until)); err != nil {
+		if err := c.SetServerCertificate(time.Now().Add(step.until)); err != nil {
 			t.Fatal(err)
 		}
 		await(t, "the certificate's change", func() bool {
@@ -101,7 +101,7 @@ func TestFaults(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *Cluster){
 		"API server killed":  testKilled,
 		"API server paused":  testPaused,
-		"versions forgotten": testForgotten,
+		"versions forgotten": testCompacted,
 	} {
 		t.Run(name, func(t *testing.T) {
 			test(t, c)
@@ -140,8 +140,8 @@ func testPaused(t *testing.T, c *Cluster) {
 	}
 }
 
-// testForgotten goes on watching from a version that is gone.
-func testForgotten(t *testing.T, c *Cluster) {
+// testCompacted goes on watching from a version that is gone.
+func testCompacted(t *testing.T, c *Cluster) {
 	old, err := c.Client.CoreV1().Services(space).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -35,9 +35,9 @@ type Process struct {
 	ended chan struct{}
 }
 
-// patience is how long a program may take until it is ready, on a machine that
+// awaitTimeout is how long a program may take until it is ready, on a machine that
 // has much else to do.
-const patience = 2 * time.Minute
+const awaitTimeout = 2 * time.Minute
 
 // Start starts the program, with the flags of the run before, and returns when
 // it is ready.
@@ -74,7 +74,7 @@ func (p *Process) launch() error {
 }
 
 func (p *Process) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	p.mu.Lock()
 	ended := p.ended
@@ -122,7 +122,7 @@ func (p *Process) Pause() error {
 	if pid == 0 {
 		return fmt.Errorf("pause %s: it does not run", p.name)
 	}
-	return netlab.Halt(pid)
+	return netlab.Pause(pid)
 }
 
 // Resume lets a paused program go on.

@@ -17,7 +17,7 @@ func main() {
 	programs, err := cluster.Build(ctx, os.Stderr)
 	known := ""
 	if err == nil {
-		known, err = cluster.KnownProxy(ctx, os.Stderr)
+		known, err = cluster.UpstreamProxy(ctx, os.Stderr)
 	}
 	stop()
 	if err != nil {

@@ -67,7 +67,7 @@ func (d *demo) ask(ctx context.Context, r row, f int) (finding, error) {
 	q := netlab.Query{Proto: r.proto, To: r.to[f]}
 	switch r.outcome {
 	case netlab.TimedOut:
-		q.Timeout = netlab.Silence
+		q.Timeout = netlab.SilenceTimeout
 	case netlab.Refused:
 		q.Timeout = atOnce
 	}
@@ -111,8 +111,8 @@ func covers(have, want []string) bool {
 	return true
 }
 
-// judge compares a finding with its row, nil if it is as expected.
-func (d *demo) judge(r row, found finding) error {
+// compare compares a finding with its row, nil if it is as expected.
+func (d *demo) compare(r row, found finding) error {
 	switch {
 	case found.outcome != r.outcome:
 		return fmt.Errorf("expected %s", r.expectation())
@@ -131,13 +131,13 @@ func (d *demo) judge(r row, found finding) error {
 
 func (r row) expectation() string {
 	if r.outcome != netlab.Answered {
-		return word(r.outcome)
+		return outcomeText(r.outcome)
 	}
 	return strings.Join(r.backends, " ")
 }
 
-// word says an outcome in the table's words.
-func word(o netlab.Outcome) string {
+// outcomeText says an outcome in the table's words.
+func outcomeText(o netlab.Outcome) string {
 	if o == netlab.TimedOut {
 		return "dropped"
 	}
@@ -177,7 +177,7 @@ func (d *demo) printGroup(g group, found [][2]finding) {
 }
 
 func (d *demo) printRow(r row, f int, found finding) []string {
-	answered, seen := word(found.outcome), ""
+	answered, seen := outcomeText(found.outcome), ""
 	if found.outcome == netlab.Answered {
 		answered, seen = strings.Join(found.backends, " "), d.describe(r, found)
 	}
@@ -185,9 +185,9 @@ func (d *demo) printRow(r row, f int, found finding) []string {
 		answered += fmt.Sprintf(" (%d times)", found.asked)
 	}
 	verdict := d.out.good("ok")
-	if err := d.judge(r, found); err != nil {
+	if err := d.compare(r, found); err != nil {
 		verdict = d.out.bad("WRONG: " + err.Error())
-		d.wrong = append(d.wrong, fmt.Sprintf("%s to %s %s %s (%s): %s %s: %v",
+		d.problems = append(d.problems, fmt.Sprintf("%s to %s %s %s (%s): %s %s: %v",
 			r.from, r.kind, r.service, r.to[f], r.proto, answered, seen, err))
 	}
 	return []string{r.from, r.kind, r.service, r.to[f].String(), r.proto, answered, seen, verdict}

@@ -132,7 +132,7 @@ func TestJudge(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ""
-			if err := d.judge(tc.row, tc.found); err != nil {
+			if err := d.compare(tc.row, tc.found); err != nil {
 				got = err.Error()
 			}
 			if got != tc.want {

@@ -41,7 +41,7 @@ func main() {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 	}
-	if err != nil || len(d.wrong) > 0 {
+	if err != nil || len(d.problems) > 0 {
 		os.Exit(1)
 	}
 }
@@ -49,18 +49,18 @@ func main() {
 // demo is one run.
 type demo struct {
 	options
-	out     *printer
-	lab     *netlab.Lab
-	dir     string // temporary: the manifests in use, and the log
-	proxy   *proxy
-	changed time.Time // when the manifests in use were last touched
-	wrong   []string  // what was not as it should be, a line each
+	out      *printer
+	lab      *netlab.Lab
+	dir      string // temporary: the manifests in use, and the log
+	proxy    *proxy
+	changed  time.Time // when the manifests in use were last touched
+	problems []string  // what was not as it should be, a line each
 }
 
-// complain notes something that was not as it should be.
-func (d *demo) complain(format string, args ...any) {
+// problemf notes something that was not as it should be.
+func (d *demo) problemf(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
-	d.wrong = append(d.wrong, line)
+	d.problems = append(d.problems, line)
 	d.out.line("  %s %s", d.out.bad("WRONG"), line)
 }
 
@@ -83,7 +83,7 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	err = d.show(ctx, table)
-	if d.proxy != nil && (err != nil || len(d.wrong) > 0 || d.showLog) {
+	if d.proxy != nil && (err != nil || len(d.problems) > 0 || d.showLog) {
 		d.out.log(d.proxy.logFile)
 	}
 	if closeErr := d.lab.Close(); err == nil && closeErr != nil {
@@ -93,7 +93,7 @@ func (d *demo) run(ctx context.Context) error {
 		return errors.New("interrupted; everything was removed")
 	}
 	if err == nil {
-		d.sumUp(time.Since(begin))
+		d.summarize(time.Since(begin))
 	}
 	return err
 }
@@ -117,16 +117,16 @@ func (d *demo) show(ctx context.Context, table []group) error {
 // live is the directory the proxy watches.
 func (d *demo) live() string { return filepath.Join(d.dir, "manifests") }
 
-func (d *demo) sumUp(took time.Duration) {
+func (d *demo) summarize(took time.Duration) {
 	d.out.heading("Result")
-	if len(d.wrong) == 0 {
+	if len(d.problems) == 0 {
 		d.out.line("  %s: everything was as the manifests say, in %.1f s. Nothing is left behind.", d.out.good("ok"), took.Seconds())
 		return
 	}
-	for _, line := range d.wrong {
+	for _, line := range d.problems {
 		d.out.line("  %s %s", d.out.bad("WRONG"), line)
 	}
-	d.out.line("  %d of the things shown were not as the manifests say.", len(d.wrong))
+	d.out.line("  %d of the things shown were not as the manifests say.", len(d.problems))
 }
 
 // copyManifests copies the YAML files of a directory.

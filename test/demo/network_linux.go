@@ -23,8 +23,8 @@ import (
 // How long the proxy may take, before the demo gives up on it, to start or to
 // stop, and to follow a change.
 const (
-	patience   = time.Minute
-	followTime = 30 * time.Second
+	awaitTimeout = time.Minute
+	followTime   = 30 * time.Second
 )
 
 // backends are the echo servers, in the order of the table of hosts.
@@ -90,7 +90,7 @@ func (d *demo) startProxy(ctx context.Context) error {
 		return fmt.Errorf("ask before the proxy runs: %w", err)
 	}
 	if before.Outcome == netlab.Answered {
-		d.complain("a Service answers before the proxy runs")
+		d.problemf("a Service answers before the proxy runs")
 	}
 	d.out.line("  before:  Services are %s", before.Outcome)
 	cmd := d.command("--manifests="+d.live(), "--cluster-cidr="+netlab.ClusterCIDR, "--v=2")
@@ -121,12 +121,12 @@ func (d *demo) startProxy(ctx context.Context) error {
 // dnsQuery is a question over UDP, whose failures come back at once.
 func dnsQuery(f int) netlab.Query {
 	to := [2]string{"10.96.0.53:53", "[fd00:10:96::53]:53"}[f]
-	return netlab.Query{Proto: "udp", To: netip.MustParseAddrPort(to), Timeout: netlab.Silence}
+	return netlab.Query{Proto: "udp", To: netip.MustParseAddrPort(to), Timeout: netlab.SilenceTimeout}
 }
 
 // awaitAnswer asks until there is an answer or the proxy has ended.
 func (d *demo) awaitAnswer(ctx context.Context, q netlab.Query) error {
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(awaitTimeout)
 	for {
 		a, err := d.lab.Host("shopper").Ask(ctx, q)
 		if err != nil || a.Outcome == netlab.Answered {
@@ -139,7 +139,7 @@ func (d *demo) awaitAnswer(ctx context.Context, q netlab.Query) error {
 		case <-time.After(2 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("no answer from %s %s within %s of the start", q.Proto, q.To, patience)
+			return fmt.Errorf("no answer from %s %s within %s of the start", q.Proto, q.To, awaitTimeout)
 		}
 	}
 }
@@ -161,21 +161,21 @@ func (d *demo) stopProxy(ctx context.Context) error {
 	select {
 	case err := <-d.proxy.ended:
 		if err != nil {
-			d.complain("stopped with SIGTERM the proxy ended with %v, expected exit status 0", err)
+			d.problemf("stopped with SIGTERM the proxy ended with %v, expected exit status 0", err)
 		}
-	case <-time.After(patience):
-		return fmt.Errorf("the proxy did not end within %s of SIGTERM", patience)
+	case <-time.After(awaitTimeout):
+		return fmt.Errorf("the proxy did not end within %s of SIGTERM", awaitTimeout)
 	}
 	d.out.line("  SIGTERM: ended after %d ms", time.Since(start).Milliseconds())
 	for f := range 2 {
 		q := dnsQuery(f)
-		q.Timeout = netlab.Patience
+		q.Timeout = netlab.DefaultTimeout
 		a, err := d.lab.Host("shopper").Ask(ctx, q)
 		if err != nil {
 			return fmt.Errorf("ask after the stop: %w", err)
 		}
 		if a.Outcome != netlab.Answered {
-			d.complain("after the stop %s is %s, expected that Services go on to work", q.To, a.Outcome)
+			d.problemf("after the stop %s is %s, expected that Services go on to work", q.To, a.Outcome)
 		}
 	}
 	d.out.line("  the Services go on to work")
@@ -196,7 +196,7 @@ func (d *demo) cleanUp(ctx context.Context) error {
 		return err
 	}
 	if err := cmd.Wait(); err != nil {
-		d.complain("kube-proxy --cleanup: %v, expected exit status 0", err)
+		d.problemf("kube-proxy --cleanup: %v, expected exit status 0", err)
 	}
 	for f := range 2 {
 		q := dnsQuery(f)
@@ -205,7 +205,7 @@ func (d *demo) cleanUp(ctx context.Context) error {
 			return fmt.Errorf("ask after the cleanup: %w", err)
 		}
 		if a.Outcome != netlab.Unreachable {
-			d.complain("after --cleanup %s is %s, expected that it is unreachable", q.To, a.Outcome)
+			d.problemf("after --cleanup %s is %s, expected that it is unreachable", q.To, a.Outcome)
 		}
 	}
 	left, err := d.tables()
@@ -213,7 +213,7 @@ func (d *demo) cleanUp(ctx context.Context) error {
 		return err
 	}
 	for _, name := range left {
-		d.complain("after --cleanup there is still an nftables table %q", name)
+		d.problemf("after --cleanup there is still an nftables table %q", name)
 	}
 	d.out.line("  kube-proxy --cleanup: Services are unreachable again, %d nftables tables left on the node", len(left))
 	return nil

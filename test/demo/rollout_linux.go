@@ -15,19 +15,19 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// quiet is how many connections in a row must miss an endpoint that has left
+// goneAfter is how many connections in a row must miss an endpoint that has left
 // before it counts as gone.
-const quiet = 300
+const goneAfter = 300
 
-// restPeriod is the time between two changes. By its default setting the proxy
+// changeInterval is the time between two changes. By its default setting the proxy
 // takes changes together that come within a second, to save work; what is
 // shown here is how it follows a single one.
-const restPeriod = 1200 * time.Millisecond
+const changeInterval = 1200 * time.Millisecond
 
 // rollOut changes manifests under traffic and shows when the traffic followed.
 func (d *demo) rollOut(ctx context.Context) error {
 	d.out.heading("Change the manifests while connections are made")
-	for _, step := range []func(context.Context) error{d.rollWeb, d.moveDNS, d.restock} {
+	for _, step := range []func(context.Context) error{d.rollWeb, d.moveDNS, d.addFirstEndpoint} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (d *demo) change(ctx context.Context, name string) (time.Time, error) {
 	select {
 	case <-ctx.Done():
 		return time.Time{}, ctx.Err()
-	case <-time.After(time.Until(d.changed.Add(restPeriod))):
+	case <-time.After(time.Until(d.changed.Add(changeInterval))):
 	}
 	from := filepath.Join(filepath.Clean(d.manifests)+"-rollout", name)
 	err := replaceFile(from, filepath.Join(d.live(), name))
@@ -78,10 +78,10 @@ func (d *demo) rollWeb(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			d.complain("web over %s did not follow the change: %v: %s", family, err, r)
+			d.problemf("web over %s did not follow the change: %v: %s", family, err, r)
 			continue
 		case r.Lost() > 0:
-			d.complain("web over %s lost connections during the change: %s", family, r)
+			d.problemf("web over %s lost connections during the change: %s", family, r)
 		}
 		d.out.line("    %s  web-4 first answered after %s, web-2 last after %s; %d connections, %d lost", family,
 			after(changed, r.Backends["web-4"].First), after(changed, r.Backends["web-2"].Last), r.Connections, r.Lost())
@@ -92,7 +92,7 @@ func (d *demo) rollWeb(ctx context.Context) error {
 // followed reports that web-4 has come and web-2 has not been seen for long.
 func followed(l *netlab.Load) bool {
 	r := l.Report()
-	return r.Backends["web-4"] != nil && r.Connections-r.Backends["web-2"].LastAt >= quiet
+	return r.Backends["web-4"] != nil && r.Connections-r.Backends["web-2"].LastAt >= goneAfter
 }
 
 // after is the time between two moments, for people.
@@ -115,12 +115,12 @@ func (d *demo) moveDNS(ctx context.Context) error {
 		}
 		defer c.Close()
 		conns[f] = c
-		a, err := c.AskFor(ctx, netlab.Patience)
+		a, err := c.AskFor(ctx, netlab.DefaultTimeout)
 		if err != nil {
 			return fmt.Errorf("ask dns before the change: %w", err)
 		}
 		if a.Backend != "web-1" {
-			d.complain("dns before the change: %s %s, expected web-1", a.Outcome, a.Backend)
+			d.problemf("dns before the change: %s %s, expected web-1", a.Outcome, a.Backend)
 		}
 	}
 	changed, err := d.change(ctx, "dns.yaml")
@@ -140,7 +140,7 @@ func (d *demo) moveDNS(ctx context.Context) error {
 		})
 	}
 	if err := asking.Wait(); err != nil && ctx.Err() == nil {
-		d.complain("dns did not follow the change: %v", err)
+		d.problemf("dns did not follow the change: %v", err)
 		return nil
 	}
 	for f, at := range took {
@@ -149,8 +149,8 @@ func (d *demo) moveDNS(ctx context.Context) error {
 	return nil
 }
 
-// restock gives a Service its first endpoint.
-func (d *demo) restock(ctx context.Context) error {
+// addFirstEndpoint gives a Service its first endpoint.
+func (d *demo) addFirstEndpoint(ctx context.Context) error {
 	changed, err := d.change(ctx, "sold-out.yaml")
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (d *demo) restock(ctx context.Context) error {
 			return err == nil && a.Backend == "web-3"
 		})
 		if err != nil && ctx.Err() == nil {
-			d.complain("sold-out over %s did not get its endpoint: %v", family, err)
+			d.problemf("sold-out over %s did not get its endpoint: %v", family, err)
 			continue
 		}
 		d.out.line("    %s  web-3 answered after %s", family, after(changed, time.Now()))

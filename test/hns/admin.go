@@ -42,13 +42,13 @@ func (s *Simulator) Admin() http.Handler {
 	for path, do := range map[string]func(arguments) (any, error){
 		"GET /state":     func(arguments) (any, error) { return s.State(), nil },
 		"GET /journal":   func(arguments) (any, error) { return s.Journal(), nil },
-		"GET /loose":     func(arguments) (any, error) { return s.Loose(), nil },
+		"GET /loose":     func(arguments) (any, error) { return s.DanglingReferences(), nil },
 		"POST /reset":    func(arguments) (any, error) { s.Reset(); return done, nil },
-		"POST /drop":     func(arguments) (any, error) { s.Drop(); return done, nil },
-		"POST /heal":     func(arguments) (any, error) { s.Heal(); return done, nil },
+		"POST /drop":     func(arguments) (any, error) { s.DropConnections(); return done, nil },
+		"POST /heal":     func(arguments) (any, error) { s.ClearFaults(); return done, nil },
 		"POST /stop":     func(arguments) (any, error) { s.Stop(ServerUnavailable); return done, nil },
-		"POST /start":    func(a arguments) (any, error) { return done, s.startKeeping(a.get("keep"), s.Start) },
-		"POST /restart":  func(a arguments) (any, error) { return done, s.startKeeping(a.get("keep"), s.Restart) },
+		"POST /start":    func(a arguments) (any, error) { return done, s.startWith(a.get("keep"), s.Start) },
+		"POST /restart":  func(a arguments) (any, error) { return done, s.startWith(a.get("keep"), s.Restart) },
 		"POST /delete":   func(a arguments) (any, error) { return done, s.Delete(Kind(a.get("kind")), a.get("id")) },
 		"POST /detach":   func(a arguments) (any, error) { return done, s.Detach(a.get("endpoint")) },
 		"POST /attach":   func(a arguments) (any, error) { return done, s.Attach(a.get("endpoint")) },
@@ -119,7 +119,7 @@ func (a arguments) count(do func(int)) error {
 	return nil
 }
 
-func (s *Simulator) startKeeping(keep string, start func(Survivors)) error {
+func (s *Simulator) startWith(keep string, start func(Survivors)) error {
 	switch k := Survivors(keep); k {
 	case Everything, Pods, Nothing:
 		start(k)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestEndpoints(t *testing.T) {
-	w := newWorld(t, Options{})
+	w := newFixture(t, Options{})
 	if _, code := w.create(Endpoint, w.network, remote("10.244.7.11")); code != OK {
 		t.Fatal(code)
 	}
@@ -47,8 +47,8 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-func TestEndpointIsCompleted(t *testing.T) {
-	w := newWorld(t, Options{})
+func TestEndpointDefaults(t *testing.T) {
+	w := newFixture(t, Options{})
 	first, _ := w.create(Endpoint, w.network, Document{})
 	second, _ := w.create(Endpoint, w.network, Document{})
 	a, b := w.read(Endpoint, first), w.read(Endpoint, second)
@@ -61,7 +61,7 @@ func TestEndpointIsCompleted(t *testing.T) {
 }
 
 func TestBridgedNetwork(t *testing.T) {
-	w := newWorld(t, Options{})
+	w := newFixture(t, Options{})
 	bridge := added(t)(w.AddNetwork(NetworkConfig{Name: "cbr0", Type: "L2Bridge", Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}}))
 	for name, doc := range map[string]Document{
 		"the host's own endpoint":       local("10.1.0.1"),
@@ -74,7 +74,7 @@ func TestBridgedNetwork(t *testing.T) {
 }
 
 func TestLoadBalancers(t *testing.T) {
-	w := newWorld(t, Options{Version: Version{11, 10}})
+	w := newFixture(t, Options{Version: Version{11, 10}})
 	six := added(t)(w.AddNetwork(NetworkConfig{Name: "six", Type: "L2Bridge", Subnets: []netip.Prefix{netip.MustParsePrefix("fd00:3::/64")}}))
 	pod6 := added(t)(w.AddPod("six", "pod6", netip.MustParseAddr("fd00:3::5")))
 	starting := added(t)(w.AddPod("vxlan0", "starting"))
@@ -134,7 +134,7 @@ func TestLoadBalancers(t *testing.T) {
 }
 
 func TestDynamicPorts(t *testing.T) {
-	w := newWorld(t, Options{})
+	w := newFixture(t, Options{})
 	w.LimitPorts(2*portBlock + 1)
 	at := func(vip string) Document { return with(balancer(w.pod), "FrontendVIPs", []any{vip}) }
 	var first string
@@ -184,7 +184,7 @@ func TestVersions(t *testing.T) {
 			if err != nil || v.String() != tc.version {
 				t.Fatal(v, err)
 			}
-			w := newWorld(t, Options{Version: v})
+			w := newFixture(t, Options{Version: v})
 			w.Hold(6, 10256)
 			create := func(name string, want Code, d Document) {
 				t.Helper()
@@ -210,7 +210,7 @@ func TestVersions(t *testing.T) {
 
 // modify gives a load balancer a second endpoint, and tells it to answer
 // elsewhere, which no version does.
-func modify(t *testing.T, w *world, want Code, works bool) {
+func modify(t *testing.T, w *fixture, want Code, works bool) {
 	t.Helper()
 	old, _ := w.create(LoadBalancer, "", with(balancer(w.pod), "FrontendVIPs", []any{"10.96.1.1"}))
 	more, _ := w.create(Endpoint, w.network, remote("10.244.7.99"))

@@ -15,13 +15,13 @@ import (
 type call struct {
 	*Simulator
 	request Request
-	by      Hand
+	by      Actor
 	verb    string
 	kind    Kind
 	subject string // the identity of the object concerned
 }
 
-func newCall(s *Simulator, r Request, by Hand) *call {
+func newCall(s *Simulator, r Request, by Actor) *call {
 	c := &call{Simulator: s, request: r, by: by, subject: r.ID}
 	c.verb, c.kind = split(r.Function)
 	if h, ok := s.handles[r.Handle]; ok && h.kind == c.kind {
@@ -63,7 +63,7 @@ func (c *call) run() Reply {
 	}
 	h, ok := c.handles[c.request.Handle]
 	if !ok || h.kind != c.kind {
-		if c.verb == "Close" && (c.request.Handle > c.void || c.request.Handle == 0) {
+		if c.verb == "Close" && (c.request.Handle > c.lastStaleHandle || c.request.Handle == 0) {
 			c.warn("%s of a handle that is not open", c.request.Function)
 		}
 		return Reply{Code: InvalidHandle}
@@ -132,11 +132,11 @@ func (c *call) query(id string) Reply {
 	if o == nil {
 		return Reply{Code: missing(c.kind)}
 	}
-	return Reply{Output: text(c.spelt(o.doc))}
+	return Reply{Output: text(c.withCase(o.doc))}
 }
 
-// spelt returns d with the identities in it spelt as the options want.
-func (c *call) spelt(d Document) Document {
+// withCase returns d with the identities in it spelt as the options want.
+func (c *call) withCase(d Document) Document {
 	object, reference := strings.ToLower, strings.ToUpper
 	switch c.options.Case {
 	case LowerCase:
@@ -215,10 +215,10 @@ func (c *call) remove(kind Kind, id string) Code {
 	if o == nil {
 		return missing(kind)
 	}
-	if code := c.flaky(kind); code != OK {
+	if code := c.deleteFails(kind); code != OK {
 		return code
 	}
-	if c.by == Caller && o.by == Stranger {
+	if c.by == Caller && o.by == External {
 		c.warn("%s %s deleted, which is foreign", kind, id)
 	}
 	if users := c.index.usersOf(id); c.by == Caller && kind == Endpoint && users != "" {
@@ -242,9 +242,9 @@ func (s *Simulator) drop(kind Kind, o *object) {
 	}
 }
 
-// flaky is Windows Server 2019, where a load balancer sometimes cannot be
+// deleteFails is Windows Server 2019, where a load balancer sometimes cannot be
 // deleted at once: here every eighth time, and never twice in a row.
-func (c *call) flaky(kind Kind) Code {
+func (c *call) deleteFails(kind Kind) Code {
 	if kind != LoadBalancer || c.by != Caller || c.options.Steady || !c.options.Version.server2019() {
 		return OK
 	}

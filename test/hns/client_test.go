@@ -96,16 +96,16 @@ func (c *client) create(kind Kind, network string, d Document) (string, Code) {
 	return d.ID(), OK
 }
 
-// world is a host with an overlay network, a pod and a caller.
-type world struct {
+// fixture is a host with an overlay network, a pod and a caller.
+type fixture struct {
 	*Server
 	*client
 	network, pod string
 }
 
-func newWorld(t *testing.T, o Options) *world {
+func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
-	w := &world{Server: Start(t, o)}
+	w := &fixture{Server: Start(t, o)}
 	w.client = dial(t, w.Server)
 	w.network = added(t)(w.AddNetwork(NetworkConfig{
 		Name: "vxlan0", Type: "Overlay", Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")},

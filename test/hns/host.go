@@ -49,7 +49,7 @@ func (s *Simulator) AddNetwork(n NetworkConfig) (id string, err error) {
 	for _, r := range n.Routes {
 		policies = append(policies, r.policy())
 	}
-	return s.made(Network, 0, Document{
+	return s.createExternal(Network, 0, Document{
 		"Name": n.Name, "Type": n.Type, "Policies": policies, "SchemaVersion": schema(),
 		"Ipams": []any{map[string]any{"Type": "Static", "Subnets": subnets}},
 	})
@@ -64,8 +64,8 @@ func (r Route) policy() map[string]any {
 
 func schema() map[string]any { return map[string]any{"Major": 2, "Minor": 0} }
 
-// made creates an object as a stranger, in a network if it needs one.
-func (s *Simulator) made(kind Kind, network uint64, doc Document) (id string, err error) {
+// createExternal creates an object as a stranger, in a network if it needs one.
+func (s *Simulator) createExternal(kind Kind, network uint64, doc Document) (id string, err error) {
 	reply := s.Call(Request{Function: "HcnCreate" + string(kind), Handle: network, Args: [3]string{text(doc)}})
 	if network != 0 {
 		s.closeHandle(Network, network)
@@ -127,7 +127,7 @@ func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, 
 	}
 	d := endpointDocument(name, ips)
 	d["HostComputeNamespace"] = podNamespace
-	return s.made(Endpoint, handle, d)
+	return s.createExternal(Endpoint, handle, d)
 }
 
 // AddRemote makes a remote endpoint that is not the program's own.
@@ -139,7 +139,7 @@ func (s *Simulator) AddRemote(network string, ip, provider netip.Addr, mac strin
 	d := endpointDocument("", []netip.Addr{ip})
 	d["Flags"], d["MacAddress"] = 1, mac
 	d["Policies"] = []any{map[string]any{"Type": "ProviderAddress", "Settings": map[string]any{"ProviderAddress": provider.String()}}}
-	return s.made(Endpoint, handle, d)
+	return s.createExternal(Endpoint, handle, d)
 }
 
 func endpointDocument(name string, ips []netip.Addr) Document {
@@ -152,7 +152,7 @@ func endpointDocument(name string, ips []netip.Addr) Document {
 
 // AddLoadBalancer makes a load balancer that is not the program's own.
 func (s *Simulator) AddLoadBalancer(doc Document) (id string, err error) {
-	return s.made(LoadBalancer, 0, doc)
+	return s.createExternal(LoadBalancer, 0, doc)
 }
 
 // Delete takes an object away as a stranger would: whatever uses it breaks,
@@ -196,5 +196,5 @@ func (s *Simulator) Release(protocol, port int) { s.hold(hostPort{protocol, port
 func (s *Simulator) hold(p hostPort, more int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held[p] = max(0, s.held[p]+more)
+	s.heldPorts[p] = max(0, s.heldPorts[p]+more)
 }

@@ -10,18 +10,18 @@ import (
 	"strings"
 )
 
-// Hand is who makes a call.
-type Hand string
+// Actor is who makes a call.
+type Actor string
 
 // Who makes calls: the program under test, or anyone else on the host.
 const (
-	Caller   Hand = "caller"
-	Stranger Hand = "stranger"
+	Caller   Actor = "caller"
+	External Actor = "stranger"
 )
 
 // Entry is a call that changes something, or would have.
 type Entry struct {
-	By       Hand
+	By       Actor
 	Function string
 	Kind     Kind
 	ID       string // of the object
@@ -33,7 +33,7 @@ type Entry struct {
 // String is one line, without the document.
 func (e Entry) String() string {
 	line := fmt.Sprintf("%s %s", e.Function, e.ID)
-	if e.By == Stranger {
+	if e.By == External {
 		line += " by a stranger"
 	}
 	if e.Code != OK {
@@ -131,9 +131,9 @@ func (s *Simulator) Handles() int {
 	return len(s.handles)
 }
 
-// Loose lists what refers to objects that are gone, which no program under
+// DanglingReferences lists what refers to objects that are gone, which no program under
 // test may leave behind: endpoints in load balancers.
-func (s *Simulator) Loose() []string {
+func (s *Simulator) DanglingReferences() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var loose []string

@@ -127,18 +127,18 @@ func (c *call) checkFronts(lb Document, old *object) Code {
 		switch {
 		case owner != nil && owner != old && owner.restored:
 			return AlreadyExists
-		case owner != nil && owner != old, c.heldBack(f, lb):
+		case owner != nil && owner != old, c.portHeld(f, lb):
 			return PortExists
 		}
 	}
 	return OK
 }
 
-// heldBack reports that a program on the host listens where the load balancer
+// portHeld reports that a program on the host listens where the load balancer
 // would. On Windows Server 2019 that counts for any address, unless replies go
 // past the host.
-func (c *call) heldBack(f front, lb Document) bool {
-	if c.held[f.hostPort] == 0 {
+func (c *call) portHeld(f front, lb Document) bool {
+	if c.heldPorts[f.hostPort] == 0 {
 		return false
 	}
 	return f.vip == "" || c.options.Version.server2019() && lb.Flags()&flagDSR == 0

@@ -20,7 +20,7 @@ func (c *call) modify(id string) Code {
 	if !ok {
 		return InvalidJSON
 	}
-	if c.by == Caller && o.by == Stranger {
+	if c.by == Caller && o.by == External {
 		c.warn("%s %s modified, which is foreign", c.kind, id)
 	}
 	switch c.kind {

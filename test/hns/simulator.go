@@ -38,24 +38,24 @@ const (
 type Simulator struct {
 	options Options
 
-	mu       sync.Mutex
-	store    map[Kind]*shelf
-	index    index
-	handles  map[uint64]handle
-	opened   uint64
-	void     uint64 // handles up to this one ended with a restart
-	macs     int
-	deletes  int              // of load balancers, see flaky
-	stopped  Code             // what all calls answer, OK while HNS runs
-	held     map[hostPort]int // ports of the host that somebody listens on
-	ports    int              // dynamic ports of the host for each protocol, 0 for any number
-	faults   []*Fault
-	delays   []delay
-	random   *rand.Rand
-	calls    Calls
-	journal  []Entry
-	warnings []string
-	peers    peers
+	mu              sync.Mutex
+	store           map[Kind]*objectStore
+	index           index
+	handles         map[uint64]handle
+	opened          uint64
+	lastStaleHandle uint64 // handles up to this one ended with a restart
+	macs            int
+	deletes         int              // of load balancers, see flaky
+	stopped         Code             // what all calls answer, OK while HNS runs
+	heldPorts       map[hostPort]int // ports of the host that somebody listens on
+	ports           int              // dynamic ports of the host for each protocol, 0 for any number
+	faults          []*Fault
+	delays          []delay
+	random          *rand.Rand
+	calls           Calls
+	journal         []Entry
+	warnings        []string
+	peers           peers
 }
 
 // handle is an open object. It stays when the object goes.
@@ -77,13 +77,13 @@ func New(o Options) *Simulator {
 func (s *Simulator) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.store = map[Kind]*shelf{}
+	s.store = map[Kind]*objectStore{}
 	for _, k := range Kinds() {
-		s.store[k] = &shelf{objects: map[string]*object{}}
+		s.store[k] = &objectStore{objects: map[string]*object{}}
 	}
 	s.index = newIndex()
 	s.handles = map[uint64]handle{}
-	s.held = map[hostPort]int{}
+	s.heldPorts = map[hostPort]int{}
 	s.stopped, s.deletes, s.ports = OK, 0, 0
 	s.faults, s.delays = nil, nil
 	s.calls, s.journal, s.warnings = Calls{}, nil, nil
@@ -110,11 +110,11 @@ type Reply struct {
 
 // Call makes a call as somebody on the host who is not under test: what it
 // creates is foreign.
-func (s *Simulator) Call(r Request) Reply { return s.call(r, Stranger) }
+func (s *Simulator) Call(r Request) Reply { return s.call(r, External) }
 
 // call is a call by anyone. What takes its time takes it before anything
 // else happens, and others may call meanwhile.
-func (s *Simulator) call(r Request, by Hand) Reply {
+func (s *Simulator) call(r Request, by Actor) Reply {
 	r.ID = strings.ToLower(r.ID)
 	if by == Caller {
 		time.Sleep(s.delay(r.Function))
@@ -140,8 +140,8 @@ func (s *Simulator) call(r Request, by Hand) Reply {
 	return reply
 }
 
-// shelf has the objects of one kind.
-type shelf struct {
+// objectStore has the objects of one kind.
+type objectStore struct {
 	objects map[string]*object
 	order   []string // identities, oldest first
 }
@@ -149,23 +149,23 @@ type shelf struct {
 // object is a document and what it does not say.
 type object struct {
 	doc      Document
-	by       Hand
+	by       Actor
 	restored bool // by a restart of HNS
 	portless bool // an endpoint that is not on the switch yet
 }
 
-func (s *shelf) add(o *object) {
+func (s *objectStore) add(o *object) {
 	s.objects[o.doc.ID()] = o
 	s.order = append(s.order, o.doc.ID())
 }
 
-func (s *shelf) remove(id string) {
+func (s *objectStore) remove(id string) {
 	delete(s.objects, id)
 	s.order = slices.DeleteFunc(s.order, func(x string) bool { return x == id })
 }
 
 // all returns the objects, oldest first.
-func (s *shelf) all() []*object {
+func (s *objectStore) all() []*object {
 	list := make([]*object, 0, len(s.order))
 	for _, id := range s.order {
 		list = append(list, s.objects[id])
@@ -195,8 +195,8 @@ func (s *Simulator) Object(kind Kind, id string) (Document, bool) {
 	return o.doc.clone(), true
 }
 
-// Made returns how many objects of a kind the program under test has made.
-func (s *Simulator) Made(kind Kind) int {
+// CreatedCount returns how many objects of a kind the program under test has made.
+func (s *Simulator) CreatedCount(kind Kind) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0

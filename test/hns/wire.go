@@ -56,21 +56,21 @@ func (s *Simulator) Serve(l net.Listener) error {
 	for {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
-			s.Drop()
+			s.DropConnections()
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("accept a caller: %w", err)
 		}
-		s.enter(c)
+		s.addPeer(c)
 		go func() {
-			defer s.leave(c)
-			s.talk(c)
+			defer s.removePeer(c)
+			s.serveConn(c)
 		}()
 	}
 }
 
-func (s *Simulator) talk(c net.Conn) {
+func (s *Simulator) serveConn(c net.Conn) {
 	r, w := bufio.NewReader(c), bufio.NewWriter(c)
 	for {
 		fields, err := readFrame(r)
@@ -100,22 +100,22 @@ func (p peers) drop() {
 	}
 }
 
-func (s *Simulator) enter(c net.Conn) {
+func (s *Simulator) addPeer(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.peers.open[c] = true
 	s.peers.served++
 }
 
-// Callers returns how many connections there are. One that was dropped is there
+// Connections returns how many connections there are. One that was dropped is there
 // until the call that was under way is over.
-func (s *Simulator) Callers() int {
+func (s *Simulator) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.peers.served
 }
 
-func (s *Simulator) leave(c net.Conn) {
+func (s *Simulator) removePeer(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.peers.open, c)

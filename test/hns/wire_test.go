@@ -82,7 +82,7 @@ func TestErrorDocument(t *testing.T) {
 }
 
 func TestHandles(t *testing.T) {
-	w := newWorld(t, Options{})
+	w := newFixture(t, Options{})
 	h := w.must("HcnOpenEndpoint", w.pod, 0).Handle
 	if got := w.call("HcnQueryNetworkProperties", "", h, "{}"); got.Code != InvalidHandle {
 		t.Errorf("query of a network with an endpoint's handle: %v", got.Code)
@@ -103,7 +103,7 @@ func TestHandles(t *testing.T) {
 }
 
 func TestFilters(t *testing.T) {
-	w := newWorld(t, Options{})
+	w := newFixture(t, Options{})
 	for filter, want := range map[string]string{
 		`{"Name":"vxlan0"}`:                               w.network,
 		`{"Name":"VXLAN0"}`:                               "",
@@ -133,7 +133,7 @@ func TestCase(t *testing.T) {
 		MixedCase: {false, true}, LowerCase: {false, false}, UpperCase: {true, true},
 	} {
 		t.Run(string(spelling), func(t *testing.T) {
-			w := newWorld(t, Options{Case: spelling})
+			w := newFixture(t, Options{Case: spelling})
 			lb, code := w.create(LoadBalancer, "", balancer(w.pod))
 			if code != OK {
 				t.Fatal(code)

@@ -13,7 +13,7 @@ const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
 
 // testModeAnnotation has the Node ask for a mode, as Nodes did in old times,
 // and the configuration overrule it.
-func testModeAnnotation(t *testing.T, w *world) {
+func testModeAnnotation(t *testing.T, w *fixture) {
 	n := node()
 	for _, tc := range []struct {
 		annotated string
@@ -36,7 +36,7 @@ func testModeAnnotation(t *testing.T, w *world) {
 // launchAs launches a proxy, which is to start as the words of want say. One that
 // learns too late what the Node asks for, since the API server is busy, ends by
 // itself when it knows, and is launched again.
-func (w *world) launchAs(t *testing.T, want []string, flags ...string) *program.Proxy {
+func (w *fixture) launchAs(t *testing.T, want []string, flags ...string) *program.Proxy {
 	t.Helper()
 	var p *program.Proxy
 	for range 5 {
@@ -55,7 +55,7 @@ func (w *world) launchAs(t *testing.T, want []string, flags ...string) *program.
 
 // testModeAnnotationChanges has a process end when the Node asks for another mode,
 // and go on when it asks for one in vain.
-func testModeAnnotationChanges(t *testing.T, w *world) {
+func testModeAnnotationChanges(t *testing.T, w *fixture) {
 	t.Helper()
 	n := node()
 	w.set(t, n)

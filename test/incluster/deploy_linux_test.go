@@ -186,7 +186,7 @@ func (k *kustomization) images(x any) {
 }
 
 // deploy applies the deployment, and logs in as the account that it makes.
-func (w *world) deploy(t *testing.T) {
+func (w *fixture) deploy(t *testing.T) {
 	t.Helper()
 	if err := w.api.Apply(t.Context(), deployment(t, "linux")); err != nil {
 		t.Fatalf("the deployment: %v", err)
@@ -204,7 +204,7 @@ func (w *world) deploy(t *testing.T) {
 
 // pods has the API server accept a pod of a DaemonSet, and returns what it is
 // made of and the configuration in it, in a file.
-func (w *world) pods(t *testing.T, name, image string) (spec corev1.PodSpec, file string) {
+func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, file string) {
 	t.Helper()
 	set, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -239,7 +239,7 @@ func (w *world) pods(t *testing.T, name, image string) (spec corev1.PodSpec, fil
 }
 
 // validate checks a configuration for a system, and returns the notes on it.
-func (w *world) validate(t *testing.T, file, system string) string {
+func (w *fixture) validate(t *testing.T, file, system string) string {
 	t.Helper()
 	out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "config", "validate", "--os="+system, file))
 	if err != nil {
@@ -251,21 +251,21 @@ func (w *world) validate(t *testing.T, file, system string) string {
 // testDeployment looks at what was applied: that a pod of it can be made, that
 // what it mounts is there, and that the proxy runs with the configuration in
 // it.
-func testDeployment(t *testing.T, w *world) {
+func testDeployment(t *testing.T, w *fixture) {
 	_, file := w.pods(t, "kube-proxy", "kube-proxy:dev")
 	w.validate(t, file, "linux")
-	w.means.Pods.Prefixes = w.means.Pods.Prefixes[:1] // the file names IPv4 alone
-	defer func() { w.means.Pods.Prefixes = w.means.Pods.Prefixes[:2] }()
+	w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:1] // the file names IPv4 alone
+	defer func() { w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:2] }()
 	web := newService("web", typed(corev1.ServiceTypeNodePort))
 	w.set(t, append(endpoints("web", w.webs(2)...), web)...)
 	p := w.run(t, "--config="+file, "--kubeconfig="+w.login)
-	w.settle(t).Check(t, w.calls(t, web))
+	w.awaitProgrammed(t).Check(t, w.calls(t, web))
 	p.Stop(t)
 }
 
 // testWindowsDeployment applies what is for Windows, and what is for nodes of
 // both systems, whose one configuration each of them can use.
-func testWindowsDeployment(t *testing.T, w *world) {
+func testWindowsDeployment(t *testing.T, w *fixture) {
 	for _, name := range []string{"windows", "mixed"} {
 		if err := w.api.Apply(t.Context(), deployment(t, name)); err != nil {
 			t.Fatalf("deployment %s: %v", name, err)
@@ -283,12 +283,12 @@ func testWindowsDeployment(t *testing.T, w *world) {
 		t.Errorf("the pods for Linux go to nodes with %v", spec.NodeSelector)
 	}
 	w.validate(t, file, "linux")
-	w.means.Pods.Prefixes = w.means.Pods.Prefixes[:1]
-	defer func() { w.means.Pods.Prefixes = w.means.Pods.Prefixes[:2] }()
+	w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:1]
+	defer func() { w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:2] }()
 	web := newService("web")
 	w.set(t, append(endpoints("web", w.webs(1)...), web)...)
 	p := w.run(t, "--config="+file, "--kubeconfig="+w.login)
-	w.settle(t).Check(t, w.calls(t, web))
+	w.awaitProgrammed(t).Check(t, w.calls(t, web))
 	p.AwaitLog(t, "winkernel.enableDSR: has no effect on linux")
 	p.Stop(t)
 }

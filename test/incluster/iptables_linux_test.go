@@ -16,7 +16,7 @@ import (
 // testIPTables applies the deployment of mode iptables and runs the proxy with
 // the configuration in it, with each variant of iptables: one Service goes
 // through all that it may be while another one carries traffic.
-func testIPTables(t *testing.T, w *world) {
+func testIPTables(t *testing.T, w *fixture) {
 	if err := w.api.Apply(t.Context(), deployment(t, "iptables")); err != nil {
 		t.Fatalf("deployment iptables: %v", err)
 	}
@@ -33,7 +33,7 @@ func testIPTables(t *testing.T, w *world) {
 		t.Run(v, func(t *testing.T) {
 			w.clear(t)
 			x := *w
-			x.mode, x.commands, x.means.NodePortsPrimary = "iptables", program.IPTables(t, v), false
+			x.mode, x.commands, x.trackOptions.NodePortsPrimary = "iptables", program.IPTables(t, v), false
 			x.flags = []string{"--config=" + file}
 			x.kernel = program.NewIPTablesKernel(t, w.Node, iptables.Options{MasqueradeBit: 14, DropInvalid: true, Dir: x.commands})
 			testTypes(t, &x)

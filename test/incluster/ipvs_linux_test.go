@@ -25,12 +25,12 @@ func TestIPVS(t *testing.T) {
 	if !ipvs.Installed() {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
 	}
-	w := newWorld(t)
-	w.mode, w.means.NodePortsPrimary = "ipvs", false
+	w := newFixture(t)
+	w.mode, w.trackOptions.NodePortsPrimary = "ipvs", false
 	w.kernel = program.NewIPVSKernel(t, w.Node, ipvs.Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
 	t.Run("asked for by the Node", func(t *testing.T) {
 		w.clear(t)
-		testIPVSAsked(t, w)
+		testIPVSByAnnotation(t, w)
 	})
 	t.Run("every type of Service", func(t *testing.T) {
 		w.clear(t)
@@ -40,10 +40,10 @@ func TestIPVS(t *testing.T) {
 	w.wantVirtualServers(t, nil) // a Service was left, until the cleanup
 }
 
-// testIPVSAsked has the Node ask for the mode, and the process tell that it runs. Of
+// testIPVSByAnnotation has the Node ask for the mode, and the process tell that it runs. Of
 // a Service that comes, loses an endpoint and goes, IPVS in the end knows nothing,
 // whatever the proxy itself makes of it.
-func testIPVSAsked(t *testing.T, w *world) {
+func testIPVSByAnnotation(t *testing.T, w *fixture) {
 	n := node()
 	n.Annotations = map[string]string{modeAnnotation: "ipvs"}
 	w.set(t, n)
@@ -54,23 +54,23 @@ func testIPVSAsked(t *testing.T, w *world) {
 	if mode := string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body); mode != "ipvs" {
 		t.Errorf("/proxyMode is %q, want ipvs", mode)
 	}
-	program.Await(t, "the Event that the proxy starts", func() bool { return w.told(t, "Starting") })
+	program.Await(t, "the Event that the proxy starts", func() bool { return w.hasEvent(t, "Starting") })
 
 	web := newService("web")
 	w.set(t, append(endpoints("web", w.webs(4)...), web)...)
-	w.settle(t).Check(t, w.calls(t, web))
+	w.awaitProgrammed(t).Check(t, w.calls(t, web))
 	w.wantVirtualServers(t, web)
 	w.set(t, endpoints("web", w.webs(4)[1:]...)...)
-	w.settle(t).Check(t, w.calls(t, web))
+	w.awaitProgrammed(t).Check(t, w.calls(t, web))
 	calls := w.calls(t, web)
 	w.remove(t, append(endpoints("web"), web)...)
-	w.settle(t).Check(t, calls)
+	w.awaitProgrammed(t).Check(t, calls)
 	w.wantVirtualServers(t, nil)
 	p.Stop(t)
 }
 
-// told reports that the API server has an Event about the Node.
-func (w *world) told(t *testing.T, reason string) bool {
+// hasEvent reports that the API server has an Event about the Node.
+func (w *fixture) hasEvent(t *testing.T, reason string) bool {
 	t.Helper()
 	list, err := w.api.Client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -83,7 +83,7 @@ func (w *world) told(t *testing.T, reason string) bool {
 
 // wantVirtualServers compares the addresses and ports of all virtual servers that
 // ipvsadm finds with those of a Service, which may be nil.
-func (w *world) wantVirtualServers(t *testing.T, s *corev1.Service) {
+func (w *fixture) wantVirtualServers(t *testing.T, s *corev1.Service) {
 	t.Helper()
 	var want, got []string
 	if s != nil {

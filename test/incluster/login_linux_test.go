@@ -24,7 +24,7 @@ import (
 )
 
 // testLogins reaches the API server in every way that there is.
-func testLogins(t *testing.T, w *world) {
+func testLogins(t *testing.T, w *fixture) {
 	web := newService("web")
 	w.set(t, append(endpoints("web", w.webs(2)...), web)...)
 	calls := w.calls(t, web)
@@ -42,11 +42,11 @@ func testLogins(t *testing.T, w *world) {
 				"--master=" + w.api.Server,
 			}
 		}},
-		{"address alone", func(t *testing.T) []string { return []string{"--master=" + w.open(t)} }},
+		{"address alone", func(t *testing.T) []string { return []string{"--master=" + w.serveWithoutLogin(t)} }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := w.run(t, append(tc.args(t), "--cluster-cidr="+netlab.ClusterCIDR)...)
-			w.settle(t).Check(t, calls)
+			w.awaitProgrammed(t).Check(t, calls)
 			p.Stop(t)
 			if p.Log.Has("forbidden") {
 				t.Error("the account lacks a right")
@@ -56,7 +56,7 @@ func testLogins(t *testing.T, w *world) {
 	t.Run("in a pod", func(t *testing.T) {
 		w.cleanUp(t)
 		p := program.Start(t, w.Node, w.inPod(t, "--cluster-cidr="+netlab.ClusterCIDR))
-		w.settle(t).Check(t, calls)
+		w.awaitProgrammed(t).Check(t, calls)
 		p.Stop(t)
 	})
 	t.Run("no rights", func(t *testing.T) {
@@ -71,7 +71,7 @@ func testLogins(t *testing.T, w *world) {
 	})
 }
 
-func (w *world) kubeconfig(t *testing.T, l cluster.Login) string {
+func (w *fixture) kubeconfig(t *testing.T, l cluster.Login) string {
 	t.Helper()
 	path, err := w.api.Kubeconfig(l)
 	if err != nil {
@@ -80,9 +80,9 @@ func (w *world) kubeconfig(t *testing.T, l cluster.Login) string {
 	return path
 }
 
-// open serves the API to everybody who asks, without any login, and returns
+// serveWithoutLogin serves the API to everybody who asks, without any login, and returns
 // where.
-func (w *world) open(t *testing.T) string {
+func (w *fixture) serveWithoutLogin(t *testing.T) string {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", w.login)
 	if err != nil {
@@ -123,7 +123,7 @@ exec "$@"`
 
 // inPod prepares the proxy as a pod has it: with the files of its account and
 // the address of the API server in the environment.
-func (w *world) inPod(t *testing.T, args ...string) *exec.Cmd {
+func (w *fixture) inPod(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(w.login)
 	if err != nil {

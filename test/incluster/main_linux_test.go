@@ -30,10 +30,10 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
 // TestInCluster shares one control plane, which takes longest to start. Each
 // case begins with an empty cluster and its own proxy.
 func TestInCluster(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for _, tc := range []struct {
 		name string
-		test func(*testing.T, *world)
+		test func(*testing.T, *fixture)
 	}{
 		{"every type of Service", testTypes},
 		{"restart", testRestart},
@@ -41,7 +41,7 @@ func TestInCluster(t *testing.T) {
 		{"node's address", testNodeAddress},
 		{"node's CIDR", testNodeCIDR},
 		{"node's name", testNodeName},
-		{"odd objects", testOdd},
+		{"odd objects", testEdgeCases},
 		{"many Services", testMany},
 		{"deployment", testDeployment},
 		{"deployment for Windows", testWindowsDeployment},
@@ -59,24 +59,24 @@ func TestInCluster(t *testing.T) {
 	}
 }
 
-// world is a lab with a control plane, and how the proxy is to be run there.
-type world struct {
+// fixture is a lab with a control plane, and how the proxy is to be run there.
+type fixture struct {
 	*netlab.Lab
-	api    *cluster.Cluster
-	kernel *program.Kernel
-	token  string // of the account that the deployment makes
-	login  string // kubeconfig of that account
-	means  track.Options
-	mode   string // that the log names
-	flags  []string
+	api          *cluster.Cluster
+	kernel       *program.Kernel
+	token        string // of the account that the deployment makes
+	login        string // kubeconfig of that account
+	trackOptions track.Options
+	mode         string // that the log names
+	flags        []string
 	// commands is a folder of commands that the proxy is to find first.
 	commands string
 	known    *corev1.Node // node-a as it was last seen: a proxy that runs forgets nothing
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	w := &world{mode: "nftables"}
+	w := &fixture{mode: "nftables"}
 	w.Lab = netlab.Start(t, netlab.Config{
 		Pods:    []string{"web-1", "web-2", "shopper"},
 		Remote:  []string{"web-3", "web-4", "web-5", "web-6", "web-7", "web-8", "web-9", "web-10"},
@@ -93,14 +93,14 @@ func newWorld(t *testing.T) *world {
 	w.kernel = program.NewKernel(t, w.Node, 0)
 	w.deploy(t)
 	for _, s := range strings.Split(netlab.ClusterCIDR, ",") {
-		w.means.Pods.Prefixes = append(w.means.Pods.Prefixes, prefix(s))
+		w.trackOptions.Pods.Prefixes = append(w.trackOptions.Pods.Prefixes, prefix(s))
 	}
-	w.means.NodeName, w.means.NodePortsPrimary = netlab.NodeName, true
+	w.trackOptions.NodeName, w.trackOptions.NodePortsPrimary = netlab.NodeName, true
 	return w
 }
 
 // webs returns the first n hosts that serve.
-func (w *world) webs(n int) []*netlab.Host {
+func (w *fixture) webs(n int) []*netlab.Host {
 	var all []*netlab.Host
 	for i := range n {
 		all = append(all, w.Host(fmt.Sprintf("web-%d", i+1)))
@@ -109,10 +109,10 @@ func (w *world) webs(n int) []*netlab.Host {
 }
 
 // start starts the proxy, and waits until it has programmed all there is.
-func (w *world) start(t *testing.T, args ...string) *program.Proxy {
+func (w *fixture) start(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
 	p := w.launch(t, args...)
-	w.settle(t)
+	w.awaitProgrammed(t)
 	for _, f := range service.Families {
 		p.AwaitLog(t, `"Programmed"`, w.mode+" "+f.String())
 	}
@@ -120,13 +120,13 @@ func (w *world) start(t *testing.T, args ...string) *program.Proxy {
 }
 
 // launch starts the proxy, and has its rules removed at the end of the test.
-func (w *world) launch(t *testing.T, args ...string) *program.Proxy {
+func (w *fixture) launch(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
 	return w.run(t, append([]string{"--kubeconfig=" + w.login, "--cluster-cidr=" + netlab.ClusterCIDR}, args...)...)
 }
 
 // run is launch with nothing said about where Services and pods are.
-func (w *world) run(t *testing.T, args ...string) *program.Proxy {
+func (w *fixture) run(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
 	w.cleanUp(t)
 	cmd := kubeProxy.Command(slices.Concat([]string{"--iptables-min-sync-period=10ms"}, w.flags, args)...)
@@ -134,7 +134,7 @@ func (w *world) run(t *testing.T, args ...string) *program.Proxy {
 }
 
 // cleanUp has the rules removed at the end of the test.
-func (w *world) cleanUp(t *testing.T) {
+func (w *fixture) cleanUp(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
 		if out, err := program.Run(t, w.Node, kubeProxy.Command("--cleanup")); err != nil {
@@ -144,11 +144,11 @@ func (w *world) cleanUp(t *testing.T) {
 }
 
 // want reads what the API server holds as the proxy should understand it.
-func (w *world) want(t *testing.T) *service.Snapshot {
+func (w *fixture) want(t *testing.T) *service.Snapshot {
 	t.Helper()
-	o := w.means
+	o := w.trackOptions
 	if !o.NodePortsPrimary {
-		o.NodePorts = service.ElseEverywhere(o.NodePorts)
+		o.NodePorts = service.OrAnyAddress(o.NodePorts)
 	}
 	tracker := track.New(o)
 	services, err := w.api.Client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
@@ -191,17 +191,17 @@ func (w *world) want(t *testing.T) *service.Snapshot {
 	return tracker.Latest()
 }
 
-// settle waits until the kernel holds exactly what the API server asks for,
+// awaitProgrammed waits until the kernel holds exactly what the API server asks for,
 // and returns that.
-func (w *world) settle(t *testing.T) judge.Judge {
+func (w *fixture) awaitProgrammed(t *testing.T) judge.Judge {
 	t.Helper()
 	want := w.want(t)
-	w.kernel.Settle(t, want)
+	w.kernel.AwaitProgrammed(t, want)
 	return judge.Judge{Lab: w.Lab, Want: want, Relayed: w.mode == "userspace"}
 }
 
 // set writes objects.
-func (w *world) set(t *testing.T, objects ...metav1.Object) {
+func (w *fixture) set(t *testing.T, objects ...metav1.Object) {
 	t.Helper()
 	if err := w.api.Set(t.Context(), objects...); err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ func (w *world) set(t *testing.T, objects ...metav1.Object) {
 }
 
 // remove deletes objects.
-func (w *world) remove(t *testing.T, objects ...metav1.Object) {
+func (w *fixture) remove(t *testing.T, objects ...metav1.Object) {
 	t.Helper()
 	if err := w.api.Delete(t.Context(), objects...); err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func (w *world) remove(t *testing.T, objects ...metav1.Object) {
 
 // clear leaves of all objects only the Service of the API server itself, and
 // the Node as it is at first.
-func (w *world) clear(t *testing.T) {
+func (w *fixture) clear(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
 	if err := w.api.Client.DiscoveryV1().EndpointSlices(space).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {

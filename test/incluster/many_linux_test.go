@@ -16,7 +16,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/notices"
+	"kubeproxy/test/nftmonitor"
 )
 
 const (
@@ -24,16 +24,16 @@ const (
 	sampled = 20   // of which so many are looked at endpoint by endpoint
 )
 
-// arrivals notes when the kernel told of each address of Services for the last
+// programmingTimes notes when the kernel told of each address of Services for the last
 // time.
-type arrivals struct {
+type programmingTimes struct {
 	mu   sync.Mutex
 	last map[netip.Addr]time.Time
 }
 
-// hear looks for the bytes of any address of ServiceCIDRv4.
-func (a *arrivals) hear(n notices.Notice) {
-	if n.Kind != notices.NewElement {
+// observe looks for the bytes of any address of ServiceCIDRv4.
+func (a *programmingTimes) observe(n nftmonitor.Event) {
+	if n.Kind != nftmonitor.NewElement {
 		return
 	}
 	cidr := prefix("10.96.0.0/12")
@@ -52,19 +52,19 @@ func (a *arrivals) hear(n notices.Notice) {
 
 // testMany creates a thousand Services of ten endpoints each, as fast as the
 // API server takes them.
-func testMany(t *testing.T, w *world) {
+func testMany(t *testing.T, w *fixture) {
 	p := w.start(t)
-	seen := &arrivals{last: map[netip.Addr]time.Time{}}
-	listener, err := notices.Listen(w.Node, seen.hear)
+	seen := &programmingTimes{last: map[netip.Addr]time.Time{}}
+	listener, err := nftmonitor.Listen(w.Node, seen.observe)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
 	all, written := w.writeMany(t)
-	whole := w.settle(t)
+	whole := w.awaitProgrammed(t)
 	now, peak := p.Memory(t)
 	t.Logf("the proxy used %s of CPU and has %d MB resident, at most %d MB", p.CPU(t), now>>20, peak>>20)
-	if _, err := listener.Tally(); err != nil {
+	if _, err := listener.Counts(); err != nil {
 		t.Errorf("some notices were lost: %v", err)
 	}
 	seen.print(t, all, written)
@@ -76,13 +76,13 @@ func testMany(t *testing.T, w *world) {
 	}
 	w.askAll(t, all)
 	w.clear(t)
-	w.settle(t)
+	w.awaitProgrammed(t)
 	p.Stop(t)
 }
 
 // writeMany writes Service after Service, each followed by its endpoints, and
 // tells when the API server had both.
-func (w *world) writeMany(t *testing.T) ([]*corev1.Service, map[string]time.Time) {
+func (w *fixture) writeMany(t *testing.T) ([]*corev1.Service, map[string]time.Time) {
 	t.Helper()
 	var all []*corev1.Service
 	for i := range many {
@@ -119,7 +119,7 @@ func (w *world) writeMany(t *testing.T) ([]*corev1.Service, map[string]time.Time
 
 // print tells how long after the API server's answer the kernel had the last
 // of each Service. The proxy may well be faster than that answer.
-func (a *arrivals) print(t *testing.T, all []*corev1.Service, written map[string]time.Time) {
+func (a *programmingTimes) print(t *testing.T, all []*corev1.Service, written map[string]time.Time) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -141,7 +141,7 @@ func (a *arrivals) print(t *testing.T, all []*corev1.Service, written map[string
 }
 
 // askAll asks every Service once.
-func (w *world) askAll(t *testing.T, all []*corev1.Service) {
+func (w *fixture) askAll(t *testing.T, all []*corev1.Service) {
 	t.Helper()
 	for _, s := range all {
 		to := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), 80)

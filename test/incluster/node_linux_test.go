@@ -26,7 +26,7 @@ func awaitHealth(t *testing.T, p *program.Proxy, when string, eligible, alive in
 }
 
 // testNode has the own Node come late, change and go. None of it stops traffic.
-func testNode(t *testing.T, w *world) {
+func testNode(t *testing.T, w *fixture) {
 	here, there := newSlice("near", service.IPv4, w.webs(3)...), newSlice("near", service.IPv6, w.webs(3)...)
 	for _, s := range []*discoveryv1.EndpointSlice{here, there} {
 		for i := range s.Endpoints {
@@ -41,13 +41,13 @@ func testNode(t *testing.T, w *world) {
 	p.AwaitLog(t, `"Programmed"`, "nftables IPv4")
 	p.AwaitLog(t, `"Programmed"`, "nftables IPv6")
 	calls := w.calls(t, near)
-	w.settle(t).Check(t, calls)
+	w.awaitProgrammed(t).Check(t, calls)
 	awaitHealth(t, p, "no Node yet", http.StatusServiceUnavailable, http.StatusOK)
 
 	n := node()
 	w.set(t, n) // until it comes no NodePort answers
 	p.AwaitLog(t, `"The Node is known"`)
-	w.settle(t).Check(t, calls)
+	w.awaitProgrammed(t).Check(t, calls)
 	traffic := w.load(t, near)
 	for _, s := range []struct {
 		name     string
@@ -65,12 +65,12 @@ func testNode(t *testing.T, w *world) {
 	} {
 		s.edit()
 		w.set(t, n)
-		w.settle(t).Check(t, calls)
+		w.awaitProgrammed(t).Check(t, calls)
 		awaitHealth(t, p, s.name, s.eligible, http.StatusOK)
 	}
 	w.remove(t, n)
 	awaitHealth(t, p, "it is gone", http.StatusServiceUnavailable, http.StatusOK)
-	w.settle(t).Check(t, calls)
+	w.awaitProgrammed(t).Check(t, calls)
 	w.set(t, node())
 	awaitHealth(t, p, "it is back", http.StatusOK, http.StatusOK)
 	traffic.stop(t)
@@ -78,7 +78,7 @@ func testNode(t *testing.T, w *world) {
 }
 
 // testNodeAddress changes the address at which NodePorts answer.
-func testNodeAddress(t *testing.T, w *world) {
+func testNodeAddress(t *testing.T, w *fixture) {
 	web := newService("web", typed(corev1.ServiceTypeNodePort))
 	w.set(t, append(endpoints("web", w.webs(3)...), web)...)
 	p := w.start(t)
@@ -95,11 +95,11 @@ func testNodeAddress(t *testing.T, w *world) {
 	for i := range moved {
 		moved[i].ToNode, moved[i].Name = true, "NodePort at the new address"
 	}
-	w.settle(t).Check(t, moved) // nobody answers yet
+	w.awaitProgrammed(t).Check(t, moved) // nobody answers yet
 	n := node()
 	n.Status.Addresses[0].Address = second.String()
 	w.set(t, n)
-	w.settle(t).Check(t, append(calls, moved...))
+	w.awaitProgrammed(t).Check(t, append(calls, moved...))
 	if err := w.Node.DelAddr(second); err != nil {
 		t.Fatal(err)
 	}
@@ -108,27 +108,27 @@ func testNodeAddress(t *testing.T, w *world) {
 
 // testNodeCIDR lets the Node say which clients are pods. A Node of other CIDRs
 // is another Node of that name.
-func testNodeCIDR(t *testing.T, w *world) {
-	means := w.means
-	defer func() { w.means = means }()
-	w.means.Pods, w.means.PodsFromNode = service.LocalPods{}, true
+func testNodeCIDR(t *testing.T, w *fixture) {
+	means := w.trackOptions
+	defer func() { w.trackOptions = means }()
+	w.trackOptions.Pods, w.trackOptions.PodsFromNode = service.LocalPods{}, true
 	web := newService("web")
 	w.set(t, append(endpoints("web", w.webs(3)...), web)...)
 	p := w.run(t, "--kubeconfig="+w.login, "--detect-local-mode=NodeCIDR")
 	calls := w.calls(t, web)
-	w.settle(t).Check(t, calls)
+	w.awaitProgrammed(t).Check(t, calls)
 	for _, cidrs := range [][]string{{"10.244.9.0/24", "fd00:10:244:9::/64"}, {"10.244.1.0/24", "fd00:10:244:1::/64"}} {
 		n := node()
 		n.Spec.PodCIDR, n.Spec.PodCIDRs = cidrs[0], cidrs
 		w.remove(t, n)
 		w.set(t, n)
-		w.settle(t).Check(t, calls)
+		w.awaitProgrammed(t).Check(t, calls)
 	}
 	p.Stop(t)
 }
 
 // testNodeName gives the name as a person would.
-func testNodeName(t *testing.T, w *world) {
+func testNodeName(t *testing.T, w *fixture) {
 	p := w.start(t, "--hostname-override= NODE-A ")
 	awaitHealth(t, p, "the Node's name has small letters", http.StatusOK, http.StatusOK)
 	var about struct{ Node string }

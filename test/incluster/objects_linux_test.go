@@ -91,7 +91,7 @@ func node() *corev1.Node {
 
 // calls returns all that a pod, a client outside and the node can dial of what
 // the API server has of s.
-func (w *world) calls(t *testing.T, s *corev1.Service) []judge.Call {
+func (w *fixture) calls(t *testing.T, s *corev1.Service) []judge.Call {
 	t.Helper()
 	stored, err := w.api.Client.CoreV1().Services(s.Namespace).Get(t.Context(), s.Name, metav1.GetOptions{})
 	if err != nil {
@@ -119,7 +119,7 @@ func (w *world) calls(t *testing.T, s *corev1.Service) []judge.Call {
 }
 
 // dial returns like with all that is missing, from each caller.
-func (w *world) dial(like judge.Call, to string, port int32, p corev1.Protocol) []judge.Call {
+func (w *fixture) dial(like judge.Call, to string, port int32, p corev1.Protocol) []judge.Call {
 	addr, err := netip.ParseAddr(to)
 	if err != nil { // "None"
 		return nil
@@ -140,7 +140,7 @@ type loads struct {
 }
 
 // load makes connections to all that s has over TCP, until the test ends them.
-func (w *world) load(t *testing.T, s *corev1.Service) *loads {
+func (w *fixture) load(t *testing.T, s *corev1.Service) *loads {
 	t.Helper()
 	l := &loads{}
 	for _, x := range w.calls(t, s) {

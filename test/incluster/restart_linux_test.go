@@ -15,7 +15,7 @@ import (
 // testRestart ends the proxy in both ways while connections are made all the
 // time. Of these none is lost, and a proxy that finds everything as it should
 // be writes nothing.
-func testRestart(t *testing.T, w *world) {
+func testRestart(t *testing.T, w *fixture) {
 	web := newService("web", typed(corev1.ServiceTypeNodePort))
 	sticky := newService("sticky", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
 	w.set(t, append(endpoints("web", w.webs(4)...), web)...)
@@ -36,7 +36,7 @@ func testRestart(t *testing.T, w *world) {
 		if now := program.Generation(t, w.Node); now != before {
 			t.Errorf("%s and started again, the proxy wrote the rules %d times", end.how, now-before)
 		}
-		w.settle(t)
+		w.awaitProgrammed(t)
 	}
 
 	// What happened while nobody looked is made up for, and nothing else. The
@@ -47,7 +47,7 @@ func testRestart(t *testing.T, w *world) {
 	gone := more.calls
 	more.stop(t)
 	p = w.launch(t)
-	w.settle(t).Check(t, gone)
+	w.awaitProgrammed(t).Check(t, gone)
 	traffic.stop(t)
 	p.Stop(t)
 }

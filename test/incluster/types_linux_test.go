@@ -97,7 +97,7 @@ var stages = []stage{
 
 // testTypes changes one Service in every way there is while another one
 // carries traffic, of which nothing is lost.
-func testTypes(t *testing.T, w *world) {
+func testTypes(t *testing.T, w *fixture) {
 	steady := newService("steady", typed(corev1.ServiceTypeNodePort))
 	changing := newService("changing")
 	w.set(t, append(endpoints("steady", w.webs(4)...), steady)...)
@@ -106,24 +106,24 @@ func testTypes(t *testing.T, w *world) {
 
 	w.set(t, append(endpoints("changing", w.webs(3)...), changing)...)
 	past := w.calls(t, changing)
-	w.settle(t).Check(t, past)
+	w.awaitProgrammed(t).Check(t, past)
 	for _, s := range stages {
 		w.step(t, s, changing)
 		now := w.calls(t, changing)
-		w.settle(t).Check(t, join(past, now)) // nothing of the past answers by mistake
+		w.awaitProgrammed(t).Check(t, join(past, now)) // nothing of the past answers by mistake
 		if port := changing.Spec.HealthCheckNodePort; port != 0 {
 			w.checkHealth(t, s, port)
 		}
 		past = now
 	}
 	w.remove(t, append(endpoints("changing"), changing)...)
-	w.settle(t).Check(t, past)
+	w.awaitProgrammed(t).Check(t, past)
 	traffic.stop(t)
 	p.Stop(t)
 }
 
 // step makes s come true at the API server.
-func (w *world) step(t *testing.T, s stage, of *corev1.Service) {
+func (w *fixture) step(t *testing.T, s stage, of *corev1.Service) {
 	t.Helper()
 	t.Logf("%s becomes %s", of.Name, s.name)
 	s.edit(of)
@@ -140,7 +140,7 @@ func (w *world) step(t *testing.T, s stage, of *corev1.Service) {
 
 // checkHealth asks as a load balancer does, of which only the nodes with
 // endpoints answer well.
-func (w *world) checkHealth(t *testing.T, s stage, port int32) {
+func (w *fixture) checkHealth(t *testing.T, s stage, port int32) {
 	t.Helper()
 	want := http.StatusOK
 	if s.name == "no local endpoint" {

@@ -120,7 +120,7 @@ func (j Judge) Try(ctx context.Context, x Call) error {
 	case route.Reject:
 		return x.refused(ctx, v)
 	case route.Drop:
-		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: netlab.Silence})
+		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: netlab.SilenceTimeout})
 		if err == nil && a.Outcome != netlab.TimedOut {
 			err = fmt.Errorf("%s %s, want silence: %s", a.Outcome, a.Backend, v.Reason)
 		}
@@ -134,9 +134,9 @@ func (j Judge) Try(ctx context.Context, x Call) error {
 }
 
 func (x Call) refused(ctx context.Context, v route.Verdict) error {
-	quickest := program.Reply
+	quickest := program.ReplyTimeout
 	for range fewest {
-		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: program.Reply})
+		a, err := x.From.Ask(ctx, netlab.Query{Proto: x.Proto.String(), To: x.To, Timeout: program.ReplyTimeout})
 		switch {
 		case err != nil:
 			return err

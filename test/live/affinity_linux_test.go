@@ -19,58 +19,60 @@ import (
 	"kubeproxy/test/program"
 )
 
-// household is a number of clients behind one host, each with an address of
+// affinityClients is a number of clients behind one host, each with an address of
 // its own.
-type household struct {
+type affinityClients struct {
 	*cluster
 	app    app
-	people []netip.Addr
+	addrs  []netip.Addr
 	server map[netip.Addr]string // whom each was answered by at first
 	asked  map[netip.Addr]time.Time
 }
 
-func settleDown(t *testing.T, c *cluster, a app) *household {
+func newAffinityClients(t *testing.T, c *cluster, a app) *affinityClients {
 	t.Helper()
-	h := &household{cluster: c, app: a, server: map[netip.Addr]string{}, asked: map[netip.Addr]time.Time{}}
+	h := &affinityClients{cluster: c, app: a, server: map[netip.Addr]string{}, asked: map[netip.Addr]time.Time{}}
 	for _, format := range []string{"192.0.2.2%02d", "2001:db8:2::2%02d"} {
 		for i := range 8 {
 			addr := netip.MustParseAddr(fmt.Sprintf(format, i))
 			if err := c.Host("customer").AddAddr(addr); err != nil {
 				t.Fatal(err)
 			}
-			h.people = append(h.people, addr)
+			h.addrs = append(h.addrs, addr)
 		}
 	}
-	for _, p := range h.people {
-		h.server[p] = h.visit(t, p, service.ClusterIP)
+	for _, p := range h.addrs {
+		h.server[p] = h.askServer(t, p, service.ClusterIP)
 	}
 	return h
 }
 
-// meet has one client ask one kind of address and returns who answered, and
+// checkServer has one client ask one kind of address and returns who answered, and
 // whether that is another server than before. Who was away for so long that he
 // is forgotten may have another one, and so may whom a relay kept waiting for the
 // one he had.
-func (h *household) meet(t *testing.T, client netip.Addr, k service.Kind) (server string, moved bool) {
+func (h *affinityClients) checkServer(t *testing.T, client netip.Addr, k service.Kind) (server string, moved bool) {
 	t.Helper()
 	before := h.asked[client]
-	server = h.visit(t, client, k)
-	late := h.mode.userspace && time.Since(h.asked[client]) >= relayPatience
-	if server != h.server[client] && (late || time.Since(before) >= h.memory()) {
+	server = h.askServer(t, client, k)
+	late := h.mode.userspace && time.Since(h.asked[client]) >= relayDialTimeout
+	if server != h.server[client] && (late || time.Since(before) >= h.affinityTimeout()) {
 		h.server[client] = server
 	}
 	return server, server != h.server[client]
 }
 
-// relayPatience is how long mode userspace waits for an endpoint before it tries
+// relayDialTimeout is how long mode userspace waits for an endpoint before it tries
 // another one.
-const relayPatience = 250 * time.Millisecond
+const relayDialTimeout = 250 * time.Millisecond
 
-// memory is how long a client is remembered.
-func (h *household) memory() time.Duration { return time.Duration(h.app.sticky) * time.Second }
+// affinityTimeout is how long a client is remembered.
+func (h *affinityClients) affinityTimeout() time.Duration {
+	return time.Duration(h.app.sticky) * time.Second
+}
 
-// visit is meet at first.
-func (h *household) visit(t *testing.T, client netip.Addr, k service.Kind) string {
+// askServer is meet at first.
+func (h *affinityClients) askServer(t *testing.T, client netip.Addr, k service.Kind) string {
 	t.Helper()
 	h.asked[client] = time.Now()
 	q := netlab.Query{Proto: "tcp", From: netip.AddrPortFrom(client, 0), To: h.app.at(k, service.FamilyOf(client))}
@@ -84,20 +86,20 @@ func (h *household) visit(t *testing.T, client netip.Addr, k service.Kind) strin
 	return a.Backend
 }
 
-// moved lists the clients that another server answers now.
-func (h *household) moved(t *testing.T) map[netip.Addr]string {
+// movedClients lists the clients that another server answers now.
+func (h *affinityClients) movedClients(t *testing.T) map[netip.Addr]string {
 	t.Helper()
 	moved := map[netip.Addr]string{}
-	for _, p := range h.people {
-		if now, away := h.meet(t, p, service.ClusterIP); away {
+	for _, p := range h.addrs {
+		if now, away := h.checkServer(t, p, service.ClusterIP); away {
 			moved[p] = now
 		}
 	}
 	return moved
 }
 
-// remembered counts the clients that the kernel remembers.
-func (h *household) remembered(t *testing.T) int {
+// affinityEntries counts the clients that the kernel remembers.
+func (h *affinityClients) affinityEntries(t *testing.T) int {
 	t.Helper()
 	n := 0
 	err := h.Node.Do(func() error {
@@ -133,37 +135,37 @@ func (h *household) remembered(t *testing.T) int {
 // seconds.
 func TestAffinity(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, sticky: 2}.on(c.webs()...)
 	c.save(t, web)
 	c.start(t)
-	h := settleDown(t, c, web)
+	h := newAffinityClients(t, c, web)
 
-	t.Run("one server for all ways in", h.checkWays)
+	t.Run("one server for all ways in", h.checkFrontendKinds)
 	t.Run("who comes back is remembered longer", func(t *testing.T) {
-		for begin := time.Now(); time.Since(begin) < h.memory()+500*time.Millisecond; {
-			if moved := h.moved(t); len(moved) > 0 {
+		for begin := time.Now(); time.Since(begin) < h.affinityTimeout()+500*time.Millisecond; {
+			if moved := h.movedClients(t); len(moved) > 0 {
 				t.Fatalf("after %s other servers answer: %v", time.Since(begin), moved)
 			}
 		}
 	})
 	t.Run("all are forgotten", func(t *testing.T) {
-		first, last := h.asked[h.people[0]], h.asked[h.people[len(h.people)-1]]
-		if n := h.remembered(t); n != len(h.people) && time.Since(first) < h.memory() {
-			t.Errorf("%d clients remembered, want %d", n, len(h.people))
+		first, last := h.asked[h.addrs[0]], h.asked[h.addrs[len(h.addrs)-1]]
+		if n := h.affinityEntries(t); n != len(h.addrs) && time.Since(first) < h.affinityTimeout() {
+			t.Errorf("%d clients remembered, want %d", n, len(h.addrs))
 		}
-		program.Await(t, "no client is remembered", func() bool { return h.remembered(t) == 0 })
-		if took := time.Since(last); took < h.memory()*3/4 || took > program.Reply {
-			t.Errorf("forgotten after %s, want %s", took, h.memory())
+		program.Await(t, "no client is remembered", func() bool { return h.affinityEntries(t) == 0 })
+		if took := time.Since(last); took < h.affinityTimeout()*3/4 || took > program.ReplyTimeout {
+			t.Errorf("forgotten after %s, want %s", took, h.affinityTimeout())
 		}
 		moved := 0
-		for _, p := range h.people {
-			if h.visit(t, p, service.ClusterIP) != h.server[p] {
+		for _, p := range h.addrs {
+			if h.askServer(t, p, service.ClusterIP) != h.server[p] {
 				moved++
 			}
 		}
 		if moved == 0 {
-			t.Errorf("all %d clients happen to have the servers they had", len(h.people))
+			t.Errorf("all %d clients happen to have the servers they had", len(h.addrs))
 		}
 	})
 }
@@ -172,40 +174,40 @@ func TestAffinity(t *testing.T) {
 // they were to be remembered, and the clients of others stay where they are.
 func TestAffinityWithServerThatLeaves(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, sticky: 600}.on(c.webs()...)
 	c.save(t, web)
 	c.start(t)
-	h := settleDown(t, c, web)
-	gone := h.server[h.people[0]]
+	h := newAffinityClients(t, c, web)
+	gone := h.server[h.addrs[0]]
 	c.save(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
-	c.settle(t)
-	program.Await(t, "every client of the server moves", func() bool { return h.movedFrom(t, gone) })
-	if moved := h.moved(t); len(moved) > 0 {
+	c.awaitProgrammed(t)
+	program.Await(t, "every client of the server moves", func() bool { return h.allMovedFrom(t, gone) })
+	if moved := h.movedClients(t); len(moved) > 0 {
 		t.Errorf("moved once more: %v", moved)
 	}
 	c.save(t, web)
-	c.settle(t)
-	if moved := h.moved(t); len(moved) > 0 {
+	c.awaitProgrammed(t)
+	if moved := h.movedClients(t); len(moved) > 0 {
 		t.Errorf("moved because somebody came: %v", moved)
 	}
 }
 
-func (h *household) checkWays(t *testing.T) {
-	for _, p := range h.people {
+func (h *affinityClients) checkFrontendKinds(t *testing.T) {
+	for _, p := range h.addrs {
 		for _, k := range kinds {
-			if got, moved := h.meet(t, p, k); moved {
+			if got, moved := h.checkServer(t, p, k); moved {
 				t.Errorf("%s at the %s is answered by %s, want %s", p, k, got, h.server[p])
 			}
 		}
 	}
 }
 
-// movedFrom reports that nobody is answered by a server any more, and lets
+// allMovedFrom reports that nobody is answered by a server any more, and lets
 // nobody else move.
-func (h *household) movedFrom(t *testing.T, gone string) bool {
+func (h *affinityClients) allMovedFrom(t *testing.T, gone string) bool {
 	t.Helper()
-	for p, now := range h.moved(t) {
+	for p, now := range h.movedClients(t) {
 		if h.server[p] != gone {
 			t.Fatalf("%s moved from %s to %s, though %s left", p, h.server[p], now, gone)
 		}

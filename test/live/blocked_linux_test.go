@@ -18,7 +18,7 @@ import (
 // their status, as no restart mends it.
 func TestStatusOfBlockedTraffic(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	switches := []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}
 	set := func(file, value string) {
 		must(t, c.Node.Do(func() error { return os.WriteFile(file, []byte(value), 0) }))

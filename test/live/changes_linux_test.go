@@ -68,7 +68,7 @@ func (x change) text(t *testing.T) []byte {
 // endpoint leaves may be, so UDP has tests of its own.
 func TestChangesUnderLoad(t *testing.T) {
 	t.Parallel()
-	for name, m := range ways() {
+	for name, m := range switchableModes() {
 		if m.ipvs {
 			continue
 		}
@@ -81,7 +81,7 @@ func TestChangesUnderLoad(t *testing.T) {
 
 func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }
 
-func TestUserspaceChangesUnderLoad(t *testing.T) { throughProxy(t, changesUnderLoad) }
+func TestUserspaceChangesUnderLoad(t *testing.T) { withUserspace(t, changesUnderLoad) }
 
 func changesUnderLoad(t *testing.T, m mode) {
 	c := newCluster(t, m)
@@ -97,7 +97,7 @@ func changesUnderLoad(t *testing.T, m mode) {
 	lost := map[int]int{}
 	for _, x := range c.changes() {
 		c.write(t, "web.yaml", x.text(t))
-		c.settle(t)
+		c.awaitProgrammed(t)
 		made := make([]int, len(loads))
 		for i, l := range loads {
 			made[i] = l.Report().Connections

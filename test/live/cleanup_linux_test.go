@@ -21,21 +21,21 @@ import (
 // and leaves everybody else's rules as they are, however often it is run.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
-	c.crowd(t)
-	theirs := c.everything(t)
-	c.litter(t)
+	c := newCluster(t, defaultMode())
+	c.installForeignRules(t)
+	theirs := c.listAllRules(t)
+	c.installLeftovers(t)
 	said := c.cleanUp(t, "", 0)
 	for _, word := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft", "nftables table ip kube-services", "nftables table ip6 kube-services"} {
 		if !strings.Contains(said, `"Cleaned up" place="`+word+`" removed=`) {
 			t.Errorf("no word of what was removed from %s:\n%s", word, said)
 		}
 	}
-	if diff := cmp.Diff(theirs, c.everything(t)); diff != "" {
+	if diff := cmp.Diff(theirs, c.listAllRules(t)); diff != "" {
 		t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
 	}
-	c.aloneIn(t, "no mode")
-	if lists := c.recent(t); len(lists) > 0 {
+	c.checkOnlyMode(t, "no mode")
+	if lists := c.recentLists(t); len(lists) > 0 {
 		t.Errorf("lists of clients are left: %q", lists)
 	}
 	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
@@ -47,12 +47,12 @@ func TestCleanup(t *testing.T) {
 // rest, of which there may be none.
 func TestCleanupWithoutCommands(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	none := t.TempDir()
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	c.start(t).Stop(t)
 	c.cleanUp(t, none, 0)
-	c.litter(t)
+	c.installLeftovers(t)
 	said := c.cleanUp(t, none, 1)
 	for _, word := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"} {
 		if !strings.Contains(said, "clean up "+word+": the command "+word+"-restore is missing: install it to have the chains removed") {
@@ -63,13 +63,13 @@ func TestCleanupWithoutCommands(t *testing.T) {
 		t.Errorf("it did not go on:\n%s", said)
 	}
 	c.cleanUp(t, "", 0)
-	c.aloneIn(t, "no mode")
+	c.checkOnlyMode(t, "no mode")
 }
 
 // A process without the rights says so, and does not pretend.
 func TestCleanupWithoutRights(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	cmd := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", kubeProxy.Path, "--cleanup")
 	out, err := program.Run(t, c.Node, cmd)
 	if err == nil || err.Error() != "exit status 1" || !strings.Contains(out, "CAP_NET_ADMIN") {
@@ -77,23 +77,23 @@ func TestCleanupWithoutRights(t *testing.T) {
 	}
 }
 
-// litter leaves the rules of every mode behind, all at once, as if nothing ever
+// installLeftovers leaves the rules of every mode behind, all at once, as if nothing ever
 // took over from anything.
-func (c *cluster) litter(t *testing.T) {
+func (c *cluster) installLeftovers(t *testing.T) {
 	t.Helper()
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
 	c.save(t, web, sticky)
-	if m, found := ways()["ipvs"]; found {
-		c.become(t, m)
+	if m, found := switchableModes()["ipvs"]; found {
+		c.setMode(t, m)
 		c.start(t).Stop(t)
 	}
-	for _, m := range ways() {
+	for _, m := range switchableModes() {
 		if m.ipvs {
 			continue
 		}
 		if m.iptables == "" {
-			c.program(t)
+			c.installNFTables(t)
 			continue
 		}
 		cmd := c.command(append([]string{"render", "--manifests=" + c.dir}, m.flags...)...)
@@ -106,17 +106,17 @@ func (c *cluster) litter(t *testing.T) {
 		if !found {
 			t.Fatalf("no part for IPv6:\n%s", text)
 		}
-		c.feed(t, service.IPv4, m.iptables, four)
-		c.feed(t, service.IPv6, m.iptables, six)
+		c.restore(t, service.IPv4, m.iptables, four)
+		c.restore(t, service.IPv6, m.iptables, six)
 	}
-	if lists := c.recent(t); len(lists) == 0 {
+	if lists := c.recentLists(t); len(lists) == 0 {
 		t.Fatal("there are no lists of clients")
 	}
 }
 
-// program makes our tables without the program, which would remove what other
+// installNFTables makes our tables without the program, which would remove what other
 // modes left.
-func (c *cluster) program(t *testing.T) {
+func (c *cluster) installNFTables(t *testing.T) {
 	t.Helper()
 	want := c.want(t)
 	for _, f := range service.Families {
@@ -137,8 +137,8 @@ func (c *cluster) program(t *testing.T) {
 	}
 }
 
-// recent lists the lists of clients that the kernel keeps for iptables.
-func (c *cluster) recent(t *testing.T) []string {
+// recentLists lists the lists of clients that the kernel keeps for iptables.
+func (c *cluster) recentLists(t *testing.T) []string {
 	t.Helper()
 	var all []string
 	err := c.Node.Do(func() (err error) {

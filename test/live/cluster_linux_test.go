@@ -26,14 +26,14 @@ type cluster struct {
 	kernel *program.Kernel
 	// commands is the folder of the iptables commands, in mode iptables.
 	commands string
-	talks    atomic.Uint32 // that were opened
+	opened   atomic.Uint32 // that were opened
 }
 
 // mode is a way to run the proxy: the flags that ask for it, and what they
 // mean to the judge.
 type mode struct {
-	flags []string
-	means track.Options
+	flags        []string
+	trackOptions track.Options
 	// bridge is the interface through which pods are seen, empty if each has
 	// one of its own.
 	bridge string
@@ -51,10 +51,10 @@ type mode struct {
 	localhost bool
 }
 
-// usual is the mode of tests that are not about modes.
-func usual() mode {
+// defaultMode is the mode of tests that are not about modes.
+func defaultMode() mode {
 	m := mode{flags: []string{"--cluster-cidr=" + netlab.ClusterCIDR}}
-	m.means.Pods.Prefixes = prefixes(strings.Split(netlab.ClusterCIDR, ",")...)
+	m.trackOptions.Pods.Prefixes = prefixes(strings.Split(netlab.ClusterCIDR, ",")...)
 	return m
 }
 
@@ -85,13 +85,13 @@ func newCluster(t *testing.T, m mode) *cluster {
 			t.Fatal(err)
 		}
 	}
-	c.become(t, m)
+	c.setMode(t, m)
 	c.write(t, "node.yaml", program.Manifest[any](t, node()))
 	return c
 }
 
-// become makes m the mode of the next start.
-func (c *cluster) become(t *testing.T, m mode) {
+// setMode makes m the mode of the next start.
+func (c *cluster) setMode(t *testing.T, m mode) {
 	t.Helper()
 	c.mode, c.commands = m, ""
 	c.kernel = c.audit(t)
@@ -106,7 +106,7 @@ func (c *cluster) webs() []*netlab.Host {
 func (c *cluster) start(t *testing.T) *program.Proxy {
 	t.Helper()
 	p := c.launch(t)
-	c.settle(t)
+	c.awaitProgrammed(t)
 	for _, f := range service.Families {
 		p.AwaitLog(t, `"Programmed"`, c.mode.proxyMode()+" "+f.String())
 	}
@@ -151,10 +151,10 @@ func (c *cluster) remove(t *testing.T, name string) {
 // want reads the manifests as the proxy should understand them.
 func (c *cluster) want(t *testing.T) *service.Snapshot {
 	t.Helper()
-	o := c.mode.means
+	o := c.mode.trackOptions
 	o.NodeName, o.NodePortsPrimary = netlab.NodeName, len(o.NodePorts) == 0 && c.mode.proxyMode() == "nftables"
 	if !o.NodePortsPrimary {
-		o.NodePorts = service.ElseEverywhere(o.NodePorts)
+		o.NodePorts = service.OrAnyAddress(o.NodePorts)
 	}
 	tracker := track.New(o)
 	files := source.Manifests{Paths: []string{c.dir}, NodeName: netlab.NodeName}
@@ -168,16 +168,16 @@ func (c *cluster) want(t *testing.T) *service.Snapshot {
 	return want
 }
 
-// settle waits until the kernel holds exactly what the manifests ask for, and
+// awaitProgrammed waits until the kernel holds exactly what the manifests ask for, and
 // no UDP flow that they do not allow.
-func (c *cluster) settle(t *testing.T) *service.Snapshot {
+func (c *cluster) awaitProgrammed(t *testing.T) *service.Snapshot {
 	t.Helper()
 	want := c.want(t)
-	c.settleOn(t, want)
+	c.awaitSnapshot(t, want)
 	return want
 }
 
-func (c *cluster) settleOn(t *testing.T, want *service.Snapshot) {
+func (c *cluster) awaitSnapshot(t *testing.T, want *service.Snapshot) {
 	t.Helper()
-	c.kernel.Settle(t, want)
+	c.kernel.AwaitProgrammed(t, want)
 }

@@ -33,15 +33,15 @@ func TestConfined(t *testing.T) {
 		for _, mode := range []string{"nftables", "iptables-nft"} {
 			t.Run(name+", "+mode, func(t *testing.T) {
 				t.Parallel()
-				c := newCluster(t, ways()[mode])
+				c := newCluster(t, switchableModes()[mode])
 				web := app{name: "web", number: 10}.on(c.webs()...)
 				c.save(t, web)
 				p := c.startBehind(t, prefix...)
-				c.check(t, c.want(t), c.cells(c.callers()[:1], web))
+				c.check(t, c.want(t), c.cells(c.clientHosts()[:1], web))
 				web = web.on(c.webs()[:1]...)
 				c.save(t, web)
-				c.settle(t)
-				c.check(t, c.want(t), c.cells(c.callers()[:1], web))
+				c.awaitProgrammed(t)
+				c.check(t, c.want(t), c.cells(c.clientHosts()[:1], web))
 				if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid())); name == "seccomp" && (err != nil || !strings.Contains(string(text), "Seccomp:\t2\n")) {
 					t.Errorf("the proxy has no filter: %v", err)
 				}
@@ -61,7 +61,7 @@ func (c *cluster) startBehind(t *testing.T, prefix ...string) *program.Proxy {
 	cmd.Args = slices.Concat(prefix, []string{cmd.Path}, cmd.Args[1:])
 	cmd.Path = path
 	p := program.Start(t, c.Node, cmd)
-	c.settle(t)
+	c.awaitProgrammed(t)
 	return p
 }
 

@@ -20,33 +20,33 @@ import (
 // port that no Service has.
 func TestRefusedAtOnce(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	empty := app{name: "empty", number: 10}
 	web := app{name: "web", number: 11}.on(c.Host("web-1"))
 	c.save(t, empty, web)
 	c.start(t)
 
-	cells := c.cells(c.callers(), empty)
-	for _, x := range c.cells(c.callers(), web) {
+	cells := c.cells(c.clientHosts(), empty)
+	for _, x := range c.cells(c.clientHosts(), web) {
 		if x.ToNode || x.Name != "ClusterIP of web" {
 			continue
 		}
 		x.Name, x.To = "no port of web", netip.AddrPortFrom(x.To.Addr(), 81)
 		cells = append(cells, x)
 	}
-	c.check(t, c.settle(t), cells)
+	c.check(t, c.awaitProgrammed(t), cells)
 
 	c.save(t, empty.on(c.Host("web-3")))
-	c.check(t, c.settle(t), c.cells(c.callers(), empty))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), empty))
 	c.save(t, empty)
-	c.check(t, c.settle(t), c.cells(c.callers(), empty))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), empty))
 }
 
 // A pod that reaches itself through its Service sees a node's address, since
 // an answer to its own would never leave it.
 func TestHairpin(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, internal: "Local", external: "Local"}.on(c.Host("web-1"))
 	c.save(t, web)
 	c.start(t)
@@ -65,7 +65,7 @@ func TestHairpin(t *testing.T) {
 // loadBalancerSourceRanges guard load-balancer addresses and nothing else.
 func TestSourceRanges(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	c.start(t)
 	var apps []app
 	for i, ranges := range [][]string{
@@ -81,23 +81,23 @@ func TestSourceRanges(t *testing.T) {
 		}
 	}
 	c.save(t, apps...)
-	c.check(t, c.settle(t), c.cells(c.callers(), apps...))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), apps...))
 
 	// Who is let in no more is stopped, who is let in now is not.
 	closed := apps[0]
 	closed.ranges = apps[2].ranges[:2]
 	c.save(t, closed)
-	c.check(t, c.settle(t), c.cells(c.callers(), closed))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), closed))
 	closed.ranges = nil
 	c.save(t, closed)
-	c.check(t, c.settle(t), c.cells(c.callers(), closed))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), closed))
 }
 
 // A node that holds a load balancer's address and is let in reaches it from
 // that very address.
 func TestSourceRangesOfTheNode(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, ranges: []string{"192.0.2.10/32", "2001:db8:2::10/128"}}.on(c.Host("web-1"), c.Host("web-3"))
 	c.save(t, web)
 	c.start(t)
@@ -119,7 +119,7 @@ func checkServers(t *testing.T, from *netlab.Host, to netip.AddrPort, want strin
 	t.Helper()
 	q := netlab.Query{Proto: "tcp", To: to}
 	if want == "" {
-		q.Timeout = netlab.Silence
+		q.Timeout = netlab.SilenceTimeout
 	}
 	var seen []string
 	// One of two that serve is missed once in 2^49 times.
@@ -144,7 +144,7 @@ func checkServers(t *testing.T, from *netlab.Host, to netip.AddrPort, want strin
 // manifests with the proxy's own eyes, so who should answer is said here.
 func TestTerminating(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	one, two, three, four := c.Host("web-1"), c.Host("web-2"), c.Host("web-3"), c.Host("web-4")
 	base := app{name: "policies-cluster", number: 10}
 	local := app{name: "policies-local", number: 11, internal: "Local", external: "Local"}
@@ -167,7 +167,7 @@ func TestTerminating(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			apps := []app{tc.with(base), tc.with(local)}
 			c.save(t, apps...)
-			c.check(t, c.settle(t), c.cells(c.callers(), apps...))
+			c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), apps...))
 			for _, f := range service.Families {
 				checkServers(t, c.Host("shopper"), base.at(service.ClusterIP, f), tc.inside)
 				checkServers(t, c.Host("customer"), local.at(service.NodePort, f), tc.localOnly)

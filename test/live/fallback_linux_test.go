@@ -16,7 +16,7 @@ import (
 // scheduler; that of your machine may have no IPVS at all.
 func TestFallbackFromIPVS(t *testing.T) {
 	t.Parallel()
-	m := usual()
+	m := defaultMode()
 	m.flags = append(m.flags, "--proxy-mode=ipvs", "--ipvs-scheduler=none", "--iptables-localhost-nodeports=false")
 	m.iptables = "nft"
 	c := newCluster(t, m)
@@ -35,8 +35,8 @@ func TestFallbackFromIPVS(t *testing.T) {
 	if mode := string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body); mode != "iptables" {
 		t.Errorf("/proxyMode is %q", mode)
 	}
-	c.check(t, c.settle(t), c.cells(c.callers(), web))
-	c.aloneIn(t, "iptables-nft")
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web))
+	c.checkOnlyMode(t, "iptables-nft")
 	for _, f := range service.Families {
 		if n, _ := p.Metric(t, "kubeproxy_condition", "condition", "leftovers-"+f.String()); n != 0 {
 			t.Errorf("%s: something is left of a mode that never ran", f)

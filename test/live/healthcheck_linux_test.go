@@ -34,19 +34,19 @@ spec:
 // A load balancer asks a node that lets nobody in but whom its rules accept, see
 // kubernetes/kubernetes#97225. No other port of the node is opened by that.
 func TestIPTablesHealthChecksAreLetIn(t *testing.T)  { eachVariant(t, letsHealthChecksIn) }
-func TestUserspaceHealthChecksAreLetIn(t *testing.T) { throughProxy(t, letsHealthChecksIn) }
+func TestUserspaceHealthChecksAreLetIn(t *testing.T) { withUserspace(t, letsHealthChecksIn) }
 func TestIPVSHealthChecksAreLetIn(t *testing.T)      { withIPVS(t, letsHealthChecksIn) }
 
 func letsHealthChecksIn(t *testing.T, m mode) {
 	m.flags = append(m.flags, "--nodeport-addresses="+nodePrefixes)
-	m.means.NodePorts = prefixes(strings.Split(nodePrefixes, ",")...)
+	m.trackOptions.NodePorts = prefixes(strings.Split(nodePrefixes, ",")...)
 	c := newCluster(t, m)
 	other, spare := uint16(30199), netip.MustParseAddr("192.0.2.77")
 	if _, err := c.Node.Echo("", other); err != nil {
 		t.Fatal(err)
 	}
 	must(t, c.Node.AddAddr(spare))
-	c.closeInput(t)
+	c.dropInput(t)
 	var all strings.Builder
 	for n := range checkedApps {
 		all.WriteString(strings.NewReplacer("NUMBER", fmt.Sprint(n+1), "PORT", fmt.Sprint(30100+n)).Replace(checkedApp))
@@ -58,7 +58,7 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 		for _, at := range []string{"192.0.2.10", "[2001:db8:2::10]"} {
 			url := fmt.Sprintf("http://%s:%d/", at, 30100+n)
 			want := fmt.Sprintf("checked-%d", n+1)
-			program.Await(t, url+" to be answered", func() bool { return checkedBy(customer, url) == want })
+			program.Await(t, url+" to be answered", func() bool { return healthCheckOwner(customer, url) == want })
 		}
 	}
 	closed := []netip.AddrPort{
@@ -66,14 +66,14 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 		netip.AddrPortFrom(spare, 30100), // where NodePorts do not answer
 	}
 	for _, at := range closed {
-		got, err := customer.Ask(t.Context(), netlab.Query{Proto: "tcp", To: at, Timeout: netlab.Silence})
+		got, err := customer.Ask(t.Context(), netlab.Query{Proto: "tcp", To: at, Timeout: netlab.SilenceTimeout})
 		if err != nil || got.Outcome != netlab.TimedOut {
 			t.Errorf("%s: %s, %v; want the node's own policy to hold", at, got.Outcome, err)
 		}
 	}
 	c.write(t, "checked.yaml", nil)
-	c.settle(t)
-	if got := checkedBy(customer, "http://192.0.2.10:30100/"); got != "" {
+	c.awaitProgrammed(t)
+	if got := healthCheckOwner(customer, "http://192.0.2.10:30100/"); got != "" {
 		t.Errorf("a health check of no Service is answered for %s", got)
 	}
 }
@@ -81,9 +81,9 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 // nodePrefixes hold the addresses of the node that answer NodePorts.
 const nodePrefixes = "192.0.2.10/32,2001:db8:2::10/128"
 
-// closeInput has the node drop what comes in from outside, as an administrator may
+// dropInput has the node drop what comes in from outside, as an administrator may
 // do. The node itself and neighbour discovery of IPv6 go on.
-func (c *cluster) closeInput(t *testing.T) {
+func (c *cluster) dropInput(t *testing.T) {
 	t.Helper()
 	for _, args := range [][]string{
 		{"iptables", "-w", "-A", "INPUT", "-i", "lo", "-j", "ACCEPT"},

@@ -11,9 +11,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// deedsTables are what others may do to tables of iptables-nft as a whole, after
+// tableTamperings are what others may do to tables of iptables-nft as a whole, after
 // which no rule in them works.
-var deedsTables = []string{
+var tableTamperings = []string{
 	"nft add table ip nat '{ flags dormant; }'",
 	"nft add table ip filter '{ flags dormant; }'",
 }
@@ -22,25 +22,25 @@ var deedsTables = []string{
 // one that starts, long before the sync period is over.
 func TestIPTablesDormant(t *testing.T) {
 	t.Parallel()
-	alone := usual()
+	alone := defaultMode()
 	alone.flags, alone.iptables = append(alone.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false"), "nft"
 	for _, m := range []mode{alone, inUserspace("nft")} {
 		t.Run(m.proxyMode(), func(t *testing.T) {
 			t.Parallel()
-			m = m.watchful()
+			m = m.withoutPeriodicSync()
 			c := newCluster(t, m)
 			web := app{name: "web", number: 10}.on(c.webs()...)
 			none := app{name: "none", number: 11}
 			c.save(t, web, none)
 			p := c.start(t)
-			want := c.settle(t)
+			want := c.awaitProgrammed(t)
 			cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web, none)
-			for _, deed := range deedsTables {
-				c.undone(t, p, deed)
+			for _, deed := range tableTamperings {
+				c.tamperIPVSAndAwaitRepair(t, p, deed)
 				c.check(t, want, cells)
 			}
 			p.Stop(t)
-			for _, deed := range deedsTables {
+			for _, deed := range tableTamperings {
 				c.sh(t, deed+"\n")
 			}
 			c.start(t)
@@ -49,8 +49,8 @@ func TestIPTablesDormant(t *testing.T) {
 	}
 }
 
-// deedsAhead put rules ahead of ours, or ours behind others.
-var deedsAhead = []string{
+// rulesAheadTamperings put rules ahead of ours, or ours behind others.
+var rulesAheadTamperings = []string{
 	"iptables --wait=60 -t nat -I PREROUTING 1 -j ACCEPT",
 	"iptables --wait=60 -t nat -I OUTPUT 1 -p tcp -j RETURN",
 	"iptables --wait=60 -t filter -I INPUT 1 -m comment --comment all -j ACCEPT\niptables --wait=60 -t filter -I FORWARD 1 -j ACCEPT",
@@ -62,23 +62,23 @@ var deedsAhead = []string{
 // it, and the log has its text. Rules that match less stay where they are.
 func TestIPTablesRulesAhead(t *testing.T) {
 	t.Parallel()
-	alone := usual()
+	alone := defaultMode()
 	alone.flags = append(alone.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
 	for _, variant := range program.IPTablesVariants {
 		alone.iptables = variant
 		for _, m := range []mode{alone, inUserspace(variant)} {
 			t.Run(m.proxyMode()+"/"+variant, func(t *testing.T) {
 				t.Parallel()
-				c := newCluster(t, m.watchful())
+				c := newCluster(t, m.withoutPeriodicSync())
 				web := app{name: "web", number: 10}.on(c.webs()...)
 				none := app{name: "none", number: 11}
 				c.save(t, web, none)
 				p := c.start(t)
-				want := c.settle(t)
+				want := c.awaitProgrammed(t)
 				cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web, none)
 				c.sh(t, "iptables --wait=60 -t nat -I PREROUTING 1 -p icmp -j ACCEPT\n")
-				for _, deed := range deedsAhead {
-					c.undone(t, p, deed)
+				for _, deed := range rulesAheadTamperings {
+					c.tamperIPVSAndAwaitRepair(t, p, deed)
 					c.check(t, want, cells)
 				}
 				p.AwaitLog(t, "hidden: rule", "-m comment --comment all -j ACCEPT")

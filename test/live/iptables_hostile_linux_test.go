@@ -21,46 +21,46 @@ import (
 	"kubeproxy/test/program"
 )
 
-// hostility is how long the neighbour goes on. make test gives it the default;
+// hostileDuration is how long the neighbour goes on. make test gives it the default;
 // a minute of it is go test ./test/live -run Hostile -hostile 1m.
-var hostility = flag.Duration("hostile", 6*time.Second, "how long the neighbour of TestIPTablesHostileNeighbour meddles")
+var hostileDuration = flag.Duration("hostile", 6*time.Second, "how long the neighbour of TestIPTablesHostileEdits meddles")
 
-// hostile is somebody who changes rules of his own and of others at random.
-type hostile struct {
-	cluster *cluster
-	rand    *rand.Rand
-	mine    string // what he had after his last deed, in both families
-	failed  int    // deeds that met with a state they had no use for
-	done    int
+// tamperer is somebody who changes rules of his own and of others at random.
+type tamperer struct {
+	cluster   *cluster
+	rand      *rand.Rand
+	lastRules string // what he had after his last deed, in both families
+	failed    int    // deeds that met with a state they had no use for
+	done      int
 }
 
-// tracking is a rule of his that needs connection tracking. The kernel tracks
+// conntrackRule is a rule of his that needs connection tracking. The kernel tracks
 // only as long as some rule does, so whoever flushes the last one has every
 // translated connection stand still until there is one again.
-const tracking = "*mangle\n-A FORWARD -m conntrack --ctstate INVALID -j RETURN\nCOMMIT\n"
+const conntrackRule = "*mangle\n-A FORWARD -m conntrack --ctstate INVALID -j RETURN\nCOMMIT\n"
 
-// unmarked are chains that look like ours and are not.
-const unmarked = `KUBE-(MARK-DROP|FIREWALL|KUBELET-CANARY)`
+// similarChains are chains that look like ours and are not.
+const similarChains = `KUBE-(MARK-DROP|FIREWALL|KUBELET-CANARY)`
 
-// oursIn matches the lines of a listing that are ours.
-var oursIn = regexp.MustCompile(`^(:|-A )KUBE-|-[jg] KUBE-`)
+// proxyRuleLine matches the lines of a listing that are ours.
+var proxyRuleLine = regexp.MustCompile(`^(:|-A )KUBE-|-[jg] KUBE-`)
 
-// theirs returns the lines of a listing that are not ours.
-func theirs(listing string) string {
+// foreignRules returns the lines of a listing that are not ours.
+func foreignRules(listing string) string {
 	var b strings.Builder
-	keep := regexp.MustCompile(unmarked)
+	keep := regexp.MustCompile(similarChains)
 	for line := range strings.Lines(listing) {
-		if (!oursIn.MatchString(line) || keep.MatchString(line)) && !strings.HasPrefix(line, "*") && line != "COMMIT\n" && !strings.Contains(line, " ACCEPT\n") {
+		if (!proxyRuleLine.MatchString(line) || keep.MatchString(line)) && !strings.HasPrefix(line, "*") && line != "COMMIT\n" && !strings.Contains(line, " ACCEPT\n") {
 			b.WriteString(line)
 		}
 	}
 	return b.String()
 }
 
-// spites are what a restore of both families may do to rules of ours: flush,
+// ruleTamperings are what a restore of both families may do to rules of ours: flush,
 // insert, take away, replace, unhook, add a chain, or load a table anew as
 // firewalls do when they are reloaded.
-var spites = []string{
+var ruleTamperings = []string{
 	"*nat\n-F KUBE-SERVICES\nCOMMIT\n",
 	"*nat\n-F KUBE-POSTROUTING\nCOMMIT\n",
 	"*nat\n-D KUBE-SERVICES 1\nCOMMIT\n",
@@ -73,11 +73,11 @@ var spites = []string{
 	"*filter\n-F KUBE-FORWARD\n-F KUBE-REFUSE\nCOMMIT\n",
 	"*filter\n-D FORWARD -j KUBE-FORWARD\nCOMMIT\n",
 	"*filter\n-F\nCOMMIT\n",
-	"*nat\n-F\n-X\nCOMMIT\n*filter\n-F\n-X\nCOMMIT\n" + neighbours,
+	"*nat\n-F\n-X\nCOMMIT\n*filter\n-F\n-X\nCOMMIT\n" + foreignIPTables,
 }
 
-// own are what he does to his own rules.
-var own = []string{
+// ownRuleEdits are what he does to his own rules.
+var ownRuleEdits = []string{
 	"*nat\n-A MINE -p udp -m udp --dport 5353 -j RETURN\nCOMMIT\n",
 	"*nat\n-D MINE 1\nCOMMIT\n",
 	"*nat\n-I PREROUTING 1 -j MINE\nCOMMIT\n",
@@ -86,31 +86,31 @@ var own = []string{
 	"*filter\n-A INPUT -p icmp -j ACCEPT\nCOMMIT\n",
 }
 
-// meddle does something at random, if the tables allow it, and says what. It
+// tamper does something at random, if the tables allow it, and says what. It
 // wants to find his own rules as he left them.
-func (h *hostile) meddle(t *testing.T) string {
+func (h *tamperer) tamper(t *testing.T) string {
 	t.Helper()
-	now := theirs(h.cluster.listing(t))
-	if diff := cmp.Diff(h.mine, now); diff != "" {
+	now := foreignRules(h.cluster.listing(t))
+	if diff := cmp.Diff(h.lastRules, now); diff != "" {
 		t.Errorf("rules of others changed (-as they were left +now):\n%s", diff)
 	}
-	list := spites
+	list := ruleTamperings
 	switch {
 	case h.done == 0:
-		list = spites[:1] // so that one is against our rules, and found there
+		list = ruleTamperings[:1] // so that one is against our rules, and found there
 	case h.rand.IntN(3) == 0:
-		list = own
+		list = ownRuleEdits
 	}
 	deed := list[h.rand.IntN(len(list))]
-	h.do(t, deed, "iptables-restore")
+	h.restore(t, deed, "iptables-restore")
 	if !strings.Contains(deed, "icmp") {
-		h.do(t, deed, "ip6tables-restore")
+		h.restore(t, deed, "ip6tables-restore")
 	}
-	h.mine = theirs(h.cluster.listing(t))
+	h.lastRules = foreignRules(h.cluster.listing(t))
 	return deed
 }
 
-func (h *hostile) do(t *testing.T, deed, name string) {
+func (h *tamperer) restore(t *testing.T, deed, name string) {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(h.cluster.commands, name), "--noflush", program.AwaitLock)
 	cmd.Stdin = bytes.NewBufferString(deed)
@@ -120,42 +120,42 @@ func (h *hostile) do(t *testing.T, deed, name string) {
 	}
 }
 
-// TestIPTablesHostileNeighbour has somebody insert, delete and flush rules, his
+// TestIPTablesHostileEdits has somebody insert, delete and flush rules, his
 // own and ours, while traffic runs. Whoever is connected stays so, what is his
 // stays as it is, and when he is gone all is as it should be.
-func TestIPTablesHostileNeighbour(t *testing.T) {
+func TestIPTablesHostileEdits(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
-		c.neighbour(t, neighbours+tracking)
+		c.restoreBothFamilies(t, foreignIPTables+conntrackRule)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		cart := app{name: "cart", number: 11, external: "Local"}.on(c.webs()...)
 		c.save(t, web, cart)
 		p := c.start(t)
-		c.settle(t)
-		lines, packets := c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
+		c.awaitProgrammed(t)
+		lines, packets := c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
 		load := c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
 			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Workers: 2, Pause: 20 * time.Millisecond,
 		})
 		seed := rand.Uint64()
-		h := &hostile{cluster: c, rand: rand.New(rand.NewPCG(seed, seed)), mine: theirs(c.listing(t))}
+		h := &tamperer{cluster: c, rand: rand.New(rand.NewPCG(seed, seed)), lastRules: foreignRules(c.listing(t))}
 		const fewest = 20 // deeds
-		for end := time.Now().Add(*hostility); (time.Now().Before(end) || h.done < fewest) && !t.Failed(); {
-			deed := h.meddle(t)
-			packets.come(t, "goes on", func(o talk, a netlab.Answer) bool { return a.Backend == o.server })
-			if lines.goOn(t); t.Failed() {
+		for end := time.Now().Add(*hostileDuration); (time.Now().Before(end) || h.done < fewest) && !t.Failed(); {
+			deed := h.tamper(t)
+			packets.await(t, "goes on", func(o conversation, a netlab.Answer) bool { return a.Backend == o.server })
+			if lines.checkSameServer(t); t.Failed() {
 				t.Logf("after %s, with:\n%s", deed, c.listing(t))
 			}
 			if h.rand.IntN(4) == 0 { // a change comes, too
 				c.save(t, cart.on(c.webs()[h.rand.IntN(3):]...))
 			}
 		}
-		want := c.settle(t)
-		if diff := cmp.Diff(h.mine, theirs(c.listing(t))); diff != "" {
+		want := c.awaitProgrammed(t)
+		if diff := cmp.Diff(h.lastRules, foreignRules(c.listing(t))); diff != "" {
 			t.Errorf("rules of others changed (-as they were left +now):\n%s", diff)
 		}
-		lines.goOn(t)
-		packets.goOn(t)
-		c.check(t, want, c.cells(c.callers()[:2], web, cart))
+		lines.checkSameServer(t)
+		packets.checkSameServer(t)
+		c.check(t, want, c.cells(c.clientHosts()[:2], web, cart))
 		report := load.Stop()
 		if report.Outcomes[netlab.Answered] == 0 {
 			t.Error("no connection was made all along")

@@ -20,7 +20,7 @@ func eachVariant(t *testing.T, test func(*testing.T, mode)) {
 	for _, v := range program.IPTablesVariants {
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
-			m := usual()
+			m := defaultMode()
 			m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
 			m.iptables = v
 			test(t, m)
@@ -41,8 +41,8 @@ func (m mode) proxyMode() string {
 	return "nftables"
 }
 
-// bare is m without a way to tell pods.
-func (m mode) bare() mode {
+// withoutPodDetection is m without a way to tell pods.
+func (m mode) withoutPodDetection() mode {
 	switch {
 	case m.ipvs:
 		return mode{ipvs: true, flags: []string{"--proxy-mode=ipvs"}}
@@ -88,5 +88,5 @@ func TestIPTablesSCTP(t *testing.T) { eachVariant(t, everySCTPCell) }
 func TestIPTablesModes(t *testing.T) { eachVariant(t, everyMode) }
 
 func TestIPTablesBridge(t *testing.T) {
-	eachVariant(t, func(t *testing.T, m mode) { onBridge(t, m.bare()) })
+	eachVariant(t, func(t *testing.T, m mode) { onBridge(t, m.withoutPodDetection()) })
 }

@@ -30,9 +30,9 @@ func (c *cluster) routesLocalnet(t *testing.T) bool {
 	return strings.TrimSpace(string(text)) == "1"
 }
 
-// localhost waits until NodePorts of a are answered on 127.0.0.1, or not, and the
+// awaitLocalhost waits until NodePorts of a are answered on 127.0.0.1, or not, and the
 // kernel and the rule that guards it fit.
-func (c *cluster) localhost(t *testing.T, a app, want netlab.Outcome) {
+func (c *cluster) awaitLocalhost(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, proto := range []string{"tcp", "udp"} {
 		q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
@@ -47,9 +47,9 @@ func (c *cluster) localhost(t *testing.T, a app, want netlab.Outcome) {
 	})
 }
 
-// knock has somebody outside send to a NodePort of a at 127.0.0.1 of the node, and
+// checkLocalhostClosed has somebody outside send to a NodePort of a at 127.0.0.1 of the node, and
 // wants nobody to answer.
-func (c *cluster) knock(t *testing.T, a app) {
+func (c *cluster) checkLocalhostClosed(t *testing.T, a app) {
 	t.Helper()
 	outside := c.Host("customer")
 	out, err := program.Run(t, outside, exec.Command("sh", "-ec", `
@@ -76,32 +76,32 @@ func TestIPTablesLocalhostByReload(t *testing.T) {
 		c := newCluster(t, m)
 		const open, away, off = "mode: iptables\n", "mode: iptables\nnodePortAddresses: [192.0.2.0/24]\n", "mode: iptables\niptables: {localhostNodePorts: false}\n"
 		v, path := newVolume(t, open)
-		m.flags, m.localhost = append(usual().flags, "--config="+path), true
-		c.become(t, m)
+		m.flags, m.localhost = append(defaultMode().flags, "--config="+path), true
+		c.setMode(t, m)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		c.save(t, web)
 		p := c.start(t)
-		c.localhost(t, web, netlab.Answered)
-		lines, loads := c.talk(t, "tcp", web, 1), c.loads(t, web)
+		c.awaitLocalhost(t, web, netlab.Answered)
+		lines, loads := c.converse(t, "tcp", web, 1), c.loads(t, web)
 		v.mount(t, "..away", away)
-		c.localhost(t, web, netlab.Refused)
+		c.awaitLocalhost(t, web, netlab.Refused)
 		v.mount(t, "..open", open)
-		c.localhost(t, web, netlab.Answered)
+		c.awaitLocalhost(t, web, netlab.Answered)
 		v.mount(t, "..off", off)
 		if err := p.Wait(t); err != nil || !p.Log.Has("only a new process can take in", "iptables.localhostNodePorts") {
 			t.Errorf("ended with %v", err)
 		}
 		p = c.launch(t)
-		c.localhost(t, web, netlab.Refused)
+		c.awaitLocalhost(t, web, netlab.Refused)
 		v.mount(t, "..on", open)
 		if err := p.Wait(t); err != nil {
 			t.Errorf("ended with %v", err)
 		}
 		c.launch(t)
-		c.localhost(t, web, netlab.Answered)
-		lines.goOn(t)
+		c.awaitLocalhost(t, web, netlab.Answered)
+		lines.checkSameServer(t)
 		lossless(t, loads)
-		c.settle(t)
+		c.awaitProgrammed(t)
 	})
 }
 
@@ -112,7 +112,7 @@ func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		c.save(t, web)
-		flags := append([]string{kubeProxy.Path, "--manifests=" + c.dir, "--proxy-mode=iptables", "--iptables-sync-period=1s"}, usual().flags...)
+		flags := append([]string{kubeProxy.Path, "--manifests=" + c.dir, "--proxy-mode=iptables", "--iptables-sync-period=1s"}, defaultMode().flags...)
 		const closed = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\""
 		args := kubeProxy.Command().Args
 		args = append([]string{"--mount", "sh", "-c", closed, "sh"}, append(flags, args[1:]...)...)
@@ -123,12 +123,12 @@ func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 			page := p.Fetch(t, program.HealthAddr, "/healthz")
 			return page.Status == http.StatusOK && strings.Contains(string(page.Body), "lacking-IPv4")
 		})
-		c.localhost(t, web, netlab.Refused)
-		c.check(t, c.want(t), c.cells(c.callers()[:1], web))
+		c.awaitLocalhost(t, web, netlab.Refused)
+		c.check(t, c.want(t), c.cells(c.clientHosts()[:1], web))
 		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
 			t.Fatalf("sysctl: %v\n%s", err, out)
 		}
-		c.localhost(t, web, netlab.Answered)
+		c.awaitLocalhost(t, web, netlab.Answered)
 		program.Await(t, "the condition to go", func() bool {
 			return !strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "lacking")
 		})

@@ -21,7 +21,7 @@ import (
 // into force once the lock is free.
 func TestIPTablesLockIsKept(t *testing.T) {
 	t.Parallel()
-	m := usual()
+	m := defaultMode()
 	m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
 	m.iptables = "legacy"
 	c := newCluster(t, m)
@@ -31,7 +31,7 @@ func TestIPTablesLockIsKept(t *testing.T) {
 	cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}, m.flags...)...)
 	cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+lock)
 	p := program.Start(t, c.Node, cmd)
-	before := c.settle(t)
+	before := c.awaitProgrammed(t)
 
 	release := hold(t, lock)
 	c.save(t, web.on(c.Host("web-2")))
@@ -41,9 +41,9 @@ func TestIPTablesLockIsKept(t *testing.T) {
 		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "-o=wide"))
 		return err != nil && strings.Contains(out, "is held by process")
 	})
-	c.check(t, before, c.cells(c.callers()[:1], web))
+	c.check(t, before, c.cells(c.clientHosts()[:1], web))
 	release()
-	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
 }
 
 // hold takes the lock of iptables, until release is called.

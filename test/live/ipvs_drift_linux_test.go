@@ -13,8 +13,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// deedsIPVS are what others may do to what mode ipvs has for web.
-var deedsIPVS = []string{
+// ipvsTamperings are what others may do to what mode ipvs has for web.
+var ipvsTamperings = []string{
 	"ipvsadm -D -t 10.96.0.10:80",
 	"ipvsadm -C",
 	"ipvsadm -a -t 10.96.0.10:80 -r 192.0.2.99:80 -m",
@@ -38,15 +38,15 @@ func TestIPVSDrift(t *testing.T) {
 	eachIPVSVariant(t, func(t *testing.T, m mode, variant string) {
 		m.flags = append(m.flags, "--ipvs-sync-period=1h")
 		c := newCluster(t, m)
-		c.settleFor(t, variant)
+		c.useVariant(t, variant)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		c.save(t, web)
 		p := c.start(t)
 		want := c.want(t)
 		c.sh(t, "if ipset destroy KUBE-VS-SERVED; then exit 1; fi\n")
-		for _, deed := range deedsIPVS {
-			c.undone(t, p, deed)
-			c.settleOn(t, want)
+		for _, deed := range ipvsTamperings {
+			c.tamperIPVSAndAwaitRepair(t, p, deed)
+			c.awaitSnapshot(t, want)
 		}
 		c.check(t, want, c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer")}, web))
 		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "-o=json"))
@@ -61,7 +61,7 @@ func TestIPVSDrift(t *testing.T) {
 		n, _ := p.Metric(t, driftMetric, "ip_family", "IPv4")
 		s := d.Health.Status["IPv4"]
 		all := s.DriftRepaired + d.Health.Status["IPv6"].DriftRepaired
-		if err != nil || all < len(deedsIPVS) || s.DriftFound < s.DriftRepaired || s.DriftRepaired != int(n) {
+		if err != nil || all < len(ipvsTamperings) || s.DriftFound < s.DriftRepaired || s.DriftRepaired != int(n) {
 			t.Errorf("status tells of %+v, %v; the metric is %v, in\n%s", s, err, n, out)
 		}
 	})
@@ -69,9 +69,9 @@ func TestIPVSDrift(t *testing.T) {
 
 const driftMetric = "kubeproxy_drift_repaired_total"
 
-// undone has somebody do a deed, and wants p to undo and to tell it. An interface is
+// tamperIPVSAndAwaitRepair has somebody do a deed, and wants p to undo and to tell it. An interface is
 // of both families, and the one that looks first repairs it.
-func (c *cluster) undone(t *testing.T, p *program.Proxy, deed string) {
+func (c *cluster) tamperIPVSAndAwaitRepair(t *testing.T, p *program.Proxy, deed string) {
 	t.Helper()
 	repaired := func() (n float64) {
 		for _, f := range service.Families {

@@ -27,7 +27,7 @@ func withIPVS(t *testing.T, test func(*testing.T, mode)) {
 	t.Helper()
 	needIPVS(t)
 	t.Parallel()
-	m := usual()
+	m := defaultMode()
 	m.flags = append(m.flags, "--proxy-mode=ipvs")
 	m.ipvs = true
 	test(t, m)
@@ -39,15 +39,15 @@ func eachIPVSVariant(t *testing.T, test func(t *testing.T, m mode, variant strin
 	t.Helper()
 	needIPVS(t)
 	for _, v := range program.IPTablesVariants {
-		t.Run(v, func(t *testing.T) { test(t, ways()["ipvs"], v) })
+		t.Run(v, func(t *testing.T) { test(t, switchableModes()["ipvs"], v) })
 	}
 }
 
-// settleFor makes a variant of iptables the node's, as kubelet does that uses it.
-func (c *cluster) settleFor(t *testing.T, variant string) {
+// useVariant makes a variant of iptables the node's, as kubelet does that uses it.
+func (c *cluster) useVariant(t *testing.T, variant string) {
 	t.Helper()
-	c.feed(t, service.IPv4, variant, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
-	c.become(t, c.mode)
+	c.restore(t, service.IPv4, variant, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
+	c.setMode(t, c.mode)
 	c.commands = program.IPTables(t, variant)
 }
 
@@ -56,7 +56,7 @@ func TestIPVSEveryCell(t *testing.T) { withIPVS(t, everyCell) }
 func TestIPVSModes(t *testing.T) { withIPVS(t, everyMode) }
 
 func TestIPVSBridge(t *testing.T) {
-	withIPVS(t, func(t *testing.T, m mode) { onBridge(t, m.bare()) })
+	withIPVS(t, func(t *testing.T, m mode) { onBridge(t, m.withoutPodDetection()) })
 }
 
 // Long connections outlive restarts of the proxy, an endpoint that leaves and
@@ -68,30 +68,30 @@ func TestIPVSLongConnections(t *testing.T) {
 		less := app{name: "web", number: 10}.on(c.webs()[1:]...)
 		c.save(t, all)
 		p := c.start(t)
-		lines := c.talk(t, "tcp", all, 2)
+		lines := c.converse(t, "tcp", all, 2)
 		calls := c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer")}, all)
 		for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
 			end()
-			lines.goOn(t)
+			lines.checkSameServer(t)
 			p = c.launch(t)
 			for _, f := range service.Families {
 				p.AwaitLog(t, `"Programmed"`, f.String(), "changed=false")
 			}
-			lines.goOn(t)
+			lines.checkSameServer(t)
 		}
 		c.save(t, less)
-		c.check(t, c.settle(t), calls)
-		lines.goOn(t)
+		c.check(t, c.awaitProgrammed(t), calls)
+		lines.checkSameServer(t)
 		p.Stop(t)
 		p = c.launch(t)
 		for _, f := range service.Families {
 			p.AwaitLog(t, `"Programmed"`, f.String())
 		}
-		c.check(t, c.settle(t), calls)
-		lines.goOn(t)
+		c.check(t, c.awaitProgrammed(t), calls)
+		lines.checkSameServer(t)
 		c.save(t, all)
-		c.check(t, c.settle(t), calls)
-		lines.goOn(t)
+		c.check(t, c.awaitProgrammed(t), calls)
+		lines.checkSameServer(t)
 	})
 }
 

@@ -24,7 +24,7 @@ func TestIPVSRender(t *testing.T) {
 		m.flags, m.scheduler = append(m.flags, "--ipvs-scheduler=mh"), "mh"
 		// Of the node's other addresses, its Node says nothing, nor does render.
 		m.flags = append(m.flags, "--nodeport-addresses=192.0.2.10/32,2001:db8:2::10/128")
-		m.means.NodePorts = prefixes("192.0.2.10/32", "2001:db8:2::10/128")
+		m.trackOptions.NodePorts = prefixes("192.0.2.10/32", "2001:db8:2::10/128")
 		c := newCluster(t, m)
 		c.commands = program.IPTables(t, variant)
 		c.save(t, c.matrix()...)
@@ -35,19 +35,19 @@ func TestIPVSRender(t *testing.T) {
 		}
 		rendered := c.pipe(t, string(out))
 		routes := c.routesIPVS(t)
-		if diff := gocmp.Diff(rendered, c.saved(t)); diff != "" {
+		if diff := gocmp.Diff(rendered, c.savedState(t)); diff != "" {
 			t.Errorf("the commands have something else than they were given (-given +have):\n%s", diff)
 		}
 		c.sh(t, "ipvsadm -C\n")
 		c.cleanUp(t, "", 0)
-		for command, lines := range c.saved(t) {
+		for command, lines := range c.savedState(t) {
 			if len(lines) > 0 {
 				t.Errorf("after a cleanup, %s still has\n%s", command, strings.Join(lines, "\n"))
 			}
 		}
-		c.settleFor(t, variant)
+		c.useVariant(t, variant)
 		c.start(t)
-		if diff := gocmp.Diff(rendered, c.saved(t)); diff != "" {
+		if diff := gocmp.Diff(rendered, c.savedState(t)); diff != "" {
 			t.Errorf("the proxy makes something else (-rendered +made):\n%s", diff)
 		}
 		if diff := gocmp.Diff(routes, c.routesIPVS(t)); diff != "" {
@@ -56,8 +56,8 @@ func TestIPVSRender(t *testing.T) {
 	})
 }
 
-// savers print what a command has that takes it.
-var savers = map[string]string{
+// saveCommands print what a command has that takes it.
+var saveCommands = map[string]string{
 	"grep ^- | ipvsadm -R": "ipvsadm -S -n",
 	"ipset restore":        "ipset save",
 	"iptables-restore":     "iptables-save",
@@ -79,13 +79,13 @@ func (c *cluster) pipe(t *testing.T, text string) map[string][]string {
 			routes++
 			continue
 		}
-		if savers[command] == "" {
+		if saveCommands[command] == "" {
 			t.Errorf("there is a part for %q", command)
 		}
 		given[command] += input
 	}
-	if len(given) != len(savers) || routes != len(service.Families) {
-		t.Errorf("there are parts for %d commands and %d times routes, want %d and %d:\n%s", len(given), routes, len(savers), len(service.Families), text)
+	if len(given) != len(saveCommands) || routes != len(service.Families) {
+		t.Errorf("there are parts for %d commands and %d times routes, want %d and %d:\n%s", len(given), routes, len(saveCommands), len(service.Families), text)
 	}
 	all := map[string][]string{}
 	for command, input := range given {
@@ -94,22 +94,22 @@ func (c *cluster) pipe(t *testing.T, text string) map[string][]string {
 	return all
 }
 
-// saved is what commands print of virtual servers, ipsets and rules.
-func (c *cluster) saved(t *testing.T) map[string][]string {
+// savedState is what commands print of virtual servers, ipsets and rules.
+func (c *cluster) savedState(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for command, saver := range savers {
+	for command, saver := range saveCommands {
 		all[command] = linesIPVS(c.sh(t, saver+"\n"))
 	}
 	return all
 }
 
-// unsaid is what commands add that nobody chose.
-var unsaid = regexp.MustCompile(` (bucketsize|initval) \S+|\[\d+:\d+\]`)
+// defaultsInListing is what commands add that nobody chose.
+var defaultsInListing = regexp.MustCompile(` (bucketsize|initval) \S+|\[\d+:\d+\]`)
 
-// unnamed are addresses that the node has towards its pods. Its Node says nothing
+// podGatewayEntries are addresses that the node has towards its pods. Its Node says nothing
 // of them, nor does render.
-var unnamed = []string{"add KUBE-VS-NODE-IPS 10.244.1.1", "add KUBE-VS6-NODE-IPS fd00:10:244:1::1"}
+var podGatewayEntries = []string{"add KUBE-VS-NODE-IPS 10.244.1.1", "add KUBE-VS6-NODE-IPS fd00:10:244:1::1"}
 
 // linesIPVS returns what text has of mode ipvs, in an order that does not depend on
 // who made it: rules of a chain keep theirs.
@@ -118,7 +118,7 @@ func linesIPVS(text string) []string {
 	var lines []line
 	table := ""
 	for s := range strings.Lines(text) {
-		s = strings.TrimSpace(unsaid.ReplaceAllString(s, ""))
+		s = strings.TrimSpace(defaultsInListing.ReplaceAllString(s, ""))
 		name, isTable := strings.CutPrefix(s, "*")
 		fields := strings.Fields(s)
 		switch {
@@ -130,7 +130,7 @@ func linesIPVS(text string) []string {
 				chain = "rule of " + fields[1]
 			}
 			lines = append(lines, line{table + " " + chain, table + " " + s})
-		case table == "" && len(fields) > 0 && fields[0] != "#" && !slices.Contains(unnamed, s):
+		case table == "" && len(fields) > 0 && fields[0] != "#" && !slices.Contains(podGatewayEntries, s):
 			lines = append(lines, line{s, s})
 		}
 	}

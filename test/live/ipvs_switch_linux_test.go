@@ -15,8 +15,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// emulated is the pause of clients in a machine whose processor is emulated.
-const emulated = 100 * time.Millisecond
+// emulatedPause is the pause of clients in a machine whose processor is emulated.
+const emulatedPause = 100 * time.Millisecond
 
 // To mode ipvs and back again, with every other mode that needs no process:
 // nobody notices. IPVS itself loses some connections of SCTP, which is not about
@@ -24,14 +24,14 @@ const emulated = 100 * time.Millisecond
 func TestIPVSSwitch(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
-	newCluster(t, ways()["ipvs"]).pass(t, []string{"ipvs", "nftables", "ipvs", "iptables-legacy", "ipvs", "iptables-nft", "ipvs"}, emulated, service.SCTP)
+	newCluster(t, switchableModes()["ipvs"]).switchThrough(t, []string{"ipvs", "nftables", "ipvs", "iptables-legacy", "ipvs", "iptables-nft", "ipvs"}, emulatedPause, service.SCTP)
 }
 
 // The same with mode userspace.
 func TestIPVSUserspaceSwitch(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
-	throughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulated)
+	switchThroughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulatedPause)
 }
 
 // What mode ipvs refused and dropped is served in the next mode, by Services or
@@ -40,17 +40,17 @@ func TestIPVSUserspaceSwitch(t *testing.T) {
 func TestIPVSRulesEnd(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
-	c := newCluster(t, ways()["ipvs"])
+	c := newCluster(t, switchableModes()["ipvs"])
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	empty, gone := app{name: "empty", number: 11}, app{name: "gone", number: 12}
 	away := app{name: "away", number: 13, internal: "Local", external: "Local"}.on(c.Host("web-3"))
 	fenced := app{name: "fenced", number: 14, ranges: []string{"192.0.2.77/32", "2001:db8:2::77/128"}}.on(c.webs()...)
 	c.save(t, web, empty, gone, away, fenced)
 	p := c.start(t)
-	c.settle(t)
-	lines := c.talk(t, "tcp", web, 1)
+	c.awaitProgrammed(t)
+	lines := c.converse(t, "tcp", web, 1)
 	p.Stop(t)
-	c.become(t, ways()["nftables"])
+	c.setMode(t, switchableModes()["nftables"])
 	p = c.launch(t)
 	for _, f := range service.Families {
 		p.AwaitLog(t, "takes no new connections from now on", f.String())
@@ -58,8 +58,8 @@ func TestIPVSRulesEnd(t *testing.T) {
 	fenced.ranges = nil
 	c.save(t, web, empty.on(c.webs()...), away.on(c.Host("web-1")), fenced)
 	c.remove(t, "gone.yaml")
-	want := c.settle(t)
-	c.check(t, want, c.cells(c.callers(), web, empty, away, fenced))
+	want := c.awaitProgrammed(t)
+	c.check(t, want, c.cells(c.clientHosts(), web, empty, away, fenced))
 	if _, err := c.Node.Echo("", gone.nodePort()); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestIPVSRulesEnd(t *testing.T) {
 			}
 		}
 	}
-	lines.goOn(t)
+	lines.checkSameServer(t)
 }
 
 // A changed configuration file leads to mode ipvs and away from it.
@@ -79,15 +79,15 @@ func TestIPVSSwitchByReload(t *testing.T) {
 	t.Parallel()
 	v, path := newVolume(t, "mode: nftables\n")
 	to := func(name string) mode {
-		m := ways()[name]
-		m.flags = append(usual().flags, "--config="+path)
+		m := switchableModes()[name]
+		m.flags = append(defaultMode().flags, "--config="+path)
 		return m
 	}
 	c := newCluster(t, to("nftables"))
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
 	p := c.start(t)
-	loads, lines := c.loadsAt(t, emulated, web), c.talkTo(t, "tcp", web)
+	loads, lines := c.loadsAt(t, emulatedPause, web), c.converseTo(t, "tcp", web)
 	for i, name := range []string{"ipvs", "iptables-nft", "ipvs", "nftables"} {
 		text := map[string]string{"ipvs": "mode: ipvs\n", "nftables": "mode: nftables\n", "iptables-nft": "mode: iptables\niptables: {localhostNodePorts: false}\n"}[name]
 		v.mount(t, fmt.Sprintf("..next-%d", i), text)
@@ -98,14 +98,14 @@ func TestIPVSSwitchByReload(t *testing.T) {
 		if c.mode.ipvs {
 			said = "takes no new connections from now on"
 		}
-		c.become(t, to(name))
+		c.setMode(t, to(name))
 		p = c.launch(t)
 		for _, f := range service.Families {
 			p.AwaitLog(t, said, f.String())
 		}
-		c.settle(t)
-		lines.goOn(t)
-		lines = append(lines, c.talkTo(t, "tcp", web)...)
+		c.awaitProgrammed(t)
+		lines.checkSameServer(t)
+		lines = append(lines, c.converseTo(t, "tcp", web)...)
 	}
 	lossless(t, loads, service.SCTP)
 }
@@ -125,11 +125,11 @@ func wantWords(t *testing.T, said string, words ...string) {
 func TestIPVSCleanup(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
-	c := newCluster(t, ways()["ipvs"])
-	c.crowd(t)
-	c.sh(t, strangersIPVS)
-	theirs := c.ipvsOfOthers(t)
-	c.litter(t)
+	c := newCluster(t, switchableModes()["ipvs"])
+	c.installForeignRules(t)
+	c.sh(t, foreignIPVS)
+	theirs := c.listIPVS(t)
+	c.installLeftovers(t)
 	const remove = "clean up virtual servers of IPVS for %s: remove virtual servers of IPVS for %[1]s: the command %s-restore is missing"
 	wantWords(t, c.cleanUp(t, t.TempDir(), 1),
 		fmt.Sprintf(remove, service.IPv4, "iptables-nft"), fmt.Sprintf(remove, service.IPv6, "ip6tables-nft"),
@@ -138,10 +138,10 @@ func TestIPVSCleanup(t *testing.T) {
 	wantWords(t, c.cleanUp(t, "", 0),
 		`"Cleaned up" place="virtual servers of IPVS for IPv4" removed="`, `"Cleaned up" place="virtual servers of IPVS for IPv6" removed="`,
 	)
-	if diff := cmp.Diff(theirs, c.ipvsOfOthers(t)); diff != "" {
+	if diff := cmp.Diff(theirs, c.listIPVS(t)); diff != "" {
 		t.Errorf("after a cleanup (-what others have +all):\n%s", diff)
 	}
-	c.aloneIn(t, "no mode")
+	c.checkOnlyMode(t, "no mode")
 	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
 		t.Errorf("a second cleanup found something:\n%s", again)
 	}

@@ -83,10 +83,10 @@ END
 	return b.String()
 }
 
-// strangersIPVS is what others have in IPVS: a virtual server at the node, one
+// foreignIPVS is what others have in IPVS: a virtual server at the node, one
 // at an address of their own, some of them with names and ports like
 // kube-proxy's, and ipsets.
-const strangersIPVS = `ip link add dummy-mine type dummy
+const foreignIPVS = `ip link add dummy-mine type dummy
 ip link set dummy-mine up
 ip addr add 198.51.100.77/32 dev dummy-mine
 ipvsadm -A -t 192.0.2.10:8443 -s wlc
@@ -102,10 +102,10 @@ ipset create KUBE-IPVS-IPS hash:net
 iptables-legacy --wait=60 -A INPUT -m set --match-set mine src -j ACCEPT
 `
 
-// ipvsOfOthers lists virtual servers, ipsets and interfaces.
-func (c *cluster) ipvsOfOthers(t *testing.T) string {
+// listIPVS lists virtual servers, ipsets and interfaces.
+func (c *cluster) listIPVS(t *testing.T) string {
 	t.Helper()
-	text := c.sh(t, "ipvsadm -S -n\nipset save -sorted\nip -o addr show\n") + c.everything(t)
+	text := c.sh(t, "ipvsadm -S -n\nipset save -sorted\nip -o addr show\n") + c.listAllRules(t)
 	return regexp.MustCompile(`(?m) (initval|valid_lft) .*$| bucketsize \d+| hashsize \d+`).ReplaceAllString(text, "")
 }
 
@@ -121,24 +121,24 @@ func TestIPVSFromUpstream(t *testing.T) {
 }
 
 func fromUpstreamIPVS(t *testing.T, to string) {
-	c := newCluster(t, ways()[to])
-	c.crowd(t)
-	c.sh(t, "echo 1 >/proc/sys/net/ipv4/vs/conntrack\n"+strangersIPVS)
-	theirs := c.ipvsOfOthers(t)
+	c := newCluster(t, switchableModes()[to])
+	c.installForeignRules(t)
+	c.sh(t, "echo 1 >/proc/sys/net/ipv4/vs/conntrack\n"+foreignIPVS)
+	theirs := c.listIPVS(t)
 	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-3"))
 	for _, f := range service.Families {
 		c.sh(t, upstreamIPVS(f, "legacy", web))
 	}
 	c.save(t, web)
-	lines := append(c.talkTo(t, "tcp", web), c.talkFrom(t, c.Node, "tcp", web)...) // the node's come from the ClusterIP
+	lines := append(c.converseTo(t, "tcp", web), c.converseFrom(t, c.Node, "tcp", web)...) // the node's come from the ClusterIP
 	load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
-		Query: netlab.Query{Proto: "tcp", To: web.at(service.NodePort, service.IPv4)}, Pause: emulated,
+		Query: netlab.Query{Proto: "tcp", To: web.at(service.NodePort, service.IPv4)}, Pause: emulatedPause,
 	})
 	p := c.launch(t)
 	for _, f := range service.Families {
 		p.AwaitLog(t, "Found what an earlier service proxy left", `place="kube-proxy's IPVS for `+f.String(), "4 virtual servers, 1 addresses on kube-ipvs0, 6 ipsets")
 	}
-	want := c.settle(t)
+	want := c.awaitProgrammed(t)
 	done := "takes no new connections from now on"
 	if to == "ipvs" { // ours took them over
 		done = "Removed what an earlier service proxy left"
@@ -146,8 +146,8 @@ func fromUpstreamIPVS(t *testing.T, to string) {
 	for _, f := range service.Families {
 		p.AwaitLog(t, done, `place="kube-proxy's IPVS for `+f.String())
 	}
-	c.check(t, want, only(service.TCP, c.cells(c.callers()[:1], web)))
-	lines.goOn(t)
+	c.check(t, want, only(service.TCP, c.cells(c.clientHosts()[:1], web)))
+	lines.checkSameServer(t)
 	if r := load.Stop(); r.Lost() > 0 {
 		t.Errorf("load: %s", r)
 	}
@@ -161,7 +161,7 @@ func fromUpstreamIPVS(t *testing.T, to string) {
 	}
 	p.Stop(t)
 	c.cleanUp(t, "", 0)
-	if diff := cmp.Diff(theirs, c.ipvsOfOthers(t)); diff != "" {
+	if diff := cmp.Diff(theirs, c.listIPVS(t)); diff != "" {
 		t.Errorf("after a cleanup (-what others have +all):\n%s", diff)
 	}
 }

@@ -18,7 +18,7 @@ import (
 // kills 30 in each mode.
 func TestKilledWhileManifestsChange(t *testing.T) {
 	t.Parallel()
-	for name, m := range ways() {
+	for name, m := range switchableModes() {
 		if m.ipvs {
 			continue
 		}
@@ -38,8 +38,8 @@ func killedUnderChanges(t *testing.T, m mode) {
 		variants = append(variants, c.variant(t, n))
 	}
 	p := c.start(t)
-	before, last := c.rows(t), variants[len(variants)-1]
-	loads, lines := c.loads(t, web), c.talk(t, "tcp", web, 1)
+	before, last := c.countRules(t), variants[len(variants)-1]
+	loads, lines := c.loads(t, web), c.converse(t, "tcp", web, 1)
 	kills := 4
 	if nightly() {
 		kills = 30
@@ -54,7 +54,7 @@ func killedUnderChanges(t *testing.T, m mode) {
 			time.Sleep(time.Duration(rand.Int64N(int64(200 * time.Millisecond))))
 		}
 		p.Kill()
-		if c.kernel.Lacks(t, v.want) != "" {
+		if c.kernel.Diff(t, v.want) != "" {
 			partial++
 		}
 		p = c.launch(t)
@@ -62,17 +62,17 @@ func killedUnderChanges(t *testing.T, m mode) {
 		p.AwaitLog(t, `"Programmed"`, "IPv6")
 	}
 	c.write(t, "many.json", last.text)
-	c.settleOn(t, last.want)
+	c.awaitSnapshot(t, last.want)
 	c.check(t, last.want, last.samples)
-	lines.goOn(t)
+	lines.checkSameServer(t)
 	t.Logf("%d kills, %d before all was in force; %d connections", kills, partial, connectionsOf(loads))
 	lossless(t, loads)
-	program.Await(t, "as many rules as before", func() bool { return c.rows(t) == before })
+	program.Await(t, "as many rules as before", func() bool { return c.countRules(t) == before })
 	p.Stop(t)
 }
 
-// rows counts the rules and elements of the mode.
-func (c *cluster) rows(t *testing.T) int {
+// countRules counts the rules and elements of the mode.
+func (c *cluster) countRules(t *testing.T) int {
 	t.Helper()
 	if c.mode.iptables != "" {
 		return strings.Count(c.listing(t), "\n")

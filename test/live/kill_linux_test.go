@@ -50,7 +50,7 @@ func (c *cluster) variant(t *testing.T, n int) variant {
 		t.Fatal(err)
 	}
 	c.write(t, "many.json", text)
-	samples := c.cells(c.callers()[:1], apps[0], apps[len(apps)/2], apps[len(apps)-1], absent[0], absent[len(absent)/2])
+	samples := c.cells(c.clientHosts()[:1], apps[0], apps[len(apps)/2], apps[len(apps)-1], absent[0], absent[len(absent)/2])
 	return variant{text, c.want(t), samples}
 }
 
@@ -71,7 +71,7 @@ func (c *cluster) killOnce(t *testing.T, after time.Duration) {
 // The next one makes it whole, whatever it is asked for by then.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	var variants []variant
 	for n := range 3 {
 		variants = append(variants, c.variant(t, n))
@@ -92,7 +92,7 @@ func TestKilled(t *testing.T) {
 		for range 1 + random.IntN(3) {
 			v := next()
 			c.killOnce(t, max(0, time.Duration(random.Int64N(int64(30*time.Millisecond)))-15*time.Millisecond))
-			if c.kernel.Lacks(t, v.want) != "" {
+			if c.kernel.Diff(t, v.want) != "" {
 				partial++
 			}
 		}
@@ -100,7 +100,7 @@ func TestKilled(t *testing.T) {
 		p := c.launch(t)
 		p.AwaitLog(t, `"Programmed"`, "IPv4")
 		p.AwaitLog(t, `"Programmed"`, "IPv6")
-		c.settleOn(t, v.want)
+		c.awaitSnapshot(t, v.want)
 		c.check(t, v.want, v.samples)
 		p.Kill()
 	}

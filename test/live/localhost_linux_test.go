@@ -19,7 +19,7 @@ import (
 // every mode.
 func TestLocalhostNodePorts(t *testing.T) {
 	t.Parallel()
-	all := ways()
+	all := switchableModes()
 	delete(all, "ipvs") // see below
 	for _, name := range []string{"iptables-legacy", "iptables-nft"} {
 		m := all[name]
@@ -43,9 +43,9 @@ func localhostNodePorts(t *testing.T, m mode) {
 	sticky := app{name: "sticky", number: 12, plain: true, sticky: 600}.on(c.webs()...)
 	c.save(t, web, local, sticky)
 	p := c.launch(t)
-	c.loopback(t, web, netlab.Answered)
-	c.loopback(t, local, netlab.Answered) // the node reaches every endpoint
-	c.loopback(t, sticky, netlab.Answered)
+	c.awaitLoopback(t, web, netlab.Answered)
+	c.awaitLoopback(t, local, netlab.Answered) // the node reaches every endpoint
+	c.awaitLoopback(t, sticky, netlab.Answered)
 	for _, f := range service.Families {
 		q := netlab.Query{Proto: "tcp", To: netip.AddrPortFrom(service.Localhost(f), sticky.nodePort())}
 		first, err := c.Node.Ask(t.Context(), q)
@@ -61,21 +61,21 @@ func localhostNodePorts(t *testing.T, m mode) {
 		t.Errorf("on the node's address: %s, %v", a.Outcome, err)
 	}
 	c.save(t, app{name: "web", number: 10, plain: true})
-	c.loopback(t, web, netlab.Refused)
+	c.awaitLoopback(t, web, netlab.Refused)
 	c.save(t, web)
-	c.loopback(t, web, netlab.Answered)
-	c.held(t, p)
+	c.awaitLoopback(t, web, netlab.Answered)
+	c.checkPortInUse(t, p)
 	if m.proxyMode() != "iptables" { // which sets it by itself, and guards it
 		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
 			t.Fatalf("sysctl: %v\n%s", err, out)
 		}
 	}
-	c.knock(t, web)
+	c.checkLocalhostClosed(t, web)
 	p.Stop(t)
 }
 
-// loopback waits until NodePorts of a are answered on both loopback addresses, or not.
-func (c *cluster) loopback(t *testing.T, a app, want netlab.Outcome) {
+// awaitLoopback waits until NodePorts of a are answered on both loopback addresses, or not.
+func (c *cluster) awaitLoopback(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, f := range service.Families {
 		for _, proto := range []string{"tcp", "udp"} {
@@ -88,9 +88,9 @@ func (c *cluster) loopback(t *testing.T, a app, want netlab.Outcome) {
 	}
 }
 
-// held has a program of the node hold a NodePort of ::1, where every mode has a
+// checkPortInUse has a program of the node hold a NodePort of ::1, where every mode has a
 // listener. It keeps it, that is said, and when it leaves, the NodePort answers.
-func (c *cluster) held(t *testing.T, p *program.Proxy) {
+func (c *cluster) checkPortInUse(t *testing.T, p *program.Proxy) {
 	t.Helper()
 	late := app{name: "late", number: 13, plain: true}.on(c.webs()...)
 	var l net.Listener
@@ -105,5 +105,5 @@ func (c *cluster) held(t *testing.T, p *program.Proxy) {
 	c.save(t, late)
 	p.AwaitLog(t, "shop/late", "address already in use by another program of the node")
 	_ = l.Close()
-	c.loopback(t, late, netlab.Answered)
+	c.awaitLoopback(t, late, netlab.Answered)
 }

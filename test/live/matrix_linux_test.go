@@ -13,9 +13,9 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// callers are a client of each sort: a pod, a pod that serves itself, the
+// clientHosts are a client of each sort: a pod, a pod that serves itself, the
 // node, and somebody outside.
-func (c *cluster) callers() []*netlab.Host {
+func (c *cluster) clientHosts() []*netlab.Host {
 	return []*netlab.Host{c.Host("shopper"), c.Host("web-1"), c.Node, c.Host("customer")}
 }
 
@@ -43,7 +43,7 @@ func (c *cluster) matrix() []app {
 // every protocol, in both families.
 func TestEveryCell(t *testing.T) {
 	t.Parallel()
-	everyCell(t, usual())
+	everyCell(t, defaultMode())
 }
 
 func everyCell(t *testing.T, m mode) {
@@ -51,8 +51,8 @@ func everyCell(t *testing.T, m mode) {
 	apps := c.matrix()
 	c.save(t, apps...)
 	c.start(t)
-	want := c.settle(t)
-	cells := c.cells(c.callers(), apps...)
+	want := c.awaitProgrammed(t)
+	cells := c.cells(c.clientHosts(), apps...)
 	if len(cells) != 10*4*4*2*len(c.protocols()) {
 		t.Fatalf("%d cells", len(cells))
 	}
@@ -62,7 +62,7 @@ func everyCell(t *testing.T, m mode) {
 // The same over SCTP alone, on a kernel that has it.
 func TestSCTP(t *testing.T) {
 	t.Parallel()
-	everySCTPCell(t, usual())
+	everySCTPCell(t, defaultMode())
 }
 
 func everySCTPCell(t *testing.T, m mode) {
@@ -73,34 +73,34 @@ func everySCTPCell(t *testing.T, m mode) {
 	apps := c.matrix()
 	c.save(t, apps...)
 	c.start(t)
-	c.check(t, c.settle(t), only(service.SCTP, c.cells(c.callers(), apps...)))
+	c.check(t, c.awaitProgrammed(t), only(service.SCTP, c.cells(c.clientHosts(), apps...)))
 }
 
 // Each way to tell pods from others, and masquerading all, in one cluster
 // whose proxy is started again and again with other flags.
 func TestModes(t *testing.T) {
 	t.Parallel()
-	everyMode(t, usual())
+	everyMode(t, defaultMode())
 }
 
 // everyMode is for a cluster whose usual mode is m.
 func everyMode(t *testing.T, m mode) {
-	fromInterfaces, fromNode, all := m.bare(), m.bare(), m
+	fromInterfaces, fromNode, all := m.withoutPodDetection(), m.withoutPodDetection(), m
 	fromInterfaces.flags = append(fromInterfaces.flags, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth-")
-	fromInterfaces.means.Pods.InterfacePrefix = "veth-"
+	fromInterfaces.trackOptions.Pods.InterfacePrefix = "veth-"
 	fromNode.flags = append(fromNode.flags, "--detect-local-mode=NodeCIDR")
-	fromNode.means.PodsFromNode = true
+	fromNode.trackOptions.PodsFromNode = true
 	all.flags = append(slices.Clip(all.flags), "--masquerade-all", "--iptables-masquerade-bit=3")
-	all.means.MasqueradeAll = true
+	all.trackOptions.MasqueradeAll = true
 	all.bit = 3
 	everywhere, one := m, m
 	everywhere.flags = append(slices.Clip(everywhere.flags), "--nodeport-addresses=0.0.0.0/0,::/0")
-	everywhere.means.NodePorts = prefixes("0.0.0.0/0", "::/0")
+	everywhere.trackOptions.NodePorts = prefixes("0.0.0.0/0", "::/0")
 	one.flags = append(slices.Clip(one.flags), "--nodeport-addresses=10.244.1.0/28,fd00:10:244:1::/112")
-	one.means.NodePorts = prefixes("10.244.1.0/28", "fd00:10:244:1::/112")
+	one.trackOptions.NodePorts = prefixes("10.244.1.0/28", "fd00:10:244:1::/112")
 	// Nobody is known to be a pod, so nobody is masqueraded at a ClusterIP and
 	// answers from the other node would pass this one by.
-	blind := m.bare()
+	blind := m.withoutPodDetection()
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"))
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
@@ -113,12 +113,12 @@ func everyMode(t *testing.T, m mode) {
 		{"NodePorts everywhere", everywhere}, {"NodePorts at one address", one}, {"no pods known", blind},
 	} {
 		t.Run(next.name, func(t *testing.T) {
-			c.become(t, next.mode)
+			c.setMode(t, next.mode)
 			p := c.start(t)
-			want := c.settle(t)
-			cells := c.cells(c.callers(), web)
+			want := c.awaitProgrammed(t)
+			cells := c.cells(c.clientHosts(), web)
 			if want.Node.Pods.Known(service.IPv4) {
-				cells = append(cells, c.cells(c.callers(), local)...)
+				cells = append(cells, c.cells(c.clientHosts(), local)...)
 			}
 			c.check(t, want, cells)
 			c.checkNodePorts(t, want, web)
@@ -154,11 +154,11 @@ func TestBridge(t *testing.T) {
 func onBridge(t *testing.T, m mode) {
 	m.bridge = "br-pods"
 	m.flags = append(m.flags, "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=br-pods")
-	m.means.Pods.Interface = "br-pods"
+	m.trackOptions.Pods.Interface = "br-pods"
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"), c.Host("web-3"))
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 	c.save(t, web, local)
 	c.start(t)
-	c.check(t, c.settle(t), c.cells(c.callers(), web, local))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web, local))
 }

@@ -35,7 +35,7 @@ func TestStartsWithLittleMemory(t *testing.T) {
 			if nightly() {
 				services, limit = tt.many, tt.ofMany
 			}
-			m := ways()[tt.way]
+			m := switchableModes()[tt.way]
 			c := newCluster(t, m)
 			web := app{name: "web", number: 10}.on(c.webs()...)
 			c.save(t, web)
@@ -54,7 +54,7 @@ func TestStartsWithLittleMemory(t *testing.T) {
 			}
 			t.Logf("%d Services in %d MB: programmed after %s, %.0f MB resident, the group had at most %s bytes", services, limit,
 				time.Since(start).Round(10*time.Millisecond), memory(t, p)/megabyte, group.most())
-			c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+			c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
 			p.Stop(t)
 		})
 	}

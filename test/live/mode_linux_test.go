@@ -17,7 +17,7 @@ import (
 // mode, and the program ends with exit status 1.
 func TestModesThatCannotWork(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	const right, noCommand = "the right CAP_NET_ADMIN is needed", "the command iptables is missing: install iptables"
 	for _, tc := range []struct {
@@ -54,7 +54,7 @@ func TestModesThatCannotWork(t *testing.T) {
 // The command alone is of no use without those that read and write whole tables.
 func TestModeWithFewCommands(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	for _, suffix := range []string{"-save", "-restore"} {
 		dir := program.IPTables(t, "nft")

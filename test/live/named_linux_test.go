@@ -42,10 +42,10 @@ func namedProxy(t *testing.T, rest mode) {
 	c.write(t, "ranges.yaml", []byte(ranges))
 	p := c.start(t)
 	nft(t, c.Node, "add table ip kube-proxy\n")
-	m := usual()
+	m := defaultMode()
 	m.flags = append(slices.Clone(m.flags), named)
 	for _, number := range []int{12, 13} {
-		d, q := c.another(t, m, web)
+		d, q := c.startSecond(t, m, web)
 		d.label(t, mesh)
 		d.write(t, "ranges.yaml", []byte(ranges))
 		for _, f := range service.Families {
@@ -53,7 +53,7 @@ func namedProxy(t *testing.T, rest mode) {
 		}
 		c.save(t, app{name: "late", number: number}.on(c.Host("web-1")))
 		c.settleClusterIPs(t, map[string]app{"web-1": web, "web-2": mesh})
-		c.settle(t) // nothing of the first one's is gone
+		c.awaitProgrammed(t) // nothing of the first one's is gone
 		for metrics, x := range map[string]*program.Proxy{program.MetricsAddr: p, secondMetrics: q} {
 			if r := reportOf(t, x, metrics); r.Standby != "" || r.Conditions[otherProxy] != "" {
 				t.Errorf("%s: stands by for %q, %q", metrics, r.Standby, r.Conditions[otherProxy])
@@ -65,12 +65,12 @@ func namedProxy(t *testing.T, rest mode) {
 		t.Errorf("cleanup: %v\n%s", err, out)
 	}
 	for table, there := range map[string]bool{nftables.UpstreamTable: true, nftables.TableOf("mesh"): false} {
-		if what := c.finds(t, nftables.Remains{Family: service.IPv4, Table: table}); (what != "") != there {
+		if what := c.finds(t, nftables.Leftovers{Family: service.IPv4, Table: table}); (what != "") != there {
 			t.Errorf("after the named proxy's cleanup table %s: %q, want it there: %t", table, what, there)
 		}
 	}
 	c.settleClusterIPs(t, map[string]app{"web-1": web})
-	c.settle(t)
+	c.awaitProgrammed(t)
 	p.Stop(t)
 }
 
@@ -102,7 +102,7 @@ func (c *cluster) settleClusterIPs(t *testing.T, all map[string]app) {
 // proxy does not start.
 func TestNamedProxyElsewhere(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	c.save(t, app{name: "web", number: 10}.on(c.Host("web-1")))
 	c.start(t)
 	for _, mode := range []string{"iptables", "ipvs", "userspace"} {
@@ -111,5 +111,5 @@ func TestNamedProxyElsewhere(t *testing.T) {
 			t.Errorf("mode %s: %v\n%s", mode, err, out)
 		}
 	}
-	c.settle(t)
+	c.awaitProgrammed(t)
 }

@@ -11,9 +11,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// deedsNFTables are what others may do to the table of web other than to its
+// nftTableTamperings are what others may do to the table of web other than to its
 // rules and elements. All of it takes Services out of service.
-var deedsNFTables = []string{
+var nftTableTamperings = []string{
 	"nft add table ip kube-services '{ flags dormant; }'",
 	"nft add chain ip kube-services output '{ policy drop; }'",
 	"nft 'delete chain ip kube-services prerouting; add chain ip kube-services prerouting " +
@@ -25,7 +25,7 @@ var deedsNFTables = []string{
 // logged, by a proxy that runs and by one that starts.
 func TestNFTablesDrift(t *testing.T) {
 	t.Parallel()
-	m := usual()
+	m := defaultMode()
 	m.flags = append(m.flags, "--iptables-sync-period=1h")
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.webs()...)
@@ -33,12 +33,12 @@ func TestNFTablesDrift(t *testing.T) {
 	p := c.start(t)
 	want := c.want(t)
 	cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web)
-	for _, deed := range deedsNFTables {
+	for _, deed := range nftTableTamperings {
 		p = c.undoneWithin(t, p, deed, time.Second)
-		c.settleOn(t, want)
+		c.awaitSnapshot(t, want)
 		c.check(t, want, cells)
 	}
-	for _, deed := range deedsNFTables {
+	for _, deed := range nftTableTamperings {
 		p.Stop(t)
 		c.sh(t, deed+"\n")
 		p = c.start(t)
@@ -53,7 +53,7 @@ func (c *cluster) undoneWithin(t *testing.T, p *program.Proxy, deed string, most
 	var took []time.Duration
 	for range 4 {
 		begin := time.Now()
-		c.undone(t, p, deed)
+		c.tamperIPVSAndAwaitRepair(t, p, deed)
 		if took = append(took, time.Since(begin)); took[len(took)-1] <= most {
 			t.Logf("%s: undone after %v", deed, took)
 			return p

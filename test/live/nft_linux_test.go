@@ -54,8 +54,8 @@ func ourTables() *regexp.Regexp {
 	return regexp.MustCompile(`(?ms)^table ip6? kube-services \{.*?^\}\n`)
 }
 
-// strangers are rules of others, some with names much like ours.
-const strangers = `
+// foreignNFTables are rules of others, some with names much like ours.
+const foreignNFTables = `
 table ip kube-services-2 {
 	set services { type ipv4_addr; elements = { 10.96.0.10 } }
 	chain dispatch {

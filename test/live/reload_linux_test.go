@@ -55,34 +55,34 @@ func newVolume(t *testing.T, body string) (v volume, path string) {
 // swapped, and nobody who is connected notices.
 func TestReload(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	v, path := newVolume(t, "")
 	c.mode.flags = append(c.mode.flags, "--config="+path)
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
 	p := c.start(t)
-	want := c.settle(t)
+	want := c.awaitProgrammed(t)
 	c.checkNodePorts(t, want, web)
-	lines := c.talk(t, "tcp", web, 1)
+	lines := c.converse(t, "tcp", web, 1)
 	load := c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
 		Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Pause: 5 * time.Millisecond,
 	})
 
 	v.mount(t, "..second", "nodePortAddresses: [10.244.1.0/24, 'fd00:10:244:1::/64']\nipvs: {scheduler: sh}\n")
 	p.AwaitLog(t, "is in force", "nodePortAddresses: [] -> ", "10.244.1.0/24", "notInUse", "ipvs.scheduler")
-	c.mode.means.NodePorts = prefixes("10.244.1.0/24", "fd00:10:244:1::/64")
-	want = c.settle(t)
-	c.check(t, want, c.cells(c.callers(), web))
+	c.mode.trackOptions.NodePorts = prefixes("10.244.1.0/24", "fd00:10:244:1::/64")
+	want = c.awaitProgrammed(t)
+	c.check(t, want, c.cells(c.clientHosts(), web))
 	c.checkNodePorts(t, want, web)
-	lines.goOn(t)
+	lines.checkSameServer(t)
 
 	v.mount(t, "..third", "nftables: {masqueradeAll: true, syncPeriod: 20s}\nhealthzBindAddress: 127.0.0.1:10256\n")
 	p.AwaitLog(t, "is in force", "nftables.masqueradeAll: false -> true", "healthzBindAddress", "nftables.syncPeriod")
-	c.mode.means.NodePorts, c.mode.means.MasqueradeAll = nil, true
-	want = c.settle(t)
-	c.check(t, want, c.cells(c.callers(), web))
+	c.mode.trackOptions.NodePorts, c.mode.trackOptions.MasqueradeAll = nil, true
+	want = c.awaitProgrammed(t)
+	c.check(t, want, c.cells(c.clientHosts(), web))
 	c.checkNodePorts(t, want, web)
-	lines.goOn(t)
+	lines.checkSameServer(t)
 	program.Await(t, "the health server at its new address", func() bool {
 		return p.Status(t, program.HealthAddr, "/healthz") == http.StatusOK && p.Status(t, "192.0.2.10:10256", "/healthz") == 0
 	})
@@ -106,7 +106,7 @@ func TestReload(t *testing.T) {
 // when it is good again.
 func TestReloadBadFile(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	put := func(body string) { // in one step: a file that is being written may be taken for a bad one
 		t.Helper()
@@ -116,11 +116,11 @@ func TestReloadBadFile(t *testing.T) {
 	}
 	put("nodePortAddresses: [10.244.1.0/24]\n")
 	c.mode.flags = append(c.mode.flags, "--config="+path)
-	c.mode.means.NodePorts = prefixes("10.244.1.0/24")
+	c.mode.trackOptions.NodePorts = prefixes("10.244.1.0/24")
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
 	p := c.start(t)
-	want, rules := c.settle(t), program.Generation(t, c.Node)
+	want, rules := c.awaitProgrammed(t), program.Generation(t, c.Node)
 	for i, tc := range []struct {
 		name   string
 		change func()
@@ -141,7 +141,7 @@ func TestReloadBadFile(t *testing.T) {
 			t.Errorf("%s: %v rejections are counted, want %d", tc.name, n, i+1)
 		}
 	}
-	c.check(t, want, c.cells(c.callers()[:1], web))
+	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 	put("# good again\nnodePortAddresses: [10.244.1.0/24]\n")
 	p.AwaitLog(t, "means the same")
 	if err := syscall.Kill(p.Pid(), syscall.SIGHUP); err != nil {
@@ -164,14 +164,14 @@ func TestReloadBadFile(t *testing.T) {
 // and the new one adopts them.
 func TestReloadByRestart(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	v, path := newVolume(t, "nftables: {syncPeriod: 30s}\n")
 	c.mode.flags = append(c.mode.flags, "--config="+path)
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
 	p := c.start(t)
-	want := c.settle(t)
-	lines, rules := c.talk(t, "tcp", web, 1), program.Generation(t, c.Node)
+	want := c.awaitProgrammed(t)
+	lines, rules := c.converse(t, "tcp", web, 1), program.Generation(t, c.Node)
 	v.mount(t, "..second", "bindAddress: 192.0.2.10\nnodePortAddresses: [192.0.2.10/32, 2001:db8:2::10/128]\n")
 	if err := p.Wait(t); err != nil {
 		t.Fatalf("the proxy ended with %v, want exit status 0", err)
@@ -179,12 +179,12 @@ func TestReloadByRestart(t *testing.T) {
 	if !p.Log.Has("only a new process can take in", "bindAddress") || !p.Log.Has("the rules stay in force") {
 		t.Errorf("the log does not say why the proxy ended")
 	}
-	lines.goOn(t)
-	c.check(t, want, c.cells(c.callers()[:1], web))
+	lines.checkSameServer(t)
+	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 	p = c.launch(t)
 	p.AwaitLog(t, `"Programmed"`, "IPv4", "changed=false")
 	p.AwaitLog(t, `"Programmed"`, "IPv6", "changed=false")
-	lines.goOn(t)
+	lines.checkSameServer(t)
 	if now := program.Generation(t, c.Node); now != rules {
 		t.Errorf("the rules were written %d times", now-rules)
 	}
@@ -195,7 +195,7 @@ func TestReloadByRestart(t *testing.T) {
 // at the file as soon as that can be done.
 func TestReloadEarly(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	_, path := newVolume(t, "")
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	c.mode.flags = append(c.mode.flags, "--config="+path)

@@ -15,7 +15,7 @@ import (
 
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	restarts(t, usual(), func(c *cluster) string {
+	restarts(t, defaultMode(), func(c *cluster) string {
 		return fmt.Sprintf("written %d times\n%s", program.Generation(t, c.Node), withoutClients(ours(t, c.Node)))
 	})
 }
@@ -29,27 +29,27 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
 	c.save(t, web, sticky)
 	p := c.start(t)
-	want := c.settle(t)
-	lines, packets := c.talk(t, "tcp", web, 2), c.talk(t, "udp", web, 2)
-	home := settleDown(t, c, sticky)
+	want := c.awaitProgrammed(t)
+	lines, packets := c.converse(t, "tcp", web, 2), c.converse(t, "udp", web, 2)
+	home := newAffinityClients(t, c, sticky)
 	before := rules(c)
 	for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
 		end()
-		lines.goOn(t)
-		packets.goOn(t)
-		c.check(t, want, c.cells(c.callers()[:1], web))
+		lines.checkSameServer(t)
+		packets.checkSameServer(t)
+		c.check(t, want, c.cells(c.clientHosts()[:1], web))
 		p = c.launch(t)
 		p.AwaitLog(t, `"Programmed"`, "IPv4", "changed=false")
 		p.AwaitLog(t, `"Programmed"`, "IPv6", "changed=false")
-		lines.goOn(t)
+		lines.checkSameServer(t)
 	}
 	p.Stop(t) // what a round entails is done now
-	lines.goOn(t)
-	packets.goOn(t)
+	lines.checkSameServer(t)
+	packets.checkSameServer(t)
 	if p.Log.Has("Removed stale flows") {
 		t.Error("flows were removed at the start")
 	}
-	if moved := home.moved(t); len(moved) > 0 {
+	if moved := home.movedClients(t); len(moved) > 0 {
 		t.Errorf("clients were forgotten: %v", moved)
 	}
 	if diff := cmp.Diff(before, rules(c)); diff != "" {
@@ -60,20 +60,20 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 // What changed while the proxy was down is all that changes when it is back.
 func TestChangedMeanwhile(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	gone := app{name: "gone", number: 11}.on(c.webs()...)
 	rolled := app{name: "rolled", number: 12}.on(c.Host("web-1"))
 	c.save(t, web, gone, rolled)
 	c.start(t).Stop(t)
-	stay, leave, move := c.talk(t, "udp", web, 2), c.talk(t, "udp", gone, 1), c.talk(t, "udp", rolled, 1)
+	stay, leave, move := c.converse(t, "udp", web, 2), c.converse(t, "udp", gone, 1), c.converse(t, "udp", rolled, 1)
 
 	c.remove(t, "gone.yaml")
 	c.save(t, rolled.on(c.Host("web-4")), app{name: "new", number: 13}.on(c.Host("web-2")))
 	p := c.start(t)
-	c.check(t, c.settle(t), c.cells(c.callers(), web, rolled))
-	move.come(t, "follows", func(_ talk, a netlab.Answer) bool { return a.Backend == "web-4" })
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web, rolled))
+	move.await(t, "follows", func(_ conversation, a netlab.Answer) bool { return a.Backend == "web-4" })
 	p.Stop(t)
-	stay.goOn(t)
-	leave.come(t, "ends", func(_ talk, a netlab.Answer) bool { return a.Outcome != netlab.Answered })
+	stay.checkSameServer(t)
+	leave.await(t, "ends", func(_ conversation, a netlab.Answer) bool { return a.Outcome != netlab.Answered })
 }

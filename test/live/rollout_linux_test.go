@@ -18,7 +18,7 @@ const connections = 10_000
 // left.
 func TestRollout(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	one, two, three, four := c.Host("web-1"), c.Host("web-2"), c.Host("web-3"), c.Host("web-4")
 	web := app{name: "web", number: 10}
 	sticky := app{name: "sticky", number: 11, sticky: 60, external: "Local"}
@@ -45,7 +45,7 @@ func TestRollout(t *testing.T) {
 	for stage := 1; made < connections || stage <= 2*len(stages); stage++ {
 		hosts := stages[stage%len(stages)]
 		c.save(t, web.on(hosts...), sticky.on(hosts...))
-		c.settle(t)
+		c.awaitProgrammed(t)
 		made = 0
 		for _, l := range loads {
 			made += l.Report().Connections
@@ -63,15 +63,15 @@ func TestRollout(t *testing.T) {
 // as the endpoint itself does.
 func TestOpenConnectionsOutliveRollout(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.Host("web-1"))
 	c.save(t, web)
 	c.start(t)
-	open := c.talk(t, "tcp", web, 1)
+	open := c.converse(t, "tcp", web, 1)
 	c.save(t, web.on(c.Host("web-3")))
-	c.settle(t)
-	open.goOn(t)
+	c.awaitProgrammed(t)
+	open.checkSameServer(t)
 	c.remove(t, "web.yaml")
-	c.settle(t)
-	open.goOn(t)
+	c.awaitProgrammed(t)
+	open.checkSameServer(t)
 }

@@ -29,15 +29,15 @@ func TestServersUnderFlood(t *testing.T) {
 	}
 	for _, most := range []int{256, 4096} {
 		t.Run(fmt.Sprint(most, " files"), func(t *testing.T) {
-			c := newCluster(t, usual())
+			c := newCluster(t, defaultMode())
 			c.variant(t, 0) // many Services, for a long answer
 			p := program.Start(t, c.Node, limited(c.command(append(c.mode.flags, "--manifests="+c.dir, "--iptables-min-sync-period=0")...), most))
-			c.settle(t)
+			c.awaitProgrammed(t)
 			p.Fetch(t, program.MetricsAddr, "/services")
 			before := memory(t, p)
 			calm := c.changeTimes(t, "calm", changes)
-			all := crowding{host: c.Node}
-			all.come(t, total)
+			all := openConns{host: c.Node}
+			all.openTotal(t, total)
 			if n := files(t, p); n > most-64 {
 				t.Errorf("%d files are open of %d", n, most)
 			}
@@ -61,7 +61,7 @@ func TestServersUnderFlood(t *testing.T) {
 			} else {
 				t.Logf("the process has grown by %.0f MB", grown)
 			}
-			all.leave()
+			all.closeAll()
 		})
 	}
 }
@@ -76,7 +76,7 @@ func (c *cluster) changeTimes(t *testing.T, name string, times int) time.Duratio
 		start := time.Now()
 		c.save(t, a)
 		program.Await(t, "a Service at its new address", func() bool {
-			got, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4), Timeout: netlab.Silence})
+			got, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout})
 			return err == nil && got.Outcome == netlab.Answered
 		})
 		took = append(took, time.Since(start))
@@ -85,14 +85,14 @@ func (c *cluster) changeTimes(t *testing.T, name string, times int) time.Duratio
 	return took[len(took)/2]
 }
 
-// crowding holds connections to the servers.
-type crowding struct {
+// openConns holds connections to the servers.
+type openConns struct {
 	host *netlab.Host
 	mu   sync.Mutex
 	all  []net.Conn
 }
 
-func (x *crowding) come(t *testing.T, total int) {
+func (x *openConns) openTotal(t *testing.T, total int) {
 	t.Helper()
 	get := func(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: node\r\n" }
 	var coming sync.WaitGroup
@@ -103,7 +103,7 @@ func (x *crowding) come(t *testing.T, total int) {
 				if n%2 == 1 {
 					to, text = program.MetricsAddr, []string{get("/services") + "\r\n", get("/metrics") + "\r\n", get("/services")}[n%3]
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), program.Reply)
+				ctx, cancel := context.WithTimeout(t.Context(), program.ReplyTimeout)
 				conn, err := x.host.Dial(ctx, "tcp", to)
 				cancel()
 				if err != nil {
@@ -119,7 +119,7 @@ func (x *crowding) come(t *testing.T, total int) {
 	coming.Wait()
 }
 
-func (x *crowding) leave() {
+func (x *openConns) closeAll() {
 	for _, c := range x.all {
 		_ = c.Close()
 	}

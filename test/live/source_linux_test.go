@@ -15,7 +15,7 @@ import (
 // status command and the log follow.
 func TestFaultsOfManifestsEnd(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	p := c.start(t)
 	shows := func(words, absent []string) {

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStalledLogKeepsNobody starts the program with a standard error that nobody
+// TestStalledLogDoesNotBlock starts the program with a standard error that nobody
 // reads, and a pipe in it that is full after some lines. Changes go on to be
 // programmed, and a signal ends it in time.
-func TestStalledLogKeepsNobody(t *testing.T) {
+func TestStalledLogDoesNotBlock(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestStalledLogKeepsNobody(t *testing.T) {
 	w.Close()
 	for i := range 20 {
 		c.save(t, app{name: "web", number: 10 + i}.on(c.webs()...))
-		c.settle(t)
+		c.awaitProgrammed(t)
 	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func TestStalledLogKeepsNobody(t *testing.T) {
 // a link to the kernel's log, with a neighbour that goes on to change.
 func TestPipesAndKernelFilesAreRefused(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	p := c.start(t)
 	swap := func(make func(path string) error) {
@@ -67,7 +67,7 @@ func TestPipesAndKernelFilesAreRefused(t *testing.T) {
 		swap(func(path string) error { return unix.Mkfifo(path, 0o600) })
 		c.save(t, app{name: "two", number: 20 + i}.on(c.webs()...))
 		c.remove(t, "odd.yaml") // settle would not read it either
-		c.settle(t)
+		c.awaitProgrammed(t)
 	}
 }
 

@@ -18,12 +18,12 @@ import (
 // finds the place, and everything that was good stays in force.
 func TestBrokenFile(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	cart := app{name: "cart", number: 11}.on(c.Host("web-1"))
 	c.save(t, web, cart)
 	p := c.start(t)
-	want := c.settle(t)
+	want := c.awaitProgrammed(t)
 	good := cart.yaml(t)
 
 	for _, tc := range []struct {
@@ -40,8 +40,8 @@ func TestBrokenFile(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			c.write(t, "cart.yaml", tc.text)
 			p.AwaitLog(t, append(tc.said, "last good")...)
-			c.settleOn(t, want)
-			c.check(t, want, c.cells(c.callers()[:1], web, cart))
+			c.awaitSnapshot(t, want)
+			c.check(t, want, c.cells(c.clientHosts()[:1], web, cart))
 		})
 	}
 	t.Run("a directory", func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestBrokenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.AwaitLog(t, "cart.yaml", "directory")
-		c.check(t, want, c.cells(c.callers()[:1], web))
+		c.check(t, want, c.cells(c.clientHosts()[:1], web))
 		if err := os.Remove(filepath.Join(c.dir, "cart.yaml")); err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +60,7 @@ func TestBrokenFile(t *testing.T) {
 		p.AwaitLog(t, "broken.yaml", "line 1")
 		c.save(t, web.on(c.Host("web-2")), cart)
 		c.remove(t, "broken.yaml")
-		c.check(t, c.settle(t), c.cells(c.callers()[:1], web, cart))
+		c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web, cart))
 	})
 	if p.Log.Count("cart.yaml", "did you mean") != 1 {
 		t.Errorf("the problem was told %d times, want once", p.Log.Count("cart.yaml", "did you mean"))
@@ -71,14 +71,14 @@ func TestBrokenFile(t *testing.T) {
 // swapped. It may be given as a whole or file by file.
 func TestMountedVolume(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}
 	c.mount(t, "..first", web.on(c.Host("web-1")))
 	if err := os.Symlink(filepath.Join("..data", "web.yaml"), filepath.Join(c.dir, "web.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	p := c.start(t)
-	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
 	c.swap(t, "..second", web.on(c.Host("web-2")))
 	c.swap(t, "..third", web.on(c.Host("web-3")))
 	p.Stop(t)
@@ -110,7 +110,7 @@ func (c *cluster) mount(t *testing.T, version string, a app) {
 func (c *cluster) swap(t *testing.T, version string, a app) {
 	t.Helper()
 	c.mount(t, version, a)
-	c.check(t, c.settle(t), c.cells(c.callers()[:1], a))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], a))
 }
 
 // What render prints is what the proxy installs: nft takes it, and packets
@@ -118,7 +118,7 @@ func (c *cluster) swap(t *testing.T, version string, a app) {
 func TestRendered(t *testing.T) {
 	t.Parallel()
 	nftcommand.NeedTables(t)
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	apps := c.matrix()
 	c.save(t, apps...)
 	cmd := kubeProxy.Command(append([]string{"render", "--proxy-mode=nftables", "--manifests=" + c.dir}, c.mode.flags...)...)
@@ -133,10 +133,10 @@ func TestRendered(t *testing.T) {
 	}
 	nft(t, c.Node, text.String())
 	want := c.want(t)
-	c.check(t, want, c.cells(c.callers(), apps...))
+	c.check(t, want, c.cells(c.clientHosts(), apps...))
 
 	// A proxy that finds these rules takes them over without a gap.
-	open := c.talk(t, "tcp", apps[0], 1)
+	open := c.converse(t, "tcp", apps[0], 1)
 	c.start(t)
-	open.goOn(t)
+	open.checkSameServer(t)
 }

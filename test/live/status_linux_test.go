@@ -18,7 +18,7 @@ import (
 // The program tells how the program goes.
 func TestStatus(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	// status runs the command on the node and returns its exit code.
 	status := func(t *testing.T, args ...string) (code int, out string) {
 		t.Helper()
@@ -66,7 +66,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%v: %+v, want three Services and not ok, in\n%s", err, d, out)
 	}
 
-	if err := netlab.Halt(p.Pid()); err != nil {
+	if err := netlab.Pause(p.Pid()); err != nil {
 		t.Fatal(err)
 	}
 	check(t, 2, []string{"accepts connections but does not answer in time"}, "--timeout=3s")

@@ -21,17 +21,17 @@ import (
 	"kubeproxy/test/program"
 )
 
-// ways are the modes that a node may be switched between, by name.
-func ways() map[string]mode {
-	all := map[string]mode{"nftables": usual()}
+// switchableModes are the modes that a node may be switched between, by name.
+func switchableModes() map[string]mode {
+	all := map[string]mode{"nftables": defaultMode()}
 	if ipvs.Installed() {
-		m := usual()
+		m := defaultMode()
 		m.flags = append(m.flags, "--proxy-mode=ipvs")
 		m.ipvs = true
 		all["ipvs"] = m
 	}
 	for _, v := range program.IPTablesVariants {
-		m := usual()
+		m := defaultMode()
 		m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
 		m.iptables = v
 		all["iptables-"+v] = m
@@ -46,29 +46,29 @@ var tour = []string{"nftables", "iptables-legacy", "iptables-nft", "nftables", "
 // ends, and none that is made is refused or lost.
 func TestSwitchUnderLoad(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, ways()[tour[0]])
+	c := newCluster(t, switchableModes()[tour[0]])
 	c.variant(t, 0) // some hundred Services more
-	c.pass(t, tour, 5*time.Millisecond)
+	c.switchThrough(t, tour, 5*time.Millisecond)
 }
 
-// pass passes through modes, while each client makes a connection, waits for
+// switchThrough passes through modes, while each client makes a connection, waits for
 // its answer, and pauses. Protocols in less may lose some.
-func (c *cluster) pass(t *testing.T, tour []string, pause time.Duration, less ...service.Protocol) {
+func (c *cluster) switchThrough(t *testing.T, tour []string, pause time.Duration, less ...service.Protocol) {
 	t.Helper()
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 	empty := app{name: "empty", number: 12}
 	c.save(t, web, local, empty)
 	p := c.start(t)
-	c.settle(t)
+	c.awaitProgrammed(t)
 	loads := c.loadsAt(t, pause, web, local)
-	lines, packets := c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)
+	lines, packets := c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
 	for i, name := range tour[1:] {
 		made := connectionsOf(loads)
 		if p.Stop(t); i%2 == 0 { // or it crashes
 			p.Kill()
 		}
-		c.become(t, ways()[name])
+		c.setMode(t, switchableModes()[name])
 		p = c.launch(t)
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
@@ -78,13 +78,13 @@ func (c *cluster) pass(t *testing.T, tour []string, pause time.Duration, less ..
 			}
 			p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
 		}
-		want := c.settle(t)
+		want := c.awaitProgrammed(t)
 		if tour[i] != "ipvs" {
-			c.aloneIn(t, name)
+			c.checkOnlyMode(t, name)
 		}
-		lines.goOn(t)
-		packets.goOn(t)
-		c.check(t, want, without(less, c.cells(c.callers(), web, local, empty)))
+		lines.checkSameServer(t)
+		packets.checkSameServer(t)
+		c.check(t, want, without(less, c.cells(c.clientHosts(), web, local, empty)))
 		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads)-made)
 	}
 	lossless(t, loads, less...)
@@ -145,15 +145,15 @@ func connectionsOf(loads []load) int {
 	return n
 }
 
-// aloneIn wants the rules of one mode to be there, and none of the others.
-func (c *cluster) aloneIn(t *testing.T, name string) {
+// checkOnlyMode wants the rules of one mode to be there, and none of the others.
+func (c *cluster) checkOnlyMode(t *testing.T, name string) {
 	t.Helper()
 	for _, f := range service.Families {
 		for other, find := range map[string]finder{
-			"nftables":        nftables.Remains{Family: f, Table: nftables.TableName},
-			"iptables-legacy": iptables.Remains{Variant: iptables.Legacy, Family: f},
-			"iptables-nft":    iptables.Remains{Variant: iptables.NFT, Family: f},
-			"ipvs":            ipvs.Remains{Family: f},
+			"nftables":        nftables.Leftovers{Family: f, Table: nftables.TableName},
+			"iptables-legacy": iptables.Leftovers{Variant: iptables.Legacy, Family: f},
+			"iptables-nft":    iptables.Leftovers{Variant: iptables.NFT, Family: f},
+			"ipvs":            ipvs.Leftovers{Family: f},
 		} {
 			what := c.finds(t, find)
 			if (what != "") != (other == name) {
@@ -188,36 +188,36 @@ func TestSwitchWithoutCommands(t *testing.T) {
 	for name, crash := range map[string]bool{"later": false, "after a crash": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newCluster(t, ways()["iptables-legacy"])
+			c := newCluster(t, switchableModes()["iptables-legacy"])
 			web := app{name: "web", number: 10}.on(c.webs()...)
 			c.save(t, web)
 			c.start(t).Stop(t)
-			lines := c.talk(t, "tcp", web, 1)
+			lines := c.converse(t, "tcp", web, 1)
 			dir := t.TempDir()
-			p := c.stuck(t, dir)
-			c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+			p := c.startWithLeftovers(t, dir)
+			c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
 			if crash {
 				p.Kill()
 				p = c.launch(t)
 			} else {
-				linkLong(t, dir)
+				linkLegacyCommands(t, dir)
 			}
 			p.AwaitLog(t, "Removed what an earlier service proxy left", "iptables-legacy", "chains of this proxy")
 			program.Await(t, "the condition goes", func() bool {
 				return !strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "leftovers")
 			})
-			c.aloneIn(t, "nftables")
-			c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
-			lines.goOn(t)
+			c.checkOnlyMode(t, "nftables")
+			c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
+			lines.checkSameServer(t)
 		})
 	}
 }
 
-// stuck starts the proxy in mode nftables, with no commands but those in dir,
+// startWithLeftovers starts the proxy in mode nftables, with no commands but those in dir,
 // and wants it to show what it cannot remove.
-func (c *cluster) stuck(t *testing.T, dir string) *program.Proxy {
+func (c *cluster) startWithLeftovers(t *testing.T, dir string) *program.Proxy {
 	t.Helper()
-	c.become(t, usual())
+	c.setMode(t, defaultMode())
 	cmd := c.command(append([]string{"--manifests=" + c.dir}, c.mode.flags...)...)
 	cmd.Env = append(os.Environ(), "PATH="+dir)
 	p := program.Start(t, c.Node, cmd)
@@ -232,9 +232,9 @@ func (c *cluster) stuck(t *testing.T, dir string) *program.Proxy {
 	return p
 }
 
-// linkLong makes dir a folder of the commands of iptables-legacy, by their full
+// linkLegacyCommands makes dir a folder of the commands of iptables-legacy, by their full
 // names.
-func linkLong(t *testing.T, dir string) {
+func linkLegacyCommands(t *testing.T, dir string) {
 	t.Helper()
 	for _, c := range []string{"iptables-legacy", "ip6tables-legacy"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
@@ -253,7 +253,7 @@ func linkLong(t *testing.T, dir string) {
 // asked for it, and else a reason to take the next one.
 func TestModeWithoutCommands(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	run := func(args ...string) *exec.Cmd {
 		cmd := c.command(append([]string{"--manifests=" + c.dir}, args...)...)
@@ -267,7 +267,7 @@ func TestModeWithoutCommands(t *testing.T) {
 	}
 	p := program.Start(t, c.Node, run(c.mode.flags...))
 	p.AwaitLog(t, `"Starting"`, `mode="nftables"`, `modeFrom="the best that works here"`)
-	c.settle(t)
+	c.awaitProgrammed(t)
 	p.Stop(t)
 }
 
@@ -276,29 +276,29 @@ func TestModeWithoutCommands(t *testing.T) {
 // written down or not.
 func TestSwitchByReload(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	v, path := newVolume(t, "")
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
 	c.mode.flags = append(c.mode.flags, "--config="+path)
 	p := c.start(t)
 	p.AwaitLog(t, `"Starting"`, `modeFrom="the best that works here"`)
-	loads, lines := c.loads(t, web), c.talkTo(t, "tcp", web)
+	loads, lines := c.loads(t, web), c.converseTo(t, "tcp", web)
 	v.mount(t, "..second", "mode: nftables\n")
 	p.AwaitLog(t, "means the same")
 	v.mount(t, "..third", "mode: iptables\niptables: {localhostNodePorts: false}\n")
 	if err := p.Wait(t); err != nil {
 		t.Fatalf("the proxy ended with %v, want exit status 0", err)
 	}
-	m := ways()["iptables-nft"]
-	m.flags = append(usual().flags, "--config="+path)
-	c.become(t, m)
+	m := switchableModes()["iptables-nft"]
+	m.flags = append(defaultMode().flags, "--config="+path)
+	c.setMode(t, m)
 	p = c.launch(t)
 	p.AwaitLog(t, `"Starting"`, `mode="iptables"`, `modeFrom="`+path+`"`)
 	p.AwaitLog(t, "Removed what an earlier service proxy left", "IPv4")
 	p.AwaitLog(t, "Removed what an earlier service proxy left", "IPv6")
-	c.settle(t)
-	c.aloneIn(t, "iptables-nft")
-	lines.goOn(t)
+	c.awaitProgrammed(t)
+	c.checkOnlyMode(t, "iptables-nft")
+	lines.checkSameServer(t)
 	lossless(t, loads)
 }

@@ -19,11 +19,11 @@ import (
 // second are the addresses of the servers of a second proxy on the node.
 const secondHealth, secondMetrics = "127.0.0.1:20256", "127.0.0.1:20249"
 
-// another starts a second proxy on c's node, in mode m, with manifests of its own.
-func (c *cluster) another(t *testing.T, m mode, apps ...app) (*cluster, *program.Proxy) {
+// startSecond starts a second proxy on c's node, in mode m, with manifests of its own.
+func (c *cluster) startSecond(t *testing.T, m mode, apps ...app) (*cluster, *program.Proxy) {
 	t.Helper()
 	d := &cluster{Lab: c.Lab, dir: t.TempDir()}
-	d.become(t, m)
+	d.setMode(t, m)
 	d.write(t, "node.yaml", program.Manifest[any](t, node()))
 	d.save(t, apps...)
 	args := append([]string{"--manifests=" + d.dir, "--iptables-min-sync-period=10ms"}, m.flags...)
@@ -86,7 +86,7 @@ func modeNamed(name string) mode {
 	if name == "userspace" {
 		return inUserspace("nft")
 	}
-	return ways()[name]
+	return switchableModes()[name]
 }
 
 func twoProxies(t *testing.T, first, second mode) {
@@ -101,7 +101,7 @@ func twoProxies(t *testing.T, first, second mode) {
 			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, f)}, Workers: 1,
 		}))
 	}
-	d, q := c.another(t, second, web.on(two))
+	d, q := c.startSecond(t, second, web.on(two))
 	for _, f := range service.Families {
 		q.AwaitLog(t, `"Programmed"`, d.mode.proxyMode()+" "+f.String())
 	}
@@ -116,7 +116,7 @@ func twoProxies(t *testing.T, first, second mode) {
 		c.save(t, app{name: fmt.Sprintf("more-%d", i), number: 20 + i}.on(one))
 	}
 	d.save(t, app{name: "late", number: 12}.on(two))
-	d.settleTwo(t, web, "web-2")
+	d.awaitReached(t, web, "web-2")
 	if n := rounds(reportOf(t, p, program.MetricsAddr)) - before; n != 0 {
 		t.Errorf("the first proxy did %d rounds while the second one programs the node", n)
 	}
@@ -131,7 +131,7 @@ func twoProxies(t *testing.T, first, second mode) {
 		r := reportOf(t, p, program.MetricsAddr)
 		return r.Conditions["other-proxy"] == "" && r.Standby == ""
 	})
-	c.settleTwo(t, web, "web-1")
+	c.awaitReached(t, web, "web-1")
 	for i, l := range loads {
 		if r := l.Stop(); r.Lost() > 0 || r.Connections == 0 {
 			t.Errorf("load %d: %s", i, r)
@@ -143,8 +143,8 @@ func twoProxies(t *testing.T, first, second mode) {
 	p.Stop(t)
 }
 
-// settleTwo waits until connections to a reach the host.
-func (c *cluster) settleTwo(t *testing.T, a app, host string) {
+// awaitReached waits until connections to a reach the host.
+func (c *cluster) awaitReached(t *testing.T, a app, host string) {
 	t.Helper()
 	for _, f := range service.Families {
 		program.Await(t, "that "+host+" answers", func() bool {
@@ -158,15 +158,15 @@ func (c *cluster) settleTwo(t *testing.T, a app, host string) {
 // before it goes on from there.
 func TestSecondProxyCrashes(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}
 	c.save(t, web.on(c.Host("web-1")))
 	p := c.start(t)
 	for range 3 {
-		d, q := c.another(t, usual(), web.on(c.Host("web-2")))
-		d.settleTwo(t, web, "web-2")
+		d, q := c.startSecond(t, defaultMode(), web.on(c.Host("web-2")))
+		d.awaitReached(t, web, "web-2")
 		q.Kill()
-		c.settleTwo(t, web, "web-1")
+		c.awaitReached(t, web, "web-1")
 	}
 	p.Stop(t)
 }
@@ -175,16 +175,16 @@ func TestSecondProxyCrashes(t *testing.T) {
 // each of its changes, is named, and fills no log.
 func TestScriptAgainstRules(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
 	p := c.start(t)
-	want := c.settle(t)
+	want := c.awaitProgrammed(t)
 	deeds := 0
 	program.Await(t, "a condition that names nft", func() bool {
 		nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
 		deeds++
-		c.settleOn(t, want)
+		c.awaitSnapshot(t, want)
 		return strings.Contains(reportOf(t, p, program.MetricsAddr).Conditions["drift-IPv4"], "(nft)")
 	})
 	before := reportOf(t, p, program.MetricsAddr).Status["IPv4"].Rounds
@@ -193,7 +193,7 @@ func TestScriptAgainstRules(t *testing.T) {
 		for range 20 { // what comes while it rests costs no round
 			nft(t, c.Node, "add chain ip kube-services mine\ndelete chain ip kube-services mine\n")
 		}
-		c.settleOn(t, want)
+		c.awaitSnapshot(t, want)
 	}
 	if n := reportOf(t, p, program.MetricsAddr).Status["IPv4"].Rounds - before; n > 63/2 {
 		t.Errorf("%d rounds for 63 changes by a script", n)
@@ -204,25 +204,25 @@ func TestScriptAgainstRules(t *testing.T) {
 	if v, ok := p.Metric(t, "kubeproxy_condition", "condition", "drift-IPv4"); !ok || v != 1 {
 		t.Errorf("kubeproxy_condition of drift-IPv4 = %v, %t, want 1", v, ok)
 	}
-	c.check(t, want, c.cells(c.callers()[:1], web))
+	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 }
 
 // A program that rewrites the rules for a while does not keep others from working:
 // commands that end by themselves ask nobody.
 func TestCommandsBesideProxy(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
 	p := c.start(t)
-	want := c.settle(t)
+	want := c.awaitProgrammed(t)
 	for _, args := range [][]string{{"--init-only"}, {"render", "--manifests=" + c.dir}, {"--cleanup"}} {
 		out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...))
 		if err != nil {
 			t.Errorf("%v beside a proxy: %v\n%s", args, err, out)
 		}
 	}
-	c.settleOn(t, want)
+	c.awaitSnapshot(t, want)
 	if r := reportOf(t, p, program.MetricsAddr); r.Standby != "" || r.Conditions["other-proxy"] != "" {
 		t.Errorf("commands count as proxies: %v", r.Conditions)
 	}

@@ -11,19 +11,19 @@ import (
 
 // A UDP client that keeps its port keeps its flow, which the kernel does not
 // look at again. When the flow's endpoint leaves, it must move.
-func TestUDPFollows(t *testing.T) {
+func TestUDPMovesFromLostEndpoint(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
 	dns := app{name: "dns", number: 10}
 	local := app{name: "local", number: 11, external: "Local", internal: "Local"}
 	c.save(t, dns.on(one, two, three), local.on(one, two))
 	p := c.start(t)
-	flows := c.talk(t, "udp", dns, 4)
-	flows = append(flows, c.talk(t, "udp", local, 4)...)
+	flows := c.converse(t, "udp", dns, 4)
+	flows = append(flows, c.converse(t, "udp", local, 4)...)
 
 	c.save(t, dns.on(two, three), local.on(two))
-	flows.come(t, "leaves the endpoint that left", func(o talk, a netlab.Answer) bool {
+	flows.await(t, "leaves the endpoint that left", func(o conversation, a netlab.Answer) bool {
 		if o.server != "web-1" && a.Outcome == netlab.Answered && a.Backend != o.server {
 			t.Errorf("%s: %s answers, though %s did not leave", o.name, a.Backend, o.server)
 		}
@@ -35,39 +35,39 @@ func TestUDPFollows(t *testing.T) {
 
 // A Service that is deleted, or has lost its last endpoint, answers nobody any
 // more, not even clients who were in the middle of something.
-func TestUDPEnds(t *testing.T) {
+func TestUDPStopsWithoutEndpoints(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	gone := app{name: "gone", number: 10}.on(c.Host("web-1"))
 	empty := app{name: "empty", number: 11}.on(c.Host("web-1"))
 	stays := app{name: "stays", number: 12}.on(c.webs()...)
 	c.save(t, gone, empty, stays)
 	c.start(t)
-	leaving := c.talk(t, "udp", gone, 1)
-	emptied := c.talk(t, "udp", empty, 1)
-	others := c.talk(t, "udp", stays, 2)
+	leaving := c.converse(t, "udp", gone, 1)
+	emptied := c.converse(t, "udp", empty, 1)
+	others := c.converse(t, "udp", stays, 2)
 	c.remove(t, "gone.yaml")
 	c.save(t, empty.on())
-	leaving.come(t, "ends", func(_ talk, a netlab.Answer) bool { return a.Outcome != netlab.Answered })
-	emptied.come(t, "is refused", func(_ talk, a netlab.Answer) bool { return a.Outcome == netlab.Refused })
-	others.goOn(t)
+	leaving.await(t, "ends", func(_ conversation, a netlab.Answer) bool { return a.Outcome != netlab.Answered })
+	emptied.await(t, "is refused", func(_ conversation, a netlab.Answer) bool { return a.Outcome == netlab.Refused })
+	others.checkSameServer(t)
 }
 
 // A client that knocked before the Service was there is let in soon after,
 // though its flow began without being translated.
-func TestUDPComesAlive(t *testing.T) {
+func TestUDPFlowBeforeService(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	late := app{name: "late", number: 10}
 	refilled := app{name: "refilled", number: 11}
 	c.save(t, refilled)
 	c.start(t)
 	flows := append(c.open(t, "udp", late, 1), c.open(t, "udp", refilled, 1)...)
 	for _, f := range flows {
-		if a, err := f.conn.AskFor(t.Context(), hush); err != nil || a.Outcome == netlab.Answered {
+		if a, err := f.conn.AskFor(t.Context(), pollTimeout); err != nil || a.Outcome == netlab.Answered {
 			t.Fatalf("%s is answered too early by %q, %v", f.name, a.Backend, err)
 		}
 	}
 	c.save(t, late.on(c.Host("web-1")), refilled.on(c.Host("web-3")))
-	flows.come(t, "is answered", func(_ talk, a netlab.Answer) bool { return a.Outcome == netlab.Answered })
+	flows.await(t, "is answered", func(_ conversation, a netlab.Answer) bool { return a.Outcome == netlab.Answered })
 }

@@ -13,12 +13,12 @@ import (
 // go on being served or refused.
 func TestUnallocatedAddresses(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, usual())
+	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.Host("web-1"))
 	c.save(t, web)
 	c.start(t)
-	cells := c.cells(c.callers()[:3], web)
-	for _, x := range c.cells(c.callers()[:3], web) {
+	cells := c.cells(c.clientHosts()[:3], web)
+	for _, x := range c.cells(c.clientHosts()[:3], web) {
 		if x.ToNode || x.Name != "ClusterIP of web" {
 			continue
 		}
@@ -32,5 +32,5 @@ kind: ServiceCIDR
 metadata: {name: kubernetes}
 spec: {cidrs: [10.96.0.0/12, "fd00:10:96::/112"]}
 `))
-	c.check(t, c.settle(t), cells)
+	c.check(t, c.awaitProgrammed(t), cells)
 }

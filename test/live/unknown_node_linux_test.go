@@ -17,7 +17,7 @@ import (
 // that answered before a restart.
 func TestNodePortsOfAnUnknownNode(t *testing.T) {
 	t.Parallel()
-	for name, m := range ways() {
+	for name, m := range switchableModes() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, web := unknownNode(t, m)
@@ -43,8 +43,8 @@ func TestTakeoverWithAnUnknownNode(t *testing.T) {
 	} {
 		t.Run(tc.from+" to "+tc.to, func(t *testing.T) {
 			t.Parallel()
-			c, web := unknownNode(t, ways()[tc.to])
-			c.upstream(t, tc.from, web)
+			c, web := unknownNode(t, switchableModes()[tc.to])
+			c.installUpstream(t, tc.from, web)
 			c.nodePorts(t, web, netlab.Answered)
 			p := c.launchAll(t)
 			c.stayOpen(t, web)

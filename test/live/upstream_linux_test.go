@@ -125,8 +125,8 @@ func (a app) backends(f service.Family) []netip.AddrPort {
 	return all
 }
 
-// feed gives text for a family to one of the implementations of rules.
-func (c *cluster) feed(t *testing.T, f service.Family, variant, text string) {
+// restore gives text for a family to one of the implementations of rules.
+func (c *cluster) restore(t *testing.T, f service.Family, variant, text string) {
 	t.Helper()
 	name := []string{"iptables-", "ip6tables-"}[f]
 	cmd := exec.Command("/usr/sbin/"+name+variant+"-restore", "--noflush", program.AwaitLock)
@@ -136,8 +136,8 @@ func (c *cluster) feed(t *testing.T, f service.Family, variant, text string) {
 	}
 }
 
-// everything lists the rules of both variants, and those of a stranger.
-func (c *cluster) everything(t *testing.T) string {
+// listAllRules lists the rules of both variants, and those of a stranger.
+func (c *cluster) listAllRules(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
 	for _, name := range []string{"iptables", "ip6tables"} {
@@ -147,18 +147,18 @@ func (c *cluster) everything(t *testing.T) string {
 				t.Fatalf("%s-%s-save: %v\n%s", name, v, err, out)
 			}
 			out = regexp.MustCompile(`(?m)^# Warning.*\n`).ReplaceAllString(out, "")
-			fmt.Fprintf(&all, "%s-%s\n%s", name, v, regexp.MustCompile(counted).ReplaceAllString(out, ""))
+			fmt.Fprintf(&all, "%s-%s\n%s", name, v, regexp.MustCompile(savedCounters).ReplaceAllString(out, ""))
 		}
 	}
 	return all.String() + nft(t, c.Node, "list table inet neighbour\n", "-a")
 }
 
-// crowd installs rules of others, kubelet among them, everywhere.
-func (c *cluster) crowd(t *testing.T) {
+// installForeignRules installs rules of others, kubelet among them, everywhere.
+func (c *cluster) installForeignRules(t *testing.T) {
 	t.Helper()
 	for _, f := range service.Families {
 		for _, v := range program.IPTablesVariants {
-			c.feed(t, f, v, neighbours)
+			c.restore(t, f, v, foreignIPTables)
 		}
 	}
 	nft(t, c.Node, "table inet neighbour {\n\tset allowed { type inet_service; elements = { 22 } }\n\tchain c { type filter hook input priority 0; tcp dport @allowed accept; }\n}\n")
@@ -177,14 +177,14 @@ func TestTakeoverFromUpstream(t *testing.T) {
 	} {
 		t.Run(tc.from+" to "+tc.to, func(t *testing.T) {
 			t.Parallel()
-			c := newCluster(t, ways()[tc.to])
-			c.crowd(t)
-			theirs := c.everything(t)
+			c := newCluster(t, switchableModes()[tc.to])
+			c.installForeignRules(t)
+			theirs := c.listAllRules(t)
 			web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-3"))
-			c.upstream(t, tc.from, web)
+			c.installUpstream(t, tc.from, web)
 			c.save(t, web)
 			loads := c.loads(t, web)
-			lines, packets := c.talkTo(t, "tcp", web), c.talkTo(t, "udp", web)
+			lines, packets := c.converseTo(t, "tcp", web), c.converseTo(t, "udp", web)
 			p := c.launch(t)
 			for _, f := range service.Families {
 				p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
@@ -192,21 +192,21 @@ func TestTakeoverFromUpstream(t *testing.T) {
 					p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
 				}
 			}
-			want := c.settle(t)
-			lines.goOn(t)
-			packets.goOn(t)
-			c.check(t, want, c.cells(c.callers()[:1], web))
-			c.aloneIn(t, tc.to)
+			want := c.awaitProgrammed(t)
+			lines.checkSameServer(t)
+			packets.checkSameServer(t)
+			c.check(t, want, c.cells(c.clientHosts()[:1], web))
+			c.checkOnlyMode(t, tc.to)
 			lossless(t, loads, service.SCTP) // which those rules do not lead
 			p.Stop(t)
 			if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
 				t.Errorf("cleanup: %v\n%s", err, out)
 			}
-			if diff := cmp.Diff(theirs, c.everything(t)); diff != "" {
+			if diff := cmp.Diff(theirs, c.listAllRules(t)); diff != "" {
 				t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
 			}
 			for _, f := range service.Families {
-				if what := c.finds(t, nftables.Remains{Family: f, Table: nftables.UpstreamTable}); what != "" {
+				if what := c.finds(t, nftables.Leftovers{Family: f, Table: nftables.UpstreamTable}); what != "" {
 					t.Errorf("kube-proxy still has %s", what)
 				}
 			}
@@ -236,27 +236,27 @@ COMMIT
 // Mode userspace takes over from kube-proxy's, and no way in is left that goes past
 // the choice of addresses for NodePorts.
 func TestUserspaceFromUpstream(t *testing.T) {
-	throughProxy(t, func(t *testing.T, m mode) {
+	withUserspace(t, func(t *testing.T, m mode) {
 		m.flags = append(m.flags, "--nodeport-addresses=10.244.1.0/24,fd00:10:244:1::/64")
-		m.means.NodePorts = prefixes("10.244.1.0/24", "fd00:10:244:1::/64")
+		m.trackOptions.NodePorts = prefixes("10.244.1.0/24", "fd00:10:244:1::/64")
 		c := newCluster(t, m)
-		c.neighbour(t, relayTables)
+		c.restoreBothFamilies(t, relayTables)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		c.save(t, web)
 		c.start(t)
-		want := c.settle(t)
-		c.check(t, want, c.cells(c.callers(), web))
+		want := c.awaitProgrammed(t)
+		c.check(t, want, c.cells(c.clientHosts(), web))
 		c.checkNodePorts(t, want, web)
 	})
 }
 
-// upstream installs the rules of kube-proxy in a mode.
-func (c *cluster) upstream(t *testing.T, mode string, a app) {
+// installUpstream installs the rules of kube-proxy in a mode.
+func (c *cluster) installUpstream(t *testing.T, mode string, a app) {
 	t.Helper()
 	for _, f := range service.Families {
 		if variant, is := strings.CutPrefix(mode, "iptables-"); is {
-			c.feed(t, f, variant, upstreamTables(f, a))
-			if what := c.finds(t, iptables.Remains{Variant: iptables.Variant(variant), Family: f}); !strings.Contains(what, "another service proxy") {
+			c.restore(t, f, variant, upstreamTables(f, a))
+			if what := c.finds(t, iptables.Leftovers{Variant: iptables.Variant(variant), Family: f}); !strings.Contains(what, "another service proxy") {
 				t.Fatalf("the rules of kube-proxy count as %q", what)
 			}
 			continue
@@ -265,15 +265,15 @@ func (c *cluster) upstream(t *testing.T, mode string, a app) {
 	}
 }
 
-// talkTo opens conversations of a pod with the ClusterIP and the NodePort of a.
-func (c *cluster) talkTo(t *testing.T, proto string, a app) talks {
+// converseTo opens conversations of a pod with the ClusterIP and the NodePort of a.
+func (c *cluster) converseTo(t *testing.T, proto string, a app) conversations {
 	t.Helper()
-	return c.talkFrom(t, c.callers()[0], proto, a)
+	return c.converseFrom(t, c.clientHosts()[0], proto, a)
 }
 
-func (c *cluster) talkFrom(t *testing.T, h *netlab.Host, proto string, a app) talks {
+func (c *cluster) converseFrom(t *testing.T, h *netlab.Host, proto string, a app) conversations {
 	t.Helper()
-	var all talks
+	var all conversations
 	from := []*netlab.Host{h}
 	for _, f := range service.Families {
 		for _, x := range append(c.dials(from, a, service.ClusterIP, f), c.dials(from, a, service.NodePort, f)...) {

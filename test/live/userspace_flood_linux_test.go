@@ -51,9 +51,9 @@ func files(t *testing.T, p *program.Proxy) int {
 	return len(all)
 }
 
-// drained waits until a process has about as many files open as before, which has
+// awaitFilesClosed waits until a process has about as many files open as before, which has
 // to be soon.
-func drained(t *testing.T, p *program.Proxy, before int) {
+func awaitFilesClosed(t *testing.T, p *program.Proxy, before int) {
 	t.Helper()
 	const soon, few = 5 * time.Second, 8 // for what the proxy itself does
 	for deadline := time.Now().Add(soon); files(t, p) > before+few; time.Sleep(20 * time.Millisecond) {
@@ -64,9 +64,9 @@ func drained(t *testing.T, p *program.Proxy, before int) {
 	}
 }
 
-// meanwhile has a neighbour connect while do runs, and returns how long
+// connectDuring has a neighbour connect while do runs, and returns how long
 // that took, the longest last.
-func (c *cluster) meanwhile(t *testing.T, to netip.AddrPort, do func()) []time.Duration {
+func (c *cluster) connectDuring(t *testing.T, to netip.AddrPort, do func()) []time.Duration {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -76,7 +76,7 @@ func (c *cluster) meanwhile(t *testing.T, to netip.AddrPort, do func()) []time.D
 	var all []time.Duration
 	for over := false; !over; {
 		start := time.Now()
-		a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: to, Timeout: program.Reply})
+		a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: to, Timeout: program.ReplyTimeout})
 		if err != nil || a.Outcome != netlab.Answered {
 			t.Errorf("a neighbour: %s, %v", a.Outcome, err)
 		}
@@ -91,8 +91,8 @@ func (c *cluster) meanwhile(t *testing.T, to netip.AddrPort, do func()) []time.D
 	return all
 }
 
-// prompt wants a neighbour to be served as if he were alone.
-func prompt(t *testing.T, took []time.Duration) {
+// checkPrompt wants a neighbour to be served as if he were alone.
+func checkPrompt(t *testing.T, took []time.Duration) {
 	t.Helper()
 	p99 := took[(len(took)-1)*99/100]
 	t.Logf("a neighbour made %d connections: half of them within %s, 99 %% within %s", len(took), took[len(took)/2], p99)
@@ -105,8 +105,8 @@ func prompt(t *testing.T, took []time.Duration) {
 	}
 }
 
-// leadsTo returns the manifest of a whose endpoints are another address and port.
-func leadsTo(t *testing.T, a app, to netip.Addr, port uint16) []byte {
+// manifestTo returns the manifest of a whose endpoints are another address and port.
+func manifestTo(t *testing.T, a app, to netip.Addr, port uint16) []byte {
 	text := bytes.ReplaceAll(a.yaml(t), []byte("10.244.1.11"), []byte(to.String()))
 	return bytes.ReplaceAll(text, []byte("port: 8080"), fmt.Appendf(nil, "port: %d", port))
 }
@@ -121,10 +121,10 @@ func TestUserspaceLoop(t *testing.T) {
 	there := app{name: "there", number: 91}.on(c.Host("web-1"))
 	back := app{name: "back", number: 92}.on(c.Host("web-1"))
 	c.save(t, web)
-	c.write(t, "loop.yaml", leadsTo(t, there, c.Other.IPv4, back.nodePort()))
+	c.write(t, "loop.yaml", manifestTo(t, there, c.Other.IPv4, back.nodePort()))
 	p := program.Start(t, c.Node, limited(c.command(append(c.mode.flags, "--manifests="+c.dir)...), most))
 	other := &cluster{Lab: c.Lab, dir: t.TempDir(), mode: c.mode, commands: c.commands}
-	other.write(t, "loop.yaml", leadsTo(t, back, c.Node.IPv4, there.nodePort()))
+	other.write(t, "loop.yaml", manifestTo(t, back, c.Node.IPv4, there.nodePort()))
 	other.write(t, "node.yaml", bytes.ReplaceAll(bytes.ReplaceAll(program.Manifest[any](t, node()),
 		[]byte("192.0.2.10"), []byte("192.0.2.11")), []byte("2001:db8:2::10"), []byte("2001:db8:2::11")))
 	q := program.Start(t, c.Other, limited(other.command(append(c.mode.flags, "--manifests="+other.dir, "--hostname-override="+netlab.OtherName)...), most))
@@ -136,7 +136,7 @@ func TestUserspaceLoop(t *testing.T) {
 	for _, proto := range []string{"tcp", "udp"} {
 		query := netlab.Query{Proto: proto, To: netip.AddrPortFrom(c.Node.IPv4, there.nodePort()), Timeout: 2 * time.Second}
 		start, peak := time.Now(), 0
-		took := c.meanwhile(t, web.at(service.ClusterIP, service.IPv4), func() {
+		took := c.connectDuring(t, web.at(service.ClusterIP, service.IPv4), func() {
 			conn, a, err := c.Host("customer").Open(t.Context(), query)
 			if err != nil {
 				t.Error(err)
@@ -155,10 +155,10 @@ func TestUserspaceLoop(t *testing.T) {
 		if peak > 40 {
 			t.Errorf("%s: one client has %d files opened", proto, peak)
 		}
-		drained(t, p, before)
-		drained(t, q, beforeOther)
+		awaitFilesClosed(t, p, before)
+		awaitFilesClosed(t, q, beforeOther)
 	}
-	took := c.meanwhile(t, web.at(service.ClusterIP, service.IPv4), func() {
+	took := c.connectDuring(t, web.at(service.ClusterIP, service.IPv4), func() {
 		ctx, cancel := context.WithTimeout(t.Context(), flooding())
 		defer cancel()
 		load := c.Host("customer").Load(ctx, netlab.LoadConfig{
@@ -168,14 +168,14 @@ func TestUserspaceLoop(t *testing.T) {
 		<-ctx.Done()
 		t.Logf("loops: %s", load.Stop())
 	})
-	prompt(t, took)
-	drained(t, p, before)
-	drained(t, q, beforeOther)
-	loopIsSaid(t, p, q)
+	checkPrompt(t, took)
+	awaitFilesClosed(t, p, before)
+	awaitFilesClosed(t, q, beforeOther)
+	checkLoopReported(t, p, q)
 }
 
-// loopIsSaid looks for the loop where an operator would.
-func loopIsSaid(t *testing.T, p, q *program.Proxy) {
+// checkLoopReported looks for the loop where an operator would.
+func checkLoopReported(t *testing.T, p, q *program.Proxy) {
 	t.Helper()
 	page := string(p.Fetch(t, program.HealthAddr, "/healthz").Body) + string(q.Fetch(t, program.HealthAddr, "/healthz").Body)
 	if !strings.Contains(page, "came through relays too often") || strings.Contains(page, "shop") {
@@ -197,11 +197,11 @@ func TestUserspaceFewFiles(t *testing.T) {
 	web, greedy := app{name: "web", number: 10}.on(c.webs()...), app{name: "greedy", number: 11}.on(c.Host("web-2"))
 	c.save(t, web, greedy)
 	p := program.Start(t, c.Node, limited(c.command(append(c.mode.flags, "--manifests="+c.dir)...), most))
-	c.settle(t)
+	c.awaitProgrammed(t)
 	before := files(t, p)
 	to := greedy.at(service.ClusterIP, service.IPv4)
 	var idle []net.Conn
-	took := c.meanwhile(t, web.at(service.ClusterIP, service.IPv4), func() {
+	took := c.connectDuring(t, web.at(service.ClusterIP, service.IPv4), func() {
 		for range 150 {
 			if conn, err := c.Host("customer").Dial(t.Context(), "tcp", to.String()); err == nil { // else it was reset at once
 				idle = append(idle, conn)
@@ -209,13 +209,13 @@ func TestUserspaceFewFiles(t *testing.T) {
 		}
 		c.flood(t, to)
 	})
-	prompt(t, took)
+	checkPrompt(t, took)
 	if n := files(t, p); n > most {
 		t.Errorf("%d files are open", n)
 	}
 	late := app{name: "late", number: 12}.on(c.webs()...)
 	c.save(t, late)
-	c.settle(t)
+	c.awaitProgrammed(t)
 	a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: late.at(service.ClusterIP, service.IPv4)})
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Errorf("a new Service: %s, %v", a.Outcome, err)
@@ -231,7 +231,7 @@ func TestUserspaceFewFiles(t *testing.T) {
 	for _, conn := range idle {
 		_ = conn.Close()
 	}
-	drained(t, p, before+4) // listeners of the new Service
+	awaitFilesClosed(t, p, before+4) // listeners of the new Service
 }
 
 // flood sends to a Service from 400 ports for a while.

@@ -11,9 +11,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// throughProxy runs test in mode userspace with each of the variants of
+// withUserspace runs test in mode userspace with each of the variants of
 // iptables.
-func throughProxy(t *testing.T, test func(*testing.T, mode)) {
+func withUserspace(t *testing.T, test func(*testing.T, mode)) {
 	t.Parallel()
 	for _, v := range program.IPTablesVariants {
 		t.Run(v, func(t *testing.T) {
@@ -28,7 +28,7 @@ func throughProxy(t *testing.T, test func(*testing.T, mode)) {
 const slowUDP = "--udp-timeout=10s"
 
 func inUserspace(variant string) mode {
-	m := usual()
+	m := defaultMode()
 	m.flags = append(m.flags, "--proxy-mode=userspace", "--iptables-localhost-nodeports=false", slowUDP)
 	m.iptables, m.userspace = variant, true
 	return m
@@ -42,10 +42,10 @@ func (c *cluster) protocols() []service.Protocol {
 	return protocols()
 }
 
-func TestUserspaceEveryCell(t *testing.T) { throughProxy(t, everyCell) }
+func TestUserspaceEveryCell(t *testing.T) { withUserspace(t, everyCell) }
 
-func TestUserspaceModes(t *testing.T) { throughProxy(t, everyMode) }
+func TestUserspaceModes(t *testing.T) { withUserspace(t, everyMode) }
 
 func TestUserspaceBridge(t *testing.T) {
-	throughProxy(t, func(t *testing.T, m mode) { onBridge(t, m.bare()) })
+	withUserspace(t, func(t *testing.T, m mode) { onBridge(t, m.withoutPodDetection()) })
 }

@@ -22,15 +22,15 @@ import (
 // well, and others from it, but for connections through the process that ended.
 func TestUserspaceSwitch(t *testing.T) {
 	t.Parallel()
-	throughUserspace(t, []string{"nftables", "userspace-legacy", "nftables", "userspace-nft", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"}, 5*time.Millisecond)
+	switchThroughUserspace(t, []string{"nftables", "userspace-legacy", "nftables", "userspace-nft", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"}, 5*time.Millisecond)
 }
 
-// throughUserspace passes through modes, while clients make connections and
+// switchThroughUserspace passes through modes, while clients make connections and
 // pause. A port that mode userspace cannot forward would have old rules stay for
 // a minute.
-func throughUserspace(t *testing.T, tour []string, pause time.Duration) {
+func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 	t.Helper()
-	all := ways()
+	all := switchableModes()
 	for _, v := range []string{"legacy", "nft"} {
 		all["userspace-"+v] = inUserspace(v)
 	}
@@ -39,21 +39,21 @@ func throughUserspace(t *testing.T, tour []string, pause time.Duration) {
 	local := app{name: "local", number: 11, plain: true, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 	c.save(t, web, local)
 	p := c.start(t)
-	c.settle(t)
+	c.awaitProgrammed(t)
 	for _, name := range tour[1:] {
 		loads, into := c.loadsAt(t, pause, web, local), all[name].userspace
-		var lines talks
+		var lines conversations
 		if !c.mode.userspace { // what is there goes on without a process
-			lines = append(c.talk(t, "tcp", web, 1), c.talk(t, "udp", web, 1)...)
+			lines = append(c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)...)
 		}
 		p.Stop(t)
-		c.become(t, all[name])
+		c.setMode(t, all[name])
 		p = c.launch(t)
-		want := c.settle(t)
+		want := c.awaitProgrammed(t)
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
 			program.Await(t, "the listeners' address, if it is needed, and nothing of other modes", func() bool {
-				return (c.finds(t, userspace.Remains{Family: f}) != "") == into && c.finds(t, nftablesOf(f)) != "" == (name == "nftables")
+				return (c.finds(t, userspace.Leftovers{Family: f}) != "") == into && c.finds(t, nftablesOf(f)) != "" == (name == "nftables")
 			})
 			if c.mode.ipvs {
 				p.AwaitLog(t, "Removed what an earlier service proxy left", f.String(), "chains of this proxy")
@@ -61,15 +61,15 @@ func throughUserspace(t *testing.T, tour []string, pause time.Duration) {
 			}
 			for _, v := range program.IPTablesVariants { // old chains lead clients, too, as long as they are there
 				program.Await(t, "no chains but those of the mode", func() bool {
-					left := c.finds(t, iptables.Remains{Variant: iptables.Variant(v), Family: f})
+					left := c.finds(t, iptables.Leftovers{Variant: iptables.Variant(v), Family: f})
 					return (left != "") == strings.HasSuffix(name, "-"+v)
 				})
 			}
 		}
-		lines.goOn(t)
+		lines.checkSameServer(t)
 		t.Logf("%s: %d connections made meanwhile", name, connectionsOf(loads))
 		lossless(t, loads)
-		c.check(t, want, c.cells(c.callers(), web, local))
+		c.check(t, want, c.cells(c.clientHosts(), web, local))
 	}
 }
 
@@ -83,23 +83,23 @@ func TestUserspaceSwitchByReload(t *testing.T) {
 	web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
 	c.save(t, web)
 	from := func(m mode) mode {
-		m.flags = append(usual().flags, "--config="+path)
+		m.flags = append(defaultMode().flags, "--config="+path)
 		return m
 	}
-	c.become(t, from(c.mode))
+	c.setMode(t, from(c.mode))
 	p := c.start(t)
 	loads := c.loads(t, web)
 	for i, next := range []struct {
 		text string
 		mode mode
-	}{{"mode: nftables\n", ways()["nftables"]}, {userspaceMode, inUserspace("legacy")}} {
+	}{{"mode: nftables\n", switchableModes()["nftables"]}, {userspaceMode, inUserspace("legacy")}} {
 		v.mount(t, fmt.Sprintf("..version-%d", i), next.text)
 		if err := p.Wait(t); err != nil {
 			t.Fatalf("the proxy ended with %v, want exit status 0", err)
 		}
-		c.become(t, from(next.mode))
+		c.setMode(t, from(next.mode))
 		p = c.launch(t)
-		c.settle(t)
+		c.awaitProgrammed(t)
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
 		}
@@ -120,7 +120,7 @@ func TestUserspaceStopWithoutLock(t *testing.T) {
 	cmd := c.command(append([]string{"--manifests=" + c.dir}, c.mode.flags...)...)
 	cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+lock)
 	p := program.Start(t, c.Node, cmd)
-	c.settle(t)
+	c.awaitProgrammed(t)
 	before := c.listing(t)
 	release := hold(t, lock)
 	p.Stop(t)
@@ -133,9 +133,9 @@ func TestUserspaceStopWithoutLock(t *testing.T) {
 	}
 	release()
 	c.launch(t)
-	c.check(t, c.settle(t), c.cells(c.callers()[:1], web))
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
 }
 
 func nftablesOf(f service.Family) finder {
-	return nftables.Remains{Family: f, Table: nftables.TableName}
+	return nftables.Leftovers{Family: f, Table: nftables.TableName}
 }

@@ -22,7 +22,7 @@ import (
 // would remember where the first packet went for two minutes.
 func TestClientsThatWait(t *testing.T) {
 	t.Parallel()
-	clientsThatWait(t, usual(), service.TCP)
+	clientsThatWait(t, defaultMode(), service.TCP)
 }
 
 func TestIPTablesClientsThatWait(t *testing.T) {
@@ -30,7 +30,7 @@ func TestIPTablesClientsThatWait(t *testing.T) {
 }
 
 func TestUserspaceClientsThatWait(t *testing.T) {
-	throughProxy(t, func(t *testing.T, m mode) { clientsThatWait(t, m, service.TCP) })
+	withUserspace(t, func(t *testing.T, m mode) { clientsThatWait(t, m, service.TCP) })
 }
 
 func TestIPVSClientsThatWait(t *testing.T) {
@@ -42,7 +42,7 @@ func TestSCTPClientsThatWait(t *testing.T) {
 	if !netlab.SCTP() {
 		t.Skip("this kernel has no sockets for SCTP")
 	}
-	clientsThatWait(t, usual(), service.SCTP)
+	clientsThatWait(t, defaultMode(), service.SCTP)
 }
 
 func TestIPTablesSCTPClientsThatWait(t *testing.T) {
@@ -60,24 +60,24 @@ func clientsThatWait(t *testing.T, m mode, p service.Protocol) {
 	c.save(t, web.on(deaf))
 	c.start(t)
 	if p == service.SCTP {
-		c.waitLonger(t)
+		c.extendSCTPTimeout(t)
 	}
 	calls := only(p, c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, web))
 	other, otherDone := c.established(t, p)
 	var clients sync.WaitGroup
 	for i := range calls {
-		clients.Go(func() { c.waits(t, calls[i]) })
+		clients.Go(func() { c.checkLateAnswer(t, calls[i]) })
 	}
 	program.Await(t, "all clients wait", func() bool { return c.opening(t, deaf, p) >= len(calls) })
 	c.save(t, web.on(c.Host("web-1"), c.Host("web-4")))
 	clients.Wait()
-	other.goOn(t)
+	other.checkSameServer(t)
 	otherDone()
 }
 
-// waitLonger has the kernel remember the first packet of SCTP as long as that of
+// extendSCTPTimeout has the kernel remember the first packet of SCTP as long as that of
 // TCP: after some seconds a client sends it again.
-func (c *cluster) waitLonger(t *testing.T) {
+func (c *cluster) extendSCTPTimeout(t *testing.T) {
 	t.Helper()
 	const setting = "/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_"
 	err := c.Node.Do(func() error {
@@ -88,10 +88,10 @@ func (c *cluster) waitLonger(t *testing.T) {
 	}
 }
 
-// waits makes one connection, and wants an answer to it: within less than the kernel
+// checkLateAnswer makes one connection, and wants an answer to it: within less than the kernel
 // remembers a first packet, and with time to send it again, as that is done after 1,
 // 3, 7, 15 and 31 seconds.
-func (c *cluster) waits(t *testing.T, x judge.Call) {
+func (c *cluster) checkLateAnswer(t *testing.T, x judge.Call) {
 	q := x.Query()
 	q.Timeout = time.Minute
 	a, err := x.From.Ask(t.Context(), q)
@@ -102,17 +102,17 @@ func (c *cluster) waits(t *testing.T, x judge.Call) {
 
 // established opens connections to another Service, whose endpoints change, too.
 // The function that it returns wants them to go on without their endpoint.
-func (c *cluster) established(t *testing.T, p service.Protocol) (talks, func()) {
+func (c *cluster) established(t *testing.T, p service.Protocol) (conversations, func()) {
 	t.Helper()
 	cart := app{name: "cart", number: 11}
 	c.save(t, cart.on(c.Host("web-2")))
-	c.settle(t)
-	all := c.talk(t, p.String(), cart, 1)
+	c.awaitProgrammed(t)
+	all := c.converse(t, p.String(), cart, 1)
 	return all, func() {
 		t.Helper()
 		c.save(t, cart.on(c.Host("web-1")))
-		c.settle(t)
-		all.goOn(t)
+		c.awaitProgrammed(t)
+		all.checkSameServer(t)
 	}
 }
 

@@ -21,16 +21,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Silence is how long to wait, as Query.Timeout, for an answer that is not
+// SilenceTimeout is how long to wait, as Query.Timeout, for an answer that is not
 // expected. In a lab an answer takes about a millisecond.
-const Silence = 300 * time.Millisecond
+const SilenceTimeout = 300 * time.Millisecond
 
-// Patience is the timeout of a Query that names none: long enough for a busy
+// DefaultTimeout is the timeout of a Query that names none: long enough for a busy
 // machine, since only a fault makes anybody wait for it. Over SCTP, which sends
 // the first packet of a connection again after three seconds, an answer may take
 // longer than that: IPVS drops the first one from a port that the client used a
 // moment ago, and forgets the old connection.
-const Patience = 15 * time.Second
+const DefaultTimeout = 15 * time.Second
 
 // Query is one question to an echo server.
 type Query struct {
@@ -103,7 +103,7 @@ type Conn struct {
 // well; nobody was asked yet, so the Answer has no Backend.
 func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 	start := time.Now()
-	q.Timeout = cmp.Or(q.Timeout, Patience)
+	q.Timeout = cmp.Or(q.Timeout, DefaultTimeout)
 	conn, err := h.connect(ctx, q)
 	if errors.Is(err, errProto) {
 		return nil, Answer{}, err

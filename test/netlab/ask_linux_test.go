@@ -48,9 +48,9 @@ func rules(t *testing.T, node *Host, to netip.AddrPort) {
 	}
 }
 
-// TestPortsComeInTurn has each client get a port of its own, whatever protocol
+// TestClientPortsRotate has each client get a port of its own, whatever protocol
 // the one before spoke, and pass over one that somebody has, or that it asks itself.
-func TestPortsComeInTurn(t *testing.T) {
+func TestClientPortsRotate(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
 	startEcho(t, pod)
@@ -78,7 +78,7 @@ func TestOutcomes(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
 	startEcho(t, pod)
-	hangUp(t, pod)
+	acceptAndClose(t, pod)
 	rules(t, lab.Node, netip.AddrPortFrom(pod.IPv4, 8080))
 	vip := netip.MustParseAddr("10.96.0.10")
 	for name, tc := range map[string]struct {
@@ -92,8 +92,8 @@ func TestOutcomes(t *testing.T) {
 		"nobody listens, TCP":      {Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 9)}, Answer{Outcome: Refused}},
 		"nobody listens, UDP":      {Query{Proto: "udp", To: netip.AddrPortFrom(pod.IPv4, 9)}, Answer{Outcome: Refused}},
 		"nobody listens, UDP IPv6": {Query{Proto: "udp", To: netip.AddrPortFrom(pod.IPv6, 9)}, Answer{Outcome: Refused}},
-		"dropped, TCP":             {Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 81), Timeout: Silence}, Answer{Outcome: TimedOut}},
-		"dropped, UDP":             {Query{Proto: "udp", To: netip.AddrPortFrom(pod.IPv4, 81), Timeout: Silence}, Answer{Outcome: TimedOut}},
+		"dropped, TCP":             {Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 81), Timeout: SilenceTimeout}, Answer{Outcome: TimedOut}},
+		"dropped, UDP":             {Query{Proto: "udp", To: netip.AddrPortFrom(pod.IPv4, 81), Timeout: SilenceTimeout}, Answer{Outcome: TimedOut}},
 		"nobody's address, TCP":    {Query{Proto: "tcp", To: netip.AddrPortFrom(vip, 82)}, Answer{Outcome: Unreachable}},
 		"nobody's address, UDP":    {Query{Proto: "udp", To: netip.AddrPortFrom(vip, 82)}, Answer{Outcome: Unreachable}},
 		"nobody's IPv6 address":    {Query{Proto: "tcp", To: netip.MustParseAddrPort("[fd00:10:96::10]:80")}, Answer{Outcome: Unreachable}},
@@ -116,8 +116,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// hangUp accepts connections on port 8081 and closes them when spoken to.
-func hangUp(t *testing.T, h *Host) {
+// acceptAndClose accepts connections on port 8081 and closes them when spoken to.
+func acceptAndClose(t *testing.T, h *Host) {
 	t.Helper()
 	l, err := h.Listen(t.Context(), "tcp", netip.AddrPortFrom(h.IPv4, 8081).String())
 	if err != nil {
@@ -141,7 +141,7 @@ func TestEveryRefusalArrives(t *testing.T) {
 		{"udp", "10.96.0.10:80", Unreachable},
 		{"udp", "[fd00:10:96::10]:80", Unreachable},
 	} {
-		q := Query{Proto: tc.proto, To: netip.MustParseAddrPort(tc.to), Timeout: Patience}
+		q := Query{Proto: tc.proto, To: netip.MustParseAddrPort(tc.to), Timeout: DefaultTimeout}
 		for i := range 100 {
 			if a := ask(t, client, q); a.Outcome != tc.want {
 				t.Fatalf("question %d over %s to %s: %s, want %s", i, q.Proto, q.To, a.Outcome, tc.want)
@@ -180,7 +180,7 @@ func TestOwnRules(t *testing.T) {
 		for _, addr := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} {
 			q := Query{Proto: "udp", To: netip.AddrPortFrom(addr, port)}
 			if want == TimedOut {
-				q.Timeout = Silence
+				q.Timeout = SilenceTimeout
 			}
 			if a := ask(t, pod, q); a.Outcome != want {
 				t.Errorf("%s: %s, want %s", q.To, a.Outcome, want)

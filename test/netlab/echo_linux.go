@@ -98,7 +98,7 @@ func (e *Echo) accept(l net.Listener) {
 		if err != nil {
 			return
 		}
-		if !e.keep(c) {
+		if !e.track(c) {
 			c.Close()
 			return
 		}
@@ -106,8 +106,8 @@ func (e *Echo) accept(l net.Listener) {
 	}
 }
 
-// keep notes c for Close, and reports false where that has begun.
-func (e *Echo) keep(c net.Conn) bool {
+// track notes c for Close, and reports false where that has begun.
+func (e *Echo) track(c net.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.conns == nil {

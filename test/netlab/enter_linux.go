@@ -18,8 +18,8 @@ import (
 var ErrNotAllowed = errors.New("making network namespaces needs root, or a system that lets users make namespaces " +
 	"(sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)")
 
-// inside marks a program that Enter has started again.
-const inside = "NETLAB_INSIDE"
+// reexecVariable marks a program that Enter has started again.
+const reexecVariable = "NETLAB_INSIDE"
 
 // Enter makes sure that this process may make network namespaces. Root may;
 // anybody else's program is started again, with the same arguments, in a user
@@ -27,10 +27,10 @@ const inside = "NETLAB_INSIDE"
 // process ends as its second self did. Call it first thing in main.
 func Enter() error {
 	err := Allowed()
-	if err == nil || os.Getenv(inside) != "" {
+	if err == nil || os.Getenv(reexecVariable) != "" {
 		return err
 	}
-	code, err := again()
+	code, err := reexec()
 	if err != nil {
 		return err
 	}
@@ -63,15 +63,15 @@ func Allowed() error {
 	return <-result
 }
 
-// again runs this program in a new user namespace and returns its exit code.
+// reexec runs this program in a new user namespace and returns its exit code.
 // The parent's own death takes the child with it; the terminal's interrupts
 // reach both.
-func again() (int, error) {
+func reexec() (int, error) {
 	// By its path the program may be out of reach for this user.
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), reexecVariable+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -83,7 +83,7 @@ func again() (int, error) {
 	signal.Notify(interrupts, os.Interrupt)
 	defer signal.Stop(interrupts)
 	result := make(chan error)
-	go onThread(func() bool { // stays until the child has ended, see Host.keeper
+	go onThread(func() bool { // stays until the child has ended, see Host.worker
 		err := cmd.Start()
 		if err != nil {
 			err = fmt.Errorf("%w: %w", ErrNotAllowed, err)

@@ -31,10 +31,10 @@ type Host struct {
 
 	ns   netns.NsHandle
 	link *netlink.Handle
-	// keeper runs in the thread that made the namespace and lives as long
+	// worker runs in the thread that made the namespace and lives as long
 	// as the Host, which makes it a safe parent: a process that is to die
 	// with its parent dies with the parent's thread.
-	keeper chan func()
+	worker chan func()
 	ports  atomic.Uint32 // that clients were given so far
 
 	mu      sync.Mutex
@@ -51,7 +51,7 @@ func (h *Host) Addr(like netip.Addr) netip.Addr {
 
 func newHost(name string) (*Host, error) {
 	jobs := make(chan func())
-	h := &Host{Name: name, keeper: jobs}
+	h := &Host{Name: name, worker: jobs}
 	started := make(chan error)
 	go onThread(func() bool {
 		if err := h.open(); err != nil {
@@ -186,7 +186,7 @@ func (h *Host) Start(cmd *exec.Cmd) error {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
 	started := make(chan error)
-	h.keeper <- func() { started <- cmd.Start() }
+	h.worker <- func() { started <- cmd.Start() }
 	if err := <-started; err != nil {
 		return fmt.Errorf("start %s on %s: %w", cmd.Path, h.Name, err)
 	}
@@ -200,7 +200,7 @@ func (h *Host) AddAddr(a netip.Addr) error {
 	if err := h.addAddrs(dev, []netip.Prefix{single}); err != nil {
 		return err
 	}
-	return h.settle(time.Now().Add(linkPatience), func() (string, error) {
+	return h.awaitLinks(time.Now().Add(linkTimeout), func() (string, error) {
 		if ok, err := h.routed([]netlink.Addr{{IPNet: ipNet(single)}}); err != nil || !ok {
 			return dev, err
 		}
@@ -240,9 +240,9 @@ func (h *Host) close() error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.keeper != nil {
-		close(h.keeper)
-		h.keeper = nil
+	if h.worker != nil {
+		close(h.worker)
+		h.worker = nil
 		h.link.Close()
 		errs = append(errs, h.ns.Close())
 	}

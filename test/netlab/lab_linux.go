@@ -112,7 +112,7 @@ func (l *Lab) build(cfg Config) error {
 			return err
 		}
 	}
-	return l.settle()
+	return l.awaitLinks()
 }
 
 // Host returns the node, pod or client of that name, nil if there is none.

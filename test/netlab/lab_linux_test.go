@@ -80,7 +80,7 @@ var forms = []struct {
 	{"udp", netip.IPv6Unspecified()},
 }
 
-func TestEverybodyReachesEverybody(t *testing.T) {
+func TestAllHostsReachable(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"routed pods":      {Pods: []string{"pod-1", "pod-2"}, Remote: []string{"far"}, Clients: []string{"client"}},
 		"pods on a bridge": {Pods: []string{"pod-1", "pod-2"}, Remote: []string{"far"}, Clients: []string{"client"}, Bridge: "cni0"},
@@ -158,7 +158,7 @@ func TestSourceOfChoice(t *testing.T) {
 }
 
 // Nobody has to wait before he uses an address, be it of the lab or added later.
-func TestAddressesAreInUse(t *testing.T) {
+func TestAddressesUsableAtOnce(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	inUse := func(h *Host, a netip.Addr) {
 		t.Helper()
@@ -215,7 +215,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-func TestThreadsComeHome(t *testing.T) {
+func TestDoRestoresNamespace(t *testing.T) {
 	home, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestThreadsComeHome(t *testing.T) {
 }
 
 func TestWithoutRoot(t *testing.T) {
-	if os.Getuid() != 0 || os.Getenv(inside) != "" {
+	if os.Getuid() != 0 || os.Getenv(reexecVariable) != "" {
 		return // this very run is without root
 	}
 	if err := Allowed(); err != nil {

@@ -121,7 +121,7 @@ func (h *Host) addLinkRoutes(dev string, prefixes []netip.Prefix) error {
 }
 
 func (h *Host) addDefault(via *Host) error {
-	return h.addRoutes(everything, via)
+	return h.addRoutes(defaultRoutes, via)
 }
 
 func (h *Host) addRoutes(prefixes []netip.Prefix, via *Host) error {
@@ -141,25 +141,25 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// linkPatience is how long interfaces may take to start. The kernel has one
+// linkTimeout is how long interfaces may take to start. The kernel has one
 // thread for that and much else.
-const linkPatience = time.Minute
+const linkTimeout = time.Minute
 
-// settle waits until every interface is up for packets too. A link starts
+// awaitLinks waits until every interface is up for packets too. A link starts
 // asynchronously, and until then loses what it is given, so that the first
 // question of a test might come a second late.
-func (l *Lab) settle() error {
-	deadline := time.Now().Add(linkPatience)
+func (l *Lab) awaitLinks() error {
+	deadline := time.Now().Add(linkTimeout)
 	for _, h := range l.hosts {
-		if err := h.settle(deadline, h.waiting); err != nil {
+		if err := h.awaitLinks(deadline, h.notReady); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// settle waits until waiting names no interface any more.
-func (h *Host) settle(deadline time.Time, waiting func() (string, error)) error {
+// awaitLinks waits until waiting names no interface any more.
+func (h *Host) awaitLinks(deadline time.Time, waiting func() (string, error)) error {
 	for ; ; time.Sleep(time.Millisecond) {
 		name, err := waiting()
 		switch {
@@ -171,14 +171,14 @@ func (h *Host) settle(deadline time.Time, waiting func() (string, error)) error 
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: interface %s did not come up within %s", h.Name, name, linkPatience)
+			return fmt.Errorf("%s: interface %s did not come up within %s", h.Name, name, linkTimeout)
 		}
 	}
 }
 
-// waiting names an interface of h that is not up, has no IPv6 address of its own
+// notReady names an interface of h that is not up, has no IPv6 address of its own
 // or one that is not in use yet, "" if there is none.
-func (h *Host) waiting() (string, error) {
+func (h *Host) notReady() (string, error) {
 	links, err := h.link.LinkList()
 	if err != nil {
 		return "", fmt.Errorf("%s: list interfaces: %w", h.Name, err)

@@ -17,13 +17,13 @@ import (
 // Load opens connections all the time, asks each one question, closes it and
 // counts.
 type Load struct {
-	host   *Host
-	query  Query
-	pause  time.Duration
-	ctx    context.Context
-	cancel context.CancelFunc
-	left   chan struct{} // a token for each connection still to be made; nil: no end
-	done   sync.WaitGroup
+	host      *Host
+	query     Query
+	pause     time.Duration
+	ctx       context.Context
+	cancel    context.CancelFunc
+	remaining chan struct{} // a token for each connection still to be made; nil: no end
+	done      sync.WaitGroup
 
 	mu     sync.Mutex
 	report Report
@@ -90,11 +90,11 @@ func (h *Host) Load(ctx context.Context, cfg LoadConfig) *Load {
 	l.report = Report{Outcomes: map[Outcome]int{}, Backends: map[string]*Seen{}}
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	if cfg.Total > 0 {
-		l.left = make(chan struct{}, cfg.Total)
+		l.remaining = make(chan struct{}, cfg.Total)
 		for range cfg.Total {
-			l.left <- struct{}{}
+			l.remaining <- struct{}{}
 		}
-		close(l.left)
+		close(l.remaining)
 	}
 	for range max(cfg.Workers, 1) {
 		l.done.Go(l.work)
@@ -108,8 +108,8 @@ func (h *Host) Load(ctx context.Context, cfg LoadConfig) *Load {
 
 func (l *Load) work() {
 	for l.ctx.Err() == nil {
-		if l.left != nil {
-			if _, more := <-l.left; !more {
+		if l.remaining != nil {
+			if _, more := <-l.remaining; !more {
 				return
 			}
 		}
@@ -118,11 +118,11 @@ func (l *Load) work() {
 		asked := time.Now()
 		a, err := l.host.Ask(context.WithoutCancel(l.ctx), l.query)
 		l.count(asked, a, err)
-		l.rest()
+		l.sleep()
 	}
 }
 
-func (l *Load) rest() {
+func (l *Load) sleep() {
 	if l.pause == 0 {
 		return
 	}

@@ -37,7 +37,7 @@ func TestSCTP(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			q := Query{Proto: "sctp", To: tc.to, From: tc.from}
 			if tc.want == TimedOut {
-				q.Timeout = Silence
+				q.Timeout = SilenceTimeout
 			}
 			a := ask(t, client, q)
 			if a.Outcome != tc.want {

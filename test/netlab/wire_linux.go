@@ -56,8 +56,8 @@ var routing = []struct{ name, value string }{
 	{"net/ipv6/conf/all/forwarding", "1"},
 }
 
-// everything is what a default route is for.
-var everything = []netip.Prefix{
+// defaultRoutes is what a default route is for.
+var defaultRoutes = []netip.Prefix{
 	netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 }
 

@@ -23,7 +23,7 @@ func Check(text string) error {
 	}
 	cmd := exec.Command(path, "-c", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
-	netlab.Apart(cmd)
+	netlab.Isolate(cmd)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("nft: %w\n%s", err, out)
 	}

@@ -26,7 +26,7 @@ func TestAnswers(t *testing.T) {
 		{"metrics", testMetricsPort},
 	}
 	var names []string
-	for _, x := range troubles() {
+	for _, x := range apiFaults() {
 		names = append(names, x.name)
 	}
 	for _, p := range parts {
@@ -36,7 +36,7 @@ func TestAnswers(t *testing.T) {
 	if err := s.save(t.Context(), webOf(s)); err != nil {
 		t.Fatal(err)
 	}
-	for i, x := range troubles() {
+	for i, x := range apiFaults() {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
 			x.test(t, s, 100+2*i)

@@ -22,7 +22,7 @@ const (
 func (s *site) certify(t *testing.T, valid time.Duration) {
 	t.Helper()
 	until := time.Now().Add(valid)
-	if err := s.Certify(until); err != nil {
+	if err := s.SetServerCertificate(until); err != nil {
 		t.Fatal(err)
 	}
 	program.Await(t, "the server's new certificate", func() bool {

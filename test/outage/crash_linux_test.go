@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/notices"
+	"kubeproxy/test/nftmonitor"
 	"kubeproxy/test/program"
 )
 
@@ -19,7 +19,7 @@ func TestCrash(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, cluster.Options{}, "runs", "starts")
 	t.Run("killed", func(t *testing.T) { testKilled(t, s) })
-	t.Run("forgotten", func(t *testing.T) { testForgotten(t, s) })
+	t.Run("forgotten", func(t *testing.T) { testCompacted(t, s) })
 	t.Run("paused", func(t *testing.T) { testPaused(t, s) })
 	t.Run("certificate", func(t *testing.T) { testServerCertificate(t, s) })
 }
@@ -35,7 +35,7 @@ func testKilled(t *testing.T, s *site) {
 	for _, n := range []*node{runs, starts} {
 		n.start(t, cluster.Login{})
 		n.healthy(t)
-		n.settle(t)
+		n.awaitProgrammed(t)
 	}
 	starts.Stop(t)
 	loads := []func(){}
@@ -43,7 +43,7 @@ func testKilled(t *testing.T, s *site) {
 		l := n.load(t, web)
 		loads = append(loads, func() { lossless(t, l) })
 	}
-	before, earlier := runs.tally(t), starts.tally(t)
+	before, earlier := runs.counts(t), starts.counts(t)
 
 	s.APIServer.Kill()
 	starts.start(t, cluster.Login{})
@@ -62,13 +62,13 @@ func testKilled(t *testing.T, s *site) {
 		starts.AwaitLog(t, `"Programmed"`, family, "changed=false")
 	}
 	program.Await(t, "the failure is over", func() bool { return runs.source(t, "services").Error == "" })
-	wrote(t, "during the outage", runs.tally(t).Since(before), notices.Tally{})
-	wrote(t, "by the proxy that started", starts.tally(t).Since(earlier), notices.Tally{})
+	checkWrites(t, "during the outage", runs.counts(t).Since(before), nftmonitor.Counts{})
+	checkWrites(t, "by the proxy that started", starts.counts(t).Since(earlier), nftmonitor.Counts{})
 	if err := s.save(t.Context(), more); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []*node{runs, starts} {
-		n.settle(t)
+		n.awaitProgrammed(t)
 		if !n.answers(t, more) {
 			t.Errorf("%s: a Service made after the outage does not answer", n.host.Name)
 		}
@@ -89,24 +89,24 @@ func (n *node) neverProgrammed(t *testing.T) {
 	}
 }
 
-// wrote compares what the kernel told of the rules. Anything but elements would
+// checkWrites compares what the kernel told of the rules. Anything but elements would
 // be a layout made anew, and gone elements that nobody asked for a flush.
-func wrote(t *testing.T, when string, got, want notices.Tally) {
+func checkWrites(t *testing.T, when string, got, want nftmonitor.Counts) {
 	t.Helper()
 	if got.String() != want.String() {
 		t.Errorf("written %s: %s; want %s", when, got, want)
 	}
 }
 
-// testForgotten has the proxy miss changes of every sort, of which the API
+// testCompacted has the proxy miss changes of every sort, of which the API
 // server has no history any more when it can be asked again.
-func testForgotten(t *testing.T, s *site) {
+func testCompacted(t *testing.T, s *site) {
 	kept, gone := newApp("kept", 11, s.webs()...), newApp("gone", 12, s.webs()...)
 	moved, fresh := newApp("moved", 13, s.Host("web-1")), newApp("fresh", 14, s.webs()...)
 	if err := s.save(t.Context(), kept, gone, moved); err != nil {
 		t.Fatal(err)
 	}
-	front, err := s.NewFront(t.Context())
+	front, err := s.NewFaultProxy(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,12 +114,12 @@ func testForgotten(t *testing.T, s *site) {
 	n := s.join(t, "runs")
 	n.start(t, cluster.Login{Server: front.URL})
 	n.healthy(t)
-	n.settle(t)
+	n.awaitProgrammed(t)
 	load := n.load(t, kept)
-	before := n.tally(t)
+	before := n.counts(t)
 	n.guard(kept)
 
-	front.Spoil(cluster.Fault{Status: http.StatusServiceUnavailable})
+	front.SetFault(cluster.Fault{Status: http.StatusServiceUnavailable})
 	err = errors.Join(s.remove(t.Context(), gone), s.save(t.Context(), fresh, moved.moved(s.Host("web-2"))), s.Compact(t.Context()))
 	if err != nil {
 		t.Fatal(err)
@@ -128,9 +128,9 @@ func testForgotten(t *testing.T, s *site) {
 		t.Fatal(err)
 	}
 	program.Await(t, "the failure is known", func() bool { return n.source(t, "services").Error != "" })
-	wrote(t, "during the outage", n.tally(t).Since(before), notices.Tally{})
-	front.Spoil(cluster.Fault{})
-	n.settle(t)
+	checkWrites(t, "during the outage", n.counts(t).Since(before), nftmonitor.Counts{})
+	front.SetFault(cluster.Fault{})
+	n.awaitProgrammed(t)
 	n.onlyElements(t, before)
 	if n.answers(t, gone) || !n.answers(t, fresh) || !n.answers(t, moved) {
 		t.Error("what was deleted still answers, or what is there does not")
@@ -149,9 +149,9 @@ func testPaused(t *testing.T, s *site) {
 	pings := []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1"}
 	n.launch(t, n.flags(t, cluster.Login{}), pings)
 	n.healthy(t)
-	n.settle(t)
+	n.awaitProgrammed(t)
 	load := n.load(t, kept)
-	before := n.tally(t)
+	before := n.counts(t)
 	if err := s.APIServer.Pause(); err != nil {
 		t.Fatal(err)
 	}
@@ -163,16 +163,16 @@ func testPaused(t *testing.T, s *site) {
 		t.Fatal(err)
 	}
 	program.Await(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
-	wrote(t, "during the silence", n.tally(t).Since(before), notices.Tally{})
+	checkWrites(t, "during the silence", n.counts(t).Since(before), nftmonitor.Counts{})
 	if err := s.save(t.Context(), late); err != nil {
 		t.Fatal(err)
 	}
-	n.settle(t)
+	n.awaitProgrammed(t)
 	if !n.answers(t, late) {
 		t.Error("a Service made after the silence does not answer")
 	}
 	lossless(t, load)
-	n.readable(t)
+	n.checkLogSize(t)
 }
 
 // testServerCertificate starts a proxy while the server's certificate is
@@ -196,6 +196,6 @@ func testServerCertificate(t *testing.T, s *site) {
 	}
 	s.certify(t, future)
 	starts.healthy(t)
-	starts.settle(t)
+	starts.awaitProgrammed(t)
 	lossless(t, load)
 }

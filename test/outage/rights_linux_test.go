@@ -14,16 +14,16 @@ import (
 )
 
 func testWrongToken(t *testing.T, s *site) {
-	testStranger(t, s.join(t, "token"), cluster.Login{Token: "wrong"})
+	testUnknownUser(t, s.join(t, "token"), cluster.Login{Token: "wrong"})
 }
 
 func testExpired(t *testing.T, s *site) {
-	testStranger(t, s.join(t, "expired"), cluster.Login{User: "system:kube-proxy", Until: time.Now().Add(past)})
+	testUnknownUser(t, s.join(t, "expired"), cluster.Login{User: "system:kube-proxy", Until: time.Now().Add(past)})
 }
 
-// testStranger wants a proxy that nobody knows to go on trying, for a cluster
+// testUnknownUser wants a proxy that nobody knows to go on trying, for a cluster
 // may learn of it yet, and to say what is wrong.
-func testStranger(t *testing.T, n *node, l cluster.Login) {
+func testUnknownUser(t *testing.T, n *node, l cluster.Login) {
 	n.start(t, l)
 	program.Await(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
@@ -34,30 +34,30 @@ func testStranger(t *testing.T, n *node, l cluster.Login) {
 	if n.Ended() {
 		t.Error("the proxy has ended")
 	}
-	n.readable(t)
+	n.checkLogSize(t)
 }
 
-// right is a rule of a ClusterRole.
-type right struct{ to, rule string }
+// policyRule is a rule of a ClusterRole.
+type policyRule struct{ to, rule string }
 
-func readServices() right {
-	return right{"services", `{apiGroups: [""], resources: [services], verbs: [list, watch]}`}
+func readServices() policyRule {
+	return policyRule{"services", `{apiGroups: [""], resources: [services], verbs: [list, watch]}`}
 }
 
-func readSlices() right {
-	return right{"slices", `{apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}`}
+func readSlices() policyRule {
+	return policyRule{"slices", `{apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}`}
 }
 
-func readNodes() right {
-	return right{"nodes", `{apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}`}
+func readNodes() policyRule {
+	return policyRule{"nodes", `{apiGroups: [""], resources: [nodes], verbs: [get, list, watch]}`}
 }
 
-func readRanges() right {
-	return right{"ranges", `{apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [list, watch]}`}
+func readRanges() policyRule {
+	return policyRule{"ranges", `{apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [list, watch]}`}
 }
 
 // grant gives a user rights beyond those that it has.
-func (s *site) grant(t *testing.T, user string, rights ...right) {
+func (s *site) grant(t *testing.T, user string, rights ...policyRule) {
 	t.Helper()
 	for _, r := range rights {
 		name := user + "-" + r.to
@@ -94,8 +94,8 @@ func testNoNodes(t *testing.T, s *site) {
 	}
 	s.grant(t, "no-nodes", readNodes())
 	n.healthy(t)
-	n.settle(t)
-	n.readable(t)
+	n.awaitProgrammed(t)
+	n.checkLogSize(t)
 }
 
 // testNoSlices does not let the proxy see where traffic is to go: to program
@@ -109,6 +109,6 @@ func testNoSlices(t *testing.T, s *site) {
 	n.neverProgrammed(t)
 	s.grant(t, "no-slices", readSlices())
 	n.healthy(t)
-	n.settle(t)
-	n.readable(t)
+	n.awaitProgrammed(t)
+	n.checkLogSize(t)
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/crowd"
-	"kubeproxy/test/notices"
+	"kubeproxy/test/nftmonitor"
+	"kubeproxy/test/scale"
 )
 
 // TestScale changes one of many Services after the other, and then all of them
@@ -22,19 +22,19 @@ func TestScale(t *testing.T) {
 	if err := s.save(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
-	many := crowd.New(s.Client, "many", services)
+	many := scale.New(s.Client, "many", services)
 	began := time.Now()
 	if err := many.Create(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d Services of %d endpoints written in %s", services, crowd.PerService, time.Since(began).Round(time.Millisecond))
+	t.Logf("%d Services of %d endpoints written in %s", services, scale.PerService, time.Since(began).Round(time.Millisecond))
 	n := s.join(t, "busy")
 	n.start(t, cluster.Login{})
 	n.healthy(t)
-	n.settle(t)
+	n.awaitProgrammed(t)
 	n.size(t, "first program")
 	load := n.load(t, web)
-	before := n.tally(t)
+	before := n.counts(t)
 	n.guard(web)
 
 	cpu := n.CPU(t)
@@ -42,7 +42,7 @@ func TestScale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.settle(t)
+	n.awaitProgrammed(t)
 	cpu = n.CPU(t) - cpu
 	t.Logf("%d changes in %s: %s of CPU for each", changes, long, (cpu / time.Duration(changes)).Round(time.Microsecond))
 	first := n.size(t, "changes of one")
@@ -51,7 +51,7 @@ func TestScale(t *testing.T) {
 		if err := many.ReplaceAll(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		n.settle(t)
+		n.awaitProgrammed(t)
 		last = n.size(t, "change of all")
 	}
 	if last.goroutines > first.goroutines+10 {
@@ -84,12 +84,12 @@ func (n *node) size(t *testing.T, after string) size {
 
 // onlyElements wants that since an earlier tally nothing was made anew, and
 // that what is guarded was left alone.
-func (n *node) onlyElements(t *testing.T, earlier notices.Tally) {
+func (n *node) onlyElements(t *testing.T, earlier nftmonitor.Counts) {
 	t.Helper()
-	written := n.tally(t).Since(earlier)
+	written := n.counts(t).Since(earlier)
 	t.Logf("written: %s", written)
 	for kind := range written {
-		if kind != notices.NewElement && kind != notices.GoneElement && kind != notices.Commit {
+		if kind != nftmonitor.NewElement && kind != nftmonitor.DeletedElement && kind != nftmonitor.Commit {
 			t.Errorf("written is a %s; want elements only", kind)
 		}
 	}

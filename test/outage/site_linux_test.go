@@ -22,7 +22,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/notices"
+	"kubeproxy/test/nftmonitor"
 	"kubeproxy/test/program"
 )
 
@@ -70,7 +70,7 @@ type node struct {
 	site   *site
 	host   *netlab.Host
 	kernel *program.Kernel
-	rules  *notices.Listener
+	rules  *nftmonitor.Listener
 
 	guarded atomic.Pointer[[2][]byte] // addresses as the kernel writes them
 	touched atomic.Int32              // changes with one of these
@@ -82,7 +82,7 @@ func (s *site) join(t *testing.T, name string) *node {
 	n := &node{site: s, host: s.Host(name)}
 	n.kernel = program.NewKernel(t, n.host, 0)
 	var err error
-	if n.rules, err = notices.Listen(n.host, n.hear); err != nil {
+	if n.rules, err = nftmonitor.Listen(n.host, n.observe); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = n.rules.Close() })
@@ -153,17 +153,17 @@ func (n *node) want(t *testing.T) *service.Snapshot {
 	return tracker.Latest()
 }
 
-// settle waits until the kernel holds exactly what the API server asks for,
+// awaitProgrammed waits until the kernel holds exactly what the API server asks for,
 // while others may change that.
-func (n *node) settle(t *testing.T) {
+func (n *node) awaitProgrammed(t *testing.T) {
 	t.Helper()
 	lacks := ""
-	for deadline := time.Now().Add(program.Patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if lacks = n.kernel.Lacks(t, n.want(t)); lacks == "" {
+	for deadline := time.Now().Add(program.AwaitTimeout); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if lacks = n.kernel.Diff(t, n.want(t)); lacks == "" {
 			return
 		}
 	}
-	t.Fatalf("after %s the kernel of %s lacks:\n%s", program.Patience, n.host.Name, lacks)
+	t.Fatalf("after %s the kernel of %s lacks:\n%s", program.AwaitTimeout, n.host.Name, lacks)
 }
 
 // healthy waits until the proxy says that it does its work.
@@ -200,17 +200,17 @@ func (n *node) guard(a app) {
 	n.guarded.Store(&[2][]byte{a.addr().Addr().AsSlice(), a.addr6().AsSlice()})
 }
 
-func (n *node) hear(x notices.Notice) {
+func (n *node) observe(x nftmonitor.Event) {
 	all := n.guarded.Load()
 	if all != nil && (bytes.Contains(x.Data, all[0]) || bytes.Contains(x.Data, all[1])) {
 		n.touched.Add(1)
 	}
 }
 
-// tally is what the kernel has told of the node's rules so far.
-func (n *node) tally(t *testing.T) notices.Tally {
+// counts is what the kernel has told of the node's rules so far.
+func (n *node) counts(t *testing.T) nftmonitor.Counts {
 	t.Helper()
-	tally, err := n.rules.Tally()
+	tally, err := n.rules.Counts()
 	if err != nil {
 		t.Fatalf("listen to the rules of %s: %v", n.host.Name, err)
 	}

@@ -36,7 +36,7 @@ func testPort(t *testing.T, n *node, server, port string) {
 	}
 
 	n.start(t, cluster.Login{})
-	n.settle(t)
+	n.awaitProgrammed(t)
 	n.AwaitLog(t, "Not served", "address already in use", port)
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestBadKubeconfig(t *testing.T) {
 			t.Errorf("the proxy does not say what it wants:\n%s", out)
 		}
 	})
-	t.Run("nobody there", func(t *testing.T) { testNobodyThere(t, lab) })
+	t.Run("nobody there", func(t *testing.T) { testNoAPIServer(t, lab) })
 }
 
 func kubeconfigFor(server string) string {
@@ -106,8 +106,8 @@ users: [{name: u, user: {token: t}}]
 `
 }
 
-// testNobodyThere is no bad start: the API server may come yet.
-func testNobodyThere(t *testing.T, lab *netlab.Lab) {
+// testNoAPIServer is no bad start: the API server may come yet.
+func testNoAPIServer(t *testing.T, lab *netlab.Lab) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(path, []byte(kubeconfigFor("https://192.0.2.11:6443")), 0o600); err != nil {
 		t.Fatal(err)

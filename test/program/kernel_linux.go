@@ -16,17 +16,17 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/notices"
+	"kubeproxy/test/nftmonitor"
 )
 
 // Kernel looks at what is in force on a host without changing it.
 type Kernel struct {
-	host   *netlab.Host
-	audits []reconcile.Backend
-	// behind tells what the proxy itself still has to do, and led what
+	host     *netlab.Host
+	backends []reconcile.Backend
+	// proxyDiff tells what the proxy itself still has to do, and led what
 	// connection tracking knows of, where these are questions.
-	behind func(context.Context, *netlab.Host, *service.Snapshot) string
-	led    func(context.Context, service.Family, *service.Snapshot) (*service.Snapshot, error)
+	proxyDiff func(context.Context, *netlab.Host, *service.Snapshot) string
+	tracked   func(context.Context, service.Family, *service.Snapshot) (*service.Snapshot, error)
 }
 
 // NewKernel looks at h, where a bit of the packet mark stands for
@@ -65,25 +65,25 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 		if c, ok := b.(io.Closer); ok { // the whole machine has few of what it listens with
 			t.Cleanup(func() { _ = c.Close() })
 		}
-		k.audits = append(k.audits, b)
+		k.backends = append(k.backends, b)
 	}
 	return k
 }
 
-// Settle waits until the kernel holds exactly what want asks for, and no UDP
+// AwaitProgrammed waits until the kernel holds exactly what want asks for, and no UDP
 // flow that want does not allow.
-func (k *Kernel) Settle(t testing.TB, want *service.Snapshot) {
+func (k *Kernel) AwaitProgrammed(t testing.TB, want *service.Snapshot) {
 	t.Helper()
-	if !Poll(func() bool { return k.Lacks(t, want) == "" && k.Stale(t, want) == 0 }) {
-		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", Patience, k.Stale(t, want), k.Lacks(t, want))
+	if !Poll(func() bool { return k.Diff(t, want) == "" && k.StaleFlows(t, want) == 0 }) {
+		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", AwaitTimeout, k.StaleFlows(t, want), k.Diff(t, want))
 	}
 }
 
-// Lacks lists what is to be changed until the kernel holds want, nothing if
+// Diff lists what is to be changed until the kernel holds want, nothing if
 // it does.
-func (k *Kernel) Lacks(t testing.TB, want *service.Snapshot) string {
+func (k *Kernel) Diff(t testing.TB, want *service.Snapshot) string {
 	t.Helper()
-	for i, audit := range k.audits {
+	for i, audit := range k.backends {
 		var p reconcile.Plan
 		err := k.host.Do(func() (err error) { // some run commands
 			p, err = audit.Plan(t.Context(), want)
@@ -96,23 +96,23 @@ func (k *Kernel) Lacks(t testing.TB, want *service.Snapshot) string {
 			return service.Families[i].String() + ":\n" + lack
 		}
 	}
-	if k.behind != nil {
-		return k.behind(t.Context(), k.host, want)
+	if k.proxyDiff != nil {
+		return k.proxyDiff(t.Context(), k.host, want)
 	}
 	return ""
 }
 
-// Stale counts the UDP flows that want does not allow. A new client whose port
+// StaleFlows counts the UDP flows that want does not allow. A new client whose port
 // is that of an old one would share its fate.
-func (k *Kernel) Stale(t testing.TB, want *service.Snapshot) int {
+func (k *Kernel) StaleFlows(t testing.TB, want *service.Snapshot) int {
 	t.Helper()
 	n := 0
 	for _, f := range service.Families {
-		flows := conntrack.Reconciler{Driver: onlooker{}, Family: f}
+		flows := conntrack.Reconciler{Driver: readOnlyConntrack{}, Family: f}
 		known := want
-		if k.led != nil {
+		if k.tracked != nil {
 			var err error
-			if known, err = k.led(t.Context(), f, want); err != nil {
+			if known, err = k.tracked(t.Context(), f, want); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -128,11 +128,11 @@ func (k *Kernel) Stale(t testing.TB, want *service.Snapshot) int {
 	return n
 }
 
-// onlooker is a conntrack driver that lists flows and leaves them alone.
-type onlooker struct{ conntrack.Netlink }
+// readOnlyConntrack is a conntrack driver that lists flows and leaves them alone.
+type readOnlyConntrack struct{ conntrack.Netlink }
 
 // Delete only pretends.
-func (onlooker) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
+func (readOnlyConntrack) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
 	return len(flows), nil
 }
 
@@ -140,7 +140,7 @@ func (onlooker) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
 // made it.
 func Generation(t testing.TB, h *netlab.Host) uint32 {
 	t.Helper()
-	id, err := notices.Generation(h)
+	id, err := nftmonitor.Generation(h)
 	if err != nil {
 		t.Fatal(err)
 	}

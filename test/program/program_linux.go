@@ -60,9 +60,9 @@ func (p *Program) build() (remove func() error, err error) {
 	return remove, nil
 }
 
-// gentle keeps the program from changing what namespaces share with the
+// baseFlags keeps the program from changing what namespaces share with the
 // machine, and tells it which node it is on.
-var gentle = []string{
+var baseFlags = []string{
 	"--hostname-override=" + netlab.NodeName, "--conntrack-max-per-core=0", "--oom-score-adj=0",
 	"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0", "-v=2",
 }
@@ -70,7 +70,7 @@ var gentle = []string{
 // Command prepares a run with the flags that every test needs, and then args,
 // of which the last of two prevails.
 func (p Program) Command(args ...string) *exec.Cmd {
-	return exec.Command(p.Path, append(gentle[:len(gentle):len(gentle)], args...)...)
+	return exec.Command(p.Path, append(baseFlags[:len(baseFlags):len(baseFlags)], args...)...)
 }
 
 // Run runs cmd on h until it ends, and returns what it prints. If cmd has a
@@ -89,26 +89,26 @@ func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	return out.String(), err
 }
 
-// Patience is how long anything may take that is bound to happen, with the race
+// AwaitTimeout is how long anything may take that is bound to happen, with the race
 // detector on a machine that has much else to do. Only a fault makes a test
 // wait that long.
-const Patience = time.Minute
+const AwaitTimeout = time.Minute
 
-// Reply is how long a single answer may take. Who may ask again, and asks
+// ReplyTimeout is how long a single answer may take. Who may ask again, and asks
 // somebody who is gone, should not wait longer.
-const Reply = 15 * time.Second
+const ReplyTimeout = 15 * time.Second
 
 // Await polls until ok, and fails the test if that takes longer than Patience.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	if !Poll(ok) {
-		t.Fatalf("waited %s in vain: %s", Patience, what)
+		t.Fatalf("waited %s in vain: %s", AwaitTimeout, what)
 	}
 }
 
 // Poll reports that ok came true within Patience.
 func Poll(ok func() bool) bool {
-	for deadline := time.Now().Add(Patience); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(AwaitTimeout); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return false
 		}

@@ -72,7 +72,7 @@ func (r *Proxy) Wait(t testing.TB) error {
 	select {
 	case <-r.ended:
 		return r.err
-	case <-time.After(Patience): // see Kill
+	case <-time.After(AwaitTimeout): // see Kill
 		t.Fatal("the proxy does not end")
 		return nil
 	}

@@ -29,9 +29,9 @@ type entry struct {
 	dir  bool
 }
 
-// inside is the path in the machine for a path here. Both have one /usr; an
+// guestPath is the path in the machine for a path here. Both have one /usr; an
 // old path as a folder of its own would hide the link at its place.
-func inside(path string) string {
+func guestPath(path string) string {
 	for _, old := range []string{"/bin/", "/sbin/", "/lib/", "/lib64/"} {
 		if strings.HasPrefix(path, old) {
 			return "/usr" + path
@@ -64,7 +64,7 @@ func (t tree) add(from, to string) error {
 		if err != nil {
 			return err
 		}
-		t[inside(path.Join(to, rest))] = entry{from: file, exec: info.Mode()&0o111 != 0, dir: d.IsDir()}
+		t[guestPath(path.Join(to, rest))] = entry{from: file, exec: info.Mode()&0o111 != 0, dir: d.IsDir()}
 		return nil
 	})
 }

@@ -43,8 +43,8 @@ func aliases() map[string]string {
 	return all
 }
 
-// texts are files that programs want to read.
-var texts = map[string]string{
+// guestFiles are files that programs want to read.
+var guestFiles = map[string]string{
 	"/etc/passwd":      "root:x:0:0:root:/root:/bin/bash\n",
 	"/etc/group":       "root:x:0:\n",
 	"/etc/hosts":       "127.0.0.1 localhost\n::1 localhost\n",
@@ -52,12 +52,12 @@ var texts = map[string]string{
 	"/etc/resolv.conf": "",
 }
 
-// copied are files of this machine that programs want to read, if it has them.
-var copied = []string{"/etc/protocols", "/etc/services", "/etc/ethertypes", "/etc/iproute2", "/usr/share/iproute2"}
+// copiedFiles are files of this machine that programs want to read, if it has them.
+var copiedFiles = []string{"/etc/protocols", "/etc/services", "/etc/ethertypes", "/etc/iproute2", "/usr/share/iproute2"}
 
-// wanted are the modules that go in, with all they need: what has to do with
+// wantedModules are the modules that go in, with all they need: what has to do with
 // networks, and the devices of the machine.
-var wanted = regexp.MustCompile(`^kernel/(` + strings.Join([]string{
+var wantedModules = regexp.MustCompile(`^kernel/(` + strings.Join([]string{
 	"net/(netfilter|ipv4|ipv6|bridge|sctp|core|sched|xfrm|8021q|llc|802|netlink|unix|packet|key)/",
 	"drivers/net/(dummy|veth|tun|ifb|nlmon|vrf|net_failover|virtio_net|vxlan|geneve|macvlan|ipvlan|netdevsim)",
 	"drivers/virtio/", "drivers/char/(virtio_console|hw_random/)", "fs/overlayfs/", "crypto/.*crc32c", "crypto/crc", "lib/",
@@ -85,10 +85,10 @@ func base(k kernel) (tree, error) {
 	}
 	t["/var/run"], t["/var/tmp"] = entry{link: "/run"}, entry{link: "/tmp"}
 	t["/init"] = entry{text: initScript, exec: true}
-	for name, text := range texts {
+	for name, text := range guestFiles {
 		t[name] = entry{text: text}
 	}
-	for _, file := range copied {
+	for _, file := range copiedFiles {
 		if err := t.add(file, file); err != nil && !os.IsNotExist(err) {
 			return nil, err
 		}
@@ -162,7 +162,7 @@ func (t tree) addProgram(from, to string) error {
 		return nil // it needs none
 	}
 	for _, file := range library.FindAllString(string(text), -1) {
-		if _, ok := t[inside(file)]; ok || strings.HasSuffix(file, ":") {
+		if _, ok := t[guestPath(file)]; ok || strings.HasSuffix(file, ":") {
 			continue
 		}
 		if err := t.add(file, file); err != nil {
@@ -185,7 +185,7 @@ func (t tree) addModules(k kernel) error {
 	for lines.Scan() {
 		// The file names after the colon are all that it needs, however far.
 		module, needs, ok := strings.Cut(lines.Text(), ":")
-		if !ok || !wanted.MatchString(module) {
+		if !ok || !wantedModules.MatchString(module) {
 			continue
 		}
 		for _, name := range append(strings.Fields(needs), module) {

@@ -150,7 +150,7 @@ func (j Job) tree() (tree, error) {
 		if info, err := os.Stat(to); err != nil || !info.IsDir() {
 			file = filepath.Dir(file)
 		}
-		t[inside(file)] = entry{dir: true} // a program may expect it
+		t[guestPath(file)] = entry{dir: true} // a program may expect it
 	}
 	t["/vm/conf"] = entry{text: fmt.Sprintf("DIR=%s\nMODULES=%s\nOUTPUTS=%s\n", quote(j.Dir),
 		quote(strings.Join(slices.Concat(modules, j.Modules), " ")),

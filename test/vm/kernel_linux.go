@@ -14,8 +14,8 @@ import (
 // Kernels are the names of the kernels that there are, oldest first.
 var Kernels = []string{"5.10", "6.1", "6.12", "newest"}
 
-// Usual is the kernel that tests run on if nobody says otherwise.
-const Usual = "6.1"
+// DefaultKernel is the kernel that tests run on if nobody says otherwise.
+const DefaultKernel = "6.1"
 
 // releases are those of Debian that have the kernels, and the suites of each
 // release that are looked into.
@@ -64,7 +64,7 @@ func (k kernel) image() string {
 	return filepath.Join(k.folder, "boot", "vmlinuz-"+k.release)
 }
 
-// unknown complains of a kernel that there is not.
-func unknown(name string) error {
+// unknownKernelError complains of a kernel that there is not.
+func unknownKernelError(name string) error {
 	return fmt.Errorf("kernel %q: must be one of %s", name, strings.Join(Kernels, ", "))
 }

@@ -62,15 +62,15 @@ func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
 	return cmd
 }
 
-// takingTurns lets one writer write at a time.
-type takingTurns struct {
-	turn *sync.Mutex
-	out  io.Writer
+// lockedWriter lets one writer write at a time.
+type lockedWriter struct {
+	mu  *sync.Mutex
+	out io.Writer
 }
 
-func (w *takingTurns) Write(b []byte) (int, error) {
-	w.turn.Lock()
-	defer w.turn.Unlock()
+func (w *lockedWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	return w.out.Write(b)
 }
 
@@ -103,7 +103,7 @@ func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files
 		defer w.Close()
 		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
 		go func() {
-			_, err := io.Copy(&takingTurns{turn: &turn, out: out}, r)
+			_, err := io.Copy(&lockedWriter{mu: &turn, out: out}, r)
 			done <- err
 		}()
 	}

@@ -31,15 +31,15 @@ type Machine struct {
 	cache  string
 }
 
-// unused is how long what was made is kept though nobody asks for it.
-const unused = 30 * 24 * time.Hour
+// cacheLifetime is how long what was made is kept though nobody asks for it.
+const cacheLifetime = 30 * 24 * time.Hour
 
 // Prepare returns the Machine with one of the Kernels. The first call for a
 // kernel downloads it, which is told to out; later ones find it in the folder
 // kubeproxy/vm of the user's cache.
 func Prepare(ctx context.Context, name string, out io.Writer) (Machine, error) {
 	if !slices.Contains(Kernels, name) {
-		return Machine{}, unknown(name)
+		return Machine{}, unknownKernelError(name)
 	}
 	if runtime.GOARCH != "amd64" {
 		return Machine{}, fmt.Errorf("%w: the kernels are for amd64, this machine is %s", ErrMissing, runtime.GOARCH)
@@ -125,7 +125,7 @@ func (m Machine) prune() error {
 	all, err := filepath.Glob(filepath.Join(m.cache, "*-*"))
 	errs := []error{err}
 	for _, path := range all {
-		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > unused {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > cacheLifetime {
 			errs = append(errs, os.RemoveAll(path))
 		}
 	}

@@ -19,7 +19,7 @@ import (
 // machine is the usual one, or a skip where there is none.
 func machine(t *testing.T) vm.Machine {
 	t.Helper()
-	m, err := vm.Prepare(t.Context(), vm.Usual, os.Stderr)
+	m, err := vm.Prepare(t.Context(), vm.DefaultKernel, os.Stderr)
 	if errors.Is(err, vm.ErrMissing) {
 		t.Skip(err)
 	}
@@ -142,7 +142,7 @@ func TestGoTest(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	if out, err := test("-run", "Good", "-coverprofile="+profile); err != nil || !strings.Contains(out, "on kernel "+vm.Usual) {
+	if out, err := test("-run", "Good", "-coverprofile="+profile); err != nil || !strings.Contains(out, "on kernel "+vm.DefaultKernel) {
 		t.Errorf("a good test: %v\n%s", err, out)
 	}
 	if text, err := os.ReadFile(profile); err != nil || !strings.Contains(string(text), "tiny.go:") {

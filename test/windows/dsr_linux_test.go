@@ -16,7 +16,7 @@ func TestNoDirectReturn(t *testing.T) {
 	web := app{"web", 10, []string{"10.244.1.11", "10.244.2.11"}}
 	n.save(t, web)
 	n.start(t, "--enable-dsr")
-	n.settle(t, web)
+	n.awaitProgrammed(t, web)
 	n.await(t, "a word about it", func() bool {
 		return has(n.process.Log(), "--enable-dsr", "HNS 10.1 has no direct server return", "want Windows Server 2019")
 	})

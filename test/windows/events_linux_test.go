@@ -34,7 +34,7 @@ func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 		}
 		return false
 	}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(awaitTimeout)
 	for !told() {
 		if time.Now().Before(deadline) {
 			time.Sleep(200 * time.Millisecond)
@@ -67,7 +67,7 @@ func TestEvents(t *testing.T) {
 	if code, output := m.run(t, "status", "shop/dns"); code != 0 || !has(output, "shop/dns: programmed", "session affinity has no timeout") {
 		t.Errorf("status shop/dns: exit code %d\n%s", code, output)
 	}
-	if text := m.page(t, "/services"); !has(text, `"unsupported":`, "shop/dns") {
+	if text := m.fetch(t, "/services"); !has(text, `"unsupported":`, "shop/dns") {
 		t.Errorf("no condition in %s", text)
 	}
 	m.hns.Release(6, int(cart.nodePort()))
@@ -77,6 +77,6 @@ func TestEvents(t *testing.T) {
 	m.event(t, "RulesNotProgrammed", "node-a", "HNS is not running")
 	m.hns.Start(hns.Everything)
 	m.event(t, "RulesProgrammed", "node-a")
-	m.node.settle(t, web, cart, dns)
+	m.node.awaitProgrammed(t, web, cart, dns)
 	m.stop(t)
 }

@@ -37,7 +37,7 @@ func TestListedEndpointsStay(t *testing.T) {
 			yes, no := true, false
 			n.save(t, web)
 			n.start(t)
-			n.settle(t, web)
+			n.awaitProgrammed(t, web)
 			id := n.remote("10.244.2.11")
 			n.idle = []string{"10.244.2.11"} // is there, and in no load balancer
 			for name, c := range map[string]discoveryv1.EndpointConditions{
@@ -45,20 +45,20 @@ func TestListedEndpointsStay(t *testing.T) {
 				"terminating": {Ready: &no, Serving: &yes, Terminating: &yes},
 			} {
 				with(c)
-				n.settle(t, web.on("10.244.1.11"))
-				n.rest(t, name)
+				n.awaitProgrammed(t, web.on("10.244.1.11"))
+				n.checkIdle(t, name)
 				if got := n.remote("10.244.2.11"); got != id {
 					t.Errorf("%s: endpoint %q, want %q", name, got, id)
 				}
 				n.save(t, web)
-				n.settle(t, web)
+				n.awaitProgrammed(t, web)
 				if got := n.remote("10.244.2.11"); got != id {
 					t.Errorf("after %s: endpoint %q, want %q", name, got, id)
 				}
 			}
 			n.idle = nil
 			n.save(t, web.on("10.244.1.11"))
-			n.settle(t, web.on("10.244.1.11")) // with nothing left over
+			n.awaitProgrammed(t, web.on("10.244.1.11")) // with nothing left over
 			n.stop(t)
 		})
 	}

@@ -45,15 +45,15 @@ func build() (string, error) {
 	return path, nil
 }
 
-// patience is how long to wait for what is bound to happen, on a machine that
+// awaitTimeout is how long to wait for what is bound to happen, on a machine that
 // has much else to do.
-const patience = 90 * time.Second
+const awaitTimeout = 90 * time.Second
 
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(awaitTimeout); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", patience, what)
+			t.Fatalf("waited %s in vain: %s", awaitTimeout, what)
 		}
 	}
 }

@@ -56,11 +56,11 @@ func (m *mixed) publish(t *testing.T, apps ...app) {
 	}
 }
 
-// settle waits until both nodes have what apps ask for.
-func (m *mixed) settle(t *testing.T, apps ...app) {
+// awaitProgrammed waits until both nodes have what apps ask for.
+func (m *mixed) awaitProgrammed(t *testing.T, apps ...app) {
 	t.Helper()
-	m.node.settle(t, apps...)
-	m.kernel.Settle(t, m.snapshot(t, apps))
+	m.node.awaitProgrammed(t, apps...)
+	m.kernel.AwaitProgrammed(t, m.snapshot(t, apps))
 }
 
 // snapshot is what the Linux node should forward.
@@ -107,24 +107,24 @@ func TestMixedCluster(t *testing.T) {
 	m.publish(t, web, cart)
 	m.start(t, "--kubeconfig="+wine.File(kubeconfig))
 	linux := kubeProxy.Start(t, m.Other, "--kubeconfig="+kubeconfig, "--hostname-override="+netlab.OtherName, "--iptables-min-sync-period=10ms", "--cluster-cidr=10.244.0.0/16")
-	m.settle(t, web, cart)
+	m.awaitProgrammed(t, web, cart)
 
 	m.publish(t, dns)
 	less := web.on(web.pods[1:]...)
 	m.publish(t, less)
-	m.settle(t, less, cart, dns)
+	m.awaitProgrammed(t, less, cart, dns)
 
 	m.hns.Restart(hns.Everything)
 	if err := m.Delete(t.Context(), cart.service(), cart.slice()); err != nil {
 		t.Fatal(err)
 	}
-	m.settle(t, less, dns)
+	m.awaitProgrammed(t, less, dns)
 
 	if err := m.APIServer.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	m.publish(t, web)
-	m.settle(t, web, dns)
+	m.awaitProgrammed(t, web, dns)
 
 	m.kill(t)
 	m.publish(t, cart)
@@ -132,8 +132,8 @@ func TestMixedCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.start(t, "--kubeconfig="+wine.File(kubeconfig))
-	m.settle(t, web, cart)
-	m.rest(t, "at the end")
+	m.awaitProgrammed(t, web, cart)
+	m.checkIdle(t, "at the end")
 	m.stop(t)
 	linux.Stop(t)
 }

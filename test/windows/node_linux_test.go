@@ -78,8 +78,8 @@ func (n *node) installPod(t *testing.T, ip string) string {
 	return id
 }
 
-// strangers makes a remote endpoint and a load balancer of somebody else.
-func (n *node) strangers(t *testing.T) {
+// installForeign makes a remote endpoint and a load balancer of somebody else.
+func (n *node) installForeign(t *testing.T) {
 	t.Helper()
 	e, err := n.hns.AddRemote("vxlan0", netip.MustParseAddr("10.244.2.99"), n.Other.IPv4, "02-11-0a-f4-02-63")
 	if err != nil {
@@ -147,7 +147,7 @@ func (n *node) stop(t *testing.T) {
 	}
 	select {
 	case <-n.process.Ended():
-	case <-time.After(patience):
+	case <-time.After(awaitTimeout):
 		t.Fatal("the proxy does not stop")
 	}
 	if code, err := n.process.Wait(t.Context()); err != nil || code != 0 {
@@ -160,8 +160,8 @@ func (n *node) stop(t *testing.T) {
 func (n *node) kill(t *testing.T) {
 	t.Helper()
 	n.process.Kill()
-	n.hns.Drop() // Wine may keep what a program had open when it was killed
-	await(t, "the last call is over", func() bool { return n.hns.Callers() == 0 })
+	n.hns.DropConnections() // Wine may keep what a program had open when it was killed
+	await(t, "the last call is over", func() bool { return n.hns.Connections() == 0 })
 }
 
 // programmed returns HNS's load balancers by what they answer on.
@@ -190,14 +190,14 @@ func (n *node) programmed() map[string]string {
 	return have
 }
 
-// settle waits until HNS has exactly what apps ask for, and what is foreign.
-func (n *node) settle(t *testing.T, apps ...app) {
+// awaitProgrammed waits until HNS has exactly what apps ask for, and what is foreign.
+func (n *node) awaitProgrammed(t *testing.T, apps ...app) {
 	t.Helper()
 	want := maps.Clone(n.foreign)
 	for _, a := range apps {
 		a.adds(want)
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(awaitTimeout); ; time.Sleep(20 * time.Millisecond) {
 		diff := cmp.Diff(want, n.programmed())
 		if diff == "" {
 			break
@@ -206,12 +206,12 @@ func (n *node) settle(t *testing.T, apps ...app) {
 			t.Fatalf("load balancers (-want +got):\n%s", diff)
 		}
 	}
-	n.tidy(t)
+	n.awaitNoLeftovers(t)
 }
 
-// calm waits until the proxy has nothing to do: it may have lost the answer to
+// awaitIdle waits until the proxy has nothing to do: it may have lost the answer to
 // a call that did what was wanted, and try it again.
-func (n *node) calm(t *testing.T) {
+func (n *node) awaitIdle(t *testing.T) {
 	t.Helper()
 	before := n.hns.Calls()
 	await(t, "two resyncs without a change", func() bool {
@@ -223,11 +223,11 @@ func (n *node) calm(t *testing.T) {
 	})
 }
 
-// tidy waits until nothing is left over.
-func (n *node) tidy(t *testing.T) {
+// awaitNoLeftovers waits until nothing is left over.
+func (n *node) awaitNoLeftovers(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		litter := n.litter()
+	for deadline := time.Now().Add(awaitTimeout); ; time.Sleep(20 * time.Millisecond) {
+		litter := n.leftovers()
 		if litter == "" {
 			return
 		}
@@ -237,9 +237,9 @@ func (n *node) tidy(t *testing.T) {
 	}
 }
 
-// litter names what HNS has and nobody uses. Remote endpoints with addresses
+// leftovers names what HNS has and nobody uses. Remote endpoints with addresses
 // of Services are in use.
-func (n *node) litter() string {
+func (n *node) leftovers() string {
 	vips := map[string]bool{}
 	for _, vip := range n.idle {
 		vips[vip] = true
@@ -249,7 +249,7 @@ func (n *node) litter() string {
 			vips[vip] = true
 		}
 	}
-	lines := n.hns.Loose()
+	lines := n.hns.DanglingReferences()
 	for _, e := range n.hns.Unused() {
 		if !slices.ContainsFunc(e.IPs(), func(ip netip.Addr) bool { return vips[ip.String()] }) {
 			lines = append(lines, fmt.Sprintf("endpoint %s with %v is not in use", e.ID(), e.IPs()))
@@ -258,9 +258,9 @@ func (n *node) litter() string {
 	return strings.Join(lines, "\n")
 }
 
-// rest waits until two resyncs have passed and fails the test if the proxy
+// checkIdle waits until two resyncs have passed and fails the test if the proxy
 // changed anything meanwhile.
-func (n *node) rest(t *testing.T, why string) {
+func (n *node) checkIdle(t *testing.T, why string) {
 	t.Helper()
 	before := n.hns.Calls()
 	lists := func() int { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) }

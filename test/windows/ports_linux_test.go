@@ -22,9 +22,9 @@ func TestDynamicPorts(t *testing.T) {
 	for i := range usual/block + more {
 		all = append(all, app{name: fmt.Sprintf("app-%d", i), number: 1 + i, pods: []string{"10.244.2.11"}})
 	}
-	n.write(t, "all.yaml", crowdManifest(t, all))
+	n.write(t, "all.yaml", manyAppsManifest(t, all))
 	n.start(t)
-	n.reach(t, len(all)-more)
+	n.awaitLoadBalancers(t, len(all)-more)
 	n.await(t, "the condition", func() bool {
 		return has(string(n.health(t).Body), "4 load balancers over IPv4 and TCP are missing", "64 dynamic ports", "--enable-dsr")
 	})
@@ -32,7 +32,7 @@ func TestDynamicPorts(t *testing.T) {
 	if !has(status, "dynamic-ports", "load balancers over IPv4 and TCP are missing", "--enable-dsr", "netsh int ipv4 set dynamicportrange tcp") {
 		t.Errorf("status says\n%s", status)
 	}
-	if body := n.page(t, "/services"); !has(body, "no 64 dynamic TCP ports of the node are left") || strings.Contains(body, "listens there") {
+	if body := n.fetch(t, "/services"); !has(body, "no 64 dynamic TCP ports of the node are left") || strings.Contains(body, "listens there") {
 		t.Errorf("/services does not say why")
 	}
 	before := n.hns.Calls()
@@ -42,7 +42,7 @@ func TestDynamicPorts(t *testing.T) {
 	}
 	n.stop(t)
 	n.start(t, "--enable-dsr")
-	n.reach(t, len(all))
+	n.awaitLoadBalancers(t, len(all))
 	n.await(t, "the end of the condition", func() bool { return !strings.Contains(string(n.health(t).Body), "dynamic ports") })
 	n.stop(t)
 }

@@ -18,7 +18,7 @@ func TestRefusedCreates(t *testing.T) {
 	web, cart, _ := shop()
 	n.save(t, web, cart)
 	n.start(t)
-	n.settle(t, web, cart)
+	n.awaitProgrammed(t, web, cart)
 	if err := n.hns.Inject(hns.Fault{Function: "HcnCreateLoadBalancer", Code: hns.InvalidParameter}); err != nil {
 		t.Fatal(err)
 	}
@@ -32,10 +32,10 @@ func TestRefusedCreates(t *testing.T) {
 		return n.hns.Calls().Sub(before)["HcnCreateLoadBalancer"] >= 4
 	})
 	n.await(t, "the reason", func() bool {
-		body := n.page(t, "/services")
+		body := n.fetch(t, "/services")
 		return strings.Contains(body, "what was there before is refused as well") || strings.Contains(body, "as before, and is tried again in a while")
 	})
-	n.hns.Heal()
-	n.settle(t, less, cart)
+	n.hns.ClearFaults()
+	n.awaitProgrammed(t, less, cart)
 	n.stop(t)
 }

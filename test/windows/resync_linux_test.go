@@ -24,15 +24,15 @@ func changesPassResyncs(t *testing.T, v hns.Version) {
 	const services, each, changes, longest = 150, 5 * time.Millisecond, 20, 200 * time.Millisecond
 	n := newNode(t, hns.Options{Version: v})
 	network := bridge("cbr0", "L2Bridge")
-	n.lay(t, premise{networks: []hns.NetworkConfig{network}})
-	all, _ := crowd(services)
+	n.install(t, networkCase{networks: []hns.NetworkConfig{network}})
+	all, _ := manyApps(services)
 	for i := range all {
-		all[i].pods = []string{elsewhere(i % 20), elsewhere(20 + i%20)}
+		all[i].pods = []string{remoteIP(i % 20), remoteIP(20 + i%20)}
 	}
-	n.write(t, "all.yaml", crowdManifest(t, all[1:]))
-	n.write(t, "first.yaml", crowdManifest(t, all[:1]))
+	n.write(t, "all.yaml", manyAppsManifest(t, all[1:]))
+	n.write(t, "first.yaml", manyAppsManifest(t, all[:1]))
 	n.start(t, "--iptables-sync-period=25s")
-	n.reach(t, services)
+	n.awaitLoadBalancers(t, services)
 	n.hns.Delay("Hcn*", each)
 	alone := n.hurry(t, all[0], changes/4)
 	// Calls take turns, so those of a change take twice as long beside a listing.
@@ -55,9 +55,9 @@ func (n *node) hurry(t *testing.T, a app, times int) (took []time.Duration) {
 	for i := range times {
 		pods := a.pods[i%2 : i%2+1]
 		begin := time.Now()
-		n.write(t, "first.yaml", crowdManifest(t, []app{a.on(pods...)}))
+		n.write(t, "first.yaml", manyAppsManifest(t, []app{a.on(pods...)}))
 		for !strings.HasSuffix(n.programmed()["6 10.96.0.1:80"], " on "+pods[0]) {
-			if time.Since(begin) > patience {
+			if time.Since(begin) > awaitTimeout {
 				t.Fatalf("change %d is not programmed: %v", i, n.programmed()["6 10.96.0.1:80"])
 			}
 			time.Sleep(5 * time.Millisecond)

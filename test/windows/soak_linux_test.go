@@ -13,8 +13,8 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// storm is a node where something happens all the time.
-type storm struct {
+// soak is a node where something happens all the time.
+type soak struct {
 	*node
 	random *rand.Rand
 	apps   map[int]app
@@ -28,32 +28,32 @@ func TestSoak(t *testing.T) {
 			t.Parallel()
 			seed := uint64(time.Now().UnixNano()) + uint64(i)
 			t.Logf("seed %d", seed)
-			s := &storm{newNode(t, hns.Options{Version: v, Seed: seed}), rand.New(rand.NewPCG(seed, 1)), map[int]app{}}
-			s.strangers(t)
+			s := &soak{newNode(t, hns.Options{Version: v, Seed: seed}), rand.New(rand.NewPCG(seed, 1)), map[int]app{}}
+			s.installForeign(t)
 			s.start(t)
 			events := 0
 			for end := time.Now().Add(*soakFor / 2); time.Now().Before(end); events++ {
-				s.event(t)
+				s.step(t)
 				time.Sleep(time.Duration(s.random.IntN(150)) * time.Millisecond)
 			}
-			s.hns.Heal()
+			s.hns.ClearFaults()
 			s.hns.Start(hns.Everything)
 			var apps []app
 			for _, a := range s.apps {
 				apps = append(apps, a)
 			}
-			s.settle(t, apps...)
-			s.calm(t)
-			s.settle(t, apps...)
+			s.awaitProgrammed(t, apps...)
+			s.awaitIdle(t)
+			s.awaitProgrammed(t, apps...)
 			s.stop(t)
 			t.Logf("%d events, %s", events, s.hns.Calls())
 		})
 	}
 }
 
-// event is one thing that happens, a change of a Service more often than
+// step is one thing that happens, a change of a Service more often than
 // anything else.
-func (s *storm) event(t *testing.T) {
+func (s *soak) step(t *testing.T) {
 	t.Helper()
 	switch n := s.random.IntN(20); n {
 	case 0:
@@ -62,7 +62,7 @@ func (s *storm) event(t *testing.T) {
 	case 1:
 		s.hns.Restart(hns.Everything)
 	case 2:
-		s.hns.Drop()
+		s.hns.DropConnections()
 	case 3:
 		s.hns.Stop(hns.ServerUnavailable)
 	case 4, 5:
@@ -70,7 +70,7 @@ func (s *storm) event(t *testing.T) {
 	case 6, 7, 8:
 		s.fault(t)
 	case 9:
-		s.hns.Heal()
+		s.hns.ClearFaults()
 	case 10:
 		s.hns.Delay("Hcn*", time.Duration(s.random.IntN(5))*time.Millisecond)
 	case 11:
@@ -80,7 +80,7 @@ func (s *storm) event(t *testing.T) {
 	}
 }
 
-func (s *storm) fault(t *testing.T) {
+func (s *soak) fault(t *testing.T) {
 	t.Helper()
 	f := hns.Fault{
 		Function: pick(s, "HcnCreate*", "HcnDelete*", "HcnEnumerate*", "HcnModify*", "HcnQuery*", "Hcn*"),
@@ -94,10 +94,10 @@ func (s *storm) fault(t *testing.T) {
 	}
 }
 
-func pick[T any](s *storm, choices ...T) T { return choices[s.random.IntN(len(choices))] }
+func pick[T any](s *soak, choices ...T) T { return choices[s.random.IntN(len(choices))] }
 
 // deleteOne is a stranger who deletes a load balancer of ours.
-func (s *storm) deleteOne(t *testing.T) {
+func (s *soak) deleteOne(t *testing.T) {
 	t.Helper()
 	lbs := slices.DeleteFunc(s.hns.Objects(hns.LoadBalancer), func(lb hns.Document) bool {
 		return slices.Contains(lb.VIPs(), "172.30.0.1")
@@ -110,7 +110,7 @@ func (s *storm) deleteOne(t *testing.T) {
 }
 
 // change adds a Service, removes it or gives it other endpoints.
-func (s *storm) change(t *testing.T) {
+func (s *soak) change(t *testing.T) {
 	t.Helper()
 	number := 1 + s.random.IntN(12)
 	a, there := s.apps[number]

@@ -46,7 +46,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	n.save(t, web)
 	n.start(t, "--source-vip="+vip.String())
 	n.await(t, "two resyncs", func() bool { return n.hns.Calls().Lists(hns.LoadBalancer) >= 3 })
-	n.settle(t, web)
+	n.awaitProgrammed(t, web)
 	if calls := n.hns.Calls(); calls.Writes(hns.LoadBalancer) != 0 {
 		t.Errorf("%s, want no load balancer changed", calls)
 	}

@@ -29,7 +29,7 @@ var shim embed.FS
 // programs are those of the machine.
 type programs struct {
 	wine, server, compiler string
-	steady                 []string // what Wine is run by, or nothing
+	setarch                []string // what Wine is run by, or nothing
 }
 
 // find returns the first of some programs that is there, whole paths or
@@ -54,16 +54,16 @@ func installed() (programs, error) {
 			return p, err
 		}
 	}
-	p.steady = steady()
+	p.setarch = setarchCommand()
 	return p, nil
 }
 
-// steady returns the program, and its arguments, that runs others without
+// setarchCommand returns the program, and its arguments, that runs others without
 // chance in where their memory is. Wine needs the page at 0x7ffe0000, and where
 // nothing has kept it free before, as on Debian, Linux may have put the heap
 // there: one start in some thousand ends with exit code 1 and nothing said.
 // Without the right to do so, as in some containers, there is none.
-func steady() []string {
+func setarchCommand() []string {
 	path, err := exec.LookPath("setarch")
 	if err != nil || exec.Command(path, "-R", "true").Run() != nil {
 		return nil
@@ -78,8 +78,8 @@ type Windows struct {
 	runs   string // the folder for copies, on the same disk
 }
 
-// unused is how long a prefix is kept that nobody asks for.
-const unused = 30 * 24 * time.Hour
+// cacheLifetime is how long a prefix is kept that nobody asks for.
+const cacheLifetime = 30 * 24 * time.Hour
 
 // Build returns a Windows. The first call on a machine makes it, which takes
 // half a minute and is told to out; later ones find it in the folder
@@ -149,8 +149,8 @@ func (p programs) key(ctx context.Context) (string, error) {
 // system32 is where Windows finds its DLLs.
 const system32 = "drive_c/windows/system32"
 
-// keep is the program of shim/keep.c.
-const keep = "keep.exe"
+// keepProgram is the program of shim/keep.c.
+const keepProgram = "keep.exe"
 
 // dlls says what is built from which source, with which libraries.
 var dlls = []struct {
@@ -160,7 +160,7 @@ var dlls = []struct {
 	{"computenetwork.dll", "hns.c", []string{"-shared", "-lws2_32", "-lole32"}},
 	{"vmcompute.dll", "hns.c", []string{"-shared", "-lws2_32", "-lole32"}},
 	{"bcryptprimitives.dll", "random.c", []string{"-shared", "-ladvapi32"}},
-	{keep, "keep.c", []string{"-mwindows"}},
+	{keepProgram, "keep.c", []string{"-mwindows"}},
 }
 
 // prepare makes a prefix in a folder.
@@ -237,7 +237,7 @@ func prune(cache string) error {
 	var errs []error
 	for _, e := range entries {
 		info, err := e.Info()
-		if err == nil && e.IsDir() && e.Name() != "runs" && time.Since(info.ModTime()) > unused {
+		if err == nil && e.IsDir() && e.Name() != "runs" && time.Since(info.ModTime()) > cacheLifetime {
 			errs = append(errs, os.RemoveAll(filepath.Join(cache, e.Name())))
 		}
 	}

@@ -20,13 +20,13 @@ import (
 // hcsshim is the module whose package hcn talks to HNS.
 const hcsshim = "github.com/Microsoft/hcsshim@v0.15.0"
 
-// older are hcsshim's tests of HNS's first interface, of which the simulator
+// firstInterfaceTests are hcsshim's tests of HNS's first interface, of which the simulator
 // has only the question for the version.
-const older = "^(TestEndpoint|TestEndpointGetAll|TestEndpointStatsAll|TestNetwork|TestNetworkGetAll|TestAccelnetNnvManagementMacAddresses)$"
+const firstInterfaceTests = "^(TestEndpoint|TestEndpointGetAll|TestEndpointStatsAll|TestNetwork|TestNetworkGetAll|TestAccelnetNnvManagementMacAddresses)$"
 
-// change is hcsshim's test of a load balancer that changes, which only 15.5
+// modifyTest is hcsshim's test of a load balancer that changes, which only 15.5
 // does.
-const change = "|^TestCreateUpdateDeleteLoadBalancer$"
+const modifyTest = "|^TestCreateUpdateDeleteLoadBalancer$"
 
 // TestConformance runs hcsshim's own tests for a real HNS, which show that the
 // simulator is one to hcsshim. They want identities spelt alike in an object
@@ -44,9 +44,9 @@ func TestConformance(t *testing.T) {
 
 func conform(t *testing.T, w *Wine, exe string, o hns.Options) {
 	s := hns.Start(t, o)
-	skip := older + change
+	skip := firstInterfaceTests + modifyTest
 	if o.Version == (hns.Version{Major: 15, Minor: 5}) {
-		skip = older
+		skip = firstInterfaceTests
 	}
 	code, output, err := w.Run(t.Context(), Program{
 		Path: exe, Args: []string{"-test.v", "-test.skip=" + skip}, Env: []string{"HNS_SIM_ADDR=" + s.Addr},
@@ -86,19 +86,19 @@ func buildHcnTests(t *testing.T) string {
 	return exe
 }
 
-// TestNobodyAtHome is a program that finds no HNS: it must be told so, not
+// TestHNSUnreachable is a program that finds no HNS: it must be told so, not
 // that there are no objects.
-func TestNobodyAtHome(t *testing.T) {
+func TestHNSUnreachable(t *testing.T) {
 	exe := buildHcnTests(t)
 	w := Start(t, Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), awaitTimeout)
 	defer cancel()
 	for env, want := range map[string]string{
-		"":                          "(0x6ba)",
-		"HNS_SIM_ADDR=sesame":       "(0x6ba)",
-		"HNS_SIM_ADDR=127.0.0.1:1":  "(0x6ba)",
-		"HNS_SIM_ADDR=" + deaf(t):   "(0x6be)",
-		"HNS_SIM_ADDR=" + rubble(t): "(0x6be)",
+		"":                                   "(0x6ba)",
+		"HNS_SIM_ADDR=sesame":                "(0x6ba)",
+		"HNS_SIM_ADDR=127.0.0.1:1":           "(0x6ba)",
+		"HNS_SIM_ADDR=" + closingListener(t): "(0x6be)",
+		"HNS_SIM_ADDR=" + garbageListener(t): "(0x6be)",
 	} {
 		code, output, err := w.Run(ctx, Program{Path: exe, Args: []string{"-test.run=^TestListNetwork$"}, Env: []string{env}})
 		if err != nil || code != 1 || !strings.Contains(output, want) {
@@ -107,9 +107,9 @@ func TestNobodyAtHome(t *testing.T) {
 	}
 }
 
-// deaf hangs up on who calls, rubble answers what is no frame.
-func deaf(t *testing.T) string   { return answering(t, "") }
-func rubble(t *testing.T) string { return answering(t, "\xff\xff\xff\xff") }
+// closingListener hangs up on who calls, rubble answers what is no frame.
+func closingListener(t *testing.T) string { return answering(t, "") }
+func garbageListener(t *testing.T) string { return answering(t, "\xff\xff\xff\xff") }
 
 func answering(t *testing.T, answer string) string {
 	t.Helper()

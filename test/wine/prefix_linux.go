@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// small is up to which size a file is copied. Larger ones are DLLs that nobody
+// maxCopied is up to which size a file is copied. Larger ones are DLLs that nobody
 // writes to; a copy shares them with its original, or else it would have
 // 700 MB.
-const small = 16 << 10
+const maxCopied = 16 << 10
 
 // copyTo makes the prefix again in a new folder.
 func (w Windows) copyTo(folder string) error {
@@ -48,23 +48,23 @@ func share(path, target string, d fs.DirEntry) error {
 		return err
 	}
 	registry := filepath.Ext(path) == ".reg" // rewritten by the server
-	if info.Size() > small && !registry {
+	if info.Size() > maxCopied && !registry {
 		return os.Link(path, target)
 	}
 	text, err := os.ReadFile(path)
 	return errors.Join(err, os.WriteFile(target, text, 0o644))
 }
 
-// claim makes a new folder among the copies, which is locked while its program
+// createCopy makes a new folder among the copies, which is locked while its program
 // lives, and removes those of programs that died. Release gives the lock back,
 // once the folder is removed.
-func (w Windows) claim(ctx context.Context) (folder string, release func() error, err error) {
-	done, err := w.alone(ctx)
+func (w Windows) createCopy(ctx context.Context) (folder string, release func() error, err error) {
+	done, err := w.lockCopies(ctx)
 	if err != nil {
 		return "", nil, err
 	}
 	defer done()
-	if err := w.sweep(); err != nil {
+	if err := w.removeStaleCopies(); err != nil {
 		return "", nil, err
 	}
 	folder, err = os.MkdirTemp(w.runs, "*")
@@ -80,7 +80,7 @@ func (w Windows) claim(ctx context.Context) (folder string, release func() error
 
 func (w Windows) release(folder string, unlock func()) error {
 	defer unlock()
-	done, err := w.alone(context.Background())
+	done, err := w.lockCopies(context.Background())
 	if err != nil {
 		return err
 	}
@@ -88,15 +88,15 @@ func (w Windows) release(folder string, unlock func()) error {
 	return os.Remove(folder + ".lock")
 }
 
-// alone has nobody else, in whichever process, make or remove locks of folders
+// lockCopies has nobody else, in whichever process, make or remove locks of folders
 // until done is called. Who sweeps would else take the lock that somebody has
 // just made and not locked yet, or has just given back and not removed yet.
-func (w Windows) alone(ctx context.Context) (done func(), err error) {
+func (w Windows) lockCopies(ctx context.Context) (done func(), err error) {
 	return lock(ctx, filepath.Join(w.runs, "claims"))
 }
 
-// sweep removes what a killed program left behind.
-func (w Windows) sweep() error {
+// removeStaleCopies removes what a killed program left behind.
+func (w Windows) removeStaleCopies() error {
 	locks, err := filepath.Glob(filepath.Join(w.runs, "*.lock"))
 	var errs []error
 	for _, path := range locks {

@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// TestClaims has many come and go at the same time, as several packages' tests
+// TestConcurrentCopies has many come and go at the same time, as several packages' tests
 // do. Nobody sweeps away what another one has.
-func TestClaims(t *testing.T) {
+func TestConcurrentCopies(t *testing.T) {
 	w := Windows{runs: t.TempDir()}
 	dead := filepath.Join(w.runs, "dead")
 	if err := errors.Join(os.Mkdir(dead, 0o755), os.WriteFile(dead+".lock", nil, 0o644)); err != nil {
@@ -23,7 +23,7 @@ func TestClaims(t *testing.T) {
 	for range 4 {
 		all.Go(func() {
 			for range 25 {
-				folder, release, err := w.claim(t.Context())
+				folder, release, err := w.createCopy(t.Context())
 				if err != nil {
 					t.Error(err)
 					return

@@ -15,9 +15,9 @@ import (
 	"testing"
 )
 
-// elsewhere are tests that cannot pass here, each with the reason. They run on
+// skippedUnderWine are tests that cannot pass here, each with the reason. They run on
 // Linux all the same.
-var elsewhere = []struct{ test, why string }{
+var skippedUnderWine = []struct{ test, why string }{
 	{"TestModesToCome", "it is about modes of Linux"},
 	{"TestMistakes/value_out_of_range", "it is about modes of Linux"},
 	{"TestMistakes/every_error_of_a_file", "it names the modes of Linux"},
@@ -36,7 +36,7 @@ func TestWindowsPackages(t *testing.T) {
 		t.Fatal(err)
 	}
 	skip := []string{}
-	for _, e := range elsewhere {
+	for _, e := range skippedUnderWine {
 		skip = append(skip, e.test)
 	}
 	slices.Sort(skip)
@@ -116,11 +116,11 @@ func read(t *testing.T, events io.Reader) []*result {
 			r = &result{name: name, skipped: map[string]string{}}
 			results[name], order = r, append(order, r)
 		}
-		r.hear(e)
+		r.handle(e)
 	}
 }
 
-func (r *result) hear(e event) {
+func (r *result) handle(e event) {
 	switch {
 	case e.Action == "output" || e.Action == "build-output":
 		r.output = append(r.output, e.Output)

@@ -46,7 +46,7 @@ type Wine struct {
 // New starts a Wine. The caller closes it; all ends with this program, too,
 // however that ends.
 func New(ctx context.Context, windows Windows, o Options) (*Wine, error) {
-	folder, release, err := windows.claim(ctx)
+	folder, release, err := windows.createCopy(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for Wine: %w", err)
 	}
@@ -58,15 +58,15 @@ func New(ctx context.Context, windows Windows, o Options) (*Wine, error) {
 		return nil, errors.Join(err, w.Close())
 	}
 	// As long as this one runs, so do the services.
-	if _, err := w.Start(Program{Path: `C:\windows\system32\` + keep}); err != nil {
+	if _, err := w.Start(Program{Path: `C:\windows\system32\` + keepProgram}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
 
-// patience is how long Wine may take for anything, on a machine that has much
+// awaitTimeout is how long Wine may take for anything, on a machine that has much
 // else to do.
-const patience = 2 * time.Minute
+const awaitTimeout = 2 * time.Minute
 
 // serve starts the server that all programs of a prefix share, and returns
 // when it takes calls. It would start by itself, but then in nobody's care.
@@ -81,7 +81,7 @@ func (w *Wine) serve(ctx context.Context) error {
 		return fmt.Errorf("start Wine's server: %w", err)
 	}
 	w.server = cmd
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(awaitTimeout); ; time.Sleep(5 * time.Millisecond) {
 		socket, err := socketOf(cmd)
 		if err == nil {
 			_, err = os.Stat(socket)
@@ -136,7 +136,7 @@ func without(env []string, name string) []string {
 
 // Command is the program that runs Windows programs, and its first arguments:
 // the others are theirs.
-func (w *Wine) Command() []string { return append(slices.Clone(w.steady), w.wine) }
+func (w *Wine) Command() []string { return append(slices.Clone(w.setarch), w.wine) }
 
 // Prefix is the folder with drive_c in it.
 func (w *Wine) Prefix() string { return w.prefix }
@@ -154,7 +154,7 @@ func (w *Wine) launch(cmd *exec.Cmd) error {
 
 // run runs one of Windows' own programs.
 func (w *Wine) run(ctx context.Context, name string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	p, err := w.Start(Program{Path: name, Args: args})
 	if err != nil {
@@ -183,7 +183,7 @@ func (w *Wine) end() error {
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(patience):
+	case <-time.After(awaitTimeout):
 		return errors.Join(errors.New("wine's server does not end"), w.server.Process.Kill())
 	}
 }

@@ -33,9 +33,9 @@ func build(t *testing.T, pkg string) string {
 
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(awaitTimeout); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", patience, what)
+			t.Fatalf("waited %s in vain: %s", awaitTimeout, what)
 		}
 	}
 }
@@ -96,10 +96,10 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestSteady finds nothing of a Wine, its services among it, that leaves to
+// TestNoRandomAddresses finds nothing of a Wine, its services among it, that leaves to
 // chance where its memory is.
-func TestSteady(t *testing.T) {
-	if steady() == nil {
+func TestNoRandomAddresses(t *testing.T) {
+	if setarchCommand() == nil {
 		t.Skip("setarch -R does not work here")
 	}
 	w := Start(t, Options{})
@@ -161,9 +161,9 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestNothingStays looks for what a Wine might leave behind: its folder, its
+// TestCloseRemovesEverything looks for what a Wine might leave behind: its folder, its
 // server, and folders of programs that were killed.
-func TestNothingStays(t *testing.T) {
+func TestCloseRemovesEverything(t *testing.T) {
 	windows, err := Build(t.Context(), os.Stderr)
 	if err != nil {
 		t.Skipf("%v", err)

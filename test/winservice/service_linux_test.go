@@ -19,9 +19,9 @@ import (
 	"kubeproxy/test/wine"
 )
 
-// patience is how long anything may take on a machine that has much else to
+// awaitTimeout is how long anything may take on a machine that has much else to
 // do.
-const patience = 2 * time.Minute
+const awaitTimeout = 2 * time.Minute
 
 // site is a Windows with the proxy's program and a simulated HNS, whose network
 // has one pod.
@@ -127,9 +127,9 @@ func (s *site) command(t *testing.T, program string, args []string, code int, te
 
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(awaitTimeout); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", patience, what)
+			t.Fatalf("waited %s in vain: %s", awaitTimeout, what)
 		}
 	}
 }
@@ -184,12 +184,12 @@ func TestService(t *testing.T) {
 	if log := s.log("kube-proxy"); !strings.Contains(log, "Stopped; the rules stay in force") {
 		t.Errorf("log: %s", log)
 	}
-	made := s.hns.Made(hns.LoadBalancer)
+	made := s.hns.CreatedCount(hns.LoadBalancer)
 	s.run(t, "service start", 0)
 	await(t, "the Service is adopted", func() bool { return strings.Count(s.log("kube-proxy"), "\"Starting\"") == 2 })
 	s.run(t, "service uninstall", 0, "is uninstalled; what it programmed stays in force") // stops it, too
 	s.run(t, "service uninstall", 1, "is not installed")
-	if n, again := s.balancers(), s.hns.Made(hns.LoadBalancer)-made; n != 1 || again != 0 {
+	if n, again := s.balancers(), s.hns.CreatedCount(hns.LoadBalancer)-made; n != 1 || again != 0 {
 		t.Errorf("%d load balancers in the end, %d made by the second run, want 1 and 0", n, again)
 	}
 }

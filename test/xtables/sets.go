@@ -17,7 +17,7 @@ import (
 
 // Sets are ipsets, of both families. They change element by element.
 type Sets struct {
-	Held map[string]*Held
+	ByName map[string]*SetContents
 	// Refuse, if set, may refuse a step before it is done: "add", "del",
 	// "create", "destroy", "list" or "heads", and the set that it is about.
 	Refuse func(step, set string) error
@@ -26,15 +26,15 @@ type Sets struct {
 	users []*System
 }
 
-// Held is a set with its elements, and their comments.
-type Held struct {
+// SetContents is a set with its elements, and their comments.
+type SetContents struct {
 	ipset.Set
 	Members map[ipset.Entry]string
-	Altered bool // see ipset.Head
+	Altered bool // see ipset.Header
 }
 
 // NewSets returns a kernel that has none.
-func NewSets() *Sets { return &Sets{Held: map[string]*Held{}, Steps: map[string]int{}} }
+func NewSets() *Sets { return &Sets{ByName: map[string]*SetContents{}, Steps: map[string]int{}} }
 
 func (k *Sets) step(step, set string) error {
 	if k.Refuse != nil {
@@ -47,13 +47,13 @@ func (k *Sets) step(step, set string) error {
 }
 
 // find returns s with its elements.
-func (k *Sets) find(s ipset.Set) (*Held, error) {
-	h := k.Held[s.Name]
+func (k *Sets) find(s ipset.Set) (*SetContents, error) {
+	h := k.ByName[s.Name]
 	switch {
 	case h == nil:
 		return nil, fmt.Errorf("ipset %s: %w", s.Name, ipset.ErrMissing)
 	case h.Set != s:
-		return nil, fmt.Errorf("ipset %s: %w", s.Name, ipset.ErrOther)
+		return nil, fmt.Errorf("ipset %s: %w", s.Name, ipset.ErrTypeMismatch)
 	}
 	return h, nil
 }
@@ -66,7 +66,7 @@ func (k *Sets) Create(s ipset.Set) error {
 	if h, err := k.find(s); !errors.Is(err, ipset.ErrMissing) && (err != nil || !h.Altered) {
 		return err
 	}
-	k.Held[s.Name] = &Held{Set: s, Members: map[ipset.Entry]string{}}
+	k.ByName[s.Name] = &SetContents{Set: s, Members: map[ipset.Entry]string{}}
 	return nil
 }
 
@@ -78,7 +78,7 @@ func (k *Sets) Destroy(name string) error {
 	if slices.ContainsFunc(k.users, func(u *System) bool { return u.refers(name) }) {
 		return fmt.Errorf("ipset %s: a rule refers to it: %w", name, errRefused)
 	}
-	delete(k.Held, name)
+	delete(k.ByName, name)
 	return nil
 }
 
@@ -143,15 +143,15 @@ func (k *Sets) List(s ipset.Set) ([]ipset.Entry, error) {
 	return slices.SortedFunc(maps.Keys(h.Members), ipset.Entry.Compare), nil
 }
 
-// Heads returns all sets without their elements.
-func (k *Sets) Heads() ([]ipset.Head, error) {
+// Headers returns all sets without their elements.
+func (k *Sets) Headers() ([]ipset.Header, error) {
 	if err := k.step("heads", ""); err != nil {
 		return nil, err
 	}
-	var all []ipset.Head
-	for _, n := range slices.Sorted(maps.Keys(k.Held)) {
-		h := k.Held[n]
-		all = append(all, ipset.Head{Name: n, Type: h.Type, Family: h.Family, Entries: len(h.Members), Altered: h.Altered})
+	var all []ipset.Header
+	for _, n := range slices.Sorted(maps.Keys(k.ByName)) {
+		h := k.ByName[n]
+		all = append(all, ipset.Header{Name: n, Type: h.Type, Family: h.Family, Entries: len(h.Members), Altered: h.Altered})
 	}
 	return all, nil
 }
@@ -159,8 +159,8 @@ func (k *Sets) Heads() ([]ipset.Head, error) {
 // Text is all that the sets hold, a line each.
 func (k *Sets) Text() string {
 	var b strings.Builder
-	for _, n := range slices.Sorted(maps.Keys(k.Held)) {
-		h := k.Held[n]
+	for _, n := range slices.Sorted(maps.Keys(k.ByName)) {
+		h := k.ByName[n]
 		fmt.Fprintf(&b, "%s:", n)
 		for _, e := range slices.SortedFunc(maps.Keys(h.Members), ipset.Entry.Compare) {
 			b.WriteString(" " + h.Text(e))
@@ -175,7 +175,7 @@ func (k *Sets) Close() error { return nil }
 
 // has reports that a set has what a packet has in fields.
 func (k *Sets) has(name string, fields []string, p *Tracer) bool {
-	h := k.Held[name]
+	h := k.ByName[name]
 	e := ipset.Entry{Addr: p.Conn.To.Addr()}
 	var from netip.Addr
 	switch {

@@ -17,17 +17,17 @@ import (
 type System struct {
 	Tables map[string]Table
 	// Sets are those that rules refer to, nil where none may.
-	Sets       *Sets
-	Dirty      bool     // others changed something
-	Sleeping   []string // tables that no packet passes
-	Loopback   bool     // packets to loopback addresses may be routed
-	Unroutable error    // why they cannot be
+	Sets          *Sets
+	Dirty         bool     // others changed something
+	DormantTables []string // tables that no packet passes
+	RouteLocalnet bool     // packets to loopback addresses may be routed
+	LocalnetErr   error    // why they cannot be
 	// TCPBeLiberal is the kernel's setting of that name.
-	TCPBeLiberal bool
-	Restores     int
-	Saves        int
-	Texts        []string
-	Disturb      int // listings that others disturb
+	TCPBeLiberal     bool
+	Restores         int
+	Saves            int
+	Texts            []string
+	InterruptedSaves int // listings that others disturb
 	// Refuse, if set, may refuse the text for a table before anything is done.
 	Refuse func(text string) error
 }
@@ -130,7 +130,7 @@ func (t Table) check(sets *Sets) error {
 			if _, chain := t[to]; !chain && to != "" && !slices.Contains(targets, to) { // one without a target counts
 				return fmt.Errorf("chain %s: %q: no chain %s: %w", name, r, to, errRefused)
 			}
-			if set := argument(w, "--match-set"); set != "" && (sets == nil || sets.Held[set] == nil) {
+			if set := argument(w, "--match-set"); set != "" && (sets == nil || sets.ByName[set] == nil) {
 				return fmt.Errorf("chain %s: %q: no ipset %s: %w", name, r, set, errRefused)
 			}
 		}
@@ -154,8 +154,8 @@ func (k *System) refers(set string) bool {
 func (k *System) Save(context.Context) (string, error) {
 	k.Saves++
 	k.Dirty = false
-	if k.Disturb > 0 {
-		k.Disturb--
+	if k.InterruptedSaves > 0 {
+		k.InterruptedSaves--
 		return strings.ReplaceAll(k.Text(), ":KUBE-SERVICES - [0:0]\n", ":KUBE-SERVICES - [0:0]\n:KUBE-SERVICES - [0:0]\n"), nil
 	}
 	return k.Text(), nil
@@ -189,31 +189,31 @@ func (k *System) Touched(context.Context) (bool, error) { return k.Dirty, nil }
 func (k *System) Liberal() bool { return k.TCPBeLiberal }
 
 // Dormant lists tables that no packet passes.
-func (k *System) Dormant() ([]string, error) { return k.Sleeping, nil }
+func (k *System) Dormant() ([]string, error) { return k.DormantTables, nil }
 
 // Activate has packets pass a table again.
 func (k *System) Activate(table string) error {
-	k.Sleeping = slices.DeleteFunc(k.Sleeping, func(t string) bool { return t == table })
+	k.DormantTables = slices.DeleteFunc(k.DormantTables, func(t string) bool { return t == table })
 	return nil
 }
 
-// Localnet reports that packets to loopback addresses may be routed.
-func (k *System) Localnet() (bool, error) {
-	if k.Loopback {
+// RouteLocalnetEnabled reports that packets to loopback addresses may be routed.
+func (k *System) RouteLocalnetEnabled() (bool, error) {
+	if k.RouteLocalnet {
 		return true, nil
 	}
-	return false, k.Unroutable
+	return false, k.LocalnetErr
 }
 
-// AllowLocalnet sees to it, if that can be.
-func (k *System) AllowLocalnet() error {
-	k.Loopback = k.Loopback || k.Unroutable == nil
-	return k.Unroutable
+// EnableRouteLocalnet sees to it, if that can be.
+func (k *System) EnableRouteLocalnet() error {
+	k.RouteLocalnet = k.RouteLocalnet || k.LocalnetErr == nil
+	return k.LocalnetErr
 }
 
-// ForbidLocalnet sees to the contrary.
-func (k *System) ForbidLocalnet() error {
-	k.Loopback = false
+// DisableRouteLocalnet sees to the contrary.
+func (k *System) DisableRouteLocalnet() error {
+	k.RouteLocalnet = false
 	return nil
 }
 

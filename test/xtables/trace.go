@@ -194,13 +194,13 @@ func (t *Tracer) verdict(w []string) result {
 		t.Out.Masq = map[netip.AddrPort]bool{}
 		return final
 	default:
-		return t.lead(to, argument(w, "-g") == to)
+		return t.jump(to, argument(w, "-g") == to)
 	}
 }
 
-// lead goes on in another chain. What returns from one that it went to for good
+// jump goes on in another chain. What returns from one that it went to for good
 // returns from the chain where it was, too.
-func (t *Tracer) lead(to string, forGood bool) result {
+func (t *Tracer) jump(to string, forGood bool) result {
 	res := t.chain(to)
 	if res == next && forGood {
 		return back
@@ -208,8 +208,8 @@ func (t *Tracer) lead(to string, forGood bool) result {
 	return res
 }
 
-// Then is t behind a translation of its destination.
-func (t *Tracer) Then(to netip.AddrPort) *Tracer {
+// AfterDNAT is t behind a translation of its destination.
+func (t *Tracer) AfterDNAT(to netip.AddrPort) *Tracer {
 	x := *t
 	x.Conn.To, x.Translated, x.Out = to, t.Translated || to != t.Conn.To, Outcome{}
 	return &x

@@ -12,9 +12,9 @@ import (
 	"kubeproxy/platform/linux/ipset"
 )
 
-// TestGrammar holds a packet of TCP from 192.0.2.7 to port 80 of 10.0.0.1 against
+// TestMatches holds a packet of TCP from 192.0.2.7 to port 80 of 10.0.0.1 against
 // rules.
-func TestGrammar(t *testing.T) {
+func TestMatches(t *testing.T) {
 	sets := NewSets()
 	client, to := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddrPort("10.0.0.1:80")
 	front := ipset.Entry{Addr: to.Addr(), Protocol: service.TCP, Port: 80}

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// weight tells a load balancer how much of the traffic this node can take.
-const weight = "X-Load-Balancing-Endpoint-Weight"
+// weightHeader tells a load balancer how much of the traffic this node can take.
+const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
 // answer is the body.
 type answer struct {
@@ -33,7 +33,7 @@ type answer struct {
 func (s *Servers) handler(port uint16) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		s.mu.Lock()
-		c, ok := s.wanted.Checks[port]
+		c, ok := s.desired.Checks[port]
 		s.mu.Unlock()
 		if !ok { // it has just gone
 			http.NotFound(w, q)
@@ -45,7 +45,7 @@ func (s *Servers) handler(port uint16) http.Handler {
 		if a.LocalEndpoints > 0 && a.ServiceProxyHealthy {
 			status = http.StatusOK
 		}
-		w.Header().Set(weight, strconv.Itoa(c.LocalEndpoints))
+		w.Header().Set(weightHeader, strconv.Itoa(c.LocalEndpoints))
 		health.ReplyJSON(w, status, a)
 	})
 }
@@ -57,9 +57,9 @@ func (s *Servers) healthy(c Check, q *http.Request) bool {
 // families returns those to ask about health: the one that q came in by if
 // the Service has it, else the Service's.
 func (c Check) families(q *http.Request) []service.Family {
-	came, ok := arrival(q)
-	if ok && slices.Contains(c.Families, came) {
-		return []service.Family{came}
+	family, ok := arrival(q)
+	if ok && slices.Contains(c.Families, family) {
+		return []service.Family{family}
 	}
 	return c.Families
 }

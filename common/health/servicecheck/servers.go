@@ -35,8 +35,8 @@ type Check struct {
 	Unprogrammed bool
 }
 
-// Wanted is all there is to answer.
-type Wanted struct {
+// Desired is all there is to answer.
+type Desired struct {
 	// Addrs are the node's addresses to listen on. An unspecified one stands
 	// for all of its family.
 	Addrs  []netip.Addr
@@ -64,13 +64,13 @@ type Servers struct {
 	// with a nil Err when it has gone while the check is still wanted.
 	Report func(Problem)
 	// Connections bounds how many there are to all listeners together, nil for
-	// health.MostConnections.
+	// health.MaxConnections.
 	Connections *health.Connections
 	// Listen, if set, stands in for the system's.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
 
 	mu       sync.Mutex
-	wanted   Wanted
+	desired  Desired
 	running  map[netip.AddrPort]*running
 	problems map[netip.AddrPort]Problem
 	closed   bool
@@ -82,21 +82,21 @@ type running struct {
 	stop  func()
 }
 
-// retry is how long an address that cannot be had rests.
-const retry = 5 * time.Second
+// retryInterval is how long an address that cannot be had rests.
+const retryInterval = 5 * time.Second
 
 // Sync starts what is missing and stops what is not wanted any more; what
 // goes on keeps its listener and answers by the new numbers at once. It
 // returns what cannot be listened on now, sorted.
-func (s *Servers) Sync(want Wanted) []Problem {
+func (s *Servers) Sync(want Desired) []Problem {
 	s.mu.Lock()
-	want = Wanted{slices.Clone(want.Addrs), maps.Clone(want.Checks), slices.Clone(want.Within)}
-	s.wanted = want
+	want = Desired{slices.Clone(want.Addrs), maps.Clone(want.Checks), slices.Clone(want.Within)}
+	s.desired = want
 	s.stopUnwanted()
 	fresh := s.startMissing()
 	all := s.list()
 	s.mu.Unlock()
-	s.tell(fresh)
+	s.report(fresh)
 	return all
 }
 
@@ -110,7 +110,7 @@ func (s *Servers) Problems() []Problem {
 // Run tries again what could not be had until ctx ends. Then it stops all
 // servers, for good.
 func (s *Servers) Run(ctx context.Context) {
-	tick := time.NewTicker(retry)
+	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -118,26 +118,26 @@ func (s *Servers) Run(ctx context.Context) {
 			s.close()
 			return
 		case <-tick.C:
-			s.again()
+			s.retryMissing()
 		}
 	}
 }
 
-func (s *Servers) again() {
+func (s *Servers) retryMissing() {
 	s.mu.Lock()
 	fresh := s.startMissing()
 	s.mu.Unlock()
-	s.tell(fresh)
+	s.report(fresh)
 }
 
 func (s *Servers) close() {
 	s.mu.Lock()
-	s.wanted, s.closed = Wanted{}, true
+	s.desired, s.closed = Desired{}, true
 	s.stopUnwanted()
 	s.mu.Unlock()
 }
 
-func (s *Servers) tell(problems []Problem) {
+func (s *Servers) report(problems []Problem) {
 	if s.Report == nil {
 		return
 	}
@@ -148,17 +148,17 @@ func (s *Servers) tell(problems []Problem) {
 
 func (s *Servers) stopUnwanted() {
 	for at, r := range s.running {
-		if !s.wants(at) {
+		if !s.isDesired(at) {
 			r.stop()
 			delete(s.running, at)
 		}
 	}
-	maps.DeleteFunc(s.problems, func(at netip.AddrPort, _ Problem) bool { return !s.wants(at) })
+	maps.DeleteFunc(s.problems, func(at netip.AddrPort, _ Problem) bool { return !s.isDesired(at) })
 }
 
-func (s *Servers) wants(at netip.AddrPort) bool {
-	_, ok := s.wanted.Checks[at.Port()]
-	return ok && slices.Contains(s.wanted.Addrs, at.Addr())
+func (s *Servers) isDesired(at netip.AddrPort) bool {
+	_, ok := s.desired.Checks[at.Port()]
+	return ok && slices.Contains(s.desired.Addrs, at.Addr())
 }
 
 // startMissing returns the problems that are new, in order, and those that
@@ -168,14 +168,14 @@ func (s *Servers) startMissing() []Problem {
 		return nil
 	}
 	if s.Connections == nil {
-		s.Connections = health.NewConnections(health.MostConnections)
+		s.Connections = health.NewConnections(health.MaxConnections)
 	}
 	if s.running == nil {
 		s.running, s.problems = map[netip.AddrPort]*running{}, map[netip.AddrPort]Problem{}
 	}
 	var fresh []Problem
-	for _, port := range slices.Sorted(maps.Keys(s.wanted.Checks)) {
-		for _, addr := range s.wanted.Addrs {
+	for _, port := range slices.Sorted(maps.Keys(s.desired.Checks)) {
+		for _, addr := range s.desired.Addrs {
 			fresh = append(fresh, s.ensure(netip.AddrPortFrom(addr, port))...)
 		}
 	}
@@ -184,10 +184,10 @@ func (s *Servers) startMissing() []Problem {
 
 // ensure makes sure that at is listened on. It returns what is to be told.
 func (s *Servers) ensure(at netip.AddrPort) []Problem {
-	if r := s.running[at]; r != nil && !r.over() {
+	if r := s.running[at]; r != nil && !r.stopped() {
 		return nil
 	}
-	c := s.wanted.Checks[at.Port()]
+	c := s.desired.Checks[at.Port()]
 	p := Problem{Namespace: c.Namespace, Name: c.Name, Addr: at}
 	r, err := s.start(at)
 	old, had := s.problems[at]
@@ -207,8 +207,8 @@ func (s *Servers) ensure(at netip.AddrPort) []Problem {
 	return []Problem{p}
 }
 
-// over reports that a listener broke.
-func (r *running) over() bool {
+// stopped reports that a listener broke.
+func (r *running) stopped() bool {
 	select {
 	case <-r.ended:
 		return true
@@ -256,7 +256,7 @@ func (s *Servers) admits(local net.Addr) bool {
 	addr := at.Addr().Unmap().WithZone("")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.wanted.Within, func(p netip.Prefix) bool { return p.Contains(addr) })
+	return slices.ContainsFunc(s.desired.Within, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // onceListener may be closed twice, and cuts off who comes by an address that it
@@ -297,14 +297,14 @@ func (s *Servers) list() []Problem {
 // Error lets a Problem be told as an error.
 func (p Problem) Error() string {
 	if p.Err == nil {
-		return p.where() + ": served"
+		return p.subject() + ": served"
 	}
-	return p.where() + ": " + p.Err.Error()
+	return p.subject() + ": " + p.Err.Error()
 }
 
 // Unwrap returns the cause.
 func (p Problem) Unwrap() error { return p.Err }
 
-func (p Problem) where() string {
+func (p Problem) subject() string {
 	return "health check of service " + p.Namespace + "/" + p.Name + " on " + p.Addr.String()
 }

@@ -28,16 +28,16 @@ var (
 	loop6 = netip.MustParseAddr("::1")
 )
 
-// node stands in for the system: it listens on loopback ports that are free,
+// fakeNode stands in for the system: it listens on loopback ports that are free,
 // whatever the address, and knows where.
-type node struct {
+type fakeNode struct {
 	mu     sync.Mutex
 	bound  map[string]net.Addr // by the address asked for
 	opened int
 	refuse map[string]error
 }
 
-func (n *node) listen(ctx context.Context, network, addr string) (net.Listener, error) {
+func (n *fakeNode) listen(ctx context.Context, network, addr string) (net.Listener, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.refuse[addr]; err != nil {
@@ -58,7 +58,7 @@ func (n *node) listen(ctx context.Context, network, addr string) (net.Listener, 
 }
 
 // ask returns the answer of what listens on addr, "" if nothing does.
-func (n *node) ask(t *testing.T, addr string) string {
+func (n *fakeNode) ask(t *testing.T, addr string) string {
 	t.Helper()
 	n.mu.Lock()
 	at := n.bound[addr]
@@ -80,8 +80,8 @@ func (n *node) ask(t *testing.T, addr string) string {
 }
 
 // newServers returns servers that stop with the test.
-func newServers(t *testing.T) (*Servers, *node) {
-	n := &node{bound: map[string]net.Addr{}, refuse: map[string]error{}}
+func newServers(t *testing.T) (*Servers, *fakeNode) {
+	n := &fakeNode{bound: map[string]net.Addr{}, refuse: map[string]error{}}
 	s := &Servers{Listen: n.listen, Serving: func(...service.Family) bool { return true }}
 	t.Cleanup(s.close)
 	return s, n
@@ -116,7 +116,7 @@ func TestAnswers(t *testing.T) {
 				return slices.ContainsFunc(families, func(f service.Family) bool { return !slices.Contains(tt.stuck, f) })
 			}
 			tt.check.Namespace, tt.check.Name = "shop", "web"
-			s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: tt.check}})
+			s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: tt.check}})
 			if diff := cmp.Diff(tt.v4, n.ask(t, "127.0.0.1:30001")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -125,10 +125,10 @@ func TestAnswers(t *testing.T) {
 }
 
 // A proxy without health checks of its own answers all the same.
-func TestNobodyKnowsHealth(t *testing.T) {
+func TestServingUnset(t *testing.T) {
 	s, n := newServers(t)
 	s.Serving = nil
-	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}})
 	if diff := cmp.Diff("200 1 "+body("web", 1, true), n.ask(t, "127.0.0.1:30001")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -140,19 +140,19 @@ func TestSyncByDifference(t *testing.T) {
 	addrs := []netip.Addr{loop4}
 	for _, step := range []struct {
 		situation string
-		want      Wanted
+		want      Desired
 		opened    int // so far
 		first     string
 		second    string
 	}{
-		{"nothing yet", Wanted{}, 0, "", ""},
-		{"a Service comes", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: web}}, 1, "200 1 " + body("web", 1, true), ""},
-		{"another one", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: api}}, 2, "200 1 " + body("web", 1, true), "503 0 " + body("api", 0, true)},
-		{"only numbers change", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: api, 2: web}}, 2, "503 0 " + body("api", 0, true), "200 1 " + body("web", 1, true)},
-		{"one goes", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{2: web}}, 2, "", "200 1 " + body("web", 1, true)},
-		{"it comes again", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: web}}, 3, "200 1 " + body("web", 1, true), "200 1 " + body("web", 1, true)},
-		{"no address", Wanted{Within: service.Everywhere(), Addrs: nil, Checks: map[uint16]Check{1: web, 2: web}}, 3, "", ""},
-		{"all go", Wanted{Within: service.Everywhere(), Addrs: addrs, Checks: nil}, 3, "", ""},
+		{"nothing yet", Desired{}, 0, "", ""},
+		{"a Service comes", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web}}, 1, "200 1 " + body("web", 1, true), ""},
+		{"another one", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: api}}, 2, "200 1 " + body("web", 1, true), "503 0 " + body("api", 0, true)},
+		{"only numbers change", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: api, 2: web}}, 2, "503 0 " + body("api", 0, true), "200 1 " + body("web", 1, true)},
+		{"one goes", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{2: web}}, 2, "", "200 1 " + body("web", 1, true)},
+		{"it comes again", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: web}}, 3, "200 1 " + body("web", 1, true), "200 1 " + body("web", 1, true)},
+		{"no address", Desired{Within: service.AnyAddress(), Addrs: nil, Checks: map[uint16]Check{1: web, 2: web}}, 3, "", ""},
+		{"all go", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: nil}, 3, "", ""},
 	} {
 		if problems := s.Sync(step.want); problems != nil {
 			t.Errorf("%s: problems %v", step.situation, problems)
@@ -189,8 +189,8 @@ func TestAddressIsFreeAfterSync(t *testing.T) {
 		l, err := n.listen(ctx, network, addr)
 		return closing{l, &closed}, err
 	}
-	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {}}})
-	s.Sync(Wanted{})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {}}})
+	s.Sync(Desired{})
 	if !closed {
 		t.Error("still listening")
 	}
@@ -202,7 +202,7 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 		networks = append(networks, network+" "+addr)
 		return nil, errors.New("refused")
 	}}
-	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, Checks: map[uint16]Check{7: {}}})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, Checks: map[uint16]Check{7: {}}})
 	if diff := cmp.Diff([]string{"tcp4 127.0.0.1:7", "tcp6 [::1]:7", "tcp6 [::]:7"}, networks); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -224,7 +224,7 @@ func TestNarrowedDown(t *testing.T) {
 		{[]string{"fd00::/8"}, false},
 		{nil, false},
 	} {
-		want := Wanted{Addrs: []netip.Addr{netip.IPv4Unspecified()}, Checks: checks}
+		want := Desired{Addrs: []netip.Addr{netip.IPv4Unspecified()}, Checks: checks}
 		for _, p := range tt.within {
 			want.Within = append(want.Within, netip.MustParsePrefix(p))
 		}
@@ -250,7 +250,7 @@ func TestPortTaken(t *testing.T) {
 	at := netip.MustParseAddrPort(other.Addr().String())
 	s := &Servers{}
 	t.Cleanup(s.close)
-	want := Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
+	want := Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
 	problems := s.Sync(want)
 	if len(problems) != 1 || problems[0].Addr != at || problems[0].Name != "web" || problems[0].Err == nil {
 		t.Fatalf("problems = %v, want one of shop/web on %s", problems, at)
@@ -268,13 +268,13 @@ func TestPortTaken(t *testing.T) {
 func TestRetriesAndReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		var told []string
+		var reports []string
 		begin, attempts := time.Now(), 0
 		s := &Servers{}
 		s.Report = func(p Problem) {
 			mu.Lock()
 			defer mu.Unlock()
-			told = append(told, fmt.Sprintf("%s %s", time.Since(begin), p.Error()))
+			reports = append(reports, fmt.Sprintf("%s %s", time.Since(begin), p.Error()))
 		}
 		s.Listen = func(context.Context, string, string) (net.Listener, error) {
 			attempts++
@@ -287,7 +287,7 @@ func TestRetriesAndReports(t *testing.T) {
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
 		checks := map[uint16]Check{30001: {Namespace: "shop", Name: "web"}}
-		s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: checks})
+		s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks})
 		time.Sleep(time.Minute + time.Second)
 		synctest.Wait()
 		if attempts != 13 {
@@ -295,12 +295,12 @@ func TestRetriesAndReports(t *testing.T) {
 		}
 		const where = " health check of service shop/web on 127.0.0.1:30001: refused for "
 		want := []string{"0s" + where + "the 1. time", "10s" + where + "the 2. time", "20s" + where + "ever"}
-		if diff := cmp.Diff(want, told); diff != "" {
+		if diff := cmp.Diff(want, reports); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		cancel()
 		<-done
-		if s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: checks}); attempts != 13 || len(s.Problems()) > 0 {
+		if s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks}); attempts != 13 || len(s.Problems()) > 0 {
 			t.Errorf("%d attempts, problems %v after the end", attempts, s.Problems())
 		}
 	})
@@ -312,14 +312,14 @@ func TestHealsItself(t *testing.T) {
 	healed := make(chan Problem, 8)
 	s.Report = func(p Problem) { healed <- p }
 	n.refuse["127.0.0.1:7"] = errors.New("taken")
-	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
 	if p := <-healed; p.Err == nil || len(s.Problems()) != 1 {
 		t.Errorf("told %v, problems %v", p, s.Problems())
 	}
 	n.mu.Lock()
 	delete(n.refuse, "127.0.0.1:7")
 	n.mu.Unlock()
-	s.again()
+	s.retryMissing()
 	if p := <-healed; p.Err != nil || len(s.Problems()) != 0 || n.ask(t, "127.0.0.1:7") == "" {
 		t.Errorf("told %v, problems %v after it was free", p, s.Problems())
 	}
@@ -336,11 +336,11 @@ func TestBrokenListener(t *testing.T) {
 		}
 		return l, err
 	}
-	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
 	ended := s.running[netip.AddrPortFrom(loop4, 7)].ended
 	first.Close()
 	<-ended
-	s.again()
+	s.retryMissing()
 	if got := n.ask(t, "127.0.0.1:7"); n.opened != 2 || got == "" {
 		t.Errorf("%d listeners, answer %q; want a second one that answers", n.opened, got)
 	}
@@ -348,7 +348,7 @@ func TestBrokenListener(t *testing.T) {
 
 func TestRunStopsEverything(t *testing.T) {
 	s, n := newServers(t)
-	s.Sync(Wanted{Within: service.Everywhere(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: 1}}})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: 1}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.Run(ctx)

@@ -13,12 +13,12 @@ import (
 )
 
 // many returns a Book that has 10,000 ports of 10 endpoints in force.
-func many() (*Book, *service.Snapshot) {
+func many() (*Store, *service.Snapshot) {
 	var ports []*service.Port
 	for i := range 10000 {
 		ports = append(ports, port(fmt.Sprintf("s%05d", i), service.IPv4, 10))
 	}
-	b, s := &Book{}, service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
+	b, s := &Store{}, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 	b.Result(service.IPv4, s, reconcile.Result{Generation: 1})
 	return b, s
 }
@@ -38,7 +38,7 @@ func BenchmarkOneChange(b *testing.B) {
 // BenchmarkAll answers /services with 10,000 Services.
 func BenchmarkAll(b *testing.B) {
 	book, _ := many()
-	h := book.Handler(func() About { return About{} })
+	h := book.Handler(func() ProxyInfo { return ProxyInfo{} })
 	b.ReportAllocs()
 	for b.Loop() {
 		w := httptest.NewRecorder()
@@ -50,7 +50,7 @@ func BenchmarkAll(b *testing.B) {
 // BenchmarkOne answers for one of 10,000.
 func BenchmarkOne(b *testing.B) {
 	book, _ := many()
-	h := book.Handler(func() About { return About{} })
+	h := book.Handler(func() ProxyInfo { return ProxyInfo{} })
 	b.ReportAllocs()
 	for b.Loop() {
 		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/services/shop/s05000", nil))

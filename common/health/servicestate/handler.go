@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/health"
 )
 
-// About is what an answer says before it comes to Services.
-type About struct {
+// ProxyInfo is what an answer says before it comes to Services.
+type ProxyInfo struct {
 	Mode    string    `json:"mode"`
 	Node    string    `json:"node"`
 	Version string    `json:"version"`
@@ -23,9 +23,9 @@ type About struct {
 	Health     health.Report `json:"health"`
 }
 
-// Answer is the body of /services and what lies below it.
-type Answer struct {
-	About
+// Response is the body of /services and what lies below it.
+type Response struct {
+	ProxyInfo
 	Services []Service `json:"services"`
 }
 
@@ -36,7 +36,7 @@ type problem struct {
 // Handler serves /services, /services/NAMESPACE and /services/NAMESPACE/NAME.
 // A Service that nothing is known of is answered with 404 and the likely
 // reason. The function fills in everything but the generation.
-func (b *Book) Handler(about func() About) http.Handler {
+func (b *Store) Handler(about func() ProxyInfo) http.Handler {
 	mux := http.NewServeMux()
 	serve := func(w http.ResponseWriter, q *http.Request) {
 		namespace, name := q.PathValue("namespace"), q.PathValue("name")
@@ -44,14 +44,14 @@ func (b *Book) Handler(about func() About) http.Handler {
 			return (namespace == "" || ns == namespace) && (name == "" || n == name)
 		})
 		if name != "" && len(found) == 0 {
-			text := unknown(namespace, name)
+			text := unknownText(namespace, name)
 			if b.wanted() == nil {
 				text = "no Service is known yet: what there is has not been read to the end"
 			}
 			health.ReplyJSON(w, http.StatusNotFound, problem{text})
 			return
 		}
-		a := Answer{about(), found}
+		a := Response{about(), found}
 		if s := b.wanted(); s != nil {
 			a.Generation = s.Generation
 		}
@@ -64,7 +64,7 @@ func (b *Book) Handler(about func() About) http.Handler {
 	return mux
 }
 
-func unknown(namespace, name string) string {
+func unknownText(namespace, name string) string {
 	return fmt.Sprintf("service %s/%s is not known here: there is none, or it is headless, of type ExternalName, "+
 		"without ports, or another proxy's by the label service.kubernetes.io/service-proxy-name", namespace, name)
 }

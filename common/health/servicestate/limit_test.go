@@ -26,7 +26,7 @@ func TestLimits(t *testing.T) {
 		return errors.Join(&reconcile.PortError{Family: web.Family, Name: web.Name, Err: err})
 	}
 	no := func(lost ...service.Frontend) error {
-		return errors.Join(&reconcile.Unmet{Text: "cannot", Lost: lost})
+		return errors.Join(&reconcile.UnsupportedError{Text: "cannot", Affected: lost})
 	}
 	for name, tt := range map[string]struct {
 		err     error
@@ -34,16 +34,16 @@ func TestLimits(t *testing.T) {
 		reasons []Reason
 		failing bool
 	}{
-		"an address": {about(no(lb)), "limited", []Reason{"", Impossible}, true},
+		"an address": {about(no(lb)), "limited", []Reason{"", UnsupportedByMode}, true},
 		"a detail":   {about(no()), "limited", []Reason{"", ""}, false},
-		"another":    {about(no(vip)), "limited", []Reason{Impossible, ""}, false},
-		"for now":    {about(errors.Join(&reconcile.Lacking{Err: errRefused}, no())), "limited", []Reason{"", ""}, false},
-		"and worse":  {about(errors.Join(no(vip), errRefused)), "failed", []Reason{Impossible, ""}, true},
+		"another":    {about(no(vip)), "limited", []Reason{UnsupportedByMode, ""}, false},
+		"for now":    {about(errors.Join(&reconcile.DegradedError{Err: errRefused}, no())), "limited", []Reason{"", ""}, false},
+		"and worse":  {about(errors.Join(no(vip), errRefused)), "failed", []Reason{UnsupportedByMode, ""}, true},
 		"none":       {nil, "programmed", []Reason{"", ""}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newTale()
-			b.wants(web)
+			b := newScenario()
+			b.setWanted(web)
 			b.round(service.IPv4, tt.err)
 			b.round(service.IPv4, tt.err)
 			s := b.All()[0]
@@ -64,14 +64,14 @@ func TestLimits(t *testing.T) {
 
 // Notes are told as they are in force, and go with them.
 func TestNotes(t *testing.T) {
-	b := newTale()
+	b := newScenario()
 	web := port("web", service.IPv4, 1)
-	b.wants(web)
+	b.setWanted(web)
 	round := func(n reconcile.Notes, err error) []string {
 		b.Result(service.IPv4, b.want, reconcile.Result{Generation: 1, Start: begin, Took: time.Second, Notes: n, Err: err})
 		return b.All()[0].Ports[0].Notes
 	}
-	some := reconcile.Notes{web.Name: {{Text: "no timeout"}, {Text: "no reject", Passing: true}}}
+	some := reconcile.Notes{web.Name: {{Text: "no timeout"}, {Text: "no reject", Transient: true}}}
 	if diff := cmp.Diff([]string{"no timeout", "no reject"}, round(some, nil)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -39,7 +39,7 @@ type HealthCheck struct {
 type FieldError struct {
 	Field   string    `json:"field"`
 	Message string    `json:"message"`
-	Since   time.Time `json:"since"` // see Book.Noticed
+	Since   time.Time `json:"since"` // see Store.ProblemFound
 }
 
 // State says how far a Service or a port of it has come.
@@ -96,17 +96,17 @@ type Reason string
 
 // The reasons.
 const (
-	NoEndpoints Reason = "noEndpoints" // connections are refused
-	PolicyLeft  Reason = "policyLeftNone"
-	NoSources   Reason = "noSourceAllowed" // source ranges were given, none of which this family can use
-	Impossible  Reason = "unsupported"     // the mode cannot do it; the port's error says what
+	NoEndpoints       Reason = "noEndpoints" // connections are refused
+	PolicyLeftNone    Reason = "policyLeftNone"
+	NoSources         Reason = "noSourceAllowed" // source ranges were given, none of which this family can use
+	UnsupportedByMode Reason = "unsupported"     // the mode cannot do it; the port's error says what
 )
 
 // All returns the state of every Service that is known, by name.
-func (b *Book) All() []Service { return b.find(func(string, string) bool { return true }) }
+func (b *Store) All() []Service { return b.find(func(string, string) bool { return true }) }
 
 // find returns the Services whose name fits, in order.
-func (b *Book) find(fits func(namespace, name string) bool) []Service {
+func (b *Store) find(fits func(namespace, name string) bool) []Service {
 	want, problems := b.wanted(), []Problem(nil)
 	if b.Problems != nil {
 		problems = b.Problems()
@@ -122,20 +122,20 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 	unanswered := b.unanswered()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.keep(problems)
+	b.pruneProblems(problems)
 	for _, f := range service.Families {
-		for _, port := range b.pages[f].ports(want, f) {
+		for _, port := range b.families[f].ports(want, f) {
 			if n := port.Name; fits(n.Namespace, n.Name) {
 				s := get(n.Namespace, n.Name)
 				s.Ports = append(s.Ports, b.state(port, want))
-				s.check(port, unanswered[key{n.Namespace, n.Name}])
+				s.setHealthCheck(port, unanswered[key{n.Namespace, n.Name}])
 			}
 		}
 	}
 	for _, p := range problems {
 		if p.Name != "" && fits(p.Namespace, p.Name) {
 			s := get(p.Namespace, p.Name)
-			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, b.noticed[p]})
+			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, b.problemsSince[p]})
 		}
 	}
 	all := make([]Service, 0, len(found))
@@ -153,7 +153,7 @@ func (b *Book) find(fits func(namespace, name string) bool) []Service {
 type key struct{ namespace, name string }
 
 // unanswered returns why health checks are not answered, by Service.
-func (b *Book) unanswered() map[key]string {
+func (b *Store) unanswered() map[key]string {
 	all := map[key]string{}
 	if b.Unanswered == nil {
 		return all
@@ -165,9 +165,9 @@ func (b *Book) unanswered() map[key]string {
 	return all
 }
 
-// check notes the health check of a port's Service, all of whose ports have the
+// setHealthCheck notes the health check of a port's Service, all of whose ports have the
 // same one.
-func (s *Service) check(port *service.Port, err string) {
+func (s *Service) setHealthCheck(port *service.Port, err string) {
 	if port.HealthCheck == 0 {
 		return
 	}
@@ -178,28 +178,30 @@ func (s *Service) check(port *service.Port, err string) {
 }
 
 // state describes a port that is wanted or in force.
-func (b *Book) state(port *service.Port, want *service.Snapshot) Port {
-	s := b.pages[port.Family].state(port, want)
-	if why := b.without(port.Family); why != "" {
+func (b *Store) state(port *service.Port, want *service.Snapshot) Port {
+	s := b.families[port.Family].state(port, want)
+	if why := b.unavailable(port.Family); why != "" {
 		s.State, s.Error, s.FailingSince = Skipped, why, nil
 		s.Generation, s.Since = 0, nil
 	}
 	return s
 }
 
-// without says why no port of f is programmed, nothing if they are.
-func (b *Book) without(f service.Family) string { return cmp.Or(b.Missing[f], b.pages[f].without) }
+// unavailable says why no port of f is programmed, nothing if they are.
+func (b *Store) unavailable(f service.Family) string {
+	return cmp.Or(b.Unavailable[f], b.families[f].unavailable)
+}
 
 // ports returns what is wanted, and what is in force without being wanted.
-func (p *page) ports(want *service.Snapshot, f service.Family) []*service.Port {
+func (p *familyState) ports(want *service.Snapshot, f service.Family) []*service.Port {
 	if want == nil {
 		return nil
 	}
 	all := slices.Collect(want.Ports(f))
-	if p.done == nil {
+	if p.programmed == nil {
 		return all
 	}
-	for c := range service.Diff(p.done, want, f) {
+	for c := range service.Diff(p.programmed, want, f) {
 		if c.New == nil {
 			all = append(all, c.Old)
 		}
@@ -222,7 +224,7 @@ func (s *Service) worst() State {
 	return state
 }
 
-func (p *page) state(port *service.Port, want *service.Snapshot) Port {
+func (p *familyState) state(port *service.Port, want *service.Snapshot) Port {
 	s := Port{
 		Port:           port.Name.Port,
 		Protocol:       port.Name.Protocol.String(),
@@ -230,12 +232,12 @@ func (p *page) state(port *service.Port, want *service.Snapshot) Port {
 		State:          Programmed,
 		Frontends:      make([]Frontend, 0, len(port.Frontends)),
 		Endpoints:      len(port.Cluster),
-		LocalEndpoints: local(port),
+		LocalEndpoints: countLocal(port),
 	}
 	for _, f := range port.Frontends {
 		s.Frontends = append(s.Frontends, p.frontend(port, f))
 	}
-	state, have, wrong := p.judge(port, want)
+	state, have, wrong := p.evaluate(port, want)
 	s.State = state
 	for _, n := range p.notes[port.Name] {
 		s.Notes = append(s.Notes, n.Text)
@@ -249,15 +251,15 @@ func (p *page) state(port *service.Port, want *service.Snapshot) Port {
 	return s
 }
 
-// judge returns the state of a port that is wanted or in force, what of it is
+// evaluate returns the state of a port that is wanted or in force, what of it is
 // in force and, for Failed, what keeps it from being so.
-func (p *page) judge(port *service.Port, want *service.Snapshot) (s State, have *service.Port, wrong failure) {
+func (p *familyState) evaluate(port *service.Port, want *service.Snapshot) (s State, have *service.Port, wrong failure) {
 	wrong, failing := p.failed[port.Name]
-	if failing && !wrong.limits() {
+	if failing && !wrong.inForce() {
 		return Failed, nil, wrong
 	}
-	if p.done != nil {
-		have = p.done.Port(port.Family, port.Name)
+	if p.programmed != nil {
+		have = p.programmed.Port(port.Family, port.Name)
 	}
 	switch {
 	case failing && have == port && want.Port(port.Family, port.Name) != nil:
@@ -272,14 +274,14 @@ func (p *page) judge(port *service.Port, want *service.Snapshot) (s State, have 
 	return Pending, have, wrong
 }
 
-func (s *Port) inForce(m mark) {
+func (s *Port) inForce(m activation) {
 	at := time.Unix(0, m.at).UTC()
 	s.Generation, s.Since = m.generation, &at
 }
 
-// local counts the endpoints on this node, which policy Local may know more
+// countLocal counts the endpoints on this node, which policy Local may know more
 // of.
-func local(p *service.Port) int {
+func countLocal(p *service.Port) int {
 	n := 0
 	for _, e := range p.Cluster {
 		if e.Local {
@@ -289,7 +291,7 @@ func local(p *service.Port) int {
 	return max(n, len(p.Local))
 }
 
-func (p *page) frontend(port *service.Port, f service.Frontend) Frontend {
+func (p *familyState) frontend(port *service.Port, f service.Frontend) Frontend {
 	s := Frontend{Kind: f.Kind.String(), Port: f.Port, Endpoints: len(port.Endpoints(f.Kind)), Policy: port.Policy(f.Kind).String()}
 	if f.Addr.IsValid() {
 		s.Address = f.Addr.String()
@@ -299,14 +301,14 @@ func (p *page) frontend(port *service.Port, f service.Frontend) Frontend {
 }
 
 // reason says why clients of a frontend cannot connect, if so.
-func (p *page) reason(port *service.Port, f service.Frontend) Reason {
+func (p *familyState) reason(port *service.Port, f service.Frontend) Reason {
 	switch {
-	case reconcile.Loses(p.failed[port.Name].cause, f):
-		return Impossible
-	case !port.Served():
+	case reconcile.Affects(p.failed[port.Name].cause, f):
+		return UnsupportedByMode
+	case !port.HasEndpoints():
 		return NoEndpoints
 	case len(port.Endpoints(f.Kind)) == 0:
-		return PolicyLeft
+		return PolicyLeftNone
 	case f.Sources != nil && len(f.Sources) == 0:
 		return NoSources
 	}

@@ -38,8 +38,8 @@ func TestWhyFrontendsServeNobody(t *testing.T) {
 		}},
 		"none on this node": {2, func(p *service.Port) { p.External = service.PolicyLocal }, []Frontend{
 			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
-			{"NodePort", "", 30001, 0, "Local", PolicyLeft},
-			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", PolicyLeft},
+			{"NodePort", "", 30001, 0, "Local", PolicyLeftNone},
+			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", PolicyLeftNone},
 		}},
 		"one on this node": {2, func(p *service.Port) { p.External, p.Local = service.PolicyLocal, p.Cluster[:1] }, []Frontend{
 			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
@@ -51,8 +51,8 @@ func TestWhyFrontendsServeNobody(t *testing.T) {
 			p := port("web", service.IPv4, tt.endpoints)
 			p.Frontends = []service.Frontend{vip, nodePort, lb}
 			tt.set(p)
-			b := newTale()
-			b.wants(p)
+			b := newScenario()
+			b.setWanted(p)
 			b.round(service.IPv4, nil)
 			got := b.All()[0].Ports[0]
 			if diff := cmp.Diff(tt.want, got.Frontends); diff != "" {
@@ -66,8 +66,8 @@ func TestWhyFrontendsServeNobody(t *testing.T) {
 }
 
 func TestSkippedServices(t *testing.T) {
-	b := newTale()
-	b.wants(port("web", service.IPv4, 1))
+	b := newScenario()
+	b.setWanted(port("web", service.IPv4, 1))
 	b.round(service.IPv4, nil)
 	b.Problems = func() []Problem {
 		return []Problem{
@@ -76,14 +76,14 @@ func TestSkippedServices(t *testing.T) {
 			{"shop", "web", "spec.externalIPs[1]", "belongs to shop/api"},
 		}
 	}
-	b.Noticed(b.Problems()[2], at(9))
+	b.ProblemFound(b.Problems()[2], at(9))
 	if b.All()[0].Problems[0].Since.Before(begin) {
 		t.Error("a problem nobody noticed has no time")
 	}
-	b.Noticed(b.Problems()[1], at(3))
+	b.ProblemFound(b.Problems()[1], at(3))
 	if diff := cmp.Diff(Summary{
 		States:   map[State]int{Programmed: 1, Removing: 0, Limited: 0, Pending: 0, Failed: 0, Skipped: 1},
-		Unserved: map[Reason]int{NoEndpoints: 0, PolicyLeft: 0, NoSources: 0, Impossible: 0}, Problems: 2,
+		Unserved: map[Reason]int{NoEndpoints: 0, PolicyLeftNone: 0, NoSources: 0, UnsupportedByMode: 0}, Problems: 2,
 	}, b.Summary()); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
@@ -102,15 +102,15 @@ func TestSkippedServices(t *testing.T) {
 }
 
 func TestHandler(t *testing.T) {
-	b := newTale()
+	b := newScenario()
 	other := port("web", service.IPv4, 1)
 	other.Name.Namespace = "test"
 	web := port("web", service.IPv4, 1)
 	web.Frontends = []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}}
-	b.wants(web, port("api", service.IPv4, 1), other)
+	b.setWanted(web, port("api", service.IPv4, 1), other)
 	b.round(service.IPv4, nil)
-	h := b.Handler(func() About {
-		return About{Mode: "nftables", Node: "n1", Version: "v1", Started: begin, Health: health.Report{Healthy: true, CurrentTime: time.Unix(0, 0).UTC()}}
+	h := b.Handler(func() ProxyInfo {
+		return ProxyInfo{Mode: "nftables", Node: "n1", Version: "v1", Started: begin, Health: health.Report{Healthy: true, CurrentTime: time.Unix(0, 0).UTC()}}
 	})
 	for path, want := range map[string]string{
 		"/services":          "200 shop/api shop/web test/web",
@@ -123,7 +123,7 @@ func TestHandler(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
-		var a Answer
+		var a Response
 		json.Unmarshal(w.Body.Bytes(), &a)
 		got := strings.Fields(w.Result().Status)[0]
 		for _, s := range a.Services {
@@ -153,26 +153,26 @@ func TestHandler(t *testing.T) {
 // Before the first snapshot there is nothing to tell, in a list all the same.
 func TestHandlerKnowsNothing(t *testing.T) {
 	w := httptest.NewRecorder()
-	(&Book{}).Handler(func() About { return About{} }).ServeHTTP(w, httptest.NewRequest("GET", "/services", nil))
+	(&Store{}).Handler(func() ProxyInfo { return ProxyInfo{} }).ServeHTTP(w, httptest.NewRequest("GET", "/services", nil))
 	if !strings.HasSuffix(w.Body.String(), `"services":[]}`+"\n") {
 		t.Errorf("body = %s", w.Body)
 	}
 	w = httptest.NewRecorder()
-	(&Book{}).Handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
+	(&Store{}).Handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
 	if w.Code != 404 || !strings.Contains(w.Body.String(), "no Service is known yet") {
 		t.Errorf("one Service: %d, %s", w.Code, w.Body)
 	}
 }
 
 func TestSummaryCountsUnserved(t *testing.T) {
-	b := newTale()
+	b := newScenario()
 	vip := service.Frontend{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
 	dead, here, shut := port("dead", service.IPv4, 0), port("here", service.IPv4, 2), port("shut", service.IPv4, 1)
 	here.Internal = service.PolicyLocal
 	dead.Frontends, here.Frontends, shut.Frontends = []service.Frontend{vip, vip}, []service.Frontend{vip}, []service.Frontend{vip}
 	shut.Frontends[0].Sources = []netip.Prefix{}
-	b.wants(dead, here, shut)
-	want := map[Reason]int{NoEndpoints: 1, PolicyLeft: 1, NoSources: 1, Impossible: 0}
+	b.setWanted(dead, here, shut)
+	want := map[Reason]int{NoEndpoints: 1, PolicyLeftNone: 1, NoSources: 1, UnsupportedByMode: 0}
 	if diff := cmp.Diff(want, b.Summary().Unserved); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -19,7 +19,7 @@ type Summary struct {
 }
 
 // reasons are all there are.
-var reasons = []Reason{NoEndpoints, PolicyLeft, NoSources, Impossible}
+var reasons = []Reason{NoEndpoints, PolicyLeftNone, NoSources, UnsupportedByMode}
 
 // tally is what a Summary needs to know of one Service.
 type tally struct {
@@ -31,7 +31,7 @@ type tally struct {
 
 // Summary counts without describing anything, so that it can be asked for
 // often.
-func (b *Book) Summary() Summary {
+func (b *Store) Summary() Summary {
 	want, problems := b.wanted(), []Problem(nil)
 	if b.Problems != nil {
 		problems = b.Problems()
@@ -39,7 +39,7 @@ func (b *Book) Summary() Summary {
 	found := map[key]tally{}
 	b.mu.Lock()
 	for _, f := range service.Families {
-		for _, port := range b.pages[f].ports(want, f) {
+		for _, port := range b.families[f].ports(want, f) {
 			k := key{port.Name.Namespace, port.Name.Name}
 			t := found[k]
 			t.add(b, port, want)
@@ -51,7 +51,7 @@ func (b *Book) Summary() Summary {
 		k := key{p.Namespace, p.Name}
 		t, ok := found[k]
 		if !ok {
-			t.see(Skipped)
+			t.addState(Skipped)
 		}
 		t.problem = true
 		if p.Name != "" {
@@ -71,12 +71,12 @@ func (b *Book) Summary() Summary {
 	return s
 }
 
-func (t *tally) add(b *Book, port *service.Port, want *service.Snapshot) {
-	p := &b.pages[port.Family]
-	if state, _, _ := p.judge(port, want); b.without(port.Family) == "" {
-		t.see(state)
+func (t *tally) add(b *Store, port *service.Port, want *service.Snapshot) {
+	p := &b.families[port.Family]
+	if state, _, _ := p.evaluate(port, want); b.unavailable(port.Family) == "" {
+		t.addState(state)
 	} else {
-		t.see(Skipped)
+		t.addState(Skipped)
 	}
 	for _, f := range port.Frontends {
 		if i := slices.Index(reasons, p.reason(port, f)); i >= 0 {
@@ -85,8 +85,8 @@ func (t *tally) add(b *Book, port *service.Port, want *service.Snapshot) {
 	}
 }
 
-// see takes in the state of a port as Service.worst does.
-func (t *tally) see(state State) {
+// addState takes in the state of a port as Service.worst does.
+func (t *tally) addState(state State) {
 	i := slices.Index(states, state)
 	if state == Skipped && t.found || state != Skipped && t.found && i < t.worst {
 		return

@@ -61,11 +61,11 @@ func (s Socket) Dial(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "unix", s.address().Name)
 }
 
-// Examine implements lease.Transport. Any process of the network namespace can have
+// Authenticate implements lease.Transport. Any process of the network namespace can have
 // the socket's name, or connect to it, so each side gives the other a socket on
 // which only who has CAP_NET_ADMIN may set SO_DEBUG (socket(7)), which does nothing
 // else. Who was taken in by a stranger would leave the node alone for nothing.
-func (s Socket) Examine(raw net.Conn) (*lease.Conn, error) {
+func (s Socket) Authenticate(raw net.Conn) (*lease.Conn, error) {
 	c, ok := raw.(*net.UnixConn)
 	if !ok {
 		return nil, fmt.Errorf("%T is no unix socket", raw)
@@ -78,7 +78,7 @@ func (s Socket) Examine(raw net.Conn) (*lease.Conn, error) {
 	if _, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil); err != nil {
 		return nil, err
 	}
-	if err := prove(c); err != nil {
+	if err := proveNetAdmin(c); err != nil {
 		return nil, err
 	}
 	if _, err := c.Write([]byte{0}); err != nil {
@@ -88,12 +88,12 @@ func (s Socket) Examine(raw net.Conn) (*lease.Conn, error) {
 		return nil, err
 	}
 	set, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG)
-	peer, trusted := peerOf(c)
+	peer, trusted := peerIdentity(c)
 	return &lease.Conn{Conn: c, Peer: peer, Trusted: trusted && err == nil && set != 0}, nil
 }
 
-// prove receives the other side's socket and sets the option.
-func prove(c *net.UnixConn) error {
+// proveNetAdmin receives the other side's socket and sets the option.
+func proveNetAdmin(c *net.UnixConn) error {
 	const mostFiles = 4 // what is more is closed by the kernel
 	control := make([]byte, unix.CmsgSpace(4*mostFiles))
 	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), control)
@@ -118,23 +118,23 @@ func prove(c *net.UnixConn) error {
 	return nil
 }
 
-// peerOf returns what the kernel says of the other side, and whether it is of the
+// peerIdentity returns what the kernel says of the other side, and whether it is of the
 // superuser or of this process's user.
-func peerOf(c *net.UnixConn) (lease.Identity, bool) {
-	var who *unix.Ucred
+func peerIdentity(c *net.UnixConn) (lease.Identity, bool) {
+	var cred *unix.Ucred
 	raw, err := c.SyscallConn()
 	if err == nil {
-		inner := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+		inner := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 		err = errors.Join(inner, err)
 	}
 	if err != nil {
 		return lease.Identity{}, false
 	}
-	trusted := who.Uid == 0 || int(who.Uid) == os.Geteuid()
-	if who.Pid <= 0 { // it is in another container
+	trusted := cred.Uid == 0 || int(cred.Uid) == os.Geteuid()
+	if cred.Pid <= 0 { // it is in another container
 		return lease.Identity{}, trusted
 	}
-	p := process.Describe(os.DirFS("/proc"), int(who.Pid))
+	p := process.Describe(os.DirFS("/proc"), int(cred.Pid))
 	return lease.Identity{PID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}, trusted
 }
 

@@ -46,7 +46,7 @@ func start(t *testing.T, s Socket, mode string) *proxy {
 	return p
 }
 
-func (p *proxy) mine(t *testing.T) bool {
+func (p *proxy) holdsLease(t *testing.T) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -75,23 +75,23 @@ func socket(t *testing.T) Socket {
 func TestLease(t *testing.T) {
 	s := socket(t)
 	a := start(t, s, "a")
-	if !a.mine(t) {
+	if !a.holdsLease(t) {
 		t.Fatal("the only proxy may not program the node")
 	}
 	b := start(t, s, "b")
-	if !a.mine(t) {
+	if !a.holdsLease(t) {
 		t.Error("a proxy that has nothing to program yet took the lease")
 	}
 	leave, _ := a.Enter(t.Context())
 	taken := make(chan bool)
-	go func() { taken <- b.mine(t) }()
+	go func() { taken <- b.holdsLease(t) }()
 	select {
 	case <-taken:
 		t.Error("the lease passed on in the middle of a round")
 	case <-time.After(100 * time.Millisecond):
 	}
 	leave()
-	if !<-taken || a.mine(t) {
+	if !<-taken || a.holdsLease(t) {
 		t.Error("the later proxy does not have the lease")
 	}
 	await(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
@@ -100,24 +100,24 @@ func TestLease(t *testing.T) {
 		t.Errorf("the holder is %s, want process %d with its command", x, os.Getpid())
 	}
 	c := start(t, s, "c")
-	if !c.mine(t) || b.mine(t) {
+	if !c.holdsLease(t) || b.holdsLease(t) {
 		t.Error("the third proxy does not have the lease")
 	}
 	await(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
-	if who, ok := lease.Ask(t.Context(), s); !ok || who.Mode != "c" {
+	if who, ok := lease.QueryHolder(t.Context(), s); !ok || who.Mode != "c" {
 		t.Errorf("asked, %s has the lease, %t", who, ok)
 	}
 	c.end()
-	await(t, "one of the others takes it back", func() bool { return a.mine(t) != b.mine(t) })
+	await(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })
 }
 
 // A program that may not program the node cannot keep a proxy from doing so: it has
 // the name, or takes connections and says nothing, or asks for the lease.
-func TestStranger(t *testing.T) {
+func TestUntrustedPeer(t *testing.T) {
 	for name, answer := range map[string]func(net.Conn){
 		"says nothing":   func(net.Conn) {},
 		"closes":         func(c net.Conn) { c.Close() },
-		"proves nothing": prattle,
+		"proves nothing": sendUnproven,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := socket(t)
@@ -139,16 +139,16 @@ func TestStranger(t *testing.T) {
 				}
 			}()
 			p := start(t, s, "p")
-			if !p.mine(t) {
+			if !p.holdsLease(t) {
 				t.Error("the proxy leaves the node alone")
 			}
-			await(t, "the proxy says what is wrong", func() bool { return p.state.Load().Trouble != "" })
+			await(t, "the proxy says what is wrong", func() bool { return p.state.Load().Fault != "" })
 		})
 	}
 }
 
-// prattle is the other side of Examine for a process without the right.
-func prattle(c net.Conn) {
+// sendUnproven is the other side of Examine for a process without the right.
+func sendUnproven(c net.Conn) {
 	u := c.(*net.UnixConn)
 	_, _ = u.Write([]byte{0})
 	_, _ = u.Read(make([]byte, 1))
@@ -158,10 +158,10 @@ func prattle(c net.Conn) {
 }
 
 // A stranger that asks for the lease gets an answer and not the lease.
-func TestStrangerAsks(t *testing.T) {
+func TestUntrustedPeerAsksForLease(t *testing.T) {
 	s := socket(t)
 	p := start(t, s, "p")
-	if !p.mine(t) {
+	if !p.holdsLease(t) {
 		t.Fatal("the proxy may not program the node")
 	}
 	c, err := s.Dial(t.Context())
@@ -169,7 +169,7 @@ func TestStrangerAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	prattle(c)
+	sendUnproven(c)
 	text := `{"identity":{"command":"kube-proxy"},"ask":"take"}`
 	_, _ = c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
 	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -177,7 +177,7 @@ func TestStrangerAsks(t *testing.T) {
 	for err == nil {
 		_, err = c.Read(buf)
 	}
-	if !p.mine(t) {
+	if !p.holdsLease(t) {
 		t.Error("the proxy gave the lease to a stranger")
 	}
 }

@@ -24,7 +24,7 @@ type Driver interface {
 	Add(ipset.Set, []ipset.Member) error
 	Del(ipset.Set, []ipset.Entry) error
 	List(ipset.Set) ([]ipset.Entry, error)
-	Heads() ([]ipset.Head, error)
+	Headers() ([]ipset.Header, error)
 	Close() error
 }
 
@@ -35,20 +35,20 @@ type Backend struct {
 	sets   Driver
 	now    func() time.Time
 	resync time.Duration
-	// astray are chains of ours in the variant of iptables that chains are not
+	// otherVariantLeftovers are chains of ours in the variant of iptables that chains are not
 	// in: the node's command was another one. Nil for none that there could be.
-	astray remains
-	// have is what sets hold, nil while that is not known.
-	have *installed
+	otherVariant leftoverChains
+	// installed is what sets hold, nil while that is not known.
+	installed *installed
 }
 
 var (
-	_ reconcile.Watcher = (*Backend)(nil)
-	_ reconcile.Paced   = (*Backend)(nil)
+	_ reconcile.Watcher      = (*Backend)(nil)
+	_ reconcile.ResyncSetter = (*Backend)(nil)
 )
 
-// remains are what may have been left somewhere, see Remains.
-type remains interface {
+// leftoverChains are what may have been left somewhere, see Remains.
+type leftoverChains interface {
 	Find(context.Context) (string, error)
 	Remove(context.Context) error
 }
@@ -61,13 +61,13 @@ func NewWith(f service.Family, chains reconcile.Watcher, sets Driver, now func()
 
 // installed describes sets that are as we want them.
 type installed struct {
-	snapshot *service.Snapshot
-	at       Site
+	snapshot  *service.Snapshot
+	localNode LocalNode
 	// counts says how often each element is wanted.
-	counts map[element]int
-	sizes  map[string]int // of sets, in elements
-	asked  time.Time      // for sizes
-	read   time.Time
+	counts      map[element]int
+	sizes       map[string]int // of sets, in elements
+	sizesReadAt time.Time      // for sizes
+	readAt      time.Time
 }
 
 // Tally returns what was done to the chains since it was last asked. It is called
@@ -79,20 +79,20 @@ func (b *Backend) Tally() iptables.Tally {
 	return iptables.Tally{}
 }
 
-// SetResync implements reconcile.Paced.
+// SetResync implements reconcile.ResyncSetter.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 
 // Forget implements reconcile.Forgetter.
 func (b *Backend) Forget() {
-	b.have = nil
+	b.installed = nil
 	if c, ok := b.chains.(reconcile.Forgetter); ok {
 		c.Forget()
 	}
 }
 
-// askEvery is how often sizes are asked for at most. Who makes virtual servers
+// sizesInterval is how often sizes are asked for at most. Who makes virtual servers
 // asks for rounds about as often, where nothing else does.
-const askEvery = 2 * time.Second
+const sizesInterval = 2 * time.Second
 
 // Plan implements reconcile.Backend. Its cost follows the difference between
 // want and the last snapshot. Sets are read once in a sync period, and when one
@@ -103,46 +103,46 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		return nil, err
 	}
 	p := &plan{backend: b, chains: chains}
-	h := b.have
-	b.have = nil // until p was applied
-	sizes, asked, err := b.look(h, chains)
+	h := b.installed
+	b.installed = nil // until p was applied
+	sizes, asked, err := b.currentSizes(h, chains)
 	if err != nil {
 		return nil, err
 	}
 	switch {
-	case h == nil, h.snapshot.Node != want.Node, h.snapshot.Partial != want.Partial,
-		!maps.Equal(h.sizes, sizes), b.now().Sub(h.read) >= b.resync*9/10:
-		err = p.all(ctx, h, sizes, want)
+	case h == nil, h.snapshot.Node != want.Node, h.snapshot.Incomplete != want.Incomplete,
+		!maps.Equal(h.sizes, sizes), b.now().Sub(h.readAt) >= b.resync*9/10:
+		err = p.compareAll(ctx, h, sizes, want)
 	default:
-		p.changes(h, want)
+		p.planChanges(h, want)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if p.next.sizes, p.next.asked = sizes, asked; p.Empty() {
-		p.done()
+	if p.next.sizes, p.next.sizesReadAt = sizes, asked; p.Empty() {
+		p.recordInstalled()
 	}
 	return p, nil
 }
 
-// look returns the sizes of sets and when they were such. Where chains are not as
+// currentSizes returns the sizes of sets and when they were such. Where chains are not as
 // they were left, sets may not be either.
-func (b *Backend) look(h *installed, chains reconcile.Plan) (map[string]int, time.Time, error) {
+func (b *Backend) currentSizes(h *installed, chains reconcile.Plan) (map[string]int, time.Time, error) {
 	now := b.now()
-	if h != nil && chains.Empty() && now.Sub(h.asked) < askEvery {
-		return h.sizes, h.asked, nil
+	if h != nil && chains.Empty() && now.Sub(h.sizesReadAt) < sizesInterval {
+		return h.sizes, h.sizesReadAt, nil
 	}
-	sizes, err := b.sizes()
+	sizes, err := b.readSizes()
 	if err != nil {
 		return nil, now, fmt.Errorf("ask for ipsets: %w", err)
 	}
 	return sizes, now, nil
 }
 
-// sizes returns how many elements each of our sets has. One that somebody put in the
+// readSizes returns how many elements each of our sets has. One that somebody put in the
 // place of ours, made otherwise, counts as missing.
-func (b *Backend) sizes() (map[string]int, error) {
-	heads, err := b.sets.Heads()
+func (b *Backend) readSizes() (map[string]int, error) {
+	heads, err := b.sets.Headers()
 	if err != nil {
 		return nil, err
 	}
@@ -155,28 +155,30 @@ func (b *Backend) sizes() (map[string]int, error) {
 	return sizes, nil
 }
 
-// changes plans from one snapshot to the next.
-func (p *plan) changes(h *installed, want *service.Snapshot) {
-	p.next = &installed{snapshot: want, at: h.at, counts: h.counts, read: h.read}
+// planChanges plans from one snapshot to the next.
+func (p *plan) planChanges(h *installed, want *service.Snapshot) {
+	p.next = &installed{snapshot: want, localNode: h.localNode, counts: h.counts, readAt: h.readAt}
 	if want == h.snapshot {
 		return
 	}
 	changes := slices.Collect(service.Diff(h.snapshot, want, p.backend.family))
-	if slices.ContainsFunc(changes, func(c service.Change) bool { return !slices.Equal(h.at.takes(c.Old), h.at.takes(c.New)) }) {
-		p.next.at, p.next.counts = p.backend.count(want)
-		p.names = p.backend.names(want)
+	if slices.ContainsFunc(changes, func(c service.Change) bool {
+		return !slices.Equal(h.localNode.reservedBy(c.Old), h.localNode.reservedBy(c.New))
+	}) {
+		p.next.localNode, p.next.counts = p.backend.countElements(want)
+		p.serviceNames = p.backend.serviceNames(want)
 		p.sets = diff(h.counts, p.next.counts)
 		return
 	}
-	p.delta, p.names = map[element]int{}, map[element]string{}
+	p.delta, p.serviceNames = map[element]int{}, map[element]string{}
 	for _, c := range changes {
 		if c.Old != nil {
-			h.at.elements(c.Old, func(e element) { p.delta[e]-- })
+			h.localNode.elements(c.Old, func(e element) { p.delta[e]-- })
 		}
 		if c.New != nil {
-			h.at.elements(c.New, func(e element) {
+			h.localNode.elements(c.New, func(e element) {
 				p.delta[e]++
-				p.names[e] = c.New.Name.String()
+				p.serviceNames[e] = c.New.Name.String()
 			})
 		}
 	}
@@ -191,31 +193,31 @@ func (p *plan) changes(h *installed, want *service.Snapshot) {
 	p.sets.sort()
 }
 
-// count returns what want has in sets.
-func (b *Backend) count(want *service.Snapshot) (Site, map[element]int) {
-	at, counts := NewSite(want, b.family), map[element]int{}
+// countElements returns what want has in sets.
+func (b *Backend) countElements(want *service.Snapshot) (LocalNode, map[element]int) {
+	at, counts := NewLocalNode(want, b.family), map[element]int{}
 	for p := range want.Ports(b.family) {
 		at.elements(p, func(e element) { counts[e]++ })
 	}
 	return at, counts
 }
 
-// names returns the Services that elements are of, for people.
-func (b *Backend) names(want *service.Snapshot) map[element]string {
-	at, names := NewSite(want, b.family), map[element]string{}
+// serviceNames returns the Services that elements are of, for people.
+func (b *Backend) serviceNames(want *service.Snapshot) map[element]string {
+	at, names := NewLocalNode(want, b.family), map[element]string{}
 	for p := range want.Ports(b.family) {
 		at.elements(p, func(e element) { names[e] = p.Name.String() })
 	}
 	return names
 }
 
-// all plans what leads from what sets hold to want. What of that has nothing to
+// compareAll plans what leads from what sets hold to want. What of that has nothing to
 // do with changes since h is drift.
-func (p *plan) all(ctx context.Context, h *installed, sizes map[string]int, want *service.Snapshot) error {
+func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]int, want *service.Snapshot) error {
 	b := p.backend
-	if h == nil && b.astray != nil {
+	if h == nil && b.otherVariant != nil {
 		var err error
-		if p.astray, err = b.astray.Find(ctx); err != nil {
+		if p.otherVariant, err = b.otherVariant.Find(ctx); err != nil {
 			return err
 		}
 	}
@@ -237,18 +239,18 @@ func (p *plan) all(ctx context.Context, h *installed, sizes map[string]int, want
 			held[element{name, e}] = 1
 		}
 	}
-	at, counts := b.count(want)
-	p.next = &installed{snapshot: want, at: at, counts: counts, read: b.now()}
-	p.names = b.names(want)
+	at, counts := b.countElements(want)
+	p.next = &installed{snapshot: want, localNode: at, counts: counts, readAt: b.now()}
+	p.serviceNames = b.serviceNames(want)
 	p.sets = diff(held, counts)
-	if want.Partial { // what is not known yet may be served
+	if want.Incomplete { // what is not known yet may be served
 		p.sets.del = slices.DeleteFunc(p.sets.del, func(e element) bool { return h == nil || h.counts[e] == 0 })
 	}
 	if h != nil {
 		for _, name := range p.create {
 			p.drift = append(p.drift, "missing: ipset "+iptables.SetName(b.family, name))
 		}
-		p.drift = append(p.drift, diff(held, h.counts).drift(b.family, p.create, h.snapshot.Partial)...)
+		p.drift = append(p.drift, diff(held, h.counts).drift(b.family, p.create, h.snapshot.Incomplete)...)
 	}
 	return nil
 }
@@ -256,7 +258,7 @@ func (p *plan) all(ctx context.Context, h *installed, sizes map[string]int, want
 // Cleanup implements reconcile.Backend: it removes our chains and then the sets
 // that they asked.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.have = nil
+	b.installed = nil
 	if err := b.chains.Cleanup(ctx); err != nil {
 		return err
 	}
@@ -265,22 +267,22 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 
 // destroy removes the sets of f.
 func destroy(f service.Family, d Driver) error {
-	heads, err := d.Heads()
+	heads, err := d.Headers()
 	if err != nil {
 		return fmt.Errorf("ask for ipsets: %w", err)
 	}
 	var errs []error
 	for _, h := range heads {
-		if ours(f, h) {
+		if isOwned(f, h) {
 			errs = append(errs, d.Destroy(h.Name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// ours reports that h is one of our sets for f. Another one of such a name is
+// isOwned reports that h is one of our sets for f. Another one of such a name is
 // somebody else's.
-func ours(f service.Family, h ipset.Head) bool {
+func isOwned(f service.Family, h ipset.Header) bool {
 	return slices.ContainsFunc(allNames(), func(n string) bool {
 		s := setOf(f, n)
 		return s.Name == h.Name && s.Type == h.Type && s.Family == h.Family

@@ -19,51 +19,51 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 var errInjected = errors.New("injected")
 
-// drawn draws the ports of Services. Some have an address of the node, maybe where
+// drawPorts draws the ports of Services. Some have an address of the node, maybe where
 // another one has a NodePort.
-func drawn(w world.World) []*service.Port {
+func drawPorts(w generate.Cluster) []*service.Port {
 	ports := w.Ports()
 	for i, p := range ports {
-		if w.Pick("own", 4) == 0 {
-			p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: world.NodeAddr[w.Family], Port: uint16(30003 - i)})
+		if w.DrawInt("own", 4) == 0 {
+			p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[w.Family], Port: uint16(30003 - i)})
 		}
 	}
 	return ports
 }
 
 // drawNode draws a node with one address or two.
-func drawNode(w world.World) *service.Node {
+func drawNode(w generate.Cluster) *service.Node {
 	n := w.Node()
-	if w.Coin("two addresses") {
-		n.Addrs = append(n.Addrs, world.NodeOther[w.Family])
+	if w.DrawBool("two addresses") {
+		n.Addrs = append(n.Addrs, generate.OtherNodeAddr[w.Family])
 	}
 	return n
 }
 
-// TestChangesLeadWhereAFreshStartDoes does rounds of changes, after each of which
+// TestChangesMatchFreshStart does rounds of changes, after each of which
 // there must be what a process that starts would make, and nothing left to do.
-func TestChangesLeadWhereAFreshStartDoes(t *testing.T) {
+func TestChangesMatchFreshStart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		n := newNode(t, w.Family)
 		b := n.start(w.Family)
 		drawnNode := drawNode(w)
 		for i := range 6 {
-			if w.Pick("node", 4) == 0 {
+			if w.DrawInt("node", 4) == 0 {
 				drawnNode = drawNode(w)
 			}
-			want := service.New(uint64(i), drawnNode, drawn(w))
+			want := service.New(uint64(i), drawnNode, drawPorts(w))
 			if drift := apply(t, b, want).Drift(); len(drift) > 0 {
 				t.Fatalf("drift that nobody made: %q", drift)
 			}
 			wantFresh(t, n, w.Family, want)
-			world.Adopted(t, b, want)
-			n.clock = n.clock.Add(time.Duration(w.Pick("time", 20)) * time.Second)
+			generate.RequireNoChange(t, b, want)
+			n.clock = n.clock.Add(time.Duration(w.DrawInt("time", 20)) * time.Second)
 		}
 	})
 }
@@ -79,32 +79,32 @@ func wantFresh(t *rapid.T, n *node, f service.Family, want *service.Snapshot) {
 	if diff := cmp.Diff(fresh.tables.Text(), n.tables.Text()); diff != "" {
 		t.Fatalf("chains (-fresh +now):\n%s", diff)
 	}
-	world.Adopted(t, n.start(f), want)
+	generate.RequireNoChange(t, n.start(f), want)
 }
 
 // TestConvergesAfterRefusals does rounds in which anything may fail while others
 // meddle and the process is started anew. A clean round must reach the goal.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		n := newNode(t, w.Family)
 		b := n.start(w.Family)
 		refuse := func() error {
-			if w.Pick("refuse", 8) == 0 {
+			if w.DrawInt("refuse", 8) == 0 {
 				return errInjected
 			}
 			return nil
 		}
 		var want *service.Snapshot
 		for i := range 5 {
-			want = service.New(uint64(i), drawNode(w), drawn(w))
-			want.Partial = w.Coin("partial")
+			want = service.New(uint64(i), drawNode(w), drawPorts(w))
+			want.Incomplete = w.DrawBool("partial")
 			n.sets.Refuse = func(_, _ string) error { return refuse() }
 			n.tables.Refuse = func(string) error { return refuse() }
-			if round(t, b, want); w.Coin("meddle") {
-				n.meddle(w)
+			if applyMayFail(t, b, want); w.DrawBool("meddle") {
+				n.tamper(w)
 			}
-			if w.Coin("restart") {
+			if w.DrawBool("restart") {
 				b = n.start(w.Family)
 			}
 		}
@@ -112,13 +112,13 @@ func TestConvergesAfterRefusals(t *testing.T) {
 		n.clock = n.clock.Add(resync)
 		want = service.New(9, want.Node, slices.Collect(want.Ports(w.Family)))
 		apply(t, b, want)
-		world.Adopted(t, b, want)
+		generate.RequireNoChange(t, b, want)
 		wantFresh(t, n, w.Family, want)
 	})
 }
 
-// round does one round that may go wrong.
-func round(t *rapid.T, b *Backend, want *service.Snapshot) {
+// applyMayFail does one round that may go wrong.
+func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 	p, err := b.Plan(context.Background(), want)
 	if err == nil && !p.Empty() {
 		err = p.Apply(context.Background())
@@ -128,14 +128,14 @@ func round(t *rapid.T, b *Backend, want *service.Snapshot) {
 	}
 }
 
-// meddle does what a stranger might.
-func (n *node) meddle(w world.World) {
-	names := slices.Sorted(maps.Keys(n.sets.Held))
-	h := n.sets.Held[names[w.Pick("set", len(names))]]
-	if h.Set == Served(w.Family) || h.Set == NodeIPs(w.Family) { // another one's
+// tamper does what a stranger might.
+func (n *node) tamper(w generate.Cluster) {
+	names := slices.Sorted(maps.Keys(n.sets.ByName))
+	h := n.sets.ByName[names[w.DrawInt("set", len(names))]]
+	if h.Set == VirtualServerSet(w.Family) || h.Set == NodeIPSet(w.Family) { // another one's
 		return
 	}
-	switch w.Pick("kind", 4) {
+	switch w.DrawInt("kind", 4) {
 	case 0:
 		clear(h.Members)
 	case 1:
@@ -143,11 +143,11 @@ func (n *node) meddle(w world.World) {
 			delete(h.Members, e)
 		}
 	case 2:
-		h.Members[stray(h.Set)] = "mine"
+		h.Members[extraElement(h.Set)] = "mine"
 	case 3: // as a firewall that is restarted
 		n.flush()
-		if w.Coin("sets, too") {
-			delete(n.sets.Held, h.Name)
+		if w.DrawBool("sets, too") {
+			delete(n.sets.ByName, h.Name)
 		}
 	}
 }
@@ -163,9 +163,9 @@ func (n *node) flush() {
 	n.tables.Dirty = true
 }
 
-// stray is an element that no Service has.
-func stray(s ipset.Set) ipset.Entry {
-	e := ipset.Entry{Addr: world.NodeOther[s.Family]}
+// extraElement is an element that no Service has.
+func extraElement(s ipset.Set) ipset.Entry {
+	e := ipset.Entry{Addr: generate.OtherNodeAddr[s.Family]}
 	if s.Type != ipset.HashIP {
 		e.Protocol, e.Port = service.TCP, 9999
 	}
@@ -204,7 +204,7 @@ func TestSetGoesAsItIsRead(t *testing.T) {
 	n.sets.Refuse = func(step, set string) error {
 		if step == "list" && set == "KUBE-VS-EXTERNAL" {
 			n.flush()
-			delete(n.sets.Held, set)
+			delete(n.sets.ByName, set)
 		}
 		return nil
 	}

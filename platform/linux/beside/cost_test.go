@@ -23,7 +23,7 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 	b, s := n.start(service.IPv4), snapshot(ports...)
 	apply(t, b, s)
 	more := *ports[7]
-	more.Cluster = append(more.Cluster[:1:1], service.Endpoint{Addr: ports[7].Cluster[0].Addr, Elsewhere: true})
+	more.Cluster = append(more.Cluster[:1:1], service.Endpoint{Addr: ports[7].Cluster[0].Addr, Remote: true})
 	local := *ports[7]
 	local.External, local.Local = service.PolicyLocal, ports[7].Cluster
 	for _, x := range []struct {
@@ -33,8 +33,8 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 		restores int
 	}{
 		{"an endpoint comes", service.Change{Old: ports[7], New: &more}, nil, 0},
-		{"its endpoints go", service.Change{Old: &more, New: closed(7)}, map[string]int{"add": 2, "del": 1}, 0},
-		{"they come back", service.Change{Old: closed(7), New: ports[7]}, map[string]int{"add": 1, "del": 2}, 0},
+		{"its endpoints go", service.Change{Old: &more, New: withoutEndpoints(7)}, map[string]int{"add": 2, "del": 1}, 0},
+		{"they come back", service.Change{Old: withoutEndpoints(7), New: ports[7]}, map[string]int{"add": 1, "del": 2}, 0},
 		{"it becomes local", service.Change{Old: ports[7], New: &local}, map[string]int{"add": 2, "del": 1}, 1},
 		{"it goes", service.Change{Old: &local}, map[string]int{"del": 5}, 1},
 		{"it comes", service.Change{New: ports[7]}, map[string]int{"add": 4}, 0},

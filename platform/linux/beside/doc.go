@@ -22,29 +22,29 @@ type Options struct {
 }
 
 func (o Options) chains() iptables.Options {
-	return iptables.Options{Role: iptables.BesideIPVS, MasqueradeBit: o.MasqueradeBit}
+	return iptables.Options{Role: iptables.IPVSCompanion, MasqueradeBit: o.MasqueradeBit}
 }
 
 // setNames lists the sets whose elements follow from a snapshot alone.
 var setNames = []string{
 	iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetRefused, iptables.SetDropped,
-	iptables.SetExternal, iptables.SetLocal, iptables.SetInsideDropped, iptables.SetOutsideDropped,
-	iptables.SetInsideLed, iptables.SetOutsideLed, iptables.SetRestricted, iptables.SetSources,
+	iptables.SetExternal, iptables.SetLocal, iptables.SetInternalDropped, iptables.SetExternalDropped,
+	iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetRestricted, iptables.SetSources,
 	iptables.SetHealthChecks,
 }
 
-// Served is the set of virtual servers, whosever they are. Chains refuse what
+// VirtualServerSet is the set of virtual servers, whosever they are. Chains refuse what
 // goes to an address of a Service and is not in it, as they see packets before
 // IPVS does. Who makes virtual servers keeps it.
-func Served(f service.Family) ipset.Set { return setOf(f, iptables.SetServed) }
+func VirtualServerSet(f service.Family) ipset.Set { return setOf(f, iptables.SetVirtualServers) }
 
-// NodeIPs is the set of the node's own addresses, from when all virtual servers
+// NodeIPSet is the set of the node's own addresses, from when all virtual servers
 // there are made. Who makes them keeps it.
-func NodeIPs(f service.Family) ipset.Set { return setOf(f, iptables.SetNodeIPs) }
+func NodeIPSet(f service.Family) ipset.Set { return setOf(f, iptables.SetNodeIPs) }
 
 // allNames lists all sets.
 func allNames() []string {
-	return append(setNames[:len(setNames):len(setNames)], iptables.SetServed, iptables.SetNodeIPs)
+	return append(setNames[:len(setNames):len(setNames)], iptables.SetVirtualServers, iptables.SetNodeIPs)
 }
 
 func setOf(f service.Family, name string) ipset.Set {

@@ -15,33 +15,33 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
-// meddling is what others do, and what is told of it.
-type meddling struct {
-	meddle func(*node)
+// tampering is what others do, and what is told of it.
+type tampering struct {
+	tamper func(*node)
 	later  bool     // it is found by reading all
 	want   []string // what is told first
 }
 
-func meddlings() map[string]meddling {
+func tamperings() map[string]tampering {
 	const external = "KUBE-VS-EXTERNAL"
 	front := ipset.Entry{Addr: netip.MustParseAddr("203.0.0.1"), Protocol: service.TCP, Port: 80}
-	take := func(n *node) { delete(n.sets.Held[external].Members, front) }
-	put := func(n *node) { n.sets.Held[external].Members[stray(n.sets.Held[external].Set)] = "" }
+	take := func(n *node) { delete(n.sets.ByName[external].Members, front) }
+	put := func(n *node) { n.sets.ByName[external].Members[extraElement(n.sets.ByName[external].Set)] = "" }
 	missing := "missing: element 203.0.0.1,tcp:80 of ipset " + external
 	foreign := "foreign: element 198.51.100.1,tcp:9999 of ipset " + external
-	return map[string]meddling{
+	return map[string]tampering{
 		"an element is gone":            {take, false, []string{missing}},
 		"one is too much":               {put, false, []string{foreign}},
 		"one takes another one's place": {func(n *node) { take(n); put(n) }, true, []string{missing, foreign}},
 		"a set is swapped for another": {func(n *node) {
-			n.sets.Held[external].Altered = true
+			n.sets.ByName[external].Altered = true
 		}, false, []string{"missing: ipset " + external}},
 		"a set is gone, with the rules": {func(n *node) {
 			n.flush()
-			delete(n.sets.Held, "KUBE-VS-CLUSTER-IPS")
+			delete(n.sets.ByName, "KUBE-VS-CLUSTER-IPS")
 		}, false, []string{"missing: ipset KUBE-VS-CLUSTER-IPS", "missing: chain KUBE-VS-FRONT of table nat"}},
 		"a rule is gone": {func(n *node) {
 			n.tables.Tables["filter"]["INPUT"] = nil
@@ -50,23 +50,23 @@ func meddlings() map[string]meddling {
 	}
 }
 
-// TestDriftIsToldAndHealed has others do things, which the next round, or the one
+// TestDriftIsReportedAndRepaired has others do things, which the next round, or the one
 // that reads all, finds, tells and heals.
-func TestDriftIsToldAndHealed(t *testing.T) {
-	for name, x := range meddlings() {
+func TestDriftIsReportedAndRepaired(t *testing.T) {
+	for name, x := range tamperings() {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, service.IPv4)
 			b, want := n.start(service.IPv4), snapshot(web(1), web(2))
 			apply(t, b, want)
 			before := n.sets.Text() + n.tables.Text()
-			x.meddle(n)
+			x.tamper(n)
 			if x.later {
 				if p := planOf(t, b, want); !p.Empty() {
 					t.Errorf("all was read before the sync period was over:\n%s", p)
 				}
 				n.clock = n.clock.Add(resync)
 			}
-			n.clock = n.clock.Add(askEvery)
+			n.clock = n.clock.Add(sizesInterval)
 			p := apply(t, b, want)
 			if diff := cmp.Diff(x.want, p.Drift()[:min(len(x.want), len(p.Drift()))]); diff != "" {
 				t.Errorf("drift (-want +got):\n%s", diff)
@@ -91,8 +91,8 @@ func TestMuchDrift(t *testing.T) {
 	}
 	b, want := n.start(service.IPv4), snapshot(ports...)
 	apply(t, b, want)
-	clear(n.sets.Held["KUBE-VS-EXTERNAL"].Members)
-	n.clock = n.clock.Add(askEvery)
+	clear(n.sets.ByName["KUBE-VS-EXTERNAL"].Members)
+	n.clock = n.clock.Add(sizesInterval)
 	drift := planOf(t, b, want).Drift()
 	if len(drift) != driftLines+1 || drift[driftLines] != "and 10 more" {
 		t.Errorf("the drift is %q", drift)
@@ -119,7 +119,7 @@ func TestChangesAreNoDrift(t *testing.T) {
 func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	apply(t, n.start(service.IPv4), snapshot(web(1), web(2)))
-	b, node := n.start(service.IPv4), &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[0]}}
+	b, node := n.start(service.IPv4), &service.Node{NodePorts: service.AnyAddress(), Addrs: []netip.Addr{generate.NodeAddr[0]}}
 	for i, x := range []struct {
 		ports   []*service.Port
 		partial bool
@@ -131,7 +131,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 		{[]*service.Port{web(2), web(4)}, false, "203.0.0.2,tcp:80 203.0.0.4,tcp:80"},
 	} {
 		s := service.New(uint64(i), node, x.ports)
-		s.Partial = x.partial
+		s.Incomplete = x.partial
 		p := apply(t, b, s)
 		if got := strings.Join(n.held(iptables.SetExternal), " "); got != x.want || len(p.Drift()) > 0 {
 			t.Errorf("the addresses are %s, want %s; the drift is %q", got, x.want, p.Drift())
@@ -156,7 +156,7 @@ func TestCleanup(t *testing.T) {
 	}
 	n.tables.Tables["filter"]["MINE"] = []string{"-j ACCEPT"}
 	before := n.sets.Text()
-	b, want := n.start(service.IPv4), snapshot(web(1), closed(2))
+	b, want := n.start(service.IPv4), snapshot(web(1), withoutEndpoints(2))
 	for range 2 { // it starts anew after the first one
 		if drift := apply(t, b, want).Drift(); len(drift) > 0 {
 			t.Errorf("the drift is %q", drift)
@@ -170,14 +170,14 @@ func TestCleanup(t *testing.T) {
 		if text := n.tables.Text(); strings.Contains(text, "KUBE-") || !strings.Contains(text, "-A MINE -j ACCEPT") {
 			t.Errorf("the tables are\n%s", text)
 		}
-		if err := errors.Join(n.sets.Create(Served(service.IPv4)), n.sets.Create(NodeIPs(service.IPv4))); err != nil {
+		if err := errors.Join(n.sets.Create(VirtualServerSet(service.IPv4)), n.sets.Create(NodeIPSet(service.IPv4))); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
 // Somebody else's set that has the name of one of ours is told of, and stays.
-func TestSomebodyElsesSet(t *testing.T) {
+func TestForeignSet(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	theirs := ipset.Set{Name: "KUBE-VS-DROPPED", Type: ipset.HashIP}
 	if err := n.sets.Create(theirs); err != nil {
@@ -190,20 +190,20 @@ func TestSomebodyElsesSet(t *testing.T) {
 	if err := b.Cleanup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if h := n.sets.Held[theirs.Name]; h == nil || h.Set != theirs || len(n.sets.Held) != 1 {
+	if h := n.sets.ByName[theirs.Name]; h == nil || h.Set != theirs || len(n.sets.ByName) != 1 {
 		t.Errorf("there is %s", n.sets.Text())
 	}
 }
 
 // A set that a rule of somebody else's asks cannot go, and that is told.
-func TestCleanupSaysWhatStays(t *testing.T) {
+func TestCleanupReportsSetInUse(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	b := n.start(service.IPv4)
 	apply(t, b, snapshot(web(1)))
 	n.tables.Tables["filter"]["MINE"] = []string{"-m set --match-set KUBE-VS-DROPPED dst,dst -j DROP"}
 	n.tables.Dirty = true
 	err := b.Cleanup(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "KUBE-VS-DROPPED") || len(n.sets.Held) != 1 {
+	if err == nil || !strings.Contains(err.Error(), "KUBE-VS-DROPPED") || len(n.sets.ByName) != 1 {
 		t.Errorf("Cleanup = %v, and there is %s", err, slices.Collect(strings.SplitSeq(n.sets.Text(), "\n")))
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
 
@@ -29,7 +29,7 @@ const resync = 30 * time.Second
 
 func newNode(t fataler, f service.Family) *node {
 	sets := xtables.NewSets()
-	if err := errors.Join(sets.Create(Served(f)), sets.Create(NodeIPs(f))); err != nil {
+	if err := errors.Join(sets.Create(VirtualServerSet(f)), sets.Create(NodeIPSet(f))); err != nil {
 		t.Fatalf("%v", err)
 	}
 	clear(sets.Steps)
@@ -47,7 +47,7 @@ func (n *node) start(f service.Family) *Backend {
 type fataler interface{ Fatalf(string, ...any) }
 
 func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
-	return world.Apply(t, b, want).(*plan)
+	return generate.Apply(t, b, want).(*plan)
 }
 
 func planOf(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
@@ -61,7 +61,7 @@ func planOf(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
 
 // held returns the elements of one of our sets, as text.
 func (n *node) held(set string) []string {
-	h := n.sets.Held[iptables.SetName(service.IPv4, set)]
+	h := n.sets.ByName[iptables.SetName(service.IPv4, set)]
 	if h == nil {
 		return nil
 	}
@@ -85,13 +85,13 @@ func web(i int) *service.Port {
 	}
 }
 
-// closed is a Service without endpoints.
-func closed(i int) *service.Port {
+// withoutEndpoints is a Service without endpoints.
+func withoutEndpoints(i int) *service.Port {
 	p := web(i)
 	p.Cluster = nil
 	return p
 }
 
 func snapshot(ports ...*service.Port) *service.Snapshot {
-	return service.New(1, &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[0]}}, ports)
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress(), Addrs: []netip.Addr{generate.NodeAddr[0]}}, ports)
 }

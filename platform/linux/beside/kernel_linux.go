@@ -26,16 +26,16 @@ func New(f service.Family, o Options) (*Backend, error) {
 		return nil, errors.Join(fmt.Errorf("open a socket for ipsets: %w", err), chains.Close())
 	}
 	b := NewWith(f, chains, sets, time.Now)
-	if b.astray, err = otherVariant(f); err != nil {
+	if b.otherVariant, err = otherVariantLeftovers(f); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	return b, nil
 }
 
-// otherVariant returns where chains may be that were made with the other variant of
+// otherVariantLeftovers returns where chains may be that were made with the other variant of
 // iptables.
-func otherVariant(f service.Family) (remains, error) {
-	used, err := iptables.Usual(f)
+func otherVariantLeftovers(f service.Family) (leftoverChains, error) {
+	used, err := iptables.NodeVariant(f)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func otherVariant(f service.Family) (remains, error) {
 	if used == iptables.Legacy {
 		other = iptables.NFT
 	}
-	return iptables.Remains{Variant: other, Family: f, Role: iptables.BesideIPVS}, nil
+	return iptables.Leftovers{Variant: other, Family: f, Role: iptables.IPVSCompanion}, nil
 }
 
 // Probe asks whether the node can do what Backend needs for f, and changes

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // steps has from change to next, and returns what is done. The step with the number
@@ -78,7 +78,7 @@ func TestOrderOfSteps(t *testing.T) {
 			shared, restricted(shared, "192.0.2.0/24"), "add SOURCES, add RESTRICTED",
 		},
 		"who may no longer come is out before others are in": {
-			restricted(closed(1), "192.0.2.0/24", "198.51.100.0/24"), restricted(shared, "192.0.2.0/24"),
+			restricted(withoutEndpoints(1), "192.0.2.0/24", "198.51.100.0/24"), restricted(shared, "192.0.2.0/24"),
 			"add EXTERNAL, del SOURCES, del REFUSED, del REFUSED",
 		},
 		"and all are in before it is forgotten who might": {
@@ -122,11 +122,11 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 	}
 	for range 2 { // the second one reads what there is
 		err := planOf(t, b, snapshot(next...)).Apply(t.Context())
-		if failed := reconcile.Failed(err); len(failed) != 1 || failed[0].Name.Name != "web-1" {
+		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" {
 			t.Errorf("Apply = %v, want a failure of web-1", err)
 		}
 		for set, want := range map[string][]string{
-			iptables.SetExternal: {"203.0.0.1,tcp:80"}, iptables.SetLocal: {"203.0.0.0,tcp:80"}, iptables.SetInsideLed: {"203.0.0.0,tcp:80"},
+			iptables.SetExternal: {"203.0.0.1,tcp:80"}, iptables.SetLocal: {"203.0.0.0,tcp:80"}, iptables.SetInternalRedirect: {"203.0.0.0,tcp:80"},
 		} {
 			if diff := cmp.Diff(want, n.held(set)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", set, diff)
@@ -148,7 +148,7 @@ func TestNodePortGivesWay(t *testing.T) {
 		p.External, p.Local = service.PolicyLocal, p.Cluster
 	}
 	first.Frontends[1] = service.Frontend{Kind: service.NodePort, Port: 30080}
-	second.Frontends[1] = service.Frontend{Kind: service.ExternalIP, Addr: world.NodeAddr[0], Port: 30080}
+	second.Frontends[1] = service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[0], Port: 30080}
 	n := newNode(t, service.IPv4)
 	b, s := n.start(service.IPv4), snapshot(first, second)
 	for _, x := range []struct {

@@ -19,15 +19,15 @@ import (
 
 // plan is what leads from what sets and chains hold to a snapshot.
 type plan struct {
-	backend *Backend
-	chains  reconcile.Plan
-	create  []string // sets that are missing
-	sets    difference
-	names   map[element]string // of Services, for those that come
-	next    *installed
-	delta   map[element]int // to add to next.counts after Apply
-	drift   []string
-	astray  string // what is in the other variant of iptables, "" for nothing
+	backend      *Backend
+	chains       reconcile.Plan
+	create       []string // sets that are missing
+	sets         difference
+	serviceNames map[element]string // of Services, for those that come
+	next         *installed
+	delta        map[element]int // to add to next.counts after Apply
+	drift        []string
+	otherVariant string // what is in the other variant of iptables, "" for nothing
 }
 
 var (
@@ -71,7 +71,7 @@ const driftLines = 20
 func (d difference) drift(f service.Family, missing []string, partial bool) []string {
 	var lines []string
 	n := 0
-	tell := func(what string, all []element) {
+	report := func(what string, all []element) {
 		for _, e := range all {
 			if slices.Contains(missing, e.set) {
 				continue
@@ -81,9 +81,9 @@ func (d difference) drift(f service.Family, missing []string, partial bool) []st
 			}
 		}
 	}
-	tell("missing", d.add)
+	report("missing", d.add)
 	if !partial {
-		tell("foreign", d.del)
+		report("foreign", d.del)
 	}
 	if n > driftLines {
 		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
@@ -99,7 +99,7 @@ func (e element) text(f service.Family) string {
 
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
-	return len(p.create) == 0 && p.sets.empty() && p.astray == "" && p.chains.Empty()
+	return len(p.create) == 0 && p.sets.empty() && p.otherVariant == "" && p.chains.Empty()
 }
 
 // Drift implements reconcile.Plan.
@@ -123,8 +123,8 @@ func (p *plan) String() string {
 		b.WriteString("- " + e.text(f) + "\n")
 	}
 	b.WriteString(p.chains.String())
-	if p.astray != "" {
-		b.WriteString("- " + p.astray + ", of the other variant of iptables\n")
+	if p.otherVariant != "" {
+		b.WriteString("- " + p.otherVariant + ", of the other variant of iptables\n")
 	}
 	return b.String()
 }
@@ -135,18 +135,18 @@ func (p *plan) String() string {
 // there, and ends before any of that goes. All else stands behind it, or,
 // as what drops and refuses, decides by itself.
 var (
-	// early come before chains change, in this order.
-	early = []string{
+	// addBeforeChains come before chains change, in this order.
+	addBeforeChains = []string{
 		iptables.SetVirtualIPs, iptables.SetClusterIPs, iptables.SetExternal,
-		iptables.SetInsideDropped, iptables.SetOutsideDropped, iptables.SetDropped, iptables.SetRefused,
+		iptables.SetInternalDropped, iptables.SetExternalDropped, iptables.SetDropped, iptables.SetRefused,
 		iptables.SetSources, iptables.SetRestricted, iptables.SetHealthChecks,
 	}
-	// after come when chains lead where they should.
-	after = []string{iptables.SetInsideLed, iptables.SetOutsideLed, iptables.SetLocal}
-	// last go in the end.
-	last = []string{
-		iptables.SetInsideLed, iptables.SetOutsideLed, iptables.SetExternal,
-		iptables.SetInsideDropped, iptables.SetOutsideDropped, iptables.SetDropped, iptables.SetRefused,
+	// addAfterChains come when chains lead where they should.
+	addAfterChains = []string{iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetLocal}
+	// deleteLast go in the end.
+	deleteLast = []string{
+		iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetExternal,
+		iptables.SetInternalDropped, iptables.SetExternalDropped, iptables.SetDropped, iptables.SetRefused,
 		iptables.SetRestricted, iptables.SetSources, iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetHealthChecks,
 	}
 )
@@ -155,76 +155,78 @@ var (
 // by them, and the error names it.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
-	b.have = nil // if anything fails, the next Plan reads the sets
+	b.installed = nil // if anything fails, the next Plan reads the sets
 	for _, name := range p.create {
 		if err := b.sets.Create(setOf(b.family, name)); err != nil {
 			return fmt.Errorf("make ipset %s: %w", iptables.SetName(b.family, name), err)
 		}
 	}
 	// What fails ends all: the next step relies on it.
-	if err := p.come(early, nil); err != nil {
+	if err := p.addElements(addBeforeChains, nil); err != nil {
 		return err
 	}
-	narrows := func(e element) bool { return !p.widens(e) }
-	if err := p.leave(narrows, iptables.SetSources); err != nil {
+	narrows := func(e element) bool { return !p.liftsRestriction(e) }
+	if err := p.deleteElements(narrows, iptables.SetSources); err != nil {
 		return err
 	}
-	if err := p.leave(every, iptables.SetLocal); err != nil {
+	if err := p.deleteElements(anyElement, iptables.SetLocal); err != nil {
 		return err
 	}
 	var chains error
 	if !p.chains.Empty() {
 		chains = p.chains.Apply(ctx)
 	}
-	if chains != nil && len(reconcile.Failed(chains)) == 0 {
+	if chains != nil && len(reconcile.PortErrors(chains)) == 0 {
 		return chains
 	}
-	but := p.refused(chains)
-	err := p.come(after, but)
+	but := p.refusedFrontends(chains)
+	err := p.addElements(addAfterChains, but)
 	if err == nil {
-		err = p.leave(func(e element) bool { return !but[e.front()] && (e.set != iptables.SetSources || p.widens(e)) }, last...)
+		err = p.deleteElements(func(e element) bool {
+			return !but[e.frontend()] && (e.set != iptables.SetSources || p.liftsRestriction(e))
+		}, deleteLast...)
 	}
-	if p.astray != "" && chains == nil && err == nil {
-		err = b.astray.Remove(ctx)
+	if p.otherVariant != "" && chains == nil && err == nil {
+		err = b.otherVariant.Remove(ctx)
 	}
 	if err = errors.Join(chains, err); err != nil {
 		return err
 	}
 	if !p.sets.empty() || len(p.create) > 0 {
-		p.next.sizes, p.next.asked, err = b.look(nil, p.chains)
+		p.next.sizes, p.next.sizesReadAt, err = b.currentSizes(nil, p.chains)
 	}
 	if err == nil {
-		p.done()
+		p.recordInstalled()
 	}
 	return err
 }
 
-// refused returns the addresses and ports of the Ports that err is about. They stay
+// refusedFrontends returns the addresses and ports of the Ports that err is about. They stay
 // as they are.
-func (p *plan) refused(err error) map[ipset.Entry]bool {
+func (p *plan) refusedFrontends(err error) map[ipset.Entry]bool {
 	fronts := map[ipset.Entry]bool{}
-	for _, e := range reconcile.Failed(err) {
+	for _, e := range reconcile.PortErrors(err) {
 		if port := p.next.snapshot.Port(p.backend.family, e.Name); port != nil {
-			p.next.at.elements(port, func(e element) { fronts[e.front()] = true })
+			p.next.localNode.elements(port, func(e element) { fronts[e.frontend()] = true })
 		}
 	}
 	return fronts
 }
 
-// front is the address and the port that e is about.
-func (e element) front() ipset.Entry {
+// frontend is the address and the port that e is about.
+func (e element) frontend() ipset.Entry {
 	e.Net = netip.Prefix{}
 	return e.Entry
 }
 
-// come adds what is to come to sets, but for what is about some fronts.
-func (p *plan) come(sets []string, but map[ipset.Entry]bool) error {
+// addElements adds what is to come to sets, but for what is about some fronts.
+func (p *plan) addElements(sets []string, but map[ipset.Entry]bool) error {
 	b := p.backend
 	for _, name := range sets {
 		var members []ipset.Member
 		for _, e := range p.sets.add {
-			if e.set == name && !but[e.front()] {
-				members = append(members, ipset.Member{Entry: e.Entry, Comment: p.names[e]})
+			if e.set == name && !but[e.frontend()] {
+				members = append(members, ipset.Member{Entry: e.Entry, Comment: p.serviceNames[e]})
 			}
 		}
 		if len(members) == 0 {
@@ -237,22 +239,22 @@ func (p *plan) come(sets []string, but map[ipset.Entry]bool) error {
 	return nil
 }
 
-// widens reports that a source that goes does so as all are let in: the frontend is
+// liftsRestriction reports that a source that goes does so as all are let in: the frontend is
 // not restricted any more. Others go before anything lets in whom they did.
-func (p *plan) widens(e element) bool {
-	_, goes := slices.BinarySearchFunc(p.sets.del, element{iptables.SetRestricted, e.front()}, element.compare)
+func (p *plan) liftsRestriction(e element) bool {
+	_, goes := slices.BinarySearchFunc(p.sets.del, element{iptables.SetRestricted, e.frontend()}, element.compare)
 	return goes
 }
 
-func every(element) bool { return true }
+func anyElement(element) bool { return true }
 
-// leave removes from sets what is to go and fits.
-func (p *plan) leave(fits func(element) bool, sets ...string) error {
+// deleteElements removes from sets what is to go and fits.
+func (p *plan) deleteElements(match func(element) bool, sets ...string) error {
 	b := p.backend
 	for _, name := range sets {
 		var entries []ipset.Entry
 		for _, e := range p.sets.del {
-			if e.set == name && fits(e) {
+			if e.set == name && match(e) {
 				entries = append(entries, e.Entry)
 			}
 		}
@@ -266,13 +268,13 @@ func (p *plan) leave(fits func(element) bool, sets ...string) error {
 	return nil
 }
 
-// done notes that sets are as p wants them.
-func (p *plan) done() {
+// recordInstalled notes that sets are as p wants them.
+func (p *plan) recordInstalled() {
 	h := p.next
 	for e, n := range p.delta {
 		if h.counts[e] += n; h.counts[e] <= 0 {
 			delete(h.counts, e)
 		}
 	}
-	p.backend.have = h
+	p.backend.installed = h
 }

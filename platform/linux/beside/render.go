@@ -41,12 +41,12 @@ type Element struct {
 // nothing. The virtual servers in served are there, and the node has addrs.
 func NewDocument(f service.Family, want *service.Snapshot, o Options, served, addrs []ipset.Member) Document {
 	b := &Backend{family: f}
-	_, counts := b.count(want)
-	names := b.names(want)
+	_, counts := b.countElements(want)
+	names := b.serviceNames(want)
 	for _, list := range [][]ipset.Member{served, addrs} {
 		slices.SortFunc(list, func(a, b ipset.Member) int { return a.Entry.Compare(b.Entry) })
 	}
-	members := map[string][]ipset.Member{iptables.SetServed: served, iptables.SetNodeIPs: addrs}
+	members := map[string][]ipset.Member{iptables.SetVirtualServers: served, iptables.SetNodeIPs: addrs}
 	for _, e := range slices.SortedFunc(maps.Keys(counts), element.compare) {
 		members[e.set] = append(members[e.set], ipset.Member{Entry: e.Entry, Comment: names[e]})
 	}

@@ -66,20 +66,20 @@ func hierarchies(root fs.FS) []hierarchy {
 	}
 	var all []hierarchy
 	for line := range strings.Lines(string(mounts)) {
-		h, at, ok := mounted(line)
+		h, at, ok := parseMount(line)
 		if !ok {
 			continue
 		}
-		if in, ok := ownPath(string(own), h.controller); ok {
-			h.dir = below(h.mount, at, in)
+		if in, ok := ownCgroup(string(own), h.controller); ok {
+			h.dir = cgroupDir(h.mount, at, in)
 			all = append(all, h)
 		}
 	}
 	return all
 }
 
-// mounted reads a line of mountinfo. at is the cgroup that is mounted there.
-func mounted(line string) (h hierarchy, at string, ok bool) {
+// parseMount reads a line of mountinfo. at is the cgroup that is mounted there.
+func parseMount(line string) (h hierarchy, at string, ok bool) {
 	const root, point, fixed = 3, 4, 6
 	front, back, _ := strings.Cut(line, " - ")
 	fields, kind := strings.Fields(front), strings.Fields(back)
@@ -90,7 +90,7 @@ func mounted(line string) (h hierarchy, at string, ok bool) {
 	switch {
 	case kind[0] == "cgroup2":
 		h.version, h.limitFile = 2, "memory.max"
-	case kind[0] == "cgroup" && has(kind[2], "memory"):
+	case kind[0] == "cgroup" && listContains(kind[2], "memory"):
 		h.version, h.limitFile, h.controller = 1, "memory.limit_in_bytes", "memory"
 	default:
 		return h, "", false
@@ -98,22 +98,22 @@ func mounted(line string) (h hierarchy, at string, ok bool) {
 	return h, fields[root], true
 }
 
-// ownPath returns in which cgroup of a controller the process is, by the lines of
+// ownCgroup returns in which cgroup of a controller the process is, by the lines of
 // /proc/self/cgroup. Version 2 has no controller there.
-func ownPath(lines, controller string) (string, bool) {
+func ownCgroup(lines, controller string) (string, bool) {
 	for line := range strings.Lines(lines) {
 		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
 		controllers, in, found := strings.Cut(rest, ":")
-		if found && (controllers == controller || controller != "" && has(controllers, controller)) {
+		if found && (controllers == controller || controller != "" && listContains(controllers, controller)) {
 			return in, true
 		}
 	}
 	return "", false
 }
 
-// below returns the directory of cgroup in, where cgroup at is mounted. A container
+// cgroupDir returns the directory of cgroup in, where cgroup at is mounted. A container
 // often sees its own cgroup at the mount point, and a path outside of it.
-func below(mount, at, in string) string {
+func cgroupDir(mount, at, in string) string {
 	at = strings.TrimSuffix(at, "/")
 	if rest, ok := strings.CutPrefix(in, at+"/"); ok && !strings.HasPrefix(path.Clean(rest), "..") {
 		return path.Join(mount, rest)
@@ -121,7 +121,7 @@ func below(mount, at, in string) string {
 	return mount
 }
 
-func has(list, word string) bool {
+func listContains(list, word string) bool {
 	for w := range strings.SplitSeq(list, ",") {
 		if w == word {
 			return true

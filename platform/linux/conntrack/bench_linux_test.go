@@ -54,7 +54,7 @@ func BenchmarkReconcile(b *testing.B) {
 		}
 		ports = append(ports, tableService(s, without))
 	}
-	now := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
+	now := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 	for name, rules := range map[string][]Rule{
 		"one Service changed": Changes(tableService(0, -1), ports[0]),
 		"all looked at":       All(now, service.IPv4),

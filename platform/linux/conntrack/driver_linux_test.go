@@ -21,7 +21,7 @@ import (
 
 // flows returns n answered entries from the client to dst, translated to by.
 // Those to different endpoints and ports do not get in each other's way.
-func (p plane) flows(n int, dst, by netip.AddrPort) []Flow {
+func (p testNet) flows(n int, dst, by netip.AddrPort) []Flow {
 	first := 1024 + 500*int(by.Addr().As16()[15]) + int(dst.Port())
 	flows := make([]Flow, n)
 	for i := range flows {
@@ -54,7 +54,7 @@ func diff(want, got []Flow) string {
 
 func TestDump(t *testing.T) {
 	for _, f := range service.Families {
-		p := addresses(f)
+		p := newAddresses(f)
 		dns, other, quic := p.flows(3, to(p.vip, 53), p.a), p.flows(2, to(p.vip2, 53), p.b), p.flows(1, to(p.vip, 443), p.b)
 		zoned := p.flows(1, to(p.vip, 53), p.b)
 		zoned[0].Zone, zoned[0].ReplyZone = 7, 7
@@ -90,7 +90,7 @@ func TestDelete(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			isolate(t)
-			p := addresses(f)
+			p := newAddresses(f)
 			keep, lose := p.flows(2, to(p.vip2, 53), p.b), p.flows(300, to(p.vip, 53), p.a)
 			lose[7].Zone, lose[7].ReplyZone = 7, 7
 			twin := lose[3]
@@ -114,8 +114,8 @@ func TestDelete(t *testing.T) {
 
 // An entry that took the place of the one that was found must stay: it was
 // made by the new rules, or does not go through a Service at all.
-func TestDeleteSparesSuccessor(t *testing.T) {
-	p := addresses(service.IPv4)
+func TestDeleteKeepsSuccessor(t *testing.T) {
+	p := newAddresses(service.IPv4)
 	found := p.flows(1, to(p.vip, 53), p.a)[0]
 	moved, direct := found, found
 	moved.ReplySrc, direct.Dst = p.b, p.a
@@ -139,11 +139,11 @@ func TestDeleteSparesSuccessor(t *testing.T) {
 }
 
 // A connection that was answered after it was found must stay, whatever its ID.
-func TestDeleteSparesEstablished(t *testing.T) {
+func TestDeleteKeepsEstablished(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			isolate(t)
-			p := addresses(f)
+			p := newAddresses(f)
 			all := p.flows(3, to(p.vip, 80), p.a)
 			all = append(all, p.flows(1, to(p.vip, 53), p.b)...)
 			for i := range all[:3] {
@@ -171,7 +171,7 @@ func TestDeleteSparesEstablished(t *testing.T) {
 // those alone leaves out what the kernel can leave out.
 func TestDumpStates(t *testing.T) {
 	isolate(t)
-	p := addresses(service.IPv4)
+	p := newAddresses(service.IPv4)
 	all := p.flows(4, to(p.vip, 80), p.a)
 	for i := range all {
 		all[i].Protocol, all[i].State, all[i].Answered = service.TCP, uint8(i+1), i > 0
@@ -189,7 +189,7 @@ func TestDumpStates(t *testing.T) {
 // A message without a tuple would flush the table.
 func TestDeleteRefusesEmptyFlow(t *testing.T) {
 	isolate(t)
-	p := addresses(service.IPv4)
+	p := newAddresses(service.IPv4)
 	inject(t, p.flows(2, to(p.vip, 53), p.a))
 	want := dumped(t, Filter{Family: service.IPv4})
 	for _, f := range []Flow{{}, {Protocol: service.UDP, ID: 1}, {ReplySrc: p.a}, {ReplyDst: p.a}} {
@@ -202,7 +202,7 @@ func TestDeleteRefusesEmptyFlow(t *testing.T) {
 	}
 }
 
-func TestPersist(t *testing.T) {
+func TestRetryDump(t *testing.T) {
 	narrow, wide := Filter{Protocol: service.UDP, Port: 53}, Filter{}
 	tests := map[string]struct {
 		errs  []error // of one attempt after the other
@@ -221,7 +221,7 @@ func TestPersist(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var tried []Filter
-			err := persist(narrow, func(f Filter) error {
+			err := retryDump(narrow, func(f Filter) error {
 				tried = append(tried, f)
 				return test.errs[len(tried)-1]
 			})
@@ -236,7 +236,7 @@ func TestLocal(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			isolate(t)
-			p := newPlane(t, f)
+			p := newTestNet(t, f)
 			for addr, want := range map[netip.Addr]bool{
 				p.node:                        true,
 				p.a.Addr():                    true,
@@ -256,7 +256,7 @@ func TestContextEnded(t *testing.T) {
 	isolate(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	p := addresses(service.IPv4)
+	p := newAddresses(service.IPv4)
 	inject(t, p.flows(1, to(p.vip, 53), p.a))
 	if err := (Netlink{}).Dump(ctx, Filter{}, func(Flow) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Dump = %v, want %v", err, context.Canceled)

@@ -13,18 +13,18 @@ import (
 	"kubeproxy/common/service"
 )
 
-// world makes snapshots of two Services: dns, on a VIP and NodePort 30053,
+// liveCase makes snapshots of two Services: dns, on a VIP and NodePort 30053,
 // and late, on a second VIP and, in one case, on NodePort 5400.
-type world struct {
-	dns, late          []netip.AddrPort
-	noDNS, noNodePort  bool
-	lateNodePort       bool
-	nodePortsElsewhere bool
+type liveCase struct {
+	dns, late            []netip.AddrPort
+	noDNS, noNodePort    bool
+	lateNodePort         bool
+	nodePortsOnOtherAddr bool
 }
 
-func (w world) snapshot(p *plane) *service.Snapshot {
-	node := &service.Node{NodePorts: service.Everywhere(), Name: "n", Addrs: []netip.Addr{p.node}}
-	if w.nodePortsElsewhere {
+func (w liveCase) snapshot(p *testNet) *service.Snapshot {
+	node := &service.Node{NodePorts: service.AnyAddress(), Name: "n", Addrs: []netip.Addr{p.node}}
+	if w.nodePortsOnOtherAddr {
 		node.NodePorts = []netip.Prefix{netip.PrefixFrom(p.remote, p.remote.BitLen())}
 	}
 	dns := port("dns", p.family, w.dns, service.Frontend{Kind: service.ClusterIP, Addr: p.vip, Port: 53})
@@ -42,34 +42,34 @@ func (w world) snapshot(p *plane) *service.Snapshot {
 	return service.New(1, node, ports)
 }
 
-// TestLive lets real packets make the entries, through rules that send dns to
+// TestSupervise lets real packets make the entries, through rules that send dns to
 // endpoint a and know nothing of late yet.
-func TestLive(t *testing.T) {
+func TestSupervise(t *testing.T) {
 	for _, f := range service.Families {
-		p := addresses(f)
+		p := newAddresses(f)
 		a, b, ab := []netip.AddrPort{p.a}, []netip.AddrPort{p.b}, []netip.AddrPort{p.a, p.b}
 		vip, nodePort := to(p.vip, 53), to(p.node, 30053)
 		tests := map[string]struct {
-			before *world // nil: the process just started
-			after  world
+			before *liveCase // nil: the process just started
+			after  liveCase
 			gone   []netip.AddrPort
 		}{
-			"nothing changed":            {&world{dns: ab}, world{dns: ab}, nil},
-			"an endpoint came":           {&world{dns: a}, world{dns: ab}, nil},
-			"the endpoint left":          {&world{dns: ab}, world{dns: b}, []netip.AddrPort{vip, nodePort}},
-			"the last endpoint left":     {&world{dns: a}, world{}, []netip.AddrPort{vip, nodePort}},
-			"the Service was deleted":    {&world{dns: a}, world{noDNS: true}, []netip.AddrPort{vip, nodePort}},
-			"the NodePort went":          {&world{dns: a}, world{dns: a, noNodePort: true}, []netip.AddrPort{nodePort}},
-			"the first endpoint came":    {&world{dns: a}, world{dns: a, late: b}, []netip.AddrPort{to(p.vip2, 53)}},
-			"a NodePort came":            {&world{dns: a, late: b}, world{dns: a, late: b, lateNodePort: true}, []netip.AddrPort{to(p.node, 5400)}},
-			"start, all well":            {nil, world{dns: a}, []netip.AddrPort{to(p.vip2, 53)}},
-			"start, the endpoint left":   {nil, world{dns: b}, []netip.AddrPort{vip, nodePort, to(p.vip2, 53)}},
-			"NodePorts on other address": {&world{dns: ab}, world{dns: b, nodePortsElsewhere: true}, []netip.AddrPort{vip, to(p.vip2, 53)}},
+			"nothing changed":            {&liveCase{dns: ab}, liveCase{dns: ab}, nil},
+			"an endpoint came":           {&liveCase{dns: a}, liveCase{dns: ab}, nil},
+			"the endpoint left":          {&liveCase{dns: ab}, liveCase{dns: b}, []netip.AddrPort{vip, nodePort}},
+			"the last endpoint left":     {&liveCase{dns: a}, liveCase{}, []netip.AddrPort{vip, nodePort}},
+			"the Service was deleted":    {&liveCase{dns: a}, liveCase{noDNS: true}, []netip.AddrPort{vip, nodePort}},
+			"the NodePort went":          {&liveCase{dns: a}, liveCase{dns: a, noNodePort: true}, []netip.AddrPort{nodePort}},
+			"the first endpoint came":    {&liveCase{dns: a}, liveCase{dns: a, late: b}, []netip.AddrPort{to(p.vip2, 53)}},
+			"a NodePort came":            {&liveCase{dns: a, late: b}, liveCase{dns: a, late: b, lateNodePort: true}, []netip.AddrPort{to(p.node, 5400)}},
+			"start, all well":            {nil, liveCase{dns: a}, []netip.AddrPort{to(p.vip2, 53)}},
+			"start, the endpoint left":   {nil, liveCase{dns: b}, []netip.AddrPort{vip, nodePort, to(p.vip2, 53)}},
+			"NodePorts on other address": {&liveCase{dns: ab}, liveCase{dns: b, nodePortsOnOtherAddr: true}, []netip.AddrPort{vip, to(p.vip2, 53)}},
 		}
 		for name, test := range tests {
 			t.Run(f.String()+" "+name, func(t *testing.T) {
 				isolate(t)
-				p := newPlane(t, f)
+				p := newTestNet(t, f)
 				r := &Reconciler{Driver: Netlink{}, Family: f}
 				if test.before != nil {
 					_, err := r.Sync(t.Context(), test.before.snapshot(p))
@@ -90,7 +90,7 @@ func to(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a,
 
 // traffic makes entries of every sort and returns the list without those to
 // the destinations in gone.
-func (p *plane) traffic(gone []netip.AddrPort) []string {
+func (p *testNet) traffic(gone []netip.AddrPort) []string {
 	p.t.Helper()
 	vip, nodePort := to(p.vip, 53), to(p.node, 30053)
 	p.translate(map[netip.AddrPort]netip.AddrPort{vip: p.a, nodePort: p.a})
@@ -101,7 +101,7 @@ func (p *plane) traffic(gone []netip.AddrPort) []string {
 		to(p.node, 5400): to(p.node, 5400), // a server of the node's own
 		p.b:              p.b,              // an endpoint, not through a Service
 	} {
-		if got := p.ask(p.open(dst)); got != by.String() {
+		if got := p.query(p.open(dst)); got != by.String() {
 			p.t.Fatalf("%s answered by %s, want %s", dst, got, by)
 		}
 		if !slices.Contains(gone, dst) {
@@ -127,18 +127,18 @@ func TestBlackHole(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			isolate(t)
-			p := newPlane(t, f)
+			p := newTestNet(t, f)
 			r := &Reconciler{Driver: Netlink{}, Family: f}
-			_, err := r.Sync(t.Context(), world{dns: []netip.AddrPort{p.a}}.snapshot(p))
+			_, err := r.Sync(t.Context(), liveCase{dns: []netip.AddrPort{p.a}}.snapshot(p))
 			must(t, err)
 			p.translate(map[netip.AddrPort]netip.AddrPort{to(p.vip, 53): p.a})
 			c := p.open(to(p.vip, 53))
-			first := p.ask(c)
+			first := p.query(c)
 			p.translate(map[netip.AddrPort]netip.AddrPort{to(p.vip, 53): p.b})
-			second := p.ask(c)
-			_, err = r.Sync(t.Context(), world{dns: []netip.AddrPort{p.b}}.snapshot(p))
+			second := p.query(c)
+			_, err = r.Sync(t.Context(), liveCase{dns: []netip.AddrPort{p.b}}.snapshot(p))
 			must(t, err)
-			got := []string{first, second, p.ask(c)}
+			got := []string{first, second, p.query(c)}
 			if want := []string{p.a.String(), p.a.String(), p.b.String()}; !cmp.Equal(want, got) {
 				t.Errorf("answers (-want +got):\n%s", cmp.Diff(want, got))
 			}

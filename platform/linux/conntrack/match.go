@@ -49,8 +49,8 @@ func (f Flow) opening() bool {
 	return f.Protocol == service.SCTP && (f.State == sctpClosed || f.State == sctpCookieWait)
 }
 
-// connected reports that f is a connection that must be left alone.
-func (f Flow) connected() bool { return f.Protocol != service.UDP && !f.opening() }
+// protected reports that f is a connection that must be left alone.
+func (f Flow) protected() bool { return f.Protocol != service.UDP && !f.opening() }
 
 // translated reports that the destination was rewritten.
 func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
@@ -59,13 +59,13 @@ func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
 // if it is fine for any, so that a frontend which moves from one Service to
 // another keeps the flows that its new owner has.
 type matcher struct {
-	targets map[target]verdict
-	// nodePort reports that packets to addr come to this node's NodePorts.
+	verdicts map[frontendKey]verdict
+	// isNodePort reports that packets to addr come to this node's NodePorts.
 	// Addresses that are a frontend themselves do not.
-	nodePort func(service.Protocol, netip.AddrPort) bool
+	isNodePort func(service.Protocol, netip.AddrPort) bool
 }
 
-type target struct {
+type frontendKey struct {
 	family   service.Family
 	protocol service.Protocol
 	frontend netip.AddrPort // without an address for a NodePort
@@ -73,18 +73,18 @@ type target struct {
 
 type verdict struct {
 	endpoints []netip.AddrPort
-	gone      bool
+	deleted   bool
 }
 
 func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bool) *matcher {
-	m := &matcher{make(map[target]verdict, len(rules)), nodePort}
+	m := &matcher{make(map[frontendKey]verdict, len(rules)), nodePort}
 	for _, r := range rules {
-		t := target{r.Family, r.Protocol, r.frontend()}
-		v := verdict{r.Endpoints, r.Gone}
-		if have, ok := m.targets[t]; ok {
-			v = verdict{union(have.endpoints, v.endpoints), have.gone && v.gone}
+		t := frontendKey{r.Family, r.Protocol, r.frontend()}
+		v := verdict{r.Endpoints, r.Deleted}
+		if have, ok := m.verdicts[t]; ok {
+			v = verdict{union(have.endpoints, v.endpoints), have.deleted && v.deleted}
 		}
-		m.targets[t] = v
+		m.verdicts[t] = v
 	}
 	return m
 }
@@ -92,24 +92,24 @@ func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bo
 // stale reports that f has to go. Where it is asked matters little for cost,
 // as most flows fail the first look-ups, and nodePort is asked last.
 func (m *matcher) stale(f Flow) bool {
-	if f.connected() {
+	if f.protected() {
 		return false
 	}
-	t := target{service.FamilyOf(f.Dst.Addr()), f.Protocol, f.Dst}
-	v, ok := m.targets[t]
+	t := frontendKey{service.FamilyOf(f.Dst.Addr()), f.Protocol, f.Dst}
+	v, ok := m.verdicts[t]
 	viaNode := false
 	if !ok {
 		t.frontend = netip.AddrPortFrom(netip.Addr{}, f.Dst.Port())
-		v, ok = m.targets[t]
+		v, ok = m.verdicts[t]
 		viaNode = true
 	}
 	switch {
 	case !ok || contains(v.endpoints, f.ReplySrc):
 		return false
-	case !f.translated() && (v.gone || f.Zone != 0):
+	case !f.translated() && (v.deleted || f.Zone != 0):
 		// A zone of its own is where switches such as Open vSwitch look at
 		// packets that our rules meet later.
 		return false
 	}
-	return !viaNode || m.nodePort(f.Protocol, f.Dst)
+	return !viaNode || m.isNodePort(f.Protocol, f.Dst)
 }

@@ -148,12 +148,12 @@ func drawSnapshot(t *rapid.T) *service.Snapshot {
 		}
 		ports = append(ports, p)
 	}
-	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
-// owner is the obvious look-up: the frontend that dst belongs to, a VIP before
+// frontendOwner is the obvious look-up: the frontend that dst belongs to, a VIP before
 // a NodePort. 10.0.0.1 is the node's address.
-func owner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, service.Frontend) {
+func frontendOwner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, service.Frontend) {
 	var owner *service.Port
 	var frontend service.Frontend
 	for p := range s.Ports(service.IPv4) {
@@ -168,8 +168,8 @@ func owner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, service.Fron
 	return owner, frontend
 }
 
-// fine is the obvious judge of a flow to a frontend that exists.
-func fine(p *service.Port, f service.Frontend, by netip.AddrPort) bool {
+// allowedByModel is the obvious judge of a flow to a frontend that exists.
+func allowedByModel(p *service.Port, f service.Frontend, by netip.AddrPort) bool {
 	from := slices.Clone(p.Endpoints(f.Kind))
 	if f.Kind.External() {
 		from = append(from, p.Cluster...)
@@ -177,20 +177,20 @@ func fine(p *service.Port, f service.Frontend, by netip.AddrPort) bool {
 	return slices.ContainsFunc(from, func(e service.Endpoint) bool { return e.Addr == by })
 }
 
-func asker(s *service.Snapshot) func(service.Protocol, netip.AddrPort) bool {
+func isNodePortOf(s *service.Snapshot) func(service.Protocol, netip.AddrPort) bool {
 	return func(_ service.Protocol, to netip.AddrPort) bool {
-		_, f := owner(s, to)
+		_, f := frontendOwner(s, to)
 		return to.Addr() == addr("10.0.0.1") && (f.Port == 0 || f.Kind == service.NodePort)
 	}
 }
 
-func TestAllAgreesWithJudge(t *testing.T) {
+func TestAllAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
-		m := newMatcher(All(s, service.IPv4), asker(s))
+		m := newMatcher(All(s, service.IPv4), isNodePortOf(s))
 		for _, f := range rapid.SliceOfN(drawFlow, 1, 20).Draw(t, "flows") {
-			p, front := owner(s, f.Dst)
-			want := p != nil && !fine(p, front, f.ReplySrc)
+			p, front := frontendOwner(s, f.Dst)
+			want := p != nil && !allowedByModel(p, front, f.ReplySrc)
 			if got := m.stale(f); got != want {
 				t.Fatalf("stale(%s by %s) = %t, want %t", f.Dst, f.ReplySrc, got, want)
 			}
@@ -201,20 +201,20 @@ func TestAllAgreesWithJudge(t *testing.T) {
 // Where nothing stale was left for one snapshot, the rules between it and the
 // next find what the rules for all of the next find, and the flows of the
 // frontends that left.
-func TestBetweenAgreesWithJudge(t *testing.T) {
+func TestBetweenAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		from, to := drawSnapshot(t), drawSnapshot(t)
-		m := newMatcher(Between(from, to, service.IPv4), asker(to))
+		m := newMatcher(Between(from, to, service.IPv4), isNodePortOf(to))
 		for _, f := range rapid.SliceOfN(drawFlow, 1, 20).Draw(t, "flows") {
-			before, was := owner(from, f.Dst)
-			after, is := owner(to, f.Dst)
-			if before != nil && !fine(before, was, f.ReplySrc) {
+			before, was := frontendOwner(from, f.Dst)
+			after, is := frontendOwner(to, f.Dst)
+			if before != nil && !allowedByModel(before, was, f.ReplySrc) {
 				continue // it was deleted then
 			}
 			if after != nil && before != nil && (was.Kind == service.NodePort) != (is.Kind == service.NodePort) {
 				continue // an address of the node became a VIP or stopped being one
 			}
-			want := after != nil && !fine(after, is, f.ReplySrc)
+			want := after != nil && !allowedByModel(after, is, f.ReplySrc)
 			if after == nil {
 				want = before != nil && f.translated()
 			}

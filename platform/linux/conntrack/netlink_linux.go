@@ -23,15 +23,15 @@ type Netlink struct{}
 
 // Dump is Driver's.
 func (Netlink) Dump(ctx context.Context, f Filter, each func(Flow)) error {
-	return persist(f, func(f Filter) error { return dump(ctx, f, each) })
+	return retryDump(f, func(f Filter) error { return dump(ctx, f, each) })
 }
 
 // attempts is how often a dump that the kernel could not finish is begun.
 const attempts = 5
 
-// persist begins a dump again that was cut short, and once more without a
+// retryDump begins a dump again that was cut short, and once more without a
 // filter where the kernel may dislike that.
-func persist(f Filter, dump func(Filter) error) error {
+func retryDump(f Filter, dump func(Filter) error) error {
 	var err error
 	for range attempts {
 		err = dump(f)
@@ -85,7 +85,7 @@ func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
 	if !slices.ContainsFunc(flows, func(f Flow) bool { return f.Protocol != service.UDP }) {
 		return deleteAll(ctx, flows)
 	}
-	answered, err := connections(ctx, flows)
+	answered, err := protectedIDs(ctx, flows)
 	if err != nil {
 		return 0, fmt.Errorf("look at conntrack entries again: %w", err)
 	}
@@ -96,9 +96,9 @@ func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
 	return deleteAll(ctx, flows)
 }
 
-// connections returns the IDs of those of flows that are connections which must be
+// protectedIDs returns the IDs of those of flows that are connections which must be
 // left alone by now.
-func connections(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
+func protectedIDs(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
 	var requests [][]byte
 	for _, f := range flows {
 		if f.Protocol == service.UDP {
@@ -124,7 +124,7 @@ func connections(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
 			return int(m.seq) < len(requests), nil // what has left is no error
 		}
 		f, err := decodeFlow(m.data)
-		if err == nil && f.connected() {
+		if err == nil && f.protected() {
 			found[f.ID] = true
 		}
 		return true, err
@@ -190,7 +190,7 @@ func (Netlink) Local(ctx context.Context, addr netip.Addr) (bool, error) {
 		return false, fmt.Errorf("open netlink socket: %w", err)
 	}
 	defer c.Close()
-	defer bound(ctx, c)()
+	defer bindContext(ctx, c)()
 	answers, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request},
 		Data:   request,

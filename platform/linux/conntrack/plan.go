@@ -30,9 +30,9 @@ type Rule struct {
 	// Endpoints are the places that may answer, sorted. Where there are none
 	// every flow is stale.
 	Endpoints []netip.AddrPort
-	// Gone means that the frontend is no more. Then only translated flows
+	// Deleted means that the frontend is no more. Then only translated flows
 	// are stale: the others never were a Service's.
-	Gone bool
+	Deleted bool
 }
 
 // frontend returns what r is about, with an invalid address for a NodePort.
@@ -72,64 +72,64 @@ func sameNodePorts(a, b *service.Node) bool {
 // stale between old and new, either of which may be nil: one that left, one
 // that came, one that lost an endpoint and one that got its first.
 func Changes(old, new *service.Port) []Rule {
-	if sameButCluster(old, new) && len(old.Cluster) > 0 {
-		if len(lost(old.Cluster, new.Cluster)) == 0 {
+	if differOnlyInCluster(old, new) && len(old.Cluster) > 0 {
+		if len(removedEndpoints(old.Cluster, new.Cluster)) == 0 {
 			return nil
 		}
 		return rules(new) // all of its frontends lead to the same endpoints
 	}
-	return changed(rules(old), rules(new))
+	return compareRules(rules(old), rules(new))
 }
 
-// changed compares frontend by frontend.
-func changed(before, after []Rule) []Rule {
+// compareRules compares frontend by frontend.
+func compareRules(before, after []Rule) []Rule {
 	var changed []Rule
 	for _, r := range after {
 		i := slices.IndexFunc(before, func(b Rule) bool { return b.frontend() == r.frontend() })
-		if i < 0 || disturbs(before[i].Endpoints, r.Endpoints) {
+		if i < 0 || invalidates(before[i].Endpoints, r.Endpoints) {
 			changed = append(changed, r)
 		}
 	}
 	for _, r := range before {
 		if !slices.ContainsFunc(after, func(a Rule) bool { return a.frontend() == r.frontend() }) {
-			r.Endpoints, r.Gone = nil, true
+			r.Endpoints, r.Deleted = nil, true
 			changed = append(changed, r)
 		}
 	}
 	return changed
 }
 
-// sameButCluster reports that all frontends of both Ports are the same, and lead to
+// differOnlyInCluster reports that all frontends of both Ports are the same, and lead to
 // nothing but the endpoints in Cluster.
-func sameButCluster(a, b *service.Port) bool {
-	return leadsToCluster(a) && leadsToCluster(b) && a.Family == b.Family && a.Name.Protocol == b.Name.Protocol &&
+func differOnlyInCluster(a, b *service.Port) bool {
+	return usesOnlyCluster(a) && usesOnlyCluster(b) && a.Family == b.Family && a.Name.Protocol == b.Name.Protocol &&
 		slices.EqualFunc(a.Frontends, b.Frontends, func(f, g service.Frontend) bool {
 			return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port
 		})
 }
 
-func leadsToCluster(p *service.Port) bool {
-	return p != nil && len(p.Lingering) == 0 && p.Internal == service.PolicyCluster && p.External == service.PolicyCluster
+func usesOnlyCluster(p *service.Port) bool {
+	return p != nil && len(p.Draining) == 0 && p.Internal == service.PolicyCluster && p.External == service.PolicyCluster
 }
 
-// lost returns the endpoints in before whose addresses are not in after. Both are
+// removedEndpoints returns the endpoints in before whose addresses are not in after. Both are
 // sorted.
-func lost(before, after []service.Endpoint) []service.Endpoint {
-	left, came := service.Apart(before, after)
-	return slices.DeleteFunc(slices.Clone(left), func(e service.Endpoint) bool {
-		_, found := slices.BinarySearchFunc(came, e, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+func removedEndpoints(before, after []service.Endpoint) []service.Endpoint {
+	removed, added := service.TrimCommon(before, after)
+	return slices.DeleteFunc(slices.Clone(removed), func(e service.Endpoint) bool {
+		_, found := slices.BinarySearchFunc(added, e, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
 		return found
 	})
 }
 
-// disturbs reports that a flow which was fine with the endpoints before may
+// invalidates reports that a flow which was fine with the endpoints before may
 // not be so after.
-func disturbs(before, after []netip.AddrPort) bool {
+func invalidates(before, after []netip.AddrPort) bool {
 	if len(before) == 0 {
 		return len(after) > 0
 	}
-	left, _ := service.Apart(before, after)
-	return slices.ContainsFunc(left, func(e netip.AddrPort) bool { return !contains(after, e) })
+	removed, _ := service.TrimCommon(before, after)
+	return slices.ContainsFunc(removed, func(e netip.AddrPort) bool { return !contains(after, e) })
 }
 
 // rules returns one rule per frontend of p, in the order of the frontends.
@@ -138,7 +138,7 @@ func rules(p *service.Port) []Rule {
 	if p == nil {
 		return nil
 	}
-	internal, external := allowed(p)
+	internal, external := allowedEndpoints(p)
 	var all []Rule
 	for _, f := range p.Frontends {
 		r := Rule{Family: p.Family, Protocol: p.Name.Protocol, Addr: f.Addr, Port: f.Port, Endpoints: internal}
@@ -155,17 +155,17 @@ func rules(p *service.Port) []Rule {
 	return all
 }
 
-// allowed returns where flows to the ClusterIP and to the external frontends
+// allowedEndpoints returns where flows to the ClusterIP and to the external frontends
 // of p may be answered from. Pods and the node itself reach an external
 // frontend with policy Local through the Cluster endpoints, so these count too;
 // so do endpoints that serve on without getting new flows.
-func allowed(p *service.Port) (internal, external []netip.AddrPort) {
-	cluster := union(addrs(p.Cluster), addrs(p.Lingering))
+func allowedEndpoints(p *service.Port) (internal, external []netip.AddrPort) {
+	cluster := union(addrs(p.Cluster), addrs(p.Draining))
 	if p.Internal == service.PolicyCluster && p.External == service.PolicyCluster {
 		return cluster, cluster
 	}
 	internal, external = cluster, cluster
-	local := union(addrs(p.Local), addrs(localOnes(p.Lingering)))
+	local := union(addrs(p.Local), addrs(localEndpoints(p.Draining)))
 	if p.Internal == service.PolicyLocal {
 		internal = local
 	}
@@ -175,7 +175,7 @@ func allowed(p *service.Port) (internal, external []netip.AddrPort) {
 	return internal, external
 }
 
-func localOnes(endpoints []service.Endpoint) []service.Endpoint {
+func localEndpoints(endpoints []service.Endpoint) []service.Endpoint {
 	var ones []service.Endpoint
 	for _, e := range endpoints {
 		if e.Local {

@@ -57,7 +57,7 @@ func rule(f service.Frontend, endpoints ...string) Rule {
 
 func gone(f service.Frontend) Rule {
 	r := rule(f)
-	r.Gone = true
+	r.Deleted = true
 	return r
 }
 
@@ -176,7 +176,7 @@ func TestChangesOfEndpoints(t *testing.T) {
 	for i := range 64 {
 		for j := range 64 {
 			old, new := draw(i), draw(j)
-			if d := ruleDiff(changed(rules(old), rules(new)), Changes(old, new)); d != "" {
+			if d := ruleDiff(compareRules(rules(old), rules(new)), Changes(old, new)); d != "" {
 				t.Fatalf("from %v to %v (-want +got):\n%s", old.Cluster, new.Cluster, d)
 			}
 		}
@@ -184,9 +184,9 @@ func TestChangesOfEndpoints(t *testing.T) {
 }
 
 func TestBetween(t *testing.T) {
-	node, same := &service.Node{NodePorts: service.Everywhere(), Name: "n"}, &service.Node{NodePorts: service.Everywhere(), Name: "n"}
+	node, same := &service.Node{NodePorts: service.AnyAddress(), Name: "n"}, &service.Node{NodePorts: service.AnyAddress(), Name: "n"}
 	other := &service.Node{Name: "n", NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
-	moved := &service.Node{NodePorts: service.Everywhere(), Name: "n", Addrs: []netip.Addr{addr("192.0.2.1")}}
+	moved := &service.Node{NodePorts: service.AnyAddress(), Name: "n", Addrs: []netip.Addr{addr("192.0.2.1")}}
 	dns, late := udp(epA), port("late", service.IPv4, nil, external)
 	six := port("six", service.IPv6, ats("[fd00::1]:53"), service.Frontend{Kind: service.NodePort, Port: 30053})
 	snap := func(n *service.Node, ports ...*service.Port) *service.Snapshot { return service.New(1, n, ports) }

@@ -47,14 +47,14 @@ type Reconciler struct {
 	Driver Driver
 	Family service.Family
 
-	flows, connections pass
-	effort             effort
+	datagrams, connections passState
+	budget                 scanBudget
 }
 
-// pass is what is known about the entries of some protocols.
-type pass struct {
-	done *service.Snapshot // nothing stale was left for it
-	all  bool              // the next round looks at every frontend
+// passState is what is known about the entries of some protocols.
+type passState struct {
+	synced     *service.Snapshot // nothing stale was left for it
+	fullResync bool              // the next round looks at every frontend
 }
 
 // Sync removes what is stale for now, whose rules must be in force already.
@@ -62,89 +62,89 @@ type pass struct {
 // since the last success. Connections may be left for a later call, see Due. It
 // returns how many entries went, also with an error.
 func (r *Reconciler) Sync(ctx context.Context, now *service.Snapshot) (int, error) {
-	n, err := r.sync(ctx, &r.flows, r.flows.rules(now, r.Family, Rule.datagrams), now)
-	rules := r.connections.rules(now, r.Family, Rule.connects)
+	n, err := r.sync(ctx, &r.datagrams, r.datagrams.rules(now, r.Family, Rule.isDatagram), now)
+	rules := r.connections.rules(now, r.Family, Rule.isConnection)
 	start := time.Now()
-	if len(rules) > 0 && !r.effort.allows(start) {
-		r.connections.all = true // an endpoint may come and go until then
+	if len(rules) > 0 && !r.budget.allows(start) {
+		r.connections.fullResync = true // an endpoint may come and go until then
 		return n, err
 	}
 	more, connErr := r.sync(ctx, &r.connections, rules, now)
 	if len(rules) > 0 {
-		r.effort.charge(start, time.Since(start))
+		r.budget.charge(start, time.Since(start))
 	}
 	return n + more, errors.Join(err, connErr)
 }
 
-func (r *Reconciler) sync(ctx context.Context, p *pass, rules []Rule, now *service.Snapshot) (int, error) {
+func (r *Reconciler) sync(ctx context.Context, p *passState, rules []Rule, now *service.Snapshot) (int, error) {
 	n, err := r.Reconcile(ctx, rules, now)
 	if err == nil {
-		p.done, p.all = now, false
+		p.synced, p.fullResync = now, false
 	}
 	return n, err
 }
 
 // rules returns those that are to be looked at for now, of some protocols.
-func (p *pass) rules(now *service.Snapshot, f service.Family, of func(Rule) bool) []Rule {
-	rules := Between(p.done, now, f)
-	if p.all {
+func (p *passState) rules(now *service.Snapshot, f service.Family, of func(Rule) bool) []Rule {
+	rules := Between(p.synced, now, f)
+	if p.fullResync {
 		rules = append(rules, All(now, f)...)
 	}
 	return slices.DeleteFunc(rules, func(r Rule) bool { return !of(r) })
 }
 
-func (r Rule) datagrams() bool { return r.Protocol == service.UDP }
-func (r Rule) connects() bool  { return r.Protocol != service.UDP }
+func (r Rule) isDatagram() bool   { return r.Protocol == service.UDP }
+func (r Rule) isConnection() bool { return r.Protocol != service.UDP }
 
-// Recheck makes the next Sync look at every frontend again.
-func (r *Reconciler) Recheck() { r.flows.all, r.connections.all = true, true }
+// Resync makes the next Sync look at every frontend again.
+func (r *Reconciler) Resync() { r.datagrams.fullResync, r.connections.fullResync = true, true }
 
-// Due returns when a Sync may do what an earlier one has left for later, 0 if
+// ResyncAfter returns when a Sync may do what an earlier one has left for later, 0 if
 // nothing was left.
-func (r *Reconciler) Due() time.Duration {
-	if r.connections.done == r.flows.done && r.connections.all == r.flows.all {
+func (r *Reconciler) ResyncAfter() time.Duration {
+	if r.connections.synced == r.datagrams.synced && r.connections.fullResync == r.datagrams.fullResync {
 		return 0
 	}
-	return r.effort.wait(time.Now())
+	return r.budget.wait(time.Now())
 }
 
-// effort bounds the time that looking for stale connections takes. The kernel
+// scanBudget bounds the time that looking for stale connections takes. The kernel
 // walks its whole table for that, which may take long, and endpoints of TCP come
 // and go all day. A client sends its first packet again for minutes.
-type effort struct{ full time.Time }
+type scanBudget struct{ usedUntil time.Time }
 
-// Looking takes one part in effortShare of the time, but for what effortBurst
+// Looking takes one part in budgetShare of the time, but for what budgetBurst
 // allows after a quiet time.
 const (
-	effortShare = 50
-	effortBurst = 10 * time.Second
+	budgetShare = 50
+	budgetBurst = 10 * time.Second
 )
 
-func (e *effort) allows(now time.Time) bool { return e.wait(now) == 0 }
+func (e *scanBudget) allows(now time.Time) bool { return e.wait(now) == 0 }
 
 // wait returns how long it is until the next look, 0 if it is due.
-func (e *effort) wait(now time.Time) time.Duration {
-	return max(e.full.Add(-effortBurst).Sub(now), 0)
+func (e *scanBudget) wait(now time.Time) time.Duration {
+	return max(e.usedUntil.Add(-budgetBurst).Sub(now), 0)
 }
 
-func (e *effort) charge(now time.Time, cost time.Duration) {
-	if e.full.Before(now) {
-		e.full = now
+func (e *scanBudget) charge(now time.Time, cost time.Duration) {
+	if e.usedUntil.Before(now) {
+		e.usedUntil = now
 	}
-	e.full = e.full.Add(effortShare * cost)
+	e.usedUntil = e.usedUntil.Add(budgetShare * cost)
 }
 
 // Reconcile removes the flows that are stale by rules and returns how many
 // there were, also with an error. The snapshot tells which addresses answer
 // NodePorts.
 func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.Snapshot) (int, error) {
-	host := &host{driver: r.Driver, now: now, local: map[netip.Addr]bool{}, claims: map[target]bool{}}
+	host := &nodePortLookup{driver: r.Driver, now: now, local: map[netip.Addr]bool{}, frontends: map[frontendKey]bool{}}
 	s := &sweep{driver: r.Driver, matcher: newMatcher(rules, func(p service.Protocol, to netip.AddrPort) bool {
-		return host.nodePort(ctx, p, to)
+		return host.answers(ctx, p, to)
 	})}
 	var errs []error
 	for _, f := range filters(rules) {
-		if err := r.Driver.Dump(ctx, f, func(f Flow) { s.look(ctx, f) }); err != nil {
+		if err := r.Driver.Dump(ctx, f, func(f Flow) { s.visit(ctx, f) }); err != nil {
 			errs = append(errs, fmt.Errorf("list %s conntrack entries: %w", f.Family, err))
 			break // the next would fail alike
 		}
@@ -227,7 +227,7 @@ type sweep struct {
 	err     error // the first that Delete returned
 }
 
-func (s *sweep) look(ctx context.Context, f Flow) {
+func (s *sweep) visit(ctx context.Context, f Flow) {
 	if !s.matcher.stale(f) {
 		return
 	}
@@ -246,24 +246,24 @@ func (s *sweep) flush(ctx context.Context) {
 	s.found = s.found[:0]
 }
 
-// host knows which addresses answer NodePorts, for the length of one sweep.
-type host struct {
+// nodePortLookup knows which addresses answer NodePorts, for the length of one sweep.
+type nodePortLookup struct {
 	driver Driver
 	now    *service.Snapshot
 
-	local  map[netip.Addr]bool
-	claims map[target]bool
-	err    error // the first that Local returned
+	local     map[netip.Addr]bool
+	frontends map[frontendKey]bool
+	err       error // the first that Local returned
 }
 
-func (h *host) nodePort(ctx context.Context, p service.Protocol, to netip.AddrPort) bool {
+func (h *nodePortLookup) answers(ctx context.Context, p service.Protocol, to netip.AddrPort) bool {
 	return h.now.Node.AnswersNodePorts(to.Addr()) && h.isLocal(ctx, to.Addr()) &&
-		!h.claimed(target{service.FamilyOf(to.Addr()), p, to})
+		!h.isFrontend(frontendKey{service.FamilyOf(to.Addr()), p, to})
 }
 
 // isLocal asks the kernel, as the API tells only some of a node's addresses.
 // An address counts as foreign when the kernel does not say.
-func (h *host) isLocal(ctx context.Context, addr netip.Addr) bool {
+func (h *nodePortLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
 	known, ok := h.local[addr]
 	if ok {
 		return known
@@ -276,9 +276,9 @@ func (h *host) isLocal(ctx context.Context, addr netip.Addr) bool {
 	return is
 }
 
-// claimed reports that t is a frontend itself, which goes before NodePorts.
-func (h *host) claimed(t target) bool {
-	known, ok := h.claims[t]
+// isFrontend reports that t is a frontend itself, which goes before NodePorts.
+func (h *nodePortLookup) isFrontend(t frontendKey) bool {
+	known, ok := h.frontends[t]
 	if ok {
 		return known
 	}
@@ -290,6 +290,6 @@ func (h *host) claimed(t target) bool {
 			break
 		}
 	}
-	h.claims[t] = known
+	h.frontends[t] = known
 	return known
 }

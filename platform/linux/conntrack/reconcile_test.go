@@ -21,20 +21,20 @@ import (
 // fake is a kernel whose dumps show an entry only to the filter it matches,
 // and twice, and whose node has the address 192.0.2.1.
 type fake struct {
-	t       *testing.T
-	table   []Flow
-	dumps   []Filter
-	batches []int
-	asked   []netip.Addr
+	t          *testing.T
+	table      []Flow
+	dumps      []Filter
+	batches    []int
+	localCalls []netip.Addr
 
-	takes time.Duration // for a dump
+	dumpDelay time.Duration // for a dump
 
 	dumpErr, deleteErr, localErr error
 }
 
 func (k *fake) Dump(_ context.Context, f Filter, each func(Flow)) error {
 	k.dumps = append(k.dumps, f)
-	time.Sleep(k.takes)
+	time.Sleep(k.dumpDelay)
 	for _, e := range slices.Clone(k.table) {
 		if service.FamilyOf(e.Dst.Addr()) == f.Family && e.Protocol == f.Protocol &&
 			(!f.Addr.IsValid() || f.Addr == e.Dst.Addr()) && (f.Port == 0 || f.Port == e.Dst.Port()) {
@@ -55,7 +55,7 @@ func (k *fake) Delete(_ context.Context, flows []Flow) (int, error) {
 }
 
 func (k *fake) Local(_ context.Context, a netip.Addr) (bool, error) {
-	k.asked = append(k.asked, a)
+	k.localCalls = append(k.localCalls, a)
 	return a == addr("192.0.2.1") && k.localErr == nil, k.localErr
 }
 
@@ -79,7 +79,7 @@ func snapshot(ports ...*service.Port) *service.Snapshot {
 	return service.New(1, &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}, ports)
 }
 
-func TestSyncLooksAtChangesOnly(t *testing.T) {
+func TestSyncChecksChangesOnly(t *testing.T) {
 	good, other := flow("10.96.0.10:53", epA), flow("203.0.113.9:53", epC)
 	k := &fake{t: t, table: []Flow{good, flow("10.96.0.10:53", epB), other}}
 	r := &Reconciler{Driver: k}
@@ -102,7 +102,7 @@ func TestSyncLooksAtChangesOnly(t *testing.T) {
 	k.table = append(k.table, stray)
 	k.sync(r, snapshot(udp(epA), late), 0, nil)
 	k.expect(good, stray)
-	r.Recheck()
+	r.Resync()
 	k.sync(r, snapshot(udp(epA), late), 1, nil)
 	k.expect(good)
 }
@@ -148,8 +148,8 @@ func TestReconcileNodePorts(t *testing.T) {
 		t.Errorf("Reconcile = %d, %v, want 1", n, err)
 	}
 	k.expect(elsewhere, elsewhere, notAnswering, loopback, claimed)
-	if want := []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}; !slices.Equal(want, k.asked) {
-		t.Errorf("asked for %v, want %v, each once", k.asked, want)
+	if want := []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}; !slices.Equal(want, k.localCalls) {
+		t.Errorf("asked for %v, want %v, each once", k.localCalls, want)
 	}
 }
 

@@ -20,10 +20,10 @@ import (
 // socket speaks ctnetlink. It reads into one buffer, where netlink.Conn would
 // allocate each message.
 type socket struct {
-	ctx     context.Context
-	conn    *netlink.Conn
-	raw     syscall.RawConn
-	unbound func()
+	ctx    context.Context
+	conn   *netlink.Conn
+	raw    syscall.RawConn
+	unbind func()
 }
 
 const (
@@ -52,17 +52,17 @@ func dial(ctx context.Context) (*socket, error) {
 	// Both only make things faster or errors shorter.
 	_ = conn.SetReadBuffer(socketBuffer)
 	_ = conn.SetOption(netlink.CapAcknowledge, true)
-	return &socket{ctx, conn, raw, bound(ctx, conn)}, nil
+	return &socket{ctx, conn, raw, bindContext(ctx, conn)}, nil
 }
 
 func (s *socket) close() {
-	s.unbound()
+	s.unbind()
 	s.conn.Close()
 }
 
-// bound makes reads from c fail once ctx ends, until the function that it
+// bindContext makes reads from c fail once ctx ends, until the function that it
 // returns is called.
-func bound(ctx context.Context, c *netlink.Conn) func() {
+func bindContext(ctx context.Context, c *netlink.Conn) func() {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 	return func() { stop() }
 }

@@ -25,7 +25,7 @@ func TestAlteredSets(t *testing.T) {
 				s := Set{"A", HashIPPort, service.IPv4}
 				must(t, k.Create(s), k.Add(s, members(s)))
 				wantAltered(t, k, false)
-				refer(t, "-A")
+				setRule(t, "-A")
 				run(t, "", "ipset", append([]string{"create", "B", "hash:ip,port"}, strings.Fields(options)...)...)
 				run(t, "", "ipset", "swap", "A", "B")
 				run(t, "", "ipset", "destroy", "B")
@@ -34,7 +34,7 @@ func TestAlteredSets(t *testing.T) {
 				wantAltered(t, k, false)
 				must(t, k.Add(s, members(s)), k.Create(s))
 				wantList(t, k, s, entries(members(s))...)
-				refer(t, "-D")
+				setRule(t, "-D")
 			})
 		})
 	}
@@ -43,7 +43,7 @@ func TestAlteredSets(t *testing.T) {
 // wantAltered wants one set, altered or not.
 func wantAltered(t *testing.T, k *Kernel, want bool) {
 	t.Helper()
-	heads, err := k.Heads()
+	heads, err := k.Headers()
 	must(t, err)
 	if len(heads) != 1 || heads[0].Altered != want {
 		t.Errorf("heads %+v, want one, altered %t", heads, want)

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// change is one of the two commands that have elements.
-type change struct {
+// elementCommand is one of the two commands that have elements.
+type elementCommand struct {
 	command int
-	words   string // for an error, before the set
+	verb    string // for an error, before the set
 }
 
 // Add adds elements. Those that are there already are success and get the
 // comment they come with. If the set was made by others, without comments, it
 // gets none. In an error some may have been added.
 func (k *Kernel) Add(s Set, members []Member) error {
-	return k.change(s, change{nl.IPSET_CMD_ADD, "add to"}, held(members))
+	return k.changeElements(s, elementCommand{nl.IPSET_CMD_ADD, "add to"}, normalize(members))
 }
 
 // Del removes elements. Those that are not there are success. In an error some
@@ -32,31 +32,31 @@ func (k *Kernel) Del(s Set, entries []Entry) error {
 	for i, e := range entries {
 		members[i].Entry = e
 	}
-	return k.change(s, change{nl.IPSET_CMD_DEL, "delete from"}, held(members))
+	return k.changeElements(s, elementCommand{nl.IPSET_CMD_DEL, "delete from"}, normalize(members))
 }
 
-func (k *Kernel) change(s Set, c change, members []Member) error {
+func (k *Kernel) changeElements(s Set, c elementCommand, members []Member) error {
 	k.lock.Lock()
 	defer k.lock.Unlock()
 	if err := k.batches(s, c, members); err != nil {
-		return fmt.Errorf("%s ipset %s: %w", c.words, s.Name, err)
+		return fmt.Errorf("%s ipset %s: %w", c.verb, s.Name, err)
 	}
 	return nil
 }
 
-func (k *Kernel) batches(s Set, c change, members []Member) error {
+func (k *Kernel) batches(s Set, c elementCommand, members []Member) error {
 	// The kernel overlooks what it is told beyond the type of its set.
-	if err := k.check(s); err != nil {
+	if err := k.checkExisting(s); err != nil {
 		return err
 	}
 	for len(members) > 0 {
 		n, err := k.batch(s, c, members)
 		if errors.Is(err, unix.Errno(nl.IPSET_ERR_COMMENT)) {
-			members = silent(members)
+			members = withoutComments(members)
 			n, err = k.batch(s, c, members)
 		}
 		if errors.As(err, new(unix.Errno)) {
-			err = k.singly(s, c, members[:n])
+			err = k.retryOneByOne(s, c, members[:n])
 		}
 		if err != nil {
 			return err
@@ -72,7 +72,7 @@ const batchSize = 31 << 10
 
 // batch does c with the first members and returns how many they were. It ends
 // at the first that fails.
-func (k *Kernel) batch(s Set, c change, members []Member) (int, error) {
+func (k *Kernel) batch(s Set, c elementCommand, members []Member) (int, error) {
 	w := make(wire, 0, 32<<10)
 	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
 	w.u32(nl.IPSET_ATTR_LINENO, 0)
@@ -83,21 +83,21 @@ func (k *Kernel) batch(s Set, c change, members []Member) (int, error) {
 		n++
 	}
 	w.end(at)
-	return n, do(k.request(c.command, w))
+	return n, execute(k.request(c.command, w))
 }
 
-// singly does what a batch failed at, to say where.
-func (k *Kernel) singly(s Set, c change, members []Member) error {
+// retryOneByOne does what a batch failed at, to say where.
+func (k *Kernel) retryOneByOne(s Set, c elementCommand, members []Member) error {
 	for i, m := range members {
 		if _, err := k.batch(s, c, members[i:i+1]); err != nil {
-			return fmt.Errorf("%s: %w", s.Text(m.Entry), worded(err))
+			return fmt.Errorf("%s: %w", s.Text(m.Entry), describeErrno(err))
 		}
 	}
 	return nil
 }
 
-// silent returns members without comments.
-func silent(members []Member) []Member {
+// withoutComments returns members without comments.
+func withoutComments(members []Member) []Member {
 	members = slices.Clone(members)
 	for i := range members {
 		members[i].Comment = ""
@@ -107,23 +107,23 @@ func silent(members []Member) []Member {
 
 // dump asks for a list.
 func (k *Kernel) dump(attrs wire) ([][]byte, error) {
-	answers, err := persist(func() ([][]byte, error) {
+	answers, err := retryInterrupted(func() ([][]byte, error) {
 		return k.request(nl.IPSET_CMD_LIST, attrs).Execute(unix.NETLINK_NETFILTER, 0)
 	})
 	for i, a := range answers {
-		answers[i] = body(a)
+		answers[i] = payload(a)
 	}
-	return answers, worded(err)
+	return answers, describeErrno(err)
 }
 
-// attempts is how often a list is begun that changes meanwhile.
-const attempts = 5
+// maxDumpAttempts is how often a list is begun that changes meanwhile.
+const maxDumpAttempts = 5
 
-// persist asks until an answer is whole.
-func persist(ask func() ([][]byte, error)) ([][]byte, error) {
-	answers, err := ask()
-	for n := 1; n < attempts && errors.Is(err, nl.ErrDumpInterrupted); n++ {
-		answers, err = ask()
+// retryInterrupted asks until an answer is whole.
+func retryInterrupted(dump func() ([][]byte, error)) ([][]byte, error) {
+	answers, err := dump()
+	for n := 1; n < maxDumpAttempts && errors.Is(err, nl.ErrDumpInterrupted); n++ {
+		answers, err = dump()
 	}
 	return answers, err
 }
@@ -151,8 +151,8 @@ func (k *Kernel) list(s Set) ([]Entry, error) {
 	var entries []Entry
 	for _, part := range parts {
 		// Only the first part says what the set is.
-		if h := readHead(part); h.Type != "" {
-			err = errors.Join(err, s.same(h))
+		if h := readHeader(part); h.Type != "" {
+			err = errors.Join(err, s.checkType(h))
 		}
 		for typ, elements := range attributes(part) {
 			if typ == nl.IPSET_ATTR_ADT {
@@ -175,9 +175,9 @@ func appendEntries(entries []Entry, elements []byte) []Entry {
 // headersOnly asks for a list of sets without their elements.
 const headersOnly = 1 << 2
 
-// Heads returns all sets, whoever's, without their elements. Where the kernel
+// Headers returns all sets, whoever's, without their elements. Where the kernel
 // has not loaded ipsets it does not make it.
-func (k *Kernel) Heads() ([]Head, error) {
+func (k *Kernel) Headers() ([]Header, error) {
 	if !Present() {
 		return nil, nil
 	}
@@ -189,9 +189,9 @@ func (k *Kernel) Heads() ([]Head, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list ipsets: %w", err)
 	}
-	heads := make([]Head, len(answers))
+	heads := make([]Header, len(answers))
 	for i, a := range answers {
-		heads[i] = readHead(a)
+		heads[i] = readHeader(a)
 	}
 	return heads, nil
 }

@@ -31,8 +31,8 @@ const (
 	invalidProtocol
 )
 
-// words are for numbers that only ipsets have.
-var words = map[unix.Errno]string{
+// errnoText are for numbers that only ipsets have.
+var errnoText = map[unix.Errno]string{
 	nl.IPSET_ERR_PROTOCOL:     "it does not fit the type or family of the set",
 	nl.IPSET_ERR_MAX_SETS:     "the kernel takes no more sets",
 	nl.IPSET_ERR_INVALID_CIDR: "the length of the prefix is not possible",
@@ -41,8 +41,8 @@ var words = map[unix.Errno]string{
 	invalidProtocol:           "the protocol is not possible",
 }
 
-// worded returns an error of the kernel's in words.
-func worded(err error) error {
+// describeErrno returns an error of the kernel's in words.
+func describeErrno(err error) error {
 	var number unix.Errno
 	if !errors.As(err, &number) {
 		return err
@@ -54,8 +54,8 @@ func worded(err error) error {
 		return fmt.Errorf("the kernel has no ipsets: %w", errors.ErrUnsupported)
 	case number == nl.IPSET_ERR_FIND_TYPE:
 		return fmt.Errorf("the kernel lacks the type of the set: %w", errors.ErrUnsupported)
-	case words[number] != "":
-		return fmt.Errorf("%s (%w)", words[number], number)
+	case errnoText[number] != "":
+		return fmt.Errorf("%s (%w)", errnoText[number], number)
 	}
 	return err
 }

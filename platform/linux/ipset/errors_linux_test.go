@@ -35,12 +35,12 @@ func TestOtherSet(t *testing.T) {
 				must(t, k.Create(there), k.Add(there, members(there)))
 				text := fmt.Sprintf("it is hash:ip,port for IPv4, want %s for %s", s.Type, s.Family)
 				_, err := k.List(s)
-				wantError(t, err, "list ipset A: ", ErrOther)
-				wantError(t, err, text, ErrOther)
-				wantError(t, k.Create(s), "create ipset A: ", ErrOther)
-				wantError(t, k.Create(s), text, ErrOther)
-				wantError(t, k.Add(s, members(s)), "add to ipset A: ", ErrOther)
-				wantError(t, k.Del(s, entries(members(s))), "delete from ipset A: ", ErrOther)
+				wantError(t, err, "list ipset A: ", ErrTypeMismatch)
+				wantError(t, err, text, ErrTypeMismatch)
+				wantError(t, k.Create(s), "create ipset A: ", ErrTypeMismatch)
+				wantError(t, k.Create(s), text, ErrTypeMismatch)
+				wantError(t, k.Add(s, members(s)), "add to ipset A: ", ErrTypeMismatch)
+				wantError(t, k.Del(s, entries(members(s))), "delete from ipset A: ", ErrTypeMismatch)
 				wantList(t, k, there, entries(members(there))...)
 			})
 		})
@@ -121,8 +121,8 @@ func TestFullSet(t *testing.T) {
 	})
 }
 
-// refer has a rule of iptables refer to set A.
-func refer(t *testing.T, how string) {
+// setRule has a rule of iptables refer to set A.
+func setRule(t *testing.T, how string) {
 	t.Helper()
 	run(t, "", "iptables", "-w", how, "OUTPUT", "-m", "set", "--match-set", "A", "dst")
 }
@@ -131,20 +131,20 @@ func TestSetInUse(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		s := Set{"A", HashIP, service.IPv4}
 		must(t, k.Create(s))
-		refer(t, "-A")
-		heads, err := k.Heads()
+		setRule(t, "-A")
+		heads, err := k.Headers()
 		must(t, err)
 		if len(heads) != 1 || heads[0].References == 0 {
 			t.Errorf("heads of the set = %v, want references", heads)
 		}
-		k.patience = time.Millisecond
+		k.destroyTimeout = time.Millisecond
 		wantError(t, k.Destroy("A"), "destroy ipset A: a rule refers to it", nil)
 		wantList(t, k, s)
 		// One that is about to go is waited for.
-		k.patience = time.Minute
+		k.destroyTimeout = time.Minute
 		done := make(chan error, 1)
 		go func() { done <- k.Destroy("A") }()
-		refer(t, "-D")
+		setRule(t, "-D")
 		must(t, <-done)
 		_, err = k.List(s)
 		wantError(t, err, "", ErrMissing)
@@ -153,16 +153,16 @@ func TestSetInUse(t *testing.T) {
 
 // A list that changed while it was read is asked for again, but not forever.
 func TestInterruptedList(t *testing.T) {
-	for interruptions, want := range map[int]error{0: nil, attempts - 1: nil, attempts: nl.ErrDumpInterrupted} {
+	for interruptions, want := range map[int]error{0: nil, maxDumpAttempts - 1: nil, maxDumpAttempts: nl.ErrDumpInterrupted} {
 		n := 0
-		got, err := persist(func() ([][]byte, error) {
+		got, err := retryInterrupted(func() ([][]byte, error) {
 			n++
 			if n <= interruptions {
 				return nil, nl.ErrDumpInterrupted
 			}
 			return [][]byte{nil}, nil
 		})
-		if !errors.Is(err, want) || (err == nil) != (len(got) == 1) || n != min(interruptions+1, attempts) {
+		if !errors.Is(err, want) || (err == nil) != (len(got) == 1) || n != min(interruptions+1, maxDumpAttempts) {
 			t.Errorf("%d interruptions: asked %d times, %d answers, %v; want %v", interruptions, n, len(got), err, want)
 		}
 	}

@@ -22,12 +22,12 @@ type Kernel struct {
 	lock sync.Mutex
 	// sockets has one, to netfilter, in the form that the library wants it in.
 	sockets map[int]*nl.SocketHandle
-	// patience is how long Destroy waits for rules to go.
-	patience time.Duration
+	// destroyTimeout is how long Destroy waits for rules to go.
+	destroyTimeout time.Duration
 }
 
-// answerTime is how long the kernel may take: it may have to load a type.
-const answerTime = 30 * time.Second
+// receiveTimeout is how long the kernel may take: it may have to load a type.
+const receiveTimeout = 30 * time.Second
 
 // Open is for the network namespace of the calling thread. It asks nothing of
 // the kernel yet, which may have no ipsets.
@@ -36,14 +36,14 @@ func Open() (*Kernel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
 	}
-	tv := unix.NsecToTimeval(int64(answerTime))
+	tv := unix.NsecToTimeval(int64(receiveTimeout))
 	err = errors.Join(s.SetSendTimeout(&tv), s.SetReceiveTimeout(&tv))
 	if err != nil {
 		s.Close()
 		return nil, fmt.Errorf("set up netlink socket to netfilter: %w", err)
 	}
 	sockets := map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s}}
-	return &Kernel{sockets: sockets, patience: busyTime}, nil
+	return &Kernel{sockets: sockets, destroyTimeout: busyTimeout}, nil
 }
 
 // Close gives the socket back. Sets stay.
@@ -64,14 +64,14 @@ func (k *Kernel) request(command int, attrs wire) *nl.NetlinkRequest {
 	return r
 }
 
-// do sends a request that is answered by success or failure.
-func do(r *nl.NetlinkRequest) error {
+// execute sends a request that is answered by success or failure.
+func execute(r *nl.NetlinkRequest) error {
 	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
 	return err
 }
 
-// body returns an answer without its header.
-func body(answer []byte) []byte {
+// payload returns an answer without its header.
+func payload(answer []byte) []byte {
 	return answer[min(len(answer), nl.SizeofNfgenmsg):]
 }
 
@@ -81,7 +81,7 @@ var revisions = map[Type]byte{HashIP: 2, HashIPPort: 3, HashIPPortNet: 5}
 
 // Create makes a set, with room for 1,048,576 elements and for comments. One of
 // that name, type and family is success. If it is Altered, an empty one takes its
-// place. If its type or family is another, the error is ErrOther.
+// place. If its type or family is another, the error is ErrTypeMismatch.
 func (k *Kernel) Create(s Set) error {
 	k.lock.Lock()
 	defer k.lock.Unlock()
@@ -112,27 +112,27 @@ func (k *Kernel) create(s Set) error {
 	// Without this flag a set that is there must be the same in all it was
 	// made with.
 	r.Flags |= unix.NLM_F_EXCL
-	err := do(r)
+	err := execute(r)
 	if errors.Is(err, unix.EEXIST) {
-		if err := k.check(s); err != nil {
+		if err := k.checkExisting(s); err != nil {
 			return err
 		}
-		return k.restore(s)
+		return k.replaceAltered(s)
 	}
-	return worded(err)
+	return describeErrno(err)
 }
 
-// restore has an empty set made by create take the place of s if that is Altered.
+// replaceAltered has an empty set made by create take the place of s if that is Altered.
 // Rules refer to it from then on.
-func (k *Kernel) restore(s Set) error {
+func (k *Kernel) replaceAltered(s Set) error {
 	var w wire
 	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
 	w.u32(nl.IPSET_ATTR_FLAGS, headersOnly)
 	answers, err := k.dump(w)
 	if err != nil {
-		return worded(err)
+		return describeErrno(err)
 	}
-	if !slices.ContainsFunc(answers, func(a []byte) bool { return readHead(a).Altered }) {
+	if !slices.ContainsFunc(answers, func(a []byte) bool { return readHeader(a).Altered }) {
 		return nil
 	}
 	fresh := s
@@ -140,8 +140,8 @@ func (k *Kernel) restore(s Set) error {
 	destroy := func() error {
 		var w wire
 		w.text(nl.IPSET_ATTR_SETNAME, fresh.Name)
-		if err := do(k.request(nl.IPSET_CMD_DESTROY, w)); !errors.Is(err, unix.ENOENT) {
-			return worded(err)
+		if err := execute(k.request(nl.IPSET_CMD_DESTROY, w)); !errors.Is(err, unix.ENOENT) {
+			return describeErrno(err)
 		}
 		return nil
 	}
@@ -151,8 +151,8 @@ func (k *Kernel) restore(s Set) error {
 	var swap wire
 	swap.text(nl.IPSET_ATTR_SETNAME, s.Name)
 	swap.text(nl.IPSET_ATTR_TYPENAME, fresh.Name) // the second name
-	if err := do(k.request(nl.IPSET_CMD_SWAP, swap)); err != nil {
-		return worded(err)
+	if err := execute(k.request(nl.IPSET_CMD_SWAP, swap)); err != nil {
+		return describeErrno(err)
 	}
 	return destroy()
 }
@@ -164,33 +164,33 @@ func af(f service.Family) byte {
 	return unix.AF_INET
 }
 
-// check looks whether there is a set of that name, type and family.
-func (k *Kernel) check(s Set) error {
+// checkExisting looks whether there is a set of that name, type and family.
+func (k *Kernel) checkExisting(s Set) error {
 	var w wire
 	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
 	answers, err := k.request(nl.IPSET_CMD_HEADER, w).Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
-		return worded(err)
+		return describeErrno(err)
 	}
 	for _, a := range answers {
-		if err := s.same(readHead(body(a))); err != nil {
+		if err := s.checkType(readHeader(payload(a))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s Set) same(h Head) error {
+func (s Set) checkType(h Header) error {
 	if h.Type == s.Type && h.Family == s.Family {
 		return nil
 	}
-	return fmt.Errorf("%w: it is %s for %s, want %s for %s", ErrOther, h.Type, h.Family, s.Type, s.Family)
+	return fmt.Errorf("%w: it is %s for %s, want %s for %s", ErrTypeMismatch, h.Type, h.Family, s.Type, s.Family)
 }
 
 // A rule that iptables has removed goes a moment later in the kernel.
 const (
-	busyTime  = time.Second
-	busyPause = 5 * time.Millisecond
+	busyTimeout  = time.Second
+	busyInterval = 5 * time.Millisecond
 )
 
 // Destroy removes a set with its elements. That there is none is success. It
@@ -203,13 +203,13 @@ func (k *Kernel) Destroy(name string) error {
 	defer k.lock.Unlock()
 	var w wire
 	w.text(nl.IPSET_ATTR_SETNAME, name)
-	for deadline := time.Now().Add(k.patience); ; time.Sleep(busyPause) {
-		err := do(k.request(nl.IPSET_CMD_DESTROY, w))
+	for deadline := time.Now().Add(k.destroyTimeout); ; time.Sleep(busyInterval) {
+		err := execute(k.request(nl.IPSET_CMD_DESTROY, w))
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT): // older kernels say so
 			return nil
 		case !errors.Is(err, unix.Errno(nl.IPSET_ERR_BUSY)):
-			return fmt.Errorf("destroy ipset %s: %w", name, worded(err))
+			return fmt.Errorf("destroy ipset %s: %w", name, describeErrno(err))
 		case time.Now().After(deadline):
 			return fmt.Errorf("destroy ipset %s: a rule refers to it", name)
 		}

@@ -27,7 +27,7 @@ func alone(t *testing.T, f func(k *Kernel)) {
 			t.Skipf("needs the command: %v", err)
 		}
 	}
-	netlab.Alone(t, func() {
+	netlab.InNamespace(t, func() {
 		k, err := Open()
 		if err != nil {
 			t.Fatal(err)
@@ -252,7 +252,7 @@ func many(s Set, n int) []Member {
 }
 
 // Sets of others are listed and otherwise left alone.
-func TestHeads(t *testing.T) {
+func TestHeaders(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		run(t, "", "ipset", "create", "ports", "bitmap:port", "range", "0-100")
 		run(t, "", "ipset", "add", "ports", "80")
@@ -262,10 +262,10 @@ func TestHeads(t *testing.T) {
 		s := Set{"A", HashIPPort, service.IPv6}
 		// So many that the kernel would list the set in several parts.
 		must(t, k.Create(s), k.Add(s, many(s, 5000)))
-		got, err := k.Heads()
+		got, err := k.Headers()
 		must(t, err)
-		slices.SortFunc(got, func(a, b Head) int { return strings.Compare(a.Name, b.Name) })
-		want := []Head{
+		slices.SortFunc(got, func(a, b Header) int { return strings.Compare(a.Name, b.Name) })
+		want := []Header{
 			{"A", HashIPPort, service.IPv6, 5000, 0, false},
 			{"ports", "bitmap:port", service.IPv4, 1, 1, false},
 			{"sets", "list:set", service.IPv4, 1, 0, false},

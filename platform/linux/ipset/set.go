@@ -63,8 +63,8 @@ type Member struct {
 	Comment string
 }
 
-// Head is what the kernel says about a set beside its elements.
-type Head struct {
+// Header is what the kernel says about a set beside its elements.
+type Header struct {
 	Name       string
 	Type       Type
 	Family     service.Family // IPv4 if the type has none
@@ -77,8 +77,8 @@ type Head struct {
 
 // What a set that was asked for can lack.
 var (
-	ErrMissing = errors.New("no such ipset")
-	ErrOther   = errors.New("the ipset is of another type or family")
+	ErrMissing      = errors.New("no such ipset")
+	ErrTypeMismatch = errors.New("the ipset is of another type or family")
 )
 
 // Halves returns p or, as no set holds a prefix of length 0, the two prefixes
@@ -94,12 +94,12 @@ func Halves(p netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{low, netip.PrefixFrom(high, 1)}
 }
 
-// held returns members as a set can hold them: prefixes of length 0 are
+// normalize returns members as a set can hold them: prefixes of length 0 are
 // halved, and comments are fit for it.
-func held(members []Member) []Member {
+func normalize(members []Member) []Member {
 	all := make([]Member, 0, len(members))
 	for _, m := range members {
-		m.Comment = fit(m.Comment)
+		m.Comment = sanitizeComment(m.Comment)
 		whole := m.Net
 		if whole.Bits() != 0 {
 			all = append(all, m)

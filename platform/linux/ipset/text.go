@@ -56,7 +56,7 @@ func (s Set) WriteText(w io.Writer, members []Member) {
 		family = "inet6"
 	}
 	fmt.Fprintf(w, "create %s %s family %s hashsize 1024 maxelem %d comment\n", s.Name, s.Type, family, maxElements)
-	all := held(members)
+	all := normalize(members)
 	slices.SortStableFunc(all, func(a, b Member) int { return a.Compare(b.Entry) })
 	all = slices.CompactFunc(all, func(a, b Member) bool { return a.Entry == b.Entry })
 	for _, m := range all {
@@ -71,9 +71,9 @@ func (s Set) WriteText(w io.Writer, members []Member) {
 // commentSize is the most bytes that the kernel takes for a comment.
 const commentSize = 255
 
-// fit returns a comment without what would end it or its line in the text
+// sanitizeComment returns a comment without what would end it or its line in the text
 // form, cut to what the kernel takes but not within a character.
-func fit(comment string) string {
+func sanitizeComment(comment string) string {
 	comment = strings.Map(func(r rune) rune {
 		switch {
 		case r == '"':

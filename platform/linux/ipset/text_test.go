@@ -12,7 +12,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-func TestText(t *testing.T) {
+func TestNormalize(t *testing.T) {
 	for _, tt := range []struct {
 		typ   Type
 		entry Entry
@@ -64,7 +64,7 @@ add KUBE-LB 192.0.2.1,tcp:80,128.0.0.0/1 comment "default/web:'http'"
 	}
 }
 
-func TestFit(t *testing.T) {
+func TestSanitizeComment(t *testing.T) {
 	for comment, want := range map[string]string{
 		"":                              "",
 		"default/web:http":              "default/web:http",
@@ -76,7 +76,7 @@ func TestFit(t *testing.T) {
 		strings.Repeat("x", 254) + "€y": strings.Repeat("x", 254),
 		strings.Repeat("\xff", 255):     strings.Repeat("\ufffd", 85),
 	} {
-		if got := fit(comment); got != want {
+		if got := sanitizeComment(comment); got != want {
 			t.Errorf("%q fits as %q, want %q", comment, got, want)
 		}
 	}

@@ -17,9 +17,9 @@ import (
 // wire is attributes of netlink one after the other.
 type wire []byte
 
-// ordered marks a number or an address as in the order of the network. Ipsets
+// netByteOrder marks a number or an address as in the order of the network. Ipsets
 // take none without.
-const ordered = unix.NLA_F_NET_BYTEORDER
+const netByteOrder = unix.NLA_F_NET_BYTEORDER
 
 func (w *wire) bytes(typ uint16, value ...byte) {
 	*w = binary.NativeEndian.AppendUint16(*w, uint16(4+len(value)))
@@ -39,7 +39,7 @@ func (w *wire) text(typ uint16, value string) {
 func (w *wire) u32(typ uint16, value uint32) {
 	var b [4]byte
 	binary.BigEndian.PutUint32(b[:], value)
-	w.bytes(typ|ordered, b[:]...)
+	w.bytes(typ|netByteOrder, b[:]...)
 }
 
 // nest opens an attribute that lasts to end.
@@ -61,10 +61,10 @@ func (w *wire) addr(typ uint16, a netip.Addr) {
 	switch {
 	case a.Is4():
 		b := a.As4()
-		w.bytes(nl.IPSET_ATTR_IPADDR_IPV4|ordered, b[:]...)
+		w.bytes(nl.IPSET_ATTR_IPADDR_IPV4|netByteOrder, b[:]...)
 	case a.Is6():
 		b := a.As16()
-		w.bytes(nl.IPSET_ATTR_IPADDR_IPV6|ordered, b[:]...)
+		w.bytes(nl.IPSET_ATTR_IPADDR_IPV6|netByteOrder, b[:]...)
 	}
 	w.end(at)
 }
@@ -74,7 +74,7 @@ func (w *wire) element(t Type, m Member) {
 	at := w.nest(nl.IPSET_ATTR_DATA | unix.NLA_F_NESTED)
 	w.addr(nl.IPSET_ATTR_IP, m.Addr)
 	if t != HashIP {
-		w.bytes(nl.IPSET_ATTR_PORT|ordered, byte(m.Port>>8), byte(m.Port))
+		w.bytes(nl.IPSET_ATTR_PORT|netByteOrder, byte(m.Port>>8), byte(m.Port))
 		w.bytes(nl.IPSET_ATTR_PROTO, byte(m.Protocol))
 	}
 	if t == HashIPPortNet {
@@ -136,8 +136,8 @@ func readAddr(b []byte) netip.Addr {
 	return a
 }
 
-func readHead(b []byte) Head {
-	var h Head
+func readHeader(b []byte) Header {
+	var h Header
 	for typ, v := range attributes(b) {
 		switch {
 		case typ == nl.IPSET_ATTR_SETNAME:
@@ -147,13 +147,13 @@ func readHead(b []byte) Head {
 		case typ == nl.IPSET_ATTR_FAMILY && len(v) >= 1 && v[0] == unix.AF_INET6:
 			h.Family = service.IPv6
 		case typ == nl.IPSET_ATTR_DATA:
-			h.count(v)
+			h.readData(v)
 		}
 	}
 	return h
 }
 
-func (h *Head) count(b []byte) {
+func (h *Header) readData(b []byte) {
 	room, flags := uint32(0), uint32(0)
 	for typ, v := range attributes(b) {
 		switch {

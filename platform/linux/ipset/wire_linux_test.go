@@ -58,7 +58,7 @@ func TestShortAttributes(t *testing.T) {
 		if e := readEntry(w); e.Addr != (netip.Addr{}) || e.Port != 0 {
 			t.Errorf("attribute %d is read as %v", typ, e)
 		}
-		if h := readHead(w); h.Entries != 0 || h.References != 0 {
+		if h := readHeader(w); h.Entries != 0 || h.References != 0 {
 			t.Errorf("attribute %d is read as %v", typ, h)
 		}
 		binary.NativeEndian.PutUint16(w, 3)

@@ -13,15 +13,15 @@ import (
 
 // planAll compares what the tables hold with what want needs, and with have,
 // what we left there if that is known.
-func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *plan {
+func (b *Backend) planAll(t *observed, have *installed, want *service.Snapshot) *plan {
 	sums := t.sums()
 	delete(sums, localnetMark) // comes and goes by itself
-	p := &plan{backend: b, from: &installed{}, whole: true, dormant: t.dormant}
-	b.readMark(p, t)
+	p := &plan{backend: b, from: &installed{}, fullSync: true, dormant: t.dormant}
+	b.readLocalnetMark(p, t)
 	foreign := b.foreign(t, want)
 	p.next = &installed{snapshot: want, sums: sums}
-	if want.Partial {
-		p.next.held = foreign
+	if want.Incomplete {
+		p.next.retained = foreign
 	}
 	s := &stage{layout: b.layout, sums: sums}
 	stay := map[id]bool{localnetMark: true}
@@ -30,33 +30,33 @@ func (b *Backend) planAll(t *held, have *installed, want *service.Snapshot) *pla
 		for _, c := range chains {
 			stay[c.id] = true
 		}
-		s.want(chains...)
+		s.ensure(chains...)
 		s.changes = append(s.changes, service.Change{New: port})
 	}
-	shared := b.shared(want.Node, want.Ports(b.family), p.next.held)
-	s.shared(shared)
+	shared := b.shared(want.Node, want.Ports(b.family), p.next.retained)
+	s.ensureShared(shared)
 	for _, c := range shared {
 		stay[c.id] = true
 	}
-	s.jumps, s.behind, s.moves = t.lacking(b.jumps()), t.behind, t.misplaced(b.jumps())
-	surplus := t.surplus(stay, b.jumps())
+	s.insertJumps, s.insertAfter, s.moves = t.missingJumps(b.jumps()), t.insertAfter, t.misplaced(b.jumps())
+	surplus := t.extraJumps(stay, b.jumps())
 	if have != nil {
 		p.drift = drift(t, have, b.jumps(), surplus)
 	}
-	if !want.Partial {
-		strays := t.strays(stay)
-		s.deletes, s.unjumps = strays.deletes, append(strays.unjumps, surplus...)
-		for _, w := range strays.writes {
-			s.want(w)
+	if !want.Incomplete {
+		extraneous := t.extraneous(stay)
+		s.deletes, s.deleteJumps = extraneous.deletes, append(extraneous.deleteJumps, surplus...)
+		for _, w := range extraneous.writes {
+			s.ensure(w)
 		}
-		p.removed = removed(b.family, foreign)
+		p.removed = removedPorts(b.family, foreign)
 	}
 	p.stage = s
 	return p
 }
 
 // foreign returns the entries that the tables hold and that want has not.
-func (b *Backend) foreign(t *held, want *service.Snapshot) []entry {
+func (b *Backend) foreign(t *observed, want *service.Snapshot) []entry {
 	wanted := map[key]bool{}
 	for p := range want.Ports(b.family) {
 		for _, k := range b.keys(p, want.Node) {
@@ -66,8 +66,8 @@ func (b *Backend) foreign(t *held, want *service.Snapshot) []entry {
 	return slices.DeleteFunc(t.entries(), func(e entry) bool { return wanted[e.key] })
 }
 
-// removed returns the frontends that go with entries.
-func removed(f service.Family, entries []entry) []*service.Port {
+// removedPorts returns the frontends that go with entries.
+func removedPorts(f service.Family, entries []entry) []*service.Port {
 	var all []*service.Port
 	for _, e := range entries {
 		if e.port == 0 || e.check {
@@ -81,11 +81,11 @@ func removed(f service.Family, entries []entry) []*service.Port {
 	return all
 }
 
-// driftLines bounds what is said about drift.
-const driftLines = 20
+// maxDriftLines bounds what is said about drift.
+const maxDriftLines = 20
 
 // drift describes what others did to tables that held have, and where surplus is.
-func drift(t *held, have *installed, jumps, surplus []jump) []string {
+func drift(t *observed, have *installed, jumps, surplus []jump) []string {
 	var lines []string
 	for _, table := range t.dormant {
 		lines = append(lines, fmt.Sprintf("altered: table %s is dormant, so no packet passes its rules", table))
@@ -106,7 +106,7 @@ func drift(t *held, have *installed, jumps, surplus []jump) []string {
 			lines = append(lines, fmt.Sprintf("foreign: chain %s of table %s", i.name, i.table))
 		}
 	}
-	for _, j := range t.lacking(jumps) {
+	for _, j := range t.missingJumps(jumps) {
 		lines = append(lines, fmt.Sprintf("missing: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
 	}
 	for _, m := range t.misplaced(jumps) {
@@ -115,8 +115,8 @@ func drift(t *held, have *installed, jumps, surplus []jump) []string {
 	for _, j := range surplus {
 		lines = append(lines, fmt.Sprintf("foreign: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
 	}
-	if n := len(lines); n > driftLines {
-		lines = append(lines[:driftLines], fmt.Sprintf("and %d more", n-driftLines))
+	if n := len(lines); n > maxDriftLines {
+		lines = append(lines[:maxDriftLines], fmt.Sprintf("and %d more", n-maxDriftLines))
 	}
 	return lines
 }

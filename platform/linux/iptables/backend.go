@@ -28,12 +28,12 @@ type Driver interface {
 	// whatever rules they have. Activate ends that for one.
 	Dormant() ([]string, error)
 	Activate(table string) error
-	// Localnet reports that packets to loopback addresses may be routed,
-	// AllowLocalnet sees to it, and ForbidLocalnet to the contrary. The error of
-	// Localnet is why they cannot be, or why that is not known.
-	Localnet() (bool, error)
-	AllowLocalnet() error
-	ForbidLocalnet() error
+	// RouteLocalnetEnabled reports that packets to loopback addresses may be routed,
+	// EnableRouteLocalnet sees to it, and DisableRouteLocalnet to the contrary. The error of
+	// RouteLocalnetEnabled is why they cannot be, or why that is not known.
+	RouteLocalnetEnabled() (bool, error)
+	EnableRouteLocalnet() error
+	DisableRouteLocalnet() error
 	// Liberal reports that the kernel takes packets outside of the window of
 	// their connection as valid.
 	Liberal() bool
@@ -45,16 +45,16 @@ type Driver interface {
 type Backend struct {
 	layout
 	driver Driver
-	// have is what the tables hold, nil while that is not known.
-	have   *installed
-	tally  Tally
-	counts counts
-	// marked says that localnetMark is there, or was when it was last looked
+	// installed is what the tables hold, nil while that is not known.
+	installed *installed
+	tally     Tally
+	counts    counts
+	// localnetMarked says that localnetMark is there, or was when it was last looked
 	// for, and routed that loopback addresses are.
-	marked, routed bool
-	unroutable     error // why they cannot be
-	lack           string
-	pending        pending
+	localnetMarked, localnetRouted bool
+	localnetErr                    error // why they cannot be
+	degradedReason                 string
+	pending                        pending
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -63,83 +63,83 @@ var _ reconcile.Watcher = (*Backend)(nil)
 type installed struct {
 	snapshot *service.Snapshot
 	sums     map[id]sum
-	// held are entries of an earlier process that a partial snapshot does not
+	// retained are entries of an earlier process that a partial snapshot does not
 	// have.
-	held []entry
+	retained []entry
 }
 
 // Plan implements reconcile.Backend. Without foreign changes its cost follows
 // the difference between want and the last snapshot, and the number of
 // Services where one of them came or went; else the tables are read.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	touched, turned := true, b.askSettings()
-	if b.have != nil {
+	touched, settingsChanged := true, b.readSettings()
+	if b.installed != nil {
 		var err error
 		if touched, err = b.driver.Touched(ctx); err != nil {
 			return nil, fmt.Errorf("ask for changes to the tables: %w", err)
 		}
 		// What a partial snapshot left in force may go now.
-		touched = touched || b.have.snapshot.Partial && !want.Partial
+		touched = touched || b.installed.snapshot.Incomplete && !want.Incomplete
 	}
 	var p *plan
 	if touched {
 		// The driver tells of a change once, so until a plan was applied
 		// nobody knows what the tables hold.
-		have := b.have
-		b.have = nil
+		have := b.installed
+		b.installed = nil
 		t, err := b.read(ctx)
 		if err != nil {
 			return nil, err
 		}
-		p = b.planAll(t, have, b.seen(want, t))
+		p = b.planAll(t, have, b.withPendingNodePorts(want, t))
 	} else {
-		p = b.planChanges(b.seen(want, nil), turned)
+		p = b.planChanges(b.withPendingNodePorts(want, nil), settingsChanged)
 	}
 	b.planLocalnet(p)
 	// Who does not apply a plan may see somebody else do it.
-	b.have = nil
+	b.installed = nil
 	switch {
-	case p.Empty() && p.whole:
-		b.settled(p.next)
+	case p.Empty() && p.fullSync:
+		b.recordInstalled(p.next)
 	case p.Empty():
-		b.have = p.next
+		b.installed = p.next
 	}
 	return p, nil
 }
 
-// readings bounds how often the tables are read until nobody disturbs that.
-const readings = 5
+// maxReads bounds how often the tables are read until nobody disturbs that.
+const maxReads = 5
 
-func (b *Backend) read(ctx context.Context) (*held, error) {
-	for range readings {
+func (b *Backend) read(ctx context.Context) (*observed, error) {
+	for range maxReads {
 		text, err := b.driver.Save(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
 		}
-		if h := parse(text, b.options.Role); !h.disturbed {
+		if h := parse(text, b.options.Role); !h.interrupted {
 			h.dormant, err = b.driver.Dormant()
 			return h, err
 		}
 	}
-	return nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), readings)
+	return nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), maxReads)
 }
 
 // Cleanup implements reconcile.Backend: it removes every chain that a service
 // proxy of the node has made, and the rules that lead there. A chain that
 // somebody else refers to is emptied, stays, and is an error.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.have = nil
+	b.installed = nil
 	t, err := b.read(ctx)
 	if err != nil {
 		return err
 	}
 	if _, routed := t.chains[localnetMark]; routed {
-		if err := b.driver.ForbidLocalnet(); err != nil {
+		if err := b.driver.DisableRouteLocalnet(); err != nil {
 			return fmt.Errorf("stop to route loopback addresses: %w", err)
 		}
 	}
-	b.marked = false
-	c := t.strays(nil)
+	b.localnetMarked = false
+	c := t.extraneous(nil)
 	if !c.empty() {
 		if err := b.driver.Restore(ctx, c.text()); err != nil {
 			return fmt.Errorf("remove the chains of %s: %w", command(b.family), err)
@@ -149,9 +149,9 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 }
 
 // Forget implements reconcile.Forgetter.
-func (b *Backend) Forget() { b.have = nil }
+func (b *Backend) Forget() { b.installed = nil }
 
-// Suspect implements reconcile.Suspecter.
+// Suspect implements reconcile.SuspectFinder.
 func (b *Backend) Suspect() string {
 	if d, ok := b.driver.(interface{ Suspect() string }); ok {
 		return d.Suspect()
@@ -166,49 +166,49 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 
 // planChanges plans from one snapshot to the next. turned says that chains of the
 // same snapshot may differ.
-func (b *Backend) planChanges(want *service.Snapshot, turned bool) *plan {
-	h := b.have
+func (b *Backend) planChanges(want *service.Snapshot, settingsChanged bool) *plan {
+	h := b.installed
 	p := &plan{backend: b, from: h, next: h}
-	if want == h.snapshot && !turned {
+	if want == h.snapshot && !settingsChanged {
 		return p
 	}
-	p.next = &installed{snapshot: want, sums: h.sums, held: h.held}
-	if h.snapshot.Node != want.Node || turned {
+	p.next = &installed{snapshot: want, sums: h.sums, retained: h.retained}
+	if h.snapshot.Node != want.Node || settingsChanged {
 		p.stage = b.stageAll(h, want)
 		return p
 	}
-	s := &stage{layout: b.layout, sums: h.sums, keep: len(h.held) > 0}
+	s := &stage{layout: b.layout, sums: h.sums, keepDeleted: len(h.retained) > 0}
 	same := true
 	for c := range service.Diff(h.snapshot, want, b.family) {
 		same = same && b.sameEntries(c, want.Node)
-		s.port(c, want.Node)
-		p.next.known(b.keys(c.New, want.Node))
+		s.changePort(c, want.Node)
+		p.next.dropRetained(b.keys(c.New, want.Node))
 	}
 	if !same {
-		s.shared(b.shared(want.Node, want.Ports(b.family), p.next.held))
+		s.ensureShared(b.shared(want.Node, want.Ports(b.family), p.next.retained))
 	}
 	p.stage = s
 	return p
 }
 
-// known drops from what an earlier process left what a Port has now.
-func (h *installed) known(has []key) {
-	if len(has) == 0 || len(h.held) == 0 {
+// dropRetained drops from what an earlier process left what a Port has now.
+func (h *installed) dropRetained(has []key) {
+	if len(has) == 0 || len(h.retained) == 0 {
 		return
 	}
-	h.held = slices.DeleteFunc(slices.Clone(h.held), func(e entry) bool { return slices.Contains(has, e.key) })
+	h.retained = slices.DeleteFunc(slices.Clone(h.retained), func(e entry) bool { return slices.Contains(has, e.key) })
 }
 
 // stageAll compares all chains of want with those that h notes.
 func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
-	s := &stage{layout: b.layout, sums: h.sums, keep: len(h.held) > 0}
+	s := &stage{layout: b.layout, sums: h.sums, keepDeleted: len(h.retained) > 0}
 	for c := range service.Diff(h.snapshot, want, b.family) {
-		s.port(c, want.Node)
+		s.changePort(c, want.Node)
 	}
 	for p := range want.Ports(b.family) {
-		s.want(b.portChains(p, want.Node)...)
+		s.ensure(b.portChains(p, want.Node)...)
 	}
-	s.shared(b.shared(want.Node, want.Ports(b.family), h.held))
+	s.ensureShared(b.shared(want.Node, want.Ports(b.family), h.retained))
 	return s
 }
 

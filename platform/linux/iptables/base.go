@@ -23,8 +23,8 @@ type jump struct {
 // put first in its chain. Which of two comes before the other does not matter:
 // what is marked has been translated, and so nothing refuses it.
 func (l layout) jumps() []jump {
-	if l.beside() {
-		return besideJumps()
+	if l.isIPVS() {
+		return ipvsJumps()
 	}
 	refuse := []jump{
 		{id{filter, "INPUT"}, "-p tcp -j " + healthChain},
@@ -52,26 +52,26 @@ const (
 type layout struct {
 	family  service.Family
 	options Options
-	// closed keeps NodePorts from loopback addresses, whatever options say, and
+	// noLocalnet keeps NodePorts from loopback addresses, whatever options say, and
 	// liberal has packets pass that options would drop.
-	closed, liberal bool
+	noLocalnet, liberal bool
 }
 
 // shared returns the chains that are not one Port's: the trees, with the
 // entries of ports and others, and what every node has.
 func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others []entry) []chain {
-	var all, yielding []entry
+	var all, lowPriority []entry
 	for p := range ports {
 		own := l.entries(p, node)
-		yielding = append(yielding, slices.DeleteFunc(slices.Clone(own), func(e entry) bool { return !e.yields })...)
-		all = append(all, slices.DeleteFunc(own, func(e entry) bool { return e.yields })...)
+		lowPriority = append(lowPriority, slices.DeleteFunc(slices.Clone(own), func(e entry) bool { return !e.lowPriority })...)
+		all = append(all, slices.DeleteFunc(own, func(e entry) bool { return e.lowPriority })...)
 	}
-	all = append(all, yielding...)
+	all = append(all, lowPriority...)
 	// Where two have the same key the first one counts, and what is wanted
 	// goes before what was held.
-	roots, branches := l.forest(append(all, others...))
-	if l.beside() {
-		return append(l.besideChains(node, roots[id{nat, targetsChain}]), branches...)
+	roots, branches := l.buildTrees(append(all, others...))
+	if l.isIPVS() {
+		return append(l.ipvsChains(node, roots[id{nat, ipvsTargetsChain}]), branches...)
 	}
 	if l.localhost(node) && !l.relays() {
 		root := id{filter, servicesChain}
@@ -115,7 +115,7 @@ func (l layout) base(node *service.Node) []chain {
 		forward = append([]string{invalidRule}, forward...)
 	}
 	postrouting := []string{
-		"-m conntrack --ctstate DNAT " + l.toItself() + masqueradeRule,
+		"-m conntrack --ctstate DNAT " + l.hairpinMatch() + masqueradeRule,
 		"-m mark ! --mark " + mark + " -j RETURN",
 		"-j MARK --set-xmark " + l.options.unmark(),
 		masqueradeRule,
@@ -127,12 +127,12 @@ func (l layout) base(node *service.Node) []chain {
 		{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
 		{id{nat, markClusterChain}, l.markClusterRules(node, markChain)},
 		{id{nat, postroutingChain}, postrouting},
-		l.refuse(),
+		l.rejectChain(),
 		{id{filter, forwardChain}, forward},
 	}
 }
 
-func (l layout) refuse() chain {
+func (l layout) rejectChain() chain {
 	return chain{id{filter, refuseChain}, []string{
 		"-p tcp -j REJECT --reject-with tcp-reset",
 		"-j REJECT --reject-with " + l.unreachable(),
@@ -155,7 +155,7 @@ func (l layout) healthChains(node *service.Node, ports []string) []chain {
 		rules = l.nodePortRules(node, healthPortsChain)
 	}
 	if l.relays() && len(rules) > 0 {
-		rules = append([]string{"-d " + host(l.options.Relay[l.family]) + " -j RETURN"}, rules...)
+		rules = append([]string{"-d " + hostPrefix(l.options.Relay[l.family]) + " -j RETURN"}, rules...)
 	}
 	return []chain{{id{filter, healthPortsChain}, ports}, {id{filter, healthChain}, rules}}
 }
@@ -173,11 +173,11 @@ func (l layout) markClusterRules(node *service.Node, chain string) []string {
 	return nil
 }
 
-// toItself matches packets whose source is their destination. No other match
+// hairpinMatch matches packets whose source is their destination. No other match
 // compares two fields of a packet, so without it each endpoint would need a
 // rule: the program loads a word of the source, keeps it, loads the same word
 // of the destination and goes on while they are equal.
-func (l layout) toItself() string {
+func (l layout) hairpinMatch() string {
 	source, words, size := 12, 1, 4
 	if l.family == service.IPv6 {
 		source, words, size = 8, 4, 16
@@ -201,12 +201,12 @@ var loopback = [...]netip.Prefix{service.IPv4: netip.MustParsePrefix("127.0.0.0/
 // would let them once it routes such addresses for NodePorts.
 const martianRule = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 
-// strangerRule keeps others from NodePorts of loopback addresses: translated before
+// nonLocalSourceRule keeps others from NodePorts of loopback addresses: translated before
 // the kernel routes it, a packet is not known to have been for one.
-const strangerRule = "-d 127.0.0.0/8 -m addrtype ! --src-type LOCAL -j RETURN"
+const nonLocalSourceRule = "-d 127.0.0.0/8 -m addrtype ! --src-type LOCAL -j RETURN"
 
 // localhost reports that NodePorts answer on loopback addresses.
-func (l layout) localhost(node *service.Node) bool { return l.wantsLocalhost(node) && !l.closed }
+func (l layout) localhost(node *service.Node) bool { return l.wantsLocalhost(node) && !l.noLocalnet }
 
 // wantsLocalhost reports that they are to.
 func (l layout) wantsLocalhost(node *service.Node) bool {
@@ -220,7 +220,7 @@ func (l layout) wantsLocalhost(node *service.Node) bool {
 func (l layout) nodePortRules(node *service.Node, chain string) []string {
 	rules := []string{"-d " + loopback[l.family].String() + " -j RETURN"}
 	if l.localhost(node) {
-		rules = []string{strangerRule}
+		rules = []string{nonLocalSourceRule}
 	}
 	local := localOnly + "-j " + chain
 	prefixes := node.NodePortPrefixes(l.family)

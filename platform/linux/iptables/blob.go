@@ -89,8 +89,8 @@ func text(b []byte) string {
 	return string(name)
 }
 
-// starts returns the name of the chain that begins behind r, if one does.
-func (r blobRule) starts() (string, bool) {
+// chainStart returns the name of the chain that begins behind r, if one does.
+func (r blobRule) chainStart() (string, bool) {
 	if !bytes.HasPrefix(r.target[targetName:], []byte(errorTarget+"\x00")) {
 		return "", false
 	}
@@ -149,7 +149,7 @@ func (b *blob) sum(seed maphash.Seed) (uint64, bool) {
 	d := &digest{family: b.family, chains: map[int]blobChain{}}
 	d.hash.SetSeed(seed)
 	understood := b.rules(func(r blobRule) bool {
-		if name, ok := r.starts(); ok {
+		if name, ok := r.chainStart(); ok {
 			d.chains[r.next] = blobChain{maphash.String(seed, name), b.role.owns(id{b.table, name})}
 		}
 		return true
@@ -175,7 +175,7 @@ type digest struct {
 	family service.Family
 	chains map[int]blobChain // by where what leads there goes
 	hash   maphash.Hash
-	now    blobChain // the chain that is under way
+	chain  blobChain // the chain that is under way
 	hook   string    // the same, if it is one of the system's
 	passed bool      // by a rule of hook
 	total  uint64
@@ -186,15 +186,15 @@ func (d *digest) rule(r blobRule, hook string) {
 	if hook != "" {
 		d.hook, d.passed = hook, false
 	}
-	if _, ends := r.starts(); ends { // what was under way
+	if _, ends := r.chainStart(); ends { // what was under way
 		d.add()
-		d.hook, d.now = "", d.chains[r.next]
-		d.number(d.now.name)
+		d.hook, d.chain = "", d.chains[r.next]
+		d.number(d.chain.name)
 		return
 	}
 	to, leads := r.jump()
 	switch {
-	case d.now.owned:
+	case d.chain.owned:
 		d.write(r)
 	case d.hook != "" && leads && d.chains[to].owned:
 		_, _ = d.hash.WriteString(d.hook)
@@ -210,7 +210,7 @@ func (d *digest) rule(r blobRule, hook string) {
 
 // add takes what was written together into the total, in any order.
 func (d *digest) add() {
-	if d.now.owned || d.hook != "" {
+	if d.chain.owned || d.hook != "" {
 		d.total += d.hash.Sum64()
 	}
 	d.hash.Reset()

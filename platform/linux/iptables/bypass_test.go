@@ -15,11 +15,11 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
-// handedOver does a round for want and has the rules lead past the relay.
-func (s *site) handedOver(t *rapid.T, want *service.Snapshot) {
+// handOver does a round for want and has the rules lead past the relay.
+func (s *relayNode) handOver(t *rapid.T, want *service.Snapshot) {
 	s.round(t, want)
 	if loss, err := s.HandOver(t.Context()); err != nil || loss != "" {
 		t.Fatalf("HandOver = %q, %v", loss, err)
@@ -29,15 +29,15 @@ func (s *site) handedOver(t *rapid.T, want *service.Snapshot) {
 // TestBypassDecidesAsRouteDoes judges connections past a relay: each goes
 // where route says, as if the node had made it.
 func TestBypassDecidesAsRouteDoes(t *testing.T) {
-	eachWorld(t, (*site).handedOver, (*site).judgeBypass)
+	eachCluster(t, (*relayNode).handOver, (*relayNode).judgeBypass)
 }
 
-func (s *site) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {
+func (s *relayNode) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
 	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // the mode does not forward it
-		v = route.Decide(s.Led(), c)
+		v = route.Decide(s.Redirected(), c)
 	}
-	got := iptables.Trace(s.tables, c, world.NodeLocal)
+	got := iptables.Trace(s.tables, c, generate.IsNodeLocal)
 	var to []netip.AddrPort
 	for _, e := range v.Endpoints {
 		to = append(to, e.Addr)
@@ -51,8 +51,8 @@ func (s *site) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {
 // led past the relay before another table knows of it would be lost.
 func TestBypassChangesOneTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-		s := newSite(w.Family, iptables.NewFake())
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		s := newRelayNode(w.Family, iptables.NewFake())
 		defer s.Close()
 		want := service.New(1, nodeOf(w), w.Ports())
 		s.round(t, want)
@@ -72,17 +72,17 @@ func TestBypassChangesOneTable(t *testing.T) {
 // leave nothing of the time in between.
 func TestBackFromBypass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		ports := w.Ports()
 		want := service.New(1, nodeOf(w), ports)
-		s := newSite(w.Family, iptables.NewFake())
+		s := newRelayNode(w.Family, iptables.NewFake())
 		s.round(t, want)
 		before := withoutPorts(s.tables.Text())
 		if _, err := s.HandOver(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		s.Close()
-		s = newSite(w.Family, s.tables)
+		s = newRelayNode(w.Family, s.tables)
 		defer s.Close()
 		s.round(t, want)
 		if now := withoutPorts(s.tables.Text()); now != before {
@@ -105,7 +105,7 @@ func withoutPorts(rules string) string {
 // A kernel that lacks what choosing or remembering needs is asked for less.
 func TestBypassAsksForLess(t *testing.T) {
 	e := func(s string) service.Endpoint { return service.Endpoint{Addr: netip.MustParseAddrPort(s)} }
-	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{{
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{{
 		Name:      service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
 		Frontends: []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
 		Cluster:   []service.Endpoint{e("10.244.1.1:80"), e("10.244.1.2:80")},
@@ -125,7 +125,7 @@ func TestBypassAsksForLess(t *testing.T) {
 		"lock held":            {lacks: []string{"*nat"}, err: iptables.ErrBusy},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(service.IPv4, iptables.NewFake())
+			s := newRelayNode(service.IPv4, iptables.NewFake())
 			defer s.Close()
 			if _, err := s.HandOver(t.Context()); err == nil {
 				t.Error("there was something to hand over before the first round")
@@ -155,7 +155,7 @@ func TestBypassAsksForLess(t *testing.T) {
 				}
 				return
 			}
-			if got := iptables.Trace(s.tables, c, world.NodeLocal); len(got.Targets) != tc.targets {
+			if got := iptables.Trace(s.tables, c, generate.IsNodeLocal); len(got.Targets) != tc.targets {
 				t.Errorf("led to %v, want %d", got.Targets, tc.targets)
 			}
 		})

@@ -43,22 +43,22 @@ type sum struct {
 func (c chain) sum() sum {
 	h := sha256.New()
 	for _, r := range c.rules {
-		h.Write([]byte(plain(r)))
+		h.Write([]byte(unquoted(r)))
 		h.Write([]byte{'\n'})
 	}
 	return sum{[16]byte(h.Sum(nil)), len(c.rules)}
 }
 
-// plain is r without quotes, with a separator that no argument has.
-func plain(r string) string {
+// unquoted is r without quotes, with a separator that no argument has.
+func unquoted(r string) string {
 	if !strings.Contains(r, "\"") {
 		return strings.ReplaceAll(r, " ", "\x00")
 	}
-	return strings.Join(words(r), "\x00")
+	return strings.Join(splitRule(r), "\x00")
 }
 
-// words splits a rule into its arguments.
-func words(r string) []string {
+// splitRule splits a rule into its arguments.
+func splitRule(r string) []string {
 	var all []string
 	var b strings.Builder
 	quoted, begun := false, false

@@ -27,7 +27,7 @@ func nftChains(f service.Family) ([]id, error) {
 	if f == service.IPv6 {
 		family = unix.NFPROTO_IPV6
 	}
-	replies, err := listed(conn, netlink.Message{
+	replies, err := dumpConsistent(conn, netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN, Flags: netlink.Request | netlink.Dump},
 		Data:   []byte{family, unix.NFNETLINK_V0, 0, 0},
 	})
@@ -41,23 +41,23 @@ func nftChains(f service.Family) ([]id, error) {
 	}
 	var all []id
 	for _, m := range replies {
-		if i, ok := chainOf(m.Data, family); ok {
+		if i, ok := parseChain(m.Data, family); ok {
 			all = append(all, i)
 		}
 	}
 	return all, nil
 }
 
-// tries bounds how often a listing is begun anew because others change what is
+// maxTries bounds how often a listing is begun anew because others change what is
 // listed.
-const tries = 30
+const maxTries = 30
 
-// listed returns the answers to a question for a list. The kernel answers in
+// dumpConsistent returns the answers to a question for a list. The kernel answers in
 // portions, and goes by numbers that others shift when they change something in
 // between, in whatever table.
-func listed(conn *netlink.Conn, question netlink.Message) ([]netlink.Message, error) {
+func dumpConsistent(conn *netlink.Conn, question netlink.Message) ([]netlink.Message, error) {
 	before, err := generation(conn)
-	for try := 0; try < tries && err == nil; try++ {
+	for try := 0; try < maxTries && err == nil; try++ {
 		replies, listErr := conn.Execute(question)
 		after, genErr := generation(conn)
 		if err = errors.Join(listErr, genErr); err == nil && after == before {
@@ -69,7 +69,7 @@ func listed(conn *netlink.Conn, question netlink.Message) ([]netlink.Message, er
 	if err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("others changed the rules each of %d times", tries)
+	return nil, fmt.Errorf("others changed the rules each of %d times", maxTries)
 }
 
 // generation returns what stands for the present state of all rules.
@@ -84,8 +84,8 @@ func generation(conn *netlink.Conn) (string, error) {
 	return string(replies[0].Data), nil
 }
 
-// chainOf reads a chain of a family from the body of an answer.
-func chainOf(body []byte, family byte) (id, bool) {
+// parseChain reads a chain of a family from the body of an answer.
+func parseChain(body []byte, family byte) (id, bool) {
 	const head = 4
 	if len(body) < head || body[0] != family {
 		return id{}, false
@@ -109,14 +109,14 @@ func chainOf(body []byte, family byte) (id, bool) {
 // legacyChains lists the chains in the tables of iptables-legacy. It asks for
 // those only that exist: asking creates the others.
 func legacyChains(f service.Family) ([]id, error) {
-	names, err := readNames(namesOf(f))
+	names, err := readTableNames(tableNamesFile(f))
 	if err != nil {
 		return nil, err
 	}
 	if len(names) == 0 {
 		return nil, nil // and no right is needed to know
 	}
-	s, err := newSizes(f, Alone, nil)
+	s, err := newLegacyMonitor(f, Standalone, nil)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil // no such family, and so no chains
 	}
@@ -126,7 +126,7 @@ func legacyChains(f service.Family) ([]id, error) {
 	defer s.close()
 	var all []id
 	for _, table := range strings.Fields(string(names)) {
-		if !slices.Contains(everyTable, table) {
+		if !slices.Contains(allTables, table) {
 			continue
 		}
 		rules, err := s.chains(table)
@@ -139,10 +139,10 @@ func legacyChains(f service.Family) ([]id, error) {
 }
 
 // chains lists the chains of a table, but for those of the system.
-func (s *sizes) chains(table string) ([]id, error) {
+func (s *legacyMonitor) chains(table string) ([]id, error) {
 	var all []id
 	err := error(unix.EAGAIN)
-	for try := 0; try < tries && errors.Is(err, unix.EAGAIN); try++ {
+	for try := 0; try < maxTries && errors.Is(err, unix.EAGAIN); try++ {
 		var info tableInfo
 		copy(info[:], table)
 		if err := s.getsockopt(getInfo, info[:]); err != nil {
@@ -151,7 +151,7 @@ func (s *sizes) chains(table string) ([]id, error) {
 		all = nil
 		err = s.entries(table, info, func(rules []byte) {
 			(&blob{table: table, family: s.family, bytes: rules}).rules(func(r blobRule) bool {
-				if name, ok := r.starts(); ok && name != errorTarget { // which ends the table
+				if name, ok := r.chainStart(); ok && name != errorTarget { // which ends the table
 					all = append(all, id{table, strings.Clone(name)})
 				}
 				return true

@@ -87,7 +87,7 @@ func TestNoTablesNeedNoRight(t *testing.T) {
 			if err := unix.Capset(&none, &fewer[0]); err != nil { // of this thread
 				t.Fatal(err)
 			}
-			what, err := Remains{Variant: Legacy, Family: b.family}.Find(t.Context())
+			what, err := Leftovers{Variant: Legacy, Family: b.family}.Find(t.Context())
 			if backErr := unix.Capset(&none, &rights[0]); backErr != nil {
 				t.Fatal(backErr)
 			}

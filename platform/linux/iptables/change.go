@@ -13,20 +13,20 @@ import (
 
 // change is what one run of iptables-restore does.
 type change struct {
-	writes  []chain // made, or emptied, and filled
-	deletes []id
-	moves   []move     // put where jumps are
-	jumps   []jump     // put first in their chains, or
-	behind  map[id]int // so many rules
-	unjumps []jump     // removed from their chains
+	writes      []chain // made, or emptied, and filled
+	deletes     []id
+	moves       []move     // put where jumps are
+	insertJumps []jump     // put first in their chains, or
+	insertAfter map[id]int // so many rules
+	deleteJumps []jump     // removed from their chains
 }
 
 func (c *change) empty() bool {
-	return len(c.writes) == 0 && len(c.deletes) == 0 && len(c.moves) == 0 && len(c.jumps) == 0 && len(c.unjumps) == 0
+	return len(c.writes) == 0 && len(c.deletes) == 0 && len(c.moves) == 0 && len(c.insertJumps) == 0 && len(c.deleteJumps) == 0
 }
 
 // text is c as iptables-restore --noflush takes it.
-func (c *change) text() string { return c.textOf(everyTable) }
+func (c *change) text() string { return c.textOf(allTables) }
 
 // removal is the text of a change that only removes. Each table is done for
 // itself, and the chains that refuse what was not translated go before those
@@ -68,8 +68,8 @@ func (c *change) writeTable(b *strings.Builder, table string) {
 // what is there now, so what goes from a chain where we are not the first goes last.
 func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove := func(first bool) {
-		for _, j := range c.unjumps {
-			if j.from.table == table && (c.behind[j.from] == 0) == first {
+		for _, j := range c.deleteJumps {
+			if j.from.table == table && (c.insertAfter[j.from] == 0) == first {
 				body.WriteString("-D " + j.from.name + " " + j.rule + "\n")
 			}
 		}
@@ -77,12 +77,12 @@ func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove(true)
 	for _, m := range c.moves { // it stands behind the place that it gets
 		if m.from.table == table {
-			fmt.Fprintf(body, "-D %s %s\n-I %s %d %s\n", m.from.name, m.rule, m.from.name, c.behind[m.from]+1, m.jump.rule)
+			fmt.Fprintf(body, "-D %s %s\n-I %s %d %s\n", m.from.name, m.rule, m.from.name, c.insertAfter[m.from]+1, m.jump.rule)
 		}
 	}
-	for _, j := range c.jumps {
+	for _, j := range c.insertJumps {
 		if j.from.table == table {
-			fmt.Fprintf(body, "-I %s %d %s\n", j.from.name, c.behind[j.from]+1, j.rule)
+			fmt.Fprintf(body, "-I %s %d %s\n", j.from.name, c.insertAfter[j.from]+1, j.rule)
 		}
 	}
 	remove(false)
@@ -95,12 +95,12 @@ func (c *change) lines() []string {
 		lines = append(lines, fmt.Sprintf("+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules)))
 	}
 	for _, m := range c.moves {
-		lines = append(lines, fmt.Sprintf("~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.by))
+		lines = append(lines, fmt.Sprintf("~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.shadowedBy))
 	}
-	for _, j := range c.jumps {
+	for _, j := range c.insertJumps {
 		lines = append(lines, fmt.Sprintf("+ %s rule in %s: %s", j.from.table, j.from.name, j.rule))
 	}
-	for _, j := range c.unjumps {
+	for _, j := range c.deleteJumps {
 		lines = append(lines, fmt.Sprintf("- %s rule in %s: %s", j.from.table, j.from.name, j.rule))
 	}
 	for _, d := range c.deletes {
@@ -114,31 +114,31 @@ type stage struct {
 	change
 	layout  layout
 	sums    map[id]sum // not changed
-	fresh   map[id]sum // of the chains that are written
+	newSums map[id]sum // of the chains that are written
 	changes []service.Change
-	// keep has the chains stay of Ports that go, for a partial snapshot: what it
+	// keepDeleted has the chains stay of Ports that go, for a partial snapshot: what it
 	// does not know may lead to them.
-	keep bool
+	keepDeleted bool
 }
 
-// want writes chains that are not as they should be.
-func (s *stage) want(chains ...chain) {
-	if s.fresh == nil {
-		s.fresh = map[id]sum{}
+// ensure writes chains that are not as they should be.
+func (s *stage) ensure(chains ...chain) {
+	if s.newSums == nil {
+		s.newSums = map[id]sum{}
 	}
 	for _, c := range chains {
 		now := c.sum()
 		old, held := s.sums[c.id]
-		if _, twice := s.fresh[c.id]; twice || held && old == now {
+		if _, twice := s.newSums[c.id]; twice || held && old == now {
 			continue
 		}
-		s.fresh[c.id] = now
+		s.newSums[c.id] = now
 		s.writes = append(s.writes, c)
 	}
 }
 
-// port goes on from one state of a port to the next.
-func (s *stage) port(c service.Change, node *service.Node) {
+// changePort goes on from one state of a port to the next.
+func (s *stage) changePort(c service.Change, node *service.Node) {
 	s.changes = append(s.changes, c)
 	stay := map[id]bool{}
 	if c.New != nil {
@@ -146,9 +146,9 @@ func (s *stage) port(c service.Change, node *service.Node) {
 		for _, x := range chains {
 			stay[x.id] = true
 		}
-		s.want(chains...)
+		s.ensure(chains...)
 	}
-	if c.Old == nil || s.keep {
+	if c.Old == nil || s.keepDeleted {
 		return
 	}
 	for _, x := range s.layout.portChains(c.Old, node) {
@@ -158,10 +158,10 @@ func (s *stage) port(c service.Change, node *service.Node) {
 	}
 }
 
-// shared takes all chains that are not one Port's, and removes the branches of
+// ensureShared takes all chains that are not one Port's, and removes the branches of
 // trees that are not among them.
-func (s *stage) shared(chains []chain) {
-	s.want(chains...)
+func (s *stage) ensureShared(chains []chain) {
+	s.ensure(chains...)
 	stay := map[id]bool{}
 	for _, c := range chains {
 		stay[c.id] = true
@@ -174,9 +174,9 @@ func (s *stage) shared(chains []chain) {
 	slices.SortFunc(s.deletes, id.compare)
 }
 
-// done notes in s.sums what has taken effect.
-func (s *stage) done() {
-	for i, v := range s.fresh {
+// recordSums notes in s.sums what has taken effect.
+func (s *stage) recordSums() {
+	for i, v := range s.newSums {
 		s.sums[i] = v
 	}
 	for _, d := range s.deletes {

@@ -18,28 +18,28 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 var errInjected = errors.New("injected")
 
-// stranger is what somebody else has in the tables.
-var stranger = map[id][]string{
+// foreignChains is what somebody else has in the tables.
+var foreignChains = map[id][]string{
 	{nat, "CNI-HOSTPORT"}:        {"-p tcp -m tcp --dport 8443 -j DNAT --to-destination 10.244.1.7:443"},
 	{nat, "KUBE-MARK-DROP"}:      {"-j MARK --set-xmark 0x8000/0x8000"},
 	{filter, "KUBE-FIREWALL"}:    {"-m mark --mark 0x8000/0x8000 -j DROP"},
 	{nat, "KUBE-KUBELET-CANARY"}: nil,
 }
 
-func (k *fake) addStranger() {
-	for i, rules := range stranger {
+func (k *fake) addForeignChains() {
+	for i, rules := range foreignChains {
 		k.Tables[i.table][i.name] = slices.Clone(rules)
 	}
 	k.Tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
 }
 
-func wantStranger(t fataler, k *fake) {
-	for i, rules := range stranger {
+func wantForeignChains(t fataler, k *fake) {
+	for i, rules := range foreignChains {
 		got, found := k.Tables[i.table][i.name]
 		if !found || !slices.Equal(got, rules) {
 			t.Fatalf("chain %s of somebody else is now %q", i.name, got)
@@ -55,21 +55,21 @@ func wantStranger(t fataler, k *fake) {
 // find nothing to do.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		k := newFake()
-		k.addStranger()
+		k.addForeignChains()
 		b := newBackend(w.Family, k)
 		var want *service.Snapshot
 		var ports []*service.Port
 		for n := range 4 {
 			ports = w.Ports()
 			want = service.New(uint64(n), nodeOf(w), ports)
-			want.Partial = w.Coin("partial")
+			want.Incomplete = w.DrawBool("partial")
 			k.Refuse = refuse(w)
-			if w.Coin("meddle") {
-				meddle(w, k)
+			if w.DrawBool("meddle") {
+				tamper(w, k)
 			}
-			if w.Coin("restart") {
+			if w.DrawBool("restart") {
 				b = newBackend(w.Family, k)
 			}
 			if p, err := b.Plan(context.Background(), want); err != nil {
@@ -85,7 +85,7 @@ func TestConvergesAfterRefusals(t *testing.T) {
 			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
 		}
 		wantSameAsFresh(t, w.Family, k, want)
-		wantStranger(t, k)
+		wantForeignChains(t, k)
 		for range 5 {
 			judge(t, k, want, w.Conn(ports))
 		}
@@ -94,9 +94,9 @@ func TestConvergesAfterRefusals(t *testing.T) {
 
 // refuse draws how texts are refused: for what is in them, or because
 // somebody else has the lock.
-func refuse(w world.World) func(string) error {
+func refuse(w generate.Cluster) func(string) error {
 	return func(string) error {
-		switch w.Pick("refuse", 4) {
+		switch w.DrawInt("refuse", 4) {
 		case 0:
 			return errInjected
 		case 1:
@@ -106,24 +106,24 @@ func refuse(w world.World) func(string) error {
 	}
 }
 
-// meddle does what a stranger might.
-func meddle(w world.World, k *fake) {
+// tamper does what a stranger might.
+func tamper(w generate.Cluster, k *fake) {
 	k.Dirty = true
-	table := tables[w.Pick("table", 2)]
+	table := tables[w.DrawInt("table", 2)]
 	var ours []string
 	for _, n := range slices.Sorted(maps.Keys(k.Tables[table])) {
-		if (id{table, n}).owned() {
+		if (id{table, n}).isOwned() {
 			ours = append(ours, n)
 		}
 	}
 	if len(ours) == 0 {
 		return
 	}
-	name := ours[w.Pick("chain", len(ours))]
-	switch w.Pick("kind", 4) {
+	name := ours[w.DrawInt("chain", len(ours))]
+	switch w.DrawInt("kind", 4) {
 	case 0: // as a firewall that is restarted
 		for n := range k.Tables[table] {
-			k.Tables[table][n] = slices.Clone(stranger[id{table, n}])
+			k.Tables[table][n] = slices.Clone(foreignChains[id{table, n}])
 		}
 		if table == nat {
 			k.Tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
@@ -141,10 +141,10 @@ func meddle(w world.World, k *fake) {
 func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot) {
 	fresh := newFake()
 	apply(t, newBackend(f, fresh), want)
-	if diff := cmp.Diff(parse(fresh.Text(), Alone).chains, parse(k.Text(), Alone).chains, cmp.AllowUnexported(id{})); diff != "" {
+	if diff := cmp.Diff(parse(fresh.Text(), Standalone).chains, parse(k.Text(), Standalone).chains, cmp.AllowUnexported(id{})); diff != "" {
 		t.Fatalf("chains (-fresh +converged):\n%s", diff)
 	}
-	if missing := parse(k.Text(), Alone).lacking(layout{family: f}.jumps()); len(missing) > 0 {
+	if missing := parse(k.Text(), Standalone).missingJumps(layout{family: f}.jumps()); len(missing) > 0 {
 		t.Fatalf("missing: %v", missing)
 	}
 }
@@ -155,7 +155,7 @@ func simple(n int) *service.Snapshot {
 	for i := range n {
 		ports = append(ports, simplePort(i))
 	}
-	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
 func simplePort(i int) *service.Port {
@@ -171,9 +171,9 @@ func simplePort(i int) *service.Port {
 	}
 }
 
-// TestOneBadPortDoesNotHoldBackTheRest has whatever concerns one Service be
+// TestOneRefusedPortDoesNotBlockOthers has whatever concerns one Service be
 // refused.
-func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
+func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	want := simple(100)
 	k := newFake()
 	b := newBackend(service.IPv4, k)
@@ -188,7 +188,7 @@ func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
 		t.Fatalf("Plan: %v", err)
 	}
 	err = p.Apply(context.Background())
-	failed := reconcile.Failed(err)
+	failed := reconcile.PortErrors(err)
 	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply = %v, want one failure of web-042", err)
 	}
@@ -212,10 +212,10 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	apply(t, newBackend(service.IPv4, k), simple(3))
 	changed := simplePort(1)
 	changed.Cluster = changed.Cluster[:1]
-	want := service.New(2, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{simplePort(0), changed})
-	had := k.Tables[nat][named(clusterPrefix, changed)]
+	want := service.New(2, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{simplePort(0), changed})
+	had := k.Tables[nat][portChainName(clusterPrefix, changed)]
 	k.Refuse = func(text string) error {
-		if strings.Contains(text, "-A "+named(clusterPrefix, changed)) {
+		if strings.Contains(text, "-A "+portChainName(clusterPrefix, changed)) {
 			return errInjected
 		}
 		return nil
@@ -225,10 +225,10 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if failed := reconcile.Failed(p.Apply(context.Background())); len(failed) != 1 || failed[0].Name.Name != "web-001" {
+	if failed := reconcile.PortErrors(p.Apply(context.Background())); len(failed) != 1 || failed[0].Name.Name != "web-001" {
 		t.Errorf("failed: %v, want web-001", failed)
 	}
-	if got := k.Tables[nat][named(clusterPrefix, changed)]; !slices.Equal(got, had) {
+	if got := k.Tables[nat][portChainName(clusterPrefix, changed)]; !slices.Equal(got, had) {
 		t.Errorf("the refused Service has now %q, had %q", got, had)
 	}
 	if text := k.Text(); !strings.Contains(text, "shop/web-001") || strings.Contains(text, "shop/web-002") {
@@ -237,7 +237,7 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 }
 
 // nodeOf draws a node without ServiceCIDRs, for which these rules have no use.
-func nodeOf(w world.World) *service.Node {
+func nodeOf(w generate.Cluster) *service.Node {
 	n := w.Node()
 	n.ServiceCIDRs = nil
 	return n

@@ -19,16 +19,16 @@ const (
 	batchEnd   = 0x11
 )
 
-// tableTime bounds what the kernel may take to answer for a table.
-const tableTime = 10 * time.Second
+// tableTimeout bounds what the kernel may take to answer for a table.
+const tableTimeout = 10 * time.Second
 
 // Dormant implements Driver. Tables of iptables-legacy have no flags.
 func (r *runner) Dormant() ([]string, error) {
-	n, ok := r.signal.(*notices)
+	n, ok := r.monitor.(*nftMonitor)
 	if !ok {
 		return nil, nil
 	}
-	conn, err := dialTables()
+	conn, err := dialNetfilter()
 	if err != nil {
 		return nil, err
 	}
@@ -50,11 +50,11 @@ func (r *runner) Dormant() ([]string, error) {
 func (r *runner) Activate(table string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n, ok := r.signal.(*notices)
+	n, ok := r.monitor.(*nftMonitor)
 	if !ok {
 		return nil
 	}
-	conn, err := dialTables()
+	conn, err := dialNetfilter()
 	if err != nil {
 		return err
 	}
@@ -63,20 +63,20 @@ func (r *runner) Activate(table string) error {
 	if err != nil || flags&unix.NFT_TABLE_F_DORMANT == 0 {
 		return err
 	}
-	port, err := portOf(conn)
+	port, err := netlinkPort(conn)
 	if err != nil {
 		return err
 	}
-	if err := n.ours(int(port)); err != nil {
+	if err := n.beginRestore(int(port)); err != nil {
 		return err
 	}
-	return errors.Join(setTableFlags(conn, n.family, table, flags&^unix.NFT_TABLE_F_DORMANT), n.settled())
+	return errors.Join(setTableFlags(conn, n.family, table, flags&^unix.NFT_TABLE_F_DORMANT), n.endRestore())
 }
 
-func dialTables() (*netlink.Conn, error) {
+func dialNetfilter() (*netlink.Conn, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(tableTime))
+		err = conn.SetDeadline(time.Now().Add(tableTimeout))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
@@ -84,8 +84,8 @@ func dialTables() (*netlink.Conn, error) {
 	return conn, nil
 }
 
-// portOf returns the port of conn, which the kernel names in each answer.
-func portOf(conn *netlink.Conn) (uint32, error) {
+// netlinkPort returns the port of conn, which the kernel names in each answer.
+func netlinkPort(conn *netlink.Conn) (uint32, error) {
 	replies, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
 		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},

@@ -13,7 +13,7 @@ import (
 // first round and later, and our own change is not taken for another one's.
 func TestDormantTables(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
-		if isSizes(b) { // tables of iptables-legacy have no flags
+		if isLegacy(b) { // tables of iptables-legacy have no flags
 			return
 		}
 		want := simple(3)

@@ -21,7 +21,7 @@ func (locked) Activate(string) error { return errors.New("operation not permitte
 // might help, while everything else is programmed.
 func TestDormantTableOfAnother(t *testing.T) {
 	k := newFake()
-	k.Sleeping = []string{nat}
+	k.DormantTables = []string{nat}
 	b := NewWith(service.IPv6, Options{MasqueradeBit: 14}, locked{k})
 	for range 2 {
 		p, err := b.Plan(t.Context(), simple(3))

@@ -60,20 +60,20 @@ type runner struct {
 	// name, see settle.
 	programs map[string]string
 
-	lock   *lock // nil if there is none that we could hold
-	signal signal
-	apart  bool // nothing is changed that others share, so no lock is needed
+	lock     *lock // nil if there is none that we could hold
+	monitor  changeMonitor
+	isolated bool // nothing is changed that others share, so no lock is needed
 
-	mu    sync.Mutex // held while a command changes the tables
-	holds bool       // the lock, too
+	mu        sync.Mutex // held while a command changes the tables
+	holdsLock bool       // the lock, too
 }
 
-// signal tells whether others have changed the tables.
-type signal interface {
-	// ours is called when process pid, still waiting for its input, is about
+// changeMonitor tells whether others have changed the tables.
+type changeMonitor interface {
+	// beginRestore is called when process pid, still waiting for its input, is about
 	// to change the tables for us, and settled when it has ended.
-	ours(pid int) error
-	settled() error
+	beginRestore(pid int) error
+	endRestore() error
 	// reset forgets what was heard so far.
 	reset() error
 	touched() (bool, error)
@@ -88,7 +88,7 @@ func (r *runner) open() error {
 	}
 	r.name = command(r.family)
 	if r.dir == "" {
-		r.name = commands(r.family)
+		r.name = commandPrefix(r.family)
 	}
 	ipt, err := iptables.New(iptables.IPFamily(proto), iptables.Path(r.path("")))
 	if errors.Is(err, exec.ErrNotFound) {
@@ -110,18 +110,18 @@ func (r *runner) open() error {
 	if err != nil {
 		return fmt.Errorf("ask %s for its version: %w", command(r.family), err)
 	}
-	r.settle()
+	r.resolvePrograms()
 	if strings.Contains(string(out), "nf_tables") {
-		r.signal, err = newNotices(r.family, r.role)
+		r.monitor, err = newNFTMonitor(r.family, r.role)
 		return err
 	}
 	r.lock = newLock(r.path("-restore"))
-	r.signal, err = newSizes(r.family, r.role, r.lock)
+	r.monitor, err = newLegacyMonitor(r.family, r.role, r.lock)
 	return err
 }
 
-// settle notes what programs of iptables the commands are now.
-func (r *runner) settle() {
+// resolvePrograms notes what programs of iptables the commands are now.
+func (r *runner) resolvePrograms() {
 	r.programs = map[string]string{}
 	for _, suffix := range []string{"", "-save", "-restore"} {
 		r.programs[suffix] = r.program(suffix)
@@ -158,7 +158,7 @@ func (r *runner) command(ctx context.Context, suffix string, args ...string) *ex
 }
 
 func (r *runner) close() {
-	r.signal.close()
+	r.monitor.close()
 	if r.lock != nil {
 		r.lock.close()
 	}
@@ -172,24 +172,24 @@ func (r *runner) Restore(ctx context.Context, text string) error {
 		if err := r.lock.hold(ctx, lockWait); err != nil {
 			return fmt.Errorf("%w: %w", errBusy, err)
 		}
-		r.holds = true
+		r.holdsLock = true
 		defer func() {
-			r.holds = false
+			r.holdsLock = false
 			r.lock.release()
 		}()
 	}
 	err := r.run(ctx, text, "--noflush", "-w", lockSeconds)
-	return errors.Join(err, r.signal.settled())
+	return errors.Join(err, r.monitor.endRestore())
 }
 
 // run runs iptables-restore with text as its input.
 func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	c := r.command(ctx, "-restore", args...)
 	switch {
-	case r.holds:
-		r.lock.lend(c)
-	case r.apart:
-		c.Env = append(os.Environ(), noLock)
+	case r.holdsLock:
+		r.lock.passTo(c)
+	case r.isolated:
+		c.Env = append(os.Environ(), noLockEnv)
 	}
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
@@ -200,36 +200,36 @@ func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	if err := c.Start(); err != nil {
 		return fmt.Errorf("%w: %w", errBusy, err)
 	}
-	heard := r.signal.ours(c.Process.Pid)
+	monitorErr := r.monitor.beginRestore(c.Process.Pid)
 	_, _ = io.WriteString(in, text) // if it breaks off, the command says why
 	_ = in.Close()
 	if err := c.Wait(); err != nil {
-		return refusal(err, stderr.String(), text)
+		return restoreError(err, stderr.String(), text)
 	}
-	return heard
+	return monitorErr
 }
 
 // errNoSocket is why the command takes no rule that asks a set: it finds the set
 // through a raw socket, whatever the variant.
 var errNoSocket = errors.New("the right CAP_NET_RAW is needed to ask for ipsets")
 
-// refusal tells what iptables-restore said of text, with the line it is about.
-func refusal(err error, said, text string) error {
-	said = strings.Join(strings.Fields(said), " ")
+// restoreError tells what iptables-restore said of text, with the line it is about.
+func restoreError(err error, output, text string) error {
+	output = strings.Join(strings.Fields(output), " ")
 	var exit *exec.ExitError
 	// The code for a lack of resources stands for refused lines, too.
 	const lackOfResources = 4
-	numbered := strings.Contains(said, "line ")
-	if strings.Contains(said, "Can't open socket to ipset") {
-		return fmt.Errorf("%w: %s: %w", errNoSocket, said, err)
+	numbered := strings.Contains(output, "line ")
+	if strings.Contains(output, "Can't open socket to ipset") {
+		return fmt.Errorf("%w: %s: %w", errNoSocket, output, err)
 	}
 	if !errors.As(err, &exit) || exit.ExitCode() < 0 || exit.ExitCode() == lackOfResources && !numbered {
-		return fmt.Errorf("%w: %w: %s", errBusy, err, said)
+		return fmt.Errorf("%w: %w: %s", errBusy, err, output)
 	}
-	at := regexp.MustCompile(`\bline:? (\d+)`).FindStringSubmatch(said)
+	at := regexp.MustCompile(`\bline:? (\d+)`).FindStringSubmatch(output)
 	lines := strings.Split(text, "\n")
 	if at == nil {
-		return fmt.Errorf("%s: %w", said, err)
+		return fmt.Errorf("%s: %w", output, err)
 	}
 	n, numErr := strconv.Atoi(at[1])
 	switch {
@@ -237,9 +237,9 @@ func refusal(err error, said, text string) error {
 	case lines[n-1] == "COMMIT": // which tells nothing
 		return fmt.Errorf("the kernel refuses table %s as a whole: %w", tableAt(lines[:n]), err)
 	default: // the number is another one each time, the line is not
-		return fmt.Errorf("%s: %q: %w", strings.Replace(said, at[0], "this line", 1), lines[n-1], err)
+		return fmt.Errorf("%s: %q: %w", strings.Replace(output, at[0], "this line", 1), lines[n-1], err)
 	}
-	return fmt.Errorf("%s: %w", said, err)
+	return fmt.Errorf("%s: %w", output, err)
 }
 
 // tableAt names the table that the last of lines is about.
@@ -256,7 +256,7 @@ func tableAt(lines []string) string {
 func (r *runner) Save(ctx context.Context) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.signal.reset(); err != nil {
+	if err := r.monitor.reset(); err != nil {
 		return "", err
 	}
 	c := r.command(ctx, "-save")
@@ -271,7 +271,7 @@ func (r *runner) Save(ctx context.Context) (string, error) {
 // List implements lister. It needs no lock, and nobody is to wonder who had it.
 func (r *runner) List(ctx context.Context, table, chain string) (string, error) {
 	c := r.command(ctx, "", "-w", lockSeconds, "-t", table, "-S", chain, "-v")
-	c.Env = append(os.Environ(), noLock)
+	c.Env = append(os.Environ(), noLockEnv)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	out, err := c.Output()
@@ -285,15 +285,15 @@ func (r *runner) List(ctx context.Context, table, chain string) (string, error) 
 func (r *runner) Touched(context.Context) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.signal.touched()
+	return r.monitor.touched()
 }
 
 // Suspect returns who touched our chains last, where the kernel says so.
 func (r *runner) Suspect() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n, ok := r.signal.(*notices); ok {
-		return n.who()
+	if n, ok := r.monitor.(*nftMonitor); ok {
+		return n.describeLastProcess()
 	}
 	return ""
 }
@@ -330,36 +330,36 @@ func (r *runner) Watch(ctx context.Context, touched func()) error {
 // Liberal implements Driver.
 func (r *runner) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
-// localnetPath is the kernel's choice whether packets to 127.0.0.0/8 may be
+// routeLocalnetPath is the kernel's choice whether packets to 127.0.0.0/8 may be
 // routed.
-const localnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
+const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// Localnet implements Driver.
-func (r *runner) Localnet() (bool, error) {
-	text, err := os.ReadFile(localnetPath)
+// RouteLocalnetEnabled implements Driver.
+func (r *runner) RouteLocalnetEnabled() (bool, error) {
+	text, err := os.ReadFile(routeLocalnetPath)
 	if err != nil || strings.TrimSpace(string(text)) == "1" {
 		return err == nil, err
 	}
-	f, err := os.OpenFile(localnetPath, os.O_WRONLY, 0) // which changes nothing
+	f, err := os.OpenFile(routeLocalnetPath, os.O_WRONLY, 0) // which changes nothing
 	if err != nil {
 		return false, err
 	}
 	return false, f.Close()
 }
 
-// AllowLocalnet implements Driver.
-func (r *runner) AllowLocalnet() error {
-	return os.WriteFile(localnetPath, []byte("1\n"), 0o644)
+// EnableRouteLocalnet implements Driver.
+func (r *runner) EnableRouteLocalnet() error {
+	return os.WriteFile(routeLocalnetPath, []byte("1\n"), 0o644)
 }
 
-// ForbidLocalnet implements Driver.
-func (r *runner) ForbidLocalnet() error { return forbidLocalnet() }
+// DisableRouteLocalnet implements Driver.
+func (r *runner) DisableRouteLocalnet() error { return disableRouteLocalnet() }
 
-// forbidLocalnet writes nothing where nothing is to change, which may be
+// disableRouteLocalnet writes nothing where nothing is to change, which may be
 // forbidden.
-func forbidLocalnet() error {
-	if text, err := os.ReadFile(localnetPath); err == nil && strings.TrimSpace(string(text)) == "0" {
+func disableRouteLocalnet() error {
+	if text, err := os.ReadFile(routeLocalnetPath); err == nil && strings.TrimSpace(string(text)) == "0" {
 		return nil
 	}
-	return os.WriteFile(localnetPath, []byte("0\n"), 0o644)
+	return os.WriteFile(routeLocalnetPath, []byte("0\n"), 0o644)
 }

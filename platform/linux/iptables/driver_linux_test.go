@@ -15,8 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/world"
 )
 
 // eachKernel runs test with each variant of iptables and each family, in a
@@ -27,9 +27,9 @@ func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
 			t.Run(variant+"/"+f.String(), func(t *testing.T) {
 				dir := variantDir(t, variant)
 				// Others on the machine have a lock of their own.
-				t.Setenv(lockVariable, filepath.Join(t.TempDir(), "lock"))
+				t.Setenv(lockFileEnv, filepath.Join(t.TempDir(), "lock"))
 				awaitNotices(t)
-				netlab.Alone(t, func() {
+				netlab.InNamespace(t, func() {
 					b := newKernel(t, f, dir)
 					defer b.Close() // the whole machine has few of what it listens with
 					test(t, b)
@@ -71,7 +71,7 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 			if rounds++; rounds > 15 { // each runs a handful of commands
 				return
 			}
-			w := world.World{T: t, Family: b.family}
+			w := generate.Cluster{T: t, Family: b.family}
 			want := service.New(1, nodeOf(w), w.Ports())
 			apply(t, b, want)
 			if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
@@ -79,7 +79,7 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 			}
 			second := newKernel(t, b.family, b.options.Dir)
 			defer second.driver.(*runner).close()
-			world.Adopted(t, second, want)
+			generate.RequireNoChange(t, second, want)
 		})
 	})
 }
@@ -92,7 +92,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 			"-t nat -F KUBE-POSTROUTING", "-t filter -D FORWARD -j KUBE-FORWARD", "-t nat -A KUBE-SERVICES -j RETURN", "-t nat -N KUBE-SVC-STRAY",
 		} {
 			apply(t, b, want)
-			if p := apply(t, b, want); p.Whole() {
+			if p := apply(t, b, want); p.FullSync() {
 				t.Errorf("before %q: the tables are read though nobody touched them", args)
 			}
 			if out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -133,7 +133,7 @@ func TestRefusalStaysTheSame(t *testing.T) {
 		{"line 99 failed", "*nat\n", "line 99 failed: exit status 1"},
 		{"who knows", "*nat\n", "who knows: exit status 1"},
 	} {
-		if got := refusal(fault, tc.said, tc.text); got.Error() != tc.want {
+		if got := restoreError(fault, tc.said, tc.text); got.Error() != tc.want {
 			t.Errorf("%q: %q, want %q", tc.said, got, tc.want)
 		}
 	}
@@ -145,7 +145,7 @@ func TestProbe(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		name := command(b.family)
 		t.Setenv("PATH", b.options.Dir+":"+os.Getenv("PATH"))
-		meddling(t, b, "-t nat -S")
+		runCommand(t, b, "-t nat -S")
 		before, err := b.driver.Save(context.Background())
 		if err != nil {
 			t.Fatal(err)
@@ -184,19 +184,19 @@ func TestProbe(t *testing.T) {
 func TestVariantOfTheNode(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		for _, chain := range []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} {
-			meddling(t, b, "-t mangle -N "+chain)
+			runCommand(t, b, "-t mangle -N "+chain)
 			chosen, err := New(b.family, Options{MasqueradeBit: 14})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if isSizes(chosen) != isSizes(b) {
+			if isLegacy(chosen) != isLegacy(b) {
 				t.Errorf("with %s, %s was chosen", chain, chosen.driver.(*runner).path(""))
 			}
-			if v, err := Usual(b.family); err != nil || (v == Legacy) != isSizes(b) {
+			if v, err := NodeVariant(b.family); err != nil || (v == Legacy) != isLegacy(b) {
 				t.Errorf("with %s, %s is usual, %v", chain, v, err)
 			}
 			_ = chosen.Close()
-			meddling(t, b, "-t mangle -X "+chain)
+			runCommand(t, b, "-t mangle -X "+chain)
 		}
 	})
 }
@@ -247,7 +247,7 @@ func TestCommandsBecomeOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer again.close()
-		world.Adopted(t, NewWith(b.family, b.options, again), simple(2))
-		finds(t, Remains{Variant: then, Family: b.family}, "")
+		generate.RequireNoChange(t, NewWith(b.family, b.options, again), simple(2))
+		wantFound(t, Leftovers{Variant: then, Family: b.family}, "")
 	})
 }

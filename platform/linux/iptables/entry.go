@@ -18,8 +18,8 @@ import (
 type entry struct {
 	key
 	rules []string
-	// yields says that it gives way to another one with the same key.
-	yields bool
+	// lowPriority says that it gives way to another one with the same key.
+	lowPriority bool
 }
 
 // key is what an entry is found by.
@@ -42,7 +42,7 @@ func healthRule(p *service.Port) string {
 	return healthKey(p).match() + commentOf(p.Name.Namespace+"/"+p.Name.Name+" health check") + "-j ACCEPT"
 }
 
-func order(b bool) int {
+func boolToInt(b bool) int {
 	if b {
 		return 1
 	}
@@ -55,7 +55,7 @@ func (k key) compare(l key) int {
 	return cmp.Or(
 		cmp.Compare(k.table, l.table),
 		k.addr.Compare(l.addr),
-		cmp.Compare(order(k.check), order(l.check)),
+		cmp.Compare(boolToInt(k.check), boolToInt(l.check)),
 		cmp.Compare(k.port-1, l.port-1),
 		cmp.Compare(k.proto, l.proto),
 	)
@@ -65,7 +65,7 @@ func (k key) compare(l key) int {
 func (k key) match() string {
 	var s string
 	if k.addr.IsValid() {
-		s = "-d " + host(k.addr) + " "
+		s = "-d " + hostPrefix(k.addr) + " "
 	}
 	if k.port != 0 {
 		proto := k.proto.String()
@@ -85,7 +85,7 @@ func (k key) frontend() service.Frontend {
 
 // entries returns what p adds to the trees. Entries for all ports of an
 // address may be there more than once.
-func aloneEntries(p *service.Port) []entry {
+func standaloneEntries(p *service.Port) []entry {
 	var all []entry
 	about := comment(p)
 	add := func(k key, rules ...string) {
@@ -109,13 +109,13 @@ func aloneEntries(p *service.Port) []entry {
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		k := key{table: nat, addr: f.Addr, port: f.Port, proto: p.Name.Protocol}
-		if to := target(p, f); to != "" {
+		if to := targetChain(p, f); to != "" {
 			add(k, "-j "+to)
 		} else if f.Addr.IsValid() { // should it be the node's, and a NodePort have the port
-			add(k, leave)
+			add(k, jumpAccept)
 		}
 		k.table = filter
-		if rules := refusals(p, f); len(rules) > 0 {
+		if rules := rejectRules(p, f); len(rules) > 0 {
 			add(k, rules...)
 		}
 		if f.Kind == service.ClusterIP {
@@ -129,7 +129,7 @@ func aloneEntries(p *service.Port) []entry {
 }
 
 // keys returns the keys that p may have entries for, if not now.
-func aloneKeys(p *service.Port) []key {
+func standaloneKeys(p *service.Port) []key {
 	var all []key
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
@@ -146,34 +146,34 @@ func aloneKeys(p *service.Port) []key {
 	return all
 }
 
-// target returns the chain that f leads to, "" if there is none.
-func target(p *service.Port, f *service.Frontend) string {
+// targetChain returns the chain that f leads to, "" if there is none.
+func targetChain(p *service.Port, f *service.Frontend) string {
 	switch {
 	case f.Kind.External() && !forwardsExternal(p):
 		return ""
 	case f.Kind.External() && f.Sources != nil:
 		return firewallName(p, f)
 	case f.Kind.External():
-		return named(externalPrefix, p)
+		return portChainName(externalPrefix, p)
 	case len(p.Endpoints(f.Kind)) == 0:
 		return ""
 	case p.Internal == service.PolicyLocal:
-		return named(localPrefix, p)
+		return portChainName(localPrefix, p)
 	}
-	return named(clusterPrefix, p)
+	return portChainName(clusterPrefix, p)
 }
 
-// refusals return what becomes of packets to f that were not translated,
+// rejectRules return what becomes of packets to f that were not translated,
 // which are none if everybody is sent to an endpoint.
-func refusals(p *service.Port, f *service.Frontend) []string {
+func rejectRules(p *service.Port, f *service.Frontend) []string {
 	refuse := "-j " + refuseChain
 	const drop = "-j DROP"
 	switch {
-	case !p.Served() && f.Sources != nil:
-		return append(fromRules(f.Sources, refuse), drop)
-	case !p.Served() && f.Kind == service.ClusterIP: // as any port of a ClusterIP
+	case !p.HasEndpoints() && f.Sources != nil:
+		return append(sourceRules(f.Sources, refuse), drop)
+	case !p.HasEndpoints() && f.Kind == service.ClusterIP: // as any port of a ClusterIP
 		return nil
-	case !p.Served():
+	case !p.HasEndpoints():
 		return []string{refuse}
 	case f.Sources != nil, len(p.Endpoints(f.Kind)) == 0,
 		f.Kind.External() && len(p.Cluster) == 0:

@@ -18,17 +18,17 @@ func NewFake() *Fake { return newFake() }
 // RefuseWith has f refuse texts, nil for none.
 func (k *fake) RefuseWith(f func(string) error) { k.Refuse = f }
 
-// Way is what the rules of a Fake make of a connection.
-type Way struct {
+// TraceResult is what the rules of a Fake make of a connection.
+type TraceResult struct {
 	Action     route.Action
 	Targets    []netip.AddrPort
 	Masquerade bool
 }
 
 // Trace walks a connection through the rules.
-func Trace(k *Fake, c route.Conn, local func(netip.Addr) bool) Way {
+func Trace(k *Fake, c route.Conn, local func(netip.Addr) bool) TraceResult {
 	o := trace(k, c, local)
-	w := Way{Action: o.Action, Targets: o.Targets}
+	w := TraceResult{Action: o.Action, Targets: o.Targets}
 	for _, m := range o.Masq {
 		w.Masquerade = w.Masquerade || m
 	}

@@ -12,7 +12,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
 
@@ -29,19 +29,19 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 			wantOut.Masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From
 		}
 	}
-	got := trace(k, c, world.NodeLocal)
+	got := trace(k, c, generate.IsNodeLocal)
 	if diff := cmp.Diff(wantOut, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 		t.Fatalf("%+v: %s (-decide +iptables):\n%s\n%s", c, v.Reason, diff, k.Text())
 	}
 }
 
-// TestTracedRulesDecideAsRouteDoes judges 4,000 connections: 20 to each of
+// TestTracedRulesMatchRouteDecide judges 4,000 connections: 20 to each of
 // 100 drawn clusters of each family.
-func TestTracedRulesDecideAsRouteDoes(t *testing.T) {
+func TestTracedRulesMatchRouteDecide(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				w := world.World{T: t, Family: f}
+				w := generate.Cluster{T: t, Family: f}
 				ports := w.Ports()
 				want := service.New(1, nodeOf(w), ports)
 				k := newFake()
@@ -62,5 +62,5 @@ type fataler interface{ Fatalf(string, ...any) }
 
 // apply does one round that must work.
 func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
-	return world.Apply(t, b, want).(*plan)
+	return generate.Apply(t, b, want).(*plan)
 }

@@ -16,56 +16,56 @@ import (
 // somebody else has set stays as it is.
 var localnetMark = id{filter, "KUBE-LOCALNET"}
 
-// askSettings asks the kernel for settings that rules depend on, and reports that
+// readSettings asks the kernel for settings that rules depend on, and reports that
 // one of them has turned.
-func (b *Backend) askSettings() (turned bool) {
+func (b *Backend) readSettings() (changed bool) {
 	was := b.liberal
 	b.liberal = b.options.DropInvalid && !b.relays() && b.driver.Liberal()
-	return b.askLocalnet() || b.liberal != was
+	return b.readLocalnet() || b.liberal != was
 }
 
-// askLocalnet finds out whether loopback addresses are or can be routed, and
+// readLocalnet finds out whether loopback addresses are or can be routed, and
 // reports that the answer has turned. Where they cannot be, rules would only have
 // clients wait in vain.
-func (b *Backend) askLocalnet() (turned bool) {
+func (b *Backend) readLocalnet() (changed bool) {
 	if b.family != service.IPv4 || !b.options.LocalhostNodePorts || b.relays() {
 		return false
 	}
-	b.routed, b.unroutable = b.driver.Localnet()
-	was := b.closed
-	b.closed = b.unroutable != nil
-	return b.closed != was
+	b.localnetRouted, b.localnetErr = b.driver.RouteLocalnetEnabled()
+	was := b.noLocalnet
+	b.noLocalnet = b.localnetErr != nil
+	return b.noLocalnet != was
 }
 
 // planLocalnet notes in p if loopback addresses are to be routed, or not any
 // more.
 func (b *Backend) planLocalnet(p *plan) {
 	want := p.next.snapshot
-	b.lack = ""
+	b.degradedReason = ""
 	switch {
 	case b.relays() || !b.localhost(want.Node):
-		p.localnet, p.unrouted = false, b.marked && !want.Partial
-		if b.closed && b.wantsLocalhost(want.Node) && hasNodePort(want, b.family) {
-			b.lack = fmt.Sprintf("NodePorts do not answer on 127.0.0.1, as loopback addresses cannot be routed: %v: "+
-				"set net.ipv4.conf.all.route_localnet to 1, or iptables.localhostNodePorts to false", b.unroutable)
+		p.enableLocalnet, p.disableLocalnet = false, b.localnetMarked && !want.Incomplete
+		if b.noLocalnet && b.wantsLocalhost(want.Node) && hasNodePort(want, b.family) {
+			b.degradedReason = fmt.Sprintf("NodePorts do not answer on 127.0.0.1, as loopback addresses cannot be routed: %v: "+
+				"set net.ipv4.conf.all.route_localnet to 1, or iptables.localhostNodePorts to false", b.localnetErr)
 		}
 	case hasNodePort(want, b.family):
-		p.localnet = p.localnet || !b.routed
+		p.enableLocalnet = p.enableLocalnet || !b.localnetRouted
 	}
 }
 
-// Lacks says what the latest snapshot asks for that the node does not let b have,
+// DegradedReason says what the latest snapshot asks for that the node does not let b have,
 // nothing most of the time. It is called between two rounds.
-func (b *Backend) Lacks() string { return b.lack }
+func (b *Backend) DegradedReason() string { return b.degradedReason }
 
-// readMark looks for the mark in t. One that others removed is made anew.
-func (b *Backend) readMark(p *plan, t *held) {
+// readLocalnetMark looks for the mark in t. One that others removed is made anew.
+func (b *Backend) readLocalnetMark(p *plan, t *observed) {
 	_, there := t.chains[localnetMark]
-	if b.marked && !there {
-		p.localnet = true
+	if b.localnetMarked && !there {
+		p.enableLocalnet = true
 		return
 	}
-	b.marked = there
+	b.localnetMarked = there
 }
 
 func hasNodePort(s *service.Snapshot, f service.Family) bool {
@@ -79,9 +79,9 @@ func hasNodePort(s *service.Snapshot, f service.Family) bool {
 	return false
 }
 
-// route has loopback addresses be routed. The rule that guards them is there.
-func (p *plan) route(ctx context.Context) error {
-	if !p.localnet {
+// routeLocalnet has loopback addresses be routed. The rule that guards them is there.
+func (p *plan) routeLocalnet(ctx context.Context) error {
+	if !p.enableLocalnet {
 		return nil
 	}
 	b := p.backend
@@ -89,26 +89,26 @@ func (p *plan) route(ctx context.Context) error {
 	if err := b.restore(ctx, &mark); err != nil {
 		return fmt.Errorf("note that loopback addresses are routed: %w", err)
 	}
-	b.marked = true
-	if err := b.driver.AllowLocalnet(); err != nil {
+	b.localnetMarked = true
+	if err := b.driver.EnableRouteLocalnet(); err != nil {
 		return fmt.Errorf("route loopback addresses for NodePorts: %w", err)
 	}
 	return nil
 }
 
-// unroute undoes that, before the rule goes.
-func (p *plan) unroute(ctx context.Context) error {
-	if !p.unrouted {
+// unrouteLocalnet undoes that, before the rule goes.
+func (p *plan) unrouteLocalnet(ctx context.Context) error {
+	if !p.disableLocalnet {
 		return nil
 	}
 	b := p.backend
-	if err := b.driver.ForbidLocalnet(); err != nil {
+	if err := b.driver.DisableRouteLocalnet(); err != nil {
 		return fmt.Errorf("stop to route loopback addresses: %w", err)
 	}
 	mark := change{deletes: []id{localnetMark}}
 	if err := b.restore(ctx, &mark); err != nil {
 		return fmt.Errorf("note that loopback addresses are not routed: %w", err)
 	}
-	b.marked = false
+	b.localnetMarked = false
 	return nil
 }

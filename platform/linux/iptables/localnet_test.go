@@ -31,15 +31,15 @@ func TestLoopbackIsClosedAgain(t *testing.T) {
 	} {
 		for _, others := range []bool{false, true} { // had it open before
 			k := newFake()
-			k.Loopback = others
+			k.RouteLocalnet = others
 			program(t, local(k))
-			if _, marked := k.Tables[filter][localnetMark.name]; !k.Loopback || marked == others {
-				t.Errorf("%s, others %t: open %t, marked %t", end, others, k.Loopback, marked)
+			if _, marked := k.Tables[filter][localnetMark.name]; !k.RouteLocalnet || marked == others {
+				t.Errorf("%s, others %t: open %t, marked %t", end, others, k.RouteLocalnet, marked)
 			}
 			program(t, local(k)) // as another process
 			undo(t, k)
-			if _, marked := k.Tables[filter][localnetMark.name]; k.Loopback != others || marked {
-				t.Errorf("%s, others %t: then open %t, marked %t", end, others, k.Loopback, marked)
+			if _, marked := k.Tables[filter][localnetMark.name]; k.RouteLocalnet != others || marked {
+				t.Errorf("%s, others %t: then open %t, marked %t", end, others, k.RouteLocalnet, marked)
 			}
 		}
 	}
@@ -92,8 +92,8 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = p.Apply(context.Background())
-	if failed := reconcile.Failed(err); len(failed) != 1 || !k.Loopback {
-		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.Loopback)
+	if failed := reconcile.PortErrors(err); len(failed) != 1 || !k.RouteLocalnet {
+		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.RouteLocalnet)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 // lacking is said, until the node changes its mind.
 func TestLoopbackThatStaysClosed(t *testing.T) {
 	k := newFake()
-	k.Unroutable = errInjected
+	k.LocalnetErr = errInjected
 	b, want := local(k), simple(3)
 	check := func(open bool) {
 		t.Helper()
@@ -111,15 +111,15 @@ func TestLoopbackThatStaysClosed(t *testing.T) {
 		if closed := strings.Contains(rules, "-d 127.0.0.0/8 -j RETURN"); closed == open || strings.Contains(rules, "! -s 127.0.0.0/8") != open {
 			t.Errorf("open %t, and the rules are\n%s", open, rules)
 		}
-		if _, marked := k.Tables[filter][localnetMark.name]; k.Loopback != open || marked != open {
-			t.Errorf("open %t, marked %t; want %t", k.Loopback, marked, open)
+		if _, marked := k.Tables[filter][localnetMark.name]; k.RouteLocalnet != open || marked != open {
+			t.Errorf("open %t, marked %t; want %t", k.RouteLocalnet, marked, open)
 		}
-		if lack := b.Lacks(); strings.Contains(lack, errInjected.Error()) == open || (lack == "") != open {
+		if lack := b.DegradedReason(); strings.Contains(lack, errInjected.Error()) == open || (lack == "") != open {
 			t.Errorf("open %t: lacks %q", open, lack)
 		}
 	}
 	check(false)
-	k.Unroutable = nil
+	k.LocalnetErr = nil
 	check(true)
 }
 

@@ -32,7 +32,7 @@ type lock struct {
 	mu      sync.Mutex
 	file    *os.File // nil if it is not open
 	inode   uint64   // of file
-	asked   *request // for which the kernel has no answer yet
+	pending *request // for which the kernel has no answer yet
 	notify  int      // an inotify instance, -1 if there is none
 	changed bool     // the file is another one than before
 }
@@ -45,10 +45,10 @@ type request struct {
 }
 
 const (
-	lockVariable = "XTABLES_LOCKFILE"
-	usualLock    = "/run/xtables.lock"
-	// noLock is a file that the commands may lock instead.
-	noLock = lockVariable + "=/dev/null"
+	lockFileEnv     = "XTABLES_LOCKFILE"
+	defaultLockFile = "/run/xtables.lock"
+	// noLockEnv is a file that the commands may lock instead.
+	noLockEnv = lockFileEnv + "=/dev/null"
 	// lockWait bounds how long a round waits for others on the node.
 	lockWait = 5 * time.Second
 )
@@ -64,10 +64,10 @@ func newLock(command string) *lock {
 		return nil
 	}
 	program, err := os.ReadFile(path)
-	if err != nil || !bytes.Contains(program, []byte(lockVariable)) {
+	if err != nil || !bytes.Contains(program, []byte(lockFileEnv)) {
 		return nil
 	}
-	l := &lock{path: cmp.Or(os.Getenv(lockVariable), usualLock), freed: make(chan struct{}, 1)}
+	l := &lock{path: cmp.Or(os.Getenv(lockFileEnv), defaultLockFile), freed: make(chan struct{}, 1)}
 	if l.notify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err != nil {
 		l.notify = -1 // too many of them; heard says what follows
 	}
@@ -77,7 +77,7 @@ func newLock(command string) *lock {
 func (l *lock) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.asked == nil && l.file != nil {
+	if l.pending == nil && l.file != nil {
 		_ = l.file.Close()
 	}
 	if l.notify >= 0 {
@@ -88,7 +88,7 @@ func (l *lock) close() {
 // hold waits for the lock, which release gives back. The error names who has
 // it.
 func (l *lock) hold(ctx context.Context, wait time.Duration) error {
-	r, err := l.ask()
+	r, err := l.requestLock()
 	if err != nil {
 		return fmt.Errorf("open the lock of iptables: %w", err)
 	}
@@ -115,7 +115,7 @@ func (l *lock) hold(ctx context.Context, wait time.Duration) error {
 func (l *lock) try() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.asked == nil && l.open() == nil && flock(l.file, unix.LOCK_EX|unix.LOCK_NB) == nil
+	return l.pending == nil && l.open() == nil && flock(l.file, unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
 func (l *lock) release() {
@@ -124,19 +124,19 @@ func (l *lock) release() {
 	_ = flock(l.file, unix.LOCK_UN)
 }
 
-// ask begins to wait, or goes on with a wait that was given up.
-func (l *lock) ask() (*request, error) {
+// requestLock begins to wait, or goes on with a wait that was given up.
+func (l *lock) requestLock() (*request, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.asked != nil {
-		l.asked.abandoned = false
-		return l.asked, nil
+	if l.pending != nil {
+		l.pending.abandoned = false
+		return l.pending, nil
 	}
 	if err := l.open(); err != nil {
 		return nil, err
 	}
 	r := &request{granted: make(chan error, 1)}
-	l.asked = r
+	l.pending = r
 	go l.await(r, l.file)
 	return r, nil
 }
@@ -153,7 +153,7 @@ func (l *lock) await(r *request, f *os.File) {
 	err := flock(f, unix.LOCK_EX)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.asked = nil
+	l.pending = nil
 	if !r.abandoned {
 		r.granted <- err
 		return
@@ -203,37 +203,37 @@ func inode(i os.FileInfo) uint64 {
 	return s.Ino
 }
 
-// lend has c run under the lock, which it keeps even if we end.
-func (l *lock) lend(c *exec.Cmd) {
+// passTo has c run under the lock, which it keeps even if we end.
+func (l *lock) passTo(c *exec.Cmd) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c.Env = append(os.Environ(), noLock)
+	c.Env = append(os.Environ(), noLockEnv)
 	c.ExtraFiles = append(c.ExtraFiles, l.file)
 }
 
-// listens reports that heard tells of others.
-func (l *lock) listens() bool {
+// notifies reports that heard tells of others.
+func (l *lock) notifies() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.open() == nil && l.notify >= 0
 }
 
-// heard reports that others may have had the lock since it was last called.
-func (l *lock) heard() bool {
+// usedByOthers reports that others may have had the lock since it was last called.
+func (l *lock) usedByOthers() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.open(); err != nil || l.notify < 0 {
 		return true
 	}
-	heard := l.changed
+	used := l.changed
 	l.changed = false
 	var buf [4096]byte
 	for {
 		n, err := unix.Read(l.notify, buf[:])
 		if n <= 0 && !errors.Is(err, unix.EINTR) {
-			return heard
+			return used
 		}
-		heard = true
+		used = true
 	}
 }
 

@@ -45,36 +45,36 @@ const (
 	healthPrefix   = "KUBE-HC-"  // a branch of the tree of healthCheckNodePorts
 )
 
-// familyNames and familyPrefixes are the names that only a service proxy
+// proxyChainNames and proxyChainPrefixes are the names that only a service proxy
 // gives to its chains, among them some that no chain of ours has. What kubelet
 // keeps, such as KUBE-MARK-DROP, KUBE-FIREWALL and KUBE-KUBELET-CANARY, is
 // not among them.
 var (
-	familyNames = map[string][]string{
+	proxyChainNames = map[string][]string{
 		nat: {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain,
 			portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain},
 		filter: {servicesChain, nodePortsChain, forwardChain, refuseChain, "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL",
 			relayChain, healthChain, healthPortsChain, localnetMark.name, "KUBE-NODEPORT-NON-LOCAL"},
 	}
-	familyPrefixes = []string{
+	proxyChainPrefixes = []string{
 		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, "KUBE-XLB-",
 	}
 )
 
-// entrances are the chains that some version of a service proxy leads to from the
+// entryChains are the chains that some version of a service proxy leads to from the
 // system's.
-var entrances = []string{
+var entryChains = []string{
 	servicesChain, nodePortsChain, postroutingChain, forwardChain,
 	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain, healthChain,
 }
 
-// owned reports that a chain belongs to the service proxy of the node.
-func (i id) owned() bool {
-	if slices.Contains(familyNames[i.table], i.name) || slices.Contains(upstreamNames[i.table], i.name) {
+// isOwned reports that a chain belongs to the service proxy of the node.
+func (i id) isOwned() bool {
+	if slices.Contains(proxyChainNames[i.table], i.name) || slices.Contains(upstreamChainNames[i.table], i.name) {
 		return true
 	}
-	return i.table != mangle && i.isBranch() && !BesideIPVS.owns(i) || i.table == nat &&
-		slices.ContainsFunc(familyPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
+	return i.table != mangle && i.isBranch() && !IPVSCompanion.owns(i) || i.table == nat &&
+		slices.ContainsFunc(proxyChainPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
 }
 
 // isBranch reports that a chain is part of a tree, and not its root. kube-proxy
@@ -82,7 +82,7 @@ func (i id) owned() bool {
 func (i id) isBranch() bool {
 	of, found := strings.CutPrefix(i.name, addrPrefix)
 	if !found {
-		of, found = strings.CutPrefix(i.name, besideAddrPrefix)
+		of, found = strings.CutPrefix(i.name, ipvsAddrPrefix)
 	}
 	if found {
 		p, err := netip.ParsePrefix(of)
@@ -99,7 +99,7 @@ func (i id) isBranch() bool {
 // isTree reports that a chain is part of a tree. The roots for what the node
 // itself sends hold nothing else than those for what comes in.
 func (i id) isTree() bool {
-	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, healthPortsChain, "KUBE-EXTERNAL-SERVICES", targetsChain}, i.name) ||
+	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, healthPortsChain, "KUBE-EXTERNAL-SERVICES", ipvsTargetsChain}, i.name) ||
 		i.isBranch()
 }
 
@@ -108,15 +108,15 @@ const (
 	base32Digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 )
 
-// hashed returns prefix with hashLen characters that stand for parts.
-func hashed(prefix string, parts ...string) string {
+// hashedName returns prefix with hashLen characters that stand for parts.
+func hashedName(prefix string, parts ...string) string {
 	s := sha256.Sum256([]byte(strings.Join(parts, "")))
 	return prefix + base32.StdEncoding.EncodeToString(s[:])[:hashLen]
 }
 
-// named returns the name of a chain of p.
-func named(prefix string, p *service.Port) string {
-	return hashed(prefix, p.Name.String(), p.Name.Protocol.String())
+// portChainName returns the name of a chain of p.
+func portChainName(prefix string, p *service.Port) string {
+	return hashedName(prefix, p.Name.String(), p.Name.Protocol.String())
 }
 
 // addrBranch names the branch of the addresses in p, in a tree whose branches
@@ -125,7 +125,7 @@ func addrBranch(prefix string, p netip.Prefix) string {
 	if p.Addr().Is4() {
 		return prefix + p.String()
 	}
-	return hashed(prefix, p.String())
+	return hashedName(prefix, p.String())
 }
 
 // portBranch names the branch of the ports from low to high, in a tree whose

@@ -35,22 +35,22 @@ func passesAll(w []string) bool {
 
 // move is a jump of ours that does not get the packets that it is for.
 type move struct {
-	jump        // as it should be
-	rule string // as it stands there
-	by   string // the rule ahead
+	jump              // as it should be
+	rule       string // as it stands there
+	shadowedBy string // the rule ahead
 }
 
 // misplaced returns those of jumps that stand behind a rule that lets all packets
 // pass. Of rules that are the same, the last one counts, as the first ones are removed.
-func (h *held) misplaced(jumps []jump) []move {
+func (h *observed) misplaced(jumps []jump) []move {
 	var all []move
 	for _, j := range jumps {
 		first, by := "", ""
-		for i, l := range h.leads {
+		for i, l := range h.references {
 			if l.bare() != j || first != "" && l.rule != first {
 				continue
 			}
-			first, by = l.rule, h.hidden[i]
+			first, by = l.rule, h.shadowedBy[i]
 		}
 		if by != "" {
 			all = append(all, move{j, first, by})
@@ -61,5 +61,5 @@ func (h *held) misplaced(jumps []jump) []move {
 
 func (m move) String() string {
 	return fmt.Sprintf("hidden: rule %q of chain %s of table %s stands behind %q, which lets all packets pass",
-		m.rule, m.from.name, m.from.table, m.by)
+		m.rule, m.from.name, m.from.table, m.shadowedBy)
 }

@@ -15,8 +15,11 @@ func TestRuleAheadIsNoticed(t *testing.T) {
 		want := simple(3)
 		for _, rule := range []string{"-j ACCEPT", "-p tcp -j RETURN", "-m comment --comment all -j ACCEPT", "-p tcp -j REDIRECT --to-ports 99"} {
 			apply(t, b, want)
-			poll(func() bool { touched(t, b); return !isSizes(b) || b.driver.(*runner).signal.(*sizes).fresh })
-			meddling(t, b, "-t nat -I PREROUTING 1 "+rule)
+			poll(func() bool {
+				touched(t, b)
+				return !isLegacy(b) || b.driver.(*runner).monitor.(*legacyMonitor).sumValid
+			})
+			runCommand(t, b, "-t nat -I PREROUTING 1 "+rule)
 			if !poll(func() bool { return touched(t, b) }) {
 				t.Fatalf("%q is not noticed", rule)
 			}
@@ -27,8 +30,8 @@ func TestRuleAheadIsNoticed(t *testing.T) {
 				t.Errorf("%q: not settled:\n%s", rule, p)
 			}
 		}
-		meddling(t, b, "-t nat -I PREROUTING 1 -p tcp -i nobody0 -j ACCEPT")
-		meddling(t, b, "-t nat -I PREROUTING 1 -p icmp -j ACCEPT")
+		runCommand(t, b, "-t nat -I PREROUTING 1 -p tcp -i nobody0 -j ACCEPT")
+		runCommand(t, b, "-t nat -I PREROUTING 1 -p icmp -j ACCEPT")
 		if p := apply(t, b, want); !p.Empty() {
 			t.Errorf("rules of others have something changed:\n%s", p)
 		}

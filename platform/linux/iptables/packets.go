@@ -66,7 +66,7 @@ func (b *Backend) Packets(ctx context.Context) (Packets, error) {
 	} {
 		text, err := l.List(ctx, x.table, x.chain)
 		errs = append(errs, err)
-		*x.to = counted(text, x.rule)
+		*x.to = parseCount(text, x.rule)
 	}
 	c.err = errors.Join(errs...)
 	if c.err != nil {
@@ -78,8 +78,8 @@ func (b *Backend) Packets(ctx context.Context) (Packets, error) {
 	return c.latest, c.err
 }
 
-// counted returns how many packets a rule has matched, 0 if it is not in text.
-func counted(text, rule string) uint64 {
+// parseCount returns how many packets a rule has matched, 0 if it is not in text.
+func parseCount(text, rule string) uint64 {
 	for line := range strings.Lines(text) {
 		_, line, _ = strings.Cut(strings.TrimSpace(strings.TrimPrefix(line, "-A ")), " ")
 		before, after, found := strings.Cut(line, "-c ")

@@ -22,10 +22,10 @@ type pending struct {
 	read     bool              // prefixes are
 }
 
-// seen returns want with the NodePorts that the tables lead to now, as long as
+// withPendingNodePorts returns want with the NodePorts that the tables lead to now, as long as
 // the node's own are pending. t is nil if the tables need not be read. The same
 // want gives the same pointer.
-func (b *Backend) seen(want *service.Snapshot, t *held) *service.Snapshot {
+func (b *Backend) withPendingNodePorts(want *service.Snapshot, t *observed) *service.Snapshot {
 	v := &b.pending
 	if !want.Node.NodePortsPending[b.family] {
 		*v = pending{read: true}
@@ -50,7 +50,7 @@ func (b *Backend) seen(want *service.Snapshot, t *held) *service.Snapshot {
 
 // nodePortsIn reads from the rules in t which addresses answer NodePorts, by rules
 // of ours or of kube-proxy.
-func (l layout) nodePortsIn(t *held) []netip.Prefix {
+func (l layout) nodePortsIn(t *observed) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range l.roots(nat) {
 		for _, rule := range t.chains[id{nat, r.services}] {

@@ -15,26 +15,26 @@ import (
 
 // plan is what leads from what is installed to a snapshot.
 type plan struct {
-	backend  *Backend
-	*stage              // nil if nothing is to change
-	from     *installed // what there was, snapshot nil if that is not known
-	next     *installed
-	localnet bool     // loopback addresses are to be routed
-	unrouted bool     // they are no longer
-	dormant  []string // tables, see Driver
-	drift    []string
-	removed  []*service.Port
-	whole    bool // made from the tables, not from what changed
+	backend         *Backend
+	*stage                     // nil if nothing is to change
+	from            *installed // what there was, snapshot nil if that is not known
+	next            *installed
+	enableLocalnet  bool     // loopback addresses are to be routed
+	disableLocalnet bool     // they are no longer
+	dormant         []string // tables, see Driver
+	drift           []string
+	removed         []*service.Port
+	fullSync        bool // made from the tables, not from what changed
 }
 
 var (
-	_ reconcile.Remover = (*plan)(nil)
-	_ reconcile.Whole   = (*plan)(nil)
+	_ reconcile.Remover    = (*plan)(nil)
+	_ reconcile.FullSyncer = (*plan)(nil)
 )
 
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
-	return (p.stage == nil || p.stage.empty()) && !p.localnet && !p.unrouted && len(p.dormant) == 0
+	return (p.stage == nil || p.stage.empty()) && !p.enableLocalnet && !p.disableLocalnet && len(p.dormant) == 0
 }
 
 // Drift implements reconcile.Plan.
@@ -43,8 +43,8 @@ func (p *plan) Drift() []string { return p.drift }
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
 
-// Whole implements reconcile.Whole.
-func (p *plan) Whole() bool { return p.whole }
+// FullSync implements reconcile.FullSync.
+func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -55,10 +55,10 @@ func (p *plan) String() string {
 	for _, table := range p.dormant {
 		lines = append(lines, "~ "+table+" table: active, no longer dormant")
 	}
-	if p.localnet {
+	if p.enableLocalnet {
 		lines = append(lines, "+ routing of loopback addresses")
 	}
-	if p.unrouted {
+	if p.disableLocalnet {
 		lines = append(lines, "- routing of loopback addresses")
 	}
 	if len(lines) == 0 {
@@ -77,7 +77,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	if dormant == nil {
 		return err
 	}
-	p.backend.have = nil
+	p.backend.installed = nil
 	return errors.Join(dormant, err)
 }
 
@@ -85,9 +85,9 @@ func (p *plan) Apply(ctx context.Context) error {
 // the Port at fault stands alone; the rest goes in.
 func (p *plan) program(ctx context.Context) error {
 	b := p.backend
-	b.have = nil // if anything fails, the next Plan reads the tables
+	b.installed = nil // if anything fails, the next Plan reads the tables
 	b.tally.Rules = nil
-	if err := p.unroute(ctx); err != nil {
+	if err := p.unrouteLocalnet(ctx); err != nil {
 		return err
 	}
 	var err error
@@ -98,24 +98,24 @@ func (p *plan) program(ctx context.Context) error {
 	case err != nil && (errors.Is(err, errBusy) || ctx.Err() != nil):
 		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
 	case err != nil:
-		return p.divided(ctx, err)
+		return p.bisectAndRoute(ctx, err)
 	}
 	if p.stage != nil {
-		p.stage.done()
+		p.stage.recordSums()
 	}
-	if err := p.route(ctx); err != nil {
+	if err := p.routeLocalnet(ctx); err != nil {
 		return err
 	}
-	b.settled(p.next)
+	b.recordInstalled(p.next)
 	return nil
 }
 
-// divided is divide, after which others than the Ports at fault may need more
+// bisectAndRoute is divide, after which others than the Ports at fault may need more
 // than chains.
-func (p *plan) divided(ctx context.Context, refusal error) error {
-	err := p.divide(ctx, refusal)
-	if len(reconcile.Failed(err)) == 0 {
+func (p *plan) bisectAndRoute(ctx context.Context, refusal error) error {
+	err := p.bisect(ctx, refusal)
+	if len(reconcile.PortErrors(err)) == 0 {
 		return err
 	}
-	return errors.Join(err, p.route(ctx))
+	return errors.Join(err, p.routeLocalnet(ctx))
 }

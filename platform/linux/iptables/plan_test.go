@@ -14,7 +14,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // TestAdoptsWhatIsThere starts anew and finds nothing to do, and after it
@@ -28,8 +28,8 @@ func TestAdoptsWhatIsThere(t *testing.T) {
 	if !p.Empty() || k.Restores != restores {
 		t.Errorf("a new process would do:\n%s", p)
 	}
-	if len(p.Drift()) > 0 || !p.Whole() {
-		t.Errorf("drift %v, whole %v, want none and true", p.Drift(), p.Whole())
+	if len(p.Drift()) > 0 || !p.FullSync() {
+		t.Errorf("drift %v, whole %v, want none and true", p.Drift(), p.FullSync())
 	}
 	saves := k.Saves
 	apply(t, b, simple(51))
@@ -38,8 +38,8 @@ func TestAdoptsWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestWorkFollowsTheChange shows what small changes write.
-func TestWorkFollowsTheChange(t *testing.T) {
+// TestCostFollowsChange shows what small changes write.
+func TestCostFollowsChange(t *testing.T) {
 	first := simple(300)
 	old := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-050", Protocol: service.TCP})
 	one := *old
@@ -74,7 +74,7 @@ func TestWorkFollowsTheChange(t *testing.T) {
 			if p.Empty() {
 				got = nil
 			}
-			name := named("", old)
+			name := portChainName("", old)
 			for i := range got {
 				got[i] = strings.ReplaceAll(got[i], name, "XKQL4HAOBVWIKFA6")
 			}
@@ -87,8 +87,8 @@ func TestWorkFollowsTheChange(t *testing.T) {
 	}
 }
 
-// TestTreesLeadEverywhere dials every Service of many, and beside each.
-func TestTreesLeadEverywhere(t *testing.T) {
+// TestTreesReachEveryEntry dials every Service of many, and beside each.
+func TestTreesReachEveryEntry(t *testing.T) {
 	var ports []*service.Port
 	for i := range 700 {
 		p := simplePort(i * 7 % 4096)
@@ -98,22 +98,22 @@ func TestTreesLeadEverywhere(t *testing.T) {
 		}
 		ports = append(ports, p)
 	}
-	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), want)
 	longest := 0
-	for i, rules := range parse(k.Text(), Alone).chains {
+	for i, rules := range parse(k.Text(), Standalone).chains {
 		if i.isTree() {
 			longest = max(longest, len(rules))
 		}
 	}
-	if longest > 1<<branchBits*aloneSize+2 {
+	if longest > 1<<branchBits*inlineSize+2 {
 		t.Errorf("a chain of a tree has %d rules", longest)
 	}
 	for _, p := range ports {
 		for _, near := range []uint16{0, 1} {
 			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(p.Frontends[0].Addr, 80+near))
-			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(world.NodeAddr[0], p.Frontends[1].Port+near))
+			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(generate.NodeAddr[0], p.Frontends[1].Port+near))
 		}
 	}
 }
@@ -121,8 +121,8 @@ func TestTreesLeadEverywhere(t *testing.T) {
 // dialed wants somebody outside who dials to fare as he should.
 func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protocol, to netip.AddrPort) {
 	t.Helper()
-	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: world.NodeLocal(to.Addr())}
-	if got, v := trace(k, c, world.NodeLocal), route.Decide(want, c); got.Action != v.Action {
+	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: generate.IsNodeLocal(to.Addr())}
+	if got, v := trace(k, c, generate.IsNodeLocal), route.Decide(want, c); got.Action != v.Action {
 		t.Fatalf("%v: %v, want %v: %s", c, got.Action, v.Action, v.Reason)
 	}
 }
@@ -133,20 +133,20 @@ func TestAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 	other := simplePort(0)
 	empty, closed := simplePort(1), simplePort(2)
 	empty.Cluster = nil
-	empty.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: world.NodeAddr[0], Port: 30000}}
+	empty.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: generate.NodeAddr[0], Port: 30000}}
 	closed.Frontends = []service.Frontend{{
-		Kind: service.LoadBalancerIP, Addr: world.NodeOther[0], Port: 30000, Sources: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
+		Kind: service.LoadBalancerIP, Addr: generate.OtherNodeAddr[0], Port: 30000, Sources: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
 	}}
-	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{other, empty, closed})
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{other, empty, closed})
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), want)
-	for _, to := range []netip.Addr{world.NodeAddr[0], world.NodeOther[0]} {
+	for _, to := range []netip.Addr{generate.NodeAddr[0], generate.OtherNodeAddr[0]} {
 		dialed(t, k, want, service.TCP, netip.AddrPortFrom(to, 30000))
 	}
 }
 
-// TestDriftIsToldAndRepaired alters, flushes and unhooks.
-func TestDriftIsToldAndRepaired(t *testing.T) {
+// TestDriftIsReportedAndRepaired alters, flushes and unhooks.
+func TestDriftIsReportedAndRepaired(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)
 	want := simple(2)
@@ -178,8 +178,8 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), simple(40))
 	b := newBackend(service.IPv4, k)
-	few := service.New(2, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{simplePort(1)})
-	few.Partial = true
+	few := service.New(2, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{simplePort(1)})
+	few.Incomplete = true
 	if p := apply(t, b, few); !p.Empty() || len(p.Removed()) > 0 {
 		t.Errorf("a partial snapshot changes:\n%s", p)
 	}
@@ -200,18 +200,18 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	}
 }
 
-// TestPartialSnapshotKeepsWhatIsLedTo has a port lose an address and then go, while
+// TestPartialSnapshotKeepsReferencedChains has a port lose an address and then go, while
 // rules for that address stay: not all has been read.
-func TestPartialSnapshotKeepsWhatIsLedTo(t *testing.T) {
+func TestPartialSnapshotKeepsReferencedChains(t *testing.T) {
 	k := newFake()
 	whole := simplePort(1)
-	whole.Frontends = append(whole.Frontends[:1], service.Frontend{Kind: service.LoadBalancerIP, Addr: world.Nth("203.0.113.0", 1), Port: 80})
-	apply(t, newBackend(service.IPv4, k), service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{whole}))
+	whole.Frontends = append(whole.Frontends[:1], service.Frontend{Kind: service.LoadBalancerIP, Addr: generate.NthAddr("203.0.113.0", 1), Port: 80})
+	apply(t, newBackend(service.IPv4, k), service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{whole}))
 	b := newBackend(service.IPv4, k)
 	without := *whole
 	without.Frontends = whole.Frontends[:1]
-	less := service.New(2, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{&without})
-	less.Partial = true
+	less := service.New(2, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{&without})
+	less.Incomplete = true
 	apply(t, b, less)
 	none := less.With(3, less.Node, []service.Change{{Old: less.Port(service.IPv4, whole.Name)}})
 	apply(t, b, none)
@@ -227,7 +227,7 @@ func TestPartialSnapshotKeepsWhatIsLedTo(t *testing.T) {
 // TestCleanup leaves what others have, and names what they hold on to.
 func TestCleanup(t *testing.T) {
 	k := newFake()
-	k.addStranger()
+	k.addForeignChains()
 	before := k.Text()
 	b := newBackend(service.IPv6, k)
 	for range 2 { // nothing to remove is success
@@ -283,12 +283,12 @@ func TestDisturbedListingIsReadAgain(t *testing.T) {
 	b := newBackend(service.IPv4, k)
 	apply(t, b, simple(3))
 	saves := k.Saves
-	k.Disturb = 2
+	k.InterruptedSaves = 2
 	k.Dirty = true
 	if p := apply(t, b, simple(3)); !p.Empty() || len(p.Drift()) > 0 || k.Saves != saves+3 {
 		t.Errorf("read %d times, drift %v, and would do:\n%s", k.Saves-saves, p.Drift(), p)
 	}
-	k.Disturb, k.Dirty = 99, true
+	k.InterruptedSaves, k.Dirty = 99, true
 	if _, err := b.Plan(context.Background(), simple(3)); err == nil || !strings.Contains(err.Error(), "others changed them meanwhile") {
 		t.Errorf("Plan = %v, want it to say that it cannot read", err)
 	}

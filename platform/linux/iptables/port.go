@@ -17,20 +17,20 @@ import (
 // portChains returns the chains that only p uses.
 func (l layout) portChains(p *service.Port, node *service.Node) []chain {
 	var all []chain
-	if l.beside() {
+	if l.isIPVS() {
 		return nil
 	}
 	add := func(name string, rules []string) { all = append(all, chain{id{nat, name}, rules}) }
-	if Needs(p, service.PolicyCluster) {
-		add(named(clusterPrefix, p), l.pickRules(p, service.PolicyCluster, p.Cluster))
+	if UsesPolicy(p, service.PolicyCluster) {
+		add(portChainName(clusterPrefix, p), l.endpointRules(p, service.PolicyCluster, p.Cluster))
 	}
-	if Needs(p, service.PolicyLocal) {
-		add(named(localPrefix, p), l.pickRules(p, service.PolicyLocal, p.Local))
+	if UsesPolicy(p, service.PolicyLocal) {
+		add(portChainName(localPrefix, p), l.endpointRules(p, service.PolicyLocal, p.Local))
 	}
 	if !forwardsExternal(p) {
 		return all
 	}
-	add(named(externalPrefix, p), l.externalRules(p, node))
+	add(portChainName(externalPrefix, p), l.externalRules(p, node))
 	for i := range p.Frontends {
 		if f := &p.Frontends[i]; f.Sources != nil {
 			add(firewallName(p, f), firewallRules(p, f))
@@ -39,8 +39,8 @@ func (l layout) portChains(p *service.Port, node *service.Node) []chain {
 	return all
 }
 
-// enters tells through which kinds of frontends p is reached.
-func enters(p *service.Port) (internal, external bool) {
+// frontendKinds tells through which kinds of frontends p is reached.
+func frontendKinds(p *service.Port) (internal, external bool) {
 	for i := range p.Frontends {
 		if p.Frontends[i].Kind.External() {
 			external = true
@@ -54,17 +54,17 @@ func enters(p *service.Port) (internal, external bool) {
 // forwardsExternal reports that some client of an external frontend of p may
 // reach an endpoint.
 func forwardsExternal(p *service.Port) bool {
-	_, external := enters(p)
+	_, external := frontendKinds(p)
 	return external && (len(p.Cluster) > 0 || p.External == service.PolicyLocal && len(p.Local) > 0)
 }
 
-// pickRules send a connection to one of the endpoints, all with the same
+// endpointRules send a connection to one of the endpoints, all with the same
 // probability. With affinity, a client goes where it went before.
-func (l layout) pickRules(p *service.Port, policy service.Policy, endpoints []service.Endpoint) []string {
+func (l layout) endpointRules(p *service.Port, policy service.Policy, endpoints []service.Endpoint) []string {
 	rules := make([]string, 0, 2*len(endpoints)+1)
 	for i := range p.Frontends {
 		if f := &p.Frontends[i]; f.Kind == service.ClusterIP && p.Internal == policy && !l.relays() {
-			rules = append(rules, "-d "+host(f.Addr)+" -j "+markClusterChain)
+			rules = append(rules, "-d "+hostPrefix(f.Addr)+" -j "+markClusterChain)
 		}
 	}
 	if l.bypasses() {
@@ -73,13 +73,13 @@ func (l layout) pickRules(p *service.Port, policy service.Policy, endpoints []se
 	if p.Affinity > 0 {
 		for _, e := range endpoints {
 			again := fmt.Sprintf("--update --seconds %d --reap", p.Affinity/time.Second)
-			rules = append(rules, dnat(p, e, recent(p, e, again)))
+			rules = append(rules, dnat(p, e, recentMatch(p, e, again)))
 		}
 	}
 	for i, e := range endpoints {
-		match := draw(len(endpoints) - i)
+		match := randomMatch(len(endpoints) - i)
 		if p.Affinity > 0 {
-			match += recent(p, e, "--set")
+			match += recentMatch(p, e, "--set")
 		}
 		rules = append(rules, dnat(p, e, match))
 	}
@@ -90,9 +90,9 @@ func dnat(p *service.Port, e service.Endpoint, match string) string {
 	return "-p " + p.Name.Protocol.String() + " " + match + "-j DNAT --to-destination " + e.Addr.String()
 }
 
-// draw matches one connection in n. The kernel counts probabilities in parts
+// randomMatch matches one connection in n. The kernel counts probabilities in parts
 // of two to the power of 31.
-func draw(n int) string {
+func randomMatch(n int) string {
 	if n == 1 {
 		return ""
 	}
@@ -100,11 +100,11 @@ func draw(n int) string {
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f ", math.Round(all/float64(n))/all)
 }
 
-// recent does something with the list of clients that went to e. The list
+// recentMatch does something with the list of clients that went to e. The list
 // lives as long as a rule that names it.
-func recent(p *service.Port, e service.Endpoint, do string) string {
-	list := hashed(recentPrefix, p.Name.String(), p.Name.Protocol.String(), e.Addr.String())
-	return "-m recent " + do + " --name " + list + " --mask " + fullMask(p.Family) + " --rsource "
+func recentMatch(p *service.Port, e service.Endpoint, action string) string {
+	list := hashedName(recentPrefix, p.Name.String(), p.Name.Protocol.String(), e.Addr.String())
+	return "-m recent " + action + " --name " + list + " --mask " + fullMask(p.Family) + " --rsource "
 }
 
 func fullMask(f service.Family) string {
@@ -114,36 +114,36 @@ func fullMask(f service.Family) string {
 	return "255.255.255.255"
 }
 
-// host is the prefix of a alone.
-func host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+// hostPrefix is the prefix of a alone.
+func hostPrefix(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// leave ends the work of table nat on a connection that is to be refused: no
+// jumpAccept ends the work of table nat on a connection that is to be refused: no
 // NodePort and nobody else is to translate it before table filter sees it.
-const leave = "-j ACCEPT"
+const jumpAccept = "-j ACCEPT"
 
 // externalRules are for what enters through an external frontend. With policy
 // Local, pods and the node itself may reach every endpoint, others those on
 // this node.
 func (l layout) externalRules(p *service.Port, node *service.Node) []string {
-	anywhere := leave
+	anywhere := jumpAccept
 	if len(p.Cluster) > 0 {
-		anywhere = "-j " + named(clusterPrefix, p)
+		anywhere = "-j " + portChainName(clusterPrefix, p)
 	}
 	if p.External == service.PolicyCluster {
-		return l.marking("", anywhere)
+		return l.markRules("", anywhere)
 	}
 	rules := podRules(p.Family, node, anywhere)
 	const own = "-m addrtype --src-type LOCAL "
-	rules = append(rules, l.marking(own, anywhere)...)
+	rules = append(rules, l.markRules(own, anywhere)...)
 	if len(p.Local) == 0 {
-		return append(rules, leave)
+		return append(rules, jumpAccept)
 	}
-	return append(rules, "-j "+named(localPrefix, p))
+	return append(rules, "-j "+portChainName(localPrefix, p))
 }
 
-// marking marks what matches for masquerading and goes on with then. A relay
+// markRules marks what matches for masquerading and goes on with then. A relay
 // has an address of its own, and past it everything is marked.
-func (l layout) marking(match, then string) []string {
+func (l layout) markRules(match, then string) []string {
 	if l.relays() {
 		return []string{match + then}
 	}
@@ -151,16 +151,16 @@ func (l layout) marking(match, then string) []string {
 }
 
 func firewallName(p *service.Port, f *service.Frontend) string {
-	return hashed(firewallPrefix, p.Name.String(), p.Name.Protocol.String(), f.Addr.String())
+	return hashedName(firewallPrefix, p.Name.String(), p.Name.Protocol.String(), f.Addr.String())
 }
 
 // firewallRules let in who may reach f.
 func firewallRules(p *service.Port, f *service.Frontend) []string {
-	return append(fromRules(f.Sources, "-j "+named(externalPrefix, p)), leave)
+	return append(sourceRules(f.Sources, "-j "+portChainName(externalPrefix, p)), jumpAccept)
 }
 
-// fromRules do then for packets from one of the sources.
-func fromRules(sources []netip.Prefix, then string) []string {
+// sourceRules do then for packets from one of the sources.
+func sourceRules(sources []netip.Prefix, then string) []string {
 	var rules []string
 	for _, s := range sources {
 		if s.Bits() == 0 {
@@ -180,7 +180,7 @@ func podRules(f service.Family, node *service.Node, then string) []string {
 	case pods.InterfacePrefix != "":
 		return []string{"-i " + pods.InterfacePrefix + "+ " + then}
 	default:
-		return fromRules(slices.Clone(service.InFamily(pods.Prefixes, f)), then)
+		return sourceRules(slices.Clone(service.InFamily(pods.Prefixes, f)), then)
 	}
 }
 

@@ -18,13 +18,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// need is something that rules of ours are made of.
-type need struct{ what, table, rule string }
+// requirement is something that rules of ours are made of.
+type requirement struct{ name, table, rule string }
 
-// needs are what any node's rules need, those before a relay the first of them.
+// requirements are what any node's rules need, those before a relay the first of them.
 // Session affinity needs the match recent besides; without that, only Services
 // that want affinity are refused.
-var needs = []need{
+var requirements = []requirement{
 	{"match comment (kernel module xt_comment)", nat, "-m comment --comment probe -j RETURN"},
 	{"match tcp (kernel module xt_tcpudp)", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
 	{"match conntrack (kernel module xt_conntrack)", filter, "-m conntrack --ctstate NEW -j RETURN"},
@@ -38,22 +38,22 @@ var needs = []need{
 	{"target MASQUERADE with --random-fully (kernel module xt_MASQUERADE)", nat, "-j MASQUERADE --random-fully"},
 }
 
-// relayNeeds is how many of needs rules before a relay have.
-const relayNeeds = 7
+// relayRequirements is how many of needs rules before a relay have.
+const relayRequirements = 7
 
-// needs are those of l's rules.
-func (l layout) needs() []need {
+// requirements are those of l's rules.
+func (l layout) requirements() []requirement {
 	switch {
 	case l.relays():
-		return needs[:relayNeeds]
-	case l.beside():
-		return append(needs[:len(needs):len(needs)], need{"match set (kernel module xt_set)", nat, l.in(SetVirtualIPs, "dst") + "-j RETURN"})
+		return requirements[:relayRequirements]
+	case l.isIPVS():
+		return append(requirements[:len(requirements):len(requirements)], requirement{"match set (kernel module xt_set)", nat, l.inSet(SetVirtualIPs, "dst") + "-j RETURN"})
 	}
-	return needs
+	return requirements
 }
 
-// probeTime bounds what a command may take to answer.
-const probeTime = 30 * time.Second
+// probeTimeout bounds what a command may take to answer.
+const probeTimeout = 30 * time.Second
 
 // Probe asks whether the node has an iptables that takes our rules for f, and
 // changes nothing. The error is one sentence that says what is missing. What
@@ -66,7 +66,7 @@ func Probe(f service.Family, o Options) error {
 // ProbeWith is Probe where rules refer to something that prepare makes first, in
 // the network namespace that they are tried in. Without one they are not tried.
 func ProbeWith(f service.Family, o Options, prepare func() error) error {
-	r := &runner{family: f, role: o.Role, apart: true}
+	r := &runner{family: f, role: o.Role, isolated: true}
 	if err := r.open(); err != nil {
 		return fmt.Errorf("iptables for %s: %w", f, err)
 	}
@@ -74,16 +74,16 @@ func ProbeWith(f service.Family, o Options, prepare func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
-		done <- r.tryApart(layout{family: f, options: o}, prepare)
+		done <- r.probeIsolated(layout{family: f, options: o}, prepare)
 	}()
 	return <-done
 }
 
-// tryApart is probe in a network namespace of the thread's own.
-func (r *runner) tryApart(l layout, prepare func() error) error {
+// probeIsolated is probe in a network namespace of the thread's own.
+func (r *runner) probeIsolated(l layout, prepare func() error) error {
 	args := []string{"--noflush", "-w", lockSeconds}
 	if unix.Unshare(unix.CLONE_NEWNET) != nil {
-		if l.beside() {
+		if l.isIPVS() {
 			return nil // sets that rules refer to would have to be made
 		}
 		args = append(args, "--test")
@@ -98,37 +98,37 @@ func (r *runner) tryApart(l layout, prepare func() error) error {
 
 // probe restores what any node has, and if that is refused looks for why.
 func (r *runner) probe(l layout, args []string) error {
-	needs := l.needs()
+	needs := l.requirements()
 	var b bytes.Buffer
-	Document(r.family, service.New(0, &service.Node{NodePorts: service.Everywhere()}, nil), l.options).WriteText(&b)
+	Document(r.family, service.New(0, &service.Node{NodePorts: service.AnyAddress()}, nil), l.options).WriteText(&b)
 	for _, n := range needs {
 		b.WriteString(n.text())
 	}
-	whole := r.ask(b.String(), args)
-	if whole == nil || errors.Is(whole, errBusy) || errors.Is(whole, errNoSocket) {
-		return whole
+	allErr := r.tryRestore(b.String(), args)
+	if allErr == nil || errors.Is(allErr, errBusy) || errors.Is(allErr, errNoSocket) {
+		return allErr
 	}
 	var missing []string
 	var first error // the whole has a word for each of its rules
 	for _, n := range needs {
-		if err := r.ask(n.text(), args); err != nil {
-			missing = append(missing, n.what)
+		if err := r.tryRestore(n.text(), args); err != nil {
+			missing = append(missing, n.name)
 			first = cmp.Or(first, err)
 		}
 	}
 	if first == nil {
-		return fmt.Errorf("the command refuses the rules: %w", whole)
+		return fmt.Errorf("the command refuses the rules: %w", allErr)
 	}
 	return fmt.Errorf("there is no %s: %w", strings.Join(missing, ", no "), first)
 }
 
-func (r *runner) ask(text string, args []string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+func (r *runner) tryRestore(text string, args []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	return r.run(ctx, text, args...)
 }
 
 // text is what iptables-restore takes to try n, in chains that are nobody's.
-func (n need) text() string {
+func (n requirement) text() string {
 	return "*" + n.table + "\n:KUBE-PROBE - [0:0]\n-A KUBE-PROBE " + n.rule + "\nCOMMIT\n"
 }

@@ -48,7 +48,7 @@ var relayRules = []string{"-m conntrack --ctstate DNAT -j ACCEPT", "-j DROP"}
 // nothing is as yet: the tables change one after the other.
 func (l layout) relayBase() []chain {
 	mark := l.options.marked()
-	chains := []chain{l.refuse(), {id{filter, relayChain}, relayRules}, {id{filter, forwardChain}, []string{
+	chains := []chain{l.rejectChain(), {id{filter, relayChain}, relayRules}, {id{filter, forwardChain}, []string{
 		"-m mark --mark " + mark + " -j ACCEPT",
 		"-m conntrack --ctstate NEW -j RETURN",
 		"-m conntrack --ctstate DNAT -j ACCEPT",
@@ -66,7 +66,7 @@ func (l layout) relayBase() []chain {
 }
 
 func (l layout) relayJumps() []jump {
-	addr := host(l.options.Relay[l.family])
+	addr := hostPrefix(l.options.Relay[l.family])
 	jumps := []jump{
 		{id{nat, "PREROUTING"}, "-j " + portalsInChain},
 		{id{nat, "OUTPUT"}, "-j " + portalsOutChain},
@@ -87,7 +87,7 @@ func NewWith(f service.Family, o Options, d Driver) *Backend {
 // Replace has the chains of b lead as want says, all of them or none, whatever
 // they are now.
 func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
-	b.have = nil
+	b.installed = nil
 	t, err := b.read(ctx)
 	if err != nil {
 		return err
@@ -102,8 +102,8 @@ func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
 	return nil
 }
 
-// Busy reports that err is no fault of the rules: iptables could not be asked.
-func Busy(err error) bool { return errors.Is(err, errBusy) }
+// IsBusy reports that err is no fault of the rules: iptables could not be asked.
+func IsBusy(err error) bool { return errors.Is(err, errBusy) }
 
 // Destinations returns where the chains in the tables translate to, by their
 // name: one endpoint of each, which is the only one before a relay.
@@ -115,7 +115,7 @@ func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, 
 	all := map[string]netip.AddrPort{}
 	for i, rules := range h.chains {
 		for _, r := range rules {
-			if to, err := netip.ParseAddrPort(argument(words(r), "--to-destination")); err == nil {
+			if to, err := netip.ParseAddrPort(argument(splitRule(r), "--to-destination")); err == nil {
 				all[i.name] = to
 			}
 		}
@@ -126,14 +126,14 @@ func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, 
 // ChainOf names the chain that translates to the endpoints of p for policy.
 func ChainOf(p *service.Port, policy service.Policy) string {
 	if policy == service.PolicyLocal {
-		return named(localPrefix, p)
+		return portChainName(localPrefix, p)
 	}
-	return named(clusterPrefix, p)
+	return portChainName(clusterPrefix, p)
 }
 
-// Needs reports whether some frontend of p leads to its endpoints for policy.
-func Needs(p *service.Port, policy service.Policy) bool {
-	internal, external := enters(p)
+// UsesPolicy reports whether some frontend of p leads to its endpoints for policy.
+func UsesPolicy(p *service.Port, policy service.Policy) bool {
+	internal, external := frontendKinds(p)
 	if policy == service.PolicyLocal {
 		return len(p.Local) > 0 && (external && p.External == policy || internal && p.Internal == policy)
 	}

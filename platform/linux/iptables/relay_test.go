@@ -21,14 +21,14 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/userspace"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 var errInjected = errors.New("injected")
 
-// site is a node in mode userspace whose sockets are on a loopback address and
+// relayNode is a node in mode userspace whose sockets are on a loopback address and
 // whose tables are fake.
-type site struct {
+type relayNode struct {
 	*userspace.Backend
 	family service.Family
 	tables *iptables.Fake
@@ -37,16 +37,16 @@ type site struct {
 	addr   bool
 }
 
-func newSite(f service.Family, tables *iptables.Fake) *site {
-	s := &site{family: f, tables: tables, addr: true, refuse: func() bool { return false }}
+func newRelayNode(f service.Family, tables *iptables.Fake) *relayNode {
+	s := &relayNode{family: f, tables: tables, addr: true, refuse: func() bool { return false }}
 	s.Backend = userspace.NewWith(f, userspace.Options{Rules: iptables.Options{MasqueradeBit: 14, DropInvalid: true}},
 		userspace.Parts{Driver: tables, Network: s, Address: s, Limits: userspace.NewLimits(4096)})
 	return s
 }
 
-func (s *site) Has() (bool, error) { return s.addr, nil }
+func (s *relayNode) Has() (bool, error) { return s.addr, nil }
 
-func (s *site) Add() error {
+func (s *relayNode) Add() error {
 	if s.refuse() {
 		return errInjected
 	}
@@ -54,7 +54,7 @@ func (s *site) Add() error {
 	return nil
 }
 
-func (s *site) Remove() error {
+func (s *relayNode) Remove() error {
 	s.addr = false
 	return nil
 }
@@ -64,28 +64,30 @@ func (s *site) Remove() error {
 // rest, since the rules lead nowhere.
 var here = net.IPv4(127, 76, byte(os.Getpid()>>8), byte(os.Getpid()))
 
-func (s *site) ListenTCP(port uint16) (*net.TCPListener, error) {
+func (s *relayNode) ListenTCP(port uint16) (*net.TCPListener, error) {
 	if s.refuse() {
 		return nil, errInjected
 	}
 	return net.ListenTCP("tcp", &net.TCPAddr{IP: here, Port: int(port)})
 }
 
-func (s *site) ListenUDP(port uint16) (*net.UDPConn, error) {
+func (s *relayNode) ListenUDP(port uint16) (*net.UDPConn, error) {
 	if s.refuse() {
 		return nil, errInjected
 	}
 	return net.ListenUDP("udp", &net.UDPAddr{IP: here, Port: int(port)})
 }
 
-func (s *site) DialTCP(context.Context, netip.AddrPort, int) (*net.TCPConn, error) {
+func (s *relayNode) DialTCP(context.Context, netip.AddrPort, int) (*net.TCPConn, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
-func (s *site) DialUDP(netip.AddrPort, int) (*net.UDPConn, error) { return nil, syscall.ECONNREFUSED }
+func (s *relayNode) DialUDP(netip.AddrPort, int) (*net.UDPConn, error) {
+	return nil, syscall.ECONNREFUSED
+}
 
 // round does one, which works but for what cannot be done.
-func (s *site) round(t *rapid.T, want *service.Snapshot) {
+func (s *relayNode) round(t *rapid.T, want *service.Snapshot) {
 	p, err := s.Plan(context.Background(), want)
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
@@ -97,26 +99,26 @@ func (s *site) round(t *rapid.T, want *service.Snapshot) {
 
 // judge holds what the rules make of a connection, and whom the listener is
 // for, against route.
-func (s *site) judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
+func (s *relayNode) judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
 	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // has no listener
-		v = route.Decide(s.Led(), c)
+		v = route.Decide(s.Redirected(), c)
 	}
-	got := iptables.Trace(s.tables, c, world.NodeLocal)
+	got := iptables.Trace(s.tables, c, generate.IsNodeLocal)
 	if got.Action != v.Action || got.Masquerade {
 		t.Fatalf("%+v: %v, masquerade %v; want %v, false: %s\n%s", c, got.Action, got.Masquerade, v.Action, v.Reason, s.tables.Text())
 	}
 	if v.Action != route.Forward {
 		return
 	}
-	led := s.Led().Port(s.family, v.Port.Name)
+	redirected := s.Redirected().Port(s.family, v.Port.Name)
 	var to []service.Endpoint
 	switch {
 	case len(got.Targets) != 1:
 		t.Fatalf("%+v: led to %v", c, got.Targets)
-	case len(led.Cluster) > 0 && led.Cluster[0].Addr == got.Targets[0]:
+	case len(redirected.Cluster) > 0 && redirected.Cluster[0].Addr == got.Targets[0]:
 		to = v.Port.Cluster
-	case len(led.Local) > 0 && led.Local[0].Addr == got.Targets[0]:
+	case len(redirected.Local) > 0 && redirected.Local[0].Addr == got.Targets[0]:
 		to = v.Port.Local
 	}
 	if got.Targets[0].Port() == 0 || !slices.Equal(to, v.Endpoints) {
@@ -125,7 +127,7 @@ func (s *site) judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 }
 
 // nodeOf draws a node without ServiceCIDRs, for which these rules have no use.
-func nodeOf(w world.World) *service.Node {
+func nodeOf(w generate.Cluster) *service.Node {
 	n := w.Node()
 	n.ServiceCIDRs = nil
 	return n
@@ -134,19 +136,19 @@ func nodeOf(w world.World) *service.Node {
 // TestRelayDecidesAsRouteDoes judges 2,000 connections in mode userspace: 10 to
 // each of 100 drawn clusters of each family.
 func TestRelayDecidesAsRouteDoes(t *testing.T) {
-	eachWorld(t, (*site).round, (*site).judge)
+	eachCluster(t, (*relayNode).round, (*relayNode).judge)
 }
 
-// eachWorld programs clusters that are drawn, each at a site of its own, and
+// eachCluster programs clusters that are drawn, each at a site of its own, and
 // judges ten connections to each.
-func eachWorld(t *testing.T, program func(*site, *rapid.T, *service.Snapshot), judge func(*site, *rapid.T, *service.Snapshot, route.Conn)) {
+func eachCluster(t *testing.T, program func(*relayNode, *rapid.T, *service.Snapshot), judge func(*relayNode, *rapid.T, *service.Snapshot, route.Conn)) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				w := world.World{T: t, Family: f}
+				w := generate.Cluster{T: t, Family: f}
 				ports := w.Ports()
 				want := service.New(1, nodeOf(w), ports)
-				s := newSite(f, iptables.NewFake())
+				s := newRelayNode(f, iptables.NewFake())
 				defer s.Close()
 				program(s, t, want)
 				for range 10 {
@@ -161,24 +163,24 @@ func eachWorld(t *testing.T, program func(*site, *rapid.T, *service.Snapshot), j
 // new processes in between. One good round makes up for all of it.
 func TestRelayConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		tables := iptables.NewFake()
-		s := newSite(w.Family, tables)
+		s := newRelayNode(w.Family, tables)
 		defer func() { s.Close() }()
 		var ports []*service.Port
 		var want *service.Snapshot
 		for n := range 4 {
 			ports = w.Ports()
 			want = service.New(uint64(n), nodeOf(w), ports)
-			s.addr = w.Coin("address")
-			s.refuse = func() bool { return w.Pick("listen", 4) == 0 }
+			s.addr = w.DrawBool("address")
+			s.refuse = func() bool { return w.DrawInt("listen", 4) == 0 }
 			tables.RefuseWith(func(string) error {
-				return [...]error{errInjected, iptables.ErrBusy, nil, nil}[w.Pick("refuse", 4)]
+				return [...]error{errInjected, iptables.ErrBusy, nil, nil}[w.DrawInt("refuse", 4)]
 			})
-			if w.Coin("restart") {
+			if w.DrawBool("restart") {
 				s.Close()
 				old := s
-				s = newSite(w.Family, tables)
+				s = newRelayNode(w.Family, tables)
 				s.refuse, s.addr = old.refuse, old.addr
 			}
 			if p, err := s.Plan(context.Background(), want); err != nil {
@@ -217,9 +219,9 @@ func TestRelayKeepsPortsOverRestart(t *testing.T) {
 			Cluster:   endpoints, Local: endpoints, External: service.PolicyLocal,
 		})
 	}
-	want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
-	first := newSite(service.IPv4, tables)
-	apply := func(s *site) {
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
+	first := newRelayNode(service.IPv4, tables)
+	apply := func(s *relayNode) {
 		p, err := s.Plan(t.Context(), want)
 		if err != nil {
 			t.Fatal(err)
@@ -231,7 +233,7 @@ func TestRelayKeepsPortsOverRestart(t *testing.T) {
 	apply(first)
 	before := tables.Text()
 	first.Close()
-	second := newSite(service.IPv4, tables)
+	second := newRelayNode(service.IPv4, tables)
 	defer second.Close()
 	apply(second)
 	if tables.Text() != before {

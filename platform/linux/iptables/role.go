@@ -15,44 +15,44 @@ type Role uint8
 
 // The roles.
 const (
-	Alone      Role = iota // they do all there is to do
-	BesideIPVS             // they do what virtual servers of IPVS and ipsets cannot
+	Standalone    Role = iota // they do all there is to do
+	IPVSCompanion             // they do what virtual servers of IPVS and ipsets cannot
 )
 
 // tables are those that hold chains of the role.
 func (r Role) tables() []string {
-	if r == BesideIPVS {
-		return everyTable
+	if r == IPVSCompanion {
+		return allTables
 	}
 	return tables
 }
 
 // owns reports that a chain belongs to a service proxy in such a role.
 func (r Role) owns(i id) bool {
-	if r == BesideIPVS {
-		return strings.HasPrefix(i.name, besidePrefix) || strings.HasPrefix(i.name, besideAddrPrefix)
+	if r == IPVSCompanion {
+		return strings.HasPrefix(i.name, ipvsPrefix) || strings.HasPrefix(i.name, ipvsAddrPrefix)
 	}
-	return i.owned()
+	return i.isOwned()
 }
 
-// follows reports that chains of the role come behind i, another mode's. While
+// comesAfter reports that chains of the role come behind i, another mode's. While
 // the node changes its mode that goes on translating, and refuses what it did not.
-func (r Role) follows(i id) bool { return r == BesideIPVS && i.owned() }
+func (r Role) comesAfter(i id) bool { return r == IPVSCompanion && i.isOwned() }
 
-func (l layout) beside() bool { return l.options.Role == BesideIPVS }
+func (l layout) isIPVS() bool { return l.options.Role == IPVSCompanion }
 
 // root is the chain where the tree of addresses begins.
 func (l layout) root() string {
-	if l.beside() {
-		return targetsChain
+	if l.isIPVS() {
+		return ipvsTargetsChain
 	}
 	return servicesChain
 }
 
-// branches is how the names of its branches begin.
-func (l layout) branches() string {
-	if l.beside() {
-		return besideAddrPrefix
+// branchPrefix is how the names of its branches begin.
+func (l layout) branchPrefix() string {
+	if l.isIPVS() {
+		return ipvsAddrPrefix
 	}
 	return addrPrefix
 }
@@ -63,10 +63,10 @@ func (l layout) entries(p *service.Port, node *service.Node) []entry {
 	switch {
 	case p == nil:
 		return nil
-	case l.beside():
-		return besideEntries(p, node)
+	case l.isIPVS():
+		return ipvsEntries(p, node)
 	}
-	return aloneEntries(p)
+	return standaloneEntries(p)
 }
 
 // keys returns the keys that p, which may be nil, may have entries for, if not
@@ -75,8 +75,8 @@ func (l layout) keys(p *service.Port, node *service.Node) []key {
 	switch {
 	case p == nil:
 		return nil
-	case l.beside():
-		return besideKeys(p, node)
+	case l.isIPVS():
+		return ipvsKeys(p, node)
 	}
-	return aloneKeys(p)
+	return standaloneKeys(p)
 }

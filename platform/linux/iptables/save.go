@@ -15,41 +15,41 @@ import (
 	"kubeproxy/common/service"
 )
 
-// held is what iptables-save printed, as far as it concerns us.
-type held struct {
+// observed is what iptables-save printed, as far as it concerns us.
+type observed struct {
 	role   Role
 	chains map[id][]string // of a service proxy
-	// leads are the rules of other chains that lead to one of those.
-	leads []jump
+	// references are the rules of other chains that lead to one of those.
+	references []jump
 	// rules counts those of the system's chains, and behind is how many of them
 	// stand before or lead to a chain of another mode.
-	rules, behind map[id]int
-	// passing has, of the system's chains, the rule that lets all packets pass
+	rules, insertAfter map[id]int
+	// passingRule has, of the system's chains, the rule that lets all packets pass
 	// before they come to the rules behind it, and hidden those of leads that
 	// stand behind one.
-	passing map[id]string
-	hidden  map[int]string
-	dormant []string // tables, see Driver
-	// disturbed says that a chain was printed twice. iptables-nft-save does so
+	passingRule map[id]string
+	shadowedBy  map[int]string
+	dormant     []string // tables, see Driver
+	// interrupted says that a chain was printed twice. iptables-nft-save does so
 	// where it had to begin again because somebody changed something.
-	disturbed bool
+	interrupted bool
 }
 
 // parse reads the output of iptables-save.
-func parse(text string, of Role) *held {
-	h := &held{role: of, chains: map[id][]string{}, rules: map[id]int{}, behind: map[id]int{}, passing: map[id]string{}, hidden: map[int]string{}}
+func parse(text string, of Role) *observed {
+	h := &observed{role: of, chains: map[id][]string{}, rules: map[id]int{}, insertAfter: map[id]int{}, passingRule: map[id]string{}, shadowedBy: map[int]string{}}
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		switch {
 		case strings.HasPrefix(line, "*"):
 			table = line[1:]
-		case !slices.Contains(everyTable, table):
+		case !slices.Contains(allTables, table):
 		case strings.HasPrefix(line, ":"):
 			name, _, _ := strings.Cut(line[1:], " ")
 			if i := (id{table, name}); of.owns(i) {
 				_, twice := h.chains[i]
-				h.disturbed = h.disturbed || twice
+				h.interrupted = h.interrupted || twice
 				h.chains[i] = nil
 			}
 		case strings.HasPrefix(line, "-A "):
@@ -60,27 +60,27 @@ func parse(text string, of Role) *held {
 	return h
 }
 
-func (h *held) rule(in id, rule string) {
+func (h *observed) rule(in id, rule string) {
 	if h.role.owns(in) {
 		h.chains[in] = append(h.chains[in], strings.Clone(rule))
 		return
 	}
 	h.rules[in]++
-	w := words(rule)
+	w := splitRule(rule)
 	to := id{in.table, targetOf(w)}
-	if h.role.follows(to) {
-		h.behind[in] = h.rules[in]
-		delete(h.passing, in)
-		maps.DeleteFunc(h.hidden, func(i int, _ string) bool { return h.leads[i].from == in })
+	if h.role.comesAfter(to) {
+		h.insertAfter[in] = h.rules[in]
+		delete(h.passingRule, in)
+		maps.DeleteFunc(h.shadowedBy, func(i int, _ string) bool { return h.references[i].from == in })
 	}
 	if h.role.owns(to) {
-		if by, found := h.passing[in]; found {
-			h.hidden[len(h.leads)] = by
+		if by, found := h.passingRule[in]; found {
+			h.shadowedBy[len(h.references)] = by
 		}
-		h.leads = append(h.leads, jump{in, strings.Clone(rule)})
+		h.references = append(h.references, jump{in, strings.Clone(rule)})
 	}
-	if _, found := h.passing[in]; !found && in.isSystem() && passesAll(w) {
-		h.passing[in] = strings.Clone(rule)
+	if _, found := h.passingRule[in]; !found && in.isSystem() && passesAll(w) {
+		h.passingRule[in] = strings.Clone(rule)
 	}
 }
 
@@ -92,7 +92,7 @@ func targetOf(words []string) string {
 	return argument(words, "-g")
 }
 
-func (h *held) sums() map[id]sum {
+func (h *observed) sums() map[id]sum {
 	sums := make(map[id]sum, len(h.chains))
 	for i, rules := range h.chains {
 		sums[i] = chain{i, rules}.sum()
@@ -107,17 +107,17 @@ func (i id) isSystem() bool {
 
 // bare is j without a comment.
 func (j jump) bare() jump {
-	w := words(j.rule)
+	w := splitRule(j.rule)
 	if i := slices.Index(w, "--comment"); i > 1 && i+1 < len(w) {
 		w = slices.Delete(w, i-2, i+2)
 	}
 	return jump{j.from, strings.Join(w, " ")}
 }
 
-// lacking returns those of jumps that are not there. A comment does not count.
-func (h *held) lacking(jumps []jump) []jump {
+// missingJumps returns those of jumps that are not there. A comment does not count.
+func (h *observed) missingJumps(jumps []jump) []jump {
 	there := map[jump]bool{}
-	for _, l := range h.leads {
+	for _, l := range h.references {
 		there[l.bare()] = true
 	}
 	var missing []jump
@@ -129,17 +129,17 @@ func (h *held) lacking(jumps []jump) []jump {
 	return missing
 }
 
-// surplus returns the rules of the system's chains that lead to chains which stay
+// extraJumps returns the rules of the system's chains that lead to chains which stay
 // and are not among jumps: a second one of the same, and one to an entrance as some
 // service proxy makes it. Who has added another match knows why.
-func (h *held) surplus(stay map[id]bool, jumps []jump) []jump {
+func (h *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 	var more []jump
 	seen := map[jump]bool{}
-	for _, l := range h.leads {
+	for _, l := range h.references {
 		b := l.bare()
-		target := targetOf(words(b.rule))
+		target := targetOf(splitRule(b.rule))
 		match, _ := strings.CutSuffix(b.rule, "-j "+target)
-		plain := (slices.Contains(entrances, target) || h.role == BesideIPVS) && slices.Contains([]string{"", newOnly, localOnly}, match)
+		plain := (slices.Contains(entryChains, target) || h.role == IPVSCompanion) && slices.Contains([]string{"", newOnly, localOnly}, match)
 		switch {
 		case !l.from.isSystem() || !stay[id{l.from.table, target}]:
 		case slices.Contains(jumps, b) && !seen[b]:
@@ -151,17 +151,17 @@ func (h *held) surplus(stay map[id]bool, jumps []jump) []jump {
 	return more
 }
 
-// strays returns what removes the chains that are not to stay, and the rules
+// extraneous returns what removes the chains that are not to stay, and the rules
 // of the system's chains that lead there.
-func (h *held) strays(stay map[id]bool) *change {
+func (h *observed) extraneous(stay map[id]bool) *change {
 	c := &change{}
 	used := map[id]bool{}
-	for _, l := range h.leads {
-		to := id{l.from.table, targetOf(words(l.rule))}
+	for _, l := range h.references {
+		to := id{l.from.table, targetOf(splitRule(l.rule))}
 		switch {
 		case stay[to]:
 		case l.from.isSystem():
-			c.unjumps = append(c.unjumps, l)
+			c.deleteJumps = append(c.deleteJumps, l)
 		default:
 			used[to] = true
 		}
@@ -179,25 +179,25 @@ func (h *held) strays(stay map[id]bool) *change {
 }
 
 // inUse returns an error that names every chain that others refer to.
-func (h *held) inUse() error {
+func (h *observed) inUse() error {
 	var errs []error
-	for _, l := range h.leads {
+	for _, l := range h.references {
 		if !l.from.isSystem() {
-			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which somebody else made", targetOf(words(l.rule)), l.from.table, l.from.name, l.rule))
+			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which somebody else made", targetOf(splitRule(l.rule)), l.from.table, l.from.name, l.rule))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // entries returns what the trees hold, sorted.
-func (h *held) entries() []entry {
+func (h *observed) entries() []entry {
 	found := map[key]*entry{}
 	for _, i := range slices.SortedFunc(maps.Keys(h.chains), id.compare) {
 		if !i.isTree() {
 			continue
 		}
 		for _, r := range h.chains[i] {
-			w := words(r)
+			w := splitRule(r)
 			k, ok := keyOf(i.table, w)
 			if !ok || (id{i.table, targetOf(w)}).isTree() {
 				continue

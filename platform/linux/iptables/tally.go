@@ -34,15 +34,15 @@ func (b *Backend) restore(ctx context.Context, c *change) error {
 	for _, w := range c.writes {
 		b.tally.Written[w.table] += len(w.rules)
 	}
-	for _, j := range c.jumps {
+	for _, j := range c.insertJumps {
 		b.tally.Written[j.from.table]++
 	}
 	return nil
 }
 
-// settled notes that the tables hold what h says.
-func (b *Backend) settled(h *installed) {
-	b.have = h
+// recordInstalled notes that the tables hold what h says.
+func (b *Backend) recordInstalled(h *installed) {
+	b.installed = h
 	b.tally.Rules = perTable()
 	for i, s := range h.sums {
 		b.tally.Rules[i.table] += s.rules

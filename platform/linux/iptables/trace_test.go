@@ -38,7 +38,7 @@ func trace(k *fake, c route.Conn, local func(netip.Addr) bool) xtables.Outcome {
 
 // after runs what follows translation.
 func after(t *xtables.Tracer, to netip.AddrPort) xtables.Outcome {
-	x := t.Then(to)
+	x := t.AfterDNAT(to)
 	x.Translated = t.Out.Action == route.Forward
 	switch {
 	case t.Conn.Interface == "":

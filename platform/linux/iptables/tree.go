@@ -17,7 +17,7 @@ import (
 const (
 	leafSize   = 16
 	branchBits = 4
-	aloneSize  = 2 // what is not worth a chain of its own
+	inlineSize = 2 // what is not worth a chain of its own
 )
 
 // bits is a key as a string of bits, an address or a NodePort.
@@ -36,8 +36,8 @@ func (k key) bits() bits {
 // nibble returns the four bits that begin at bit n.
 func (b bits) nibble(n int) byte { return b[n/8] >> (4 - n%8) & 15 }
 
-// common returns how many bits a and b begin with alike, in steps of four.
-func common(a, b bits) int {
+// commonBits returns how many bits a and b begin with alike, in steps of four.
+func commonBits(a, b bits) int {
 	n := 0
 	for n < 8*len(a) && a.nibble(n) == b.nibble(n) {
 		n += branchBits
@@ -53,9 +53,9 @@ type tree struct {
 	chains []chain
 }
 
-// grow returns the rules that lead on to the sorted entries, and adds the
+// build returns the rules that lead on to the sorted entries, and adds the
 // chains below.
-func (t *tree) grow(entries []entry) []string {
+func (t *tree) build(entries []entry) []string {
 	count := 0
 	for _, e := range entries {
 		count += len(e.rules)
@@ -63,7 +63,7 @@ func (t *tree) grow(entries []entry) []string {
 	var rules []string
 	depth := 0
 	if len(entries) > 0 {
-		depth = common(entries[0].bits(), entries[len(entries)-1].bits())
+		depth = commonBits(entries[0].bits(), entries[len(entries)-1].bits())
 	}
 	if len(entries) == 0 || count <= leafSize || depth == 8*len(entries[0].bits()) {
 		for _, e := range entries {
@@ -90,18 +90,18 @@ func (t *tree) branch(entries []entry, depth int) []string {
 	for _, e := range entries {
 		count += len(e.rules)
 	}
-	below := t.grow(entries)
-	if count <= aloneSize {
+	below := t.build(entries)
+	if count <= inlineSize {
 		return below
 	}
-	match, name := place(entries[0].key, depth, t.prefix)
+	match, name := branchMatch(entries[0].key, depth, t.prefix)
 	t.chains = append(t.chains, chain{id{t.table, name}, below})
 	return []string{match + "-j " + name}
 }
 
-// place returns how to match the first depth bits of k and what their branch
+// branchMatch returns how to match the first depth bits of k and what their branch
 // is called.
-func place(k key, depth int, prefix string) (match, name string) {
+func branchMatch(k key, depth int, prefix string) (match, name string) {
 	if k.addr.IsValid() {
 		p := netip.PrefixFrom(k.addr, depth).Masked()
 		return "-d " + p.String() + " ", addrBranch(prefix, p)
@@ -123,16 +123,16 @@ func place(k key, depth int, prefix string) (match, name string) {
 func (l layout) rootOf(k key) (id, string) {
 	switch {
 	case k.addr.IsValid():
-		return id{k.table, l.root()}, l.branches()
+		return id{k.table, l.root()}, l.branchPrefix()
 	case k.check:
 		return id{k.table, healthPortsChain}, healthPrefix
 	}
 	return id{k.table, nodePortsChain}, portPrefix
 }
 
-// forest makes the trees of all entries. It returns the rules at their roots,
+// buildTrees makes the trees of all entries. It returns the rules at their roots,
 // by chain, and the branches.
-func (l layout) forest(entries []entry) (roots map[id][]string, branches []chain) {
+func (l layout) buildTrees(entries []entry) (roots map[id][]string, branches []chain) {
 	slices.SortStableFunc(entries, func(a, b entry) int { return a.key.compare(b.key) })
 	entries = slices.CompactFunc(entries, func(a, b entry) bool { return a.key == b.key })
 	roots = map[id][]string{}
@@ -149,7 +149,7 @@ func (l layout) forest(entries []entry) (roots map[id][]string, branches []chain
 		if !first.addr.IsValid() {
 			slices.SortFunc(entries[:end], func(a, b entry) int { return slices.Compare(a.bits(), b.bits()) })
 		}
-		roots[root] = t.grow(entries[:end])
+		roots[root] = t.build(entries[:end])
 		branches = append(branches, t.chains...)
 		entries = entries[end:]
 	}

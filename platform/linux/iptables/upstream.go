@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// everyTable lists the tables in which a service proxy may have chains.
-var everyTable = []string{nat, filter, mangle}
+// allTables lists the tables in which a service proxy may have chains.
+var allTables = []string{nat, filter, mangle}
 
-// upstreamNames are chains that some version of kube-proxy makes, in one of
+// upstreamChainNames are chains that some version of kube-proxy makes, in one of
 // its modes, and that none of ours has.
-var upstreamNames = map[string][]string{
+var upstreamChainNames = map[string][]string{
 	nat: {
 		"KUBE-PROXY-CANARY", "KUBE-FIREWALL", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT",
 	},
@@ -25,22 +25,22 @@ var upstreamNames = map[string][]string{
 	mangle: {"KUBE-PROXY-CANARY"},
 }
 
-// kubeletsToo are chains that kubelet kept until version 1.27, so that they
+// sharedWithKubelet are chains that kubelet kept until version 1.27, so that they
 // alone tell of no service proxy.
-var kubeletsToo = []id{{nat, markChain}, {nat, postroutingChain}}
+var sharedWithKubelet = []id{{nat, markChain}, {nat, postroutingChain}}
 
-// remains describes the chains that a service proxy left, among chains of all
+// describeLeftovers describes the chains that a service proxy left, among chains of all
 // kinds. It is empty if there are none.
-func remains(all []id, of Role) string {
+func describeLeftovers(all []id, of Role) string {
 	var left []id
-	ours := of == BesideIPVS
+	ours := of == IPVSCompanion
 	for _, i := range all {
 		if of.owns(i) {
 			left = append(left, i)
 			ours = ours || i.name == refuseChain
 		}
 	}
-	if !slices.ContainsFunc(left, func(i id) bool { return !slices.Contains(kubeletsToo, i) }) {
+	if !slices.ContainsFunc(left, func(i id) bool { return !slices.Contains(sharedWithKubelet, i) }) {
 		return ""
 	}
 	whose := "another service proxy"

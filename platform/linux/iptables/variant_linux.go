@@ -14,15 +14,15 @@ import (
 // to others: by them it tells which variant a node uses.
 var kubeletChains = []id{{"mangle", "KUBE-IPTABLES-HINT"}, {"mangle", "KUBE-KUBELET-CANARY"}}
 
-// commands returns how the commands of iptables are called for f, but for what
+// commandPrefix returns how the commands of iptables are called for f, but for what
 // is added to the name. A container has commands of its own, and rules that
 // are made with the wrong variant are rules beside those of everybody else on
 // the node. So if kubelet has used one variant and there are commands for it,
 // it is that one, else whatever the short name stands for.
-func commands(f service.Family) string {
+func commandPrefix(f service.Family) string {
 	var used []string
 	for _, v := range Variants {
-		long := Remains{Variant: v, Family: f}.String()
+		long := Leftovers{Variant: v, Family: f}.String()
 		if !kubeletUses(v) {
 			continue
 		}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // onLoopback has the node get an address, or lose one.
@@ -36,14 +36,14 @@ func onLoopback(t *testing.T, do func(netlink.Link, *netlink.Addr) error, a neti
 func TestKernelAddressesComeAndGo(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
-			p := portsOf(rounds(f, 0), f)[0]
+			p := portsOf(changingSnapshot(f, 0), f)[0]
 			outer := []netip.Addr{netip.MustParseAddr("203.0.113.77"), netip.MustParseAddr("2001:db8:77::77")}[f]
 			q := *p
 			q.Frontends = []service.Frontend{
 				p.Frontends[0], {Kind: service.NodePort, Port: 30999},
-				{Kind: service.ExternalIP, Addr: outer, Port: 80}, {Kind: service.ExternalIP, Addr: world.NodeAddr[f], Port: 80},
+				{Kind: service.ExternalIP, Addr: outer, Port: 80}, {Kind: service.ExternalIP, Addr: generate.NodeAddr[f], Port: 80},
 			}
-			want := service.New(1, &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[f]}}, []*service.Port{&q})
+			want := service.New(1, &service.Node{NodePorts: service.AnyAddress(), Addrs: []netip.Addr{generate.NodeAddr[f]}}, []*service.Port{&q})
 			b := newKernel(t, f, Options{MasqueradeBit: 14, SyncPeriod: time.Hour})
 			k := b.driver.(*kernel)
 			wantOwn := func(when string, source netip.Addr, ours ...netip.Addr) {
@@ -67,20 +67,20 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 					t.Errorf("%s, %s: a NodePort is answered at %s: %t", f, when, outer, nodePort)
 				}
 			}
-			cluster, source := p.Frontends[0].Addr, world.NodeAddr[f]
+			cluster, source := p.Frontends[0].Addr, generate.NodeAddr[f]
 			wantOwn("at first", source, cluster, outer)
 			onLoopback(t, netlink.AddrAdd, outer)
 			wantOwn("the node has it, too", source, cluster)
 			onLoopback(t, netlink.AddrDel, outer)
 			wantOwn("the node has lost it", source, cluster, outer)
 			onLoopback(t, netlink.AddrDel, source)
-			wantOwn("the node has lost its first one", world.NodeOther[f], cluster, source, outer)
+			wantOwn("the node has lost its first one", generate.OtherNodeAddr[f], cluster, source, outer)
 			onLoopback(t, netlink.AddrAdd, source)
 			wantOwn("the node has its first one again", source, cluster, outer)
 			if err := b.Cleanup(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if addrs, err := k.Addrs(t.Context()); err != nil || !slices.Contains(addrs, source) {
+			if addrs, err := k.NodeAddrs(t.Context()); err != nil || !slices.Contains(addrs, source) {
 				t.Errorf("after a cleanup the node has %v, %v, want %s", addrs, err, source)
 			}
 			_ = b.Close()
@@ -104,9 +104,9 @@ func TestKernelTentativeAddress(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		p := portsOf(rounds(service.IPv6, 0), service.IPv6)[0]
-		want := service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{p})
-		b := newKernel(t, service.IPv6, always())
+		p := portsOf(changingSnapshot(service.IPv6, 0), service.IPv6)[0]
+		want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{p})
+		b := newKernel(t, service.IPv6, alwaysResync())
 		apply(t, b, want)
 		a.Flags = unix.IFA_F_NODAD
 		for _, err := range []error{netlink.AddrDel(link, a), netlink.AddrAdd(link, a)} {
@@ -114,8 +114,8 @@ func TestKernelTentativeAddress(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if source := b.node.source(service.IPv6); source != world.NodeAddr[1] {
-			t.Errorf("the source was %s, want %s", source, world.NodeAddr[1])
+		if source := b.node.source(service.IPv6); source != generate.NodeAddr[1] {
+			t.Errorf("the source was %s, want %s", source, generate.NodeAddr[1])
 		}
 		apply(t, b, want)
 		if source := b.node.source(service.IPv6); !a.IP.Equal(source.AsSlice()) {

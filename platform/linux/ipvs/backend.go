@@ -20,41 +20,41 @@ import (
 // Driver is what Backend asks from the kernel, for one family. Its methods
 // are called from one goroutine at a time, but for Watch.
 type Driver interface {
-	// Lacking lists the settings of the system that virtual servers need and
+	// MissingSettings lists the settings of the system that virtual servers need and
 	// that are to be made, a line each.
-	Lacking(ctx context.Context, of span) ([]string, error)
-	// Prepare makes them. It is an error if nothing works without one.
-	Prepare(ctx context.Context, of span) error
-	// Commit does ops inTurn. What went wrong is errExists, errMissing, or
+	MissingSettings(ctx context.Context, of settingsScope) ([]string, error)
+	// ApplySettings makes them. It is an error if nothing works without one.
+	ApplySettings(ctx context.Context, of settingsScope) error
+	// Commit does ops applyInOrder. What went wrong is errExists, errMissing, or
 	// another error.
 	Commit(ctx context.Context, ops []op) map[int]error
 	// Read returns all virtual servers, whosever they are, and what of routes
 	// is ours. Some may be missing if others went meanwhile.
 	Read(ctx context.Context) (*state, error)
 	// Server returns one virtual server, nil if there is none.
-	Server(ctx context.Context, k key) (*listed, error)
+	Server(ctx context.Context, k key) (*observedServer, error)
 	// Dests returns the destinations of one virtual server, none if there is
 	// no such server.
 	Dests(ctx context.Context, k key) ([]dest, error)
-	// Addrs returns the addresses that the node has without us, but for
+	// NodeAddrs returns the addresses that the node has without us, but for
 	// loopback ones, those that need an interface to be told, and those that are
 	// not usable yet. The one that its connections to far away come from is the
 	// first, and the others are in order.
-	Addrs(ctx context.Context) ([]netip.Addr, error)
-	// Clean removes the interface, if nobody else uses it.
-	Clean(ctx context.Context) error
+	NodeAddrs(ctx context.Context) ([]netip.Addr, error)
+	// RemoveDevice removes the interface, if nobody else uses it.
+	RemoveDevice(ctx context.Context) error
 	// Watch calls touched whenever the node's addresses change, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 }
 
-// span tells settings by when they are made.
-type span uint8
+// settingsScope tells settings by when they are made.
+type settingsScope uint8
 
 const (
-	atStart span = iota // all of them
-	// throughout are those that are IPVS's own. Of others, somebody may decide
+	scopeStartup settingsScope = iota // all of them
+	// scopeRunning are those that are IPVS's own. Of others, somebody may decide
 	// otherwise once they were made.
-	throughout
+	scopeRunning
 )
 
 // What a driver may find when it makes or removes something.
@@ -65,20 +65,20 @@ var (
 
 // state is what the kernel has.
 type state struct {
-	device  bool
-	routes  []localRoute // ours
-	servers map[key]*listed
-	sets    bool // of virtual servers and of the node's addresses are there
-	served  map[key]bool
-	own     map[netip.Addr]bool
-	once    time.Duration // of the time that Read took, what another one will not
+	device      bool
+	routes      []localRoute // ours
+	servers     map[key]*observedServer
+	hasSets     bool // of virtual servers and of the node's addresses are there
+	serverSet   map[key]bool
+	addrSet     map[netip.Addr]bool
+	oneTimeCost time.Duration // of the time that Read took, what another one will not
 }
 
-// listed is a virtual server as the kernel has it.
-type listed struct {
+// observedServer is a virtual server as the kernel has it.
+type observedServer struct {
 	server
-	dests []dest // sorted by address
-	told  bool   // dests are known
+	dests      []dest // sorted by address
+	destsKnown bool   // dests are known
 	// upstream says that kube-proxy made it.
 	upstream bool
 }
@@ -91,52 +91,54 @@ type Backend struct {
 	driver  Driver
 	rules   reconcile.Watcher // the sets and chains beside
 	now     func() time.Time
-	// have is what the kernel holds, nil while that is not known.
-	have     *installed
-	prepared bool         // settings were made, or were right
-	made     map[key]bool // virtual servers that are ours, true for what a Service had since the start
-	looks    looks
-	drains   drains
-	draining atomic.Bool // drains is not empty; Watch asks
-	looked   time.Time   // at drains
-	told     bool        // how long something may drain
-	node     nodeView
-	pending  pendingNodePorts
+	// installed is what the kernel holds, nil while that is not known.
+	installed      *installed
+	prepared       bool         // settings were made, or were right
+	owned          map[key]bool // virtual servers that are ours, true for what a Service had since the start
+	poller         poller
+	drainingDests  drainingDests
+	draining       atomic.Bool // drains is not empty; Watch asks
+	lastDrainCheck time.Time   // at drains
+	drainLogged    bool        // how long something may drain
+	node           nodeView
+	pending        pendingNodePorts
 }
 
 var (
-	_ reconcile.Watcher = (*Backend)(nil)
-	_ reconcile.Paced   = (*Backend)(nil)
+	_ reconcile.Watcher      = (*Backend)(nil)
+	_ reconcile.ResyncSetter = (*Backend)(nil)
 )
 
 // installed describes virtual servers that are as we want them, by what they
 // were made from. They themselves are kept by the kernel alone.
 type installed struct {
-	from *service.Snapshot // as it came
-	view *service.Snapshot // with the addresses that the node really has
-	at   site
-	// addrs counts who needs a route to an address.
-	addrs  map[netip.Addr]int
-	doubts doubts // what is otherwise
-	read   time.Time
+	snapshot  *service.Snapshot // as it came
+	view      *service.Snapshot // with the addresses that the node really has
+	localNode localNode
+	// addrRefs counts who needs a route to an address.
+	addrRefs    map[netip.Addr]int
+	failedPorts failedPorts // what is otherwise
+	readAt      time.Time
 }
 
-// due reports that the kernel is to be asked again what it holds. A round that
+// resyncDue reports that the kernel is to be asked again what it holds. A round that
 // the sync period brings comes a moment early at times.
-func (b *Backend) due(h *installed) bool { return b.now().Sub(h.read) >= b.options.SyncPeriod*9/10 }
+func (b *Backend) resyncDue(h *installed) bool {
+	return b.now().Sub(h.readAt) >= b.options.SyncPeriod*9/10
+}
 
 // Forget implements reconcile.Forgetter.
 func (b *Backend) Forget() {
-	b.have = nil
+	b.installed = nil
 	if r, ok := b.rules.(reconcile.Forgetter); ok {
 		r.Forget()
 	}
 }
 
-// SetResync implements reconcile.Paced.
+// SetResync implements reconcile.ResyncSetter.
 func (b *Backend) SetResync(d time.Duration) {
 	b.options.SyncPeriod = d
-	if r, ok := b.rules.(reconcile.Paced); ok {
+	if r, ok := b.rules.(reconcile.ResyncSetter); ok {
 		r.SetResync(d)
 	}
 }
@@ -153,42 +155,42 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if err != nil {
 		return nil, err
 	}
-	h := b.have
-	whole := b.looks.wanted.Load() || h == nil || h.view.Node != view.Node || h.from.Partial != want.Partial || b.due(h)
+	h := b.installed
+	fullSync := b.poller.requested.Load() || h == nil || h.view.Node != view.Node || h.snapshot.Incomplete != want.Incomplete || b.resyncDue(h)
 	var changes []service.Change
-	if !whole {
+	if !fullSync {
 		changes = slices.Collect(service.Diff(h.view, view, b.family))
-		whole = h.moves(changes)
+		fullSync = h.reservationsChange(changes)
 	}
-	p := &plan{backend: b, rules: rules, whole: whole, drains: b.drains.clone(), next: &installed{from: want, view: view}}
-	if whole || !b.prepared {
-		if p.settings, err = b.driver.Lacking(ctx, b.span()); err != nil {
+	p := &plan{backend: b, rules: rules, fullSync: fullSync, drainingDests: b.drainingDests.clone(), next: &installed{snapshot: want, view: view}}
+	if fullSync || !b.prepared {
+		if p.settings, err = b.driver.MissingSettings(ctx, b.currentScope()); err != nil {
 			return nil, fmt.Errorf("ask for settings of IPVS: %w", err)
 		}
 	}
-	if !whole {
-		if err := p.changes(ctx, h, changes); err != nil {
+	if !fullSync {
+		if err := p.planChanges(ctx, h, changes); err != nil {
 			return nil, err
 		}
-		if err := p.endDrains(ctx); err != nil {
+		if err := p.removeDrained(ctx); err != nil {
 			return nil, fmt.Errorf("ask for connections of endpoints that left: %w", err)
 		}
-	} else if err := p.all(ctx, h); err != nil {
+	} else if err := p.compareAll(ctx, h); err != nil {
 		return nil, err
 	}
 	if p.Empty() {
-		p.tellDrains(ctx) // what an earlier process had drain
-		p.done()
+		p.logDraining(ctx) // what an earlier process had drain
+		p.recordInstalled()
 	}
 	return p, nil
 }
 
-// span tells which settings are looked at.
-func (b *Backend) span() span {
+// currentScope tells which settings are looked at.
+func (b *Backend) currentScope() settingsScope {
 	if b.prepared {
-		return throughout
+		return scopeRunning
 	}
-	return atStart
+	return scopeStartup
 }
 
 // nodeView is the node as rules and virtual servers see it: with the
@@ -202,7 +204,7 @@ type nodeView struct {
 // view returns want with the addresses that the node has. The same want and
 // addresses give the same pointer.
 func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
-	addrs, err := b.driver.Addrs(ctx)
+	addrs, err := b.driver.NodeAddrs(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list the node's addresses: %w", err)
 	}
@@ -215,7 +217,7 @@ func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Sn
 	} else {
 		node := *want.Node
 		node.Addrs = addrs
-		if err := b.answering(ctx, want, &node); err != nil {
+		if err := b.fillNodePorts(ctx, want, &node); err != nil {
 			return nil, err
 		}
 		v.from, v.node = want.Node, &node
@@ -255,23 +257,23 @@ func (v nodeView) source(f service.Family) netip.Addr {
 // Cleanup implements reconcile.Backend. Virtual servers of others stay, and
 // so do those in excluded prefixes.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.have = nil
+	b.installed = nil
 	s, err := b.driver.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
-	err = removeAll(ctx, b.driver, s, b.options.ours(s))
+	err = removeAll(ctx, b.driver, s, b.options.ownedKeys(s))
 	if s.device && err == nil {
-		err = b.driver.Clean(ctx)
+		err = b.driver.RemoveDevice(ctx)
 	}
 	return errors.Join(err, b.rules.Cleanup(ctx))
 }
 
-// ours returns the virtual servers in s that we made and may remove.
-func (o Options) ours(s *state) []key {
+// ownedKeys returns the virtual servers in s that we made and may remove.
+func (o Options) ownedKeys(s *state) []key {
 	var ours []key
 	for _, k := range sortedKeys(s.servers) {
-		if s.servers[k].ours() && !o.excludes(k.addr) {
+		if s.servers[k].owned() && !o.excludes(k.addr) {
 			ours = append(ours, k)
 		}
 	}
@@ -287,7 +289,7 @@ func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
 	for _, k := range ours {
 		ops = append(ops, op{verb: delServer, key: k})
 	}
-	return failures(ops, d.Commit(ctx, ops))
+	return joinFailures(ops, d.Commit(ctx, ops))
 }
 
 // Watch implements reconcile.Watcher: it hears of changes to chains and to
@@ -296,7 +298,7 @@ func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watches := []func(context.Context, func()) error{b.driver.Watch, b.rules.Watch, b.watchDrains, b.looks.watch}
+	watches := []func(context.Context, func()) error{b.driver.Watch, b.rules.Watch, b.watchDraining, b.poller.watch}
 	ended := make(chan error, len(watches))
 	for _, watch := range watches {
 		go func() {
@@ -312,9 +314,9 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return errors.Join(errs...)
 }
 
-// watchDrains asks for a round from time to time while something drains.
-func (b *Backend) watchDrains(ctx context.Context, touched func()) error {
-	return tick(ctx, drainEvery, func() {
+// watchDraining asks for a round from time to time while something drains.
+func (b *Backend) watchDraining(ctx context.Context, touched func()) error {
+	return tick(ctx, drainPollInterval, func() {
 		if b.draining.Load() {
 			touched()
 		}

@@ -12,47 +12,47 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // first is the virtual server of web(0, ...) over TCP.
-var first = key{world.Nth("10.96.0.0", 0), 80, service.TCP}
+var first = key{generate.NthAddr("10.96.0.0", 0), 80, service.TCP}
 
-// at returns p with one endpoint, elsewhere.
-func at(p *service.Port, name string) *service.Port {
+// withRemoteEndpoint returns p with one endpoint, elsewhere.
+func withRemoteEndpoint(p *service.Port, name string) *service.Port {
 	q := *p
 	q.Name.Port = name
 	q.Cluster = []service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.9:8080")}}
 	return &q
 }
 
-// changed does one round that cs lead to.
-func changed(t *testing.T, b *Backend, s *service.Snapshot, cs ...service.Change) (*service.Snapshot, *plan) {
+// applyChanges does one round that cs lead to.
+func applyChanges(t *testing.T, b *Backend, s *service.Snapshot, cs ...service.Change) (*service.Snapshot, *plan) {
 	t.Helper()
 	next := s.With(s.Generation+1, s.Node, cs)
 	return next, apply(t, b, next)
 }
 
-// drainsAlone is a world in which all that one Service has left is an endpoint that
+// lastEndpointDraining is a world in which all that one Service has left is an endpoint that
 // drains.
-func drainsAlone(t *testing.T) (k *fake, b *Backend, s *service.Snapshot, one, nobody *service.Port) {
+func lastEndpointDraining(t *testing.T) (k *fake, b *Backend, s *service.Snapshot, one, nobody *service.Port) {
 	t.Helper()
 	k = newFake(service.IPv4)
 	b = newBackend(service.IPv4, k, Options{})
 	one, nobody = web(0, 1, service.TCP), web(0, 0, service.TCP)
 	s = snapshot(one)
 	apply(t, b, s)
-	hold(k, 1)
-	s, _ = changed(t, b, s, service.Change{Old: one, New: nobody})
+	setConns(k, 1)
+	s, _ = applyChanges(t, b, s, service.Change{Old: one, New: nobody})
 	return k, b, s, one, nobody
 }
 
 // An endpoint may come in the round that ends the last one's drain.
 func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
-	k, b, s, one, nobody := drainsAlone(t)
-	hold(k, 0)
-	k.clock = k.clock.Add(drainEvery)
-	_, p := changed(t, b, s, service.Change{Old: nobody, New: at(one, "")})
+	k, b, s, one, nobody := lastEndpointDraining(t)
+	setConns(k, 0)
+	k.clock = k.clock.Add(drainPollInterval)
+	_, p := applyChanges(t, b, s, service.Change{Old: nobody, New: withRemoteEndpoint(one, "")})
 	wantLines(t, p, "+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp", "- destination 10.244.1.1:8080 of 10.96.0.0:80 tcp")
 }
 
@@ -60,12 +60,12 @@ func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
 // endpoints alone.
 func TestAffinityComesWhileTheLastDrains(t *testing.T) {
 	for _, resync := range []time.Duration{0, time.Minute} {
-		k, b, s, _, nobody := drainsAlone(t)
+		k, b, s, _, nobody := lastEndpointDraining(t)
 		sticky, again := web(0, 0, service.TCP), web(0, 1, service.TCP)
 		sticky.Affinity, again.Affinity = time.Hour, time.Hour
 		k.clock = k.clock.Add(resync)
-		s, _ = changed(t, b, s, service.Change{Old: nobody, New: sticky})
-		_, p := changed(t, b, s, service.Change{Old: sticky, New: again})
+		s, _ = applyChanges(t, b, s, service.Change{Old: nobody, New: sticky})
+		_, p := applyChanges(t, b, s, service.Change{Old: sticky, New: again})
 		wantLines(t, p, "~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
 		if timeout := k.servers[first].timeout; timeout != 3600 {
 			t.Errorf("clients stay for %d s, want 3600", timeout)
@@ -81,19 +81,19 @@ func TestAddressPassesToAnotherPort(t *testing.T) {
 	one := web(0, 1, service.TCP)
 	s := snapshot(one, web(1, 1, service.TCP))
 	apply(t, b, s)
-	hold(k, 1)
+	setConns(k, 1)
 	want := [][]string{
 		{"~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most", "+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp"},
 		nil, nil,
 	}
 	for i, name := range []string{"aaa", "zzz", "aaa"} { // the old one is planned first, and last
-		next := at(one, name)
+		next := withRemoteEndpoint(one, name)
 		var p *plan
-		s, p = changed(t, b, s, service.Change{Old: one}, service.Change{New: next})
+		s, p = applyChanges(t, b, s, service.Change{Old: one}, service.Change{New: next})
 		wantLines(t, p, want[i]...)
 		one = next
 	}
-	_, p := changed(t, b, s, service.Change{Old: one})
+	_, p := applyChanges(t, b, s, service.Change{Old: one})
 	wantLines(t, p, "- virtual server 10.96.0.0:80 tcp", "- address 10.96.0.0")
 }
 
@@ -109,7 +109,7 @@ func TestForeignServerGetsNoDestinations(t *testing.T) {
 	next := s.With(2, s.Node, []service.Change{{Old: nobody, New: one}})
 	for _, reason := range []error{errExists, errForeign} { // the kernel says so, and then the list
 		err := planOf(t, b, next).Apply(context.Background())
-		if failed := reconcile.Failed(err); len(failed) != 1 || !errors.Is(err, reason) {
+		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, reason) {
 			t.Errorf("Apply = %v, want %v", err, reason)
 		}
 		if n := len(k.servers[first].dests); n > 0 {
@@ -119,22 +119,22 @@ func TestForeignServerGetsNoDestinations(t *testing.T) {
 }
 
 // What drained is done with when somebody else removed it.
-func TestDrainingEndpointIsRemovedByAStranger(t *testing.T) {
-	for _, after := range []time.Duration{drainEvery, time.Minute} {
+func TestDrainingEndpointRemovedExternally(t *testing.T) {
+	for _, after := range []time.Duration{drainPollInterval, time.Minute} {
 		k := newFake(service.IPv4)
 		b := newBackend(service.IPv4, k, Options{})
 		two, one := web(0, 2, service.TCP), web(0, 1, service.TCP)
 		s := snapshot(two)
 		apply(t, b, s)
-		hold(k, 1)
-		s, _ = changed(t, b, s, service.Change{Old: two, New: one})
+		setConns(k, 1)
+		s, _ = applyChanges(t, b, s, service.Change{Old: two, New: one})
 		delete(k.servers[first].dests, two.Cluster[1].Addr)
 		k.clock = k.clock.Add(after)
-		s, _ = changed(t, b, s)
+		s, _ = applyChanges(t, b, s)
 		if b.draining.Load() {
-			t.Errorf("after %s these drain: %v", after, b.drains)
+			t.Errorf("after %s these drain: %v", after, b.drainingDests)
 		}
-		_, p := changed(t, b, s, service.Change{Old: one, New: two})
+		_, p := applyChanges(t, b, s, service.Change{Old: one, New: two})
 		wantLines(t, p, "+ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
 	}
 }
@@ -152,7 +152,7 @@ func TestForeignServerStaysForeign(t *testing.T) {
 			b = newBackend(service.IPv4, k, Options{})
 		}
 		err := planOf(t, b, s).Apply(context.Background())
-		if failed := reconcile.Failed(err); len(failed) != 1 || !errors.Is(err, errForeign) {
+		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, errForeign) {
 			t.Errorf("round %d: Apply = %v, want %v", i, err, errForeign)
 		}
 		if got := k.servers[first]; got.server != theirs || len(got.dests) > 0 {
@@ -164,7 +164,7 @@ func TestForeignServerStaysForeign(t *testing.T) {
 	for i := range 2 {
 		k.servers[first].server = theirs
 		k.clock = k.clock.Add(time.Minute)
-		if p := apply(t, b, s); len(p.Drift()) != 1 || !k.servers[first].ours() {
+		if p := apply(t, b, s); len(p.Drift()) != 1 || !k.servers[first].owned() {
 			t.Errorf("the drift is %q, and there is %v", p.Drift(), k.servers[first])
 		}
 		if i == 0 {
@@ -183,7 +183,7 @@ func TestServiceWithoutRulesIsNotReached(t *testing.T) {
 	b.rules.(*fakeRules).refuse = func(op) error { return &reconcile.PortError{Name: one.Name, Err: errInjected} }
 	for range 2 { // the second one compares with the kernel
 		err := planOf(t, b, snapshot(one, two)).Apply(context.Background())
-		if failed := reconcile.Failed(err); len(failed) != 1 || failed[0].Name != one.Name {
+		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name != one.Name {
 			t.Errorf("Apply = %v, want a failure of %s alone", err, one.Name)
 		}
 		_, routed := k.routes[first.addr]

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // TestChangesAreWhatIsWanted does rounds that ask the kernel nothing but what
@@ -21,7 +21,7 @@ import (
 // fresh one would, whatever else drains.
 func TestChangesAreWhatIsWanted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		k := newFake(w.Family)
 		b := newBackend(w.Family, k, Options{})
 		b.SetResync(time.Hour)
@@ -29,40 +29,40 @@ func TestChangesAreWhatIsWanted(t *testing.T) {
 		for n := range 6 {
 			ports := w.Ports()
 			for i, p := range ports {
-				if w.Coin("own") { // maybe where another one has a NodePort
-					p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: world.NodeAddr[w.Family], Port: uint16(30004 - i)})
+				if w.DrawBool("own") { // maybe where another one has a NodePort
+					p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[w.Family], Port: uint16(30004 - i)})
 				}
 			}
 			want := service.New(uint64(n), node, ports)
 			apply(t, b, want)
-			wantServed(t, b, k, want)
-			k.connectAny(w)
-			k.clock = k.clock.Add(time.Duration(w.Pick("time", 8)) * time.Second)
+			wantSameServing(t, b, k, want)
+			k.drawConns(w)
+			k.clock = k.clock.Add(time.Duration(w.DrawInt("time", 8)) * time.Second)
 		}
 	})
 }
 
-// connectAny has some destinations hold a connection.
-func (k *fake) connectAny(w world.World) {
+// drawConns has some destinations hold a connection.
+func (k *fake) drawConns(w generate.Cluster) {
 	for _, at := range sortedKeys(k.servers) {
 		dests := k.servers[at].dests
 		for _, a := range slices.SortedFunc(maps.Keys(dests), netip.AddrPort.Compare) {
 			x := dests[a]
-			x.conns = uint32(w.Pick("conns", 2))
+			x.conns = uint32(w.DrawInt("conns", 2))
 			dests[a] = x
 		}
 	}
 }
 
-// judged is a *testing.T or *rapid.T.
-type judged interface {
+// testingTB is a *testing.T or *rapid.T.
+type testingTB interface {
 	fataler
 	Errorf(string, ...any)
 }
 
-// wantServed compares what takes new connections with a kernel that was
+// wantSameServing compares what takes new connections with a kernel that was
 // programmed at once.
-func wantServed(t judged, b *Backend, k *fake, want *service.Snapshot) {
+func wantSameServing(t testingTB, b *Backend, k *fake, want *service.Snapshot) {
 	fresh := newFake(b.family)
 	apply(t, newBackend(b.family, fresh, b.options), want)
 	for at, s := range k.servers {
@@ -70,7 +70,7 @@ func wantServed(t judged, b *Backend, k *fake, want *service.Snapshot) {
 		if wants == nil {
 			wants = &fakeServer{server: s.server}
 		}
-		if s.sharp() != wants.sharp() {
+		if s.normalized() != wants.normalized() {
 			t.Errorf("%s is %+v, want %+v", at, s.server, wants.server)
 		}
 		open := maps.Clone(s.dests)
@@ -91,14 +91,14 @@ func wantServed(t judged, b *Backend, k *fake, want *service.Snapshot) {
 		}
 	}
 	var sets state
-	k.readServed(&sets)
+	k.readSets(&sets)
 	for at := range k.servers {
-		if !sets.served[at] {
+		if !sets.serverSet[at] {
 			t.Errorf("%s is not in the set of virtual servers", at)
 		}
 	}
-	if len(sets.served) > len(k.servers) {
-		t.Errorf("in the set are %v, and there are %v", sets.served, k.servers)
+	if len(sets.serverSet) > len(k.servers) {
+		t.Errorf("in the set are %v, and there are %v", sets.serverSet, k.servers)
 	}
 	if !maps.Equal(k.routes, fresh.routes) {
 		t.Errorf("addresses %v, want %v", k.routes, fresh.routes)

@@ -15,27 +15,27 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // stranger is a virtual server of somebody else, on an address that no
 // Service has, and another one where Services have NodePorts.
-func strangers(f service.Family) []key {
+func foreignServers(f service.Family) []key {
 	return []key{
-		{world.Nth([]string{"192.0.2.200", "2001:db8::200"}[f], 0), 443, service.TCP},
-		{world.NodeAddr[f], 443, service.TCP},
+		{generate.NthAddr([]string{"192.0.2.200", "2001:db8::200"}[f], 0), 443, service.TCP},
+		{generate.NodeAddr[f], 443, service.TCP},
 	}
 }
 
-func (k *fake) addStrangers(f service.Family) {
-	for _, at := range strangers(f) {
+func (k *fake) addForeignServers(f service.Family) {
+	for _, at := range foreignServers(f) {
 		a := netip.AddrPortFrom(at.addr, 8443)
 		k.servers[at] = &fakeServer{server{scheduler: "wlc", flags: flagHashed}, map[netip.AddrPort]dest{a: {addr: a, weight: 7}}}
 	}
 }
 
-func wantStrangers(t fataler, k *fake, f service.Family) {
-	for _, at := range strangers(f) {
+func wantForeignServers(t fataler, k *fake, f service.Family) {
+	for _, at := range foreignServers(f) {
 		s := k.servers[at]
 		if s == nil || s.scheduler != "wlc" || len(s.dests) != 1 || s.dests[netip.AddrPortFrom(at.addr, 8443)].weight != 7 {
 			t.Fatalf("the virtual server of somebody else at %s is now %+v", at, s)
@@ -48,34 +48,34 @@ func wantStrangers(t fataler, k *fake, f service.Family) {
 // find nothing to do.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		k := newFake(w.Family)
-		k.addStrangers(w.Family)
+		k.addForeignServers(w.Family)
 		o := Options{Scheduler: rapid.SampledFrom([]string{"", "mh", "wlc"}).Draw(t, "scheduler")}
-		b := newWhole(w.Family, k, o)
+		b := newBackendWithRules(w.Family, k, o)
 		var want *service.Snapshot
 		for n := range 5 {
 			want = service.New(uint64(n), w.Node(), w.Ports())
-			want.Partial = w.Coin("partial")
+			want.Incomplete = w.DrawBool("partial")
 			k.refuse = refuse(w)
-			k.sets.Refuse, k.tables.Refuse = refuseBeside(w)
-			if w.Coin("meddle") {
-				meddle(w, k)
+			k.sets.Refuse, k.tables.Refuse = refuseSetsAndTables(w)
+			if w.DrawBool("meddle") {
+				tamper(w, k)
 			}
-			k.clock = k.clock.Add(time.Duration(w.Pick("time", 40)) * time.Second)
-			round(t, b, want)
-			if w.Coin("restart") {
-				b = newWhole(w.Family, k, o)
+			k.clock = k.clock.Add(time.Duration(w.DrawInt("time", 40)) * time.Second)
+			applyMayFail(t, b, want)
+			if w.DrawBool("restart") {
+				b = newBackendWithRules(w.Family, k, o)
 			}
 		}
 		k.refuse, k.sets.Refuse, k.tables.Refuse = nil, nil, nil
 		want = service.New(9, want.Node, portsOf(want, w.Family))
-		settle(t, b, k, want)
+		applyUntilDrained(t, b, k, want)
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
 			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
 		}
 		wantSameAsFresh(t, w.Family, k, want, o)
-		wantStrangers(t, k, w.Family)
+		wantForeignServers(t, k, w.Family)
 	})
 }
 
@@ -87,8 +87,8 @@ func portsOf(s *service.Snapshot, f service.Family) []*service.Port {
 	return all
 }
 
-// round does one round that may go wrong.
-func round(t *rapid.T, b *Backend, want *service.Snapshot) {
+// applyMayFail does one round that may go wrong.
+func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
@@ -101,8 +101,8 @@ func round(t *rapid.T, b *Backend, want *service.Snapshot) {
 	}
 }
 
-// settle does clean rounds until whatever drains has drained.
-func settle(t fataler, b *Backend, k *fake, want *service.Snapshot) {
+// applyUntilDrained does clean rounds until whatever drains has drained.
+func applyUntilDrained(t fataler, b *Backend, k *fake, want *service.Snapshot) {
 	for range 2 {
 		for _, s := range k.servers {
 			for a, x := range s.dests {
@@ -116,17 +116,17 @@ func settle(t fataler, b *Backend, k *fake, want *service.Snapshot) {
 }
 
 // refuse draws how ops are refused.
-func refuse(w world.World) func(op) error {
+func refuse(w generate.Cluster) func(op) error {
 	return func(op) error {
-		if w.Pick("refuse", 8) == 0 {
+		if w.DrawInt("refuse", 8) == 0 {
 			return errInjected
 		}
 		return nil
 	}
 }
 
-// refuseBeside draws how elements of sets and tables of chains are refused.
-func refuseBeside(w world.World) (sets func(step, set string) error, tables func(string) error) {
+// refuseSetsAndTables draws how elements of sets and tables of chains are refused.
+func refuseSetsAndTables(w generate.Cluster) (sets func(step, set string) error, tables func(string) error) {
 	some := refuse(w)
 	sets = func(step, _ string) error {
 		if step == "list" || step == "heads" {
@@ -137,23 +137,23 @@ func refuseBeside(w world.World) (sets func(step, set string) error, tables func
 	return sets, func(string) error { return some(op{}) }
 }
 
-// meddle does what a stranger might, and has connections come.
-func meddle(w world.World, k *fake) {
+// tamper does what a stranger might, and has connections come.
+func tamper(w generate.Cluster, k *fake) {
 	for _, at := range sortedKeys(k.servers) {
 		s := k.servers[at]
-		if !s.ours() {
+		if !s.owned() {
 			continue
 		}
-		switch w.Pick("server", 6) {
+		switch w.DrawInt("server", 6) {
 		case 0:
 			delete(k.servers, at)
 		case 1:
-			s.server = server{scheduler: "lc", flags: flagOurs | flagHashed}
+			s.server = server{scheduler: "lc", flags: flagOwned | flagHashed}
 		case 2:
 			clear(s.dests)
 		case 3:
 			a := netip.AddrPortFrom(w.Pod(99), 1)
-			s.dests[a] = dest{addr: a, weight: 5, conns: uint32(w.Pick("conns", 3))}
+			s.dests[a] = dest{addr: a, weight: 5, conns: uint32(w.DrawInt("conns", 3))}
 		case 4:
 			for a, x := range s.dests {
 				x.weight, x.conns = 0, 1
@@ -161,7 +161,7 @@ func meddle(w world.World, k *fake) {
 			}
 		}
 	}
-	switch w.Pick("routes", 4) {
+	switch w.DrawInt("routes", 4) {
 	case 0:
 		k.device = false
 		clear(k.routes)
@@ -173,8 +173,8 @@ func meddle(w world.World, k *fake) {
 // wantSameAsFresh compares with a kernel that was programmed at once.
 func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot, o Options) {
 	fresh := newFake(f)
-	fresh.addStrangers(f)
-	apply(t, newWhole(f, fresh, o), want)
+	fresh.addForeignServers(f)
+	apply(t, newBackendWithRules(f, fresh, o), want)
 	if diff := cmp.Diff(fresh.sets.Text()+fresh.tables.Text(), k.sets.Text()+k.tables.Text()); diff != "" {
 		t.Fatalf("sets and chains (-fresh +converged):\n%s", diff)
 	}

@@ -21,9 +21,9 @@ import (
 // within the node.
 const Device = "kube-ipvs0"
 
-// DrainBound is how long an endpoint that left may keep its connections, if
+// DrainTimeout is how long an endpoint that left may keep its connections, if
 // they do not end before.
-const DrainBound = time.Hour
+const DrainTimeout = time.Hour
 
 // Options are the choices that concern IPVS alone.
 type Options struct {
@@ -46,7 +46,7 @@ type Options struct {
 	TCP, TCPFin, UDP time.Duration
 }
 
-func (o Options) beside() beside.Options { return beside.Options{MasqueradeBit: o.MasqueradeBit} }
+func (o Options) rulesOptions() beside.Options { return beside.Options{MasqueradeBit: o.MasqueradeBit} }
 
 func (o Options) scheduler() string { return cmp.Or(o.Scheduler, "rr") }
 

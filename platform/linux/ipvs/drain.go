@@ -13,25 +13,25 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// drains has, by virtual server, the destinations that left and may keep
+// drainingDests has, by virtual server, the destinations that left and may keep
 // their connections for a while, and when they left.
-type drains map[key]map[netip.AddrPort]time.Time
+type drainingDests map[key]map[netip.AddrPort]time.Time
 
-func (d drains) clone() drains {
-	c := make(drains, len(d))
+func (d drainingDests) clone() drainingDests {
+	c := make(drainingDests, len(d))
 	for k, at := range d {
 		c[k] = maps.Clone(at)
 	}
 	return c
 }
 
-func (d drains) has(k key, a netip.AddrPort) bool {
+func (d drainingDests) has(k key, a netip.AddrPort) bool {
 	_, found := d[k][a]
 	return found
 }
 
 // add notes that a drains, from now on unless it does already.
-func (d drains) add(k key, a netip.AddrPort, now time.Time) {
+func (d drainingDests) add(k key, a netip.AddrPort, now time.Time) {
 	if d[k] == nil {
 		d[k] = map[netip.AddrPort]time.Time{}
 	}
@@ -40,14 +40,14 @@ func (d drains) add(k key, a netip.AddrPort, now time.Time) {
 	}
 }
 
-func (d drains) remove(k key, a netip.AddrPort) {
+func (d drainingDests) remove(k key, a netip.AddrPort) {
 	if delete(d[k], a); len(d[k]) == 0 {
 		delete(d, k)
 	}
 }
 
-// keep forgets what k has drain and is not among held: somebody removed it.
-func (d drains) keep(k key, held []dest) {
+// retain forgets what k has drain and is not among held: somebody removed it.
+func (d drainingDests) retain(k key, held []dest) {
 	for a := range d[k] {
 		if !slices.ContainsFunc(held, func(x dest) bool { return x.addr == a }) {
 			d.remove(k, a)
@@ -55,51 +55,51 @@ func (d drains) keep(k key, held []dest) {
 	}
 }
 
-// over reports that a has drained, or has had its time.
-func (d drains) over(k key, x dest, now time.Time) bool {
-	return x.conns == 0 || now.Sub(d[k][x.addr]) >= DrainBound
+// finished reports that a has drained, or has had its time.
+func (d drainingDests) finished(k key, x dest, now time.Time) bool {
+	return x.conns == 0 || now.Sub(d[k][x.addr]) >= DrainTimeout
 }
 
-// drainEvery is how often what drains is looked at.
-const drainEvery = 5 * time.Second
+// drainPollInterval is how often what drains is looked at.
+const drainPollInterval = 5 * time.Second
 
-// drain notes what drains now.
-func (b *Backend) drain(d drains) {
-	b.drains = d
+// setDraining notes what drains now.
+func (b *Backend) setDraining(d drainingDests) {
+	b.drainingDests = d
 	b.draining.Store(len(d) > 0)
 }
 
-// tellDrains logs what p has drain, the first time to everybody, and what it
+// logDraining logs what p has drain, the first time to everybody, and what it
 // cuts off.
-func (p *plan) tellDrains(ctx context.Context) {
+func (p *plan) logDraining(ctx context.Context) {
 	begun, conns := 0, uint32(0)
-	for k, at := range p.drains {
+	for k, at := range p.drainingDests {
 		for a := range at {
-			if !p.backend.drains.has(k, a) {
+			if !p.backend.drainingDests.has(k, a) {
 				begun++
 			}
 		}
 	}
 	for o := range p.ops() {
-		if o.verb == delDest && !o.key.drainsNot() {
+		if o.verb == delDest && !o.key.connectionless() {
 			conns += o.dest.conns
 		}
 	}
 	log := klog.FromContext(ctx)
 	if begun > 0 {
 		level := 2
-		if !p.backend.told {
-			level, p.backend.told = 0, true
+		if !p.backend.drainLogged {
+			level, p.backend.drainLogged = 0, true
 		}
-		log.V(level).Info("Endpoints that left keep their connections until these end", "destinations", begun, "atMost", DrainBound)
+		log.V(level).Info("Endpoints that left keep their connections until these end", "destinations", begun, "atMost", DrainTimeout)
 	}
 	if conns > 0 {
-		log.Info("Endpoints that left a while ago lost the connections that they still had", "connections", conns, "after", DrainBound)
+		log.Info("Endpoints that left a while ago lost the connections that they still had", "connections", conns, "after", DrainTimeout)
 	}
 }
 
-// arriving returns the virtual servers that get a destination.
-func (p *plan) arriving() map[key]bool {
+// serversGainingDests returns the virtual servers that get a destination.
+func (p *plan) serversGainingDests() map[key]bool {
 	all := map[key]bool{}
 	for o := range p.ops() {
 		if o.verb == addDest {
@@ -109,36 +109,36 @@ func (p *plan) arriving() map[key]bool {
 	return all
 }
 
-// endDrains plans to remove the destinations that have drained, or have had
+// removeDrained plans to remove the destinations that have drained, or have had
 // their time.
-func (p *plan) endDrains(ctx context.Context) error {
+func (p *plan) removeDrained(ctx context.Context) error {
 	b := p.backend
 	now := b.now()
-	if len(b.drains) == 0 || now.Sub(b.looked) < drainEvery/2 {
+	if len(b.drainingDests) == 0 || now.Sub(b.lastDrainCheck) < drainPollInterval/2 {
 		return nil
 	}
-	b.looked = now
+	b.lastDrainCheck = now
 	var u unit
-	arriving := p.arriving()
-	for _, k := range sortedKeys(b.drains) {
-		if len(p.drains[k]) == 0 || p.doubted.keys[k] { // it goes with its Service, or has been looked at
+	arriving := p.serversGainingDests()
+	for _, k := range sortedKeys(b.drainingDests) {
+		if len(p.drainingDests[k]) == 0 || p.recheck.keys[k] { // it goes with its Service, or has been looked at
 			continue
 		}
 		held, err := b.driver.Dests(ctx, k)
 		if err != nil {
 			return err
 		}
-		p.drains.keep(k, held)
+		p.drainingDests.retain(k, held)
 		left := len(held)
 		for _, x := range held {
-			if b.drains.has(k, x.addr) && p.drains.has(k, x.addr) && p.drains.over(k, x, now) {
-				u.ops = append(u.ops, op{verb: delDest, key: k, dest: x})
-				p.drains.remove(k, x.addr)
+			if b.drainingDests.has(k, x.addr) && p.drainingDests.has(k, x.addr) && p.drainingDests.finished(k, x, now) {
+				u.beforeRules = append(u.beforeRules, op{verb: delDest, key: k, dest: x})
+				p.drainingDests.remove(k, x.addr)
 				left--
 			}
 		}
 		if left == 0 && len(held) > 0 && !arriving[k] {
-			u.late = append(u.late, op{verb: delServer, key: k})
+			u.afterRules = append(u.afterRules, op{verb: delServer, key: k})
 		}
 	}
 	p.add(u)

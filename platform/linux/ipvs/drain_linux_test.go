@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/world"
 )
 
 // A connection to an endpoint that left goes on while it lasts, and the endpoint
@@ -23,12 +23,12 @@ func TestKernelDrains(t *testing.T) {
 	inNamespace(t, func() {
 		for name, end := range map[string]func(net.Conn, *time.Duration){
 			"the connection ends": func(c net.Conn, _ *time.Duration) { c.(*net.TCPConn).SetLinger(0); c.Close() },
-			"the time is over":    func(_ net.Conn, passed *time.Duration) { *passed = DrainBound },
+			"the time is over":    func(_ net.Conn, passed *time.Duration) { *passed = DrainTimeout },
 		} {
 			passed := time.Duration(0)
-			b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14, SyncPeriod: 2 * DrainBound})
+			b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14, SyncPeriod: 2 * DrainTimeout})
 			b.now = func() time.Time { return time.Now().Add(passed) }
-			at := netip.AddrPortFrom(world.NodeAddr[0], 8080)
+			at := netip.AddrPortFrom(generate.NodeAddr[0], 8080)
 			echo := listen(t, at)
 			full := web(0, 0, service.TCP)
 			full.Cluster = []service.Endpoint{{Addr: at}}
@@ -41,16 +41,16 @@ func TestKernelDrains(t *testing.T) {
 			wantEcho(t, c)
 			none := first.With(2, first.Node, []service.Change{{Old: full, New: web(0, 0, service.TCP)}})
 			apply(t, b, none)
-			b.looked = time.Time{}
+			b.lastDrainCheck = time.Time{}
 			wantLines(t, apply(t, b, none))
 			wantEcho(t, c)
 			end(c, &passed)
-			for deadline := time.Now().Add(time.Minute); len(b.drains) > 0 && time.Now().Before(deadline); {
-				b.looked = time.Time{}
+			for deadline := time.Now().Add(time.Minute); len(b.drainingDests) > 0 && time.Now().Before(deadline); {
+				b.lastDrainCheck = time.Time{}
 				apply(t, b, none)
 			}
-			if s, err := b.driver.Read(t.Context()); err != nil || len(s.servers) > 0 || len(b.drains) > 0 {
-				t.Errorf("%s: the kernel still has %v, %v; %v drain", name, s.servers, err, b.drains)
+			if s, err := b.driver.Read(t.Context()); err != nil || len(s.servers) > 0 || len(b.drainingDests) > 0 {
+				t.Errorf("%s: the kernel still has %v, %v; %v drain", name, s.servers, err, b.drainingDests)
 			}
 			c.Close()
 			echo.Close()

@@ -18,7 +18,7 @@ import (
 
 // The log says how long connections of endpoints that left may go on, and
 // when that was over for some.
-func TestDrainsAreTold(t *testing.T) {
+func TestDrainingIsLogged(t *testing.T) {
 	var out bytes.Buffer
 	at := func(v int) context.Context {
 		return klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out), textlogger.Verbosity(v))))
@@ -26,7 +26,7 @@ func TestDrainsAreTold(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	apply(t, b, snapshot(web(0, 3, service.TCP), web(1, 2, service.UDP)))
-	hold(k, 3)
+	setConns(k, 3)
 	const (
 		keep = `"Endpoints that left keep their connections until these end" destinations=%d atMost="1h0m0s"`
 		lost = `"Endpoints that left a while ago lost the connections that they still had" connections=6 after="1h0m0s"`
@@ -43,7 +43,7 @@ func TestDrainsAreTold(t *testing.T) {
 		{1, 0, lost, "keep"},
 	} {
 		if i == 4 {
-			k.clock = k.clock.Add(DrainBound)
+			k.clock = k.clock.Add(DrainTimeout)
 		}
 		out.Reset()
 		less := snapshot(web(0, c.left, service.TCP), web(1, 1, service.UDP))
@@ -58,11 +58,11 @@ func TestDrainsAreTold(t *testing.T) {
 
 // A process that finds something draining says so, and how long that may take
 // now, though there is nothing else to do.
-func TestDrainsAreToldAfterRestart(t *testing.T) {
+func TestDrainingIsLoggedAfterRestart(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	apply(t, b, snapshot(web(0, 3, service.TCP)))
-	hold(k, 3)
+	setConns(k, 3)
 	less := snapshot(web(0, 1, service.TCP))
 	apply(t, b, less)
 	var out bytes.Buffer

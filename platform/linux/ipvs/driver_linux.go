@@ -29,7 +29,7 @@ func New(f service.Family, o Options) (*Backend, error) {
 	if err := k.open(); err != nil {
 		return nil, fmt.Errorf("IPVS for %s: %w", f, err)
 	}
-	rules, err := beside.New(f, o.beside())
+	rules, err := beside.New(f, o.rulesOptions())
 	if err != nil {
 		return nil, fmt.Errorf("the rules beside IPVS: %w", err)
 	}
@@ -47,22 +47,22 @@ type kernel struct {
 
 	// mu guards what follows: a handle of the library hangs when two use it.
 	mu       sync.Mutex
-	library  handle
+	moby     clientCloser
 	reloaded bool          // the module was loaded anew, see ask
 	sets     *ipset.Kernel // nil until one is asked for
-	ipvs     *requests     // nil if the kernel has no IPVS, and nothing of it is asked but what there is
+	genl     *genlClient   // nil if the kernel has no IPVS, and nothing of it is asked but what there is
 	device   netlink.Link  // while a Commit works
 }
 
 func (k *kernel) open() error {
-	id, err := present()
+	id, err := ensureLoaded()
 	if err != nil {
 		return err
 	}
-	if k.ipvs, err = openRequests(k.family, id); err != nil {
+	if k.genl, err = openGenlClient(k.family, id); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
-	if k.library, err = openLibrary(k.family); err != nil {
+	if k.moby, err = openMobyClient(k.family); err != nil {
 		return fmt.Errorf("open a socket to ask for IPVS: %w", err)
 	}
 	return k.openLinks()
@@ -76,9 +76,9 @@ func (k *kernel) openLinks() (err error) {
 }
 
 func (k *kernel) close() {
-	if k.ipvs != nil {
-		k.ipvs.close()
-		k.library.Close()
+	if k.genl != nil {
+		k.genl.close()
+		k.moby.Close()
 	}
 	k.links.Close()
 	if k.sets != nil {
@@ -91,24 +91,24 @@ func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.device = nil // somebody may have made it anew
-	closed := k.closeServers(ops)
-	failed := inTurn(ops, func(o *op) error {
-		if o.closes() && closed != nil {
+	closed := k.removeFromSet(ops)
+	failed := applyInOrder(ops, func(o *op) error {
+		if o.removesFromSet() && closed != nil {
 			return closed
 		}
 		if err := k.do(o); err != nil {
-			return known(err)
+			return driverError(err)
 		}
 		return nil
 	})
-	if err := k.openServers(ops, failed); err != nil {
-		unopened(ops, failed, err)
+	if err := k.addToSet(ops, failed); err != nil {
+		markNotInSet(ops, failed, err)
 	}
 	return failed
 }
 
-// known turns numbers into the errors that Driver names.
-func known(err error) error {
+// driverError turns numbers into the errors that Driver names.
+func driverError(err error) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("%w: %w", errExists, err)
@@ -123,15 +123,15 @@ func (k *kernel) do(o *op) error {
 	case addDevice:
 		return k.addDevice()
 	case addRoute, delRoute:
-		return k.route(o)
+		return k.applyRoute(o)
 	case delAddr:
-		return k.dropAddr(o.route.addr)
-	case addSets, openAddr, closeAddr:
-		return k.serve(o)
-	case openServer, closeServer: // all together
+		return k.deleteAddr(o.route.addr)
+	case addSets, addAddrToSet, delAddrFromSet:
+		return k.applySetOp(o)
+	case addServerToSet, delServerFromSet: // all together
 		return nil
 	}
-	err := k.ipvs.do(o)
+	err := k.genl.do(o)
 	switch { // the kernel has one number for both
 	case errors.Is(err, unix.ENOENT) && (o.verb == addServer || o.verb == setServer):
 		return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
@@ -153,15 +153,15 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	if s.servers, err = k.readServers(); err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
 	}
-	if err := k.readServed(s); err != nil {
+	if err := k.readSets(s); err != nil {
 		return nil, fmt.Errorf("list ipsets: %w", err)
 	}
-	if k.ipvs != nil {
-		s.once, k.ipvs.search = k.ipvs.search, 0
+	if k.genl != nil {
+		s.oneTimeCost, k.genl.lookupTime = k.genl.lookupTime, 0
 	}
-	var u *upstream // as long as all are ours, nobody asks
+	var u *upstreamState // as long as all are ours, nobody asks
 	for at, l := range s.servers {
-		if l.ours() {
+		if l.owned() {
 			continue
 		}
 		if u == nil {
@@ -169,18 +169,18 @@ func (k *kernel) Read(context.Context) (*state, error) {
 				return nil, fmt.Errorf("tell kube-proxy's virtual servers from others: %w", err)
 			}
 		}
-		l.upstream = u.made(at)
+		l.upstream = u.owns(at)
 	}
 	return s, nil
 }
 
 // readServers lists virtual servers with their flags, which only netlink
 // tells, and then all destinations in one go.
-func (k *kernel) readServers() (map[key]*listed, error) {
-	if k.ipvs == nil {
+func (k *kernel) readServers() (map[key]*observedServer, error) {
+	if k.genl == nil {
 		return nil, nil
 	}
-	servers, err := ask(k, asker.list)
+	servers, err := callClient(k, client.listServers)
 	if err != nil {
 		return nil, err
 	}
@@ -191,8 +191,8 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 		return nil, err
 	}
 	for at, s := range servers {
-		if !s.told {
-			if s.dests, err = k.dests(at); err != nil {
+		if !s.destsKnown {
+			if s.dests, err = k.listDests(at); err != nil {
 				return nil, err
 			}
 		}
@@ -201,37 +201,37 @@ func (k *kernel) readServers() (map[key]*listed, error) {
 }
 
 // Server implements Driver.
-func (k *kernel) Server(_ context.Context, at key) (*listed, error) {
+func (k *kernel) Server(_ context.Context, at key) (*observedServer, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, err := k.one(at)
+	s, err := k.getServer(at)
 	if errors.Is(err, unix.ESRCH) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	dests, err := k.dests(at)
-	return &listed{server: s, dests: dests, told: true}, err
+	dests, err := k.listDests(at)
+	return &observedServer{server: s, dests: dests, destsKnown: true}, err
 }
 
 // Dests implements Driver.
 func (k *kernel) Dests(_ context.Context, at key) ([]dest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.dests(at)
+	return k.listDests(at)
 }
 
-func (k *kernel) one(at key) (server, error) {
-	return ask(k, func(a asker) (server, error) { return a.one(at) })
+func (k *kernel) getServer(at key) (server, error) {
+	return callClient(k, func(a client) (server, error) { return a.getServer(at) })
 }
 
-func (k *kernel) dests(at key) ([]dest, error) {
-	return ask(k, func(a asker) ([]dest, error) { return a.dests(at) })
+func (k *kernel) listDests(at key) ([]dest, error) {
+	return callClient(k, func(a client) ([]dest, error) { return a.listDests(at) })
 }
 
-// Addrs implements Driver.
-func (k *kernel) Addrs(context.Context) ([]netip.Addr, error) {
+// NodeAddrs implements Driver.
+func (k *kernel) NodeAddrs(context.Context) ([]netip.Addr, error) {
 	list, err := k.links.AddrList(nil, int(af(k.family)))
 	if err != nil {
 		return nil, err
@@ -243,27 +243,27 @@ func (k *kernel) Addrs(context.Context) ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, x := range list {
 		a, ok := netip.AddrFromSlice(x.IP)
-		if a = a.Unmap(); !ok || x.LinkIndex == device || a.IsLoopback() || a.IsLinkLocalUnicast() || unsure(x) {
+		if a = a.Unmap(); !ok || x.LinkIndex == device || a.IsLoopback() || a.IsLinkLocalUnicast() || isTentative(x) {
 			continue
 		}
 		addrs = append(addrs, a)
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	usual := k.usual()
+	usual := k.defaultSource()
 	if i := slices.Index(addrs, usual); i > 0 {
 		addrs = slices.Insert(slices.Delete(addrs, i, i+1), 0, usual)
 	}
 	return addrs, nil
 }
 
-// farAway are addresses that only a default route leads to: they are set aside
+// defaultRouteTargets are addresses that only a default route leads to: they are set aside
 // for measurements, by RFC 2544 and RFC 5180.
-var farAway = [...]string{"198.18.0.1", "2001:2::1"}
+var defaultRouteTargets = [...]string{"198.18.0.1", "2001:2::1"}
 
-// usual returns what the node's connections to far away come from, an invalid
+// defaultSource returns what the node's connections to far away come from, an invalid
 // address if it has no default route.
-func (k *kernel) usual() netip.Addr {
-	routes, err := k.links.RouteGet(net.ParseIP(farAway[k.family]))
+func (k *kernel) defaultSource() netip.Addr {
+	routes, err := k.links.RouteGet(net.ParseIP(defaultRouteTargets[k.family]))
 	if err != nil || len(routes) == 0 {
 		return netip.Addr{}
 	}
@@ -271,8 +271,8 @@ func (k *kernel) usual() netip.Addr {
 	return a.Unmap()
 }
 
-// unsure reports that others on the link may have x, too, or are known to. The
+// isTentative reports that others on the link may have x, too, or are known to. The
 // kernel takes it for no source. It tells when it knows better.
-func unsure(x netlink.Addr) bool {
+func isTentative(x netlink.Addr) bool {
 	return x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0
 }

@@ -16,31 +16,31 @@ import (
 	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
 
 // fake is a kernel that is as strict as the real one about what exists and
 // what is there already.
 type fake struct {
-	family  service.Family
-	sets    *xtables.Sets // beside.Served among them
-	tables  *xtables.System
-	addrs   []netip.Addr
-	device  bool
-	routes  map[netip.Addr]localRoute
-	servers map[key]*fakeServer
-	lacking []string
-	spans   []span // that were looked at
-	loading time.Duration
+	family          service.Family
+	sets            *xtables.Sets // beside.VirtualServerSet among them
+	tables          *xtables.System
+	addrs           []netip.Addr
+	device          bool
+	routes          map[netip.Addr]localRoute
+	servers         map[key]*fakeServer
+	missingSettings []string
+	scopes          []settingsScope // that were looked at
+	loadTime        time.Duration
 	// upstream are virtual servers that kube-proxy made.
-	upstream []key
-	clock    time.Time
-	reads    int
-	asked    int // for single virtual servers
-	ops      int
-	// untold are virtual servers that are left out of a list.
-	untold []key
+	upstream    []key
+	clock       time.Time
+	reads       int
+	serverReads int // for single virtual servers
+	ops         int
+	// omitted are virtual servers that are left out of a list.
+	omitted []key
 	// refuse, if set, may refuse an op before anything is done.
 	refuse func(op) error
 }
@@ -59,32 +59,32 @@ func newFake(f service.Family) *fake {
 	sets := xtables.NewSets()
 	return &fake{
 		family: f, sets: sets, tables: xtables.New(sets),
-		addrs:  []netip.Addr{world.NodeAddr[f], world.NodeOther[f]},
+		addrs:  []netip.Addr{generate.NodeAddr[f], generate.OtherNodeAddr[f]},
 		routes: map[netip.Addr]localRoute{}, servers: map[key]*fakeServer{},
-		lacking: []string{"net.ipv4.vs.conntrack = 1"}, clock: time.Unix(1e9, 0),
+		missingSettings: []string{"net.ipv4.vs.conntrack = 1"}, clock: time.Unix(1e9, 0),
 	}
 }
 
-func (k *fake) Lacking(_ context.Context, of span) ([]string, error) {
-	k.spans = append(k.spans, of)
-	return k.lacking, nil
+func (k *fake) MissingSettings(_ context.Context, of settingsScope) ([]string, error) {
+	k.scopes = append(k.scopes, of)
+	return k.missingSettings, nil
 }
 
-func (k *fake) Prepare(context.Context, span) error {
-	k.lacking = nil
+func (k *fake) ApplySettings(context.Context, settingsScope) error {
+	k.missingSettings = nil
 	return nil
 }
 
 func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
 	var goes []ipset.Entry
 	for _, o := range ops {
-		if o.closes() {
+		if o.removesFromSet() {
 			goes = append(goes, o.key.entry())
 		}
 	}
-	closed := k.drop(beside.Served(k.family), goes...)
-	failed := inTurn(ops, func(o *op) error {
-		if o.closes() && closed != nil {
+	closed := k.deleteEntries(beside.VirtualServerSet(k.family), goes...)
+	failed := applyInOrder(ops, func(o *op) error {
+		if o.removesFromSet() && closed != nil {
 			return closed
 		}
 		if k.refuse != nil {
@@ -100,41 +100,41 @@ func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
 	})
 	var members []ipset.Member
 	for i, o := range ops {
-		if o.opens(failed[i]) {
+		if o.addsToSet(failed[i]) {
 			members = append(members, ipset.Member{Entry: o.key.entry()})
 		}
 	}
 	if len(members) == 0 {
 		return failed
 	}
-	if err := k.sets.Add(beside.Served(k.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
-		unopened(ops, failed, err)
+	if err := k.sets.Add(beside.VirtualServerSet(k.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
+		markNotInSet(ops, failed, err)
 	}
 	return failed
 }
 
 func (k *fake) do(o op) error {
-	addrs, a := beside.NodeIPs(k.family), ipset.Entry{Addr: o.route.addr}
+	addrs, a := beside.NodeIPSet(k.family), ipset.Entry{Addr: o.route.addr}
 	switch o.verb {
 	case addDevice:
 		k.device = true
 		return nil
 	case addRoute, delRoute:
 		return k.route(o)
-	case openServer, closeServer: // all together
+	case addServerToSet, delServerFromSet: // all together
 		return nil
 	case addSets:
-		return errors.Join(k.sets.Create(beside.Served(k.family)), k.sets.Create(addrs))
-	case openAddr:
+		return errors.Join(k.sets.Create(beside.VirtualServerSet(k.family)), k.sets.Create(addrs))
+	case addAddrToSet:
 		return k.sets.Add(addrs, []ipset.Member{{Entry: a}})
-	case closeAddr:
-		return k.drop(addrs, a)
+	case delAddrFromSet:
+		return k.deleteEntries(addrs, a)
 	}
 	return k.doServer(o)
 }
 
-// drop removes entries from s, if there is such a set.
-func (k *fake) drop(s ipset.Set, entries ...ipset.Entry) error {
+// deleteEntries removes entries from s, if there is such a set.
+func (k *fake) deleteEntries(s ipset.Set, entries ...ipset.Entry) error {
 	if len(entries) == 0 {
 		return nil
 	}
@@ -144,18 +144,18 @@ func (k *fake) drop(s ipset.Set, entries ...ipset.Entry) error {
 	return nil
 }
 
-// readServed fills in what the sets of virtual servers and addresses hold.
-func (k *fake) readServed(s *state) {
-	servers, addrs := k.sets.Held[beside.Served(k.family).Name], k.sets.Held[beside.NodeIPs(k.family).Name]
-	s.served, s.own = map[key]bool{}, map[netip.Addr]bool{}
-	if s.sets = servers != nil && addrs != nil; !s.sets {
+// readSets fills in what the sets of virtual servers and addresses hold.
+func (k *fake) readSets(s *state) {
+	servers, addrs := k.sets.ByName[beside.VirtualServerSet(k.family).Name], k.sets.ByName[beside.NodeIPSet(k.family).Name]
+	s.serverSet, s.addrSet = map[key]bool{}, map[netip.Addr]bool{}
+	if s.hasSets = servers != nil && addrs != nil; !s.hasSets {
 		return
 	}
 	for e := range servers.Members {
-		s.served[key{e.Addr, e.Port, e.Protocol}] = true
+		s.serverSet[key{e.Addr, e.Port, e.Protocol}] = true
 	}
 	for e := range addrs.Members {
-		s.own[e.Addr] = true
+		s.addrSet[e.Addr] = true
 	}
 }
 
@@ -210,7 +210,7 @@ func (s *fakeServer) do(o op) error {
 	case o.verb == delDest:
 		delete(s.dests, o.dest.addr)
 	default:
-		x.weight, x.astray = o.dest.weight, false
+		x.weight, x.wrongMode = o.dest.weight, false
 		s.dests[o.dest.addr] = x
 	}
 	return nil
@@ -218,30 +218,30 @@ func (s *fakeServer) do(o op) error {
 
 func (k *fake) Read(ctx context.Context) (*state, error) {
 	k.reads++
-	s := &state{device: k.device, servers: map[key]*listed{}, once: k.loading}
-	time.Sleep(k.loading)
-	k.loading = 0
-	k.readServed(s)
+	s := &state{device: k.device, servers: map[key]*observedServer{}, oneTimeCost: k.loadTime}
+	time.Sleep(k.loadTime)
+	k.loadTime = 0
+	k.readSets(s)
 	for _, a := range slices.SortedFunc(maps.Keys(k.routes), netip.Addr.Compare) {
 		s.routes = append(s.routes, k.routes[a])
 	}
 	for at := range k.servers {
-		if !slices.Contains(k.untold, at) {
+		if !slices.Contains(k.omitted, at) {
 			s.servers[at], _ = k.Server(ctx, at)
-			k.asked--
+			k.serverReads--
 		}
 	}
 	return s, nil
 }
 
-func (k *fake) Server(ctx context.Context, at key) (*listed, error) {
-	k.asked++
+func (k *fake) Server(ctx context.Context, at key) (*observedServer, error) {
+	k.serverReads++
 	x := k.servers[at]
 	if x == nil {
 		return nil, nil
 	}
 	dests, err := k.Dests(ctx, at)
-	return &listed{server: x.server, dests: dests, told: true, upstream: slices.Contains(k.upstream, at)}, err
+	return &observedServer{server: x.server, dests: dests, destsKnown: true, upstream: slices.Contains(k.upstream, at)}, err
 }
 
 func (k *fake) Dests(_ context.Context, at key) ([]dest, error) {
@@ -253,9 +253,9 @@ func (k *fake) Dests(_ context.Context, at key) ([]dest, error) {
 	return dests, nil
 }
 
-func (k *fake) Addrs(context.Context) ([]netip.Addr, error) { return k.addrs, nil }
+func (k *fake) NodeAddrs(context.Context) ([]netip.Addr, error) { return k.addrs, nil }
 
-func (k *fake) Clean(context.Context) error {
+func (k *fake) RemoveDevice(context.Context) error {
 	k.device = false
 	return nil
 }
@@ -310,10 +310,10 @@ func newBackend(f service.Family, k *fake, o Options) *Backend {
 	return &Backend{family: f, options: o, driver: k, rules: &fakeRules{}, now: func() time.Time { return k.clock }}
 }
 
-// newWhole has what is beside as well.
-func newWhole(f service.Family, k *fake, o Options) *Backend {
+// newBackendWithRules has what is beside as well.
+func newBackendWithRules(f service.Family, k *fake, o Options) *Backend {
 	b := newBackend(f, k, o)
-	chains := iptables.NewWith(f, iptables.Options{Role: iptables.BesideIPVS, MasqueradeBit: o.MasqueradeBit}, k.tables)
+	chains := iptables.NewWith(f, iptables.Options{Role: iptables.IPVSCompanion, MasqueradeBit: o.MasqueradeBit}, k.tables)
 	b.rules = beside.NewWith(f, chains, k.sets, b.now)
 	b.SetResync(b.options.SyncPeriod)
 	return b
@@ -323,5 +323,5 @@ type fataler interface{ Fatalf(string, ...any) }
 
 // apply does one round that must work.
 func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
-	return world.Apply(t, b, want).(*plan)
+	return generate.Apply(t, b, want).(*plan)
 }

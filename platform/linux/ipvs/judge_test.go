@@ -12,7 +12,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
 
@@ -28,10 +28,10 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 			wantOut.Targets = append(wantOut.Targets, e.Addr)
 			// One rule for all tells who reaches itself, and does not ask where
 			// that is. The node itself needs none.
-			wantOut.Masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From && !world.NodeLocal(c.From)
+			wantOut.Masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From && !generate.IsNodeLocal(c.From)
 		}
 	}
-	if v.Action == route.Pass && c.From == c.To.Addr() && !world.NodeLocal(c.From) {
+	if v.Action == route.Pass && c.From == c.To.Addr() && !generate.IsNodeLocal(c.From) {
 		wantOut.Masq = map[netip.AddrPort]bool{} // and there are no such packets
 	}
 	if _, ours := k.routes[c.To.Addr()]; ours && v.Action == route.Pass {
@@ -45,12 +45,12 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 	}
 }
 
-// own has some of ports take an address of the node, maybe where another one has a
+// withNodeAddrs has some of ports take an address of the node, maybe where another one has a
 // NodePort.
-func own(w world.World, ports []*service.Port) []*service.Port {
+func withNodeAddrs(w generate.Cluster, ports []*service.Port) []*service.Port {
 	for i, p := range ports {
-		if w.Pick("own", 8) == 0 {
-			p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: world.NodeAddr[w.Family], Port: uint16(30003 - i)})
+		if w.DrawInt("own", 8) == 0 {
+			p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[w.Family], Port: uint16(30003 - i)})
 		}
 	}
 	return ports
@@ -62,11 +62,11 @@ func TestVirtualServersDecideAsRouteDoes(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				w := world.World{T: t, Family: f}
+				w := generate.Cluster{T: t, Family: f}
 				k := newFake(f)
-				b := newWhole(f, k, Options{MasqueradeBit: 14})
-				apply(t, b, service.New(1, w.Node(), own(w, w.Ports())))
-				ports := own(w, w.Ports())
+				b := newBackendWithRules(f, k, Options{MasqueradeBit: 14})
+				apply(t, b, service.New(1, w.Node(), withNodeAddrs(w, w.Ports())))
+				ports := withNodeAddrs(w, w.Ports())
 				want := service.New(2, w.Node(), ports)
 				apply(t, b, want)
 				for range 20 {

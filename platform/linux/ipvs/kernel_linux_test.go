@@ -16,8 +16,8 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/world"
 )
 
 // inNamespace runs f on a thread in a network namespace of its own, which
@@ -27,7 +27,7 @@ func inNamespace(t *testing.T, f func()) {
 	if !Installed() {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
 	}
-	netlab.Alone(t, func() {
+	netlab.InNamespace(t, func() {
 		if err := addAddrs(); err != nil {
 			t.Errorf("give the node its addresses: %v", err)
 			return
@@ -45,7 +45,7 @@ func addAddrs() error {
 		return err
 	}
 	for _, f := range service.Families {
-		for _, a := range []net.IP{world.NodeAddr[f].AsSlice(), world.NodeOther[f].AsSlice()} {
+		for _, a := range []net.IP{generate.NodeAddr[f].AsSlice(), generate.OtherNodeAddr[f].AsSlice()} {
 			bits := 8 * len(a)
 			x := &netlink.Addr{IPNet: &net.IPNet{IP: a, Mask: net.CIDRMask(bits, bits)}, Flags: unix.IFA_F_NODAD}
 			if err := netlink.AddrAdd(lo, x); err != nil {
@@ -56,8 +56,8 @@ func addAddrs() error {
 	return nil
 }
 
-// library is how others ask for IPVS, until t ends.
-func library(t *testing.T) *ipvs.Handle {
+// newMobyHandle is how others ask for IPVS, until t ends.
+func newMobyHandle(t *testing.T) *ipvs.Handle {
 	t.Helper()
 	h, err := ipvs.New("")
 	if err != nil {
@@ -94,16 +94,16 @@ func someDraws(t *testing.T, check func(*rapid.T)) {
 func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
 		someDraws(t, func(t *rapid.T) {
-			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+			w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 			b := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
 			defer func() { _ = b.Close() }()
 			for n := range 3 {
 				want := service.New(uint64(n), w.Node(), w.Ports())
 				apply(t, b, want)
-				b.looked = time.Time{}
+				b.lastDrainCheck = time.Time{}
 				apply(t, b, want) // what had no connections has drained
 				fresh := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
-				world.Adopted(t, fresh, want)
+				generate.RequireNoChange(t, fresh, want)
 				_ = fresh.Close()
 			}
 			if err := b.Cleanup(context.Background()); err != nil {

@@ -17,31 +17,31 @@ type links struct{ *netlink.Handle }
 
 // LinkByName is that of the library.
 func (l links) LinkByName(name string) (netlink.Link, error) {
-	return whole(func() (netlink.Link, error) { return l.Handle.LinkByName(name) })
+	return retryInterrupted(func() (netlink.Link, error) { return l.Handle.LinkByName(name) })
 }
 
 // AddrList is that of the library.
 func (l links) AddrList(of netlink.Link, family int) ([]netlink.Addr, error) {
-	return whole(func() ([]netlink.Addr, error) { return l.Handle.AddrList(of, family) })
+	return retryInterrupted(func() ([]netlink.Addr, error) { return l.Handle.AddrList(of, family) })
 }
 
 // RouteListFiltered is that of the library.
 func (l links) RouteListFiltered(family int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
-	return whole(func() ([]netlink.Route, error) { return l.Handle.RouteListFiltered(family, filter, mask) })
+	return retryInterrupted(func() ([]netlink.Route, error) { return l.Handle.RouteListFiltered(family, filter, mask) })
 }
 
-// listings is how often a list is asked for that something interrupts each
+// maxListAttempts is how often a list is asked for that something interrupts each
 // time. One takes less than a millisecond.
-const listings = 20
+const maxListAttempts = 20
 
-// whole calls list until nothing changed meanwhile.
-func whole[T any](list func() (T, error)) (T, error) {
+// retryInterrupted calls list until nothing changed meanwhile.
+func retryInterrupted[T any](list func() (T, error)) (T, error) {
 	for n := 1; ; n++ {
 		all, err := list()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return all, err
 		}
-		if n == listings {
+		if n == maxListAttempts {
 			return all, fmt.Errorf("%w, %d times in a row", err, n)
 		}
 	}

@@ -23,13 +23,13 @@ func TestInterruptedLists(t *testing.T) {
 	}{
 		"whole at once":        {[]error{nil}, 1, nil},
 		"interrupted twice":    {[]error{interrupted, interrupted, nil}, 3, nil},
-		"interrupted for ever": {[]error{interrupted}, listings, netlink.ErrDumpInterrupted},
+		"interrupted for ever": {[]error{interrupted}, maxListAttempts, netlink.ErrDumpInterrupted},
 		"refused":              {[]error{unix.EPERM}, 1, unix.EPERM},
 		"refused after that":   {[]error{interrupted, unix.EPERM}, 2, unix.EPERM},
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			n, err := whole(func() (int, error) {
+			n, err := retryInterrupted(func() (int, error) {
 				err := c.errs[min(calls, len(c.errs)-1)]
 				calls++
 				return calls, err

@@ -19,9 +19,9 @@ import (
 // /proc/net/ip_vs. One such text lists them all, where netlink is asked for
 // each virtual server. But if other network namespaces have virtual servers,
 // too, the kernel leaves some out, and those stay untold.
-func fillDests(servers map[key]*listed, text io.Reader) error {
+func fillDests(servers map[key]*observedServer, text io.Reader) error {
 	lines := bufio.NewScanner(text)
-	var now *listed
+	var now *observedServer
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
 		switch {
@@ -42,7 +42,7 @@ func fillDests(servers map[key]*listed, text io.Reader) error {
 				now = servers[k]
 			}
 			if now != nil {
-				now.told, now.dests = true, nil
+				now.destsKnown, now.dests = true, nil
 			}
 		}
 	}

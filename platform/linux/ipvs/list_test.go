@@ -26,19 +26,19 @@ SCTP [fd00:0010:0096:0000:0000:0000:0000:0010]:0050 mh
 
 func TestListing(t *testing.T) {
 	four, six := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:10:96::10")
-	tcp, udp, sctp, untold := &listed{}, &listed{}, &listed{}, &listed{}
-	servers := map[key]*listed{
-		{four, 80, service.TCP}: tcp, {four, 80, service.UDP}: udp, {six, 80, service.SCTP}: sctp, {four, 81, service.TCP}: untold,
+	tcp, udp, sctp, omitted := &observedServer{}, &observedServer{}, &observedServer{}, &observedServer{}
+	servers := map[key]*observedServer{
+		{four, 80, service.TCP}: tcp, {four, 80, service.UDP}: udp, {six, 80, service.SCTP}: sctp, {four, 81, service.TCP}: omitted,
 	}
 	if err := fillDests(servers, strings.NewReader(listing)); err != nil {
 		t.Fatal(err)
 	}
 	want := dest{addr: netip.MustParseAddrPort("10.244.1.12:8080"), weight: 1, conns: 5}
-	if len(tcp.dests) != 2 || tcp.dests[1] != want || tcp.dests[0].weight != 0 || !tcp.dests[0].astray {
+	if len(tcp.dests) != 2 || tcp.dests[1] != want || tcp.dests[0].weight != 0 || !tcp.dests[0].wrongMode {
 		t.Errorf("TCP: %+v", tcp.dests)
 	}
-	if !udp.told || len(udp.dests) > 0 || untold.told {
-		t.Errorf("UDP: %+v, one that is left out: %+v", udp, untold)
+	if !udp.destsKnown || len(udp.dests) > 0 || omitted.destsKnown {
+		t.Errorf("UDP: %+v, one that is left out: %+v", udp, omitted)
 	}
 	if len(sctp.dests) != 1 || sctp.dests[0].addr != netip.MustParseAddrPort("[fd00:10:244:1::11]:8080") {
 		t.Errorf("SCTP: %+v", sctp.dests)

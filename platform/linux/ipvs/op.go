@@ -14,12 +14,12 @@ import (
 type verb uint8
 
 const (
-	addDevice   verb = iota
-	addSets          // beside.Served and beside.NodeIPs
-	openServer       // put it into the former
-	closeServer      // take it out
-	openAddr         // put an address of the node into the latter
-	closeAddr        // take it out
+	addDevice        verb = iota
+	addSets               // beside.VirtualServerSet and beside.NodeIPSet
+	addServerToSet        // put it into the former
+	delServerFromSet      // take it out
+	addAddrToSet          // put an address of the node into the latter
+	delAddrFromSet        // take it out
 	addServer
 	setServer
 	addDest
@@ -48,22 +48,22 @@ type localRoute struct {
 	source netip.Addr
 }
 
-// errUnmade is why a destination is not made: its virtual server was to be made,
+// errServerNotCreated is why a destination is not made: its virtual server was to be made,
 // and was not. There may be one of somebody else.
-var errUnmade = errors.New("its virtual server was not made")
+var errServerNotCreated = errors.New("its virtual server was not made")
 
-// errUnopened is why a virtual server is not reached, though it is there.
-var errUnopened = errors.New("it cannot be put into the ipset of virtual servers")
+// errNotInSet is why a virtual server is not reached, though it is there.
+var errNotInSet = errors.New("it cannot be put into the ipset of virtual servers")
 
-// inTurn does ops by do, each for itself but for destinations of virtual
+// applyInOrder does ops by do, each for itself but for destinations of virtual
 // servers that could not be made, and returns what went wrong by index.
-func inTurn(ops []op, do func(*op) error) map[int]error {
+func applyInOrder(ops []op, do func(*op) error) map[int]error {
 	failed := map[int]error{}
-	unmade := map[key]bool{}
+	notCreated := map[key]bool{}
 	for i := range ops {
 		o := &ops[i]
-		err := errUnmade
-		if o.verb != addDest || !unmade[o.key] {
+		err := errServerNotCreated
+		if o.verb != addDest || !notCreated[o.key] {
 			err = do(o)
 		}
 		if err == nil {
@@ -71,17 +71,17 @@ func inTurn(ops []op, do func(*op) error) map[int]error {
 		}
 		failed[i] = err
 		if o.verb == addServer {
-			unmade[o.key] = true
+			notCreated[o.key] = true
 		}
 	}
 	return failed
 }
 
-// opens reports that there is a virtual server once o was tried, err being what came
+// addsToSet reports that there is a virtual server once o was tried, err being what came
 // of it, and that it belongs into the set of them.
-func (o op) opens(err error) bool {
+func (o op) addsToSet(err error) bool {
 	switch o.verb {
-	case openServer, addServer, setServer:
+	case addServerToSet, addServer, setServer:
 		return err == nil
 	case delServer: // it is still there
 		return err != nil && !errors.Is(err, errMissing)
@@ -89,17 +89,17 @@ func (o op) opens(err error) bool {
 	return false
 }
 
-// unopened notes in failed that those of ops failed that open virtual servers.
-func unopened(ops []op, failed map[int]error, err error) {
+// markNotInSet notes in failed that those of ops failed that open virtual servers.
+func markNotInSet(ops []op, failed map[int]error, err error) {
 	for i := range ops {
-		if ops[i].opens(failed[i]) {
-			failed[i] = errors.Join(failed[i], fmt.Errorf("%w: %w", errUnopened, err))
+		if ops[i].addsToSet(failed[i]) {
+			failed[i] = errors.Join(failed[i], fmt.Errorf("%w: %w", errNotInSet, err))
 		}
 	}
 }
 
-// closes reports that there is none, which is not in the set any more before.
-func (o op) closes() bool { return o.verb == closeServer || o.verb == delServer }
+// removesFromSet reports that there is none, which is not in the set any more before.
+func (o op) removesFromSet() bool { return o.verb == delServerFromSet || o.verb == delServer }
 
 // text is one line for people.
 func (o op) text() string {
@@ -108,13 +108,13 @@ func (o op) text() string {
 		return "+ interface " + Device
 	case addSets:
 		return "+ ipsets of virtual servers and of the node's addresses"
-	case openServer:
+	case addServerToSet:
 		return fmt.Sprintf("+ %s in the ipset of virtual servers", o.key)
-	case closeServer:
+	case delServerFromSet:
 		return fmt.Sprintf("- %s in the ipset of virtual servers", o.key)
-	case openAddr:
+	case addAddrToSet:
 		return fmt.Sprintf("+ %s in the ipset of the node's addresses", o.route.addr)
-	case closeAddr:
+	case delAddrFromSet:
 		return fmt.Sprintf("- %s in the ipset of the node's addresses", o.route.addr)
 	case addServer:
 		return fmt.Sprintf("+ virtual server %s%s", o.key, o.server.text())
@@ -137,7 +137,7 @@ func (o op) text() string {
 		return fmt.Sprintf("- address %s of interface %s", o.route.addr, Device)
 	}
 	if o.dest.weight == 0 {
-		return fmt.Sprintf("~ destination %s of %s drains, for %s at most", o.dest.addr, o.key, DrainBound)
+		return fmt.Sprintf("~ destination %s of %s drains, for %s at most", o.dest.addr, o.key, DrainTimeout)
 	}
 	return fmt.Sprintf("~ destination %s of %s has weight %d", o.dest.addr, o.key, o.dest.weight)
 }
@@ -151,13 +151,13 @@ func (s server) text() string {
 	return b.String()
 }
 
-// drifted says what must have happened for o to be needed.
-func drifted(o op) string {
+// driftText says what must have happened for o to be needed.
+func driftText(o op) string {
 	text := o.text()
 	switch o.verb {
-	case addDevice, addSets, openServer, openAddr, addServer, addDest, addRoute:
+	case addDevice, addSets, addServerToSet, addAddrToSet, addServer, addDest, addRoute:
 		return "missing: " + strings.TrimPrefix(text, "+ ")
-	case closeServer, closeAddr, delServer, delDest, delRoute:
+	case delServerFromSet, delAddrFromSet, delServer, delDest, delRoute:
 		return "foreign: " + strings.TrimPrefix(text, "- ")
 	}
 	return "altered: " + strings.TrimPrefix(text, "~ ")

@@ -15,18 +15,18 @@ import (
 
 const cluster, local = service.PolicyCluster, service.PolicyLocal
 
-// spread is a Service with an external address, whose endpoints are here or
+// externalService is a Service with an external address, whose endpoints are here or
 // elsewhere.
-func spread(internal, external service.Policy, here, elsewhere string) *service.Port {
+func externalService(internal, external service.Policy, localAddrs, remoteAddrs string) *service.Port {
 	p := web(0, 0, service.TCP)
 	p.Internal, p.External = internal, external
 	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: netip.MustParseAddr("198.51.100.9"), Port: 80})
-	for _, a := range strings.Fields(here) {
+	for _, a := range strings.Fields(localAddrs) {
 		p.Local = append(p.Local, service.Endpoint{Addr: netip.MustParseAddrPort(a + ":8080"), Local: true})
 	}
 	p.Cluster = append(p.Cluster, p.Local...)
-	for _, a := range strings.Fields(elsewhere) {
-		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.MustParseAddrPort(a + ":8080"), Elsewhere: true})
+	for _, a := range strings.Fields(remoteAddrs) {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.MustParseAddrPort(a + ":8080"), Remote: true})
 	}
 	if internal == cluster && external == cluster {
 		p.Local = nil
@@ -34,8 +34,8 @@ func spread(internal, external service.Policy, here, elsewhere string) *service.
 	return p
 }
 
-// brief has a word for each op on the external address's virtual server.
-func brief(ops []op) string {
+// summarize has a word for each op on the external address's virtual server.
+func summarize(ops []op) string {
 	var words []string
 	for _, o := range ops {
 		if o.key.addr != netip.MustParseAddr("198.51.100.9") {
@@ -56,28 +56,28 @@ func brief(ops []op) string {
 	return strings.Join(words, " ")
 }
 
-// around returns what is done with the external address before the rules change,
+// opsAroundRules returns what is done with the external address before the rules change,
 // and after.
-func around(t *testing.T, old, next *service.Port, whole bool) (first, then string) {
+func opsAroundRules(t *testing.T, old, next *service.Port, whole bool) (first, then string) {
 	t.Helper()
 	b := newBackend(service.IPv4, newFake(service.IPv4), Options{})
 	s := snapshot(old)
 	apply(t, b, s)
-	b.looks.wanted.Store(whole)
+	b.poller.requested.Store(whole)
 	p := planOf(t, b, s.With(2, s.Node, []service.Change{{Old: old, New: next}})).(*plan)
 	var before, after []op
 	for _, u := range p.units {
-		before, after = append(before, u.ops...), append(after, u.late...)
+		before, after = append(before, u.beforeRules...), append(after, u.afterRules...)
 	}
-	return brief(before), brief(after)
+	return summarize(before), summarize(after)
 }
 
 // What has no connections to wait for goes before the rules refuse all, too.
 func TestOrderOfDatagrams(t *testing.T) {
 	for _, whole := range []bool{false, true} {
-		old, next := spread(cluster, cluster, "10.244.1.1", ""), spread(cluster, cluster, "", "")
+		old, next := externalService(cluster, cluster, "10.244.1.1", ""), externalService(cluster, cluster, "", "")
 		old.Name.Protocol, next.Name.Protocol = service.UDP, service.UDP
-		if before, after := around(t, old, next, whole); before != "-server" || after != "" {
+		if before, after := opsAroundRules(t, old, next, whole); before != "-server" || after != "" {
 			t.Errorf("%q before the rules change, and %q after", before, after)
 		}
 	}
@@ -87,46 +87,46 @@ func TestOrderOfDatagrams(t *testing.T) {
 // order.
 func TestOrderAroundTheRules(t *testing.T) {
 	const here, there, far = "10.244.1.1", "10.244.2.1", "10.244.2.2"
-	bare := spread(cluster, cluster, here, there)
+	bare := externalService(cluster, cluster, here, there)
 	bare.Frontends = bare.Frontends[:1]
 	for name, x := range map[string]struct {
 		old, next     *service.Port
 		before, after string
 	}{
 		"endpoints elsewhere come when they are masqueraded": {
-			spread(cluster, local, here, there), spread(cluster, cluster, here, there), "", "+" + there,
+			externalService(cluster, local, here, there), externalService(cluster, cluster, here, there), "", "+" + there,
 		},
 		"and leave while they are": {
-			spread(cluster, cluster, here, there), spread(cluster, local, here, there), "-" + there, "",
+			externalService(cluster, cluster, here, there), externalService(cluster, local, here, there), "-" + there, "",
 		},
 		"pods go on to the ClusterIP before the last one leaves": {
-			spread(cluster, cluster, "", there), spread(cluster, local, "", there), "", "-" + there,
+			externalService(cluster, cluster, "", there), externalService(cluster, local, "", there), "", "-" + there,
 		},
 		"an address begins with its rules": {
-			bare, spread(cluster, cluster, here, there), "", "+server +" + here + " +" + there,
+			bare, externalService(cluster, cluster, here, there), "", "+server +" + here + " +" + there,
 		},
 		"and ends before them": {
-			spread(cluster, cluster, here, there), bare, "-server", "",
+			externalService(cluster, cluster, here, there), bare, "-server", "",
 		},
 		"the first endpoint is there when the rules let in": {
-			spread(cluster, local, "", there), spread(cluster, cluster, "", there), "+server +" + there, "",
+			externalService(cluster, local, "", there), externalService(cluster, cluster, "", there), "+server +" + there, "",
 		},
 		"but not before they say whom, where all were refused": {
-			spread(cluster, cluster, "", ""), spread(cluster, cluster, here, ""), "", "+server +" + here,
+			externalService(cluster, cluster, "", ""), externalService(cluster, cluster, here, ""), "", "+server +" + here,
 		},
 		"and the last one leaves before they refuse all": {
-			spread(cluster, cluster, here, ""), spread(cluster, cluster, "", ""), "-" + here, "",
+			externalService(cluster, cluster, here, ""), externalService(cluster, cluster, "", ""), "-" + here, "",
 		},
 		"all are replaced, by those that come": {
-			spread(cluster, cluster, "", there), spread(cluster, cluster, "", far), "", "+" + far + " -" + there,
+			externalService(cluster, cluster, "", there), externalService(cluster, cluster, "", far), "", "+" + far + " -" + there,
 		},
 		"all are replaced, while they are masqueraded": {
-			spread(cluster, cluster, "", there), spread(cluster, local, here, ""), "+" + here + " -" + there, "",
+			externalService(cluster, cluster, "", there), externalService(cluster, local, here, ""), "+" + here + " -" + there, "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, whole := range []bool{false, true} { // compared with the kernel
-				before, after := around(t, x.old, x.next, whole)
+				before, after := opsAroundRules(t, x.old, x.next, whole)
 				if diff := cmp.Diff([]string{x.before, x.after}, []string{before, after}); diff != "" {
 					t.Errorf("before the rules change, and after (-want +got):\n%s", diff)
 				}
@@ -147,12 +147,12 @@ func TestOrderAfterARefusal(t *testing.T) {
 		}
 		return nil
 	}
-	if err := planOf(t, b, snapshot(spread(cluster, local, here, there))).Apply(t.Context()); err == nil {
+	if err := planOf(t, b, snapshot(externalService(cluster, local, here, there))).Apply(t.Context()); err == nil {
 		t.Fatal("Apply says nothing of what was refused")
 	}
 	k.refuse = nil
-	p := planOf(t, b, snapshot(spread(cluster, cluster, "", there))).(*plan)
-	if u := p.units[0]; brief(u.ops) != "" || brief(u.late) != "+"+there {
-		t.Errorf("%q before the rules masquerade, and %q after", brief(u.ops), brief(u.late))
+	p := planOf(t, b, snapshot(externalService(cluster, cluster, "", there))).(*plan)
+	if u := p.units[0]; summarize(u.beforeRules) != "" || summarize(u.afterRules) != "+"+there {
+		t.Errorf("%q before the rules masquerade, and %q after", summarize(u.beforeRules), summarize(u.afterRules))
 	}
 }

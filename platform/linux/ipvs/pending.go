@@ -19,9 +19,9 @@ type pendingNodePorts struct {
 	prefixes []netip.Prefix
 }
 
-// answering fills in who answers NodePorts in v, whose addresses the node has.
+// fillNodePorts fills in who answers NodePorts in v, whose addresses the node has.
 // It asks the kernel once.
-func (b *Backend) answering(ctx context.Context, want *service.Snapshot, v *service.Node) error {
+func (b *Backend) fillNodePorts(ctx context.Context, want *service.Snapshot, v *service.Node) error {
 	if !v.NodePortsPending[b.family] {
 		b.pending = pendingNodePorts{read: true}
 		return nil
@@ -31,16 +31,16 @@ func (b *Backend) answering(ctx context.Context, want *service.Snapshot, v *serv
 		if err != nil {
 			return fmt.Errorf("list virtual servers: %w", err)
 		}
-		b.pending = pendingNodePorts{true, b.nodePortsIn(s, want, v.Addrs)}
+		b.pending = pendingNodePorts{true, b.nodePortPrefixes(s, want, v.Addrs)}
 	}
 	v.NodePorts = append(slices.Clone(v.NodePorts), b.pending.prefixes...)
 	v.NodePortsPending[b.family] = false
 	return nil
 }
 
-// nodePortsIn returns those of addrs that have a virtual server in s for a
+// nodePortPrefixes returns those of addrs that have a virtual server in s for a
 // NodePort of want.
-func (b *Backend) nodePortsIn(s *state, want *service.Snapshot, addrs []netip.Addr) []netip.Prefix {
+func (b *Backend) nodePortPrefixes(s *state, want *service.Snapshot, addrs []netip.Addr) []netip.Prefix {
 	var found []netip.Prefix
 	ports, others := map[key]bool{}, map[key]bool{}
 	for p := range want.Ports(b.family) {
@@ -55,8 +55,8 @@ func (b *Backend) nodePortsIn(s *state, want *service.Snapshot, addrs []netip.Ad
 	}
 	for _, k := range sortedKeys(s.servers) {
 		one := netip.PrefixFrom(k.addr, k.addr.BitLen())
-		made := s.servers[k].ours() || s.servers[k].upstream
-		if made && ports[key{netip.Addr{}, k.port, k.proto}] && !others[k] && slices.Contains(addrs, k.addr) && !slices.Contains(found, one) {
+		managed := s.servers[k].owned() || s.servers[k].upstream
+		if managed && ports[key{netip.Addr{}, k.port, k.proto}] && !others[k] && slices.Contains(addrs, k.addr) && !slices.Contains(found, one) {
 			found = append(found, one)
 		}
 	}

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // TestPendingNodePorts restarts while the Node is not known. The addresses that
 // answered NodePorts do so until it is.
 func TestPendingNodePorts(t *testing.T) {
-	a := world.NodeAddr[0]
+	a := generate.NodeAddr[0]
 	k := newFake(service.IPv4)
 	p := web(0, 1, service.TCP)
 	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})

@@ -18,43 +18,43 @@ import (
 
 // plan is what leads from what the kernel holds to a snapshot.
 type plan struct {
-	backend  *Backend
-	rules    reconcile.Plan
-	settings []string // to be made
-	first    []op
-	units    []unit
-	unroutes []op // addresses that nobody has any more
-	routes   []op
-	opens    []op               // when all else is in force
-	next     *installed         // what the kernel holds after Apply
-	delta    map[netip.Addr]int // to add to next.addrs after Apply
-	drains   drains             // after Apply
-	known    map[key]bool       // virtual servers that the rules know already, of what is compared
-	had      map[netip.Addr]int // addresses that Services had, as next.addrs, if p is whole
-	ended    map[key]bool       // virtual servers whose last destination has drained
-	doubted  doubted            // nothing, if p is whole
-	drift    []string
-	altered  []string // settings that were as they should be
-	removed  []*service.Port
-	whole    bool // made from what the kernel holds, not from what changed
+	backend         *Backend
+	rules           reconcile.Plan
+	settings        []string // to be made
+	setup           []op
+	units           []unit
+	deleteRoutes    []op // addresses that nobody has any more
+	addRoutes       []op
+	addrSetOps      []op               // when all else is in force
+	next            *installed         // what the kernel holds after Apply
+	delta           map[netip.Addr]int // to add to next.addrs after Apply
+	drainingDests   drainingDests      // after Apply
+	knownToRules    map[key]bool       // virtual servers that the rules know already, of what is compared
+	previousAddrs   map[netip.Addr]int // addresses that Services had, as next.addrs, if p is whole
+	drainedServers  map[key]bool       // virtual servers whose last destination has drained
+	recheck         recheckSet         // nothing, if p is whole
+	drift           []string
+	alteredSettings []string // settings that were as they should be
+	removed         []*service.Port
+	fullSync        bool // made from what the kernel holds, not from what changed
 }
 
 var (
-	_ reconcile.Remover = (*plan)(nil)
-	_ reconcile.Whole   = (*plan)(nil)
+	_ reconcile.Remover    = (*plan)(nil)
+	_ reconcile.FullSyncer = (*plan)(nil)
 )
 
 // unit is the change of one Port, or of none in particular.
 type unit struct {
-	port *service.Port
-	ops  []op
-	late []op  // when the rules beside are in force
-	err  error // why more cannot be done
+	port        *service.Port
+	beforeRules []op
+	afterRules  []op  // when the rules beside are in force
+	err         error // why more cannot be done
 }
 
 // add takes u, if it does something.
 func (p *plan) add(u unit) {
-	if len(u.ops) > 0 || len(u.late) > 0 || u.err != nil {
+	if len(u.beforeRules) > 0 || len(u.afterRules) > 0 || u.err != nil {
 		p.units = append(p.units, u)
 	}
 }
@@ -62,15 +62,15 @@ func (p *plan) add(u unit) {
 // ops yields everything that p does itself, in order.
 func (p *plan) ops() iter.Seq[op] {
 	return func(yield func(op) bool) {
-		parts := [][]op{p.first}
+		parts := [][]op{p.setup}
 		for _, u := range p.units {
-			parts = append(parts, u.ops)
+			parts = append(parts, u.beforeRules)
 		}
-		parts = append(parts, p.unroutes)
+		parts = append(parts, p.deleteRoutes)
 		for _, u := range p.units {
-			parts = append(parts, u.late)
+			parts = append(parts, u.afterRules)
 		}
-		parts = append(parts, p.routes, p.opens)
+		parts = append(parts, p.addRoutes, p.addrSetOps)
 		for _, part := range parts {
 			for _, o := range part {
 				if !yield(o) {
@@ -83,18 +83,18 @@ func (p *plan) ops() iter.Seq[op] {
 
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
-	routes := len(p.unroutes) + len(p.routes) + len(p.opens)
-	return p.rules.Empty() && len(p.settings) == 0 && len(p.first) == 0 && len(p.units) == 0 && routes == 0
+	routes := len(p.deleteRoutes) + len(p.addRoutes) + len(p.addrSetOps)
+	return p.rules.Empty() && len(p.settings) == 0 && len(p.setup) == 0 && len(p.units) == 0 && routes == 0
 }
 
 // Drift implements reconcile.Plan.
-func (p *plan) Drift() []string { return slices.Concat(p.altered, p.drift, p.rules.Drift()) }
+func (p *plan) Drift() []string { return slices.Concat(p.alteredSettings, p.drift, p.rules.Drift()) }
 
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
 
-// Whole implements reconcile.Whole.
-func (p *plan) Whole() bool { return p.whole }
+// FullSync implements reconcile.FullSync.
+func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -114,13 +114,13 @@ func (p *plan) String() string {
 // leads here only while all is in force for it.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
-	b.have = nil // if more than single Ports fails, the next Plan asks the kernel
+	b.installed = nil // if more than single Ports fails, the next Plan asks the kernel
 	a := &applier{plan: p, ctx: ctx}
 	if err := a.prepare(); err != nil {
 		return fmt.Errorf("prepare IPVS for %s: %w", b.family, err)
 	}
-	a.ports(func(u *unit) []op { return u.ops })
-	a.routes(p.unroutes)
+	a.ports(func(u *unit) []op { return u.beforeRules })
+	a.routes(p.deleteRoutes)
 	var rules error
 	if !p.rules.Empty() {
 		rules = p.rules.Apply(ctx)
@@ -134,34 +134,34 @@ func (p *plan) Apply(ctx context.Context) error {
 		if u.port != nil && refused[u.port.Name] {
 			return nil // not without the rules for it
 		}
-		return u.late
+		return u.afterRules
 	})
-	a.routes(p.routesBut(refused))
-	a.routes(p.opens)
+	a.routes(p.routesWithout(refused))
+	a.routes(p.addrSetOps)
 	for i := range p.units {
 		if u := &p.units[i]; u.err != nil {
-			a.errs = append(a.errs, u.failed(u.err))
+			a.errs = append(a.errs, u.portError(u.err))
 		}
 	}
-	p.tellDrains(ctx)
-	b.drain(p.drains)
+	p.logDraining(ctx)
+	b.setDraining(p.drainingDests)
 	err := errors.Join(append(a.errs, rules)...)
-	if p.next.doubts = p.doubtful(a.errs); rules == nil && len(p.next.doubts) <= maxDoubts && isPartial(err) {
-		p.done()
+	if p.next.failedPorts = p.findFailedPorts(a.errs); rules == nil && len(p.next.failedPorts) <= maxFailedPorts && isPartial(err) {
+		p.recordInstalled()
 	}
 	return err
 }
 
-// done notes that all is as p wants it, but for what is in doubt.
-func (p *plan) done() {
+// recordInstalled notes that all is as p wants it, but for what is in doubt.
+func (p *plan) recordInstalled() {
 	for a, n := range p.delta {
-		if p.next.addrs[a] += n; p.next.addrs[a] == 0 {
-			delete(p.next.addrs, a)
+		if p.next.addrRefs[a] += n; p.next.addrRefs[a] == 0 {
+			delete(p.next.addrRefs, a)
 		}
 	}
 	b := p.backend
-	b.have, b.prepared = p.next, true
-	b.drain(p.drains)
+	b.installed, b.prepared = p.next, true
+	b.setDraining(p.drainingDests)
 }
 
 // isPartial reports that err is about single Ports, if there is one.
@@ -191,12 +191,12 @@ type applier struct {
 func (a *applier) prepare() error {
 	b := a.plan.backend
 	if len(a.plan.settings) > 0 {
-		if err := b.driver.Prepare(a.ctx, b.span()); err != nil {
+		if err := b.driver.ApplySettings(a.ctx, b.currentScope()); err != nil {
 			return err
 		}
 		b.prepared = true
 	}
-	return a.steps(a.plan.first)
+	return a.steps(a.plan.setup)
 }
 
 // routes does ops about addresses.
@@ -206,19 +206,19 @@ func (a *applier) routes(ops []op) {
 	}
 }
 
-// routesBut returns p's routes but for addresses that only refused Ports have.
-func (p *plan) routesBut(refused map[service.PortName]bool) []op {
+// routesWithout returns p's routes but for addresses that only refused Ports have.
+func (p *plan) routesWithout(refused map[service.PortName]bool) []op {
 	if len(refused) == 0 {
-		return p.routes
+		return p.addRoutes
 	}
 	has := map[netip.Addr]int{}
 	for port := range p.next.view.Ports(p.backend.family) {
 		if !refused[port.Name] {
-			count(has, port, p.next.view.Node, 1)
+			countAddrs(has, port, p.next.view.Node, 1)
 		}
 	}
 	var routes []op
-	for _, o := range p.routes {
+	for _, o := range p.addRoutes {
 		if has[o.route.addr] > 0 {
 			routes = append(routes, o)
 		}
@@ -229,7 +229,7 @@ func (p *plan) routesBut(refused map[service.PortName]bool) []op {
 // refusedPorts returns the Ports whose rules err is about.
 func refusedPorts(err error) map[service.PortName]bool {
 	refused := map[service.PortName]bool{}
-	for _, e := range reconcile.Failed(err) {
+	for _, e := range reconcile.PortErrors(err) {
 		refused[e.Name] = true
 	}
 	return refused
@@ -240,18 +240,18 @@ func (a *applier) steps(ops []op) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	return failures(ops, a.plan.backend.driver.Commit(a.ctx, ops))
+	return joinFailures(ops, a.plan.backend.driver.Commit(a.ctx, ops))
 }
 
-// failures joins what went wrong with ops.
-func failures(ops []op, failed map[int]error) error {
+// joinFailures joins what went wrong with ops.
+func joinFailures(ops []op, failed map[int]error) error {
 	var errs []error
 	for i := range ops {
-		if err := failed[i]; failure(ops[i], err) {
+		if err := failed[i]; isFailure(ops[i], err) {
 			errs = append(errs, fmt.Errorf("%s: %w", ops[i].text(), err))
 		}
 	}
-	return bounded(errs)
+	return limitErrors(errs)
 }
 
 // ports does the ops that pick finds in each unit, and names the first failure
@@ -272,30 +272,30 @@ func (a *applier) ports(pick func(*unit) []op) {
 	last := -1
 	for i := range ops {
 		if failed[i] == nil {
-			a.plan.backend.noteDone(ops[i])
+			a.plan.backend.recordOp(ops[i])
 		}
-		if errors.Is(failed[i], errUnopened) { // who asks for one does not see that
-			a.plan.backend.looks.wanted.Store(true)
+		if errors.Is(failed[i], errNotInSet) { // who asks for one does not see that
+			a.plan.backend.poller.requested.Store(true)
 		}
-		if err := failed[i]; failure(ops[i], err) && owner[i] != last {
+		if err := failed[i]; isFailure(ops[i], err) && owner[i] != last {
 			last = owner[i]
 			u := &a.plan.units[last]
-			a.errs = append(a.errs, u.failed(fmt.Errorf("%s: %w", ops[i].text(), err)))
+			a.errs = append(a.errs, u.portError(fmt.Errorf("%s: %w", ops[i].text(), err)))
 		}
 	}
 }
 
-// failure reports that err keeps o from having been done. What should go may
+// isFailure reports that err keeps o from having been done. What should go may
 // have gone by itself.
-func failure(o op, err error) bool {
-	goes := o.verb == delServer || o.verb == delDest || o.verb == delRoute || o.verb == delAddr
-	return err != nil && !(goes && errors.Is(err, errMissing))
+func isFailure(o op, err error) bool {
+	deletes := o.verb == delServer || o.verb == delDest || o.verb == delRoute || o.verb == delAddr
+	return err != nil && !(deletes && errors.Is(err, errMissing))
 }
 
 // maxErrors bounds how many failures are told of what is no Port's.
 const maxErrors = 20
 
-func bounded(errs []error) error {
+func limitErrors(errs []error) error {
 	if n := len(errs); n > maxErrors {
 		errs = append(errs[:maxErrors], fmt.Errorf("and %d more", n-maxErrors))
 	}

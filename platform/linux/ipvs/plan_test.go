@@ -17,23 +17,23 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // web is a Service of n endpoints.
 func web(i, n int, proto service.Protocol) *service.Port {
 	p := &service.Port{
 		Name:      service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), Protocol: proto},
-		Frontends: []service.Frontend{{Addr: world.Nth("10.96.0.0", i), Port: 80}},
+		Frontends: []service.Frontend{{Addr: generate.NthAddr("10.96.0.0", i), Port: 80}},
 	}
 	for e := range n {
-		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(world.Nth("10.244.1.0", e+1), 8080)})
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(generate.NthAddr("10.244.1.0", e+1), 8080)})
 	}
 	return p
 }
 
 func snapshot(ports ...*service.Port) *service.Snapshot {
-	return service.New(1, &service.Node{NodePorts: service.Everywhere(), Addrs: []netip.Addr{world.NodeAddr[0]}}, ports)
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress(), Addrs: []netip.Addr{generate.NodeAddr[0]}}, ports)
 }
 
 // lines is what p does itself, sorted.
@@ -90,7 +90,7 @@ func TestEndpointsDrain(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	apply(t, b, snapshot(web(0, 2, service.TCP), web(1, 2, service.UDP)))
-	hold(k, 3)
+	setConns(k, 3)
 	less := snapshot(web(0, 1, service.TCP), web(1, 1, service.UDP))
 	p := planOf(t, b, less)
 	wantLines(t, p,
@@ -100,14 +100,14 @@ func TestEndpointsDrain(t *testing.T) {
 	if err := p.Apply(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	k.clock = k.clock.Add(DrainBound - time.Second)
+	k.clock = k.clock.Add(DrainTimeout - time.Second)
 	wantLines(t, planOf(t, b, less))
 	k.clock = k.clock.Add(time.Second)
 	wantLines(t, planOf(t, b, less), "- destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
 }
 
-// hold gives each destination connections.
-func hold(k *fake, conns uint32) {
+// setConns gives each destination connections.
+func setConns(k *fake, conns uint32) {
 	for _, s := range k.servers {
 		for a, x := range s.dests {
 			x.conns = conns
@@ -125,17 +125,17 @@ func TestTheLastEndpointDrains(t *testing.T) {
 	full := snapshot(one)
 	apply(t, b, full)
 	none := full.With(2, full.Node, []service.Change{{Old: one, New: nobody}})
-	hold(k, 1)
+	setConns(k, 1)
 	apply(t, b, none)
 	again := none.With(3, full.Node, []service.Change{{Old: nobody, New: one}})
 	wantLines(t, apply(t, b, again), "~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
-	hold(k, 0)
-	k.clock = k.clock.Add(drainEvery)
+	setConns(k, 0)
+	k.clock = k.clock.Add(drainPollInterval)
 	wantLines(t, planOf(t, b, again))
 	none = again.With(4, full.Node, []service.Change{{Old: one, New: nobody}})
 	apply(t, b, none)
-	hold(k, 0)
-	k.clock = k.clock.Add(drainEvery)
+	setConns(k, 0)
+	k.clock = k.clock.Add(drainPollInterval)
 	wantLines(t, planOf(t, b, none),
 		"- destination 10.244.1.1:8080 of 10.96.0.0:80 tcp", "- virtual server 10.96.0.0:80 tcp")
 }
@@ -145,7 +145,7 @@ func TestTheLastEndpointDrains(t *testing.T) {
 func TestRestartRestoresWeights(t *testing.T) {
 	k := newFake(service.IPv4)
 	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 3, service.TCP)))
-	hold(k, 1)
+	setConns(k, 1)
 	for _, s := range k.servers {
 		for a, x := range s.dests {
 			x.weight = 0
@@ -173,12 +173,12 @@ func TestDrift(t *testing.T) {
 	b := newBackend(service.IPv4, k, Options{})
 	want := snapshot(web(0, 2, service.TCP), web(1, 1, service.TCP))
 	apply(t, b, want)
-	first, second := key{world.Nth("10.96.0.0", 0), 80, service.TCP}, key{world.Nth("10.96.0.0", 1), 80, service.TCP}
-	astray := netip.MustParseAddrPort("10.244.1.2:8080")
+	first, second := key{generate.NthAddr("10.96.0.0", 0), 80, service.TCP}, key{generate.NthAddr("10.96.0.0", 1), 80, service.TCP}
+	wrongMode := netip.MustParseAddrPort("10.244.1.2:8080")
 	delete(k.servers, second)
 	delete(k.servers[first].dests, netip.MustParseAddrPort("10.244.1.1:8080"))
 	k.servers[first].scheduler = "lc"
-	k.servers[first].dests[astray] = dest{addr: astray, weight: 1, astray: true}
+	k.servers[first].dests[wrongMode] = dest{addr: wrongMode, weight: 1, wrongMode: true}
 	delete(k.routes, second.addr)
 	if p := planOf(t, b, want); !p.Empty() {
 		t.Errorf("the kernel was asked before the sync period was over: %s", p)
@@ -227,16 +227,16 @@ func TestForeignServers(t *testing.T) {
 	excluded := Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32")}}
 	k := newFake(service.IPv4)
 	other := server{scheduler: "wlc"}
-	at := []key{{world.NodeAddr[0], 30080, service.TCP}, {world.Nth("10.96.0.0", 1), 80, service.TCP}, {world.Nth("10.96.0.0", 1), 81, service.TCP}}
+	at := []key{{generate.NodeAddr[0], 30080, service.TCP}, {generate.NthAddr("10.96.0.0", 1), 80, service.TCP}, {generate.NthAddr("10.96.0.0", 1), 81, service.TCP}}
 	for _, x := range at {
 		k.servers[x] = &fakeServer{other, nil}
 	}
-	k.servers[at[2]].flags = flagOurs
+	k.servers[at[2]].flags = flagOwned
 	node := web(0, 1, service.TCP)
 	node.Frontends = append(node.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
 	b := newBackend(service.IPv4, k, excluded)
 	err := planOf(t, b, snapshot(node, web(1, 1, service.TCP))).Apply(context.Background())
-	failed := reconcile.Failed(err)
+	failed := reconcile.PortErrors(err)
 	if len(failed) != 2 || !errors.Is(failed[0], errForeign) || !errors.Is(failed[1], errForeign) {
 		t.Errorf("Apply = %v, want two that somebody else has", err)
 	}
@@ -272,13 +272,13 @@ func TestOneBadPort(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	k.refuse = func(o op) error {
-		if o.key.addr == world.Nth("10.96.0.0", 1) {
+		if o.key.addr == generate.NthAddr("10.96.0.0", 1) {
 			return errInjected
 		}
 		return nil
 	}
 	err := planOf(t, b, snapshot(web(0, 1, service.TCP), web(1, 9, service.TCP), web(2, 1, service.TCP))).Apply(context.Background())
-	if failed := reconcile.Failed(err); len(failed) != 1 || failed[0].Name.Name != "web-1" || !strings.Contains(err.Error(), "virtual server 10.96.0.1:80") {
+	if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" || !strings.Contains(err.Error(), "virtual server 10.96.0.1:80") {
 		t.Errorf("Apply = %v, want one failure of web-1", err)
 	}
 	if len(k.servers) != 2 {
@@ -309,7 +309,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP)))
 	b := newBackend(service.IPv4, k, Options{})
 	part := snapshot(web(0, 1, service.TCP))
-	part.Partial = true
+	part.Incomplete = true
 	apply(t, b, part)
 	if len(k.servers) != 2 || len(k.routes) != 2 {
 		t.Errorf("%d virtual servers and %d addresses, want 2 and 2", len(k.servers), len(k.routes))

@@ -24,7 +24,7 @@ import (
 // server that nothing leads to, and an interface. The error is one sentence that says what is
 // missing.
 func Probe(f service.Family, o Options) error {
-	if err := beside.Probe(f, o.beside()); err != nil {
+	if err := beside.Probe(f, o.rulesOptions()); err != nil {
 		return fmt.Errorf("the rules beside IPVS: %w", err)
 	}
 	k := &kernel{family: f, options: o}
@@ -32,43 +32,43 @@ func Probe(f service.Family, o Options) error {
 		return fmt.Errorf("IPVS for %s: %w", f, err)
 	}
 	defer k.close()
-	if err := k.try(o.scheduler()); err != nil {
+	if err := k.probeScheduler(o.scheduler()); err != nil {
 		return fmt.Errorf("IPVS for %s: %w", f, err)
 	}
-	if err := k.tryDevice(); err != nil {
+	if err := k.probeDevice(); err != nil {
 		return fmt.Errorf("IPVS for %s: %w", f, err)
 	}
 	return nil
 }
 
-// tryDevice makes an interface like ours and removes it, unless ours is there.
-func (k *kernel) tryDevice() error {
+// probeDevice makes an interface like ours and removes it, unless ours is there.
+func (k *kernel) probeDevice() error {
 	if _, err := k.links.LinkByName(Device); err == nil {
 		return nil
 	}
 	a := netlink.NewLinkAttrs()
-	a.Name = trialDevice
+	a.Name = probeDeviceName
 	l := &netlink.Dummy{LinkAttrs: a}
 	if err := k.links.LinkAdd(l); err != nil && !errors.Is(err, unix.EEXIST) { // a process that was killed left it
-		return fmt.Errorf("make a dummy interface: %w", lackOfDummies(err))
+		return fmt.Errorf("make a dummy interface: %w", dummyError(err))
 	}
 	return k.links.LinkDel(l)
 }
 
-const trialDevice = "kube-ipvs-trial"
+const probeDeviceName = "kube-ipvs-trial"
 
-// lackOfDummies says what is missing where the kernel makes no dummy interface.
-func lackOfDummies(err error) error {
+// dummyError says what is missing where the kernel makes no dummy interface.
+func dummyError(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
 	}
 	return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
 }
 
-// family asks the kernel for the number that IPVS has in generic netlink. The
+// genlFamilyID asks the kernel for the number that IPVS has in generic netlink. The
 // function of vishvananda/netlink reads two bytes past its header (v1.3.1), which
 // the race detector takes for a race with whoever owns them.
-func family() (uint16, error) {
+func genlFamilyID() (uint16, error) {
 	conn, err := genetlink.Dial(nil)
 	if err != nil {
 		return 0, err
@@ -78,14 +78,14 @@ func family() (uint16, error) {
 	return f.ID, err
 }
 
-// present returns the number that IPVS has, once it is loaded.
-func present() (uint16, error) {
-	id, err := family()
+// ensureLoaded returns the number that IPVS has, once it is loaded.
+func ensureLoaded() (uint16, error) {
+	id, err := genlFamilyID()
 	if errors.Is(err, unix.ENOENT) {
 		// Whoever may load modules has the kernel do it when it is asked; some
 		// need a command.
 		_ = exec.Command("modprobe", "ip_vs").Run()
-		id, err = family()
+		id, err = genlFamilyID()
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -98,28 +98,28 @@ func present() (uint16, error) {
 
 // Installed reports that the kernel has IPVS.
 func Installed() bool {
-	_, err := present()
+	_, err := ensureLoaded()
 	return err == nil
 }
 
 // schedulers are those that a kernel may have.
 var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 
-// trial is where the kernel is asked for schedulers, at this port or one after it.
+// probeKey is where the kernel is asked for schedulers, at this port or one after it.
 // Such addresses are for documentation, but somebody may have one nonetheless.
-var trial = [...]key{
+var probeKey = [...]key{
 	service.IPv4: {netip.MustParseAddr("198.51.100.0"), 20000, service.TCP},
 	service.IPv6: {netip.MustParseAddr("2001:db8::"), 20000, service.TCP},
 }
 
 const (
 	maxScheduler = 15 // bytes of its name
-	trials       = 16 // ports that may be others'
+	probePorts   = 16 // ports that may be others'
 )
 
-// try makes a virtual server with a scheduler, and removes it.
-func (k *kernel) try(scheduler string) error {
-	err := k.tryOne(scheduler)
+// probeScheduler makes a virtual server with a scheduler, and removes it.
+func (k *kernel) probeScheduler(scheduler string) error {
+	err := k.tryScheduler(scheduler)
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed, in a user namespace that may change IPVS, as the host's may", err)
@@ -130,35 +130,35 @@ func (k *kernel) try(scheduler string) error {
 	}
 	var has []string
 	for _, s := range schedulers {
-		if s != scheduler && k.tryOne(s) == nil {
+		if s != scheduler && k.tryScheduler(s) == nil {
 			has = append(has, s)
 		}
 	}
 	return fmt.Errorf("the kernel has no scheduler %q (module ip_vs_%s): it has %s", scheduler, scheduler, strings.Join(slices.Sorted(slices.Values(has)), ", "))
 }
 
-func (k *kernel) tryOne(scheduler string) error {
+func (k *kernel) tryScheduler(scheduler string) error {
 	// The kernel takes none for a virtual server that never chooses, and has no
 	// good word for what is too long.
 	if scheduler == "none" || len(scheduler) > maxScheduler {
 		return unix.ENOENT
 	}
-	o := &op{verb: addServer, key: trial[k.family], server: server{scheduler: scheduler, flags: flagOurs}}
-	for range trials {
-		err := k.ipvs.do(o)
+	o := &op{verb: addServer, key: probeKey[k.family], server: server{scheduler: scheduler, flags: flagOwned}}
+	for range probePorts {
+		err := k.genl.do(o)
 		if errors.Is(err, unix.EEXIST) {
 			var there server
-			if there, err = k.one(o.key); err == nil && !there.ours() {
+			if there, err = k.getServer(o.key); err == nil && !there.owned() {
 				o.key.port++
 				continue
 			} else if err == nil { // a process that was killed left it
-				err = k.ipvs.do(&op{verb: setServer, key: o.key, server: o.server})
+				err = k.genl.do(&op{verb: setServer, key: o.key, server: o.server})
 			}
 		}
 		if err != nil {
 			return err
 		}
-		return k.ipvs.do(&op{verb: delServer, key: o.key})
+		return k.genl.do(&op{verb: delServer, key: o.key})
 	}
-	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", trial[k.family], trials-1)
+	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", probeKey[k.family], probePorts-1)
 }

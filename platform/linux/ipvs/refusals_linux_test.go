@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // codes are what a kernel refuses with.
@@ -27,28 +27,28 @@ type unreliable struct {
 	code  func() unix.Errno
 }
 
-func (u *unreliable) refusal() error { return fmt.Errorf("injected: %w", known(u.code())) }
+func (u *unreliable) refusal() error { return fmt.Errorf("injected: %w", driverError(u.code())) }
 
 func (u *unreliable) Commit(ctx context.Context, ops []op) map[int]error {
 	var pass []op
-	var place []int
+	var index []int
 	failed := map[int]error{}
 	broken := false
 	for i, o := range ops {
 		broken = broken || u.fails("the rest of a batch")
-		goes := o.verb == delServer || o.verb == delDest || o.verb == delRoute
+		deletes := o.verb == delServer || o.verb == delDest || o.verb == delRoute
 		if broken || u.fails("an op") {
 			failed[i] = u.refusal()
-			if goes { // a kernel that says it is gone does not lie
+			if deletes { // a kernel that says it is gone does not lie
 				failed[i] = fmt.Errorf("injected: %w", unix.EBUSY)
 			}
 		}
 		if failed[i] == nil || u.fails("only an answer") {
-			pass, place = append(pass, o), append(place, i)
+			pass, index = append(pass, o), append(index, i)
 		}
 	}
 	for j, err := range u.Driver.Commit(ctx, pass) {
-		failed[place[j]] = err
+		failed[index[j]] = err
 	}
 	return failed
 }
@@ -72,11 +72,11 @@ func (u *unreliable) Dests(ctx context.Context, k key) ([]dest, error) {
 func TestKernelConvergesAfterRefusals(t *testing.T) {
 	inNamespace(t, func() {
 		someDraws(t, func(t *rapid.T) {
-			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+			w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 			b := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Hour})
 			u := &unreliable{
-				Driver: b.driver, fails: func(what string) bool { return w.Pick(what, 12) == 0 },
-				code: func() unix.Errno { return codes[w.Pick("code", len(codes))] },
+				Driver: b.driver, fails: func(what string) bool { return w.DrawInt(what, 12) == 0 },
+				code: func() unix.Errno { return codes[w.DrawInt("code", len(codes))] },
 			}
 			var want *service.Snapshot
 			node := w.Node() // another one would have everything compared
@@ -88,7 +88,7 @@ func TestKernelConvergesAfterRefusals(t *testing.T) {
 				}
 				b.driver = u.Driver
 			}
-			wantNothingLeft(t, b, want)
+			wantConverged(t, b, want)
 			if err := b.Cleanup(t.Context()); err != nil {
 				t.Fatalf("Cleanup: %v", err)
 			}

@@ -13,33 +13,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
-// retiredNumber is a number of generic netlink that nothing has, as that of IPVS is
+// staleFamilyID is a number of generic netlink that nothing has, as that of IPVS is
 // after its module was loaded anew.
-const retiredNumber = 0x3ff
+const staleFamilyID = 0x3ff
 
-// outdated is a library that has an old number of IPVS.
-type outdated struct{}
+// staleClient is a library that has an old number of IPVS.
+type staleClient struct{}
 
-func (outdated) list() (map[key]*listed, error) { return nil, unix.ENOENT }
-func (outdated) one(key) (server, error)        { return server{}, unix.ENOENT }
-func (outdated) dests(key) ([]dest, error)      { return nil, unix.ENOENT }
-func (outdated) times() (timeouts, error)       { return timeouts{}, unix.ENOENT }
-func (outdated) setTimes(timeouts) error        { return unix.ENOENT }
-func (outdated) Close()                         {}
+func (staleClient) listServers() (map[key]*observedServer, error) { return nil, unix.ENOENT }
+func (staleClient) getServer(key) (server, error)                 { return server{}, unix.ENOENT }
+func (staleClient) listDests(key) ([]dest, error)                 { return nil, unix.ENOENT }
+func (staleClient) getTimeouts() (timeouts, error)                { return timeouts{}, unix.ENOENT }
+func (staleClient) setTimeouts(timeouts) error                    { return unix.ENOENT }
+func (staleClient) Close()                                        {}
 
 // Whatever is asked for after the module of IPVS was loaded anew finds it.
-func TestKernelLoadedAnew(t *testing.T) {
+func TestKernelModuleReloaded(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
-			b := newKernel(t, f, always())
+			b := newKernel(t, f, alwaysResync())
 			k := b.driver.(*kernel)
-			at := key{world.Nth([]string{"10.96.0.0", "fd00:10:96::"}[f], 1), 80, service.TCP}
+			at := key{generate.NthAddr([]string{"10.96.0.0", "fd00:10:96::"}[f], 1), 80, service.TCP}
 			asked := map[string]func() error{
 				"Commit": func() error {
-					return k.Commit(t.Context(), []op{{verb: addServer, key: at, server: server{scheduler: "rr", flags: flagOurs}}})[0]
+					return k.Commit(t.Context(), []op{{verb: addServer, key: at, server: server{scheduler: "rr", flags: flagOwned}}})[0]
 				},
 				"Read": func() error {
 					s, err := k.Read(t.Context())
@@ -50,23 +50,23 @@ func TestKernelLoadedAnew(t *testing.T) {
 				},
 				"Server": func() error { _, err := k.Server(t.Context(), at); return err },
 				"Dests":  func() error { _, err := k.Dests(t.Context(), at); return err },
-				"times":  func() error { _, err := ask(k, asker.times); return err },
+				"times":  func() error { _, err := callClient(k, client.getTimeouts); return err },
 				"setTimes": func() error {
-					_, err := ask(k, func(a asker) (int, error) { return 0, a.setTimes(timeouts{udp: 99 * time.Second}) })
+					_, err := callClient(k, func(a client) (int, error) { return 0, a.setTimeouts(timeouts{udp: 99 * time.Second}) })
 					return err
 				},
-				"try": func() error { return k.try("rr") },
+				"try": func() error { return k.probeScheduler("rr") },
 			}
-			k.library.Close()
+			k.moby.Close()
 			for _, name := range []string{"Commit", "Read", "Server", "Dests", "times", "setTimes", "try"} {
-				k.ipvs.ipvs, k.ipvs.search = retiredNumber, 0
-				k.library, k.reloaded = outdated{}, false
-				if err := asked[name](); err != nil || k.ipvs.ipvs == retiredNumber || (name != "Read") != (k.ipvs.search > 0) {
-					t.Errorf("%s, %s: %v, by the number %#x, found in %s", f, name, err, k.ipvs.ipvs, k.ipvs.search)
+				k.genl.familyID, k.genl.lookupTime = staleFamilyID, 0
+				k.moby, k.reloaded = staleClient{}, false
+				if err := asked[name](); err != nil || k.genl.familyID == staleFamilyID || (name != "Read") != (k.genl.lookupTime > 0) {
+					t.Errorf("%s, %s: %v, by the number %#x, found in %s", f, name, err, k.genl.familyID, k.genl.lookupTime)
 				}
 			}
 			// An answer about something else stays what it is.
-			err := k.ipvs.do(&op{verb: setServer, key: at, server: server{scheduler: "magic"}})
+			err := k.genl.do(&op{verb: setServer, key: at, server: server{scheduler: "magic"}})
 			if !errors.Is(err, unix.ENOENT) {
 				t.Errorf("%s: %v for a scheduler that the kernel has not", f, err)
 			}
@@ -76,11 +76,11 @@ func TestKernelLoadedAnew(t *testing.T) {
 }
 
 // What the kernel tells is what the library hears.
-func TestKernelTells(t *testing.T) {
+func TestNetlinkMatchesLibrary(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
-			b := newKernel(t, f, always())
-			apply(t, b, rounds(f, 0))
+			b := newKernel(t, f, alwaysResync())
+			apply(t, b, changingSnapshot(f, 0))
 			k := b.driver.(*kernel)
 			k.reloaded = true // so that it asks by itself
 			s, err := k.Read(t.Context())
@@ -93,16 +93,16 @@ func TestKernelTells(t *testing.T) {
 					t.Errorf("%s: %v, %v by netlink, %v in the list", at, asked, err, l.dests)
 				}
 			}
-			wantHeard(t, k, s)
+			wantLibrarySees(t, k, s)
 			_ = b.Close()
 		}
 	})
 }
 
-// wantHeard wants the library to hear of the virtual servers in s.
-func wantHeard(t *testing.T, k *kernel, s *state) {
+// wantLibrarySees wants the library to hear of the virtual servers in s.
+func wantLibrarySees(t *testing.T, k *kernel, s *state) {
 	t.Helper()
-	all, err := library(t).GetServices()
+	all, err := newMobyHandle(t).GetServices()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,9 +93,9 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 	d := Document{Family: f.String(), Device: Device, family: f}
 	counts := map[netip.Addr]int{}
 	var served []ipset.Member
-	source, at := nodeView{node: want.Node}.source(f), newSite(want, f)
+	source, at := nodeView{node: want.Node}.source(f), newLocalNode(want, f)
 	for p := range want.Ports(f) {
-		count(counts, p, want.Node, 1)
+		countAddrs(counts, p, want.Node, 1)
 		for _, s := range o.servers(p, at) {
 			if len(s.endpoints) > 0 {
 				d.Servers = append(d.Servers, newVirtualServer(p, s))
@@ -110,11 +110,11 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 	for _, a := range ownAddrs(want.Node, f) {
 		own = append(own, ipset.Member{Entry: ipset.Entry{Addr: a}})
 	}
-	d.Document = beside.NewDocument(f, want, o.beside(), served, own)
+	d.Document = beside.NewDocument(f, want, o.rulesOptions(), served, own)
 	return d
 }
 
-func newVirtualServer(p *service.Port, s wanted) VirtualServer {
+func newVirtualServer(p *service.Port, s desiredServer) VirtualServer {
 	v := VirtualServer{
 		Service: p.Name.String(), Protocol: s.proto.String(), Address: netip.AddrPortFrom(s.addr, s.port),
 		Scheduler: s.scheduler, Persistent: s.timeout,

@@ -24,9 +24,9 @@ import (
 // to the node itself, as an address would, and more: it says which source the
 // node's own connections get, and by its protocol whose it is.
 const (
-	// ourRoutes is the number that tells our routes from others; no routing
+	// routeProtocol is the number that tells our routes from others; no routing
 	// daemon is known to use it.
-	ourRoutes = 107
+	routeProtocol = 107
 	// metric has an address that somebody gives to an interface go first.
 	metric = 1024
 	// deviceAlias tells that we made the interface.
@@ -41,7 +41,7 @@ func (k *kernel) addDevice() error {
 		a := netlink.NewLinkAttrs()
 		a.Name = Device
 		if err := k.links.LinkAdd(&netlink.Dummy{LinkAttrs: a}); err != nil && !errors.Is(err, unix.EEXIST) {
-			return lackOfDummies(err)
+			return dummyError(err)
 		}
 		l, err = k.links.LinkByName(Device)
 	}
@@ -74,11 +74,11 @@ func (k *kernel) usable(l netlink.Link) bool {
 	if l.Attrs().Flags&net.FlagUp == 0 {
 		return false
 	}
-	off, _ := disableIPv6.have()
+	off, _ := disableIPv6.current()
 	return k.family != service.IPv6 || off != "1"
 }
 
-func (k *kernel) route(o *op) error {
+func (k *kernel) applyRoute(o *op) error {
 	if k.device == nil {
 		l, err := k.links.LinkByName(Device)
 		if err != nil {
@@ -86,7 +86,7 @@ func (k *kernel) route(o *op) error {
 		}
 		k.device = l
 	}
-	r := o.route.over(k.device, metric)
+	r := o.route.netlinkRoute(k.device, metric)
 	if o.verb == delRoute {
 		r.Src = nil
 		return k.links.RouteDel(r)
@@ -94,12 +94,12 @@ func (k *kernel) route(o *op) error {
 	return k.links.RouteReplace(r)
 }
 
-// over is r as the kernel has it.
-func (r localRoute) over(l netlink.Link, metric int) *netlink.Route {
+// netlinkRoute is r as the kernel has it.
+func (r localRoute) netlinkRoute(l netlink.Link, metric int) *netlink.Route {
 	bits := r.addr.BitLen()
 	route := &netlink.Route{
 		LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: r.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)},
-		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Priority: metric,
+		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: unix.RT_TABLE_LOCAL, Protocol: routeProtocol, Priority: metric,
 	}
 	if r.source.IsValid() {
 		route.Src = r.source.AsSlice()
@@ -121,7 +121,7 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	if !k.usable(l) {
 		return false, nil, nil
 	}
-	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: ourRoutes, Type: unix.RTN_LOCAL}
+	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: routeProtocol, Type: unix.RTN_LOCAL}
 	list, err := k.links.RouteListFiltered(int(af(k.family)), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
 	if err != nil {
 		return true, nil, err
@@ -144,13 +144,13 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	return true, routes, nil
 }
 
-// Clean implements Driver: it removes the interface once no family has
+// RemoveDevice implements Driver: it removes the interface once no family has
 // something on it, if it is one that we made.
-func (k *kernel) Clean(context.Context) error { return k.clean(deviceAlias) }
+func (k *kernel) RemoveDevice(context.Context) error { return k.removeDevice(deviceAlias) }
 
-// clean removes the interface if nothing is on it, and its alias is ours or
+// removeDevice removes the interface if nothing is on it, and its alias is ours or
 // the one that is given. kube-proxy gives none.
-func (k *kernel) clean(alias string) error {
+func (k *kernel) removeDevice(alias string) error {
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
 	if errors.As(err, &none) || err == nil && (l.Type() != "dummy" || l.Attrs().Alias != deviceAlias && l.Attrs().Alias != alias) {
@@ -210,7 +210,7 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 // which is not always the process's.
 const listPath = "/proc/thread-self/net/ip_vs"
 
-func readDests(servers map[key]*listed) error {
+func readDests(servers map[key]*observedServer) error {
 	f, err := os.Open(listPath)
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // Each scheduler is found, programmed and found again by another process. One
@@ -35,7 +35,7 @@ func TestSchedulers(t *testing.T) {
 			want := snapshot(web(0, 3, service.TCP))
 			b, fresh := newKernel(t, service.IPv4, o), newKernel(t, service.IPv4, o)
 			apply(t, b, want)
-			world.Adopted(t, fresh, want)
+			generate.RequireNoChange(t, fresh, want)
 			_, _ = b.Close(), fresh.Close()
 		}
 		for _, s := range []string{"magic", "none", "a magic one", strings.Repeat("r", 16), strings.Repeat("r", 200)} {
@@ -56,8 +56,8 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer h.Close()
-		for i, flags := range []uint32{0, flagOurs} {
-			at := trial[service.IPv4]
+		for i, flags := range []uint32{0, flagOwned} {
+			at := probeKey[service.IPv4]
 			s := &ipvs.Service{
 				Address: net.IP(at.addr.AsSlice()), Port: at.port + uint16(i), Protocol: unix.IPPROTO_TCP,
 				AddressFamily: unix.AF_INET, SchedName: "wlc", Netmask: 0xffffffff, Flags: flags,
@@ -70,7 +70,7 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 			t.Error(err)
 		}
 		all, err := h.GetServices()
-		if err != nil || len(all) != 1 || all[0].Port != trial[service.IPv4].port || all[0].SchedName != "wlc" {
+		if err != nil || len(all) != 1 || all[0].Port != probeKey[service.IPv4].port || all[0].SchedName != "wlc" {
 			t.Errorf("%d virtual servers are left, %v, want that of others as it was", len(all), err)
 		}
 	})
@@ -85,7 +85,7 @@ func TestKernelKeepsForeignServers(t *testing.T) {
 		}
 		defer h.Close()
 		other := &ipvs.Service{
-			Address: net.IP(world.NodeAddr[0].AsSlice()), Port: 443, Protocol: unix.IPPROTO_TCP,
+			Address: net.IP(generate.NodeAddr[0].AsSlice()), Port: 443, Protocol: unix.IPPROTO_TCP,
 			AddressFamily: unix.AF_INET, SchedName: "rr", Netmask: 0xffffffff,
 		}
 		if err := h.NewService(other); err != nil {
@@ -109,7 +109,7 @@ func TestKernelKeepsForeignServers(t *testing.T) {
 		if err != nil || len(dests) != 1 || dests[0].Weight != 7 {
 			t.Errorf("its destinations are %v, %v", dests, err)
 		}
-		if what, err := (Remains{Family: service.IPv4}).Find(context.Background()); what != "" || err != nil {
+		if what, err := (Leftovers{Family: service.IPv4}).Find(context.Background()); what != "" || err != nil {
 			t.Errorf("after a cleanup there is %q, %v", what, err)
 		}
 		_ = b.Close()
@@ -132,7 +132,7 @@ func TestFamiliesAtOnce(t *testing.T) {
 		var working sync.WaitGroup
 		for f, b := range all {
 			for range 2 { // beside the one that plans
-				working.Go(func() { lookOften(t, b) })
+				working.Go(func() { readOften(t, b) })
 			}
 			working.Go(func() {
 				runtime.LockOSThread() // never unlocked; commands run where their thread is
@@ -140,7 +140,7 @@ func TestFamiliesAtOnce(t *testing.T) {
 					t.Error(err)
 				}
 				for n := range 30 {
-					round, err := b.Plan(t.Context(), rounds(service.Family(f), n))
+					round, err := b.Plan(t.Context(), changingSnapshot(service.Family(f), n))
 					if err == nil && !round.Empty() {
 						err = round.Apply(t.Context())
 					}
@@ -158,9 +158,9 @@ func TestFamiliesAtOnce(t *testing.T) {
 }
 
 // What one family removes while the other lists what there is leaves out nothing.
-func TestFamilyLooksAsTheOtherRemoves(t *testing.T) {
+func TestListDuringDeletesOfOtherFamily(t *testing.T) {
 	inNamespace(t, func() {
-		four, six := newKernel(t, service.IPv4, always()), newKernel(t, service.IPv6, always())
+		four, six := newKernel(t, service.IPv4, alwaysResync()), newKernel(t, service.IPv6, alwaysResync())
 		var ports []*service.Port
 		for i := range 200 {
 			ports = append(ports, web(i, 1, service.TCP))
@@ -171,7 +171,7 @@ func TestFamilyLooksAsTheOtherRemoves(t *testing.T) {
 		var changing sync.WaitGroup
 		changing.Go(func() {
 			for ctx.Err() == nil {
-				comeAndGo(t, six.driver, 8)
+				addAndDelete(t, six.driver, 8)
 			}
 		})
 		for range 20 {
@@ -186,13 +186,13 @@ func TestFamilyLooksAsTheOtherRemoves(t *testing.T) {
 	})
 }
 
-// comeAndGo makes n virtual servers of IPv6 and removes them.
-func comeAndGo(t *testing.T, d Driver, n int) {
+// addAndDelete makes n virtual servers of IPv6 and removes them.
+func addAndDelete(t *testing.T, d Driver, n int) {
 	for _, v := range []verb{addServer, delServer} {
 		var ops []op
 		for i := range n {
-			k := key{world.NodeAddr[1], uint16(i + 1), service.TCP}
-			ops = append(ops, op{verb: v, key: k, server: server{scheduler: "rr", flags: flagOurs}})
+			k := key{generate.NodeAddr[1], uint16(i + 1), service.TCP}
+			ops = append(ops, op{verb: v, key: k, server: server{scheduler: "rr", flags: flagOwned}})
 		}
 		if failed := d.Commit(t.Context(), ops); len(failed) > 0 {
 			t.Error(failed)
@@ -200,30 +200,30 @@ func comeAndGo(t *testing.T, d Driver, n int) {
 	}
 }
 
-// lookOften uses a driver beside those who work with it.
-func lookOften(t *testing.T, b *Backend) {
+// readOften uses a driver beside those who work with it.
+func readOften(t *testing.T, b *Backend) {
 	for range 100 {
-		if _, err := b.driver.Addrs(t.Context()); err != nil {
+		if _, err := b.driver.NodeAddrs(t.Context()); err != nil {
 			t.Errorf("Addrs: %v", err)
 		}
-		if _, err := b.driver.Dests(t.Context(), trial[b.family]); err != nil {
+		if _, err := b.driver.Dests(t.Context(), probeKey[b.family]); err != nil {
 			t.Errorf("Dests: %v", err)
 		}
-		if failed := b.driver.Commit(t.Context(), []op{{verb: delServer, key: trial[b.family]}}); !errors.Is(failed[0], errMissing) {
+		if failed := b.driver.Commit(t.Context(), []op{{verb: delServer, key: probeKey[b.family]}}); !errors.Is(failed[0], errMissing) {
 			t.Errorf("Commit: %v, want %v", failed[0], errMissing)
 		}
 		runtime.Gosched()
 	}
 }
 
-// rounds is the n-th of changing snapshots.
-func rounds(f service.Family, n int) *service.Snapshot {
+// changingSnapshot is the n-th of changing snapshots.
+func changingSnapshot(f service.Family, n int) *service.Snapshot {
 	var ports []*service.Port
 	for i := range 5 {
 		p := web(i, 1+(n+i)%4, service.TCP)
 		if f == service.IPv6 {
 			p.Family = f
-			p.Frontends[0].Addr = world.Nth("fd00:10:96::", i)
+			p.Frontends[0].Addr = generate.NthAddr("fd00:10:96::", i)
 			for e := range p.Cluster {
 				p.Cluster[e].Addr = addrPort6(e)
 			}
@@ -234,5 +234,5 @@ func rounds(f service.Family, n int) *service.Snapshot {
 }
 
 func addrPort6(e int) netip.AddrPort {
-	return netip.AddrPortFrom(world.Nth("fd00:10:244:1::", e+1), 8080)
+	return netip.AddrPortFrom(generate.NthAddr("fd00:10:244:1::", e+1), 8080)
 }

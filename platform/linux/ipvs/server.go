@@ -52,14 +52,14 @@ const (
 
 	// The kernel keeps the bits that it knows nothing of. These tell our
 	// virtual servers from everybody else's, across restarts as well.
-	flagOurs     = 0x6b700000
-	flagOursMask = 0xffff0000
+	flagOwned     = 0x6b700000
+	flagOwnedMask = 0xffff0000
 )
 
-func (s server) ours() bool { return s.flags&flagOursMask == flagOurs }
+func (s server) owned() bool { return s.flags&flagOwnedMask == flagOwned }
 
-// sharp returns s without what the kernel adds.
-func (s server) sharp() server {
+// normalized returns s without what the kernel adds.
+func (s server) normalized() server {
 	s.flags &^= flagHashed
 	if s.flags&flagPersistent == 0 {
 		s.timeout = 0
@@ -74,37 +74,37 @@ var schedulerFlags = map[string]uint32{"mh": flagSched1 | flagSched2, "sh": flag
 
 // dest is a destination of a virtual server.
 type dest struct {
-	addr   netip.AddrPort
-	weight uint16
-	conns  uint32 // that it has, as far as that was asked
-	astray bool   // it is not reached by masquerading
+	addr      netip.AddrPort
+	weight    uint16
+	conns     uint32 // that it has, as far as that was asked
+	wrongMode bool   // it is not reached by masquerading
 }
 
-// wanted is a virtual server as a Port wants it.
-type wanted struct {
+// desiredServer is a virtual server as a Port wants it.
+type desiredServer struct {
 	key
 	server
-	endpoints []service.Endpoint // sorted; empty if the virtual server may go
-	plain     bool               // see beside.Plain
-	refused   bool               // by the rules, as nobody serves the Port
+	endpoints         []service.Endpoint // sorted; empty if the virtual server may go
+	preservesClientIP bool               // see beside.PreservesClientIP
+	refused           bool               // by the rules, as nobody serves the Port
 }
 
 // servers returns what p wants of the virtual servers of its frontends, on the
 // node of at.
-func (o Options) servers(p *service.Port, at site) []wanted {
-	var all []wanted
+func (o Options) servers(p *service.Port, at localNode) []desiredServer {
+	var all []desiredServer
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
-		w := wanted{
+		w := desiredServer{
 			key{f.Addr, f.Port, p.Name.Protocol}, o.server(p),
-			beside.Direct(p, f.Kind), beside.Plain(p, f.Kind), !p.Served(),
+			beside.ServerEndpoints(p, f.Kind), beside.PreservesClientIP(p, f.Kind), !p.HasEndpoints(),
 		}
 		if f.Kind != service.NodePort {
 			all = append(all, w)
 			continue
 		}
 		for _, a := range at.node.Addrs {
-			if w.addr = a; service.FamilyOf(a) == p.Family && at.node.AnswersNodePorts(a) && !at.taken[w.key] {
+			if w.addr = a; service.FamilyOf(a) == p.Family && at.node.AnswersNodePorts(a) && !at.reserved[w.key] {
 				all = append(all, w)
 			}
 		}
@@ -113,7 +113,7 @@ func (o Options) servers(p *service.Port, at site) []wanted {
 }
 
 func (o Options) server(p *service.Port) server {
-	s := server{scheduler: o.scheduler(), flags: flagOurs | schedulerFlags[o.scheduler()]}
+	s := server{scheduler: o.scheduler(), flags: flagOwned | schedulerFlags[o.scheduler()]}
 	if p.Affinity > 0 {
 		s.flags |= flagPersistent
 		s.timeout = uint32(p.Affinity / time.Second)

@@ -21,33 +21,33 @@ type setting struct {
 }
 
 // settings lists what virtual servers need.
-func (o Options) settings(of span) []setting {
+func (o Options) settings(of settingsScope) []setting {
 	all := []setting{
 		{"net/ipv4/vs/conntrack", "1", "nothing can be masqueraded"},
 		// Who went to an endpoint that left goes to another one.
 		{"net/ipv4/vs/expire_nodest_conn", "1", ""},
 		{"net/ipv4/vs/expire_quiescent_template", "1", ""},
 	}
-	if o.StrictARP && of == atStart {
+	if o.StrictARP && of == scopeStartup {
 		all = append(all, setting{"net/ipv4/conf/all/arp_ignore", "1", ""}, setting{"net/ipv4/conf/all/arp_announce", "2", ""})
 	}
 	return all
 }
 
-// Lacking implements Driver.
-func (k *kernel) Lacking(_ context.Context, of span) ([]string, error) {
-	var lacking []string
+// MissingSettings implements Driver.
+func (k *kernel) MissingSettings(_ context.Context, of settingsScope) ([]string, error) {
+	var missing []string
 	for _, s := range k.options.settings(of) {
-		if have, err := s.have(); (err != nil || have != s.value) && !k.refused[s.file] {
-			lacking = append(lacking, strings.ReplaceAll(s.file, "/", ".")+" = "+s.value)
+		if have, err := s.current(); (err != nil || have != s.value) && !k.refused[s.file] {
+			missing = append(missing, strings.ReplaceAll(s.file, "/", ".")+" = "+s.value)
 		}
 	}
-	if !k.options.times() {
-		return lacking, nil
+	if !k.options.hasTimeouts() {
+		return missing, nil
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c, err := ask(k, asker.times)
+	c, err := callClient(k, client.getTimeouts)
 	if err != nil {
 		return nil, err
 	}
@@ -57,18 +57,18 @@ func (k *kernel) Lacking(_ context.Context, of span) ([]string, error) {
 	}{
 		{"TCP", k.options.TCP, c.tcp}, {"TCP after FIN", k.options.TCPFin, c.tcpFin}, {"UDP", k.options.UDP, c.udp},
 	} {
-		if t.want > 0 && up(t.want) != t.have {
-			lacking = append(lacking, fmt.Sprintf("timeout of %s = %s", t.name, t.want))
+		if t.want > 0 && ceilSeconds(t.want) != t.have {
+			missing = append(missing, fmt.Sprintf("timeout of %s = %s", t.name, t.want))
 		}
 	}
-	return lacking, nil
+	return missing, nil
 }
 
-// times reports that o has timeouts to set.
-func (o Options) times() bool { return o.TCP > 0 || o.TCPFin > 0 || o.UDP > 0 }
+// hasTimeouts reports that o has timeouts to set.
+func (o Options) hasTimeouts() bool { return o.TCP > 0 || o.TCPFin > 0 || o.UDP > 0 }
 
-// Prepare implements Driver.
-func (k *kernel) Prepare(ctx context.Context, of span) error {
+// ApplySettings implements Driver.
+func (k *kernel) ApplySettings(ctx context.Context, of settingsScope) error {
 	log := klog.FromContext(ctx)
 	for _, s := range k.options.settings(of) {
 		if k.refused[s.file] {
@@ -87,13 +87,13 @@ func (k *kernel) Prepare(ctx context.Context, of span) error {
 		}
 	}
 	o := k.options
-	if !o.times() {
+	if !o.hasTimeouts() {
 		return nil
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_, err := ask(k, func(a asker) (struct{}, error) {
-		return struct{}{}, a.setTimes(timeouts{up(o.TCP), up(o.TCPFin), up(o.UDP)})
+	_, err := callClient(k, func(a client) (struct{}, error) {
+		return struct{}{}, a.setTimeouts(timeouts{ceilSeconds(o.TCP), ceilSeconds(o.TCPFin), ceilSeconds(o.UDP)})
 	})
 	if err != nil {
 		return fmt.Errorf("set the timeouts of IPVS: %w", err)
@@ -101,19 +101,19 @@ func (k *kernel) Prepare(ctx context.Context, of span) error {
 	return nil
 }
 
-// up rounds d up to seconds, for which the kernel counts.
-func up(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
+// ceilSeconds rounds d up to seconds, for which the kernel counts.
+func ceilSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
 func (s setting) path() string { return "/proc/sys/" + s.file }
 
-func (s setting) have() (string, error) {
+func (s setting) current() (string, error) {
 	text, err := os.ReadFile(s.path())
 	return strings.TrimSpace(string(text)), err
 }
 
 // set makes a setting, if it is not as it should be.
 func (s setting) set(log klog.Logger) error {
-	have, err := s.have()
+	have, err := s.current()
 	if err != nil || have == s.value {
 		return err
 	}

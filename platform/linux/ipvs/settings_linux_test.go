@@ -18,8 +18,8 @@ import (
 // are not stay what somebody else made them. The same holds for ARP.
 func TestKernelSettings(t *testing.T) {
 	inNamespace(t, func() {
-		b := newKernel(t, service.IPv4, always())
-		h := library(t)
+		b := newKernel(t, service.IPv4, alwaysResync())
+		h := newMobyHandle(t)
 		if err := h.SetConfig(&ipvs.Config{TimeoutTCP: 700 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 44 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +28,7 @@ func TestKernelSettings(t *testing.T) {
 		wantARP(t, "0", "0")
 		_ = b.Close()
 
-		o := always()
+		o := alwaysResync()
 		o.TCP, o.UDP, o.StrictARP = 100*time.Second, 1500*time.Millisecond, true
 		b = newKernel(t, service.IPv4, o)
 		p := planOf(t, b, snapshot())
@@ -45,7 +45,7 @@ func TestKernelSettings(t *testing.T) {
 		}
 		wantTimeouts(t, h, ipvs.Config{TimeoutTCP: 100 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 2 * time.Second})
 		wantARP(t, "1", "2")
-		wantLacking(t, b)
+		wantAllSettings(t, b)
 		_ = b.Close()
 	})
 }
@@ -54,12 +54,12 @@ func TestKernelSettings(t *testing.T) {
 // theirs, ARP is.
 func TestKernelKeepsSettings(t *testing.T) {
 	inNamespace(t, func() {
-		o := always()
+		o := alwaysResync()
 		o.TCP, o.StrictARP = 100*time.Second, true
 		b := newKernel(t, service.IPv6, o)
-		h := library(t)
+		h := newMobyHandle(t)
 		apply(t, b, snapshot())
-		for _, s := range o.settings(atStart) {
+		for _, s := range o.settings(scopeStartup) {
 			if err := os.WriteFile(s.path(), []byte("0"), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +78,7 @@ func TestKernelKeepsSettings(t *testing.T) {
 		if err := p.Apply(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all, err := b.driver.Lacking(t.Context(), throughout); len(all) > 0 || err != nil {
+		if all, err := b.driver.MissingSettings(t.Context(), scopeRunning); len(all) > 0 || err != nil {
 			t.Errorf("settings are lacking: %q, %v", all, err)
 		}
 		wantARP(t, "0", "0")
@@ -92,13 +92,13 @@ func TestKernelKeepsSettings(t *testing.T) {
 // A setting that cannot be made is told once.
 func TestRefusedSetting(t *testing.T) {
 	k := &kernel{refused: map[string]bool{}}
-	for _, s := range k.options.settings(throughout) {
+	for _, s := range k.options.settings(scopeRunning) {
 		k.refused[s.file] = true
 	}
-	if all, err := k.Lacking(t.Context(), throughout); len(all) > 0 || err != nil {
+	if all, err := k.MissingSettings(t.Context(), scopeRunning); len(all) > 0 || err != nil {
 		t.Errorf("settings are lacking: %q, %v", all, err)
 	}
-	if err := k.Prepare(t.Context(), throughout); err != nil {
+	if err := k.ApplySettings(t.Context(), scopeRunning); err != nil {
 		t.Error(err)
 	}
 }
@@ -117,16 +117,16 @@ func wantTimeouts(t *testing.T, h *ipvs.Handle, want ipvs.Config) {
 func wantARP(t *testing.T, ignore, announce string) {
 	t.Helper()
 	for file, want := range map[string]string{"net/ipv4/conf/all/arp_ignore": ignore, "net/ipv4/conf/all/arp_announce": announce} {
-		if have, err := (setting{file: file}).have(); err != nil || have != want {
+		if have, err := (setting{file: file}).current(); err != nil || have != want {
 			t.Errorf("%s is %s, %v, want %s", file, have, err, want)
 		}
 	}
 }
 
-// wantLacking wants all settings made.
-func wantLacking(t *testing.T, b *Backend) {
+// wantAllSettings wants all settings made.
+func wantAllSettings(t *testing.T, b *Backend) {
 	t.Helper()
-	if all, err := b.driver.Lacking(t.Context(), atStart); len(all) > 0 || err != nil {
+	if all, err := b.driver.MissingSettings(t.Context(), scopeStartup); len(all) > 0 || err != nil {
 		t.Errorf("settings are lacking: %q, %v", all, err)
 	}
 }

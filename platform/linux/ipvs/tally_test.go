@@ -13,7 +13,7 @@ import (
 // TestTally has what iptables-restore does and refuses be known in this mode, too.
 func TestTally(t *testing.T) {
 	k := newFake(service.IPv4)
-	b := newWhole(service.IPv4, k, Options{})
+	b := newBackendWithRules(service.IPv4, k, Options{})
 	p, err := b.Plan(t.Context(), service.New(1, &service.Node{}, nil))
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
 
@@ -27,14 +27,14 @@ func trace(k *fake, c route.Conn) xtables.Outcome { return newTracer(k, c).run()
 func newTracer(k *fake, c route.Conn) *tracer {
 	local := func(a netip.Addr) bool {
 		_, routed := k.routes[a]
-		return routed || world.NodeLocal(a)
+		return routed || generate.IsNodeLocal(a)
 	}
-	return &tracer{&xtables.Tracer{System: k.tables, Conn: c, Local: local, Loops: world.NodeLocal}, k}
+	return &tracer{&xtables.Tracer{System: k.tables, Conn: c, Local: local, Loops: generate.IsNodeLocal}, k}
 }
 
-// enter runs what comes before IPVS and may lead the packet somewhere else. It
+// runBeforeIPVS runs what comes before IPVS and may lead the packet somewhere else. It
 // reports that the packet goes on.
-func (t *tracer) enter(hook string) bool {
+func (t *tracer) runBeforeIPVS(hook string) bool {
 	if t.Hook("mangle", hook); t.Out.Action != route.Pass {
 		return false
 	}
@@ -43,7 +43,7 @@ func (t *tracer) enter(hook string) bool {
 	case route.Pass:
 		return true
 	case route.Forward:
-		t.Tracer = t.Then(t.Out.Targets[0])
+		t.Tracer = t.AfterDNAT(t.Out.Targets[0])
 		return true
 	}
 	return false
@@ -51,9 +51,9 @@ func (t *tracer) enter(hook string) bool {
 
 func (t *tracer) run() xtables.Outcome {
 	if t.Conn.Interface == "" {
-		return t.leave()
+		return t.runOutput()
 	}
-	if !t.enter("PREROUTING") {
+	if !t.runBeforeIPVS("PREROUTING") {
 		return t.Out
 	}
 	if !t.Local(t.Conn.To.Addr()) {
@@ -62,19 +62,19 @@ func (t *tracer) run() xtables.Outcome {
 	}
 	t.hooks("filter INPUT")
 	if s := t.server(); s != nil && t.Out.Action == route.Pass {
-		return t.serve(s)
+		return t.runServer(s)
 	}
 	return t.Out
 }
 
-// leave is run for what the node itself sends. IPVS sees it before it leaves,
+// runOutput is run for what the node itself sends. IPVS sees it before it leaves,
 // wherever its address leads.
-func (t *tracer) leave() xtables.Outcome {
-	if !t.enter("OUTPUT") {
+func (t *tracer) runOutput() xtables.Outcome {
+	if !t.runBeforeIPVS("OUTPUT") {
 		return t.Out
 	}
 	if s := t.server(); s != nil {
-		return t.serve(s)
+		return t.runServer(s)
 	}
 	t.hooks("filter OUTPUT", "nat POSTROUTING")
 	if t.Local(t.Conn.To.Addr()) {
@@ -100,15 +100,15 @@ func (t *tracer) hooks(all ...string) {
 // server returns the virtual server of ours that takes the packet, if one does.
 func (t *tracer) server() *fakeServer {
 	s := t.kernel.servers[key{t.Conn.To.Addr(), t.Conn.To.Port(), t.Conn.Protocol}]
-	if s == nil || !s.ours() {
+	if s == nil || !s.owned() {
 		return nil
 	}
 	return s
 }
 
-// serve sends the packet to each destination of s. It leaves as if the node itself
+// runServer sends the packet to each destination of s. It leaves as if the node itself
 // had sent it, but for what translates.
-func (t *tracer) serve(s *fakeServer) xtables.Outcome {
+func (t *tracer) runServer(s *fakeServer) xtables.Outcome {
 	o := xtables.Outcome{Action: route.Reject, Masq: map[netip.AddrPort]bool{}}
 	for a, x := range s.dests {
 		if x.weight > 0 {
@@ -121,7 +121,7 @@ func (t *tracer) serve(s *fakeServer) xtables.Outcome {
 	}
 	slices.SortFunc(o.Targets, netip.AddrPort.Compare)
 	for _, a := range o.Targets {
-		x := &tracer{t.Then(a), t.kernel}
+		x := &tracer{t.AfterDNAT(a), t.kernel}
 		x.Translated, x.Conn.Interface = t.Translated, ""
 		x.hooks("mangle OUTPUT", "filter OUTPUT", "nat POSTROUTING")
 		if x.Out.Action != route.Pass {
@@ -138,7 +138,7 @@ func TestOnlyAnswersPass(t *testing.T) {
 	p := web(0, 1, service.TCP)
 	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: netip.MustParseAddr("203.0.113.1"), Port: 80})
 	k := newFake(service.IPv4)
-	apply(t, newWhole(service.IPv4, k, Options{MasqueradeBit: 14}), snapshot(p))
+	apply(t, newBackendWithRules(service.IPv4, k, Options{MasqueradeBit: 14}), snapshot(p))
 	for _, to := range []string{"10.96.0.0:9999", "203.0.113.1:9999"} {
 		for answers, want := range map[bool]route.Action{false: route.Reject, true: route.Pass} {
 			c := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("192.0.2.7"), To: netip.MustParseAddrPort(to), Interface: "eth0"}

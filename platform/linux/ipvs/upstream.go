@@ -14,9 +14,9 @@ import (
 // interface Device, and has virtual servers there and, for NodePorts, on the
 // node's addresses. Its rules of iptables ask ipsets, which know the NodePorts.
 
-// upstream is what kube-proxy's mode ipvs left for one family, but for virtual
+// upstreamState is what kube-proxy's mode ipvs left for one family, but for virtual
 // servers.
-type upstream struct {
+type upstreamState struct {
 	addrs map[netip.Addr]bool // on Device
 	node  map[netip.Addr]bool // on other interfaces
 	ports map[nodePort]bool
@@ -28,9 +28,9 @@ type nodePort struct {
 	port  uint16
 }
 
-// made reports that kube-proxy made the virtual server k, or might as well
+// owns reports that kube-proxy made the virtual server k, or might as well
 // have.
-func (u *upstream) made(k key) bool {
+func (u *upstreamState) owns(k key) bool {
 	return u.addrs[k.addr] || u.node[k.addr] && u.ports[nodePort{k.proto, k.port}]
 }
 
@@ -87,17 +87,17 @@ func upstreamSet(f service.Family, name, kind string) (service.Protocol, bool) {
 	return 0, false
 }
 
-// estate returns what in s kube-proxy made and may be removed.
-func (u *upstream) estate(s *state, o Options) estate {
-	e := estate{leads: map[netip.Addr]op{}}
+// ownedServers returns what in s kube-proxy made and may be removed.
+func (u *upstreamState) ownedServers(s *state, o Options) ownedServers {
+	e := ownedServers{addrOps: map[netip.Addr]op{}}
 	for _, k := range sortedKeys(s.servers) {
-		if l := s.servers[k]; !l.ours() && u.made(k) && !o.excludes(k.addr) {
+		if l := s.servers[k]; !l.owned() && u.owns(k) && !o.excludes(k.addr) {
 			e.servers = append(e.servers, k)
 		}
 	}
 	for a := range u.addrs {
 		if !o.excludes(a) {
-			e.leads[a] = op{verb: delAddr, route: localRoute{addr: a}}
+			e.addrOps[a] = op{verb: delAddr, route: localRoute{addr: a}}
 		}
 	}
 	return e

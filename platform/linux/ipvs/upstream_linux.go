@@ -40,18 +40,18 @@ func (u Upstream) Find(ctx context.Context) (string, error) {
 		if err != nil {
 			return err
 		}
-		var e estate
+		var e ownedServers
 		if has.any() {
 			s, err := k.Read(ctx)
 			if err != nil {
 				return err
 			}
-			e = has.estate(s, Options{Exclude: u.Exclude})
+			e = has.ownedServers(s, Options{Exclude: u.Exclude})
 		}
 		for _, x := range []struct {
 			n    int
 			what string
-		}{{len(e.servers), "virtual servers"}, {len(e.leads), "addresses on " + Device}, {len(has.sets), "ipsets"}} {
+		}{{len(e.servers), "virtual servers"}, {len(e.addrOps), "addresses on " + Device}, {len(has.sets), "ipsets"}} {
 			if x.n > 0 {
 				found = append(found, fmt.Sprintf("%d %s", x.n, x.what))
 			}
@@ -66,45 +66,45 @@ func (u Upstream) Find(ctx context.Context) (string, error) {
 
 // Remove removes all of it, and the connections with it.
 func (u Upstream) Remove(ctx context.Context) error {
-	_, err := u.Retire(ctx, time.Now().Add(-2*DrainBound))
+	_, err := u.Drain(ctx, time.Now().Add(-2*DrainTimeout))
 	return err
 }
 
-// Retire has it take no new connections and removes what no connection needs
+// Drain has it take no new connections and removes what no connection needs
 // any more. See Remains.
-func (u Upstream) Retire(ctx context.Context, since time.Time) (string, error) {
-	var lasted time.Duration
+func (u Upstream) Drain(ctx context.Context, since time.Time) (string, error) {
+	var elapsed time.Duration
 	if !since.IsZero() {
-		lasted = time.Since(since)
+		elapsed = time.Since(since)
 	}
-	var stays retired
+	var remaining drainResult
 	err := u.with(func(k *kernel) error {
 		has, err := k.readUpstream()
 		if err != nil {
 			return err
 		}
-		of := func(s *state) estate { return has.estate(s, Options{Exclude: u.Exclude}) }
-		if stays, err = retire(ctx, k, of, lasted); err != nil || stays.servers > 0 {
+		of := func(s *state) ownedServers { return has.ownedServers(s, Options{Exclude: u.Exclude}) }
+		if remaining, err = drainOwned(ctx, k, of, elapsed); err != nil || remaining.servers > 0 {
 			return err // the sets tell whose virtual servers are
 		}
-		return errors.Join(has.destroySets(), k.clean(""))
+		return errors.Join(has.destroySets(), k.removeDevice(""))
 	})
-	if err := errors.Join(err, forget(ctx, u.Family, stays.cut)); err != nil {
+	if err := errors.Join(err, deleteCutFlows(ctx, u.Family, remaining.cut)); err != nil {
 		return "", fmt.Errorf("retire %s: %w", u, err)
 	}
-	if stays.servers > 0 {
-		return fmt.Sprintf("%s, for %s at most", stays, DrainBound), nil
+	if remaining.servers > 0 {
+		return fmt.Sprintf("%s, for %s at most", remaining, DrainTimeout), nil
 	}
 	return "", nil
 }
 
 func (u Upstream) with(do func(*kernel) error) error {
-	return Remains{Family: u.Family}.with(do)
+	return Leftovers{Family: u.Family}.with(do)
 }
 
-func (u *upstream) any() bool { return len(u.addrs) > 0 || len(u.ports) > 0 }
+func (u *upstreamState) any() bool { return len(u.addrs) > 0 || len(u.ports) > 0 }
 
-func (u *upstream) destroySets() error {
+func (u *upstreamState) destroySets() error {
 	var errs []error
 	for _, name := range u.sets {
 		errs = append(errs, destroySet(name))
@@ -114,8 +114,8 @@ func (u *upstream) destroySets() error {
 
 // readUpstream reads what kube-proxy left, but for virtual servers. The caller
 // is the only one to use k.
-func (k *kernel) readUpstream() (*upstream, error) {
-	u := &upstream{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, ports: map[nodePort]bool{}}
+func (k *kernel) readUpstream() (*upstreamState, error) {
+	u := &upstreamState{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, ports: map[nodePort]bool{}}
 	if err := u.readSets(k.family); err != nil {
 		return nil, err
 	}
@@ -146,9 +146,9 @@ func (k *kernel) readUpstream() (*upstream, error) {
 	return u, nil
 }
 
-// dropAddr takes an address from the interface. With the last one of IPv4 the
+// deleteAddr takes an address from the interface. With the last one of IPv4 the
 // kernel takes all routes from it, and ours are led another way meanwhile.
-func (k *kernel) dropAddr(a netip.Addr) error {
+func (k *kernel) deleteAddr(a netip.Addr) error {
 	l, err := k.links.LinkByName(Device)
 	if err != nil {
 		return err
@@ -174,11 +174,11 @@ func (k *kernel) dropAddr(a netip.Addr) error {
 	}
 	var errs []error
 	for _, r := range routes {
-		errs = append(errs, k.links.RouteReplace(r.over(lo, detour)))
+		errs = append(errs, k.links.RouteReplace(r.netlinkRoute(lo, detour)))
 	}
 	errs = append(errs, drop())
 	for _, r := range routes {
-		errs = append(errs, k.links.RouteReplace(r.over(l, metric)), k.links.RouteDel(r.over(lo, detour)))
+		errs = append(errs, k.links.RouteReplace(r.netlinkRoute(l, metric)), k.links.RouteDel(r.netlinkRoute(lo, detour)))
 	}
 	return errors.Join(errs...)
 }

@@ -43,34 +43,34 @@ func TestUpstreamSet(t *testing.T) {
 	}
 }
 
-// TestUpstreamEstate tells kube-proxy's virtual servers from ours and from
+// TestUpstreamOwnedServers tells kube-proxy's virtual servers from ours and from
 // those of others.
-func TestUpstreamEstate(t *testing.T) {
+func TestUpstreamOwnedServers(t *testing.T) {
 	addr := netip.MustParseAddr
-	u := &upstream{
+	u := &upstreamState{
 		addrs: map[netip.Addr]bool{addr("10.96.0.1"): true, addr("10.97.0.1"): true},
 		node:  map[netip.Addr]bool{addr("192.0.2.1"): true},
 		ports: map[nodePort]bool{{service.TCP, 30080}: true},
 	}
-	s := &state{servers: map[key]*listed{}}
+	s := &state{servers: map[key]*observedServer{}}
 	for k, flags := range map[key]uint32{
 		{addr("10.96.0.1"), 80, service.TCP}:    0,
-		{addr("10.96.0.1"), 81, service.TCP}:    flagOurs,
+		{addr("10.96.0.1"), 81, service.TCP}:    flagOwned,
 		{addr("10.97.0.1"), 80, service.TCP}:    0, // excluded
 		{addr("192.0.2.1"), 30080, service.TCP}: flagPersistent,
 		{addr("192.0.2.1"), 30080, service.UDP}: 0, // another protocol
 		{addr("192.0.2.1"), 443, service.TCP}:   0, // no NodePort
 		{addr("192.0.2.7"), 30080, service.TCP}: 0, // not the node
 	} {
-		s.servers[k] = &listed{server: server{flags: flags}}
+		s.servers[k] = &observedServer{server: server{flags: flags}}
 	}
-	e := u.estate(s, Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")}})
+	e := u.ownedServers(s, Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")}})
 	got := []string{}
 	for _, k := range e.servers {
 		got = append(got, k.String())
 	}
-	for _, a := range sortedAddrs(e.leads) {
-		got = append(got, e.leads[a].text())
+	for _, a := range sortedAddrs(e.addrOps) {
+		got = append(got, e.addrOps[a].text())
 	}
 	want := []string{"10.96.0.1:80 tcp", "192.0.2.1:30080 tcp", "- address 10.96.0.1 of interface kube-ipvs0"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -97,7 +97,7 @@ func TestUpstreamAdopted(t *testing.T) {
 			if err := plan.Apply(t.Context()); took != made || (err == nil) != made {
 				t.Errorf("taken over %t, %v\n%s", took, err, plan)
 			}
-			if got := k.servers[at]; got.ours() != made || got.dests[held.addr] != held {
+			if got := k.servers[at]; got.owned() != made || got.dests[held.addr] != held {
 				t.Errorf("there is %v", got)
 			}
 		})

@@ -26,7 +26,7 @@ type Listener struct {
 	// Addr is unspecified for all addresses; that of IPv6 usually stands for
 	// those of IPv4, too.
 	Addr netip.AddrPort
-	// Inode is the socket's, by which process.Holding finds whose it is.
+	// Inode is the socket's, by which process.BySocketInode finds whose it is.
 	Inode uint64
 }
 
@@ -72,7 +72,7 @@ func List(net fs.FS) ([]Listener, error) {
 }
 
 // read returns the sockets in a state.
-func read(r io.Reader, state string, first bool) ([]Listener, error) {
+func read(r io.Reader, state string, listenersFirst bool) ([]Listener, error) {
 	var all []Listener
 	lines := bufio.NewScanner(r)
 	lines.Scan() // the heading
@@ -83,7 +83,7 @@ func read(r io.Reader, state string, first bool) ([]Listener, error) {
 			return nil, fmt.Errorf("unexpected line %q", lines.Text())
 		}
 		if fields[st] != state {
-			if first {
+			if listenersFirst {
 				break
 			}
 			continue
@@ -101,8 +101,8 @@ func read(r io.Reader, state string, first bool) ([]Listener, error) {
 	return all, lines.Err()
 }
 
-// Keeps reports that l keeps others from listening on a with its protocol.
-func (l Listener) Keeps(a netip.AddrPort) bool {
+// ConflictsWith reports that l keeps others from listening on a with its protocol.
+func (l Listener) ConflictsWith(a netip.AddrPort) bool {
 	own, addr := l.Addr.Addr(), a.Addr()
 	if l.Addr.Port() != a.Port() {
 		return false

@@ -59,7 +59,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestKeeps(t *testing.T) {
+func TestConflictsWith(t *testing.T) {
 	for _, c := range []struct {
 		own, other string
 		want       bool
@@ -75,7 +75,7 @@ func TestKeeps(t *testing.T) {
 		{"[::1]:80", "0.0.0.0:80", false},
 	} {
 		l := Listener{Addr: netip.MustParseAddrPort(c.own)}
-		if got := l.Keeps(netip.MustParseAddrPort(c.other)); got != c.want {
+		if got := l.ConflictsWith(netip.MustParseAddrPort(c.other)); got != c.want {
 			t.Errorf("%s keeps others from %s: %t, want %t", c.own, c.other, got, c.want)
 		}
 	}

@@ -26,9 +26,9 @@ var (
 	clientKey = []field{saddr}
 )
 
-// clientID names p in names of chains and sets: short, stable, readable, and
+// servicePortID names p in names of chains and sets: short, stable, readable, and
 // unique by the hash even where the readable part is cut off.
-func clientID(n service.PortName) string {
+func servicePortID(n service.PortName) string {
 	sum := sha256.Sum256([]byte(n.Namespace + "\x00" + n.Name + "\x00" + n.Port + "\x00" + n.Protocol.String()))
 	id := strings.ToLower(base32.StdEncoding.EncodeToString(sum[:5]))
 	readable := n.Namespace + "/" + n.Name + "/" + n.Protocol.String()
@@ -38,13 +38,13 @@ func clientID(n service.PortName) string {
 	return id + "-" + readable[:min(len(readable), 72)]
 }
 
-// named returns an object's name for one of p's lists. Only slashes,
+// objectName returns an object's name for one of p's lists. Only slashes,
 // hyphens, dots and letters are in it, so nft can read it unquoted.
-func named(what string, w which, n service.PortName) string {
-	if w == local {
+func objectName(what string, w endpointList, n service.PortName) string {
+	if w == localList {
 		what += "-local"
 	}
-	return what + "-" + clientID(n)
+	return what + "-" + servicePortID(n)
 }
 
 // group is the endpoints of a list that have one port number.
@@ -56,13 +56,13 @@ type group struct {
 
 // groups returns the groups of w by port, none if p has no clients to
 // remember.
-func (l layout) groups(w which) []group {
+func (l layout) groups(w endpointList) []group {
 	p := l.port
-	if p == nil || p.Affinity == 0 || !uses(p, w) {
+	if p == nil || p.Affinity == 0 || !usesList(p, w) {
 		return nil
 	}
 	var groups []group
-	for _, e := range list(p, w) {
+	for _, e := range endpointsOf(p, w) {
 		i, found := slices.BinarySearchFunc(groups, e.Addr.Port(), func(g group, port uint16) int {
 			return int(g.port) - int(port)
 		})
@@ -76,52 +76,52 @@ func (l layout) groups(w which) []group {
 
 // clientSet has the timeout in its name, since the kernel cannot change the
 // timeout of a map that exists.
-func clientSet(p *service.Port, w which, port uint16) *set {
-	name := named(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
+func clientSet(p *service.Port, w endpointList, port uint16) *set {
+	name := objectName(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
 	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity}
 }
 
-func memberSet(p *service.Port, w which) *set {
-	return &set{name: named("members", w, p.Name), kind: plainSet, key: target}
+func memberSet(p *service.Port, w endpointList) *set {
+	return &set{name: objectName("members", w, p.Name), kind: plainSet, key: targetFields}
 }
 
-func choiceSet(p *service.Port, w which) *set {
-	return &set{name: named("choices", w, p.Name), kind: targetMap, key: slotKey}
+func choiceSet(p *service.Port, w endpointList) *set {
+	return &set{name: objectName("choices", w, p.Name), kind: targetMap, key: slotKey}
 }
 
 // clientChain names the chain that takes a frontend's traffic to list w,
 // through an entry that marks, if one is named.
-func (b *builder) clientChain(w which, entry string) string {
+func (b *builder) clientChain(w endpointList, entry string) string {
 	switch entry {
 	case "":
-		return named("affinity", w, b.port.Name)
+		return objectName("affinity", w, b.port.Name)
 	case "cluster":
-		return named("affinity-cluster", w, b.port.Name)
+		return objectName("affinity-cluster", w, b.port.Name)
 	}
-	return named("affinity-external", w, b.port.Name)
+	return objectName("affinity-external", w, b.port.Name)
 }
 
-// uses reports that some frontend of p may send traffic to list w.
-func uses(p *service.Port, w which) bool {
-	if len(list(p, w)) == 0 {
+// usesList reports that some frontend of p may send traffic to list w.
+func usesList(p *service.Port, w endpointList) bool {
+	if len(endpointsOf(p, w)) == 0 {
 		return false
 	}
 	for _, f := range p.Frontends {
-		if (p.Policy(f.Kind) == service.PolicyLocal) == (w == local) || w == cluster && f.Kind.External() {
+		if (p.Policy(f.Kind) == service.PolicyLocal) == (w == localList) || w == clusterList && f.Kind.External() {
 			return true
 		}
 	}
 	return false
 }
 
-// clients adds the elements of p's own sets, and those that lead a
+// affinityElements adds the elements of p's own sets, and those that lead a
 // connection to the chain that remembers its client.
-func (b *builder) clients() {
-	if b.port.Affinity == 0 || !b.port.Served() {
+func (b *builder) affinityElements() {
+	if b.port.Affinity == 0 || !b.port.HasEndpoints() {
 		return
 	}
-	for _, w := range []which{cluster, local} {
-		if !uses(b.port, w) {
+	for _, w := range []endpointList{clusterList, localList} {
+		if !usesList(b.port, w) {
 			continue
 		}
 		members, choices := memberSet(b.port, w), choiceSet(b.port, w)
@@ -140,18 +140,18 @@ func (b *builder) clients() {
 		if f.Kind == service.NodePort {
 			in = nodePortAffinity
 		}
-		b.verdict(in, f, goes(named("remember", cluster, b.port.Name)))
+		b.verdict(in, f, gotoVerdict(objectName("remember", clusterList, b.port.Name)))
 	}
 }
 
-// ownSets returns the sets that only p uses.
-func ownSets(p *service.Port) []*set {
+// affinitySets returns the sets that only p uses.
+func affinitySets(p *service.Port) []*set {
 	var sets []*set
-	if p == nil || p.Affinity == 0 || !p.Served() {
+	if p == nil || p.Affinity == 0 || !p.HasEndpoints() {
 		return nil
 	}
-	for _, w := range []which{cluster, local} {
-		if uses(p, w) {
+	for _, w := range []endpointList{clusterList, localList} {
+		if usesList(p, w) {
 			sets = append(sets, memberSet(p, w), choiceSet(p, w))
 			for _, g := range (layout{port: p}).groups(w) {
 				sets = append(sets, g.clients)
@@ -161,27 +161,27 @@ func ownSets(p *service.Port) []*set {
 	return sets
 }
 
-// ownChains returns the chains that only p uses.
-func ownChains(p *service.Port, o Options) []*chain {
-	if p == nil || p.Affinity == 0 || !p.Served() {
+// affinityChains returns the chains that only p uses.
+func affinityChains(p *service.Port, o Options) []*chain {
+	if p == nil || p.Affinity == 0 || !p.HasEndpoints() {
 		return nil
 	}
-	note := &chain{name: named("remember", cluster, p.Name)}
-	chains := []*chain{note}
-	for _, w := range []which{cluster, local} {
-		if !uses(p, w) {
+	recorder := &chain{name: objectName("remember", clusterList, p.Name)}
+	chains := []*chain{recorder}
+	for _, w := range []endpointList{clusterList, localList} {
+		if !usesList(p, w) {
 			continue
 		}
-		main := &chain{name: named("affinity", w, p.Name)}
+		chooser := &chain{name: objectName("affinity", w, p.Name)}
 		is := isProto{p.Name.Protocol}
 		for _, g := range (layout{port: p}).groups(w) {
-			note.rules = append(note.rules, rule{toPort{g.port}, lookup{target, memberSet(p, w), false}, remember{g.clients}})
-			main.rules = append(main.rules, rule{is, stick{g.clients, g.port}})
+			recorder.rules = append(recorder.rules, rule{toPort{g.port}, lookup{targetFields, memberSet(p, w), false}, recordClient{g.clients}})
+			chooser.rules = append(chooser.rules, rule{is, affinityDNAT{g.clients, g.port}})
 		}
-		main.rules = append(main.rules, rule{is, translate{slotKey, uint32(len(list(p, w))), choiceSet(p, w)}})
-		chains = append(chains, main,
-			&chain{name: named("affinity-cluster", w, p.Name), rules: []rule{{jump(markChain)}, {goes(main.name)}}},
-			&chain{name: named("affinity-external", w, p.Name), rules: []rule{{mark{o.mark()}}, {goes(main.name)}}})
+		chooser.rules = append(chooser.rules, rule{is, dnat{slotKey, uint32(len(endpointsOf(p, w))), choiceSet(p, w)}})
+		chains = append(chains, chooser,
+			&chain{name: objectName("affinity-cluster", w, p.Name), rules: []rule{{jumpVerdict(markChain)}, {gotoVerdict(chooser.name)}}},
+			&chain{name: objectName("affinity-external", w, p.Name), rules: []rule{{mark{o.mark()}}, {gotoVerdict(chooser.name)}}})
 	}
 	return chains
 }

@@ -21,9 +21,9 @@ type Driver interface {
 	// Touched reports that others may have changed our table since the last
 	// call of Read, not counting Commits. It is cheap.
 	Touched(ctx context.Context) (bool, error)
-	// Forget deletes the remembered clients of a clients map whose endpoint
+	// PruneClients deletes the remembered clients of a clients map whose endpoint
 	// is not among keep.
-	Forget(ctx context.Context, clients *set, keep map[string]bool) error
+	PruneClients(ctx context.Context, clients *set, keep map[string]bool) error
 	// Liberal reports that the kernel takes packets outside of the window of
 	// their connection as valid.
 	Liberal() bool
@@ -41,8 +41,8 @@ type Backend struct {
 	liberal bool // as Driver.Liberal said last
 }
 
-// effective returns the options as far as the kernel lets them count.
-func (b *Backend) effective() Options {
+// effectiveOptions returns the options as far as the kernel lets them count.
+func (b *Backend) effectiveOptions() Options {
 	o := b.options
 	o.DropInvalid = o.DropInvalid && !b.liberal
 	return o
@@ -80,7 +80,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 			return nil, fmt.Errorf("ask for changes to table %s: %w", b.name(), err)
 		}
 		// What a partial snapshot left in force may go now.
-		touched = touched || b.have.snapshot.Partial && !want.Partial ||
+		touched = touched || b.have.snapshot.Incomplete && !want.Incomplete ||
 			b.have.snapshot.Node.NodePortsPending[b.family] && !want.Node.NodePortsPending[b.family]
 	}
 	var p *plan
@@ -93,9 +93,9 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		if err != nil {
 			return nil, fmt.Errorf("read table %s: %w", b.name(), err)
 		}
-		p = b.planAll(t, have, want)
+		p = b.planFull(t, have, want)
 	} else {
-		p = b.planChanges(want)
+		p = b.planIncremental(want)
 	}
 	if p.Empty() {
 		b.have = p.next
@@ -127,7 +127,7 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 // Forget implements reconcile.Forgetter.
 func (b *Backend) Forget() { b.have = nil }
 
-// Suspect implements reconcile.Suspecter.
+// Suspect implements reconcile.SuspectFinder.
 func (b *Backend) Suspect() string {
 	if d, ok := b.driver.(interface{ Suspect() string }); ok {
 		return d.Suspect()
@@ -137,11 +137,11 @@ func (b *Backend) Suspect() string {
 
 func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.table() }
 
-// planChanges plans from one snapshot to the next.
-func (b *Backend) planChanges(want *service.Snapshot) *plan {
-	p := &plan{backend: b, next: &installed{snapshot: want, options: b.effective(), slots: b.have.slots, shared: b.have.shared}}
+// planIncremental plans from one snapshot to the next.
+func (b *Backend) planIncremental(want *service.Snapshot) *plan {
+	p := &plan{backend: b, next: &installed{snapshot: want, options: b.effectiveOptions(), slots: b.have.slots, shared: b.have.shared}}
 	h := b.have
-	if want == h.snapshot && h.options == b.effective() {
+	if want == h.snapshot && h.options == b.effectiveOptions() {
 		p.next = h
 		return p
 	}
@@ -151,10 +151,10 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 		to := layout{}
 		if c.New != nil {
 			to = from.next(c.New)
-			need = need.union(to.needs())
+			need = need.union(to.neededClasses())
 		}
 		if c.Old != nil && c.New != nil && c.New.Affinity > 0 {
-			p.forgets = append(p.forgets, to)
+			p.staleClients = append(p.staleClients, to)
 		}
 		p.units = append(p.units, unit{from: from, to: to})
 	}
@@ -165,21 +165,21 @@ func (b *Backend) planChanges(want *service.Snapshot) *plan {
 	}
 	base = appendChain(base, need.without(h.classes).chains(b.options)...)
 	if len(base) > 0 {
-		p.units = append([]unit{{ops: base, first: true}}, p.units...)
+		p.units = append([]unit{{ops: base, prerequisite: true}}, p.units...)
 	}
-	p.shareChanges()
+	p.planSharedChanges()
 	return p
 }
 
-// shareChanges adds the unit that follows p's other units in the elements
+// planSharedChanges adds the unit that follows p's other units in the elements
 // that Ports share.
-func (p *plan) shareChanges() {
-	p.delta = newShared()
+func (p *plan) planSharedChanges() {
+	p.sharedDelta = newShared()
 	for _, u := range p.units {
-		p.delta.replace(u.from.port, u.to.port)
+		p.sharedDelta.replace(u.from.port, u.to.port)
 	}
 	var ops []op
-	for k, n := range p.delta {
+	for k, n := range p.sharedDelta {
 		have := p.next.shared[k]
 		switch {
 		case have == 0 && n > 0:

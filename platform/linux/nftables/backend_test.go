@@ -13,16 +13,16 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
-// unsteady is a fake whose questions fail now and then.
-type unsteady struct {
+// faultyDriver is a fake whose questions fail now and then.
+type faultyDriver struct {
 	*fake
-	readErr, touchedErr, forgetErr error
+	readErr, touchedErr, pruneErr error
 }
 
-func (u *unsteady) Read(ctx context.Context) (*table, error) {
+func (u *faultyDriver) Read(ctx context.Context) (*table, error) {
 	t, err := u.fake.Read(ctx)
 	if u.readErr != nil {
 		return nil, u.readErr
@@ -30,24 +30,24 @@ func (u *unsteady) Read(ctx context.Context) (*table, error) {
 	return t, err
 }
 
-func (u *unsteady) Touched(ctx context.Context) (bool, error) {
+func (u *faultyDriver) Touched(ctx context.Context) (bool, error) {
 	if u.touchedErr != nil {
 		return false, u.touchedErr
 	}
 	return u.fake.Touched(ctx)
 }
 
-func (u *unsteady) Forget(ctx context.Context, s *set, keep map[string]bool) error {
-	if u.forgetErr != nil {
-		return u.forgetErr
+func (u *faultyDriver) PruneClients(ctx context.Context, s *set, keep map[string]bool) error {
+	if u.pruneErr != nil {
+		return u.pruneErr
 	}
-	return u.fake.Forget(ctx, s, keep)
+	return u.fake.PruneClients(ctx, s, keep)
 }
 
 // A listing that failed is made up for: what a stranger did is repaired,
 // though the driver tells of it no more.
 func TestPlanAfterAFailedRead(t *testing.T) {
-	u := &unsteady{fake: &fake{}}
+	u := &faultyDriver{fake: &fake{}}
 	b := &Backend{driver: u}
 	want := simple(2)
 	apply(t, b, want)
@@ -64,8 +64,8 @@ func TestPlanAfterAFailedRead(t *testing.T) {
 	}
 }
 
-func TestPlanSaysWhatItAsked(t *testing.T) {
-	u := &unsteady{fake: &fake{family: service.IPv6}}
+func TestPlanErrorNamesTable(t *testing.T) {
+	u := &faultyDriver{fake: &fake{family: service.IPv6}}
 	b := &Backend{family: service.IPv6, driver: u}
 	apply(t, b, simple(0))
 	u.touchedErr = errInjected
@@ -76,7 +76,7 @@ func TestPlanSaysWhatItAsked(t *testing.T) {
 
 func TestCleanup(t *testing.T) {
 	ctx := context.Background()
-	u := &unsteady{fake: &fake{}}
+	u := &faultyDriver{fake: &fake{}}
 	b := &Backend{driver: u}
 	if err := b.Cleanup(ctx); err != nil || u.commits != 0 {
 		t.Errorf("nothing to clean up: %v, %d transactions", err, u.commits)
@@ -103,26 +103,26 @@ func TestCleanup(t *testing.T) {
 
 // A client that cannot be forgotten is a failure of its port, and is tried
 // again in the next round.
-func TestForgetFails(t *testing.T) {
-	u := &unsteady{fake: &fake{}}
+func TestPruneClientsFails(t *testing.T) {
+	u := &faultyDriver{fake: &fake{}}
 	b := &Backend{driver: u}
 	first, want := sticky(service.IPv4, 1, 3), sticky(service.IPv4, 3)
 	apply(t, b, first)
 	p := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
-	clients := u.table.sets[clientSet(p, cluster, 8081).name]
+	clients := u.table.sets[clientSet(p, clusterList, 8081).name]
 	client, gone := addr("192.0.2.7").AsSlice(), addr("10.244.1.1").AsSlice()
 	clients.elements[string(client)] = element{in: clients.set, key: client, value: gone}
 
-	u.forgetErr = errInjected
+	u.pruneErr = errInjected
 	plan, err := b.Plan(context.Background(), want)
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
 	}
-	failed := reconcile.Failed(plan.Apply(context.Background()))
+	failed := reconcile.PortErrors(plan.Apply(context.Background()))
 	if len(failed) != 1 || failed[0].Name.Name != "cart" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply failed for %v, want cart", failed)
 	}
-	u.forgetErr = nil
+	u.pruneErr = nil
 	apply(t, b, want)
 	if len(u.table.sets[clients.name].elements) != 0 {
 		t.Error("the client is still remembered")
@@ -138,8 +138,8 @@ func sticky(f service.Family, ends ...int) *service.Snapshot {
 		Frontends: []service.Frontend{{Addr: addr([]string{"10.96.0.20", "fd00:10:96::20"}[f]), Port: 80}},
 	}
 	for _, n := range ends {
-		a := world.Nth([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
+		a := generate.NthAddr([]string{"10.244.1.0", "fd00:10:244:1::"}[f], n)
 		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(a, uint16(8080+n%2))})
 	}
-	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, []*service.Port{p})
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{p})
 }

@@ -69,8 +69,8 @@ var (
 	nodePortKey = []field{proto, dport}
 )
 
-func jump(name string) verdict { return verdict{jumpTo, name} }
-func goes(name string) verdict { return verdict{goTo, name} }
+func jumpVerdict(name string) verdict { return verdict{verdictJump, name} }
+func gotoVerdict(name string) verdict { return verdict{verdictGoto, name} }
 
 // baseChains are the chains that a table for family always has, in an order
 // in which each only refers to chains and sets that exist before any rule.
@@ -82,24 +82,24 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 			{reject{}},
 		}},
 		{name: markChain, rules: markRules(f, node, bit)},
-		{name: localChain, rules: localRules(f, node, bit, addrKey, inside, outside)},
-		{name: nodePortLocalChain, rules: localRules(f, node, bit, nodePortKey, nodePortInside, nodePortOutside)},
+		{name: localChain, rules: localRules(f, node, bit, addrKey, internalClients, externalClients)},
+		{name: nodePortLocalChain, rules: localRules(f, node, bit, nodePortKey, nodePortInternalClients, nodePortExternalClients)},
 		{name: nodePortChain, rules: []rule{
-			{lookup{nodePortKey, nodePortLocal, false}, goes(nodePortLocalChain)},
+			{lookup{nodePortKey, nodePortLocal, false}, gotoVerdict(nodePortLocalChain)},
 			{dispatch{nodePortKey, nodePorts}},
 		}},
 		{name: dispatchChain, rules: dispatchRules(f, node)},
 		{name: rememberChain, rules: rememberRules()},
 		{name: unallocatedChain, rules: []rule{
-			{translated{}, verdict{code: goBack}},
-			{isLocal{daddr}, verdict{code: goBack}},
-			{verdict{code: dropIt}},
+			{translated{}, verdict{code: verdictReturn}},
+			{isLocal{daddr}, verdict{code: verdictReturn}},
+			{verdict{code: verdictDrop}},
 		}},
-		{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: []rule{{jump(dispatchChain)}}},
-		{name: "output", hook: &hook{name: "output", priority: dstNAT}, rules: []rule{{jump(dispatchChain)}}},
-		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: []rule{{translated{}, jump(rememberChain)}}},
+		{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
+		{name: "output", hook: &hook{name: "output", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
+		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: []rule{{translated{}, jumpVerdict(rememberChain)}}},
 		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(unallocatedRules(f, node),
-			rule{translated{}, jump(rememberChain)},
+			rule{translated{}, jumpVerdict(rememberChain)},
 			rule{marked{bit}, unmark{bit}, masquerade{}},
 			rule{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},
 		)},
@@ -114,7 +114,7 @@ func filterChains(o Options) []*chain {
 		return nil
 	}
 	return []*chain{{name: "forward", hook: &hook{name: "forward", filter: true}, rules: []rule{
-		{isProto{service.TCP}, invalid{}, verdict{code: dropIt}},
+		{isProto{service.TCP}, invalid{}, verdict{code: verdictDrop}},
 	}}}
 }
 
@@ -125,7 +125,7 @@ func filterChains(o Options) []*chain {
 func unallocatedRules(f service.Family, node *service.Node) []rule {
 	var rules []rule
 	for _, p := range service.InFamily(node.ServiceCIDRs, f) {
-		rules = append(rules, rule{within{daddr, p.Masked(), false}, jump(unallocatedChain)})
+		rules = append(rules, rule{within{daddr, p.Masked(), false}, jumpVerdict(unallocatedChain)})
 	}
 	return rules
 }
@@ -135,13 +135,13 @@ func unallocatedRules(f service.Family, node *service.Node) []rule {
 // refused, then by the node's addresses.
 func dispatchRules(f service.Family, node *service.Node) []rule {
 	rules := []rule{
-		{lookup{addrKey, restricted, false}, lookup{append(addrKey[:3:3], saddr), sources, true}, verdict{code: dropIt}},
-		{lookup{addrKey, externalLocal, false}, goes(localChain)},
+		{lookup{addrKey, restricted, false}, lookup{append(addrKey[:3:3], saddr), sources, true}, verdict{code: verdictDrop}},
+		{lookup{addrKey, externalLocal, false}, gotoVerdict(localChain)},
 		{dispatch{addrKey, services}},
-		{lookup{[]field{daddr}, clusterIPs, false}, goes(refuseChain)},
+		{lookup{[]field{daddr}, clusterIPs, false}, gotoVerdict(refuseChain)},
 	}
 	loopback := within{daddr, loopbackPrefix(f), true}
-	toNode := rule{isLocal{daddr}, loopback, goes(nodePortChain)}
+	toNode := rule{isLocal{daddr}, loopback, gotoVerdict(nodePortChain)}
 	for _, p := range node.NodePortPrefixes(f) {
 		switch {
 		case p.Bits() == 0:
@@ -177,19 +177,19 @@ func markRules(f service.Family, node *service.Node, bit uint32) []rule {
 	case node.MasqueradeAll:
 		return []rule{{mark{bit}}}
 	case node.Pods.Known(f):
-		return append(podRules(f, node, verdict{code: goBack}), rule{mark{bit}})
+		return append(podRules(f, node, verdict{code: verdictReturn}), rule{mark{bit}})
 	}
 	return nil
 }
 
 // localRules are for external addresses with policy Local: pods and the node
 // itself may go to any endpoint, others to those on this node.
-func localRules(f service.Family, node *service.Node, bit uint32, key []field, ins ...*set) []rule {
-	rules := podRules(f, node, dispatch{key, ins[0]})
+func localRules(f service.Family, node *service.Node, bit uint32, key []field, clientMaps ...*set) []rule {
+	rules := podRules(f, node, dispatch{key, clientMaps[0]})
 	return append(rules,
-		rule{isLocal{saddr}, mark{bit}, dispatch{key, ins[0]}},
-		rule{dispatch{key, ins[1]}},
-		rule{verdict{code: dropIt}})
+		rule{isLocal{saddr}, mark{bit}, dispatch{key, clientMaps[0]}},
+		rule{dispatch{key, clientMaps[1]}},
+		rule{verdict{code: verdictDrop}})
 }
 
 // rememberRules find the chain that remembers a connection's client. The

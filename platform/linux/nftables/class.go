@@ -24,11 +24,11 @@ func classOf(n int) uint32 {
 	return 1 << bits.Len32(uint32(n-1))
 }
 
-// draws returns the moduli to draw slots with, in order. More than half of a
+// slotModuli returns the moduli to draw slots with, in order. More than half of a
 // class's slots are filled, so after eight draws fewer than 0.4 % of the
 // connections are left; the last draw is from the filled lower half, which
 // cannot miss, and favours it by no more than that.
-func draws(class uint32) []uint32 {
+func slotModuli(class uint32) []uint32 {
 	n := 8
 	switch class {
 	case 1, 2:
@@ -47,43 +47,43 @@ func draws(class uint32) []uint32 {
 
 // picker is a family of chains, one per class, that pick a target from a map.
 type picker struct {
-	name string
-	from *set
+	name    string
+	targets *set
 	// entries are chains that go on to this picker's, by name and first
 	// statement.
 	entries map[string]func(bit uint32) statement
 }
 
-func markIt(bit uint32) statement    { return mark{bit} }
-func markUnlessPod(uint32) statement { return jump(markChain) }
+func markAlways(bit uint32) statement { return mark{bit} }
+func markUnlessPod(uint32) statement  { return jumpVerdict(markChain) }
 
 var (
 	pickAddr = &picker{"pick", endpoints, map[string]func(uint32) statement{
-		"cluster": markUnlessPod, "external": markIt,
+		"cluster": markUnlessPod, "external": markAlways,
 	}}
 	pickNodePort = &picker{"nodeport-pick", nodePortEndpoints, map[string]func(uint32) statement{
-		"nodeport-external": markIt,
+		"nodeport-external": markAlways,
 	}}
-	pickInside         = &picker{"inside-pick", insideTargets, nil}
-	pickNodePortInside = &picker{"nodeport-inside-pick", nodePortInsideTs, nil}
+	pickInternal         = &picker{"inside-pick", internalEndpoints, nil}
+	pickNodePortInternal = &picker{"nodeport-inside-pick", nodePortInternalEndpoints, nil}
 )
 
-var pickers = [...]*picker{pickAddr, pickNodePort, pickInside, pickNodePortInside}
+var pickers = [...]*picker{pickAddr, pickNodePort, pickInternal, pickNodePortInternal}
 
 func classChain(name string, class uint32) string { return fmt.Sprintf("%s-%d", name, class) }
 
 // chains returns p's chains for one class.
 func (p *picker) chains(class uint32, o Options) []*chain {
 	pick := &chain{name: classChain(p.name, class)}
-	for _, mod := range draws(class) {
-		pick.rules = append(pick.rules, rule{translate{p.from.key, mod, p.from}})
+	for _, mod := range slotModuli(class) {
+		pick.rules = append(pick.rules, rule{dnat{p.targets.key, mod, p.targets}})
 	}
 	chains := []*chain{pick}
 	for _, entry := range []string{"cluster", "external", "nodeport-external"} {
 		if first := p.entries[entry]; first != nil {
 			chains = append(chains, &chain{
 				name:  classChain(entry, class),
-				rules: []rule{{first(o.mark())}, {goes(pick.name)}},
+				rules: []rule{{first(o.mark())}, {gotoVerdict(pick.name)}},
 			})
 		}
 	}

@@ -32,7 +32,7 @@ func shares(n int) (each []*big.Rat, none *big.Rat) {
 	for range n {
 		each = append(each, new(big.Rat))
 	}
-	for _, mod := range draws(classOf(n)) {
+	for _, mod := range slotModuli(classOf(n)) {
 		slot := new(big.Rat).Mul(none, big.NewRat(1, int64(mod)))
 		for i := range min(n, int(mod)) {
 			each[i].Add(each[i], slot)
@@ -84,7 +84,7 @@ func TestClassSets(t *testing.T) {
 	var a, b classes
 	a.add(pickAddr, 4)
 	a.add(pickAddr, 16)
-	a.add(pickInside, 1)
+	a.add(pickInternal, 1)
 	b.add(pickAddr, 16)
 	b.add(pickNodePort, 2)
 	for name, tt := range map[string]struct{ want, got classes }{
@@ -110,7 +110,7 @@ func TestClassSets(t *testing.T) {
 		t.Errorf("chains (-want +got):\n%s", diff)
 	}
 	var most classes
-	most.add(pickNodePortInside, maxClass)
+	most.add(pickNodePortInternal, maxClass)
 	most.add(pickNodePort, maxClass)
 	if diff := cmp.Diff([]string{"nodeport-pick-65536", "nodeport-external-65536", "nodeport-inside-pick-65536"}, names(most)); diff != "" {
 		t.Errorf("largest chains (-want +got):\n%s", diff)
@@ -133,7 +133,7 @@ func TestPickerChains(t *testing.T) {
 }
 
 // What a port needs: a class for each list that a frontend of it may use.
-func TestNeeds(t *testing.T) {
+func TestNeededClasses(t *testing.T) {
 	eps := func(n int) []service.Endpoint {
 		return slices.Repeat([]service.Endpoint{{Addr: addrPort("10.244.1.1:80")}}, n)
 	}
@@ -151,7 +151,7 @@ func TestNeeds(t *testing.T) {
 		"no endpoint":          {service.Port{Frontends: all}, classes{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, (layout{port: &tt.port}).needs()); diff != "" {
+			if diff := cmp.Diff(tt.want, (layout{port: &tt.port}).neededClasses()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -17,7 +17,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 var errInjected = errors.New("injected")
@@ -30,7 +30,7 @@ var refusals = []error{errInjected, fmt.Errorf("%w: %w", errInjected, syscall.EN
 // the next must find nothing to do.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		k := &fake{family: w.Family}
 		b := &Backend{family: w.Family, options: Options{MasqueradeBit: 14}, driver: k}
 		var want *service.Snapshot
@@ -39,15 +39,15 @@ func TestConvergesAfterRefusals(t *testing.T) {
 			ports = w.Ports()
 			want = service.New(uint64(n), w.Node(), ports)
 			k.refuse = func([]op) error {
-				if w.Coin("refuse") {
-					return refusals[w.Pick("refusal", len(refusals))]
+				if w.DrawBool("refuse") {
+					return refusals[w.DrawInt("refusal", len(refusals))]
 				}
 				return nil
 			}
-			if w.Coin("meddle") {
-				meddle(w, k)
+			if w.DrawBool("meddle") {
+				tamper(w, k)
 			}
-			if w.Coin("restart") {
+			if w.DrawBool("restart") {
 				b = &Backend{family: w.Family, options: b.options, driver: k}
 			}
 			if p, err := b.Plan(context.Background(), want); err != nil {
@@ -68,24 +68,24 @@ func TestConvergesAfterRefusals(t *testing.T) {
 	})
 }
 
-// meddle does what a stranger might.
-func meddle(w world.World, k *fake) {
+// tamper does what a stranger might.
+func tamper(w generate.Cluster, k *fake) {
 	k.touched = true
 	if k.table == nil {
 		return
 	}
 	chains := slices.Sorted(maps.Keys(k.table.chains))
-	c := k.table.chains[chains[w.Pick("chain", len(chains))]]
-	switch w.Pick("kind", 5) {
+	c := k.table.chains[chains[w.DrawInt("chain", len(chains))]]
+	switch w.DrawInt("kind", 5) {
 	case 0:
 		k.table = nil
 	case 1:
 		c.rules = nil
 	case 2:
-		c.rules = append(c.rules, rule{verdict{code: acceptIt}})
+		c.rules = append(c.rules, rule{verdict{code: verdictAccept}})
 	case 3:
 		for _, name := range slices.Sorted(maps.Keys(k.table.sets)) {
-			if w.Coin("flush " + name) {
+			if w.DrawBool("flush " + name) {
 				clear(k.table.sets[name].elements)
 			}
 		}
@@ -125,18 +125,18 @@ func simple(n int) *service.Snapshot {
 	for i := range n {
 		ports = append(ports, &service.Port{
 			Name:      service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i), Protocol: service.TCP},
-			Frontends: []service.Frontend{{Addr: world.Nth("10.96.0.0", i), Port: 80}},
+			Frontends: []service.Frontend{{Addr: generate.NthAddr("10.96.0.0", i), Port: 80}},
 			Cluster: []service.Endpoint{
 				{Addr: addrPort("10.244.1.1:8080")}, {Addr: addrPort("10.244.1.2:8080")},
 			},
 		})
 	}
-	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
-// TestOneBadPortDoesNotHoldBackTheRest has the kernel refuse whatever
+// TestOneRefusedPortDoesNotBlockOthers has the kernel refuse whatever
 // concerns one Service.
-func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
+func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	want := simple(100)
 	k := &fake{}
 	b := &Backend{driver: k}
@@ -153,7 +153,7 @@ func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
 		t.Fatalf("Plan: %v", err)
 	}
 	err = p.Apply(context.Background())
-	failed := reconcile.Failed(err)
+	failed := reconcile.PortErrors(err)
 	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply = %v, want one failure of web-042", err)
 	}
@@ -170,15 +170,15 @@ func TestOneBadPortDoesNotHoldBackTheRest(t *testing.T) {
 	}
 }
 
-// TestWorkFollowsTheChange counts what small changes write.
-func TestWorkFollowsTheChange(t *testing.T) {
+// TestCostFollowsChange counts what small changes write.
+func TestCostFollowsChange(t *testing.T) {
 	first := simple(100)
 	old := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-050", Protocol: service.TCP})
 	with := func(addrs ...string) *service.Port {
 		p := *old
 		p.Cluster = nil
 		for _, a := range addrs {
-			p.Cluster = append(p.Cluster, service.Endpoint{Addr: addrPort(a), Elsewhere: true})
+			p.Cluster = append(p.Cluster, service.Endpoint{Addr: addrPort(a), Remote: true})
 		}
 		return &p
 	}

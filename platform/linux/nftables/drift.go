@@ -10,15 +10,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// driftLines bounds what is said about drift.
-const driftLines = 20
+// maxDriftLines bounds what is said about drift.
+const maxDriftLines = 20
 
 // drift describes what others did to a table that held h: what would lead
 // back to it.
 func (b *Backend) drift(t *table, h *installed) []string {
 	p := b.compare(t, h.snapshot)
 	var lines []string
-	for _, m := range p.misfits[:min(len(p.misfits), driftLines)] {
+	for _, m := range p.incompatible[:min(len(p.incompatible), maxDriftLines)] {
 		lines = append(lines, "altered: "+m)
 	}
 	if len(lines) > 0 {
@@ -27,19 +27,19 @@ func (b *Backend) drift(t *table, h *installed) []string {
 	n := 0
 	for _, u := range p.units {
 		for _, o := range u.ops {
-			if n++; n <= driftLines {
-				lines = append(lines, repaired(o, b.family))
+			if n++; n <= maxDriftLines {
+				lines = append(lines, describeDrift(o, b.family))
 			}
 		}
 	}
-	if n > driftLines {
-		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
+	if n > maxDriftLines {
+		lines = append(lines, fmt.Sprintf("and %d more", n-maxDriftLines))
 	}
 	return lines
 }
 
-// repaired says what must have happened for o to be needed.
-func repaired(o op, f service.Family) string {
+// describeDrift says what must have happened for o to be needed.
+func describeDrift(o op, f service.Family) string {
 	text := o.text(f)
 	if rest, missing := strings.CutPrefix(text, "+ "); missing {
 		return "missing: " + rest

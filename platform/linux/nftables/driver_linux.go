@@ -21,13 +21,13 @@ import (
 func New(f service.Family, o Options) (*Backend, error) {
 	d := &kernel{family: f, table: o.table()}
 	if err := d.open(); err != nil {
-		return nil, fmt.Errorf("nftables for %s: %w", f, explain(err))
+		return nil, fmt.Errorf("nftables for %s: %w", f, withHint(err))
 	}
 	return &Backend{family: f, options: o, driver: d}, nil
 }
 
-// explain adds to an error what usually helps.
-func explain(err error) error {
+// withHint adds to an error what usually helps.
+func withHint(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
@@ -39,21 +39,21 @@ func explain(err error) error {
 
 // kernel is the Driver of the real kernel.
 type kernel struct {
-	family   service.Family
-	table    string // its name
-	ask, put *socket
-	encoder  *encoder
-	monitor  *monitor
+	family                  service.Family
+	table                   string // its name
+	readSocket, writeSocket *socket
+	encoder                 *encoder
+	monitor                 *monitor
 }
 
 func (k *kernel) open() (err error) {
-	if k.ask, err = dial(); err != nil {
+	if k.readSocket, err = dial(); err != nil {
 		return err
 	}
-	if k.put, err = dial(); err != nil {
+	if k.writeSocket, err = dial(); err != nil {
 		return err
 	}
-	if k.monitor, err = newMonitor(k.nf(), k.table, k.put.portID); err != nil {
+	if k.monitor, err = newMonitor(k.nf(), k.table, k.writeSocket.portID); err != nil {
 		return err
 	}
 	k.encoder = newEncoder(k.family)
@@ -69,7 +69,7 @@ func (k *kernel) nf() uint8 {
 	return unix.NFPROTO_IPV4
 }
 
-func (k *kernel) reader() *reader { return &reader{socket: k.ask, nf: k.nf(), name: k.table} }
+func (k *kernel) reader() *reader { return &reader{socket: k.readSocket, nf: k.nf(), name: k.table} }
 
 // Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) error {
@@ -77,48 +77,48 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	if err != nil {
 		return err
 	}
-	err = k.put.transact(batch)
+	err = k.writeSocket.transact(batch)
 	k.encoder.release()
 	// Large transactions would fill the monitor with other readers' copies
 	// if it were emptied only once a round.
-	k.monitor.notice()
+	k.monitor.notifyIfDirty()
 	return err
 }
 
 // Suspect returns who touched our table last.
-func (k *kernel) Suspect() string { return k.monitor.who() }
+func (k *kernel) Suspect() string { return k.monitor.suspect() }
 
-// readTries bounds how often a listing is begun anew because others keep
+// maxReadTries bounds how often a listing is begun anew because others keep
 // changing the rules meanwhile.
-const readTries = 10
+const maxReadTries = 10
 
 // Read implements Driver.
 func (k *kernel) Read(context.Context) (*table, error) {
 	var t *table
-	err := again(func() (err error) {
+	err := retryInterrupted(func() (err error) {
 		t, err = k.readOnce()
 		return err
 	})
 	return t, err
 }
 
-// again repeats a listing that was interrupted, after a pause in which the
+// retryInterrupted repeats a listing that was interrupted, after a pause in which the
 // kernel may finish resizing what was listed.
-func again(list func() error) error {
+func retryInterrupted(list func() error) error {
 	err := list()
-	for try := 1; try < readTries && (errors.Is(err, errInterrupted) || errors.Is(err, unix.ENOENT)); try++ {
+	for try := 1; try < maxReadTries && (errors.Is(err, errInterrupted) || errors.Is(err, unix.ENOENT)); try++ {
 		time.Sleep(time.Duration(try) * time.Millisecond)
 		err = list()
 	}
 	return err
 }
 
-// list is dump, begun anew with begin whenever others change some table
+// dumpWithRetry is dump, begun anew with begin whenever others change some table
 // meanwhile, be it another one.
-func (s *socket) list(question []byte, begin func(), each func(reply) error) error {
-	return again(func() error {
+func (s *socket) dumpWithRetry(request []byte, begin func(), each func(reply) error) error {
+	return retryInterrupted(func() error {
 		begin()
-		return s.dump(question, each)
+		return s.dump(request, each)
 	})
 }
 
@@ -149,7 +149,7 @@ func (k *kernel) readOnce() (*table, error) {
 }
 
 // Touched implements Driver.
-func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.ask(), nil }
+func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.isDirty(), nil }
 
 // Liberal implements Driver.
 func (k *kernel) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
@@ -159,17 +159,17 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 	return k.monitor.watch(ctx, touched)
 }
 
-// Forget implements Driver. A client that expired meanwhile is forgotten too.
-func (k *kernel) Forget(ctx context.Context, clients *set, keep map[string]bool) error {
-	var held *heldSet
-	err := again(func() error {
-		held = &heldSet{elements: map[string]element{}}
-		return k.reader().elements(clients.name, held)
+// PruneClients implements Driver. A client that expired meanwhile is forgotten too.
+func (k *kernel) PruneClients(ctx context.Context, clients *set, keep map[string]bool) error {
+	var observed *observedSet
+	err := retryInterrupted(func() error {
+		observed = &observedSet{elements: map[string]element{}}
+		return k.reader().elements(clients.name, observed)
 	})
 	if err != nil {
 		return err
 	}
-	for _, e := range held.elements {
+	for _, e := range observed.elements {
 		if keep[string(e.value)] {
 			continue
 		}
@@ -183,7 +183,7 @@ func (k *kernel) Forget(ctx context.Context, clients *set, keep map[string]bool)
 }
 
 func (k *kernel) close() {
-	for _, s := range []*socket{k.ask, k.put, k.monitor.sock} {
+	for _, s := range []*socket{k.readSocket, k.writeSocket, k.monitor.sock} {
 		s.close()
 	}
 }

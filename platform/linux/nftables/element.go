@@ -50,7 +50,7 @@ func (e element) text(f service.Family) string {
 	case e.in.kind == verdictMap:
 		s += " : " + e.verdict.text(f)
 	case e.in.kind != plainSet:
-		s += " : " + keyText(e.in.yields(), f, e.value, nil)
+		s += " : " + keyText(e.in.valueFields(), f, e.value, nil)
 	}
 	return s
 }
@@ -72,10 +72,10 @@ func (l layout) elements() []element {
 	return (&builder{layout: l}).build(l.size())
 }
 
-// elementsBeside is elements without those of slots that hold the same endpoint in
+// changedElements is elements without those of slots that hold the same endpoint in
 // other, where they are the same. Both must have the same routes.
-func (l layout) elementsBeside(other layout) []element {
-	return (&builder{layout: l, other: other}).build(1 + 4*len(l.port.Frontends))
+func (l layout) changedElements(other layout) []element {
+	return (&builder{layout: l, unchanged: other}).build(1 + 4*len(l.port.Frontends))
 }
 
 // sameRoutes reports that the frontends of both Ports lead through the same sets and
@@ -98,7 +98,7 @@ func (b *builder) build(size int) []element {
 	for i := range l.port.Frontends {
 		b.frontend(&l.port.Frontends[i])
 	}
-	b.clients()
+	b.affinityElements()
 	slices.SortFunc(b.out, element.compare)
 	return b.out
 }
@@ -107,10 +107,10 @@ func (b *builder) build(size int) []element {
 // 100,000 elements from being 200,000 allocations.
 type builder struct {
 	layout
-	other  layout // see elementsBeside; of no port otherwise
-	family service.Family
-	out    []element
-	arena  []byte
+	unchanged layout // see changedElements; of no port otherwise
+	family    service.Family
+	out       []element
+	arena     []byte
 }
 
 // take returns what was appended to the arena since it had length from.
@@ -142,29 +142,29 @@ func (b *builder) verdict(in *set, f *service.Frontend, v verdict) {
 
 // pick is the verdict that goes on to one of list's endpoints, whose slots
 // it adds to p's map, through the named entry, p's own if that is "".
-func (b *builder) pick(p *picker, f *service.Frontend, which which, entry string) verdict {
-	n := b.layout.len(which)
+func (b *builder) pick(p *picker, f *service.Frontend, w endpointList, entry string) verdict {
+	n := b.layout.len(w)
 	if n == 0 {
-		return verdict{code: dropIt}
+		return verdict{code: verdictDrop}
 	}
 	if b.port.Affinity > 0 {
-		return goes(b.clientChain(which, entry))
+		return gotoVerdict(b.clientChain(w, entry))
 	}
 	known := 0
-	if b.other.port != nil {
-		known = b.other.len(which)
+	if b.unchanged.port != nil {
+		known = b.unchanged.len(w)
 	}
 	for i := range n {
-		at := b.at(which, i)
-		if i < known && b.other.at(which, i) == at {
+		at := b.at(w, i)
+		if i < known && b.unchanged.at(w, i) == at {
 			continue
 		}
-		b.out = append(b.out, element{in: p.from, key: b.key(f, i), value: b.addr(at)})
+		b.out = append(b.out, element{in: p.targets, key: b.key(f, i), value: b.addr(at)})
 	}
 	if entry == "" {
 		entry = p.name
 	}
-	return goes(classChain(entry, classOf(n)))
+	return gotoVerdict(classChain(entry, classOf(n)))
 }
 
 // frontend adds what f needs.
@@ -183,14 +183,14 @@ func (b *builder) route(f *service.Frontend) (*set, verdict) {
 	if f.Kind == service.NodePort {
 		entry, in, pickIn = "nodeport-external", nodePorts, pickNodePort
 	}
-	w := cluster
+	w := clusterList
 	switch {
-	case !b.port.Served():
-		return in, goes(refuseChain)
+	case !b.port.HasEndpoints():
+		return in, gotoVerdict(refuseChain)
 	case f.Kind == service.ClusterIP:
 		entry = "cluster"
 		if b.port.Internal == service.PolicyLocal {
-			w = local
+			w = localList
 		}
 	case b.port.External == service.PolicyLocal:
 		return b.routeLocal(f), verdict{}
@@ -202,12 +202,12 @@ func (b *builder) route(f *service.Frontend) (*set, verdict) {
 // itself go one way, everybody else the other.
 func (b *builder) routeLocal(f *service.Frontend) *set {
 	if f.Kind == service.NodePort {
-		b.verdict(nodePortInside, f, b.pick(pickNodePortInside, f, cluster, ""))
-		b.verdict(nodePortOutside, f, b.pick(pickNodePort, f, local, ""))
+		b.verdict(nodePortInternalClients, f, b.pick(pickNodePortInternal, f, clusterList, ""))
+		b.verdict(nodePortExternalClients, f, b.pick(pickNodePort, f, localList, ""))
 		return nodePortLocal
 	}
-	b.verdict(inside, f, b.pick(pickInside, f, cluster, ""))
-	b.verdict(outside, f, b.pick(pickAddr, f, local, ""))
+	b.verdict(internalClients, f, b.pick(pickInternal, f, clusterList, ""))
+	b.verdict(externalClients, f, b.pick(pickAddr, f, localList, ""))
 	return externalLocal
 }
 
@@ -230,17 +230,17 @@ func comment(n service.PortName) string {
 	return s[:min(len(s), 120)]
 }
 
-// needs returns the classes that l's port uses.
-func (l layout) needs() classes {
+// neededClasses returns the classes that l's port uses.
+func (l layout) neededClasses() classes {
 	var c classes
 	p := l.port
 	if p.Affinity > 0 {
 		return c
 	}
 	for _, f := range p.Frontends {
-		pick, in := pickAddr, pickInside
+		pick, in := pickAddr, pickInternal
 		if f.Kind == service.NodePort {
-			pick, in = pickNodePort, pickNodePortInside
+			pick, in = pickNodePort, pickNodePortInternal
 		}
 		if n := len(p.Endpoints(f.Kind)); n > 0 {
 			c.add(pick, classOf(n))

@@ -42,12 +42,12 @@ func newEncoder(f service.Family) *encoder {
 	return e
 }
 
-// keptBuffer bounds what an encoder keeps for the next batch.
-const keptBuffer = 64 << 10
+// maxKeptBuffer bounds what an encoder keeps for the next batch.
+const maxKeptBuffer = 64 << 10
 
 // release gives the memory of a large batch back.
 func (e *encoder) release() {
-	if cap(e.buf) > keptBuffer {
+	if cap(e.buf) > maxKeptBuffer {
 		e.buf = nil
 	}
 }
@@ -58,7 +58,7 @@ const opSize = 80
 // batch returns the messages for ops, good until the next call. The last one
 // asks for an answer.
 func (e *encoder) batch(ops []op) ([]byte, error) {
-	if _, err := e.rehearsal(ops); err != nil {
+	if _, err := e.dryRun(ops); err != nil {
 		return nil, err
 	}
 	e.open(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
@@ -66,9 +66,9 @@ func (e *encoder) batch(ops []op) ([]byte, error) {
 	return e.buf, nil
 }
 
-// rehearsal returns a batch without its end. The kernel checks all of it,
+// dryRun returns a batch without its end. The kernel checks all of it,
 // answers, and changes nothing.
-func (e *encoder) rehearsal(ops []op) ([]byte, error) {
+func (e *encoder) dryRun(ops []op) ([]byte, error) {
 	e.buf = slices.Grow(e.buf[:0], len(ops)*opSize)
 	e.open(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 	e.close()
@@ -78,7 +78,7 @@ func (e *encoder) rehearsal(ops []op) ([]byte, error) {
 		}
 	}
 	e.endElements()
-	e.flag(unix.NLM_F_ACK)
+	e.addFlags(unix.NLM_F_ACK)
 	return e.buf, nil
 }
 
@@ -89,20 +89,20 @@ func (e *encoder) op(o *op) error {
 	}
 	e.endElements()
 	switch o.verb {
-	case addTable, delTable, wakeTable:
+	case addTable, delTable, clearDormant:
 		e.table(o.verb)
 	case addSet:
 		e.set(o.set)
 	case delSet:
-		e.named(unix.NFT_MSG_DELSET, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, o.set.name)
+		e.namedMessage(unix.NFT_MSG_DELSET, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, o.set.name)
 	case addChain:
 		e.chain(o.chain)
 	case acceptPolicy:
-		e.policy(o.chain.name)
+		e.acceptPolicy(o.chain.name)
 	case delChain:
-		e.named(unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, o.chain.name)
+		e.namedMessage(unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, o.chain.name)
 	case flushChain:
-		e.named(unix.NFT_MSG_DELRULE, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, o.chain.name)
+		e.namedMessage(unix.NFT_MSG_DELRULE, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, o.chain.name)
 	case addRules:
 		for _, r := range o.chain.rules {
 			if err := e.rule(o.chain.name, r); err != nil {
@@ -118,19 +118,19 @@ func (e *encoder) table(v verb) {
 	if v == delTable {
 		msg, flags = unix.NFT_MSG_DELTABLE, 0
 	}
-	if v == wakeTable {
+	if v == clearDormant {
 		flags = 0
 	}
 	e.open(nft(msg), flags, e.nf, 0)
 	e.str(unix.NFTA_TABLE_NAME, e.name)
-	if v == wakeTable {
+	if v == clearDormant {
 		e.u32(unix.NFTA_TABLE_FLAGS, 0)
 	}
 	e.close()
 }
 
-// policy makes a base chain that is there accept what its rules leave over.
-func (e *encoder) policy(chain string) {
+// acceptPolicy makes a base chain that is there accept what its rules leave over.
+func (e *encoder) acceptPolicy(chain string) {
 	e.open(nft(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
 	e.str(unix.NFTA_CHAIN_TABLE, e.name)
 	e.str(unix.NFTA_CHAIN_NAME, chain)
@@ -138,8 +138,8 @@ func (e *encoder) policy(chain string) {
 	e.close()
 }
 
-// named writes a message that needs a table and a name only.
-func (e *encoder) named(msg int, table, attr uint16, name string) {
+// namedMessage writes a message that needs a table and a name only.
+func (e *encoder) namedMessage(msg int, table, attr uint16, name string) {
 	e.open(nft(msg), 0, e.nf, 0)
 	e.str(table, e.name)
 	e.str(attr, name)
@@ -158,8 +158,8 @@ func (e *encoder) set(s *set) {
 		e.u32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
 		e.u32(unix.NFTA_SET_DATA_LEN, 0)
 	case s.kind != plainSet:
-		e.u32(unix.NFTA_SET_DATA_TYPE, typeIDs(s.yields(), e.family))
-		e.u32(unix.NFTA_SET_DATA_LEN, uint32(keySize(s.yields(), e.family)))
+		e.u32(unix.NFTA_SET_DATA_TYPE, typeIDs(s.valueFields(), e.family))
+		e.u32(unix.NFTA_SET_DATA_LEN, uint32(keySize(s.valueFields(), e.family)))
 	}
 	e.u32(unix.NFTA_SET_ID, e.seq) // needs only to be unique in the batch
 	if s.timeout != 0 {
@@ -331,7 +331,7 @@ func (e *encoder) data(x *element) {
 		data := e.nest(unix.NFTA_SET_ELEM_DATA)
 		v := e.nest(unix.NFTA_DATA_VERDICT)
 		code := uint32(nfDrop)
-		if x.verdict.code == goTo {
+		if x.verdict.code == verdictGoto {
 			code = uint32(0xffffffff & unix.NFT_GOTO)
 		}
 		e.u32(unix.NFTA_VERDICT_CODE, code)

@@ -32,12 +32,12 @@ func expressions(s statement, family service.Family) ([]expr.Any, error) {
 		return append(load(s.fields, 0, 0, family), &expr.Lookup{
 			SourceRegister: register(0), SetName: s.in.name, IsDestRegSet: true,
 		}), nil
-	case translate:
-		return translation(s, family), nil
-	case stick:
-		return sticking(s, family), nil
-	case remember:
-		return append(append(load([]field{origSaddr}, 0, 0, family), load(target[:1], 4, 0, family)...), &expr.Dynset{
+	case dnat:
+		return dnatExprs(s, family), nil
+	case affinityDNAT:
+		return affinityDNATExprs(s, family), nil
+	case recordClient:
+		return append(append(load([]field{origSaddr}, 0, 0, family), load(targetFields[:1], 4, 0, family)...), &expr.Dynset{
 			SrcRegKey: register(0), SrcRegData: register(4), SetName: s.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE,
 		}), nil
 	case verdict:
@@ -52,15 +52,15 @@ func expressions(s statement, family service.Family) ([]expr.Any, error) {
 	return matchExprs(s, family)
 }
 
-func translation(t translate, family service.Family) []expr.Any {
-	return append(load(t.fields, 0, t.mod, family), value(t.in), translationTo(daddr.size(family)/4, family))
+func dnatExprs(t dnat, family service.Family) []expr.Any {
+	return append(load(t.fields, 0, t.mod, family), value(t.in), natExpr(daddr.size(family)/4, family))
 }
 
-func sticking(s stick, family service.Family) []expr.Any {
+func affinityDNATExprs(s affinityDNAT, family service.Family) []expr.Any {
 	const port = 4
 	return append(load(clientKey, 0, 0, family), value(s.in),
 		&expr.Immediate{Register: register(port), Data: binary.BigEndian.AppendUint16(nil, s.port)},
-		translationTo(port, family))
+		natExpr(port, family))
 }
 
 // value replaces the key in the first registers by what a map has for it.
@@ -68,9 +68,9 @@ func value(in *set) expr.Any {
 	return &expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: in.name}
 }
 
-// translationTo takes the address from the first register and the port from
+// natExpr takes the address from the first register and the port from
 // the n-th.
-func translationTo(n int, family service.Family) expr.Any {
+func natExpr(n int, family service.Family) expr.Any {
 	nf := uint32(unix.NFPROTO_IPV4)
 	if family == service.IPv6 {
 		nf = unix.NFPROTO_IPV6
@@ -130,9 +130,9 @@ func original(f field, reg uint32, family service.Family) expr.Any {
 }
 
 func verdictExpr(v verdict) expr.Any {
-	kinds := map[code]expr.VerdictKind{
-		jumpTo: expr.VerdictJump, goTo: expr.VerdictGoto, goBack: expr.VerdictReturn,
-		dropIt: expr.VerdictDrop, acceptIt: expr.VerdictAccept,
+	kinds := map[verdictCode]expr.VerdictKind{
+		verdictJump: expr.VerdictJump, verdictGoto: expr.VerdictGoto, verdictReturn: expr.VerdictReturn,
+		verdictDrop: expr.VerdictDrop, verdictAccept: expr.VerdictAccept,
 	}
 	return &expr.Verdict{Kind: kinds[v.code], Chain: v.chain}
 }

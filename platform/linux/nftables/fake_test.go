@@ -104,13 +104,13 @@ func (t *fakeTable) do(o op) (*fakeTable, error) {
 }
 
 func (t *fakeTable) doSet(o op) error {
-	held := t.sets[o.set.name]
+	existing := t.sets[o.set.name]
 	switch {
-	case o.verb == addSet && held != nil:
+	case o.verb == addSet && existing != nil:
 		return errExist
 	case o.verb == addSet:
 		t.sets[o.set.name] = &fakeSet{o.set, map[string]element{}}
-	case held == nil:
+	case existing == nil:
 		return errNone
 	default:
 		delete(t.sets, o.set.name)
@@ -119,19 +119,19 @@ func (t *fakeTable) doSet(o op) error {
 }
 
 func (t *fakeTable) doChain(o op) error {
-	held := t.chains[o.chain.name]
+	existing := t.chains[o.chain.name]
 	switch {
-	case o.verb == addChain && held != nil:
+	case o.verb == addChain && existing != nil:
 		return errExist
 	case o.verb == addChain:
 		t.chains[o.chain.name] = &fakeChain{hook: o.chain.hook}
-	case held == nil:
+	case existing == nil:
 		return errNone
 	case o.verb == flushChain:
-		held.rules = nil
+		existing.rules = nil
 	case o.verb == addRules:
-		held.rules = append(held.rules, o.chain.rules...)
-	case len(held.rules) > 0:
+		existing.rules = append(existing.rules, o.chain.rules...)
+	case len(existing.rules) > 0:
 		return errBusy
 	default:
 		delete(t.chains, o.chain.name)
@@ -145,7 +145,7 @@ func (t *fakeTable) doElement(o op) error {
 	if s == nil {
 		return errNone
 	}
-	held, found := s.elements[elementKey(e)]
+	existing, found := s.elements[elementKey(e)]
 	switch {
 	case len(e.key) != keySize(s.key, service.IPv4) && len(e.key) != keySize(s.key, service.IPv6):
 		return fmt.Errorf("key of %d bytes", len(e.key))
@@ -153,7 +153,7 @@ func (t *fakeTable) doElement(o op) error {
 		return errNone
 	case o.verb == delElement:
 		delete(s.elements, elementKey(e))
-	case found && !bytes.Equal(held.value, e.value), found && held.verdict != e.verdict:
+	case found && !bytes.Equal(existing.value, e.value), found && existing.verdict != e.verdict:
 		return errExist
 	default:
 		s.elements[elementKey(e)] = e
@@ -168,7 +168,7 @@ func (t *fakeTable) check() error {
 	}
 	for n, c := range t.chains {
 		for _, s := range slices.Concat(c.rules...) {
-			if err := t.refers(s); err != nil {
+			if err := t.checkReferences(s); err != nil {
 				return fmt.Errorf("chain %s: %w", n, err)
 			}
 		}
@@ -183,18 +183,18 @@ func (t *fakeTable) check() error {
 	return nil
 }
 
-func (t *fakeTable) refers(s statement) error {
+func (t *fakeTable) checkReferences(s statement) error {
 	var in *set
 	switch s := s.(type) {
 	case lookup:
 		in = s.in
 	case dispatch:
 		in = s.in
-	case translate:
+	case dnat:
 		in = s.in
-	case stick:
+	case affinityDNAT:
 		in = s.in
-	case remember:
+	case recordClient:
 		in = s.in
 	case verdict:
 		if s.chain != "" && t.chains[s.chain] == nil {
@@ -213,16 +213,16 @@ func (k *fake) Read(context.Context) (*table, error) {
 	if k.table == nil {
 		return nil, nil
 	}
-	t := &table{chains: map[string]*heldChain{}, sets: map[string]*heldSet{}}
+	t := &table{chains: map[string]*observedChain{}, sets: map[string]*observedSet{}}
 	for n, c := range k.table.chains {
-		held := &heldChain{hook: c.hook.spec()}
+		observed := &observedChain{hook: c.hook.spec()}
 		for _, r := range c.rules {
-			held.rules = append(held.rules, r.fingerprint(k.family))
+			observed.fingerprints = append(observed.fingerprints, r.fingerprint(k.family))
 		}
-		t.chains[n] = held
+		t.chains[n] = observed
 	}
 	for n, s := range k.table.sets {
-		t.sets[n] = &heldSet{s.spec(k.family), maps.Clone(s.elements)}
+		t.sets[n] = &observedSet{s.spec(k.family), maps.Clone(s.elements)}
 	}
 	return t, nil
 }
@@ -231,7 +231,7 @@ func (k *fake) Liberal() bool { return k.liberal }
 
 func (k *fake) Touched(context.Context) (bool, error) { return k.touched, nil }
 
-func (k *fake) Forget(_ context.Context, clients *set, keep map[string]bool) error {
+func (k *fake) PruneClients(_ context.Context, clients *set, keep map[string]bool) error {
 	s := k.table.sets[clients.name]
 	if s == nil {
 		return errNone

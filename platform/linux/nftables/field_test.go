@@ -57,7 +57,7 @@ func TestKeyText(t *testing.T) {
 		"IPv6 frontend":    {addrKey, service.IPv6, tcp80("fd00:10:96::a"), nil, "fd00:10:96::a . tcp . 80"},
 		"node port":        {nodePortKey, service.IPv6, appendPort(appendProto(nil, service.SCTP), 30080), nil, "sctp . 30080"},
 		"slot":             {[]field{proto, dport, slot}, service.IPv4, appendSlot(appendPort(appendProto(nil, service.UDP), 53), 258), nil, "udp . 53 . 258"},
-		"target":           {target, service.IPv4, appendPort(appendAddr(nil, addr("10.244.1.5")), 8080), nil, "10.244.1.5 . 8080"},
+		"target":           {targetFields, service.IPv4, appendPort(appendAddr(nil, addr("10.244.1.5")), 8080), nil, "10.244.1.5 . 8080"},
 		"unknown protocol": {nodePortKey, service.IPv4, appendPort(appendProto(nil, 99), 1), nil, "unknown . 1"},
 		"a range of sources": {
 			sources.key, service.IPv4,

@@ -35,7 +35,7 @@ func TestDriftOfFlags(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inNamespace(t, func() { drifts(t, tt.script, tt.want) })
+			inNamespace(t, func() { checkDrift(t, tt.script, tt.want) })
 		})
 	}
 }
@@ -61,16 +61,16 @@ func TestDriftOfSets(t *testing.T) {
 				var drift []string
 				if strings.Contains(runNft(t, "", "list", "table", "ip", TableName), tt.shows) {
 					drift = []string{tt.want}
-					wantPlanned(t, want)
+					wantChangesPlanned(t, want)
 				}
-				p := planned(t, b, want)
+				p := planOrError(t, b, want)
 				if diff := cmp.Diff(drift, p.Drift()); diff != "" {
 					t.Errorf("drift (-want +got):\n%s", diff)
 				}
 				if err := p.Apply(context.Background()); err != nil {
 					t.Errorf("Apply: %v", err)
 				}
-				wantSettled(t, b, want)
+				wantConverged(t, b, want)
 			})
 		})
 	}
@@ -106,6 +106,6 @@ func TestReservedTable(t *testing.T) {
 		}
 		other.close()
 		apply(t, b, want)
-		wantSettled(t, b, want)
+		wantConverged(t, b, want)
 	})
 }

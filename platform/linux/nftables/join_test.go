@@ -8,22 +8,22 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // A frontend passes to a port of another name, and the kernel refuses the first
 // transaction: what it holds at the end is what is wanted, whichever of the two
 // names comes first.
-func TestFrontendPassesThoughRefused(t *testing.T) {
+func TestFrontendMovesAfterRefusal(t *testing.T) {
 	for _, name := range []string{"aaa", "zzz"} {
 		k := &fake{family: service.IPv4}
 		b := &Backend{family: service.IPv4, options: Options{MasqueradeBit: 14}, driver: k}
 		p := &service.Port{Family: service.IPv4, External: service.PolicyLocal}
 		p.Name = service.PortName{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}
-		p.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: world.Nth("198.51.100.0", 1), Port: 80}}
+		p.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: generate.NthAddr("198.51.100.0", 1), Port: 80}}
 		p.Cluster = []service.Endpoint{{Addr: addrPort("10.244.1.9:8080"), Local: true}}
 		p.Local = p.Cluster
-		s := service.New(1, &service.Node{NodePorts: service.Everywhere(), Name: "node-a"}, []*service.Port{p})
+		s := service.New(1, &service.Node{NodePorts: service.AnyAddress(), Name: "node-a"}, []*service.Port{p})
 		apply(t, b, s)
 
 		q := *p

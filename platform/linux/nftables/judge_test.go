@@ -12,7 +12,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
@@ -25,7 +25,7 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 			wantOut.masq[e.Addr] = v.Masquerades(e) || hairpins(want, c.From, e, k.family)
 		}
 	}
-	got := trace(k.table, k.family, c, world.NodeLocal)
+	got := trace(k.table, k.family, c, generate.IsNodeLocal)
 	if diff := cmp.Diff(wantOut, got, cmp.AllowUnexported(outcome{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 		t.Fatalf("%+v: %s (-decide +nftables):\n%s", c, v.Reason, diff)
 	}
@@ -44,13 +44,13 @@ func hairpins(want *service.Snapshot, from netip.Addr, e service.Endpoint, f ser
 	return s[sharedKey{hairpin, string(from.AsSlice())}] > 0
 }
 
-// TestTracedRulesDecideAsRouteDoes judges 4,000 connections: 20 to each of
+// TestTracedRulesMatchRouteDecide judges 4,000 connections: 20 to each of
 // 100 drawn clusters of each family.
-func TestTracedRulesDecideAsRouteDoes(t *testing.T) {
+func TestTracedRulesMatchRouteDecide(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				w := world.World{T: t, Family: f}
+				w := generate.Cluster{T: t, Family: f}
 				ports := w.Ports()
 				want := service.New(1, w.Node(), ports)
 				k := &fake{family: f}
@@ -68,7 +68,7 @@ type fataler interface{ Fatalf(string, ...any) }
 
 // apply does one round that must work.
 func apply(t fataler, b *Backend, want *service.Snapshot) {
-	world.Apply(t, b, want)
+	generate.Apply(t, b, want)
 }
 
 func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }

@@ -15,15 +15,15 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftcommand"
-	"kubeproxy/test/world"
 )
 
 // inNamespace runs f in a network namespace of its own.
 func inNamespace(t *testing.T, f func()) {
 	t.Helper()
-	netlab.Alone(t, f)
+	netlab.InNamespace(t, f)
 }
 
 func newKernel(t fataler, f service.Family) *Backend {
@@ -52,14 +52,14 @@ func runNft(t testing.TB, input string, args ...string) string {
 func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
 		rapid.Check(t, func(t *rapid.T) {
-			w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+			w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 			b := newKernel(t, w.Family)
 			defer b.driver.(*kernel).close()
 			for range 3 {
 				want := service.New(1, w.Node(), w.Ports())
 				apply(t, b, want)
 				fresh := newKernel(t, w.Family)
-				world.Adopted(t, fresh, want)
+				generate.RequireNoChange(t, fresh, want)
 				_ = fresh.Close()
 			}
 			if err := b.Cleanup(context.Background()); err != nil {
@@ -76,7 +76,7 @@ func TestNftReadsTables(t *testing.T) {
 	nftcommand.NeedTables(t)
 	inNamespace(t, func() {
 		rapid.Check(t, func(rt *rapid.T) {
-			w := world.World{T: rt, Family: service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
+			w := generate.Cluster{T: rt, Family: service.Family(rapid.IntRange(0, 1).Draw(rt, "family"))}
 			want := service.New(1, w.Node(), w.Ports())
 			b := newKernel(rt, w.Family)
 			apply(rt, b, want)

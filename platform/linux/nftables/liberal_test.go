@@ -21,7 +21,7 @@ func TestKernelIsLiberal(t *testing.T) {
 		if drops := k.table.chains["forward"] != nil; drops == liberal {
 			t.Errorf("kernel liberal %t: packets are dropped: %t", liberal, drops)
 		}
-		if plan := adoptedWith(t, k, b.options, want); plan != "" {
+		if plan := planWith(t, k, b.options, want); plan != "" {
 			t.Errorf("round %d: a new backend finds to do:\n%s", i, plan)
 		}
 	}
@@ -30,7 +30,7 @@ func TestKernelIsLiberal(t *testing.T) {
 	}
 }
 
-func adoptedWith(t *testing.T, k *fake, o Options, want *service.Snapshot) string {
+func planWith(t *testing.T, k *fake, o Options, want *service.Snapshot) string {
 	t.Helper()
 	p, err := (&Backend{family: k.family, options: o, driver: k}).Plan(t.Context(), want)
 	if err != nil {

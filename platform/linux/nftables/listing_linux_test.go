@@ -25,10 +25,10 @@ func listed(t *testing.T) map[string]string {
 // remove set by set.
 func TestLargeChanges(t *testing.T) {
 	inNamespace(t, func() {
-		for _, want := range []*service.Snapshot{with(100, 60), with(100, 3), with(200, 30), with(0, 0)} {
+		for _, want := range []*service.Snapshot{servicesWith(100, 60), servicesWith(100, 3), servicesWith(200, 30), servicesWith(0, 0)} {
 			b := newKernel(t, service.IPv4)
 			apply(t, b, want)
-			wantSettled(t, b, want)
+			wantConverged(t, b, want)
 			b.driver.(*kernel).close()
 		}
 	})
@@ -54,13 +54,13 @@ func TestCommitIsAllOrNothing(t *testing.T) {
 			"two bad ones":     {[]op{element(delElement, 1), {verb: addSet, set: clusterIPs}}, unix.ENOENT},
 			"a set there is":   {[]op{{verb: addSet, set: clusterIPs}}, unix.EEXIST},
 			"a chain in use":   {[]op{{verb: flushChain, chain: &chain{name: dispatchChain}}, {verb: delChain, chain: &chain{name: dispatchChain}}}, unix.EBUSY},
-			"a way to nowhere": {[]op{element(addElement, 1), {verb: addRules, chain: &chain{name: dispatchChain, rules: []rule{{goes("nowhere")}}}}}, unix.ENOENT},
+			"a way to nowhere": {[]op{element(addElement, 1), {verb: addRules, chain: &chain{name: dispatchChain, rules: []rule{{gotoVerdict("nowhere")}}}}}, unix.ENOENT},
 		} {
 			if err := b.driver.Commit(context.Background(), tt.ops); !errors.Is(err, tt.want) {
 				t.Errorf("%s: Commit = %v, want %v", name, err, tt.want)
 			}
 		}
-		wantSettled(t, b, want)
+		wantConverged(t, b, want)
 	})
 }
 
@@ -106,7 +106,7 @@ func TestForeignBaseChains(t *testing.T) {
 				if diff := cmp.Diff(before, listed(t)); diff != "" {
 					t.Errorf("after the repair (-before +after):\n%s", diff)
 				}
-				wantSettled(t, b, want)
+				wantConverged(t, b, want)
 			})
 		})
 	}

@@ -24,11 +24,11 @@ type monitor struct {
 	name string // of our table
 	sock *socket
 
-	mu      sync.Mutex
-	dirty   bool
-	about   bool // something was said of our table since the last generation
-	suspect process.Process
-	touched func() // told when dirty comes to be true, nil if nobody watches
+	mu          sync.Mutex
+	dirty       bool
+	sawOurTable bool // something was said of our table since the last generation
+	changedBy   process.Process
+	onChange    func() // told when dirty comes to be true, nil if nobody watches
 }
 
 // newMonitor starts to listen to what concerns a table. Changes made through the socket with port
@@ -38,7 +38,7 @@ func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := ignore(s.fd, own); err != nil {
+	if err := ignorePort(s.fd, own); err != nil {
 		s.close()
 		return nil, fmt.Errorf("filter netlink notifications: %w", err)
 	}
@@ -49,10 +49,10 @@ func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
 	return &monitor{nf: nf, name: table, sock: s}, nil
 }
 
-// ignore keeps messages about changes made through a port from a socket. The
+// ignorePort keeps messages about changes made through a port from a socket. The
 // kernel groups messages by transaction, so the first one's port, at offset
 // 12 of its header, tells for all.
-func ignore(fd int, port uint32) error {
+func ignorePort(fd int, port uint32) error {
 	// The filter machine loads in network order what is in the machine's.
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], port)
@@ -66,23 +66,23 @@ func ignore(fd int, port uint32) error {
 		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 }
 
-// ask reports whether our table was touched since reset.
-func (m *monitor) ask() bool {
+// isDirty reports whether our table was touched since reset.
+func (m *monitor) isDirty() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hear()
+	m.readPending()
 	return m.dirty
 }
 
-// notice tells whoever watches if our table was touched. It is for callers
+// notifyIfDirty tells whoever watches if our table was touched. It is for callers
 // that do not look at the table next.
-func (m *monitor) notice() {
+func (m *monitor) notifyIfDirty() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	was := m.dirty
-	m.hear()
-	if m.dirty && !was && m.touched != nil {
-		m.touched()
+	m.readPending()
+	if m.dirty && !was && m.onChange != nil {
+		m.onChange()
 	}
 }
 
@@ -90,12 +90,12 @@ func (m *monitor) notice() {
 func (m *monitor) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hear()
+	m.readPending()
 	m.dirty = false
 }
 
-// hear reads what there is to hear. The caller holds mu.
-func (m *monitor) hear() {
+// readPending reads what there is to hear. The caller holds mu.
+func (m *monitor) readPending() {
 	for {
 		b, err := m.sock.receive(unix.MSG_DONTWAIT)
 		switch {
@@ -109,42 +109,42 @@ func (m *monitor) hear() {
 			continue
 		}
 		for r, err := range replies(b) {
-			if err != nil || m.ours(r) {
-				m.dirty, m.about = true, true
+			if err != nil || m.aboutOurTable(r) {
+				m.dirty, m.sawOurTable = true, true
 			}
-			m.blame(r)
+			m.recordProcess(r)
 		}
 	}
 }
 
-// ours reports that r is about our table. Messages of every type begin with
+// aboutOurTable reports that r is about our table. Messages of every type begin with
 // the name of the table, but the one that counts generations.
-func (m *monitor) ours(r reply) bool {
+func (m *monitor) aboutOurTable(r reply) bool {
 	const tableName = 1
 	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == m.name
 }
 
-// blame notes who made a transaction that our table was part of. The kernel ends
+// recordProcess notes who made a transaction that our table was part of. The kernel ends
 // each with a message that says so, since Linux 4.14, by the number that the process
 // has outside of all containers (torvalds/linux, nf_tables_fill_gen_info).
-func (m *monitor) blame(r reply) {
+func (m *monitor) recordProcess(r reply) {
 	if r.typ != nft(unix.NFT_MSG_NEWGEN) {
 		return
 	}
-	if pid := attribute(r.body, unix.NFTA_GEN_PROC_PID); m.about && pid != nil {
-		m.suspect = process.Process{PID: int(u32Of(pid)), Command: stringOf(attribute(r.body, unix.NFTA_GEN_PROC_NAME))}
+	if pid := attribute(r.body, unix.NFTA_GEN_PROC_PID); m.sawOurTable && pid != nil {
+		m.changedBy = process.Process{PID: int(u32Of(pid)), Command: stringOf(attribute(r.body, unix.NFTA_GEN_PROC_NAME))}
 	}
-	m.about = false
+	m.sawOurTable = false
 }
 
-// who names the process that touched our table last, nothing if that is not known.
-func (m *monitor) who() string {
+// suspect names the process that touched our table last, nothing if that is not known.
+func (m *monitor) suspect() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.suspect.PID == 0 {
+	if m.changedBy.PID == 0 {
 		return ""
 	}
-	return m.suspect.Described().String()
+	return m.changedBy.WithDetails().String()
 }
 
 // watch calls touched whenever our table was touched, until ctx ends.
@@ -165,8 +165,8 @@ func (m *monitor) watch(ctx context.Context, touched func()) error {
 			<-woke // or it would write to whatever has the number next
 		}
 	}()
-	m.tell(touched)
-	defer m.tell(nil)
+	m.setOnChange(touched)
+	defer m.setOnChange(nil)
 	for {
 		fds := []unix.PollFd{{Fd: int32(m.sock.fd), Events: unix.POLLIN}, {Fd: int32(wake[0]), Events: unix.POLLIN}}
 		if _, err := unix.Poll(fds, -1); err != nil && !errors.Is(err, unix.EINTR) {
@@ -175,15 +175,15 @@ func (m *monitor) watch(ctx context.Context, touched func()) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		m.notice()
+		m.notifyIfDirty()
 	}
 }
 
-// tell makes touched the one to be told, also of what was heard before.
-func (m *monitor) tell(touched func()) {
+// setOnChange makes touched the one to be told, also of what was heard before.
+func (m *monitor) setOnChange(touched func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.touched = touched
+	m.onChange = touched
 	if m.dirty && touched != nil {
 		touched()
 	}

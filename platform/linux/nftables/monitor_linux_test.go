@@ -11,9 +11,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// strangers are changes that others make with nft, and whether they concern
+// foreignChanges are changes that others make with nft, and whether they concern
 // the IPv4 table of simple(2).
-var strangers = map[string]struct {
+var foreignChanges = map[string]struct {
 	script  string
 	touches bool
 }{
@@ -34,7 +34,7 @@ var strangers = map[string]struct {
 }
 
 func TestTouched(t *testing.T) {
-	for name, tt := range strangers {
+	for name, tt := range foreignChanges {
 		t.Run(name, func(t *testing.T) {
 			inNamespace(t, func() {
 				b := newKernel(t, service.IPv4)
@@ -66,13 +66,13 @@ func wasTouched(t *testing.T, b *Backend) bool {
 	return touched
 }
 
-// watching runs story while b watches. calls has room for all calls.
-func watching(t *testing.T, b *Backend, story func(calls <-chan struct{})) {
+// whileWatching runs story while b watches. calls has room for all calls.
+func whileWatching(t *testing.T, b *Backend, body func(calls <-chan struct{})) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	calls, done := make(chan struct{}, 100), make(chan error, 1)
 	go func() { done <- b.Watch(ctx, func() { calls <- struct{}{} }) }()
-	story(calls)
+	body(calls)
 	cancel()
 	select {
 	case err := <-done:
@@ -100,7 +100,7 @@ func TestWatch(t *testing.T) {
 		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		apply(t, b, simple(2))
-		watching(t, b, func(calls <-chan struct{}) {
+		whileWatching(t, b, func(calls <-chan struct{}) {
 			for _, when := range []string{"a first change", "a second one", "a third one"} {
 				runNft(t, "", "add", "rule", "ip", TableName, refuseChain, "drop")
 				wantCall(t, calls, when)
@@ -115,7 +115,7 @@ func TestWatchIsQuiet(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
-		watching(t, b, func(calls <-chan struct{}) {
+		whileWatching(t, b, func(calls <-chan struct{}) {
 			for n := range 5 {
 				apply(t, b, simple(n))
 				runNft(t, "", "add", "table", "ip", "other")
@@ -131,7 +131,7 @@ func TestWatchIsQuiet(t *testing.T) {
 
 // A change that is heard of while we commit is told too: the round that
 // commits has looked already. So is one from before anybody watched.
-func TestWatchHearsWhatACommitHears(t *testing.T) {
+func TestWatchReportsChangesSeenDuringCommit(t *testing.T) {
 	for name, late := range map[string]bool{"watched": false, "watched later": true} {
 		t.Run(name, func(t *testing.T) {
 			inNamespace(t, func() {
@@ -139,22 +139,22 @@ func TestWatchHearsWhatACommitHears(t *testing.T) {
 				defer b.driver.(*kernel).close()
 				apply(t, b, simple(2))
 				if !late {
-					watching(t, b, func(calls <-chan struct{}) {
-						meanwhile(t, b)
+					whileWatching(t, b, func(calls <-chan struct{}) {
+						changeBetweenPlanAndApply(t, b)
 						wantCall(t, calls, "a change within a round")
 					})
 					return
 				}
-				meanwhile(t, b)
-				watching(t, b, func(calls <-chan struct{}) { wantCall(t, calls, "a change from before") })
+				changeBetweenPlanAndApply(t, b)
+				whileWatching(t, b, func(calls <-chan struct{}) { wantCall(t, calls, "a change from before") })
 			})
 		})
 	}
 }
 
-// meanwhile does a round in which a stranger touches the table between Plan
+// changeBetweenPlanAndApply does a round in which a stranger touches the table between Plan
 // and Apply.
-func meanwhile(t *testing.T, b *Backend) {
+func changeBetweenPlanAndApply(t *testing.T, b *Backend) {
 	t.Helper()
 	p, err := b.Plan(context.Background(), simple(3))
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 	"kubeproxy/test/nftcommand"
 )
 
-// TestNftTakesOddNames wants nft to read what Render writes, and the kernel
+// TestNftAcceptsUnusualNames wants nft to read what Render writes, and the kernel
 // and nft to keep every name as it is.
-func TestNftTakesOddNames(t *testing.T) {
+func TestNftAcceptsUnusualNames(t *testing.T) {
 	nftcommand.NeedTables(t)
-	want := service.New(1, &service.Node{NodePorts: service.Everywhere(), Name: "node-a"}, oddPorts())
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress(), Name: "node-a"}, unusualPorts())
 	inNamespace(t, func() {
 		var text bytes.Buffer
 		if err := Render(&text, want, Options{MasqueradeBit: 14}, Text); err != nil {
@@ -39,8 +39,8 @@ func TestNftTakesOddNames(t *testing.T) {
 func wantNames(t *testing.T, how string) {
 	t.Helper()
 	listing := runNft(t, "", "list", "table", "ip", TableName)
-	for _, p := range oddPorts() {
-		for _, n := range ownNames(p) {
+	for _, p := range unusualPorts() {
+		for _, n := range affinityNames(p) {
 			if !strings.Contains(listing, " "+n+" {\n") {
 				t.Errorf("%s: the listing lacks %q", how, n)
 			}

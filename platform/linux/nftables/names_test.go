@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
 // long is as long as the API lets names of Services and namespaces be.
 var long = strings.Repeat("n", 63)
 
-// oddPorts have names that the API allows and that nft might not like.
-func oddPorts() []*service.Port {
+// unusualPorts have names that the API allows and that nft might not like.
+func unusualPorts() []*service.Port {
 	names := []service.PortName{
 		{Namespace: "shop", Name: "web"},
 		{Namespace: "0", Name: "1", Port: "2"},
@@ -35,7 +35,7 @@ func oddPorts() []*service.Port {
 		ports = append(ports, &service.Port{
 			Name: n, Affinity: 86400 * time.Second, External: service.PolicyLocal,
 			Frontends: []service.Frontend{
-				{Kind: service.ClusterIP, Addr: world.Nth("10.96.0.0", i), Port: 65535},
+				{Kind: service.ClusterIP, Addr: generate.NthAddr("10.96.0.0", i), Port: 65535},
 				{Kind: service.NodePort, Port: uint16(30000 + i)},
 			},
 			Cluster: []service.Endpoint{{Addr: addrPort("10.244.1.1:65535")}, {Addr: addrPort("10.244.1.2:65534")}},
@@ -45,16 +45,16 @@ func oddPorts() []*service.Port {
 	return ports
 }
 
-// bare is what nft reads as one word without quotes.
-var bare = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
+// unquotedName is what nft reads as one word without quotes.
+var unquotedName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
 
-// ownNames lists the names of p's own chains and sets.
-func ownNames(p *service.Port) []string {
+// affinityNames lists the names of p's own chains and sets.
+func affinityNames(p *service.Port) []string {
 	var names []string
-	for _, s := range ownSets(p) {
+	for _, s := range affinitySets(p) {
 		names = append(names, s.name)
 	}
-	for _, c := range ownChains(p, Options{}) {
+	for _, c := range affinityChains(p, Options{}) {
 		names = append(names, c.name)
 	}
 	return names
@@ -65,16 +65,16 @@ func TestNamesAreUniqueWordsOfNft(t *testing.T) {
 	for _, s := range baseSets {
 		taken[s.name] = true
 	}
-	for _, c := range append(baseChains(service.IPv4, &service.Node{NodePorts: service.Everywhere()}, Options{}), baseClasses.chains(Options{})...) {
+	for _, c := range append(baseChains(service.IPv4, &service.Node{NodePorts: service.AnyAddress()}, Options{}), baseClasses.chains(Options{})...) {
 		taken[c.name] = true
 	}
-	for _, p := range oddPorts() {
-		names := ownNames(p)
+	for _, p := range unusualPorts() {
+		names := affinityNames(p)
 		if len(names) < 10 {
 			t.Errorf("%s has %d objects of its own, want those of two lists", p.Name, len(names))
 		}
 		for _, n := range names {
-			if !bare.MatchString(n) || len(n) > 128 {
+			if !unquotedName.MatchString(n) || len(n) > 128 {
 				t.Errorf("name %q of %d bytes is not a word of nft", n, len(n))
 			}
 			if taken[n] {
@@ -88,7 +88,7 @@ func TestNamesAreUniqueWordsOfNft(t *testing.T) {
 // The part that people read says which Service it is; the hash before it
 // does not change from one version to the next, for a restart finds its
 // clients by it.
-func TestClientID(t *testing.T) {
+func TestServicePortID(t *testing.T) {
 	for _, tt := range []struct {
 		name service.PortName
 		want string
@@ -98,12 +98,12 @@ func TestClientID(t *testing.T) {
 		{service.PortName{Namespace: long, Name: "web", Protocol: service.UDP}, "-" + long + "/web/udp"},
 		{service.PortName{Namespace: long, Name: long, Protocol: service.UDP}, "-" + long + "/nnnnnnnn"},
 	} {
-		id := clientID(tt.name)
+		id := servicePortID(tt.name)
 		if hash, found := strings.CutSuffix(id, tt.want); !found || len(hash) != 8 {
 			t.Errorf("clientID(%s) = %q, want eight letters and %q", tt.name, id, tt.want)
 		}
 	}
-	if got, want := clientID(service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}), "2n6w3cvw-shop/web/tcp"; got != want {
+	if got, want := servicePortID(service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}), "2n6w3cvw-shop/web/tcp"; got != want {
 		t.Errorf("clientID = %q, want %q as ever", got, want)
 	}
 }

@@ -17,7 +17,7 @@ type verb uint8
 const (
 	delTable verb = iota
 	addTable
-	wakeTable // a dormant one
+	clearDormant // a dormant one
 	addSet
 	addChain
 	acceptPolicy // of a base chain
@@ -45,7 +45,7 @@ func (o op) text(f service.Family) string {
 		return "- table " + cmp.Or(o.table, TableName)
 	case addTable:
 		return "+ table " + cmp.Or(o.table, TableName)
-	case wakeTable:
+	case clearDormant:
 		return "- flag dormant of table " + cmp.Or(o.table, TableName)
 	case addSet:
 		return "+ set " + o.set.name
@@ -75,8 +75,8 @@ func appendChain(ops []op, chains ...*chain) []op {
 	return ops
 }
 
-// appendChainGone adds the ops that remove c.
-func appendChainGone(ops []op, c *chain) []op {
+// appendChainDelete adds the ops that remove c.
+func appendChainDelete(ops []op, c *chain) []op {
 	return append(ops, op{verb: flushChain, chain: c}, op{verb: delChain, chain: c})
 }
 
@@ -114,7 +114,7 @@ func appendElements(ops []op, have, want []element) []op {
 func portOps(from, to layout, o Options) []op {
 	var have, want []element
 	if sameRoutes(from.port, to.port) {
-		have, want = from.elementsBeside(to), to.elementsBeside(from)
+		have, want = from.changedElements(to), to.changedElements(from)
 	} else {
 		if from.port != nil {
 			have = from.elements()
@@ -124,26 +124,26 @@ func portOps(from, to layout, o Options) []op {
 		}
 	}
 	ops := appendElements(nil, have, want)
-	return appendOwn(ops, from.port, to.port, o)
+	return appendAffinityChanges(ops, from.port, to.port, o)
 }
 
-// appendOwn adds the ops for what only one Port uses.
-func appendOwn(ops []op, from, to *service.Port, o Options) []op {
-	old, next := ownChains(from, o), ownChains(to, o)
+// appendAffinityChanges adds the ops for what only one Port uses.
+func appendAffinityChanges(ops []op, from, to *service.Port, o Options) []op {
+	old, next := affinityChains(from, o), affinityChains(to, o)
 	if len(old) == 0 && len(next) == 0 {
 		return ops
 	}
 	oldSets, nextSets := map[string]*set{}, map[string]*set{}
-	for _, s := range ownSets(from) {
+	for _, s := range affinitySets(from) {
 		oldSets[s.name] = s
 	}
-	for _, s := range ownSets(to) {
+	for _, s := range affinitySets(to) {
 		nextSets[s.name] = s
 		if oldSets[s.name] == nil {
 			ops = append(ops, op{verb: addSet, set: s})
 		}
 	}
-	for _, s := range ownSets(from) {
+	for _, s := range affinitySets(from) {
 		if nextSets[s.name] == nil {
 			ops = append(ops, op{verb: delSet, set: s})
 		}
@@ -170,7 +170,7 @@ func appendChainChanges(ops []op, old, next []*chain) []op {
 	}
 	for _, c := range old {
 		if _, gone := had[c.name]; gone {
-			ops = appendChainGone(ops, c)
+			ops = appendChainDelete(ops, c)
 		}
 	}
 	return ops

@@ -17,13 +17,13 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 
 	b := &Backend{driver: k}
 	part := simple(1)
-	part.Partial = true
+	part.Incomplete = true
 	apply(t, b, part)
 	if got := len(k.table.sets["services"].elements); got != 3 {
 		t.Errorf("%d Services in force while two could not be read, want 3", got)
 	}
 	whole := part.With(2, part.Node, []service.Change{})
-	whole.Partial = false
+	whole.Incomplete = false
 	apply(t, b, whole)
 	if got := len(k.table.sets["services"].elements); got != 1 {
 		t.Errorf("%d Services in force once all was read, want 1", got)

@@ -19,7 +19,7 @@ func TestPendingNodePorts(t *testing.T) {
 	pending := &service.Node{NodePortsPending: [2]bool{true, true}}
 	ports := []*service.Port{{
 		Name:      service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
-		Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}, Cluster: lettered("a"),
+		Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}, Cluster: letterEndpoints("a"),
 	}}
 	k := &fake{}
 	dispatched := func() string {

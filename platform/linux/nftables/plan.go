@@ -16,29 +16,29 @@ import (
 
 // plan is a list of units, each of which may fail on its own.
 type plan struct {
-	backend *Backend
-	units   []unit
-	next    *installed // what the table holds after Apply
-	delta   shared     // to add to next.shared after Apply
-	forgets []layout   // Ports some of whose clients may know an endpoint that left
-	drift   []string
-	misfits []string // why the table is made anew
-	removed []*service.Port
-	whole   bool // made from the table, not from what changed
+	backend      *Backend
+	units        []unit
+	next         *installed // what the table holds after Apply
+	sharedDelta  shared     // to add to next.shared after Apply
+	staleClients []layout   // Ports some of whose clients may know an endpoint that left
+	drift        []string
+	incompatible []string // why the table is made anew
+	removed      []*service.Port
+	fullSync     bool // made from the table, not from what changed
 }
 
 var (
-	_ reconcile.Remover = (*plan)(nil)
-	_ reconcile.Whole   = (*plan)(nil)
+	_ reconcile.Remover    = (*plan)(nil)
+	_ reconcile.FullSyncer = (*plan)(nil)
 )
 
 // unit is what takes effect together: the change of one Port, or ops that
 // belong to no Port in particular.
 type unit struct {
-	from, to layout
-	ops      []op // if not nil, these are the steps and to says whose they are
-	first    bool // the other units rely on this one
-	joined   bool // it takes effect together with the unit before it, see join
+	from, to     layout
+	ops          []op // if not nil, these are the steps and to says whose they are
+	prerequisite bool // the other units rely on this one
+	joined       bool // it takes effect together with the unit before it, see join
 }
 
 func (u unit) steps(o Options) []op {
@@ -57,7 +57,7 @@ func (u unit) port() *service.Port {
 }
 
 // Empty implements reconcile.Plan.
-func (p *plan) Empty() bool { return len(p.units) == 0 && len(p.forgets) == 0 }
+func (p *plan) Empty() bool { return len(p.units) == 0 && len(p.staleClients) == 0 }
 
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string { return p.drift }
@@ -65,8 +65,8 @@ func (p *plan) Drift() []string { return p.drift }
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
 
-// Whole implements reconcile.Whole.
-func (p *plan) Whole() bool { return p.whole }
+// FullSync implements reconcile.FullSync.
+func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -92,10 +92,10 @@ const maxFailures = 64
 // is tried once more at the end, when what it collided with may be gone.
 func (p *plan) Apply(ctx context.Context) error {
 	a := &applier{plan: p, ctx: ctx}
-	a.all(join(p.units))
+	a.commitAll(joinMoves(p.units))
 	if failed := a.failed; len(failed) > 0 && a.fatal == nil {
 		a.failed, a.errs = nil, nil
-		a.all(failed)
+		a.commitAll(failed)
 	}
 	b := p.backend
 	if err := errors.Join(append(a.errs, a.fatal)...); err != nil {
@@ -103,20 +103,20 @@ func (p *plan) Apply(ctx context.Context) error {
 		return err
 	}
 	b.have = p.next
-	for k, n := range p.delta {
+	for k, n := range p.sharedDelta {
 		if b.have.shared[k] += n; b.have.shared[k] == 0 {
 			delete(b.have.shared, k)
 		}
 	}
-	p.keepSlots()
-	return a.forget()
+	p.recordSlots()
+	return a.pruneClients()
 }
 
-// keepSlots notes the slots of the Ports that changed.
-func (p *plan) keepSlots() {
+// recordSlots notes the slots of the Ports that changed.
+func (p *plan) recordSlots() {
 	for _, u := range p.units {
 		switch {
-		case u.ops != nil: // planAll has noted them
+		case u.ops != nil: // planFull has noted them
 		case u.to.port != nil && !u.to.slots.identity():
 			p.next.slots[u.to.port.Name] = u.to.slots
 		case u.port() != nil:
@@ -135,16 +135,16 @@ type applier struct {
 	ops    []op  // of the latest transaction; the next one takes the memory over
 }
 
-// all commits units in transactions of about one chunk, each first unit on
+// commitAll commits units in transactions of about one chunk, each first unit on
 // its own.
-func (a *applier) all(units []unit) {
+func (a *applier) commitAll(units []unit) {
 	var group []unit
 	size := 0
 	for i, u := range units {
 		if a.fatal != nil {
 			return
 		}
-		if u.first {
+		if u.prerequisite {
 			a.prepare(u)
 			continue
 		}
@@ -190,7 +190,7 @@ func (a *applier) commit(units []unit) {
 		a.fatal = err
 		return
 	}
-	parts := halves(units)
+	parts := splitUnits(units)
 	for _, part := range parts {
 		if a.fatal == nil {
 			a.commit(part)
@@ -198,12 +198,12 @@ func (a *applier) commit(units []unit) {
 	}
 	if parts == nil {
 		for _, u := range units {
-			a.fail(u, err)
+			a.recordFailure(u, err)
 		}
 	}
 }
 
-func (a *applier) fail(u unit, err error) {
+func (a *applier) recordFailure(u unit, err error) {
 	if p := u.port(); p != nil {
 		err = &reconcile.PortError{Family: p.Family, Name: p.Name, Err: err}
 	} else {
@@ -216,13 +216,13 @@ func (a *applier) fail(u unit, err error) {
 	}
 }
 
-// forget makes clients forget endpoints that left.
-func (a *applier) forget() error {
+// pruneClients makes clients forget endpoints that left.
+func (a *applier) pruneClients() error {
 	var errs []error
 	b := a.plan.backend
-	for _, l := range a.plan.forgets {
-		for _, g := range append(l.groups(cluster), l.groups(local)...) {
-			if err := b.driver.Forget(a.ctx, g.clients, g.members); err != nil {
+	for _, l := range a.plan.staleClients {
+		for _, g := range append(l.groups(clusterList), l.groups(localList)...) {
+			if err := b.driver.PruneClients(a.ctx, g.clients, g.members); err != nil {
 				b.have = nil
 				err = fmt.Errorf("forget clients of endpoints that left: %w", err)
 				errs = append(errs, &reconcile.PortError{Family: b.family, Name: l.port.Name, Err: err})

@@ -13,11 +13,11 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
-// wantGoal wants a backend that knows nothing to find nothing to do.
-func wantGoal(t *testing.T, k *fake, want *service.Snapshot) {
+// wantUpToDate wants a backend that knows nothing to find nothing to do.
+func wantUpToDate(t *testing.T, k *fake, want *service.Snapshot) {
 	t.Helper()
 	p, err := (&Backend{family: k.family, driver: k}).Plan(context.Background(), want)
 	if err != nil || !p.Empty() {
@@ -25,27 +25,27 @@ func wantGoal(t *testing.T, k *fake, want *service.Snapshot) {
 	}
 }
 
-// about reports that ops program the named Service.
-func about(ops []op, name string) bool {
+// programs reports that ops program the named Service.
+func programs(ops []op, name string) bool {
 	return slices.ContainsFunc(ops, func(o op) bool {
 		return o.verb == addElement && o.element.comment == "shop/"+name
 	})
 }
 
 // A port that collides with another one is tried again when that has moved.
-func TestApplyTriesAgainAtTheEnd(t *testing.T) {
+func TestApplyRetriesAtTheEnd(t *testing.T) {
 	k := &fake{}
 	b := &Backend{driver: k}
 	moved := false
 	k.refuse = func(ops []op) error {
-		if about(ops, "web-003") && !moved {
+		if programs(ops, "web-003") && !moved {
 			return errInjected
 		}
-		moved = moved || about(ops, "web-009")
+		moved = moved || programs(ops, "web-009")
 		return nil
 	}
 	apply(t, b, simple(10))
-	wantGoal(t, k, b.have.snapshot)
+	wantUpToDate(t, k, b.have.snapshot)
 }
 
 // A kernel that refuses everything is not asked about every port.
@@ -64,7 +64,7 @@ func TestApplyGivesUp(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "gave up after 64 refusals") {
 		t.Errorf("Apply = %.200v, want it to give up", err)
 	}
-	if n := len(reconcile.Failed(err)); n != maxFailures {
+	if n := len(reconcile.PortErrors(err)); n != maxFailures {
 		t.Errorf("%d ports are named, want %d", n, maxFailures)
 	}
 	if asked > 3*maxFailures {
@@ -76,7 +76,7 @@ func TestApplyGivesUp(t *testing.T) {
 func TestApplyPrepares(t *testing.T) {
 	k := &fake{refuse: func([]op) error { return errInjected }}
 	err := planNow(t, &Backend{driver: k}, simple(2)).Apply(context.Background())
-	if !errors.Is(err, errInjected) || !strings.HasPrefix(err.Error(), "prepare table ip kube-services") || len(reconcile.Failed(err)) > 0 {
+	if !errors.Is(err, errInjected) || !strings.HasPrefix(err.Error(), "prepare table ip kube-services") || len(reconcile.PortErrors(err)) > 0 {
 		t.Errorf("Apply = %v", err)
 	}
 }
@@ -116,7 +116,7 @@ func TestApplyCutsLargeChanges(t *testing.T) {
 		sizes = append(sizes, len(ops))
 		return nil
 	}
-	for _, want := range []*service.Snapshot{with(200, 100), simple(0)} {
+	for _, want := range []*service.Snapshot{servicesWith(200, 100), simple(0)} {
 		sizes = nil
 		apply(t, b, want)
 		if most := slices.Max(sizes); most > chunk+300 || len(sizes) < 3 || len(sizes) > 6 {
@@ -128,21 +128,21 @@ func TestApplyCutsLargeChanges(t *testing.T) {
 	}
 }
 
-// with returns n Services with so many endpoints each, at most 255 of both.
-func with(n, ends int) *service.Snapshot {
+// servicesWith returns n Services with so many endpoints each, at most 255 of both.
+func servicesWith(n, ends int) *service.Snapshot {
 	var ports []*service.Port
 	for p := range simple(n).Ports(service.IPv4) {
-		ports = append(ports, to(p, 1, ends))
+		ports = append(ports, withEndpoints(p, 1, ends))
 	}
-	return service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports)
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
-// to returns a copy of p with the endpoints from one number to another.
-func to(p *service.Port, first, last int) *service.Port {
+// withEndpoints returns a copy of p with the endpoints from one number to another.
+func withEndpoints(p *service.Port, first, last int) *service.Port {
 	c := *p
 	c.Cluster = nil
 	for i := first; i <= last; i++ {
-		c.Cluster = append(c.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(world.Nth("10.244.2.0", i), 8080)})
+		c.Cluster = append(c.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(generate.NthAddr("10.244.2.0", i), 8080)})
 	}
 	return &c
 }
@@ -166,14 +166,14 @@ func TestSmallChangesAddUp(t *testing.T) {
 			other := s.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-002", Protocol: service.TCP})
 			old := first
 			for _, x := range steps {
-				next := to(first, x.first, x.last)
+				next := withEndpoints(first, x.first, x.last)
 				if x.last == 0 {
 					next = nil
 				}
-				changes := []service.Change{{Old: old, New: next}, {Old: other, New: to(other, 1, len(steps))}}
+				changes := []service.Change{{Old: old, New: next}, {Old: other, New: withEndpoints(other, 1, len(steps))}}
 				s = s.With(s.Generation+1, s.Node, changes)
 				apply(t, b, s)
-				wantGoal(t, k, s)
+				wantUpToDate(t, k, s)
 				old, other = next, changes[1].New
 			}
 			if k.reads != 1+len(steps) { // one at the start, one for each look
@@ -188,19 +188,19 @@ func TestSmallChangesAddUp(t *testing.T) {
 func TestChangesAfterAFailure(t *testing.T) {
 	k := &fake{}
 	b := &Backend{driver: k}
-	apply(t, b, with(5, 2))
-	want := with(5, 3)
+	apply(t, b, servicesWith(5, 2))
+	want := servicesWith(5, 3)
 	k.refuse = func(ops []op) error {
-		if about(ops, "web-003") {
+		if programs(ops, "web-003") {
 			return errInjected
 		}
 		return nil
 	}
-	if err := planNow(t, b, want).Apply(context.Background()); len(reconcile.Failed(err)) != 1 {
+	if err := planNow(t, b, want).Apply(context.Background()); len(reconcile.PortErrors(err)) != 1 {
 		t.Errorf("Apply = %v, want a failure of one port", err)
 	}
 	k.refuse = nil
-	back := with(5, 2)
+	back := servicesWith(5, 2)
 	apply(t, b, back)
-	wantGoal(t, k, back)
+	wantUpToDate(t, k, back)
 }

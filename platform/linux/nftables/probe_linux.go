@@ -17,13 +17,13 @@ import (
 // sentence that says what is missing.
 func Probe(f service.Family) error {
 	if err := probe(f); err != nil {
-		return fmt.Errorf("nftables for %s: %w", f, explain(err))
+		return fmt.Errorf("nftables for %s: %w", f, withHint(err))
 	}
 	return nil
 }
 
 func probe(f service.Family) error {
-	if err := speaks(f); err != nil {
+	if err := checkFamily(f); err != nil {
 		return err
 	}
 	s, err := dial()
@@ -34,7 +34,7 @@ func probe(f service.Family) error {
 	e := newEncoder(f)
 	e.name = probeTable
 	try := func(ops []op) error {
-		batch, err := e.rehearsal(ops)
+		batch, err := e.dryRun(ops)
 		if err != nil {
 			return err
 		}
@@ -45,11 +45,11 @@ func probe(f service.Family) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
-	return lacking(f, try)
+	return probeFeatures(f, try)
 }
 
-// speaks reports that the kernel has the family at all.
-func speaks(f service.Family) error {
+// checkFamily reports that the kernel has the family at all.
+func checkFamily(f service.Family) error {
 	domain := unix.AF_INET
 	if f == service.IPv6 {
 		domain = unix.AF_INET6

@@ -21,9 +21,9 @@ func TestProbe(t *testing.T) {
 			if err := Probe(f); err != nil {
 				t.Errorf("Probe(%s) = %v", f, err)
 			}
-			for _, n := range needs(f) {
-				if err := tryOut(t, f, n.ops); err != nil {
-					t.Errorf("%s: %s: %v", f, n.what, err)
+			for _, n := range kernelFeatures(f) {
+				if err := dryRun(t, f, n.ops); err != nil {
+					t.Errorf("%s: %s: %v", f, n.name, err)
 				}
 			}
 		}
@@ -32,7 +32,7 @@ func TestProbe(t *testing.T) {
 		}
 		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
-		apply(t, b, service.New(1, &service.Node{NodePorts: service.Everywhere()}, nil))
+		apply(t, b, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil))
 		before := runNft(t, "", "list", "ruleset")
 		if err := Probe(service.IPv4); err != nil {
 			t.Errorf("beside our table: %v", err)
@@ -43,13 +43,13 @@ func TestProbe(t *testing.T) {
 		if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
 			t.Errorf("the probe was noticed as a change: %v, %v", touched, err)
 		}
-		if err := tryOut(t, service.IPv4, []op{{verb: addChain, chain: &chain{name: strings.Repeat("x", 500)}}}); err == nil {
+		if err := dryRun(t, service.IPv4, []op{{verb: addChain, chain: &chain{name: strings.Repeat("x", 500)}}}); err == nil {
 			t.Error("a rehearsal accepts what the kernel cannot hold")
 		}
 	})
 }
 
-func tryOut(t *testing.T, f service.Family, ops []op) error {
+func dryRun(t *testing.T, f service.Family, ops []op) error {
 	t.Helper()
 	s, err := dial()
 	if err != nil {
@@ -58,15 +58,15 @@ func tryOut(t *testing.T, f service.Family, ops []op) error {
 	defer s.close()
 	e := newEncoder(f)
 	e.name = probeTable
-	batch, err := e.rehearsal(append([]op{{verb: addTable}}, ops...))
+	batch, err := e.dryRun(append([]op{{verb: addTable}}, ops...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s.transact(batch)
 }
 
-// TestProbeWithoutTheRight names the right.
-func TestProbeWithoutTheRight(t *testing.T) {
+// TestProbeWithoutCapability names the right.
+func TestProbeWithoutCapability(t *testing.T) {
 	inNamespace(t, func() {
 		// The thread ends with the test, and so does the loss.
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// holds reports that ops have a statement of the same type as s in a rule.
-func holds[S statement](ops []op) bool {
+// hasStatement reports that ops have a statement of the same type as s in a rule.
+func hasStatement[S statement](ops []op) bool {
 	return slices.ContainsFunc(ops, func(o op) bool {
 		return o.verb == addRules && slices.ContainsFunc(o.chain.rules, func(r rule) bool {
 			return slices.ContainsFunc(r, func(s statement) bool {
@@ -23,13 +23,13 @@ func holds[S statement](ops []op) bool {
 	})
 }
 
-// hooks reports that ops make a chain for translation.
-func hooks(ops []op) bool {
+// addsBaseChain reports that ops make a chain for translation.
+func addsBaseChain(ops []op) bool {
 	return slices.ContainsFunc(ops, func(o op) bool { return o.verb == addChain && o.chain.hook != nil })
 }
 
-// TestLacking names what a kernel refuses, and nothing that it accepts.
-func TestLacking(t *testing.T) {
+// TestProbeFeatures names what a kernel refuses, and nothing that it accepts.
+func TestProbeFeatures(t *testing.T) {
 	refused := errors.New("no such file or directory")
 	for situation, test := range map[string]struct {
 		family  service.Family
@@ -39,23 +39,23 @@ func TestLacking(t *testing.T) {
 		"everything is there": {service.IPv4, func([]op) bool { return false }, ""},
 		"no table of this family": {service.IPv6, func([]op) bool { return true },
 			"the kernel lacks tables for IPv6 (module nf_tables): no such file or directory"},
-		"no address types": {service.IPv6, holds[isLocal],
+		"no address types": {service.IPv6, hasStatement[isLocal],
 			"the kernel lacks the type of an address in rules (module nft_fib_ipv6): no such file or directory"},
-		"two things": {service.IPv4, func(ops []op) bool { return holds[masquerade](ops) || holds[reject](ops) },
+		"two things": {service.IPv4, func(ops []op) bool { return hasStatement[masquerade](ops) || hasStatement[reject](ops) },
 			"the kernel lacks masquerading in rules (module nft_masq), rejecting in rules (module nft_reject_ipv4): no such file or directory"},
-		"no random numbers": {service.IPv4, holds[translate],
+		"no random numbers": {service.IPv4, hasStatement[dnat],
 			"the kernel lacks random numbers and translation in rules (module nft_numgen and nft_nat): no such file or directory"},
-		"no chains for translation": {service.IPv4, hooks,
+		"no chains for translation": {service.IPv4, addsBaseChain,
 			"the kernel lacks chains of type nat (module nft_chain_nat): no such file or directory"},
-		"no connection tracking": {service.IPv4, func(ops []op) bool { return holds[translated](ops) || holds[remember](ops) },
+		"no connection tracking": {service.IPv4, func(ops []op) bool { return hasStatement[translated](ops) || hasStatement[recordClient](ops) },
 			"the kernel lacks connection tracking in rules (module nft_ct): no such file or directory"},
-		"no clients map": {service.IPv4, holds[remember],
+		"no clients map": {service.IPv4, hasStatement[recordClient],
 			"the kernel lacks maps that rules write (module nf_tables of Linux 5.6): no such file or directory"},
 		"something we do not know of": {service.IPv4, func(ops []op) bool { return len(ops) > 4 },
 			"the kernel refuses the rules: no such file or directory"},
 	} {
 		t.Run(situation, func(t *testing.T) {
-			err := lacking(test.family, func(ops []op) error {
+			err := probeFeatures(test.family, func(ops []op) error {
 				if test.refuses(ops) {
 					return refused
 				}

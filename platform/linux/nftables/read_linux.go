@@ -22,9 +22,9 @@ type reader struct {
 	table *table
 }
 
-// ask sends a dump request, whose attributes fill writes, and passes every
+// request sends a dump request, whose attributes fill writes, and passes every
 // answer about our table to each.
-func (r *reader) ask(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
+func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
 	r.wire.buf = r.wire.buf[:0]
 	r.open(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
 	r.str(tableAttr, r.name)
@@ -46,27 +46,27 @@ func (r *reader) ask(msg int, tableAttr uint16, fill func(), each func(body []by
 // https://git.kernel.org/torvalds/c/6001a930ce03.
 func (r *reader) find() error {
 	r.table = nil
-	return r.ask(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func(body []byte) error {
+	return r.request(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func(body []byte) error {
 		flags := u32Of(attribute(body, unix.NFTA_TABLE_FLAGS))
 		if flags&tableOwned != 0 {
 			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", u32Of(attribute(body, tableOwner)))
 		}
 		r.table = &table{
-			dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, odd: flags&^unix.NFT_TABLE_F_DORMANT != 0,
-			chains: map[string]*heldChain{}, sets: map[string]*heldSet{},
+			dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, otherFlags: flags&^unix.NFT_TABLE_F_DORMANT != 0,
+			chains: map[string]*observedChain{}, sets: map[string]*observedSet{},
 		}
 		return nil
 	})
 }
 
 func (r *reader) read() error {
-	if err := r.ask(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, r.chain); err != nil {
+	if err := r.request(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, r.chain); err != nil {
 		return fmt.Errorf("list chains: %w", err)
 	}
-	if err := r.ask(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.rule); err != nil {
+	if err := r.request(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.rule); err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	if err := r.ask(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, r.set); err != nil {
+	if err := r.request(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, r.set); err != nil {
 		return fmt.Errorf("list sets: %w", err)
 	}
 	for name, s := range r.table.sets {
@@ -78,7 +78,7 @@ func (r *reader) read() error {
 }
 
 func (r *reader) chain(body []byte) error {
-	c := &heldChain{}
+	c := &observedChain{}
 	if hook := attribute(body, unix.NFTA_CHAIN_HOOK); hook != nil {
 		h := decodeHook(hook)
 		c.hook = h.spec()
@@ -88,7 +88,7 @@ func (r *reader) chain(body []byte) error {
 		if flags := u32Of(attribute(body, chainFlags)) &^ chainBase; flags != 0 {
 			c.hook += fmt.Sprintf(" flags %d", flags)
 		}
-		c.drops = u32Of(attribute(body, unix.NFTA_CHAIN_POLICY)) != nfAccept
+		c.policyDrop = u32Of(attribute(body, unix.NFTA_CHAIN_POLICY)) != nfAccept
 	}
 	r.table.chains[stringOf(attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	return nil
@@ -111,8 +111,8 @@ func (r *reader) rule(body []byte) error {
 	if c == nil {
 		return errInterrupted
 	}
-	print := userdata.Get(attribute(body, unix.NFTA_RULE_USERDATA), ruleTag)
-	c.rules = append(c.rules, string(print))
+	fingerprint := userdata.Get(attribute(body, unix.NFTA_RULE_USERDATA), ruleTag)
+	c.fingerprints = append(c.fingerprints, string(fingerprint))
 	return nil
 }
 
@@ -134,7 +134,7 @@ func (r *reader) set(body []byte) error {
 	if t := attribute(body, unix.NFTA_SET_TIMEOUT); len(t) == 8 {
 		spec.timeout = uint64(u32Of(t))<<32 | uint64(u32Of(t[4:]))
 	}
-	r.table.sets[stringOf(attribute(body, unix.NFTA_SET_NAME))] = &heldSet{spec, map[string]element{}}
+	r.table.sets[stringOf(attribute(body, unix.NFTA_SET_NAME))] = &observedSet{spec, map[string]element{}}
 	return nil
 }
 
@@ -142,9 +142,9 @@ func (r *reader) set(body []byte) error {
 // go on where it was; when the hash was resized in between, which happens on
 // its own soon after many elements came, it repeats as many as it leaves out.
 // So an element that comes twice means that another is missing.
-func (r *reader) elements(name string, s *heldSet) error {
+func (r *reader) elements(name string, s *observedSet) error {
 	fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, name) }
-	return r.ask(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
+	return r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
 		for _, b := range attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			e := decodeElement(b)
 			k := elementKey(e)
@@ -187,15 +187,15 @@ func decodeVerdict(b []byte) verdict {
 	v := verdict{chain: strings.Clone(stringOf(attribute(b, unix.NFTA_VERDICT_CHAIN)))}
 	switch int32(u32Of(attribute(b, unix.NFTA_VERDICT_CODE))) {
 	case unix.NFT_GOTO:
-		v.code = goTo
+		v.code = verdictGoto
 	case unix.NFT_JUMP:
-		v.code = jumpTo
+		v.code = verdictJump
 	case unix.NFT_RETURN:
-		v.code = goBack
+		v.code = verdictReturn
 	case nfDrop:
-		v.code = dropIt
+		v.code = verdictDrop
 	default:
-		v.code = acceptIt
+		v.code = verdictAccept
 	}
 	return v
 }

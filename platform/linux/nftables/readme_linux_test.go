@@ -22,7 +22,7 @@ import (
 // shop is what node-a should forward of the example in the documents.
 func shop(t *testing.T) *service.Snapshot {
 	t.Helper()
-	tracker := track.New(track.Options{NodeName: "node-a", NodePorts: service.Everywhere(), Pods: service.LocalPods{
+	tracker := track.New(track.Options{NodeName: "node-a", NodePorts: service.AnyAddress(), Pods: service.LocalPods{
 		Prefixes: []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd00:10:244::/48")},
 	}})
 	m := source.Manifests{Paths: []string{"../../../docs/examples/shop"}, NodeName: "node-a"}

@@ -76,9 +76,9 @@ func newDocument(f service.Family, want *service.Snapshot, o Options) *document 
 	shared := newShared()
 	for p := range want.Ports(f) {
 		l := layout{}.next(p)
-		need = need.union(l.needs())
-		d.sets = append(d.sets, ownSets(p)...)
-		own = append(own, ownChains(p, o)...)
+		need = need.union(l.neededClasses())
+		d.sets = append(d.sets, affinitySets(p)...)
+		own = append(own, affinityChains(p, o)...)
 		shared.add(p, 1)
 		for _, e := range l.elements() {
 			elements[e.in.name] = append(elements[e.in.name], e)
@@ -164,10 +164,10 @@ func (s shared) replace(from, to *service.Port) {
 	}
 	s.addFrontends(from, -1)
 	s.addFrontends(to, 1)
-	for _, w := range []which{cluster, local} {
-		left, came := service.Apart(list(from, w), list(to, w))
-		s.addEndpoints(left, -1)
-		s.addEndpoints(came, 1)
+	for _, w := range []endpointList{clusterList, localList} {
+		removed, added := service.TrimCommon(endpointsOf(from, w), endpointsOf(to, w))
+		s.addEndpoints(removed, -1)
+		s.addEndpoints(added, 1)
 	}
 }
 
@@ -181,7 +181,7 @@ func (s shared) addFrontends(p *service.Port, n int32) {
 
 func (s shared) addEndpoints(list []service.Endpoint, n int32) {
 	for _, e := range list {
-		if !e.Elsewhere {
+		if !e.Remote {
 			s.count(hairpin, e.Addr.Addr().AsSlice(), n)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-func planned(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
+func planOrError(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
 	t.Helper()
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {
@@ -57,53 +57,53 @@ func TestDrift(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inNamespace(t, func() { drifts(t, tt.script, tt.want) })
+			inNamespace(t, func() { checkDrift(t, tt.script, tt.want) })
 		})
 	}
 }
 
-// drifts has nft do script to a table, and wants that named and undone.
-func drifts(t *testing.T, script string, names []string) {
+// checkDrift has nft do script to a table, and wants that named and undone.
+func checkDrift(t *testing.T, script string, names []string) {
 	t.Helper()
 	b := newKernel(t, service.IPv4)
 	defer b.driver.(*kernel).close()
 	want := simple(2)
-	if drift := planned(t, b, want).Drift(); drift != nil {
+	if drift := planOrError(t, b, want).Drift(); drift != nil {
 		t.Errorf("drift in a first round:\n%s", strings.Join(drift, "\n"))
 	}
 	apply(t, b, want)
 	runNft(t, script, "-f", "-")
 	if names != nil {
-		wantPlanned(t, want)
+		wantChangesPlanned(t, want)
 	}
-	p := planned(t, b, want)
+	p := planOrError(t, b, want)
 	if diff := cmp.Diff(names, p.Drift()); diff != "" {
 		t.Errorf("drift (-want +got):\n%s", diff)
 	}
 	if err := p.Apply(context.Background()); err != nil {
 		t.Errorf("Apply: %v", err)
 	}
-	wantSettled(t, b, want)
+	wantConverged(t, b, want)
 }
 
-// wantPlanned wants a process that starts now to find something to do.
-func wantPlanned(t *testing.T, want *service.Snapshot) {
+// wantChangesPlanned wants a process that starts now to find something to do.
+func wantChangesPlanned(t *testing.T, want *service.Snapshot) {
 	t.Helper()
 	b := newKernel(t, service.IPv4)
 	defer b.driver.(*kernel).close()
-	if planned(t, b, want).Empty() {
+	if planOrError(t, b, want).Empty() {
 		t.Error("a new backend finds nothing to do")
 	}
 }
 
-// wantSettled wants nothing left to do, by b and by a backend that reads
+// wantConverged wants nothing left to do, by b and by a backend that reads
 // everything.
-func wantSettled(t *testing.T, b *Backend, want *service.Snapshot) {
+func wantConverged(t *testing.T, b *Backend, want *service.Snapshot) {
 	t.Helper()
 	fresh := newKernel(t, b.family)
 	defer fresh.driver.(*kernel).close()
 	for who, b := range map[string]*Backend{"the same": b, "a new": fresh} {
-		if p := planned(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
+		if p := planOrError(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
 			t.Errorf("%s backend finds %v:\n%s", who, p.Drift(), p)
 		}
 	}
@@ -117,15 +117,15 @@ func TestDriftOfEverything(t *testing.T) {
 		want := simple(100)
 		apply(t, b, want)
 		runNft(t, "", "flush", "ruleset")
-		p := planned(t, b, want)
+		p := planOrError(t, b, want)
 		drift := p.Drift()
-		if len(drift) != driftLines+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[driftLines], "and ") {
+		if len(drift) != maxDriftLines+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[maxDriftLines], "and ") {
 			t.Errorf("drift:\n%s", strings.Join(drift, "\n"))
 		}
 		if err := p.Apply(context.Background()); err != nil {
 			t.Errorf("Apply: %v", err)
 		}
-		wantSettled(t, b, want)
+		wantConverged(t, b, want)
 	})
 }
 
@@ -137,18 +137,18 @@ func TestDriftOutlivesAPlan(t *testing.T) {
 		want := simple(2)
 		apply(t, b, want)
 		runNft(t, "", "flush", "chain", "ip", TableName, dispatchChain)
-		planned(t, b, want)
+		planOrError(t, b, want)
 		apply(t, b, want)
-		wantSettled(t, b, want)
+		wantConverged(t, b, want)
 	})
 }
 
-// clientsOf writes clients into the map of a port number, as rules would, and
+// affinityClients writes clients into the map of a port number, as rules would, and
 // returns which addresses are there afterwards.
-func clientsOf(t *testing.T, f service.Family, port int, add string) []string {
+func affinityClients(t *testing.T, f service.Family, port int, add string) []string {
 	t.Helper()
 	p := sticky(f).Port(f, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
-	name := clientSet(p, cluster, uint16(port)).name
+	name := clientSet(p, clusterList, uint16(port)).name
 	if add != "" {
 		runNft(t, "", "add", "element", tableFamily(f), TableName, name, "{ "+add+" }")
 	}
@@ -172,22 +172,22 @@ func parseAddr(word string) (string, error) {
 }
 
 // Clients of an endpoint that left are forgotten, all others are not.
-func TestForget(t *testing.T) {
+func TestPruneClients(t *testing.T) {
 	for _, f := range service.Families {
 		for name, restart := range map[string]bool{"at once": false, "after a restart": true} {
 			t.Run(f.String()+" "+name, func(t *testing.T) {
-				inNamespace(t, func() { forget(t, f, restart) })
+				inNamespace(t, func() { checkPrune(t, f, restart) })
 			})
 		}
 	}
 }
 
-func forget(t *testing.T, f service.Family, restart bool) {
+func checkPrune(t *testing.T, f service.Family, restart bool) {
 	b := newKernel(t, f)
 	apply(t, b, sticky(f, 2, 3, 4))
 	even := []string{"192.0.2.1 : 10.244.1.2, 192.0.2.2 : 10.244.1.4, 192.0.2.3 : 10.244.1.2", "2001:db8::1 : fd00:10:244:1::2, 2001:db8::2 : fd00:10:244:1::4, 2001:db8::3 : fd00:10:244:1::2"}[f]
 	odd := []string{"192.0.2.4 : 10.244.1.3", "2001:db8::4 : fd00:10:244:1::3"}[f]
-	if n := len(clientsOf(t, f, 8080, even)) + len(clientsOf(t, f, 8081, odd)); n != 8 {
+	if n := len(affinityClients(t, f, 8080, even)) + len(affinityClients(t, f, 8081, odd)); n != 8 {
 		t.Errorf("%d addresses of clients and endpoints were added, want 8", n)
 	}
 	if restart {
@@ -201,8 +201,8 @@ func forget(t *testing.T, f service.Family, restart bool) {
 		{"192.0.2.2", "10.244.1.4", "192.0.2.4", "10.244.1.3"},
 		{"2001:db8::2", "fd00:10:244:1::4", "2001:db8::4", "fd00:10:244:1::3"},
 	}[f]
-	if diff := cmp.Diff(want, append(clientsOf(t, f, 8080, ""), clientsOf(t, f, 8081, "")...)); diff != "" {
+	if diff := cmp.Diff(want, append(affinityClients(t, f, 8080, ""), affinityClients(t, f, 8081, "")...)); diff != "" {
 		t.Errorf("remembered (-want +got):\n%s", diff)
 	}
-	wantSettled(t, b, after)
+	wantConverged(t, b, after)
 }

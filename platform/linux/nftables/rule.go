@@ -33,22 +33,22 @@ type (
 		fields []field
 		in     *set
 	}
-	// translate sends the connection to the target that a map has for the
+	// dnat sends the connection to the target that a map has for the
 	// fields, and does not match when it has none. A slot among the fields
 	// is random below mod.
-	translate struct {
+	dnat struct {
 		fields []field
 		mod    uint32
 		in     *set
 	}
-	// stick sends the connection to the address that a map has for its
+	// affinityDNAT sends the connection to the address that a map has for its
 	// source, and does not match when it has none.
-	stick struct {
+	affinityDNAT struct {
 		in   *set
 		port uint16
 	}
-	// remember notes, or notes again, where the connection's client went.
-	remember struct{ in *set }
+	// recordClient notes, or notes again, where the connection's client went.
+	recordClient struct{ in *set }
 	// toPort matches a destination port.
 	toPort struct{ port uint16 }
 	// within matches when a field lies, or with not does not lie, in a prefix.
@@ -79,31 +79,31 @@ type (
 	reject struct{ tcp bool }
 	// verdict ends the rule.
 	verdict struct {
-		code  code
-		chain string // for jumpTo and goTo
+		code  verdictCode
+		chain string // for verdictJump and verdictGoto
 	}
 )
 
-// code is what a verdict does.
-type code uint8
+// verdictCode is what a verdict does.
+type verdictCode uint8
 
 const (
-	jumpTo   code = iota // run a chain, then go on after this rule
-	goTo                 // go on in a chain for good
-	goBack               // return to where the chain was jumped to from
-	dropIt               // discard the packet
-	acceptIt             // leave the table
+	verdictJump   verdictCode = iota // run a chain, then go on after this rule
+	verdictGoto                      // go on in a chain for good
+	verdictReturn                    // return to where the chain was jumped to from
+	verdictDrop                      // discard the packet
+	verdictAccept                    // leave the table
 )
 
 func (v verdict) text(service.Family) string {
 	switch v.code {
-	case jumpTo:
+	case verdictJump:
 		return "jump " + v.chain
-	case goTo:
+	case verdictGoto:
 		return "goto " + v.chain
-	case goBack:
+	case verdictReturn:
 		return "return"
-	case acceptIt:
+	case verdictAccept:
 		return "accept"
 	}
 	return "drop"
@@ -120,7 +120,7 @@ func (d dispatch) text(f service.Family) string {
 	return typeof(d.fields, f) + " vmap @" + d.in.name
 }
 
-func (t translate) text(f service.Family) string {
+func (t dnat) text(f service.Family) string {
 	var parts []string
 	for _, x := range t.fields {
 		if x == slot {
@@ -132,11 +132,11 @@ func (t translate) text(f service.Family) string {
 	return fmt.Sprintf("dnat %s to %s map @%s", tableFamily(f), strings.Join(parts, " . "), t.in.name)
 }
 
-func (s stick) text(f service.Family) string {
+func (s affinityDNAT) text(f service.Family) string {
 	return fmt.Sprintf("dnat %s to %s map @%s : %d", tableFamily(f), saddr.text(f), s.in.name, s.port)
 }
 
-func (r remember) text(f service.Family) string {
+func (r recordClient) text(f service.Family) string {
 	return fmt.Sprintf("update @%s { %s : %s }", r.in.name, origSaddr.text(f), daddr.text(f))
 }
 

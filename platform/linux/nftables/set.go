@@ -48,12 +48,12 @@ var (
 
 	// What externalTrafficPolicy Local does with clients outside, and with
 	// pods and the node itself.
-	outside          = &set{name: "outside", kind: verdictMap, key: []field{daddr, proto, dport}}
-	inside           = &set{name: "inside", kind: verdictMap, key: []field{daddr, proto, dport}}
-	nodePortOutside  = &set{name: "nodeport-outside", kind: verdictMap, key: []field{proto, dport}}
-	nodePortInside   = &set{name: "nodeport-inside", kind: verdictMap, key: []field{proto, dport}}
-	insideTargets    = &set{name: "inside-endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
-	nodePortInsideTs = &set{name: "nodeport-inside-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
+	externalClients           = &set{name: "outside", kind: verdictMap, key: []field{daddr, proto, dport}}
+	internalClients           = &set{name: "inside", kind: verdictMap, key: []field{daddr, proto, dport}}
+	nodePortExternalClients   = &set{name: "nodeport-outside", kind: verdictMap, key: []field{proto, dport}}
+	nodePortInternalClients   = &set{name: "nodeport-inside", kind: verdictMap, key: []field{proto, dport}}
+	internalEndpoints         = &set{name: "inside-endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
+	nodePortInternalEndpoints = &set{name: "nodeport-inside-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
 
 	// Where externalTrafficPolicy is Local. These are not in services and
 	// nodeports, since a verdict that led to another verdict map would have
@@ -76,21 +76,21 @@ var (
 
 var baseSets = []*set{
 	services, endpoints, nodePorts, nodePortEndpoints,
-	outside, inside, insideTargets, nodePortOutside, nodePortInside, nodePortInsideTs,
+	externalClients, internalClients, internalEndpoints, nodePortExternalClients, nodePortInternalClients, nodePortInternalEndpoints,
 	externalLocal, nodePortLocal, restricted, sources, clusterIPs, hairpin, affinity, nodePortAffinity,
 }
 
-// target lists what a targetMap yields.
-var target = []field{daddr, dport}
+// targetFields lists what a targetMap yields.
+var targetFields = []field{daddr, dport}
 
-// yields lists the fields of the values in s, nil if they are verdicts or it
+// valueFields lists the fields of the values in s, nil if they are verdicts or it
 // has none.
-func (s *set) yields() []field {
+func (s *set) valueFields() []field {
 	switch s.kind {
 	case targetMap:
-		return target
+		return targetFields
 	case addrMap:
-		return target[:1]
+		return targetFields[:1]
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (s *set) text(family service.Family) string {
 	case s.kind == verdictMap:
 		b.WriteString(" : verdict")
 	case s.kind != plainSet:
-		b.WriteString(" : " + typeof(s.yields(), family))
+		b.WriteString(" : " + typeof(s.valueFields(), family))
 	}
 	b.WriteString("\n")
 	if s.timeout != 0 {

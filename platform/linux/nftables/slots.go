@@ -10,12 +10,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// which names one of a Port's two lists of endpoints.
-type which uint8
+// endpointList names one of a Port's two lists of endpoints.
+type endpointList uint8
 
 const (
-	cluster which = iota
-	local
+	clusterList endpointList = iota
+	localList
 )
 
 // slots says which endpoint lies in which slot, for each of a Port's lists:
@@ -23,25 +23,25 @@ const (
 // slot i holds endpoint i, as in a table written from nothing.
 type slots [2][]uint16
 
-func list(p *service.Port, w which) []service.Endpoint {
-	if w == local {
+func endpointsOf(p *service.Port, w endpointList) []service.Endpoint {
+	if w == localList {
 		return p.Local
 	}
 	return p.Cluster
 }
 
-func (l layout) len(w which) int { return len(list(l.port, w)) }
+func (l layout) len(w endpointList) int { return len(endpointsOf(l.port, w)) }
 
 // at returns the endpoint in slot i.
-func (l layout) at(w which, i int) netip.AddrPort {
+func (l layout) at(w endpointList, i int) netip.AddrPort {
 	if l.slots[w] != nil {
 		i = int(l.slots[w][i])
 	}
-	return list(l.port, w)[i].Addr
+	return endpointsOf(l.port, w)[i].Addr
 }
 
 // targets returns the endpoints of w in slot order.
-func (l layout) targets(w which) []netip.AddrPort {
+func (l layout) targets(w endpointList) []netip.AddrPort {
 	t := make([]netip.AddrPort, l.len(w))
 	for i := range t {
 		t[i] = l.at(w, i)
@@ -53,8 +53,8 @@ func (l layout) targets(w which) []netip.AddrPort {
 // below the new length keeps its slot, the rest fill the holes in order.
 func (l layout) next(p *service.Port) layout {
 	n := layout{port: p}
-	for _, w := range []which{cluster, local} {
-		if l.port != nil && slices.Equal(list(l.port, w), list(p, w)) {
+	for _, w := range []endpointList{clusterList, localList} {
+		if l.port != nil && slices.Equal(endpointsOf(l.port, w), endpointsOf(p, w)) {
 			n.slots[w] = l.slots[w]
 			continue
 		}
@@ -62,7 +62,7 @@ func (l layout) next(p *service.Port) layout {
 		if l.port != nil {
 			old = l.targets(w)
 		}
-		n.slots[w] = arrange(old, list(p, w))
+		n.slots[w] = arrange(old, endpointsOf(p, w))
 	}
 	return n
 }
@@ -111,4 +111,4 @@ func arrange(old []netip.AddrPort, want []service.Endpoint) []uint16 {
 }
 
 // identity reports that l needs no memory of its own.
-func (s slots) identity() bool { return s[cluster] == nil && s[local] == nil }
+func (s slots) identity() bool { return s[clusterList] == nil && s[localList] == nil }

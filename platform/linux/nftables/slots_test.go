@@ -16,8 +16,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// lettered returns an endpoint for each letter, in order.
-func lettered(letters string) []service.Endpoint {
+// letterEndpoints returns an endpoint for each letter, in order.
+func letterEndpoints(letters string) []service.Endpoint {
 	var list []service.Endpoint
 	for _, c := range letters {
 		list = append(list, service.Endpoint{Addr: addrPort(fmt.Sprintf("10.244.1.%d:80", c))})
@@ -25,8 +25,8 @@ func lettered(letters string) []service.Endpoint {
 	return list
 }
 
-// laid writes a layout as letters in slot order.
-func laid(l layout, w which) string {
+// slotOrder writes a layout as letters in slot order.
+func slotOrder(l layout, w endpointList) string {
 	var b strings.Builder
 	for _, a := range l.targets(w) {
 		b.WriteByte(a.Addr().As4()[3])
@@ -34,13 +34,13 @@ func laid(l layout, w which) string {
 	return b.String()
 }
 
-// asLaid returns a layout of endpoints that lie as the letters do.
-func asLaid(letters string) layout {
+// layoutOf returns a layout of endpoints that lie as the letters do.
+func layoutOf(letters string) layout {
 	sorted := []byte(letters)
 	slices.Sort(sorted)
-	l := layout{port: &service.Port{Cluster: lettered(string(sorted))}}
+	l := layout{port: &service.Port{Cluster: letterEndpoints(string(sorted))}}
 	for _, c := range []byte(letters) {
-		l.slots[cluster] = append(l.slots[cluster], uint16(slices.Index(sorted, c)))
+		l.slots[clusterList] = append(l.slots[clusterList], uint16(slices.Index(sorted, c)))
 	}
 	return l
 }
@@ -60,7 +60,7 @@ func TestArrange(t *testing.T) {
 		"two of four leave":                    {"abcd", "bd", "db"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := laid(asLaid(tt.old).next(&service.Port{Cluster: lettered(tt.want)}), cluster); got != tt.now {
+			if got := slotOrder(layoutOf(tt.old).next(&service.Port{Cluster: letterEndpoints(tt.want)}), clusterList); got != tt.now {
 				t.Errorf("%q lies as %q, want %q", tt.want, got, tt.now)
 			}
 		})
@@ -69,9 +69,9 @@ func TestArrange(t *testing.T) {
 
 // A table that was read may hold an endpoint twice, which nobody but a
 // stranger would do.
-func TestArrangeAfterAStranger(t *testing.T) {
-	old := []netip.AddrPort{lettered("b")[0].Addr, lettered("b")[0].Addr, {}}
-	if diff := cmp.Diff([]uint16{1, 0, 2}, arrange(old, lettered("abc"))); diff != "" {
+func TestArrangeWithDuplicateEndpoints(t *testing.T) {
+	old := []netip.AddrPort{letterEndpoints("b")[0].Addr, letterEndpoints("b")[0].Addr, {}}
+	if diff := cmp.Diff([]uint16{1, 0, 2}, arrange(old, letterEndpoints("abc"))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -83,9 +83,9 @@ func TestArrangeChangesAsLittleAsPossible(t *testing.T) {
 		letters := rapid.SliceOfNDistinct(rapid.ByteRange('a', 'z'), 0, 20, rapid.ID[byte])
 		old, want := string(letters.Draw(t, "old")), letters.Draw(t, "want")
 		slices.Sort(want)
-		perm := arrange(asLaid(old).targets(cluster), lettered(string(want)))
-		l := layout{port: &service.Port{Cluster: lettered(string(want))}, slots: slots{cluster: perm}}
-		now := laid(l, cluster)
+		perm := arrange(layoutOf(old).targets(clusterList), letterEndpoints(string(want)))
+		l := layout{port: &service.Port{Cluster: letterEndpoints(string(want))}, slots: slots{clusterList: perm}}
+		now := slotOrder(l, clusterList)
 		for i := range min(len(old), len(want)) {
 			if strings.IndexByte(string(want), old[i]) >= 0 && now[i] != old[i] {
 				t.Fatalf("%s to %s: %c was moved", old, now, old[i])
@@ -105,16 +105,16 @@ func TestArrangeChangesAsLittleAsPossible(t *testing.T) {
 // A list that did not change keeps its slots without a copy, and each list
 // has its own.
 func TestNextKeepsTheOtherList(t *testing.T) {
-	l := asLaid("cab")
-	l.port.Local = lettered("xy")
-	next := l.next(&service.Port{Cluster: lettered("abc"), Local: lettered("yz")})
-	if got := laid(next, cluster); got != "cab" || &next.slots[cluster][0] != &l.slots[cluster][0] {
+	l := layoutOf("cab")
+	l.port.Local = letterEndpoints("xy")
+	next := l.next(&service.Port{Cluster: letterEndpoints("abc"), Local: letterEndpoints("yz")})
+	if got := slotOrder(next, clusterList); got != "cab" || &next.slots[clusterList][0] != &l.slots[clusterList][0] {
 		t.Errorf("unchanged list lies as %q", got)
 	}
-	if got := laid(next, local); got != "zy" {
+	if got := slotOrder(next, localList); got != "zy" {
 		t.Errorf("local list lies as %q, want zy", got)
 	}
-	if next.slots.identity() || !(slots{}).identity() || (slots{local: {1, 0}}).identity() {
+	if next.slots.identity() || !(slots{}).identity() || (slots{localList: {1, 0}}).identity() {
 		t.Error("identity is wrong")
 	}
 }

@@ -25,16 +25,16 @@ type socket struct {
 // system's limit a smaller one is given, and large transactions are halved.
 const bufferSize = 64 << 20
 
-// largestAnswer bounds a datagram from the kernel: its listings come in pieces
+// maxDatagram bounds a datagram from the kernel: its listings come in pieces
 // of at most 32 KiB, and all else is smaller.
-const largestAnswer = 64 << 10
+const maxDatagram = 64 << 10
 
 func dial() (*socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
 	}
-	s := &socket{fd: fd, buf: make([]byte, largestAnswer)}
+	s := &socket{fd: fd, buf: make([]byte, maxDatagram)}
 	if err := s.setUp(); err != nil {
 		s.close()
 		return nil, fmt.Errorf("set up netlink socket to netfilter: %w", err)
@@ -135,9 +135,9 @@ func (s *socket) transact(batch []byte) error {
 
 // dump asks a question and calls each for every answer. The answer's body is
 // good until each returns.
-func (s *socket) dump(question []byte, each func(reply) error) error {
+func (s *socket) dump(request []byte, each func(reply) error) error {
 	s.drain()
-	if err := s.send(question); err != nil {
+	if err := s.send(request); err != nil {
 		return err
 	}
 	for {

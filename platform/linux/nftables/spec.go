@@ -50,7 +50,7 @@ type setSpec struct {
 
 func (s *set) spec(f service.Family) setSpec {
 	return setSpec{
-		flags: s.flags(), key: keySize(s.key, f), value: keySize(s.yields(), f), verdicts: s.kind == verdictMap,
+		flags: s.flags(), key: keySize(s.key, f), value: keySize(s.valueFields(), f), verdicts: s.kind == verdictMap,
 		timeout: uint64(s.timeout.Milliseconds()), size: s.size(),
 	}
 }

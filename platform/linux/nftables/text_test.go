@@ -24,10 +24,10 @@ func TestStatementTexts(t *testing.T) {
 		{lookup{[]field{daddr}, clusterIPs, false}, "ip daddr @cluster-ips", "ip6 daddr @cluster-ips"},
 		{lookup{[]field{saddr, daddr}, hairpin, false}, "ip saddr . ip daddr @hairpin", "ip6 saddr . ip6 daddr @hairpin"},
 		{dispatch{nodePortKey, nodePorts}, "meta l4proto . th dport vmap @nodeports", ""},
-		{translate{addrKey, 0, endpoints}, "dnat ip to ip daddr . meta l4proto . th dport map @endpoints", "dnat ip6 to ip6 daddr . meta l4proto . th dport map @endpoints"},
-		{translate{slotKey, 3, endpoints}, "dnat ip to numgen random mod 3 map @endpoints", "dnat ip6 to numgen random mod 3 map @endpoints"},
-		{stick{clients, 8080}, "dnat ip to ip saddr map @clients : 8080", "dnat ip6 to ip6 saddr map @clients : 8080"},
-		{remember{clients}, "update @clients { ct original ip saddr : ip daddr }", "update @clients { ct original ip6 saddr : ip6 daddr }"},
+		{dnat{addrKey, 0, endpoints}, "dnat ip to ip daddr . meta l4proto . th dport map @endpoints", "dnat ip6 to ip6 daddr . meta l4proto . th dport map @endpoints"},
+		{dnat{slotKey, 3, endpoints}, "dnat ip to numgen random mod 3 map @endpoints", "dnat ip6 to numgen random mod 3 map @endpoints"},
+		{affinityDNAT{clients, 8080}, "dnat ip to ip saddr map @clients : 8080", "dnat ip6 to ip6 saddr map @clients : 8080"},
+		{recordClient{clients}, "update @clients { ct original ip saddr : ip daddr }", "update @clients { ct original ip6 saddr : ip6 daddr }"},
 		{toPort{53}, "th dport 53", ""},
 		{within{saddr, prefix("10.0.0.0/8"), false}, "ip saddr 10.0.0.0/8", "ip6 saddr 10.0.0.0/8"},
 		{within{daddr, prefix("192.0.2.1/32"), true}, "ip daddr != 192.0.2.1", "ip6 daddr != 192.0.2.1"},
@@ -43,11 +43,11 @@ func TestStatementTexts(t *testing.T) {
 		{masquerade{}, "masquerade fully-random", ""},
 		{reject{tcp: true}, "reject with tcp reset", ""},
 		{reject{}, "reject", ""},
-		{jump("a"), "jump a", ""},
-		{goes("a"), "goto a", ""},
-		{verdict{code: goBack}, "return", ""},
-		{verdict{code: dropIt}, "drop", ""},
-		{verdict{code: acceptIt}, "accept", ""},
+		{jumpVerdict("a"), "jump a", ""},
+		{gotoVerdict("a"), "goto a", ""},
+		{verdict{code: verdictReturn}, "return", ""},
+		{verdict{code: verdictDrop}, "drop", ""},
+		{verdict{code: verdictAccept}, "accept", ""},
 	} {
 		if tt.v6 == "" {
 			tt.v6 = tt.v4
@@ -86,8 +86,8 @@ func TestElementTexts(t *testing.T) {
 		element element
 		want    string
 	}{
-		{element{in: services, key: key, verdict: goes("cluster-2"), comment: "shop/web:http"}, `10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-2`},
-		{element{in: services, key: key, verdict: verdict{code: dropIt}}, "10.96.0.10 . tcp . 80 : drop"},
+		{element{in: services, key: key, verdict: gotoVerdict("cluster-2"), comment: "shop/web:http"}, `10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-2`},
+		{element{in: services, key: key, verdict: verdict{code: verdictDrop}}, "10.96.0.10 . tcp . 80 : drop"},
 		{element{in: endpoints, key: appendSlot(key, 3), value: to}, "10.96.0.10 . tcp . 80 . 3 : 10.244.1.5 . 8080"},
 		{element{in: clusterIPs, key: key[:4]}, "10.96.0.10"},
 	} {

@@ -34,10 +34,10 @@ type outcome struct {
 type result uint8
 
 const (
-	next   result = iota // no verdict
-	back                 // return
-	final                // accepted, translated, rejected or dropped
-	breaks               // the rule does not match
+	next     result = iota // no verdict
+	returned               // return
+	final                  // accepted, translated, rejected or dropped
+	noMatch                // the rule does not match
 )
 
 // trace runs the chains of the hooks that c passes.
@@ -72,7 +72,7 @@ func (t *tracer) chain(name string) result {
 		switch res := t.rule(r); res {
 		case final:
 			return final
-		case back:
+		case returned:
 			return next
 		}
 	}
@@ -82,9 +82,9 @@ func (t *tracer) chain(name string) result {
 func (t *tracer) rule(r rule) result {
 	for _, s := range r {
 		switch res := t.statement(s); res {
-		case final, back:
+		case final, returned:
 			return res
-		case breaks:
+		case noMatch:
 			return next
 		}
 	}
@@ -96,13 +96,13 @@ func (t *tracer) statement(s statement) result {
 	case dispatch:
 		e, found := t.table.sets[s.in.name].elements[string(t.key(s.fields, 0))]
 		if !found {
-			return breaks
+			return noMatch
 		}
 		return t.verdict(e.verdict)
-	case translate:
+	case dnat:
 		return t.translate(s)
-	case stick: // nobody was here before
-		return breaks
+	case affinityDNAT: // nobody was here before
+		return noMatch
 	case verdict:
 		return t.verdict(s)
 	case reject:
@@ -115,10 +115,10 @@ func (t *tracer) statement(s statement) result {
 	case masquerade:
 		t.out.masq = map[netip.AddrPort]bool{}
 		return final
-	case remember:
+	case recordClient:
 	default:
 		if !t.matches(s) {
-			return breaks
+			return noMatch
 		}
 	}
 	return next
@@ -166,39 +166,39 @@ func (t *tracer) lookup(l lookup) bool {
 	return l.not
 }
 
-func (t *tracer) translate(tr translate) result {
-	sure := true
+func (t *tracer) translate(tr dnat) result {
+	complete := true
 	for n := range max(tr.mod, 1) {
 		e, found := t.table.sets[tr.in.name].elements[string(t.key(tr.fields, n))]
 		if !found {
-			sure = false
+			complete = false
 			continue
 		}
 		t.out.action = route.Forward
 		t.out.targets = append(t.out.targets, targetOf(e.value))
 	}
-	if sure {
+	if complete {
 		return final
 	}
-	return breaks
+	return noMatch
 }
 
 func (t *tracer) verdict(v verdict) result {
 	switch v.code {
-	case goBack:
-		return back
-	case dropIt:
+	case verdictReturn:
+		return returned
+	case verdictDrop:
 		t.out.action = route.Drop
 		return final
-	case acceptIt:
+	case verdictAccept:
 		return final
-	case jumpTo:
+	case verdictJump:
 		return t.chain(v.chain)
 	}
 	if t.chain(v.chain) == final {
 		return final
 	}
-	return back // a goto never comes back to the chain it left
+	return returned // a goto never comes back to the chain it left
 }
 
 func (t *tracer) addr(f field) netip.Addr {

@@ -94,7 +94,7 @@ func (s *set) userData(family service.Family) []byte {
 	}
 	data, order := typeofExpr(exprVerdict, nil), uint32(orderMixed)
 	if s.kind != verdictMap {
-		data, order = typeofFields(s.yields(), family)
+		data, order = typeofFields(s.valueFields(), family)
 	}
 	b = tlv32(b, udataDataOrder, order)
 	b = tlv(tlv(b, udataKeyTypeof, key), udataDataTypeof, data)

@@ -10,19 +10,19 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/world"
+	"kubeproxy/test/generate"
 )
 
-// TestNoVerdictMapBehindAVerdictMap follows every verdict of random tables:
+// TestVerdictMapsDoNotNest follows every verdict of random tables:
 // asking another verdict map there would square what the kernel validates.
-func TestNoVerdictMapBehindAVerdictMap(t *testing.T) {
+func TestVerdictMapsDoNotNest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := world.World{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		k := &fake{family: w.Family}
 		apply(t, &Backend{family: w.Family, options: Options{MasqueradeBit: 14}, driver: k}, service.New(1, w.Node(), w.Ports()))
 		for name, s := range k.table.sets {
 			for _, e := range s.elements {
-				if asked := k.table.asks(e.verdict.chain); asked != "" {
+				if asked := k.table.nestedVerdictMap(e.verdict.chain); asked != "" {
 					t.Fatalf("map %s leads to chain %s, which asks map %s", name, e.verdict.chain, asked)
 				}
 			}
@@ -30,8 +30,8 @@ func TestNoVerdictMapBehindAVerdictMap(t *testing.T) {
 	})
 }
 
-// asks returns a verdict map that a chain asks, or one it leads to.
-func (t *fakeTable) asks(name string) string {
+// nestedVerdictMap returns a verdict map that a chain asks, or one it leads to.
+func (t *fakeTable) nestedVerdictMap(name string) string {
 	c := t.chains[name]
 	if c == nil {
 		return ""
@@ -42,7 +42,7 @@ func (t *fakeTable) asks(name string) string {
 		case dispatch:
 			asked = s.in.name
 		case verdict:
-			asked = t.asks(s.chain)
+			asked = t.nestedVerdictMap(s.chain)
 		}
 		if asked != "" {
 			return asked

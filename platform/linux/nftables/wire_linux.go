@@ -41,8 +41,8 @@ func (w *wire) close() {
 	binary.NativeEndian.PutUint32(w.buf[w.start:], uint32(len(w.buf)-w.start))
 }
 
-// flag adds flags to the message that was closed last.
-func (w *wire) flag(flags uint16) {
+// addFlags adds flags to the message that was closed last.
+func (w *wire) addFlags(flags uint16) {
 	at := w.buf[w.start+6:]
 	binary.NativeEndian.PutUint16(at, binary.NativeEndian.Uint16(at)|flags)
 }

@@ -26,9 +26,9 @@ type Process struct {
 	Container string // the ID of its container
 }
 
-// Described returns p with what /proc says of it, if that is about a process of
+// WithDetails returns p with what /proc says of it, if that is about a process of
 // the same name: p may have ended, or have its number from outside of a container.
-func (p Process) Described() Process {
+func (p Process) WithDetails() Process {
 	proc := os.DirFS("/proc")
 	name, err := fs.ReadFile(proc, path.Join(strconv.Itoa(p.PID), "comm"))
 	if err != nil || strings.TrimSpace(string(name)) != p.Command {
@@ -52,8 +52,8 @@ func (p Process) String() string {
 	return text
 }
 
-// longest bounds what is kept of a command line.
-const longest = 200
+// maxCommandLength bounds what is kept of a command line.
+const maxCommandLength = 200
 
 // Describe returns what proc, which is /proc, says of a process.
 func Describe(proc fs.FS, pid int) Process {
@@ -63,47 +63,47 @@ func Describe(proc fs.FS, pid int) Process {
 	if err != nil || len(command) == 0 {
 		command, _ = fs.ReadFile(proc, path.Join(dir, "comm"))
 	}
-	p.Command = clean(string(bytes.TrimRight(command, "\x00\n")))
+	p.Command = printable(string(bytes.TrimRight(command, "\x00\n")))
 	if groups, err := fs.ReadFile(proc, path.Join(dir, "cgroup")); err == nil {
-		p.Pod, p.Container = Pod(string(groups)), containerOf.FindString(string(groups))
+		p.Pod, p.Container = PodUID(string(groups)), containerID.FindString(string(groups))
 	}
 	if p.Pod == "" { // a cgroup namespace hides it
-		p.Pod = mounted(proc, dir)
+		p.Pod = podFromMounts(proc, dir)
 	}
 	return p
 }
 
-func clean(s string) string {
+func printable(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
 	}, s)
-	if r := []rune(s); len(r) > longest {
-		return string(r[:longest]) + " ..."
+	if r := []rune(s); len(r) > maxCommandLength {
+		return string(r[:maxCommandLength]) + " ..."
 	}
 	return s
 }
 
 var (
-	podOfGroup   = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})`)
-	podOfVolume  = regexp.MustCompile(`/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32})/`)
-	containerOf  = regexp.MustCompile(`[0-9a-f]{64}`)
-	socketOfFile = regexp.MustCompile(`^socket:\[(\d+)\]$`)
+	podInCgroup = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})`)
+	podInVolume = regexp.MustCompile(`/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32})/`)
+	containerID = regexp.MustCompile(`[0-9a-f]{64}`)
+	socketLink  = regexp.MustCompile(`^socket:\[(\d+)\]$`)
 )
 
-// Pod returns the UID of a pod in the names of control groups, nothing without one.
+// PodUID returns the UID of a pod in the names of control groups, nothing without one.
 // With systemd, underscores stand for its dashes.
-func Pod(groups string) string {
-	if m := podOfGroup.FindStringSubmatch(groups); m != nil {
+func PodUID(groups string) string {
+	if m := podInCgroup.FindStringSubmatch(groups); m != nil {
 		return strings.ReplaceAll(m[1], "_", "-")
 	}
 	return ""
 }
 
-// mounted returns the pod that a process has volumes of.
-func mounted(proc fs.FS, dir string) string {
+// podFromMounts returns the pod that a process has volumes of.
+func podFromMounts(proc fs.FS, dir string) string {
 	f, err := proc.Open(path.Join(dir, "mountinfo"))
 	if err != nil {
 		return ""
@@ -116,30 +116,30 @@ func mounted(proc fs.FS, dir string) string {
 		if len(fields) <= point || strings.HasPrefix(fields[point], "/var/lib/kubelet") {
 			continue // of the kubelet, or of the whole node
 		}
-		if m := podOfVolume.FindStringSubmatch(fields[root]); m != nil {
+		if m := podInVolume.FindStringSubmatch(fields[root]); m != nil {
 			return m[1]
 		}
 	}
 	return ""
 }
 
-// Holding returns the process that has a socket open, by the socket's inode. It
+// BySocketInode returns the process that has a socket open, by the socket's inode. It
 // returns false if no process that can be seen has it.
-func Holding(proc fs.FS, inode uint64) (Process, bool) {
+func BySocketInode(proc fs.FS, inode uint64) (Process, bool) {
 	all, err := fs.ReadDir(proc, ".")
 	if err != nil {
 		return Process{}, false
 	}
 	for _, e := range all {
 		pid, err := strconv.Atoi(e.Name())
-		if err == nil && has(proc, pid, inode) {
+		if err == nil && hasSocket(proc, pid, inode) {
 			return Describe(proc, pid), true
 		}
 	}
 	return Process{}, false
 }
 
-func has(proc fs.FS, pid int, inode uint64) bool {
+func hasSocket(proc fs.FS, pid int, inode uint64) bool {
 	dir := path.Join(strconv.Itoa(pid), "fd")
 	files, err := fs.ReadDir(proc, dir)
 	if err != nil {
@@ -147,16 +147,16 @@ func has(proc fs.FS, pid int, inode uint64) bool {
 	}
 	for _, f := range files {
 		to, err := fs.ReadLink(proc, path.Join(dir, f.Name()))
-		if m := socketOfFile.FindStringSubmatch(to); err == nil && m != nil && m[1] == strconv.FormatUint(inode, 10) {
+		if m := socketLink.FindStringSubmatch(to); err == nil && m != nil && m[1] == strconv.FormatUint(inode, 10) {
 			return true
 		}
 	}
 	return false
 }
 
-// Named returns the processes of a name, but this one, that are in the network
+// ByName returns the processes of a name, but this one, that are in the network
 // namespace of this one.
-func Named(proc fs.FS, name string) []Process {
+func ByName(proc fs.FS, name string) []Process {
 	own, err := fs.ReadLink(proc, "self/ns/net")
 	all, err2 := fs.ReadDir(proc, ".")
 	if err != nil || err2 != nil {

@@ -33,7 +33,7 @@ func TestHost(t *testing.T) {
 		parameter
 		action Action
 		value  string
-	}{{tableSize, Failed, ""}, {tcpEstablished, Written, "1234"}, {udp, Written, "57"}, {tcpBeLiberal, Written, "1"}} {
+	}{{conntrackMax, Failed, ""}, {tcpEstablished, Written, "1234"}, {udp, Written, "57"}, {tcpBeLiberal, Written, "1"}} {
 		o := got[i]
 		b, err := files.ReadFile(want.file)
 		if o.Name != want.name || o.Action != want.action || err != nil {

@@ -42,10 +42,10 @@ type Action int
 
 // What may be done.
 const (
-	Kept    Action = iota // it is as wanted, or better
-	Written               // it is as wanted now
-	Failed                // it is not, see Err
-	Unmet                 // it is not, and not ours to set
+	Unchanged Action = iota // it is as wanted, or better
+	Written                 // it is as wanted now
+	Failed                  // it is not, see Err
+	Mismatch                // it is not, and not ours to set
 )
 
 // Outcome tells how it went with one parameter.
@@ -61,33 +61,33 @@ func (o Outcome) String() string {
 	switch {
 	case o.Action == Written:
 		return fmt.Sprintf("%s set to %s, was %s", o.Name, o.Want, o.Have)
-	case o.Action == Kept && o.Have == o.Want:
+	case o.Action == Unchanged && o.Have == o.Want:
 		return fmt.Sprintf("%s is %s already", o.Name, o.Have)
-	case o.Action == Kept:
+	case o.Action == Unchanged:
 		return fmt.Sprintf("%s stays %s, which is enough for the wanted %s", o.Name, o.Have, o.Want)
 	case o.Have == "":
 		return fmt.Sprintf("%s should be %s and is unknown: %v", o.Name, o.Want, o.Err)
-	case o.Action == Unmet:
+	case o.Action == Mismatch:
 		return fmt.Sprintf("%s is %s and should be %s", o.Name, o.Have, o.Want)
 	}
 	return fmt.Sprintf("%s stays %s, wanted %s: %v", o.Name, o.Have, o.Want, o.Err)
 }
 
-// look compares without changing anything.
-func look(files Files, p parameter, w want) Outcome {
-	o := Outcome{Name: p.name, Want: w.String(), Action: Unmet}
+// check compares without changing anything.
+func check(files Files, p parameter, w requirement) Outcome {
+	o := Outcome{Name: p.name, Want: w.String(), Action: Mismatch}
 	b, err := files.ReadFile(p.file)
 	o.Have, o.Err = strings.TrimSpace(string(b)), err
-	if err == nil && w.metBy(o.Have) {
-		o.Action = Kept
+	if err == nil && w.satisfiedBy(o.Have) {
+		o.Action = Unchanged
 	}
 	return o
 }
 
 // ensure writes what is wanted where something else is.
-func ensure(files Files, p parameter, w want) Outcome {
-	o := look(files, p, w)
-	if o.Action == Kept {
+func ensure(files Files, p parameter, w requirement) Outcome {
+	o := check(files, p, w)
+	if o.Action == Unchanged {
 		return o
 	}
 	if o.Err == nil {

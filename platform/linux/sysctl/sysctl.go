@@ -35,9 +35,9 @@ type Settings struct {
 	UDP, UDPStream time.Duration
 }
 
-// maxScaled limits what MaxPerCore leads to on nodes with many CPUs: at 2^20
+// maxEntries limits what MaxPerCore leads to on nodes with many CPUs: at 2^20
 // entries the table alone takes some 300 MB.
-const maxScaled = 1 << 20
+const maxEntries = 1 << 20
 
 // entriesPerBucket is how many entries share a bucket of a full table.
 const entriesPerBucket = 4
@@ -47,7 +47,7 @@ func (s Settings) entries() int64 {
 	if s.MaxPerCore <= 0 {
 		return 0
 	}
-	scaled := min(int64(s.MaxPerCore)*int64(s.CPUs), maxScaled)
+	scaled := min(int64(s.MaxPerCore)*int64(s.CPUs), maxEntries)
 	return max(scaled, int64(s.Min))
 }
 
@@ -59,10 +59,10 @@ func (s Settings) entries() int64 {
 func Apply(files Files, s Settings) []Outcome {
 	var all []Outcome
 	if n := s.entries(); n > 0 {
-		size := ensure(files, tableSize, want{n, atLeast})
+		size := ensure(files, conntrackMax, requirement{n, atLeast})
 		all = append(all, size)
 		if size.Action != Failed { // else more buckets would be wasted
-			all = append(all, ensure(files, buckets, want{(n + entriesPerBucket - 1) / entriesPerBucket, atLeast}))
+			all = append(all, ensure(files, conntrackHashsize, requirement{(n + entriesPerBucket - 1) / entriesPerBucket, atLeast}))
 		}
 	}
 	for _, t := range []struct {
@@ -75,11 +75,11 @@ func Apply(files Files, s Settings) []Outcome {
 		{udpStream, s.UDPStream},
 	} {
 		if t.wanted > 0 {
-			all = append(all, ensure(files, t.parameter, want{seconds(t.wanted), exactly}))
+			all = append(all, ensure(files, t.parameter, requirement{seconds(t.wanted), exactly}))
 		}
 	}
 	if s.TCPBeLiberal {
-		all = append(all, ensure(files, tcpBeLiberal, want{1, exactly}))
+		all = append(all, ensure(files, tcpBeLiberal, requirement{1, exactly}))
 	}
 	return all
 }
@@ -89,7 +89,7 @@ func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.
 // OOMScore makes the kernel spare this process, or not, when memory runs out:
 // -1000 is never, 1000 first.
 func OOMScore(files Files, adjustment int) Outcome {
-	return ensure(files, oomScore, want{int64(adjustment), exactly})
+	return ensure(files, oomScore, requirement{int64(adjustment), exactly})
 }
 
 // Forwarding reports for each family on the parameter without which the
@@ -102,14 +102,14 @@ func Forwarding(files Files, families ...service.Family) []Outcome {
 		if f == service.IPv6 {
 			p = forwardIPv6
 		}
-		all = append(all, look(files, p, want{1, atLeast}))
+		all = append(all, check(files, p, requirement{1, atLeast}))
 	}
 	return all
 }
 
-// Forwards returns the family of the parameter by this name, if it is one that
+// IsForwarding returns the family of the parameter by this name, if it is one that
 // Forwarding looks at.
-func Forwards(name string) (f service.Family, is bool) {
+func IsForwarding(name string) (f service.Family, is bool) {
 	switch name {
 	case forwardIPv4.name:
 		return service.IPv4, true
@@ -121,10 +121,10 @@ func Forwards(name string) (f service.Family, is bool) {
 
 // Connections returns how many connections are tracked and how many may be.
 func Connections(files Files) (now, most int64, err error) {
-	if now, err = number(files, trackedNow); err != nil {
+	if now, err = number(files, conntrackCount); err != nil {
 		return 0, 0, err
 	}
-	most, err = number(files, tableSize)
+	most, err = number(files, conntrackMax)
 	return now, most, err
 }
 
@@ -148,21 +148,21 @@ type parameter struct{ name, file string }
 
 // The parameters, by the names that sysctl(8) and modinfo(8) use.
 var (
-	tableSize      = parameter{"net.netfilter.nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max"}
-	trackedNow     = parameter{"net.netfilter.nf_conntrack_count", "proc/sys/net/netfilter/nf_conntrack_count"}
-	buckets        = parameter{"nf_conntrack hashsize", "sys/module/nf_conntrack/parameters/hashsize"}
-	tcpEstablished = parameter{"net.netfilter.nf_conntrack_tcp_timeout_established", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"}
-	tcpCloseWait   = parameter{"net.netfilter.nf_conntrack_tcp_timeout_close_wait", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"}
-	tcpBeLiberal   = parameter{"net.netfilter.nf_conntrack_tcp_be_liberal", "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"}
-	udp            = parameter{"net.netfilter.nf_conntrack_udp_timeout", "proc/sys/net/netfilter/nf_conntrack_udp_timeout"}
-	udpStream      = parameter{"net.netfilter.nf_conntrack_udp_timeout_stream", "proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream"}
-	forwardIPv4    = parameter{"net.ipv4.ip_forward", "proc/sys/net/ipv4/ip_forward"}
-	forwardIPv6    = parameter{"net.ipv6.conf.all.forwarding", "proc/sys/net/ipv6/conf/all/forwarding"}
-	oomScore       = parameter{"oom_score_adj", "proc/self/oom_score_adj"}
+	conntrackMax      = parameter{"net.netfilter.nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max"}
+	conntrackCount    = parameter{"net.netfilter.nf_conntrack_count", "proc/sys/net/netfilter/nf_conntrack_count"}
+	conntrackHashsize = parameter{"nf_conntrack hashsize", "sys/module/nf_conntrack/parameters/hashsize"}
+	tcpEstablished    = parameter{"net.netfilter.nf_conntrack_tcp_timeout_established", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"}
+	tcpCloseWait      = parameter{"net.netfilter.nf_conntrack_tcp_timeout_close_wait", "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait"}
+	tcpBeLiberal      = parameter{"net.netfilter.nf_conntrack_tcp_be_liberal", "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"}
+	udp               = parameter{"net.netfilter.nf_conntrack_udp_timeout", "proc/sys/net/netfilter/nf_conntrack_udp_timeout"}
+	udpStream         = parameter{"net.netfilter.nf_conntrack_udp_timeout_stream", "proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream"}
+	forwardIPv4       = parameter{"net.ipv4.ip_forward", "proc/sys/net/ipv4/ip_forward"}
+	forwardIPv6       = parameter{"net.ipv6.conf.all.forwarding", "proc/sys/net/ipv6/conf/all/forwarding"}
+	oomScore          = parameter{"oom_score_adj", "proc/self/oom_score_adj"}
 )
 
-// want is a value and which others do as well.
-type want struct {
+// requirement is a value and which others do as well.
+type requirement struct {
 	value int64
 	match match
 }
@@ -174,9 +174,9 @@ const (
 	atLeast
 )
 
-func (w want) metBy(have string) bool {
+func (w requirement) satisfiedBy(have string) bool {
 	n, err := strconv.ParseInt(have, 10, 64)
 	return err == nil && (n == w.value || w.match == atLeast && n > w.value)
 }
 
-func (w want) String() string { return strconv.FormatInt(w.value, 10) }
+func (w requirement) String() string { return strconv.FormatInt(w.value, 10) }

@@ -17,19 +17,19 @@ import (
 	"kubeproxy/common/service"
 )
 
-// stock is what a node with little memory starts with.
-var stock = map[string]string{
-	tableSize.file:      "65536",
-	buckets.file:        "16384",
-	trackedNow.file:     "17",
-	tcpEstablished.file: "432000",
-	tcpCloseWait.file:   "60",
-	tcpBeLiberal.file:   "0",
-	udp.file:            "30",
-	udpStream.file:      "120",
-	forwardIPv4.file:    "1",
-	forwardIPv6.file:    "0",
-	oomScore.file:       "0",
+// kernelDefaults is what a node with little memory starts with.
+var kernelDefaults = map[string]string{
+	conntrackMax.file:      "65536",
+	conntrackHashsize.file: "16384",
+	conntrackCount.file:    "17",
+	tcpEstablished.file:    "432000",
+	tcpCloseWait.file:      "60",
+	tcpBeLiberal.file:      "0",
+	udp.file:               "30",
+	udpStream.file:         "120",
+	forwardIPv4.file:       "1",
+	forwardIPv6.file:       "0",
+	oomScore.file:          "0",
 }
 
 // tree is a directory with the files of stock, changed by edit: an empty
@@ -37,7 +37,7 @@ var stock = map[string]string{
 func tree(t *testing.T, edit map[string]string) Dir {
 	t.Helper()
 	d := Dir(t.TempDir())
-	for name, value := range stock {
+	for name, value := range kernelDefaults {
 		if v, ok := edit[name]; ok {
 			value = v
 		}
@@ -58,7 +58,7 @@ func tree(t *testing.T, edit map[string]string) Dir {
 func changes(t *testing.T, d Dir) map[string]string {
 	t.Helper()
 	changed := map[string]string{}
-	for name, value := range stock {
+	for name, value := range kernelDefaults {
 		b, err := d.ReadFile(name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
@@ -85,8 +85,8 @@ func sentences(outcomes []Outcome) []string {
 	return all
 }
 
-// documented are the documented defaults on a node with two CPUs.
-var documented = Settings{MaxPerCore: 32768, CPUs: 2, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
+// documentedDefaults are the documented defaults on a node with two CPUs.
+var documentedDefaults = Settings{MaxPerCore: 32768, CPUs: 2, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
 
 type applyTest struct {
 	settings  Settings
@@ -109,8 +109,8 @@ func TestApply(t *testing.T) {
 	tests := map[string]applyTest{
 		"nothing asked for": {want: map[string]string{}},
 		"defaults": {
-			settings: documented,
-			want: map[string]string{tableSize.file: "131072", buckets.file: "32768",
+			settings: documentedDefaults,
+			want: map[string]string{conntrackMax.file: "131072", conntrackHashsize.file: "32768",
 				tcpEstablished.file: "86400", tcpCloseWait.file: "3600"},
 			sentences: []string{
 				"net.netfilter.nf_conntrack_max set to 131072, was 65536",
@@ -140,12 +140,12 @@ func TestApply(t *testing.T) {
 	}
 }
 
-func TestApplyKeepsWhatIsEnough(t *testing.T) {
+func TestApplyKeepsSufficientValues(t *testing.T) {
 	tests := map[string]applyTest{
 		"large enough already": {
 			settings: Settings{MaxPerCore: 1000, CPUs: 4},
-			edit:     map[string]string{tableSize.file: "4000"},
-			want:     map[string]string{tableSize.file: "4000"},
+			edit:     map[string]string{conntrackMax.file: "4000"},
+			want:     map[string]string{conntrackMax.file: "4000"},
 			sentences: []string{
 				"net.netfilter.nf_conntrack_max is 4000 already",
 				"nf_conntrack hashsize stays 16384, which is enough for the wanted 1000",
@@ -153,8 +153,8 @@ func TestApplyKeepsWhatIsEnough(t *testing.T) {
 		},
 		"table large enough, too few buckets": {
 			settings: Settings{MaxPerCore: 30001, CPUs: 1},
-			edit:     map[string]string{buckets.file: "64"},
-			want:     map[string]string{buckets.file: "7501"},
+			edit:     map[string]string{conntrackHashsize.file: "64"},
+			want:     map[string]string{conntrackHashsize.file: "7501"},
 			sentences: []string{
 				"net.netfilter.nf_conntrack_max stays 65536, which is enough for the wanted 30001",
 				"nf_conntrack hashsize set to 7501, was 64",
@@ -192,7 +192,7 @@ func TestEntries(t *testing.T) {
 // others are, and a value that is good enough is not even tried.
 func TestApplyReadOnly(t *testing.T) {
 	d := tree(t, map[string]string{tcpCloseWait.file: "3600"})
-	got := Apply(readOnly{d}, documented)
+	got := Apply(readOnly{d}, documentedDefaults)
 	want := []string{
 		"net.netfilter.nf_conntrack_max stays 65536, wanted 131072: open /proc/sys/net/netfilter/nf_conntrack_max: permission denied",
 		"net.netfilter.nf_conntrack_tcp_timeout_established stays 432000, wanted 86400: open /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established: permission denied",
@@ -201,7 +201,7 @@ func TestApplyReadOnly(t *testing.T) {
 	if d := cmp.Diff(want, sentences(got)); d != "" {
 		t.Errorf("Apply (-want +got):\n%s", d)
 	}
-	if got[0].Action != Failed || !errors.Is(got[0].Err, fs.ErrPermission) || got[2].Action != Kept || got[2].Err != nil {
+	if got[0].Action != Failed || !errors.Is(got[0].Err, fs.ErrPermission) || got[2].Action != Unchanged || got[2].Err != nil {
 		t.Errorf("Apply = %+v", got)
 	}
 	if d := cmp.Diff(map[string]string{tcpCloseWait.file: "3600"}, changes(t, d)); d != "" {
@@ -229,9 +229,9 @@ func TestApplyUnreadable(t *testing.T) {
 
 func TestApplyTwice(t *testing.T) {
 	d := tree(t, nil)
-	Apply(d, documented)
-	for _, o := range Apply(d, documented) {
-		if o.Action != Kept {
+	Apply(d, documentedDefaults)
+	for _, o := range Apply(d, documentedDefaults) {
+		if o.Action != Unchanged {
 			t.Errorf("second time: %s", o)
 		}
 	}
@@ -240,7 +240,7 @@ func TestApplyTwice(t *testing.T) {
 // Connection tracking may not be loaded yet. Neither a missing file nor a
 // directory in its place is made into a file.
 func TestApplyMakesNoFiles(t *testing.T) {
-	d := tree(t, map[string]string{tableSize.file: "", udp.file: "", udpStream.file: ""})
+	d := tree(t, map[string]string{conntrackMax.file: "", udp.file: "", udpStream.file: ""})
 	if err := os.Mkdir(d.path(udp.file), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestApplyMakesNoFiles(t *testing.T) {
 			t.Errorf("%s: action %d, want %s...: action %d", o, o.Action, start, Failed)
 		}
 	}
-	for _, name := range []string{tableSize.file, udpStream.file} {
+	for _, name := range []string{conntrackMax.file, udpStream.file} {
 		if err := d.WriteFile(name, []byte("1")); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("WriteFile = %v, want %v", err, fs.ErrNotExist)
 		}
@@ -268,19 +268,19 @@ func TestForwarding(t *testing.T) {
 	if d := cmp.Diff(want, sentences(got)); d != "" {
 		t.Errorf("Forwarding (-want +got):\n%s", d)
 	}
-	if got[1].Action != Unmet || len(changes(t, d)) != 0 {
-		t.Errorf("Forwarding = %+v and changed %v, want %d and nothing", got[1], changes(t, d), Unmet)
+	if got[1].Action != Mismatch || len(changes(t, d)) != 0 {
+		t.Errorf("Forwarding = %+v and changed %v, want %d and nothing", got[1], changes(t, d), Mismatch)
 	}
 }
 
 func TestConnections(t *testing.T) {
-	d := tree(t, map[string]string{trackedNow.file: "17", tableSize.file: "262144"})
+	d := tree(t, map[string]string{conntrackCount.file: "17", conntrackMax.file: "262144"})
 	if now, most, err := Connections(d); now != 17 || most != 262144 || err != nil {
 		t.Errorf("Connections = %d, %d, %v, want 17, 262144", now, most, err)
 	}
 	for name, files := range map[string]map[string]string{
-		"not tracked": {trackedNow.file: "", tableSize.file: "262144"},
-		"no number":   {trackedNow.file: "many", tableSize.file: "262144"},
+		"not tracked": {conntrackCount.file: "", conntrackMax.file: "262144"},
+		"no number":   {conntrackCount.file: "many", conntrackMax.file: "262144"},
 	} {
 		if _, _, err := Connections(tree(t, files)); err == nil {
 			t.Errorf("%s: no error", name)

@@ -33,36 +33,36 @@ func NewAudit(f service.Family, o Options) (*Audit, error) {
 // Plan implements reconcile.Backend: it is empty if each Port leads to some
 // listener as it should.
 func (a *Audit) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	led, err := a.led(ctx, want)
+	redirected, err := a.redirected(ctx, want)
 	if err != nil {
 		return nil, err
 	}
-	return a.rules().Plan(ctx, led)
+	return a.rules().Plan(ctx, redirected)
 }
 
 // Tracked is what Backend.Tracked returns once want is in force.
 func (a *Audit) Tracked(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
-	led, err := a.led(ctx, want)
+	redirected, err := a.redirected(ctx, want)
 	if err != nil {
 		return nil, err
 	}
 	var ports []*service.Port
 	for p := range want.Ports(a.family) {
-		ports = append(ports, both(led.Port(a.family, p.Name), p))
+		ports = append(ports, merged(redirected.Port(a.family, p.Name), p))
 	}
 	return service.New(want.Generation, want.Node, ports), nil
 }
 
-// led returns want with the listeners in the place of endpoints that the rules
+// redirected returns want with the listeners in the place of endpoints that the rules
 // lead to.
-func (a *Audit) led(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
+func (a *Audit) redirected(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	at, err := a.rules().Destinations(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var ports []*service.Port
 	for p := range want.Ports(a.family) {
-		ports = append(ports, Lead(p, func(policy service.Policy) (uint16, bool) {
+		ports = append(ports, Redirect(p, func(policy service.Policy) (uint16, bool) {
 			return at[iptables.ChainOf(p, policy)].Port(), true
 		}))
 	}
@@ -80,27 +80,27 @@ func (a *Audit) Cleanup(context.Context) error { return nil }
 // Close gives back what it holds of the kernel's.
 func (a *Audit) Close() error { return a.rules().Close() }
 
-// Remains is what a process in mode userspace leaves besides rules: the address
+// Leftovers is what a process in mode userspace leaves besides rules: the address
 // of its listeners, in the network namespace of the calling thread.
-type Remains struct{ Family service.Family }
+type Leftovers struct{ Family service.Family }
 
 // String names the place.
-func (r Remains) String() string { return "address " + Addrs[r.Family].String() }
+func (r Leftovers) String() string { return "address " + Addrs[r.Family].String() }
 
 // Find says what there is, nothing if there is nothing.
-func (r Remains) Find(context.Context) (string, error) {
-	there, err := loopback{r.Family}.Has()
+func (r Leftovers) Find(context.Context) (string, error) {
+	found, err := loopback{r.Family}.Has()
 	if err != nil {
 		return "", fmt.Errorf("look for %s: %w", r, err)
 	}
-	if !there {
+	if !found {
 		return "", nil
 	}
 	return "the address of listeners on interface " + loopbackName, nil
 }
 
 // Remove removes it.
-func (r Remains) Remove(context.Context) error {
+func (r Leftovers) Remove(context.Context) error {
 	if err := (loopback{r.Family}).Remove(); err != nil {
 		return fmt.Errorf("remove %s: %w", r, err)
 	}

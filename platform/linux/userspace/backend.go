@@ -35,20 +35,20 @@ type Backend struct {
 	targets   map[service.PortName]*target
 	listeners map[key]listener
 	failed    map[service.PortName]bool // some listener of theirs is missing
-	last      uint16                    // that was taken of the range
-	// earlier has the ports of listeners that another process had, by chain,
+	lastPort  uint16                    // that was taken of the range
+	// previousPorts has the ports of listeners that another process had, by chain,
 	// until the rules are ours; avoid is what that makes unsafe for others.
-	earlier map[string]uint16
-	avoid   map[uint16]bool
+	previousPorts map[string]uint16
+	avoidPorts    map[uint16]bool
 
-	// have is what is in force, nil while that is not known, and led what the
+	// installed is what is in force, nil while that is not known, and led what the
 	// rules were made for. wanted is what the latest round was for.
-	have, led, wanted *service.Snapshot
-	tracked           tracked
+	installed, redirected, wanted *service.Snapshot
+	tracked                       tracked
 	// driver and flows are for HandOver, after which handed is true.
-	driver iptables.Driver
-	flows  conntrack.Driver
-	handed bool
+	driver     iptables.Driver
+	flows      conntrack.Driver
+	handedOver bool
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
@@ -83,7 +83,7 @@ func NewWith(f service.Family, o Options, p Parts) *Backend {
 // Plan implements reconcile.Backend. Endpoints that come and go concern no
 // rule, as long as some are left.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	if b.earlier == nil {
+	if b.previousPorts == nil {
 		if err := b.adopt(ctx); err != nil {
 			return nil, err
 		}
@@ -93,16 +93,16 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if err != nil {
 		return nil, fmt.Errorf("look for address %s: %w", Addrs[b.family], err)
 	}
-	p := &plan{backend: b, want: want, lacksAddr: !there, first: b.led == nil, planned: true}
+	p := &plan{backend: b, want: want, addrMissing: !there, firstRound: b.redirected == nil, assumeOpen: true}
 	b.compare(p)
-	p.led = b.lead(p)
-	rules, err := b.rules.Plan(ctx, p.led)
+	p.redirected = b.redirect(p)
+	rules, err := b.rules.Plan(ctx, p.redirected)
 	if err != nil {
 		return nil, err
 	}
 	p.rules = rules
 	if p.Empty() {
-		b.have, b.led, b.wanted = want, p.led, want
+		b.installed, b.redirected, b.wanted = want, p.redirected, want
 		b.track(want)
 	}
 	return p, nil
@@ -110,16 +110,16 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 
 // compare notes in p which listeners come and go, and which Ports changed.
 func (b *Backend) compare(p *plan) {
-	if b.have != nil && len(b.failed) == 0 {
-		for c := range service.Diff(b.have, p.want, b.family) {
-			b.compareOne(p, c.Name(), c.New)
+	if b.installed != nil && len(b.failed) == 0 {
+		for c := range service.Diff(b.installed, p.want, b.family) {
+			b.comparePort(p, c.Name(), c.New)
 			p.changes = append(p.changes, c)
 		}
 		return
 	}
 	var none service.Snapshot
 	none.Node = p.want.Node
-	from := b.have
+	from := b.installed
 	if from == nil {
 		from = &none
 	}
@@ -127,9 +127,9 @@ func (b *Backend) compare(p *plan) {
 		p.changes = append(p.changes, c)
 	}
 	for port := range p.want.Ports(b.family) {
-		b.compareOne(p, port.Name, port)
+		b.comparePort(p, port.Name, port)
 	}
-	p.whole = true
+	p.comparedAll = true
 	for k := range b.listeners {
 		if p.want.Port(b.family, k.name) == nil {
 			p.closes = append(p.closes, k)
@@ -137,11 +137,11 @@ func (b *Backend) compare(p *plan) {
 	}
 }
 
-// compareOne is for the Port with a name, nil if there is none any more.
-func (b *Backend) compareOne(p *plan, name service.PortName, port *service.Port) {
+// comparePort is for the Port with a name, nil if there is none any more.
+func (b *Backend) comparePort(p *plan, name service.PortName, port *service.Port) {
 	for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
 		k := key{name, policy}
-		needed := port != nil && iptables.Needs(port, policy)
+		needed := port != nil && iptables.UsesPolicy(port, policy)
 		switch l := b.listeners[k]; {
 		case needed && l == nil:
 			p.opens = append(p.opens, k)
@@ -158,11 +158,11 @@ func (b *Backend) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.earlier, b.avoid = map[string]uint16{}, map[uint16]bool{}
+	b.previousPorts, b.avoidPorts = map[string]uint16{}, map[uint16]bool{}
 	for chain, to := range all {
 		if to.Addr() == Addrs[b.family] {
-			b.earlier[chain] = to.Port()
-			b.avoid[to.Port()] = true
+			b.previousPorts[chain] = to.Port()
+			b.avoidPorts[to.Port()] = true
 		}
 	}
 	return nil
@@ -172,15 +172,15 @@ func (b *Backend) adopt(ctx context.Context) error {
 // them.
 func (b *Backend) Forget() {
 	b.rules.Forget()
-	b.have, b.led, b.earlier = nil, nil, nil
+	b.installed, b.redirected, b.previousPorts = nil, nil, nil
 }
 
-// Suspect implements reconcile.Suspecter.
+// Suspect implements reconcile.SuspectFinder.
 func (b *Backend) Suspect() string { return b.rules.Suspect() }
 
-// Led returns the snapshot that the rules are for, whose endpoints are
+// Redirected returns the snapshot that the rules are for, whose endpoints are
 // listeners; nil before the first round.
-func (b *Backend) Led() *service.Snapshot { return b.led }
+func (b *Backend) Redirected() *service.Snapshot { return b.redirected }
 
 // Observe is that of Limits. Both families lack the same.
 func (b *Backend) Observe(report func(text, detail string)) { b.relay.limits.Observe(report) }
@@ -198,7 +198,7 @@ func (b *Backend) Tally() iptables.Tally { return b.rules.Tally() }
 // Cleanup implements reconcile.Backend: it removes what package iptables
 // does, and the address.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.have = nil
+	b.installed = nil
 	err := b.rules.Cleanup(ctx)
 	if there, hasErr := b.address.Has(); hasErr != nil || there {
 		if removeErr := errors.Join(hasErr, b.address.Remove()); removeErr != nil {
@@ -214,19 +214,19 @@ func (b *Backend) Close() error {
 		l.close()
 		delete(b.listeners, k)
 	}
-	b.have = nil
+	b.installed = nil
 	return b.rules.Close()
 }
 
-// watchEvery is how often Watch looks for the address.
-const watchEvery = 2 * time.Second
+// watchInterval is how often Watch looks for the address.
+const watchInterval = 2 * time.Second
 
 // Watch implements reconcile.Watcher.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
-		t := time.NewTicker(watchEvery)
+		t := time.NewTicker(watchInterval)
 		defer t.Stop()
 		for {
 			select {

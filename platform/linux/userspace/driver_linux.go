@@ -38,22 +38,22 @@ func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 // Probe asks whether the node has an iptables that takes our rules for f, and
 // changes nothing. The error is one sentence that says what is missing.
 func Probe(f service.Family, o Options) error {
-	if err := disabled(f); err != nil {
+	if err := ipv6Disabled(f); err != nil {
 		return fmt.Errorf("listeners for %s: %w", f, err)
 	}
 	return iptables.Probe(f, o.rules())
 }
 
-// disablePath is the kernel's choice whether interface lo has IPv6. It is not
+// disableIPv6Path is the kernel's choice whether interface lo has IPv6. It is not
 // there without IPv6.
-const disablePath = "/proc/sys/net/ipv6/conf/lo/disable_ipv6"
+const disableIPv6Path = "/proc/sys/net/ipv6/conf/lo/disable_ipv6"
 
-// disabled returns why interface lo cannot have an address of f.
-func disabled(f service.Family) error {
+// ipv6Disabled returns why interface lo cannot have an address of f.
+func ipv6Disabled(f service.Family) error {
 	if f != service.IPv6 {
 		return nil
 	}
-	text, err := os.ReadFile(disablePath)
+	text, err := os.ReadFile(disableIPv6Path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return errors.New("the kernel has no IPv6, or it is disabled")
@@ -90,13 +90,13 @@ func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
 
 // DialTCP implements Network.
 func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TCPConn, error) {
-	var p pacing
+	var p congestionControl
 	d := net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, address string, c syscall.RawConn) error {
-		if err := h.marked(network, address, c); err != nil {
+		if err := h.setMark(network, address, c); err != nil {
 			return err
 		}
 		return c.Control(func(fd uintptr) {
-			p.ease(fd)
+			p.avoidPacing(fd)
 			_ = sendHops(fd, to.Addr(), hops)
 		})
 	}}
@@ -105,8 +105,8 @@ func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TC
 		op.Source = nil // which says nothing
 	}
 	if err == nil {
-		onSocket(conn, func(fd uintptr) { _ = sendHops(fd, to.Addr(), systemHops) })
-		p.settle(conn, near)
+		onSocket(conn, func(fd uintptr) { _ = sendHops(fd, to.Addr(), kernelDefaultHops) })
+		p.restoreIfFar(conn, nearRTT)
 	}
 	return conn, err
 }
@@ -114,7 +114,7 @@ func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TC
 // DialUDP implements Network.
 func (h host) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	d := net.Dialer{Control: func(network, address string, c syscall.RawConn) error {
-		if err := h.marked(network, address, c); err != nil {
+		if err := h.setMark(network, address, c); err != nil {
 			return err
 		}
 		return c.Control(func(fd uintptr) { _ = sendHops(fd, to.Addr(), hops) })
@@ -122,8 +122,8 @@ func (h host) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	return d.DialUDP(context.Background(), "udp", netip.AddrPort{}, to)
 }
 
-// marked has the rules leave what a socket sends alone.
-func (h host) marked(_, _ string, c syscall.RawConn) error {
+// setMark has the rules leave what a socket sends alone.
+func (h host) setMark(_, _ string, c syscall.RawConn) error {
 	var err error
 	if ctlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.mark) }); ctlErr != nil {
 		return ctlErr
@@ -164,7 +164,7 @@ func (l loopback) Add() error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
 	}
-	if why := disabled(l.family); err != nil && why != nil {
+	if why := ipv6Disabled(l.family); err != nil && why != nil {
 		return fmt.Errorf("%w: %w", err, why)
 	}
 	if err != nil {
@@ -173,14 +173,14 @@ func (l loopback) Add() error {
 	return l.awaitRoute()
 }
 
-// routePatience is how long the kernel may take to add a route. IPv6 does that in
+// routeTimeout is how long the kernel may take to add a route. IPv6 does that in
 // a thread of its own, after the address can be listened on.
-const routePatience = 5 * time.Second
+const routeTimeout = 5 * time.Second
 
 // awaitRoute waits until the address is this node's. Without its route, what
 // rules lead to listeners would leave the node, and datagrams be lost.
 func (l loopback) awaitRoute() error {
-	for deadline := time.Now().Add(routePatience); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(routeTimeout); ; time.Sleep(time.Millisecond) {
 		local, err := conntrack.Netlink{}.Local(context.Background(), Addrs[l.family])
 		switch {
 		case err != nil:
@@ -188,7 +188,7 @@ func (l loopback) awaitRoute() error {
 		case local:
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("it has no route after %s", routePatience)
+			return fmt.Errorf("it has no route after %s", routeTimeout)
 		}
 	}
 }
@@ -218,9 +218,9 @@ func (l loopback) addr() *netlink.Addr {
 	return n
 }
 
-// RaiseFiles lets this process have as many open files as the system grants,
+// RaiseFileLimit lets this process have as many open files as the system grants,
 // and returns how many these are.
-func RaiseFiles() (int, error) {
+func RaiseFileLimit() (int, error) {
 	var now unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
 		return 0, fmt.Errorf("ask for the limit of open files: %w", err)

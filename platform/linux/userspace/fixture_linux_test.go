@@ -27,9 +27,9 @@ func (t *tables) Touched(context.Context) (bool, error)     { return false, nil 
 func (t *tables) Liberal() bool                             { return false }
 func (t *tables) Dormant() ([]string, error)                { return nil, nil }
 func (t *tables) Activate(string) error                     { return nil }
-func (t *tables) Localnet() (bool, error)                   { return true, nil }
-func (t *tables) AllowLocalnet() error                      { return nil }
-func (t *tables) ForbidLocalnet() error                     { return nil }
+func (t *tables) RouteLocalnetEnabled() (bool, error)       { return true, nil }
+func (t *tables) EnableRouteLocalnet() error                { return nil }
+func (t *tables) DisableRouteLocalnet() error               { return nil }
 func (t *tables) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
 
 // node has its sockets on a loopback address.
@@ -44,7 +44,7 @@ func newNode(t *testing.T, o Options, files int) *node {
 	n := &node{limits: NewLimits(files)}
 	n.Backend = NewWith(service.IPv4, o, Parts{Driver: &n.tables, Network: n, Address: n, Limits: n.limits})
 	// Endpoints answer at once here, or refuse. Only the machine takes its time.
-	n.relay.patience = slices.Repeat([]time.Duration{long}, len(patience))
+	n.relay.dialTimeouts = slices.Repeat([]time.Duration{long}, len(dialTimeouts))
 	t.Cleanup(func() { _ = n.Close() })
 	return n
 }
@@ -111,7 +111,7 @@ func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Po
 // apply does a round and returns what went wrong.
 func (n *node) apply(t *testing.T, ports ...*service.Port) error {
 	t.Helper()
-	p, err := n.Plan(t.Context(), service.New(1, &service.Node{NodePorts: service.Everywhere()}, ports))
+	p, err := n.Plan(t.Context(), service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,9 +139,9 @@ func (n *node) dial(t *testing.T, p *service.Port) *net.TCPConn {
 	return c
 }
 
-// knock returns what becomes of a client of p whom nobody serves. The reset may
+// dialRejected returns what becomes of a client of p whom nobody serves. The reset may
 // come before the dial is over.
-func (n *node) knock(t *testing.T, p *service.Port) error {
+func (n *node) dialRejected(t *testing.T, p *service.Port) error {
 	t.Helper()
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(n.at(t, p)))
 	if err != nil {

@@ -14,17 +14,17 @@ package userspace
 //
 // A relay costs more than a router, as each pass takes two open files.
 const (
-	usualHops = 64 // that a relay passes on at most; no endpoint is farther away
-	relayCost = 8
-	leastHops = 4 // as far as an endpoint in the cluster may be away
+	defaultHops  = 64 // that a relay passes on at most; no endpoint is farther away
+	hopsPerRelay = 8
+	minHops      = 4 // as far as an endpoint in the cluster may be away
 )
 
 // nextHops returns the hop limit to send with if in was received with, 0 if that
 // is not known. It is false if a relay is not to pass that on.
 func nextHops(in int) (int, bool) {
 	if in == 0 {
-		return usualHops - relayCost, true
+		return defaultHops - hopsPerRelay, true
 	}
-	out := min(in, usualHops) - relayCost
-	return out, out >= leastHops
+	out := min(in, defaultHops) - hopsPerRelay
+	return out, out >= minHops
 }

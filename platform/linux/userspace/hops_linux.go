@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keepSYN has the kernel keep the first packet of each connection for synHops.
+// saveSYN has the kernel keep the first packet of each connection for synHops.
 // See TCP_SAVE_SYN in linux/tcp.h, kernel commit cd8ae85299d5.
-func keepSYN(l *net.TCPListener) {
+func saveSYN(l *net.TCPListener) {
 	onSocket(l, func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SAVE_SYN, 1) })
 }
 
@@ -29,14 +29,14 @@ func synHops(c *net.TCPConn) (hops int) {
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_SAVED_SYN,
 			uintptr(unsafe.Pointer(&b)), uintptr(unsafe.Pointer(&n)), 0)
 		if errno == 0 {
-			hops = hopsIn(b[:n])
+			hops = parseHops(b[:n])
 		}
 	})
 	return hops
 }
 
-// hopsIn returns the hop limit in an IP header, 0 if b does not begin with one.
-func hopsIn(b []byte) int {
+// parseHops returns the hop limit in an IP header, 0 if b does not begin with one.
+func parseHops(b []byte) int {
 	const inIPv4, inIPv6, header = 8, 7, 20
 	switch {
 	case len(b) < header:
@@ -48,8 +48,8 @@ func hopsIn(b []byte) int {
 	return 0
 }
 
-// keepHops has each datagram of c come with its hop limit.
-func keepHops(c *net.UDPConn) {
+// receiveHops has each datagram of c come with its hop limit.
+func receiveHops(c *net.UDPConn) {
 	four := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is4()
 	onSocket(c, func(fd uintptr) {
 		if four {
@@ -77,8 +77,8 @@ func datagramHops(control []byte) int {
 	return 0
 }
 
-// systemHops is the hop limit of the system's choice.
-const systemHops = -1
+// kernelDefaultHops is the hop limit of the system's choice.
+const kernelDefaultHops = -1
 
 // sendHops sets the hop limit that a socket for packets to an address sends with.
 func sendHops(fd uintptr, to netip.Addr, hops int) error {

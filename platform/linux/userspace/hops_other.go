@@ -8,10 +8,10 @@ package userspace
 import "net"
 
 // Hop limits are known on Linux only.
-func keepSYN(*net.TCPListener) {}
+func saveSYN(*net.TCPListener) {}
 
 func synHops(*net.TCPConn) int { return 0 }
 
-func keepHops(*net.UDPConn) {}
+func receiveHops(*net.UDPConn) {}
 
 func datagramHops([]byte) int { return 0 }

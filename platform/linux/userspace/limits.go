@@ -23,19 +23,19 @@ import (
 // queue length thresholds for shared-memory packet switches", IEEE/ACM
 // Transactions on Networking 6(2), 1998).
 type Limits struct {
-	files int // that the process may have
-	max   int // that relaying may have
-	calm  time.Duration
+	files       int // that the process may have
+	max         int // that relaying may have
+	quietPeriod time.Duration
 
-	mu       sync.Mutex
-	used     int
-	listen   int // of used, what listeners have
-	pipes    int // that there are left to make
-	services map[serviceName]int
-	spaces   map[string]int // by namespace, without listeners
-	clients  map[netip.Prefix]int
-	wave     *sync.WaitGroup
-	conns    int // of TCP
+	mu            sync.Mutex
+	used          int
+	listenerFiles int // of used, what listeners have
+	pipes         int // that there are left to make
+	services      map[serviceName]int
+	namespaces    map[string]int // by namespace, without listeners
+	clients       map[netip.Prefix]int
+	openConns     *sync.WaitGroup
+	conns         int // of TCP
 
 	pods     atomic.Pointer[[]netip.Prefix]
 	refusals refusals
@@ -51,20 +51,20 @@ type claim struct {
 	client  netip.Prefix // invalid for a listener
 }
 
-// mostPipes is how many pipes data may pass through at the same time. More of it
+// maxPipes is how many pipes data may pass through at the same time. More of it
 // passes through buffers.
-const mostPipes = 256
+const maxPipes = 256
 
-// calm is for how long nobody has to be refused for a shortage to be over.
-const calm = 10 * time.Second
+// quietPeriod is for how long nobody has to be refused for a shortage to be over.
+const quietPeriod = 10 * time.Second
 
 // NewLimits shares out so many files. The rest is for what programs the node, and
 // for the process's servers.
 func NewLimits(files int) *Limits {
-	pipes := min(mostPipes, files/32)
+	pipes := min(maxPipes, files/32)
 	return &Limits{
-		files: files, max: files - min(1024, files/2) - 2*pipes, pipes: pipes, calm: calm,
-		services: map[serviceName]int{}, spaces: map[string]int{}, clients: map[netip.Prefix]int{}, wave: &sync.WaitGroup{},
+		files: files, max: files - min(1024, files/2) - 2*pipes, pipes: pipes, quietPeriod: quietPeriod,
+		services: map[serviceName]int{}, namespaces: map[string]int{}, clients: map[netip.Prefix]int{}, openConns: &sync.WaitGroup{},
 	}
 }
 
@@ -99,31 +99,31 @@ func (l *Limits) isPod(addr netip.Addr) bool {
 	return ranges != nil && slices.ContainsFunc(*ranges, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// take takes what c claims. If it may not, that is reported.
-func (l *Limits) take(c claim) bool {
+// acquire takes what c claims. If it may not, that is reported.
+func (l *Limits) acquire(c claim) bool {
 	l.mu.Lock()
-	why, ok := l.allows(c)
+	why, ok := l.check(c)
 	if ok {
 		l.add(c, c.files)
 	}
 	l.mu.Unlock()
 	if !ok {
-		l.refuse(why, c)
+		l.recordRefusal(why, c)
 	}
 	return ok
 }
 
-// allows reports that c may have its files, or why not.
-func (l *Limits) allows(c claim) (Reason, bool) {
+// check reports that c may have its files, or why not.
+func (l *Limits) check(c claim) (Reason, bool) {
 	free := l.max - l.used - c.files
 	switch {
-	case free < 0, !c.client.IsValid() && l.listen+c.files > l.max/4*3:
+	case free < 0, !c.client.IsValid() && l.listenerFiles+c.files > l.max/4*3:
 		return NoFiles, false
 	case c.client.IsValid() && 3*(l.clients[c.client]+c.files) > free:
 		return ClientShare, false
 	case l.services[c.service]+c.files > free:
 		return ServiceShare, false
-	case c.client.IsValid() && l.spaces[c.service.namespace]+c.files > 2*free:
+	case c.client.IsValid() && l.namespaces[c.service.namespace]+c.files > 2*free:
 		return NamespaceShare, false
 	}
 	return "", true
@@ -134,9 +134,9 @@ func (l *Limits) add(c claim, files int) {
 	addTo(l.services, c.service, files)
 	if c.client.IsValid() {
 		addTo(l.clients, c.client, files)
-		addTo(l.spaces, c.service.namespace, files)
+		addTo(l.namespaces, c.service.namespace, files)
 	} else {
-		l.listen += files
+		l.listenerFiles += files
 	}
 }
 
@@ -147,15 +147,15 @@ func addTo[K comparable](m map[K]int, k K, n int) {
 	}
 }
 
-// give gives back what take took.
-func (l *Limits) give(c claim) {
+// release gives back what take took.
+func (l *Limits) release(c claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.add(c, -c.files)
 }
 
-// takePipe is for one pipe, which serves whoever needs one.
-func (l *Limits) takePipe() bool {
+// acquirePipe is for one pipe, which serves whoever needs one.
+func (l *Limits) acquirePipe() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pipes == 0 {
@@ -165,47 +165,47 @@ func (l *Limits) takePipe() bool {
 	return true
 }
 
-func (l *Limits) givePipe() {
+func (l *Limits) releasePipe() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pipes++
 }
 
-// enter takes the files of one TCP connection, if it may have them.
-func (l *Limits) enter(c claim) (leave func(), ok bool) {
-	if !l.take(c) {
+// acquireConn takes the files of one TCP connection, if it may have them.
+func (l *Limits) acquireConn(c claim) (release func(), ok bool) {
+	if !l.acquire(c) {
 		return nil, false
 	}
 	l.mu.Lock()
 	l.conns++
-	wave := l.wave
+	wave := l.openConns
 	wave.Add(1)
 	l.mu.Unlock()
 	return func() {
 		l.mu.Lock()
 		l.conns--
 		l.mu.Unlock()
-		l.give(c)
+		l.release(c)
 		wave.Done()
 	}, true
 }
 
-// ample reports that there are files left for what is only of some use to a
+// hasSpare reports that there are files left for what is only of some use to a
 // client, and that neither the client nor the Service has many.
-func (l *Limits) ample(c claim) bool {
+func (l *Limits) hasSpare(c claim) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.used < l.max/2 && l.services[c.service] <= l.max/4 && l.clients[c.client] <= max(1, l.max/32)
 }
 
-// refuse notes that c is refused.
-func (l *Limits) refuse(why Reason, c claim) {
-	l.refusals.note(refusal{why, c.service, c.client, ""}, l)
+// recordRefusal notes that c is refused.
+func (l *Limits) recordRefusal(why Reason, c claim) {
+	l.refusals.record(refusal{why, c.service, c.client, ""}, l)
 }
 
-// trouble notes what the system refused.
-func (l *Limits) trouble(err error) {
-	l.refusals.note(refusal{why: NoSystem, text: err.Error()}, l)
+// recordSystemError notes what the system refused.
+func (l *Limits) recordSystemError(err error) {
+	l.refusals.record(refusal{reason: NoSystem, text: err.Error()}, l)
 }
 
 // Use is what relaying has of the open files, and what was refused.
@@ -231,8 +231,8 @@ func (l *Limits) Connections() int {
 // Drain waits until the TCP connections that are open now have ended, or ctx.
 func (l *Limits) Drain(ctx context.Context) {
 	l.mu.Lock()
-	wave := l.wave
-	l.wave = &sync.WaitGroup{}
+	wave := l.openConns
+	l.openConns = &sync.WaitGroup{}
 	l.mu.Unlock()
 	done := make(chan struct{})
 	go func() {

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// wants is a claim of a Service for a client, both by number.
-func wants(s string, client int) claim {
+// claimFor is a claim of a Service for a client, both by number.
+func claimFor(s string, client int) claim {
 	return claim{files: 2, service: serviceName{"shop", s}, client: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(client >> 8), byte(client)}), 32)}
 }
 
@@ -26,7 +26,7 @@ func wants(s string, client int) claim {
 func fill(l *Limits, next func(n int) claim) (files int) {
 	for n := 0; ; n++ {
 		c := next(n)
-		if !l.take(c) {
+		if !l.acquire(c) {
 			return files
 		}
 		files += c.files
@@ -41,11 +41,11 @@ func TestShares(t *testing.T) {
 		next       []func(int) claim // one greedy after the other
 		each, most float64           // of all
 	}{
-		{"one client", []func(int) claim{func(int) claim { return wants("a", 1) }}, 1. / 4, 1. / 4},
-		{"one client of many Services", []func(int) claim{func(n int) claim { return wants(fmt.Sprint(n), 1) }}, 1. / 4, 1. / 4},
-		{"one Service", []func(int) claim{func(n int) claim { return wants("a", n) }}, 1. / 2, 1. / 2},
+		{"one client", []func(int) claim{func(int) claim { return claimFor("a", 1) }}, 1. / 4, 1. / 4},
+		{"one client of many Services", []func(int) claim{func(n int) claim { return claimFor(fmt.Sprint(n), 1) }}, 1. / 4, 1. / 4},
+		{"one Service", []func(int) claim{func(n int) claim { return claimFor("a", n) }}, 1. / 2, 1. / 2},
 		{"two Services", []func(int) claim{
-			func(n int) claim { return wants("a", n) }, func(n int) claim { return wants("b", n) },
+			func(n int) claim { return claimFor("a", n) }, func(n int) claim { return claimFor("b", n) },
 		}, 1. / 2, 2. / 3},
 	} {
 		l := NewLimits(files)
@@ -60,9 +60,9 @@ func TestShares(t *testing.T) {
 			t.Errorf("%s: %d of %d files are in use, want %.2f", tt.name, all, l.max, tt.most)
 		}
 		for i := range 10 { // neighbours
-			c := wants("neighbour", 5000+i)
+			c := claimFor("neighbour", 5000+i)
 			c.service.namespace = "bank"
-			if !l.take(c) {
+			if !l.acquire(c) {
 				t.Errorf("%s: neighbour %d is refused", tt.name, i)
 			}
 		}
@@ -77,13 +77,13 @@ func TestNetworksOfClients(t *testing.T) {
 	host := func(prefix string) func(int) claim {
 		return func(n int) claim {
 			addr := netip.MustParseAddr(fmt.Sprint(prefix, strconv.FormatInt(int64(n)+1, 16)))
-			return to.claimOf(l.clientOf(addr), filesOfTCP)
+			return to.clientClaim(l.clientOf(addr), filesPerConn)
 		}
 	}
 	if got := fill(l, host("2001:db8::")); got > l.max/4 || got < l.max/4-4 {
 		t.Errorf("one host has %d of %d; want a quarter", got, l.max)
 	}
-	if !l.take(host("2001:db8:0:1::")(0)) {
+	if !l.acquire(host("2001:db8:0:1::")(0)) {
 		t.Error("a host of another network is refused")
 	}
 	l = NewLimits(4096)
@@ -105,7 +105,7 @@ func TestManyGreedyServices(t *testing.T) {
 	l := NewLimits(4096)
 	greedy := 0
 	for s := range 30 {
-		greedy += fill(l, func(n int) claim { return wants(fmt.Sprint(s), n) })
+		greedy += fill(l, func(n int) claim { return claimFor(fmt.Sprint(s), n) })
 	}
 	if greedy > l.max/3*2 {
 		t.Errorf("one namespace has %d of %d", greedy, l.max)
@@ -128,7 +128,7 @@ func TestListenersOfOneService(t *testing.T) {
 	if others := fill(l, func(n int) claim { return claim{files: 1, service: serviceName{"shop", fmt.Sprint(n)}} }); greedy+others != l.max/4*3 {
 		t.Errorf("others have %d listeners, want %d", others, l.max/4*3-greedy)
 	}
-	if !l.take(wants("0", 1)) {
+	if !l.acquire(claimFor("0", 1)) {
 		t.Error("listeners leave no room for connections")
 	}
 }
@@ -138,7 +138,7 @@ func TestFilesComeBack(t *testing.T) {
 	l := NewLimits(256)
 	var leaves []func()
 	for n := range 20 {
-		leave, ok := l.enter(wants("web", n))
+		leave, ok := l.acquireConn(claimFor("web", n))
 		if !ok {
 			t.Fatalf("no place for connection %d", n)
 		}
@@ -157,23 +157,23 @@ func TestLateAnswersNeedRoom(t *testing.T) {
 	l := NewLimits(256) // 112 for relaying
 	for n := 1; n <= 5; n++ {
 		c := claim{1, serviceName{"shop", "dns"}, netip.MustParsePrefix("10.0.0.1/32")}
-		l.take(c)
-		if got, want := l.ample(c), n <= 3; got != want {
+		l.acquire(c)
+		if got, want := l.hasSpare(c), n <= 3; got != want {
 			t.Errorf("with %d clients there is room: %t, want %t", n, got, want)
 		}
 	}
 	l = NewLimits(256)
 	for n := range 112 / 4 {
-		l.take(wants(fmt.Sprint(n), n))
+		l.acquire(claimFor(fmt.Sprint(n), n))
 	}
-	if l.ample(wants("dns", 500)) {
+	if l.hasSpare(claimFor("dns", 500)) {
 		t.Error("there is room with half of the files in use")
 	}
 }
 
-// TestRefusalsAreSaid once for each reason, with a few names, and until nobody has
+// TestRefusalsAreReported once for each reason, with a few names, and until nobody has
 // been refused for a while.
-func TestRefusalsAreSaid(t *testing.T) {
+func TestRefusalsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLimits(4096)
 		var mu sync.Mutex
@@ -189,9 +189,9 @@ func TestRefusalsAreSaid(t *testing.T) {
 			return slices.Clone(said)
 		}
 		for n := range 1000 {
-			l.refuse(Loop, wants(fmt.Sprint("s", n), n))
-			l.refuse(ClientShare, wants("web", n))
-			time.Sleep(calm / 20)
+			l.recordRefusal(Loop, claimFor(fmt.Sprint("s", n), n))
+			l.recordRefusal(ClientShare, claimFor("web", n))
+			time.Sleep(quietPeriod / 20)
 		}
 		if n := len(all()); n > 10 {
 			t.Errorf("said %d times", n)
@@ -203,7 +203,7 @@ func TestRefusalsAreSaid(t *testing.T) {
 		if strings.Contains(last[0], "shop") || strings.Contains(last[0], "10.0") {
 			t.Errorf("names somebody: %q", last[0])
 		}
-		time.Sleep(calm)
+		time.Sleep(quietPeriod)
 		synctest.Wait()
 		if last := all()[len(all())-1]; last != [2]string{} {
 			t.Errorf("when it is over, %q is said", last)

@@ -36,7 +36,7 @@ type Localhost struct {
 	targets   map[service.PortName]*target
 	listeners map[service.PortName]listener
 	retry     map[service.PortName]bool // their listener could not be opened
-	have      *service.Snapshot         // nil before the first round
+	installed *service.Snapshot         // nil before the first round
 	notes     reconcile.Notes
 
 	open, failures atomic.Int64
@@ -66,7 +66,7 @@ func LocalhostPort(want *service.Snapshot, p *service.Port) uint16 {
 	if p == nil || p.Name.Protocol == service.SCTP || len(p.Cluster) == 0 {
 		return 0
 	}
-	return askedPort(want, p)
+	return requestedPort(want, p)
 }
 
 // LocalhostLost is LocalhostPort for a port of a protocol that is not relayed. Nobody
@@ -75,11 +75,11 @@ func LocalhostLost(want *service.Snapshot, p *service.Port) uint16 {
 	if p == nil || p.Name.Protocol != service.SCTP {
 		return 0
 	}
-	return askedPort(want, p)
+	return requestedPort(want, p)
 }
 
-// askedPort is LocalhostPort without a look at what can be relayed.
-func askedPort(want *service.Snapshot, p *service.Port) uint16 {
+// requestedPort is LocalhostPort without a look at what can be relayed.
+func requestedPort(want *service.Snapshot, p *service.Port) uint16 {
 	i := slices.IndexFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.NodePort })
 	if i < 0 || !want.Node.LocalhostNodePorts(p.Family) {
 		return 0
@@ -94,16 +94,16 @@ type localhostPlan struct {
 	closes  []service.PortName
 	opens   []*service.Port
 	updates []*service.Port
-	gone    []service.PortName // no Port any more
+	removed []service.PortName // no Port any more
 	notes   reconcile.Notes
 }
 
-var _ reconcile.Noter = (*localhostPlan)(nil)
+var _ reconcile.NotesReporter = (*localhostPlan)(nil)
 
 // Plan implements reconcile.Backend.
 func (l *Localhost) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	p := &localhostPlan{Localhost: l, want: want, notes: l.notes}
-	from := l.have
+	from := l.installed
 	if from != nil && from.Node.LocalhostNodePorts(l.family) != want.Node.LocalhostNodePorts(l.family) {
 		from = nil
 	}
@@ -122,17 +122,17 @@ func (l *Localhost) Plan(_ context.Context, want *service.Snapshot) (reconcile.P
 		}
 	}
 	if p.Empty() {
-		p.took()
+		p.recordApplied()
 	}
 	return p, nil
 }
 
 // compare notes what becomes of the listener of a Port, nil if there is none any more.
 func (p *localhostPlan) compare(name service.PortName, port *service.Port) {
-	p.note(name, port)
+	p.updateNote(name, port)
 	number, at := LocalhostPort(p.want, port), p.listeners[name]
 	if number == 0 && p.targets[name] != nil {
-		p.gone = append(p.gone, name)
+		p.removed = append(p.removed, name)
 	}
 	if at != nil && at.port() != number {
 		p.closes = append(p.closes, name)
@@ -147,9 +147,9 @@ func (p *localhostPlan) compare(name service.PortName, port *service.Port) {
 	}
 }
 
-// note keeps up what is said of ports of SCTP. Notes that were given away do not
+// updateNote keeps up what is said of ports of SCTP. Notes that were given away do not
 // change.
-func (p *localhostPlan) note(name service.PortName, port *service.Port) {
+func (p *localhostPlan) updateNote(name service.PortName, port *service.Port) {
 	lost := LocalhostLost(p.want, port) != 0
 	if _, noted := p.notes[name]; noted == lost {
 		return
@@ -165,32 +165,32 @@ func (p *localhostPlan) note(name service.PortName, port *service.Port) {
 	p.notes[name] = []reconcile.Note{{Text: fmt.Sprintf("the NodePort does not answer on %s: TCP and UDP alone are relayed there", service.Localhost(p.family))}}
 }
 
-// took notes that all that p is for has been done or is to be retried.
-func (p *localhostPlan) took() {
-	p.have = p.want
+// recordApplied notes that all that p is for has been done or is to be retried.
+func (p *localhostPlan) recordApplied() {
+	p.installed = p.want
 	p.Localhost.notes = p.notes
 	p.open.Store(int64(len(p.listeners)))
 }
 
 // Empty implements reconcile.Plan.
 func (p *localhostPlan) Empty() bool {
-	return len(p.closes) == 0 && len(p.opens) == 0 && len(p.updates) == 0 && len(p.gone) == 0
+	return len(p.closes) == 0 && len(p.opens) == 0 && len(p.updates) == 0 && len(p.removed) == 0
 }
 
 // Drift implements reconcile.Plan: nobody else can close a listener.
 func (p *localhostPlan) Drift() []string { return nil }
 
-// Notes implements reconcile.Noter.
+// Notes implements reconcile.NotesReporter.
 func (p *localhostPlan) Notes() reconcile.Notes { return p.notes }
 
 // String implements reconcile.Plan.
 func (p *localhostPlan) String() string {
 	var s strings.Builder
 	for _, name := range p.closes {
-		fmt.Fprintf(&s, "- listener of %s (%s) at %s\n", name, name.Protocol, p.at(p.listeners[name].port()))
+		fmt.Fprintf(&s, "- listener of %s (%s) at %s\n", name, name.Protocol, p.addrPort(p.listeners[name].port()))
 	}
 	for _, port := range p.opens {
-		fmt.Fprintf(&s, "+ listener of %s (%s) at %s\n", port.Name, port.Name.Protocol, p.at(LocalhostPort(p.want, port)))
+		fmt.Fprintf(&s, "+ listener of %s (%s) at %s\n", port.Name, port.Name.Protocol, p.addrPort(LocalhostPort(p.want, port)))
 	}
 	for _, port := range p.updates {
 		fmt.Fprintf(&s, "~ listener of %s (%s): %d endpoints\n", port.Name, port.Name.Protocol, len(port.Cluster))
@@ -198,7 +198,7 @@ func (p *localhostPlan) String() string {
 	return s.String()
 }
 
-func (l *Localhost) at(port uint16) netip.AddrPort {
+func (l *Localhost) addrPort(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(service.Localhost(l.family), port)
 }
 
@@ -209,12 +209,12 @@ func (p *localhostPlan) Apply(context.Context) error {
 		p.listeners[name].close()
 		delete(p.listeners, name)
 	}
-	for _, name := range p.gone {
+	for _, name := range p.removed {
 		delete(p.targets, name)
 		delete(p.retry, name)
 	}
 	for _, port := range p.updates {
-		p.targets[port.Name].set(port)
+		p.targets[port.Name].update(port)
 		p.listeners[port.Name].refresh()
 	}
 	var errs []error
@@ -225,9 +225,9 @@ func (p *localhostPlan) Apply(context.Context) error {
 			continue
 		}
 		p.failures.Add(1)
-		errs = append(errs, &reconcile.PortError{Family: p.family, Name: port.Name, Err: &reconcile.Lacking{Err: err}})
+		errs = append(errs, &reconcile.PortError{Family: p.family, Name: port.Name, Err: &reconcile.DegradedError{Err: err}})
 	}
-	p.took()
+	p.recordApplied()
 	return errors.Join(errs...)
 }
 
@@ -245,13 +245,13 @@ func (p *localhostPlan) listen(port *service.Port) error {
 		p.targets[port.Name] = newTarget(port.Name)
 	}
 	t := p.targets[port.Name]
-	t.set(port)
-	if !p.relay.limits.take(t.claim()) {
-		return fmt.Errorf("listen at %s: no more open files for listeners of the Service: the process may have %d: raise its limit of open files", p.at(LocalhostPort(p.want, port)), p.relay.limits.files)
+	t.update(port)
+	if !p.relay.limits.acquire(t.listenerClaim()) {
+		return fmt.Errorf("listen at %s: no more open files for listeners of the Service: the process may have %d: raise its limit of open files", p.addrPort(LocalhostPort(p.want, port)), p.relay.limits.files)
 	}
 	l, err := p.serve(port, t)
 	if err != nil {
-		p.relay.limits.give(t.claim())
+		p.relay.limits.release(t.listenerClaim())
 		return err
 	}
 	p.listeners[port.Name] = l
@@ -263,24 +263,24 @@ func (p *localhostPlan) serve(port *service.Port, t *target) (listener, error) {
 	if port.Name.Protocol == service.UDP {
 		socket, err := p.relay.network.ListenUDP(number)
 		if err != nil {
-			return nil, p.refused(number, err)
+			return nil, p.listenError(number, err)
 		}
 		return p.relay.serveUDP(socket, t, service.PolicyCluster), nil
 	}
 	socket, err := p.relay.network.ListenTCP(number)
 	if err != nil {
-		return nil, p.refused(number, err)
+		return nil, p.listenError(number, err)
 	}
 	return p.relay.serveTCP(socket, t, service.PolicyCluster), nil
 }
 
-// refused says what err means for the NodePort.
-func (p *localhostPlan) refused(number uint16, err error) error {
+// listenError says what err means for the NodePort.
+func (p *localhostPlan) listenError(number uint16, err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
-		return fmt.Errorf("listen at %s: %w", p.at(number), err)
+		return fmt.Errorf("listen at %s: %w", p.addrPort(number), err)
 	}
-	err = fmt.Errorf("listen at %s, so the NodePort does not answer there: %w", p.at(number), errno)
+	err = fmt.Errorf("listen at %s, so the NodePort does not answer there: %w", p.addrPort(number), errno)
 	switch errno {
 	case syscall.EADDRINUSE:
 		return fmt.Errorf("%w by another program of the node: stop it, or take localhost out of nodePortAddresses", err)
@@ -304,7 +304,7 @@ func (l *Localhost) Close() error {
 		delete(l.listeners, name)
 	}
 	clear(l.targets)
-	l.have = nil
+	l.installed = nil
 	l.open.Store(0)
 	return nil
 }

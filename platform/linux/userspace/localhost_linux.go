@@ -29,7 +29,7 @@ type loopbackHost struct{ host }
 func (h loopbackHost) ListenTCP(port uint16) (*net.TCPListener, error) {
 	c := net.ListenConfig{KeepAliveConfig: keepAlive, Control: onLoopback}
 	c.SetMultipathTCP(false)
-	l, err := c.Listen(context.Background(), "tcp", h.at(port))
+	l, err := c.Listen(context.Background(), "tcp", h.addrPort(port))
 	if err != nil {
 		return nil, err
 	}
@@ -39,14 +39,14 @@ func (h loopbackHost) ListenTCP(port uint16) (*net.TCPListener, error) {
 // ListenUDP implements Network.
 func (h loopbackHost) ListenUDP(port uint16) (*net.UDPConn, error) {
 	c := net.ListenConfig{Control: onLoopback}
-	l, err := c.ListenPacket(context.Background(), "udp", h.at(port))
+	l, err := c.ListenPacket(context.Background(), "udp", h.addrPort(port))
 	if err != nil {
 		return nil, err
 	}
 	return l.(*net.UDPConn), nil
 }
 
-func (h loopbackHost) at(port uint16) string {
+func (h loopbackHost) addrPort(port uint16) string {
 	return netip.AddrPortFrom(service.Localhost(h.family), port).String()
 }
 

@@ -31,8 +31,8 @@ func newLocalNode(t *testing.T) *localNode {
 	return n
 }
 
-// follow does a round for ports and returns what went wrong.
-func (n *localNode) follow(ports ...*service.Port) error {
+// apply does a round for ports and returns what went wrong.
+func (n *localNode) apply(ports ...*service.Port) error {
 	n.Helper()
 	at := n.node
 	want := service.New(1, &at, ports)
@@ -50,8 +50,8 @@ func (n *localNode) follow(ports ...*service.Port) error {
 	return err
 }
 
-// asks returns who answers at a port, nobody if it refuses.
-func (n *localNode) asks(port uint16) string {
+// get returns who answers at a port, nobody if it refuses.
+func (n *localNode) get(port uint16) string {
 	n.Helper()
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, port)))
 	if err != nil {
@@ -98,10 +98,10 @@ func TestLocalhostFollowsTheSnapshot(t *testing.T) {
 		{"gone", "127.0.0.0/8", nil, ""},
 	} {
 		n.node.NodePorts = []netip.Prefix{netip.MustParsePrefix(step.asked)}
-		if err := n.follow(step.ports...); err != nil {
+		if err := n.apply(step.ports...); err != nil {
 			t.Errorf("%s: %v", step.what, err)
 		}
-		if got := n.asks(number); got != step.want {
+		if got := n.get(number); got != step.want {
 			t.Errorf("%s: %q answers, want %q", step.what, got, step.want)
 		}
 		if got := n.Listeners() == 1; got != (step.want != "") {
@@ -121,12 +121,12 @@ func TestLocalhostLeavesPortsOfOthers(t *testing.T) {
 	number := free(t)
 	ports := []*service.Port{published("held", at.Port(), service.TCP, a.at), published("web", number, service.TCP, a.at)}
 	for range 2 {
-		err := n.follow(ports...)
-		failed := reconcile.Failed(err)
+		err := n.apply(ports...)
+		failed := reconcile.PortErrors(err)
 		if len(failed) != 1 || failed[0].Name.Name != "held" || !reconcile.InForce(failed[0].Err) || !strings.Contains(err.Error(), "another program") {
 			t.Errorf("%v, want one port that lacks something", err)
 		}
-		if got := n.asks(number); got != a.at.String() {
+		if got := n.get(number); got != a.at.String() {
 			t.Errorf("%q answers for the other Service", got)
 		}
 	}
@@ -134,10 +134,10 @@ func TestLocalhostLeavesPortsOfOthers(t *testing.T) {
 		t.Errorf("%d failures, %d listeners; want 2 and 1", n.Failures(), n.Listeners())
 	}
 	_ = other.Close()
-	if err := n.follow(ports...); err != nil {
+	if err := n.apply(ports...); err != nil {
 		t.Error(err)
 	}
-	if got := n.asks(at.Port()); got != a.at.String() {
+	if got := n.get(at.Port()); got != a.at.String() {
 		t.Errorf("%q answers, want %s", got, a.at)
 	}
 }
@@ -146,7 +146,7 @@ func TestLocalhostWithoutFiles(t *testing.T) {
 	n, a := newLocalNode(t), newEcho(t)
 	broken := errors.New("no limit is known")
 	n.parts.Limits = func() (*Limits, error) { return nil, broken }
-	if err := n.follow(published("web", free(t), service.TCP, a.at)); !errors.Is(err, broken) {
+	if err := n.apply(published("web", free(t), service.TCP, a.at)); !errors.Is(err, broken) {
 		t.Errorf("%v, want %v", err, broken)
 	}
 }
@@ -161,7 +161,7 @@ func TestLocalhostNotesSCTP(t *testing.T) {
 		if err != nil || !p.Empty() {
 			t.Fatalf("%v, %v; want an empty plan", p, err)
 		}
-		return p.(reconcile.Noter).Notes()
+		return p.(reconcile.NotesReporter).Notes()
 	}
 	if got := notes(sctp)[sctp.Name]; len(got) != 1 || !strings.Contains(got[0].Text, "127.0.0.1") {
 		t.Errorf("notes %v", got)

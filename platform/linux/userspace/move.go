@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// moveEvery is how often UDP clients are looked at that are to move.
-	moveEvery = 100 * time.Millisecond
-	// settled is for how long a client with an answer asks no more: then
+	// moveInterval is how often UDP clients are looked at that are to move.
+	moveInterval = 100 * time.Millisecond
+	// quietBeforeMove is for how long a client with an answer asks no more: then
 	// nothing of it is under way.
-	settled = 20 * time.Millisecond
-	// moveAtOnce is how many are moved together.
-	moveAtOnce = 32
+	quietBeforeMove = 20 * time.Millisecond
+	// moveBatch is how many are moved together.
+	moveBatch = 32
 )
 
 // moveClients has the kernel forget which listeners UDP clients are led to,
@@ -31,21 +31,21 @@ func (b *Backend) moveClients(ctx context.Context) {
 		return
 	}
 	for ctx.Err() == nil {
-		if left, err := b.move(ctx, (*udpListener).busy); left == 0 && err == nil {
+		if left, err := b.deleteFlows(ctx, (*udpListener).busy); left == 0 && err == nil {
 			return
 		}
-		pause(ctx, moveEvery)
+		sleep(ctx, moveInterval)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), arrival)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), arrivalGrace)
 	defer cancel()
 	// Those that are left are refused by the kernel, once the process is gone.
-	_, _ = b.move(ctx, func(*udpListener, netip.AddrPort) bool { return false })
-	pause(ctx, settled) // for what was under way to be passed on
+	_, _ = b.deleteFlows(ctx, func(*udpListener, netip.AddrPort) bool { return false })
+	sleep(ctx, quietBeforeMove) // for what was under way to be passed on
 }
 
-// move forgets the flows to listeners, but for those of clients that are to
+// deleteFlows forgets the flows to listeners, but for those of clients that are to
 // stay, and returns how many these are.
-func (b *Backend) move(ctx context.Context, stay func(*udpListener, netip.AddrPort) bool) (left int, err error) {
+func (b *Backend) deleteFlows(ctx context.Context, keep func(*udpListener, netip.AddrPort) bool) (left int, err error) {
 	at := map[uint16]*udpListener{}
 	for _, l := range b.listeners {
 		if u, ok := l.(*udpListener); ok {
@@ -62,9 +62,9 @@ func (b *Backend) move(ctx context.Context, stay func(*udpListener, netip.AddrPo
 		}
 	})
 	// A client may come back at any moment, so who has to stay is asked last.
-	for some := range slices.Chunk(all, moveAtOnce) {
+	for some := range slices.Chunk(all, moveBatch) {
 		n := len(some)
-		some = slices.DeleteFunc(some, func(f conntrack.Flow) bool { return stay(at[f.ReplySrc.Port()], f.ReplyDst) })
+		some = slices.DeleteFunc(some, func(f conntrack.Flow) bool { return keep(at[f.ReplySrc.Port()], f.ReplyDst) })
 		left += n - len(some)
 		if err == nil && len(some) > 0 {
 			_, err = b.flows.Delete(ctx, some)
@@ -76,7 +76,7 @@ func (b *Backend) move(ctx context.Context, stay func(*udpListener, netip.AddrPo
 // busy reports that a datagram of client, or the answer to one, may be under
 // way.
 func (l *udpListener) busy(client netip.AddrPort) bool {
-	if l.behind() {
+	if l.hasUnforwarded() {
 		return true
 	}
 	l.mu.Lock()
@@ -85,12 +85,12 @@ func (l *udpListener) busy(client netip.AddrPort) bool {
 	if s == nil {
 		return false
 	}
-	return s.waits() || time.Since(time.Unix(0, s.heard.Load())) < settled
+	return s.awaitsReply() || time.Since(time.Unix(0, s.lastActive.Load())) < quietBeforeMove
 }
 
-// behind reports that there are datagrams which were not passed on yet, from
+// hasUnforwarded reports that there are datagrams which were not passed on yet, from
 // whomever: on a busy node that may take longer than an arrival.
-func (l *udpListener) behind() bool {
+func (l *udpListener) hasUnforwarded() bool {
 	raw, err := l.socket.SyscallConn()
-	return err == nil && waits(raw) || l.passing.Load()
+	return err == nil && hasPacket(raw) || l.forwarding.Load()
 }

@@ -78,7 +78,7 @@ func (n *node) to(t *testing.T, p *service.Port, client netip.AddrPort) conntrac
 func TestUDPClientsMove(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
-	dns, slow := port("dns", service.UDP, e.at), port("slow", service.UDP, mute(t))
+	dns, slow := port("dns", service.UDP, e.at), port("slow", service.UDP, silentServer(t))
 	slow.Frontends = []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.11"), Port: 80}}
 	if err := n.apply(t, dns, slow); err != nil {
 		t.Fatal(err)
@@ -115,8 +115,8 @@ func TestUDPClientsMove(t *testing.T) {
 	}
 }
 
-// mute returns where a UDP server is that says nothing.
-func mute(t *testing.T) netip.AddrPort {
+// silentServer returns where a UDP server is that says nothing.
+func silentServer(t *testing.T) netip.AddrPort {
 	t.Helper()
 	n := &node{}
 	u, err := n.ListenUDP(0)
@@ -127,16 +127,16 @@ func mute(t *testing.T) netip.AddrPort {
 	return netip.MustParseAddrPort(u.LocalAddr().String())
 }
 
-// held opens UDP sockets when it may.
-type held struct {
+// blockingDialer opens UDP sockets when it may.
+type blockingDialer struct {
 	*node
 	dialling chan bool
-	may      chan bool
+	proceed  chan bool
 }
 
-func (h *held) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
+func (h *blockingDialer) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	h.dialling <- true
-	<-h.may
+	<-h.proceed
 	return h.node.DialUDP(to, hops)
 }
 
@@ -145,10 +145,10 @@ func (h *held) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
-	h := &held{n, make(chan bool, 2), make(chan bool)}
+	h := &blockingDialer{n, make(chan bool, 2), make(chan bool)}
 	n.relay.network = h
-	goOn := sync.OnceFunc(func() { close(h.may) })
-	t.Cleanup(goOn)
+	proceed := sync.OnceFunc(func() { close(h.proceed) })
+	t.Cleanup(proceed)
 	dns := port("dns", service.UDP, e.at)
 	if err := n.apply(t, dns); err != nil {
 		t.Fatal(err)
@@ -165,10 +165,10 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	wantBusy := func(when string) {
 		t.Helper()
 		for _, c := range clients {
-			told := make(chan bool, 1)
-			go func() { told <- l.busy(c) }()
+			result := make(chan bool, 1)
+			go func() { result <- l.busy(c) }()
 			select {
-			case busy := <-told:
+			case busy := <-result:
 				if !busy {
 					t.Errorf("%s: %s may move", when, c)
 				}
@@ -182,7 +182,7 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	wantBusy("one is read")
 	ask()
 	wantBusy("another one waits")
-	goOn()
+	proceed()
 	eventually(t, "both may move", func() bool {
 		return n.sessions(dns) == 2 && !l.busy(clients[0]) && !l.busy(clients[1])
 	})

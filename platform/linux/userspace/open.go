@@ -18,15 +18,15 @@ import (
 // else on one of the range, else on whichever is free.
 func (b *Backend) open(k key, p *service.Port) error {
 	if k.name.Protocol == service.SCTP {
-		return &reconcile.Unmet{Text: "mode userspace forwards TCP and UDP only", Lost: p.Frontends}
+		return &reconcile.UnsupportedError{Text: "mode userspace forwards TCP and UDP only", Affected: p.Frontends}
 	}
-	who := b.targets[k.name].claim()
-	if !b.relay.limits.take(who) {
+	claim := b.targets[k.name].listenerClaim()
+	if !b.relay.limits.acquire(claim) {
 		return fmt.Errorf("listen: no more open files for listeners of the Service: the process may have %d: raise its limit of open files", b.relay.limits.files)
 	}
 	l, err := b.listen(k, p)
 	if err != nil {
-		b.relay.limits.give(who)
+		b.relay.limits.release(claim)
 		return fmt.Errorf("listen: %w", err)
 	}
 	b.listeners[k] = l
@@ -76,32 +76,32 @@ func (s socket) close() {
 
 func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 	r := b.options.Ports
-	had := b.earlier[iptables.ChainOf(p, k.policy)]
+	had := b.previousPorts[iptables.ChainOf(p, k.policy)]
 	if had != 0 && (r.unset() || r.contains(had)) {
 		if s, err := b.socketAt(k.name.Protocol, had); !errors.Is(err, syscall.EADDRINUSE) {
 			return s, err
 		}
 	}
 	if r.unset() {
-		return b.socketAnywhere(k.name.Protocol)
+		return b.anyFreeSocket(k.name.Protocol)
 	}
 	for range int(r.Last-r.First) + 1 {
-		if b.last++; !r.contains(b.last) {
-			b.last = r.First
+		if b.lastPort++; !r.contains(b.lastPort) {
+			b.lastPort = r.First
 		}
-		if b.avoid[b.last] {
+		if b.avoidPorts[b.lastPort] {
 			continue
 		}
-		if s, err := b.socketAt(k.name.Protocol, b.last); !errors.Is(err, syscall.EADDRINUSE) {
+		if s, err := b.socketAt(k.name.Protocol, b.lastPort); !errors.Is(err, syscall.EADDRINUSE) {
 			return s, err
 		}
 	}
 	return socket{}, fmt.Errorf("every port of the range %d-%d is taken: give --proxy-port-range more", r.First, r.Last)
 }
 
-// socketAnywhere asks until the system offers a port that no old rule leads
+// anyFreeSocket asks until the system offers a port that no old rule leads
 // to.
-func (b *Backend) socketAnywhere(proto service.Protocol) (socket, error) {
+func (b *Backend) anyFreeSocket(proto service.Protocol) (socket, error) {
 	const most = 100
 	var unsafe []socket
 	defer func() {
@@ -111,7 +111,7 @@ func (b *Backend) socketAnywhere(proto service.Protocol) (socket, error) {
 	}()
 	for range most {
 		s, err := b.socketAt(proto, 0)
-		if err != nil || !b.avoid[s.port()] {
+		if err != nil || !b.avoidPorts[s.port()] {
 			return s, err
 		}
 		unsafe = append(unsafe, s)

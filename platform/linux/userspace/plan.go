@@ -17,33 +17,33 @@ import (
 
 // plan is what leads from what is installed to a snapshot.
 type plan struct {
-	backend   *Backend
-	want, led *service.Snapshot
-	changes   []service.Change
-	lacksAddr bool
-	first     bool
-	opens     []key
-	closes    []key
-	rules     reconcile.Plan
-	// planned has listeners that are still to open count as open.
-	planned bool
-	whole   bool // all there is was compared
+	backend          *Backend
+	want, redirected *service.Snapshot
+	changes          []service.Change
+	addrMissing      bool
+	firstRound       bool
+	opens            []key
+	closes           []key
+	rules            reconcile.Plan
+	// assumeOpen has listeners that are still to open count as open.
+	assumeOpen  bool
+	comparedAll bool // all there is was compared
 }
 
 var (
-	_ reconcile.Remover = (*plan)(nil)
-	_ reconcile.Whole   = (*plan)(nil)
+	_ reconcile.Remover    = (*plan)(nil)
+	_ reconcile.FullSyncer = (*plan)(nil)
 )
 
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
-	return len(p.changes) == 0 && len(p.opens) == 0 && len(p.closes) == 0 && !p.lacksAddr && p.rules.Empty()
+	return len(p.changes) == 0 && len(p.opens) == 0 && len(p.closes) == 0 && !p.addrMissing && p.rules.Empty()
 }
 
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string {
 	lines := p.rules.Drift()
-	if p.lacksAddr && !p.first {
+	if p.addrMissing && !p.firstRound {
 		lines = append(lines, fmt.Sprintf("missing: address %s", Addrs[p.backend.family]))
 	}
 	return lines
@@ -57,16 +57,16 @@ func (p *plan) Removed() []*service.Port {
 	return nil
 }
 
-// Whole implements reconcile.Whole.
-func (p *plan) Whole() bool {
-	w, ok := p.rules.(reconcile.Whole)
-	return ok && w.Whole()
+// FullSync implements reconcile.FullSync.
+func (p *plan) FullSync() bool {
+	w, ok := p.rules.(reconcile.FullSyncer)
+	return ok && w.FullSync()
 }
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
 	var s strings.Builder
-	if p.lacksAddr {
+	if p.addrMissing {
 		fmt.Fprintf(&s, "+ address %s\n", Addrs[p.backend.family])
 	}
 	for _, k := range p.opens {
@@ -94,52 +94,52 @@ func (k key) String() string {
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.wanted = p.want
-	if p.lacksAddr {
+	if p.addrMissing {
 		if err := b.address.Add(); err != nil {
 			return fmt.Errorf("add address %s: %w", Addrs[b.family], err)
 		}
 	}
-	p.turn()
+	p.updateTargets()
 	errs := p.open()
 	if len(p.opens) > 0 { // now their ports are known
-		p.planned = false
-		p.led = b.lead(p)
-		rules, err := b.rules.Plan(ctx, p.led)
+		p.assumeOpen = false
+		p.redirected = b.redirect(p)
+		rules, err := b.rules.Plan(ctx, p.redirected)
 		if err != nil {
-			b.have = nil
+			b.installed = nil
 			return errors.Join(append(errs, err)...)
 		}
 		p.rules = rules
 	}
-	b.led = p.led
+	b.redirected = p.redirected
 	b.track(p.want)
 	if !p.rules.Empty() {
 		if err := p.rules.Apply(ctx); err != nil {
-			b.have = nil // compare all next time
+			b.installed = nil // compare all next time
 			return errors.Join(append(errs, err)...)
 		}
 	}
 	for _, k := range p.closes {
-		b.shut(k)
+		b.closeLater(k)
 	}
 	for _, c := range p.changes {
 		if c.New == nil {
 			delete(b.targets, c.Name())
 		}
 	}
-	if p.whole {
+	if p.comparedAll {
 		maps.DeleteFunc(b.targets, func(n service.PortName, _ *target) bool { return p.want.Port(b.family, n) == nil })
 	}
-	b.have = p.want
-	if !p.want.Partial { // no rule is another's any more
-		clear(b.earlier)
-		clear(b.avoid)
+	b.installed = p.want
+	if !p.want.Incomplete { // no rule is another's any more
+		clear(b.previousPorts)
+		clear(b.avoidPorts)
 	}
 	return errors.Join(errs...)
 }
 
-// turn has the listeners that there are choose among the endpoints of now.
-func (p *plan) turn() {
+// updateTargets has the listeners that there are choose among the endpoints of now.
+func (p *plan) updateTargets() {
 	b := p.backend
 	closing := make(map[key]bool, len(p.closes))
 	for _, k := range p.closes {
@@ -153,7 +153,7 @@ func (p *plan) turn() {
 		if b.targets[name] == nil {
 			b.targets[name] = newTarget(name)
 		}
-		b.targets[name].set(meanwhile(c.New, closing))
+		b.targets[name].update(transitional(c.New, closing))
 		for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
 			if l := b.listeners[key{name, policy}]; l != nil {
 				l.refresh()
@@ -162,10 +162,10 @@ func (p *plan) turn() {
 	}
 }
 
-// meanwhile returns p for the time until the rules are changed: they still lead to
+// transitional returns p for the time until the rules are changed: they still lead to
 // a listener that is to close, for a policy for which p may name no endpoints any
 // more.
-func meanwhile(p *service.Port, closing map[key]bool) *service.Port {
+func transitional(p *service.Port, closing map[key]bool) *service.Port {
 	m := *p
 	if len(m.Local) == 0 && closing[key{p.Name, service.PolicyLocal}] {
 		m.Local = p.Cluster
@@ -193,11 +193,11 @@ func (p *plan) open() []error {
 	return errs
 }
 
-// shut closes a listener to which no rule leads any more. Who is on the way there
+// closeLater closes a listener to which no rule leads any more. Who is on the way there
 // still gets in.
-func (b *Backend) shut(k key) {
+func (b *Backend) closeLater(k key) {
 	if l := b.listeners[k]; l != nil {
-		time.AfterFunc(b.relay.arrival, l.close)
+		time.AfterFunc(b.relay.arrivalGrace, l.close)
 		delete(b.listeners, k)
 	}
 }

@@ -22,20 +22,20 @@ const (
 	bufferSize = 32 << 10
 )
 
-// mover moves what one side sends to the other. It keeps the pipes that nobody
+// copier moves what one side sends to the other. It keeps the pipes that nobody
 // uses.
-type mover struct {
+type copier struct {
 	limits  *Limits   // nil for none
 	buffers sync.Pool // of *[bufferSize]byte
 
-	mu   sync.Mutex
-	made int
-	free []pipe
+	mu        sync.Mutex
+	openPipes int
+	free      []pipe
 }
 
 type pipe struct{ r, w int }
 
-func (m *mover) take() (pipe, bool) {
+func (m *copier) getPipe() (pipe, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if n := len(m.free); n > 0 {
@@ -44,41 +44,41 @@ func (m *mover) take() (pipe, bool) {
 		return x, true
 	}
 	var fd [2]int
-	if m.made == mostPipes || m.limits != nil && !m.limits.takePipe() {
+	if m.openPipes == maxPipes || m.limits != nil && !m.limits.acquirePipe() {
 		return pipe{}, false
 	}
 	if unix.Pipe2(fd[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
-		m.giveBack()
+		m.releasePipe()
 		return pipe{}, false
 	}
-	m.made++
+	m.openPipes++
 	_, _ = unix.FcntlInt(uintptr(fd[0]), unix.F_SETPIPE_SZ, pipeSize) // or the usual size
 	return pipe{fd[0], fd[1]}, true
 }
 
-func (m *mover) give(x pipe) {
+func (m *copier) putPipe(x pipe) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.free = append(m.free, x)
 }
 
-// drop gets rid of a pipe that holds something nobody wants.
-func (m *mover) drop(x pipe) {
+// discardPipe gets rid of a pipe that holds something nobody wants.
+func (m *copier) discardPipe(x pipe) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.made--
+	m.openPipes--
 	_ = unix.Close(x.r)
 	_ = unix.Close(x.w)
-	m.giveBack()
+	m.releasePipe()
 }
 
-func (m *mover) giveBack() {
+func (m *copier) releasePipe() {
 	if m.limits != nil {
-		m.limits.givePipe()
+		m.limits.releasePipe()
 	}
 }
 
-func (m *mover) buffer() *[bufferSize]byte {
+func (m *copier) buffer() *[bufferSize]byte {
 	if b, ok := m.buffers.Get().(*[bufferSize]byte); ok {
 		return b
 	}
@@ -86,7 +86,7 @@ func (m *mover) buffer() *[bufferSize]byte {
 }
 
 // pump moves what src sends to dst until src ends, which is no error.
-func (m *mover) pump(dst, src *net.TCPConn) error {
+func (m *copier) pump(dst, src *net.TCPConn) error {
 	to, err := dst.SyscallConn()
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func (m *mover) pump(dst, src *net.TCPConn) error {
 		return err
 	}
 	for {
-		c := chunk{mover: m, from: from, to: to, dst: dst}
+		c := chunk{copier: m, from: from, to: to, dst: dst}
 		if more, err := c.move(); err != nil || !more {
 			return err
 		}
@@ -108,7 +108,7 @@ func (m *mover) pump(dst, src *net.TCPConn) error {
 
 // chunk is what is moved at once.
 type chunk struct {
-	mover    *mover
+	copier   *copier
 	from, to syscall.RawConn
 	dst      *net.TCPConn
 	n        int
@@ -134,7 +134,7 @@ func (c *chunk) move() (more bool, err error) {
 		return true, err
 	}
 	if err := c.to.Write(c.write); err != nil || c.err != nil {
-		c.mover.drop(c.pipe)
+		c.copier.discardPipe(c.pipe)
 		return false, errors.Join(err, c.err)
 	}
 	c.release()
@@ -143,11 +143,11 @@ func (c *chunk) move() (more bool, err error) {
 
 // read takes what is there, and reports false if nothing is.
 func (c *chunk) read(fd uintptr) bool {
-	if c.pipe, c.piped = c.mover.take(); c.piped {
+	if c.pipe, c.piped = c.copier.getPipe(); c.piped {
 		n, err := splice(int(fd), c.pipe.w, pipeSize)
 		c.n, c.err = n, err
 	} else {
-		c.buffer = c.mover.buffer()
+		c.buffer = c.copier.buffer()
 		c.n, c.err = unix.Read(int(fd), c.buffer[:])
 	}
 	if errors.Is(c.err, unix.EAGAIN) || errors.Is(c.err, unix.EINTR) {
@@ -180,10 +180,10 @@ func (c *chunk) write(fd uintptr) bool {
 
 func (c *chunk) release() {
 	if c.piped {
-		c.mover.give(c.pipe)
+		c.copier.putPipe(c.pipe)
 	}
 	if c.buffer != nil {
-		c.mover.buffers.Put(c.buffer)
+		c.copier.buffers.Put(c.buffer)
 	}
 	c.piped, c.buffer = false, nil
 }
@@ -209,10 +209,10 @@ func awaitPacket(c syscall.RawConn) error {
 	return c.Read(readable)
 }
 
-// waits reports that a datagram waits.
-func waits(c syscall.RawConn) (does bool) {
-	_ = c.Control(func(fd uintptr) { does = readable(fd) }) // of a closed socket nobody takes any
-	return does
+// hasPacket reports that a datagram waits.
+func hasPacket(c syscall.RawConn) (ready bool) {
+	_ = c.Control(func(fd uintptr) { ready = readable(fd) }) // of a closed socket nobody takes any
+	return ready
 }
 
 func readable(fd uintptr) bool {

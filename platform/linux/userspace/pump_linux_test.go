@@ -10,10 +10,10 @@ import (
 )
 
 // count returns how many pipes there are, and how many nobody uses.
-func (m *mover) count() (made, free int) {
+func (m *copier) count() (made, free int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.made, len(m.free)
+	return m.openPipes, len(m.free)
 }
 
 // TestSplice moves data through a pipe that goes back to its pool, and without
@@ -21,7 +21,7 @@ func (m *mover) count() (made, free int) {
 func TestSplice(t *testing.T) {
 	e := newEcho(t)
 	n, web := newWeb(t, e.at)
-	m := &n.relay.mover
+	m := &n.relay.copier
 	pass := func() {
 		t.Helper()
 		c := n.dial(t, web)
@@ -41,7 +41,7 @@ func TestSplice(t *testing.T) {
 	}
 	allFree(t, m)
 	m.mu.Lock()
-	m.made, m.free = mostPipes, nil
+	m.openPipes, m.free = maxPipes, nil
 	m.mu.Unlock()
 	pass()
 	if _, free := m.count(); free != 0 {
@@ -56,14 +56,14 @@ func TestIdleConnectionsHoldNoPipe(t *testing.T) {
 	for range 50 {
 		answers(t, n.dial(t, web))
 	}
-	m := &n.relay.mover
+	m := &n.relay.copier
 	allFree(t, m)
 	if made, _ := m.count(); made > 10 {
 		t.Errorf("%d pipes for 50 idle connections", made)
 	}
 }
 
-func allFree(t *testing.T, m *mover) {
+func allFree(t *testing.T, m *copier) {
 	t.Helper()
 	eventually(t, "all pipes are free", func() bool {
 		made, free := m.count()

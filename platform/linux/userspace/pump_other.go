@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// mover moves what one side sends to the other.
-type mover struct{ limits *Limits }
+// copier moves what one side sends to the other.
+type copier struct{ limits *Limits }
 
 // pump moves what src sends to dst until src ends, which is no error.
-func (*mover) pump(dst, src *net.TCPConn) error {
+func (*copier) pump(dst, src *net.TCPConn) error {
 	_, err := io.Copy(dst, src)
 	return err
 }
@@ -24,12 +24,12 @@ func (*mover) pump(dst, src *net.TCPConn) error {
 // awaitPacket waits for nothing: reading does.
 func awaitPacket(syscall.RawConn) error { return nil }
 
-// pacing is known on Linux only.
-type pacing string
+// congestionControl is known on Linux only.
+type congestionControl string
 
-func easeListener(*net.TCPListener) pacing { return "" }
+func avoidPacingOn(*net.TCPListener) congestionControl { return "" }
 
-func (pacing) settle(syscall.Conn, time.Duration) {}
+func (congestionControl) restoreIfFar(syscall.Conn, time.Duration) {}
 
-// waits cannot tell.
-func waits(syscall.RawConn) bool { return false }
+// hasPacket cannot tell.
+func hasPacket(syscall.RawConn) bool { return false }

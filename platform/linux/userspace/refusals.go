@@ -33,7 +33,7 @@ func Reasons() []Reason {
 
 // refusal is one that somebody met with.
 type refusal struct {
-	why     Reason
+	reason  Reason
 	service serviceName
 	client  netip.Prefix
 	text    string // what the system said
@@ -41,11 +41,11 @@ type refusal struct {
 
 // refusals sums up what was refused lately. The zero value is ready for use.
 type refusals struct {
-	mu     sync.Mutex
-	total  map[Reason]uint64
-	lately map[Reason]*episode
-	detail string
-	report func(text, detail string)
+	mu       sync.Mutex
+	total    map[Reason]uint64
+	episodes map[Reason]*episode
+	detail   string
+	report   func(text, detail string)
 }
 
 // episode is a time in which something is refused for one reason.
@@ -64,44 +64,44 @@ func (r *refusals) observe(report func(text, detail string)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report = report
-	report(r.texts())
+	report(r.summarize())
 }
 
-// note counts x, and reports it if that is news.
-func (r *refusals) note(x refusal, l *Limits) {
+// record counts x, and reports it if that is news.
+func (r *refusals) record(x refusal, l *Limits) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.total == nil {
-		r.total, r.lately = map[Reason]uint64{}, map[Reason]*episode{}
+		r.total, r.episodes = map[Reason]uint64{}, map[Reason]*episode{}
 	}
-	r.total[x.why]++
-	e := r.lately[x.why]
+	r.total[x.reason]++
+	e := r.episodes[x.reason]
 	if e == nil {
-		e = &episode{text: textOf(x, l)}
-		e.end = time.AfterFunc(l.calm, func() { r.over(x.why, l.calm) })
-		r.lately[x.why] = e
+		e = &episode{text: describeRefusal(x, l)}
+		e.end = time.AfterFunc(l.quietPeriod, func() { r.expire(x.reason, l.quietPeriod) })
+		r.episodes[x.reason] = e
 	}
 	e.last = time.Now()
-	e.name(x)
-	r.tell()
+	e.addName(x)
+	r.reportChange()
 }
 
-// over forgets an episode, unless it goes on.
-func (r *refusals) over(why Reason, calm time.Duration) {
+// expire forgets an episode, unless it goes on.
+func (r *refusals) expire(why Reason, quietPeriod time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.lately[why]
-	if left := calm - time.Since(e.last); left > 0 {
+	e := r.episodes[why]
+	if left := quietPeriod - time.Since(e.last); left > 0 {
 		e.end.Reset(left)
 		return
 	}
-	delete(r.lately, why)
-	r.tell()
+	delete(r.episodes, why)
+	r.reportChange()
 }
 
-// tell reports how it is, if that has changed.
-func (r *refusals) tell() {
-	text, detail := r.texts()
+// reportChange reports how it is, if that has changed.
+func (r *refusals) reportChange() {
+	text, detail := r.summarize()
 	if detail == r.detail {
 		return
 	}
@@ -117,16 +117,16 @@ func (r *refusals) counts() map[Reason]uint64 {
 	return maps.Clone(r.total)
 }
 
-// name adds whom x is about.
-func (e *episode) name(x refusal) {
+// addName adds whom x is about.
+func (e *episode) addName(x refusal) {
 	var name string
 	switch {
-	case x.why == ClientShare:
+	case x.reason == ClientShare:
 		name = x.client.String()
 		if x.client.IsSingleIP() {
 			name = x.client.Addr().String()
 		}
-	case x.why == NamespaceShare:
+	case x.reason == NamespaceShare:
 		name = x.service.namespace
 	case x.service != serviceName{}:
 		name = x.service.namespace + "/" + x.service.name
@@ -140,11 +140,11 @@ func (e *episode) name(x refusal) {
 	}
 }
 
-// texts returns what is refused, without names and with them.
-func (r *refusals) texts() (text, detail string) {
+// summarize returns what is refused, without names and with them.
+func (r *refusals) summarize() (text, detail string) {
 	var without, with []string
 	for _, why := range Reasons() {
-		e := r.lately[why]
+		e := r.episodes[why]
 		if e == nil {
 			continue
 		}
@@ -160,10 +160,10 @@ func (r *refusals) texts() (text, detail string) {
 	return strings.Join(without, "; "), strings.Join(with, "; ")
 }
 
-// textOf says why x was refused, in words that name nobody.
-func textOf(x refusal, l *Limits) string {
+// describeRefusal says why x was refused, in words that name nobody.
+func describeRefusal(x refusal, l *Limits) string {
 	const raise = "raise the limit of open files of the process, which is %d"
-	switch x.why {
+	switch x.reason {
 	case ServiceShare:
 		return fmt.Sprintf("clients of Services are refused, as one Service may have no more open files than are free, at most half of %d: "+raise, l.max, l.files)
 	case NamespaceShare:

@@ -17,17 +17,17 @@ var AssumedPorts = Range{40000, 65535}
 // Render writes the tables of both families that a node would hold for want
 // if it started from nothing. The same want gives the same bytes.
 func Render(w io.Writer, want *service.Snapshot, o Options, format iptables.Format) error {
-	return iptables.Render(w, Assumed(want, o), o.rules(), format)
+	return iptables.Render(w, WithAssumedListeners(want, o), o.rules(), format)
 }
 
 // Document returns what a node would hold in family f.
 func Document(f service.Family, want *service.Snapshot, o Options) iptables.Tables {
-	return iptables.Document(f, Assumed(want, o), o.rules())
+	return iptables.Document(f, WithAssumedListeners(want, o), o.rules())
 }
 
-// Assumed returns want with listeners in the place of endpoints, one port after
+// WithAssumedListeners returns want with listeners in the place of endpoints, one port after
 // the other. Where the range is too short, the rest is not served.
-func Assumed(want *service.Snapshot, o Options) *service.Snapshot {
+func WithAssumedListeners(want *service.Snapshot, o Options) *service.Snapshot {
 	ports := o.Ports
 	if ports.unset() {
 		ports = AssumedPorts
@@ -36,14 +36,14 @@ func Assumed(want *service.Snapshot, o Options) *service.Snapshot {
 	for _, f := range service.Families {
 		next := map[service.Protocol]int{service.TCP: int(ports.First), service.UDP: int(ports.First)}
 		for p := range want.Ports(f) {
-			all = append(all, Lead(p, func(service.Policy) (uint16, bool) {
+			all = append(all, Redirect(p, func(service.Policy) (uint16, bool) {
 				n := next[p.Name.Protocol]
 				next[p.Name.Protocol]++
 				return uint16(n), n <= int(ports.Last)
 			}))
 		}
 	}
-	led := service.New(want.Generation, want.Node, all)
-	led.Partial = want.Partial
-	return led
+	redirected := service.New(want.Generation, want.Node, all)
+	redirected.Incomplete = want.Incomplete
+	return redirected
 }

@@ -16,18 +16,18 @@ import (
 // target chooses among the endpoints of one Service port.
 type target struct {
 	mu       sync.Mutex
-	lists    [2]ring // by policy
-	linger   []netip.AddrPort
+	lists    [2]roundRobin // by policy
+	draining []netip.AddrPort
 	affinity time.Duration
-	clients  clients
+	clients  affinityTable
 
-	name   service.PortName // never changes
-	missed int              // clients that were not served since told
-	told   time.Time        // when that was told last
+	name       service.PortName // never changes
+	unserved   int              // clients that were not served since told
+	reportedAt time.Time        // when that was told last
 }
 
-// ring is taken in turn.
-type ring struct {
+// roundRobin is taken in turn.
+type roundRobin struct {
 	endpoints []netip.AddrPort // sorted
 	next      int
 }
@@ -40,16 +40,16 @@ func newTarget(name service.PortName) *target {
 	return t
 }
 
-// set takes in how p is now.
-func (t *target) set(p *service.Port) {
+// update takes in how p is now.
+func (t *target) update(p *service.Port) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.lists[service.PolicyCluster].endpoints = addrs(p.Cluster)
 	t.lists[service.PolicyLocal].endpoints = addrs(p.Local)
-	t.linger = addrs(p.Lingering)
+	t.draining = addrs(p.Draining)
 	t.affinity = p.Affinity
 	if p.Affinity == 0 {
-		t.clients = clients{}
+		t.clients = affinityTable{}
 	}
 }
 
@@ -61,14 +61,14 @@ func addrs(endpoints []service.Endpoint) []netip.AddrPort {
 	return all
 }
 
-// claim is for a listener.
-func (t *target) claim() claim {
+// listenerClaim is for a listener.
+func (t *target) listenerClaim() claim {
 	return claim{files: 1, service: serviceName{t.name.Namespace, t.name.Name}}
 }
 
-// claimOf is for files of a client.
-func (t *target) claimOf(client netip.Prefix, files int) claim {
-	c := t.claim()
+// clientClaim is for files of a client.
+func (t *target) clientClaim(client netip.Prefix, files int) claim {
+	c := t.listenerClaim()
 	c.files, c.client = files, client
 	return c
 }
@@ -84,23 +84,23 @@ func (t *target) choose(policy service.Policy, client netip.Addr, tried []netip.
 	}
 	now := time.Now()
 	if t.affinity > 0 && len(tried) == 0 {
-		if e, known := t.clients.recall(client, now, t.affinity); known && l.has(e) {
+		if e, known := t.clients.lookup(client, now, t.affinity); known && l.has(e) {
 			return e, true
 		}
 	}
-	e := l.turn(tried)
+	e := l.pick(tried)
 	if t.affinity > 0 {
-		t.clients.remember(client, e, now, t.affinity)
+		t.clients.store(client, e, now, t.affinity)
 	}
 	return e, true
 }
 
-func (l *ring) has(e netip.AddrPort) bool {
+func (l *roundRobin) has(e netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(l.endpoints, e, netip.AddrPort.Compare)
 	return found
 }
 
-func (l *ring) turn(tried []netip.AddrPort) netip.AddrPort {
+func (l *roundRobin) pick(tried []netip.AddrPort) netip.AddrPort {
 	var e netip.AddrPort
 	for range l.endpoints {
 		l.next = (l.next + 1) % len(l.endpoints)
@@ -122,5 +122,5 @@ func (t *target) forget(client netip.Addr, e netip.AddrPort) {
 func (t *target) serves(policy service.Policy, e netip.AddrPort) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.lists[policy].has(e) || slices.Contains(t.linger, e)
+	return t.lists[policy].has(e) || slices.Contains(t.draining, e)
 }

@@ -19,10 +19,10 @@ func endpoint(n int) netip.AddrPort {
 
 func who(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, byte(n >> 8), byte(n)}) }
 
-// TestTurns has all endpoints take their turn, and one that was tried not.
-func TestTurns(t *testing.T) {
+// TestRoundRobin has all endpoints take their turn, and one that was tried not.
+func TestRoundRobin(t *testing.T) {
 	x := newTarget(service.PortName{})
-	x.set(port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3)))
+	x.update(port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3)))
 	var seen []netip.AddrPort
 	for range 6 {
 		e, _ := x.choose(service.PolicyCluster, who(1), nil)
@@ -48,7 +48,7 @@ func TestAffinity(t *testing.T) {
 		x := newTarget(service.PortName{})
 		p := port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3))
 		p.Local, p.Affinity = p.Cluster[:2], 10*time.Second
-		x.set(p)
+		x.update(p)
 		first, _ := x.choose(service.PolicyCluster, who(1), nil)
 		for range 5 {
 			time.Sleep(9 * time.Second)
@@ -73,7 +73,7 @@ func TestAffinity(t *testing.T) {
 		q := port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3))
 		q.Affinity = p.Affinity
 		q.Cluster = slices.DeleteFunc(q.Cluster, func(e service.Endpoint) bool { return e.Addr == at })
-		x.set(q)
+		x.update(q)
 		if e, _ := x.choose(service.PolicyCluster, who(3), nil); e == at {
 			t.Errorf("led to %s, which left", e)
 		}
@@ -82,20 +82,20 @@ func TestAffinity(t *testing.T) {
 
 // TestClientsAreBounded forgets those that were not heard of for longest.
 func TestClientsAreBounded(t *testing.T) {
-	var c clients
+	var c affinityTable
 	now := time.Unix(1000, 0)
 	for i := range maxClients + 10 {
 		addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-		c.remember(addr, endpoint(1), now, time.Hour)
-		_, _ = c.recall(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour)
+		c.store(addr, endpoint(1), now, time.Hour)
+		_, _ = c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour)
 	}
 	if len(c.byAddr) != maxClients || c.order.Len() != maxClients {
 		t.Errorf("%d clients are remembered, want %d", len(c.byAddr), maxClients)
 	}
-	if _, known := c.recall(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour); !known {
+	if _, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour); !known {
 		t.Error("the one that comes all the time is forgotten")
 	}
-	if _, known := c.recall(netip.AddrFrom4([4]byte{10, 0, 0, 1}), now, time.Hour); known {
+	if _, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 1}), now, time.Hour); known {
 		t.Error("the oldest is remembered")
 	}
 }

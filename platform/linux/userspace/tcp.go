@@ -41,44 +41,44 @@ type listener interface {
 
 // relay is what the listeners of a family have in common.
 type relay struct {
-	network Network
-	limits  *Limits
-	udpIdle time.Duration
-	mover   mover
-	packets sync.Pool // of *packet
-	arrival time.Duration
-	// patience is how long each attempt to reach an endpoint may take.
-	patience []time.Duration
+	network      Network
+	limits       *Limits
+	udpIdle      time.Duration
+	copier       copier
+	packets      sync.Pool // of *packet
+	arrivalGrace time.Duration
+	// dialTimeouts is how long each attempt to reach an endpoint may take.
+	dialTimeouts []time.Duration
 	// unreached, if set, is told of each client that was not served.
 	unreached func(*target, error)
 }
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
-	r := &relay{network: n, limits: l, udpIdle: udpIdle, arrival: arrival, patience: patience[:]}
-	r.mover.limits = l
+	r := &relay{network: n, limits: l, udpIdle: udpIdle, arrivalGrace: arrivalGrace, dialTimeouts: dialTimeouts[:]}
+	r.copier.limits = l
 	r.packets.New = func() any { return new(packet) }
 	return r
 }
 
-// patience is that of a node.
-var patience = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
+// dialTimeouts is that of a node.
+var dialTimeouts = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 
-// near is how soon a neighbour answers: one on the node or in its data centre.
-const near = time.Millisecond
+// nearRTT is how soon a neighbour answers: one on the node or in its data centre.
+const nearRTT = time.Millisecond
 
 // tcpListener relays TCP.
 type tcpListener struct {
 	*relay
-	socket *net.TCPListener
-	target *target
-	policy service.Policy
-	pacing pacing
-	closed atomic.Bool
+	socket     *net.TCPListener
+	target     *target
+	policy     service.Policy
+	congestion congestionControl
+	closed     atomic.Bool
 }
 
 func (r *relay) serveTCP(socket *net.TCPListener, t *target, policy service.Policy) *tcpListener {
-	l := &tcpListener{relay: r, socket: socket, target: t, policy: policy, pacing: easeListener(socket)}
-	keepSYN(socket)
+	l := &tcpListener{relay: r, socket: socket, target: t, policy: policy, congestion: avoidPacingOn(socket)}
+	saveSYN(socket)
 	go l.accept()
 	return l
 }
@@ -90,20 +90,20 @@ func (l *tcpListener) refresh() {}
 func (l *tcpListener) close() {
 	l.closed.Store(true)
 	_ = l.socket.Close() // nothing is lost with a socket that only listens
-	l.limits.give(l.target.claim())
+	l.limits.release(l.target.listenerClaim())
 }
 
-// filesOfTCP is how many open files a connection takes.
-const filesOfTCP = 2
+// filesPerConn is how many open files a connection takes.
+const filesPerConn = 2
 
 // The least and the longest pause after the system refused a connection.
-const leastRest, longestRest = 5 * time.Millisecond, time.Second
+const minBackoff, maxBackoff = 5 * time.Millisecond, time.Second
 
 // accept takes connections until the listener is closed. Clients that the limits
 // have no files for are reset: were they to wait, a connection that leads back here
 // would wait for itself.
 func (l *tcpListener) accept() {
-	rest := leastRest
+	backoff := minBackoff
 	for {
 		c, err := l.socket.AcceptTCP()
 		switch {
@@ -115,27 +115,27 @@ func (l *tcpListener) accept() {
 		case errors.Is(err, syscall.ECONNABORTED):
 			continue
 		case err != nil:
-			l.limits.trouble(err)
-			time.Sleep(rest)
-			rest = min(2*rest, longestRest)
+			l.limits.recordSystemError(err)
+			time.Sleep(backoff)
+			backoff = min(2*backoff, maxBackoff)
 			continue
 		}
-		rest = leastRest
-		who := l.target.claimOf(l.limits.clientOf(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()), filesOfTCP)
+		backoff = minBackoff
+		claim := l.target.clientClaim(l.limits.clientOf(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()), filesPerConn)
 		hops, ok := nextHops(synHops(c))
 		if !ok {
-			l.limits.refuse(Loop, who)
+			l.limits.recordRefusal(Loop, claim)
 			reset(c)
 			continue
 		}
-		leave, ok := l.limits.enter(who)
+		release, ok := l.limits.acquireConn(claim)
 		if !ok {
 			reset(c)
 			continue
 		}
 		go func() {
-			defer leave()
-			l.pacing.settle(c, near)
+			defer release()
+			l.congestion.restoreIfFar(c, nearRTT)
 			l.serve(c, hops)
 		}()
 	}
@@ -157,16 +157,16 @@ func (l *tcpListener) serve(client *net.TCPConn, hops int) {
 		})
 	}
 	var up sync.WaitGroup
-	up.Go(func() { l.oneWay(server, client, abort) })
-	l.oneWay(client, server, abort)
+	up.Go(func() { l.copyOneWay(server, client, abort) })
+	l.copyOneWay(client, server, abort)
 	up.Wait()
 	_ = client.Close()
 	_ = server.Close()
 }
 
-// oneWay passes on what src sends, its end included.
-func (r *relay) oneWay(dst, src *net.TCPConn, abort func()) {
-	err := r.mover.pump(dst, src)
+// copyOneWay passes on what src sends, its end included.
+func (r *relay) copyOneWay(dst, src *net.TCPConn, abort func()) {
+	err := r.copier.pump(dst, src)
 	if err == nil {
 		err = dst.CloseWrite()
 	}
@@ -186,18 +186,18 @@ func reset(c *net.TCPConn) {
 func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 	var tried, refused []netip.AddrPort
 	var err error
-	for _, d := range l.patience {
+	for _, d := range l.dialTimeouts {
 		e, ok := l.target.choose(l.policy, client, tried)
 		if !ok || slices.Contains(refused, e) {
 			break
 		}
 		var c *net.TCPConn
-		if c, err = l.try(e, d, hops); err == nil {
+		if c, err = l.dialOnce(e, d, hops); err == nil {
 			return c
 		}
 		l.target.forget(client, e)
 		if exhausted(err) { // no fault of the endpoint
-			l.limits.trouble(err)
+			l.limits.recordSystemError(err)
 			return nil
 		}
 		tried = append(tried, e)
@@ -205,11 +205,11 @@ func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 			refused = append(refused, e)
 		}
 	}
-	l.miss(l.target, err)
+	l.reportUnserved(l.target, err)
 	return nil
 }
 
-func (l *tcpListener) try(e netip.AddrPort, d time.Duration, hops int) (*net.TCPConn, error) {
+func (l *tcpListener) dialOnce(e netip.AddrPort, d time.Duration, hops int) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
 	return l.network.DialTCP(ctx, e, hops)

@@ -96,7 +96,7 @@ func TestNextEndpoint(t *testing.T) {
 		}
 	}
 	before := n.dials.Load()
-	if err := n.knock(t, none); !errors.Is(err, syscall.ECONNRESET) {
+	if err := n.dialRejected(t, none); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a client of nobody gets %v", err)
 	}
 	if asked := n.dials.Load() - before; asked != 1 {
@@ -156,7 +156,7 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 func TestTooManyConnections(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{}, 64) // 28 for relaying, of which the listeners have two
-	n.limits.calm = 100 * time.Millisecond
+	n.limits.quietPeriod = 100 * time.Millisecond
 	said := make(chan string, 10)
 	n.Observe(func(text, detail string) {
 		said <- detail
@@ -176,7 +176,7 @@ func TestTooManyConnections(t *testing.T) {
 		answers(t, c)
 		open[c] = true
 	}
-	if err := n.knockFrom(t, web, 1); !errors.Is(err, syscall.ECONNRESET) {
+	if err := n.dialRejectedFrom(t, web, 1); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the fourth connection of one client gets %v", err)
 	}
 	if s := <-said; !strings.Contains(s, "the process, which is 64 (127.0.1.1)") {
@@ -187,7 +187,7 @@ func TestTooManyConnections(t *testing.T) {
 		answers(t, c)
 		open[c] = true
 	}
-	if err := n.knockFrom(t, web, 5); !errors.Is(err, syscall.ECONNRESET) {
+	if err := n.dialRejectedFrom(t, web, 5); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("one connection more to one Service gets %v", err)
 	}
 	for s := range said {
@@ -222,8 +222,8 @@ func (n *node) dialFrom(t *testing.T, p *service.Port, client byte) *net.TCPConn
 	return c
 }
 
-// knockFrom is knock for one of several clients.
-func (n *node) knockFrom(t *testing.T, p *service.Port, client byte) error {
+// dialRejectedFrom is knock for one of several clients.
+func (n *node) dialRejectedFrom(t *testing.T, p *service.Port, client byte) error {
 	t.Helper()
 	c, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, net.TCPAddrFromAddrPort(n.at(t, p)))
 	if err != nil {

@@ -23,9 +23,9 @@ type udpListener struct {
 	target *target
 	policy service.Policy
 	closed atomic.Bool
-	// passing is set from before a datagram is taken from the socket until it is
+	// forwarding is set from before a datagram is taken from the socket until it is
 	// passed on.
-	passing atomic.Bool
+	forwarding atomic.Bool
 
 	mu       sync.Mutex
 	sessions map[netip.AddrPort]*session // by client
@@ -33,15 +33,15 @@ type udpListener struct {
 
 // session is one client's.
 type session struct {
-	listener *udpListener
-	client   netip.AddrPort
-	endpoint netip.AddrPort
-	socket   *net.UDPConn
-	claim    claim
-	heard    atomic.Int64 // of either side, Unix time in nanoseconds
-	// asked counts what the client said, and answered is how much of it was said
+	listener   *udpListener
+	client     netip.AddrPort
+	endpoint   netip.AddrPort
+	socket     *net.UDPConn
+	claim      claim
+	lastActive atomic.Int64 // of either side, Unix time in nanoseconds
+	// requests counts what the client said, and answered is how much of it was said
 	// before the latest answer went out.
-	asked, answered atomic.Uint64
+	requests, answeredRequests atomic.Uint64
 }
 
 // packet is a buffer for one datagram of any size. A socket that waits holds
@@ -54,7 +54,7 @@ type packet struct {
 
 func (r *relay) serveUDP(socket *net.UDPConn, t *target, policy service.Policy) *udpListener {
 	l := &udpListener{relay: r, socket: socket, target: t, policy: policy, sessions: map[netip.AddrPort]*session{}}
-	keepHops(socket)
+	receiveHops(socket)
 	go l.receive()
 	return l
 }
@@ -69,7 +69,7 @@ func (l *udpListener) refresh() {
 	for _, s := range l.sessions {
 		if !l.target.serves(l.policy, s.endpoint) {
 			delete(l.sessions, s.client)
-			s.end()
+			s.close()
 		}
 	}
 }
@@ -77,25 +77,25 @@ func (l *udpListener) refresh() {
 func (l *udpListener) close() {
 	l.closed.Store(true)
 	_ = l.socket.Close()
-	l.limits.give(l.target.claim())
+	l.limits.release(l.target.listenerClaim())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.sessions {
-		s.end()
+		s.close()
 	}
 }
 
 // receive passes on what clients send until the listener is closed.
 func (l *udpListener) receive() {
 	for !l.closed.Load() {
-		from, p, n, err := l.read(l.socket, &l.passing)
+		from, p, n, err := l.read(l.socket, &l.forwarding)
 		if err == nil {
-			l.pass(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), p, n)
+			l.forward(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), p, n)
 		} else if exhausted(err) {
-			l.limits.trouble(err)
-			time.Sleep(leastRest)
+			l.limits.recordSystemError(err)
+			time.Sleep(minBackoff)
 		}
-		l.passing.Store(false)
+		l.forwarding.Store(false)
 		l.packets.Put(p)
 	}
 }
@@ -117,12 +117,12 @@ func (r *relay) read(c *net.UDPConn, taken *atomic.Bool) (from netip.AddrPort, p
 	return from, p, n, err
 }
 
-// pass sends a datagram of a client on. What an endpoint refuses goes to
+// forward sends a datagram of a client on. What an endpoint refuses goes to
 // another one, once.
-func (l *udpListener) pass(from netip.AddrPort, p *packet, n int) {
+func (l *udpListener) forward(from netip.AddrPort, p *packet, n int) {
 	hops, ok := nextHops(p.hops)
 	if !ok {
-		l.limits.refuse(Loop, l.target.claimOf(l.limits.clientOf(from.Addr()), 1))
+		l.limits.recordRefusal(Loop, l.target.clientClaim(l.limits.clientOf(from.Addr()), 1))
 		return
 	}
 	for range 2 {
@@ -130,11 +130,11 @@ func (l *udpListener) pass(from netip.AddrPort, p *packet, n int) {
 		if s == nil {
 			return
 		}
-		s.heard.Store(time.Now().UnixNano())
-		s.asked.Add(1)
+		s.lastActive.Store(time.Now().UnixNano())
+		s.requests.Add(1)
 		if _, err := s.socket.Write(p.data[:n]); err == nil {
 			return
-		} else if !s.failed(err) {
+		} else if !s.endOnError(err) {
 			return
 		}
 	}
@@ -148,55 +148,55 @@ func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 		return s
 	}
 	e, ok := l.target.choose(l.policy, client.Addr(), nil)
-	who := l.target.claimOf(l.limits.clientOf(client.Addr()), 1)
-	if !ok || !l.limits.take(who) {
+	claim := l.target.clientClaim(l.limits.clientOf(client.Addr()), 1)
+	if !ok || !l.limits.acquire(claim) {
 		return nil
 	}
 	c, err := l.network.DialUDP(e, hops)
 	if err != nil {
-		l.limits.give(who)
+		l.limits.release(claim)
 		l.target.forget(client.Addr(), e)
 		if exhausted(err) {
-			l.limits.trouble(err)
+			l.limits.recordSystemError(err)
 		} else {
-			l.miss(l.target, err)
+			l.reportUnserved(l.target, err)
 		}
 		return nil
 	}
-	s := &session{listener: l, client: client, endpoint: e, socket: c, claim: who}
+	s := &session{listener: l, client: client, endpoint: e, socket: c, claim: claim}
 	l.sessions[client] = s
-	s.heard.Store(time.Now().UnixNano())
-	go s.answer()
+	s.lastActive.Store(time.Now().UnixNano())
+	go s.relayReplies()
 	return s
 }
 
-// lateAnswer is how long an endpoint may take for an answer. After 5 s resolvers
+// lateReplyTimeout is how long an endpoint may take for an answer. After 5 s resolvers
 // give up by default. A client that nobody has answered may be forgotten long before, so
 // that it reaches another endpoint when it asks again, and yet hears the first one.
-const lateAnswer = 4500 * time.Millisecond
+const lateReplyTimeout = 4500 * time.Millisecond
 
-// waits reports that the client has not been answered.
-func (s *session) waits() bool { return s.asked.Load() != s.answered.Load() }
+// awaitsReply reports that the client has not been answered.
+func (s *session) awaitsReply() bool { return s.requests.Load() != s.answeredRequests.Load() }
 
-// answer passes on what the endpoint sends until the session ends.
-func (s *session) answer() {
+// relayReplies passes on what the endpoint sends until the session ends.
+func (s *session) relayReplies() {
 	l := s.listener
 	defer func() {
-		s.leave()
+		s.detach()
 		_ = s.socket.Close()
-		l.limits.give(s.claim)
+		l.limits.release(s.claim)
 	}()
 	var taken atomic.Bool // which nobody asks for
 	silence := l.udpIdle
 	for {
-		idle := time.Unix(0, s.heard.Load()).Add(silence)
+		idle := time.Unix(0, s.lastActive.Load()).Add(silence)
 		_ = s.socket.SetReadDeadline(idle) // fails if the session has ended, and then so does reading
 		_, p, n, err := l.read(s.socket, &taken)
 		if err == nil {
-			asked := s.asked.Load()
+			requests := s.requests.Load()
 			_, _ = l.socket.WriteToUDPAddrPort(p.data[:n], s.client) // a datagram may be lost
-			s.heard.Store(time.Now().UnixNano())
-			s.answered.Store(asked)
+			s.lastActive.Store(time.Now().UnixNano())
+			s.answeredRequests.Store(requests)
 		}
 		l.packets.Put(p)
 		var timeout net.Error
@@ -204,35 +204,35 @@ func (s *session) answer() {
 		case err == nil:
 			silence = l.udpIdle
 		case !errors.As(err, &timeout) || !timeout.Timeout():
-			s.failed(err)
+			s.endOnError(err)
 			return
-		case time.Since(time.Unix(0, s.heard.Load())) < silence: // the client asked meanwhile
-		case silence >= lateAnswer || !s.waits() || !l.limits.ample(s.claim):
+		case time.Since(time.Unix(0, s.lastActive.Load())) < silence: // the client asked meanwhile
+		case silence >= lateReplyTimeout || !s.awaitsReply() || !l.limits.hasSpare(s.claim):
 			return
 		default:
-			s.leave()
-			silence = lateAnswer
+			s.detach()
+			silence = lateReplyTimeout
 		}
 	}
 }
 
-// failed ends the session if the endpoint is not there, and reports whether
+// endOnError ends the session if the endpoint is not there, and reports whether
 // that is so.
-func (s *session) failed(err error) bool {
+func (s *session) endOnError(err error) bool {
 	if errors.Is(err, syscall.EMSGSIZE) || exhausted(err) {
 		return false
 	}
 	if !errors.Is(err, net.ErrClosed) {
 		s.listener.target.forget(s.client.Addr(), s.endpoint)
-		s.listener.miss(s.listener.target, err)
+		s.listener.reportUnserved(s.listener.target, err)
 	}
-	s.leave()
-	s.end()
+	s.detach()
+	s.close()
 	return true
 }
 
-// leave makes room for the client's next session.
-func (s *session) leave() {
+// detach makes room for the client's next session.
+func (s *session) detach() {
 	l := s.listener
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -241,5 +241,5 @@ func (s *session) leave() {
 	}
 }
 
-// end has answer end, and with it the session. Closing twice is harmless.
-func (s *session) end() { _ = s.socket.Close() }
+// close has answer end, and with it the session. Closing twice is harmless.
+func (s *session) close() { _ = s.socket.Close() }

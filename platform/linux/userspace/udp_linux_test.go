@@ -68,7 +68,7 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 		t.Errorf("%q and %q answered", atA, atB)
 	}
 	lingering := port("dns", service.UDP, two.at)
-	lingering.Lingering = []service.Endpoint{{Addr: one.at}}
+	lingering.Draining = []service.Endpoint{{Addr: one.at}}
 	if err := n.apply(t, lingering); err != nil {
 		t.Fatal(err)
 	}
@@ -197,9 +197,9 @@ func TestUDPGoesOnAtOnce(t *testing.T) {
 func TestTooManyUDPClients(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 64) // 28 for relaying
-	said := make(chan string, 100)
-	n.Observe(func(_, detail string) { said <- detail })
-	<-said
+	reports := make(chan string, 100)
+	n.Observe(func(_, detail string) { reports <- detail })
+	<-reports
 	dns, web := port("dns", service.UDP, e.at), port("web", service.TCP, e.at)
 	web.Frontends[0].Port = 81
 	if err := n.apply(t, dns, web); err != nil {
@@ -213,7 +213,7 @@ func TestTooManyUDPClients(t *testing.T) {
 	if got := n.caller(t, dns).ask(t, "x", 50*time.Millisecond); got != "" {
 		t.Errorf("%s answered one too many", got)
 	}
-	if s := <-said; !strings.Contains(s, "one client may have no more than a third") {
+	if s := <-reports; !strings.Contains(s, "one client may have no more than a third") {
 		t.Errorf("said %q", s)
 	}
 	answers(t, n.dialFrom(t, web, 2))
@@ -235,7 +235,7 @@ func TestRangeOfPorts(t *testing.T) {
 		if n.at(t, a).Port() != first || n.at(t, c).Port() != first {
 			t.Errorf("listeners at %s and %s, want port %d", n.at(t, a), n.at(t, c), first)
 		}
-		if led := n.Led().Port(service.IPv4, b.Name); led.Served() {
+		if led := n.Redirected().Port(service.IPv4, b.Name); led.HasEndpoints() {
 			t.Error("clients of b are led somewhere")
 		}
 	}

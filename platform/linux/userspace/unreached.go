@@ -11,9 +11,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// tellEvery is how often clients of one Service port are told of who were not
+// reportInterval is how often clients of one Service port are told of who were not
 // served.
-const tellEvery = 5 * time.Minute
+const reportInterval = 5 * time.Minute
 
 // ObserveUnreached has report told of clients of a Service port that were not
 // served because of its endpoints: how many there were since it was last told
@@ -30,27 +30,27 @@ func observeUnreached(r *relay, report func(name service.PortName, clients int, 
 		return
 	}
 	r.unreached = func(t *target, err error) {
-		if name, n := t.miss(time.Now()); n > 0 {
+		if name, n := t.countUnserved(time.Now()); n > 0 {
 			report(name, n, err)
 		}
 	}
 }
 
-// miss counts a client that was not served, and returns how many there were if
+// countUnserved counts a client that was not served, and returns how many there were if
 // it is time to tell.
-func (t *target) miss(now time.Time) (name service.PortName, clients int) {
+func (t *target) countUnserved(now time.Time) (name service.PortName, clients int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.missed++
-	if !t.told.IsZero() && now.Sub(t.told) < tellEvery {
+	t.unserved++
+	if !t.reportedAt.IsZero() && now.Sub(t.reportedAt) < reportInterval {
 		return t.name, 0
 	}
-	clients, t.missed, t.told = t.missed, 0, now
+	clients, t.unserved, t.reportedAt = t.unserved, 0, now
 	return t.name, clients
 }
 
-// miss is for a client of t that err kept from being served.
-func (r *relay) miss(t *target, err error) {
+// reportUnserved is for a client of t that err kept from being served.
+func (r *relay) reportUnserved(t *target, err error) {
 	if r.unreached != nil && err != nil && !errors.Is(err, net.ErrClosed) {
 		r.unreached(t, err)
 	}

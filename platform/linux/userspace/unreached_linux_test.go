@@ -13,9 +13,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestUnreachedIsToldOf where no endpoint takes a connection, and where one
+// TestUnreachedIsReported where no endpoint takes a connection, and where one
 // refuses datagrams, and not where another one served the client.
-func TestUnreachedIsToldOf(t *testing.T) {
+func TestUnreachedIsReported(t *testing.T) {
 	e := newEcho(t)
 	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
 		n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
@@ -24,8 +24,8 @@ func TestUnreachedIsToldOf(t *testing.T) {
 			n    int
 			err  error
 		}
-		told := make(chan miss, 10)
-		n.ObserveUnreached(func(name service.PortName, clients int, err error) { told <- miss{name, clients, err} })
+		reports := make(chan miss, 10)
+		n.ObserveUnreached(func(name service.PortName, clients int, err error) { reports <- miss{name, clients, err} })
 		down, up := port("down", proto, dead(1), dead(2)), port("up", service.TCP, dead(3), e.at)
 		if err := n.apply(t, down, up); err != nil {
 			t.Fatal(err)
@@ -34,12 +34,12 @@ func TestUnreachedIsToldOf(t *testing.T) {
 			answers(t, n.dial(t, up))
 		}
 		if proto == service.TCP {
-			_ = n.knock(t, down)
+			_ = n.dialRejected(t, down)
 		} else if _, err := n.caller(t, down).Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
 		select {
-		case m := <-told:
+		case m := <-reports:
 			if m.name != down.Name || m.n != 1 || !errors.Is(m.err, syscall.ECONNREFUSED) {
 				t.Errorf("told of %d clients of %s: %v", m.n, m.name, m.err)
 			}
@@ -55,17 +55,17 @@ func TestUnreachedIsSummedUp(t *testing.T) {
 		x := newTarget(service.PortName{Namespace: "shop", Name: "web"})
 		miss := func(want int) {
 			t.Helper()
-			if _, n := x.miss(time.Now()); n != want {
+			if _, n := x.countUnserved(time.Now()); n != want {
 				t.Errorf("%d clients, want %d", n, want)
 			}
 		}
 		miss(1)
 		miss(0)
 		miss(0)
-		time.Sleep(tellEvery)
+		time.Sleep(reportInterval)
 		miss(3)
 		miss(0)
-		time.Sleep(2 * tellEvery)
+		time.Sleep(2 * reportInterval)
 		miss(2)
 	})
 }

@@ -24,11 +24,11 @@ type Backend struct {
 	hostMAC func(netip.Addr) (string, error)
 	// resync is how old a listing may be while changes go on.
 	resync time.Duration
-	// have is what HNS holds, nil while that is not known.
-	have *installed
+	// state is what HNS holds, nil while that is not known.
+	state *state
 }
 
-var _ reconcile.Paced = (*Backend)(nil)
+var _ reconcile.ResyncSetter = (*Backend)(nil)
 
 // New returns a Backend for one family. A listing older than resync is not
 // relied on.
@@ -36,22 +36,22 @@ func New(h *Host, f service.Family, o Options, resync time.Duration) *Backend {
 	return &Backend{host: h, family: f, options: o, hostMAC: hostMAC, resync: resync}
 }
 
-// installed describes what HNS holds and what it was made from.
-type installed struct {
-	snapshot *service.Snapshot
-	site     Site
-	model    *model
-	listed   time.Time
-	took     time.Duration // of the listing
-	relisted *look         // that began before endpoints were listed last
-	claims   claims
-	limits   map[service.PortName][]error
-	notes    reconcile.Notes // copied before they are changed
-	// again are ports that wait for an endpoint of this node.
-	again []service.PortName
-	// relist says that endpoints are to be listed for that.
-	relist bool
-	clean  bool // everything was as it should be
+// state describes what HNS holds and what it was made from.
+type state struct {
+	snapshot     *service.Snapshot
+	site         Site
+	model        *model
+	listedAt     time.Time
+	listDuration time.Duration // of the listing
+	relisted     *look         // that began before endpoints were listed last
+	claims       claims
+	limits       map[service.PortName][]error
+	notes        reconcile.Notes // copied before they are changed
+	// retry are ports that wait for an endpoint of this node.
+	retry []service.PortName
+	// relistEndpoints says that endpoints are to be listed for that.
+	relistEndpoints bool
+	clean           bool // everything was as it should be
 }
 
 // Plan implements reconcile.Backend. While the last listing is fresh enough,
@@ -62,7 +62,7 @@ type installed struct {
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	plan := b.planAll
 	switch {
-	case !b.continues(want):
+	case !b.incremental(want):
 	case b.due(want):
 		plan = b.planLook
 	default:
@@ -78,44 +78,44 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
-// continues reports that want can be reached from what is known.
-func (b *Backend) continues(want *service.Snapshot) bool {
-	h := b.have
-	return h != nil && h.snapshot.Node == want.Node && h.snapshot.Partial == want.Partial
+// incremental reports that want can be reached from what is known.
+func (b *Backend) incremental(want *service.Snapshot) bool {
+	h := b.state
+	return h != nil && h.snapshot.Node == want.Node && h.snapshot.Incomplete == want.Incomplete
 }
 
 // due reports that what is known should be compared with another listing.
 func (b *Backend) due(want *service.Snapshot) bool {
-	h := b.have
+	h := b.state
 	switch {
-	case h.snapshot != want || len(h.again) > 0:
-		return b.age() > max(b.resync, pauses*h.took)
-	case b.host.patience > 0 && h.took > b.host.patience && b.age() <= h.took:
+	case h.snapshot != want || len(h.retry) > 0:
+		return b.listingAge() > max(b.resync, listPauseFactor*h.listDuration)
+	case b.host.patience > 0 && h.listDuration > b.host.patience && b.listingAge() <= h.listDuration:
 		return false // a change has used the listing that this round is for
 	}
-	return h.took <= b.resync/2 || b.age() >= pauses*h.took
+	return h.listDuration <= b.resync/2 || b.listingAge() >= listPauseFactor*h.listDuration
 }
 
-// pauses is how much longer than a listing the pause after it is, where one for
+// listPauseFactor is how much longer than a listing the pause after it is, where one for
 // each sync period would leave HNS time for nothing else.
-const pauses = 10
+const listPauseFactor = 10
 
-// age is how long ago HNS was listed.
-func (b *Backend) age() time.Duration { return b.host.now().Sub(b.have.listed) }
+// listingAge is how long ago HNS was listed.
+func (b *Backend) listingAge() time.Duration { return b.host.now().Sub(b.state.listedAt) }
 
-// SetResync implements reconcile.Paced.
+// SetResync implements reconcile.ResyncSetter.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 
 // Forget implements reconcile.Forgetter.
 func (b *Backend) Forget() {
-	b.have = nil
+	b.state = nil
 	b.host.reload()
 }
 
 // planAll compares everything with a new listing.
 func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, error) {
-	before := b.have
-	b.have = nil // until a plan was applied nobody knows
+	before := b.state
+	b.state = nil // until a plan was applied nobody knows
 	start := b.host.now()
 	l, err := b.host.list(ctx, b.family)
 	if err != nil {
@@ -133,75 +133,75 @@ type held struct {
 }
 
 // planFrom plans from a listing. Before is what was known until then.
-func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *installed, l held) (*plan, error) {
-	site, reserve, err := b.survey(l.Listing, want.Node)
+func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *state, l held) (*plan, error) {
+	site, reserve, err := b.discover(l.Listing, want.Node)
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{backend: b, reserve: reserve, whole: true, next: &installed{
-		snapshot: want, site: site, model: newModel(l.Listing, site.Network.ID), listed: l.at, took: l.took,
+	p := &plan{backend: b, reserve: reserve, fullSync: true, next: &state{
+		snapshot: want, site: site, model: newModel(l.Listing, site.Network.ID), listedAt: l.at, listDuration: l.took,
 	}}
 	p.work = b.workAll(p.next, before)
 	if before != nil && before.clean {
 		p.drift = b.drift(before.model, p.next.model)
 	}
-	b.rehearse(ctx, p)
+	b.dryRun(ctx, p)
 	return p, nil
 }
 
 // workAll returns the work that leads from a listing to what next is for.
-func (b *Backend) workAll(next *installed, before *installed) *work {
+func (b *Backend) workAll(next *state, before *state) *work {
 	next.claims = newClaims()
 	next.limits, next.notes = map[service.PortName][]error{}, reconcile.Notes{}
 	w := &work{}
 	wanted, targets := map[Key]bool{}, map[netip.Addr]Target{}
 	for p := range next.snapshot.Ports(b.family) {
-		x := Desire(p, &next.site)
+		x := Desired(p, &next.site)
 		next.claims.add(x, 1)
-		next.keep(p.Name, x)
-		w.units = append(w.units, unit{name: p.Name, wishes: x.LoadBalancers, vips: x.VIPs})
+		next.setLimits(p.Name, x)
+		w.units = append(w.units, unit{name: p.Name, desired: x.LoadBalancers, vips: x.VIPs})
 		for _, lb := range x.LoadBalancers {
 			wanted[lb.Key] = true
 			addTargets(targets, lb.Targets)
 		}
 		addTargets(targets, x.VIPs)
 	}
-	w.keep = func(a netip.Addr) bool { return next.claims.vips[a] > 0 }
+	w.inUse = func(a netip.Addr) bool { return next.claims.vips[a] > 0 }
 	w.listed = func(a netip.Addr) bool { return next.claims.listed[a] > 0 }
-	w.units = withoutTaken(w.units)
+	w.units = withoutShadowedHealthChecks(w.units)
 	for _, lb := range next.model.sortedBalancers(b.family) {
-		if wanted[lb.Key] || !b.leftover(next, lb) || next.snapshot.Partial && !b.dropped(before, next, lb) {
+		if wanted[lb.Key] || !b.isLeftover(next, lb) || next.snapshot.Incomplete && !b.wantedBefore(before, next, lb) {
 			continue
 		}
-		n := leftover(b.host.ownedFor(lb.ID), lb.Key)
-		w.units = append(w.units, unit{name: n, drops: []*LoadBalancer{lb}})
+		n := leftoverName(b.host.purposeOf(lb.ID), lb.Key)
+		w.units = append(w.units, unit{name: n, deletes: []*LoadBalancer{lb}})
 	}
 	for _, e := range next.model.sortedRemotes(b.family) {
 		t, used := targets[e.Addrs[0]]
 		switch {
-		case !oursEndpoint(b.host, e):
-		case used && misled(e, t):
-			w.misled = append(w.misled, e)
+		case !ownsEndpoint(b.host, e):
+		case used && misrouted(e, t):
+			w.misrouted = append(w.misrouted, e)
 		case !used && next.retains(e):
-		case !used && !next.snapshot.Partial:
-			w.spare = append(w.spare, e)
+		case !used && !next.snapshot.Incomplete:
+			w.unused = append(w.unused, e)
 		}
 	}
-	if !next.snapshot.Partial {
-		w.spare = append(w.spare, b.elsewhere(next)...)
+	if !next.snapshot.Incomplete {
+		w.unused = append(w.unused, b.staleEndpoints(next)...)
 	}
 	return w
 }
 
-// elsewhere returns what is of our making and has no use on the present network:
+// staleEndpoints returns what is of our making and has no use on the present network:
 // endpoints of a network that was chosen before, and source VIPs of before.
-func (b *Backend) elsewhere(at *installed) []*Endpoint {
+func (b *Backend) staleEndpoints(at *state) []*Endpoint {
 	var all []*Endpoint
 	for _, e := range at.model.endpoints {
-		if len(e.Addrs) == 0 || service.FamilyOf(e.Addrs[0]) != b.family || !oursEndpoint(b.host, e) {
+		if len(e.Addrs) == 0 || service.FamilyOf(e.Addrs[0]) != b.family || !ownsEndpoint(b.host, e) {
 			continue
 		}
-		if e.Network != at.site.Network.ID || !e.Remote && !e.Has(at.site.SourceVIP) && at.site.SourceVIP.IsValid() {
+		if e.Network != at.site.Network.ID || !e.Remote && !e.HasAddr(at.site.SourceVIP) && at.site.SourceVIP.IsValid() {
 			all = append(all, e)
 		}
 	}
@@ -210,30 +210,30 @@ func (b *Backend) elsewhere(at *installed) []*Endpoint {
 
 func addTargets(to map[netip.Addr]Target, targets []Target) {
 	for _, t := range targets {
-		if t.Where == There || t.Where == Unknown {
+		if t.Location == Remote || t.Location == Unknown {
 			to[t.Addr] = t
 		}
 	}
 }
 
-// withoutTaken leaves out forwarded health checks whose address and port a
+// withoutShadowedHealthChecks leaves out forwarded health checks whose address and port a
 // Service has.
-func withoutTaken(units []unit) []unit {
+func withoutShadowedHealthChecks(units []unit) []unit {
 	plain := map[Key]bool{}
 	for _, u := range units {
-		for _, w := range u.wishes {
+		for _, w := range u.desired {
 			plain[w.Key] = plain[w.Key] || !w.Shared
 		}
 	}
 	for i, u := range units {
-		units[i].wishes = slices.DeleteFunc(u.wishes, func(w Wish) bool { return w.Shared && plain[w.Key] })
+		units[i].desired = slices.DeleteFunc(u.desired, func(w DesiredLoadBalancer) bool { return w.Shared && plain[w.Key] })
 	}
 	return units
 }
 
-// dropped reports that the snapshot before wanted lb: then it goes even while
+// wantedBefore reports that the snapshot before wanted lb: then it goes even while
 // the snapshot is partial.
-func (b *Backend) dropped(before, next *installed, lb *LoadBalancer) bool {
+func (b *Backend) wantedBefore(before, next *state, lb *LoadBalancer) bool {
 	if before == nil {
 		return false
 	}
@@ -241,7 +241,7 @@ func (b *Backend) dropped(before, next *installed, lb *LoadBalancer) bool {
 		if c.Old == nil {
 			continue
 		}
-		for _, w := range Desire(c.Old, &before.site).LoadBalancers {
+		for _, w := range Desired(c.Old, &before.site).LoadBalancers {
 			if w.Key == lb.Key {
 				return true
 			}
@@ -250,26 +250,26 @@ func (b *Backend) dropped(before, next *installed, lb *LoadBalancer) bool {
 	return false
 }
 
-// leftover reports that lb, which nobody wants, is of our making: by the
+// isLeftover reports that lb, which nobody wants, is of our making: by the
 // record, or because it has what only ours have.
-func (b *Backend) leftover(at *installed, lb *LoadBalancer) bool {
+func (b *Backend) isLeftover(at *state, lb *LoadBalancer) bool {
 	if b.host.owns(lb.ID) {
 		return true
 	}
-	if len(lb.More) > 0 || lb.Odd {
+	if len(lb.ExtraKeys) > 0 || lb.Unsupported {
 		return false
 	}
-	if b.host.intended(lb.Key) {
+	if b.host.isPending(lb.Key) {
 		return true
 	}
 	return slices.ContainsFunc(lb.Endpoints, func(id string) bool {
 		e := at.model.endpoint(id)
-		return e != nil && e.Remote && oursEndpoint(b.host, e)
+		return e != nil && e.Remote && ownsEndpoint(b.host, e)
 	})
 }
 
-// keep notes what of a port's wishes cannot be had.
-func (n *installed) keep(name service.PortName, w Wishes) {
+// setLimits notes what of a port's wishes cannot be had.
+func (n *state) setLimits(name service.PortName, w DesiredState) {
 	delete(n.limits, name)
 	delete(n.notes, name)
 	if len(w.Limits) > 0 {
@@ -282,10 +282,10 @@ func (n *installed) keep(name service.PortName, w Wishes) {
 
 // planChanges plans from one snapshot to the next.
 func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*plan, error) {
-	h := b.have
+	h := b.state
 	next := *h
-	next.snapshot, next.again, next.relist = want, nil, false
-	if h.relist {
+	next.snapshot, next.retry, next.relistEndpoints = want, nil, false
+	if h.relistEndpoints {
 		if err := b.relist(ctx, &next); err != nil {
 			return nil, err
 		}
@@ -295,22 +295,22 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 	if p.work == nil {
 		return b.planAll(ctx, want)
 	}
-	if b.rehearse(ctx, p); p.waiting && !h.relist {
+	if b.dryRun(ctx, p); p.waiting && !h.relistEndpoints {
 		if err := b.relist(ctx, &next); err != nil {
 			return nil, err
 		}
-		b.rehearse(ctx, p)
+		b.dryRun(ctx, p)
 	}
 	return p, nil
 }
 
 // relist brings the endpoints up to date: those of this node come and go
 // without us.
-func (b *Backend) relist(ctx context.Context, next *installed) error {
+func (b *Backend) relist(ctx context.Context, next *state) error {
 	next.relisted = b.host.current()
 	l, err := b.host.driver.List(ctx, Endpoints)
 	if err != nil {
-		b.have = nil
+		b.state = nil
 		return fmt.Errorf("list the endpoints that HNS holds: %w", err)
 	}
 	next.model = next.model.withEndpoints(l.Endpoints)
@@ -319,47 +319,47 @@ func (b *Backend) relist(ctx context.Context, next *installed) error {
 
 // workChanges returns nil if a Service gives up what others' health checks stood
 // back for: those Services did not change, so only a full look finds them.
-func (b *Backend) workChanges(p *plan, h *installed) *work {
+func (b *Backend) workChanges(p *plan, h *state) *work {
 	w := &work{}
 	next := p.next
 	gone, wanted := map[Key]bool{}, map[Key]bool{}
 	touched := map[service.PortName]bool{}
 	one := func(c service.Change) {
-		var from, to Wishes
+		var from, to DesiredState
 		if c.Old != nil {
-			from = Desire(c.Old, &h.site)
+			from = Desired(c.Old, &h.site)
 		}
 		if c.New != nil {
-			to = Desire(c.New, &next.site)
+			to = Desired(c.New, &next.site)
 		}
 		touched[c.Name()] = true
-		p.changes = append(p.changes, wishChange{c.Name(), from, to})
-		u := unit{name: c.Name(), wishes: to.LoadBalancers, vips: to.VIPs}
+		p.changes = append(p.changes, desiredChange{c.Name(), from, to})
+		u := unit{name: c.Name(), desired: to.LoadBalancers, vips: to.VIPs}
 		for _, x := range to.LoadBalancers {
 			wanted[x.Key] = true
 		}
 		for _, x := range from.LoadBalancers {
 			gone[x.Key] = true
 			if lb := next.model.balancer(x.Key); lb != nil {
-				u.drops = append(u.drops, lb)
+				u.deletes = append(u.deletes, lb)
 			}
 		}
 		for _, t := range from.VIPs {
-			u.unneeds = append(u.unneeds, t.Addr)
+			u.releasedAddrs = append(u.releasedAddrs, t.Addr)
 		}
-		u.unneeds = append(u.unneeds, from.Listed...)
+		u.releasedAddrs = append(u.releasedAddrs, from.Listed...)
 		w.units = append(w.units, u)
 	}
 	for c := range service.Diff(h.snapshot, next.snapshot, b.family) {
 		one(c)
 	}
-	for _, n := range h.again {
+	for _, n := range h.retry {
 		if x := next.snapshot.Port(b.family, n); x != nil && !touched[n] {
 			one(service.Change{Old: x, New: x})
 		}
 	}
 	after := p.delta()
-	w.keep = func(a netip.Addr) bool { return h.claims.vips[a]+after.vips[a] > 0 }
+	w.inUse = func(a netip.Addr) bool { return h.claims.vips[a]+after.vips[a] > 0 }
 	w.listed = func(a netip.Addr) bool { return h.claims.listed[a]+after.listed[a] > 0 }
 	plain := func(k Key) bool { return h.claims.plain[k]+after.plain[k] > 0 }
 	shared := func(k Key) bool { return h.claims.shared[k]+after.shared[k] > 0 }
@@ -369,24 +369,24 @@ func (b *Backend) workChanges(p *plan, h *installed) *work {
 		}
 	}
 	for i, u := range w.units {
-		w.units[i].wishes = slices.DeleteFunc(u.wishes, func(x Wish) bool { return x.Shared && plain(x.Key) })
-		w.units[i].drops = slices.DeleteFunc(u.drops, func(lb *LoadBalancer) bool {
-			return wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !b.mine(next, lb)
+		w.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Key) })
+		w.units[i].deletes = slices.DeleteFunc(u.deletes, func(lb *LoadBalancer) bool {
+			return wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !b.owns(next, lb)
 		})
 	}
 	return w
 }
 
-// mine reports that lb, whose key the last snapshot wanted, is ours.
-func (b *Backend) mine(at *installed, lb *LoadBalancer) bool {
+// owns reports that lb, whose key the last snapshot wanted, is ours.
+func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
 	p := pass{host: b.host, model: at.model}
-	return p.ours(lb)
+	return p.owns(lb)
 }
 
-// rehearse finds out what p would do.
-func (b *Backend) rehearse(ctx context.Context, p *plan) {
-	dry := dryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
+// dryRun finds out what p would do.
+func (b *Backend) dryRun(ctx context.Context, p *plan) {
+	dry := newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
 	p.lines, p.creates, p.waiting = dry.lines, dry.creates, dry.waiting
-	p.adopts, p.owned, p.failed = dry.adopts, dry.owned, dry.failed
+	p.adoptions, p.owned, p.failed = dry.adoptions, dry.owned, dry.failed
 }

@@ -23,7 +23,7 @@ func newClaims() claims {
 }
 
 // add counts w in (n is 1) or out (n is -1).
-func (c claims) add(w Wishes, n int) {
+func (c claims) add(w DesiredState, n int) {
 	for _, t := range w.VIPs {
 		if c.vips[t.Addr] += n; c.vips[t.Addr] == 0 {
 			delete(c.vips, t.Addr)
@@ -38,7 +38,7 @@ func (c claims) add(w Wishes, n int) {
 		of := c.plain
 		if x.Shared {
 			of = c.shared
-		} else if x.Flags&ExternalRoute == 0 || !x.VIP.IsValid() {
+		} else if x.Flags&VIPExternalIP == 0 || !x.VIP.IsValid() {
 			continue
 		}
 		if of[x.Key] += n; of[x.Key] == 0 {
@@ -49,11 +49,11 @@ func (c claims) add(w Wishes, n int) {
 
 // retains reports that e, which no load balancer is to have, stays for connections
 // of before: its address is listed, it leads there, and no pod of this node has it.
-func (n *installed) retains(e *Endpoint) bool {
+func (n *state) retains(e *Endpoint) bool {
 	a := e.Addrs[0]
-	if n.claims.listed[a] == 0 || n.model.at(a, Here) != nil {
+	if n.claims.listed[a] == 0 || n.model.endpointAt(a, Local) != nil {
 		return false
 	}
-	t, err := n.site.target(service.Endpoint{Addr: netip.AddrPortFrom(a, 0), Elsewhere: true})
-	return err == nil && !misled(e, t)
+	t, err := n.site.target(service.Endpoint{Addr: netip.AddrPortFrom(a, 0), Remote: true})
+	return err == nil && !misrouted(e, t)
 }

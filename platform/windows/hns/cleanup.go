@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// driftLines bounds what is said about drift.
-const driftLines = 20
+// maxDriftLines bounds what is said about drift.
+const maxDriftLines = 20
 
 // drift says what others did to load balancers and endpoints of ours since we
 // knew before.
@@ -25,39 +25,39 @@ func (b *Backend) drift(before, now *model) []string {
 	for _, lb := range before.sortedBalancers(b.family) {
 		have := now.balancer(lb.Key)
 		switch {
-		case !b.host.owned(lb.ID):
+		case !b.host.ownedUntilListing(lb.ID):
 		case have == nil:
 			lines = append(lines, "missing: loadbalancer "+lb.Key.String())
-		case !have.same(lb):
+		case !have.equal(lb):
 			lines = append(lines, "altered: loadbalancer "+lb.Key.String())
 		}
 	}
 	for _, e := range before.sortedRemotes(b.family) {
-		if (oursEndpoint(b.host, e) || b.host.owned(e.ID)) && now.endpoint(e.ID) == nil {
-			lines = append(lines, "missing: endpoint "+e.words())
+		if (ownsEndpoint(b.host, e) || b.host.ownedUntilListing(e.ID)) && now.endpoint(e.ID) == nil {
+			lines = append(lines, "missing: endpoint "+e.describe())
 		}
 	}
-	if n := len(lines); n > driftLines {
-		lines = append(lines[:driftLines], fmt.Sprintf("and %d more", n-driftLines))
+	if n := len(lines); n > maxDriftLines {
+		lines = append(lines[:maxDriftLines], fmt.Sprintf("and %d more", n-maxDriftLines))
 	}
 	return lines
 }
 
-// noticeLines bounds how many notes are said one by one.
-const noticeLines = 10
+// maxReportedNotes bounds how many notes are said one by one.
+const maxReportedNotes = 10
 
-// notice says what works a little differently from what Services ask for.
-func (b *Backend) notice(h *installed) {
+// reportNotes says what works a little differently from what Services ask for.
+func (b *Backend) reportNotes(h *state) {
 	n := 0
 	for _, name := range slices.SortedFunc(maps.Keys(h.notes), service.PortName.Compare) {
 		for _, note := range h.notes[name] {
-			if n++; n <= noticeLines {
-				b.host.say(fmt.Sprintf("Service port %s (%s, %s): %s", name, name.Protocol, b.family, note.Text))
+			if n++; n <= maxReportedNotes {
+				b.host.report(fmt.Sprintf("Service port %s (%s, %s): %s", name, name.Protocol, b.family, note.Text))
 			}
 		}
 	}
-	if n > noticeLines {
-		b.host.say(fmt.Sprintf("More Service ports work a little differently (%s): %d in all", b.family, n))
+	if n > maxReportedNotes {
+		b.host.report(fmt.Sprintf("More Service ports work a little differently (%s): %d in all", b.family, n))
 	}
 }
 
@@ -66,21 +66,21 @@ func (b *Backend) notice(h *installed) {
 // of this node alone cannot be told from others' and stay. The error names what
 // is left of ours, also where HNS said that it had deleted it.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.have = nil
+	b.state = nil
 	l, err := b.host.list(ctx, b.family)
 	if err != nil {
 		return fmt.Errorf("list what HNS holds: %w", err)
 	}
-	at := &installed{site: Site{Version: l.Version}, model: newModel(l, "")}
-	balancers, endpoints := b.remains(at)
+	at := &state{site: Site{Version: l.Version}, model: newModel(l, "")}
+	balancers, endpoints := b.leftovers(at)
 	p := newPass(ctx, b.host, &at.site, b.family, at.model)
 	for _, lb := range balancers {
-		p.drop(lb, leftover(b.host.ownedFor(lb.ID), lb.Key))
+		p.drop(lb, leftoverName(b.host.purposeOf(lb.ID), lb.Key))
 	}
 	for _, e := range endpoints {
-		p.removeEndpoint(e, leftover("", Key{}))
+		p.removeEndpoint(e, leftoverName("", Key{}))
 	}
-	b.host.wrote()
+	b.host.markWritten()
 	errs := append(portErrors(b.family, p.failed), p.fatal)
 	if len(balancers)+len(endpoints) > 0 && p.fatal == nil {
 		if l, err = b.host.list(ctx, b.family); err != nil {
@@ -90,21 +90,21 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 		}
 	}
 	if len(l.Networks) == 0 {
-		b.host.forgetAll()
+		b.host.clearRecord()
 	}
 	b.host.save()
-	return errors.Join(append(errs, b.left(at))...)
+	return errors.Join(append(errs, b.leftoverError(at))...)
 }
 
-// remains returns what is of our making in the family, by key and by address.
-func (b *Backend) remains(at *installed) (balancers []*LoadBalancer, endpoints []*Endpoint) {
+// leftovers returns what is of our making in the family, by key and by address.
+func (b *Backend) leftovers(at *state) (balancers []*LoadBalancer, endpoints []*Endpoint) {
 	for _, lb := range at.model.sortedBalancers(b.family) {
-		if b.leftover(at, lb) {
+		if b.isLeftover(at, lb) {
 			balancers = append(balancers, lb)
 		}
 	}
 	for _, e := range at.model.endpoints {
-		if oursEndpoint(b.host, e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
+		if ownsEndpoint(b.host, e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
 			endpoints = append(endpoints, e)
 		}
 	}
@@ -114,18 +114,18 @@ func (b *Backend) remains(at *installed) (balancers []*LoadBalancer, endpoints [
 	return balancers, endpoints
 }
 
-// left names what could not be removed.
-func (b *Backend) left(at *installed) error {
+// leftoverError names what could not be removed.
+func (b *Backend) leftoverError(at *state) error {
 	var names []string
-	balancers, endpoints := b.remains(at)
+	balancers, endpoints := b.leftovers(at)
 	for _, lb := range balancers {
 		names = append(names, "load balancer "+lb.Key.String())
 	}
 	p := newPass(context.Background(), b.host, &at.site, b.family, at.model)
 	for _, e := range endpoints {
 		name := "endpoint " + e.Name
-		for _, lb := range p.users(map[string]bool{e.ID: true}) {
-			if !b.leftover(at, lb) {
+		for _, lb := range p.balancersUsing(map[string]bool{e.ID: true}) {
+			if !b.isLeftover(at, lb) {
 				name += fmt.Sprintf(" (load balancer %s, which is not ours, leads to it)", lb.ID)
 			}
 		}
@@ -134,8 +134,8 @@ func (b *Backend) left(at *installed) error {
 	if len(names) == 0 {
 		return nil
 	}
-	if n := len(names); n > driftLines {
-		names = append(names[:driftLines], fmt.Sprintf("and %d more", n-driftLines))
+	if n := len(names); n > maxDriftLines {
+		names = append(names[:maxDriftLines], fmt.Sprintf("and %d more", n-maxDriftLines))
 	}
 	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
 }

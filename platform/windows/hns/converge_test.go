@@ -31,24 +31,24 @@ var errCrash = errors.New("the process dies")
 func TestConverges(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
-			rapid.Check(t, func(r *rapid.T) { converges(t, world{r, f}) })
+			rapid.Check(t, func(r *rapid.T) { converges(t, generator{r, f}) })
 		})
 	}
 }
 
-func converges(t *testing.T, w world) {
-	b := drawnBench(t, w)
-	foreign := w.strangers(b)
+func converges(t *testing.T, w generator) {
+	b := drawTestNode(t, w)
+	foreign := w.addForeign(b)
 	var want *service.Snapshot
 	var ports []*service.Port
 	for n := range 5 {
-		if want == nil || w.coin("changes") {
+		if want == nil || w.drawBool("changes") {
 			ports = w.ports()
 			want = service.New(uint64(n), theNode, ports)
 		}
-		w.meddle(b)
-		w.faults(b)
-		w.roughRound(b, want)
+		w.tamper(b)
+		w.injectFaults(b)
+		w.faultyRound(b, want)
 		b.hns.refuse, b.hns.after, b.hns.down = nil, nil, false
 	}
 	w.restorePods(b)
@@ -59,7 +59,7 @@ func converges(t *testing.T, w world) {
 	if text := b.plan(want).String(); text != "" {
 		w.t.Fatalf("after a clean round, still to do:\n%s", text)
 	}
-	w.nothingLeft(b, ports)
+	w.checkLeftovers(b, ports)
 	for _, e := range foreign {
 		if _, ok := b.hns.endpoints[e]; !ok && b.hns.balancers[e].ID == "" {
 			w.t.Fatalf("%s was not ours, and is gone", e)
@@ -73,9 +73,9 @@ func converges(t *testing.T, w world) {
 	}
 }
 
-// strangers adds what is not ours: a load balancer, and a remote endpoint
+// addForeign adds what is not ours: a load balancer, and a remote endpoint
 // that it leads to.
-func (w world) strangers(b *bench) []string {
+func (w generator) addForeign(b *testNode) []string {
 	n := b.hns.networks[0].ID
 	e := Endpoint{ID: "stranger-endpoint", Network: n, Name: "other", Remote: true, MAC: "02-11-00-00-00-01", Provider: nodeB, Addrs: []netip.Addr{w.nth("10.244.3.99", "fd00:10:244:3::99", 0)}}
 	b.hns.endpoints[e.ID] = e
@@ -84,23 +84,23 @@ func (w world) strangers(b *bench) []string {
 	return []string{e.ID, lb.ID}
 }
 
-// faults has calls of the next round fail, before or after they are done.
-func (w world) faults(b *bench) {
+// injectFaults has calls of the next round fail, before or after they are done.
+func (w generator) injectFaults(b *testNode) {
 	codes := []uint32{0xaa, 0x57, 0x803b0007, 0x1f}
 	fail := func(label string, one int) func(string) error {
 		return func(op string) error {
-			switch w.pick(label, one) {
+			switch w.drawInt(label, one) {
 			case 0:
-				return fails(op, rapid.SampledFrom(codes).Draw(w.t, "code"))
+				return codeError(op, rapid.SampledFrom(codes).Draw(w.t, "code"))
 			case 1:
-				if w.pick("crash", 4) == 0 {
+				if w.drawInt("crash", 4) == 0 {
 					panic(errCrash)
 				}
 			}
 			return nil
 		}
 	}
-	switch w.pick("faults", 5) {
+	switch w.drawInt("faults", 5) {
 	case 0:
 		b.hns.refuse = fail("refuse", 4)
 	case 1:
@@ -110,19 +110,19 @@ func (w world) faults(b *bench) {
 	}
 }
 
-// roughRound does a round that may fail, or end the process.
-func (w world) roughRound(b *bench, want *service.Snapshot) {
+// faultyRound does a round that may fail, or end the process.
+func (w generator) faultyRound(b *testNode, want *service.Snapshot) {
 	defer func() {
 		r := recover()
 		if r != nil && r != error(errCrash) {
 			panic(r)
 		}
-		if r != nil || w.pick("restart", 4) == 0 {
+		if r != nil || w.drawInt("restart", 4) == 0 {
 			b.restart()
 			b.setFamily(w.family)
 		}
 	}()
-	b.now = b.now.Add(time.Duration(w.pick("later", 40)) * time.Second)
+	b.now = b.now.Add(time.Duration(w.drawInt("later", 40)) * time.Second)
 	p, err := b.backend.Plan(context.Background(), want)
 	if err != nil {
 		if !b.hns.down && b.hns.refuse == nil && b.hns.after == nil {
@@ -134,30 +134,30 @@ func (w world) roughRound(b *bench, want *service.Snapshot) {
 		return
 	}
 	// Failures and pods that are missing are for the next rounds.
-	if err := p.Apply(context.Background()); err != nil && len(reconcile.Failed(err)) == 0 && !b.hns.down && b.hns.refuse == nil && b.hns.after == nil {
+	if err := p.Apply(context.Background()); err != nil && len(reconcile.PortErrors(err)) == 0 && !b.hns.down && b.hns.refuse == nil && b.hns.after == nil {
 		w.t.Fatalf("Apply: %v\n%s", err, p)
 	}
 }
 
-// meddle does what a stranger or the network plugin might.
-func (w world) meddle(b *bench) {
+// tamper does what a stranger or the network plugin might.
+func (w generator) tamper(b *testNode) {
 	lbs, eps := slices.Sorted(maps.Keys(b.hns.balancers)), slices.Sorted(maps.Keys(b.hns.endpoints))
-	switch w.pick("meddle", 9) {
+	switch w.drawInt("meddle", 9) {
 	case 0: // load balancers vanish
 		for _, id := range lbs {
-			if id != "stranger-balancer" && w.coin("vanish") {
+			if id != "stranger-balancer" && w.drawBool("vanish") {
 				delete(b.hns.balancers, id)
 			}
 		}
 	case 1: // a load balancer is altered
-		id := lbs[w.pick("altered", len(lbs))]
+		id := lbs[w.drawInt("altered", len(lbs))]
 		if lb := b.hns.balancers[id]; id != "stranger-balancer" {
 			lb.TargetPort++
 			b.hns.balancers[id] = lb
 		}
 	case 2: // remote endpoints and pods vanish, used or not
 		for _, id := range eps {
-			if id != "stranger-endpoint" && w.pick("vanish", 3) == 0 {
+			if id != "stranger-endpoint" && w.drawInt("vanish", 3) == 0 {
 				delete(b.hns.endpoints, id)
 			}
 		}
@@ -173,10 +173,10 @@ func (w world) meddle(b *bench) {
 	}
 }
 
-func (w world) replacePod(b *bench) {
-	a := w.here(w.pick("pod", 6))
+func (w generator) replacePod(b *testNode) {
+	a := w.localPod(w.drawInt("pod", 6))
 	for id, e := range b.hns.endpoints {
-		if e.Has(a) && !e.Remote {
+		if e.HasAddr(a) && !e.Remote {
 			delete(b.hns.endpoints, id)
 			e.ID = b.hns.id("endpoint")
 			b.hns.endpoints[e.ID] = e
@@ -185,7 +185,7 @@ func (w world) replacePod(b *bench) {
 	}
 }
 
-func (w world) renewNetwork(b *bench) {
+func (w generator) renewNetwork(b *testNode) {
 	b.hns.networks[0].ID = b.hns.id("network")
 	for id, e := range b.hns.endpoints {
 		if e.ID == "stranger-endpoint" {
@@ -199,30 +199,30 @@ func (w world) renewNetwork(b *bench) {
 }
 
 // restorePods has the network plugin make what is missing.
-func (w world) restorePods(b *bench) {
+func (w generator) restorePods(b *testNode) {
 	n := b.hns.networks[0].ID
-	make := func(name string, a netip.Addr) {
-		if !b.hns.uses(n, a, false) {
+	create := func(name string, a netip.Addr) {
+		if !b.hns.hasAddr(n, a, false) {
 			e := Endpoint{ID: b.hns.id("endpoint"), Name: name, Network: n, Addrs: []netip.Addr{a}}
 			b.hns.endpoints[e.ID] = e
 		}
 	}
 	for i := range 6 {
-		make(fmt.Sprintf("pod-%d", i), w.here(i))
+		create(fmt.Sprintf("pod-%d", i), w.localPod(i))
 	}
-	make("cbr0", rootAddr(w.family))
+	create("cbr0", rootAddr(w.family))
 }
 
-// nothingLeft wants exactly what ports ask for, besides what is not ours.
-func (w world) nothingLeft(b *bench, ports []*service.Port) {
+// checkLeftovers wants exactly what ports ask for, besides what is not ours.
+func (w generator) checkLeftovers(b *testNode, ports []*service.Port) {
 	l, _ := b.hns.List(context.Background(), All)
-	site, _, err := b.backend.survey(l, theNode)
+	site, _, err := b.backend.discover(l, theNode)
 	if err != nil {
 		w.t.Fatalf("survey: %v", err)
 	}
 	wanted, vips := map[Key]bool{}, map[netip.Addr]bool{}
 	for _, p := range ports {
-		d := Desire(p, &site)
+		d := Desired(p, &site)
 		for _, x := range d.LoadBalancers {
 			wanted[x.Key] = true
 		}
@@ -230,7 +230,7 @@ func (w world) nothingLeft(b *bench, ports []*service.Port) {
 			vips[t.Addr] = true
 		}
 		for _, a := range d.Listed { // its pod may have connections, unless the address is of a pod here
-			vips[a] = vips[a] || !b.hns.uses(b.hns.networks[0].ID, a, false)
+			vips[a] = vips[a] || !b.hns.hasAddr(b.hns.networks[0].ID, a, false)
 		}
 	}
 	used := map[string]bool{}
@@ -247,7 +247,7 @@ func (w world) nothingLeft(b *bench, ports []*service.Port) {
 	}
 	for id, e := range b.hns.endpoints {
 		if e.Remote && !used[id] && !vips[e.Addrs[0]] {
-			w.t.Fatalf("endpoint %s is left over", e.words())
+			w.t.Fatalf("endpoint %s is left over", e.describe())
 		}
 	}
 }

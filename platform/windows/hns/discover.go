@@ -19,8 +19,8 @@ import (
 // all the network.
 var ErrWaiting = reconcile.ErrWaiting
 
-// Choice is what was decided, and why, a sentence for each candidate.
-type Choice struct {
+// NetworkChoice is what was decided, and why, a sentence for each candidate.
+type NetworkChoice struct {
 	Network Network
 	Log     []string
 }
@@ -28,7 +28,7 @@ type Choice struct {
 // ChooseNetwork finds the network that Services are programmed on: the one
 // that is configured, else the one in KUBE_NETWORK, else the one that the
 // node's pods use, else the only one there is.
-func ChooseNetwork(l Listing, o Options) (Choice, error) {
+func ChooseNetwork(l Listing, o Options) (NetworkChoice, error) {
 	for _, given := range []struct{ name, by string }{
 		{o.NetworkName, "--network-name or winkernel.networkName"}, {o.EnvName, "the environment variable KUBE_NETWORK"},
 	} {
@@ -36,58 +36,60 @@ func ChooseNetwork(l Listing, o Options) (Choice, error) {
 			return namedNetwork(l, given.name, given.by)
 		}
 	}
-	var c Choice
+	var c NetworkChoice
 	var fit []Network
 	for _, n := range l.Networks {
 		if !slices.Contains(Kinds, n.Kind) {
-			c.say("Network %q is not for Services: its type is %s, not %s", n.Name, n.Kind, kinds())
+			c.logf("Network %q is not for Services: its type is %s, not %s", n.Name, n.Kind, kindNames())
 			continue
 		}
 		fit = append(fit, n)
 	}
-	pods := podsOf(l)
+	pods := countPods(l)
 	slices.SortStableFunc(fit, func(a, b Network) int {
 		return cmp.Or(cmp.Compare(pods[b.ID], pods[a.ID]), cmp.Compare(a.Name, b.Name))
 	})
 	switch {
 	case len(fit) == 0:
-		return c, fmt.Errorf("%w for a network for pods, of type %s; there is %s. The network plugin makes it; if it has another name or type, set --network-name", ErrWaiting, kinds(), networks(l))
+		return c, fmt.Errorf("%w for a network for pods, of type %s; there is %s. The network plugin makes it; if it has another name or type, set --network-name", ErrWaiting, kindNames(), networkNames(l))
 	case len(fit) > 1 && pods[fit[1].ID] > 0, len(fit) > 1 && pods[fit[0].ID] == 0:
-		return c, fmt.Errorf("several networks could be the one for pods: %s; set --network-name to one of them", candidates(fit, pods))
+		return c, fmt.Errorf("several networks could be the one for pods: %s; set --network-name to one of them", candidateNames(fit, pods))
 	}
 	c.Network = fit[0]
 	for _, n := range fit[1:] {
-		c.say("Network %q is not for Services: no pod uses it", n.Name)
+		c.logf("Network %q is not for Services: no pod uses it", n.Name)
 	}
 	why := "it is the only candidate"
 	if n := pods[fit[0].ID]; n > 0 {
 		why = fmt.Sprintf("%d endpoints of pods are in it", n)
 	}
-	c.say("Network %q (%s) is for Services: %s", c.Network.Name, c.Network.Kind, why)
+	c.logf("Network %q (%s) is for Services: %s", c.Network.Name, c.Network.Kind, why)
 	return c, nil
 }
 
-func (c *Choice) say(format string, args ...any) { c.Log = append(c.Log, fmt.Sprintf(format, args...)) }
+func (c *NetworkChoice) logf(format string, args ...any) {
+	c.Log = append(c.Log, fmt.Sprintf(format, args...))
+}
 
-func namedNetwork(l Listing, name, by string) (Choice, error) {
+func namedNetwork(l Listing, name, by string) (NetworkChoice, error) {
 	i := slices.IndexFunc(l.Networks, func(n Network) bool { return n.Name == name })
 	if i < 0 {
 		i = slices.IndexFunc(l.Networks, func(n Network) bool { return strings.EqualFold(n.Name, name) })
 	}
 	if i < 0 {
-		return Choice{}, fmt.Errorf("%w for network %q, which %s names; there is %s", ErrWaiting, name, by, networks(l))
+		return NetworkChoice{}, fmt.Errorf("%w for network %q, which %s names; there is %s", ErrWaiting, name, by, networkNames(l))
 	}
 	n := l.Networks[i]
 	if !slices.Contains(Kinds, n.Kind) {
-		return Choice{}, fmt.Errorf("network %q, which %s names, is of type %s: want %s; there is %s", n.Name, by, n.Kind, kinds(), networks(l))
+		return NetworkChoice{}, fmt.Errorf("network %q, which %s names, is of type %s: want %s; there is %s", n.Name, by, n.Kind, kindNames(), networkNames(l))
 	}
-	c := Choice{Network: n}
-	c.say("Network %q (%s) is for Services: %s names it", n.Name, n.Kind, by)
+	c := NetworkChoice{Network: n}
+	c.logf("Network %q (%s) is for Services: %s names it", n.Name, n.Kind, by)
 	return c, nil
 }
 
-// podsOf counts the endpoints of this node by network.
-func podsOf(l Listing) map[string]int {
+// countPods counts the endpoints of this node by network.
+func countPods(l Listing) map[string]int {
 	pods := map[string]int{}
 	for _, e := range l.Endpoints {
 		if !e.Remote && e.Name != sourceVIPName && len(e.Addrs) > 0 {
@@ -97,7 +99,7 @@ func podsOf(l Listing) map[string]int {
 	return pods
 }
 
-func kinds() string {
+func kindNames() string {
 	var names []string
 	for _, k := range Kinds {
 		names = append(names, string(k))
@@ -105,7 +107,7 @@ func kinds() string {
 	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
 }
 
-func networks(l Listing) string {
+func networkNames(l Listing) string {
 	var names []string
 	for _, n := range l.Networks {
 		names = append(names, fmt.Sprintf("%q (%s)", n.Name, n.Kind))
@@ -117,7 +119,7 @@ func networks(l Listing) string {
 	return strings.Join(names, ", ")
 }
 
-func candidates(fit []Network, pods map[string]int) string {
+func candidateNames(fit []Network, pods map[string]int) string {
 	var names []string
 	for _, n := range fit {
 		names = append(names, fmt.Sprintf("%q (%s, %d endpoints of pods)", n.Name, n.Kind, pods[n.ID]))
@@ -140,7 +142,7 @@ func ChooseSourceVIP(l Listing, n Network, given netip.Addr) (netip.Addr, *Endpo
 			continue
 		}
 		switch {
-		case given.IsValid() && e.Has(given):
+		case given.IsValid() && e.HasAddr(given):
 			return given, nil, nil
 		case !given.IsValid() && e.Name == sourceVIPName && len(e.Addrs) > 0:
 			return e.Addrs[0], nil, nil
@@ -163,13 +165,13 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 	}
 	subnet := n.Subnets[i].Masked()
 	switch {
-	case given == subnet.Addr(), given == subnet.Addr().Next(), slices.Contains(n.Gateways, given), given == last(subnet):
+	case given == subnet.Addr(), given == subnet.Addr().Next(), slices.Contains(n.Gateways, given), given == broadcastAddr(subnet):
 		return fmt.Errorf("%s is reserved in %s (network, gateway or broadcast address): want another one, or leave it out and HNS reserves one", given, subnet)
 	}
 	for _, e := range l.Endpoints {
 		what := "remote endpoint " + e.ID
 		switch {
-		case e.Network != n.ID || !e.Has(given):
+		case e.Network != n.ID || !e.HasAddr(given):
 			continue
 		case e.usedByPod():
 			what = fmt.Sprintf("a pod, as endpoint %s, %q", e.ID, e.Name)
@@ -184,11 +186,11 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 // usedByPod tells the endpoint of a pod from one that was made to reserve a
 // source VIP. The latter may be in the host's namespace, and says what it is.
 func (e *Endpoint) usedByPod() bool {
-	return !e.Remote && e.Pod && !strings.Contains(strings.ToLower(e.Name), "vip")
+	return !e.Remote && e.HasNamespace && !strings.Contains(strings.ToLower(e.Name), "vip")
 }
 
-// last returns the broadcast address of an IPv4 prefix.
-func last(p netip.Prefix) netip.Addr {
+// broadcastAddr returns the broadcast address of an IPv4 prefix.
+func broadcastAddr(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().As4()
 	for i := p.Bits(); i < 32; i++ {
 		b[i/8] |= 1 << (7 - i%8)
@@ -196,25 +198,25 @@ func last(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// survey returns the site that l describes, and the endpoint of the source VIP
+// discover returns the site that l describes, and the endpoint of the source VIP
 // if that is still to be made.
-func (b *Backend) survey(l Listing, node *service.Node) (Site, *Endpoint, error) {
+func (b *Backend) discover(l Listing, node *service.Node) (Site, *Endpoint, error) {
 	s := Site{Version: l.Version, Node: node, Options: b.options}
 	c, err := ChooseNetwork(l, b.options)
 	for _, text := range c.Log {
-		b.host.say(text)
+		b.host.report(text)
 	}
 	if err != nil {
 		return s, nil, err
 	}
 	s.Network = c.Network
 	s.NodeIP = nodeIP(node, &s.Network, b.family)
-	s.Without = s.without(b.family)
+	s.Unavailable = s.unavailable(b.family)
 	if b.options.DSR && !s.Version.Features().DSR {
-		b.host.say(fmt.Sprintf("--enable-dsr or winkernel.enableDSR has no effect: HNS %s has no direct server return: want Windows Server 2019 with its updates, or 2022 or newer; or set it to false. Services work without it", s.Version))
+		b.host.report(fmt.Sprintf("--enable-dsr or winkernel.enableDSR has no effect: HNS %s has no direct server return: want Windows Server 2019 with its updates, or 2022 or newer; or set it to false. Services work without it", s.Version))
 	}
-	if s.Without == "" && slices.ContainsFunc(node.NodePortPrefixes(b.family), func(p netip.Prefix) bool { return p.Bits() > 0 }) {
-		b.host.say(fmt.Sprintf("nodePortAddresses hold on Windows for health checks of Services alone: NodePorts answer on every %s address of the node", b.family))
+	if s.Unavailable == "" && slices.ContainsFunc(node.NodePortPrefixes(b.family), func(p netip.Prefix) bool { return p.Bits() > 0 }) {
+		b.host.report(fmt.Sprintf("nodePortAddresses hold on Windows for health checks of Services alone: NodePorts answer on every %s address of the node", b.family))
 	}
 	if s.Network.Kind != Overlay {
 		// Without one, HNS of some builds of Windows Server 2019 takes the load
@@ -226,10 +228,10 @@ func (b *Backend) survey(l Listing, node *service.Node) (Site, *Endpoint, error)
 		}
 		return s, nil, nil
 	}
-	if s.Without != "" {
+	if s.Unavailable != "" {
 		return s, nil, nil
 	}
-	return b.surveyOverlay(s, l)
+	return b.discoverOverlay(s, l)
 }
 
 func nodeIP(node *service.Node, n *Network, f service.Family) netip.Addr {
@@ -244,25 +246,25 @@ func nodeIP(node *service.Node, n *Network, f service.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// without says why a family cannot be had on this network.
-func (s *Site) without(f service.Family) string {
+// unavailable says why a family cannot be had on this network.
+func (s *Site) unavailable(f service.Family) string {
 	has := func(p netip.Prefix) bool { return service.FamilyOf(p.Addr()) == f }
-	without := len(s.Network.Subnets) > 0 && !slices.ContainsFunc(s.Network.Subnets, has)
+	noSubnet := len(s.Network.Subnets) > 0 && !slices.ContainsFunc(s.Network.Subnets, has)
 	switch {
-	case f == service.IPv4 && !without:
+	case f == service.IPv4 && !noSubnet:
 	case f == service.IPv4:
 		return fmt.Sprintf("network %q has no IPv4 subnet", s.Network.Name)
 	case s.Network.Kind == Overlay:
 		return "HNS has no IPv6 on overlay networks"
 	case !s.Version.Features().DualStack:
 		return fmt.Sprintf("HNS %s has no dual stack: want Windows Server 2022 or newer", s.Version)
-	case without:
+	case noSubnet:
 		return fmt.Sprintf("network %q has no IPv6 subnet", s.Network.Name)
 	}
 	return ""
 }
 
-func (b *Backend) surveyOverlay(s Site, l Listing) (Site, *Endpoint, error) {
+func (b *Backend) discoverOverlay(s Site, l Listing) (Site, *Endpoint, error) {
 	var err error
 	switch {
 	case !s.Version.Features().RemoteSubnet:
@@ -278,21 +280,21 @@ func (b *Backend) surveyOverlay(s Site, l Listing) (Site, *Endpoint, error) {
 		return s, nil, err
 	}
 	if reserve != nil && !vip.IsValid() {
-		if vip = usedVIP(l, s.Network, b.host.owns); vip.IsValid() {
+		if vip = sourceVIPInUse(l, s.Network, b.host.owns); vip.IsValid() {
 			reserve.Addrs = []netip.Addr{vip}
 		}
 	}
 	if reserve == nil {
-		b.host.say(fmt.Sprintf("Source VIP: %s, of an endpoint that is there already", vip))
+		b.host.report(fmt.Sprintf("Source VIP: %s, of an endpoint that is there already", vip))
 	}
 	s.SourceVIP = vip
 	return s, reserve, nil
 }
 
-// usedVIP returns the source VIP that our load balancers have, should its
+// sourceVIPInUse returns the source VIP that our load balancers have, should its
 // endpoint have gone: with the same one they stay as they are. If it is not known
 // which are ours, any will do.
-func usedVIP(l Listing, n Network, ours func(id string) bool) netip.Addr {
+func sourceVIPInUse(l Listing, n Network, ours func(id string) bool) netip.Addr {
 	var other netip.Addr
 	for _, lb := range l.LoadBalancers {
 		v := lb.SourceVIP

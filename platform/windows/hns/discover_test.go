@@ -55,8 +55,8 @@ func TestChooseSourceVIP(t *testing.T) {
 	reserved := Endpoint{Name: sourceVIPName, Network: "net-overlay", Addrs: []netip.Addr{addr("10.244.1.7")}}
 	elsewhere := Endpoint{Name: sourceVIPName, Network: "net-other", Addrs: []netip.Addr{addr("10.9.9.9")}}
 	taken := pod("net-overlay", "10.244.1.9")
-	taken.Pod = true
-	script := Endpoint{ID: "s", Name: "VIPEndpoint", Network: "net-overlay", Pod: true, Addrs: []netip.Addr{addr("10.244.1.9")}}
+	taken.HasNamespace = true
+	script := Endpoint{ID: "s", Name: "VIPEndpoint", Network: "net-overlay", HasNamespace: true, Addrs: []netip.Addr{addr("10.244.1.9")}}
 	remote := Endpoint{ID: "r", Network: "net-overlay", Remote: true, Addrs: []netip.Addr{addr("10.244.1.8")}}
 	for name, tt := range map[string]struct {
 		given     string
@@ -92,7 +92,7 @@ func TestChooseSourceVIP(t *testing.T) {
 
 // What cannot be surveyed is said with its remedy, and is a failure of the
 // round, not of the start.
-func TestSurveyProblems(t *testing.T) {
+func TestDiscoverProblems(t *testing.T) {
 	for name, tt := range map[string]struct {
 		version Version
 		node    *service.Node
@@ -100,11 +100,11 @@ func TestSurveyProblems(t *testing.T) {
 		want    string
 	}{
 		"old HNS":         {Version{9, 1}, theNode, nil, "HNS 9.1 has no remote subnets: want Windows Server 2019"},
-		"nameless node":   {v13, &service.Node{NodePorts: service.Everywhere()}, nil, "waiting for the node's IPv4 address"},
+		"nameless node":   {v13, &service.Node{NodePorts: service.AnyAddress()}, nil, "waiting for the node's IPv4 address"},
 		"no such address": {v13, theNode, errors.New("no network interface"), "find the hardware address for overlay network"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, tt.version, overlayN)
+			b := newTestNode(t, tt.version, overlayN)
 			b.backend.hostMAC = func(netip.Addr) (string, error) { return "", tt.mac }
 			_, err := b.backend.Plan(t.Context(), service.New(1, tt.node, nil))
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -116,7 +116,7 @@ func TestSurveyProblems(t *testing.T) {
 
 // A network that the network plugin has not made yet is waited for.
 func TestNetworkComesLater(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+	b := newTestNode(t, v13, overlayN)
 	b.hns.networks = nil
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"))
 	if _, err := b.backend.Plan(t.Context(), want); !errors.Is(err, ErrWaiting) {

@@ -105,17 +105,17 @@ func ReadState(text []byte) (Listing, error) {
 	}
 	l := Listing{Version: d.Version}
 	var err error
-	if l.Networks, err = each(d.Networks, "Networks", parseNetwork); err != nil {
+	if l.Networks, err = parseAll(d.Networks, "Networks", parseNetwork); err != nil {
 		return Listing{}, err
 	}
-	if l.Endpoints, err = each(d.Endpoints, "Endpoints", parseEndpoint); err != nil {
+	if l.Endpoints, err = parseAll(d.Endpoints, "Endpoints", parseEndpoint); err != nil {
 		return Listing{}, err
 	}
-	l.LoadBalancers, err = each(d.LoadBalancers, "LoadBalancers", parseBalancer)
+	l.LoadBalancers, err = parseAll(d.LoadBalancers, "LoadBalancers", parseBalancer)
 	return l, err
 }
 
-func each[T any](documents []json.RawMessage, field string, parse func([]byte) (T, error)) ([]T, error) {
+func parseAll[T any](documents []json.RawMessage, field string, parse func([]byte) (T, error)) ([]T, error) {
 	var all []T
 	for i, d := range documents {
 		x, err := parse(d)
@@ -181,8 +181,8 @@ func providerOf(policies []policy) netip.Addr {
 	return netip.Addr{}
 }
 
-// nobody is how some versions write that no namespace has an endpoint.
-const nobody = "00000000-0000-0000-0000-000000000000"
+// noNamespace is how some versions write that no namespace has an endpoint.
+const noNamespace = "00000000-0000-0000-0000-000000000000"
 
 func parseEndpoint(text []byte) (Endpoint, error) {
 	var d endpointDocument
@@ -192,7 +192,7 @@ func parseEndpoint(text []byte) (Endpoint, error) {
 	e := Endpoint{
 		ID: strings.ToLower(d.ID), Name: d.Name, Network: strings.ToLower(d.HostComputeNetwork),
 		MAC: d.MacAddress, Provider: providerOf(d.Policies), Remote: d.Flags&flagRemote != 0,
-		Pod: d.HostComputeNamespace != "" && d.HostComputeNamespace != nobody,
+		HasNamespace: d.HostComputeNamespace != "" && d.HostComputeNamespace != noNamespace,
 	}
 	for _, c := range d.IpConfigurations {
 		if a, err := netip.ParseAddr(c.IpAddress); err == nil {
@@ -225,7 +225,7 @@ func parseBalancer(text []byte) (LoadBalancer, error) {
 	if err := json.Unmarshal(text, &d); err != nil {
 		return LoadBalancer{}, err
 	}
-	lb := LoadBalancer{ID: strings.ToLower(d.ID), DSR: d.Flags&flagDSR != 0, Odd: d.Flags&^(flagDSR|flagIPv6) != 0}
+	lb := LoadBalancer{ID: strings.ToLower(d.ID), DSR: d.Flags&flagDSR != 0, Unsupported: d.Flags&^(flagDSR|flagIPv6) != 0}
 	for _, id := range d.HostComputeEndpoints {
 		lb.Endpoints = append(lb.Endpoints, strings.ToLower(id))
 	}
@@ -236,12 +236,12 @@ func parseBalancer(text []byte) (LoadBalancer, error) {
 	}
 	keys := d.keys()
 	if len(keys) == 0 {
-		lb.Odd = true
+		lb.Unsupported = true
 		return lb, nil
 	}
-	lb.Key, lb.More = keys[0], keys[1:]
-	if len(lb.More) == 0 {
-		lb.More = nil
+	lb.Key, lb.ExtraKeys = keys[0], keys[1:]
+	if len(lb.ExtraKeys) == 0 {
+		lb.ExtraKeys = nil
 	}
 	m := d.PortMappings[0]
 	lb.TargetPort, lb.Flags, lb.Distribution = m.InternalPort, PortFlags(m.Flags), Distribution(m.DistributionType)

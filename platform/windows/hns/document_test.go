@@ -23,8 +23,8 @@ var sameAddrs = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a =
 // What we ask for comes back as we meant it.
 func TestDocumentsThereAndBack(t *testing.T) {
 	lbs := map[string]LoadBalancer{
-		"ClusterIP": {Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{"a", "b"}, SourceVIP: addr("10.244.1.2"), DSR: true, Flags: Internal, Distribution: PerSource},
-		"NodePort":  {Key: Key{Port: 30080, Protocol: service.UDP}, TargetPort: 53, Endpoints: []string{"a"}, Flags: LocalRouted | ExternalRoute},
+		"ClusterIP": {Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{"a", "b"}, SourceVIP: addr("10.244.1.2"), DSR: true, Flags: ILB, Distribution: DistributionSourceIP},
+		"NodePort":  {Key: Key{Port: 30080, Protocol: service.UDP}, TargetPort: 53, Endpoints: []string{"a"}, Flags: LocalRoutedVIP | VIPExternalIP},
 		"IPv6":      {Key: Key{VIP: addr("fd00::10"), Family: service.IPv6, Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
 		"NodePort6": {Key: Key{Family: service.IPv6, Port: 30080, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
 	}
@@ -71,8 +71,8 @@ func TestReadState(t *testing.T) {
 			Routes: []Route{{prefix("10.244.2.0/24"), nodeB}}, Provider: nodeA,
 		}},
 		LoadBalancers: []LoadBalancer{{
-			ID: "l", Key: Key{VIP: addr("10.0.0.1"), Port: 2, Protocol: service.TCP}, More: []Key{{VIP: addr("10.0.0.2"), Port: 2, Protocol: service.TCP}},
-			TargetPort: 1, Endpoints: []string{"a", "b"}, DSR: true, Odd: true,
+			ID: "l", Key: Key{VIP: addr("10.0.0.1"), Port: 2, Protocol: service.TCP}, ExtraKeys: []Key{{VIP: addr("10.0.0.2"), Port: 2, Protocol: service.TCP}},
+			TargetPort: 1, Endpoints: []string{"a", "b"}, DSR: true, Unsupported: true,
 		}},
 	}
 	if diff := cmp.Diff(want, got, sameAddrs); diff != "" {
@@ -106,12 +106,12 @@ func FuzzReadState(f *testing.F) {
 
 // The classes of errors are kept apart.
 func TestErrorClasses(t *testing.T) {
-	classes := []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrRefused, ErrMissing}
+	classes := []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrRefused, ErrNotInstalled}
 	for code, want := range map[uint32]error{
 		0x490: ErrNotFound, 0x80070490: ErrNotFound, 0x803b0001: ErrNotFound, 0x803b0002: ErrNotFound,
 		0x6ba: ErrNotRunning, 0x800706ba: ErrNotRunning, 0x6b5: ErrNotRunning,
 		0xb7: ErrExists, 0x803b0013: ErrExists, 0x1392: ErrExists, 0x803b002f: ErrExists,
-		0x803b0007: ErrBusy, 0x1f: ErrBusy, 0x57: ErrRefused, 0x80004001: ErrRefused, 0x5: ErrRefused, 0x7e: ErrMissing, 0x7f: ErrMissing, 0x12345678: ErrRefused,
+		0x803b0007: ErrBusy, 0x1f: ErrBusy, 0x57: ErrRefused, 0x80004001: ErrRefused, 0x5: ErrRefused, 0x7e: ErrNotInstalled, 0x7f: ErrNotInstalled, 0x12345678: ErrRefused,
 	} {
 		err := &Error{Op: "create x", Code: code}
 		for _, c := range classes {
@@ -123,14 +123,14 @@ func TestErrorClasses(t *testing.T) {
 			t.Errorf("0x%x says %q", code, s)
 		}
 	}
-	missing := &Error{Op: "list", Err: ErrMissing}
-	if !errors.Is(missing, ErrMissing) || errors.Is(missing, ErrRefused) {
+	missing := &Error{Op: "list", Err: ErrNotInstalled}
+	if !errors.Is(missing, ErrNotInstalled) || errors.Is(missing, ErrRefused) {
 		t.Errorf("%v is not what it is made of", missing)
 	}
 }
 
 func TestFile(t *testing.T) {
-	f := File(filepath.Join(t.TempDir(), "deep", "state.json"))
+	f := FileStore(filepath.Join(t.TempDir(), "deep", "state.json"))
 	if b, err := f.Load(); b != nil || err != nil {
 		t.Fatalf("Load of nothing = %s, %v", b, err)
 	}
@@ -150,7 +150,7 @@ func TestFile(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Dir(string(f))); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
-	if err := File(t.TempDir()).Save([]byte("x")); err == nil {
+	if err := FileStore(t.TempDir()).Save([]byte("x")); err == nil {
 		t.Error("a folder was replaced by a file")
 	}
 }
@@ -158,16 +158,16 @@ func TestFile(t *testing.T) {
 // What cannot be used of a state file is said, and stops nothing.
 func TestStateFileProblems(t *testing.T) {
 	for name, tt := range map[string]struct {
-		store *memory
+		store *memoryStore
 		want  string
 	}{
-		"damaged":         {&memory{document: []byte(`{"version": 1, "no`)}, "is damaged and will be replaced"},
-		"of another node": {&memory{document: []byte(`{"version": 1, "node": "node-b"}`)}, `is of node "node-b", not of "node-a"`},
-		"newer":           {&memory{document: []byte(`{"version": 2, "node": "node-a"}`)}, "has version 2, want 1"},
-		"unreadable":      {&memory{err: errors.New("access is denied")}, "cannot be read"},
+		"damaged":         {&memoryStore{document: []byte(`{"version": 1, "no`)}, "is damaged and will be replaced"},
+		"of another node": {&memoryStore{document: []byte(`{"version": 1, "node": "node-b"}`)}, `is of node "node-b", not of "node-a"`},
+		"newer":           {&memoryStore{document: []byte(`{"version": 2, "node": "node-a"}`)}, "has version 2, want 1"},
+		"unreadable":      {&memoryStore{err: errors.New("access is denied")}, "cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, v13, bridgeN)
+			b := newTestNode(t, v13, bridgeN)
 			b.store = tt.store
 			b.restart()
 			b.pods("10.244.1.11")

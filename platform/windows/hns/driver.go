@@ -10,12 +10,12 @@ import (
 	"slices"
 )
 
-// What says which kinds of objects to list.
-type What uint8
+// ObjectKinds says which kinds of objects to list.
+type ObjectKinds uint8
 
 // The kinds of objects. Networks come with HNS's version.
 const (
-	Networks What = 1 << iota
+	Networks ObjectKinds = 1 << iota
 	Endpoints
 	LoadBalancers
 	All = Networks | Endpoints | LoadBalancers
@@ -32,7 +32,7 @@ type Listing struct {
 // Driver is the whole of what we ask from Windows. Its errors are Errors. IDs
 // go in and come out in lower case.
 type Driver interface {
-	List(ctx context.Context, what What) (Listing, error)
+	List(ctx context.Context, what ObjectKinds) (Listing, error)
 	// CreateEndpoint makes an endpoint and returns it with what HNS added.
 	CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error)
 	// HasEndpoint reports that there is an endpoint with this ID.
@@ -53,12 +53,12 @@ type Driver interface {
 // taken for one another: above all, an HNS that does not run is not an empty
 // one.
 var (
-	ErrNotFound   = errors.New("not found")
-	ErrNotRunning = errors.New("HNS is not running")
-	ErrExists     = errors.New("exists already")
-	ErrBusy       = errors.New("busy")
-	ErrRefused    = errors.New("refused")
-	ErrMissing    = errors.New("HNS is not installed")
+	ErrNotFound     = errors.New("not found")
+	ErrNotRunning   = errors.New("HNS is not running")
+	ErrExists       = errors.New("exists already")
+	ErrBusy         = errors.New("busy")
+	ErrRefused      = errors.New("refused")
+	ErrNotInstalled = errors.New("HNS is not installed")
 )
 
 // Error is an answer of HNS other than success.
@@ -70,7 +70,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	c := e.class()
-	if text := meaning(e.Code).text; text != "" {
+	if text := lookupCode(e.Code).text; text != "" {
 		return fmt.Sprintf("%s: %s (0x%x)", e.Op, text, e.Code)
 	}
 	switch {
@@ -91,10 +91,10 @@ func (e *Error) Unwrap() []error {
 }
 
 func (e *Error) class() error {
-	if c := meaning(e.Code).class; c != nil {
+	if c := lookupCode(e.Code).class; c != nil {
 		return c
 	}
-	for _, c := range []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrMissing} {
+	for _, c := range []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrNotInstalled} {
 		if errors.Is(e.Err, c) {
 			return c
 		}
@@ -116,13 +116,13 @@ var codes = map[uint32]code{
 	0x1f:       {ErrBusy, "HNS failed, and does not say why"},
 	0x57:       {ErrRefused, "HNS takes a parameter for wrong"},
 	0x15:       {ErrBusy, "HNS is not ready"},
-	0x7e:       {ErrMissing, "HNS is not installed, its libraries are missing: add the Windows feature Containers"},
-	0x7f:       {ErrMissing, "HNS is too old, or a part of it is missing: add the Windows feature Containers, on Windows Server 2019 or newer"},
+	0x7e:       {ErrNotInstalled, "HNS is not installed, its libraries are missing: add the Windows feature Containers"},
+	0x7f:       {ErrNotInstalled, "HNS is too old, or a part of it is missing: add the Windows feature Containers, on Windows Server 2019 or newer"},
 	0xaa:       {ErrBusy, "HNS is busy with it"},
 	0xb7:       {ErrExists, "HNS has such an object already"},
 	0x490:      {ErrNotFound, "HNS has no such object"},
 	0x5b4:      {ErrBusy, "HNS did not answer in time"},
-	0x424:      {ErrMissing, "the service hns is not installed: add the Windows feature Containers"},
+	0x424:      {ErrNotInstalled, "the service hns is not installed: add the Windows feature Containers"},
 	0x426:      {ErrNotRunning, "the service hns is not started: Start-Service hns starts it"},
 	0x6b5:      {ErrNotRunning, notRunning},
 	0x6ba:      {ErrNotRunning, notRunning},
@@ -143,8 +143,8 @@ var codes = map[uint32]code{
 // notImplemented is what an HNS without a function answers.
 const notImplemented = 0x80004001
 
-// meaning looks c up, whether it is a Win32 error or an HRESULT made of one.
-func meaning(c uint32) code {
+// lookupCode looks c up, whether it is a Win32 error or an HRESULT made of one.
+func lookupCode(c uint32) code {
 	const facility, win32 = 0xffff0000, 0x80070000
 	if c&facility == win32 {
 		c &^= facility
@@ -152,17 +152,17 @@ func meaning(c uint32) code {
 	return codes[c]
 }
 
-// pending is a wish that waits for what somebody else does.
-type pending string
+// pendingError is a wish that waits for what somebody else does.
+type pendingError string
 
-func (p pending) Error() string { return string(p) }
+func (p pendingError) Error() string { return string(p) }
 
 // onlyPending reports that err, which may be several, is nothing worse.
 func onlyPending(err error) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPending(err) })
 	}
-	var p pending
+	var p pendingError
 	return errors.As(err, &p) || onlyPostponed(err)
 }
 
@@ -172,6 +172,6 @@ func onlyPostponed(err error) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPostponed(err) })
 	}
-	var p postponed
+	var p postponedError
 	return errors.As(err, &p)
 }

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// Windows returns the Driver that talks to the Host Networking Service.
-func Windows() Driver { return driver{} }
+// NewDriver returns the Driver that talks to the Host Networking Service.
+func NewDriver() Driver { return driver{} }
 
 type driver struct{}
 
@@ -26,38 +26,38 @@ type driver struct{}
 func call(op string, do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = &Error{Op: op, Err: fmt.Errorf("%w, or is too old: add the Windows feature Containers, on Windows Server 2019 or newer: %v", ErrMissing, r)}
+			err = &Error{Op: op, Err: fmt.Errorf("%w, or is too old: add the Windows feature Containers, on Windows Server 2019 or newer: %v", ErrNotInstalled, r)}
 		}
 	}()
 	if err := do(); err != nil {
-		return failure(op, err)
+		return wrapError(op, err)
 	}
 	return nil
 }
 
-// failure finds the code in an error of the library, which hides it from
+// wrapError finds the code in an error of the library, which hides it from
 // errors.As in most places.
-func failure(op string, err error) error {
+func wrapError(op string, err error) error {
 	e := &Error{Op: op, Err: err}
 	var answer *hcn.HcnError
 	var number syscall.Errno
 	var library *windows.DLLError
 	switch {
 	case errors.As(err, &library):
-		e.Err = fmt.Errorf("%w: %w: add the Windows feature Containers", ErrMissing, err)
+		e.Err = fmt.Errorf("%w: %w: add the Windows feature Containers", ErrNotInstalled, err)
 	case errors.As(err, &answer) && answer.HcsError != nil && errors.As(answer.Err, &number), errors.As(err, &number):
 		e.Code = uint32(number)
 	case hcn.IsNotFoundError(err):
 		e.Code = 0x490
 	default:
-		e.Code = codeIn(err.Error())
+		e.Code = parseCode(err.Error())
 	}
 	return e
 }
 
-// codeIn finds the code that some errors of the library have at the end of their
+// parseCode finds the code that some errors of the library have at the end of their
 // text and nowhere else, 0 if there is none.
-func codeIn(text string) uint32 {
+func parseCode(text string) uint32 {
 	_, code, ok := strings.Cut(text[strings.LastIndexByte(text, '(')+1:], "0x")
 	code, end := strings.CutSuffix(code, ")")
 	n, err := strconv.ParseUint(code, 16, 32)
@@ -67,14 +67,14 @@ func codeIn(text string) uint32 {
 	return uint32(n)
 }
 
-// vanishing is how often a listing is begun again because something went away
+// listAttempts is how often a listing is begun again because something went away
 // meanwhile, which fails all of it.
-const vanishing = 4
+const listAttempts = 4
 
 func list[T, D any](op string, all func() ([]D, error), parse func([]byte) (T, error)) ([]T, error) {
 	var found []D
 	var err error
-	for range vanishing {
+	for range listAttempts {
 		err = call(op, func() (err error) { found, err = all(); return err })
 		if !errors.Is(err, ErrNotFound) {
 			break
@@ -103,8 +103,8 @@ func convert[T any](document any, parse func([]byte) (T, error)) (T, error) {
 	return parse(text)
 }
 
-// request turns a document of ours into one of the library's.
-func request(document, to any) error {
+// toHCN turns a document of ours into one of the library's.
+func toHCN(document, to any) error {
 	text, err := json.Marshal(document)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func version() (v Version, err error) {
 	return v, err
 }
 
-func (driver) List(_ context.Context, what What) (l Listing, err error) {
+func (driver) List(_ context.Context, what ObjectKinds) (l Listing, err error) {
 	if what&Networks != 0 {
 		if l.Networks, err = list("list networks", hcn.ListNetworks, parseNetwork); err != nil {
 			return l, err
@@ -143,21 +143,21 @@ func (driver) List(_ context.Context, what What) (l Listing, err error) {
 	return l, err
 }
 
-func (driver) CreateEndpoint(_ context.Context, e Endpoint) (made Endpoint, err error) {
+func (driver) CreateEndpoint(_ context.Context, e Endpoint) (created Endpoint, err error) {
 	op := "create endpoint " + e.Name
 	err = call(op, func() error {
 		var h hcn.HostComputeEndpoint
-		if err := request(e.document(), &h); err != nil {
+		if err := toHCN(e.document(), &h); err != nil {
 			return err
 		}
 		network := hcn.HostComputeNetwork{Id: e.Network}
 		got, err := network.CreateEndpoint(&h)
 		if err == nil {
-			made, err = convert(got, parseEndpoint)
+			created, err = convert(got, parseEndpoint)
 		}
 		return err
 	})
-	return made, err
+	return created, err
 }
 
 func (driver) HasEndpoint(_ context.Context, id string) (bool, error) {
@@ -178,7 +178,7 @@ func (driver) DeleteEndpoint(_ context.Context, id string) error {
 func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (id string, err error) {
 	err = call("create load balancer "+lb.Key.String(), func() error {
 		var h hcn.HostComputeLoadBalancer
-		if err := request(lb.document(), &h); err != nil {
+		if err := toHCN(lb.document(), &h); err != nil {
 			return err
 		}
 		got, err := h.Create()
@@ -193,7 +193,7 @@ func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (id string,
 func (driver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
 	err = call("change load balancer "+lb.Key.String(), func() error {
 		var h hcn.HostComputeLoadBalancer
-		if err := request(lb.document(), &h); err != nil {
+		if err := toHCN(lb.document(), &h); err != nil {
 			return err
 		}
 		got, err := h.Update(lb.ID)

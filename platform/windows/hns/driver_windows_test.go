@@ -15,9 +15,9 @@ import (
 	sim "kubeproxy/test/hns"
 )
 
-// simulated has the driver talk to a simulated HNS with one network, in which
+// startSimulator has the driver talk to a simulated HNS with one network, in which
 // there are two pods.
-func simulated(t *testing.T, v Version, spelling sim.Case) *sim.Server {
+func startSimulator(t *testing.T, v Version, spelling sim.Case) *sim.Server {
 	t.Helper()
 	s := sim.Start(t, sim.Options{Version: sim.Version{Major: v.Major, Minor: v.Minor}, Case: spelling, Steady: true})
 	t.Setenv("HNS_SIM_ADDR", s.Addr)
@@ -41,14 +41,14 @@ func simulated(t *testing.T, v Version, spelling sim.Case) *sim.Server {
 func TestDriver(t *testing.T) {
 	for _, spelling := range []sim.Case{sim.MixedCase, sim.LowerCase, sim.UpperCase} {
 		t.Run("spelling "+string(spelling), func(t *testing.T) {
-			simulated(t, v15, spelling)
-			d, ctx := Windows(), t.Context()
+			startSimulator(t, v15, spelling)
+			d, ctx := NewDriver(), t.Context()
 			l, err := d.List(ctx, All)
 			if err != nil || len(l.Networks) != 1 || len(l.Endpoints) != 2 || l.Version != v15 {
 				t.Fatalf("List = %+v, %v", l, err)
 			}
 			n := l.Networks[0]
-			if n.Kind != Overlay || n.provider(addr("10.244.2.9")) != nodeB || !slices.Equal(n.Subnets, overlayN.Subnets) || l.Endpoints[0].Network != n.ID {
+			if n.Kind != Overlay || n.routeProvider(addr("10.244.2.9")) != nodeB || !slices.Equal(n.Subnets, overlayN.Subnets) || l.Endpoints[0].Network != n.ID {
 				t.Errorf("network %+v, endpoint %+v", n, l.Endpoints[0])
 			}
 			vip, err := d.CreateEndpoint(ctx, Endpoint{Name: sourceVIPName, Network: n.ID})
@@ -56,25 +56,25 @@ func TestDriver(t *testing.T) {
 				t.Fatalf("endpoint with an address of HNS's choice = %+v, %v", vip, err)
 			}
 			remote := Endpoint{Name: "x", Network: n.ID, Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: remoteMAC(addr("10.244.2.11")), Provider: nodeB, Remote: true}
-			made, err := d.CreateEndpoint(ctx, remote)
-			if remote.ID = made.ID; err != nil || made.ID == "" || !sameMAC(made.MAC, remote.MAC) {
-				t.Fatalf("remote endpoint = %+v, %v", made, err)
+			created, err := d.CreateEndpoint(ctx, remote)
+			if remote.ID = created.ID; err != nil || created.ID == "" || !equalMAC(created.MAC, remote.MAC) {
+				t.Fatalf("remote endpoint = %+v, %v", created, err)
 			}
-			lb := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{l.Endpoints[0].ID, made.ID}, SourceVIP: vip.Addrs[0], Flags: Internal, DSR: true, Distribution: PerSource}
+			lb := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{l.Endpoints[0].ID, created.ID}, SourceVIP: vip.Addrs[0], Flags: ILB, DSR: true, Distribution: DistributionSourceIP}
 			slices.Sort(lb.Endpoints)
 			if lb.ID, err = d.CreateLoadBalancer(ctx, lb); err != nil {
 				t.Fatal(err)
 			}
-			lb.Endpoints = []string{made.ID}
+			lb.Endpoints = []string{created.ID}
 			now, err := d.UpdateLoadBalancer(ctx, lb)
 			if diff := cmp.Diff(lb, now, sameAddrs); diff != "" || err != nil {
 				t.Errorf("changed in place: %v (-want +got):\n%s", err, diff)
 			}
 			l, err = d.List(ctx, Endpoints|LoadBalancers)
-			if err != nil || len(l.Networks) != 0 || len(l.Endpoints) != 4 || len(l.LoadBalancers) != 1 || !l.LoadBalancers[0].same(&lb) || l.LoadBalancers[0].ID != lb.ID {
+			if err != nil || len(l.Networks) != 0 || len(l.Endpoints) != 4 || len(l.LoadBalancers) != 1 || !l.LoadBalancers[0].equal(&lb) || l.LoadBalancers[0].ID != lb.ID {
 				t.Errorf("List = %+v, %v, want it with %+v", l, err, lb)
 			}
-			if err := errors.Join(d.DeleteLoadBalancer(ctx, lb), d.DeleteEndpoint(ctx, made.ID), d.DeleteEndpoint(ctx, vip.ID)); err != nil {
+			if err := errors.Join(d.DeleteLoadBalancer(ctx, lb), d.DeleteEndpoint(ctx, created.ID), d.DeleteEndpoint(ctx, vip.ID)); err != nil {
 				t.Error(err)
 			}
 			if err := d.DeleteLoadBalancer(ctx, lb); !errors.Is(err, ErrNotFound) {
@@ -86,7 +86,7 @@ func TestDriver(t *testing.T) {
 
 // Codes arrive as the classes they stand for.
 func TestDriverErrors(t *testing.T) {
-	s := simulated(t, v13, sim.MixedCase)
+	s := startSimulator(t, v13, sim.MixedCase)
 	for code, want := range map[sim.Code]error{
 		sim.ServerUnavailable: ErrNotRunning, sim.UnknownInterface: ErrNotRunning, sim.EndpointNotFound: ErrNotFound, sim.NotFound: ErrNotFound,
 		sim.PortExists: ErrExists, sim.AlreadyExists: ErrExists, sim.ObjectExists: ErrExists, sim.AddressReserved: ErrExists,
@@ -95,23 +95,23 @@ func TestDriverErrors(t *testing.T) {
 		if err := s.Inject(sim.Fault{Function: "HcnCreateLoadBalancer", Code: code, Count: 1}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Windows().CreateLoadBalancer(t.Context(), LoadBalancer{}); !errors.Is(err, want) {
+		if _, err := NewDriver().CreateLoadBalancer(t.Context(), LoadBalancer{}); !errors.Is(err, want) {
 			t.Errorf("%v becomes %v, want %v", code, err, want)
 		}
 	}
 	s.Stop(sim.ServerUnavailable)
-	if _, err := Windows().List(t.Context(), All); !errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
+	if _, err := NewDriver().List(t.Context(), All); !errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
 		t.Errorf("List of an HNS that is down = %v, want ErrNotRunning", err)
 	}
 }
 
 // Something that vanishes while it is listed does not spoil the listing.
 func TestDriverListsAgain(t *testing.T) {
-	s := simulated(t, v13, sim.MixedCase)
+	s := startSimulator(t, v13, sim.MixedCase)
 	if err := s.Inject(sim.Fault{Function: "HcnOpenEndpoint", Code: sim.EndpointNotFound, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if l, err := Windows().List(t.Context(), Endpoints); err != nil || len(l.Endpoints) != 2 {
+	if l, err := NewDriver().List(t.Context(), Endpoints); err != nil || len(l.Endpoints) != 2 {
 		t.Errorf("List = %v, %v, want both pods", l.Endpoints, err)
 	}
 }
@@ -120,16 +120,16 @@ func TestDriverListsAgain(t *testing.T) {
 func TestBackendOnSimulator(t *testing.T) {
 	for _, v := range []Version{{9, 5}, v13, {15, 4}, v15} {
 		t.Run(v.String(), func(t *testing.T) {
-			s := simulated(t, v, sim.MixedCase)
-			b := newBench(t, v, overlayN)
-			b.restartOn(Windows())
+			s := startSimulator(t, v, sim.MixedCase)
+			b := newTestNode(t, v, overlayN)
+			b.restartOn(NewDriver())
 			web := func(endpoints ...string) *service.Snapshot {
 				return snapshot(1, clusterIP("web", "10.96.0.10", endpoints...))
 			}
 			b.converge(web("10.244.1.11:80", "10.244.2.11:80@b"))
 			b.converge(web("10.244.1.11:80", "10.244.1.12:80"))
 			writes := s.Calls().Writes("")
-			b.restartOn(Windows())
+			b.restartOn(NewDriver())
 			if text := b.converge(web("10.244.1.11:80", "10.244.1.12:80")); text != "" || s.Calls().Writes("") != writes {
 				t.Errorf("a restart changes:\n%s", text)
 			}

@@ -15,9 +15,9 @@ import (
 
 // What is dumped reads as what is listed.
 func TestDump(t *testing.T) {
-	s := simulated(t, v15, sim.MixedCase)
-	b := newBench(t, v15, overlayN)
-	b.restartOn(Windows())
+	s := startSimulator(t, v15, sim.MixedCase)
+	b := newTestNode(t, v15, overlayN)
+	b.restartOn(NewDriver())
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
 	writes := s.Calls().Writes("")
 	text, err := Dump()
@@ -28,7 +28,7 @@ func TestDump(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
 	}
-	want, err := Windows().List(t.Context(), All)
+	want, err := NewDriver().List(t.Context(), All)
 	if err != nil || len(want.LoadBalancers) != 1 {
 		t.Fatalf("%d load balancers, %v", len(want.LoadBalancers), err)
 	}
@@ -41,10 +41,10 @@ func TestDump(t *testing.T) {
 	}
 }
 
-// TestVersionNamesTrouble asks the one question whose error the library tells in
+// TestVersionErrors asks the one question whose error the library tells in
 // words alone.
-func TestVersionNamesTrouble(t *testing.T) {
-	s := simulated(t, v13, sim.MixedCase)
+func TestVersionErrors(t *testing.T) {
+	s := startSimulator(t, v13, sim.MixedCase)
 	for code, want := range map[sim.Code]error{sim.ServerUnavailable: ErrNotRunning, sim.GeneralFailure: ErrBusy, 0x80070005: ErrRefused} {
 		if err := s.Inject(sim.Fault{Function: "HNSCall", Code: code, Count: 1}); err != nil {
 			t.Fatal(err)

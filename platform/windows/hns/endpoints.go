@@ -22,54 +22,54 @@ const (
 
 func remoteName(a netip.Addr) string { return remotePrefix + a.String() }
 
-// oursEndpoint reports that we made e.
-func oursEndpoint(h *Host, e *Endpoint) bool {
+// ownsEndpoint reports that we made e.
+func ownsEndpoint(h *Host, e *Endpoint) bool {
 	return e.Name == sourceVIPName || strings.HasPrefix(e.Name, remotePrefix) || h.owns(e.ID)
 }
 
-// endpointOf returns the ID of the endpoint for t, which it makes if that is
+// ensureEndpoint returns the ID of the endpoint for t, which it makes if that is
 // our part.
-func (p *pass) endpointOf(t Target) (string, error) {
-	switch t.Where {
+func (p *pass) ensureEndpoint(t Target) (string, error) {
+	switch t.Location {
 	case Root:
-		e := p.model.named(p.site.Options.RootEndpoint)
+		e := p.model.endpointNamed(p.site.Options.RootEndpoint)
 		if e == nil {
 			p.waiting = true
-			return "", pending(fmt.Sprintf("health checks of the load balancer cannot reach the node: network %q has no endpoint %q: want --root-hnsendpoint-name", p.site.Network.Name, p.site.Options.RootEndpoint))
+			return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node: network %q has no endpoint %q: want --root-hnsendpoint-name", p.site.Network.Name, p.site.Options.RootEndpoint))
 		}
 		if !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return service.FamilyOf(a) == p.family }) {
 			p.waiting = true
-			return "", pending(fmt.Sprintf("health checks of the load balancer cannot reach the node over %s: endpoint %q has no such address", p.family, e.Name))
+			return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node over %s: endpoint %q has no such address", p.family, e.Name))
 		}
 		return e.ID, nil
-	case Here, Unknown:
-		if e := p.model.at(t.Addr, Here); e != nil {
-			if remote := p.model.at(t.Addr, There); remote != nil { // of a pod that had the address before
-				p.released[remote.ID] = leftover("", Key{})
+	case Local, Unknown:
+		if e := p.model.endpointAt(t.Addr, Local); e != nil {
+			if remote := p.model.endpointAt(t.Addr, Remote); remote != nil { // of a pod that had the address before
+				p.released[remote.ID] = leftoverName("", Key{})
 			}
 			return e.ID, nil
 		}
 	}
-	if t.Where == Here {
+	if t.Location == Local {
 		p.waiting = true
-		return "", pending(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", t.Addr, p.site.Network.Name))
+		return "", pendingError(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", t.Addr, p.site.Network.Name))
 	}
-	if e := p.model.at(t.Addr, There); e != nil {
-		if misled(e, t) && !oursEndpoint(p.host, e) {
-			return "", fmt.Errorf("endpoint %s leads elsewhere, and is not ours: %s, want %s", e.ID, e.words(), t.words())
+	if e := p.model.endpointAt(t.Addr, Remote); e != nil {
+		if misrouted(e, t) && !ownsEndpoint(p.host, e) {
+			return "", fmt.Errorf("endpoint %s leads elsewhere, and is not ours: %s, want %s", e.ID, e.describe(), t.describe())
 		}
 		return e.ID, nil
 	}
-	return p.makeEndpoint(t)
+	return p.createEndpoint(t)
 }
 
-// misled reports that e would not lead to t.
-func misled(e *Endpoint, t Target) bool {
-	return !sameMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
+// misrouted reports that e would not lead to t.
+func misrouted(e *Endpoint, t Target) bool {
+	return !equalMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
 }
 
-func (p *pass) makeEndpoint(t Target) (string, error) {
-	if err := p.broken[t.Addr]; err != nil {
+func (p *pass) createEndpoint(t Target) (string, error) {
+	if err := p.createErrs[t.Addr]; err != nil {
 		return "", err // said once is enough for HNS, though each Service hears of it
 	}
 	request := Endpoint{
@@ -78,19 +78,19 @@ func (p *pass) makeEndpoint(t Target) (string, error) {
 	}
 	e, err := p.driver.CreateEndpoint(p.ctx, request)
 	if err != nil {
-		p.broken[t.Addr] = err
+		p.createErrs[t.Addr] = err
 		return "", err
 	}
-	p.say("+ endpoint %s", e.words())
+	p.addLine("+ endpoint %s", e.describe())
 	p.model.putEndpoint(&e)
 	if !p.dry {
-		p.host.ownEndpoint(&e)
+		p.host.recordEndpoint(&e)
 	}
 	return e.ID, nil
 }
 
-// words describes e to people.
-func (e *Endpoint) words() string {
+// describe describes e to people.
+func (e *Endpoint) describe() string {
 	var addrs []string
 	for _, a := range e.Addrs {
 		addrs = append(addrs, a.String())
@@ -106,46 +106,46 @@ func (e *Endpoint) words() string {
 	return s
 }
 
-// words describes the remote endpoint for t to people.
-func (t *Target) words() string {
+// describe describes the remote endpoint for t to people.
+func (t *Target) describe() string {
 	e := Endpoint{Addrs: []netip.Addr{t.Addr}, MAC: t.MAC, Provider: t.Provider, Remote: true}
-	return e.words()
+	return e.describe()
 }
 
 // detach takes endpoints that lead to the wrong node out of our load balancers
 // and deletes them, so that ones that lead right can be made.
-func (p *pass) detach(misled []*Endpoint) {
-	if len(misled) == 0 {
+func (p *pass) detach(misrouted []*Endpoint) {
+	if len(misrouted) == 0 {
 		return
 	}
 	wrong := map[string]bool{}
-	for _, e := range misled {
+	for _, e := range misrouted {
 		wrong[e.ID] = true
 	}
-	for _, lb := range p.users(wrong) {
+	for _, lb := range p.balancersUsing(wrong) {
 		if p.fatal != nil {
 			return
 		}
-		rest := *lb
-		rest.ID = ""
-		rest.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return wrong[id] })
-		n := leftover(p.host.ownedFor(lb.ID), lb.Key)
-		if !p.ours(lb) {
+		remaining := *lb
+		remaining.ID = ""
+		remaining.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return wrong[id] })
+		n := leftoverName(p.host.purposeOf(lb.ID), lb.Key)
+		if !p.owns(lb) {
 			p.fail(n, fmt.Errorf("load balancer %s, which is not ours, has an endpoint of ours that leads to the wrong node", lb.ID))
-		} else if len(rest.Endpoints) == 0 {
+		} else if len(remaining.Endpoints) == 0 {
 			p.drop(lb, n)
-		} else if err := p.hold(&rest, n); err != nil {
+		} else if err := p.ensureBalancer(&remaining, n); err != nil {
 			p.fail(n, err)
 		}
 	}
-	for _, e := range misled {
-		p.removeEndpoint(e, leftover("", Key{}))
+	for _, e := range misrouted {
+		p.removeEndpoint(e, leftoverName("", Key{}))
 	}
 }
 
-// users returns the load balancers that have one of the endpoints, in key
+// balancersUsing returns the load balancers that have one of the endpoints, in key
 // order.
-func (p *pass) users(of map[string]bool) []*LoadBalancer {
+func (p *pass) balancersUsing(of map[string]bool) []*LoadBalancer {
 	return p.balancers(func(lb *LoadBalancer) bool {
 		return slices.ContainsFunc(lb.Endpoints, func(id string) bool { return of[id] })
 	})
@@ -171,76 +171,76 @@ func (p *pass) balancers(fit func(*LoadBalancer) bool) []*LoadBalancer {
 	return all
 }
 
-// sweep deletes endpoints of ours that have no use any more.
-func (p *pass) sweep(w *work) {
-	for _, e := range w.spare {
+// deleteUnused deletes endpoints of ours that have no use any more.
+func (p *pass) deleteUnused(w *work) {
+	for _, e := range w.unused {
 		if _, known := p.released[e.ID]; !known {
-			p.released[e.ID] = leftover("", Key{})
+			p.released[e.ID] = leftoverName("", Key{})
 		}
 	}
 	for _, u := range w.units {
-		for _, a := range u.unneeds {
-			if e := p.model.at(a, There); e != nil {
+		for _, a := range u.releasedAddrs {
+			if e := p.model.endpointAt(a, Remote); e != nil {
 				p.released[e.ID] = u.name
 			}
 		}
 	}
-	var idle []*Endpoint
+	var unused []*Endpoint
 	for id := range p.released {
 		e := p.model.endpoint(id)
-		if e != nil && p.idle(e, w) {
-			idle = append(idle, e)
+		if e != nil && p.isUnused(e, w) {
+			unused = append(unused, e)
 		}
 	}
-	slices.SortFunc(idle, func(a, b *Endpoint) int { return a.Addrs[0].Compare(b.Addrs[0]) })
-	for _, e := range idle {
+	slices.SortFunc(unused, func(a, b *Endpoint) int { return a.Addrs[0].Compare(b.Addrs[0]) })
+	for _, e := range unused {
 		p.removeEndpoint(e, p.released[e.ID])
 	}
 }
 
-// idle reports that e is of our making and has no use but, perhaps, load
+// isUnused reports that e is of our making and has no use but, perhaps, load
 // balancers.
-func (p *pass) idle(e *Endpoint, w *work) bool {
+func (p *pass) isUnused(e *Endpoint, w *work) bool {
 	switch {
-	case len(e.Addrs) == 0 || !oursEndpoint(p.host, e):
+	case len(e.Addrs) == 0 || !ownsEndpoint(p.host, e):
 		return false
 	case !e.Remote: // a source VIP, which load balancers have by its address
-		return slices.Contains(w.spare, e) && !p.masquerades(e)
+		return slices.Contains(w.unused, e) && !p.usedAsSourceVIP(e)
 	}
-	return e.Network != p.model.network || !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return p.keeps(a, w) }) || slices.Contains(w.spare, e)
+	return e.Network != p.model.network || !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return p.retains(a, w) }) || slices.Contains(w.unused, e)
 }
 
-// keeps reports that the remote endpoint with address a stays though no load
+// retains reports that the remote endpoint with address a stays though no load
 // balancer has it. Connections to a pod that is terminating or not ready need it
 // (microsoft/Windows-Containers#631); a pod of this node that has got the address
 // must not have it in its way (kubernetes/kubernetes#130963).
-func (p *pass) keeps(a netip.Addr, w *work) bool {
-	return w.keep(a) || w.listed(a) && p.model.at(a, Here) == nil
+func (p *pass) retains(a netip.Addr, w *work) bool {
+	return w.inUse(a) || w.listed(a) && p.model.endpointAt(a, Local) == nil
 }
 
-// masquerades reports that a load balancer, whoever's, has e for its source VIP.
-func (p *pass) masquerades(e *Endpoint) bool {
-	return len(p.balancers(func(lb *LoadBalancer) bool { return e.Has(lb.SourceVIP) })) > 0
+// usedAsSourceVIP reports that a load balancer, whoever's, has e for its source VIP.
+func (p *pass) usedAsSourceVIP(e *Endpoint) bool {
+	return len(p.balancers(func(lb *LoadBalancer) bool { return e.HasAddr(lb.SourceVIP) })) > 0
 }
 
 // removeEndpoint deletes e unless a load balancer, whoever's, has it.
 func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
-	if p.fatal != nil || p.model.references(e.ID) > 0 || p.doubtful[e.ID] {
+	if p.fatal != nil || p.model.refCount(e.ID) > 0 || p.uncertain[e.ID] {
 		return
 	}
 	if err := p.driver.DeleteEndpoint(p.ctx, e.ID); err != nil && !errors.Is(err, ErrNotFound) {
 		p.fail(n, err)
 		return
 	}
-	p.say("- endpoint %s", e.words())
+	p.addLine("- endpoint %s", e.describe())
 	p.model.removeEndpoint(e)
 	if !p.dry {
-		p.host.disown(e.ID)
+		p.host.release(e.ID)
 	}
 }
 
-// leftover names what no Service of the snapshot stands for.
-func leftover(purpose string, k Key) service.PortName {
+// leftoverName names what no Service of the snapshot stands for.
+func leftoverName(purpose string, k Key) service.PortName {
 	if namespace, rest, ok := strings.Cut(purpose, "/"); ok {
 		name, port, _ := strings.Cut(rest, ":")
 		return service.PortName{Namespace: namespace, Name: name, Port: port, Protocol: k.Protocol}
@@ -248,12 +248,12 @@ func leftover(purpose string, k Key) service.PortName {
 	return service.PortName{Namespace: "-", Name: "leftover"}
 }
 
-// names lists the addresses of endpoints.
-func (p *pass) names(ids []string) string {
-	return "[" + strings.Join(p.addresses(ids), " ") + "]"
+// formatEndpoints lists the addresses of endpoints.
+func (p *pass) formatEndpoints(ids []string) string {
+	return "[" + strings.Join(p.endpointTexts(ids), " ") + "]"
 }
 
-func (p *pass) addresses(ids []string) []string {
+func (p *pass) endpointTexts(ids []string) []string {
 	var all []netip.Addr
 	var odd []string
 	for _, id := range ids {
@@ -264,7 +264,7 @@ func (p *pass) addresses(ids []string) []string {
 		case len(e.Addrs) == 0:
 			odd = append(odd, e.Name)
 		default:
-			all = append(all, e.in(p.family))
+			all = append(all, e.addrIn(p.family))
 		}
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
@@ -275,8 +275,8 @@ func (p *pass) addresses(ids []string) []string {
 	return append(texts, odd...)
 }
 
-// in returns e's address in family f, else its first one.
-func (e *Endpoint) in(f service.Family) netip.Addr {
+// addrIn returns e's address in family f, else its first one.
+func (e *Endpoint) addrIn(f service.Family) netip.Addr {
 	for _, a := range e.Addrs {
 		if service.FamilyOf(a) == f {
 			return a
@@ -285,49 +285,49 @@ func (e *Endpoint) in(f service.Family) netip.Addr {
 	return e.Addrs[0]
 }
 
-// difference says how one list of endpoints becomes another.
-func (p *pass) difference(from, to []string) string {
+// formatDiff says how one list of endpoints becomes another.
+func (p *pass) formatDiff(from, to []string) string {
 	var parts []string
 	for _, id := range from {
 		if !slices.Contains(to, id) {
-			parts = append(parts, "-"+strings.Join(p.addresses([]string{id}), ""))
+			parts = append(parts, "-"+strings.Join(p.endpointTexts([]string{id}), ""))
 		}
 	}
 	for _, id := range to {
 		if !slices.Contains(from, id) {
-			parts = append(parts, "+"+strings.Join(p.addresses([]string{id}), ""))
+			parts = append(parts, "+"+strings.Join(p.endpointTexts([]string{id}), ""))
 		}
 	}
 	return "[" + strings.Join(parts, " ") + "]"
 }
 
-// pretence is a driver for dry passes: everything works, nothing happens.
-type pretence struct{ made int }
+// dryRunDriver is a driver for dry passes: everything works, nothing happens.
+type dryRunDriver struct{ created int }
 
-func (d *pretence) id() string {
-	d.made++
-	return fmt.Sprintf("new-%08d", d.made)
+func (d *dryRunDriver) id() string {
+	d.created++
+	return fmt.Sprintf("new-%08d", d.created)
 }
 
-func (d *pretence) List(context.Context, What) (Listing, error) { return Listing{}, nil }
+func (d *dryRunDriver) List(context.Context, ObjectKinds) (Listing, error) { return Listing{}, nil }
 
-func (d *pretence) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
+func (d *dryRunDriver) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
 	e.ID = d.id()
 	return e, nil
 }
 
-func (d *pretence) HasEndpoint(context.Context, string) (bool, error) { return true, nil }
+func (d *dryRunDriver) HasEndpoint(context.Context, string) (bool, error) { return true, nil }
 
-func (d *pretence) DeleteEndpoint(context.Context, string) error { return nil }
+func (d *dryRunDriver) DeleteEndpoint(context.Context, string) error { return nil }
 
-func (d *pretence) CreateLoadBalancer(context.Context, LoadBalancer) (string, error) {
+func (d *dryRunDriver) CreateLoadBalancer(context.Context, LoadBalancer) (string, error) {
 	return d.id(), nil
 }
 
-func (d *pretence) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+func (d *dryRunDriver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	return lb, nil
 }
 
-func (d *pretence) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
+func (d *dryRunDriver) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
 
-func (d *pretence) DeleteLoadBalancer(context.Context, LoadBalancer) error { return nil }
+func (d *dryRunDriver) DeleteLoadBalancer(context.Context, LoadBalancer) error { return nil }

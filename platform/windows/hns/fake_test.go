@@ -17,16 +17,16 @@ import (
 // fake is an HNS that is as strict as the real one about what exists, what is
 // in use and what belongs together, and that counts what it is asked.
 type fake struct {
-	version   Version
-	networks  []Network
-	endpoints map[string]Endpoint
-	balancers map[string]LoadBalancer
-	next      int
-	down      bool
-	portless  map[string]bool // endpoints that are not on the switch
-	held      map[Key]bool    // ports that a program of the node listens on
-	blocks    int             // of dynamic ports, 0 for any number
-	mute      bool            // the system does not tell whether ports are left
+	version      Version
+	networks     []Network
+	endpoints    map[string]Endpoint
+	balancers    map[string]LoadBalancer
+	next         int
+	down         bool
+	unattached   map[string]bool // endpoints that are not on the switch
+	heldPorts    map[Key]bool    // ports that a program of the node listens on
+	portBlocks   int             // of dynamic ports, 0 for any number
+	portsUnknown bool            // the system does not tell whether ports are left
 	// break, if set, may fail a call before anything is done. After, it may
 	// fail one that was done.
 	refuse func(op string) error
@@ -37,10 +37,10 @@ type fake struct {
 }
 
 func newFake(v Version, networks ...Network) *fake {
-	return &fake{version: v, networks: networks, endpoints: map[string]Endpoint{}, balancers: map[string]LoadBalancer{}, held: map[Key]bool{}, calls: map[string]int{}}
+	return &fake{version: v, networks: networks, endpoints: map[string]Endpoint{}, balancers: map[string]LoadBalancer{}, heldPorts: map[Key]bool{}, calls: map[string]int{}}
 }
 
-func fails(op string, code uint32) error { return &Error{Op: op, Code: code} }
+func codeError(op string, code uint32) error { return &Error{Op: op, Code: code} }
 
 func (k *fake) id(kind string) string {
 	k.next++
@@ -51,7 +51,7 @@ func (k *fake) id(kind string) string {
 func (k *fake) begin(op string) error {
 	k.calls[op]++
 	if k.down {
-		return fails(op, 0x6ba)
+		return codeError(op, 0x6ba)
 	}
 	if k.refuse != nil {
 		return k.refuse(op)
@@ -77,8 +77,8 @@ func (k *fake) writes() int {
 	return n
 }
 
-func (k *fake) List(_ context.Context, what What) (Listing, error) {
-	for w, name := range map[What]string{Networks: "list networks", Endpoints: "list endpoints", LoadBalancers: "list load balancers"} {
+func (k *fake) List(_ context.Context, what ObjectKinds) (Listing, error) {
+	for w, name := range map[ObjectKinds]string{Networks: "list networks", Endpoints: "list endpoints", LoadBalancers: "list load balancers"} {
 		if what&w == 0 {
 			continue
 		}
@@ -117,23 +117,23 @@ func (k *fake) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
 	n := k.network(e.Network)
 	switch {
 	case n == nil:
-		return Endpoint{}, fails(op, 0x803b0001)
+		return Endpoint{}, codeError(op, 0x803b0001)
 	case e.Remote && len(e.Addrs) == 0:
-		return Endpoint{}, fails(op, 0x80070057)
+		return Endpoint{}, codeError(op, 0x80070057)
 	case e.Remote && n.Kind == Overlay && (e.MAC == "" || !e.Provider.IsValid()):
-		return Endpoint{}, fails(op, 0x803b000d)
+		return Endpoint{}, codeError(op, 0x803b000d)
 	}
 	if len(e.Addrs) == 0 {
-		e.Addrs = []netip.Addr{k.free(n)}
+		e.Addrs = []netip.Addr{k.freeAddr(n)}
 	}
 	for _, a := range e.Addrs {
 		switch {
-		case k.uses(n.ID, a, e.Remote) && e.Remote:
-			return Endpoint{}, fails(op, 0x80071392)
-		case k.uses(n.ID, a, e.Remote), !e.Remote && slices.Contains(n.Gateways, a):
-			return Endpoint{}, fails(op, 0x803b002f)
+		case k.hasAddr(n.ID, a, e.Remote) && e.Remote:
+			return Endpoint{}, codeError(op, 0x80071392)
+		case k.hasAddr(n.ID, a, e.Remote), !e.Remote && slices.Contains(n.Gateways, a):
+			return Endpoint{}, codeError(op, 0x803b002f)
 		case !e.Remote && !n.contains(a):
-			return Endpoint{}, fails(op, 0x803b001e)
+			return Endpoint{}, codeError(op, 0x803b001e)
 		}
 	}
 	e.ID = k.id("endpoint")
@@ -144,17 +144,17 @@ func (k *fake) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
 	return e, k.done(op)
 }
 
-func (k *fake) free(n *Network) netip.Addr {
+func (k *fake) freeAddr(n *Network) netip.Addr {
 	a := n.Subnets[0].Masked().Addr().Next().Next()
-	for k.uses(n.ID, a, false) {
+	for k.hasAddr(n.ID, a, false) {
 		a = a.Next()
 	}
 	return a
 }
 
-func (k *fake) uses(network string, a netip.Addr, remote bool) bool {
+func (k *fake) hasAddr(network string, a netip.Addr, remote bool) bool {
 	for _, e := range k.endpoints {
-		if e.Network == network && e.Remote == remote && e.Has(a) {
+		if e.Network == network && e.Remote == remote && e.HasAddr(a) {
 			return true
 		}
 	}
@@ -176,7 +176,7 @@ func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
 		return err
 	}
 	if _, ok := k.endpoints[id]; !ok {
-		return fails(op, 0x803b0002)
+		return codeError(op, 0x803b0002)
 	}
 	for _, lb := range k.balancers {
 		if slices.Contains(lb.Endpoints, id) {
@@ -194,11 +194,11 @@ func (k *fake) check(op string, lb LoadBalancer) error {
 		e, ok := k.endpoints[id]
 		switch {
 		case !ok:
-			return fails(op, 0x803b0002)
+			return codeError(op, 0x803b0002)
 		case network != "" && network != e.Network:
-			return fails(op, 0x80070057)
-		case k.portless[id]:
-			return fails(op, 0x803b0007)
+			return codeError(op, 0x80070057)
+		case k.unattached[id]:
+			return codeError(op, 0x803b0007)
 		}
 		network = e.Network
 	}
@@ -206,17 +206,17 @@ func (k *fake) check(op string, lb LoadBalancer) error {
 	v6 := lb.Family == service.IPv6
 	switch {
 	case len(lb.Endpoints) == 0, lb.TargetPort == 0, lb.Port == 0,
-		lb.DSR && !f.DSR, v6 && !f.DualStack, lb.Distribution == PerSource && !f.Affinity,
+		lb.DSR && !f.DSR, v6 && !f.DualStack, lb.Distribution == DistributionSourceIP && !f.Affinity,
 		!slices.IsSorted(lb.Endpoints), len(slices.Compact(slices.Clone(lb.Endpoints))) != len(lb.Endpoints):
-		return fails(op, 0x80070057)
+		return codeError(op, 0x80070057)
 	case lb.VIP.IsValid() && lb.VIP.Is6() != v6, lb.SourceVIP.IsValid() && lb.SourceVIP.Is6() != v6:
-		return fails(op, 0x803b001e)
-	case k.held[lb.Key]:
-		return fails(op, 0x803b0013)
+		return codeError(op, 0x803b001e)
+	case k.heldPorts[lb.Key]:
+		return codeError(op, 0x803b0013)
 	}
 	for _, other := range k.balancers {
-		if other.ID != lb.ID && (other.Key == lb.Key || slices.Contains(other.More, lb.Key)) {
-			return fails(op, 0x803b0013)
+		if other.ID != lb.ID && (other.Key == lb.Key || slices.Contains(other.ExtraKeys, lb.Key)) {
+			return codeError(op, 0x803b0013)
 		}
 	}
 	return nil
@@ -231,16 +231,16 @@ func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (string, e
 	if err := k.check(op, lb); err != nil {
 		return "", err
 	}
-	if k.blocks > 0 && !lb.DSR && k.taken(lb.Key) >= k.blocks {
-		return "", fails(op, 0x803b0013)
+	if k.portBlocks > 0 && !lb.DSR && k.usedBlocks(lb.Key) >= k.portBlocks {
+		return "", codeError(op, 0x803b0013)
 	}
 	lb.ID = k.id("balancer")
 	k.balancers[lb.ID] = lb
 	return lb.ID, k.done(op)
 }
 
-// taken counts blocks of dynamic ports that load balancers have.
-func (k *fake) taken(like Key) int {
+// usedBlocks counts blocks of dynamic ports that load balancers have.
+func (k *fake) usedBlocks(like Key) int {
 	n := 0
 	for _, lb := range k.balancers {
 		if !lb.DSR && lb.Family == like.Family && lb.Protocol == like.Protocol {
@@ -251,10 +251,10 @@ func (k *fake) taken(like Key) int {
 }
 
 func (k *fake) PortsLeft(_ context.Context, like Key) (bool, error) {
-	if k.mute {
+	if k.portsUnknown {
 		return false, errors.ErrUnsupported
 	}
-	return k.blocks == 0 || k.taken(like) < k.blocks, nil
+	return k.portBlocks == 0 || k.usedBlocks(like) < k.portBlocks, nil
 }
 
 func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
@@ -265,9 +265,9 @@ func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalan
 	have, ok := k.balancers[lb.ID]
 	switch {
 	case !k.version.atLeast(15, 4):
-		return LoadBalancer{}, fails(op, notImplemented)
+		return LoadBalancer{}, codeError(op, notImplemented)
 	case !ok:
-		return LoadBalancer{}, fails(op, 0x80070490)
+		return LoadBalancer{}, codeError(op, 0x80070490)
 	}
 	if err := k.check(op, lb); err != nil {
 		return LoadBalancer{}, err
@@ -286,22 +286,22 @@ func (k *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
 		return err
 	}
 	if _, ok := k.balancers[id]; !ok {
-		return fails(op, 0x80070490)
+		return codeError(op, 0x80070490)
 	}
 	delete(k.balancers, id)
 	return k.done(op)
 }
 
-// memory is a Store.
-type memory struct {
+// memoryStore is a Store.
+type memoryStore struct {
 	document []byte
 	err      error
 	saves    int
 }
 
-func (m *memory) Load() ([]byte, error) { return m.document, m.err }
+func (m *memoryStore) Load() ([]byte, error) { return m.document, m.err }
 
-func (m *memory) Save(b []byte) error {
+func (m *memoryStore) Save(b []byte) error {
 	if m.err != nil {
 		return m.err
 	}

@@ -30,13 +30,13 @@ func TestFamiliesOfNetworks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, f := range service.Families {
-				programFamily(t, f, newBench(t, tt.version, tt.network), tt.without[f])
+				programFamily(t, f, newTestNode(t, tt.version, tt.network), tt.without[f])
 			}
 		})
 	}
 }
 
-func programFamily(t *testing.T, f service.Family, b *bench, without string) {
+func programFamily(t *testing.T, f service.Family, b *testNode, without string) {
 	t.Helper()
 	h := NewHost(b.hns, b.store, "node-a", nil)
 	backend := New(h, f, Options{SourceVIP: addr("10.244.1.2")}, time.Minute)
@@ -51,7 +51,7 @@ func programFamily(t *testing.T, f service.Family, b *bench, without string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := p.(reconcile.Bounded).Without(); got != without || p.Empty() != (without != "") {
+	if got := p.(reconcile.FamilyUnavailable).Unavailable(); got != without || p.Empty() != (without != "") {
 		t.Fatalf("%s: without %q, want %q; plan:\n%s", f, got, without, p)
 	}
 	if p.Empty() {

@@ -16,7 +16,7 @@ func TestSharedListing(t *testing.T) {
 	lists := 0
 	k := newFake(Version{15, 5})
 	k.balancers["1"] = LoadBalancer{ID: "1"}
-	h := NewHost(&counted{k, &lists}, &memory{}, "node", nil)
+	h := NewHost(&countingDriver{k, &lists}, &memoryStore{}, "node", nil)
 	list := func(f service.Family, want int) {
 		t.Helper()
 		if _, err := h.list(t.Context(), f); err != nil || lists != want {
@@ -26,22 +26,22 @@ func TestSharedListing(t *testing.T) {
 	list(service.IPv6, 1)
 	list(service.IPv4, 1)
 	list(service.IPv6, 2)
-	h.own(&LoadBalancer{ID: "1"}, "shop/web")
+	h.recordBalancer(&LoadBalancer{ID: "1"}, "shop/web")
 	list(service.IPv4, 3) // what IPv6 listed does not have it
 	list(service.IPv6, 3)
 	list(service.IPv6, 4)
-	h.disown("1")
+	h.release("1")
 	list(service.IPv4, 5)
-	h.wrote()
+	h.markWritten()
 	list(service.IPv6, 6) // what was changed in place shows
 }
 
-type counted struct {
+type countingDriver struct {
 	*fake
 	lists *int
 }
 
-func (c *counted) List(ctx context.Context, what What) (Listing, error) {
+func (c *countingDriver) List(ctx context.Context, what ObjectKinds) (Listing, error) {
 	*c.lists++
 	return c.fake.List(ctx, what)
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // A load balancer is another one if anything but its ID differs.
-func TestSame(t *testing.T) {
+func TestEqual(t *testing.T) {
 	lb := LoadBalancer{ID: "x", Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a", "b"}, SourceVIP: nodeA}
 	for name, change := range map[string]func(*LoadBalancer){
 		"address":      func(l *LoadBalancer) { l.VIP = nodeA },
@@ -22,20 +22,20 @@ func TestSame(t *testing.T) {
 		"endpoints":    func(l *LoadBalancer) { l.Endpoints = []string{"a", "c"} },
 		"source VIP":   func(l *LoadBalancer) { l.SourceVIP = nodeB },
 		"DSR":          func(l *LoadBalancer) { l.DSR = true },
-		"flags":        func(l *LoadBalancer) { l.Flags = Internal },
-		"distribution": func(l *LoadBalancer) { l.Distribution = PerSource },
-		"more keys":    func(l *LoadBalancer) { l.More = []Key{{Port: 1}} },
-		"odd":          func(l *LoadBalancer) { l.Odd = true },
+		"flags":        func(l *LoadBalancer) { l.Flags = ILB },
+		"distribution": func(l *LoadBalancer) { l.Distribution = DistributionSourceIP },
+		"more keys":    func(l *LoadBalancer) { l.ExtraKeys = []Key{{Port: 1}} },
+		"odd":          func(l *LoadBalancer) { l.Unsupported = true },
 	} {
 		other := lb
 		change(&other)
-		if lb.same(&other) || other.same(&lb) {
+		if lb.equal(&other) || other.equal(&lb) {
 			t.Errorf("%s does not count", name)
 		}
 	}
 	other := lb
 	other.ID = "y"
-	if !lb.same(&other) {
+	if !lb.equal(&other) {
 		t.Error("the ID counts")
 	}
 }
@@ -43,11 +43,11 @@ func TestSame(t *testing.T) {
 // Ports of one Service share forwarded health checks and its address's
 // endpoint; what is shared stays until the last of them goes.
 func TestSharedByPorts(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+	b := newTestNode(t, v13, overlayN)
 	b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
 	b.restart()
 	b.pods("10.244.1.11")
-	b.makeRoot()
+	b.addRootEndpoint()
 	port := func(name string, n uint16) *service.Port {
 		p := clusterIP("store", "10.96.0.10", "10.244.1.11:80")
 		p.Name.Port, p.Frontends[0].Port = name, n
@@ -74,10 +74,10 @@ func TestSharedByPorts(t *testing.T) {
 // An endpoint that HNS refuses is asked for once a round, and every Service
 // that needs it hears of it.
 func TestRefusedEndpointIsAskedForOnce(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.hns.refuse = func(op string) error {
 		if op == "create endpoint" {
-			return fails(op, 0x57)
+			return codeError(op, 0x57)
 		}
 		return nil
 	}
@@ -90,8 +90,8 @@ func TestRefusedEndpointIsAskedForOnce(t *testing.T) {
 
 // A Service that goes while its endpoints lead to the wrong node goes for
 // good.
-func TestMisledAndGone(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+func TestMisroutedAndGone(t *testing.T) {
+	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")
 	web := clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")
 	gone := clusterIP("gone", "10.96.0.11", "10.244.1.11:80", "10.244.2.11:80@b")

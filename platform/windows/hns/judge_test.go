@@ -18,17 +18,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// world draws small clusters, so that things collide.
-type world struct {
+// generator draws small clusters, so that things collide.
+type generator struct {
 	t      *rapid.T
 	family service.Family
 }
 
-func (w world) pick(label string, n int) int { return rapid.IntRange(0, n-1).Draw(w.t, label) }
-func (w world) coin(label string) bool       { return rapid.Bool().Draw(w.t, label) }
+func (w generator) drawInt(label string, n int) int { return rapid.IntRange(0, n-1).Draw(w.t, label) }
+func (w generator) drawBool(label string) bool      { return rapid.Bool().Draw(w.t, label) }
 
 // nth returns the n-th address after the base of the family.
-func (w world) nth(v4, v6 string, n int) netip.Addr {
+func (w generator) nth(v4, v6 string, n int) netip.Addr {
 	base := v4
 	if w.family == service.IPv6 {
 		base = v6
@@ -39,12 +39,12 @@ func (w world) nth(v4, v6 string, n int) netip.Addr {
 	return a
 }
 
-// here is a pod of this node, there one of another.
-func (w world) here(n int) netip.Addr  { return w.nth("10.244.1.10", "fd00:10:244:1::10", n) }
-func (w world) there(n int) netip.Addr { return w.nth("10.244.2.10", "fd00:10:244:2::10", n) }
+// localPod is a pod of this node, there one of another.
+func (w generator) localPod(n int) netip.Addr  { return w.nth("10.244.1.10", "fd00:10:244:1::10", n) }
+func (w generator) remotePod(n int) netip.Addr { return w.nth("10.244.2.10", "fd00:10:244:2::10", n) }
 
-func (w world) network() Network {
-	if w.family == service.IPv4 && w.coin("overlay") {
+func (w generator) network() Network {
+	if w.family == service.IPv4 && w.drawBool("overlay") {
 		return overlayN
 	}
 	n := bridgeN
@@ -52,7 +52,7 @@ func (w world) network() Network {
 	return n
 }
 
-func (w world) version() Version {
+func (w generator) version() Version {
 	all := []Version{{9, 5}, {13, 3}, {15, 4}, {15, 5}}
 	if w.family == service.IPv6 {
 		all = all[1:]
@@ -60,29 +60,29 @@ func (w world) version() Version {
 	return rapid.SampledFrom(all).Draw(w.t, "version")
 }
 
-func (w world) options() Options {
-	return Options{DSR: w.coin("dsr"), ForwardHealthChecks: w.coin("forward"), RootEndpoint: "cbr0", HealthzPort: 10256, IgnoreSourceRanges: w.coin("ignore ranges")}
+func (w generator) options() Options {
+	return Options{DSR: w.drawBool("dsr"), ForwardHealthChecks: w.drawBool("forward"), RootEndpoint: "cbr0", HealthzPort: 10256, IgnoreSourceRanges: w.drawBool("ignore ranges")}
 }
 
-func (w world) endpoint() service.Endpoint {
+func (w generator) endpoint() service.Endpoint {
 	port := uint16(8080)
-	if w.pick("other port", 8) == 0 {
+	if w.drawInt("other port", 8) == 0 {
 		port = 9090
 	}
-	switch w.pick("where", 8) {
+	switch w.drawInt("where", 8) {
 	case 0, 1, 2:
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.here(w.pick("pod", 6)), port), Local: true}
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.localPod(w.drawInt("pod", 6)), port), Local: true}
 	case 3: // nobody told where
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.there(w.pick("pod", 6)), port)}
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", 6)), port)}
 	case 4: // a pod on a node's own network
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.nth("192.0.2.11", "2001:db8::11", 0), port), Elsewhere: true}
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.nth("192.0.2.11", "2001:db8::11", 0), port), Remote: true}
 	case 5: // the address of a pod here is reused there
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.here(w.pick("pod", 6)), port), Elsewhere: true}
+		return service.Endpoint{Addr: netip.AddrPortFrom(w.localPod(w.drawInt("pod", 6)), port), Remote: true}
 	}
-	return service.Endpoint{Addr: netip.AddrPortFrom(w.there(w.pick("pod", 6)), port), Elsewhere: true}
+	return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", 6)), port), Remote: true}
 }
 
-func (w world) endpoints(label string, only func(service.Endpoint) bool) []service.Endpoint {
+func (w generator) endpoints(label string, only func(service.Endpoint) bool) []service.Endpoint {
 	var all []service.Endpoint
 	for range rapid.SampledFrom([]int{0, 1, 2, 3, 5, 8}).Draw(w.t, label) {
 		if e := w.endpoint(); only(e) {
@@ -94,11 +94,11 @@ func (w world) endpoints(label string, only func(service.Endpoint) bool) []servi
 }
 
 // port draws the n-th port, whose frontends are its own.
-func (w world) port(n int) *service.Port {
+func (w generator) port(n int) *service.Port {
 	p := &service.Port{
 		Name:   service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", n), Port: "http", Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}).Draw(w.t, "protocol")},
 		Family: w.family, Cluster: w.endpoints("cluster", func(service.Endpoint) bool { return true }),
-		Internal: service.Policy(w.pick("internal", 2)), External: service.Policy(w.pick("external", 2)),
+		Internal: service.Policy(w.drawInt("internal", 2)), External: service.Policy(w.drawInt("external", 2)),
 	}
 	for _, e := range w.endpoints("listed", func(e service.Endpoint) bool { return !e.Local && !slices.Contains(p.Cluster, e) }) {
 		p.Listed = append(p.Listed, e.Addr.Addr())
@@ -107,34 +107,34 @@ func (w world) port(n int) *service.Port {
 	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
 		p.Local = w.endpoints("local", func(e service.Endpoint) bool { return e.Local })
 	}
-	if w.pick("affinity", 3) == 0 {
+	if w.drawInt("affinity", 3) == 0 {
 		p.Affinity = time.Hour
 	}
 	add := func(k service.Kind, a netip.Addr, port uint16, sources []netip.Prefix) {
 		p.Frontends = append(p.Frontends, service.Frontend{Kind: k, Addr: a, Port: port, Sources: sources})
 	}
 	add(service.ClusterIP, w.nth("10.96.0.10", "fd00:10:96::10", n/2), uint16(80+n), nil) // two ports share it
-	if w.coin("node port") {
+	if w.drawBool("node port") {
 		add(service.NodePort, netip.Addr{}, uint16(30000+n), nil)
 	}
-	if w.coin("external ip") {
+	if w.drawBool("external ip") {
 		add(service.ExternalIP, w.nth("198.51.100.10", "2001:db8:1::10", n), 80, nil)
 	}
-	if w.coin("load balancer") {
+	if w.drawBool("load balancer") {
 		var sources []netip.Prefix
-		if w.pick("sources", 4) == 0 {
+		if w.drawInt("sources", 4) == 0 {
 			sources = []netip.Prefix{prefix("203.0.113.0/25")}
 		}
 		add(service.LoadBalancerIP, w.nth("203.0.113.200", "2001:db8:3::200", n/2), uint16(80+n), sources)
-		p.HealthCheck = uint16(w.pick("health check", 2) * (31000 + n/2))
+		p.HealthCheck = uint16(w.drawInt("health check", 2) * (31000 + n/2))
 	}
 	return p
 }
 
-func (w world) ports() []*service.Port {
+func (w generator) ports() []*service.Port {
 	var ports []*service.Port
-	for n := range w.pick("ports", 5) {
-		if w.pick("there", 5) > 0 {
+	for n := range w.drawInt("ports", 5) {
+		if w.drawInt("there", 5) > 0 {
 			ports = append(ports, w.port(n))
 		}
 	}
@@ -142,20 +142,20 @@ func (w world) ports() []*service.Port {
 }
 
 // conn draws a connection to one of the ports' frontends, or beside them.
-func (w world) conn(ports []*service.Port) route.Conn {
-	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.there(0), 80), From: w.nth("203.0.113.1", "2001:db8:2::1", 0), Interface: "eth0"}
+func (w generator) conn(ports []*service.Port) route.Conn {
+	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.remotePod(0), 80), From: w.nth("203.0.113.1", "2001:db8:2::1", 0), Interface: "eth0"}
 	if len(ports) > 0 {
-		p := ports[w.pick("to", len(ports))]
-		f := p.Frontends[w.pick("frontend", len(p.Frontends))]
+		p := ports[w.drawInt("to", len(ports))]
+		f := p.Frontends[w.drawInt("frontend", len(p.Frontends))]
 		to := f.Addr
 		if c.ToNode = f.Kind == service.NodePort; c.ToNode {
 			to = w.nth("192.0.2.10", "2001:db8::10", 0)
 		}
-		c.Protocol, c.To = p.Name.Protocol, netip.AddrPortFrom(to, f.Port+uint16(w.pick("beside", 8)/7))
+		c.Protocol, c.To = p.Name.Protocol, netip.AddrPortFrom(to, f.Port+uint16(w.drawInt("beside", 8)/7))
 	}
-	switch w.pick("from", 3) {
+	switch w.drawInt("from", 3) {
 	case 0:
-		c.From, c.Interface = w.here(30), "vEthernet"
+		c.From, c.Interface = w.localPod(30), "vEthernet"
 	case 1:
 		c.From, c.Interface = w.nth("192.0.2.10", "2001:db8::10", 0), ""
 	}
@@ -183,7 +183,7 @@ func trace(k *fake, f service.Family, c route.Conn) []netip.AddrPort {
 	var to []netip.AddrPort
 	for _, id := range lb.Endpoints {
 		e := k.endpoints[id]
-		to = append(to, netip.AddrPortFrom(e.in(f), lb.TargetPort))
+		to = append(to, netip.AddrPortFrom(e.addrIn(f), lb.TargetPort))
 	}
 	slices.SortFunc(to, netip.AddrPort.Compare)
 	return to
@@ -208,7 +208,7 @@ func expected(v route.Verdict, o Options) []netip.AddrPort {
 
 // judge compares where HNS leads c with what should become of it. Health
 // checks that are forwarded are no business of Services.
-func judge(t *rapid.T, b *bench, want *service.Snapshot, c route.Conn) {
+func judge(t *rapid.T, b *testNode, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
 	got, exp := trace(b.hns, b.backend.family, c), expected(v, b.options)
 	if v.Port == nil && len(got) == 1 && got[0].Addr() == rootAddr(b.backend.family) {
@@ -220,28 +220,28 @@ func judge(t *rapid.T, b *bench, want *service.Snapshot, c route.Conn) {
 }
 
 func rootAddr(f service.Family) netip.Addr {
-	return world{family: f}.nth("10.244.1.250", "fd00:10:244:1::fa", 0)
+	return generator{family: f}.nth("10.244.1.250", "fd00:10:244:1::fa", 0)
 }
 
-// drawnBench is a node of a drawn world, with all pods that there can be.
-func drawnBench(t *testing.T, w world) *bench {
-	b := &bench{t: t, hns: newFake(w.version(), w.network()), store: &memory{}, now: time.Unix(1e9, 0), options: w.options()}
+// drawTestNode is a node of a drawn world, with all pods that there can be.
+func drawTestNode(t *testing.T, w generator) *testNode {
+	b := &testNode{t: t, hns: newFake(w.version(), w.network()), store: &memoryStore{}, now: time.Unix(1e9, 0), options: w.options()}
 	b.restart()
 	b.setFamily(w.family)
 	for n := range 6 {
-		b.pods(w.here(n).String())
+		b.pods(w.localPod(n).String())
 	}
-	b.makeRoot()
+	b.addRootEndpoint()
 	return b
 }
 
-func (b *bench) setFamily(f service.Family) {
+func (b *testNode) setFamily(f service.Family) {
 	h := b.backend.host
 	b.backend = New(h, f, b.options, 30*time.Second)
 	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
 }
 
-func (b *bench) makeRoot() {
+func (b *testNode) addRootEndpoint() {
 	b.t.Helper()
 	root := Endpoint{Name: "cbr0", Network: b.hns.networks[0].ID, Addrs: []netip.Addr{rootAddr(b.backend.family)}}
 	if _, err := b.hns.CreateEndpoint(context.Background(), root); err != nil {
@@ -249,14 +249,14 @@ func (b *bench) makeRoot() {
 	}
 }
 
-// TestHNSLeadsWhereRouteDecides judges 20 connections to each of 100 drawn
+// TestHNSForwardsAsRouteDecides judges 20 connections to each of 100 drawn
 // clusters of each family.
-func TestHNSLeadsWhereRouteDecides(t *testing.T) {
+func TestHNSForwardsAsRouteDecides(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(r *rapid.T) {
-				w := world{r, f}
-				b := drawnBench(t, w)
+				w := generator{r, f}
+				b := drawTestNode(t, w)
 				ports := w.ports()
 				want := service.New(1, theNode, ports)
 				if _, err := b.round(want); err != nil && !unsupportedOnly(err) {

@@ -12,8 +12,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// ours returns the names of our endpoints with their networks.
-func (b *bench) ours() (names []string) {
+// ownEndpoints returns the names of our endpoints with their networks.
+func (b *testNode) ownEndpoints() (names []string) {
 	for _, e := range b.hns.endpoints {
 		if strings.HasPrefix(e.Name, "kube-proxy-") {
 			names = append(names, e.Network+" "+e.Name+" "+e.Addrs[0].String())
@@ -24,8 +24,8 @@ func (b *bench) ours() (names []string) {
 
 // Who has the proxy use another network, or another source VIP, finds nothing of
 // ours where it was before.
-func TestMovesOut(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+func TestNetworkOrSourceVIPChanges(t *testing.T) {
+	b := newTestNode(t, v13, overlayN)
 	b.options.NetworkName = overlayN.Name
 	b.restart()
 	b.pods("10.244.1.11")
@@ -35,7 +35,7 @@ func TestMovesOut(t *testing.T) {
 	b.options.SourceVIP = addr("10.244.1.77")
 	b.restart()
 	b.converge(want)
-	if got := strings.Join(b.ours(), "\n"); strings.Count(got, sourceVIPName) != 1 || !strings.Contains(got, "10.244.1.77") {
+	if got := strings.Join(b.ownEndpoints(), "\n"); strings.Count(got, sourceVIPName) != 1 || !strings.Contains(got, "10.244.1.77") {
 		t.Errorf("after another source VIP was chosen:\n%s", got)
 	}
 
@@ -44,14 +44,14 @@ func TestMovesOut(t *testing.T) {
 	b.options = Options{NetworkName: bridgeN.Name}
 	b.restart()
 	b.converge(want)
-	if got := b.ours(); len(got) != 1 || got[0] != bridgeN.ID+" kube-proxy-remote-10.244.2.11 10.244.2.11" {
+	if got := b.ownEndpoints(); len(got) != 1 || got[0] != bridgeN.ID+" kube-proxy-remote-10.244.2.11 10.244.2.11" {
 		t.Errorf("after another network was chosen: %v", got)
 	}
 }
 
 // A source VIP that somebody else's load balancer masquerades with stays.
 func TestSourceVIPOfOthers(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	b.converge(want)
@@ -60,22 +60,22 @@ func TestSourceVIPOfOthers(t *testing.T) {
 	b.options.SourceVIP = addr("10.244.1.77")
 	b.restart()
 	b.converge(want)
-	if got := strings.Join(b.ours(), "\n"); strings.Count(got, sourceVIPName) != 2 {
+	if got := strings.Join(b.ownEndpoints(), "\n"); strings.Count(got, sourceVIPName) != 2 {
 		t.Errorf("endpoints of ours, want both source VIPs:\n%s", got)
 	}
 }
 
-// halts are what stops a Cleanup, and what it says then.
-var halts = map[string]struct {
-	spoil func(*bench)
+// cleanupFailures are what stops a Cleanup, and what it says then.
+var cleanupFailures = map[string]struct {
+	spoil func(*testNode)
 	want  []string
 }{
 	"HNS goes down": {
-		func(b *bench) {
+		func(b *testNode) {
 			n := 0
 			b.hns.refuse = func(op string) error {
 				if n++; n > 4 { // three lists and a deletion
-					return fails(op, 0x6ba)
+					return codeError(op, 0x6ba)
 				}
 				return nil
 			}
@@ -83,11 +83,11 @@ var halts = map[string]struct {
 		[]string{"HNS is not running", "load balancer tcp 10.96.0.11:80", "load balancer tcp 10.96.0.12:80", "endpoint kube-proxy-remote-10.244.2.11", "endpoint kube-proxy-remote-10.244.2.12"},
 	},
 	"HNS refuses one": {
-		func(b *bench) {
+		func(b *testNode) {
 			n := 0
 			b.hns.refuse = func(op string) error {
 				if n++; n == 4 {
-					return fails(op, 0x57)
+					return codeError(op, 0x57)
 				}
 				return nil
 			}
@@ -95,8 +95,8 @@ var halts = map[string]struct {
 		[]string{"wrong (0x57)", "still in HNS: load balancer tcp 10.96.0.10:80, endpoint kube-proxy-remote-10.244.2.11;"},
 	},
 	"HNS says it did": {
-		func(b *bench) {
-			b.restartOn(&between{b.hns, func(op string, do func()) bool {
+		func(b *testNode) {
+			b.restartOn(&interceptor{b.hns, func(op string, do func()) bool {
 				if op == "delete endpoint" {
 					do()
 				}
@@ -106,13 +106,13 @@ var halts = map[string]struct {
 		[]string{"still in HNS: load balancer tcp 10.96.0.10:80, load balancer tcp 10.96.0.11:80, load balancer tcp 10.96.0.12:80;"},
 	},
 	"somebody else uses it": {
-		func(b *bench) {
+		func(b *testNode) {
 			k := Key{VIP: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
 			other := k
 			other.Port = 2
 			for id, e := range b.hns.endpoints {
-				if e.Remote && e.Has(addr("10.244.2.11")) {
-					b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: k, More: []Key{other}, TargetPort: 1, Endpoints: []string{id}}
+				if e.Remote && e.HasAddr(addr("10.244.2.11")) {
+					b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: k, ExtraKeys: []Key{other}, TargetPort: 1, Endpoints: []string{id}}
 				}
 			}
 		},
@@ -122,9 +122,9 @@ var halts = map[string]struct {
 
 // A Cleanup that cannot end says what is left, whatever stopped it.
 func TestCleanupNamesWhatIsLeft(t *testing.T) {
-	for name, c := range halts {
+	for name, c := range cleanupFailures {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, v13, bridgeN)
+			b := newTestNode(t, v13, bridgeN)
 			b.pods("10.244.1.11")
 			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"), clusterIP("out", "10.96.0.12", "10.244.2.12:80@b")))
 			c.spoil(b)
@@ -144,8 +144,8 @@ func TestCleanupNamesWhatIsLeft(t *testing.T) {
 // Two Services have one address, and one has the port that the other's health
 // checks would be forwarded from. It keeps the port through all changes, and
 // health checks get it when it is free.
-func TestHealthCheckStandsBack(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+func TestHealthCheckYieldsPort(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
 	b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
 	b.restart()
 	b.pods("10.244.1.11", "10.244.1.12")
@@ -170,7 +170,7 @@ func TestHealthCheckStandsBack(t *testing.T) {
 	} {
 		want := snapshot(uint64(i), step.ports...)
 		_, _ = b.round(want) // that the owner's health checks do not reach the node is said
-		if got := strings.Join(b.holds(), "\n"); !strings.Contains(got, step.want) {
+		if got := strings.Join(b.balancerTexts(), "\n"); !strings.Contains(got, step.want) {
 			t.Errorf("step %d, want %s in:\n%s", i, step.want, got)
 		}
 		b.now = b.now.Add(time.Minute)
@@ -183,7 +183,7 @@ func TestHealthCheckStandsBack(t *testing.T) {
 // The endpoint of the source VIP vanishes. It is made again with the address that
 // our load balancers have, whatever those of others have, so nothing else changes.
 func TestSourceVIPVanishes(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11", "10.244.1.200")
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.2.11:80@b"))
 	b.converge(want)
@@ -206,7 +206,7 @@ func TestSourceVIPVanishes(t *testing.T) {
 // An HNS that comes up has nothing at first, not even a network, and then what it
 // had. A Service that went meanwhile is still known for ours.
 func TestNothingYet(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
 	full := *b.hns
@@ -222,7 +222,7 @@ func TestNothingYet(t *testing.T) {
 	b.hns.networks, b.hns.endpoints, b.hns.balancers = full.networks, full.endpoints, full.balancers
 	b.now = b.now.Add(time.Minute)
 	b.converge(want)
-	if got := b.holds(); len(got) != 1 {
+	if got := b.balancerTexts(); len(got) != 1 {
 		t.Errorf("left: %v", got)
 	}
 	b.hns.networks, b.hns.endpoints, b.hns.balancers = nil, nil, nil
@@ -233,8 +233,8 @@ func TestNothingYet(t *testing.T) {
 
 // An endpoint of somebody else that leads elsewhere is not touched, and the error
 // says how the two differ, on networks without provider addresses, too.
-func TestMisledByOthers(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+func TestMisroutedByOthers(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
 	b.hns.endpoints["other"] = Endpoint{ID: "other", Name: "other", Network: bridgeN.ID, Remote: true, Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "AA-BB-CC-00-00-01"}
 	_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
 	wantFailed(t, err, "endpoint other leads elsewhere, and is not ours: 10.244.2.11 remote AA-BB-CC-00-00-01, want 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10", "web")
@@ -245,8 +245,8 @@ func TestMisledByOthers(t *testing.T) {
 
 // What a crash left as intended and is there is intended no more, even where there
 // is nothing else to do: somebody else may have that address one day.
-func TestIntentionsEnd(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+func TestPendingRecordsEnd(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	b.hns.after = func(op string) error {
@@ -261,7 +261,7 @@ func TestIntentionsEnd(t *testing.T) {
 	}()
 	b.hns.after = nil
 	if text := string(b.store.document); !strings.Contains(text, "tcp 10.96.0.10:80") || len(b.hns.balancers) != 1 {
-		t.Fatalf("after the crash: %s, %v", text, b.holds())
+		t.Fatalf("after the crash: %s, %v", text, b.balancerTexts())
 	}
 	b.restart()
 	b.converge(want)

@@ -13,9 +13,9 @@ import (
 )
 
 // remote returns the ID of the remote endpoint with an address, "" if there is none.
-func (b *bench) remote(a string) string {
+func (b *testNode) remote(a string) string {
 	for id, e := range b.hns.endpoints {
-		if e.Remote && e.Has(addr(a)) {
+		if e.Remote && e.HasAddr(addr(a)) {
 			return id
 		}
 	}
@@ -37,13 +37,13 @@ func TestListedEndpointsStay(t *testing.T) {
 	for _, v := range []Version{v13, v15} {
 		for _, n := range []Network{overlayN, bridgeN} {
 			for _, restart := range []bool{false, true} {
-				t.Run(fmt.Sprintf("HNS %s, %s, restart %t", v, n.Kind, restart), func(t *testing.T) { listedStays(t, newBench(t, v, n), restart) })
+				t.Run(fmt.Sprintf("HNS %s, %s, restart %t", v, n.Kind, restart), func(t *testing.T) { listedStays(t, newTestNode(t, v, n), restart) })
 			}
 		}
 	}
 }
 
-func listedStays(t *testing.T, b *bench, restart bool) {
+func listedStays(t *testing.T, b *testNode, restart bool) {
 	b.pods("10.244.1.11")
 	const a, r1, r2 = "10.244.1.11:80", "10.244.2.11:80@b", "10.244.2.12:80@b"
 	other := func(addrs ...string) *service.Port { return withListed(clusterIP("api", "10.96.0.11", a), addrs...) }
@@ -85,7 +85,7 @@ func TestLocalPodTakesAListedAddress(t *testing.T) {
 		"the next resync sees": {stale()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, v13, overlayN)
+			b := newTestNode(t, v13, overlayN)
 			b.pods("10.244.1.11")
 			b.converge(snapshot(1, clusterIP("old", "10.96.0.10", a, "10.244.1.12:80@b")))
 			b.converge(snapshot(2, stale()))
@@ -97,7 +97,7 @@ func TestLocalPodTakesAListedAddress(t *testing.T) {
 				b.now = b.now.Add(time.Minute)
 			}
 			b.converge(snapshot(3, want...))
-			if b.remote("10.244.1.12") != "" || !b.hns.uses(overlayN.ID, addr("10.244.1.12"), false) {
+			if b.remote("10.244.1.12") != "" || !b.hns.hasAddr(overlayN.ID, addr("10.244.1.12"), false) {
 				t.Errorf("endpoints %v, want that of the pod here alone", b.hns.endpoints)
 			}
 		})
@@ -106,7 +106,7 @@ func TestLocalPodTakesAListedAddress(t *testing.T) {
 
 // A listed endpoint that leads to the wrong node serves nobody, and goes.
 func TestListedEndpointLeadsElsewhere(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
 	want := snapshot(2, withListed(clusterIP("web", "10.96.0.10", "10.244.1.11:80"), "10.244.2.11"))

@@ -56,21 +56,21 @@ func (b *Backend) planLook(ctx context.Context, want *service.Snapshot) (*plan, 
 	}
 	l := h.lookFor(ctx, b.family)
 	var wait time.Duration
-	if b.have.snapshot == want {
+	if b.state.snapshot == want {
 		wait = time.Until(l.begun.Add(h.patience))
 	}
 	if !l.await(ctx, wait) {
 		return b.planChanges(ctx, want)
 	}
-	listing, ok := h.since(l, b.family, b.have)
+	listing, ok := h.since(l, b.family, b.state)
 	switch {
 	case ok && h.spoilt(l):
 		return b.planChanges(ctx, want) // and the next round begins another
 	case !ok || errors.Is(l.err, ErrNotFound):
 		return b.planAll(ctx, want)
 	}
-	before := b.have
-	b.have = nil
+	before := b.state
+	b.state = nil
 	if l.err != nil {
 		return nil, fmt.Errorf("list what HNS holds: %w", l.err)
 	}
@@ -82,12 +82,12 @@ func (b *Backend) planLook(ctx context.Context, want *service.Snapshot) (*plan, 
 func (h *Host) lookFor(ctx context.Context, f service.Family) *look {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if l := h.looking; l != nil && !l.seen[f] && (l.ended.IsZero() || h.now().Sub(l.ended) < shared) {
+	if l := h.looking; l != nil && !l.seen[f] && (l.ended.IsZero() || h.now().Sub(l.ended) < listingTTL) {
 		return l
 	}
 	l := &look{begun: time.Now(), done: make(chan struct{}), wrote: map[string]bool{}}
 	h.looking = l
-	go h.carryOut(context.WithoutCancel(ctx), l, h.now(), h.known())
+	go h.carryOut(context.WithoutCancel(ctx), l, h.now(), h.recordedIDs())
 	return l
 }
 
@@ -111,7 +111,7 @@ func (h *Host) carryOut(ctx context.Context, l *look, start time.Time, known []s
 		return
 	}
 	if err == nil {
-		h.settle(listing, without(known, l.wrote))
+		h.pruneRecord(listing, without(known, l.wrote))
 	}
 	for _, touched := range h.touched {
 		if touched != nil && time.Since(l.begun) > h.patience {
@@ -168,7 +168,7 @@ func (h *Host) spoilt(l *look) bool {
 // since returns what HNS holds, for one family: what l says, but for what the
 // family wrote since l began, which is known from before. It is not ok if l does not
 // count any more.
-func (h *Host) since(l *look, f service.Family, before *installed) (_ Listing, ok bool) {
+func (h *Host) since(l *look, f service.Family, before *state) (_ Listing, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l.seen[f] = true

@@ -28,7 +28,7 @@ type gradual struct {
 	strict bool
 }
 
-func (g *gradual) List(ctx context.Context, w What) (Listing, error) {
+func (g *gradual) List(ctx context.Context, w ObjectKinds) (Listing, error) {
 	g.mu.Lock()
 	l, err := g.fake.List(ctx, Networks)
 	endpoints, balancers := slices.Sorted(maps.Keys(g.endpoints)), slices.Sorted(maps.Keys(g.balancers))
@@ -63,7 +63,7 @@ func (g *gradual) List(ctx context.Context, w What) (Listing, error) {
 		}
 		g.mu.Unlock()
 		if !ok && g.strict {
-			return l, fails("list load balancers", 0x490)
+			return l, codeError("list load balancers", 0x490)
 		}
 	}
 	next()
@@ -119,13 +119,13 @@ func apps(generation uint64, n int, moved map[int]string) *service.Snapshot {
 
 // lookBench is a bench whose HNS lists beside rounds.
 type lookBench struct {
-	*bench
+	*testNode
 	*gradual
 	passed atomic.Int64 // on the clock
 }
 
 func newLookBench(t *testing.T, v Version, pods ...string) *lookBench {
-	b := &lookBench{bench: newBench(t, v, bridgeN)}
+	b := &lookBench{testNode: newTestNode(t, v, bridgeN)}
 	b.pods(pods...)
 	b.gradual = &gradual{fake: b.hns}
 	b.restartOn(b.gradual)
@@ -159,7 +159,7 @@ func (b *lookBench) resync(meanwhile func(object int) *service.Snapshot) string 
 	b.t.Helper()
 	stops, goOn := make(chan int), make(chan struct{})
 	b.between = func(object int) { stops <- object; <-goOn }
-	want := b.backend.have.snapshot
+	want := b.backend.state.snapshot
 	b.passed.Add(int64(time.Minute))
 	b.apply(want)
 	l := b.backend.host.current()
@@ -199,7 +199,7 @@ func TestChangesPassAListing(t *testing.T) {
 				if object == "" || late != "" || b.listed != 2 {
 					t.Errorf("changed at an object: %q; %d listings, want 2; after it, still to do:\n%s", object, b.listed, late)
 				}
-				if b.backend.have == nil || b.backend.age() > 3*time.Second {
+				if b.backend.state == nil || b.backend.listingAge() > 3*time.Second {
 					t.Error("the listing was not used")
 				}
 				b.backend.host.patience = 0
@@ -266,17 +266,17 @@ func TestChangesSpoilListings(t *testing.T) {
 	}
 	for n := range mostSpoilt {
 		b.resync(spoil)
-		if b.listed != 2+n || b.backend.age() < time.Minute {
-			t.Fatalf("spoilt %d times: listed %d times, the last one used is %s old", n+1, b.listed, b.backend.age())
+		if b.listed != 2+n || b.backend.listingAge() < time.Minute {
+			t.Fatalf("spoilt %d times: listed %d times, the last one used is %s old", n+1, b.listed, b.backend.listingAge())
 		}
 	}
 	b.resync(spoil)
-	if b.backend.age() > 2*time.Second {
-		t.Errorf("after %d spoilt listings the last one used is %s old, want one that changes wait for", mostSpoilt, b.backend.age())
+	if b.backend.listingAge() > 2*time.Second {
+		t.Errorf("after %d spoilt listings the last one used is %s old, want one that changes wait for", mostSpoilt, b.backend.listingAge())
 	}
 	b.resync(func(int) *service.Snapshot { return nil })
-	if b.backend.age() > 2*time.Second {
-		t.Errorf("the last listing used is %s old, want that of now", b.backend.age())
+	if b.backend.listingAge() > 2*time.Second {
+		t.Errorf("the last listing used is %s old, want that of now", b.backend.listingAge())
 	}
 }
 
@@ -290,7 +290,7 @@ func TestChangesDoNotWaitForResyncs(t *testing.T) {
 	ended := make(chan struct{}, 1)
 	b.backend.host.onLook(service.IPv4, func() { ended <- struct{}{} })
 	b.passed.Add(int64(time.Minute))
-	want := b.backend.have.snapshot
+	want := b.backend.state.snapshot
 	b.apply(want) // begins to list
 	for i := range 20 {
 		want = apps(uint64(2+i), n, map[int]string{i: fmt.Sprintf("10.244.2.%d:80@b", 201+i)})
@@ -305,7 +305,7 @@ func TestChangesDoNotWaitForResyncs(t *testing.T) {
 		t.Fatal("the listing ended before the changes did")
 	}
 	<-ended
-	if late := b.apply(want); late != "" || b.backend.age() > 2*time.Second {
-		t.Errorf("the listing is %s old; it had this done:\n%s", b.backend.age(), late)
+	if late := b.apply(want); late != "" || b.backend.listingAge() > 2*time.Second {
+		t.Errorf("the listing is %s old; it had this done:\n%s", b.backend.listingAge(), late)
 	}
 }

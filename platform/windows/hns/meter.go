@@ -39,7 +39,7 @@ var classes = []struct {
 	name string
 }{
 	{ErrNotFound, "not_found"}, {ErrNotRunning, "not_running"}, {ErrExists, "exists"},
-	{ErrBusy, "busy"}, {ErrRefused, "refused"}, {ErrMissing, "not_installed"},
+	{ErrBusy, "busy"}, {ErrRefused, "refused"}, {ErrNotInstalled, "not_installed"},
 }
 
 // Classes lists the classes of errors.
@@ -95,9 +95,9 @@ func (lb *LoadBalancer) Use() string {
 	switch {
 	case !lb.VIP.IsValid():
 		return "nodeport"
-	case lb.Flags&ExternalRoute == 0 && lb.Kind == service.LoadBalancerIP:
+	case lb.Flags&VIPExternalIP == 0 && lb.Kind == service.LoadBalancerIP:
 		return "healthcheck"
-	case lb.Flags&ExternalRoute == 0:
+	case lb.Flags&VIPExternalIP == 0:
 		return "clusterip"
 	case lb.Kind == service.LoadBalancerIP:
 		return "ingressip"
@@ -106,74 +106,74 @@ func (lb *LoadBalancer) Use() string {
 }
 
 // Metered returns d with each call told of when it has ended.
-func Metered(d Driver, told func(Call)) Driver { return metered{d, told} }
+func Metered(d Driver, report func(Call)) Driver { return meteredDriver{d, report} }
 
-type metered struct {
+type meteredDriver struct {
 	driver Driver
-	told   func(Call)
+	report func(Call)
 }
 
-func (m metered) done(operation string, began time.Time, err error) {
-	m.told(Call{Operation: operation, Took: time.Since(began), Err: err})
+func (m meteredDriver) reportCall(operation string, began time.Time, err error) {
+	m.report(Call{Operation: operation, Took: time.Since(began), Err: err})
 }
 
-func (m metered) balancer(operation string, lb LoadBalancer, began time.Time, err error) {
-	m.told(Call{Operation: operation, Took: time.Since(began), Err: err, Balancer: &lb})
+func (m meteredDriver) reportBalancerCall(operation string, lb LoadBalancer, began time.Time, err error) {
+	m.report(Call{Operation: operation, Took: time.Since(began), Err: err, Balancer: &lb})
 }
 
-func (m metered) List(ctx context.Context, what What) (Listing, error) {
+func (m meteredDriver) List(ctx context.Context, what ObjectKinds) (Listing, error) {
 	began, operation := time.Now(), "list"
 	if what == Endpoints {
 		operation = "list_endpoints"
 	}
 	l, err := m.driver.List(ctx, what)
-	m.done(operation, began, err)
+	m.reportCall(operation, began, err)
 	return l, err
 }
 
-func (m metered) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+func (m meteredDriver) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
 	began := time.Now()
-	made, err := m.driver.CreateEndpoint(ctx, e)
-	m.done("create_endpoint", began, err)
-	return made, err
+	created, err := m.driver.CreateEndpoint(ctx, e)
+	m.reportCall("create_endpoint", began, err)
+	return created, err
 }
 
-func (m metered) HasEndpoint(ctx context.Context, id string) (bool, error) {
+func (m meteredDriver) HasEndpoint(ctx context.Context, id string) (bool, error) {
 	began := time.Now()
 	has, err := m.driver.HasEndpoint(ctx, id)
-	m.done("find_endpoint", began, err)
+	m.reportCall("find_endpoint", began, err)
 	return has, err
 }
 
-func (m metered) DeleteEndpoint(ctx context.Context, id string) error {
+func (m meteredDriver) DeleteEndpoint(ctx context.Context, id string) error {
 	began := time.Now()
 	err := m.driver.DeleteEndpoint(ctx, id)
-	m.done("delete_endpoint", began, err)
+	m.reportCall("delete_endpoint", began, err)
 	return err
 }
 
-func (m metered) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+func (m meteredDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
 	began := time.Now()
 	id, err := m.driver.CreateLoadBalancer(ctx, lb)
-	m.balancer(CreateBalancer, lb, began, err)
+	m.reportBalancerCall(CreateBalancer, lb, began, err)
 	return id, err
 }
 
-func (m metered) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+func (m meteredDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	began := time.Now()
 	now, err := m.driver.UpdateLoadBalancer(ctx, lb)
-	m.balancer(ChangeBalancer, lb, began, err)
+	m.reportBalancerCall(ChangeBalancer, lb, began, err)
 	return now, err
 }
 
 // PortsLeft is no call to HNS.
-func (m metered) PortsLeft(ctx context.Context, k Key) (bool, error) {
+func (m meteredDriver) PortsLeft(ctx context.Context, k Key) (bool, error) {
 	return m.driver.PortsLeft(ctx, k)
 }
 
-func (m metered) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
+func (m meteredDriver) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
 	began := time.Now()
 	err := m.driver.DeleteLoadBalancer(ctx, lb)
-	m.balancer(DeleteBalancer, lb, began, err)
+	m.reportBalancerCall(DeleteBalancer, lb, began, err)
 	return err
 }

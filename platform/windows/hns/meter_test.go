@@ -16,11 +16,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestMeterTellsEachCall follows a Service from its coming to its going: what
+// TestMeterReportsEachCall follows a Service from its coming to its going: what
 // reached HNS is told, and nothing else.
-func TestMeterTellsEachCall(t *testing.T) {
-	b := newBench(t, v15, bridgeN)
-	var told []string
+func TestMeterReportsEachCall(t *testing.T) {
+	b := newTestNode(t, v15, bridgeN)
+	var reported []string
 	b.restartOn(Metered(b.hns, func(c Call) {
 		line := c.Operation
 		if c.Balancer != nil {
@@ -29,7 +29,7 @@ func TestMeterTellsEachCall(t *testing.T) {
 		if c.Err != nil {
 			line += " " + c.Class() + " " + c.Cause()
 		}
-		told = append(told, line)
+		reported = append(reported, line)
 	}))
 	for i, endpoints := range [][]string{{"10.244.2.11:80@b"}, {"10.244.2.12:80@b"}, nil} {
 		b.converge(snapshot(uint64(i), clusterIP("web", "10.96.0.10", endpoints...)))
@@ -43,10 +43,10 @@ func TestMeterTellsEachCall(t *testing.T) {
 		"create_endpoint", "change_load_balancer clusterip", "delete_endpoint", "list",
 		"delete_load_balancer clusterip", "delete_endpoint", "list", "create_endpoint not_running other",
 	}
-	if diff := cmp.Diff(want, told); diff != "" {
+	if diff := cmp.Diff(want, reported); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	for _, line := range told {
+	for _, line := range reported {
 		var operation string
 		if _, err := fmt.Sscan(line, &operation); err != nil || !slices.Contains(Operations, operation) {
 			t.Errorf("operation %q is not in the list", operation)
@@ -70,7 +70,7 @@ func TestMeterNamesErrors(t *testing.T) {
 		0x7e:       {"not_installed", "other"},
 		0x12345:    {"refused", "other"},
 	} {
-		c := Call{Err: fmt.Errorf("in vain: %w", fails("create", code))}
+		c := Call{Err: fmt.Errorf("in vain: %w", codeError("create", code))}
 		if got := [2]string{c.Class(), c.Cause()}; got != want {
 			t.Errorf("0x%x is %v, want %v", code, got, want)
 		}
@@ -86,7 +86,7 @@ func TestMeterNamesErrors(t *testing.T) {
 
 // TestUse tells what load balancers are for, also those that were adopted.
 func TestUse(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.options.ForwardHealthChecks, b.options.RootEndpoint = true, "cbr0"
 	b.restart()
 	b.pods("10.244.1.11")
@@ -100,7 +100,7 @@ func TestUse(t *testing.T) {
 	for _, situation := range []string{"made", "adopted"} {
 		b.converge(snapshot(1, web))
 		var got []string
-		for _, lb := range b.backend.have.model.balancers {
+		for _, lb := range b.backend.state.model.balancers {
 			got = append(got, lb.Use())
 		}
 		slices.Sort(got)

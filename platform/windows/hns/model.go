@@ -18,8 +18,8 @@ type model struct {
 	endpoints map[string]*Endpoint     // nil for one that is gone
 	balancers map[string]*LoadBalancer // the same
 	keys      map[Key]string           // to a load balancer's ID, empty for none
-	here      map[netip.Addr]string    // to the ID of an endpoint of this node
-	there     map[netip.Addr]string    // to that of a remote one
+	local     map[netip.Addr]string    // to the ID of an endpoint of this node
+	remote    map[netip.Addr]string    // to that of a remote one
 	refs      map[string]int           // load balancers, anyone's, by endpoint
 }
 
@@ -27,7 +27,7 @@ func emptyModel(base *model, network string) *model {
 	return &model{
 		base: base, network: network,
 		endpoints: map[string]*Endpoint{}, balancers: map[string]*LoadBalancer{}, keys: map[Key]string{},
-		here: map[netip.Addr]string{}, there: map[netip.Addr]string{}, refs: map[string]int{},
+		local: map[netip.Addr]string{}, remote: map[netip.Addr]string{}, refs: map[string]int{},
 	}
 }
 
@@ -80,7 +80,7 @@ func (m *model) balancer(k Key) *LoadBalancer {
 	return nil
 }
 
-func (m *model) references(id string) int {
+func (m *model) refCount(id string) int {
 	for ; m != nil; m = m.base {
 		if n, ok := m.refs[id]; ok {
 			return n
@@ -89,12 +89,12 @@ func (m *model) references(id string) int {
 	return 0
 }
 
-// at returns the endpoint of the network that has address a, here or remote.
-func (m *model) at(a netip.Addr, w Where) *Endpoint {
+// endpointAt returns the endpoint of the network that has address a, here or remote.
+func (m *model) endpointAt(a netip.Addr, w Location) *Endpoint {
 	for at := m; at != nil; at = at.base {
-		index := at.there
-		if w == Here {
-			index = at.here
+		index := at.remote
+		if w == Local {
+			index = at.local
 		}
 		if id, ok := index[a]; ok {
 			return m.endpoint(id)
@@ -103,9 +103,9 @@ func (m *model) at(a netip.Addr, w Where) *Endpoint {
 	return nil
 }
 
-// named returns an endpoint of the network by its name. It looks at what is
+// endpointNamed returns an endpoint of the network by its name. It looks at what is
 // listed only.
-func (m *model) named(name string) *Endpoint {
+func (m *model) endpointNamed(name string) *Endpoint {
 	for m.base != nil {
 		m = m.base
 	}
@@ -117,9 +117,9 @@ func (m *model) named(name string) *Endpoint {
 	return nil
 }
 
-// set notes v under k; the zero value means that there is none, which only a
+// setEntry notes v under k; the zero value means that there is none, which only a
 // fork needs to remember.
-func set[K, V comparable](m *model, of map[K]V, k K, v V) {
+func setEntry[K, V comparable](m *model, of map[K]V, k K, v V) {
 	var none V
 	if v == none && m.base == nil {
 		delete(of, k)
@@ -134,9 +134,9 @@ func (m *model) index(e *Endpoint, id string) {
 	}
 	for _, a := range e.Addrs {
 		if e.Remote {
-			set(m, m.there, a, id)
+			setEntry(m, m.remote, a, id)
 		} else {
-			set(m, m.here, a, id)
+			setEntry(m, m.local, a, id)
 		}
 	}
 }
@@ -147,27 +147,27 @@ func (m *model) putEndpoint(e *Endpoint) {
 }
 
 func (m *model) removeEndpoint(e *Endpoint) {
-	set(m, m.endpoints, e.ID, nil)
+	setEntry(m, m.endpoints, e.ID, nil)
 	m.index(e, "")
 }
 
 func (m *model) putBalancer(lb *LoadBalancer) {
 	m.balancers[lb.ID] = lb
-	for _, k := range append([]Key{lb.Key}, lb.More...) {
+	for _, k := range append([]Key{lb.Key}, lb.ExtraKeys...) {
 		m.keys[k] = lb.ID
 	}
 	for _, id := range lb.Endpoints {
-		m.refs[id] = m.references(id) + 1
+		m.refs[id] = m.refCount(id) + 1
 	}
 }
 
 func (m *model) removeBalancer(lb *LoadBalancer) {
-	set(m, m.balancers, lb.ID, nil)
-	for _, k := range append([]Key{lb.Key}, lb.More...) {
-		set(m, m.keys, k, "")
+	setEntry(m, m.balancers, lb.ID, nil)
+	for _, k := range append([]Key{lb.Key}, lb.ExtraKeys...) {
+		setEntry(m, m.keys, k, "")
 	}
 	for _, id := range lb.Endpoints {
-		set(m, m.refs, id, m.references(id)-1)
+		setEntry(m, m.refs, id, m.refCount(id)-1)
 	}
 }
 

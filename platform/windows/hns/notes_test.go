@@ -17,9 +17,9 @@ import (
 // What is otherwise is told after each round, also of those that change
 // nothing, and what was told once is never changed.
 func TestNotesOfRounds(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
-	told := func(want *service.Snapshot) reconcile.Notes {
+	notesOf := func(want *service.Snapshot) reconcile.Notes {
 		b.now = b.now.Add(time.Second)
 		p := b.plan(want)
 		if !p.Empty() {
@@ -27,13 +27,13 @@ func TestNotesOfRounds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		return p.(reconcile.Noter).Notes()
+		return p.(reconcile.NotesReporter).Notes()
 	}
 	const timeout, refuse = "session affinity has no timeout: HNS does not take one", "it has no ready endpoint, and HNS cannot refuse connections: they time out"
 	sticky := clusterIP("sticky", "10.96.0.10", "10.244.1.11:80")
 	sticky.Affinity = time.Hour
 	plain := clusterIP("plain", "10.96.0.11", "10.244.1.11:80")
-	first := told(snapshot(1, sticky, plain))
+	first := notesOf(snapshot(1, sticky, plain))
 	var all []string
 	for i, want := range []*service.Snapshot{
 		snapshot(2, sticky, plain),
@@ -41,10 +41,10 @@ func TestNotesOfRounds(t *testing.T) {
 		snapshot(4, sticky, clusterIP("plain", "10.96.0.11")),
 		snapshot(5, clusterIP("sticky", "10.96.0.10", "10.244.1.11:80"), plain),
 	} {
-		notes := told(want)
+		notes := notesOf(want)
 		for _, name := range []service.PortName{plain.Name, sticky.Name} {
 			for _, n := range notes[name] {
-				all = append(all, fmt.Sprint(i, " ", name.Name, " ", n.Text, " ", n.Passing))
+				all = append(all, fmt.Sprint(i, " ", name.Name, " ", n.Text, " ", n.Transient))
 			}
 		}
 	}

@@ -26,65 +26,65 @@ type pass struct {
 	family service.Family
 	dry    bool
 
-	lines   []string
-	creates map[Key]service.PortName // load balancers that a dry pass would make
-	adopts  []adoption               // and those it would leave as they are
-	owned   map[Key]bool             // load balancers that are certainly ours now
-	failed  map[service.PortName][]error
+	lines     []string
+	creates   map[Key]service.PortName // load balancers that a dry pass would make
+	adoptions []adoption               // and those it would leave as they are
+	owned     map[Key]bool             // load balancers that are certainly ours now
+	failed    map[service.PortName][]error
 	// released are endpoints that lost a load balancer, and who let go.
-	released map[string]service.PortName
-	broken   map[netip.Addr]error // endpoints that could not be made
-	// doubtful are endpoints that a load balancer may have: HNS said that it
+	released   map[string]service.PortName
+	createErrs map[netip.Addr]error // endpoints that could not be made
+	// uncertain are endpoints that a load balancer may have: HNS said that it
 	// failed to make it, but who knows.
-	doubtful map[string]bool
-	// refusing are Services with a load balancer that HNS refused in this pass to
+	uncertain map[string]bool
+	// refusedServices are Services with a load balancer that HNS refused in this pass to
 	// put in the place of another. One is enough: the others stay as they are.
-	refusing map[owner]bool
-	// lacked counts load balancers that are missing for want of dynamic ports.
-	lacked map[pool]int
+	refusedServices map[serviceName]bool
+	// missingByPool counts load balancers that are missing for want of dynamic ports.
+	missingByPool map[portPool]int
 	// waiting means that a local endpoint is missing. stale means that an
 	// answer did not fit the model. unsure means that something failed, so
 	// that nobody knows what HNS holds.
-	waiting, stale, unsure bool
-	// relist means that something failed that another listing of endpoints may cure.
-	relist bool
-	fatal  error // ends the pass
+	waiting, stale, stateUnknown bool
+	// relistEndpoints means that something failed that another listing of endpoints may cure.
+	relistEndpoints bool
+	fatal           error // ends the pass
 }
 
 func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
 		creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{},
-		released: map[string]service.PortName{}, broken: map[netip.Addr]error{}, doubtful: map[string]bool{}, refusing: map[owner]bool{}, lacked: map[pool]int{},
+		released: map[string]service.PortName{}, createErrs: map[netip.Addr]error{}, uncertain: map[string]bool{}, refusedServices: map[serviceName]bool{}, missingByPool: map[portPool]int{},
 	}
 }
 
-// dryPass returns a pass that touches nothing.
-func dryPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
+// newDryPass returns a pass that touches nothing.
+func newDryPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	p := newPass(ctx, h, s, f, m.fork())
-	p.dry, p.driver = true, &pretence{}
+	p.dry, p.driver = true, &dryRunDriver{}
 	return p
 }
 
 // unit is the work for one Service port: what it wants, and what it wanted
 // and nobody wants now.
 type unit struct {
-	name    service.PortName
-	wishes  []Wish
-	vips    []Target
-	drops   []*LoadBalancer
-	unneeds []netip.Addr // whose remote endpoints may have no use
+	name          service.PortName
+	desired       []DesiredLoadBalancer
+	vips          []Target
+	deletes       []*LoadBalancer
+	releasedAddrs []netip.Addr // whose remote endpoints may have no use
 }
 
 // work is what a pass is to do.
 type work struct {
 	units []unit
-	// misled are our remote endpoints that lead to the wrong node.
-	misled []*Endpoint
-	// spare are endpoints that may have no use.
-	spare []*Endpoint
-	// keep reports that an endpoint has a use besides load balancers.
-	keep func(netip.Addr) bool
+	// misrouted are our remote endpoints that lead to the wrong node.
+	misrouted []*Endpoint
+	// unused are endpoints that may have no use.
+	unused []*Endpoint
+	// inUse reports that an endpoint has a use besides load balancers.
+	inUse func(netip.Addr) bool
 	// listed reports that some EndpointSlice lists an address of another node.
 	listed func(netip.Addr) bool
 }
@@ -95,16 +95,16 @@ type work struct {
 // any more goes before the rest comes, for it holds ports.
 func (p *pass) do(w *work) {
 	slices.SortStableFunc(w.units, func(a, b unit) int {
-		return cmp.Or(rank(a.name)-rank(b.name), a.name.Compare(b.name))
+		return cmp.Or(priority(a.name)-priority(b.name), a.name.Compare(b.name))
 	})
-	p.detach(w.misled)
+	p.detach(w.misrouted)
 	for _, u := range w.units {
 		if urgent(u.name) {
 			p.ensureAll(u)
 		}
 	}
 	for _, u := range w.units {
-		for _, lb := range u.drops {
+		for _, lb := range u.deletes {
 			p.drop(lb, u.name)
 		}
 	}
@@ -113,10 +113,10 @@ func (p *pass) do(w *work) {
 			p.ensureAll(u)
 		}
 	}
-	p.sweep(w)
+	p.deleteUnused(w)
 }
 
-func rank(n service.PortName) int {
+func priority(n service.PortName) int {
 	if urgent(n) {
 		return 0
 	}
@@ -128,15 +128,15 @@ func (p *pass) ensureAll(u unit) {
 		if p.fatal != nil {
 			return
 		}
-		if _, err := p.endpointOf(t); err != nil {
+		if _, err := p.ensureEndpoint(t); err != nil {
 			p.fail(u.name, err)
 		}
 	}
-	for i := range u.wishes {
+	for i := range u.desired {
 		if p.fatal != nil {
 			return
 		}
-		if err := p.ensure(&u.wishes[i]); err != nil {
+		if err := p.ensure(&u.desired[i]); err != nil {
 			p.fail(u.name, err)
 		}
 	}
@@ -148,19 +148,19 @@ func (p *pass) fail(n service.PortName, err error) {
 	if p.fatal != nil {
 		return
 	}
-	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrMissing) || p.ctx.Err() != nil {
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotInstalled) || p.ctx.Err() != nil {
 		p.fatal = err
 		return
 	}
-	p.unsure = p.unsure || !onlyPending(err)
-	p.relist = p.relist || !onlyPostponed(err)
+	p.stateUnknown = p.stateUnknown || !onlyPending(err)
+	p.relistEndpoints = p.relistEndpoints || !onlyPostponed(err)
 	if errors.Is(err, ErrExists) || errors.Is(err, ErrNotFound) {
 		p.stale = true
 	}
-	p.failed[n] = appendNew(p.failed[n], err)
+	p.failed[n] = appendUnique(p.failed[n], err)
 }
 
-func (p *pass) say(format string, args ...any) {
+func (p *pass) addLine(format string, args ...any) {
 	if p.dry {
 		p.lines = append(p.lines, fmt.Sprintf(format, args...))
 	}
@@ -168,11 +168,11 @@ func (p *pass) say(format string, args ...any) {
 
 // ensure makes HNS hold w. With some endpoints missing it makes do with the
 // others; with none at all it leaves what is there.
-func (p *pass) ensure(w *Wish) error {
+func (p *pass) ensure(w *DesiredLoadBalancer) error {
 	lb := w.LoadBalancer
 	var missing []error
 	for _, t := range w.Targets {
-		id, err := p.endpointOf(t)
+		id, err := p.ensureEndpoint(t)
 		if p.fatal != nil {
 			return nil
 		}
@@ -188,57 +188,57 @@ func (p *pass) ensure(w *Wish) error {
 		return errors.Join(missing...)
 	}
 	for i, err := range missing {
-		missing[i] = &reconcile.Lacking{Err: err}
+		missing[i] = &reconcile.DegradedError{Err: err}
 	}
 	if len(lb.Endpoints) > 0 {
-		missing = append(missing, p.hold(&lb, w.For))
+		missing = append(missing, p.ensureBalancer(&lb, w.PortName))
 	}
 	return errors.Join(missing...)
 }
 
-// hold makes HNS hold lb, whose ID is not set.
-func (p *pass) hold(lb *LoadBalancer, n service.PortName) error {
+// ensureBalancer makes HNS hold lb, whose ID is not set.
+func (p *pass) ensureBalancer(lb *LoadBalancer, n service.PortName) error {
 	have := p.model.balancer(lb.Key)
 	if have != nil {
-		p.host.found(lb.Key)
+		p.host.clearPortTaken(lb.Key)
 	}
 	switch {
 	case have == nil:
-		if text, recently := p.host.refused(lb); recently {
-			return postponed(text + "; it is tried again in a while")
+		if text, recently := p.host.recentRefusal(lb); recently {
+			return postponedError(text + "; it is tried again in a while")
 		}
-		if p.host.short(lb) {
-			return p.wantPorts(lb)
+		if p.host.portsShort(lb) {
+			return p.portShortageError(lb)
 		}
 		return p.create(lb, n, nil)
-	case !p.ours(have):
+	case !p.owns(have):
 		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
-	case have.same(lb):
+	case have.equal(lb):
 		have.Kind = lb.Kind
-		p.own(have, n)
+		p.recordOwned(have, n)
 		return nil
-	case have.same(lb.with(have.Endpoints)) && p.host.changesInPlace(p.site.Version):
-		return p.change(have, lb, n)
+	case have.equal(lb.withEndpoints(have.Endpoints)) && p.host.supportsInPlace(p.site.Version):
+		return p.update(have, lb, n)
 	}
-	return p.spare(have, lb, n)
+	return p.replaceSkippingBackoff(have, lb, n)
 }
 
-// with returns lb with other endpoints. Only they can be changed in place for
+// withEndpoints returns lb with other endpoints. Only they can be changed in place for
 // all that is known of HNS.
-func (lb *LoadBalancer) with(endpoints []string) *LoadBalancer {
+func (lb *LoadBalancer) withEndpoints(endpoints []string) *LoadBalancer {
 	x := *lb
 	x.Endpoints = endpoints
 	return &x
 }
 
-// ours reports that have, which has the key we want, is ours to change. Load
+// owns reports that have, which has the key we want, is ours to change. Load
 // balancers have no names, so the key decides; but one that holds others'
 // keys as well, or leads into another network, has another owner.
-func (p *pass) ours(have *LoadBalancer) bool {
+func (p *pass) owns(have *LoadBalancer) bool {
 	if p.host.owns(have.ID) {
 		return true
 	}
-	if len(have.More) > 0 {
+	if len(have.ExtraKeys) > 0 {
 		return false
 	}
 	return !slices.ContainsFunc(have.Endpoints, func(id string) bool {
@@ -249,45 +249,45 @@ func (p *pass) ours(have *LoadBalancer) bool {
 
 func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) error {
 	if !p.dry { // the plan may not have seen it coming
-		p.host.intend(map[Key]service.PortName{lb.Key: n})
+		p.host.recordPending(map[Key]service.PortName{lb.Key: n})
 	}
-	made, id, without, err := p.createBalancer(lb, before)
+	created, id, partialErr, err := p.createBalancer(lb, before)
 	if err != nil {
-		p.doubt(lb)
-		return p.taken(err, lb)
+		p.markUncertain(lb)
+		return p.explainPortTaken(err, lb)
 	}
-	p.say("+ loadbalancer %s %s %s", made.Key, made.words(), p.names(made.Endpoints))
-	p.creates[made.Key] = n
-	p.put(id, made, n)
+	p.addLine("+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
+	p.creates[created.Key] = n
+	p.recordCreated(id, created, n)
 	if !p.dry {
-		p.host.awaken(made.Endpoints)
-		p.host.accepted(made, ownerOf(n))
+		p.host.resetBackoff(created.Endpoints)
+		p.host.clearRefusal(created, serviceNameOf(n))
 	}
-	return lacking(without)
+	return degraded(partialErr)
 }
 
-func (p *pass) doubt(lb *LoadBalancer) {
+func (p *pass) markUncertain(lb *LoadBalancer) {
 	delete(p.owned, lb.Key)
 	for _, id := range lb.Endpoints {
-		p.doubtful[id] = true
+		p.uncertain[id] = true
 	}
 }
 
-func (p *pass) put(id string, lb *LoadBalancer, n service.PortName) {
-	made := *lb
-	made.ID = id
-	p.model.putBalancer(&made)
-	p.own(&made, n)
+func (p *pass) recordCreated(id string, lb *LoadBalancer, n service.PortName) {
+	created := *lb
+	created.ID = id
+	p.model.putBalancer(&created)
+	p.recordOwned(&created, n)
 }
 
-// own notes that lb is ours. A dry pass notes what a later process would have
+// recordOwned notes that lb is ours. A dry pass notes what a later process would have
 // to recognise without anything being done.
-func (p *pass) own(lb *LoadBalancer, n service.PortName) {
+func (p *pass) recordOwned(lb *LoadBalancer, n service.PortName) {
 	p.owned[lb.Key] = true
 	if !p.dry {
-		p.host.own(lb, n.String())
+		p.host.recordBalancer(lb, n.String())
 	} else if !p.host.owns(lb.ID) {
-		p.adopts = append(p.adopts, adoption{lb, n})
+		p.adoptions = append(p.adoptions, adoption{lb, n})
 	}
 }
 
@@ -297,33 +297,33 @@ type adoption struct {
 	name service.PortName
 }
 
-// change changes have in place and looks whether it really was.
-func (p *pass) change(have, lb *LoadBalancer, n service.PortName) error {
+// update changes have in place and looks whether it really was.
+func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 	request := *lb
 	request.ID = have.ID
-	made, got, without, err := p.updateBalancer(request, have.Endpoints)
+	sent, got, partialErr, err := p.updateBalancer(request, have.Endpoints)
 	var e *Error
 	switch {
-	case errors.Is(err, ErrNotFound) && missingBalancer(err):
+	case errors.Is(err, ErrNotFound) && isBalancerMissing(err):
 		p.forget(have, n)
 		return p.create(lb, n, nil)
-	case errors.As(err, &e) && e.Code == notImplemented, err == nil && !got.same(&made):
-		p.host.neverInPlace(p.site.Version)
+	case errors.As(err, &e) && e.Code == notImplemented, err == nil && !got.equal(&sent):
+		p.host.disableInPlace(p.site.Version)
 		return p.replace(have, lb, n)
 	case err != nil:
-		p.doubt(lb)
+		p.markUncertain(lb)
 		return err
 	}
-	p.say("~ loadbalancer %s %s %s", lb.Key, lb.words(), p.difference(have.Endpoints, lb.Endpoints))
+	p.addLine("~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
 	p.model.removeBalancer(have)
 	p.release(have, n)
-	p.put(have.ID, &made, n)
-	return lacking(without)
+	p.recordCreated(have.ID, &sent, n)
+	return degraded(partialErr)
 }
 
-// missingBalancer tells a load balancer that is gone from an endpoint of it
+// isBalancerMissing tells a load balancer that is gone from an endpoint of it
 // that is.
-func missingBalancer(err error) bool {
+func isBalancerMissing(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code != 0x803b0002
 }
@@ -331,15 +331,15 @@ func missingBalancer(err error) bool {
 // replace deletes have and makes lb at once, the shortest gap there is. If HNS
 // refuses lb, have is made again.
 func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
-	if err := p.postpone(have, lb, n); err != nil {
+	if err := p.checkBackoff(have, lb, n); err != nil {
 		have.Kind = lb.Kind
-		p.own(have, n)
+		p.recordOwned(have, n)
 		return err
 	}
 	if err := p.deleteBalancer(have); err != nil {
 		return err
 	}
-	p.say("- loadbalancer %s", have.Key)
+	p.addLine("- loadbalancer %s", have.Key)
 	p.forget(have, n)
 	err := p.create(lb, n, have.Endpoints)
 	if err == nil || p.model.balancer(lb.Key) != nil {
@@ -372,7 +372,7 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 		p.fail(n, err)
 		return
 	}
-	p.say("- loadbalancer %s", lb.Key)
+	p.addLine("- loadbalancer %s", lb.Key)
 	p.forget(lb, n)
 }
 

@@ -19,32 +19,32 @@ import (
 // same work.
 type plan struct {
 	backend *Backend
-	next    *installed
+	next    *state
 	work    *work
-	changes []wishChange
+	changes []desiredChange
 	// reserve, if set, is the source VIP's endpoint that is still to be made.
-	reserve *Endpoint
-	whole   bool
-	drift   []string
+	reserve  *Endpoint
+	fullSync bool
+	drift    []string
 
-	lines   []string
-	creates map[Key]service.PortName
-	adopts  []adoption
-	owned   map[Key]bool // load balancers that are there and ours
-	failed  map[service.PortName][]error
-	waiting bool
+	lines     []string
+	creates   map[Key]service.PortName
+	adoptions []adoption
+	owned     map[Key]bool // load balancers that are there and ours
+	failed    map[service.PortName][]error
+	waiting   bool
 }
 
-// wishChange is how the wishes of one port change.
-type wishChange struct {
+// desiredChange is how the wishes of one port change.
+type desiredChange struct {
 	name     service.PortName
-	from, to Wishes
+	from, to DesiredState
 }
 
 var (
-	_ reconcile.Whole   = (*plan)(nil)
-	_ reconcile.Noter   = (*plan)(nil)
-	_ reconcile.Bounded = (*plan)(nil)
+	_ reconcile.FullSyncer        = (*plan)(nil)
+	_ reconcile.NotesReporter     = (*plan)(nil)
+	_ reconcile.FamilyUnavailable = (*plan)(nil)
 )
 
 // delta counts how the claims change.
@@ -66,14 +66,14 @@ func (p *plan) Empty() bool {
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string { return p.drift }
 
-// Notes implements reconcile.Noter.
+// Notes implements reconcile.NotesReporter.
 func (p *plan) Notes() reconcile.Notes { return p.next.notes }
 
-// Without implements reconcile.Bounded.
-func (p *plan) Without() string { return p.next.site.Without }
+// Unavailable implements reconcile.FamilyUnavailable.
+func (p *plan) Unavailable() string { return p.next.site.Unavailable }
 
-// Whole implements reconcile.Whole.
-func (p *plan) Whole() bool { return p.whole }
+// FullSync implements reconcile.FullSync.
+func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -95,19 +95,19 @@ func (p *plan) String() string {
 // something else than was listed, everything is listed and compared once more.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
-	b.have = nil
+	b.state = nil
 	if p.reserve != nil {
 		if err := p.reserveVIP(ctx); err != nil {
 			return err
 		}
 	}
-	done := p.perform(ctx)
+	done := p.execute(ctx)
 	if done.stale && done.fatal == nil {
 		b.host.save()
-		if err := p.again(ctx); err != nil {
+		if err := p.replan(ctx); err != nil {
 			return errors.Join(append(portErrors(b.family, done.failed), err)...)
 		}
-		done = p.perform(ctx)
+		done = p.execute(ctx)
 	}
 	b.host.save()
 	if done.fatal != nil {
@@ -117,13 +117,13 @@ func (p *plan) Apply(ctx context.Context) error {
 	return errors.Join(portErrors(b.family, done.failed, p.limits())...)
 }
 
-// again makes p anew from what HNS holds now.
-func (p *plan) again(ctx context.Context) error {
+// replan makes p anew from what HNS holds now.
+func (p *plan) replan(ctx context.Context) error {
 	fresh, err := p.backend.planAll(ctx, p.next.snapshot)
 	if err != nil {
 		return err
 	}
-	fresh.drift, fresh.whole = p.drift, p.whole
+	fresh.drift, fresh.fullSync = p.drift, p.fullSync
 	*p = *fresh
 	if p.reserve != nil {
 		return p.reserveVIP(ctx)
@@ -131,21 +131,21 @@ func (p *plan) again(ctx context.Context) error {
 	return nil
 }
 
-func (p *plan) perform(ctx context.Context) *pass {
+func (p *plan) execute(ctx context.Context) *pass {
 	b := p.backend
-	b.host.intend(p.creates)
-	real := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
-	real.do(p.work)
-	b.host.wrote()
-	b.host.fulfil(real.owned)
-	return real
+	b.host.recordPending(p.creates)
+	applied := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
+	applied.do(p.work)
+	b.host.markWritten()
+	b.host.confirm(applied.owned)
+	return applied
 }
 
 // reserveVIP makes the source VIP's endpoint. HNS may give it another address
 // than was hoped for, and that changes what every load balancer should be.
 func (p *plan) reserveVIP(ctx context.Context) error {
 	b := p.backend
-	defer b.host.wrote()
+	defer b.host.markWritten()
 	e, err := b.host.driver.CreateEndpoint(ctx, *p.reserve)
 	if errors.Is(err, ErrExists) && !b.options.SourceVIP.IsValid() && len(p.reserve.Addrs) > 0 {
 		free := *p.reserve
@@ -158,14 +158,14 @@ func (p *plan) reserveVIP(ctx context.Context) error {
 	if len(e.Addrs) == 0 {
 		return fmt.Errorf("reserve the source VIP in network %q: HNS gave endpoint %s no address; want --source-vip", p.next.site.Network.Name, e.ID)
 	}
-	b.host.ownEndpoint(&e)
-	b.host.say(fmt.Sprintf("Source VIP: reserved %s in network %q as endpoint %s", e.Addrs[0], p.next.site.Network.Name, e.Name))
+	b.host.recordEndpoint(&e)
+	b.host.report(fmt.Sprintf("Source VIP: reserved %s in network %q as endpoint %s", e.Addrs[0], p.next.site.Network.Name, e.Name))
 	p.next.model.putEndpoint(&e)
 	p.reserve = nil
 	if p.next.site.SourceVIP != e.Addrs[0] {
 		p.next.site.SourceVIP = e.Addrs[0]
 		p.work = b.workAll(p.next, nil)
-		b.rehearse(ctx, p)
+		b.dryRun(ctx, p)
 	}
 	return nil
 }
@@ -175,43 +175,43 @@ func (p *plan) reserveVIP(ctx context.Context) error {
 func (p *plan) finish(done *pass) {
 	b, next := p.backend, p.next
 	if len(p.changes) > 0 {
-		p.count()
+		p.commitChanges()
 	}
-	b.notice(next)
-	b.host.tellShortage(b.family, done.shortage())
+	b.reportNotes(next)
+	b.host.reportShortage(b.family, done.shortageText())
 	if done == nil {
-		for _, a := range p.adopts {
-			b.host.own(a.lb, a.name.String())
+		for _, a := range p.adoptions {
+			b.host.recordBalancer(a.lb, a.name.String())
 		}
-		b.host.fulfil(p.owned)
+		b.host.confirm(p.owned)
 		b.host.save()
 		next.clean = true
-		b.have = next
+		b.state = next
 		return
 	}
 	next.clean = len(done.failed) == 0
-	next.again = slices.SortedFunc(maps.Keys(done.failed), service.PortName.Compare)
-	next.relist = done.relist
-	if done.unsure || slices.ContainsFunc(slices.Collect(maps.Values(next.limits)), waits) {
+	next.retry = slices.SortedFunc(maps.Keys(done.failed), service.PortName.Compare)
+	next.relistEndpoints = done.relistEndpoints
+	if done.stateUnknown || slices.ContainsFunc(slices.Collect(maps.Values(next.limits)), isTemporary) {
 		return // the next plan lists
 	}
-	b.have = next
+	b.state = next
 }
 
-// waits reports that a limit may go away by itself.
-func waits(limits []error) bool {
+// isTemporary reports that a limit may go away by itself.
+func isTemporary(limits []error) bool {
 	return slices.ContainsFunc(limits, func(err error) bool { return !errors.Is(err, errors.ErrUnsupported) })
 }
 
-// count takes the changes into what next says about all ports.
-func (p *plan) count() {
-	if slices.ContainsFunc(p.changes, func(x wishChange) bool { return len(x.from.Notes)+len(x.to.Notes) > 0 }) {
+// commitChanges takes the changes into what next says about all ports.
+func (p *plan) commitChanges() {
+	if slices.ContainsFunc(p.changes, func(x desiredChange) bool { return len(x.from.Notes)+len(x.to.Notes) > 0 }) {
 		p.next.notes = maps.Clone(p.next.notes)
 	}
 	for _, x := range p.changes {
 		p.next.claims.add(x.from, -1)
 		p.next.claims.add(x.to, 1)
-		p.next.keep(x.name, x.to)
+		p.next.setLimits(x.name, x.to)
 	}
 	p.changes = nil
 }

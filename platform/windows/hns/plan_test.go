@@ -32,30 +32,30 @@ var (
 		Routes: []Route{{prefix("10.244.2.0/24"), nodeB}, {prefix("10.244.3.0/24"), addr("192.0.2.12")}},
 	}
 	bridgeN = Network{ID: "net-bridge", Name: "cbr0", Kind: L2Bridge, Subnets: []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd00:10:244:1::/64")}}
-	theNode = &service.Node{NodePorts: service.Everywhere(), Name: "node-a", Addrs: []netip.Addr{nodeA, addr("2001:db8::10")}}
+	theNode = &service.Node{NodePorts: service.AnyAddress(), Name: "node-a", Addrs: []netip.Addr{nodeA, addr("2001:db8::10")}}
 )
 
-// bench is a node to program: its HNS, its state file and its backend.
-type bench struct {
+// testNode is a node to program: its HNS, its state file and its backend.
+type testNode struct {
 	t       testing.TB
 	hns     *fake
-	store   *memory
+	store   *memoryStore
 	options Options
 	backend *Backend
 	now     time.Time
 	notes   []string
 }
 
-func newBench(t testing.TB, v Version, n Network) *bench {
-	b := &bench{t: t, hns: newFake(v, n), store: &memory{}, now: time.Unix(1e9, 0)}
+func newTestNode(t testing.TB, v Version, n Network) *testNode {
+	b := &testNode{t: t, hns: newFake(v, n), store: &memoryStore{}, now: time.Unix(1e9, 0)}
 	b.restart()
 	return b
 }
 
 // restart replaces the process; what HNS and the state file hold stays.
-func (b *bench) restart() { b.restartOn(b.hns) }
+func (b *testNode) restart() { b.restartOn(b.hns) }
 
-func (b *bench) restartOn(d Driver) {
+func (b *testNode) restartOn(d Driver) {
 	h := NewHost(d, b.store, "node-a", func(s string) { b.notes = append(b.notes, s) })
 	h.now = func() time.Time { return b.now }
 	h.patience = 0 // no listing goes on beside what a test does
@@ -64,7 +64,7 @@ func (b *bench) restartOn(d Driver) {
 }
 
 // pods has the network plugin make endpoints of this node.
-func (b *bench) pods(addrs ...string) {
+func (b *testNode) pods(addrs ...string) {
 	b.t.Helper()
 	for _, a := range addrs {
 		if _, err := b.hns.CreateEndpoint(context.Background(), Endpoint{Name: "pod-" + a, Network: b.hns.networks[0].ID, Addrs: []netip.Addr{addr(a)}}); err != nil {
@@ -74,7 +74,7 @@ func (b *bench) pods(addrs ...string) {
 	clear(b.hns.calls)
 }
 
-func (b *bench) plan(want *service.Snapshot) reconcile.Plan {
+func (b *testNode) plan(want *service.Snapshot) reconcile.Plan {
 	b.t.Helper()
 	p, err := b.backend.Plan(context.Background(), want)
 	if err != nil {
@@ -84,7 +84,7 @@ func (b *bench) plan(want *service.Snapshot) reconcile.Plan {
 }
 
 // round does one round as the loop does it.
-func (b *bench) round(want *service.Snapshot) (string, error) {
+func (b *testNode) round(want *service.Snapshot) (string, error) {
 	b.t.Helper()
 	clear(b.hns.calls)
 	b.now = b.now.Add(time.Second)
@@ -97,7 +97,7 @@ func (b *bench) round(want *service.Snapshot) (string, error) {
 }
 
 // converge does a round that must work and be the last one needed.
-func (b *bench) converge(want *service.Snapshot) string {
+func (b *testNode) converge(want *service.Snapshot) string {
 	b.t.Helper()
 	text, err := b.round(want)
 	if err != nil {
@@ -121,7 +121,7 @@ func endpointsOf(texts ...string) []service.Endpoint {
 	var all []service.Endpoint
 	for _, s := range texts {
 		at, elsewhere := strings.CutSuffix(s, "@b")
-		all = append(all, service.Endpoint{Addr: netip.MustParseAddrPort(at), Local: !elsewhere, Elsewhere: elsewhere})
+		all = append(all, service.Endpoint{Addr: netip.MustParseAddrPort(at), Local: !elsewhere, Remote: elsewhere})
 	}
 	slices.SortFunc(all, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	return all
@@ -169,14 +169,14 @@ func TestPlanStepByStep(t *testing.T) {
 			"- endpoint 10.244.2.12 remote 02-11-0a-f4-02-0c via 192.0.2.11")},
 		{"deleted", nil, lines("- endpoint 10.96.0.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10")},
 	}
-	bench := newBench(t, v15, overlayN)
-	bench.pods("10.244.1.11")
+	node := newTestNode(t, v15, overlayN)
+	node.pods("10.244.1.11")
 	for i, s := range steps {
 		var ports []*service.Port
 		if s.port != nil {
 			ports = append(ports, s.port)
 		}
-		if diff := cmp.Diff(s.want, bench.converge(snapshot(uint64(i), ports...))); diff != "" {
+		if diff := cmp.Diff(s.want, node.converge(snapshot(uint64(i), ports...))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", s.situation, diff)
 		}
 	}
@@ -186,7 +186,7 @@ func TestPlanStepByStep(t *testing.T) {
 func TestOldHNSReplaces(t *testing.T) {
 	for _, v := range []Version{{9, 5}, {13, 3}, {15, 4}} {
 		t.Run(v.String(), func(t *testing.T) {
-			b := newBench(t, v, bridgeN)
+			b := newTestNode(t, v, bridgeN)
 			b.pods("10.244.1.11", "10.244.1.12")
 			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
 			got := b.converge(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
@@ -200,7 +200,7 @@ func TestOldHNSReplaces(t *testing.T) {
 
 // An HNS that says it changed a load balancer and did not is found out.
 func TestChangesAreReadBack(t *testing.T) {
-	b := newBench(t, v15, bridgeN)
+	b := newTestNode(t, v15, bridgeN)
 	b.pods("10.244.1.11", "10.244.1.12")
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
 	b.hns.version = Version{15, 4} // the model still has 15.5
@@ -221,7 +221,7 @@ func TestChangesAreReadBack(t *testing.T) {
 
 // A change costs a few writing calls, and a quiet round none.
 func TestCostOfAChange(t *testing.T) {
-	b := newBench(t, v15, overlayN)
+	b := newTestNode(t, v15, overlayN)
 	var many []string
 	for i := range 100 {
 		many = append(many, fmt.Sprintf("10.244.2.%d:8080@b", 10+i))
@@ -249,7 +249,7 @@ func TestCostOfAChange(t *testing.T) {
 
 // What was created is recognised by a later process, which writes nothing.
 func TestRestartAdopts(t *testing.T) {
-	b := newBench(t, v13, overlayN)
+	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"))
 	b.converge(want)

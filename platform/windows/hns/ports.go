@@ -16,46 +16,46 @@ import (
 // for a port that a program listens on (MicrosoftDocs/Virtualization-Documentation,
 // "Load balancers are plumbed inconsistently across the cluster nodes").
 const (
-	// portBlock is the size that microsoft/SDN's portReservationTest.ps1 tries, to do
+	// portBlockSize is the size that microsoft/SDN's portReservationTest.ps1 tries, to do
 	// as HNS does.
-	portBlock = 64
-	// usualPorts is the size of the range unless it was configured: 49152 to 65535.
-	usualPorts = 16384
+	portBlockSize = 64
+	// defaultDynamicPorts is the size of the range unless it was configured: 49152 to 65535.
+	defaultDynamicPorts = 16384
 )
 
-// pool is where load balancers of a family and protocol take ports from.
-type pool struct {
+// portPool is where load balancers of a family and protocol take ports from.
+type portPool struct {
 	family   service.Family
 	protocol service.Protocol
 }
 
-func poolOf(k Key) pool { return pool{k.Family, k.Protocol} }
+func portPoolOf(k Key) portPool { return portPool{k.Family, k.Protocol} }
 
 // OnShortage has f called with what is to be known of a lack of ports, and with ""
 // once there are enough. It is for the time before the first round.
 func (h *Host) OnShortage(f func(text string)) { h.onShortage = f }
 
-// short reports that HNS lacked ports for a load balancer like lb so recently that
+// portsShort reports that HNS lacked ports for a load balancer like lb so recently that
 // asking for another one is no use.
-func (h *Host) short(lb *LoadBalancer) bool {
+func (h *Host) portsShort(lb *LoadBalancer) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return !lb.DSR && h.now().Before(h.shortages[poolOf(lb.Key)].until)
+	return !lb.DSR && h.now().Before(h.portBackoff[portPoolOf(lb.Key)].until)
 }
 
-// runShort notes that HNS lacks ports.
-func (h *Host) runShort(of pool) {
+// recordPortShortage notes that HNS lacks ports.
+func (h *Host) recordPortShortage(of portPool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.shortages[of] = h.shortages[of].longer(h.now(), firstRest)
+	h.portBackoff[of] = h.portBackoff[of].next(h.now(), minBackoff)
 }
 
-// tellShortage says what a round of family f lacked ports for, nothing if it did not.
-func (h *Host) tellShortage(f service.Family, text string) {
+// reportShortage says what a round of family f lacked ports for, nothing if it did not.
+func (h *Host) reportShortage(f service.Family, text string) {
 	h.mu.Lock()
-	before := h.lacking
-	h.lacking[f] = text
-	now := h.lacking
+	before := h.shortageTexts
+	h.shortageTexts[f] = text
+	now := h.shortageTexts
 	h.mu.Unlock()
 	if now != before && h.onShortage != nil {
 		all := slices.DeleteFunc(now[:], func(s string) bool { return s == "" })
@@ -63,36 +63,36 @@ func (h *Host) tellShortage(f service.Family, text string) {
 	}
 }
 
-// portless returns an error if lb, which HNS refuses for a port that is taken, is
+// checkPortShortage returns an error if lb, which HNS refuses for a port that is taken, is
 // refused for want of dynamic ports.
-func (p *pass) portless(lb *LoadBalancer) error {
-	if lb.DSR || !p.drained(lb.Key) {
+func (p *pass) checkPortShortage(lb *LoadBalancer) error {
+	if lb.DSR || !p.portsExhausted(lb.Key) {
 		return nil
 	}
-	p.host.runShort(poolOf(lb.Key))
-	return p.wantPorts(lb)
+	p.host.recordPortShortage(portPoolOf(lb.Key))
+	return p.portShortageError(lb)
 }
 
-// drained reports that no block of ports is left. Where the system does not say, the
+// portsExhausted reports that no block of ports is left. Where the system does not say, the
 // load balancers that have one are counted, as if each had one of its own.
-func (p *pass) drained(k Key) bool {
+func (p *pass) portsExhausted(k Key) bool {
 	left, err := p.driver.PortsLeft(p.ctx, k)
 	if err == nil {
 		return !left
 	}
-	takers := p.balancers(func(lb *LoadBalancer) bool { return !lb.DSR && poolOf(lb.Key) == poolOf(k) })
-	return (len(takers)+1)*portBlock > usualPorts
+	holders := p.balancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) })
+	return (len(holders)+1)*portBlockSize > defaultDynamicPorts
 }
 
-// wantPorts is what to say of lb, which is not asked for now.
-func (p *pass) wantPorts(lb *LoadBalancer) error {
-	p.lacked[poolOf(lb.Key)]++
-	return postponed(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
-		lb.Key, portBlock, strings.ToUpper(lb.Protocol.String()), p.site.morePorts(lb.Key)))
+// portShortageError is what to say of lb, which is not asked for now.
+func (p *pass) portShortageError(lb *LoadBalancer) error {
+	p.missingByPool[portPoolOf(lb.Key)]++
+	return postponedError(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
+		lb.Key, portBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Key)))
 }
 
-// morePorts says what to do against a lack of ports.
-func (s *Site) morePorts(k Key) string {
+// portShortageHint says what to do against a lack of ports.
+func (s *Site) portShortageHint(k Key) string {
 	family, netsh := "ipv4", ""
 	if k.Family == service.IPv6 {
 		family = "ipv6"
@@ -107,18 +107,18 @@ func (s *Site) morePorts(k Key) string {
 	return "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; " + netsh
 }
 
-// shortage describes what the pass lacked ports for, without names of Services. A nil
+// shortageText describes what the pass lacked ports for, without names of Services. A nil
 // pass lacked nothing.
-func (p *pass) shortage() string {
+func (p *pass) shortageText() string {
 	if p == nil {
 		return ""
 	}
 	var all []string
 	for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
 		k := Key{Family: p.family, Protocol: protocol}
-		if n := p.lacked[poolOf(k)]; n > 0 {
+		if n := p.missingByPool[portPoolOf(k)]; n > 0 {
 			all = append(all, fmt.Sprintf("%d load balancers over %s and %s are missing: each one without direct server return takes %d dynamic ports of the node, and so many are not left; %s",
-				n, p.family, strings.ToUpper(protocol.String()), portBlock, p.site.morePorts(k)))
+				n, p.family, strings.ToUpper(protocol.String()), portBlockSize, p.site.portShortageHint(k)))
 		}
 	}
 	return strings.Join(all, "; ")

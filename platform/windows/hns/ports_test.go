@@ -22,8 +22,8 @@ func webNames(first, n int) []string {
 	return all
 }
 
-// many is a snapshot of so many Services with a ClusterIP, whose names count from 0.
-func many(generation uint64, n int) *service.Snapshot {
+// manyServices is a snapshot of so many Services with a ClusterIP, whose names count from 0.
+func manyServices(generation uint64, n int) *service.Snapshot {
 	var all []*service.Port
 	for i := range n {
 		all = append(all, clusterIP(webName(i), fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250), "10.244.1.11:80"))
@@ -39,14 +39,14 @@ func TestDynamicPortsRunOut(t *testing.T) {
 	for name, tt := range map[string]struct {
 		blocks int
 		mute   bool
-	}{"asked": {3, false}, "counted": {usualPorts / portBlock, true}} {
+	}{"asked": {3, false}, "counted": {defaultDynamicPorts / portBlockSize, true}} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, v13, bridgeN)
+			b := newTestNode(t, v13, bridgeN)
 			b.pods("10.244.1.11")
 			var condition string
 			b.backend.host.OnShortage(func(text string) { condition = text })
-			b.hns.blocks, b.hns.mute = tt.blocks, tt.mute
-			want := many(1, tt.blocks+4)
+			b.hns.portBlocks, b.hns.portsUnknown = tt.blocks, tt.mute
+			want := manyServices(1, tt.blocks+4)
 			creates, lists := 0, 0
 			for range 33 { // a second each
 				_, err := b.round(want)
@@ -63,8 +63,8 @@ func TestDynamicPortsRunOut(t *testing.T) {
 			if !strings.HasPrefix(condition, "4 load balancers over IPv4 and TCP are missing") || strings.Contains(condition, "web") {
 				t.Errorf("the condition is %q", condition)
 			}
-			b.hns.blocks += 10
-			b.now = b.now.Add(longestRest)
+			b.hns.portBlocks += 10
+			b.now = b.now.Add(maxBackoff)
 			b.converge(want)
 			if condition != "" {
 				t.Errorf("the condition stays: %q", condition)
@@ -75,10 +75,10 @@ func TestDynamicPortsRunOut(t *testing.T) {
 
 // TestDirectReturnNeedsNoPorts follows the advice.
 func TestDirectReturnNeedsNoPorts(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
-	b.hns.blocks = 3
-	want := many(1, 7)
+	b.hns.portBlocks = 3
+	want := manyServices(1, 7)
 	_, err := b.round(want)
 	wantFailed(t, err, "dynamic TCP ports", webNames(3, 4)...)
 	b.options.DSR = true
@@ -91,9 +91,9 @@ func TestDirectReturnNeedsNoPorts(t *testing.T) {
 
 // A pool that is used up holds up nothing that needs no port of it.
 func TestOtherPoolsGoOn(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
-	b.hns.blocks = 1
+	b.hns.portBlocks = 1
 	udp := clusterIP("dns", "10.96.0.10", "10.244.1.11:53")
 	udp.Name.Protocol = service.UDP
 	local := clusterIP("zz-local", "10.96.0.12", "10.244.1.11:80")
@@ -103,7 +103,7 @@ func TestOtherPoolsGoOn(t *testing.T) {
 	_, err := b.round(want)
 	wantFailed(t, err, "dynamic TCP ports", "b")
 	if len(b.hns.balancers) != 3 {
-		t.Errorf("%v, want all but one", b.holds())
+		t.Errorf("%v, want all but one", b.balancerTexts())
 	}
 }
 
@@ -118,7 +118,7 @@ func TestMorePorts(t *testing.T) {
 		{Site{Version: v13}, tcp, "--enable-dsr or winkernel.enableDSR serves ClusterIPs without them"},
 		{Site{Version: v13, Options: Options{DSR: true}}, udp6, "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; netsh int ipv6 set dynamicportrange udp"},
 	} {
-		if got := tt.site.morePorts(tt.key); !strings.HasPrefix(got, tt.want) {
+		if got := tt.site.portShortageHint(tt.key); !strings.HasPrefix(got, tt.want) {
 			t.Errorf("%q, want %q", got, tt.want)
 		}
 	}
@@ -127,15 +127,15 @@ func TestMorePorts(t *testing.T) {
 // TestDriversPassPortsOn asks through the drivers that the program has.
 func TestDriversPassPortsOn(t *testing.T) {
 	k := newFake(v13)
-	k.blocks = 1
-	d := Metered(Patient(k, func(string) {}, func() {}), func(Call) { t.Error("that is no call to HNS") })
+	k.portBlocks = 1
+	d := Metered(WithTimeout(k, func(string) {}, func() {}), func(Call) { t.Error("that is no call to HNS") })
 	for _, want := range []bool{true, false} {
 		if left, err := d.PortsLeft(t.Context(), Key{Protocol: service.TCP}); err != nil || left != want {
 			t.Errorf("left %t, %v; want %t", left, err, want)
 		}
 		k.balancers["x"] = LoadBalancer{ID: "x", Key: Key{Protocol: service.TCP}}
 	}
-	k.mute = true
+	k.portsUnknown = true
 	if _, err := d.PortsLeft(t.Context(), Key{}); err == nil {
 		t.Error("no error where nobody knows")
 	}

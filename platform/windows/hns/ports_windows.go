@@ -29,9 +29,9 @@ type portReservation struct {
 	token uint64
 }
 
-// unrelated are errors of a reservation that say nothing about ports, as Winsock's
+// nonPortErrors are errors of a reservation that say nothing about ports, as Winsock's
 // documentation lists them, and the one for too few rights.
-var unrelated = []error{
+var nonPortErrors = []error{
 	windows.WSAEINVAL, windows.WSAEOPNOTSUPP, windows.WSAEFAULT, windows.WSAENETDOWN, windows.WSAEINTR,
 	windows.ERROR_OPERATION_ABORTED, windows.WSAEINPROGRESS, windows.WSAENOTSOCK, windows.WSAEACCES,
 }
@@ -56,10 +56,10 @@ func (driver) PortsLeft(_ context.Context, k Key) (bool, error) {
 		return false, fmt.Errorf("open a socket to look for dynamic ports: %w", err)
 	}
 	defer func() { _ = windows.Closesocket(s) }()
-	in, out, n := portRange{number: portBlock}, portReservation{}, uint32(0)
+	in, out, n := portRange{number: portBlockSize}, portReservation{}, uint32(0)
 	err = windows.WSAIoctl(s, acquireReservation, (*byte)(unsafe.Pointer(&in)), uint32(unsafe.Sizeof(in)),
 		(*byte)(unsafe.Pointer(&out)), uint32(unsafe.Sizeof(out)), &n, nil, 0)
-	if slices.ContainsFunc(unrelated, func(e error) bool { return errors.Is(err, e) }) {
+	if slices.ContainsFunc(nonPortErrors, func(e error) bool { return errors.Is(err, e) }) {
 		return false, fmt.Errorf("look for dynamic ports: %w", err)
 	}
 	return err == nil, nil

@@ -16,7 +16,7 @@ func TestPortsLeft(t *testing.T) {
 	for _, k := range []Key{
 		{Protocol: service.TCP}, {Protocol: service.UDP}, {Family: service.IPv6, Protocol: service.TCP}, {Family: service.IPv6, Protocol: service.UDP},
 	} {
-		left, err := Windows().PortsLeft(t.Context(), k)
+		left, err := NewDriver().PortsLeft(t.Context(), k)
 		if err == nil && !left {
 			t.Errorf("%s over %s: none are left", k.Protocol, k.Family)
 		}

@@ -22,15 +22,15 @@ type Store interface {
 	Save(document []byte) error
 }
 
-// File is a Store in a file of that path. Its directory is made when needed.
-type File string
+// FileStore is a Store in a file of that path. Its directory is made when needed.
+type FileStore string
 
-// maxRecord is more than a node's record ever has.
-const maxRecord = 64 << 20
+// maxRecordSize is more than a node's record ever has.
+const maxRecordSize = 64 << 20
 
 // Load implements Store.
-func (f File) Load() ([]byte, error) {
-	b, _, err := files.Read(string(f), maxRecord)
+func (f FileStore) Load() ([]byte, error) {
+	b, _, err := files.Read(string(f), maxRecordSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -38,7 +38,7 @@ func (f File) Load() ([]byte, error) {
 }
 
 // Save implements Store.
-func (f File) Save(document []byte) error {
+func (f FileStore) Save(document []byte) error {
 	if document == nil {
 		if err := os.Remove(string(f)); !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -51,13 +51,13 @@ func (f File) Save(document []byte) error {
 	}
 	// The name is fixed, so that crashes leave one such file at most.
 	next := string(f) + ".next"
-	if err := write(next, document); err != nil {
+	if err := writeFile(next, document); err != nil {
 		return err
 	}
 	return os.Rename(next, string(f))
 }
 
-func write(path string, b []byte) error {
+func writeFile(path string, b []byte) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
@@ -75,9 +75,9 @@ type record struct {
 	// LoadBalancers and Endpoints say by ID what they are for.
 	LoadBalancers map[string]string `json:"loadBalancers"`
 	Endpoints     map[string]string `json:"endpoints"`
-	// Intended are keys of load balancers that are about to be made, in case
+	// Pending are keys of load balancers that are about to be made, in case
 	// we do not live to note their IDs.
-	Intended map[string]string `json:"intended,omitempty"`
+	Pending map[string]string `json:"intended,omitempty"`
 }
 
 const recordVersion = 1
@@ -107,7 +107,7 @@ func readRecord(s Store, node string) (r record, note string) {
 		return r, fmt.Sprintf("The state file is of node %q, not of %q; it will be replaced, and nothing in it counts as ours", read.Node, node)
 	}
 	for _, m := range []struct{ to, from map[string]string }{
-		{r.LoadBalancers, read.LoadBalancers}, {r.Endpoints, read.Endpoints}, {r.Intended, read.Intended},
+		{r.LoadBalancers, read.LoadBalancers}, {r.Endpoints, read.Endpoints}, {r.Pending, read.Pending},
 	} {
 		for k, v := range m.from {
 			m.to[k] = v
@@ -116,4 +116,4 @@ func readRecord(s Store, node string) (r record, note string) {
 	return r, ""
 }
 
-func (r *record) empty() bool { return len(r.LoadBalancers)+len(r.Endpoints)+len(r.Intended) == 0 }
+func (r *record) empty() bool { return len(r.LoadBalancers)+len(r.Endpoints)+len(r.Pending) == 0 }

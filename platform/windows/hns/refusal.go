@@ -14,107 +14,107 @@ import (
 
 // refusal is a load balancer that HNS refused to make.
 type refusal struct {
-	rest
+	backoff
 	want LoadBalancer
 	text string // what HNS said
-	// taken means that HNS said that the port is taken, and not by a load balancer
+	// portTaken means that HNS said that the port is taken, and not by a load balancer
 	// that was there to be replaced.
-	taken bool
+	portTaken bool
 }
 
-// owner names a Service.
-type owner struct{ namespace, name string }
+// serviceName names a Service.
+type serviceName struct{ namespace, name string }
 
-func ownerOf(n service.PortName) owner { return owner{n.Namespace, n.Name} }
+func serviceNameOf(n service.PortName) serviceName { return serviceName{n.Namespace, n.Name} }
 
-// firstHalt is how long the load balancers of a Service are not replaced after
+// minServiceBackoff is how long the load balancers of a Service are not replaced after
 // HNS refused to make one that it had before. The pause doubles as others do.
-const firstHalt = time.Minute
+const minServiceBackoff = time.Minute
 
-// postponed is an error for what is not tried now, because HNS refused it a short
+// postponedError is an error for what is not tried now, because HNS refused it a short
 // time ago.
-type postponed string
+type postponedError string
 
-func (p postponed) Error() string { return string(p) }
+func (p postponedError) Error() string { return string(p) }
 
-// longer returns r for one more failure at the time now.
-func (r rest) longer(now time.Time, first time.Duration) rest {
+// next returns r for one more failure at the time now.
+func (r backoff) next(now time.Time, first time.Duration) backoff {
 	switch {
-	case r.pause == 0:
-		r.pause = first
+	case r.delay == 0:
+		r.delay = first
 	case now.Before(r.until):
 		return r
 	default:
-		r.pause = min(2*r.pause, longestRest)
+		r.delay = min(2*r.delay, maxBackoff)
 	}
-	r.until = now.Add(r.pause)
+	r.until = now.Add(r.delay)
 	return r
 }
 
-// refuse notes that HNS refused to make lb, and returns whether that is the first
+// recordRefusal notes that HNS refused to make lb, and returns whether that is the first
 // time in a row.
-func (h *Host) refuse(lb *LoadBalancer, text string, taken bool) (first bool) {
+func (h *Host) recordRefusal(lb *LoadBalancer, text string, taken bool) (first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.refusals) >= 1024 { // of Services that have gone, most of them
 		clear(h.refusals)
 	}
 	r, known := h.refusals[lb.Key]
-	if !taken && !r.want.same(lb) { // a port that is taken is so whatever the load balancer leads to
-		r.rest = rest{}
+	if !taken && !r.want.equal(lb) { // a port that is taken is so whatever the load balancer leads to
+		r.backoff = backoff{}
 	}
-	r.rest, r.want, r.text, r.taken = r.longer(h.now(), firstRest), *lb, text, taken
+	r.backoff, r.want, r.text, r.portTaken = r.next(h.now(), minBackoff), *lb, text, taken
 	h.refusals[lb.Key] = r
 	return !known
 }
 
-// refused returns what HNS said of lb if that was so recently that asking again
+// recentRefusal returns what HNS said of lb if that was so recently that asking again
 // is no use.
-func (h *Host) refused(lb *LoadBalancer) (text string, recently bool) {
+func (h *Host) recentRefusal(lb *LoadBalancer) (text string, recently bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r, known := h.refusals[lb.Key]
-	return r.text, known && (r.taken || r.want.same(lb)) && h.now().Before(r.until)
+	return r.text, known && (r.portTaken || r.want.equal(lb)) && h.now().Before(r.until)
 }
 
-// found notes that there is a load balancer with key k after all.
-func (h *Host) found(k Key) {
+// clearPortTaken notes that there is a load balancer with key k after all.
+func (h *Host) clearPortTaken(k Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.refusals[k].taken {
+	if h.refusals[k].portTaken {
 		delete(h.refusals, k)
 	}
 }
 
-// taken explains an error that names no culprit. Whether a load balancer has the port
+// explainPortTaken explains an error that names no culprit. Whether a load balancer has the port
 // is looked up once; if none has, HNS is asked again ever more rarely, and nothing is
 // listed for that.
-func (p *pass) taken(err error, lb *LoadBalancer) error {
+func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
 	var e *Error
 	if !errors.As(err, &e) || e.Code != 0x803b0013 || p.dry {
 		return err
 	}
-	if lack := p.portless(lb); lack != nil {
+	if lack := p.checkPortShortage(lb); lack != nil {
 		return lack
 	}
-	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Key, p.site.listener(lb))
-	if p.host.refuse(lb, err.Error(), true) {
+	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Key, p.site.listenerHint(lb))
+	if p.host.recordRefusal(lb, err.Error(), true) {
 		return err
 	}
-	return postponed(err.Error() + "; it is tried again in a while")
+	return postponedError(err.Error() + "; it is tried again in a while")
 }
 
-// listener says who listens on the port of lb and what to do about it. HNS of Windows
+// listenerHint says who listens on the port of lb and what to do about it. HNS of Windows
 // Server 2019 gives no load balancer a port that a program listens on at all addresses
 // of the node (kubernetes/community#8883).
-func (s *Site) listener(lb *LoadBalancer) string {
+func (s *Site) listenerHint(lb *LoadBalancer) string {
 	const newer = ", or use Windows Server 2022 or newer"
 	switch o := s.Options; {
 	case lb.Protocol != service.TCP:
 	case o.HealthzPort != 0 && lb.Port == o.HealthzPort:
-		return fmt.Sprintf("kube-proxy itself, for healthzBindAddress; set --healthz-bind-address to one address of the node, such as %s%s", s.own(lb.Port), newer)
+		return fmt.Sprintf("kube-proxy itself, for healthzBindAddress; set --healthz-bind-address to one address of the node, such as %s%s", s.nodeAddrPort(lb.Port), newer)
 	case o.MetricsPort != 0 && lb.Port == o.MetricsPort:
-		return fmt.Sprintf("kube-proxy itself, for metricsBindAddress; set --metrics-bind-address to one address of the node, such as %s, or to another port%s", s.own(lb.Port), newer)
+		return fmt.Sprintf("kube-proxy itself, for metricsBindAddress; set --metrics-bind-address to one address of the node, such as %s, or to another port%s", s.nodeAddrPort(lb.Port), newer)
 	case lb.Use() == "healthcheck":
 		return "kube-proxy itself, for the healthCheckNodePort; set --nodeport-addresses to addresses of the node" + newer
 	}
@@ -125,71 +125,71 @@ func (s *Site) listener(lb *LoadBalancer) string {
 	return fmt.Sprintf("%s -LocalPort %d names its process; have it listen elsewhere", command, lb.Port)
 }
 
-// own returns an address and port of the node.
-func (s *Site) own(port uint16) string {
+// nodeAddrPort returns an address and port of the node.
+func (s *Site) nodeAddrPort(port uint16) string {
 	if !s.NodeIP.IsValid() {
 		return fmt.Sprintf("NODE-IP:%d", port)
 	}
 	return netip.AddrPortFrom(s.NodeIP, port).String()
 }
 
-// halt notes that HNS refuses a load balancer of Service o that it had before.
-func (h *Host) halt(o owner) {
+// startServiceBackoff notes that HNS refuses a load balancer of Service o that it had before.
+func (h *Host) startServiceBackoff(o serviceName) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.halts) >= 1024 {
-		clear(h.halts)
+	if len(h.serviceBackoff) >= 1024 {
+		clear(h.serviceBackoff)
 	}
-	h.halts[o] = h.halts[o].longer(h.now(), firstHalt)
+	h.serviceBackoff[o] = h.serviceBackoff[o].next(h.now(), minServiceBackoff)
 }
 
-func (h *Host) halted(o owner) bool {
+func (h *Host) serviceInBackoff(o serviceName) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.now().Before(h.halts[o].until)
+	return h.now().Before(h.serviceBackoff[o].until)
 }
 
-// accepted notes that HNS made lb for Service o.
-func (h *Host) accepted(lb *LoadBalancer, o owner) {
+// clearRefusal notes that HNS made lb for Service o.
+func (h *Host) clearRefusal(lb *LoadBalancer, o serviceName) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.refusals, lb.Key)
 	if !lb.DSR {
-		delete(h.shortages, poolOf(lb.Key))
+		delete(h.portBackoff, portPoolOf(lb.Key))
 	}
-	delete(h.halts, o)
+	delete(h.serviceBackoff, o)
 }
 
-// postpone returns an error if have is not to be replaced by lb now. Each attempt
+// checkBackoff returns an error if have is not to be replaced by lb now. Each attempt
 // costs the frontend a moment without a load balancer, or all of its traffic if
 // HNS then refuses both lb and have.
-func (p *pass) postpone(have, lb *LoadBalancer, n service.PortName) error {
-	if text, recently := p.host.refused(lb); recently {
-		return postponed(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Key, p.names(have.Endpoints)))
+func (p *pass) checkBackoff(have, lb *LoadBalancer, n service.PortName) error {
+	if text, recently := p.host.recentRefusal(lb); recently {
+		return postponedError(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Key, p.formatEndpoints(have.Endpoints)))
 	}
-	if p.refusing[ownerOf(n)] || p.host.halted(ownerOf(n)) {
-		return postponed(fmt.Sprintf("HNS refuses another load balancer of the Service: %s leads to %s as before, and is tried again in a while", have.Key, p.names(have.Endpoints)))
+	if p.refusedServices[serviceNameOf(n)] || p.host.serviceInBackoff(serviceNameOf(n)) {
+		return postponedError(fmt.Sprintf("HNS refuses another load balancer of the Service: %s leads to %s as before, and is tried again in a while", have.Key, p.formatEndpoints(have.Endpoints)))
 	}
 	return nil
 }
 
 // restore makes have again after HNS refused to make lb in its place, with err.
 func (p *pass) restore(have, lb *LoadBalancer, n service.PortName, err error) error {
-	if p.dry || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrMissing) || p.ctx.Err() != nil {
+	if p.dry || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotInstalled) || p.ctx.Err() != nil {
 		return err
 	}
-	p.refusing[ownerOf(n)] = true
-	p.host.refuse(lb, err.Error(), false)
-	old := have.with(have.Endpoints)
+	p.refusedServices[serviceNameOf(n)] = true
+	p.host.recordRefusal(lb, err.Error(), false)
+	old := have.withEndpoints(have.Endpoints)
 	old.ID = ""
-	made, id, _, again := p.createBalancer(old, have.Endpoints)
-	if again != nil {
-		p.doubt(old)
-		if !errors.Is(again, ErrExists) { // else the port is what HNS refuses, not the Service
-			p.host.halt(ownerOf(n))
+	created, id, _, restoreErr := p.createBalancer(old, have.Endpoints)
+	if restoreErr != nil {
+		p.markUncertain(old)
+		if !errors.Is(restoreErr, ErrExists) { // else the port is what HNS refuses, not the Service
+			p.host.startServiceBackoff(serviceNameOf(n))
 		}
-		return fmt.Errorf("%w; what was there before is refused as well: %w", err, again)
+		return fmt.Errorf("%w; what was there before is refused as well: %w", err, restoreErr)
 	}
-	p.put(id, made, n)
-	return fmt.Errorf("%w; it leads to %s as before", err, p.names(made.Endpoints))
+	p.recordCreated(id, created, n)
+	return fmt.Errorf("%w; it leads to %s as before", err, p.formatEndpoints(created.Endpoints))
 }

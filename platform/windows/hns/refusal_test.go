@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fourFold is a Service with a frontend of each kind.
-func fourFold(endpoints ...string) *service.Port {
+// allKinds is a Service with a frontend of each kind.
+func allKinds(endpoints ...string) *service.Port {
 	p := clusterIP("web", "10.96.0.10", endpoints...)
 	p.Frontends = append(p.Frontends,
 		service.Frontend{Kind: service.NodePort, Port: 30080},
@@ -24,7 +24,7 @@ func fourFold(endpoints ...string) *service.Port {
 	return p
 }
 
-func fourFoldHeld(endpoints string) []string {
+func allKindsBalancers(endpoints string) []string {
 	return []string{
 		"tcp 10.96.0.10:80 [" + endpoints + "]", "tcp 198.51.100.10:80 [" + endpoints + "]",
 		"tcp 203.0.113.10:80 [" + endpoints + "]", "tcp node:30080 [" + endpoints + "]",
@@ -36,9 +36,9 @@ func fourFoldHeld(endpoints string) []string {
 func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 	for _, code := range []uint32{0x57, 0x1f, 0x803b000d} {
 		t.Run(fmt.Sprintf("0x%x", code), func(t *testing.T) {
-			b := newBench(t, v13, bridgeN)
+			b := newTestNode(t, v13, bridgeN)
 			b.pods("10.244.1.11", "10.244.1.12")
-			b.converge(snapshot(1, fourFold("10.244.1.11:80")))
+			b.converge(snapshot(1, allKinds("10.244.1.11:80")))
 			fewest, creates := 4, 0
 			b.hns.refuse = func(op string) error {
 				fewest = min(fewest, len(b.hns.balancers))
@@ -46,9 +46,9 @@ func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 					return nil
 				}
 				creates++
-				return fails(op, code)
+				return codeError(op, code)
 			}
-			want := snapshot(2, fourFold("10.244.1.11:80", "10.244.1.12:80"))
+			want := snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80"))
 			for range 10 {
 				_, err := b.round(want)
 				wantFailed(t, err, "HNS", "web")
@@ -61,9 +61,9 @@ func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 				if _, err := b.round(want); err == nil {
 					break
 				}
-				b.now = b.now.Add(firstRest)
+				b.now = b.now.Add(minBackoff)
 			}
-			if diff := cmp.Diff(fourFoldHeld("10.244.1.11 10.244.1.12"), b.holds()); diff != "" {
+			if diff := cmp.Diff(allKindsBalancers("10.244.1.11 10.244.1.12"), b.balancerTexts()); diff != "" {
 				t.Errorf("once HNS takes them again (-want +got):\n%s", diff)
 			}
 		})
@@ -73,25 +73,25 @@ func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 // A load balancer that HNS refuses to put in the place of another is not missed: the
 // other one is made again, and tried again ever more rarely.
 func TestRefusedLoadBalancerGivesWay(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11", "10.244.1.12")
-	b.converge(snapshot(1, fourFold("10.244.1.11:80")))
+	b.converge(snapshot(1, allKinds("10.244.1.11:80")))
 	refused := 0
 	b.hns.refuse = func(op string) error {
 		// The newest of the four is gone when the one with more endpoints comes.
 		if op == "create load balancer" && len(b.hns.balancers) == 3 {
 			if refused++; refused%2 == 1 {
-				return fails(op, 0x57)
+				return codeError(op, 0x57)
 			}
 		}
 		return nil
 	}
-	want := snapshot(2, fourFold("10.244.1.11:80", "10.244.1.12:80"))
+	want := snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80"))
 	begin := b.now
 	for b.now.Sub(begin) < time.Hour {
 		_, err := b.round(want)
 		wantFailed(t, err, "as before", "web")
-		if diff := cmp.Diff(fourFoldHeld("10.244.1.11"), b.holds()); diff != "" {
+		if diff := cmp.Diff(allKindsBalancers("10.244.1.11"), b.balancerTexts()); diff != "" {
 			t.Fatalf("meanwhile (-want +got):\n%s", diff)
 		}
 		if strings.Contains(err.Error(), "tried again in a while") && b.hns.calls["list endpoints"] > 1 {
@@ -103,7 +103,7 @@ func TestRefusedLoadBalancerGivesWay(t *testing.T) {
 		t.Errorf("%d attempts at four load balancers in an hour, want one every 5 minutes each and some before", n)
 	}
 	b.hns.refuse = nil
-	b.now = b.now.Add(longestRest)
+	b.now = b.now.Add(maxBackoff)
 	b.converge(want)
 }
 
@@ -129,13 +129,13 @@ func TestPortThatAProgramHolds(t *testing.T) {
 		"another":      {port(8443), 8443, "Get-NetTCPConnection -State Listen -LocalPort 8443 names its process"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, Version{9, 5}, bridgeN)
+			b := newTestNode(t, Version{9, 5}, bridgeN)
 			b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256, MetricsPort: 10249}
 			b.restart()
 			b.pods("10.244.1.11")
-			b.makeRoot()
+			b.addRootEndpoint()
 			k := Key{VIP: addr("203.0.113.10"), Port: tt.held, Protocol: service.TCP}
-			b.hns.held[k] = true
+			b.hns.heldPorts[k] = true
 			want := snapshot(1, tt.port)
 			creates, lists := 0, 0
 			for range 33 { // a second each
@@ -148,8 +148,8 @@ func TestPortThatAProgramHolds(t *testing.T) {
 			if creates > 2+6 || lists > 4 {
 				t.Errorf("in 33 s %d creating calls, want 8 at most; %d listings, want one a resync and one more", creates, lists)
 			}
-			delete(b.hns.held, k)
-			b.now = b.now.Add(longestRest)
+			delete(b.hns.heldPorts, k)
+			b.now = b.now.Add(maxBackoff)
 			b.converge(want)
 		})
 	}

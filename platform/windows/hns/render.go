@@ -30,10 +30,10 @@ const (
 	JSON Format = "json"
 )
 
-// Assumed returns what the HNS of a node might hold, for rendering where none
+// AssumedListing returns what the HNS of a node might hold, for rendering where none
 // can be asked: a network of kind k, the endpoints of the node's pods, and on an
 // overlay routes to all others, by way of nodes nobody knows.
-func Assumed(k Kind, want *service.Snapshot, o Options) Listing {
+func AssumedListing(k Kind, want *service.Snapshot, o Options) Listing {
 	n := Network{ID: assumedName, Name: assumedName, Kind: k, Provider: netip.IPv4Unspecified(), Subnets: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}}
 	l := Listing{Version: Version{13, 3}}
 	l.Endpoints = append(l.Endpoints, Endpoint{ID: "root", Name: o.RootEndpoint, Network: n.ID, Addrs: []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}})
@@ -71,12 +71,12 @@ func endpointsIn(want *service.Snapshot) []service.Endpoint {
 // with a Listing that was not assumed, what would change. The same input gives
 // the same bytes.
 func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Format) error {
-	d := document{Changes: []string{}, Endpoints: []documentEndpoint{}, LoadBalancers: []documentBalancer{}, Unmet: []string{}, Notes: []string{}}
-	r := &readOnly{listing: l}
-	h := NewHost(r, nowhere{}, want.Node.Name, nil)
+	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unmet: []string{}, Notes: []string{}}
+	r := &readOnlyDriver{listing: l}
+	h := NewHost(r, discardStore{}, want.Node.Name, nil)
 	for i, f := range service.Families {
 		b := New(h, f, o, time.Hour)
-		b.hostMAC = func(netip.Addr) (string, error) { return knownMAC(l), nil }
+		b.hostMAC = func(netip.Addr) (string, error) { return hostMACFrom(l), nil }
 		p, err := b.planAll(context.Background(), want)
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
@@ -99,13 +99,13 @@ func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Fo
 	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
 }
 
-// document is what a node would hold, ready to be written.
-type document struct {
+// rendering is what a node would hold, ready to be written.
+type rendering struct {
 	Network       string             `json:"network"`
 	Kind          Kind               `json:"type"`
 	HNS           string             `json:"hns"`
-	Endpoints     []documentEndpoint `json:"endpoints"`
-	LoadBalancers []documentBalancer `json:"loadBalancers"`
+	Endpoints     []renderedEndpoint `json:"endpoints"`
+	LoadBalancers []renderedBalancer `json:"loadBalancers"`
 	// Changes lead there. Unmet is what cannot be had, and Notes tell what
 	// works a little differently.
 	Changes []string `json:"changes"`
@@ -113,7 +113,7 @@ type document struct {
 	Notes   []string `json:"notes"`
 }
 
-type documentEndpoint struct {
+type renderedEndpoint struct {
 	Address  string `json:"address"`
 	Remote   bool   `json:"remote"`
 	MAC      string `json:"mac,omitempty"`
@@ -123,7 +123,7 @@ type documentEndpoint struct {
 	addr     netip.Addr
 }
 
-type documentBalancer struct {
+type renderedBalancer struct {
 	Service    string   `json:"service"`
 	Key        string   `json:"key"`
 	TargetPort uint16   `json:"targetPort"`
@@ -133,13 +133,13 @@ type documentBalancer struct {
 }
 
 // add takes in what one family would have after p.
-func (d *document) add(f service.Family, p *plan) {
+func (d *rendering) add(f service.Family, p *plan) {
 	b := p.backend
-	dry := dryPass(context.Background(), b.host, &p.next.site, f, p.next.model)
+	dry := newDryPass(context.Background(), b.host, &p.next.site, f, p.next.model)
 	dry.do(p.work)
 	used := map[string]bool{}
 	for _, u := range p.work.units {
-		for _, w := range u.wishes {
+		for _, w := range u.desired {
 			lb := dry.model.balancer(w.Key)
 			if lb == nil {
 				continue
@@ -147,31 +147,31 @@ func (d *document) add(f service.Family, p *plan) {
 			for _, id := range lb.Endpoints {
 				used[id] = true
 			}
-			d.LoadBalancers = append(d.LoadBalancers, documentBalancer{
-				Service: w.For.String(), Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.words(),
-				Endpoints: dry.addresses(lb.Endpoints), head: fmt.Sprintf("loadbalancer %s %s # %s", lb.Key, lb.words(), w.For),
+			d.LoadBalancers = append(d.LoadBalancers, renderedBalancer{
+				Service: w.PortName.String(), Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.describe(),
+				Endpoints: dry.endpointTexts(lb.Endpoints), head: fmt.Sprintf("loadbalancer %s %s # %s", lb.Key, lb.describe(), w.PortName),
 			})
 		}
 		for _, t := range u.vips {
-			if e := dry.model.at(t.Addr, There); e != nil {
+			if e := dry.model.endpointAt(t.Addr, Remote); e != nil {
 				used[e.ID] = true
 			}
 		}
 	}
 	for id := range used {
 		if e := dry.model.endpoint(id); e != nil && len(e.Addrs) > 0 {
-			d.Endpoints = append(d.Endpoints, newDocumentEndpoint(e, f))
+			d.Endpoints = append(d.Endpoints, newRenderedEndpoint(e, f))
 		}
 	}
-	slices.SortFunc(d.Endpoints, func(a, b documentEndpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.text, b.text)) })
-	d.Endpoints = slices.CompactFunc(d.Endpoints, func(a, b documentEndpoint) bool { return a == b })
+	slices.SortFunc(d.Endpoints, func(a, b renderedEndpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.text, b.text)) })
+	d.Endpoints = slices.CompactFunc(d.Endpoints, func(a, b renderedEndpoint) bool { return a == b })
 	d.Changes = append(d.Changes, strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")...)
 	d.Changes = slices.DeleteFunc(d.Changes, func(s string) bool { return s == "" })
-	d.said(p, dry)
+	d.addMessages(p, dry)
 }
 
-func newDocumentEndpoint(e *Endpoint, f service.Family) documentEndpoint {
-	x := documentEndpoint{Address: e.in(f).String(), Remote: e.Remote, MAC: e.MAC, text: e.words(), addr: e.in(f)}
+func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
+	x := renderedEndpoint{Address: e.addrIn(f).String(), Remote: e.Remote, MAC: e.MAC, text: e.describe(), addr: e.addrIn(f)}
 	if e.Provider.IsValid() {
 		x.Provider = e.Provider.String()
 	}
@@ -181,8 +181,8 @@ func newDocumentEndpoint(e *Endpoint, f service.Family) documentEndpoint {
 	return x
 }
 
-// said takes in what people should know.
-func (d *document) said(p *plan, dry *pass) {
+// addMessages takes in what people should know.
+func (d *rendering) addMessages(p *plan, dry *pass) {
 	for _, err := range portErrors(p.backend.family, dry.failed, p.limits()) {
 		var at *reconcile.PortError
 		if !errors.As(err, &at) {
@@ -192,7 +192,7 @@ func (d *document) said(p *plan, dry *pass) {
 			d.Unmet = append(d.Unmet, (&reconcile.PortError{Family: at.Family, Name: at.Name, Err: errors.New(text)}).Error())
 		}
 	}
-	if why := p.Without(); why != "" && p.next.snapshot.Len(p.backend.family) > 0 {
+	if why := p.Unavailable(); why != "" && p.next.snapshot.Len(p.backend.family) > 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("nothing is programmed for %s: %s", p.backend.family, why))
 	}
 	for _, n := range slices.SortedFunc(maps.Keys(p.next.notes), service.PortName.Compare) {
@@ -202,7 +202,7 @@ func (d *document) said(p *plan, dry *pass) {
 	}
 }
 
-func (d *document) writeText(w *bufio.Writer) {
+func (d *rendering) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "network %s %s, HNS %s\n", d.Network, d.Kind, d.HNS)
 	for _, e := range d.Endpoints {
 		fmt.Fprintf(w, "endpoint %s\n", e.text)
@@ -231,25 +231,25 @@ func (d *document) writeText(w *bufio.Writer) {
 // assumedName is that of a network nobody has seen.
 const assumedName = "assumed"
 
-// readOnly is a Driver that knows a Listing and changes nothing.
-type readOnly struct {
-	pretence
+// readOnlyDriver is a Driver that knows a Listing and changes nothing.
+type readOnlyDriver struct {
+	dryRunDriver
 	listing Listing
 }
 
-func (r *readOnly) List(context.Context, What) (Listing, error) { return r.listing, nil }
+func (r *readOnlyDriver) List(context.Context, ObjectKinds) (Listing, error) { return r.listing, nil }
 
-// nowhere is a Store that keeps nothing.
-type nowhere struct{}
+// discardStore is a Store that keeps nothing.
+type discardStore struct{}
 
-func (nowhere) Load() ([]byte, error) { return nil, nil }
-func (nowhere) Save([]byte) error     { return nil }
+func (discardStore) Load() ([]byte, error) { return nil, nil }
+func (discardStore) Save([]byte) error     { return nil }
 
-// knownMAC returns the node's hardware address, which endpoints of ours for
+// hostMACFrom returns the node's hardware address, which endpoints of ours for
 // Services have and a state says nowhere else; zeros if there are none.
-func knownMAC(l Listing) string {
+func hostMACFrom(l Listing) string {
 	for _, e := range l.Endpoints {
-		if e.Remote && strings.HasPrefix(e.Name, remotePrefix) && e.MAC != "" && len(e.Addrs) > 0 && !sameMAC(e.MAC, remoteMAC(e.Addrs[0])) {
+		if e.Remote && strings.HasPrefix(e.Name, remotePrefix) && e.MAC != "" && len(e.Addrs) > 0 && !equalMAC(e.MAC, remoteMAC(e.Addrs[0])) {
 			return e.MAC
 		}
 	}

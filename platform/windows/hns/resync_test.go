@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// slowly takes its time to list.
-type slowly struct {
+// slowLister takes its time to list.
+type slowLister struct {
 	*fake
 	takes func()
 }
 
-func (s *slowly) List(ctx context.Context, w What) (Listing, error) {
+func (s *slowLister) List(ctx context.Context, w ObjectKinds) (Listing, error) {
 	s.takes()
 	return s.fake.List(ctx, w)
 }
@@ -23,9 +23,9 @@ func (s *slowly) List(ctx context.Context, w What) (Listing, error) {
 // Resyncs of an HNS that takes long to list are not all it does, and changes need
 // not wait for them.
 func TestSlowListingsAreRare(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
-	b.restartOn(&slowly{b.hns, func() { b.now = b.now.Add(time.Minute) }})
+	b.restartOn(&slowLister{b.hns, func() { b.now = b.now.Add(time.Minute) }})
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	listed := 0
 	round := func(rounds int) {
@@ -59,7 +59,7 @@ func TestSlowListingsAreRare(t *testing.T) {
 
 // The sync period of a configuration that is read anew counts.
 func TestSetResync(t *testing.T) {
-	b := newBench(t, v13, bridgeN)
+	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
 	b.backend.SetResync(5 * time.Second)

@@ -13,26 +13,26 @@ import (
 	"kubeproxy/common/service"
 )
 
-// kubeProxys makes what kube-proxy makes for a Service of fourFold with the source
+// addKubeProxyObjects makes what kube-proxy makes for a Service of allKinds with the source
 // VIP, and returns the IDs of its load balancers: port flags are 0 for a ClusterIP,
 // 18 for a NodePort, and 16 for addresses from outside the cluster. Endpoints have
 // no names.
-func (b *bench) kubeProxys(vip netip.Addr) []string {
+func (b *testNode) addKubeProxyObjects(vip netip.Addr) []string {
 	b.t.Helper()
 	network := b.hns.networks[0].ID
-	make := func(e Endpoint) string {
+	create := func(e Endpoint) string {
 		e.Network = network
-		made, err := b.hns.CreateEndpoint(b.t.Context(), e)
+		created, err := b.hns.CreateEndpoint(b.t.Context(), e)
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		return made.ID
+		return created.ID
 	}
 	if b.hns.networks[0].Kind == Overlay {
-		make(Endpoint{Addrs: []netip.Addr{vip}})
-		make(Endpoint{Addrs: []netip.Addr{addr("10.96.0.10")}, MAC: "00-15-5D-AA-AA-AA", Provider: nodeA, Remote: true})
+		create(Endpoint{Addrs: []netip.Addr{vip}})
+		create(Endpoint{Addrs: []netip.Addr{addr("10.96.0.10")}, MAC: "00-15-5D-AA-AA-AA", Provider: nodeA, Remote: true})
 	}
-	to := []string{"endpoint-000001", make(Endpoint{Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "02-11-0A-F4-02-0B", Provider: nodeB, Remote: true})}
+	to := []string{"endpoint-000001", create(Endpoint{Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "02-11-0A-F4-02-0B", Provider: nodeB, Remote: true})}
 	slices.Sort(to)
 	for _, x := range []struct {
 		vip   string
@@ -65,26 +65,26 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 		{bridgeN, "", "", 8},
 	} {
 		t.Run(fmt.Sprintf("%s, source VIP %q", tt.network.Kind, tt.vip), func(t *testing.T) {
-			b := newBench(t, v13, tt.network)
+			b := newTestNode(t, v13, tt.network)
 			if tt.given != "" {
 				b.options.SourceVIP = addr(tt.given)
 			}
 			b.restart()
 			b.pods("10.244.1.11")
 			vip, _ := netip.ParseAddr(tt.vip)
-			made := b.kubeProxys(vip)
+			created := b.addKubeProxyObjects(vip)
 			for id, e := range b.hns.endpoints { // the provider address is kube-proxy's choice there
 				if e.Remote && tt.network.Kind != Overlay {
 					e.Provider = netip.Addr{}
 					b.hns.endpoints[id] = e
 				}
 			}
-			want := snapshot(1, fourFold("10.244.1.11:80", "10.244.2.11:80@b"))
+			want := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
 			text := b.converge(want)
 			if n := b.hns.writes(); n != tt.writes {
 				t.Errorf("%d writing calls, want %d:\n%s", n, tt.writes, text)
 			}
-			if kept := slices.Equal(made, slices.Sorted(maps.Keys(b.hns.balancers))); kept != (tt.writes == 0) {
+			if kept := slices.Equal(created, slices.Sorted(maps.Keys(b.hns.balancers))); kept != (tt.writes == 0) {
 				t.Errorf("load balancers kept: %t\n%s", kept, text)
 			}
 			for _, lb := range b.hns.balancers {

@@ -58,12 +58,12 @@ type Endpoint struct {
 	// Provider is the node to send to on an overlay network.
 	Provider netip.Addr
 	Remote   bool
-	// Pod says that a namespace has it.
-	Pod bool
+	// HasNamespace says that a namespace has it.
+	HasNamespace bool
 }
 
-// Has reports that e has the address a.
-func (e *Endpoint) Has(a netip.Addr) bool { return slices.Contains(e.Addrs, a) }
+// HasAddr reports that e has the address a.
+func (e *Endpoint) HasAddr(a netip.Addr) bool { return slices.Contains(e.Addrs, a) }
 
 // Key is what HNS matches a packet by. Two load balancers with the same one
 // cannot exist.
@@ -96,11 +96,11 @@ type PortFlags uint32
 
 // The flags that we set or know. ClusterIPs have none, as in kube-proxy.
 const (
-	Internal      PortFlags = 1  // ILB: nothing public says what it does, and nothing sets it
-	LocalRouted   PortFlags = 2  // the node itself may connect
-	UseMux        PortFlags = 4  // NodePorts with direct server return
-	PreserveVIP   PortFlags = 8  // pods see the address that clients dialled
-	ExternalRoute PortFlags = 16 // the address is from outside the cluster
+	ILB            PortFlags = 1  // ILB: nothing public says what it does, and nothing sets it
+	LocalRoutedVIP PortFlags = 2  // the node itself may connect
+	UseMux         PortFlags = 4  // NodePorts with direct server return
+	PreserveDIP    PortFlags = 8  // pods see the address that clients dialled
+	VIPExternalIP  PortFlags = 16 // the address is from outside the cluster
 )
 
 // Distribution says what HNS keeps together, with HNS's values.
@@ -108,9 +108,9 @@ type Distribution uint32
 
 // The distributions.
 const (
-	PerConnection     Distribution = 0
-	PerSourceProtocol Distribution = 1
-	PerSource         Distribution = 2 // all connections of one client
+	DistributionNone             Distribution = 0
+	DistributionSourceIPProtocol Distribution = 1
+	DistributionSourceIP         Distribution = 2 // all connections of one client
 )
 
 // LoadBalancer is an HNS load balancer. HNS gives it no name.
@@ -126,27 +126,27 @@ type LoadBalancer struct {
 	// Kind is that of the frontend it is for, as far as this process knows: HNS
 	// does not keep it.
 	Kind service.Kind
-	// More are further keys. Ours have none, nor anything Odd: what this
+	// ExtraKeys are further keys. Ours have none, nor anything Odd: what this
 	// package could not express.
-	More []Key
-	Odd  bool
+	ExtraKeys   []Key
+	Unsupported bool
 }
 
-// same reports that b does what a does. Only the ID may differ.
-func (a *LoadBalancer) same(b *LoadBalancer) bool {
+// equal reports that b does what a does. Only the ID may differ.
+func (a *LoadBalancer) equal(b *LoadBalancer) bool {
 	return a.Key == b.Key && a.TargetPort == b.TargetPort && slices.Equal(a.Endpoints, b.Endpoints) &&
 		a.SourceVIP == b.SourceVIP && a.DSR == b.DSR && a.Flags == b.Flags && a.Distribution == b.Distribution &&
-		len(a.More) == 0 && len(b.More) == 0 && a.Odd == b.Odd
+		len(a.ExtraKeys) == 0 && len(b.ExtraKeys) == 0 && a.Unsupported == b.Unsupported
 }
 
-// words describes all of lb but its key and endpoints.
-func (lb *LoadBalancer) words() string {
+// describe describes all of lb but its key and endpoints.
+func (lb *LoadBalancer) describe() string {
 	var w []string
 	w = append(w, fmt.Sprintf("-> :%d", lb.TargetPort))
 	for _, f := range []struct {
 		flag PortFlags
 		word string
-	}{{Internal, "internal"}, {LocalRouted, "local-routed"}, {UseMux, "mux"}, {PreserveVIP, "preserve-destination"}, {ExternalRoute, "external"}} {
+	}{{ILB, "internal"}, {LocalRoutedVIP, "local-routed"}, {UseMux, "mux"}, {PreserveDIP, "preserve-destination"}, {VIPExternalIP, "external"}} {
 		if lb.Flags&f.flag != 0 {
 			w = append(w, f.word)
 		}
@@ -154,7 +154,7 @@ func (lb *LoadBalancer) words() string {
 	if lb.DSR {
 		w = append(w, "dsr")
 	}
-	if lb.Distribution == PerSource {
+	if lb.Distribution == DistributionSourceIP {
 		w = append(w, "affinity")
 	}
 	if lb.SourceVIP.IsValid() {
@@ -204,8 +204,8 @@ func remoteMAC(a netip.Addr) string {
 	return fmt.Sprintf("02-11-%02x-%02x-%02x-%02x", b[0], b[1], b[2], b[3])
 }
 
-// sameMAC compares in any notation.
-func sameMAC(a, b string) bool {
+// equalMAC compares in any notation.
+func equalMAC(a, b string) bool {
 	strip := strings.NewReplacer("-", "", ":", "")
 	return strings.EqualFold(strip.Replace(a), strip.Replace(b))
 }

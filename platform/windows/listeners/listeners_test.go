@@ -46,7 +46,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestKeeps(t *testing.T) {
+func TestConflictsWith(t *testing.T) {
 	for _, tt := range []struct {
 		has, wants string
 		keeps      bool

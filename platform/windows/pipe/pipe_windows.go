@@ -20,15 +20,15 @@ import (
 // may make a pipe whose name begins so.
 const Name = `\\.\pipe\ProtectedPrefix\Administrators\kube-services\lease`
 
-// administrators lets the system and administrators alone connect.
-const administrators = "D:P(A;;GA;;;SY)(A;;GA;;;BA)"
+// adminsOnlySDDL lets the system and administrators alone connect.
+const adminsOnlySDDL = "D:P(A;;GA;;;SY)(A;;GA;;;BA)"
 
 // Pipe is a lease.Transport.
 type Pipe struct{}
 
 // Listen implements lease.Transport.
 func (Pipe) Listen() (lease.Listener, error) {
-	l, err := winio.ListenPipe(Name, &winio.PipeConfig{SecurityDescriptor: administrators})
+	l, err := winio.ListenPipe(Name, &winio.PipeConfig{SecurityDescriptor: adminsOnlySDDL})
 	if errors.Is(err, windows.ERROR_ACCESS_DENIED) || errors.Is(err, windows.ERROR_ALREADY_EXISTS) || errors.Is(err, windows.ERROR_PIPE_BUSY) {
 		return nil, fmt.Errorf("%w: %w", lease.ErrHeld, err)
 	}
@@ -41,9 +41,9 @@ func (Pipe) Listen() (lease.Listener, error) {
 // Dial implements lease.Transport.
 func (Pipe) Dial(ctx context.Context) (net.Conn, error) { return winio.DialPipeContext(ctx, Name) }
 
-// Examine implements lease.Transport. Who may have the pipe or connect to it may
+// Authenticate implements lease.Transport. Who may have the pipe or connect to it may
 // program the node.
-func (Pipe) Examine(c net.Conn) (*lease.Conn, error) {
+func (Pipe) Authenticate(c net.Conn) (*lease.Conn, error) {
 	x := &lease.Conn{Conn: c, Trusted: true}
 	f, ok := c.(interface{ Fd() uintptr })
 	if !ok {

@@ -25,40 +25,40 @@ func (System) Create(s Spec) error {
 		return err
 	}
 	defer m.Disconnect()
-	made, err := m.CreateService(s.Name, s.Executable, mgr.Config{
+	created, err := m.CreateService(s.Name, s.Executable, mgr.Config{
 		DisplayName: s.DisplayName, Description: s.Description,
 		StartType: mgr.StartAutomatic, ErrorControl: mgr.ErrorNormal, Dependencies: s.DependsOn,
 	}, s.Args...)
 	if err != nil {
 		return err
 	}
-	return made.Close()
+	return created.Close()
 }
 
 // The pauses before a service that failed is started again, and after how many
 // seconds without a failure the first pause is due again.
-var pauses = []time.Duration{time.Second, 10 * time.Second, time.Minute}
+var restartDelays = []time.Duration{time.Second, 10 * time.Second, time.Minute}
 
-const forgiven = 3600
+const resetPeriod = 3600
 
-// Complete implements Driver.
-func (System) Complete(s Spec) error {
+// Configure implements Driver.
+func (System) Configure(s Spec) error {
 	return withService(s.Name, windows.SERVICE_ALL_ACCESS, func(x *mgr.Service) error {
 		var restarts []mgr.RecoveryAction
-		for _, p := range pauses {
+		for _, p := range restartDelays {
 			restarts = append(restarts, mgr.RecoveryAction{Type: mgr.ServiceRestart, Delay: p})
 		}
 		delayed := windows.SERVICE_DELAYED_AUTO_START_INFO{IsDelayedAutoStartUp: 1}
 		return errors.Join(
-			said("restarts after failures", x.SetRecoveryActions(restarts, forgiven)),
-			said("restarts after an end with an exit code", x.SetRecoveryActionsOnNonCrashFailures(true)),
-			said("a start after other services", windows.ChangeServiceConfig2(x.Handle, windows.SERVICE_CONFIG_DELAYED_AUTO_START_INFO, (*byte)(unsafe.Pointer(&delayed)))),
-			said("a source of events", eventlog.InstallAsEventCreate(s.Name, eventlog.Error|eventlog.Warning|eventlog.Info)),
+			annotate("restarts after failures", x.SetRecoveryActions(restarts, resetPeriod)),
+			annotate("restarts after an end with an exit code", x.SetRecoveryActionsOnNonCrashFailures(true)),
+			annotate("a start after other services", windows.ChangeServiceConfig2(x.Handle, windows.SERVICE_CONFIG_DELAYED_AUTO_START_INFO, (*byte)(unsafe.Pointer(&delayed)))),
+			annotate("a source of events", eventlog.InstallAsEventCreate(s.Name, eventlog.Error|eventlog.Warning|eventlog.Info)),
 		)
 	})
 }
 
-func said(what string, err error) error {
+func annotate(what string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}

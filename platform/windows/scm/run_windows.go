@@ -13,7 +13,7 @@ import (
 )
 
 // Run does work as the service that this process was started as, and returns
-// its error. A process that is none gets ErrByHand at once. Name is for who
+// its error. A process that is none gets ErrNotStartedBySCM at once. Name is for who
 // reads errors.
 func Run(ctx context.Context, name string, work Work) error {
 	h := &handler{ctx: ctx, work: work}
@@ -31,8 +31,8 @@ type handler struct {
 
 // The exit codes of a service. Those that are not 0 have it restarted.
 const (
-	exitFailed = 1
-	exitAgain  = 2
+	exitFailed  = 1
+	exitRestart = 2
 )
 
 // Execute implements svc.Handler.
@@ -49,7 +49,7 @@ func (h *handler) Execute(args []string, requests <-chan svc.ChangeRequest, to c
 	}()
 	events := openEvents(args)
 	defer events.close()
-	h.err = Live(ctx, h.work, func(r Report) {
+	h.err = Supervise(ctx, h.work, func(r Report) {
 		status := svc.Status{State: svc.StartPending, CheckPoint: r.CheckPoint, WaitHint: uint32(r.WaitHint / time.Millisecond)}
 		switch r.State {
 		case Running:
@@ -60,12 +60,12 @@ func (h *handler) Execute(args []string, requests <-chan svc.ChangeRequest, to c
 		}
 		to <- status
 	})
-	events.ended(h.err)
+	events.recordEnd(h.err)
 	switch {
 	case h.err == nil:
 		return false, 0
-	case errors.Is(h.err, ErrAgain):
-		return true, exitAgain
+	case errors.Is(h.err, ErrRestart):
+		return true, exitRestart
 	}
 	return true, exitFailed
 }
@@ -87,19 +87,19 @@ func openEvents(args []string) events {
 // The numbers of events, which a reader can filter by.
 const (
 	eventStopped = 1
-	eventAgain   = 2
+	eventRestart = 2
 	eventFailed  = 3
 )
 
-// ended tells how the service ended. That nobody can read it is no reason for
+// recordEnd tells how the service ended. That nobody can read it is no reason for
 // a service to fail.
-func (e events) ended(err error) {
+func (e events) recordEnd(err error) {
 	switch {
 	case e.log == nil:
 	case err == nil:
 		_ = e.log.Info(eventStopped, "The service stopped; what it programmed stays in force.")
-	case errors.Is(err, ErrAgain):
-		_ = e.log.Info(eventAgain, err.Error())
+	case errors.Is(err, ErrRestart):
+		_ = e.log.Info(eventRestart, err.Error())
 	default:
 		_ = e.log.Error(eventFailed, err.Error())
 	}

@@ -19,31 +19,31 @@ import (
 // fake is a service control manager with one service, which does what its
 // script says: each Query takes one state off, and the last one stays.
 type fake struct {
-	script   []State
-	refuse   map[string]error // by call
-	refusals map[string]int   // how often; for ever if not given
-	calls    []string
-	exitCode uint32
+	script    []State
+	errs      map[string]error // by call
+	errCounts map[string]int   // how often; for ever if not given
+	calls     []string
+	exitCode  uint32
 }
 
 func (f *fake) call(name string) error {
 	if n := len(f.calls); n == 0 || f.calls[n-1] != name {
 		f.calls = append(f.calls, name)
 	}
-	if left, counted := f.refusals[name]; counted {
+	if left, counted := f.errCounts[name]; counted {
 		if left == 0 {
 			return nil
 		}
-		f.refusals[name]--
+		f.errCounts[name]--
 	}
-	return f.refuse[name]
+	return f.errs[name]
 }
 
-func (f *fake) Create(Spec) error   { return f.call("create") }
-func (f *fake) Complete(Spec) error { return f.call("complete") }
-func (f *fake) Delete(string) error { return f.call("delete") }
-func (f *fake) Start(string) error  { return f.call("start") }
-func (f *fake) Stop(string) error   { return f.call("stop") }
+func (f *fake) Create(Spec) error    { return f.call("create") }
+func (f *fake) Configure(Spec) error { return f.call("complete") }
+func (f *fake) Delete(string) error  { return f.call("delete") }
+func (f *fake) Start(string) error   { return f.call("start") }
+func (f *fake) Stop(string) error    { return f.call("stop") }
 func (f *fake) state() (state State) {
 	if state = f.script[0]; len(f.script) > 1 {
 		f.script = f.script[1:]
@@ -58,7 +58,7 @@ func (f *fake) Query(name string) (Status, error) {
 	return Status{Name: name, State: f.state(), ExitCode: f.exitCode}, nil
 }
 
-func refusing(call string, code syscall.Errno) map[string]error {
+func failing(call string, code syscall.Errno) map[string]error {
 	return map[string]error{call: fmt.Errorf("wrapped: %w", code)}
 }
 
@@ -76,38 +76,38 @@ func TestManager(t *testing.T) {
 		want string // calls
 	}{
 		"install":                 {fake{}, install, nil, "", "create complete"},
-		"install twice":           {fake{refuse: refusing("create", 1073)}, install, ErrInstalled, "install service x: is installed already: uninstall it first", "create"},
-		"install while it goes":   {fake{refuse: refusing("create", 1072)}, install, ErrPending, "close the Services console", "create"},
-		"install without rights":  {fake{refuse: refusing("create", 5)}, install, ErrRights, "as an administrator", "create"},
-		"install, half":           {fake{refuse: refusing("complete", 120)}, install, nil, "", "create complete"},
+		"install twice":           {fake{errs: failing("create", 1073)}, install, ErrInstalled, "install service x: is installed already: uninstall it first", "create"},
+		"install while it goes":   {fake{errs: failing("create", 1072)}, install, ErrPending, "close the Services console", "create"},
+		"install without rights":  {fake{errs: failing("create", 5)}, install, ErrAccessDenied, "as an administrator", "create"},
+		"install, half":           {fake{errs: failing("complete", 120)}, install, nil, "", "create complete"},
 		"start":                   {fake{script: []State{Starting, Running}}, start, nil, "", "start query"},
-		"start twice":             {fake{refuse: refusing("start", 1056)}, start, ErrRunning, "is running already", "start"},
-		"start what is not there": {fake{refuse: refusing("start", 1060)}, start, ErrNotInstalled, "kube-proxy service install", "start"},
-		"start, busy first":       {fake{script: []State{Running}, refuse: refusing("start", 1055), refusals: map[string]int{"start": 3}}, start, nil, "", "start query"},
-		"start, always busy":      {fake{refuse: refusing("start", 1055)}, start, ErrPending, "try again", "start"},
-		"start without hns":       {fake{refuse: refusing("start", 1075)}, start, syscall.Errno(1075), "Install-WindowsFeature Containers", "start"},
+		"start twice":             {fake{errs: failing("start", 1056)}, start, ErrRunning, "is running already", "start"},
+		"start what is not there": {fake{errs: failing("start", 1060)}, start, ErrNotInstalled, "kube-proxy service install", "start"},
+		"start, busy first":       {fake{script: []State{Running}, errs: failing("start", 1055), errCounts: map[string]int{"start": 3}}, start, nil, "", "start query"},
+		"start, always busy":      {fake{errs: failing("start", 1055)}, start, ErrPending, "try again", "start"},
+		"start without hns":       {fake{errs: failing("start", 1075)}, start, syscall.Errno(1075), "Install-WindowsFeature Containers", "start"},
 		"start, it ends":          {fake{script: []State{Starting, Stopped}, exitCode: 7}, start, ErrEnded, "with exit code 7", "start query"},
-		"start, it ends at once":  {fake{script: []State{Stopped}, refuse: refusing("start", 1053), exitCode: 7}, start, ErrEnded, "with exit code 7", "start query"},
-		"start, it never answers": {fake{script: []State{Stopped}, refuse: refusing("start", 1053), exitCode: 1053}, start, syscall.Errno(1053), "did not answer the service manager", "start query"},
-		"start, it answers late":  {fake{script: []State{Starting, Running}, refuse: refusing("start", 1053)}, start, nil, "", "start query"},
+		"start, it ends at once":  {fake{script: []State{Stopped}, errs: failing("start", 1053), exitCode: 7}, start, ErrEnded, "with exit code 7", "start query"},
+		"start, it never answers": {fake{script: []State{Stopped}, errs: failing("start", 1053), exitCode: 1053}, start, syscall.Errno(1053), "did not answer the service manager", "start query"},
+		"start, it answers late":  {fake{script: []State{Starting, Running}, errs: failing("start", 1053)}, start, nil, "", "start query"},
 		"start, it takes long":    {fake{script: []State{Starting}}, start, ErrPending, "is still on its way after 1m0s: it is starting", "start query"},
 		"stop":                    {fake{script: []State{Running, Stopping, Stopped}}, stop, nil, "", "query stop query"},
-		"stop, it was quick":      {fake{script: []State{Running, Stopped}, refuse: refusing("stop", 1062)}, stop, nil, "", "query stop query"},
-		"stop while it starts":    {fake{script: []State{Starting, Running, Stopped}, refuse: refusing("stop", 1061), refusals: map[string]int{"stop": 1}}, stop, nil, "", "query stop query stop query"},
+		"stop, it was quick":      {fake{script: []State{Running, Stopped}, errs: failing("stop", 1062)}, stop, nil, "", "query stop query"},
+		"stop while it starts":    {fake{script: []State{Starting, Running, Stopped}, errs: failing("stop", 1061), errCounts: map[string]int{"stop": 1}}, stop, nil, "", "query stop query stop query"},
 		"stop twice":              {fake{script: []State{Stopped}}, stop, ErrNotRunning, "is not running", "query"},
 		"stop what others stop":   {fake{script: []State{Stopping, Stopping, Stopped}}, stop, nil, "", "query"},
 		"stop, it takes long":     {fake{script: []State{Running, Stopping}}, stop, ErrPending, "is still on its way after 1m0s: it is stopping", "query stop query"},
-		"stop without rights":     {fake{script: []State{Running}, refuse: refusing("stop", 5)}, stop, ErrRights, "stop service x: is refused", "query stop"},
+		"stop without rights":     {fake{script: []State{Running}, errs: failing("stop", 5)}, stop, ErrAccessDenied, "stop service x: is refused", "query stop"},
 		"uninstall":               {fake{script: []State{Stopped}}, uninstall, nil, "", "query delete"},
 		"uninstall what runs":     {fake{script: []State{Running, Stopped}}, uninstall, nil, "", "query stop query delete"},
 		"uninstall, does not end": {fake{script: []State{Stopping}}, uninstall, ErrPending, "uninstall: stop service x", "query"},
-		"uninstall twice":         {fake{refuse: refusing("query", 1060)}, uninstall, ErrNotInstalled, "is not installed", "query"},
-		"status of nothing":       {fake{refuse: refusing("query", 1060)}, status, ErrNotInstalled, "query service x: is not installed", "query"},
-		"unknown number":          {fake{refuse: refusing("query", 4711)}, status, syscall.Errno(4711), "query service x: wrapped", "query"},
+		"uninstall twice":         {fake{errs: failing("query", 1060)}, uninstall, ErrNotInstalled, "is not installed", "query"},
+		"status of nothing":       {fake{errs: failing("query", 1060)}, status, ErrNotInstalled, "query service x: is not installed", "query"},
+		"unknown number":          {fake{errs: failing("query", 4711)}, status, syscall.Errno(4711), "query service x: wrapped", "query"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				err := tt.do(&Manager{Driver: &tt.fake, Patience: time.Minute, Tell: func(string) {}})
+				err := tt.do(&Manager{Driver: &tt.fake, Timeout: time.Minute, Log: func(string) {}})
 				if (tt.kind == nil) != (err == nil) || tt.kind != nil && (!errors.Is(err, tt.kind) || !strings.Contains(err.Error(), tt.text)) {
 					t.Errorf("error %v, want %v with %q", err, tt.kind, tt.text)
 				}
@@ -119,11 +119,11 @@ func TestManager(t *testing.T) {
 	}
 }
 
-// TestTold has a person see that something is going on, and what was not had.
-func TestTold(t *testing.T) {
+// TestProgress has a person see that something is going on, and what was not had.
+func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []string
-		m := &Manager{Driver: &fake{script: []State{Starting}, refuse: refusing("complete", 120)}, Patience: 11 * time.Second, Tell: func(s string) { told = append(told, s) }}
+		var logged []string
+		m := &Manager{Driver: &fake{script: []State{Starting}, errs: failing("complete", 120)}, Timeout: 11 * time.Second, Log: func(s string) { logged = append(logged, s) }}
 		if err := m.Install(Spec{Name: "x"}); err != nil {
 			t.Error(err)
 		}
@@ -133,14 +133,14 @@ func TestTold(t *testing.T) {
 			"waiting for service x to start, for 5s so far",
 			"waiting for service x to start, for 10s so far",
 		}
-		if diff := cmp.Diff(want, told); diff != "" {
+		if diff := cmp.Diff(want, logged); diff != "" {
 			t.Errorf("told (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// TestLive has nothing happen at a full second, when a report may be due.
-func TestLive(t *testing.T) {
+// TestSupervise has nothing happen at a full second, when a report may be due.
+func TestSupervise(t *testing.T) {
 	failure := errors.New("no")
 	for name, tt := range map[string]struct {
 		begin, end time.Duration // of the start and, after a stop, of the end
@@ -159,7 +159,7 @@ func TestLive(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), tt.stop)
 				defer cancel()
 				var got []string
-				err := Live(ctx, func(ctx context.Context, started func()) error {
+				err := Supervise(ctx, func(ctx context.Context, started func()) error {
 					time.Sleep(tt.begin)
 					if tt.fail {
 						return failure

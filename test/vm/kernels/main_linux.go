@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	all, err := recall(*memory)
+	all, err := loadOutcomes(*memory)
 	if err != nil {
 		return err
 	}
@@ -66,9 +66,9 @@ func run(ctx context.Context, args []string) error {
 	for _, k := range kernels {
 		for _, s := range suites {
 			if ctx.Err() == nil && slices.Contains(wanted, s.name) {
-				errs = append(errs, all.try(ctx, s, k, *runner))
+				errs = append(errs, all.runSuite(ctx, s, k, *runner))
 			}
-			errs = append(errs, all.keep(*memory), os.WriteFile(*page, []byte(all.page()), 0o644))
+			errs = append(errs, all.save(*memory), os.WriteFile(*page, []byte(all.page()), 0o644))
 		}
 	}
 	return errors.Join(append(errs, ctx.Err())...)
@@ -88,9 +88,9 @@ func choose(what, list string, known []string) ([]string, error) {
 	return chosen, nil
 }
 
-// try runs a suite and notes what came of it.
-func (all outcomes) try(ctx context.Context, s suite, kernel, runner string) error {
-	o, err := s.try(ctx, runner, kernel, os.Stdout)
+// runSuite runs a suite and notes what came of it.
+func (all outcomes) runSuite(ctx context.Context, s suite, kernel, runner string) error {
+	o, err := s.runOn(ctx, runner, kernel, os.Stdout)
 	if ctx.Err() != nil {
 		return nil // it says nothing about the suite
 	}
@@ -104,7 +104,7 @@ func (all outcomes) try(ctx context.Context, s suite, kernel, runner string) err
 	return err
 }
 
-func recall(file string) (outcomes, error) {
+func loadOutcomes(file string) (outcomes, error) {
 	all := outcomes{}
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +119,7 @@ func recall(file string) (outcomes, error) {
 	return all, nil
 }
 
-func (all outcomes) keep(file string) error {
+func (all outcomes) save(file string) error {
 	text, err := json.MarshalIndent(all, "", "\t")
 	return errors.Join(err, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, text, 0o644))
 }

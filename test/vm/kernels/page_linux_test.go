@@ -30,10 +30,10 @@ func TestPage(t *testing.T) {
 		"6.1": {"nftables": {}},
 	}
 	file := filepath.Join(t.TempDir(), "folder", "kernels.json")
-	if err := all.keep(file); err != nil {
+	if err := all.save(file); err != nil {
 		t.Fatal(err)
 	}
-	all, err := recall(file)
+	all, err := loadOutcomes(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-func TestChoose(t *testing.T) {
+func TestSelectMode(t *testing.T) {
 	known := []string{"a", "b", "c"}
 	for list, want := range map[string][]string{"": known, "b": {"b"}, "c,a": {"c", "a"}} {
 		if got, err := choose("suite", list, known); err != nil || !cmp.Equal(got, want) {

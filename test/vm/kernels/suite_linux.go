@@ -38,7 +38,7 @@ var suites = []suite{
 	{"live-iptables", "mode iptables: the same", []string{"./test/live"}, "^TestIPTables", "^TestIPTables(SCTP|Bridge)$|" + cells},
 	{"backends", "the kernel's part of nftables, iptables, ipvs, conntrack, sysctls",
 		[]string{"./platform/linux/nftables", "./platform/linux/iptables", "./platform/linux/ipvs", "./platform/linux/conntrack", "./platform/linux/sysctl"}, "", ""},
-	{"ground", "what live tests stand on: networks, SCTP, notices", []string{"./test/netlab", "./test/notices"}, "", ""},
+	{"ground", "what live tests stand on: networks, SCTP, notices", []string{"./test/netlab", "./test/nftmonitor"}, "", ""},
 }
 
 // outcome is what came of a suite on a kernel.
@@ -65,8 +65,8 @@ func reasons(report string) map[string]string {
 	return all
 }
 
-// try runs a suite on a kernel. An error says that it could not.
-func (s suite) try(ctx context.Context, runner, kernel string, out io.Writer) (outcome, error) {
+// runOn runs a suite on a kernel. An error says that it could not.
+func (s suite) runOn(ctx context.Context, runner, kernel string, out io.Writer) (outcome, error) {
 	release, err := exec.CommandContext(ctx, runner, "-kernel", kernel, "-fetch").Output()
 	if err != nil {
 		return outcome{}, fmt.Errorf("fetch the kernel %s: %w", kernel, err)

@@ -56,9 +56,9 @@ func (p pairs) Set(s string) error {
 
 // options are what the flags say beside the job.
 type options struct {
-	kernel string
-	fetch  bool
-	tell   bool
+	kernel  string
+	fetch   bool
+	verbose bool
 	// controlPlane brings in the programs that test/cluster runs.
 	controlPlane bool
 }
@@ -67,7 +67,7 @@ func parse(args []string) (options, vm.Job, error) {
 	j := vm.Job{Files: map[string]string{}, Outputs: map[string]string{}, Stdout: os.Stdout, Stderr: os.Stderr}
 	var o options
 	flags := flag.NewFlagSet("run [flags] [--] command", flag.ContinueOnError)
-	flags.StringVar(&o.kernel, "kernel", vm.Usual, "one of "+strings.Join(vm.Kernels, ", "))
+	flags.StringVar(&o.kernel, "kernel", vm.DefaultKernel, "one of "+strings.Join(vm.Kernels, ", "))
 	flags.IntVar(&j.CPUs, "cpus", 1, "processors of the machine; with one it has a clock of its own")
 	flags.BoolVar(&j.RealTime, "realtime", false, "give a machine with one processor this machine's clock, too")
 	flags.IntVar(&j.Memory, "memory", 2048, "memory of the machine, in MB")
@@ -77,7 +77,7 @@ func parse(args []string) (options, vm.Job, error) {
 	flags.BoolVar(&j.Proxy, "proxy", false, "bring kube-proxy in, built anew, for tests that run it")
 	flags.BoolVar(&o.controlPlane, "controlplane", false, "bring etcd and kube-apiserver in, built if nobody has, for tests that run them")
 	flags.BoolVar(&o.fetch, "fetch", false, "only fetch the kernel, and print its version; nothing is printed where no machine can be made")
-	flags.BoolVar(&o.tell, "v", false, "tell how long the machine took")
+	flags.BoolVar(&o.verbose, "v", false, "tell how long the machine took")
 	load := flags.String("modules", "", "modules to load beside the usual ones, separated by commas")
 	env := flags.String("env", "", "names of variables to pass on, separated by commas")
 	if err := flags.Parse(args); err != nil {
@@ -117,7 +117,7 @@ func run(ctx context.Context, args []string) (int, error) {
 	}
 	start := time.Now()
 	code, err := m.Run(ctx, j)
-	if o.tell {
+	if o.verbose {
 		fmt.Fprintf(os.Stderr, "vm: kernel %s ran for %s, exit code %d\n", m.Release(), time.Since(start).Round(10*time.Millisecond), code)
 	}
 	switch {

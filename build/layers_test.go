@@ -1,0 +1,172 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package build
+
+import (
+	"bytes"
+	"go/ast"
+	"go/format"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const header = `// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+`
+
+func checkHeader(s *source) []finding {
+	if !bytes.HasPrefix(s.text, []byte(header)) {
+		return []finding{{1, "want the two-line licence header and a blank line"}}
+	}
+	return nil
+}
+
+func checkFormat(s *source) []finding {
+	formatted, err := format.Source(s.text)
+	if err != nil || !bytes.Equal(formatted, s.text) {
+		return []finding{{1, "not formatted: run make fmt"}}
+	}
+	return nil
+}
+
+// layer says what a folder may not import; tests in it are free. Bans and
+// exceptions are prefixes of whole path elements.
+type layer struct {
+	folder string // with a slash at the end; empty for the whole module
+	bans   []string
+	except []string
+}
+
+const std = "<outside the standard library>"
+
+// layers are all checked, not only the first that fits.
+var layers = []layer{
+	{"", []string{"k8s.io/kubernetes", "sigs.k8s.io/controller-runtime"}, nil},
+	{"common/service/", []string{std}, nil},
+	{"common/", []string{module + "/platform", module + "/config", module + "/cmd"}, nil},
+	{"common/reconcile/", []string{"k8s.io", "sigs.k8s.io"}, nil},
+	{"common/files/", []string{"k8s.io", "sigs.k8s.io"}, nil},
+	{"common/route/", []string{"k8s.io", "sigs.k8s.io"}, nil},
+	{"common/track/", []string{"k8s.io/client-go"}, nil},
+	{"config/", []string{module + "/platform", module + "/cmd"}, nil},
+	{"platform/", []string{module + "/config", module + "/cmd"}, nil},
+	{"platform/linux/", []string{module + "/platform/windows", "k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
+	{"platform/windows/", []string{module + "/platform/linux", "k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
+}
+
+func checkImports(s *source) []finding {
+	var found []finding
+	for _, spec := range s.tree.Imports {
+		name, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			continue // the parser refuses it first
+		}
+		for _, l := range layers {
+			if l.bansImport(s, name) {
+				found = append(found, s.at(spec).report("%s may not import %s", s.dir(), name))
+				break
+			}
+		}
+	}
+	return found
+}
+
+func (l layer) bansImport(s *source, name string) bool {
+	if !strings.HasPrefix(s.path, l.folder) || s.test() && l.folder != "" {
+		return false
+	}
+	return within(name, l.bans) && !within(name, l.except)
+}
+
+// within reports that name is one of paths or lies below one.
+func within(name string, paths []string) bool {
+	first, _, _ := strings.Cut(name, "/")
+	for _, p := range paths {
+		if name == p || strings.HasPrefix(name, p+"/") {
+			return true
+		}
+		if p == std && (first == module || strings.Contains(first, ".")) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkSystem keeps operating systems in file names, where a reader sees
+// them, and out of the logic.
+func checkSystem(s *source) []finding {
+	var found []finding
+	for _, group := range s.tree.Comments {
+		for _, c := range group.List {
+			if strings.HasPrefix(c.Text, "//go:build ") && !other(s.name()) {
+				found = append(found, s.at(c).report("build line: use a file name ending in _linux, _windows or _other"))
+			}
+		}
+	}
+	ast.Inspect(s.tree, func(n ast.Node) bool {
+		sel, ok := n.(*ast.SelectorExpr)
+		if !ok || sel.Sel.Name != "GOOS" || strings.HasPrefix(s.path, "cmd/") {
+			return true
+		}
+		if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "runtime" {
+			found = append(found, s.at(sel).report("runtime.GOOS: let a file suffix or the caller choose"))
+		}
+		return true
+	})
+	return found
+}
+
+func other(name string) bool {
+	return strings.HasSuffix(name, "_other.go") || strings.HasSuffix(name, "_other_test.go")
+}
+
+// unwanted are words that age badly or belong to one workplace. A file is
+// searched with the slow pattern only if it has one of the parts. Both are
+// written so that they do not find themselves.
+var unwanted = []struct {
+	parts []string
+	words *regexp.Regexp
+	why   string
+}{
+	{
+		[]string{"proxy.golang", "sum.golang", "gcr.", "ghcr.", "quay.", "docker.", "registry.k8s", "mcr.", "deb.debian"},
+		regexp.MustCompile(`(proxy|sum)\.golang\.[o]rg|gcr\.[i]o|ghcr\.[i]o|quay\.[i]o|docker\.[i]o|registry\.k8s\.[i]o|mcr\.microsoft\.[c]om|deb\.debian\.[o]rg`),
+		"names a registry: readers have their own mirrors",
+	},
+	{[]string{"ssue"}, regexp.MustCompile(`(?i)\bissues? #?[0-9]`), "names an issue: say the reason itself"},
+	{[]string{"/wo" + "rk"}, regexp.MustCompile("(^|[\\s\"'(=`])/[w]ork/"), "names a path of one machine"},
+	{[]string{"TO" + "DO", "FIX" + "ME", "XX" + "X"}, regexp.MustCompile(`\b(TODO|FIXME|XXX)[:( ]`), "leaves a note: do it or drop it"},
+}
+
+func checkWords(text []byte) []finding {
+	var found []finding
+	for _, u := range unwanted {
+		if !slices.ContainsFunc(u.parts, func(p string) bool { return bytes.Contains(text, []byte(p)) }) {
+			continue
+		}
+		for i, line := range bytes.Split(text, []byte("\n")) {
+			if word := u.words.Find(line); word != nil {
+				found = append(found, finding{i + 1, strconv.Quote(string(word)) + " " + u.why})
+			}
+		}
+	}
+	return found
+}
+
+// authoredFiles are the endings of files that people write. go.sum is not one.
+var authoredFiles = regexp.MustCompile(`(\.(go|md|mod|sh|txt|ya?ml|json)|/run|Makefile|Dockerfile)$`)
+
+func TestWords(t *testing.T) {
+	files := tree(t, authoredFiles.MatchString)
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		for _, f := range checkWords(files[path]) {
+			t.Errorf("%s:%d: %s", path, f.line, f.text)
+		}
+	}
+}

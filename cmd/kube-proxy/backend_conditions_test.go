@@ -1,0 +1,43 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+
+	"kubeproxy/common/health"
+)
+
+// TestBackendConditions has each condition begin and end by itself, also what was said before
+// anybody listened, and logs what begins once.
+func TestBackendConditions(t *testing.T) {
+	var log strings.Builder
+	o := &statusReporter{health: health.New(health.Options{}), log: logr.FromSlogHandler(slog.NewTextHandler(io.Writer(&log), nil))}
+	r := &backendConditions{}
+	hangs, ports := r.setter("dataplane"), r.setter("dynamic-ports")
+	ports("4 are missing")
+	o.observeConditions([]*backend{{conditions: r}, {}})
+	hangs("HNS has not answered")
+	ports("5 are missing")
+	conditions := o.health.Report().Conditions
+	if conditions["dataplane"] != "HNS has not answered" || conditions["dynamic-ports"] != "5 are missing" {
+		t.Errorf("conditions %v", conditions)
+	}
+	hangs("")
+	if conditions = o.health.Report().Conditions; len(conditions) != 1 || conditions["dynamic-ports"] == "" {
+		t.Errorf("conditions %v", conditions)
+	}
+	if n := strings.Count(log.String(), "Warning: "); n != 2 || strings.Contains(log.String(), "5 are") {
+		t.Errorf("logged:\n%s", log.String())
+	}
+	ports("")
+	if conditions = o.health.Report().Conditions; len(conditions) != 0 {
+		t.Errorf("conditions %v", conditions)
+	}
+}

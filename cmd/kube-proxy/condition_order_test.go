@@ -1,0 +1,81 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// lineFunc goes to look at each line that is logged.
+type lineFunc func(line string)
+
+func (g lineFunc) Write(line []byte) (int, error) {
+	g(string(line))
+	return len(line), nil
+}
+
+func (g lineFunc) logger() klog.Logger {
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(g)))
+}
+
+// Who reads in the log what happened to the configuration finds it in the
+// health report, too.
+func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	write(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
+	o := &options{}
+	o.config.Config = path
+	c, err := config.Load(&o.config, hostOS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := []*backend{{mode: "nftables", family: service.IPv4}}
+	r := &reloader{
+		options: o, active: newActiveConfig(path, c), mode: "nftables", servers: newTestServers(t, "127.0.0.1:0").servers,
+		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), klog.Logger{}),
+	}
+	r.reporter.tracker = newTracker(c, "node-a", func(track.Problem) {}, klog.Logger{}, func() {})
+	var shown []string
+	r.log = lineFunc(func(string) {
+		shown = append(shown, r.reporter.health.Report().Conditions[reloadCondition])
+	}).logger()
+	r.reject(errors.New("no such field"))
+	if err := r.adopt(t.Context(), c, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(shown) != 2 || shown[0] != "no such field" || shown[1] != "" {
+		t.Errorf("shown when the file was said to be bad, and then good: %q", shown)
+	}
+}
+
+// Who reads in the log why old rules are still there finds it in the health
+// report, too.
+func TestErrorIsReportedBeforeItIsLogged(t *testing.T) {
+	var condition string
+	logged := 0
+	x := &takeover{
+		targets:   []cleanupTarget{{leftovers: &fakeLeftovers{}, err: errors.New("no right")}},
+		condition: func(text string) { condition = text },
+		logged:    map[string]string{},
+		log: lineFunc(func(line string) {
+			logged++
+			if !strings.Contains(condition, "no right") {
+				t.Errorf("%q is said, and %q shown", line, condition)
+			}
+		}).logger(),
+	}
+	if x.report("", nil); logged != 1 {
+		t.Errorf("said %d times", logged)
+	}
+}

@@ -1,0 +1,350 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+	"kubeproxy/test/program"
+)
+
+// fakeAPI is the transport to an API server that takes every Event.
+type fakeAPI struct {
+	mu     sync.Mutex
+	events []string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (a *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	var e corev1.Event
+	if err := json.Unmarshal(body, &e); err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r.Method == http.MethodPost {
+		a.events = append(a.events, e.Type+" "+e.Reason+" "+e.InvolvedObject.Name+" "+string(e.InvolvedObject.UID)+": "+e.Message)
+	}
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(body)), Request: r,
+	}, nil
+}
+
+// recordedEvents runs a story and returns the Events it led to, in order.
+func recordedEvents(t *testing.T, scenario func(h *eventReporter)) []string {
+	t.Helper()
+	var all []string
+	synctest.Test(t, func(t *testing.T) {
+		server := &fakeAPI{}
+		from := &source.APIServer{Config: &rest.Config{Host: "http://api", Transport: server}}
+		h, err := newEventReporter(from, "node-a", metrics.New(metrics.Options{}), klog.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.problems = func() []track.Problem { return nil }
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			h.Run(ctx)
+			close(done)
+		}()
+		scenario(h)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		stop()
+		<-done
+		all = server.events
+	})
+	return slices.DeleteFunc(all, func(s string) bool {
+		return s == "Normal Starting node-a node-a: kube-proxy "+buildInfo().Version+" starts"
+	})
+}
+
+func newService(name, uid string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid)}}
+}
+
+func portError(f service.Family, name string, err error) *reconcile.PortError {
+	return &reconcile.PortError{Family: f, Name: service.PortName{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP}, Err: err}
+}
+
+const (
+	v4, v6          = service.IPv4, service.IPv6
+	portFailedEvent = "Warning ServiceNotProgrammed web u1: Node node-a could not program port http/tcp, IPv4: refused"
+)
+
+var errRefused = errors.New("refused")
+
+// runRound is a round and a quiet minute.
+func runRound(h *eventReporter, f service.Family, errs ...error) {
+	h.reportRound(f, 1, reconcile.Result{Err: errors.Join(errs...)})
+	time.Sleep(time.Minute)
+}
+
+func TestEventsOfPorts(t *testing.T) {
+	web := newService("web", "u1")
+	for name, tt := range map[string]struct {
+		scenario func(h *eventReporter)
+		want     []string
+	}{
+		"all is well": {func(h *eventReporter) { h.setService(web); runRound(h, v4) }, []string{}},
+		"a port fails in both families, and comes right": {
+			func(h *eventReporter) {
+				h.setService(web)
+				runRound(h, v4, portError(v4, "web", errRefused))
+				runRound(h, v6, portError(v6, "web", errRefused))
+				runRound(h, v4)
+				runRound(h, v6)
+			},
+			[]string{
+				portFailedEvent,
+				"Normal ServiceProgrammed web u1: Node node-a has programmed the Service",
+			},
+		},
+		"many ports": {
+			func(h *eventReporter) {
+				h.setService(web)
+				runRound(h, v4, slices.Repeat([]error{portError(v4, "web", errRefused)}, 5)...)
+			},
+			[]string{
+				portFailedEvent + "; " +
+					"port http/tcp, IPv4: refused; port http/tcp, IPv4: refused; and 2 more",
+			},
+		},
+		"the Service goes": {
+			func(h *eventReporter) {
+				h.setService(web)
+				runRound(h, v4, portError(v4, "web", errRefused))
+				h.removeService(types.NamespacedName{Namespace: "shop", Name: "web"})
+				runRound(h, v4)
+			},
+			[]string{portFailedEvent},
+		},
+		"another one comes in its place": {
+			func(h *eventReporter) {
+				h.setService(web)
+				runRound(h, v4, portError(v4, "web", errRefused))
+				h.setService(newService("web", "u2"))
+				runRound(h, v4)
+				runRound(h, v4, portError(v4, "web", errRefused))
+			},
+			[]string{
+				portFailedEvent,
+				"Warning ServiceNotProgrammed web u2: Node node-a could not program port http/tcp, IPv4: refused",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, recordedEvents(t, tt.scenario)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestEventsOfRounds(t *testing.T) {
+	got := recordedEvents(t, func(h *eventReporter) {
+		h.setService(newService("web", "u1"))
+		runRound(h, v4, portError(v4, "web", errRefused), errors.New("no netlink"))
+		runRound(h, v6, errors.New("none either"))
+		runRound(h, v4)
+		runRound(h, v6)
+	})
+	want := []string{
+		"Warning RulesNotProgrammed node-a node-a: IPv4: service port shop/web:http (tcp, IPv4): refused\nno netlink",
+		"Normal RulesProgrammed node-a node-a: All rules are in force again",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestEventsOfProblems(t *testing.T) {
+	got := recordedEvents(t, func(h *eventReporter) {
+		list := []track.Problem{
+			{Field: "spec.podCIDRs[0]", Message: "of the Node"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[0]", Message: "a"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[1]", Message: "b"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "unknown"}, Field: "spec.ports[1]", Message: "c"},
+		}
+		h.problems = func() []track.Problem { return list }
+		h.setService(newService("odd", "u1"))
+		round := func(generation uint64) {
+			h.reportRound(service.IPv4, generation, reconcile.Result{Generation: generation})
+			time.Sleep(time.Minute)
+		}
+		round(1) // nobody said that there is anything
+		h.problemFound()
+		round(1)
+		round(2)
+		list = nil
+		round(3)
+		list = []track.Problem{{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[2]", Message: "d"}}
+		h.problemFound()
+		round(3)
+	})
+	want := []string{
+		"Warning ServiceSkipped odd u1: spec.ports[0]: a; spec.ports[1]: b",
+		"Warning ServiceSkipped odd u1: spec.ports[2]: d",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestEventsOfServers(t *testing.T) {
+	got := recordedEvents(t, func(h *eventReporter) {
+		web := newService("web", "u1")
+		web.Spec.HealthCheckNodePort = 31000
+		h.setService(web)
+		p := servicecheck.Problem{Namespace: "shop", Name: "web", Addr: netip.MustParseAddrPort("0.0.0.0:31000"), Err: errors.New("address in use")}
+		h.reportHealthCheck(p)
+		other := p
+		other.Addr = netip.MustParseAddrPort("[::]:31000")
+		h.reportHealthCheck(other)
+		h.reportServer("health", errors.New("taken"))
+		h.reportServer("else", errors.New("taken"))
+		time.Sleep(time.Minute)
+		p.Err = nil
+		h.reportHealthCheck(p)
+		h.reportServer("health", nil)
+		time.Sleep(time.Minute)
+		other.Err = nil
+		h.reportHealthCheck(other)
+	})
+	slices.Sort(got)
+	want := []string{
+		"Normal StartedProxierHealthcheck node-a node-a: The health server answers now",
+		"Normal StartedServiceHealthcheck web u1: Node node-a answers health checks",
+		"Warning FailedToStartProxierHealthcheck node-a node-a: taken",
+		"Warning FailedToStartServiceHealthcheck web u1: Node node-a cannot answer health checks: address in use",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestDeprecations has one warning and one Event for each use.
+func TestDeprecations(t *testing.T) {
+	var log program.Log
+	d := newDeprecations(&config.Config{}, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	got := recordedEvents(t, func(h *eventReporter) {
+		set := func(s *corev1.Service) {
+			h.setService(s)
+			h.reportDeprecation(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, d.update(s))
+		}
+		web, headless, plain := newService("web", "u1"), newService("headless", "u2"), newService("plain", "u3")
+		web.Spec.ExternalIPs, headless.Spec.ExternalIPs = []string{"192.0.2.1"}, []string{"192.0.2.1"}
+		headless.Spec.ClusterIP = corev1.ClusterIPNone
+		for range 3 {
+			set(web)
+			set(headless)
+			set(plain)
+			time.Sleep(time.Minute)
+		}
+		without := newService("web", "u1")
+		set(without)
+		o := &statusReporter{mode: "ipvs", events: h, log: d.log}
+		o.warnDeprecatedMode()
+		(&statusReporter{mode: "nftables", events: h, log: d.log}).warnDeprecatedMode()
+	})
+	want := []string{
+		"Warning ExternalIPsDeprecation web u1: " + externalIPsText,
+		"Warning IPVSDeprecation node-a node-a: " + ipvsText,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+	if n := strings.Count(log.String(), "Warning: "); n != 2 || !strings.Contains(log.String(), `service="shop/web"`) {
+		t.Errorf("%d warnings, want one for the Service and one for the mode:\n%s", n, log.String())
+	}
+	off := newDeprecations(&config.Config{KubeProxyConfiguration: v1alpha1.KubeProxyConfiguration{FeatureGates: map[string]bool{"AllowServiceExternalIPs": false}}}, d.log)
+	web := newService("web", "u1")
+	web.Spec.ExternalIPs = []string{"192.0.2.1"}
+	if text := off.update(web); text != "" {
+		t.Errorf("switched off: %q", text)
+	}
+}
+
+// TestDeprecationsOfANamedProxy has the proxy warn that serves the Service, and no other.
+func TestDeprecationsOfANamedProxy(t *testing.T) {
+	var log program.Log
+	for _, name := range []string{"", "mesh", "other"} {
+		d := newDeprecations(&config.Config{ProxyName: name}, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+		for label, labels := range map[string]map[string]string{"": nil, "mesh": {track.LabelProxyName: "mesh"}} {
+			s := newService("web", "u1")
+			s.Labels, s.Spec.ExternalIPs = labels, []string{"192.0.2.1"}
+			if text := d.update(s); (text != "") != (label == name) {
+				t.Errorf("proxy %q of a Service labelled %q: %q", name, label, text)
+			}
+		}
+	}
+}
+
+// TestManyDeprecations leave room for other Events.
+func TestManyDeprecations(t *testing.T) {
+	got := recordedEvents(t, func(h *eventReporter) {
+		for i := range 5000 {
+			s := newService(fmt.Sprint("s", i), fmt.Sprint("u", i))
+			h.setService(s)
+			h.reportDeprecation(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, externalIPsText)
+		}
+		if n := len(h.deprecated); n != maxDeprecationEvents {
+			t.Errorf("%d Services, want %d", n, maxDeprecationEvents)
+		}
+	})
+	if len(got) > maxDeprecationEvents {
+		t.Errorf("%d Events", len(got))
+	}
+}
+
+// Without an API server, nobody hears of anything.
+func TestNoEventReporter(t *testing.T) {
+	h, err := newEventReporter(&source.Manifests{}, "node-a", nil, klog.Background())
+	if h != nil || err != nil {
+		t.Fatalf("%v, %v", h, err)
+	}
+	h.setService(newService("web", "u1"))
+	h.removeService(types.NamespacedName{})
+	h.reportDeprecation(types.NamespacedName{}, "x")
+	h.problemFound()
+	h.reportRound(service.IPv4, 1, reconcile.Result{})
+	h.reportHealthCheck(servicecheck.Problem{})
+	h.reportServer("health", nil)
+	h.start(t.Context(), nil)
+}

@@ -1,0 +1,160 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// newTestSink returns what a source of an API server talks to, with one backend for
+// IPv4 that does nothing.
+func newTestSink(t *testing.T) (instrumentedSink, *backend) {
+	t.Helper()
+	c, err := config.Load(&config.Flags{}, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &backend{mode: "nftables", family: service.IPv4}
+	o := newStatusReporter(c, []*backend{b}, "node-a", newSourceStatus(true), klog.Background())
+	o.tracker = track.New(track.Options{NodeName: "node-a"})
+	return instrumentedSink{o.tracker, o}, b
+}
+
+// scraped returns the samples of /metrics whose name begins with one of prefixes,
+// by what stands before their value.
+func scraped(h instrumentedSink, prefixes ...string) map[string]string {
+	w := httptest.NewRecorder()
+	h.reporter.metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	all := map[string]string{}
+	for line := range strings.Lines(w.Body.String()) {
+		for _, p := range prefixes {
+			if at := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, p) {
+				all[line[:at]] = strings.TrimSpace(line[at:])
+			}
+		}
+	}
+	return all
+}
+
+// TestUnchangedObjectsAreNotPending has a slice and a Service written again with the same
+// meaning. No round follows, so nothing may be counted as waiting for one: the next
+// comes half a minute later.
+func TestUnchangedObjectsAreNotPending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, b := newTestSink(t)
+		yes, port := true, int32(8080)
+		slice := func(trigger time.Time) *discoveryv1.EndpointSlice {
+			return &discoveryv1.EndpointSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+					Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)},
+				},
+				AddressType: discoveryv1.AddressTypeIPv4,
+				Ports:       []discoveryv1.EndpointPort{{Port: &port}},
+				Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}},
+			}
+		}
+		web := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}},
+		}
+		time.Sleep(time.Second)
+		h.SetService(web)
+		h.SetSlice(slice(time.Now()))
+		h.Synced()
+		round := func() {
+			o := h.reporter
+			o.recordRound(b, o.tracker.Latest(), reconcile.Result{Generation: 1, Start: time.Now()})
+		}
+		time.Sleep(time.Second)
+		round()
+		h.SetService(web)
+		h.SetSlice(slice(time.Now()))
+		pending := scraped(h, "kubeproxy_sync_proxy_rules_endpoint_changes", "kubeproxy_sync_proxy_rules_service_changes")
+		time.Sleep(30 * time.Second)
+		round()
+		want := map[string]string{
+			"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "0", "kubeproxy_sync_proxy_rules_endpoint_changes_total": "2",
+			"kubeproxy_sync_proxy_rules_service_changes_pending": "0", "kubeproxy_sync_proxy_rules_service_changes_total": "2",
+		}
+		if diff := cmp.Diff(want, pending); diff != "" {
+			t.Errorf("changes (-want +got):\n%s", diff)
+		}
+		const took = `kubeproxy_network_programming_duration_seconds_`
+		got := scraped(h, took+"sum", took+"count")
+		if diff := cmp.Diff(map[string]string{took + `sum{ip_family="IPv4"}`: "1", took + `count{ip_family="IPv4"}`: "1"}, got); diff != "" {
+			t.Errorf("time to program (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestMetricsWithoutChanges shows how old what was never read is, and that nothing
+// waits.
+func TestMetricsWithoutChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, _ := newTestSink(t)
+		time.Sleep(time.Minute)
+		h.reporter.sources.recordContact("services")
+		time.Sleep(time.Second)
+		got := scraped(h, "kubeproxy_oldest_pending", "kubeproxy_source_staleness")
+		want := map[string]string{
+			`kubeproxy_oldest_pending_change_age_seconds{ip_family="IPv4"}`: "0",
+			`kubeproxy_source_staleness_seconds{source="services"}`:         "1",
+			`kubeproxy_source_staleness_seconds{source="endpointslices"}`:   "61",
+			`kubeproxy_source_staleness_seconds{source="nodes"}`:            "61",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestNodeEligibilityIsLogged has a Node that is about to go, stays after all,
+// and goes. Each change is a line, other news of the Node are none.
+func TestNodeEligibilityIsLogged(t *testing.T) {
+	h, _ := newTestSink(t)
+	var log bytes.Buffer
+	h.reporter.nodeLog.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	marked := node.DeepCopy()
+	marked.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
+	for i, step := range []struct {
+		do   func()
+		want string // in the only line, nothing for none
+	}{
+		{func() { h.SetNode(node) }, "The Node is known"},
+		{func() { h.SetNode(marked) }, "are told to leave this node, by /healthz\" node=\"node-a\" reason=\"the Node has the taint"},
+		{func() { h.SetNode(marked) }, ""},
+		{func() { h.SetNode(node) }, "are not told to leave this node any more"},
+		{func() { h.DeleteNode() }, "was deleted"},
+		{func() { h.SetNode(node) }, "are not told"},
+	} {
+		lines := 1
+		if step.want == "" {
+			lines = 0
+		}
+		log.Reset()
+		step.do()
+		if got := log.String(); strings.Count(got, "\n") != lines || !strings.Contains(got, step.want) {
+			t.Errorf("step %d logs %q, want %q", i, got, step.want)
+		}
+	}
+}

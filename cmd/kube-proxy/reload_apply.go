@@ -1,0 +1,143 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/metrics"
+	"kubeproxy/config"
+)
+
+func proxyMode(name string) v1alpha1.ProxyMode { return v1alpha1.ProxyMode(name) }
+
+// adopt puts c in force, which differs in changes from what is, or returns
+// errRestart if only a new process can.
+func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config.Change) error {
+	needed := pathsWith(changes, config.Restart)
+	if len(needed) > 0 {
+		if err := r.checkStartable(ctx, c); err != nil {
+			r.reject(fmt.Errorf("a new process, which %s needs, could not start: %w", strings.Join(needed, ", "), err))
+			return nil
+		}
+		r.reporter.metrics.Reloaded(metrics.Restart, time.Now())
+		r.log.Info("The configuration file changed in what only a new process can take in; ending, and whoever started this process is to start it again",
+			"file", r.active.file, "changes", changesText(changes), "need", needed)
+		return errRestart
+	}
+	if err := r.apply(ctx, c, changes); err != nil {
+		r.reject(err)
+		return nil
+	}
+	if len(changes) == 0 {
+		r.setCondition("", metrics.Unchanged)
+		r.log.Info("The configuration file was read again and means the same", "file", r.active.file)
+		return nil
+	}
+	r.setCondition("", metrics.Applied)
+	switch unused := pathsWith(changes, config.Unused); {
+	case len(unused) == len(changes):
+		r.log.Info("The configuration file changed in nothing that is in use", "file", r.active.file, "changes", changesText(changes))
+	case len(unused) > 0:
+		r.log.Info("The configuration file changed and is in force", "file", r.active.file, "changes", changesText(changes), "notInUse", unused)
+	default:
+		r.log.Info("The configuration file changed and is in force", "file", r.active.file, "changes", changesText(changes))
+	}
+	return nil
+}
+
+// logNew tells what in c may surprise its author and did not before.
+func (r *reloader) logNew(c *config.Config) {
+	old := r.active.config()
+	fresh := *c
+	fresh.Overrides = slices.DeleteFunc(slices.Clone(c.Overrides), func(o config.Override) bool { return slices.Contains(old.Overrides, o) })
+	fresh.Notes = slices.DeleteFunc(slices.Clone(c.Notes), func(n config.Note) bool {
+		return slices.ContainsFunc(old.Notes, func(o config.Note) bool { return o.Path == n.Path && o.Text == n.Text })
+	})
+	fresh.Warnings = nil // new ones are rejected, see look
+	logConfigIssues(r.log, &fresh)
+}
+
+// pathsWith returns the paths of the changes with an effect.
+func pathsWith(changes []config.Change, e config.Effect) []string {
+	var all []string
+	for _, c := range changes {
+		if c.Effect == e {
+			all = append(all, c.Path)
+		}
+	}
+	return all
+}
+
+func changesText(changes []config.Change) string {
+	var all []string
+	for _, c := range changes {
+		all = append(all, c.String())
+	}
+	return strings.Join(all, "; ")
+}
+
+// checkStartable returns why a process with c would not start. Nobody is to lose a
+// proxy that works for one that cannot.
+func (r *reloader) checkStartable(ctx context.Context, c *config.Config) error {
+	var discard klog.Logger
+	node, err := nodeName(c)
+	if err != nil {
+		return err
+	}
+	if _, err := newSource(r.options, c, node, newSourceStatus(len(r.options.manifests) == 0), discard); err != nil {
+		return err
+	}
+	_, err = newBackends(klog.NewContext(ctx, discard), c, r.options, r.modeRequest.annotated)
+	return err
+}
+
+// apply has every part that runs take in its settings of c. Only the log may
+// refuse; then nothing has changed.
+func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config.Change) error {
+	changed := func(prefix string) bool {
+		return slices.ContainsFunc(changes, func(c config.Change) bool {
+			return c.Effect == config.Hot && strings.HasPrefix(c.Path, prefix)
+		})
+	}
+	if changed("logging.") {
+		if err := r.options.logs.reconfigure(&c.Logging); err != nil {
+			return err
+		}
+	}
+	r.logNew(c)
+	old, now := r.withMode(r.active.config()), r.withMode(c)
+	if pace := timingOf(now); pace != timingOf(old) {
+		for _, l := range r.loops {
+			l.SetTiming(pace)
+		}
+		r.reporter.health.SetSyncPeriod(pace.Resync)
+	}
+	to := trackOptions(now, r.reporter.node)
+	if changed("clusterCIDR") || changed("detectLocal") {
+		warnUnknownPods(to, r.log)
+	}
+	r.reporter.podsFromNode.Store(to.PodsFromNode)
+	r.reporter.tracker.Reconfigure(to)
+	r.servers.reconfigure(ctx, c)
+	r.active.set(c)
+	if changed("conntrack.") || changed("oomScoreAdj") {
+		r.active.requestPrepare()
+	}
+	return nil
+}
+
+// withMode returns c with the mode in force, which c may leave open.
+func (r *reloader) withMode(c *config.Config) *config.Config {
+	now := *c
+	now.Mode = proxyMode(r.mode)
+	return &now
+}

@@ -1,0 +1,183 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/source"
+)
+
+// sourceStatus knows when each source, which is a kind of object or the manifests,
+// was last heard of, and what of it cannot be read or used.
+type sourceStatus struct {
+	api bool // the sources are kinds at an API server
+
+	mu          sync.Mutex
+	synced      bool // synced
+	lastContact map[string]time.Time
+	maxSilence  time.Duration // how long nothing may be heard of a source
+	faults      map[string]sourceFaults
+	timeouts    map[string]int // watches that were given up, by kind
+}
+
+// sourceFaults are those of one source, by object. An API server has one for each
+// kind, without an object.
+type sourceFaults map[string]sourceFault
+
+type sourceFault struct {
+	text  string
+	since time.Time
+	last  time.Time // reported
+}
+
+// latest returns the fault that was reported last, "" without any.
+func (all sourceFaults) latest() string {
+	var found sourceFault
+	for _, object := range slices.Sorted(maps.Keys(all)) {
+		if f := all[object]; found.text == "" || f.last.After(found.last) {
+			found = f
+		}
+	}
+	return found.text
+}
+
+// staleAfter is how long nothing may be heard of a kind. A watch that is
+// silent is given up before that, and the new one is a sign of life.
+const staleAfter = 5 * time.Minute
+
+func newSourceStatus(api bool) *sourceStatus {
+	return &sourceStatus{api: api, lastContact: map[string]time.Time{}, maxSilence: staleAfter, faults: map[string]sourceFaults{}, timeouts: map[string]int{}}
+}
+
+// manifestSource is the name of the source that reads manifests.
+const manifestSource = "manifests"
+
+// manifestsRead notes that all manifests were read, which happens again in that time.
+// After two such periods of silence they are stale.
+func (c *sourceStatus) manifestsRead(every time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.maxSilence = 2 * every
+	c.lastContact[manifestSource] = time.Now()
+}
+
+// recordFault takes in what a source says of an object, "" for the whole source. It
+// returns since when the object has a fault, zero if it has none and had none.
+func (c *sourceStatus) recordFault(of string, f source.Fault) (since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.setFault(of, f)
+}
+
+func (c *sourceStatus) setFault(of string, f source.Fault) (since time.Time) {
+	old := c.faults[of][f.Object]
+	if f.Err == nil {
+		delete(c.faults[of], f.Object)
+		return old.since
+	}
+	if c.faults[of] == nil {
+		c.faults[of] = sourceFaults{}
+	}
+	now := time.Now()
+	if old.since.IsZero() {
+		old.since = now
+	}
+	c.faults[of][f.Object] = sourceFault{text: f.Err.Error(), since: old.since, last: now}
+	return old.since
+}
+
+func (c *sourceStatus) recordContact(kind string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lastContact[kind] = time.Now()
+	c.setFault(kind, source.Fault{})
+}
+
+func (c *sourceStatus) recordError(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kind := ""
+	if e, ok := errors.AsType[*source.ReadError](err); ok {
+		if kind = e.Kind; e.Optional && c.lastContact[kind].IsZero() {
+			c.setFault(kind, source.Fault{}) // whatever kept it from being read before
+			return
+		}
+	}
+	c.setFault(kind, source.Fault{Err: err})
+}
+
+// nodesRead reports that the API server has said which Nodes of the own name
+// there are.
+func (c *sourceStatus) nodesRead() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.lastContact["nodes"].IsZero()
+}
+
+func (c *sourceStatus) watchTimedOut(kind string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timeouts[kind]++
+}
+
+func (c *sourceStatus) setSynced() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.synced = true
+}
+
+// requiredKinds are the kinds that every API server has, others those it may lack.
+var requiredKinds, optionalKinds = []string{"services", "endpointslices", "nodes"}, []string{"servicecidrs"}
+
+func (c *sourceStatus) report() []health.Source {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.api {
+		s := c.reportOf(manifestSource)
+		s.Synced = c.synced
+		return []health.Source{s}
+	}
+	var all []health.Source
+	for _, kind := range requiredKinds {
+		all = append(all, c.reportOf(kind))
+	}
+	for _, kind := range optionalKinds {
+		if s := c.reportOf(kind); s.Synced || s.Err != "" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// unsynced returns the sources of which nothing has been read yet.
+func (c *sourceStatus) unsynced() []string {
+	var all []string
+	for _, s := range c.report() {
+		if !s.Synced {
+			all = append(all, s.Name)
+		}
+	}
+	return all
+}
+
+func (c *sourceStatus) reportOf(kind string) health.Source {
+	at, ok := c.lastContact[kind]
+	return health.Source{
+		Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > c.maxSilence,
+		Err: c.faults[kind].latest(), Faults: len(c.faults[kind]),
+	}
+}
+
+// timeoutCount returns how many watches of a kind were given up.
+func (c *sourceStatus) timeoutCount(kind string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.timeouts[kind]
+}

@@ -1,0 +1,118 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"kubeproxy/common/health/servicestate"
+)
+
+// noAnswerHint is what to do when nobody answers.
+const noAnswerHint = "is the proxy running on this node? If its metrics server has another address, name it with --server HOST:PORT, or give the proxy's --config FILE"
+
+// maxResponse bounds what is read: 10,000 Services take some megabytes.
+const maxResponse = 1 << 30
+
+// statusClient asks one server.
+type statusClient struct {
+	client http.Client
+	server string
+}
+
+// fetchStatus fetches what q is about.
+func fetchStatus(ctx context.Context, server string, q *statusOptions) (*statusOutput, error) {
+	// What the environment says of HTTP proxies is not about the own node.
+	a := statusClient{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, server}
+	path := "/services"
+	if q.namespace != "" {
+		path += "/" + url.PathEscape(q.namespace)
+		if q.name != "" {
+			path += "/" + url.PathEscape(q.name)
+		}
+	}
+	status, body, err := a.get(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	var response struct {
+		servicestate.Response
+		Error string `json:"error"`
+	}
+	parsed := json.Unmarshal(body, &response) == nil
+	switch {
+	case status == http.StatusOK && parsed && response.Services != nil && response.Health.Status != nil:
+		return newStatusOutput(server, &response.Response, q)
+	case status == http.StatusNotFound && parsed && response.Error != "":
+		return nil, &exit{exitNotOK, errors.New(sanitize(response.Error))}
+	case status == http.StatusOK:
+		return nil, fmt.Errorf("%s answers something else than the state of Services: want the metrics server of this proxy, by default %s", server, defaultServer)
+	}
+	return nil, a.identifyServer(ctx, status)
+}
+
+// get returns the status and body of an answer.
+func (a *statusClient) get(ctx context.Context, path string) (int, []byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.server+path, nil)
+	if err != nil {
+		return 0, nil, fmt.Errorf("ask %s: %w", a.server, err)
+	}
+	r.Header.Set("User-Agent", "kube-proxy-status/"+buildInfo().Version)
+	response, err := a.client.Do(r)
+	if err != nil {
+		return 0, nil, a.connectError(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
+	if err != nil {
+		return 0, nil, a.connectError(err)
+	}
+	return response.StatusCode, body, nil
+}
+
+// connectError says why there is no answer, and what to do.
+func (a *statusClient) connectError(err error) error {
+	if inner, ok := errors.AsType[*url.Error](err); ok {
+		err = inner.Err // without the URL, which says the address again
+	}
+	op, network := errors.AsType[*net.OpError](err)
+	_, name := errors.AsType[*net.DNSError](err)
+	timedOut := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+	switch {
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("ask %s: interrupted", a.server)
+	case name:
+		return fmt.Errorf("ask %s: %w: want the name or address of the node in --server", a.server, err)
+	case network && op.Op == "dial" && (timedOut || op.Timeout()):
+		return fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", a.server)
+	case network && op.Op == "dial":
+		return fmt.Errorf("nobody answers at %s (%w): %s", a.server, op.Err, noAnswerHint)
+	case timedOut:
+		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", a.server)
+	case strings.Contains(err.Error(), "malformed HTTP"),
+		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // an answer before the question
+		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", a.server, defaultServer)
+	}
+	return fmt.Errorf("ask %s: the connection broke: %w", a.server, err)
+}
+
+// identifyServer finds out who it is that does not know about Services.
+func (a *statusClient) identifyServer(ctx context.Context, status int) error {
+	if code, mode, err := a.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
+		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), a.server)
+	}
+	if code, body, err := a.get(ctx, "/healthz"); err == nil && (code == http.StatusOK || code == http.StatusServiceUnavailable) && strings.Contains(string(body), `"lastUpdated"`) {
+		return fmt.Errorf("%s is the health server of a kube-proxy: want its metrics server, by default %s", a.server, defaultServer)
+	}
+	return fmt.Errorf("what answers at %s is not this proxy (HTTP status %d): want its metrics server, by default %s", a.server, status, defaultServer)
+}

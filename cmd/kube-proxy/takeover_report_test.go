@@ -1,0 +1,58 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// unreadableLeftovers is an empty place that cannot be looked at for some times.
+type unreadableLeftovers struct{ times int }
+
+func (u *unreadableLeftovers) String() string { return "another place" }
+
+func (u *unreadableLeftovers) Find(context.Context) (string, error) {
+	if u.times--; u.times >= 0 {
+		return "", errUnreadableTest
+	}
+	return "", nil
+}
+
+func (u *unreadableLeftovers) Remove(context.Context) error { return nil }
+
+var errUnreadableTest = errors.New("it is dark")
+
+// What cannot be looked at is not said to be there, nor what is there to be
+// unknown, and each is logged once.
+func TestUnreadIsNotLeft(t *testing.T) {
+	const (
+		dark  = "whether an earlier service proxy left rules in another place cannot be told: it is dark"
+		there = "an earlier service proxy left rules in a place: "
+	)
+	stuck := &fakeLeftovers{what: "rules", fail: []error{errSystemTest, errSystemTest, errSystemTest}}
+	runTakeovers(t, []cleanupTarget{{leftovers: stuck}, {leftovers: &unreadableLeftovers{times: 3}}}, &fakeAuditor{}, func(s *takeoverTest) {
+		s.after(0, nil)
+		advance(10 * time.Second)
+		want := []string{
+			there + "they go as soon as all that is wanted is in force; " + dark,
+			there + "the kernel is out of order; " + dark,
+			there + "the kernel is out of order; " + dark,
+			there + "the kernel is out of order",
+			"",
+		}
+		if !slices.Equal(s.conditions, want) {
+			t.Errorf("conditions\n%s\nwant\n%s", strings.Join(s.conditions, "\n"), strings.Join(want, "\n"))
+		}
+		for _, once := range []string{unreadText, stillText} {
+			if n := strings.Count(s.logText.String(), once); n != 1 {
+				t.Errorf("%q was logged %d times:\n%s", once, n, s.logText)
+			}
+		}
+	})
+}

@@ -1,0 +1,128 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+)
+
+// The times of looks for what was removed and comes back.
+const (
+	// recheckInterval is the pause before the first look and while nothing comes back.
+	recheckInterval = time.Minute
+	// recheckMaxInterval is the longest pause where somebody else makes rules again and
+	// again. Those of both are in force then and serve alike.
+	recheckMaxInterval = 16 * time.Minute
+)
+
+// run takes over until ctx ends. What comes back after it was removed is somebody's
+// who runs beside this process.
+func (t *takeover) run(ctx context.Context) {
+	for pause := recheckInterval; ctx.Err() == nil; {
+		t.runOnce(ctx)
+		regained := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.leaseRegained:
+			regained = true
+		case <-time.After(pause):
+		}
+		found := t.rediscover(ctx)
+		switch {
+		case found == "":
+			t.reportForeignRules("")
+			pause = recheckInterval
+		case regained: // another process had the node, see lease.Lease
+			t.log.Info("Found what another service proxy left meanwhile; it stays in force until all that is wanted is", "what", found)
+		default:
+			t.reportForeignRules(found)
+			pause = min(2*pause, recheckMaxInterval)
+		}
+	}
+}
+
+// runOnce returns when all is taken over, or ctx ends.
+func (t *takeover) runOnce(ctx context.Context) {
+	if len(t.targets) == 0 {
+		return
+	}
+	defer t.condition("")
+	if !t.waitVerified(ctx) {
+		return
+	}
+	for failures := 0; ; {
+		targetCount, drainCount := len(t.targets), len(t.draining)
+		pause := drainInterval
+		if err := t.removeExclusively(ctx); err != nil {
+			pause = min(time.Second<<min(failures, 10), takeoverMaxBackoff)
+			failures++
+		}
+		if len(t.targets) < targetCount || len(t.draining) > drainCount {
+			t.onRemoved()
+		}
+		if len(t.targets) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// removeExclusively removes what it can unless another process programs the node.
+func (t *takeover) removeExclusively(ctx context.Context) error {
+	if t.enter != nil {
+		leave, ok := t.enter(ctx)
+		if !ok {
+			return nil
+		}
+		defer leave()
+	}
+	return t.remove(context.WithoutCancel(ctx))
+}
+
+// standby notes that another process has the node: what it may leave is to be taken
+// over once this one has it again.
+func (t *takeover) standby() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.desired, t.wasStandby = nil, true
+	select {
+	case <-t.verifyRequests:
+	default:
+	}
+}
+
+// rediscover looks at all places again, and says what is there to take over.
+func (t *takeover) rediscover(ctx context.Context) string {
+	if t.enter != nil {
+		leave, ok := t.enter(ctx)
+		if !ok {
+			return ""
+		}
+		defer leave()
+	}
+	var found []string
+	t.targets = nil
+	for _, p := range t.allTargets {
+		p.err = nil
+		what, err := p.Find(ctx)
+		if err != nil || what == "" {
+			continue // it was looked at well before
+		}
+		t.targets = append(t.targets, p)
+		found = append(found, p.String()+": "+what)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(found) > 0 && t.desired != nil {
+		t.requestVerify()
+	}
+	return strings.Join(found, "; ")
+}

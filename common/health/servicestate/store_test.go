@@ -1,0 +1,251 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servicestate
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+var (
+	errRefused = errors.New("refused")
+	begin      = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+)
+
+func at(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
+
+func port(name string, f service.Family, endpoints int) *service.Port {
+	p := &service.Port{Name: service.PortName{Namespace: "shop", Name: name, Protocol: service.TCP}, Family: f}
+	for i := range endpoints {
+		addr := netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)})
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(addr, 80), Local: i == 0})
+	}
+	return p
+}
+
+func failed(ports ...*service.Port) error {
+	var errs []error
+	for _, p := range ports {
+		errs = append(errs, &reconcile.PortError{Family: p.Family, Name: p.Name, Err: errRefused})
+	}
+	return errors.Join(errs...)
+}
+
+// scenario drives a Book, one second per round.
+type scenario struct {
+	Store
+	seconds int
+	want    *service.Snapshot
+}
+
+func newScenario() *scenario {
+	b := &scenario{}
+	b.Latest = func() *service.Snapshot { return b.want }
+	return b
+}
+
+// setWanted makes the next snapshot from all ports.
+func (b *scenario) setWanted(ports ...*service.Port) {
+	generation := uint64(1)
+	if b.want != nil {
+		generation = b.want.Generation + 1
+	}
+	b.want = service.New(generation, &service.Node{NodePorts: service.AnyAddress()}, ports)
+}
+
+// round ends a second after the last one.
+func (b *scenario) round(f service.Family, err error) {
+	b.seconds++
+	b.Result(f, b.want, reconcile.Result{Generation: b.want.Generation, Start: at(b.seconds).Add(-time.Second), Took: time.Second, Err: err})
+}
+
+// lines tells the state of every port on a line.
+func (b *scenario) lines() string {
+	var text strings.Builder
+	for _, s := range b.All() {
+		fmt.Fprintf(&text, "%s/%s %s\n", s.Namespace, s.Name, s.State)
+		for _, p := range s.Ports {
+			fmt.Fprintf(&text, "  %s %s", p.Family, p.State)
+			if p.Since != nil {
+				fmt.Fprintf(&text, " generation %d at %d", p.Generation, int(p.Since.Sub(begin).Seconds()))
+			}
+			if p.FailingSince != nil {
+				fmt.Fprintf(&text, ": %s since %d", p.Error, int(p.FailingSince.Sub(begin).Seconds()))
+			}
+			text.WriteByte('\n')
+		}
+	}
+	return text.String()
+}
+
+// checkSummary compares the count with what is described.
+func (b *scenario) checkSummary(t *testing.T) {
+	t.Helper()
+	want := Summary{States: map[State]int{}, Unserved: map[Reason]int{}}
+	for _, s := range states {
+		want.States[s] = 0
+	}
+	for _, r := range reasons {
+		want.Unserved[r] = 0
+	}
+	for _, s := range b.All() {
+		want.States[s.State]++
+	}
+	if diff := cmp.Diff(want, b.Summary()); diff != "" {
+		t.Errorf("summary (-described +counted):\n%s", diff)
+	}
+}
+
+// scenarioCase is a story and what is known at its end.
+type scenarioCase struct {
+	story func(*scenario)
+	want  string
+}
+
+func runScenarios(t *testing.T, all map[string]scenarioCase) {
+	for name, tt := range all {
+		t.Run(name, func(t *testing.T) {
+			b := newScenario()
+			tt.story(b)
+			b.checkSummary(t)
+			if diff := cmp.Diff(tt.want, b.lines()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestStates(t *testing.T) {
+	web, api := port("web", service.IPv4, 1), port("api", service.IPv4, 1)
+	newer := port("web", service.IPv4, 2)
+	v4 := service.IPv4
+	runScenarios(t, map[string]scenarioCase{
+		"nothing known":    {func(*scenario) {}, ""},
+		"before any round": {func(b *scenario) { b.setWanted(web) }, "shop/web pending\n  IPv4 pending\n"},
+		"programmed":       {func(b *scenario) { b.setWanted(web); b.round(v4, nil) }, "shop/web programmed\n  IPv4 programmed generation 1 at 1\n"},
+		"what does not change keeps its time": {
+			func(b *scenario) {
+				b.setWanted(web)
+				b.round(v4, nil)
+				b.setWanted(web, api)
+				b.round(v4, nil)
+				b.round(v4, nil)
+			},
+			"shop/api programmed\n  IPv4 programmed generation 2 at 2\nshop/web programmed\n  IPv4 programmed generation 1 at 1\n",
+		},
+		"what changes has a new one": {
+			func(b *scenario) { b.setWanted(web); b.round(v4, nil); b.setWanted(newer); b.round(v4, nil) },
+			"shop/web programmed\n  IPv4 programmed generation 2 at 2\n",
+		},
+		"a newer one waits": {
+			func(b *scenario) { b.setWanted(web); b.round(v4, nil); b.setWanted(newer) },
+			"shop/web pending\n  IPv4 pending generation 1 at 1\n",
+		},
+		"and could not be programmed": {
+			func(b *scenario) {
+				b.setWanted(web, api)
+				b.round(v4, nil)
+				b.setWanted(newer, api)
+				b.round(v4, errRefused)
+				b.round(v4, errRefused)
+			},
+			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web failed\n  IPv4 failed generation 1 at 1: refused since 1\n",
+		},
+		"a failure is forgotten after a success": {
+			func(b *scenario) { b.setWanted(web); b.round(v4, errRefused); b.round(v4, nil); b.setWanted(newer) },
+			"shop/web pending\n  IPv4 pending generation 1 at 2\n",
+		},
+		"until it could": {
+			func(b *scenario) { b.setWanted(web); b.round(v4, errRefused); b.round(v4, nil) },
+			"shop/web programmed\n  IPv4 programmed generation 1 at 2\n",
+		},
+	})
+}
+
+func TestStatesOfSome(t *testing.T) {
+	web, web6, api := port("web", service.IPv4, 1), port("web", service.IPv6, 1), port("api", service.IPv4, 1)
+	v4 := service.IPv4
+	runScenarios(t, map[string]scenarioCase{
+		"one port fails": {
+			func(b *scenario) { b.setWanted(web, api); b.round(v4, failed(web)); b.round(v4, failed(web)) },
+			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web failed\n  IPv4 failed: refused since 0\n",
+		},
+		"and comes right in the same snapshot": {
+			func(b *scenario) { b.setWanted(web, api); b.round(v4, failed(web)); b.round(v4, nil); b.round(v4, nil) },
+			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web programmed\n  IPv4 programmed generation 1 at 2\n",
+		},
+		"and goes": {
+			func(b *scenario) { b.setWanted(web, api); b.round(v4, failed(web)); b.setWanted(api); b.round(v4, nil) },
+			"shop/api programmed\n  IPv4 programmed generation 1 at 1\n",
+		},
+		"one family only": {
+			func(b *scenario) { b.setWanted(web, web6); b.round(v4, nil) },
+			"shop/web pending\n  IPv4 programmed generation 1 at 1\n  IPv6 pending\n",
+		},
+		"the other family fails": {
+			func(b *scenario) { b.setWanted(web, web6); b.round(v4, nil); b.round(service.IPv6, errRefused) },
+			"shop/web failed\n  IPv4 programmed generation 1 at 1\n  IPv6 failed: refused since 1\n",
+		},
+		"one family waits, the other does not": {
+			func(b *scenario) { b.setWanted(web, web6); b.round(service.IPv6, nil) },
+			"shop/web pending\n  IPv4 pending\n  IPv6 programmed generation 1 at 1\n",
+		},
+		"not wanted, but in force": {
+			func(b *scenario) { b.setWanted(web, api); b.round(v4, nil); b.setWanted(api) },
+			"shop/api programmed\n  IPv4 programmed generation 1 at 1\nshop/web removing\n  IPv4 removing generation 1 at 1\n",
+		},
+	})
+}
+
+// Without Latest, what the rounds were for is all there is.
+func TestWithoutLatest(t *testing.T) {
+	b := newScenario()
+	b.setWanted(port("web", service.IPv4, 1))
+	b.round(service.IPv4, nil)
+	for _, latest := range []func() *service.Snapshot{nil, func() *service.Snapshot { return nil }} {
+		b.Latest = latest
+		if want := "shop/web programmed\n  IPv4 programmed generation 1 at 1\n"; b.lines() != want {
+			t.Errorf("lines = %s, want %s", b.lines(), want)
+		}
+	}
+}
+
+func TestFailing(t *testing.T) {
+	b := newScenario()
+	web := port("web", service.IPv4, 1)
+	b.setWanted(web, port("api", service.IPv4, 1))
+	b.round(service.IPv4, failed(web))
+	if !b.Failing("shop", "web") || b.Failing("shop", "api") || b.Failing("x", "web") {
+		t.Errorf("failing: web %v, api %v", b.Failing("shop", "web"), b.Failing("shop", "api"))
+	}
+	if b.round(service.IPv4, nil); b.Failing("shop", "web") {
+		t.Error("web still fails after a good round")
+	}
+}
+
+// What churns leaves nothing behind.
+func TestActivationsFollowPorts(t *testing.T) {
+	b := newScenario()
+	fixed := port("fixed", service.IPv4, 1)
+	for i := range 100 {
+		b.setWanted(fixed, port("web", service.IPv4, i%3))
+		b.round(service.IPv4, nil)
+	}
+	if n := len(b.families[service.IPv4].activations); n != 1 {
+		t.Errorf("%d marks for one port that changed", n)
+	}
+	b.setWanted(fixed)
+	if b.round(service.IPv4, nil); len(b.families[service.IPv4].activations) != 0 {
+		t.Errorf("marks %v for ports that never changed", b.families[service.IPv4].activations)
+	}
+}

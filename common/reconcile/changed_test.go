@@ -1,0 +1,116 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// signalAfter lets time pass, and has the Loop hear of news, which are some if another
+// snapshot is there by then.
+func (b *harness) signalAfter(d time.Duration, changed bool) {
+	b.pass(d)
+	if changed {
+		b.latest = b.latest.With(b.latest.Generation+1, b.latest.Node, nil)
+	}
+	b.SnapshotChanged()
+	b.pass(0)
+}
+
+func TestSnapshotChanged(t *testing.T) {
+	const sec = time.Second
+	for name, tt := range map[string]struct {
+		set   func(*harness)
+		story func(*harness)
+		want  []time.Duration
+	}{
+		"of something": {nil, func(b *harness) { b.signalAfter(10*sec, true) }, []time.Duration{0, 10 * sec}},
+		"of nothing":   {nil, func(b *harness) { b.signalAfter(10*sec, false) }, []time.Duration{0}},
+		"of nothing, and a kick": {nil, func(b *harness) {
+			b.pass(500 * ms)
+			b.SnapshotChanged()
+			b.Kick()
+			b.pass(10 * sec)
+		}, []time.Duration{0, sec}},
+		"of nothing, while something failed": {
+			func(b *harness) { b.applies = []error{errRefused, errRefused} },
+			func(b *harness) { b.signalAfter(1500*ms, false); b.pass(sec) },
+			[]time.Duration{0, 1500 * ms},
+		},
+		"of the first snapshot": {
+			func(b *harness) { b.latest = nil },
+			func(b *harness) {
+				b.pass(sec)
+				b.latest = service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
+				b.signalAfter(0, false)
+				b.pass(time.Hour)
+			},
+			[]time.Duration{sec, sec + time.Hour},
+		},
+		"come during a round and are in it": {
+			func(b *harness) { b.applyTime = 3 * sec },
+			func(b *harness) { b.signalAfter(2*sec, false); b.pass(time.Minute) },
+			[]time.Duration{0},
+		},
+		"do not put the look at what others did off": {nil, func(b *harness) {
+			b.signalAfter(40*time.Minute, true)
+			b.signalAfter(10*time.Minute, false)
+			b.pass(70 * time.Minute)
+		}, []time.Duration{0, 40 * time.Minute, time.Hour, 2 * time.Hour}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, tt.set, func(b *harness) { tt.story(b); b.at(tt.want...) })
+		})
+	}
+}
+
+// fullSyncBackend has plans that say whether they compare all there is.
+type fullSyncBackend struct {
+	*harness
+	fullSync bool
+}
+
+type fullSyncPlan struct {
+	fakePlan
+	fullSync bool
+}
+
+func (p fullSyncPlan) FullSync() bool { return p.fullSync }
+
+func (w *fullSyncBackend) Plan(ctx context.Context, want *service.Snapshot) (Plan, error) {
+	p, err := w.harness.Plan(ctx, want)
+	return fullSyncPlan{p.(fakePlan), w.fullSync}, err
+}
+
+// A round that found out what others did puts the next such one off, whatever
+// brought it.
+func TestFullSyncPostponesResync(t *testing.T) {
+	w := &fullSyncBackend{fullSync: true}
+	run(t, func(b *harness) { w.harness, b.Backend = b, w }, func(b *harness) {
+		b.signalAfter(40*time.Minute, true)
+		b.pass(61 * time.Minute)
+		b.at(0, 40*time.Minute, 100*time.Minute)
+	})
+}
+
+// Who asks how it goes is told what holds, and that it holds now.
+func TestUnchangedSnapshotIsReported(t *testing.T) {
+	run(t, func(b *harness) {
+		b.drift = []string{"x"}
+		b.applies = []error{&PortError{Err: &UnsupportedError{Text: "never"}}}
+	}, func(b *harness) {
+		b.signalAfter(10*time.Second, false)
+		if len(b.results) != 2 {
+			t.Fatalf("%d results, want 2", len(b.results))
+		}
+		r := b.results[1]
+		if at := r.Start.Sub(b.begin); at != 10*time.Second || r.Took != 0 || r.Changed || len(r.Drift)+len(r.Removed) > 0 || r.Generation != 1 || !Unsupported(r.Err) {
+			t.Errorf("after %s: %+v", at, r)
+		}
+	})
+}

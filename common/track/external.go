@@ -1,0 +1,148 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// Host is what the node itself says of its network.
+type Host struct {
+	// Addrs are the addresses of its interfaces.
+	Addrs []netip.Addr
+	// Listening are the sockets that programs listen on. An unspecified address
+	// of IPv6 stands for both families.
+	Listening []Socket
+}
+
+// Socket is where a program of the node listens.
+type Socket struct {
+	Protocol service.Protocol
+	Addr     netip.AddrPort
+}
+
+// SetHost takes in what the node says. Both lists must be in a fixed order.
+func (t *Tracker) SetHost(h Host) {
+	t.change(func() bool {
+		if slices.Equal(t.host.Addrs, h.Addrs) && slices.Equal(t.host.Listening, h.Listening) {
+			return false
+		}
+		moved := !slices.Equal(t.host.Addrs, h.Addrs)
+		t.host = h
+		found := moved && len(t.cidrs) > 0 // which must not hold them
+		t.nodeDirty = t.nodeDirty || found
+		for _, external := range t.claims.external {
+			for s := range external {
+				t.markDirty(s)
+				found = true
+			}
+		}
+		return found
+	})
+}
+
+// clusterIPKey is the key of a ClusterIP with all its ports.
+func clusterIPKey(f service.Frontend, family service.Family) address {
+	return address{ip: f.Addr.As16(), family: family}
+}
+
+// nodePortKey is the key of the NodePort that f would be on an address of the node.
+func nodePortKey(p *service.Port, f service.Frontend) address {
+	return addressOf(p, service.Frontend{Kind: service.NodePort, Port: f.Port})
+}
+
+func isExternalAddress(k service.Kind) bool {
+	return k == service.ExternalIP || k == service.LoadBalancerIP
+}
+
+// addExternal and removeExternal note that s has an external address.
+func (c *claims) addExternal(a address, s *serviceState) {
+	if c.external[a] == nil {
+		c.external[a] = map[*serviceState]int{}
+	}
+	c.external[a][s]++
+}
+
+func (c *claims) removeExternal(a address, s *serviceState) {
+	if c.external[a][s]--; c.external[a][s] <= 0 {
+		delete(c.external[a], s)
+	}
+	if len(c.external[a]) == 0 {
+		delete(c.external, a)
+	}
+}
+
+// refused says why an external address and port is not served, nothing if it
+// is, and whether only this node sees that. An external IP may be written by
+// anybody who may write a Service, and an address of the node is not his.
+func (r *resolver) refused(p *service.Port, f service.Frontend) (why string, thisNode bool) {
+	if !isExternalAddress(f.Kind) {
+		return "", false
+	}
+	t := r.tracker
+	if holder := t.claims.holder[clusterIPKey(f, p.Family)]; holder.serviceState != nil && holder.serviceState != r.owner {
+		return fmt.Sprintf("%s is refused: the address is the ClusterIP of service %s", describe(p, f), holder.name), false
+	}
+	named := slices.Contains(r.node.Addrs, f.Addr)
+	// A controller may have put a load balancer's address on an interface.
+	if !named && (f.Kind == service.LoadBalancerIP || !slices.Contains(t.host.Addrs, f.Addr)) {
+		return "", false
+	}
+	if holder := t.claims.holder[nodePortKey(p, f)]; holder.serviceState != nil && holder.serviceState != r.owner && r.node.AnswersNodePorts(f.Addr) {
+		return fmt.Sprintf("%s is refused: the address is node %s's, and the port a NodePort or healthCheckNodePort of service %s",
+			describe(p, f), r.node.Name, holder.name), true
+	}
+	for _, l := range t.host.Listening {
+		if l.Protocol == p.Name.Protocol && l.Addr.Port() == f.Port && listensOn(l.Addr.Addr(), f.Addr) {
+			return fmt.Sprintf("%s is refused: the address is node %s's, and a program of the node listens on %s/%s",
+				describe(p, f), r.node.Name, l.Addr, l.Protocol), true
+		}
+	}
+	return "", false
+}
+
+// listensOn reports that a socket on own takes what is sent to addr.
+func listensOn(own, addr netip.Addr) bool {
+	return own == addr || own.IsUnspecified() && (own.Is6() || addr.Is4())
+}
+
+// healthCheckPort returns the healthCheckNodePort that s asks for.
+func (s *serviceState) healthCheckPort() uint16 {
+	for _, p := range s.want {
+		if p.HealthCheck != 0 {
+			return p.HealthCheck
+		}
+	}
+	return 0
+}
+
+// checkKeys are what a health check occupies: a TCP port of the node in both
+// families.
+func checkKeys(port uint16) []address {
+	var keys []address
+	for _, f := range service.Families {
+		keys = append(keys, address{port: port, proto: service.TCP, family: f})
+	}
+	return keys
+}
+
+// healthCheck returns the port that want's health check gets, 0 if it is another
+// Service's.
+func (r *resolver) healthCheck(want *service.Port) uint16 {
+	if want.HealthCheck == 0 {
+		return 0
+	}
+	for _, k := range checkKeys(want.HealthCheck) {
+		if holder := r.tracker.claims.holder[k]; holder.serviceState != r.owner {
+			r.notes.refuse("spec.healthCheckNodePort", fmt.Sprintf("%d is not answered: the port belongs to service %s, which was there first",
+				want.HealthCheck, holder.name), false)
+			return 0
+		}
+	}
+	return want.HealthCheck
+}

@@ -1,0 +1,54 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package beside
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// variant has chains of ours, and refuses to give them away some times.
+type variant struct{ chains, refusals, asked int }
+
+func (v *variant) Find(context.Context) (string, error) {
+	v.asked++
+	if v.chains == 0 {
+		return "", nil
+	}
+	return "chains", nil
+}
+
+func (v *variant) Remove(context.Context) error {
+	if v.refusals > 0 {
+		v.refusals--
+		return errors.New("it is busy")
+	}
+	v.chains = 0
+	return nil
+}
+
+// TestOtherVariant starts where chains are in the other variant of iptables: they go
+// when those of this one are in force, and are not looked for any more then.
+func TestOtherVariant(t *testing.T) {
+	n := newNode(t, service.IPv4)
+	want := snapshot(web(1))
+	apply(t, n.start(service.IPv4), want) // all else is there
+	b, v := n.start(service.IPv4), &variant{chains: 3, refusals: 1}
+	b.otherVariant = v
+	p := planOf(t, b, want)
+	if p.Empty() || !strings.Contains(p.String(), "- chains, of the other variant") {
+		t.Fatalf("the plan is empty: %t\n%s", p.Empty(), p)
+	}
+	if err := p.Apply(t.Context()); err == nil || v.chains == 0 {
+		t.Errorf("Apply says %v though chains were not removed", err)
+	}
+	apply(t, b, want)
+	if asked := v.asked; v.chains != 0 || !planOf(t, b, want).Empty() || v.asked != asked {
+		t.Errorf("%d chains are left, and they were looked for %d times, then %d", v.chains, asked, v.asked)
+	}
+}

@@ -1,0 +1,276 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	rtnl "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// testNet is one family's part of a network namespace that a test makes: the
+// node's address, two endpoints that answer with their own address, and
+// Service addresses that lead nowhere unless they are translated.
+type testNet struct {
+	t      *testing.T
+	family service.Family
+	client netip.Addr
+	node   netip.Addr
+	vip    netip.Addr
+	vip2   netip.Addr
+	remote netip.Addr // another machine
+	a, b   netip.AddrPort
+}
+
+func newAddresses(f service.Family) testNet {
+	ip := netip.MustParseAddr
+	p := testNet{family: f, client: ip("192.0.2.9"), node: ip("192.0.2.1"), vip: ip("10.96.0.10"),
+		vip2: ip("10.96.0.11"), remote: ip("198.51.100.7")}
+	a, b := ip("10.244.1.1"), ip("10.244.1.2")
+	if f == service.IPv6 {
+		p = testNet{family: f, client: ip("2001:db8::9"), node: ip("2001:db8::1"), vip: ip("fd00:96::10"),
+			vip2: ip("fd00:96::11"), remote: ip("2001:db8:100::7")}
+		a, b = ip("fd00:244::1"), ip("fd00:244::2")
+	}
+	p.a, p.b = netip.AddrPortFrom(a, 5353), netip.AddrPortFrom(b, 5353)
+	return p
+}
+
+// isolate gives the rest of the test a network namespace of its own. The
+// thread is never unlocked, so it ends with the test.
+func isolate(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("making a network namespace needs root")
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("unshare network namespace: %v", err)
+	}
+}
+
+// newTestNet sets up the namespace and starts the endpoints.
+func newTestNet(t *testing.T, f service.Family) *testNet {
+	t.Helper()
+	p := newAddresses(f)
+	p.t = t
+	must(t, rtnl.LinkAdd(&rtnl.Veth{LinkAttrs: rtnl.LinkAttrs{Name: "out"}, PeerName: "nowhere"}))
+	for _, name := range []string{"lo", "nowhere", "out"} {
+		link, err := rtnl.LinkByName(name)
+		must(t, err)
+		must(t, rtnl.LinkSetUp(link))
+		switch name {
+		case "lo":
+			for _, a := range []netip.Addr{p.client, p.node, p.a.Addr(), p.b.Addr()} {
+				must(t, rtnl.AddrAdd(link, &rtnl.Addr{IPNet: single(a), Flags: unix.IFA_F_NODAD}))
+			}
+		case "out":
+			for _, dst := range []netip.Addr{p.vip, p.vip2, p.remote} {
+				must(t, rtnl.RouteAdd(&rtnl.Route{LinkIndex: link.Attrs().Index, Dst: single(dst)}))
+			}
+		}
+	}
+	p.waitForAddresses()
+	for _, at := range []netip.AddrPort{p.a, p.b, netip.AddrPortFrom(p.node, 5400)} {
+		p.echo(at)
+	}
+	return &p
+}
+
+// waitForAddresses waits for the addresses: IPv6 adds their routes a moment later.
+func (p *testNet) waitForAddresses() {
+	p.t.Helper()
+	deadline := time.After(time.Minute)
+	for _, a := range []netip.Addr{p.client, p.node, p.a.Addr(), p.b.Addr()} {
+		for {
+			is, err := Netlink{}.Local(p.t.Context(), a)
+			must(p.t, err)
+			if is {
+				break
+			}
+			select {
+			case <-deadline:
+				p.t.Fatalf("address %s is not there after a minute", a)
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+}
+
+func single(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// echo answers every packet with the address it came to.
+func (p *testNet) echo(at netip.AddrPort) {
+	p.t.Helper()
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	must(p.t, err)
+	p.t.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 64)
+		for {
+			_, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort([]byte(at.String()), from)
+		}
+	}()
+}
+
+// translate makes new flows to each key go to its value, and no others.
+func (p *testNet) translate(to map[netip.AddrPort]netip.AddrPort) {
+	p.t.Helper()
+	c, err := nftables.New()
+	must(p.t, err)
+	t := &nftables.Table{Name: "test", Family: nftables.TableFamilyIPv4}
+	if p.family == service.IPv6 {
+		t.Family = nftables.TableFamilyIPv6
+	}
+	c.AddTable(t)
+	c.DelTable(t)
+	c.AddTable(t)
+	chain := c.AddChain(&nftables.Chain{Name: "output", Table: t, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityNATDest})
+	for from, dst := range to {
+		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: p.dnat(from, dst)})
+	}
+	must(p.t, c.Flush())
+}
+
+func (p *testNet) dnat(from, to netip.AddrPort) []expr.Any {
+	offset, family := uint32(16), uint32(unix.NFPROTO_IPV4)
+	if p.family == service.IPv6 {
+		offset, family = 24, unix.NFPROTO_IPV6
+	}
+	addr := from.Addr().AsSlice()
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(len(addr))},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(from.Port())},
+		&expr.Immediate{Register: 1, Data: to.Addr().AsSlice()},
+		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(to.Port())},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: 1, RegProtoMin: 2},
+	}
+}
+
+// open returns a socket that is connected to dst.
+func (p *testNet) open(dst netip.AddrPort) *net.UDPConn {
+	p.t.Helper()
+	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.client, 0)), net.UDPAddrFromAddrPort(dst))
+	must(p.t, err)
+	p.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// query sends a packet and returns who answered.
+func (p *testNet) query(c *net.UDPConn) string {
+	p.t.Helper()
+	_, err := c.Write([]byte("who"))
+	must(p.t, err)
+	must(p.t, c.SetReadDeadline(time.Now().Add(15*time.Second)))
+	b := make([]byte, 64)
+	n, err := c.Read(b)
+	must(p.t, err)
+	return string(b[:n])
+}
+
+// list returns the original destinations of all entries, sorted.
+func (p *testNet) list() []string {
+	p.t.Helper()
+	var all []string
+	must(p.t, Netlink{}.Dump(p.t.Context(), Filter{Family: p.family}, func(f Flow) {
+		if f.Protocol == service.UDP {
+			all = append(all, f.Dst.String()+" by "+f.ReplySrc.String())
+		}
+	}))
+	slices.Sort(all)
+	return all
+}
+
+// inject adds entries for flows that never were.
+func inject(t testing.TB, flows []Flow) {
+	t.Helper()
+	for part := range slices.Chunk(flows, 500) {
+		ms := make([]netlink.Message, len(part))
+		for i, f := range part {
+			b, err := encodeNew(f)
+			must(t, err)
+			ms[i].Header = netlink.Header{Type: subsystem | msgNew, Sequence: uint32(i + 1),
+				Flags: netlink.Request | netlink.Create | netlink.Excl}
+			ms[i].Data = b
+		}
+		ms[len(ms)-1].Header.Flags |= netlink.Acknowledge
+		s, err := dial(t.Context())
+		must(t, err)
+		_, err = s.conn.SendMessages(ms)
+		must(t, err)
+		must(t, s.receive(func(m message) (bool, error) { return int(m.seq) < len(part), m.err() }))
+		s.close()
+	}
+}
+
+// infoOf is where each protocol's state is.
+var infoOf = map[service.Protocol]uint16{service.TCP: ctaProtoInfoTCP, service.SCTP: ctaProtoInfoSCTP}
+
+// encodeNew returns the payload that adds f for an hour.
+func encodeNew(f Flow) ([]byte, error) {
+	const ctaTimeout, confirmed, assured = 7, 1 << 3, 1 << 2
+	status := uint32(confirmed)
+	if f.Answered {
+		status |= statusSeenReply | assured
+	}
+	ae := netlink.NewAttributeEncoder()
+	ae.ByteOrder = binary.BigEndian
+	ae.Nested(ctaTupleOrig, func(ae *netlink.AttributeEncoder) error {
+		return encodeTuple(ae, f.Protocol, f.Src, f.Dst)
+	})
+	ae.Nested(ctaTupleReply, func(ae *netlink.AttributeEncoder) error {
+		return encodeTuple(ae, f.Protocol, f.ReplySrc, f.ReplyDst)
+	})
+	ae.Uint32(ctaStatus, status)
+	ae.Uint32(ctaTimeout, 3600)
+	if f.State != 0 {
+		ae.Nested(ctaProtoInfo, func(ae *netlink.AttributeEncoder) error {
+			ae.Nested(infoOf[f.Protocol], func(ae *netlink.AttributeEncoder) error {
+				ae.Uint8(ctaProtoInfoState, f.State)
+				if f.Protocol == service.SCTP { // the kernel wants both sides' tags, too
+					ae.Bytes(2, []byte{0, 0, 0, 1})
+					ae.Bytes(3, []byte{0, 0, 0, 1})
+				}
+				return nil
+			})
+			return nil
+		})
+	}
+	if f.Zone != 0 {
+		ae.Uint16(ctaZone, f.Zone)
+	}
+	return payload(service.FamilyOf(f.Dst.Addr()), ae)
+}

@@ -1,0 +1,60 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"testing"
+	"time"
+)
+
+// TestReadsAreOftenEnough has looks cost more and more: what nothing else tells
+// of is to be found within five seconds, two of Watch's pauses included.
+func TestReadsAreOftenEnough(t *testing.T) {
+	const promise = 5*time.Second - 2*watchEvery
+	for _, cost := range []time.Duration{0, 7 * time.Millisecond, 90 * time.Millisecond, time.Second} {
+		s := &legacyMonitor{readCost: cost, readAt: time.Now().Add(-promise - time.Millisecond)}
+		if !s.due() {
+			t.Errorf("a look that costs %s is not due after %s", cost, promise)
+		}
+		if s.readAt = time.Now(); s.due() {
+			t.Errorf("a look that costs %s is due again at once", cost)
+		}
+	}
+}
+
+// TestEditRightAfterOurs changes a rule so that neither a size nor the lock tells
+// of it, before anybody has looked at what we wrote. That is taken for ours, but
+// not for long.
+func TestEditRightAfterOurs(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		s, ok := b.driver.(*runner).monitor.(*legacyMonitor)
+		if !ok { // iptables-nft tells of it
+			return
+		}
+		want := simple(3)
+		apply(t, b, want)
+		apply(t, b, simple(4))
+		runCommand(t, b, "-t nat -R KUBE-MARK-MASQ 1 -j MARK --set-xmark 0x20/0x20", lockFileEnv+"=/dev/null")
+		if !poll(func() bool { return touched(t, b) || s.sumValid }) {
+			t.Fatal("nobody looks")
+		}
+		s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second)
+		if !touched(t, b) {
+			t.Fatalf("not noticed after %s", uncertainSaveInterval)
+		}
+		if p := apply(t, b, want); len(p.Drift()) != 1 {
+			t.Errorf("drift %q, want one line", p.Drift())
+		}
+		if p := apply(t, b, want); p.FullSync() {
+			t.Error("the tables are read though nothing has changed")
+		}
+		if s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second); !touched(t, b) { // the repair was a change of ours
+			t.Error("what is not certain is believed for long")
+		}
+		apply(t, b, want)
+		if s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second); touched(t, b) {
+			t.Error("what is certain is not believed")
+		}
+	})
+}

@@ -1,0 +1,287 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// runCommand runs a command of b's variant, as anybody may who has the lock, or
+// who knows of none.
+func runCommand(t *testing.T, b *Backend, args string, env ...string) {
+	t.Helper()
+	c := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...)
+	c.Env = append(os.Environ(), env...)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", args, err, out)
+	}
+}
+
+// waitTimeout is how long anything may take that is bound to happen.
+const waitTimeout = 15 * time.Second
+
+func poll(ok func() bool) bool {
+	for deadline := time.Now().Add(waitTimeout); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}
+
+// awaitNotices waits until the system has one more instance of inotify to give, of
+// the 128 that are usual for all that runs here.
+func awaitNotices(t *testing.T) {
+	t.Helper()
+	if !poll(func() bool {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return err == nil
+	}) {
+		t.Fatal("the instances of inotify are used up: raise fs.inotify.max_user_instances")
+	}
+}
+
+func touched(t *testing.T, b *Backend) bool {
+	t.Helper()
+	yes, err := b.driver.Touched(context.Background())
+	if err != nil {
+		t.Fatalf("Touched: %v", err)
+	}
+	return yes
+}
+
+// TestEditOfTheSameSizeIsNoticed changes a rule so that nothing becomes longer
+// or moves, with the lock that others share and without, at once after a change
+// of ours and later.
+func TestEditOfTheSameSizeIsNoticed(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		want := simple(3)
+		for _, env := range []string{"", lockFileEnv + "=/dev/null"} {
+			for _, mark := range []string{"0x20/0x20", "0x40/0x40"} {
+				if env == "" || mark == "0x20/0x20" {
+					apply(t, b, want)
+				}
+				if env != "" { // nothing but a look can tell
+					poll(func() bool {
+						touched(t, b)
+						return !isLegacy(b) || b.driver.(*runner).monitor.(*legacyMonitor).sumValid
+					})
+				}
+				runCommand(t, b, "-t nat -R KUBE-MARK-MASQ 1 -j MARK --set-xmark "+mark, env)
+				if !poll(func() bool { return touched(t, b) }) {
+					t.Errorf("mark %s, environment %q: not noticed", mark, env)
+				}
+				if p := apply(t, b, want); len(p.Drift()) != 1 {
+					t.Errorf("mark %s, environment %q: drift %q, want one line", mark, env, p.Drift())
+				}
+			}
+		}
+	})
+}
+
+func isLegacy(b *Backend) bool {
+	_, ok := b.driver.(*runner).monitor.(*legacyMonitor)
+	return ok
+}
+
+// TestChainsOfOthersAreNotRead has others come and go in tables that are ours,
+// too. None of it has the tables read, but what concerns our chains.
+func TestChainsOfOthersAreNotRead(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		apply(t, b, simple(3))
+		poll(func() bool {
+			touched(t, b)
+			return !isLegacy(b) || b.driver.(*runner).monitor.(*legacyMonitor).sumValid
+		})
+		for _, args := range []string{
+			"-t nat -N AAA", "-t nat -A AAA -j RETURN", "-t nat -N MINE", "-t nat -A MINE -p tcp -j RETURN", "-t nat -A MINE -j KUBE-MARK-MASQ", "-t nat -F MINE",
+			"-t filter -N YOURS", "-t filter -A YOURS -j ACCEPT", "-t filter -F YOURS", "-t filter -X YOURS", "-t nat -X MINE",
+		} {
+			runCommand(t, b, args)
+			if touched(t, b) {
+				t.Fatalf("%q had the tables read", args)
+			}
+		}
+		runCommand(t, b, "-t nat -I PREROUTING 1 -p tcp -j ACCEPT")
+		runCommand(t, b, "-t nat -D PREROUTING -j KUBE-SERVICES")
+		if !poll(func() bool { return touched(t, b) }) {
+			t.Error("a lost jump is not noticed")
+		}
+	})
+}
+
+// TestLockOfOthers has somebody hold the lock for longer than a round waits.
+func TestLockOfOthers(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		r := b.driver.(*runner)
+		if r.lock == nil { // iptables-nft has none
+			return
+		}
+		other, err := os.OpenFile(r.lock.path, os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		err = r.lock.hold(context.Background(), 10*time.Millisecond)
+		if want := fmt.Sprintf("is held by process %d (", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("hold = %v, want it to say %q", err, want)
+		}
+		gone, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := r.Restore(gone, "*nat\nCOMMIT\n"); !errors.Is(err, errBusy) {
+			t.Errorf("Restore = %v, want it to be busy", err)
+		}
+		if r.lock.try() {
+			t.Error("the lock of others was free")
+		}
+		if err := unix.Flock(int(other.Fd()), unix.LOCK_UN); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-r.lock.freed:
+		case <-time.After(waitTimeout):
+			t.Error("nobody was told that the lock is free")
+		}
+		apply(t, b, simple(1))
+		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			t.Errorf("the lock was not given back: %v", err)
+		}
+	})
+}
+
+// TestRestoreKilledHalfWay has the command end after one of the tables. What
+// is missing is found and added by the next round.
+func TestRestoreKilledHalfWay(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		real := b.driver.(*runner).path("-restore")
+		undo := b.wrapRestore(t, "sed '/COMMIT/q' | "+real+" \"$@\"\ncat > /dev/null\nkill -9 $$\n: ")
+		want := simple(3)
+		p, err := b.Plan(context.Background(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(context.Background()); !errors.Is(err, errBusy) {
+			t.Errorf("Apply = %v, want it to be busy", err)
+		}
+		undo()
+		if half := apply(t, b, want); half.Empty() || strings.Contains(half.String(), "+ nat chain") {
+			t.Errorf("table nat was in force, the plan is:\n%s", half)
+		}
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("after the next round: %v, still to do:\n%s", err, p)
+		}
+	})
+}
+
+// TestLockSurvives has the file of the lock be another one all of a sudden.
+func TestLockSurvives(t *testing.T) {
+	t.Setenv(lockFileEnv, filepath.Join(t.TempDir(), "lock"))
+	awaitNotices(t)
+	l := newLock("iptables-legacy-restore")
+	if l == nil {
+		t.Fatal("the command takes a lock that nobody can keep from it")
+	}
+	defer l.close()
+	for range 3 {
+		if err := l.hold(context.Background(), waitTimeout); err != nil {
+			t.Fatal(err)
+		}
+		l.release()
+		if !l.usedByOthers() || l.usedByOthers() {
+			t.Error("a new file is to be heard of once, and we ourselves are not")
+		}
+		if err := os.Remove(l.path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRefusedServiceIsFound has the command refuse what concerns one Service,
+// of which it says no more than that the table failed. All others go in.
+func TestRefusedServiceIsFound(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if b.family == service.IPv6 { // simple has none of it
+			return
+		}
+		want := simple(20)
+		bad := portChainName(clusterPrefix, simplePort(7))
+		replaced := b.wrapRestore(t, `text=$(cat); case $text in *"-A `+bad+`"*) echo 'line 9 failed' >&2; exit 1;; esac; printf '%s\n' "$text" | exec `)
+		p, err := b.Plan(context.Background(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		failed := reconcile.PortErrors(p.Apply(context.Background()))
+		if len(failed) != 1 || failed[0].Name.Name != "web-007" {
+			t.Errorf("failed: %v, want web-007 alone", failed)
+		}
+		text, err := b.driver.Save(context.Background())
+		if n := strings.Count(text, "shop/web-"); err != nil || n != 2*19 {
+			t.Errorf("%d entries in force, want 38, %v", n, err)
+		}
+		replaced()
+		apply(t, b, want)
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("once it is taken: %v, still to do:\n%s", err, p)
+		}
+	})
+}
+
+// TestLostRaceIsRunAgain has the kernel say that somebody else was faster, which
+// is not worth a word if it works the next time.
+func TestLostRaceIsRunAgain(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		want := simple(5)
+		once := filepath.Join(t.TempDir(), "once")
+		b.wrapRestore(t, `if ! [ -e `+once+` ]; then touch `+once+`; cat > /dev/null; `+
+			`echo 'iptables-restore: line 9 failed: Resource temporarily unavailable.' >&2; exit 4; fi; exec `)
+		p, err := b.Plan(context.Background(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(context.Background()); err != nil {
+			t.Errorf("Apply = %v, want it to be run again", err)
+		}
+		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("then: %v, still to do:\n%s", err, p)
+		}
+	})
+}
+
+// wrapRestore replaces iptables-restore by a script that ends with the real
+// one, until the returned func is called.
+func (b *Backend) wrapRestore(t *testing.T, script string) (undo func()) {
+	t.Helper()
+	r := b.driver.(*runner)
+	real, dir := r.dir, t.TempDir()
+	for _, suffix := range []string{"", "-save"} {
+		if err := os.Symlink(filepath.Join(real, command(b.family)+suffix), filepath.Join(dir, command(b.family)+suffix)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := "#!/bin/sh\n" + script + r.path("-restore") + " \"$@\"\n"
+	if err := os.WriteFile(filepath.Join(dir, command(b.family)+"-restore"), []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.dir = dir
+	return func() { r.dir = real }
+}

@@ -1,0 +1,217 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
+)
+
+// applyRefused does a round that must fail for one Port, for that reason.
+func applyRefused(t *testing.T, b *Backend, want *service.Snapshot, name string, reason error) {
+	t.Helper()
+	err := planOf(t, b, want).Apply(t.Context())
+	if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != name || !errors.Is(err, reason) {
+		t.Fatalf("Apply = %v, want %v about %s", err, reason, name)
+	}
+}
+
+// A Port that fails for long does not make each round ask for everything.
+func TestFailureCostsItsOwnPort(t *testing.T) {
+	k := newFake(service.IPv4)
+	k.servers[first] = &fakeServer{server{scheduler: "wlc"}, map[netip.AddrPort]dest{}}
+	b := newBackend(service.IPv4, k, Options{})
+	var ports []*service.Port
+	for i := range 200 {
+		ports = append(ports, web(i, 2, service.TCP))
+	}
+	s := snapshot(ports...)
+	applyRefused(t, b, s, "web-0", errForeign)
+	reads, ops, asked := k.reads, k.ops, k.serverReads
+	for i := range 3 {
+		next := s.With(uint64(2+i), s.Node, []service.Change{{Old: s.Port(service.IPv4, ports[7].Name), New: web(7, 3+i, service.TCP)}})
+		applyRefused(t, b, next, "web-0", errForeign)
+		s = next
+	}
+	if k.reads != reads || k.ops != ops+3 || k.serverReads != asked+3 {
+		t.Errorf("%d listings, %d questions and %d steps for three endpoints, want 0, 3 and 3", k.reads-reads, k.serverReads-asked, k.ops-ops)
+	}
+	delete(k.servers, first)
+	apply(t, b, s)
+	if k.reads != reads || len(k.servers[first].dests) != 2 {
+		t.Errorf("%d listings, and then there is %+v", k.reads-reads, k.servers[first])
+	}
+	apply(t, b, s)
+	if k.serverReads != asked+4 {
+		t.Errorf("%d questions about what is right", k.serverReads-asked-4)
+	}
+}
+
+// TestChangesAfterRefusals does rounds that are refused here and there. One that is
+// not must succeed, whatever changed meanwhile, and have the kernel serve what a
+// fresh one would, mostly without a listing.
+func TestChangesAfterRefusals(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := newFake(w.Family)
+		b := newBackend(w.Family, k, Options{})
+		b.SetResync(time.Hour)
+		node, rules := w.Node(), b.rules.(*fakeRules)
+		for n := range 6 {
+			want := service.New(uint64(n), node, w.Ports())
+			k.refuse, rules.refuse, k.sets.Refuse = nil, nil, nil
+			if w.DrawBool("refused") {
+				k.refuse = refuse(w)
+				rules.refuse = refuseRules(w, want)
+				k.sets.Refuse = func(_, _ string) error { return k.refuse(op{}) }
+			}
+			if k.refuse != nil {
+				applyMayFail(t, b, want)
+			} else {
+				apply(t, b, want)
+				wantSameServing(t, b, k, want)
+				if w.DrawBool("looked at") {
+					wantNoDrift(t, b, want)
+				}
+			}
+			k.drawConns(w)
+			k.clock = k.clock.Add(time.Duration(w.DrawInt("time", 8)) * time.Second)
+		}
+	})
+}
+
+// refuseRules draws whether the rules for a Port are refused.
+func refuseRules(w generate.Cluster, want *service.Snapshot) func(op) error {
+	ports := portsOf(want, w.Family)
+	if n := w.DrawInt("refused rules", 8); n < len(ports) {
+		return func(op) error {
+			return &reconcile.PortError{Family: w.Family, Name: ports[n].Name, Err: errInjected}
+		}
+	}
+	return nil
+}
+
+// wantNoDrift has everything compared with the kernel.
+func wantNoDrift(t *rapid.T, b *Backend, want *service.Snapshot) {
+	b.poller.requested.Store(true)
+	p, err := b.Plan(context.Background(), want)
+	if err != nil || len(p.Drift()) > 0 {
+		t.Fatalf("%v, and drift that nobody made: %q", err, p.Drift())
+	}
+	if err := p.Apply(context.Background()); err != nil {
+		t.Fatalf("Apply: %v", err)
+	}
+}
+
+// So many that a list is cheaper.
+func TestMuchFails(t *testing.T) {
+	k := newFake(service.IPv4)
+	k.refuse = func(o op) error {
+		if o.verb == addDest {
+			return errInjected
+		}
+		return nil
+	}
+	b := newBackend(service.IPv4, k, Options{})
+	var ports []*service.Port
+	for i := range maxFailedPorts + 1 {
+		ports = append(ports, web(i, 1, service.TCP))
+	}
+	s := snapshot(ports...)
+	for i := range 2 {
+		if err := planOf(t, b, s).Apply(t.Context()); len(reconcile.PortErrors(err)) != len(ports) || k.reads != 1+i {
+			t.Errorf("%d failures and %d listings, want %d and %d", len(reconcile.PortErrors(err)), k.reads, len(ports), 1+i)
+		}
+	}
+}
+
+// What a round could not do is nobody's doing.
+func TestFailureIsNoDrift(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	k.refuse = func(o op) error {
+		if o.verb == addDest && o.key == first {
+			return errInjected
+		}
+		return nil
+	}
+	s := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
+	applyRefused(t, b, s, "web-0", errInjected)
+	k.clock = k.clock.Add(time.Minute)
+	second := key{web(1, 1, service.TCP).Frontends[0].Addr, 80, service.TCP}
+	delete(k.servers, second)
+	p := planOf(t, b, s)
+	if drift := p.Drift(); len(drift) != 2 || slices.ContainsFunc(drift, func(line string) bool { return !strings.Contains(line, second.String()) }) {
+		t.Errorf("the drift is %q, want what is missing of %s", drift, second)
+	}
+}
+
+// An address that a Port could not give up goes to another one as it is, and so does
+// one that the other Port gives up.
+func TestAddressOfFailedPortMoves(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one, third, other := web(0, 1, service.TCP), withRemoteEndpoint(web(1, 1, service.TCP), ""), withRemoteEndpoint(web(2, 1, service.TCP), "")
+	s := snapshot(one, third, other)
+	apply(t, b, s)
+	k.refuse = func(o op) error {
+		if o.verb == delServer {
+			return errInjected
+		}
+		return nil
+	}
+	s = s.With(2, s.Node, []service.Change{{Old: one}})
+	applyRefused(t, b, s, "web-0", errInjected)
+	k.refuse = nil
+	last, taker := *third, *other
+	last.Frontends, taker.Frontends = slices.Concat(third.Frontends, other.Frontends), one.Frontends
+	reads := k.reads
+	s = s.With(3, s.Node, []service.Change{{Old: third, New: &last}, {Old: other, New: &taker}})
+	p := apply(t, b, s)
+	wantLines(t, p,
+		"~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most",
+		"+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp", "+ address 10.96.0.0, reached from 192.0.2.1")
+	if k.reads != reads {
+		t.Errorf("%d listings", k.reads-reads)
+	}
+	wantSameServing(t, b, k, s)
+}
+
+// What a Port in doubt no longer has may be somebody else's next.
+func TestServerOfFailedPortIsGone(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one := web(0, 1, service.TCP)
+	k.refuse = func(o op) error {
+		if o.verb == addDest {
+			return errInjected
+		}
+		return nil
+	}
+	s := snapshot(one)
+	applyRefused(t, b, s, "web-0", errInjected)
+	k.refuse = nil
+	delete(k.servers, first)
+	s = s.With(2, s.Node, []service.Change{{Old: one}})
+	apply(t, b, s)
+	theirs := server{scheduler: "wlc", flags: flagHashed}
+	k.servers[first] = &fakeServer{theirs, map[netip.AddrPort]dest{}}
+	s = s.With(3, s.Node, []service.Change{{New: one}})
+	applyRefused(t, b, s, "web-0", errExists)
+	applyRefused(t, b, s, "web-0", errForeign)
+	if got := k.servers[first]; got.server != theirs {
+		t.Errorf("there is %v", got)
+	}
+}

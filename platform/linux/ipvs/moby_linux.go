@@ -1,0 +1,131 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/moby/ipvs"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// client is whom IPVS of the kernel is asked by.
+type client interface {
+	// listServers returns the family's virtual servers, without destinations.
+	listServers() (map[key]*observedServer, error)
+	// cmdGetService returns a virtual server, without destinations. If there is none, the
+	// error is unix.ESRCH.
+	getServer(at key) (server, error)
+	listDests(at key) ([]dest, error)
+	getTimeouts() (timeouts, error)
+	// setTimeouts sets timeouts but for those that are zero.
+	setTimeouts(t timeouts) error
+}
+
+// clientCloser is an asker that is given back.
+type clientCloser interface {
+	client
+	Close()
+}
+
+// mobyClient is the asker by moby/ipvs.
+type mobyClient struct {
+	*ipvs.Handle
+	family service.Family
+}
+
+func openMobyClient(f service.Family) (*mobyClient, error) {
+	// It tells in a log of its own what present tells better.
+	logrus.SetOutput(io.Discard)
+	h, err := ipvs.New("")
+	return &mobyClient{h, f}, err
+}
+
+// callClient asks the library, and by requests of our own once it no longer can: it
+// learns once in a process which number IPVS has in generic netlink, and that
+// changes when the module is loaded anew.
+func callClient[T any](k *kernel, of func(client) (T, error)) (T, error) {
+	if !k.reloaded {
+		answer, err := of(k.moby)
+		if !errors.Is(err, unix.ENOENT) {
+			return answer, err
+		}
+		k.reloaded = true
+	}
+	return of(k.genl)
+}
+
+func (l *mobyClient) listServers() (map[key]*observedServer, error) {
+	all, err := l.GetServices()
+	if err != nil {
+		return nil, err
+	}
+	servers := make(map[key]*observedServer, len(all))
+	for _, s := range all {
+		a, ok := l.addr(s.Address)
+		if s.AddressFamily != af(l.family) || s.FWMark != 0 || !ok {
+			continue
+		}
+		servers[key{a, s.Port, service.Protocol(s.Protocol)}] = &observedServer{server: server{s.SchedName, s.Flags, s.Timeout}}
+	}
+	return servers, nil
+}
+
+func (l *mobyClient) getServer(at key) (server, error) {
+	s, err := l.GetService(l.service(at))
+	if err != nil {
+		return server{}, err
+	}
+	return server{s.SchedName, s.Flags, s.Timeout}, nil
+}
+
+func (l *mobyClient) listDests(at key) ([]dest, error) {
+	list, err := l.GetDestinations(l.service(at))
+	if err != nil {
+		return nil, err
+	}
+	var dests []dest
+	for _, x := range list {
+		if a, ok := l.addr(x.Address); ok {
+			conns, how := uint32(x.ActiveConnections+x.InactiveConnections), x.ConnectionFlags&ipvs.ConnectionFlagFwdMask
+			dests = append(dests, dest{netip.AddrPortFrom(a, x.Port), uint16(x.Weight), conns, how != ipvs.ConnectionFlagMasq})
+		}
+	}
+	slices.SortFunc(dests, func(a, b dest) int { return a.addr.Compare(b.addr) })
+	return dests, nil
+}
+
+func (l *mobyClient) getTimeouts() (timeouts, error) {
+	c, err := l.GetConfig()
+	if err != nil {
+		return timeouts{}, err
+	}
+	return timeouts{c.TimeoutTCP, c.TimeoutTCPFin, c.TimeoutUDP}, nil
+}
+
+func (l *mobyClient) setTimeouts(t timeouts) error {
+	return l.SetConfig(&ipvs.Config{TimeoutTCP: t.tcp, TimeoutTCPFin: t.tcpFin, TimeoutUDP: t.udp})
+}
+
+func (l *mobyClient) service(at key) *ipvs.Service {
+	return &ipvs.Service{
+		Address: net.IP(at.addr.AsSlice()), Protocol: uint16(at.proto), Port: at.port,
+		AddressFamily: af(l.family), Netmask: netmask(l.family),
+	}
+}
+
+func (l *mobyClient) addr(ip net.IP) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(ip)
+	if l.family == service.IPv4 {
+		a = a.Unmap()
+	}
+	return a, ok
+}

@@ -1,0 +1,177 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
+)
+
+// What others do to virtual servers is found long before the sync period is
+// over, and nobody looks more often than that is worth.
+func TestPollingFindsExternalChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		s := snapshot(web(0, 2, service.TCP))
+		apply(t, b, s)
+		delete(k.servers, first)
+		if p := planOf(t, b, s); !p.Empty() {
+			t.Fatalf("at once: %s", p)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var touches atomic.Int32
+		go func() { _ = b.Watch(ctx, func() { touches.Add(1) }) }()
+		time.Sleep(2*pollInterval + time.Millisecond)
+		if touches.Load() == 0 {
+			t.Fatal("nobody looks")
+		}
+		p := planOf(t, b, s)
+		if len(p.Drift()) == 0 {
+			t.Errorf("a virtual server that is gone is no drift: %s", p)
+		}
+		if err := p.Apply(ctx); err != nil || k.servers[first] == nil {
+			t.Errorf("Apply: %v; virtual servers: %v", err, k.servers)
+		}
+		b.poller.polled(time.Now().Add(-time.Second)) // it took so long
+		touches.Store(0)
+		time.Sleep(pollShare*time.Second - pollInterval)
+		if n := touches.Load(); n > 0 {
+			t.Errorf("after a look that took a second, %d more within %s", n, pollShare*time.Second)
+		}
+	})
+}
+
+// A Service that goes in the round in which somebody looks is gone then, in places
+// as well where what an earlier process left has to stay.
+func TestServiceDeletedDuringPoll(t *testing.T) {
+	for name, c := range map[string]struct {
+		exclude []netip.Prefix
+		partial bool
+	}{
+		"in an excluded prefix":          {[]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, false},
+		"while something cannot be read": {nil, true},
+	} {
+		k := newFake(service.IPv4)
+		apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP)))
+		b, one := newBackend(service.IPv4, k, Options{Exclude: c.exclude}), web(0, 1, service.TCP)
+		s := snapshot(one)
+		s.Incomplete = c.partial
+		apply(t, b, s)
+		b.poller.requested.Store(true)
+		_, p := applyChanges(t, b, s, service.Change{Old: one})
+		_, routed := k.routes[first.addr]
+		if len(p.Drift()) > 0 || routed || k.servers[first] != nil || len(k.servers) != 1 {
+			t.Errorf("%s: the drift is %q, the addresses are %v and the virtual servers %v", name, p.Drift(), k.routes, k.servers)
+		}
+	}
+}
+
+// What is left out of a list is not taken for gone.
+func TestListLeavesOut(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	s := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
+	apply(t, b, s)
+	for range 2 {
+		k.omitted = []key{first}
+		b.poller.requested.Store(true)
+		if p := planOf(t, b, s); !p.Empty() || len(p.Drift()) > 0 {
+			t.Errorf("the drift is %q, and to do:\n%s", p.Drift(), p)
+		}
+	}
+	delete(k.servers, first)
+	b.poller.requested.Store(true)
+	if p := apply(t, b, s); len(p.Drift()) != 2 || k.servers[first] == nil {
+		t.Errorf("the drift is %q, and there are %v", p.Drift(), k.servers)
+	}
+}
+
+// slow takes its time for single virtual servers.
+type slow struct{ *fake }
+
+func (k slow) Server(ctx context.Context, at key) (*observedServer, error) {
+	time.Sleep(time.Second)
+	return k.fake.Server(ctx, at)
+}
+
+// After much is gone at once, the next look comes as soon as ever: it has not so
+// much to ask.
+func TestMuchIsGoneAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		s := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
+		apply(t, b, s)
+		clear(k.servers)
+		b.driver = slow{k}
+		b.poller.requested.Store(true)
+		apply(t, b, s)
+		if wait := time.Until(time.Unix(0, b.poller.nextPoll.Load())); wait > pollInterval {
+			t.Errorf("nobody looks for %s, want %s", wait, pollInterval)
+		}
+	})
+}
+
+// When the API names another address of the node first, the node's own connections
+// come from there, and nobody has altered anything.
+func TestOtherSourceIsNoDrift(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	s := snapshot(web(0, 1, service.TCP))
+	apply(t, b, s)
+	p := apply(t, b, s.With(2, &service.Node{NodePorts: service.AnyAddress(), Addrs: []netip.Addr{generate.OtherNodeAddr[0]}}, nil))
+	wantLines(t, p, "+ address 10.96.0.0, reached from 198.51.100.1")
+	if drift := p.Drift(); len(drift) > 0 {
+		t.Errorf("the drift is %q", drift)
+	}
+}
+
+// Whoever looks at what the kernel holds looks at settings, too, and a change
+// costs no such look. All of them count at the start, and then IPVS's own.
+func TestSettingsAreCompared(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	s := snapshot(web(0, 2, service.TCP))
+	if p := apply(t, b, s); len(p.Drift()) > 0 {
+		t.Errorf("at the start, drift is %q", p.Drift())
+	}
+	if !slices.Equal(k.scopes, []settingsScope{scopeStartup}) || len(k.missingSettings) > 0 {
+		t.Errorf("looked at %v, which leaves %q", k.scopes, k.missingSettings)
+	}
+	k.missingSettings = []string{"net.ipv4.vs.conntrack = 1"}
+	if p := planOf(t, b, s); !p.Empty() {
+		t.Errorf("a round that compares nothing: %s", p)
+	}
+	b.poller.requested.Store(true)
+	p := apply(t, b, s)
+	if drift := p.Drift(); !slices.Equal(drift, []string{"altered: setting net.ipv4.vs.conntrack = 1"}) || len(k.missingSettings) > 0 {
+		t.Errorf("the drift is %q, and %q is left", drift, k.missingSettings)
+	}
+	if !slices.Equal(k.scopes, []settingsScope{scopeStartup, scopeRunning}) {
+		t.Errorf("looked at %v", k.scopes)
+	}
+}
+
+// That IPVS had to be loaded makes nobody look less often afterwards.
+func TestLoadingDoesNotSlowPolling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		k.loadTime = time.Second
+		apply(t, b, snapshot(web(0, 2, service.TCP)))
+		if next := time.Until(time.Unix(0, b.poller.nextPoll.Load())); next > pollInterval {
+			t.Errorf("the next look is in %s, want %s", next, pollInterval)
+		}
+	})
+}

@@ -1,0 +1,137 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// UpstreamTable is the name that kube-proxy itself gives to its tables.
+const UpstreamTable = "kube-proxy"
+
+// Leftovers is a table that some service proxy left in the network namespace of
+// the calling thread. It may well not be there.
+type Leftovers struct {
+	Family service.Family
+	Table  string // its name
+}
+
+// String returns what nft calls the table.
+func (r Leftovers) String() string { return "nftables table " + tableFamily(r.Family) + " " + r.Table }
+
+// Find says what there is, nothing if the table does not exist.
+func (r Leftovers) Find(context.Context) (string, error) {
+	found := false
+	err := r.withSocket(func(s *socket, e *encoder) error {
+		e.open(nft(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
+		e.close()
+		return s.dumpWithRetry(e.buf, func() { found = false }, func(m reply) error {
+			found = found || m.family == e.nf && stringOf(attribute(m.body, unix.NFTA_TABLE_NAME)) == r.Table
+			return nil
+		})
+	})
+	switch {
+	case isUnsupported(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("look for %s: %w", r, withHint(err))
+	case !found:
+		return "", nil
+	}
+	return "the table", nil
+}
+
+// isUnsupported reports that the kernel has no tables of nftables at all.
+func isUnsupported(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+}
+
+// Remove deletes the table with all that is in it. That there is none is
+// success. No packet is to meet a table of which a part is gone already, for
+// while the kernel deletes one, its maps are empty before its sets are, so that
+// a ClusterIP seems to have no such port. Hence, what leads new connections
+// into the table goes first, and the rest when those are through that were in
+// it by then.
+func (r Leftovers) Remove(ctx context.Context) error {
+	err := r.withSocket(func(s *socket, e *encoder) error {
+		entries, err := r.entryChains(s, e)
+		if err != nil {
+			return err
+		}
+		if len(entries) > 0 {
+			if err := transact(s, e, entries); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(drainTime):
+			}
+		}
+		return transact(s, e, []op{{verb: delTable}})
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) && !isUnsupported(err) {
+		return fmt.Errorf("delete %s: %w", r, withHint(err))
+	}
+	return nil
+}
+
+// drainTime is more than a packet takes through a table.
+const drainTime = 50 * time.Millisecond
+
+// entryChains returns what empties the chains in which packets enter the table
+// before it is known where they go. Those behind stay: what was translated may
+// have to be masqueraded.
+func (r Leftovers) entryChains(s *socket, e *encoder) ([]op, error) {
+	e.buf = e.buf[:0]
+	e.open(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
+	e.close()
+	var ops []op
+	err := s.dumpWithRetry(e.buf, func() { ops = nil }, func(m reply) error {
+		hook := attribute(m.body, unix.NFTA_CHAIN_HOOK)
+		if m.family != e.nf || hook == nil || stringOf(attribute(m.body, unix.NFTA_CHAIN_TABLE)) != r.Table {
+			return nil
+		}
+		switch u32Of(attribute(hook, unix.NFTA_HOOK_HOOKNUM)) {
+		case unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT, unix.NF_INET_FORWARD:
+			ops = append(ops, op{verb: flushChain, chain: &chain{name: stringOf(attribute(m.body, unix.NFTA_CHAIN_NAME))}})
+		}
+		return nil
+	})
+	return ops, err
+}
+
+func transact(s *socket, e *encoder, ops []op) error {
+	batch, err := e.batch(ops)
+	if err != nil {
+		return err
+	}
+	return s.transact(batch)
+}
+
+func (r Leftovers) withSocket(do func(*socket, *encoder) error) error {
+	s, err := dial()
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	e := newEncoder(r.Family)
+	e.name = r.Table
+	return do(s, e)
+}
+
+// Close gives back what a Backend holds of the kernel's. The table stays.
+func (b *Backend) Close() error {
+	if k, ok := b.driver.(*kernel); ok {
+		k.close()
+	}
+	return nil
+}

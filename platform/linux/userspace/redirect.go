@@ -1,0 +1,120 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// redirect returns the snapshot for the rules of p: as what is wanted, with
+// listeners in the place of endpoints. What the rules need not know stays the
+// same Port.
+func (b *Backend) redirect(p *plan) *service.Snapshot {
+	want := p.want
+	if b.installed == nil || b.redirected == nil {
+		return b.redirectAll(p)
+	}
+	var changes []service.Change
+	follow := func(name service.PortName, port *service.Port) {
+		c := service.Change{Old: b.redirected.Port(b.family, name)}
+		if port != nil {
+			c.New = b.redirectPort(port, p.assumeOpen)
+		}
+		if c.Old != nil && c.New != nil && sameRules(c.Old, c.New) || c.Old == c.New {
+			return
+		}
+		changes = append(changes, c)
+	}
+	for _, c := range p.changes {
+		follow(c.Name(), c.New)
+	}
+	for _, k := range p.opens { // whose Port need not have changed
+		if !slices.ContainsFunc(changes, func(c service.Change) bool { return c.Name() == k.name }) {
+			follow(k.name, want.Port(b.family, k.name))
+		}
+	}
+	if len(changes) == 0 && b.redirected.Node == want.Node && b.redirected.Incomplete == want.Incomplete {
+		return b.redirected
+	}
+	s := b.redirected.With(want.Generation, want.Node, changes)
+	s.Incomplete = want.Incomplete
+	return s
+}
+
+// redirectAll is lead where it is not known what changed.
+func (b *Backend) redirectAll(p *plan) *service.Snapshot {
+	var ports []*service.Port
+	for port := range p.want.Ports(b.family) {
+		redirected := b.redirectPort(port, p.assumeOpen)
+		if old := b.redirectedPort(port.Name); old != nil && sameRules(old, redirected) {
+			redirected = old
+		}
+		ports = append(ports, redirected)
+	}
+	s := service.New(p.want.Generation, p.want.Node, ports)
+	s.Incomplete = p.want.Incomplete
+	return s
+}
+
+// redirectedPort returns the Port that the rules were made for.
+func (b *Backend) redirectedPort(name service.PortName) *service.Port {
+	if b.redirected == nil {
+		return nil
+	}
+	return b.redirected.Port(b.family, name)
+}
+
+// redirectPort returns p with listeners as its endpoints. Until planned ones are
+// open, their port is 0. Where one is missing, p is not served.
+func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
+	return Redirect(p, func(policy service.Policy) (uint16, bool) {
+		if l := b.listeners[key{p.Name, policy}]; l != nil {
+			return l.port(), true
+		}
+		return 0, assumeOpen
+	})
+}
+
+// Redirect returns p as the rules know it, with a listener for each policy that
+// has endpoints. listener tells its port, or that there is none and p cannot
+// be served that way.
+func Redirect(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
+	redirected := &service.Port{
+		Name: p.Name, Family: p.Family, Frontends: p.Frontends,
+		Internal: p.Internal, External: p.External, HealthCheck: p.HealthCheck,
+	}
+	if p.Name.Protocol == service.SCTP {
+		return redirected
+	}
+	redirect := func(policy service.Policy, endpoints []service.Endpoint) []service.Endpoint {
+		if len(endpoints) == 0 {
+			return nil
+		}
+		port, ok := uint16(0), true // which nobody is led to
+		if iptables.UsesPolicy(p, policy) {
+			port, ok = listener(policy)
+		}
+		if !ok {
+			return nil
+		}
+		return []service.Endpoint{{Addr: netip.AddrPortFrom(Addrs[p.Family], port), Local: true}}
+	}
+	redirected.Cluster = redirect(service.PolicyCluster, p.Cluster)
+	redirected.Local = redirect(service.PolicyLocal, p.Local)
+	return redirected
+}
+
+// sameRules reports that the rules for p are those for q.
+func sameRules(p, q *service.Port) bool {
+	return p.Internal == q.Internal && p.External == q.External &&
+		slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Local, q.Local) &&
+		slices.EqualFunc(p.Frontends, q.Frontends, func(f, g service.Frontend) bool {
+			return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port &&
+				slices.Equal(f.Sources, g.Sources) && (f.Sources == nil) == (g.Sources == nil)
+		})
+}

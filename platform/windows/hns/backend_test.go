@@ -1,0 +1,387 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// wantFailed wants err to be about exactly these Services, and to say so.
+func wantFailed(t *testing.T, err error, text string, names ...string) {
+	t.Helper()
+	var got []string
+	for _, f := range reconcile.PortErrors(err) {
+		got = append(got, f.Name.Name)
+	}
+	if !slices.Equal(got, names) || err != nil && !strings.Contains(err.Error(), text) {
+		t.Fatalf("failed = %v, want %v and %q in:\n%v", got, names, text, err)
+	}
+}
+
+// While HNS is down nothing is known of it: the round fails as a whole, and
+// nothing is taken for gone.
+func TestHNSDown(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	b.converge(want)
+	b.hns.down = true
+	next := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
+	_, err := b.round(next)
+	if !errors.Is(err, ErrNotRunning) || len(reconcile.PortErrors(err)) > 0 {
+		t.Errorf("Apply = %v, want ErrNotRunning for all", err)
+	}
+	if _, err := b.backend.Plan(t.Context(), next); !errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
+		t.Errorf("Plan = %v, want ErrNotRunning", err)
+	}
+	b.hns.down = false
+	b.converge(next)
+	if n := b.hns.writes(); n != 1 {
+		t.Errorf("%d writing calls, want the one that is new: %v", n, b.hns.calls)
+	}
+}
+
+// A load balancer that somebody deletes at the same moment as the proxy is as good
+// as deleted by it: nothing has to be listed for that.
+func TestGoneMeanwhile(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+	p := b.plan(snapshot(2))
+	clear(b.hns.balancers)
+	clear(b.hns.calls)
+	if err := p.Apply(t.Context()); err != nil || !maps.Equal(b.hns.calls, map[string]int{"delete load balancer": 1}) {
+		t.Errorf("Apply = %v, with the calls %v", err, b.hns.calls)
+	}
+}
+
+// Where somebody has deleted all endpoints, that of the source VIP with them, the
+// round that finds it out makes the source VIP's again and goes on.
+func TestAllEndpointsVanish(t *testing.T) {
+	b := newTestNode(t, v13, overlayN)
+	b.pods("10.244.1.11")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
+	p := b.plan(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
+	clear(b.hns.endpoints)
+	_ = p.Apply(t.Context()) // api's only pod is gone
+	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.2.11]"}, b.balancerTexts()); diff != "" {
+		t.Errorf("after one round (-want +got):\n%s", diff)
+	}
+}
+
+// A pod that the network plugin has not made yet holds up nobody else, and
+// costs a listing of endpoints a try.
+func TestLocalEndpointComesLater(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	want := snapshot(1, clusterIP("early", "10.96.0.10", "10.244.1.12:80"), clusterIP("late", "10.96.0.11", "10.244.1.11:80", "10.244.1.12:80"))
+	_, err := b.round(want)
+	wantFailed(t, err, "the network plugin makes it", "early", "late")
+	if n := len(b.hns.balancers); n != 1 {
+		t.Errorf("%d load balancers, want the one that has an endpoint", n)
+	}
+	_, err = b.round(want)
+	wantFailed(t, err, "the network plugin makes it", "early", "late")
+	if b.hns.calls["list load balancers"] > 0 || b.hns.writes() > 0 {
+		t.Errorf("calls = %v, want endpoints listed only", b.hns.calls)
+	}
+	b.pods("10.244.1.12")
+	b.converge(want)
+}
+
+// One address is of a pod here for one Service and of another node's for the
+// other, as when it was reused.
+func TestOneAddressLocalAndRemote(t *testing.T) {
+	b := newTestNode(t, v13, overlayN)
+	b.pods("10.244.1.11")
+	local, other := clusterIP("here", "10.96.0.10", "10.244.1.11:80"), clusterIP("there", "10.96.0.11", "10.244.1.11:80@b")
+	b.converge(snapshot(1, local, other))
+	remote := func() int {
+		n := 0
+		for _, e := range b.hns.endpoints {
+			if e.Remote && e.HasAddr(addr("10.244.1.11")) {
+				n++
+			}
+		}
+		return n
+	}
+	if remote() != 1 {
+		t.Error("no remote endpoint for the reused address")
+	}
+	b.converge(snapshot(2, local))
+	if remote() != 0 || !b.hns.hasAddr(overlayN.ID, addr("10.244.1.11"), false) {
+		t.Error("the wrong endpoint was deleted")
+	}
+}
+
+// Pods that another node has now are led to it, with each load balancer
+// changed twice at most.
+func TestProviderChanges(t *testing.T) {
+	b := newTestNode(t, v15, overlayN)
+	var many []string
+	for i := range 50 {
+		many = append(many, fmt.Sprintf("10.244.2.%d:80@b", 10+i))
+	}
+	want := snapshot(1, clusterIP("web", "10.96.0.10", append(many, "10.244.3.9:80@b")...))
+	b.converge(want)
+	moved := overlayN
+	moved.Routes = []Route{{prefix("10.244.2.0/24"), addr("192.0.2.77")}, overlayN.Routes[1]}
+	b.hns.networks[0] = moved
+	b.converge(want)
+	if n := b.hns.calls["update load balancer"]; n != 2 {
+		t.Errorf("%d changes of the load balancer, want one without the endpoints and one with the new ones", n)
+	}
+	for _, e := range b.hns.endpoints {
+		if e.Remote && moved.Routes[0].Subnet.Contains(e.Addrs[0]) && e.Provider != moved.Routes[0].Provider {
+			t.Errorf("endpoint %s still leads to the old node", e.describe())
+		}
+	}
+}
+
+// What is not ours is never touched, also where it is in our way.
+func TestForeignInTheWay(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	key := Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}
+	other := key
+	other.Port = 443
+	b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: key, ExtraKeys: []Key{other}, TargetPort: 1, Endpoints: []string{"endpoint-000001"}}
+	b.hns.heldPorts[Key{VIP: addr("10.96.0.11"), Port: 80, Protocol: service.TCP}] = true
+	want := snapshot(1, clusterIP("blocked", "10.96.0.10", "10.244.1.11:80"), clusterIP("free", "10.96.0.12", "10.244.1.11:80"), clusterIP("held", "10.96.0.11", "10.244.1.11:80"))
+	_, err := b.round(want)
+	wantFailed(t, err, "belongs to load balancer foreign, which is not ours", "blocked", "held")
+	if !strings.Contains(err.Error(), "a program of this node listens there") {
+		t.Errorf("error = %v, want a hint at the program", err)
+	}
+	if _, ok := b.hns.balancers["foreign"]; !ok || len(b.hns.balancers) != 2 {
+		t.Errorf("load balancers = %v, want the foreign one and one of ours", b.hns.balancers)
+	}
+	if err := b.backend.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := b.hns.balancers["foreign"]; !ok || len(b.hns.balancers) != 1 {
+		t.Errorf("after Cleanup: %v, want the foreign one", b.hns.balancers)
+	}
+}
+
+// A load balancer that appears between the listing and our own try, as after
+// a restart of HNS, is adopted if it is right, and made right if not.
+func TestExistsAlready(t *testing.T) {
+	for name, port := range map[string]uint16{"equal": 80, "different": 81} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, bridgeN)
+			b.pods("10.244.1.11")
+			p := b.plan(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+			id, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
+				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(t.Context()); err != nil {
+				t.Fatalf("Apply: %v", err)
+			}
+			if _, kept := b.hns.balancers[id]; kept != (port == 80) || len(b.hns.balancers) != 1 {
+				t.Errorf("load balancers = %v, want one, the old one only if it was equal", b.hns.balancers)
+			}
+		})
+	}
+}
+
+// What others took away comes back with the next resync, and is told.
+func TestDrift(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
+	b.converge(want)
+	for id, lb := range b.hns.balancers {
+		if lb.VIP == addr("10.96.0.10") {
+			delete(b.hns.balancers, id)
+		} else {
+			lb.DSR = true
+			b.hns.balancers[id] = lb
+		}
+	}
+	p := b.plan(want)
+	got := strings.Join(p.Drift(), "\n")
+	if got != "missing: loadbalancer tcp 10.96.0.10:80\naltered: loadbalancer tcp 10.96.0.11:80" {
+		t.Errorf("drift:\n%s", got)
+	}
+	if err := p.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.converge(want)
+	if d := b.plan(want).Drift(); len(d) > 0 {
+		t.Errorf("our own repair counts as drift: %v", d)
+	}
+}
+
+// The API and DNS come first, whatever their names.
+func TestUrgentFirst(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	api, dns := clusterIP("kubernetes", "10.96.0.1", "10.244.1.11:80"), clusterIP("zdns", "10.96.0.53", "10.244.1.11:80")
+	api.Name = service.PortName{Namespace: "default", Name: "kubernetes", Port: "https", Protocol: service.TCP}
+	dns.Name = service.PortName{Namespace: "kube-system", Name: "zdns", Port: "dns-tcp", Protocol: service.TCP}
+	text := b.converge(snapshot(1, clusterIP("aaa", "10.96.0.10", "10.244.1.11:80"), api, dns))
+	order := []string{"10.96.0.1:80", "10.96.0.53:80", "10.96.0.10:80"}
+	at := -1
+	for _, s := range order {
+		i := strings.Index(text, s)
+		if i < at || i < 0 {
+			t.Errorf("want %v in this order:\n%s", order, text)
+		}
+		at = i
+	}
+}
+
+// A start from nothing makes each object once and lists each kind once,
+// however many there are.
+func TestCountsAtScale(t *testing.T) {
+	const services, endpoints = 2000, 5000
+	wide := overlayN
+	wide.Routes = []Route{{prefix("10.200.0.0/16"), nodeB}}
+	b := newTestNode(t, v13, wide)
+	var ports []*service.Port
+	pod := addr("10.200.0.1")
+	vip := addr("10.96.0.1")
+	created := 0
+	for i := range services {
+		p := clusterIP(fmt.Sprintf("web-%04d", i), vip.String())
+		for range 3 { // some endpoints serve several
+			if created++; created > endpoints {
+				created, pod = 1, addr("10.200.0.1")
+			}
+			p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(pod, 80), Remote: true})
+			pod = pod.Next()
+		}
+		ports, vip = append(ports, p), vip.Next()
+	}
+	want := snapshot(1, ports...)
+	start := time.Now()
+	if _, err := b.round(want); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(start)
+	limits := map[string]int{"list networks": 1, "list endpoints": 1, "list load balancers": 1, "create load balancer": services, "create endpoint": endpoints + services + 1}
+	calls := 0
+	for op, n := range b.hns.calls {
+		if calls += n; n > limits[op] {
+			t.Errorf("%s %d times, want %d at most", op, n, limits[op])
+		}
+	}
+	t.Logf("%d Services, %d endpoints: %d calls, planned and applied in %v; at 20 ms a call %v", services, endpoints, calls, took.Round(time.Millisecond), time.Duration(calls)*20*time.Millisecond)
+}
+
+// Nothing of ours is left after Cleanup, nor in the state file.
+func TestCleanup(t *testing.T) {
+	for name, spoil := range map[string]func(*testNode){
+		"state file kept": func(*testNode) {},
+		"state file lost": func(b *testNode) { b.store.document = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, overlayN)
+			b.pods("10.244.1.11")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
+			spoil(b)
+			b.restart()
+			if err := b.backend.Cleanup(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			if len(b.hns.balancers) != 0 || len(b.hns.endpoints) != 1 || len(b.hns.warnings) > 0 {
+				t.Errorf("left: %v, %v; warnings %v", b.hns.balancers, b.hns.endpoints, b.hns.warnings)
+			}
+			if b.store.document != nil {
+				t.Errorf("state file: %s", b.store.document)
+			}
+		})
+	}
+}
+
+// While something could not be read since the start, what an earlier process
+// made stays.
+func TestPartialSnapshot(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80", "10.244.2.11:80@b")))
+	b.restart()
+	partial := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	partial.Incomplete = true
+	if text, err := b.round(partial); err != nil || text != "" {
+		t.Errorf("partial: %v\n%s", err, text)
+	}
+	b.converge(snapshot(3, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+	if n := len(b.hns.balancers); n != 1 {
+		t.Errorf("%d load balancers after all was read, want 1", n)
+	}
+}
+
+// Prepare reserves the source VIP, and the proxy finds it.
+func TestPrepare(t *testing.T) {
+	b := newTestNode(t, v13, overlayN)
+	if err := b.backend.Prepare(t.Context(), theNode); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(b.hns.endpoints); n != 1 {
+		t.Fatalf("%d endpoints, want that of the source VIP", n)
+	}
+	b.restart()
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
+	for _, lb := range b.hns.balancers {
+		if lb.SourceVIP != addr("10.244.1.2") {
+			t.Errorf("source VIP %s, want the one that was reserved", lb.SourceVIP)
+		}
+	}
+}
+
+// Both families program side by side. At a start they share a listing, but
+// none is good for a family that has written since it began.
+func TestFamiliesShareAListing(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11", "fd00:10:244:1::11")
+	four := clusterIP("web", "10.96.0.10", "10.244.1.11:80")
+	six := clusterIP("web", "fd00:10:96::10", "[fd00:10:244:1::11]:80")
+	six.Family = service.IPv6
+	want := snapshot(1, four, six)
+	h := b.backend.host
+	var plans []reconcile.Plan
+	var backends []*Backend
+	for _, f := range service.Families {
+		backends = append(backends, New(h, f, Options{}, time.Minute))
+		p, err := backends[f].Plan(t.Context(), want)
+		if err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		plans = append(plans, p)
+	}
+	for _, p := range plans {
+		if err := p.Apply(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := b.hns.calls["list endpoints"]; n != 1 || len(b.hns.balancers) != 2 {
+		t.Errorf("endpoints listed %d times, want once; load balancers %v", n, b.hns.balancers)
+	}
+	if n := strings.Count(string(b.store.document), "shop/web:http"); n != 2 {
+		t.Errorf("the state file has %d of 2 load balancers:\n%s", n, b.store.document)
+	}
+	for i := range 4 { // by turns, at once
+		if p, err := backends[i%2].Plan(t.Context(), want); err != nil || !p.Empty() {
+			t.Errorf("still to do: %v\n%s", err, p)
+		}
+	}
+}

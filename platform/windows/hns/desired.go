@@ -1,0 +1,350 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Site is what wishes depend on besides Services: the network and the node.
+// It is a value that can be compared part by part.
+type Site struct {
+	Network   Network
+	Version   Version
+	Node      *service.Node
+	NodeIP    netip.Addr // the node's own address in the family
+	HostMAC   string     // of the interface that has it; overlay networks only
+	SourceVIP netip.Addr
+	// Unavailable says why the family cannot be programmed at all, if so. Then no
+	// port has wishes.
+	Unavailable string
+	Options     Options
+}
+
+// Options are the operator's choices.
+type Options struct {
+	// NetworkName is the configured network. Without one, EnvName counts, the
+	// value of KUBE_NETWORK, and without that the network is looked for.
+	NetworkName, EnvName string
+	// SourceVIP is the address that overlay networks masquerade with. Without
+	// one, HNS chooses.
+	SourceVIP netip.Addr
+	// DSR lets the replies of ClusterIPs go straight to the client.
+	DSR bool
+	// ForwardHealthChecks leads health checks that arrive at a load balancer's
+	// address to the node, through the endpoint named RootEndpoint.
+	ForwardHealthChecks bool
+	RootEndpoint        string
+	// IgnoreSourceRanges serves an address with source ranges to every client.
+	IgnoreSourceRanges bool
+	// HealthzPort is asked where a Service has no health check of its own.
+	HealthzPort uint16
+	// MetricsPort is where the proxy itself listens, 0 if nowhere.
+	MetricsPort uint16
+}
+
+// Location is where a target is, and so who makes its endpoint.
+type Location uint8
+
+// The places.
+const (
+	Local   Location = iota // a pod of this node: the network plugin makes it
+	Remote                  // elsewhere: we make a remote endpoint
+	Unknown                 // nobody told the node: whichever exists, else remote
+	Root                    // the node's own endpoint, found by its name
+)
+
+// Target is one place a load balancer leads to.
+type Target struct {
+	Addr     netip.Addr // invalid for Root
+	Location Location
+	// MAC and Provider are for a remote endpoint, Provider on overlay
+	// networks only.
+	MAC      string
+	Provider netip.Addr
+	// needsNodeIP means that replies must come back to the node's own address.
+	needsNodeIP bool
+}
+
+// DesiredLoadBalancer is a load balancer that should exist. Its ID and Endpoints are not set.
+type DesiredLoadBalancer struct {
+	LoadBalancer
+	PortName service.PortName
+	Targets  []Target // sorted by address
+	// Shared means that several ports of a Service wish the same.
+	Shared bool
+}
+
+// DesiredState are what one Service port wants.
+type DesiredState struct {
+	LoadBalancers []DesiredLoadBalancer
+	// VIPs are remote endpoints for addresses of the Service itself.
+	VIPs []Target
+	// Listed are addresses whose remote endpoints stay if they are there: their
+	// pods may serve connections that they took before.
+	Listed []netip.Addr
+	// Limits are what cannot be had, now or ever; the rest can. Notes are
+	// about what works a little differently from what the Service says.
+	Limits []error
+	Notes  []reconcile.Note
+}
+
+// maxEndpoints is how many endpoints a load balancer of HNS can have.
+const maxEndpoints = 1024
+
+// Desired returns what p wants at s.
+func Desired(p *service.Port, s *Site) DesiredState {
+	var w DesiredState
+	switch {
+	case s.Unavailable != "":
+		return w
+	case p.Name.Protocol != service.TCP && p.Name.Protocol != service.UDP:
+		w.addLimit(p.Frontends, "HNS has no load balancers for %s", p.Name.Protocol)
+		return w
+	case !p.HasEndpoints():
+		w.Notes = append(w.Notes, reconcile.Note{Text: "it has no ready endpoint, and HNS cannot refuse connections: they time out", Transient: true})
+	}
+	w.Listed = p.Listed
+	choices := map[service.Policy]targetGroup{}
+	for _, f := range p.Frontends {
+		policy := p.Policy(f.Kind)
+		c, known := choices[policy]
+		if !known {
+			c = s.chooseTargets(&w, p, p.Endpoints(f.Kind), policy)
+			choices[policy] = c
+		}
+		if s.preservesDIP(p, f) {
+			c.targets = slices.DeleteFunc(slices.Clone(c.targets), func(t Target) bool { return t.Location != Local })
+		}
+		if f.Sources != nil && !s.servesSourceRanges(&w, f) {
+			continue
+		}
+		if len(c.targets) > 0 {
+			w.LoadBalancers = append(w.LoadBalancers, s.balancer(p, f, c))
+		}
+		if f.Kind == service.ClusterIP && s.Network.Kind == Overlay {
+			w.VIPs = append(w.VIPs, Target{Addr: f.Addr, Location: Remote, MAC: s.HostMAC, Provider: s.NodeIP})
+		}
+	}
+	w.noteAffinity(p, s)
+	w.limitDSR(p, s)
+	s.healthChecks(&w, p)
+	return w
+}
+
+// servesSourceRanges says what becomes of f, which has source ranges, and reports that it is
+// served all the same.
+func (s *Site) servesSourceRanges(w *DesiredState, f service.Frontend) bool {
+	if !s.Options.IgnoreSourceRanges {
+		w.addLimit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
+		return false
+	}
+	w.Notes = append(w.Notes, reconcile.Note{Text: fmt.Sprintf("HNS has no source ranges: every client can connect to %s, as --ignore-source-ranges says", f.Addr)})
+	return true
+}
+
+func (w *DesiredState) addLimit(lost []service.Frontend, format string, args ...any) {
+	w.Limits = append(w.Limits, &reconcile.UnsupportedError{Text: fmt.Sprintf(format, args...), Affected: lost})
+}
+
+// noteAffinity notes how session affinity differs.
+func (w *DesiredState) noteAffinity(p *service.Port, s *Site) {
+	switch {
+	case p.Affinity == 0 || len(w.LoadBalancers) == 0:
+	case s.Version.Features().Affinity:
+		w.Notes = append(w.Notes, reconcile.Note{Text: "session affinity has no timeout: HNS does not take one"})
+	default:
+		w.addLimit(nil, "HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
+	}
+}
+
+// preservesDIP reports that pods are to see the address that clients of f dialled.
+// Then there is nobody to lead replies back from other nodes.
+func (s *Site) preservesDIP(p *service.Port, f service.Frontend) bool {
+	return p.KeepVIP && f.Kind == service.LoadBalancerIP && s.Version.Features().DSR
+}
+
+// limitDSR notes that clients' addresses are lost.
+func (w *DesiredState) limitDSR(p *service.Port, s *Site) {
+	external := slices.ContainsFunc(w.LoadBalancers, func(l DesiredLoadBalancer) bool { return l.Flags&VIPExternalIP != 0 })
+	lb := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.LoadBalancerIP })
+	if p.KeepVIP && lb && !s.Version.Features().DSR {
+		w.addLimit(nil, "HNS %s has no direct server return: the annotation preserve-destination has no effect", s.Version)
+	}
+	if external && p.External == service.PolicyLocal && !s.Version.Features().DSR {
+		w.addLimit(nil, "HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
+	}
+}
+
+// targetGroup is what one traffic policy leaves: endpoints with one port.
+type targetGroup struct {
+	port    uint16
+	targets []Target
+}
+
+// chooseTargets picks the targets of p's endpoints. A load balancer of HNS has one
+// target port, so the largest group of endpoints with the same port is taken.
+func (s *Site) chooseTargets(w *DesiredState, p *service.Port, endpoints []service.Endpoint, policy service.Policy) targetGroup {
+	groups := map[uint16][]service.Endpoint{}
+	for _, e := range endpoints {
+		groups[e.Addr.Port()] = append(groups[e.Addr.Port()], e)
+	}
+	if len(groups) == 0 {
+		return targetGroup{}
+	}
+	ports := slices.SortedFunc(maps.Keys(groups), func(a, b uint16) int {
+		return cmp.Or(cmp.Compare(len(groups[b]), len(groups[a])), cmp.Compare(a, b))
+	})
+	c := targetGroup{port: ports[0]}
+	if len(ports) > 1 {
+		left := 0
+		for _, n := range ports[1:] {
+			left += len(groups[n])
+		}
+		w.addLimit(nil, "the endpoints of policy %s have different ports, and a load balancer of HNS has one: only the %d with port %d get traffic, not %d with ports %v",
+			policy, len(groups[c.port]), c.port, left, ports[1:])
+	}
+	chosen := groups[c.port]
+	if len(chosen) > maxEndpoints {
+		w.addLimit(nil, "it has %d endpoints, and a load balancer of HNS at most %d: the rest get no traffic", len(chosen), maxEndpoints)
+		chosen = chosen[:maxEndpoints]
+	}
+	var waits []error
+	for _, e := range chosen {
+		t, err := s.target(e)
+		if err != nil {
+			waits = append(waits, err)
+			continue
+		}
+		c.targets = append(c.targets, t)
+	}
+	for _, err := range waits {
+		if len(c.targets) > 0 {
+			err = &reconcile.DegradedError{Err: err}
+		}
+		w.Limits = append(w.Limits, err)
+	}
+	return c
+}
+
+// target says where e is and how to get there.
+func (s *Site) target(e service.Endpoint) (Target, error) {
+	a := e.Addr.Addr()
+	t := Target{Addr: a, Location: Remote, MAC: remoteMAC(a)}
+	switch {
+	case slices.Contains(s.Node.Addrs, a): // a pod on the node's own network
+		t.Provider = s.NodeIP
+		if s.HostMAC != "" {
+			t.MAC = s.HostMAC
+		}
+		return t, nil
+	case e.Local:
+		return Target{Addr: a, Location: Local}, nil
+	case !e.Remote:
+		t.Location = Unknown
+	}
+	if s.Network.Kind != Overlay {
+		t.Provider = s.NodeIP
+		return t, nil
+	}
+	provider := s.Network.routeProvider(a)
+	switch {
+	case provider.IsValid():
+		t.Provider, t.needsNodeIP = provider, provider == a
+	case s.Node.Pods.Contains(a, "") && t.Location == Remote:
+		return t, pendingError(fmt.Sprintf("network %q has no route to the node of %s yet: the network plugin makes it", s.Network.Name, a))
+	default: // outside the cluster
+		t.Provider, t.needsNodeIP = s.NodeIP, t.Location == Remote || !s.Network.contains(a)
+	}
+	return t, nil
+}
+
+// routeProvider returns the address of the node that a is behind, a itself if it
+// is a node, and an invalid one if nobody knows.
+func (n *Network) routeProvider(a netip.Addr) netip.Addr {
+	for _, r := range n.Routes {
+		if r.Provider == a || r.Subnet.Contains(a) {
+			return r.Provider
+		}
+	}
+	return netip.Addr{}
+}
+
+func (n *Network) contains(a netip.Addr) bool {
+	return slices.ContainsFunc(n.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// balancer returns the load balancer for one frontend.
+func (s *Site) balancer(p *service.Port, f service.Frontend, c targetGroup) DesiredLoadBalancer {
+	features := s.Version.Features()
+	lb := LoadBalancer{
+		Key:        Key{VIP: f.Addr, Family: p.Family, Port: f.Port, Protocol: p.Name.Protocol},
+		TargetPort: c.port,
+		SourceVIP:  s.SourceVIP,
+		Kind:       f.Kind,
+	}
+	switch f.Kind {
+	case service.ClusterIP:
+		lb.DSR = s.Options.DSR && features.DSR
+	case service.NodePort:
+		lb.Flags = LocalRoutedVIP | VIPExternalIP
+	default:
+		lb.Flags = VIPExternalIP
+	}
+	if f.Kind.External() && p.External == service.PolicyLocal {
+		lb.DSR = features.DSR
+	}
+	if s.preservesDIP(p, f) {
+		lb.DSR, lb.Flags = true, lb.Flags|UseMux|PreserveDIP
+	}
+	if p.Affinity > 0 && features.Affinity {
+		lb.Distribution = DistributionSourceIP
+	}
+	// Answers from beyond the overlay cannot find an address inside it.
+	if s.Network.Kind == Overlay && slices.ContainsFunc(c.targets, func(t Target) bool { return t.needsNodeIP }) {
+		lb.SourceVIP = s.NodeIP
+	}
+	return DesiredLoadBalancer{LoadBalancer: lb, PortName: p.Name, Targets: c.targets}
+}
+
+// healthChecks adds what leads health checks of load balancers to the node.
+// They come over TCP whatever the Service speaks.
+func (s *Site) healthChecks(w *DesiredState, p *service.Port) {
+	if !s.Options.ForwardHealthChecks {
+		return
+	}
+	port := p.HealthCheck
+	if port == 0 {
+		port = s.Options.HealthzPort
+	}
+	for _, f := range p.Frontends {
+		if f.Kind != service.LoadBalancerIP || f.Sources != nil && !s.Options.IgnoreSourceRanges || port == 0 {
+			continue
+		}
+		k := Key{VIP: f.Addr, Family: p.Family, Port: port, Protocol: service.TCP}
+		if slices.ContainsFunc(w.LoadBalancers, func(x DesiredLoadBalancer) bool { return x.Key == k }) {
+			w.addLimit(nil, "port %d of %s is the Service's own: health checks on it do not reach the node", port, f.Addr)
+			continue
+		}
+		w.LoadBalancers = append(w.LoadBalancers, DesiredLoadBalancer{
+			LoadBalancer: LoadBalancer{Key: k, TargetPort: port, Kind: service.LoadBalancerIP},
+			PortName:     p.Name, Targets: []Target{{Location: Root}}, Shared: true,
+		})
+	}
+}
+
+// urgent reports that other Services need this one to come up: the API and
+// DNS.
+func urgent(n service.PortName) bool {
+	api := n.Namespace == "default" && n.Name == "kubernetes"
+	dns := n.Namespace == "kube-system" && slices.Contains([]string{"dns", "dns-tcp"}, n.Port)
+	return api || dns
+}

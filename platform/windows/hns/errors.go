@@ -1,0 +1,61 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// appendUnique adds what is in err, which may be several errors, unless it was
+// said already: the frontends of a port often fail alike.
+func appendUnique(errs []error, err error) []error {
+	if list, ok := err.(interface{ Unwrap() []error }); ok && !isHNSError(err) {
+		for _, one := range list.Unwrap() {
+			errs = appendUnique(errs, one)
+		}
+		return errs
+	}
+	i := slices.IndexFunc(errs, func(e error) bool { return e.Error() == err.Error() })
+	if i < 0 {
+		return append(errs, err)
+	}
+	if reconcile.InForce(errs[i]) { // and err may be worse
+		errs[i] = err
+	}
+	return errs
+}
+
+func isHNSError(err error) bool {
+	_, ok := err.(*Error)
+	return ok
+}
+
+// portErrors returns one PortError for each port that failed or has limits, by
+// name.
+func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
+	joined := map[service.PortName][]error{}
+	for _, of := range all {
+		for n, errs := range of {
+			joined[n] = append(joined[n], errs...)
+		}
+	}
+	var errs []error
+	for _, n := range slices.SortedFunc(maps.Keys(joined), service.PortName.Compare) {
+		errs = append(errs, &reconcile.PortError{Family: f, Name: n, Err: errors.Join(joined[n]...)})
+	}
+	return errs
+}
+
+// degraded is nil for nil.
+func degraded(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &reconcile.DegradedError{Err: err}
+}

@@ -1,0 +1,159 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+// interceptor stands between the backend and HNS. Each writing call is told to it,
+// and what it returns decides whether HNS hears of it.
+type interceptor struct {
+	*fake
+	intercept func(op string, do func()) (done bool)
+}
+
+func (x *interceptor) CreateEndpoint(ctx context.Context, e Endpoint) (created Endpoint, err error) {
+	if !x.intercept("create endpoint", func() { created, err = x.fake.CreateEndpoint(ctx, e) }) {
+		created = e
+		created.ID = x.id("never")
+	}
+	return created, err
+}
+
+func (x *interceptor) DeleteEndpoint(ctx context.Context, id string) (err error) {
+	x.intercept("delete endpoint", func() { err = x.fake.DeleteEndpoint(ctx, id) })
+	return err
+}
+
+func (x *interceptor) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (id string, err error) {
+	if !x.intercept("create load balancer", func() { id, err = x.fake.CreateLoadBalancer(ctx, lb) }) {
+		id = x.id("never")
+	}
+	return id, err
+}
+
+func (x *interceptor) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
+	if !x.intercept("update load balancer", func() { now, err = x.fake.UpdateLoadBalancer(ctx, lb) }) {
+		now = lb
+	}
+	return now, err
+}
+
+func (x *interceptor) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) (err error) {
+	x.intercept("delete load balancer", func() { err = x.fake.DeleteLoadBalancer(ctx, lb) })
+	return err
+}
+
+// balancerTexts returns HNS's load balancers with the addresses of their endpoints.
+func (b *testNode) balancerTexts() []string {
+	l := Listing{}
+	for _, e := range b.hns.endpoints {
+		l.Endpoints = append(l.Endpoints, e)
+	}
+	p := pass{model: newModel(l, "")}
+	all := []string{}
+	for _, lb := range b.hns.balancers {
+		all = append(all, lb.Key.String()+" "+p.formatEndpoints(lb.Endpoints))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// What HNS says that it did and did not do is found out by the next resync, also
+// by another process: a load balancer that should be gone is still known for ours,
+// though nothing but pods of the node is behind it.
+func TestFalseSuccess(t *testing.T) {
+	for _, v := range []Version{v13, v15} {
+		for _, op := range []string{"create endpoint", "delete endpoint", "create load balancer", "update load balancer", "delete load balancer"} {
+			for _, restart := range []bool{false, true} {
+				t.Run(fmt.Sprintf("HNS %s, %s, restart %t", v, op, restart), func(t *testing.T) { runFalseSuccess(t, v, op, restart) })
+			}
+		}
+	}
+}
+
+func runFalseSuccess(t *testing.T, v Version, op string, restart bool) {
+	b := newTestNode(t, v, bridgeN)
+	d := &interceptor{b.hns, func(_ string, do func()) bool { do(); return true }}
+	passThrough := d.intercept
+	b.restartOn(d)
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
+	d.intercept = func(x string, do func()) bool {
+		if x != op {
+			do()
+		}
+		return x != op
+	}
+	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.12:80@b"), clusterIP("new", "10.96.0.12", "10.244.1.12:80"))
+	_, _ = b.round(want) // HNS says what it likes
+	d.intercept = passThrough
+	if restart {
+		b.restartOn(d)
+	}
+	b.now = b.now.Add(time.Minute)
+	if _, err := b.round(want); err != nil {
+		t.Fatalf("the next resync: %v", err)
+	}
+	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.2.12]", "tcp 10.96.0.12:80 [10.244.1.12]"}, b.balancerTexts()); diff != "" {
+		t.Errorf("load balancers (-want +got):\n%s", diff)
+	}
+	if n := len(b.hns.endpoints); n != 3 {
+		t.Errorf("%d endpoints, want two pods and one elsewhere: %v", n, b.hns.endpoints)
+	}
+}
+
+// The process dies before or after each of its calls, and by the time another one
+// starts the Services may be others. It finds all that is its own, and needs one
+// round.
+func TestCrashAtEachCall(t *testing.T) {
+	first := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
+	second := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.12:80"), clusterIP("new", "10.96.0.12", "10.244.1.12:80"), clusterIP("out", "10.96.0.13", "10.244.2.12:80@b"))
+	for name, then := range map[string]*service.Snapshot{"nothing": snapshot(3), "what was": first, "what was to be": second} {
+		for _, v := range []Version{v13, v15} {
+			t.Run(fmt.Sprintf("%s, HNS %s", name, v), func(t *testing.T) {
+				for call := 1; crashAt(t, newTestNode(t, v, bridgeN), call, []*service.Snapshot{first, second, then}); call++ {
+				}
+				for call := 1; crashAt(t, newTestNode(t, v, overlayN), call, []*service.Snapshot{first, second, then}); call++ {
+				}
+			})
+		}
+	}
+}
+
+// crashAt reports that there was such a call. Odd ones are not carried out.
+func crashAt(t *testing.T, b *testNode, call int, snapshots []*service.Snapshot) (crashed bool) {
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshots[0])
+	at := 0
+	b.restartOn(&interceptor{b.hns, func(_ string, do func()) bool {
+		if at++; at == call {
+			panic(errCrash)
+		}
+		do()
+		if at++; at == call {
+			panic(errCrash)
+		}
+		return true
+	}})
+	func() {
+		defer func() { crashed = recover() != nil }()
+		_, _ = b.round(snapshots[1])
+	}()
+	b.restart()
+	b.converge(snapshots[2])
+	if left := len(b.hns.endpoints); snapshots[2].Len(service.IPv4) == 0 && (len(b.hns.balancers) > 0 || left > 3) { // pods and a source VIP
+		t.Errorf("call %d: left are %v, %v", call, b.balancerTexts(), b.hns.endpoints)
+	}
+	return crashed
+}

@@ -1,0 +1,138 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// How long HNS may take before somebody should know. To list is several calls for
+// each object, any other operation is a few.
+const (
+	slowCallThreshold = 10 * time.Second
+	slowListThreshold = time.Minute
+	// maxListProgress is how long one may take, as far as can be said from outside,
+	// and still get on: ten thousand objects on a slow HNS.
+	maxListProgress      = 20 * time.Minute
+	listProgressInterval = 10 * time.Second
+)
+
+// WithTimeout returns d with calls that end when their context does, whether or not
+// HNS has answered: what becomes of such a call nobody knows. Slow is told while
+// HNS does not answer, and "" once it has. Moved is called as long as work gets on.
+func WithTimeout(d Driver, reportSlow func(text string), reportProgress func()) Driver {
+	return &timeoutDriver{driver: d, reportSlow: reportSlow, reportProgress: reportProgress}
+}
+
+type timeoutDriver struct {
+	driver         Driver
+	reportSlow     func(text string)
+	reportProgress func()
+
+	mu        sync.Mutex
+	lateCalls int // calls that somebody was told of
+}
+
+// reportLate has somebody know of one more late call, or with "" of one less.
+func (p *timeoutDriver) reportLate(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if text != "" {
+		p.lateCalls++
+		p.reportSlow(text)
+	} else if p.lateCalls--; p.lateCalls == 0 {
+		p.reportSlow("")
+	}
+}
+
+// await returns what do does, unless ctx ends before.
+func await[T any](ctx context.Context, p *timeoutDriver, op string, do func() (T, error)) (T, error) {
+	var none T
+	if ctx.Err() != nil {
+		return none, fmt.Errorf("%s: left undone: %w", op, ctx.Err())
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1) // HNS may answer when nobody waits
+	go func() {
+		value, err := do()
+		answers <- answer{value, err}
+	}()
+	after := slowCallThreshold
+	var beat <-chan time.Time
+	if op == opList {
+		after = slowListThreshold
+		beats := time.NewTicker(listProgressInterval)
+		defer beats.Stop()
+		beat = beats.C
+	}
+	begun := time.Now()
+	late := time.NewTimer(after)
+	defer late.Stop()
+	for reported := false; ; {
+		select {
+		case a := <-answers:
+			if reported {
+				p.reportLate("")
+			}
+			if a.err == nil {
+				p.reportProgress()
+			}
+			return a.value, a.err
+		case <-beat:
+			if time.Since(begun) < maxListProgress {
+				p.reportProgress()
+			}
+		case <-late.C:
+			reported = true
+			p.reportLate(fmt.Sprintf("HNS has not answered for %s (%s), and nothing can be programmed meanwhile; if it stays so, restart it: Restart-Service hns", after, op))
+		case <-ctx.Done():
+			if reported {
+				p.reportLate("")
+			}
+			return none, fmt.Errorf("%s: HNS has not answered: %w", op, ctx.Err())
+		}
+	}
+}
+
+const opList = "list all objects"
+
+func (p *timeoutDriver) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+	return await(ctx, p, opList, func() (Listing, error) { return p.driver.List(ctx, what) })
+}
+
+func (p *timeoutDriver) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	return await(ctx, p, "create endpoint "+e.Name, func() (Endpoint, error) { return p.driver.CreateEndpoint(ctx, e) })
+}
+
+func (p *timeoutDriver) HasEndpoint(ctx context.Context, id string) (bool, error) {
+	return await(ctx, p, "find endpoint "+id, func() (bool, error) { return p.driver.HasEndpoint(ctx, id) })
+}
+
+func (p *timeoutDriver) DeleteEndpoint(ctx context.Context, id string) error {
+	_, err := await(ctx, p, "delete endpoint "+id, func() (any, error) { return nil, p.driver.DeleteEndpoint(ctx, id) })
+	return err
+}
+
+func (p *timeoutDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+	return await(ctx, p, "create load balancer "+lb.Key.String(), func() (string, error) { return p.driver.CreateLoadBalancer(ctx, lb) })
+}
+
+func (p *timeoutDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	return await(ctx, p, "change load balancer "+lb.Key.String(), func() (LoadBalancer, error) { return p.driver.UpdateLoadBalancer(ctx, lb) })
+}
+
+func (p *timeoutDriver) PortsLeft(ctx context.Context, k Key) (bool, error) {
+	return await(ctx, p, "look for dynamic ports", func() (bool, error) { return p.driver.PortsLeft(ctx, k) })
+}
+
+func (p *timeoutDriver) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
+	_, err := await(ctx, p, "delete load balancer "+lb.Key.String(), func() (any, error) { return nil, p.driver.DeleteLoadBalancer(ctx, lb) })
+	return err
+}

@@ -1,7 +1,0 @@
-// Copyright The kubeproxy Authors.
-// SPDX-License-Identifier: Apache-2.0
-
-// Package duel runs Kubernetes' own kube-proxy.exe and ours side by side: the
-// same objects of one real API server, a simulated HNS each. After each change
-// it compares what clients reach. It has tests only.
-package duel

@@ -1,0 +1,41 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package generate
+
+import (
+	"context"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// fatalT is a test, one of rapid's, too.
+type fatalT interface{ Fatalf(string, ...any) }
+
+// Apply does one round of b that must work, and returns its plan, which may have
+// been empty.
+func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	if p.Empty() {
+		return p
+	}
+	if err := p.Apply(context.Background()); err != nil {
+		t.Fatalf("Apply: %v\n%s", err, p)
+	}
+	return p
+}
+
+// RequireNoChange wants b, which knows nothing yet, to find that nothing is left to do.
+func RequireNoChange(t fatalT, b reconcile.Backend, want *service.Snapshot) {
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan of a new backend: %v", err)
+	}
+	if !p.Empty() {
+		t.Fatalf("a new backend would change what is there:\n%s", p)
+	}
+}

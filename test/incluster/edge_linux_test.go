@@ -1,0 +1,283 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package incluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/service"
+	"kubeproxy/test/judge"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// edgeCase is a Service that is strange in some way, by itself or by its
+// endpoints. The API server takes it, or another version of it would.
+type edgeCase struct {
+	service    *corev1.Service
+	slices     []metav1.Object
+	field      string // of which /services tells a problem, none if empty
+	unanswered bool   // its ClusterIPs do not answer
+	unknown    bool   // it is none of our business
+}
+
+// only leaves s the first family and TCP.
+func only(s *corev1.Service) {
+	one := corev1.IPFamilyPolicySingleStack
+	s.Spec.IPFamilyPolicy, s.Spec.IPFamilies, s.Spec.Ports = &one, s.Spec.IPFamilies[:1], s.Spec.Ports[:1]
+}
+
+func externalIPs(ips ...string) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Spec.ExternalIPs = ips }
+}
+
+// edgeServices are strange by themselves.
+func (w *fixture) edgeServices(claimed string) []edgeCase {
+	proxied, prefer := corev1.LoadBalancerIPModeProxy, "PreferSameNode"
+	long := strings.Repeat("long-", 12) + "end"
+	all := []edgeCase{
+		{service: newService("delegated", func(s *corev1.Service) {
+			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": ""}
+		}), unanswered: true, unknown: true},
+		{service: newService("headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }), unanswered: true, unknown: true},
+		{service: newService("name", asName), unanswered: true, unknown: true},
+		{service: newService("other-family", only, externalIPs("2001:db8:51::9")), field: "spec.externalIPs[0]"},
+		{service: newService("claims", only, externalIPs(claimed)), field: "spec.ports"},
+		{service: newService("of-the-node", externalIPs("192.0.2.10"))},
+		{service: newService("other-range", only, func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"2001:db8::/32"}
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.20"}}
+		}), field: "spec.loadBalancerSourceRanges"},
+		{service: newService("balanced-elsewhere", only, func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.21", IPMode: &proxied}, {Hostname: "lb.example"}}
+		})},
+		{service: newService("prefers", func(s *corev1.Service) { s.Spec.TrafficDistribution = &prefer })},
+		{service: newService(long, func(s *corev1.Service) { s.Spec.Ports[0].Name = long })},
+		{service: newService("many-ports", func(s *corev1.Service) {
+			for i := range 300 {
+				p := corev1.ServicePort{Name: fmt.Sprintf("p%d", i), Port: int32(65535 - i)}
+				s.Spec.Ports = append(s.Spec.Ports, p)
+			}
+		})},
+		{service: newService("sctp", func(s *corev1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "sctp", Protocol: corev1.ProtocolSCTP, Port: 80})
+		})},
+		{service: newService("held", func(s *corev1.Service) { s.Finalizers = []string{finalizer} })},
+	}
+	for i, o := range all {
+		all[i].slices = withPorts(o.service, endpoints(o.service.Name, w.webs(2)...))
+	}
+	return all
+}
+
+// finalizer keeps a Service there after it was deleted.
+const finalizer = "kubeproxy.test/hold"
+
+// withPorts gives slices the names of the first two ports of s.
+func withPorts(s *corev1.Service, list []metav1.Object) []metav1.Object {
+	for _, o := range list {
+		for i, p := range s.Spec.Ports[:min(2, len(s.Spec.Ports))] {
+			o.(*discoveryv1.EndpointSlice).Ports[i].Name = &p.Name
+		}
+	}
+	return list
+}
+
+// edgeSlices are strange by their endpoints.
+func (w *fixture) edgeSlices() []edgeCase {
+	edited := func(name string, edit func(*discoveryv1.EndpointSlice), more ...*discoveryv1.EndpointSlice) edgeCase {
+		s := newSlice(name, service.IPv4, w.webs(2)...)
+		edit(s)
+		o := edgeCase{service: newService(name, only), slices: []metav1.Object{s}}
+		for _, m := range more {
+			o.slices = append(o.slices, m)
+		}
+		return o
+	}
+	unnamed := edited("unnamed", func(s *discoveryv1.EndpointSlice) { s.Ports = s.Ports[:1]; s.Ports[0].Name = nil })
+	unnamed.service.Spec.Ports[0].Name = ""
+	again := newSlice("twice", service.IPv4, w.webs(3)...)
+	again.Name = "twice-again"
+	all := []edgeCase{
+		unnamed,
+		edited("all-ports", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = nil }),
+		edited("no-ports", func(s *discoveryv1.EndpointSlice) { s.Ports = nil }),
+		edited("no-label", func(s *discoveryv1.EndpointSlice) { s.Labels = nil }),
+		edited("names", func(s *discoveryv1.EndpointSlice) {
+			s.AddressType, s.Endpoints = discoveryv1.AddressTypeFQDN, s.Endpoints[:1]
+			s.Endpoints[0].Addresses = []string{"web.example"}
+		}),
+		edited("nobody", func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }),
+		edited("undecided", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = nil }),
+		edited("nowhere", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = nil }),
+		edited("far-zone", func(s *discoveryv1.EndpointSlice) {
+			for i := range s.Endpoints {
+				s.Endpoints[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "nowhere"}}}
+			}
+		}),
+		edited("twice", func(*discoveryv1.EndpointSlice) {}, again),
+		edited("huge", func(*discoveryv1.EndpointSlice) {}, huge(1), huge(2), huge(3)),
+	}
+	for i := range all[1:6] {
+		all[1+i].unanswered = true
+	}
+	return all
+}
+
+// huge returns a slice of as many endpoints as the API server takes.
+func huge(n int) *discoveryv1.EndpointSlice {
+	s := newSlice("huge", service.IPv4)
+	s.Name = fmt.Sprintf("huge-%d", n)
+	for i := range 1000 {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", 10*n+i/250, 1+i%250)}})
+	}
+	return s
+}
+
+// invalidServices are Services that this version of the API server would not take.
+// Their ClusterIPs, of which it does not know, are of the band from which it
+// draws for others only when the rest is used up: the first 256 of the range.
+func (w *fixture) invalidServices() []edgeCase {
+	edits := []struct {
+		name, field string
+		edit        func(*corev1.Service)
+		mute        bool
+	}{
+		{name: "new-type", edit: typed("Teleport")},
+		{name: "new-affinity", field: "spec.sessionAffinity", edit: func(s *corev1.Service) { s.Spec.SessionAffinity = "Cookie" }},
+		{name: "new-policy", field: "spec.internalTrafficPolicy", edit: func(s *corev1.Service) {
+			nearest := corev1.ServiceInternalTrafficPolicy("Nearest")
+			s.Spec.InternalTrafficPolicy = &nearest
+		}},
+		{name: "new-distribution", field: "endpointslice alien addressType", edit: func(s *corev1.Service) {
+			nearest := "PreferNearest"
+			s.Spec.TrafficDistribution = &nearest
+		}},
+		{name: "new-protocol", field: "spec.ports[1].protocol", edit: func(s *corev1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "quic", Port: 81, Protocol: "QUIC"})
+		}},
+		{name: "far-port", field: "spec.ports[1].port", edit: func(s *corev1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "far", Port: 70000, Protocol: corev1.ProtocolTCP})
+		}},
+		{name: "no-address", field: "spec.clusterIPs[0]", mute: true, edit: func(s *corev1.Service) {
+			s.Spec.ClusterIPs = []string{"10.96.200.300"}
+			s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+		}},
+		{name: "bad-range", field: "spec.loadBalancerSourceRanges[0]", edit: func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"everybody"}
+		}},
+	}
+	var all []edgeCase
+	for i, e := range edits {
+		s := newService(e.name, only)
+		s.APIVersion, s.Kind, s.UID, s.CreationTimestamp = "v1", "Service", types.UID(e.name), metav1.Now()
+		s.Spec.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 200+i)}
+		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+		e.edit(s)
+		all = append(all, edgeCase{service: s, slices: []metav1.Object{newSlice(e.name, service.IPv4, w.webs(2)...)}, field: e.field, unanswered: e.mute})
+	}
+	return all
+}
+
+// testEdgeCases gives the proxy what it cannot, or cannot quite, program. It says so,
+// programs the rest, and carries on.
+func testEdgeCases(t *testing.T, w *fixture) {
+	sound := newService("sound", typed(corev1.ServiceTypeNodePort))
+	w.set(t, append(endpoints("sound", w.webs(4)...), sound)...)
+	p := w.start(t)
+	traffic := w.load(t, sound)
+
+	regular := append(w.edgeServices(sound.Spec.ClusterIPs[0]), w.edgeSlices()...)
+	strange := w.invalidServices()
+	for _, o := range regular {
+		w.set(t, append(o.slices, o.service)...)
+	}
+	for _, o := range strange {
+		w.set(t, o.slices...)
+		if err := w.api.Store(t.Context(), "/registry/services/specs/"+space+"/"+o.service.Name, o.service); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alien := newSlice("new-distribution", service.IPv4)
+	alien.APIVersion, alien.Kind, alien.Name, alien.AddressType = "discovery.k8s.io/v1", "EndpointSlice", "alien", "IPX"
+	if err := w.api.Store(t.Context(), "/registry/endpointslices/"+space+"/alien", alien); err != nil {
+		t.Fatal(err)
+	}
+	all := append(regular, strange...)
+	held := all[slices.IndexFunc(all, func(o edgeCase) bool { return o.service.Name == "held" })].service
+	w.remove(t, held) // it stays nevertheless
+
+	now := w.awaitProgrammed(t)
+	for _, o := range all {
+		t.Run(o.service.Name, func(t *testing.T) { w.checkEdgeCase(t, p, now, o) })
+	}
+	held.Finalizers = nil
+	w.set(t, held)
+	for _, o := range all {
+		w.remove(t, append(o.slices, o.service)...)
+	}
+	w.remove(t, alien)
+	w.awaitProgrammed(t)
+	program.Await(t, "/services tells of no problem any more", func() bool { return !hasProblem(t, p, "/services", "") })
+	traffic.stop(t)
+	p.Stop(t)
+}
+
+// checkEdgeCase wants of o what it says, and besides what the judge says.
+func (w *fixture) checkEdgeCase(t *testing.T, p *program.Proxy, now judge.Judge, o edgeCase) {
+	path := "/services/" + space + "/" + o.service.Name
+	if page := p.Fetch(t, program.MetricsAddr, path); (page.Status == http.StatusNotFound) != o.unknown {
+		t.Errorf("%s: status %d, but unknown is %t", path, page.Status, o.unknown)
+	}
+	if o.field != "" {
+		program.Await(t, path+" tells of "+o.field, func() bool { return hasProblem(t, p, path, o.field) })
+	}
+	for _, ip := range o.service.Spec.ClusterIPs {
+		calls := w.dial(judge.Call{Name: "ClusterIP of " + o.service.Name}, ip, o.service.Spec.Ports[0].Port, corev1.ProtocolTCP)
+		if len(calls) == 0 || o.service.Name == "huge" { // most of whose endpoints are nobody
+			continue
+		}
+		now.Check(t, calls)
+		q := calls[0].Query()
+		if o.unanswered {
+			q.Timeout = netlab.SilenceTimeout
+		}
+		a, err := calls[0].From.Ask(t.Context(), q)
+		if err != nil || (a.Outcome == netlab.Answered) == o.unanswered {
+			t.Errorf("%s: %s, %v, but mute is %t", calls[0], a.Outcome, err, o.unanswered)
+		}
+	}
+}
+
+// hasProblem reports that a page of /services has a problem with a field, or with
+// any if the field is empty.
+func hasProblem(t *testing.T, p *program.Proxy, path, field string) bool {
+	t.Helper()
+	page := p.Fetch(t, program.MetricsAddr, path)
+	var answer struct {
+		Services []struct{ Problems []struct{ Field string } }
+	}
+	if err := json.Unmarshal(page.Body, &answer); err != nil {
+		t.Fatalf("%s: %v\n%s", path, err, page.Body)
+	}
+	for _, s := range answer.Services {
+		for _, one := range s.Problems {
+			if field == "" || one.Field == field {
+				return true
+			}
+		}
+	}
+	return false
+}

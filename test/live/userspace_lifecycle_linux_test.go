@@ -1,0 +1,320 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/test/judge"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// Connections go on while endpoints come and go, UDP clients move, and nobody
+// who comes is refused.
+func TestUserspaceRollout(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		m.flags = append(m.flags, "--udp-timeout=1m")
+		c := newCluster(t, m)
+		one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+		web := app{name: "web", number: 10}
+		sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
+		c.save(t, web.on(one), sticky)
+		c.start(t)
+		lines, packets := c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
+		packets.checkSameServer(t)
+		load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
+			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Workers: 2, Pause: time.Millisecond,
+		})
+		answers := func(h *netlab.Host) {
+			program.Await(t, h.Name+" to answer", func() bool { return load.Report().Backends[h.Name] != nil })
+		}
+		answers(one)
+		for _, hosts := range [][]*netlab.Host{{two}, {two, three}, {three}} {
+			c.save(t, web.on(hosts...))
+			c.awaitProgrammed(t)
+			answers(hosts[0])
+		}
+		lines.checkSameServer(t)
+		packets.await(t, "leaves the endpoint that left", func(_ conversation, a netlab.Answer) bool { return a.Backend == "web-3" })
+		if r := load.Stop(); r.Lost() > 0 || len(r.Backends) != 3 {
+			t.Errorf("load: %s", r)
+		}
+		newAffinityClients(t, c, sticky).checkFrontendKinds(t)
+		c.remove(t, "web.yaml")
+		c.awaitProgrammed(t)
+		lines.checkSameServer(t)
+	})
+}
+
+// listenerOf returns where the ClusterIP of a leads over TCP and IPv4.
+func (c *cluster) listenerOf(t *testing.T, a app) netip.AddrPort {
+	t.Helper()
+	text := c.iptables(t, "", "iptables-save", "-t", "nat")
+	chain := regexp.MustCompile(regexp.QuoteMeta(a.address(service.ClusterIP, service.IPv4).String()) + `/32 -p tcp .*-j (\S+)`).FindStringSubmatch(text)
+	if chain == nil {
+		t.Fatalf("no rule for %s:\n%s", a.name, text)
+	}
+	to := regexp.MustCompile(`-A ` + chain[1] + ` -p tcp -j DNAT --to-destination (\S+)`).FindStringSubmatch(text)
+	if to == nil {
+		t.Fatalf("%s leads nowhere:\n%s", chain[1], text)
+	}
+	return netip.MustParseAddrPort(to[1])
+}
+
+// Nobody reaches a listener but through its Service.
+func TestUserspaceListenersAreHidden(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		c.start(t)
+		at := c.listenerOf(t, web)
+		for _, h := range c.clientHosts() {
+			for _, proto := range []string{"tcp", "udp"} {
+				a, err := h.Ask(t.Context(), netlab.Query{Proto: proto, To: at, Timeout: netlab.SilenceTimeout})
+				if err != nil || a.Outcome == netlab.Answered || a.Outcome == netlab.Broken {
+					t.Errorf("%s to %s %s: %s, %v", h.Name, at, proto, a.Outcome, err)
+				}
+				if a, err = h.Ask(t.Context(), netlab.Query{Proto: proto, To: netip.AddrPortFrom(c.Node.IPv4, at.Port())}); err != nil || a.Outcome != netlab.Refused {
+					t.Errorf("%s to port %d of the node, %s: %s, %v", h.Name, at.Port(), proto, a.Outcome, err)
+				}
+			}
+		}
+	})
+}
+
+// A process that is stopped and started again has nobody refused: meanwhile the
+// kernel leads clients to endpoints. What is open goes on for a while.
+func TestUserspaceRestart(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		c := newCluster(t, inUserspace(m.iptables))
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
+		sticky := app{name: "sticky", number: 12, sticky: 600}.on(c.webs()...)
+		c.save(t, web, local, sticky)
+		p := c.start(t)
+		want := c.awaitProgrammed(t)
+		loads, lines, packets := c.loads(t, web, local), c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
+		if err := syscall.Kill(p.Pid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		p.AwaitLog(t, "New connections go straight to endpoints", "IPv4")
+		p.AwaitLog(t, "New connections go straight to endpoints", "IPv6")
+		lines.checkSameServer(t)
+		if err := p.Wait(t); err != nil {
+			t.Fatal(err)
+		}
+		p.AwaitLog(t, `"Stopped; new connections to Services go to endpoints without a process"`, fmt.Sprintf("brokenOff=%d", len(lines)))
+		c.check(t, want, c.cells(c.clientHosts(), web, local, sticky))
+		packets.checkAnswered(t)
+		home := newAffinityClients(t, c, sticky)
+		home.checkFrontendKinds(t)
+		straight := c.converse(t, "tcp", local, 1)
+		p = c.launch(t)
+		c.awaitProgrammed(t)
+		c.check(t, want, c.cells(c.clientHosts(), web, local))
+		straight.checkSameServer(t)
+		packets.checkAnswered(t)
+		t.Logf("%d connections made meanwhile", connectionsOf(loads))
+		lossless(t, loads)
+		p.Stop(t)
+	})
+}
+
+// A process that crashed is replaced by one that listens where it did. The
+// rules stay as they are, and new connections are refused for only as long as
+// nobody listens.
+func TestUserspaceCrash(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10, external: "Local"}.on(c.webs()...)
+		c.save(t, web)
+		p := c.start(t)
+		want, before := c.awaitProgrammed(t), c.listing(t)
+		p.Kill()
+		ended := time.Now()
+		p = c.launch(t)
+		q := netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}
+		program.Await(t, "an answer", func() bool {
+			a, err := c.Host("customer").Ask(t.Context(), q)
+			return err == nil && a.Outcome == netlab.Answered
+		})
+		t.Logf("answers again %s after the end", time.Since(ended).Round(time.Millisecond))
+		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
+		p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+		c.check(t, want, c.cells(c.clientHosts(), web))
+		if now := c.listing(t); now != before {
+			t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
+		}
+	})
+}
+
+// A process that is killed under load breaks what passes through it off at once,
+// leaves nobody waiting, and takes nothing along that the next one needs.
+func TestUserspaceKilledUnderLoad(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		p := c.start(t)
+		c.awaitProgrammed(t)
+		before := c.listing(t)
+		load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
+			Query:   netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: 2 * time.Second},
+			Workers: 4, Pause: time.Millisecond,
+		})
+		for range 3 {
+			lines := c.converse(t, "tcp", web, 1)
+			answered := load.Report().Outcomes[netlab.Answered]
+			program.Await(t, "load", func() bool { return load.Report().Outcomes[netlab.Answered] > answered+100 })
+			p.Kill()
+			for _, x := range lines {
+				if a, err := x.conn.Ask(t.Context()); err != nil || a.Outcome != netlab.Broken {
+					t.Errorf("a client of the process that was killed: %s, %v; want it broken off", a.Outcome, err)
+				}
+			}
+			if now := c.listing(t); now != before {
+				t.Errorf("left are\n%s\nand there were\n%s", now, before)
+			}
+			p = c.launch(t)
+			p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
+			p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+			c.awaitProgrammed(t)
+		}
+		r := load.Stop()
+		t.Logf("%s", r)
+		if n := r.Outcomes[netlab.Answered] + r.Outcomes[netlab.Refused] + r.Outcomes[netlab.Broken]; n < r.Connections {
+			t.Errorf("%d connections were left waiting", r.Connections-n)
+		}
+		if now := c.listing(t); now != before {
+			t.Errorf("in the end there are\n%s\nand were\n%s", now, before)
+		}
+	})
+}
+
+// What somebody takes away comes back, and what the proxy made goes with
+// --cleanup.
+func TestUserspaceRepairAndCleanup(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		before := c.listing(t)
+		p := c.start(t)
+		want := c.awaitProgrammed(t)
+		addr := userspace.Addrs[service.IPv4].String()
+		for _, args := range [][]string{
+			{"ip", "addr", "del", addr + "/32", "dev", "lo"}, {c.commands + "/iptables", program.AwaitLock, "-t", "nat", "-F", "KUBE-PORTALS-CONTAINER"},
+		} {
+			if out, err := program.Run(t, c.Node, exec.Command(args[0], args[1:]...)); err != nil {
+				t.Fatalf("%s: %v\n%s", args, err, out)
+			}
+			program.Await(t, "answers after "+strings.Join(args, " "), func() bool {
+				a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout})
+				return err == nil && a.Outcome == netlab.Answered
+			})
+		}
+		p.AwaitLog(t, "missing: address "+addr)
+		c.check(t, want, c.cells(c.clientHosts()[:1], web))
+		p.Stop(t)
+		if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
+			t.Fatalf("cleanup: %v\n%s", err, out)
+		}
+		if now := withoutEmptyTables(c.listing(t)); now != withoutEmptyTables(before) {
+			t.Errorf("after the cleanup there is\n%s\nand was\n%s", now, before)
+		}
+		if out, err := program.Run(t, c.Node, exec.Command("ip", "addr", "show", "dev", "lo")); err != nil || strings.Contains(out, addr) || strings.Contains(out, "fd6b:") {
+			t.Errorf("after the cleanup: %v\n%s", err, out)
+		}
+	})
+}
+
+// A Service whose endpoint is its own NodePort on this node, or its own ClusterIP,
+// makes no loop.
+func TestUserspaceDoesNotReachItself(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		apps := []app{app{name: "web", number: 10}.on(c.Host("web-1")), app{name: "again", number: 11}.on(c.Host("web-1"))}
+		c.write(t, "web.yaml", manifestTo(t, apps[0], c.Node.IPv4, apps[0].nodePort()))
+		c.write(t, "again.yaml", manifestTo(t, apps[1], apps[1].address(service.ClusterIP, service.IPv4), 80))
+		p := c.start(t)
+		before := metric(t, p, "process_open_fds")
+		for _, a := range apps {
+			got, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4)})
+			if err != nil || got.Outcome != netlab.Broken {
+				t.Errorf("%s: %s, %v; want the connection to break off", a.name, got.Outcome, err)
+			}
+		}
+		if now := metric(t, p, "process_open_fds"); now > before+20 {
+			t.Errorf("%v files are open, and were %v", now, before)
+		}
+	})
+}
+
+// withoutEmptyTables leaves out what looking at tables makes.
+func withoutEmptyTables(listing string) string {
+	return regexp.MustCompile(`(?m)^(\*|:\S+ ACCEPT|COMMIT).*\n`).ReplaceAllString(listing, "")
+}
+
+// NodePorts answer on 127.0.0.1 unless that is switched off.
+func TestUserspaceLocalhost(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		web := app{name: "web", number: 10}
+		for _, want := range []netlab.Outcome{netlab.Refused, netlab.Answered} {
+			if want == netlab.Answered {
+				m.flags, m.localhost = append(m.flags, "--iptables-localhost-nodeports=true"), true
+			}
+			c := newCluster(t, m)
+			c.save(t, web.on(c.webs()...))
+			c.start(t)
+			for _, proto := range []string{"tcp", "udp"} {
+				q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), web.nodePort())}
+				if a, err := c.Node.Ask(t.Context(), q); err != nil || a.Outcome != want {
+					t.Errorf("%s: %s, %v; want %s", proto, a.Outcome, err, want)
+				}
+			}
+			c.checkLocalhostClosed(t, web)
+		}
+	})
+}
+
+// A node that has IPv6 switched off, as many have, is served over IPv4, and what
+// is not is said once.
+func TestUserspaceWithoutIPv6(t *testing.T) {
+	withUserspace(t, func(t *testing.T, m mode) {
+		c := newCluster(t, switchableModes()["iptables-"+m.iptables])
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		c.start(t).Stop(t)
+		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")); err != nil {
+			t.Fatalf("sysctl: %v\n%s", err, out)
+		}
+		c.setMode(t, m)
+		p := c.launch(t)
+		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
+		p.AwaitLog(t, "Services are not programmed for a family", "IPv6", "net.ipv6.conf.lo.disable_ipv6 is 1")
+		program.Await(t, "health of the family that is left, and the conditions of the other", func() bool {
+			page := p.Fetch(t, program.HealthAddr, "/healthz")
+			return page.Status == http.StatusOK && strings.Contains(string(page.Body), `"family-IPv6"`) && strings.Contains(string(page.Body), `"leftovers-IPv6"`)
+		})
+		p.AwaitLog(t, "Found what an earlier service proxy left; it stays", "ip6tables-"+m.iptables)
+		var calls []judge.Call
+		for _, k := range kinds {
+			calls = append(calls, c.dials(c.clientHosts(), web, k, service.IPv4)...)
+		}
+		c.check(t, c.want(t), calls)
+		p.Stop(t)
+	})
+}

@@ -1,0 +1,235 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package windows
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/test/hns"
+	"kubeproxy/test/program"
+	"kubeproxy/test/wine"
+)
+
+// fetch is a page of the metrics server.
+func (n *node) fetch(t *testing.T, path string) string {
+	t.Helper()
+	page, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(page.Body)
+}
+
+// run runs the program to its end beside the proxy.
+func (n *node) run(t *testing.T, args ...string) (code int, output string) {
+	t.Helper()
+	path, err := exe()
+	if err == nil {
+		code, output, err = n.wine.Run(t.Context(), wine.Program{Path: path, Args: args})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code, output
+}
+
+// TestOneServiceFails has a program of the node on the node port of a Service:
+// HNS refuses one load balancer, the rest works, and everybody who asks is told.
+// The cure is found without a resync, of which there is none here.
+func TestOneServiceFails(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web, cart, _ := shop()
+	n.hns.Hold(6, int(cart.nodePort()))
+	n.save(t, web, cart)
+	n.start(t, "--iptables-sync-period=1h")
+	n.await(t, "all but one load balancer", func() bool { return len(n.programmed()) == 3 })
+	n.await(t, "the failure in health", func() bool {
+		return has(string(n.health(t).Body), `"failedPorts":1`) && has(n.fetch(t, "/services"), "a program of this node listens there", "Get-NetTCPConnection")
+	})
+	if got := n.health(t).Status; got != http.StatusOK {
+		t.Errorf("one Service of two fails, and health is %d", got)
+	}
+	for path, words := range map[string][]string{
+		"/services": {`"name":"cart","state":"failed"`, `"name":"web","state":"programmed"`, "0x803b0013"},
+		"/metrics": {`kubeproxy_failed_service_ports{backend="kernelspace",ip_family="IPv4"} 1`, `kubeproxy_services{state="failed"} 1`,
+			`kubeproxy_hns_call_failures_total{class="exists",operation="create_load_balancer"}`,
+			`kubeproxy_sync_proxy_rules_winkernel_lb_create_failures_total{error="port_already_exists",ip_family="IPv4",lb_type="nodeport"}`,
+			`kubeproxy_hns_call_duration_seconds_count{operation="list"}`},
+	} {
+		n.await(t, fmt.Sprintf("%q in %s", words, path), func() bool { return has(n.fetch(t, path), words...) })
+	}
+	if code, output := n.run(t, "status", "shop/cart"); code == 0 || !has(output, "0x803b0013") {
+		t.Errorf("status shop/cart: exit code %d\n%s", code, output)
+	}
+	n.hns.Release(6, int(cart.nodePort()))
+	n.awaitProgrammed(t, web, cart)
+	n.await(t, "good health", func() bool { return has(string(n.health(t).Body), `"failedPorts":0`) })
+	n.stop(t)
+}
+
+// TestHNSUnavailable has HNS go away: that is not an empty HNS, health says it,
+// and nothing is made anew when it is back.
+func TestHNSUnavailable(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web, _, _ := shop()
+	n.save(t, web)
+	n.start(t)
+	n.awaitProgrammed(t, web)
+	n.awaitIdle(t) // all answers have arrived
+	n.hns.Stop(hns.ServerUnavailable)
+	before := n.hns.Calls()
+	n.await(t, "the outage in health", func() bool {
+		return has(n.fetch(t, "/services"), "HNS is not running: Start-Service hns starts it (0x6ba)")
+	})
+	n.hns.Start(hns.Everything)
+	n.await(t, "good health", func() bool {
+		return n.health(t).Status == http.StatusOK && !has(n.fetch(t, "/services"), "not running")
+	})
+	n.awaitProgrammed(t, web)
+	if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
+		t.Errorf("HNS was away and is back with all it had: %s", calls)
+	}
+	n.stop(t)
+}
+
+// TestStateFiles starts on state files that are damaged or another node's. What
+// is there is known by its looks, and nobody else's load balancer is touched.
+func TestStateFiles(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	n.installForeign(t)
+	web, cart, _ := shop()
+	n.save(t, web, cart)
+	path := filepath.Join(n.wine.Prefix(), "drive_c", "ProgramData", "kube-proxy", "hns-state.json")
+	n.start(t)
+	n.awaitProgrammed(t, web, cart)
+	n.stop(t)
+	for text, words := range map[string]string{
+		`{"version":1,"node`: "The state file is damaged",
+		`{"version":1,"node":"node-z","loadBalancers":{},"endpoints":{}}`: `The state file is of node "node-z", not of "node-a"`,
+		`{"version":99}`: "The state file has version 99",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		before := n.hns.Calls()
+		n.start(t)
+		n.await(t, words, func() bool { return has(n.process.Log(), words) })
+		n.checkIdle(t, words)
+		if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
+			t.Errorf("%s: %s, want no call that changes something", words, calls)
+		}
+		n.stop(t)
+	}
+	n.clean(t)
+}
+
+// TestRenderKnowsTheNode gives render what hns-state prints: nothing is to be done on
+// a node that is as it should be, and what is missing is named.
+func TestRenderKnowsTheNode(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	n.installForeign(t)
+	web, cart, dns := shop()
+	n.save(t, web, cart)
+	n.start(t)
+	n.awaitProgrammed(t, web, cart)
+	n.stop(t)
+	before := n.hns.Calls()
+	code, text := n.run(t, "hns-state")
+	if calls := n.hns.Calls().Sub(before); code != 0 || calls.Writes("") != 0 {
+		t.Errorf("hns-state: exit code %d, %s\n%s", code, calls, text)
+	}
+	path := filepath.Join(t.TempDir(), "state.json")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	render := []string{"render", "--proxy-mode=kernelspace", "--hostname-override=node-a", "--manifests=" + wine.File(n.dir), "--hns-state=" + wine.File(path)}
+	var output string
+	if code, output = n.run(t, render...); code != 0 || strings.Contains(output, "\n+ ") || strings.Contains(output, "\n- ") || !has(output, "tcp 10.96.0.10:80") {
+		t.Errorf("render on a node that is as it should be: exit code %d\n%s", code, output)
+	}
+	n.save(t, dns)
+	n.remove(t, cart)
+	if code, output = n.run(t, render...); code != 0 || !has(output, "+ loadbalancer tcp 10.96.0.30:80", "- loadbalancer tcp 10.96.0.20:80") || strings.Contains(output, "172.30.0.1") {
+		t.Errorf("render of a change: exit code %d\n%s", code, output)
+	}
+}
+
+// TestInitOnly chooses and reserves, and ends.
+func TestInitOnly(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	for range 2 { // the second time all is there
+		// The Node is unknown without an API server.
+		code, output := n.run(t, "--init-only", "--hostname-override=node-a", "--bind-address="+n.Node.IPv4.String())
+		if code != 0 || !has(output, "(Overlay) is for Services", "Source VIP: ") {
+			t.Errorf("exit code %d\n%s", code, output)
+		}
+	}
+	if made := n.hns.Calls(); made.Writes("") != 1 || made.Writes(hns.Endpoint) != 1 {
+		t.Errorf("%s, want one endpoint made", made)
+	}
+}
+
+// TestOtherSystemsModes refuses the modes of Linux.
+func TestOtherSystemsModes(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	for _, mode := range []string{"iptables", "ipvs", "nftables", "userspace"} {
+		code, output := n.run(t, "--proxy-mode="+mode, "--manifests="+wine.File(n.dir))
+		if code == 0 || !has(output, "--proxy-mode", mode, "kernelspace") {
+			t.Errorf("%s: exit code %d\n%s", mode, code, output)
+		}
+	}
+}
+
+// TestHangingHNS has HNS take a call and not answer. Health and the log say so, a stop
+// waits for the call a while and no longer, and the next start goes on from there.
+func TestHangingHNS(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	web, cart, _ := shop()
+	n.save(t, web)
+	n.start(t)
+	n.awaitProgrammed(t, web)
+	n.hns.Delay("HcnCreateLoadBalancer", 10*time.Minute)
+	n.save(t, cart)
+	n.await(t, "the call in health", func() bool {
+		return has(n.fetch(t, "/services"), "HNS has not answered for 10s (create load balancer tcp ", "Restart-Service hns")
+	})
+	n.await(t, "the call in the log", func() bool { return has(n.process.Log(), "Warning: HNS has not answered for 10s") })
+	n.stop(t)
+	if log := n.process.Log(); !has(log, "HNS has not answered", "Stopped; the rules stay in force") {
+		t.Errorf("log:\n%s", log)
+	}
+	n.hns.ClearFaults()
+	n.start(t)
+	n.awaitProgrammed(t, web, cart)
+	n.checkIdle(t, "after HNS hung")
+	n.stop(t)
+}
+
+// TestLongRound has a slow HNS and much to do: the proxy is not healthy yet, and
+// alive, as it gets on.
+func TestLongRound(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	var apps []app
+	for i := range 30 {
+		apps = append(apps, app{fmt.Sprintf("app-%d", i), 100 + i, []string{"10.244.1.11"}})
+	}
+	n.save(t, apps...)
+	n.hns.Delay("HcnCreateLoadBalancer", 150*time.Millisecond)
+	n.start(t)
+	n.await(t, "a long round", func() bool {
+		page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/livez")
+		return err == nil && page.Status == http.StatusOK && has(string(page.Body), `"reason":"nothing was ever programmed","busy":true`)
+	})
+	if got := n.health(t); got.Status != http.StatusServiceUnavailable {
+		t.Errorf("in the middle of the first round, health is %d: %s", got.Status, got.Body)
+	}
+	n.awaitProgrammed(t, apps...)
+	n.stop(t)
+}

@@ -1,0 +1,93 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package winparity
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The reasons why both serve differently, as docs/windows.md has them.
+const (
+	notReady     = "A pod that is not ready"
+	lastEndpoint = "The last endpoint left"
+	deleted      = "A deleted endpoint in a load balancer"
+	targetPort   = "Another target port"
+	sourceRanges = "Source ranges"
+)
+
+// externals are the addresses of the Service web that policy Local concerns.
+var externals = []string{"198.51.100.5:80", "203.0.113.5:80", "node:30080"}
+
+// differences are frontends that the known proxy serves in another way, or not
+// at all, on some versions of HNS.
+type differences []difference
+
+type difference struct {
+	reason   string
+	frontend string // ends what a load balancer answers on
+	ours     string // what it leads to; empty means nothing
+}
+
+// unexplained returns a line for each frontend that differs otherwise.
+func (d differences) unexplained(known, ours map[string]string) string {
+	keys := maps.Clone(known)
+	maps.Copy(keys, ours)
+	var lines []string
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		want, who := known[key], "the known proxy has"
+		for _, x := range d {
+			if strings.HasSuffix(key, x.frontend) {
+				want, who = x.ours, "right is"
+			}
+		}
+		if ours[key] != want {
+			lines = append(lines, fmt.Sprintf("%s: %s %q, ours %q", key, who, want, ours[key]))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// differ says that ours leads frontends elsewhere, for one reason.
+func differ(reason, ours string, frontends ...string) differences {
+	var d differences
+	for _, f := range frontends {
+		d = append(d, difference{reason, f, ours})
+	}
+	return d
+}
+
+// on is what a load balancer leads to, in the form of reached.
+func on(target int, ips ...string) string {
+	return fmt.Sprintf("%d on %s, distribution <nil>", target, strings.Join(ips, " "))
+}
+
+// TestReasonsAreExplained wants each reason in a row of docs/windows.md, and no
+// row without one.
+func TestReasonsAreExplained(t *testing.T) {
+	text, err := os.ReadFile("../../docs/windows.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "## Where it differs from the known proxy")
+	table, _, _ = strings.Cut(table, "\n## ")
+	used := map[string]bool{}
+	for _, s := range lifecycle() {
+		for _, d := range s.differ {
+			used[d.reason] = true
+		}
+	}
+	for reason := range used {
+		if !strings.Contains(table, "\n| "+reason+" |") {
+			t.Errorf("docs/windows.md has no row %q", reason)
+		}
+	}
+	if rows := strings.Count(table, "\n| ") - 1; rows != len(used) {
+		t.Errorf("docs/windows.md has %d rows, for %d reasons", rows, len(used))
+	}
+}

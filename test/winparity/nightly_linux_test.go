@@ -1,0 +1,69 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package winparity
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubeproxy/test/hns"
+)
+
+// nightly says that tests have hours.
+func nightly() bool { return os.Getenv("KUBEPROXY_NIGHTLY") != "" }
+
+// TestNightlyLife plays what is rare in the life of Services, by night, on an HNS that
+// can change load balancers and on one that cannot.
+func TestNightlyLife(t *testing.T) {
+	if !nightly() {
+		return
+	}
+	for _, s := range []setting{{hns.Version{Major: 15, Minor: 5}, "Overlay"}, {hns.Version{Major: 13, Minor: 3}, "L2Bridge"}} {
+		t.Run(fmt.Sprint(s.version, " ", s.network), func(t *testing.T) {
+			d := newParity(t, s)
+			d.run(t, rareLife())
+			if warnings := d.ours.hns.Warnings(); len(warnings) > 0 {
+				t.Errorf("HNS warns of ours: %q", warnings)
+			}
+			for _, x := range d.sides() {
+				x.stop(t)
+			}
+		})
+	}
+}
+
+func rareLife() []step {
+	const local, second, remote = "10.244.1.11", "10.244.1.12", "10.244.2.11"
+	return []step{
+		{name: "start", do: func(t *testing.T, s *side) { addPod(local, second)(t, s); s.start(t) }, next: set(web().on(local, second, remote))},
+		{name: "another annotation", next: func(s state) state {
+			a := *s["web"]
+			a.annotations = map[string]string{"example.com/owner": "shop"}
+			return s.with(a)
+		}},
+		{name: "a pod is gone in HNS before its slice says so", do: deletePod(second), next: pods("web", local, remote)},
+		{name: "a pod on the network of its node", next: pods("web", "192.0.2.11", remote, local)},
+		{name: "200 Services", next: crowd(0)},
+		{name: "20 changes among them", next: crowd(20)},
+	}
+}
+
+// crowd is 200 Services more, of which so many have another endpoint.
+func crowd(changed int) func(state) state {
+	return func(s state) state {
+		for i := range 200 {
+			a := app{name: fmt.Sprintf("crowd-%03d", i), clusterIP: fmt.Sprintf("10.96.20.%d", 1+i), target: 8080}
+			a.spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: ports("web")}
+			a.pods = []string{fmt.Sprintf("10.244.2.%d", 20+i%20)}
+			if i < changed {
+				a.pods = []string{fmt.Sprintf("10.244.2.%d", 50+i)}
+			}
+			s = s.with(a)
+		}
+		return s
+	}
+}
