@@ -23,8 +23,8 @@ var ipvsTamperings = []string{
 	"ipset del KUBE-VS-VIRTUAL-IPS 10.96.0.10",
 	"ipset add KUBE-VS-DROPPED 10.96.0.10,tcp:80",
 	"ipset flush KUBE-VS-CLUSTER-IPS",
-	"ipset del KUBE-VS-SERVED 10.96.0.10,udp:80",
-	"ipset flush KUBE-VS-SERVED",
+	"ipset del KUBE-VS-VIRTUAL-SERVERS 10.96.0.10,udp:80",
+	"ipset flush KUBE-VS-VIRTUAL-SERVERS",
 	"ipset flush KUBE-VS-NODE-IPS",
 	"ip link set kube-ipvs0 down",
 	"ipvsadm -E -t 10.96.0.10:80 -s wlc",
@@ -43,7 +43,7 @@ func TestIPVSDrift(t *testing.T) {
 		c.save(t, web)
 		p := c.start(t)
 		want := c.want(t)
-		c.sh(t, "if ipset destroy KUBE-VS-SERVED; then exit 1; fi\n")
+		c.sh(t, "if ipset destroy KUBE-VS-VIRTUAL-SERVERS; then exit 1; fi\n")
 		for _, deed := range ipvsTamperings {
 			c.tamperIPVSAndAwaitRepair(t, p, deed)
 			c.awaitSnapshot(t, want)

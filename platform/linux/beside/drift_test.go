@@ -164,7 +164,7 @@ func TestCleanup(t *testing.T) {
 		if err := b.Cleanup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if after := n.sets.Text(); after != strings.NewReplacer("KUBE-VS-SERVED:\n", "", "KUBE-VS-NODE-IPS:\n", "").Replace(before) {
+		if after := n.sets.Text(); after != strings.NewReplacer("KUBE-VS-VIRTUAL-SERVERS:\n", "", "KUBE-VS-NODE-IPS:\n", "").Replace(before) {
 			t.Errorf("the sets are\n%s\nand were\n%s", after, before)
 		}
 		if text := n.tables.Text(); strings.Contains(text, "KUBE-") || !strings.Contains(text, "-A MINE -j ACCEPT") {

@@ -69,10 +69,10 @@ func TestOrderOfSteps(t *testing.T) {
 		want       string
 	}{
 		"policy Local begins when all is there for it": {
-			shared, &local, "chains of *nat, add INSIDE-LED, add LOCAL, del EXTERNAL",
+			shared, &local, "chains of *nat, add INTERNAL-REDIRECT, add LOCAL, del EXTERNAL",
 		},
 		"and ends before anything goes": {
-			&local, shared, "add EXTERNAL, del LOCAL, chains of *nat, del INSIDE-LED",
+			&local, shared, "add EXTERNAL, del LOCAL, chains of *nat, del INTERNAL-REDIRECT",
 		},
 		"who may come is known before others may not": {
 			shared, restricted(shared, "192.0.2.0/24"), "add SOURCES, add RESTRICTED",

@@ -25,13 +25,13 @@ const (
 	ipvsMarkChain        = ipvsPrefix + "MARK"
 	ipvsMarkClusterChain = ipvsPrefix + "MARK-CLUSTER"
 	ipvsLocalChain       = ipvsPrefix + "LOCAL"
-	ipvsInternalChain    = ipvsPrefix + "INSIDE"
+	ipvsInternalChain    = ipvsPrefix + "INTERNAL"
 	ipvsTargetsChain     = ipvsPrefix + "TARGETS"
 	ipvsPostroutingChain = ipvsPrefix + "POSTROUTING"
 
 	ipvsDropChain         = ipvsPrefix + "DROP"
 	ipvsDropLocalChain    = ipvsPrefix + "DROP-LOCAL"
-	ipvsDropInternalChain = ipvsPrefix + "DROP-INSIDE"
+	ipvsDropInternalChain = ipvsPrefix + "DROP-INTERNAL"
 
 	ipvsInputChain       = ipvsPrefix + "INPUT"
 	ipvsRefuseChain      = ipvsPrefix + "REFUSE"
@@ -44,20 +44,20 @@ const (
 // hash:ip,port.
 const (
 	SetClusterIPs       = "CLUSTER-IPS"
-	SetVirtualIPs       = "VIRTUAL-IPS"     // the node has them for Services only
-	SetNodeIPs          = "NODE-IPS"        // its own, once they are served
-	SetVirtualServers   = "SERVED"          // there is a virtual server, whosever
-	SetRefused          = "REFUSED"         // nobody serves
-	SetDropped          = "DROPPED"         // somebody serves, but the policy leaves nobody
-	SetExternal         = "EXTERNAL"        // policy Cluster: masqueraded
-	SetLocal            = "LOCAL"           // policy Local: clients are told apart
-	SetInternalDropped  = "INSIDE-DROPPED"  // for pods and the node nobody is left
-	SetExternalDropped  = "OUTSIDE-DROPPED" // for everybody else nobody is left
-	SetInternalRedirect = "INSIDE-LED"      // pods and the node are led elsewhere
-	SetExternalRedirect = "OUTSIDE-LED"     // everybody else is led elsewhere
-	SetRestricted       = "RESTRICTED"      // some sources only
-	SetSources          = "SOURCES"         // which ones
-	SetHealthChecks     = "HEALTH-CHECKS"   // where health checks are answered
+	SetVirtualIPs       = "VIRTUAL-IPS"       // the node has them for Services only
+	SetNodeIPs          = "NODE-IPS"          // its own, once they are served
+	SetVirtualServers   = "VIRTUAL-SERVERS"   // there is a virtual server, whosever
+	SetRefused          = "REFUSED"           // nobody serves
+	SetDropped          = "DROPPED"           // somebody serves, but the policy leaves nobody
+	SetExternal         = "EXTERNAL"          // policy Cluster: masqueraded
+	SetLocal            = "LOCAL"             // policy Local: clients are told apart
+	SetInternalDropped  = "INTERNAL-DROPPED"  // for pods and the node nobody is left
+	SetExternalDropped  = "EXTERNAL-DROPPED"  // for everybody else nobody is left
+	SetInternalRedirect = "INTERNAL-REDIRECT" // pods and the node are led elsewhere
+	SetExternalRedirect = "EXTERNAL-REDIRECT" // everybody else is led elsewhere
+	SetRestricted       = "RESTRICTED"        // some sources only
+	SetSources          = "SOURCES"           // which ones
+	SetHealthChecks     = "HEALTH-CHECKS"     // where health checks are answered
 )
 
 // SetName returns what one of the sets is called in f. Sets share one room for

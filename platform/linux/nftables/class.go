@@ -64,8 +64,8 @@ var (
 	pickNodePort = &picker{"nodeport-pick", nodePortEndpoints, map[string]func(uint32) statement{
 		"nodeport-external": markAlways,
 	}}
-	pickInternal         = &picker{"inside-pick", internalEndpoints, nil}
-	pickNodePortInternal = &picker{"nodeport-inside-pick", nodePortInternalEndpoints, nil}
+	pickInternal         = &picker{"internal-pick", internalEndpoints, nil}
+	pickNodePortInternal = &picker{"nodeport-internal-pick", nodePortInternalEndpoints, nil}
 )
 
 var pickers = [...]*picker{pickAddr, pickNodePort, pickInternal, pickNodePortInternal}

@@ -104,7 +104,7 @@ func TestClassSets(t *testing.T) {
 		return names
 	}
 	want := []string{
-		"pick-4", "cluster-4", "external-4", "pick-16", "cluster-16", "external-16", "inside-pick-1",
+		"pick-4", "cluster-4", "external-4", "pick-16", "cluster-16", "external-16", "internal-pick-1",
 	}
 	if diff := cmp.Diff(want, names(a)); diff != "" {
 		t.Errorf("chains (-want +got):\n%s", diff)
@@ -112,7 +112,7 @@ func TestClassSets(t *testing.T) {
 	var most classes
 	most.add(pickNodePortInternal, maxClass)
 	most.add(pickNodePort, maxClass)
-	if diff := cmp.Diff([]string{"nodeport-pick-65536", "nodeport-external-65536", "nodeport-inside-pick-65536"}, names(most)); diff != "" {
+	if diff := cmp.Diff([]string{"nodeport-pick-65536", "nodeport-external-65536", "nodeport-internal-pick-65536"}, names(most)); diff != "" {
 		t.Errorf("largest chains (-want +got):\n%s", diff)
 	}
 }

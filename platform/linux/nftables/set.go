@@ -48,12 +48,12 @@ var (
 
 	// What externalTrafficPolicy Local does with clients outside, and with
 	// pods and the node itself.
-	externalClients           = &set{name: "outside", kind: verdictMap, key: []field{daddr, proto, dport}}
-	internalClients           = &set{name: "inside", kind: verdictMap, key: []field{daddr, proto, dport}}
-	nodePortExternalClients   = &set{name: "nodeport-outside", kind: verdictMap, key: []field{proto, dport}}
-	nodePortInternalClients   = &set{name: "nodeport-inside", kind: verdictMap, key: []field{proto, dport}}
-	internalEndpoints         = &set{name: "inside-endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
-	nodePortInternalEndpoints = &set{name: "nodeport-inside-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
+	externalClients           = &set{name: "external-clients", kind: verdictMap, key: []field{daddr, proto, dport}}
+	internalClients           = &set{name: "internal-clients", kind: verdictMap, key: []field{daddr, proto, dport}}
+	nodePortExternalClients   = &set{name: "nodeport-external-clients", kind: verdictMap, key: []field{proto, dport}}
+	nodePortInternalClients   = &set{name: "nodeport-internal-clients", kind: verdictMap, key: []field{proto, dport}}
+	internalEndpoints         = &set{name: "internal-endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
+	nodePortInternalEndpoints = &set{name: "nodeport-internal-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
 
 	// Where externalTrafficPolicy is Local. These are not in services and
 	// nodeports, since a verdict that led to another verdict map would have
