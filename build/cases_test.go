@@ -11,15 +11,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// sample is a file that a rule must find at fault, or must not: want lists
-// what the findings say, in order.
+// sample is a file for a rule. want lists the expected findings in order, nothing for a
+// file that conforms.
 type sample struct {
 	path string // common/thing/thing.go if empty
 	text string // without the header
 	want []string
 }
 
-// samples prove each rule on sources small enough to read.
+// samples prove each rule on small sources.
 var samples = map[string]map[string]sample{
 	"length":  lengthSamples,
 	"params":  paramSamples,
@@ -63,7 +63,7 @@ func orDefault(path string) string {
 	return path
 }
 
-// compare wants each finding to contain the text at its place in want.
+// compare requires that each finding contains the text at its place in want.
 func compare(t *testing.T, want []string, found []finding) {
 	t.Helper()
 	var got []string
@@ -162,8 +162,8 @@ func TestUnwantedWords(t *testing.T) {
 	}
 }
 
-// TestSamplesAreFormatted keeps the samples readable: only gofmt's own may be
-// out of shape.
+// TestSamplesAreFormatted keeps the samples readable: only the samples of the rule gofmt
+// may be unformatted.
 func TestSamplesAreFormatted(t *testing.T) {
 	for rule, cases := range samples {
 		for name, s := range cases {

@@ -18,15 +18,14 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the lists of linked packages")
 
-// program is what the lists are about.
+// program is the package whose dependencies are listed.
 const program = "./cmd/kube-proxy"
 
-// maxLinked is how many packages outside the standard library a binary may
-// link, our own included.
+// maxLinked is how many packages outside the standard library a binary may link, our own
+// included.
 const maxLinked = 600
 
-// TestLinkedPackages shows a new dependency in review, where somebody can ask
-// whether it is worth its weight.
+// TestLinkedPackages makes a new dependency visible in review.
 func TestLinkedPackages(t *testing.T) {
 	for _, system := range []string{"linux", "windows"} {
 		t.Run(system, func(t *testing.T) {
@@ -55,8 +54,8 @@ func TestLinkedPackages(t *testing.T) {
 	}
 }
 
-// linkedPackages lists what the program links on system outside the standard
-// library, sorted.
+// linkedPackages lists the packages outside the standard library that the program links
+// on system, sorted.
 func linkedPackages(system string) ([]string, error) {
 	const outside = "{{if not .Standard}}{{.ImportPath}}{{end}}"
 	list := exec.Command("go", "list", "-deps", "-f", outside, program)

@@ -35,8 +35,8 @@ func checkFormat(s *source) []finding {
 	return nil
 }
 
-// layer says what a folder may not import; tests in it are free. Bans and
-// exceptions are prefixes of whole path elements.
+// layer lists what a folder may not import; its tests are exempt. Bans and exceptions are
+// prefixes of whole path elements.
 type layer struct {
 	folder string // with a slash at the end; empty for the whole module
 	bans   []string
@@ -45,7 +45,7 @@ type layer struct {
 
 const std = "<outside the standard library>"
 
-// layers are all checked, not only the first that fits.
+// layers all apply, not only the first that matches.
 var layers = []layer{
 	{"", []string{"k8s.io/kubernetes", "sigs.k8s.io/controller-runtime"}, nil},
 	{"common/service/", []string{std}, nil},
@@ -84,7 +84,7 @@ func (l layer) bansImport(s *source, name string) bool {
 	return within(name, l.bans) && !within(name, l.except)
 }
 
-// within reports that name is one of paths or lies below one.
+// within returns whether name is one of paths or below one.
 func within(name string, paths []string) bool {
 	first, _, _ := strings.Cut(name, "/")
 	for _, p := range paths {
@@ -98,8 +98,8 @@ func within(name string, paths []string) bool {
 	return false
 }
 
-// checkSystem keeps operating systems in file names, where a reader sees
-// them, and out of the logic.
+// checkSystem requires that operating systems are selected by file names, where a reader
+// sees them, and not in the code.
 func checkSystem(s *source) []finding {
 	var found []finding
 	for _, group := range s.tree.Comments {
@@ -126,9 +126,9 @@ func other(name string) bool {
 	return strings.HasSuffix(name, "_other.go") || strings.HasSuffix(name, "_other_test.go")
 }
 
-// unwanted are words that age badly or belong to one workplace. A file is
-// searched with the slow pattern only if it has one of the parts. Both are
-// written so that they do not find themselves.
+// unwanted are words that age badly or belong to one workplace. A file is searched with
+// the slow pattern only if it contains one of the parts. Both are written so that they do
+// not match themselves.
 var unwanted = []struct {
 	parts []string
 	words *regexp.Regexp
@@ -159,7 +159,7 @@ func checkWords(text []byte) []finding {
 	return found
 }
 
-// authoredFiles are the endings of files that people write. go.sum is not one.
+// authoredFiles matches the files that people write. go.sum is not one.
 var authoredFiles = regexp.MustCompile(`(\.(go|md|mod|sh|txt|ya?ml|json)|/run|Makefile|Dockerfile)$`)
 
 func TestWords(t *testing.T) {

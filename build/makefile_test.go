@@ -13,12 +13,12 @@ import (
 	"testing"
 )
 
-// TestMakeNotesRevision has what make builds know its commit, as the compiler is
-// not let look for it.
+// TestMakeNotesRevision checks that make passes the commit to its builds, as the compiler
+// may not look for it.
 func TestMakeNotesRevision(t *testing.T) {
 	commit, err := exec.Command("git", "-C", "..", "rev-parse", "HEAD").Output()
 	if err != nil {
-		return // no repository, and so no commit to know
+		return // no repository, and so no commit
 	}
 	made, err := exec.Command("make", "-C", "..", "-n", "bin/kube-proxy").CombinedOutput()
 	if err != nil {

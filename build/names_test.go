@@ -11,9 +11,8 @@ import (
 	"strings"
 )
 
-// checkState forbids what runs or changes behind the reader's back: init
-// functions, and package variables that are neither error sentinels nor
-// tables.
+// checkState forbids hidden state and hidden execution: init functions, and package
+// variables that are neither error sentinels nor tables.
 func checkState(s *source) []finding {
 	var found []finding
 	for _, decl := range s.tree.Decls {
@@ -45,9 +44,9 @@ func variables(s *source, d *ast.GenDecl) []finding {
 	return found
 }
 
-// changeable reports that x makes something that lives to be changed: a made
-// map or channel, a flag, a pointer to something still empty. A pointer to a
-// filled literal may be a row of a table.
+// changeable returns whether x creates a value that is meant to change: a map or channel
+// by make, a flag, or a pointer to an empty value. A pointer to a filled literal may be a
+// row of a table.
 func changeable(x ast.Expr) bool {
 	switch x := x.(type) {
 	case *ast.UnaryExpr:
@@ -79,7 +78,7 @@ func embedded(d *ast.GenDecl, v *ast.ValueSpec) bool {
 	return false
 }
 
-// vague are names that say nothing about what they name.
+// vague are names without a meaning.
 var vague = []string{"util", "utils", "helper", "helpers", "misc", "impl"}
 
 func checkNames(s *source) []finding {
@@ -101,7 +100,7 @@ func checkNames(s *source) []finding {
 	return found
 }
 
-// meaningless reports a name like GetPort or PortImpl.
+// meaningless returns whether a name is like GetPort or PortImpl.
 func meaningless(name string) bool {
 	rest, get := strings.CutPrefix(name, "Get")
 	if get && (rest == "" || ast.IsExported(rest)) {
@@ -112,7 +111,7 @@ func meaningless(name string) bool {
 	})
 }
 
-// declared returns the names a declaration makes.
+// declared returns the names that a declaration declares.
 func declared(decl ast.Decl) []*ast.Ident {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
@@ -137,8 +136,8 @@ func specified(spec ast.Spec) []*ast.Ident {
 	return nil
 }
 
-// checkDocs wants a comment on every exported name. One comment may serve a
-// group of constants or variables.
+// checkDocs requires a comment on every exported name. One comment may serve a group of
+// constants or variables.
 func checkDocs(s *source) []finding {
 	if s.test() {
 		return nil
@@ -162,7 +161,7 @@ func checkDocs(s *source) []finding {
 	return found
 }
 
-// reachable reports that d is no method of an unexported type.
+// reachable returns whether d is not a method of an unexported type.
 func reachable(d *ast.FuncDecl) bool {
 	if d.Recv == nil {
 		return true
@@ -182,7 +181,8 @@ func reachable(d *ast.FuncDecl) bool {
 	}
 }
 
-// isStandardMethod reports a method whose meaning the language fixes.
+// isStandardMethod returns whether the language or the library fixes the meaning of a
+// method.
 func isStandardMethod(d *ast.FuncDecl) bool {
 	return d.Recv != nil && slices.Contains([]string{"Error", "Unwrap", "Len", "Less", "Swap"}, d.Name.Name)
 }

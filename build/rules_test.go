@@ -20,14 +20,14 @@ import (
 
 const module = "kubeproxy"
 
-// A rule looks at one Go file and says what is wrong with it.
+// A rule checks one Go file and returns its findings.
 type rule struct {
 	name  string
 	check func(*source) []finding
 }
 
-// rules are the house rules for single Go files. Each has a table of bad
-// sources in cases_test.go.
+// rules are the house rules for single Go files. Each has a table of bad sources in
+// cases_test.go.
 var rules = []rule{
 	{"header", checkHeader},
 	{"gofmt", checkFormat},
@@ -42,8 +42,8 @@ var rules = []rule{
 	{"docs", checkDocs},
 }
 
-// source is a parsed Go file. Its path is relative to the module's root and
-// has forward slashes.
+// source is a parsed Go file. Its path is relative to the module's root and has forward
+// slashes.
 type source struct {
 	path string
 	text []byte
@@ -105,8 +105,8 @@ func TestHouseRules(t *testing.T) {
 	}
 }
 
-// countComment counts package comments, in test files too, so that a comment
-// cannot hide there.
+// countComment counts package comments, including those in test files, where one might
+// hide.
 func countComment(comments map[string]int, s *source) {
 	n := 0
 	if s.tree.Doc != nil {
@@ -127,7 +127,7 @@ func misdocumented(comments map[string]int) []string {
 
 func isGo(path string) bool { return filepath.Ext(path) == ".go" }
 
-// skippedFolders are folders whose files the rules do not concern.
+// skippedFolders are folders to which the rules do not apply.
 var skippedFolders = []string{".git", "bin", "testdata", "build/.cache"}
 
 // tree reads the module's files for which want is true, by path.

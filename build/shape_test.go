@@ -9,7 +9,7 @@ import (
 	"go/token"
 )
 
-// The limits a reader's screen and memory set.
+// The limits of sizes, for the reader's screen and memory.
 const (
 	maxFileLines = 400
 	maxFuncLines = 60
@@ -53,8 +53,8 @@ func functions(s *source) []function {
 	return fns
 }
 
-// checkParams looks at every function type: declared, literal, in interfaces
-// and as a field.
+// checkParams checks every function type: declared, literal, in interfaces and as a
+// field.
 func checkParams(s *source) []finding {
 	var found []finding
 	ast.Inspect(s.tree, func(n ast.Node) bool {
@@ -69,7 +69,7 @@ func checkParams(s *source) []finding {
 	return found
 }
 
-// switches finds bool parameters, which a caller's reader cannot read.
+// switches finds bool parameters, whose meaning is not visible in a call.
 func switches(s *source, fn *ast.FuncDecl) []finding {
 	var found []finding
 	for _, field := range fn.Type.Params.List {
@@ -80,8 +80,8 @@ func switches(s *source, fn *ast.FuncDecl) []finding {
 	return found
 }
 
-// checkAlways finds conditions that somebody has switched off, to see a test fail
-// for instance.
+// checkAlways finds constant conditions, such as one that was disabled to see a test
+// fail.
 func checkAlways(s *source) []finding {
 	var found []finding
 	constant := func(all ...ast.Expr) {
@@ -111,9 +111,8 @@ func checkAlways(s *source) []finding {
 	return found
 }
 
-// checkNesting counts the blocks around a statement. An else-if goes no
-// deeper than its if, a case no deeper than its switch, and a function
-// literal is as deep as the statement it stands in.
+// checkNesting counts the blocks around a statement. An else-if is no deeper than its if,
+// a case no deeper than its switch, and a function literal is as deep as its statement.
 func checkNesting(s *source) []finding {
 	var found []finding
 	for _, fn := range functions(s) {
@@ -127,11 +126,10 @@ func checkNesting(s *source) []finding {
 	return found
 }
 
-// nest walks a function and calls deep with each outermost block that lies
-// too deep.
+// nest walks a function and calls deep with each outermost block that is too deep.
 type nest struct {
 	depth int
-	opens bool // the block that comes next belongs to a statement
+	opens bool // the next block belongs to a statement
 	deep  func(*ast.BlockStmt)
 }
 

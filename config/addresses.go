@@ -20,10 +20,10 @@ const (
 	wordLocalhost = "localhost"
 )
 
-// normalName brings a node's name into the form that the API uses.
+// normalName converts a node's name to the form that the API uses.
 func normalName(name string) string { return strings.ToLower(strings.TrimSpace(name)) }
 
-// NodeName returns the name of the node, host being the system's own name.
+// NodeName returns the name of the node. host is the system's host name.
 func (c *Config) NodeName(host string) string {
 	if c.HostnameOverride != "" {
 		return c.HostnameOverride
@@ -31,8 +31,8 @@ func (c *Config) NodeName(host string) string {
 	return normalName(host)
 }
 
-// NodeIP returns the address that the operator gave the node, invalid where
-// that is left to the Node object.
+// NodeIP returns the address that the operator set for the node. It is invalid if the
+// Node object decides.
 func (c *Config) NodeIP() netip.Addr {
 	a, _ := netip.ParseAddr(c.BindAddress)
 	if a.IsUnspecified() {
@@ -41,21 +41,22 @@ func (c *Config) NodeIP() netip.Addr {
 	return a.Unmap()
 }
 
-// ClusterCIDRs returns the prefixes of all pods, at most one of each family.
+// ClusterCIDRs returns the prefixes of all pods, at most one per family.
 func (c *Config) ClusterCIDRs() []netip.Prefix {
 	all, _ := clusterCIDRs(c.ClusterCIDR)
 	return all
 }
 
-// NodePortRange says which addresses of the node answer NodePorts.
+// NodePortRange selects the addresses of the node that serve NodePorts.
 type NodePortRange struct {
-	Prefixes []netip.Prefix // of length zero: all addresses
+	Prefixes []netip.Prefix // length zero means all addresses
 	Primary  bool           // the node's primary addresses too
 }
 
-// NodePorts returns nodePortAddresses, resolved: without the word primary, a
-// family without a prefix answers on all addresses. Where the setting is empty
-// the mode nftables, unlike the others, means the primary addresses.
+// NodePorts returns nodePortAddresses, resolved. Without the word primary, a family
+// without a prefix serves on all addresses. If the setting is empty, mode nftables uses
+// the primary addresses, unlike the other modes:
+// https://kubernetes.io/docs/reference/networking/virtual-ips/.
 func (c *Config) NodePorts() NodePortRange {
 	words := c.NodePortAddresses
 	if len(words) == 0 && usesNFTables(c.Mode, c.OS) {
@@ -93,14 +94,14 @@ func (b *build) validateAddresses() {
 	}
 }
 
-// hostPort accepts port 0, which stands for no server at all.
+// hostPort validates an address with a port. Port 0 means no server.
 func (b *build) hostPort(path, s, example string) {
 	if _, err := netip.ParseAddrPort(s); err != nil {
 		b.errorf(path, "%.80q is no IP address with a port: want one such as %s, port 0 for none", s, example)
 	}
 }
 
-// checkServersDiffer refuses two servers that would take each other's address.
+// checkServersDiffer rejects two servers on the same address.
 func (b *build) checkServersDiffer() {
 	health, err1 := netip.ParseAddrPort(b.HealthzBindAddress)
 	metrics, err2 := netip.ParseAddrPort(b.MetricsBindAddress)
@@ -163,7 +164,7 @@ func nodePorts(words []string) (NodePortRange, error) {
 	return r, oneLine(errs)
 }
 
-// parsePrefix returns the prefix with the bits after its length cleared.
+// parsePrefix returns the prefix with its host bits cleared.
 func parsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	switch {

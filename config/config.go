@@ -1,10 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config reads, completes and checks the configuration of the proxy:
-// a KubeProxyConfiguration file, the flags and their defaults. It looks at no
-// kernel, no network and no other file; what a setting makes the proxy do is
-// left to the packages that do it.
+// Package config reads, completes and validates the configuration of the proxy. A
+// KubeProxyConfiguration file and flags go in, a complete Config comes out, or an error
+// with everything that is wrong. The package reads no other file and neither kernel nor
+// network. The effect of a setting is left to the packages that use it.
 package config
 
 import (
@@ -20,11 +20,11 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// OS is the operating system a configuration is for, which need not be the one
-// it is read on.
+// OS is the operating system that a configuration is for. It may differ from the one that
+// reads it.
 type OS string
 
-// The systems the proxy runs on.
+// The supported systems.
 const (
 	Linux   OS = "linux"
 	Windows OS = "windows"
@@ -35,34 +35,34 @@ type Config struct {
 	v1alpha1.KubeProxyConfiguration
 	OS OS
 
-	// Master is the API server's address. It has a flag but no field.
+	// Master is the address of the API server. It has a flag but no field.
 	Master string
-	// ProxyName is the label's value of the Services to serve, empty for those
-	// without the label. It has a flag but no field.
+	// ProxyName is the label value of the Services to serve. Empty selects those without
+	// the label. It has a flag but no field.
 	ProxyName string
-	// IgnoreSourceRanges serves, on Windows, the addresses of load balancers with
+	// IgnoreSourceRanges applies to Windows. It serves load balancer addresses with
 	// loadBalancerSourceRanges to every client. It has a flag but no field.
 	IgnoreSourceRanges bool
-	// UDPIdleTimeout is how long mode userspace keeps a UDP client that is
-	// silent. It has a flag, and had a field once.
+	// UDPIdleTimeout is how long mode userspace keeps a silent UDP client. It has a flag;
+	// its field was removed.
 	UDPIdleTimeout time.Duration
 	// Overrides lists the flags that replaced a value of the file.
 	Overrides []Override
-	// Notes lists what was accepted but has no effect.
+	// Notes lists settings that were accepted but have no effect.
 	Notes []Note
-	// Warnings lists mistakes that are passed over, unless --strict-config.
+	// Warnings lists mistakes that are tolerated without --strict-config.
 	Warnings []*FieldError
 }
 
-// Override is a flag that replaced what the file says.
+// Override is a flag that replaced a value of the file.
 type Override struct{ Flag, Path, From, To string }
 
-// String returns a sentence for people.
+// String describes the override in a sentence.
 func (o Override) String() string {
 	return fmt.Sprintf("--%s overrides %s of the configuration file: %s, not %s", o.Flag, o.Path, o.To, o.From)
 }
 
-// Note is a remark on a setting that is accepted but does nothing.
+// Note is a remark about a setting that is accepted but has no effect.
 type Note struct {
 	Origin string // as in FieldError
 	Path   string // empty for a flag without a field
@@ -72,7 +72,7 @@ type Note struct {
 // String returns "origin: path: text", without the parts that are unknown.
 func (n Note) String() string { return join(n.Origin, n.Path, n.Text) }
 
-// FieldError tells what is wrong with one setting.
+// FieldError is a fault of one setting.
 type FieldError struct {
 	Origin string // "file:line", "--flag", or empty for a default
 	Path   string // such as iptables.masqueradeBit
@@ -86,9 +86,9 @@ func join(parts ...string) string {
 	return printable.Text(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": "))
 }
 
-// Load combines the defaults, the file that flags name, if any, and flags:
-// a flag that was given goes before the file, the file before the defaults.
-// The error joins everything that is wrong.
+// Load combines the defaults, the file that flags name, if any, and flags. Flags that
+// were given take precedence over the file, and the file over the defaults. The error
+// joins everything that is wrong.
 func Load(flags *Flags, os OS) (*Config, error) {
 	data, err := flags.ReadFile()
 	if err != nil {
@@ -97,7 +97,7 @@ func Load(flags *Flags, os OS) (*Config, error) {
 	return LoadFrom(flags, os, data)
 }
 
-// LoadFrom is Load with what ReadFile returned.
+// LoadFrom is Load with the data that ReadFile returned.
 func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	file := &File{}
 	var malformed error
@@ -116,13 +116,13 @@ func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	return c, err
 }
 
-// Check completes and checks a file as if it were used without flags, and takes
-// Warnings for errors.
+// Check completes and validates a file as if it were used without flags. It treats
+// Warnings as errors.
 func Check(path string, os OS) (*Config, error) {
 	return Load(&Flags{Config: path, StrictConfig: true}, os)
 }
 
-// build is a configuration on its way from a file to a Config.
+// build is the intermediate state between a file and a Config.
 type build struct {
 	v1alpha1.KubeProxyConfiguration
 	os        OS
@@ -135,9 +135,8 @@ type build struct {
 	warnings  []*FieldError
 }
 
-// complete checks values also where the form of the file is wrong, so that
-// its author sees everything at once; what malformed says of a field is
-// enough about that field.
+// complete validates values even if the form of the file is wrong, so that its author
+// gets all errors at once. It drops further errors about a field that malformed is about.
 func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error) {
 	b := &build{
 		KubeProxyConfiguration: *file.Values.DeepCopy(),
@@ -180,7 +179,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	}, nil
 }
 
-// sameField reports that err is about a field that the joined errors are about.
+// sameField reports whether err is about the same field as one of the joined errors.
 func sameField(err, joined error) bool {
 	var e *FieldError
 	many, ok := joined.(interface{ Unwrap() []error })
@@ -193,11 +192,11 @@ func sameField(err, joined error) bool {
 	})
 }
 
-// given reports that a flag or the file sets the field at path.
+// given reports whether a flag or the file sets the field at path.
 func (b *build) given(path string) bool { return b.origin(path) != "" }
 
-// origin tells where the value at path comes from, "" for a default. An
-// element of a list or map comes from where the whole does.
+// origin returns where the value at path comes from, or "" for a default. An element of a
+// list or map has the origin of the whole.
 func (b *build) origin(path string) string {
 	for {
 		if flag, ok := b.flagged[path]; ok {

@@ -26,7 +26,7 @@ func flagsOf(t *testing.T, args ...string) *Flags {
 	return flags
 }
 
-// load parses args and loads body, a file without its head, on os.
+// load parses args and loads body, a file without apiVersion and kind, for os.
 func load(t *testing.T, os OS, body string, args ...string) (*Config, error) {
 	t.Helper()
 	flags := flagsOf(t, args...)
@@ -69,8 +69,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Installers write every field, most of them empty or 0, and that means the
-// defaults.
+// Installers write every field. Most values are empty or 0, which means the defaults.
 func TestEmptyMeansDefault(t *testing.T) {
 	got := written(mustLoad(t, Linux, `
 bindAddress: ""

@@ -24,7 +24,7 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// The kind of file, and the version that is written.
+// The kind of the file, and the version that Write writes.
 const (
 	apiVersion = "kubeproxy.config.k8s.io/v1alpha1"
 	kind       = "KubeProxyConfiguration"
@@ -35,28 +35,28 @@ const (
 type File struct {
 	Name   string
 	Values v1alpha1.KubeProxyConfiguration
-	// Lines gives the line of each key by its path. A key whose value is
-	// null is as good as absent and has none.
+	// Lines maps the path of each key to its line. A key with value null counts as absent
+	// and is not included.
 	Lines map[string]int
-	// UDPIdleTimeout has a field no more, 0 if it is not given.
+	// UDPIdleTimeout is a removed field, 0 if the file does not set it.
 	UDPIdleTimeout time.Duration
-	// Notes lists the fields that are known but do nothing any more.
+	// Notes lists the known fields that have no effect any more.
 	Notes []Note
-	// Warnings are mistakes that kube-proxy is known to put up with: what
-	// nobody knows is passed over, and of what is set twice the last counts.
+	// Warnings are mistakes that kube-proxy tolerates: it ignores unknown fields, and
+	// uses the last value of a duplicate field.
 	Warnings []*FieldError
 
-	strict error // all that is wrong, in the order of the file
-	// hardFail is what a file says of its own mistakes.
+	strict error // all faults, in the order of the file
+	// hardFail is the file's own setting for the treatment of mistakes.
 	hardFail bool
 	version2 bool // it is of apiVersion2
 }
 
-// Strict returns all that is wrong with the form of the file, Warnings included.
+// Strict returns all faults of the file's form, including Warnings.
 func (f *File) Strict() error { return f.strict }
 
-// Parse decodes YAML or JSON. The error joins what is wrong with the form of data,
-// without Warnings; values are checked later.
+// Parse decodes YAML or JSON. The error joins the faults of the form of data, without
+// Warnings. Values are validated later.
 func Parse(name string, data []byte) (*File, error) {
 	name = printable.Text(name)
 	root, err := parseYAML(name, data)
@@ -85,7 +85,7 @@ func Parse(name string, data []byte) (*File, error) {
 	return &d.File, errors.Join(errs...)
 }
 
-// parseYAML returns the mapping that is the only document of data.
+// parseYAML returns the mapping that must be the only document in data.
 func parseYAML(name string, data []byte) (*yaml.Node, error) {
 	var doc, more yaml.Node
 	dec := yaml.NewDecoder(strings.NewReader(string(data)))
@@ -108,7 +108,7 @@ func parseYAML(name string, data []byte) (*yaml.Node, error) {
 	return root, nil
 }
 
-// syntaxError turns "yaml: line 3: text" into "name:3: text".
+// syntaxError converts "yaml: line 3: text" to "name:3: text".
 func syntaxError(name string, err error) error {
 	if m := regexp.MustCompile(`^yaml: line (\d+): (?s)(.*)$`).FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Errorf("%s:%s: not YAML: %s", name, m[1], printable.Text(m[2]))
@@ -125,7 +125,7 @@ type decoder struct {
 	iptablesBit *int32
 }
 
-// fault is something wrong, lenient if it is a warning by default.
+// fault is an error. If it is lenient, it is a warning by default.
 type fault struct {
 	err     error
 	lenient bool
@@ -147,8 +147,8 @@ func (d *decoder) notef(n *yaml.Node, path, format string, args ...any) {
 	d.Notes = append(d.Notes, Note{fmt.Sprintf("%s:%d", d.Name, n.Line), path, fmt.Sprintf(format, args...)})
 }
 
-// checkType looks at apiVersion and kind first: in a file of another kind
-// every field would be unknown.
+// checkType checks apiVersion and kind first, because in a file of another kind every
+// field would be unknown.
 func (d *decoder) checkType(root *yaml.Node) {
 	for _, want := range [][2]string{{"apiVersion", apiVersion}, {"kind", kind}} {
 		var got *yaml.Node
@@ -202,7 +202,7 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
 	}
 }
 
-// decodeRemoved decodes a field that does nothing any more.
+// decodeRemoved decodes a field that has no effect any more.
 func (d *decoder) decodeRemoved(key, val *yaml.Node, path string, old removedField) {
 	was := reflect.New(old.kind).Elem()
 	d.value(val, was, path)
@@ -212,7 +212,8 @@ func (d *decoder) decodeRemoved(key, val *yaml.Node, path string, old removedFie
 	d.notef(key, path, "%s", old.why)
 }
 
-// reportDuplicate warns of a field that is set once more, and forgets what it was.
+// reportDuplicate warns about a duplicate field, and removes the lines of its first
+// value.
 func (d *decoder) reportDuplicate(key *yaml.Node, path string, first int) {
 	d.warnf(key, path, "is set twice, first in line %d", first)
 	maps.DeleteFunc(d.Lines, func(p string, _ int) bool {
@@ -259,7 +260,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
 	}
 }
 
-// setScalar reports whether n has the form of v's type.
+// setScalar sets v from n. It returns false if n does not have the form of v's type.
 func setScalar(n *yaml.Node, v reflect.Value) bool {
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
 		text, _ := json.Marshal(n.Value)
@@ -270,7 +271,7 @@ func setScalar(n *yaml.Node, v reflect.Value) bool {
 	}
 	tag := n.ShortTag()
 	switch v.Kind() {
-	case reflect.String: // 10 is as good a name as "10"
+	case reflect.String: // 10 is as valid a name as "10"
 		v.SetString(n.Value)
 		return true
 	case reflect.Bool:
@@ -295,7 +296,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// describe names what stands in a file, short enough for an error.
+// describe describes a value of the file briefly, for an error.
 func describe(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:

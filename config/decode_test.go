@@ -55,7 +55,7 @@ f:2: kind: is "ConfigMap": want KubeProxyConfiguration`},
 	}
 }
 
-// TestLenient has mistakes that others put up with be warnings.
+// TestLenient checks that mistakes which kube-proxy tolerates are warnings.
 func TestLenient(t *testing.T) {
 	const body = "oomScoreAdj: 1\niptables:\n  masqueradBit: 3\n  masqueradeBit: 4\noomScoreAdj: 2\nfeatureGates: {WinDSR: false, WinDSR: true}\nclientConnection: {qps: -1}\n"
 	c := mustLoad(t, Linux, body)
@@ -132,8 +132,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestEverythingAtOnce wants errors of form and of value together, and a
-// field that cannot be read complained of once.
+// TestEverythingAtOnce checks that errors of form and of value are reported together, and
+// a field that cannot be decoded only once.
 func TestEverythingAtOnce(t *testing.T) {
 	path := t.TempDir() + "/c.yaml"
 	body := head + "mode: magic\niptable: {}\niptables: {masqueradeBit: 33}\nconntrack: {maxPerCore: x}\n"

@@ -14,14 +14,14 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// The ports of the two servers where an address has none.
+// The default ports of the two servers.
 const (
 	healthzPort = 10256
 	metricsPort = 10249
 )
 
-// setDefaults fills in what is empty. A period of 0 counts as empty, except
-// for a minSyncPeriod that was given: there 0 means no pause at all.
+// setDefaults sets empty fields. A period of 0 counts as empty, except for a
+// minSyncPeriod that was given, where 0 means no pause.
 func setDefaults(c *v1alpha1.KubeProxyConfiguration, os OS, given func(path string) bool) {
 	c.APIVersion, c.Kind = apiVersion, kind
 	c.HostnameOverride = normalName(c.HostnameOverride)
@@ -65,8 +65,8 @@ func setModeDefaults(c *v1alpha1.KubeProxyConfiguration, given func(path string)
 	setIfZero(&c.Winkernel.RootHnsEndpointName, "cbr0")
 }
 
-// setConntrackDefaults minds that 0 means "leave the system's value" where
-// null means "the default".
+// setConntrackDefaults distinguishes 0, which keeps the system's value, from null, which
+// means the default.
 func setConntrackDefaults(c *v1alpha1.KubeProxyConntrackConfiguration) {
 	setIfNil(&c.MaxPerCore, 32768)
 	setIfNil(&c.Min, 131072)
@@ -74,7 +74,7 @@ func setConntrackDefaults(c *v1alpha1.KubeProxyConntrackConfiguration) {
 	setIfNil(&c.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
 }
 
-// setIfZero sets *p to v where it is zero.
+// setIfZero sets *p to v if it is zero.
 func setIfZero[T comparable](p *T, v T) {
 	var zero T
 	if *p == zero {
@@ -82,15 +82,15 @@ func setIfZero[T comparable](p *T, v T) {
 	}
 }
 
-// setIfNil sets *p to v where it is nil.
+// setIfNil sets *p to v if it is nil.
 func setIfNil[T any](p **T, v T) {
 	if *p == nil {
 		*p = &v
 	}
 }
 
-// withPort appends port to an IP address without one. What is neither stays,
-// to be refused later.
+// withPort appends port to an IP address without one. Any other string remains as it is,
+// and is rejected later.
 func withPort(addr string, port int) string {
 	ip, err := netip.ParseAddr(unbracket(addr))
 	if err != nil {
@@ -99,7 +99,7 @@ func withPort(addr string, port int) string {
 	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
 }
 
-// unbracket takes the brackets off "[::1]".
+// unbracket removes the brackets of "[::1]".
 func unbracket(addr string) string {
 	if n := len(addr); n > 2 && addr[0] == '[' && addr[n-1] == ']' {
 		return addr[1 : n-1]

@@ -14,21 +14,21 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Effect is what it takes to put a changed setting in force.
+// Effect is what a changed setting requires to take effect.
 type Effect uint8
 
-// The effects, the mildest first.
+// The effects, mildest first.
 const (
-	Unused  Effect = iota // nothing: what runs does not look at the setting
-	Hot                   // the process can take it in while it runs
-	Restart               // only a new process can
+	Unused  Effect = iota // nothing, because the running parts do not use the setting
+	Hot                   // the running process applies it
+	Restart               // only a new process applies it
 )
 
-// Use tells what of its configuration a process makes use of.
+// Use describes which parts of its configuration a process uses.
 type Use struct {
-	// Mode is the one in force, also where the configuration leaves it open.
+	// Mode is the mode in force, even if the configuration leaves it open.
 	Mode v1alpha1.ProxyMode
-	// APIServer means that objects come from one.
+	// APIServer means that objects come from an API server.
 	APIServer bool
 }
 
@@ -42,7 +42,7 @@ type Change struct {
 // String returns "path: from -> to".
 func (c Change) String() string { return fmt.Sprintf("%s: %s -> %s", c.Path, c.From, c.To) }
 
-// Diff lists the settings in which now differs from old, in the type's order.
+// Diff lists the settings that differ between old and now, in the order of the type.
 func Diff(old, now *Config, u Use) []Change {
 	var all []Change
 	for _, path := range leafPaths() {
@@ -65,7 +65,7 @@ func Diff(old, now *Config, u Use) []Change {
 	return all
 }
 
-// showList is show, but all lists without elements look the same.
+// showList is show, but renders nil and empty lists alike.
 func showList(v reflect.Value) string {
 	if v.Kind() == reflect.Slice && v.Len() == 0 {
 		return "[]"
@@ -73,7 +73,7 @@ func showList(v reflect.Value) string {
 	return showValue(v)
 }
 
-// diffGates compares gate by gate, as each has an effect of its own.
+// diffGates compares gate by gate, because each gate has its own effect.
 func diffGates(old map[string]bool, next *Config) []Change {
 	names, now := map[string]bool{}, next.FeatureGates
 	maps.Copy(names, old)
@@ -85,7 +85,7 @@ func diffGates(old map[string]bool, next *Config) []Change {
 			continue
 		}
 		c := Change{Path: "featureGates[" + name + "]", From: from, To: to}
-		// Those that are honored are on unless they are switched off.
+		// Honored gates are enabled unless they are set to false.
 		if gates[name] == honored && (from == "false") != (to == "false") && (name != ipvsGate || mayBeIPVS(next)) {
 			c.Effect = effects["featureGates"].effect
 		}
@@ -94,7 +94,7 @@ func diffGates(old map[string]bool, next *Config) []Change {
 	return all
 }
 
-// mayBeIPVS reports that the mode can be ipvs, be it because the Node asks for it.
+// mayBeIPVS reports whether the mode can be ipvs, including by the Node's annotation.
 func mayBeIPVS(c *Config) bool { return c.OS == Linux && (c.Mode == IPVS || c.Mode == "") }
 
 func showGate(all map[string]bool, name string) string {
@@ -105,7 +105,7 @@ func showGate(all map[string]bool, name string) string {
 	return strconv.FormatBool(on)
 }
 
-// leafPaths lists the settings, without the sections around them.
+// leafPaths lists the settings without their sections.
 func leafPaths() []string {
 	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
 	return slices.DeleteFunc(all, func(path string) bool {
@@ -116,7 +116,7 @@ func leafPaths() []string {
 func (u Use) effect(path string, now *Config) Effect {
 	e := effects[path]
 	switch {
-	case path == "mode" && now.Mode == u.Mode: // it says what was found anyway
+	case path == "mode" && now.Mode == u.Mode: // the mode equals the one that was detected
 		return Unused
 	case e.modes != nil && !slices.Contains(e.modes, u.Mode):
 		return Unused
@@ -130,17 +130,17 @@ func (u Use) effect(path string, now *Config) Effect {
 	return e.effect
 }
 
-// modeEffect is an effect in some modes only; nil stands for all of them.
+// modeEffect is an effect in some modes only. Nil modes mean all.
 type modeEffect struct {
 	effect Effect
 	modes  []v1alpha1.ProxyMode
 }
 
-// effects holds every setting. What no running part can take in again, such as
-// the way to the API server or the bit that other programs may look at, needs
-// a restart.
+// effects has every setting. A setting requires a restart if no running part can apply
+// it, such as the connection to the API server, or the mark bit, which other programs may
+// use.
 var effects = map[string]modeEffect{
-	"kind":         {Unused, nil}, // there is one only
+	"kind":         {Unused, nil}, // there is only one
 	"apiVersion":   {Unused, nil},
 	"featureGates": {Restart, nil}, // gate by gate, see diffGates
 

@@ -13,8 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestEffectsAreComplete makes whoever adds a field to the type say what a
-// change of it takes.
+// TestEffectsAreComplete fails if a field of the type has no entry in effects.
 func TestEffectsAreComplete(t *testing.T) {
 	want := slices.Sorted(slices.Values(leafPaths()))
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(effects))); diff != "" {
@@ -149,7 +148,7 @@ func TestDiffOnWindows(t *testing.T) {
 	}
 }
 
-// A flag keeps its place before the file when the file is read again.
+// Flags still take precedence when the file is read again.
 func TestLoadFromAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	flags := flagsOf(t, "--config="+path, "--cluster-cidr=10.0.0.0/8", "--feature-gates=DryRun=true")

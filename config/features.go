@@ -14,23 +14,23 @@ import (
 	"kubeproxy/common/suggest"
 )
 
-// Feature is a feature gate of the proxy's own.
+// Feature is a feature gate of the proxy.
 type Feature struct {
 	Name  string
-	Stage string // ALPHA, BETA, DEPRECATED, or empty for what is here to stay
-	// Enabled is what is in effect, whatever was asked for.
+	Stage string // ALPHA, BETA, DEPRECATED, or empty for a stable one
+	// Enabled is the state in effect, which may differ from the configured one.
 	Enabled bool
 }
 
-// feature is a gate that concerns the proxy.
+// feature is a gate that affects the proxy.
 type feature struct {
-	Feature        // as it is unless switched
-	why     string // it cannot be switched, empty where it can
+	Feature        // the default
+	why     string // why it cannot be changed, or empty
 }
 
 const alwaysOn = "is always on"
 
-// features holds them, by name.
+// features lists them by name.
 var features = []feature{
 	{Feature{"AllowServiceExternalIPs", "DEPRECATED", true}, ""},
 	{Feature{"ComponentFlagz", "", true}, alwaysOn},
@@ -44,7 +44,7 @@ var features = []feature{
 	{Feature{"WinOverlay", "", true}, alwaysOn},
 }
 
-// Features returns the gates that concern the proxy, by name.
+// Features returns the gates that affect the proxy, by name.
 func (c *Config) Features() []Feature {
 	all := make([]Feature, 0, len(features))
 	for _, f := range features {
@@ -70,10 +70,10 @@ func featureHelp() string {
 		", AllAlpha, AllBeta and gates of old versions are accepted and switch nothing"
 }
 
-// ipvsGate is the gate that can forbid a mode.
+// ipvsGate is the gate that can disable mode ipvs.
 const ipvsGate = "KubeProxyIPVS"
 
-// SwitchedOff reports that a feature gate forbids mode, whoever asks for it.
+// SwitchedOff reports whether a feature gate disables mode, wherever mode is set.
 func (c *Config) SwitchedOff(mode v1alpha1.ProxyMode) bool {
 	return switchedOff(c.FeatureGates, mode)
 }
@@ -94,7 +94,7 @@ func (b *build) validateGates() {
 	}
 }
 
-// noteGates remarks on the gates that do not do what they are asked to.
+// noteGates adds notes about gates whose configured value has no effect.
 func (b *build) noteGates() {
 	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
 		if gates[name] == honored {

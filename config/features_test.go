@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestFeatureNotes says of each gate whether it does what it is asked to.
+// TestFeatureNotes checks for each gate whether its configured value has an effect.
 func TestFeatureNotes(t *testing.T) {
 	const forAll = "featureGates[%]: switches nothing: the proxy has no gate of that stage that can be switched"
 	tests := map[string]struct {
@@ -52,7 +52,7 @@ func TestFeatureNotes(t *testing.T) {
 	}
 }
 
-// TestFeatures shows what is in effect, not what was asked for.
+// TestFeatures checks that Features returns the state in effect, not the configured one.
 func TestFeatures(t *testing.T) {
 	const body = "featureGates: {AllowServiceExternalIPs: false, NFTablesProxyMode: false, AllAlpha: true}"
 	off := []string{"AllowServiceExternalIPs"}
@@ -72,7 +72,7 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// TestFeatureHelp names every gate of the proxy.
+// TestFeatureHelp checks that the help text has every gate of the proxy.
 func TestFeatureHelp(t *testing.T) {
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	new(Flags).Register(fs)
@@ -83,7 +83,7 @@ func TestFeatureHelp(t *testing.T) {
 	}
 }
 
-// TestIPVSGate refuses the mode that was switched off.
+// TestIPVSGate checks that a mode disabled by its gate is rejected.
 func TestIPVSGate(t *testing.T) {
 	_, err := Load(flagsOf(t, "--proxy-mode=ipvs", "--feature-gates=KubeProxyIPVS=false"), Linux)
 	const want = "--proxy-mode: mode: ipvs is switched off by featureGates[KubeProxyIPVS]: want another mode, or the gate on"
@@ -92,7 +92,7 @@ func TestIPVSGate(t *testing.T) {
 	}
 }
 
-// TestFamilyNotes warns of settings that leave a family out.
+// TestFamilyNotes checks notes about settings that omit a family.
 func TestFamilyNotes(t *testing.T) {
 	tests := map[string]struct {
 		os   OS
@@ -131,7 +131,7 @@ func TestFamilyNotes(t *testing.T) {
 	}
 }
 
-// TestIPv6Defaults moves the servers to the family of the bind address.
+// TestIPv6Defaults checks that the servers use the family of the bind address.
 func TestIPv6Defaults(t *testing.T) {
 	want := map[string]string{
 		"0.0.0.0": "0.0.0.0:10256 127.0.0.1:10249", "192.0.2.1": "0.0.0.0:10256 127.0.0.1:10249",
@@ -145,7 +145,7 @@ func TestIPv6Defaults(t *testing.T) {
 	}
 }
 
-// TestServersDiffer refuses addresses of which only one can be had.
+// TestServersDiffer checks that two servers on one address are rejected.
 func TestServersDiffer(t *testing.T) {
 	for addrs, ok := range map[string]bool{
 		"127.0.0.1:7777 127.0.0.1:7777": false, "0.0.0.0:7777 127.0.0.1:7777": false, "127.0.0.1:7777 0.0.0.0:7777": false,

@@ -15,7 +15,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// removedField is a field of an earlier v1alpha1, which old files may hold.
+// removedField is a field of an earlier v1alpha1 that old files may contain.
 type removedField struct {
 	kind reflect.Type
 	why  string
@@ -37,14 +37,14 @@ func joinPath(parent, key string) string {
 	return parent + "." + key
 }
 
-// jsonName returns the name of a field in a file, "" for an inlined struct.
+// jsonName returns the name of a field in a file, or "" for an inlined struct.
 func jsonName(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return name
 }
 
-// fieldOf returns the field of v, a struct, that has the given JSON name.
-// Unlike encoding/json it minds the case, as a file has to be portable.
+// fieldOf returns the field of v, a struct, with the given JSON name. Unlike
+// encoding/json it is case-sensitive, so that files are portable.
 func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
@@ -70,8 +70,8 @@ func fieldAt(c *v1alpha1.KubeProxyConfiguration, path string) reflect.Value {
 	return v
 }
 
-// paths lists the dotted paths of every field of t, a struct, sections before
-// what they hold.
+// paths lists the dotted paths of every field of t, a struct. Sections precede their
+// fields.
 func paths(t reflect.Type, parent string) []string {
 	var all []string
 	for i := range t.NumField() {
@@ -88,7 +88,7 @@ func paths(t reflect.Type, parent string) []string {
 	return all
 }
 
-// showValue renders a field for an Override, as it would stand in a JSON file.
+// showValue renders a field for an Override in the form of a JSON file.
 func showValue(v reflect.Value) string {
 	text, err := json.Marshal(v.Interface())
 	if err != nil {
@@ -97,7 +97,7 @@ func showValue(v reflect.Value) string {
 	return string(text)
 }
 
-// describeType describes what a file may hold for a field of type t.
+// describeType describes the permitted values for a field of type t.
 func describeType(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():

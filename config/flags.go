@@ -22,21 +22,20 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// GroupAnnotation is the pflag annotation that holds the heading under which
-// a flag belongs in a help text.
+// GroupAnnotation is the pflag annotation with the heading of a flag in a help text.
 const GroupAnnotation = "group"
 
-// Flags holds what the command line says. Register it before parsing.
+// Flags holds the command line. Call Register before parsing.
 type Flags struct {
 	Config        string // file to read
-	StrictConfig  bool   // fails on mistakes in it that are passed over otherwise
+	StrictConfig  bool   // treat tolerated mistakes in it as errors
 	WriteConfigTo string // file to write
 	Master        string // address of the API server
 	ProxyName     string // see Config
-	// IgnoreSourceRanges is in Config as well.
+	// IgnoreSourceRanges is described in Config.
 	IgnoreSourceRanges bool
 	Cleanup            bool
-	CleanupIPVS        bool // whether Cleanup is about virtual servers, too
+	CleanupIPVS        bool // whether Cleanup includes virtual servers
 	InitOnly           bool
 	LogFile            string // of a Windows service
 	// LogFileMaxSize is in megabytes; 0 means any size.
@@ -46,11 +45,10 @@ type Flags struct {
 	healthzPort int32
 	metricsPort int32
 	udpIdle     time.Duration
-	set         *pflag.FlagSet // nil where there is no command line
+	set         *pflag.FlagSet // nil without a command line
 }
 
-// Register adds every documented flag of the proxy to fs, also those that
-// have lost their meaning.
+// Register adds every documented flag of the proxy to fs, including those without effect.
 func (f *Flags) Register(fs *pflag.FlagSet) {
 	f.set = fs
 	setDefaults(&f.values, Linux, func(string) bool { return false })
@@ -104,7 +102,7 @@ func group(fs *pflag.FlagSet, name, heading string) {
 	flag.Annotations[GroupAnnotation] = []string{heading}
 }
 
-// addFlag lets a flag set v, a field of the configuration.
+// addFlag adds a flag for v, a field of the configuration.
 func addFlag(fs *pflag.FlagSet, s setting, v reflect.Value) {
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
@@ -139,17 +137,17 @@ func addFlag(fs *pflag.FlagSet, s setting, v reflect.Value) {
 	}
 }
 
-// changed reports that the command line holds the flag.
+// changed reports whether the command line sets the flag.
 func (f *Flags) changed(name string) bool { return f.set != nil && f.set.Changed(name) }
 
-// applyFlags puts the values of the flags that were given over the file's.
+// applyFlags replaces values of the file by those of flags that were given.
 func (b *build) applyFlags(f *Flags) {
 	for _, s := range settings {
 		if f.changed(s.flag) && s.path != "featureGates" {
 			b.apply(s, s.path, fieldAt(&f.values, s.path))
 		}
 	}
-	for _, s := range settings { // the mode is known only now
+	for _, s := range settings { // the mode is not known before
 		if s.nftables != "" && f.changed(s.flag) && usesNFTables(b.Mode, b.os) {
 			b.apply(s, s.nftables, fieldAt(&f.values, s.path))
 		}
@@ -165,7 +163,7 @@ func (b *build) applyFlags(f *Flags) {
 	b.applyLogFile(f)
 }
 
-// applyLogFile checks what only a Windows service has a use for.
+// applyLogFile validates flags that only a Windows service uses.
 func (b *build) applyLogFile(f *Flags) {
 	if f.LogFileMaxSize < 0 {
 		b.errs = append(b.errs, &FieldError{Origin: "--log-file-max-size", Text: fmt.Sprintf("%d is too small: want 0 or more", f.LogFileMaxSize)})
@@ -186,11 +184,11 @@ func (b *build) apply(s setting, path string, v reflect.Value) {
 	field.Set(v)
 	b.flagged[path] = s.flag
 	if d, ok := v.Interface().(metav1.Duration); ok && s.positive && d.Duration == 0 {
-		b.period(path, 0) // a file may say 0 for the default, a flag may not
+		b.period(path, 0) // 0 means the default in a file, but is invalid for a flag
 	}
 }
 
-// applyGates overrides gate by gate: a flag for one leaves the others alone.
+// applyGates overrides single gates. A flag for one gate does not change the others.
 func (b *build) applyGates(flagged map[string]bool) {
 	merged := maps.Clone(b.FeatureGates)
 	if merged == nil {
@@ -207,8 +205,8 @@ func (b *build) applyGates(flagged map[string]bool) {
 	b.FeatureGates = merged
 }
 
-// applyPorts serves the two flags that hold a port without an address. A port
-// inside the flag for the address goes before them, unless they say 0.
+// applyPorts applies the two flags for a port without an address. A port in the flag for
+// the address takes precedence, unless these flags are 0.
 func (b *build) applyPorts(f *Flags) {
 	b.applyPort(f, "healthz", f.healthzPort, &b.HealthzBindAddress)
 	b.applyPort(f, "metrics", f.metricsPort, &b.MetricsBindAddress)
@@ -229,7 +227,7 @@ func (b *build) applyPort(f *Flags, server string, port int32, addr *string) {
 	}
 	old, err := netip.ParseAddrPort(*addr)
 	if err != nil {
-		return // is refused later
+		return // it is rejected later
 	}
 	to := netip.AddrPortFrom(old.Addr(), uint16(port)).String()
 	if _, inFile := b.file.Lines[path]; inFile && to != *addr {
@@ -239,7 +237,7 @@ func (b *build) applyPort(f *Flags, server string, port int32, addr *string) {
 	b.flagged[path] = server + "-port"
 }
 
-// gateValue reads "Name=true,Other=false". Repeated flags add up.
+// gateValue parses "Name=true,Other=false". Repeated flags accumulate.
 type gateValue map[string]bool
 
 // String implements pflag.Value.

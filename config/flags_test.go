@@ -13,8 +13,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// documented holds every flag a documented proxy of any age had, but for help
-// and version.
+// documented has every flag that any documented proxy had, except help and version.
 const documented = `
 azure-container-registry-config bind-address cleanup cleanup-iptables cleanup-ipvs cluster-cidr config config-sync-period
 conntrack-max-per-core conntrack-min conntrack-tcp-timeout-established conntrack-tcp-timeout-close-wait feature-gates
@@ -46,7 +45,7 @@ func TestEveryFlag(t *testing.T) {
 	})
 }
 
-// Each field but a few has a flag, and a flag never leads nowhere.
+// Almost every field has a flag, and every flag has a field.
 func TestEveryField(t *testing.T) {
 	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
 	flagged := map[string]bool{}
@@ -94,7 +93,8 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// The sync flags belong to iptables by name; other modes stay as they are.
+// The sync flags belong to iptables by name. In mode nftables they set its periods too. In
+// other modes they do not.
 func TestSyncFlagsByMode(t *testing.T) {
 	tests := map[string]struct {
 		os   OS

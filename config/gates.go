@@ -3,7 +3,7 @@
 
 package config
 
-// gateEffect tells what a feature gate still does.
+// gateEffect is the effect of a feature gate.
 type gateEffect int
 
 const (
@@ -11,9 +11,9 @@ const (
 	honored                   // read by the proxy
 )
 
-// gates holds every feature gate that a documented proxy ever accepted and
-// that files may therefore name. All components shared one list for years, so
-// most never concerned the proxy; others have become permanent.
+// gates has every feature gate that a documented proxy ever accepted, because files may
+// contain them. All components shared one list for years, so most gates never affected
+// the proxy. Others have become permanent.
 var gates = map[string]gateEffect{
 	"AllowServiceExternalIPs": honored,
 	"KubeProxyIPVS":           honored,

@@ -9,14 +9,14 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// inheritedFields are the settings of section nftables that section iptables has, too.
-// Periods go together, since one limits the other.
+// inheritedFields are the settings of section nftables that section iptables has too.
+// Periods are inherited together, because one limits the other.
 var inheritedFields = [][]string{{"masqueradeAll"}, {"masqueradeBit"}, {"minSyncPeriod", "syncPeriod"}}
 
-// inheritFields has mode nftables do what the file says about iptables, where the file
-// names no mode and nothing else is said about nftables. When such a file was
-// written, no mode meant iptables. A file that names one of the two modes gets a
-// note instead on what it says of the other alone.
+// inheritFields makes mode nftables use the settings in section iptables, if the file
+// sets neither a mode nor the same settings in section nftables. When such a file was
+// written, no mode meant iptables. For a file that names one of the two modes,
+// inheritFields adds notes about settings that exist for the other mode only.
 func (b *build) inheritFields() {
 	if b.os != Linux {
 		return
@@ -35,8 +35,8 @@ func (b *build) inheritFields() {
 	}
 }
 
-// setsAny reports that the file or a flag gives one of the settings of section,
-// and not its default. A period of 0 stands for that.
+// setsAny reports whether the file or a flag sets one of the settings of section to a
+// value other than its default. A period of 0 counts as the default.
 func (b *build) setsAny(section string, names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return b.differs(section + "." + name) })
 }
@@ -58,8 +58,8 @@ func (b *build) copyFields(names []string) {
 	}
 }
 
-// noteOther remarks on what is said for a mode that is not taken, and not for
-// the one that is.
+// noteOther adds notes about settings that are set for the mode other, but not for mine,
+// the present one.
 func (b *build) noteOther(other, mine string, names []string) {
 	for _, name := range names {
 		if b.differs(other+"."+name) && !b.setsAny(mine, names) {

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestInherit has what a file says about iptables count in mode nftables where
-// the file is from when no mode meant iptables.
+// TestInherit checks that settings of section iptables apply to mode nftables, if the
+// file is from a time when no mode meant iptables.
 func TestInherit(t *testing.T) {
 	const said = "iptables: {masqueradeAll: true, masqueradeBit: 12, minSyncPeriod: 5s, syncPeriod: 10s}\n"
 	// kubeadm writes all fields.

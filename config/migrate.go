@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// Migrate returns the file at path without the fields that have been removed,
-// and lists these. The rest stays as it was written.
+// Migrate returns the file at path without removed fields, and lists these. The rest
+// remains as it was written.
 func Migrate(path string) ([]byte, []Note, error) {
 	data, err := readFile(path)
 	if err != nil {
@@ -47,7 +47,7 @@ func Migrate(path string) ([]byte, []Note, error) {
 	return out.Bytes(), file.Notes, nil
 }
 
-// removeFields drops removed fields from a mapping and those inside it.
+// removeFields deletes removed fields from a mapping and its sections.
 func removeFields(n *yaml.Node, parent string) {
 	if n.Kind != yaml.MappingNode {
 		return

@@ -14,19 +14,19 @@ import (
 	"kubeproxy/common/service"
 )
 
-// otherOSFields lists what each system has no use for.
+// otherOSFields lists the settings that each system does not use.
 var otherOSFields = map[OS][]string{
 	Linux:   {"winkernel", "windowsRunAsService"},
 	Windows: {"iptables.localhostNodePorts", "iptables.masqueradeAll", "iptables.masqueradeBit", "ipvs", "nftables", "conntrack", "oomScoreAdj", "detectLocal"},
 }
 
-// ignoredFields lists what no mode on any system has a use for.
+// ignoredFields lists the settings that no mode on any system uses.
 var ignoredFields = map[string]string{
 	"configSyncPeriod":            "the API server tells of changes by itself, and what it has is not read again in between",
 	"showHiddenMetricsForVersion": "no metric is hidden",
 }
 
-// noteUnused remarks on what the file or a flag sets to no effect.
+// noteUnused adds notes about settings of the file or a flag that have no effect.
 func (b *build) noteUnused() {
 	plain := v1alpha1.KubeProxyConfiguration{}
 	setDefaults(&plain, b.os, func(string) bool { return false })
@@ -80,8 +80,8 @@ func (b *build) noteLocalhost() {
 	}
 }
 
-// noteNodeName remarks on a name that no Node can have. What such a process does
-// is no less right, but no endpoint is local to it.
+// noteNodeName adds a note about a name that no Node can have. The proxy then works
+// correctly, but no endpoint is local to it.
 func (b *build) noteNodeName() {
 	name := normalName(b.HostnameOverride)
 	if name != "" && validation.IsDNS1123Subdomain(name) != nil {
@@ -89,9 +89,9 @@ func (b *build) noteNodeName() {
 	}
 }
 
-// ignoreOtherMode leaves out a mode of another system that the file names: nodes of
-// several systems may share one file. A flag is for one process, and there such
-// a mode is an error.
+// ignoreOtherMode drops a mode of another system from the file, because nodes of several
+// systems may share one file. As a flag such a mode is an error, because a flag is for
+// one process.
 func (b *build) ignoreOtherMode(f *Flags) {
 	if b.Mode == "" || f.changed("proxy-mode") || slices.Contains(Modes(b.os), b.Mode) {
 		return
@@ -105,8 +105,8 @@ func (b *build) ignoreOtherMode(f *Flags) {
 	}
 }
 
-// ignoreInterfaces leaves out, on Windows, a way to tell pods that looks at
-// interfaces: there they are told by addresses or not at all.
+// ignoreInterfaces drops, on Windows, the modes that detect pods by interface. On
+// Windows, pods are detected by address or not at all.
 func (b *build) ignoreInterfaces() {
 	if m := b.DetectLocalMode; b.os == Windows && (m == BridgeInterface || m == InterfaceNamePrefix) {
 		b.notef("detectLocalMode", "%s has no effect on %s; clusterCIDR has, if it is set", m, b.os)
@@ -114,8 +114,8 @@ func (b *build) ignoreInterfaces() {
 	}
 }
 
-// noteEmpty remarks on an address that a flag makes empty: there were times
-// when that was said to mean no server.
+// noteEmpty adds a note about an address that a flag sets to "". Earlier documentation
+// gave that the meaning of no server.
 func (b *build) noteEmpty(f *Flags) {
 	for _, s := range settings {
 		if (s.path == "healthzBindAddress" || s.path == "metricsBindAddress") && f.changed(s.flag) && fieldAt(&b.KubeProxyConfiguration, s.path).IsZero() {
@@ -124,12 +124,12 @@ func (b *build) noteEmpty(f *Flags) {
 	}
 }
 
-// setPaths lists the settings that the file or a flag gives, in the type's order.
+// setPaths lists the settings that the file or a flag sets, in the order of the type.
 func (b *build) setPaths() []string {
 	return slices.DeleteFunc(leafPaths(), func(path string) bool { return !b.given(path) })
 }
 
-// isOtherOS reports that os has no use for the setting at path.
+// isOtherOS reports whether os does not use the setting at path.
 func isOtherOS(os OS, path string) bool {
 	return slices.ContainsFunc(otherOSFields[os], func(f string) bool {
 		return path == f || strings.HasPrefix(path, f+".")

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// checkProxyName refuses a name that no label can have.
+// checkProxyName rejects a name that is invalid as a label value.
 func (b *build) checkProxyName(f *Flags) {
 	const flag = "service-proxy-name"
 	switch {

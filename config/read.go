@@ -9,10 +9,10 @@ import (
 	"kubeproxy/common/files"
 )
 
-// maxFile bounds a configuration file. A full one is 2 kB.
+// maxFile bounds a configuration file. A file with all settings has 2 kB.
 const maxFile = 1 << 20
 
-// ReadFile reads the file that f names, nothing if it names none.
+// ReadFile reads the file that f names. It returns nil if f names none.
 func (f *Flags) ReadFile() ([]byte, error) {
 	if f.Config == "" {
 		return nil, nil
@@ -20,7 +20,7 @@ func (f *Flags) ReadFile() ([]byte, error) {
 	return readFile(f.Config)
 }
 
-// readFile reads a regular file, also through a symbolic link.
+// readFile reads a regular file. Symbolic links are followed.
 func readFile(path string) ([]byte, error) {
 	data, _, err := files.Read(path, maxFile)
 	if err != nil {

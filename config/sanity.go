@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// noteFamilies remarks on settings that leave an IP family out. None is
-// wrong by itself: a cluster may have one family.
+// noteFamilies adds notes about settings that omit an IP family. None is an error,
+// because a cluster may have one family.
 func (b *build) noteFamilies() {
 	primary := familyName(b.BindAddress)
 	b.noteNodePorts()
@@ -26,8 +26,8 @@ func (b *build) noteFamilies() {
 	b.noteListener("metricsBindAddress", b.MetricsBindAddress, primary)
 }
 
-// noteListener remarks on a server that the primary family does not reach.
-// On [::] both do, and loopback is meant for the node alone.
+// noteListener adds a note about a server that is unreachable over the primary family. On
+// [::] it is reachable over both, and loopback is for the node alone.
 func (b *build) noteListener(path, addr, primary string) {
 	at, err := netip.ParseAddrPort(addr)
 	if err != nil || at.Port() == 0 || at.Addr().IsLoopback() || at.Addr() == netip.IPv6Unspecified() || familyOf(at.Addr()) == primary {
@@ -71,13 +71,13 @@ func familyOf(a netip.Addr) string {
 	return ipv6
 }
 
-// familyName is of an address that passed the checks.
+// familyName returns the family of an address that passed the checks.
 func familyName(s string) string {
 	a, _ := netip.ParseAddr(s)
 	return familyOf(a)
 }
 
-// prefixes returns the words that are some.
+// prefixes returns those words that are prefixes.
 func prefixes(words []string) []netip.Prefix {
 	var all []netip.Prefix
 	for _, w := range words {

@@ -21,7 +21,7 @@ const (
 	groupDeprecated = "Deprecated"
 )
 
-// Groups lists the headings in the order to print them.
+// Groups lists the headings in the order of the help text.
 var Groups = []string{
 	groupGeneral, groupAPI, groupNode, groupTraffic, groupIPTables, groupIPVS,
 	groupWindows, groupConntrack, groupLogs, groupDeprecated,
@@ -30,7 +30,7 @@ var Groups = []string{
 // setting is a flag that sets a field.
 type setting struct {
 	flag, path, group, help string
-	nftables                string // field that it sets as well in mode nftables
+	nftables                string // field that it also sets in mode nftables
 	positive                bool   // a period that must not be 0
 }
 
@@ -101,8 +101,8 @@ var settings = []setting{
 	{flag: "log-text-split-stream", path: "logging.options.text.splitStream", group: groupLogs, help: "split text lines between standard output and error; ignored"},
 }
 
-// deprecatedFlag is a flag that only old command lines hold. Where value is
-// nil the flag still works and is registered elsewhere.
+// deprecatedFlag is a flag that only old command lines contain. If value is nil, the flag
+// still works and is registered elsewhere.
 type deprecatedFlag struct {
 	flag  string
 	value func() pflag.Value
@@ -110,8 +110,7 @@ type deprecatedFlag struct {
 	why   string
 }
 
-// deprecatedFlags holds them. A flag without a use must still have a value of
-// its type.
+// deprecatedFlags lists them. A flag without effect still needs a value of its type.
 var deprecatedFlags = []deprecatedFlag{
 	{flag: "healthz-port", why: "write the port into --healthz-bind-address"},
 	{flag: "metrics-port", why: "write the port into --metrics-bind-address"},

@@ -7,15 +7,15 @@ import "github.com/spf13/pflag"
 
 const sourceRangesFlag = "ignore-source-ranges"
 
-// registerSourceRanges adds a flag that no field of the file stands for: it opens
-// Services that their owners restricted, which is for each Windows node to decide.
+// registerSourceRanges adds a flag without a field in the file. It opens Services that
+// their owners restricted, so each Windows node must set it on its own.
 func (f *Flags) registerSourceRanges(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.IgnoreSourceRanges, sourceRangesFlag, false,
 		"serve addresses of load balancers that have loadBalancerSourceRanges to every client, as HNS has no source ranges; otherwise they are not served")
 	group(fs, sourceRangesFlag, groupWindows)
 }
 
-// noteSourceRanges remarks on the flag where source ranges hold.
+// noteSourceRanges adds a note about the flag on systems that implement source ranges.
 func (b *build) noteSourceRanges(f *Flags) {
 	if f.IgnoreSourceRanges && b.os != Windows {
 		b.notes = append(b.notes, Note{Origin: "--" + sourceRangesFlag, Text: "has no effect on " + string(b.os) + ": source ranges hold there"})

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestIgnoreSourceRanges has the flag count on Windows, and says on Linux that it does
-// not.
+// TestIgnoreSourceRanges checks that the flag has effect on Windows, and causes a note on
+// Linux.
 func TestIgnoreSourceRanges(t *testing.T) {
 	const arg = "--ignore-source-ranges"
 	for _, system := range []OS{Linux, Windows} {

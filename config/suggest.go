@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/suggest"
 )
 
-// didYouMean renders a suggestion, which may be empty, to follow an error.
+// didYouMean renders a suggestion, which may be empty, for the end of an error.
 func didYouMean(name string) string {
 	if name == "" {
 		return ""
@@ -21,8 +21,8 @@ func didYouMean(name string) string {
 	return fmt.Sprintf("; did you mean %s?", name)
 }
 
-// closestPath looks for a misspelt key first among its neighbours, then
-// everywhere by its own name: a known field may stand in the wrong section.
+// closestPath searches for a misspelt key first in its section, then everywhere by its
+// own name, because a known field may be in the wrong section.
 func closestPath(path string) string {
 	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
 	i := strings.LastIndexByte(path, '.') + 1

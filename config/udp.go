@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// udpIdlePath was the field for what is now a flag only.
+// udpIdlePath is the removed field for what is now a flag only.
 const udpIdlePath = "udpIdleTimeout"
 
 const defaultUDPIdle = 250 * time.Millisecond
@@ -21,7 +21,7 @@ func (f *Flags) registerUDPIdle(fs *pflag.FlagSet) {
 	group(fs, name, groupTraffic)
 }
 
-// applyUDPIdle finds out what counts, once the mode is known.
+// applyUDPIdle determines the timeout. The mode must be known.
 func (b *build) applyUDPIdle(f *Flags) {
 	_, inFile := b.file.Lines[udpIdlePath]
 	b.udpIdle = defaultUDPIdle
@@ -41,9 +41,9 @@ func (b *build) applyUDPIdle(f *Flags) {
 	b.period(udpIdlePath, b.udpIdle)
 }
 
-// Listeners returns the range of ports for the listeners of mode userspace, 0
-// and 0 if the system is to choose.
+// Listeners returns the range of ports for the listeners of mode userspace, or 0 and 0 if
+// the system chooses them.
 func (c *Config) Listeners() (first, last uint16) {
-	from, to, _ := portRange(c.PortRange) // checked when it was read
+	from, to, _ := portRange(c.PortRange) // validated when it was read
 	return uint16(from), uint16(to)
 }

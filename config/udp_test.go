@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestUDPIdleTimeout has a flag go before the file, and the file before the
-// default.
+// TestUDPIdleTimeout checks that a flag takes precedence over the file, and the file over
+// the default.
 func TestUDPIdleTimeout(t *testing.T) {
 	for name, tt := range map[string]struct {
 		body string

@@ -19,8 +19,8 @@ import (
 // (kubernetes/enhancements#784). It is read into the fields of v1alpha1.
 const apiVersion2 = "kubeproxy.config.k8s.io/v1alpha2"
 
-// movedFields tells where v1alpha1 has what v1alpha2 has elsewhere, or in one place for
-// several.
+// movedFields maps fields of v1alpha2 to the corresponding fields of v1alpha1. One field
+// of v1alpha2 can replace several.
 var movedFields = map[string][]string{
 	"linux.conntrack":     {"conntrack"},
 	"linux.oomScoreAdj":   {"oomScoreAdj"},
@@ -31,7 +31,7 @@ var movedFields = map[string][]string{
 	"windows.runAsService": {"windowsRunAsService"},
 }
 
-// droppedFields tells what v1alpha2 has in place of what it has no more.
+// droppedFields maps fields that v1alpha2 dropped to a text about their replacement.
 var droppedFields = map[string]string{
 	"clusterCIDR":         "want detectLocal.clusterCIDRs",
 	"bindAddress":         "want nodeIPOverride",
@@ -39,11 +39,11 @@ var droppedFields = map[string]string{
 	"windowsRunAsService": "want windows.runAsService",
 }
 
-// familyPolicies are what ipFamilyPolicy accepts.
+// familyPolicies are the valid values of ipFamilyPolicy.
 var familyPolicies = []string{"SingleStack", "PreferDualStack", "RequireDualStack"}
 
-// newField decodes a field that v1alpha2 has and v1alpha1 has not, and reports
-// whether path is one.
+// newField decodes a field that exists in v1alpha2 only. It returns false if path is not
+// such a field.
 func (d *decoder) newField(key, val *yaml.Node, path string) bool {
 	var texts []string
 	to, known := movedFields[path]
@@ -84,12 +84,12 @@ func (d *decoder) familyPolicy(key, val *yaml.Node, path string) {
 	d.notef(key, path, "is ignored: each family that the node can program is programmed")
 }
 
-// move decodes n into the first of to, and copies that to the others.
+// move decodes n into the first of to, and copies the value to the others.
 func (d *decoder) move(n *yaml.Node, path string, to []string) {
 	first := fieldAt(&d.Values, to[0])
 	known := len(d.faults)
 	d.value(n, first, to[0])
-	for _, f := range d.faults[known:] { // where it stands in the file
+	for _, f := range d.faults[known:] { // use the path of the file
 		if e := (*FieldError)(nil); errors.As(f.err, &e) {
 			e.Path = path + strings.TrimPrefix(e.Path, to[0])
 		}
@@ -102,7 +102,7 @@ func (d *decoder) move(n *yaml.Node, path string, to []string) {
 	}
 }
 
-// section decodes a section of which v1alpha1 has no field.
+// section decodes a section that v1alpha1 does not have.
 func (d *decoder) section(n *yaml.Node, path string) {
 	if n.Kind != yaml.MappingNode && n.ShortTag() != "!!null" {
 		d.errorf(n, path, "is %s: want a mapping", describe(n))
@@ -112,8 +112,8 @@ func (d *decoder) section(n *yaml.Node, path string) {
 	d.structure(n, reflect.ValueOf(&none).Elem(), path)
 }
 
-// replacement says what v1alpha2 has where v1alpha1 had a field, nothing for those that
-// stay.
+// replacement returns the replacement in v1alpha2 for a field of v1alpha1, or "" for
+// fields that remain.
 func replacement(path string) string {
 	if why, known := droppedFields[path]; known {
 		return why
@@ -153,7 +153,7 @@ func (b *build) written(path string) string {
 // newFields are the fields of v1alpha2 besides those in moved.
 var newFields = []string{"detectLocal.clusterCIDRs", "nodeIPOverride", "ipvs.masqueradeBit", "configHardFail", "ipFamilyPolicy"}
 
-// closest looks for a misspelt field among those of the file's version.
+// closest searches for a misspelt field among those of the file's version.
 func (d *decoder) closest(path string) string {
 	if !d.version2 {
 		return closestPath(path)
@@ -168,7 +168,7 @@ func (d *decoder) closest(path string) string {
 	return near
 }
 
-// finishV1alpha2 sets the defaults in which v1alpha2 differs.
+// finishV1alpha2 sets the defaults that differ in v1alpha2.
 func (d *decoder) finishV1alpha2() {
 	if d.Values.IPTables.LocalhostNodePorts == nil {
 		d.Values.IPTables.LocalhostNodePorts = new(bool)

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// load2 is load for a file of apiVersion v1alpha2.
+// load2 is load for a file with apiVersion v1alpha2.
 func load2(t *testing.T, body string) (*Config, error) {
 	t.Helper()
 	f := &Flags{Config: "f"}

@@ -19,7 +19,7 @@ import (
 	"kubeproxy/common/suggest"
 )
 
-// The proxy modes, as files and flags spell them.
+// The proxy modes, as spelled in files and flags.
 const (
 	IPTables    v1alpha1.ProxyMode = "iptables"
 	IPVS        v1alpha1.ProxyMode = "ipvs"
@@ -28,7 +28,7 @@ const (
 	Kernelspace v1alpha1.ProxyMode = "kernelspace"
 )
 
-// The ways to tell pods of this node from other clients.
+// The ways to detect pods of this node.
 const (
 	ClusterCIDR         v1alpha1.LocalMode = "ClusterCIDR"
 	NodeCIDR            v1alpha1.LocalMode = "NodeCIDR"
@@ -36,7 +36,7 @@ const (
 	InterfaceNamePrefix v1alpha1.LocalMode = "InterfaceNamePrefix"
 )
 
-// Modes lists the proxy modes of os. Elsewhere none exists.
+// Modes lists the proxy modes of os. Other systems have none.
 func Modes(os OS) []v1alpha1.ProxyMode {
 	switch os {
 	case Linux:
@@ -47,13 +47,13 @@ func Modes(os OS) []v1alpha1.ProxyMode {
 	return nil
 }
 
-// usesNFTables reports that mode, which may be the default, is nftables.
+// usesNFTables reports whether mode is nftables, explicitly or by default.
 func usesNFTables(mode v1alpha1.ProxyMode, os OS) bool {
 	return mode == NFTables || mode == "" && os == Linux
 }
 
-// validate checks every value, also of sections that the mode or the system
-// does not use: a file is right or wrong whoever reads it.
+// validate checks every value, including sections that the mode or the system does not
+// use: whether a file is valid does not depend on its reader.
 func (b *build) validate() {
 	b.validateNames()
 	b.validateAddresses()
@@ -85,7 +85,7 @@ func (b *build) validateNames() {
 	}
 }
 
-// validateClient leaves acceptContentTypes to the API server, which picks from it.
+// validateClient does not check acceptContentTypes, from which the API server selects.
 func (b *build) validateClient() {
 	c := &b.ClientConnection
 	b.intRange("clientConnection.burst", c.Burst, 0, math.MaxInt32)
@@ -98,7 +98,7 @@ func (b *build) validateClient() {
 	}
 }
 
-// mediaTypes lists what the API client can read.
+// mediaTypes lists the types that the API client can decode.
 var mediaTypes = []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
 
 func (b *build) validateDetectLocal() {
@@ -116,9 +116,10 @@ func (b *build) validateDetectLocal() {
 	b.interfaceName("detectLocal.interfaceNamePrefix", b.DetectLocal.InterfaceNamePrefix)
 }
 
-// interfaceName applies the kernel's rules for the names of network devices.
+// interfaceName applies the kernel's rules for names of network devices: kernel:
+// net/core/dev.c, dev_valid_name.
 func (b *build) interfaceName(path, name string) {
-	const most = 15 // IFNAMSIZ without the final 0
+	const most = 15 // IFNAMSIZ without the terminating zero, see netdevice(7)
 	if len(name) > most || strings.ContainsAny(name, "/: \t\n\x00") {
 		b.errorf(path, "%.80q cannot name an interface: want at most %d letters, no /, : or space", name, most)
 	}
@@ -174,8 +175,8 @@ func (b *build) period(path string, d time.Duration) bool {
 	return d > 0
 }
 
-// sessionTimeout wants what IPVS takes: it counts in ticks of the kernel, of
-// which there are up to a thousand in a second, and the number has 31 bits.
+// sessionTimeout checks the limits of IPVS. IPVS counts in kernel ticks, up to a thousand
+// per second, in 31 bits: kernel: net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_set_timeout.
 func (b *build) sessionTimeout(path string, d time.Duration) {
 	const most = math.MaxInt32 / 1000 * time.Second
 	if d < 0 || d > most {
@@ -209,8 +210,8 @@ func (b *build) intRange(path string, v, minValue, maxValue int32) {
 	}
 }
 
-// portRange reads "first-last", "first+count" and "port". Nothing and 0 mean
-// no range.
+// portRange parses "first-last", "first+count" and "port". An empty string and 0 mean no
+// range.
 func portRange(s string) (first, last int, ok bool) {
 	from, to, single := s, s, true
 	plus := 0
@@ -247,8 +248,8 @@ func list[T ~string](names []T) string {
 	return strings.Join(all, "")
 }
 
-// orColon separates what was wrong from what is wanted, whether or not a
-// question stands between them.
+// orColon returns the separator between a fault and the expected value: question, or a
+// colon if that is empty.
 func orColon(question string) string {
 	if question == "" {
 		return ":"

@@ -10,7 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Write writes every field of c as YAML. A Load of that file gives c again.
+// Write writes every field of c as YAML. Loading that file returns an equal
+// configuration.
 func (c *Config) Write(w io.Writer) error {
 	data, err := yaml.Marshal(c.KubeProxyConfiguration)
 	if err != nil {
@@ -22,8 +23,7 @@ func (c *Config) Write(w io.Writer) error {
 	return nil
 }
 
-// IgnoreExternalIPs reports that externalIPs of Services are not to be
-// programmed, as a feature gate has it.
+// IgnoreExternalIPs reports whether a feature gate disables externalIPs of Services.
 func (c *Config) IgnoreExternalIPs() bool {
 	on, given := c.FeatureGates["AllowServiceExternalIPs"]
 	return given && !on

@@ -12,9 +12,9 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// TestIPTablesAcceptsScenarios has both variants of iptables check and then
-// take what Render writes for each cluster, in a network namespace that goes
-// with the command.
+// TestIPTablesAcceptsScenarios checks that both variants of iptables accept what Render
+// writes for each cluster, first as a test and then for real, in a network namespace
+// that ends with the command.
 func TestIPTablesAcceptsScenarios(t *testing.T) {
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
@@ -25,7 +25,8 @@ func TestIPTablesAcceptsScenarios(t *testing.T) {
 	}
 }
 
-// checkBothVariants has both variants take text, which has a part for each family.
+// checkBothVariants checks that both variants accept text, which has a part for each
+// family.
 func checkBothVariants(t *testing.T, text []byte) {
 	t.Helper()
 	four, six, found := bytes.Cut(text, []byte("# for ip6tables-restore\n"))
@@ -44,7 +45,7 @@ func iptablesAccepts(t *testing.T, command string, text []byte) {
 		c := exec.Command(command, args...)
 		c.Stdin = bytes.NewReader(text)
 		netlab.Isolate(c)
-		// Others on the machine have a lock of their own.
+		// Other processes on the machine use their own lock.
 		c.Env = append(os.Environ(), "XTABLES_LOCKFILE="+t.TempDir()+"/lock")
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Errorf("%s %s: %v\n%s\n%s", command, args, err, out, text)

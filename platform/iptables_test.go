@@ -24,8 +24,8 @@ func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
 	return b.Bytes()
 }
 
-// writeIPTables writes the chains that the skeleton lacks or has otherwise:
-// what a cluster and its node add to it.
+// writeIPTables writes the chains that are not in the skeleton or differ there: what a
+// cluster and its node add to it.
 func writeIPTables(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	return writeChains(want, func(f service.Family, s *service.Snapshot) iptables.Tables {
 		return iptables.Document(f, s, iptablesOptions)
@@ -40,7 +40,7 @@ func writeChains(want *service.Snapshot, document func(service.Family, *service.
 	return orSkeletonOnly(&b)
 }
 
-// writeAdded writes the chains of t that skeleton lacks or has otherwise.
+// writeAdded writes the chains of t that are not in skeleton or differ there.
 func writeAdded(b *strings.Builder, f service.Family, skeleton, t iptables.Tables) {
 	for i, table := range t.Tables {
 		for _, c := range changedChains(skeleton.Tables[i], table) {
@@ -49,7 +49,7 @@ func writeAdded(b *strings.Builder, f service.Family, skeleton, t iptables.Table
 	}
 }
 
-// changedChains returns the chains of t that skeleton lacks or has otherwise.
+// changedChains returns the chains of t that are not in skeleton or differ there.
 func changedChains(skeleton, t iptables.Table) []iptables.Chain {
 	return slices.DeleteFunc(slices.Clone(t.Chains), func(c iptables.Chain) bool {
 		return slices.ContainsFunc(skeleton.Chains, func(s iptables.Chain) bool { return s.Name == c.Name && slices.Equal(s.Rules, c.Rules) })

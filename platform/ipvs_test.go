@@ -24,8 +24,8 @@ func renderIPVS(t *testing.T, want *service.Snapshot) []byte {
 	return b.Bytes()
 }
 
-// writeIPVS writes addresses and virtual servers, the elements of all sets, and
-// the chains that the skeleton lacks or has otherwise.
+// writeIPVS writes addresses and virtual servers, the elements of all sets, and the
+// chains that are not in the skeleton or differ there.
 func writeIPVS(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	var b strings.Builder
 	for _, f := range service.Families {

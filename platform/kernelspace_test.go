@@ -12,9 +12,9 @@ import (
 	"kubeproxy/platform/windows/hns"
 )
 
-// hnsScenarioOptions are the operator's for Windows, and the network that is assumed.
+// hnsScenarioOptions are the operator's options for Windows, and the assumed network.
 type hnsScenarioOptions struct {
-	Kind                hns.Kind // L2Bridge unless it says otherwise
+	Kind                hns.Kind // L2Bridge by default
 	SourceVIP           string
 	DSR                 bool
 	ForwardHealthChecks bool

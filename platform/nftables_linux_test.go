@@ -11,9 +11,9 @@ import (
 	"kubeproxy/test/nftcommand"
 )
 
-// TestNFTAcceptsScenarios has nft check what Render writes for each cluster,
-// against the kernel, in a network namespace that goes with the command.
-// Where users may make namespaces it needs no rights.
+// TestNFTAcceptsScenarios checks with nft and the kernel what Render writes for each
+// cluster, in a network namespace that ends with the command. It needs no capabilities
+// where users may create namespaces.
 func TestNFTAcceptsScenarios(t *testing.T) {
 	nftcommand.NeedTables(t)
 	for _, path := range scenarioPaths(t) {

@@ -17,8 +17,7 @@ import (
 
 var nftablesOptions = nftables.Options{MasqueradeBit: 14}
 
-// emptySnapshot is a node of which nobody said anything, in a cluster without
-// Services.
+// emptySnapshot has a node with default values, in a cluster without Services.
 var emptySnapshot = service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
 
 func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
@@ -30,7 +29,7 @@ func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format
 	return b.Bytes()
 }
 
-// nftTables is what Render writes as JSON.
+// nftTables is the JSON output of Render.
 type nftTables struct {
 	Tables []struct {
 		Family, Name string
@@ -52,8 +51,8 @@ func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
 	return tables
 }
 
-// writeNFTables writes the elements of all sets, and the chains that the
-// skeleton lacks or has otherwise: what a cluster and its node add to it.
+// writeNFTables writes the elements of all sets, and the chains that are not in the
+// skeleton or differ there: what a cluster and its node add to it.
 func writeNFTables(t *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	t.Helper()
 	skeleton := nftablesOf(t, emptySnapshot)

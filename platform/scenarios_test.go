@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite what the scenarios in testdata expect")
 
-// backends write what they make of a cluster, each in the file of a scenario
-// that has its name.
+// backends write what they render for a cluster, each into the file of a scenario that
+// has its name.
 var backends = []struct {
 	name  string
 	write func(*testing.T, *service.Snapshot, scenarioOptions) string
@@ -37,7 +37,7 @@ var backends = []struct {
 	{"kernelspace", writeKernelspace},
 }
 
-// inputs are the files of a scenario that are not a backend's.
+// inputs are the files of a scenario that do not belong to a backend.
 var inputs = []string{"options.yaml", "cluster.yaml"}
 
 func scenarioPaths(t *testing.T) []string {
@@ -51,9 +51,8 @@ func scenarioPaths(t *testing.T) []string {
 
 func scenarioName(path string) string { return strings.TrimSuffix(filepath.Base(path), ".txtar") }
 
-// TestScenarios reads each archive in testdata: what it shows, the
-// operator's choices if there are any, a cluster, and what each backend
-// makes of it.
+// TestScenarios reads each archive in testdata: a description, options of the operator
+// if there are any, a cluster, and what each backend renders for it.
 func TestScenarios(t *testing.T) {
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
@@ -75,7 +74,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// TestScenariosHaveNoOtherFiles finds what is misspelt or left over.
+// TestScenariosHaveNoOtherFiles finds misspelt or obsolete files.
 func TestScenariosHaveNoOtherFiles(t *testing.T) {
 	known := slices.Clone(inputs)
 	for _, b := range backends {
@@ -113,7 +112,7 @@ func setPart(a *txtar.Archive, name, text string) {
 	a.Files = append(a.Files, txtar.File{Name: name, Data: []byte(text)})
 }
 
-// scenarioOptions are the operator's, as a scenario writes them.
+// scenarioOptions are the operator's options in a scenario.
 type scenarioOptions struct {
 	NodeName         string
 	Pods             []string // prefixes
@@ -137,14 +136,14 @@ func (c scenarioOptions) options() track.Options {
 	return o
 }
 
-// openScenario reads a scenario and what its node should forward.
+// openScenario reads a scenario and the snapshot of its node.
 func openScenario(t *testing.T, path string) (*txtar.Archive, *service.Snapshot) {
 	t.Helper()
 	a, want, _ := openScenarioWithOptions(t, path)
 	return a, want
 }
 
-// openScenarioWithOptions returns the operator's choices as well.
+// openScenarioWithOptions also returns the operator's options.
 func openScenarioWithOptions(t *testing.T, path string) (*txtar.Archive, *service.Snapshot, scenarioOptions) {
 	t.Helper()
 	a, err := txtar.ParseFile(path)

@@ -23,7 +23,7 @@ func renderUserspace(t *testing.T, want *service.Snapshot) []byte {
 	return b.Bytes()
 }
 
-// writeUserspace writes the chains that the skeleton lacks or has otherwise.
+// writeUserspace writes the chains that are not in the skeleton or differ there.
 func writeUserspace(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
 	return writeChains(want, func(f service.Family, s *service.Snapshot) iptables.Tables {
 		return userspace.Document(f, s, userspaceOptions)

@@ -12,12 +12,12 @@ import (
 	"strings"
 )
 
-// A run of some thousand tests on a busy machine now and then has one that fails
-// for want of processor time. Such a test runs a second time, when little else
-// runs. If it passes then, the report names it, so that somebody mends it.
+// A run of some thousand tests on a busy machine sometimes has one that fails for lack of
+// processor time. Such a test runs a second time, when little else runs. If it then
+// passes, the report names it, so that it can be repaired.
 
-// again runs the tests that failed a second time, and reports whether any of them,
-// or anything else, failed for good.
+// again runs the failed tests a second time, and returns whether any of them, or anything
+// else, failed for good.
 func (r *report) again(s settings, problems io.Writer) (failed bool, err error) {
 	n := 0
 	for _, tests := range r.broken {
@@ -43,7 +43,7 @@ func (r *report) again(s settings, problems io.Writer) (failed bool, err error) 
 	return failed, nil
 }
 
-// settle takes in that what failed in pkg has passed the second time.
+// settle records that everything that failed in pkg has passed the second time.
 func (r *report) settle(pkg string, second *report) {
 	for _, results := range r.broken[pkg] {
 		r.failed -= results

@@ -1,11 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command testreport runs go test and makes its result short: a line for each
-// package, the output of what failed, every skipped test with its reason, the
-// slowest tests, and the totals. A skipped test may count as a failure. A few
-// tests that failed may run a second time; who passes then is named in the end.
-// It decides nothing else about which tests run: its arguments go to go test.
+// Command testreport runs go test and shortens its result: a line for each package, the
+// output of failed tests, every skipped test with its reason, the slowest tests, and the
+// totals. A skipped test may count as a failure. A few failed tests may run a second
+// time; the report then names those that pass. Its arguments go to go test, which decides
+// everything else about the tests to run.
 package main
 
 import (
@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// settings is what the command line says besides the arguments for go test.
+// settings are the arguments that are not for go test.
 type settings struct {
 	skips       string
 	allow, owed string
@@ -58,7 +58,7 @@ func parse(args []string, problems io.Writer) (settings, error) {
 	return s, nil
 }
 
-// run reports whether the tests that args name passed.
+// run returns whether the tests that args name passed.
 func run(args []string, out, problems io.Writer) (bool, error) {
 	s, err := parse(args, problems)
 	if err != nil {
@@ -94,8 +94,8 @@ func run(args []string, out, problems io.Writer) (bool, error) {
 	return passed, errors.Join(err, r.empty())
 }
 
-// test runs go test with args and takes in what it prints. It reports whether go
-// test failed, which the report explains.
+// test runs go test with args and reads its output. It returns whether go test failed,
+// which the report explains.
 func (r *report) test(args []string, problems io.Writer) (failed bool, err error) {
 	test := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	test.Stderr = problems

@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// pathWidth aligns the package lines, which come one by one.
+// pathWidth aligns the package lines, which are printed one by one.
 const pathWidth = 38
 
 func (r *report) packageLine(verdict string, own *result, remark string) {
 	fmt.Fprintf(r.out, "%-5s %-*s %8s  %s\n", verdict, pathWidth, own.pkg, seconds(own.took), remark)
 }
 
-// progressEvery is how long the report is silent at most.
+// progressEvery is the longest time without output.
 const progressEvery = 30 * time.Second
 
-// progress tells what is under way, unless a package has ended since it last did.
+// progress prints what is running, unless a package has ended since its last call.
 func (r *report) progress() {
 	if r.packages != r.toldAt {
 		r.toldAt = r.packages
@@ -76,7 +76,7 @@ func (r *report) listSkipped() {
 	table.Flush()
 }
 
-// skipMessage returns what a test printed when it was skipped, on one line.
+// skipMessage returns the output of a skipped test on one line.
 func skipMessage(t result) string {
 	var words []string
 	for _, line := range t.output {
@@ -114,8 +114,7 @@ func (r *report) unlisted() []result {
 	})
 }
 
-// empty returns an error if there was nothing to report: a run without tests
-// proves nothing.
+// empty returns an error if no test ran: such a run proves nothing.
 func (r *report) empty() error {
 	if r.passed+r.failed == 0 {
 		return errors.New("no test ran")

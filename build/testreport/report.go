@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// event is what go test -json prints, one a line.
+// event is a line of go test -json.
 type event struct {
 	Action, Package, Test, Output string
 	ImportPath                    string // for the output of a failed build
@@ -38,14 +38,14 @@ type report struct {
 	passed, failed int
 	names          map[string]bool // "package test" of what passed
 	skipped        []result
-	// broken counts what failed in each package by top-level test, and hopeless says
-	// that something failed that was no test. unsteady passed the second time.
+	// broken counts failures in each package by top-level test. hopeless is whether
+	// something failed that was no test. unsteady are tests that passed the second time.
 	broken   map[string]map[string]int
 	hopeless bool
 	unsteady []string
 	slow     []result // every top-level test that ended
 	packages int
-	toldAt   int // packages when progress was last looked at
+	toldAt   int // packages at the last call of progress
 	start    time.Time
 }
 
@@ -55,15 +55,14 @@ type packageRun struct {
 	byName map[string]*result
 	failed map[string]bool
 	count  int
-	cached bool // nothing ran: the go command remembered
+	cached bool // the result is from the cache of the go command
 }
 
 func newReport(out io.Writer, a allowed) *report {
 	return &report{out: out, allowed: a, running: map[string]*packageRun{}, names: map[string]bool{}, broken: map[string]map[string]int{}, start: time.Now()}
 }
 
-// read takes in events to their end. What is under way is told where nothing else
-// is for a while.
+// read reads events to their end. It calls progress while there are none for a while.
 func (r *report) read(events io.Reader) error {
 	lines, ended := make(chan []byte), make(chan error, 1)
 	go func() {
@@ -107,7 +106,7 @@ func (r *report) line(line []byte) {
 		fmt.Fprintf(r.out, "%s", line)
 		return
 	}
-	if e.ImportPath != "" { // a build talks
+	if e.ImportPath != "" { // output of a build
 		fmt.Fprint(r.out, e.Output)
 		return
 	}
@@ -142,7 +141,7 @@ func (r *report) handle(e event) {
 	r.count(p, t, e.Action)
 }
 
-// result returns the test that e is about, the package itself if none.
+// result returns the test of e, or the package itself if e has none.
 func (p *packageRun) result(e event) *result {
 	t := p.byName[e.Test]
 	if t == nil {
@@ -170,11 +169,11 @@ func (r *report) count(p *packageRun, t *result, action string) {
 		r.slow = append(r.slow, result{pkg: t.pkg, test: t.test, took: t.took})
 	}
 	if action == "pass" {
-		t.output = nil // nobody will ask for it
+		t.output = nil // it is not needed any more
 	}
 }
 
-// broke notes that a test failed.
+// broke records that a test failed.
 func (r *report) broke(t *result) {
 	top, _, _ := strings.Cut(t.test, "/")
 	if r.broken[t.pkg] == nil {
@@ -183,8 +182,7 @@ func (r *report) broke(t *result) {
 	r.broken[t.pkg][top]++
 }
 
-// finish prints a package that ended: the output of what failed in it, then
-// its line.
+// finish prints a package that ended: the output of its failed tests, then its line.
 func (r *report) finish(p *packageRun, e event) {
 	delete(r.running, e.Package)
 	own := p.byName[""]
@@ -199,7 +197,7 @@ func (r *report) finish(p *packageRun, e event) {
 		return
 	case e.Action == "fail":
 		if len(p.failed) == 0 {
-			r.failed++ // a panic outside of tests, or TestMain gave up
+			r.failed++ // a panic outside of tests, or TestMain failed
 			r.hopeless = true
 		}
 		for _, t := range p.order {
@@ -214,8 +212,8 @@ func (r *report) finish(p *packageRun, e event) {
 	r.packages++
 }
 
-// outputWithVerdict returns the output of t with its verdict first, where a reader looks
-// for the name.
+// outputWithVerdict returns the output of t with its verdict first, as a reader looks for
+// the name there.
 func (t *result) outputWithVerdict() string {
 	var verdict, rest strings.Builder
 	for _, line := range t.output {
@@ -228,8 +226,8 @@ func (t *result) outputWithVerdict() string {
 	return verdict.String() + rest.String()
 }
 
-// isRunnerNoise reports a line by which the test runner narrates, or by which it
-// repeats what the report says itself.
+// isRunnerNoise returns whether a line is progress of the test runner, or repeats what
+// the report contains.
 func isRunnerNoise(line string) bool {
 	for _, prefix := range []string{"=== ", "ok  \t", "FAIL\t", "?   \t", "PASS\n", "FAIL\n", "exit status "} {
 		if strings.HasPrefix(line, prefix) {

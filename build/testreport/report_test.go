@@ -15,8 +15,7 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// TestReport reads the events and the allow file of a case and compares with
-// the report.
+// TestReport reads the events and the allow file of a case and compares the report.
 func TestReport(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -114,8 +113,8 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// TestRealRuns lets the go command test a small module, whose events are what
-// the cases above only imitate.
+// TestRealRuns runs go test on a small module, to check the events that the cases above
+// imitate.
 func TestRealRuns(t *testing.T) {
 	archive, err := txtar.ParseFile("testdata/module/module.txtar")
 	if err != nil {
@@ -173,7 +172,7 @@ func TestRealRuns(t *testing.T) {
 	}
 }
 
-// contains reports that err says text, or that both are nothing.
+// contains returns whether err contains text, or both are empty.
 func contains(err error, text string) bool {
 	if err == nil || text == "" {
 		return err == nil && text == ""

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// allowed maps "package test" to the reason why that test may be skipped. A
-// test that may be skipped takes its subtests along.
+// allowed maps "package test" to the reason why that test may be skipped. An entry covers
+// the subtests of its test.
 type allowed map[string]string
 
 func (a allowed) reason(t result) (string, bool) {
@@ -29,8 +29,8 @@ func (a allowed) reason(t result) (string, bool) {
 	}
 }
 
-// readAllowed reads a file of lines "package test reason". An empty path
-// allows nothing; empty lines and lines that start with # say nothing.
+// readAllowed reads a file of lines "package test reason". An empty path allows nothing;
+// empty lines and lines that start with # are ignored.
 func readAllowed(path string) (allowed, error) {
 	if path == "" {
 		return nil, nil
@@ -53,8 +53,8 @@ func readAllowed(path string) (allowed, error) {
 	return a, nil
 }
 
-// vmMark begins the reason of a test that is skipped because a virtual
-// machine has what it needs.
+// vmMark begins the reason of a test that is skipped because it runs in a virtual
+// machine.
 const vmMark = "vm:"
 
 // requiredElsewhere returns the tests of a, "package test" each, whose reason begins with
@@ -69,8 +69,7 @@ func (a allowed) requiredElsewhere(mark string) []string {
 	return tests
 }
 
-// selection is the part of go test's command line that runs tests, and hardly
-// any other.
+// selection returns the arguments of go test that run tests, and hardly any other.
 func selection(tests []string) []string {
 	var names, packages []string
 	for _, t := range tests {

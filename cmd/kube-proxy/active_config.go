@@ -10,16 +10,17 @@ import (
 	"kubeproxy/config"
 )
 
-// activeConfig is the configuration that the proxy works by.
+// activeConfig is the configuration in force.
 type activeConfig struct {
 	file string // empty without one
-	// prepareRequests gets a value when settings of the system have changed.
+	// prepareRequests receives a value when system settings in the configuration have
+	// changed.
 	prepareRequests chan struct{}
 
 	mu        sync.Mutex
 	current   *config.Config
 	loaded    time.Time
-	fileError string // with the file as it is, empty if it can be used
+	fileError string // why the present file cannot be used; empty if it can
 }
 
 func newActiveConfig(file string, c *config.Config) *activeConfig {
@@ -39,14 +40,14 @@ func (f *activeConfig) set(c *config.Config) {
 	f.current, f.loaded, f.fileError = c, time.Now(), ""
 }
 
-// setFileError notes what is wrong with the file.
+// setFileError records why the file cannot be used; nil means that it can.
 func (f *activeConfig) setFileError(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fileError = err.Error()
 }
 
-// requestPrepare asks for the settings of the system to be made.
+// requestPrepare requests that the system settings are applied again.
 func (f *activeConfig) requestPrepare() {
 	select {
 	case f.prepareRequests <- struct{}{}:
@@ -54,7 +55,7 @@ func (f *activeConfig) requestPrepare() {
 	}
 }
 
-// status is what /statusz tells.
+// status returns what /statusz shows of the configuration.
 func (f *activeConfig) status() map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -5,8 +5,8 @@ package main
 
 import "sync"
 
-// backendConditions are what a dataplane says of itself besides the results of rounds, such
-// as that it hangs in the middle of one. Each is about a condition.
+// backendConditions carries the conditions that a dataplane reports between the results
+// of rounds, such as a round that hangs.
 type backendConditions struct {
 	mu         sync.Mutex
 	last       map[string]string // by condition
@@ -14,7 +14,7 @@ type backendConditions struct {
 	onProgress func()
 }
 
-// reportProgress passes on that a round gets on.
+// reportProgress reports that a round makes progress.
 func (r *backendConditions) reportProgress() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -23,8 +23,7 @@ func (r *backendConditions) reportProgress() {
 	}
 }
 
-// setter returns what passes text on, "" when what was said last of the condition is
-// over.
+// setter returns a function that reports a condition. An empty text clears it.
 func (r *backendConditions) setter(condition string) func(text string) {
 	return func(text string) {
 		r.mu.Lock()
@@ -39,8 +38,9 @@ func (r *backendConditions) setter(condition string) func(text string) {
 	}
 }
 
-// subscribe has to told from now on, and of what was said last, and moved called when
-// rounds get on. It is called for each backend.
+// subscribe sends conditions to report and progress of rounds to onProgress from now on.
+// It first reports the conditions that are already set. It is called once for each
+// backend.
 func (r *backendConditions) subscribe(report func(condition, text string), onProgress func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,8 +52,8 @@ func (r *backendConditions) subscribe(report func(condition, text string), onPro
 	}
 }
 
-// observeConditions has what dataplanes say of themselves be conditions. The log has one
-// line for what begins, not for each figure in it.
+// observeConditions shows what backends report as conditions. It logs the start of a
+// condition, not every new figure in its text.
 func (o *statusReporter) observeConditions(backends []*backend) {
 	for _, b := range backends {
 		if b.conditions == nil {

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/health"
 )
 
-// TestBackendConditions has each condition begin and end by itself, also what was said before
-// anybody listened, and logs what begins once.
+// TestBackendConditions checks that each condition begins and ends by itself, that a
+// condition from before subscribe is reported, and that its start is logged once.
 func TestBackendConditions(t *testing.T) {
 	var log strings.Builder
 	o := &statusReporter{health: health.New(health.Options{}), log: logr.FromSlogHandler(slog.NewTextHandler(io.Writer(&log), nil))}

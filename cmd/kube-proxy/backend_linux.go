@@ -28,28 +28,27 @@ import (
 
 const hostOS = config.Linux
 
-// cleanupPrivileges is what a user does who may not clean up.
+// cleanupPrivileges is the advice to a user who lacks the privileges for a cleanup.
 const cleanupPrivileges = "run this as root, or with the rights CAP_NET_ADMIN, CAP_NET_RAW and CAP_DAC_READ_SEARCH"
 
-// dataplane is a mode of Linux. A mode that is in this table, in built and in
-// settings.go can be run.
+// dataplane is a mode of Linux. A mode can run if it is in this table, in builtModes and
+// in settings.go.
 type dataplane struct {
 	mode v1alpha1.ProxyMode
-	// probe says in one sentence what the node lacks for a family. It changes
-	// nothing.
+	// probe returns in one sentence what the node lacks for a family. It changes nothing.
 	probe func(*config.Config, service.Family) error
-	// create returns the backend of a family, which changes nothing before its
-	// first round.
+	// create returns the backend of a family, which changes nothing before its first
+	// round.
 	create func(*config.Config, service.Family) (reconcile.Backend, error)
-	// audit, if set, returns a backend that tells what is in force, and holds
-	// nothing but an io.Closer.
+	// audit, if set, returns a backend that reports what is in force. The backend holds
+	// no resource but an io.Closer.
 	audit func(*config.Config, service.Family) (reconcile.Backend, error)
 	// ownedTargets returns the names of the places, of those of places, that the rounds
 	// of a family keep in order, whoever left something there.
 	ownedTargets func(*config.Config, service.Family) ([]string, error)
 }
 
-// dataplanes is the table of all modes of Linux.
+// dataplanes returns all modes of Linux.
 func dataplanes() []dataplane {
 	return []dataplane{
 		{
@@ -98,8 +97,8 @@ func newIPVS(c *config.Config, f service.Family) (reconcile.Backend, error) {
 	return ipvs.New(f, ipvsOptions(c))
 }
 
-// newBackends chooses a mode as c asks for it, or the Node by annotated if c
-// does not, and returns its backends.
+// newBackends selects a mode and returns its backends. c decides; if c names no mode, the
+// annotation of the Node decides.
 func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*selectedMode, error) {
 	x, err := selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*selectedMode, error) { return open(c, w) })
 	if err != nil {
@@ -112,8 +111,8 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 	return x, nil
 }
 
-// open returns the backends of the mode of w, or in one sentence why it cannot
-// work here.
+// open returns the backends of candidate w, or an error of one sentence if the mode
+// cannot work on this node.
 func open(c *config.Config, w candidate) (*selectedMode, error) {
 	for _, d := range dataplanes() {
 		if d.mode != w.mode {
@@ -146,7 +145,7 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 	for _, f := range families {
 		b, err := d.create(c, f)
 		if err != nil {
-			return nil, err // names the family
+			return nil, err // err names the family
 		}
 		owned, err := d.ownedTargets(c, f)
 		if err != nil {
@@ -189,13 +188,14 @@ func cleanupTargets(c *config.Config) ([]cleanupTarget, error) {
 	return all, nil
 }
 
-// newConntrackCleaner removes the flows that a round made stale.
+// newConntrackCleaner returns a function that deletes the conntrack entries that a round
+// made stale.
 func newConntrackCleaner(ctx context.Context, b *backend) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	log := klog.FromContext(ctx)
 	f := b.family
 	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
 	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, error) {
-		if b.recheck.Swap(false) || len(r.Drift) > 0 { // flows may have begun by rules that were not ours
+		if b.recheck.Swap(false) || len(r.Drift) > 0 { // foreign rules may have created entries
 			flows.Resync()
 		}
 		n, err := flows.Sync(ctx, now)
@@ -206,7 +206,7 @@ func newConntrackCleaner(ctx context.Context, b *backend) func(context.Context, 
 		if n > 0 {
 			log.V(2).Info("Removed stale flows", "family", f.String(), "flows", n)
 		}
-		if r.Err != nil { // the old rules of a failed port may still begin flows
+		if r.Err != nil { // a port that failed keeps its old rules, which may still create entries
 			flows.Resync()
 		}
 		if d := flows.ResyncAfter(); d > 0 {
@@ -216,8 +216,8 @@ func newConntrackCleaner(ctx context.Context, b *backend) func(context.Context, 
 	}
 }
 
-// removedRules are about frontends that an earlier process left and that this
-// one does not know.
+// removedRules returns conntrack rules for frontends that an earlier process left and
+// that this process does not know.
 func removedRules(ports []*service.Port) []conntrack.Rule {
 	var rules []conntrack.Rule
 	for _, p := range ports {

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// restoreMetrics is what the latest round did to rules of iptables, nil in a mode
-// that has none.
+// restoreMetrics returns what the latest round did to iptables rules, nil in modes
+// without iptables.
 func (b *backend) restoreMetrics() *metrics.Restored {
 	x, ok := b.Backend.(interface{ Tally() iptables.Tally })
 	if !ok {
@@ -22,11 +22,11 @@ func (b *backend) restoreMetrics() *metrics.Restored {
 	return &metrics.Restored{Refused: t.Refused, Held: t.Rules, Written: t.Written}
 }
 
-// packetsTimeout bounds how long a scrape waits for what rules have counted.
+// packetsTimeout bounds how long a scrape waits for the packet counters of rules.
 const packetsTimeout = 2 * time.Second
 
-// packetMetrics is what rules of all backends have counted, nil in a mode where none
-// do. Where it cannot be read now, it is what it was.
+// packetMetrics sums the packet counters of the rules of all backends. It returns nil in
+// modes without counters, and the previous values if the counters cannot be read now.
 func packetMetrics(backends []*backend) *metrics.Packets {
 	ctx, cancel := context.WithTimeout(context.Background(), packetsTimeout)
 	defer cancel()
@@ -48,7 +48,8 @@ func packetMetrics(backends []*backend) *metrics.Packets {
 	return all
 }
 
-// reportDegraded shows what the node does not let b have, and logs it when that begins.
+// reportDegraded shows which optional feature the node denies to b, and logs the start of
+// that.
 func (o *statusReporter) reportDegraded(b *backend) {
 	x, ok := b.Backend.(interface{ DegradedReason() string })
 	if !ok {

@@ -16,12 +16,13 @@ import (
 	"kubeproxy/config"
 )
 
-// hostOS is what configurations are checked for where none can be used.
+// hostOS is the system that configurations are checked for on systems that cannot run the
+// proxy.
 const hostOS = config.Linux
 
 const cleanupPrivileges = ""
 
-// errUnsupportedOS is why only render and config work here.
+// errUnsupportedOS is why only render and config work on this system.
 var errUnsupportedOS = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
 
 func newBackends(context.Context, *config.Config, *options, v1alpha1.ProxyMode) (*selectedMode, error) {

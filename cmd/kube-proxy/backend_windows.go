@@ -25,11 +25,11 @@ import (
 
 const hostOS = config.Windows
 
-// cleanupPrivileges is what a user does who may not clean up.
+// cleanupPrivileges is the advice to a user who lacks the privileges for a cleanup.
 const cleanupPrivileges = "run this as an administrator"
 
-// newBackends returns the backends of the mode that c asks for. The network
-// may come later, so nothing is asked of HNS here.
+// newBackends returns the backends of the mode in c. It makes no call to HNS, as the
+// network may be created later.
 func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*selectedMode, error) {
 	return selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*selectedMode, error) {
 		if err := checkBuilt(w.mode, c.OS); err != nil {
@@ -44,7 +44,7 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 	})
 }
 
-// cleanupTargets lists where the mode may have left something.
+// cleanupTargets lists where the mode may have left HNS objects.
 func cleanupTargets(c *config.Config) ([]cleanupTarget, error) {
 	if err := checkNamed(c, config.Kernelspace); err != nil {
 		return nil, err
@@ -58,14 +58,14 @@ func cleanupTargets(c *config.Config) ([]cleanupTarget, error) {
 	return all, err
 }
 
-// hnsLeftovers are what a backend has made. What that is turns out as it is
-// removed.
+// hnsLeftovers are the HNS objects that a backend created. Remove finds out which they
+// are.
 type hnsLeftovers struct {
 	*backend
 	removed bool
 }
 
-// Find implements remains.
+// Find implements leftovers.
 func (r *hnsLeftovers) Find(context.Context) (string, error) {
 	if r.removed {
 		return "", nil
@@ -73,7 +73,7 @@ func (r *hnsLeftovers) Find(context.Context) (string, error) {
 	return "all that this proxy made", nil
 }
 
-// Remove implements remains.
+// Remove implements leftovers.
 func (r *hnsLeftovers) Remove(ctx context.Context) error {
 	err := r.Cleanup(ctx)
 	r.removed = err == nil
@@ -96,8 +96,9 @@ func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 	return all, nil
 }
 
-// hnsGrace is how long a round may go on when the proxy stops. HNS may hang, and a
-// first round of thousands of calls take minutes; the next start goes on from there.
+// hnsGrace is how long a round may go on when the proxy stops. HNS may hang, and a first
+// round of thousands of calls takes minutes. The next process continues where this one
+// stopped.
 const hnsGrace = 3 * time.Second
 
 func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, error) {
@@ -109,8 +110,8 @@ func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, er
 	return hns.NewHost(d, hns.FileStore(hnsStateFile()), node, func(s string) { log.Info("HNS: " + s) }), nil
 }
 
-// prepare chooses the network and reserves the source VIP, for a proxy that
-// may not.
+// prepare selects the network and reserves the source VIP, for a proxy that lacks the
+// privileges.
 func prepare(ctx context.Context, c *config.Config) error {
 	log := klog.FromContext(ctx)
 	h, err := hnsHost(ctx, c, hns.WithTimeout(hns.NewDriver(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }, func() {}))

@@ -15,12 +15,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// checks has the health checks of Services follow what is in force.
+// checks updates the health check servers of Services from the programmed snapshots.
 type checks struct {
 	servers     *servicecheck.Servers
 	failing     func(namespace, name string) bool
 	unavailable map[service.Family]string    // as in servicestate.Store
-	onProblems  func([]servicecheck.Problem) // each time that they may have changed
+	onProblems  func([]servicecheck.Problem) // called when problems may have changed
 
 	mu         sync.Mutex
 	programmed [2]*service.Snapshot
@@ -28,8 +28,8 @@ type checks struct {
 	desired    servicecheck.Desired
 }
 
-// checkCount is about one Service: its Ports in each family and the endpoints
-// they have here.
+// checkCount counts, for one Service and each family, its ports and their local ready
+// endpoints.
 type checkCount struct {
 	name         service.PortName
 	ports, ready [2]int
@@ -39,7 +39,7 @@ func newChecks(s *servicecheck.Servers, failing func(namespace, name string) boo
 	return &checks{servers: s, failing: failing, counts: map[uint16]*checkCount{}}
 }
 
-// update looks at what changed since the snapshot before.
+// update takes over the differences between s and the previous snapshot of f.
 func (c *checks) update(f service.Family, s *service.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,9 +95,9 @@ func (c *checks) desiredChecks(node *service.Node) servicecheck.Desired {
 	return want
 }
 
-// addrs returns where to listen for health checks, which are answered where
-// NodePorts are. For a prefix of more than one address, which come and go, that is
-// anywhere in its family.
+// addrs returns the listen addresses of health checks, which are those of NodePorts. The
+// addresses in a prefix come and go, so a prefix of more than one address means the
+// wildcard address of its family.
 func (c *checks) addrs(node *service.Node) []netip.Addr {
 	all := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	var addrs []netip.Addr
@@ -124,7 +124,7 @@ func sameDesired(a, b servicecheck.Desired) bool {
 	})
 }
 
-// unanswered lists the health checks that nobody can ask, by address.
+// unanswered lists the health checks that cannot be reached, by address.
 func (c *checks) unanswered() []servicestate.Problem {
 	var all []servicestate.Problem
 	for _, p := range c.servers.Problems() {
@@ -133,7 +133,8 @@ func (c *checks) unanswered() []servicestate.Problem {
 	return all
 }
 
-// checkProblemsSummary is unheard without names.
+// checkProblemsSummary is the text of the condition for clients without authentication:
+// it names no Service.
 func checkProblemsSummary(problems []servicecheck.Problem) string {
 	if len(problems) == 0 {
 		return ""

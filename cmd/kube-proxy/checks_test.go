@@ -13,8 +13,8 @@ import (
 	"kubeproxy/config"
 )
 
-// TestChecksThatCannotListen shows what load balancers cannot ask as a
-// condition, for as long as somebody wants it.
+// TestChecksThatCannotListen checks the condition for health checks that cannot listen.
+// It lasts as long as a Service needs the health check.
 func TestChecksThatCannotListen(t *testing.T) {
 	c, err := config.Load(&config.Flags{}, config.Linux)
 	if err != nil {

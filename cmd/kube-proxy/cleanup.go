@@ -16,9 +16,9 @@ import (
 	"kubeproxy/config"
 )
 
-// cleanup removes what any mode ever installed, but for places that are spared, and
-// says what that was. It goes
-// on past a failure and names everything that is still there.
+// cleanup removes what any mode ever installed, except in targets that skip selects, and
+// prints what it removed. It continues after a failure, and its error names everything
+// that is still there.
 func cleanup(ctx context.Context, c *config.Config, skip func(cleanupTarget) bool) error {
 	all, err := cleanupTargets(c)
 	if err != nil {
@@ -54,7 +54,7 @@ func cleanup(ctx context.Context, c *config.Config, skip func(cleanupTarget) boo
 	return errors.Join(errs...)
 }
 
-// onlyForbidden reports that rights are all that was lacking.
+// onlyForbidden returns whether missing privileges are the only cause of err.
 func onlyForbidden(err error) bool {
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(many.Unwrap(), func(err error) bool { return !onlyForbidden(err) })

@@ -19,7 +19,7 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 )
 
-// TestCleanupWithoutRights runs this program again as a user without rights.
+// TestCleanupWithoutRights runs this program again as a user without privileges.
 func TestCleanupWithoutRights(t *testing.T) {
 	if os.Getenv("TEST_CLEANUP") != "" {
 		os.Exit(execute(t.Context(), []string{"--cleanup"}, streams{os.Stdout, os.Stderr}))
@@ -27,7 +27,7 @@ func TestCleanupWithoutRights(t *testing.T) {
 	c := exec.Command("/proc/self/exe", "-test.run=^TestCleanupWithoutRights$")
 	c.Env = append(os.Environ(), "TEST_CLEANUP=1")
 	c.Dir = "/"
-	// The name spaces keep it from what root has set up here.
+	// The namespaces isolate it from the root user's setup on this machine.
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if os.Getuid() != 0 {
 		c.SysProcAttr = nil
@@ -62,7 +62,7 @@ func TestOnlyForbidden(t *testing.T) {
 	}
 }
 
-// TestCleanupIPVS has virtual servers be left alone where that is asked for.
+// TestCleanupIPVS checks that virtual servers stay when --cleanup-ipvs=false.
 func TestCleanupIPVS(t *testing.T) {
 	c, err := config.Load(&config.Flags{}, config.Linux)
 	if err != nil {

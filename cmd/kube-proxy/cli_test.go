@@ -25,8 +25,7 @@ type outcome struct {
 	Out, Err string
 }
 
-// call runs a command line as a user would. DIR in args and in what is
-// printed stands for dir.
+// call runs a command line as a user would. DIR in args and in the output stands for dir.
 func call(t *testing.T, dir string, args ...string) outcome {
 	t.Helper()
 	for i := range args {
@@ -149,7 +148,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestRevision has the linker's word go before what the compiler noted.
+// TestRevision checks that the linker's values override those of the compiler.
 func TestRevision(t *testing.T) {
 	defer func(v string) { version = v }(version)
 	version = "v1-dirty,abc,today"

@@ -9,8 +9,8 @@ import (
 	"kubeproxy/common/metrics"
 )
 
-// countRequests has what this process asks of the API server counted in m.
-// The library takes that once for all its clients.
+// countRequests counts the requests of this process to the API server in m. client-go
+// accepts one registration for all clients of a process.
 func countRequests(m *metrics.Metrics) {
 	c := m.Client()
 	clientmetrics.Register(clientmetrics.RegisterOpts{

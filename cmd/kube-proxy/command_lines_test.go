@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// lineMutator makes command lines that somebody may get wrong, or mean to.
+// lineMutator generates command lines, correct ones and mistaken ones.
 type lineMutator struct {
 	*rand.Rand
 	commands [][]string
@@ -32,7 +32,7 @@ func newLineMutator(seed uint64, dir string) *lineMutator {
 	return m
 }
 
-// addCommand takes in a command and those below it.
+// addCommand adds a command and its subcommands.
 func (m *lineMutator) addCommand(c *cobra.Command, path []string) {
 	m.commands = append(m.commands, path)
 	c.Flags().VisitAll(func(f *pflag.Flag) {
@@ -44,15 +44,15 @@ func (m *lineMutator) addCommand(c *cobra.Command, path []string) {
 	}
 }
 
-// values are what stands where a value belongs.
+// hostileValues are inserted where a value belongs.
 var hostileValues = []string{
 	"", "0", "-1", "1", "true", "false", "99999999999999999999", "1e309", "NaN", "0x10", "1s", "-5m", "9999999h", "::", "0.0.0.0:0", "127.0.0.1:70000", "[::1]:1",
 	"10.0.0.0/8", "10.0.0.0/99", "fe80::1%lo", "a=b", "=", ",", "a,,b", "*", "primary,all", "\x1b[31m", "a\nFORGED", "\xff", "../..", "-", "--", "größe", strings.Repeat("x", 5000),
 	"nftables", "iptables", "ipvs", "userspace", "kernelspace", "AllAlpha", "KubeProxyIPVS=false", "text", "json", "linux", "windows",
 }
 
-// line returns a command line. What it ends in keeps it from running a proxy, from
-// changing the system, and from asking anybody.
+// line returns a command line. Its last arguments keep it from running a proxy, from
+// changing the system, and from connecting to a server.
 func (m *lineMutator) line() []string {
 	path := m.commands[m.IntN(len(m.commands))]
 	args := slices.Clone(path)
@@ -113,8 +113,8 @@ func (m *lineMutator) mutate(args []string, n int) {
 	args[i] = string(b)
 }
 
-// harmless reports that args neither change the node nor ask anybody: the flags that
-// would are known by the beginning of their names.
+// harmless returns whether args neither change the node nor connect to a server. It
+// recognizes the flags that would by their first letters.
 func harmless(args []string) bool {
 	for _, a := range args {
 		name := strings.ToLower(strings.ReplaceAll(strings.TrimLeft(a, "-"), "_", "-"))
@@ -127,14 +127,14 @@ func harmless(args []string) bool {
 	return len(args) == 0 || args[0] != "status" && args[0] != "service" && args[0] != "hns-state"
 }
 
-// TestCommandLines tries mutated command lines: none panics, hangs, prints what
-// others wrote as it is, or fails without one line that says why.
+// TestCommandLines runs mutated command lines. None may panic, hang, print foreign text
+// unescaped, or fail without one line that gives the reason.
 func TestCommandLines(t *testing.T) {
 	lines, seed := 400, uint64(1)
 	if os.Getenv("KUBEPROXY_NIGHTLY") == "1" {
 		lines = 5000
 	}
-	t.Setenv("KUBERNETES_SERVICE_HOST", "") // there is nobody to be asked
+	t.Setenv("KUBERNETES_SERVICE_HOST", "") // there is no API server
 	t.Chdir(t.TempDir())
 	m := newLineMutator(seed, t.TempDir())
 	codes := map[int]int{}

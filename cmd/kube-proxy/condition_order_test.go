@@ -17,7 +17,7 @@ import (
 	"kubeproxy/config"
 )
 
-// lineFunc goes to look at each line that is logged.
+// lineFunc is called with each line that is logged.
 type lineFunc func(line string)
 
 func (g lineFunc) Write(line []byte) (int, error) {
@@ -29,8 +29,8 @@ func (g lineFunc) logger() klog.Logger {
 	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(g)))
 }
 
-// Who reads in the log what happened to the configuration finds it in the
-// health report, too.
+// TestReloadIsReportedBeforeItIsLogged checks that a log line about the configuration
+// follows the condition in the health report.
 func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
@@ -59,8 +59,8 @@ func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	}
 }
 
-// Who reads in the log why old rules are still there finds it in the health
-// report, too.
+// TestErrorIsReportedBeforeItIsLogged checks that a log line about old rules follows the
+// condition in the health report.
 func TestErrorIsReportedBeforeItIsLogged(t *testing.T) {
 	var condition string
 	logged := 0

@@ -80,7 +80,9 @@ standard error. The file itself is not changed.`,
 	}
 }
 
-// invalid says what err, all that is wrong with a file, means for a proxy.
+// invalid describes the consequence of err, which lists all faults of a configuration
+// file. A proxy either refuses the file, or only warns unless it runs with
+// --strict-config.
 func invalid(path, system string, err error) error {
 	if _, fatal := config.Load(&config.Flags{Config: path}, config.OS(system)); fatal == nil {
 		return fmt.Errorf("the configuration has mistakes that the proxy only warns of without --strict-config:\n%w", err)

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/config"
 )
 
-// TestDeployedConfig has nothing in it that the proxy would remark on, but
-// what is for the other system where both share it.
+// TestDeployedConfig checks that the proxy has no remarks on the deployed configuration,
+// except for settings of the other system in a shared file.
 func TestDeployedConfig(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -49,8 +49,8 @@ func TestDeployedConfig(t *testing.T) {
 	}
 }
 
-// TestDeployedStartWaits has a proxy that starts while the API server is away
-// wait for an hour before kubelet starts it again.
+// TestDeployedStartWaits checks that a proxy that starts without an API server waits for
+// an hour before kubelet restarts it.
 func TestDeployedStartWaits(t *testing.T) {
 	for _, name := range []string{"linux", "windows"} {
 		text, err := os.ReadFile("../../build/deploy/base/" + name + "/daemonset.yaml")
@@ -72,7 +72,8 @@ func TestDeployedStartWaits(t *testing.T) {
 	}
 }
 
-// TestDeployedMetricsAreForTheNode as they name everybody's Services.
+// TestDeployedMetricsAreForTheNode checks that metrics are served to the node only, as
+// they name Services of all namespaces.
 func TestDeployedMetricsAreForTheNode(t *testing.T) {
 	files, err := filepath.Glob("../../build/deploy/*/config.yaml")
 	if err != nil || len(files) < 3 {

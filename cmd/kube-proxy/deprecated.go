@@ -16,8 +16,8 @@ import (
 	"kubeproxy/config"
 )
 
-// The Events about what Kubernetes is going to remove. Every node sees alike what a
-// Service has, and each has a mode of its own.
+// The Events about features that Kubernetes is going to remove. All nodes see the same
+// Service, but each node has its own mode.
 var (
 	eventIPVS        = events.Topic{Reason: "IPVSDeprecation"}
 	eventExternalIPs = events.Topic{Reason: "ExternalIPsDeprecation", Scope: events.Cluster}
@@ -30,10 +30,10 @@ const (
 	externalIPsText = "spec.externalIPs is deprecated in Kubernetes and kube-proxy will stop to serve it: use a Service of type LoadBalancer, an Ingress or a Gateway"
 )
 
-// deprecations warns once of each use of what is going to be removed.
+// deprecations warns once of each use of a deprecated feature.
 type deprecations struct {
 	log klog.Logger
-	// externalIPsIgnored says that externalIPs are switched off.
+	// externalIPsIgnored is true if externalIPs are switched off.
 	externalIPsIgnored bool
 	// name is the label's value of the Services to serve, see config.Config.
 	name string
@@ -46,8 +46,8 @@ func newDeprecations(c *config.Config, log klog.Logger) *deprecations {
 	return &deprecations{log: log, externalIPsIgnored: c.IgnoreExternalIPs(), name: c.ProxyName, uses: map[types.NamespacedName]bool{}}
 }
 
-// update takes in s, and says in a few words what is deprecated of it, nothing if
-// nothing is.
+// update records s, and returns in a few words which deprecated fields it uses, empty for
+// none.
 func (d *deprecations) update(s *corev1.Service) string {
 	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	served := track.Named(s, d.name) && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.Type != corev1.ServiceTypeExternalName
@@ -83,10 +83,11 @@ func (o *statusReporter) warnDeprecatedMode() {
 }
 
 // maxDeprecationEvents bounds the Events about deprecated fields, so that they leave room
-// for those about failures.
+// for Events about failures.
 const maxDeprecationEvents = 100
 
-// reportDeprecation takes in what is deprecated of a Service, nothing if text is empty.
+// reportDeprecation records which deprecated fields a Service uses. An empty text means
+// none.
 func (h *eventReporter) reportDeprecation(n types.NamespacedName, text string) {
 	if h == nil {
 		return

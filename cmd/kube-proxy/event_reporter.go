@@ -29,8 +29,8 @@ import (
 	"kubeproxy/common/track"
 )
 
-// What Events are about. That a Service has no endpoints, or none on this
-// node, is ordinary and no Event.
+// The topics of Events. A Service without endpoints, or without endpoints on this node,
+// is ordinary and gets no Event.
 var (
 	eventStarting   = events.Topic{Reason: "Starting", Informational: true}
 	eventRules      = events.Topic{Reason: "RulesNotProgrammed", RecoveredReason: "RulesProgrammed"}
@@ -46,8 +46,8 @@ var (
 	}
 )
 
-// eventReporter turns what observers hear into Events. A nil one keeps silent, for
-// want of an API server.
+// eventReporter turns reports of statusReporter into Events. A nil eventReporter does
+// nothing; it is used without an API server.
 type eventReporter struct {
 	*events.Recorder
 	node     string
@@ -55,22 +55,23 @@ type eventReporter struct {
 
 	mu          sync.Mutex
 	uids        map[types.NamespacedName]types.UID
-	failedPorts [2]map[types.NamespacedName][]string // what of a Service, by family
-	ruleErrors  [2]string                            // what keeps a family from being programmed
+	failedPorts [2]map[types.NamespacedName][]string // failed ports of Services, by family
+	ruleErrors  [2]string                            // why a family is not programmed
 	checkErrors map[types.NamespacedName]map[netip.AddrPort]string
 	limits      map[types.NamespacedName]string // what the mode cannot do
-	skipped     map[types.NamespacedName]bool   // that were told
-	refused     map[types.NamespacedName]bool   // likewise, of what this node alone may see
+	skipped     map[types.NamespacedName]bool   // Services with an Event
+	refused     map[types.NamespacedName]bool   // the same for addresses that only this node refuses
 	// deprecated are the Services with an Event about a deprecated field.
 	deprecated         map[types.NamespacedName]bool
-	reportedGeneration uint64 // generation that skipped is of
+	reportedGeneration uint64 // the generation that skipped belongs to
 
-	// newProblems means that there is a problem that was not told. It needs no
-	// lock, for problems come up under that of the tracker.
+	// newProblems is set when there is an unreported problem. It is atomic, as problems
+	// are found under the lock of the tracker.
 	newProblems atomic.Bool
 }
 
-// newEventReporter returns a herald if there is an API server to write to.
+// newEventReporter returns an eventReporter if there is an API server to write to, else
+// nil.
 func newEventReporter(from source.Source, node string, m *metrics.Metrics, log klog.Logger) (*eventReporter, error) {
 	api, ok := from.(*source.APIServer)
 	if !ok {
@@ -98,12 +99,13 @@ func newEventReporter(from source.Source, node string, m *metrics.Metrics, log k
 	return h, nil
 }
 
-// self is the own Node, with its name for a UID, as kubelets have it too.
+// self returns the own Node as the object of Events. Its UID is its name, as in the
+// Events of kubelets.
 func (h *eventReporter) self() events.Object {
 	return events.Object{Kind: "Node", Name: h.node, UID: types.UID(h.node)}
 }
 
-// setService remembers a Service that Events may be about.
+// setService records a Service that Events may be about.
 func (h *eventReporter) setService(s *corev1.Service) {
 	if h == nil {
 		return
@@ -112,9 +114,9 @@ func (h *eventReporter) setService(s *corev1.Service) {
 	defer h.mu.Unlock()
 	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	if old, ok := h.uids[n]; ok && old != s.UID {
-		h.Forget(serviceObject(n, old)) // another one of the same name
+		h.Forget(serviceObject(n, old)) // another Service of the same name
 	}
-	if s.Spec.HealthCheckNodePort == 0 && h.checkErrors[n] != nil { // which nobody says of it again
+	if s.Spec.HealthCheckNodePort == 0 && h.checkErrors[n] != nil { // no later report would clear it
 		delete(h.checkErrors, n)
 		h.Forget(serviceObject(n, s.UID))
 	}
@@ -122,7 +124,7 @@ func (h *eventReporter) setService(s *corev1.Service) {
 	h.report(n, eventLimited, h.limits[n], "")
 }
 
-// removeService forgets a Service.
+// removeService removes the record of a Service.
 func (h *eventReporter) removeService(n types.NamespacedName) {
 	if h == nil {
 		return
@@ -141,8 +143,8 @@ func serviceObject(n types.NamespacedName, uid types.UID) events.Object {
 	return events.Object{Kind: "Service", Namespace: n.Namespace, Name: n.Name, UID: uid}
 }
 
-// report says what is wrong with a Service on a topic, nothing if all is right.
-// A Service that has left is not spoken of.
+// report reports the state of a Service on a topic. An empty failure means success. A
+// deleted Service is not reported.
 func (h *eventReporter) report(n types.NamespacedName, t events.Topic, failure, success string) {
 	uid, ok := h.uids[n]
 	switch {
@@ -154,7 +156,7 @@ func (h *eventReporter) report(n types.NamespacedName, t events.Topic, failure, 
 	}
 }
 
-// reportRound takes in a round of f for a generation.
+// reportRound reports a round of f for a generation.
 func (h *eventReporter) reportRound(f service.Family, generation uint64, r reconcile.Result) {
 	if h == nil {
 		return
@@ -171,7 +173,7 @@ func (h *eventReporter) reportRound(f service.Family, generation uint64, r recon
 	h.reportRules()
 	now := map[types.NamespacedName][]string{}
 	for _, e := range reconcile.PortErrors(r.Err) {
-		if reconcile.Unsupported(e.Err) { // see limits
+		if reconcile.Unsupported(e.Err) { // reportLimits covers it
 			continue
 		}
 		n := types.NamespacedName{Namespace: e.Name.Namespace, Name: e.Name.Name}
@@ -214,16 +216,16 @@ func (h *eventReporter) reportPorts(n types.NamespacedName) {
 	h.report(n, eventPorts, failure, "Node "+h.node+" has programmed the Service")
 }
 
-// problemFound notes that there is something new to skip. It is told after the next
-// round, together with what else is wrong with the Service.
+// problemFound records that there is a new problem. The Event follows after the next
+// round, together with the other problems of the Service.
 func (h *eventReporter) problemFound() {
 	if h != nil {
 		h.newProblems.Store(true)
 	}
 }
 
-// reportSkipped tells what is left out of Services. What it says must be the
-// same on every node, but for addresses that this node refuses.
+// reportSkipped reports which parts of Services are left out. The text must be the same
+// on every node, except for addresses that only this node refuses.
 func (h *eventReporter) reportSkipped(generation uint64) {
 	if !h.newProblems.Swap(false) && (len(h.skipped)+len(h.refused) == 0 || h.reportedGeneration == generation) {
 		return
@@ -243,8 +245,8 @@ func (h *eventReporter) reportSkipped(generation uint64) {
 	h.reportEach(eventRefused, h.refused, nodeOnly, "Node "+h.node+" serves all addresses of the Service")
 }
 
-// reportEach tells what is wrong with Services on a topic, and of those told that
-// all is right now.
+// reportEach reports the Services in now on a topic, and reports success for those in
+// reported that are no longer in now.
 func (h *eventReporter) reportEach(t events.Topic, reported map[types.NamespacedName]bool, now map[types.NamespacedName][]string, success string) {
 	for n := range reported {
 		if now[n] == nil {
@@ -258,7 +260,7 @@ func (h *eventReporter) reportEach(t events.Topic, reported map[types.Namespaced
 	}
 }
 
-// reportHealthCheck takes in what became of listening for a Service's health check.
+// reportHealthCheck reports whether the listener of a Service's health check works.
 func (h *eventReporter) reportHealthCheck(p servicecheck.Problem) {
 	if h == nil {
 		return
@@ -285,7 +287,7 @@ func (h *eventReporter) reportHealthCheck(p servicecheck.Problem) {
 	h.report(n, eventCheck, failure, "Node "+h.node+" answers health checks")
 }
 
-// reportServer takes in what became of listening for a server of the proxy.
+// reportServer reports whether the listener of a server of the proxy works.
 func (h *eventReporter) reportServer(name string, err error) {
 	t, ok := serverEvents[name]
 	switch {
@@ -297,7 +299,7 @@ func (h *eventReporter) reportServer(name string, err error) {
 	}
 }
 
-// enableEvents lets o write Events, if from has an API server to write them to.
+// enableEvents makes o write Events if from has an API server.
 func (o *statusReporter) enableEvents(from source.Source, log klog.Logger) {
 	h, err := newEventReporter(from, o.node, o.metrics, log)
 	if err != nil {

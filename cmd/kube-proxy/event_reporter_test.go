@@ -38,7 +38,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// fakeAPI is the transport to an API server that takes every Event.
+// fakeAPI is the transport to an API server that accepts every Event.
 type fakeAPI struct {
 	mu     sync.Mutex
 	events []string
@@ -65,7 +65,7 @@ func (a *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// recordedEvents runs a story and returns the Events it led to, in order.
+// recordedEvents runs a scenario and returns the resulting Events in order.
 func recordedEvents(t *testing.T, scenario func(h *eventReporter)) []string {
 	t.Helper()
 	var all []string
@@ -110,7 +110,7 @@ const (
 
 var errRefused = errors.New("refused")
 
-// runRound is a round and a quiet minute.
+// runRound reports a round and lets a minute pass.
 func runRound(h *eventReporter, f service.Family, errs ...error) {
 	h.reportRound(f, 1, reconcile.Result{Err: errors.Join(errs...)})
 	time.Sleep(time.Minute)
@@ -208,7 +208,7 @@ func TestEventsOfProblems(t *testing.T) {
 			h.reportRound(service.IPv4, generation, reconcile.Result{Generation: generation})
 			time.Sleep(time.Minute)
 		}
-		round(1) // nobody said that there is anything
+		round(1) // there is no unreported problem
 		h.problemFound()
 		round(1)
 		round(2)
@@ -259,7 +259,7 @@ func TestEventsOfServers(t *testing.T) {
 	}
 }
 
-// TestDeprecations has one warning and one Event for each use.
+// TestDeprecations expects one warning and one Event for each use.
 func TestDeprecations(t *testing.T) {
 	var log program.Log
 	d := newDeprecations(&config.Config{}, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
@@ -333,7 +333,7 @@ func TestManyDeprecations(t *testing.T) {
 	}
 }
 
-// Without an API server, nobody hears of anything.
+// TestNoEventReporter checks that a nil eventReporter does nothing.
 func TestNoEventReporter(t *testing.T) {
 	h, err := newEventReporter(&source.Manifests{}, "node-a", nil, klog.Background())
 	if h != nil || err != nil {

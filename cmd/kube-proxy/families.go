@@ -11,7 +11,7 @@ import (
 	"kubeproxy/config"
 )
 
-// primaryFamily is the one that the node cannot do without.
+// primaryFamily returns the IP family without which the proxy does not start.
 func primaryFamily(c *config.Config) service.Family {
 	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Unmap().Is6() {
 		return service.IPv6
@@ -19,8 +19,8 @@ func primaryFamily(c *config.Config) service.Family {
 	return service.IPv4
 }
 
-// familiesOf returns the families that probe finds no fault with, and why
-// the others are missing. Without the primary one it fails.
+// familiesOf returns the families that probe accepts, and why the others are missing. It
+// fails if the primary family is missing.
 func familiesOf(c *config.Config, probe func(service.Family) error) ([]service.Family, map[service.Family]string, error) {
 	var found []service.Family
 	unavailable := map[service.Family]string{}
@@ -39,8 +39,8 @@ func familiesOf(c *config.Config, probe func(service.Family) error) ([]service.F
 	return found, unavailable, nil
 }
 
-// reportUnknownPods says that a family's pods cannot be told from other clients,
-// though the Node was to say how.
+// reportUnknownPods reports that pods of a family cannot be distinguished from other
+// clients, because the Node lacks the podCIDRs that the configuration relies on.
 func (o *statusReporter) reportUnknownPods(f service.Family, s *service.Snapshot) {
 	text := ""
 	if o.podsFromNode.Load() && s.Len(f) > 0 && !s.Node.Pods.Known(f) {
@@ -49,8 +49,8 @@ func (o *statusReporter) reportUnknownPods(f service.Family, s *service.Snapshot
 	o.health.SetCondition("pods-"+f.String(), text)
 }
 
-// reportUnavailable says that a round of f had nothing to do, as the node cannot have
-// the family, which nobody minds who has no Services in it.
+// reportUnavailable reports that rounds of f do nothing, as the node lacks the family. It
+// reports nothing while the family has no Services.
 func (o *statusReporter) reportUnavailable(f service.Family, s *service.Snapshot, reason string) {
 	if s.Len(f) == 0 {
 		reason = ""
@@ -66,7 +66,7 @@ func (o *statusReporter) reportUnavailable(f service.Family, s *service.Snapshot
 	}
 }
 
-// setUnavailable says which families are not programmed, wherever somebody may look.
+// setUnavailable reports in conditions, log and status which families are not programmed.
 func (o *statusReporter) setUnavailable(unavailable map[service.Family]string) {
 	for f, reason := range unavailable {
 		o.health.SetCondition("family-"+f.String(), reason)

@@ -16,8 +16,8 @@ import (
 	"kubeproxy/config"
 )
 
-// TestFamilies goes on without the secondary family, and not without the
-// primary one.
+// TestFamilies checks that the proxy starts without the secondary family, and not without
+// the primary one.
 func TestFamilies(t *testing.T) {
 	const four, six = service.IPv4, service.IPv6
 	for situation, test := range map[string]struct {
@@ -63,8 +63,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// TestUnknownPods asks the Node for podCIDRs of the families there are
-// Services of, and of no other.
+// TestUnknownPods checks that podCIDRs are required only of families that have Services.
 func TestUnknownPods(t *testing.T) {
 	c, err := config.Load(&config.Flags{}, config.Linux)
 	if err != nil {
@@ -97,8 +96,8 @@ func TestUnknownPods(t *testing.T) {
 	}
 }
 
-// TestFamilyOutOfReach has a round find out that the node cannot have a family,
-// which matters where there are Services of it.
+// TestFamilyOutOfReach checks a round that finds that the node lacks a family. It matters
+// only if the family has Services.
 func TestFamilyOutOfReach(t *testing.T) {
 	c, err := config.Load(&config.Flags{}, config.Linux)
 	if err != nil {

@@ -5,8 +5,8 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// filesLimit returns how many files this process may have open, false if nobody
-// knows.
+// filesLimit returns how many files this process may open, false if that is unknown. See
+// RLIMIT_NOFILE in getrlimit(2).
 func filesLimit() (uint64, bool) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)

@@ -19,11 +19,11 @@ import (
 // The columns of a help text.
 const (
 	helpIndent = 2
-	helpName   = 44 // longer names stand on a line of their own
+	helpName   = 44 // longer names get a line of their own
 	helpWidth  = 110
 )
 
-// help prints the help of cmd: what it is, its commands, and its flags under
+// help prints the help of cmd: its description, its commands, and its flags under
 // headings, all in the same columns.
 func help(cmd *cobra.Command, _ []string) {
 	w := cmd.OutOrStdout()
@@ -59,7 +59,7 @@ func help(cmd *cobra.Command, _ []string) {
 	}
 }
 
-// flagName returns "-v, --v LEVEL" or "    --config FILE".
+// flagName returns "-v, --v LEVEL" or " --config FILE".
 func flagName(f *pflag.Flag) string {
 	name := "    --" + f.Name
 	if f.Shorthand != "" {
@@ -75,7 +75,7 @@ func flagName(f *pflag.Flag) string {
 	return name + " " + value
 }
 
-// flagUsage returns the help of f with its default, unless that is nothing.
+// flagUsage returns the help of f with its default, if it has one.
 func flagUsage(f *pflag.Flag) string {
 	_, usage := pflag.UnquoteUsage(f)
 	switch f.DefValue {

@@ -15,12 +15,12 @@ import (
 	"kubeproxy/platform/linux/listeners"
 )
 
-// sockets lists those of this thread's network namespace.
+// sockets returns the socket tables of this thread's network namespace, see proc(5).
 func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
 
-// watchHiddenListeners looks once in a while, until ctx ends, for programs on the node
-// that NodePorts keep from being reached. Nobody would notice otherwise: the
-// program listens, and its clients talk to a Service.
+// watchHiddenListeners checks regularly, until ctx ends, for listeners of programs on the
+// node that NodePorts hide. Such a fault is otherwise silent: the program listens, but
+// its clients reach a Service.
 func watchHiddenListeners(ctx context.Context, o *statusReporter, net fs.FS) {
 	latest := ""
 	for {
@@ -44,7 +44,7 @@ func watchHiddenListeners(ctx context.Context, o *statusReporter, net fs.FS) {
 	}
 }
 
-// hiddenListeners tells which listeners NodePorts of s hide, nothing if none.
+// hiddenListeners names the listeners that NodePorts of s hide, empty for none.
 func hiddenListeners(s *service.Snapshot, found []listeners.Listener) string {
 	if s == nil || len(found) == 0 {
 		return ""
@@ -87,11 +87,11 @@ func nodePort(p *service.Port) uint16 {
 	return 0
 }
 
-// isHidden reports that what comes to l over f would go to NodePorts first.
+// isHidden returns whether NodePorts of f take the traffic to l.
 func isHidden(node *service.Node, f service.Family, l listeners.Listener) bool {
 	a := l.Addr.Addr()
 	if a.IsUnspecified() {
-		return a.Is6() || f == service.IPv4 // that of IPv6 takes both
+		return a.Is6() || f == service.IPv4 // an IPv6 wildcard socket serves both families, see IPV6_V6ONLY in ipv6(7)
 	}
 	return service.FamilyOf(a) == f && node.AnswersNodePorts(a)
 }

@@ -12,7 +12,7 @@ import (
 	"kubeproxy/platform/linux/listeners"
 )
 
-// TestHidden tells of a listener only where a NodePort really takes its
+// TestHidden checks that a listener is reported only if a NodePort really takes its
 // clients away.
 func TestHidden(t *testing.T) {
 	port := func(f service.Family, proto service.Protocol, kind service.Kind) *service.Port {

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestHNSStateUnsupportedOS says where the command belongs.
+// TestHNSStateUnsupportedOS checks that the error names the system of the command.
 func TestHNSStateUnsupportedOS(t *testing.T) {
 	want := outcome{1, "", "kube-proxy: " + errNoHNS.Error() + "\n"}
 	if diff := cmp.Diff(want, call(t, t.TempDir(), "hns-state")); diff != "" {

@@ -19,16 +19,16 @@ import (
 	"kubeproxy/common/track"
 )
 
-// hostPollInterval is how often the node is asked for its addresses and programs.
+// hostPollInterval is how often the addresses and listeners of the node are read.
 const hostPollInterval = 10 * time.Second
 
-// watchHost has the tracker know of the node's addresses and of the programs
-// that listen there: now, and from then on in group until ctx ends.
+// watchHost reads the addresses and listeners of the node into the tracker: once now, and
+// then in group until ctx ends.
 func (o *statusReporter) watchHost(ctx context.Context, group *errgroup.Group) {
 	w := &hostWatch{addrs: interfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
 	poll := func() {
 		h, err := w.poll()
-		if err != nil { // what was known stays
+		if err != nil { // keep the last known values
 			o.log.V(2).Info("The node's addresses and programs are not known", "err", err)
 			return
 		}
@@ -49,7 +49,7 @@ func (o *statusReporter) watchHost(ctx context.Context, group *errgroup.Group) {
 	})
 }
 
-// hostWatch asks the node.
+// hostWatch reads addresses and listening sockets of the node.
 type hostWatch struct {
 	addrs   func() ([]netip.Addr, error)
 	sockets func() ([]track.Socket, error)
@@ -57,14 +57,14 @@ type hostWatch struct {
 	seen    map[track.Socket]*socketSeen
 }
 
-// socketSeen is when a socket was seen, in looks.
+// socketSeen counts the polls that saw a socket, and holds the number of the last one.
 type socketSeen struct{ polls, lastPoll int }
 
-// A program that restarts keeps its port for that many looks. A socket of UDP may
-// be a client's, which is soon gone: it counts when it is seen again.
+// A listener that restarts keeps its port for maxMissedPolls polls. A UDP socket may
+// belong to a short-lived client, so it counts only when minPolls polls saw it.
 const maxMissedPolls, minPolls = 6, 2
 
-// poll returns what is true now.
+// poll returns the present addresses and listeners.
 func (w *hostWatch) poll() (track.Host, error) {
 	addrs, err := w.addrs()
 	if err != nil {
@@ -108,8 +108,9 @@ func (w *hostWatch) poll() (track.Host, error) {
 	return h, nil
 }
 
-// ipvsDevice has the addresses of Services where kube-proxy in mode ipvs puts
-// them; none of them is the node's.
+// ipvsDevice is the dummy interface of kube-proxy in mode ipvs. It holds addresses of
+// Services, and none of the node. See
+// https://kubernetes.io/docs/reference/networking/virtual-ips/
 const ipvsDevice = "kube-ipvs0"
 
 // interfaceAddrs lists the addresses of the node.
@@ -121,7 +122,7 @@ func interfaceAddrs() ([]netip.Addr, error) {
 	var found []netip.Addr
 	for _, i := range all {
 		addrs, err := i.Addrs()
-		if i.Name == ipvsDevice || err != nil { // it may just have gone
+		if i.Name == ipvsDevice || err != nil { // the interface may have disappeared
 			continue
 		}
 		for _, a := range addrs {
@@ -133,10 +134,10 @@ func interfaceAddrs() ([]netip.Addr, error) {
 	return found, nil
 }
 
-// refusals reports the addresses that Services do not get.
+// refusals records addresses that Services claim and that the proxy refuses to program.
 type refusals struct{ pending, any atomic.Bool }
 
-// reportRefusedAddresses keeps the condition about them.
+// reportRefusedAddresses updates the condition about refused addresses.
 func (o *statusReporter) reportRefusedAddresses() {
 	if !o.refusals.pending.Swap(false) && !o.refusals.any.Load() {
 		return

@@ -26,8 +26,7 @@ func listeningSockets() ([]track.Socket, error) {
 	return all, nil
 }
 
-// portHolder says which process listens on the TCP port at, nothing if that is not
-// known.
+// portHolder names the process that listens on the TCP port at, empty if that is unknown.
 func portHolder(at netip.AddrPort) string {
 	found, err := listeners.List(sockets())
 	if err != nil {

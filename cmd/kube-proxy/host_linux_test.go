@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestListenOnATakenPort names the process that has the port.
+// TestListenOnATakenPort checks that the error names the process that has the port.
 func TestListenOnATakenPort(t *testing.T) {
 	for _, at := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
 		l, err := net.Listen("tcp4", at)

@@ -18,7 +18,7 @@ import (
 	"kubeproxy/common/track"
 )
 
-// TestHostWatch has programs come and go between looks.
+// TestHostWatch starts and stops listeners between polls.
 func TestHostWatch(t *testing.T) {
 	ssh := track.Socket{Protocol: service.TCP, Addr: netip.MustParseAddrPort("0.0.0.0:22")}
 	dns := track.Socket{Protocol: service.UDP, Addr: netip.MustParseAddrPort("0.0.0.0:53")}
@@ -52,8 +52,8 @@ func TestHostWatch(t *testing.T) {
 	}
 }
 
-// TestRefusedAddressesAreReported has a condition as long as a Service is
-// refused an address.
+// TestRefusedAddressesAreReported checks that the condition lasts as long as an address
+// of a Service is refused.
 func TestRefusedAddressesAreReported(t *testing.T) {
 	h, _ := newTestSink(t)
 	b := &backend{mode: "nftables", family: service.IPv4}
@@ -77,7 +77,7 @@ func TestRefusedAddressesAreReported(t *testing.T) {
 	}
 }
 
-// shopService is a Service of one port.
+// shopService returns a Service with one port.
 func shopService(name, clusterIP string) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},

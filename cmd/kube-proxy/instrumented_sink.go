@@ -17,7 +17,8 @@ import (
 	"kubeproxy/common/track"
 )
 
-// instrumentedSink is the Sink of the source: the tracker, overheard by observers.
+// instrumentedSink is the Sink of the source. It passes objects to the tracker and
+// reports them to statusReporter.
 type instrumentedSink struct {
 	*track.Tracker
 	reporter *statusReporter
@@ -41,9 +42,8 @@ func (h instrumentedSink) DeleteService(n types.NamespacedName) {
 	}
 }
 
-// SetSlice takes no round into account for a slice that means the same as
-// before: none follows, and the next one, whenever it comes, has nothing to do
-// with it.
+// SetSlice withdraws the latency record of a slice that changes nothing for the tracker.
+// No round follows such a slice, and the next round has nothing to do with it.
 func (h instrumentedSink) SetSlice(s *discoveryv1.EndpointSlice) {
 	h.reporter.metrics.EndpointsChanged()
 	pending := h.reporter.latency.sliceChanged(s)
@@ -80,9 +80,8 @@ func (h instrumentedSink) Synced() {
 	h.Tracker.Synced()
 }
 
-// latency measures how long changes of endpoints take to be in force, from
-// when the cluster learned of them. What happened before the start does not
-// count.
+// latency measures the time from the cluster's record of an endpoint change to its
+// programming. Changes from before the start of the process do not count.
 type latency struct {
 	start time.Time
 
@@ -100,8 +99,8 @@ func newLatency(start time.Time) *latency {
 	return &latency{start: start, seen: map[types.NamespacedName]time.Time{}}
 }
 
-// sliceChanged notes a slice that says when what it is about happened. It returns
-// what it noted, nil for nothing.
+// sliceChanged records a slice that carries the time of its change. It returns the
+// record, nil for none.
 func (l *latency) sliceChanged(s *discoveryv1.EndpointSlice) *trigger {
 	at, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
 	if err != nil || at.Before(l.start) {
@@ -123,7 +122,7 @@ func (l *latency) sliceChanged(s *discoveryv1.EndpointSlice) *trigger {
 	return t
 }
 
-// withdraw takes back what changed returned. It does nothing for nil.
+// withdraw removes a record that sliceChanged returned. It does nothing for nil.
 func (l *latency) withdraw(t *trigger) {
 	if t == nil {
 		return
@@ -139,8 +138,8 @@ func (l *latency) sliceDeleted(n types.NamespacedName) {
 	delete(l.seen, n)
 }
 
-// takeProgrammed returns how long those changes took that a round from start to end
-// has put in force.
+// takeProgrammed removes the records of changes that a round from start to end has put in
+// force, and returns their latencies.
 func (l *latency) takeProgrammed(f service.Family, start, end time.Time) []time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,8 +156,8 @@ func (l *latency) takeProgrammed(f service.Family, start, end time.Time) []time.
 	return took
 }
 
-// fieldOf cuts what is wrong down to which field it is in, of which there
-// are few.
+// fieldOf reduces the path of a problem to its field, so that the number of label values
+// stays small.
 func fieldOf(path string) string {
 	if i := strings.LastIndexByte(path, ' '); i >= 0 { // such as "endpointslice NAME field"
 		kind, _, _ := strings.Cut(path, " ")

@@ -24,8 +24,7 @@ import (
 	"kubeproxy/config"
 )
 
-// newTestSink returns what a source of an API server talks to, with one backend for
-// IPv4 that does nothing.
+// newTestSink returns the sink of a source, with one IPv4 backend that does nothing.
 func newTestSink(t *testing.T) (instrumentedSink, *backend) {
 	t.Helper()
 	c, err := config.Load(&config.Flags{}, config.Linux)
@@ -38,8 +37,8 @@ func newTestSink(t *testing.T) (instrumentedSink, *backend) {
 	return instrumentedSink{o.tracker, o}, b
 }
 
-// scraped returns the samples of /metrics whose name begins with one of prefixes,
-// by what stands before their value.
+// scraped returns the samples of /metrics whose name begins with one of prefixes, by the
+// text before the value.
 func scraped(h instrumentedSink, prefixes ...string) map[string]string {
 	w := httptest.NewRecorder()
 	h.reporter.metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
@@ -54,9 +53,9 @@ func scraped(h instrumentedSink, prefixes ...string) map[string]string {
 	return all
 }
 
-// TestUnchangedObjectsAreNotPending has a slice and a Service written again with the same
-// meaning. No round follows, so nothing may be counted as waiting for one: the next
-// comes half a minute later.
+// TestUnchangedObjectsAreNotPending writes a slice and a Service again with the same
+// meaning. No round follows, so no metric may count them as pending; the next round is
+// half a minute later.
 func TestUnchangedObjectsAreNotPending(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, b := newTestSink(t)
@@ -106,8 +105,8 @@ func TestUnchangedObjectsAreNotPending(t *testing.T) {
 	})
 }
 
-// TestMetricsWithoutChanges shows how old what was never read is, and that nothing
-// waits.
+// TestMetricsWithoutChanges checks the staleness of unread sources, and that nothing is
+// pending.
 func TestMetricsWithoutChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, _ := newTestSink(t)
@@ -127,8 +126,8 @@ func TestMetricsWithoutChanges(t *testing.T) {
 	})
 }
 
-// TestNodeEligibilityIsLogged has a Node that is about to go, stays after all,
-// and goes. Each change is a line, other news of the Node are none.
+// TestNodeEligibilityIsLogged marks a Node for deletion, unmarks it and marks it again.
+// Each change is one log line; other changes of the Node are none.
 func TestNodeEligibilityIsLogged(t *testing.T) {
 	h, _ := newTestSink(t)
 	var log bytes.Buffer
@@ -138,7 +137,7 @@ func TestNodeEligibilityIsLogged(t *testing.T) {
 	marked.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
 	for i, step := range []struct {
 		do   func()
-		want string // in the only line, nothing for none
+		want string // in the only line, empty for no line
 	}{
 		{func() { h.SetNode(node) }, "The Node is known"},
 		{func() { h.SetNode(marked) }, "are told to leave this node, by /healthz\" node=\"node-a\" reason=\"the Node has the taint"},

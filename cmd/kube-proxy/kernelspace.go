@@ -12,7 +12,7 @@ import (
 	"kubeproxy/platform/windows/hns"
 )
 
-// hnsOptions translates what the configuration says about Windows.
+// hnsOptions translates the Windows section of the configuration.
 func hnsOptions(c *config.Config) hns.Options {
 	o := hns.Options{
 		NetworkName:         c.Winkernel.NetworkName,
@@ -22,7 +22,7 @@ func hnsOptions(c *config.Config) hns.Options {
 		RootEndpoint:        c.Winkernel.RootHnsEndpointName,
 		IgnoreSourceRanges:  c.IgnoreSourceRanges,
 	}
-	// Both were checked when the configuration was read.
+	// The configuration was validated when it was read.
 	o.SourceVIP, _ = netip.ParseAddr(c.Winkernel.SourceVip)
 	if health, err := netip.ParseAddrPort(c.HealthzBindAddress); err == nil {
 		o.HealthzPort = health.Port()
@@ -33,8 +33,8 @@ func hnsOptions(c *config.Config) hns.Options {
 	return o
 }
 
-// hnsStateFile is where a node remembers what it made, in the folder where
-// programs of the system keep their data.
+// hnsStateFile returns the file in which a node records its HNS objects. It is in the
+// folder for data of system programs.
 func hnsStateFile() string {
 	data := os.Getenv("ProgramData")
 	if data == "" {

@@ -27,8 +27,8 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// readKubeconfig reads a file, in which everything must be there that it
-// refers to. The address in master, if any, goes before the one in it.
+// readKubeconfig reads a kubeconfig file, and checks that everything it refers to exists.
+// master, if not empty, replaces the server address in the file.
 func readKubeconfig(file, master string) (*rest.Config, error) {
 	wrap := func(err error) error { return fmt.Errorf("read kubeconfig %s: %w", printable.Text(file), err) }
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
@@ -57,10 +57,10 @@ func readKubeconfig(file, master string) (*rest.Config, error) {
 	return to, nil
 }
 
-// maxCredentials bounds each file that belongs to a kubeconfig, and the kubeconfig.
+// maxCredentials bounds, in bytes, the kubeconfig and each file that it refers to.
 const maxCredentials = 4 << 20
 
-// loadKubeconfig does what clientcmd.LoadFromFile does, and waits for nobody.
+// loadKubeconfig is clientcmd.LoadFromFile without blocking on pipes and devices.
 func loadKubeconfig(file string) (*clientcmdapi.Config, error) {
 	text, _, err := filewatch.Read(file, maxCredentials)
 	if err != nil {
@@ -82,7 +82,7 @@ func loadKubeconfig(file string) (*clientcmdapi.Config, error) {
 	return k, nil
 }
 
-// checkKubeconfig follows what k refers to, and returns all that is missing.
+// checkKubeconfig follows the references in k, and returns everything that is missing.
 func checkKubeconfig(k *clientcmdapi.Config, master string) error {
 	if len(k.Clusters) == 0 && master == "" {
 		return errors.New("clusters: it names no cluster; want clusters, users, contexts and current-context")
@@ -115,7 +115,7 @@ func checkKubeconfig(k *clientcmdapi.Config, master string) error {
 	return errors.Join(errs...)
 }
 
-// oneOf says which names there are.
+// oneOf lists the names that exist.
 func oneOf[T any](of map[string]T) string {
 	if len(of) == 0 {
 		return "one that is defined, and none is"
@@ -127,7 +127,7 @@ func checkCluster(name string, c *clientcmdapi.Cluster, master string) error {
 	at := fmt.Sprintf("clusters[%s].cluster.", name)
 	var errs []error
 	switch {
-	case master != "": // goes before it, and has been checked
+	case master != "": // master replaces the address, and has been checked
 	case c.Server == "":
 		errs = append(errs, fmt.Errorf("%sserver is missing; want an address like https://192.0.2.1:6443", at))
 	default:
@@ -136,7 +136,7 @@ func checkCluster(name string, c *clientcmdapi.Cluster, master string) error {
 	errs = append(errs, checkFile(at+"certificate-authority", c.CertificateAuthority))
 	ca := c.CertificateAuthorityData
 	if len(ca) == 0 && c.CertificateAuthority != "" {
-		ca, _, _ = filewatch.Read(c.CertificateAuthority, maxCredentials) // which checkFile has tried
+		ca, _, _ = filewatch.Read(c.CertificateAuthority, maxCredentials) // checkFile has tried it
 	}
 	if len(ca) > 0 && !x509.NewCertPool().AppendCertsFromPEM(ca) {
 		errs = append(errs, fmt.Errorf("%scertificate-authority holds no certificate; want PEM, in certificate-authority-data as base64 of that", at))
@@ -144,8 +144,7 @@ func checkCluster(name string, c *clientcmdapi.Cluster, master string) error {
 	return errors.Join(errs...)
 }
 
-// checkServer tells why the address of an API server, which a field or a flag
-// has, cannot be one.
+// checkServer returns why the address of an API server in a field or flag is invalid.
 func checkServer(field, server string) error {
 	text := server
 	if !strings.Contains(text, "://") {
@@ -170,7 +169,7 @@ func checkUser(name string, u *clientcmdapi.AuthInfo) error {
 	)
 }
 
-// checkFile tells why the file that a field names cannot be read.
+// checkFile returns why the file in a field cannot be read.
 func checkFile(field, file string) error {
 	if file == "" {
 		return nil
@@ -183,7 +182,7 @@ func checkFile(field, file string) error {
 
 func checkPair(at string, u *clientcmdapi.AuthInfo) error {
 	if len(u.ClientCertificateData) == 0 || len(u.ClientKeyData) == 0 {
-		return nil // files change, so what is in them is judged when they are used
+		return nil // the content may change, so it is checked when it is used
 	}
 	if _, err := tls.X509KeyPair(u.ClientCertificateData, u.ClientKeyData); err != nil {
 		return fmt.Errorf("%sclient-certificate-data and client-key-data: %w; want PEM of a certificate and its key, as base64", at, err)
@@ -191,9 +190,8 @@ func checkPair(at string, u *clientcmdapi.AuthInfo) error {
 	return nil
 }
 
-// expired returns since when the client certificate in to has not been valid,
-// false if it is or there is none. The API server would only say that it does
-// not know us.
+// expired returns since when the client certificate in to is expired, false if it is
+// valid or missing. The API server only answers 401 Unauthorized for it.
 func expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
 	text := to.CertData
 	if len(text) == 0 && to.CertFile != "" {
@@ -202,7 +200,7 @@ func expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
 	if len(text) == 0 {
 		return time.Time{}, false
 	}
-	// A certificate that cannot be read is the API client's to complain of.
+	// The API client reports a certificate that cannot be parsed.
 	cert, err := x509.ParseCertificate(firstCertificate(text))
 	if err != nil {
 		return time.Time{}, false

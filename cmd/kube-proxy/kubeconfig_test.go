@@ -23,8 +23,8 @@ contexts:
 current-context: here
 `
 
-// Each kubeconfig that cannot work is refused with the file, the field and
-// what is wanted there.
+// TestKubeconfigs checks that the error for each faulty kubeconfig names the file, the
+// field and the expected value.
 func TestKubeconfigs(t *testing.T) {
 	for name, tc := range map[string]struct {
 		old, now string // of the good one; all of it if old is empty

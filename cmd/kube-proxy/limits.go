@@ -19,11 +19,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// eventLimited is about what a mode cannot do for a Service. Every node in the
-// mode sees it alike.
+// eventLimited is about what a mode cannot do for a Service. All nodes in the mode report
+// the same.
 var eventLimited = events.Topic{Reason: "ServiceLimited", Scope: events.Cluster}
 
-// limits are what a mode cannot do for Services, in words, by family.
+// limits holds, by family and Service, what a mode cannot do, in words.
 type limits struct {
 	mode string
 
@@ -31,8 +31,7 @@ type limits struct {
 	all [2]map[types.NamespacedName][]string
 }
 
-// limitsOf collects what a round says of Services that is so for as long as
-// they are as they are.
+// limitsOf collects the errors of a round that persist until the Service itself changes.
 func limitsOf(r reconcile.Result) map[types.NamespacedName][]string {
 	all := map[types.NamespacedName][]string{}
 	add := func(n service.PortName, text string) {
@@ -54,8 +53,8 @@ func limitsOf(r reconcile.Result) map[types.NamespacedName][]string {
 	return all
 }
 
-// update notes what a round of f says, and returns what there is to say of the
-// Services whose limits are others now, nothing where there are none.
+// update records the limits of a round of f. It returns the text of each Service whose
+// limits changed, empty if they are gone.
 func (l *limits) update(f service.Family, r reconcile.Result) map[types.NamespacedName]string {
 	now := limitsOf(r)
 	l.mu.Lock()
@@ -77,7 +76,7 @@ func (l *limits) update(f service.Family, r reconcile.Result) map[types.Namespac
 	return changed
 }
 
-// text says what is limited of a Service, the same on every node.
+// text describes the limits of a Service, in the same words on every node.
 func (l *limits) text(n types.NamespacedName) string {
 	var all []string
 	for _, of := range l.all {
@@ -114,8 +113,7 @@ func (l *limits) condition() string {
 	return fmt.Sprintf("mode %s cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: %s%s", l.mode, strings.Join(names, ", "), more)
 }
 
-// reportLimits takes in what a round of f, which reached the dataplane, could not
-// do.
+// reportLimits reports what a round of f, which reached the dataplane, could not do.
 func (o *statusReporter) reportLimits(f service.Family, r reconcile.Result) {
 	changed := o.limits.update(f, r)
 	if len(changed) == 0 {

@@ -26,8 +26,8 @@ func noted(name, text string) reconcile.Notes {
 	return reconcile.Notes{{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP}: {{Text: text}, passing}}
 }
 
-// What a mode cannot do for a Service is one Event however many families and
-// nodes see it, and none where it comes and goes.
+// TestEventsOfLimits checks that a limit of a mode is one Event, however many families
+// and nodes report it, and that a limit that comes and goes is none.
 func TestEventsOfLimits(t *testing.T) {
 	got := recordedEvents(t, func(h *eventReporter) {
 		o := &statusReporter{events: h, health: health.New(health.Options{}), limits: limits{mode: "kernelspace"}}
@@ -46,7 +46,7 @@ func TestEventsOfLimits(t *testing.T) {
 		if text := o.health.Report().Conditions["unsupported"]; text != want {
 			t.Errorf("condition %q, want %q", text, want)
 		}
-		h.setService(newService("old", "u3")) // another one
+		h.setService(newService("old", "u3")) // another Service of the same name
 		time.Sleep(2 * time.Minute)
 		for _, f := range service.Families {
 			round(f, reconcile.Result{})
@@ -61,7 +61,7 @@ func TestEventsOfLimits(t *testing.T) {
 		"Warning ServiceNotProgrammed old u2: Node node-a could not program port http/tcp, IPv4: refused",
 		"Warning ServiceLimited old u3: Limits of mode kernelspace: port http/tcp: no timeout",
 	}
-	if len(got) > 2 && strings.Contains(got[0], " web ") { // which waits shorter is left to chance
+	if len(got) > 2 && strings.Contains(got[0], " web ") { // the order of equal waits is random
 		got[0], got[1] = got[1], got[0]
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -104,8 +104,8 @@ func TestLogLimits(t *testing.T) {
 	}
 }
 
-// Status says which address cannot be served and what is otherwise, and that
-// the rest is.
+// TestStatusOfLimits checks that status names the address that cannot be served and other
+// deviations, and shows the rest as programmed.
 func TestStatusOfLimits(t *testing.T) {
 	web := shopPort(v4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80), front(service.LoadBalancerIP, "203.0.113.5", 80))
 	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{web})

@@ -21,11 +21,11 @@ import (
 	"kubeproxy/test/program"
 )
 
-// inNamespace tells the test's second process what it is.
+// inNamespace marks the second process of the test.
 const inNamespace = "KUBE_PROXY_TEST_NAMESPACE"
 
-// TestSupervise runs the real command against the real kernel, in a network
-// namespace of its own that ends with the process.
+// TestSupervise runs the real command against the real kernel, in a network namespace
+// that ends with the process.
 func TestSupervise(t *testing.T) {
 	if os.Getenv(inNamespace) != "" {
 		t.Run("live", live)
@@ -41,7 +41,7 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// safeFlags keeps a test from changing what the namespace shares with the host.
+// safeFlags keep a test from changing what the namespace shares with the host.
 var safeFlags = []string{
 	"--conntrack-max-per-core=0", "--oom-score-adj=0", "--conntrack-tcp-timeout-established=0",
 	"--conntrack-tcp-timeout-close-wait=0", "--hostname-override=node-a", "--cluster-cidr=10.244.0.0/16", "-v=2",
@@ -83,7 +83,7 @@ func live(t *testing.T) {
 	}
 }
 
-// installed reports that the kernel holds what the manifests in dir ask for.
+// installed returns whether the kernel holds what the manifests in dir describe.
 func installed(t *testing.T, dir string) bool {
 	t.Helper()
 	c := &config.Config{OS: config.Linux}

@@ -25,9 +25,9 @@ func (b *backend) plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return reconcile.PlanBoth(ctx, want, b.Backend, b.localhost)
 }
 
-// relaysLocalhost reports that NodePorts on the loopback address of f answer by
-// listeners of this process, wherever nodePortAddresses asks for them. The rules of
-// modes iptables and userspace lead there by themselves over IPv4.
+// relaysLocalhost returns whether listeners of this process answer NodePorts on the
+// loopback address of f, if nodePortAddresses includes it. The rules of modes iptables
+// and userspace cover IPv4 loopback without listeners.
 func relaysLocalhost(c *config.Config, f service.Family) bool {
 	switch modeOf(c) {
 	case config.IPTables, config.Userspace:
@@ -36,8 +36,8 @@ func relaysLocalhost(c *config.Config, f service.Family) bool {
 	return c.OS == config.Linux
 }
 
-// localhostMetrics is what the listeners on loopback addresses have come to, empty
-// where there are none.
+// localhostMetrics returns the state of the listeners on loopback addresses, empty
+// without any.
 func localhostMetrics(backends []*backend) map[service.Family]metrics.Localhost {
 	all := map[service.Family]metrics.Localhost{}
 	for _, b := range backends {

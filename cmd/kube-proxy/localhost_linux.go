@@ -11,9 +11,9 @@ import (
 	"kubeproxy/platform/linux/userspace"
 )
 
-// addLocalhost gives the backends of x their listeners on loopback addresses. Nothing
-// is opened before a round asks for it. All of them, and the relay of mode userspace,
-// share the open files of the process.
+// addLocalhost gives the backends of x their listeners on loopback addresses. A listener
+// opens in the first round that needs it. All listeners and the relay of mode userspace
+// share the file limit of the process.
 func (x *selectedMode) addLocalhost(log klog.Logger) {
 	limits := sync.OnceValues(func() (*userspace.Limits, error) {
 		files, err := userspace.RaiseFileLimit()
@@ -34,7 +34,7 @@ func (x *selectedMode) addLocalhost(log klog.Logger) {
 		mark := 0
 		if u, ok := b.Backend.(*userspace.Backend); ok {
 			parts.Limits = func() (*userspace.Limits, error) { return u.Limits(), nil }
-			mark = 1 << *x.config.IPTables.MasqueradeBit // past the rules that lead to its listeners
+			mark = 1 << *x.config.IPTables.MasqueradeBit // bypasses the rules that redirect to its listeners
 		}
 		b.localhost = userspace.NewLocalhost(b.family, mark, parts)
 	}

@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// nonblockingWriter is a Writer for the log that waits for nobody. Each Write is passed on
-// at once, and returns when that is done, so nothing is lost in a crash. If whoever
-// takes the log stops, such as a full pipe or a disk that hangs, further lines are
-// kept, and when there is no room for more they are dropped and counted.
+// nonblockingWriter is a log writer that does not block for long. Each Write goes to the
+// output at once and returns when it is written, so a crash loses nothing. If the output
+// blocks, such as a full pipe or a hanging disk, further lines are buffered. When the
+// buffer is full, lines are dropped and counted.
 type nonblockingWriter struct {
 	to io.Writer
 
 	mu      sync.Mutex
 	lines   []logLine // not written yet
-	size    int       // of lines
+	size    int       // of lines, in bytes
 	dropped int
-	writing bool // somebody writes
+	writing bool // a goroutine writes
 	stalled bool // for longer than stallAfter
 }
 
@@ -34,11 +34,12 @@ type logLine struct {
 const (
 	// stallAfter is how long a line may take.
 	stallAfter = time.Second
-	// stallBuffer is how many bytes of lines are kept meanwhile.
+	// stallBuffer is how many bytes of lines are buffered during a stall.
 	stallBuffer = 1 << 20
 )
 
-// Write implements io.Writer. It returns no error: nobody could be told.
+// Write implements io.Writer. It returns no error, as there is no other place to report
+// one.
 func (u *nonblockingWriter) Write(text []byte) (int, error) {
 	done, wait := u.queue(text)
 	if !wait {
@@ -56,7 +57,7 @@ func (u *nonblockingWriter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// queue hands a line over. It returns what is closed when the line is written, and
+// queue appends a line to the buffer. done is closed when the line is written; wait is
 // whether to wait for that.
 func (u *nonblockingWriter) queue(text []byte) (done chan struct{}, wait bool) {
 	u.mu.Lock()

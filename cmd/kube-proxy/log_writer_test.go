@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// blockedWriter is a Writer that takes nothing until it is opened.
+// blockedWriter is a Writer that blocks until it is opened.
 type blockedWriter struct {
 	open chan struct{}
 	bytes.Buffer
@@ -27,8 +27,7 @@ func (g *blockedWriter) Write(text []byte) (int, error) {
 	return g.Buffer.Write(text)
 }
 
-// TestStalledLog stalls the log for a while and for more lines than there
-// is room for.
+// TestStalledLog stalls the log for a while and for more lines than fit into the buffer.
 func TestStalledLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &blockedWriter{open: make(chan struct{})}
@@ -56,7 +55,7 @@ func TestStalledLog(t *testing.T) {
 	})
 }
 
-// TestShutdown has one signal, two, and none.
+// TestShutdown sends one signal, two, and none.
 func TestShutdown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -18,17 +18,17 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// logs is the one logger and what of it can change while it runs.
+// logs is the logger of the process and those of its settings that can change at run
+// time.
 type logs struct {
 	klog.Logger
 	verbosity flag.Value
 	vmodule   flag.Value // nil in format json
 }
 
-// startLogging makes the one logger, which klog's own functions use too.
-// Nothing is buffered, so there is nothing to lose when the process dies. Where
-// there was another logger, as in a service that begins anew, nobody may look
-// after it meanwhile.
+// startLogging creates the one logger, which the functions of klog use as well. Nothing
+// is buffered, so a crash loses nothing. If there was another logger, as in a service
+// that restarts within the process, nothing may use klog during the call.
 func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
 	klog.StopFlushDaemon()
 	w = printable.Writer(w)
@@ -46,9 +46,9 @@ func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
 	return l, l.reconfigure(c)
 }
 
-// reconfigure takes in everything but the format.
+// reconfigure applies all settings except the format.
 func (l *logs) reconfigure(c *logsapi.LoggingConfiguration) error {
-	if d := c.FlushFrequency.Duration.Duration; d > 0 { // 0 would end the process
+	if d := c.FlushFrequency.Duration.Duration; d > 0 { // klog would exit the process for 0
 		klog.StartFlushDaemon(d)
 	}
 	var modules []string
@@ -63,8 +63,8 @@ func (l *logs) reconfigure(c *logsapi.LoggingConfiguration) error {
 	return l.verbosity.Set(strconv.Itoa(int(c.Verbosity)))
 }
 
-// slogLevel is a level of detail for slog. Those of klog count upward as
-// detail grows, those of slog downward.
+// slogLevel converts klog verbosity to a slog level. klog levels grow with detail, slog
+// levels shrink.
 type slogLevel struct{ slog.LevelVar }
 
 // String implements flag.Value.

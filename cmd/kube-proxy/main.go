@@ -1,9 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kube-proxy forwards the traffic of Kubernetes Services on one node.
-// This package reads the command line and wires the parts together; each part
-// does its work elsewhere.
+// Command kube-proxy forwards the traffic of Kubernetes Services on one node. This
+// package parses the command line and connects the parts of the proxy. Input is flags, a
+// configuration file and the API server or manifests; output is the log, Events, metrics,
+// health endpoints and what the backends program. Planning and programming are in
+// platform, reading and tracking in common.
 package main
 
 import (
@@ -35,23 +37,23 @@ func main() {
 	os.Exit(code)
 }
 
-// stopLimit is how long a stop may take, whatever hangs. Who stops containers or
-// services often waits 10 s or more, and some as little as 5 s.
+// stopLimit bounds the duration of a stop, even if a call hangs. Service managers and
+// container runtimes often wait 10 s or more before they kill, some only 5 s.
 const stopLimit = stopTime + 500*time.Millisecond
 
-// shutdown is how signals end the process.
+// shutdown ends the process on signals.
 type shutdown struct {
 	cancel        context.CancelFunc
 	log           io.Writer
 	limit         time.Duration
-	ignoreSignals atomic.Bool               // signals are no reason to end
-	requestedAt   atomic.Pointer[time.Time] // when to end, nil before
+	ignoreSignals atomic.Bool               // signals do not end the process
+	requestedAt   atomic.Pointer[time.Time] // the time of the first signal, nil before
 }
 
 type shutdownKey struct{}
 
-// withoutSignals has signals not end the process, as for a Windows service, which a
-// user who logs off must not end.
+// withoutSignals returns a context in which signals do not end the process. A Windows
+// service needs it, as a user who logs off must not end it.
 func withoutSignals(ctx context.Context) context.Context {
 	if e, ok := ctx.Value(shutdownKey{}).(*shutdown); ok {
 		e.ignoreSignals.Store(true)
@@ -59,9 +61,9 @@ func withoutSignals(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-// waitForSignal asks the process to end at the first signal, and returns the exit code when
-// it must at once: when it has not ended in time, or at another signal. What is
-// programmed stays in force either way.
+// waitForSignal requests a stop at the first signal. It returns an exit code when the
+// process must exit at once: when the stop exceeds its limit, or at a second signal.
+// Programmed rules stay in force in both cases.
 func (e *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
 	first := <-signals
 	for e.ignoreSignals.Load() {
@@ -79,7 +81,7 @@ func (e *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
 	}
 }
 
-// stopDeadline returns when a stop has to be over, which ends the process of ctx.
+// stopDeadline returns when the stop that ends ctx must be finished.
 func stopDeadline(ctx context.Context) time.Time {
 	requestedAt := time.Now()
 	if e, ok := ctx.Value(shutdownKey{}).(*shutdown); ok && e.requestedAt.Load() != nil {
@@ -88,7 +90,8 @@ func stopDeadline(ctx context.Context) time.Time {
 	return requestedAt.Add(stopTime)
 }
 
-// signalCode is the exit code that shells report for a process ended by a signal.
+// signalCode is the exit code that shells report for a process ended by a signal: 128
+// plus its number, see "EXIT STATUS" in bash(1).
 func signalCode(s os.Signal) int {
 	n, _ := s.(syscall.Signal)
 	return 128 + int(n)
@@ -105,7 +108,7 @@ func execute(ctx context.Context, args []string, to streams) int {
 	return exitCode(root.ExecuteContext(ctx), to.err)
 }
 
-// exitCode tells err, if there is something to tell, and returns the exit code.
+// exitCode prints err, unless its text is empty, and returns the exit code.
 func exitCode(err error, w io.Writer) int {
 	end, coded := errors.AsType[*exit](err)
 	if err != nil && (!coded || end.err != nil) {

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/config"
 )
 
-// The runtime keeps to nine tenths of the cgroup's limit, and to GOMEMLIMIT where that
-// is set.
+// TestMemoryLimit checks that the soft limit is nine tenths of the cgroup's limit, or
+// GOMEMLIMIT if that is set.
 func TestMemoryLimit(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
 	const limit = 4 << 30

@@ -10,10 +10,10 @@ import (
 	"kubeproxy/platform/windows/hns"
 )
 
-// meter counts calls to HNS once there is something to count them in.
+// meter counts calls to HNS once registerMetrics has been called.
 type meter struct{ metrics atomic.Pointer[metrics.HNS] }
 
-// registerMetrics has calls counted in m from now on. It is called for each backend.
+// registerMetrics counts calls in m from now on. It is called for each backend.
 func (t *meter) registerMetrics(m *metrics.Metrics) {
 	if t.metrics.Load() == nil {
 		t.metrics.Store(m.HNS(hns.Operations, hns.Classes()))
@@ -27,7 +27,7 @@ func (t *meter) call(c hns.Call) {
 	}
 	m.Call(c.Operation, c.Class(), c.Took)
 	what := map[string]string{hns.CreateBalancer: "create", hns.ChangeBalancer: "update", hns.DeleteBalancer: "delete"}[c.Operation]
-	// What is gone already is as good as deleted.
+	// Deleting an object that does not exist is a success.
 	if c.Err == nil || what == "" || what == "delete" && c.Class() == "not_found" {
 		return
 	}

@@ -15,11 +15,11 @@ import (
 	"kubeproxy/platform/windows/hns"
 )
 
-// TestMeter counts calls to HNS, of both families in one place, and among load
-// balancers those that Services suffer from.
+// TestMeter counts calls to HNS of both families together, and the load balancers among
+// them whose failure affects Services.
 func TestMeter(t *testing.T) {
 	c, m := &meter{}, metrics.New(metrics.Options{})
-	c.call(hns.Call{Operation: "list"}) // nowhere to count it yet
+	c.call(hns.Call{Operation: "list"}) // not registered yet
 	c.registerMetrics(m)
 	c.registerMetrics(m)
 	lb := hns.LoadBalancer{Key: hns.Key{VIP: netip.MustParseAddr("10.96.0.10")}}

@@ -22,15 +22,15 @@ var builtModes = map[config.OS][]v1alpha1.ProxyMode{
 	config.Windows: {config.Kernelspace},
 }
 
-// The orders in which modes are tried: where none is configured, the best one
-// first, and after one that cannot work, with --proxy-mode-fallback.
+// The orders in which modes are tried. bestModes applies if no mode is configured, best
+// first. fallbackModes applies with --proxy-mode-fallback after a mode that cannot work.
 var (
 	bestModes     = []v1alpha1.ProxyMode{config.NFTables, config.IPTables, config.Userspace, config.Kernelspace}
 	fallbackModes = []v1alpha1.ProxyMode{config.IPVS, config.IPTables, config.Userspace}
 )
 
-// modeOf returns the mode that c asks for. Where it asks for none, and nothing
-// is known of the node, that is the best that is built in.
+// modeOf returns the mode that c configures. If it configures none, and the node is
+// unknown, that is the best mode that is built in.
 func modeOf(c *config.Config) v1alpha1.ProxyMode {
 	if c.Mode != "" {
 		return c.Mode
@@ -43,7 +43,7 @@ func modeOf(c *config.Config) v1alpha1.ProxyMode {
 	return ""
 }
 
-// checkMode refuses the modes that are still to come.
+// checkMode returns an error for modes that are not built in.
 func checkMode(c *config.Config) error { return checkBuilt(modeOf(c), c.OS) }
 
 func checkBuilt(mode v1alpha1.ProxyMode, os config.OS) error {
@@ -75,23 +75,24 @@ func checkNamed(c *config.Config, mode v1alpha1.ProxyMode) error {
 // selectedMode is a mode that works here, with what came of it.
 type selectedMode struct {
 	config   *config.Config // with the mode
-	origin   string         // whose wish it is
+	origin   string         // who selected it
 	backends []*backend     // at least one
-	// unavailable tells why there is no backend for a family.
+	// unavailable holds why a family has no backend.
 	unavailable map[service.Family]string
-	// reportRelayShortage, if set, is called with what listeners on loopback addresses lack.
+	// reportRelayShortage, if set, is called when listeners on loopback addresses lack a
+	// resource.
 	reportRelayShortage func(text, detail string)
 }
 
-// candidate is a mode that may be taken.
+// candidate is a mode that may be selected.
 type candidate struct {
 	mode     v1alpha1.ProxyMode
-	origin   string // whose wish it is
+	origin   string // who requests it
 	disabled bool   // a feature gate forbids it
 }
 
-// candidates lists the modes to try. annotated is what the Node asks for, which
-// counts if nobody else does.
+// candidates lists the modes to try, in order. annotated is the mode in the annotation of
+// the Node. It counts only if no mode is configured.
 func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []candidate {
 	if c.Mode != "" {
 		all := []candidate{{mode: c.Mode, origin: o.modeOrigin()}}
@@ -114,7 +115,7 @@ func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []ca
 	return all
 }
 
-// modeOrigin tells who configured a mode.
+// modeOrigin returns where the mode is configured.
 func (o *options) modeOrigin() string {
 	if o.flags != nil && o.flags.Changed("proxy-mode") {
 		return "--proxy-mode"
@@ -122,8 +123,8 @@ func (o *options) modeOrigin() string {
 	return o.config.Config
 }
 
-// selectMode returns what open makes of the first of all that works, and logs why
-// those before it do not. If none works, the error says that of each.
+// selectMode opens the candidates in order and returns the first that works. It logs why
+// earlier ones do not. If none works, the error lists the reason of each.
 func selectMode(log klog.Logger, all []candidate, open func(candidate) (*selectedMode, error)) (*selectedMode, error) {
 	var errs []error
 	for i, w := range all {
@@ -146,7 +147,7 @@ func (w candidate) open(open func(candidate) (*selectedMode, error)) (*selectedM
 	return open(w)
 }
 
-// configFor returns c in the mode of w.
+// configFor returns c with the mode of w.
 func (w candidate) configFor(c *config.Config) *config.Config {
 	now := *c
 	now.Mode = w.mode

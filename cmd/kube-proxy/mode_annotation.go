@@ -16,34 +16,34 @@ import (
 	"kubeproxy/config"
 )
 
-// annotationWatcher follows which mode the Node asks for while none is configured. A
-// mode is for a whole process, so another one takes another process.
+// annotationWatcher follows the mode annotation of the Node while no mode is configured.
+// The mode is fixed for a process, so another mode requires a restart.
 type annotationWatcher struct {
-	// selectMode returns the mode that a new process would be in with what the Node
-	// asks for now, empty if that does not count.
+	// selectMode returns the mode that a new process would select with the present
+	// annotation, empty if the annotation does not count.
 	selectMode func(ctx context.Context, annotated v1alpha1.ProxyMode) (string, error)
 	os         config.OS
 	mode       string // in force
 	log        klog.Logger
-	kick       chan struct{} // has room for one
+	kick       chan struct{} // has a buffer of one
 
-	evaluated v1alpha1.ProxyMode // what led to mode, or was found to lead there
+	evaluated v1alpha1.ProxyMode // the annotation that led to mode, or was found to lead to it
 
 	mu        sync.Mutex
 	text      string // of the annotation
-	known     bool   // text is
+	known     bool   // text has been read
 	annotated v1alpha1.ProxyMode
 }
 
-// newAnnotationWatcher returns nil where the Node is not to be asked. was is what led to
-// mode.
+// newAnnotationWatcher returns nil if the annotation does not count. request is what led
+// to mode.
 func newAnnotationWatcher(o *options, request modeRequest, mode string, log klog.Logger) *annotationWatcher {
 	if request.configured != "" || hostOS != config.Linux {
 		return nil
 	}
 	f := &annotationWatcher{os: hostOS, mode: mode, log: log, kick: make(chan struct{}, 1), annotated: request.annotated, evaluated: request.annotated}
 	f.selectMode = func(ctx context.Context, annotated v1alpha1.ProxyMode) (string, error) {
-		c, err := config.Load(&o.config, hostOS) // which may have changed
+		c, err := config.Load(&o.config, hostOS) // the file may have changed
 		if err != nil || c.Mode != "" {
 			return "", err
 		}
@@ -52,7 +52,7 @@ func newAnnotationWatcher(o *options, request modeRequest, mode string, log klog
 	return f
 }
 
-// modeFor returns the mode that would be taken.
+// modeFor returns the mode that would be selected.
 func modeFor(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (string, error) {
 	var discard klog.Logger
 	x, err := newBackends(klog.NewContext(ctx, discard), c, o, annotated)
@@ -61,13 +61,13 @@ func modeFor(ctx context.Context, c *config.Config, o *options, annotated v1alph
 	}
 	for _, b := range x.backends {
 		if closer, ok := b.Backend.(io.Closer); ok {
-			_ = closer.Close() // it has written nothing
+			_ = closer.Close() // it has programmed nothing
 		}
 	}
 	return x.backends[0].mode, nil
 }
 
-// nodeChanged takes in the Node as it is now.
+// nodeChanged records the present Node.
 func (f *annotationWatcher) nodeChanged(n *corev1.Node) {
 	if f == nil {
 		return
@@ -80,7 +80,7 @@ func (f *annotationWatcher) nodeChanged(n *corev1.Node) {
 	}
 	f.text, f.known = text, true
 	log := f.log
-	if first { // what is wrong with it was said at the start
+	if first { // the start has reported a faulty annotation
 		log = klog.Logger{}
 	}
 	f.annotated = annotatedMode(log, f.os, n)
@@ -90,12 +90,12 @@ func (f *annotationWatcher) nodeChanged(n *corev1.Node) {
 	}
 }
 
-// annotationStableTime is how long an annotation must stay as it is: kubectl may remove it
-// and set it again.
+// annotationStableTime is how long an annotation must stay unchanged before it counts: a
+// user may remove it and set it again with kubectl.
 const annotationStableTime = time.Second
 
-// run judges what the Node asks for whenever that changes, until ctx ends, or
-// until it takes a new process, which is errRestart.
+// run evaluates the annotation whenever it changes, until ctx ends. It returns errRestart
+// if the mode requires a restart.
 func (f *annotationWatcher) run(ctx context.Context) error {
 	if f == nil {
 		return nil
@@ -121,8 +121,7 @@ func (f *annotationWatcher) run(ctx context.Context) error {
 	}
 }
 
-// needsRestart reports that the mode that the Node asks for takes another process, and
-// says what comes of it.
+// needsRestart returns whether the annotation requires a restart, and logs the decision.
 func (f *annotationWatcher) needsRestart(ctx context.Context) bool {
 	f.mu.Lock()
 	annotated := f.annotated

@@ -17,27 +17,27 @@ import (
 	"kubeproxy/config"
 )
 
-// modeRequest is what a process was asked for.
+// modeRequest holds the requests for a mode that a process started with.
 type modeRequest struct {
 	configured v1alpha1.ProxyMode
 	annotated  v1alpha1.ProxyMode // by the Node
 }
 
-// modeAnnotation is how a Node asked for its mode before there were
-// configuration files.
+// modeAnnotation is the annotation by which a Node selected its mode before configuration
+// files existed.
 const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
 
-// nodeReadTimeout bounds how long the start waits for what the Node says. Without
-// an API server there is nothing to forward, but something to serve.
+// nodeReadTimeout bounds how long the start waits for the Node. Without an API server
+// there is no Service to forward, but health and metrics must be served.
 const nodeReadTimeout = 2 * time.Second
 
-// nodeReader is a source that can be asked for the Node before it runs.
+// nodeReader is a source that can read the Node before it runs.
 type nodeReader interface {
 	ReadNode(ctx context.Context) (*corev1.Node, error)
 }
 
-// newModeRequest asks the Node if nothing is configured. That it cannot be asked is
-// no reason not to start.
+// newModeRequest reads the Node if no mode is configured. The proxy starts even if the
+// Node cannot be read.
 func newModeRequest(ctx context.Context, c *config.Config, from source.Source) modeRequest {
 	w := modeRequest{configured: c.Mode}
 	reader, is := from.(nodeReader)
@@ -61,8 +61,8 @@ func newModeRequest(ctx context.Context, c *config.Config, from source.Source) m
 	return w
 }
 
-// annotatedMode returns the mode that a Node asks for, nothing if there is no
-// such mode, which is logged.
+// annotatedMode returns the mode in the annotation of a Node, empty if there is no such
+// mode, which it logs.
 func annotatedMode(log klog.Logger, os config.OS, n *corev1.Node) v1alpha1.ProxyMode {
 	mode := v1alpha1.ProxyMode(strings.TrimSpace(n.Annotations[modeAnnotation]))
 	if mode != "" && !slices.Contains(config.Modes(os), mode) {

@@ -28,7 +28,7 @@ import (
 	"kubeproxy/config"
 )
 
-// TestModeRequest reads what the Node asks for where nobody else does.
+// TestModeRequest reads the annotation of the Node if no mode is configured.
 func TestModeRequest(t *testing.T) {
 	node := func(mode string) string {
 		return fmt.Sprintf(`{"kind": "NodeList", "apiVersion": "v1", "items": [{"metadata": {"name": "node-a", "annotations": {%q: %q}}}]}`, modeAnnotation, mode)
@@ -36,7 +36,7 @@ func TestModeRequest(t *testing.T) {
 	for situation, tt := range map[string]struct {
 		mode      v1alpha1.ProxyMode // that is configured
 		os        config.OS
-		answer    string // nothing: the API server is at a loss
+		answer    string // empty: the API server fails
 		annotated v1alpha1.ProxyMode
 		logged    string
 	}{
@@ -80,8 +80,7 @@ func TestModeRequest(t *testing.T) {
 	}
 }
 
-// TestModeRequestOfManifests finds the Node among other files, those that cannot be read
-// included.
+// TestModeRequestOfManifests finds the Node among other files, some of them unreadable.
 func TestModeRequestOfManifests(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -104,11 +103,11 @@ func TestModeRequestOfManifests(t *testing.T) {
 	}
 }
 
-// TestAnnotationChanges has the Node ask for one mode after the other.
+// TestAnnotationChanges changes the annotation of the Node several times.
 func TestAnnotationChanges(t *testing.T) {
 	for situation, tt := range map[string]struct {
 		annotations []string
-		selected    map[v1alpha1.ProxyMode]string // for what it asks, nothing for an error
+		selected    map[v1alpha1.ProxyMode]string // by annotation, empty for an error
 		ends        bool
 		logged      string
 	}{
@@ -150,7 +149,7 @@ func TestAnnotationChanges(t *testing.T) {
 			})
 		})
 	}
-	var disabled *annotationWatcher // where it does not count
+	var disabled *annotationWatcher // if the annotation does not count
 	disabled.nodeChanged(&corev1.Node{})
 	if err := disabled.run(t.Context()); err != nil {
 		t.Errorf("nobody: %v", err)

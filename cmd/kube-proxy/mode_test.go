@@ -23,7 +23,7 @@ type selectCase struct {
 	file      v1alpha1.ProxyMode
 	annotated v1alpha1.ProxyMode
 	broken    []string // modes that cannot work
-	want      string   // mode and who asked for it
+	want      string   // mode and origin
 	logged    string   // in the first line of the log
 	err       string   // its beginning
 }
@@ -66,8 +66,8 @@ var selectCases = map[string]selectCase{
 	},
 }
 
-// TestSelectMode tries modes in an order that depends on who asked for what, and
-// says of each that cannot work why.
+// TestSelectMode checks the order in which modes are tried for each origin, and the
+// reasons for modes that cannot work.
 func TestSelectMode(t *testing.T) {
 	for situation, tt := range selectCases {
 		t.Run(situation, func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestSelectMode(t *testing.T) {
 	}
 }
 
-// TestBuiltModes keeps the lists of modes in step.
+// TestBuiltModes checks that the lists of modes agree.
 func TestBuiltModes(t *testing.T) {
 	for os, modes := range builtModes {
 		for _, m := range modes {

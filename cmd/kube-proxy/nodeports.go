@@ -9,8 +9,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// closedNodePorts says that no address answers the NodePorts of f in s since the
-// node's own are not known, nothing if they are or if f has no Services.
+// closedNodePorts reports that no address serves the NodePorts of f in s, because the
+// addresses of the node are unknown. It returns nothing if they are known, or if f has no
+// Services.
 func closedNodePorts(s *service.Snapshot, f service.Family) string {
 	if s.Len(f) == 0 || !s.Node.NodePortsPending[f] {
 		return ""
@@ -19,7 +20,7 @@ func closedNodePorts(s *service.Snapshot, f service.Family) string {
 		"addresses that answered before still do; set hostnameOverride to the Node's name, or nodePortAddresses to CIDRs or %q", f, "primary", s.Node.Name, "all")
 }
 
-// reportNodePorts says so as a condition.
+// reportNodePorts updates the condition about closed NodePorts.
 func (o *statusReporter) reportNodePorts(f service.Family, s *service.Snapshot) {
 	o.health.SetCondition("node-port-addresses-"+f.String(), closedNodePorts(s, f))
 }

@@ -18,8 +18,8 @@ import (
 	"kubeproxy/common/track"
 )
 
-// TestClosedNodePortsAreReported has a condition as long as the node's addresses
-// are not known.
+// TestClosedNodePortsAreReported checks that the condition lasts as long as the node's
+// addresses are unknown.
 func TestClosedNodePortsAreReported(t *testing.T) {
 	h, _ := newTestSink(t)
 	b := &backend{mode: "nftables", family: service.IPv4}
@@ -33,7 +33,7 @@ func TestClosedNodePortsAreReported(t *testing.T) {
 	}
 }
 
-// TestUnknownNodeIsLogged waits until the Node should be known.
+// TestUnknownNodeIsLogged waits until nodeTimeout.
 func TestUnknownNodeIsLogged(t *testing.T) {
 	for _, tt := range []struct {
 		api, primary bool

@@ -16,30 +16,30 @@ import (
 	"kubeproxy/common/service"
 )
 
-// How long what others alter rests, see reconcile.Loop. A repair takes a twentieth
-// of the time at most.
+// The pauses of repairs after foreign changes, see Drift of reconcile.Loop. Repairs take
+// at most a twentieth of the time.
 const (
 	driftPause      = 100 * time.Millisecond
 	driftPauseMax   = time.Second
 	driftCostFactor = 20
 )
 
-// The names of conditions about others that program the node.
+// The names of conditions about other programs that change the rules of the node.
 const (
 	conditionOther = "other-proxy"
-	conditionDrift = "drift-" // and the family
+	conditionDrift = "drift-" // followed by the family
 	conditionRules = "other-rules-"
 )
 
-// otherProxyEventDelay is how long another service proxy may run before an Event says so.
-// A rolling update has two for a while, on purpose.
+// otherProxyEventDelay is how long another service proxy may run before an Event reports
+// it. A rolling update runs two for a while on purpose.
 const otherProxyEventDelay = time.Minute
 
-// otherProxyState is what is known of others that program the node.
+// otherProxyState is what is known of other programs that change the rules of the node.
 type otherProxyState struct {
 	mu       sync.Mutex
 	text     string      // of the condition
-	event    *time.Timer // that is to be written
+	event    *time.Timer // pending Event
 	drifting [2]bool
 	rules    [2]string // of the conditions about rules
 	stopped  bool
@@ -56,7 +56,8 @@ func (o *statusReporter) newLease(proxyName string) {
 	o.lease = lease.New(transport, self, nil)
 }
 
-// leaseEnter returns what lets this process program the node, nil for always.
+// leaseEnter returns the function that admits this process to program the node, nil if it
+// always may.
 func (o *statusReporter) leaseEnter() func(context.Context) (func(), bool) {
 	if o.lease == nil {
 		return nil
@@ -64,14 +65,14 @@ func (o *statusReporter) leaseEnter() func(context.Context) (func(), bool) {
 	return o.lease.Enter
 }
 
-// bindLease lets l run only while this process is to program the node.
+// bindLease restricts the rounds of l to the time when this process holds the lease.
 func (o *statusReporter) bindLease(l *reconcile.Loop, b *backend) {
 	l.Enter = o.leaseEnter()
 	l.Standby = func(want *service.Snapshot) { o.recordStandby(b, want) }
 }
 
-// startLease runs the lease until end is called, which is after the last change to
-// the node: only then may another process go on.
+// startLease runs the lease until end is called. Call end after the last change to the
+// node: another process may program from then on.
 func (o *statusReporter) startLease(ctx context.Context, loops []*reconcile.Loop) (end func()) {
 	if o.lease == nil {
 		return func() {}
@@ -79,11 +80,11 @@ func (o *statusReporter) startLease(ctx context.Context, loops []*reconcile.Loop
 	standby := false
 	o.lease.Changed = func(s lease.State) {
 		if ctx.Err() != nil {
-			return // nobody asks any more
+			return // the process is stopping
 		}
 		o.leaseChanged(s)
 		if s.Standby == standby {
-			return // the loops wait for the first word, and no other concerns them
+			return // loops wait for the first state, and only Standby concerns them
 		}
 		standby = s.Standby
 		for _, l := range loops {
@@ -103,19 +104,19 @@ func (o *statusReporter) startLease(ctx context.Context, loops []*reconcile.Loop
 	}
 }
 
-// recordStandby takes in that the node is programmed for want by another process. What
-// this process answers to health checks of Services goes on, as it has the ports.
+// recordStandby records that another process programs the node for want. Health checks of
+// Services are still answered, as this process has their ports.
 func (o *statusReporter) recordStandby(b *backend, want *service.Snapshot) {
 	now := time.Now()
 	if b.takeover != nil {
 		b.takeover.standby()
 	}
 	o.metrics.ChangesSynced()
-	o.latency.takeProgrammed(b.family, now, now) // it is not known how long the other one took
+	o.latency.takeProgrammed(b.family, now, now) // the latency of the other process is unknown
 	o.checks.update(b.family, want)
 }
 
-// leaseChanged takes in which process programs the node.
+// leaseChanged records which process programs the node.
 func (o *statusReporter) leaseChanged(s lease.State) {
 	text, holder := otherProxyText(s), ""
 	if s.Standby {
@@ -145,7 +146,7 @@ func (o *statusReporter) leaseChanged(s lease.State) {
 	}
 }
 
-// hint is what everybody who reaches the node may know of a condition.
+// hint returns the text of a condition for clients without authentication.
 func hint(text, public string) string {
 	if text == "" {
 		return ""
@@ -153,7 +154,7 @@ func hint(text, public string) string {
 	return public
 }
 
-// stop ends what is to be written.
+// stop cancels the pending Event.
 func (r *otherProxyState) stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +164,7 @@ func (r *otherProxyState) stop() {
 	}
 }
 
-// otherProxyText says who else runs on the node, nothing if nobody does.
+// otherProxyText names the other service proxies on the node, empty for none.
 func otherProxyText(s lease.State) string {
 	switch {
 	case s.Standby:
@@ -180,7 +181,7 @@ func otherProxyText(s lease.State) string {
 	return fmt.Sprintf("another service proxy runs on this node and stands by, as this one started later: %s; stop one of the two, unless this is a rolling update", strings.Join(all, "; "))
 }
 
-// reportDrift takes in what a round found that others had altered.
+// reportDrift records the foreign changes that a round found.
 func (o *statusReporter) reportDrift(f service.Family, r reconcile.Result) {
 	v := &o.others
 	v.mu.Lock()
@@ -202,8 +203,8 @@ func (o *statusReporter) reportDrift(f service.Family, r reconcile.Result) {
 	o.events.reportDrift(v.drifting, r.Suspect)
 }
 
-// reportForeignRules shows what somebody else makes in places of service proxies, though it was
-// removed, "" if nobody does any more.
+// reportForeignRules shows rules that another program adds again in the places of service
+// proxies after their removal. An empty text means that there are none any more.
 func (o *statusReporter) reportForeignRules(f service.Family, what string) {
 	name := conditionRules + f.String()
 	v := &o.others
@@ -225,7 +226,8 @@ func (o *statusReporter) reportForeignRules(f service.Family, what string) {
 	o.events.reportOtherProxy(cmp.Or(v.rules[0], v.rules[1], v.text))
 }
 
-// driftText says who alters our rules again and again, and what of them.
+// driftText describes repeated foreign changes to our rules, and which program makes
+// them.
 func driftText(r *reconcile.Result) string {
 	source := "another program, which the system does not name,"
 	if r.Suspect != "" {
@@ -241,7 +243,8 @@ func driftText(r *reconcile.Result) string {
 	return fmt.Sprintf("%s alters the rules of this proxy again and again; they are repaired about once a second: stop it%s", source, what)
 }
 
-// reportOtherProxy says that another service proxy runs on the node, "" that none does.
+// reportOtherProxy reports that another service proxy runs on the node, or none if text
+// is empty.
 func (h *eventReporter) reportOtherProxy(text string) {
 	switch {
 	case h == nil:
@@ -252,7 +255,7 @@ func (h *eventReporter) reportOtherProxy(text string) {
 	}
 }
 
-// reportDrift says whether the rules of a family are altered again and again.
+// reportDrift reports whether the rules of a family are changed by others repeatedly.
 func (h *eventReporter) reportDrift(now [2]bool, suspect string) {
 	if h == nil {
 		return

@@ -17,9 +17,9 @@ import (
 	"kubeproxy/common/source"
 )
 
-// outages logs that the API server cannot be read: each sort of failure when
-// it first appears, then how often it was repeated, at growing intervals. So
-// an outage of an hour is a dozen lines, whatever happens in it.
+// outages logs failures to read the API server. It logs each sort of failure when it
+// first appears, and then the number of repetitions at growing intervals. So an outage of
+// an hour takes a dozen lines.
 type outages struct {
 	log    klog.Logger
 	now    func() time.Time
@@ -27,21 +27,21 @@ type outages struct {
 
 	mu      sync.Mutex
 	failing map[string]bool // kinds
-	since   time.Time       // failing has not been empty since
-	logged  bool            // of what fails
+	since   time.Time       // start of the outage: failing has not been empty since
+	logged  bool            // a failure of the outage is in the log
 	reasons map[string]*failure
 }
 
-// failure is a sort of failure: errors that differ in numbers and in what they
-// are about only.
+// failure is a sort of failure. Its errors differ only in numbers and in the object of
+// the request.
 type failure struct {
 	last, logged time.Time
 	pause        time.Duration
 	repeats      int
 }
 
-// forgetAfter is how long a sort of failure is remembered, and the longest
-// that one which lasts is not logged.
+// forgetAfter is how long a sort of failure is remembered, and the longest interval
+// between log lines of a lasting one.
 const forgetAfter = 15 * time.Minute
 
 func newOutages(log klog.Logger, remedy func(error) string) *outages {
@@ -96,7 +96,7 @@ func (o *outages) logFailure(read *source.ReadError, s *failure) {
 	o.logged = true
 }
 
-// recovered notes that a kind can be read.
+// recovered records that a kind can be read.
 func (o *outages) recovered(kind string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -110,8 +110,8 @@ func (o *outages) recovered(kind string) {
 	}
 }
 
-// reasonOf names the sort of a failure. What one request was about, its kind
-// and its numbers, such as ports, says nothing of the sort.
+// reasonOf returns the sort of a failure. The kind and the numbers of a request, such as
+// ports, do not belong to the sort.
 func reasonOf(e *source.ReadError) string {
 	if e.Optional {
 		return e.Kind

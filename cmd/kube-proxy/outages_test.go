@@ -44,7 +44,8 @@ func refused(kind string, port int) error {
 	return &source.ReadError{Kind: kind, Err: fmt.Errorf("Get \"https://192.0.2.1/%s?v=%d\": read tcp 192.0.2.7:%d: connection reset", kind, port, port)}
 }
 
-// An hour of failures, whether they last or come and go, is a dozen lines.
+// TestLongOutageIsAFewLines checks that an hour of failures, lasting or intermittent,
+// takes a dozen lines.
 func TestLongOutageIsAFewLines(t *testing.T) {
 	for name, flaps := range map[string]bool{"lasts": false, "comes and goes": true} {
 		t.Run(name, func(t *testing.T) {

@@ -27,11 +27,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// forged is how a line would begin that somebody slipped into an output.
+// forged is the beginning of a line that foreign text tries to insert into an output.
 const forged = "FORGED"
 
-// FuzzOutputs writes hostile text wherever it can come in from outside, and looks at
-// everything that is printed.
+// FuzzOutputs inserts hostile text at every external input, and checks everything that is
+// printed.
 func FuzzOutputs(f *testing.F) {
 	for _, s := range []string{
 		"\x1b[2J\x1b[31m", "\r", "\u009b31m", "\x7f\b\b", "\u202egnp.exe\u2066", "a\u2028b\u0085", "\xff\xfe", "\x00", "%s%d%n", `"\`, "<script>", "x: y\n---\n", "plain",
@@ -52,7 +52,7 @@ func FuzzOutputs(f *testing.F) {
 	})
 }
 
-// checkPrinted fails on what must not be printed.
+// checkPrinted fails on text that must not be printed.
 func checkPrinted(t *testing.T, where, out string) {
 	t.Helper()
 	if !utf8.ValidString(out) {
@@ -77,7 +77,7 @@ func runPrinted(t *testing.T, args ...string) {
 	checkPrinted(t, strings.Join(args, " ")+": err", got.Err)
 }
 
-// hostileObjects has s in all that manifests may hold, and in the name of a file.
+// hostileObjects inserts s into all fields of manifests, and into the name of a file.
 func hostileObjects(t *testing.T, s string) {
 	t.Helper()
 	meta := map[string]any{"name": "web", "namespace": "shop", "annotations": map[string]string{s: s}, "labels": map[string]string{s: s}}
@@ -110,7 +110,7 @@ func hostileObjects(t *testing.T, s string) {
 	write(t, filepath.Join(dir, "y.yaml"), "kind: \""+s+"\nmetadata: {"+s)
 	name := filepath.Join(dir, strings.NewReplacer("/", "_", "\x00", "_").Replace(s)+".yaml")
 	if err := os.WriteFile(name, []byte("kind: ["), 0o600); err != nil {
-		t.Log(err) // no system takes every name
+		t.Log(err) // some systems reject the name
 	}
 	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace", "kernelspace"} {
 		for _, format := range []string{"text", "json"} {
@@ -120,7 +120,7 @@ func hostileObjects(t *testing.T, s string) {
 	runPrinted(t, "render", "--manifests="+name, "--hostname-override="+s)
 }
 
-// hostileFile has s in a configuration file.
+// hostileFile inserts s into a configuration file.
 func hostileFile(t *testing.T, s string) {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{
@@ -145,7 +145,7 @@ func hostileFile(t *testing.T, s string) {
 	}
 }
 
-// hostileArguments has s in a command line.
+// hostileArguments inserts s into a command line.
 func hostileArguments(t *testing.T, s string) {
 	t.Helper()
 	if strings.Contains(s, "\x00") { // which no system passes on
@@ -161,7 +161,7 @@ func hostileArguments(t *testing.T, s string) {
 	}
 }
 
-// hostileAnswer has s in all that a proxy may answer.
+// hostileAnswer inserts s into all fields of a proxy's response.
 func hostileAnswer(t *testing.T, s string) {
 	t.Helper()
 	d := &statusOutput{}

@@ -21,24 +21,24 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// prepare makes the settings of the system. The error names those that are not as
-// wanted. Forwarding is others' to allow, often later, so it is only logged.
+// prepare applies the system settings. The error names those that are not as desired.
+// Forwarding is often enabled later by other programs, so a failure there is only logged.
 func prepare(ctx context.Context, c *config.Config) error {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx)}
 	for _, f := range service.Families {
-		// This has the kernel load connection tracking, whose settings do not
-		// exist before. What is wrong, the proxy itself will say.
+		// The probe loads the connection tracking module of the kernel, whose settings do
+		// not exist before. The proxy itself will report the error of a probe.
 		if err := nftables.Probe(f); err != nil {
 			p.log.Info("Warning: the proxy could not program a family here", "family", f.String(), "err", err)
 		}
 	}
-	// The score would be of this process, which ends.
+	// The score would apply to this process, which exits.
 	all := sysctl.Apply(p.files, sysctlSettings(c))
 	p.report(append(slices.Clone(all), sysctl.Forwarding(p.files, service.Families[:]...)...))
 	return settingsError(all)
 }
 
-// settingsError says in one line which settings are not as wanted.
+// settingsError lists in one line the settings that are not as desired.
 func settingsError(all []sysctl.Outcome) error {
 	var missing []string
 	for _, o := range all {
@@ -53,7 +53,7 @@ func settingsError(all []sysctl.Outcome) error {
 		len(missing), len(all), strings.Join(missing, "; "))
 }
 
-// keepNodePrepared does the same until all is well, and shows what is not as
+// keepNodePrepared applies the system settings until all succeed, and shows failures as
 // conditions.
 func keepNodePrepared(ctx context.Context, f *activeConfig, o *statusReporter) {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
@@ -66,8 +66,7 @@ func keepNodePrepared(ctx context.Context, f *activeConfig, o *statusReporter) {
 	p.run(ctx, f, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
 }
 
-// usedFamilies are those of which there are Services: the others need not be
-// forwarded.
+// usedFamilies are the families that have Services. The others need no forwarding.
 func usedFamilies(s *service.Snapshot) []service.Family {
 	var used []service.Family
 	for _, f := range service.Families {
@@ -78,15 +77,15 @@ func usedFamilies(s *service.Snapshot) []service.Family {
 	return used
 }
 
-// settingsRetry is how long settings rest that could not be made, and
-// forwardingInterval those that are others' to make: these are read only, and asked of
-// by whoever wonders where traffic is.
+// settingsRetry is the pause before failed settings are tried again. forwardingInterval
+// is the interval for settings that other programs own: the proxy only reads these, as a
+// hint for operators who search for lost traffic.
 const (
 	settingsRetry      = time.Minute
 	forwardingInterval = 5 * time.Second
 )
 
-// trackedConnections returns nil while the kernel tracks no connections.
+// trackedConnections returns nil while the kernel does not track connections.
 func trackedConnections() *metrics.Tracked {
 	now, limit, err := sysctl.Connections(sysctl.Host())
 	if err != nil {
@@ -95,7 +94,7 @@ func trackedConnections() *metrics.Tracked {
 	return &metrics.Tracked{Entries: now, Limit: limit}
 }
 
-// nodePreparer tells of settings, each time that there is something new.
+// nodePreparer applies settings and reports changes in their state.
 type nodePreparer struct {
 	files     sysctl.Files
 	log       klog.Logger
@@ -105,8 +104,9 @@ type nodePreparer struct {
 	reported   map[string]string // by setting
 }
 
-// run returns when ctx ends. It never writes again what was right once:
-// somebody may have decided otherwise. Only settings that change are made anew.
+// run returns when ctx ends. It never writes a setting again that was once right: an
+// operator may have changed it on purpose. It only writes settings again whose desired
+// value changes.
 func (p *nodePreparer) run(ctx context.Context, f *activeConfig, families func() []service.Family) {
 	applied, next := false, time.Now()
 	for {
@@ -131,7 +131,7 @@ func (p *nodePreparer) apply(c *config.Config) []sysctl.Outcome {
 	return append(sysctl.Apply(p.files, sysctlSettings(c)), sysctl.OOMScore(p.files, int(*c.OOMScoreAdj)))
 }
 
-// report reports whether all is well.
+// report reports the outcomes, and returns whether all settings are as desired.
 func (p *nodePreparer) report(all []sysctl.Outcome) bool {
 	ok := true
 	for _, o := range all {
@@ -142,7 +142,8 @@ func (p *nodePreparer) report(all []sysctl.Outcome) bool {
 	return ok
 }
 
-// withdrawAll takes back what was told: some of it may not be asked for any more.
+// withdrawAll clears all reported conditions, as some settings may no longer be
+// configured.
 func (p *nodePreparer) withdrawAll() {
 	for name := range p.reported {
 		p.setCondition(name, "")
@@ -150,8 +151,8 @@ func (p *nodePreparer) withdrawAll() {
 	p.reported = nil
 }
 
-// withdrawUnused takes back what was told about the forwarding of families that are not
-// used any more.
+// withdrawUnused clears the conditions about forwarding of families that are not used any
+// more.
 func (p *nodePreparer) withdrawUnused(used []service.Family) {
 	for _, f := range service.Families {
 		if slices.Contains(used, f) {
@@ -166,7 +167,7 @@ func (p *nodePreparer) withdrawUnused(used []service.Family) {
 	}
 }
 
-// setCondition shows what is wrong with a setting, nothing if text is empty.
+// setCondition shows the fault of a setting, or clears it if text is empty.
 func (p *nodePreparer) setCondition(name, text string) {
 	condition := "setting-" + strings.ReplaceAll(name, " ", "-")
 	f, forwards := sysctl.IsForwarding(name)

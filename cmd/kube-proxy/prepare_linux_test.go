@@ -35,7 +35,7 @@ const (
 	oomScore    = "proc/self/oom_score_adj"
 )
 
-// newSysctlDir is a directory with the files of a kernel.
+// newSysctlDir returns a directory with sysctl files of a kernel.
 func newSysctlDir(t *testing.T, files map[string]string) sysctl.Dir {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,8 +58,8 @@ func wantedSettings() *config.Config {
 	return c
 }
 
-// TestKeepPrepared has settings fail at first, as in a container that may not
-// write them, and become right later: one by others' doing, one by our own.
+// TestKeepPrepared lets settings fail at first, as in a container without write access.
+// Later another program corrects one of them, and the proxy another.
 func TestKeepPrepared(t *testing.T) {
 	files := newSysctlDir(t, map[string]string{connections: "65536", hashsize: "16384", forward4: "0"}) // no oom_score_adj
 	if err := os.MkdirAll(filepath.Join(string(files), "proc/self"), 0o755); err != nil {
@@ -117,8 +117,9 @@ func TestKeepPrepared(t *testing.T) {
 	})
 }
 
-// conditionRecorder are conditions. They need a lock even in a bubble: its Wait comes after
-// what goroutines did, but nothing has them do the rest after what came between.
+// conditionRecorder records conditions. It needs a lock even in a synctest bubble: Wait
+// orders what goroutines did before it, but nothing orders what they do after the caller
+// continues.
 type conditionRecorder struct {
 	mu  sync.Mutex
 	all map[string]string
@@ -144,8 +145,8 @@ func (s *conditionRecorder) names() string {
 
 func newDuration(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
 
-// TestSettingsThatSuffice are nobody's problem, wherever they cannot be
-// written: a table that is large enough in a container.
+// TestSettingsThatSuffice checks that a sufficient setting is no fault, even if it cannot
+// be written: a large table in a container.
 func TestSettingsThatSuffice(t *testing.T) {
 	files := newSysctlDir(t, map[string]string{connections: "262144", hashsize: "262144", oomScore: "-999"})
 	reported := map[string]string{}
@@ -167,14 +168,14 @@ func TestSettingsThatSuffice(t *testing.T) {
 	}
 }
 
-// readOnly is files that nobody may write.
+// readOnly is a directory of files that cannot be written.
 type readOnly struct{ sysctl.Dir }
 
 func (readOnly) WriteFile(name string, _ []byte) error {
 	return &os.PathError{Op: "open", Path: "/" + name, Err: os.ErrPermission}
 }
 
-// TestUsedFamilies asks for the forwarding of nothing that is not there.
+// TestUsedFamilies checks that only families with Services need forwarding.
 func TestUsedFamilies(t *testing.T) {
 	six := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Family: service.IPv6}
 	if got := usedFamilies(nil); got != nil {
@@ -185,7 +186,7 @@ func TestUsedFamilies(t *testing.T) {
 	}
 }
 
-// TestSettingsError is what --init-only says where it achieved part or nothing.
+// TestSettingsError checks the error of --init-only when some or all settings fail.
 func TestSettingsError(t *testing.T) {
 	const todo = "; run --init-only as root on the node's network, in a container with privileged: true"
 	full := map[string]string{connections: "65536", hashsize: "16384"}
@@ -208,8 +209,8 @@ func TestSettingsError(t *testing.T) {
 	}
 }
 
-// TestInitOnlyWithoutRights runs this program again as a user without rights, on a
-// network of its own.
+// TestInitOnlyWithoutRights runs this program again as a user without privileges, in a
+// network namespace of its own.
 func TestInitOnlyWithoutRights(t *testing.T) {
 	if os.Getenv("TEST_INIT_ONLY") != "" {
 		os.Exit(execute(t.Context(), []string{"--init-only", "--conntrack-min=1999999999"}, streams{os.Stdout, os.Stderr}))
@@ -227,7 +228,7 @@ func TestInitOnlyWithoutRights(t *testing.T) {
 	}
 }
 
-// TestModeMisspelt has its own case because each system has other modes.
+// TestModeMisspelt is separate because each system has other modes.
 func TestModeMisspelt(t *testing.T) {
 	const want = `--proxy-mode: mode: "nftable" is no mode on linux; did you mean nftables? want iptables, ipvs, nftables, userspace or nothing`
 	var out, errs strings.Builder

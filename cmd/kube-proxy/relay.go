@@ -17,27 +17,27 @@ import (
 	"kubeproxy/platform/linux/userspace"
 )
 
-// relay is a Backend that connections pass through this process with.
+// relay is a Backend whose connections pass through this process.
 type relay interface {
-	// Tracked returns the snapshot that flows which the kernel knows of follow,
-	// to ports of this process for instance.
+	// Tracked returns the snapshot that conntrack entries follow. Its endpoints may be
+	// ports of this process.
 	Tracked() *service.Snapshot
-	// Observe passes on what the relay refuses and why, nothing most of the time:
-	// in words that name nobody, and with names.
+	// Observe reports what the relay refuses and why, empty most of the time: text
+	// without names, detail with names.
 	Observe(report func(text, detail string))
-	// ObserveUnreached has report told, now and then, of clients that were not
-	// served because of endpoints.
+	// ObserveUnreached reports from time to time the clients that were not served because
+	// endpoints failed.
 	ObserveUnreached(report func(name service.PortName, clients int, err error))
-	// HandOver leads new connections past this process, for the time without
-	// it, and returns what clients lose by that.
+	// HandOver redirects new connections past this process while it is away. It returns
+	// what clients lose by that.
 	HandOver(ctx context.Context) (loss string, err error)
-	// Drain waits for the connections that are open now, as long as ctx lasts.
+	// Drain waits until the open connections end or ctx ends.
 	Drain(ctx context.Context)
-	// Connections returns how many end with this process, of all families.
+	// Connections returns how many connections of all families end with this process.
 	Connections() int
 }
 
-// withTrackedSnapshot is settle for the snapshot that flows follow.
+// withTrackedSnapshot calls clean with the snapshot that conntrack entries follow.
 func withTrackedSnapshot(b *backend, clean func(context.Context, *service.Snapshot, reconcile.Result) (int, error)) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
 	r, ok := b.Backend.(relay)
 	if !ok {
@@ -48,7 +48,8 @@ func withTrackedSnapshot(b *backend, clean func(context.Context, *service.Snapsh
 	}
 }
 
-// observeRelay has what a relay lacks be a condition, and logs who is not served.
+// observeRelay shows the shortage of a relay as a condition, and logs clients that are
+// not served.
 func (o *statusReporter) observeRelay(x *selectedMode) {
 	x.reportRelayShortage = o.reportRelayShortage
 	for i, b := range x.backends {
@@ -57,14 +58,14 @@ func (o *statusReporter) observeRelay(x *selectedMode) {
 			return
 		}
 		r.ObserveUnreached(logUnreached(o.log, b.family))
-		if i == 0 { // what one family lacks, both do
+		if i == 0 { // a shortage of one family applies to both
 			r.Observe(o.reportRelayShortage)
 		}
 	}
 }
 
-// relayMetrics is what all relays have of the process's files and refused, nil without
-// one.
+// relayMetrics sums the open files and the refused connections of all relays, nil without
+// a relay.
 func relayMetrics(backends []*backend) *metrics.Relay {
 	r, ok := backends[0].Backend.(interface{ Use() userspace.Use })
 	if !ok {
@@ -87,17 +88,16 @@ func (o *statusReporter) reportRelayShortage(text, detail string) {
 
 // The times of a stop.
 const (
-	// stopTime is how long a stop takes at most from the signal on, if nothing hangs.
-	// It is below stopLimit by what closing takes.
+	// stopTime bounds a stop from the signal on, if no call hangs. It is below stopLimit
+	// by the time that closing takes.
 	stopTime = 4 * time.Second
-	// handOverTime is how much of it connections may take to be led past this
-	// process. Those through it may go on for the rest.
+	// handOverTime is the part of stopTime for the redirection of new connections. Open
+	// connections may go on for the rest.
 	handOverTime = 3 * time.Second
 )
 
-// shutDown says what becomes of connections now that the proxy ends. Where they
-// pass through it, new ones go without it from now on, and old ones may end
-// first.
+// shutDown handles connections when the proxy ends. In modes with a relay, it redirects
+// new ones past the process, and lets open ones end first.
 func (o *statusReporter) shutDown(ctx context.Context, log klog.Logger, backends []*backend) {
 	mode, deadline := backends[0].mode, stopDeadline(ctx)
 	standby := o.lease != nil && o.lease.Standby()
@@ -119,7 +119,7 @@ func (o *statusReporter) shutDown(ctx context.Context, log klog.Logger, backends
 			return true
 		})
 	}
-	if standby { // the rules are another process's, which goes on
+	if standby { // another process owns the rules and goes on
 		drain()
 		log.Info("Stopped; another service proxy programs this node", "mode", mode, "brokenOff", relays[0].Connections())
 		return
@@ -133,8 +133,8 @@ func (o *statusReporter) shutDown(ctx context.Context, log klog.Logger, backends
 	log.Info(what, "mode", mode, "brokenOff", relays[0].Connections())
 }
 
-// forEachBackend does something with all backends at the same time, until then at most, and
-// reports that all did it.
+// forEachBackend calls do with all backends in parallel. It returns whether all calls
+// returned true by the deadline.
 func forEachBackend(backends []*backend, deadline time.Time, do func(context.Context, *backend) bool) bool {
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
@@ -151,7 +151,7 @@ func forEachBackend(backends []*backend, deadline time.Time, do func(context.Con
 	return !failed.Load()
 }
 
-// handOver has the relay b be passed by, and says how that went.
+// handOver redirects new connections past the relay b, and logs the result.
 func handOver(ctx context.Context, log klog.Logger, b *backend) bool {
 	start := time.Now()
 	loss, err := b.Backend.(relay).HandOver(ctx)

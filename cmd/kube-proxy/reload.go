@@ -21,23 +21,23 @@ import (
 	"kubeproxy/config"
 )
 
-// errRestart ends the proxy so that another process takes in what this one
-// cannot.
+// errRestart ends the proxy, so that a new process loads a configuration that this one
+// cannot apply.
 var errRestart = errors.New("the configuration needs a new process")
 
 // The times of a reloader.
 const (
-	// reloadInterval is how long a change may go unnoticed where nobody tells.
+	// reloadInterval is how long a change may go unnoticed if watching the file fails.
 	reloadInterval = 10 * time.Second
-	// reloadStableTime is how long a file must stay as it is to be taken for
+	// reloadStableTime is how long a file must stay unchanged before it counts as
 	// complete: editors empty a file before they write it.
 	reloadStableTime = 200 * time.Millisecond
-	// reloadMaxWait is how long that is waited for.
+	// reloadMaxWait bounds the wait for a stable file.
 	reloadMaxWait = 10 * reloadStableTime
 )
 
-// reloader follows the file of --config. What it says is checked as at the
-// start, compared with what is in force and taken in where that can be done.
+// reloader follows the file of --config. It validates the content as a start does,
+// compares it with the configuration in force, and applies it if that is possible.
 type reloader struct {
 	options     *options
 	active      *activeConfig
@@ -45,16 +45,16 @@ type reloader struct {
 	servers     *servers
 	loops       []*reconcile.Loop
 	mode        string           // in force
-	modeRequest modeRequest      // that led to it
-	hangup      <-chan os.Signal // to look now
+	modeRequest modeRequest      // led to mode
+	hangup      <-chan os.Signal // check now
 	log         klog.Logger
 
-	lastKey    string // the key of the content that was judged last, at first by the start
-	watchError string // what hinders watching
+	lastKey    string // the key of the content that was checked last, at first by the start
+	watchError string // why watching fails
 }
 
-// run follows the file until ctx ends, or until a change needs a new process,
-// which is errRestart. SIGHUP asks for a look at once.
+// run follows the file until ctx ends. It returns errRestart if a change requires a new
+// process. SIGHUP triggers a check at once.
 func (r *reloader) run(ctx context.Context) error {
 	r.reporter.metrics.Loaded(time.Now())
 	path := r.options.config.Config
@@ -75,8 +75,9 @@ func (r *reloader) run(ctx context.Context) error {
 	}
 }
 
-// notifyHangup returns where SIGHUPs arrive if there is a file to read again, and
-// what gives them back. Unheard, one would end the process.
+// notifyHangup returns a channel of SIGHUPs, if there is a file to read again, and a
+// function that ends the subscription. Without a subscription, SIGHUP would end the
+// process, see os/signal.
 func notifyHangup(o *options) (hangup <-chan os.Signal, stop func()) {
 	if o.config.Config == "" {
 		return nil, func() {}
@@ -86,8 +87,8 @@ func notifyHangup(o *options) (hangup <-chan os.Signal, stop func()) {
 	return c, func() { signal.Stop(c) }
 }
 
-// waitForChange returns when it is time to look again, and whether somebody asked for
-// that, or more as false when ctx ends.
+// waitForChange returns when the file is to be checked. now is whether a signal requested
+// it; more is false when ctx ends.
 func waitForChange(ctx context.Context, w *filewatch.Watch, hangup <-chan os.Signal) (now, more bool) {
 	done := make(chan struct{})
 	requested := make(chan bool, 1)
@@ -105,7 +106,7 @@ func waitForChange(ctx context.Context, w *filewatch.Watch, hangup <-chan os.Sig
 	return <-requested, more
 }
 
-// reportWatchError logs once why changes are noticed later than they could be.
+// reportWatchError logs once why changes are noticed late.
 func (r *reloader) reportWatchError(err error) {
 	text := ""
 	if err != nil {
@@ -117,7 +118,7 @@ func (r *reloader) reportWatchError(err error) {
 	r.watchError = text
 }
 
-// content is what a file holds or why it cannot be read.
+// content is the content of a file, or why it cannot be read.
 type content struct {
 	data []byte
 	err  error
@@ -135,8 +136,7 @@ func readContent(flags *config.Flags) content {
 	return content{data: data, key: string(sum[:])}
 }
 
-// readStable returns what the file holds once it is at rest, or false if it is
-// not.
+// readStable returns the content once it is stable, or false if it is not.
 func (r *reloader) readStable(ctx context.Context) (content, bool) {
 	c := r.read()
 	for start := time.Now(); c.key != r.lastKey && time.Since(start) < reloadMaxWait; {
@@ -154,7 +154,7 @@ func (r *reloader) readStable(ctx context.Context) (content, bool) {
 	return c, c.key == r.lastKey
 }
 
-// check judges the file if it changed, or in any case if now.
+// check validates the file if it changed, and in any case if now is true.
 func (r *reloader) check(ctx context.Context, now bool) error {
 	var file content
 	if now {
@@ -177,15 +177,15 @@ func (r *reloader) check(ctx context.Context, now bool) error {
 		r.reject(err)
 		return nil
 	}
-	if c.Mode == r.modeRequest.configured { // the same wish leads to the same mode
+	if c.Mode == r.modeRequest.configured { // the same request leads to the same mode
 		c = r.withMode(c)
 	}
 	return r.adopt(ctx, c, config.Diff(r.active.config(), c, r.use()))
 }
 
-// newWarnings returns those of c that the configuration in force has not. A start
-// passes over them, so that the node has a proxy; a reload does not, as a field that
-// is misspelt would take back what the proxy has in force.
+// newWarnings returns the warnings of c that the configuration in force does not have. A
+// start tolerates warnings, so that the node has a proxy. A reload does not: a misspelt
+// field would undo a setting that is in force.
 func (r *reloader) newWarnings(c *config.Config) []*config.FieldError {
 	old := r.active.config().Warnings
 	return slices.DeleteFunc(slices.Clone(c.Warnings), func(w *config.FieldError) bool {
@@ -205,19 +205,19 @@ func (r *reloader) use() config.Use {
 	return config.Use{Mode: proxyMode(r.mode), APIServer: len(r.options.manifests) == 0}
 }
 
-// reject keeps what is in force.
+// reject keeps the configuration in force.
 func (r *reloader) reject(err error) {
 	r.active.setFileError(err)
 	r.setCondition(err.Error(), metrics.Rejected)
 	r.log.Error(err, "The configuration file cannot be used; what is in force stays", "file", r.active.file)
 }
 
-// setCondition comes before what is logged of the same: who reads that and goes to look
-// finds it.
+// setCondition is called before the log line about the same fact, so that a reader of the
+// log finds the condition.
 func (r *reloader) setCondition(condition string, what metrics.Reload) {
 	r.reporter.health.SetCondition(reloadCondition, condition)
 	r.reporter.metrics.Reloaded(what, time.Now())
 }
 
-// reloadCondition is the name of the condition that the file cannot be used.
+// reloadCondition is the name of the condition for a file that cannot be used.
 const reloadCondition = "configuration"

@@ -19,8 +19,8 @@ import (
 
 func proxyMode(name string) v1alpha1.ProxyMode { return v1alpha1.ProxyMode(name) }
 
-// adopt puts c in force, which differs in changes from what is, or returns
-// errRestart if only a new process can.
+// adopt puts c in force, which differs by changes from the present configuration. It
+// returns errRestart if that requires a new process.
 func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config.Change) error {
 	needed := pathsWith(changes, config.Restart)
 	if len(needed) > 0 {
@@ -54,7 +54,7 @@ func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config
 	return nil
 }
 
-// logNew tells what in c may surprise its author and did not before.
+// logNew logs remarks on c that did not apply before.
 func (r *reloader) logNew(c *config.Config) {
 	old := r.active.config()
 	fresh := *c
@@ -62,7 +62,7 @@ func (r *reloader) logNew(c *config.Config) {
 	fresh.Notes = slices.DeleteFunc(slices.Clone(c.Notes), func(n config.Note) bool {
 		return slices.ContainsFunc(old.Notes, func(o config.Note) bool { return o.Path == n.Path && o.Text == n.Text })
 	})
-	fresh.Warnings = nil // new ones are rejected, see look
+	fresh.Warnings = nil // newWarnings has rejected new ones
 	logConfigIssues(r.log, &fresh)
 }
 
@@ -85,8 +85,8 @@ func changesText(changes []config.Change) string {
 	return strings.Join(all, "; ")
 }
 
-// checkStartable returns why a process with c would not start. Nobody is to lose a
-// proxy that works for one that cannot.
+// checkStartable returns why a process with c would not start. A proxy that works must
+// not end for one that cannot start.
 func (r *reloader) checkStartable(ctx context.Context, c *config.Config) error {
 	var discard klog.Logger
 	node, err := nodeName(c)
@@ -100,8 +100,8 @@ func (r *reloader) checkStartable(ctx context.Context, c *config.Config) error {
 	return err
 }
 
-// apply has every part that runs take in its settings of c. Only the log may
-// refuse; then nothing has changed.
+// apply passes c to every running part that has settings in it. Only the logger may fail;
+// then nothing has changed.
 func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config.Change) error {
 	changed := func(prefix string) bool {
 		return slices.ContainsFunc(changes, func(c config.Change) bool {

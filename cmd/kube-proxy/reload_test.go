@@ -25,7 +25,8 @@ import (
 
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// A file that no process could start with does not end the one that works.
+// TestReloadNeedsProcessThatStarts checks that a file with which no process could start
+// does not end the running one.
 func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, confHead)
@@ -53,8 +54,8 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	}
 }
 
-// A change that comes before anybody follows the file is told of like any other,
-// even if it means the same.
+// TestReloadKnowsWhatWasRead checks that a change between the start and the first check
+// is reported like any other, even if it has the same meaning.
 func TestReloadKnowsWhatWasRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	const quiet = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n"
@@ -65,7 +66,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Mode = config.NFTables // as choosing does
+	c.Mode = config.NFTables // as mode selection does
 	log, logText := newLog(2)
 	b := []*backend{{mode: "nftables", family: service.IPv4}}
 	r := &reloader{
@@ -89,7 +90,8 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	}
 }
 
-// A file is not judged while somebody still writes it.
+// TestReloadWaitsForStableFile checks that a file is not evaluated while it is being
+// written.
 func TestReloadWaitsForStableFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, "half")
@@ -168,8 +170,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// freeAddrs returns addresses on the loopback address that nobody has, and no
-// port of which the system gives to who asks for any.
+// freeAddrs returns unused loopback addresses. Their ports are outside the range that the
+// system assigns.
 func freeAddrs(t *testing.T, n int) []string {
 	t.Helper()
 	var free []string
@@ -178,7 +180,7 @@ func freeAddrs(t *testing.T, n int) []string {
 		if err != nil {
 			continue
 		}
-		defer l.Close() // not before the others are drawn, so that none is drawn twice
+		defer l.Close() // only after the others are drawn, so that none is drawn twice
 		if free = append(free, l.Addr().String()); len(free) == n {
 			return free
 		}
@@ -187,7 +189,8 @@ func freeAddrs(t *testing.T, n int) []string {
 	return nil
 }
 
-// A server is where it was until it can be where it is to be.
+// TestServersMove checks that a server stays at its address until the new one is
+// available.
 func TestServersMove(t *testing.T) {
 	addrs := freeAddrs(t, 2)
 	first, second := addrs[0], addrs[1]

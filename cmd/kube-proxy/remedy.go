@@ -16,8 +16,8 @@ import (
 	"kubeproxy/config"
 )
 
-// remedies returns what says, of a failure to read the API server, what its
-// usual cause is and where to put it right; nothing if that is not known.
+// remedies returns a function that names, for a failure to read the API server, its usual
+// cause and where to correct it. It returns nothing for an unknown failure.
 func remedies(c *config.Config) func(error) string {
 	from, server := "the service account of the pod", "KUBERNETES_SERVICE_HOST"
 	if file := c.ClientConnection.Kubeconfig; file != "" {
@@ -52,7 +52,7 @@ func remedy(err error, from, server string) string {
 	return ""
 }
 
-// certificateRemedy is about certificates of both sides.
+// certificateRemedy covers the certificates of both sides.
 func certificateRemedy(err error, from, server string) string {
 	var authority x509.UnknownAuthorityError
 	var name x509.HostnameError

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/config"
 )
 
-// The remedy is for what is at fault: a refused connection may be that of a
-// proxy on the way.
+// TestRemedies checks that the remedy is for the component at fault: an HTTP proxy on the
+// way may be the one that refuses a connection.
 func TestRemedies(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
 	remedy := remedies(&config.Config{Master: "192.0.2.1:6443"})
@@ -39,8 +39,8 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
-// What --master says is checked with a kubeconfig and without, and the flag
-// is named, not the field that it replaces.
+// TestMaster checks that --master is validated with a kubeconfig and without, and that
+// the error names the flag, not the field that it replaces.
 func TestMaster(t *testing.T) {
 	for master, good := range map[string]bool{
 		"192.0.2.1:6443": true, "https://192.0.2.1:6443": true, "http://localhost:8080": true, "https://[2001:db8::1]": true, "api.example": true,

@@ -35,7 +35,7 @@ What a Windows node would hold is printed with --proxy-mode kernelspace. With
 --hns-state and what its HNS holds, it also says what would change; without,
 the network is assumed to be an l2bridge, or an overlay if a source VIP is set.`
 
-// renderOptions is what the command line of render says.
+// renderOptions are the flags and arguments of render.
 type renderOptions struct {
 	options
 	format   string
@@ -97,7 +97,7 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 	return render(ctx, c, r, node, to)
 }
 
-// system returns whose node is rendered.
+// system returns the operating system of the rendered node.
 func (r *renderOptions) system() config.OS {
 	if r.hnsState != "" || r.flags.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
 		return config.Windows

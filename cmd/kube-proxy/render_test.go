@@ -60,7 +60,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// The rest is printed all the same.
+// TestRenderBadManifests checks that good manifests are rendered beside bad ones.
 func TestRenderBadManifests(t *testing.T) {
 	dir := files(t, map[string]string{"a.yaml": "kind: [\n", "b.yaml": shop, "c.yaml": "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"})
 	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")
@@ -74,8 +74,8 @@ func TestRenderBadManifests(t *testing.T) {
 	}
 }
 
-// What the tracker leaves out does not make the exit code 1: the files were
-// read.
+// TestRenderProblem checks that a part which the tracker leaves out does not set the exit
+// code: the files were read.
 func TestRenderProblem(t *testing.T) {
 	dir := files(t, map[string]string{"a.yaml": strings.Replace(shop, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  externalIPs: [127.0.0.1]", 1)})
 	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")
@@ -140,7 +140,7 @@ func TestRenderKernelspace(t *testing.T) {
 	}
 }
 
-// The README of kernelspace shows what is really printed.
+// TestKernelspaceReadme checks that the README of kernelspace shows the real output.
 func TestKernelspaceReadme(t *testing.T) {
 	text, err := os.ReadFile("../../platform/windows/hns/README.md")
 	if err != nil {
@@ -161,8 +161,8 @@ func TestKernelspaceReadme(t *testing.T) {
 	}
 }
 
-// TestRenderUnknownNode misspells the node's name: no address answers NodePorts,
-// and the reason is given.
+// TestRenderUnknownNode misspells the node's name: no address answers NodePorts, and the
+// output gives the reason.
 func TestRenderUnknownNode(t *testing.T) {
 	manifest := strings.Replace(shop, "spec:\n", "spec:\n  type: NodePort\n", 1)
 	dir := files(t, map[string]string{"shop.yaml": strings.Replace(manifest, "port: 80,", "port: 80, nodePort: 30080,", 1)})

@@ -21,15 +21,15 @@ import (
 // maxDrift bounds how many foreign changes one log line names.
 const maxDrift = 5
 
-// maxLoggedDrift bounds how many different ones are logged for each remind, while
-// others go on altering rules.
+// maxLoggedDrift bounds how many different foreign changes are logged in each
+// remindInterval.
 const maxLoggedDrift = 10
 
 // remindInterval is how often a failure that lasts is logged again.
 const remindInterval = time.Minute
 
-// roundLogger logs the rounds of one backend. It speaks up when something
-// changes: what goes on as before is summed up.
+// roundLogger logs the rounds of one backend. It logs changes at once and summarizes
+// repetitions.
 type roundLogger struct {
 	log klog.Logger
 	now func() time.Time
@@ -39,11 +39,11 @@ type roundLogger struct {
 	repeats       int    // of failure, not logged yet
 	since         time.Time
 	logged        time.Time
-	cleanupError  string          // latest failure to settle
-	driftLogged   time.Time       // when drift was logged that goes on
-	loggedDrift   map[string]bool // that drift since
+	cleanupError  string          // latest failure of conntrack cleanup
+	driftLogged   time.Time       // when lasting drift was logged
+	loggedDrift   map[string]bool // first changes of the drift logged since
 	unloggedDrift int             // rounds with drift that were not logged
-	limits        string          // what cannot be done, as logged last
+	limits        string          // what the mode cannot do, as logged last
 }
 
 func newRoundLogger(log klog.Logger) *roundLogger { return &roundLogger{log: log, now: time.Now} }
@@ -58,8 +58,7 @@ func (r *roundLogger) logRound(res reconcile.Result) {
 	r.limits = ""
 }
 
-// logDrift says what others had altered. Who does the same again and again is spoken
-// of once in a while.
+// logDrift logs foreign changes. It logs the same repeated change once in remindInterval.
 func (r *roundLogger) logDrift(res reconcile.Result) {
 	n, now := len(res.Drift), r.now()
 	if n == 0 {
@@ -84,7 +83,7 @@ func (r *roundLogger) logDrift(res reconcile.Result) {
 	r.log.Info("Others had altered our rules", args...)
 }
 
-// logSuccess logs a round that did all that can be done.
+// logSuccess logs a round that did all that the mode can do.
 func (r *roundLogger) logSuccess(res reconcile.Result) {
 	switch {
 	case r.failure != "":
@@ -97,8 +96,8 @@ func (r *roundLogger) logSuccess(res reconcile.Result) {
 	r.programmed, r.failure, r.repeats = true, "", 0
 }
 
-// logLimits logs a round after which nothing is missing but what the mode cannot
-// do. That stays so, and is said once.
+// logLimits logs a round that lacks only what the mode cannot do. That persists, so it is
+// logged once.
 func (r *roundLogger) logLimits(res reconcile.Result, text string) {
 	r.logSuccess(res)
 	if text != r.limits {
@@ -135,7 +134,7 @@ func (r *roundLogger) logFailure(res reconcile.Result) {
 	r.failure, r.repeats, r.logged = text, 0, now
 }
 
-// logCleanupError logs a failure of what follows a round, once while it lasts.
+// logCleanupError logs a failure of conntrack cleanup, once while it lasts.
 func (r *roundLogger) logCleanupError(err error) {
 	if err.Error() != r.cleanupError {
 		r.log.Error(err, "Stale connections could not all be removed")
@@ -143,20 +142,20 @@ func (r *roundLogger) logCleanupError(err error) {
 	r.cleanupError = err.Error()
 }
 
-// progress says what a start still waits for when it takes long.
+// progress logs what a slow start still waits for.
 type progress struct {
 	log      klog.Logger
 	mu       sync.Mutex
 	waiting  []string
-	unsynced func() []string // what has not been read either
+	unsynced func() []string // sources that have not been read yet
 	allDone  chan struct{}   // closed when nothing is left
 }
 
-// progressInterval is how long nobody should have to wait without a word.
+// progressInterval is the longest time without a line of progress.
 const progressInterval = 2 * time.Second
 
-// noticeIfSlow writes text to w if what follows takes long. The function that it
-// returns ends that: nothing is written any more when it returns.
+// noticeIfSlow writes text to w if what follows takes long. end cancels that: nothing is
+// written after it returns.
 func noticeIfSlow(w io.Writer, text string) (end func()) {
 	written := make(chan struct{})
 	slow := time.AfterFunc(progressInterval, func() {

@@ -141,8 +141,8 @@ func TestLogging(t *testing.T) {
 	}
 }
 
-// TestLogRepeatedDrift names what is altered again and again once in a minute, and
-// something else at once, up to a bound.
+// TestLogRepeatedDrift checks that a repeated change is logged once a minute, and another
+// change at once, up to a bound.
 func TestLogRepeatedDrift(t *testing.T) {
 	log, b := newLog(0)
 	r := newRoundLogger(log)

@@ -16,7 +16,7 @@ import (
 	"kubeproxy/config"
 )
 
-// options is what the command line says.
+// options are the values of the command line.
 type options struct {
 	config    config.Flags
 	manifests []string
@@ -24,8 +24,8 @@ type options struct {
 	version   versionFlag
 
 	flags     *pflag.FlagSet // all of the above
-	logs      *logs          // once there are any
-	started   func()         // see begun
+	logs      *logs          // nil until the logger exists
+	started   func()         // see reportStarted
 	loadedKey string         // the key of the configuration file's content
 }
 
@@ -96,7 +96,8 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them", args[0], cmd.CommandPath())
 }
 
-// oneArg wants one argument, which is what the usage of the command calls it.
+// oneArg requires exactly one argument. Its error uses the name in the usage of the
+// command.
 func oneArg(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		return nil
@@ -106,7 +107,7 @@ func oneArg(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("%s wants one %s, not %d: %s", commandPath(cmd), name, len(args), cmd.UseLine())
 }
 
-// requireCommand is what a command does that only holds others.
+// requireCommand is the action of a command that only groups others.
 func requireCommand(cmd *cobra.Command, _ []string) error {
 	return fmt.Errorf("%s wants a command: %s", commandPath(cmd), alternatives(commandNames(cmd)))
 }
@@ -127,7 +128,7 @@ func commandPath(cmd *cobra.Command) string {
 	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
 
-// alternatives renders names as "a, b or c".
+// alternatives formats names as "a, b or c".
 func alternatives(names []string) string {
 	last := len(names) - 1
 	if last < 1 {
@@ -136,8 +137,7 @@ func alternatives(names []string) string {
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
-// checkGenerated has the commands that the library adds treat mistakes as the
-// others do.
+// checkGenerated makes the commands that cobra adds handle mistakes like the others.
 func checkGenerated(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -154,7 +154,7 @@ func checkGenerated(root *cobra.Command) {
 	}
 }
 
-// knownTopic checks what help is asked about.
+// knownTopic checks the topic of help.
 func knownTopic(cmd *cobra.Command, args []string) error {
 	about, rest, err := cmd.Root().Find(args)
 	if err != nil || len(rest) == 0 {
@@ -163,8 +163,8 @@ func knownTopic(cmd *cobra.Command, args []string) error {
 	return noArgs(about, rest)
 }
 
-// flagError turns what pflag says into one line that names the flag, what it
-// got and what it takes.
+// flagError converts an error of pflag into one line with the flag, its value and the
+// values that it accepts.
 func flagError(cmd *cobra.Command, err error) error {
 	if errors.Is(err, pflag.ErrHelp) {
 		return err
@@ -177,7 +177,7 @@ func flagError(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("--%s wants a value, %s: %s", missing.GetFlag().Name, name, usage)
 	}
 	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-		if invalid.GetFlag().Value.Type() == "gates" { // which gate it is, the cause says
+		if invalid.GetFlag().Value.Type() == "gates" { // the cause names the gate
 			return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
 		}
 		return fmt.Errorf("--%s: %q is %s", invalid.GetFlag().Name, invalid.GetValue(), invalidValueText(invalid))
@@ -202,7 +202,7 @@ func unknownFlag(cmd *cobra.Command, e *pflag.NotExistError) error {
 	return fmt.Errorf("unknown flag --%s; %s --help lists all", name, cmd.CommandPath())
 }
 
-// invalidValueText tells what a flag's value is not and what the flag takes.
+// invalidValueText describes why a flag's value is invalid and which values it accepts.
 func invalidValueText(e *pflag.InvalidValueError) string {
 	switch e.GetFlag().Value.Type() {
 	case "bool":

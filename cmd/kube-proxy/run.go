@@ -26,43 +26,46 @@ import (
 	"kubeproxy/platform/linux/userspace"
 )
 
-// backend is one dataplane for one family, and what goes with it.
+// backend is one dataplane for one family, with the functions and the state that
+// accompany it.
 type backend struct {
 	reconcile.Backend
 	mode   string
 	family service.Family
 	// cleanConntrack, if set, follows each round whose rules are at least partly in
-	// force, with the snapshot they are for.
+	// force. It receives the snapshot of the round.
 	cleanConntrack func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
-	// registerMetrics, if set, is told where to count what only this mode does.
+	// registerMetrics, if set, receives the metrics in which the mode counts what only it
+	// does.
 	registerMetrics func(*metrics.Metrics)
-	// conditions, if set, has what the dataplane says of itself.
+	// conditions, if set, carries the conditions that the dataplane reports.
 	conditions *backendConditions
 	// grace bounds what a round may still take at a stop, 0 for no bound.
 	grace time.Duration
-	// cleanAfter has settle be asked again after a while. It is set before the first round.
+	// cleanAfter schedules another call of cleanConntrack. It is set before the first
+	// round.
 	cleanAfter func(time.Duration)
-	// recheck asks settle to look at flows again that were right before.
+	// recheck makes cleanConntrack check entries again that were right before.
 	recheck atomic.Bool
-	// ownedTargets names the places that rounds keep in order, and audit returns a
-	// backend that can tell whether they do; see dataplane.
+	// ownedTargets names the cleanup targets that rounds keep in order. audit returns a
+	// backend that can verify that they do. See dataplane.
 	ownedTargets []string
 	audit        func() (reconcile.Backend, error)
-	// takeover, if set, wants to know of each round.
+	// takeover, if set, receives the result of each round.
 	takeover       *takeover
-	degradedReason string // was last said to be lacking
-	// localhost, if set, has the listeners of NodePorts on a loopback address.
+	degradedReason string // the degradation that was reported last
+	// localhost, if set, holds the listeners of NodePorts on a loopback address.
 	localhost *userspace.Localhost
 }
 
 func (b *backend) String() string { return b.mode + " " + b.family.String() }
 
-// firstRetry is the pause after a first failed round. It doubles from there
-// to the sync period.
+// firstRetry is the pause after a first failed round. It doubles from there to the sync
+// period.
 const firstRetry = 250 * time.Millisecond
 
-// run is the command without a subcommand: one of the actions that end by
-// themselves, or the proxy, until ctx ends.
+// run is the command without a subcommand: one of the actions that end by themselves, or
+// the proxy, until ctx ends.
 func run(ctx context.Context, o *options, to streams) error {
 	c, err := o.load()
 	work := func(ctx context.Context, to streams) error {
@@ -77,10 +80,10 @@ func run(ctx context.Context, o *options, to streams) error {
 	if err := work(ctx, to); !errors.Is(err, errRestart) {
 		return err
 	}
-	return nil // who started us sees to the rest
+	return nil // the supervisor restarts the process
 }
 
-// load reads the configuration, and notes of what content it was made.
+// load reads the configuration, and records the key of the file's content.
 func (o *options) load() (*config.Config, error) {
 	file := readContent(&o.config)
 	if file.err != nil {
@@ -90,7 +93,7 @@ func (o *options) load() (*config.Config, error) {
 	return config.LoadFrom(&o.config, hostOS, file.data)
 }
 
-// act does what the command line asks for with the configuration c.
+// act runs the action that the command line selects with the configuration c.
 func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	log, err := startLogging(&c.Logging, to.err)
 	defer klog.StopFlushDaemon()
@@ -112,7 +115,7 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	return proxy(ctx, o, c)
 }
 
-// logConfigIssues logs what of the configuration may surprise its author.
+// logConfigIssues logs settings that may surprise the author of the configuration.
 func logConfigIssues(log klog.Logger, c *config.Config) {
 	for _, w := range c.Warnings {
 		log.Info("Warning: mistake in the configuration: "+w.Error(), "strict", "--strict-config ends the process instead")
@@ -125,7 +128,7 @@ func logConfigIssues(log klog.Logger, c *config.Config) {
 	}
 }
 
-// writeConfig writes to out where path is -, as is usual.
+// writeConfig writes the configuration to a file, or to out if path is -.
 func writeConfig(c *config.Config, path string, out io.Writer) error {
 	if path == "-" {
 		return c.Write(out)
@@ -137,7 +140,7 @@ func writeConfig(c *config.Config, path string, out io.Writer) error {
 	return errors.Join(c.Write(f), f.Close())
 }
 
-// proxy forwards traffic until ctx ends. The rules stay behind.
+// proxy forwards traffic until ctx ends. The rules stay in force after it returns.
 func proxy(ctx context.Context, o *options, c *config.Config) error {
 	log := klog.FromContext(ctx)
 	node, err := nodeName(c)
@@ -198,7 +201,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	return err
 }
 
-// startBackend runs what belongs to b in group.
+// startBackend starts the goroutines of b in group.
 func startBackend(ctx context.Context, group *errgroup.Group, b *backend, l *reconcile.Loop) {
 	group.Go(func() error { return l.Run(ctx) })
 	if b.takeover != nil {
@@ -212,15 +215,16 @@ func startBackend(ctx context.Context, group *errgroup.Group, b *backend, l *rec
 	}
 }
 
-// prepareAfterFirstRound does what can wait for the first rules, and goes on until ctx ends.
+// prepareAfterFirstRound does what can wait for the first rules, and goes on until ctx
+// ends.
 func prepareAfterFirstRound(ctx context.Context, p *progress, f *activeConfig, o *statusReporter) error {
 	if !p.wait(ctx) {
 		return nil
 	}
-	// The first round needs memory that no later one does.
+	// The first round needs memory that later rounds do not need.
 	debug.FreeOSMemory()
-	// The kernel has the settings of connection tracking since its first
-	// use, so now at the latest.
+	// The settings of connection tracking exist since its first use, so now at the
+	// latest. See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 	keepNodePrepared(ctx, f, o)
 	return nil
 }
@@ -243,9 +247,9 @@ func newTracker(c *config.Config, node string, onProblem func(track.Problem), lo
 	return track.New(o)
 }
 
-// watchNode says so where the source does not come up with the own Node, and has
-// wish, if there is one, told of it. It asks the node itself, too. It goes before
-// any source runs.
+// watchNode starts to watch the addresses of the node, passes the Node to watcher, if not
+// nil, and warns if the source does not deliver the own Node. Call it before a source
+// runs.
 func (o *statusReporter) watchNode(ctx context.Context, group *errgroup.Group, watcher *annotationWatcher) {
 	o.watchHost(ctx, group)
 	o.annotation = watcher
@@ -294,16 +298,16 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *statusReporte
 	p.expect(b.String())
 	l.Report = func(res reconcile.Result) {
 		o.recordRound(b, k.desired, res)
-		r.logRound(res) // who reads that and goes to look finds it
+		r.logRound(res) // after the condition, so that a reader of the log finds it
 		if b.takeover != nil {
 			b.takeover.recordRound(k.desired, res.Err)
 		}
-		if res.Err == nil || health.OnlyPortErrors(res.Err) { // the rest is in force
+		if res.Err == nil || health.OnlyPortErrors(res.Err) { // all other rules are in force
 			p.done(b.String())
 		}
 		if k.needsConntrackCleanup(res) {
 			start := time.Now()
-			// A round that was begun is finished, whatever happens to ctx.
+			// A cleanup that has begun is finished even if ctx ends.
 			flows, err := b.cleanConntrack(context.WithoutCancel(ctx), k.desired, res)
 			o.metrics.Conntrack(b.family, time.Since(start), flows)
 			if err != nil {
@@ -314,7 +318,7 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *statusReporte
 	return l
 }
 
-// planRecorder remembers what the latest round was for.
+// planRecorder records the snapshot of the latest round.
 type planRecorder struct {
 	*backend
 	desired *service.Snapshot
@@ -348,16 +352,17 @@ func (k *planRecorder) Suspect() string {
 	return ""
 }
 
-// needsConntrackCleanup reports that r has something to settle.
+// needsConntrackCleanup returns whether r put rules in force that may have left stale
+// conntrack entries.
 func (k *planRecorder) needsConntrackCleanup(r reconcile.Result) bool {
 	return k.cleanConntrack != nil && (r.Err == nil || len(reconcile.PortErrors(r.Err)) > 0)
 }
 
-// watchPause is how long a broken watch rests.
+// watchPause is the pause after a failure of the watch.
 const watchPause = 5 * time.Second
 
-// watch passes on what others do to b until ctx ends. Without it, drift is
-// found by the next resync only, which is no reason to stop.
+// watch reports foreign changes to b's rules until ctx ends. Without a watch, only a
+// resync finds drift, so its failure does not end the proxy.
 func watch(ctx context.Context, b *backend, w reconcile.Watcher, changed func()) error {
 	for ctx.Err() == nil {
 		err := w.Watch(ctx, changed)

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// startServers starts the servers that the configuration asks for in group, and what
-// writes Events.
+// startServers starts in group the servers that the configuration enables, and the writer
+// of Events.
 func (o *statusReporter) startServers(ctx context.Context, group *errgroup.Group, f *activeConfig, opts *options) *servers {
 	s := &servers{
 		group: group,
@@ -49,7 +49,7 @@ func (o *statusReporter) startServers(ctx context.Context, group *errgroup.Group
 	return s
 }
 
-// admin is what the metrics server answers, but for profiling.
+// admin returns the handlers of the metrics server except profiling.
 func (o *statusReporter) admin(f *activeConfig, opts *options) health.Admin {
 	started := time.Now()
 	return health.Admin{

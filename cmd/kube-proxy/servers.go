@@ -27,39 +27,39 @@ const (
 	metricsServer = "metrics"
 )
 
-// servers answers where the configuration says, and moves when that changes.
+// servers runs the HTTP servers of the configuration, and moves them when their addresses
+// change.
 type servers struct {
 	group *errgroup.Group
-	// reportListen is told about each attempt to listen, nil for one that was not
-	// in vain.
+	// reportListen receives the result of each attempt to listen, nil for success.
 	reportListen func(name string, err error)
-	// admin is what the metrics server answers, but for profiling.
+	// admin is what the metrics server serves except profiling.
 	admin          health.Admin
 	health         http.Handler
-	maxConnections int // connections to each
+	maxConnections int // to each server
 	metrics        replaceable
 
 	mu      sync.Mutex
-	running map[string][]*runningServer // the latest one last
+	running map[string][]*runningServer // the latest is the last one
 }
 
-// runningServer is a server that answers on an address or tries to.
+// runningServer is a server that serves on an address or tries to.
 type runningServer struct {
 	addr string
 	stop context.CancelFunc
 	done chan struct{}
 }
 
-// start has the servers answer as c says. An address that cannot be had ends
-// the group if c says so.
+// start starts the servers of c. If c requires it, an address that is not available ends
+// the group.
 func (s *servers) start(ctx context.Context, c *config.Config) {
 	s.profile(c)
 	s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress, HardFail: c.BindAddressHardFail})
 	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress, HardFail: c.BindAddressHardFail})
 }
 
-// reconfigure does the same while the proxy runs, when an address that cannot be
-// had is no reason to stop.
+// reconfigure moves the servers to the addresses of c while the proxy runs. An address
+// that is not available does not end the proxy.
 func (s *servers) reconfigure(ctx context.Context, c *config.Config) {
 	s.profile(c)
 	s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress})
@@ -72,8 +72,8 @@ func (s *servers) profile(c *config.Config) {
 	s.metrics.replace(a.Handler())
 }
 
-// move starts a server. The one of the same name that there is goes on until
-// the new one listens, unless it holds the port itself.
+// move starts a server. The previous one of the same name goes on until the new one
+// listens, unless it holds the port itself.
 func (s *servers) move(ctx context.Context, to health.Server) {
 	s.mu.Lock()
 	if list := s.running[to.Name]; len(list) > 0 && list[len(list)-1].addr == to.Addr {
@@ -109,8 +109,8 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 	})
 }
 
-// listen binds the address of l. Its predecessor on another address may have
-// to make room for it, as 0.0.0.0 has for 127.0.0.1.
+// listen binds the address of l. Its predecessor may occupy an overlapping address, as
+// 0.0.0.0 overlaps 127.0.0.1, and is stopped for it.
 func (s *servers) listen(ctx context.Context, name, network string, l *runningServer) (net.Listener, error) {
 	bound, err := listenOn(ctx, network, l.addr)
 	if err == nil || !addressInUse(err) {
@@ -124,7 +124,7 @@ func (s *servers) listen(ctx context.Context, name, network string, l *runningSe
 	return listenOn(ctx, network, l.addr)
 }
 
-// listenOn listens, and if somebody else does, says who.
+// listenOn listens. If another process has the address, the error names it.
 func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, network, addr)
@@ -139,15 +139,16 @@ func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 	return nil, err
 }
 
-// addressInUse reports that an address is in use. Windows has a number of its own
-// for that.
+// addressInUse returns whether err means an address in use. Windows has an error number
+// of its own for that, WSAEADDRINUSE:
+// https://learn.microsoft.com/windows/win32/winsock/windows-sockets-error-codes-2
 func addressInUse(err error) bool {
 	const wsaAddrInUse = syscall.Errno(10048)
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddrInUse)
 }
 
-// maxConnections is how many connections each server may have. Where the process
-// may have few files open, most are left for what programs the node.
+// maxConnections returns how many connections each server accepts. If the process may
+// open few files, most are reserved for programming the node.
 func maxConnections() int {
 	const share = 16
 	if files, known := filesLimit(); known && files/share < health.MaxConnections {
@@ -159,8 +160,8 @@ func maxConnections() int {
 // anyPort stands for all ports.
 const anyPort = ""
 
-// stop stops the servers of a name that were there before l, or all of them if
-// that is nil, as far as they are on a port, and returns them.
+// stop stops the servers of a name that are older than l, or all of them if l is nil, and
+// of these only those on port. It returns the stopped ones.
 func (s *servers) stop(name string, l *runningServer, port string) []*runningServer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

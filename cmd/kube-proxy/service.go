@@ -28,13 +28,13 @@ const serviceExample = `  kube-proxy service install --config C:\k\kube-proxy.ya
   kube-proxy service start
   kube-proxy service status`
 
-// serviceName is what the service is called unless --name says otherwise.
+// serviceName is the default name of the service.
 const serviceName = "kube-proxy"
 
-// errNotWindows is the answer of other systems.
+// errNotWindows is the error of service on other systems.
 var errNotWindows = errors.New("service is for Windows: there it installs the proxy as a Windows service; here the DaemonSet of build/deploy/linux or a unit of systemd runs it")
 
-// serviceCommands is what the commands below service have in common.
+// serviceCommands is what the subcommands of service share.
 type serviceCommands struct {
 	name    string
 	timeout time.Duration
@@ -73,7 +73,7 @@ func newServiceCommandFor(s *serviceCommands) *cobra.Command {
 	return cmd
 }
 
-// command returns one that does something and says that it is done.
+// command returns a subcommand that runs do and prints done.
 func (s *serviceCommands) command(name, short string, do func(*cobra.Command, *scm.Manager) (done string, err error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name + " [flags]",
@@ -174,8 +174,8 @@ func printService(w io.Writer, format string, s scm.Status) error {
 	return t.Flush()
 }
 
-// runsProxy reports that a service with such a command line runs a service proxy:
-// this program under whatever name, or kube-proxy.
+// runsProxy returns whether a service with such a command line runs a service proxy: this
+// program under any name, or kube-proxy.
 func runsProxy(command string) bool {
 	command = strings.ToLower(command)
 	path, _, _ := strings.Cut(command, ".exe")

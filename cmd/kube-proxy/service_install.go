@@ -25,7 +25,8 @@ The flags are those that the service is to run with. They are checked, and paths
 made whole, since a service starts in another folder; nothing is installed if
 they cannot be used. Where no --log-file is given, one in ProgramData is.`
 
-// newServiceInstall has all flags of the proxy itself.
+// newServiceInstall returns the command service install. It accepts all flags of the
+// proxy itself.
 func newServiceInstall(s *serviceCommands) *cobra.Command {
 	o := &options{}
 	cmd := &cobra.Command{
@@ -60,7 +61,7 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 	return cmd
 }
 
-// spec returns the service that o asks for, or why it could not work.
+// spec returns the service of o, or why it could not work.
 func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 	for _, name := range []string{"cleanup", "cleanup-iptables", "init-only", "write-config-to", "version"} {
 		if o.flags.Changed(name) {
@@ -74,7 +75,7 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 	if !o.flags.Changed("log-file") {
 		args = append(args, "--log-file="+serviceLog(s.name))
 	}
-	// Whatever the flag was, the service gets it.
+	// The service gets the flag in any case.
 	if err := o.flags.Set("windows-service", "true"); err != nil {
 		return scm.Spec{}, fmt.Errorf("--windows-service: %w", err)
 	}
@@ -102,8 +103,8 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 	}, nil
 }
 
-// checkSource returns why the service could not read its objects. What may still
-// come, as a file that joining the cluster makes, is only remarked on.
+// checkSource returns why the service could not read its objects. A file that may still
+// be created, such as by joining the cluster, is only remarked on.
 func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 	if err := errors.Join(checkMode(c), checkNamed(c, modeOf(c))); err != nil {
 		return err
@@ -129,17 +130,17 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 	return err
 }
 
-// isRelative reports that path depends on the folder a program runs in. One that
-// begins with a slash does not on Linux, and on Windows means the system's drive.
+// isRelative returns whether path depends on the folder in which a program runs. A path
+// that begins with a slash does not on Linux; on Windows it refers to the system's drive.
 func isRelative(path string) bool {
 	return path != "" && !filepath.IsAbs(path) && !strings.HasPrefix(path, "/") && !strings.HasPrefix(path, `\`)
 }
 
-// pathFlags are those whose values are made whole.
+// pathFlags are the flags whose values are converted to absolute paths.
 var pathFlags = []string{"config", "kubeconfig", "log-file", "manifests"}
 
-// serviceArgs returns the arguments that give a process the flags that were
-// given here, and mark it as a service.
+// serviceArgs returns the arguments that give a process the flags of this command line,
+// and mark it as a service.
 func serviceArgs(flags *pflag.FlagSet, abs func(string) (string, error)) ([]string, error) {
 	args := []string{"--windows-service"}
 	var errs []error

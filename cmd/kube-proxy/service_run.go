@@ -19,9 +19,8 @@ import (
 	"kubeproxy/platform/windows/scm"
 )
 
-// asService reports that this process is meant to be a Windows service. An
-// action that ends by itself is none, whatever the configuration says. C is
-// nil if it cannot be used.
+// asService returns whether this process runs as a Windows service. An action that ends
+// by itself does not, whatever the configuration contains. c is nil if it cannot be used.
 func (o *options) asService(c *config.Config) bool {
 	if hostOS != config.Windows || o.config.Cleanup || o.config.InitOnly || o.config.WriteConfigTo != "" {
 		return false
@@ -33,14 +32,15 @@ func (o *options) asService(c *config.Config) bool {
 	return c.WindowsRunAsService
 }
 
-// serveAsService does work as a service. Its log goes to a file, as nobody reads the
-// standard error of a service.
+// serveAsService runs work as a service. Its log goes to a file, as a service has no
+// standard error that is read.
 func (o *options) serveAsService(ctx context.Context, to streams, work func(context.Context, streams) error) error {
 	path := o.config.LogFile
 	if path == "" {
 		path = serviceLog(serviceName)
 	}
-	// A user who logs off ends programs, but not services.
+	// A user who logs off ends programs, but not services. See
+	// https://learn.microsoft.com/windows/console/handlerroutine
 	return runAsService(withoutSignals(ctx), serviceName, func(ctx context.Context, started func()) error {
 		file := openLog(path, int(o.config.LogFileMaxSize))
 		defer file.Close()
@@ -60,15 +60,14 @@ func (o *options) serveAsService(ctx context.Context, to streams, work func(cont
 	})
 }
 
-// reportStarted tells who waits for it that the proxy does its work.
+// reportStarted reports to the service manager that the proxy is running.
 func (o *options) reportStarted() {
 	if o.started != nil {
 		o.started()
 	}
 }
 
-// serviceLog is where a service logs if it is not told where. The folder is
-// the one of the state file.
+// serviceLog is the default log file of a service, in the folder of the state file.
 func serviceLog(name string) string {
 	return filepath.Join(filepath.Dir(hnsStateFile()), name+".log")
 }
@@ -76,17 +75,17 @@ func serviceLog(name string) string {
 // maxLogBackups is how many log files are kept beside the current one.
 const maxLogBackups = 5
 
-// openLog returns a log file that makes room for another one when it has grown
-// to a number of megabytes, 0 for never. It is made with the first line.
+// openLog returns a log file that is rotated when it reaches a number of megabytes, 0 for
+// never. The first line creates it.
 func openLog(path string, megabytes int) io.WriteCloser {
 	if megabytes == 0 {
-		megabytes = 1 << 40 // the library takes 0 for something else
+		megabytes = 1 << 40 // the library has another meaning for 0
 	}
 	return &lumberjack.Logger{Filename: path, MaxSize: megabytes, MaxBackups: maxLogBackups}
 }
 
-// captureCrash has what Go says of a crash, which would be lost, written beside
-// the log. It returns nil where that is not possible.
+// captureCrash writes the crash report of the Go runtime, which would be lost, to a file
+// beside the log. It returns nil if that is not possible.
 func captureCrash(log string) *os.File {
 	if os.MkdirAll(filepath.Dir(log), 0o755) != nil {
 		return nil

@@ -38,7 +38,7 @@ func (d *fakeSCM) Create(s scm.Spec) error {
 
 func (d *fakeSCM) Configure(scm.Spec) error { return nil }
 
-// withService does something with the service, if it is that one.
+// withService calls do with the service of that name.
 func (d *fakeSCM) withService(name string, do func()) error {
 	if d.spec == nil || d.spec.Name != name {
 		return syscall.Errno(1060)
@@ -67,7 +67,7 @@ func (d *fakeSCM) Query(name string) (s scm.Status, err error) {
 	return s, err
 }
 
-// runServiceCommand runs a command below service with d in the place of Windows.
+// runServiceCommand runs a subcommand of service with d in place of Windows.
 func runServiceCommand(t *testing.T, d *fakeSCM, dir string, args ...string) outcome {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -111,7 +111,8 @@ func TestServiceCommands(t *testing.T) {
 	}
 }
 
-// Services of others are not replaced, stopped or removed, whatever their name.
+// TestServicesOfOthers checks that services of other programs are not replaced, stopped
+// or removed, whatever their name.
 func TestServicesOfOthers(t *testing.T) {
 	for command, ours := range map[string]bool{
 		`C:\k\nssm.exe`: false,
@@ -142,8 +143,8 @@ func TestServicesOfOthers(t *testing.T) {
 	}
 }
 
-// TestServiceInstall looks at what is installed: flags that were given and no
-// others, with whole paths, in a form that gives the service the same values.
+// TestServiceInstall checks the installed service: it gets the given flags and no others,
+// with absolute paths, and parses them to the same values.
 func TestServiceInstall(t *testing.T) {
 	t.Setenv("ProgramData", "/data")
 	t.Chdir(files(t, map[string]string{"c.yaml": configHead + "clusterCIDR: 10.0.0.0/8\n", "k": "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'https://10.0.0.1'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\ncurrent-context: x\n"}))
@@ -184,7 +185,7 @@ func TestServiceInstall(t *testing.T) {
 	}
 }
 
-// TestServiceRefused has nothing installed that could not start.
+// TestServiceRefused checks that a service that could not start is not installed.
 func TestServiceRefused(t *testing.T) {
 	dir := files(t, map[string]string{
 		"bad.yaml":      configHead + "oomScoreAdj: 5000\n",
@@ -216,13 +217,13 @@ func TestServiceRefused(t *testing.T) {
 			t.Errorf("%s: exit code %d, installed %v, %s\nwant %s", args, got.Code, d.spec != nil, got.Err, want)
 		}
 	}
-	// What the other system has settings for is no reason to refuse, and said.
+	// Settings of the other system are no reason to refuse, and are remarked on.
 	d := &fakeSCM{}
 	got := runServiceCommand(t, d, dir, "install", "--manifests=DIR", "--config=DIR/linux.yaml")
 	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "note: ") || !strings.Contains(got.Err, "conntrack") {
 		t.Errorf("settings of Linux: %+v", got)
 	}
-	// Nor is what may come later.
+	// A file that may be created later is no reason either.
 	d = &fakeSCM{}
 	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
 	if got.Code != 0 || d.spec == nil || !strings.HasPrefix(got.Err, "note: --manifests: ") {
@@ -235,7 +236,8 @@ func TestServiceRefused(t *testing.T) {
 	}
 }
 
-// TestServiceLog has a log that has grown make room, and no log grow for ever.
+// TestServiceLog checks that a large log is rotated, and that the number of files is
+// bounded.
 func TestServiceLog(t *testing.T) {
 	const megabyte = 1 << 20
 	for megabytes, want := range map[int]int{1: 3, 0: 1} {
@@ -260,7 +262,7 @@ func TestServiceLog(t *testing.T) {
 	}
 }
 
-// TestServiceUnsupportedOS is about the other systems.
+// TestServiceUnsupportedOS covers the other systems.
 func TestServiceUnsupportedOS(t *testing.T) {
 	if hostOS == config.Windows {
 		return

@@ -19,7 +19,7 @@ import (
 	"kubeproxy/platform/linux/userspace"
 )
 
-// trackOptions translates what the configuration says about traffic.
+// trackOptions translates the settings of the configuration about traffic.
 func trackOptions(c *config.Config, node string) track.Options {
 	ports := c.NodePorts()
 	o := track.Options{
@@ -38,7 +38,7 @@ func trackOptions(c *config.Config, node string) track.Options {
 		o.NodeIPs = []netip.Addr{ip}
 	}
 	switch c.DetectLocalMode {
-	case config.ClusterCIDR, "": // the latter on Windows, which has no default
+	case config.ClusterCIDR, "": // the empty mode occurs on Windows, which has no default
 		o.Pods = service.LocalPods{Prefixes: c.ClusterCIDRs()}
 	case config.NodeCIDR:
 		o.PodsFromNode = true
@@ -68,8 +68,8 @@ func userspaceOptions(c *config.Config) userspace.Options {
 	return o
 }
 
-// ipvsOptions takes what concerns masquerading from the section of iptables, as
-// kube-proxy does.
+// ipvsOptions takes the masquerade settings from the iptables section, as kube-proxy
+// does.
 func ipvsOptions(c *config.Config) ipvs.Options {
 	o := ipvs.Options{
 		MasqueradeBit: int(*c.IPTables.MasqueradeBit),
@@ -81,15 +81,15 @@ func ipvsOptions(c *config.Config) ipvs.Options {
 		UDP:           c.IPVS.UDPTimeout.Duration,
 	}
 	for _, s := range c.IPVS.ExcludeCIDRs {
-		if p, err := netip.ParsePrefix(s); err == nil { // others were refused before
+		if p, err := netip.ParsePrefix(s); err == nil { // validation has refused others
 			o.Exclude = append(o.Exclude, p.Masked())
 		}
 	}
 	return o
 }
 
-// syncPeriods returns the least and the longest time between two rounds in
-// the mode of c. The iptables section serves Windows as well.
+// syncPeriods returns the least and the longest time between two rounds in the mode of c.
+// The iptables section applies to Windows as well.
 func syncPeriods(c *config.Config) (minPeriod, maxPeriod time.Duration) {
 	switch modeOf(c) {
 	case config.NFTables:
@@ -100,9 +100,9 @@ func syncPeriods(c *config.Config) (minPeriod, maxPeriod time.Duration) {
 	return c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
 }
 
-// defaultMinSync is the default of minSyncPeriod. It is there to bound the work
-// of rounds, of which most cost next to nothing, so with it only what rounds
-// cost is bounded. Any other period is kept to.
+// defaultMinSync is the default of minSyncPeriod. It bounds the work of rounds, but most
+// rounds cost next to nothing. So the default bounds the cost of rounds instead; any
+// other value is used as it is.
 const defaultMinSync, defaultCostFactor = time.Second, 50
 
 func timingOf(c *config.Config) reconcile.Timing {
@@ -114,7 +114,7 @@ func timingOf(c *config.Config) reconcile.Timing {
 	return p
 }
 
-// nodeName returns the name of the Node we run on.
+// nodeName returns the name of the own Node.
 func nodeName(c *config.Config) (string, error) {
 	host := ""
 	if c.HostnameOverride == "" {

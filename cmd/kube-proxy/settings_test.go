@@ -80,8 +80,8 @@ func TestSyncPeriods(t *testing.T) {
 	}
 }
 
-// A round that programmed nothing must not remove flows: their rules are not
-// in force.
+// TestNeedsConntrackCleanup checks that a round that programmed nothing removes no
+// conntrack entries: the desired rules are not in force.
 func TestNeedsConntrackCleanup(t *testing.T) {
 	port := &reconcile.PortError{Err: errors.New("too many")}
 	for name, tt := range map[string]struct {

@@ -16,8 +16,8 @@ import (
 	"kubeproxy/config"
 )
 
-// newSource returns what to read Services from: manifests if any are named,
-// else the API server.
+// newSource returns the source of Services: manifests if any are named, else the API
+// server.
 func newSource(o *options, c *config.Config, node string, sources *sourceStatus, log klog.Logger) (source.Source, error) {
 	if len(o.manifests) > 0 {
 		if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
@@ -52,8 +52,8 @@ func newSource(o *options, c *config.Config, node string, sources *sourceStatus,
 	}, nil
 }
 
-// apiConfig tells how to reach the API server: by the kubeconfig, with the
-// address in --master before the one in it, or from within the cluster.
+// apiConfig returns the client configuration for the API server: from the kubeconfig,
+// with --master in place of its address, or from within the cluster.
 func apiConfig(c *config.Config) (*rest.Config, error) {
 	file := c.ClientConnection.Kubeconfig
 	if c.Master != "" {
@@ -73,7 +73,7 @@ func apiConfig(c *config.Config) (*rest.Config, error) {
 	case errors.Is(err, rest.ErrNotInCluster):
 		return nil, errors.New("nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster")
 	case err != nil && file != "":
-		return nil, err // names the file
+		return nil, err // err names the file
 	case err != nil:
 		return nil, fmt.Errorf("find the API server from within a pod: %w; want the token of a service account mounted there (automountServiceAccountToken), or --kubeconfig FILE", err)
 	}

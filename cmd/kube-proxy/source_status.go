@@ -14,21 +14,21 @@ import (
 	"kubeproxy/common/source"
 )
 
-// sourceStatus knows when each source, which is a kind of object or the manifests,
-// was last heard of, and what of it cannot be read or used.
+// sourceStatus records, for each source, the time of the last contact and the present
+// faults. A source is a kind of object, or the manifests.
 type sourceStatus struct {
 	api bool // the sources are kinds at an API server
 
 	mu          sync.Mutex
-	synced      bool // synced
+	synced      bool // all sources have been read once
 	lastContact map[string]time.Time
-	maxSilence  time.Duration // how long nothing may be heard of a source
+	maxSilence  time.Duration // the longest time without contact
 	faults      map[string]sourceFaults
 	timeouts    map[string]int // watches that were given up, by kind
 }
 
-// sourceFaults are those of one source, by object. An API server has one for each
-// kind, without an object.
+// sourceFaults are the faults of one source, by object. An API server has one fault for
+// each kind, under the empty object.
 type sourceFaults map[string]sourceFault
 
 type sourceFault struct {
@@ -48,8 +48,8 @@ func (all sourceFaults) latest() string {
 	return found.text
 }
 
-// staleAfter is how long nothing may be heard of a kind. A watch that is
-// silent is given up before that, and the new one is a sign of life.
+// staleAfter is the longest time without contact for a kind. A silent watch is given up
+// earlier, and its successor counts as contact.
 const staleAfter = 5 * time.Minute
 
 func newSourceStatus(api bool) *sourceStatus {
@@ -59,8 +59,8 @@ func newSourceStatus(api bool) *sourceStatus {
 // manifestSource is the name of the source that reads manifests.
 const manifestSource = "manifests"
 
-// manifestsRead notes that all manifests were read, which happens again in that time.
-// After two such periods of silence they are stale.
+// manifestsRead records that all manifests were read. The next reading follows after
+// every; manifests are stale after two such periods.
 func (c *sourceStatus) manifestsRead(every time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,8 +68,8 @@ func (c *sourceStatus) manifestsRead(every time.Duration) {
 	c.lastContact[manifestSource] = time.Now()
 }
 
-// recordFault takes in what a source says of an object, "" for the whole source. It
-// returns since when the object has a fault, zero if it has none and had none.
+// recordFault records the state of an object, "" for the whole source. It returns since
+// when the object has a fault, zero if it has none and had none.
 func (c *sourceStatus) recordFault(of string, f source.Fault) (since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,15 +106,15 @@ func (c *sourceStatus) recordError(err error) {
 	kind := ""
 	if e, ok := errors.AsType[*source.ReadError](err); ok {
 		if kind = e.Kind; e.Optional && c.lastContact[kind].IsZero() {
-			c.setFault(kind, source.Fault{}) // whatever kept it from being read before
+			c.setFault(kind, source.Fault{}) // any earlier fault is over
 			return
 		}
 	}
 	c.setFault(kind, source.Fault{Err: err})
 }
 
-// nodesRead reports that the API server has said which Nodes of the own name
-// there are.
+// nodesRead returns whether the API server has delivered the list of Nodes with the own
+// name.
 func (c *sourceStatus) nodesRead() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,7 +133,7 @@ func (c *sourceStatus) setSynced() {
 	c.synced = true
 }
 
-// requiredKinds are the kinds that every API server has, others those it may lack.
+// requiredKinds exist in every API server, optionalKinds may be missing.
 var requiredKinds, optionalKinds = []string{"services", "endpointslices", "nodes"}, []string{"servicecidrs"}
 
 func (c *sourceStatus) report() []health.Source {
@@ -156,7 +156,7 @@ func (c *sourceStatus) report() []health.Source {
 	return all
 }
 
-// unsynced returns the sources of which nothing has been read yet.
+// unsynced returns the sources that have not been read yet.
 func (c *sourceStatus) unsynced() []string {
 	var all []string
 	for _, s := range c.report() {

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestRenderIgnoresSourceRanges has an address with source ranges be served on Windows
-// if the operator says so, and then says that it is open. On Linux the ranges hold.
+// TestRenderIgnoresSourceRanges checks that an address with source ranges is served on
+// Windows if the operator allows it, with a note that it is open. On Linux the ranges are
+// enforced.
 func TestRenderIgnoresSourceRanges(t *testing.T) {
 	const served, open = "loadbalancer tcp 203.0.113.5:443 ", "every client can connect to 203.0.113.5"
 	for _, tt := range []struct {

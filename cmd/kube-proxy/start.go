@@ -19,10 +19,10 @@ import (
 	"kubeproxy/config"
 )
 
-// logStart logs what was decided at the start, and by whom.
+// logStart logs the decisions of the start, and where each comes from.
 func logStart(log klog.Logger, o *options, x *selectedMode) {
 	c := x.config
-	name, _ := nodeName(c) // it has been asked for before
+	name, _ := nodeName(c) // its error was handled before
 	var families []string
 	for _, b := range x.backends {
 		families = append(families, b.family.String())
@@ -38,7 +38,7 @@ func logStart(log klog.Logger, o *options, x *selectedMode) {
 	log.Info("Starting", args...)
 }
 
-// nameOrigin tells where the node's name comes from.
+// nameOrigin returns where the node's name comes from.
 func (o *options) nameOrigin(c *config.Config) string {
 	if c.HostnameOverride == "" {
 		return "the host's name"
@@ -46,7 +46,7 @@ func (o *options) nameOrigin(c *config.Config) string {
 	return o.settingOrigin("hostname-override")
 }
 
-// settingOrigin tells where a setting comes from that has a flag and no default.
+// settingOrigin returns where a setting comes from that has a flag and no default.
 func (o *options) settingOrigin(flag string) string {
 	if o.flags != nil && o.flags.Changed(flag) {
 		return "--" + flag
@@ -54,7 +54,8 @@ func (o *options) settingOrigin(flag string) string {
 	return cmp.Or(o.config.Config, "the default")
 }
 
-// settingOrDefaultOrigin tells where a setting comes from that has a flag, and may be the default.
+// settingOrDefaultOrigin returns where a setting comes from that has a flag and a
+// default.
 func (o *options) settingOrDefaultOrigin(flag string) string {
 	switch {
 	case o.flags != nil && o.flags.Changed(flag):
@@ -65,7 +66,7 @@ func (o *options) settingOrDefaultOrigin(flag string) string {
 	return "the default"
 }
 
-// podsOrigin tells where podsText comes from.
+// podsOrigin returns where the setting in podsText comes from.
 func (o *options) podsOrigin(c *config.Config) string {
 	if (c.DetectLocalMode == config.ClusterCIDR || c.DetectLocalMode == "") && c.ClusterCIDR != "" {
 		return o.settingOrigin("cluster-cidr")
@@ -73,7 +74,7 @@ func (o *options) podsOrigin(c *config.Config) string {
 	return o.settingOrDefaultOrigin("detect-local-mode")
 }
 
-// podsText tells how pods on this node are told from other clients.
+// podsText describes how pods on this node are distinguished from other clients.
 func podsText(c *config.Config) string {
 	switch c.DetectLocalMode {
 	case config.NodeCIDR:
@@ -89,23 +90,23 @@ func podsText(c *config.Config) string {
 	return "sources in clusterCIDR " + c.ClusterCIDR
 }
 
-// nodeLog tells what is known of the own Node, whenever that changes, and
-// once if nothing is.
+// nodeLog logs what is known of the own Node, whenever that changes, and once if nothing
+// is known.
 type nodeLog struct {
 	log  klog.Logger
 	name string
-	// podCIDRs tells that those of the Node matter.
+	// podCIDRs is whether the podCIDRs of the Node matter.
 	podCIDRs bool
 
 	mu         sync.Mutex
 	last       *service.Node
-	ineligible string // why load balancers are told to leave
+	ineligible string // why /healthz keeps load balancers away
 }
 
-// nodeTimeout is how long the Node may take to be known.
+// nodeTimeout is how long the Node may be unknown before a warning.
 const nodeTimeout = 30 * time.Second
 
-// nodeChanged looks at what t knows now.
+// nodeChanged logs the Node as t knows it now.
 func (l *nodeLog) nodeChanged(t *track.Tracker) {
 	now := t.Node()
 	l.mu.Lock()
@@ -125,8 +126,8 @@ func (l *nodeLog) nodeChanged(t *track.Tracker) {
 	l.log.Info("The Node has changed", args...)
 }
 
-// eligibilityChanged says when /healthz begins to keep load balancers away because of what the
-// Node says, and when it ends that. reason is empty if it does not.
+// eligibilityChanged logs when /healthz starts or stops to keep load balancers away
+// because of the Node. An empty reason means that it does not.
 func (l *nodeLog) eligibilityChanged(reason string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -140,7 +141,7 @@ func (l *nodeLog) eligibilityChanged(reason string) {
 	l.log.Info("Load balancers are told to leave this node, by /healthz", "node", l.name, "reason", reason)
 }
 
-// warnIfUnknown says once that the Node is not known, if it is not in time.
+// warnIfUnknown warns once if the Node is not known within nodeTimeout.
 func (l *nodeLog) warnIfUnknown(ctx context.Context, sources *sourceStatus, t *track.Tracker) {
 	select {
 	case <-ctx.Done():

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/config"
 )
 
-// TestWhereSettingsComeFrom has the first line of the log name who decided: what
-// has no default can only be in the file if no flag gives it.
+// TestWhereSettingsComeFrom checks that the first log line names the origin of settings.
+// A setting without a default comes from the file unless a flag gives it.
 func TestWhereSettingsComeFrom(t *testing.T) {
 	c := &config.Config{}
 	c.HostnameOverride, c.ClusterCIDR = "node-a", "10.0.0.0/8"

@@ -46,8 +46,7 @@ const (
 	exitUnreachable = 2
 )
 
-// exit ends the command with a code. Its error may be nil when everything has
-// been said.
+// exit ends the command with a code. Its error is nil if nothing is left to print.
 type exit struct {
 	code int
 	err  error
@@ -63,7 +62,7 @@ func (e *exit) Error() string {
 // Unwrap returns the cause.
 func (e *exit) Unwrap() error { return e.err }
 
-// statusOptions is what the command line of status says.
+// statusOptions are the flags and arguments of status.
 type statusOptions struct {
 	config, server, namespace, format string
 	failing                           bool
@@ -111,7 +110,7 @@ func statusCommand(q *statusOptions, to streams) *cobra.Command {
 	return cmd
 }
 
-// parseService reads the argument.
+// parseService parses the argument.
 func (q *statusOptions) parseService(cmd *cobra.Command, args []string) error {
 	if q.format != formatTable && q.format != formatWide && q.format != formatJSON {
 		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", q.format, formatTable, formatWide, formatJSON)
@@ -174,7 +173,7 @@ func (q *statusOptions) print(w io.Writer, d *statusOutput) error {
 
 const defaultServer = "127.0.0.1:10249"
 
-// address returns where to ask, as host:port.
+// address returns the server address, as host:port.
 func (q *statusOptions) address() (string, error) {
 	switch {
 	case q.server != "":
@@ -192,8 +191,7 @@ func (q *statusOptions) address() (string, error) {
 	return dialAddress(c.MetricsBindAddress)
 }
 
-// dialAddress completes an address, and turns one to listen on into one to
-// connect to.
+// dialAddress completes an address, and converts a listen address to one to connect to.
 func dialAddress(s string) (string, error) {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {

@@ -18,21 +18,21 @@ import (
 	"kubeproxy/common/health/servicestate"
 )
 
-// noAnswerHint is what to do when nobody answers.
+// noAnswerHint is the advice for a connection that fails.
 const noAnswerHint = "is the proxy running on this node? If its metrics server has another address, name it with --server HOST:PORT, or give the proxy's --config FILE"
 
-// maxResponse bounds what is read: 10,000 Services take some megabytes.
+// maxResponse bounds a response: 10,000 Services take some megabytes.
 const maxResponse = 1 << 30
 
-// statusClient asks one server.
+// statusClient reads from one server.
 type statusClient struct {
 	client http.Client
 	server string
 }
 
-// fetchStatus fetches what q is about.
+// fetchStatus fetches the status of the Services that q selects.
 func fetchStatus(ctx context.Context, server string, q *statusOptions) (*statusOutput, error) {
-	// What the environment says of HTTP proxies is not about the own node.
+	// HTTP proxies in the environment do not apply to the own node.
 	a := statusClient{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, server}
 	path := "/services"
 	if q.namespace != "" {
@@ -61,7 +61,7 @@ func fetchStatus(ctx context.Context, server string, q *statusOptions) (*statusO
 	return nil, a.identifyServer(ctx, status)
 }
 
-// get returns the status and body of an answer.
+// get returns the status and body of a response.
 func (a *statusClient) get(ctx context.Context, path string) (int, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.server+path, nil)
 	if err != nil {
@@ -80,10 +80,10 @@ func (a *statusClient) get(ctx context.Context, path string) (int, []byte, error
 	return response.StatusCode, body, nil
 }
 
-// connectError says why there is no answer, and what to do.
+// connectError describes why there is no response, and a remedy.
 func (a *statusClient) connectError(err error) error {
 	if inner, ok := errors.AsType[*url.Error](err); ok {
-		err = inner.Err // without the URL, which says the address again
+		err = inner.Err // without the URL, which repeats the address
 	}
 	op, network := errors.AsType[*net.OpError](err)
 	_, name := errors.AsType[*net.DNSError](err)
@@ -100,13 +100,13 @@ func (a *statusClient) connectError(err error) error {
 	case timedOut:
 		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", a.server)
 	case strings.Contains(err.Error(), "malformed HTTP"),
-		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // an answer before the question
+		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // a response before the request
 		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", a.server, defaultServer)
 	}
 	return fmt.Errorf("ask %s: the connection broke: %w", a.server, err)
 }
 
-// identifyServer finds out who it is that does not know about Services.
+// identifyServer finds out which program responded without knowing of Services.
 func (a *statusClient) identifyServer(ctx context.Context, status int) error {
 	if code, mode, err := a.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
 		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), a.server)

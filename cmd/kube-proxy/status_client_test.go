@@ -17,8 +17,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// closedAddr returns an address where nobody listens, and nobody else will: only
-// this process uses it.
+// closedAddr returns an address without a listener. Only this process uses it, so it
+// stays closed.
 func closedAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.77.%d.%d:0", byte(os.Getpid()>>8), byte(os.Getpid())))
@@ -29,7 +29,8 @@ func closedAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// cannedServer hears who calls and says something, or says nothing until they go.
+// cannedServer accepts connections and writes text, or with an empty text waits until the
+// client closes.
 func cannedServer(t *testing.T, text string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -48,14 +49,14 @@ func cannedServer(t *testing.T, text string) string {
 	return l.Addr().String()
 }
 
-// truncatedResponse promises more than it says, for which the server ends the
+// truncatedResponse promises more bytes than it writes, so the server closes the
 // connection.
 func truncatedResponse(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Length", "10")
 	_, _ = w.Write([]byte("x"))
 }
 
-// TestNoStatus asks whoever cannot answer.
+// TestNoStatus runs status against servers that cannot answer.
 func TestNoStatus(t *testing.T) {
 	monitor := health.New(health.Options{Families: []service.Family{service.IPv4}})
 	known := serveStore(t, populatedStore(), failingReport())

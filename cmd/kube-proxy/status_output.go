@@ -15,8 +15,7 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// statusOutput is what -o json prints. Fields are added, but neither renamed nor
-// removed.
+// statusOutput is what -o json prints. Fields are added, but neither renamed nor removed.
 type statusOutput struct {
 	Server string `json:"server"` // that was asked
 	// OK is what the exit code says: the proxy is healthy, its latest rounds did
@@ -28,20 +27,20 @@ type statusOutput struct {
 	servicestate.Response
 }
 
-// statusSummary counts the Services asked about.
+// statusSummary counts the selected Services.
 type statusSummary struct {
 	Services int `json:"services"`
-	// NotProgrammed are not in force in full, with Problems those of which
-	// something was left out or guessed, Unserved those with a port that
+	// NotProgrammed are Services that are not fully in force. Problems are Services of
+	// which something was left out or guessed. Unserved are Services with a port that
 	// serves no client.
 	NotProgrammed int `json:"notProgrammed"`
 	Problems      int `json:"problems"`
 	Unserved      int `json:"unserved"`
-	// Unanswered have a health check that is not answered everywhere.
+	// Unanswered are Services with a health check that is not answered on all addresses.
 	Unanswered int `json:"unasked"`
 }
 
-// newStatusOutput judges an answer and leaves in it what q wants to see.
+// newStatusOutput evaluates a response and keeps the part that q selects.
 func newStatusOutput(server string, a *servicestate.Response, q *statusOptions) (*statusOutput, error) {
 	services := slices.DeleteFunc(a.Services, func(s servicestate.Service) bool { return q.name != "" && s.Name != q.name })
 	if q.name != "" && len(services) == 0 {
@@ -97,13 +96,13 @@ func (n *statusSummary) add(s *servicestate.Service) {
 	}
 }
 
-// notProgrammed reports that not all of a Service is in force.
+// notProgrammed returns whether part of a Service is not in force.
 func notProgrammed(s *servicestate.Service) bool {
 	return s.State != servicestate.Programmed || len(s.Problems) > 0
 }
 
-// unserved reports that a port of a Service serves no client from nowhere.
-// That a traffic policy leaves no endpoint on this node is as it should be.
+// unserved returns whether a port of a Service serves no client anywhere. A traffic
+// policy that leaves no endpoint on this node is in order.
 func unserved(s *servicestate.Service) bool {
 	return slices.ContainsFunc(s.Ports, func(p servicestate.Port) bool {
 		return slices.ContainsFunc(p.Frontends, func(f servicestate.Frontend) bool {
@@ -112,8 +111,8 @@ func unserved(s *servicestate.Service) bool {
 	})
 }
 
-// healthCheckUnanswered reports that load balancers cannot ask about a Service on this node,
-// and so take it for gone.
+// healthCheckUnanswered returns whether load balancers cannot reach the health check of a
+// Service on this node, and so regard the node as failed.
 func healthCheckUnanswered(s *servicestate.Service) bool {
 	return s.HealthCheck != nil && s.HealthCheck.Error != ""
 }
@@ -125,6 +124,5 @@ func (d *statusOutput) printJSON(w io.Writer) error {
 	return e.Encode(d)
 }
 
-// sanitize makes one line of what others wrote, with nothing in it that moves
-// the cursor.
+// sanitize converts foreign text to one line without control characters.
 func sanitize(s string) string { return printable.Text(strings.Join(strings.Fields(s), " ")) }

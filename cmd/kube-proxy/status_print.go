@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// overview prints what is known of the proxy, and a line for each Service.
+// overview prints the state of the proxy, and a line for each Service.
 func (p *printer) overview(d *statusOutput) {
 	p.line("kube-proxy %s on node %s, mode %s, up %s: %s", sanitize(d.Version), sanitize(d.Node), sanitize(d.Mode), p.ago(d.Started), p.paint(healthCell(&d.Health)))
 	p.line("Generation wanted: %d", d.Generation)
@@ -95,7 +95,7 @@ func (p *printer) sources(r *health.Report) {
 	}
 }
 
-// sourceError is the latest error of a source, and how many more there are.
+// sourceError returns the latest error of a source, and the number of others.
 func sourceError(s health.SourceReport) string {
 	if s.Faults < 2 {
 		return s.Error
@@ -118,7 +118,7 @@ func (p *printer) conditions(r *health.Report) {
 	}
 }
 
-// text says how many Services there are and of how many something is wrong.
+// text summarizes the number of Services and of those with faults.
 func (n statusSummary) text(listed int) string {
 	text := fmt.Sprintf("%d Services", n.Services)
 	if n.Services == 1 {
@@ -149,7 +149,7 @@ func (n statusSummary) text(listed int) string {
 // maxMessage is how much of a message a table shows.
 const maxMessage = 100
 
-// truncate makes one line of a message, and a short one unless all is to be shown.
+// truncate converts a message to one line, and shortens it unless all is to be shown.
 func (p *printer) truncate(s string) string {
 	s = sanitize(s)
 	if r := []rune(s); !p.wide && len(r) > maxMessage {
@@ -158,8 +158,8 @@ func (p *printer) truncate(s string) string {
 	return s
 }
 
-// truncateMiddle is cut for the error of a source, which begins with what was asked and
-// ends with what came of it.
+// truncateMiddle shortens the error of a source in its middle. Such an error begins with
+// the request and ends with the result.
 func (p *printer) truncateMiddle(s string) string {
 	s = sanitize(s)
 	const head = 34

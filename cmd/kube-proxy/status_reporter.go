@@ -20,8 +20,8 @@ import (
 	"kubeproxy/config"
 )
 
-// statusReporter are told what is to be done and how it went. They make nothing
-// up: what they say comes from results alone.
+// statusReporter receives desired states and results of rounds, and passes them to
+// health, metrics, Events and status. It derives everything that it reports from results.
 type statusReporter struct {
 	mode         string
 	node         string
@@ -41,18 +41,18 @@ type statusReporter struct {
 	annotation *annotationWatcher
 	limits     limits
 	refusals   refusals
-	// deprecations warns of what Kubernetes is going to remove.
+	// deprecations warns of features that Kubernetes is going to remove.
 	deprecations *deprecations
-	unavailable  [2]string // why a family cannot be had, each for its own loop
+	unavailable  [2]string // why a family is missing; each loop writes its own element
 	log          klog.Logger
 	lease        *lease.Lease
 	others       otherProxyState
-	// podsFromNode says that pods are to be told by the Node's podCIDRs.
+	// podsFromNode is whether pods are identified by the Node's podCIDRs.
 	podsFromNode atomic.Bool
 }
 
-// newStatusReporter returns the observers of backends. Sources say of themselves
-// in contact when they last heard of something.
+// newStatusReporter returns the statusReporter of backends. sources holds the times of
+// contact with the sources.
 func newStatusReporter(c *config.Config, backends []*backend, node string, sources *sourceStatus, log klog.Logger) *statusReporter {
 	o := &statusReporter{mode: backends[0].mode, limits: limits{mode: backends[0].mode}, node: node, sources: sources, latency: newLatency(time.Now()), nodeLog: &nodeLog{log: log, name: node, podCIDRs: c.DetectLocalMode == config.NodeCIDR}, log: log}
 	o.packets = func() *metrics.Packets { return packetMetrics(backends) }
@@ -118,13 +118,13 @@ func buildMetric() metrics.Build {
 	}
 }
 
-// changeQueued notes that b has something to do from now on.
+// changeQueued records that b has a pending change from now on.
 func (o *statusReporter) changeQueued(b *backend) {
 	o.health.Queued(b.family)
 	o.metrics.Queued(metrics.Backend{Mode: b.mode, Family: b.family}, time.Now())
 }
 
-// recordRound takes in how a round of b went that was for a snapshot.
+// recordRound records the result of a round of b for a snapshot.
 func (o *statusReporter) recordRound(b *backend, s *service.Snapshot, r reconcile.Result) {
 	extent := metrics.Partial
 	if r.FullSync {
@@ -165,7 +165,7 @@ func problemOf(p track.Problem) servicestate.Problem {
 	}
 }
 
-// problemFound notes a problem when it comes up.
+// problemFound records a new problem.
 func (o *statusReporter) problemFound(p track.Problem) {
 	o.services.ProblemFound(problemOf(p), time.Now())
 	if p.Refused {
@@ -174,7 +174,7 @@ func (o *statusReporter) problemFound(p track.Problem) {
 	o.events.problemFound()
 }
 
-// observation is what metrics show of the moment.
+// observation returns the present values of metrics.
 func (o *statusReporter) observation() metrics.Observation {
 	r := o.health.Report()
 	seen := metrics.Observation{
@@ -197,7 +197,7 @@ func (o *statusReporter) observation() metrics.Observation {
 		case !s.LastContact.IsZero():
 			x.Staleness = r.CurrentTime.Sub(s.LastContact)
 		case !s.Synced:
-			// What was never read is no fresher than what was read at the start.
+			// A source that was never read counts as read at the start.
 			x.Staleness = r.CurrentTime.Sub(o.latency.start)
 		}
 		seen.Sources = append(seen.Sources, x)

@@ -38,7 +38,7 @@ func checkedPort(f service.Family, name string, port uint16, ready int) *service
 	}
 }
 
-// TestChecksUpdate has a Service of two families come, change and go.
+// TestChecksUpdate adds, changes and removes a Service of two families.
 func TestChecksUpdate(t *testing.T) {
 	node := &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("2001:db8::/64")}}
 	c := newChecks(&servicecheck.Servers{Listen: refuseListen}, func(string, string) bool { return false })
@@ -129,8 +129,8 @@ func TestSourceStatus(t *testing.T) {
 	})
 }
 
-// What the API server need not have is no source until it was read, and then one
-// whose latest error counts.
+// TestOptionalSources checks that an optional kind is no source until it was read. After
+// that its latest error counts.
 func TestOptionalSources(t *testing.T) {
 	c := newSourceStatus(true)
 	refused := &source.ReadError{Kind: "servicecidrs", Err: errors.New("refused")}
@@ -159,7 +159,7 @@ func TestOptionalSources(t *testing.T) {
 	}
 }
 
-// TestSourceFaultsByObject has two manifests broken and mended one by one.
+// TestSourceFaultsByObject breaks two manifests and repairs them one by one.
 func TestSourceFaultsByObject(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSourceStatus(false)
@@ -195,7 +195,7 @@ func TestSourceFaultsByObject(t *testing.T) {
 	})
 }
 
-// TestManifestsGoStale has the manifests not looked at for two periods.
+// TestManifestsGoStale leaves the manifests unread for two periods.
 func TestManifestsGoStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSourceStatus(false)

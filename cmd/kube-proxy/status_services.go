@@ -46,8 +46,8 @@ func (p *printer) truncateList(words []string) string {
 	return strings.Join(words, ",")
 }
 
-// stateOf is the state for a table: programmed alone says nothing to somebody
-// who cannot connect.
+// stateOf returns the state in a table. "programmed" alone would not help a user who
+// cannot connect.
 func stateOf(s *servicestate.Service) cell {
 	switch {
 	case s.State == servicestate.Failed || s.State == servicestate.Skipped:
@@ -62,7 +62,7 @@ func stateOf(s *servicestate.Service) cell {
 	return cell{"programmed", green}
 }
 
-// portsOf returns each of "80/TCP", once.
+// portsOf returns ports such as "80/TCP", each once.
 func portsOf(s *servicestate.Service) []string {
 	var all []string
 	for _, p := range s.Ports {
@@ -99,7 +99,7 @@ func familyNames(s *servicestate.Service) []string {
 	return unique(all)
 }
 
-// kindOf is the type of a Service as far as its frontends show it.
+// kindOf returns the type of a Service as far as its frontends show it.
 func kindOf(s *servicestate.Service) string {
 	kind := ""
 	for _, p := range s.Ports {
@@ -127,7 +127,7 @@ func unique(words []string) []string {
 	})
 }
 
-// rangeText is a number of all ports, or from where to where it goes.
+// rangeText returns a number that all ports share, or the range of their numbers.
 func rangeText(s *servicestate.Service, of func(servicestate.Port) int) string {
 	if len(s.Ports) == 0 {
 		return ""
@@ -142,7 +142,7 @@ func rangeText(s *servicestate.Service, of func(servicestate.Port) int) string {
 	return fmt.Sprintf("%d-%d", lowest, highest)
 }
 
-// sinceWhen returns since when a Service is as it is: failing or, with the
+// sinceWhen returns since when a Service is in its state: failing or, with the
 // generation, in force.
 func sinceWhen(s *servicestate.Service) (generation uint64, since *time.Time) {
 	var failing *time.Time
@@ -161,7 +161,7 @@ func sinceWhen(s *servicestate.Service) (generation uint64, since *time.Time) {
 	return generation, cmp.Or(failing, since)
 }
 
-// problemText says what is wrong, the worst first.
+// problemText lists the faults, the worst first.
 func problemText(s *servicestate.Service) string {
 	var all []string
 	for _, p := range s.Ports {
@@ -185,7 +185,7 @@ func problemText(s *servicestate.Service) string {
 	return strings.Join(unique(all), "; ")
 }
 
-// reasonText says what a reason means to clients.
+// reasonText describes what a reason means to clients.
 func reasonText(f servicestate.Frontend) string {
 	switch f.Reason {
 	case "":
@@ -265,8 +265,8 @@ func (p *printer) service(s *servicestate.Service) {
 	p.notes(s)
 }
 
-// notes prints what is otherwise than the Service says, for each port and
-// family that it holds for.
+// notes prints where the programmed state differs from the spec, with the ports and
+// families concerned.
 func (p *printer) notes(s *servicestate.Service) {
 	var rows [][]cell
 	for _, x := range s.Ports {

@@ -27,14 +27,13 @@ const (
 	reset         = "\x1b[0m"
 )
 
-// coloured reports that w is a terminal whose user has nothing against
-// colours.
+// coloured returns whether w is a terminal and its user has not disabled colours.
 func coloured(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return false
 	}
-	// Old consoles of Windows would show the codes. New ones set a variable.
+	// Old consoles of Windows print the codes. Windows Terminal sets WT_SESSION.
 	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
 		return false
 	}
@@ -58,7 +57,7 @@ type printer struct {
 
 func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.text, format+"\n", args...) }
 
-// paint returns c as it is shown.
+// paint returns c with its colour.
 func (p *printer) paint(c cell) string {
 	if !p.colour || c.colour == "" {
 		return c.text
@@ -69,8 +68,8 @@ func (p *printer) paint(c cell) string {
 // columnGap is the least distance of two columns.
 const columnGap = 2
 
-// table prints rows in columns as wide as they need, the last one ragged. A
-// column that is empty in every row but the head is left out.
+// table prints rows in columns as wide as they need, the last one ragged. A column that
+// is empty in every row but the head is left out.
 func (p *printer) table(indent, head string, rows [][]cell) {
 	titles := strings.Split(head, "|")
 	all := make([][]cell, 1, len(rows)+1)
@@ -91,7 +90,7 @@ func (p *printer) table(indent, head string, rows [][]cell) {
 	}
 	for _, row := range all {
 		p.text.WriteString(indent)
-		blank := 0 // owed, so that no line ends in blanks
+		blank := 0 // pending, so that no line ends in blanks
 		for i, c := range row {
 			if widths[i] == 0 {
 				continue
@@ -106,7 +105,7 @@ func (p *printer) table(indent, head string, rows [][]cell) {
 	}
 }
 
-// ago says how long t is past.
+// ago returns how long t is past.
 func (p *printer) ago(t time.Time) string {
 	if t.IsZero() || t.Unix() <= 0 {
 		return "never"
@@ -114,7 +113,7 @@ func (p *printer) ago(t time.Time) string {
 	return shortDuration(p.now.Sub(t))
 }
 
-// since is ago for what may not be.
+// since is ago for a time that may be nil.
 func (p *printer) since(t *time.Time) string {
 	if t == nil {
 		return ""
@@ -122,7 +121,7 @@ func (p *printer) since(t *time.Time) string {
 	return p.ago(*t)
 }
 
-// shortDuration writes a duration with at most two units.
+// shortDuration formats a duration with at most two units.
 func shortDuration(d time.Duration) string {
 	d = max(d, 0)
 	const day = 24 * time.Hour

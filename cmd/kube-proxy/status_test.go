@@ -30,12 +30,12 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata")
 
-// noon is when the tests of status ask.
+// noon is the time of the requests in the tests of status.
 var noon = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 func ago(d time.Duration) time.Time { return noon.Add(-d) }
 
-// shopPort is a port of a Service in both tests' families.
+// shopPort returns a port of a Service in family f.
 func shopPort(f service.Family, name string, endpoints int, fronts ...service.Frontend) *service.Port {
 	p := &service.Port{Family: f, Frontends: fronts}
 	p.Name = service.PortName{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP}
@@ -57,7 +57,7 @@ func front(k service.Kind, addr string, port uint16) service.Frontend {
 	return f
 }
 
-// populatedStore is a Book in which something of each kind has happened.
+// populatedStore returns a Store that contains a case of each kind.
 func populatedStore() *servicestate.Store {
 	var want *service.Snapshot
 	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
@@ -89,7 +89,7 @@ func populatedStore() *servicestate.Store {
 	return b
 }
 
-// failingReport is a report with something in each of its parts.
+// failingReport returns a report with content in each of its parts.
 func failingReport() health.Report {
 	pending, contact := ago(45*time.Second), ago(6*time.Minute)
 	return health.Report{
@@ -125,13 +125,13 @@ func runStatus(t *testing.T, args ...string) outcome {
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(args)
 	code := exitCode(cmd.ExecuteContext(t.Context()), &err)
-	// A busy machine may keep anybody waiting.
+	// A busy machine may delay the response, which prints this line.
 	errText := regexp.MustCompile(`(?m)^kube-proxy: still asking .*\n`).ReplaceAllString(err.String(), "")
 	return outcome{code, out.String(), errText}
 }
 
-// TestStatusGoldens compares what is printed. Each file of the archive is
-// named by the arguments.
+// TestStatusGoldens compares the output with files of the archive. Each file is named by
+// the arguments.
 func TestStatusGoldens(t *testing.T) {
 	const path = "testdata/status.txtar"
 	golden, err := txtar.ParseFile(path)
@@ -195,8 +195,8 @@ func TestStatusOfAHealthyProxy(t *testing.T) {
 	}
 }
 
-// A round that failed is told at once, though a proxy is called unhealthy only when
-// that goes on.
+// TestStatusOfAFailingProxy checks that a failed round is reported at once, although a
+// proxy is unhealthy only when failures go on.
 func TestStatusOfAFailingProxy(t *testing.T) {
 	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80))})
 	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}

@@ -22,96 +22,98 @@ import (
 	"kubeproxy/common/service"
 )
 
-// leftovers are what a service proxy may have left in one place, whichever it
-// was. All of it is removed together.
+// leftovers are what any service proxy may have left in one place. Remove removes all of
+// it.
 type leftovers interface {
 	// String names the place.
 	String() string
-	// Find says what is there, nothing if there is nothing.
+	// Find describes what is there, empty for nothing.
 	Find(context.Context) (string, error)
-	// Remove removes that. Nothing to remove is success.
+	// Remove removes it. An empty place is a success.
 	Remove(context.Context) error
 }
 
-// draining are remains that open connections need for as long as they last.
-// They are removed at once only in a cleanup.
+// draining are leftovers that open connections need until they end. Only a cleanup
+// removes them at once.
 type draining interface {
 	leftovers
-	// Drain has them take no new connections and removes what no connection
-	// needs any more. It says what stays and for how long at most, nothing if
-	// all is gone. since is when it began, zero if it begins now.
+	// Drain stops new connections to the leftovers and removes the parts that no
+	// connection needs. It returns what stays and for how long at most, empty if all is
+	// gone. since is when the drain began, zero if it begins now.
 	Drain(ctx context.Context, since time.Time) (stays string, err error)
 }
 
-// cleanupTarget is where a mode of ours, or kube-proxy itself, may have left rules.
+// cleanupTarget is a place where a mode of ours, or kube-proxy itself, may have left
+// rules.
 type cleanupTarget struct {
 	leftovers
 	family service.Family
-	// ipvs says that it is virtual servers and what belongs to them.
+	// ipvs is whether the target is virtual servers and their companions.
 	ipvs bool
-	// upstream says that no mode of ours leaves anything there.
+	// upstream is whether no mode of ours leaves anything there.
 	upstream bool
-	// err is why it could not be emptied, or an unreadError.
+	// err is why the target could not be emptied, or an unreadError.
 	err error
 }
 
-// takeover removes what other modes and other service proxies left for one
-// family. Until then the old rules and those of this process are in force side
-// by side, and connections keep to whichever translated them. So nobody is
-// refused if the old ones go only once all that is wanted is in force, and was
-// seen to be by somebody who read it from the system again.
+// takeover removes the rules of other modes and other service proxies for one family.
+// Until then their rules and those of this process are in force side by side, and
+// connections keep the translation that they began with. To refuse no connection, the old
+// rules go only when all desired rules are in force, and an independent read of the
+// system has verified that.
 type takeover struct {
 	family  service.Family
 	targets []cleanupTarget
-	// audit returns a backend that knows nothing of what was programmed.
+	// audit returns a backend without knowledge of what was programmed.
 	audit        func() (reconcile.Backend, error)
 	log          klog.Logger
 	condition    func(text string)
 	countFailure func() // counts an attempt that left something
-	// onRemoved is called when old rules are gone, by which flows may have begun
-	// that no present rule would allow.
+	// onRemoved is called when old rules are gone. They may have created conntrack
+	// entries that no present rule would allow.
 	onRemoved func()
 
-	// enter reports that this process may change anything, see lease.Lease.
+	// enter returns whether this process may change anything, see lease.Lease.
 	enter func(context.Context) (leave func(), ok bool)
 
-	verifyRequests chan struct{} // a round was good
+	verifyRequests chan struct{} // a round succeeded
 	leaseRegained  chan struct{} // another process may have left something
-	// allTargets are the places to look at again, and rival shows what comes back in them.
+	// allTargets are the places to check again; reportForeignRules shows what reappears
+	// there.
 	allTargets         []cleanupTarget
 	reportForeignRules func(what string)
-	// logged has what was last complained about, by place, empty for all of them.
+	// logged holds what was logged last, by target; the empty key is for all targets.
 	logged map[string]string
-	// removed says what was removed from a place that is not known to be empty.
+	// removed holds what was removed from a target that is not known to be empty.
 	removed map[string]string
-	// draining has, by place, what open connections may still need.
+	// draining holds, by target, what open connections may still need.
 	draining map[string]*drainState
 
 	mu           sync.Mutex
 	wasStandby   bool              // another process had the node since the last round
-	desired      *service.Snapshot // of the last good round, nil if there is no hope of one
-	partialTimer *time.Timer       // set while rounds are good but for some ports
+	desired      *service.Snapshot // of the last good round, nil to proceed without one
+	partialTimer *time.Timer       // set while rounds fail for single ports only
 }
 
-// drainState is how far a place is with its connections.
+// drainState is the progress of a target's drain.
 type drainState struct {
 	started   time.Time
-	found     string // was there at first
+	found     string // what was there at first
 	remaining string
 }
 
 // The times of a takeover.
 const (
-	// takeoverPortTimeout is how long old rules may serve a port that the present
-	// mode cannot program. By then they are out of date.
+	// takeoverPortTimeout is how long old rules may serve a port that the present mode
+	// cannot program. After that they are out of date.
 	takeoverPortTimeout = time.Minute
-	// takeoverMaxBackoff is the longest one after a failure.
+	// takeoverMaxBackoff is the longest pause after a failure.
 	takeoverMaxBackoff = time.Minute
-	// drainInterval is how often it is looked at which connections have ended.
+	// drainInterval is how often draining targets are checked for ended connections.
 	drainInterval = 5 * time.Second
 )
 
-// discover finds what there is to take over, and says so.
+// discover finds and logs what there is to take over.
 func (t *takeover) discover(ctx context.Context) {
 	var left []cleanupTarget
 	for _, p := range t.targets {
@@ -131,8 +133,9 @@ func (t *takeover) discover(ctx context.Context) {
 	t.targets = left
 }
 
-// recordRound takes in how a round for want went. What the mode cannot do at all is no
-// reason to wait: old rules for it would serve all the rest as well, out of date.
+// recordRound records the result of a round for want. What the mode cannot do at all does
+// not delay the takeover: for its sake, old rules would serve everything else out of
+// date.
 func (t *takeover) recordRound(want *service.Snapshot, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,8 +158,8 @@ func (t *takeover) recordRound(want *service.Snapshot, err error) {
 	}
 }
 
-// setPartial notes whether it is single ports and nothing else that are not in force
-// now. If that stays so, it is as good as it gets.
+// setPartial records whether single ports, and nothing else, are not in force. If that
+// persists, the takeover proceeds without them.
 func (t *takeover) setPartial(partial bool) {
 	switch {
 	case !partial && t.partialTimer != nil:
@@ -176,7 +179,7 @@ func (t *takeover) setPartial(partial bool) {
 	}
 }
 
-// requestVerify has it verified that what is wanted is in force.
+// requestVerify triggers a verification that the desired rules are in force.
 func (t *takeover) requestVerify() {
 	select {
 	case t.verifyRequests <- struct{}{}:
@@ -184,7 +187,8 @@ func (t *takeover) requestVerify() {
 	}
 }
 
-// waitVerified waits until what is wanted is in force, and reports that it is.
+// waitVerified waits until the desired rules are in force. It returns false if ctx ends
+// first.
 func (t *takeover) waitVerified(ctx context.Context) bool {
 	t.report("they go as soon as all that is wanted is in force", nil)
 	for {
@@ -208,8 +212,7 @@ func (t *takeover) waitVerified(ctx context.Context) bool {
 	}
 }
 
-// verifyLater has a good round looked at again after a while, unless there is
-// another one.
+// verifyLater verifies a good round after a pause, unless there is another round.
 func (t *takeover) verifyLater(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -220,7 +223,7 @@ func (t *takeover) verifyLater(ctx context.Context) {
 	t.requestVerify()
 }
 
-// auditMissing returns what is missing of want, by a look at the system.
+// auditMissing returns what is missing of want according to the system.
 func (t *takeover) auditMissing(ctx context.Context, want *service.Snapshot) error {
 	b, err := t.audit()
 	if err != nil {
@@ -240,8 +243,7 @@ func (t *takeover) auditMissing(ctx context.Context, want *service.Snapshot) err
 	return fmt.Errorf("%q and %d more", first, strings.Count(more, "\n"))
 }
 
-// remove removes what it can, and keeps the places where it cannot or where
-// connections go on.
+// remove empties targets. It keeps those where that fails or where connections go on.
 func (t *takeover) remove(ctx context.Context) error {
 	var left []cleanupTarget
 	var errs []error
@@ -271,7 +273,8 @@ func (t *takeover) remove(ctx context.Context) error {
 	return err
 }
 
-// removeOrDrain empties a place, and reports what was there and whether that is done.
+// removeOrDrain empties a target. It returns what was there, and whether the target is
+// done.
 func (t *takeover) removeOrDrain(ctx context.Context, p cleanupTarget) (what string, done bool, err error) {
 	r, is := p.leftovers.(draining)
 	if !is {
@@ -291,7 +294,7 @@ func (t *takeover) removeOrDrain(ctx context.Context, p cleanupTarget) (what str
 	}
 	if now.remaining == "" {
 		delete(t.draining, p.String())
-		_, err := removeLeftovers(ctx, p) // or somebody else has made it again
+		_, err := removeLeftovers(ctx, p) // or another program has added it again
 		return now.found, true, err
 	}
 	if first {
@@ -302,7 +305,7 @@ func (t *takeover) removeOrDrain(ctx context.Context, p cleanupTarget) (what str
 	return "", false, nil
 }
 
-// removeLeftovers removes what is in a place, and returns what that was.
+// removeLeftovers empties a target, and returns what was there.
 func removeLeftovers(ctx context.Context, p cleanupTarget) (what string, err error) {
 	if what, err = p.inspect(ctx); err != nil || what == "" {
 		return "", err
@@ -317,8 +320,8 @@ func removeLeftovers(ctx context.Context, p cleanupTarget) (what string, err err
 	return what, err
 }
 
-// prepareTakeover prepares b to take over from whatever was there before, and tells
-// what that is. Before rounds begin nothing is removed.
+// prepareTakeover prepares b to take over from previous proxies, and logs what they left.
+// It removes nothing; that begins after the first rounds.
 func (o *statusReporter) prepareTakeover(ctx context.Context, x *selectedMode, b *backend, kick func()) error {
 	if len(b.ownedTargets) == 0 {
 		return nil
@@ -353,7 +356,7 @@ func (o *statusReporter) prepareTakeover(ctx context.Context, x *selectedMode, b
 	return nil
 }
 
-// logAdopted says what is in the place that rounds of this process keep in order.
+// logAdopted logs what is in a target that rounds of this process keep in order.
 func logAdopted(ctx context.Context, log klog.Logger, p cleanupTarget) {
 	if what, err := p.Find(ctx); err == nil && what != "" {
 		log.Info("Found what an earlier service proxy left; adopting what is wanted of it", "place", p.String(), "what", what)

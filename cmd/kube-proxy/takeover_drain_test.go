@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// drainingLeftovers are remains that connections need for a while.
+// drainingLeftovers are leftovers that connections need for a while.
 type drainingLeftovers struct {
 	fakeLeftovers
 	until time.Time
-	since []time.Time // that Retire was told
+	since []time.Time // the arguments of Drain
 	fail  error       // of the next call
 }
 
@@ -31,8 +31,8 @@ func (n *drainingLeftovers) Drain(_ context.Context, since time.Time) (string, e
 	return "", nil
 }
 
-// TestDraining keeps what connections need until they end, shows that, and
-// asks for a round both when it begins and when it is over.
+// TestDraining checks that what connections need stays until they end, that a condition
+// shows it, and that a round is requested at the start and at the end of the drain.
 func TestDraining(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

@@ -11,13 +11,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// unreadError is why it is not known what is in a place. There may well be nothing.
+// unreadError is why the content of a target is unknown. The target may be empty.
 type unreadError struct{ error }
 
 // Unwrap returns the reason.
 func (e unreadError) Unwrap() error { return e.error }
 
-// inspect is Find, whose error is an unreadError.
+// inspect is Find with an unreadError as its error.
 func (p cleanupTarget) inspect(ctx context.Context) (string, error) {
 	what, err := p.Find(ctx)
 	if err != nil {
@@ -31,9 +31,9 @@ const (
 	stillText  = "What an earlier service proxy left is still there; trying again"
 )
 
-// report shows why old rules are still there, or that they may be, and then logs
-// each trouble when it is a new one. err is about all places, and why what is shown
-// of those that nothing else is known of.
+// report shows in the condition why old rules are still there, or may be. Then it logs
+// each new error. err is about all targets. It, or else fallback, is shown for targets
+// without a reason of their own.
 func (t *takeover) report(fallback string, err error) {
 	if err != nil {
 		fallback = err.Error()
@@ -52,7 +52,7 @@ func (t *takeover) report(fallback string, err error) {
 	}
 }
 
-// setCondition names the places, together where the same is to be said of them.
+// setCondition groups the targets by reason.
 func (t *takeover) setCondition(fallback string) {
 	var order []string // of the texts
 	targets := map[string][]string{}
@@ -72,7 +72,7 @@ func (t *takeover) setCondition(fallback string) {
 	t.condition(strings.Join(order, "; "))
 }
 
-// reason says why p is still there.
+// reason returns why p is still there.
 func (t *takeover) reason(p cleanupTarget, fallback string) string {
 	switch r := t.draining[p.String()]; {
 	case p.err != nil:
@@ -83,8 +83,8 @@ func (t *takeover) reason(p cleanupTarget, fallback string) string {
 	return fallback
 }
 
-// reportUnprogrammed says which families are not programmed, and what is left for them. That
-// stays as it is: what gets out of date is better than nothing.
+// reportUnprogrammed reports which families are not programmed, and the leftovers of
+// these families. The leftovers stay: outdated rules are better than none.
 func (o *statusReporter) reportUnprogrammed(ctx context.Context, x *selectedMode) {
 	o.setUnavailable(x.unavailable)
 	if len(x.unavailable) == 0 {
@@ -110,7 +110,8 @@ func (o *statusReporter) reportUnprogrammed(ctx context.Context, x *selectedMode
 	}
 }
 
-// logOnce logs what has not been logged last of a place, or of all without one.
+// logOnce logs an error unless it was the last one logged for the target. An empty target
+// stands for all.
 func (t *takeover) logOnce(what, target string, err error) {
 	if t.logged[target] == err.Error() {
 		return

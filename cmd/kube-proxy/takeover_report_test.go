@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// unreadableLeftovers is an empty place that cannot be looked at for some times.
+// unreadableLeftovers is an empty place whose first reads fail.
 type unreadableLeftovers struct{ times int }
 
 func (u *unreadableLeftovers) String() string { return "another place" }
@@ -28,8 +28,8 @@ func (u *unreadableLeftovers) Remove(context.Context) error { return nil }
 
 var errUnreadableTest = errors.New("it is dark")
 
-// What cannot be looked at is not said to be there, nor what is there to be
-// unknown, and each is logged once.
+// TestUnreadIsNotLeft checks that an unreadable place is not reported as occupied, nor an
+// occupied one as unreadable, and that each is logged once.
 func TestUnreadIsNotLeft(t *testing.T) {
 	const (
 		dark  = "whether an earlier service proxy left rules in another place cannot be told: it is dark"

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// The times of looks for what was removed and comes back.
+// The pauses between checks for leftovers that reappear.
 const (
-	// recheckInterval is the pause before the first look and while nothing comes back.
+	// recheckInterval is the pause before the first check and while nothing reappears.
 	recheckInterval = time.Minute
-	// recheckMaxInterval is the longest pause where somebody else makes rules again and
-	// again. Those of both are in force then and serve alike.
+	// recheckMaxInterval is the longest pause while another program adds rules again and
+	// again. Its rules and ours are both in force then and serve alike.
 	recheckMaxInterval = 16 * time.Minute
 )
 
-// run takes over until ctx ends. What comes back after it was removed is somebody's
-// who runs beside this process.
+// run takes over until ctx ends. Leftovers that reappear after their removal belong to a
+// program that runs beside this process.
 func (t *takeover) run(ctx context.Context) {
 	for pause := recheckInterval; ctx.Err() == nil; {
 		t.runOnce(ctx)
@@ -75,7 +75,7 @@ func (t *takeover) runOnce(ctx context.Context) {
 	}
 }
 
-// removeExclusively removes what it can unless another process programs the node.
+// removeExclusively empties targets unless another process programs the node.
 func (t *takeover) removeExclusively(ctx context.Context) error {
 	if t.enter != nil {
 		leave, ok := t.enter(ctx)
@@ -87,8 +87,8 @@ func (t *takeover) removeExclusively(ctx context.Context) error {
 	return t.remove(context.WithoutCancel(ctx))
 }
 
-// standby notes that another process has the node: what it may leave is to be taken
-// over once this one has it again.
+// standby records that another process has the node. What it leaves must be taken over
+// once this process has the node again.
 func (t *takeover) standby() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -99,7 +99,7 @@ func (t *takeover) standby() {
 	}
 }
 
-// rediscover looks at all places again, and says what is there to take over.
+// rediscover checks all places again, and returns what there is to take over.
 func (t *takeover) rediscover(ctx context.Context) string {
 	if t.enter != nil {
 		leave, ok := t.enter(ctx)
@@ -114,7 +114,7 @@ func (t *takeover) rediscover(ctx context.Context) string {
 		p.err = nil
 		what, err := p.Find(ctx)
 		if err != nil || what == "" {
-			continue // it was looked at well before
+			continue // an earlier check succeeded
 		}
 		t.targets = append(t.targets, p)
 		found = append(found, p.String()+": "+what)

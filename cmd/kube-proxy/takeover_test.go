@@ -19,13 +19,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fakeLeftovers are remains that are as stubborn as the test wants them.
+// fakeLeftovers are leftovers whose removal fails as the test configures.
 type fakeLeftovers struct {
 	what       string
 	removed    int
 	fail       []error // of the removals to come
-	recreated  bool    // somebody makes them again
-	unreadable int     // how often they cannot be looked for once they were removed
+	recreated  bool    // another program adds them again
+	unreadable int     // how often Find fails after a removal
 }
 
 func (r *fakeLeftovers) String() string { return "a place" }
@@ -51,8 +51,7 @@ func (r *fakeLeftovers) Remove(context.Context) error {
 	return nil
 }
 
-// fakeAuditor is a Backend that finds a number of things missing, one fewer each
-// time.
+// fakeAuditor is a Backend that finds a number of things missing, one fewer each time.
 type fakeAuditor struct{ missing int }
 
 func (a *fakeAuditor) Cleanup(context.Context) error { return nil }
@@ -74,22 +73,22 @@ func (nonEmptyPlan) Empty() bool    { return false }
 func (nonEmptyPlan) String() string { return "+ something\n" }
 func (emptyPlan) Empty() bool       { return true }
 
-// takeoverTest is a takeover in a bubble, and what it says.
+// takeoverTest is a takeover in a synctest bubble, with what it reports.
 type takeoverTest struct {
 	*takeover
-	conditions []string // conditions, one after the other
+	conditions []string // conditions, in order
 	done       int
 	failed     int
 	logText    *bytes.Buffer
 }
 
-// runTakeover runs told beside a takeover of left.
+// runTakeover runs do beside a takeover of left.
 func runTakeover(t *testing.T, left *fakeLeftovers, audit *fakeAuditor, do func(*takeoverTest)) {
 	t.Helper()
 	runTakeovers(t, []cleanupTarget{{leftovers: left}}, audit, do)
 }
 
-// runTakeovers runs told beside a takeover of places.
+// runTakeovers runs do beside a takeover of targets.
 func runTakeovers(t *testing.T, targets []cleanupTarget, audit *fakeAuditor, do func(*takeoverTest)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -120,13 +119,13 @@ func runTakeovers(t *testing.T, targets []cleanupTarget, audit *fakeAuditor, do 
 	})
 }
 
-// advance lets time pass, and what is then to be done be done.
+// advance advances the clock, and waits until pending work is done.
 func advance(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// after lets time pass and then reports a round.
+// after advances the clock and then reports a round.
 func (s *takeoverTest) after(d time.Duration, err error) {
 	time.Sleep(d)
 	s.recordRound(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), err)
@@ -147,7 +146,7 @@ func TestTakeover(t *testing.T) {
 		removed   int
 		failed    int
 		done      bool
-		condition string // a word of some condition
+		condition string // part of a condition
 	}{
 		"nothing was left":              {left: fakeLeftovers{}, do: func(s *takeoverTest) { s.after(0, nil) }},
 		"a good round":                  {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, nil) }, removed: 1, done: true, condition: "they go as soon as"},
@@ -213,7 +212,7 @@ func closedFor(f service.Family) *service.Snapshot {
 
 var errSystemTest = errors.New("the kernel is out of order")
 
-// TestClear says what was removed, and why not.
+// TestClear checks the log of removals and of failures to remove.
 func TestClear(t *testing.T) {
 	for situation, tt := range map[string]struct {
 		left      fakeLeftovers
@@ -237,7 +236,7 @@ func TestClear(t *testing.T) {
 	}
 }
 
-// TestTakeoverInPart has rounds that program all but single ports.
+// TestTakeoverInPart reports rounds that program all but single ports.
 func TestTakeoverInPart(t *testing.T) {
 	for situation, tt := range map[string]struct {
 		missing int

@@ -12,8 +12,7 @@ import (
 	"kubeproxy/platform/linux/userspace"
 )
 
-// newUserspace returns mode userspace, whose families share the open files of
-// the process.
+// newUserspace returns mode userspace. Its families share the file limit of the process.
 func newUserspace() dataplane {
 	limits := sync.OnceValues(func() (*userspace.Limits, error) {
 		files, err := userspace.RaiseFileLimit()

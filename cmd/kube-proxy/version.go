@@ -14,8 +14,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker: -X main.version=v1.2.3, with the commit and its date
-// behind commas, if they are known. The compiler may have noted these as well.
+// version is set by the linker: -X main.version=v1.2.3, followed by the commit and its
+// date, separated by commas, if they are known. The compiler may have recorded these as
+// well.
 var version string
 
 // versionFlag is "", "true" or "raw".
@@ -67,7 +68,7 @@ func printVersion(w io.Writer, how versionFlag) error {
 	return err
 }
 
-// Build tells what the program was built from.
+// Build describes what the program was built from.
 type Build struct {
 	Version, Revision, Time, Modified string
 	Go, Compiler, Platform            string
@@ -100,7 +101,8 @@ func buildInfo() Build {
 	return b
 }
 
-// treeState says, as Kubernetes does, whether the commit is all there was.
+// treeState returns, as Kubernetes does, whether the commit was built without local
+// changes.
 func (b Build) treeState() string {
 	switch {
 	case b.Modified == "true", strings.HasSuffix(b.Version, "-dirty"):

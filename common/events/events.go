@@ -1,10 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events writes Kubernetes Events about what goes wrong on a node and
-// right again. What is worth an Event, it is told; it sees to it that there
-// are few of them, that writing them delays nobody, and that a cluster of
-// many nodes does not drown its API server in them.
+// Package events writes Kubernetes Events about failures on a node and their recovery.
+// Callers decide what deserves an Event. The package keeps Events few, never delays its
+// callers, and spreads the load of many nodes on the API server.
 package events
 
 import (
@@ -18,33 +17,32 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Object is what an Event is about. Only the UID may be empty.
+// Object is the object of an Event. Only the UID may be empty.
 type Object struct {
 	Kind, Namespace, Name string // no namespace for a Node
 	UID                   types.UID
 }
 
-// Topic is something about an object that is either all right or not. It is
-// told when it changes, once, and not when only its message does.
+// Topic is a condition of an object that either holds or has failed. An Event is written
+// when that changes, not when only the message does.
 type Topic struct {
 	Reason          string // reason of the Event, in CamelCase
-	RecoveredReason string // the same when it is right again; empty if nobody need know
-	// Scope tells the Events of nodes apart, or has them share one.
+	RecoveredReason string // reason after recovery; empty if recovery needs no Event
+	// Scope determines whether nodes write separate Events or share one.
 	Scope Scope
-	// Informational means that Bad is nothing bad and is told at once.
+	// Informational means that Failed is no failure, and is reported at once.
 	Informational bool
 }
 
-// Scope says on how many nodes the same is the case.
+// Scope is how many nodes see the same condition.
 type Scope uint8
 
 const (
-	// Node is for what may be so on one node alone. Each node writes an Event
-	// of its own.
+	// Node is for conditions of one node. Each node writes its own Event.
 	Node Scope = iota
-	// Cluster is for what every node sees alike, such as a mistake in a
-	// Service. All nodes write the same Event, under a name made of what it
-	// says and of the hour, and the API server takes the first.
+	// Cluster is for conditions that every node sees alike, such as a mistake in a
+	// Service. All nodes write the same Event, under a name derived from its content and
+	// the hour, and the API server accepts the first one.
 	Cluster
 )
 
@@ -52,51 +50,49 @@ const (
 type Options struct {
 	Config *rest.Config // of the API server; its rate limits are not used
 	Node   string       // the name of the own Node
-	// Report is told of a failure when it is the first of its kind, and again
-	// after a success.
+	// Report is called for a failure that is the first of its kind, and again after a
+	// success.
 	Report func(error)
-	// Written is told of each Event that the API server took, Dropped of each
-	// that it did not take, with one of the reasons below.
+	// Written is called for each Event that the API server accepted. Dropped is called
+	// for each one that it did not accept, with one of the reasons below.
 	Written func()
 	Dropped func(why string)
-	// Spread is how long nodes wait at random before they write an Event that
-	// all of them may write, 0 for the usual half a minute.
+	// Spread bounds the random delay of an Event that all nodes may write. 0 means 30 s.
 	Spread time.Duration
 }
 
 // Why an Event is dropped.
 const (
-	Full        = "full"        // too many matters are open
+	Full        = "full"        // too many conditions are tracked
 	Forbidden   = "forbidden"   // the account may not write Events
-	Refused     = "refused"     // the API server does not want it
-	Unreachable = "unreachable" // the API server could not be reached for long
+	Refused     = "refused"     // the API server rejected it
+	Unreachable = "unreachable" // the API server was unreachable for too long
 )
 
-// The limits. In the worst case a node writes overallBurst Events at once and
-// then one every overallEvery.
+// The limits. In the worst case a node writes overallBurst Events at once, and then one
+// per overallEvery.
 const (
 	overallBurst   = 10
 	overallEvery   = 10 * time.Second
 	conditionBurst = 3 // of one topic about one object
 	conditionEvery = 5 * time.Minute
 	maxConditions  = 500
-	// stableTime is how long something must be so before it is told: a failure that
-	// the next round puts right is not worth an Event.
+	// stableTime is how long a condition must last before it is reported. A failure that
+	// the next round fixes deserves no Event.
 	stableTime = 3 * time.Second
-	// retention is how long a matter is remembered that is all right, so that
-	// Events about the same add up to one. The API server keeps them for an
-	// hour.
+	// retention is how long a condition without a failure is remembered, so that
+	// recurring Events are counted in one. By default API servers delete an Event after
+	// an hour (kube-apiserver --event-ttl).
 	retention = 50 * time.Minute
-	// forbiddenPause is how long nothing is written after the API server said that
-	// it is not allowed.
+	// forbiddenPause is how long nothing is written after the API server forbade it.
 	forbiddenPause = 30 * time.Minute
-	// retryTimeout is how long an Event is tried to be written.
+	// retryTimeout is how long an Event is retried.
 	retryTimeout  = 15 * time.Minute
 	defaultSpread = 30 * time.Second
 )
 
-// Recorder collects what is to be told and writes it. A nil one does nothing.
-// All methods may be called from any goroutine, and only Run takes time.
+// Recorder collects conditions and writes Events about them. A nil Recorder does nothing.
+// All methods may be called from any goroutine, and only Run blocks.
 type Recorder struct {
 	options Options
 	writer  writer
@@ -105,10 +101,10 @@ type Recorder struct {
 
 	mu               sync.Mutex
 	conditions       map[name][]*condition
-	count            int                  // matters there are
-	pausedNamespaces map[string]time.Time // namespaces where nothing may be written, until when
-	pausedUntil      time.Time            // nothing is tried before
-	failures         int                  // in a row
+	count            int                  // number of conditions
+	pausedNamespaces map[string]time.Time // namespaces that accept no Events, until when
+	pausedUntil      time.Time            // no attempts before
+	failures         int                  // consecutive
 	reported         map[string]bool      // failures that were reported
 }
 
@@ -118,17 +114,17 @@ type name struct{ kind, namespace, name string }
 type condition struct {
 	object         Object
 	topic          Topic
-	failed         bool      // now
-	message        string    // of now
-	reportedFailed bool      // what was last told: bad or not
-	due            time.Time // when to tell, zero if there is nothing to tell
+	failed         bool      // at present
+	message        string    // present one
+	reportedFailed bool      // value last reported
+	due            time.Time // when to report, zero if there is nothing to report
 	since          time.Time // when it was first due
 	changed        time.Time
 	limit          *rate.Limiter
-	series         [2]series // of good and bad Events
+	series         [2]series // Events of recovery and failure
 }
 
-// New returns a Recorder for an API server. Nothing is written before Run.
+// New returns a Recorder for an API server. It writes nothing before Run.
 func New(o Options) (*Recorder, error) {
 	w, err := newClient(o.Config)
 	if err != nil {
@@ -149,7 +145,7 @@ func newRecorder(o Options, w writer) *Recorder {
 	}
 }
 
-// Failed says that t is so of o, and why.
+// Failed records that t has failed for o, and why.
 func (r *Recorder) Failed(o Object, t Topic, message string) {
 	if r == nil {
 		return
@@ -166,7 +162,7 @@ func (r *Recorder) Failed(o Object, t Topic, message string) {
 	}
 }
 
-// Recovered says that t is all right with o. It is told only if the opposite was.
+// Recovered records that t holds for o. It is reported only if the failure was.
 func (r *Recorder) Recovered(o Object, t Topic, message string) {
 	if r == nil {
 		return
@@ -178,7 +174,7 @@ func (r *Recorder) Recovered(o Object, t Topic, message string) {
 	}
 }
 
-// Forget forgets an object.
+// Forget removes the conditions of an object.
 func (r *Recorder) Forget(o Object) {
 	if r == nil {
 		return
@@ -199,7 +195,7 @@ func (r *Recorder) find(o Object, t Topic) *condition {
 	return nil
 }
 
-// add makes room for a matter, nil if there is none.
+// add returns a new condition, or nil if there is no room.
 func (r *Recorder) add(o Object, t Topic) *condition {
 	if r.count >= maxConditions {
 		r.evict(time.Now())
@@ -215,8 +211,8 @@ func (r *Recorder) add(o Object, t Topic) *condition {
 	return m
 }
 
-// evict drops what has been all right for long or, if there is none, the
-// matter that has been all right for longest.
+// evict removes the conditions that have held for long or, if there is none, the one that
+// has held for longest.
 func (r *Recorder) evict(now time.Time) {
 	var oldest *condition
 	for n, list := range r.conditions {
@@ -256,8 +252,8 @@ func (r *Recorder) setConditions(n name, list []*condition) {
 	r.conditions[n] = list
 }
 
-// set notes how a matter is now. What went back to how it was told last
-// needs no telling.
+// set records the present state of a condition. A return to the state last reported needs
+// no Event.
 func (r *Recorder) set(m *condition, failed bool, message string) {
 	m.message = message
 	if m.failed == failed {
@@ -291,7 +287,7 @@ func (r *Recorder) countDropped(why string) {
 	}
 }
 
-// report tells of a failure, by its kind, until something succeeds.
+// report reports the first failure of each kind since the last success.
 func (r *Recorder) report(kind string, err error) {
 	if r.reported[kind] || r.options.Report == nil {
 		return

@@ -32,13 +32,13 @@ func serviceObject(name string) Object {
 	return Object{Kind: "Service", Namespace: "shop", Name: name, UID: "uid-of-" + "x"}
 }
 
-// store is the writer of tests: an API server that is as strict as the real
-// one about names and may be told to fail.
+// store is the writer of tests: an API server that validates names like the real one, and
+// can be made to fail.
 type store struct {
 	mu     sync.Mutex
 	begin  time.Time
 	events map[string]*corev1.Event
-	calls  []string // when, verb, reason and what came of it
+	calls  []string // time, verb, reason and outcome
 	fail   func(verb string) error
 }
 
@@ -89,7 +89,7 @@ func (s *store) takeCalls() []string {
 	return all
 }
 
-// scenario runs a Recorder in a bubble of time.
+// scenario runs a Recorder in a synctest bubble.
 type scenario struct {
 	*Recorder
 	*store
@@ -119,15 +119,15 @@ func runScenario(t *testing.T, story func(t *testing.T, r *scenario)) {
 	})
 }
 
-// locked has do happen between two looks of the test.
+// locked runs do between two steps of the test.
 func (r *scenario) locked(do func()) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
 	do()
 }
 
-// after lets time pass and waits until all is done. What the test read and
-// wrote before comes before that, what it reads then after it.
+// after sleeps for d and waits until all due work is done. Accesses of the test before it
+// happen before that work, and accesses after it happen after that work.
 func (r *scenario) after(d time.Duration) {
 	r.locked(func() {})
 	time.Sleep(d)
@@ -179,7 +179,7 @@ func TestShortFailureIsNotReported(t *testing.T) {
 	})
 }
 
-// What is over while it is being told is told, too.
+// A condition that ends while its Event is being written gets a second Event.
 func TestChangeMeanwhile(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		r.fail = func(string) error {
@@ -191,7 +191,7 @@ func TestChangeMeanwhile(t *testing.T) {
 	})
 }
 
-// What recurs adds up in one Event, and ever more slowly.
+// A recurring failure is counted in one Event, with growing intervals.
 func TestRecurrence(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		for i := range 20 {
@@ -210,7 +210,7 @@ func TestRecurrence(t *testing.T) {
 	})
 }
 
-// An Event that has expired is written anew.
+// An Event that has expired is created again.
 func TestExpired(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		r.Failed(serviceObject("web"), broken, "")
@@ -261,7 +261,7 @@ func TestWhatIsWritten(t *testing.T) {
 	})
 }
 
-// The next time, an hour later, it is told again.
+// An hour later, the same mistake gets another Event.
 func TestMistakeComesBack(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		for range 2 {
@@ -276,7 +276,7 @@ func TestMistakeComesBack(t *testing.T) {
 	})
 }
 
-// TestFlood bounds what a node can write and remember.
+// TestFlood checks the limits of what a node writes and stores.
 func TestFlood(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		for i := range 2 * maxConditions {
@@ -324,7 +324,7 @@ func TestForbidden(t *testing.T) {
 	})
 }
 
-// A namespace that ends takes no Events, which is no reason to stop.
+// A terminating namespace accepts no Events. Events for others are still written.
 func TestTerminatingNamespace(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		ends := apierrors.NewForbidden(kind, "", errors.New("being terminated"))
@@ -371,7 +371,7 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// Nobody need ask whether there is a Recorder.
+// A nil Recorder is usable.
 func TestNil(*testing.T) {
 	var r *Recorder
 	r.Failed(serviceObject("web"), broken, "")

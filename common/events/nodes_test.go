@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// TestManyNodes has a hundred nodes see the same mistake.
+// TestManyNodes has a hundred nodes that see the same mistake.
 func TestManyNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()

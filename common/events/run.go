@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Run writes Events until ctx ends, and then no more.
+// Run writes Events until ctx ends.
 func (r *Recorder) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		m, pending, pause := r.nextDue(time.Now())
@@ -29,7 +29,7 @@ func (r *Recorder) Run(ctx context.Context) {
 	}
 }
 
-// idle is how long there may be nothing to look after.
+// idle is the pause while there is nothing to do.
 const idle = time.Hour
 
 func (r *Recorder) sleep(ctx context.Context, d time.Duration) {
@@ -42,7 +42,7 @@ func (r *Recorder) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pendingEvent is a matter as it was when it was to be told.
+// pendingEvent is a copy of a condition at the time of its report.
 type pendingEvent struct {
 	object        Object
 	topic         Topic
@@ -50,7 +50,7 @@ type pendingEvent struct {
 	message       string
 	series        series
 	now           time.Time
-	writtenByPeer bool // another node had written it already
+	writtenByPeer bool // another node had written it before
 }
 
 func (n *pendingEvent) reason() string {
@@ -60,7 +60,7 @@ func (n *pendingEvent) reason() string {
 	return n.topic.RecoveredReason
 }
 
-// nextDue returns a matter that is due, or how long to wait for one.
+// nextDue returns a condition that is due, or the time until one is.
 func (r *Recorder) nextDue(now time.Time) (*condition, pendingEvent, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,7 @@ func (r *Recorder) nextDue(now time.Time) (*condition, pendingEvent, time.Durati
 	return first, n, 0
 }
 
-// tokenDelay is how long a token is still to come, which it does not take.
+// tokenDelay returns the time until a token is available. It does not take the token.
 func tokenDelay(l *rate.Limiter, now time.Time) time.Duration {
 	take := l.ReserveN(now, 1)
 	defer take.CancelAt(now)
@@ -121,8 +121,8 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// recordResult takes in what came of writing n about m, which may have changed
-// meanwhile, or be gone.
+// recordResult records the outcome of writing n for m, which may have changed or been
+// removed meanwhile.
 func (r *Recorder) recordResult(m *condition, n *pendingEvent, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,7 +158,7 @@ func (r *Recorder) recordResult(m *condition, n *pendingEvent, err error) {
 	}
 }
 
-// retryable reports that the same may succeed later.
+// retryable reports whether a later attempt may succeed.
 func retryable(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {

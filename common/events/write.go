@@ -24,26 +24,27 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// component is who writes, under the name that people look for.
+// component is the source of the Events, under the name that people search for.
 const component = "kube-proxy"
 
-// maxMessage is what newer versions of the Event API take.
+// maxMessage is below the limit of newer versions of the Event API: kubernetes:
+// pkg/apis/core/validation/events.go.
 const maxMessage = 1000
 
-// series is an Event in the API server that can be counted up.
+// series is an Event in the API server whose count can be increased.
 type series struct {
 	name  string
 	count int32
 	last  time.Time
 }
 
-// writer is the part of the API that is needed.
+// writer is the required part of the API.
 type writer interface {
 	create(ctx context.Context, e *corev1.Event) error
 	patch(ctx context.Context, namespace, name string, change []byte) error
 }
 
-// write writes n as one more of its series, or as a new Event.
+// write adds n to its series, or creates a new Event.
 func (r *Recorder) write(ctx context.Context, n *pendingEvent) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -72,13 +73,13 @@ func (r *Recorder) write(ctx context.Context, n *pendingEvent) error {
 	return err
 }
 
-// countPatch is a patch that counts n up.
+// countPatch returns a patch that increases the count.
 func (n *pendingEvent) countPatch() []byte {
 	text, err := json.Marshal(map[string]any{
 		"count": n.series.count + 1, "lastTimestamp": metav1.NewTime(n.now), "message": truncate(n.message),
 	})
 	if err != nil {
-		panic(err) // numbers and text always can be
+		panic(err) // numbers and text can always be encoded
 	}
 	return text
 }
@@ -104,7 +105,8 @@ func (r *Recorder) event(n *pendingEvent, namespace string) *corev1.Event {
 	return e
 }
 
-// sharedName is a name that every node gives to the same Event within an hour.
+// sharedName returns a name that is equal on every node for the same Event within an
+// hour.
 func sharedName(n *pendingEvent) string {
 	h := fnv.New64a()
 	for _, part := range []string{string(n.object.UID), n.object.Kind, n.reason(), n.message, n.now.UTC().Format("2006010215")} {
@@ -113,7 +115,7 @@ func sharedName(n *pendingEvent) string {
 	return fmt.Sprintf("%s.%016x", n.object.Name, h.Sum64())
 }
 
-// truncate cuts a message between two letters.
+// truncate cuts a message between two characters.
 func truncate(s string) string {
 	s = strings.ToValidUTF8(s, "?")
 	if len(s) <= maxMessage {

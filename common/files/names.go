@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// checkWindowsName refuses a path that names a device or a pipe of Windows, which are
-// not in the file system: CON waits for a key wherever it is opened, and so may
-// CON.yaml. https://learn.microsoft.com/windows/win32/fileio/naming-a-file has them.
+// checkWindowsName rejects a path to a device or pipe of Windows, which are not in the
+// file system. Opening CON, or on some systems CON.yaml, waits for keyboard input. See
+// https://learn.microsoft.com/windows/win32/fileio/naming-a-file.
 func checkWindowsName(path string) error {
 	path = strings.ToUpper(strings.ReplaceAll(path, "/", `\`))
 	if rest, ok := strings.CutPrefix(path, `\\`); ok {
@@ -34,8 +34,8 @@ func checkWindowsName(path string) error {
 	return nil
 }
 
-// isPortDevice reports that name is COM or LPT and a digit, of which there are raised
-// ones, too.
+// isPortDevice reports whether name is COM or LPT followed by a digit, which may be a
+// superscript digit.
 func isPortDevice(name string) bool {
 	digit, com := strings.CutPrefix(name, "COM")
 	if !com {

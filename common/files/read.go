@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// Read returns the content of a regular file of at most that many bytes, with
-// what the system says of the very file that was read. It waits for nobody: what is
-// no regular file is refused by its kind, also if it took a file's place only just
-// now, and so are files that the kernel makes up.
+// Read returns the content of a regular file of at most limit bytes, and the FileInfo of
+// the file that was read. It never blocks for long. It rejects what is not a regular
+// file, even if that has only just replaced a regular file, and it rejects files of
+// kernel file systems such as procfs.
 func Read(path string, limit int64) ([]byte, fs.FileInfo, error) {
 	f, info, err := open(path, limit)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	// A file that can keep a reader waiting has deadlines, others refuse them.
+	// Files that can block a reader support deadlines, others return an error.
 	_ = f.SetReadDeadline(time.Now().Add(maxWait))
 	content, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
@@ -33,7 +33,7 @@ func Read(path string, limit int64) ([]byte, fs.FileInfo, error) {
 	return content, info, nil
 }
 
-// Check tells why Read would not return path.
+// Check returns the error that Read would return for path before it reads.
 func Check(path string, limit int64) error {
 	f, _, err := open(path, limit)
 	if err != nil {
@@ -42,8 +42,8 @@ func Check(path string, limit int64) error {
 	return f.Close()
 }
 
-// open opens a regular file. A device is refused before it is opened, as that alone
-// starts some of them.
+// open opens a regular file. It rejects a device before opening it, because opening alone
+// activates some devices.
 func open(path string, limit int64) (*os.File, fs.FileInfo, error) {
 	if err := checkName(path); err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
@@ -73,7 +73,7 @@ func open(path string, limit int64) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// CheckRegular returns why something is no regular file of at most that many bytes.
+// CheckRegular returns an error unless info is of a regular file of at most limit bytes.
 func CheckRegular(info fs.FileInfo, limit int64) error {
 	mode := info.Mode()
 	what := ""

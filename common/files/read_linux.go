@@ -13,18 +13,18 @@ import (
 
 func checkName(string) error { return nil }
 
-// openNonblocking opens path, which may have become a named pipe without a writer, or a
-// file that somebody has a lease on.
+// openNonblocking opens path without blocking. The path may have become a named pipe
+// without a writer, fifo(7), or a file on which another process has a lease, fcntl(2).
 func openNonblocking(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 }
 
-// checkNotKernelFile refuses the files of file systems that the kernel makes up. They are
-// called regular, but /proc/kmsg waits for messages, and takes them from the
-// program that is to log them, see proc_kmsg(5).
+// checkNotKernelFile rejects files of kernel file systems. They look like regular files,
+// but a read of /proc/kmsg waits for messages and takes them away from the logging
+// daemon: proc_kmsg(5).
 func checkNotKernelFile(f *os.File) error {
 	var s unix.Statfs_t
-	c, err := f.SyscallConn() // File.Fd would have reads block
+	c, err := f.SyscallConn() // File.Fd would make reads block
 	if err == nil {
 		err = errors.Join(c.Control(func(fd uintptr) { err = unix.Fstatfs(int(fd), &s) }), err)
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadDoesNotBlock reads what would keep a reader waiting.
+// TestReadDoesNotBlock reads files that would block a reader.
 func TestReadDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "file"), "text")
@@ -42,8 +42,8 @@ func TestReadDoesNotBlock(t *testing.T) {
 	}
 }
 
-// TestReadWhileAPipeTakesTheFilesPlace swaps a file and a named pipe as fast as it
-// can. No Read may wait for a writer.
+// TestReadWhileAPipeTakesTheFilesPlace swaps a file and a named pipe as fast as possible.
+// No Read may wait for a writer.
 func TestReadWhileAPipeTakesTheFilesPlace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")

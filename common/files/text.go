@@ -8,12 +8,12 @@ import (
 	"golang.org/x/text/transform"
 )
 
-// Text returns what a file has as UTF-8, without a byte order mark. A console of
-// Windows writes UTF-16 when output goes to a file, and says so with such a mark;
-// without one nothing is changed.
+// Text returns content as UTF-8 without a byte order mark. Windows PowerShell redirects
+// output to files as UTF-16 with such a mark. Without a mark, Text changes nothing. See
+// https://learn.microsoft.com/powershell/module/microsoft.powershell.core/about/about_character_encoding.
 func Text(content []byte) []byte {
 	text, _, err := transform.Bytes(unicode.BOMOverride(transform.Nop), content)
-	if err != nil { // cut in the middle of a letter: who reads it will tell
+	if err != nil { // truncated within a character; the parser reports it
 		return content
 	}
 	return text

@@ -18,7 +18,7 @@ func TestNormalize(t *testing.T) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
-	for _, odd := range []string{"", "\xff", "\xfe\xff\x00", "\xff\xfea"} { // no panic, no error
+	for _, odd := range []string{"", "\xff", "\xfe\xff\x00", "\xff\xfea"} { // neither panics nor fails
 		Text([]byte(odd))
 	}
 }

@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package files notices when files change, and knows how text is written in them.
-// What the text means it does not know.
+// Package files reads regular files safely, decodes their text, and watches files for
+// changes. The meaning of the content is left to the callers.
 package files
 
 import (
@@ -18,26 +18,25 @@ import (
 )
 
 const (
-	// One save makes several notifications, and a file renamed away is back
-	// before long.
+	// quietPeriod is the time without events that ends a change. One save causes several
+	// events, and a file that is renamed away returns soon.
 	quietPeriod = 15 * time.Millisecond
-	// Somebody who never stops writing is not waited for.
+	// maxWait bounds that wait, for a process that never stops writing.
 	maxWait = 500 * time.Millisecond
 )
 
-// Watch notices changes of files and directories through the directories they
-// are in, so that it survives renames and symlinks that are swapped, as in
-// mounted volumes. Its methods but Kick are for one goroutine.
+// Watch detects changes of files and directories. It watches the directories that contain
+// them, inotify(7), so that it survives renames and swapped symlinks, as in mounted
+// volumes. All methods except Kick are for one goroutine.
 type Watch struct {
 	paths        []string
-	watcher      *fsnotify.Watcher // nil if the system has none to give
-	err          error             // why there is none
-	watchedPaths map[string]bool   // directories in which everything matters
+	watcher      *fsnotify.Watcher // nil if the system provides none
+	err          error             // why watcher is nil
+	watchedPaths map[string]bool   // directories in which every event matters
 	kick         chan struct{}
 }
 
-// NewWatch returns a Watch of paths, which need not exist. Nothing is noticed
-// before Add.
+// NewWatch returns a Watch of paths, which need not exist. It detects nothing before Add.
 func NewWatch(paths ...string) *Watch {
 	w := &Watch{watchedPaths: map[string]bool{}, kick: make(chan struct{}, 1)}
 	for _, p := range paths {
@@ -47,7 +46,7 @@ func NewWatch(paths ...string) *Watch {
 	return w
 }
 
-// Close ends the Watch.
+// Close releases the watcher.
 func (w *Watch) Close() {
 	if w.watcher != nil {
 		w.watcher.Close()
@@ -62,8 +61,8 @@ func (w *Watch) Kick() {
 	}
 }
 
-// Add watches what the paths are now; call it before each look at the files.
-// It returns what hinders it, though Wait goes on to end in time.
+// Add watches the present targets of the paths. Call it before each read of the files. It
+// returns an error if watching is impossible; Wait still returns after its duration.
 func (w *Watch) Add() error {
 	if w.watcher == nil {
 		return fmt.Errorf("watch files, polling instead: %w", w.err)
@@ -75,7 +74,7 @@ func (w *Watch) Add() error {
 		if info, err := os.Stat(p); err == nil && info.IsDir() {
 			dirs = append(dirs, p)
 		}
-		// A link's target can change where it is.
+		// The target of a link can change in its own directory.
 		if real, err := filepath.EvalSymlinks(p); err == nil && filepath.Dir(real) != filepath.Dir(p) {
 			w.watchedPaths[filepath.Dir(real)] = true
 			dirs = append(dirs, filepath.Dir(real))
@@ -89,15 +88,15 @@ func (w *Watch) Add() error {
 	return errors.Join(errs...)
 }
 
-// concerns reports that an event can concern one of the paths. The names that start
-// with two dots are those that mounted volumes swap.
+// concerns reports whether an event may concern one of the paths. Mounted volumes swap
+// names that start with two dots: kubernetes: pkg/volume/util/atomic_writer.go.
 func (w *Watch) concerns(e fsnotify.Event) bool {
 	name := filepath.Clean(e.Name)
 	return w.watchedPaths[name] || w.watchedPaths[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..")
 }
 
-// Wait returns true when it is time to look again: something changed and has
-// come to rest, d is over, or somebody kicked. It returns false when ctx ends.
+// Wait returns true when it is time to read again: a change has settled, d is over, or
+// Kick was called. It returns false when ctx ends.
 func (w *Watch) Wait(ctx context.Context, d time.Duration) bool {
 	var events chan fsnotify.Event
 	var errs chan error

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// never is longer than any test may take: who waits so long did not notice.
+// never is longer than any test may take. A Wait of that length missed the change.
 const never = time.Minute
 
 func write(t *testing.T, path, text string) {
@@ -22,7 +22,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestNoticed changes a file in each way that people and tools do.
+// TestNoticed changes a file in each way that people and tools use.
 func TestNoticed(t *testing.T) {
 	for name, change := range map[string]func(path string) error{
 		"rewritten": func(path string) error { return os.WriteFile(path, []byte("b"), 0o600) },
@@ -42,8 +42,8 @@ func TestNoticed(t *testing.T) {
 	}
 }
 
-// TestSwapped is about a mounted volume: the file is a link through a link
-// that is replaced, and its own directory entry never changes.
+// TestSwapped simulates a mounted volume: the file is a link through a link that is
+// replaced, and its own directory entry never changes.
 func TestSwapped(t *testing.T) {
 	dir := t.TempDir()
 	mount := func(version string) error {
@@ -60,7 +60,8 @@ func TestSwapped(t *testing.T) {
 	expectNoticed(t, path, func() error { return mount("..second") })
 }
 
-// expectNoticed wants change to end a Wait early, and so a change of what came of it.
+// expectNoticed requires that change ends a Wait early, and so does a later change of the
+// result.
 func expectNoticed(t *testing.T, path string, change func() error) {
 	t.Helper()
 	w := NewWatch(path)

@@ -13,26 +13,25 @@ import (
 	"time"
 )
 
-// Admin is what the metrics server answers. A part that is nil or empty is
-// not served.
+// Admin lists what the metrics server serves. A part that is nil or empty is not served.
 type Admin struct {
 	Mode     string       // /proxyMode
 	Metrics  http.Handler // /metrics
 	SLIs     http.Handler // /metrics/slis
 	Services http.Handler // /services and below
-	// Config is what /configz shows, under the API group's name.
+	// Config returns what /configz serves, under the name of the API group.
 	Config func() any
-	// Status is what /statusz shows.
+	// Status is the content of /statusz.
 	Status *Status
-	// Flags is what /flagz shows, by the flag's name.
+	// Flags returns the content of /flagz, by name of the flag.
 	Flags func() map[string]string
-	// Profiling serves /debug/pprof/ and, if there is a Verbosity,
-	// /debug/flags/v, which a PUT changes.
+	// Profiling serves /debug/pprof/. With a Verbosity it also serves /debug/flags/v,
+	// which accepts PUT.
 	Profiling bool
 	Verbosity flag.Value
 }
 
-// Handler returns the whole of a.
+// Handler returns the handler for all parts of a.
 func (a Admin) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -70,7 +69,7 @@ func (a Admin) Handler() http.Handler {
 	return mux
 }
 
-// debug adds what tells more about the process than everybody should know.
+// debug adds endpoints with internals of the process that not every client should see.
 func (a Admin) debug(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof/", withLongDeadline(pprof.Index))
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -86,20 +85,20 @@ func (a Admin) debug(mux *http.ServeMux) {
 	mux.HandleFunc("PUT /debug/flags/v", func(w http.ResponseWriter, q *http.Request) { setVerbosity(w, q, a.Verbosity) })
 }
 
-// withLongDeadline is for what may take longer than other answers, such as a profile. The
-// end of the time to read a request would end it, too.
+// withLongDeadline is for answers that take long, such as a profile. It extends the read
+// deadline too, because that would also cut off the answer.
 func withLongDeadline(h http.HandlerFunc) http.HandlerFunc {
 	const longest = 5 * time.Minute
 	return func(w http.ResponseWriter, q *http.Request) {
 		c, end := http.NewResponseController(w), time.Now().Add(longest)
-		_ = c.SetReadDeadline(end) // a test's writer has none
+		_ = c.SetReadDeadline(end) // unsupported by the writer of a test
 		_ = c.SetWriteDeadline(end)
 		h(w, q)
 	}
 }
 
 func setVerbosity(w http.ResponseWriter, q *http.Request, v flag.Value) {
-	const most = 20 // bytes, more than any number has that is meant
+	const most = 20 // bytes, enough for any sensible number
 	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, most))
 	level := strings.TrimSpace(string(body))
 	if err == nil {
@@ -112,7 +111,7 @@ func setVerbosity(w http.ResponseWriter, q *http.Request, v flag.Value) {
 	replyText(w, http.StatusOK, "verbosity is now "+v.String())
 }
 
-// paths lists what is served.
+// paths lists the paths that are served.
 func (a Admin) paths() []string {
 	paths := []string{"/healthz", "/proxyMode"}
 	for _, p := range []struct {

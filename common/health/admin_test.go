@@ -60,7 +60,7 @@ func TestAdminPages(t *testing.T) {
 	}
 }
 
-// What is not enabled is not there.
+// Disabled parts are not served.
 func TestAdminLeavesOut(t *testing.T) {
 	off := everything()
 	off.Profiling = false

@@ -10,45 +10,46 @@ import (
 	"sync"
 )
 
-// MaxConnections is how many connections a server has at the same time, where the
-// process may have enough open files.
+// MaxConnections is the maximum number of connections to a server, if the process may
+// have enough open files.
 const MaxConnections = 128
 
-// Connections bounds how many connections one server has, or several together.
-// Whoever comes gets in, and the connection that has been idle for longest is
-// closed, or the oldest if none is idle: a probe asks at once and is gone soon.
+// Connections bounds the number of connections to one server, or to several together. A
+// new connection is always accepted. Over the limit, the connection that has been idle
+// for longest is closed, or the oldest if none is idle. This suits probes, which send
+// their request at once and close soon.
 type Connections struct {
 	limit int
 
 	mu       sync.Mutex
 	elements map[net.Conn]*list.Element
-	idle     list.List // of net.Conn without a request under way, the oldest first
-	busy     list.List // of those with one
+	idle     list.List // net.Conn without a request in progress, oldest first
+	busy     list.List // net.Conn with one
 }
 
-// NewConnections allows so many, at least one.
+// NewConnections returns a limit of at least one.
 func NewConnections(limit int) *Connections {
 	return &Connections{limit: max(1, limit), elements: map[net.Conn]*list.Element{}}
 }
 
-// sendBuffer bounds what the kernel keeps of an answer that nobody reads.
+// sendBuffer bounds the kernel's buffer for an answer that the client does not read.
 const sendBuffer = 64 << 10
 
-// connState is for the field ConnState of an http.Server, which calls it with a new
-// connection before it accepts the next.
+// connState is the ConnState hook of an http.Server. The server calls it with a new
+// connection before it accepts the next one.
 func (c *Connections) connState(conn net.Conn, state http.ConnState) {
 	if t, ok := conn.(interface{ SetWriteBuffer(int) error }); ok && state == http.StateNew {
 		_ = t.SetWriteBuffer(sendBuffer)
 	}
 	for _, x := range c.update(conn, state) {
 		if t, ok := x.(interface{ SetLinger(int) error }); ok {
-			_ = t.SetLinger(0) // nothing is kept of it
+			_ = t.SetLinger(0) // discard unsent data
 		}
 		_ = x.Close()
 	}
 }
 
-// update notes how a connection is now, and returns those to close.
+// update records the state of a connection and returns the connections to close.
 func (c *Connections) update(conn net.Conn, state http.ConnState) (evicted []net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,7 +80,7 @@ func (c *Connections) forget(conn net.Conn) (known bool) {
 		return false
 	}
 	delete(c.elements, conn)
-	c.idle.Remove(e) // which does nothing to one of another list
+	c.idle.Remove(e) // no effect on an element of another list
 	c.busy.Remove(e)
 	return true
 }

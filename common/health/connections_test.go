@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// serveTest serves h with at most so many connections, until the test ends.
+// serveTest serves h with at most the given number of connections until the test ends.
 func serveTest(t *testing.T, h http.Handler, most int) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,7 +35,7 @@ func serveTest(t *testing.T, h http.Handler, most int) string {
 	return l.Addr().String()
 }
 
-// dialAndWrite connects and says something.
+// dialAndWrite connects and sends text.
 func dialAndWrite(t *testing.T, addr, text string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
@@ -59,7 +59,7 @@ func closed(c net.Conn) bool {
 	return !ok || !timeout.Timeout()
 }
 
-// TestNewConnectionsGetIn closes those that have been idle for longest.
+// TestNewConnectionsGetIn closes the connections that have been idle for longest.
 func TestNewConnectionsGetIn(t *testing.T) {
 	addr := serveTest(t, hello("hello"), 10)
 	var idle []net.Conn
@@ -73,15 +73,15 @@ func TestNewConnectionsGetIn(t *testing.T) {
 		}
 	}
 	for i, c := range idle[:30] {
-		// The time limit for a request would close it later.
+		// The read timeout of the server would close it later.
 		if _ = c.SetReadDeadline(time.Now().Add(time.Second)); !closed(c) {
 			t.Fatalf("idle connection %d is open", i)
 		}
 	}
 }
 
-// TestUnreadAnswersShare what they hold in memory, and are cut off when there is
-// too much of it.
+// TestUnreadAnswersShare checks that unread answers share memory, and that their readers
+// are cut off at the limit.
 func TestUnreadAnswersShare(t *testing.T) {
 	const size, most = 4 << 20, 100
 	var made atomic.Int64
@@ -94,7 +94,7 @@ func TestUnreadAnswersShare(t *testing.T) {
 		unread = append(unread, dialAndWrite(t, addr, "GET /"+strconv.Itoa(i)+" HTTP/1.1\r\nHost: node\r\n\r\n"))
 	}
 	for deadline := time.Now().Add(10 * time.Second); made.Load() < most && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond) // an answer to one of them that is made later would cut off who reads
+		time.Sleep(time.Millisecond) // a later answer to one of them would cut off the readers
 	}
 	c := dialAndWrite(t, addr, "GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
 	if answer, err := io.ReadAll(c); err != nil || len(answer) < size {
@@ -102,7 +102,7 @@ func TestUnreadAnswersShare(t *testing.T) {
 	}
 	grown := heap() - before
 	for deadline := time.Now().Add(10 * time.Second); grown > 16<<20 && time.Now().Before(deadline); grown = heap() - before {
-		time.Sleep(10 * time.Millisecond) // who was cut off has to notice
+		time.Sleep(10 * time.Millisecond) // a reader that was cut off has to notice
 	}
 	if grown > 16<<20 {
 		t.Errorf("%d unread answers hold %d MB", most, grown>>20)
@@ -113,7 +113,7 @@ func TestUnreadAnswersShare(t *testing.T) {
 	}
 }
 
-// TestAnswersAreShared by all who ask within a moment.
+// TestAnswersAreShared checks that requests within a moment share an answer.
 func TestAnswersAreShared(t *testing.T) {
 	made := 0
 	s := cached(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {

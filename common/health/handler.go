@@ -14,20 +14,20 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Observer hears of answers given. Its fields may be nil.
+// Observer is called for each answer. Its fields may be nil.
 type Observer struct {
-	// Answered is told the path, without its query, and the status code.
+	// Answered gets the path, without its query, and the status code.
 	Answered func(path string, status int)
-	// Checked is told what was found out about a family for it.
+	// Checked gets the result for each family that the answer covers.
 	Checked func(path string, f service.Family, healthy bool)
 }
 
-// Handler serves /healthz, which also depends on whether the node is to stay,
-// and /livez, which does not. Both answer with a Report and 200 or 503, for
-// all families or for the one in ?family=, IPv4 or IPv6. Until the first
-// round has succeeded the answer is 503, so a startup probe should come
-// before a liveness probe; but a family that waits for what others make is
-// alive, as is one in a long round that gets on.
+// Handler serves /healthz, which also depends on the node's eligibility for load
+// balancers, and /livez, which does not. Both answer with a Report and 200 or 503, for
+// all families or for the one in ?family=, IPv4 or IPv6. The answer is 503 until the
+// first round has succeeded, so a startup probe should precede a liveness probe. A family
+// that waits for other components counts as alive, and so does one in a long round that
+// progresses.
 func (m *Monitor) Handler(l Observer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
@@ -69,8 +69,8 @@ func (m *Monitor) notify(l Observer, path string, r Report) {
 	}
 }
 
-// narrowTo narrows r to the family with the given name, in any case, and reports
-// whether there is one.
+// narrowTo reduces r to the family with the given name, in any case. It returns false if
+// there is none.
 func (r *Report) narrowTo(name string) bool {
 	for f, s := range r.Status {
 		if strings.EqualFold(f, name) {
@@ -82,7 +82,7 @@ func (r *Report) narrowTo(name string) bool {
 	return false
 }
 
-// ReplyJSON answers with body.
+// ReplyJSON answers with body as JSON.
 func ReplyJSON(w http.ResponseWriter, status int, body any) {
 	var text bytes.Buffer
 	e := json.NewEncoder(printable.Writer(&text)) // curl writes it to a terminal

@@ -22,15 +22,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// ask answers one request in process.
+// ask sends one request in process.
 func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
 	return w
 }
 
-// programmed returns a Monitor whose families but the failing have been
-// programmed.
+// programmed returns a Monitor with a successful round for each family, except the
+// failing ones.
 func programmed(o Options, failing ...service.Family) *Monitor {
 	o.Families, o.SyncPeriod = service.Families[:], period
 	m := New(o)

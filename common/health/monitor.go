@@ -1,10 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health tells whether the proxy does its work, from the results of
-// its rounds alone, and serves that over HTTP. It decides nothing about
-// rounds; per-Service answers are left to packages servicecheck and
-// servicestate below it.
+// Package health determines whether the proxy works, and serves that over HTTP. Results
+// of rounds, the own Node and conditions go in, a Report comes out. It does not control
+// rounds. Answers about single Services are in packages servicecheck and servicestate
+// below it.
 package health
 
 import (
@@ -24,33 +24,32 @@ import (
 type Options struct {
 	// Families are those that are programmed.
 	Families []service.Family
-	// SyncPeriod is the longest pause between two rounds. A change that is
-	// not in force after twice as long makes its family unhealthy, and so
-	// does the absence of rounds.
+	// SyncPeriod is the longest pause between two rounds. A family is unhealthy if a
+	// change is not in force after twice that time, or if there was no round for that
+	// long.
 	SyncPeriod time.Duration
-	// NodeRequired makes the node ineligible while the API does not know it.
-	// Without it, only a node that was deleted or is about to be is.
+	// NodeRequired makes the node ineligible while the API has no Node object for it.
+	// Otherwise a node is ineligible only if it was deleted or is about to be.
 	NodeRequired bool
-	// Sources, if set, is asked for each answer.
+	// Sources, if set, is called for each answer.
 	Sources func() []Source
 	Now     func() time.Time // nil for time.Now
 }
 
-// Source is what is known of one place that objects come from. It is shown
-// and has no say in health: with what was read last, traffic still flows, and
-// a restart would lose it.
+// Source is the state of one source of objects. It is reported but does not affect
+// health: traffic still flows with the objects read last, and a restart would lose them.
 type Source struct {
 	Name   string
 	Synced bool
-	// LastContact is when it was last known to be up to date, zero for never.
+	// LastContact is when it was last known to be up to date. Zero means never.
 	LastContact time.Time
 	Stale       bool   // LastContact is too long ago
-	Err         string // the latest of its faults, empty without any
-	Faults      int    // things that cannot be read or used now
+	Err         string // its latest fault, or empty
+	Faults      int    // things that cannot be read or used at present
 }
 
-// Monitor collects what happens and answers from it. All methods may be
-// called from any goroutine.
+// Monitor collects events of the proxy and answers from them. All methods may be called
+// from any goroutine.
 type Monitor struct {
 	options Options
 
@@ -61,25 +60,25 @@ type Monitor struct {
 	standby    string
 }
 
-// familyState is what is known of one family.
+// familyState is the state of one family.
 type familyState struct {
 	pending      pending
 	rounds       int
 	lastEnd      time.Time // of the latest round, or the start of the process
-	lastProgress time.Time // when a round was last seen to get on
+	lastProgress time.Time // when a round was last known to progress
 	lastSuccess  time.Time // end of the latest round that succeeded
-	synced       bool      // there was one
-	standby      bool      // another process does it
+	synced       bool      // a round has succeeded
+	standby      bool      // another process programs it
 
 	generation                uint64 // in force
 	failed                    int    // ports, in the latest round
 	err                       string // of the latest round
-	failing                   bool   // as the latest round showed, see FamilyReport
-	waiting                   bool   // likewise, see reconcile.ErrWaiting
+	failing                   bool   // the latest round failed, see FamilyReport
+	waiting                   bool   // the latest round waits, see reconcile.ErrWaiting
 	driftFound, driftRepaired int    // drift
 }
 
-// New returns a Monitor that has heard of nothing yet.
+// New returns a Monitor without any events.
 func New(o Options) *Monitor {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -91,8 +90,8 @@ func New(o Options) *Monitor {
 	return m
 }
 
-// Queued notes that something is to be done for f, from now on. What was
-// queued before stays the oldest.
+// Queued records that f has something to do from now on. Earlier entries remain, and the
+// oldest one counts.
 func (m *Monitor) Queued(f service.Family) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -101,8 +100,8 @@ func (m *Monitor) Queued(f service.Family) {
 	}
 }
 
-// Progress notes that rounds that are under way get on. A long one is no reason
-// to begin anew with another process.
+// Progress records that the current rounds progress. A long round is no reason to
+// restart.
 func (m *Monitor) Progress() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,8 +110,8 @@ func (m *Monitor) Progress() {
 	}
 }
 
-// Result takes in how a round for f went. A success settles what was queued
-// before the round began, and nothing later.
+// Result records the outcome of a round for f. A success completes what was queued before
+// the round began, and nothing later.
 func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -130,8 +129,8 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	s.waiting = errors.Is(r.Err, reconcile.ErrWaiting)
 	s.failing = r.Err != nil && !OnlyPortErrors(r.Err)
 	if s.failing {
-		// A failure shows that something is to be done, even if nobody
-		// queued it: a resync found drift.
+		// A failure means that something remains to be done, even if nothing was queued:
+		// a resync found drift.
 		s.pending.atLeast(r.Start)
 		return
 	}
@@ -142,8 +141,8 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	s.lastSuccess, s.synced, s.generation = s.lastEnd, true, r.Generation
 }
 
-// OnlyPortErrors reports that err is about single Service ports only, while
-// everything else is in force. It is false for nil.
+// OnlyPortErrors reports whether err is about single Service ports only, while everything
+// else is in force. It is false for nil.
 func OnlyPortErrors(err error) bool {
 	switch e := err.(type) {
 	case nil:
@@ -157,8 +156,8 @@ func OnlyPortErrors(err error) bool {
 	return OnlyPortErrors(errors.Unwrap(err))
 }
 
-// SetSyncPeriod replaces Options.SyncPeriod. The silence so far does not count:
-// it was not too long when it began.
+// SetSyncPeriod replaces Options.SyncPeriod. The time without rounds starts again,
+// because it was permitted under the old period.
 func (m *Monitor) SetSyncPeriod(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -168,23 +167,23 @@ func (m *Monitor) SetSyncPeriod(d time.Duration) {
 	}
 }
 
-// SetNode takes in the own Node.
+// SetNode sets the own Node.
 func (m *Monitor) SetNode(n *corev1.Node) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.node = readNode(n)
 }
 
-// DeleteNode notes that the own Node is gone.
+// DeleteNode records that the own Node was deleted.
 func (m *Monitor) DeleteNode() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.node = node{state: nodeLeaving, reason: "the Node object was deleted"}
 }
 
-// SetStandby notes that the holder programs the node in place of this process, or
-// with "" that it does not any more. What it does not do is no fault then, and another
-// process in its place would stand by as well.
+// SetStandby records that holder programs the node instead of this process. With "", this
+// process does. A standby that programs nothing is not a fault, and a restarted process
+// would stand by too.
 func (m *Monitor) SetStandby(holder string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -195,18 +194,18 @@ func (m *Monitor) SetStandby(holder string) {
 	}
 }
 
-// SetCondition shows a message under a name in every answer until the same
-// name gets an empty one, for what needs somebody's attention but does not
-// keep traffic from flowing, such as a setting that could not be made.
+// SetCondition adds a message under a name to every answer, until the name gets an empty
+// message. It is for what needs an operator but does not stop traffic, such as a setting
+// that could not be made.
 //
-// The message is for everybody who reaches the health server, so it must not name
-// Services. SetDetailedCondition is for one that has names.
+// Every client of the health server can read the message, so it must not name Services.
+// Use SetDetailedCondition for messages with names.
 func (m *Monitor) SetCondition(name, message string) {
 	m.SetDetailedCondition(name, message, message)
 }
 
-// SetDetailedCondition is SetCondition with a second message, which may name
-// Services and clients. The health server does not show it.
+// SetDetailedCondition is SetCondition with a second message, which may name Services and
+// clients. The health server does not serve that one.
 func (m *Monitor) SetDetailedCondition(name, message, detail string) {
 	m.setCondition(name, condition{message: message, detail: detail})
 }
@@ -228,17 +227,17 @@ func (m *Monitor) setCondition(name string, c condition) {
 	m.conditions[name] = c
 }
 
-// condition is a message without names, and one that may have some.
+// condition is a message without names, and one that may contain some.
 type condition struct {
 	message, detail string
 	blocks          bool
 	families        []service.Family // that it blocks as a whole
 }
 
-// sourcesCondition is the name of the condition that follows from the sources.
+// sourcesCondition is the name of the condition that is derived from the sources.
 const sourcesCondition = "sources"
 
-// addConditions adds copies of the conditions to r, and what is wrong with sources.
+// addConditions adds copies of the conditions and the faults of sources to r.
 func (m *Monitor) addConditions(r *Report) {
 	all := maps.Clone(m.conditions)
 	if text := sourceFaults(r.Sources); text != "" {
@@ -262,8 +261,8 @@ func (m *Monitor) addConditions(r *Report) {
 	r.BlockedFamilies = slices.Compact(r.BlockedFamilies)
 }
 
-// Serving reports that at least one of families, or of all when none is
-// given, does its work.
+// Serving reports whether at least one of families is healthy. Without families, any will
+// do.
 func (m *Monitor) Serving(families ...service.Family) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -277,11 +276,11 @@ func (m *Monitor) Serving(families ...service.Family) bool {
 	})
 }
 
-// Report returns what is known now.
+// Report returns the present state.
 func (m *Monitor) Report() Report {
 	var sources []Source
 	if m.options.Sources != nil {
-		sources = m.options.Sources() // which may take a lock of its own
+		sources = m.options.Sources() // outside the lock, because it may take its own
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -21,7 +21,7 @@ const period = 30 * time.Second
 
 var errRefused = errors.New("refused")
 
-// scenario is a Monitor in a bubble of its own time.
+// scenario is a Monitor in a synctest bubble.
 type scenario struct {
 	*Monitor
 	t     *testing.T
@@ -36,18 +36,18 @@ func runScenario(t *testing.T, story func(*scenario)) {
 	})
 }
 
-// round ends a round now that took so long.
+// round records a round that ends now and took the given time.
 func (s *scenario) round(f service.Family, took time.Duration, err error) {
 	s.Result(f, reconcile.Result{Generation: 7, Start: time.Now().Add(-took), Took: took, Err: err})
 }
 
-// bothSucceed is a success for both families.
+// bothSucceed records a success for both families.
 func (s *scenario) bothSucceed() {
 	s.round(service.IPv4, 0, nil)
 	s.round(service.IPv6, 0, nil)
 }
 
-// resync lets d pass with a round that goes well in every period.
+// resync lets d pass with a successful round in every period.
 func (s *scenario) resync(f service.Family, d time.Duration) {
 	for ; d > 0; d -= period {
 		time.Sleep(min(d, period))
@@ -55,7 +55,7 @@ func (s *scenario) resync(f service.Family, d time.Duration) {
 	}
 }
 
-// healthy checks the two families' answers.
+// healthy checks both families.
 func (s *scenario) healthy(v4, v6 bool) {
 	s.t.Helper()
 	r := s.Report()
@@ -147,7 +147,7 @@ func TestPendingChangesDecide(t *testing.T) {
 			time.Sleep(period)
 			s.Queued(service.IPv4)
 			time.Sleep(time.Nanosecond)
-			s.round(service.IPv4, period, nil) // it ends now and began before the change
+			s.round(service.IPv4, period, nil) // ends now and began before the change
 			s.resync(service.IPv6, period)
 			time.Sleep(period)
 			s.round(service.IPv4, 2*period+2, nil)
@@ -159,7 +159,7 @@ func TestPendingChangesDecide(t *testing.T) {
 	}
 }
 
-// failFor lets d pass with failed rounds for f and good ones for the other.
+// failFor lets d pass with failed rounds for f and successful ones for the other family.
 func (s *scenario) failFor(f service.Family, d time.Duration) {
 	for ; d > 0; d -= period {
 		time.Sleep(period)
@@ -258,7 +258,7 @@ func TestOnlyPortErrors(t *testing.T) {
 	}
 }
 
-// However many changes come, the oldest stays and none is settled early.
+// With any number of changes, the oldest remains and none is completed early.
 func TestPendingKeepsWhatIsNotDone(t *testing.T) {
 	at := func(n int) time.Time { return time.Unix(int64(n), 0) }
 	for done := range 1000 {
@@ -285,7 +285,7 @@ func TestLongErrorsAreCut(t *testing.T) {
 	})
 }
 
-// Another period counts from when it was set.
+// A new period counts from the time it was set.
 func TestSetSyncPeriod(t *testing.T) {
 	runScenario(t, func(s *scenario) {
 		s.bothSucceed()
@@ -302,9 +302,9 @@ func TestSetSyncPeriod(t *testing.T) {
 	})
 }
 
-// A round may take long, as the first one on a slow node does: as long as it gets
-// on, a new process would only begin anew. One that does not get on, or has failed,
-// is no sign of life.
+// A long round counts as alive while it progresses, such as the first one on a slow node,
+// because a new process would only start again. A round without progress, or one that has
+// failed, does not.
 func TestLongRoundIsAlive(t *testing.T) {
 	runScenario(t, func(s *scenario) {
 		alive := func(want bool) {

@@ -5,11 +5,11 @@ package health
 
 import corev1 "k8s.io/api/core/v1"
 
-// deletionTaint is the taint by which the cluster autoscaler announces that it is
-// going to delete a node.
+// deletionTaint is the taint by which the cluster autoscaler announces the deletion of a
+// node: kubernetes/enhancements#3836.
 const deletionTaint = "ToBeDeletedByClusterAutoscaler"
 
-// node says whether load balancers should send new connections here.
+// node determines whether load balancers should send new connections to this node.
 type node struct {
 	state  nodeState
 	reason string // for nodeLeaving

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// maxTimes bounds what pending remembers. It is even, see thin.
+// maxTimes bounds the memory of pending. It is even, see thinOut.
 const maxTimes = 64
 
-// pending knows since when something is to be done. A round settles what came
-// before it began; for what came during it, the times are kept.
+// pending records since when there is something to do. A round completes what came before
+// it began. The times of what came during the round remain.
 type pending struct {
 	times []time.Time // the oldest first
 }
@@ -24,9 +24,9 @@ func (p *pending) add(t time.Time) {
 	p.times = append(p.times, t)
 }
 
-// thinOut forgets every second time but the first and the last. What is
-// forgotten is stood for by the time after it: an age may then come out too
-// low by the gap between the two, but nothing is settled that is not done.
+// thinOut removes every second time except the first and the last. The time after a
+// removed one stands in for it. So an age can come out too low by the gap between the
+// two, but no change counts as done too early.
 func (p *pending) thinOut() {
 	kept := p.times[:1]
 	for i := 1; i < len(p.times); i += 2 {
@@ -35,20 +35,19 @@ func (p *pending) thinOut() {
 	p.times = kept
 }
 
-// clearUntil forgets what came before start.
+// clearUntil removes times up to start.
 func (p *pending) clearUntil(start time.Time) {
 	p.times = slices.DeleteFunc(p.times, func(t time.Time) bool { return !t.After(start) })
 }
 
-// atLeast makes sure that something is to be done, since t if since nothing
-// older.
+// atLeast ensures that there is an entry no later than t.
 func (p *pending) atLeast(t time.Time) {
 	if len(p.times) == 0 || t.Before(p.times[0]) {
 		p.times = slices.Insert(p.times, 0, t)
 	}
 }
 
-// oldest returns since when something is to be done, zero for nothing.
+// oldest returns since when there is something to do, or the zero time.
 func (p *pending) oldest() time.Time {
 	if len(p.times) == 0 {
 		return time.Time{}

@@ -14,8 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestRedact to those who reach the health server: who asks may be another
-// tenant.
+// TestRedact checks answers of the health server, whose clients may be other tenants.
 func TestRedact(t *testing.T) {
 	named := errors.New("service secret/vault: 10.1.2.3")
 	m := New(Options{Families: service.Families[:], SyncPeriod: time.Minute, Sources: func() []Source {

@@ -11,14 +11,14 @@ import (
 
 // Report is the body of /healthz and /livez.
 type Report struct {
-	// LastUpdated is when the family that is worst off was last programmed
-	// in full; the zero time if it never was.
+	// LastUpdated is the earliest time, over all families, at which a family was last
+	// fully programmed. It is zero if one never was.
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
 	// NodeEligible is for /healthz only.
 	NodeEligible *bool  `json:"nodeEligible,omitempty"`
 	NodeReason   string `json:"nodeReason,omitempty"`
-	// Healthy is true if every family is.
+	// Healthy is true if every family is healthy.
 	Healthy bool                    `json:"healthy"`
 	Status  map[string]FamilyReport `json:"status"` // by "IPv4" and "IPv6"
 	// Standby is the service proxy that programs the node in place of this one.
@@ -36,11 +36,11 @@ type Report struct {
 	publicConditions map[string]string // Conditions without names
 }
 
-// detailsHint is where names are.
+// detailsHint is where names can be found.
 const detailsHint = "kube-proxy status, /services of the metrics server and the log say which"
 
-// redact leaves out what names Services. The health server answers everybody who
-// reaches the node, such as load balancers and other tenants.
+// redact removes what names Services. Every client that reaches the node can query the
+// health server, such as load balancers and other tenants.
 func (r *Report) redact() {
 	r.Conditions = r.publicConditions
 	if r.Standby != "" {
@@ -64,27 +64,26 @@ func (r *Report) redact() {
 
 // FamilyReport is the state of one family.
 type FamilyReport struct {
-	LastUpdated time.Time `json:"lastUpdated"` // end of the last round that succeeded
+	LastUpdated time.Time `json:"lastUpdated"` // end of the last successful round
 	Healthy     bool      `json:"healthy"`
-	Reason      string    `json:"reason,omitempty"` // why not healthy
-	// Failing means that the latest round failed, and not for single ports: what
-	// an earlier one programmed may be in force or not. A family is unhealthy
-	// only when that goes on, as a new process might fail as well.
+	Reason      string    `json:"reason,omitempty"` // why it is unhealthy
+	// Failing means that the latest round failed, and not for single ports only. The
+	// state that an earlier round programmed may or may not be in force. The family
+	// becomes unhealthy only if this persists, because a new process might fail too.
 	Failing bool `json:"failing,omitempty"`
-	// Waiting means not healthy for want of something that others make, which
-	// a new process would wait for as well. Rounds go on.
+	// Waiting means unhealthy because other components have not created something yet. A
+	// new process would wait too. Rounds continue.
 	Waiting bool `json:"waiting,omitempty"`
-	// Busy means not healthy, but in the middle of a round that gets on. Another
-	// process would have as much to do.
+	// Busy means unhealthy, but in a round that progresses. A new process would have as
+	// much to do.
 	Busy       bool   `json:"busy,omitempty"`
 	Generation uint64 `json:"generation"` // in force
-	// OldestPending is since when the oldest change waits that is not in
-	// force, nil without any.
+	// OldestPending is the time of the oldest change that is not in force, or nil.
 	OldestPending *time.Time `json:"oldestPending,omitempty"`
 	Rounds        int        `json:"rounds"`
-	// FailedPorts are Service ports that the latest round could not program.
-	// They do not make the family unhealthy: the same Service would take
-	// every node out of service.
+	// FailedPorts counts the Service ports that the latest round could not program. They
+	// do not make the family unhealthy, because one bad Service would take every node out
+	// of service.
 	FailedPorts   int    `json:"failedPorts"`
 	DriftFound    int    `json:"driftFound"`
 	DriftRepaired int    `json:"driftRepaired"`
@@ -99,16 +98,16 @@ type SourceReport struct {
 	// StalenessSeconds is the time since LastContact.
 	StalenessSeconds float64 `json:"stalenessSeconds,omitempty"`
 	Stale            bool    `json:"stale"`
-	// Error is the latest of its faults, and Faults how many there are.
+	// Error is the latest of its faults, Faults is their number.
 	Error  string `json:"error,omitempty"`
 	Faults int    `json:"faults,omitempty"`
 }
 
-// maxError bounds what of an error is shown: one about thousands of ports is
-// as long.
+// maxError bounds the reported part of an error. An error about thousands of ports is
+// long.
 const maxError = 2000
 
-// alive reports that no family has trouble that a new process might not have.
+// alive reports whether no family has a fault that a restart might fix.
 func (r *Report) alive() bool {
 	for _, s := range r.Status {
 		if !s.alive() {
@@ -137,7 +136,7 @@ func (s *familyState) report(now time.Time, limit time.Duration) FamilyReport {
 	if reason != "" && s.waiting && now.Sub(s.lastEnd) <= limit {
 		r.Waiting = true
 	}
-	// After its end a round does not get on any more, it has failed.
+	// lastProgress before lastEnd belongs to a round that has failed.
 	r.Busy = reason != "" && s.lastProgress.After(s.lastEnd) && now.Sub(s.lastProgress) <= limit
 	r.LastError = shortened(s.err)
 	if t := s.pending.oldest(); !t.IsZero() {
@@ -146,7 +145,7 @@ func (s *familyState) report(now time.Time, limit time.Duration) FamilyReport {
 	return r
 }
 
-// shortened cuts an error down to what is shown of it.
+// shortened truncates an error for a report.
 func shortened(text string) string {
 	if len(text) <= maxError {
 		return text
@@ -154,8 +153,8 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:maxError], "") + " ..."
 }
 
-// sourceFaults says in short what is wrong with sources, "" if nothing is. It
-// names no object, as everybody may ask for conditions.
+// sourceFaults summarizes the faults of sources, "" if there are none. It names no
+// object, because every client can read conditions.
 func sourceFaults(sources []SourceReport) string {
 	var all []string
 	for _, s := range sources {
@@ -178,7 +177,7 @@ func sourceFaults(sources []SourceReport) string {
 	return strings.Join(all, "; ") + "; what was read before stays in force, and the log says more"
 }
 
-// unhealthyReason says why s is not healthy, nothing if it is.
+// unhealthyReason returns why s is unhealthy, or "".
 func (s *familyState) unhealthyReason(now time.Time, limit time.Duration) string {
 	oldest := s.pending.oldest()
 	switch {

@@ -19,25 +19,24 @@ type Server struct {
 	Name    string // for logs and errors, such as "metrics"
 	Addr    string // host:port
 	Handler http.Handler
-	// HardFail makes an address that cannot be had an error. Otherwise it is
-	// tried again, every five seconds.
+	// HardFail makes it an error if the address cannot be bound. Otherwise Run retries
+	// every five seconds.
 	HardFail bool
-	// Listening, if set, is told the address once it is bound.
+	// Listening, if set, is called with the address once it is bound.
 	Listening func(net.Addr)
-	// Attempted, if set, is told about each attempt: the error of one that was
-	// in vain, nil for one that was not.
+	// Attempted, if set, is called for each attempt to bind, with its error or nil.
 	Attempted func(error)
-	// Connections, if set, bounds how many there are. Else there are at most
+	// Connections, if set, bounds the number of connections. The default is
 	// MaxConnections.
 	Connections *Connections
-	// Listen, if set, stands in for the system's.
+	// Listen, if set, replaces the system's function.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
 }
 
-// rebindInterval is how long an address that cannot be had rests.
+// rebindInterval is the pause after a failed attempt to bind.
 const rebindInterval = 5 * time.Second
 
-// shutdownTimeout is how long requests may take to finish when the end has come.
+// shutdownTimeout bounds the time that requests have to finish at the end.
 const shutdownTimeout = time.Second
 
 // Run serves until ctx ends, which is not an error.
@@ -67,7 +66,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// once serves until ctx ends or something fails. It calls bound in between.
+// once serves until ctx ends or an error occurs. It calls bound once it listens.
 func (s *Server) once(ctx context.Context, bound func()) error {
 	l, err := s.listen(ctx)
 	if s.Attempted != nil {
@@ -104,7 +103,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-// networkOf is "tcp" for [::], which answers both families.
+// networkOf returns "tcp" for [::], which serves both families.
 func networkOf(addr string) (string, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -116,8 +115,8 @@ func networkOf(addr string) (string, error) {
 	return "tcp", nil
 }
 
-// Serve answers on l until ctx ends, which is not an error, and closes l. It
-// bounds what slow or silent clients can hold, each of them and all together.
+// Serve answers on l until ctx ends, which is not an error, and closes l. It bounds the
+// resources of slow or silent clients, for each one and in total.
 func Serve(ctx context.Context, name string, l net.Listener, h http.Handler, conns *Connections) error {
 	srv := &http.Server{
 		Handler:           h,

@@ -19,12 +19,12 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
-// hello is a handler that can be told from others.
+// hello is a handler with a recognizable answer.
 func hello(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, text) })
 }
 
-// fetch asks a server on loopback.
+// fetch sends a request to a server on loopback.
 func fetch(t *testing.T, addr net.Addr, path string) (int, string) {
 	t.Helper()
 	c := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -86,7 +86,7 @@ func TestBadAddress(t *testing.T) {
 	}
 }
 
-// stuckListener is a listener that hands out nothing.
+// stuckListener is a listener that never returns a connection.
 type stuckListener struct {
 	net.Listener
 	closed chan struct{}
@@ -108,7 +108,7 @@ func (s *stuckListener) Close() error {
 
 func (s *stuckListener) Addr() net.Addr { return &net.TCPAddr{} }
 
-// An address that cannot be had is tried every five seconds, and logged once.
+// An address that cannot be bound is retried every five seconds, and logged once.
 func TestSoftFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
@@ -162,7 +162,7 @@ func TestSoftFailEndsAtOnce(t *testing.T) {
 	})
 }
 
-// A request that is under way may finish, but not for ever.
+// A request in progress may finish, within a limit.
 func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	bound, done := make(chan net.Addr, 1), make(chan error, 1)

@@ -12,24 +12,25 @@ import (
 )
 
 const (
-	// freshFor is how long an answer is given to others who ask the same.
+	// freshFor is how long an answer is reused for equal requests.
 	freshFor = 100 * time.Millisecond
-	// maxShared bounds what answers that nobody reads hold in memory, but for one
-	// that is larger by itself.
+	// maxShared bounds the memory of answers that clients do not read. A single larger
+	// answer is permitted.
 	maxShared = 4 << 20
 )
 
-// responseCache makes one answer for all who ask at about the same time, and holds few of
-// them for those who do not read. The readers of the oldest are cut off first.
+// responseCache generates one answer for all equal requests at about the same time, and
+// keeps few answers for clients that do not read. Over the limit it cuts off the readers
+// of the oldest answers.
 type responseCache struct {
 	handler http.Handler
 
-	buildMu   sync.Mutex // one answer at a time
+	buildMu   sync.Mutex // for one answer at a time
 	mu        sync.Mutex
-	responses []*cachedResponse // the oldest first
+	responses []*cachedResponse // oldest first
 }
 
-// cachedResponse is one, which its readers have in common.
+// cachedResponse is one answer, shared by its readers.
 type cachedResponse struct {
 	key     string
 	made    time.Time
@@ -62,7 +63,7 @@ func (s *responseCache) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	_, _ = w.Write(a.body.Bytes())
 }
 
-// response returns the latest answer to q if it is fresh, else a new one.
+// response returns the latest answer to q if it is fresh, or otherwise a new one.
 func (s *responseCache) response(q *http.Request, reader *http.ResponseController) *cachedResponse {
 	key := q.Method + " " + q.URL.Path + "\n" + q.Header.Get("Accept") + "\n" + q.Header.Get("Accept-Encoding")
 	s.buildMu.Lock()
@@ -77,7 +78,7 @@ func (s *responseCache) response(q *http.Request, reader *http.ResponseControlle
 	return a
 }
 
-// fresh returns an answer that is new enough, and counts a reader.
+// fresh returns an answer that is new enough, and registers the reader.
 func (s *responseCache) fresh(key string, reader *http.ResponseController) *cachedResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,7 +91,7 @@ func (s *responseCache) fresh(key string, reader *http.ResponseController) *cach
 	return nil
 }
 
-// store holds a, and as many older ones as there is room for.
+// store adds a, and keeps as many older answers as the limit permits.
 func (s *responseCache) store(a *cachedResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +111,7 @@ func (s *responseCache) store(a *cachedResponse) {
 	}
 }
 
-// release is for a reader who has read a, or has gone.
+// release unregisters a reader that has read a or has gone.
 func (s *responseCache) release(a *cachedResponse, reader *http.ResponseController) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +126,7 @@ func (s *responseCache) release(a *cachedResponse, reader *http.ResponseControll
 	s.responses = slices.DeleteFunc(s.responses, func(x *cachedResponse) bool { return x == a })
 }
 
-// evict lets go of a, unless somebody still reads it.
+// evict removes a, unless it has a reader.
 func (s *responseCache) evict(a *cachedResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// Status is what /statusz tells about the process.
+// Status is the content of /statusz.
 type Status struct {
 	Started            time.Time
 	Version, GoVersion string
-	// More, if set, gives lines to add, by title.
+	// More, if set, returns additional lines by title.
 	More func() map[string]string
 	Now  func() time.Time // nil for time.Now
 }

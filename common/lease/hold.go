@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// hold answers others as the holder, until another process has taken the lease
-// or ctx ends. The name is free then.
+// hold serves other proxies as the holder, until another process has taken the lease or
+// ctx ends. The name is free afterwards.
 func (l *Lease) hold(ctx context.Context, name Listener) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -31,14 +31,14 @@ func (l *Lease) hold(ctx context.Context, name Listener) {
 			return
 		}
 		if err != nil {
-			if !pause(ctx, handoverDelay) { // no descriptors, for instance
+			if !pause(ctx, handoverDelay) { // out of file descriptors, for instance
 				return
 			}
 			continue
 		}
 		select {
 		case slots <- struct{}{}:
-		default: // somebody opens connections and says nothing
+		default: // too many idle connections
 			_ = raw.Close()
 			continue
 		}
@@ -58,7 +58,7 @@ func (l *Lease) hold(ctx context.Context, name Listener) {
 	}
 }
 
-// answer does what the other side of c asks for. release gives the name up.
+// answer handles the request of the other side of c. release releases the name.
 func (l *Lease) answer(ctx context.Context, c *Conn, request message, release func()) {
 	peer := request.Identity.mergedWith(c.Peer)
 	switch {
@@ -79,8 +79,7 @@ func (l *Lease) answer(ctx context.Context, c *Conn, request message, release fu
 	}
 }
 
-// yield stops this process from programming the node, once the rounds that run
-// have ended.
+// yield stops this process from programming the node, after the current rounds.
 func (l *Lease) yield(to Identity) {
 	l.mu.Lock()
 	l.granted = false
@@ -93,12 +92,12 @@ func (l *Lease) yield(to Identity) {
 	}()
 	select {
 	case <-finished:
-	case <-time.After(takeTimeout / 2): // the other one would go on by itself
+	case <-time.After(takeTimeout / 2): // the other side times out after takeTimeout
 	}
 	l.setState(State{Standby: true, Holder: to})
 }
 
-// setWatcher notes that who stands by, or, with nobody, that c has ended.
+// setWatcher records that peer stands by on c. A zero peer means that c has ended.
 func (l *Lease) setWatcher(c *Conn, peer Identity) {
 	l.mu.Lock()
 	if peer == (Identity{}) {
@@ -118,8 +117,8 @@ func (l *Lease) setWatcher(c *Conn, peer Identity) {
 	}
 }
 
-// standBy waits until the name is free, and takes it. An error means that the
-// holder cannot be trusted or says nothing.
+// standBy waits until the name is free, and takes it. It returns an error if the holder
+// cannot be authenticated or does not answer.
 func (l *Lease) standBy(ctx context.Context) (Listener, error) {
 	for failures := 0; ; {
 		if !pause(ctx, handoverDelay) {
@@ -142,7 +141,7 @@ func (l *Lease) standBy(ctx context.Context) (Listener, error) {
 	}
 }
 
-// watch returns when the holder has ended, says nothing any more, or ctx ends.
+// watch returns when the holder has ended or sends no heartbeat, or when ctx ends.
 func (l *Lease) watch(ctx context.Context, c *Conn) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })

@@ -1,10 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lease lets one of several service proxies on a node program it. The
-// one that starts last takes the lease from the one that has it, which finishes
-// its round and stands by. When the holder ends, however it ends, a standby
-// takes the lease back. What is held is a name of the system, see Transport.
+// Package lease lets one of several service proxies on a node program it. The proxy that
+// starts last takes the lease from the holder, which finishes its round and stands by.
+// When the holder ends for any reason, a standby takes the lease again. The lease is a
+// name that the operating system gives to one process at a time. A Transport provides the
+// name and the connections. Whether a round may start comes out of Enter.
 package lease
 
 import (
@@ -16,11 +17,12 @@ import (
 	"time"
 )
 
-// Identity says which process a proxy is. All of it comes from outside.
+// Identity identifies a proxy process. All of it comes from outside this process, so it
+// must be sanitized.
 type Identity struct {
-	// PID is the process's number as this process sees it, 0 if it cannot.
+	// PID is the process ID as this process sees it, or 0 if it cannot see it.
 	PID int `json:"pid,omitempty"`
-	// OwnPID is the number that the process has for itself, in a container.
+	// OwnPID is the process ID in the PID namespace of the process itself.
 	OwnPID    int    `json:"ownPID,omitempty"`
 	Command   string `json:"command,omitempty"`
 	Pod       string `json:"pod,omitempty"` // its UID, or its name if known
@@ -32,28 +34,28 @@ type Identity struct {
 // Conn is a connection between two proxies.
 type Conn struct {
 	net.Conn
-	// Peer is what the system says of the other side. It completes what the
-	// other side says.
+	// Peer is what the system reports about the other side. It completes what the other
+	// side sends.
 	Peer Identity
-	// Trusted means that the other side has shown that it may program this node.
+	// Trusted means that the other side has proved that it may program this node.
 	Trusted bool
 }
 
-// Listener is the name of the lease.
+// Listener holds the name of the lease.
 type Listener interface {
-	// Accept returns the next connection, whose other side was not examined.
+	// Accept returns the next connection, not authenticated yet.
 	Accept() (net.Conn, error)
 	Close() error
 }
 
-// Transport is how proxies of one node find each other. The system takes the
-// name back from a process that has ended.
+// Transport is how proxies of one node find each other. The operating system must release
+// the name when its process ends.
 type Transport interface {
 	// Listen takes the name. The error matches ErrHeld if another process has it.
 	Listen() (Listener, error)
 	// Dial connects to the process that has the name.
 	Dial(ctx context.Context) (net.Conn, error)
-	// Authenticate lets both sides of c show each other that they may program this
+	// Authenticate lets both sides of c prove to each other that they may program this
 	// node. It returns within the deadline of c.
 	Authenticate(c net.Conn) (*Conn, error)
 }
@@ -61,57 +63,57 @@ type Transport interface {
 // ErrHeld means that another process has the name.
 var ErrHeld = errors.New("another process has it")
 
-// Times of a Lease.
+// Timeouts and intervals of a Lease.
 const (
-	// answerTimeout is how long the other side may take for an answer.
+	// answerTimeout bounds the wait for an answer.
 	answerTimeout = 2 * time.Second
-	// takeTimeout is how long a holder may take to finish its rounds.
+	// takeTimeout bounds the time that a holder may take to finish its rounds.
 	takeTimeout = 30 * time.Second
-	// heartbeat is how often a holder says that it lives, and silence how long it may
-	// say nothing.
+	// heartbeat is the interval of a holder's messages. A holder that sends nothing for
+	// heartbeatTimeout counts as gone.
 	heartbeat        = 3 * time.Second
 	heartbeatTimeout = 15 * time.Second
-	// retryInterval is how often a name that somebody else squats on, or a holder that
-	// does not answer, is tried again.
+	// retryInterval is the interval of attempts while an unrelated process occupies the
+	// name or the holder does not answer.
 	retryInterval = 5 * time.Second
-	// handoverDelay lets the process that was given the lease take the name first.
+	// handoverDelay lets the process that got the lease take the name first.
 	handoverDelay = 200 * time.Millisecond
-	// maxUnauthenticated bounds connections that were not examined yet.
+	// maxUnauthenticated bounds the connections that are not authenticated yet.
 	maxUnauthenticated = 32
 )
 
-// State is what is known of the lease.
+// State is the known state of the lease.
 type State struct {
 	// Standby means that Holder programs the node.
 	Standby bool
 	Holder  Identity
 	// Others stand by while this process programs the node.
 	Others []Identity
-	// Fault is why it cannot be known whether others program the node.
+	// Fault is why it is unknown whether other processes program the node.
 	Fault string
 }
 
-// Lease is this process's share. Set the exported fields before Run.
+// Lease is the participation of this process. Set the exported fields before Run.
 type Lease struct {
 	Transport Transport
 	Self      Identity
-	// Changed is called after each change, in order.
+	// Changed is called after each change of the State, in order.
 	Changed func(State)
 
-	// rounds is held to read by whatever programs the node.
+	// rounds is read-locked during each round.
 	rounds sync.RWMutex
 
 	mu       sync.Mutex
 	state    State
 	granted  bool
-	decided  chan struct{} // closed once it was decided who programs the node
+	decided  chan struct{} // closed after the first decision who programs the node
 	wanted   chan struct{} // closed when there is something to program
 	wantOnce sync.Once
 	watchers map[*Conn]Identity
 	notifyMu sync.Mutex // for the order of Changed
 }
 
-// New returns a Lease that is not decided yet.
+// New returns a Lease without a decision.
 func New(t Transport, self Identity, changed func(State)) *Lease {
 	return &Lease{
 		Transport: t, Self: self, Changed: changed,
@@ -119,8 +121,8 @@ func New(t Transport, self Identity, changed func(State)) *Lease {
 	}
 }
 
-// Enter reports that this process may program the node until it calls leave. The
-// first call asks for the lease and waits until that is decided.
+// Enter reports whether this process may program the node until it calls leave. The first
+// call starts to request the lease. Enter waits until that is decided.
 func (l *Lease) Enter(ctx context.Context) (leave func(), ok bool) {
 	l.wantOnce.Do(func() { close(l.wanted) })
 	select {
@@ -138,15 +140,15 @@ func (l *Lease) Enter(ctx context.Context) (leave func(), ok bool) {
 	return l.rounds.RUnlock, true
 }
 
-// Standby reports that another process programs the node.
+// Standby reports whether another process programs the node.
 func (l *Lease) Standby() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state.Standby
 }
 
-// Run takes the lease when there is something to program, and then holds it or
-// stands by, until ctx ends.
+// Run takes the lease after the first call of Enter. Then it holds the lease or stands
+// by, until ctx ends.
 func (l *Lease) Run(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -155,7 +157,7 @@ func (l *Lease) Run(ctx context.Context) {
 	}
 	held, err := l.take(ctx)
 	for ctx.Err() == nil {
-		if err != nil { // nobody can be asked, so traffic goes first
+		if err != nil { // no holder to negotiate with, and serving traffic has priority
 			l.grant(ctx, State{Fault: err.Error()})
 			held, err = l.retake(ctx)
 			continue
@@ -171,7 +173,7 @@ func (l *Lease) Run(ctx context.Context) {
 	}
 }
 
-// retake tries for the lease until it has it, once in a while.
+// retake retries to take the lease until it succeeds.
 func (l *Lease) retake(ctx context.Context) (held Listener, err error) {
 	for {
 		if !pause(ctx, retryInterval) {
@@ -183,7 +185,7 @@ func (l *Lease) retake(ctx context.Context) (held Listener, err error) {
 	}
 }
 
-// take asks whoever has the lease for it, and returns with the name.
+// take requests the lease from the holder, if there is one, and returns with the name.
 func (l *Lease) take(ctx context.Context) (Listener, error) {
 	for try := 0; ; try++ {
 		held, err := l.Transport.Listen()
@@ -197,7 +199,7 @@ func (l *Lease) take(ctx context.Context) (Listener, error) {
 				err = fmt.Errorf("%s does not yield", answer.Identity)
 			}
 		}
-		const tries = 10 // the name may pass to a third one meanwhile
+		const tries = 10 // a third process may get the name meanwhile
 		if err != nil && (try >= tries || !errors.Is(err, errHolderGone)) || ctx.Err() != nil {
 			return nil, errors.Join(err, ctx.Err())
 		}
@@ -207,7 +209,7 @@ func (l *Lease) take(ctx context.Context) (Listener, error) {
 	}
 }
 
-// grant lets this process program the node.
+// grant allows this process to program the node.
 func (l *Lease) grant(ctx context.Context, s State) {
 	l.mu.Lock()
 	l.granted = true
@@ -215,7 +217,7 @@ func (l *Lease) grant(ctx context.Context, s State) {
 	l.setState(s)
 }
 
-// setState makes s known.
+// setState stores s and reports it.
 func (l *Lease) setState(s State) {
 	l.notifyMu.Lock()
 	defer l.notifyMu.Unlock()
@@ -232,7 +234,7 @@ func (l *Lease) setState(s State) {
 	}
 }
 
-// pause reports that ctx did not end within d.
+// pause waits for d. It returns false if ctx ended before.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -18,15 +18,15 @@ import (
 	"unicode"
 )
 
-// What a process asks the holder for.
+// Requests to the holder.
 const (
-	requestTake     = "take"  // the lease
-	requestWatch    = "watch" // to hear when the holder ends
-	requestIdentity = "who"   // who it is
+	requestTake     = "take"  // hand over the lease
+	requestWatch    = "watch" // send heartbeats until the holder ends
+	requestIdentity = "who"   // return the holder's identity
 )
 
-// message is what both sides send: its length in four bytes, and JSON. Fields
-// are added, but neither renamed nor removed: the other side may be of another
+// message is what both sides send: its length in four bytes, then JSON. Fields may be
+// added, but neither renamed nor removed, because the other side may have another
 // version.
 type message struct {
 	Identity Identity `json:"identity"`
@@ -73,7 +73,7 @@ func receive(c net.Conn, within time.Duration) (message, error) {
 	return m, nil
 }
 
-// receive examines a new connection and returns what it asks for.
+// receive authenticates a new connection and returns its request.
 func (l *Lease) receive(raw net.Conn) (*Conn, message, error) {
 	if err := raw.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return nil, message{}, err
@@ -86,10 +86,10 @@ func (l *Lease) receive(raw net.Conn) (*Conn, message, error) {
 	return c, m, err
 }
 
-// errHolderGone means that the holder has ended meanwhile.
+// errHolderGone means that the holder has ended in the meantime.
 var errHolderGone = errors.New("the holder of the lease has gone")
 
-// request asks the holder and returns its answer, which comes within a time.
+// request sends a request to the holder and returns its answer.
 func (l *Lease) request(ctx context.Context, what string, within time.Duration) (*Conn, message, error) {
 	dialling, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -128,7 +128,7 @@ func (l *Lease) exchange(raw net.Conn, what string, within time.Duration) (*Conn
 	return c, m, nil
 }
 
-// noAnswerError says what it means that the other side does not answer.
+// noAnswerError explains why the other side sent no answer.
 func noAnswerError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("the service proxy that holds the lease does not answer: %w", err)
@@ -136,7 +136,7 @@ func noAnswerError(err error) error {
 	return fmt.Errorf("%w: %w", errHolderGone, err)
 }
 
-// closedByPeer reports that the other side of c, which says nothing, has ended.
+// closedByPeer reports whether the other side of c, which sends nothing, has closed it.
 func closedByPeer(c net.Conn) bool {
 	if c.SetReadDeadline(time.Now().Add(time.Millisecond)) != nil {
 		return true
@@ -145,8 +145,8 @@ func closedByPeer(c net.Conn) bool {
 	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// QueryHolder asks the holder who it is. It returns false if there is none that can be
-// trusted.
+// QueryHolder returns the identity of the holder. It returns false if there is none that
+// can be authenticated.
 func QueryHolder(ctx context.Context, t Transport) (Identity, bool) {
 	l := New(t, Identity{}, nil)
 	c, m, err := l.request(ctx, requestIdentity, answerTimeout)
@@ -157,10 +157,11 @@ func QueryHolder(ctx context.Context, t Transport) (Identity, bool) {
 	return m.Identity, true
 }
 
-// maxText bounds what is kept of a text of others.
+// maxText bounds each text from another process.
 const maxText = 200
 
-// sanitized returns i with nothing in it that moves a cursor or fills a log.
+// sanitized returns i without control characters and with shortened texts, so that it can
+// neither move a cursor nor fill a log.
 func (i Identity) sanitized() Identity {
 	for _, s := range []*string{&i.Command, &i.Pod, &i.Container, &i.Mode, &i.Version} {
 		*s = strings.Join(strings.Fields(strings.Map(func(r rune) rune {
@@ -176,8 +177,8 @@ func (i Identity) sanitized() Identity {
 	return i
 }
 
-// mergedWith returns what a process says of itself, corrected by what the system
-// says of it.
+// mergedWith returns what a process sent about itself, corrected by what the system
+// reports about it.
 func (i Identity) mergedWith(system Identity) Identity {
 	i.PID = system.PID
 	i.Command = cmp.Or(system.Command, i.Command)
@@ -186,7 +187,7 @@ func (i Identity) mergedWith(system Identity) Identity {
 	return i.sanitized()
 }
 
-// String says who it is in one line.
+// String describes i on one line.
 func (i Identity) String() string {
 	text := "process"
 	switch {

@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Client counts what the client of the API server does. Its fields are the
-// hooks that package k8s.io/client-go/tools/metrics has a place for.
+// Client has the metrics of the API client. Its fields implement the hooks of package
+// k8s.io/client-go/tools/metrics.
 type Client struct {
 	Requests     ClientRequests
 	Retries      ClientRetries
@@ -26,17 +26,17 @@ type Client struct {
 type (
 	// ClientRequests counts requests.
 	ClientRequests struct{ *prometheus.CounterVec }
-	// ClientRetries counts requests that are tried again.
+	// ClientRetries counts retried requests.
 	ClientRetries struct{ *prometheus.CounterVec }
-	// ClientDuration observes how long something took.
+	// ClientDuration observes durations.
 	ClientDuration struct{ *prometheus.HistogramVec }
 	// ClientSize observes sizes in bytes.
 	ClientSize struct{ *prometheus.HistogramVec }
-	// ClientResolver observes how long names take to be resolved.
+	// ClientResolver observes the duration of name resolution.
 	ClientResolver struct{ *prometheus.HistogramVec }
 )
 
-// Client makes the metrics of a client and adds them. It is called once.
+// Client creates and registers the metrics of a client. It must be called only once.
 func (m *Metrics) Client() Client {
 	counter := func(name string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: clients[name].help}, clients[name].labels)
@@ -64,22 +64,22 @@ func (c ClientRequests) Increment(_ context.Context, code, method, host string) 
 	c.WithLabelValues(code, method, host).Inc()
 }
 
-// IncrementRetry counts a request that is tried again.
+// IncrementRetry counts a retried request.
 func (c ClientRetries) IncrementRetry(_ context.Context, code, method, host string) {
 	c.WithLabelValues(code, method, host).Inc()
 }
 
-// Observe takes in a duration. Of the URL it keeps the host.
+// Observe records a duration. Of the URL it keeps only the host.
 func (c ClientDuration) Observe(_ context.Context, verb string, u url.URL, took time.Duration) {
 	c.WithLabelValues(verb, u.Host).Observe(took.Seconds())
 }
 
-// Observe takes in a size.
+// Observe records a size.
 func (c ClientSize) Observe(_ context.Context, verb, host string, size float64) {
 	c.WithLabelValues(verb, host).Observe(size)
 }
 
-// Observe takes in how long a name took.
+// Observe records the duration of a name resolution.
 func (c ClientResolver) Observe(_ context.Context, host string, took time.Duration) {
 	c.WithLabelValues(host).Observe(took.Seconds())
 }

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The modes that have metrics of their own, and kernelspace, where nothing is
-// known of connections.
+// The modes with metrics of their own, and kernelspace, where the state of connections is
+// unknown.
 const (
 	nftables    = "nftables"
 	iptables    = "iptables"
@@ -22,8 +22,7 @@ const (
 	kernelspace = "kernelspace"
 )
 
-// appliesTo reports that there can be something to count in mode for the
-// counter with the given name.
+// appliesTo reports whether mode can increase the counter with the given name.
 func appliesTo(name, mode string) bool {
 	switch {
 	case strings.Contains(name, nftables):
@@ -36,30 +35,30 @@ func appliesTo(name, mode string) bool {
 	return true
 }
 
-// Round is a round of one backend and what it was for.
+// Round is a round of one backend and its snapshot.
 type Round struct {
 	Result   reconcile.Result
 	Snapshot *service.Snapshot
 	Extent   Extent
-	Restored *Restored // nil where no rules of iptables are kept
+	Restored *Restored // nil without iptables rules
 }
 
-// Restored is what a round did to rules of iptables.
+// Restored is the effect of a round on iptables rules.
 type Restored struct {
 	Refused       bool           // by iptables-restore
-	Held, Written map[string]int // by table; the former is nil while it is not known
+	Held, Written map[string]int // by table; Held is nil while unknown
 }
 
-// Extent is how much a round looked at.
+// Extent is how much a round compared.
 type Extent uint8
 
-// A round compares what changed or all there is.
+// A round compares only changes, or everything.
 const (
 	Partial Extent = iota
 	Full
 )
 
-// Result counts a round of b.
+// Result records a round of b.
 func (m *Metrics) Result(b Backend, r Round) {
 	f, took := b.Family.String(), r.Result.Took.Seconds()
 	m.histograms["sync_proxy_rules_duration_seconds"].WithLabelValues(f).Observe(took)
@@ -101,8 +100,8 @@ func (m *Metrics) countRestore(family string, r Round) {
 	}
 }
 
-// setProgrammed remembers what is in force now. A round that failed as a whole tells
-// nothing about that, so the one before stays true.
+// setProgrammed records what is in force. A round that failed as a whole leaves that
+// unknown, so the previous record remains.
 func (m *Metrics) setProgrammed(b Backend, r Round) {
 	if r.Result.Err != nil && !health.OnlyPortErrors(r.Result.Err) {
 		return
@@ -119,7 +118,7 @@ func (m *Metrics) setProgrammed(b Backend, r Round) {
 	m.programmed[b] = programmed{r.Snapshot, failed}
 }
 
-// Queued notes that b was asked for a round.
+// Queued records that a round of b was requested.
 func (m *Metrics) Queued(b Backend, at time.Time) {
 	m.gauges["sync_proxy_rules_last_queued_timestamp_seconds"].WithLabelValues(b.Family.String()).Set(unix(at))
 }
@@ -130,7 +129,7 @@ func (m *Metrics) EndpointsChanged() {
 	m.addPendingChanges(0, 1)
 }
 
-// EndpointsUnchanged says that the latest change to an EndpointSlice needs no round.
+// EndpointsUnchanged records that the latest change to an EndpointSlice needs no round.
 func (m *Metrics) EndpointsUnchanged() { m.addPendingChanges(0, -1) }
 
 // ServiceChanged counts a change to a Service.
@@ -139,10 +138,10 @@ func (m *Metrics) ServiceChanged() {
 	m.addPendingChanges(1, 0)
 }
 
-// ServiceUnchanged says that the latest change to a Service needs no round.
+// ServiceUnchanged records that the latest change to a Service needs no round.
 func (m *Metrics) ServiceUnchanged() { m.addPendingChanges(-1, 0) }
 
-// ChangesSynced says that a round has taken up all changes so far.
+// ChangesSynced records that a round has included all changes so far.
 func (m *Metrics) ChangesSynced() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -150,8 +149,8 @@ func (m *Metrics) ChangesSynced() {
 	m.setPendingChanges()
 }
 
-// addPendingChanges counts changes that wait for a round. One that a round has taken up
-// before it turned out to need none is not taken off again.
+// addPendingChanges adds to the changes that wait for a round. A change that a round
+// included before it turned out to need none is not subtracted again.
 func (m *Metrics) addPendingChanges(ofServices, ofEndpoints int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -165,40 +164,39 @@ func (m *Metrics) setPendingChanges() {
 	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Set(float64(m.changes.endpoints))
 }
 
-// InForce observes that a change of endpoints took so long to be in force,
-// from when the cluster learned of it.
+// InForce observes the time from a change of endpoints in the cluster until it was in
+// force.
 func (m *Metrics) InForce(f service.Family, after time.Duration) {
 	m.histograms[networkProgramming].WithLabelValues(f.String()).Observe(after.Seconds())
 }
 
-// Conntrack observes a search for stale connection tracking entries.
+// Conntrack observes a search for stale conntrack entries.
 func (m *Metrics) Conntrack(f service.Family, took time.Duration, deleted int) {
 	m.histograms["conntrack_reconciler_sync_duration_seconds"].WithLabelValues(f.String()).Observe(took.Seconds())
 	m.counters["conntrack_reconciler_deleted_entries_total"].WithLabelValues(f.String()).Add(float64(deleted))
 }
 
-// CleanupFailed counts an attempt of b to remove rules left by an earlier
-// process that did not succeed. What is stale otherwise goes in the round that
-// makes it so.
+// CleanupFailed counts a failed attempt of b to remove leftover rules of an earlier
+// process. Other stale rules are removed in the round that makes them stale.
 func (m *Metrics) CleanupFailed(b Backend) {
 	if b.Mode == nftables {
 		m.counters["sync_proxy_rules_nftables_cleanup_failures_total"].WithLabelValues(b.Family.String()).Inc()
 	}
 }
 
-// EventWritten counts an Event that the API server took.
+// EventWritten counts an Event that the API server accepted.
 func (m *Metrics) EventWritten() { m.counters["events_written_total"].WithLabelValues().Inc() }
 
-// dropReasons are why an Event is not written: too many wait, the account may
-// not, the API server refuses it, it could not be reached.
+// dropReasons are the reasons not to write an Event: too many conditions, no permission,
+// rejection by the API server, API server unreachable.
 var dropReasons = []string{"full", "forbidden", "refused", "unreachable"}
 
-// EventDropped counts an Event that is not written, for one of dropReasons.
+// EventDropped counts an Event that was not written, with one of dropReasons.
 func (m *Metrics) EventDropped(why string) {
 	m.counters["events_dropped_total"].WithLabelValues(why).Inc()
 }
 
-// HealthAnswered counts an answer of /healthz or /livez, the only paths it knows.
+// HealthAnswered counts an answer of /healthz or /livez. It ignores other paths.
 func (m *Metrics) HealthAnswered(path string, status int) {
 	if c := m.counters["proxy_"+strings.TrimPrefix(path, "/")+"_total"]; c != nil {
 		c.WithLabelValues(strconv.Itoa(status)).Inc()
@@ -211,7 +209,7 @@ type Check struct {
 	Passed     bool
 }
 
-// Checked counts the result of a health check.
+// Checked records the result of a health check.
 func (m *Metrics) Checked(c Check) {
 	status := "error"
 	if c.Passed {

@@ -60,7 +60,7 @@ func TestEverythingHasAValue(t *testing.T) {
 	}.check(t, fed())
 }
 
-// Counters of what may never happen are there from the start.
+// Counters exist from the start, even if they never increase.
 func TestCountersStartAtZero(t *testing.T) {
 	m := New(Options{Backends: []Backend{v4, legacy}})
 	values{
@@ -86,8 +86,8 @@ func TestCountersStartAtZero(t *testing.T) {
 	}.check(t, New(Options{Backends: []Backend{{"kernelspace", service.IPv4}}}))
 }
 
-// cluster has a port with two endpoints, one of them local, and two that
-// policy Local leaves nothing.
+// cluster has a port with two endpoints, one of them local, and two ports that policy
+// Local leaves without endpoints.
 func cluster() *service.Snapshot {
 	at := func(s string) service.Endpoint { return service.Endpoint{Addr: netip.MustParseAddrPort(s)} }
 	a, b := at("10.1.0.1:80"), at("10.1.0.2:80")
@@ -160,7 +160,7 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// A failed round leaves the figures of what is in force.
+// A failed round keeps the values of what is in force.
 func TestFailureKeepsFigures(t *testing.T) {
 	m := New(Options{})
 	m.Result(v4, Round{Snapshot: cluster()})
@@ -168,7 +168,7 @@ func TestFailureKeepsFigures(t *testing.T) {
 	values{"programmed_service_ports nftables IPv4": 4}.check(t, m)
 }
 
-// While one mode takes over from another, both have something in force.
+// While one mode replaces another, both have something in force.
 func TestTwoBackendsOfOneFamily(t *testing.T) {
 	m := New(Options{})
 	m.Result(v4, Round{Snapshot: cluster()})

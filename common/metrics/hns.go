@@ -20,7 +20,7 @@ var hnsMetrics = map[string]metric{
 	balancerFailures["delete"]: {balancer, "Load balancers that could not be deleted."},
 }
 
-// balancer are the labels of kube-proxy for what befell a load balancer.
+// balancer are kube-proxy's labels for failures of a load balancer.
 var balancer = []string{"ip_family", "lb_type", "error"}
 
 const (
@@ -28,7 +28,7 @@ const (
 	hnsFailures = "hns_call_failures_total"
 )
 
-// balancerFailures are names by what was to be done.
+// balancerFailures are metric names by operation.
 var balancerFailures = map[string]string{
 	"create": "sync_proxy_rules_winkernel_lb_create_failures_total",
 	"update": "sync_proxy_rules_winkernel_lb_update_failures_total",
@@ -42,8 +42,8 @@ type HNS struct {
 	balancer map[string]*prometheus.CounterVec
 }
 
-// HNS makes the metrics of calls to HNS and adds them, with a series for each
-// operation and class. It is called once at most.
+// HNS creates and registers the metrics of calls to HNS, with a series for each operation
+// and class. It must be called at most once.
 func (m *Metrics) HNS(operations, classes []string) *HNS {
 	counter := func(name string) *prometheus.CounterVec {
 		x := hnsMetrics[name]
@@ -70,7 +70,7 @@ func (m *Metrics) HNS(operations, classes []string) *HNS {
 	return h
 }
 
-// Call observes that an operation took so long. Class is that of its error, ""
+// Call observes the duration of an operation. class is the class of its error, or ""
 // after a success.
 func (h *HNS) Call(operation, class string, took time.Duration) {
 	h.duration.WithLabelValues(operation).Observe(took.Seconds())
@@ -79,13 +79,12 @@ func (h *HNS) Call(operation, class string, took time.Duration) {
 	}
 }
 
-// Balancer is a load balancer that could not be made, changed or deleted.
+// Balancer identifies the kind of a load balancer for which an operation failed.
 type Balancer struct {
 	Family, Use, Error string
 }
 
-// BalancerFailed counts that something, "create", "update" or "delete", could
-// not be done.
+// BalancerFailed counts a failed operation, "create", "update" or "delete".
 func (h *HNS) BalancerFailed(what string, b Balancer) {
 	h.balancer[what].WithLabelValues(b.Family, b.Use, b.Error).Inc()
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestHNS counts calls and what befell load balancers, and has none of it where
-// there is no HNS.
+// TestHNS checks calls and failures of load balancers, and that these metrics are absent
+// without HNS.
 func TestHNS(t *testing.T) {
 	shapes := func(m *Metrics) map[string]string {
 		got := map[string]string{}

@@ -1,9 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics counts what the proxy does, under the names that dashboards
-// for kube-proxy expect and a few of its own. This file lists every metric;
-// what they mean for health is left to package health.
+// Package metrics counts what the proxy does, under the names that dashboards for
+// kube-proxy expect and under some of its own. Rounds, Events, health checks and
+// observations go in, a Prometheus handler comes out. This file lists every metric. What
+// they mean for health is left to package health.
 package metrics
 
 import (
@@ -16,8 +17,8 @@ import (
 
 const namespace = "kubeproxy"
 
-// The label sets. Those of kube-proxy's own names must stay as they are:
-// what is more to say gets a metric of its own.
+// The label sets. Those of kube-proxy's metrics must not change. Additional information
+// gets a metric of its own.
 var (
 	family  = []string{"ip_family"}
 	backend = []string{"backend", "ip_family"}
@@ -65,7 +66,7 @@ var gauges = map[string]metric{
 	"limited_service_ports":                        {backend, "Service ports of which the mode cannot do everything."},
 }
 
-// observed are gauges whose values are made when they are asked for.
+// observed are gauges whose values are computed at each scrape.
 var observed = map[string]metric{
 	// kube-proxy's.
 	droppedInvalid:     {nil, "Packets that were dropped, as connection tracking could not place them."},
@@ -79,8 +80,8 @@ var observed = map[string]metric{
 	oldestPending:       {family, "Age of the oldest change that is not in force yet, 0 without any."},
 	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date, or since the start."},
 	sourceSynced:        {[]string{"source"}, "Whether the source has told everything that existed at the start."},
-	// By state and reason only: a series for each Service and node would be
-	// more than all others together, and /services has it.
+	// By state and reason only: a series for each Service and node would outnumber all
+	// others, and /services has that information.
 	services:         {[]string{"state"}, "Services by the state of what of them is worst off."},
 	unservedServices: {reason, "Services with an address where clients are not served, by why."},
 	skippedObjects:   {reason, "What of the cluster's objects had to be left out, by the field at fault."},
@@ -95,13 +96,13 @@ var observed = map[string]metric{
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 }
 
-// The names of gauges about iptables.
+// Names of gauges about iptables.
 const (
 	rulesHeld    = "sync_proxy_rules_iptables_total"
 	rulesWritten = "sync_proxy_rules_iptables_last"
 )
 
-// The names in observed.
+// Names of metrics in observed.
 const (
 	droppedInvalid      = "iptables_ct_state_invalid_dropped_packets_total"
 	acceptedLoopback    = "iptables_localhost_nodeports_accepted_packets_total"
@@ -127,7 +128,7 @@ const (
 	relayRefused        = "relay_refused_total"
 )
 
-// histograms, by the name without its prefix; all are kube-proxy's.
+// histograms, by the name without its prefix. All are kube-proxy's.
 var histograms = map[string]metric{
 	"sync_proxy_rules_duration_seconds":          {family, "Duration of rounds."},
 	"sync_full_proxy_rules_duration_seconds":     {family, "Duration of rounds that looked at everything."},
@@ -138,7 +139,7 @@ var histograms = map[string]metric{
 
 const networkProgramming = "network_programming_duration_seconds"
 
-// kubernetes are the metrics without our prefix that every component has.
+// kubernetes are the metrics without our prefix that every Kubernetes component has.
 var kubernetes = map[string]metric{
 	"kubernetes_build_info": {
 		[]string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"},
@@ -150,8 +151,8 @@ var kubernetes = map[string]metric{
 	"kubernetes_healthchecks_total": {[]string{"name", "status", "type"}, "Results of health checks."},
 }
 
-// registers are counters about the metrics themselves, which every component
-// has. None is hidden here, nor disabled.
+// registers are counters about the metrics themselves, which every component has. This
+// program neither hides nor disables any.
 var registers = map[string]metric{
 	registered:               {[]string{"stability_level", "deprecated_version"}, "Metrics by stability and the version since when they are deprecated."},
 	"hidden_metrics_total":   {nil, "Deprecated metrics that are hidden."},
@@ -160,8 +161,8 @@ var registers = map[string]metric{
 
 const registered = "registered_metrics_total"
 
-// clients are the metrics of every client of the API server. Of a histogram
-// the buckets are the same in all components.
+// clients are the metrics of every client of the API server. Histograms have the same
+// buckets as in all other components.
 var clients = map[string]metric{
 	clientRequests:     {[]string{"code", "method", "host"}, "Requests to the API server by status code, method and host; the code is <error> without an answer."},
 	clientRetries:      {[]string{"code", "verb", "host"}, "Requests that were tried again."},
@@ -172,7 +173,7 @@ var clients = map[string]metric{
 	clientResolver:     {[]string{"host"}, "Time to resolve the API server's name."},
 }
 
-// The names in clients.
+// Names of metrics in clients.
 const (
 	clientRequests     = "rest_client_requests_total"
 	clientRetries      = "rest_client_request_retries_total"
@@ -188,14 +189,14 @@ type metric struct {
 	help   string
 }
 
-// buckets returns the upper bounds for the histogram with the given name.
+// buckets returns the upper bounds for the histogram of the given name.
 func buckets(name string) []float64 {
 	upTo30 := []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30}
 	switch name {
 	case clientDuration, clientRateLimiter:
 		return append(upTo30, 60)
 	case hnsDuration:
-		return prometheus.ExponentialBuckets(0.001, 4, 10) // a listing takes minutes
+		return prometheus.ExponentialBuckets(0.001, 4, 10) // listing can take minutes
 	case clientResolver:
 		return upTo30
 	case clientRequestSize, clientResponseSize:
@@ -211,7 +212,7 @@ func buckets(name string) []float64 {
 	return prometheus.ExponentialBuckets(0.001, 2, 15)
 }
 
-// Backend names one dataplane in one family.
+// Backend identifies one dataplane of one family.
 type Backend struct {
 	Mode   string // such as "nftables"
 	Family service.Family

@@ -34,7 +34,7 @@ const (
 	sizes     = "64 256 512 1024 4096 16384 65536 262144 1.048576e+06 4.194304e+06 1.6777216e+07"
 )
 
-// documented is what dashboards rely on, name: type{labels} buckets.
+// documented are the metrics that dashboards rely on, as name: type{labels} buckets.
 var documented = map[string]string{
 	// The names and shapes of kube-proxy 1.36.
 	"kubeproxy_sync_proxy_rules_duration_seconds":                            "HISTOGRAM{ip_family} " + seconds,
@@ -110,7 +110,7 @@ var (
 	legacy = Backend{"iptables", service.IPv6}
 )
 
-// fed returns Metrics that have heard of everything once.
+// fed returns Metrics that have recorded everything once.
 func fed() *Metrics {
 	m := New(Options{
 		Backends: []Backend{v4, legacy},
@@ -146,7 +146,7 @@ func fed() *Metrics {
 	return m
 }
 
-// feedClient has a client do everything once.
+// feedClient calls every hook of a client once.
 func feedClient(c Client) {
 	ctx, u := context.Background(), url.URL{Scheme: "https", Host: "192.0.2.1:6443", Path: "/api/v1/services"}
 	c.Requests.Increment(ctx, "200", "GET", u.Host)

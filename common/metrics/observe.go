@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// observer makes values at each scrape, so that a round need not count what
-// nobody may ask for.
+// observer computes values at each scrape, so that rounds do not count what may never be
+// read.
 type observer struct {
 	metrics *Metrics
 	descs   map[string]*prometheus.Desc
@@ -41,7 +41,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	o.metrics.mu.Lock()
 	all := maps.Clone(o.metrics.programmed)
 	o.metrics.mu.Unlock()
-	lackingLocal := map[service.Family]count{} // has no label for the backend
+	lackingLocal := map[service.Family]count{} // has no backend label
 	for b, p := range all {
 		n := p.count(b.Family)
 		set(programmedPorts, float64(n.ports), b.labels()...)
@@ -110,7 +110,7 @@ func (o *observer) collectLocalhost(to chan<- prometheus.Metric, all map[service
 	}
 }
 
-// count is what a snapshot holds for one family.
+// count is the content of a snapshot for one family.
 type count struct{ ports, endpoints, internal, external int }
 
 func (p programmed) count(f service.Family) count {
@@ -131,8 +131,8 @@ func (p programmed) count(f service.Family) count {
 	return n
 }
 
-// lacksLocal returns, as 0 or 1, whether policy Local leaves the internal and
-// the external frontends of a port without endpoints on this node nothing.
+// lacksLocal returns, as 0 or 1, whether policy Local leaves the internal and the
+// external frontends of a port without endpoints on this node.
 func lacksLocal(p *service.Port) (internal, external int) {
 	for _, f := range p.Frontends {
 		switch {
@@ -146,7 +146,7 @@ func lacksLocal(p *service.Port) (internal, external int) {
 	return internal, external
 }
 
-// union returns how many endpoints are in a, b or both, which are sorted.
+// union returns the number of endpoints in a or b, which are sorted.
 func union(a, b []service.Endpoint) int {
 	n := 0
 	for len(a) > 0 && len(b) > 0 {

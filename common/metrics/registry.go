@@ -15,19 +15,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Options say what the metrics are about.
+// Options configure Metrics.
 type Options struct {
-	// Backends shows their counters from the start, not only once there is
-	// something to count.
+	// Backends are those whose counters are present from the start, with value 0.
 	Backends []Backend
 	Build    Build
 	Features []Feature
-	// Observe, if set, is asked at each scrape and may be called from
-	// several goroutines.
+	// Observe, if set, is called at each scrape, possibly from several goroutines.
 	Observe func() Observation
 }
 
-// Build is what the program was built from.
+// Build describes the build of the program.
 type Build struct {
 	Major, Minor, GitVersion, GitCommit, GitTreeState string
 	BuildDate, GoVersion, Compiler, Platform          string
@@ -39,46 +37,46 @@ type Feature struct {
 	Enabled     bool
 }
 
-// Observation is what is known at one moment.
+// Observation is the state at one moment.
 type Observation struct {
 	OldestPending map[service.Family]time.Duration // age; 0 without a pending change
 	Sources       []Source
 	Services      map[string]int // by state
 	Unserved      map[string]int // Services, by reason
-	Skipped       map[string]int // by reason, of which there must be few
+	Skipped       map[string]int // by reason; there must be few reasons
 	Standby       bool           // another process programs the node
 	Conditions    []string       // the names of those that hold
-	Tracked       *Tracked       // nil where nobody knows
-	Packets       *Packets       // nil where no rules of iptables count
-	Relay         *Relay         // nil where no connection passes through the process
-	// Localhost is about the families whose loopback address has listeners.
+	Tracked       *Tracked       // nil where unknown
+	Packets       *Packets       // nil if no iptables rules count packets
+	Relay         *Relay         // nil if the process relays no connections
+	// Localhost has the families whose loopback address has listeners.
 	Localhost map[service.Family]Localhost
 }
 
-// Relay is what relaying connections has of the open files, and how many clients
-// were refused, by reason.
+// Relay is the number of open files that relayed connections use, their limit, and the
+// number of refused clients by reason.
 type Relay struct {
 	Open, Limit int
 	Refused     map[string]uint64
 }
 
-// Packets are what rules of iptables have counted.
+// Packets are the counters of iptables rules.
 type Packets struct{ Invalid, Loopback uint64 }
 
-// Localhost is about the listeners for NodePorts on a loopback address: how many there
-// are, and how often one could not be opened.
+// Localhost counts the listeners for NodePorts on a loopback address, and the failures to
+// open one.
 type Localhost struct{ Listeners, Failures int }
 
-// Tracked is how full the table of connection tracking is.
+// Tracked is the number of conntrack entries and their limit.
 type Tracked struct{ Entries, Limit int64 }
 
-// Source is where objects come from.
+// Source is the state of a source of objects.
 type Source struct {
 	Name      string
 	Synced    bool
 	Staleness time.Duration // since it was last known to be up to date, or the start
-	Silent    int           // watches that were given up so far
-	Faults    int           // things that cannot be read or used now
+	Silent    int           // number of watches given up so far
+	Faults    int           // things that cannot be read or used at present
 }
 
 // Metrics holds every metric. All methods may be called from any goroutine.
@@ -97,7 +95,7 @@ type Metrics struct {
 	changes    changes
 }
 
-// changes are those that no round has taken up yet.
+// changes counts those that no round has programmed yet.
 type changes struct{ services, endpoints int }
 
 // programmed is what a backend has in force.
@@ -106,7 +104,7 @@ type programmed struct {
 	failed   map[service.PortName]bool
 }
 
-// New returns Metrics with a registry of their own.
+// New returns Metrics with their own registry.
 func New(o Options) *Metrics {
 	m := &Metrics{
 		options:    o,
@@ -136,7 +134,7 @@ func New(o Options) *Metrics {
 	return m
 }
 
-// component adds what every component of Kubernetes has.
+// component adds the metrics that every Kubernetes component has.
 func (m *Metrics) component() {
 	gauge := func(name string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: kubernetes[name].help}, kubernetes[name].labels)
@@ -152,7 +150,7 @@ func (m *Metrics) component() {
 	for name, x := range registers {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: x.help}, x.labels)
 		m.registry.MustRegister(c)
-		if name == registered { // dashboards of kube-proxy know them as ALPHA
+		if name == registered { // kube-proxy exposes them as ALPHA
 			c.WithLabelValues("ALPHA", "").Add(float64(len(counters) + len(gauges) + len(observed) + len(histograms)))
 			continue
 		}
@@ -164,8 +162,9 @@ func (m *Metrics) component() {
 	m.slis.MustRegister(m.checks, m.checked)
 }
 
-// initSeries makes the series that can be named already. A counter that appears
-// with its first event hides that event from rate().
+// initSeries creates the series whose labels are known. If a counter appears with its
+// first event, rate() misses that event:
+// https://prometheus.io/docs/practices/instrumentation/#avoid-missing-metrics.
 func (m *Metrics) initSeries() {
 	for name, c := range counters {
 		switch {
@@ -207,14 +206,14 @@ func (m *Metrics) initBackendSeries(b Backend) {
 	m.gauges["limited_service_ports"].WithLabelValues(b.labels()...)
 }
 
-// Handler serves everything but the health checks.
+// Handler serves all metrics except the results of health checks.
 func (m *Metrics) Handler() http.Handler { return handler(m.registry) }
 
 // SLIs serves the results of health checks, for scrapes at short intervals.
 func (m *Metrics) SLIs() http.Handler { return handler(m.slis) }
 
 func handler(r *prometheus.Registry) http.Handler {
-	// One value that cannot be had is no reason to hide the others.
+	// One value that cannot be collected must not hide the others.
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 

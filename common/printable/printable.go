@@ -1,10 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package printable makes text fit for people to read that others wrote: names
-// in objects, file names, arguments, answers of servers. Such text may hold
-// codes that steer a terminal, or line breaks that forge lines of a log. They
-// are shown as escapes, and everything else stays as it is.
+// Package printable makes foreign text safe to print: names in objects, file names,
+// arguments, answers of servers. Such text may contain codes that control a terminal, or
+// line breaks that forge log lines. The package replaces these by escapes and leaves the
+// rest unchanged.
 package printable
 
 import (
@@ -19,12 +19,12 @@ import (
 // Text returns s on one line.
 func Text(s string) string { return escape(s, "") }
 
-// Lines returns s with its line breaks and tabs. It is for what was put
-// together here, of parts that have gone through Text or are in quotes.
+// Lines returns s with its line breaks and tabs. It is for text that this program
+// composed of parts that are quoted or were passed through Text.
 func Lines(s string) string { return escape(s, "\n\t") }
 
-// escape spells what cannot be printed as Go does in quotes. Besides control
-// characters, that is what changes the direction of text, and broken UTF-8.
+// escape writes unprintable characters as in a quoted Go string. Besides control
+// characters, these are characters that change the direction of text, and invalid UTF-8.
 func escape(s, keep string) string {
 	if printable(s, keep) {
 		return s
@@ -34,7 +34,7 @@ func escape(s, keep string) string {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		part := s[i : i+n]
 		switch {
-		case r == 0x7f: // which JSON has to understand, too
+		case r == 0x7f: // JSON must be able to read it too
 			part = `\u007f`
 		case !isShown(r, n, keep):
 			part = strings.Trim(strconv.Quote(part), `"`)
@@ -56,13 +56,13 @@ func printable(s, keep string) bool {
 	return true
 }
 
-// isShown reports that r, read from n bytes, is printed as it is.
+// isShown reports whether r, which was decoded from n bytes, is printed unchanged.
 func isShown(r rune, n int, keep string) bool {
 	broken := r == utf8.RuneError && n < 2
 	return !broken && (strconv.IsPrint(r) || strings.ContainsRune(keep, r))
 }
 
-// Error returns the text of err as Lines, with the paths in it on one line each.
+// Error returns the text of err as Lines, with each path in it on one line.
 func Error(err error) string {
 	text := err.Error()
 	for _, path := range paths(err) {
@@ -71,7 +71,7 @@ func Error(err error) string {
 	return Lines(text)
 }
 
-// paths returns the paths in the tree of err that have to be escaped.
+// paths returns those paths in the tree of err that contain characters to escape.
 func paths(err error) []string {
 	var all []string
 	if e, ok := err.(*fs.PathError); ok && Text(e.Path) != e.Path {
@@ -90,8 +90,8 @@ func paths(err error) []string {
 	return all
 }
 
-// Writer applies Lines to what is written, and passes it on to w. The beginning of
-// a character waits for the rest of it.
+// Writer returns a writer that applies Lines and writes to w. It buffers an incomplete
+// character until the rest arrives.
 func Writer(w io.Writer) io.Writer { return &writer{to: w} }
 
 type writer struct {
@@ -100,7 +100,7 @@ type writer struct {
 	rest []byte // the beginning of a character
 }
 
-// Write reports p as written in full if it was, however long it became.
+// Write returns len(p) if all of p was written, even if the escaped text is longer.
 func (w *writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -57,7 +57,7 @@ func TestWriter(t *testing.T) {
 	}
 	b.Reset()
 	w := Writer(&b)
-	for _, c := range []byte("größer \x9b 数\n") { // as a buffer may cut it
+	for _, c := range []byte("größer \x9b 数\n") { // as a buffer may split it
 		if n, err := w.Write([]byte{c}); n != 1 || err != nil {
 			t.Errorf("%d, %v", n, err)
 		}

@@ -14,8 +14,8 @@ import (
 )
 
 // PlanBoth plans for a Backend and for a second one that serves a part of the same
-// snapshot. Neither waits for the other: what goes wrong with one is joined to the
-// errors of the plan, and the other goes on.
+// snapshot. Neither depends on the other: if one fails, the other continues, and the
+// error is joined to those of the combined plan.
 func PlanBoth(ctx context.Context, want *service.Snapshot, main, second Backend) (Plan, error) {
 	p, err := main.Plan(ctx, want)
 	q, err2 := second.Plan(ctx, want)
@@ -32,7 +32,7 @@ func PlanBoth(ctx context.Context, want *service.Snapshot, main, second Backend)
 	return &combinedPlan{p, q}, nil
 }
 
-// failedPlan stands for a plan that could not be made.
+// failedPlan is the placeholder for a plan whose Plan call failed.
 type failedPlan struct{ err error }
 
 func (u failedPlan) String() string              { return "" }
@@ -40,7 +40,8 @@ func (u failedPlan) Empty() bool                 { return false }
 func (u failedPlan) Drift() []string             { return nil }
 func (u failedPlan) Apply(context.Context) error { return fmt.Errorf("plan: %w", u.err) }
 
-// combinedPlan is two plans as one. What only one of them can say is said of the first.
+// combinedPlan is two plans as one. Removed, FullSync and Unavailable come from main
+// alone.
 type combinedPlan struct{ main, second Plan }
 
 var (
@@ -84,13 +85,13 @@ func (b *combinedPlan) Removed() []*service.Port {
 	return nil
 }
 
-// FullSync implements FullSync.
+// FullSync implements FullSyncer.
 func (b *combinedPlan) FullSync() bool {
 	w, ok := b.main.(FullSyncer)
 	return ok && w.FullSync()
 }
 
-// Unavailable implements Bounded.
+// Unavailable implements FamilyUnavailable.
 func (b *combinedPlan) Unavailable() string {
 	if w, ok := b.main.(FamilyUnavailable); ok {
 		return w.Unavailable()
@@ -98,7 +99,7 @@ func (b *combinedPlan) Unavailable() string {
 	return ""
 }
 
-// Notes implements Noter.
+// Notes implements NotesReporter.
 func (b *combinedPlan) Notes() Notes {
 	var all Notes
 	for _, p := range []Plan{b.main, b.second} {

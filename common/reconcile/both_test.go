@@ -32,7 +32,7 @@ func (h *partialBackend) Apply(context.Context) error {
 	return h.applyErr
 }
 
-// What goes wrong with one of two Backends is said, and keeps the other from nothing.
+// PlanBoth reports the failure of one Backend and still plans for the other.
 func TestPlanBothGoesOn(t *testing.T) {
 	broken := errors.New("broken")
 	for name, tt := range map[string]struct {

@@ -11,8 +11,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// signalAfter lets time pass, and has the Loop hear of news, which are some if another
-// snapshot is there by then.
+// signalAfter sleeps for d, then calls SnapshotChanged, with another snapshot if changed.
 func (b *harness) signalAfter(d time.Duration, changed bool) {
 	b.pass(d)
 	if changed {
@@ -69,7 +68,7 @@ func TestSnapshotChanged(t *testing.T) {
 	}
 }
 
-// fullSyncBackend has plans that say whether they compare all there is.
+// fullSyncBackend is a Backend whose plans implement FullSyncer.
 type fullSyncBackend struct {
 	*harness
 	fullSync bool
@@ -87,8 +86,7 @@ func (w *fullSyncBackend) Plan(ctx context.Context, want *service.Snapshot) (Pla
 	return fullSyncPlan{p.(fakePlan), w.fullSync}, err
 }
 
-// A round that found out what others did puts the next such one off, whatever
-// brought it.
+// A round with FullSync postpones the next resync, whatever triggered the round.
 func TestFullSyncPostponesResync(t *testing.T) {
 	w := &fullSyncBackend{fullSync: true}
 	run(t, func(b *harness) { w.harness, b.Backend = b, w }, func(b *harness) {
@@ -98,7 +96,7 @@ func TestFullSyncPostponesResync(t *testing.T) {
 	})
 }
 
-// Who asks how it goes is told what holds, and that it holds now.
+// An unchanged snapshot is reported as the latest result, with the present time.
 func TestUnchangedSnapshotIsReported(t *testing.T) {
 	run(t, func(b *harness) {
 		b.drift = []string{"x"}

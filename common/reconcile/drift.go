@@ -5,8 +5,9 @@ package reconcile
 
 import "time"
 
-// Forgetter is a Backend that can be asked to read the dataplane in its next
-// round, as in a first one: another process programmed it meanwhile.
+// Forgetter is a Backend that caches the dataplane and can drop that cache, so that its
+// next round lists the dataplane like a first one. A Loop calls Forget when another
+// process has programmed the dataplane.
 type Forgetter interface {
 	Backend
 	// Forget is called between two rounds.
@@ -16,14 +17,14 @@ type Forgetter interface {
 // SuspectFinder is a Backend that may know which process altered its dataplane.
 type SuspectFinder interface {
 	Backend
-	// Suspect names the process that did so last, nothing if that is not known.
+	// Suspect names the process that altered it last. It is empty if that is unknown.
 	Suspect() string
 }
 
-// quietPeriod is how long others must have altered nothing to end a dispute.
+// quietPeriod is the time without foreign changes that ends a dispute.
 const quietPeriod = time.Minute
 
-// countDrift counts the latest round among those that found what others had altered.
+// countDrift counts the latest round if it found foreign changes.
 func (l *lastRound) countDrift() {
 	r := &l.result
 	switch {
@@ -36,17 +37,16 @@ func (l *lastRound) countDrift() {
 	r.DriftRounds = l.driftRounds
 }
 
-// contestedRounds is how many rounds must find what others had altered to call it a
-// dispute. One operator who tries something does not make that many.
+// contestedRounds is how many rounds must find foreign changes to make a dispute. One
+// operator who experiments does not cause that many.
 const contestedRounds = 10
 
-// Contested reports that others alter the dataplane again and again.
+// Contested reports whether another process alters the dataplane again and again.
 func (r *Result) Contested() bool { return r.DriftRounds >= contestedRounds }
 
-// driftPause is how long what others do is to cause no round after r. A few changes
-// are repaired at once. Whoever makes changes again and again gets a repair at least
-// once in Drift.Max, so a dataplane that others break is broken no longer, but for
-// one that takes long to compare.
+// driftPause returns how long after r foreign changes cause no round. A few changes are
+// repaired at once. Recurring changes are repaired at least once in Drift.Max, which
+// bounds the time that the dataplane is broken, unless comparing it takes long.
 func (l *Loop) driftPause(r *Result) time.Duration {
 	if r.DriftRounds < contestedRounds/2 || l.Drift.First == 0 || len(r.Drift) == 0 {
 		return 0

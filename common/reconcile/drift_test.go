@@ -11,9 +11,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Somebody alters the rules whenever they were repaired: a few times they are
-// repaired at once, then once in Drift.Max, changes of Services come through all the
-// same, and after a quiet minute the dispute is over.
+// Rules are altered after every repair. The first few times the Loop repairs them at
+// once, then once in Drift.Max. Changes of Services are still programmed. A quiet minute
+// ends the dispute.
 func TestRepeatedDrift(t *testing.T) {
 	run(t, func(b *harness) {
 		b.MinInterval = 0
@@ -50,7 +50,7 @@ func TestRepeatedDrift(t *testing.T) {
 	})
 }
 
-// A round that takes long is repeated less often.
+// Long rounds repair drift less often.
 func TestRepeatedDriftOfLongRounds(t *testing.T) {
 	run(t, func(b *harness) {
 		b.MinInterval, b.applyTime = 0, 200*ms
@@ -67,7 +67,8 @@ func TestRepeatedDriftOfLongRounds(t *testing.T) {
 	})
 }
 
-// What another process programs is left alone, and read again after that.
+// While another process programs the dataplane, the Loop does not touch it. Afterwards it
+// reads it again.
 func TestStandby(t *testing.T) {
 	mine, standbys := false, 0
 	run(t, func(b *harness) {

@@ -11,47 +11,48 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Loop runs one Backend. Set the exported fields before Run; SetTiming changes
-// some of them later.
+// Loop runs one Backend in rounds of Plan and Apply. Set the exported fields before Run.
+// SetTiming changes some of them later.
 type Loop struct {
 	Backend Backend
-	// Latest returns what to program, nil until every source has synced.
+	// Latest returns the snapshot to program. It returns nil until every source has
+	// synced.
 	Latest func() *service.Snapshot
 	// Report is called after each round, from the Loop's goroutine.
 	Report func(Result)
 
-	// MinInterval is the least time between the starts of two rounds, on
-	// average: after a quiet time Burst rounds may follow one another sooner,
-	// but no sooner than burstGap, so that changes that come together are
-	// programmed together. A Burst of 0 counts as 1.
+	// MinInterval is the least average time between the starts of two rounds. After a
+	// quiet time, Burst rounds may follow one another sooner, but no sooner than
+	// burstGap, so that changes that arrive together are programmed together. A Burst of
+	// 0 counts as 1.
 	MinInterval time.Duration
 	Burst       int
-	// CostFactor, if it is not 0, lets cheap rounds follow one another sooner: a
-	// round is charged with CostFactor times as long as it took, if that is less
-	// than MinInterval. With 50, rounds take 2 % of the time at most.
+	// CostFactor, if it is not 0, lets cheap rounds follow one another sooner. A round is
+	// charged CostFactor times its duration, and MinInterval at most. With 50, rounds
+	// take at most 2 % of the time.
 	CostFactor int
 	Resync     time.Duration // longest pause between rounds
-	// Grace is how long a round may still take when Run is to end, before its
-	// context ends, too. Zero is for as long as it takes.
+	// Grace is how long a round may still run after Run's context has ended. Then the
+	// round's context ends too. Zero means no limit.
 	Grace time.Duration
 	Retry Backoff // pauses after failed rounds
-	// Drift is the pause after rounds in a row that found what others had
-	// altered, before what others do causes another round. DriftCostFactor, if it is
-	// more, is how many times as long as the round took. See Result.DriftRounds.
+	// Drift is the backoff after consecutive rounds that found foreign changes. During
+	// the pause, DataplaneChanged causes no round. If DriftCostFactor times the duration
+	// of the round is longer, that is the pause. See Result.DriftRounds.
 	Drift           Backoff
 	DriftCostFactor int
-	// Enter, if set, reports that the dataplane may be touched until leave is
-	// called. While it may not, Standby is called in place of rounds.
+	// Enter, if set, reports whether this process may program the dataplane. If so, that
+	// holds until leave is called. If not, the Loop calls Standby instead of a round.
 	Enter   func(context.Context) (leave func(), ok bool)
 	Standby func(want *service.Snapshot)
 
 	kick    chan struct{}
 	changed chan struct{}
 	drift   chan struct{}
-	timings chan Timing // at most one, for Run to take in
+	timings chan Timing // at most one, for Run to apply
 }
 
-// Timing is what of a Loop can change while it runs, see Loop.
+// Timing holds the fields of a Loop that can change while it runs. See Loop.
 type Timing struct {
 	MinInterval, Resync time.Duration
 	CostFactor          int
@@ -61,7 +62,7 @@ type Timing struct {
 // Backoff is a pause that doubles from First to Max.
 type Backoff struct{ First, Max time.Duration }
 
-// After returns the pause after so many failures in a row, at least one.
+// After returns the pause after this many consecutive failures, at least one.
 func (b Backoff) After(failures int) time.Duration {
 	d := b.First
 	for range failures - 1 {
@@ -78,17 +79,17 @@ func NewLoop(b Backend) *Loop {
 	return &Loop{Backend: b, kick: make(chan struct{}, 1), changed: make(chan struct{}, 1), drift: make(chan struct{}, 1), timings: make(chan Timing, 1)}
 }
 
-// Kick asks for a round soon. It never blocks, and kicks coalesce.
+// Kick requests a round soon. It never blocks, and kicks coalesce.
 func (l *Loop) Kick() { signal(l.kick) }
 
-// SnapshotChanged is like Kick, where Latest may have something else to program. If it has
-// not, and all is done, there is no round: most news are of what has no part in
-// forwarding yet, and to look at a dataplane may take long. Report then has the
-// latest Result once more, as of now.
+// SnapshotChanged is like Kick, but for a possible change of the snapshot. If Latest
+// returns the same snapshot as before and the last round succeeded, there is no round:
+// most updates do not affect forwarding yet, and listing a dataplane can take long.
+// Report then gets the latest Result again, with the present time.
 func (l *Loop) SnapshotChanged() { signal(l.changed) }
 
-// DataplaneChanged is like Kick, where others changed the dataplane. While they do so again
-// and again, rounds are put off as Drift says.
+// DataplaneChanged is like Kick, for a change of the dataplane by another process. If
+// such changes recur, Drift delays the rounds.
 func (l *Loop) DataplaneChanged() { signal(l.drift) }
 
 func signal(c chan struct{}) {
@@ -98,8 +99,8 @@ func signal(c chan struct{}) {
 	}
 }
 
-// SetTiming spaces rounds otherwise from now on, beginning with one at once. It
-// never blocks, and the latest Pace counts. It is for one goroutine at a time.
+// SetTiming applies p from now on, starting with a round at once. It never blocks, and
+// the latest Timing wins. Only one goroutine may call it at a time.
 func (l *Loop) SetTiming(p Timing) {
 	select {
 	case <-l.timings:
@@ -108,9 +109,9 @@ func (l *Loop) SetTiming(p Timing) {
 	l.timings <- p
 }
 
-// Run does rounds until ctx ends, which is not an error. A round that has
-// begun is finished first, if need be within Grace. A Kick cuts the pause after
-// a failed round short, as do News: what changed may be what was wrong.
+// Run does rounds until ctx ends, which is not an error. A round that has begun is
+// finished first, within Grace. Kick and SnapshotChanged end the pause after a failed
+// round early, because the change may have removed the cause of the failure.
 func (l *Loop) Run(ctx context.Context) error {
 	failures := 0
 	p := l.newLimiter()
@@ -143,14 +144,14 @@ func (l *Loop) Run(ctx context.Context) error {
 		}
 		var retimed bool
 		if retimed, why = l.waitForNext(ctx, next, driftNext, start.Add(pause)); retimed {
-			p = l.newLimiter() // what the old pace has used up does not count
+			p = l.newLimiter() // the budget used under the old Timing does not count
 		}
 	}
 	return nil
 }
 
-// resyncPeriod is how long after a look at the dataplane the next one is due. The end of
-// a dispute is to be noticed.
+// resyncPeriod is the time from one resync to the next. It is shorter during a dispute,
+// so that the end of the dispute is noticed.
 func (l *Loop) resyncPeriod(r *Result) time.Duration {
 	if r.Contested() {
 		return min(l.Resync, quietPeriod)
@@ -158,7 +159,8 @@ func (l *Loop) resyncPeriod(r *Result) time.Duration {
 	return l.Resync
 }
 
-// enter returns what to program, nil if nothing is to be or may be.
+// enter returns the snapshot to program. It returns nil if there is none or if this
+// process may not program.
 func (l *Loop) enter(ctx context.Context, last *lastRound) (want *service.Snapshot, leave func()) {
 	leave = func() {}
 	if want = l.Latest(); want == nil || l.Enter == nil {
@@ -178,8 +180,8 @@ func (l *Loop) enter(ctx context.Context, last *lastRound) (want *service.Snapsh
 	return nil, leave
 }
 
-// waitForNext waits until another round is due: none before next, none before calm
-// because of what others do, and one at the end at the latest.
+// waitForNext waits until another round is due: not before next, not before driftNext if
+// only foreign changes ask for it, and at end at the latest.
 func (l *Loop) waitForNext(ctx context.Context, next, driftNext, end time.Time) (retimed bool, why trigger) {
 	for _, stage := range []struct {
 		until                time.Time
@@ -198,27 +200,27 @@ func (l *Loop) waitForNext(ctx context.Context, next, driftNext, end time.Time) 
 	return false, resync
 }
 
-// lastRound is the latest round of a Loop.
+// lastRound is the state that a Loop keeps of its latest round.
 type lastRound struct {
 	want   *service.Snapshot
 	result Result
-	// lastResync is when a round last began that may have found what others did:
-	// what changes all the time must not put such rounds off.
+	// lastResync is the start of the latest round that may have found foreign changes.
+	// Frequent updates must not delay such rounds.
 	lastResync time.Time
-	// driftRounds and drifted count rounds with Drift and say when the latest was.
+	// driftRounds counts rounds with Drift. lastDrift is the start of the latest one.
 	driftRounds int
 	lastDrift   time.Time
 }
 
-// renew has the result count for start, too, when there is nothing else to do.
+// renew reuses the result for a round at start that had nothing to do.
 func (l *lastRound) renew(start time.Time) {
 	r := &l.result
 	r.Start, r.Took = start, time.Since(start)
 	r.Changed, r.FullSync, r.Drift, r.Removed = false, false, nil, nil
 }
 
-// trigger is why a round is due: somebody should look at the dataplane, or there
-// may be something else to program.
+// trigger is why a round is due: either the dataplane must be checked, or only the
+// snapshot may have changed.
 type trigger bool
 
 const (
@@ -226,17 +228,17 @@ const (
 	update trigger = true
 )
 
-// burstGap is the least time between the starts of two rounds of a burst,
-// long enough for what comes together and too short for people to notice.
+// burstGap is the least time between the starts of two rounds of a burst. It is long
+// enough to collect changes that arrive together, and too short for people to notice.
 const burstGap = 10 * time.Millisecond
 
-// limiter spaces rounds.
+// limiter enforces MinInterval, Burst and CostFactor.
 type limiter struct {
 	interval   time.Duration
 	burst      int
 	costFactor int
-	// fullBurstAt is when a whole burst is allowed again: every round puts it off
-	// by an interval, or by less if it was cheap.
+	// fullBurstAt is when a whole burst is allowed again. Each round delays it by an
+	// interval, or by less if the round was cheap.
 	fullBurstAt time.Time
 }
 
@@ -244,8 +246,8 @@ func (l *Loop) newLimiter() limiter {
 	return limiter{interval: l.MinInterval, burst: max(l.Burst, 1), costFactor: l.CostFactor}
 }
 
-// nextStart notes a round that started then and cost so much, and returns when
-// another one may start.
+// nextStart charges a round that began at start and took cost. It returns when the next
+// round may start.
 func (p *limiter) nextStart(start time.Time, cost time.Duration) time.Time {
 	if p.fullBurstAt.Before(start) {
 		p.fullBurstAt = start
@@ -262,7 +264,7 @@ func (p *limiter) nextStart(start time.Time, cost time.Duration) time.Time {
 	return earliest
 }
 
-// uninterruptedRound does a round that goes on when ctx ends.
+// uninterruptedRound does a round that outlives ctx by Grace.
 func (l *Loop) uninterruptedRound(ctx context.Context, want *service.Snapshot) Result {
 	round, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -287,7 +289,7 @@ func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {
 	return r
 }
 
-// apply applies plan and notes in r what came of it.
+// apply applies plan and records the outcome in r.
 func apply(ctx context.Context, plan Plan, r *Result) {
 	if w, ok := plan.(FullSyncer); ok {
 		r.FullSync = w.FullSync()
@@ -308,8 +310,8 @@ func apply(ctx context.Context, plan Plan, r *Result) {
 	}
 }
 
-// sleep waits until a time, for a channel, for ctx or for another Pace, which it
-// takes in and reports. woken means that it did not wait for the time.
+// sleep waits for a time, a channel, the end of ctx or a new Timing. It applies the
+// Timing and returns retimed. woken means that sleep returned before the time.
 func (l *Loop) sleep(ctx context.Context, until time.Time, kick, changed, drift <-chan struct{}) (retimed, woken bool, why trigger) {
 	t := time.NewTimer(max(time.Until(until), 0))
 	defer t.Stop()
@@ -321,7 +323,7 @@ func (l *Loop) sleep(ctx context.Context, until time.Time, kick, changed, drift 
 	case <-drift:
 	case <-changed:
 		select {
-		case <-kick: // asks for more
+		case <-kick: // needs a full round
 		case <-drift:
 		default:
 			return false, true, update

@@ -18,19 +18,19 @@ import (
 
 var errRefused = errors.New("refused")
 
-// harness is a Loop with a Backend that does as it is told, within a synctest
-// bubble. Times are counted from its start.
+// harness is a Loop with a scripted Backend, within a synctest bubble. Times count from
+// the bubble's start.
 type harness struct {
 	*Loop
 	*testing.T
-	mu        sync.Mutex // for stories that look or change while timers run
+	mu        sync.Mutex // for stories that read or change fields while timers run
 	begin     time.Time
 	latest    *service.Snapshot
 	planErr   error
-	applies   []error         // of the rounds to come; nil once they run out
-	applyTime time.Duration   // that Apply takes
-	empty     bool            // nothing to do
-	drift     []string        // that plans tell
+	applies   []error         // results of Apply in the coming rounds; nil after the last one
+	applyTime time.Duration   // duration of Apply
+	empty     bool            // plans are empty
+	drift     []string        // what plans return from Drift
 	rounds    []time.Duration // when Plan was called
 	applied   int
 	results   []Result
@@ -38,7 +38,7 @@ type harness struct {
 	done      chan error
 }
 
-// run runs story in a bubble beside a Loop, and stops the Loop at its end.
+// run runs story in a bubble next to a Loop, and stops the Loop after it.
 func run(t *testing.T, set func(*harness), story func(*harness)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -104,7 +104,7 @@ func (p fakePlan) Apply(ctx context.Context) error {
 	return err
 }
 
-// count returns how many rounds there were so far.
+// count returns how many rounds there have been so far.
 func (b *harness) count() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,27 +118,27 @@ func (b *harness) last() Result {
 	return b.results[len(b.results)-1]
 }
 
-// setDrift has plans find other drift from now on.
+// setDrift sets what plans return from Drift.
 func (b *harness) setDrift(d []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.drift = d
 }
 
-// pass lets time pass, and the Loop do what it does then.
+// pass sleeps for d and lets the Loop finish what is due by then.
 func (b *harness) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// after lets time pass and kicks.
+// after sleeps for d, then kicks.
 func (b *harness) after(d time.Duration) {
 	b.pass(d)
 	b.Kick()
 	synctest.Wait()
 }
 
-// at wants the rounds so far to have begun at these times.
+// at checks that the rounds so far began at these times.
 func (b *harness) at(want ...time.Duration) {
 	b.Helper()
 	if diff := cmp.Diff(want, b.rounds); diff != "" {
@@ -199,11 +199,11 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// window is a time in which a kick comes every 5 ms, from its start to before
-// its end.
+// window is a time in which a kick comes every 5 ms, from its start until before its end.
 type window struct{ from, to time.Duration }
 
-// After a quiet time Burst rounds may come together; then the average holds.
+// After a quiet time Burst rounds may follow at once; then MinInterval limits the
+// average.
 func TestBurst(t *testing.T) {
 	const sec, gap = time.Second, burstGap
 	for name, tt := range map[string]struct {
@@ -239,8 +239,8 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// Rounds without a pause in what changes: the cheaper they are, the more of
-// them there are, but at least one in MinInterval.
+// Under permanent change, cheaper rounds run more often, and at least once in
+// MinInterval.
 func TestCostFactor(t *testing.T) {
 	const long = 10 * time.Minute
 	for name, tt := range map[string]struct {
@@ -297,8 +297,7 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// A pause after a failure is never longer than the one between rounds that
-// went well.
+// The pause after a failure is never longer than Resync.
 func TestResyncBoundsRetries(t *testing.T) {
 	set := func(b *harness) { b.Resync, b.applies = 3*time.Second, []error{errRefused, errRefused, errRefused} }
 	run(t, set, func(b *harness) {
@@ -323,7 +322,7 @@ func TestCancelFinishesTheRound(t *testing.T) {
 	})
 }
 
-// A round that takes too long for a stop has its context end, and not before.
+// A round's context ends Grace after Run's context, not earlier.
 func TestGrace(t *testing.T) {
 	for grace, want := range map[time.Duration]time.Duration{0: time.Hour, 10 * time.Second: 15 * time.Second, 2 * time.Hour: time.Hour} {
 		run(t, func(b *harness) { b.Grace, b.applyTime = grace, time.Hour }, func(b *harness) {

@@ -1,9 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile keeps a dataplane equal to the latest snapshot. It owns
-// time: batching, retries and resyncs. What to change is the Backend's
-// business, what to tell whom is Report's.
+// Package reconcile keeps a dataplane equal to the latest snapshot. A Loop takes
+// snapshots and a Backend, and produces one Result per round. It owns time: batching,
+// retries and resyncs. The Backend decides what to change. Loop.Report decides what
+// becomes of a Result.
 package reconcile
 
 import (
@@ -15,90 +16,90 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Backend programs one dataplane, such as nftables for IPv4 or HNS. Its
-// methods are called from one goroutine at a time.
+// Backend programs one dataplane, such as nftables for IPv4 or HNS. Its methods are
+// called from one goroutine at a time.
 type Backend interface {
-	// Plan compares want with what is installed and returns the changes that
-	// are still needed. It changes nothing.
+	// Plan compares want with the installed state and returns the changes that are still
+	// needed. It changes nothing.
 	Plan(ctx context.Context, want *service.Snapshot) (Plan, error)
 
-	// Cleanup removes everything that any Backend of this kind installed,
-	// including what an earlier process left behind, and nothing else.
-	// Nothing to remove is success.
+	// Cleanup removes everything that any Backend of this kind installed, and nothing
+	// else. That includes leftovers of earlier processes. Nothing to remove is success.
 	Cleanup(ctx context.Context) error
 }
 
-// Watcher is a Backend that notices when others touch its dataplane.
+// Watcher is a Backend that detects changes of its dataplane by other processes.
 type Watcher interface {
 	Backend
-	// Watch calls touched, which returns at once, after each change that the
-	// Backend did not make itself, until ctx ends.
+	// Watch calls touched after each change that the Backend did not make itself, until
+	// ctx ends. touched returns at once.
 	Watch(ctx context.Context, touched func()) error
 }
 
-// ResyncSetter is a Backend that wants to know the longest pause between rounds.
+// ResyncSetter is a Backend that needs the longest pause between rounds.
 type ResyncSetter interface {
 	Backend
-	// SetResync is called between two rounds, whenever that changes.
+	// SetResync is called between two rounds, whenever that pause changes.
 	SetResync(time.Duration)
 }
 
-// Plan is an ordered list of changes to one dataplane. It is good for one
-// Apply.
+// Plan is an ordered list of changes to one dataplane. It is good for one Apply.
 type Plan interface {
 	fmt.Stringer // one change a line
 
-	// Empty reports that the dataplane already matches.
+	// Empty reports whether the dataplane already matches.
 	Empty() bool
 
-	// Drift describes, a line each, what others had altered and Apply will
-	// repair. It is empty in a first round, where nothing counts as altered.
+	// Drift describes, one line each, foreign changes that Apply will repair. It is empty
+	// in a first round, where nothing counts as altered.
 	Drift() []string
 
-	// Apply makes the changes. It goes on past a failed change where that is
-	// safe and joins what went wrong; a PortError names the port concerned.
-	// Nil means that the dataplane matches.
+	// Apply makes the changes. After a failed change it continues where that is safe, and
+	// it joins the errors. A PortError names the port concerned. Nil means that the
+	// dataplane matches.
 	Apply(ctx context.Context) error
 }
 
-// Remover is a Plan that removes what no snapshot of this process ever held,
-// left by an earlier one.
+// Remover is a Plan that removes leftovers of an earlier process, which no snapshot of
+// this process ever contained.
 type Remover interface {
 	Plan
-	// Removed returns the frontends that go, as Ports without endpoints.
+	// Removed returns the frontends to be removed, as Ports without endpoints.
 	Removed() []*service.Port
 }
 
-// FullSyncer is a Plan that may have compared all there is, not only what changed.
+// FullSyncer is a Plan that may have compared the whole dataplane, not only what changed.
 type FullSyncer interface {
 	Plan
-	// FullSync reports that it has.
+	// FullSync reports whether it did.
 	FullSync() bool
 }
 
-// NotesReporter is a Plan that knows what its dataplane does otherwise than Services ask
-// for.
+// NotesReporter is a Plan that lists where its dataplane differs from what Services
+// specify.
 type NotesReporter interface {
 	Plan
-	// Notes is asked after Apply, or instead of it for an empty plan.
+	// Notes is called after Apply, or instead of it for an empty plan.
 	Notes() Notes
 }
 
-// FamilyUnavailable is a Plan that may be for nothing, as a family cannot be had on this
-// node.
+// FamilyUnavailable is a Plan that may have no effect because this node lacks an IP
+// family.
 type FamilyUnavailable interface {
 	Plan
-	// Unavailable says why no port of the family is programmed, nothing if they are.
+	// Unavailable returns why no port of the family is programmed. It is empty if they
+	// are programmed.
 	Unavailable() string
 }
 
-// Notes are about ports that are in force. Nobody changes one that was told.
+// Notes are about ports that are in force. They must not be modified after they were
+// returned.
 type Notes map[service.PortName][]Note
 
-// Note is about a difference that an operator should know of.
+// Note is a difference that an operator should know of.
 type Note struct {
 	Text string
-	// Transient means that it comes and goes with endpoints, all day.
+	// Transient means that it comes and goes with endpoints, many times a day.
 	Transient bool
 }
 
@@ -137,25 +138,24 @@ func PortErrors(err error) []*PortError {
 	return failed
 }
 
-// Result tells how one round went. It is the only source for logs, health
-// and metrics.
+// Result is the outcome of one round. It is the only source for logs, health and metrics.
 type Result struct {
 	Generation uint64 // of the snapshot that the round was for
 	Start      time.Time
 	Took       time.Duration
 	Changed    bool     // the plan was not empty
-	FullSync   bool     // see Whole
-	Drift      []string // what others had altered, see Plan
-	// DriftRounds is how many rounds found what others had altered, without a quiet
-	// minute in between. Suspect is who did, see Suspecter.
+	FullSync   bool     // see FullSyncer
+	Drift      []string // foreign changes, see Plan
+	// DriftRounds is how many rounds found foreign changes, without a quiet minute in
+	// between. Suspect names the process that made them, see SuspectFinder.
 	DriftRounds int
 	Suspect     string
 	Removed     []*service.Port // see Remover
-	Notes       Notes           // see Noter
-	Unavailable string          // see Bounded
+	Notes       Notes           // see NotesReporter
+	Unavailable string          // see FamilyUnavailable
 	Err         error           // nil only if the dataplane now matches the snapshot
 }
 
-// Done reports that nothing is left to do: the dataplane matches the snapshot
-// but for what it will never do.
+// Done reports whether nothing is left to do: the dataplane matches the snapshot, except
+// for what it will never implement.
 func (r *Result) Done() bool { return r.Err == nil || Unsupported(r.Err) }

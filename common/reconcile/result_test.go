@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Report hears of every round, and each Result says what the plan said.
+// Report gets a Result for every round, with the values of its plan.
 func TestResults(t *testing.T) {
 	for name, tt := range map[string]struct {
 		set  func(*harness)
@@ -129,8 +129,8 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// What can never be done is not tried again before the next resync, and does
-// not make the retries of what can be slower.
+// Unsupported errors cause no retry before the next resync, and do not slow down the
+// retries of other errors.
 func TestUnsupportedIsNotRetried(t *testing.T) {
 	never := &PortError{Err: errors.ErrUnsupported}
 	run(t, func(b *harness) { b.applies = []error{never, errors.Join(never, errRefused), never} }, func(b *harness) {

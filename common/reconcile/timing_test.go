@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Another pace counts at once, however long the old one would rest.
+// A new Timing applies at once, even during a long pause of the old one.
 func TestSetTiming(t *testing.T) {
 	brisk := Timing{MinInterval: time.Second, Resync: 20 * time.Second, Retry: Backoff{First: time.Second, Max: 2 * time.Second}}
 	for name, tt := range map[string]struct {
@@ -53,7 +53,7 @@ func TestSetTiming(t *testing.T) {
 	}
 }
 
-// resyncBackend notes what it is told.
+// resyncBackend records calls of SetResync.
 type resyncBackend struct {
 	Backend
 	resyncs []time.Duration
@@ -61,7 +61,7 @@ type resyncBackend struct {
 
 func (p *resyncBackend) SetResync(d time.Duration) { p.resyncs = append(p.resyncs, d) }
 
-// A Backend that wants to know hears of the longest pause.
+// A ResyncSetter gets the longest pause.
 func TestResyncSetter(t *testing.T) {
 	p := &resyncBackend{}
 	run(t, func(b *harness) {

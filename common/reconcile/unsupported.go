@@ -10,15 +10,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// ErrWaiting means that something is not there yet that others make. A new
-// process would wait as well.
+// ErrWaiting means that a prerequisite that another component creates does not exist yet.
+// A new process would have to wait too, so a restart does not help.
 var ErrWaiting = errors.New("waiting")
 
-// UnsupportedError is what a port asks of a dataplane that it will never do. It matches
-// errors.ErrUnsupported. The rest of the port is in force.
+// UnsupportedError is a property of a port that a dataplane will never implement. It
+// matches errors.ErrUnsupported. The rest of the port is in force.
 type UnsupportedError struct {
 	Text     string
-	Affected []service.Frontend // that are not in force because of it
+	Affected []service.Frontend // frontends that are not in force because of it
 }
 
 func (u *UnsupportedError) Error() string { return u.Text }
@@ -26,8 +26,8 @@ func (u *UnsupportedError) Error() string { return u.Text }
 // Is makes errors.ErrUnsupported match.
 func (u *UnsupportedError) Is(target error) bool { return target == errors.ErrUnsupported }
 
-// DegradedError is what a port does without for now, and is tried again. The rest of the
-// port is in force, each of its addresses included.
+// DegradedError is a property that a port lacks for now and that is retried. The rest of
+// the port is in force, on each of its addresses.
 type DegradedError struct{ Err error }
 
 func (l *DegradedError) Error() string { return l.Err.Error() }
@@ -35,8 +35,8 @@ func (l *DegradedError) Error() string { return l.Err.Error() }
 // Unwrap returns the cause.
 func (l *DegradedError) Unwrap() error { return l.Err }
 
-// InForce reports that a port that err is about is in force but for what is Unmet
-// or Lacking.
+// InForce reports whether the port that err is about is in force, except for
+// UnsupportedErrors and DegradedErrors.
 func InForce(err error) bool {
 	return allBranches(err, func(err error) bool {
 		_, degraded := err.(*DegradedError)
@@ -44,16 +44,17 @@ func InForce(err error) bool {
 	})
 }
 
-// Unsupported reports that err is about nothing but what a dataplane cannot do,
-// errors.ErrUnsupported, so that trying again is of no use.
+// Unsupported reports whether err consists only of errors.ErrUnsupported, so that a retry
+// is useless.
 func Unsupported(err error) bool { return allBranches(err, isUnsupported) }
 
-// isUnsupported reports that err itself, and not its cause, is about that.
+// isUnsupported reports whether err itself, not its cause, is errors.ErrUnsupported.
 func isUnsupported(err error) bool {
 	return errors.Unwrap(err) == nil && errors.Is(err, errors.ErrUnsupported)
 }
 
-// allBranches reports that on each branch of err's tree there is one that is.
+// allBranches reports whether each branch of err's tree contains an error for which is
+// returns true.
 func allBranches(err error, is func(error) bool) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		all := list.Unwrap()
@@ -66,13 +67,13 @@ func allBranches(err error, is func(error) bool) bool {
 	return cause != nil && allBranches(cause, is)
 }
 
-// RetryablePortErrors lists the PortErrors in err's tree, in order, that are about more than
-// what a dataplane cannot do.
+// RetryablePortErrors lists the PortErrors in err's tree, in order, except those that are
+// Unsupported.
 func RetryablePortErrors(err error) []*PortError {
 	return slices.DeleteFunc(PortErrors(err), func(e *PortError) bool { return Unsupported(e.Err) })
 }
 
-// Affects reports that f is not in force because of something Unmet in err.
+// Affects reports whether f is not in force because of an UnsupportedError in err.
 func Affects(err error, f service.Frontend) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return slices.ContainsFunc(list.Unwrap(), func(err error) bool { return Affects(err, f) })

@@ -14,11 +14,10 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The matrix says, for a port with endpoints here and elsewhere, which of
-// them may answer and whether they see the client ("plain") or the node
-// ("masq"), in the order of the columns: pods are told apart, so and
-// everything is masqueraded, pods are not told apart, so and everything is
-// masqueraded.
+// The matrix defines, for a port with endpoints on this node and another one, which
+// endpoints may answer, and whether they see the address of the client ("plain") or of
+// the node ("masq"). The columns are: pods are detected; the same with masqueradeAll;
+// pods are not detected; the same with masqueradeAll.
 const matrix = `
 ClusterIP Cluster pod      all  plain | all  masq  | all  plain | all  masq
 ClusterIP Cluster node     all  masq  | all  masq  | all  plain | all  masq
@@ -34,7 +33,7 @@ external  Local   node     all  masq  | all  masq  | all  masq  | all  masq
 external  Local   outside  here plain | here plain | here plain | here plain
 `
 
-// column is the node's part in a case of the matrix.
+// column holds the node's settings in a case of the matrix.
 type column struct{ detect, masqueradeAll bool }
 
 var columns = []column{{true, false}, {true, true}, {false, false}, {false, true}}
@@ -44,8 +43,7 @@ var kinds = map[string][]service.Kind{
 	"external":  {service.NodePort, service.ExternalIP, service.LoadBalancerIP},
 }
 
-// matrixCase is one cell, or one of three that a line for all external kinds
-// stands for.
+// matrixCase is one cell, or one of the three that a line for all external kinds covers.
 type matrixCase struct {
 	kind         service.Kind
 	policy, from string
@@ -81,7 +79,7 @@ func TestMasqueradeMatrix(t *testing.T) {
 	}
 }
 
-// decide says what comes out of c in the words of the matrix.
+// decide describes the verdict of c in the words of the matrix.
 func (c matrixCase) decide(f service.Family) string {
 	w := newFixture(f)
 	w.node.MasqueradeAll = c.column.masqueradeAll
@@ -137,8 +135,8 @@ func newFixture(f service.Family) fixture {
 	}
 }
 
-// port is a Service port with one frontend of each kind and one endpoint on
-// each of two nodes.
+// port is a Service port with one frontend of each kind and one endpoint on each of two
+// nodes.
 func (w fixture) port() *service.Port {
 	return &service.Port{
 		Name:   service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},

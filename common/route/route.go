@@ -1,9 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package route says what should happen to a connection. It is the plain
-// reading of a snapshot, too slow for packets and just right for judging
-// what a backend programmed. It looks at no operating system.
+// Package route decides what should happen to a connection. A snapshot and a connection
+// go in, a Verdict comes out. The decision is a plain reading of the snapshot: too slow
+// for packets, and the reference for what a backend programs. It does not depend on an
+// operating system. The tests use it, the proxy does not.
 package route
 
 import (
@@ -19,10 +20,9 @@ type Conn struct {
 	Protocol service.Protocol
 	From     netip.Addr
 	To       netip.AddrPort
-	// Interface is where it comes in; empty for the node's own processes.
+	// Interface is where it enters the node. It is empty for the node's own processes.
 	Interface string
-	// ToNode means that To is one of the node's addresses, on whatever
-	// interface.
+	// ToNode means that To is one of the node's addresses, on any interface.
 	ToNode bool
 }
 
@@ -31,13 +31,13 @@ type Action uint8
 
 // What can happen to a connection.
 const (
-	Pass    Action = iota // it is not for a Service: not our business
+	Pass    Action = iota // not for a Service, left alone
 	Forward               // to one of the Verdict's endpoints, all equally likely
 	Reject                // refused at once: TCP reset or ICMP port unreachable
 	Drop                  // silently discarded
 )
 
-// String returns the lower-case word for a.
+// String returns the name of a in lower case.
 func (a Action) String() string {
 	return [...]string{"pass", "forward", "reject", "drop"}[a]
 }
@@ -55,13 +55,13 @@ type Verdict struct {
 	from       netip.Addr
 }
 
-// Masquerades reports that the endpoint sees an address of the node instead
-// of the client's when the connection goes to e.
+// Masquerades reports whether the endpoint e sees an address of the node instead of the
+// client's.
 func (v *Verdict) Masquerades(e service.Endpoint) bool {
 	return v.masquerade || !e.Remote && e.Addr.Addr() == v.from
 }
 
-// Decide returns the fate of c on the node that want is for.
+// Decide returns the verdict for c on the node that want is for.
 func Decide(want *service.Snapshot, c Conn) Verdict {
 	f := service.FamilyOf(c.To.Addr())
 	p, frontend := find(want, c, f)
@@ -83,8 +83,8 @@ func Decide(want *service.Snapshot, c Conn) Verdict {
 	return v
 }
 
-// find returns the port that answers c. An address of its own comes before
-// a NodePort, should an ExternalIP be an address of the node.
+// find returns the port and frontend that c matches. If an ExternalIP is an address of
+// the node, the ExternalIP takes precedence over a NodePort.
 func find(want *service.Snapshot, c Conn, family service.Family) (*service.Port, *service.Frontend) {
 	var nodePort *service.Port
 	var nodeFrontend *service.Frontend
@@ -124,8 +124,8 @@ func admits(sources []netip.Prefix, from netip.Addr) bool {
 	return sources == nil || slices.ContainsFunc(sources, func(s netip.Prefix) bool { return s.Contains(from) })
 }
 
-// choose fills in where c goes and whether its source is masqueraded, once
-// it is known that the port is served and lets c in.
+// choose sets the endpoints of c and whether its source is masqueraded. The port must
+// have endpoints and admit c.
 func choose(v *Verdict, node *service.Node, c Conn) {
 	kind := v.Frontend.Kind
 	pod, own := node.Pods.Contains(c.From, c.Interface), c.Interface == ""

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// outcome is what a test wants of a Verdict. Endpoints are named here and
-// elsewhere, with a star where the source is masqueraded.
+// outcome is the expected Verdict. Endpoints are "here" and "elsewhere", with a star
+// where the source is masqueraded.
 type outcome struct {
 	Action    Action
 	Endpoints string
@@ -45,8 +45,8 @@ func outcomeOf(w fixture, v Verdict) outcome {
 	return f
 }
 
-// testCase is a cluster that differs in one thing from the plain one, and
-// a connection.
+// testCase is a cluster that differs from the plain one in one property, and a
+// connection.
 type testCase struct {
 	change func(w *fixture, p *service.Port)
 	from   string
@@ -80,14 +80,14 @@ func (s testCase) check(t *testing.T) {
 
 func noEndpoints(_ *fixture, p *service.Port) { p.Cluster, p.Local = nil, nil }
 
-// noLocalEndpoint has both policies Local and no endpoint on the node.
+// noLocalEndpoint sets both policies to Local, without an endpoint on the node.
 func noLocalEndpoint(w *fixture, p *service.Port) {
 	p.Internal, p.External = service.PolicyLocal, service.PolicyLocal
 	p.Cluster = []service.Endpoint{w.remote}
 }
 
-// onlyLocalEndpoint is a local endpoint that the Cluster list does not have, as
-// topology may leave it.
+// onlyLocalEndpoint sets a local endpoint that is not in Cluster, which topology can
+// cause.
 func onlyLocalEndpoint(w *fixture, p *service.Port) {
 	p.Internal, p.External = service.PolicyLocal, service.PolicyLocal
 	p.Cluster, p.Local = nil, []service.Endpoint{w.local}
@@ -117,8 +117,8 @@ func TestEndpointsLeft(t *testing.T) {
 	}
 }
 
-// An endpoint that reaches itself through a Service has to see the node, or
-// it would answer itself.
+// An endpoint that connects to itself through a Service must see the node's address.
+// Otherwise it would reply to itself, bypassing the reverse translation.
 func TestHairpin(t *testing.T) {
 	asEndpoint := func(w fixture, c *Conn) { c.From = w.local.Addr.Addr() }
 	asRemote := func(w fixture, c *Conn) { c.From = w.remote.Addr.Addr() }
@@ -151,7 +151,7 @@ func sources(prefixes ...string) func(*fixture, *service.Port) {
 	}
 }
 
-// Source ranges concern the load balancer's addresses and nothing else.
+// Source ranges apply to the load balancer's addresses only.
 func TestSourceRanges(t *testing.T) {
 	in := sources("203.0.113.0/28", "2001:db8:113::/64")
 	out := sources("203.0.113.16/28", "2001:db8:114::/64")
@@ -182,7 +182,7 @@ func to(v4, v6 string) func(fixture, *Conn) {
 	}
 }
 
-// Which of the node's addresses answer NodePorts.
+// NodePorts are served on some of the node's addresses.
 func TestNodePortAddresses(t *testing.T) {
 	restrict := func(prefixes ...string) func(*fixture, *service.Port) {
 		return func(w *fixture, _ *service.Port) {
@@ -212,7 +212,7 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-// What is not a frontend.
+// Destinations that are not frontends pass.
 func TestOtherDestinations(t *testing.T) {
 	port := func(n uint16) func(fixture, *Conn) {
 		return func(_ fixture, c *Conn) { c.To = netip.AddrPortFrom(c.To.Addr(), n) }
@@ -243,7 +243,7 @@ func TestOtherDestinations(t *testing.T) {
 	}
 }
 
-// Two ways to tell pods that do not look at addresses.
+// Pods can be detected by interface, regardless of addresses.
 func TestPodsByInterface(t *testing.T) {
 	by := func(pods service.LocalPods) func(*fixture, *service.Port) {
 		return func(w *fixture, _ *service.Port) { w.node.Pods = pods }
@@ -268,7 +268,7 @@ func TestPodsByInterface(t *testing.T) {
 	}
 }
 
-// Families do not meet: a ClusterIP of one is nothing to the other.
+// Families are separate: a ClusterIP of one family does not match traffic of the other.
 func TestFamiliesAreApart(t *testing.T) {
 	v4, v6 := newFixture(service.IPv4), newFixture(service.IPv6)
 	four, six := v4.port(), v6.port()
@@ -282,7 +282,7 @@ func TestFamiliesAreApart(t *testing.T) {
 	}
 }
 
-// A Verdict points into the snapshot, for callers that want to say more.
+// A Verdict points into the snapshot, so that callers can report details.
 func TestVerdictNamesItsFrontend(t *testing.T) {
 	w := newFixture(service.IPv4)
 	p := w.port()

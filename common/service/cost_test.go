@@ -28,7 +28,7 @@ func removal(ports []*Port) []Change {
 	return changes
 }
 
-// between returns additions that go behind the i-th of the numbered ports.
+// between returns additions that follow the i-th of the numbered ports.
 func between(i, n int) []Change {
 	var changes []Change
 	for k := range n {
@@ -39,9 +39,9 @@ func between(i, n int) []Change {
 	return changes
 }
 
-// What two snapshots share is not looked at: the ports in it are taken out
-// here, and Diff, which takes a nil for the end of its list, still finds the
-// change that lies behind them.
+// Diff does not read chunks that two snapshots share. The test removes the ports from
+// them. Diff takes a nil Port for the end of its list, and still finds the change behind
+// them.
 func TestDiffSkipsWhatIsShared(t *testing.T) {
 	const n = 10 * chunkSize
 	for name, before := range map[string]func(ports []*Port) []Change{
@@ -75,7 +75,7 @@ func count(seq func(func(Change) bool)) int {
 	return n
 }
 
-// A chunk is copied once, however much in it changes.
+// With copies a chunk once, however many of its ports change.
 func TestWithCopiesAChunkOnce(t *testing.T) {
 	s, ports := numbered(4 * chunkSize)
 	changes := removal(ports[:chunkSize/2])
@@ -84,7 +84,7 @@ func TestWithCopiesAChunkOnce(t *testing.T) {
 	}
 }
 
-// Chunks follow their ports: none stays empty, none grows without bound.
+// Chunks stay neither empty nor unbounded.
 func TestChunksSplitAndVanish(t *testing.T) {
 	s, ports := numbered(4 * chunkSize)
 	chunks := func(s *Snapshot) []int {
@@ -121,7 +121,7 @@ func TestChunksSplitAndVanish(t *testing.T) {
 	}
 }
 
-// A Snapshot knows its generation and node, and New takes ports in any order.
+// A Snapshot has its generation and node, and New accepts ports in any order.
 func TestSnapshotBasics(t *testing.T) {
 	node := &Node{Name: "a"}
 	ports := []*Port{port(2, IPv6), port(1, IPv4), port(0, IPv6), port(0, IPv4)}
@@ -206,7 +206,7 @@ func TestPortEndpoints(t *testing.T) {
 	}
 }
 
-// BenchmarkOneChange replaces one port of 30,000 and looks for it again.
+// BenchmarkOneChange replaces one port of 30,000 and finds it with Diff.
 func BenchmarkOneChange(b *testing.B) {
 	const n = 30000
 	s, ports := numbered(n)

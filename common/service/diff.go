@@ -24,9 +24,9 @@ func (c Change) family() Family {
 	return c.Old.Family
 }
 
-// Diff yields the changes in family f that lead from one snapshot to the
-// next, in name order. A nil from yields every port as added. It skips what
-// the two share by pointer, so its cost follows the difference.
+// Diff yields the changes in family f that lead from one snapshot to the next, in name
+// order. If from is nil, every port counts as added. Diff skips shared chunks by pointer,
+// so its cost depends on the size of the difference.
 func Diff(from, to *Snapshot, f Family) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		var a, b cursor
@@ -76,7 +76,7 @@ func (c *cursor) port() *Port {
 	return c.chunks[0].ports[c.i]
 }
 
-// skipShared moves both cursors past chunks they have in common.
+// skipShared moves both cursors past the chunks that they share.
 func skipShared(a, b *cursor) {
 	for a.port() != nil && b.port() != nil && a.i == 0 && b.i == 0 && a.chunks[0] == b.chunks[0] {
 		a.chunks, b.chunks = a.chunks[1:], b.chunks[1:]

@@ -9,46 +9,45 @@ import (
 	"strings"
 )
 
-// Node is what forwarding depends on besides Services: facts of the node and
-// the operator's choices, resolved. It is read-only once in a Snapshot.
+// Node is what forwarding depends on besides Services: properties of the node and the
+// operator's resolved settings. It is read-only once it is in a Snapshot.
 type Node struct {
 	Name string
-	// Addrs are the node's own IPs as the API or the operator gives them, each once,
-	// the primary one of each family first.
+	// Addrs are the node's own IPs from the API or the operator, without duplicates. The
+	// primary one of each family comes first.
 	Addrs []netip.Addr
-	// Pods tells the cluster's pods on this node from everybody else.
+	// Pods distinguishes traffic of this node's pods from other traffic.
 	Pods LocalPods
-	// NodePorts are the prefixes in which an address of the node must lie to
-	// answer NodePorts. A family without a prefix answers on no address, see
-	// Everywhere. Loopback addresses have listeners, see LocalhostNodePorts.
+	// NodePorts are prefixes. Addresses of the node within them serve NodePorts. A family
+	// without a prefix serves no NodePorts, see AnyAddress. Loopback addresses have
+	// listeners instead, see LocalhostNodePorts.
 	NodePorts []netip.Prefix
-	// NodePortsPending means, by family, that NodePorts lacks addresses of the
-	// node that are not known yet. What an earlier process let answer stays.
+	// NodePortsPending means, by family, that some addresses of the node are not known
+	// yet and that NodePorts lacks them. Backends keep the addresses that an earlier
+	// process programmed.
 	NodePortsPending [2]bool
-	// ServiceCIDRs are the ranges that ClusterIPs come from, sorted and apart,
-	// as far as they are known. An address in them that no Service has leads
-	// nowhere.
+	// ServiceCIDRs are the known ranges that ClusterIPs come from, sorted and disjoint.
+	// Traffic to an address in them that belongs to no Service is dropped.
 	ServiceCIDRs []netip.Prefix
 	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
 }
 
-// LocalPods detects traffic from pods, in one of three ways or, when it is
-// the zero value, not at all.
+// LocalPods detects traffic of pods, in one of three ways. The zero value detects none.
 type LocalPods struct {
-	Prefixes        []netip.Prefix // the source lies in one of them
-	Interface       string         // it comes in through this bridge
-	InterfacePrefix string         // it comes in through an interface named so
+	Prefixes        []netip.Prefix // the source address is in one of them
+	Interface       string         // the traffic enters through this bridge
+	InterfacePrefix string         // the traffic enters through an interface with this name prefix
 }
 
-// Known reports that p can tell pods from others in family f.
+// Known reports whether p can detect pods of family f.
 func (p LocalPods) Known(f Family) bool {
 	return p.Interface != "" || p.InterfacePrefix != "" || len(InFamily(p.Prefixes, f)) > 0
 }
 
-// Contains reports that traffic from addr, coming in through the named
-// interface ("" for the node's own), is a pod's. It is false where p cannot
-// tell.
+// Contains reports whether traffic from addr that enters through the interface iface
+// comes from a pod. iface is "" for traffic of the node itself. Contains returns false
+// where p detects nothing.
 func (p LocalPods) Contains(addr netip.Addr, iface string) bool {
 	switch {
 	case p.Interface != "":
@@ -70,21 +69,21 @@ func InFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
 	return in
 }
 
-// localhost has the address of each family that programs of the node reach NodePorts
-// on, where LocalhostNodePorts.
+// localhost is the address of each family on which local programs reach NodePorts, where
+// LocalhostNodePorts is true.
 var localhost = [...]netip.Addr{IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), IPv6: netip.IPv6Loopback()}
 
 // Localhost returns 127.0.0.1 or ::1.
 func Localhost(f Family) netip.Addr { return localhost[f] }
 
-// LocalhostNodePorts reports that the operator asks for NodePorts on Localhost(f): a
-// prefix of loopback addresses alone has it. A wider one, such as 0.0.0.0/0, says
-// nothing of loopback addresses, as in KEP-6032.
+// LocalhostNodePorts reports whether the operator enabled NodePorts on Localhost(f). That
+// takes a prefix of loopback addresses only. A wider one, such as 0.0.0.0/0, does not
+// include loopback addresses, as in KEP-6032 (kubernetes/enhancements#6032).
 func (n *Node) LocalhostNodePorts(f Family) bool {
 	return slices.ContainsFunc(n.NodePorts, func(p netip.Prefix) bool { return LoopbackOnly(p) && p.Contains(localhost[f]) })
 }
 
-// LoopbackOnly reports that all addresses in p are loopback ones.
+// LoopbackOnly reports whether all addresses in p are loopback addresses.
 func LoopbackOnly(p netip.Prefix) bool {
 	if p.Addr().Is4() {
 		return p.Addr().IsLoopback() && p.Bits() >= 8
@@ -92,9 +91,9 @@ func LoopbackOnly(p netip.Prefix) bool {
 	return p.Masked() == netip.PrefixFrom(netip.IPv6Loopback(), 128)
 }
 
-// AnswersNodePorts reports that connections to addr, which must be one of the
-// node's addresses, are led to NodePorts. Loopback addresses have a listener
-// instead, see LocalhostNodePorts.
+// AnswersNodePorts reports whether addr serves NodePorts. addr must be an address of the
+// node. It is false for loopback addresses, which have a listener instead, see
+// LocalhostNodePorts.
 func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
 	if addr.IsLoopback() {
 		return false
@@ -102,8 +101,8 @@ func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
 	return slices.ContainsFunc(n.NodePorts, func(x netip.Prefix) bool { return x.Contains(addr) })
 }
 
-// NodePortPrefixes returns NodePorts of family f, a single one of length zero
-// if every address answers, none if no address does.
+// NodePortPrefixes returns the NodePorts of family f. The result is a single prefix of
+// length zero if every address serves NodePorts, and empty if none does.
 func (n *Node) NodePortPrefixes(f Family) []netip.Prefix {
 	in := InFamily(n.NodePorts, f)
 	if i := slices.IndexFunc(in, func(x netip.Prefix) bool { return x.Bits() == 0 }); i >= 0 {
@@ -112,11 +111,11 @@ func (n *Node) NodePortPrefixes(f Family) []netip.Prefix {
 	return in
 }
 
-// AnyAddress returns the prefixes that hold every address.
+// AnyAddress returns the prefixes 0.0.0.0/0 and ::/0.
 func AnyAddress() []netip.Prefix { return OrAnyAddress(nil) }
 
-// OrAnyAddress returns prefixes, and the one that holds every address for
-// each family that has none in them.
+// OrAnyAddress returns prefixes. For each family without a prefix it adds the prefix of
+// length zero.
 func OrAnyAddress(prefixes []netip.Prefix) []netip.Prefix {
 	all := slices.Clone(prefixes)
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
@@ -127,7 +126,7 @@ func OrAnyAddress(prefixes []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// IsServiceAddr reports that ClusterIPs come from where addr is.
+// IsServiceAddr reports whether addr is in a range that ClusterIPs come from.
 func (n *Node) IsServiceAddr(addr netip.Addr) bool {
 	return slices.ContainsFunc(n.ServiceCIDRs, func(x netip.Prefix) bool { return x.Contains(addr) })
 }

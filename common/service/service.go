@@ -1,8 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package service describes what a node must forward. It knows neither the
-// Kubernetes API nor any operating system, so every backend can share it.
+// Package service describes what a node must forward: Snapshot, Port, Frontend and
+// Endpoint, and Diff for the changes between two snapshots. It depends on neither the
+// Kubernetes API nor an operating system, so every backend can share it. Which endpoints
+// a Port gets is decided by its caller.
 package service
 
 import (
@@ -54,8 +56,8 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// FamilyOf returns the family of a. A 4-in-6 mapped address counts as IPv6,
-// so unmap what comes from outside first.
+// FamilyOf returns the family of a. A 4-in-6 mapped address counts as IPv6, so callers
+// must unmap addresses from outside first.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -89,7 +91,7 @@ func (n PortName) Compare(m PortName) int {
 	)
 }
 
-// Kind says where a Frontend's address comes from.
+// Kind is where a Frontend's address comes from.
 type Kind uint8
 
 // The four ways to reach a Service port.
@@ -105,28 +107,27 @@ func (k Kind) String() string {
 	return [...]string{"ClusterIP", "NodePort", "ExternalIP", "LoadBalancerIP"}[k]
 }
 
-// External reports that traffic to k follows the external traffic policy.
+// External reports whether the external traffic policy applies to traffic to k.
 func (k Kind) External() bool { return k != ClusterIP }
 
 // Frontend is an address that clients dial.
 type Frontend struct {
 	Kind Kind
-	Addr netip.Addr // invalid for NodePort: the node's addresses, see Node
+	Addr netip.Addr // invalid for NodePort, which uses the node's addresses, see Node
 	Port uint16     // never 0
-	// Sources are the clients that may connect, sorted and disjoint. Nil
-	// admits everybody, an empty list that is not nil admits nobody: ranges
-	// were given, but none that this family can use. Only LoadBalancerIP
-	// frontends have any.
+	// Sources are the prefixes of clients that may connect, sorted and disjoint. Nil
+	// admits every client. An empty list that is not nil admits none: the Service has
+	// ranges, but none of this family. Only LoadBalancerIP frontends have Sources.
 	Sources []netip.Prefix
 }
 
-// Endpoint is one place traffic may end up.
+// Endpoint is a destination of traffic.
 type Endpoint struct {
 	Addr netip.AddrPort
 	// Local means that it runs on this node.
 	Local bool
-	// Remote means that it is known to run on another node. Neither flag
-	// is set for an endpoint whose node nobody told.
+	// Remote means that it is known to run on another node. Neither flag is set if the
+	// endpoint's node is unknown.
 	Remote bool
 }
 
@@ -147,39 +148,38 @@ func (p Policy) String() string {
 	return "Cluster"
 }
 
-// Port is one Service port in one IP family, with endpoints already chosen:
-// readiness, termination, topology and duplicates are settled before a
-// backend sees it. A Port is read-only once it is in a Snapshot.
+// Port is one Service port in one IP family, with its endpoints already chosen.
+// Readiness, termination, topology and duplicates are resolved before a backend sees it.
+// A Port is read-only once it is in a Snapshot.
 type Port struct {
 	Name   PortName
 	Family Family
-	// Frontends never holds two of the same Kind, Addr and Port, and no
-	// other Port in the same Snapshot claims one of them.
+	// Frontends contains no two with the same Kind, Addr and Port. No other Port of the
+	// same Snapshot has one of them.
 	Frontends []Frontend
-	// Cluster serves traffic policy Cluster, Local serves policy Local. Both
-	// are sorted by address and free of duplicates. Local is nil where
-	// neither policy is Local. A Local endpoint need not be in Cluster:
-	// topology narrows Cluster only.
+	// Cluster serves traffic policy Cluster, Local serves policy Local. Both are sorted
+	// by address and have no duplicates. Local is nil if neither policy is Local. An
+	// endpoint in Local need not be in Cluster, because topology narrows Cluster only.
 	Cluster, Local []Endpoint
-	// Draining serve, but get no new connections: they terminate while
-	// others are ready, or topology prefers others. What they serve already
-	// may go on. Sorted, not in Cluster or Local, and only kept for UDP, whose
+	// Draining endpoints serve, but get no new connections: they terminate while others
+	// are ready, or topology prefers others. Their existing flows may continue. The list
+	// is sorted and disjoint from Cluster and Local. It is kept for UDP only, because UDP
 	// flows have no end of their own.
 	Draining []Endpoint
-	// Listed are addresses that EndpointSlices list for the port and that are in
-	// none of the lists above for being of another node and not ready, or
-	// terminating, or not preferred. They get no connections. Sorted, and nil for
-	// dataplanes in which an endpoint is no object of its own.
+	// Listed are addresses that EndpointSlices list for the port but that are in none of
+	// the lists above, because they are on another node and not ready, terminating or not
+	// preferred. They get no connections. Listed is sorted. It is nil for dataplanes in
+	// which an endpoint is not an object of its own.
 	Listed []netip.Addr
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
 	Affinity           time.Duration // 0 means none; else whole seconds
-	// KeepVIP asks for packets to a load balancer's address to reach pods of
-	// this node alone and with that address, where a dataplane can do it.
+	// KeepVIP requests that packets to a load balancer's address reach only pods of this
+	// node, with that destination address. Dataplanes that cannot do it ignore KeepVIP.
 	KeepVIP bool
-	// HealthCheck is the healthCheckNodePort of the Service, 0 without one.
-	// LocalReady, only kept with it, counts the Service's ready endpoints on
-	// this node, in this family and over all its ports.
+	// HealthCheck is the healthCheckNodePort of the Service, or 0. LocalReady is set only
+	// with it. It counts the Service's ready endpoints on this node, in this family and
+	// over all its ports.
 	HealthCheck uint16
 	LocalReady  int
 }
@@ -192,9 +192,9 @@ func (p *Port) Policy(k Kind) Policy {
 	return p.Internal
 }
 
-// Endpoints returns the endpoints that traffic to a frontend of kind k may
-// reach, leaving aside that pods and the node itself reach an external
-// frontend with policy Local through the Cluster endpoints.
+// Endpoints returns the endpoints for traffic to a frontend of kind k. It does not cover
+// pods and the node itself, which reach an external frontend with policy Local through
+// the Cluster endpoints.
 func (p *Port) Endpoints(k Kind) []Endpoint {
 	if p.Policy(k) == PolicyLocal {
 		return p.Local
@@ -202,7 +202,7 @@ func (p *Port) Endpoints(k Kind) []Endpoint {
 	return p.Cluster
 }
 
-// HasEndpoints reports that p has an endpoint anywhere. Traffic to a Port that is
-// not served is rejected, whatever its policy; traffic to a served Port whose
-// policy leaves no endpoint is dropped.
+// HasEndpoints reports whether p has any endpoint. Traffic to a Port without endpoints is
+// rejected, whatever its policy. Traffic to a Port with endpoints is dropped if the
+// policy excludes all of them.
 func (p *Port) HasEndpoints() bool { return len(p.Cluster) > 0 || len(p.Local) > 0 }

@@ -22,7 +22,7 @@ type portKey struct {
 	family Family
 }
 
-// model is what a Snapshot should hold.
+// model is the expected content of a Snapshot.
 type model map[portKey]*Port
 
 func (m model) ports() []*Port {

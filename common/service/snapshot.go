@@ -8,15 +8,14 @@ import (
 	"slices"
 )
 
-// Snapshot is everything one node must forward at one moment. It is never
-// changed after it was made, and consecutive snapshots share what did not
-// change: a Port with the same pointer is the same Port.
+// Snapshot is everything that one node must forward at one moment. It is immutable.
+// Consecutive snapshots share what did not change: the same pointer means the same Port.
 type Snapshot struct {
 	Generation uint64
 	Node       *Node // never nil
-	// Incomplete means that something could not be read since the start, so that
-	// what an earlier process programmed and is not in here may be wanted
-	// all the same: it is to be left in force.
+	// Incomplete means that an object could not be read since the start. Then a port that
+	// an earlier process programmed may still be desired although it is missing here, so
+	// backends must leave it in force.
 	Incomplete bool
 	ports      [2]list
 }
@@ -50,8 +49,8 @@ func New(generation uint64, node *Node, ports []*Port) *Snapshot {
 	return s
 }
 
-// split cuts sorted ports into chunks that have room on both sides before
-// they need to be split or go away.
+// split cuts sorted ports into chunks. Each has room to grow and shrink before balance
+// splits or removes it.
 func split(ports []*Port) []*chunk {
 	var chunks []*chunk
 	for part := range slices.Chunk(ports, chunkSize) {
@@ -60,11 +59,11 @@ func split(ports []*Port) []*chunk {
 	return chunks
 }
 
-// With returns the Snapshot that follows s after changes, which may come in
-// any order and must fit s: each Old is in s, and no New without an Old is.
+// With returns the Snapshot that follows s after changes, in any order. The changes must
+// fit s: each Old is in s, and a New without an Old is not.
 func (s *Snapshot) With(generation uint64, node *Node, changes []Change) *Snapshot {
 	next := &Snapshot{Generation: generation, Node: node, Incomplete: s.Incomplete, ports: s.ports}
-	fresh := map[*chunk]bool{} // made here, so not shared yet
+	fresh := map[*chunk]bool{} // created in this call, so not shared yet
 	for f := range next.ports {
 		next.ports[f].chunks = slices.Clone(next.ports[f].chunks)
 	}
@@ -103,7 +102,7 @@ func (l *list) apply(c Change, fresh map[*chunk]bool) {
 	l.balance(i, fresh)
 }
 
-// balance drops chunk i when it is empty and halves it when it is twice the
+// balance removes chunk i if it is empty, and splits it if it has more than twice the
 // usual size.
 func (l *list) balance(i int, fresh map[*chunk]bool) {
 	k := l.chunks[i]
@@ -118,8 +117,8 @@ func (l *list) balance(i int, fresh map[*chunk]bool) {
 	}
 }
 
-// find returns the index of the chunk where name is or belongs, -1 if there
-// is no chunk.
+// find returns the index of the chunk that contains name or where name belongs. It
+// returns -1 if there is no chunk.
 func (l *list) find(name PortName) int {
 	i, found := slices.BinarySearchFunc(l.chunks, name, func(k *chunk, n PortName) int {
 		return k.ports[0].Name.Compare(n)

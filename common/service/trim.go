@@ -3,8 +3,8 @@
 
 package service
 
-// TrimCommon returns a and b without what they begin and end with alike: little of two
-// lists of endpoints, where one of many has come or gone.
+// TrimCommon returns a and b without their common prefix and suffix. Of two lists of
+// endpoints that differ by one endpoint, little is left.
 func TrimCommon[T comparable](a, b []T) (onlyA, onlyB []T) {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]

@@ -25,31 +25,30 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// APIServer is a Source that lists and watches what a Kubernetes API server
-// holds. It keeps no objects, only their names: what they mean is kept by the
-// Sink. While the API server cannot be reached nothing is forgotten.
+// APIServer is a Source that lists and watches objects of a Kubernetes API server. It
+// stores their names only; the Sink stores what they mean. An outage of the API server
+// deletes nothing.
 type APIServer struct {
-	// Config tells how to reach the API server, with the rate limits and the
-	// content type to use.
+	// Config is how to reach the API server, including rate limits and content type.
 	Config   *rest.Config
 	NodeName string // the Node to deliver
-	// ProxyName is the value of the label that the Services to deliver have,
-	// empty for those without the label.
+	// ProxyName is the value of the label on the Services to deliver. Empty selects
+	// Services without the label.
 	ProxyName string
-	// Report, if set, is told about each failure to list or watch, always a
-	// *ReadError, which is then tried again. It may be called from several
-	// goroutines, as the next two.
+	// Report, if set, is called for each failure to list or watch, always with a
+	// *ReadError. The request is then retried. Report, Contact and WatchTimedOut may be
+	// called from several goroutines.
 	Report func(error)
-	// Contact, if set, is told of each sign of life: the kind ("services",
-	// "endpointslices", "nodes", "servicecidrs") that was listed, whose watch
-	// was granted, or whose watch sent something, which is a bookmark a minute
-	// if nothing else. It must return at once.
+	// Contact, if set, is called at each sign that the API server is alive, with the kind
+	// ("services", "endpointslices", "nodes", "servicecidrs"): the kind was listed, its
+	// watch was granted, or its watch sent an event. Without other events that is a
+	// bookmark per minute. Contact must return at once.
 	Contact func(kind string)
-	// WatchTimedOut, if set, is told of each watch that said nothing for so long that
-	// it is given up and asked for again.
+	// WatchTimedOut, if set, is called for each watch that is replaced because it sent
+	// nothing for WatchTimeout.
 	WatchTimedOut func(kind string)
-	// WatchTimeout is how long an answer may take and a watch may say nothing; 0
-	// means three minutes. API servers send a bookmark every minute.
+	// WatchTimeout bounds the wait for an answer and the silence of a watch. 0 means
+	// three minutes. API servers send a bookmark every minute.
 	WatchTimeout time.Duration
 
 	limit   sync.Once
@@ -57,26 +56,26 @@ type APIServer struct {
 }
 
 const (
-	// nodeGrace bounds how long the first snapshot waits for what it could do
-	// without: the own Node, which a Service account may not be allowed to
-	// see, and ServiceCIDRs.
+	// nodeGrace bounds how long the first snapshot waits for optional objects: the own
+	// Node, which the service account may not be allowed to read, and ServiceCIDRs.
 	nodeGrace = 30 * time.Second
-	// defaultWatchTimeout bounds how long a connection is trusted on which nothing
-	// comes. The client notices a peer that is gone by itself, with pings, but
-	// not one that keeps the connection up and does not answer.
+	// defaultWatchTimeout bounds how long a silent connection is trusted. The HTTP/2
+	// client detects a dead peer with pings (golang.org/x/net/http2
+	// Transport.ReadIdleTimeout), but not one that keeps the connection up and does not
+	// answer.
 	defaultWatchTimeout = 3 * time.Minute
-	// maxAbsentPause is how long a kind is left alone at most that the API server does
-	// not have, or does not let us see.
+	// maxAbsentPause is the longest pause between attempts for a kind that the API server
+	// does not have or does not permit.
 	maxAbsentPause = 10 * time.Minute
-	// minAbsentPause is how long it is left alone at first.
+	// minAbsentPause is the first such pause.
 	minAbsentPause = 5 * time.Second
 )
 
 // ReadError is a failure to list or watch one kind.
 type ReadError struct {
 	Kind string // as for APIServer.Contact
-	// Optional tells that the API server does not have the kind or does not
-	// let us see it, and that nobody waits for it.
+	// Optional means that the API server does not have the kind or does not permit it,
+	// and that nothing waits for it.
 	Optional bool
 	Err      error
 }
@@ -84,7 +83,7 @@ type ReadError struct {
 // Error implements error.
 func (e *ReadError) Error() string { return "watch " + e.Kind + " at the API server: " + e.Err.Error() }
 
-// Unwrap returns what the API client said.
+// Unwrap returns the error of the API client.
 func (e *ReadError) Unwrap() error { return e.Err }
 
 // Run lists and watches until ctx ends.
@@ -121,8 +120,8 @@ func (a *APIServer) Run(ctx context.Context, sink Sink) error {
 	return group.Wait()
 }
 
-// waitFor returns when every feed has delivered what there was, or only those
-// are missing after their grace that can be done without.
+// waitFor returns when every feed has delivered what existed at the start. It waits for
+// optional kinds for nodeGrace only.
 func waitFor(ctx context.Context, feeds []*feed) {
 	grace := time.NewTimer(nodeGrace)
 	defer grace.Stop()
@@ -134,13 +133,13 @@ func waitFor(ctx context.Context, feeds []*feed) {
 		select {
 		case <-f.listed:
 		case <-expired:
-			grace.Reset(0) // for the next one
+			grace.Reset(0) // also for the next optional kind
 		case <-ctx.Done():
 		}
 	}
 }
 
-// Kinds, as the API spells them in paths.
+// Kinds as in paths of the API.
 const (
 	kindServices = "services"
 	kindSlices   = "endpointslices"
@@ -148,8 +147,8 @@ const (
 	kindCIDRs    = "servicecidrs"
 )
 
-// limits returns what all clients share: the limits are for this process, not
-// for each group. The library does not apply them to watches.
+// limits returns the rate limiter that all clients share: the limits apply to this
+// process, not to each API group. The library does not apply them to watches.
 func (a *APIServer) limits() flowcontrol.RateLimiter {
 	a.limit.Do(func() { a.limiter = a.newLimiter() })
 	return a.limiter
@@ -163,7 +162,7 @@ func (a *APIServer) newLimiter() flowcontrol.RateLimiter {
 	return flowcontrol.NewTokenBucketRateLimiter(qps, burst)
 }
 
-// client returns a client for one group, which decodes our kinds only.
+// client returns a client for one API group. It decodes only the kinds that a Sink gets.
 func (a *APIServer) client(gv schema.GroupVersion, path string, limits flowcontrol.RateLimiter) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
@@ -183,13 +182,13 @@ func (a *APIServer) client(gv schema.GroupVersion, path string, limits flowcontr
 	return client, nil
 }
 
-// Labels by which the API server chooses what it delivers.
+// Label selectors for what the API server delivers.
 const (
 	proxyName = "service.kubernetes.io/service-proxy-name"
 	headless  = "!" + corev1.IsHeadlessService
 )
 
-// ownServices selects the Services of this proxy.
+// ownServices returns the selector for the Services of this proxy.
 func (a *APIServer) ownServices() string {
 	if a.ProxyName == "" {
 		return "!" + proxyName
@@ -227,13 +226,13 @@ func (a *APIServer) node(c cache.Getter, s *serial) *feed {
 
 func (a *APIServer) serviceCIDRs(c cache.Getter, s *serial) *feed {
 	f := a.feed(kindCIDRs, &networkingv1.ServiceCIDR{}, c, func(*metav1.ListOptions) {})
-	f.optional = true // API servers before 1.33 need not have them
+	f.optional = true // API servers before 1.33 may lack them
 	f.set = func(o any) { s.do(func(to Sink) { to.SetServiceCIDR(o.(*networkingv1.ServiceCIDR)) }) }
 	f.remove = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteServiceCIDR(n.Name) }) }
 	return f
 }
 
-// serial keeps the feeds from calling the Sink at the same time.
+// serial serializes the calls of several feeds to the Sink.
 type serial struct {
 	mu   sync.Mutex
 	sink Sink
@@ -245,7 +244,7 @@ func (s *serial) do(call func(Sink)) {
 	call(s.sink)
 }
 
-// feed returns a feed of one kind, without what it is to do.
+// feed returns a feed of one kind, without its callbacks.
 func (a *APIServer) feed(kind string, prototype runtime.Object, c cache.Getter, selects func(*metav1.ListOptions)) *feed {
 	return &feed{
 		kind: kind, prototype: prototype,

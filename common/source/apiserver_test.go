@@ -19,10 +19,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// bubble runs test in a bubble. After an error the library sleeps if less than a
-// millisecond has passed since the one before, whenever that was: in a bubble it is
-// the year 2000, so the error of another one, or the start of the process, lies
-// years ahead, and the sleep takes as long.
+// bubble runs test in a synctest bubble. After an error the library sleeps if less than a
+// millisecond has passed since the last one, in any bubble. A bubble starts in the year
+// 2000, so the last error of another bubble, or the start of the process, can be years
+// ahead, and the sleep takes as long.
 func bubble(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	pause := utilruntime.ErrorHandlers
@@ -38,7 +38,7 @@ func (refusingTransport) RoundTrip(*http.Request) (*http.Response, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
-// However long an outage has lasted and pauses have become, a stop is at once.
+// A stop takes effect at once, even after a long outage with long pauses.
 func TestStopInOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -59,7 +59,7 @@ func TestStopInOutage(t *testing.T) {
 	})
 }
 
-// forbiddingTransport refuses ServiceCIDRs, and is not there for the rest.
+// forbiddingTransport forbids ServiceCIDRs and fails for all other kinds.
 type forbiddingTransport struct{ requests atomic.Int32 }
 
 func (g *forbiddingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -74,8 +74,8 @@ func (g *forbiddingTransport) RoundTrip(r *http.Request) (*http.Response, error)
 	}, nil
 }
 
-// An API server that has just started refuses what it will soon allow, so what is
-// refused is asked for again within seconds, and then less and less.
+// An API server that has just started forbids what it will soon permit. So a forbidden
+// request is retried within seconds, and then less and less often.
 func TestForbiddenIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -100,7 +100,7 @@ func TestForbiddenIsRetried(t *testing.T) {
 	})
 }
 
-// cannedTransport answers everything with one text.
+// cannedTransport answers every request with one text.
 type cannedTransport string
 
 func (s cannedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -110,8 +110,7 @@ func (s cannedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// Lists of something else are a failure, no reason to die, and none to believe
-// that nothing exists.
+// Lists of another kind are a failure. They neither end the process nor delete objects.
 func TestForeignLists(t *testing.T) {
 	for name, text := range map[string]string{
 		"other kind":         `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}}]}`,
@@ -145,7 +144,7 @@ func testForeignList(t *testing.T, text string) {
 		seen++
 		return true
 	})
-	if seen < 4 { // one for each kind at least
+	if seen < 4 { // at least one for each kind
 		t.Errorf("%d different failures were reported", seen)
 	}
 }

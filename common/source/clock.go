@@ -9,15 +9,15 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// stoppableClock is a clock for a turn. The library pauses after some failures
-// without looking whether it is to end, up to a minute: a stop would take as
-// long.
+// stoppableClock is a clock for one turn of a watcher. The library pauses after some
+// failures for up to a minute without checking its context, and would delay a stop by
+// that: client-go: tools/cache/reflector.go.
 type stoppableClock struct {
 	clock.RealClock
 	ended <-chan struct{}
 }
 
-// After implements clock.Clock, but is over at the end of the turn.
+// After implements clock.Clock, but also fires at the end of the turn.
 func (c stoppableClock) After(d time.Duration) <-chan time.Time {
 	over := make(chan time.Time, 1)
 	t := time.NewTimer(d)

@@ -3,14 +3,14 @@
 
 package source
 
-// faults are the faults that were reported and are not over, in their order.
+// faults are the faults that were reported and still exist, in their order.
 type faults struct {
 	objects []string
 	errs    map[string]error // by object
 }
 
-// report reports how problems differ from what was reported before, and returns
-// what is reported now. Problems of one object are one fault. to may be nil.
+// report reports the difference between problems and old, and returns the new faults.
+// Problems of one object make one fault. to may be nil.
 func (old faults) report(problems []problem, to func(Fault)) faults {
 	byObject := map[string][]error{}
 	var now faults

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// feed passes on one kind of objects. It is the store that a reflector
-// fills, and holds names only, so that it can tell what a new list lacks.
+// feed delivers one kind of objects. It is the store that a reflector fills. It holds
+// names only, to detect what a new list lacks.
 type feed struct {
 	kind      string
 	prototype runtime.Object
@@ -24,11 +24,11 @@ type feed struct {
 	remove    func(types.NamespacedName)
 	contact   func(string)
 
-	optional bool // the API server need not have it
+	optional bool // the API server may lack the kind
 
 	known    map[types.NamespacedName]bool
-	complete bool          // known was, at least once
-	listed   chan struct{} // closed when nobody has to wait for it any longer
+	complete bool          // known was complete at least once
+	listed   chan struct{} // closed when nothing needs to wait for it any longer
 	once     sync.Once     // to close it
 }
 
@@ -37,27 +37,27 @@ var (
 	_ cache.TransformingStore = (*feed)(nil)
 )
 
-// Transformer implements cache.TransformingStore. The library collects what
-// exists, object by object, before it calls Replace: each is passed on at once,
-// and only its name is collected. So at no time are all of them in memory: with
-// 10,000 Services of ten endpoints the program's resident set has its peak at
-// 81 MB, or 0.8 kB for each endpoint with all that the program is, instead of
-// 195 MB. BenchmarkMemory in test/apisource measures it.
+// Transformer implements cache.TransformingStore. The library collects all existing
+// objects before it calls Replace. The transformer delivers each one at once and lets the
+// library collect only its name, so the objects are never all in memory. With 10,000
+// Services of ten endpoints the program's resident set peaks at 81 MB instead of 195 MB,
+// which is 0.8 kB per endpoint including the program itself. BenchmarkMemory in
+// test/apisource measures it.
 func (f *feed) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
 		n, err := nameOf(o)
 		if err != nil {
 			return nil, err
 		}
-		f.known[n] = true // should it go before Replace is called
+		f.known[n] = true // it may be deleted before Replace is called
 		f.set(o)
 		return n, nil
 	}
 }
 
-// check returns what is wrong with a list: something between us and the API
-// server may answer with another one, and the library takes any. An empty one
-// would even be believed, and everything forgotten.
+// check returns an error if list is not one of the feed's kind. A proxy between this
+// process and the API server may answer with another one, and the library accepts it. It
+// would even accept an empty one, which would delete everything.
 func (f *feed) check(list runtime.Object) error {
 	items, err := meta.GetItemsPtr(list)
 	if err != nil || reflect.TypeOf(items).Elem().Elem() != reflect.TypeOf(f.prototype).Elem() {
@@ -93,12 +93,12 @@ func (f *feed) Delete(o any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore: what is new goes before what is
-// gone, so that endpoints which change slices are never missing.
+// Replace implements cache.ReflectorStore. It delivers new objects before it deletes old
+// ones, so that endpoints which move between slices are never missing.
 func (f *feed) Replace(list []any, _ string) error {
 	now := make(map[types.NamespacedName]bool, len(list))
 	for _, o := range list {
-		if n, ok := o.(types.NamespacedName); ok { // passed on before
+		if n, ok := o.(types.NamespacedName); ok { // delivered by the transformer
 			now[n] = true
 			continue
 		}
@@ -120,25 +120,26 @@ func (f *feed) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync implements cache.ReflectorStore. There is nothing to repeat: whoever
-// holds state compares it with the system by itself.
+// Resync implements cache.ReflectorStore. It does nothing, because consumers of the
+// snapshot do their own resyncs.
 func (f *feed) Resync() error { return nil }
 
-// Bookmark implements cache.ReflectorBookmarkStore: the watch is alive.
+// Bookmark implements cache.ReflectorBookmarkStore. A bookmark shows that the watch is
+// alive.
 func (f *feed) Bookmark(string) { f.reportContact() }
 
-// markListed has nobody wait for f any longer.
+// markListed ends the wait for f.
 func (f *feed) markListed() { f.once.Do(func() { close(f.listed) }) }
 
-// reportContact notes a sign of life. What comes before all is known is none.
+// reportContact reports a sign of life. Events before the first complete list are none.
 func (f *feed) reportContact() {
 	if f.complete && f.contact != nil {
 		f.contact(f.kind)
 	}
 }
 
-// contactReporter returns what notes that f can be watched from what it has, which
-// any goroutine may call.
+// contactReporter returns a function that reports that f's watch was granted at its
+// present state. Any goroutine may call the function.
 func (f *feed) contactReporter() func() {
 	if !f.complete || f.contact == nil {
 		return func() {}

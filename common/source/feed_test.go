@@ -17,7 +17,7 @@ func named(name string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
 }
 
-// TestFeed does to a feed what a reflector does to its store.
+// TestFeed calls a feed like a reflector calls its store.
 func TestFeed(t *testing.T) {
 	var calls, alive []string
 	f := &feed{
@@ -53,7 +53,7 @@ func TestFeed(t *testing.T) {
 		if err := s.do(); err != nil {
 			t.Fatalf("step %d: %v", i, err)
 		}
-		if i == 5 { // in no order
+		if i == 5 { // in random order
 			calls = sorted(calls)
 		}
 		if diff := cmp.Diff(s.want, calls); diff != "" {
@@ -61,7 +61,7 @@ func TestFeed(t *testing.T) {
 		}
 	}
 	f.Bookmark("11")
-	if len(alive) != len(steps) { // each step but Resync, and the bookmark
+	if len(alive) != len(steps) { // each step except Resync, and the bookmark
 		t.Errorf("%d signs of life, want %d", len(alive), len(steps))
 	}
 	if err := f.Add("no object"); err == nil {
@@ -74,8 +74,8 @@ func sorted(s []string) []string {
 	return s
 }
 
-// What exists is passed on while it is collected. What goes before all of it
-// is there, or went while nobody listened, is told of at the end.
+// Existing objects are delivered while they are collected. Objects that are missing from
+// the complete list, because they were deleted during an outage, are deleted at the end.
 func TestFeedCollects(t *testing.T) {
 	var calls []string
 	f := &feed{
@@ -95,7 +95,7 @@ func TestFeedCollects(t *testing.T) {
 		if _, isObject := kept.(*corev1.Service); isObject {
 			t.Errorf("all of %s is kept", name)
 		}
-		if name != "b" { // which is deleted meanwhile
+		if name != "b" { // which was deleted meanwhile
 			collected = append(collected, kept)
 		}
 	}

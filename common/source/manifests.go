@@ -17,35 +17,34 @@ import (
 // Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes,
 // ServiceCIDRs and Lists of them as YAML or JSON.
 //
-// It holds on to what it has. A file that cannot be read or parsed leaves
-// everything it held before in force, an object that cannot be decoded only
-// its own last good version; both are reported. So is an object that occurs
-// twice: the first one counts, in the order of Paths and then of file names.
-// An object without a namespace is in "default". Endpoints serve only
-// Services without any EndpointSlice.
+// It keeps what it has read. A file that cannot be read or parsed leaves all its previous
+// objects in force. An object that cannot be decoded leaves its own last good version in
+// force. Both are reported. A duplicate object is reported too: the first one counts, in
+// the order of Paths and then of file names. An object without a namespace is in
+// "default". Endpoints serve only Services without any EndpointSlice.
 type Manifests struct {
-	// Paths are files and directories. Of a directory its own files named
-	// .yaml, .yml or .json are read, hidden ones excepted.
+	// Paths are files and directories. In a directory, its own files with the suffixes
+	// .yaml, .yml and .json are read, except hidden ones.
 	Paths    []string
 	NodeName string        // the Node to deliver
-	Poll     time.Duration // between looks without a notification; 0 means 10 s
+	Poll     time.Duration // interval without a notification; 0 means 10 s
 
-	// Report, if set, is called once for each fault when it appears or changes,
-	// and once when it is over.
+	// Report, if set, is called once for each fault when it appears or changes, and once
+	// when it is over.
 	Report func(Fault)
-	// Contact, if set, is called each time all paths have been read, with how long
-	// that is good for at most.
+	// Contact, if set, is called each time all paths have been read, with the longest
+	// time until the next call.
 	Contact func(every time.Duration)
-	// Note, if set, is told once about each kind of object that is ignored, and
-	// about each directory without anything to read.
+	// Note, if set, is called once for each kind of object that is ignored, and for each
+	// directory without a manifest.
 	Note func(string)
 }
 
 const defaultPoll = 10 * time.Second
 
-// Run delivers what the files hold and follows their changes until ctx ends.
-// Only a path that does not exist at the start, or is neither a file nor a
-// directory, is an error.
+// Run delivers the objects in the files and follows their changes until ctx ends. It
+// returns an error only if a path does not exist at the start, or is neither a file nor a
+// directory.
 func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	if err := m.checkExist(); err != nil {
 		return err
@@ -69,16 +68,15 @@ func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	contact()
 	sink.Synced()
 	for w.Wait(ctx, min(poll, l.recheckAfter())) {
-		// The watches come first: what changes after them is noticed.
+		// The watches must exist before the read, so that no change in between is missed.
 		l.refresh(sink, w.Add())
 		contact()
 	}
 	return nil
 }
 
-// Load delivers what the files hold now, then Synced, and returns everything
-// that is wrong with them, joined. If a path does not exist it delivers
-// nothing.
+// Load delivers the objects in the files, then Synced. It returns all faults, joined. If
+// a path does not exist, it delivers nothing.
 func (m *Manifests) Load(_ context.Context, sink Sink) error {
 	if err := m.checkExist(); err != nil {
 		return err
@@ -107,7 +105,7 @@ func (m *Manifests) checkExist() error {
 	return errors.Join(errs...)
 }
 
-// checkRegular returns what is wrong with paths that can never be read.
+// checkRegular returns an error for paths that are neither files nor directories.
 func (m *Manifests) checkRegular() error {
 	var errs []error
 	for _, p := range m.Paths {
@@ -120,14 +118,14 @@ func (m *Manifests) checkRegular() error {
 	return errors.Join(errs...)
 }
 
-// listing is what one of the paths named when it was last readable.
+// listing is the files of one path when it was last readable.
 type listing struct {
 	files []string
 	err   error
 }
 
-// list updates l for path. A path that is gone keeps its files: a volume
-// that is not mounted is no reason to forget Services.
+// list updates l for path. A path that is gone keeps its files, because an unmounted
+// volume must not delete Services.
 func (l *listing) list(path string) {
 	info, err := os.Stat(path)
 	if err == nil && !info.IsDir() {

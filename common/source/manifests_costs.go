@@ -12,28 +12,29 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// What a file may ask for. A file of any content takes time in proportion to its
-// size, and memory of a few times its size.
+// Limits of a file. Whatever it contains, it takes time in proportion to its size, and
+// memory of a few times its size.
 const (
-	// maxProblems is how many problems of a file are told. The rest is counted.
+	// maxProblems is how many problems of a file are described. The others are counted.
 	maxProblems = 20
-	// maxRejected is how many objects of a file may be bad before it is taken for
-	// something else than a manifest.
+	// maxRejected is how many objects of a file may be rejected before the rest of the
+	// file is ignored as not being a manifest.
 	maxRejected = 1000
-	// maxObjects is how many objects a file may hold, ignored ones included.
+	// maxObjects is how many objects a file may contain, including ignored ones.
 	maxObjects = 100_000
-	// maxTree is how much of a file may be YAML that only the library reads, which
-	// takes up to 70 times its size for it.
+	// maxTree bounds the YAML of a file that only the library can parse, which takes up
+	// to 70 times its size for that.
 	maxTree = 512 << 10
-	// treeSetup is what a document costs there in addition to its size.
+	// treeSetup is what a document adds to its size for this limit.
 	treeSetup = 128
-	// maxObject is the size of the largest object. API servers take no larger ones.
+	// maxObject is the size of the largest object. That is etcd's limit for a request, so
+	// API servers take no larger ones: https://etcd.io/docs/v3.5/dev-guide/limit/.
 	maxObject = 3 << 19
 	// maxAnchored is the size of the largest document with aliases.
 	maxAnchored = 128 << 10
 )
 
-// costs are what was spent on a file.
+// costs counts what was spent on a file.
 type costs struct {
 	size  int    // of the file
 	trees int    // bytes that the library read
@@ -42,7 +43,8 @@ type costs struct {
 	plain []byte // to be used again for the next document
 }
 
-// chargeTree asks to have so many bytes read by the library.
+// chargeTree charges n bytes for the library. It returns an error if that exceeds the
+// limit.
 func (c *costs) chargeTree(n int) error {
 	if c.trees += n; c.trees > maxTree {
 		return fmt.Errorf("the file has more than %d bytes in documents with flow style or quotes over lines, aliases, tags, tabs or keys that are not ASCII; "+
@@ -51,7 +53,8 @@ func (c *costs) chargeTree(n int) error {
 	return nil
 }
 
-// chargeLines asks to look for lines in so many bytes.
+// chargeLines charges n bytes for line numbers. It returns false if that exceeds the
+// limit.
 func (c *costs) chargeLines(n int) bool {
 	if c.scans+n > 2*c.size+maxProblems<<12 {
 		return false
@@ -62,25 +65,25 @@ func (c *costs) chargeLines(n int) bool {
 
 func newDecoded(content []byte) *decoded { return &decoded{costs: costs{size: len(content)}} }
 
-// problems counts what is wrong so far.
+// problems returns the number of problems so far.
 func (d *decoded) problems() int { return len(d.rejected) + len(d.unparsable) + d.more }
 
-// tooManyErrors reports that the rest of the file can be left.
+// tooManyErrors reports whether the rest of the file is to be ignored.
 func (d *decoded) tooManyErrors() bool {
 	return d.rejectedCount > maxRejected || d.counted > maxObjects || len(d.unparsable) >= maxProblems
 }
 
-// countObject notes another object, of any kind.
+// countObject counts an object of any kind.
 func (d *decoded) countObject() {
 	if d.counted++; d.counted == maxObjects+1 {
 		d.unparsable = append(d.unparsable, rejection{err: fmt.Errorf("more than %d objects; want several files", maxObjects)})
 	}
 }
 
-// rejectDocument notes a document that cannot be parsed.
+// rejectDocument records a document that cannot be parsed.
 func (d *decoded) rejectDocument(b rejection) { d.unparsable = append(d.unparsable, b) }
 
-// rejectObject notes an object that cannot be used. Only the first few are described.
+// rejectObject records an object that cannot be used. Only the first few are described.
 func (d *decoded) rejectObject(k key, describe func() rejection) {
 	if d.rejectedCount++; d.rejectedCount > maxRejected {
 		d.unparsable = append(d.unparsable, rejection{err: fmt.Errorf("more than %d objects in it cannot be used, so none is; want Kubernetes objects", maxRejected)})
@@ -145,7 +148,7 @@ func checkAliases(text []byte) error {
 	}
 	var root yamlv3.Node
 	if yamlv3.Unmarshal(text, &root) != nil {
-		return nil // which the library is to tell
+		return nil // the library reports it
 	}
 	limit := 10*len(text) + maxAnchored
 	if expandedSize(&root, map[*yamlv3.Node]int{}, limit) >= limit {
@@ -154,13 +157,13 @@ func checkAliases(text []byte) error {
 	return nil
 }
 
-// expandedSize returns how much n is with its aliases written out, or limit if that is
-// less. It looks at each node once.
+// expandedSize returns the size of n with its aliases expanded, but at most limit. It
+// visits each node once.
 func expandedSize(n *yamlv3.Node, known map[*yamlv3.Node]int, limit int) int {
 	if size, ok := known[n]; ok {
 		return size
 	}
-	known[n] = limit // what lies within itself has no end
+	known[n] = limit // a node within itself has no finite size
 	size := 8 + len(n.Value)
 	if n.Kind == yamlv3.AliasNode {
 		size = expandedSize(n.Alias, known, limit)
@@ -172,8 +175,8 @@ func expandedSize(n *yamlv3.Node, known map[*yamlv3.Node]int, limit int) int {
 	return known[n]
 }
 
-// eachItem calls each for the items of a List until that returns false. So they
-// are never in memory all at once.
+// eachItem calls each for the items of a List until each returns false. So the items are
+// never all in memory.
 func eachItem(list []byte, each func(json.RawMessage) bool) error {
 	d := json.NewDecoder(bytes.NewReader(list))
 	if _, err := d.Token(); err != nil {

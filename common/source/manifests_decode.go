@@ -29,9 +29,9 @@ type decoder struct {
 	noted map[string]bool
 }
 
-// decoded is the content of one file. With anything broken the rest cannot
-// be relied on; what is bad stands for itself. Of both only the first few say what
-// is wrong, and of bad objects beyond those only the names are known.
+// decoded is the content of one file. If a document is unparsable, the rest of the file
+// cannot be trusted. A rejected object affects only itself. Of both, only the first few
+// are described. Of further rejected objects only the names are kept.
 type decoded struct {
 	objects       []object
 	rejected      []rejection
@@ -43,15 +43,15 @@ type decoded struct {
 	costs         costs
 }
 
-// rejection is an object that cannot be used, or a whole document. Its key is zero if
-// nobody knows which object it is.
+// rejection is an object or a whole document that cannot be used. Its key is zero if it
+// is unknown which object it is.
 type rejection struct {
 	key   key
 	where string // in the file
 	err   error
 }
 
-// name says which object of a file it is.
+// name identifies the object within a file.
 func (b rejection) name() string {
 	if b.key.kind == "" {
 		return b.where
@@ -59,7 +59,7 @@ func (b rejection) name() string {
 	return b.key.String()
 }
 
-// decode returns what is in a file.
+// decode returns the content of a file.
 func (d *decoder) decode(content []byte) *decoded {
 	content = bytes.TrimPrefix(content, []byte("\xef\xbb\xbf"))
 	if startsAsJSON(content) {
@@ -73,8 +73,8 @@ func (d *decoder) decode(content []byte) *decoded {
 	return out
 }
 
-// document decodes one document into out, and reports whether it is worth while to
-// go on.
+// document decodes one document into out. It returns false if the rest of the file is to
+// be ignored.
 func (d *decoder) document(doc document, out *decoded) bool {
 	text, strict, err := doc.toJSON(&out.costs)
 	switch {
@@ -86,8 +86,8 @@ func (d *decoder) document(doc document, out *decoded) bool {
 	return !out.tooManyErrors()
 }
 
-// toJSON returns the document as JSON. strict says what only a lenient
-// reader takes: a key given twice.
+// toJSON returns the document as JSON. strict is an error that only a strict parser
+// reports, such as a duplicate key.
 func (d document) toJSON(c *costs) (text []byte, strict, err error) {
 	if d.json {
 		return d.text, nil, nil
@@ -110,7 +110,7 @@ func (d document) toJSON(c *costs) (text []byte, strict, err error) {
 	return text, d.absolute(strict), d.absolute(err)
 }
 
-// absolute makes the line numbers in a YAML error those of the file.
+// absolute converts the line numbers in a YAML error to those of the file.
 func (d document) absolute(err error) error {
 	if err == nil {
 		return nil
@@ -125,18 +125,18 @@ func (d document) absolute(err error) error {
 	return errors.New(strings.ReplaceAll(text, "\n  ", "; "))
 }
 
-// item is an object to decode, by itself or in a List.
+// item is an object to decode, alone or in a List.
 type item struct {
 	doc    document
 	text   []byte
-	strict error  // what is wrong though it can be read
-	kind   string // if it does not say so itself
+	strict error  // problem of the document although it can be parsed
+	kind   string // default if the object has none
 	api    string // likewise
-	within string // the place in a List, "" outside
+	within string // position in a List, "" outside of one
 	depth  int
 }
 
-// header is what every object has.
+// header holds the fields that identify an object.
 type header struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -146,7 +146,7 @@ type header struct {
 	} `json:"metadata"`
 }
 
-// reject is what is wrong with the item as a whole.
+// reject returns a rejection of the whole item.
 func (i item) reject(err error) rejection {
 	return rejection{where: strings.TrimSuffix(i.doc.position()+": "+i.within, ": "), err: i.wrap("", err)}
 }
@@ -161,7 +161,7 @@ func (i item) wrap(what string, err error) error {
 	return i.doc.wrap(err)
 }
 
-// namespaceDefault is where objects live that do not say.
+// namespaceDefault is the namespace of objects without one.
 const namespaceDefault = metav1.NamespaceDefault
 
 // object decodes one item into out.
@@ -206,8 +206,8 @@ func (d *decoder) object(i item, out *decoded) {
 	out.objects = append(out.objects, object{k, value})
 }
 
-// newObject returns an empty object of one of the kinds that matter, nil for
-// others.
+// newObject returns an empty object of one of the kinds that matter, or nil for other
+// kinds.
 func newObject(name string) (value metav1.Object, namespaced bool) {
 	switch name {
 	case "v1 Service":
@@ -224,7 +224,7 @@ func newObject(name string) (value metav1.Object, namespaced bool) {
 	return nil, false
 }
 
-// listOf returns what the items of a kind of list are unless they say so.
+// listOf returns the kind of the items of a list, for items without a kind.
 func listOf(name string) (of [2]string, ok bool) {
 	if name == "v1 List" {
 		return of, true
@@ -273,7 +273,7 @@ func (d *decoder) ignore(name string) {
 	d.noteOnce(fmt.Sprintf("objects of kind %.200s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", printable.Text(name)))
 }
 
-// noteOnce tells what may be as it is meant to be.
+// noteOnce notes something that may be intended, once.
 func (d *decoder) noteOnce(text string) {
 	if d.note != nil && !d.noted[text] {
 		d.note(text)
@@ -301,8 +301,8 @@ func (i item) fill(value metav1.Object, k key, out *decoded) error {
 	return joinLine(append(errs, checkNames(value)...))
 }
 
-// isPlainName reports that s is a good name of any kind. Most are, and to know
-// takes a hundredth of what the library's regular expressions take.
+// isPlainName reports whether s is valid as a name of any kind. Most names are, and this
+// check takes a hundredth of the time of the library's regular expressions.
 func isPlainName(s string) bool {
 	for i := range len(s) {
 		c := s[i]
@@ -313,7 +313,7 @@ func isPlainName(s string) bool {
 	return len(s) <= 63
 }
 
-// checkNames checks the names that end up in rules and logs.
+// checkNames checks the names that are used in rules and logs.
 func checkNames(o metav1.Object) []error {
 	var errs []error
 	check := func(field, value, want string, faults func(string) []string) {
@@ -326,7 +326,7 @@ func checkNames(o metav1.Object) []error {
 	const label = "at most 63 lower-case letters, digits and dashes"
 	name := o.GetName()
 	if _, ok := o.(*corev1.Node); ok {
-		name = strings.ToLower(name) // some systems report their names in capitals
+		name = strings.ToLower(name) // some systems report their names in upper case
 	}
 	check("metadata.name", name, "at most 253 lower-case letters, digits, dashes and dots", validation.IsDNS1123Subdomain)
 	if ns := o.GetNamespace(); ns != "" {

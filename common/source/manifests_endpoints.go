@@ -12,12 +12,13 @@ import (
 
 //lint:file-ignore SA1019 People still write Endpoints, so they are read here.
 
-// endpoints is the older way to say where a Service's traffic goes.
+// endpoints is the older API for the endpoints of a Service.
 type endpoints = corev1.Endpoints
 
-// slicesOf mirrors Endpoints as the cluster's own controller does: a slice
-// for each subset and family. The names hold a slash, which no real slice's
-// can.
+// slicesOf mirrors Endpoints like the EndpointSliceMirroring controller: one slice for
+// each subset and family. The names contain a slash, so they differ from those of all
+// real slices. See
+// https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/.
 func slicesOf(e *endpoints) []*discoveryv1.EndpointSlice {
 	if e.Labels[discoveryv1.LabelSkipMirror] == "true" {
 		return nil
@@ -64,8 +65,7 @@ func subsetSlice(e *endpoints, from *corev1.EndpointSubset, family discoveryv1.A
 	return s
 }
 
-// addressType judges by the notation only: what is no address at all is for
-// the sink to refuse.
+// addressType only looks at the notation. The sink rejects what is not an address.
 func addressType(ip string) discoveryv1.AddressType {
 	for _, c := range ip {
 		if c == ':' {

@@ -18,8 +18,8 @@ import (
 	"kubeproxy/common/suggest"
 )
 
-// typeError says which field has a value of the wrong type. The standard
-// library is asked again because only it tells the whole path.
+// typeError describes which field has a value of the wrong type. It decodes again with
+// the standard library, because only that reports the whole path.
 func typeError(text []byte, like any, err error) error {
 	into := reflect.New(reflect.TypeOf(like).Elem()).Interface()
 	var wrong *json.UnmarshalTypeError
@@ -61,7 +61,7 @@ func expected(t reflect.Type) string {
 	return "a number that fits " + t.Kind().String()
 }
 
-// explainAll explains strict decoding errors, as many as out has use for.
+// explainAll explains strict decoding errors, as many as out has room for.
 func (i item) explainAll(value any, strict []error, out *decoded) []error {
 	room := max(maxProblems-len(out.rejected), 1)
 	var more error
@@ -88,7 +88,7 @@ func (i item) explainAll(value any, strict []error, out *decoded) []error {
 	return errs
 }
 
-// fieldOf returns which field a strict decoding error is about.
+// fieldOf returns the field that a strict decoding error is about.
 func fieldOf(err error) (parent, last string, ok bool) {
 	var field kjson.FieldError
 	if !errors.As(err, &field) {
@@ -101,8 +101,8 @@ func fieldOf(err error) (parent, last string, ok bool) {
 	return "", path, true
 }
 
-// explain adds to a strict decoding error the line, if it is plain, and the
-// field that was probably meant.
+// explain adds the line, if it is unambiguous, and a suggestion for the field name to a
+// strict decoding error.
 func (i item) explain(value any, err error, lines map[string]int) error {
 	parent, last, ok := fieldOf(err)
 	if !ok {
@@ -119,8 +119,8 @@ func (i item) explain(value any, err error, lines map[string]int) error {
 	return err
 }
 
-// findLines sets for each key in lines where it stands, 0 if that is not exactly
-// one line.
+// findLines sets for each key in lines the number of its line, or 0 unless exactly one
+// line has the key.
 func (d document) findLines(lines map[string]int) {
 	seen := make(map[string]bool, len(lines))
 	line := d.line - 1
@@ -142,8 +142,8 @@ func (d document) findLines(lines map[string]int) {
 	}
 }
 
-// fieldsAt lists the JSON names of the fields under path, such as
-// "spec.ports[0]", in a type.
+// fieldsAt lists the JSON names of the fields in a type under path, such as
+// "spec.ports[0]".
 func fieldsAt(t reflect.Type, path string) []string {
 	for _, step := range strings.Split(path, ".") {
 		name, _, _ := strings.Cut(step, "[")
@@ -158,8 +158,7 @@ func fieldsAt(t reflect.Type, path string) []string {
 	return slices.Sorted(maps.Keys(fieldNames(t)))
 }
 
-// fieldNames returns a struct's fields by JSON name, those of its inlined
-// structs included.
+// fieldNames returns a struct's fields by JSON name, including those of inlined structs.
 func fieldNames(t reflect.Type) map[string]reflect.Type {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
 		t = t.Elem()

@@ -16,32 +16,30 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// file is what is known of one manifest file.
+// file is the state of one manifest file.
 type file struct {
 	path string
-	info fs.FileInfo // as of the last reading, nil if it did not succeed
-	at   time.Time   // of the last reading
+	info fs.FileInfo // as of the last read, nil if it failed
+	at   time.Time   // time of the last read
 	sum  [sha256.Size]byte
-	// objects are the good ones of the last good state, problems what is
-	// wrong now.
+	// objects are the good ones of the last good state. problems are the present ones.
 	objects  []object
 	problems []problem
-	// unknown means that there is or may be an object in it of which no good
+	// unknown means that the file contains or may contain an object of which no good
 	// version was ever read.
 	unknown bool
-	// emptySince is when the file was first seen without content after it had
-	// objects.
+	// emptySince is when the file was first found empty after it had objects.
 	emptySince time.Time
 }
 
 const (
 	maxFile = 32 << 20
-	// Some file systems keep times to the second only, or two of them. A
-	// file that had just been written when it was read can have been written
-	// again without a trace.
+	// mtimeGranularity is the resolution of times in some file systems, with a margin:
+	// they store seconds, or two seconds. A file that was read right after a write can be
+	// written again without a visible change.
 	mtimeGranularity = 3 * time.Second
-	// Whoever redirects a slow command into a file empties it long before
-	// there is anything to write.
+	// emptyGrace is how long an empty file keeps its objects. Shell redirection empties a
+	// file before the command writes to it.
 	emptyGrace = 2 * time.Second
 )
 
@@ -49,7 +47,7 @@ const (
 func (f *file) refresh(d *decoder, now time.Time) {
 	info, err := os.Stat(f.path)
 	if _, lstatErr := os.Lstat(f.path); err != nil && errors.Is(lstatErr, fs.ErrNotExist) {
-		return // since its directory was listed; that will be noticed
+		return // deleted since its directory was listed; the next listing notices
 	}
 	if err == nil {
 		err = files.CheckRegular(info, maxFile)
@@ -79,8 +77,7 @@ func (f *file) refresh(d *decoder, now time.Time) {
 	}
 }
 
-// beingWritten reports that a file which held objects has lost its content
-// only just now.
+// beingWritten reports whether a file that contained objects has only just become empty.
 func (f *file) beingWritten(content []byte, now time.Time) bool {
 	if len(content) > 0 || len(f.objects) == 0 {
 		f.emptySince = time.Time{}
@@ -96,14 +93,14 @@ func (f *file) beingWritten(content []byte, now time.Time) bool {
 	return false
 }
 
-// keepLastGood keeps the last good state and has the file read again next time.
+// keepLastGood keeps the last good state and causes another read next time.
 func (f *file) keepLastGood(what ...rejection) {
 	f.info, f.problems, f.emptySince = nil, nil, time.Time{}
 	f.unknown = f.unknown || len(f.objects) == 0
 	for _, b := range what {
 		var p *fs.PathError
 		if errors.As(b.err, &p) {
-			b.err = p.Err // the path is said already
+			b.err = p.Err // the message contains the path already
 		}
 		if len(f.objects) > 0 {
 			b.err = fmt.Errorf("%w; the file's last good state stays in force", b.err)
@@ -112,7 +109,7 @@ func (f *file) keepLastGood(what ...rejection) {
 	}
 }
 
-// addProblem notes what is wrong with something in the file.
+// addProblem records a problem with something in the file.
 func (f *file) addProblem(b rejection) {
 	object := f.path
 	if name := b.name(); name != "" {
@@ -126,7 +123,7 @@ func (f *file) parse(d *decoder, content []byte) {
 	if len(got.unparsable) > 0 {
 		info := f.info
 		f.keepLastGood(got.unparsable...)
-		f.info = info // it need not be parsed again to know that
+		f.info = info // no need to parse it again
 		return
 	}
 	f.problems, f.unknown = nil, false

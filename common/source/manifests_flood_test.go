@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// floods are files of a size that were written to cost much.
+// floods are files of a given size that are made to be expensive.
 var floods = map[string]func(size int) string{
 	"lines and unknown fields": func(size int) string {
 		return "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n" + repeated("\n", size) + unknownFields(2000)
@@ -89,7 +89,7 @@ func unknownFields(n int) string {
 	return b.String()
 }
 
-// nightly is size, or much more in the long form of the test.
+// nightly is size, or much more in the long version of the test.
 func nightly(size int) int {
 	if os.Getenv("KUBEPROXY_NIGHTLY") == "1" {
 		return 10 * size
@@ -97,8 +97,8 @@ func nightly(size int) int {
 	return size
 }
 
-// TestFloods counts what floods of manifests cost: memory in proportion to their
-// size, a bounded part for the library, two looks for lines, and few words.
+// TestFloods measures the cost of floods: memory in proportion to their size, a bounded
+// part for the library, at most two scans for line numbers, and few messages.
 func TestFloods(t *testing.T) {
 	for name, flood := range floods {
 		t.Run(name, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// decodeFlood returns how many bytes are allocated for text.
+// decodeFlood returns the number of bytes allocated for text.
 func decodeFlood(t *testing.T, text string) uint64 {
 	t.Helper()
 	content := []byte(text)
@@ -141,8 +141,9 @@ func decodeFlood(t *testing.T, text string) uint64 {
 	return allocated
 }
 
-// TestLargeTextBeyondASCII has a file of several megabytes in which each object says
-// something that is not ASCII, as kubectl and people write it. All of it is in force.
+// TestLargeTextBeyondASCII loads a file of several megabytes in which each object
+// contains text that is not ASCII, as kubectl and people write it. All objects are in
+// force.
 func TestLargeTextBeyondASCII(t *testing.T) {
 	const each = "  annotations:\n    note: für 網路 😀\n    emoji: \"\\U0001F600 \\u00e9\"\n    more: 'größer: ja'\n    text: |\n      Zwölf\n      \"日\"\n"
 	size := nightly(1 << 20)
@@ -164,8 +165,8 @@ func TestLargeTextBeyondASCII(t *testing.T) {
 	}
 }
 
-// TestProblemLimit has 50 bad objects in a file: 20 are told, and that there
-// are 30 more. What was good of them before stays.
+// TestProblemLimit has a file with 50 invalid objects: 20 are described, and 30 more are
+// counted. Their previous versions remain.
 func TestProblemLimit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.yaml")
 	state := func(field string) {

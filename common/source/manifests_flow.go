@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// scalar parses the scalar or flow collection that row begins with, and returns
-// what follows it. A plain scalar ends at one of the characters in ends, which are
-// those of a flow collection around it, or with the line.
+// scalar parses the scalar or flow collection at the start of row and returns the rest. A
+// plain scalar ends at the end of the line or at one of the characters in ends, which are
+// those of an enclosing flow collection.
 func (p *plainParser) scalar(row []byte, ends string) (left []byte, err error) {
 	switch c := row[0]; {
 	case c == '{' || c == '[':
@@ -33,9 +33,9 @@ func (p *plainParser) scalar(row []byte, ends string) (left []byte, err error) {
 	return left, p.plain(bytes.TrimRight(text, " "))
 }
 
-// quoted parses a scalar in quotes. Ones that have quotes of their kind in them are not
-// plain; of escapes there are those that mean the same in JSON, and \U, which the
-// library writes.
+// quoted parses a quoted scalar. One that contains its own kind of quote is not plain.
+// The accepted escapes are those that mean the same in JSON, and \U, which the library
+// writes.
 func (p *plainParser) quoted(row []byte, ends string) (left []byte, err error) {
 	n := bytes.IndexByte(row[1:], row[0])
 	if n < 0 {
@@ -55,7 +55,7 @@ func (p *plainParser) quoted(row []byte, ends string) (left []byte, err error) {
 	return left, nil
 }
 
-// escaped writes what stands in double quotes.
+// escaped writes the content of double quotes.
 func (p *plainParser) escaped(text []byte) error {
 	for {
 		n := bytes.IndexByte(text, '\\')
@@ -109,7 +109,7 @@ func (p *plainParser) plain(text []byte) error {
 			p.out = append(p.out, text...)
 			return nil
 		}
-		// Numbers have many forms, and never two dots or such letters.
+		// Numbers have many forms, but none has two dots or one of these letters.
 		if bytes.Count(text, []byte(".")) < 2 && !bytes.ContainsAny(text, "/ghijklmnqrstuvwyzGHIJKLMNQRSUVWY") &&
 			!bytes.ContainsFunc(text, func(r rune) bool { return r >= utf8.RuneSelf }) {
 			return errNotPlain
@@ -123,7 +123,7 @@ func (p *plainParser) plain(text []byte) error {
 	return nil
 }
 
-// isDecimal reports that text is a number in its plainest form.
+// isDecimal reports whether text is a number in its simplest form.
 func isDecimal(text []byte) bool {
 	if len(text) > 15 || text[0] == '0' && len(text) > 1 {
 		return false
@@ -136,7 +136,7 @@ func isDecimal(text []byte) bool {
 	return true
 }
 
-// quote writes text as it stands within a JSON string.
+// quote writes text as part of a JSON string.
 func (p *plainParser) quote(text []byte) {
 	for _, c := range text {
 		if c == '"' || c == '\\' {
@@ -188,7 +188,7 @@ func (p *plainParser) flow(row []byte) (left []byte, err error) {
 	return row[1:], nil
 }
 
-// flowKey parses a key in braces, and returns what follows it.
+// flowKey parses a key in braces and returns the rest.
 func (p *plainParser) flowKey(row []byte, keys *keySet) ([]byte, error) {
 	n := keyLength(row)
 	if n == 0 || !keys.add(string(row[:n])) {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Opening a named pipe that nobody writes to would block for ever.
+// Opening a named pipe without a writer would block for ever: fifo(7).
 func TestLoadNamedPipe(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "a.yaml")

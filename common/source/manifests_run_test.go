@@ -19,8 +19,7 @@ import (
 	"kubeproxy/test/goldentext"
 )
 
-// run starts m on the paths and waits for Synced. The returned calls are
-// those before it.
+// run starts m on the paths and waits for Synced. It returns the calls before Synced.
 func run(t *testing.T, m *Manifests) (*recorder, []string) {
 	t.Helper()
 	r := &recorder{}
@@ -133,9 +132,9 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
-// retryTest wants try to find nothing wrong, if not at once, then when it tries
-// again. A change of several steps is one as long as it takes no longer than a
-// watch waits for the next; now and then a busy machine takes longer.
+// retryTest requires that try finds no fault, if necessary in a later attempt. A change
+// of several steps counts as one if it is faster than a watch's wait for the next step.
+// On a busy machine it is sometimes slower.
 func retryTest(t *testing.T, try func() (wrong string)) {
 	t.Helper()
 	wrong := try()
@@ -148,7 +147,8 @@ func retryTest(t *testing.T, try func() (wrong string)) {
 	}
 }
 
-// A ConfigMap volume: the files are links through ..data, which is swapped.
+// In a ConfigMap volume the files are links through ..data, which is swapped: kubernetes:
+// pkg/volume/util/atomic_writer.go.
 func TestRunVolume(t *testing.T) {
 	dir := t.TempDir()
 	version := func(name, ip string) {
@@ -175,7 +175,7 @@ func TestRunVolume(t *testing.T) {
 
 var breakages = map[string]struct {
 	change func(t *testing.T, dir string)
-	errs   []string // how each starts
+	errs   []string // prefix of each
 }{
 	"broken file": {
 		func(t *testing.T, dir string) { write(t, dir+"/a.yaml", "kind: [") },
@@ -241,8 +241,8 @@ func TestRunKeepsTheLastGoodState(t *testing.T) {
 	}
 }
 
-// afterProblem waits for a problem and then for some more looks, which must
-// not report it again.
+// afterProblem waits for a problem and then for some more checks, which must not report
+// it again.
 func afterProblem(t *testing.T, r *recorder) (calls, errs []string) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
@@ -272,7 +272,7 @@ func TestRunRecovers(t *testing.T) {
 	r.wait(t, "set service shop/a 10.96.0.1", "unread 0")
 }
 
-// TestRunReportsWhatIsOver breaks two objects and mends them one by one.
+// TestRunReportsWhatIsOver breaks two objects and repairs them one by one.
 func TestRunReportsWhatIsOver(t *testing.T) {
 	dir := t.TempDir()
 	bad := func(name string) string {
@@ -303,7 +303,7 @@ func TestRunReportsWhatIsOver(t *testing.T) {
 	r.waitFor(t, func() bool { return len(r.standing) == 0 })
 }
 
-// A shell empties the file before the command writes to it.
+// A shell empties a file before the command writes to it.
 func TestRunEmptied(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.yaml")
@@ -323,9 +323,9 @@ func TestRunEmptied(t *testing.T) {
 	}
 }
 
-// A file is read again when it may have changed, and only then.
+// A file is read again if it may have changed, and only then.
 func TestRefreshNotices(t *testing.T) {
-	const before, after = "10.96.0.1", "10.96.0.9" // of one length
+	const before, after = "10.96.0.1", "10.96.0.9" // of the same length
 	old := time.Now().Add(-time.Hour)
 	inPlace := func(t *testing.T, path string) { write(t, path, serviceYAML("a", after)) }
 	renamed := func(t *testing.T, path string) {
@@ -335,7 +335,7 @@ func TestRefreshNotices(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change   func(t *testing.T, path string)
 		readAt   time.Duration // after the file was written
-		modified time.Duration // then, with the time turned back
+		modified time.Duration // after that, with the time set back
 		want     string
 	}{
 		"later time":                      {inPlace, time.Minute, time.Second, after},

@@ -18,15 +18,15 @@ type document struct {
 	json bool
 }
 
-// startsAsJSON reports that content may be JSON throughout, whatever the file is
-// called; several objects may follow each other.
+// startsAsJSON reports whether content may be JSON throughout, whatever the name of the
+// file. It may contain several objects.
 func startsAsJSON(content []byte) bool {
 	trimmed := bytes.TrimLeft(content, " \t\r\n")
 	return len(trimmed) > 0 && trimmed[0] == '{'
 }
 
-// jsonDocuments calls each for one object after the other, until that returns
-// false. It returns an error if content is not JSON.
+// jsonDocuments calls each for one object after another, until each returns false. It
+// returns an error if content is not JSON.
 func jsonDocuments(content []byte, each func(document) bool) error {
 	d := json.NewDecoder(bytes.NewReader(content))
 	line, at := 1, int64(0)
@@ -48,9 +48,9 @@ func jsonDocuments(content []byte, each func(document) bool) error {
 	}
 }
 
-// yamlDocuments splits at the markers, which YAML reserves at the start of a
-// line even within a block of text. It calls each for one document after the other,
-// until that returns false.
+// yamlDocuments splits content at document markers and calls each for one document after
+// another, until each returns false. YAML reserves the markers at the start of a line,
+// even within a block scalar: https://yaml.org/spec/1.1/.
 func yamlDocuments(content []byte, each func(document) bool) {
 	first, start := 1, 0 // of the document at hand
 	line, pos := 1, 0
@@ -84,12 +84,12 @@ func isMarker(row []byte, marker string) bool {
 	return ok && (len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0])))
 }
 
-// wrap adds where in the file err is about.
+// wrap adds the position in the file to err.
 func (d document) wrap(err error) error {
 	return fmt.Errorf("%s: %w", d.position(), err)
 }
 
-// position says where in the file the document is.
+// position returns where in the file the document is.
 func (d document) position() string {
 	return fmt.Sprintf("document at line %d", d.line)
 }

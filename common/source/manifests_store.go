@@ -20,13 +20,13 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// key identifies an object. The zero key is one that cannot be told.
+// key identifies an object. The zero key means that the object is unknown.
 type key struct {
 	kind string
 	name types.NamespacedName
 }
 
-// String quotes what is not plain, as nobody has checked the names yet.
+// String quotes a name unless it is plain, because names are not validated yet.
 func (k key) String() string {
 	plain := func(s string) string {
 		if q := strconv.Quote(s); q != `"`+s+`"` || len(s) > 253 {
@@ -40,7 +40,7 @@ func (k key) String() string {
 	return k.kind + " " + plain(k.name.Namespace) + "/" + plain(k.name.Name)
 }
 
-// kindOrder is also the order of delivery.
+// kindOrder lists the kinds in the order of delivery.
 const kindOrder = "Node ServiceCIDR Service EndpointSlice"
 
 func compareKeys(a, b key) int {
@@ -51,7 +51,7 @@ func compareKeys(a, b key) int {
 	)
 }
 
-// kindIndex is where a kind comes in kindOrder.
+// kindIndex returns the position of a kind in kindOrder.
 func kindIndex(kind string) int { return strings.Index(kindOrder+" ", kind+" ") }
 
 // object is a decoded *corev1.Service, *corev1.Node, *endpoints,
@@ -61,7 +61,7 @@ type object struct {
 	value any
 }
 
-// manifestStore knows all files and what of them was delivered.
+// manifestStore is the state of all files and what was delivered of it.
 type manifestStore struct {
 	decoder   decoder
 	node      string
@@ -70,14 +70,14 @@ type manifestStore struct {
 	files     map[string]*file
 	delivered map[key]any
 
-	unread int // as the sink was told
+	unread int // as last passed to the sink
 
 	report   func(Fault)
 	problems []problem // as of the last refresh
 	reported faults
 }
 
-// problem is what is wrong with an object; there may be several of one object.
+// problem is a problem with an object. One object may have several.
 type problem struct {
 	object string // as in Fault
 	err    error
@@ -99,8 +99,9 @@ func normalizeNode(name string) string {
 	return strings.ToLower(strings.TrimSpace(name))
 }
 
-// refresh looks at all files and tells the sink what changed. What
-// hinders it from noticing changes, if anything, is reported with the rest.
+// refresh reads all files that changed and delivers the difference to the sink.
+// hindrance, if not nil, is why changes cannot be watched. It is reported with the other
+// problems.
 func (l *manifestStore) refresh(sink Sink, hindrance error) {
 	l.problems = nil
 	if hindrance != nil {
@@ -108,7 +109,7 @@ func (l *manifestStore) refresh(sink Sink, hindrance error) {
 	}
 	files := l.readFiles(time.Now())
 	wanted := l.merge(files)
-	// A port that gets another name has it in a Service and in slices.
+	// A renamed port changes both in a Service and in its slices.
 	sink.Batch(func() {
 		l.deliver(sink, wanted)
 		l.reportUnread(sink, files)
@@ -116,9 +117,8 @@ func (l *manifestStore) refresh(sink Sink, hindrance error) {
 	l.reported = l.reported.report(l.problems, l.report)
 }
 
-// reportUnread counts the files with something in them that was never good,
-// and the directories that were never listed: nobody knows what they held
-// before.
+// reportUnread counts the files with content of which no good version was ever read, and
+// the directories that were never listed. Their previous content is unknown.
 func (l *manifestStore) reportUnread(sink Sink, files []*file) {
 	unread := 0
 	for _, f := range files {
@@ -137,7 +137,7 @@ func (l *manifestStore) reportUnread(sink Sink, files []*file) {
 	}
 }
 
-// readFiles brings the files up to date and returns them in order.
+// readFiles refreshes the files and returns them in order.
 func (l *manifestStore) readFiles(now time.Time) []*file {
 	var order []*file
 	seen := map[string]*file{}
@@ -171,8 +171,8 @@ func (l *manifestStore) readFiles(now time.Time) []*file {
 	return order
 }
 
-// merge returns what the files hold together: of objects of one name the
-// first, and Endpoints only where there are no slices.
+// merge returns the combined content of the files: the first object of each name, and
+// Endpoints only for Services without slices.
 func (l *manifestStore) merge(files []*file) map[key]any {
 	type first struct {
 		object
@@ -216,8 +216,8 @@ func (l *manifestStore) merge(files []*file) map[key]any {
 	return wanted
 }
 
-// firstProblems returns the first few of the problems with objects that are there already,
-// and how many more there are.
+// firstProblems returns the first few problems with duplicate objects, and the number of
+// the others.
 func firstProblems(path string, twice []problem) []problem {
 	if len(twice) <= maxProblems {
 		return twice
@@ -232,10 +232,10 @@ func addSlices(to map[key]any, e *endpoints) {
 	}
 }
 
-// deliver tells the sink the difference, what is new before what is gone, so
-// that endpoints which change slices are never missing.
+// deliver passes the difference to the sink. New objects come before deletions, so that
+// endpoints which move between slices are never missing.
 func (l *manifestStore) deliver(sink Sink, wanted map[key]any) {
-	var fresh, deleted []key // to sort everything would take longer than to compare it
+	var fresh, deleted []key // sorting everything would take longer than comparing it
 	for k, v := range wanted {
 		if old, ok := l.delivered[k]; ok && (old == v || reflect.DeepEqual(old, v)) {
 			wanted[k] = old
@@ -285,7 +285,7 @@ func sinkDelete(sink Sink, k key) {
 	}
 }
 
-// recheckAfter returns how soon to look again without being told to.
+// recheckAfter returns the time until the next check without a notification.
 func (l *manifestStore) recheckAfter() time.Duration {
 	for _, f := range l.files {
 		if !f.emptySince.IsZero() {

@@ -25,13 +25,13 @@ import (
 	"kubeproxy/test/goldentext"
 )
 
-// recorder is a Sink that remembers the calls as text.
+// recorder is a Sink that records the calls as text.
 type recorder struct {
 	mu       sync.Mutex
 	calls    []string
 	errs     []string
 	over     []string         // faults
-	standing map[string]error // the others
+	standing map[string]error // faults that are not over
 	notes    []string
 	open     bool // a batch
 }
@@ -103,7 +103,7 @@ func (r *recorder) report(f Fault) {
 
 func (r *recorder) note(s string) { r.notes = append(r.notes, s) }
 
-// take returns and forgets the calls and problems so far.
+// take returns and clears the calls and problems so far.
 func (r *recorder) take() (calls, errs []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,7 +112,7 @@ func (r *recorder) take() (calls, errs []string) {
 	return calls, errs
 }
 
-// waitFor polls until holds does.
+// waitFor polls until holds returns true.
 func (r *recorder) waitFor(t *testing.T, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Millisecond) {
@@ -129,7 +129,7 @@ func (r *recorder) waitFor(t *testing.T, holds func() bool) {
 	}
 }
 
-// wait polls until the calls, with what came before, hold want.
+// wait polls until the calls, including earlier ones, contain want.
 func (r *recorder) wait(t *testing.T, want ...string) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
@@ -275,7 +275,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// compareErrors wants each joined error to start with its text in want.
+// compareErrors checks that each joined error starts with its text in want.
 func compareErrors(t *testing.T, dir string, want []string, err error) {
 	t.Helper()
 	var got []error

@@ -11,12 +11,12 @@ import (
 	"unicode/utf8"
 )
 
-// plainYAML turns the YAML that people and tools write for Kubernetes into JSON,
-// in one pass: block mappings and sequences, scalars on one line, literal blocks,
-// and flow collections on one line, in UTF-8 with keys in ASCII. It returns errNotPlain
-// for all else, correct or not, which is left to the library. The library builds a tree
-// of 70 bytes for each byte of some texts, and takes ten times as long for any. The
-// result is in buffer, if that is large enough.
+// plainYAML converts the YAML that people and tools write for Kubernetes to JSON, in one
+// pass: block mappings and sequences, scalars on one line, literal blocks, and flow
+// collections on one line, in UTF-8 with keys in ASCII. For all other text, correct or
+// not, it returns errNotPlain, and the library parses it. The library builds a tree of 70
+// bytes for each byte of some texts, and takes ten times as long for any. The result is
+// in buffer if that is large enough.
 func plainYAML(text, buffer []byte) ([]byte, error) {
 	if bytes.IndexByte(text, '\r') >= 0 {
 		text = bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n"))
@@ -41,8 +41,8 @@ func plainYAML(text, buffer []byte) ([]byte, error) {
 	return p.out, nil
 }
 
-// isPlainText reports that all of text is printable, and that nothing but \n ends a
-// line: YAML 1.1 has NEL, LS and PS for that, too.
+// isPlainText reports whether text is printable and has no line breaks other than \n.
+// YAML 1.1 also has NEL, LS and PS: https://yaml.org/spec/1.1/.
 func isPlainText(text []byte) bool {
 	for i := 0; i < len(text); {
 		c := text[i]
@@ -62,7 +62,7 @@ func isPlainText(text []byte) bool {
 	return true
 }
 
-// isPlainRune reports that YAML takes r, which is not ASCII, as it stands.
+// isPlainRune reports whether YAML allows r unescaped. r is not ASCII.
 func isPlainRune(r rune) bool {
 	switch r {
 	case '\u2028', '\u2029', '\ufeff', '\ufffe', '\uffff':
@@ -73,12 +73,12 @@ func isPlainRune(r rune) bool {
 
 var errNotPlain = errors.New("not plain YAML")
 
-// plainDepth bounds how deep collections lie within each other.
+// plainDepth bounds the nesting of collections.
 const plainDepth = 64
 
-// plainParser stands at a line that says something.
+// plainParser is at a line that is neither empty nor a comment.
 type plainParser struct {
-	text   []byte // what follows the line
+	text   []byte // after the present line
 	indent int
 	row    []byte // without indentation
 	ended  bool
@@ -86,7 +86,7 @@ type plainParser struct {
 	out    []byte
 }
 
-// next goes to the next line that is neither empty nor a comment.
+// next moves to the next line that is neither empty nor a comment.
 func (p *plainParser) next() {
 	for len(p.text) > 0 {
 		row, rest, _ := bytes.Cut(p.text, []byte("\n"))
@@ -101,7 +101,7 @@ func (p *plainParser) next() {
 	p.ended, p.indent, p.row = true, -1, nil
 }
 
-// block parses the collection that begins at the line.
+// block parses the collection that starts at the present line.
 func (p *plainParser) block(indent int) error {
 	p.depth++
 	defer func() { p.depth-- }()
@@ -175,8 +175,8 @@ func (p *plainParser) mapping(indent int) error {
 	return nil
 }
 
-// value parses what follows a key or a dash, on its line or the next ones, and
-// goes to the line after it.
+// value parses what follows a key or a dash, on its line or the next ones, and moves to
+// the line after it.
 func (p *plainParser) value(rest []byte, indent int, inItem bool) error {
 	if len(rest) == 0 || rest[0] == '#' {
 		p.next()
@@ -198,12 +198,12 @@ func (p *plainParser) value(rest []byte, indent int, inItem bool) error {
 	}
 	p.next()
 	if p.indent > indent {
-		return errNotPlain // the scalar goes on
+		return errNotPlain // the scalar continues
 	}
 	return nil
 }
 
-// literal parses a block of text.
+// literal parses a literal block scalar.
 func (p *plainParser) literal(head string, indent int) error {
 	if head != "|" && head != "|-" {
 		return errNotPlain
@@ -217,7 +217,7 @@ func (p *plainParser) literal(head string, indent int) error {
 			return errNotPlain
 		}
 		if len(trimmed) == 0 && (len(row) > 0 || margin == 0) {
-			return errNotPlain // whether it counts depends on what follows
+			return errNotPlain // the meaning depends on what follows
 		}
 		if len(trimmed) > 0 && margin == 0 {
 			margin = len(row) - len(trimmed)
@@ -255,8 +255,7 @@ func (p *plainParser) literal(head string, indent int) error {
 	return nil
 }
 
-// keyLength returns how long the key is that row begins with, 0 if there is none
-// that is plain.
+// keyLength returns the length of the plain key at the start of row, or 0.
 func keyLength(row []byte) int {
 	n := bytes.IndexByte(row, ':')
 	if n <= 0 || n > maxKey || n+1 < len(row) && row[n+1] != ' ' || !isLetter(row[0]) || isReservedWord(string(row[:n])) {
@@ -270,12 +269,13 @@ func keyLength(row []byte) int {
 	return n
 }
 
-// maxKey bounds a key; YAML has a limit of its own, of 1024.
+// maxKey bounds a key. YAML's own limit is 1024 characters: https://yaml.org/spec/1.1/.
 const maxKey = 500
 
 func isLetter(c byte) bool { return c|0x20 >= 'a' && c|0x20 <= 'z' }
 
-// isReservedWord reports that a plain scalar may mean something else than its letters.
+// isReservedWord reports whether a plain scalar may mean something other than its
+// letters.
 func isReservedWord(s string) bool {
 	if len(s) > 5 {
 		return false
@@ -287,16 +287,16 @@ func isReservedWord(s string) bool {
 	return false
 }
 
-// keySet knows the keys of a mapping.
+// keySet holds the keys of a mapping, to detect duplicates.
 type keySet struct {
 	few  []string
 	many map[string]bool
 }
 
-// manyKeys is more than any object has in one place.
+// manyKeys is more keys than any valid object has in one mapping.
 const manyKeys = 10_000
 
-// add reports that a key is new, and not one of too many.
+// add reports whether key is new and within the limit.
 func (s *keySet) add(key string) bool {
 	const few = 16
 	if len(s.few) < few && s.many == nil {

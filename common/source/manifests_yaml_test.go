@@ -26,7 +26,7 @@ var plainTexts = map[string]string{
 	"carriages":    "a: b\r\nc:\r\n- d\r\n",
 }
 
-// TestPlainYAML wants what is plain to be taken, and to mean what the library says.
+// TestPlainYAML checks that plain YAML is accepted and means the same to the library.
 func TestPlainYAML(t *testing.T) {
 	for name, text := range plainTexts {
 		t.Run(name, func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestPlainYAML(t *testing.T) {
 	}
 }
 
-// samePlain reports that text is plain, and wants the library to agree.
+// samePlain reports whether text is plain, and checks that the library agrees.
 func samePlain(t *testing.T, text []byte) bool {
 	t.Helper()
 	got, err := plainYAML(text, nil)

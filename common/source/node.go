@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/files"
 )
 
-// ReadNode asks once for the Node, for what must be known before Run. It is nil
-// if there is none of that name. It needs no right that Run does not need.
+// ReadNode requests the Node once, for settings that are needed before Run. It returns
+// nil if there is none of that name. It needs no permissions beyond those of Run.
 func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
 	client, err := a.client(corev1.SchemeGroupVersion, "/api", a.limits())
 	if err != nil {
@@ -33,10 +33,10 @@ func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
 	return &found.Items[0], nil
 }
 
-// ReadNode looks once for the Node, for what must be known before Run. It is nil
-// if there is none of that name. What is wrong with the files is for Run to tell.
+// ReadNode reads the files once for the Node, for settings that are needed before Run. It
+// returns nil if there is none of that name. Run reports problems with the files.
 func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
-	mentions := regexp.MustCompile(`\bNode\b`) // few do, and the rest takes time
+	mentions := regexp.MustCompile(`\bNode\b`) // few files do, and parsing the others takes time
 	d := decoder{noted: map[string]bool{}}
 	for _, path := range m.Paths {
 		var dir listing
@@ -55,7 +55,7 @@ func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
 	return nil, nil
 }
 
-// ownNode returns the Node we run on, nil if it is not among all.
+// ownNode returns the own Node, or nil if it is not in all.
 func (m *Manifests) ownNode(all []object) *corev1.Node {
 	for _, o := range all {
 		if n, is := o.value.(*corev1.Node); is && normalizeNode(n.Name) == normalizeNode(m.NodeName) {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// selecting notes by which labels Services are asked for.
+// selecting records the label selectors of requests for Services.
 type selecting struct{ labels chan string }
 
 func (s selecting) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -27,7 +27,7 @@ func (s selecting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
-// TestServicesOfThisProxy asks the API server for no others.
+// TestServicesOfThisProxy checks that no other Services are requested.
 func TestServicesOfThisProxy(t *testing.T) {
 	for name, want := range map[string]string{
 		"":     "!service.kubernetes.io/service-proxy-name",

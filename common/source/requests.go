@@ -13,9 +13,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// requests asks for one kind of objects. A request fails when it does: by
-// default the client tries ten times before it says anything, two minutes if
-// nobody answers, and then calls a watch that was never granted an empty one.
+// requests lists and watches one kind of objects, without the client's own retries. By
+// default the client retries ten times before it reports an error, which takes two
+// minutes without an answer. Then it returns an empty watch instead of one that was never
+// granted: kubernetes/kubernetes#102107.
 type requests struct {
 	client  cache.Getter
 	kind    string

@@ -1,9 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source reads Services, EndpointSlices, ServiceCIDRs and the own Node
-// from where they are kept, and tells a Sink about them. It knows no rules: what the
-// objects mean is the Sink's business.
+// Package source reads Services, EndpointSlices, ServiceCIDRs and the own Node from an
+// API server or from files, and delivers them to a Sink. It applies no rules: the Sink
+// decides what the objects mean.
 package source
 
 import (
@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Sink learns what a cluster holds. A Source calls it from one goroutine at a
-// time; the objects are shared and read-only. Its methods return quickly.
+// Sink receives the objects of a cluster. A Source calls it from one goroutine at a time.
+// The objects are shared and read-only. Its methods must return quickly.
 type Sink interface {
 	SetService(*corev1.Service)
 	DeleteService(types.NamespacedName)
@@ -24,29 +24,29 @@ type Sink interface {
 	SetSlice(*discoveryv1.EndpointSlice)
 	DeleteSlice(types.NamespacedName)
 
-	SetNode(*corev1.Node) // the node we run on
+	SetNode(*corev1.Node) // the own Node
 	DeleteNode()
 
 	SetServiceCIDR(*networkingv1.ServiceCIDR)
 	DeleteServiceCIDR(name string)
 
-	// Synced is called once, after everything that existed at the start and
-	// could be read.
+	// Synced is called once, after everything that existed at the start and could be
+	// read.
 	Synced()
-	// Unread tells how many things exist that could not be read yet, not even
-	// once, whenever that number changes. It is 0 at first.
+	// Unread is called whenever the number of existing objects changes that could never
+	// be read. The number is 0 at first.
 	Unread(n int)
 
-	// Batch has all that tell says count at once: nobody is to see some of it
-	// without the rest. It returns when tell has.
+	// Batch makes all changes by tell take effect at once: no snapshot may contain some
+	// of them without the others. It returns when tell has returned.
 	Batch(tell func())
 }
 
-// Fault is what is wrong with one thing that a source reads. The source reports
-// it again when it changes, and when it is over.
+// Fault is a problem with one thing that a source reads. The source reports it again when
+// it changes, and when it is over.
 type Fault struct {
-	// Object is a path, or the path of a file and an object in it. Only one fault
-	// of an object is in force: a later one replaces it.
+	// Object is a path, or the path of a file and an object in it. An object has only one
+	// fault at a time: a later one replaces it.
 	Object string
 	Err    error // nil when the fault is over
 }

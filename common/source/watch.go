@@ -21,9 +21,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// run lists and watches until ctx ends. What the API server does not have is
-// looked for again from time to time: soon at first, for one that has just
-// started refuses everything until it knows who may do what.
+// run lists and watches until ctx ends. If the API server lacks the kind or forbids it,
+// run retries from time to time. The first pauses are short, because an API server that
+// has just started refuses everything until it has loaded its authorization rules.
 func (a *APIServer) run(ctx context.Context, f *feed) {
 	pause := minAbsentPause
 	for ctx.Err() == nil {
@@ -33,7 +33,7 @@ func (a *APIServer) run(ctx context.Context, f *feed) {
 		w.run()
 		end()
 		f.markListed()
-		if time.Since(start) > maxAbsentPause { // it was there meanwhile
+		if time.Since(start) > maxAbsentPause { // it was available in between
 			pause = minAbsentPause
 		}
 		select {
@@ -44,8 +44,7 @@ func (a *APIServer) run(ctx context.Context, f *feed) {
 	}
 }
 
-// watcher lists and watches for a feed, until its turn ends, and trusts
-// nobody who does not speak.
+// watcher lists and watches for a feed, for one turn. It gives up silent connections.
 type watcher struct {
 	feed    *feed
 	api     *APIServer
@@ -54,8 +53,8 @@ type watcher struct {
 	timeout time.Duration
 }
 
-// run lets the library list and watch. Failures are reported, each of them
-// before it is tried again, and do not go to the library's own log.
+// run lets the library list and watch. It reports each failure before the next attempt,
+// and keeps failures out of the library's own log.
 func (w *watcher) run() {
 	from := &cache.ListWatch{
 		ListWithContextFunc:  w.list,
@@ -67,14 +66,14 @@ func (w *watcher) run() {
 	}).RunWithContext(quiet)
 }
 
-// Why a request is given up, or was in vain.
+// Why a request was given up or failed.
 var (
 	errNoAnswer = errors.New("no answer")
 	errCutOff   = errors.New("no answer in time, or one that broke off at its beginning")
 )
 
-// minWatchTime is how long a watch must last, or else say something whole, before
-// anybody relies on it.
+// minWatchTime is how long a watch must last to count as granted, unless it sends a
+// complete event before.
 const minWatchTime = time.Second
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -88,20 +87,20 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 }
 
 func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
-	ctx, cancel := context.WithCancelCause(ctx) // ends the answer, not just the request
+	ctx, cancel := context.WithCancelCause(ctx) // cancels the response too, not just the request
 	alarm := time.AfterFunc(w.timeout, func() { cancel(errNoAnswer) })
 	in, err := w.feed.from.watch(ctx, o)
 	alarm.Stop()
 	if o.SendInitialEvents != nil && apierrors.IsInvalid(err) {
 		cancel(nil)
-		return nil, err // an old API server, so all that exists is listed
+		return nil, err // an old API server; the library lists instead
 	}
 	if err := w.report(ctx, err); err != nil {
 		cancel(nil)
 		return nil, err
 	}
 	out := &timeoutWatch{in: in, out: make(chan apiwatch.Event), stopped: ctx.Done(), stop: func() { cancel(nil) }}
-	if o.SendInitialEvents == nil { // else what exists is still to come
+	if o.SendInitialEvents == nil { // otherwise the existing objects are still to come
 		out.granted = w.feed.contactReporter()
 	}
 	go func() {
@@ -110,14 +109,14 @@ func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Int
 		case err == errNoAnswer && w.api.WatchTimedOut != nil:
 			w.api.WatchTimedOut(w.feed.kind)
 		case err == errCutOff:
-			_ = w.report(ctx, err) // the library sees it by itself
+			_ = w.report(ctx, err) // the library sees the event itself
 		}
 	}()
 	return out, nil
 }
 
-// report reports err, and returns it with the cause of ctx's end if that is
-// why. What need not be there ends the turn.
+// report reports err. It returns err with the cause of ctx's end, if that is the reason.
+// If the API server lacks an optional kind, report ends the turn.
 func (w *watcher) report(ctx context.Context, err error) error {
 	if err == nil || w.ctx.Err() != nil || isNormalEnd(err) {
 		return err
@@ -135,18 +134,18 @@ func (w *watcher) report(ctx context.Context, err error) error {
 	return err
 }
 
-// isNormalEnd reports that err is how a watch ends every few minutes.
+// isNormalEnd reports whether err is how a watch ends every few minutes.
 func isNormalEnd(err error) bool {
 	return errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 
-// timeoutWatch is a watch that ends when it says nothing for too long.
+// timeoutWatch is a watch that ends after too long a silence.
 type timeoutWatch struct {
 	in      apiwatch.Interface
 	out     chan apiwatch.Event
 	stopped <-chan struct{}
 	stop    func()
-	// granted, if set, is called when the watch turns out to be firm.
+	// granted, if set, is called when the watch counts as granted.
 	granted func()
 }
 
@@ -159,9 +158,9 @@ func (h *timeoutWatch) Stop() {
 // ResultChan implements apiwatch.Interface.
 func (h *timeoutWatch) ResultChan() <-chan apiwatch.Event { return h.out }
 
-// forward passes on what comes until the watch ends. It returns errNoAnswer if
-// nothing came for too long, and errCutOff if the watch ended by itself before
-// anything could rely on it: it is cut off on the way, again and again maybe.
+// forward passes on events until the watch ends. It returns errNoAnswer after too long a
+// silence. It returns errCutOff if the watch ended before it counted as granted: a proxy
+// on the way may cut it off, perhaps every time.
 func (h *timeoutWatch) forward(silence time.Duration) error {
 	defer close(h.out)
 	defer h.in.Stop()
@@ -184,7 +183,7 @@ func (h *timeoutWatch) forward(silence time.Duration) error {
 				return nil
 			}
 			relied = relied || isComplete(e, h.granted == nil)
-			alarm.Reset(silence) // now, as whoever listens may have taken long
+			alarm.Reset(silence) // only now, because the receiver may have taken long
 		case <-good.C:
 			if h.granted != nil {
 				h.granted()
@@ -198,8 +197,8 @@ func (h *timeoutWatch) forward(silence time.Duration) error {
 	}
 }
 
-// isComplete reports that what was asked for has come by e: anything, or everything
-// that exists, if that is to be told first.
+// isComplete reports whether the answer is complete with e: after any event, or, if
+// first, after all existing objects.
 func isComplete(e apiwatch.Event, first bool) bool {
 	switch {
 	case e.Type == apiwatch.Error:

@@ -1,13 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package suggest finds what a misspelt name was meant to be.
+// Package suggest finds the valid name closest to a misspelt one.
 package suggest
 
 import "strings"
 
-// Closest returns the candidate that looks most like a misspelt name, or ""
-// where none is near enough. Of equals the first wins.
+// Closest returns the candidate most similar to name, or "" if none is similar enough.
+// Among equals the first one wins.
 func Closest(name string, candidates []string) string {
 	best, least := "", 1+max(1, len(name)/3)
 	for _, c := range candidates {
@@ -18,12 +18,12 @@ func Closest(name string, candidates []string) string {
 	return best
 }
 
-// maxName bounds what distance compares: no name is that long, and the cost
-// grows with the square.
+// maxName bounds the input of distance, because its cost is quadratic. No valid name is
+// that long.
 const maxName = 100
 
-// distance counts the letters to insert, delete, replace or swap with their
-// neighbour to make b of a.
+// distance counts the insertions, deletions, replacements and swaps of adjacent letters
+// that turn a into b.
 func distance(a, b string) int {
 	if len(a) > maxName || len(b) > maxName {
 		return len(a) + len(b)

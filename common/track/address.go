@@ -18,9 +18,8 @@ var (
 	errScoped  = errors.New("has an IPv6 zone")
 )
 
-// parseAddr reads an address that traffic can be sent to. IPv4 mapped to
-// IPv6 counts as IPv4; leading zeros, whose base is anybody's guess, are
-// refused.
+// parseAddr parses an address that traffic can be sent to. IPv4 mapped to IPv6 counts as
+// IPv4. It refuses leading zeros, because programs disagree on whether they mean octal.
 func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -37,7 +36,7 @@ func parseAddr(s string) (netip.Addr, error) {
 
 func broadcast() netip.Addr { return netip.AddrFrom4([4]byte{255, 255, 255, 255}) }
 
-// parsePrefix reads a CIDR and clears its host bits.
+// parsePrefix parses a CIDR and clears its host bits.
 func parsePrefix(s string) (netip.Prefix, error) {
 	s = strings.TrimSpace(s)
 	p, err := netip.ParsePrefix(s)
@@ -53,8 +52,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// collapse sorts prefixes, whose host bits are clear, and drops those that
-// lie in another. It takes the slice over.
+// collapse sorts prefixes and drops those that lie within another. Their host bits must
+// be clear. It reuses the slice.
 func collapse(prefixes []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
 		if c := a.Addr().Compare(b.Addr()); c != 0 {
@@ -75,7 +74,7 @@ func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// firstOf returns the first address of family f, the zero Addr without one.
+// firstOf returns the first address of family f, or the zero Addr.
 func firstOf(addrs []netip.Addr, f service.Family) netip.Addr {
 	for _, a := range addrs {
 		if service.FamilyOf(a) == f {

@@ -9,8 +9,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// A port's name stands in the Service and in its slices. Between the two nobody
-// serves it, and nobody is to see that.
+// A port's name is in the Service and in its slices. Between the two updates the port has
+// no endpoints, and no snapshot may show that.
 func TestBatch(t *testing.T) {
 	w := newRecordingTracker()
 	w.SetService(plainService(1))
@@ -41,8 +41,8 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// Who asks within a batch learns afterwards that it is over, also where nothing
-// was published before.
+// If Latest was called within a batch, Changed is called after it, even if nothing was
+// published before.
 func TestBatchIsReported(t *testing.T) {
 	w := newRecordingTracker()
 	w.Synced()

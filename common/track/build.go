@@ -15,14 +15,16 @@ import (
 	"kubeproxy/common/service"
 )
 
-// LabelProxyName hands a Service to the proxy of that name.
+// LabelProxyName assigns a Service to the proxy with that name. See
+// https://kubernetes.io/docs/reference/labels-annotations-taints/.
 const LabelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// annotationKeepVIP, if "true", is what Kubernetes has for service.Port.KeepVIP.
+// annotationKeepVIP is the annotation that sets service.Port.KeepVIP if its value is
+// "true".
 const annotationKeepVIP = "preserve-destination"
 
-// builder turns a Service into the Ports it asks for: complete but for
-// endpoints, and regardless of what other Services ask for.
+// builder turns a Service into the Ports that it specifies. They are complete except for
+// endpoints, and ignore other Services.
 type builder struct {
 	service        *corev1.Service
 	interner       *interner
@@ -37,10 +39,10 @@ type builder struct {
 	sources  [2][]netip.Prefix // of balancer addresses
 
 	nodePorts bool
-	taken     map[address]string // by which port, as a path
+	taken     map[address]string // the path of the port that has it
 }
 
-// build returns nil for a Service that this proxy has nothing to do with.
+// build returns nil for a Service that this proxy does not handle.
 func (b *builder) build() []*service.Port {
 	if !b.proxied() {
 		return nil
@@ -93,7 +95,7 @@ func (b *builder) proxied() bool {
 	return true
 }
 
-// template returns what all ports of the Service have in common.
+// template returns the fields that all ports of the Service share.
 func (b *builder) template() service.Port {
 	spec := &b.service.Spec
 	template := service.Port{Affinity: b.affinity(), KeepVIP: b.service.Annotations[annotationKeepVIP] == "true"}
@@ -109,8 +111,8 @@ func (b *builder) template() service.Port {
 	return template
 }
 
-// healthCheck returns the port on which load balancers ask for local
-// endpoints, which only policy Local makes a question.
+// healthCheck returns the port on which load balancers query local endpoints. Only policy
+// Local needs it.
 func (b *builder) healthCheck(external service.Policy) uint16 {
 	spec := &b.service.Spec
 	n := spec.HealthCheckNodePort
@@ -141,7 +143,7 @@ func (b *builder) policy(field, value string) service.Policy {
 	return service.PolicyCluster
 }
 
-// maxAffinity is the API's limit, a day in seconds.
+// maxAffinity is the API's limit in seconds: one day.
 const maxAffinity = 86400
 
 func (b *builder) affinity() time.Duration {
@@ -197,9 +199,9 @@ func protocolOf(p corev1.Protocol) (service.Protocol, bool) {
 	return 0, false
 }
 
-// frontends lists the addresses that clients of port i dial in p's family,
-// by kind and address. An address that is both a load balancer's and an
-// external IP is the load balancer's, so that its sources hold.
+// frontends lists the addresses of port i in p's family, by kind and address. An address
+// that is both a load balancer's and an external IP counts as the load balancer's, so
+// that its source ranges apply.
 func (b *builder) frontends(i int, p *service.Port) []service.Frontend {
 	spec, number := &b.service.Spec.Ports[i], uint16(b.service.Spec.Ports[i].Port)
 	path := at("spec.ports", i)
@@ -220,7 +222,7 @@ func (b *builder) frontends(i int, p *service.Port) []service.Frontend {
 	switch n := spec.NodePort; {
 	case !b.nodePorts || n == 0:
 	case n < 0 || n > 65535:
-		if p.Family == service.IPv4 || !b.serves[service.IPv4] { // once
+		if p.Family == service.IPv4 || !b.serves[service.IPv4] { // once for both families
 			b.notes.add(path+".nodePort", "%d is not a port: want 1 to 65535", n)
 		}
 	default:
@@ -240,7 +242,7 @@ func compareFrontends(a, b service.Frontend) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), a.Addr.Compare(b.Addr))
 }
 
-// describe names a frontend of p for people.
+// describe names a frontend of p in messages.
 func describe(p *service.Port, f service.Frontend) string {
 	if f.Kind == service.NodePort {
 		return fmt.Sprintf("%s %s %d/%s", p.Family, f.Kind, f.Port, p.Name.Protocol)

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// addresses reads every address of the Service and the ranges of clients
-// that its load balancer admits.
+// addresses reads every address of the Service and the source ranges of its load
+// balancer.
 func (b *builder) addresses() {
 	spec := &b.service.Spec
 	b.nodePorts = spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer
@@ -33,8 +33,8 @@ func (b *builder) addresses() {
 	}
 }
 
-// clusterIPs settles which families the Service has. A ClusterIP that cannot
-// be read leaves its family the other ways in.
+// clusterIPs determines the families of the Service. If a ClusterIP cannot be parsed, its
+// family still has the other frontends.
 func (b *builder) clusterIPs() {
 	spec := &b.service.Spec
 	list, one := spec.ClusterIPs, [1]string{spec.ClusterIP}
@@ -83,7 +83,7 @@ func (b *builder) addExternal(to *[2][]netip.Addr, field, s string) {
 
 func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 	if in.IP == "" {
-		return // a host name, which is somebody else's to resolve
+		return // a host name, which is not ours to resolve
 	}
 	if mode := in.IPMode; mode != nil && *mode != corev1.LoadBalancerIPModeVIP {
 		if *mode != corev1.LoadBalancerIPModeProxy {
@@ -94,11 +94,11 @@ func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 	b.addExternal(&b.balancer, field+".ip", in.IP)
 }
 
-// sourceRanges reads which clients may use the load balancer. Who writes
-// ranges wants a limit, so a family that they leave without any, for being
-// unreadable or of the other family, admits nobody; only a range of length
-// zero opens it. The historical annotation is a request to cloud providers
-// and changes nothing here.
+// sourceRanges reads which clients may use the load balancer. Ranges express a limit. So
+// a family without a usable range admits no client, whether its ranges cannot be parsed
+// or are all of the other family. Only a range of length zero opens it. The annotation
+// service.beta.kubernetes.io/load-balancer-source-ranges is for cloud providers and has
+// no effect here.
 func (b *builder) sourceRanges() {
 	var ranges [2][]netip.Prefix
 	var open [2]bool

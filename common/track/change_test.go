@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// balanced is a Service with a load balancer that admits some clients.
+// balanced is a Service whose load balancer admits clients of ranges.
 func balanced(ranges ...string) *corev1.Service {
 	s := plainService(1)
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -34,7 +34,7 @@ func nodeA(zone, addr string) *corev1.Node {
 	}
 }
 
-// owned is a slice of Service number i, under the name of that of 1, on node.
+// owned is a slice of Service number i, with the name of a slice of Service 1, on node.
 func owned(i int, node string) *discoveryv1.EndpointSlice {
 	s := plainSlice(1, 3)
 	s.Labels[discoveryv1.LabelServiceName] = plainService(i).Name
@@ -57,7 +57,7 @@ func unready() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// changes are on top of base; 101 is a Service in the namespace of 1.
+// changes are applied on top of base. Service 101 is in the namespace of Service 1.
 var changes = map[string]struct{ base, before, after []event }{
 	"annotation": {
 		[]event{setSlice(plainSlice(1, 3))}, []event{setService(plainService(1))}, []event{setService(keepVIP(plainService(1)))},
@@ -96,8 +96,8 @@ var changes = map[string]struct{ base, before, after []event }{
 	},
 }
 
-// Each change alone reaches the next snapshot: it is the one of a Tracker
-// that never knew anything else.
+// Each change alone reaches the next snapshot, which equals that of a Tracker which saw
+// only the final objects.
 func TestChangeIsNoticed(t *testing.T) {
 	for name, tt := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestChangeIsNoticed(t *testing.T) {
 	}
 }
 
-// A Service whose endpoints differ for policy Local only is a new Port.
+// A Service whose endpoints differ for policy Local only gets a new Port.
 func TestLocalAloneChanges(t *testing.T) {
 	yes, no := true, false
 	state := func(serving *bool) *discoveryv1.EndpointSlice {

@@ -11,17 +11,16 @@ import (
 	"kubeproxy/common/service"
 )
 
-// maxEndpoints bounds what one Port may balance over.
+// maxEndpoints bounds the endpoints of one Port.
 const maxEndpoints = 1 << 16
 
-// candidate is an endpoint of one Port, before it is chosen or not.
+// candidate is a possible endpoint of one Port.
 type candidate struct {
 	addr  netip.AddrPort
 	state state
 }
 
-// chooser picks the endpoints of one Port after the other and keeps its
-// memory in between.
+// chooser picks the endpoints of one Port after another and reuses its memory.
 type chooser struct {
 	zone       string // of this node, "" while unknown
 	candidates []candidate
@@ -30,13 +29,13 @@ type chooser struct {
 	draining   []service.Endpoint
 	listed     []netip.Addr
 	excess     int           // how many did not fit
-	filled     *service.Port // whom the lists are for, nil for nobody
-	from       []origin      // where they come from
+	filled     *service.Port // the Port that the lists are for, or nil
+	from       []origin      // where its endpoints come from
 }
 
-// fill fills the lists for p, whose endpoints are in from, and returns how many did
-// not fit. Ports of one Service tend to have the same endpoints but for the number of
-// the port; then the lists for the Port before are used again.
+// fill fills the lists for p from the slices in from, and returns how many endpoints did
+// not fit. Ports of one Service usually have the same endpoints, except for the port
+// number. Then fill reuses the lists of the Port before.
 func (c *chooser) fill(p *service.Port, from []origin, listed bool) (excess int) {
 	if c.reusable(p, from) {
 		port := from[0].port
@@ -56,7 +55,7 @@ func (c *chooser) fill(p *service.Port, from []origin, listed bool) (excess int)
 	return c.excess
 }
 
-// reusable reports that the lists are right for p but for the number of the port.
+// reusable reports whether the lists are right for p, except for the port number.
 func (c *chooser) reusable(p *service.Port, from []origin) bool {
 	q := c.filled
 	if q == nil || len(from) == 0 || len(from) != len(c.from) ||
@@ -71,15 +70,16 @@ func (c *chooser) reusable(p *service.Port, from []origin) bool {
 	return true
 }
 
-// invalidate is for when slices have changed.
+// invalidate must be called when slices have changed.
 func (c *chooser) invalidate() {
 	clear(c.from)
 	c.filled, c.from = nil, c.from[:0]
 }
 
-// gather collects what slices hold, sorted by address and each address once. An
-// endpoint that moves from one slice to another can be in both for a moment; the copy
-// that lives longest counts.
+// gather collects the endpoints of slices, sorted by address and without duplicates. An
+// endpoint that moves between slices can be in both for a moment. The copy with the
+// longest expected life counts. See
+// https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/#duplicate-endpoints.
 func (c *chooser) gather(from []origin) {
 	c.candidates = c.candidates[:0]
 	for _, s := range from {
@@ -94,8 +94,8 @@ func (c *chooser) gather(from []origin) {
 	c.candidates = slices.CompactFunc(c.candidates, func(a, b candidate) bool { return a.addr == b.addr })
 }
 
-// rank orders copies of one endpoint: not terminating before terminating,
-// then ready, serving and local ones first, then any fixed order.
+// rank orders copies of one endpoint. Those that do not terminate come before those that
+// do. Then ready, serving and local ones come first. The rest has a fixed order.
 func (s state) rank() int {
 	r := int(s)
 	for i, fact := range [...]state{local, serving, ready} {
@@ -119,7 +119,7 @@ func (c *chooser) add(s *slice, port uint16) {
 	}
 }
 
-// listContains reports that a comma separated list holds item.
+// listContains reports whether a comma-separated list contains item.
 func listContains(list, item string) bool {
 	for s := range strings.SplitSeq(list, ",") {
 		if s == item {
@@ -129,8 +129,8 @@ func listContains(list, item string) bool {
 	return false
 }
 
-// choose fills cluster, local, the latter only when p needs it, and
-// lingering, and returns how many endpoints did not fit.
+// choose fills cluster and draining, and local if p needs it. It returns how many
+// endpoints did not fit.
 func (c *chooser) choose(p *service.Port) int {
 	preferred := c.topology()
 	c.cluster = c.pick(c.cluster, preferred|ready)
@@ -151,9 +151,9 @@ func (c *chooser) choose(p *service.Port) int {
 	return max(excess, 0)
 }
 
-// pickDraining fills lingering: what serves and was not picked. All lists have the
-// order of the candidates. Only UDP needs it: a flow over it has no end, so
-// somebody else decides when it ends.
+// pickDraining fills draining with endpoints that serve and were not picked. All lists
+// have the order of the candidates. Only UDP needs it: UDP flows have no end of their
+// own, so the proxy decides when to cut them.
 func (c *chooser) pickDraining(p *service.Port) {
 	c.draining = c.draining[:0]
 	if p.Name.Protocol != service.UDP {
@@ -174,8 +174,8 @@ func (c *chooser) pickDraining(p *service.Port) {
 }
 
 // pickListed fills listed with addresses that choose left out. All lists have the order
-// of the candidates. What is of this node is not in it, as its network plugin
-// keeps it.
+// of the candidates. It skips addresses of this node, because the network plugin keeps
+// their objects.
 func (c *chooser) pickListed() {
 	c.listed = c.listed[:0]
 	picked, more := c.cluster, c.local
@@ -193,10 +193,11 @@ func (c *chooser) pickListed() {
 	}
 }
 
-// topology returns what an endpoint must have to be preferred here: hints
-// count only when every ready endpoint has them and at least one means us,
-// so that a partial view can never leave us without endpoints. Hints for
-// nodes go before hints for zones.
+// topology returns the state that an endpoint needs to be preferred on this node. Hints
+// count only if every ready endpoint has them and at least one matches this node. So a
+// partial view never leaves a node without endpoints. Hints for nodes take precedence
+// over hints for zones. See
+// https://kubernetes.io/docs/concepts/services-networking/topology-aware-routing/.
 func (c *chooser) topology() state {
 	all, some := nodeHints|zoneHints, state(0)
 	for _, e := range c.candidates {
@@ -214,7 +215,7 @@ func (c *chooser) topology() state {
 	return 0
 }
 
-// pick appends the candidates that have all of want to a list it empties.
+// pick replaces the contents of list with the candidates that have all of want.
 func (c *chooser) pick(list []service.Endpoint, want state) []service.Endpoint {
 	list = list[:0]
 	for _, e := range c.candidates {
@@ -229,7 +230,7 @@ func (c *chooser) pick(list []service.Endpoint, want state) []service.Endpoint {
 	return list
 }
 
-// shrink gives back the memory of an unusually large Port.
+// shrink releases the memory of an unusually large Port.
 func (c *chooser) shrink() {
 	if cap(c.candidates) > 4096 {
 		*c = chooser{zone: c.zone}

@@ -12,8 +12,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestFillReusesLists wants the lists of a Port to be the same whether those of
-// the Port before it served or not.
+// TestFillReusesLists checks that the lists of a Port do not depend on whether those of
+// the Port before were reused.
 func TestFillReusesLists(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	again := 0
@@ -45,8 +45,8 @@ func TestFillReusesLists(t *testing.T) {
 	}
 }
 
-// drawPorts returns a Service of many Ports, whose slices have most of them under
-// the same number.
+// drawPorts returns a Service of many Ports. Most of them have the same number in all its
+// slices.
 func drawPorts(r *rand.Rand) *serviceState {
 	s := &serviceState{}
 	policies, protocols := []service.Policy{service.PolicyCluster, service.PolicyLocal}, []service.Protocol{service.TCP, service.UDP}

@@ -10,7 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// address is what a Frontend occupies: no two Services can have the same.
+// address is what a Frontend occupies. Two Services cannot have the same one.
 type address struct {
 	ip     [16]byte // zero for a NodePort
 	port   uint16
@@ -26,12 +26,13 @@ func addressOf(p *service.Port, f service.Frontend) address {
 	return a
 }
 
-// claims knows who asks for which address. It is whose ClusterIP it is that has
-// it, for the API server gave that to one Service alone; then whose load
-// balancer has it, which is a controller's to say. An external IP anybody may
-// write, and so take what is another's and read its traffic. Among equals the
-// Service that was created first has the address, by name among those of the
-// same second.
+// claims records which Service holds an address and which others claim it. The
+// ClusterIP's owner comes first, because the API server assigned it to one Service alone.
+// Then comes the owner of the load balancer's address, which a controller assigned.
+// External IPs come last, because every user can set them, and could divert and read the
+// traffic of others: kubernetes/kubernetes#97076 (CVE-2020-8554). Among equals the
+// Service that was created first holds the address, and by name among those of the same
+// second.
 type claims struct {
 	holder map[address]claim
 	queue  map[address]*queue // the others who want it
@@ -44,7 +45,7 @@ type claims struct {
 	touch func(*serviceState) // has a Service worked on in the next update
 }
 
-// claim is one Service's wish for an address, as what.
+// claim is one Service's claim to an address, with the kind of the address.
 type claim struct {
 	*serviceState
 	kind service.Kind
@@ -54,8 +55,8 @@ func newClaims(touch func(*serviceState)) claims {
 	return claims{map[address]claim{}, map[address]*queue{}, map[address]map[*serviceState]int{}, map[address]claim{}, touch}
 }
 
-// rank is the standing of a claim, the lower the better. For NodePorts only
-// NodePorts compete.
+// rank is the precedence of a claim, lower is better. NodePorts compete with NodePorts
+// only.
 func (c claim) rank() int {
 	switch c.kind {
 	case service.LoadBalancerIP:
@@ -66,7 +67,7 @@ func (c claim) rank() int {
 	return 0
 }
 
-// compareClaims orders claims to one address, the best one first.
+// compareClaims orders claims to one address, best first.
 func compareClaims(a, b claim) int {
 	return cmp.Or(
 		cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.created, b.created),
@@ -74,7 +75,7 @@ func compareClaims(a, b claim) int {
 	)
 }
 
-// reason says why c has the address and another one has not.
+// reason returns why c holds the address and another claim does not.
 func (c claim) reason(other service.Kind) string {
 	if c.rank() == (claim{kind: other}).rank() {
 		return "which was there first"

@@ -11,22 +11,22 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Host is what the node itself says of its network.
+// Host is the network state that the node itself reports.
 type Host struct {
 	// Addrs are the addresses of its interfaces.
 	Addrs []netip.Addr
-	// Listening are the sockets that programs listen on. An unspecified address
-	// of IPv6 stands for both families.
+	// Listening are the sockets that programs listen on. An unspecified IPv6 address
+	// stands for both families.
 	Listening []Socket
 }
 
-// Socket is where a program of the node listens.
+// Socket is a socket on which a program of the node listens.
 type Socket struct {
 	Protocol service.Protocol
 	Addr     netip.AddrPort
 }
 
-// SetHost takes in what the node says. Both lists must be in a fixed order.
+// SetHost sets the state that the node reports. Both lists must be in a fixed order.
 func (t *Tracker) SetHost(h Host) {
 	t.change(func() bool {
 		if slices.Equal(t.host.Addrs, h.Addrs) && slices.Equal(t.host.Listening, h.Listening) {
@@ -34,7 +34,7 @@ func (t *Tracker) SetHost(h Host) {
 		}
 		moved := !slices.Equal(t.host.Addrs, h.Addrs)
 		t.host = h
-		found := moved && len(t.cidrs) > 0 // which must not hold them
+		found := moved && len(t.cidrs) > 0 // ServiceCIDRs must not contain host addresses
 		t.nodeDirty = t.nodeDirty || found
 		for _, external := range t.claims.external {
 			for s := range external {
@@ -51,7 +51,7 @@ func clusterIPKey(f service.Frontend, family service.Family) address {
 	return address{ip: f.Addr.As16(), family: family}
 }
 
-// nodePortKey is the key of the NodePort that f would be on an address of the node.
+// nodePortKey is the key of the NodePort that occupies f's port on the node's addresses.
 func nodePortKey(p *service.Port, f service.Frontend) address {
 	return addressOf(p, service.Frontend{Kind: service.NodePort, Port: f.Port})
 }
@@ -60,7 +60,7 @@ func isExternalAddress(k service.Kind) bool {
 	return k == service.ExternalIP || k == service.LoadBalancerIP
 }
 
-// addExternal and removeExternal note that s has an external address.
+// addExternal and removeExternal record whether s has an external address under key a.
 func (c *claims) addExternal(a address, s *serviceState) {
 	if c.external[a] == nil {
 		c.external[a] = map[*serviceState]int{}
@@ -89,7 +89,7 @@ func (r *resolver) refused(p *service.Port, f service.Frontend) (why string, thi
 		return fmt.Sprintf("%s is refused: the address is the ClusterIP of service %s", describe(p, f), holder.name), false
 	}
 	named := slices.Contains(r.node.Addrs, f.Addr)
-	// A controller may have put a load balancer's address on an interface.
+	// A controller may have assigned a load balancer's address to an interface.
 	if !named && (f.Kind == service.LoadBalancerIP || !slices.Contains(t.host.Addrs, f.Addr)) {
 		return "", false
 	}
@@ -106,12 +106,12 @@ func (r *resolver) refused(p *service.Port, f service.Frontend) (why string, thi
 	return "", false
 }
 
-// listensOn reports that a socket on own takes what is sent to addr.
+// listensOn reports whether a socket on own receives packets to addr.
 func listensOn(own, addr netip.Addr) bool {
 	return own == addr || own.IsUnspecified() && (own.Is6() || addr.Is4())
 }
 
-// healthCheckPort returns the healthCheckNodePort that s asks for.
+// healthCheckPort returns the healthCheckNodePort that s specifies, or 0.
 func (s *serviceState) healthCheckPort() uint16 {
 	for _, p := range s.want {
 		if p.HealthCheck != 0 {
@@ -121,7 +121,7 @@ func (s *serviceState) healthCheckPort() uint16 {
 	return 0
 }
 
-// checkKeys are what a health check occupies: a TCP port of the node in both
+// checkKeys returns what a health check occupies: a TCP port of the node in both
 // families.
 func checkKeys(port uint16) []address {
 	var keys []address
@@ -131,8 +131,7 @@ func checkKeys(port uint16) []address {
 	return keys
 }
 
-// healthCheck returns the port that want's health check gets, 0 if it is another
-// Service's.
+// healthCheck returns the port for want's health check, or 0 if another Service holds it.
 func (r *resolver) healthCheck(want *service.Port) uint16 {
 	if want.HealthCheck == 0 {
 		return 0

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// trackerWithListeners is a Tracker of a node with the addresses 192.0.2.1 and, which the Node
-// does not name, 192.0.2.2. sshd and kubelet listen there.
+// trackerWithListeners is a Tracker of a node with the address 192.0.2.1, and with
+// 192.0.2.2, which the Node object does not list. sshd and kubelet listen there.
 func trackerWithListeners() *recordingTracker {
 	w := newRecordingTracker()
 	w.options.NodePorts = service.AnyAddress()
@@ -34,7 +34,7 @@ func trackerWithListeners() *recordingTracker {
 	return w
 }
 
-// externalService is Service i with a port and an address of either kind.
+// externalService is Service i with a port and an address of the given kind.
 func externalService(i int, kind service.Kind, addr string, port int32) *corev1.Service {
 	s := plainService(i)
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -47,7 +47,7 @@ func externalService(i int, kind service.Kind, addr string, port int32) *corev1.
 	return s
 }
 
-// hasExternalAddress reports that s has its external address.
+// hasExternalAddress reports whether s holds its external address.
 func hasExternalAddress(w *recordingTracker, s *corev1.Service) bool {
 	for p := range w.Latest().Ports(service.IPv4) {
 		if p.Name.Name == s.Name && slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return isExternalAddress(f.Kind) }) {
@@ -57,14 +57,13 @@ func hasExternalAddress(w *recordingTracker, s *corev1.Service) bool {
 	return false
 }
 
-// TestExternalAddresses has Services ask for addresses that are the node's or another
-// Service's.
+// TestExternalAddresses claims addresses that belong to the node or to another Service.
 func TestExternalAddresses(t *testing.T) {
 	for name, tt := range map[string]struct {
 		kind service.Kind
 		addr string
 		port int32
-		why  string // nothing if it gets the address
+		why  string // empty if it gets the address
 	}{
 		"a port that nobody has":       {service.ExternalIP, "192.0.2.1", 80, ""},
 		"likewise, of a load balancer": {service.LoadBalancerIP, "192.0.2.1", 443, ""},
@@ -112,14 +111,14 @@ func TestExternalAddresses(t *testing.T) {
 	}
 }
 
-// refers reports that a message gives a reason; a port that both ask for may be
-// refused for either.
+// refers reports whether a message gives the reason why. If two reasons apply, either may
+// be reported.
 func refers(message, why string) bool {
 	return strings.Contains(message, why) || strings.Contains(message, "ClusterIP of service ns-0/victim") && strings.Contains(why, "belongs to")
 }
 
-// TestOneHealthCheckPort has two Services ask for the port. The older one keeps
-// it, and the other one takes over.
+// TestOneHealthCheckPort has two Services with the same port. The older one keeps it. The
+// other one gets it afterwards.
 func TestOneHealthCheckPort(t *testing.T) {
 	check := func(i int) *corev1.Service {
 		s := externalService(i, service.LoadBalancerIP, "203.0.113.1", int32(80+i))
@@ -154,8 +153,7 @@ func TestOneHealthCheckPort(t *testing.T) {
 	}
 }
 
-// TestServiceCIDRsOfOthers has ranges that hold the node and its pods, which are
-// not the Services'.
+// TestServiceCIDRsOfOthers uses ranges that contain addresses of the node and its pods.
 func TestServiceCIDRsOfOthers(t *testing.T) {
 	w := trackerWithListeners()
 	w.options.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
@@ -194,7 +192,7 @@ func TestServiceCIDRsOfOthers(t *testing.T) {
 	}
 }
 
-// TestProxyName has Services go to the proxy that their label names.
+// TestProxyName checks that each proxy gets the Services whose label names it.
 func TestProxyName(t *testing.T) {
 	for name, want := range map[string][]string{"": {plainService(1).Name}, "mesh": {plainService(2).Name}} {
 		w := trackerWithListeners()

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// wide returns a Service of many ports, and its slices. Each has at most 100 ports
-// and as many endpoints, as the API server wants it.
+// wide returns a Service of many ports, and its slices. Each slice has at most 100 ports
+// and as many endpoints, the limit of the API.
 func wide(ports, endpoints int) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	const most = 100
 	s := &corev1.Service{
@@ -44,7 +44,7 @@ func wide(ports, endpoints int) (*corev1.Service, []*discoveryv1.EndpointSlice) 
 	return s, all
 }
 
-// flip turns the readiness of the endpoint that is first in some of all slices.
+// flip sets the readiness of the first endpoint in some of the slices.
 func flip(t *Tracker, all []*discoveryv1.EndpointSlice, to bool) {
 	for _, s := range all {
 		if s.Endpoints[0].Addresses[0] == "10.128.0.1" {

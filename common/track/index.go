@@ -11,12 +11,12 @@ type origin struct {
 	port  uint16
 }
 
-// index finds the origins of a Service's Ports. A Service of few Ports has none made,
-// and its slices are looked through for each.
+// index finds the origins of a Service's Ports. A Service with few Ports gets no map; its
+// slices are scanned for each Port.
 type index struct {
 	slices  []*slice
 	origins map[originKey][]origin
-	few     []origin // to be used again
+	few     []origin // memory, reused
 }
 
 type originKey struct {
@@ -25,7 +25,7 @@ type originKey struct {
 	proto  service.Protocol
 }
 
-// fewPorts is how many Ports are found sooner without a map.
+// fewPorts is the number of Ports up to which a scan is faster than a map.
 const fewPorts = 8
 
 func indexOf(s *serviceState) index {
@@ -43,7 +43,7 @@ func indexOf(s *serviceState) index {
 	return x
 }
 
-// of returns the origins of p, until the next call.
+// of returns the origins of p. The result is valid until the next call.
 func (x *index) of(p *service.Port) []origin {
 	if x.origins != nil {
 		return x.origins[originKey{p.Family, p.Name.Port, p.Name.Protocol}]

@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// interner shares what occurs over and over: namespaces, port names, zones and
-// the kinds of slices.
+// interner shares values that occur many times: namespaces, port names, zones and layouts
+// of slices.
 type interner struct {
 	seen    map[string]string
 	layouts map[string]*sliceLayout
-	key     []byte // memory for internLayout
+	key     []byte // scratch memory of internLayout
 }
 
-// maxInterned bounds the memory that names of objects long gone take.
+// maxInterned bounds the memory that names of deleted objects occupy.
 const maxInterned = 4096
 
 func (n *interner) intern(s string) string {
@@ -34,8 +34,8 @@ func (n *interner) intern(s string) string {
 	return s
 }
 
-// internLayout returns k or one that equals it. A kind with notes is one of a
-// kind.
+// internLayout returns k or an equal layout that is known already. Layouts with notes are
+// not shared.
 func (n *interner) internLayout(k *sliceLayout) *sliceLayout {
 	if len(k.notes) > 0 {
 		return k

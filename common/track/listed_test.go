@@ -12,8 +12,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// listedSlice has endpoints 1 to 5: ready, not ready, terminating, ready here, and
-// terminating here.
+// listedSlice has endpoints 1 to 5: ready, not ready, terminating, ready on this node,
+// and terminating on this node.
 func listedSlice() *discoveryv1.EndpointSlice {
 	s := plainSlice(1, 5)
 	yes, no, here, there := true, false, "a", "b"
@@ -28,8 +28,8 @@ func listedSlice() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// What slices list on other nodes and no traffic reaches is in the snapshot for those
-// who ask for it, and nothing else is: other dataplanes hear nothing of it.
+// With Options.Listed the snapshot contains addresses of other nodes that get no traffic,
+// and nothing else changes. Without it, the snapshot lacks them.
 func TestListed(t *testing.T) {
 	for _, wanted := range []bool{true, false} {
 		t.Run(fmt.Sprint(wanted), func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fill10x gives t n Services with ten endpoints each. It makes every object
-// anew, as a watch does, and keeps none.
+// fill10x gives t n Services with ten endpoints each. It creates every object anew, like
+// a watch, and keeps none.
 func fill10x(t *Tracker, n int) {
 	for i := range n {
 		t.SetService(plainService(i))
@@ -67,7 +67,7 @@ func heapInUse() uint64 {
 	return m.HeapAlloc
 }
 
-// bytesPerEndpoint measures what a Tracker and its snapshot take.
+// bytesPerEndpoint measures the memory of a Tracker and its snapshot.
 func bytesPerEndpoint(services int) float64 {
 	before := heapInUse()
 	t := New(Options{NodeName: "node-1"})

@@ -25,8 +25,8 @@ func (f *nodeInfo) same(g *nodeInfo) bool {
 		slices.Equal(f.notes, g.notes)
 }
 
-// readNode takes the facts from n. Addresses and prefixes keep the API's
-// order, in which the primary one of a family comes first.
+// readNode reads n. Addresses and prefixes keep the API's order, in which the primary one
+// of a family comes first.
 func readNode(n *corev1.Node) *nodeInfo {
 	var notes notes
 	f := &nodeInfo{zone: n.Labels[corev1.LabelTopologyZone]}
@@ -70,7 +70,7 @@ func readNode(n *corev1.Node) *nodeInfo {
 	return f
 }
 
-// fill returns addrs with those of family f from spare when it has none.
+// fill returns addrs. If addrs has none of family f, it appends those from spare.
 func fill(addrs, spare []netip.Addr, f service.Family) []netip.Addr {
 	if firstOf(addrs, f).IsValid() {
 		return addrs
@@ -83,14 +83,14 @@ func fill(addrs, spare []netip.Addr, f service.Family) []netip.Addr {
 	return addrs
 }
 
-// Node returns what is known of the own Node now, in the form of a Snapshot's.
+// Node returns the present state of the own Node, in the form that a Snapshot uses.
 func (t *Tracker) Node() *service.Node {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.options.node(t.nodeInfo)
 }
 
-// node makes the Snapshot's Node from the operator's choices and the facts.
+// node makes the Snapshot's Node from the operator's settings and the own Node.
 func (o *Options) node(f *nodeInfo) *service.Node {
 	n := &service.Node{
 		Name:          normalize(o.NodeName),

@@ -21,15 +21,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// clusterObjects is what a source knows: the objects that exist.
+// clusterObjects are the objects that exist, as a source has them.
 type clusterObjects struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 	node     *corev1.Node
 }
 
-// Whatever order things happen in, the snapshot is that of the objects that
-// are there in the end, and what did not change keeps its pointer.
+// In any order of events, the final snapshot depends only on the objects that exist in
+// the end, and what did not change keeps its pointer.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := clusterObjects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil}
@@ -64,7 +64,7 @@ func text(s *service.Snapshot) string {
 	return b.String()
 }
 
-// fromScratch gives everything at once to a new Tracker.
+// fromScratch gives all objects to a new Tracker.
 func (w *clusterObjects) fromScratch(o Options) *Tracker {
 	t := New(o)
 	for _, s := range w.services {
@@ -81,8 +81,8 @@ func (w *clusterObjects) fromScratch(o Options) *Tracker {
 	return t
 }
 
-// checkShared wants everything in next that equals what was in last to be
-// the same.
+// checkShared checks that everything in next that equals something in last has the same
+// pointer.
 func checkShared(t *rapid.T, last, next *service.Snapshot) {
 	same := reflect.DeepEqual(last.Node, next.Node)
 	if same && last.Node != next.Node {
@@ -109,7 +109,7 @@ func checkShared(t *rapid.T, last, next *service.Snapshot) {
 	}
 }
 
-// checkLeft wants nothing kept of what is gone.
+// checkLeft checks that the Tracker keeps nothing of deleted objects.
 func (w *clusterObjects) checkLeft(t *rapid.T, live *Tracker) {
 	for name, s := range live.services {
 		if len(s.slices) == 0 && w.services[name.Name] == nil {
@@ -124,7 +124,7 @@ func (w *clusterObjects) checkLeft(t *rapid.T, live *Tracker) {
 func (w *clusterObjects) step(t *rapid.T, to *Tracker) {
 	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
 	key := types.NamespacedName{Namespace: "d", Name: name}
-	// A byte is drawn evenly, small numbers are not.
+	// rapid draws a byte evenly, but not a small number.
 	switch what := rapid.Byte().Draw(t, "what") % 10; what {
 	case 0, 1, 2:
 		w.services[name] = drawService(t, name)
@@ -156,7 +156,7 @@ func drawNode(t *rapid.T) *corev1.Node {
 	return n
 }
 
-// drawSome returns a random part of all, in order.
+// drawSome returns a random subset of all, in order.
 func drawSome(t *rapid.T, label string, all ...string) []string {
 	var some []string
 	for _, s := range all {
@@ -254,7 +254,7 @@ func TestUpdateCost(t *testing.T) {
 		took = append(took, time.Since(start))
 	}
 	slices.Sort(took)
-	each := took[len(took)/2] // on a busy machine some of them take long
+	each := took[len(took)/2] // some of them are slow on a busy machine
 	t.Logf("one endpoint changed at 10,000 Services: %v to the next snapshot", each)
 	if each > 5*time.Millisecond {
 		t.Errorf("a change costs %v, which cannot be independent of the number of Services", each)

@@ -14,14 +14,14 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// Problem is something in the cluster's content that had to be left out or
-// guessed. It never stops the rest.
+// Problem is content of the cluster that had to be left out or interpreted. It never
+// stops the rest.
 type Problem struct {
 	Service types.NamespacedName // zero when it concerns the own Node
 	Field   string               // the API's path, such as "spec.ports[1].nodePort"
 	Message string
-	// Refused means that an address and port is not served for what it would
-	// take from others, and ThisNode that other nodes may see it differently.
+	// Refused means that an address and port is not served because that would take it
+	// from another owner. ThisNode means that other nodes may decide differently.
 	Refused, ThisNode bool
 }
 
@@ -38,16 +38,16 @@ func compareProblems(a, b Problem) int {
 	return strings.Compare(a.String(), b.String())
 }
 
-// maxNotes bounds what one object can make the Tracker remember and report.
+// maxNotes bounds what the Tracker stores and reports for one object.
 const maxNotes = 20
 
-// note is a Problem whose Service is clear from where it is kept.
+// note is a Problem whose Service is known from its container.
 type note struct {
 	field, message    string
 	refused, thisNode bool
 }
 
-// notes collects what is wrong with one object.
+// notes collects the problems of one object.
 type notes struct {
 	list []note
 	more int // left out of list
@@ -61,7 +61,7 @@ func (n *notes) add(field, format string, args ...any) {
 	n.list = append(n.list, note{field: field, message: fmt.Sprintf(format, args...)})
 }
 
-// refuse adds a note on an address that is not served.
+// refuse adds a note about an address that is not served.
 func (n *notes) refuse(field, message string, thisNode bool) {
 	if len(n.list) == maxNotes {
 		n.more++
@@ -70,7 +70,7 @@ func (n *notes) refuse(field, message string, thisNode bool) {
 	n.list = append(n.list, note{field, message, true, thisNode})
 }
 
-// all returns the notes, the last one summing up what did not fit.
+// all returns the notes. The last one sums up those that did not fit.
 func (n *notes) all() []note {
 	if n.more > 0 {
 		return append(n.list, note{field: n.list[maxNotes-1].field, message: fmt.Sprintf("and %d more problems", n.more)})
@@ -83,7 +83,7 @@ func at(field string, i int) string {
 	return field + "[" + strconv.Itoa(i) + "]"
 }
 
-// problemsOf turns notes about a Service into sorted Problems, each once.
+// problemsOf turns notes about a Service into sorted Problems without duplicates.
 func problemsOf(service types.NamespacedName, lists ...[]note) []Problem {
 	var all []Problem
 	for _, list := range lists {

@@ -5,9 +5,8 @@ package track
 
 import "slices"
 
-// Reconfigure takes in other choices of the operator. NodeName,
-// IgnoreExternalIPs, Changed and Report stay as they are: the Tracker keeps no
-// objects that it could read again.
+// Reconfigure applies changed settings. It ignores NodeName, IgnoreExternalIPs, Changed
+// and Report: the Tracker keeps no objects that it could read again.
 func (t *Tracker) Reconfigure(o Options) {
 	t.change(func() bool {
 		before := t.options.node(t.nodeInfo)
@@ -19,7 +18,8 @@ func (t *Tracker) Reconfigure(o Options) {
 		if sameNode(before, now) {
 			return false
 		}
-		// Addresses decide about hairpins and, with NodePorts, about what is refused.
+		// Addresses affect hairpin traffic and, with NodePorts, which addresses are
+		// refused.
 		if !slices.Equal(before.Addrs, now.Addrs) || !slices.Equal(before.NodePorts, now.NodePorts) {
 			for _, s := range t.services {
 				t.markDirty(s)

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Other choices make another snapshot, as if they had been there from the
-// start, and leave the Ports that they do not concern as they are.
+// Reconfigure leads to the same snapshot as these Options from the start, and keeps the
+// Ports that they do not affect.
 func TestReconfigure(t *testing.T) {
 	for name, o := range map[string]Options{
 		"pods":                 {Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}},
@@ -54,7 +54,7 @@ func TestReconfigure(t *testing.T) {
 	}
 }
 
-// contents is what t's latest snapshot holds.
+// contents describes t's latest snapshot.
 func contents(t *Tracker) []string {
 	s := t.Latest()
 	all := []string{fmt.Sprintf("%+v", *s.Node)}
@@ -71,8 +71,8 @@ func samePorts(a, b *service.Snapshot) bool {
 	return true
 }
 
-// feed tells t of a node and of a Service with sources, which the addresses of
-// the node matter to.
+// feed gives t a node, and a Service with source ranges that depend on the node's
+// addresses.
 func feed(t *Tracker) {
 	n := &corev1.Node{}
 	n.Name, n.Spec.PodCIDR = "a", "10.1.0.0/24"

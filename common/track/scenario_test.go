@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite what the scenarios in testdata expect")
 
-// TestScenarios reads each archive in testdata: a cluster, the operator's
-// choices if there are any, and what comes of it on node-a.
+// TestScenarios reads each archive in testdata: a cluster, the operator's settings, if
+// any, and the expected snapshot of node-a.
 func TestScenarios(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(paths) == 0 {
@@ -71,7 +71,7 @@ func part(a *txtar.Archive, name string) []byte {
 	return nil
 }
 
-// choices are Options as a scenario writes them.
+// choices are Options in the form of a scenario file.
 type choices struct {
 	NodeIPs           []string
 	NodePorts         []string
@@ -118,7 +118,7 @@ func runScenario(t *testing.T, a *txtar.Archive) string {
 	return b.String()
 }
 
-// printSnapshot writes s for people, one fact a line.
+// printSnapshot writes s in readable form, one fact per line.
 func printSnapshot(b *bytes.Buffer, s *service.Snapshot) {
 	n := s.Node
 	fmt.Fprintf(b, "node %s", n.Name)
@@ -189,7 +189,7 @@ func printEndpoints(b *bytes.Buffer, name string, list []service.Endpoint) {
 	b.WriteString("\n")
 }
 
-// checkSnapshot checks what package service promises about snapshots.
+// checkSnapshot checks the guarantees of package service about snapshots.
 func checkSnapshot(t *testing.T, s *service.Snapshot) {
 	t.Helper()
 	taken := map[address]*service.Port{}

@@ -22,9 +22,8 @@ type serviceCIDR struct {
 	notes    []note
 }
 
-// SetServiceCIDR takes in a new or changed ServiceCIDR. One that is being
-// deleted counts as long as it is there: Services may still have its
-// addresses.
+// SetServiceCIDR adds or replaces a ServiceCIDR. One that is being deleted counts until
+// it is gone, because Services may still have its addresses.
 func (t *Tracker) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
 	fresh := readServiceCIDR(o)
 	t.change(func() bool {
@@ -40,7 +39,7 @@ func (t *Tracker) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
 	})
 }
 
-// DeleteServiceCIDR forgets a ServiceCIDR.
+// DeleteServiceCIDR removes a ServiceCIDR.
 func (t *Tracker) DeleteServiceCIDR(name string) {
 	t.change(func() bool {
 		if t.cidrs[name] == nil {
@@ -52,8 +51,9 @@ func (t *Tracker) DeleteServiceCIDR(name string) {
 	})
 }
 
-// minPrefixBits is the length, by family, below which a prefix holds more than
-// Services: API servers take no range of more than 2^20 addresses by their flag.
+// minPrefixBits is the least length of a range, by family. A shorter prefix must contain
+// more than Services. API servers accept at most 2^20 addresses by flag, see kubernetes:
+// cmd/kube-apiserver/app/options/validation.go.
 var minPrefixBits = [...]int{service.IPv4: 8, service.IPv6: 32}
 
 func readServiceCIDR(o *networkingv1.ServiceCIDR) *serviceCIDR {
@@ -62,7 +62,7 @@ func readServiceCIDR(o *networkingv1.ServiceCIDR) *serviceCIDR {
 	for i, s := range o.Spec.CIDRs {
 		p, err := parsePrefix(s)
 		if err == nil && p.Bits() == 0 {
-			// It would cut the node off from everything.
+			// It would cut the node off from every address.
 			notes.add("servicecidr "+o.Name+" "+at("spec.cidrs", i), "%.80q holds every address; want a range for Services alone", s)
 			continue
 		}

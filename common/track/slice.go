@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// slice is what the Tracker keeps of an EndpointSlice. There is one for
-// every ten endpoints or so, hence the packing.
+// slice is what the Tracker keeps of an EndpointSlice. It is compact because there is one
+// for about every ten endpoints.
 type slice struct {
 	*sliceLayout // shared, so read-only
 	owner        *serviceState
@@ -25,21 +25,21 @@ type slice struct {
 	endpoints    []endpoint
 }
 
-// sliceLayout is what many slices have in common.
+// sliceLayout is what many slices have in common, so that they can share it.
 type sliceLayout struct {
 	family service.Family
 	ports  []targetPort
-	zones  []string // hints, comma separated as zones cannot hold one
+	zones  []string // hints, comma-separated because zones contain no comma
 	notes  []note
 }
 
-// endpoint is one entry of a slice, beside its address.
+// endpoint is one entry of a slice, without its address.
 type endpoint struct {
 	hint  uint32 // 1 + index into zones, 0 without zone hints
 	state state
 }
 
-// state is a set of facts about an endpoint.
+// state is a set of properties of an endpoint.
 type state uint16
 
 const (
@@ -76,8 +76,8 @@ func (s *slice) addr(i int) netip.Addr {
 	return a
 }
 
-// localReady counts the addresses on this node that are ready, by family, for
-// a Service with a health check; for others it does not look.
+// localReady counts the addresses on this node that are ready, by family. It counts only
+// for a Service with a health check.
 func (s *serviceState) localReady() [2]int {
 	var n [2]int
 	if len(s.want) == 0 || s.want[0].HealthCheck == 0 {
@@ -95,7 +95,7 @@ func (s *serviceState) localReady() [2]int {
 	return n
 }
 
-// same reports that both mean the same; owner and name are not compared.
+// same reports whether both are equal, except for owner and name.
 func (s *slice) same(t *slice) bool {
 	return s.family == t.family &&
 		bytes.Equal(s.addrs, t.addrs) &&
@@ -105,7 +105,7 @@ func (s *slice) same(t *slice) bool {
 		slices.Equal(s.notes, t.notes)
 }
 
-// relevant reports that a slice can have endpoints for a proxied Service.
+// relevant reports whether s can have endpoints of a proxied Service.
 func relevant(s *discoveryv1.EndpointSlice) bool {
 	_, headless := s.Labels[corev1.IsHeadlessService]
 	return !headless && s.Labels[discoveryv1.LabelServiceName] != "" &&
@@ -143,7 +143,7 @@ func (p *packer) pack(from *discoveryv1.EndpointSlice) *slice {
 	return p.out
 }
 
-// field returns the path of a field in the slice at hand.
+// field returns the path of a field in the present slice.
 func (p *packer) field(path string) string {
 	return "endpointslice " + p.out.name + " " + path
 }
@@ -180,8 +180,8 @@ func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
 		p.notes.add(p.field(at("endpoints", i)+".addresses"), "no address")
 		return
 	}
-	// The API has given up on more than one address: they were never meant
-	// to be anything but the same endpoint again.
+	// The API means all addresses of an endpoint to be interchangeable, and clients may
+	// use the first one only: kubernetes/kubernetes#106267.
 	addr, err := parseAddr(from.Addresses[0])
 	if err != nil {
 		p.notes.add(p.field(at("endpoints", i)+".addresses[0]"), "%v", err)
@@ -202,8 +202,8 @@ func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
 	p.out.addrs = append(p.out.addrs, addr.AsSlice()...)
 }
 
-// condition applies the API's defaults: what nobody told is ready, serving and
-// not terminating.
+// condition applies the API's defaults: without conditions an endpoint is ready, serving
+// and not terminating.
 func (p *packer) condition(c discoveryv1.EndpointConditions) state {
 	var s state
 	if c.Ready == nil || *c.Ready {
@@ -258,8 +258,8 @@ func (p *packer) zones(hints []discoveryv1.ForZone) uint32 {
 	return p.hints[all]
 }
 
-// normalize makes the names of a node comparable: Windows and some clouds
-// report upper case, and flags come with spaces.
+// normalize makes node names comparable: Windows and some clouds report upper case, and
+// flags may contain spaces.
 func normalize(node string) string {
 	return strings.ToLower(strings.TrimSpace(node))
 }

@@ -1,10 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package track applies the rules of Kubernetes: it turns Services,
-// EndpointSlices and the own Node into snapshots of what this node should
-// forward. Where the objects come from is a source's business, how to forward
-// a backend's.
+// Package track applies the rules of Kubernetes that no backend should repeat. Services,
+// EndpointSlices, ServiceCIDRs and this node's Node go in. Snapshots of what the node
+// should forward come out, with Problems for content that cannot be used. A source
+// supplies the objects, and a backend decides how to forward.
 package track
 
 import (
@@ -20,38 +20,37 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Options are the operator's choices, see Reconfigure.
+// Options are the operator's settings. Reconfigure changes some of them later.
 type Options struct {
-	NodeName string       // the node we run on, as the API names it
-	NodeIPs  []netip.Addr // go before the Node's own, family by family
+	NodeName string       // this node, as the API names it
+	NodeIPs  []netip.Addr // come before the Node's own, family by family
 	Pods     service.LocalPods
-	// PodsFromNode takes the prefixes of local pods from the Node instead of
-	// from Pods. Until it has any, nobody counts as a pod.
+	// PodsFromNode takes the prefixes of local pods from the Node instead of from Pods.
+	// Until the Node has one, no client counts as a pod.
 	PodsFromNode bool
 	NodePorts    []netip.Prefix // see service.Node
-	// NodePortsPrimary adds the node's primary address of each family to
-	// NodePorts. As long as nobody knows the address of a family, it adds none
-	// there.
+	// NodePortsPrimary adds the node's primary address of each family to NodePorts. It
+	// adds none for a family whose address is unknown.
 	NodePortsPrimary  bool
 	MasqueradeAll     bool
-	IgnoreExternalIPs bool // of Services
-	// ProxyName is the value of the label LabelProxyName that the Services of
-	// this proxy have. Empty stands for Services without the label.
+	IgnoreExternalIPs bool // leave out spec.externalIPs of Services
+	// ProxyName is the value of LabelProxyName on the Services of this proxy. Empty
+	// selects Services without the label.
 	ProxyName string
 	// Listed fills service.Port.Listed.
 	Listed bool
 
-	// Changed, if set, is called after each call to the Sink that may lead
-	// to a new snapshot or a new problem. It must return at once.
+	// Changed, if set, is called after each call to the Sink that may lead to a new
+	// snapshot or a new problem. It must return at once.
 	Changed func()
 	// Report, if set, is told from within Latest about the problems that appear,
 	// in their order.
 	Report func([]Problem)
 }
 
-// Tracker is a source.Sink that publishes snapshots. The rules of the API are
-// applied when a snapshot is asked for, and only to what changed since the
-// last one. All methods may be called from any goroutine.
+// Tracker is a source.Sink that publishes snapshots. Latest applies the rules of the API,
+// and only to what changed since the last snapshot. All methods may be called from any
+// goroutine.
 type Tracker struct {
 	options Options
 	name    string // of the node, normalized
@@ -66,34 +65,34 @@ type Tracker struct {
 	cidrs    map[string]*serviceCIDR // by the name of the ServiceCIDR
 	synced   bool
 	unread   int // see source.Sink
-	// batching says that a batch goes on, missed that it changed something or kept
-	// a snapshot back.
+	// batching means that a Batch runs. batchChanged means that it changed something, or
+	// that Latest returned an older snapshot because of it.
 	batching, batchChanged bool
 
 	dirty     []*serviceState
 	nodeDirty bool // the node may have changed
 	latest    *service.Snapshot
 	chooser   chooser
-	// problems holds what was reported and still is so; the own Node has the
-	// zero name.
+	// problems are those that were reported and still exist, by Service. Those of the own
+	// Node have the zero name.
 	problems map[types.NamespacedName][]Problem
 }
 
-// serviceState is all that concerns one Service: the object, when there is one, and
-// its slices, which may come first.
+// serviceState is the state of one Service: its object, if there is one, and its slices,
+// which may arrive first.
 type serviceState struct {
 	name    types.NamespacedName
 	created int64 // seconds
-	// want holds the Ports that the Service asks for, in its order. Their
-	// endpoints mean nothing. have holds those in the latest snapshot. A
-	// Port that got all it wants is in both, to save the memory.
+	// want holds the Ports that the Service specifies, in its order; their endpoints are
+	// unused. have holds those in the latest snapshot. A Port that got all its frontends
+	// is in both, to save memory.
 	want, have []*service.Port
 	slices     []*slice // by name
 	notes      []note
 	dirty      bool
 }
 
-// New returns a Tracker that knows nothing yet.
+// New returns an empty Tracker.
 func New(o Options) *Tracker {
 	t := &Tracker{
 		options:  o,
@@ -108,11 +107,11 @@ func New(o Options) *Tracker {
 	return t
 }
 
-// SetService takes in a new or changed Service.
+// SetService adds or replaces a Service.
 func (t *Tracker) SetService(o *corev1.Service) { t.UpdateService(o) }
 
-// UpdateService is SetService for those who want to know whether it matters: one
-// that means the same as before changes nothing, and no round follows.
+// UpdateService is SetService for callers that need to know whether the Service differs
+// from before in anything that matters. If it does not, no round follows.
 func (t *Tracker) UpdateService(o *corev1.Service) bool {
 	return t.change(func() bool {
 		b := builder{service: o, interner: &t.interner, ignoreExternal: t.options.IgnoreExternalIPs, proxyName: t.options.ProxyName}
@@ -135,18 +134,18 @@ func (t *Tracker) UpdateService(o *corev1.Service) bool {
 	})
 }
 
-// DeleteService forgets a Service. Its slices stay known.
+// DeleteService removes a Service. Its slices remain.
 func (t *Tracker) DeleteService(name types.NamespacedName) { t.RemoveService(name) }
 
-// RemoveService is to DeleteService what UpdateService is to SetService.
+// RemoveService is DeleteService, and returns whether that changed anything.
 func (t *Tracker) RemoveService(name types.NamespacedName) bool {
 	return t.change(func() bool { return t.removeService(name) })
 }
 
-// SetSlice takes in a new or changed EndpointSlice.
+// SetSlice adds or replaces an EndpointSlice.
 func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) { t.UpdateSlice(o) }
 
-// UpdateSlice is to SetSlice what UpdateService is to SetService.
+// UpdateSlice is SetSlice, and returns whether that changed anything.
 func (t *Tracker) UpdateSlice(o *discoveryv1.EndpointSlice) bool {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	return t.change(func() bool {
@@ -172,15 +171,15 @@ func (t *Tracker) UpdateSlice(o *discoveryv1.EndpointSlice) bool {
 	})
 }
 
-// DeleteSlice forgets an EndpointSlice.
+// DeleteSlice removes an EndpointSlice.
 func (t *Tracker) DeleteSlice(name types.NamespacedName) { t.RemoveSlice(name) }
 
-// RemoveSlice is to DeleteSlice what UpdateService is to SetService.
+// RemoveSlice is DeleteSlice, and returns whether that changed anything.
 func (t *Tracker) RemoveSlice(name types.NamespacedName) bool {
 	return t.change(func() bool { return t.removeSlice(name) })
 }
 
-// SetNode takes in the own Node. Another one is ignored.
+// SetNode sets the own Node. It ignores other Nodes.
 func (t *Tracker) SetNode(o *corev1.Node) {
 	if normalize(o.Name) != t.name {
 		return
@@ -190,7 +189,7 @@ func (t *Tracker) SetNode(o *corev1.Node) {
 		if t.nodeInfo.same(f) {
 			return false
 		}
-		// The zone decides about endpoints, the addresses about hairpins.
+		// The zone affects the choice of endpoints, the addresses affect hairpin traffic.
 		if t.nodeInfo.zone != f.zone || !slices.Equal(t.nodeInfo.addrs, f.addrs) {
 			for _, s := range t.services {
 				t.markDirty(s)
@@ -201,11 +200,11 @@ func (t *Tracker) SetNode(o *corev1.Node) {
 	})
 }
 
-// DeleteNode changes nothing: the node we run on is there, whatever the API
-// says, so what was last known about it stays true.
+// DeleteNode does nothing. The node that this process runs on exists even if its Node
+// object does not, so the last known state remains valid.
 func (t *Tracker) DeleteNode() {}
 
-// Synced lets Latest publish.
+// Synced allows Latest to publish.
 func (t *Tracker) Synced() {
 	t.change(func() bool {
 		t.synced = true
@@ -213,7 +212,7 @@ func (t *Tracker) Synced() {
 	})
 }
 
-// Unread notes how much the snapshots lack.
+// Unread sets how many objects the snapshots lack. See source.Sink.
 func (t *Tracker) Unread(n int) {
 	t.change(func() bool {
 		changed := t.unread != n
@@ -223,7 +222,7 @@ func (t *Tracker) Unread(n int) {
 	})
 }
 
-// Batch implements source.Sink: until tell returns, Latest returns what it did
+// Batch implements source.Sink: until apply returns, Latest returns the same snapshot as
 // before.
 func (t *Tracker) Batch(apply func()) {
 	t.mu.Lock()
@@ -239,8 +238,8 @@ func (t *Tracker) Batch(apply func()) {
 	}
 }
 
-// Latest returns what to forward now, nil before Synced. It returns the same
-// pointer until something changes.
+// Latest returns the present snapshot, or nil before Synced. It returns the same pointer
+// until something changes.
 func (t *Tracker) Latest() *service.Snapshot {
 	t.mu.Lock()
 	if !t.synced {
@@ -262,7 +261,7 @@ func (t *Tracker) Latest() *service.Snapshot {
 	return latest
 }
 
-// Problems lists, sorted, what was wrong when Latest was last called.
+// Problems returns the problems as of the last call of Latest, sorted.
 func (t *Tracker) Problems() []Problem {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -274,8 +273,8 @@ func (t *Tracker) Problems() []Problem {
 	return all
 }
 
-// change runs do under the lock and returns what it does: whether it changed
-// anything.
+// change runs do under the lock. do returns whether it changed anything, and so does
+// change.
 func (t *Tracker) change(do func() bool) bool {
 	t.mu.Lock()
 	changed := do()

@@ -60,7 +60,7 @@ func TestNothingBeforeSynced(t *testing.T) {
 	}
 }
 
-// What means the same is neither a change nor a new snapshot.
+// An object with the same meaning causes neither a change nor a new snapshot.
 func TestSameMeaning(t *testing.T) {
 	for name, again := range map[string]func(*Tracker){
 		"service again": func(t *Tracker) { t.SetService(plainService(1)) },
@@ -99,7 +99,7 @@ func TestSameMeaning(t *testing.T) {
 	}
 }
 
-// A change that makes no difference to forwarding keeps the snapshot.
+// A change without effect on forwarding keeps the snapshot.
 func TestNoDifference(t *testing.T) {
 	w := newRecordingTracker()
 	w.SetService(plainService(1))
@@ -150,8 +150,8 @@ func TestReportOnce(t *testing.T) {
 	}
 }
 
-// The loser gets an address when the winner leaves, and loses it again to
-// somebody older.
+// The loser of an address gets it when the winner is deleted, and loses it again to an
+// older Service.
 func TestAddressChangesHands(t *testing.T) {
 	w := newRecordingTracker()
 	claim := func(i int, created int64) {

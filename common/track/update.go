@@ -12,7 +12,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// service returns what is known of a Service, which is nothing at first.
+// service returns the state of a Service, and creates an empty one if there is none.
 func (t *Tracker) service(name types.NamespacedName) *serviceState {
 	s := t.services[name]
 	if s == nil {
@@ -23,7 +23,7 @@ func (t *Tracker) service(name types.NamespacedName) *serviceState {
 	return s
 }
 
-// markDirty has s worked on in the next update.
+// markDirty queues s for the next update.
 func (t *Tracker) markDirty(s *serviceState) {
 	if !s.dirty {
 		s.dirty = true
@@ -31,7 +31,7 @@ func (t *Tracker) markDirty(s *serviceState) {
 	}
 }
 
-// removeService forgets the Service object of s.
+// removeService removes the Service object of s. Its slices remain.
 func (t *Tracker) removeService(name types.NamespacedName) bool {
 	s := t.services[name]
 	if s == nil || s.want == nil && s.notes == nil {
@@ -141,8 +141,7 @@ func (t *Tracker) publish(node *service.Node, changes []service.Change) {
 	}
 }
 
-// setProblems remembers what is wrong with a Service now and returns what was
-// not before.
+// setProblems stores the present problems of a Service and returns those that are new.
 func (t *Tracker) setProblems(name types.NamespacedName, now []Problem) []Problem {
 	old := t.problems[name]
 	if len(now) == 0 {
@@ -159,14 +158,14 @@ func (t *Tracker) setProblems(name types.NamespacedName, now []Problem) []Proble
 	return fresh
 }
 
-// resolver works out the Ports of one Service.
+// resolver determines the Ports of one Service.
 type resolver struct {
 	tracker *Tracker
 	owner   *serviceState
 	node    *service.Node
 	changes []service.Change
 	notes   notes
-	// localReady counts ready endpoints on this node, if anybody asks.
+	// localReady counts ready endpoints on this node, if a health check needs them.
 	localReady [2]int
 	index      index
 }
@@ -199,8 +198,7 @@ func (r *resolver) resolve() {
 	s.have = have
 }
 
-// find returns the Port in list with the name and family of p, which is at i in most
-// cases.
+// find returns the Port in list with the name and family of p. It is usually at index i.
 func find(list []*service.Port, p *service.Port, i int) *service.Port {
 	if i < len(list) && list[i].Family == p.Family && list[i].Name == p.Name {
 		return list[i]
@@ -213,8 +211,8 @@ func find(list []*service.Port, p *service.Port, i int) *service.Port {
 	return nil
 }
 
-// port returns want with the frontends it gets and its endpoints: old itself
-// if nothing changed, nil if no frontend is left.
+// port returns want with its frontends and endpoints. The result is old itself if nothing
+// changed, and nil if no frontend is left.
 func (r *resolver) port(want, old *service.Port) *service.Port {
 	p := *want
 	if p.Frontends = r.frontends(want); len(p.Frontends) == 0 {
@@ -243,7 +241,8 @@ func (r *resolver) port(want, old *service.Port) *service.Port {
 	return &p
 }
 
-// reuse returns old if it equals fresh, else a copy of fresh, nil if empty.
+// reuse returns old if it equals fresh, nil if fresh is empty, and otherwise a copy of
+// fresh.
 func reuse[T comparable](old, fresh []T) []T {
 	switch {
 	case len(fresh) == 0:
@@ -254,13 +253,13 @@ func reuse[T comparable](old, fresh []T) []T {
 	return slices.Clone(fresh)
 }
 
-// sameList compares lists that reuse returned.
+// sameList compares lists that reuse returned, by pointer.
 func sameList[T any](old, now []T) bool {
 	return len(old) == len(now) && (len(old) == 0 || &old[0] == &now[0])
 }
 
-// frontends returns those of want's frontends that its Service has got,
-// want's own list if it needs no change.
+// frontends returns those frontends of want that its Service holds. It returns want's own
+// list if all remain unchanged.
 func (r *resolver) frontends(want *service.Port) []service.Frontend {
 	list, own := want.Frontends, true
 	for i, f := range want.Frontends {
@@ -286,9 +285,9 @@ func (r *resolver) frontends(want *service.Port) []service.Frontend {
 	return list
 }
 
-// hairpin returns f's sources, with f's own address if the node may connect:
-// what the node sends to a load balancer's address can come from that very
-// address, which is then local.
+// hairpin returns f's sources, with f's own address added if the node may connect. A
+// packet that the node sends to a load balancer's address can have that very address as
+// its source if the address is local.
 func hairpin(f service.Frontend, node *service.Node) ([]netip.Prefix, bool) {
 	if len(f.Sources) == 0 || containsAddr(f.Sources, f.Addr) {
 		return f.Sources, false
@@ -302,8 +301,7 @@ func hairpin(f service.Frontend, node *service.Node) ([]netip.Prefix, bool) {
 	return f.Sources, false
 }
 
-// problems lists all that is wrong with the Service. Slices without a
-// Service are nobody's problem.
+// problems returns all problems of the Service. It omits slices without a Service.
 func (r *resolver) problems() []Problem {
 	lists := [][]note{r.owner.notes, r.notes.all()}
 	if r.owner.want != nil {
@@ -314,7 +312,7 @@ func (r *resolver) problems() []Problem {
 	return problemsOf(r.owner.name, lists...)
 }
 
-// sameShape compares everything but endpoints.
+// sameShape compares everything except endpoints.
 func sameShape(a, b *service.Port) bool {
 	return a.Name == b.Name && a.Family == b.Family &&
 		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity && a.HealthCheck == b.HealthCheck && a.KeepVIP == b.KeepVIP &&

@@ -19,23 +19,22 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// apiServer is as much of an API server as a proxy needs to learn of a
-// cluster: lists, and watches that tell of changed EndpointSlices. It has no
-// memory of changes and ignores selectors.
+// apiServer is the part of an API server that a proxy needs: lists, and watches that
+// deliver changed EndpointSlices. It keeps no history and ignores selectors.
 type apiServer struct {
 	lists map[string]list // by path
 
 	mu       sync.Mutex
 	version  int // of the latest object
 	watchers map[chan []byte]string
-	// delivered is when the last list with objects went out, and at whose
-	// CPU time.
+	// delivered is when the last list with objects was sent, and the client's CPU time at
+	// that moment.
 	delivered time.Time
 	deliverer func() time.Duration
 	cpu       time.Duration
 }
 
-// list is a kind of object and those that exist at the start.
+// list is a kind of object and the objects that exist at the start.
 type list struct {
 	version, kind string
 	n             int
@@ -49,7 +48,8 @@ const (
 	cidrsPath    = "/apis/networking.k8s.io/v1/servicecidrs"
 )
 
-// newAPIServer has services Services. cpu tells the CPU time of who asks.
+// newAPIServer returns an apiServer with a number of Services. cpu returns the CPU time
+// of the client.
 func newAPIServer(services int, cpu func() time.Duration) *apiServer {
 	node := &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
@@ -81,14 +81,14 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodPost: // an event
 		w.WriteHeader(http.StatusCreated)
-		// The answer is of no use to anybody, so neither is an error.
+		// The response does not matter, so an error does not either.
 		_, _ = io.Copy(w, r.Body)
 	case !found && r.URL.Path == nodesPath+"/"+ownNode:
 		_ = json.NewEncoder(w).Encode(s.lists[nodesPath].item(0))
 	case !found:
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	case watch && q.Get("sendInitialEvents") == "true":
-		// Those who ask list then, as with servers of old.
+		// Clients then fall back to lists, as with old servers.
 		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	case watch:
 		s.watch(w, r)
@@ -126,7 +126,7 @@ func (s *apiServer) list(w http.ResponseWriter, l list) {
 }
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
-	events := make(chan []byte, manyServices) // room for all that ever come at once
+	events := make(chan []byte, manyServices) // room for all that ever arrive at once
 	s.mu.Lock()
 	s.watchers[events] = r.URL.Path
 	s.mu.Unlock()
@@ -151,8 +151,8 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// update encodes changed EndpointSlices and returns what sends them to whom
-// they concern.
+// update encodes changed EndpointSlices and returns a function that sends them to their
+// watches.
 func (s *apiServer) update(changed ...*discoveryv1.EndpointSlice) (send func(), err error) {
 	var events [][]byte
 	for _, c := range changed {
@@ -175,8 +175,8 @@ func (s *apiServer) update(changed ...*discoveryv1.EndpointSlice) (send func(), 
 	}, nil
 }
 
-// whenDelivered returns when both lists were out, and the CPU time of who
-// got them; false before that.
+// whenDelivered returns when both lists were sent, and the client's CPU time then; false
+// before that.
 func (s *apiServer) whenDelivered() (time.Time, time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// fetch decodes what the server answers.
+// fetch decodes a response of the server.
 func fetch[T any](t *testing.T, s *httptest.Server, path string) (into T, code int) {
 	t.Helper()
 	r, err := s.Client().Get(s.URL + path)

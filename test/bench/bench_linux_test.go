@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	os.Exit(netlab.Main(m.Run))
 }
 
-// TestQuickRun wants a figure in every row and a document with the table.
+// TestQuickRun requires a figure in every row and a document with the table.
 func TestQuickRun(t *testing.T) {
 	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
 		t.Skip(err)
@@ -53,8 +53,8 @@ func TestQuickRun(t *testing.T) {
 	}
 }
 
-// TestQuickRunOfChains wants a figure of both layouts in every row, but of the
-// one that takes too long.
+// TestQuickRunOfChains requires a figure of both layouts in every row, except of the one
+// that takes too long.
 func TestQuickRunOfChains(t *testing.T) {
 	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
 		t.Skip(err)
@@ -79,8 +79,8 @@ func TestQuickRunOfChains(t *testing.T) {
 	}
 }
 
-// rowOf returns the trimmed cells of a table's row, the first of which is
-// before its left edge.
+// rowOf returns the trimmed cells of a table's row. The first one is before its left
+// edge.
 func rowOf(text, label string) []string {
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "| "+label+" ") {
@@ -190,8 +190,8 @@ func TestMedians(t *testing.T) {
 	}
 }
 
-// TestAddresses wants every endpoint where the server listens, and no two the
-// same.
+// TestAddresses checks that the server listens at every endpoint, and that no two
+// endpoints are the same.
 func TestAddresses(t *testing.T) {
 	seen := map[string]bool{}
 	for n := range 600 {

@@ -23,16 +23,16 @@ const (
 	pathServices  = 10000 // that connections pass
 	// wholeLimit is how long the known layout may take to load.
 	wholeLimit = 2 * time.Minute
-	// pieceSize is how many Services the known layout is loaded by where it
-	// does not load as a whole.
+	// pieceSize is the number of Services in each piece of the known layout, if it does
+	// not load as a whole.
 	pieceSize = 100
 )
 
 // variants are the implementations of iptables.
 var variants = []string{"legacy", "nft"}
 
-// commands makes a folder in which iptables is the variant of t, with a lock
-// of its own, so that others on the machine do not count.
+// commands creates a folder in which iptables is the variant of t, with a lock of its
+// own, so that other users of iptables do not delay it.
 func (t task) commands() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "bench-iptables-"); err != nil {
 		return "", fmt.Errorf("make temporary directory: %w", err)
@@ -49,8 +49,8 @@ func (t task) commands() (dir string, err error) {
 	return dir, os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "lock"))
 }
 
-// chains is what is measured of one layout of chains: how it is loaded and
-// how a Service is changed in it.
+// chains measures one layout of chains: how it is loaded and how a Service is changed in
+// it.
 type chains interface {
 	load(ctx context.Context, t task, f *figures) error
 	// change gives Service i the endpoints of the given numbers.
@@ -99,7 +99,7 @@ func measureChains(ctx context.Context, t task) (*figures, error) {
 	})
 }
 
-// changes replaces one endpoint of one Service at a time, to and fro.
+// changes replaces one endpoint of one Service at a time, back and forth.
 func (t task) changes(ctx context.Context, f *figures, c chains) error {
 	var took []time.Duration
 	var spent time.Duration
@@ -156,7 +156,7 @@ func (c *ownChains) change(ctx context.Context, i int, numbers []int) error {
 	return err
 }
 
-// measureWhole loads the known layout in one piece, as far as it gets.
+// measureWhole loads the known layout in one piece, up to wholeLimit.
 func measureWhole(ctx context.Context, t task) (*figures, error) {
 	t.Role = roleKnown
 	f := newFigures()

@@ -9,11 +9,11 @@ import (
 	"os/exec"
 )
 
-// knownLayout is what mode iptables is compared with.
+// knownLayout is the layout that mode iptables is compared with.
 const knownLayout = "known layout"
 
-// measureIPTables measures mode iptables with each variant that there is,
-// beside the known layout.
+// measureIPTables measures mode iptables with each installed variant, beside the known
+// layout.
 func (b *bench) measureIPTables(ctx context.Context, s *section) error {
 	s.how = howChains
 	for _, v := range variants {
@@ -32,8 +32,8 @@ func (b *bench) measureIPTables(ctx context.Context, s *section) error {
 	return nil
 }
 
-// measureProgram measures the first program and changes: the known layout and
-// ours in turn.
+// measureProgram measures the first program and changes: the known layout and ours in
+// turn.
 func (b *bench) measureProgram(ctx context.Context, variant string) (table, error) {
 	services := task{Quick: b.quick}.pick(chainServices, 300)
 	t := table{services: services, base: knownLayout, rows: programRows(variant)}

@@ -15,9 +15,10 @@ import (
 	"strings"
 )
 
-// upstreamChains is the layout that iptables has had for Services for years: all
-// of them in one list, a chain for each Service, and one for each endpoint. It
-// is generated and loaded by hand, without whatever a proxy around it costs.
+// upstreamChains is the layout of kube-proxy's iptables mode for many years: a list of
+// all Services, a chain for each Service, and one for each endpoint. The bench generates
+// and loads it itself, without the costs of a proxy. See pkg/proxy/iptables in
+// kubernetes/kubernetes.
 type upstreamChains struct {
 	network *network
 	dir     string
@@ -25,7 +26,7 @@ type upstreamChains struct {
 	now     map[int][]int // the endpoints of Services that were changed, by number
 }
 
-// restore has iptables-restore add text to what there is.
+// restore adds text to the present rules with iptables-restore(8).
 func (c *upstreamChains) restore(ctx context.Context, text string) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.dir, "iptables-restore"), "--noflush", "-w", "5", "--counters")
 	var stderr bytes.Buffer
@@ -39,8 +40,8 @@ func (c *upstreamChains) restore(ctx context.Context, text string) error {
 	return nil
 }
 
-// load loads all Services, in pieces where that is what works. For connections
-// the chains of three Services will do: what takes time is the list.
+// load loads all Services, in pieces if they do not load as a whole. Connections only
+// need the chains of three Services: the list is what takes time.
 func (c *upstreamChains) load(ctx context.Context, t task, f *figures) error {
 	c.now, c.list = map[int][]int{}, upstreamList(t.Services)
 	switch {
@@ -62,8 +63,8 @@ func (c *upstreamChains) load(ctx context.Context, t task, f *figures) error {
 	return c.restore(ctx, upstreamBase+"*nat\n"+c.list+"COMMIT\n")
 }
 
-// change writes the list anew, as with every change in this layout, and the
-// chains of the Service, and removes those of endpoints that left.
+// change rewrites the list, as with every change in this layout, and the chains of the
+// Service, and removes those of former endpoints.
 func (c *upstreamChains) change(ctx context.Context, i int, to []int) error {
 	had := c.now[i]
 	if had == nil {
@@ -88,7 +89,7 @@ func upstreamName(prefix string, i, j int) string {
 	return prefix + base32.StdEncoding.EncodeToString(sum[:])[:16]
 }
 
-// upstreamBase is what does not depend on Services.
+// upstreamBase is the part that does not depend on Services.
 const upstreamBase = `*filter
 :KUBE-SERVICES - [0:0]
 :KUBE-EXTERNAL-SERVICES - [0:0]
@@ -156,7 +157,7 @@ func upstreamService(b *strings.Builder, i int, endpoints []int) {
 	}
 }
 
-// upstreamPiece is the chains of some Services.
+// upstreamPiece returns the chains of some Services.
 func upstreamPiece(first, end int) string {
 	var b strings.Builder
 	b.WriteString("*nat\n:KUBE-MARK-MASQ - [0:0]\n-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000\n")
@@ -167,7 +168,7 @@ func upstreamPiece(first, end int) string {
 	return b.String()
 }
 
-// upstreamWhole is everything.
+// upstreamWhole returns the whole layout.
 func upstreamWhole(services int) string {
 	var b strings.Builder
 	b.WriteString(upstreamBase + "*nat\n")
@@ -178,7 +179,7 @@ func upstreamWhole(services int) string {
 	return b.String()
 }
 
-// upstreamPaths is the list of all Services, most of which lead nowhere.
+// upstreamPaths is the list of all Services, most of which have no chains.
 func upstreamPaths(services int) string {
 	const nowhere = "KUBE-SVC-NOWHERE"
 	var b strings.Builder

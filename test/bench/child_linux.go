@@ -27,8 +27,8 @@ const (
 	roleFew   role = "few" // only connections, with few Services
 	// roleServed measures a whole program that reads a real API server.
 	roleServed role = "served"
-	// Chains of iptables: ours and the known layout, the latter in one piece,
-	// and connections through each.
+	// iptables chains: ours and the known layout, the latter in one piece, and
+	// connections through each.
 	roleChains      role = "chains"
 	roleKnown       role = "known layout"
 	roleWhole       role = "known layout, whole"
@@ -36,8 +36,8 @@ const (
 	roleKnownPaths  role = "known layout, connections"
 	// roleRelay measures a whole program in mode userspace.
 	roleRelay role = "userspace"
-	// Mode ipvs: all of it, which the others are parts of; the library's calls, our
-	// requests alone, and a whole round; and what comes then.
+	// Mode ipvs. roleIPVS runs the other roles, each in a process of its own: the
+	// library's calls, a whole backend, changes after its first round, and connections.
 	roleIPVS           role = "ipvs"
 	roleLibrary        role = "library"
 	roleVirtual        role = "mode ipvs"
@@ -45,10 +45,10 @@ const (
 	roleVirtualPaths   role = "mode ipvs, connections"
 )
 
-// fewServices is what the connections at other sizes are compared with.
+// fewServices is the number of Services with which other sizes are compared.
 const fewServices = 10
 
-// task is what a child is told.
+// task is the input of a child.
 type task struct {
 	Role     role
 	Services int
@@ -72,8 +72,8 @@ func assigned() (task, bool) {
 	return t, ok && json.Unmarshal([]byte(text), &t) == nil
 }
 
-// figures are what a child has measured, by metric, in seconds and bytes,
-// and what it has to say besides.
+// figures are the measurements of a child, by metric, in seconds and bytes, and its
+// notes.
 type figures struct {
 	Values map[string]float64
 	Notes  []string
@@ -81,7 +81,7 @@ type figures struct {
 
 func newFigures() *figures { return &figures{Values: map[string]float64{}} }
 
-// set notes a figure, unless there is none.
+// set records a figure, unless it is NaN.
 func (f *figures) set(metric string, value float64) {
 	if !math.IsNaN(value) {
 		f.Values[metric] = value
@@ -109,14 +109,14 @@ func medians(runs []*figures) *figures {
 	return f
 }
 
-// usage notes what was used since m began.
+// usage records the time and CPU time since m began.
 func (f *figures) usage(metric string, m meter) {
 	wall, cpu := m.stop()
 	f.seconds(metric+".wall", wall)
 	f.seconds(metric+".cpu", cpu)
 }
 
-// child runs t in a process of its own and returns what it measured.
+// child runs t in a process of its own and returns its figures.
 func (b *bench) child(ctx context.Context, t task) (*figures, error) {
 	t.Quick, t.Peer = b.quick, b.peer
 	group, remove := memoryGroup(t)
@@ -146,7 +146,7 @@ func (b *bench) child(ctx context.Context, t task) (*figures, error) {
 	return f, nil
 }
 
-// await waits for what measures, and looks at the load meanwhile.
+// await waits for measure, and samples the load meanwhile.
 func (b *bench) await(measure func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- measure() }()
@@ -163,7 +163,7 @@ func (b *bench) await(measure func() error) error {
 	}
 }
 
-// work measures what t says and writes the figures to out.
+// work measures what t describes and writes the figures to out.
 func (t task) work(ctx context.Context, out io.Writer) error {
 	if err := t.joinGroup(); err != nil {
 		return err
@@ -185,7 +185,7 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	return json.NewEncoder(out).Encode(f)
 }
 
-// logf tells the person who waits what is going on.
+// logf prints progress.
 func (t task) logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s, %d Services: %s\n", t.Role, t.Services, fmt.Sprintf(format, args...))
 }

@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is what the client sends and wants back.
+// message is the size of a request and of its response.
 const message = 64
 
-// echo serves on the server's port, on all of its addresses, until the
-// process ends.
+// echo serves on the server's port, on all of its addresses, until the process ends.
 func (n *network) echo() error {
 	started := make(chan error, 1)
 	go func() {
@@ -42,8 +41,8 @@ func (n *network) echo() error {
 	return nil
 }
 
-// echoServer answers with as little between it and the kernel as possible,
-// so that what is measured is the network.
+// echoServer answers directly with system calls, so that the network dominates the
+// measurement.
 type echoServer struct{ listener, poll int }
 
 func listen() (*echoServer, error) {
@@ -99,7 +98,7 @@ func (s *echoServer) accept() {
 	}
 }
 
-// answer sends back what has come, or closes a connection that has ended.
+// answer echoes what has arrived, or closes a connection that has ended.
 func answer(fd int, buf []byte) {
 	n, err := unix.Read(fd, buf)
 	if err == nil && n > 0 {
@@ -110,8 +109,8 @@ func answer(fd int, buf []byte) {
 	}
 }
 
-// samples are what connections took: until they were made, and until the
-// answer was there.
+// samples are the durations of connections: until they were established, and until the
+// response arrived.
 type samples struct{ made, answered []time.Duration }
 
 // burst connects from the client again and again for d, and once at least.
@@ -135,8 +134,8 @@ func (t target) burst(d time.Duration) (samples, error) {
 	return s, err
 }
 
-// answers waits for the first connection. Of a new network the first packets may
-// be lost, until the kernel has noticed that its links are up.
+// answers waits for the first connection. A new network may lose the first packets, until
+// the kernel has noticed that its links are up.
 func (t target) answers() error {
 	var err error
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
@@ -147,8 +146,8 @@ func (t target) answers() error {
 	return err
 }
 
-// transact makes one connection, which it ends with a reset so that neither
-// side keeps its port. No step may take longer than limit.
+// transact makes one connection, and ends it with a reset so that neither side keeps its
+// port. No step may take longer than limit.
 func transact(to unix.Sockaddr, buf []byte, limit time.Duration) (made, answered time.Duration, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -183,14 +182,14 @@ func talk(fd int, to unix.Sockaddr, buf []byte, limit time.Duration) (made, answ
 	return made, time.Since(began), nil
 }
 
-// comparison gathers rounds of measuring targets in turn. The first target
-// is the direct connection.
+// comparison collects rounds that measure targets in turn. The first target is the direct
+// connection.
 type comparison struct {
 	direct     map[string]float64 // in the present round, by part
 	p50, ratio map[string][]float64
 }
 
-// add takes in one target's samples of one round.
+// add adds one target's samples of one round.
 func (c *comparison) add(x target, s samples) {
 	for part, list := range map[string][]time.Duration{"made.": s.made, "": s.answered} {
 		m := quantile(list, 0.5)
@@ -204,12 +203,12 @@ func (c *comparison) add(x target, s samples) {
 
 const directName = "direct"
 
-// compare notes for each target the median of the rounds' medians, and of
-// the ratios of a round's median to the direct one's.
+// compare records for each target the median of the rounds' medians, and of the ratios of
+// a round's median to the direct one's.
 func (t task) compare(f *figures, targets []target) error {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	// With a processor to spare the runtime leaves alone the one of a thread
-	// that waits in the kernel.
+	// With spare processors, the runtime does not take the processor from a thread that
+	// waits in the kernel.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 4))
 	for _, x := range targets {
 		if err := x.answers(); err != nil {
@@ -233,8 +232,8 @@ func (t task) compare(f *figures, targets []target) error {
 	return nil
 }
 
-// connections measures connections through n's Services against those in
-// another network without any rule.
+// connections measures connections through n's Services against those in another network
+// without any rule.
 func (t task) connections(f *figures, n *network) error {
 	t.logf("connections")
 	bare, err := newNetwork()
@@ -248,10 +247,10 @@ func (t task) connections(f *figures, n *network) error {
 	return t.compare(f, t.targets(n, bare))
 }
 
-// targets are a direct connection in the network without rules, one in n
-// beside its rules, and those through its Services. The direct ones go where no
-// Service leads: IPVS takes answers from an endpoint to a port of the client for
-// those of an earlier connection through a Service.
+// targets are a direct connection in the network without rules, one in n beside its
+// rules, and those through its Services. The direct ones go to addresses without a
+// Service: IPVS would take answers from an endpoint to a port of the client for those of
+// an earlier connection through a Service.
 func (t task) targets(n, bare *network) []target {
 	direct := netip.AddrPortFrom(endpointIP(0, perService), targetPort)
 	targets := []target{{directName, bare, direct}, {"beside", n, direct}}
@@ -262,8 +261,8 @@ func (t task) targets(n, bare *network) []target {
 	return targets
 }
 
-// quantile returns the value below which a share of list lies, in seconds
-// for durations. It sorts list.
+// quantile returns the value below which a share of list lies, in seconds for durations.
+// It sorts list.
 func quantile[T float64 | time.Duration](list []T, share float64) float64 {
 	if len(list) == 0 {
 		return math.NaN()

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// document is the file with a section for each part. A run replaces the
-// sections that it has measured and keeps the others to the letter.
+// document is the file with a section for each part. A run replaces the sections that it
+// has measured and keeps the others unchanged.
 type document struct {
 	path     string
 	sections map[string]string // by title
@@ -24,8 +24,7 @@ const (
 	fence        = "```"
 )
 
-// openDocument reads what earlier runs have written, and refuses what is from
-// somebody else.
+// openDocument reads the results of earlier runs, and refuses a file of another origin.
 func openDocument(path string) (*document, error) {
 	d := &document{path: path, sections: map[string]string{}}
 	text, err := os.ReadFile(path)
@@ -90,16 +89,16 @@ func (d *document) text() string {
 	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, align(cells), b.String())
 }
 
-// overview is what a section tells about itself.
+// overview is the summary of a section.
 type overview struct {
 	date, commit, before, during, took string
 	met, missed                        int
 }
 
-// overviewOf reads a section's text, whichever run has written it.
+// overviewOf parses a section's text, of any run.
 func overviewOf(text string) overview {
 	var o overview
-	fences := 0 // the facts stand between the first two
+	fences := 0 // the facts are between the first two
 	for line := range strings.Lines(text) {
 		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
 		rest = strings.TrimSpace(rest)
@@ -126,7 +125,7 @@ func overviewOf(text string) overview {
 	return o
 }
 
-// count takes in the row of a table.
+// count counts the row of a table.
 func (o *overview) count(row string) {
 	for cell := range strings.SplitSeq(row, "|") {
 		switch strings.TrimSpace(cell) {

@@ -77,7 +77,7 @@ func TestDocumentKeepsOtherParts(t *testing.T) {
 	}
 }
 
-// TestDocumentOfOthers is refused before anything is measured.
+// TestDocumentOfOthers checks that a foreign file is refused before anything is measured.
 func TestDocumentOfOthers(t *testing.T) {
 	for text, want := range map[string]string{
 		"# Notes\n": `begins with something else than "# Benchmarks"`,
@@ -111,8 +111,8 @@ func TestChosen(t *testing.T) {
 
 var update = flag.Bool("update", false, "rewrite the overview of the kept document")
 
-// TestDocumentOfTheProject wants the kept document to be what the tool writes,
-// so that it can go on with it.
+// TestDocumentOfTheProject checks that the tool would write the project's document
+// unchanged, so that it can replace parts of it.
 func TestDocumentOfTheProject(t *testing.T) {
 	path := filepath.Join("..", "..", "docs", "benchmarks.md")
 	d, err := openDocument(path)

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// facts are what one must know of a machine to judge its figures.
+// facts describe a machine, as its figures depend on them.
 type facts struct {
 	date       time.Time
 	commit     string
@@ -25,14 +25,14 @@ type facts struct {
 	cpu        string
 	memory     float64 // bytes
 	loadBefore load
-	loadDuring load // the most seen
+	loadDuring load // the highest sample
 	took       time.Duration
-	// still means that what others do on the machine changes no figure.
+	// still is whether no other load on the machine changes the figures.
 	still bool
 }
 
-// load is the average number of processes that wanted to run in the last
-// minute, as the kernel writes it.
+// load is the average number of runnable processes in the last minute, as the kernel
+// writes it, see proc_loadavg(5).
 type load string
 
 func readFacts(ctx context.Context, now time.Time) (facts, error) {
@@ -52,7 +52,7 @@ func readFacts(ctx context.Context, now time.Time) (facts, error) {
 	return f, nil
 }
 
-// cpuModel returns what the first processor calls itself.
+// cpuModel returns the model name of the first processor.
 func cpuModel() string {
 	f, err := os.Open("/proc/cpuinfo")
 	if err != nil {
@@ -65,7 +65,7 @@ func cpuModel() string {
 			return strings.TrimSpace(value)
 		}
 	}
-	return runtime.GOARCH // not every architecture tells
+	return runtime.GOARCH // some architectures have no model name
 }
 
 func readLoad() load {
@@ -86,7 +86,7 @@ func (f *facts) sampleLoad() {
 	}
 }
 
-// commit returns what the sources were when this was measured.
+// commit returns the commit of the measured sources.
 func commit(ctx context.Context) string {
 	hash, err := exec.CommandContext(ctx, "git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {
@@ -101,7 +101,7 @@ func commit(ctx context.Context) string {
 
 const unknown = "unknown"
 
-// machine is what is known before anything is measured.
+// machine returns the facts that are known before the measurement.
 func (f *facts) machine() string {
 	return fmt.Sprintf(`date    %s
 commit  %s
@@ -117,10 +117,10 @@ func (f *facts) text() string {
 	return fmt.Sprintf("%sload    %s before, at most %s\ntook    %.0f s\n", f.machine(), f.loadBefore, f.loadDuring, f.took.Seconds())
 }
 
-// busy is a load that neither the bench nor a peer brings about.
+// busy is a load that neither the bench nor a peer causes.
 const busy = 3
 
-// notes say how far to trust the figures.
+// notes qualify the figures.
 func (f *facts) notes() []string {
 	most, err := strconv.ParseFloat(string(f.loadDuring), 64)
 	if err != nil || most <= busy || f.still {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// floor is a table with the same entries as ours in its two large maps, and
-// the fewest rules that make use of them, pushed by a bare loop.
+// floor is a table with the same entries as ours in its two large maps, and the fewest
+// rules that use them, pushed by a bare loop.
 type floor struct {
 	conn                *nftables.Conn
 	table               *nftables.Table
@@ -27,12 +27,12 @@ type floor struct {
 const (
 	floorName    = "floor"
 	floorPick    = "pick"
-	perMessage   = 500  // elements: the length of a list has 16 bits
+	perMessage   = 500  // elements: the length of an attribute has 16 bits, see netlink(7)
 	perFlush     = 8000 // elements, as ours
 	floorSockets = 64 << 20
 )
 
-// measureFloor measures the least that such a table takes with the library.
+// measureFloor measures the least costs of such a table with the library.
 func measureFloor(_ context.Context, t task) (*figures, error) {
 	n, err := newNetwork()
 	if err != nil {
@@ -77,8 +77,9 @@ func (l *floor) open() (err error) {
 	return err
 }
 
-// program makes the sets, then the rules, then fills the sets: a rule that
-// is bound to a full map has the kernel walk it.
+// program adds the sets, then the rules, then the elements: a rule that is bound to a
+// full map makes the kernel walk it (kernel: nf_tables_bind_set in
+// net/netfilter/nf_tables_api.c).
 func (l *floor) program(services int) error {
 	l.table = l.conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: floorName})
 	key := nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService)
@@ -110,7 +111,7 @@ func (l *floor) program(services int) error {
 	return nil
 }
 
-// addRules makes the two chains that use the sets.
+// addRules adds the two chains that use the sets.
 func (l *floor) addRules() {
 	key := []expr.Any{
 		&expr.Payload{DestRegister: unix.NFT_REG32_00, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
@@ -132,7 +133,7 @@ func (l *floor) addRules() {
 	)})
 }
 
-// push adds elements in as many messages and transactions as it takes.
+// push adds elements in as many messages and transactions as necessary.
 func (l *floor) push(s *nftables.Set, elements []nftables.SetElement) error {
 	waiting := 0
 	for len(elements) > 0 {
@@ -165,7 +166,7 @@ func serviceElement(i int) nftables.SetElement {
 	}
 }
 
-// endpointElement has endpoint number of Service i in a slot.
+// endpointElement is the element of endpoint number of Service i in a slot.
 func endpointElement(i, slot, number int) nftables.SetElement {
 	ip, port := endpointIP(i, number).As4(), uint16(targetPort)
 	return nftables.SetElement{
@@ -174,7 +175,7 @@ func endpointElement(i, slot, number int) nftables.SetElement {
 	}
 }
 
-// changes measures the smallest transactions that have the effect of ours.
+// changes measures the smallest transactions with the same effect as ours.
 func (l *floor) changes(t task, f *figures) error {
 	const last = perService - 1
 	for _, c := range []struct {
@@ -220,7 +221,7 @@ func (l *floor) exchange(gone, come []nftables.SetElement) error {
 	return l.conn.Flush()
 }
 
-// many takes one endpoint from many Services at once, and gives it back.
+// many removes one endpoint from many Services at once, and adds it again.
 func (l *floor) many(t task, f *figures) error {
 	var took []time.Duration
 	for round := range t.pick(manyRounds, 2) {

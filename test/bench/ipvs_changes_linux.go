@@ -21,8 +21,7 @@ func measureVirtualPaths(ctx context.Context, t task) (*figures, error) {
 	})
 }
 
-// measureVirtualChanges measures what comes after the first program, and then
-// connections.
+// measureVirtualChanges measures what follows the first program, and then connections.
 func measureVirtualChanges(ctx context.Context, t task) (*figures, error) {
 	f := newFigures()
 	return f, t.withVirtual(func(n *network, r *pipeline) error {
@@ -81,8 +80,8 @@ func (t task) virtualChange(ctx context.Context, f *figures, r *pipeline, c chan
 	return nil
 }
 
-// drained lets the endpoints go that have left, which is looked at every five
-// seconds: a restart would do it, too.
+// drained waits until removed endpoints are drained, which the proxy checks every five
+// seconds; a restart checks at once.
 func (r *pipeline) drained(ctx context.Context) error {
 	const long = 8 * time.Second
 	began := time.Now()
@@ -97,8 +96,8 @@ func (r *pipeline) drained(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// virtualRestart measures a second proxy that finds what the first has made, and
-// then the comparison that is made once in a sync period.
+// virtualRestart measures a second proxy that finds the state of the first, and then the
+// comparison that is made once in a sync period.
 func (t task) virtualRestart(ctx context.Context, f *figures, n *network) error {
 	t.logf("restart")
 	r, err := newVirtual(n, 0)

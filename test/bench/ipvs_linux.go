@@ -26,8 +26,8 @@ const (
 	virtualRounds   = 400   // of changes of one kind
 )
 
-// measureIPVS measures everything about mode ipvs, each thing in a process of its
-// own, on the machine that this one runs on.
+// measureIPVS measures everything about mode ipvs, each part in a process of its own, on
+// the machine of this process.
 func measureIPVS(ctx context.Context, t task) (*figures, error) {
 	b := &bench{options: options{quick: t.Quick}, out: io.Discard}
 	f := newFigures()
@@ -57,7 +57,7 @@ func measureIPVS(ctx context.Context, t task) (*figures, error) {
 	return f, nil
 }
 
-// merge takes in other figures under names that begin with prefix.
+// merge adds other figures under names that begin with prefix.
 func (f *figures) merge(prefix string, other *figures) {
 	for metric, v := range other.Values {
 		f.set(prefix+metric, v)
@@ -65,8 +65,8 @@ func (f *figures) merge(prefix string, other *figures) {
 	f.Notes = append(f.Notes, other.Notes...)
 }
 
-// newVirtual returns a road into the virtual servers of n's node. What is there is
-// compared with what should be as often as period says, which none is for always.
+// newVirtual returns a pipeline to the virtual servers of n's node. It compares the
+// observed with the desired state once in a period, or in each round if period is 0.
 func newVirtual(n *network, period time.Duration) (*pipeline, error) {
 	r := &pipeline{tracker: track.New(track.Options{
 		NodeName: ownNode, NodePorts: service.AnyAddress(),
@@ -79,8 +79,8 @@ func newVirtual(n *network, period time.Duration) (*pipeline, error) {
 	return r, err
 }
 
-// withVirtual runs measure with t's Services in a new network, of which nothing
-// is programmed yet.
+// withVirtual runs measure with t's Services in a new network, of which nothing is
+// programmed yet.
 func (t task) withVirtual(measure func(*network, *pipeline) error) error {
 	n, err := newNetwork()
 	if err != nil {
@@ -110,7 +110,7 @@ func measureVirtual(ctx context.Context, t task) (*figures, error) {
 	})
 }
 
-// measureLibrary has the library make the same virtual servers.
+// measureLibrary creates the same virtual servers with the library.
 func measureLibrary(_ context.Context, t task) (*figures, error) {
 	f := newFigures()
 	return f, t.withVirtual(func(n *network, _ *pipeline) error {
@@ -134,7 +134,7 @@ func measureLibrary(_ context.Context, t task) (*figures, error) {
 	})
 }
 
-// virtualOf is Service i as the library has it.
+// virtualOf is Service i as a value of the library.
 func virtualOf(i int) *library.Service {
 	return &library.Service{
 		Address: net.IP(clusterIP(i).AsSlice()), Port: servicePort, Protocol: unix.IPPROTO_TCP,
@@ -154,7 +154,7 @@ func makeVirtual(h *library.Handle, i int) error {
 	return err
 }
 
-// checkProgrammed wants every Service in n's node, and the last one with every endpoint.
+// checkProgrammed requires every Service in n's node, and all endpoints of the last one.
 func (t task) checkProgrammed(n *network) error {
 	return n.node.Do(func() error {
 		h, err := library.New("")

@@ -13,7 +13,7 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 )
 
-// TestQuickRunOfIPVS wants a figure in every row of all tables.
+// TestQuickRunOfIPVS requires a figure in every row of all tables.
 func TestQuickRunOfIPVS(t *testing.T) {
 	if !ipvs.Installed() {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
@@ -45,7 +45,7 @@ func TestQuickRunOfIPVS(t *testing.T) {
 	}
 }
 
-// TestVirtualTables wants the ratios to be of the right two figures.
+// TestVirtualTables checks that each ratio is of the right two figures.
 func TestVirtualTables(t *testing.T) {
 	f := newFigures()
 	for name, v := range map[string]float64{

@@ -14,11 +14,11 @@ import (
 	"kubeproxy/test/vm"
 )
 
-// ownKernel measures mode ipvs on this machine and not in a virtual one.
+// ownKernel measures mode ipvs on this machine instead of a virtual one.
 const ownKernel = "own"
 
-// measureVirtualServers measures mode ipvs in a virtual machine, since many a
-// kernel is built without it.
+// measureVirtualServers measures mode ipvs in a virtual machine, as many kernels are
+// built without IPVS.
 func (b *bench) measureVirtualServers(ctx context.Context, s *section) error {
 	t := task{Role: roleIPVS, Services: changedServices}
 	var f *figures
@@ -44,7 +44,7 @@ func (b *bench) measureVirtualServers(ctx context.Context, s *section) error {
 const emulated = "The machine is emulated, and its clock counts instructions, two nanoseconds each. So other work on " +
 	"the machine around it changes no figure, and what figures tell is how they stand to each other."
 
-// virtualMemory is that of the machine, in MB.
+// virtualMemory is the memory of the machine, in MB.
 const virtualMemory = 3072
 
 // inside runs t in a virtual machine.
@@ -87,7 +87,7 @@ func (b *bench) inside(ctx context.Context, t task) (*figures, error) {
 	return f, nil
 }
 
-// virtualTables are the tables of all that measureIPVS has measured.
+// virtualTables are the tables of everything that measureIPVS measures.
 func virtualTables(f *figures, t task) []table {
 	program := t.pick(virtualServices, 50)
 	many := t.pick(changedServices, 100)
@@ -137,7 +137,7 @@ func virtualChangeRows() []row {
 	}
 }
 
-// virtualPathRows are about connections, with figures whose names begin so.
+// virtualPathRows are about connections, with figures whose names begin with prefix.
 func virtualPathRows(prefix string) []row {
 	var rows []row
 	for _, x := range []struct{ label, name string }{

@@ -27,8 +27,7 @@ type options struct {
 	out   string // file for the document, "" for none
 	peer  string // a kube-proxy to measure beside ours, "" for none
 	only  string // the name of a part, "" for all
-	// kernel is what mode ipvs is measured on: one of the virtual machines' or
-	// ownKernel.
+	// kernel is the kernel for mode ipvs: one of the virtual machines' or ownKernel.
 	kernel string
 }
 
@@ -58,8 +57,8 @@ func (s *sizes) Set(text string) error {
 }
 
 func main() {
-	// A child dies with the thread that started it, so that must be one that
-	// lives as long as the process: the first.
+	// A child dies with the thread that started it, see prctl(2). That must be a thread
+	// that lives as long as the process: the first.
 	runtime.LockOSThread()
 	o := options{sizes: sizes{1000, 10000, 30000}, peer: os.Getenv("PEER_KUBE_PROXY")}
 	flag.Var(&o.sizes, "n", "numbers of Services, separated by commas")
@@ -103,14 +102,14 @@ type bench struct {
 	facts facts // of the part that is being measured
 }
 
-// measure measures what was asked for. A part is written when it is complete.
+// measure measures the selected parts. It writes a part when it is complete.
 func (b *bench) measure(ctx context.Context) error {
 	list, err := chosen(b.only)
 	if err != nil {
 		return err
 	}
 	var d *document
-	if b.options.out != "" { // in vain is known before it has taken an hour
+	if b.options.out != "" { // check the file before an hour of measurements
 		if d, err = openDocument(b.options.out); err != nil {
 			return err
 		}
@@ -134,7 +133,7 @@ func (b *bench) measure(ctx context.Context) error {
 	return nil
 }
 
-// measureInside measures what runs between a source and the kernel.
+// measureInside measures the path between a source and the kernel.
 func (b *bench) measureInside(ctx context.Context, s *section) error {
 	s.how, s.after = howMeasured, whereTimeGoes
 	b.notePeer(s, howPeer)
@@ -153,7 +152,7 @@ func (b *bench) measureInside(ctx context.Context, s *section) error {
 	return nil
 }
 
-// notePeer says in s that there is no peer, or what it is about.
+// notePeer notes in s that there is no peer, or what the peer is.
 func (b *bench) notePeer(s *section, about string) {
 	if b.peer == "" {
 		s.note(b.out, noPeer)
@@ -164,8 +163,8 @@ func (b *bench) notePeer(s *section, about string) {
 
 const noPeer = "No peer was measured: PEER_KUBE_PROXY names none."
 
-// measureSize measures floor and ours in turn, a few times, and the peer,
-// which takes longest, once.
+// measureSize measures floor and ours in turn, a few times, and the peer, which takes
+// longest, once.
 func (b *bench) measureSize(ctx context.Context, services int) (table, error) {
 	t := table{services: services, rows: rows, base: "floor"}
 	t.title = fmt.Sprintf("%s Services of %d endpoints", thousands(services), perService)

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// meter measures the time and the CPU time of this process, and of programs that
-// it ran and waited for, since it was started.
+// meter measures the time and the CPU time of this process, and of programs that it ran
+// and waited for, since it was started.
 type meter struct {
 	began time.Time
 	cpu   time.Duration
@@ -39,24 +39,22 @@ func ownCPU() time.Duration {
 	return total
 }
 
-// heapInUse returns the bytes of living Go objects.
+// heapInUse returns the bytes of live Go objects.
 func heapInUse() float64 {
 	runtime.GC()
-	runtime.GC() // what the first one found in pools
+	runtime.GC() // empties pools, which survive one collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc)
 }
 
-// peakRSS returns the most memory that process pid, or "self", ever had
-// resident.
+// peakRSS returns the peak resident set of process pid, or "self".
 func peakRSS(pid string) (float64, error) {
 	kB, err := field("/proc/"+pid+"/status", "VmHWM:")
 	return kB * 1024, err
 }
 
-// field returns the number after the line's first word in a file of such
-// lines.
+// field returns the number in the second column of the line whose first word is name.
 func field(path, name string) (float64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -74,8 +72,9 @@ func field(path, name string) (float64, error) {
 
 const memoryRoot = "/sys/fs/cgroup/memory"
 
-// memoryGroup makes a cgroup of version 1 for t alone, where the kernel
-// counts what it allocates for it. The path is empty where there is none.
+// memoryGroup creates a cgroup of version 1 for t, in which the kernel counts its own
+// allocations. The path is empty if there is none. See
+// https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
 func memoryGroup(t task) (path string, remove func()) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -94,8 +93,8 @@ func memoryGroup(t task) (path string, remove func()) {
 	return path, func() { removeGroup(path) }
 }
 
-// removeGroup removes a cgroup once nobody is in it any more: a program that
-// was killed within a large transaction first has to see it through.
+// removeGroup removes a cgroup once it is empty: a program that was killed within a large
+// transaction first has to finish it.
 func removeGroup(path string) {
 	deadline := time.Now().Add(3 * time.Minute)
 	told := false
@@ -122,8 +121,8 @@ func (t task) joinGroup() error {
 	return nil
 }
 
-// kernelMemory returns the bytes that the kernel holds for this process, or
-// in its caches at all where it does not count by process.
+// kernelMemory returns the bytes that the kernel holds for this process. If the kernel
+// does not count by process, it returns the size of all kernel caches.
 func (t task) kernelMemory() (float64, error) {
 	if t.Group == "" {
 		kB, err := field("/proc/meminfo", "Slab:")
@@ -136,7 +135,7 @@ func (t task) kernelMemory() (float64, error) {
 	return strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
 }
 
-// memorySource says where kernelMemory has it from.
+// memorySource describes the source of kernelMemory.
 func (t task) memorySource() string {
 	if t.Group == "" {
 		return "Slab in /proc/meminfo"

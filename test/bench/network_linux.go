@@ -18,8 +18,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// network is a client, a node and a server in namespaces of their own, in a
-// row. The server answers at every endpoint's address.
+// network is a row of a client, a node and a server in namespaces of their own. The
+// server answers at every endpoint's address.
 type network struct {
 	lab            *netlab.Lab
 	node           *netlab.Host
@@ -40,7 +40,7 @@ func newNetwork() (*network, error) {
 
 func (n *network) close() error { return n.lab.Close() }
 
-// routeEndpoints makes all endpoints' addresses the server's own.
+// routeEndpoints makes all endpoints' addresses local on the server.
 func (n *network) routeEndpoints() error {
 	all := &net.IPNet{IP: endpointPrefix.Addr().AsSlice(), Mask: net.CIDRMask(endpointPrefix.Bits(), 32)}
 	err := n.node.Do(func() error {
@@ -65,7 +65,7 @@ func (n *network) routeEndpoints() error {
 	return nil
 }
 
-// sink has the server take whatever comes, until the process ends.
+// sink makes the server read everything it receives, until the process ends.
 func (n *network) sink(ctx context.Context) error {
 	l, err := n.server.Listen(ctx, "tcp", fmt.Sprintf(":%d", sinkPort))
 	if err != nil {
@@ -75,9 +75,11 @@ func (n *network) sink(ctx context.Context) error {
 	return nil
 }
 
-// shortenConntrackTimeouts keeps closed connections from filling the node's memory of
-// them, which has room for some hundred thousand: the bench makes more in
-// the ten seconds that they usually stay.
+// shortenConntrackTimeouts keeps closed connections from filling the node's conntrack
+// table, which has room for some hundred thousand: the bench makes more in the ten
+// seconds of the default timeout of closed connections. See
+// nf_conntrack_tcp_timeout_close in
+// https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 func (n *network) shortenConntrackTimeouts() error {
 	const file = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close"
 	return n.node.Do(func() error {
@@ -89,10 +91,10 @@ func (n *network) shortenConntrackTimeouts() error {
 	})
 }
 
-// firstMiddleLast are the Services, of n, that connections go through.
+// firstMiddleLast are the Services, of n, that connections use.
 func firstMiddleLast(n int) [3]int { return [3]int{0, n / 2, n - 1} }
 
-// target is something that the client connects to.
+// target is the destination of the client's connections.
 type target struct {
 	name string
 	from *network

@@ -19,13 +19,13 @@ const (
 	maxServices = 100000 // as many as have addresses below
 	servicePort = 80
 	targetPort  = 8080
-	clusterCIDR = "10.244.0.0/16" // where clients are, see netlab
+	clusterCIDR = "10.244.0.0/16" // of the clients, see netlab
 	ownNode     = "node-7"        // one of the fifty that endpoints run on
 )
 
 var (
-	// endpointPrefix holds the address of every endpoint: those at first in
-	// its lower half, those that replace them in the upper.
+	// endpointPrefix contains the address of every endpoint: the first ones in its lower
+	// half, their replacements in the upper.
 	endpointPrefix = netip.MustParsePrefix("10.128.0.0/11")
 	spareBase      = netip.MustParseAddr("10.144.0.0")
 	clusterBase    = netip.MustParseAddr("10.96.0.1")
@@ -41,8 +41,8 @@ func plus(a netip.Addr, n int) netip.Addr {
 
 func clusterIP(i int) netip.Addr { return plus(clusterBase, i) }
 
-// endpointIP returns the address of endpoint j of Service i. One whose
-// number is perService or more is spare.
+// endpointIP returns the address of endpoint j of Service i. Numbers from perService on
+// are replacements.
 func endpointIP(i, j int) netip.Addr {
 	if j >= perService {
 		return plus(spareBase, i*perService+j-perService)
@@ -53,11 +53,10 @@ func endpointIP(i, j int) netip.Addr {
 func namespaceOf(i int) string { return fmt.Sprintf("ns-%d", i%100) }
 func nameOf(i int) string      { return fmt.Sprintf("service-%d", i) }
 
-// commentOf is what a listing shows beside Service i.
+// commentOf is the comment of Service i in a listing.
 func commentOf(i int) string { return namespaceOf(i) + "/" + nameOf(i) + ":http" }
 
-// newService returns Service i. Every object is made anew, as those of a
-// watch are.
+// newService returns Service i. Every object is a new one, as those of a watch are.
 func newService(i int) *corev1.Service {
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
@@ -72,8 +71,8 @@ func newService(i int) *corev1.Service {
 	}
 }
 
-// newSlice returns the EndpointSlice of Service i with the endpoints of the
-// given numbers.
+// newSlice returns the EndpointSlice of Service i with the endpoints of the given
+// numbers.
 func newSlice(i int, numbers []int) *discoveryv1.EndpointSlice {
 	name, port, proto := strings.Clone("http"), int32(targetPort), corev1.ProtocolTCP
 	s := &discoveryv1.EndpointSlice{
@@ -107,14 +106,14 @@ func numbers(n int) []int {
 	return list
 }
 
-// change is a way in which one Service's endpoints go to and fro.
+// change is a kind of change between two lists of endpoints of a Service.
 type change struct {
 	metric string
-	a, b   []int // what they are, as numbers
+	a, b   []int // the two lists, as numbers
 }
 
-// changes all begin and end with the endpoints a Service has at first, but
-// for the one that would not cross a power of two then.
+// changes all begin and end with the first endpoints of a Service, except the one that
+// would not cross a power of two then.
 func changes() []change {
 	all := numbers(perService)
 	replaced := slices.Clone(all)

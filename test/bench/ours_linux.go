@@ -30,24 +30,24 @@ const (
 	masqueradeBy = 14 // bit of the mark, as the proxy's default
 )
 
-// serviceOfRound spreads changes over all Services; two rounds in a row are
-// to and fro.
+// serviceOfRound spreads changes over all Services; two successive rounds change one
+// Service back and forth.
 func serviceOfRound(round, services int) int { return round / 2 * 7919 % services }
 
 func chunksOf(list []nftables.SetElement) iter.Seq[[]nftables.SetElement] {
 	return slices.Chunk(list, perMessage)
 }
 
-// pipeline is our proxy without a source: objects go in by hand, and each round
-// is made at once.
+// pipeline is our proxy without a source: the caller adds objects, and each round runs at
+// once.
 type pipeline struct {
 	tracker *track.Tracker
 	backend reconcile.Backend
-	// do, if set, is how to call backend in the network that it works for.
+	// do, if set, is how to call backend in its network.
 	do func(func() error) error
 }
 
-// newPipeline returns a road into the kernel's tables on n's node.
+// newPipeline returns a pipeline to the nftables tables of n's node.
 func newPipeline(n *network) (*pipeline, error) {
 	r := &pipeline{tracker: track.New(track.Options{
 		NodeName: ownNode, NodePorts: service.AnyAddress(),
@@ -60,8 +60,8 @@ func newPipeline(n *network) (*pipeline, error) {
 	return r, err
 }
 
-// feed tells the tracker of all objects and returns what the calls took,
-// without the making of the objects.
+// feed adds all objects to the tracker and returns the duration of the calls, without the
+// construction of the objects.
 func (r *pipeline) feed(services int) (wall, cpu time.Duration) {
 	const batch = 500
 	for first := 0; first < services; first += batch {
@@ -82,8 +82,7 @@ func (r *pipeline) feed(services int) (wall, cpu time.Duration) {
 	return wall, cpu
 }
 
-// apply brings the latest snapshot into the kernel and reports whether that
-// took a change.
+// apply programs the latest snapshot and returns whether that took a change.
 func (r *pipeline) apply(ctx context.Context) (changed bool, err error) {
 	if r.do != nil {
 		err = r.do(func() (err error) {
@@ -103,7 +102,7 @@ func (r *pipeline) applyHere(ctx context.Context) (changed bool, err error) {
 	return true, p.Apply(ctx)
 }
 
-// measureOurs measures all there is about our own proxy.
+// measureOurs measures all figures of our own proxy.
 func measureOurs(ctx context.Context, t task) (*figures, error) {
 	n, err := newNetwork()
 	if err != nil {
@@ -208,7 +207,7 @@ func (t task) small(ctx context.Context, f *figures, r *pipeline) error {
 	return r.restore(ctx, t.Services)
 }
 
-// restore gives every Service the endpoints it had at first.
+// restore gives every Service its first endpoints.
 func (r *pipeline) restore(ctx context.Context, services int) error {
 	for i := range services {
 		r.tracker.SetSlice(newSlice(i, numbers(perService)))
@@ -219,8 +218,8 @@ func (r *pipeline) restore(ctx context.Context, services int) error {
 	return nil
 }
 
-// many measures the change of many Services at once: from the first call of
-// the tracker to the commit.
+// many measures the change of many Services at once: from the first call of the tracker
+// to the commit.
 func (t task) many(ctx context.Context, f *figures, r *pipeline) error {
 	if t.Services < manyServices {
 		f.note("With fewer than %d Services all of them change at once.", manyServices)

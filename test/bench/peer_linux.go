@@ -21,7 +21,7 @@ import (
 
 // Limits keep a slow peer from taking the whole day.
 const (
-	peerStart   = 45 * time.Second // until the first program is in
+	peerStart   = 45 * time.Second // until the first program is complete
 	peerChange  = 30 * time.Second // for one change
 	peerChanges = 6 * time.Second  // for all changes of one kind
 	peerRounds  = 20               // of changes of one kind
@@ -59,7 +59,7 @@ func measurePeer(ctx context.Context, t task) (*figures, error) {
 	}
 	f.note("Peer: %s.", strings.TrimSpace(string(version)))
 	err = p.measure(ctx, f)
-	if errors.Is(err, errSlow) { // what was measured until then stands
+	if errors.Is(err, errSlow) { // keep the figures so far
 		f.note("Peer: gave up while measuring the %v.", err)
 		err = nil
 	}
@@ -119,8 +119,7 @@ func (p *peer) start() (*process, error) {
 	return running, nil
 }
 
-// first measures the time until the change of the rules after which
-// connections go through.
+// first measures the time until the change of the rules after which connections work.
 func (p *peer) first(ctx context.Context, f *figures, running *process) error {
 	p.logf("first program")
 	var tried time.Time
@@ -153,7 +152,7 @@ func (p *peer) first(ctx context.Context, f *figures, running *process) error {
 	return ctx.Err()
 }
 
-// answers reports that connections through Services work.
+// answers returns whether connections through Services work.
 func (p *peer) answers() bool {
 	err := p.network.client.Do(func() error {
 		for _, i := range firstMiddleLast(p.Services) {
@@ -167,8 +166,8 @@ func (p *peer) answers() bool {
 	return err == nil
 }
 
-// changes measures from the write of a watch event to the kernel's next
-// generation.
+// changes measures from the write of a watch event to the next generation of the kernel's
+// rules.
 func (p *peer) changes(ctx context.Context, f *figures, running *process) error {
 	p.logf("changes")
 	var counts []string
@@ -230,8 +229,8 @@ func (p *peer) many(ctx context.Context, f *figures, running *process) error {
 	return wrap("change of many Services", err)
 }
 
-// again measures a second process that finds the rules of the first, then
-// connections. It is told that all Services have all endpoints again.
+// again measures a second process that finds the rules of the first, then connections.
+// All Services have all endpoints again.
 func (p *peer) again(ctx context.Context, f *figures) (err error) {
 	p.logf("restart")
 	p.server.forget()
@@ -275,7 +274,7 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// ticks yields the time, every so often, until ctx ends.
+// ticks yields the time at an interval, until ctx ends.
 func ticks(ctx context.Context, every time.Duration) iter.Seq[time.Time] {
 	return func(yield func(time.Time) bool) {
 		t := time.NewTicker(every)

@@ -29,7 +29,7 @@ type process struct {
 	cmd   *exec.Cmd
 	began time.Time
 	log   string       // file
-	rules *generations // nil if nobody asks for them
+	rules *generations // nil if they are not used
 }
 
 // peerConfig makes a proxy work at once and leave the node's sysctls alone.
@@ -62,8 +62,8 @@ clusters: [{name: bench, cluster: {server: "http://%s"}}]
 users: [{name: bench, user: {}}]
 `
 
-// startProcess starts program on n's node, with an API server at addr. Its
-// files lie in dir.
+// startProcess starts program on n's node, with an API server at addr. Its files are in
+// dir.
 func startProcess(n *network, program, addr, dir string) (*process, error) {
 	kubeconfig, config := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "config.yaml")
 	p := &process{log: filepath.Join(dir, "log"), rules: &generations{}}
@@ -90,13 +90,13 @@ func (p *process) launch(h *netlab.Host, program string, args ...string) error {
 	defer log.Close()
 	p.cmd = exec.Command(program, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end with what it runs
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end with its child processes
 	p.began = time.Now()
 	return h.Start(p.cmd)
 }
 
-// stop ends the process and returns the most memory that it or a program
-// that it ran had resident.
+// stop ends the process and returns the peak resident set of it or of one of its child
+// processes.
 func (p *process) stop() (float64, error) {
 	if p.rules != nil {
 		p.rules.close()
@@ -106,7 +106,7 @@ func (p *process) stop() (float64, error) {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return 0, errors.Join(fmt.Errorf("stop the peer: %w", err), p.logTail())
 	}
-	// How it ends is no matter here, nor whether it left a program running.
+	// Neither its exit code nor a remaining child process matters here.
 	_ = p.cmd.Wait()
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	u, ok := p.cmd.ProcessState.SysUsage().(*syscall.Rusage)
@@ -116,7 +116,7 @@ func (p *process) stop() (float64, error) {
 	return float64(u.Maxrss) * 1024, nil
 }
 
-// logTail returns the end of what the process has logged, as an error.
+// logTail returns the end of the process's log as an error.
 func (p *process) logTail() error {
 	const most = 2000
 	text, err := os.ReadFile(p.log)
@@ -128,14 +128,13 @@ func (p *process) logTail() error {
 
 func (p *process) pid() string { return strconv.Itoa(p.cmd.Process.Pid) }
 
-// ended reports that the process has ended by itself.
+// ended returns whether the process has ended by itself.
 func (p *process) ended() bool {
 	text, err := os.ReadFile("/proc/" + p.pid() + "/stat")
 	return err != nil || bytes.Contains(text, []byte(") Z "))
 }
 
-// usedCPU returns the CPU time of the process and of the children that it
-// has waited for.
+// usedCPU returns the CPU time of the process and of the children that it has waited for.
 func (p *process) usedCPU() time.Duration {
 	text, err := os.ReadFile("/proc/" + p.pid() + "/stat")
 	if err != nil {
@@ -143,7 +142,7 @@ func (p *process) usedCPU() time.Duration {
 	}
 	_, after, _ := strings.Cut(string(text), ") ")
 	words := strings.Fields(after)
-	const utime, tick = 11, 10 * time.Millisecond // the kernel's unit for user space
+	const utime, tick = 11, 10 * time.Millisecond // USER_HZ, the unit of times in /proc
 	ticks := 0
 	for i := utime; i < utime+4 && i < len(words); i++ {
 		n, err := strconv.Atoi(words[i])
@@ -155,8 +154,7 @@ func (p *process) usedCPU() time.Duration {
 	return time.Duration(ticks) * tick
 }
 
-// children reports that the process is running programs, as far as the
-// kernel tells.
+// children returns whether the process is running programs, if the kernel shows them.
 func (p *process) children() bool {
 	lists, err := filepath.Glob("/proc/" + p.pid() + "/task/*/children")
 	if err != nil {
@@ -170,8 +168,8 @@ func (p *process) children() bool {
 	return false
 }
 
-// waitForChildren waits until the process has the CPU time of what it ran in
-// its own account.
+// waitForChildren waits until the CPU time of the process includes that of its child
+// processes.
 func (p *process) waitForChildren(ctx context.Context) error {
 	for range ticks(ctx, time.Millisecond) {
 		if !p.children() || p.ended() {
@@ -184,8 +182,7 @@ func (p *process) waitForChildren(ctx context.Context) error {
 // errSlow means that the peer took too long.
 var errSlow = errors.New("the peer took too long")
 
-// awaitIdle waits until the process has nothing to do and returns when it last
-// changed the rules.
+// awaitIdle waits until the process is idle and returns when it last changed the rules.
 func (p *process) awaitIdle(ctx context.Context, limit time.Duration) (time.Time, error) {
 	const quiet = 500 * time.Millisecond
 	deadline := time.Now().Add(limit)
@@ -207,15 +204,14 @@ func (p *process) awaitIdle(ctx context.Context, limit time.Duration) (time.Time
 	return time.Time{}, ctx.Err()
 }
 
-// generations follows the number that the kernel gives each state of a
-// namespace's rules.
+// generations follows the generation number of a namespace's nftables rules.
 type generations struct {
 	conn *netlink.Conn
-	last atomic.Int64 // nanoseconds of the Unix time when it changed
+	last atomic.Int64 // time of the last change, in Unix nanoseconds
 	done chan struct{}
 }
 
-// open works for the calling thread's namespace.
+// open opens a socket in the calling thread's namespace.
 func (g *generations) open() (err error) {
 	if g.conn, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
 		return err
@@ -232,8 +228,8 @@ func (g *generations) close() {
 
 func (g *generations) changed() time.Time { return time.Unix(0, g.last.Load()) }
 
-// follow asks again and again: to listen for changes would make the kernel
-// write a message for each.
+// follow polls: with a subscription to changes, the kernel would write a message for
+// each.
 func (g *generations) follow() {
 	last := uint32(0)
 	for {

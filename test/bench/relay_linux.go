@@ -20,11 +20,11 @@ import (
 	"kubeproxy/platform/linux/userspace"
 )
 
-// sinkPort is where the server takes what comes and never answers.
+// sinkPort is where the server reads and never answers.
 const sinkPort = targetPort + 1
 
-// relay is the program in mode userspace, with two Services: the first leads to
-// the echo server, the second to the sink.
+// relay is the program in mode userspace, with two Services: the first leads to the echo
+// server, the second to the sink.
 type relay struct {
 	task
 	network *network
@@ -83,7 +83,7 @@ func (r *relay) start(ctx context.Context, dir string) error {
 	if err := os.WriteFile(file, manifests.Bytes(), 0o600); err != nil {
 		return fmt.Errorf("write manifests: %w", err)
 	}
-	// With a lock of its own no firewall of the machine makes it wait.
+	// With a lock of its own, it does not wait for a firewall of the machine.
 	if err := os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "lock")); err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (r *relay) flows(ctx context.Context, f *figures) error {
 	return nil
 }
 
-// flow is what one flow came to.
+// flow is the result of one flow.
 type flow struct {
 	bytes float64
 	took  time.Duration
@@ -158,7 +158,7 @@ type flow struct {
 
 func (x flow) rate() float64 { return x.bytes / x.took.Seconds() }
 
-// flow sends from the client as much as it can.
+// flow sends as much as it can from the client.
 func (r *relay) flow(ctx context.Context, to netip.AddrPort) (flow, error) {
 	conn, err := r.network.client.Dial(ctx, "tcp", to.String())
 	if err != nil {
@@ -178,8 +178,8 @@ func (r *relay) flow(ctx context.Context, to netip.AddrPort) (flow, error) {
 	return x, nil
 }
 
-// manyConnections measures what memory many connections at once take, each of which has
-// been answered.
+// manyConnections measures the memory of many connections at once, each of which has been
+// answered.
 func (r *relay) manyConnections(_ context.Context, f *figures) error {
 	files, err := userspace.RaiseFileLimit()
 	if err != nil {
@@ -239,7 +239,7 @@ func dialAndTalk(to unix.Sockaddr) (int, error) {
 	return fd, err
 }
 
-// usage is what the program has at one time.
+// usage is the memory and the open files of the program at one time.
 type usage struct{ memory, files float64 }
 
 func (r *relay) readUsage() (usage, error) {

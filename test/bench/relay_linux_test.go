@@ -11,8 +11,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// TestQuickRunOfUserspace wants a figure in every row, and beside a direct one
-// where there is such a thing.
+// TestQuickRunOfUserspace requires a figure in every row, and a direct one beside it
+// where that exists.
 func TestQuickRunOfUserspace(t *testing.T) {
 	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
 		t.Skip(err)

@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-// measureUserspace measures mode userspace beside connections past the proxy.
+// measureUserspace measures mode userspace beside connections that bypass the proxy.
 func (b *bench) measureUserspace(ctx context.Context, s *section) error {
 	s.how = howRelayed
 	ours, remove, err := buildProgram(ctx)

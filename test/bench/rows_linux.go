@@ -19,7 +19,7 @@ func through(label, metric string, a aim) row {
 	}
 }
 
-// What holds figures back, as far as profiles tell; see whereTimeGoes.
+// What limits figures, as far as profiles show; see whereTimeGoes.
 const (
 	whyFirst = "Most of it is the kernel's work on new elements, and its messages about them to those who listen."
 	whyCross = "The kernel checks again whatever the verdict map leads to."

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// part is something that can be measured by itself. It has a section of its own
-// in the document.
+// part can be measured by itself. It has a section of its own in the document.
 type part struct {
 	name    string // on the command line
 	title   string // of the section
@@ -30,7 +29,7 @@ var parts = []part{
 	{"ipvs", "Mode ipvs", (*bench).measureVirtualServers},
 }
 
-// partNames lists what the flag may be.
+// partNames lists the values of the flag.
 func partNames() string {
 	var names []string
 	for _, p := range parts {
@@ -51,23 +50,23 @@ func chosen(name string) ([]part, error) {
 	return parts[i : i+1], nil
 }
 
-// section is what one run has measured of one part.
+// section is the result of one run for one part.
 type section struct {
 	title  string
 	facts  facts
-	how    string   // what is measured
+	how    string   // how it is measured
 	notes  []string // of the run
 	tables []table
 	after  string // what the figures mean
 }
 
-// add takes in t and shows it to who waits.
+// add adds t and prints it as progress.
 func (s *section) add(out io.Writer, t table) {
 	s.tables = append(s.tables, t)
 	fmt.Fprintf(out, "\n%s\n\n%s", cmp.Or(t.title, s.title), t.text())
 }
 
-// note takes in what there is to say of the run, and shows it as well.
+// note adds a remark on the run, and prints it as progress.
 func (s *section) note(out io.Writer, format string, args ...any) {
 	s.notes = append(s.notes, fmt.Sprintf(format, args...))
 	fmt.Fprintf(out, "\n%s\n", s.notes[len(s.notes)-1])

@@ -24,7 +24,7 @@ import (
 type extent struct {
 	services int // at first
 	samples  int // of single changes
-	together int // Services made at once
+	together int // Services created at once
 	rate     int // changes a second
 	long     time.Duration
 	most     int // Services at last
@@ -39,16 +39,15 @@ func (t task) extent() extent {
 }
 
 const (
-	// spacing keeps single changes from being gathered by the pause that a
-	// proxy makes between two rounds.
+	// spacing keeps a proxy's pause between two rounds from combining single changes.
 	spacing = 1100 * time.Millisecond
 	// servedLimit is how long anything may take, slow peers included.
 	servedLimit = 2 * time.Minute
-	// rest lets a proxy give back memory that it does not need.
+	// rest lets a proxy release memory that it does not need.
 	rest = 3 * time.Second
 )
 
-// served is a program, the API server that it reads, and what is there.
+// served is a program, the API server that it reads, and the objects in it.
 type served struct {
 	task
 	extent
@@ -59,8 +58,8 @@ type served struct {
 	process  *process
 }
 
-// measureServed measures the program t.Program, with its default
-// configuration, through a real API server.
+// measureServed measures the program t.Program, with its default configuration, through a
+// real API server.
 func measureServed(ctx context.Context, t task) (*figures, error) {
 	dir, err := os.MkdirTemp("", "bench-served-")
 	if err != nil {
@@ -86,7 +85,7 @@ func measureServed(ctx context.Context, t task) (*figures, error) {
 	}
 	f := newFigures()
 	err = s.measure(ctx, f)
-	if errors.Is(err, errSlow) { // what was measured until then stands
+	if errors.Is(err, errSlow) { // keep the figures so far
 		f.note("%s: gave up while measuring %v.", t.Program.Name, err)
 		err = nil
 	}
@@ -117,7 +116,7 @@ func (s *served) prepare(ctx context.Context, dir string) error {
 	return errors.Join(s.api.Set(ctx, node), s.workload.Create(ctx))
 }
 
-// servedConfig sets what must be, and leaves the rest as it is by default.
+// servedConfig sets what is necessary, and leaves the defaults otherwise.
 const servedConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables
@@ -159,14 +158,14 @@ func (s *served) measure(ctx context.Context, f *figures) error {
 	return nil
 }
 
-// inForce waits until everything that was written is, and returns how long
-// each write took.
+// inForce waits until everything that was written is in force, and returns how long each
+// write took.
 func (s *served) inForce(ctx context.Context, what string) ([]time.Duration, error) {
 	writes := s.workload.Writes()
 	deadline := time.Now().Add(servedLimit)
 	every := 2 * time.Millisecond
 	if len(writes) > 1000 {
-		every = 250 * time.Millisecond // to look takes its time
+		every = 250 * time.Millisecond // a check takes its time
 	}
 	for now := range ticks(ctx, every) {
 		switch {

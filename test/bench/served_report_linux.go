@@ -42,7 +42,7 @@ func (b *bench) measureServed(ctx context.Context, s *section) error {
 	return nil
 }
 
-// buildProgram builds the proxy, which is gone after remove.
+// buildProgram builds the proxy; remove deletes it.
 func buildProgram(ctx context.Context) (ours program, remove func() error, err error) {
 	dir, err := os.MkdirTemp("", "bench-program-")
 	if err != nil {

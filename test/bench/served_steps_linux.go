@@ -31,7 +31,7 @@ func (s *served) singles(ctx context.Context, f *figures) error {
 	return nil
 }
 
-// atOnce makes many Services as fast as the API server can.
+// atOnce creates many Services as fast as the API server can.
 func (s *served) atOnce(ctx context.Context, f *figures) error {
 	s.logf("Services made at once")
 	began := time.Now()
@@ -107,7 +107,7 @@ func (s *served) churn(ctx context.Context) (float64, error) {
 	return s.resident(ctx)
 }
 
-// resident returns the memory that the program has resident when it rests.
+// resident returns the resident set of the program when it is idle.
 func (s *served) resident(ctx context.Context) (float64, error) {
 	pause(ctx, rest)
 	kB, err := field("/proc/"+s.process.pid()+"/status", "VmRSS:")

@@ -13,18 +13,18 @@ import (
 	"unicode/utf8"
 )
 
-// table is all that was measured with one number of Services.
+// table is everything that was measured with one number of Services.
 type table struct {
 	services int
 	by       map[role]*figures
 	few      *figures // connections with few Services
 	rows     []row
-	title    string // "" if that of the section will do
-	base     string // what the first column is, "" for none
-	head     string // what the second column is, "" for ours
+	title    string // "" for that of the section
+	base     string // head of the first column, "" for none
+	head     string // head of the second column, "" for ours
 }
 
-// What an aim may come to, as it stands in a table.
+// The results of an aim, as they appear in a table.
 const (
 	aimMet    = "met"
 	aimMissed = "missed"
@@ -50,7 +50,7 @@ func (t *table) value(r role, metric string) float64 {
 	return v
 }
 
-// unit is how a metric is written.
+// unit formats a metric.
 type unit func(float64) string
 
 func inSeconds(v float64) string {
@@ -74,20 +74,19 @@ type row struct {
 	unit   unit
 	// floor is the metric of the floor's column, metric itself if "".
 	floor string
-	// ratio is the metric of our ratio to the floor, which is worked out from
-	// both if "".
+	// ratio is the metric of our ratio to the floor. If "", the ratio is computed from
+	// both.
 	ratio string
 	aim   aim
-	// why says what holds the figure back.
+	// why is what limits the figure.
 	why string
 }
 
 // aim is what a row should reach. The zero aim is none.
 type aim struct {
-	// most is the limit with so many Services, 0 for none.
+	// most is the limit for a number of Services, 0 for none.
 	most func(services int) float64
-	// times is the limit as a multiple of the floor, 0 for none; least is one
-	// that is not to be fallen short of.
+	// times is the limit as a multiple of the floor, 0 for none; least is a lower limit.
 	times, least float64
 }
 
@@ -108,8 +107,8 @@ func oneChange(services int) float64 {
 	return 2e-3
 }
 
-// overFew is how much more a connection takes than with few Services, both
-// as multiples of a direct one.
+// overFew compares the costs of a connection with those with few Services, both as
+// multiples of a direct one.
 const overFew = "connect.overfew"
 
 // line is a row as it is printed.
@@ -119,11 +118,11 @@ type line struct {
 	overFloor         string // ours as a multiple of the floor
 	peerOver          string // the peer as a multiple of ours
 	aim, met          string
-	reached           string // what the aim is about
+	reached           string // the value that the aim limits
 	why               string
 }
 
-// lines returns the lines of t, without those that nobody has a figure for.
+// lines returns the lines of t, without those that have no figure.
 func (t *table) lines() []line {
 	if ours := t.by[roleOurs]; ours != nil && t.few != nil {
 		const last = "connect.last.ratio"
@@ -188,8 +187,7 @@ func cell(u unit, v float64) string {
 	return u(v)
 }
 
-// text is t as a table in Markdown, which is aligned to be read as it is, and
-// what was noted about it.
+// text returns t as an aligned Markdown table, followed by its notes.
 func (t *table) text() string {
 	head := cmp.Or(t.head, "ours")
 	cells := [][]string{{"", t.base, head, head + "/" + firstWord(t.base), "aim", "", "peer", "peer/" + head}}
@@ -219,7 +217,7 @@ func firstWord(s string) string {
 	return word
 }
 
-// notes are what the children had to say, each once.
+// notes are those of the children, each once.
 func (t *table) notes() []string {
 	var list []string
 	for _, r := range slices.Sorted(maps.Keys(t.by)) {
@@ -232,8 +230,8 @@ func (t *table) notes() []string {
 	return list
 }
 
-// align writes cells as a table: the first row is its head, the first column
-// is flush left and so are words, numbers are flush right.
+// align formats cells as a table: the first row is its head, the first column and words
+// are flush left, numbers are flush right.
 func align(cells [][]string) string {
 	width := make([]int, len(cells[0]))
 	for _, c := range cells {
@@ -272,7 +270,7 @@ func ruler(width []int) string {
 	return b.String() + "|\n"
 }
 
-// thousands writes 30000 as 30,000.
+// thousands formats 30000 as 30,000.
 func thousands(n int) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {

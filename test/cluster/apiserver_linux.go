@@ -41,16 +41,16 @@ func (c *Cluster) apiFlags(o Options) []string {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + c.path(accountKey), "--service-account-signing-key-file=" + c.path(accountKey),
 		"--authorization-mode=" + mode,
-		// No controller makes what these would wait for or write.
+		// No controller runs that would create what these plugins wait for.
 		"--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
-		// Tests ask much at once, and measure the proxy, not the queue.
+		// Tests send many requests at once, and measure the proxy, not the queue.
 		"--enable-priority-and-fairness=false", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=2000",
 		"--profiling=false",
 	}
 	return append(flags, o.Flags...)
 }
 
-// writeFiles makes the keys, certificates and tokens of a new cluster.
+// writeFiles creates the keys, certificates and tokens of a new cluster.
 func (c *Cluster) writeFiles() error {
 	files := map[string][]byte{
 		authorityFile: c.ca.pem,
@@ -73,8 +73,7 @@ func (c *Cluster) writeFiles() error {
 }
 
 // SetServerCertificate gives the API server a certificate that is valid until some time,
-// which may be past. A server that runs takes notice by itself, for new
-// connections, within moments.
+// which may be past. A running server uses it within moments for new connections.
 func (c *Cluster) SetServerCertificate(until time.Time) error {
 	text, err := os.ReadFile(c.path(keyFile))
 	if err != nil {
@@ -100,7 +99,7 @@ func (c *Cluster) SetServerCertificate(until time.Time) error {
 	if err != nil {
 		return err
 	}
-	// In one step: a server that reads half a certificate complains.
+	// In one step: a server that reads half a certificate logs an error.
 	next := c.path(certFile + ".next")
 	if err := os.WriteFile(next, cert, 0o600); err != nil {
 		return err
@@ -108,8 +107,8 @@ func (c *Cluster) SetServerCertificate(until time.Time) error {
 	return os.Rename(next, c.path(certFile))
 }
 
-// apiReady waits for what the server makes for itself shortly after it calls
-// itself ready: tests write to those namespaces, and count Services.
+// apiReady waits for the objects that the server creates shortly after it is ready: tests
+// write to those namespaces, and count Services.
 func (c *Cluster) apiReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -20,13 +20,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// fieldManager is the name under which Apply owns what it writes.
+// fieldManager is the field manager of Apply.
 const fieldManager = "kubeproxy-test"
 
-// Apply applies the YAML documents of a manifest one after the other, as
-// kubectl apply --server-side --validate=strict does: a field that the API
-// server does not know, or has twice, is an error. What has no namespace and
-// needs one gets the default one. It stops at the first error, for later
+// Apply applies the YAML documents of a manifest in order, as kubectl apply --server-side
+// --validate=strict does: an unknown or duplicate field is an error. Namespaced objects
+// without a namespace go to the default one. It stops at the first error, as later
 // documents may need earlier ones.
 func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
 	documents := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifest)))
@@ -56,7 +55,7 @@ func (c *Cluster) apply(ctx context.Context, document []byte) error {
 	if err != nil {
 		return err
 	}
-	// Strictness needs the text as it is: duplicates do not survive parsing.
+	// Strict validation needs the original text, as duplicates do not survive parsing.
 	request := c.Client.Discovery().RESTClient().Patch(types.ApplyYAMLPatchType).AbsPath(path...).
 		Param("fieldManager", fieldManager).Param("fieldValidation", "Strict").
 		SetHeader("Accept", "application/json").Body(document)
@@ -66,8 +65,8 @@ func (c *Cluster) apply(ctx context.Context, document []byte) error {
 	return nil
 }
 
-// resource returns the elements of the object's path, as the API server
-// publishes them.
+// resource returns the elements of the object's path, from the discovery of the API
+// server.
 func (c *Cluster) resource(o *metav1.PartialObjectMetadata) ([]string, error) {
 	version, err := schema.ParseGroupVersion(o.APIVersion)
 	if err != nil {

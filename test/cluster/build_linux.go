@@ -23,7 +23,7 @@ import (
 // Programs are the paths of the control plane's programs.
 type Programs struct{ Etcd, APIServer string }
 
-// What is built of the tools that test/e2e/go.mod names, in this order.
+// The tools in test/e2e/go.mod that are built, in this order.
 var (
 	controlPlane = []product{
 		{"etcd", "go.etcd.io/etcd/server/v3"},
@@ -32,14 +32,14 @@ var (
 	upstreamProxy = []product{{"kube-proxy.exe", "k8s.io/kubernetes/cmd/kube-proxy"}}
 )
 
-// cacheLifetime is how long programs are kept that nobody asks for.
+// cacheLifetime is how long unused programs are kept.
 const cacheLifetime = 30 * 24 * time.Hour
 
-// Build returns the programs of the control plane. The first call on a machine
-// builds them, which takes minutes and is told to out; later ones find them in
-// the folder kubeproxy/e2e of the user's cache. It works below the product's
-// module only, for it needs the sources' versions from there.
-// In a virtual machine, where there is nothing to build with, they lie ready.
+// Build returns the programs of the control plane. The first call on a machine builds
+// them, which takes minutes and is reported to out; later ones find them in the folder
+// kubeproxy/e2e of the user's cache. It works only below the product's module, which
+// provides the versions of the sources. A virtual machine cannot build, so the programs
+// are installed there in advance.
 func Build(ctx context.Context, out io.Writer) (Programs, error) {
 	if folder := os.Getenv(vm.ControlPlaneVariable); folder != "" {
 		return programsIn(folder), nil
@@ -51,9 +51,8 @@ func Build(ctx context.Context, out io.Writer) (Programs, error) {
 	return b.programs(ctx)
 }
 
-// UpstreamProxy returns the path of Kubernetes' own kube-proxy.exe for
-// windows/amd64, of the control plane's version. It is built and kept as the
-// control plane is.
+// UpstreamProxy returns the path of Kubernetes' own kube-proxy.exe for windows/amd64, of
+// the control plane's version. It is built and kept as the control plane is.
 func UpstreamProxy(ctx context.Context, out io.Writer) (string, error) {
 	b, err := newBuilder(ctx, out, commandWindows)
 	if err != nil {
@@ -82,19 +81,18 @@ func programsIn(folder string) Programs {
 	return Programs{Etcd: filepath.Join(folder, "etcd"), APIServer: filepath.Join(folder, "kube-apiserver")}
 }
 
-// builder turns a recipe, a module that has the programs as its tools, into
-// programs in a cache folder.
+// builder builds the tools of a recipe, which is a Go module, into a cache folder.
 type builder struct {
 	recipe, cache string
 	out           io.Writer
 	run           runner
 }
 
-// runner runs the go command in a folder and returns what it prints.
+// runner runs the go command in a folder and returns its output.
 type runner func(ctx context.Context, dir string, args ...string) (string, error)
 
-// command is the go command. It finds nothing of C, so that the programs need
-// no library of the machine.
+// command is the go command without cgo, so that the programs need no library of the
+// machine.
 func command(ctx context.Context, dir string, args ...string) (string, error) {
 	return goCommand(ctx, dir, nil, args)
 }
@@ -124,9 +122,8 @@ func (b builder) programs(ctx context.Context) (Programs, error) {
 	return programsIn(folder), err
 }
 
-// folder looks for products in the cache, and builds under a lock what is not
-// there. A build that ends halfway leaves nothing that could be taken for a
-// whole one.
+// folder returns the cache folder of products, and builds missing ones under a lock. An
+// interrupted build leaves nothing that looks complete.
 func (b builder) folder(ctx context.Context, products []product) (string, error) {
 	key, err := b.key(ctx)
 	if err != nil {
@@ -141,7 +138,7 @@ func (b builder) folder(ctx context.Context, products []product) (string, error)
 		return folder, fmt.Errorf("lock %s: %w", b.cache, err)
 	}
 	defer unlock()
-	if touch(folder) { // by who had the lock
+	if touch(folder) { // by the previous holder of the lock
 		return folder, nil
 	}
 	part := folder + ".part"
@@ -160,7 +157,7 @@ func (b builder) folder(ctx context.Context, products []product) (string, error)
 	return folder, b.prune()
 }
 
-// key names everything that the programs depend on.
+// key covers everything that the programs depend on.
 func (b builder) key(ctx context.Context) (string, error) {
 	h := sha256.New()
 	for _, name := range []string{"go.mod", "go.sum"} {
@@ -178,8 +175,7 @@ func (b builder) key(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil))[:16], nil
 }
 
-// flags are those of go build. An API server that is not told its version
-// calls itself v0.0.0.
+// flags are those of go build. Without a version in them, an API server reports v0.0.0.
 func flags(version string) []string {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
@@ -207,8 +203,7 @@ func (b builder) build(ctx context.Context, pkg, file string) error {
 	return nil
 }
 
-// reportProgress tells twice a minute that a build goes on, until the function it
-// returns has returned.
+// reportProgress reports twice a minute that a build goes on, until stop returns.
 func (b builder) reportProgress(name string, start time.Time) (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -227,7 +222,8 @@ func (b builder) reportProgress(name string, start time.Time) (stop func()) {
 	return func() { close(done); <-stopped }
 }
 
-// lock waits until nobody else builds. The kernel unlocks for who dies.
+// lock waits until no other process builds. The kernel releases the lock of a process
+// that dies, see flock(2).
 func (b builder) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(b.cache, 0o755); err != nil {
 		return nil, err
@@ -257,13 +253,13 @@ func (b builder) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// touch notes that a folder is in use, if it is there.
+// touch marks an existing folder as used, and returns whether it exists.
 func touch(folder string) bool {
 	now := time.Now()
 	return os.Chtimes(folder, now, now) == nil
 }
 
-// prune removes programs that nobody asked for in a long time.
+// prune removes programs that have long been unused.
 func (b builder) prune() error {
 	entries, err := os.ReadDir(b.cache)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"kubeproxy/test/vm"
 )
 
-// toolchain stands for the go command: it makes files instead of programs.
+// toolchain stands for the go command: it creates files instead of programs.
 type toolchain struct {
 	mu     sync.Mutex
 	built  []string
@@ -50,7 +50,7 @@ func (g *toolchain) run(_ context.Context, _ string, args ...string) (string, er
 	return "", os.WriteFile(file, []byte(args[len(args)-1]), 0o755)
 }
 
-// testBuilder makes a builder with a recipe of its own.
+// testBuilder returns a builder with a recipe of its own.
 func testBuilder(t *testing.T, g *toolchain) builder {
 	t.Helper()
 	b := builder{recipe: t.TempDir(), cache: filepath.Join(t.TempDir(), "a", "b"), out: &strings.Builder{}, run: g.run}
@@ -199,7 +199,8 @@ func (s *textSignal) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Where the programs lie ready, nothing is looked for and nothing built.
+// TestProgramsFromEnvironment checks that installed programs are used without a search
+// and without a build.
 func TestProgramsFromEnvironment(t *testing.T) {
 	t.Setenv(vm.ControlPlaneVariable, "/some/where")
 	t.Chdir(t.TempDir()) // below no module

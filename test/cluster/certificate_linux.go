@@ -16,15 +16,14 @@ import (
 	"time"
 )
 
-// authority signs the certificates of one cluster, the server's and those of
-// its clients.
+// authority signs the certificates of one cluster, the server's and those of its clients.
 type authority struct {
 	key  *ecdsa.PrivateKey
 	cert *x509.Certificate
 	pem  []byte
 }
 
-// subject is whom a certificate is for.
+// subject describes the holder of a certificate.
 type subject struct {
 	name   string
 	groups []string
@@ -33,8 +32,8 @@ type subject struct {
 	until  time.Time
 }
 
-// backdated is how long before its making a certificate is valid already, so that
-// one can be made that has expired.
+// backdated is how long before its creation a certificate is already valid, so that an
+// expired one can be created.
 const backdated = 48 * time.Hour
 
 func newAuthority() (*authority, error) {
@@ -51,7 +50,7 @@ func newAuthority() (*authority, error) {
 	return a, err
 }
 
-// issue returns a certificate for s, who has key.
+// issue returns a certificate for s with the public part of key.
 func (a *authority) issue(s subject, key *ecdsa.PrivateKey) ([]byte, error) {
 	template := &x509.Certificate{
 		Subject:  pkix.Name{CommonName: s.name, Organization: s.groups},

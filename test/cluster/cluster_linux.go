@@ -16,40 +16,38 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// Options say what control plane to run.
+// Options describe a control plane.
 type Options struct {
-	// Host is where it runs: best a client of the lab that does nothing
-	// else. The nodes reach it there at Cluster.Server.
+	// Host is where it runs: best a client of the lab that does nothing else. The nodes
+	// reach it there at Cluster.Server.
 	Host *netlab.Host
-	// Authorization is who may do what.
+	// Authorization selects the authorizer.
 	Authorization Authorization
 	// Flags are more flags of the API server. The last of two wins.
 	Flags []string
-	// Dir is a folder for its files, which may go when the cluster is
-	// closed.
+	// Dir is a folder for its files. It may be removed after the cluster is closed.
 	Dir string
 }
 
-// Authorization is how the API server decides who may do what.
+// Authorization is an authorization mode of the API server.
 type Authorization string
 
-// The ways to decide. With RBAC there are the roles that every API server
-// makes for itself, system:node-proxier among them.
+// The authorization modes. With RBAC, the API server creates the default roles, including
+// system:node-proxier. See https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 const (
 	AlwaysAllow Authorization = ""
 	RBAC        Authorization = "RBAC"
 )
 
-// What Services get their ClusterIPs from.
+// The ranges of ClusterIPs.
 const (
 	ServiceCIDRv4 = "10.96.0.0/12"
 	ServiceCIDRv6 = "fd00:10:96::/112"
 )
 
-// Cluster is a control plane. Its methods may be called from several
-// goroutines.
+// Cluster is a control plane. Its methods may be called from several goroutines.
 type Cluster struct {
-	// Client may do anything, at any rate.
+	// Client has all privileges, without a rate limit.
 	Client          *kubernetes.Clientset
 	Etcd, APIServer *Process
 	Server          string // the API server's URL
@@ -60,8 +58,8 @@ type Cluster struct {
 	token string // of an administrator
 }
 
-// New starts a control plane with the programs of Build and returns when it is
-// ready. The caller closes it.
+// New starts a control plane with the programs of Build and returns when it is ready. The
+// caller closes it.
 func New(ctx context.Context, programs Programs, o Options) (*Cluster, error) {
 	c := &Cluster{
 		Server: "https://" + o.Host.IPv4.String() + ":" + apiPort,
@@ -109,8 +107,8 @@ type TB interface {
 	TempDir() string
 }
 
-// Start runs a control plane for one test, building its programs if nobody
-// has. If the test fails, its log has the end of theirs.
+// Start runs a control plane for one test, and builds its programs if they are missing.
+// If the test fails, its log contains the end of their logs.
 func Start(t TB, o Options) *Cluster {
 	t.Helper()
 	programs, err := Build(t.Context(), os.Stderr)

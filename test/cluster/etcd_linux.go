@@ -20,9 +20,8 @@ const (
 	etcdURL      = "http://127.0.0.1:" + etcdPort
 )
 
-// etcdFlags make a single member that does not wait for others, and that
-// loses nothing when only the program ends: what it has written is the
-// kernel's.
+// etcdFlags configure a single member that waits for no others. It loses nothing when
+// only the process ends: its writes are in the kernel's page cache.
 func (c *Cluster) etcdFlags() []string {
 	const peer = "http://127.0.0.1:" + etcdPeerPort
 	return []string{
@@ -45,9 +44,10 @@ func (c *Cluster) etcdReady(ctx context.Context) error {
 	return nil
 }
 
-// Compact makes etcd forget every version of every object but the latest. A
-// watch that goes on from an older one then gets the answer "expired", from an
-// API server that has started since: one that runs remembers by itself.
+// Compact makes etcd drop all versions of objects but the latest. A watch that continues
+// from an older version then fails with "expired", if the API server has started since; a
+// running one has its own watch cache. See
+// https://etcd.io/docs/latest/op-guide/maintenance/
 func (c *Cluster) Compact(ctx context.Context) error {
 	var now struct{ Header struct{ Revision string } }
 	anything := map[string]any{"key": []byte("/"), "limit": 1}
@@ -62,9 +62,9 @@ func (c *Cluster) Compact(ctx context.Context) error {
 }
 
 // Store writes an object into etcd under a key such as
-// /registry/services/specs/NAMESPACE/NAME, past all that the API server checks
-// and fills in. Its clients get it as it is: so an object looks that another
-// version of the API server let in. The object needs its kind and apiVersion.
+// /registry/services/specs/NAMESPACE/NAME, without validation and defaulting by the API
+// server. Clients receive it unchanged, like an object that another version of the API
+// server admitted. The object needs its kind and apiVersion.
 func (c *Cluster) Store(ctx context.Context, key string, object any) error {
 	text, err := json.Marshal(object)
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *Cluster) Store(ctx context.Context, key string, object any) error {
 	return nil
 }
 
-// etcd asks etcd through its gateway for JSON.
+// etcd sends a request to the JSON gateway of etcd.
 func (c *Cluster) etcd(ctx context.Context, method, path string, question, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -105,8 +105,7 @@ func (c *Cluster) etcd(ctx context.Context, method, path string, question, answe
 	return json.Unmarshal(text, answer)
 }
 
-// dial connects from the cluster's own host, for its network is not the
-// caller's.
+// dial connects from the cluster's own host, as the caller is in another network.
 func (c *Cluster) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return c.host.Dial(ctx, network, addr)
 }

@@ -20,7 +20,7 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// clientOn makes the client of a program on h that was given the kubeconfig.
+// clientOn returns the client of a program on h with the kubeconfig.
 func clientOn(t *testing.T, h *netlab.Host, kubeconfig string) kubernetes.Interface {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -40,7 +40,7 @@ func list(ctx context.Context, client kubernetes.Interface) error {
 	return err
 }
 
-// TestLogins comes from the node, as the proxy does.
+// TestLogins connects from the node, as the proxy does.
 func TestLogins(t *testing.T) {
 	lab, c := start(t, Options{Authorization: RBAC})
 	for name, tc := range map[string]struct {
@@ -91,7 +91,7 @@ func testExpiredServer(t *testing.T, lab *netlab.Lab, c *Cluster) {
 	}
 }
 
-// TestFaults shares one control plane and leaves it in order after each.
+// TestFaults shares one control plane, which each case leaves in order.
 func TestFaults(t *testing.T) {
 	_, c := start(t, Options{})
 	kept := newService("kept", corev1.ServiceSpec{})
@@ -140,7 +140,7 @@ func testPaused(t *testing.T, c *Cluster) {
 	}
 }
 
-// testCompacted goes on watching from a version that is gone.
+// testCompacted continues a watch from a version that was compacted.
 func testCompacted(t *testing.T, c *Cluster) {
 	old, err := c.Client.CoreV1().Services(space).List(t.Context(), metav1.ListOptions{})
 	if err != nil {

@@ -20,9 +20,8 @@ import (
 	"time"
 )
 
-// FaultProxy stands before the API server, at another port of the same host, and
-// passes requests on until it is told to spoil them. It has the API server's
-// first certificate.
+// FaultProxy is a reverse proxy before the API server, on another port of the same host.
+// It passes requests on until a Fault is set. It has the API server's first certificate.
 type FaultProxy struct {
 	URL string // for Login.Server
 
@@ -35,25 +34,25 @@ type FaultProxy struct {
 	faultCount int
 }
 
-// Fault is how a Front spoils requests. The zero Fault spoils none.
+// Fault describes how a FaultProxy spoils requests. The zero Fault spoils none.
 type Fault struct {
-	// Status, if not 0, is the answer to every request.
+	// Status, if not 0, is the response to every request.
 	Status int
-	// RetryAfter, if not 0, tells clients when to come again.
+	// RetryAfter, if not 0, is the Retry-After of responses.
 	RetryAfter time.Duration
-	// Silent lets requests wait, as long as the client does.
+	// Silent leaves requests unanswered until the client gives up.
 	Silent bool
-	// Delay makes answers wait.
+	// Delay delays responses.
 	Delay time.Duration
-	// Cut, if not 0, ends the body of each answer after so many bytes, as if
-	// it were whole. With Reset the connection ends there instead.
+	// Cut, if not 0, ends the body of each response after so many bytes, as if it were
+	// complete. With Reset the connection ends there instead.
 	Cut   int
 	Reset bool
-	// Only, if not empty, leaves alone what does not have it in its path.
+	// Only, if not empty, restricts the fault to requests with it in their path.
 	Only string
 }
 
-// NewFaultProxy makes a Front that passes everything on. The caller closes it.
+// NewFaultProxy returns a FaultProxy without a fault. The caller closes it.
 func (c *Cluster) NewFaultProxy(ctx context.Context) (*FaultProxy, error) {
 	cert, err := tls.LoadX509KeyPair(c.path(certFile), c.path(keyFile))
 	if err != nil {
@@ -70,7 +69,7 @@ func (c *Cluster) NewFaultProxy(ctx context.Context) (*FaultProxy, error) {
 		return nil, fmt.Errorf("listen before the API server: %w", err)
 	}
 	f.URL = "https://" + f.listener.Addr().String()
-	quiet := log.New(io.Discard, "", 0) // clients that leave are no news
+	quiet := log.New(io.Discard, "", 0) // the end of a client is not worth a log line
 	pass := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ErrorLog: quiet,
 		Transport: &http.Transport{
@@ -90,9 +89,9 @@ func (c *Cluster) NewFaultProxy(ctx context.Context) (*FaultProxy, error) {
 // Close closes all connections.
 func (f *FaultProxy) Close() error { return errors.Join(f.server.Close(), f.listener.Close()) }
 
-// SetFault spoils every request from now on, and those under way, which have
-// ended when it returns: what is written to the API server afterwards reaches
-// no watch. Silent ones end when the client goes.
+// SetFault applies a fault to every request from now on. Requests under way have ended
+// when it returns, so later writes to the API server reach no watch. Silent requests end
+// when the client gives up.
 func (f *FaultProxy) SetFault(how Fault) {
 	f.mu.Lock()
 	past := f.current
@@ -102,7 +101,7 @@ func (f *FaultProxy) SetFault(how Fault) {
 	past.requests.Wait()
 }
 
-// FaultCount returns how many requests came to grief so far.
+// FaultCount returns how many requests a fault has spoiled so far.
 func (f *FaultProxy) FaultCount() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -117,7 +116,8 @@ type faultPeriod struct {
 
 func newFaultPeriod() *faultPeriod { return &faultPeriod{over: make(chan struct{})} }
 
-// beginRequest returns what is to happen to a request, which has to leave the era.
+// beginRequest returns the fault for a request, and its period, which the request must
+// leave.
 func (f *FaultProxy) beginRequest(path string) (Fault, *faultPeriod) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

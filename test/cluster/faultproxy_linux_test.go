@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestFaultProxy looks at the API server from the node through a front.
+// TestFaultProxy reads the API server from the node through a FaultProxy.
 func TestFaultProxy(t *testing.T) {
 	lab, c := start(t, Options{})
 	f, err := c.NewFaultProxy(t.Context())
@@ -47,7 +47,7 @@ func TestFaultProxy(t *testing.T) {
 		"500":    {fault: Fault{Status: http.StatusInternalServerError}, ok: apierrors.IsInternalError},
 		"503":    {fault: Fault{Status: http.StatusServiceUnavailable}, ok: apierrors.IsServiceUnavailable},
 		"silent": {fault: Fault{Silent: true}, ok: func(err error) bool { return errors.Is(err, context.Canceled) }, waits: true},
-		// The client comes again when it was told to.
+		// The client repeats the request after Retry-After.
 		"429": {
 			fault: Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Minute},
 			ok:    func(err error) bool { return err != nil }, waits: true,
@@ -90,7 +90,7 @@ func giveUp(ctx context.Context, cancel func(), happened func() bool) {
 	}
 }
 
-// testBrokenWatch gets an event at once and then the watch's end.
+// testBrokenWatch receives an event at once and then the end of the watch.
 func testBrokenWatch(t *testing.T, client kubernetes.Interface, change func(), f *FaultProxy) {
 	t.Helper()
 	w, err := client.CoreV1().Services(space).Watch(t.Context(), metav1.ListOptions{})
@@ -112,7 +112,7 @@ func testBrokenWatch(t *testing.T, client kubernetes.Interface, change func(), f
 	}
 }
 
-// testOtherPathsPass spoils what the client does not ask for.
+// testOtherPathsPass spoils paths that the client does not request.
 func testOtherPathsPass(t *testing.T, client kubernetes.Interface, f *FaultProxy) {
 	t.Helper()
 	f.SetFault(Fault{Status: http.StatusForbidden, Only: "/nodes"})

@@ -13,22 +13,21 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Login says as whom a client comes, and where to. The zero Login is an
+// Login is the identity of a client, and its server. The zero Login is an
 // administrator's.
 type Login struct {
-	// Token, if set, is what the client shows.
+	// Token, if set, is the client's bearer token.
 	Token string
-	// User and Groups, if set, are in the certificate that the client shows,
-	// which is valid until Until, by default for some days.
+	// User and Groups, if set, are in the client's certificate, which is valid until
+	// Until, by default for some days.
 	User   string
 	Groups []string
 	Until  time.Time
-	// Server is the URL to go to, by default Cluster.Server.
+	// Server is the URL of the server, by default Cluster.Server.
 	Server string
 }
 
-// Kubeconfig writes a kubeconfig with all that it needs inside, and returns
-// its path.
+// Kubeconfig writes a kubeconfig with embedded credentials, and returns its path.
 func (c *Cluster) Kubeconfig(l Login) (string, error) {
 	who := clientcmdapi.NewAuthInfo()
 	switch {

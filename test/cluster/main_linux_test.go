@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
 
-// await polls until ok, as long as anything may take that is bound to happen.
+// await polls until ok, up to a limit that only a fault reaches.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	const most = time.Minute
@@ -24,7 +24,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// start makes a network with a node and a control plane beside it.
+// start creates a network with a node and a control plane beside it.
 func start(t *testing.T, o Options) (*netlab.Lab, *Cluster) {
 	t.Helper()
 	lab := netlab.Start(t, netlab.Config{Clients: []string{"control"}})

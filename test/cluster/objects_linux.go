@@ -17,15 +17,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// atOnce is how many requests Set and Delete have under way. More makes them
-// no faster.
+// atOnce is how many requests Set and Delete have under way. More does not make them
+// faster.
 const atOnce = 16
 
-// Set makes each object what the API server has of that name, whether it had
-// one or not, status included, and then writes into the object what the server
-// made of it. The objects are *corev1.Namespace, *corev1.Service, *corev1.Node
-// and *discoveryv1.EndpointSlice. They are written side by side, so a Namespace
-// needs a call before that of its objects.
+// Set creates or replaces each object in the API server, status included, and then writes
+// the server's version into the object. The objects are *corev1.Namespace,
+// *corev1.Service, *corev1.Node and *discoveryv1.EndpointSlice. They are written in
+// parallel, so a Namespace needs a call before that of its objects.
 func (c *Cluster) Set(ctx context.Context, objects ...metav1.Object) error {
 	return c.each(ctx, objects, func(ctx context.Context, o metav1.Object) error {
 		switch o := o.(type) {
@@ -43,8 +42,8 @@ func (c *Cluster) Set(ctx context.Context, objects ...metav1.Object) error {
 	})
 }
 
-// Delete deletes objects of the types that Set takes, but no Namespace, which
-// only a controller could empty. One that is not there is not an error.
+// Delete deletes objects of the types that Set accepts, except Namespaces, which only a
+// controller could empty. A missing object is not an error.
 func (c *Cluster) Delete(ctx context.Context, objects ...metav1.Object) error {
 	return c.each(ctx, objects, func(ctx context.Context, o metav1.Object) error {
 		var err error
@@ -65,7 +64,7 @@ func (c *Cluster) Delete(ctx context.Context, objects ...metav1.Object) error {
 	})
 }
 
-// each goes on past an error, and returns all.
+// each continues after an error, and returns all errors.
 func (c *Cluster) each(ctx context.Context, objects []metav1.Object, do func(context.Context, metav1.Object) error) error {
 	errs := make([]error, len(objects))
 	var workers errgroup.Group
@@ -78,11 +77,11 @@ func (c *Cluster) each(ctx context.Context, objects []metav1.Object, do func(con
 			return errs[i]
 		})
 	}
-	_ = workers.Wait() // the first of errs
+	_ = workers.Wait() // its error is the first of errs
 	return errors.Join(errs...)
 }
 
-// setService writes the status apart, for so the API server wants it.
+// setService writes the status in a separate request, as the API server requires.
 func setService(ctx context.Context, client kubernetes.Interface, s *corev1.Service) error {
 	services, status := client.CoreV1().Services(s.Namespace), s.Status
 	if err := put(ctx, services, s); err != nil || reflect.DeepEqual(status, s.Status) {
@@ -117,19 +116,19 @@ type object[T any] interface {
 	metav1.Object
 }
 
-// store is what the clients of all types have in common.
+// store is the common part of the clients of all types.
 type store[P any] interface {
 	Create(context.Context, P, metav1.CreateOptions) (P, error)
 	Update(context.Context, P, metav1.UpdateOptions) (P, error)
 }
 
-// put replaces o or, where there is none, creates it: the other way round the
-// API server would set a ClusterIP aside only to free it again. Where others
-// write the same object meanwhile, the last wins.
+// put replaces o or, if it does not exist, creates it. With a creation first, the API
+// server would allocate a ClusterIP only to release it again. If others write the same
+// object meanwhile, the last write wins.
 func put[T any, P object[T]](ctx context.Context, s store[P], o P) error {
 	fresh := new(T)
 	*fresh = *o
-	P(fresh).SetResourceVersion("") // whatever version is replaced
+	P(fresh).SetResourceVersion("") // replace any version
 	P(fresh).SetUID("")
 	stored, err := s.Update(ctx, fresh, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {

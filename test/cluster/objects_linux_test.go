@@ -26,7 +26,7 @@ func newService(name string, spec corev1.ServiceSpec) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: name}, Spec: spec}
 }
 
-// everyType has one Service of each type, and what becomes of it.
+// everyType returns one Service of each type, and the expected result.
 func everyType() map[string]struct {
 	object *corev1.Service
 	want   addresses
@@ -52,8 +52,8 @@ func everyType() map[string]struct {
 	}
 }
 
-// addresses are where a Service can be reached, in general terms: the API
-// server chooses the numbers.
+// addresses are the kinds of addresses of a Service, as the API server assigns the
+// numbers.
 type addresses struct {
 	V4, V6, Headless, NodePort bool
 	External                   []string
@@ -97,7 +97,7 @@ func testEveryType(t *testing.T, c *Cluster) {
 	}
 }
 
-// testSetAgain changes a Service of which the caller has only the wish.
+// testSetAgain changes a Service of which the caller has only its own version.
 func testSetAgain(t *testing.T, c *Cluster) {
 	first := newService("again", corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort})
 	second := newService("again", corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, SessionAffinity: corev1.ServiceAffinityClientIP})
@@ -205,7 +205,7 @@ func testWatch(t *testing.T, c *Cluster) {
 	}
 }
 
-// TestObjects shares one control plane, which takes longest.
+// TestObjects shares one control plane, whose start takes longest.
 func TestObjects(t *testing.T) {
 	_, c := start(t, Options{})
 	for name, test := range map[string]func(*testing.T, *Cluster){
@@ -221,7 +221,8 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// testRefusals mixes good and bad: the good are written, the bad are named.
+// testRefusals mixes valid and invalid objects: the valid ones are written, the errors
+// name the invalid ones.
 func testRefusals(t *testing.T, c *Cluster) {
 	good := newService("good", corev1.ServiceSpec{})
 	err := c.Set(t.Context(), newService("Bad_Name", corev1.ServiceSpec{}), good, &corev1.Pod{})

@@ -19,8 +19,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// Process is a program of the control plane, which may be ended and started
-// again. It never outlives the test program.
+// Process is a program of the control plane, which may be ended and started again. It
+// never outlives the test program.
 type Process struct {
 	name    string
 	host    *netlab.Host
@@ -35,12 +35,11 @@ type Process struct {
 	ended chan struct{}
 }
 
-// awaitTimeout is how long a program may take until it is ready, on a machine that
-// has much else to do.
+// awaitTimeout is how long a program may take until it is ready on a busy machine.
 const awaitTimeout = 2 * time.Minute
 
-// Start starts the program, with the flags of the run before, and returns when
-// it is ready.
+// Start starts the program, with the flags of the previous run, and returns when it is
+// ready.
 func (p *Process) Start(ctx context.Context) error {
 	if err := p.launch(); err != nil {
 		return err
@@ -66,7 +65,7 @@ func (p *Process) launch() error {
 	}
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // what it was is in the log, and its end in await
+		_ = cmd.Wait() // its error is in the log, and its end is seen in await
 		close(ended)
 	}()
 	p.cmd, p.ended = cmd, ended
@@ -95,8 +94,7 @@ func (p *Process) await(ctx context.Context) error {
 	}
 }
 
-// Kill ends the program as a crash does, if it runs, and returns when it has
-// gone.
+// Kill ends the program as a crash does, if it runs, and returns when it has gone.
 func (p *Process) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,9 +112,8 @@ func (p *Process) Restart(ctx context.Context) error {
 	return p.Start(ctx)
 }
 
-// Pause stops the program without ending it, and returns when it has stopped:
-// the kernel still accepts its connections and what is sent on them, and nobody
-// ever answers.
+// Pause stops the program without ending it, and returns when it has stopped. The kernel
+// still accepts its connections and data for it, but the program does not answer.
 func (p *Process) Pause() error {
 	pid := p.Pid()
 	if pid == 0 {
@@ -125,7 +122,7 @@ func (p *Process) Pause() error {
 	return netlab.Pause(pid)
 }
 
-// Resume lets a paused program go on.
+// Resume continues a paused program.
 func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
 
 func (p *Process) signal(s syscall.Signal) error {

@@ -15,16 +15,15 @@ type connection struct{}
 
 var errTruncated = errors.New("the rest is cut off")
 
-// truncate passes a request on and lets only so much of the answer through as the
-// fault says.
+// truncate passes a request on, and cuts the response as the fault describes.
 func truncate(fault Fault, pass http.Handler, w http.ResponseWriter, r *http.Request) {
 	if fault.Cut == 0 {
 		pass.ServeHTTP(w, r)
 		return
 	}
 	defer func() {
-		// The handler ends in a panic where the answer does not get through,
-		// lest it look whole. Here it should.
+		// The handler panics if the response is incomplete, so that it does not look
+		// complete. Here it should.
 		if p := recover(); p != nil && p != any(http.ErrAbortHandler) {
 			panic(p)
 		}
@@ -35,29 +34,29 @@ func truncate(fault Fault, pass http.Handler, w http.ResponseWriter, r *http.Req
 	pass.ServeHTTP(&truncatedWriter{ResponseWriter: w, left: fault.Cut}, r)
 }
 
-// reset ends c without a farewell.
+// reset closes c with a TCP reset.
 func reset(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
 	if t, ok := c.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // it may be closed already, which is all that is wanted
+		_ = t.SetLinger(0) // it may be closed already, which is the aim
 	}
 	_ = c.Close()
 }
 
-// truncatedWriter lets only the first bytes of an answer through.
+// truncatedWriter passes only the first bytes of a response.
 type truncatedWriter struct {
 	http.ResponseWriter
 	left int
 }
 
-// Unwrap lets the handler flush.
+// Unwrap gives the handler access to Flush.
 func (b *truncatedWriter) Unwrap() http.ResponseWriter { return b.ResponseWriter }
 
 // WriteHeader implements http.ResponseWriter.
 func (b *truncatedWriter) WriteHeader(code int) {
-	b.Header().Del("Content-Length") // or it would not look whole
+	b.Header().Del("Content-Length") // else the response would not look complete
 	b.ResponseWriter.WriteHeader(code)
 }
 
@@ -70,6 +69,6 @@ func (b *truncatedWriter) Write(text []byte) (int, error) {
 	}
 	n, err := b.ResponseWriter.Write(text[:b.left])
 	b.left -= n
-	_ = http.NewResponseController(b.ResponseWriter).Flush() // nobody may be there any more
+	_ = http.NewResponseController(b.ResponseWriter).Flush() // the client may be gone
 	return n, errors.Join(err, errTruncated)
 }

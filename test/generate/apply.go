@@ -10,11 +10,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fatalT is a test, one of rapid's, too.
+// fatalT is a test, including those of rapid.
 type fatalT interface{ Fatalf(string, ...any) }
 
-// Apply does one round of b that must work, and returns its plan, which may have
-// been empty.
+// Apply runs one round of b that must succeed, and returns its plan, which may have been
+// empty.
 func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {
@@ -29,7 +29,7 @@ func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan
 	return p
 }
 
-// RequireNoChange wants b, which knows nothing yet, to find that nothing is left to do.
+// RequireNoChange requires that b, which has no state yet, finds nothing to do.
 func RequireNoChange(t fatalT, b reconcile.Backend, want *service.Snapshot) {
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {

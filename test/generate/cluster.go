@@ -1,9 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package generate draws snapshots of a small cluster and connections in it, for
-// tests that hold what a backend programs against route.Decide. It knows no
-// backend.
+// Package generate draws random snapshots of a small cluster and connections in it. Tests
+// compare what a backend programs for them with route.Decide. It knows no backend.
 package generate
 
 import (
@@ -18,7 +17,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Addresses of the node by family: the one that the API names, and another one.
+// Addresses of the node by family: one from the Node object, and another one.
 var (
 	NodeAddr      = [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 	OtherNodeAddr = [2]netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:1::1")}
@@ -36,7 +35,7 @@ func NthAddr(base string, n int) netip.Addr {
 	return a
 }
 
-// Cluster draws snapshots of a small cluster, so that things collide.
+// Cluster draws snapshots of a cluster so small that addresses and names collide.
 type Cluster struct {
 	T      *rapid.T
 	Family service.Family
@@ -45,7 +44,7 @@ type Cluster struct {
 // DrawInt draws a number from 0 to n-1.
 func (w Cluster) DrawInt(label string, n int) int { return rapid.IntRange(0, n-1).Draw(w.T, label) }
 
-// DrawBool draws one of two.
+// DrawBool draws a boolean.
 func (w Cluster) DrawBool(label string) bool { return rapid.Bool().Draw(w.T, label) }
 
 func (w Cluster) base(v4, v6 string) string {
@@ -60,7 +59,7 @@ func (w Cluster) Pod(n int) netip.Addr {
 	return NthAddr(w.base("10.244.1.0", "fd00:10:244:1::"), n)
 }
 
-// Node draws the node and what the operator chose.
+// Node draws the node and the operator's settings.
 func (w Cluster) Node() *service.Node {
 	n := &service.Node{Name: "node-a", Addrs: []netip.Addr{NodeAddr[w.Family]}, MasqueradeAll: w.DrawBool("masquerade all")}
 	switch w.DrawInt("detect", 4) {
@@ -108,7 +107,7 @@ func (w Cluster) sources() []netip.Prefix {
 	return nil
 }
 
-// port draws the n-th port, whose frontends are its own.
+// port draws the n-th port. No other port has its frontends.
 func (w Cluster) port(n int) *service.Port {
 	p := &service.Port{
 		Name:   service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", n), Port: "http", Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.UDP, service.SCTP}).Draw(w.T, "protocol")},
@@ -137,7 +136,7 @@ func (w Cluster) port(n int) *service.Port {
 	return p
 }
 
-// Ports draws the ports of up to four Services, whose frontends are their own.
+// Ports draws the ports of up to four Services. No two ports share a frontend.
 func (w Cluster) Ports() []*service.Port {
 	var ports []*service.Port
 	for n := range w.DrawInt("ports", 5) {
@@ -146,14 +145,14 @@ func (w Cluster) Ports() []*service.Port {
 		}
 	}
 	for _, p := range ports {
-		if w.DrawBool("renamed") { // and its frontends pass to a port of another name
+		if w.DrawBool("renamed") { // its frontends move to a port of another name
 			p.Name.Port += "-too"
 		}
 	}
 	return ports
 }
 
-// Conn draws a connection to one of the ports' frontends, or beside them.
+// Conn draws a connection to a frontend of the ports, or to an address close to one.
 func (w Cluster) Conn(ports []*service.Port) route.Conn {
 	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.Pod(3), 80)}
 	if len(ports) > 0 {
@@ -168,7 +167,7 @@ func (w Cluster) Conn(ports []*service.Port) route.Conn {
 		switch w.DrawInt("other", 16) {
 		case 0, 1:
 			port++
-		case 2: // no Service has it, but an external one may be a neighbour's
+		case 2: // an address of no Service, or an external address of another one
 			addr = addr.Next()
 		case 3:
 			addr = NthAddr(w.base("10.96.0.0", "fd00:10:96::"), 200)
@@ -189,5 +188,6 @@ func (w Cluster) Conn(ports []*service.Port) route.Conn {
 	return c
 }
 
-// IsNodeLocal says what fib does: the node's addresses and loopback are local.
+// IsNodeLocal returns what the fib expression of nft(8) does: the node's addresses and
+// loopback are local.
 func IsNodeLocal(a netip.Addr) bool { return isNodeAddr(a) || a.IsLoopback() }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// State is all that a Simulator knows.
+// State is the whole state of a Simulator.
 type State struct {
 	Version  string
 	Objects  map[Kind][]Document
@@ -35,7 +35,7 @@ func (s *Simulator) State() State {
 	return state
 }
 
-// Admin is the Simulator's methods over HTTP, for people and for tests in
+// Admin returns the Simulator's methods as an HTTP handler, for people and for tests in
 // other languages. README.md lists its paths.
 func (s *Simulator) Admin() http.Handler {
 	mux := http.NewServeMux()
@@ -85,7 +85,7 @@ func answer(w http.ResponseWriter, r *http.Request, do func(arguments) (any, err
 	http.Error(w, err.Error(), http.StatusBadRequest)
 }
 
-// arguments are a request's: short ones in the URL, documents in the body.
+// arguments are those of a request: short ones in the URL, documents in the body.
 type arguments struct {
 	request *http.Request
 	body    []byte

@@ -22,7 +22,7 @@ func listener(t *testing.T) net.Listener {
 	return l
 }
 
-// ask makes a request of the Admin handler and returns what it answers.
+// ask sends a request to the Admin handler and returns the response.
 func ask(t *testing.T, url, request, body string) (string, int) {
 	t.Helper()
 	method, path, _ := strings.Cut(request, " ")

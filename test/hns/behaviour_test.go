@@ -208,8 +208,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// modify gives a load balancer a second endpoint, and tells it to answer
-// elsewhere, which no version does.
+// modify adds a second endpoint to a load balancer. It also requests another frontend,
+// which no version supports.
 func modify(t *testing.T, w *fixture, want Code, works bool) {
 	t.Helper()
 	old, _ := w.create(LoadBalancer, "", with(balancer(w.pod), "FrontendVIPs", []any{"10.96.1.1"}))

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// call is one call that runs; the Simulator is locked.
+// call is one call in progress; the Simulator is locked.
 type call struct {
 	*Simulator
 	request Request
@@ -33,8 +33,7 @@ func newCall(s *Simulator, r Request, by Actor) *call {
 // verbs begin the names of functions, after "Hcn".
 var verbs = []string{"Enumerate", "Create", "Open", "Modify", "Query", "Delete", "Close"}
 
-// split takes a function's name apart: "HcnQueryNetworkProperties" is Query
-// of a Network.
+// split splits a function's name: "HcnQueryNetworkProperties" is Query of a Network.
 func split(function string) (verb string, kind Kind) {
 	for _, v := range verbs {
 		if rest, ok := strings.CutPrefix(function, "Hcn"+v); ok {
@@ -78,8 +77,9 @@ func (c *call) run() Reply {
 	return c.query(h.id)
 }
 
-// enumerate lists identities. A filter, if there is one, is JSON in the JSON
-// of the query, and all it asks for must hold.
+// enumerate lists identities. A filter, if there is one, is JSON in the JSON of the
+// query, and all its conditions must hold. See
+// https://learn.microsoft.com/virtualization/api/hcn/Reference/HcnEnumerateNetworks
 func (c *call) enumerate() Reply {
 	filter := map[string]string{}
 	if text := c.request.Args[0]; text != "" {
@@ -135,7 +135,7 @@ func (c *call) query(id string) Reply {
 	return Reply{Output: text(c.withCase(o.doc))}
 }
 
-// withCase returns d with the identities in it spelt as the options want.
+// withCase returns d with the identities spelt as the options select.
 func (c *call) withCase(d Document) Document {
 	object, reference := strings.ToLower, strings.ToUpper
 	switch c.options.Case {
@@ -208,8 +208,8 @@ func (s *Simulator) put(kind Kind, o *object) {
 	s.index.add(kind, o.doc)
 }
 
-// remove deletes an object, whatever still refers to it: HNS does not mind.
-// What it means for a Service is what warnings are for.
+// remove deletes an object even if others refer to it, as HNS does. A warning records
+// what that breaks.
 func (c *call) remove(kind Kind, id string) Code {
 	o := c.store[kind].objects[id]
 	if o == nil {
@@ -228,7 +228,7 @@ func (c *call) remove(kind Kind, id string) Code {
 	return OK
 }
 
-// drop takes an object away; a network takes its endpoints along.
+// drop removes an object; a network also removes its endpoints.
 func (s *Simulator) drop(kind Kind, o *object) {
 	s.store[kind].remove(o.doc.ID())
 	s.index.remove(kind, o.doc)
@@ -242,8 +242,8 @@ func (s *Simulator) drop(kind Kind, o *object) {
 	}
 }
 
-// deleteFails is Windows Server 2019, where a load balancer sometimes cannot be
-// deleted at once: here every eighth time, and never twice in a row.
+// deleteFails simulates Windows Server 2019, where the deletion of a load balancer
+// sometimes fails: here every eighth time, and never twice in a row.
 func (c *call) deleteFails(kind Kind) Code {
 	if kind != LoadBalancer || c.by != Caller || c.options.Steady || !c.options.Version.server2019() {
 		return OK
@@ -255,16 +255,15 @@ func (c *call) deleteFails(kind Kind) Code {
 	return OK
 }
 
-// version1 answers the older interface, of which hcsshim still needs the
-// question for the version.
+// version1 answers the older interface, from which hcsshim still reads the version.
 func (c *call) version1() Reply {
 	v := c.options.Version
 	if c.request.Args[0] == "GET" && c.request.Args[1] == "/globals/version" {
 		return Reply{Output: fmt.Sprintf(`{"Success":true,"Output":{"Major":%d,"Minor":%d}}`, v.Major, v.Minor)}
 	}
 	if c.request.Args[0] == "GET" && strings.HasPrefix(c.request.Args[1], "/policylists") {
-		// kube-proxy asks for the older interface's load balancers to learn
-		// whether Windows is new enough.
+		// kube-proxy lists load balancers over the older interface to find out whether
+		// Windows is recent enough.
 		return Reply{Output: `{"Success":true,"Output":[]}`}
 	}
 	return Reply{Output: `{"Success":false,"Error":"not simulated"}`}
@@ -277,7 +276,7 @@ func guid() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// text is JSON of what has only values that JSON has.
+// text returns the JSON of values that always have a JSON form.
 func text(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -286,8 +285,7 @@ func text(v any) string {
 	return string(b)
 }
 
-// errorDocument is what comes beside a code, from functions that have a
-// place for it.
+// errorDocument is the error text beside a code, for functions that return one.
 func errorDocument(function string, c Code) string {
 	if c == OK || function == "HNSCall" || strings.HasPrefix(function, "HcnClose") {
 		return ""

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// client calls as the DLL does.
+// client makes calls as the DLL does.
 type client struct {
 	t    *testing.T
 	conn net.Conn
@@ -28,7 +28,7 @@ func dial(t *testing.T, s *Server) *client {
 	return &client{t, conn}
 }
 
-// try makes a call; it is not ok when the connection broke.
+// try makes a call. ok is false if the connection broke.
 func (c *client) try(function, id string, handle uint64, args ...string) (Reply, bool) {
 	fields := append([]string{function, id, strconv.FormatUint(handle, 10)}, args...)
 	if writeFrame(bufio.NewWriter(c.conn), fields...) != nil {
@@ -79,7 +79,7 @@ func (c *client) read(kind Kind, id string) Document {
 	return d
 }
 
-// create returns the identity of what it made, or the code why not.
+// create returns the identity of the new object, or the code of the error.
 func (c *client) create(kind Kind, network string, d Document) (string, Code) {
 	c.t.Helper()
 	var parent uint64
@@ -137,7 +137,7 @@ func local(ip string) Document {
 	return Document{"IpConfigurations": []any{map[string]any{"IpAddress": ip}}}
 }
 
-// balancer is the document of one from 10.96.0.10:80 over TCP.
+// balancer is the document of a load balancer with frontend 10.96.0.10:80/TCP.
 func balancer(endpoints ...string) Document {
 	ids := []any{}
 	for _, e := range endpoints {
@@ -149,8 +149,8 @@ func balancer(endpoints ...string) Document {
 	}
 }
 
-// with is d with one field replaced, or taken away for nil. A path leads
-// into the first element of lists.
+// with returns d with one field replaced, or removed for nil. A path leads into the first
+// element of lists.
 func with(d Document, path string, value any) Document {
 	d, _ = parse(text(d))
 	inner := map[string]any(d)

@@ -8,7 +8,8 @@ import "fmt"
 // Code is an HRESULT.
 type Code uint32
 
-// The codes that HNS answers with, as far as this package knows.
+// The codes that HNS returns, as far as this package knows. See hcn/hcnerrors.go of
+// microsoft/hcsshim.
 const (
 	OK                Code = 0
 	NotImplemented    Code = 0x80004001
@@ -30,7 +31,7 @@ const (
 	AddressReserved   Code = 0x803b002f
 )
 
-// texts are what Windows says to a code. Programs should not read them.
+// texts are the messages of Windows for codes. Programs should not parse them.
 var texts = map[Code]string{
 	NotImplemented:    "Not implemented",
 	InvalidParameter:  "The parameter is incorrect.",
@@ -54,7 +55,7 @@ var texts = map[Code]string{
 // String is the code in hexadecimal.
 func (c Code) String() string { return fmt.Sprintf("%#08x", uint32(c)) }
 
-// Error makes a Code an error, for callers in Go.
+// Error implements error.
 func (c Code) Error() string {
 	if text, ok := texts[c]; ok {
 		return text + " (" + c.String() + ")"
@@ -70,7 +71,7 @@ func (c Code) err() error {
 	return c
 }
 
-// missing is the code for an object that is not there.
+// missing is the code for an object that does not exist.
 func missing(kind Kind) Code {
 	switch kind {
 	case Network:

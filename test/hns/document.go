@@ -14,7 +14,7 @@ import (
 // Kind is a kind of object, as it is spelt in the names of functions.
 type Kind string
 
-// The kinds there are.
+// The kinds of objects.
 const (
 	Network      Kind = "Network"
 	Endpoint     Kind = "Endpoint"
@@ -26,8 +26,8 @@ const (
 // Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{Network, Endpoint, LoadBalancer, Namespace, SdnRoute} }
 
-// Document is an object of HNS as it travels: JSON of schema 2. Numbers are
-// float64, and what is missing reads as the zero value.
+// Document is an HNS object as it is transmitted: JSON of schema 2. Numbers are float64.
+// A missing field reads as the zero value.
 type Document map[string]any
 
 // ID returns the object's identity in lower case.
@@ -42,7 +42,7 @@ func (d Document) Type() string { return d.text("Type") }
 // Flags returns the object's flags.
 func (d Document) Flags() int { return d.number("Flags") }
 
-// Remote reports that an endpoint is on another host.
+// Remote returns whether an endpoint is on another host.
 func (d Document) Remote() bool { return d.Flags()&1 != 0 }
 
 // NetworkID returns an endpoint's network in lower case.
@@ -51,7 +51,7 @@ func (d Document) NetworkID() string { return strings.ToLower(d.text("HostComput
 // MAC returns an endpoint's hardware address.
 func (d Document) MAC() string { return d.text("MacAddress") }
 
-// Endpoints returns what a load balancer leads to, identities in lower case.
+// Endpoints returns the endpoints of a load balancer, identities in lower case.
 func (d Document) Endpoints() []string {
 	ids := d.texts("HostComputeEndpoints")
 	for i, id := range ids {
@@ -69,7 +69,7 @@ func (d Document) SourceVIP() string { return d.text("SourceVIP") }
 // Ports returns a load balancer's port mappings.
 func (d Document) Ports() []Document { return d.list("PortMappings") }
 
-// IPs returns an endpoint's addresses. What is no address is left out.
+// IPs returns an endpoint's addresses. Invalid ones are left out.
 func (d Document) IPs() []netip.Addr {
 	var ips []netip.Addr
 	for _, c := range d.list("IpConfigurations") {
@@ -80,8 +80,7 @@ func (d Document) IPs() []netip.Addr {
 	return ips
 }
 
-// Subnets returns a network's subnets, each with its gateway, which may be
-// the zero Addr.
+// Subnets returns a network's subnets, each with its gateway, which may be the zero Addr.
 func (d Document) Subnets() []Subnet {
 	var subnets []Subnet
 	for _, ipam := range d.list("Ipams") {
@@ -94,7 +93,7 @@ func (d Document) Subnets() []Subnet {
 	return subnets
 }
 
-// Subnet is one of a network.
+// Subnet is a subnet of a network.
 type Subnet struct {
 	Prefix  netip.Prefix
 	Gateway netip.Addr
@@ -154,8 +153,8 @@ func (d Document) texts(key string) []string {
 	return list
 }
 
-// parse reads a document. Everything in it is of the types that encoding/json
-// makes, whatever the text is.
+// parse parses a document. Its values have the types that encoding/json produces,
+// whatever the text is.
 func parse(text string) (Document, bool) {
 	var d Document
 	if err := json.Unmarshal([]byte(text), &d); err != nil || d == nil {

@@ -23,8 +23,8 @@ func (c *call) checkNetwork(n Document) Code {
 	return OK
 }
 
-// checkEndpoint completes an endpoint as HNS does: an address if it has none,
-// the length of its prefix, a hardware address, a name.
+// checkEndpoint completes an endpoint as HNS does: an address if it has none, the length
+// of its prefix, a hardware address, a name.
 func (c *call) checkEndpoint(network, e Document) Code {
 	e["HostComputeNetwork"] = network.ID()
 	for _, m := range mappedBy(e) {
@@ -61,8 +61,8 @@ func (c *call) checkEndpoint(network, e Document) Code {
 	return OK
 }
 
-// free returns the first address of a subnet that nobody has. The one after
-// the subnet's own is left out, for it is the gateway's by custom.
+// free returns the first unused address of a subnet. It skips the address after the
+// subnet's own, which is the gateway's by custom.
 func (c *call) free(network Document, s Subnet) (netip.Addr, bool) {
 	for ip := s.Prefix.Addr().Next().Next(); s.Prefix.Contains(ip); ip = ip.Next() {
 		_, taken := c.index.addresses[address{network.ID(), ip, false}]
@@ -101,9 +101,9 @@ func (c *call) checkAddress(network, e, config Document) Code {
 	return OK
 }
 
-// reserves reports that no endpoint may have ip: the subnet's first and last
-// address, and the gateway's in an overlay network. In a bridged network CNI
-// gives the host an endpoint of its own there.
+// reserves returns whether no endpoint may have ip: the subnet's first and last address,
+// and the gateway's in an overlay network. In a bridged network CNI gives the host an
+// endpoint with the gateway's address.
 func (s Subnet) reserves(network Document, ip netip.Addr) bool {
 	last := ip.Is4() && !s.Prefix.Contains(ip.Next())
 	return ip == s.Prefix.Addr() || last || ip == s.Gateway && network.Type() == overlay

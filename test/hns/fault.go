@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Fault makes calls of the program under test fail. A call fails with the
-// first fault that fits it.
+// Fault makes calls of the program under test fail. A call fails with the first fault
+// that matches it.
 type Fault struct {
 	// Function is a pattern: "HcnCreateEndpoint", "HcnCreate*", "*".
 	Function string
@@ -19,22 +19,21 @@ type Fault struct {
 	When     When
 	// Count is how many calls fail, 0 for no end.
 	Count int
-	// Share is how many of the calls fail, from 0 to 1 and chosen at random,
-	// 0 for all.
+	// Share is the share of calls that fail, from 0 to 1 and chosen at random, 0 for all.
 	Share float64
 }
 
-// When is what becomes of a call that fails.
+// When is the moment at which a call fails.
 type When string
 
-// What becomes of a call that fails. Afterwards it has done all it does, and
-// only its answer is lost: the caller does not know what it made.
+// The moments of a failure. With Afterwards the call has its full effect, and only its
+// answer is lost: the caller does not know the new object.
 const (
 	Instead    When = ""
 	Afterwards When = "afterwards"
 )
 
-// Check says what is wrong with a fault.
+// Check returns what is wrong with a fault.
 func (f Fault) Check() error {
 	if _, err := path.Match(f.Function, ""); err != nil || f.Function == "" {
 		return fmt.Errorf("fault in function %q: want a pattern such as HcnCreate*", f.Function)
@@ -45,7 +44,7 @@ func (f Fault) Check() error {
 	return nil
 }
 
-// Inject lets calls fail from now on.
+// Inject makes calls fail from now on.
 func (s *Simulator) Inject(faults ...Fault) error {
 	for _, f := range faults {
 		if err := f.Check(); err != nil {
@@ -60,14 +59,14 @@ func (s *Simulator) Inject(faults ...Fault) error {
 	return nil
 }
 
-// ClearFaults takes all faults back, and the delays.
+// ClearFaults removes all faults and delays.
 func (s *Simulator) ClearFaults() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults, s.delays = nil, nil
 }
 
-// fault returns with what a call is to fail, before it did anything and
+// fault returns the codes with which a call must fail: before it has an effect, and
 // after.
 func (s *Simulator) fault(function string) (before, after Code) {
 	for _, f := range s.faults {
@@ -95,8 +94,8 @@ type delay struct {
 	time     time.Duration
 }
 
-// Delay makes each call of the program under test that fits a pattern take
-// some time. Of several that fit the last one counts.
+// Delay delays each call of the program under test that matches a pattern. The last
+// matching delay applies.
 func (s *Simulator) Delay(function string, each time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,20 +114,19 @@ func (s *Simulator) delay(function string) time.Duration {
 	return each
 }
 
-// Survivors are the objects that are there after HNS was away.
+// Survivors are the objects that survive an interruption of HNS.
 type Survivors string
 
-// What survives: HNS keeps its objects in a file, so that usually all do, with
-// the same identities. After worse, networks and pods are made again by those
-// whose they are, and the rest is gone.
+// HNS keeps its objects in a file, so that usually all survive with the same identities.
+// After a worse failure, CNI creates networks and pods again, and the rest is gone.
 const (
 	Everything Survivors = ""
 	Pods       Survivors = "pods" // networks and endpoints that are not remote
 	Nothing    Survivors = "nothing"
 )
 
-// Stop lets HNS go down: connections break, and each call is answered with a
-// code, best ServerUnavailable or UnknownInterface, until Start.
+// Stop stops HNS: connections break, and each call fails with answer until Start. The
+// usual answers are ServerUnavailable and UnknownInterface.
 func (s *Simulator) Stop(answer Code) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +134,7 @@ func (s *Simulator) Stop(answer Code) {
 	s.peers.drop()
 }
 
-// Start lets HNS come up again, without the handles of before.
+// Start starts HNS again, without its former handles.
 func (s *Simulator) Start(keep Survivors) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

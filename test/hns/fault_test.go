@@ -130,7 +130,7 @@ func TestRestart(t *testing.T) {
 
 func TestRestartBreaksConnections(t *testing.T) {
 	w := newFixture(t, Options{})
-	// Only what has been accepted can break, which an answer tells.
+	// Only an accepted connection can break; an answer proves the acceptance.
 	w.must("HcnEnumerateNetworks", "", 0, "{}")
 	w.Restart(Everything)
 	if _, ok := w.try("HcnEnumerateNetworks", "", 0, "{}"); ok {
@@ -144,7 +144,7 @@ func TestRestartBreaksConnections(t *testing.T) {
 	}
 }
 
-// recordingT hears what a failed test would say.
+// recordingT records the failures of a test.
 type recordingT struct {
 	*testing.T
 	errors int
@@ -200,7 +200,7 @@ func TestExtraneousObjectsAreDeleted(t *testing.T) {
 	if unused, loose := w.Unused(), w.DanglingReferences(); len(unused)+len(loose) != 0 {
 		t.Errorf("unused %v, loose %v", unused, loose)
 	}
-	if err := w.Delete(Endpoint, w.pod); err != nil { // a stranger's doing
+	if err := w.Delete(Endpoint, w.pod); err != nil { // done by another program
 		t.Fatal(err)
 	}
 	if loose := w.DanglingReferences(); len(loose) != 1 || len(w.Warnings()) != 0 {

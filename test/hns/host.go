@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// NetworkConfig is a network as a CNI plugin makes it.
+// NetworkConfig is a network as a CNI plugin creates it.
 type NetworkConfig struct {
 	Name    string
 	Type    string // Overlay, L2Bridge, L2Tunnel, NAT
@@ -28,8 +28,8 @@ type Route struct {
 // vsid is the isolation number that flannel's overlay network has by default.
 const vsid = 4096
 
-// AddNetwork makes a network as a CNI plugin does. The gateway is the second
-// address of each subnet.
+// AddNetwork creates a network as a CNI plugin does. The gateway is the second address of
+// each subnet.
 func (s *Simulator) AddNetwork(n NetworkConfig) (id string, err error) {
 	var subnets, policies []any
 	for _, p := range n.Subnets {
@@ -64,7 +64,7 @@ func (r Route) policy() map[string]any {
 
 func schema() map[string]any { return map[string]any{"Major": 2, "Minor": 0} }
 
-// createExternal creates an object as a stranger, in a network if it needs one.
+// createExternal creates an object for another program, in a network if it needs one.
 func (s *Simulator) createExternal(kind Kind, network uint64, doc Document) (id string, err error) {
 	reply := s.Call(Request{Function: "HcnCreate" + string(kind), Handle: network, Args: [3]string{text(doc)}})
 	if network != 0 {
@@ -84,10 +84,10 @@ func (s *Simulator) closeHandle(kind Kind, handle uint64) {
 	s.Call(Request{Function: "HcnClose" + string(kind), Handle: handle})
 }
 
-// AddRoute lets an overlay network know another node.
+// AddRoute adds a node to an overlay network.
 func (s *Simulator) AddRoute(network string, r Route) error { return s.changeRoute(network, r, "Add") }
 
-// RemoveRoute lets an overlay network forget another node.
+// RemoveRoute removes a node from an overlay network.
 func (s *Simulator) RemoveRoute(network string, r Route) error {
 	return s.changeRoute(network, r, "Remove")
 }
@@ -104,7 +104,7 @@ func (s *Simulator) changeRoute(network string, r Route, how string) error {
 	return reply.Code.err()
 }
 
-// openNetwork takes a network's name or its identity.
+// openNetwork opens a network by its name or its identity.
 func (s *Simulator) openNetwork(network string) (uint64, error) {
 	for _, n := range s.Objects(Network) {
 		if n.Name() == network || n.ID() == strings.ToLower(network) {
@@ -115,11 +115,11 @@ func (s *Simulator) openNetwork(network string) (uint64, error) {
 	return 0, fmt.Errorf("open network %q: %w", network, NetworkNotFound)
 }
 
-// podNamespace is what all pods' endpoints are in.
+// podNamespace is the namespace of all pods' endpoints.
 const podNamespace = "7c6ff0a5-0000-4000-8000-000000000001"
 
-// AddPod makes the endpoint of a pod on this node as a CNI plugin does. The
-// network is a name or an identity; without addresses HNS picks one.
+// AddPod creates the endpoint of a pod on this node as a CNI plugin does. The network is
+// a name or an identity; without addresses HNS assigns one.
 func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, err error) {
 	handle, err := s.openNetwork(network)
 	if err != nil {
@@ -130,7 +130,7 @@ func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, 
 	return s.createExternal(Endpoint, handle, d)
 }
 
-// AddRemote makes a remote endpoint that is not the program's own.
+// AddRemote creates a remote endpoint that the program under test does not own.
 func (s *Simulator) AddRemote(network string, ip, provider netip.Addr, mac string) (id string, err error) {
 	handle, err := s.openNetwork(network)
 	if err != nil {
@@ -150,22 +150,22 @@ func endpointDocument(name string, ips []netip.Addr) Document {
 	return Document{"Name": name, "IpConfigurations": configs, "SchemaVersion": schema()}
 }
 
-// AddLoadBalancer makes a load balancer that is not the program's own.
+// AddLoadBalancer creates a load balancer that the program under test does not own.
 func (s *Simulator) AddLoadBalancer(doc Document) (id string, err error) {
 	return s.createExternal(LoadBalancer, 0, doc)
 }
 
-// Delete takes an object away as a stranger would: whatever uses it breaks,
-// and nobody is warned.
+// Delete deletes an object for another program. Objects that use it break without a
+// warning.
 func (s *Simulator) Delete(kind Kind, id string) error {
 	return s.Call(Request{Function: "HcnDelete" + string(kind), ID: id}).Code.err()
 }
 
-// Detach takes an endpoint off the switch, as it is while its pod starts: a
-// load balancer that leads to it cannot be made.
+// Detach detaches an endpoint from the switch, which is its state while its pod starts: a
+// load balancer with it cannot be created.
 func (s *Simulator) Detach(endpoint string) error { return s.plug(endpoint, true) }
 
-// Attach puts it on the switch again.
+// Attach attaches it to the switch again.
 func (s *Simulator) Attach(endpoint string) error { return s.plug(endpoint, false) }
 
 func (s *Simulator) plug(endpoint string, out bool) error {
@@ -179,18 +179,17 @@ func (s *Simulator) plug(endpoint string, out bool) error {
 	return nil
 }
 
-// LimitPorts is how many dynamic ports the host has for each protocol, 0 for any
-// number.
+// LimitPorts is how many dynamic ports the host has for each protocol, 0 for no limit.
 func (s *Simulator) LimitPorts(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ports = n
 }
 
-// Hold is a program that listens on a port of the host, by IP protocol number.
+// Hold simulates a program that listens on a port of the host, by IP protocol number.
 func (s *Simulator) Hold(protocol, port int) { s.hold(hostPort{protocol, port}, 1) }
 
-// Release is that it listens no more.
+// Release ends a Hold.
 func (s *Simulator) Release(protocol, port int) { s.hold(hostPort{protocol, port}, -1) }
 
 func (s *Simulator) hold(p hostPort, more int) {

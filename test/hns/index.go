@@ -11,12 +11,12 @@ import (
 
 // index finds objects without a walk over all of them: a node has thousands.
 type index struct {
-	// addresses says which endpoint has an address. One local and one remote
-	// endpoint may share one.
+	// addresses maps an address to its endpoint. A local and a remote endpoint may share
+	// one.
 	addresses map[address]string
-	// fronts says which load balancer answers on an address and port.
+	// fronts maps an address and port to its load balancer.
 	fronts map[front]string
-	// users are the load balancers that lead to an endpoint.
+	// users are the load balancers of an endpoint.
 	users map[string]map[string]bool
 	// mapped are ports of the host that endpoints have taken.
 	mapped map[hostPort]string
@@ -28,8 +28,8 @@ type address struct {
 	remote  bool
 }
 
-// front is what only one load balancer may have. An empty VIP stands for all
-// addresses of the node in one family.
+// front is a frontend, which belongs to one load balancer only. An empty VIP stands for
+// all addresses of the node in one family.
 type front struct {
 	vip string
 	v6  bool
@@ -75,8 +75,7 @@ func frontsOf(lb Document) []front {
 
 func (d Document) v6() bool { return d.Flags()&2 != 0 }
 
-// add and remove keep the index; the kinds that it does not know do not
-// matter to it.
+// add and remove update the index; they ignore the kinds that it does not cover.
 func (x index) add(kind Kind, d Document) {
 	id := d.ID()
 	switch kind {
@@ -119,7 +118,7 @@ func (x index) remove(kind Kind, d Document) {
 	}
 }
 
-// usersOf names the load balancers that lead to an endpoint.
+// usersOf names the load balancers of an endpoint.
 func (x index) usersOf(endpoint string) string {
 	var ids []string
 	for id := range x.users[endpoint] {

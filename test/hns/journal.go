@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// Actor is who makes a call.
+// Actor is the origin of a call.
 type Actor string
 
-// Who makes calls: the program under test, or anyone else on the host.
+// The origins of calls: the program under test, or any other program on the host.
 const (
 	Caller   Actor = "caller"
 	External Actor = "stranger"
 )
 
-// Entry is a call that changes something, or would have.
+// Entry is a call that changes something, or tried to.
 type Entry struct {
 	By       Actor
 	Function string
@@ -45,11 +45,10 @@ func (e Entry) String() string {
 // Calls counts calls of the program under test by function, failed ones too.
 type Calls map[string]int
 
-// Writes returns how many calls there were that change something, of one kind
-// or, for "", of all.
+// Writes returns how many calls of one kind changed something; "" stands for all kinds.
 func (c Calls) Writes(kind Kind) int { return c.count(kind, "Create", "Modify", "Delete") }
 
-// Lists returns how many times a kind was listed, or any for "".
+// Lists returns how many times a kind was listed; "" stands for all kinds.
 func (c Calls) Lists(kind Kind) int { return c.count(kind, "Enumerate") }
 
 // Reads returns how many single objects were read.
@@ -77,7 +76,7 @@ func (c Calls) Sub(earlier Calls) Calls {
 	return diff
 }
 
-// String is one line, in the order of the alphabet.
+// String is one line, in alphabetical order.
 func (c Calls) String() string {
 	var words []string
 	for _, function := range slices.Sorted(maps.Keys(c)) {
@@ -86,7 +85,7 @@ func (c Calls) String() string {
 	return strings.Join(words, ", ")
 }
 
-// record writes a call that changes something into the journal.
+// record adds a call that changes something to the journal.
 func (c *call) record(code Code) {
 	if !slices.Contains([]string{"Create", "Modify", "Delete"}, c.verb) {
 		return
@@ -105,15 +104,15 @@ func (s *Simulator) Journal() []Entry {
 	return slices.Clone(s.journal)
 }
 
-// Calls returns how often the program under test called what.
+// Calls returns the calls of the program under test, counted by function.
 func (s *Simulator) Calls() Calls {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.calls)
 }
 
-// Warnings are what the program under test did that HNS lets pass and that
-// breaks something all the same. A test that finds one fails.
+// Warnings are actions of the program under test that HNS accepts although they break
+// something. A test with a warning fails.
 func (s *Simulator) Warnings() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,8 +130,8 @@ func (s *Simulator) Handles() int {
 	return len(s.handles)
 }
 
-// DanglingReferences lists what refers to objects that are gone, which no program under
-// test may leave behind: endpoints in load balancers.
+// DanglingReferences lists references of load balancers to endpoints that are gone. No
+// program under test may leave them behind.
 func (s *Simulator) DanglingReferences() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +146,8 @@ func (s *Simulator) DanglingReferences() []string {
 	return loose
 }
 
-// Unused lists remote endpoints of the program under test that no load
-// balancer leads to: leaks, unless it keeps them for another reason.
+// Unused lists remote endpoints of the program under test that no load balancer uses:
+// leaks, unless it keeps them for another reason.
 func (s *Simulator) Unused() []Document {
 	s.mu.Lock()
 	defer s.mu.Unlock()

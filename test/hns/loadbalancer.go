@@ -14,10 +14,10 @@ const (
 	flagIPv6 = 2
 )
 
-// The protocols HNS knows, by their IP numbers.
+// The protocols HNS supports, by their IP numbers.
 var protocols = []int{6, 17, 132}
 
-// checkLoadBalancer checks a new one, or what old is to become.
+// checkLoadBalancer checks a new load balancer, or the modified version of old.
 func (c *call) checkLoadBalancer(lb Document, old *object) Code {
 	if len(lb.Endpoints()) == 0 || len(lb.Ports()) == 0 {
 		return InvalidParameter
@@ -44,11 +44,11 @@ func (c *call) checkLoadBalancer(lb Document, old *object) Code {
 	return c.checkFronts(lb, old)
 }
 
-// portBlock is how many dynamic ports of the host a load balancer takes for each of
-// its ports, unless replies go past the host.
+// portBlock is how many dynamic ports of the host a load balancer takes for each of its
+// ports, unless it has direct server return.
 const portBlock = 64
 
-// portsLeft reports that the host has the dynamic ports for a new load balancer.
+// portsLeft returns whether the host has the dynamic ports for a new load balancer.
 func (c *call) portsLeft(lb Document) bool {
 	if c.ports == 0 {
 		return true
@@ -93,8 +93,8 @@ func (c *call) validPort(p Document) bool {
 	return slices.Contains(protocols, p.number("Protocol"))
 }
 
-// checkTargets looks at the endpoints: all there, all in one network, all on
-// the switch, all with an address of the load balancer's family.
+// checkTargets checks that all endpoints exist, are in one network, are on the switch,
+// and have an address of the load balancer's family.
 func (c *call) checkTargets(lb Document) Code {
 	network, seen := "", map[string]bool{}
 	for _, id := range lb.Endpoints() {
@@ -119,8 +119,7 @@ func (c *call) checkTargets(lb Document) Code {
 	return OK
 }
 
-// checkFronts looks at what the load balancer answers on, which must be its
-// own.
+// checkFronts checks that no other load balancer has the frontends.
 func (c *call) checkFronts(lb Document, old *object) Code {
 	for _, f := range frontsOf(lb) {
 		owner := c.store[LoadBalancer].objects[c.index.fronts[f]]
@@ -134,9 +133,8 @@ func (c *call) checkFronts(lb Document, old *object) Code {
 	return OK
 }
 
-// portHeld reports that a program on the host listens where the load balancer
-// would. On Windows Server 2019 that counts for any address, unless replies go
-// past the host.
+// portHeld returns whether a program on the host listens on a frontend. On Windows Server
+// 2019 any listen address conflicts, unless the load balancer has direct server return.
 func (c *call) portHeld(f front, lb Document) bool {
 	if c.heldPorts[f.hostPort] == 0 {
 		return false

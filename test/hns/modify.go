@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// modify changes an object. The request for a load balancer is a whole one;
-// that for other kinds names what to add, to remove or to replace.
+// modify changes an object. The request for a load balancer is a complete one; that for
+// other kinds names what to add, to remove or to replace.
 func (c *call) modify(id string) Code {
 	o := c.store[c.kind].objects[id]
 	if o == nil {
@@ -36,9 +36,9 @@ func (c *call) modify(id string) Code {
 	return OK
 }
 
-// modifyLoadBalancer gives a load balancer other endpoints. Nothing public
-// says that anything else of it can change, so the rest of the request is
-// checked and then ignored; who relies on more will read back what was before.
+// modifyLoadBalancer replaces the endpoints of a load balancer. No public source states
+// that other fields can change, so the rest of the request is checked and then ignored. A
+// caller that relies on more reads back the previous values.
 func (c *call) modifyLoadBalancer(o *object, request Document) Code {
 	if !c.options.Version.modify() {
 		return NotImplemented

@@ -17,7 +17,7 @@ type Server struct {
 	ended    chan error
 }
 
-// NewServer lets programs call a Simulator at a listener, which it takes over.
+// NewServer serves a Simulator at a listener, which it takes over.
 func NewServer(s *Simulator, l net.Listener) *Server {
 	server := &Server{Simulator: s, Addr: l.Addr().String(), listener: l, ended: make(chan error, 1)}
 	go func() { server.ended <- s.Serve(l) }()
@@ -26,7 +26,7 @@ func NewServer(s *Simulator, l net.Listener) *Server {
 
 // Close ends all connections.
 func (s *Server) Close() error {
-	_ = s.listener.Close() // only says that it is closed
+	_ = s.listener.Close() // its only error is that it is closed
 	return <-s.ended
 }
 
@@ -40,8 +40,8 @@ type TB interface {
 	Logf(format string, args ...any)
 }
 
-// Start serves a Simulator on a free port of the loopback address for one
-// test. A warning fails the test, and one that failed logs its journal.
+// Start serves a Simulator on a free port of the loopback address for one test. A warning
+// fails the test, and a failed test logs its journal.
 func Start(t TB, o Options) *Server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -51,8 +51,7 @@ func Start(t TB, o Options) *Server {
 	return StartAt(t, l, o)
 }
 
-// StartAt is Start at a listener of the caller, in a network namespace for
-// instance.
+// StartAt is Start at a listener of the caller, in a network namespace for instance.
 func StartAt(t TB, l net.Listener, o Options) *Server {
 	t.Helper()
 	server := NewServer(New(o), l)

@@ -12,29 +12,28 @@ import (
 	"time"
 )
 
-// Options say what a Simulator is like.
+// Options configure a Simulator.
 type Options struct {
 	Version Version // the zero Version means 13.3
 	Case    Case
-	Seed    uint64 // of what happens at random
-	// Steady spares programs that do not try again the deletions that fail
-	// on Windows Server 2019.
+	Seed    uint64 // of random decisions
+	// Steady disables the failing deletions of Windows Server 2019, for programs that do
+	// not retry.
 	Steady bool
 }
 
-// Case is how HNS spells identities in its documents. It has been seen to do
-// it either way, so programs must not care.
+// Case is how HNS spells identities in its documents. Both cases have been observed, so
+// programs must not depend on either.
 type Case string
 
-// The ways to spell.
+// The spellings.
 const (
 	MixedCase Case = "" // objects in lower, references in upper case
 	LowerCase Case = "lower"
 	UpperCase Case = "upper"
 )
 
-// Simulator is one host's HNS. Its methods may be called from several
-// goroutines.
+// Simulator is one host's HNS. Its methods may be called from several goroutines.
 type Simulator struct {
 	options Options
 
@@ -45,10 +44,10 @@ type Simulator struct {
 	opened          uint64
 	lastStaleHandle uint64 // handles up to this one ended with a restart
 	macs            int
-	deletes         int              // of load balancers, see flaky
-	stopped         Code             // what all calls answer, OK while HNS runs
-	heldPorts       map[hostPort]int // ports of the host that somebody listens on
-	ports           int              // dynamic ports of the host for each protocol, 0 for any number
+	deletes         int              // of load balancers, see deleteFails
+	stopped         Code             // what all calls return; OK while HNS runs
+	heldPorts       map[hostPort]int // ports of the host with a listener
+	ports           int              // dynamic ports of the host for each protocol, 0 for no limit
 	faults          []*Fault
 	delays          []delay
 	random          *rand.Rand
@@ -58,7 +57,7 @@ type Simulator struct {
 	peers           peers
 }
 
-// handle is an open object. It stays when the object goes.
+// handle is an open object. It stays when the object is deleted.
 type handle struct {
 	kind Kind
 	id   string
@@ -73,7 +72,7 @@ func New(o Options) *Simulator {
 	return s
 }
 
-// Reset forgets everything but the options and who is connected.
+// Reset removes everything but the options and the connections.
 func (s *Simulator) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +88,7 @@ func (s *Simulator) Reset() {
 	s.calls, s.journal, s.warnings = Calls{}, nil, nil
 }
 
-// Version returns what HNS says its version is.
+// Version returns the version that HNS reports.
 func (s *Simulator) Version() Version { return s.options.Version }
 
 // Request is one call of a DLL's function.
@@ -105,15 +104,15 @@ type Reply struct {
 	Code   Code
 	Handle uint64 // of what was created or opened
 	Output string
-	Error  string // a document that says the same as Code
+	Error  string // a document with the same meaning as Code
 }
 
-// Call makes a call as somebody on the host who is not under test: what it
-// creates is foreign.
+// Call makes a call for a program on the host that is not under test: what it creates is
+// foreign.
 func (s *Simulator) Call(r Request) Reply { return s.call(r, External) }
 
-// call is a call by anyone. What takes its time takes it before anything
-// else happens, and others may call meanwhile.
+// call makes a call for any program. Its delay comes before everything else, and other
+// calls run meanwhile.
 func (s *Simulator) call(r Request, by Actor) Reply {
 	r.ID = strings.ToLower(r.ID)
 	if by == Caller {
@@ -140,13 +139,13 @@ func (s *Simulator) call(r Request, by Actor) Reply {
 	return reply
 }
 
-// objectStore has the objects of one kind.
+// objectStore holds the objects of one kind.
 type objectStore struct {
 	objects map[string]*object
 	order   []string // identities, oldest first
 }
 
-// object is a document and what it does not say.
+// object is a document with the state that the document does not contain.
 type object struct {
 	doc      Document
 	by       Actor
@@ -195,7 +194,7 @@ func (s *Simulator) Object(kind Kind, id string) (Document, bool) {
 	return o.doc.clone(), true
 }
 
-// CreatedCount returns how many objects of a kind the program under test has made.
+// CreatedCount returns how many objects of a kind the program under test has created.
 func (s *Simulator) CreatedCount(kind Kind) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,15 +9,14 @@ import (
 	"strings"
 )
 
-// Version is what HNS calls its version, not that of Windows.
+// Version is the version of HNS, not that of Windows.
 type Version struct{ Major, Minor int }
 
-// Versions in the field: Windows Server 2019, 2022 and 2025. Of 2025 there
-// are two, the first of which takes changes of a load balancer and ignores
-// them.
+// Versions returns the versions in the field: Windows Server 2019, 2022 and 2025. Of 2025
+// there are two, the first of which accepts changes of a load balancer and ignores them.
 func Versions() []Version { return []Version{{9, 5}, {13, 3}, {15, 4}, {15, 5}} }
 
-// ParseVersion reads what String writes: "13.3".
+// ParseVersion parses the format of String: "13.3".
 func ParseVersion(text string) (Version, error) {
 	major, minor, ok := strings.Cut(text, ".")
 	a, errA := strconv.Atoi(major)
@@ -35,17 +34,18 @@ func (v Version) atLeast(major, minor int) bool {
 	return v.Major > major || v.Major == major && v.Minor >= minor
 }
 
-// Which version can what. hcsshim asks for the version and concludes the same.
-// Remote subnets came with 9.2, before every version that is simulated.
+// The features of each version. hcsshim reads the version and concludes the same, see
+// hcn/hcnglobals.go of microsoft/hcsshim. Remote subnets came with 9.2, before every
+// version that is simulated.
 
 func (v Version) dsr() bool       { return v.Major == 9 && v.Minor >= 3 || v.atLeast(10, 2) }
 func (v Version) dualStack() bool { return v.atLeast(11, 10) }
 func (v Version) affinity() bool  { return v.atLeast(12, 0) }
 
-// modify says whether a change of a load balancer is accepted, and works
-// whether it has any effect.
+// modify is whether a change of a load balancer is accepted, and works whether it has any
+// effect.
 func (v Version) modify() bool { return v.atLeast(15, 4) }
 func (v Version) works() bool  { return v.atLeast(15, 5) }
 
-// server2019 has quirks that later versions have not been seen with.
+// server2019 is whether the version has the quirks that were not observed in later ones.
 func (v Version) server2019() bool { return v.Major < 10 }

@@ -17,10 +17,10 @@ import (
 // maxFrame bounds a frame in bytes. A list of 100,000 identities has 4 MB.
 const maxFrame = 64 << 20
 
-// A frame is a length of four bytes, the lowest first, and fields that a zero
-// byte ends. A request has the function, a GUID, a handle in decimal and three
-// strings, of which the last ones may be left out; a reply the code in
-// hexadecimal, a handle, and two documents.
+// A frame is a length of four bytes, little-endian, and fields that each end with a zero
+// byte. A request has the function, a GUID, a handle in decimal and three strings, of
+// which the last ones may be left out. A reply has the code in hexadecimal, a handle, and
+// two documents.
 
 func readFrame(r io.Reader) ([]string, error) {
 	var length uint32
@@ -50,8 +50,8 @@ func requestOf(fields []string) Request {
 	return Request{Function: fields[0], ID: fields[1], Handle: handle, Args: [3]string(fields[3:6])}
 }
 
-// Serve takes calls of the program under test until the listener is closed,
-// which closes all connections.
+// Serve serves calls of the program under test until the listener is closed, which closes
+// all connections.
 func (s *Simulator) Serve(l net.Listener) error {
 	for {
 		c, err := l.Accept()
@@ -75,7 +75,7 @@ func (s *Simulator) serveConn(c net.Conn) {
 	for {
 		fields, err := readFrame(r)
 		if err != nil {
-			return // the caller has gone, or is none of ours
+			return // the caller has gone, or uses another protocol
 		}
 		reply := s.call(requestOf(fields), Caller)
 		code := fmt.Sprintf("%08x", uint32(reply.Code))
@@ -95,7 +95,7 @@ type peers struct {
 
 func (p peers) drop() {
 	for c := range p.open {
-		_ = c.Close() // who is at the other end will notice
+		_ = c.Close() // the peer will notice
 		delete(p.open, c)
 	}
 }
@@ -107,8 +107,8 @@ func (s *Simulator) addPeer(c net.Conn) {
 	s.peers.served++
 }
 
-// Connections returns how many connections there are. One that was dropped is there
-// until the call that was under way is over.
+// Connections returns how many connections there are. A dropped one counts until its
+// current call is over.
 func (s *Simulator) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -129,7 +129,7 @@ func TestFilters(t *testing.T) {
 }
 
 func TestCase(t *testing.T) {
-	for spelling, want := range map[Case][2]bool{ // is it upper: the object, its references
+	for spelling, want := range map[Case][2]bool{ // whether upper case is used: in the object, in references
 		MixedCase: {false, true}, LowerCase: {false, false}, UpperCase: {true, true},
 	} {
 		t.Run(string(spelling), func(t *testing.T) {

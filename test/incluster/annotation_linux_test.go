@@ -11,8 +11,8 @@ import (
 
 const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
 
-// testModeAnnotation has the Node ask for a mode, as Nodes did in old times,
-// and the configuration overrule it.
+// testModeAnnotation selects the mode by the Node's annotation, and overrides it in the
+// configuration.
 func testModeAnnotation(t *testing.T, w *fixture) {
 	n := node()
 	for _, tc := range []struct {
@@ -33,9 +33,9 @@ func testModeAnnotation(t *testing.T, w *fixture) {
 	testModeAnnotationChanges(t, w)
 }
 
-// launchAs launches a proxy, which is to start as the words of want say. One that
-// learns too late what the Node asks for, since the API server is busy, ends by
-// itself when it knows, and is launched again.
+// launchAs launches a proxy whose start must log the words of want. If the API server is
+// so busy that the proxy learns the annotation too late, it ends by itself and is
+// launched again.
 func (w *fixture) launchAs(t *testing.T, want []string, flags ...string) *program.Proxy {
 	t.Helper()
 	var p *program.Proxy
@@ -53,15 +53,15 @@ func (w *fixture) launchAs(t *testing.T, want []string, flags ...string) *progra
 	return p
 }
 
-// testModeAnnotationChanges has a process end when the Node asks for another mode,
-// and go on when it asks for one in vain.
+// testModeAnnotationChanges checks that a process ends when the annotation selects
+// another mode, and goes on when the change has no effect.
 func testModeAnnotationChanges(t *testing.T, w *fixture) {
 	t.Helper()
 	n := node()
 	w.set(t, n)
 	p := w.launch(t)
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
-	for _, mode := range []string{"nftables", "magic"} { // which is nothing new
+	for _, mode := range []string{"nftables", "magic"} { // which changes nothing
 		n.Annotations = map[string]string{modeAnnotation: mode}
 		w.set(t, n)
 		p.AwaitLog(t, "asks for", mode)

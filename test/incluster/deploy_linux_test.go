@@ -26,8 +26,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// folder is where the manifests are that users apply, each in a folder of its
-// own.
+// folder contains the manifests that users apply, each deployment in a folder of its own.
 var folder = filepath.Join("..", "..", "build", "deploy")
 
 const (
@@ -35,8 +34,8 @@ const (
 	account = "kube-proxy"
 )
 
-// kustomization is as much of one as the deployment makes use of. More of it
-// would be an error here.
+// kustomization contains the fields that the deployment uses. Other fields are an error
+// here.
 type kustomization struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -130,8 +129,7 @@ func patched(t *testing.T, all []map[string]any, patch map[string]any) {
 	t.Fatalf("nothing is called %v for a patch", name(patch))
 }
 
-// documents reads the documents of a file, none of which may name a field
-// twice.
+// documents reads the documents of a file. A duplicate field is an error.
 func documents(t *testing.T, path string) []map[string]any {
 	t.Helper()
 	var all []map[string]any
@@ -185,7 +183,7 @@ func (k *kustomization) images(x any) {
 	}
 }
 
-// deploy applies the deployment, and logs in as the account that it makes.
+// deploy applies the deployment, and logs in as its ServiceAccount.
 func (w *fixture) deploy(t *testing.T) {
 	t.Helper()
 	if err := w.api.Apply(t.Context(), deployment(t, "linux")); err != nil {
@@ -202,8 +200,8 @@ func (w *fixture) deploy(t *testing.T) {
 	}
 }
 
-// pods has the API server accept a pod of a DaemonSet, and returns what it is
-// made of and the configuration in it, in a file.
+// pods validates a pod of a DaemonSet at the API server, and returns its spec and its
+// configuration, in a file.
 func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, file string) {
 	t.Helper()
 	set, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), name, metav1.GetOptions{})
@@ -248,13 +246,12 @@ func (w *fixture) validate(t *testing.T, file, system string) string {
 	return string(out)
 }
 
-// testDeployment looks at what was applied: that a pod of it can be made, that
-// what it mounts is there, and that the proxy runs with the configuration in
-// it.
+// testDeployment checks that a pod of the deployment can be created, that its mounts
+// exist, and that the proxy runs with its configuration.
 func testDeployment(t *testing.T, w *fixture) {
 	_, file := w.pods(t, "kube-proxy", "kube-proxy:dev")
 	w.validate(t, file, "linux")
-	w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:1] // the file names IPv4 alone
+	w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:1] // the file has IPv4 only
 	defer func() { w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:2] }()
 	web := newService("web", typed(corev1.ServiceTypeNodePort))
 	w.set(t, append(endpoints("web", w.webs(2)...), web)...)
@@ -263,8 +260,8 @@ func testDeployment(t *testing.T, w *fixture) {
 	p.Stop(t)
 }
 
-// testWindowsDeployment applies what is for Windows, and what is for nodes of
-// both systems, whose one configuration each of them can use.
+// testWindowsDeployment applies the deployment for Windows, and the one for nodes of both
+// systems, whose shared configuration must work on each.
 func testWindowsDeployment(t *testing.T, w *fixture) {
 	for _, name := range []string{"windows", "mixed"} {
 		if err := w.api.Apply(t.Context(), deployment(t, name)); err != nil {

@@ -22,17 +22,17 @@ import (
 	"kubeproxy/test/program"
 )
 
-// edgeCase is a Service that is strange in some way, by itself or by its
-// endpoints. The API server takes it, or another version of it would.
+// edgeCase is a Service that is unusual, by itself or by its endpoints. The API server
+// accepts it, or another version of it would.
 type edgeCase struct {
 	service    *corev1.Service
 	slices     []metav1.Object
-	field      string // of which /services tells a problem, none if empty
+	field      string // with a problem in /services, none if empty
 	unanswered bool   // its ClusterIPs do not answer
-	unknown    bool   // it is none of our business
+	unknown    bool   // /services does not have it
 }
 
-// only leaves s the first family and TCP.
+// only reduces s to the first family and TCP.
 func only(s *corev1.Service) {
 	one := corev1.IPFamilyPolicySingleStack
 	s.Spec.IPFamilyPolicy, s.Spec.IPFamilies, s.Spec.Ports = &one, s.Spec.IPFamilies[:1], s.Spec.Ports[:1]
@@ -42,7 +42,7 @@ func externalIPs(ips ...string) func(*corev1.Service) {
 	return func(s *corev1.Service) { s.Spec.ExternalIPs = ips }
 }
 
-// edgeServices are strange by themselves.
+// edgeServices are unusual by themselves.
 func (w *fixture) edgeServices(claimed string) []edgeCase {
 	proxied, prefer := corev1.LoadBalancerIPModeProxy, "PreferSameNode"
 	long := strings.Repeat("long-", 12) + "end"
@@ -82,7 +82,7 @@ func (w *fixture) edgeServices(claimed string) []edgeCase {
 	return all
 }
 
-// finalizer keeps a Service there after it was deleted.
+// finalizer keeps a deleted Service in existence.
 const finalizer = "kubeproxy.test/hold"
 
 // withPorts gives slices the names of the first two ports of s.
@@ -95,7 +95,7 @@ func withPorts(s *corev1.Service, list []metav1.Object) []metav1.Object {
 	return list
 }
 
-// edgeSlices are strange by their endpoints.
+// edgeSlices are unusual by their endpoints.
 func (w *fixture) edgeSlices() []edgeCase {
 	edited := func(name string, edit func(*discoveryv1.EndpointSlice), more ...*discoveryv1.EndpointSlice) edgeCase {
 		s := newSlice(name, service.IPv4, w.webs(2)...)
@@ -136,7 +136,7 @@ func (w *fixture) edgeSlices() []edgeCase {
 	return all
 }
 
-// huge returns a slice of as many endpoints as the API server takes.
+// huge returns a slice with as many endpoints as the API server accepts.
 func huge(n int) *discoveryv1.EndpointSlice {
 	s := newSlice("huge", service.IPv4)
 	s.Name = fmt.Sprintf("huge-%d", n)
@@ -146,9 +146,10 @@ func huge(n int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// invalidServices are Services that this version of the API server would not take.
-// Their ClusterIPs, of which it does not know, are of the band from which it
-// draws for others only when the rest is used up: the first 256 of the range.
+// invalidServices are Services that this version of the API server would reject. It does
+// not know that their ClusterIPs are in use. They are in the band that it assigns to
+// other Services only when the rest is used up, the first 256 addresses of the range. See
+// https://kubernetes.io/docs/concepts/services-networking/cluster-ip-allocation/
 func (w *fixture) invalidServices() []edgeCase {
 	edits := []struct {
 		name, field string
@@ -191,8 +192,8 @@ func (w *fixture) invalidServices() []edgeCase {
 	return all
 }
 
-// testEdgeCases gives the proxy what it cannot, or cannot quite, program. It says so,
-// programs the rest, and carries on.
+// testEdgeCases gives the proxy objects that it cannot program, or only in part. It must
+// report that, program the rest, and go on.
 func testEdgeCases(t *testing.T, w *fixture) {
 	sound := newService("sound", typed(corev1.ServiceTypeNodePort))
 	w.set(t, append(endpoints("sound", w.webs(4)...), sound)...)
@@ -217,7 +218,7 @@ func testEdgeCases(t *testing.T, w *fixture) {
 	}
 	all := append(regular, strange...)
 	held := all[slices.IndexFunc(all, func(o edgeCase) bool { return o.service.Name == "held" })].service
-	w.remove(t, held) // it stays nevertheless
+	w.remove(t, held) // its finalizer keeps it
 
 	now := w.awaitProgrammed(t)
 	for _, o := range all {
@@ -235,7 +236,7 @@ func testEdgeCases(t *testing.T, w *fixture) {
 	p.Stop(t)
 }
 
-// checkEdgeCase wants of o what it says, and besides what the judge says.
+// checkEdgeCase checks the fields of o, and compares connections with package route.
 func (w *fixture) checkEdgeCase(t *testing.T, p *program.Proxy, now judge.Judge, o edgeCase) {
 	path := "/services/" + space + "/" + o.service.Name
 	if page := p.Fetch(t, program.MetricsAddr, path); (page.Status == http.StatusNotFound) != o.unknown {
@@ -246,7 +247,7 @@ func (w *fixture) checkEdgeCase(t *testing.T, p *program.Proxy, now judge.Judge,
 	}
 	for _, ip := range o.service.Spec.ClusterIPs {
 		calls := w.dial(judge.Call{Name: "ClusterIP of " + o.service.Name}, ip, o.service.Spec.Ports[0].Port, corev1.ProtocolTCP)
-		if len(calls) == 0 || o.service.Name == "huge" { // most of whose endpoints are nobody
+		if len(calls) == 0 || o.service.Name == "huge" { // most of its endpoints do not exist
 			continue
 		}
 		now.Check(t, calls)
@@ -261,8 +262,8 @@ func (w *fixture) checkEdgeCase(t *testing.T, p *program.Proxy, now judge.Judge,
 	}
 }
 
-// hasProblem reports that a page of /services has a problem with a field, or with
-// any if the field is empty.
+// hasProblem returns whether a page of /services contains a problem with a field, or any
+// problem if field is empty.
 func hasProblem(t *testing.T, p *program.Proxy, path, field string) bool {
 	t.Helper()
 	page := p.Fetch(t, program.MetricsAddr, path)

@@ -13,9 +13,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// testIPTables applies the deployment of mode iptables and runs the proxy with
-// the configuration in it, with each variant of iptables: one Service goes
-// through all that it may be while another one carries traffic.
+// testIPTables applies the deployment of mode iptables and runs the proxy with its
+// configuration, with each variant of iptables. One Service goes through all its types
+// while another one carries traffic.
 func testIPTables(t *testing.T, w *fixture) {
 	if err := w.api.Apply(t.Context(), deployment(t, "iptables")); err != nil {
 		t.Fatalf("deployment iptables: %v", err)

@@ -19,8 +19,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// TestIPVS runs mode ipvs. It has a control plane of its own, for it runs where
-// the other tests of this package would take too long.
+// TestIPVS runs mode ipvs. It has a control plane of its own, as it runs in a virtual
+// machine, where the other tests of this package would take too long.
 func TestIPVS(t *testing.T) {
 	if !ipvs.Installed() {
 		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
@@ -40,9 +40,9 @@ func TestIPVS(t *testing.T) {
 	w.wantVirtualServers(t, nil) // a Service was left, until the cleanup
 }
 
-// testIPVSByAnnotation has the Node ask for the mode, and the process tell that it runs. Of
-// a Service that comes, loses an endpoint and goes, IPVS in the end knows nothing,
-// whatever the proxy itself makes of it.
+// testIPVSByAnnotation selects the mode by the Node's annotation, and checks that the
+// process reports it. It adds a Service, removes an endpoint and deletes the Service. In
+// the end IPVS must be empty according to ipvsadm, not only to the proxy.
 func testIPVSByAnnotation(t *testing.T, w *fixture) {
 	n := node()
 	n.Annotations = map[string]string{modeAnnotation: "ipvs"}
@@ -69,7 +69,7 @@ func testIPVSByAnnotation(t *testing.T, w *fixture) {
 	p.Stop(t)
 }
 
-// hasEvent reports that the API server has an Event about the Node.
+// hasEvent returns whether the API server has an Event about the Node.
 func (w *fixture) hasEvent(t *testing.T, reason string) bool {
 	t.Helper()
 	list, err := w.api.Client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
@@ -81,8 +81,8 @@ func (w *fixture) hasEvent(t *testing.T, reason string) bool {
 	})
 }
 
-// wantVirtualServers compares the addresses and ports of all virtual servers that
-// ipvsadm finds with those of a Service, which may be nil.
+// wantVirtualServers compares the addresses and ports of all virtual servers in
+// ipvsadm(8) with those of a Service, which may be nil.
 func (w *fixture) wantVirtualServers(t *testing.T, s *corev1.Service) {
 	t.Helper()
 	var want, got []string

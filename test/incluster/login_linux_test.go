@@ -23,7 +23,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// testLogins reaches the API server in every way that there is.
+// testLogins connects to the API server in every supported way.
 func testLogins(t *testing.T, w *fixture) {
 	web := newService("web")
 	w.set(t, append(endpoints("web", w.webs(2)...), web)...)
@@ -80,8 +80,7 @@ func (w *fixture) kubeconfig(t *testing.T, l cluster.Login) string {
 	return path
 }
 
-// serveWithoutLogin serves the API to everybody who asks, without any login, and returns
-// where.
+// serveWithoutLogin serves the API without authentication, and returns its address.
 func (w *fixture) serveWithoutLogin(t *testing.T) string {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", w.login)
@@ -111,8 +110,8 @@ func (w *fixture) serveWithoutLogin(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// podScript puts the files of an account where every pod has them, in a mount
-// namespace of its own, and becomes the program.
+// podScript mounts the files of a ServiceAccount at their path in pods, in a mount
+// namespace of its own, and executes the program.
 const podScript = `set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
@@ -121,8 +120,9 @@ cp -r "$1" /var/run/secrets/kubernetes.io/serviceaccount
 shift
 exec "$@"`
 
-// inPod prepares the proxy as a pod has it: with the files of its account and
-// the address of the API server in the environment.
+// inPod prepares the proxy as in a pod: with the files of its ServiceAccount and the
+// address of the API server in the environment. See
+// https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
 func (w *fixture) inPod(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(w.login)

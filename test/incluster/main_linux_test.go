@@ -22,13 +22,13 @@ import (
 	"kubeproxy/test/program"
 )
 
-// kubeProxy is the proxy, built anew for each run of the tests.
+// kubeProxy is the proxy, freshly built for each run of the tests.
 var kubeProxy program.Program
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
 
-// TestInCluster shares one control plane, which takes longest to start. Each
-// case begins with an empty cluster and its own proxy.
+// TestInCluster shares one control plane, whose start takes longest. Each case begins
+// with an empty cluster and its own proxy.
 func TestInCluster(t *testing.T) {
 	w := newFixture(t)
 	for _, tc := range []struct {
@@ -59,19 +59,19 @@ func TestInCluster(t *testing.T) {
 	}
 }
 
-// fixture is a lab with a control plane, and how the proxy is to be run there.
+// fixture is a lab with a control plane, and the settings of the proxy.
 type fixture struct {
 	*netlab.Lab
 	api          *cluster.Cluster
 	kernel       *program.Kernel
-	token        string // of the account that the deployment makes
+	token        string // of the deployment's ServiceAccount
 	login        string // kubeconfig of that account
 	trackOptions track.Options
-	mode         string // that the log names
+	mode         string // as in the log
 	flags        []string
-	// commands is a folder of commands that the proxy is to find first.
+	// commands is a folder that comes first in the proxy's PATH.
 	commands string
-	known    *corev1.Node // node-a as it was last seen: a proxy that runs forgets nothing
+	known    *corev1.Node // latest node-a: a running proxy keeps a deleted Node
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -108,7 +108,7 @@ func (w *fixture) webs(n int) []*netlab.Host {
 	return all
 }
 
-// start starts the proxy, and waits until it has programmed all there is.
+// start starts the proxy, and waits until it has programmed everything.
 func (w *fixture) start(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
 	p := w.launch(t, args...)
@@ -119,13 +119,13 @@ func (w *fixture) start(t *testing.T, args ...string) *program.Proxy {
 	return p
 }
 
-// launch starts the proxy, and has its rules removed at the end of the test.
+// launch starts the proxy, and removes its rules at the end of the test.
 func (w *fixture) launch(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
 	return w.run(t, append([]string{"--kubeconfig=" + w.login, "--cluster-cidr=" + netlab.ClusterCIDR}, args...)...)
 }
 
-// run is launch with nothing said about where Services and pods are.
+// run is launch without flags for the ranges of Services and pods.
 func (w *fixture) run(t *testing.T, args ...string) *program.Proxy {
 	t.Helper()
 	w.cleanUp(t)
@@ -133,7 +133,7 @@ func (w *fixture) run(t *testing.T, args ...string) *program.Proxy {
 	return program.Start(t, w.Node, program.With(cmd, w.commands))
 }
 
-// cleanUp has the rules removed at the end of the test.
+// cleanUp removes the rules at the end of the test.
 func (w *fixture) cleanUp(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -143,7 +143,7 @@ func (w *fixture) cleanUp(t *testing.T) {
 	})
 }
 
-// want reads what the API server holds as the proxy should understand it.
+// want reads the API server's objects as the proxy does.
 func (w *fixture) want(t *testing.T) *service.Snapshot {
 	t.Helper()
 	o := w.trackOptions
@@ -175,7 +175,7 @@ func (w *fixture) want(t *testing.T) *service.Snapshot {
 	if w.known != nil {
 		tracker.SetNode(w.known)
 	}
-	if w.mode != "nftables" && w.mode != "ipvs" { // the others have no use for them
+	if w.mode != "nftables" && w.mode != "ipvs" { // other modes do not use them
 		ranges.Items = nil
 	}
 	for i := range ranges.Items {
@@ -191,8 +191,8 @@ func (w *fixture) want(t *testing.T) *service.Snapshot {
 	return tracker.Latest()
 }
 
-// awaitProgrammed waits until the kernel holds exactly what the API server asks for,
-// and returns that.
+// awaitProgrammed waits until the kernel holds exactly the desired state, and returns a
+// Judge of it.
 func (w *fixture) awaitProgrammed(t *testing.T) judge.Judge {
 	t.Helper()
 	want := w.want(t)
@@ -216,8 +216,8 @@ func (w *fixture) remove(t *testing.T, objects ...metav1.Object) {
 	}
 }
 
-// clear leaves of all objects only the Service of the API server itself, and
-// the Node as it is at first.
+// clear deletes all objects but the Service of the API server itself, and restores the
+// Node.
 func (w *fixture) clear(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()

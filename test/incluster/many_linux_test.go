@@ -21,17 +21,17 @@ import (
 
 const (
 	many    = 1000 // Services at once
-	sampled = 20   // of which so many are looked at endpoint by endpoint
+	sampled = 20   // Services that are checked endpoint by endpoint
 )
 
-// programmingTimes notes when the kernel told of each address of Services for the last
-// time.
+// programmingTimes records the time of the kernel's last notification about each Service
+// address.
 type programmingTimes struct {
 	mu   sync.Mutex
 	last map[netip.Addr]time.Time
 }
 
-// observe looks for the bytes of any address of ServiceCIDRv4.
+// observe searches a notification for the bytes of any address of ServiceCIDRv4.
 func (a *programmingTimes) observe(n nftmonitor.Event) {
 	if n.Kind != nftmonitor.NewElement {
 		return
@@ -50,8 +50,8 @@ func (a *programmingTimes) observe(n nftmonitor.Event) {
 	}
 }
 
-// testMany creates a thousand Services of ten endpoints each, as fast as the
-// API server takes them.
+// testMany creates a thousand Services of ten endpoints each, as fast as the API server
+// accepts them.
 func testMany(t *testing.T, w *fixture) {
 	p := w.start(t)
 	seen := &programmingTimes{last: map[netip.Addr]time.Time{}}
@@ -80,8 +80,8 @@ func testMany(t *testing.T, w *fixture) {
 	p.Stop(t)
 }
 
-// writeMany writes Service after Service, each followed by its endpoints, and
-// tells when the API server had both.
+// writeMany writes Service after Service, each followed by its endpoints, and returns
+// when the API server had both.
 func (w *fixture) writeMany(t *testing.T) ([]*corev1.Service, map[string]time.Time) {
 	t.Helper()
 	var all []*corev1.Service
@@ -117,8 +117,8 @@ func (w *fixture) writeMany(t *testing.T) ([]*corev1.Service, map[string]time.Ti
 	return all, written
 }
 
-// print tells how long after the API server's answer the kernel had the last
-// of each Service. The proxy may well be faster than that answer.
+// print prints how long after the API server's response the kernel had the last rule of
+// each Service. The proxy may be faster than that response.
 func (a *programmingTimes) print(t *testing.T, all []*corev1.Service, written map[string]time.Time) {
 	t.Helper()
 	a.mu.Lock()
@@ -140,7 +140,7 @@ func (a *programmingTimes) print(t *testing.T, all []*corev1.Service, written ma
 	t.Log(line)
 }
 
-// askAll asks every Service once.
+// askAll sends one request to every Service.
 func (w *fixture) askAll(t *testing.T, all []*corev1.Service) {
 	t.Helper()
 	for _, s := range all {

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// awaitHealth waits for what /healthz and /livez answer.
+// awaitHealth waits for the HTTP status of /healthz and /livez.
 func awaitHealth(t *testing.T, p *program.Proxy, when string, eligible, alive int) {
 	t.Helper()
 	program.Await(t, when+": health", func() bool {
@@ -25,7 +25,7 @@ func awaitHealth(t *testing.T, p *program.Proxy, when string, eligible, alive in
 	})
 }
 
-// testNode has the own Node come late, change and go. None of it stops traffic.
+// testNode creates the own Node late, changes and deletes it. None of that stops traffic.
 func testNode(t *testing.T, w *fixture) {
 	here, there := newSlice("near", service.IPv4, w.webs(3)...), newSlice("near", service.IPv6, w.webs(3)...)
 	for _, s := range []*discoveryv1.EndpointSlice{here, there} {
@@ -45,7 +45,7 @@ func testNode(t *testing.T, w *fixture) {
 	awaitHealth(t, p, "no Node yet", http.StatusServiceUnavailable, http.StatusOK)
 
 	n := node()
-	w.set(t, n) // until it comes no NodePort answers
+	w.set(t, n) // until then no NodePort answers
 	p.AwaitLog(t, `"The Node is known"`)
 	w.awaitProgrammed(t).Check(t, calls)
 	traffic := w.load(t, near)
@@ -95,7 +95,7 @@ func testNodeAddress(t *testing.T, w *fixture) {
 	for i := range moved {
 		moved[i].ToNode, moved[i].Name = true, "NodePort at the new address"
 	}
-	w.awaitProgrammed(t).Check(t, moved) // nobody answers yet
+	w.awaitProgrammed(t).Check(t, moved) // no host has the address yet
 	n := node()
 	n.Status.Addresses[0].Address = second.String()
 	w.set(t, n)
@@ -106,8 +106,8 @@ func testNodeAddress(t *testing.T, w *fixture) {
 	p.Stop(t)
 }
 
-// testNodeCIDR lets the Node say which clients are pods. A Node of other CIDRs
-// is another Node of that name.
+// testNodeCIDR identifies pods by the Node's podCIDRs, which cannot change. A Node with
+// other podCIDRs is another Node of the same name.
 func testNodeCIDR(t *testing.T, w *fixture) {
 	means := w.trackOptions
 	defer func() { w.trackOptions = means }()
@@ -127,7 +127,7 @@ func testNodeCIDR(t *testing.T, w *fixture) {
 	p.Stop(t)
 }
 
-// testNodeName gives the name as a person would.
+// testNodeName spells the name as a user may.
 func testNodeName(t *testing.T, w *fixture) {
 	p := w.start(t, "--hostname-override= NODE-A ")
 	awaitHealth(t, p, "the Node's name has small letters", http.StatusOK, http.StatusOK)

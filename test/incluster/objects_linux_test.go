@@ -26,8 +26,8 @@ const (
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
-// newService returns a Service with ClusterIPs in both families, over TCP and
-// UDP, changed by edits.
+// newService returns a Service with ClusterIPs in both families, over TCP and UDP,
+// changed by edits.
 func newService(name string, edits ...func(*corev1.Service)) *corev1.Service {
 	both := corev1.IPFamilyPolicyRequireDualStack
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: name}}
@@ -49,8 +49,7 @@ func portName(p corev1.Protocol) string {
 	return map[corev1.Protocol]string{"TCP": "web", "UDP": "dns"}[p]
 }
 
-// newSlice returns a slice of a Service in one family with ready endpoints on
-// hosts.
+// newSlice returns a slice of a Service in one family with ready endpoints on hosts.
 func newSlice(of string, f service.Family, hosts ...*netlab.Host) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressType(f.String())}
 	s.Namespace, s.Name = space, of+[2]string{"-v4", "-v6"}[f]
@@ -77,7 +76,7 @@ func endpoints(of string, hosts ...*netlab.Host) []metav1.Object {
 	return []metav1.Object{newSlice(of, service.IPv4, hosts...), newSlice(of, service.IPv6, hosts...)}
 }
 
-// node is node-a as the API shows it at first.
+// node is node-a as the API returns it at first.
 func node() *corev1.Node {
 	n := &corev1.Node{}
 	n.Name = netlab.NodeName
@@ -89,8 +88,8 @@ func node() *corev1.Node {
 	return n
 }
 
-// calls returns all that a pod, a client outside and the node can dial of what
-// the API server has of s.
+// calls returns all addresses of s, as the API server has it, that a pod, a client
+// outside and the node can dial.
 func (w *fixture) calls(t *testing.T, s *corev1.Service) []judge.Call {
 	t.Helper()
 	stored, err := w.api.Client.CoreV1().Services(s.Namespace).Get(t.Context(), s.Name, metav1.GetOptions{})
@@ -118,7 +117,7 @@ func (w *fixture) calls(t *testing.T, s *corev1.Service) []judge.Call {
 	return all
 }
 
-// dial returns like with all that is missing, from each caller.
+// dial returns copies of like for each client, with the destination filled in.
 func (w *fixture) dial(like judge.Call, to string, port int32, p corev1.Protocol) []judge.Call {
 	addr, err := netip.ParseAddr(to)
 	if err != nil { // "None"
@@ -133,13 +132,13 @@ func (w *fixture) dial(like judge.Call, to string, port int32, p corev1.Protocol
 	return all
 }
 
-// loads are connections that are made all the time.
+// loads are connections that are made continuously.
 type loads struct {
 	calls []judge.Call
 	run   []*netlab.Load
 }
 
-// load makes connections to all that s has over TCP, until the test ends them.
+// load connects to all TCP addresses of s, until the test ends them.
 func (w *fixture) load(t *testing.T, s *corev1.Service) *loads {
 	t.Helper()
 	l := &loads{}
@@ -153,7 +152,7 @@ func (w *fixture) load(t *testing.T, s *corev1.Service) *loads {
 	return l
 }
 
-// stop ends the connections and wants every one of them to have been answered.
+// stop ends the connections and requires that each of them was answered.
 func (l *loads) stop(t *testing.T) {
 	t.Helper()
 	made := 0

@@ -12,9 +12,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// testRestart ends the proxy in both ways while connections are made all the
-// time. Of these none is lost, and a proxy that finds everything as it should
-// be writes nothing.
+// testRestart stops and kills the proxy while connections are made all the time. None is
+// lost, and a proxy that finds the desired state writes nothing.
 func testRestart(t *testing.T, w *fixture) {
 	web := newService("web", typed(corev1.ServiceTypeNodePort))
 	sticky := newService("sticky", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
@@ -39,8 +38,8 @@ func testRestart(t *testing.T, w *fixture) {
 		w.awaitProgrammed(t)
 	}
 
-	// What happened while nobody looked is made up for, and nothing else. The
-	// endpoint that left goes on serving for the while that pods do.
+	// The new process programs what changed in between, and nothing else. The removed
+	// endpoint serves on for a while, as terminating pods do.
 	p.Kill()
 	w.set(t, endpoints("web", w.webs(10)[1:]...)...)
 	w.remove(t, append(endpoints("sticky"), sticky)...)

@@ -18,15 +18,15 @@ import (
 // stage is a change of a Service and of the hosts that serve it.
 type stage struct {
 	name string
-	edit func(*corev1.Service) // of what the API server has
-	on   []int                 // numbers of the hosts that serve from now on; none: as before
+	edit func(*corev1.Service) // applied to the API server's version
+	on   []int                 // numbers of the hosts that serve from now on; nil for no change
 }
 
 func typed(to corev1.ServiceType) func(*corev1.Service) {
 	return func(s *corev1.Service) { s.Spec.Type = to }
 }
 
-// balanced makes a load balancer of a Service that has these addresses.
+// balanced gives a Service of type LoadBalancer its addresses.
 func balanced(s *corev1.Service) {
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.10"}, {IP: "2001:db8:203::10"}}
@@ -42,7 +42,7 @@ func asName(s *corev1.Service) {
 	}
 }
 
-// stages lead one Service through all that a Service may be.
+// stages lead one Service through all types and settings of a Service.
 var stages = []stage{
 	{name: "a NodePort", edit: typed(corev1.ServiceTypeNodePort)},
 	{name: "a load balancer", edit: balanced},
@@ -95,8 +95,8 @@ var stages = []stage{
 	{name: "a load balancer at once", edit: balanced},
 }
 
-// testTypes changes one Service in every way there is while another one
-// carries traffic, of which nothing is lost.
+// testTypes changes one Service in every way while another one carries traffic, of which
+// nothing is lost.
 func testTypes(t *testing.T, w *fixture) {
 	steady := newService("steady", typed(corev1.ServiceTypeNodePort))
 	changing := newService("changing")
@@ -110,7 +110,7 @@ func testTypes(t *testing.T, w *fixture) {
 	for _, s := range stages {
 		w.step(t, s, changing)
 		now := w.calls(t, changing)
-		w.awaitProgrammed(t).Check(t, join(past, now)) // nothing of the past answers by mistake
+		w.awaitProgrammed(t).Check(t, join(past, now)) // former addresses must not answer
 		if port := changing.Spec.HealthCheckNodePort; port != 0 {
 			w.checkHealth(t, s, port)
 		}
@@ -122,7 +122,7 @@ func testTypes(t *testing.T, w *fixture) {
 	p.Stop(t)
 }
 
-// step makes s come true at the API server.
+// step applies s at the API server.
 func (w *fixture) step(t *testing.T, s stage, of *corev1.Service) {
 	t.Helper()
 	t.Logf("%s becomes %s", of.Name, s.name)
@@ -138,8 +138,8 @@ func (w *fixture) step(t *testing.T, s stage, of *corev1.Service) {
 	w.set(t, endpoints(of.Name, hosts...)...)
 }
 
-// checkHealth asks as a load balancer does, of which only the nodes with
-// endpoints answer well.
+// checkHealth sends health checks as a load balancer does. Only nodes with endpoints
+// report success.
 func (w *fixture) checkHealth(t *testing.T, s stage, port int32) {
 	t.Helper()
 	want := http.StatusOK
@@ -156,7 +156,7 @@ func (w *fixture) checkHealth(t *testing.T, s stage, port int32) {
 	}
 }
 
-// join returns a and what of b is not in it.
+// join returns a, and the calls of b that are not in a.
 func join(a, b []judge.Call) []judge.Call {
 	known := map[string]bool{}
 	var all []judge.Call

@@ -13,9 +13,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// testUserspace runs mode userspace: one Service goes through all that it may
-// be while another one carries traffic, and then the node changes between this
-// mode and mode iptables while Services come, change and go.
+// testUserspace runs mode userspace. One Service goes through all its types while another
+// one carries traffic. Then the node switches between this mode and mode iptables while
+// Services are created, changed and deleted.
 func testUserspace(t *testing.T, w *fixture) {
 	x := w.inMode(t, "userspace", "nft")
 	testTypes(t, x)
@@ -37,10 +37,9 @@ func (w *fixture) inMode(t *testing.T, mode, variant string) *fixture {
 	return &x
 }
 
-// testHandOver has the process end and another one begin, in turn of mode
-// relays, twice, of mode other, and of relays again. What changes before the end,
-// and what while there is no process, is right afterwards, and no connection to
-// what stays is lost.
+// testHandOver replaces the process several times: by mode relays, twice, by mode other,
+// and by relays again. Changes before the end of a process, and while there is none, are
+// programmed afterwards, and no connection to an unchanged endpoint is lost.
 func testHandOver(t *testing.T, relays, other *fixture) {
 	w := relays
 	web := newService("web", typed(corev1.ServiceTypeNodePort))
@@ -53,7 +52,7 @@ func testHandOver(t *testing.T, relays, other *fixture) {
 		w.set(t, append(endpoints(came.Name, w.webs(3)...), came)...)
 		calls := join(w.calls(t, web), w.calls(t, came))
 		w.awaitProgrammed(t).Check(t, calls)
-		w.set(t, endpoints("web", w.webs(4 + i)[i:]...)...) // one leaves and serves on, one comes
+		w.set(t, endpoints("web", w.webs(4 + i)[i:]...)...) // one is removed and serves on, one is added
 		p.Stop(t)
 		w.set(t, endpoints(came.Name, w.webs(4)[2:]...)...)
 		if old != web {

@@ -1,8 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package judge makes real connections in a netlab network and holds what comes
-// of them against the opinion of package route: who may answer, as whom it
-// sees the client, how soon a refusal comes. What should be in force it is
-// told.
+// Package judge makes real connections in a netlab network and compares the results with
+// package route: which endpoints may answer, which client address they see, how soon a
+// refusal arrives. The caller passes in what should be in force.
 package judge

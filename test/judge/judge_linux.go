@@ -18,40 +18,40 @@ import (
 	"kubeproxy/test/program"
 )
 
-// Judge knows what node-a of a lab should forward.
+// Judge holds what node-a of a lab should forward.
 type Judge struct {
 	Lab  *netlab.Lab
 	Want *service.Snapshot
-	// Bridge is the interface through which node-a sees its pods, empty if
-	// each has one of its own.
+	// Bridge is the interface through which node-a sees its pods, empty if each has one
+	// of its own.
 	Bridge string
-	// Relayed has every endpoint see the node, as connections end there and
-	// begin anew.
+	// Relayed is whether every endpoint sees the node as its client, as connections end
+	// at the node and a relay opens new ones.
 	Relayed bool
 }
 
-// Call is one sort of connection: who connects to what.
+// Call is one kind of connection: a client and a destination.
 type Call struct {
 	From   *netlab.Host
 	To     netip.AddrPort
 	ToNode bool // To is an address of node-a
 	Proto  service.Protocol
-	Name   string // of what is connected to, for people
+	Name   string // of the destination, for messages
 }
 
-// String tells the call to people.
+// String describes the call in messages.
 func (x Call) String() string {
 	return fmt.Sprintf("%s connects to %s, %s %s", x.From.Name, x.Name, x.To, x.Proto)
 }
 
-// Query is the call as a question to an echo server.
+// Query returns the call as a request to an echo server.
 func (x Call) Query() netlab.Query { return netlab.Query{Proto: x.Proto.String(), To: x.To} }
 
 func (j Judge) decide(x Call, from netip.Addr) route.Verdict {
 	return route.Decide(j.Want, route.Conn{Protocol: x.Proto, From: from, To: x.To, Interface: j.iface(x.From), ToNode: x.ToNode})
 }
 
-// iface returns by which interface node-a sees h, none for node-a itself.
+// iface returns the interface by which node-a sees h, empty for node-a itself.
 func (j Judge) iface(h *netlab.Host) string {
 	switch {
 	case h == j.Lab.Node:
@@ -64,23 +64,23 @@ func (j Judge) iface(h *netlab.Host) string {
 	return "veth-" + h.Name
 }
 
-// OnNode reports that a is the address of a pod on node-a.
+// OnNode returns whether a is the address of a pod on node-a.
 func OnNode(a netip.Addr) bool {
 	return netip.MustParsePrefix("10.244.1.0/24").Contains(a) || netip.MustParsePrefix("fd00:10:244:1::/64").Contains(a)
 }
 
 const (
-	fewest = 4   // connections to each address, so that a stray answer shows
+	fewest = 4   // connections to each address, to detect a rare wrong answer
 	most   = 300 // until each of a handful of endpoints has answered
 
-	// atOnce is how late a refusal may be: who hears of it only when trying
-	// again, after a second, was not refused at once. On a busy machine any of
-	// them may be late by chance, but not all.
+	// atOnce is how late a refusal may be. A client that gets it only for its
+	// retransmission, after a second, was not refused at once. On a busy machine a single
+	// refusal may be late by chance, but not all.
 	atOnce = 900 * time.Millisecond
 )
 
-// Check makes the connections of all calls, several at a time, and fails the
-// test where something else comes of one than should.
+// Check makes the connections of all calls, several in parallel, and fails the test for
+// each unexpected result.
 func (j Judge) Check(t testing.TB, calls []Call) {
 	t.Helper()
 	if len(calls) == 0 {
@@ -93,8 +93,8 @@ func (j Judge) Check(t testing.TB, calls []Call) {
 			for x := range work {
 				err := j.Try(t.Context(), x)
 				if err != nil && x.Proto == service.TCP && j.Relayed {
-					// A relay that waits for an endpoint while the machine is
-					// busy takes another one.
+					// On a busy machine, a relay may give up an endpoint and select
+					// another one.
 					err = j.Try(t.Context(), x)
 				}
 				if err != nil {
@@ -110,8 +110,7 @@ func (j Judge) Check(t testing.TB, calls []Call) {
 	asking.Wait()
 }
 
-// Try makes the connections of one call, and returns what is wrong with what
-// comes of them.
+// Try makes the connections of one call, and returns what is wrong with their results.
 func (j Judge) Try(ctx context.Context, x Call) error {
 	v := j.decide(x, x.From.Addr(x.To.Addr()))
 	switch v.Action {
@@ -151,8 +150,8 @@ func (x Call) refused(ctx context.Context, v route.Verdict) error {
 	return nil
 }
 
-// tryForward asks until all endpoints have answered. With affinity it is one
-// and the same that answers.
+// tryForward sends requests until all endpoints have answered. With affinity, a single
+// endpoint must answer.
 func (j Judge) tryForward(ctx context.Context, x Call, v route.Verdict) error {
 	seen := map[netip.AddrPort]bool{}
 	least, enough := fewest, len(v.Endpoints)
@@ -181,7 +180,7 @@ func (j Judge) tryForward(ctx context.Context, x Call, v route.Verdict) error {
 	return nil
 }
 
-// compare holds an answer against a verdict.
+// compare compares an answer with a verdict.
 func (j Judge) compare(v route.Verdict, a netlab.Answer) error {
 	i := slices.IndexFunc(v.Endpoints, func(e service.Endpoint) bool { return e.Addr == a.At })
 	if i < 0 {
@@ -197,7 +196,7 @@ func (j Judge) compare(v route.Verdict, a netlab.Answer) error {
 	return nil
 }
 
-// NodeTowards returns the address that node-a has on the way to a pod.
+// NodeTowards returns the source address of node-a towards a pod.
 func (j Judge) NodeTowards(a netip.Addr) netip.Addr {
 	switch {
 	case !OnNode(a):

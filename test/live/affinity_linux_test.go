@@ -19,13 +19,12 @@ import (
 	"kubeproxy/test/program"
 )
 
-// affinityClients is a number of clients behind one host, each with an address of
-// its own.
+// affinityClients is a number of clients on one host, each with an address of its own.
 type affinityClients struct {
 	*cluster
 	app    app
 	addrs  []netip.Addr
-	server map[netip.Addr]string // whom each was answered by at first
+	server map[netip.Addr]string // the server of each client's first answer
 	asked  map[netip.Addr]time.Time
 }
 
@@ -47,10 +46,10 @@ func newAffinityClients(t *testing.T, c *cluster, a app) *affinityClients {
 	return h
 }
 
-// checkServer has one client ask one kind of address and returns who answered, and
-// whether that is another server than before. Who was away for so long that he
-// is forgotten may have another one, and so may whom a relay kept waiting for the
-// one he had.
+// checkServer sends a request of one client to one kind of address. It returns the
+// server, and whether that is another one than before. A client whose affinity has
+// expired may get another server, and so may one for which a relay waited too long for
+// its server.
 func (h *affinityClients) checkServer(t *testing.T, client netip.Addr, k service.Kind) (server string, moved bool) {
 	t.Helper()
 	before := h.asked[client]
@@ -66,12 +65,12 @@ func (h *affinityClients) checkServer(t *testing.T, client netip.Addr, k service
 // another one.
 const relayDialTimeout = 250 * time.Millisecond
 
-// affinityTimeout is how long a client is remembered.
+// affinityTimeout is how long the affinity of a client lasts.
 func (h *affinityClients) affinityTimeout() time.Duration {
 	return time.Duration(h.app.sticky) * time.Second
 }
 
-// askServer is meet at first.
+// askServer is checkServer for the first request.
 func (h *affinityClients) askServer(t *testing.T, client netip.Addr, k service.Kind) string {
 	t.Helper()
 	h.asked[client] = time.Now()
@@ -98,7 +97,7 @@ func (h *affinityClients) movedClients(t *testing.T) map[netip.Addr]string {
 	return moved
 }
 
-// affinityEntries counts the clients that the kernel remembers.
+// affinityEntries counts the affinity entries in the kernel.
 func (h *affinityClients) affinityEntries(t *testing.T) int {
 	t.Helper()
 	n := 0
@@ -131,8 +130,8 @@ func (h *affinityClients) affinityEntries(t *testing.T) int {
 	return n
 }
 
-// One life of a Service with affinity, whose clients are forgotten after two
-// seconds.
+// TestAffinity follows a Service with an affinity timeout of two seconds through its
+// life.
 func TestAffinity(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -170,8 +169,8 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// The clients of a server that leaves are spread anew at once, however long
-// they were to be remembered, and the clients of others stay where they are.
+// TestAffinityWithServerThatLeaves checks that the clients of a removed server move at
+// once, whatever their timeout, and that other clients keep their server.
 func TestAffinityWithServerThatLeaves(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -203,8 +202,8 @@ func (h *affinityClients) checkFrontendKinds(t *testing.T) {
 	}
 }
 
-// allMovedFrom reports that nobody is answered by a server any more, and lets
-// nobody else move.
+// allMovedFrom returns whether all clients of the server gone have moved. It fails the
+// test if another client moves.
 func (h *affinityClients) allMovedFrom(t *testing.T, gone string) bool {
 	t.Helper()
 	for p, now := range h.movedClients(t) {

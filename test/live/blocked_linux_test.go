@@ -13,9 +13,10 @@ import (
 	"kubeproxy/test/program"
 )
 
-// A proxy whose rules are in force is not well while no traffic can flow: the kernel
-// does not forward, or a load balancer's question finds no answer. Health pages keep
-// their status, as no restart mends it.
+// TestStatusOfBlockedTraffic checks that status fails while no traffic can flow, although
+// the rules are in force: the kernel does not forward, or a health check of a load
+// balancer cannot be answered. Health pages keep their status, as a restart would not
+// help.
 func TestStatusOfBlockedTraffic(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -13,10 +13,10 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// kinds are the four ways to an app.
+// kinds are the four kinds of addresses of an app.
 var kinds = []service.Kind{service.ClusterIP, service.NodePort, service.ExternalIP, service.LoadBalancerIP}
 
-// cells returns everything that each of hosts can dial of apps.
+// cells returns every combination of a host, an app and an address.
 func (c *cluster) cells(hosts []*netlab.Host, apps ...app) []judge.Call {
 	var all []judge.Call
 	for _, a := range apps {
@@ -49,8 +49,7 @@ func only(p service.Protocol, cells []judge.Call) []judge.Call {
 	return slices.DeleteFunc(cells, func(x judge.Call) bool { return x.Proto != p })
 }
 
-// check makes the connections of all cells and compares what comes of them
-// with the judge's opinion.
+// check makes the connections of all cells and compares the results with package route.
 func (c *cluster) check(t *testing.T, want *service.Snapshot, cells []judge.Call) {
 	t.Helper()
 	c.judge(want).Check(t, cells)

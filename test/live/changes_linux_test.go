@@ -13,16 +13,16 @@ import (
 	"kubeproxy/test/program"
 )
 
-// change is a state of a Service that others go on to, saved in one file.
+// change is a version of a Service, possibly with other Services, saved in one file.
 type change struct {
 	name string
 	app  app
-	// rename has its ports have other names.
+	// rename gives its ports other names.
 	rename bool
 }
 
-// changes are those that leave somebody for every client, in an order in which
-// each differs from the one before.
+// changes are versions in which every client has an endpoint. Each differs from the one
+// before.
 func (c *cluster) changes() []change {
 	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
 	web := app{name: "web", number: 10}.on(one, two, three)
@@ -63,9 +63,9 @@ func (x change) text(t *testing.T) []byte {
 	return text
 }
 
-// A Service may change in any way, and for as long as somebody serves it, no
-// connection is refused or lost. A datagram that waits for its answer when its
-// endpoint leaves may be, so UDP has tests of its own.
+// TestChangesUnderLoad changes a Service in every way. As long as it has an endpoint, no
+// connection may be refused or lost. A UDP datagram may be lost if its endpoint is
+// removed before it answers, so UDP has tests of its own.
 func TestChangesUnderLoad(t *testing.T) {
 	t.Parallel()
 	for name, m := range switchableModes() {

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// A cleanup removes what every mode left, wherever that is, says what it was,
-// and leaves everybody else's rules as they are, however often it is run.
+// TestCleanup checks that a cleanup removes the rules of every mode, reports what it
+// removed, and leaves foreign rules unchanged, however often it runs.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -43,8 +43,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// Without the commands of iptables a cleanup removes what it can, and names the
-// rest, of which there may be none.
+// TestCleanupWithoutCommands checks that a cleanup without the iptables commands removes
+// what it can, and names the rest, which may or may not exist.
 func TestCleanupWithoutCommands(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -66,7 +66,8 @@ func TestCleanupWithoutCommands(t *testing.T) {
 	c.checkOnlyMode(t, "no mode")
 }
 
-// A process without the rights says so, and does not pretend.
+// TestCleanupWithoutRights checks that a cleanup without privileges reports that, and
+// claims no success.
 func TestCleanupWithoutRights(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -77,8 +78,8 @@ func TestCleanupWithoutRights(t *testing.T) {
 	}
 }
 
-// installLeftovers leaves the rules of every mode behind, all at once, as if nothing ever
-// took over from anything.
+// installLeftovers installs the rules of every mode at the same time, without any
+// takeover.
 func (c *cluster) installLeftovers(t *testing.T) {
 	t.Helper()
 	web := app{name: "web", number: 10}.on(c.webs()...)
@@ -114,8 +115,8 @@ func (c *cluster) installLeftovers(t *testing.T) {
 	}
 }
 
-// installNFTables makes our tables without the program, which would remove what other
-// modes left.
+// installNFTables installs our tables without the program, which would remove the rules
+// of other modes.
 func (c *cluster) installNFTables(t *testing.T) {
 	t.Helper()
 	want := c.want(t)
@@ -137,7 +138,8 @@ func (c *cluster) installNFTables(t *testing.T) {
 	}
 }
 
-// recentLists lists the lists of clients that the kernel keeps for iptables.
+// recentLists returns the names of the kernel's lists of the recent match, see
+// iptables-extensions(8).
 func (c *cluster) recentLists(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -151,8 +153,8 @@ func (c *cluster) recentLists(t *testing.T) []string {
 	return all
 }
 
-// cleanUp has the program clean up, with no commands but those in path if that
-// is not empty, and returns what it says.
+// cleanUp runs a cleanup and returns its output. If path is not empty, only the commands
+// in it are available.
 func (c *cluster) cleanUp(t *testing.T, path string, exit int) string {
 	t.Helper()
 	cmd := kubeProxy.Command("--cleanup")

@@ -18,7 +18,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// cluster is a lab and the manifests that say what node-a should forward.
+// cluster is a lab, with the manifests that node-a should forward.
 type cluster struct {
 	*netlab.Lab
 	dir    string
@@ -26,28 +26,25 @@ type cluster struct {
 	kernel *program.Kernel
 	// commands is the folder of the iptables commands, in mode iptables.
 	commands string
-	opened   atomic.Uint32 // that were opened
+	opened   atomic.Uint32 // conversations so far
 }
 
-// mode is a way to run the proxy: the flags that ask for it, and what they
-// mean to the judge.
+// mode is a way to run the proxy: its flags, and their meaning for the judge.
 type mode struct {
 	flags        []string
 	trackOptions track.Options
-	// bridge is the interface through which pods are seen, empty if each has
-	// one of its own.
+	// bridge is the interface through which pods are seen, empty if each has one of its
+	// own.
 	bridge string
-	bit    int // of the mark for masquerading, 0 for the usual one
-	// iptables is the variant of mode iptables, legacy or nft, empty for mode
-	// nftables.
+	bit    int // of the mark for masquerading, 0 for the default
+	// iptables is the variant of mode iptables, legacy or nft, empty for mode nftables.
 	iptables string
 	// userspace is for mode userspace, with that variant of iptables.
 	userspace bool
 	ipvs      bool
-	// scheduler is that of mode ipvs, empty for the usual one.
+	// scheduler is that of mode ipvs, empty for the default.
 	scheduler string
-	// localhost has NodePorts answer on 127.0.0.1, which the judge does not
-	// know of.
+	// localhost is whether NodePorts answer on 127.0.0.1, which the judge does not cover.
 	localhost bool
 }
 
@@ -66,16 +63,16 @@ func prefixes(list ...string) []netip.Prefix {
 	return all
 }
 
-// The hosts of every cluster: two pods on each node that serve, a pod that
-// does not, and a client outside.
+// The hosts of every cluster: two serving pods on each node, a pod that does not serve,
+// and a client outside.
 var (
 	locals  = []string{"web-1", "web-2", "shopper"}
 	remotes = []string{"web-3", "web-4"}
 	outside = []string{"customer"}
 )
 
-// newCluster builds a lab with an echo server on every web host, and an empty
-// directory of manifests.
+// newCluster builds a lab with an echo server on every web host, and an empty directory
+// of manifests.
 func newCluster(t *testing.T, m mode) *cluster {
 	t.Helper()
 	c := &cluster{dir: t.TempDir(), mode: m}
@@ -128,7 +125,7 @@ func (c *cluster) save(t *testing.T, apps ...app) {
 	}
 }
 
-// write replaces a file in one step, as careful tools do.
+// write replaces a file in one step, so that no reader sees half of it.
 func (c *cluster) write(t *testing.T, name string, text []byte) {
 	t.Helper()
 	next := filepath.Join(c.dir, name+".next")
@@ -148,7 +145,7 @@ func (c *cluster) remove(t *testing.T, name string) {
 	}
 }
 
-// want reads the manifests as the proxy should understand them.
+// want reads the manifests as the proxy does.
 func (c *cluster) want(t *testing.T) *service.Snapshot {
 	t.Helper()
 	o := c.mode.trackOptions
@@ -168,7 +165,7 @@ func (c *cluster) want(t *testing.T) *service.Snapshot {
 	return want
 }
 
-// awaitProgrammed waits until the kernel holds exactly what the manifests ask for, and
+// awaitProgrammed waits until the kernel holds exactly what the manifests describe, and
 // no UDP flow that they do not allow.
 func (c *cluster) awaitProgrammed(t *testing.T) *service.Snapshot {
 	t.Helper()

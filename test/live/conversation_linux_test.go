@@ -14,7 +14,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// conversations are open conversations, each with the server that answered first.
+// conversations are open connections, each with the server of its first answer.
 type conversations []conversation
 
 type conversation struct {
@@ -23,8 +23,8 @@ type conversation struct {
 	server string
 }
 
-// converse opens count conversations with each kind of address of a in both
-// families, from a pod, from outside and from the node.
+// converse opens count conversations with each kind of address of a in both families,
+// from a pod, from outside and from the node, and sends a request on each.
 func (c *cluster) converse(t *testing.T, proto string, a app, count int) conversations {
 	t.Helper()
 	all := c.open(t, proto, a, count)
@@ -38,7 +38,7 @@ func (c *cluster) converse(t *testing.T, proto string, a app, count int) convers
 	return all
 }
 
-// open is talk before anybody has said anything.
+// open is converse without requests.
 func (c *cluster) open(t *testing.T, proto string, a app, count int) conversations {
 	t.Helper()
 	if proto == "udp" {
@@ -55,9 +55,10 @@ func (c *cluster) open(t *testing.T, proto string, a app, count int) conversatio
 	return all
 }
 
-// extendUDPTimeout has the node's kernel know UDP flows for longer than any test takes.
-// It forgets one after half a minute or two of silence, which a busy machine may let
-// pass between two questions, and who is forgotten may get another server.
+// extendUDPTimeout makes the node's conntrack timeouts of UDP longer than any test. By
+// default an entry expires after 30 or 120 seconds without packets. A busy machine may
+// pause that long between two requests, and the client may get another server then. See
+// https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 func (c *cluster) extendUDPTimeout(t *testing.T) {
 	t.Helper()
 	err := c.Node.Do(func() error {
@@ -69,9 +70,9 @@ func (c *cluster) extendUDPTimeout(t *testing.T) {
 	}
 }
 
-// port is the client's own port of the next conversation. No other connection
-// gets it: IPVS would take the answers for that one's, if the same client
-// reached the same endpoint by another address.
+// port is the client's own port of the next conversation. No other connection gets it:
+// IPVS would take the answers for those of another connection if the same client reached
+// the same endpoint by another address.
 func (c *cluster) port() uint16 { return uint16(20000 + c.opened.Add(1)) }
 
 // open opens one conversation from a port of the client.
@@ -86,7 +87,7 @@ func open(t *testing.T, x judge.Call, port uint16) conversation {
 	return conversation{conn: conn, name: x.String()}
 }
 
-// checkSameServer asks in each conversation and wants the answer of the same server as
+// checkSameServer sends a request in each conversation and requires the same server as
 // before.
 func (all conversations) checkSameServer(t *testing.T) {
 	t.Helper()
@@ -98,7 +99,8 @@ func (all conversations) checkSameServer(t *testing.T) {
 	}
 }
 
-// checkAnswered asks in each conversation and wants an answer, whoever gives it.
+// checkAnswered sends a request in each conversation and requires an answer of any
+// server.
 func (all conversations) checkAnswered(t *testing.T) {
 	t.Helper()
 	for _, o := range all {
@@ -109,11 +111,11 @@ func (all conversations) checkAnswered(t *testing.T) {
 	}
 }
 
-// pollTimeout is how long a conversation that is polled waits for an answer, which may
-// not be due yet.
+// pollTimeout is how long a polled conversation waits for an answer, which may not arrive
+// yet.
 const pollTimeout = 5 * netlab.SilenceTimeout
 
-// await waits until each conversation, over UDP, has met with ok.
+// await polls each conversation, over UDP, until ok.
 func (all conversations) await(t *testing.T, what string, ok func(conversation, netlab.Answer) bool) {
 	t.Helper()
 	for _, o := range all {

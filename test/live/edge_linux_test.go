@@ -16,8 +16,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// Nobody is left waiting for a Service that has nobody to answer, or for a
-// port that no Service has.
+// TestRefusedAtOnce checks that a Service without endpoints, and a port without a
+// Service, refuse at once.
 func TestRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -42,8 +42,8 @@ func TestRefusedAtOnce(t *testing.T) {
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), empty))
 }
 
-// A pod that reaches itself through its Service sees a node's address, since
-// an answer to its own would never leave it.
+// TestHairpin checks that a pod which reaches itself through its Service sees a node's
+// address as the client. An answer to its own address would never leave the pod.
 func TestHairpin(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -62,7 +62,8 @@ func TestHairpin(t *testing.T) {
 	}
 }
 
-// loadBalancerSourceRanges guard load-balancer addresses and nothing else.
+// TestSourceRanges checks that loadBalancerSourceRanges apply to load-balancer addresses
+// and to nothing else.
 func TestSourceRanges(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -83,7 +84,7 @@ func TestSourceRanges(t *testing.T) {
 	c.save(t, apps...)
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), apps...))
 
-	// Who is let in no more is stopped, who is let in now is not.
+	// A client that is no longer allowed is stopped, and a newly allowed one is served.
 	closed := apps[0]
 	closed.ranges = apps[2].ranges[:2]
 	c.save(t, closed)
@@ -93,8 +94,8 @@ func TestSourceRanges(t *testing.T) {
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), closed))
 }
 
-// A node that holds a load balancer's address and is let in reaches it from
-// that very address.
+// TestSourceRangesOfTheNode checks a node that holds a load balancer's address and is
+// allowed. It reaches the Service with that very address as its source.
 func TestSourceRangesOfTheNode(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -113,8 +114,8 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 	}
 }
 
-// checkServers asks until no new server shows up for long, and wants those to
-// answer that are named, "" if nobody is to.
+// checkServers sends requests until no new server has answered for long, and requires the
+// named servers, "" for none.
 func checkServers(t *testing.T, from *netlab.Host, to netip.AddrPort, want string) {
 	t.Helper()
 	q := netlab.Query{Proto: "tcp", To: to}
@@ -122,7 +123,7 @@ func checkServers(t *testing.T, from *netlab.Host, to netip.AddrPort, want strin
 		q.Timeout = netlab.SilenceTimeout
 	}
 	var seen []string
-	// One of two that serve is missed once in 2^49 times.
+	// One of two servers is missed with probability 2^-49.
 	for missed := 0; missed < 50; missed++ {
 		a, err := from.Ask(t.Context(), q)
 		if err != nil {
@@ -140,8 +141,9 @@ func checkServers(t *testing.T, from *netlab.Host, to netip.AddrPort, want strin
 	}
 }
 
-// An endpoint that ends serves on while nobody else does. The judge reads
-// manifests with the proxy's own eyes, so who should answer is said here.
+// TestTerminating checks that a terminating endpoint serves while no other one does. The
+// judge parses manifests with the proxy's own code, so the expected servers are listed
+// here.
 func TestTerminating(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -151,7 +153,7 @@ func TestTerminating(t *testing.T) {
 	c.launch(t)
 	for name, tc := range map[string]struct {
 		with              func(app) app
-		inside, localOnly string // who answers a pod, and a client outside under policy Local
+		inside, localOnly string // servers for a pod, and for a client outside under policy Local
 	}{
 		"all end": {func(a app) app { return a.with(one, terminating).with(three, terminating) },
 			"web-1 web-3", "web-1"},

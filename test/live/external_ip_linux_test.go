@@ -17,8 +17,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// conflictingService asks for ports of node-a's address that a program, a NodePort and a health
-// check have, for one that nobody has, and for another port of a ClusterIP.
+// conflictingService has ports of node-a's address that a program, a NodePort and a
+// health check use, an unused one, and another port of a ClusterIP.
 const conflictingService = `apiVersion: v1
 kind: Service
 metadata: {name: thief, namespace: evil}
@@ -56,8 +56,8 @@ ports: [{name: "", port: 8080}]
 endpoints: [{addresses: [WEB-1], nodeName: node-a}]
 `
 
-// An external IP that is the node's or another Service's takes nothing from
-// either, and is served where nobody has the port.
+// TestExternalIPOfTheNode checks that an external IP that belongs to the node or to
+// another Service takes no port from either, and is served on unused ports.
 func TestExternalIPOfTheNode(t *testing.T) {
 	t.Run("nftables", func(t *testing.T) { checkConflictingService(t, defaultMode()) })
 	t.Run("iptables", func(t *testing.T) { eachVariant(t, checkConflictingService) })
@@ -98,8 +98,8 @@ func checkConflictingService(t *testing.T, m mode) {
 	p.AwaitLog(t, "10.96.0.10:22/tcp is refused", "the ClusterIP of service shop/web")
 }
 
-// healthCheckOwner asks a health check whose it is. It is nobody's if that is not
-// answered.
+// healthCheckOwner returns the Service in the response of a health check, empty without a
+// response.
 func healthCheckOwner(from *netlab.Host, url string) string {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -11,9 +11,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// A mode ipvs that cannot work ends with what is missing, or goes on to the
-// next mode if that was asked for, and traffic flows. No kernel has this
-// scheduler; that of your machine may have no IPVS at all.
+// TestFallbackFromIPVS checks that a mode ipvs that cannot work ends with the reason, or
+// with the fallback flag continues with the next mode, in which traffic flows. No kernel
+// has this scheduler; some have no IPVS at all.
 func TestFallbackFromIPVS(t *testing.T) {
 	t.Parallel()
 	m := defaultMode()

@@ -10,7 +10,7 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// dropForward has the node pass nothing on of its own accord, as container
+// dropForward makes the node's firewall drop forwarded packets by default, as container
 // engines do.
 func (c *cluster) dropForward(t *testing.T) {
 	t.Helper()
@@ -21,8 +21,8 @@ func (c *cluster) dropForward(t *testing.T) {
 	}
 }
 
-// Where the node passes nothing on, what is masqueraded reaches its endpoints.
-// For pods among themselves others have to care, as without a proxy.
+// TestIPTablesForwardClosed checks that masqueraded traffic reaches its endpoints on such
+// a node. Traffic between pods must be allowed by others, as without a proxy.
 func TestIPTablesForwardClosed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -41,9 +41,8 @@ func TestIPTablesForwardClosed(t *testing.T) {
 	})
 }
 
-// The same holds for all clients of mode userspace, also while the kernel leads
-// them instead of the process, and for those whom it has led when the process is
-// back.
+// TestUserspaceForwardClosed checks the same for all clients of mode userspace, also
+// while the kernel forwards instead of the process, and after the process is back.
 func TestUserspaceForwardClosed(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, inUserspace(m.iptables))

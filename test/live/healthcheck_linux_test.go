@@ -13,11 +13,11 @@ import (
 	"kubeproxy/test/program"
 )
 
-// checkedApps are Services that load balancers ask for, one after the other: more
-// than go into one chain.
+// checkedApps is the number of Services with a health check: more than fit into one
+// chain.
 const checkedApps = 20
 
-// checkedApp is the n-th of them.
+// checkedApp is the manifest of the n-th of them.
 const checkedApp = `apiVersion: v1
 kind: Service
 metadata: {name: checked-NUMBER, namespace: shop}
@@ -31,8 +31,9 @@ spec:
 ---
 `
 
-// A load balancer asks a node that lets nobody in but whom its rules accept, see
-// kubernetes/kubernetes#97225. No other port of the node is opened by that.
+// TestIPTablesHealthChecksAreLetIn checks that health checks are answered on a node whose
+// firewall drops everything else, see kubernetes/kubernetes#97225. No other port of the
+// node opens.
 func TestIPTablesHealthChecksAreLetIn(t *testing.T)  { eachVariant(t, letsHealthChecksIn) }
 func TestUserspaceHealthChecksAreLetIn(t *testing.T) { withUserspace(t, letsHealthChecksIn) }
 func TestIPVSHealthChecksAreLetIn(t *testing.T)      { withIPVS(t, letsHealthChecksIn) }
@@ -78,11 +79,11 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 	}
 }
 
-// nodePrefixes hold the addresses of the node that answer NodePorts.
+// nodePrefixes contain the addresses of the node that answer NodePorts.
 const nodePrefixes = "192.0.2.10/32,2001:db8:2::10/128"
 
-// dropInput has the node drop what comes in from outside, as an administrator may
-// do. The node itself and neighbour discovery of IPv6 go on.
+// dropInput makes the node drop packets from outside, as an administrator may do. Local
+// traffic and IPv6 neighbour discovery go on.
 func (c *cluster) dropInput(t *testing.T) {
 	t.Helper()
 	for _, args := range [][]string{

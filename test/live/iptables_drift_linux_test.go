@@ -11,15 +11,15 @@ import (
 	"kubeproxy/test/program"
 )
 
-// tableTamperings are what others may do to tables of iptables-nft as a whole, after
-// which no rule in them works.
+// tableTamperings are changes of others to whole tables of iptables-nft, which disable
+// all rules in them.
 var tableTamperings = []string{
 	"nft add table ip nat '{ flags dormant; }'",
 	"nft add table ip filter '{ flags dormant; }'",
 }
 
-// A table that somebody makes dormant is active again, for a proxy that runs and for
-// one that starts, long before the sync period is over.
+// TestIPTablesDormant checks that a dormant table is activated again, by a running proxy
+// and by a starting one, long before the sync period is over. See dormant in nft(8).
 func TestIPTablesDormant(t *testing.T) {
 	t.Parallel()
 	alone := defaultMode()
@@ -58,8 +58,9 @@ var rulesAheadTamperings = []string{
 		"iptables --wait=60 -t nat -D PREROUTING $rule\niptables --wait=60 -t nat -A PREROUTING $rule",
 }
 
-// Where a rule of somebody's lets all packets pass ahead of ours, ours goes ahead of
-// it, and the log has its text. Rules that match less stay where they are.
+// TestIPTablesRulesAhead checks a foreign rule that accepts all packets ahead of our
+// rules. Our rules move ahead of it, and the log contains its text. Rules that match less
+// keep their place.
 func TestIPTablesRulesAhead(t *testing.T) {
 	t.Parallel()
 	alone := defaultMode()

@@ -21,25 +21,26 @@ import (
 	"kubeproxy/test/program"
 )
 
-// hostileDuration is how long the neighbour goes on. make test gives it the default;
-// a minute of it is go test ./test/live -run Hostile -hostile 1m.
+// hostileDuration is how long the tampering goes on. make test uses the default; for a
+// minute of it, run go test ./test/live -run Hostile -hostile 1m.
 var hostileDuration = flag.Duration("hostile", 6*time.Second, "how long the neighbour of TestIPTablesHostileEdits meddles")
 
-// tamperer is somebody who changes rules of his own and of others at random.
+// tamperer changes rules of its own and of others at random.
 type tamperer struct {
 	cluster   *cluster
 	rand      *rand.Rand
-	lastRules string // what he had after his last deed, in both families
-	failed    int    // deeds that met with a state they had no use for
+	lastRules string // its own rules after its last change, in both families
+	failed    int    // changes that did not apply to the present state
 	done      int
 }
 
-// conntrackRule is a rule of his that needs connection tracking. The kernel tracks
-// only as long as some rule does, so whoever flushes the last one has every
-// translated connection stand still until there is one again.
+// conntrackRule is a rule of the tamperer that needs connection tracking. The kernel
+// tracks connections only while a rule needs it (kernel:
+// net/netfilter/nf_conntrack_proto.c). So flushing the last such rule interrupts every
+// translated connection until there is one again.
 const conntrackRule = "*mangle\n-A FORWARD -m conntrack --ctstate INVALID -j RETURN\nCOMMIT\n"
 
-// similarChains are chains that look like ours and are not.
+// similarChains are chains whose names resemble ours but that belong to others.
 const similarChains = `KUBE-(MARK-DROP|FIREWALL|KUBELET-CANARY)`
 
 // proxyRuleLine matches the lines of a listing that are ours.
@@ -57,9 +58,9 @@ func foreignRules(listing string) string {
 	return b.String()
 }
 
-// ruleTamperings are what a restore of both families may do to rules of ours: flush,
-// insert, take away, replace, unhook, add a chain, or load a table anew as
-// firewalls do when they are reloaded.
+// ruleTamperings are changes to our rules by a restore of both families: flush, insert,
+// delete, replace, unhook, add a chain, or load a whole table as firewalls do on a
+// reload.
 var ruleTamperings = []string{
 	"*nat\n-F KUBE-SERVICES\nCOMMIT\n",
 	"*nat\n-F KUBE-POSTROUTING\nCOMMIT\n",
@@ -76,7 +77,7 @@ var ruleTamperings = []string{
 	"*nat\n-F\n-X\nCOMMIT\n*filter\n-F\n-X\nCOMMIT\n" + foreignIPTables,
 }
 
-// ownRuleEdits are what he does to his own rules.
+// ownRuleEdits are the tamperer's changes to its own rules.
 var ownRuleEdits = []string{
 	"*nat\n-A MINE -p udp -m udp --dport 5353 -j RETURN\nCOMMIT\n",
 	"*nat\n-D MINE 1\nCOMMIT\n",
@@ -86,8 +87,8 @@ var ownRuleEdits = []string{
 	"*filter\n-A INPUT -p icmp -j ACCEPT\nCOMMIT\n",
 }
 
-// tamper does something at random, if the tables allow it, and says what. It
-// wants to find his own rules as he left them.
+// tamper makes a random change, if the tables accept it, and describes it. It requires
+// that its own rules are as it left them.
 func (h *tamperer) tamper(t *testing.T) string {
 	t.Helper()
 	now := foreignRules(h.cluster.listing(t))
@@ -97,7 +98,7 @@ func (h *tamperer) tamper(t *testing.T) string {
 	list := ruleTamperings
 	switch {
 	case h.done == 0:
-		list = ruleTamperings[:1] // so that one is against our rules, and found there
+		list = ruleTamperings[:1] // so that one changes our rules and is detected
 	case h.rand.IntN(3) == 0:
 		list = ownRuleEdits
 	}
@@ -120,9 +121,9 @@ func (h *tamperer) restore(t *testing.T, deed, name string) {
 	}
 }
 
-// TestIPTablesHostileEdits has somebody insert, delete and flush rules, his
-// own and ours, while traffic runs. Whoever is connected stays so, what is his
-// stays as it is, and when he is gone all is as it should be.
+// TestIPTablesHostileEdits inserts, deletes and flushes own and foreign rules while
+// traffic runs. Connections go on, the tamperer's rules stay unchanged, and when it ends,
+// all is as desired.
 func TestIPTablesHostileEdits(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -138,14 +139,14 @@ func TestIPTablesHostileEdits(t *testing.T) {
 		})
 		seed := rand.Uint64()
 		h := &tamperer{cluster: c, rand: rand.New(rand.NewPCG(seed, seed)), lastRules: foreignRules(c.listing(t))}
-		const fewest = 20 // deeds
+		const fewest = 20 // changes
 		for end := time.Now().Add(*hostileDuration); (time.Now().Before(end) || h.done < fewest) && !t.Failed(); {
 			deed := h.tamper(t)
 			packets.await(t, "goes on", func(o conversation, a netlab.Answer) bool { return a.Backend == o.server })
 			if lines.checkSameServer(t); t.Failed() {
 				t.Logf("after %s, with:\n%s", deed, c.listing(t))
 			}
-			if h.rand.IntN(4) == 0 { // a change comes, too
+			if h.rand.IntN(4) == 0 { // a Service changes as well
 				c.save(t, cart.on(c.webs()[h.rand.IntN(3):]...))
 			}
 		}

@@ -41,7 +41,7 @@ func (m mode) proxyMode() string {
 	return "nftables"
 }
 
-// withoutPodDetection is m without a way to tell pods.
+// withoutPodDetection is m without the flags that identify pods.
 func (m mode) withoutPodDetection() mode {
 	switch {
 	case m.ipvs:
@@ -56,7 +56,7 @@ func (m mode) withoutPodDetection() mode {
 	return mode{iptables: m.iptables, userspace: m.userspace, flags: flags}
 }
 
-// audit looks at what is in force in c's mode.
+// audit returns a Kernel for c's mode.
 func (c *cluster) audit(t *testing.T) *program.Kernel {
 	t.Helper()
 	m := c.mode

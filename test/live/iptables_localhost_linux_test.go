@@ -16,7 +16,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// routesLocalnet reports that the node's kernel routes loopback addresses.
+// routesLocalnet returns whether the node's kernel routes loopback addresses, see
+// route_localnet in https://docs.kernel.org/networking/ip-sysctl.html
 func (c *cluster) routesLocalnet(t *testing.T) bool {
 	t.Helper()
 	var text []byte
@@ -30,8 +31,8 @@ func (c *cluster) routesLocalnet(t *testing.T) bool {
 	return strings.TrimSpace(string(text)) == "1"
 }
 
-// awaitLocalhost waits until NodePorts of a are answered on 127.0.0.1, or not, and the
-// kernel and the rule that guards it fit.
+// awaitLocalhost waits until connections to NodePorts of a on 127.0.0.1 have the outcome
+// want, and the sysctl and its guard rule match that.
 func (c *cluster) awaitLocalhost(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, proto := range []string{"tcp", "udp"} {
@@ -47,8 +48,8 @@ func (c *cluster) awaitLocalhost(t *testing.T, a app, want netlab.Outcome) {
 	})
 }
 
-// checkLocalhostClosed has somebody outside send to a NodePort of a at 127.0.0.1 of the node, and
-// wants nobody to answer.
+// checkLocalhostClosed sends packets from outside to a NodePort of a at 127.0.0.1 of the
+// node, and requires that none is answered.
 func (c *cluster) checkLocalhostClosed(t *testing.T, a app) {
 	t.Helper()
 	outside := c.Host("customer")
@@ -69,8 +70,8 @@ func (c *cluster) checkLocalhostClosed(t *testing.T, a app) {
 	}
 }
 
-// A changed file closes loopback addresses and opens them again, while the
-// process runs or from one to the next, and the rest goes on.
+// TestIPTablesLocalhostByReload closes loopback addresses and opens them again by a
+// changed file, with a running process and with restarts. All other traffic goes on.
 func TestIPTablesLocalhostByReload(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -105,8 +106,9 @@ func TestIPTablesLocalhostByReload(t *testing.T) {
 	})
 }
 
-// Where the process may not change settings of the kernel, NodePorts answer
-// everywhere else, and on 127.0.0.1 as soon as somebody has changed it.
+// TestIPTablesLocalhostWithoutSetting checks a process that may not write sysctls.
+// NodePorts answer on all addresses except 127.0.0.1, and there as soon as another
+// process has written the sysctl.
 func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)

@@ -16,9 +16,9 @@ import (
 	"kubeproxy/test/program"
 )
 
-// Somebody who keeps the lock of iptables-legacy to himself is named where
-// people look. What was in force stays so, and what has changed meanwhile comes
-// into force once the lock is free.
+// TestIPTablesLockIsKept checks that a process that keeps the lock of iptables-legacy is
+// named in log and status. The rules stay in force, and pending changes follow once the
+// lock is free.
 func TestIPTablesLockIsKept(t *testing.T) {
 	t.Parallel()
 	m := defaultMode()
@@ -46,7 +46,7 @@ func TestIPTablesLockIsKept(t *testing.T) {
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
 }
 
-// hold takes the lock of iptables, until release is called.
+// hold takes the lock of iptables until release is called.
 func hold(t *testing.T, lock string) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(lock, os.O_RDONLY, 0)

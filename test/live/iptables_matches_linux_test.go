@@ -17,8 +17,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// refuseMatches has the commands of c refuse what would need one of matches, as they do
-// where the kernel has no such match. Without any, they are as they were.
+// refuseMatches makes the iptables commands of c refuse rules with one of matches, as
+// they do if the kernel lacks the match. Without arguments, it restores them.
 func (c *cluster) refuseMatches(t *testing.T, matches ...string) {
 	t.Helper()
 	said := map[string]string{
@@ -26,8 +26,8 @@ func (c *cluster) refuseMatches(t *testing.T, matches ...string) {
 		"nft":    "echo \"line $(grep -n -m 1 -e \"$m\" $f | cut -d: -f1): RULE_APPEND failed (No such file or directory): rule in chain KUBE\" >&2; exit 4",
 	}
 	for _, name := range []string{"iptables", "ip6tables"} {
-		// The process that the proxy starts is the one that changes the tables, and
-		// it knows the variable XTABLES_LOCKFILE.
+		// The proxy expects its own child process to change the tables, hence exec; it
+		// also uses the variable XTABLES_LOCKFILE.
 		text := fmt.Sprintf("#!/bin/sh\nf=$(mktemp)\ncat > $f\nexec 3< $f\nfor m in %s; do\n\tif grep -q -e \"$m\" $f; then %s; fi\ndone\nrm $f\nexec /usr/sbin/%s-%s-restore \"$@\" <&3 # XTABLES_LOCKFILE\n",
 			"'"+strings.Join(matches, "' '")+"'", said[c.mode.iptables], name, c.mode.iptables)
 		if len(matches) == 0 {
@@ -43,7 +43,7 @@ func (c *cluster) refuseMatches(t *testing.T, matches ...string) {
 	}
 }
 
-// checkAnswered wants an answer to each of calls, whoever gives it.
+// checkAnswered requires an answer of any server to each of calls.
 func checkAnswered(t *testing.T, calls []judge.Call) {
 	t.Helper()
 	for _, x := range calls {
@@ -53,8 +53,8 @@ func checkAnswered(t *testing.T, calls []judge.Call) {
 	}
 }
 
-// A kernel that cannot choose among endpoints, or remember clients, leads
-// connections past the process all the same, with what it has.
+// TestUserspaceStopWithoutMatches checks that a kernel without the matches for endpoint
+// selection or affinity still forwards connections past the process, as well as it can.
 func TestUserspaceStopWithoutMatches(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, inUserspace(m.iptables))
@@ -84,9 +84,10 @@ func TestUserspaceStopWithoutMatches(t *testing.T) {
 	})
 }
 
-// Without the match that remembers clients, Services that want it are refused and
-// named, and all others work; with it, those work, too. Without the match that
-// chooses, there is no such mode.
+// TestIPTablesWithoutMatches checks that without the match for affinity, Services that
+// use it are refused and named, and all others work. With the match they work, too.
+// Without the match for endpoint selection, the mode is not available. See statistic and
+// recent in iptables-extensions(8).
 func TestIPTablesWithoutMatches(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)

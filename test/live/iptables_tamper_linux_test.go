@@ -20,8 +20,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// iptables runs one of the commands of c's variant on the node, with text as
-// its input, and returns what it prints.
+// iptables runs one of the commands of c's variant on the node, with text as its input,
+// and returns its output.
 func (c *cluster) iptables(t *testing.T, text, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(c.commands, name), args...)
@@ -33,7 +33,7 @@ func (c *cluster) iptables(t *testing.T, text, name string, args ...string) stri
 	return out
 }
 
-// savedCounters is what differs between two listings of the same rules.
+// savedCounters matches what differs between two listings of the same rules.
 const savedCounters = `(?m)^#.*\n|\[\d+:\d+\]$`
 
 // listing returns the rules of both families, ours and all others.
@@ -53,8 +53,8 @@ func (c *cluster) listing(t *testing.T) string {
 	return regexp.MustCompile(savedCounters).ReplaceAllString(all, "")
 }
 
-// listedTwice reports that a chain stands in a listing twice, as it does where
-// iptables-nft-save had to begin again since somebody changed something.
+// listedTwice returns whether a listing contains a chain twice. That happens if
+// iptables-nft-save had to start again after a concurrent change.
 func listedTwice(text string) bool {
 	seen := map[string]bool{}
 	for line := range strings.Lines(text) {
@@ -69,7 +69,7 @@ func listedTwice(text string) bool {
 	return false
 }
 
-// foreignIPTables are rules of somebody else, some of them with names like ours.
+// foreignIPTables are rules of other programs, some of them with names like ours.
 const foreignIPTables = `*nat
 :MINE - [0:0]
 :KUBE-MARK-DROP - [0:0]
@@ -94,8 +94,8 @@ func (c *cluster) restoreBothFamilies(t *testing.T, text string) {
 	c.iptables(t, text, "ip6tables-restore", "--noflush", program.AwaitLock)
 }
 
-// What others do to our rules is found, undone and told, and what is theirs
-// stays as it is, whatever we do.
+// TestIPTablesRepairsTampering checks that changes to our rules are found, repaired and
+// reported, and that foreign rules stay unchanged.
 func TestIPTablesRepairsTampering(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m.withoutPeriodicSync())
@@ -124,21 +124,21 @@ func TestIPTablesRepairsTampering(t *testing.T) {
 		if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
 			t.Errorf("cleanup: %v\n%s", err, out)
 		}
-		// A table that is empty need not be there.
+		// An empty table may also be missing.
 		if diff := cmp.Diff(theirs, c.listing(t)); diff != "" {
 			t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
 		}
 	})
 }
 
-// withoutPeriodicSync is m with a proxy that looks at its rules of itself once an hour, so
-// that what it heals it was told of.
+// withoutPeriodicSync is m with a sync period of an hour, so that repairs must come from
+// notifications.
 func (m mode) withoutPeriodicSync() mode {
 	m.flags = append(slices.Clip(m.flags), "--iptables-sync-period=1h")
 	return m
 }
 
-// tamperAndAwaitRepair does something to the rules of IPv4 and waits until it is undone.
+// tamperAndAwaitRepair changes the rules of IPv4 and waits for the repair.
 func (c *cluster) tamperAndAwaitRepair(t *testing.T, p *program.Proxy, want *service.Snapshot, deed string) {
 	t.Helper()
 	told := p.Log.Count("Others had altered our rules")
@@ -151,7 +151,8 @@ func (c *cluster) tamperAndAwaitRepair(t *testing.T, p *program.Proxy, want *ser
 	}
 }
 
-// A firewall that is loaded anew takes everything along, but not for long.
+// TestIPTablesFlushed checks that the reload of a firewall, which removes all rules, is
+// repaired soon.
 func TestIPTablesFlushed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m.withoutPeriodicSync())
@@ -171,8 +172,8 @@ func TestIPTablesRestart(t *testing.T) {
 	})
 }
 
-// What render prints is what the proxy installs: iptables-restore takes it, and
-// the proxy that comes after has nothing to write.
+// TestIPTablesRendered checks that render prints what the proxy installs:
+// iptables-restore accepts it, and a proxy that starts then has nothing to write.
 func TestIPTablesRendered(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -199,7 +200,8 @@ func TestIPTablesRendered(t *testing.T) {
 	})
 }
 
-// NodePorts answer the node's own processes on 127.0.0.1, and nobody else.
+// TestIPTablesLocalhostNodePorts checks that NodePorts answer the node's own processes on
+// 127.0.0.1, and no other client.
 func TestIPTablesLocalhostNodePorts(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		m.flags, m.localhost = append(m.flags, "--iptables-localhost-nodeports=true"), true

@@ -13,7 +13,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// ipvsTamperings are what others may do to what mode ipvs has for web.
+// ipvsTamperings are changes of others to the state of mode ipvs for web.
 var ipvsTamperings = []string{
 	"ipvsadm -D -t 10.96.0.10:80",
 	"ipvsadm -C",
@@ -31,9 +31,9 @@ var ipvsTamperings = []string{
 	"ipvsadm -E -u 10.96.0.10:80 -s rr -p 300 -M 255.255.255.0",
 }
 
-// What others do to virtual servers, addresses, ipsets and rules is undone long
-// before the sync period is over, logged, counted by the metrics, and told by
-// status. A set that rules ask, nobody can take away.
+// TestIPVSDrift checks that changes to virtual servers, addresses, ipsets and rules are
+// repaired long before the sync period is over, logged, counted by the metrics, and shown
+// by status. A set that rules refer to cannot be removed.
 func TestIPVSDrift(t *testing.T) {
 	eachIPVSVariant(t, func(t *testing.T, m mode, variant string) {
 		m.flags = append(m.flags, "--ipvs-sync-period=1h")
@@ -69,8 +69,8 @@ func TestIPVSDrift(t *testing.T) {
 
 const driftMetric = "kubeproxy_drift_repaired_total"
 
-// tamperIPVSAndAwaitRepair has somebody do a deed, and wants p to undo and to tell it. An interface is
-// of both families, and the one that looks first repairs it.
+// tamperIPVSAndAwaitRepair makes a change, and requires that p repairs and reports it. An
+// interface belongs to both families, so the first one that checks repairs it.
 func (c *cluster) tamperIPVSAndAwaitRepair(t *testing.T, p *program.Proxy, deed string) {
 	t.Helper()
 	repaired := func() (n float64) {

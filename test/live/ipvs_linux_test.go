@@ -14,7 +14,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// needIPVS skips t where it cannot run.
+// needIPVS skips t if the kernel lacks IPVS.
 func needIPVS(t *testing.T) {
 	t.Helper()
 	if !ipvs.Installed() {
@@ -33,8 +33,8 @@ func withIPVS(t *testing.T, test func(*testing.T, mode)) {
 	test(t, m)
 }
 
-// eachIPVSVariant runs test in mode ipvs with each variant of iptables, alone: looks at
-// the kernel are the rarer the longer one takes.
+// eachIPVSVariant runs test in mode ipvs with each variant of iptables, one at a time:
+// the longer a check of the kernel takes, the more rarely the proxy makes one.
 func eachIPVSVariant(t *testing.T, test func(t *testing.T, m mode, variant string)) {
 	t.Helper()
 	needIPVS(t)
@@ -43,7 +43,7 @@ func eachIPVSVariant(t *testing.T, test func(t *testing.T, m mode, variant strin
 	}
 }
 
-// useVariant makes a variant of iptables the node's, as kubelet does that uses it.
+// useVariant makes a variant of iptables the node's, like a kubelet that uses it.
 func (c *cluster) useVariant(t *testing.T, variant string) {
 	t.Helper()
 	c.restore(t, service.IPv4, variant, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
@@ -59,8 +59,8 @@ func TestIPVSBridge(t *testing.T) {
 	withIPVS(t, func(t *testing.T, m mode) { onBridge(t, m.withoutPodDetection()) })
 }
 
-// Long connections outlive restarts of the proxy, an endpoint that leaves and
-// comes back, and a restart in between.
+// TestIPVSLongConnections checks that long connections outlive restarts of the proxy, an
+// endpoint that leaves and comes back, and a restart in between.
 func TestIPVSLongConnections(t *testing.T) {
 	withIPVS(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -95,8 +95,8 @@ func TestIPVSLongConnections(t *testing.T) {
 	})
 }
 
-// A program of the node that listens on all addresses is not reached through
-// those of Services.
+// TestIPVSHostPorts checks that a program of the node that listens on all addresses is
+// not reachable through those of Services.
 func TestIPVSHostPorts(t *testing.T) {
 	withIPVS(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)

@@ -17,12 +17,13 @@ import (
 	"kubeproxy/test/program"
 )
 
-// What render prints is taken by ip, ipvsadm, ipset and iptables, comes back from
-// each as it was, and is what the proxy makes.
+// TestIPVSRender checks that ip, ipvsadm, ipset and iptables accept the output of render,
+// print the same state, and that the proxy programs the same.
 func TestIPVSRender(t *testing.T) {
 	eachIPVSVariant(t, func(t *testing.T, m mode, variant string) {
 		m.flags, m.scheduler = append(m.flags, "--ipvs-scheduler=mh"), "mh"
-		// Of the node's other addresses, its Node says nothing, nor does render.
+		// The Node does not contain the node's other addresses, so render does not know
+		// them.
 		m.flags = append(m.flags, "--nodeport-addresses=192.0.2.10/32,2001:db8:2::10/128")
 		m.trackOptions.NodePorts = prefixes("192.0.2.10/32", "2001:db8:2::10/128")
 		c := newCluster(t, m)
@@ -56,7 +57,7 @@ func TestIPVSRender(t *testing.T) {
 	})
 }
 
-// saveCommands print what a command has that takes it.
+// saveCommands print the state of a command in the form that it accepts.
 var saveCommands = map[string]string{
 	"grep ^- | ipvsadm -R": "ipvsadm -S -n",
 	"ipset restore":        "ipset save",
@@ -64,8 +65,8 @@ var saveCommands = map[string]string{
 	"ip6tables-restore":    "ip6tables-save",
 }
 
-// pipe has commands take the parts of text that are for them, and returns what
-// those were given that can print it again, as saved does.
+// pipe passes the parts of text to their commands, and returns the lines of those that
+// can print them again, as savedState does.
 func (c *cluster) pipe(t *testing.T, text string) map[string][]string {
 	t.Helper()
 	given, routes := map[string]string{}, 0
@@ -104,15 +105,15 @@ func (c *cluster) savedState(t *testing.T) map[string][]string {
 	return all
 }
 
-// defaultsInListing is what commands add that nobody chose.
+// defaultsInListing matches defaults that commands add.
 var defaultsInListing = regexp.MustCompile(` (bucketsize|initval) \S+|\[\d+:\d+\]`)
 
-// podGatewayEntries are addresses that the node has towards its pods. Its Node says nothing
-// of them, nor does render.
+// podGatewayEntries are addresses of the node towards its pods. The Node does not contain
+// them, so render does not know them.
 var podGatewayEntries = []string{"add KUBE-VS-NODE-IPS 10.244.1.1", "add KUBE-VS6-NODE-IPS fd00:10:244:1::1"}
 
-// linesIPVS returns what text has of mode ipvs, in an order that does not depend on
-// who made it: rules of a chain keep theirs.
+// linesIPVS returns the lines of mode ipvs in text, in an order that does not depend on
+// their program: rules of a chain keep theirs.
 func linesIPVS(text string) []string {
 	type line struct{ chain, text string }
 	var lines []line
@@ -142,7 +143,7 @@ func linesIPVS(text string) []string {
 	return all
 }
 
-// routesIPVS returns the routes that mode ipvs has.
+// routesIPVS returns the routes of mode ipvs.
 func (c *cluster) routesIPVS(t *testing.T) []string {
 	t.Helper()
 	var all []string

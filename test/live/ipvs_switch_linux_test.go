@@ -15,28 +15,28 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// emulatedPause is the pause of clients in a machine whose processor is emulated.
+// emulatedPause is the pause of clients in a machine with an emulated processor.
 const emulatedPause = 100 * time.Millisecond
 
-// To mode ipvs and back again, with every other mode that needs no process:
-// nobody notices. IPVS itself loses some connections of SCTP, which is not about
-// switching.
+// TestIPVSSwitch switches between ipvs and every other mode that needs no process. No
+// connection may be lost. IPVS itself loses some SCTP connections, independent of the
+// switch.
 func TestIPVSSwitch(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
 	newCluster(t, switchableModes()["ipvs"]).switchThrough(t, []string{"ipvs", "nftables", "ipvs", "iptables-legacy", "ipvs", "iptables-nft", "ipvs"}, emulatedPause, service.SCTP)
 }
 
-// The same with mode userspace.
+// TestIPVSUserspaceSwitch does the same with mode userspace.
 func TestIPVSUserspaceSwitch(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
 	switchThroughUserspace(t, []string{"ipvs", "userspace-nft", "ipvs", "userspace-legacy"}, emulatedPause)
 }
 
-// What mode ipvs refused and dropped is served in the next mode, by Services or
-// by programs of the node, though virtual servers stay for the connections that
-// they have.
+// TestIPVSRulesEnd checks that what mode ipvs refused and dropped is served after a
+// switch, by Services or by programs of the node, although virtual servers stay for their
+// open connections.
 func TestIPVSRulesEnd(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
@@ -73,7 +73,7 @@ func TestIPVSRulesEnd(t *testing.T) {
 	lines.checkSameServer(t)
 }
 
-// A changed configuration file leads to mode ipvs and away from it.
+// TestIPVSSwitchByReload switches to mode ipvs and back by a changed configuration file.
 func TestIPVSSwitchByReload(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
@@ -119,9 +119,9 @@ func wantWords(t *testing.T, said string, words ...string) {
 	}
 }
 
-// A cleanup removes what every mode left, and leaves virtual servers, addresses,
-// ipsets and rules of others as they are. What it cannot remove it names, and
-// goes on.
+// TestIPVSCleanup checks that a cleanup removes the state of every mode, and leaves
+// foreign virtual servers, addresses, ipsets and rules unchanged. It names what it cannot
+// remove, and continues.
 func TestIPVSCleanup(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// sh has a shell on the node do what text says.
+// sh runs a shell script on the node.
 func (c *cluster) sh(t *testing.T, text string) string {
 	t.Helper()
 	cmd := program.With(exec.Command("bash", "-e", "-o", "pipefail"), c.commands)
@@ -32,9 +32,10 @@ func (c *cluster) sh(t *testing.T, text string) string {
 	return out
 }
 
-// upstreamIPVS has what kube-proxy in mode ipvs has for a: an interface with
-// addresses, virtual servers there and at the node for NodePorts, ipsets, and
-// rules of iptables that ask them.
+// upstreamIPVS is a script that installs the state of kube-proxy in mode ipvs for a: an
+// interface with addresses, virtual servers on them and on the node's addresses for
+// NodePorts, ipsets, and iptables rules that use them. See pkg/proxy/ipvs in
+// kubernetes/kubernetes.
 func upstreamIPVS(f service.Family, variant string, a app) string {
 	version, family, prefix, tables := "-4", "inet", "KUBE-", "iptables"
 	if f == service.IPv6 {
@@ -83,9 +84,8 @@ END
 	return b.String()
 }
 
-// foreignIPVS is what others have in IPVS: a virtual server at the node, one
-// at an address of their own, some of them with names and ports like
-// kube-proxy's, and ipsets.
+// foreignIPVS is IPVS state of others: a virtual server on an address of the node, one on
+// an address of their own, some with names and ports like kube-proxy's, and ipsets.
 const foreignIPVS = `ip link add dummy-mine type dummy
 ip link set dummy-mine up
 ip addr add 198.51.100.77/32 dev dummy-mine
@@ -109,9 +109,8 @@ func (c *cluster) listIPVS(t *testing.T) string {
 	return regexp.MustCompile(`(?m) (initval|valid_lft) .*$| bucketsize \d+| hashsize \d+`).ReplaceAllString(text, "")
 }
 
-// A node goes from kube-proxy in mode ipvs to this proxy in whichever mode, and
-// nobody notices: connections through virtual servers go on, and what others
-// have stays as it is.
+// TestIPVSFromUpstream switches a node from kube-proxy in mode ipvs to this proxy in each
+// mode. Connections through virtual servers go on, and foreign state stays unchanged.
 func TestIPVSFromUpstream(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
@@ -166,8 +165,8 @@ func fromUpstreamIPVS(t *testing.T, to string) {
 	}
 }
 
-// awaitGone waits until a place is empty, for as long as IPVS remembers
-// connections that have ended.
+// awaitGone waits until a place is empty, for as long as IPVS keeps entries of closed
+// connections.
 func (c *cluster) awaitGone(t *testing.T, p *program.Proxy, place interface {
 	finder
 	String() string

@@ -13,9 +13,8 @@ import (
 )
 
 // TestKilledWhileManifestsChange kills proxies while they program changes of other
-// Services. Nobody who connects to a Service that stays as it was notices. At the end
-// what is in force is right, and there are as many rules as before. KUBEPROXY_NIGHTLY=1
-// kills 30 in each mode.
+// Services. An unchanged Service loses no connection. At the end the right rules are in
+// force, and there are as many as before. KUBEPROXY_NIGHTLY=1 kills 30 in each mode.
 func TestKilledWhileManifestsChange(t *testing.T) {
 	t.Parallel()
 	for name, m := range switchableModes() {

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// variant is one of several clusters that have not much in common.
+// variant is one of several clusters that share little.
 type variant struct {
 	text    []byte
 	want    *service.Snapshot
@@ -54,8 +54,8 @@ func (c *cluster) variant(t *testing.T, n int) variant {
 	return variant{text, c.want(t), samples}
 }
 
-// killOnce starts a proxy and kills it at some moment after its first
-// transaction, or after a while if it has nothing to write.
+// killOnce starts a proxy and kills it at some moment after its first transaction, or
+// after a while if it has nothing to write.
 func (c *cluster) killOnce(t *testing.T, after time.Duration) {
 	t.Helper()
 	before := program.Generation(t, c.Node)
@@ -67,8 +67,8 @@ func (c *cluster) killOnce(t *testing.T, after time.Duration) {
 	p.Kill()
 }
 
-// A proxy that is killed while it programs leaves something half done behind.
-// The next one makes it whole, whatever it is asked for by then.
+// TestKilled kills proxies while they program. The next proxy must complete the partial
+// state, whatever its desired state is.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -85,8 +85,8 @@ func TestKilled(t *testing.T) {
 		c.write(t, "many.json", variants[at].text)
 		return variants[at]
 	}
-	// Every other kill or so finds something half done. Where that is rarer it
-	// takes many more to tell it from never.
+	// About every other kill finds a partial state. If it is rarer, more rounds are
+	// needed to distinguish it from never.
 	const fewestRounds, enoughRounds, mostRounds = 4, 12, 60
 	for round := 0; round < fewestRounds || partial < 3 && round < enoughRounds || partial == 0 && round < mostRounds; round++ {
 		for range 1 + random.IntN(3) {

@@ -15,8 +15,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// NodePorts answer on 127.0.0.1 and ::1 where nodePortAddresses has localhost, in
-// every mode.
+// TestLocalhostNodePorts checks that NodePorts answer on 127.0.0.1 and ::1 in every mode
+// if nodePortAddresses contains localhost.
 func TestLocalhostNodePorts(t *testing.T) {
 	t.Parallel()
 	all := switchableModes()
@@ -65,7 +65,7 @@ func localhostNodePorts(t *testing.T, m mode) {
 	c.save(t, web)
 	c.awaitLoopback(t, web, netlab.Answered)
 	c.checkPortInUse(t, p)
-	if m.proxyMode() != "iptables" { // which sets it by itself, and guards it
+	if m.proxyMode() != "iptables" { // which sets it itself, with a guard rule
 		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
 			t.Fatalf("sysctl: %v\n%s", err, out)
 		}
@@ -74,7 +74,8 @@ func localhostNodePorts(t *testing.T, m mode) {
 	p.Stop(t)
 }
 
-// awaitLoopback waits until NodePorts of a are answered on both loopback addresses, or not.
+// awaitLoopback waits until connections to NodePorts of a on both loopback addresses have
+// the outcome want.
 func (c *cluster) awaitLoopback(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, f := range service.Families {
@@ -88,8 +89,8 @@ func (c *cluster) awaitLoopback(t *testing.T, a app, want netlab.Outcome) {
 	}
 }
 
-// checkPortInUse has a program of the node hold a NodePort of ::1, where every mode has a
-// listener. It keeps it, that is said, and when it leaves, the NodePort answers.
+// checkPortInUse starts a program on a NodePort of ::1, where every mode has a listener.
+// The program keeps the port, status reports it, and when it ends, the NodePort answers.
 func (c *cluster) checkPortInUse(t *testing.T, p *program.Proxy) {
 	t.Helper()
 	late := app{name: "late", number: 13, plain: true}.on(c.webs()...)

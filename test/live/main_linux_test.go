@@ -10,7 +10,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// kubeProxy is the proxy, built anew for each run of the tests.
+// kubeProxy is the proxy, freshly built for each run of the tests.
 var kubeProxy program.Program
 
 func TestMain(m *testing.M) {

@@ -24,9 +24,8 @@ import (
 // target is the port that endpoints listen on.
 const target = 8080
 
-// app is a Service in namespace shop with an address of each kind, in both
-// families and over each of the protocols. Its addresses follow from its number, which
-// goes up to 999.
+// app is a Service in namespace shop with an address of each kind, in both families and
+// over each of the protocols. Its addresses follow from its number, which goes up to 999.
 type app struct {
 	name     string
 	number   int
@@ -38,7 +37,7 @@ type app struct {
 	plain    bool // without SCTP, which mode userspace cannot forward
 }
 
-// pod is an endpoint: a host of the lab and how it is.
+// pod is an endpoint: a host of the lab and its state.
 type pod struct {
 	host  *netlab.Host
 	state state
@@ -49,12 +48,11 @@ type state uint8
 const (
 	ready       state = iota
 	unready           // neither ready nor serving
-	terminating       // but serving still
+	terminating       // but still serving
 	ended             // terminating and no longer serving
 )
 
-// address returns the app's address of a kind and family, invalid for a
-// NodePort.
+// address returns the app's address of a kind and family, invalid for a NodePort.
 func (a app) address(k service.Kind, f service.Family) netip.Addr {
 	base := map[service.Kind][2]string{
 		service.ClusterIP:      {"10.96.0.0", "fd00:10:96::"},
@@ -70,8 +68,7 @@ func (a app) address(k service.Kind, f service.Family) netip.Addr {
 	return addr
 }
 
-// at returns where clients dial a kind of address, that of node-a for a
-// NodePort.
+// at returns where clients dial a kind of address, that of node-a for a NodePort.
 func (a app) at(k service.Kind, f service.Family) netip.AddrPort {
 	if k == service.NodePort {
 		node := [2]string{"192.0.2.10", "2001:db8:2::10"}[f]
@@ -188,7 +185,7 @@ func (p pod) endpoint(f service.Family) discoveryv1.Endpoint {
 	return e
 }
 
-// node is node-a as the API would show it.
+// node is node-a as the API would return it.
 func node() *corev1.Node {
 	n := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
 	n.Name = netlab.NodeName

@@ -13,14 +13,13 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// clientHosts are a client of each sort: a pod, a pod that serves itself, the
-// node, and somebody outside.
+// clientHosts are a client of each kind: a pod, a pod that serves itself, the node, and a
+// host outside.
 func (c *cluster) clientHosts() []*netlab.Host {
 	return []*netlab.Host{c.Host("shopper"), c.Host("web-1"), c.Node, c.Host("customer")}
 }
 
-// matrix is a Service for each combination of policies and each place where
-// endpoints may be.
+// matrix is a Service for each combination of policies and places of endpoints.
 func (c *cluster) matrix() []app {
 	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
 	spread := app{name: "cluster", number: 10}.on(one, two, three)
@@ -39,8 +38,8 @@ func (c *cluster) matrix() []app {
 	}
 }
 
-// Every sort of client, to every kind of address, under every policy, over
-// every protocol, in both families.
+// TestEveryCell connects every kind of client to every kind of address, under every
+// policy, over every protocol, in both families.
 func TestEveryCell(t *testing.T) {
 	t.Parallel()
 	everyCell(t, defaultMode())
@@ -59,7 +58,7 @@ func everyCell(t *testing.T, m mode) {
 	c.check(t, want, cells)
 }
 
-// The same over SCTP alone, on a kernel that has it.
+// TestSCTP does the same over SCTP alone, on a kernel that has it.
 func TestSCTP(t *testing.T) {
 	t.Parallel()
 	everySCTPCell(t, defaultMode())
@@ -76,8 +75,8 @@ func everySCTPCell(t *testing.T, m mode) {
 	c.check(t, c.awaitProgrammed(t), only(service.SCTP, c.cells(c.clientHosts(), apps...)))
 }
 
-// Each way to tell pods from others, and masquerading all, in one cluster
-// whose proxy is started again and again with other flags.
+// TestModes checks each way to identify pods, and masquerading of all traffic, in one
+// cluster whose proxy restarts with other flags.
 func TestModes(t *testing.T) {
 	t.Parallel()
 	everyMode(t, defaultMode())
@@ -98,8 +97,8 @@ func everyMode(t *testing.T, m mode) {
 	everywhere.trackOptions.NodePorts = prefixes("0.0.0.0/0", "::/0")
 	one.flags = append(slices.Clip(one.flags), "--nodeport-addresses=10.244.1.0/28,fd00:10:244:1::/112")
 	one.trackOptions.NodePorts = prefixes("10.244.1.0/28", "fd00:10:244:1::/112")
-	// Nobody is known to be a pod, so nobody is masqueraded at a ClusterIP and
-	// answers from the other node would pass this one by.
+	// No client is known as a pod, so none is masqueraded at a ClusterIP, and answers
+	// from the other node would bypass this one.
 	blind := m.withoutPodDetection()
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"))
@@ -145,7 +144,7 @@ func (c *cluster) checkNodePorts(t *testing.T, want *service.Snapshot, a app) {
 	}
 }
 
-// Pods that hang on a bridge are told by its name.
+// TestBridge checks that pods on a bridge are identified by its name.
 func TestBridge(t *testing.T) {
 	t.Parallel()
 	onBridge(t, mode{})

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// A node on which no mode can work is told what each one lacks, a line for each
-// mode, and the program ends with exit status 1.
+// TestModesThatCannotWork checks a node on which no mode can work: the program prints
+// what each mode lacks, one line each, and exits with status 1.
 func TestModesThatCannotWork(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -23,7 +23,7 @@ func TestModesThatCannotWork(t *testing.T) {
 	for _, tc := range []struct {
 		name, commands string
 		flags          []string
-		want           []string // that each mode lacks
+		want           []string // what each mode lacks
 	}{
 		{"no right, legacy", program.IPTables(t, "legacy"), nil, []string{"nftables: " + right, "iptables: " + right, "userspace: " + right}},
 		{"no right, nft", program.IPTables(t, "nft"), nil, []string{"nftables: " + right, "iptables: " + right, "userspace: " + right}},
@@ -51,7 +51,8 @@ func TestModesThatCannotWork(t *testing.T) {
 	}
 }
 
-// The command alone is of no use without those that read and write whole tables.
+// TestModeWithFewCommands checks that the command iptables is not sufficient without
+// those that read and write whole tables.
 func TestModeWithFewCommands(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// nftTableTamperings are what others may do to the table of web other than to its
-// rules and elements. All of it takes Services out of service.
+// nftTableTamperings are changes to the table of web other than to its rules and
+// elements. Each of them interrupts Services.
 var nftTableTamperings = []string{
 	"nft add table ip kube-services '{ flags dormant; }'",
 	"nft add chain ip kube-services output '{ policy drop; }'",
@@ -21,8 +21,8 @@ var nftTableTamperings = []string{
 	"nft 'delete table ip kube-services; add table ip kube-services { flags dormant; }'",
 }
 
-// What others do to flags, policies, hooks and priorities is undone, counted and
-// logged, by a proxy that runs and by one that starts.
+// TestNFTablesDrift checks that changes to flags, policies, hooks and priorities are
+// repaired, counted and logged, by a running proxy and by a starting one.
 func TestNFTablesDrift(t *testing.T) {
 	t.Parallel()
 	m := defaultMode()

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// nft feeds text to nft on h and returns what it prints.
+// nft passes text to nft on h and returns its output.
 func nft(t *testing.T, h *netlab.Host, text string, args ...string) string {
 	t.Helper()
 	path, err := exec.LookPath("nft")
@@ -34,8 +34,8 @@ func nft(t *testing.T, h *netlab.Host, text string, args ...string) string {
 	return out
 }
 
-// foreign lists all rules on h but ours, with their handles, which would
-// change if they were made anew.
+// foreign lists all rules on h except ours, with their handles, which would change if the
+// rules were added again.
 func foreign(t *testing.T, h *netlab.Host) string {
 	t.Helper()
 	return ourTables().ReplaceAllString(nft(t, h, "list ruleset\n", "-a"), "")
@@ -90,7 +90,8 @@ table bridge kube-services {
 }
 `
 
-// withoutClients takes out of a listing what the kernel itself writes.
+// withoutClients removes from a listing the affinity entries, which the kernel itself
+// adds.
 func withoutClients(rules string) string {
 	return regexp.MustCompile(`(?ms)^\tmap clients-.*?^\t\}\n`).ReplaceAllString(rules, "")
 }

@@ -12,8 +12,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// nftTamperings are what a stranger may do to the table of a cluster with a Service of
-// number 10 and one with affinity of number 11.
+// nftTamperings are changes to the table of a cluster that has a Service of number 10 and
+// one with affinity of number 11.
 var nftTamperings = []struct{ name, text string }{
 	{"flushes a chain", "flush chain ip kube-services dispatch"},
 	{"flushes a hook", "flush chain ip6 kube-services prerouting"},
@@ -30,12 +30,12 @@ var nftTamperings = []struct{ name, text string }{
 	{"deletes both tables", "delete table ip kube-services; delete table ip6 kube-services"},
 }
 
-// What others do to our rules is found, undone and told, and what is theirs
-// stays as it is, whatever we do.
+// TestNFTablesRepairsTampering checks that changes to our rules are found, repaired and
+// reported, and that foreign rules stay unchanged.
 func TestNFTablesRepairsTampering(t *testing.T) {
 	t.Parallel()
 	m := defaultMode()
-	// The one is as without the flag, the other long enough to heal nothing.
+	// The one is the default, the other too long to repair anything.
 	m.flags = append(m.flags, "--iptables-min-sync-period=1s", "--iptables-sync-period=1h")
 	c := newCluster(t, m)
 	nft(t, c.Node, foreignNFTables)
@@ -78,8 +78,8 @@ func TestNFTablesRepairsTampering(t *testing.T) {
 	}
 }
 
-// Whoever flushes everything takes the rules of others along, but not ours
-// for long.
+// TestFlushedRuleset checks that our rules are soon back after a flush of the whole
+// ruleset.
 func TestFlushedRuleset(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

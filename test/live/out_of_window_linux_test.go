@@ -15,11 +15,11 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// A packet of an endpoint that lies outside of the window of its connection is none
-// that connection tracking knows, and so nobody translates it back. A client that got
-// it would reset a connection that it does not know, and the endpoint would take that
-// for its own, see kubernetes/kubernetes#74839. Kubernetes' own test sends such a
-// packet, too.
+// TestPacketsOutsideOfTheWindow sends packets of an endpoint that are outside of the TCP
+// window. Connection tracking marks them invalid and does not translate them. A client
+// that received one would reset a connection that it does not know, and the endpoint
+// would take that reset for its own connection, see kubernetes/kubernetes#74839.
+// Kubernetes' own test sends such a packet, too.
 func TestPacketsOutsideOfTheWindow(t *testing.T) {
 	t.Parallel()
 	outsideOfTheWindow(t, defaultMode())
@@ -38,7 +38,8 @@ func outsideOfTheWindow(t *testing.T, m mode) {
 	c.save(t, web, own)
 	c.start(t)
 	c.checkOutOfWindow(t, web, own)
-	// Whoever lets such packets pass as valid wants none dropped.
+	// With nf_conntrack_tcp_be_liberal such packets are valid, so none may be dropped.
+	// See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 	err := c.Node.Do(func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte("1"), 0)
 	})
@@ -48,8 +49,8 @@ func outsideOfTheWindow(t *testing.T, m mode) {
 	c.checkOutOfWindow(t, web, own)
 }
 
-// checkOutOfWindow has the endpoint of each app send such a packet on connections from a pod, and
-// wants them to go on.
+// checkOutOfWindow lets the endpoint of each app send such a packet on connections from a
+// pod, and requires that the connections go on.
 func (c *cluster) checkOutOfWindow(t *testing.T, apps ...app) {
 	t.Helper()
 	for _, a := range apps {
@@ -62,7 +63,7 @@ func (c *cluster) checkOutOfWindow(t *testing.T, apps ...app) {
 	}
 }
 
-// sendOutOfWindow has server send one on the connection o to an address.
+// sendOutOfWindow sends such a packet from server to the client of conversation o.
 func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed netip.Addr) {
 	t.Helper()
 	wire, raw := -1, -1
@@ -104,7 +105,7 @@ func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed n
 	}
 	to := netip.AddrPortFrom(a.Client.Addr(), 0) // a raw socket has no ports
 	must(t, unix.Sendto(raw, last.outOfWindow(), 0, sockaddr(to)))
-	for range 20 { // what comes of it takes a moment
+	for range 20 { // the effect takes a moment
 		if a, err := o.conn.Ask(t.Context()); err != nil || a.Backend != o.server {
 			t.Fatalf("%s: %s %s, %v; want %s to go on", o.name, a.Outcome, a.Backend, err, o.server)
 		}
@@ -125,14 +126,14 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16()}
 }
 
-// segment is a packet of TCP.
+// segment is a TCP packet.
 type segment struct {
 	from, to netip.AddrPort
 	next     uint32 // sequence number of what follows it
 	ack      uint32
 }
 
-// parse reads a packet that begins with its IP header.
+// parse parses a packet that begins with its IP header.
 func parse(b []byte) (segment, bool) {
 	var x segment
 	var from, to netip.Addr
@@ -156,8 +157,8 @@ func parse(b []byte) (segment, bool) {
 	return x, true
 }
 
-// outOfWindow returns an answer to x far outside of the window. Whoever resets the
-// connection because of it does so with a number that the other side believes.
+// outOfWindow returns an answer to x far outside of the window. A reset that answers it
+// carries a sequence number that the other side accepts.
 func (x segment) outOfWindow() []byte {
 	b := make([]byte, 20)
 	binary.BigEndian.PutUint16(b, x.to.Port())

@@ -24,8 +24,9 @@ const configHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProx
 // volume is a mounted volume that holds a configuration file.
 type volume struct{ dir string }
 
-// mount puts a version of the file in place, as kubelet does: all at once, by
-// swapping a link.
+// mount installs a version of the file in one step, by swapping a link, as kubelet does.
+// See
+// https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
 func (v volume) mount(t *testing.T, version, body string) {
 	t.Helper()
 	dir, next := filepath.Join(v.dir, version), filepath.Join(v.dir, "..data_tmp")
@@ -51,8 +52,8 @@ func newVolume(t *testing.T, body string) (v volume, path string) {
 	return v, path
 }
 
-// What the proxy can take in while it runs is in force after the volume is
-// swapped, and nobody who is connected notices.
+// TestReload swaps the volume. Settings that a running proxy can apply are then in force,
+// and no connection is lost.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -102,13 +103,13 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// A file that cannot be used takes nothing away, is told of once, and forgotten
-// when it is good again.
+// TestReloadBadFile checks that a faulty file changes nothing, is reported once, and that
+// the condition ends when it is good again.
 func TestReloadBadFile(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	put := func(body string) { // in one step: a file that is being written may be taken for a bad one
+	put := func(body string) { // in one step: half a file may be taken for a faulty one
 		t.Helper()
 		if err := errors.Join(os.WriteFile(path+".next", []byte(configHead+body), 0o600), os.Rename(path+".next", path)); err != nil {
 			t.Fatal(err)
@@ -160,8 +161,8 @@ func TestReloadBadFile(t *testing.T) {
 	p.Stop(t)
 }
 
-// What only a new process can take in ends the old one well. The rules stay,
-// and the new one adopts them.
+// TestReloadByRestart checks that the old process exits with success for a setting that
+// only a new one can apply. The rules stay, and the new process adopts them.
 func TestReloadByRestart(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -191,8 +192,8 @@ func TestReloadByRestart(t *testing.T) {
 	p.Stop(t)
 }
 
-// A hangup that comes before anything runs is no reason to end, but to look
-// at the file as soon as that can be done.
+// TestReloadEarly checks that a SIGHUP during the start does not end the process, but
+// leads to a check of the file as soon as possible.
 func TestReloadEarly(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

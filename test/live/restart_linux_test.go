@@ -20,9 +20,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// restarts has a proxy be stopped, and crash, and be started again, which writes
-// nothing, so that what rules lists stays as it is. Nobody who is connected
-// notices.
+// restarts stops, kills and starts a proxy. A new process writes nothing, so the listing
+// of rules stays the same. No connection is lost.
 func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.webs()...)
@@ -43,7 +42,7 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 		p.AwaitLog(t, `"Programmed"`, "IPv6", "changed=false")
 		lines.checkSameServer(t)
 	}
-	p.Stop(t) // what a round entails is done now
+	p.Stop(t) // the follow-up of a round is done now
 	lines.checkSameServer(t)
 	packets.checkSameServer(t)
 	if p.Log.Has("Removed stale flows") {
@@ -57,7 +56,8 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	}
 }
 
-// What changed while the proxy was down is all that changes when it is back.
+// TestChangedMeanwhile checks that only what changed while the proxy was down changes
+// when it is back.
 func TestChangedMeanwhile(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -10,12 +10,11 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// connections is how many are made, at least, while endpoints come and go.
+// connections is the least number of connections while endpoints change.
 const connections = 10_000
 
-// Endpoints roll all the time, and no connection is lost: neither by the one
-// that stays nor by those that come and go, since they end only after they
-// left.
+// TestRollout changes endpoints all the time. No connection is lost, neither to the
+// endpoint that stays nor to the others, which end only after they were removed.
 func TestRollout(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -59,8 +58,8 @@ func TestRollout(t *testing.T) {
 	p.Stop(t)
 }
 
-// A connection that was made goes on when its endpoint leaves, for as long
-// as the endpoint itself does.
+// TestOpenConnectionsOutliveRollout checks that an open connection goes on after its
+// endpoint was removed, until the endpoint itself ends.
 func TestOpenConnectionsOutliveRollout(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -19,8 +19,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// Idle connections, requests that never end and answers that nobody reads keep
-// nobody from asking, hold little memory, and rules follow changes.
+// TestServersUnderFlood opens idle connections, endless requests and responses that are
+// not read. Other clients are still served, memory stays low, and rules follow changes.
 func TestServersUnderFlood(t *testing.T) {
 	t.Parallel()
 	total, changes := 600, 3
@@ -30,7 +30,7 @@ func TestServersUnderFlood(t *testing.T) {
 	for _, most := range []int{256, 4096} {
 		t.Run(fmt.Sprint(most, " files"), func(t *testing.T) {
 			c := newCluster(t, defaultMode())
-			c.variant(t, 0) // many Services, for a long answer
+			c.variant(t, 0) // many Services, for a long response
 			p := program.Start(t, c.Node, limited(c.command(append(c.mode.flags, "--manifests="+c.dir, "--iptables-min-sync-period=0")...), most))
 			c.awaitProgrammed(t)
 			p.Fetch(t, program.MetricsAddr, "/services")
@@ -66,7 +66,7 @@ func TestServersUnderFlood(t *testing.T) {
 	}
 }
 
-// changeTimes moves a Service to another address so many times, and returns the median of
+// changeTimes moves a Service to another address several times, and returns the median of
 // the times until it answered there.
 func (c *cluster) changeTimes(t *testing.T, name string, times int) time.Duration {
 	t.Helper()

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// TestFaultsOfManifestsEnd breaks two manifests and mends them one by one: the
-// status command and the log follow.
+// TestFaultsOfManifestsEnd breaks two manifests and repairs them one by one: the status
+// command and the log follow.
 func TestFaultsOfManifestsEnd(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

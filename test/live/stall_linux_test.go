@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStalledLogDoesNotBlock starts the program with a standard error that nobody
-// reads, and a pipe in it that is full after some lines. Changes go on to be
-// programmed, and a signal ends it in time.
+// TestStalledLogDoesNotBlock starts the program with a pipe as standard error that is not
+// read and fills up after some lines. Changes are still programmed, and a signal ends the
+// program in time.
 func TestStalledLogDoesNotBlock(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -42,8 +42,8 @@ func TestStalledLogDoesNotBlock(t *testing.T) {
 	endsInTime(t, ended, 5*time.Second)
 }
 
-// TestPipesAndKernelFilesAreRefused has manifests swapped for a named pipe and for
-// a link to the kernel's log, with a neighbour that goes on to change.
+// TestPipesAndKernelFilesAreRefused replaces manifests by a named pipe and by a link to
+// the kernel's log, beside a manifest that keeps changing.
 func TestPipesAndKernelFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -66,12 +66,12 @@ func TestPipesAndKernelFilesAreRefused(t *testing.T) {
 	for i := range 5 {
 		swap(func(path string) error { return unix.Mkfifo(path, 0o600) })
 		c.save(t, app{name: "two", number: 20 + i}.on(c.webs()...))
-		c.remove(t, "odd.yaml") // settle would not read it either
+		c.remove(t, "odd.yaml") // the test itself could not read it
 		c.awaitProgrammed(t)
 	}
 }
 
-// startOnNode starts cmd on the node, and returns what receives its end.
+// startOnNode starts cmd on the node, and returns a channel that receives its error.
 func startOnNode(t *testing.T, c *cluster, cmd *exec.Cmd) <-chan error {
 	t.Helper()
 	if err := c.Node.Start(cmd); err != nil {
@@ -83,7 +83,7 @@ func startOnNode(t *testing.T, c *cluster, cmd *exec.Cmd) <-chan error {
 	return ended
 }
 
-// endsInTime wants a process to end.
+// endsInTime requires that a process ends.
 func endsInTime(t *testing.T, ended <-chan error, limit time.Duration) {
 	t.Helper()
 	select {

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// A file that is broken takes nothing away: it is reported so that its author
-// finds the place, and everything that was good stays in force.
+// TestBrokenFile checks that a broken file removes nothing: it is reported with the place
+// of the fault, and all good objects stay in force.
 func TestBrokenFile(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -67,8 +67,8 @@ func TestBrokenFile(t *testing.T) {
 	}
 }
 
-// A volume of configuration is a directory of links through one link that is
-// swapped. It may be given as a whole or file by file.
+// TestMountedVolume checks a volume, which is a directory of links through one link that
+// is swapped. It may be given as a whole or file by file.
 func TestMountedVolume(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -90,7 +90,7 @@ func TestMountedVolume(t *testing.T) {
 	c.swap(t, "..fifth", web.on(c.Host("web-1")))
 }
 
-// mount makes a version of a volume and swaps the link to it.
+// mount writes a version of a volume and swaps the link to it.
 func (c *cluster) mount(t *testing.T, version string, a app) {
 	t.Helper()
 	dir, next := filepath.Join(c.dir, version), filepath.Join(c.dir, "..data_tmp")
@@ -106,15 +106,15 @@ func (c *cluster) mount(t *testing.T, version string, a app) {
 	}
 }
 
-// swap mounts a version of a and wants it to be in force.
+// swap mounts a version of a and requires that it is in force.
 func (c *cluster) swap(t *testing.T, version string, a app) {
 	t.Helper()
 	c.mount(t, version, a)
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], a))
 }
 
-// What render prints is what the proxy installs: nft takes it, and packets
-// fare the same.
+// TestRendered checks that render prints what the proxy installs: nft accepts it, and
+// connections have the same results.
 func TestRendered(t *testing.T) {
 	t.Parallel()
 	nftcommand.NeedTables(t)
@@ -135,7 +135,7 @@ func TestRendered(t *testing.T) {
 	want := c.want(t)
 	c.check(t, want, c.cells(c.clientHosts(), apps...))
 
-	// A proxy that finds these rules takes them over without a gap.
+	// A proxy that finds these rules takes them over without an interruption.
 	open := c.converse(t, "tcp", apps[0], 1)
 	c.start(t)
 	open.checkSameServer(t)

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// The program tells how the program goes.
+// TestStatus checks the status command.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -42,8 +42,8 @@ func switchableModes() map[string]mode {
 // tour passes from every mode to every other one.
 var tour = []string{"nftables", "iptables-legacy", "iptables-nft", "nftables", "iptables-nft", "iptables-legacy", "nftables"}
 
-// A node goes from mode to mode, and nobody notices: no connection that is open
-// ends, and none that is made is refused or lost.
+// TestSwitchUnderLoad switches a node from mode to mode. No open connection ends, and no
+// new one is refused or lost.
 func TestSwitchUnderLoad(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, switchableModes()[tour[0]])
@@ -51,8 +51,8 @@ func TestSwitchUnderLoad(t *testing.T) {
 	c.switchThrough(t, tour, 5*time.Millisecond)
 }
 
-// switchThrough passes through modes, while each client makes a connection, waits for
-// its answer, and pauses. Protocols in less may lose some.
+// switchThrough passes through the modes of tour, while each client makes a connection,
+// waits for its answer, and pauses. Protocols in less may lose some connections.
 func (c *cluster) switchThrough(t *testing.T, tour []string, pause time.Duration, less ...service.Protocol) {
 	t.Helper()
 	web := app{name: "web", number: 10}.on(c.webs()...)
@@ -65,7 +65,7 @@ func (c *cluster) switchThrough(t *testing.T, tour []string, pause time.Duration
 	lines, packets := c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
 	for i, name := range tour[1:] {
 		made := connectionsOf(loads)
-		if p.Stop(t); i%2 == 0 { // or it crashes
+		if p.Stop(t); i%2 == 0 { // else it crashes
 			p.Kill()
 		}
 		c.setMode(t, switchableModes()[name])
@@ -95,8 +95,8 @@ func without(less []service.Protocol, calls []judge.Call) []judge.Call {
 	return slices.DeleteFunc(calls, func(x judge.Call) bool { return slices.Contains(less, x.Proto) })
 }
 
-// loads makes connections to apps all the time, of both protocols and families,
-// from a pod, from outside and from the node.
+// loads makes connections to apps continuously, of both protocols and families, from a
+// pod, from outside and from the node.
 func (c *cluster) loads(t *testing.T, apps ...app) []load {
 	t.Helper()
 	return c.loadsAt(t, 5*time.Millisecond, apps...)
@@ -126,8 +126,8 @@ type load struct {
 	call judge.Call
 }
 
-// lossless ends loads and wants every connection of theirs to have been
-// answered, but for those of protocols in less.
+// lossless ends loads and requires that every connection was answered, except for those
+// of protocols in less.
 func lossless(t *testing.T, loads []load, less ...service.Protocol) {
 	t.Helper()
 	for _, l := range loads {
@@ -145,7 +145,7 @@ func connectionsOf(loads []load) int {
 	return n
 }
 
-// checkOnlyMode wants the rules of one mode to be there, and none of the others.
+// checkOnlyMode requires the rules of one mode, and none of the others.
 func (c *cluster) checkOnlyMode(t *testing.T, name string) {
 	t.Helper()
 	for _, f := range service.Families {
@@ -163,7 +163,7 @@ func (c *cluster) checkOnlyMode(t *testing.T, name string) {
 	}
 }
 
-// finder tells what is in a place.
+// finder returns the content of a place.
 type finder interface {
 	Find(context.Context) (string, error)
 }
@@ -181,8 +181,8 @@ func (c *cluster) finds(t *testing.T, f finder) string {
 	return what
 }
 
-// What cannot be removed is a condition until it can be, be it by this process
-// or, after a crash, by the next one.
+// TestSwitchWithoutCommands checks that leftovers that cannot be removed are a condition
+// until they can, by this process or, after a crash, by the next one.
 func TestSwitchWithoutCommands(t *testing.T) {
 	t.Parallel()
 	for name, crash := range map[string]bool{"later": false, "after a crash": true} {
@@ -213,8 +213,8 @@ func TestSwitchWithoutCommands(t *testing.T) {
 	}
 }
 
-// startWithLeftovers starts the proxy in mode nftables, with no commands but those in dir,
-// and wants it to show what it cannot remove.
+// startWithLeftovers starts the proxy in mode nftables with only the commands in dir, and
+// requires that it reports the leftovers.
 func (c *cluster) startWithLeftovers(t *testing.T, dir string) *program.Proxy {
 	t.Helper()
 	c.setMode(t, defaultMode())
@@ -249,8 +249,8 @@ func linkLegacyCommands(t *testing.T, dir string) {
 	}
 }
 
-// A mode that cannot work is an error that says what is missing if somebody
-// asked for it, and else a reason to take the next one.
+// TestModeWithoutCommands checks that a mode that cannot work is an error with a reason
+// if it was configured, and otherwise leads to the next mode.
 func TestModeWithoutCommands(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -271,9 +271,9 @@ func TestModeWithoutCommands(t *testing.T) {
 	p.Stop(t)
 }
 
-// A changed configuration file has the process end well, and the one that is
-// started after it takes over. The mode in force is not asked for again, be it
-// written down or not.
+// TestSwitchByReload checks that the process exits with success after a change of the
+// mode in the file, and that the next process takes over. A file with the mode in force,
+// written out or as the default, changes nothing.
 func TestSwitchByReload(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -16,7 +16,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// second are the addresses of the servers of a second proxy on the node.
+// secondHealth and secondMetrics are the addresses of the servers of a second proxy.
 const secondHealth, secondMetrics = "127.0.0.1:20256", "127.0.0.1:20249"
 
 // startSecond starts a second proxy on c's node, in mode m, with manifests of its own.
@@ -31,8 +31,8 @@ func (c *cluster) startSecond(t *testing.T, m mode, apps ...app) (*cluster, *pro
 	return d, program.Start(t, c.Node, d.command(args...))
 }
 
-// reportOf returns what a proxy says of its health to those who may know all of it.
-// Load balancers get status 200 all the time.
+// reportOf returns the full health report of a proxy. It checks that load balancers get
+// status 200 all the time.
 func reportOf(t *testing.T, p *program.Proxy, metrics string) health.Report {
 	t.Helper()
 	at := program.HealthAddr
@@ -57,9 +57,9 @@ func rounds(r health.Report) int {
 	return n
 }
 
-// Two proxies of one node, whatever their modes, do not undo each other's work: the
-// one that started last programs the node, both say so, and when it ends the other
-// one takes over. Nobody loses a connection.
+// TestTwoProxies checks that two proxies of one node, in any modes, do not undo each
+// other's work. The one that started last programs the node, both report that, and when
+// it ends the other one takes over. No connection is lost.
 func TestTwoProxies(t *testing.T) {
 	t.Parallel()
 	for _, pair := range [][2]string{
@@ -73,7 +73,8 @@ func TestTwoProxies(t *testing.T) {
 	}
 }
 
-// The same with mode ipvs, where the other one's virtual servers count as well.
+// TestIPVSTwoProxies does the same with mode ipvs, where the other one's virtual servers
+// count as well.
 func TestIPVSTwoProxies(t *testing.T) {
 	needIPVS(t)
 	t.Parallel()
@@ -112,7 +113,7 @@ func twoProxies(t *testing.T, first, second mode) {
 		return strings.Contains(reportOf(t, q, secondMetrics).Conditions["other-proxy"], fmt.Sprintf("process %d (", p.Pid()))
 	})
 	before := rounds(reportOf(t, p, program.MetricsAddr))
-	for i := range 10 { // what only the first one is told
+	for i := range 10 { // changes for the first one only
 		c.save(t, app{name: fmt.Sprintf("more-%d", i), number: 20 + i}.on(one))
 	}
 	d.save(t, app{name: "late", number: 12}.on(two))
@@ -154,8 +155,8 @@ func (c *cluster) awaitReached(t *testing.T, a app, host string) {
 	}
 }
 
-// A proxy that took the lease and crashes leaves its rules in force, and the one
-// before it goes on from there.
+// TestSecondProxyCrashes checks that a proxy with the lease that crashes leaves its rules
+// in force, and that the previous one continues from them.
 func TestSecondProxyCrashes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -171,8 +172,9 @@ func TestSecondProxyCrashes(t *testing.T) {
 	p.Stop(t)
 }
 
-// A script that breaks the rules in a loop gets a repair each time, but not one for
-// each of its changes, is named, and fills no log.
+// TestScriptAgainstRules runs a script that breaks the rules in a loop. Its changes are
+// repaired, but not each by a round of its own. The script is named, and does not fill
+// the log.
 func TestScriptAgainstRules(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -190,7 +192,7 @@ func TestScriptAgainstRules(t *testing.T) {
 	before := reportOf(t, p, program.MetricsAddr).Status["IPv4"].Rounds
 	for range 3 {
 		nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
-		for range 20 { // what comes while it rests costs no round
+		for range 20 { // changes during a pause cause no round
 			nft(t, c.Node, "add chain ip kube-services mine\ndelete chain ip kube-services mine\n")
 		}
 		c.awaitSnapshot(t, want)
@@ -207,8 +209,8 @@ func TestScriptAgainstRules(t *testing.T) {
 	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 }
 
-// A program that rewrites the rules for a while does not keep others from working:
-// commands that end by themselves ask nobody.
+// TestCommandsBesideProxy checks that a program that rewrites the rules for a while does
+// not block commands that end by themselves, which need no lease.
 func TestCommandsBesideProxy(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

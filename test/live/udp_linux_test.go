@@ -9,8 +9,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// A UDP client that keeps its port keeps its flow, which the kernel does not
-// look at again. When the flow's endpoint leaves, it must move.
+// TestUDPMovesFromLostEndpoint checks a UDP client that keeps its port. Its conntrack
+// entry fixes its endpoint, and when that endpoint is removed, the client must move.
 func TestUDPMovesFromLostEndpoint(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -33,8 +33,8 @@ func TestUDPMovesFromLostEndpoint(t *testing.T) {
 	p.AwaitLog(t, "Removed stale flows", "IPv6")
 }
 
-// A Service that is deleted, or has lost its last endpoint, answers nobody any
-// more, not even clients who were in the middle of something.
+// TestUDPStopsWithoutEndpoints checks that a Service that is deleted or has lost its last
+// endpoint answers no client, not even those with a flow.
 func TestUDPStopsWithoutEndpoints(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
@@ -53,8 +53,8 @@ func TestUDPStopsWithoutEndpoints(t *testing.T) {
 	others.checkSameServer(t)
 }
 
-// A client that knocked before the Service was there is let in soon after,
-// though its flow began without being translated.
+// TestUDPFlowBeforeService checks that a client whose flow began before the Service
+// existed is soon served, although its conntrack entry has no translation.
 func TestUDPFlowBeforeService(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// What goes to an address that only a Service could have, and none has, is
-// dropped, as soon as the ranges are known and no longer. Ports of Services
-// go on being served or refused.
+// TestUnallocatedAddresses checks that packets to an unused address in a ClusterIP range
+// are dropped while the ranges are known, and only then. Ports of Services are still
+// served or refused.
 func TestUnallocatedAddresses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())

@@ -20,8 +20,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// upstreamTables are rules such as kube-proxy makes in mode iptables for two
-// protocols of a Service with two endpoints, with what its other modes leave.
+// upstreamTables are the rules of kube-proxy in mode iptables for two protocols of a
+// Service with two endpoints, with leftovers of its other modes.
 func upstreamTables(f service.Family, a app) string {
 	var nat, rules strings.Builder
 	for _, proto := range []string{"tcp", "udp"} {
@@ -78,7 +78,7 @@ COMMIT
 `
 }
 
-// upstreamTable is what kube-proxy makes of the same in mode nftables.
+// upstreamTable is the table of kube-proxy in mode nftables for the same.
 func upstreamTable(f service.Family, a app) string {
 	ip := []string{"ip", "ip6"}[f]
 	var services, ports, chains strings.Builder
@@ -116,7 +116,7 @@ func upstreamTable(f service.Family, a app) string {
 `, ip, "ip", []int{4, 6}[f], a.address(service.ClusterIP, f), chains.String(), "ip", []int{4, 6}[f], services.String(), ports.String(), ip, ip)
 }
 
-// backends are where the endpoints of a listen.
+// backends are the addresses of the endpoints of a.
 func (a app) backends(f service.Family) []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, p := range a.pods {
@@ -125,7 +125,7 @@ func (a app) backends(f service.Family) []netip.AddrPort {
 	return all
 }
 
-// restore gives text for a family to one of the implementations of rules.
+// restore passes text for a family to one of the implementations of rules.
 func (c *cluster) restore(t *testing.T, f service.Family, variant, text string) {
 	t.Helper()
 	name := []string{"iptables-", "ip6tables-"}[f]
@@ -136,7 +136,7 @@ func (c *cluster) restore(t *testing.T, f service.Family, variant, text string) 
 	}
 }
 
-// listAllRules lists the rules of both variants, and those of a stranger.
+// listAllRules lists the rules of both variants, and those of another program.
 func (c *cluster) listAllRules(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
@@ -153,7 +153,8 @@ func (c *cluster) listAllRules(t *testing.T) string {
 	return all.String() + nft(t, c.Node, "list table inet neighbour\n", "-a")
 }
 
-// installForeignRules installs rules of others, kubelet among them, everywhere.
+// installForeignRules installs rules of others, including kubelet, in all
+// implementations.
 func (c *cluster) installForeignRules(t *testing.T) {
 	t.Helper()
 	for _, f := range service.Families {
@@ -164,8 +165,9 @@ func (c *cluster) installForeignRules(t *testing.T) {
 	nft(t, c.Node, "table inet neighbour {\n\tset allowed { type inet_service; elements = { 22 } }\n\tchain c { type filter hook input priority 0; tcp dport @allowed accept; }\n}\n")
 }
 
-// A node goes from kube-proxy to this proxy, and nobody notices: its rules serve
-// until ours do, and then they go, but nothing of anybody else's.
+// TestTakeoverFromUpstream switches a node from kube-proxy to this proxy without a lost
+// connection. kube-proxy's rules serve until ours do. Then they are removed, and nothing
+// else.
 func TestTakeoverFromUpstream(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ from, to string }{
@@ -197,7 +199,7 @@ func TestTakeoverFromUpstream(t *testing.T) {
 			packets.checkSameServer(t)
 			c.check(t, want, c.cells(c.clientHosts()[:1], web))
 			c.checkOnlyMode(t, tc.to)
-			lossless(t, loads, service.SCTP) // which those rules do not lead
+			lossless(t, loads, service.SCTP) // which those rules do not forward
 			p.Stop(t)
 			if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
 				t.Errorf("cleanup: %v\n%s", err, out)
@@ -214,8 +216,8 @@ func TestTakeoverFromUpstream(t *testing.T) {
 	}
 }
 
-// relayTables are rules such as kube-proxy made in mode userspace, whose chains
-// have names that ours have.
+// relayTables are the rules of kube-proxy in its former mode userspace. Some of their
+// chains have the names of ours.
 const relayTables = `*nat
 :KUBE-PORTALS-CONTAINER - [0:0]
 :KUBE-PORTALS-HOST - [0:0]
@@ -233,8 +235,8 @@ COMMIT
 COMMIT
 `
 
-// Mode userspace takes over from kube-proxy's, and no way in is left that goes past
-// the choice of addresses for NodePorts.
+// TestUserspaceFromUpstream takes over from kube-proxy's mode userspace. No old rule may
+// remain that ignores nodePortAddresses.
 func TestUserspaceFromUpstream(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		m.flags = append(m.flags, "--nodeport-addresses=10.244.1.0/24,fd00:10:244:1::/64")

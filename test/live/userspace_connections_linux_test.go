@@ -16,11 +16,11 @@ import (
 
 var connectionCount = flag.Int("crowd", 1000, "TCP connections at once through mode userspace, and a tenth of that of UDP clients")
 
-// Many connections at once, each of which answers twice, and what memory they
-// take.
+// TestUserspaceManyConnections opens many connections at once, each of which answers
+// twice, and measures their memory.
 func TestUserspaceManyConnections(t *testing.T) {
-	// Clients and servers are in this process, so it needs as many files as the
-	// proxy does.
+	// Clients and servers are in this process, so it needs as many files as the proxy
+	// does.
 	if _, err := userspace.RaiseFileLimit(); err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestUserspaceManyConnections(t *testing.T) {
 	}
 }
 
-// openMany opens so many conversations from outside, several at a time.
+// openMany opens a number of conversations from outside, several in parallel.
 func (c *cluster) openMany(t *testing.T, proto string, a app, count int) conversations {
 	t.Helper()
 	all := make(conversations, count)

@@ -22,7 +22,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// nightly has tests run for long, by themselves.
+// nightly returns whether tests run for long, in a run of their own.
 func nightly() bool { return os.Getenv("KUBEPROXY_NIGHTLY") != "" }
 
 // flooding is how long hostile clients go on.
@@ -33,7 +33,7 @@ func flooding() time.Duration {
 	return 3 * time.Second
 }
 
-// limited has cmd run with so many open files, and without the right to have more.
+// limited limits the open files of cmd, and removes its privilege to raise the limit.
 func limited(cmd *exec.Cmd, files int) *exec.Cmd {
 	cmd.Args = append([]string{"prlimit", fmt.Sprintf("--nofile=%d:%d", files, files),
 		"setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource", cmd.Path}, cmd.Args[1:]...)
@@ -41,7 +41,7 @@ func limited(cmd *exec.Cmd, files int) *exec.Cmd {
 	return cmd
 }
 
-// files counts what a process has open.
+// files counts the open files of a process.
 func files(t *testing.T, p *program.Proxy) int {
 	t.Helper()
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Pid()))
@@ -51,8 +51,8 @@ func files(t *testing.T, p *program.Proxy) int {
 	return len(all)
 }
 
-// awaitFilesClosed waits until a process has about as many files open as before, which has
-// to be soon.
+// awaitFilesClosed waits until a process has about as many files open as before. That
+// must be soon.
 func awaitFilesClosed(t *testing.T, p *program.Proxy, before int) {
 	t.Helper()
 	const soon, few = 5 * time.Second, 8 // for what the proxy itself does
@@ -64,8 +64,8 @@ func awaitFilesClosed(t *testing.T, p *program.Proxy, before int) {
 	}
 }
 
-// connectDuring has a neighbour connect while do runs, and returns how long
-// that took, the longest last.
+// connectDuring connects repeatedly while do runs, and returns the durations, the longest
+// last.
 func (c *cluster) connectDuring(t *testing.T, to netip.AddrPort, do func()) []time.Duration {
 	t.Helper()
 	done := make(chan struct{})
@@ -91,7 +91,7 @@ func (c *cluster) connectDuring(t *testing.T, to netip.AddrPort, do func()) []ti
 	return all
 }
 
-// checkPrompt wants a neighbour to be served as if he were alone.
+// checkPrompt requires that the client was served as without the flood.
 func checkPrompt(t *testing.T, took []time.Duration) {
 	t.Helper()
 	p99 := took[(len(took)-1)*99/100]
@@ -105,14 +105,15 @@ func checkPrompt(t *testing.T, took []time.Duration) {
 	}
 }
 
-// manifestTo returns the manifest of a whose endpoints are another address and port.
+// manifestTo returns the manifest of a with another address and port as its endpoints.
 func manifestTo(t *testing.T, a app, to netip.Addr, port uint16) []byte {
 	text := bytes.ReplaceAll(a.yaml(t), []byte("10.244.1.11"), []byte(to.String()))
 	return bytes.ReplaceAll(text, []byte("port: 8080"), fmt.Appendf(nil, "port: %d", port))
 }
 
-// A Service of one node whose endpoint is one of another node, and the other way
-// round: what comes is cut off after a few rounds, and nobody else notices.
+// TestUserspaceLoop has a Service on each of two nodes, whose endpoint is the Service on
+// the other node. Connections are cut off after a few rounds, without an effect on other
+// clients.
 func TestUserspaceLoop(t *testing.T) {
 	t.Parallel()
 	const most = 4096
@@ -188,8 +189,8 @@ func checkLoopReported(t *testing.T, p, q *program.Proxy) {
 	}
 }
 
-// With few files, neither idle connections nor many UDP clients of one host keep
-// others from being served, and rules follow changes.
+// TestUserspaceFewFiles checks a process with few files. Neither idle connections nor
+// many UDP clients of one host block others, and rules follow changes.
 func TestUserspaceFewFiles(t *testing.T) {
 	t.Parallel()
 	const most = 256

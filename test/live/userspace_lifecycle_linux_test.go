@@ -21,8 +21,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// Connections go on while endpoints come and go, UDP clients move, and nobody
-// who comes is refused.
+// TestUserspaceRollout checks that connections go on while endpoints change, that UDP
+// clients move, and that no new client is refused.
 func TestUserspaceRollout(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		m.flags = append(m.flags, "--udp-timeout=1m")
@@ -58,7 +58,7 @@ func TestUserspaceRollout(t *testing.T) {
 	})
 }
 
-// listenerOf returns where the ClusterIP of a leads over TCP and IPv4.
+// listenerOf returns the listener of a's ClusterIP over TCP and IPv4.
 func (c *cluster) listenerOf(t *testing.T, a app) netip.AddrPort {
 	t.Helper()
 	text := c.iptables(t, "", "iptables-save", "-t", "nat")
@@ -73,7 +73,8 @@ func (c *cluster) listenerOf(t *testing.T, a app) netip.AddrPort {
 	return netip.MustParseAddrPort(to[1])
 }
 
-// Nobody reaches a listener but through its Service.
+// TestUserspaceListenersAreHidden checks that a listener is reachable only through its
+// Service.
 func TestUserspaceListenersAreHidden(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -95,8 +96,8 @@ func TestUserspaceListenersAreHidden(t *testing.T) {
 	})
 }
 
-// A process that is stopped and started again has nobody refused: meanwhile the
-// kernel leads clients to endpoints. What is open goes on for a while.
+// TestUserspaceRestart checks that no client is refused during a restart: the kernel
+// forwards clients to endpoints meanwhile. Open connections go on for a while.
 func TestUserspaceRestart(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, inUserspace(m.iptables))
@@ -133,9 +134,8 @@ func TestUserspaceRestart(t *testing.T) {
 	})
 }
 
-// A process that crashed is replaced by one that listens where it did. The
-// rules stay as they are, and new connections are refused for only as long as
-// nobody listens.
+// TestUserspaceCrash checks that a process that starts after a crash listens on the same
+// ports. The rules stay, and new connections are refused only until it listens.
 func TestUserspaceCrash(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -161,8 +161,8 @@ func TestUserspaceCrash(t *testing.T) {
 	})
 }
 
-// A process that is killed under load breaks what passes through it off at once,
-// leaves nobody waiting, and takes nothing along that the next one needs.
+// TestUserspaceKilledUnderLoad kills the process under load. Connections through it end
+// at once, no client is left waiting, and the next process finds everything it needs.
 func TestUserspaceKilledUnderLoad(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -204,8 +204,8 @@ func TestUserspaceKilledUnderLoad(t *testing.T) {
 	})
 }
 
-// What somebody takes away comes back, and what the proxy made goes with
-// --cleanup.
+// TestUserspaceRepairAndCleanup checks that deleted rules come back, and that --cleanup
+// removes everything of the proxy.
 func TestUserspaceRepairAndCleanup(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -241,8 +241,8 @@ func TestUserspaceRepairAndCleanup(t *testing.T) {
 	})
 }
 
-// A Service whose endpoint is its own NodePort on this node, or its own ClusterIP,
-// makes no loop.
+// TestUserspaceDoesNotReachItself checks that a Service whose endpoint is its own
+// NodePort on this node, or its own ClusterIP, makes no loop.
 func TestUserspaceDoesNotReachItself(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
@@ -263,12 +263,13 @@ func TestUserspaceDoesNotReachItself(t *testing.T) {
 	})
 }
 
-// withoutEmptyTables leaves out what looking at tables makes.
+// withoutEmptyTables leaves out the tables that a listing itself creates.
 func withoutEmptyTables(listing string) string {
 	return regexp.MustCompile(`(?m)^(\*|:\S+ ACCEPT|COMMIT).*\n`).ReplaceAllString(listing, "")
 }
 
-// NodePorts answer on 127.0.0.1 unless that is switched off.
+// TestUserspaceLocalhost checks that NodePorts answer on 127.0.0.1 unless that is
+// disabled.
 func TestUserspaceLocalhost(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		web := app{name: "web", number: 10}
@@ -290,8 +291,8 @@ func TestUserspaceLocalhost(t *testing.T) {
 	})
 }
 
-// A node that has IPv6 switched off, as many have, is served over IPv4, and what
-// is not is said once.
+// TestUserspaceWithoutIPv6 checks that a node with IPv6 disabled, as many have, is served
+// over IPv4, and that the missing family is reported once.
 func TestUserspaceWithoutIPv6(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, switchableModes()["iptables-"+m.iptables])

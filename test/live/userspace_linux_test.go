@@ -11,8 +11,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// withUserspace runs test in mode userspace with each of the variants of
-// iptables.
+// withUserspace runs test in mode userspace with each of the variants of iptables.
 func withUserspace(t *testing.T, test func(*testing.T, mode)) {
 	t.Parallel()
 	for _, v := range program.IPTablesVariants {
@@ -23,8 +22,8 @@ func withUserspace(t *testing.T, test func(*testing.T, mode)) {
 	}
 }
 
-// slowUDP gives an endpoint of UDP ten seconds for an answer: on a busy machine
-// the 250 ms that are usual are over before it was asked.
+// slowUDP gives an endpoint of UDP ten seconds for an answer: on a busy machine the
+// default of 250 ms may pass before it has the request.
 const slowUDP = "--udp-timeout=10s"
 
 func inUserspace(variant string) mode {

@@ -18,16 +18,16 @@ import (
 	"kubeproxy/test/program"
 )
 
-// Mode userspace takes over from others without anybody's notice, from itself as
-// well, and others from it, but for connections through the process that ended.
+// TestUserspaceSwitch switches from other modes to userspace, from userspace to itself,
+// and back to others. Only connections through the process that ended may be lost.
 func TestUserspaceSwitch(t *testing.T) {
 	t.Parallel()
 	switchThroughUserspace(t, []string{"nftables", "userspace-legacy", "nftables", "userspace-nft", "userspace-nft", "iptables-nft", "userspace-nft", "iptables-legacy", "userspace-legacy"}, 5*time.Millisecond)
 }
 
-// switchThroughUserspace passes through modes, while clients make connections and
-// pause. A port that mode userspace cannot forward would have old rules stay for
-// a minute.
+// switchThroughUserspace passes through modes, while clients make connections and pause.
+// The apps have no port that mode userspace cannot forward, as old rules would stay a
+// minute for it.
 func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 	t.Helper()
 	all := switchableModes()
@@ -43,7 +43,7 @@ func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 	for _, name := range tour[1:] {
 		loads, into := c.loadsAt(t, pause, web, local), all[name].userspace
 		var lines conversations
-		if !c.mode.userspace { // what is there goes on without a process
+		if !c.mode.userspace { // open connections need no process
 			lines = append(c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)...)
 		}
 		p.Stop(t)
@@ -59,7 +59,7 @@ func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 				p.AwaitLog(t, "Removed what an earlier service proxy left", f.String(), "chains of this proxy")
 				continue
 			}
-			for _, v := range program.IPTablesVariants { // old chains lead clients, too, as long as they are there
+			for _, v := range program.IPTablesVariants { // while old chains exist, they forward clients, too
 				program.Await(t, "no chains but those of the mode", func() bool {
 					left := c.finds(t, iptables.Leftovers{Variant: iptables.Variant(v), Family: f})
 					return (left != "") == strings.HasSuffix(name, "-"+v)
@@ -73,8 +73,8 @@ func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 	}
 }
 
-// A changed configuration file that asks for another mode has nobody refused
-// either, on the way from mode userspace and back.
+// TestUserspaceSwitchByReload checks that no client is refused when a changed
+// configuration file selects another mode, from userspace and back.
 func TestUserspaceSwitchByReload(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, inUserspace("legacy"))
@@ -109,8 +109,9 @@ func TestUserspaceSwitchByReload(t *testing.T) {
 	p.Stop(t)
 }
 
-// Where somebody keeps the lock, a stop takes no longer than it may and says what
-// follows. The rules stay, and the next process is as good as after a crash.
+// TestUserspaceStopWithoutLock checks a stop while another process keeps the iptables
+// lock. It stays within its time and logs the consequences. The rules stay, and the next
+// process starts as after a crash.
 func TestUserspaceStopWithoutLock(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, inUserspace("legacy"))

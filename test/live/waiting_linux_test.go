@@ -17,9 +17,11 @@ import (
 	"kubeproxy/test/program"
 )
 
-// A client whose first packet went to an endpoint that never answers reaches
-// another one by sending it again, once that endpoint has left. The kernel
-// would remember where the first packet went for two minutes.
+// TestClientsThatWait checks a client whose first packet went to an endpoint that never
+// answers. Its retransmission must reach another endpoint once that one was removed. By
+// default the kernel would keep the first translation for two minutes, see
+// nf_conntrack_tcp_timeout_syn_sent in
+// https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 func TestClientsThatWait(t *testing.T) {
 	t.Parallel()
 	clientsThatWait(t, defaultMode(), service.TCP)
@@ -75,8 +77,8 @@ func clientsThatWait(t *testing.T, m mode, p service.Protocol) {
 	otherDone()
 }
 
-// extendSCTPTimeout has the kernel remember the first packet of SCTP as long as that of
-// TCP: after some seconds a client sends it again.
+// extendSCTPTimeout raises the conntrack timeout of an SCTP connection's first packet to
+// that of TCP: a client retransmits it only after some seconds.
 func (c *cluster) extendSCTPTimeout(t *testing.T) {
 	t.Helper()
 	const setting = "/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_"
@@ -88,9 +90,9 @@ func (c *cluster) extendSCTPTimeout(t *testing.T) {
 	}
 }
 
-// checkLateAnswer makes one connection, and wants an answer to it: within less than the kernel
-// remembers a first packet, and with time to send it again, as that is done after 1,
-// 3, 7, 15 and 31 seconds.
+// checkLateAnswer makes one connection, and requires an answer. The timeout is shorter
+// than the kernel's timeout for a first packet, and long enough for retransmissions,
+// which come after 1, 3, 7, 15 and 31 seconds.
 func (c *cluster) checkLateAnswer(t *testing.T, x judge.Call) {
 	q := x.Query()
 	q.Timeout = time.Minute
@@ -100,8 +102,8 @@ func (c *cluster) checkLateAnswer(t *testing.T, x judge.Call) {
 	}
 }
 
-// established opens connections to another Service, whose endpoints change, too.
-// The function that it returns wants them to go on without their endpoint.
+// established opens connections to another Service, whose endpoints change, too. The
+// returned function requires that they go on without their endpoint.
 func (c *cluster) established(t *testing.T, p service.Protocol) (conversations, func()) {
 	t.Helper()
 	cart := app{name: "cart", number: 11}

@@ -21,37 +21,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SilenceTimeout is how long to wait, as Query.Timeout, for an answer that is not
-// expected. In a lab an answer takes about a millisecond.
+// SilenceTimeout is the Query.Timeout for a request that expects no answer. In a lab an
+// answer takes about a millisecond.
 const SilenceTimeout = 300 * time.Millisecond
 
-// DefaultTimeout is the timeout of a Query that names none: long enough for a busy
-// machine, since only a fault makes anybody wait for it. Over SCTP, which sends
-// the first packet of a connection again after three seconds, an answer may take
-// longer than that: IPVS drops the first one from a port that the client used a
-// moment ago, and forgets the old connection.
+// DefaultTimeout is the timeout of a Query that sets none. It is long enough for a busy
+// machine, as only a fault waits for its end. Over SCTP an answer may take longer than
+// three seconds. IPVS drops the first packet from a port that the client used a moment
+// ago and removes the old connection (kernel: net/netfilter/ipvs/ip_vs_core.c), and SCTP
+// retransmits that packet after three seconds, see rto_initial in
+// https://docs.kernel.org/networking/ip-sysctl.html
 const DefaultTimeout = 15 * time.Second
 
-// Query is one question to an echo server.
+// Query is one request to an echo server.
 type Query struct {
 	Proto string // "tcp", "udp" or, where SCTP reports true, "sctp"
 	To    netip.AddrPort
-	// From is the client's own address. A zero address leaves the choice to the
-	// kernel; with a zero port it is one that has been out of use for long.
+	// From is the client's own address. For a zero address the kernel selects one. For a
+	// zero port, the lab selects one that has long been unused.
 	From    netip.AddrPort
-	Timeout time.Duration // 0 means Patience
+	Timeout time.Duration // 0 means DefaultTimeout
 }
 
-// Outcome is what became of a Query.
+// Outcome is the result of a Query.
 type Outcome uint8
 
-// What may become of a Query.
+// The outcomes of a Query.
 const (
 	Answered    Outcome = iota
 	Refused             // TCP reset, or ICMP port unreachable
 	TimedOut            // nothing came back
 	Unreachable         // ICMP: no route, or prohibited
-	Broken              // the connection was made, and ended before the answer
+	Broken              // the connection was established, and ended before the answer
 )
 
 // String returns the word for o.
@@ -59,8 +60,7 @@ func (o Outcome) String() string {
 	return [...]string{"answered", "refused", "timed out", "unreachable", "broken"}[o]
 }
 
-// Answer is what came of a Query. Only an Answered one has a Backend, At and
-// Client.
+// Answer is the result of a Query. Only an Answered one has a Backend, At and Client.
 type Answer struct {
 	Outcome Outcome
 	Backend string         // name of the server
@@ -70,13 +70,13 @@ type Answer struct {
 	Took    time.Duration
 }
 
-// Masqueraded reports that the server saw another address than the client's.
+// Masqueraded returns whether the server saw another address than the client's.
 func (a Answer) Masqueraded() bool {
 	return a.Outcome == Answered && a.Client.Addr() != a.From.Addr()
 }
 
-// Ask puts one question from h. It returns an error only for what is neither
-// an answer nor one of the other outcomes.
+// Ask sends one request from h. It returns an error only for a result that is neither an
+// answer nor one of the other outcomes.
 func (h *Host) Ask(ctx context.Context, q Query) (Answer, error) {
 	c, opened, err := h.Open(ctx, q)
 	if err != nil || opened.Outcome != Answered {
@@ -88,19 +88,19 @@ func (h *Host) Ask(ctx context.Context, q Query) (Answer, error) {
 	return a, err
 }
 
-// Conn is an open conversation with an echo server. For UDP it is a socket
-// that keeps its source port.
+// Conn is an open connection to an echo server. For UDP it is a socket that keeps its
+// source port.
 type Conn struct {
 	conn    net.Conn
 	lines   *bufio.Reader
 	timeout time.Duration
 
-	mu   sync.Mutex // guards conversation
+	mu   sync.Mutex // serializes requests
 	asks int
 }
 
-// Open connects as q says. The Answer is Answered and Conn set if that went
-// well; nobody was asked yet, so the Answer has no Backend.
+// Open connects as q describes. On success the Answer is Answered and Conn is set. No
+// request was sent yet, so the Answer has no Backend.
 func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 	start := time.Now()
 	q.Timeout = cmp.Or(q.Timeout, DefaultTimeout)
@@ -119,14 +119,15 @@ func (h *Host) Open(ctx context.Context, q Query) (*Conn, Answer, error) {
 
 var errProto = errors.New("must be tcp, udp or sctp")
 
-// The ports that clients get are away from those of servers and NodePorts.
+// firstPort and lastPort are the range of client ports. It is apart from the ports of
+// servers and NodePorts.
 const firstPort, lastPort = 33000, 65000
 
-// connect gives each client the port that has been out of use for longest. What
-// the system would choose may be the port of an earlier client, and with it a
-// flow that the kernel or a relay still knows: for one destination it goes on
-// where the last client stopped, in whichever namespace that was. A client of its
-// own host never has the port that it asks, for it would talk to itself.
+// connect gives each client the port that has been unused for longest. The system might
+// select the port of an earlier client, and with it a flow that the kernel or a relay
+// still knows: per destination, the kernel continues after the last port, whichever
+// namespace used it (kernel: net/ipv4/inet_hashtables.c). A client on the server's own
+// host never gets the port that it dials, as it would connect to itself.
 func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
 	if q.From.Port() != 0 {
 		return h.connectFrom(ctx, q)
@@ -173,11 +174,11 @@ func dialer(q Query) *net.Dialer {
 	return d
 }
 
-// Ask sends one line and waits for the answer, as long as the Query says.
+// Ask sends one line and waits for the answer until the timeout of the Query.
 func (c *Conn) Ask(ctx context.Context) (Answer, error) { return c.AskFor(ctx, c.timeout) }
 
-// AskFor is Ask with a timeout of its own: Silence where no answer is expected.
-// Over TCP nothing can be asked after a timeout.
+// AskFor is Ask with a timeout of its own: SilenceTimeout if no answer is expected. A TCP
+// Conn cannot be used after a timeout.
 func (c *Conn) AskFor(ctx context.Context, timeout time.Duration) (Answer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,9 +196,9 @@ func (c *Conn) AskFor(ctx context.Context, timeout time.Duration) (Answer, error
 	return a, err
 }
 
-// acknowledge sends at once what TCP would send 40 ms after an answer, so that
-// nothing of the conversation is under way while nothing is asked: it would be
-// refused where somebody has just unhooked the kernel's translation.
+// acknowledge sends at once the acknowledgement that TCP delays by 40 ms after an answer.
+// Then no packet of the connection is under way between requests. Such a packet would be
+// refused if the kernel's translation has just been unhooked. See TCP_QUICKACK in tcp(7).
 func (c *Conn) acknowledge() {
 	tcp, ok := c.conn.(*net.TCPConn)
 	if !ok {
@@ -227,11 +228,11 @@ func (c *Conn) exchange(ctx context.Context, request string) (Answer, error) {
 	}
 }
 
-// errBroken is the end of a connection that had been made.
+// errBroken is the end of an established connection.
 var errBroken = errors.New("connection broken")
 
-// broken tells the end of a connection from the refusal of one, which for UDP
-// comes with the first reading.
+// broken distinguishes the end of a connection from a refusal, which UDP reports with the
+// first read.
 func (c *Conn) broken(err error) error {
 	if !c.udp() && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("%w: %w", errBroken, err)
@@ -239,22 +240,22 @@ func (c *Conn) broken(err error) error {
 	return err
 }
 
-// discarded reports that a rule of the client's own host stopped the packet,
-// which the writer of a UDP packet is told. Whether the rule answers with a
-// refusal or with silence the reading shows, as it does for packets that are
-// stopped on the way.
+// discarded returns whether a rule of the client's own host dropped the packet. The
+// kernel reports EPERM to the writer of a UDP packet (kernel: net/netfilter/core.c). The
+// read shows whether the rule also sends a refusal, as for packets that are stopped on
+// the way.
 func (c *Conn) discarded(err error) bool { return c.udp() && errors.Is(err, unix.EPERM) }
 
 func (c *Conn) udp() bool { return c.conn.LocalAddr().Network() == "udp" }
 
 func (c *Conn) from() netip.AddrPort {
-	// What the net package prints for a connected socket it can parse.
+	// The net package prints an address that can be parsed for a connected socket.
 	from, _ := netip.ParseAddrPort(c.conn.LocalAddr().String())
 	return from
 }
 
-// Close ends the conversation. TCP and SCTP are reset, so that thousands of clients
-// leave no waiting sockets behind.
+// Close closes the connection. TCP and SCTP are reset, so that thousands of clients leave
+// no sockets in TIME_WAIT. See SO_LINGER in socket(7).
 func (c *Conn) Close() error {
 	if tcp, ok := c.conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -262,8 +263,8 @@ func (c *Conn) Close() error {
 	return c.conn.Close()
 }
 
-// outcome sorts errors of the network into outcomes; others, and the end of
-// ctx, stay errors.
+// outcome converts network errors to outcomes. Other errors, and the end of ctx, stay
+// errors.
 func outcome(ctx context.Context, err error) (Answer, error) {
 	var timeout net.Error
 	switch {

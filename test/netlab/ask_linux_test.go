@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rules has the node send TCP port 80 of to a pod, masqueraded, and drop port 81.
+// rules adds rules on the node that send TCP port 80 to a pod, masqueraded, and drop port
+// 81.
 func rules(t *testing.T, node *Host, to netip.AddrPort) {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(node.ns)))
@@ -48,8 +49,9 @@ func rules(t *testing.T, node *Host, to netip.AddrPort) {
 	}
 }
 
-// TestClientPortsRotate has each client get a port of its own, whatever protocol
-// the one before spoke, and pass over one that somebody has, or that it asks itself.
+// TestClientPortsRotate checks that each client gets a port of its own, whatever protocol
+// the previous client used. Ports in use are skipped, and so is the port that the client
+// dials.
 func TestClientPortsRotate(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
@@ -116,7 +118,7 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// acceptAndClose accepts connections on port 8081 and closes them when spoken to.
+// acceptAndClose accepts connections on port 8081 and closes them on the first data.
 func acceptAndClose(t *testing.T, h *Host) {
 	t.Helper()
 	l, err := h.Listen(t.Context(), "tcp", netip.AddrPortFrom(h.IPv4, 8081).String())
@@ -150,7 +152,8 @@ func TestEveryRefusalArrives(t *testing.T) {
 	}
 }
 
-// UDP that a host's own rules stop looks as if it were stopped on the way.
+// TestOwnRules checks UDP packets that the client's own rules drop. The result must be
+// the same as for packets dropped on the way.
 func TestOwnRules(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}})
 	pod := lab.Host("pod")
@@ -243,7 +246,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// until polls for something that must come about soon.
+// until polls for a condition that must soon hold.
 func until(t *testing.T, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)

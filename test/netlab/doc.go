@@ -1,11 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netlab makes small networks of Linux network namespaces, for live
-// tests and the demo: two nodes, pods on both, clients outside the cluster,
-// echo servers, and questions that tell which server answered and what it saw
-// of the client. It needs no external program. What the node forwards is left
-// to the proxy under test.
+// Package netlab builds small networks of Linux network namespaces for live tests and the
+// demo: two nodes, pods on both, clients outside the cluster, and echo servers. Requests
+// report which server answered and which client address it saw. It needs no external
+// program. The caller decides which hosts exist; the proxy under test decides what the
+// node forwards.
 //
 // Every lab looks the same; only the number of pods and clients differs:
 //
@@ -22,12 +22,12 @@
 //	        192.0.2.100 ...               gateway 192.0.2.1
 //	        clients                       (answers "unreachable")
 //
-// All of it has IPv6 as well, with the same last number: 2001:db8:2::10,
-// fd00:10:244:1::11, 2001:db8:2::100. Clients and node-b send everything that
-// is not on the LAN to node-a, so they may dial any Service address; node-a
-// sends what it does not know to the gateway, so an address that nobody
-// forwards is unreachable at once, while a dropped packet is met by silence.
+// All hosts have IPv6 as well, with the same last number: 2001:db8:2::10,
+// fd00:10:244:1::11, 2001:db8:2::100. Clients and node-b send everything that is not on
+// the LAN to node-a, so they may dial any Service address. node-a sends unknown
+// destinations to the gateway, so an address that is not forwarded is unreachable at
+// once, while a dropped packet times out.
 //
-// The namespaces have no names in the file system. Whatever way the program
-// ends, the kernel takes them away with it.
+// The namespaces have no names in the file system. The kernel removes them when the
+// program ends, in whatever way.
 package netlab

@@ -14,9 +14,9 @@ import (
 	"sync"
 )
 
-// Echo is a server on TCP, UDP and, where SCTP reports true, SCTP that answers each line with one line: the
-// request, the server's name, its own address, and the client's address as the
-// server saw it.
+// Echo is a server on TCP, UDP and, where SCTP reports true, SCTP. It answers each line
+// with one line: the request, the server's name, its own address, and the client's
+// address as the server saw it.
 type Echo struct {
 	name      string
 	listeners []net.Listener
@@ -27,8 +27,7 @@ type Echo struct {
 	conns map[net.Conn]bool // nil once closed
 }
 
-// Echo starts an echo server on both of h's addresses. An empty name stands
-// for h's own.
+// Echo starts an echo server on both of h's addresses. An empty name stands for h's own.
 func (h *Host) Echo(name string, port uint16) (*Echo, error) {
 	if name == "" {
 		name = h.Name
@@ -106,7 +105,7 @@ func (e *Echo) accept(l net.Listener) {
 	}
 }
 
-// track notes c for Close, and reports false where that has begun.
+// track records c for Close. It returns false if Close has begun.
 func (e *Echo) track(c net.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,7 +142,7 @@ func (e *Echo) answerPackets(c net.PacketConn) {
 			continue // an ICMP message about an earlier answer
 		}
 		line := e.answer(strings.TrimSpace(string(buf[:n])), c.LocalAddr(), from)
-		// A client that has gone is no concern of the server's.
+		// A client that has gone is not an error of the server.
 		_, _ = c.WriteTo([]byte(line+"\n"), from)
 	}
 }
@@ -152,7 +151,7 @@ func (e *Echo) answer(request string, local, remote net.Addr) string {
 	return fmt.Sprintf("%s %s %s %s", request, e.name, local, remote)
 }
 
-// parseAnswer reads what answer wrote, apart from the request.
+// parseAnswer parses the part of an echo line after the request.
 func parseAnswer(request, line string) (Answer, error) {
 	fields := strings.Fields(line)
 	if len(fields) != 4 || fields[0] != request {

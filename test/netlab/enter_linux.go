@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotAllowed means that this process may not make network namespaces.
+// ErrNotAllowed means that this process may not create network namespaces.
 var ErrNotAllowed = errors.New("making network namespaces needs root, or a system that lets users make namespaces " +
 	"(sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)")
 
 // reexecVariable marks a program that Enter has started again.
 const reexecVariable = "NETLAB_INSIDE"
 
-// Enter makes sure that this process may make network namespaces. Root may;
-// anybody else's program is started again, with the same arguments, in a user
-// namespace of which it is root. In that case Enter does not return: the
-// process ends as its second self did. Call it first thing in main.
+// Enter makes sure that this process may create network namespaces. Root may. For another
+// user, it starts the program again, with the same arguments, as root of a user
+// namespace, see user_namespaces(7). Enter does not return in that case: the process
+// exits with the exit code of the second one. Call it first in main.
 func Enter() error {
 	err := Allowed()
 	if err == nil || os.Getenv(reexecVariable) != "" {
@@ -38,9 +38,9 @@ func Enter() error {
 	return nil
 }
 
-// Main is Enter for a TestMain: it runs the tests, in a user namespace if
-// need be, and returns the exit code. Where no namespaces are allowed the
-// tests run all the same and Start skips the live ones.
+// Main is Enter for a TestMain: it runs the tests, in a user namespace if necessary, and
+// returns the exit code. If namespaces are not allowed, the tests run all the same and
+// Start skips the live ones.
 func Main(run func() int) int {
 	if err := Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -48,8 +48,7 @@ func Main(run func() int) int {
 	return run()
 }
 
-// Allowed tells whether this process may make network namespaces: nil or
-// ErrNotAllowed.
+// Allowed returns nil if this process may create network namespaces, else ErrNotAllowed.
 func Allowed() error {
 	result := make(chan error)
 	go onThread(func() bool {
@@ -63,11 +62,10 @@ func Allowed() error {
 	return <-result
 }
 
-// reexec runs this program in a new user namespace and returns its exit code.
-// The parent's own death takes the child with it; the terminal's interrupts
-// reach both.
+// reexec runs this program in a new user namespace and returns its exit code. The child
+// dies with the parent; interrupts from the terminal reach both.
 func reexec() (int, error) {
-	// By its path the program may be out of reach for this user.
+	// The path of the program may be inaccessible for this user.
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -78,7 +76,7 @@ func reexec() (int, error) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,
 	}
-	// Not ignored, which the child would inherit.
+	// A handler, as the child would inherit an ignored signal, see signal(7).
 	interrupts := make(chan os.Signal, 1)
 	signal.Notify(interrupts, os.Interrupt)
 	defer signal.Stop(interrupts)
@@ -88,7 +86,7 @@ func reexec() (int, error) {
 		if err != nil {
 			err = fmt.Errorf("%w: %w", ErrNotAllowed, err)
 		} else if err = cmd.Wait(); errors.As(err, new(*exec.ExitError)) {
-			err = nil // the exit code tells
+			err = nil // the exit code is the result
 		}
 		result <- err
 		return true

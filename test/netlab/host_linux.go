@@ -25,15 +25,15 @@ import (
 // Host is one machine of a Lab: a network namespace.
 type Host struct {
 	Name string
-	// IPv4 and IPv6 are its addresses: a node's and a client's on the LAN,
-	// a pod's in the pod network.
+	// IPv4 and IPv6 are its addresses: on the LAN for a node or a client, in the pod
+	// network for a pod.
 	IPv4, IPv6 netip.Addr
 
 	ns   netns.NsHandle
 	link *netlink.Handle
-	// worker runs in the thread that made the namespace and lives as long
-	// as the Host, which makes it a safe parent: a process that is to die
-	// with its parent dies with the parent's thread.
+	// worker runs in the thread that created the namespace, and lives as long as the
+	// Host. So it is a safe parent: PR_SET_PDEATHSIG refers to the parent's thread, see
+	// prctl(2).
 	worker chan func()
 	ports  atomic.Uint32 // that clients were given so far
 
@@ -85,9 +85,9 @@ func (h *Host) open() error {
 	return nil
 }
 
-// onThread runs fn on a thread of its own. If fn returns true, the thread is
-// fit for other use, else it ends. It is never the process's first thread,
-// which cannot end and by whose namespaces others judge the whole process.
+// onThread runs fn on a thread of its own. If fn returns true, the thread may be used
+// again, else it ends. It never uses the first thread of the process. That thread cannot
+// end, and /proc/PID/ns shows its namespaces as those of the process.
 func onThread(fn func() bool) {
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
@@ -105,9 +105,8 @@ func onThread(fn func() bool) {
 	runtime.UnlockOSThread()
 }
 
-// Do runs fn in h's namespace and returns its error. Sockets and processes
-// that fn itself makes belong to h for ever; goroutines that fn starts do not
-// run in h.
+// Do runs fn in h's namespace and returns its error. Sockets and processes that fn itself
+// creates stay in h; goroutines that fn starts do not run in h.
 func (h *Host) Do(fn func() error) error {
 	result := make(chan error, 1)
 	go onThread(func() bool {
@@ -129,8 +128,8 @@ func (h *Host) Do(fn func() error) error {
 	return <-result
 }
 
-// enter moves the calling thread into h's namespace. A dial that nobody waits for
-// may come as the Lab is closed: it must not see the handle go.
+// enter moves the calling thread into h's namespace. A dial may still run while the Lab
+// is closed, so enter guards the namespace handle.
 func (h *Host) enter() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,9 +174,8 @@ func (h *Host) ListenPacket(ctx context.Context, network, addr string) (net.Pack
 	return c, err
 }
 
-// Start starts cmd on h. It is killed, or gets the Pdeathsig it names, when the
-// Lab is closed or this program ends in whatever way. The caller waits for it
-// as usual.
+// Start starts cmd on h. The process is killed, or gets the Pdeathsig of cmd, when the
+// Lab is closed or this program ends. The caller waits for it as usual.
 func (h *Host) Start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -208,7 +206,7 @@ func (h *Host) AddAddr(a netip.Addr) error {
 	})
 }
 
-// DelAddr takes an address added with AddAddr away.
+// DelAddr removes an address that AddAddr added.
 func (h *Host) DelAddr(a netip.Addr) error {
 	link, err := h.link.LinkByName("eth0")
 	if err != nil {
@@ -221,14 +219,14 @@ func (h *Host) DelAddr(a netip.Addr) error {
 	return nil
 }
 
-// atClose has fn called when the Lab is closed.
+// atClose registers fn for the close of the Lab.
 func (h *Host) atClose(fn func() error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closers = append(h.closers, fn)
 }
 
-// close ends what was started on h and lets go of its namespace.
+// close ends everything that was started on h and closes its namespace.
 func (h *Host) close() error {
 	h.mu.Lock()
 	closers := h.closers

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Isolate has cmd run as root in a network namespace of its own, which goes with
-// it. Where users may make namespaces it needs no rights.
+// Isolate configures cmd to run as root in a network namespace of its own, which ends
+// with cmd. It needs no privileges if users may create user namespaces.
 func Isolate(cmd *exec.Cmd) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}

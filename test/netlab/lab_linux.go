@@ -8,21 +8,20 @@ import (
 	"fmt"
 )
 
-// Config says what to build. Names become interface names ("veth-" before
-// them), so they have at most ten characters, and none occurs twice.
+// Config describes a Lab. Names become interface names with the prefix "veth-", so they
+// have at most ten characters, and no name occurs twice.
 type Config struct {
 	Pods    []string // on node-a: 10.244.1.11, .12 and so on
 	Remote  []string // pods on node-b: 10.244.2.11 and so on
 	Clients []string // on the LAN: 192.0.2.100 and so on
-	// Bridge, if not empty, is a bridge on node-a of this name that its pods
-	// hang on. Without it node-a has an interface "veth-NAME" for each pod,
-	// as node-b always does.
+	// Bridge, if not empty, is the name of a bridge on node-a to which its pods are
+	// attached. Without it node-a has an interface "veth-NAME" for each pod, as node-b
+	// always does.
 	Bridge string
 }
 
-// ClusterCIDR is where pods of all nodes get their addresses from, in the form
-// of the flag --cluster-cidr. The pods of node-a are in 10.244.1.0/24 and
-// fd00:10:244:1::/64.
+// ClusterCIDR contains the pod addresses of all nodes, in the form of the flag
+// --cluster-cidr. The pods of node-a are in 10.244.1.0/24 and fd00:10:244:1::/64.
 const ClusterCIDR = "10.244.0.0/16,fd00:10:244::/48"
 
 // The names of the two nodes.
@@ -36,7 +35,7 @@ type Lab struct {
 	Node  *Host // node-a, where the proxy is to run
 	Other *Host // node-b, a plain router for its pods
 
-	lan, gateway *Host // the bridge all are on; where packets end that nobody wants
+	lan, gateway *Host // lan is the bridge that connects all; gateway refuses unknown destinations
 	hosts        map[string]*Host
 }
 
@@ -71,7 +70,7 @@ func (c Config) check() error {
 	return nil
 }
 
-// build makes the namespaces from the middle of the picture outwards.
+// build creates the namespaces, those in the middle of the picture first.
 func (l *Lab) build(cfg Config) error {
 	var err error
 	if l.lan, err = l.addHost(lanName); err != nil {
@@ -118,9 +117,8 @@ func (l *Lab) build(cfg Config) error {
 // Host returns the node, pod or client of that name, nil if there is none.
 func (l *Lab) Host(name string) *Host { return l.hosts[name] }
 
-// Close ends the processes that were started in the lab, closes its echo
-// servers and lets go of the namespaces, which the kernel then takes away with
-// everything in them.
+// Close ends the processes that were started in the lab, closes its echo servers and its
+// namespaces. The kernel then removes the namespaces with everything in them.
 func (l *Lab) Close() error {
 	var errs []error
 	for _, h := range l.hosts {
@@ -137,8 +135,8 @@ type TB interface {
 	Skipf(format string, args ...any)
 }
 
-// Start builds a network for one test and closes it with the test. Where
-// namespaces are not allowed at all the test is skipped.
+// Start builds a network for one test and closes it with the test. If namespaces are not
+// allowed, the test is skipped.
 func Start(t TB, cfg Config) *Lab {
 	t.Helper()
 	l, err := New(cfg)

@@ -20,7 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// role makes the test program do something else, as a process in a lab.
+// role selects another role of the test program, as a process in a lab.
 const role = "NETLAB_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -69,7 +69,7 @@ func ask(t *testing.T, h *Host, q Query) Answer {
 	return a
 }
 
-// forms are the ways to ask.
+// forms are the combinations of protocol and client address.
 var forms = []struct {
 	proto string
 	like  netip.Addr
@@ -100,9 +100,9 @@ func TestAllHostsReachable(t *testing.T) {
 	}
 }
 
-// checkDirect asks in every form and expects that nothing on the way changed
-// an address, except that a node uses its address in the pod network towards
-// pods that it holds.
+// checkDirect sends a request in every form, and expects that no address was translated.
+// The exception is a node, which uses its address in the pod network towards its own
+// pods.
 func checkDirect(t *testing.T, from, to *Host) {
 	t.Helper()
 	for _, f := range forms {
@@ -138,7 +138,7 @@ func TestSourceOfChoice(t *testing.T) {
 		"address only":     netip.AddrPortFrom(second, 0),
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, proto := range []string{"tcp", "udp", "tcp", "udp"} { // again at once, too
+			for _, proto := range []string{"tcp", "udp", "tcp", "udp"} { // repeated at once, too
 				a := ask(t, client, Query{Proto: proto, To: netip.AddrPortFrom(pod.IPv4, 8080), From: from})
 				if from.Addr().IsValid() && a.Client.Addr() != from.Addr() {
 					t.Errorf("%s client seen as %s, want %s", proto, a.Client, from)
@@ -157,7 +157,8 @@ func TestSourceOfChoice(t *testing.T) {
 	}
 }
 
-// Nobody has to wait before he uses an address, be it of the lab or added later.
+// TestAddressesUsableAtOnce checks that an address of the lab, or one added later, can be
+// used without a delay.
 func TestAddressesUsableAtOnce(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	inUse := func(h *Host, a netip.Addr) {
@@ -251,7 +252,7 @@ func TestDoRestoresNamespace(t *testing.T) {
 
 func TestWithoutRoot(t *testing.T) {
 	if os.Getuid() != 0 || os.Getenv(reexecVariable) != "" {
-		return // this very run is without root
+		return // this run is not root
 	}
 	if err := Allowed(); err != nil {
 		t.Skip(err)

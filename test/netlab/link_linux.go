@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addPair makes two connected interfaces, name on h and peerName on peer,
-// starts both and returns the first.
+// addPair creates a veth pair, name on h and peerName on peer, sets both up and returns
+// the first. See veth(4).
 func (h *Host) addPair(name string, peer *Host, peerName string) (netlink.Link, error) {
 	veth := netlink.NewVeth(netlink.LinkAttrs{Name: name})
 	veth.PeerName, veth.PeerNamespace = peerName, netlink.NsFd(peer.ns)
@@ -48,7 +48,7 @@ func (h *Host) linkUp(name string) error {
 	return nil
 }
 
-// addBridge makes a bridge that forwards from the first moment.
+// addBridge creates a bridge that forwards from the first moment.
 func (h *Host) addBridge(name string, addrs []netip.Prefix) error {
 	off := false
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}, MulticastSnooping: &off}
@@ -72,10 +72,10 @@ func (h *Host) plug(port netlink.Link, bridge string) error {
 	return nil
 }
 
-// plugPod lets a pod reach itself through the bridge. A kernel that shows
-// bridged packets to the rules forwards what these send back to the same port
-// without routing it, and a bridge drops that unless it is told otherwise, as
-// CNI plugins do.
+// plugPod lets a pod reach itself through the bridge. With br_netfilter, packets
+// translated back to the same port are forwarded without routing, and a bridge drops such
+// packets unless its port is in hairpin mode, see bridge(8). CNI plugins set the same
+// mode.
 func (h *Host) plugPod(port netlink.Link, bridge string) error {
 	if err := h.plug(port, bridge); err != nil {
 		return err
@@ -86,8 +86,7 @@ func (h *Host) plugPod(port netlink.Link, bridge string) error {
 	return nil
 }
 
-// addAddrs adds addresses that may be used at once: nobody is asked whether
-// they are taken.
+// addAddrs adds addresses that may be used at once, without duplicate address detection.
 func (h *Host) addAddrs(dev string, addrs []netip.Prefix) error {
 	link, err := h.link.LinkByName(dev)
 	if err != nil {
@@ -105,7 +104,7 @@ func (h *Host) addAddrs(dev string, addrs []netip.Prefix) error {
 	return nil
 }
 
-// addLinkRoutes makes prefixes neighbours on dev.
+// addLinkRoutes makes prefixes reachable on dev without a gateway.
 func (h *Host) addLinkRoutes(dev string, prefixes []netip.Prefix) error {
 	link, err := h.link.LinkByName(dev)
 	if err != nil {
@@ -141,13 +140,13 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// linkTimeout is how long interfaces may take to start. The kernel has one
-// thread for that and much else.
+// linkTimeout is how long interfaces may take to start. The kernel has one work queue for
+// that and much else.
 const linkTimeout = time.Minute
 
-// awaitLinks waits until every interface is up for packets too. A link starts
-// asynchronously, and until then loses what it is given, so that the first
-// question of a test might come a second late.
+// awaitLinks waits until every interface can transmit. A link starts asynchronously and
+// drops packets until then, so that the first request of a test might be answered a
+// second late.
 func (l *Lab) awaitLinks() error {
 	deadline := time.Now().Add(linkTimeout)
 	for _, h := range l.hosts {
@@ -164,7 +163,7 @@ func (h *Host) awaitLinks(deadline time.Time, waiting func() (string, error)) er
 		name, err := waiting()
 		switch {
 		case errors.Is(err, netlink.ErrDumpInterrupted):
-			name = "whose addresses change" // now, and not when it is asked again
+			name = "whose addresses change" // interrupted; the next call reads again
 		case err != nil:
 			return err
 		case name == "":
@@ -176,8 +175,8 @@ func (h *Host) awaitLinks(deadline time.Time, waiting func() (string, error)) er
 	}
 }
 
-// notReady names an interface of h that is not up, has no IPv6 address of its own
-// or one that is not in use yet, "" if there is none.
+// notReady names an interface of h that is not up, has no IPv6 link-local address, or has
+// a tentative one. It returns "" if there is none.
 func (h *Host) notReady() (string, error) {
 	links, err := h.link.LinkList()
 	if err != nil {
@@ -202,7 +201,7 @@ func (h *Host) notReady() (string, error) {
 	return "", nil
 }
 
-// empty reports that link is a bridge without ports, which never comes up.
+// empty returns whether link is a bridge without ports, which never comes up.
 func empty(link netlink.Link, all []netlink.Link) bool {
 	if link.Type() != "bridge" {
 		return false
@@ -215,8 +214,8 @@ func empty(link netlink.Link, all []netlink.Link) bool {
 	return true
 }
 
-// usable reports that a link-local address is among addrs and none of them is
-// still being tried.
+// usable returns whether addrs include a link-local address and none of them is
+// tentative.
 func usable(addrs []netlink.Addr) bool {
 	own := false
 	for _, a := range addrs {
@@ -228,9 +227,9 @@ func usable(addrs []netlink.Addr) bool {
 	return own
 }
 
-// routed reports that what comes to any of addrs is taken in. The kernel adds the
-// route for that in a thread of its own, after it gave the address: until then an
-// answer to it, a refusal for instance, is lost.
+// routed returns whether packets to any of addrs are accepted. The kernel adds the local
+// route asynchronously after the address. Until then an answer to the address, such as a
+// refusal, is lost.
 func (h *Host) routed(addrs []netlink.Addr) (bool, error) {
 	for _, a := range addrs {
 		if a.IP.IsLinkLocalUnicast() {

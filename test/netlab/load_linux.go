@@ -14,36 +14,36 @@ import (
 	"time"
 )
 
-// Load opens connections all the time, asks each one question, closes it and
-// counts.
+// Load opens connections continuously. It sends one request on each, closes it and counts
+// the result.
 type Load struct {
 	host      *Host
 	query     Query
 	pause     time.Duration
 	ctx       context.Context
 	cancel    context.CancelFunc
-	remaining chan struct{} // a token for each connection still to be made; nil: no end
+	remaining chan struct{} // a token for each connection left to open; nil for no limit
 	done      sync.WaitGroup
 
 	mu     sync.Mutex
 	report Report
 }
 
-// LoadConfig says what a Load does.
+// LoadConfig configures a Load.
 type LoadConfig struct {
 	Query   Query
-	Workers int // how many connect at the same time
+	Workers int // how many connect in parallel
 	Total   int // how many connections in all; 0 means until Stop
-	// Pause is how long each worker rests between two connections, so that a
-	// load leaves something of a small machine to others.
+	// Pause is the pause of each worker between two connections. It leaves computing time
+	// of a small machine to others.
 	Pause time.Duration
 }
 
-// Report counts what a Load met with.
+// Report counts the results of a Load.
 type Report struct {
 	Connections int
 	Outcomes    map[Outcome]int
-	Backends    map[string]*Seen // those that answered, by name
+	Backends    map[string]*Seen // by name
 	Errors      []error          // at most ten, of failures that are no outcome
 	Losses      []Loss           // at most ten, of connections that were not answered
 }
@@ -55,11 +55,11 @@ type Loss struct {
 	Outcome
 }
 
-// Seen tells when a backend answered.
+// Seen holds when a backend answered.
 type Seen struct {
 	Count       int
 	First, Last time.Time
-	LastAt      int // which connection, counted from 1, it answered last
+	LastAt      int // number of the last connection that it answered, from 1
 }
 
 // Lost returns the number of connections without an answer.
@@ -83,8 +83,8 @@ func (r Report) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Load starts a load from h, which runs until it is stopped, has made as many
-// connections as it should, or ctx ends.
+// Load starts a load from h. It runs until it is stopped, has opened the configured
+// number of connections, or ctx ends.
 func (h *Host) Load(ctx context.Context, cfg LoadConfig) *Load {
 	l := &Load{host: h, query: cfg.Query, pause: cfg.Pause}
 	l.report = Report{Outcomes: map[Outcome]int{}, Backends: map[string]*Seen{}}
@@ -113,8 +113,8 @@ func (l *Load) work() {
 				return
 			}
 		}
-		// The end of the load lets the last question be answered, so that no
-		// connection is counted as lost for it.
+		// The end of the load does not cut off the last request, so that it is not
+		// counted as lost.
 		asked := time.Now()
 		a, err := l.host.Ask(context.WithoutCancel(l.ctx), l.query)
 		l.count(asked, a, err)
@@ -175,8 +175,8 @@ func (l *Load) Report() Report {
 	return r
 }
 
-// Wait waits until every connection has been made and returns the counts. A
-// load without a Total ends with Stop only.
+// Wait waits until every connection has been opened and returns the counts. A load
+// without a Total ends only with Stop.
 func (l *Load) Wait() Report {
 	l.done.Wait()
 	l.cancel()

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InNamespace runs fn on a thread in a network namespace of its own, which goes with the
-// thread, and waits for it. fn may end its goroutine, as a test does that fails.
-// Without the rights of root the test is skipped.
+// InNamespace runs fn on a thread in a network namespace of its own, which ends with the
+// thread, and waits for it. fn may end its goroutine, as a failing test does. Without
+// root privileges the test is skipped.
 func InNamespace(t TB, fn func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {

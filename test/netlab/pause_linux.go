@@ -12,13 +12,12 @@ import (
 	"time"
 )
 
-// pauseTimeout is how long a process may take to stop, on a machine that may
-// be very busy.
+// pauseTimeout is how long a process may take to stop on a very busy machine.
 const pauseTimeout = 2 * time.Minute
 
-// Pause stops a process without ending it, and returns when it has stopped: the
-// kernel still accepts its connections and what is sent on them, and nobody
-// ever answers. SIGCONT lets it go on.
+// Pause stops a process without ending it, and returns when it has stopped. The kernel
+// still accepts its connections and data for it, but the process does not answer. SIGCONT
+// resumes it.
 func Pause(pid int) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("halt process %d: %w", pid, err)
@@ -31,8 +30,8 @@ func Pause(pid int) error {
 	return nil
 }
 
-// paused reports that every thread of a process has stopped. A signal reaches
-// them one after the other.
+// paused returns whether every thread of a process has stopped. The signal reaches
+// threads one after the other.
 func paused(pid int) bool {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil || len(tasks) == 0 {
@@ -43,7 +42,8 @@ func paused(pid int) bool {
 		if err != nil {
 			return false
 		}
-		// The name before the state may hold any character.
+		// The command name before the state may contain any character, see
+		// proc_pid_stat(5).
 		i := bytes.LastIndexByte(text, ')')
 		if i < 0 || !bytes.HasPrefix(text[i+1:], []byte(" T")) {
 			return false

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SCTP reports whether this kernel has sockets for SCTP. Not every kernel has.
+// SCTP returns whether this kernel has sockets for SCTP, which are optional, see sctp(7).
 func SCTP() bool {
 	fd, err := sctpSocket(netip.IPv4Unspecified())
 	if err != nil {
@@ -23,8 +23,8 @@ func SCTP() bool {
 	return unix.Close(fd) == nil
 }
 
-// sctpSocket makes a socket that behaves as one for TCP does. Package net
-// takes it over as such, once it listens or is connected.
+// sctpSocket returns a one-to-one style socket, which behaves like one for TCP. Package
+// net can use it as a TCP socket once it listens or is connected.
 func sctpSocket(like netip.Addr) (int, error) {
 	family := unix.AF_INET6
 	if like.Is4() {
@@ -58,9 +58,9 @@ func (h *Host) listenSCTP(at netip.AddrPort) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// dialSCTP connects as q says. The socket gets the one address that packets
-// leave with, or else it would offer the server all that h has, and has
-// refusals told, which the kernel keeps to itself otherwise.
+// dialSCTP connects as q describes. It binds the socket to the one address that packets
+// leave with, as it would offer all addresses of h to the server otherwise. It also
+// enables the reporting of refusals, which the kernel hides by default.
 func (h *Host) dialSCTP(ctx context.Context, q Query) (net.Conn, error) {
 	from, err := h.source(ctx, q)
 	if err != nil {
@@ -93,7 +93,7 @@ func (h *Host) dialSCTP(ctx context.Context, q Query) (net.Conn, error) {
 	return net.FileConn(f)
 }
 
-// source is the address from which h reaches q's, as a route has it.
+// source is the address from which h reaches the server of q according to the routes.
 func (h *Host) source(ctx context.Context, q Query) (netip.AddrPort, error) {
 	if q.From.Addr().IsValid() {
 		return q.From, nil

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// What may become of a question over SCTP, and who it comes from.
+// TestSCTP checks the outcomes of requests over SCTP, and the client addresses that
+// servers see.
 func TestSCTP(t *testing.T) {
 	if !SCTP() {
 		t.Skip("this kernel has no sockets for SCTP")
@@ -62,7 +63,7 @@ func TestSCTP(t *testing.T) {
 	converse(t, client, pod, echo)
 }
 
-// converse asks more than once over SCTP, until the server has gone.
+// converse sends several requests over SCTP, until the server has gone.
 func converse(t *testing.T, client, pod *Host, echo *Echo) {
 	t.Helper()
 	c, a, err := client.Open(t.Context(), Query{Proto: "sctp", To: netip.AddrPortFrom(pod.IPv6, 8080)})

@@ -5,9 +5,8 @@ package netlab
 
 import "net"
 
-// Serve has talk serve each that connects to l, at the same time, and closes
-// the connection when talk returns. It ends when l is closed. What talk is still
-// busy with then goes on.
+// Serve calls talk for each connection to l, in parallel, and closes the connection when
+// talk returns. It ends when l is closed. Calls of talk that are running then go on.
 func Serve(l net.Listener, talk func(net.Conn)) {
 	for {
 		c, err := l.Accept()

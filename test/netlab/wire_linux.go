@@ -20,9 +20,9 @@ const (
 	maxHosts    = 80 // keeps the last numbers of clients below 180
 )
 
-// sysctls are set in each namespace before it has any interface. They are
-// written even where they are the kernel's defaults: some distributions have
-// others, and a new namespace may inherit them.
+// sysctls are set in each namespace before it has any interface. They are written even if
+// they are the kernel's defaults: some distributions change them, and a new namespace may
+// inherit them.
 var sysctls = []struct{ name, value string }{
 	{"net/ipv4/conf/all/rp_filter", "2"},
 	{"net/ipv4/conf/default/rp_filter", "2"},
@@ -36,17 +36,17 @@ var sysctls = []struct{ name, value string }{
 	{"net/ipv6/conf/default/accept_redirects", "0"},
 	{"net/ipv6/conf/default/accept_ra", "0"},
 	{"net/ipv6/conf/default/accept_dad", "0"},
-	// Refusals of UDP are ICMP messages. A test may cause many in a second,
-	// and each must arrive. The masks name the types that are limited, by
-	// destination and by the whole system's budget: here none, and one that
-	// is no error.
+	// A refusal of UDP is an ICMP message. A test may cause many in a second, and each
+	// must arrive. The masks select the ICMP types that are rate limited, per destination
+	// and for the whole system: here none, and one that is no error. See icmp_ratemask in
+	// https://docs.kernel.org/networking/ip-sysctl.html
 	{"net/ipv4/icmp_ratemask", "0"},
 	{"net/ipv6/icmp/ratemask", "128"},
-	// A load opens many thousand connections from one address. NodePorts and
-	// those of the proxy itself, 10249 and 10256, are left to those who ask for
-	// them, as are all others below: ports that were merely reserved, within the
-	// range, would have every twentieth connection take the first one behind
-	// them, one after the other.
+	// A load opens many thousand connections from one address. NodePorts and the ports of
+	// the proxy itself, 10249 and 10256, are below the range, and so are all others that
+	// a test may listen on. Reserving them within the range would be slow: every
+	// twentieth connection would search for the first port behind them, one after the
+	// other.
 	{"net/ipv4/ip_local_port_range", fmt.Sprintf("%d %d", firstPort, lastPort)},
 }
 
@@ -56,7 +56,7 @@ var routing = []struct{ name, value string }{
 	{"net/ipv6/conf/all/forwarding", "1"},
 }
 
-// defaultRoutes is what a default route is for.
+// defaultRoutes are the destinations of default routes.
 var defaultRoutes = []netip.Prefix{
 	netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 }
@@ -72,7 +72,7 @@ func (h *Host) setSysctls(list []struct{ name, value string }) error {
 	})
 }
 
-// addHost makes a namespace with nothing but a loopback interface.
+// addHost creates a namespace with only a loopback interface.
 func (l *Lab) addHost(name string) (*Host, error) {
 	h, err := newHost(name)
 	if err != nil {
@@ -85,7 +85,7 @@ func (l *Lab) addHost(name string) (*Host, error) {
 	return h, h.linkUp("lo")
 }
 
-// addLANHost makes a namespace that is on the LAN.
+// addLANHost creates a namespace on the LAN.
 func (l *Lab) addLANHost(name string, number int) (*Host, error) {
 	h, err := l.addHost(name)
 	if err != nil {
@@ -103,7 +103,7 @@ func (l *Lab) addLANHost(name string, number int) (*Host, error) {
 	return h, h.addAddrs("eth0", lanPrefixes(h))
 }
 
-// addNode makes a router on the LAN.
+// addNode creates a router on the LAN.
 func (l *Lab) addNode(name string, number int) (*Host, error) {
 	h, err := l.addLANHost(name, number)
 	if err != nil {
@@ -112,8 +112,8 @@ func (l *Lab) addNode(name string, number int) (*Host, error) {
 	return h, h.setSysctls(routing)
 }
 
-// addClient makes a host outside the cluster, whose way to everything is
-// node-a; only what node-b holds it reaches directly, as the answers do.
+// addClient creates a host outside the cluster with a default route to node-a. It reaches
+// the pods of node-b directly, as their answers take the direct route.
 func (l *Lab) addClient(name string, number int) error {
 	h, err := l.addLANHost(name, number)
 	if err != nil {
@@ -125,8 +125,8 @@ func (l *Lab) addClient(name string, number int) error {
 	return h.addRoutes(podPrefixes(2), l.Other)
 }
 
-// connectNodes gives each node, and the gateway, the way to the nodes' pods,
-// and sends the rest to where the package comment says.
+// connectNodes gives each node, and the gateway, routes to the nodes' pods, and default
+// routes as in the package comment.
 func (l *Lab) connectNodes() error {
 	for _, r := range []struct {
 		from, via *Host
@@ -145,8 +145,9 @@ func (l *Lab) connectNodes() error {
 	return l.gateway.prohibitRest(l.Other)
 }
 
-// prohibitRest answers all that it is asked to forward with an ICMP message.
-// A prohibiting route would, too, but only about once a second.
+// prohibitRest answers all packets that it should forward with an ICMP message. A
+// prohibit route would do the same, but only about once a second (kernel: ip_error in
+// net/ipv4/route.c).
 func (h *Host) prohibitRest(anywhere *Host) error {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(h.ns)))
 	if err != nil {
@@ -163,12 +164,12 @@ func (h *Host) prohibitRest(anywhere *Host) error {
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("%s: add nftables rule: %w", h.Name, err)
 	}
-	// A packet without a route would not get as far as the rule.
+	// A packet without a route would not reach the rule.
 	return h.addDefault(anywhere)
 }
 
-// pod says where a pod is to be: on which node, in that node's network number
-// net, on which bridge, if any.
+// pod describes the place of a pod: its node, the number net of that node's pod network,
+// and a bridge, which may be empty.
 type pod struct {
 	name   string
 	node   *Host
@@ -176,9 +177,9 @@ type pod struct {
 	bridge string
 }
 
-// addPod makes a pod with a single address per family, no neighbours and one
-// route, to the node: the way of CNI plugins that route, so that all its
-// traffic passes the node's rules.
+// addPod creates a pod with a single address per family, no on-link prefix and one route,
+// to the node. CNI plugins that route do the same, so that all its traffic passes the
+// node's rules.
 func (l *Lab) addPod(p pod, number int) error {
 	h, err := l.addHost(p.name)
 	if err != nil {
@@ -213,7 +214,7 @@ func (l *Lab) addPod(p pod, number int) error {
 	return h.addDefault(gateway)
 }
 
-// podGateway holds the addresses that node's end of every pod's link has.
+// podGateway holds the addresses of the node's end of every pod's link.
 func podGateway(net int) *Host {
 	return &Host{
 		Name: "pod gateway",
@@ -231,7 +232,7 @@ func lanPrefixes(h *Host) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(h.IPv4, 24), netip.PrefixFrom(h.IPv6, 64)}
 }
 
-// singles returns h's addresses as prefixes that hold nothing else.
+// singles returns h's addresses as prefixes of a single address.
 func singles(h *Host) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(h.IPv4, 32), netip.PrefixFrom(h.IPv6, 128)}
 }

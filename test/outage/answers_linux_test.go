@@ -9,8 +9,8 @@ import (
 	"kubeproxy/test/cluster"
 )
 
-// TestAnswers shares one control plane that nothing happens to. Each part has
-// a node of its own, for which the API server answers otherwise.
+// TestAnswers shares one healthy control plane. Each part has a node of its own, for
+// which a fault proxy spoils the responses.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	parts := []struct {
@@ -50,5 +50,5 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// webOf is a Service that is always there.
+// webOf is a Service that always exists.
 func webOf(s *site) app { return newApp("web", 1, s.webs()...) }

@@ -18,7 +18,7 @@ const (
 	future = time.Hour
 )
 
-// certify gives the API server a certificate and waits until it shows it.
+// certify gives the API server a certificate and waits until the server uses it.
 func (s *site) certify(t *testing.T, valid time.Duration) {
 	t.Helper()
 	until := time.Now().Add(valid)

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// TestCrash shares one control plane, which each part leaves in order, and ends
-// the parts' proxies with them.
+// TestCrash shares one control plane, which each part leaves in order. The proxies of a
+// part end with it.
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, cluster.Options{}, "runs", "starts")
@@ -24,8 +24,8 @@ func TestCrash(t *testing.T) {
 	t.Run("certificate", func(t *testing.T) { testServerCertificate(t, s) })
 }
 
-// testKilled has one proxy that runs while the API server is down, and one that
-// is started meanwhile, on a node that has its rules from before.
+// testKilled runs one proxy while the API server is down, and starts another one
+// meanwhile, on a node that has its rules from before.
 func testKilled(t *testing.T, s *site) {
 	web, more := newApp("web", 1, s.webs()...), newApp("more", 2, s.webs()...)
 	if err := s.save(t.Context(), web); err != nil {
@@ -78,7 +78,7 @@ func testKilled(t *testing.T, s *site) {
 	}
 }
 
-// neverProgrammed wants that a proxy which could not read anything says so.
+// neverProgrammed requires that a proxy which could not read anything reports that.
 func (n *node) neverProgrammed(t *testing.T) {
 	t.Helper()
 	program.Await(t, "/healthz answers", func() bool { return n.Status(t, program.HealthAddr, "/healthz") != 0 })
@@ -89,8 +89,8 @@ func (n *node) neverProgrammed(t *testing.T) {
 	}
 }
 
-// checkWrites compares what the kernel told of the rules. Anything but elements would
-// be a layout made anew, and gone elements that nobody asked for a flush.
+// checkWrites compares the kernel's notifications about rules. Anything but elements
+// would mean a new layout, and unexpectedly removed elements a flush.
 func checkWrites(t *testing.T, when string, got, want nftmonitor.Counts) {
 	t.Helper()
 	if got.String() != want.String() {
@@ -98,8 +98,8 @@ func checkWrites(t *testing.T, when string, got, want nftmonitor.Counts) {
 	}
 }
 
-// testCompacted has the proxy miss changes of every sort, of which the API
-// server has no history any more when it can be asked again.
+// testCompacted makes the proxy miss changes of every kind. When the API server is
+// reachable again, it has no history of them.
 func testCompacted(t *testing.T, s *site) {
 	kept, gone := newApp("kept", 11, s.webs()...), newApp("gone", 12, s.webs()...)
 	moved, fresh := newApp("moved", 13, s.Host("web-1")), newApp("fresh", 14, s.webs()...)
@@ -138,8 +138,8 @@ func testCompacted(t *testing.T, s *site) {
 	lossless(t, load)
 }
 
-// testPaused has an API server that neither answers nor closes. Pings, which
-// come every half minute by default, tell its silence from having no news.
+// testPaused has an API server that neither responds nor closes connections. HTTP/2
+// pings, by default every 30 seconds, distinguish that from a watch without events.
 func testPaused(t *testing.T, s *site) {
 	kept, late := newApp("kept", 11, s.webs()...), newApp("late", 15, s.webs()...)
 	if err := s.save(t.Context(), kept); err != nil {
@@ -175,8 +175,8 @@ func testPaused(t *testing.T, s *site) {
 	n.checkLogSize(t)
 }
 
-// testServerCertificate starts a proxy while the server's certificate is
-// expired, beside one that is connected.
+// testServerCertificate starts a proxy while the server's certificate is expired, beside
+// one that is connected.
 func testServerCertificate(t *testing.T, s *site) {
 	web := newApp("web", 1, s.webs()...)
 	if err := s.save(t.Context(), web); err != nil {

@@ -14,7 +14,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// apiFault is what becomes of the requests of the node of that name.
+// apiFault is a fault of the requests of the node of that name.
 type apiFault struct {
 	name  string
 	fault cluster.Fault
@@ -32,11 +32,11 @@ func apiFaults() []apiFault {
 	}
 }
 
-// truncatedLength is less than any list or event of a Service takes, so that none
-// gets through a watch by itself.
+// truncatedLength is less than the size of any list or event of a Service, so that none
+// gets through a watch.
 const truncatedLength = 200
 
-// minFaults is how many spoiled requests show that the proxy comes again.
+// minFaults is how many spoiled requests show that the proxy retries.
 func (x apiFault) minFaults() int {
 	if x.fault.Only != "" {
 		return 2
@@ -44,9 +44,8 @@ func (x apiFault) minFaults() int {
 	return 4
 }
 
-// test spoils the requests of a proxy when it starts, and again when it runs.
-// One Service is made meanwhile, which watches that are silent are to fail on,
-// and one when all is well.
+// test spoils the requests of a proxy when it starts, and again when it runs. It creates
+// one Service during the fault, which silent watches must miss, and one when all is well.
 func (x apiFault) test(t *testing.T, s *site, number int) {
 	meanwhile := newApp("with-"+x.name, number, s.webs()...)
 	after := newApp("after-"+x.name, number+1, s.webs()...)
@@ -90,9 +89,9 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 	n.checkLogSize(t)
 }
 
-// cutOff spoils the requests of a node that has programmed all there is, and
-// returns what was told of its rules until then. Other parts save nothing
-// meanwhile: it would be programmed after the count.
+// cutOff spoils the requests of a node that has programmed everything, and returns the
+// notifications about its rules until then. Other parts write nothing meanwhile, as it
+// would be programmed after the count.
 func (n *node) cutOff(t *testing.T, front *cluster.FaultProxy, how cluster.Fault) nftmonitor.Counts {
 	t.Helper()
 	n.site.saving.Lock()
@@ -103,7 +102,7 @@ func (n *node) cutOff(t *testing.T, front *cluster.FaultProxy, how cluster.Fault
 	return told
 }
 
-// checkLogSize wants that the log does not repeat itself without end.
+// checkLogSize requires that the log does not repeat itself without end.
 func (n *node) checkLogSize(t *testing.T) {
 	t.Helper()
 	const most = 8
@@ -114,7 +113,7 @@ func (n *node) checkLogSize(t *testing.T) {
 	}
 }
 
-// testSlow gives a proxy every answer late.
+// testSlow delays every response to a proxy.
 func testSlow(t *testing.T, s *site) {
 	front, err := s.NewFaultProxy(t.Context())
 	if err != nil {

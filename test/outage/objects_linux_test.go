@@ -20,16 +20,15 @@ const (
 	target = 8080 // where servers listen
 )
 
-// app is a Service with a ClusterIP of its own in each family, and where its
-// traffic is to go.
+// app is a Service with a ClusterIP of its own in each family, and its endpoints.
 type app struct {
 	name   string
 	number int // of its addresses
-	// on has the addresses of the endpoints in both families, in turn.
+	// on holds the addresses of the endpoints, alternating between the families.
 	on []netip.Addr
 }
 
-// newApp serves on hosts.
+// newApp returns an app with endpoints on hosts.
 func newApp(name string, number int, hosts ...*netlab.Host) app {
 	a := app{name: name, number: number}
 	return a.moved(hosts...)
@@ -43,7 +42,7 @@ func (a app) moved(hosts ...*netlab.Host) app {
 	return a
 }
 
-// addr is the ClusterIP for IPv4 and the Service's port there.
+// addr is the ClusterIP for IPv4 with the Service's port.
 func (a app) addr() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(100 + a.number>>8), byte(a.number)}), 80)
 }
@@ -99,7 +98,7 @@ func (a app) objects() []metav1.Object {
 	return all
 }
 
-// save writes apps to the API server as they are now.
+// save writes apps to the API server.
 func (s *site) save(ctx context.Context, apps ...app) error {
 	var all []metav1.Object
 	for _, a := range apps {

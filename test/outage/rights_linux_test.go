@@ -21,8 +21,8 @@ func testExpired(t *testing.T, s *site) {
 	testUnknownUser(t, s.join(t, "expired"), cluster.Login{User: "system:kube-proxy", Until: time.Now().Add(past)})
 }
 
-// testUnknownUser wants a proxy that nobody knows to go on trying, for a cluster
-// may learn of it yet, and to say what is wrong.
+// testUnknownUser checks that a proxy with an unknown user retries, as the cluster may
+// add the user later, and reports the reason.
 func testUnknownUser(t *testing.T, n *node, l cluster.Login) {
 	n.start(t, l)
 	program.Await(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
@@ -56,7 +56,7 @@ func readRanges() policyRule {
 	return policyRule{"ranges", `{apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [list, watch]}`}
 }
 
-// grant gives a user rights beyond those that it has.
+// grant gives a user additional privileges.
 func (s *site) grant(t *testing.T, user string, rights ...policyRule) {
 	t.Helper()
 	for _, r := range rights {
@@ -79,7 +79,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %q}]
 	}
 }
 
-// testNoNodes lets the proxy see everything but Nodes: it has to do without.
+// testNoNodes denies the proxy access to Nodes: it must work without them.
 func testNoNodes(t *testing.T, s *site) {
 	n := s.join(t, "no-nodes")
 	s.grant(t, "no-nodes", readServices(), readSlices(), readRanges())
@@ -98,8 +98,8 @@ func testNoNodes(t *testing.T, s *site) {
 	n.checkLogSize(t)
 }
 
-// testNoSlices does not let the proxy see where traffic is to go: to program
-// Services without endpoints would refuse all of it.
+// testNoSlices denies the proxy access to EndpointSlices. It must not program Services
+// without endpoints, as that would refuse all their traffic.
 func testNoSlices(t *testing.T, s *site) {
 	n := s.join(t, "no-slices")
 	s.grant(t, "no-slices", readServices(), readNodes(), readRanges())

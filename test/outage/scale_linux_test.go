@@ -12,9 +12,9 @@ import (
 	"kubeproxy/test/scale"
 )
 
-// TestScale changes one of many Services after the other, and then all of them
-// again and again. Times and sizes are printed, for they depend on the machine;
-// what must not happen is that anything is lost, made anew or piled up.
+// TestScale changes many Services one after the other, and then all of them again and
+// again. Times and sizes depend on the machine, so they are only printed. Nothing may be
+// lost, recreated or accumulate.
 func TestScale(t *testing.T) {
 	const services, perSecond, long, churns = 2000, 200, 5 * time.Second, 2
 	s := newSite(t, cluster.Options{}, "busy")
@@ -64,13 +64,13 @@ func TestScale(t *testing.T) {
 	lossless(t, load)
 }
 
-// size is what a proxy takes.
+// size is the resources of a proxy.
 type size struct {
 	memory     int64
 	goroutines float64
 }
 
-// size prints it, too.
+// size reads and prints them.
 func (n *node) size(t *testing.T, after string) size {
 	t.Helper()
 	now, peak := n.Memory(t)
@@ -82,8 +82,8 @@ func (n *node) size(t *testing.T, after string) size {
 	return size{now, goroutines}
 }
 
-// onlyElements wants that since an earlier tally nothing was made anew, and
-// that what is guarded was left alone.
+// onlyElements requires that since an earlier count only elements changed, and none of
+// the guarded ones.
 func (n *node) onlyElements(t *testing.T, earlier nftmonitor.Counts) {
 	t.Helper()
 	written := n.counts(t).Since(earlier)

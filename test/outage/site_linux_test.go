@@ -31,17 +31,16 @@ var kubeProxy program.Program
 
 func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
 
-// site is a network with a control plane, two pods that serve, and hosts on
-// the LAN that stand for nodes: each has the rules of its own proxy, and
-// reaches the pods.
+// site is a network with a control plane, two pods that serve, and hosts on the LAN as
+// nodes. Each node has the rules of its own proxy, and reaches the pods.
 type site struct {
 	*netlab.Lab
 	*cluster.Cluster
 
-	saving sync.Mutex // whoever holds it knows that nothing is saved meanwhile
+	saving sync.Mutex // while it is held, nothing is saved
 }
 
-// newSite makes a site whose nodes have the given names.
+// newSite returns a site whose nodes have the given names.
 func newSite(t *testing.T, o cluster.Options, nodes ...string) *site {
 	t.Helper()
 	s := &site{Lab: netlab.Start(t, netlab.Config{Pods: []string{"web-1", "web-2"}, Clients: append([]string{"control"}, nodes...)})}
@@ -89,13 +88,13 @@ func (s *site) join(t *testing.T, name string) *node {
 	return n
 }
 
-// start starts the node's proxy and waits for nothing.
+// start starts the node's proxy without waiting for it.
 func (n *node) start(t *testing.T, l cluster.Login, args ...string) {
 	t.Helper()
 	n.launch(t, n.flags(t, l, args...), nil)
 }
 
-// flags are those of a proxy that logs in as l says.
+// flags are those of a proxy with login l.
 func (n *node) flags(t *testing.T, l cluster.Login, args ...string) []string {
 	t.Helper()
 	kubeconfig, err := n.site.Kubeconfig(l)
@@ -114,7 +113,7 @@ func (n *node) launch(t *testing.T, args, env []string) {
 	n.Proxy = program.Start(t, n.host, cmd)
 }
 
-// want is what the API server now asks of the node.
+// want is the desired state of the node according to the API server.
 func (n *node) want(t *testing.T) *service.Snapshot {
 	t.Helper()
 	o := track.Options{NodeName: n.host.Name, NodePortsPrimary: true}
@@ -153,8 +152,8 @@ func (n *node) want(t *testing.T) *service.Snapshot {
 	return tracker.Latest()
 }
 
-// awaitProgrammed waits until the kernel holds exactly what the API server asks for,
-// while others may change that.
+// awaitProgrammed waits until the kernel holds exactly the desired state, which may
+// change meanwhile.
 func (n *node) awaitProgrammed(t *testing.T) {
 	t.Helper()
 	lacks := ""
@@ -166,13 +165,13 @@ func (n *node) awaitProgrammed(t *testing.T) {
 	t.Fatalf("after %s the kernel of %s lacks:\n%s", program.AwaitTimeout, n.host.Name, lacks)
 }
 
-// healthy waits until the proxy says that it does its work.
+// healthy waits until the proxy reports that it is healthy.
 func (n *node) healthy(t *testing.T) {
 	t.Helper()
 	program.Await(t, n.host.Name+" is healthy", func() bool { return n.Status(t, program.HealthAddr, "/healthz") == 200 })
 }
 
-// report is what /healthz says, and the status it comes with.
+// report is the content and the status of /healthz.
 func (n *node) report(t *testing.T) (r health.Report, status int) {
 	t.Helper()
 	page := n.Fetch(t, program.HealthAddr, "/healthz")
@@ -182,7 +181,7 @@ func (n *node) report(t *testing.T) (r health.Report, status int) {
 	return r, page.Status
 }
 
-// source is what /healthz says of one kind of objects.
+// source is the part of /healthz about one kind of objects.
 func (n *node) source(t *testing.T, kind string) health.SourceReport {
 	t.Helper()
 	r, _ := n.report(t)
@@ -195,7 +194,7 @@ func (n *node) source(t *testing.T, kind string) health.SourceReport {
 	return health.SourceReport{}
 }
 
-// guard counts, from now on, changes of the rules that have to do with a.
+// guard counts, from now on, changes of the rules that contain an address of a.
 func (n *node) guard(a app) {
 	n.guarded.Store(&[2][]byte{a.addr().Addr().AsSlice(), a.addr6().AsSlice()})
 }
@@ -207,7 +206,7 @@ func (n *node) observe(x nftmonitor.Event) {
 	}
 }
 
-// counts is what the kernel has told of the node's rules so far.
+// counts counts the kernel's notifications about the node's rules so far.
 func (n *node) counts(t *testing.T) nftmonitor.Counts {
 	t.Helper()
 	tally, err := n.rules.Counts()
@@ -217,7 +216,7 @@ func (n *node) counts(t *testing.T) nftmonitor.Counts {
 	return tally
 }
 
-// load connects to a all the time, from the node itself.
+// load connects to a continuously, from the node itself.
 func (n *node) load(t *testing.T, a app) *netlab.Load {
 	t.Helper()
 	l := n.host.Load(context.WithoutCancel(t.Context()), netlab.LoadConfig{Query: netlab.Query{Proto: "tcp", To: a.addr()}, Workers: 1})
@@ -225,7 +224,7 @@ func (n *node) load(t *testing.T, a app) *netlab.Load {
 	return l
 }
 
-// lossless stops a load and wants that each of its connections was answered.
+// lossless stops a load and requires that each of its connections was answered.
 func lossless(t *testing.T, l *netlab.Load) {
 	t.Helper()
 	r := l.Stop()
@@ -235,7 +234,7 @@ func lossless(t *testing.T, l *netlab.Load) {
 	t.Logf("meanwhile: %s", r)
 }
 
-// answers reports that a serves, as seen from the node.
+// answers returns whether a serves, as seen from the node.
 func (n *node) answers(t *testing.T, a app) bool {
 	t.Helper()
 	answer, err := n.host.Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.addr()})

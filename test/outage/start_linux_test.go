@@ -20,7 +20,7 @@ func testHealthPort(t *testing.T, s *site) { testPort(t, s.join(t, "health"), "h
 
 func testMetricsPort(t *testing.T, s *site) { testPort(t, s.join(t, "metrics"), "metrics", "10249") }
 
-// testPort has somebody else at the address where a proxy wants to serve.
+// testPort occupies the listen address of a proxy.
 func testPort(t *testing.T, n *node, server, port string) {
 	taken, err := n.host.Listen(t.Context(), "tcp", "0.0.0.0:"+port)
 	if err != nil {
@@ -54,13 +54,12 @@ func wantExit(t *testing.T, err error, want int) {
 	}
 }
 
-// TestBadKubeconfig wants the start itself to end where no API server can be
-// asked, now or later.
+// TestBadKubeconfig checks that the start fails if no API server can ever be reached.
 func TestBadKubeconfig(t *testing.T) {
 	t.Parallel()
 	lab := netlab.Start(t, netlab.Config{})
 	for name, tc := range map[string]struct {
-		text string // nothing: there is no file
+		text string // empty: there is no file
 		want []string
 	}{
 		"missing":     {"", []string{"no such file", "kubeconfig"}},
@@ -106,7 +105,8 @@ users: [{name: u, user: {token: t}}]
 `
 }
 
-// testNoAPIServer is no bad start: the API server may come yet.
+// testNoAPIServer checks that the start does not fail if the API server is down: it may
+// start later.
 func testNoAPIServer(t *testing.T, lab *netlab.Lab) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(path, []byte(kubeconfigFor("https://192.0.2.11:6443")), 0o600); err != nil {

@@ -1,11 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package program runs the product's own program in tests: it builds it once
-// for a process of tests, starts it on a host of a netlab network, reads its
-// log, asks it over HTTP from that host, and looks at what it costs and at
-// what it left in the kernel. What Services it is given, and what should come
-// of them, is left to the tests.
+// Package program runs the product's own program in tests. It builds it once for a
+// process of tests, starts it on a host of a netlab network, reads its log, sends HTTP
+// requests to it from that host, and reads its costs and the state that it left in the
+// kernel. The tests define the Services, and the expected results.
 //
 // In a package of tests:
 //

@@ -24,21 +24,20 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// Where the proxy listens if nobody tells it otherwise, as dialled on its own
-// host.
+// The default addresses of the proxy's servers, as dialled on its own host.
 const (
 	HealthAddr  = "127.0.0.1:10256"
 	MetricsAddr = "127.0.0.1:10249"
 )
 
-// Response is an answer over HTTP.
+// Response is a response over HTTP.
 type Response struct {
 	Status int
 	Header http.Header
 	Body   []byte
 }
 
-// Fetch asks for a page from h. An error means that there was no answer.
+// Fetch requests a page from h. An error means that there was no response.
 func Fetch(ctx context.Context, h *netlab.Host, addr, path string) (Response, error) {
 	ctx, cancel := context.WithTimeout(ctx, ReplyTimeout)
 	defer cancel()
@@ -58,7 +57,8 @@ func Fetch(ctx context.Context, h *netlab.Host, addr, path string) (Response, er
 	return Response{answer.StatusCode, answer.Header, body}, err
 }
 
-// Fetch asks the proxy, on its own host, for a page that it has to answer.
+// Fetch requests a page from the proxy, on its own host. A missing response fails the
+// test.
 func (r *Proxy) Fetch(t testing.TB, addr, path string) Response {
 	t.Helper()
 	page, err := Fetch(t.Context(), r.host, addr, path)
@@ -68,8 +68,7 @@ func (r *Proxy) Fetch(t testing.TB, addr, path string) Response {
 	return page
 }
 
-// Status returns the status of a page, 0 as long as nobody answers: what a
-// test polls.
+// Status returns the HTTP status of a page, 0 without a response. Tests poll it.
 func (r *Proxy) Status(t testing.TB, addr, path string) int {
 	t.Helper()
 	page, err := Fetch(t.Context(), r.host, addr, path)
@@ -91,9 +90,9 @@ func (r *Proxy) JSON(t testing.TB, path string, to any) {
 	}
 }
 
-// Metric returns the sum of all samples of a metric that have these labels,
-// given as name and value by turns, and whether there is one. Of a histogram
-// and a summary it is the count.
+// Metric returns the sum of all samples of a metric with these labels, given as
+// alternating names and values, and whether there is one. For a histogram or a summary it
+// sums the counts.
 func (r *Proxy) Metric(t testing.TB, name string, labels ...string) (sum float64, found bool) {
 	t.Helper()
 	page := r.Fetch(t, MetricsAddr, "/metrics")
@@ -126,8 +125,7 @@ func hasLabels(m *dto.Metric, labels []string) bool {
 	return true
 }
 
-// Memory returns the resident set of the proxy in bytes, and the largest it
-// ever had.
+// Memory returns the resident set of the proxy in bytes, and its peak.
 func (r *Proxy) Memory(t testing.TB) (now, peak int64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Pid()))
@@ -156,16 +154,16 @@ func (r *Proxy) Memory(t testing.TB) (now, peak int64) {
 	return now, peak
 }
 
-// CPU returns the time that the proxy has computed, to a hundredth of a second.
+// CPU returns the CPU time of the proxy, to a hundredth of a second.
 func (r *Proxy) CPU(t testing.TB) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.Pid()))
 	if err != nil {
 		t.Fatalf("CPU time of the proxy: %v", err)
 	}
-	// The name in parentheses may hold any character.
+	// The name in parentheses may contain any character, see proc_pid_stat(5).
 	words := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	const user, system, tick = 11, 12, 10 * time.Millisecond // the kernel's unit for programs
+	const user, system, tick = 11, 12, 10 * time.Millisecond // USER_HZ, the unit of times in /proc
 	var ticks int64
 	for _, i := range []int{user, system} {
 		n, err := strconv.ParseInt(words[i], 10, 64)

@@ -13,11 +13,11 @@ import (
 // IPTablesVariants are the two implementations of iptables.
 var IPTablesVariants = []string{"legacy", "nft"}
 
-// AwaitLock has commands of iptables-legacy wait for their lock, which all
-// namespaces share. Those of iptables-nft ignore it.
+// AwaitLock makes commands of iptables-legacy wait for their lock, which all namespaces
+// share, see iptables(8). iptables-nft ignores it.
 const AwaitLock = "--wait=60"
 
-// IPTables returns a folder in which the commands of iptables are of a variant.
+// IPTables returns a folder in which the iptables commands are of a variant.
 func IPTables(t testing.TB, variant string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func IPTables(t testing.TB, variant string) string {
 	return dir
 }
 
-// With has cmd find commands in dir before all others, if dir is not empty.
+// With puts dir, if not empty, first in the PATH of cmd.
 func With(cmd *exec.Cmd, dir string) *exec.Cmd {
 	if dir != "" {
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))

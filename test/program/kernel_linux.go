@@ -19,18 +19,18 @@ import (
 	"kubeproxy/test/nftmonitor"
 )
 
-// Kernel looks at what is in force on a host without changing it.
+// Kernel reads what is in force on a host without changing it.
 type Kernel struct {
 	host     *netlab.Host
 	backends []reconcile.Backend
-	// proxyDiff tells what the proxy itself still has to do, and led what
-	// connection tracking knows of, where these are questions.
+	// proxyDiff, if set, returns what the proxy itself still has to do, and
+	// trackedSnapshot the snapshot that conntrack entries follow.
 	proxyDiff func(context.Context, *netlab.Host, *service.Snapshot) string
 	tracked   func(context.Context, service.Family, *service.Snapshot) (*service.Snapshot, error)
 }
 
-// NewKernel looks at h, where a bit of the packet mark stands for
-// masquerading, 0 for the usual one.
+// NewKernel reads h in mode nftables. bit is the bit of the packet mark that means
+// masquerading, 0 for the default one.
 func NewKernel(t testing.TB, h *netlab.Host, bit int) *Kernel {
 	t.Helper()
 	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) {
@@ -38,13 +38,13 @@ func NewKernel(t testing.TB, h *netlab.Host, bit int) *Kernel {
 	})
 }
 
-// NewIPTablesKernel looks at h, where the mode is iptables.
+// NewIPTablesKernel reads h in mode iptables.
 func NewIPTablesKernel(t testing.TB, h *netlab.Host, o iptables.Options) *Kernel {
 	t.Helper()
 	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) { return iptables.New(f, o) })
 }
 
-// NewIPVSKernel looks at h, where the mode is ipvs.
+// NewIPVSKernel reads h in mode ipvs.
 func NewIPVSKernel(t testing.TB, h *netlab.Host, o ipvs.Options) *Kernel {
 	t.Helper()
 	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) { return ipvs.New(f, o) })
@@ -62,7 +62,7 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c, ok := b.(io.Closer); ok { // the whole machine has few of what it listens with
+		if c, ok := b.(io.Closer); ok { // inotify instances and netlink sockets are scarce
 			t.Cleanup(func() { _ = c.Close() })
 		}
 		k.backends = append(k.backends, b)
@@ -70,7 +70,7 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 	return k
 }
 
-// AwaitProgrammed waits until the kernel holds exactly what want asks for, and no UDP
+// AwaitProgrammed waits until the kernel holds exactly what want describes, and no UDP
 // flow that want does not allow.
 func (k *Kernel) AwaitProgrammed(t testing.TB, want *service.Snapshot) {
 	t.Helper()
@@ -79,8 +79,7 @@ func (k *Kernel) AwaitProgrammed(t testing.TB, want *service.Snapshot) {
 	}
 }
 
-// Diff lists what is to be changed until the kernel holds want, nothing if
-// it does.
+// Diff lists the changes that the kernel needs to hold want, empty for none.
 func (k *Kernel) Diff(t testing.TB, want *service.Snapshot) string {
 	t.Helper()
 	for i, audit := range k.backends {
@@ -89,7 +88,7 @@ func (k *Kernel) Diff(t testing.TB, want *service.Snapshot) string {
 			p, err = audit.Plan(t.Context(), want)
 			return err
 		})
-		if err != nil { // it changes while it is read
+		if err != nil { // it changed while it was read
 			return err.Error()
 		}
 		if lack := p.String(); lack != "" {
@@ -102,8 +101,8 @@ func (k *Kernel) Diff(t testing.TB, want *service.Snapshot) string {
 	return ""
 }
 
-// StaleFlows counts the UDP flows that want does not allow. A new client whose port
-// is that of an old one would share its fate.
+// StaleFlows counts the UDP flows that want does not allow. A new client on the port of
+// an old one would use its flow.
 func (k *Kernel) StaleFlows(t testing.TB, want *service.Snapshot) int {
 	t.Helper()
 	n := 0
@@ -128,16 +127,16 @@ func (k *Kernel) StaleFlows(t testing.TB, want *service.Snapshot) int {
 	return n
 }
 
-// readOnlyConntrack is a conntrack driver that lists flows and leaves them alone.
+// readOnlyConntrack is a conntrack driver that lists entries and deletes none.
 type readOnlyConntrack struct{ conntrack.Netlink }
 
-// Delete only pretends.
+// Delete reports success without deleting.
 func (readOnlyConntrack) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
 	return len(flows), nil
 }
 
-// Generation returns the number of the rules' latest change on h, whoever
-// made it.
+// Generation returns the generation number of the nftables rules on h, whichever program
+// changed them.
 func Generation(t testing.TB, h *netlab.Host) uint32 {
 	t.Helper()
 	id, err := nftmonitor.Generation(h)

@@ -29,10 +29,10 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
-// Has reports that a line holds all of words.
+// Has returns whether a line contains all of words.
 func (l *Log) Has(words ...string) bool { return l.Count(words...) > 0 }
 
-// Count returns how many lines hold all of words.
+// Count returns how many lines contain all of words.
 func (l *Log) Count(words ...string) int {
 	n := 0
 	for line := range strings.Lines(l.String()) {

@@ -18,13 +18,12 @@ import (
 
 // Program is the built proxy.
 type Program struct {
-	// Path is where it is, until Main returns.
+	// Path is its file, until Main returns.
 	Path string
 }
 
-// Main is all that a TestMain needs to do: it enters a namespace where tests
-// may build networks, builds the proxy into p and runs the tests. It returns
-// the exit code.
+// Main is the whole of a TestMain: it enters a namespace in which tests may build
+// networks, builds the proxy into p and runs the tests. It returns the exit code.
 func Main(m *testing.M, p *Program) int {
 	return netlab.Main(func() int {
 		remove, err := p.build()
@@ -40,8 +39,8 @@ func Main(m *testing.M, p *Program) int {
 	})
 }
 
-// build builds the program in a folder of its own, which the caller removes.
-// In a virtual machine there is nothing to build with, and it lies ready.
+// build builds the program in a folder of its own, which the caller removes. A virtual
+// machine cannot build, so the program is installed there in advance.
 func (p *Program) build() (remove func() error, err error) {
 	if p.Path = os.Getenv(vm.ProxyVariable); p.Path != "" {
 		return func() error { return nil }, nil
@@ -60,21 +59,21 @@ func (p *Program) build() (remove func() error, err error) {
 	return remove, nil
 }
 
-// baseFlags keeps the program from changing what namespaces share with the
-// machine, and tells it which node it is on.
+// baseFlags keep the program from changing what namespaces share with the machine, and
+// name its node.
 var baseFlags = []string{
 	"--hostname-override=" + netlab.NodeName, "--conntrack-max-per-core=0", "--oom-score-adj=0",
 	"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0", "-v=2",
 }
 
-// Command prepares a run with the flags that every test needs, and then args,
-// of which the last of two prevails.
+// Command prepares a run with the flags that every test needs, and then args. The last of
+// two equal flags wins.
 func (p Program) Command(args ...string) *exec.Cmd {
 	return exec.Command(p.Path, append(baseFlags[:len(baseFlags):len(baseFlags)], args...)...)
 }
 
-// Run runs cmd on h until it ends, and returns what it prints. If cmd has a
-// Stdout already, that is only what it complains of.
+// Run runs cmd on h until it ends, and returns its output. If cmd has a Stdout already,
+// that is only its standard error.
 func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	t.Helper()
 	out := &Log{}
@@ -89,16 +88,15 @@ func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	return out.String(), err
 }
 
-// AwaitTimeout is how long anything may take that is bound to happen, with the race
-// detector on a machine that has much else to do. Only a fault makes a test
-// wait that long.
+// AwaitTimeout bounds the wait for anything that must happen, with the race detector on a
+// busy machine. Only a fault makes a test wait that long.
 const AwaitTimeout = time.Minute
 
-// ReplyTimeout is how long a single answer may take. Who may ask again, and asks
-// somebody who is gone, should not wait longer.
+// ReplyTimeout bounds the wait for a single response. A test that may repeat a request to
+// a process that is gone should not wait longer.
 const ReplyTimeout = 15 * time.Second
 
-// Await polls until ok, and fails the test if that takes longer than Patience.
+// Await polls until ok, and fails the test if that takes longer than AwaitTimeout.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	if !Poll(ok) {
@@ -106,7 +104,7 @@ func Await(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// Poll reports that ok came true within Patience.
+// Poll returns whether ok became true within AwaitTimeout.
 func Poll(ok func() bool) bool {
 	for deadline := time.Now().Add(AwaitTimeout); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -15,25 +15,24 @@ import (
 
 // Proxy is a running kube-proxy.
 type Proxy struct {
-	// Log is all that it has said.
+	// Log is its whole log so far.
 	Log *Log
 
 	host  *netlab.Host
 	cmd   *exec.Cmd
 	ended chan struct{}
-	err   error // of the end
+	err   error // of the process's end
 }
 
-// Start starts the proxy on h, with args as Command has them, and waits for
-// nothing. It is killed at the end of the test; if the test has failed by then,
-// its log is part of the test's.
+// Start starts the proxy on h, with args as in Command, without waiting for it. It is
+// killed at the end of the test. If the test has failed by then, its log becomes part of
+// the test's.
 func (p Program) Start(t testing.TB, h *netlab.Host, args ...string) *Proxy {
 	t.Helper()
 	return Start(t, h, p.Command(args...))
 }
 
-// Start is for a command that differs from an ordinary one, in its environment
-// or its files.
+// Start starts a command with a special environment or special files.
 func Start(t testing.TB, h *netlab.Host, cmd *exec.Cmd) *Proxy {
 	t.Helper()
 	r := &Proxy{Log: &Log{}, host: h, cmd: cmd, ended: make(chan struct{})}
@@ -54,8 +53,8 @@ func Start(t testing.TB, h *netlab.Host, cmd *exec.Cmd) *Proxy {
 	return r
 }
 
-// Stop ends the proxy as a service manager does, and fails the test unless it
-// ends well.
+// Stop stops the proxy as a service manager does, and fails the test unless it exits with
+// success.
 func (r *Proxy) Stop(t testing.TB) {
 	t.Helper()
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -66,7 +65,7 @@ func (r *Proxy) Stop(t testing.TB) {
 	}
 }
 
-// Wait waits until the proxy has ended and returns with what error.
+// Wait waits until the proxy has ended and returns its error.
 func (r *Proxy) Wait(t testing.TB) error {
 	t.Helper()
 	select {
@@ -78,7 +77,7 @@ func (r *Proxy) Wait(t testing.TB) error {
 	}
 }
 
-// Ended reports that the proxy has ended, whyever.
+// Ended returns whether the proxy has ended, for any reason.
 func (r *Proxy) Ended() bool {
 	select {
 	case <-r.ended:
@@ -88,9 +87,8 @@ func (r *Proxy) Ended() bool {
 	}
 }
 
-// Kill ends the proxy as a crash does, if it is still there. A kernel with much
-// to do may need a minute to take apart what a process held that does nothing
-// any more; nobody waits for that.
+// Kill ends the proxy as a crash does, if it still runs. A busy kernel may need a minute
+// to free the resources of a killed process; Kill does not wait for that.
 func (r *Proxy) Kill() {
 	_ = r.cmd.Process.Kill()
 	select {
@@ -99,7 +97,7 @@ func (r *Proxy) Kill() {
 	}
 }
 
-// AwaitLog waits until one line of the log holds all of words.
+// AwaitLog waits until one line of the log contains all of words.
 func (r *Proxy) AwaitLog(t testing.TB, words ...string) {
 	t.Helper()
 	Await(t, "a line of the log with "+strings.Join(words, " and "), func() bool { return r.Log.Has(words...) })

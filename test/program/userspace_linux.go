@@ -18,8 +18,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// NewUserspaceKernel looks at h, where the mode is userspace. Which endpoints
-// the listeners have, only the proxy itself can tell, so it is asked as well.
+// NewUserspaceKernel reads h in mode userspace. Only the proxy itself knows the endpoints
+// of its listeners, so it is queried as well.
 func NewUserspaceKernel(t testing.TB, h *netlab.Host, o iptables.Options) *Kernel {
 	t.Helper()
 	k := newKernel(t, h, func(f service.Family) (reconcile.Backend, error) {
@@ -30,7 +30,7 @@ func NewUserspaceKernel(t testing.TB, h *netlab.Host, o iptables.Options) *Kerne
 	return k
 }
 
-// trackedSnapshot returns the snapshot that connection tracking knows of.
+// trackedSnapshot returns the snapshot that conntrack entries follow.
 func (k *Kernel) trackedSnapshot(ctx context.Context, f service.Family, want *service.Snapshot) (to *service.Snapshot, err error) {
 	err = k.host.Do(func() (err error) {
 		to, err = k.backends[f].(*userspace.Audit).Tracked(ctx, want)
@@ -39,7 +39,7 @@ func (k *Kernel) trackedSnapshot(ctx context.Context, f service.Family, want *se
 	return to, err
 }
 
-// notProgrammed tells what the proxy on h still says to be otherwise than want.
+// notProgrammed returns the differences from want that the proxy on h reports.
 func notProgrammed(ctx context.Context, h *netlab.Host, want *service.Snapshot) string {
 	page, err := Fetch(ctx, h, MetricsAddr, "/services")
 	if err != nil {

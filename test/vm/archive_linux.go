@@ -17,20 +17,21 @@ import (
 	"strings"
 )
 
-// tree is what goes into an image, by path in the machine.
+// tree holds the content of an image, by path in the machine.
 type tree map[string]entry
 
 // entry is a file of this machine, a text, or a link.
 type entry struct {
-	from string // path of a file here
+	from string // path of a file on this machine
 	text string
-	link string // where a symbolic link leads
+	link string // target of a symbolic link
 	exec bool
 	dir  bool
 }
 
-// guestPath is the path in the machine for a path here. Both have one /usr; an
-// old path as a folder of its own would hide the link at its place.
+// guestPath returns the path in the machine for a path on this machine. Both have a
+// merged /usr. An old path such as /bin, as a folder of its own, would hide the link at
+// its place.
 func guestPath(path string) string {
 	for _, old := range []string{"/bin/", "/sbin/", "/lib/", "/lib64/"} {
 		if strings.HasPrefix(path, old) {
@@ -43,7 +44,7 @@ func guestPath(path string) string {
 // sorted returns the paths in t.
 func (t tree) sorted() []string { return slices.Sorted(maps.Keys(t)) }
 
-// add puts a file of this machine, or a folder with all below it, into t.
+// add adds a file of this machine, or a folder with all its content, to t.
 func (t tree) add(from, to string) error {
 	from, err := filepath.EvalSymlinks(from)
 	if err != nil {
@@ -69,8 +70,9 @@ func (t tree) add(from, to string) error {
 	})
 }
 
-// write writes t in the format that the kernel unpacks, cpio's newc, with the
-// folders that lead to each entry.
+// write writes t as a cpio archive of format newc, with the folders of each entry. The
+// kernel unpacks it, see
+// https://docs.kernel.org/driver-api/early-userspace/buffer-format.html
 func (t tree) write(out io.Writer) error {
 	all := maps.Clone(t)
 	for name := range t {
@@ -127,15 +129,15 @@ func (w *archive) entry(name string, e entry) error {
 	return w.body(f, info.Size())
 }
 
-// Kinds of files, with their rights.
+// Kinds of files, with their permissions.
 const (
 	unixFile = 0o100644
 	unixDir  = 0o040755
 	unixLink = 0o120777
 )
 
-// header writes what stands before the content: thirteen numbers and the name,
-// up to a multiple of four bytes.
+// header writes the part before the content: thirteen numbers and the name, padded to a
+// multiple of four bytes.
 func (w *archive) header(name string, mode int, size int64) {
 	w.number++
 	text := "070701"

@@ -18,15 +18,15 @@ import (
 	"strings"
 )
 
-// metapackage depends on the latest kernel of a release, in the variant for
-// virtual machines: it is small, and has IPVS, SCTP and nftables.
+// metapackage depends on the latest kernel of a release, in the variant for virtual
+// machines. That variant is small, and has IPVS, SCTP and nftables.
 const metapackage = "linux-image-cloud-amd64"
 
-// kernelPackage are the packages of which a kernel consists.
+// kernelPackage matches the packages that make up a kernel.
 var kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-.*cloud-amd64$`)
 
-// apt runs apt's programs with lists of packages of their own. It asks the
-// mirrors that this machine is set up for, and trusts the keys that it trusts.
+// apt runs apt's programs with package lists of their own. It uses the mirrors and the
+// keys that this machine is configured for, see sources.list(5).
 type apt struct {
 	folder string
 	out    io.Writer
@@ -59,8 +59,8 @@ func (a apt) fetch(ctx context.Context, name, folder string) error {
 	return a.unpack(ctx, folder)
 }
 
-// sources returns lines of sources.list for suites. The addresses are those of
-// this machine's own suites with the same label.
+// sources returns lines of sources.list for suites. Their addresses are those of this
+// machine's suites with the same label.
 func (a apt) sources(ctx context.Context, suites []suite) (string, error) {
 	text, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(LABEL)|$(SITE)", "Created-By: Packages").Output()
 	if err != nil {
@@ -82,7 +82,7 @@ func (a apt) sources(ctx context.Context, suites []suite) (string, error) {
 	return list.String(), nil
 }
 
-// run runs one of apt's programs in the folder and returns what it prints.
+// run runs one of apt's programs in the folder and returns its output.
 func (a apt) run(ctx context.Context, program string, args ...string) (string, error) {
 	options := []string{
 		"-o", "Dir::Etc::sourcelist=" + filepath.Join(a.folder, "sources.list"), "-o", "Dir::Etc::sourceparts=-",
@@ -95,8 +95,8 @@ func (a apt) run(ctx context.Context, program string, args ...string) (string, e
 	return output(cmd)
 }
 
-// output runs a program and returns what it prints; what it complains of is in
-// the error.
+// output runs a program and returns its standard output; its standard error becomes part
+// of the error.
 func output(cmd *exec.Cmd) (string, error) {
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
@@ -129,8 +129,8 @@ func (a apt) packages(ctx context.Context) ([]string, error) {
 	return found, nil
 }
 
-// unpack unpacks the packages that lie in a's folder, and makes the list of
-// what each module needs. apt has checked their sums, which are signed.
+// unpack unpacks the packages in a's folder, and generates the list of module
+// dependencies. apt has verified their signed checksums.
 func (a apt) unpack(ctx context.Context, folder string) error {
 	packages, err := filepath.Glob(filepath.Join(a.folder, "*.deb"))
 	for _, p := range packages {
@@ -154,7 +154,7 @@ func (a apt) unpack(ctx context.Context, folder string) error {
 	return err
 }
 
-// merge moves modules to where new packages have them, below usr.
+// merge moves modules to their place in newer packages, below usr.
 func merge(folder string) error {
 	old, modern := filepath.Join(folder, "lib/modules"), filepath.Join(folder, "usr/lib/modules")
 	if _, err := os.Stat(old); errors.Is(err, fs.ErrNotExist) {
@@ -163,7 +163,7 @@ func merge(folder string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(modern), 0o755), os.Rename(old, modern))
 }
 
-// decompress spares the virtual machine, which is slow, that work.
+// decompress decompresses modules here, as the virtual machine is slow.
 func decompress(ctx context.Context, folder string) error {
 	for ending, program := range map[string]string{".ko.xz": "xz", ".ko.zst": "zstd"} {
 		var files []string

@@ -21,13 +21,13 @@ import (
 //go:embed init.sh
 var initScript string
 
-// programs are copied from this machine. Those in needed must be there.
+// programs are copied from this machine if they are installed. Those in needed must be.
 var (
 	needed   = []string{"bash", "busybox", "kmod", "ip", "nft", "ipset", "conntrack", "ipvsadm", "xtables-nft-multi", "xtables-legacy-multi", "setpriv"}
 	optional = []string{"ss", "tc", "bridge", "sysctl", "ethtool", "tcpdump", "strace"}
 )
 
-// aliases are names by which some of the programs are called, too.
+// aliases are additional names of some programs.
 func aliases() map[string]string {
 	all := map[string]string{"/usr/bin/sh": "bash"}
 	for _, name := range []string{"modprobe", "insmod", "rmmod", "lsmod", "depmod", "modinfo"} {
@@ -43,7 +43,7 @@ func aliases() map[string]string {
 	return all
 }
 
-// guestFiles are files that programs want to read.
+// guestFiles are files that programs read.
 var guestFiles = map[string]string{
 	"/etc/passwd":      "root:x:0:0:root:/root:/bin/bash\n",
 	"/etc/group":       "root:x:0:\n",
@@ -52,11 +52,11 @@ var guestFiles = map[string]string{
 	"/etc/resolv.conf": "",
 }
 
-// copiedFiles are files of this machine that programs want to read, if it has them.
+// copiedFiles are files of this machine that programs read, if it has them.
 var copiedFiles = []string{"/etc/protocols", "/etc/services", "/etc/ethertypes", "/etc/iproute2", "/usr/share/iproute2"}
 
-// wantedModules are the modules that go in, with all they need: what has to do with
-// networks, and the devices of the machine.
+// wantedModules matches the modules of the image: those for networks, and the drivers of
+// the machine's devices. Their dependencies are added.
 var wantedModules = regexp.MustCompile(`^kernel/(` + strings.Join([]string{
 	"net/(netfilter|ipv4|ipv6|bridge|sctp|core|sched|xfrm|8021q|llc|802|netlink|unix|packet|key)/",
 	"drivers/net/(dummy|veth|tun|ifb|nlmon|vrf|net_failover|virtio_net|vxlan|geneve|macvlan|ipvlan|netdevsim)",
@@ -73,7 +73,7 @@ func locate(name string) (string, error) {
 	return "", fmt.Errorf("%w: %s", ErrMissing, name)
 }
 
-// base is the part of the image that all commands have in common.
+// base is the part of the image that all commands share.
 func base(k kernel) (tree, error) {
 	t := tree{}
 	for _, dir := range []string{"/proc", "/sys", "/dev", "/run/lock", "/tmp", "/root", "/var/log", "/usr/local/bin"} {
@@ -130,8 +130,7 @@ func (t tree) addPrograms() error {
 	return t.addBusybox()
 }
 
-// addBusybox gives the machine each of busybox's commands that no program of
-// its own provides.
+// addBusybox adds each busybox command for which there is no program of its own.
 func (t tree) addBusybox() error {
 	busybox, err := locate("busybox")
 	if err != nil {
@@ -149,10 +148,10 @@ func (t tree) addBusybox() error {
 	return err
 }
 
-// library is a path in what ldd prints.
+// library matches a path in the output of ldd(1).
 var library = regexp.MustCompile(`/\S+`)
 
-// addProgram puts a program in, with the libraries that it loads.
+// addProgram adds a program and its shared libraries.
 func (t tree) addProgram(from, to string) error {
 	if err := t.add(from, to); err != nil {
 		return err
@@ -172,7 +171,7 @@ func (t tree) addProgram(from, to string) error {
 	return nil
 }
 
-// addModules puts in the modules that are wanted, and those that they need.
+// addModules adds the modules of wantedModules and their dependencies.
 func (t tree) addModules(k kernel) error {
 	f, err := os.Open(filepath.Join(k.modules(), "modules.dep"))
 	if err != nil {
@@ -183,7 +182,8 @@ func (t tree) addModules(k kernel) error {
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		// The file names after the colon are all that it needs, however far.
+		// The files after the colon are all dependencies, including indirect ones, see
+		// modules.dep(5).
 		module, needs, ok := strings.Cut(lines.Text(), ":")
 		if !ok || !wantedModules.MatchString(module) {
 			continue
@@ -199,8 +199,8 @@ func (t tree) addModules(k kernel) error {
 	return err
 }
 
-// key is short for all that t consists of: a changed program or script makes
-// another image.
+// key identifies the whole content of t: a changed program or script leads to another
+// image.
 func (t tree) key() (string, error) {
 	h := sha256.New()
 	for _, name := range t.sorted() {

@@ -21,38 +21,38 @@ import (
 
 // Job is a command to run in a machine.
 type Job struct {
-	// Command and its arguments. A path is one of this machine, and the
-	// program is copied; a mere name is looked for in the machine.
+	// Command and its arguments. A path is one of this machine, and the program is
+	// copied; a name without a slash is looked up in the machine.
 	Command []string
-	// Dir is where the command runs; the folder is made.
+	// Dir is where the command runs; the folder is created.
 	Dir string
 	// Env is added to the environment, NAME=VALUE each.
 	Env []string
-	// Files go in: a path in the machine for each path here, which may be
-	// that of a folder.
+	// Files are copied in: it maps a path on this machine, which may be a folder, to a
+	// path in the machine.
 	Files map[string]string
-	// Outputs come out: a path here for each path in the machine. What is
-	// not there when the command has ended is left out.
+	// Outputs are copied out: it maps a path in the machine to a path on this machine.
+	// Files that do not exist when the command has ended are left out.
 	Outputs map[string]string
-	// Proxy brings in kube-proxy, built anew, for tests that run it. The
-	// program that asks must be below this module.
+	// Proxy installs kube-proxy, freshly built, for tests that run it. The calling
+	// program must run below this module.
 	Proxy bool
-	// Modules are loaded first, with those that always are.
+	// Modules are loaded first, with those that are always loaded.
 	Modules []string
-	// CPUs are 1 if 0. One processor has a clock of its own, which counts
-	// instructions and skips pauses, so that no test is too slow. With more,
-	// and with RealTime, the clock is this machine's.
+	// CPUs are 1 if 0. With one processor, the machine's clock counts instructions and
+	// skips pauses, so that no test is too slow. With more, and with RealTime, the clock
+	// is this machine's.
 	CPUs     int
 	RealTime bool
 	Memory   int           // in MB, 0 means 2048
 	Timeout  time.Duration // in this machine's time, 0 means 10 minutes
-	// Stdout and Stderr get what the command prints, as it does. They may be
-	// the same.
+	// Stdout and Stderr receive the command's output while it runs. They may be the same
+	// writer.
 	Stdout, Stderr io.Writer
 }
 
-// Run runs j in a new machine and returns the command's exit code. An error
-// says that there is none.
+// Run runs j in a new machine and returns the command's exit code. An error means that
+// there is none.
 func (m Machine) Run(ctx context.Context, j Job) (int, error) {
 	if len(j.Command) == 0 {
 		return 0, errors.New("no command")
@@ -102,7 +102,7 @@ func (m Machine) run(ctx context.Context, j Job, folder string) (int, error) {
 	return code, nil
 }
 
-// image writes the base and what j needs, one archive after the other.
+// image writes the base and the files of j, one archive after the other.
 func (m Machine) image(ctx context.Context, j Job, file string) error {
 	if j.Proxy {
 		release, err := m.addProxy(ctx, &j)
@@ -128,7 +128,7 @@ func (m Machine) image(ctx context.Context, j Job, file string) error {
 	return errors.Join(err, t.write(f), f.Close())
 }
 
-// tree is what j needs.
+// tree returns the files of j.
 func (j Job) tree() (tree, error) {
 	t := tree{j.Dir: entry{dir: true}, "/tmp": entry{dir: true}}
 	for from, to := range j.Files {
@@ -171,10 +171,10 @@ func (j Job) tree() (tree, error) {
 	return t, nil
 }
 
-// quote is word as a shell reads it.
+// quote quotes word for a shell.
 func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
-// extract writes the files of an archive to where j wants them.
+// extract writes the files of an archive to the paths in j.Outputs.
 func (j Job) extract(files []byte) error {
 	if len(j.Outputs) == 0 {
 		return nil
@@ -197,7 +197,7 @@ func (j Job) extract(files []byte) error {
 	}
 }
 
-// target is where a file of the machine goes.
+// target returns the path on this machine for a file of the machine.
 func (j Job) target(name string) (string, bool) {
 	name = filepath.Clean(name)
 	for from, to := range j.Outputs {

@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// Kernels are the names of the kernels that there are, oldest first.
+// Kernels are the names of the available kernels, oldest first.
 var Kernels = []string{"5.10", "6.1", "6.12", "newest"}
 
-// DefaultKernel is the kernel that tests run on if nobody says otherwise.
+// DefaultKernel is the kernel for tests that select none.
 const DefaultKernel = "6.1"
 
-// releases are those of Debian that have the kernels, and the suites of each
-// release that are looked into.
+// releases are the Debian releases with these kernels, and the suites that are searched
+// in each.
 var releases = map[string][]suite{
 	"5.10":   {{main, "bullseye"}, {security, "bullseye-security"}},
 	"6.1":    {{main, "bookworm"}, {security, "bookworm-security"}},
@@ -29,19 +29,19 @@ var releases = map[string][]suite{
 // suite is a part of one of Debian's archives.
 type suite struct{ archive, name string }
 
-// The labels that Debian's archives have.
+// The labels of Debian's archives.
 const (
 	main     = "Debian"
 	security = "Debian-Security"
 )
 
-// kernel is one that has been fetched.
+// kernel is a kernel that was downloaded.
 type kernel struct {
 	folder  string
-	release string // as uname says, such as 6.1.0-56-cloud-amd64
+	release string // as uname reports it, such as 6.1.0-56-cloud-amd64
 }
 
-// openKernel reads a folder that a kernel was unpacked in.
+// openKernel reads the folder of an unpacked kernel.
 func openKernel(folder string) (kernel, error) {
 	found, err := filepath.Glob(filepath.Join(folder, "usr/lib/modules/*"))
 	if err != nil || len(found) != 1 {
@@ -55,7 +55,7 @@ func openKernel(folder string) (kernel, error) {
 // modules is the folder of k's modules.
 func (k kernel) modules() string { return filepath.Join(k.folder, "usr/lib/modules", k.release) }
 
-// image is the file to boot. Since 7.x Debian has it beside the modules.
+// image is the file to boot. Since 7.x Debian installs it beside the modules.
 func (k kernel) image() string {
 	beside := filepath.Join(k.modules(), "vmlinuz")
 	if _, err := os.Stat(beside); err == nil {
@@ -64,7 +64,7 @@ func (k kernel) image() string {
 	return filepath.Join(k.folder, "boot", "vmlinuz-"+k.release)
 }
 
-// unknownKernelError complains of a kernel that there is not.
+// unknownKernelError is the error for the name of a kernel that does not exist.
 func unknownKernelError(name string) error {
 	return fmt.Errorf("kernel %q: must be one of %s", name, strings.Join(Kernels, ", "))
 }

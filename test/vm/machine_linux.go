@@ -21,15 +21,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errors of a machine that came to no result.
+// The errors of a machine without a result.
 var (
 	ErrTimeout = errors.New("the virtual machine took too long")
 	ErrDied    = errors.New("the virtual machine ended without a result")
 )
 
-// modules are loaded before the command, so that sysctls and tables are there
-// as on a node that has been up for a while. Others load when they are asked
-// for.
+// modules are loaded before the command, so that their sysctls and tables exist, as on a
+// node that has been up for a while. The kernel loads others on demand.
 var modules = []string{
 	"veth", "bridge", "br_netfilter", "dummy", "nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "nft_compat",
 	"ip_tables", "ip6_tables", "iptable_nat", "iptable_filter", "ip6table_nat", "ip6table_filter",
@@ -37,14 +36,15 @@ var modules = []string{
 	"nft_chain_nat", "nft_ct", "nft_fib_ipv4", "nft_fib_ipv6", "nft_masq", "nft_nat", "nft_numgen", "nft_reject_ipv4", "nft_reject_ipv6",
 }
 
-// cmdline is that of the kernel. The emulated processor's counter drifts,
-// hence the clock. Without no_timer_check a kernel with two processors panics where
-// this machine is too busy for the emulated one to hear its timer in time.
+// cmdline is that of the kernel. clocksource=hpet, as the time stamp counter of the
+// emulated processor drifts. no_timer_check, as a kernel with two processors panics if a
+// busy machine delays the emulated timer interrupt. See
+// https://docs.kernel.org/admin-guide/kernel-parameters.html
 const cmdline = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr no5lvl clocksource=hpet no_timer_check random.trust_cpu=on " +
 	"cryptomgr.notests nowatchdog reboot=t 8250.nr_uarts=1 i8042.noaux i8042.nokbd rcupdate.rcu_expedited=1"
 
-// qemu is the emulator. Without -cx16 kernel 6.12 dies: it meets an
-// instruction that is emulated badly.
+// qemu returns the emulator's command. Without -cx16, kernel 6.12 crashes on an
+// instruction that QEMU emulates incorrectly.
 func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
 	args := []string{
 		"-M", "pc,usb=off,vmport=off", "-nodefaults", "-no-user-config", "-cpu", "max,la57=off,-cx16",
@@ -62,7 +62,7 @@ func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
 	return cmd
 }
 
-// lockedWriter lets one writer write at a time.
+// lockedWriter serializes writes.
 type lockedWriter struct {
 	mu  *sync.Mutex
 	out io.Writer
@@ -74,9 +74,10 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 	return w.out.Write(b)
 }
 
-// clock makes a machine with one processor reckon its time by instructions, two
-// nanoseconds each, and skip what it would wait. To the tests it is a fast
-// machine that nobody else uses, however slow and busy this one is.
+// clock returns the options that derive the time of a machine with one processor from
+// instructions, two nanoseconds each, and that skip idle time. So tests see a fast and
+// idle machine, however slow and busy this one is. See -icount in
+// https://www.qemu.org/docs/master/devel/tcg-icount.html
 func (j Job) clock() []string {
 	if j.CPUs > 1 || j.RealTime {
 		return []string{"-accel", "tcg,thread=multi"}
@@ -84,8 +85,7 @@ func (j Job) clock() []string {
 	return []string{"-accel", "tcg,thread=single", "-icount", "shift=1,sleep=off"}
 }
 
-// boot runs the machine until it ends, and returns what it left: the exit code
-// and an archive of files.
+// boot runs the machine until it ends, and returns the exit code and an archive of files.
 func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files []byte, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, j.Timeout, fmt.Errorf("%w: %s", ErrTimeout, j.Timeout))
 	defer cancel()
@@ -107,13 +107,13 @@ func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files
 			done <- err
 		}()
 	}
-	// Who asked for the emulator's death at the end of this thread must not
-	// let it end early.
+	// Pdeathsig kills the emulator when this thread ends, so the thread must not end
+	// early, see prctl(2).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err = cmd.Start()
 	for _, w := range cmd.ExtraFiles {
-		w.Close() // now the emulator alone keeps it open
+		w.Close() // only the emulator keeps it open now
 	}
 	if err != nil {
 		return 0, nil, fmt.Errorf("start the emulator: %w", err)
@@ -136,7 +136,7 @@ func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files
 	return 0, nil, fmt.Errorf("%w: %v\n%s%s", ErrDied, runErr, complaints.String(), tail(folder))
 }
 
-// tail is the end of what the kernel said.
+// tail is the end of the kernel's console output.
 func tail(folder string) string {
 	text, err := os.ReadFile(filepath.Join(folder, "console"))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/test/vm"
 )
 
-// lackingScript starts the proxy where something is missing. Modules are hidden before
-// anything needs them, or taken away.
+// lackingScript starts the proxy where a feature is missing. It hides modules before
+// their first use, or unloads them.
 const lackingScript = `try() {
 	timeout 60 $in kube-proxy --proxy-mode=$* --manifests=/tmp/none --hostname-override=node --cluster-cidr=10.0.0.0/8,fd00::/48 \
 		--conntrack-max-per-core=0 2>/tmp/said >/dev/null
@@ -45,7 +45,8 @@ without nft_numgen nft_masq xt_statistic
 try nftables
 try iptables`
 
-// A mode whose node lacks something says what, in one sentence, and ends.
+// TestKernelLacks checks that a mode whose node lacks a feature ends with one sentence
+// that names it.
 func TestKernelLacks(t *testing.T) {
 	var out bytes.Buffer
 	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", lackingScript}, Proxy: true, Stdout: &out, Stderr: &out})

@@ -12,19 +12,19 @@ import (
 	"path/filepath"
 )
 
-// Variables of a machine.
+// Environment variables in a machine.
 const (
 	Variable      = "KUBEPROXY_VM"      // the name of its kernel
-	ProxyVariable = "KUBEPROXY_PROGRAM" // where the proxy is that tests run
+	ProxyVariable = "KUBEPROXY_PROGRAM" // path of the proxy that tests run
 	// ControlPlaneVariable is a folder with etcd and kube-apiserver.
 	ControlPlaneVariable = "KUBEPROXY_CONTROL_PLANE"
 )
 
-// proxyInside is the proxy's place in a machine.
+// proxyInside is the proxy's path in a machine.
 const proxyInside = "/usr/local/bin/kube-proxy"
 
-// addProxy adds the proxy to what j needs, built anew where that has changed.
-// The file that it stands for is somebody else's after release.
+// addProxy adds the proxy to the files of j, freshly built if its sources changed. After
+// release, another process may replace the file.
 func (m Machine) addProxy(ctx context.Context, j *Job) (release func() error, err error) {
 	release, err = lock(ctx, filepath.Join(m.cache, "proxy.lock"))
 	if err != nil {

@@ -17,26 +17,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMissing says that this machine cannot run virtual machines.
+// ErrMissing means that this machine cannot run virtual machines.
 var ErrMissing = errors.New("something that virtual machines are made of is missing; on Debian: apt-get install " +
 	"qemu-system-x86 iptables ipset ipvsadm nftables conntrack iproute2 kmod busybox-static xz-utils zstd")
 
 // emulator is QEMU.
 const emulator = "qemu-system-x86_64"
 
-// Machine is a kernel with the programs that every command finds around it.
+// Machine is a kernel with the programs that are available to every command.
 type Machine struct {
 	kernel kernel
 	base   string // path of the image's first part
 	cache  string
 }
 
-// cacheLifetime is how long what was made is kept though nobody asks for it.
+// cacheLifetime is how long unused files are kept.
 const cacheLifetime = 30 * 24 * time.Hour
 
-// Prepare returns the Machine with one of the Kernels. The first call for a
-// kernel downloads it, which is told to out; later ones find it in the folder
-// kubeproxy/vm of the user's cache.
+// Prepare returns the Machine with one of the Kernels. The first call for a kernel
+// downloads it, which is reported to out; later ones find it in the folder kubeproxy/vm
+// of the user's cache.
 func Prepare(ctx context.Context, name string, out io.Writer) (Machine, error) {
 	if !slices.Contains(Kernels, name) {
 		return Machine{}, unknownKernelError(name)
@@ -83,7 +83,7 @@ func (m *Machine) fetch(ctx context.Context, name string, out io.Writer) error {
 		}
 		if err == nil {
 			err = os.Rename(part, folder)
-			touch(folder) // it came with the package's age
+			touch(folder) // its time was that of the package
 		}
 		if err := errors.Join(err, os.RemoveAll(part), os.RemoveAll(lists)); err != nil {
 			return err
@@ -94,7 +94,7 @@ func (m *Machine) fetch(ctx context.Context, name string, out io.Writer) error {
 	return err
 }
 
-// build finds the first part of the image, or makes it.
+// build finds the first part of the image, or writes it.
 func (m *Machine) build() error {
 	t, err := base(m.kernel)
 	if err != nil {
@@ -120,7 +120,7 @@ func (m *Machine) build() error {
 	return err
 }
 
-// prune removes what nobody asked for in a long time.
+// prune removes files that have long been unused.
 func (m Machine) prune() error {
 	all, err := filepath.Glob(filepath.Join(m.cache, "*-*"))
 	errs := []error{err}
@@ -132,14 +132,14 @@ func (m Machine) prune() error {
 	return errors.Join(errs...)
 }
 
-// touch notes that a file is in use, if it is there.
+// touch marks an existing file as used, and returns whether it exists.
 func touch(path string) bool {
 	now := time.Now()
 	return os.Chtimes(path, now, now) == nil
 }
 
-// lock waits until nobody else has a lock. The kernel
-// unlocks for who dies.
+// lock waits until no other process holds a lock. The kernel releases the lock of a
+// process that dies, see flock(2).
 func lock(ctx context.Context, path string) (unlock func() error, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"kubeproxy/test/vm"
 )
 
-// machine is the usual one, or a skip where there is none.
+// machine returns the default machine. It skips the test if there is none.
 func machine(t *testing.T) vm.Machine {
 	t.Helper()
 	m, err := vm.Prepare(t.Context(), vm.DefaultKernel, os.Stderr)
@@ -29,7 +29,8 @@ func machine(t *testing.T) vm.Machine {
 	return m
 }
 
-// What goes in, what comes out, and that nothing of it is mixed up.
+// TestCommand checks the files that go in and come out, and that standard output and
+// standard error stay apart.
 func TestCommand(t *testing.T) {
 	m := machine(t)
 	dir := t.TempDir()
@@ -65,7 +66,8 @@ mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; e
 	}
 }
 
-// A command that hangs is given up, and says what it said until then.
+// TestTimeout checks that a command that hangs is ended, and that its output until then
+// is kept.
 func TestTimeout(t *testing.T) {
 	var out bytes.Buffer
 	code, err := machine(t).Run(t.Context(), vm.Job{
@@ -79,7 +81,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// Nobody waits for a machine that sleeps.
+// TestSleep checks that a sleeping machine takes no time.
 func TestSleep(t *testing.T) {
 	begin := time.Now()
 	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"sleep", "3600"}})
@@ -88,7 +90,7 @@ func TestSleep(t *testing.T) {
 	}
 }
 
-// A kernel that dies takes the command's result along.
+// TestPanic checks that a kernel panic is an error, whatever the command's result.
 func TestPanic(t *testing.T) {
 	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", "echo c >/proc/sysrq-trigger; sleep 1000"}})
 	if !errors.Is(err, vm.ErrDied) || !strings.Contains(err.Error(), "sysrq") {
@@ -96,8 +98,8 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// features are what tests expect of the kernel and the programs around it,
-// each with a script that succeeds where it is there.
+// features are what tests expect of the kernel and its programs. Each script succeeds if
+// the feature exists.
 var features = map[string]string{
 	"IPVS":                        "modprobe ip_vs && ipvsadm -A -t 10.0.0.1:80 -s rr && ipvsadm -a -t 10.0.0.1:80 -r 10.0.0.2:80 -m",
 	"IPVS for IPv6":               "ipvsadm -A -t [fd00::1]:80 -s rr",
@@ -130,8 +132,8 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// The road of go test: the binary goes in, coverage comes back, and a failure
-// is one.
+// TestGoTest runs a test binary as go test -exec does: the binary goes in, coverage comes
+// back, and a failed test is a failure.
 func TestGoTest(t *testing.T) {
 	machine(t)
 	profile := filepath.Join(t.TempDir(), "cover")

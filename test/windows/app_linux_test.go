@@ -15,8 +15,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// app is a Service in namespace shop and its endpoints. Its ClusterIP and its
-// node port follow from its number, 1 to 250.
+// app is a Service in namespace shop and its endpoints. Its ClusterIP and its node port
+// follow from its number, 1 to 250.
 type app struct {
 	name   string
 	number int
@@ -34,8 +34,7 @@ func (a app) on(pods ...string) app {
 
 const target = 8080
 
-// adds writes what HNS should have for a into want: a load balancer by what it
-// answers on, with what it leads to.
+// adds adds the expected load balancers of a to want, their endpoints by their frontends.
 func (a app) adds(want map[string]string) {
 	if len(a.pods) == 0 {
 		return

@@ -9,8 +9,8 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// TestNoDirectReturn asks for direct server return where HNS lacks it: the
-// proxy says so, and Services work without.
+// TestNoDirectReturn configures direct server return on an HNS without it: the proxy
+// reports that, and Services work without.
 func TestNoDirectReturn(t *testing.T) {
 	n := newNode(t, hns.Options{Version: hns.Version{Major: 10, Minor: 1}})
 	web := app{"web", 10, []string{"10.244.1.11", "10.244.2.11"}}

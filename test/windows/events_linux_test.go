@@ -44,9 +44,8 @@ func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 	}
 }
 
-// TestEvents has HNS refuse a load balancer, lack what a Service asks for, and
-// go away: Events on a real API server tell it, and when it is over, and status
-// tells the same.
+// TestEvents makes HNS refuse a load balancer, lack a feature that a Service needs, and
+// stop. Events on a real API server and status report the start and the end of each.
 func TestEvents(t *testing.T) {
 	m := newMixed(t)
 	kubeconfig, err := m.Kubeconfig(cluster.Login{})

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/test/wine"
 )
 
-// fetch is a page of the metrics server.
+// fetch returns a page of the metrics server.
 func (n *node) fetch(t *testing.T, path string) string {
 	t.Helper()
 	page, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, path)
@@ -40,9 +40,9 @@ func (n *node) run(t *testing.T, args ...string) (code int, output string) {
 	return code, output
 }
 
-// TestOneServiceFails has a program of the node on the node port of a Service:
-// HNS refuses one load balancer, the rest works, and everybody who asks is told.
-// The cure is found without a resync, of which there is none here.
+// TestOneServiceFails occupies the node port of a Service by a program of the node. HNS
+// refuses one load balancer, the rest works, and status, metrics and health report it.
+// The proxy recovers without a resync, of which there is none here.
 func TestOneServiceFails(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	web, cart, _ := shop()
@@ -74,8 +74,8 @@ func TestOneServiceFails(t *testing.T) {
 	n.stop(t)
 }
 
-// TestHNSUnavailable has HNS go away: that is not an empty HNS, health says it,
-// and nothing is made anew when it is back.
+// TestHNSUnavailable stops HNS. The proxy must not take that for an empty HNS, health
+// reports it, and nothing is recreated when it is back.
 func TestHNSUnavailable(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	web, _, _ := shop()
@@ -99,8 +99,9 @@ func TestHNSUnavailable(t *testing.T) {
 	n.stop(t)
 }
 
-// TestStateFiles starts on state files that are damaged or another node's. What
-// is there is known by its looks, and nobody else's load balancer is touched.
+// TestStateFiles starts with state files that are damaged or belong to another node. The
+// proxy recognizes its objects by their properties, and leaves foreign load balancers
+// alone.
 func TestStateFiles(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	n.installForeign(t)
@@ -130,8 +131,8 @@ func TestStateFiles(t *testing.T) {
 	n.clean(t)
 }
 
-// TestRenderKnowsTheNode gives render what hns-state prints: nothing is to be done on
-// a node that is as it should be, and what is missing is named.
+// TestRenderKnowsTheNode passes the output of hns-state to render: it prints no changes
+// for a node in the desired state, and names what is missing.
 func TestRenderKnowsTheNode(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	n.installForeign(t)
@@ -161,10 +162,10 @@ func TestRenderKnowsTheNode(t *testing.T) {
 	}
 }
 
-// TestInitOnly chooses and reserves, and ends.
+// TestInitOnly selects the network and reserves the source VIP, and exits.
 func TestInitOnly(t *testing.T) {
 	n := newNode(t, hns.Options{})
-	for range 2 { // the second time all is there
+	for range 2 { // the second time everything exists
 		// The Node is unknown without an API server.
 		code, output := n.run(t, "--init-only", "--hostname-override=node-a", "--bind-address="+n.Node.IPv4.String())
 		if code != 0 || !has(output, "(Overlay) is for Services", "Source VIP: ") {
@@ -176,7 +177,7 @@ func TestInitOnly(t *testing.T) {
 	}
 }
 
-// TestOtherSystemsModes refuses the modes of Linux.
+// TestOtherSystemsModes checks that the modes of Linux are refused.
 func TestOtherSystemsModes(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	for _, mode := range []string{"iptables", "ipvs", "nftables", "userspace"} {
@@ -187,8 +188,8 @@ func TestOtherSystemsModes(t *testing.T) {
 	}
 }
 
-// TestHangingHNS has HNS take a call and not answer. Health and the log say so, a stop
-// waits for the call a while and no longer, and the next start goes on from there.
+// TestHangingHNS lets a call to HNS hang. Health and log report it, a stop waits for the
+// call for a limited time, and the next process continues from there.
 func TestHangingHNS(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	web, cart, _ := shop()
@@ -212,8 +213,8 @@ func TestHangingHNS(t *testing.T) {
 	n.stop(t)
 }
 
-// TestLongRound has a slow HNS and much to do: the proxy is not healthy yet, and
-// alive, as it gets on.
+// TestLongRound has a slow HNS and many changes: the proxy is not healthy yet, but live,
+// as it makes progress.
 func TestLongRound(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	var apps []app

@@ -18,8 +18,8 @@ func shop() (web, cart, dns app) {
 		app{"dns", 30, []string{"10.244.1.12"}}
 }
 
-// TestLifecycle follows a node from its first start to its cleaning, in every
-// version of HNS.
+// TestLifecycle follows a node from its first start to its cleanup, in every version of
+// HNS.
 func TestLifecycle(t *testing.T) {
 	for _, v := range hns.Versions() {
 		t.Run(v.String(), func(t *testing.T) {
@@ -50,7 +50,7 @@ func (n *node) churn(t *testing.T, web, cart, dns app) {
 	n.awaitProgrammed(t, less, cart, dns)
 	most := 4
 	if n.hns.Version().Major < 10 {
-		most = 6 // a deletion may not work the first time
+		most = 6 // a deletion may fail the first time
 	}
 	if calls := n.hns.Calls().Sub(before); calls.Writes("") > most {
 		t.Errorf("one endpoint left, on two addresses: %s, want at most %d calls that change something", calls, most)
@@ -62,12 +62,12 @@ func (n *node) churn(t *testing.T, web, cart, dns app) {
 	n.checkIdle(t, "after the churn")
 }
 
-// restarts ends the proxy in two ways; what it comes back to is its own.
+// restarts ends the proxy in two ways; the next process recognizes its objects.
 func (n *node) restarts(t *testing.T, apps ...app) {
 	t.Helper()
 	n.stop(t)
 	before := n.hns.Calls()
-	n.awaitProgrammed(t, apps...) // a stop leaves all as it is
+	n.awaitProgrammed(t, apps...) // a stop changes nothing
 	n.start(t)
 	await(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
 	n.checkIdle(t, "after a restart")
@@ -84,7 +84,7 @@ func (n *node) restarts(t *testing.T, apps ...app) {
 	}
 }
 
-// clean removes all that is the proxy's and nothing else.
+// clean removes all objects of the proxy and nothing else.
 func (n *node) clean(t *testing.T) {
 	t.Helper()
 	n.stop(t)
@@ -107,7 +107,8 @@ func (n *node) clean(t *testing.T) {
 	}
 }
 
-// TestHNSFailures is what befalls a node, each followed by what must be as before.
+// TestHNSFailures causes several failures. After each one, the previous state must be
+// restored.
 func TestHNSFailures(t *testing.T) {
 	n := newNode(t, hns.Options{Version: hns.Version{Major: 15, Minor: 4}, Case: hns.UpperCase})
 	n.installForeign(t)
@@ -126,7 +127,7 @@ func TestHNSFailures(t *testing.T) {
 		"connections break":                 func(*testing.T) { n.hns.DropConnections() },
 		"HNS forgets what is not a pod's": func(*testing.T) {
 			n.hns.Restart(hns.Pods)
-			clear(n.foreign) // it forgets that, too
+			clear(n.foreign) // Reset of HNS removes them, too
 		},
 		"HNS is away for a while": func(t *testing.T) { n.changeWithoutHNS(t, cart, web, dns) },
 		"a pod is made anew": func(t *testing.T) {
@@ -174,7 +175,7 @@ func (n *node) changeWithoutHNS(t *testing.T, cart app, others ...app) {
 	n.save(t, cart)
 }
 
-// addRefusedPod gives web a pod that HNS refuses at first: the one it has serves on.
+// addRefusedPod gives web a pod that HNS refuses at first: its present pod serves on.
 func (n *node) addRefusedPod(t *testing.T, web app, others ...app) {
 	t.Helper()
 	const late = "10.244.1.13"
@@ -191,8 +192,8 @@ func (n *node) addRefusedPod(t *testing.T, web app, others ...app) {
 	n.save(t, web)
 }
 
-// deleteOurs deletes what the proxy made of a kind, all remote endpoints or
-// all load balancers.
+// deleteOurs deletes the proxy's objects of a kind, all remote endpoints or all load
+// balancers.
 func (n *node) deleteOurs(t *testing.T, kind hns.Kind) {
 	t.Helper()
 	for _, o := range n.hns.Objects(kind) {

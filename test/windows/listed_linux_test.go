@@ -22,8 +22,8 @@ func (n *node) remote(ip string) string {
 	return ""
 }
 
-// TestListedEndpointsStay has a pod of another node turn not ready and come back,
-// terminate, and go. Its endpoint in HNS is one and the same until it goes.
+// TestListedEndpointsStay makes a pod of another node unready and ready, terminates and
+// removes it. Its endpoint in HNS stays the same until the pod is removed.
 func TestListedEndpointsStay(t *testing.T) {
 	for _, v := range []hns.Version{{Major: 13, Minor: 3}, {Major: 15, Minor: 5}} {
 		t.Run(v.String(), func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestListedEndpointsStay(t *testing.T) {
 			n.start(t)
 			n.awaitProgrammed(t, web)
 			id := n.remote("10.244.2.11")
-			n.idle = []string{"10.244.2.11"} // is there, and in no load balancer
+			n.idle = []string{"10.244.2.11"} // exists without a load balancer
 			for name, c := range map[string]discoveryv1.EndpointConditions{
 				"not ready":   {Ready: &no, Serving: &no},
 				"terminating": {Ready: &no, Serving: &yes, Terminating: &yes},
@@ -58,7 +58,7 @@ func TestListedEndpointsStay(t *testing.T) {
 			}
 			n.idle = nil
 			n.save(t, web.on("10.244.1.11"))
-			n.awaitProgrammed(t, web.on("10.244.1.11")) // with nothing left over
+			n.awaitProgrammed(t, web.on("10.244.1.11")) // without leftovers
 			n.stop(t)
 		})
 	}

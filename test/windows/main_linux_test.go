@@ -16,7 +16,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// soakFor is how long TestSoak meddles.
+// soakFor is how long TestSoak runs.
 var soakFor = flag.Duration("soak", usualSoak(), "how long faults are made at random, both versions of HNS together; by default $KUBEPROXY_SOAK or 15s")
 
 func usualSoak() time.Duration {
@@ -26,8 +26,8 @@ func usualSoak() time.Duration {
 	return 15 * time.Second
 }
 
-// kubeProxy is the program for Linux, exe that for Windows, both built anew
-// for each run of the tests and in one folder.
+// kubeProxy is the program for Linux, exe that for Windows, both freshly built for each
+// run of the tests and in one folder.
 var (
 	kubeProxy program.Program
 	exe       = sync.OnceValues(build)
@@ -45,8 +45,7 @@ func build() (string, error) {
 	return path, nil
 }
 
-// awaitTimeout is how long to wait for what is bound to happen, on a machine that
-// has much else to do.
+// awaitTimeout bounds the wait for anything that must happen, on a busy machine.
 const awaitTimeout = 90 * time.Second
 
 func await(t *testing.T, what string, ok func() bool) {

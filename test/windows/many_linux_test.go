@@ -16,14 +16,14 @@ import (
 	"kubeproxy/test/program"
 )
 
-// serviceCount is how many Services TestManyServices has. Users have reported 2000 of them,
-// with 5000 endpoints elsewhere, that took other proxies 22 minutes to 3 hours.
+// serviceCount is how many Services TestManyServices has. Users have reported that 2000
+// Services, with 5000 remote endpoints, took other proxies 22 minutes to 3 hours.
 var serviceCount = flag.Int("crowd", 40, "how many Services TestManyServices has")
 
 // callTakes is how long HNS takes for each call in TestManyServices.
 const callTakes = 20 * time.Millisecond
 
-// TestManyServices programs many Services on an empty and slow HNS: no object is made
+// TestManyServices programs many Services on an empty and slow HNS: no object is created
 // twice, and a kind is listed once and not for each object.
 func TestManyServices(t *testing.T) {
 	n := newNode(t, hns.Options{})
@@ -52,8 +52,8 @@ func TestManyServices(t *testing.T) {
 	}
 }
 
-// awaitLoadBalancers waits until there are that many load balancers, however long it takes
-// as long as there are more and more.
+// awaitLoadBalancers waits until there are that many load balancers. It has no time limit
+// while their number grows.
 func (n *node) awaitLoadBalancers(t *testing.T, all int) {
 	t.Helper()
 	for at := 0; at < all; {
@@ -65,7 +65,7 @@ func (n *node) awaitLoadBalancers(t *testing.T, all int) {
 	}
 }
 
-// removeEndpoint takes one endpoint of many from a.
+// removeEndpoint removes one endpoint of many from a.
 func (n *node) removeEndpoint(t *testing.T, a app) {
 	t.Helper()
 	before := n.hns.Calls()
@@ -84,8 +84,8 @@ func (n *node) removeEndpoint(t *testing.T, a app) {
 	}
 }
 
-// manyApps is that many Services and how many endpoints they share: two and a half
-// for each, and each has three. The first has a hundred.
+// manyApps returns a number of Services and of the endpoints that they share: two and a
+// half for each, and each has three. The first has a hundred.
 func manyApps(services int) (all []app, endpoints int) {
 	pool := max(100, services*5/2)
 	for i := range services {
@@ -108,7 +108,7 @@ func manyApps(services int) (all []app, endpoints int) {
 	return all, len(used)
 }
 
-// manyAppsManifest has apps with ClusterIPs alone, of which there may be many.
+// manyAppsManifest has apps with ClusterIPs only, of which there may be many.
 func manyAppsManifest(t *testing.T, apps []app) []byte {
 	t.Helper()
 	var objects []any

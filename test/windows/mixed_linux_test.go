@@ -56,7 +56,7 @@ func (m *mixed) publish(t *testing.T, apps ...app) {
 	}
 }
 
-// awaitProgrammed waits until both nodes have what apps ask for.
+// awaitProgrammed waits until both nodes have programmed apps.
 func (m *mixed) awaitProgrammed(t *testing.T, apps ...app) {
 	t.Helper()
 	m.node.awaitProgrammed(t, apps...)
@@ -95,8 +95,8 @@ func (m *mixed) snapshot(t *testing.T, apps []app) *service.Snapshot {
 	return tracker.Latest()
 }
 
-// TestMixedCluster has the same Services on a Windows and a Linux node, from a
-// real API server, through changes and outages.
+// TestMixedCluster programs the same Services on a Windows and a Linux node, from a real
+// API server, through changes and outages.
 func TestMixedCluster(t *testing.T) {
 	m := newMixed(t)
 	kubeconfig, err := m.Kubeconfig(cluster.Login{})

@@ -18,16 +18,16 @@ import (
 	"kubeproxy/test/wine"
 )
 
-// networkCase is what a proxy finds at its start, and what it makes of it.
+// networkCase is the state of HNS at the start of a proxy, with the expected result.
 type networkCase struct {
-	// networks are what CNI has made: the name, its type, its pods.
+	// networks are those that CNI has created, pods and remotes the endpoints in them.
 	networks []hns.NetworkConfig
 	pods     map[string]string // address to network
-	remotes  map[string]string // the same of remote endpoints
-	refuse   hns.Code          // what HNS answers to everything
+	remotes  map[string]string // the same for remote endpoints
+	refuse   hns.Code          // the answer of HNS to every call
 	flags    []string
 	env      string
-	// ready says that it programs Services; else health says why it does not.
+	// ready is whether the proxy programs Services; if not, health contains the reason.
 	ready   bool
 	wantLog []string // in the log if it is ready, else in health, too
 }
@@ -76,8 +76,8 @@ func networkCases() map[string]networkCase {
 	}
 }
 
-// TestNetworkSelection starts the proxy on nodes of many kinds. What cannot be is
-// refused with the remedy, where an operator looks.
+// TestNetworkSelection starts the proxy on nodes of many kinds. If the network cannot be
+// used, log and health contain the remedy.
 func TestNetworkSelection(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	web := app{"web", 10, []string{"10.244.2.11"}}
@@ -103,7 +103,7 @@ func TestNetworkSelection(t *testing.T) {
 	}
 }
 
-// install makes HNS what p says, as if nothing had been before.
+// install resets HNS and creates the objects of p.
 func (n *node) install(t *testing.T, p networkCase) {
 	t.Helper()
 	n.hns.Reset()
@@ -136,7 +136,7 @@ func (n *node) install(t *testing.T, p networkCase) {
 	}
 }
 
-// has reports that text has all of words, whether or not quotes are escaped.
+// has returns whether text contains all of words, whether or not quotes are escaped.
 func has(text string, words ...string) bool {
 	text = strings.ReplaceAll(text, `\"`, `"`)
 	for _, w := range words {
@@ -147,7 +147,7 @@ func has(text string, words ...string) bool {
 	return true
 }
 
-// health is what the proxy says of itself; nothing while it does not answer.
+// health is the proxy's health report; the zero Response while it does not answer.
 func (n *node) health(t *testing.T) program.Response {
 	t.Helper()
 	page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/healthz")
@@ -157,7 +157,7 @@ func (n *node) health(t *testing.T) program.Response {
 	return page
 }
 
-// await waits, and if it is in vain shows health and the log.
+// await polls, and prints health and the log if it fails.
 func (n *node) await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	if !program.Poll(ok) {
@@ -166,7 +166,7 @@ func (n *node) await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestNetworkComesLater has a proxy that starts before the network plugin.
+// TestNetworkComesLater starts the proxy before the network plugin.
 func TestNetworkComesLater(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	web := app{"web", 10, []string{"10.244.1.11", "10.244.2.11"}}
@@ -187,8 +187,8 @@ func TestNetworkComesLater(t *testing.T) {
 	n.stop(t)
 }
 
-// TestNoHNS has the proxy on a system without HNS's libraries: the container
-// feature is missing.
+// TestNoHNS runs the proxy on a system without HNS's libraries: the container feature is
+// missing.
 func TestNoHNS(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	for _, dll := range []string{"computenetwork.dll", "vmcompute.dll"} {
@@ -211,8 +211,8 @@ func TestNoHNS(t *testing.T) {
 	n.stop(t)
 }
 
-// TestIncompleteHNS has libraries that lack functions, as on editions of Windows
-// without containers, where hcsshim panics.
+// TestIncompleteHNS has libraries that lack functions, as on editions of Windows without
+// containers, where hcsshim panics.
 func TestIncompleteHNS(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	system := filepath.Join(n.wine.Prefix(), "drive_c", "windows", "system32")
@@ -221,7 +221,8 @@ func TestIncompleteHNS(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dll := range []string{"computenetwork.dll", "vmcompute.dll"} {
-		// The file may be shared with other prefixes: it goes, and is not written to.
+		// The file may be shared with other prefixes, so it is replaced instead of
+		// overwritten.
 		path := filepath.Join(system, dll)
 		if err := errors.Join(os.Remove(path), os.WriteFile(path, other, 0o600)); err != nil {
 			t.Fatal(err)

@@ -39,8 +39,8 @@ func kinds() map[string]kind {
 	}
 }
 
-// TestNetworkTypes has the same Services on networks of each kind. What HNS holds is
-// in testdata, for people to read.
+// TestNetworkTypes programs the same Services on networks of each kind. The resulting
+// objects of HNS are in testdata in a readable form.
 func TestNetworkTypes(t *testing.T) {
 	shop, err := os.ReadFile("testdata/shop.yaml")
 	if err != nil {
@@ -61,7 +61,7 @@ func TestNetworkTypes(t *testing.T) {
 	}
 }
 
-// installPods makes the endpoints of the node's pods, and the node's own.
+// installPods creates the endpoints of the node's pods, and the node's own.
 func (n *node) installPods(t *testing.T, network hns.NetworkConfig) {
 	t.Helper()
 	pods := map[string][]netip.Addr{
@@ -79,7 +79,7 @@ func (n *node) installPods(t *testing.T, network hns.NetworkConfig) {
 	}
 }
 
-// compare holds HNS against a golden.
+// compare compares HNS with a golden file.
 func (n *node) compare(t *testing.T, golden string) {
 	t.Helper()
 	have := n.describe() + n.unsupported(t)
@@ -111,7 +111,7 @@ func (n *node) describe() string {
 		if e.Remote() {
 			mac := e.MAC()
 			if !strings.HasPrefix(mac, "02-11-") {
-				mac = "the node's" // other each time
+				mac = "the node's" // differs in each run
 			}
 			line += fmt.Sprintf(" remote %s%s", mac, provider(e))
 		}
@@ -151,7 +151,7 @@ func provider(e hns.Document) string {
 	return ""
 }
 
-// unsupported is what the program says of Services that do not get all they ask for.
+// unsupported is the program's report about Services that are not fully supported.
 func (n *node) unsupported(t *testing.T) string {
 	t.Helper()
 	var page struct {

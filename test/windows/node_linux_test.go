@@ -22,20 +22,21 @@ import (
 	"kubeproxy/test/wine"
 )
 
-// node is a Windows node: node-a of a lab, with an overlay network that CNI
-// made, and manifests.
+// node is a Windows node: node-a of a lab, with an overlay network that CNI created, and
+// manifests.
 type node struct {
 	*netlab.Lab
 	wine    *wine.Wine
 	hns     *hns.Server
 	dir     string // of manifests
 	process *wine.Process
-	foreign map[string]string // load balancers of others, as programmed has them
-	idle    []string          // ClusterIPs that nobody serves
+	foreign map[string]string // foreign load balancers, in the form of programmed
+	idle    []string          // ClusterIPs without endpoints
 	env     []string          // more variables of the proxy
 }
 
-// The pods that CNI has made endpoints for; others of the subnet are to come.
+// locals are the pods for which CNI has created endpoints; others of the subnet follow
+// later.
 var locals = []string{"10.244.1.11", "10.244.1.12"}
 
 func newNode(t *testing.T, o hns.Options) *node {
@@ -78,7 +79,7 @@ func (n *node) installPod(t *testing.T, ip string) string {
 	return id
 }
 
-// installForeign makes a remote endpoint and a load balancer of somebody else.
+// installForeign creates a remote endpoint and a load balancer of another program.
 func (n *node) installForeign(t *testing.T) {
 	t.Helper()
 	e, err := n.hns.AddRemote("vxlan0", netip.MustParseAddr("10.244.2.99"), n.Other.IPv4, "02-11-0a-f4-02-63")
@@ -155,16 +156,16 @@ func (n *node) stop(t *testing.T) {
 	}
 }
 
-// kill ends the proxy as a crash does, and returns when HNS has finished the
-// call that was under way.
+// kill ends the proxy as a crash does, and returns when HNS has finished the current
+// call.
 func (n *node) kill(t *testing.T) {
 	t.Helper()
 	n.process.Kill()
-	n.hns.DropConnections() // Wine may keep what a program had open when it was killed
+	n.hns.DropConnections() // Wine may keep the sockets of a killed program open
 	await(t, "the last call is over", func() bool { return n.hns.Connections() == 0 })
 }
 
-// programmed returns HNS's load balancers by what they answer on.
+// programmed returns the load balancers of HNS by their frontends.
 func (n *node) programmed() map[string]string {
 	ips := map[string]string{}
 	for _, e := range n.hns.Objects(hns.Endpoint) {
@@ -190,7 +191,7 @@ func (n *node) programmed() map[string]string {
 	return have
 }
 
-// awaitProgrammed waits until HNS has exactly what apps ask for, and what is foreign.
+// awaitProgrammed waits until HNS has exactly the objects of apps and the foreign ones.
 func (n *node) awaitProgrammed(t *testing.T, apps ...app) {
 	t.Helper()
 	want := maps.Clone(n.foreign)
@@ -209,8 +210,8 @@ func (n *node) awaitProgrammed(t *testing.T, apps ...app) {
 	n.awaitNoLeftovers(t)
 }
 
-// awaitIdle waits until the proxy has nothing to do: it may have lost the answer to
-// a call that did what was wanted, and try it again.
+// awaitIdle waits until the proxy is idle: it may have lost the answer to a call that
+// succeeded, and try it again.
 func (n *node) awaitIdle(t *testing.T) {
 	t.Helper()
 	before := n.hns.Calls()
@@ -223,7 +224,7 @@ func (n *node) awaitIdle(t *testing.T) {
 	})
 }
 
-// awaitNoLeftovers waits until nothing is left over.
+// awaitNoLeftovers waits until there are no leftovers.
 func (n *node) awaitNoLeftovers(t *testing.T) {
 	t.Helper()
 	for deadline := time.Now().Add(awaitTimeout); ; time.Sleep(20 * time.Millisecond) {
@@ -237,8 +238,8 @@ func (n *node) awaitNoLeftovers(t *testing.T) {
 	}
 }
 
-// leftovers names what HNS has and nobody uses. Remote endpoints with addresses
-// of Services are in use.
+// leftovers names unused objects of HNS. Remote endpoints with addresses of Services are
+// in use.
 func (n *node) leftovers() string {
 	vips := map[string]bool{}
 	for _, vip := range n.idle {
@@ -258,8 +259,8 @@ func (n *node) leftovers() string {
 	return strings.Join(lines, "\n")
 }
 
-// checkIdle waits until two resyncs have passed and fails the test if the proxy
-// changed anything meanwhile.
+// checkIdle waits until two resyncs have passed and fails the test if the proxy changed
+// anything meanwhile.
 func (n *node) checkIdle(t *testing.T, why string) {
 	t.Helper()
 	before := n.hns.Calls()

@@ -11,9 +11,10 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// TestDynamicPorts has more Services than a node with Windows' usual dynamic ports
-// can serve without direct server return. HNS answers as for ports that programs
-// listen on; the proxy says what is missing and the way out, which works.
+// TestDynamicPorts has more Services than the default number of dynamic ports on Windows
+// can serve without direct server return. HNS returns the same code as for ports in use
+// by programs. The proxy reports the shortage and the remedy, which works. See
+// https://learn.microsoft.com/troubleshoot/windows-server/networking/default-dynamic-port-range-tcpip-chang
 func TestDynamicPorts(t *testing.T) {
 	const usual, block, more = 16384, 64, 4
 	n := newNode(t, hns.Options{})

@@ -10,9 +10,9 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// TestRefusedCreates has HNS take no new load balancer while the endpoints of a
-// Service change, where a load balancer cannot be changed in place: the Service
-// keeps all of its load balancers but one.
+// TestRefusedCreates makes HNS refuse new load balancers while the endpoints of a Service
+// change, on a version that cannot modify load balancers. The Service keeps all of its
+// load balancers but one.
 func TestRefusedCreates(t *testing.T) {
 	n := newNode(t, hns.Options{Version: hns.Version{Major: 13, Minor: 3}})
 	web, cart, _ := shop()

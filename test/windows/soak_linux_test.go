@@ -13,15 +13,15 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// soak is a node where something happens all the time.
+// soak is a node with continuous changes and faults.
 type soak struct {
 	*node
 	random *rand.Rand
 	apps   map[int]app
 }
 
-// TestSoak makes changes and faults at random for a while, and then wants all
-// in order with nothing left over. To repeat a run, see its seed in the log.
+// TestSoak makes random changes and faults for a while, and then requires the desired
+// state without leftovers. To repeat a run, use the seed in its log.
 func TestSoak(t *testing.T) {
 	for i, v := range []hns.Version{{Major: 13, Minor: 3}, {Major: 15, Minor: 5}} {
 		t.Run(v.String(), func(t *testing.T) {
@@ -51,8 +51,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// step is one thing that happens, a change of a Service more often than
-// anything else.
+// step makes one change or fault. Changes of Services are the most frequent.
 func (s *soak) step(t *testing.T) {
 	t.Helper()
 	switch n := s.random.IntN(20); n {
@@ -96,7 +95,7 @@ func (s *soak) fault(t *testing.T) {
 
 func pick[T any](s *soak, choices ...T) T { return choices[s.random.IntN(len(choices))] }
 
-// deleteOne is a stranger who deletes a load balancer of ours.
+// deleteOne deletes a load balancer of ours, as another program would.
 func (s *soak) deleteOne(t *testing.T) {
 	t.Helper()
 	lbs := slices.DeleteFunc(s.hns.Objects(hns.LoadBalancer), func(lb hns.Document) bool {
@@ -105,7 +104,7 @@ func (s *soak) deleteOne(t *testing.T) {
 	if len(lbs) == 0 {
 		return
 	}
-	// It may be gone by now.
+	// The proxy may have deleted it.
 	_ = s.hns.Delete(hns.LoadBalancer, pick(s, lbs...).ID())
 }
 

@@ -12,8 +12,9 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// TestTakesOverFromKubeProxy has load balancers as kube-proxy makes them for a
-// ClusterIP and a NodePort, with port flags 0 and 18. They are kept as they are.
+// TestTakesOverFromKubeProxy has load balancers as kube-proxy creates them for a
+// ClusterIP and a NodePort, with port flags 0 and 18. The proxy keeps them unchanged. See
+// pkg/proxy/winkernel in kubernetes/kubernetes.
 func TestTakesOverFromKubeProxy(t *testing.T) {
 	n := newNode(t, hns.Options{Version: hns.Version{Major: 13, Minor: 3}})
 	web := app{"web", 10, []string{"10.244.1.11", "10.244.2.11"}}

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMissing says that this machine cannot run Windows programs.
+// ErrMissing means that this machine cannot run Windows programs.
 var ErrMissing = errors.New("wine64 or its C compiler is missing; on Debian: apt-get install wine64 gcc-mingw-w64-x86-64-win32")
 
 //go:embed shim
@@ -29,11 +29,10 @@ var shim embed.FS
 // programs are those of the machine.
 type programs struct {
 	wine, server, compiler string
-	setarch                []string // what Wine is run by, or nothing
+	setarch                []string // the command that runs Wine, or nil
 }
 
-// find returns the first of some programs that is there, whole paths or
-// names.
+// find returns the first of some programs that exists, given as paths or names.
 func find(names ...string) (string, error) {
 	for _, name := range names {
 		if path, err := exec.LookPath(name); err == nil {
@@ -58,11 +57,10 @@ func installed() (programs, error) {
 	return p, nil
 }
 
-// setarchCommand returns the program, and its arguments, that runs others without
-// chance in where their memory is. Wine needs the page at 0x7ffe0000, and where
-// nothing has kept it free before, as on Debian, Linux may have put the heap
-// there: one start in some thousand ends with exit code 1 and nothing said.
-// Without the right to do so, as in some containers, there is none.
+// setarchCommand returns a command prefix that disables address space randomization, see
+// setarch(8). Wine needs the page at 0x7ffe0000. If nothing reserves it, as on Debian,
+// Linux may place the heap there: one start in some thousand exits with code 1 and
+// without a message. The result is nil if it is not permitted, as in some containers.
 func setarchCommand() []string {
 	path, err := exec.LookPath("setarch")
 	if err != nil || exec.Command(path, "-R", "true").Run() != nil {
@@ -71,19 +69,19 @@ func setarchCommand() []string {
 	return []string{path, "-R"}
 }
 
-// Windows is a prepared prefix that no program runs in: each Wine gets a copy.
+// Windows is a prepared Wine prefix in which no program runs: each Wine gets a copy.
 type Windows struct {
 	programs
 	prefix string
 	runs   string // the folder for copies, on the same disk
 }
 
-// cacheLifetime is how long a prefix is kept that nobody asks for.
+// cacheLifetime is how long an unused prefix is kept.
 const cacheLifetime = 30 * 24 * time.Hour
 
-// Build returns a Windows. The first call on a machine makes it, which takes
-// half a minute and is told to out; later ones find it in the folder
-// kubeproxy/wine of the user's cache.
+// Build returns a Windows. The first call on a machine creates it, which takes half a
+// minute and is reported to out; later ones find it in the folder kubeproxy/wine of the
+// user's cache.
 func Build(ctx context.Context, out io.Writer) (Windows, error) {
 	p, err := installed()
 	if err != nil {
@@ -110,7 +108,7 @@ func Build(ctx context.Context, out io.Writer) (Windows, error) {
 		return w, fmt.Errorf("lock %s: %w", cache, err)
 	}
 	defer unlock()
-	if touch(w.prefix) { // by who had the lock
+	if touch(w.prefix) { // by the previous holder of the lock
 		return w, nil
 	}
 	fmt.Fprintf(out, "preparing Wine for the tests, kept in %s (half a minute the first time)\n", cache)
@@ -125,7 +123,7 @@ func Build(ctx context.Context, out io.Writer) (Windows, error) {
 	return w, prune(cache)
 }
 
-// key names everything that a prefix depends on.
+// key covers everything that a prefix depends on.
 func (p programs) key(ctx context.Context) (string, error) {
 	h := sha256.New()
 	for _, program := range []string{p.wine, p.compiler} {
@@ -152,7 +150,7 @@ const system32 = "drive_c/windows/system32"
 // keepProgram is the program of shim/keep.c.
 const keepProgram = "keep.exe"
 
-// dlls says what is built from which source, with which libraries.
+// dlls lists the DLLs with their sources and libraries.
 var dlls = []struct {
 	file, source string
 	flags        []string
@@ -163,7 +161,7 @@ var dlls = []struct {
 	{keepProgram, "keep.c", []string{"-mwindows"}},
 }
 
-// prepare makes a prefix in a folder.
+// prepare creates a prefix in a folder.
 func (w Windows) prepare(ctx context.Context, folder string) error {
 	sources := filepath.Join(folder, "sources")
 	if err := os.CopyFS(sources, shim); err != nil {
@@ -188,7 +186,7 @@ func (w Windows) prepare(ctx context.Context, folder string) error {
 	return errors.Join(err, run.end())
 }
 
-// output runs a program whose output is only wanted if it fails.
+// output runs a program, and returns its output as an error if it fails.
 func output(cmd *exec.Cmd) error {
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, text)
@@ -196,13 +194,14 @@ func output(cmd *exec.Cmd) error {
 	return nil
 }
 
-// touch notes that a folder is in use, if it is there.
+// touch marks an existing folder as used, and returns whether it exists.
 func touch(folder string) bool {
 	now := time.Now()
 	return os.Chtimes(folder, now, now) == nil
 }
 
-// lock waits until nobody else has a lock. The kernel unlocks for who dies.
+// lock waits until no other process holds a lock. The kernel releases the lock of a
+// process that dies, see flock(2).
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	for {
 		unlock, err := tryLock(path)
@@ -228,7 +227,7 @@ func tryLock(path string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// prune removes prefixes that nobody asked for in a long time.
+// prune removes prefixes that have long been unused.
 func prune(cache string) error {
 	entries, err := os.ReadDir(cache)
 	if err != nil {

@@ -17,20 +17,19 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// hcsshim is the module whose package hcn talks to HNS.
+// hcsshim is the module whose package hcn is the client of HNS.
 const hcsshim = "github.com/Microsoft/hcsshim@v0.15.0"
 
-// firstInterfaceTests are hcsshim's tests of HNS's first interface, of which the simulator
-// has only the question for the version.
+// firstInterfaceTests are hcsshim's tests of HNS's first interface, of which the
+// simulator has only the version request.
 const firstInterfaceTests = "^(TestEndpoint|TestEndpointGetAll|TestEndpointStatsAll|TestNetwork|TestNetworkGetAll|TestAccelnetNnvManagementMacAddresses)$"
 
-// modifyTest is hcsshim's test of a load balancer that changes, which only 15.5
-// does.
+// modifyTest is hcsshim's test of a load balancer that changes, which works in 15.5 only.
 const modifyTest = "|^TestCreateUpdateDeleteLoadBalancer$"
 
-// TestConformance runs hcsshim's own tests for a real HNS, which show that the
-// simulator is one to hcsshim. They want identities spelt alike in an object
-// and in what refers to it.
+// TestConformance runs hcsshim's own tests for a real HNS, to show that the simulator
+// behaves like one for hcsshim. They require the same spelling of identities in an object
+// and in its references.
 func TestConformance(t *testing.T) {
 	exe := buildHcnTests(t)
 	w := Start(t, Options{})
@@ -61,8 +60,8 @@ func conform(t *testing.T, w *Wine, exe string, o hns.Options) {
 	}
 }
 
-// buildHcnTests builds the tests where they are, in the module cache: the
-// module has requirements of its own.
+// buildHcnTests builds the tests in the module cache: the module has requirements of its
+// own.
 func buildHcnTests(t *testing.T) string {
 	t.Helper()
 	if _, err := installed(); err != nil {
@@ -86,8 +85,8 @@ func buildHcnTests(t *testing.T) string {
 	return exe
 }
 
-// TestHNSUnreachable is a program that finds no HNS: it must be told so, not
-// that there are no objects.
+// TestHNSUnreachable runs a program without an HNS. It must get an error, not an empty
+// list of objects.
 func TestHNSUnreachable(t *testing.T) {
 	exe := buildHcnTests(t)
 	w := Start(t, Options{})
@@ -107,7 +106,8 @@ func TestHNSUnreachable(t *testing.T) {
 	}
 }
 
-// closingListener hangs up on who calls, rubble answers what is no frame.
+// closingListener closes each connection; garbageListener first answers with bytes that
+// are no frame.
 func closingListener(t *testing.T) string { return answering(t, "") }
 func garbageListener(t *testing.T) string { return answering(t, "\xff\xff\xff\xff") }
 

@@ -14,18 +14,18 @@ import (
 	"strings"
 )
 
-// patches are what tests need of Go's library to run under Wine 8. The
+// patches are the changes to Go's standard library that tests need under Wine 8. The
 // program itself is built without them.
 var patches = []struct{ file, old, new string }{
-	// Wine does not know the newer way to delete a file and says so in words
-	// of its own; the library has the older way for such a case.
+	// Wine lacks the newer way to delete a file and returns an error code of its own. The
+	// library has the older way as a fallback for other codes.
 	{
 		"internal/syscall/windows/at_windows.go",
 		"case STATUS_INVALID_INFO_CLASS, ",
 		"case NTStatus(0xC0000002), STATUS_INVALID_INFO_CLASS, ",
 	},
-	// Wine does not know SIO_UDP_NETRESET, which only matters to who hears
-	// of it.
+	// Wine lacks SIO_UDP_NETRESET, which only matters to a program that evaluates its
+	// effect. See https://learn.microsoft.com/windows/win32/winsock/winsock-ioctls
 	{
 		"net/fd_windows.go",
 		"windows.SIO_UDP_NETRESET",
@@ -33,8 +33,8 @@ var patches = []struct{ file, old, new string }{
 	},
 }
 
-// Overlay writes what to give to go test -overlay into a folder and returns
-// the file's path.
+// Overlay writes the patched files and the argument of go test -overlay into a folder,
+// and returns the path of that argument.
 func Overlay(ctx context.Context, folder string) (string, error) {
 	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {
@@ -62,8 +62,8 @@ func Overlay(ctx context.Context, folder string) (string, error) {
 	return path, errors.Join(err, os.WriteFile(path, text, 0o644))
 }
 
-// patch replaces a text, or where the new one is empty lets the first check of
-// an error behind it pass WSAEOPNOTSUPP.
+// patch replaces a text. If the new text is empty, it makes the first error check after
+// the old one ignore WSAEOPNOTSUPP.
 func patch(text, old, new string) (string, error) {
 	before, after, ok := strings.Cut(text, old)
 	if !ok {

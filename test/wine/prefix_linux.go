@@ -13,12 +13,11 @@ import (
 	"strings"
 )
 
-// maxCopied is up to which size a file is copied. Larger ones are DLLs that nobody
-// writes to; a copy shares them with its original, or else it would have
-// 700 MB.
+// maxCopied is the size up to which a file is copied. Larger ones are DLLs that are never
+// written; a copy links to them, as it would take 700 MB otherwise.
 const maxCopied = 16 << 10
 
-// copyTo makes the prefix again in a new folder.
+// copyTo copies the prefix to a new folder.
 func (w Windows) copyTo(folder string) error {
 	return filepath.WalkDir(w.prefix, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -30,7 +29,7 @@ func (w Windows) copyTo(folder string) error {
 		}
 		target := filepath.Join(folder, name)
 		switch {
-		case name == "wineserver": // says where the server of the original is
+		case name == "wineserver": // names the server of the original
 			return nil
 		case d.IsDir():
 			return os.MkdirAll(target, 0o755)
@@ -55,9 +54,9 @@ func share(path, target string, d fs.DirEntry) error {
 	return errors.Join(err, os.WriteFile(target, text, 0o644))
 }
 
-// createCopy makes a new folder among the copies, which is locked while its program
-// lives, and removes those of programs that died. Release gives the lock back,
-// once the folder is removed.
+// createCopy creates a new folder among the copies, and removes those of programs that
+// died. The folder is locked while its program lives. release releases the lock after the
+// folder is removed.
 func (w Windows) createCopy(ctx context.Context) (folder string, release func() error, err error) {
 	done, err := w.lockCopies(ctx)
 	if err != nil {
@@ -88,9 +87,9 @@ func (w Windows) release(folder string, unlock func()) error {
 	return os.Remove(folder + ".lock")
 }
 
-// lockCopies has nobody else, in whichever process, make or remove locks of folders
-// until done is called. Who sweeps would else take the lock that somebody has
-// just made and not locked yet, or has just given back and not removed yet.
+// lockCopies excludes all other processes from creating and removing folder locks until
+// done is called. Without it, removeStaleCopies might take a lock that another process
+// has created but not locked yet, or has unlocked but not removed yet.
 func (w Windows) lockCopies(ctx context.Context) (done func(), err error) {
 	return lock(ctx, filepath.Join(w.runs, "claims"))
 }
@@ -110,8 +109,7 @@ func (w Windows) removeStaleCopies() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// setEnvironment adds variables that services get: they do not inherit those
-// of any program.
+// setEnvironment adds variables for services, which do not inherit those of any program.
 func setEnvironment(prefix string, env []string) error {
 	if len(env) == 0 {
 		return nil

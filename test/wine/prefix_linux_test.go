@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestConcurrentCopies has many come and go at the same time, as several packages' tests
-// do. Nobody sweeps away what another one has.
+// TestConcurrentCopies creates and removes many copies in parallel, as the tests of
+// several packages do. No copy in use may be removed.
 func TestConcurrentCopies(t *testing.T) {
 	w := Windows{runs: t.TempDir()}
 	dead := filepath.Join(w.runs, "dead")
@@ -36,7 +36,7 @@ func TestConcurrentCopies(t *testing.T) {
 	}
 	all.Wait()
 	left, err := filepath.Glob(filepath.Join(w.runs, "*"))
-	if err != nil || len(left) != 1 { // what keeps them apart
+	if err != nil || len(left) != 1 { // only the lock of lockCopies
 		t.Errorf("left: %v, %v", left, err)
 	}
 }

@@ -14,17 +14,17 @@ import (
 	"strings"
 )
 
-// Program is what to run.
+// Program describes the program to run.
 type Program struct {
 	// Path is a file of this machine, or the name of a program of Windows.
 	Path string
 	Args []string
 	Env  []string // more variables
-	Dir  string   // of this machine, empty for that of this program
+	Dir  string   // of this machine; empty for the current one
 }
 
-// Process is a program that was started. Its methods may be called from
-// several goroutines.
+// Process is a program that was started. Its methods may be called from several
+// goroutines.
 type Process struct {
 	program Program
 	cmd     *exec.Cmd
@@ -32,8 +32,8 @@ type Process struct {
 	ended   chan struct{}
 }
 
-// Start starts a program. Its output goes to a file, for the services that it
-// might start inherit what it has open, and would hold a pipe open for ever.
+// Start starts a program. Its output goes to a file: services that the program starts
+// inherit its descriptors, and would keep a pipe open forever.
 func (w *Wine) Start(p Program) (*Process, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,13 +54,13 @@ func (w *Wine) Start(p Program) (*Process, error) {
 	process := &Process{program: p, cmd: cmd, log: log, ended: make(chan struct{})}
 	w.processes = append(w.processes, process)
 	go func() {
-		_ = cmd.Wait() // what it was is in the exit code
+		_ = cmd.Wait() // the exit code shows the error
 		close(process.ended)
 	}()
 	return process, nil
 }
 
-// plain keeps of a path what a file name may have.
+// plain keeps the characters of a path that a file name may have.
 func plain(r rune) rune {
 	if strings.ContainsRune(`/\: `, r) {
 		return '_'
@@ -81,8 +81,7 @@ func (w *Wine) Run(ctx context.Context, p Program) (code int, output string, err
 	return code, process.Log(), err
 }
 
-// Wait waits for the program's end and returns its exit code, -1 if it was
-// killed.
+// Wait waits for the program's end and returns its exit code, -1 if it was killed.
 func (p *Process) Wait(ctx context.Context) (code int, err error) {
 	select {
 	case <-p.ended:
@@ -95,7 +94,7 @@ func (p *Process) Wait(ctx context.Context) (code int, err error) {
 // Ended is closed when the program has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-// Interrupt is Ctrl+C.
+// Interrupt sends Ctrl+C.
 func (p *Process) Interrupt() error {
 	if err := p.cmd.Process.Signal(os.Interrupt); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("interrupt %s: %w", filepath.Base(p.program.Path), err)
@@ -109,14 +108,14 @@ func (p *Process) Kill() {
 	<-p.ended
 }
 
-// Log returns what the program wrote so far, with lines as on Linux.
+// Log returns the program's output so far, with lines as on Linux.
 func (p *Process) Log() string {
 	said, _ := p.output()
 	return said
 }
 
-// Errors returns what Wine itself says of the program. One that Wine cannot
-// start has no log, and exit code 1, which may be what is wanted of it.
+// Errors returns the messages of Wine itself about the program. A program that Wine
+// cannot start has no log, and exit code 1, which a test may expect of the program.
 func (p *Process) Errors() string {
 	_, errs := p.output()
 	return errs
@@ -130,10 +129,10 @@ func (p *Process) output() (said, errs string) {
 	return split(string(text))
 }
 
-// wineError is a line of Wine's, with the thread if it had one yet.
+// wineError matches a line of Wine, with the thread if there was one yet.
 var wineError = regexp.MustCompile(`(?m)^([0-9a-f]{4,8}:)?err:\w+:\w+ .*\n?`)
 
-// split tells lines of the program and of Wine apart, which go the same way.
+// split separates the lines of the program and of Wine, which share one output.
 func split(text string) (said, errs string) {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	return wineError.ReplaceAllString(text, ""), strings.Join(wineError.FindAllString(text, -1), "")

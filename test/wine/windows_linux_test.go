@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// skippedUnderWine are tests that cannot pass here, each with the reason. They run on
-// Linux all the same.
+// skippedUnderWine are tests that cannot pass under Wine, each with the reason. They run
+// on Linux all the same.
 var skippedUnderWine = []struct{ test, why string }{
 	{"TestModesToCome", "it is about modes of Linux"},
 	{"TestMistakes/value_out_of_range", "it is about modes of Linux"},
@@ -27,8 +27,8 @@ var skippedUnderWine = []struct{ test, why string }{
 	{"TestRefreshNotices/same_time_and_size,_other_inode", "on Windows Go asks for a file's identity too late to compare it"},
 }
 
-// TestWindowsPackages runs the tests of all that the Windows program is made
-// of, built for Windows.
+// TestWindowsPackages runs the tests of all packages of the Windows program, built for
+// Windows.
 func TestWindowsPackages(t *testing.T) {
 	w := Start(t, Options{})
 	overlay, err := Overlay(t.Context(), t.TempDir())
@@ -57,8 +57,8 @@ func TestWindowsPackages(t *testing.T) {
 	}
 }
 
-// skipping joins tests to a pattern of go test, whose slashes stand between
-// patterns of each level.
+// skipping joins tests to a pattern of go test. In it, slashes separate the patterns of
+// each level.
 func skipping(tests []string) string {
 	for i, test := range tests {
 		names := strings.Split(test, "/")
@@ -70,8 +70,8 @@ func skipping(tests []string) string {
 	return strings.Join(tests, "|")
 }
 
-// packages are those of the module that kube-proxy.exe is made of and that
-// have tests, and platform, which has tests of all backends together.
+// packages are those packages of kube-proxy.exe that have tests, and platform, which has
+// tests of all backends together.
 func packages(t *testing.T) []string {
 	t.Helper()
 	const format = `{{with .Module}}{{if .Main}}{{if or $.TestGoFiles $.XTestGoFiles}}{{$.ImportPath}}{{end}}{{end}}{{end}}`
@@ -91,11 +91,11 @@ func packages(t *testing.T) []string {
 // event is a line of go test -json.
 type event struct{ Action, Package, ImportPath, Test, Output string }
 
-// result is what became of a package.
+// result is the result of a package.
 type result struct {
 	name, action string
 	output       []string
-	skipped      map[string]string // tests, with what they said
+	skipped      map[string]string // tests, with their output
 	passed       int
 }
 
@@ -110,7 +110,7 @@ func read(t *testing.T, events io.Reader) []*result {
 		} else if err != nil {
 			t.Fatalf("read what go test says: %v", err)
 		}
-		name, _, _ := strings.Cut(cmp.Or(e.Package, e.ImportPath), " ") // what does not build has the latter
+		name, _, _ := strings.Cut(cmp.Or(e.Package, e.ImportPath), " ") // A package that does not build has only ImportPath.
 		r := results[name]
 		if r == nil {
 			r = &result{name: name, skipped: map[string]string{}}
@@ -133,7 +133,7 @@ func (r *result) handle(e event) {
 	}
 }
 
-// report shows the packages as subtests, and what they skipped as skipped.
+// report shows the packages as subtests, and their skipped tests as skipped.
 func report(t *testing.T, results []*result) {
 	t.Helper()
 	for _, r := range results {

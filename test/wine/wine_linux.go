@@ -20,7 +20,7 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// Options say what Wine to run.
+// Options configure a Wine.
 type Options struct {
 	// Host, if not nil, is where Wine and its programs have their sockets.
 	Host *netlab.Host
@@ -28,8 +28,7 @@ type Options struct {
 	Env []string
 }
 
-// Wine is a running Windows. Its methods may be called from several
-// goroutines.
+// Wine is a running Windows. Its methods may be called from several goroutines.
 type Wine struct {
 	programs
 	prefix  string
@@ -43,8 +42,8 @@ type Wine struct {
 	logs      int
 }
 
-// New starts a Wine. The caller closes it; all ends with this program, too,
-// however that ends.
+// New starts a Wine. The caller closes it. Its processes also end with this program, in
+// whatever way that ends.
 func New(ctx context.Context, windows Windows, o Options) (*Wine, error) {
 	folder, release, err := windows.createCopy(ctx)
 	if err != nil {
@@ -57,25 +56,24 @@ func New(ctx context.Context, windows Windows, o Options) (*Wine, error) {
 	if err := w.serve(ctx); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	// As long as this one runs, so do the services.
+	// The services run as long as this program does.
 	if _, err := w.Start(Program{Path: `C:\windows\system32\` + keepProgram}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
 
-// awaitTimeout is how long Wine may take for anything, on a machine that has much
-// else to do.
+// awaitTimeout is how long Wine may take for anything on a busy machine.
 const awaitTimeout = 2 * time.Minute
 
-// serve starts the server that all programs of a prefix share, and returns
-// when it takes calls. It would start by itself, but then in nobody's care.
+// serve starts the server that all programs of a prefix share, and returns when it
+// accepts connections. It would start by itself, but then no process would end it.
 func (w *Wine) serve(ctx context.Context) error {
 	if err := os.MkdirAll(w.prefix, 0o755); err != nil {
 		return err
 	}
 	cmd := w.command(w.programs.server, "-f", "-p")
-	// An interrupt makes it end its programs; a kill would leave them.
+	// On SIGINT it ends its programs; SIGKILL would leave them running.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT}
 	if err := w.launch(cmd); err != nil {
 		return fmt.Errorf("start Wine's server: %w", err)
@@ -95,8 +93,8 @@ func (w *Wine) serve(ctx context.Context) error {
 	}
 }
 
-// socketOf returns where a server takes calls: in the folder it works in, which
-// depends on who built it.
+// socketOf returns the socket of a server: it is in the server's working directory, which
+// depends on how it was built.
 func socketOf(server *exec.Cmd) (string, error) {
 	folder, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", server.Process.Pid))
 	if err != nil {
@@ -105,15 +103,14 @@ func socketOf(server *exec.Cmd) (string, error) {
 	return filepath.Join(folder, "socket"), nil
 }
 
-// command returns a command that belongs to w's prefix.
+// command returns a command in w's prefix.
 func (w *Wine) command(path string, args ...string) *exec.Cmd {
 	cmd := exec.Command(path, args...)
 	cmd.Env = w.Environ()
 	return cmd
 }
 
-// Environ are the variables of programs that this program, or one it starts,
-// wants to run in w by itself, with Command.
+// Environ returns the environment for programs that run Command in w without Start.
 func (w *Wine) Environ() []string {
 	env := os.Environ()
 	for _, gone := range []string{"DISPLAY", "WAYLAND_DISPLAY", "GOOS", "GOARCH", "GOFLAGS"} {
@@ -134,17 +131,17 @@ func without(env []string, name string) []string {
 	return rest
 }
 
-// Command is the program that runs Windows programs, and its first arguments:
-// the others are theirs.
+// Command is the program that runs Windows programs, and its first arguments. Append the
+// Windows program and its arguments.
 func (w *Wine) Command() []string { return append(slices.Clone(w.setarch), w.wine) }
 
-// Prefix is the folder with drive_c in it.
+// Prefix is the folder that contains drive_c.
 func (w *Wine) Prefix() string { return w.prefix }
 
-// File is how Windows programs call a file of this machine.
+// File returns the path by which Windows programs open a file of this machine.
 func File(path string) string { return `Z:` + strings.ReplaceAll(path, "/", `\`) }
 
-// launch starts a command where w has its sockets.
+// launch starts a command on the host of w's sockets.
 func (w *Wine) launch(cmd *exec.Cmd) error {
 	if w.options.Host != nil {
 		return w.options.Host.Start(cmd)
@@ -199,14 +196,14 @@ func (w *Wine) Close() error {
 	return errors.Join(w.end(), os.RemoveAll(w.prefix), w.release())
 }
 
-// thread is one that lives as long as a Wine. A process that is to die with
-// its parent dies with the parent's thread, and any other may end before.
+// thread is a thread that lives as long as a Wine. A process with Pdeathsig dies with the
+// thread that started it, see prctl(2), and any other thread may end earlier.
 type thread chan func()
 
 func newThread() thread {
 	t := make(thread)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this
+		runtime.LockOSThread() // never unlocked: the thread ends with this function
 		for job := range t {
 			job()
 		}
@@ -237,8 +234,8 @@ type TB interface {
 	Skipf(format string, args ...any)
 }
 
-// Start runs a Wine for one test, preparing it if nobody has. Where Wine is
-// not installed the test is skipped.
+// Start runs a Wine for one test, and prepares it if necessary. If Wine is not installed,
+// the test is skipped.
 func Start(t TB, o Options) *Wine {
 	t.Helper()
 	windows, err := Build(t.Context(), os.Stderr)
@@ -263,7 +260,7 @@ func Start(t TB, o Options) *Wine {
 	return w
 }
 
-// tell logs what programs said at last, and Wine of them.
+// tell logs the last output of programs, and Wine's messages about them.
 func (w *Wine) tell(t TB) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

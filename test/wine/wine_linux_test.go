@@ -96,8 +96,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestNoRandomAddresses finds nothing of a Wine, its services among it, that leaves to
-// chance where its memory is.
+// TestNoRandomAddresses checks that no process of a Wine, services included, has
+// randomized addresses.
 func TestNoRandomAddresses(t *testing.T) {
 	if setarchCommand() == nil {
 		t.Skip("setarch -R does not work here")
@@ -113,7 +113,7 @@ func TestNoRandomAddresses(t *testing.T) {
 	found := 0
 	for _, path := range paths { // which may end at any time
 		env, _ := os.ReadFile(filepath.Join(path, "environ"))
-		file, _ := os.Readlink(filepath.Join(path, "exe")) // not the server, nor what is about to be Wine
+		file, _ := os.Readlink(filepath.Join(path, "exe")) // not the server, nor a process that is about to become Wine
 		text, err := os.ReadFile(filepath.Join(path, "personality"))
 		if err != nil || filepath.Base(file) != filepath.Base(w.wine) || !strings.Contains(string(env), "WINEPREFIX="+w.prefix+"\x00") {
 			continue
@@ -129,7 +129,7 @@ func TestNoRandomAddresses(t *testing.T) {
 	}
 }
 
-// TestSplit has what Wine says of programs, with one that it did not start.
+// TestSplit has messages of Wine about programs, including one that did not start.
 func TestSplit(t *testing.T) {
 	const early, late = "err:virtual:virtual_alloc_first_teb wine: failed to map the shared user data: c0000018\n", "0128:err:ole:start_rpcss Failed to open\n"
 	for text, want := range map[string][2]string{
@@ -145,7 +145,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestHost has Wine's sockets in a network namespace.
+// TestHost puts Wine's sockets into a network namespace.
 func TestHost(t *testing.T) {
 	lab := netlab.Start(t, netlab.Config{Clients: []string{"server"}})
 	host := lab.Host("server")
@@ -186,7 +186,7 @@ func TestCloseRemovesEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := New(t.Context(), windows, Options{}) // does not sweep what runs
+	other, err := New(t.Context(), windows, Options{}) // must not remove running ones
 	if err != nil {
 		t.Fatal(err)
 	}

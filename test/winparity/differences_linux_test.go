@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// The reasons why both serve differently, as docs/windows.md has them.
+// The reasons of differences, as in docs/windows.md.
 const (
 	notReady     = "A pod that is not ready"
 	lastEndpoint = "The last endpoint left"
@@ -21,20 +21,20 @@ const (
 	sourceRanges = "Source ranges"
 )
 
-// externals are the addresses of the Service web that policy Local concerns.
+// externals are the addresses of the Service web to which policy Local applies.
 var externals = []string{"198.51.100.5:80", "203.0.113.5:80", "node:30080"}
 
-// differences are frontends that the known proxy serves in another way, or not
-// at all, on some versions of HNS.
+// differences are frontends that kube-proxy serves differently, or not at all, on some
+// versions of HNS.
 type differences []difference
 
 type difference struct {
 	reason   string
-	frontend string // ends what a load balancer answers on
-	ours     string // what it leads to; empty means nothing
+	frontend string // the end of a frontend
+	ours     string // the endpoints; empty for none
 }
 
-// unexplained returns a line for each frontend that differs otherwise.
+// unexplained returns a line for each frontend with an unknown difference.
 func (d differences) unexplained(known, ours map[string]string) string {
 	keys := maps.Clone(known)
 	maps.Copy(keys, ours)
@@ -53,7 +53,7 @@ func (d differences) unexplained(known, ours map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// differ says that ours leads frontends elsewhere, for one reason.
+// differ returns differences for frontends that have the endpoints ours, for one reason.
 func differ(reason, ours string, frontends ...string) differences {
 	var d differences
 	for _, f := range frontends {
@@ -62,13 +62,13 @@ func differ(reason, ours string, frontends ...string) differences {
 	return d
 }
 
-// on is what a load balancer leads to, in the form of reached.
+// on returns the endpoints of a load balancer in the form of programmed.
 func on(target int, ips ...string) string {
 	return fmt.Sprintf("%d on %s, distribution <nil>", target, strings.Join(ips, " "))
 }
 
-// TestReasonsAreExplained wants each reason in a row of docs/windows.md, and no
-// row without one.
+// TestReasonsAreExplained requires a row in docs/windows.md for each reason, and a reason
+// for each row.
 func TestReasonsAreExplained(t *testing.T) {
 	text, err := os.ReadFile("../../docs/windows.md")
 	if err != nil {

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package winparity runs Kubernetes' own kube-proxy.exe and ours side by side: the
-// same objects of one real API server, a simulated HNS each. After each change
-// it compares what clients reach. It has tests only.
+// Package winparity contains only tests. They run Kubernetes' own kube-proxy.exe and ours
+// side by side, with the objects of one real API server and a simulated HNS each. After
+// each change they compare which endpoints clients reach.
 package winparity

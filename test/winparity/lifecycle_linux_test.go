@@ -18,21 +18,21 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// step is a moment in the life of some Services.
+// step is a change in the life of some Services.
 type step struct {
 	name string
-	// next returns the Services that there are from now on; nil changes none.
+	// next returns the Services from now on; nil changes none.
 	next func(state) state
-	// do does something to a side, before the objects change.
+	// do acts on a side, before the objects change.
 	do func(*testing.T, *side)
-	// differ is what both are known to serve differently after the step.
+	// differ are the known differences after the step.
 	differ differences
-	// recovers means that HNS lost something, which ours makes again. The known
-	// proxy may not, so it is not asked.
+	// recovers means that HNS lost objects, which ours creates again. The known proxy may
+	// not, so it is not compared.
 	recovers bool
 }
 
-// run plays a life on both sides, and compares after each step.
+// run runs the steps on both sides, and compares after each one.
 func (d *parity) run(t *testing.T, life []step) {
 	t.Helper()
 	for _, s := range life {
@@ -69,7 +69,7 @@ func total(c hns.Calls) int {
 	return n
 }
 
-// addPod makes a pod's endpoint, as the network plugin does.
+// addPod creates a pod's endpoint, as the network plugin does.
 func addPod(ips ...string) func(*testing.T, *side) {
 	return func(t *testing.T, s *side) {
 		t.Helper()
@@ -125,7 +125,7 @@ func (d *parity) awaitRecovered(t *testing.T, name string) {
 	}
 }
 
-// set makes a the Service of its name.
+// set adds a, or replaces the Service of its name.
 func set(a app) func(state) state { return func(s state) state { return s.with(a) } }
 
 // pods gives a Service other endpoints.
@@ -146,7 +146,7 @@ func internal(p corev1.ServiceInternalTrafficPolicy) func(*corev1.ServiceSpec) {
 	return func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &p }
 }
 
-// lifecycle is what Services go through.
+// lifecycle is the life of the Services.
 func lifecycle() []step {
 	const remote, other, third = "10.244.2.11", "10.244.2.12", "10.244.2.13"
 	return slices.Concat([]step{
@@ -173,7 +173,7 @@ func lifecycle() []step {
 	}, rollout(remote, other, third), moreSteps(remote, third))
 }
 
-// rollout is pods that come and go.
+// rollout adds and removes pods.
 func rollout(remote, other, third string) []step {
 	return []step{
 		{name: "a remote pod turns not ready", next: pods("web", "10.244.1.11", remote+"/n", third)},
@@ -193,7 +193,7 @@ func rollout(remote, other, third string) []step {
 	}
 }
 
-// moreSteps is other Services, ports and restarts.
+// moreSteps adds other Services, ports and restarts.
 func moreSteps(remote, third string) []step {
 	return []step{
 		{name: "a second Service with the same endpoints", next: set(api().on("10.244.1.12", remote, third))},
@@ -222,27 +222,29 @@ func moreSteps(remote, third string) []step {
 	}
 }
 
-// budget is the most that ours may do to HNS in a life: today's figures, and
-// some room for steps that took effect in two rounds.
+// budget bounds the calls of ours to HNS in a life: today's figures, with some room for
+// steps that took effect in two rounds.
 type budget struct{ writes, gaps int }
 
 func (b budget) holds(have budget) bool { return have.writes <= b.writes && have.gaps <= b.gaps }
 
-// mostLives bounds how often a life is played. A busy machine splits many steps into
-// two rounds, each of which writes. What the proxy needs is the least of some lives.
+// mostLives bounds the number of runs of a life. A busy machine splits many steps into
+// two rounds, each of which writes. The least figures of several runs are what the proxy
+// needs.
 const mostLives = 3
 
-// TestLifecycle plays one life on an HNS that can change load balancers.
+// TestLifecycle runs one life on an HNS that can change load balancers.
 func TestLifecycle(t *testing.T) {
 	playLives(t, setting{hns.Version{Major: 15, Minor: 5}, "Overlay"}, budget{writes: 266, gaps: 41})
 }
 
-// TestLifecycleWithoutModify plays it on an HNS that cannot, and without an overlay.
+// TestLifecycleWithoutModify runs it on an HNS that cannot, and without an overlay.
 func TestLifecycleWithoutModify(t *testing.T) {
 	playLives(t, setting{hns.Version{Major: 13, Minor: 3}, "L2Bridge"}, budget{writes: 406, gaps: 81})
 }
 
-// playLives wants every life to go well, and one of them within the budget.
+// playLives requires that every life succeeds, and that one of them stays within the
+// budget.
 func playLives(t *testing.T, s setting, most budget) {
 	t.Helper()
 	for n := 1; n <= mostLives; n++ {
@@ -260,7 +262,7 @@ func playLives(t *testing.T, s setting, most budget) {
 	t.Errorf("no life of %d was within %+v", mostLives, most)
 }
 
-// end stops both sides and returns what ours did to HNS.
+// end stops both sides and returns the calls of ours to HNS.
 func (d *parity) end(t *testing.T) budget {
 	t.Helper()
 	known, ours := d.upstream.hns.Calls(), d.ours.hns.Calls()
@@ -276,15 +278,15 @@ func (d *parity) end(t *testing.T) budget {
 	return have
 }
 
-// gaps counts frontends that were deleted and then made again: in between
-// nobody served them.
+// gaps counts frontends that were deleted and then created again: in between they were
+// not served.
 func gaps(journal []hns.Entry) int {
 	of, gone, n := map[string][]string{}, map[string]bool{}, 0
 	for _, e := range journal {
 		if e.Code != hns.OK || e.Kind != hns.LoadBalancer {
 			continue
 		}
-		if e.Document != nil { // made or changed
+		if e.Document != nil { // created or changed
 			of[e.ID] = frontends(e.Document)
 		}
 		for _, f := range of[e.ID] {

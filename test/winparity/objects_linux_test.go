@@ -17,10 +17,10 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// state is the Services that the API server has, by name.
+// state holds the Services of the API server, by name.
 type state map[string]*app
 
-// with returns a state with a in the place of the one of its name.
+// with returns a state with apps in place of those of their names.
 func (s state) with(apps ...app) state {
 	next := maps.Clone(s)
 	for _, a := range apps {
@@ -139,7 +139,7 @@ func dns() app {
 	return a
 }
 
-// marker is the Service that tells that a proxy has heard of a change.
+// marker is a Service whose change shows that a proxy has received all earlier changes.
 const (
 	marker    = "zz-marker"
 	markerVIP = "6 10.96.9.9:"

@@ -26,11 +26,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
 
-// awaitTimeout is how long to wait for what is bound to happen, on a machine that
-// has much else to do.
+// awaitTimeout bounds the wait for anything that must happen, on a busy machine.
 const awaitTimeout = 2 * time.Minute
 
-// namespace has all Services of the duel.
+// namespace is the namespace of all Services.
 const namespace = "shop"
 
 // setting is the HNS of both sides.
@@ -41,14 +40,14 @@ type setting struct {
 
 func (s setting) overlay() bool { return s.network == "Overlay" }
 
-// parity is a cluster with one API server and two Windows machines, each of which
-// is node-a: on one the known proxy runs, on the other ours.
+// parity is a cluster with one API server and two Windows machines, each of which is
+// node-a: on one the known proxy runs, on the other ours.
 type parity struct {
 	setting
 	lab            *netlab.Lab
 	api            *cluster.Cluster
 	upstream, ours *side
-	now            state // what the API server has
+	now            state // the API server's Services
 	round          int
 	before         map[string]string // what ours served before the last step
 }
@@ -82,8 +81,8 @@ func newParity(t *testing.T, s setting) *parity {
 	return d
 }
 
-// share gives a host the address of another one, on an interface that nobody
-// is connected to. The host does not answer for it elsewhere.
+// share gives a host the address of another one, on an unconnected interface. The host
+// does not answer for it elsewhere.
 func share(t *testing.T, h *netlab.Host, ip netip.Addr) {
 	t.Helper()
 	for _, line := range []string{
@@ -126,8 +125,8 @@ func (d *parity) set(t *testing.T, objects ...metav1.Object) {
 
 func (d *parity) sides() []*side { return []*side{d.upstream, d.ours} }
 
-// apply makes the API server's objects those of next, and then changes the
-// marker Service. Whoever has programmed that has heard of all the rest.
+// apply makes the API server's objects those of next, and then changes the marker
+// Service. A proxy that has programmed the marker has received all the rest.
 func (d *parity) apply(t *testing.T, next state) {
 	t.Helper()
 	d.round++
@@ -162,8 +161,8 @@ func (d *parity) awaitMarker(t *testing.T) {
 	}
 }
 
-// compare waits until both sides serve alike, but for what differs on purpose,
-// and returns what differs otherwise.
+// compare waits until both sides serve alike, except for known differences, and returns
+// the other differences.
 func (d *parity) compare(t *testing.T, known differences) string {
 	t.Helper()
 	var rest string
@@ -184,7 +183,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// side is one machine: its HNS, its Wine and the proxy that runs on it.
+// side is one machine: its HNS, its Wine and its proxy.
 type side struct {
 	proxy
 	setting
@@ -193,7 +192,7 @@ type side struct {
 	process *wine.Process
 }
 
-// proxy is a program and how it is started.
+// proxy is a program with its command line.
 type proxy struct {
 	name, path string
 	flags      []string
@@ -260,7 +259,7 @@ func (s *side) kill(t *testing.T) {
 	s.process = nil
 }
 
-// programmed returns what the load balancers of HNS lead to, by what they answer on.
+// programmed returns the endpoints of the load balancers of HNS, by their frontends.
 func (s *side) programmed() map[string]string {
 	ips := map[string]string{}
 	for _, e := range s.hns.Objects(hns.Endpoint) {
@@ -288,7 +287,7 @@ func (s *side) programmed() map[string]string {
 	return have
 }
 
-// frontends returns what a load balancer answers on.
+// frontends returns the frontends of a load balancer.
 func frontends(lb hns.Document) []string {
 	var list []string
 	for _, p := range lb.Ports() {
@@ -297,7 +296,7 @@ func frontends(lb hns.Document) []string {
 	return list
 }
 
-// frontendsOf returns what a load balancer answers on by one of its ports.
+// frontendsOf returns the frontends of one port of a load balancer.
 func frontendsOf(lb, port hns.Document) []string {
 	vips := lb.VIPs()
 	if len(vips) == 0 {

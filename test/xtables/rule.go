@@ -28,7 +28,7 @@ func argument(words []string, flag string) string {
 	return ""
 }
 
-// target returns where a rule leads.
+// target returns the target of a rule.
 func target(words []string) string {
 	if to := argument(words, "-j"); to != "" {
 		return to

@@ -15,13 +15,13 @@ import (
 	"kubeproxy/platform/linux/ipset"
 )
 
-// Sets are ipsets, of both families. They change element by element.
+// Sets are ipsets of both families. They change element by element, see ipset(8).
 type Sets struct {
 	ByName map[string]*SetContents
-	// Refuse, if set, may refuse a step before it is done: "add", "del",
-	// "create", "destroy", "list" or "heads", and the set that it is about.
+	// Refuse, if set, may refuse a step before it is done: "add", "del", "create",
+	// "destroy", "list" or "heads". It also receives the name of the set.
 	Refuse func(step, set string) error
-	// Steps counts those that were done, by name.
+	// Steps counts the completed steps, by name.
 	Steps map[string]int
 	users []*System
 }
@@ -33,7 +33,7 @@ type SetContents struct {
 	Altered bool // see ipset.Header
 }
 
-// NewSets returns a kernel that has none.
+// NewSets returns a kernel without sets.
 func NewSets() *Sets { return &Sets{ByName: map[string]*SetContents{}, Steps: map[string]int{}} }
 
 func (k *Sets) step(step, set string) error {
@@ -58,7 +58,8 @@ func (k *Sets) find(s ipset.Set) (*SetContents, error) {
 	return h, nil
 }
 
-// Create makes a set. One of that type is success, and empty if it was Altered.
+// Create creates a set. If one of that type exists, Create succeeds, and empties it if it
+// was Altered.
 func (k *Sets) Create(s ipset.Set) error {
 	if err := k.step("create", s.Name); err != nil {
 		return err
@@ -70,7 +71,7 @@ func (k *Sets) Create(s ipset.Set) error {
 	return nil
 }
 
-// Destroy removes a set that no rule refers to. That there is none is success.
+// Destroy removes a set that no rule refers to. A missing set is a success.
 func (k *Sets) Destroy(name string) error {
 	if err := k.step("destroy", name); err != nil {
 		return err
@@ -100,7 +101,7 @@ func (k *Sets) Add(s ipset.Set, members []ipset.Member) error {
 	return nil
 }
 
-// Del removes elements. Those that are not there are success.
+// Del removes elements. Missing elements are a success.
 func (k *Sets) Del(s ipset.Set, entries []ipset.Entry) error {
 	for _, e := range entries {
 		h, err := k.find(s)
@@ -118,7 +119,7 @@ func (k *Sets) Del(s ipset.Set, entries []ipset.Entry) error {
 	return nil
 }
 
-// fits refuses what a kernel would, and what it would hold otherwise than told.
+// fits refuses elements that a kernel would refuse or store in another form.
 func fits(s ipset.Set, e ipset.Entry) error {
 	port, net := s.Type != ipset.HashIP, s.Type == ipset.HashIPPortNet
 	switch {
@@ -156,7 +157,7 @@ func (k *Sets) Headers() ([]ipset.Header, error) {
 	return all, nil
 }
 
-// Text is all that the sets hold, a line each.
+// Text returns the content of all sets, a line each.
 func (k *Sets) Text() string {
 	var b strings.Builder
 	for _, n := range slices.Sorted(maps.Keys(k.ByName)) {
@@ -173,7 +174,7 @@ func (k *Sets) Text() string {
 // Close does nothing.
 func (k *Sets) Close() error { return nil }
 
-// has reports that a set has what a packet has in fields.
+// has returns whether a set contains the element formed by fields of a packet.
 func (k *Sets) has(name string, fields []string, p *Tracer) bool {
 	h := k.ByName[name]
 	e := ipset.Entry{Addr: p.Conn.To.Addr()}

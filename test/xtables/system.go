@@ -12,27 +12,29 @@ import (
 	"strings"
 )
 
-// System is iptables for one family. It is as strict as a real one about chains
-// and sets that exist and are in use, and takes each table in one step.
+// System is iptables for one family. Like a real one, it refuses references to missing
+// chains and sets, and the removal of those in use. It applies each table in one step,
+// see iptables-restore(8).
 type System struct {
 	Tables map[string]Table
-	// Sets are those that rules refer to, nil where none may.
+	// Sets are those that rules may refer to, nil for none.
 	Sets          *Sets
-	Dirty         bool     // others changed something
+	Dirty         bool     // another program changed something
 	DormantTables []string // tables that no packet passes
 	RouteLocalnet bool     // packets to loopback addresses may be routed
-	LocalnetErr   error    // why they cannot be
-	// TCPBeLiberal is the kernel's setting of that name.
+	LocalnetErr   error    // the error of changing that
+	// TCPBeLiberal is nf_conntrack_tcp_be_liberal, see
+	// https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 	TCPBeLiberal     bool
 	Restores         int
 	Saves            int
 	Texts            []string
-	InterruptedSaves int // listings that others disturb
+	InterruptedSaves int // listings that concurrent changes interrupt
 	// Refuse, if set, may refuse the text for a table before anything is done.
 	Refuse func(text string) error
 }
 
-// Table has the rules of chains by name.
+// Table holds the rules of chains by name.
 type Table map[string][]string
 
 // New returns a system with empty tables.
@@ -48,7 +50,7 @@ func New(s *Sets) *System {
 	return k
 }
 
-// Restore does what iptables-restore --noflush does with text.
+// Restore applies text as iptables-restore --noflush does.
 func (k *System) Restore(_ context.Context, text string) error {
 	k.Restores++
 	k.Texts = append(k.Texts, text)
@@ -68,7 +70,7 @@ func (k *System) Restore(_ context.Context, text string) error {
 	return nil
 }
 
-// restore does the part for one table.
+// restore applies the part for one table.
 func (k *System) restore(part string) error {
 	head, body, _ := strings.Cut(part, "\n")
 	name := strings.TrimPrefix(head, "*")
@@ -120,14 +122,14 @@ func (t Table) do(line string) error {
 	return nil
 }
 
-// check makes sure that whatever is referred to exists.
+// check returns an error if a rule refers to something that does not exist.
 func (t Table) check(sets *Sets) error {
 	targets := []string{"ACCEPT", "DROP", "RETURN", "REJECT", "MARK", "DNAT", "MASQUERADE"}
 	for name, rules := range t {
 		for _, r := range rules {
 			w := words(r)
 			to := target(w)
-			if _, chain := t[to]; !chain && to != "" && !slices.Contains(targets, to) { // one without a target counts
+			if _, chain := t[to]; !chain && to != "" && !slices.Contains(targets, to) { // a rule without a target only counts
 				return fmt.Errorf("chain %s: %q: no chain %s: %w", name, r, to, errRefused)
 			}
 			if set := argument(w, "--match-set"); set != "" && (sets == nil || sets.ByName[set] == nil) {
@@ -138,7 +140,7 @@ func (t Table) check(sets *Sets) error {
 	return nil
 }
 
-// refers reports that a rule asks a set.
+// refers returns whether a rule refers to a set.
 func (k *System) refers(set string) bool {
 	for _, t := range k.Tables {
 		for _, rules := range t {
@@ -150,7 +152,7 @@ func (k *System) refers(set string) bool {
 	return false
 }
 
-// Save returns what iptables-save would print.
+// Save returns the output of iptables-save.
 func (k *System) Save(context.Context) (string, error) {
 	k.Saves++
 	k.Dirty = false
@@ -161,7 +163,7 @@ func (k *System) Save(context.Context) (string, error) {
 	return k.Text(), nil
 }
 
-// Text is all that the tables hold.
+// Text returns the content of all tables.
 func (k *System) Text() string {
 	var b strings.Builder
 	for _, table := range []string{"nat", "filter", "mangle"} {
@@ -182,22 +184,22 @@ func (k *System) Text() string {
 	return b.String()
 }
 
-// Touched reports that others changed something since Save.
+// Touched returns whether another program changed something since Save.
 func (k *System) Touched(context.Context) (bool, error) { return k.Dirty, nil }
 
-// Liberal reports what TCPBeLiberal says.
+// Liberal returns TCPBeLiberal.
 func (k *System) Liberal() bool { return k.TCPBeLiberal }
 
 // Dormant lists tables that no packet passes.
 func (k *System) Dormant() ([]string, error) { return k.DormantTables, nil }
 
-// Activate has packets pass a table again.
+// Activate lets packets pass a table again.
 func (k *System) Activate(table string) error {
 	k.DormantTables = slices.DeleteFunc(k.DormantTables, func(t string) bool { return t == table })
 	return nil
 }
 
-// RouteLocalnetEnabled reports that packets to loopback addresses may be routed.
+// RouteLocalnetEnabled returns whether packets to loopback addresses may be routed.
 func (k *System) RouteLocalnetEnabled() (bool, error) {
 	if k.RouteLocalnet {
 		return true, nil
@@ -205,13 +207,13 @@ func (k *System) RouteLocalnetEnabled() (bool, error) {
 	return false, k.LocalnetErr
 }
 
-// EnableRouteLocalnet sees to it, if that can be.
+// EnableRouteLocalnet allows that, unless LocalnetErr is set.
 func (k *System) EnableRouteLocalnet() error {
 	k.RouteLocalnet = k.RouteLocalnet || k.LocalnetErr == nil
 	return k.LocalnetErr
 }
 
-// DisableRouteLocalnet sees to the contrary.
+// DisableRouteLocalnet disallows it.
 func (k *System) DisableRouteLocalnet() error {
 	k.RouteLocalnet = false
 	return nil

@@ -12,28 +12,28 @@ import (
 	"kubeproxy/common/route"
 )
 
-// Tracer walks a packet through rules and collects every way it may go: where a
-// rule matches at random, both.
+// Tracer traces a packet through rules and collects all possible outcomes: at a rule that
+// matches at random, it follows both branches.
 type Tracer struct {
 	*System
 	Conn       route.Conn
-	Local      func(netip.Addr) bool // is it one of the node's addresses
-	Loops      func(netip.Addr) bool // does what goes there leave by the loopback interface, nil for never
-	Translated bool                  // the destination was
-	Reply      bool                  // it answers a packet that was seen before
+	Local      func(netip.Addr) bool // whether it is one of the node's addresses
+	Loops      func(netip.Addr) bool // whether packets to it leave by the loopback interface, nil for never
+	Translated bool                  // the destination was translated
+	Reply      bool                  // it answers an earlier packet
 	Out        Outcome
 	marks      uint64
 	table      string
 }
 
-// Outcome is what rules made of a packet.
+// Outcome is the result of the rules for a packet.
 type Outcome struct {
 	Action  route.Action
-	Targets []netip.AddrPort        // that it is translated to
-	Masq    map[netip.AddrPort]bool // masqueraded when it goes there
+	Targets []netip.AddrPort        // translated destinations
+	Masq    map[netip.AddrPort]bool // whether it is masqueraded on the way to each target
 }
 
-// result is what running a chain or a rule came to.
+// result is the result of running a chain or a rule.
 type result uint8
 
 const (
@@ -70,7 +70,7 @@ func (t *Tracer) chain(name string) result {
 	return next
 }
 
-// matches reports that the words of a rule match, and surely so.
+// matches returns whether the words of a rule match, and whether that is certain.
 func (t *Tracer) matches(w []string) (matches, sure bool) {
 	not := false
 	sure = true
@@ -92,7 +92,7 @@ func (t *Tracer) matches(w []string) (matches, sure bool) {
 	return true, sure
 }
 
-// match reports that the argument at i matches, if it is one that may not.
+// match returns whether the argument at i matches. known is false if it is no match.
 func (t *Tracer) match(w []string, i int) (ok, known bool) {
 	arg := ""
 	if i+1 < len(w) {
@@ -126,7 +126,7 @@ func (t *Tracer) match(w []string, i int) (ok, known bool) {
 		return t.Sets.has(arg, strings.Split(w[i+2], ","), t), true
 	case "--bytecode":
 		return t.Conn.From == t.Conn.To.Addr(), true
-	case "--update": // nobody was here before
+	case "--update": // the recent list is empty
 		return false, true
 	}
 	return false, false
@@ -139,7 +139,7 @@ func (t *Tracer) enters(name string) bool {
 	return name == t.Conn.Interface
 }
 
-// to reports that the destination's port is one of ports.
+// to returns whether the destination's port is one of ports.
 func (t *Tracer) to(ports string) bool {
 	low, high, ranged := strings.Cut(ports, ":")
 	if !ranged {
@@ -167,7 +167,7 @@ func number(s string) uint64 {
 
 func (t *Tracer) verdict(w []string) result {
 	switch to := target(w); to {
-	case "": // it counts
+	case "": // it only counts
 		return next
 	case "RETURN":
 		return back
@@ -189,7 +189,7 @@ func (t *Tracer) verdict(w []string) result {
 		return final
 	case "MASQUERADE":
 		if !slices.Contains(w, "--random-fully") {
-			panic("masquerades without --random-fully") // two clients could be taken for one
+			panic("masquerades without --random-fully") // two clients might get the same port
 		}
 		t.Out.Masq = map[netip.AddrPort]bool{}
 		return final
@@ -198,8 +198,8 @@ func (t *Tracer) verdict(w []string) result {
 	}
 }
 
-// jump goes on in another chain. What returns from one that it went to for good
-// returns from the chain where it was, too.
+// jump continues in another chain. After a goto, a return from that chain also returns
+// from the present chain. See --goto in iptables(8).
 func (t *Tracer) jump(to string, forGood bool) result {
 	res := t.chain(to)
 	if res == next && forGood {
@@ -208,7 +208,7 @@ func (t *Tracer) jump(to string, forGood bool) result {
 	return res
 }
 
-// AfterDNAT is t behind a translation of its destination.
+// AfterDNAT returns t after a translation of its destination.
 func (t *Tracer) AfterDNAT(to netip.AddrPort) *Tracer {
 	x := *t
 	x.Conn.To, x.Translated, x.Out = to, t.Translated || to != t.Conn.To, Outcome{}

@@ -12,8 +12,7 @@ import (
 	"kubeproxy/platform/linux/ipset"
 )
 
-// TestMatches holds a packet of TCP from 192.0.2.7 to port 80 of 10.0.0.1 against
-// rules.
+// TestMatches matches a TCP packet from 192.0.2.7 to port 80 of 10.0.0.1 against rules.
 func TestMatches(t *testing.T) {
 	sets := NewSets()
 	client, to := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddrPort("10.0.0.1:80")
@@ -49,7 +48,7 @@ func TestMatches(t *testing.T) {
 	}
 }
 
-// A chain that a packet was sent to for good returns to where the last jump was.
+// TestGoto checks that a return after a goto goes back to the chain of the last jump.
 func TestGoto(t *testing.T) {
 	for rule, want := range map[string]route.Action{"-g LAST": route.Reject, "-j LAST": route.Drop} {
 		k := New(nil)

@@ -14,10 +14,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// weightHeader tells a load balancer how much of the traffic this node can take.
+// weightHeader is the header that carries the number of local endpoints, as a weight for
+// load balancers.
 const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
-// answer is the body.
+// answer is the body of a response.
 type answer struct {
 	Service struct {
 		Namespace string `json:"namespace"`
@@ -27,15 +28,15 @@ type answer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// handler answers every path and method, as load balancers may be set up to
-// ask for any: 200 if this node has ready endpoints and the proxy is healthy,
-// else 503.
+// handler answers every path and method, because load balancers may be configured with
+// any. The status is 200 if this node has ready endpoints and the proxy is healthy, and
+// 503 otherwise.
 func (s *Servers) handler(port uint16) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		s.mu.Lock()
 		c, ok := s.desired.Checks[port]
 		s.mu.Unlock()
-		if !ok { // it has just gone
+		if !ok { // the check was just removed
 			http.NotFound(w, q)
 			return
 		}
@@ -54,8 +55,8 @@ func (s *Servers) healthy(c Check, q *http.Request) bool {
 	return !c.Unprogrammed && (s.Serving == nil || s.Serving(c.families(q)...))
 }
 
-// families returns those to ask about health: the one that q came in by if
-// the Service has it, else the Service's.
+// families returns the families whose health matters: the one of q's connection if the
+// Service has it, and otherwise all of the Service.
 func (c Check) families(q *http.Request) []service.Family {
 	family, ok := arrival(q)
 	if ok && slices.Contains(c.Families, family) {

@@ -1,9 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package servicecheck answers load balancers that ask, on a Service's
-// healthCheckNodePort, whether this node has endpoints of the Service. Which
-// ports to answer on, and what is healthy, it is told.
+// Package servicecheck answers probes of load balancers on a Service's
+// healthCheckNodePort: does this node have endpoints of the Service? The ports, the
+// counts and the proxy's health go in. It decides none of them.
 package servicecheck
 
 import (
@@ -20,53 +20,52 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Check is what to answer for one Service.
+// Check is the content of the answers for one Service.
 type Check struct {
 	Namespace, Name string
-	// LocalEndpoints are the endpoints on this node that are ready;
-	// those that terminate do not count.
+	// LocalEndpoints counts the ready endpoints on this node, without terminating ones.
 	LocalEndpoints int
-	// Families of the Service, nil for all that are programmed. The one that
-	// a probe comes in by is asked whether the proxy is healthy, so that
-	// trouble with one family leaves the answers in the other alone.
+	// Families are those of the Service, nil for all that are programmed. The health of
+	// the family of a probe's connection counts, so that a fault of one family does not
+	// affect the answers in the other.
 	Families []service.Family
-	// Unprogrammed means that this Service could not be programmed, however
-	// healthy the proxy is otherwise.
+	// Unprogrammed means that this Service could not be programmed, even if the proxy is
+	// otherwise healthy.
 	Unprogrammed bool
 }
 
-// Desired is all there is to answer.
+// Desired is everything to be answered.
 type Desired struct {
-	// Addrs are the node's addresses to listen on. An unspecified one stands
-	// for all of its family.
+	// Addrs are the node's addresses to listen on. An unspecified one stands for all of
+	// its family.
 	Addrs  []netip.Addr
 	Checks map[uint16]Check // by healthCheckNodePort
-	// Within narrows an unspecified address down: whoever connects to an address
-	// outside of these prefixes is cut off.
+	// Within restricts an unspecified address. Connections to addresses outside of these
+	// prefixes are reset.
 	Within []netip.Prefix
 }
 
-// Problem is an address of a Service's check that cannot be listened on. It
-// is tried again every five seconds and at every Sync.
+// Problem is an address of a Service's check that cannot be bound. It is retried every
+// five seconds and at every Sync.
 type Problem struct {
 	Namespace, Name string
 	Addr            netip.AddrPort
 	Err             error
 }
 
-// Servers holds one listener per address and port. Set the exported fields
-// before use; all methods may be called from any goroutine.
+// Servers holds one listener per address and port. Set the exported fields before use.
+// All methods may be called from any goroutine.
 type Servers struct {
-	// Serving reports that at least one of the families, or of all if none is
-	// given, is programmed, as health.Monitor does. Nil stands for always.
+	// Serving reports whether at least one of the families is programmed, see
+	// health.Monitor.Serving. Nil means always.
 	Serving func(families ...service.Family) bool
-	// Report, if set, is told about each Problem when it appears, and again
-	// with a nil Err when it has gone while the check is still wanted.
+	// Report, if set, is called for each Problem when it appears. It is called again with
+	// a nil Err when the Problem is over and the check still exists.
 	Report func(Problem)
-	// Connections bounds how many there are to all listeners together, nil for
+	// Connections bounds the connections to all listeners together. Nil means
 	// health.MaxConnections.
 	Connections *health.Connections
-	// Listen, if set, stands in for the system's.
+	// Listen, if set, replaces the system's function.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
 
 	mu       sync.Mutex
@@ -76,18 +75,17 @@ type Servers struct {
 	closed   bool
 }
 
-// running is a listener that answers.
+// running is an active listener.
 type running struct {
 	ended chan struct{}
 	stop  func()
 }
 
-// retryInterval is how long an address that cannot be had rests.
+// retryInterval is the pause after a failed attempt to bind.
 const retryInterval = 5 * time.Second
 
-// Sync starts what is missing and stops what is not wanted any more; what
-// goes on keeps its listener and answers by the new numbers at once. It
-// returns what cannot be listened on now, sorted.
+// Sync starts missing listeners and stops those that are not desired. Others keep their
+// listener and use the new numbers at once. It returns the present problems, sorted.
 func (s *Servers) Sync(want Desired) []Problem {
 	s.mu.Lock()
 	want = Desired{slices.Clone(want.Addrs), maps.Clone(want.Checks), slices.Clone(want.Within)}
@@ -100,15 +98,14 @@ func (s *Servers) Sync(want Desired) []Problem {
 	return all
 }
 
-// Problems returns what cannot be listened on now, sorted.
+// Problems returns the present problems, sorted.
 func (s *Servers) Problems() []Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.list()
 }
 
-// Run tries again what could not be had until ctx ends. Then it stops all
-// servers, for good.
+// Run retries failed listeners until ctx ends. Then it stops all servers permanently.
 func (s *Servers) Run(ctx context.Context) {
 	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
@@ -161,8 +158,7 @@ func (s *Servers) isDesired(at netip.AddrPort) bool {
 	return ok && slices.Contains(s.desired.Addrs, at.Addr())
 }
 
-// startMissing returns the problems that are new, in order, and those that
-// have gone.
+// startMissing returns the new problems, in order, and those that are over.
 func (s *Servers) startMissing() []Problem {
 	if s.closed {
 		return nil
@@ -182,7 +178,7 @@ func (s *Servers) startMissing() []Problem {
 	return fresh
 }
 
-// ensure makes sure that at is listened on. It returns what is to be told.
+// ensure listens on at. It returns what to report.
 func (s *Servers) ensure(at netip.AddrPort) []Problem {
 	if r := s.running[at]; r != nil && !r.stopped() {
 		return nil
@@ -207,7 +203,7 @@ func (s *Servers) ensure(at netip.AddrPort) []Problem {
 	return []Problem{p}
 }
 
-// stopped reports that a listener broke.
+// stopped reports whether the listener failed.
 func (r *running) stopped() bool {
 	select {
 	case <-r.ended:
@@ -223,7 +219,7 @@ func (s *Servers) start(at netip.AddrPort) (*running, error) {
 		var lc net.ListenConfig
 		listen = lc.Listen
 	}
-	network := "tcp6" // for [::], too: 0.0.0.0 is an address of its own
+	network := "tcp6" // for [::] too, because 0.0.0.0 is a separate address
 	if at.Addr().Is4() {
 		network = "tcp4"
 	}
@@ -235,19 +231,19 @@ func (s *Servers) start(at netip.AddrPort) (*running, error) {
 	}
 	l = &onceListener{Listener: l, admits: s.admits}
 	r := &running{make(chan struct{}), func() {
-		// The address is free at once, whatever requests are under way.
+		// The address is free at once, even with requests in progress.
 		l.Close()
 		stop()
 	}}
 	go func() {
 		defer stop()
-		health.Serve(ctx, "health check", l, s.handler(at.Port()), s.Connections) // a broken one is started again
+		health.Serve(ctx, "health check", l, s.handler(at.Port()), s.Connections) // a failed one is restarted
 		close(r.ended)
 	}()
 	return r, nil
 }
 
-// admits reports that health checks are answered at a node's address.
+// admits reports whether health checks are answered on the local address.
 func (s *Servers) admits(local net.Addr) bool {
 	at, err := netip.ParseAddrPort(local.String())
 	if err != nil {
@@ -259,8 +255,8 @@ func (s *Servers) admits(local net.Addr) bool {
 	return slices.ContainsFunc(s.desired.Within, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// onceListener may be closed twice, and cuts off who comes by an address that it
-// does not admit.
+// onceListener allows a second Close, and resets connections to addresses that it does
+// not admit.
 type onceListener struct {
 	net.Listener
 	admits func(net.Addr) bool
@@ -276,7 +272,7 @@ func (l *onceListener) Accept() (net.Conn, error) {
 			return c, err
 		}
 		if t, ok := c.(*net.TCPConn); ok {
-			_ = t.SetLinger(0) // reset it
+			_ = t.SetLinger(0) // so that Close sends a reset
 		}
 		_ = c.Close()
 	}
@@ -294,7 +290,7 @@ func (s *Servers) list() []Problem {
 	})
 }
 
-// Error lets a Problem be told as an error.
+// Error makes a Problem usable as an error.
 func (p Problem) Error() string {
 	if p.Err == nil {
 		return p.subject() + ": served"

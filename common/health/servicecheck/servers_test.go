@@ -28,11 +28,11 @@ var (
 	loop6 = netip.MustParseAddr("::1")
 )
 
-// fakeNode stands in for the system: it listens on loopback ports that are free,
-// whatever the address, and knows where.
+// fakeNode replaces the system: it listens on free loopback ports instead of the
+// requested addresses, and records which.
 type fakeNode struct {
 	mu     sync.Mutex
-	bound  map[string]net.Addr // by the address asked for
+	bound  map[string]net.Addr // by the requested address
 	opened int
 	refuse map[string]error
 }
@@ -57,7 +57,7 @@ func (n *fakeNode) listen(ctx context.Context, network, addr string) (net.Listen
 	return l, nil
 }
 
-// ask returns the answer of what listens on addr, "" if nothing does.
+// ask returns the answer of the listener on addr, or "" if there is none.
 func (n *fakeNode) ask(t *testing.T, addr string) string {
 	t.Helper()
 	n.mu.Lock()
@@ -124,7 +124,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A proxy without health checks of its own answers all the same.
+// A proxy without its own health check still answers.
 func TestServingUnset(t *testing.T) {
 	s, n := newServers(t)
 	s.Serving = nil
@@ -170,7 +170,7 @@ func TestSyncByDifference(t *testing.T) {
 	}
 }
 
-// closing tells when a listener is closed.
+// closing is a listener that signals its Close.
 type closing struct {
 	net.Listener
 	closed *bool
@@ -181,7 +181,7 @@ func (c closing) Close() error {
 	return c.Listener.Close()
 }
 
-// Who comes next may want the address at once.
+// After Sync, an address is free for the next process at once.
 func TestAddressIsFreeAfterSync(t *testing.T) {
 	s, n := newServers(t)
 	var closed bool
@@ -208,8 +208,8 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 	}
 }
 
-// TestNarrowedDown listens anywhere and answers at some addresses, other ones
-// after a change.
+// TestNarrowedDown listens on an unspecified address and answers on some addresses, and
+// on other ones after a change.
 func TestNarrowedDown(t *testing.T) {
 	s, n := newServers(t)
 	checks := map[uint16]Check{7: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}
@@ -239,8 +239,8 @@ func TestNarrowedDown(t *testing.T) {
 	}
 }
 
-// With real sockets, an address that somebody has is a problem of that
-// Service alone, and no longer one when it is free.
+// With real sockets, an occupied address is a problem of its Service alone, until it is
+// free.
 func TestPortTaken(t *testing.T) {
 	other, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -306,7 +306,7 @@ func TestRetriesAndReports(t *testing.T) {
 	})
 }
 
-// What could not be had is served by itself later, and that is told.
+// An address that could not be bound is served later, and that is reported.
 func TestHealsItself(t *testing.T) {
 	s, n := newServers(t)
 	healed := make(chan Problem, 8)
@@ -325,7 +325,7 @@ func TestHealsItself(t *testing.T) {
 	}
 }
 
-// A listener that breaks is opened again.
+// A listener that fails is opened again.
 func TestBrokenListener(t *testing.T) {
 	s, n := newServers(t)
 	var first net.Listener

@@ -12,7 +12,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// many returns a Book that has 10,000 ports of 10 endpoints in force.
+// many returns a Store with 10,000 ports of 10 endpoints in force.
 func many() (*Store, *service.Snapshot) {
 	var ports []*service.Port
 	for i := range 10000 {
@@ -23,7 +23,7 @@ func many() (*Store, *service.Snapshot) {
 	return b, s
 }
 
-// BenchmarkOneChange takes in a round for one port of 10,000.
+// BenchmarkOneChange records a round for one port of 10,000.
 func BenchmarkOneChange(b *testing.B) {
 	book, s := many()
 	b.ReportAllocs()
@@ -47,7 +47,7 @@ func BenchmarkAll(b *testing.B) {
 	}
 }
 
-// BenchmarkOne answers for one of 10,000.
+// BenchmarkOne answers for one Service of 10,000.
 func BenchmarkOne(b *testing.B) {
 	book, _ := many()
 	h := book.Handler(func() ProxyInfo { return ProxyInfo{} })

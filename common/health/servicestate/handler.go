@@ -11,19 +11,18 @@ import (
 	"kubeproxy/common/health"
 )
 
-// ProxyInfo is what an answer says before it comes to Services.
+// ProxyInfo is the part of an answer about the proxy itself.
 type ProxyInfo struct {
 	Mode    string    `json:"mode"`
 	Node    string    `json:"node"`
 	Version string    `json:"version"`
 	Started time.Time `json:"started"` // of the process
-	// Generation of what is wanted now; that in force is in Health, by
-	// family.
+	// Generation is that of the desired snapshot. Health has the one in force, by family.
 	Generation uint64        `json:"generation"`
 	Health     health.Report `json:"health"`
 }
 
-// Response is the body of /services and what lies below it.
+// Response is the body of /services and the paths below it.
 type Response struct {
 	ProxyInfo
 	Services []Service `json:"services"`
@@ -33,9 +32,9 @@ type problem struct {
 	Error string `json:"error"`
 }
 
-// Handler serves /services, /services/NAMESPACE and /services/NAMESPACE/NAME.
-// A Service that nothing is known of is answered with 404 and the likely
-// reason. The function fills in everything but the generation.
+// Handler serves /services, /services/NAMESPACE and /services/NAMESPACE/NAME. An unknown
+// Service is answered with 404 and the likely reason. about returns everything except the
+// generation.
 func (b *Store) Handler(about func() ProxyInfo) http.Handler {
 	mux := http.NewServeMux()
 	serve := func(w http.ResponseWriter, q *http.Request) {

@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// What a mode cannot do is told of the address concerned alone; the rest of
-// the Service is in force, and nothing of it fails.
+// What a mode cannot do is reported for the affected address alone. The rest of the
+// Service is in force and does not count as failed.
 func TestLimits(t *testing.T) {
 	web := port("web", service.IPv4, 1)
 	vip := service.Frontend{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
@@ -62,7 +62,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Notes are told as they are in force, and go with them.
+// Notes appear when they are in force, and disappear with them.
 func TestNotes(t *testing.T) {
 	b := newScenario()
 	web := port("web", service.IPv4, 1)

@@ -17,8 +17,8 @@ import (
 type Service struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// State is that of the port that is worst off, or "skipped" for a Service
-	// of which nothing can be programmed.
+	// State is the worst state of its ports, or "skipped" if nothing of the Service can
+	// be programmed.
 	State    State        `json:"state"`
 	Ports    []Port       `json:"ports"`
 	Problems []FieldError `json:"problems,omitempty"`
@@ -26,36 +26,36 @@ type Service struct {
 	HealthCheck *HealthCheck `json:"healthCheck,omitempty"`
 }
 
-// HealthCheck is what load balancers ask this node about a Service.
+// HealthCheck is what load balancers can query about a Service on this node.
 type HealthCheck struct {
 	Port           uint16 `json:"port"`           // the healthCheckNodePort
 	LocalEndpoints int    `json:"localEndpoints"` // those that are ready
-	// Error is why it is not answered at every address, if so. Traffic that
-	// arrives is forwarded all the same.
+	// Error is why it is not answered on every address, or empty. Traffic that arrives is
+	// forwarded anyway.
 	Error string `json:"error,omitempty"`
 }
 
-// FieldError is something in the Service that had to be left out or guessed.
+// FieldError is a part of the Service that had to be left out or interpreted.
 type FieldError struct {
 	Field   string    `json:"field"`
 	Message string    `json:"message"`
 	Since   time.Time `json:"since"` // see Store.ProblemFound
 }
 
-// State says how far a Service or a port of it has come.
+// State is the progress of a Service or of one of its ports.
 type State string
 
-// The states, the best one first.
+// The states, best first.
 const (
 	Programmed State = "programmed"
-	Removing   State = "removing" // in force, but not wanted any more
-	Limited    State = "limited"  // in force but for what the mode cannot do, or has to wait for
-	Pending    State = "pending"  // newer than what is in force
+	Removing   State = "removing" // in force, but not desired any more
+	Limited    State = "limited"  // in force, except for what the mode cannot do or waits for
+	Pending    State = "pending"  // newer than the state in force
 	Failed     State = "failed"   // the latest round could not program it
 	Skipped    State = "skipped"
 )
 
-// states orders them.
+// states lists them in order.
 var states = []State{Programmed, Removing, Limited, Pending, Failed, Skipped}
 
 // Port is the state of one port in one family.
@@ -64,48 +64,48 @@ type Port struct {
 	Protocol string `json:"protocol"`
 	Family   string `json:"family"`
 	State    State  `json:"state"`
-	// Generation and Since tell when what is in force came into force. Both
-	// are absent when nothing is.
+	// Generation and Since are when the present state came into force. Both are absent if
+	// nothing is in force.
 	Generation     uint64     `json:"generation,omitempty"`
 	Since          *time.Time `json:"since,omitempty"`
 	Frontends      []Frontend `json:"frontends"`
 	Endpoints      int        `json:"endpoints"` // of policy Cluster
 	LocalEndpoints int        `json:"localEndpoints"`
-	// Error is what keeps the port from being programmed, or from being so in
-	// full if it is limited, since FailingSince.
+	// Error is why the port is not programmed, or not completely if it is limited.
+	// FailingSince is when that began.
 	Error        string     `json:"error,omitempty"`
 	FailingSince *time.Time `json:"failingSince,omitempty"`
-	// Notes are what is done otherwise than the Service asks for.
+	// Notes are differences from what the Service specifies.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Frontend is an address that clients dial and what becomes of them.
+// Frontend is an address that clients connect to, and what it serves.
 type Frontend struct {
 	Kind    string `json:"kind"`
 	Address string `json:"address,omitempty"` // absent for a NodePort
 	Port    uint16 `json:"port"`
-	// Endpoints are those that the traffic policy leaves.
+	// Endpoints counts those that the traffic policy permits.
 	Endpoints int    `json:"endpoints"`
 	Policy    string `json:"policy"`
-	// Reason says why clients cannot connect, if so.
+	// Reason is why clients cannot connect, if so.
 	Reason Reason `json:"reason,omitempty"`
 }
 
-// Reason says why a frontend serves nobody, or not everybody.
+// Reason is why a frontend serves no client, or not all.
 type Reason string
 
 // The reasons.
 const (
 	NoEndpoints       Reason = "noEndpoints" // connections are refused
 	PolicyLeftNone    Reason = "policyLeftNone"
-	NoSources         Reason = "noSourceAllowed" // source ranges were given, none of which this family can use
-	UnsupportedByMode Reason = "unsupported"     // the mode cannot do it; the port's error says what
+	NoSources         Reason = "noSourceAllowed" // source ranges are set, but none of this family is usable
+	UnsupportedByMode Reason = "unsupported"     // the mode cannot do it; see the port's error
 )
 
-// All returns the state of every Service that is known, by name.
+// All returns the state of every known Service, by name.
 func (b *Store) All() []Service { return b.find(func(string, string) bool { return true }) }
 
-// find returns the Services whose name fits, in order.
+// find returns the Services for which fits returns true, in order.
 func (b *Store) find(fits func(namespace, name string) bool) []Service {
 	want, problems := b.wanted(), []Problem(nil)
 	if b.Problems != nil {
@@ -149,7 +149,7 @@ func (b *Store) find(fits func(namespace, name string) bool) []Service {
 	return all
 }
 
-// key names a Service.
+// key is the name of a Service.
 type key struct{ namespace, name string }
 
 // unanswered returns why health checks are not answered, by Service.
@@ -165,8 +165,8 @@ func (b *Store) unanswered() map[key]string {
 	return all
 }
 
-// setHealthCheck notes the health check of a port's Service, all of whose ports have the
-// same one.
+// setHealthCheck sets the health check from a port. All ports of a Service have the same
+// one.
 func (s *Service) setHealthCheck(port *service.Port, err string) {
 	if port.HealthCheck == 0 {
 		return
@@ -177,7 +177,7 @@ func (s *Service) setHealthCheck(port *service.Port, err string) {
 	s.HealthCheck.LocalEndpoints = max(s.HealthCheck.LocalEndpoints, port.LocalReady)
 }
 
-// state describes a port that is wanted or in force.
+// state describes a port that is desired or in force.
 func (b *Store) state(port *service.Port, want *service.Snapshot) Port {
 	s := b.families[port.Family].state(port, want)
 	if why := b.unavailable(port.Family); why != "" {
@@ -187,12 +187,12 @@ func (b *Store) state(port *service.Port, want *service.Snapshot) Port {
 	return s
 }
 
-// unavailable says why no port of f is programmed, nothing if they are.
+// unavailable returns why no port of f is programmed, or "".
 func (b *Store) unavailable(f service.Family) string {
 	return cmp.Or(b.Unavailable[f], b.families[f].unavailable)
 }
 
-// ports returns what is wanted, and what is in force without being wanted.
+// ports returns the ports that are desired or in force.
 func (p *familyState) ports(want *service.Snapshot, f service.Family) []*service.Port {
 	if want == nil {
 		return nil
@@ -209,8 +209,8 @@ func (p *familyState) ports(want *service.Snapshot, f service.Family) []*service
 	return all
 }
 
-// worst leaves out ports of families that are not programmed, unless there
-// are no others.
+// worst returns the worst state. It ignores ports of families that are not programmed,
+// unless there are no others.
 func (s *Service) worst() State {
 	state, found := Skipped, false
 	for _, p := range s.Ports {
@@ -251,8 +251,8 @@ func (p *familyState) state(port *service.Port, want *service.Snapshot) Port {
 	return s
 }
 
-// evaluate returns the state of a port that is wanted or in force, what of it is
-// in force and, for Failed, what keeps it from being so.
+// evaluate returns the state of a port that is desired or in force, the part of it that
+// is in force and, for Failed, the failure.
 func (p *familyState) evaluate(port *service.Port, want *service.Snapshot) (s State, have *service.Port, wrong failure) {
 	wrong, failing := p.failed[port.Name]
 	if failing && !wrong.inForce() {
@@ -279,8 +279,8 @@ func (s *Port) inForce(m activation) {
 	s.Generation, s.Since = m.generation, &at
 }
 
-// countLocal counts the endpoints on this node, which policy Local may know more
-// of.
+// countLocal counts the endpoints on this node. Local may contain some that Cluster
+// lacks.
 func countLocal(p *service.Port) int {
 	n := 0
 	for _, e := range p.Cluster {
@@ -300,7 +300,7 @@ func (p *familyState) frontend(port *service.Port, f service.Frontend) Frontend 
 	return s
 }
 
-// reason says why clients of a frontend cannot connect, if so.
+// reason returns why clients of a frontend cannot connect, if so.
 func (p *familyState) reason(port *service.Port, f service.Frontend) Reason {
 	switch {
 	case reconcile.Affects(p.failed[port.Name].cause, f):

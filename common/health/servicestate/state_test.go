@@ -150,7 +150,7 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// Before the first snapshot there is nothing to tell, in a list all the same.
+// Before the first snapshot the answer is an empty list.
 func TestHandlerKnowsNothing(t *testing.T) {
 	w := httptest.NewRecorder()
 	(&Store{}).Handler(func() ProxyInfo { return ProxyInfo{} }).ServeHTTP(w, httptest.NewRequest("GET", "/services", nil))

@@ -1,10 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package servicestate tells for each Service what of it is programmed, since
-// when and why not, from snapshots and the results of rounds for them. It
-// neither programs nor judges: whether the proxy is healthy is left to
-// package health.
+// Package servicestate describes for each Service which part of it is programmed, since
+// when, and why not. Snapshots and the results of their rounds go in, the states of
+// Services come out. It does not program anything. Whether the proxy is healthy is left
+// to package health.
 package servicestate
 
 import (
@@ -17,23 +17,23 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Problem is something in a Service that had to be left out or guessed.
+// Problem is a part of a Service that had to be left out or interpreted.
 type Problem struct {
 	Namespace, Name string // of the Service
 	Field, Message  string
 }
 
-// Store holds what is known. All methods may be called from any goroutine.
+// Store holds the state. All methods may be called from any goroutine.
 type Store struct {
-	// Latest, if set, returns what is wanted now, so that what no round has
-	// been for yet shows. It may return nil.
+	// Latest, if set, returns the desired snapshot, so that changes without a round yet
+	// are visible. It may return nil.
 	Latest func() *service.Snapshot
 	// Problems, if set, returns what could not be used of the Services.
 	Problems func() []Problem
-	// Unanswered, if set, returns health checks that load balancers get no answer
-	// to, each with an address in its message.
+	// Unanswered, if set, returns health checks that load balancers get no answer to.
+	// Each message names an address.
 	Unanswered func() []Problem
-	// Unavailable says why a family is not programmed at all.
+	// Unavailable is why a family is not programmed at all.
 	Unavailable map[service.Family]string
 
 	mu            sync.Mutex
@@ -41,18 +41,18 @@ type Store struct {
 	problemsSince map[Problem]time.Time
 }
 
-// familyState is one family's part.
+// familyState is the state of one family.
 type familyState struct {
-	programmed *service.Snapshot // in force, but for failed
-	// firstActivation is when the first snapshot came into force; marks are about the
-	// ports that did later, so that a quiet proxy keeps next to none.
+	programmed *service.Snapshot // in force, except for failed
+	// firstActivation is when the first snapshot came into force. activations are for
+	// ports that came into force later, so that a quiet proxy stores almost none.
 	firstActivation activation
 	activations     map[*service.Port]activation
 	failed          map[service.PortName]failure
 	notes           reconcile.Notes
-	// unavailable says why nothing of the family is programmed, if so.
+	// unavailable is why nothing of the family is programmed, or empty.
 	unavailable string
-	err         failure // a round that failed as a whole, and none since did better
+	err         failure // a round that failed as a whole, until a later one succeeds
 }
 
 // activation is when something came into force.
@@ -67,12 +67,12 @@ type failure struct {
 	cause   error
 }
 
-// inForce reports that the dataplane can do no more for the port, ever or for now:
-// what it can is in force.
+// inForce reports whether the dataplane has programmed everything of the port that it
+// can, for now or permanently.
 func (f failure) inForce() bool { return reconcile.InForce(f.cause) }
 
-// ProblemFound says that a problem has come up now. One that nobody said this of
-// counts from when it was first asked for.
+// ProblemFound records that a problem appeared at now. A problem without such a record
+// counts from the first query.
 func (b *Store) ProblemFound(p Problem, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,7 +82,7 @@ func (b *Store) ProblemFound(p Problem, now time.Time) {
 	b.problemsSince[p] = now
 }
 
-// pruneProblems forgets when problems came up that are none any more.
+// pruneProblems removes the times of problems that are over.
 func (b *Store) pruneProblems(problems []Problem) {
 	old := b.problemsSince
 	b.problemsSince = make(map[Problem]time.Time, len(problems))
@@ -95,7 +95,7 @@ func (b *Store) pruneProblems(problems []Problem) {
 	}
 }
 
-// Result takes in a round of f for a snapshot.
+// Result records a round of f for a snapshot.
 func (b *Store) Result(f service.Family, s *service.Snapshot, r reconcile.Result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -113,7 +113,7 @@ func (b *Store) Result(f service.Family, s *service.Snapshot, r reconcile.Result
 	p.setProgrammed(f, s, failed, activation{s.Generation, r.Start.Add(r.Took).UnixNano()})
 }
 
-// update returns the failure that goes on, or begins, with err.
+// update returns f with the new error. It keeps the start of an earlier failure.
 func (f failure) update(err error, at time.Time) failure {
 	if f.since.IsZero() {
 		f.since = at
@@ -122,7 +122,7 @@ func (f failure) update(err error, at time.Time) failure {
 	return f
 }
 
-// setProgrammed notes that s is in force but for failed.
+// setProgrammed records that s is in force, except for failed.
 func (p *familyState) setProgrammed(f service.Family, s *service.Snapshot, failed map[service.PortName]failure, m activation) {
 	if p.programmed == nil {
 		p.firstActivation, p.activations = m, map[*service.Port]activation{}
@@ -136,13 +136,13 @@ func (p *familyState) setProgrammed(f service.Family, s *service.Snapshot, faile
 	}
 	for name, was := range p.failed {
 		if port := s.Port(f, name); port != nil && !was.inForce() {
-			p.activations[port] = m // in force only now, or not even now
+			p.activations[port] = m // came into force now, or is not in force yet
 		}
 	}
 	p.programmed, p.failed = s, failed
 }
 
-// since returns when a port of p.done came into force.
+// since returns when a port of p.programmed came into force.
 func (p *familyState) since(port *service.Port) activation {
 	if m, ok := p.activations[port]; ok {
 		return m
@@ -150,7 +150,7 @@ func (p *familyState) since(port *service.Port) activation {
 	return p.firstActivation
 }
 
-// wanted returns the snapshot to tell about.
+// wanted returns the snapshot to describe.
 func (b *Store) wanted() *service.Snapshot {
 	if b.Latest != nil {
 		if s := b.Latest(); s != nil {
@@ -168,8 +168,8 @@ func (b *Store) wanted() *service.Snapshot {
 	return newest
 }
 
-// Failing reports that a port of the Service could not be programmed in the
-// latest round that got that far, or not an address of a load balancer.
+// Failing reports whether a port of the Service, or an address of its load balancer,
+// could not be programmed in the latest round that did not fail as a whole.
 func (b *Store) Failing(namespace, name string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -183,7 +183,7 @@ func (b *Store) Failing(namespace, name string) bool {
 	return false
 }
 
-// loadBalancerClosed reports that a load balancer would find port closed.
+// loadBalancerClosed reports whether port does not serve a load balancer's address.
 func (p *familyState) loadBalancerClosed(port *service.Port, wrong failure) bool {
 	return port != nil && slices.ContainsFunc(port.Frontends, func(f service.Frontend) bool {
 		return f.Kind == service.LoadBalancerIP && reconcile.Affects(wrong.cause, f)

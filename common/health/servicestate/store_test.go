@@ -41,7 +41,7 @@ func failed(ports ...*service.Port) error {
 	return errors.Join(errs...)
 }
 
-// scenario drives a Book, one second per round.
+// scenario drives a Store, one second per round.
 type scenario struct {
 	Store
 	seconds int
@@ -54,7 +54,7 @@ func newScenario() *scenario {
 	return b
 }
 
-// setWanted makes the next snapshot from all ports.
+// setWanted sets the next desired snapshot.
 func (b *scenario) setWanted(ports ...*service.Port) {
 	generation := uint64(1)
 	if b.want != nil {
@@ -63,13 +63,13 @@ func (b *scenario) setWanted(ports ...*service.Port) {
 	b.want = service.New(generation, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
-// round ends a second after the last one.
+// round records a round one second after the last one.
 func (b *scenario) round(f service.Family, err error) {
 	b.seconds++
 	b.Result(f, b.want, reconcile.Result{Generation: b.want.Generation, Start: at(b.seconds).Add(-time.Second), Took: time.Second, Err: err})
 }
 
-// lines tells the state of every port on a line.
+// lines describes the state of every port, one per line.
 func (b *scenario) lines() string {
 	var text strings.Builder
 	for _, s := range b.All() {
@@ -88,7 +88,7 @@ func (b *scenario) lines() string {
 	return text.String()
 }
 
-// checkSummary compares the count with what is described.
+// checkSummary compares the Summary with the described states.
 func (b *scenario) checkSummary(t *testing.T) {
 	t.Helper()
 	want := Summary{States: map[State]int{}, Unserved: map[Reason]int{}}
@@ -106,7 +106,7 @@ func (b *scenario) checkSummary(t *testing.T) {
 	}
 }
 
-// scenarioCase is a story and what is known at its end.
+// scenarioCase is a story and the expected state at its end.
 type scenarioCase struct {
 	story func(*scenario)
 	want  string
@@ -207,7 +207,7 @@ func TestStatesOfSome(t *testing.T) {
 	})
 }
 
-// Without Latest, what the rounds were for is all there is.
+// Without Latest, only the snapshots of rounds are known.
 func TestWithoutLatest(t *testing.T) {
 	b := newScenario()
 	b.setWanted(port("web", service.IPv4, 1))
@@ -233,7 +233,7 @@ func TestFailing(t *testing.T) {
 	}
 }
 
-// What churns leaves nothing behind.
+// Ports that come and go leave no activations behind.
 func TestActivationsFollowPorts(t *testing.T) {
 	b := newScenario()
 	fixed := port("fixed", service.IPv4, 1)

@@ -11,17 +11,17 @@ import (
 
 // Summary counts Services.
 type Summary struct {
-	States map[State]int `json:"states"` // every state is there
-	// Unserved counts the Services of which at least one frontend has the
-	// reason, whatever their state. Every reason is there.
+	States map[State]int `json:"states"` // contains every state
+	// Unserved counts the Services with at least one frontend that has the reason,
+	// whatever their state. It contains every reason.
 	Unserved map[Reason]int `json:"unserved"`
-	Problems int            `json:"problems"` // Services that have some
+	Problems int            `json:"problems"` // number of Services with problems
 }
 
-// reasons are all there are.
+// reasons lists all reasons.
 var reasons = []Reason{NoEndpoints, PolicyLeftNone, NoSources, UnsupportedByMode}
 
-// tally is what a Summary needs to know of one Service.
+// tally is what a Summary needs of one Service.
 type tally struct {
 	worst    int  // in states
 	found    bool // there is a port that is not skipped
@@ -29,8 +29,7 @@ type tally struct {
 	unserved [4]bool // by reasons
 }
 
-// Summary counts without describing anything, so that it can be asked for
-// often.
+// Summary counts Services without describing them, so that frequent calls are cheap.
 func (b *Store) Summary() Summary {
 	want, problems := b.wanted(), []Problem(nil)
 	if b.Problems != nil {
@@ -85,7 +84,7 @@ func (t *tally) add(b *Store, port *service.Port, want *service.Snapshot) {
 	}
 }
 
-// addState takes in the state of a port as Service.worst does.
+// addState adds the state of a port, with the same rule as Service.worst.
 func (t *tally) addState(state State) {
 	i := slices.Index(states, state)
 	if state == Skipped && t.found || state != Skipped && t.found && i < t.worst {

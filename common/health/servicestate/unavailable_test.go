@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestUnavailableFamily says of a Service why one family does not serve it, and
-// lets the other family decide how it goes, whoever knows it.
+// TestUnavailableFamily checks that a Service shows why one family is unavailable, and
+// that the other family determines its state.
 func TestUnavailableFamily(t *testing.T) {
 	for name, known := range map[string]func(*Store, *service.Snapshot){
 		"from the start": func(b *Store, _ *service.Snapshot) {

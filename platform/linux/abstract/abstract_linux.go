@@ -17,13 +17,13 @@ import (
 	"kubeproxy/platform/linux/process"
 )
 
-// Socket is a lease.Transport.
+// Socket implements lease.Transport.
 type Socket struct {
-	// Name is the socket's, Name of this package if it is empty.
+	// Name is the name of the socket. If it is empty, the constant Name applies.
 	Name string
 }
 
-// Name is that of the socket by which proxies find each other.
+// Name is the name of the socket by which proxies find each other.
 const Name = "@kube-services/lease"
 
 // Of returns the socket of proxies that serve the Services labelled with proxyName,
@@ -61,10 +61,11 @@ func (s Socket) Dial(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "unix", s.address().Name)
 }
 
-// Authenticate implements lease.Transport. Any process of the network namespace can have
-// the socket's name, or connect to it, so each side gives the other a socket on
-// which only who has CAP_NET_ADMIN may set SO_DEBUG (socket(7)), which does nothing
-// else. Who was taken in by a stranger would leave the node alone for nothing.
+// Authenticate implements lease.Transport. Any process in the network namespace can take
+// the socket's name or connect to it. Each side therefore sends the other one a socket.
+// Only a process with CAP_NET_ADMIN can set SO_DEBUG on it (socket(7)), which has no
+// other effect there. Without this check a proxy could yield to an unprivileged process,
+// and no proxy would program the node.
 func (s Socket) Authenticate(raw net.Conn) (*lease.Conn, error) {
 	c, ok := raw.(*net.UnixConn)
 	if !ok {
@@ -92,9 +93,9 @@ func (s Socket) Authenticate(raw net.Conn) (*lease.Conn, error) {
 	return &lease.Conn{Conn: c, Peer: peer, Trusted: trusted && err == nil && set != 0}, nil
 }
 
-// proveNetAdmin receives the other side's socket and sets the option.
+// proveNetAdmin receives the peer's socket and sets the option on it.
 func proveNetAdmin(c *net.UnixConn) error {
-	const mostFiles = 4 // what is more is closed by the kernel
+	const mostFiles = 4 // the kernel closes any further ones
 	control := make([]byte, unix.CmsgSpace(4*mostFiles))
 	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), control)
 	if err != nil {
@@ -110,7 +111,7 @@ func proveNetAdmin(c *net.UnixConn) error {
 			continue
 		}
 		for _, fd := range files {
-			// The other side sees whether it was set.
+			// The peer checks whether this succeeded.
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG, 1)
 			_ = unix.Close(fd)
 		}
@@ -118,8 +119,8 @@ func proveNetAdmin(c *net.UnixConn) error {
 	return nil
 }
 
-// peerIdentity returns what the kernel says of the other side, and whether it is of the
-// superuser or of this process's user.
+// peerIdentity returns the peer's identity according to the kernel. It reports whether
+// the peer runs as the superuser or as the user of this process.
 func peerIdentity(c *net.UnixConn) (lease.Identity, bool) {
 	var cred *unix.Ucred
 	raw, err := c.SyscallConn()
@@ -131,14 +132,14 @@ func peerIdentity(c *net.UnixConn) (lease.Identity, bool) {
 		return lease.Identity{}, false
 	}
 	trusted := cred.Uid == 0 || int(cred.Uid) == os.Geteuid()
-	if cred.Pid <= 0 { // it is in another container
+	if cred.Pid <= 0 { // the peer is in another PID namespace
 		return lease.Identity{}, trusted
 	}
 	p := process.Describe(os.DirFS("/proc"), int(cred.Pid))
 	return lease.Identity{PID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}, trusted
 }
 
-// Self returns what this process says of itself.
+// Self returns the identity of this process, as it sees itself.
 func Self() lease.Identity {
 	p := process.Describe(os.DirFS("/proc"), os.Getpid())
 	return lease.Identity{OwnPID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}

@@ -18,7 +18,7 @@ import (
 	"kubeproxy/common/lease"
 )
 
-// proxy is one share of a lease.
+// proxy is one participant of a lease.
 type proxy struct {
 	*lease.Lease
 	end   context.CancelFunc
@@ -70,8 +70,8 @@ func socket(t *testing.T) Socket {
 	return Socket{Name: fmt.Sprintf("@kube-services/test-%d-%s", os.Getpid(), t.Name())}
 }
 
-// The last one that has something to program has the lease, whatever happens to the
-// others, and each knows of them.
+// The last proxy that has something to program holds the lease, whatever happens to the
+// others. Each one knows the others.
 func TestLease(t *testing.T) {
 	s := socket(t)
 	a := start(t, s, "a")
@@ -111,8 +111,9 @@ func TestLease(t *testing.T) {
 	await(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })
 }
 
-// A program that may not program the node cannot keep a proxy from doing so: it has
-// the name, or takes connections and says nothing, or asks for the lease.
+// An unprivileged program cannot prevent a proxy from programming the node: neither with
+// the socket's name, nor with connections that it accepts and ignores, nor with a request
+// for the lease.
 func TestUntrustedPeer(t *testing.T) {
 	for name, answer := range map[string]func(net.Conn){
 		"says nothing":   func(net.Conn) {},
@@ -147,7 +148,7 @@ func TestUntrustedPeer(t *testing.T) {
 	}
 }
 
-// sendUnproven is the other side of Examine for a process without the right.
+// sendUnproven is the peer of Authenticate for a process without CAP_NET_ADMIN.
 func sendUnproven(c net.Conn) {
 	u := c.(*net.UnixConn)
 	_, _ = u.Write([]byte{0})
@@ -157,7 +158,7 @@ func sendUnproven(c net.Conn) {
 	_, _ = u.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
 }
 
-// A stranger that asks for the lease gets an answer and not the lease.
+// An untrusted peer that requests the lease gets an answer, but not the lease.
 func TestUntrustedPeerAsksForLease(t *testing.T) {
 	s := socket(t)
 	p := start(t, s, "p")

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Driver is what Backend asks of ipsets, see ipset.Kernel.
+// Driver is what Backend needs from ipsets, see ipset.Kernel.
 type Driver interface {
 	Create(ipset.Set) error
 	Destroy(name string) error
@@ -28,17 +28,18 @@ type Driver interface {
 	Close() error
 }
 
-// Backend keeps one family's sets and chains. It implements reconcile.Backend.
+// Backend keeps the sets and chains of one family in the desired state. It implements
+// reconcile.Backend.
 type Backend struct {
 	family service.Family
 	chains reconcile.Watcher
 	sets   Driver
 	now    func() time.Time
 	resync time.Duration
-	// otherVariantLeftovers are chains of ours in the variant of iptables that chains are not
-	// in: the node's command was another one. Nil for none that there could be.
+	// otherVariant are our chains in the other variant of iptables. They exist if the
+	// node's command was that variant before. It is nil if there can be none.
 	otherVariant leftoverChains
-	// installed is what sets hold, nil while that is not known.
+	// installed is what the sets hold, nil if that is not known.
 	installed *installed
 }
 
@@ -47,31 +48,31 @@ var (
 	_ reconcile.ResyncSetter = (*Backend)(nil)
 )
 
-// leftoverChains are what may have been left somewhere, see Remains.
+// leftoverChains are chains of an earlier process, see iptables.Leftovers.
 type leftoverChains interface {
 	Find(context.Context) (string, error)
 	Remove(context.Context) error
 }
 
-// NewWith returns the Backend for one family, with chains that are in the role
-// beside IPVS. It changes nothing yet.
+// NewWith returns the Backend for one family. chains must have the role
+// iptables.IPVSCompanion. It changes nothing yet.
 func NewWith(f service.Family, chains reconcile.Watcher, sets Driver, now func() time.Time) *Backend {
 	return &Backend{family: f, chains: chains, sets: sets, now: now}
 }
 
-// installed describes sets that are as we want them.
+// installed describes sets that match a snapshot.
 type installed struct {
 	snapshot  *service.Snapshot
 	localNode LocalNode
-	// counts says how often each element is wanted.
+	// counts is the number of times that each element is needed.
 	counts      map[element]int
 	sizes       map[string]int // of sets, in elements
-	sizesReadAt time.Time      // for sizes
+	sizesReadAt time.Time      // when sizes were read
 	readAt      time.Time
 }
 
-// Tally returns what was done to the chains since it was last asked. It is called
-// between two rounds.
+// Tally returns the counts of chains since its last call. It must not run concurrently
+// with a sync.
 func (b *Backend) Tally() iptables.Tally {
 	if c, ok := b.chains.(interface{ Tally() iptables.Tally }); ok {
 		return c.Tally()
@@ -90,13 +91,13 @@ func (b *Backend) Forget() {
 	}
 }
 
-// sizesInterval is how often sizes are asked for at most. Who makes virtual servers
-// asks for rounds about as often, where nothing else does.
+// sizesInterval is the minimum interval between two reads of sizes. Package ipvs polls
+// virtual servers about as often and requests a sync then.
 const sizesInterval = 2 * time.Second
 
-// Plan implements reconcile.Backend. Its cost follows the difference between
-// want and the last snapshot. Sets are read once in a sync period, and when one
-// has another size than it had: nobody is told of changes.
+// Plan implements reconcile.Backend. Its cost is proportional to the difference between
+// want and the last snapshot. The kernel sends no notification when a set changes. So
+// Plan reads all sets once per sync period, and when the size of one has changed.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	chains, err := b.chains.Plan(ctx, want)
 	if err != nil {
@@ -104,7 +105,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	p := &plan{backend: b, chains: chains}
 	h := b.installed
-	b.installed = nil // until p was applied
+	b.installed = nil // until p has been applied
 	sizes, asked, err := b.currentSizes(h, chains)
 	if err != nil {
 		return nil, err
@@ -125,8 +126,9 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
-// currentSizes returns the sizes of sets and when they were such. Where chains are not as
-// they were left, sets may not be either.
+// currentSizes returns the sizes of sets and when they were read. It reads them again
+// after sizesInterval, or if the chains have changed: then the sets may have changed,
+// too.
 func (b *Backend) currentSizes(h *installed, chains reconcile.Plan) (map[string]int, time.Time, error) {
 	now := b.now()
 	if h != nil && chains.Empty() && now.Sub(h.sizesReadAt) < sizesInterval {
@@ -139,8 +141,8 @@ func (b *Backend) currentSizes(h *installed, chains reconcile.Plan) (map[string]
 	return sizes, now, nil
 }
 
-// readSizes returns how many elements each of our sets has. One that somebody put in the
-// place of ours, made otherwise, counts as missing.
+// readSizes returns the number of elements of each of our sets. An altered set, made by
+// another process in the place of ours, counts as missing.
 func (b *Backend) readSizes() (map[string]int, error) {
 	heads, err := b.sets.Headers()
 	if err != nil {
@@ -193,7 +195,7 @@ func (p *plan) planChanges(h *installed, want *service.Snapshot) {
 	p.sets.sort()
 }
 
-// countElements returns what want has in sets.
+// countElements returns the set elements of want.
 func (b *Backend) countElements(want *service.Snapshot) (LocalNode, map[element]int) {
 	at, counts := NewLocalNode(want, b.family), map[element]int{}
 	for p := range want.Ports(b.family) {
@@ -202,7 +204,7 @@ func (b *Backend) countElements(want *service.Snapshot) (LocalNode, map[element]
 	return at, counts
 }
 
-// serviceNames returns the Services that elements are of, for people.
+// serviceNames returns the Services that elements belong to, for comments.
 func (b *Backend) serviceNames(want *service.Snapshot) map[element]string {
 	at, names := NewLocalNode(want, b.family), map[element]string{}
 	for p := range want.Ports(b.family) {
@@ -211,8 +213,8 @@ func (b *Backend) serviceNames(want *service.Snapshot) map[element]string {
 	return names
 }
 
-// compareAll plans what leads from what sets hold to want. What of that has nothing to
-// do with changes since h is drift.
+// compareAll plans from the observed sets to want. Differences that do not come from
+// changes since h are drift.
 func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]int, want *service.Snapshot) error {
 	b := p.backend
 	if h == nil && b.otherVariant != nil {
@@ -228,7 +230,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]in
 			continue
 		}
 		entries, err := b.sets.List(setOf(b.family, name))
-		if errors.Is(err, ipset.ErrMissing) { // it went this moment
+		if errors.Is(err, ipset.ErrMissing) { // it was just destroyed
 			p.create = append(p.create, name)
 			continue
 		}
@@ -243,7 +245,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]in
 	p.next = &installed{snapshot: want, localNode: at, counts: counts, readAt: b.now()}
 	p.serviceNames = b.serviceNames(want)
 	p.sets = diff(held, counts)
-	if want.Incomplete { // what is not known yet may be served
+	if want.Incomplete { // an unread Service may need it
 		p.sets.del = slices.DeleteFunc(p.sets.del, func(e element) bool { return h == nil || h.counts[e] == 0 })
 	}
 	if h != nil {
@@ -255,8 +257,8 @@ func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]in
 	return nil
 }
 
-// Cleanup implements reconcile.Backend: it removes our chains and then the sets
-// that they asked.
+// Cleanup implements reconcile.Backend. It removes our chains, and then the sets that
+// they referred to.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.installed = nil
 	if err := b.chains.Cleanup(ctx); err != nil {
@@ -265,7 +267,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return destroy(b.family, b.sets)
 }
 
-// destroy removes the sets of f.
+// destroy destroys the sets of f.
 func destroy(f service.Family, d Driver) error {
 	heads, err := d.Headers()
 	if err != nil {
@@ -280,8 +282,8 @@ func destroy(f service.Family, d Driver) error {
 	return errors.Join(errs...)
 }
 
-// isOwned reports that h is one of our sets for f. Another one of such a name is
-// somebody else's.
+// isOwned reports whether h is one of our sets for f. A set with the same name but
+// another type or family is foreign.
 func isOwned(f service.Family, h ipset.Header) bool {
 	return slices.ContainsFunc(allNames(), func(n string) bool {
 		s := setOf(f, n)
@@ -289,12 +291,12 @@ func isOwned(f service.Family, h ipset.Header) bool {
 	})
 }
 
-// Watch implements reconcile.Watcher: it hears of changes to chains.
+// Watch implements reconcile.Watcher. It watches changes of chains.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.chains.Watch(ctx, touched)
 }
 
-// Close gives back what b holds of the kernel's. Sets and chains stay.
+// Close releases the kernel resources of b. Sets and chains stay.
 func (b *Backend) Close() error {
 	err := b.sets.Close()
 	if c, ok := b.chains.(interface{ Close() error }); ok {

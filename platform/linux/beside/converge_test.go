@@ -36,7 +36,7 @@ func drawPorts(w generate.Cluster) []*service.Port {
 	return ports
 }
 
-// drawNode draws a node with one address or two.
+// drawNode draws a node with one or two addresses.
 func drawNode(w generate.Cluster) *service.Node {
 	n := w.Node()
 	if w.DrawBool("two addresses") {
@@ -45,8 +45,8 @@ func drawNode(w generate.Cluster) *service.Node {
 	return n
 }
 
-// TestChangesMatchFreshStart does rounds of changes, after each of which
-// there must be what a process that starts would make, and nothing left to do.
+// TestChangesMatchFreshStart runs syncs with changes. After each, the node must hold
+// what a new process would make, and nothing must be left to do.
 func TestChangesMatchFreshStart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -68,8 +68,8 @@ func TestChangesMatchFreshStart(t *testing.T) {
 	})
 }
 
-// wantFresh wants what a process makes that starts on an empty node, which finds
-// nothing to do.
+// wantFresh compares n with what a process makes on an empty node, and checks that such
+// a process finds nothing to do on n.
 func wantFresh(t *rapid.T, n *node, f service.Family, want *service.Snapshot) {
 	fresh := newNode(t, f)
 	apply(t, fresh.start(f), want)
@@ -82,8 +82,8 @@ func wantFresh(t *rapid.T, n *node, f service.Family, want *service.Snapshot) {
 	generate.RequireNoChange(t, n.start(f), want)
 }
 
-// TestConvergesAfterRefusals does rounds in which anything may fail while others
-// meddle and the process is started anew. A clean round must reach the goal.
+// TestConvergesAfterRefusals runs syncs in which anything may fail, while others change
+// things and the process restarts. A clean sync must reach the desired state.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -117,7 +117,7 @@ func TestConvergesAfterRefusals(t *testing.T) {
 	})
 }
 
-// applyMayFail does one round that may go wrong.
+// applyMayFail runs one sync that may fail.
 func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 	p, err := b.Plan(context.Background(), want)
 	if err == nil && !p.Empty() {
@@ -128,11 +128,11 @@ func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 	}
 }
 
-// tamper does what a stranger might.
+// tamper makes a change that another process might make.
 func (n *node) tamper(w generate.Cluster) {
 	names := slices.Sorted(maps.Keys(n.sets.ByName))
 	h := n.sets.ByName[names[w.DrawInt("set", len(names))]]
-	if h.Set == VirtualServerSet(w.Family) || h.Set == NodeIPSet(w.Family) { // another one's
+	if h.Set == VirtualServerSet(w.Family) || h.Set == NodeIPSet(w.Family) { // those of package ipvs
 		return
 	}
 	switch w.DrawInt("kind", 4) {
@@ -144,7 +144,7 @@ func (n *node) tamper(w generate.Cluster) {
 		}
 	case 2:
 		h.Members[extraElement(h.Set)] = "mine"
-	case 3: // as a firewall that is restarted
+	case 3: // as when a firewall restarts
 		n.flush()
 		if w.DrawBool("sets, too") {
 			delete(n.sets.ByName, h.Name)
@@ -175,7 +175,8 @@ func extraElement(s ipset.Set) ipset.Entry {
 	return e
 }
 
-// What two ports of a Service have stays while one of them has it.
+// TestSharedElementStays checks that an element of two ports of a Service stays while
+// one of them needs it.
 func TestSharedElementStays(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	one, two := web(1), web(1)
@@ -195,7 +196,7 @@ func TestSharedElementStays(t *testing.T) {
 	}
 }
 
-// A set may go between two questions about it.
+// TestSetGoesAsItIsRead destroys a set between two requests about it.
 func TestSetGoesAsItIsRead(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	want := snapshot(web(1))

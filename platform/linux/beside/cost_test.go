@@ -12,8 +12,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestChangeCostsWhatItChanges counts what one Service's change takes where there
-// are 1,000.
+// TestChangeCostsWhatItChanges counts the requests for a change of one Service among
+// 1,000.
 func TestChangeCostsWhatItChanges(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	var ports []*service.Port
@@ -47,7 +47,7 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 		if n.sets.Steps["heads"] > 0 && x.steps == nil {
 			t.Errorf("%s: all sets of the node were asked for", x.name)
 		}
-		delete(n.sets.Steps, "heads") // which has as much to tell as there are sets
+		delete(n.sets.Steps, "heads") // its cost depends on the number of sets
 		if steps == nil {
 			steps = map[string]int{}
 		}
@@ -60,7 +60,7 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 	}
 }
 
-// All sets are read once in a sync period.
+// TestSetsAreReadOnceInASyncPeriod checks that all sets are read once per sync period.
 func TestSetsAreReadOnceInASyncPeriod(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	b, want := n.start(service.IPv4), snapshot(web(1))

@@ -1,11 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package beside plans and programs what stands beside virtual servers of IPVS,
-// one family at a time: ipsets, which say what is special about the addresses and
-// ports of Services, and iptables chains that ask them. They refuse, drop, mark
-// for masquerading, and lead clients to another virtual server of the same Service.
-// Only files ending in _linux.go talk to the kernel.
+// Package beside programs the rules that mode ipvs needs in addition to virtual servers,
+// one family per Backend. The input is a service.Snapshot. The output are ipsets, which
+// contain the addresses and ports of Services that need special treatment, and iptables
+// chains that match them. The chains reject, drop, mark for masquerading, and redirect
+// clients to another virtual server of the same Service. Package ipvs makes the virtual
+// servers and fills the sets VirtualServerSet and NodeIPSet. Only files with the suffix
+// _linux.go use kernel interfaces.
 package beside
 
 import (
@@ -14,10 +16,10 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Options are the choices that concern sets and chains.
+// Options are the settings of sets and chains.
 type Options struct {
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells to
-	// masquerade.
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that selects packets for
+	// masquerading.
 	MasqueradeBit int
 }
 
@@ -25,7 +27,7 @@ func (o Options) chains() iptables.Options {
 	return iptables.Options{Role: iptables.IPVSCompanion, MasqueradeBit: o.MasqueradeBit}
 }
 
-// setNames lists the sets whose elements follow from a snapshot alone.
+// setNames lists the sets whose elements depend only on a snapshot.
 var setNames = []string{
 	iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetRefused, iptables.SetDropped,
 	iptables.SetExternal, iptables.SetLocal, iptables.SetInternalDropped, iptables.SetExternalDropped,
@@ -33,13 +35,13 @@ var setNames = []string{
 	iptables.SetHealthChecks,
 }
 
-// VirtualServerSet is the set of virtual servers, whosever they are. Chains refuse what
-// goes to an address of a Service and is not in it, as they see packets before
-// IPVS does. Who makes virtual servers keeps it.
+// VirtualServerSet is the set of all virtual servers, including foreign ones. Chains see
+// packets before IPVS does, and reject packets to an address of a Service that are not
+// in this set. Package ipvs maintains its elements.
 func VirtualServerSet(f service.Family) ipset.Set { return setOf(f, iptables.SetVirtualServers) }
 
-// NodeIPSet is the set of the node's own addresses, from when all virtual servers
-// there are made. Who makes them keeps it.
+// NodeIPSet is the set of the node's own addresses. Package ipvs adds an address after
+// it has made all virtual servers there.
 func NodeIPSet(f service.Family) ipset.Set { return setOf(f, iptables.SetNodeIPs) }
 
 // allNames lists all sets.

@@ -18,11 +18,11 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// tampering is what others do, and what is told of it.
+// tampering is a foreign change with the drift that is reported.
 type tampering struct {
 	tamper func(*node)
-	later  bool     // it is found by reading all
-	want   []string // what is told first
+	later  bool     // found only by a full read
+	want   []string // the first lines of drift
 }
 
 func tamperings() map[string]tampering {
@@ -50,8 +50,8 @@ func tamperings() map[string]tampering {
 	}
 }
 
-// TestDriftIsReportedAndRepaired has others do things, which the next round, or the one
-// that reads all, finds, tells and heals.
+// TestDriftIsReportedAndRepaired makes foreign changes. The next sync, or the one that
+// reads everything, finds, reports and repairs them.
 func TestDriftIsReportedAndRepaired(t *testing.T) {
 	for name, x := range tamperings() {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 	}
 }
 
-// Much drift is told in short.
+// TestMuchDrift checks that a long drift report is truncated.
 func TestMuchDrift(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	var ports []*service.Port
@@ -99,8 +99,8 @@ func TestMuchDrift(t *testing.T) {
 	}
 }
 
-// What an earlier process left is no drift, and neither is what changed since the
-// last round.
+// TestChangesAreNoDrift checks that neither leftovers of an earlier process nor changes
+// since the last sync are reported as drift.
 func TestChangesAreNoDrift(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	apply(t, n.start(service.IPv4), snapshot(web(1), web(2)))
@@ -114,8 +114,9 @@ func TestChangesAreNoDrift(t *testing.T) {
 	}
 }
 
-// While something could not be read, what an earlier process left stays, what this
-// one made goes with its Service, and nothing is told of as drift.
+// TestPartialSnapshotTakesNothingAway checks that, while something could not be read,
+// leftovers of an earlier process stay, what this process made is removed with its
+// Service, and nothing is reported as drift.
 func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	apply(t, n.start(service.IPv4), snapshot(web(1), web(2)))
@@ -137,12 +138,12 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 			t.Errorf("the addresses are %s, want %s; the drift is %q", got, x.want, p.Drift())
 		}
 		if x.partial && len(x.ports) == 2 {
-			n.clock = n.clock.Add(resync) // all is read in the next round, and not because of that in the last one
+			n.clock = n.clock.Add(resync) // the next sync reads everything, not as part of the last one
 		}
 	}
 }
 
-// Cleanup removes what is ours, and nothing else.
+// TestCleanup removes what is ours, and nothing else.
 func TestCleanup(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	others := []ipset.Set{
@@ -157,7 +158,7 @@ func TestCleanup(t *testing.T) {
 	n.tables.Tables["filter"]["MINE"] = []string{"-j ACCEPT"}
 	before := n.sets.Text()
 	b, want := n.start(service.IPv4), snapshot(web(1), withoutEndpoints(2))
-	for range 2 { // it starts anew after the first one
+	for range 2 { // it restarts after the first one
 		if drift := apply(t, b, want).Drift(); len(drift) > 0 {
 			t.Errorf("the drift is %q", drift)
 		}
@@ -176,7 +177,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// Somebody else's set that has the name of one of ours is told of, and stays.
+// TestForeignSet checks that a foreign set with the name of one of ours is reported, and
+// stays.
 func TestForeignSet(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	theirs := ipset.Set{Name: "KUBE-VS-DROPPED", Type: ipset.HashIP}
@@ -195,7 +197,8 @@ func TestForeignSet(t *testing.T) {
 	}
 }
 
-// A set that a rule of somebody else's asks cannot go, and that is told.
+// TestCleanupReportsSetInUse checks that a set that a foreign rule refers to stays, and
+// is reported.
 func TestCleanupReportsSetInUse(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	b := n.start(service.IPv4)

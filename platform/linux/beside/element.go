@@ -13,7 +13,7 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// element is an entry of a set, by the set's name without what all begin with.
+// element is an entry of a set. set is the name without the common prefix.
 type element struct {
 	set string
 	ipset.Entry
@@ -23,15 +23,15 @@ func (e element) compare(o element) int {
 	return cmp.Or(cmp.Compare(e.set, o.set), e.Entry.Compare(o.Entry))
 }
 
-// LocalNode is a node with what Services take of its own addresses.
+// LocalNode is a node with the reservations of its own addresses.
 type LocalNode struct {
 	node *service.Node
-	// reserved are addresses and ports of the node that are not for NodePorts: a
+	// reserved are addresses and ports of the node that are not for NodePorts, because a
 	// Service has them as external ones.
 	reserved map[ipset.Entry]bool
 }
 
-// NewLocalNode returns the site of s in one family.
+// NewLocalNode returns the LocalNode of s in one family.
 func NewLocalNode(s *service.Snapshot, f service.Family) LocalNode {
 	at := LocalNode{s.Node, map[ipset.Entry]bool{}}
 	for p := range s.Ports(f) {
@@ -42,7 +42,7 @@ func NewLocalNode(s *service.Snapshot, f service.Family) LocalNode {
 	return at
 }
 
-// reservedBy returns what p, which may be nil, takes of the node's own addresses.
+// reservedBy returns the node addresses and ports that p, which may be nil, reserves.
 func (at LocalNode) reservedBy(p *service.Port) []ipset.Entry {
 	if p == nil {
 		return nil
@@ -70,7 +70,8 @@ func (at LocalNode) entries(p *service.Port, f *service.Frontend) []ipset.Entry 
 	return all
 }
 
-// elements calls add with what p has in sets. The same may come more than once.
+// elements calls add with each set element of p. The same element may occur more than
+// once.
 func (at LocalNode) elements(p *service.Port, add func(element)) {
 	for _, e := range at.healthChecks(p) {
 		add(e)
@@ -94,7 +95,8 @@ func (at LocalNode) elements(p *service.Port, add func(element)) {
 	}
 }
 
-// healthChecks returns where health checks of p are answered: where NodePorts are.
+// healthChecks returns the elements for health checks of p. They are answered where
+// NodePorts are.
 func (at LocalNode) healthChecks(p *service.Port) []element {
 	if p.HealthCheck == 0 {
 		return nil
@@ -107,7 +109,7 @@ func (at LocalNode) healthChecks(p *service.Port) []element {
 	return all
 }
 
-// addRestricted has only the sources of f be admitted at e.
+// addRestricted adds the elements that admit only the sources of f at e.
 func addRestricted(f *service.Frontend, e ipset.Entry, add func(element)) {
 	add(element{iptables.SetRestricted, e})
 	for _, s := range f.Sources {
@@ -118,8 +120,7 @@ func addRestricted(f *service.Frontend, e ipset.Entry, add func(element)) {
 	}
 }
 
-// setsFor returns the sets that tell what is special about f, none if it is
-// nothing.
+// setsFor returns the sets that f belongs to, none if it needs no special treatment.
 func setsFor(p *service.Port, f *service.Frontend) []string {
 	switch {
 	case !p.HasEndpoints():
@@ -134,9 +135,10 @@ func setsFor(p *service.Port, f *service.Frontend) []string {
 	return nil
 }
 
-// localPolicySets tells clients inside and outside apart. An external virtual server of p
-// has one list of endpoints, see Direct; who needs the other one is led to the
-// ClusterIP, which has that.
+// localPolicySets returns the sets for external policy Local, which distinguish internal
+// and external clients. An external virtual server of p has one list of endpoints, see
+// PreservesClientIP. Clients that need the other list are redirected to the ClusterIP,
+// which has it.
 func localPolicySets(p *service.Port) []string {
 	var in []string
 	if len(p.Cluster) == 0 {
@@ -146,7 +148,7 @@ func localPolicySets(p *service.Port) []string {
 		in = append(in, iptables.SetExternalDropped)
 	}
 	switch {
-	case !hasClusterIP(p): // one list has to do for all
+	case !hasClusterIP(p): // all clients use the same list
 	case p.Internal == service.PolicyCluster && len(p.Cluster) > 0:
 		in = append(in, iptables.SetInternalRedirect)
 	case p.Internal == service.PolicyLocal && len(p.Local) > 0:
@@ -155,8 +157,8 @@ func localPolicySets(p *service.Port) []string {
 	return in
 }
 
-// ServerEndpoints returns the endpoints that the virtual server for frontends of kind
-// k has: with external policy Local those that its ClusterIP has not.
+// ServerEndpoints returns the endpoints of the virtual server for frontends of kind k.
+// With external policy Local these are the endpoints that its ClusterIP does not have.
 func ServerEndpoints(p *service.Port, k service.Kind) []service.Endpoint {
 	switch {
 	case !k.External() || p.External == service.PolicyCluster:
@@ -167,9 +169,9 @@ func ServerEndpoints(p *service.Port, k service.Kind) []service.Endpoint {
 	return p.Cluster
 }
 
-// PreservesClientIP reports that it is the virtual server for frontends of kind k that
-// clients outside are led to that are not masqueraded, so that an endpoint
-// elsewhere would answer them itself.
+// PreservesClientIP reports whether the virtual server for frontends of kind k receives
+// external clients that are not masqueraded. A remote endpoint would reply to them
+// directly.
 func PreservesClientIP(p *service.Port, k service.Kind) bool {
 	byClusterIP := hasClusterIP(p) && p.Internal == service.PolicyLocal
 	return p.External == service.PolicyLocal && k.External() != byClusterIP

@@ -18,7 +18,8 @@ import (
 	"kubeproxy/test/xtables"
 )
 
-// node is a simulated one with the set of virtual servers, which others keep.
+// node is a simulated node with the set of virtual servers, which package ipvs
+// maintains.
 type node struct {
 	sets   *xtables.Sets
 	tables *xtables.System

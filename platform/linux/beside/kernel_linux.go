@@ -14,8 +14,8 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// New returns the Backend for one family, working in the network namespace of
-// the calling thread. It changes nothing yet. The error says what the node lacks.
+// New returns the Backend for one family in the network namespace of the calling thread.
+// It changes nothing yet. The error describes what the node lacks.
 func New(f service.Family, o Options) (*Backend, error) {
 	chains, err := iptables.New(f, o.chains())
 	if err != nil {
@@ -32,8 +32,8 @@ func New(f service.Family, o Options) (*Backend, error) {
 	return b, nil
 }
 
-// otherVariantLeftovers returns where chains may be that were made with the other variant of
-// iptables.
+// otherVariantLeftovers returns the leftovers in the variant of iptables that the node
+// does not use.
 func otherVariantLeftovers(f service.Family) (leftoverChains, error) {
 	used, err := iptables.NodeVariant(f)
 	if err != nil {
@@ -46,15 +46,15 @@ func otherVariantLeftovers(f service.Family) (leftoverChains, error) {
 	return iptables.Leftovers{Variant: other, Family: f, Role: iptables.IPVSCompanion}, nil
 }
 
-// Probe asks whether the node can do what Backend needs for f, and changes
-// nothing. The error is one sentence that says what is missing. What the kernel
-// lacks shows in a network namespace of its own; where none may be made, only
-// the command iptables is asked.
+// Probe checks whether the node can do what Backend needs for f. It changes nothing. The
+// error is one sentence that describes what is missing. Probe tries sets and rules in a
+// network namespace of its own. If it cannot create one, it checks only the command
+// iptables.
 func Probe(f service.Family, o Options) error {
 	return iptables.ProbeWith(f, o.chains(), func() error { return probe(f) })
 }
 
-// probe makes all sets in the network namespace of the calling thread.
+// probe creates all sets in the network namespace of the calling thread.
 func probe(f service.Family) error {
 	k, err := ipset.Open()
 	if err != nil {
@@ -70,7 +70,7 @@ func probe(f service.Family) error {
 	return nil
 }
 
-// module is the kernel module that has sets of type t.
+// module returns the kernel module of type t.
 func module(t ipset.Type) string {
 	return "ip_set_" + strings.NewReplacer(":", "_", ",", "").Replace(string(t))
 }

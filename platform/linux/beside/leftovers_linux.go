@@ -14,11 +14,11 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Leftovers are our sets and chains in the network namespace of the calling
-// thread, in whichever variant of iptables.
+// Leftovers are our sets and chains in the network namespace of the calling thread, in
+// both variants of iptables.
 type Leftovers struct{ Family service.Family }
 
-// String names the place.
+// String returns a name for the leftovers.
 func (r Leftovers) String() string { return "rules beside IPVS for " + r.Family.String() }
 
 func (r Leftovers) chains() []iptables.Leftovers {
@@ -29,7 +29,7 @@ func (r Leftovers) chains() []iptables.Leftovers {
 	return all
 }
 
-// Find says what there is, nothing if there is nothing of ours.
+// Find describes the leftovers, "" if there are none.
 func (r Leftovers) Find(ctx context.Context) (string, error) {
 	var found []string
 	for _, c := range r.chains() {
@@ -60,9 +60,9 @@ func (r Leftovers) Find(ctx context.Context) (string, error) {
 	return strings.Join(found, ", "), nil
 }
 
-// Disarm has the chains mark, drop and lead nothing any more, nor refuse what
-// nobody served. What else arrives at addresses of Services they judge as before.
-// That there are none is success.
+// Disarm makes the chains stop marking, dropping and redirecting, and stop rejecting
+// connections to Services that had no endpoints. Other packets to addresses of Services
+// are treated as before. It succeeds if there are no leftovers.
 func (r Leftovers) Disarm(ctx context.Context) error {
 	if err := r.eachVariant(ctx, iptables.Leftovers.Disarm); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (r Leftovers) Disarm(ctx context.Context) error {
 	})
 }
 
-// Remove removes the chains and then the sets. That there are none is success.
+// Remove removes the chains and then the sets. It succeeds if there are none.
 func (r Leftovers) Remove(ctx context.Context) error {
 	if err := r.eachVariant(ctx, iptables.Leftovers.Remove); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (r Leftovers) Remove(ctx context.Context) error {
 	return withSets(func(k *ipset.Kernel) error { return destroy(r.Family, k) })
 }
 
-// eachVariant does something with the chains of each variant that has any.
+// eachVariant calls do with the chains of each variant that has any.
 func (r Leftovers) eachVariant(ctx context.Context, do func(iptables.Leftovers, context.Context) error) error {
 	var errs []error
 	for _, c := range r.chains() {
@@ -101,7 +101,7 @@ func (r Leftovers) eachVariant(ctx context.Context, do func(iptables.Leftovers, 
 	return errors.Join(errs...)
 }
 
-// withSets calls do if the kernel has ipsets. Asking for them would load them.
+// withSets calls do if the kernel has ipsets. A request for them would load the module.
 func withSets(do func(*ipset.Kernel) error) error {
 	if !ipset.Present() {
 		return nil

@@ -18,8 +18,8 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// steps has from change to next, and returns what is done. The step with the number
-// fail does not work.
+// steps changes from into next and returns the steps that are executed. The step with
+// the number fail fails.
 func steps(t *testing.T, from, next *service.Port, fail int) []string {
 	t.Helper()
 	n := newNode(t, service.IPv4)
@@ -48,7 +48,7 @@ func steps(t *testing.T, from, next *service.Port, fail int) []string {
 	return all
 }
 
-// restricted has sources, none if there are none.
+// restricted returns p with these sources, or without sources if there are none.
 func restricted(p *service.Port, sources ...string) *service.Port {
 	q := *p
 	q.Frontends = slices.Clone(p.Frontends)
@@ -59,8 +59,8 @@ func restricted(p *service.Port, sources ...string) *service.Port {
 	return &q
 }
 
-// TestOrderOfSteps has each change take its steps in an order in which what they
-// have come to is right after each, and a step that fails is the last one.
+// TestOrderOfSteps checks that each change executes its steps in an order in which the
+// result is right after each, and that a failed step is the last one.
 func TestOrderOfSteps(t *testing.T) {
 	shared, local := web(1), *web(1)
 	local.External, local.Local = service.PolicyLocal, local.Cluster
@@ -102,8 +102,8 @@ func TestOrderOfSteps(t *testing.T) {
 	}
 }
 
-// What a Service had of sets stays as it was where the chains for it are refused,
-// and others change.
+// TestRefusedChainsKeepTheirSets checks that the set elements of a Service stay if its
+// chains are refused, and that those of others change.
 func TestRefusedChainsKeepTheirSets(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	b := n.start(service.IPv4)
@@ -120,7 +120,7 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 		}
 		return nil
 	}
-	for range 2 { // the second one reads what there is
+	for range 2 { // the second one reads the sets
 		err := planOf(t, b, snapshot(next...)).Apply(t.Context())
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" {
 			t.Errorf("Apply = %v, want a failure of web-1", err)
@@ -140,8 +140,9 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 	}
 }
 
-// An address of the node that is an external one of a Service is led to that one's
-// ClusterIP, not to the one of a Service with a NodePort of the same number.
+// TestNodePortGivesWay checks that a node address that is an external address of a
+// Service redirects to the ClusterIP of that Service, not to that of a Service with a
+// NodePort with the same port number.
 func TestNodePortGivesWay(t *testing.T) {
 	first, second := web(1), web(2)
 	for _, p := range []*service.Port{first, second} {

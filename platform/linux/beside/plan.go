@@ -17,17 +17,17 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// plan is what leads from what sets and chains hold to a snapshot.
+// plan is the change from the observed sets and chains to a snapshot.
 type plan struct {
 	backend      *Backend
 	chains       reconcile.Plan
-	create       []string // sets that are missing
+	create       []string // missing sets
 	sets         difference
-	serviceNames map[element]string // of Services, for those that come
+	serviceNames map[element]string // of Services, for the added elements
 	next         *installed
-	delta        map[element]int // to add to next.counts after Apply
+	delta        map[element]int // added to next.counts after Apply
 	drift        []string
-	otherVariant string // what is in the other variant of iptables, "" for nothing
+	otherVariant string // what the other variant of iptables contains, "" for nothing
 }
 
 var (
@@ -35,7 +35,7 @@ var (
 	_ reconcile.Plan    = (*plan)(nil)
 )
 
-// difference is what has to come and go between two states of sets.
+// difference is what is added and deleted between two states of sets.
 type difference struct{ add, del []element }
 
 func (d *difference) empty() bool { return len(d.add) == 0 && len(d.del) == 0 }
@@ -45,7 +45,7 @@ func (d *difference) sort() {
 	slices.SortFunc(d.del, element.compare)
 }
 
-// diff returns what leads from have to want.
+// diff returns the difference from have to want.
 func diff(have, want map[element]int) difference {
 	var d difference
 	for e := range want {
@@ -62,12 +62,12 @@ func diff(have, want map[element]int) difference {
 	return d
 }
 
-// driftLines bounds what is said about drift.
+// driftLines limits the length of a drift report.
 const driftLines = 20
 
-// drift says what others must have done that d is needed, but for sets that are
-// missing altogether. What is too much may be an earlier process's while not all
-// is known.
+// drift describes the foreign changes that make d necessary, without the elements of
+// missing sets. While the snapshot is partial, extra elements may come from an earlier
+// process and are not reported.
 func (d difference) drift(f service.Family, missing []string, partial bool) []string {
 	var lines []string
 	n := 0
@@ -91,7 +91,7 @@ func (d difference) drift(f service.Family, missing []string, partial bool) []st
 	return lines
 }
 
-// text is e for people.
+// text describes e.
 func (e element) text(f service.Family) string {
 	s := setOf(f, e.set)
 	return fmt.Sprintf("element %s of ipset %s", s.Text(e.Entry), s.Name)
@@ -105,8 +105,8 @@ func (p *plan) Empty() bool {
 // Drift implements reconcile.Plan.
 func (p *plan) Drift() []string { return append(p.drift, p.chains.Drift()...) }
 
-// Removed implements reconcile.Remover. What goes has its virtual server go,
-// which tells of it.
+// Removed implements reconcile.Remover. It returns nothing: the plan of package ipvs
+// reports the frontends of deleted virtual servers.
 func (p *plan) Removed() []*service.Port { return nil }
 
 // String implements reconcile.Plan.
@@ -129,21 +129,21 @@ func (p *plan) String() string {
 	return b.String()
 }
 
-// A set changes element by element, and chains by themselves. What is asked for
-// first comes first and goes last, so that a client always meets all of what was or
-// all of what will be: policy Local begins when everything that it needs is
-// there, and ends before any of that goes. All else stands behind it, or,
-// as what drops and refuses, decides by itself.
+// A set changes element by element, and independently of the chains. What is matched
+// first is added first and deleted last, so that a client always meets either all old or
+// all new rules. Policy Local begins when everything that it needs is present, and ends
+// before any of that is deleted. All other sets are matched later, or decide alone, as
+// those that drop and reject.
 var (
-	// addBeforeChains come before chains change, in this order.
+	// addBeforeChains are filled before the chains change, in this order.
 	addBeforeChains = []string{
 		iptables.SetVirtualIPs, iptables.SetClusterIPs, iptables.SetExternal,
 		iptables.SetInternalDropped, iptables.SetExternalDropped, iptables.SetDropped, iptables.SetRefused,
 		iptables.SetSources, iptables.SetRestricted, iptables.SetHealthChecks,
 	}
-	// addAfterChains come when chains lead where they should.
+	// addAfterChains are filled after the chains have changed.
 	addAfterChains = []string{iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetLocal}
-	// deleteLast go in the end.
+	// deleteLast are emptied at the end.
 	deleteLast = []string{
 		iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetExternal,
 		iptables.SetInternalDropped, iptables.SetExternalDropped, iptables.SetDropped, iptables.SetRefused,
@@ -151,8 +151,8 @@ var (
 	}
 )
 
-// Apply implements reconcile.Plan. If a Port's chains are refused, nothing is led
-// by them, and the error names it.
+// Apply implements reconcile.Plan. If the kernel refuses the chains of a Port, nothing
+// is redirected by them, and the error names the Port.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.installed = nil // if anything fails, the next Plan reads the sets
@@ -161,7 +161,7 @@ func (p *plan) Apply(ctx context.Context) error {
 			return fmt.Errorf("make ipset %s: %w", iptables.SetName(b.family, name), err)
 		}
 	}
-	// What fails ends all: the next step relies on it.
+	// A failure ends Apply: the next step depends on this one.
 	if err := p.addElements(addBeforeChains, nil); err != nil {
 		return err
 	}
@@ -201,8 +201,8 @@ func (p *plan) Apply(ctx context.Context) error {
 	return err
 }
 
-// refusedFrontends returns the addresses and ports of the Ports that err is about. They stay
-// as they are.
+// refusedFrontends returns the addresses and ports of the Ports that err is about. They
+// stay as they are.
 func (p *plan) refusedFrontends(err error) map[ipset.Entry]bool {
 	fronts := map[ipset.Entry]bool{}
 	for _, e := range reconcile.PortErrors(err) {
@@ -213,13 +213,13 @@ func (p *plan) refusedFrontends(err error) map[ipset.Entry]bool {
 	return fronts
 }
 
-// frontend is the address and the port that e is about.
+// frontend returns the address and port of e.
 func (e element) frontend() ipset.Entry {
 	e.Net = netip.Prefix{}
 	return e.Entry
 }
 
-// addElements adds what is to come to sets, but for what is about some fronts.
+// addElements adds the planned elements of sets, except those of the frontends in but.
 func (p *plan) addElements(sets []string, but map[ipset.Entry]bool) error {
 	b := p.backend
 	for _, name := range sets {
@@ -239,8 +239,9 @@ func (p *plan) addElements(sets []string, but map[ipset.Entry]bool) error {
 	return nil
 }
 
-// liftsRestriction reports that a source that goes does so as all are let in: the frontend is
-// not restricted any more. Others go before anything lets in whom they did.
+// liftsRestriction reports whether a source is deleted because all sources are allowed
+// now: the frontend is no longer restricted. Other sources are deleted before any new
+// rule admits them.
 func (p *plan) liftsRestriction(e element) bool {
 	_, goes := slices.BinarySearchFunc(p.sets.del, element{iptables.SetRestricted, e.frontend()}, element.compare)
 	return goes
@@ -248,7 +249,7 @@ func (p *plan) liftsRestriction(e element) bool {
 
 func anyElement(element) bool { return true }
 
-// deleteElements removes from sets what is to go and fits.
+// deleteElements deletes the planned elements of sets that match.
 func (p *plan) deleteElements(match func(element) bool, sets ...string) error {
 	b := p.backend
 	for _, name := range sets {
@@ -268,7 +269,7 @@ func (p *plan) deleteElements(match func(element) bool, sets ...string) error {
 	return nil
 }
 
-// recordInstalled notes that sets are as p wants them.
+// recordInstalled records that the sets match p.
 func (p *plan) recordInstalled() {
 	h := p.next
 	for e, n := range p.delta {

@@ -21,7 +21,7 @@ type Document struct {
 	family service.Family
 }
 
-// Set is a set with its elements, each as ipset prints it.
+// Set is a set with its elements, each in the format of ipset.
 type Set struct {
 	Name     string     `json:"name"`
 	Type     ipset.Type `json:"type"`
@@ -31,14 +31,15 @@ type Set struct {
 	members []ipset.Member
 }
 
-// Element is an element of a set, and what it is for where that is one Service.
+// Element is an element of a set, with its Service if it belongs to a single one.
 type Element struct {
 	Element string `json:"element"`
 	Service string `json:"service,omitempty"`
 }
 
-// NewDocument returns what a node would hold in family f if it started from
-// nothing. The virtual servers in served are there, and the node has addrs.
+// NewDocument returns what a node would hold in family f after a start from nothing.
+// served are the elements for the virtual servers, and addrs those for the addresses of
+// the node.
 func NewDocument(f service.Family, want *service.Snapshot, o Options, served, addrs []ipset.Member) Document {
 	b := &Backend{family: f}
 	_, counts := b.countElements(want)
@@ -62,8 +63,8 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options, served, ad
 	return d
 }
 
-// WriteText writes the sets as ipset restore takes them, and then the chains
-// as iptables-restore does.
+// WriteText writes the sets in the format of ipset restore, and then the chains in that
+// of iptables-restore.
 func (d Document) WriteText(w *bufio.Writer) {
 	w.WriteString("# for ipset restore\n")
 	for _, s := range d.Sets {

@@ -12,7 +12,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// variant has chains of ours, and refuses to give them away some times.
+// variant contains chains of ours, and refuses to remove them several times.
 type variant struct{ chains, refusals, asked int }
 
 func (v *variant) Find(context.Context) (string, error) {
@@ -32,12 +32,12 @@ func (v *variant) Remove(context.Context) error {
 	return nil
 }
 
-// TestOtherVariant starts where chains are in the other variant of iptables: they go
-// when those of this one are in force, and are not looked for any more then.
+// TestOtherVariant starts with chains in the other variant of iptables. They are removed
+// when those of this variant are in force, and not searched for after that.
 func TestOtherVariant(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	want := snapshot(web(1))
-	apply(t, n.start(service.IPv4), want) // all else is there
+	apply(t, n.start(service.IPv4), want) // everything else is present
 	b, v := n.start(service.IPv4), &variant{chains: 3, refusals: 1}
 	b.otherVariant = v
 	p := planOf(t, b, want)

@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup finds out how much memory the kernel lets this process have. The
-// files of /proc and /sys go in, a number of bytes comes out.
+// Package cgroup determines the memory limit of this process. The files of /proc and /sys
+// go in, a number of bytes comes out.
 package cgroup
 
 import (
@@ -12,21 +12,22 @@ import (
 	"strings"
 )
 
-// hierarchy is one of the two versions of cgroups as far as memory is concerned.
+// hierarchy is a mounted cgroup hierarchy with a memory controller, of version 1 or 2.
 type hierarchy struct {
 	version    int
-	dir        string // of the process's own cgroup, below mount
+	dir        string // of the process's own cgroup, at or below mount
 	mount      string
 	limitFile  string
-	controller string // in /proc/self/cgroup
+	controller string // in /proc/self/cgroup, empty for version 2
 }
 
-// unlimited is what version 1 says where there is no limit, and more.
+// unlimited is the lowest value that counts as no limit. Version 1 shows a number above
+// it if there is no limit.
 const unlimited = 1 << 60
 
-// MemoryLimit returns the lowest limit of memory among the cgroup of this process and
-// those above it that root shows, a file system as below "/". It is 0 if there is none
-// or that cannot be read. cgroups(7) has the format of the files.
+// MemoryLimit returns the lowest memory limit of this process's cgroup and of its visible
+// ancestors, and the cgroup version. root is the file system at "/". limit is 0 if there
+// is no limit or it cannot be read. cgroups(7) describes the files.
 func MemoryLimit(root fs.FS) (limit int64, version int) {
 	for _, h := range hierarchies(root) {
 		for dir := h.dir; ; dir = path.Dir(dir) {
@@ -41,20 +42,20 @@ func MemoryLimit(root fs.FS) (limit int64, version int) {
 	return limit, version
 }
 
-// read returns 0 for what is no limit.
+// read returns the limit in a file, 0 for no limit.
 func read(root fs.FS, name string) int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {
 		return 0
 	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // the value may be "max"
 	if err != nil || n >= unlimited {
 		return 0
 	}
 	return n
 }
 
-// hierarchies returns those that this process is in.
+// hierarchies returns the hierarchies that this process belongs to.
 func hierarchies(root fs.FS) []hierarchy {
 	own, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
@@ -78,7 +79,7 @@ func hierarchies(root fs.FS) []hierarchy {
 	return all
 }
 
-// parseMount reads a line of mountinfo. at is the cgroup that is mounted there.
+// parseMount parses a line of mountinfo. at is the cgroup that is mounted there.
 func parseMount(line string) (h hierarchy, at string, ok bool) {
 	const root, point, fixed = 3, 4, 6
 	front, back, _ := strings.Cut(line, " - ")
@@ -98,8 +99,8 @@ func parseMount(line string) (h hierarchy, at string, ok bool) {
 	return h, fields[root], true
 }
 
-// ownCgroup returns in which cgroup of a controller the process is, by the lines of
-// /proc/self/cgroup. Version 2 has no controller there.
+// ownCgroup returns the process's cgroup for a controller, from the lines of
+// /proc/self/cgroup. Version 2 has an empty controller there.
 func ownCgroup(lines, controller string) (string, bool) {
 	for line := range strings.Lines(lines) {
 		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -111,8 +112,9 @@ func ownCgroup(lines, controller string) (string, bool) {
 	return "", false
 }
 
-// cgroupDir returns the directory of cgroup in, where cgroup at is mounted. A container
-// often sees its own cgroup at the mount point, and a path outside of it.
+// cgroupDir returns the directory of cgroup in, given that cgroup at is mounted at mount.
+// A container often has its own cgroup at the mount point, while in is a path outside of
+// it.
 func cgroupDir(mount, at, in string) string {
 	at = strings.TrimSuffix(at, "/")
 	if rest, ok := strings.CutPrefix(in, at+"/"); ok && !strings.HasPrefix(path.Clean(rest), "..") {

@@ -11,7 +11,7 @@ import (
 const (
 	v2 = "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 	v1 = "30 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n31 23 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-	// As a container of version 1 without a namespace of cgroups sees itself.
+	// As in a container with version 1 and without a cgroup namespace.
 	inside = "30 23 0:27 /kubepods/pod1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
 )
 

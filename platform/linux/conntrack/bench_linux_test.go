@@ -11,7 +11,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// table is n answered flows to 100 Services with ten endpoints each.
+// table returns n flows with a reply, to 100 Services with ten endpoints each.
 func table(n int) []Flow {
 	flows := make([]Flow, n)
 	for i := range flows {
@@ -42,8 +42,8 @@ func tableService(s, without int) *service.Port {
 		service.Frontend{Kind: service.ClusterIP, Addr: tableVIP(s).Addr(), Port: 53})
 }
 
-// BenchmarkReconcile deletes the 100 flows to one of 1,000 endpoints from a
-// table of 100,000, again and again.
+// BenchmarkReconcile deletes the 100 flows to one of 1,000 endpoints from a table of
+// 100,000 entries.
 func BenchmarkReconcile(b *testing.B) {
 	const entries, stale = 100_000, 100
 	var ports []*service.Port

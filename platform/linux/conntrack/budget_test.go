@@ -11,15 +11,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// syn makes an entry of a client that waits for by.
+// syn returns the entry of a client that waits for a reply from by.
 func syn(by string) Flow {
 	f := flow("10.96.0.10:53", by)
 	f.Protocol, f.State = service.TCP, tcpSynSent
 	return f
 }
 
-// Where the kernel takes long to list its table, connections are looked at less
-// often than datagrams, and nothing is left for ever.
+// If dumps take long, connections are checked less often than datagrams, and every check
+// happens in the end.
 func TestConnectionScansAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 100 * time.Millisecond

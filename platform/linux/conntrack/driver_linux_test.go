@@ -19,8 +19,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// flows returns n answered entries from the client to dst, translated to by.
-// Those to different endpoints and ports do not get in each other's way.
+// flows returns n entries with a reply, from the client to dst, translated to by. The
+// entries for different endpoints and ports do not collide.
 func (p testNet) flows(n int, dst, by netip.AddrPort) []Flow {
 	first := 1024 + 500*int(by.Addr().As16()[15]) + int(dst.Port())
 	flows := make([]Flow, n)
@@ -31,7 +31,7 @@ func (p testNet) flows(n int, dst, by netip.AddrPort) []Flow {
 	return flows
 }
 
-// dumped returns what a dump shows, in an order of its own.
+// dumped returns the entries of a dump, sorted.
 func dumped(t *testing.T, f Filter) []Flow {
 	t.Helper()
 	var all []Flow
@@ -46,7 +46,7 @@ func sorted(flows []Flow) []Flow {
 	return flows
 }
 
-// diff compares entries, the IDs aside.
+// diff compares entries without their IDs.
 func diff(want, got []Flow) string {
 	return gocmp.Diff(want, got, cmpopts.IgnoreFields(Flow{}, "ID"), cmpopts.EquateEmpty(),
 		cmpopts.EquateComparable(netip.AddrPort{}))
@@ -61,7 +61,7 @@ func TestDump(t *testing.T) {
 		all := slices.Concat(dns, zoned, quic, other)
 		tests := map[string]struct {
 			filter   Filter
-			v4, both []Flow // both where the families do not differ
+			v4, both []Flow // both if the families do not differ
 		}{
 			"the family":           {Filter{Family: f}, nil, all},
 			"a protocol":           {Filter{Family: f, Protocol: service.UDP}, nil, all},
@@ -100,7 +100,7 @@ func TestDelete(t *testing.T) {
 			have := slices.DeleteFunc(dumped(t, Filter{Family: f}), func(f Flow) bool {
 				return f.Dst.Addr() != p.vip || f.Zone == 9
 			})
-			for _, want := range []int{len(lose), 0} { // the second time all have left
+			for _, want := range []int{len(lose), 0} { // the second time none is left
 				if n, err := (Netlink{}).Delete(t.Context(), have); n != want || err != nil {
 					t.Errorf("Delete = %d, %v, want %d", n, err, want)
 				}
@@ -112,8 +112,8 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// An entry that took the place of the one that was found must stay: it was
-// made by the new rules, or does not go through a Service at all.
+// An entry that replaced the one that was found must stay. It results from the new rules,
+// or does not belong to a Service.
 func TestDeleteKeepsSuccessor(t *testing.T) {
 	p := newAddresses(service.IPv4)
 	found := p.flows(1, to(p.vip, 53), p.a)[0]
@@ -138,7 +138,7 @@ func TestDeleteKeepsSuccessor(t *testing.T) {
 	}
 }
 
-// A connection that was answered after it was found must stay, whatever its ID.
+// A connection that got a reply after it was found must stay, whatever its ID.
 func TestDeleteKeepsEstablished(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestDeleteKeepsEstablished(t *testing.T) {
 			inject(t, all)
 			found := dumped(t, Filter{Family: f})
 			for i := range found {
-				if found[i].Protocol == service.TCP { // as it was a moment before
+				if found[i].Protocol == service.TCP { // its state a moment before
 					found[i].State, found[i].Answered = tcpSynSent, false
 				}
 			}
@@ -167,8 +167,8 @@ func TestDeleteKeepsEstablished(t *testing.T) {
 	}
 }
 
-// Entries that nobody answered are told from others by their state, and a dump of
-// those alone leaves out what the kernel can leave out.
+// The state distinguishes entries without a reply. A dump with OneWay omits the others if
+// the kernel supports that.
 func TestDumpStates(t *testing.T) {
 	isolate(t)
 	p := newAddresses(service.IPv4)
@@ -205,7 +205,7 @@ func TestDeleteRefusesEmptyFlow(t *testing.T) {
 func TestRetryDump(t *testing.T) {
 	narrow, wide := Filter{Protocol: service.UDP, Port: 53}, Filter{}
 	tests := map[string]struct {
-		errs  []error // of one attempt after the other
+		errs  []error // of the attempts in order
 		tried []Filter
 		want  error
 	}{

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// liveCase makes snapshots of two Services: dns, on a VIP and NodePort 30053,
-// and late, on a second VIP and, in one case, on NodePort 5400.
+// liveCase describes snapshots of two Services: dns, with a VIP and NodePort 30053, and
+// late, with a second VIP and, in one case, NodePort 5400.
 type liveCase struct {
 	dns, late            []netip.AddrPort
 	noDNS, noNodePort    bool
@@ -42,15 +42,15 @@ func (w liveCase) snapshot(p *testNet) *service.Snapshot {
 	return service.New(1, node, ports)
 }
 
-// TestSupervise lets real packets make the entries, through rules that send dns to
-// endpoint a and know nothing of late yet.
+// TestSupervise creates entries with real packets. The rules translate dns to endpoint a
+// and do not contain late yet.
 func TestSupervise(t *testing.T) {
 	for _, f := range service.Families {
 		p := newAddresses(f)
 		a, b, ab := []netip.AddrPort{p.a}, []netip.AddrPort{p.b}, []netip.AddrPort{p.a, p.b}
 		vip, nodePort := to(p.vip, 53), to(p.node, 30053)
 		tests := map[string]struct {
-			before *liveCase // nil: the process just started
+			before *liveCase // nil if the process just started
 			after  liveCase
 			gone   []netip.AddrPort
 		}{
@@ -88,8 +88,8 @@ func TestSupervise(t *testing.T) {
 
 func to(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 
-// traffic makes entries of every sort and returns the list without those to
-// the destinations in gone.
+// traffic creates entries of every kind. It returns the destinations, without those in
+// gone.
 func (p *testNet) traffic(gone []netip.AddrPort) []string {
 	p.t.Helper()
 	vip, nodePort := to(p.vip, 53), to(p.node, 30053)
@@ -98,8 +98,8 @@ func (p *testNet) traffic(gone []netip.AddrPort) []string {
 	for dst, by := range map[netip.AddrPort]netip.AddrPort{
 		vip:              p.a,
 		nodePort:         p.a,
-		to(p.node, 5400): to(p.node, 5400), // a server of the node's own
-		p.b:              p.b,              // an endpoint, not through a Service
+		to(p.node, 5400): to(p.node, 5400), // a local server of the node
+		p.b:              p.b,              // an endpoint without a Service
 	} {
 		if got := p.query(p.open(dst)); got != by.String() {
 			p.t.Fatalf("%s answered by %s, want %s", dst, got, by)
@@ -121,8 +121,8 @@ func (p *testNet) traffic(gone []netip.AddrPort) []string {
 	return want
 }
 
-// TestBlackHole is the reason for this package: a client that keeps its
-// socket stays with an endpoint that left, whatever the rules say.
+// TestBlackHole shows why this package exists: a client that keeps its socket keeps
+// sending to a removed endpoint, whatever the rules are.
 func TestBlackHole(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {

@@ -9,26 +9,26 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Flow is one entry of the kernel's table. Its family is that of Dst.
+// Flow is one entry of the connection tracking table. Its family is that of Dst.
 type Flow struct {
 	Protocol service.Protocol
-	Src, Dst netip.AddrPort // as the first packet came in
-	// ReplySrc and ReplyDst are what answers carry: ReplySrc is the endpoint
-	// where the destination was translated, else Dst.
+	Src, Dst netip.AddrPort // original direction, before any translation
+	// ReplySrc and ReplyDst are the addresses of replies. ReplySrc is the endpoint if the
+	// destination was translated, otherwise it equals Dst.
 	ReplySrc, ReplyDst netip.AddrPort
-	// Zone and ReplyZone are 0 unless somebody divides the table.
+	// Zone and ReplyZone are 0 unless the table is divided into zones.
 	Zone, ReplyZone uint16
-	ID              uint32 // the kernel's
-	// Answered means that a packet came back, and State is how far the
-	// connection is, by the kernel's numbers for the protocol.
+	ID              uint32 // assigned by the kernel
+	// Answered means that a reply was seen. State is the kernel's number for the state of
+	// the connection, by protocol.
 	Answered bool
 	State    uint8
 }
 
-// The states of connections whose first packet may be all that there was: a SYN,
-// SYNs of both sides, or an INIT, which leads to either state, depending on the
-// kernel. See enum tcp_conntrack and enum sctp_conntrack in its
-// include/uapi/linux/netfilter.
+// The states in which the client may have sent no more than its first packet: a SYN, SYNs
+// from both sides, or an INIT. An INIT leads to either state, depending on the kernel. The
+// kernel defines enum tcp_conntrack and enum sctp_conntrack in
+// include/uapi/linux/netfilter/nf_conntrack_tcp.h and nf_conntrack_sctp.h.
 const (
 	tcpSynSent     = 1
 	tcpSynSent2    = 9
@@ -36,9 +36,9 @@ const (
 	sctpCookieWait = 2
 )
 
-// opening reports that f is a connection whose client waits for the first answer.
-// One that is seen in one direction only, as with asymmetric routes, may well be
-// established, but then more than its first packet was seen.
+// opening reports whether f is a connection whose client waits for the first reply. With
+// asymmetric routes the kernel may see only one direction of an established connection,
+// but then it saw more than the first packet.
 func (f Flow) opening() bool {
 	switch {
 	case f.Answered:
@@ -49,26 +49,26 @@ func (f Flow) opening() bool {
 	return f.Protocol == service.SCTP && (f.State == sctpClosed || f.State == sctpCookieWait)
 }
 
-// protected reports that f is a connection that must be left alone.
+// protected reports whether f is a connection that must not be deleted.
 func (f Flow) protected() bool { return f.Protocol != service.UDP && !f.opening() }
 
-// translated reports that the destination was rewritten.
+// translated reports whether the destination was translated.
 func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
 
-// matcher finds stale flows. It merges rules for one frontend: a flow is fine
-// if it is fine for any, so that a frontend which moves from one Service to
-// another keeps the flows that its new owner has.
+// matcher finds stale flows. It merges the rules for one frontend: a flow is valid if any
+// rule permits it. A frontend that moves to another Service thus keeps the flows that are
+// valid for its new owner.
 type matcher struct {
 	verdicts map[frontendKey]verdict
-	// isNodePort reports that packets to addr come to this node's NodePorts.
-	// Addresses that are a frontend themselves do not.
+	// isNodePort reports whether packets to the address reach the NodePorts of this node.
+	// It is false for addresses that are frontends themselves.
 	isNodePort func(service.Protocol, netip.AddrPort) bool
 }
 
 type frontendKey struct {
 	family   service.Family
 	protocol service.Protocol
-	frontend netip.AddrPort // without an address for a NodePort
+	frontend netip.AddrPort // a NodePort has no address
 }
 
 type verdict struct {
@@ -89,8 +89,8 @@ func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bo
 	return m
 }
 
-// stale reports that f has to go. Where it is asked matters little for cost,
-// as most flows fail the first look-ups, and nodePort is asked last.
+// stale reports whether f must be deleted. Most flows fail the first lookups. isNodePort
+// comes last, because it is expensive.
 func (m *matcher) stale(f Flow) bool {
 	if f.protected() {
 		return false
@@ -107,8 +107,8 @@ func (m *matcher) stale(f Flow) bool {
 	case !ok || contains(v.endpoints, f.ReplySrc):
 		return false
 	case !f.translated() && (v.deleted || f.Zone != 0):
-		// A zone of its own is where switches such as Open vSwitch look at
-		// packets that our rules meet later.
+		// Switches such as Open vSwitch track packets in a zone of their own before these
+		// packets reach our rules.
 		return false
 	}
 	return !viaNode || m.isNodePort(f.Protocol, f.Dst)

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// flow makes an entry from some client to dst that by answers.
+// flow returns an entry from a client to dst with replies from by.
 func flow(dst, by string) Flow {
 	client := at("198.51.100.9:40000")
 	return Flow{Protocol: service.UDP, Src: client, Dst: at(dst), ReplySrc: at(by), ReplyDst: client}
@@ -106,7 +106,7 @@ func TestStaleConnections(t *testing.T) {
 	}
 }
 
-// The random cluster has few names, addresses and ports, so that all meet.
+// The random clusters have few names, addresses and ports, so that these coincide.
 var (
 	drawAddr     = rapid.SampledFrom([]netip.Addr{addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3")})
 	drawPort     = rapid.Uint16Range(1, 3)
@@ -127,7 +127,7 @@ var (
 	})
 )
 
-// drawSnapshot draws up to three Services, no two of which share a frontend.
+// drawSnapshot draws up to three Services that share no frontend.
 func drawSnapshot(t *rapid.T) *service.Snapshot {
 	claimed := map[netip.AddrPort]bool{}
 	var ports []*service.Port
@@ -151,8 +151,8 @@ func drawSnapshot(t *rapid.T) *service.Snapshot {
 	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
-// frontendOwner is the obvious look-up: the frontend that dst belongs to, a VIP before
-// a NodePort. 10.0.0.1 is the node's address.
+// frontendOwner is the simple lookup of the frontend that dst belongs to, a VIP before a
+// NodePort. 10.0.0.1 is the node's address.
 func frontendOwner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, service.Frontend) {
 	var owner *service.Port
 	var frontend service.Frontend
@@ -168,7 +168,7 @@ func frontendOwner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, serv
 	return owner, frontend
 }
 
-// allowedByModel is the obvious judge of a flow to a frontend that exists.
+// allowedByModel is the simple check of a flow to an existing frontend.
 func allowedByModel(p *service.Port, f service.Frontend, by netip.AddrPort) bool {
 	from := slices.Clone(p.Endpoints(f.Kind))
 	if f.Kind.External() {
@@ -198,9 +198,8 @@ func TestAllAgreesWithModel(t *testing.T) {
 	})
 }
 
-// Where nothing stale was left for one snapshot, the rules between it and the
-// next find what the rules for all of the next find, and the flows of the
-// frontends that left.
+// If no stale flow remains for one snapshot, the rules between it and the next find the
+// same flows as all rules of the next one, and the flows of removed frontends.
 func TestBetweenAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		from, to := drawSnapshot(t), drawSnapshot(t)
@@ -209,10 +208,10 @@ func TestBetweenAgreesWithModel(t *testing.T) {
 			before, was := frontendOwner(from, f.Dst)
 			after, is := frontendOwner(to, f.Dst)
 			if before != nil && !allowedByModel(before, was, f.ReplySrc) {
-				continue // it was deleted then
+				continue // it was deleted before
 			}
 			if after != nil && before != nil && (was.Kind == service.NodePort) != (is.Kind == service.NodePort) {
-				continue // an address of the node became a VIP or stopped being one
+				continue // an address of the node became a VIP or is no longer one
 			}
 			want := after != nil && !allowedByModel(after, is, f.ReplySrc)
 			if after == nil {

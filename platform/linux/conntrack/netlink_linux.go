@@ -17,20 +17,19 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Netlink is the kernel's table in the network namespace of the calling
-// thread.
+// Netlink implements Driver with the table of the calling thread's network namespace.
 type Netlink struct{}
 
-// Dump is Driver's.
+// Dump implements Driver.
 func (Netlink) Dump(ctx context.Context, f Filter, each func(Flow)) error {
 	return retryDump(f, func(f Filter) error { return dump(ctx, f, each) })
 }
 
-// attempts is how often a dump that the kernel could not finish is begun.
+// attempts bounds how often a dump that the kernel could not complete is restarted.
 const attempts = 5
 
-// retryDump begins a dump again that was cut short, and once more without a
-// filter where the kernel may dislike that.
+// retryDump restarts an interrupted dump. If the kernel rejects the filter, it dumps the
+// whole family.
 func retryDump(f Filter, dump func(Filter) error) error {
 	var err error
 	for range attempts {
@@ -79,8 +78,8 @@ func dump(ctx context.Context, f Filter, each func(Flow)) error {
 	return err
 }
 
-// Delete is Driver's. The kernel deletes an entry whatever has become of it, so
-// connections are looked at once more.
+// Delete implements Driver. The kernel deletes an entry in any state, so Delete first
+// reads the state of connections again.
 func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
 	if !slices.ContainsFunc(flows, func(f Flow) bool { return f.Protocol != service.UDP }) {
 		return deleteAll(ctx, flows)
@@ -96,8 +95,8 @@ func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
 	return deleteAll(ctx, flows)
 }
 
-// protectedIDs returns the IDs of those of flows that are connections which must be
-// left alone by now.
+// protectedIDs returns the IDs of those flows that are connections which must not be
+// deleted by now.
 func protectedIDs(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
 	var requests [][]byte
 	for _, f := range flows {
@@ -121,7 +120,7 @@ func protectedIDs(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
 	found := map[uint32]bool{}
 	err = s.receive(func(m message) (bool, error) {
 		if m.typ == netlink.Error {
-			return int(m.seq) < len(requests), nil // what has left is no error
+			return int(m.seq) < len(requests), nil // a missing entry is not an error
 		}
 		f, err := decodeFlow(m.data)
 		if err == nil && f.protected() {
@@ -147,8 +146,8 @@ func deleteAll(ctx context.Context, flows []Flow) (int, error) {
 	return n, errors.Join(errs...)
 }
 
-// remove sends all requests at once. The kernel answers those that went wrong
-// and, as it was asked to, the last.
+// remove sends all requests at once. The kernel answers the failed ones and the last one,
+// which requests an acknowledgement.
 func remove(ctx context.Context, requests [][]byte) (int, []error) {
 	s, err := dial(ctx)
 	if err != nil {
@@ -178,8 +177,8 @@ func remove(ctx context.Context, requests [][]byte) (int, []error) {
 	return n, errs
 }
 
-// Local is Driver's. The answer is the one that "fib daddr type local" gives
-// in a rule.
+// Local implements Driver. The result is the same as for "fib daddr type local" in a rule
+// of nft(8).
 func (Netlink) Local(ctx context.Context, addr netip.Addr) (bool, error) {
 	request, err := encodeRoute(addr)
 	if err != nil {
@@ -204,8 +203,8 @@ func (Netlink) Local(ctx context.Context, addr netip.Addr) (bool, error) {
 	return len(answers) > 0 && routeType(answers[0].Data) == unix.RTN_LOCAL, nil
 }
 
-// noRoute reports that err is one of the ways to say so: none, or a route of
-// type unreachable, prohibit, blackhole or throw.
+// noRoute reports whether err means that there is no route, or a route of type
+// unreachable, prohibit, blackhole or throw, see ip-route(8).
 func noRoute(err error) bool {
 	for _, e := range []unix.Errno{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAGAIN} {
 		if errors.Is(err, e) {

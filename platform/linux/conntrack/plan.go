@@ -1,17 +1,18 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack removes flows that connection tracking keeps on a wrong
-// way: a flow is translated when its first packet passes, and later packets
-// follow that even after the endpoint or the whole Service has left. Of TCP
-// and SCTP these are only the entries whose first packet nobody has answered:
-// the client sends it again and again, to where the first one went. Established
-// connections end by themselves and are not touched.
+// Package conntrack deletes entries of the connection tracking table that send packets to
+// a wrong destination. The kernel translates the destination of a flow once, for its
+// first packet. Later packets follow that entry even after the endpoint or the whole
+// Service was removed. A Reconciler takes snapshots and deletes the entries that became
+// stale. For TCP and SCTP it deletes only entries without a reply: their client keeps
+// sending its first packet to the old destination. Established connections end on their
+// own, so they stay.
 //
-// What is stale is decided from the kernel's table, not from remembered
-// events, so a missed round does not matter. Only entries to a Service's
-// frontends are ever deleted, one by one; nothing is flushed. Programming the
-// rules that new flows follow is left to the backends.
+// The package compares the kernel's table with the desired state. It does not depend on
+// events, so a missed sync does no harm. It deletes only entries to frontends of
+// Services, one by one, and flushes nothing. The backends program the rules for new
+// flows.
 package conntrack
 
 import (
@@ -21,21 +22,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Rule says where the flows to one frontend may be answered from.
+// Rule describes which endpoints may answer the flows to one frontend.
 type Rule struct {
 	Family   service.Family
 	Protocol service.Protocol
-	Addr     netip.Addr // invalid for a NodePort
+	Addr     netip.Addr // the zero value for a NodePort
 	Port     uint16
-	// Endpoints are the places that may answer, sorted. Where there are none
-	// every flow is stale.
+	// Endpoints are the permitted endpoints, sorted. If there are none, every flow is
+	// stale.
 	Endpoints []netip.AddrPort
-	// Deleted means that the frontend is no more. Then only translated flows
-	// are stale: the others never were a Service's.
+	// Deleted means that the frontend no longer exists. Then only translated flows are
+	// stale. The others were never flows to a Service.
 	Deleted bool
 }
 
-// frontend returns what r is about, with an invalid address for a NodePort.
+// frontend returns the frontend of r. A NodePort has no valid address.
 func (r Rule) frontend() netip.AddrPort { return netip.AddrPortFrom(r.Addr, r.Port) }
 
 // All returns a rule for each frontend of s in family f.
@@ -47,9 +48,9 @@ func All(s *service.Snapshot, f service.Family) []Rule {
 	return all
 }
 
-// Between returns the rules for what changed in family f from one snapshot to
-// the next. A nil from makes it All; so does a change of the addresses that answer
-// NodePorts, together with what left.
+// Between returns the rules for the changes in family f from one snapshot to the next. If
+// from is nil, it returns All. If the addresses for NodePorts changed, it returns All and
+// the rules for removed frontends.
 func Between(from, to *service.Snapshot, f service.Family) []Rule {
 	if from == nil {
 		return All(to, f)
@@ -68,20 +69,20 @@ func sameNodePorts(a, b *service.Node) bool {
 	return a == b || slices.Equal(a.NodePorts, b.NodePorts) && slices.Equal(a.Addrs, b.Addrs)
 }
 
-// Changes returns the rules for the frontends whose flows may have become
-// stale between old and new, either of which may be nil: one that left, one
-// that came, one that lost an endpoint and one that got its first.
+// Changes returns the rules for frontends whose flows may be stale after the change from
+// old to new. Either may be nil. These frontends were removed, were added, lost an
+// endpoint, or got their first one.
 func Changes(old, new *service.Port) []Rule {
 	if differOnlyInCluster(old, new) && len(old.Cluster) > 0 {
 		if len(removedEndpoints(old.Cluster, new.Cluster)) == 0 {
 			return nil
 		}
-		return rules(new) // all of its frontends lead to the same endpoints
+		return rules(new) // all of its frontends have the same endpoints
 	}
 	return compareRules(rules(old), rules(new))
 }
 
-// compareRules compares frontend by frontend.
+// compareRules compares the rules of each frontend.
 func compareRules(before, after []Rule) []Rule {
 	var changed []Rule
 	for _, r := range after {
@@ -99,8 +100,8 @@ func compareRules(before, after []Rule) []Rule {
 	return changed
 }
 
-// differOnlyInCluster reports that all frontends of both Ports are the same, and lead to
-// nothing but the endpoints in Cluster.
+// differOnlyInCluster reports whether both Ports have the same frontends, and use only
+// the endpoints in Cluster.
 func differOnlyInCluster(a, b *service.Port) bool {
 	return usesOnlyCluster(a) && usesOnlyCluster(b) && a.Family == b.Family && a.Name.Protocol == b.Name.Protocol &&
 		slices.EqualFunc(a.Frontends, b.Frontends, func(f, g service.Frontend) bool {
@@ -112,8 +113,8 @@ func usesOnlyCluster(p *service.Port) bool {
 	return p != nil && len(p.Draining) == 0 && p.Internal == service.PolicyCluster && p.External == service.PolicyCluster
 }
 
-// removedEndpoints returns the endpoints in before whose addresses are not in after. Both are
-// sorted.
+// removedEndpoints returns the endpoints in before whose addresses are not in after. Both
+// must be sorted.
 func removedEndpoints(before, after []service.Endpoint) []service.Endpoint {
 	removed, added := service.TrimCommon(before, after)
 	return slices.DeleteFunc(slices.Clone(removed), func(e service.Endpoint) bool {
@@ -122,8 +123,8 @@ func removedEndpoints(before, after []service.Endpoint) []service.Endpoint {
 	})
 }
 
-// invalidates reports that a flow which was fine with the endpoints before may
-// not be so after.
+// invalidates reports whether a flow that was valid with the endpoints before may be
+// stale with after.
 func invalidates(before, after []netip.AddrPort) bool {
 	if len(before) == 0 {
 		return len(after) > 0
@@ -132,8 +133,8 @@ func invalidates(before, after []netip.AddrPort) bool {
 	return slices.ContainsFunc(removed, func(e netip.AddrPort) bool { return !contains(after, e) })
 }
 
-// rules returns one rule per frontend of p, in the order of the frontends.
-// There are none for nil.
+// rules returns one rule for each frontend of p, in the order of the frontends, and none
+// if p is nil.
 func rules(p *service.Port) []Rule {
 	if p == nil {
 		return nil
@@ -148,17 +149,17 @@ func rules(p *service.Port) []Rule {
 		i := slices.IndexFunc(all, func(a Rule) bool { return a.frontend() == r.frontend() })
 		if i < 0 {
 			all = append(all, r)
-		} else { // one address of two kinds
+		} else { // the same address for two kinds of frontend
 			all[i].Endpoints = union(all[i].Endpoints, r.Endpoints)
 		}
 	}
 	return all
 }
 
-// allowedEndpoints returns where flows to the ClusterIP and to the external frontends
-// of p may be answered from. Pods and the node itself reach an external
-// frontend with policy Local through the Cluster endpoints, so these count too;
-// so do endpoints that serve on without getting new flows.
+// allowedEndpoints returns the endpoints that may answer flows to the ClusterIP and to
+// the external frontends of p. Pods and the node itself reach an external frontend with
+// policy Local through the Cluster endpoints, so these are permitted too. So are draining
+// endpoints, which get no new flows.
 func allowedEndpoints(p *service.Port) (internal, external []netip.AddrPort) {
 	cluster := union(addrs(p.Cluster), addrs(p.Draining))
 	if p.Internal == service.PolicyCluster && p.External == service.PolicyCluster {
@@ -193,7 +194,7 @@ func addrs(endpoints []service.Endpoint) []netip.AddrPort {
 	return sorted
 }
 
-// union returns what is in a or b, which are sorted and stay as they are.
+// union returns the addresses in a or b. Both must be sorted, and are not modified.
 func union(a, b []netip.AddrPort) []netip.AddrPort {
 	both := slices.Concat(a, b)
 	slices.SortFunc(both, netip.AddrPort.Compare)

@@ -40,12 +40,12 @@ func port(name string, f service.Family, endpoints []netip.AddrPort, frontends .
 	return p
 }
 
-// udp returns a port with all frontends but balancer.
+// udp returns a Port with all frontends but balancer.
 func udp(cluster ...string) *service.Port {
 	return port("dns", service.IPv4, ats(cluster...), clusterIP, nodePort, external)
 }
 
-// with returns p after edit, which makes building one an expression.
+// with returns p after edit, for use in expressions.
 func with(p *service.Port, edit func(*service.Port)) *service.Port {
 	edit(p)
 	return p
@@ -160,8 +160,8 @@ func TestChangesOfPolicy(t *testing.T) {
 	}
 }
 
-// TestChangesOfEndpoints wants what is found without rules to be what comparing them
-// finds, for many lists of endpoints.
+// TestChangesOfEndpoints checks, for many lists of endpoints, that the shortcut without
+// rules finds the same as the comparison of rules.
 func TestChangesOfEndpoints(t *testing.T) {
 	draw := func(bits int) *service.Port {
 		p := udp()

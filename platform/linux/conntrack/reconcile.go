@@ -14,35 +14,34 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Driver is what is asked of the kernel.
+// Driver is the access to the kernel that Reconciler needs.
 type Driver interface {
-	// Dump calls each with the entries that match f and perhaps others, once
-	// or, when it had to start again, more often. An error that is
-	// errors.ErrUnsupported means that this kernel cannot list its table.
+	// Dump calls each for every entry that matches f, and possibly for others. It calls
+	// each more than once for an entry if it had to restart. An error that wraps
+	// errors.ErrUnsupported means that this kernel cannot dump the table.
 	Dump(ctx context.Context, f Filter, each func(Flow)) error
-	// Delete removes the entries and returns how many there were. An entry
-	// that has left, even if another one took its place, is no error. A
-	// connection that was answered meanwhile stays.
+	// Delete deletes flows and returns the number of deleted entries. A missing entry is
+	// not an error, even if another one replaced it. A connection that got a reply
+	// meanwhile is kept.
 	Delete(ctx context.Context, flows []Flow) (int, error)
-	// Local reports that the node takes packets to addr for itself.
+	// Local reports whether addr is a local address of the node.
 	Local(ctx context.Context, addr netip.Addr) (bool, error)
 }
 
-// Filter narrows a dump. An unset Addr and a Port of 0 match any; both are
-// about the original destination.
+// Filter restricts a dump. An invalid Addr and a Port of 0 match everything. Both refer
+// to the original destination.
 type Filter struct {
 	Family   service.Family
 	Protocol service.Protocol
-	// Addr is for IPv4 only. Of IPv6 addresses a kernel, 6.18 among them,
-	// hands out those that differ from the one asked for.
+	// Addr works for IPv4 only. For an IPv6 address, kernels up to at least 6.18 return
+	// the entries whose address differs from it.
 	Addr netip.Addr
 	Port uint16
-	// OneWay leaves out what was answered, where the kernel can.
+	// OneWay omits entries with a reply, if the kernel supports that.
 	OneWay bool
 }
 
-// Reconciler removes stale flows of one family. It is not safe for
-// concurrent use.
+// Reconciler deletes stale flows of one family. It is not safe for concurrent use.
 type Reconciler struct {
 	Driver Driver
 	Family service.Family
@@ -51,22 +50,22 @@ type Reconciler struct {
 	budget                 scanBudget
 }
 
-// passState is what is known about the entries of some protocols.
+// passState is the state of the entries of some protocols.
 type passState struct {
-	synced     *service.Snapshot // nothing stale was left for it
-	fullResync bool              // the next round looks at every frontend
+	synced     *service.Snapshot // the last snapshot for which no stale entry remains
+	fullResync bool              // the next sync checks every frontend
 }
 
-// Sync removes what is stale for now, whose rules must be in force already.
-// The first call looks at every frontend, later ones at those that changed
-// since the last success. Connections may be left for a later call, see Due. It
-// returns how many entries went, also with an error.
+// Sync deletes the entries that are stale for now. The rules for now must already be in
+// force. The first call checks every frontend, later calls check those that changed since
+// the last success. It may defer connections to a later call, see ResyncAfter. It returns
+// the number of deleted entries, also with an error.
 func (r *Reconciler) Sync(ctx context.Context, now *service.Snapshot) (int, error) {
 	n, err := r.sync(ctx, &r.datagrams, r.datagrams.rules(now, r.Family, Rule.isDatagram), now)
 	rules := r.connections.rules(now, r.Family, Rule.isConnection)
 	start := time.Now()
 	if len(rules) > 0 && !r.budget.allows(start) {
-		r.connections.fullResync = true // an endpoint may come and go until then
+		r.connections.fullResync = true // an endpoint may be removed and added again until then
 		return n, err
 	}
 	more, connErr := r.sync(ctx, &r.connections, rules, now)
@@ -84,7 +83,7 @@ func (r *Reconciler) sync(ctx context.Context, p *passState, rules []Rule, now *
 	return n, err
 }
 
-// rules returns those that are to be looked at for now, of some protocols.
+// rules returns the rules to check for now, restricted to some protocols.
 func (p *passState) rules(now *service.Snapshot, f service.Family, of func(Rule) bool) []Rule {
 	rules := Between(p.synced, now, f)
 	if p.fullResync {
@@ -96,11 +95,11 @@ func (p *passState) rules(now *service.Snapshot, f service.Family, of func(Rule)
 func (r Rule) isDatagram() bool   { return r.Protocol == service.UDP }
 func (r Rule) isConnection() bool { return r.Protocol != service.UDP }
 
-// Resync makes the next Sync look at every frontend again.
+// Resync makes the next Sync check every frontend.
 func (r *Reconciler) Resync() { r.datagrams.fullResync, r.connections.fullResync = true, true }
 
-// ResyncAfter returns when a Sync may do what an earlier one has left for later, 0 if
-// nothing was left.
+// ResyncAfter returns the time until Sync can do what an earlier call deferred. It
+// returns 0 if nothing is deferred.
 func (r *Reconciler) ResyncAfter() time.Duration {
 	if r.connections.synced == r.datagrams.synced && r.connections.fullResync == r.datagrams.fullResync {
 		return 0
@@ -108,13 +107,13 @@ func (r *Reconciler) ResyncAfter() time.Duration {
 	return r.budget.wait(time.Now())
 }
 
-// scanBudget bounds the time that looking for stale connections takes. The kernel
-// walks its whole table for that, which may take long, and endpoints of TCP come
-// and go all day. A client sends its first packet again for minutes.
+// scanBudget bounds the time spent on the search for stale connections. Each search makes
+// the kernel walk its whole table, which may take long, and TCP endpoints change all day.
+// A client retries its first packet for minutes, so the search can wait.
 type scanBudget struct{ usedUntil time.Time }
 
-// Looking takes one part in budgetShare of the time, but for what budgetBurst
-// allows after a quiet time.
+// The search takes up to 1/budgetShare of the time. After an idle period, budgetBurst
+// permits more.
 const (
 	budgetShare = 50
 	budgetBurst = 10 * time.Second
@@ -122,7 +121,7 @@ const (
 
 func (e *scanBudget) allows(now time.Time) bool { return e.wait(now) == 0 }
 
-// wait returns how long it is until the next look, 0 if it is due.
+// wait returns the time until the next search, 0 if it is due.
 func (e *scanBudget) wait(now time.Time) time.Duration {
 	return max(e.usedUntil.Add(-budgetBurst).Sub(now), 0)
 }
@@ -134,9 +133,8 @@ func (e *scanBudget) charge(now time.Time, cost time.Duration) {
 	e.usedUntil = e.usedUntil.Add(budgetShare * cost)
 }
 
-// Reconcile removes the flows that are stale by rules and returns how many
-// there were, also with an error. The snapshot tells which addresses answer
-// NodePorts.
+// Reconcile deletes the flows that are stale according to rules. It returns their number,
+// also with an error. The snapshot provides the addresses for NodePorts.
 func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.Snapshot) (int, error) {
 	host := &nodePortLookup{driver: r.Driver, now: now, local: map[netip.Addr]bool{}, frontends: map[frontendKey]bool{}}
 	s := &sweep{driver: r.Driver, matcher: newMatcher(rules, func(p service.Protocol, to netip.AddrPort) bool {
@@ -146,7 +144,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.S
 	for _, f := range filters(rules) {
 		if err := r.Driver.Dump(ctx, f, func(f Flow) { s.visit(ctx, f) }); err != nil {
 			errs = append(errs, fmt.Errorf("list %s conntrack entries: %w", f.Family, err))
-			break // the next would fail alike
+			break // the next one would fail too
 		}
 	}
 	s.flush(ctx)
@@ -154,13 +152,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.S
 	return s.deleted, errors.Join(errs...)
 }
 
-// filterLimit is up to how many narrow dumps beat one of a protocol. The
-// kernel walks the whole table for each; handing out an entry is what costs.
+// filterLimit is the maximum number of narrow dumps before one dump of the whole protocol
+// is cheaper. The kernel walks the whole table for each dump, but copying the entries
+// costs more.
 const filterLimit = 4
 
-// filters returns the dumps that together show every flow that rules are
-// about: one per address and NodePort, for IPv6 one per port, or a single one
-// per family where that would be many.
+// filters returns the dumps that together show every flow that rules concern: one for
+// each address and NodePort, or for each port in IPv6. If these are too many for a
+// protocol, one dump per family replaces them.
 func filters(rules []Rule) []Filter {
 	var all []Filter
 	for _, p := range []service.Protocol{service.UDP, service.TCP, service.SCTP} {
@@ -169,7 +168,7 @@ func filters(rules []Rule) []Filter {
 	return all
 }
 
-// filtersOf are filters for the rules of one protocol.
+// filtersOf returns the filters for the rules of one protocol.
 func filtersOf(p service.Protocol, rules []Rule) []Filter {
 	var narrow, wide []Filter
 	for _, r := range rules {
@@ -194,8 +193,7 @@ func filtersOf(p service.Protocol, rules []Rule) []Filter {
 	return narrow
 }
 
-// widen adds f. An address that is there with another port gets one filter
-// for all its ports.
+// widen adds f. Several ports of one address share one filter for all its ports.
 func widen(to []Filter, f Filter) []Filter {
 	if !f.Addr.IsValid() {
 		if !slices.Contains(to, f) {
@@ -213,18 +211,18 @@ func widen(to []Filter, f Filter) []Filter {
 	return to
 }
 
-// batch is how many entries are deleted at once. It bounds what a sweep holds
-// and keeps the kernel's answers within a default socket buffer.
+// batch is the number of entries that are deleted at once. It bounds the memory of a
+// sweep and keeps the kernel's answers within a default socket buffer.
 const batch = 128
 
-// sweep deletes stale flows while a dump goes on.
+// sweep deletes stale flows during a dump.
 type sweep struct {
 	driver  Driver
 	matcher *matcher
 
 	found   []Flow
 	deleted int
-	err     error // the first that Delete returned
+	err     error // the first error of Delete
 }
 
 func (s *sweep) visit(ctx context.Context, f Flow) {
@@ -246,14 +244,14 @@ func (s *sweep) flush(ctx context.Context) {
 	s.found = s.found[:0]
 }
 
-// nodePortLookup knows which addresses answer NodePorts, for the length of one sweep.
+// nodePortLookup caches, during one sweep, which addresses accept NodePorts.
 type nodePortLookup struct {
 	driver Driver
 	now    *service.Snapshot
 
 	local     map[netip.Addr]bool
 	frontends map[frontendKey]bool
-	err       error // the first that Local returned
+	err       error // the first error of Local
 }
 
 func (h *nodePortLookup) answers(ctx context.Context, p service.Protocol, to netip.AddrPort) bool {
@@ -261,8 +259,8 @@ func (h *nodePortLookup) answers(ctx context.Context, p service.Protocol, to net
 		!h.isFrontend(frontendKey{service.FamilyOf(to.Addr()), p, to})
 }
 
-// isLocal asks the kernel, as the API tells only some of a node's addresses.
-// An address counts as foreign when the kernel does not say.
+// isLocal queries the kernel, because the API contains only some of a node's addresses.
+// If the query fails, the address counts as not local.
 func (h *nodePortLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
 	known, ok := h.local[addr]
 	if ok {
@@ -276,7 +274,8 @@ func (h *nodePortLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
 	return is
 }
 
-// isFrontend reports that t is a frontend itself, which goes before NodePorts.
+// isFrontend reports whether t is itself a frontend, which takes precedence over
+// NodePorts.
 func (h *nodePortLookup) isFrontend(t frontendKey) bool {
 	known, ok := h.frontends[t]
 	if ok {

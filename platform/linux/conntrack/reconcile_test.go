@@ -18,8 +18,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fake is a kernel whose dumps show an entry only to the filter it matches,
-// and twice, and whose node has the address 192.0.2.1.
+// fake is a kernel whose dumps return each matching entry twice. Its node has the address
+// 192.0.2.1.
 type fake struct {
 	t          *testing.T
 	table      []Flow
@@ -27,7 +27,7 @@ type fake struct {
 	batches    []int
 	localCalls []netip.Addr
 
-	dumpDelay time.Duration // for a dump
+	dumpDelay time.Duration // of each dump
 
 	dumpErr, deleteErr, localErr error
 }
@@ -66,7 +66,7 @@ func (k *fake) expect(want ...Flow) {
 	}
 }
 
-// sync expects Sync to delete want entries and to fail exactly with wantErr.
+// sync checks that Sync deletes want entries and returns wantErr.
 func (k *fake) sync(r *Reconciler, now *service.Snapshot, want int, wantErr error) {
 	k.t.Helper()
 	n, err := r.Sync(k.t.Context(), now)
@@ -98,7 +98,7 @@ func TestSyncChecksChangesOnly(t *testing.T) {
 	}
 	k.expect(good)
 
-	stray := flow("10.96.0.10:53", epC) // nobody knows why
+	stray := flow("10.96.0.10:53", epC) // stale for an unknown reason
 	k.table = append(k.table, stray)
 	k.sync(r, snapshot(udp(epA), late), 0, nil)
 	k.expect(good, stray)
@@ -107,7 +107,7 @@ func TestSyncChecksChangesOnly(t *testing.T) {
 	k.expect(good)
 }
 
-// What left must not be forgotten because the kernel failed once.
+// A failed sync must not lose the removed endpoints.
 func TestSyncTriesAgain(t *testing.T) {
 	for name, fail := range map[string]func(*fake, error){
 		"dump":   func(k *fake, err error) { k.dumpErr = err },
@@ -135,7 +135,7 @@ func TestSyncTriesAgain(t *testing.T) {
 }
 
 func TestReconcileNodePorts(t *testing.T) {
-	elsewhere := flow("192.0.2.7:30053", epB)   // in the prefix, but not this node's
+	elsewhere := flow("192.0.2.7:30053", epB)   // in the prefix, but of another node
 	notAnswering := flow("10.9.9.9:30053", epB) // outside of nodePortAddresses
 	loopback := flow("127.0.0.1:30053", epB)
 	claimed := flow("192.0.2.1:30054", epC)

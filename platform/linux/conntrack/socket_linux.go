@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket speaks ctnetlink. It reads into one buffer, where netlink.Conn would
-// allocate each message.
+// socket exchanges ctnetlink messages. It reads into one buffer. netlink.Conn would
+// allocate memory for each message.
 type socket struct {
 	ctx    context.Context
 	conn   *netlink.Conn
@@ -27,9 +27,10 @@ type socket struct {
 }
 
 const (
-	// readSize is the most that the kernel puts into one datagram of a dump.
+	// readSize is the maximum size of a dump's datagram (kernel:
+	// net/netlink/af_netlink.c, netlink_dump).
 	readSize = 32 << 10
-	// socketBuffer holds what the kernel answers while nobody reads.
+	// socketBuffer holds the kernel's answers until they are read.
 	socketBuffer = 1 << 20
 )
 
@@ -49,7 +50,7 @@ func dial(ctx context.Context) (*socket, error) {
 		conn.Close()
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	// Both only make things faster or errors shorter.
+	// Best effort: both only speed up reads or shorten errors, see netlink(7).
 	_ = conn.SetReadBuffer(socketBuffer)
 	_ = conn.SetOption(netlink.CapAcknowledge, true)
 	return &socket{ctx, conn, raw, bindContext(ctx, conn)}, nil
@@ -60,8 +61,7 @@ func (s *socket) close() {
 	s.conn.Close()
 }
 
-// bindContext makes reads from c fail once ctx ends, until the function that it
-// returns is called.
+// bindContext makes reads from c fail once ctx ends. The returned function stops that.
 func bindContext(ctx context.Context, c *netlink.Conn) func() {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 	return func() { stop() }
@@ -81,7 +81,7 @@ func (s *socket) send(requests [][]byte, typ netlink.HeaderType, last netlink.He
 	return err
 }
 
-// receive calls each with every message until it returns false or an error.
+// receive calls each for every message until it returns false or an error.
 func (s *socket) receive(each func(message) (more bool, err error)) error {
 	buf := make([]byte, readSize)
 	for {
@@ -97,7 +97,6 @@ func (s *socket) receive(each func(message) (more bool, err error)) error {
 	}
 }
 
-// read reads one datagram.
 func (s *socket) read(buf []byte) (int, error) {
 	var (
 		n   int
@@ -118,7 +117,7 @@ func (s *socket) read(buf []byte) (int, error) {
 	return n, nil
 }
 
-// err returns what a Done or Error message says.
+// err returns the error in a Done or Error message.
 func (m message) err() error {
 	if len(m.data) < 4 {
 		return nil
@@ -129,8 +128,8 @@ func (m message) err() error {
 	return nil
 }
 
-// encodeRoute returns the payload, a struct rtmsg and the address, that asks
-// for the route to addr.
+// encodeRoute returns the payload of a request for the route to addr: a struct rtmsg and
+// the address, see rtnetlink(7).
 func encodeRoute(addr netip.Addr) ([]byte, error) {
 	ae := netlink.NewAttributeEncoder()
 	ae.Bytes(unix.RTA_DST, addr.AsSlice())
@@ -146,7 +145,7 @@ func encodeRoute(addr netip.Addr) ([]byte, error) {
 	return append(b, attrs...), nil
 }
 
-// routeType returns the type in a struct rtmsg, RTN_UNSPEC if there is none.
+// routeType returns the route type in a struct rtmsg, or RTN_UNSPEC if b is too short.
 func routeType(b []byte) byte {
 	if len(b) < unix.SizeofRtMsg {
 		return unix.RTN_UNSPEC

@@ -23,9 +23,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// testNet is one family's part of a network namespace that a test makes: the
-// node's address, two endpoints that answer with their own address, and
-// Service addresses that lead nowhere unless they are translated.
+// testNet is one family's part of a test's network namespace. It has the node's address,
+// two endpoints that answer with their own address, and Service addresses that have no
+// destination without translation.
 type testNet struct {
 	t      *testing.T
 	family service.Family
@@ -33,7 +33,7 @@ type testNet struct {
 	node   netip.Addr
 	vip    netip.Addr
 	vip2   netip.Addr
-	remote netip.Addr // another machine
+	remote netip.Addr // of another machine
 	a, b   netip.AddrPort
 }
 
@@ -51,8 +51,8 @@ func newAddresses(f service.Family) testNet {
 	return p
 }
 
-// isolate gives the rest of the test a network namespace of its own. The
-// thread is never unlocked, so it ends with the test.
+// isolate moves the rest of the test into a new network namespace. The thread stays
+// locked, so it ends with the test.
 func isolate(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -92,7 +92,7 @@ func newTestNet(t *testing.T, f service.Family) *testNet {
 	return &p
 }
 
-// waitForAddresses waits for the addresses: IPv6 adds their routes a moment later.
+// waitForAddresses waits until the addresses work. IPv6 adds their routes a moment later.
 func (p *testNet) waitForAddresses() {
 	p.t.Helper()
 	deadline := time.After(time.Minute)
@@ -123,7 +123,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// echo answers every packet with the address it came to.
+// echo answers every packet with its destination address.
 func (p *testNet) echo(at netip.AddrPort) {
 	p.t.Helper()
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
@@ -141,7 +141,7 @@ func (p *testNet) echo(at netip.AddrPort) {
 	}()
 }
 
-// translate makes new flows to each key go to its value, and no others.
+// translate redirects new flows from each key to its value, and no others.
 func (p *testNet) translate(to map[netip.AddrPort]netip.AddrPort) {
 	p.t.Helper()
 	c, err := nftables.New()
@@ -180,7 +180,7 @@ func (p *testNet) dnat(from, to netip.AddrPort) []expr.Any {
 	}
 }
 
-// open returns a socket that is connected to dst.
+// open returns a socket connected to dst.
 func (p *testNet) open(dst netip.AddrPort) *net.UDPConn {
 	p.t.Helper()
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.client, 0)), net.UDPAddrFromAddrPort(dst))
@@ -189,7 +189,7 @@ func (p *testNet) open(dst netip.AddrPort) *net.UDPConn {
 	return c
 }
 
-// query sends a packet and returns who answered.
+// query sends a packet and returns the answer.
 func (p *testNet) query(c *net.UDPConn) string {
 	p.t.Helper()
 	_, err := c.Write([]byte("who"))
@@ -214,7 +214,7 @@ func (p *testNet) list() []string {
 	return all
 }
 
-// inject adds entries for flows that never were.
+// inject adds entries for flows that never existed.
 func inject(t testing.TB, flows []Flow) {
 	t.Helper()
 	for part := range slices.Chunk(flows, 500) {
@@ -236,10 +236,10 @@ func inject(t testing.TB, flows []Flow) {
 	}
 }
 
-// infoOf is where each protocol's state is.
+// infoOf is the attribute that holds the state of each protocol.
 var infoOf = map[service.Protocol]uint16{service.TCP: ctaProtoInfoTCP, service.SCTP: ctaProtoInfoSCTP}
 
-// encodeNew returns the payload that adds f for an hour.
+// encodeNew returns the payload that adds f with a timeout of one hour.
 func encodeNew(f Flow) ([]byte, error) {
 	const ctaTimeout, confirmed, assured = 7, 1 << 3, 1 << 2
 	status := uint32(confirmed)
@@ -260,7 +260,7 @@ func encodeNew(f Flow) ([]byte, error) {
 		ae.Nested(ctaProtoInfo, func(ae *netlink.AttributeEncoder) error {
 			ae.Nested(infoOf[f.Protocol], func(ae *netlink.AttributeEncoder) error {
 				ae.Uint8(ctaProtoInfoState, f.State)
-				if f.Protocol == service.SCTP { // the kernel wants both sides' tags, too
+				if f.Protocol == service.SCTP { // the kernel also needs the verification tags of both sides
 					ae.Bytes(2, []byte{0, 0, 0, 1})
 					ae.Bytes(3, []byte{0, 0, 0, 1})
 				}

@@ -16,7 +16,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The numbers of linux/netfilter/nfnetlink_conntrack.h that are used here.
+// Constants of the kernel: include/uapi/linux/netfilter/nfnetlink_conntrack.h, and
+// net/netfilter/nf_internals.h for the flags of a filter.
 const (
 	subsystem = 1 << 8 // ctnetlink, the upper half of a message type
 
@@ -35,7 +36,7 @@ const (
 
 	ctaProtoInfoTCP   = 1
 	ctaProtoInfoSCTP  = 3
-	ctaProtoInfoState = 1 // of either
+	ctaProtoInfoState = 1 // for both protocols
 
 	statusSeenReply = 1 << 1
 
@@ -59,8 +60,8 @@ const (
 	filterDstPort  = 1 << 5
 )
 
-// The address families' numbers, and the length of struct nfgenmsg, which
-// begins with one.
+// The numbers of the address families, and the size of struct nfgenmsg, which begins with
+// one.
 const (
 	afINET       = 2
 	afINET6      = 10
@@ -69,7 +70,7 @@ const (
 
 var errShort = errors.New("message is cut short")
 
-// nfgenmsg starts the payload of every message.
+// nfgenmsg returns the start of every payload.
 func nfgenmsg(f service.Family) []byte {
 	b := make([]byte, nfgenmsgSize)
 	b[0] = afINET
@@ -79,9 +80,8 @@ func nfgenmsg(f service.Family) []byte {
 	return b
 }
 
-// encodeFilter returns the payload of a dump request. A kernel before 5.8
-// does not know filters and dumps the whole family, and one before 5.17
-// overlooks the status.
+// encodeFilter returns the payload of a dump request. A kernel before 5.8 does not
+// support filters and dumps the whole family. A kernel before 5.17 ignores the status.
 func encodeFilter(f Filter) ([]byte, error) {
 	if f.Protocol == 0 {
 		return nfgenmsg(f.Family), nil
@@ -110,13 +110,13 @@ func encodeFilter(f Filter) ([]byte, error) {
 	return payload(f.Family, ae)
 }
 
-// encodeDelete returns the payload that deletes f and no other entry. The
-// reply tuple tells f from a successor that has the original one in common
-// but goes to another endpoint; the ID, a hash that covers the original tuple,
-// tells it from a flow to the endpoint itself.
+// encodeDelete returns the payload that deletes f and no other entry. The reply tuple
+// distinguishes f from a later entry with the same original tuple and another endpoint.
+// The ID is a hash that covers the original tuple. It distinguishes f from a flow
+// directly to the endpoint.
 //
-// It is an error if f lacks an address: without a tuple the kernel would take
-// the message for a flush of the whole table.
+// It returns an error if f lacks an address. Without a tuple the kernel would flush the
+// whole table (kernel: net/netfilter/nf_conntrack_netlink.c, ctnetlink_del_conntrack).
 func encodeDelete(f Flow) ([]byte, error) {
 	if !f.ReplySrc.IsValid() || !f.ReplyDst.IsValid() {
 		return nil, fmt.Errorf("entry from %s to %s lacks an address", f.ReplySrc, f.ReplyDst)
@@ -126,12 +126,12 @@ func encodeDelete(f Flow) ([]byte, error) {
 	return payload(service.FamilyOf(f.ReplySrc.Addr()), ae)
 }
 
-// encodeGet returns the payload that asks for the entry in f's place.
+// encodeGet returns the payload that requests the entry with the reply tuple of f.
 func encodeGet(f Flow) ([]byte, error) {
 	return payload(service.FamilyOf(f.ReplySrc.Addr()), encodeReply(f))
 }
 
-// encodeReply encodes what finds f.
+// encodeReply encodes the reply tuple and zone, by which the kernel finds f.
 func encodeReply(f Flow) *netlink.AttributeEncoder {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
@@ -152,7 +152,7 @@ func payload(f service.Family, ae *netlink.AttributeEncoder) ([]byte, error) {
 	return append(nfgenmsg(f), attrs...), nil
 }
 
-// encodeTuple leaves out what is not set.
+// encodeTuple omits what is not set.
 func encodeTuple(ae *netlink.AttributeEncoder, p service.Protocol, src, dst netip.AddrPort) error {
 	if src.Addr().IsValid() || dst.Addr().IsValid() {
 		ae.Nested(ctaTupleIP, func(ae *netlink.AttributeEncoder) error {
@@ -184,10 +184,11 @@ func encodeAddr(ae *netlink.AttributeEncoder, a netip.Addr, v4, v6 uint16) {
 	}
 }
 
-// decodeFlow reads the payload of one dumped entry.
+// decodeFlow decodes the payload of one dumped entry.
 //
-// The attributes are read here and not through the netlink package, which
-// copies each: 15 allocations an entry, and a dump may have a million.
+// It does not use the attribute decoder of the netlink package, which copies each
+// attribute. That would take 15 allocations per entry, and a dump may have a million
+// entries.
 func decodeFlow(b []byte) (Flow, error) {
 	if len(b) < nfgenmsgSize {
 		return Flow{}, errShort
@@ -220,7 +221,7 @@ func decodeFlow(b []byte) (Flow, error) {
 	return f, nil
 }
 
-// decodeState reads how far a connection is, 0 for a protocol without connections.
+// decodeState returns the state of a connection, 0 for a protocol without connections.
 func decodeState(b []byte) uint8 {
 	for protocol, info := range attributes(b) {
 		if protocol != ctaProtoInfoTCP && protocol != ctaProtoInfoSCTP {
@@ -235,12 +236,12 @@ func decodeState(b []byte) uint8 {
 	return 0
 }
 
-// tuple is one direction of an entry. A protocol without ports has them 0.
+// tuple is one direction of an entry. Its ports are 0 for a protocol without ports.
 type tuple struct {
 	protocol service.Protocol
 	src, dst netip.Addr
 	from, to uint16
-	zone     uint16 // where it holds for this direction only
+	zone     uint16 // if it applies to this direction only
 }
 
 func (t tuple) source() netip.AddrPort      { return netip.AddrPortFrom(t.src, t.from) }
@@ -285,7 +286,7 @@ func (t *tuple) decodeProto(b []byte) {
 	}
 }
 
-// message is one netlink message as it was read.
+// message is one netlink message.
 type message struct {
 	typ   netlink.HeaderType
 	flags netlink.HeaderFlags
@@ -295,8 +296,7 @@ type message struct {
 
 const messageHeaderSize = 16
 
-// messages yields the messages in one datagram, up to the first that is
-// malformed.
+// messages yields the messages in one datagram. It stops at a malformed one.
 func messages(b []byte) iter.Seq[message] {
 	return func(yield func(message) bool) {
 		for len(b) >= messageHeaderSize {
@@ -320,8 +320,8 @@ func messages(b []byte) iter.Seq[message] {
 
 const attrHeaderSize = 4
 
-// attributes yields type and value of each attribute in b, up to the first
-// that is malformed.
+// attributes yields the type and value of each attribute in b. It stops at a malformed
+// one.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attrHeaderSize {
@@ -335,5 +335,5 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// align rounds up to the boundary on which messages and attributes start.
+// align rounds n up to the alignment of messages and attributes.
 func align(n int) int { return (n + 3) &^ 3 }

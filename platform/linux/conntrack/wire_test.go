@@ -16,8 +16,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// entryV4 is what Linux 6.18 dumps for an answered flow from 192.0.2.9:1077
-// to 10.96.0.10:53 that 10.244.0.1:53 answers.
+// entryV4 is Linux 6.18's dump of a flow with a reply from 192.0.2.9:1077 to
+// 10.96.0.10:53, translated to 10.244.0.1:53.
 const entryV4 = "02000000340001801400018008000100c0000209080002000a60000a1c000280050001001100000006000200043500000600" +
 	"0300003500003400028014000180080001000af4000108000200c00002091c00028005000100110000000600020000350000" +
 	"06000300043500000600120000070000080003000000000e080008000000000008000c003857c4da08000b00000000010800" +
@@ -37,7 +37,7 @@ func TestDecodeFlow(t *testing.T) {
 	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
 		t.Errorf("decodeFlow (-want +got):\n%s", d)
 	}
-	for n := range len(raw) { // whatever is cut off, it is no panic
+	for n := range len(raw) { // truncated input must not panic
 		_, _ = decodeFlow(raw[:n])
 	}
 	for _, short := range [][]byte{nil, raw[:3], raw[:nfgenmsgSize], raw[:nfgenmsgSize+52]} {
@@ -47,7 +47,7 @@ func TestDecodeFlow(t *testing.T) {
 	}
 }
 
-// What identifies an entry for deletion is its reply tuple, ID and zone.
+// The reply tuple, the ID and the zone identify the entry to delete.
 func TestEncodeDelete(t *testing.T) {
 	f := Flow{Protocol: service.UDP, Src: at("[2001:db8::9]:1077"), Dst: at("[fd00:96::a]:53"),
 		ReplySrc: at("[fd00:244::1]:5353"), ReplyDst: at("[2001:db8::9]:1077"), Zone: 1, ReplyZone: 7, ID: 0x01020304}

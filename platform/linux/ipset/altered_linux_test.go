@@ -10,8 +10,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// A set that somebody put in the place of ours, made otherwise, is told from ours,
-// and Create has one of ours take its place while a rule refers to it.
+// TestAlteredSets checks that a set that another process made in the place of ours is
+// recognized, and that Create replaces it while a rule refers to it.
 func TestAlteredSets(t *testing.T) {
 	for name, options := range map[string]string{
 		"size":     "comment maxelem 7",
@@ -40,7 +40,7 @@ func TestAlteredSets(t *testing.T) {
 	}
 }
 
-// wantAltered wants one set, altered or not.
+// wantAltered checks that there is one set, altered or not.
 func wantAltered(t *testing.T, k *Kernel, want bool) {
 	t.Helper()
 	heads, err := k.Headers()
@@ -50,7 +50,8 @@ func wantAltered(t *testing.T, k *Kernel, want bool) {
 	}
 }
 
-// A set as Create makes it is not altered, of any type and family.
+// TestSetsAsMade checks that a set made by Create is not altered, for any type and
+// family.
 func TestSetsAsMade(t *testing.T) {
 	for _, kind := range []Type{HashIP, HashIPPort, HashIPPortNet} {
 		for _, f := range service.Families {

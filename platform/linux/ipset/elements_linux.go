@@ -12,21 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// elementCommand is one of the two commands that have elements.
+// elementCommand is a command that has elements.
 type elementCommand struct {
 	command int
 	verb    string // for an error, before the set
 }
 
-// Add adds elements. Those that are there already are success and get the
-// comment they come with. If the set was made by others, without comments, it
-// gets none. In an error some may have been added.
+// Add adds elements. An element that is already present is no error and gets the new
+// comment. If another process made the set without comments, its elements get none.
+// After an error some elements may have been added.
 func (k *Kernel) Add(s Set, members []Member) error {
 	return k.changeElements(s, elementCommand{nl.IPSET_CMD_ADD, "add to"}, normalize(members))
 }
 
-// Del removes elements. Those that are not there are success. In an error some
-// may have been removed.
+// Del deletes elements. A missing element is no error. After an error some elements may
+// have been deleted.
 func (k *Kernel) Del(s Set, entries []Entry) error {
 	members := make([]Member, len(entries))
 	for i, e := range entries {
@@ -45,7 +45,7 @@ func (k *Kernel) changeElements(s Set, c elementCommand, members []Member) error
 }
 
 func (k *Kernel) batches(s Set, c elementCommand, members []Member) error {
-	// The kernel overlooks what it is told beyond the type of its set.
+	// The kernel ignores attributes that the type of the set does not have.
 	if err := k.checkExisting(s); err != nil {
 		return err
 	}
@@ -66,12 +66,12 @@ func (k *Kernel) batches(s Set, c elementCommand, members []Member) error {
 	return nil
 }
 
-// batchSize is where a batch ends: its message stays below 32 KiB with the one
-// element that goes beyond.
+// batchSize is the length at which a batch ends. With the one element that exceeds it, a
+// message stays below 32 KiB.
 const batchSize = 31 << 10
 
-// batch does c with the first members and returns how many they were. It ends
-// at the first that fails.
+// batch executes c with the first members and returns how many they were. It stops at
+// the first one that fails.
 func (k *Kernel) batch(s Set, c elementCommand, members []Member) (int, error) {
 	w := make(wire, 0, 32<<10)
 	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
@@ -86,7 +86,7 @@ func (k *Kernel) batch(s Set, c elementCommand, members []Member) (int, error) {
 	return n, execute(k.request(c.command, w))
 }
 
-// retryOneByOne does what a batch failed at, to say where.
+// retryOneByOne repeats a failed batch one by one, to find the element at fault.
 func (k *Kernel) retryOneByOne(s Set, c elementCommand, members []Member) error {
 	for i, m := range members {
 		if _, err := k.batch(s, c, members[i:i+1]); err != nil {
@@ -105,7 +105,7 @@ func withoutComments(members []Member) []Member {
 	return members
 }
 
-// dump asks for a list.
+// dump requests a list.
 func (k *Kernel) dump(attrs wire) ([][]byte, error) {
 	answers, err := retryInterrupted(func() ([][]byte, error) {
 		return k.request(nl.IPSET_CMD_LIST, attrs).Execute(unix.NETLINK_NETFILTER, 0)
@@ -116,10 +116,11 @@ func (k *Kernel) dump(attrs wire) ([][]byte, error) {
 	return answers, describeErrno(err)
 }
 
-// maxDumpAttempts is how often a list is begun that changes meanwhile.
+// maxDumpAttempts limits the attempts for a list that changes meanwhile.
 const maxDumpAttempts = 5
 
-// retryInterrupted asks until an answer is whole.
+// retryInterrupted calls dump until the reply is complete (NLM_F_DUMP_INTR, see
+// docs.kernel.org/userspace-api/netlink/intro.html).
 func retryInterrupted(dump func() ([][]byte, error)) ([][]byte, error) {
 	answers, err := dump()
 	for n := 1; n < maxDumpAttempts && errors.Is(err, nl.ErrDumpInterrupted); n++ {
@@ -128,8 +129,8 @@ func retryInterrupted(dump func() ([][]byte, error)) ([][]byte, error) {
 	return answers, err
 }
 
-// List returns the elements, sorted. The halves of a prefix of length 0 are
-// two. If there is no such set the error is ErrMissing.
+// List returns the elements, sorted. A prefix of length 0 is returned as its two halves.
+// If the set does not exist, the error is ErrMissing.
 func (k *Kernel) List(s Set) ([]Entry, error) {
 	k.lock.Lock()
 	defer k.lock.Unlock()
@@ -150,7 +151,7 @@ func (k *Kernel) list(s Set) ([]Entry, error) {
 	}
 	var entries []Entry
 	for _, part := range parts {
-		// Only the first part says what the set is.
+		// Only the first part contains the header.
 		if h := readHeader(part); h.Type != "" {
 			err = errors.Join(err, s.checkType(h))
 		}
@@ -172,11 +173,11 @@ func appendEntries(entries []Entry, elements []byte) []Entry {
 	return entries
 }
 
-// headersOnly asks for a list of sets without their elements.
+// headersOnly requests a list of sets without elements.
 const headersOnly = 1 << 2
 
-// Headers returns all sets, whoever's, without their elements. Where the kernel
-// has not loaded ipsets it does not make it.
+// Headers returns all sets, including foreign ones, without their elements. It does not
+// make the kernel load ipsets.
 func (k *Kernel) Headers() ([]Header, error) {
 	if !Present() {
 		return nil, nil

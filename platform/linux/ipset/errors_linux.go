@@ -13,25 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// module is there once the kernel has ipsets. One that has them built in has it
-// as well: ipsets have a parameter.
+// module exists if the kernel has loaded ipsets, or has them built in: ipsets have a
+// module parameter.
 const module = "/sys/module/ip_set"
 
-// Present says whether the kernel has ipsets. Asking for them instead would load
-// them. Types may be missing all the same.
+// Present reports whether the kernel has loaded ipsets. A request for ipsets would load
+// them. A type may be missing nonetheless.
 func Present() bool {
 	_, err := os.Stat(module)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// Errors of sets of type hash.
+// Errors of hash types (kernel: include/uapi/linux/netfilter/ipset/ip_set_hash.h).
 const (
 	hashFull = nl.IPSET_ERR_TYPE_SPECIFIC + iota
 	hashElement
 	invalidProtocol
 )
 
-// errnoText are for numbers that only ipsets have.
+// errnoText are texts for error numbers that only ipsets have.
 var errnoText = map[unix.Errno]string{
 	nl.IPSET_ERR_PROTOCOL:     "it does not fit the type or family of the set",
 	nl.IPSET_ERR_MAX_SETS:     "the kernel takes no more sets",
@@ -41,7 +41,7 @@ var errnoText = map[unix.Errno]string{
 	invalidProtocol:           "the protocol is not possible",
 }
 
-// describeErrno returns an error of the kernel's in words.
+// describeErrno describes an error of the kernel.
 func describeErrno(err error) error {
 	var number unix.Errno
 	if !errors.As(err, &number) {

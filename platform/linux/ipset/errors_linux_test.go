@@ -17,7 +17,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// wantError wants an error with a text, and of a kind unless that is nil.
+// wantError checks the text of an error, and its kind unless that is nil.
 func wantError(t *testing.T, err error, text string, kind error) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), text) || kind != nil && !errors.Is(err, kind) {
@@ -25,8 +25,8 @@ func wantError(t *testing.T, err error, text string, kind error) {
 	}
 }
 
-// A set of another type or family is told by everything that asks for it, and
-// stays as it is.
+// TestOtherSet checks that every operation on a set of another type or family reports
+// that, and leaves the set as it is.
 func TestOtherSet(t *testing.T) {
 	there := Set{"A", HashIPPort, service.IPv4}
 	for _, s := range []Set{{"A", HashIP, service.IPv4}, {"A", HashIPPortNet, service.IPv4}, {"A", HashIPPort, service.IPv6}} {
@@ -67,7 +67,8 @@ func TestSetThatCannotBe(t *testing.T) {
 	})
 }
 
-// The error of a batch names the element. Those before it are in the set.
+// TestElementThatCannotBe checks that the error of a batch names the element, and that
+// the elements before it are in the set.
 func TestElementThatCannotBe(t *testing.T) {
 	good := Entry{netip.MustParseAddr("192.0.2.1"), service.TCP, 80, netip.MustParsePrefix("192.0.2.0/24")}
 	for name, tt := range map[string]struct {
@@ -121,7 +122,7 @@ func TestFullSet(t *testing.T) {
 	})
 }
 
-// setRule has a rule of iptables refer to set A.
+// setRule changes an iptables rule that refers to set A.
 func setRule(t *testing.T, how string) {
 	t.Helper()
 	run(t, "", "iptables", "-w", how, "OUTPUT", "-m", "set", "--match-set", "A", "dst")
@@ -140,7 +141,7 @@ func TestSetInUse(t *testing.T) {
 		k.destroyTimeout = time.Millisecond
 		wantError(t, k.Destroy("A"), "destroy ipset A: a rule refers to it", nil)
 		wantList(t, k, s)
-		// One that is about to go is waited for.
+		// Destroy waits for one that is about to be removed.
 		k.destroyTimeout = time.Minute
 		done := make(chan error, 1)
 		go func() { done <- k.Destroy("A") }()
@@ -151,7 +152,8 @@ func TestSetInUse(t *testing.T) {
 	})
 }
 
-// A list that changed while it was read is asked for again, but not forever.
+// TestInterruptedList checks that a list that changed meanwhile is requested again, but
+// not forever.
 func TestInterruptedList(t *testing.T) {
 	for interruptions, want := range map[int]error{0: nil, maxDumpAttempts - 1: nil, maxDumpAttempts: nl.ErrDumpInterrupted} {
 		n := 0

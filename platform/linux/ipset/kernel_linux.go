@@ -16,21 +16,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Kernel is the ipsets of a network namespace. It does one thing at a time,
-// whoever asks.
+// Kernel gives access to the ipsets of a network namespace. It is safe for concurrent
+// use and executes one request at a time.
 type Kernel struct {
 	lock sync.Mutex
-	// sockets has one, to netfilter, in the form that the library wants it in.
+	// sockets contains one socket, to netfilter, in the form that the library needs.
 	sockets map[int]*nl.SocketHandle
-	// destroyTimeout is how long Destroy waits for rules to go.
+	// destroyTimeout is how long Destroy waits for rules to disappear.
 	destroyTimeout time.Duration
 }
 
-// receiveTimeout is how long the kernel may take: it may have to load a type.
+// receiveTimeout limits the wait for a reply. The kernel may have to load a type.
 const receiveTimeout = 30 * time.Second
 
-// Open is for the network namespace of the calling thread. It asks nothing of
-// the kernel yet, which may have no ipsets.
+// Open opens a socket in the network namespace of the calling thread. It sends no
+// request yet, so the kernel need not have ipsets.
 func Open() (*Kernel, error) {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -46,7 +46,7 @@ func Open() (*Kernel, error) {
 	return &Kernel{sockets: sockets, destroyTimeout: busyTimeout}, nil
 }
 
-// Close gives the socket back. Sets stay.
+// Close closes the socket. Sets stay.
 func (k *Kernel) Close() error {
 	k.lock.Lock()
 	defer k.lock.Unlock()
@@ -54,7 +54,7 @@ func (k *Kernel) Close() error {
 	return nil
 }
 
-// request begins a request with the attributes that all have.
+// request returns a request with the attributes that all requests have.
 func (k *Kernel) request(command int, attrs wire) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(command|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(command))
 	r.Sockets = k.sockets
@@ -64,24 +64,24 @@ func (k *Kernel) request(command int, attrs wire) *nl.NetlinkRequest {
 	return r
 }
 
-// execute sends a request that is answered by success or failure.
+// execute sends a request whose reply is only success or failure.
 func execute(r *nl.NetlinkRequest) error {
 	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
 	return err
 }
 
-// payload returns an answer without its header.
+// payload returns a reply without its header.
 func payload(answer []byte) []byte {
 	return answer[min(len(answer), nl.SizeofNfgenmsg):]
 }
 
-// revisions are the first of each type that has comments. Newer ones add what
-// is not wanted here, and every kernel knows the older ones too.
+// revisions are the first revision of each type that has comments. Later ones add
+// options that are not used here. Every kernel supports the earlier ones, too.
 var revisions = map[Type]byte{HashIP: 2, HashIPPort: 3, HashIPPortNet: 5}
 
-// Create makes a set, with room for 1,048,576 elements and for comments. One of
-// that name, type and family is success. If it is Altered, an empty one takes its
-// place. If its type or family is another, the error is ErrTypeMismatch.
+// Create creates a set with comments, for up to 1,048,576 elements. An existing set of
+// this name, type and family is no error. If that set is Altered, Create replaces it by
+// an empty one. If the type or family differs, the error is ErrTypeMismatch.
 func (k *Kernel) Create(s Set) error {
 	k.lock.Lock()
 	defer k.lock.Unlock()
@@ -109,8 +109,8 @@ func (k *Kernel) create(s Set) error {
 	w.u32(nl.IPSET_ATTR_CADT_FLAGS, nl.IPSET_FLAG_WITH_COMMENT)
 	w.end(at)
 	r := k.request(nl.IPSET_CMD_CREATE, w)
-	// Without this flag a set that is there must be the same in all it was
-	// made with.
+	// Without this flag the kernel would require that an existing set was created with
+	// the same options.
 	r.Flags |= unix.NLM_F_EXCL
 	err := execute(r)
 	if errors.Is(err, unix.EEXIST) {
@@ -122,8 +122,8 @@ func (k *Kernel) create(s Set) error {
 	return describeErrno(err)
 }
 
-// replaceAltered has an empty set made by create take the place of s if that is Altered.
-// Rules refer to it from then on.
+// replaceAltered replaces s by an empty set if it is Altered. Rules that refer to s then
+// refer to the new set.
 func (k *Kernel) replaceAltered(s Set) error {
 	var w wire
 	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
@@ -150,7 +150,7 @@ func (k *Kernel) replaceAltered(s Set) error {
 	}
 	var swap wire
 	swap.text(nl.IPSET_ATTR_SETNAME, s.Name)
-	swap.text(nl.IPSET_ATTR_TYPENAME, fresh.Name) // the second name
+	swap.text(nl.IPSET_ATTR_TYPENAME, fresh.Name) // the second name (IPSET_ATTR_SETNAME2)
 	if err := execute(k.request(nl.IPSET_CMD_SWAP, swap)); err != nil {
 		return describeErrno(err)
 	}
@@ -164,7 +164,7 @@ func af(f service.Family) byte {
 	return unix.AF_INET
 }
 
-// checkExisting looks whether there is a set of that name, type and family.
+// checkExisting checks that a set of this name, type and family exists.
 func (k *Kernel) checkExisting(s Set) error {
 	var w wire
 	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
@@ -187,13 +187,13 @@ func (s Set) checkType(h Header) error {
 	return fmt.Errorf("%w: it is %s for %s, want %s for %s", ErrTypeMismatch, h.Type, h.Family, s.Type, s.Family)
 }
 
-// A rule that iptables has removed goes a moment later in the kernel.
+// After iptables has removed a rule, the kernel releases the set a moment later.
 const (
 	busyTimeout  = time.Second
 	busyInterval = 5 * time.Millisecond
 )
 
-// Destroy removes a set with its elements. That there is none is success. It
+// Destroy destroys a set with its elements. It succeeds if the set does not exist. It
 // waits up to a second for rules that still refer to it.
 func (k *Kernel) Destroy(name string) error {
 	if !Present() {
@@ -206,7 +206,7 @@ func (k *Kernel) Destroy(name string) error {
 	for deadline := time.Now().Add(k.destroyTimeout); ; time.Sleep(busyInterval) {
 		err := execute(k.request(nl.IPSET_CMD_DESTROY, w))
 		switch {
-		case err == nil, errors.Is(err, unix.ENOENT): // older kernels say so
+		case err == nil, errors.Is(err, unix.ENOENT): // returned by older kernels
 			return nil
 		case !errors.Is(err, unix.Errno(nl.IPSET_ERR_BUSY)):
 			return fmt.Errorf("destroy ipset %s: %w", name, describeErrno(err))

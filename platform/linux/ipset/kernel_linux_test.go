@@ -53,7 +53,7 @@ func run(t *testing.T, input, name string, args ...string) string {
 	return string(out)
 }
 
-// must fails the test unless all went well.
+// must fails the test if one of errs is not nil.
 func must(t *testing.T, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -61,7 +61,7 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// wantList wants the kernel to list entries, in this order.
+// wantList checks that the kernel lists entries, in this order.
 func wantList(t *testing.T, k *Kernel, s Set, want ...Entry) {
 	t.Helper()
 	got, err := k.List(s)
@@ -73,7 +73,7 @@ func wantList(t *testing.T, k *Kernel, s Set, want ...Entry) {
 
 func same(a, b Entry) bool { return a == b }
 
-// members are some that a set of that type and family can hold, sorted.
+// members returns some members that a set of this type and family can hold, sorted.
 func members(s Set) []Member {
 	addrs, nets := []string{"10.0.0.1", "192.0.2.1"}, []string{"0.0.0.0/1", "10.0.0.0/8", "10.0.0.1/32", "128.0.0.0/1"}
 	if s.Family == service.IPv6 {
@@ -133,8 +133,8 @@ func each(t *testing.T, f func(t *testing.T, k *Kernel, s Set)) {
 	}
 }
 
-// A set has what was added and not deleted, and what is there already or no
-// longer is no error.
+// TestElements checks that a set contains what was added and not deleted, and that
+// adding an existing or deleting a missing element is no error.
 func TestElements(t *testing.T) {
 	each(t, func(t *testing.T, k *Kernel, s Set) {
 		wantList(t, k, s)
@@ -153,15 +153,16 @@ func TestElements(t *testing.T) {
 	})
 }
 
-// vary are the settings that ipset chooses.
+// vary matches the settings that ipset chooses.
 var vary = regexp.MustCompile(` (hashsize|bucketsize|initval) \w+`)
 
-// lines are the sorted lines of a text less what varies.
+// lines returns the sorted lines of a text without what varies.
 func lines(text string) []string {
 	return slices.Sorted(strings.Lines(vary.ReplaceAllString(text, "")))
 }
 
-// ipset restores the text, and saves the same then and for the set itself.
+// TestTextIsOfIpset checks that ipset restores the text, and saves the same text as for
+// the set itself.
 func TestTextIsOfIpset(t *testing.T) {
 	each(t, func(t *testing.T, k *Kernel, s Set) {
 		all := members(s)
@@ -182,7 +183,7 @@ func TestTextIsOfIpset(t *testing.T) {
 	})
 }
 
-// No set holds 0.0.0.0/0, but its two halves.
+// TestWholeIsTwoHalves checks that a set holds the two halves of 0.0.0.0/0.
 func TestWholeIsTwoHalves(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		for f, whole := range map[service.Family]string{service.IPv4: "0.0.0.0/0", service.IPv6: "::/0"} {
@@ -199,7 +200,8 @@ func TestWholeIsTwoHalves(t *testing.T) {
 	})
 }
 
-// An element that is there gets the comment it is added with.
+// TestCommentsAreRenewed checks that an existing element gets the comment it is added
+// with.
 func TestCommentsAreRenewed(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		s := Set{"A", HashIP, service.IPv4}
@@ -218,7 +220,7 @@ func TestCommentsAreRenewed(t *testing.T) {
 	})
 }
 
-// A set of others without comments takes elements.
+// TestSetWithoutComments adds elements to a foreign set without comments.
 func TestSetWithoutComments(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		s := Set{"A", HashIP, service.IPv4}
@@ -228,7 +230,7 @@ func TestSetWithoutComments(t *testing.T) {
 	})
 }
 
-// Any number of elements arrives.
+// TestManyElements adds more elements than fit into one message.
 func TestManyElements(t *testing.T) {
 	each(t, func(t *testing.T, k *Kernel, s Set) {
 		all := many(s, 20000)
@@ -251,7 +253,7 @@ func many(s Set, n int) []Member {
 	return all
 }
 
-// Sets of others are listed and otherwise left alone.
+// TestHeaders checks that foreign sets are listed and otherwise left alone.
 func TestHeaders(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		run(t, "", "ipset", "create", "ports", "bitmap:port", "range", "0-100")
@@ -273,7 +275,7 @@ func TestHeaders(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("heads (-want +got):\n%s", diff)
 		}
-		// The kernel would destroy all sets if it got no name.
+		// Without a name, the kernel would destroy all sets.
 		must(t, k.Destroy(""), k.Destroy("A"))
 		if after := run(t, "", "ipset", "save"); after != before {
 			t.Errorf("others' sets were\n%s\nand are\n%s", before, after)

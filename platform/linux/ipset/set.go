@@ -11,32 +11,32 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Type is what elements of a set are made of, as ipset calls it.
+// Type is the type of a set, as in ipset(8).
 type Type string
 
-// The types that sets are made of here; others may be anybody's.
+// The types that this package creates. Foreign sets may have others.
 const (
 	HashIP        Type = "hash:ip"
 	HashIPPort    Type = "hash:ip,port"
 	HashIPPortNet Type = "hash:ip,port,net"
 )
 
-// nameSize is the most bytes that a set's name can have.
+// nameSize is the maximum length of a set's name in bytes.
 const nameSize = 31
 
-// maxElements is how many elements a set takes. The kernel's memory grows with
-// those that are there.
+// maxElements is the maximum number of elements of a set. Kernel memory is used only for
+// existing elements.
 const maxElements = 1 << 20
 
-// Set is a set by its name, which has at most 31 bytes.
+// Set identifies a set. Name has at most 31 bytes.
 type Set struct {
 	Name   string
 	Type   Type
 	Family service.Family
 }
 
-// Entry is an element. Fields that the type of its set has not are zero, and
-// so are the bits of Net beyond its length.
+// Entry is an element of a set. Fields that the type of the set does not have are zero.
+// The bits of Net beyond its length are zero, too.
 type Entry struct {
 	Addr     netip.Addr
 	Protocol service.Protocol
@@ -44,45 +44,45 @@ type Entry struct {
 	Net      netip.Prefix
 }
 
-// Compare orders entries as their fields are declared.
+// Compare orders entries by their fields, in the order of declaration.
 func (e Entry) Compare(o Entry) int {
 	return cmp.Or(
 		e.Addr.Compare(o.Addr),
 		cmp.Compare(e.Protocol, o.Protocol),
 		cmp.Compare(e.Port, o.Port),
-		// Prefix.Compare would mask both each time.
+		// Prefix.Compare would mask both prefixes on each call.
 		e.Net.Addr().Compare(o.Net.Addr()),
 		cmp.Compare(e.Net.Bits(), o.Net.Bits()),
 	)
 }
 
-// Member is an Entry with a comment for people, "" for none. The kernel gets
-// at most 255 bytes of it, and none that the text form of ipset cannot hold.
+// Member is an Entry with a comment, "" for none. The kernel gets at most 255 bytes of
+// it, without characters that the text format of ipset does not allow.
 type Member struct {
 	Entry
 	Comment string
 }
 
-// Header is what the kernel says about a set beside its elements.
+// Header describes a set without its elements.
 type Header struct {
 	Name       string
 	Type       Type
-	Family     service.Family // IPv4 if the type has none
-	Entries    int            // elements; 0 from old kernels, which do not say
-	References int            // rules, and sets of sets
-	// Altered says that it was not made by Create: it has room for another number of
-	// elements, has them end by themselves, or notes other things about them.
+	Family     service.Family // IPv4 if the type has no family
+	Entries    int            // elements; 0 from old kernels, which do not report it
+	References int            // rules, and sets of type list:set
+	// Altered means that Create did not make the set: it has another maximum number of
+	// elements, a timeout, or other extensions.
 	Altered bool
 }
 
-// What a set that was asked for can lack.
+// Errors about a set.
 var (
 	ErrMissing      = errors.New("no such ipset")
 	ErrTypeMismatch = errors.New("the ipset is of another type or family")
 )
 
-// Halves returns p or, as no set holds a prefix of length 0, the two prefixes
-// of length 1 that make it up.
+// Halves returns p itself or, for a prefix of length 0, the two prefixes of length 1
+// that it consists of: no set can hold a prefix of length 0 (ipset(8)).
 func Halves(p netip.Prefix) []netip.Prefix {
 	if p.Bits() != 0 {
 		return []netip.Prefix{p}
@@ -94,8 +94,8 @@ func Halves(p netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{low, netip.PrefixFrom(high, 1)}
 }
 
-// normalize returns members as a set can hold them: prefixes of length 0 are
-// halved, and comments are fit for it.
+// normalize returns members in a form that a set can hold: prefixes of length 0 are
+// split, and comments are sanitized.
 func normalize(members []Member) []Member {
 	all := make([]Member, 0, len(members))
 	for _, m := range members {

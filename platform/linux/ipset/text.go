@@ -14,8 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Text returns e as "ipset save" prints it, 192.0.2.1,tcp:80,10.0.0.0/8 for
-// one.
+// Text returns e in the format of "ipset save", for example 192.0.2.1,tcp:80,10.0.0.0/8.
 func (s Set) Text(e Entry) string {
 	text := addrText(e.Addr)
 	if s.Type != HashIP {
@@ -27,8 +26,8 @@ func (s Set) Text(e Entry) string {
 	return text
 }
 
-// addrText is what the C library writes: an address that starts with 96 zeros
-// ends as one of IPv4 does.
+// addrText formats a like the C library: the last 32 bits of an IPv6 address that begins
+// with 96 zero bits are in IPv4 format.
 func addrText(a netip.Addr) string {
 	if !a.Is6() {
 		return a.String()
@@ -47,9 +46,9 @@ func netText(p netip.Prefix) string {
 	return fmt.Sprintf("%s/%d", addrText(p.Addr()), p.Bits())
 }
 
-// WriteText writes the set in the form of "ipset save", sorted and each entry
-// once, so that "ipset restore" makes it where there is none of that name. It
-// writes of the size only what a set starts with.
+// WriteText writes the set in the format of "ipset save", sorted and without duplicates.
+// "ipset restore" creates the set from it if there is none of that name. hashsize is
+// always the initial size.
 func (s Set) WriteText(w io.Writer, members []Member) {
 	family := "inet"
 	if s.Family == service.IPv6 {
@@ -68,11 +67,13 @@ func (s Set) WriteText(w io.Writer, members []Member) {
 	}
 }
 
-// commentSize is the most bytes that the kernel takes for a comment.
+// commentSize is the maximum length of a comment in bytes (kernel:
+// include/uapi/linux/netfilter/ipset/ip_set.h).
 const commentSize = 255
 
-// sanitizeComment returns a comment without what would end it or its line in the text
-// form, cut to what the kernel takes but not within a character.
+// sanitizeComment replaces the characters that would end the comment or its line in the
+// text format. It truncates the comment at the end of a character to the maximum length
+// of the kernel.
 func sanitizeComment(comment string) string {
 	comment = strings.Map(func(r rune) rune {
 		switch {

@@ -14,11 +14,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// wire is attributes of netlink one after the other.
+// wire is a sequence of netlink attributes.
 type wire []byte
 
-// netByteOrder marks a number or an address as in the order of the network. Ipsets
-// take none without.
+// netByteOrder marks a number or an address as being in network byte order. Ipsets
+// require it.
 const netByteOrder = unix.NLA_F_NET_BYTEORDER
 
 func (w *wire) bytes(typ uint16, value ...byte) {
@@ -42,7 +42,7 @@ func (w *wire) u32(typ uint16, value uint32) {
 	w.bytes(typ|netByteOrder, b[:]...)
 }
 
-// nest opens an attribute that lasts to end.
+// nest begins an attribute that ends with end.
 func (w *wire) nest(typ uint16) int {
 	at := len(*w)
 	w.bytes(typ)
@@ -69,7 +69,7 @@ func (w *wire) addr(typ uint16, a netip.Addr) {
 	w.end(at)
 }
 
-// element appends what m is in a set of type t.
+// element appends m in the form for a set of type t.
 func (w *wire) element(t Type, m Member) {
 	at := w.nest(nl.IPSET_ATTR_DATA | unix.NLA_F_NESTED)
 	w.addr(nl.IPSET_ATTR_IP, m.Addr)
@@ -87,8 +87,8 @@ func (w *wire) element(t Type, m Member) {
 	w.end(at)
 }
 
-// attributes yields the type and value of each attribute in b. What is cut off
-// ends it.
+// attributes yields the type and value of each attribute in b. It stops at a truncated
+// one.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= 4 {
@@ -169,7 +169,7 @@ func (h *Header) readData(b []byte) {
 			h.Altered = true
 		}
 	}
-	if room != 0 { // of a type that is made here
+	if room != 0 { // a type that this package creates
 		h.Altered = h.Altered || room != maxElements || flags != nl.IPSET_FLAG_WITH_COMMENT
 	}
 }

@@ -15,12 +15,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// largest is the element that takes the most bytes.
+// largest is the element that needs the most bytes.
 func largest() Member {
 	return Member{entry("2001:db8::1", service.TCP, 80, "2001:db8::/32"), strings.Repeat("x", commentSize)}
 }
 
-// A message of a full batch is below 32 KiB, whatever comes last.
+// TestBatchSize checks that the message of a full batch is below 32 KiB, whatever its
+// last element is.
 func TestBatchSize(t *testing.T) {
 	w := make(wire, batchSize-1)
 	w.element(HashIPPortNet, largest())
@@ -29,7 +30,7 @@ func TestBatchSize(t *testing.T) {
 	}
 }
 
-// What the kernel says is read as far as it goes, and no further.
+// TestCutAnswers checks that a truncated reply is parsed up to its end and no further.
 func TestCutAnswers(t *testing.T) {
 	m := largest()
 	var w wire
@@ -49,7 +50,7 @@ func TestCutAnswers(t *testing.T) {
 	}
 }
 
-// An attribute may be too short for what it should hold.
+// TestShortAttributes parses attributes that are too short for their type.
 func TestShortAttributes(t *testing.T) {
 	for typ := range uint16(64) {
 		var w wire

@@ -11,11 +11,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// planAll compares what the tables hold with what want needs, and with have,
-// what we left there if that is known.
+// planAll plans from the observed tables t to want. have is what we last installed, nil
+// if that is not known. Differences between t and have are drift.
 func (b *Backend) planAll(t *observed, have *installed, want *service.Snapshot) *plan {
 	sums := t.sums()
-	delete(sums, localnetMark) // comes and goes by itself
+	delete(sums, localnetMark) // is added and removed separately, see planLocalnet
 	p := &plan{backend: b, from: &installed{}, fullSync: true, dormant: t.dormant}
 	b.readLocalnetMark(p, t)
 	foreign := b.foreign(t, want)
@@ -55,7 +55,7 @@ func (b *Backend) planAll(t *observed, have *installed, want *service.Snapshot) 
 	return p
 }
 
-// foreign returns the entries that the tables hold and that want has not.
+// foreign returns the entries that the tables hold and want does not contain.
 func (b *Backend) foreign(t *observed, want *service.Snapshot) []entry {
 	wanted := map[key]bool{}
 	for p := range want.Ports(b.family) {
@@ -66,7 +66,7 @@ func (b *Backend) foreign(t *observed, want *service.Snapshot) []entry {
 	return slices.DeleteFunc(t.entries(), func(e entry) bool { return wanted[e.key] })
 }
 
-// removedPorts returns the frontends that go with entries.
+// removedPorts returns the frontends that disappear with entries.
 func removedPorts(f service.Family, entries []entry) []*service.Port {
 	var all []*service.Port
 	for _, e := range entries {
@@ -81,10 +81,11 @@ func removedPorts(f service.Family, entries []entry) []*service.Port {
 	return all
 }
 
-// maxDriftLines bounds what is said about drift.
+// maxDriftLines limits the length of a drift report.
 const maxDriftLines = 20
 
-// drift describes what others did to tables that held have, and where surplus is.
+// drift describes how others changed the tables since we installed have. surplus are the
+// jumps that others added.
 func drift(t *observed, have *installed, jumps, surplus []jump) []string {
 	var lines []string
 	for _, table := range t.dormant {

@@ -12,65 +12,68 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Driver is what Backend asks from the system, for one family. Its methods
-// are called from one goroutine at a time, but for Watch.
+// Driver is what Backend needs from the system, for one family. All methods except Watch
+// are called from one goroutine at a time.
 type Driver interface {
-	// Restore makes text, as iptables-restore --noflush takes it, take effect:
-	// the part for one table together, or not at all. An error that is no
-	// fault of the text is an errBusy.
+	// Restore applies text, in the format of iptables-restore --noflush. Each table is
+	// changed completely or not at all. An error that is not caused by the text wraps
+	// errBusy.
 	Restore(ctx context.Context, text string) error
-	// Save returns what iptables-save prints of the tables that exist.
+	// Save returns the output of iptables-save for the tables that exist.
 	Save(ctx context.Context) (string, error)
-	// Touched reports that others may have changed the tables since the last
-	// call of Save, not counting Restores. It is cheap.
+	// Touched reports whether others may have changed the tables since the last call of
+	// Save. Changes by Restore do not count. The call is cheap.
 	Touched(ctx context.Context) (bool, error)
-	// Dormant lists the tables of the role that the kernel lets no packet pass,
-	// whatever rules they have. Activate ends that for one.
+	// Dormant lists the tables of the role that have the flag dormant: the kernel
+	// evaluates none of their rules (nft(8)). Activate clears the flag of one table.
 	Dormant() ([]string, error)
 	Activate(table string) error
-	// RouteLocalnetEnabled reports that packets to loopback addresses may be routed,
-	// EnableRouteLocalnet sees to it, and DisableRouteLocalnet to the contrary. The error of
-	// RouteLocalnetEnabled is why they cannot be, or why that is not known.
+	// RouteLocalnetEnabled reports whether the kernel routes packets to loopback
+	// addresses. EnableRouteLocalnet and DisableRouteLocalnet switch that on and off. An
+	// error of RouteLocalnetEnabled means that it cannot be switched on, or that the
+	// setting cannot be read.
 	RouteLocalnetEnabled() (bool, error)
 	EnableRouteLocalnet() error
 	DisableRouteLocalnet() error
-	// Liberal reports that the kernel takes packets outside of the window of
-	// their connection as valid.
+	// Liberal reports whether the kernel accepts packets outside of the TCP window of
+	// their connection as valid (nf_conntrack_tcp_be_liberal, see
+	// docs.kernel.org/networking/nf_conntrack-sysctl.html).
 	Liberal() bool
-	// Watch calls touched whenever others change the tables, until ctx ends.
+	// Watch calls touched whenever others change the tables, until ctx is done.
 	Watch(ctx context.Context, touched func()) error
 }
 
-// Backend keeps the chains of one family. It implements reconcile.Backend.
+// Backend keeps the chains of one family in the desired state. It implements
+// reconcile.Backend.
 type Backend struct {
 	layout
 	driver Driver
-	// installed is what the tables hold, nil while that is not known.
+	// installed is what the tables hold, nil if that is not known.
 	installed *installed
 	tally     Tally
 	counts    counts
-	// localnetMarked says that localnetMark is there, or was when it was last looked
-	// for, and routed that loopback addresses are.
+	// localnetMarked means that localnetMark existed when the tables were last read.
+	// localnetRouted means that the kernel routes loopback addresses.
 	localnetMarked, localnetRouted bool
-	localnetErr                    error // why they cannot be
+	localnetErr                    error // why it cannot route them
 	degradedReason                 string
 	pending                        pending
 }
 
 var _ reconcile.Watcher = (*Backend)(nil)
 
-// installed describes chains that are as we want them.
+// installed describes chains that match a snapshot.
 type installed struct {
 	snapshot *service.Snapshot
 	sums     map[id]sum
-	// retained are entries of an earlier process that a partial snapshot does not
-	// have.
+	// retained are entries of an earlier process that an incomplete snapshot does not
+	// contain.
 	retained []entry
 }
 
-// Plan implements reconcile.Backend. Without foreign changes its cost follows
-// the difference between want and the last snapshot, and the number of
-// Services where one of them came or went; else the tables are read.
+// Plan implements reconcile.Backend. Without foreign changes its cost is proportional to
+// the difference between want and the last snapshot, plus the number of Services if a
+// Service was added or removed. After foreign changes it reads the tables.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	touched, settingsChanged := true, b.readSettings()
 	if b.installed != nil {
@@ -78,13 +81,13 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		if touched, err = b.driver.Touched(ctx); err != nil {
 			return nil, fmt.Errorf("ask for changes to the tables: %w", err)
 		}
-		// What a partial snapshot left in force may go now.
+		// A complete snapshot allows the removal of what the incomplete one retained.
 		touched = touched || b.installed.snapshot.Incomplete && !want.Incomplete
 	}
 	var p *plan
 	if touched {
-		// The driver tells of a change once, so until a plan was applied
-		// nobody knows what the tables hold.
+		// The driver reports a change once. Until a plan has been applied, the contents
+		// of the tables are unknown.
 		have := b.installed
 		b.installed = nil
 		t, err := b.read(ctx)
@@ -96,7 +99,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		p = b.planChanges(b.withPendingNodePorts(want, nil), settingsChanged)
 	}
 	b.planLocalnet(p)
-	// Who does not apply a plan may see somebody else do it.
+	// The caller may discard the plan while another process makes the same change.
 	b.installed = nil
 	switch {
 	case p.Empty() && p.fullSync:
@@ -107,7 +110,8 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
-// maxReads bounds how often the tables are read until nobody disturbs that.
+// maxReads limits how often the tables are read again because others change them at the
+// same time.
 const maxReads = 5
 
 func (b *Backend) read(ctx context.Context) (*observed, error) {
@@ -124,9 +128,9 @@ func (b *Backend) read(ctx context.Context) (*observed, error) {
 	return nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), maxReads)
 }
 
-// Cleanup implements reconcile.Backend: it removes every chain that a service
-// proxy of the node has made, and the rules that lead there. A chain that
-// somebody else refers to is emptied, stays, and is an error.
+// Cleanup implements reconcile.Backend. It removes every chain that a service proxy of
+// the node has made, and the rules that jump there. A chain that rules of others refer
+// to is flushed and kept, and is reported as an error.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.installed = nil
 	t, err := b.read(ctx)
@@ -164,8 +168,8 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)
 }
 
-// planChanges plans from one snapshot to the next. turned says that chains of the
-// same snapshot may differ.
+// planChanges plans from the last snapshot to want without reading the tables.
+// settingsChanged means that chains may differ although the snapshot is the same.
 func (b *Backend) planChanges(want *service.Snapshot, settingsChanged bool) *plan {
 	h := b.installed
 	p := &plan{backend: b, from: h, next: h}
@@ -191,7 +195,8 @@ func (b *Backend) planChanges(want *service.Snapshot, settingsChanged bool) *pla
 	return p
 }
 
-// dropRetained drops from what an earlier process left what a Port has now.
+// dropRetained removes the keys in has from the retained entries: a Port of the snapshot
+// has them now.
 func (h *installed) dropRetained(has []key) {
 	if len(has) == 0 || len(h.retained) == 0 {
 		return
@@ -199,7 +204,7 @@ func (h *installed) dropRetained(has []key) {
 	h.retained = slices.DeleteFunc(slices.Clone(h.retained), func(e entry) bool { return slices.Contains(has, e.key) })
 }
 
-// stageAll compares all chains of want with those that h notes.
+// stageAll compares all chains of want with the sums in h.
 func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
 	s := &stage{layout: b.layout, sums: h.sums, keepDeleted: len(h.retained) > 0}
 	for c := range service.Diff(h.snapshot, want, b.family) {
@@ -212,7 +217,7 @@ func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
 	return s
 }
 
-// Close gives back what a Backend holds of the kernel's. The chains stay.
+// Close releases the kernel resources of a Backend. The chains stay.
 func (b *Backend) Close() error {
 	if d, ok := b.driver.(interface{ close() }); ok {
 		d.close()

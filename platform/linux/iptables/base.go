@@ -13,15 +13,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// jump is a rule in a chain that the system has and that leads to ours.
+// jump is a rule in a built-in chain that leads to a chain of ours.
 type jump struct {
 	from id
 	rule string
 }
 
-// jumps returns the rules that lead from the chains of the system to ours. Each is
-// put first in its chain. Which of two comes before the other does not matter:
-// what is marked has been translated, and so nothing refuses it.
+// jumps returns the rules that lead from the built-in chains to ours. Each is inserted
+// at the head of its chain. Their order does not matter: a packet with the masquerade
+// mark has been translated, so no rule rejects it.
 func (l layout) jumps() []jump {
 	if l.isIPVS() {
 		return ipvsJumps()
@@ -48,17 +48,17 @@ const (
 	localOnly = "-m addrtype --dst-type LOCAL "
 )
 
-// layout makes the chains of one family.
+// layout computes the chains of one family.
 type layout struct {
 	family  service.Family
 	options Options
-	// noLocalnet keeps NodePorts from loopback addresses, whatever options say, and
-	// liberal has packets pass that options would drop.
+	// noLocalnet disables NodePorts on loopback addresses, and liberal disables
+	// DropInvalid, both regardless of options.
 	noLocalnet, liberal bool
 }
 
-// shared returns the chains that are not one Port's: the trees, with the
-// entries of ports and others, and what every node has.
+// shared returns the chains that do not belong to a single Port: the trees with the
+// entries of ports and of others, and the chains that every node has.
 func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others []entry) []chain {
 	var all, lowPriority []entry
 	for p := range ports {
@@ -67,8 +67,8 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 		all = append(all, slices.DeleteFunc(own, func(e entry) bool { return e.lowPriority })...)
 	}
 	all = append(all, lowPriority...)
-	// Where two have the same key the first one counts, and what is wanted
-	// goes before what was held.
+	// Of two entries with the same key the first one counts. Desired entries come before
+	// retained ones.
 	roots, branches := l.buildTrees(append(all, others...))
 	if l.isIPVS() {
 		return append(l.ipvsChains(node, roots[id{nat, ipvsTargetsChain}]), branches...)
@@ -89,13 +89,15 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 	return append(append(chains, l.healthChains(node, roots[id{filter, healthPortsChain}])...), branches...)
 }
 
-// masqueradeRule draws the port at random. By default the kernel keeps the
-// client's, and of two clients with the same port whose first packets come at
-// the same moment, to one endpoint, it drops one.
+// masqueradeRule selects the source port at random. By default the kernel keeps the port
+// of the client. If the first packets of two clients with the same port arrive for one
+// endpoint at the same moment, the kernel drops one of them
+// (kubernetes/kubernetes#76699).
 const masqueradeRule = "-j MASQUERADE --random-fully"
 
-// The rules that count, the latter nothing else: who connects to a NodePort of
-// a loopback address is always masqueraded, so it is asked of few packets.
+// The rules whose counters are read. loopbackRule has no target, it only counts. A
+// connection to a NodePort of a loopback address always carries the masquerade mark, so
+// few packets reach this rule.
 const (
 	invalidRule  = "-m conntrack --ctstate INVALID -j DROP"
 	loopbackRule = "-m conntrack --ctorigdst 127.0.0.0/8"
@@ -146,9 +148,9 @@ func (l layout) unreachable() string {
 	return "icmp-port-unreachable"
 }
 
-// healthChains let in who asks health checks, ahead of rules and a policy of INPUT
-// that would not. ports are the rules at the root of their tree. Health checks are
-// answered where NodePorts are, and never at the address of a relay.
+// healthChains accept health checks, ahead of rules and a policy of INPUT that would
+// drop them. ports are the rules at the root of their tree. The node answers health
+// checks on the addresses that answer NodePorts, and never on the address of a relay.
 func (l layout) healthChains(node *service.Node, ports []string) []chain {
 	var rules []string
 	if len(ports) > 0 {
@@ -160,8 +162,8 @@ func (l layout) healthChains(node *service.Node, ports []string) []chain {
 	return []chain{{id{filter, healthPortsChain}, ports}, {id{filter, healthChain}, rules}}
 }
 
-// markClusterRules mark what enters through a ClusterIP for masquerading, by
-// way of chain.
+// markClusterRules mark packets for masquerading that arrive for a ClusterIP and need
+// it. They jump to chain for that.
 func (l layout) markClusterRules(node *service.Node, chain string) []string {
 	mark := "-j " + chain
 	switch {
@@ -174,9 +176,10 @@ func (l layout) markClusterRules(node *service.Node, chain string) []string {
 }
 
 // hairpinMatch matches packets whose source is their destination. No other match
-// compares two fields of a packet, so without it each endpoint would need a
-// rule: the program loads a word of the source, keeps it, loads the same word
-// of the destination and goes on while they are equal.
+// compares two fields of a packet, so without it each endpoint would need a rule. The
+// classic BPF program (docs.kernel.org/networking/filter.html) loads a word of the
+// source into A, copies it to X, loads the same word of the destination and compares
+// both. It continues with the next word while they are equal.
 func (l layout) hairpinMatch() string {
 	source, words, size := 12, 1, 4
 	if l.family == service.IPv6 {
@@ -197,18 +200,19 @@ func (l layout) hairpinMatch() string {
 
 var loopback = [...]netip.Prefix{service.IPv4: netip.MustParsePrefix("127.0.0.0/8"), service.IPv6: netip.MustParsePrefix("::1/128")}
 
-// martianRule keeps others from reaching loopback addresses, which the kernel
-// would let them once it routes such addresses for NodePorts.
+// martianRule protects loopback addresses. Once the kernel routes such addresses for
+// NodePorts, it would also accept packets to them from the network
+// (kubernetes/kubernetes#92315).
 const martianRule = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 
-// nonLocalSourceRule keeps others from NodePorts of loopback addresses: translated before
-// the kernel routes it, a packet is not known to have been for one.
+// nonLocalSourceRule keeps other hosts from NodePorts on loopback addresses. The DNAT
+// happens before the routing decision, so later rules cannot recognize such a packet.
 const nonLocalSourceRule = "-d 127.0.0.0/8 -m addrtype ! --src-type LOCAL -j RETURN"
 
-// localhost reports that NodePorts answer on loopback addresses.
+// localhost reports whether NodePorts answer on loopback addresses.
 func (l layout) localhost(node *service.Node) bool { return l.wantsLocalhost(node) && !l.noLocalnet }
 
-// wantsLocalhost reports that they are to.
+// wantsLocalhost reports whether the configuration requests that.
 func (l layout) wantsLocalhost(node *service.Node) bool {
 	if l.family != service.IPv4 || !l.options.LocalhostNodePorts {
 		return false
@@ -216,7 +220,7 @@ func (l layout) wantsLocalhost(node *service.Node) bool {
 	return slices.ContainsFunc(node.NodePortPrefixes(l.family), loopback[l.family].Overlaps)
 }
 
-// nodePortRules lead to the NodePorts from the addresses that answer them.
+// nodePortRules jump to the NodePorts for packets to the addresses that answer them.
 func (l layout) nodePortRules(node *service.Node, chain string) []string {
 	rules := []string{"-d " + loopback[l.family].String() + " -j RETURN"}
 	if l.localhost(node) {
@@ -231,7 +235,7 @@ func (l layout) nodePortRules(node *service.Node, chain string) []string {
 		switch {
 		case p.Bits() == 0:
 			return append(rules, local)
-		case l.localhost(node) || !service.LoopbackOnly(p): // else listeners answer there, if anybody does
+		case l.localhost(node) || !service.LoopbackOnly(p): // otherwise only listeners answer there
 			rules = append(rules, "-d "+p.Masked().String()+" "+local)
 		}
 	}

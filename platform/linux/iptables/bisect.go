@@ -14,15 +14,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// maxFailures bounds how many Ports are tried one by one after a refusal.
-// More than that means that the tables or the kernel are at fault.
+// maxFailures limits how many Ports may be refused one by one. A higher number means
+// that the tables or the kernel are at fault.
 const maxFailures = 64
 
-// bisect applies the changes of p one after the other, as far as they work. A
-// Port that is refused keeps what it had.
+// bisect applies the changes of p in parts, as far as the kernel accepts them. A Port
+// that is refused keeps its old rules.
 func (p *plan) bisect(ctx context.Context, refusal error) error {
 	b, want := p.backend, p.next.snapshot
-	t, err := b.read(ctx) // one of the tables may have been programmed
+	t, err := b.read(ctx) // one of the tables may have been changed
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (p *plan) bisect(ctx context.Context, refusal error) error {
 	return errors.Join(append(d.errs, d.fatal)...)
 }
 
-// bisection is one run of divide.
+// bisection is the state of one call of plan.bisect.
 type bisection struct {
 	plan        *plan
 	ctx         context.Context
@@ -56,14 +56,14 @@ type bisection struct {
 	jumps       []jump
 	moves       []move
 	insertAfter map[id]int
-	ports       map[service.PortName]*service.Port // in force
-	existing    []entry                            // in the tables when it began
-	owners      map[key]service.PortName           // who wants what is held
+	ports       map[service.PortName]*service.Port // whose rules are installed
+	existing    []entry                            // in the tables at the start
+	owners      map[key]service.PortName           // the desired owner of each key
 	errs        []error
-	fatal       error // ends the run
+	fatal       error // ends the bisection
 }
 
-// recordOwners notes the keys of all Ports.
+// recordOwners stores the owner of each key of want.
 func (d *bisection) recordOwners(want *service.Snapshot) {
 	b := d.plan.backend
 	for p := range want.Ports(b.family) {
@@ -73,9 +73,9 @@ func (d *bisection) recordOwners(want *service.Snapshot) {
 	}
 }
 
-// existingEntries returns the entries that stay though no port in force has them: of
-// Ports whose turn has not come, or that were refused, and what a partial
-// snapshot does not know.
+// existingEntries returns the entries that stay although no installed port has them:
+// those of Ports that come later or were refused, and those that an incomplete snapshot
+// does not contain.
 func (d *bisection) existingEntries() []entry {
 	if !d.plan.fullSync {
 		return d.existing
@@ -90,10 +90,10 @@ func (d *bisection) existingEntries() []entry {
 	return all
 }
 
-// deleteObsolete removes what nobody wants, once all the rest is in.
+// deleteObsolete removes obsolete chains after everything else has been applied.
 func (d *bisection) deleteObsolete() {
 	b := d.plan.backend
-	// Branches of trees have gone with the trees.
+	// ensureShared has removed the obsolete branches of trees.
 	c := change{deleteJumps: d.plan.deleteJumps, deletes: slices.DeleteFunc(slices.Clone(d.plan.deletes), id.isBranch)}
 	if !d.plan.fullSync || c.empty() {
 		return
@@ -103,7 +103,7 @@ func (d *bisection) deleteObsolete() {
 	}
 }
 
-// bisect applies changes, or each half of them.
+// bisect applies changes. If they are refused, it applies each half separately.
 func (d *bisection) bisect(changes []service.Change) {
 	if len(changes) == 0 || d.fatal != nil {
 		return
@@ -128,7 +128,7 @@ func (d *bisection) recordFailure(c service.Change, err error) {
 	}
 }
 
-// try applies changes and what is shared together with them.
+// try applies changes together with the shared chains.
 func (d *bisection) try(changes []service.Change) error {
 	b, node := d.plan.backend, d.plan.next.snapshot.Node
 	before := map[service.PortName]*service.Port{}
@@ -138,7 +138,7 @@ func (d *bisection) try(changes []service.Change) error {
 		s.changePort(c, node)
 		d.setPort(c.Name(), c.New)
 	}
-	for port := range d.sortedPorts() { // whose chains may have gone with a text of which a part was refused
+	for port := range d.sortedPorts() { // a partly refused text may have removed their chains
 		s.ensure(b.portChains(port, node)...)
 	}
 	s.ensureShared(b.shared(node, d.sortedPorts(), d.existingEntries()))
@@ -156,8 +156,7 @@ func (d *bisection) try(changes []service.Change) error {
 	return nil
 }
 
-// reread finds out what the tables hold after a refusal, for one of them may have
-// been programmed.
+// reread reads the tables after a refusal, because one of them may have been changed.
 func (d *bisection) reread() error {
 	t, err := d.plan.backend.read(d.ctx)
 	if err != nil {
@@ -175,7 +174,7 @@ func (d *bisection) setPort(name service.PortName, p *service.Port) {
 	d.ports[name] = p
 }
 
-// sortedPorts yields the ports in force, in name order.
+// sortedPorts yields the installed ports in the order of their names.
 func (d *bisection) sortedPorts() iter.Seq[*service.Port] {
 	names := make([]service.PortName, 0, len(d.ports))
 	for name := range d.ports {

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestHalfProgrammed has table nat take a change that table filter refuses, once
-// or twice. Ports that are not at fault do not suffer from what went in.
+// TestHalfProgrammed lets table nat accept a change that table filter refuses, once or
+// twice. Ports that are not at fault must not suffer from the part that was applied.
 func TestHalfProgrammed(t *testing.T) {
 	for refusals := range 3 {
 		k := newFake()

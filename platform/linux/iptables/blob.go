@@ -12,24 +12,25 @@ import (
 	"kubeproxy/common/service"
 )
 
-// blob is a table of iptables-legacy as the kernel gives it away: one rule
-// after the other, with jumps to offsets. A chain that is not the system's
-// begins with a rule whose target is called ERROR.
+// blob is a table of iptables-legacy in the format of the kernel: a sequence of rules,
+// whose jumps are offsets. A user-defined chain begins with a rule whose target is
+// called ERROR (kernel: include/uapi/linux/netfilter/x_tables.h).
 type blob struct {
 	table  string
 	role   Role
 	family service.Family
 	bytes  []byte
-	hooks  map[int]string // where the system's chains begin
+	hooks  map[int]string // offsets of the built-in chains
 }
 
-// entryLayout says where in a rule things are: how long its addresses and
-// interfaces are, and where its targets, its length and its matches stand.
-// Behind the addresses the kernel keeps notes of its own, and counters.
+// entryLayout holds the offsets inside a rule: the length of addresses and interfaces,
+// and the positions of the target offset, the rule length and the matches. The kernel
+// stores internal fields and counters behind the addresses.
 type entryLayout struct {
 	head, target, next, matches int
-	// masks are those of addresses and interfaces, from and to, proto the number of
-	// a protocol, and inverted the flags of what a rule wants not to be so.
+	// masks are the ranges of the masks of addresses and interfaces, as start and end.
+	// proto is the offset of the protocol number. inverted is the offset of the flags
+	// for inverted matches.
 	masks           [][2]int
 	proto, inverted int
 }
@@ -41,12 +42,12 @@ var entryLayouts = [...]entryLayout{
 
 const (
 	targetName  = 2  // in a target: a name of 29 bytes
-	targetData  = 32 // behind its head
+	targetData  = 32 // behind the header of the target
 	errorTarget = "ERROR"
 )
 
-// Verdicts of the kernel, less one and negative (linux/netfilter/x_tables.h), and numbers of
-// protocols.
+// Verdicts of the kernel, as -verdict-1 (kernel:
+// include/uapi/linux/netfilter/x_tables.h), and protocol numbers.
 const (
 	verdictAccept = -2
 	verdictReturn = -5
@@ -56,14 +57,13 @@ const (
 
 // blobRule is one rule of a blob.
 type blobRule struct {
-	at, next int // next is where the following one begins
+	at, next int // offsets of this rule and of the next one
 	head     []byte
 	matches  []byte
 	target   []byte
 }
 
-// rules yields the rules of b until one makes no sense, and reports whether
-// all did.
+// rules yields the rules of b. It returns false if it meets a rule that it cannot parse.
 func (b *blob) rules(yield func(blobRule) bool) bool {
 	l := entryLayouts[b.family]
 	for at := 0; at < len(b.bytes); {
@@ -89,7 +89,8 @@ func text(b []byte) string {
 	return string(name)
 }
 
-// chainStart returns the name of the chain that begins behind r, if one does.
+// chainStart returns the name of the user-defined chain that begins behind r, if there
+// is one.
 func (r blobRule) chainStart() (string, bool) {
 	if !bytes.HasPrefix(r.target[targetName:], []byte(errorTarget+"\x00")) {
 		return "", false
@@ -97,17 +98,17 @@ func (r blobRule) chainStart() (string, bool) {
 	return text(r.target[targetData:]), true
 }
 
-// jump returns the offset that r leads to, if it leads anywhere.
+// jump returns the offset that r jumps to. The result is false if r does not jump.
 func (r blobRule) jump() (int, bool) {
-	if r.target[targetName] != 0 { // not the one that is called nothing
+	if r.target[targetName] != 0 { // only the standard target has an empty name
 		return 0, false
 	}
 	to := int(int32(binary.NativeEndian.Uint32(r.target[targetData:])))
 	return to, to >= 0
 }
 
-// passes reports that a rule of a family lets all packets pass, or all of a protocol
-// that Services have, see passesAll.
+// passes reports whether a rule of a family lets all packets pass, or all packets of a
+// protocol that Services use, see passesAll.
 func (r blobRule) passes(f service.Family) bool {
 	l := entryLayouts[f]
 	for _, m := range l.masks {
@@ -126,7 +127,7 @@ func (r blobRule) passes(f service.Family) bool {
 	return verdict == verdictAccept || verdict == verdictReturn
 }
 
-// onlyComments reports that a rule has no match that could fail.
+// onlyComments reports whether a rule has no match that could fail.
 func (r blobRule) onlyComments() bool {
 	for m := r.matches; len(m) > 0; {
 		size := 0
@@ -141,10 +142,10 @@ func (r blobRule) onlyComments() bool {
 	return true
 }
 
-// sum is the same as long as our chains hold the same rules and the same rules
-// of the system's chains lead to them, with or without one ahead that lets all
-// packets pass, whatever counters say and others have.
-// It is false if b was not understood.
+// sum hashes our chains and the rules of the built-in chains that jump to them. It also
+// depends on whether a rule ahead of such a jump lets all packets pass. It does not
+// depend on counters or on chains of others. The result is false if b could not be
+// parsed.
 func (b *blob) sum(seed maphash.Seed) (uint64, bool) {
 	d := &digest{family: b.family, chains: map[int]blobChain{}}
 	d.hash.SetSeed(seed)
@@ -164,29 +165,30 @@ func (b *blob) sum(seed maphash.Seed) (uint64, bool) {
 	return d.total, true
 }
 
-// blobChain is the name of a chain.
+// blobChain identifies a chain.
 type blobChain struct {
-	name  uint64 // stands for it
+	name  uint64 // hash of the name
 	owned bool
 }
 
-// digest adds up what sum is about, chain by chain.
+// digest computes sum, chain by chain.
 type digest struct {
 	family service.Family
-	chains map[int]blobChain // by where what leads there goes
+	chains map[int]blobChain // by the offset that jumps use
 	hash   maphash.Hash
-	chain  blobChain // the chain that is under way
-	hook   string    // the same, if it is one of the system's
-	passed bool      // by a rule of hook
+	chain  blobChain // the current chain
+	hook   string    // the current built-in chain, "" if there is none
+	passed bool      // whether a rule of hook lets all packets pass
 	total  uint64
 }
 
-// rule takes in r, with which hook begins unless that is empty.
+// rule adds r. hook is the name of the built-in chain that begins with r, "" if none
+// does.
 func (d *digest) rule(r blobRule, hook string) {
 	if hook != "" {
 		d.hook, d.passed = hook, false
 	}
-	if _, ends := r.chainStart(); ends { // what was under way
+	if _, ends := r.chainStart(); ends { // the current chain ends
 		d.add()
 		d.hook, d.chain = "", d.chains[r.next]
 		d.number(d.chain.name)
@@ -208,7 +210,7 @@ func (d *digest) rule(r blobRule, hook string) {
 	}
 }
 
-// add takes what was written together into the total, in any order.
+// add adds the current hash to the total. The order of calls does not matter.
 func (d *digest) add() {
 	if d.chain.owned || d.hook != "" {
 		d.total += d.hash.Sum64()
@@ -216,7 +218,7 @@ func (d *digest) add() {
 	d.hash.Reset()
 }
 
-// write takes in r, with a name for the offset that it leads to.
+// write hashes r. It replaces the offset of a jump by the name of the chain.
 func (d *digest) write(r blobRule) {
 	_, _ = d.hash.Write(r.head)
 	_, _ = d.hash.Write(r.matches)

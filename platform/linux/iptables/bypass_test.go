@@ -18,7 +18,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// handOver does a round for want and has the rules lead past the relay.
+// handOver runs a sync for want and lets the rules bypass the relay.
 func (s *relayNode) handOver(t *rapid.T, want *service.Snapshot) {
 	s.round(t, want)
 	if loss, err := s.HandOver(t.Context()); err != nil || loss != "" {
@@ -26,15 +26,15 @@ func (s *relayNode) handOver(t *rapid.T, want *service.Snapshot) {
 	}
 }
 
-// TestBypassDecidesAsRouteDoes judges connections past a relay: each goes
-// where route says, as if the node had made it.
+// TestBypassDecidesAsRouteDoes checks connections that bypass a relay: each goes where
+// route decides, as if the node had opened it.
 func TestBypassDecidesAsRouteDoes(t *testing.T) {
 	eachCluster(t, (*relayNode).handOver, (*relayNode).judgeBypass)
 }
 
 func (s *relayNode) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
-	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // the mode does not forward it
+	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // the mode does not forward SCTP
 		v = route.Decide(s.Redirected(), c)
 	}
 	got := iptables.Trace(s.tables, c, generate.IsNodeLocal)
@@ -47,8 +47,8 @@ func (s *relayNode) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn
 	}
 }
 
-// TestBypassChangesOneTable wants only table nat to change: connections that are
-// led past the relay before another table knows of it would be lost.
+// TestBypassChangesOneTable checks that only table nat changes. Connections would be
+// lost if they bypassed the relay before another table allowed that.
 func TestBypassChangesOneTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -68,8 +68,8 @@ func TestBypassChangesOneTable(t *testing.T) {
 	})
 }
 
-// TestBackFromBypass has the next process lead to its own listeners again, and
-// leave nothing of the time in between.
+// TestBackFromBypass checks that the next process redirects to its own listeners again,
+// and leaves nothing of the bypass.
 func TestBackFromBypass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -91,7 +91,7 @@ func TestBackFromBypass(t *testing.T) {
 	})
 }
 
-// withoutPorts leaves out where listeners are.
+// withoutPorts removes the addresses of listeners.
 func withoutPorts(rules string) string {
 	lines := strings.Split(rules, "\n")
 	for i, l := range lines {
@@ -102,7 +102,8 @@ func withoutPorts(rules string) string {
 	return strings.Join(lines, "\n")
 }
 
-// A kernel that lacks what choosing or remembering needs is asked for less.
+// TestBypassAsksForLess checks that the bypass needs neither random selection nor
+// affinity where the kernel lacks a match for them.
 func TestBypassAsksForLess(t *testing.T) {
 	e := func(s string) service.Endpoint { return service.Endpoint{Addr: netip.MustParseAddrPort(s)} }
 	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{{

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The tables that hold chains of ours.
+// The tables that hold our chains.
 const (
 	nat    = "nat"
 	filter = "filter"
@@ -18,28 +18,28 @@ const (
 
 var tables = []string{nat, filter}
 
-// id tells one chain from every other.
+// id identifies a chain.
 type id struct{ table, name string }
 
 func (i id) compare(j id) int {
 	return cmp.Or(-cmp.Compare(i.table, j.table), cmp.Compare(i.name, j.name))
 }
 
-// chain is a chain and its rules, each as iptables-save prints it after the
-// name of the chain.
+// chain is a chain with its rules. Each rule is what iptables-save prints after the name
+// of the chain.
 type chain struct {
 	id
 	rules []string
 }
 
-// sum stands for the rules of a chain.
+// sum is a checksum of the rules of a chain.
 type sum struct {
 	hash  [16]byte
 	rules int
 }
 
-// sum is the same for chains that iptables takes for the same, however they
-// were quoted.
+// sum is equal for chains that are equal to iptables, whatever their quotation marks
+// are.
 func (c chain) sum() sum {
 	h := sha256.New()
 	for _, r := range c.rules {
@@ -49,7 +49,8 @@ func (c chain) sum() sum {
 	return sum{[16]byte(h.Sum(nil)), len(c.rules)}
 }
 
-// unquoted is r without quotes, with a separator that no argument has.
+// unquoted returns r without quotation marks, with a separator that no argument
+// contains.
 func unquoted(r string) string {
 	if !strings.Contains(r, "\"") {
 		return strings.ReplaceAll(r, " ", "\x00")

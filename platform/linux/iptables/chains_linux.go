@@ -33,7 +33,7 @@ func nftChains(f service.Family) ([]id, error) {
 	})
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return nil, nil // no nftables, and so no chains
+		return nil, nil // the kernel lacks nftables, so there are no chains
 	case errors.Is(err, unix.EPERM):
 		return nil, fmt.Errorf("list chains of nftables: %w: the right CAP_NET_ADMIN is needed", err)
 	case err != nil:
@@ -48,13 +48,13 @@ func nftChains(f service.Family) ([]id, error) {
 	return all, nil
 }
 
-// maxTries bounds how often a listing is begun anew because others change what is
-// listed.
+// maxTries limits how often a dump is repeated because others change the ruleset.
 const maxTries = 30
 
-// dumpConsistent returns the answers to a question for a list. The kernel answers in
-// portions, and goes by numbers that others shift when they change something in
-// between, in whatever table.
+// dumpConsistent sends a dump request and returns the replies. The kernel sends a dump
+// in several parts and continues by position, so a change in any table between two parts
+// shifts the rest (kernel: net/netfilter/nf_tables_api.c). The dump is valid if the
+// generation is the same before and after it.
 func dumpConsistent(conn *netlink.Conn, question netlink.Message) ([]netlink.Message, error) {
 	before, err := generation(conn)
 	for try := 0; try < maxTries && err == nil; try++ {
@@ -72,7 +72,7 @@ func dumpConsistent(conn *netlink.Conn, question netlink.Message) ([]netlink.Mes
 	return nil, fmt.Errorf("others changed the rules each of %d times", maxTries)
 }
 
-// generation returns what stands for the present state of all rules.
+// generation returns the generation of the ruleset in binary form.
 func generation(conn *netlink.Conn) (string, error) {
 	replies, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
@@ -84,7 +84,8 @@ func generation(conn *netlink.Conn) (string, error) {
 	return string(replies[0].Data), nil
 }
 
-// parseChain reads a chain of a family from the body of an answer.
+// parseChain parses the body of a reply. The result is false if the chain is not of the
+// family.
 func parseChain(body []byte, family byte) (id, bool) {
 	const head = 4
 	if len(body) < head || body[0] != family {
@@ -106,19 +107,20 @@ func parseChain(body []byte, family byte) (id, bool) {
 	return i, attributes.Err() == nil
 }
 
-// legacyChains lists the chains in the tables of iptables-legacy. It asks for
-// those only that exist: asking creates the others.
+// legacyChains lists the chains in the tables of iptables-legacy. It reads only tables
+// that exist, because a request for another one would create it (kernel:
+// net/netfilter/x_tables.c).
 func legacyChains(f service.Family) ([]id, error) {
 	names, err := readTableNames(tableNamesFile(f))
 	if err != nil {
 		return nil, err
 	}
 	if len(names) == 0 {
-		return nil, nil // and no right is needed to know
+		return nil, nil // no capability is needed in this case
 	}
 	s, err := newLegacyMonitor(f, Standalone, nil)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
-		return nil, nil // no such family, and so no chains
+		return nil, nil // the kernel lacks the family, so there are no chains
 	}
 	if err != nil {
 		return nil, err
@@ -138,7 +140,7 @@ func legacyChains(f service.Family) ([]id, error) {
 	return all, nil
 }
 
-// chains lists the chains of a table, but for those of the system.
+// chains lists the user-defined chains of a table.
 func (s *legacyMonitor) chains(table string) ([]id, error) {
 	var all []id
 	err := error(unix.EAGAIN)
@@ -151,7 +153,7 @@ func (s *legacyMonitor) chains(table string) ([]id, error) {
 		all = nil
 		err = s.entries(table, info, func(rules []byte) {
 			(&blob{table: table, family: s.family, bytes: rules}).rules(func(r blobRule) bool {
-				if name, ok := r.chainStart(); ok && name != errorTarget { // which ends the table
+				if name, ok := r.chainStart(); ok && name != errorTarget { // marks the end of the table
 					all = append(all, id{table, strings.Clone(name)})
 				}
 				return true

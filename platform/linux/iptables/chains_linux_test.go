@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestChainsAreListedWhole lists many chains while others come and go.
+// TestChainsAreListedWhole lists many chains while others are added and removed.
 func TestChainsAreListedWhole(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		if !strings.Contains(t.Name(), "/nft/") {
@@ -46,9 +46,9 @@ func TestChainsAreListedWhole(t *testing.T) {
 	})
 }
 
-// shuffle has somebody remove the first chain and add it behind the last one, all
-// the time, until the test ends. After some times he rests for as long as a busy
-// machine takes to list the chains.
+// shuffle keeps removing the first chain and adding it behind the last one, until the
+// test ends. After some rounds it pauses for the time that a busy machine needs to list
+// the chains.
 func shuffle(t *testing.T, b *Backend) {
 	t.Helper()
 	chain := "chain ip nat A000"
@@ -65,9 +65,8 @@ func shuffle(t *testing.T, b *Backend) {
 	})
 }
 
-// TestNoTablesNeedNoRight looks for chains where there are no tables, as a
-// process that has but the right for nftables does. Where there is a table, what
-// is in it cannot be told.
+// TestNoTablesNeedNoRight lists chains where there are no tables, in a process that has
+// only the capability for nftables. If there is a table, its contents cannot be read.
 func TestNoTablesNeedNoRight(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

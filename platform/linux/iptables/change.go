@@ -11,13 +11,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// change is what one run of iptables-restore does.
+// change is the input of one run of iptables-restore.
 type change struct {
-	writes      []chain // made, or emptied, and filled
+	writes      []chain // created or flushed, then filled
 	deletes     []id
-	moves       []move     // put where jumps are
-	insertJumps []jump     // put first in their chains, or
-	insertAfter map[id]int // so many rules
+	moves       []move     // moved to the positions of jumps
+	insertJumps []jump     // inserted at the head of their chains, or
+	insertAfter map[id]int // behind this number of rules
 	deleteJumps []jump     // removed from their chains
 }
 
@@ -25,12 +25,13 @@ func (c *change) empty() bool {
 	return len(c.writes) == 0 && len(c.deletes) == 0 && len(c.moves) == 0 && len(c.insertJumps) == 0 && len(c.deleteJumps) == 0
 }
 
-// text is c as iptables-restore --noflush takes it.
+// text returns c in the format of iptables-restore --noflush.
 func (c *change) text() string { return c.textOf(allTables) }
 
-// removal is the text of a change that only removes. Each table is done for
-// itself, and the chains that refuse what was not translated go before those
-// that translate: somebody else may translate behind them, as IPVS does.
+// removal returns the text of a change that only removes. iptables-restore commits one
+// table after the other. The chains in table filter, which reject untranslated packets,
+// go before those that translate: another component such as IPVS may translate after
+// them.
 func (c *change) removal() string { return c.textOf([]string{filter, nat, mangle}) }
 
 func (c *change) textOf(tables []string) string {
@@ -54,7 +55,7 @@ func (c *change) writeTable(b *strings.Builder, table string) {
 	}
 	c.writeJumps(&body, table)
 	for _, d := range c.deletes {
-		if d.table == table { // emptied first, so that none refers to the other
+		if d.table == table { // flushed first, so that no rule refers to a deleted chain
 			head.WriteString(":" + d.name + " - [0:0]\n")
 			body.WriteString("-X " + d.name + "\n")
 		}
@@ -64,8 +65,9 @@ func (c *change) writeTable(b *strings.Builder, table string) {
 	}
 }
 
-// writeJumps writes what leads from the chains of the system in table. Places count
-// what is there now, so what goes from a chain where we are not the first goes last.
+// writeJumps writes the changes of the built-in chains of table. insertAfter counts
+// positions in the present chain, so jumps from a chain where ours are not first are
+// deleted last.
 func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove := func(first bool) {
 		for _, j := range c.deleteJumps {
@@ -75,7 +77,7 @@ func (c *change) writeJumps(body *strings.Builder, table string) {
 		}
 	}
 	remove(true)
-	for _, m := range c.moves { // it stands behind the place that it gets
+	for _, m := range c.moves { // the old rule is behind its new position
 		if m.from.table == table {
 			fmt.Fprintf(body, "-D %s %s\n-I %s %d %s\n", m.from.name, m.rule, m.from.name, c.insertAfter[m.from]+1, m.jump.rule)
 		}
@@ -88,7 +90,7 @@ func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove(false)
 }
 
-// lines says what c does, a line for each chain or jump.
+// lines describes c, with one line per chain or jump.
 func (c *change) lines() []string {
 	var lines []string
 	for _, w := range c.writes {
@@ -113,15 +115,15 @@ func (c *change) lines() []string {
 type stage struct {
 	change
 	layout  layout
-	sums    map[id]sum // not changed
+	sums    map[id]sum // read only
 	newSums map[id]sum // of the chains that are written
 	changes []service.Change
-	// keepDeleted has the chains stay of Ports that go, for a partial snapshot: what it
-	// does not know may lead to them.
+	// keepDeleted keeps the chains of removed Ports. It is set for an incomplete
+	// snapshot, because retained rules may jump to them.
 	keepDeleted bool
 }
 
-// ensure writes chains that are not as they should be.
+// ensure writes those chains that differ from the desired ones.
 func (s *stage) ensure(chains ...chain) {
 	if s.newSums == nil {
 		s.newSums = map[id]sum{}
@@ -137,7 +139,7 @@ func (s *stage) ensure(chains ...chain) {
 	}
 }
 
-// changePort goes on from one state of a port to the next.
+// changePort adds the change of one Port.
 func (s *stage) changePort(c service.Change, node *service.Node) {
 	s.changes = append(s.changes, c)
 	stay := map[id]bool{}
@@ -158,8 +160,8 @@ func (s *stage) changePort(c service.Change, node *service.Node) {
 	}
 }
 
-// ensureShared takes all chains that are not one Port's, and removes the branches of
-// trees that are not among them.
+// ensureShared adds all chains that do not belong to a single Port, and deletes branches
+// of trees that are not among them.
 func (s *stage) ensureShared(chains []chain) {
 	s.ensure(chains...)
 	stay := map[id]bool{}
@@ -174,7 +176,7 @@ func (s *stage) ensureShared(chains []chain) {
 	slices.SortFunc(s.deletes, id.compare)
 }
 
-// recordSums notes in s.sums what has taken effect.
+// recordSums updates s.sums after the change has been applied.
 func (s *stage) recordSums() {
 	for i, v := range s.newSums {
 		s.sums[i] = v

@@ -23,7 +23,7 @@ import (
 
 var errInjected = errors.New("injected")
 
-// foreignChains is what somebody else has in the tables.
+// foreignChains are chains of other components.
 var foreignChains = map[id][]string{
 	{nat, "CNI-HOSTPORT"}:        {"-p tcp -m tcp --dport 8443 -j DNAT --to-destination 10.244.1.7:443"},
 	{nat, "KUBE-MARK-DROP"}:      {"-j MARK --set-xmark 0x8000/0x8000"},
@@ -50,9 +50,9 @@ func wantForeignChains(t fataler, k *fake) {
 	}
 }
 
-// TestConvergesAfterRefusals does rounds that are refused here and there, and
-// others meddle with; one clean round must reach the goal, and the next must
-// find nothing to do.
+// TestConvergesAfterRefusals runs syncs that the kernel refuses at random and that
+// others disturb. One clean sync must reach the desired state, and the next must find
+// nothing to do.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -92,8 +92,8 @@ func TestConvergesAfterRefusals(t *testing.T) {
 	})
 }
 
-// refuse draws how texts are refused: for what is in them, or because
-// somebody else has the lock.
+// refuse draws how texts are refused: for their content, or because another process
+// holds the lock.
 func refuse(w generate.Cluster) func(string) error {
 	return func(string) error {
 		switch w.DrawInt("refuse", 4) {
@@ -106,7 +106,7 @@ func refuse(w generate.Cluster) func(string) error {
 	}
 }
 
-// tamper does what a stranger might.
+// tamper makes a change that another process might make.
 func tamper(w generate.Cluster, k *fake) {
 	k.Dirty = true
 	table := tables[w.DrawInt("table", 2)]
@@ -121,7 +121,7 @@ func tamper(w generate.Cluster, k *fake) {
 	}
 	name := ours[w.DrawInt("chain", len(ours))]
 	switch w.DrawInt("kind", 4) {
-	case 0: // as a firewall that is restarted
+	case 0: // as when a firewall restarts
 		for n := range k.Tables[table] {
 			k.Tables[table][n] = slices.Clone(foreignChains[id{table, n}])
 		}
@@ -137,7 +137,7 @@ func tamper(w generate.Cluster, k *fake) {
 	}
 }
 
-// wantSameAsFresh compares with tables made at once.
+// wantSameAsFresh compares k with tables that were made in one step.
 func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot) {
 	fresh := newFake()
 	apply(t, newBackend(f, fresh), want)
@@ -171,8 +171,7 @@ func simplePort(i int) *service.Port {
 	}
 }
 
-// TestOneRefusedPortDoesNotBlockOthers has whatever concerns one Service be
-// refused.
+// TestOneRefusedPortDoesNotBlockOthers refuses everything that concerns one Service.
 func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	want := simple(100)
 	k := newFake()
@@ -205,8 +204,8 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	}
 }
 
-// TestRefusedPortKeepsWhatItHad changes a Service and removes another while
-// the first cannot be changed.
+// TestRefusedPortKeepsWhatItHad changes a Service and removes another while the kernel
+// refuses the change.
 func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), simple(3))
@@ -236,7 +235,7 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	}
 }
 
-// nodeOf draws a node without ServiceCIDRs, for which these rules have no use.
+// nodeOf draws a node without ServiceCIDRs, which these rules do not use.
 func nodeOf(w generate.Cluster) *service.Node {
 	n := w.Node()
 	n.ServiceCIDRs = nil

@@ -1,12 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables plans and programs iptables chains that forward what a
-// snapshot says, one family at a time, with iptables-legacy or iptables-nft,
-// whichever the iptables command of the node is. It decides nothing about
-// Services: which endpoints serve is settled before. Only files ending in
-// _linux.go run programs or talk to the kernel; everything else is ordinary
-// code that builds and is tested on any system.
+// Package iptables programs the rules of mode iptables, and the rules that modes ipvs
+// and userspace need. The input is a service.Snapshot. The output are chains in the
+// tables nat, filter and mangle, for one family per Backend, with the variant of
+// iptables (legacy or nft) that the node uses. The package does not select endpoints:
+// the snapshot contains that decision. Only files with the suffix _linux.go run programs
+// or use kernel interfaces. All other files build and are tested on any system.
 package iptables
 
 import (
@@ -16,45 +16,45 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Options are the choices that concern iptables alone.
+// Options are the settings that concern iptables alone.
 type Options struct {
-	// Role is what the chains are for.
+	// Role is the purpose of the chains.
 	Role Role
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells
-	// KUBE-POSTROUTING to masquerade. It is cleared again there.
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that selects packets for
+	// masquerading in KUBE-POSTROUTING. That chain clears the bit.
 	MasqueradeBit int
-	// LocalhostNodePorts has NodePorts answer on IPv4 loopback addresses, too,
-	// where the node's choice of addresses does not leave them out.
+	// LocalhostNodePorts makes NodePorts answer on IPv4 loopback addresses, unless the
+	// node's NodePort addresses exclude them.
 	LocalhostNodePorts bool
-	// DropInvalid drops forwarded packets that connection tracking cannot
-	// place, which would be reset by whoever gets them untranslated, as long as the
-	// kernel does not let those pass as valid that are outside of the TCP window
-	// (net.netfilter.nf_conntrack_tcp_be_liberal).
+	// DropInvalid drops forwarded packets that connection tracking cannot assign to a
+	// connection. Untranslated, such a packet makes its receiver reset the connection
+	// (kubernetes/kubernetes#74839). The option has no effect while
+	// net.netfilter.nf_conntrack_tcp_be_liberal is set: then the kernel accepts packets
+	// outside of the TCP window as valid (kubernetes/kubernetes#120412).
 	DropInvalid bool
-	// Relay, by family, is the address of the node on which a relay listens. If
-	// it is valid, the endpoints of snapshots are listeners there: connections
-	// are led to them as they come, nothing is masqueraded, and nothing else
-	// reaches that address. What a process of the node sends with the mark
-	// itself is left alone.
+	// Relay is, by family, the address of the node on which a relay listens, invalid if
+	// there is none. With a relay, the endpoints of snapshots are listeners at this
+	// address. Rules redirect connections there, masquerade nothing, and drop all other
+	// packets to this address. Packets of local processes that carry the mark are not
+	// redirected.
 	Relay [2]netip.Addr
-	// Bypass is for a relay that is about to end: the endpoints of snapshots are
-	// those behind it, and new connections go there, masqueraded as if the relay
-	// had made them. It keeps those that it has.
+	// Bypass is set before a relay ends. The endpoints of snapshots are then those
+	// behind the relay. New connections go there directly, masqueraded as if they came
+	// from the relay. The relay keeps its existing connections.
 	Bypass bool
-	// Dir is the folder of the iptables commands, empty for wherever PATH
-	// says they are.
+	// Dir is the directory of the iptables commands. If it is empty, PATH is searched.
 	Dir string
 }
 
 func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
 
-// marked is how rules match packets that carry the mark.
+// marked returns the mark and its mask in the format of -m mark.
 func (o Options) marked() string { return fmt.Sprintf("0x%x/0x%x", o.mark(), o.mark()) }
 
-// unmark is how the target MARK flips the mark.
+// unmark returns the argument of the target MARK that flips the bit.
 func (o Options) unmark() string { return fmt.Sprintf("0x%x/0x0", o.mark()) }
 
-// command is the name of iptables for family f.
+// command returns the name of the iptables command for f.
 func command(f service.Family) string {
 	if f == service.IPv6 {
 		return "ip6tables"

@@ -10,9 +10,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// activate has the kernel use the tables again that somebody made dormant. Such a
-// table keeps its chains and rules, and no packet passes them: it has no place among
-// what iptables can express or print, and no jump of ours works in it.
+// activate clears the flag dormant that others have set on tables. The kernel keeps the
+// chains and rules of a dormant table and evaluates none of them (nft(8)). iptables
+// neither prints nor changes the flag, so no rule of ours could repair this.
 func (p *plan) activate() error {
 	var errs []error
 	for _, table := range p.dormant {
@@ -24,7 +24,7 @@ func (p *plan) activate() error {
 	return errors.Join(errs...)
 }
 
-// tableFamily is how nft names the family of tables for f.
+// tableFamily returns the name that nft uses for the family of tables.
 func tableFamily(f service.Family) string {
 	if f == service.IPv6 {
 		return "ip6"

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Messages of nfnetlink that unix does not name.
+// Message types of nfnetlink that package unix does not define.
 const (
 	batchBegin = 0x10
 	batchEnd   = 0x11
 )
 
-// tableTimeout bounds what the kernel may take to answer for a table.
+// tableTimeout limits the time that the kernel has for a reply about a table.
 const tableTimeout = 10 * time.Second
 
 // Dormant implements Driver. Tables of iptables-legacy have no flags.
@@ -84,7 +84,7 @@ func dialNetfilter() (*netlink.Conn, error) {
 	return conn, nil
 }
 
-// netlinkPort returns the port of conn, which the kernel names in each answer.
+// netlinkPort returns the netlink port of conn. The kernel includes it in each reply.
 func netlinkPort(conn *netlink.Conn) (uint32, error) {
 	replies, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
@@ -96,7 +96,7 @@ func netlinkPort(conn *netlink.Conn) (uint32, error) {
 	return replies[0].Header.PID, nil
 }
 
-// tableFlags returns the flags of a table, none if there is no such table.
+// tableFlags returns the flags of a table, 0 if the table does not exist.
 func tableFlags(conn *netlink.Conn, family byte, table string) (uint32, error) {
 	e := netlink.NewAttributeEncoder()
 	e.String(unix.NFTA_TABLE_NAME, table)
@@ -128,8 +128,8 @@ func tableFlags(conn *netlink.Conn, family byte, table string) (uint32, error) {
 	return flags, d.Err()
 }
 
-// setTableFlags gives a table that exists other flags. All changes of nftables are
-// made in batches.
+// setTableFlags sets the flags of an existing table. The kernel accepts changes of
+// nftables only in batches.
 func setTableFlags(conn *netlink.Conn, family byte, table string, flags uint32) error {
 	e := netlink.NewAttributeEncoder()
 	e.ByteOrder = binary.BigEndian

@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// A table that somebody makes dormant is found, reported and active again, before a
-// first round and later, and our own change is not taken for another one's.
+// TestDormantTables makes a table dormant, before the first sync and later. The backend
+// must find and report it and make it active, and must not take its own change for a
+// foreign one.
 func TestDormantTables(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		if isLegacy(b) { // tables of iptables-legacy have no flags

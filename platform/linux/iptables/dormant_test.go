@@ -12,13 +12,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// locked is a system whose dormant tables are reserved for somebody.
+// locked is a system whose dormant tables cannot be changed.
 type locked struct{ *fake }
 
 func (locked) Activate(string) error { return errors.New("operation not permitted") }
 
-// A dormant table that cannot be changed fails each round, with the command that
-// might help, while everything else is programmed.
+// TestDormantTableOfAnother checks that a dormant table that cannot be changed makes
+// each sync fail, with a command that might help, while everything else is programmed.
 func TestDormantTableOfAnother(t *testing.T) {
 	k := newFake()
 	k.DormantTables = []string{nat}

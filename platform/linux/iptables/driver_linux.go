@@ -25,9 +25,8 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// New returns the Backend for one family, working in the network namespace of
-// the calling thread. It changes nothing yet. The error says what the node
-// lacks.
+// New returns the Backend for one family in the network namespace of the calling thread.
+// It changes nothing yet. The error describes what the node lacks.
 func New(f service.Family, o Options) (*Backend, error) {
 	d, err := NewDriver(f, o)
 	if err != nil {
@@ -36,8 +35,8 @@ func New(f service.Family, o Options) (*Backend, error) {
 	return NewWith(f, o, d), nil
 }
 
-// NewDriver returns the Driver of this node for one family. Of o the folder of
-// the commands counts, and the role. The error says what the node lacks.
+// NewDriver returns the Driver of this node for one family. It uses only Dir and Role of
+// o. The error describes what the node lacks.
 func NewDriver(f service.Family, o Options) (Driver, error) {
 	r := &runner{family: f, role: o.Role, dir: o.Dir}
 	if err := r.open(); err != nil {
@@ -46,8 +45,7 @@ func NewDriver(f service.Family, o Options) (Driver, error) {
 	return r, nil
 }
 
-// lockSeconds bounds how long iptables-legacy waits for the lock that it
-// shares with all others on the node, where it takes that by itself.
+// lockSeconds limits how long the command itself waits for the lock of iptables-legacy.
 const lockSeconds = "5"
 
 // runner is the Driver of a real node.
@@ -55,32 +53,32 @@ type runner struct {
 	family service.Family
 	role   Role
 	dir    string
-	name   string // of the commands, but for what is added to it
-	// programs are what the commands were at the start, by what is added to the
-	// name, see settle.
+	name   string // of the commands, without suffix
+	// programs are the resolved paths of the commands at the start, by suffix, see
+	// resolvePrograms.
 	programs map[string]string
 
-	lock     *lock // nil if there is none that we could hold
+	lock     *lock // nil if we cannot take the lock for the command
 	monitor  changeMonitor
-	isolated bool // nothing is changed that others share, so no lock is needed
+	isolated bool // the network namespace is private, so no lock is needed
 
 	mu        sync.Mutex // held while a command changes the tables
-	holdsLock bool       // the lock, too
+	holdsLock bool       // the lock of iptables is held, too
 }
 
-// changeMonitor tells whether others have changed the tables.
+// changeMonitor detects changes of the tables by others.
 type changeMonitor interface {
-	// beginRestore is called when process pid, still waiting for its input, is about
-	// to change the tables for us, and settled when it has ended.
+	// beginRestore is called before process pid, which still waits for its input,
+	// changes the tables for us. endRestore is called after it has ended.
 	beginRestore(pid int) error
 	endRestore() error
-	// reset forgets what was heard so far.
+	// reset discards the changes detected so far.
 	reset() error
 	touched() (bool, error)
 	close()
 }
 
-// open finds the command and what tells of changes to its tables.
+// open finds the command and creates the changeMonitor.
 func (r *runner) open() error {
 	proto := iptables.ProtocolIPv4
 	if r.family == service.IPv6 {
@@ -120,7 +118,7 @@ func (r *runner) open() error {
 	return err
 }
 
-// resolvePrograms notes what programs of iptables the commands are now.
+// resolvePrograms records which programs the commands are now.
 func (r *runner) resolvePrograms() {
 	r.programs = map[string]string{}
 	for _, suffix := range []string{"", "-save", "-restore"} {
@@ -128,8 +126,8 @@ func (r *runner) resolvePrograms() {
 	}
 }
 
-// program returns what program of iptables a command is, "" if it is anything
-// else.
+// program returns the path of the iptables program that a command resolves to, "" if it
+// is anything else.
 func (r *runner) program(suffix string) string {
 	path, err := exec.LookPath(r.path(suffix))
 	if err == nil {
@@ -141,13 +139,13 @@ func (r *runner) program(suffix string) string {
 	return path
 }
 
-// path returns how to call one of the commands.
+// path returns the path or name of the command with suffix.
 func (r *runner) path(suffix string) string { return filepath.Join(r.dir, r.name+suffix) }
 
-// command returns one of the commands with its arguments. The node's administrator
-// may have the names stand for the other variant at any time, and changes that
-// were planned for the tables of one would go to those of the other. So it is the
-// program of before that is called then.
+// command returns a command with its arguments. An administrator can switch the names to
+// the other variant at any time. Then a change that was planned for the tables of one
+// variant would go to those of the other. In this case command uses the program that it
+// found at the start.
 func (r *runner) command(ctx context.Context, suffix string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, r.path(suffix), args...)
 	before, now := r.programs[suffix], r.program(suffix)
@@ -201,7 +199,7 @@ func (r *runner) run(ctx context.Context, text string, args ...string) error {
 		return fmt.Errorf("%w: %w", errBusy, err)
 	}
 	monitorErr := r.monitor.beginRestore(c.Process.Pid)
-	_, _ = io.WriteString(in, text) // if it breaks off, the command says why
+	_, _ = io.WriteString(in, text) // if the write fails, the error of the command explains why
 	_ = in.Close()
 	if err := c.Wait(); err != nil {
 		return restoreError(err, stderr.String(), text)
@@ -209,15 +207,16 @@ func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	return monitorErr
 }
 
-// errNoSocket is why the command takes no rule that asks a set: it finds the set
-// through a raw socket, whatever the variant.
+// errNoSocket is the reason why the command refuses rules that match a set: both
+// variants look up sets through a raw socket.
 var errNoSocket = errors.New("the right CAP_NET_RAW is needed to ask for ipsets")
 
-// restoreError tells what iptables-restore said of text, with the line it is about.
+// restoreError returns the error of iptables-restore for text, with the line that caused
+// it.
 func restoreError(err error, output, text string) error {
 	output = strings.Join(strings.Fields(output), " ")
 	var exit *exec.ExitError
-	// The code for a lack of resources stands for refused lines, too.
+	// The exit code for lack of resources also occurs for refused lines.
 	const lackOfResources = 4
 	numbered := strings.Contains(output, "line ")
 	if strings.Contains(output, "Can't open socket to ipset") {
@@ -234,15 +233,15 @@ func restoreError(err error, output, text string) error {
 	n, numErr := strconv.Atoi(at[1])
 	switch {
 	case numErr != nil || n <= 0 || n > len(lines):
-	case lines[n-1] == "COMMIT": // which tells nothing
+	case lines[n-1] == "COMMIT": // the line does not identify the rule
 		return fmt.Errorf("the kernel refuses table %s as a whole: %w", tableAt(lines[:n]), err)
-	default: // the number is another one each time, the line is not
+	default: // the line number changes from call to call, the text of the line does not
 		return fmt.Errorf("%s: %q: %w", strings.Replace(output, at[0], "this line", 1), lines[n-1], err)
 	}
 	return fmt.Errorf("%s: %w", output, err)
 }
 
-// tableAt names the table that the last of lines is about.
+// tableAt returns the table that the last of lines belongs to.
 func tableAt(lines []string) string {
 	for _, l := range slices.Backward(lines) {
 		if name, found := strings.CutPrefix(l, "*"); found {
@@ -268,7 +267,8 @@ func (r *runner) Save(ctx context.Context) (string, error) {
 	return out.String(), nil
 }
 
-// List implements lister. It needs no lock, and nobody is to wonder who had it.
+// List implements lister. It reads without the lock, so that no other process finds the
+// lock taken.
 func (r *runner) List(ctx context.Context, table, chain string) (string, error) {
 	c := r.command(ctx, "", "-w", lockSeconds, "-t", table, "-S", chain, "-v")
 	c.Env = append(os.Environ(), noLockEnv)
@@ -288,7 +288,8 @@ func (r *runner) Touched(context.Context) (bool, error) {
 	return r.monitor.touched()
 }
 
-// Suspect returns who touched our chains last, where the kernel says so.
+// Suspect returns the process that last changed our chains, "" if the kernel does not
+// report it.
 func (r *runner) Suspect() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -298,7 +299,7 @@ func (r *runner) Suspect() string {
 	return ""
 }
 
-// watchEvery is how often Watch asks, which is cheap.
+// watchEvery is the interval between two calls of Touched in Watch. A call is cheap.
 const watchEvery = 500 * time.Millisecond
 
 // Watch implements Driver.
@@ -313,7 +314,7 @@ func (r *runner) Watch(ctx context.Context, touched func()) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-freed: // what waits for the lock need not wait for its turn
+		case <-freed: // a change that waited for the lock can go on at once
 			touched()
 			continue
 		case <-t.C:
@@ -330,8 +331,8 @@ func (r *runner) Watch(ctx context.Context, touched func()) error {
 // Liberal implements Driver.
 func (r *runner) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
-// routeLocalnetPath is the kernel's choice whether packets to 127.0.0.0/8 may be
-// routed.
+// routeLocalnetPath is the sysctl that allows the kernel to route packets to 127.0.0.0/8
+// (docs.kernel.org/networking/ip-sysctl.html).
 const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
 // RouteLocalnetEnabled implements Driver.
@@ -340,7 +341,7 @@ func (r *runner) RouteLocalnetEnabled() (bool, error) {
 	if err != nil || strings.TrimSpace(string(text)) == "1" {
 		return err == nil, err
 	}
-	f, err := os.OpenFile(routeLocalnetPath, os.O_WRONLY, 0) // which changes nothing
+	f, err := os.OpenFile(routeLocalnetPath, os.O_WRONLY, 0) // only tests the permission
 	if err != nil {
 		return false, err
 	}
@@ -355,7 +356,7 @@ func (r *runner) EnableRouteLocalnet() error {
 // DisableRouteLocalnet implements Driver.
 func (r *runner) DisableRouteLocalnet() error { return disableRouteLocalnet() }
 
-// disableRouteLocalnet writes nothing where nothing is to change, which may be
+// disableRouteLocalnet writes only if the value has to change, because writing may be
 // forbidden.
 func disableRouteLocalnet() error {
 	if text, err := os.ReadFile(routeLocalnetPath); err == nil && strings.TrimSpace(string(text)) == "0" {

@@ -19,19 +19,19 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// eachKernel runs test with each variant of iptables and each family, in a
-// network namespace of its own, on a thread that goes with it.
+// eachKernel runs test with each variant of iptables and each family, in a network
+// namespace of its own, on a thread that ends with it.
 func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
 	for _, variant := range []string{"legacy", "nft"} {
 		for _, f := range service.Families {
 			t.Run(variant+"/"+f.String(), func(t *testing.T) {
 				dir := variantDir(t, variant)
-				// Others on the machine have a lock of their own.
+				// Other processes on the machine use their own lock.
 				t.Setenv(lockFileEnv, filepath.Join(t.TempDir(), "lock"))
 				awaitNotices(t)
 				netlab.InNamespace(t, func() {
 					b := newKernel(t, f, dir)
-					defer b.Close() // the whole machine has few of what it listens with
+					defer b.Close() // inotify instances are few on the whole machine
 					test(t, b)
 				})
 			})
@@ -39,7 +39,7 @@ func eachKernel(t *testing.T, test func(*testing.T, *Backend)) {
 	}
 }
 
-// variantDir returns a folder in which iptables is the variant.
+// variantDir returns a directory in which iptables is the variant.
 func variantDir(t *testing.T, variant string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -61,14 +61,14 @@ func newKernel(t fataler, f service.Family, dir string) *Backend {
 	return b
 }
 
-// TestKernelHoldsWhatWasPlanned programs random snapshots one after the other.
-// What we write is never taken for somebody else's, and a second backend,
-// which knows nothing, finds nothing left to do.
+// TestKernelHoldsWhatWasPlanned programs random snapshots one after the other. The
+// backend never takes its own writes for foreign ones, and a second backend without
+// state finds nothing to do.
 func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		rounds := 0
 		rapid.Check(t, func(t *rapid.T) {
-			if rounds++; rounds > 15 { // each runs a handful of commands
+			if rounds++; rounds > 15 { // each runs several commands
 				return
 			}
 			w := generate.Cluster{T: t, Family: b.family}
@@ -98,7 +98,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 			if out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...).CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v\n%s", args, err, out)
 			}
-			// Looks that take long, on a busy machine, are made less often.
+			// On a busy machine checksums take long and are made less often.
 			if !poll(func() bool { return touched(t, b) }) {
 				t.Errorf("after %q: not noticed", args)
 			}
@@ -110,7 +110,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 	})
 }
 
-// TestRefusedLineIsNamed gives iptables a chain with a rule it cannot take.
+// TestRefusedLineIsNamed passes iptables a chain with a rule that it cannot parse.
 func TestRefusedLineIsNamed(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		c := change{writes: []chain{{id{nat, "KUBE-SVC-BAD"}, []string{"-p tcp -j RETURN", "-p tcp --no-such-option -j RETURN"}}}}
@@ -121,7 +121,7 @@ func TestRefusedLineIsNamed(t *testing.T) {
 	})
 }
 
-// TestRefusalStaysTheSame has what is at fault stand in another line.
+// TestRefusalStaysTheSame moves the faulty rule to another line.
 func TestRefusalStaysTheSame(t *testing.T) {
 	fault := exec.Command("false").Run()
 	const rule = "-A KUBE-SVC-BAD -p tcp --no-such-option"
@@ -139,8 +139,8 @@ func TestRefusalStaysTheSame(t *testing.T) {
 	}
 }
 
-// TestProbe wants both variants to be good enough, and what is missing to be
-// named: the command, or what it says the kernel has not.
+// TestProbe checks that both variants are sufficient, and that errors name what is
+// missing: the command, or what the kernel lacks according to the command.
 func TestProbe(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		name := command(b.family)
@@ -179,8 +179,8 @@ func TestProbe(t *testing.T) {
 	})
 }
 
-// TestVariantOfTheNode wants rules where kubelet has its own, whichever variant
-// the short name of the command stands for.
+// TestVariantOfTheNode checks that rules go where kubelet has its own, whichever variant
+// the short name of the command is.
 func TestVariantOfTheNode(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		for _, chain := range []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} {
@@ -201,14 +201,14 @@ func TestVariantOfTheNode(t *testing.T) {
 	})
 }
 
-// TestRulesCount puts rules with numbers before ours, and reads them.
+// TestRulesCount inserts rules with counters before ours, and reads them.
 func TestRulesCount(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		b.options.LocalhostNodePorts = true
 		apply(t, b, simple(3))
 		var want Packets
 		var edits []string
-		if b.family == service.IPv4 { // ip6tables-nft 1.8.9 takes no numbers
+		if b.family == service.IPv4 { // ip6tables-nft 1.8.9 does not accept counters
 			want = Packets{Invalid: 7, Loopback: 3}
 			edits = []string{"-t filter -I KUBE-FORWARD 1 " + invalidRule + " -c 7 700", "-t nat -I KUBE-POSTROUTING 1 " + loopbackRule + " -c 3 180"}
 		}
@@ -223,8 +223,8 @@ func TestRulesCount(t *testing.T) {
 	})
 }
 
-// TestCommandsBecomeOthers has the names of the commands stand for the other
-// variant from some moment on, as an administrator may.
+// TestCommandsBecomeOthers switches the names of the commands to the other variant, as
+// an administrator may.
 func TestCommandsBecomeOthers(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		now, then := Legacy, NFT

@@ -13,31 +13,31 @@ import (
 	"kubeproxy/common/service"
 )
 
-// entry is what a tree holds: rules for packets to one address and port, to a
+// entry is an element of a tree: the rules for packets to one address and port, to a
 // NodePort, or to any port of an address.
 type entry struct {
 	key
 	rules []string
-	// lowPriority says that it gives way to another one with the same key.
+	// lowPriority means that another entry with the same key takes precedence.
 	lowPriority bool
 }
 
-// key is what an entry is found by.
+// key identifies an entry.
 type key struct {
 	table string
 	addr  netip.Addr // invalid for a port of the node
-	port  uint16     // 0 for all that addr has no other entry for
+	port  uint16     // 0 for all ports of addr without an entry of their own
 	proto service.Protocol
-	check bool // port is a healthCheckNodePort, no NodePort
+	check bool // port is a healthCheckNodePort, not a NodePort
 }
 
-// healthKey is what the health check of p is found by.
+// healthKey returns the key for the health check of p.
 func healthKey(p *service.Port) key {
 	return key{table: filter, port: p.HealthCheck, proto: service.TCP, check: true}
 }
 
-// healthRule lets health checks of p in. It has no state to ask for: where the
-// policy of INPUT is DROP, nothing else needs to accept the packets that follow.
+// healthRule accepts health checks of p. It does not match a connection state. So with
+// policy DROP in INPUT no other rule is needed for the following packets.
 func healthRule(p *service.Port) string {
 	return healthKey(p).match() + commentOf(p.Name.Namespace+"/"+p.Name.Name+" health check") + "-j ACCEPT"
 }
@@ -49,8 +49,8 @@ func boolToInt(b bool) int {
 	return 0
 }
 
-// compare puts the entries of one tree together, and of one address the one
-// for all ports behind the others.
+// compare groups the entries of one tree. Of one address, the entry for all ports comes
+// last.
 func (k key) compare(l key) int {
 	return cmp.Or(
 		cmp.Compare(k.table, l.table),
@@ -61,7 +61,7 @@ func (k key) compare(l key) int {
 	)
 }
 
-// match is how a rule for k begins.
+// match returns the first part of a rule for k.
 func (k key) match() string {
 	var s string
 	if k.addr.IsValid() {
@@ -74,17 +74,17 @@ func (k key) match() string {
 	return s
 }
 
-// frontend returns what k is about.
+// frontend returns the frontend that k stands for.
 func (k key) frontend() service.Frontend {
 	f := service.Frontend{Kind: service.NodePort, Port: k.port}
 	if k.addr.IsValid() {
-		f.Kind, f.Addr = service.ExternalIP, k.addr // or any other with an address
+		f.Kind, f.Addr = service.ExternalIP, k.addr // or another kind with address
 	}
 	return f
 }
 
-// entries returns what p adds to the trees. Entries for all ports of an
-// address may be there more than once.
+// standaloneEntries returns the entries of p. Entries for all ports of an address may
+// occur more than once.
 func standaloneEntries(p *service.Port) []entry {
 	var all []entry
 	about := comment(p)
@@ -95,7 +95,7 @@ func standaloneEntries(p *service.Port) []entry {
 		}
 		e := entry{key: k}
 		for _, r := range rules {
-			// A source comes first where iptables prints a rule.
+			// iptables prints the source first.
 			source, then, found := strings.Cut(r, " -j ")
 			if !found {
 				source, then = "", strings.TrimPrefix(r, "-j ")
@@ -111,7 +111,7 @@ func standaloneEntries(p *service.Port) []entry {
 		k := key{table: nat, addr: f.Addr, port: f.Port, proto: p.Name.Protocol}
 		if to := targetChain(p, f); to != "" {
 			add(k, "-j "+to)
-		} else if f.Addr.IsValid() { // should it be the node's, and a NodePort have the port
+		} else if f.Addr.IsValid() { // the node may own the address and the port
 			add(k, jumpAccept)
 		}
 		k.table = filter
@@ -128,7 +128,7 @@ func standaloneEntries(p *service.Port) []entry {
 	return all
 }
 
-// keys returns the keys that p may have entries for, if not now.
+// standaloneKeys returns the keys for which p may have entries, now or in another state.
 func standaloneKeys(p *service.Port) []key {
 	var all []key
 	for i := range p.Frontends {
@@ -146,7 +146,7 @@ func standaloneKeys(p *service.Port) []key {
 	return all
 }
 
-// targetChain returns the chain that f leads to, "" if there is none.
+// targetChain returns the chain that translates packets to f, "" if there is none.
 func targetChain(p *service.Port, f *service.Frontend) string {
 	switch {
 	case f.Kind.External() && !forwardsExternal(p):
@@ -163,15 +163,15 @@ func targetChain(p *service.Port, f *service.Frontend) string {
 	return portChainName(clusterPrefix, p)
 }
 
-// rejectRules return what becomes of packets to f that were not translated,
-// which are none if everybody is sent to an endpoint.
+// rejectRules returns the rules for untranslated packets to f, nil if every client is
+// sent to an endpoint.
 func rejectRules(p *service.Port, f *service.Frontend) []string {
 	refuse := "-j " + refuseChain
 	const drop = "-j DROP"
 	switch {
 	case !p.HasEndpoints() && f.Sources != nil:
 		return append(sourceRules(f.Sources, refuse), drop)
-	case !p.HasEndpoints() && f.Kind == service.ClusterIP: // as any port of a ClusterIP
+	case !p.HasEndpoints() && f.Kind == service.ClusterIP: // treated as any port of a ClusterIP
 		return nil
 	case !p.HasEndpoints():
 		return []string{refuse}
@@ -182,7 +182,7 @@ func rejectRules(p *service.Port, f *service.Frontend) []string {
 	return nil
 }
 
-// sameEntries reports that a change leaves the trees as they are.
+// sameEntries reports whether a change leaves the trees as they are.
 func (l layout) sameEntries(c service.Change, node *service.Node) bool {
 	return slices.EqualFunc(l.entries(c.Old, node), l.entries(c.New, node), func(a, b entry) bool {
 		return a.key == b.key && slices.Equal(a.rules, b.rules)

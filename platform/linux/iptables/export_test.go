@@ -9,23 +9,24 @@ import (
 	"kubeproxy/common/route"
 )
 
-// Fake is the fake system, for tests of what is built upon this package.
+// Fake is the fake system, for tests of packages that use this one.
 type Fake = fake
 
 // NewFake returns a system with empty tables.
 func NewFake() *Fake { return newFake() }
 
-// RefuseWith has f refuse texts, nil for none.
+// RefuseWith sets the function that refuses texts. It returns nil for a text that is
+// accepted.
 func (k *fake) RefuseWith(f func(string) error) { k.Refuse = f }
 
-// TraceResult is what the rules of a Fake make of a connection.
+// TraceResult is what the rules of a Fake do with a connection.
 type TraceResult struct {
 	Action     route.Action
 	Targets    []netip.AddrPort
 	Masquerade bool
 }
 
-// Trace walks a connection through the rules.
+// Trace evaluates the rules for a connection.
 func Trace(k *Fake, c route.Conn, local func(netip.Addr) bool) TraceResult {
 	o := trace(k, c, local)
 	w := TraceResult{Action: o.Action, Targets: o.Targets}
@@ -35,5 +36,5 @@ func Trace(k *Fake, c route.Conn, local func(netip.Addr) bool) TraceResult {
 	return w
 }
 
-// ErrBusy is why iptables could not be asked.
+// ErrBusy is errBusy.
 var ErrBusy = errBusy

@@ -11,11 +11,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Beside virtual servers of IPVS, chains are the same for all Services, and
-// ipsets say which ones they are about. Only where a connection is to be led
-// somewhere else each Service has a rule, as a set has no values.
+// With IPVS, chains are the same for all Services, and ipsets contain the Services that
+// they apply to. A redirected connection needs a rule per Service, because an ipset has
+// no values.
 
-// The names of chains beside IPVS all begin so. kube-vip has KUBE-VIP-.
+// The names of the chains of mode ipvs all have this prefix. kube-vip uses KUBE-VIP-.
 const (
 	ipvsPrefix     = "KUBE-VS-"
 	ipvsAddrPrefix = "KUBE-VA-" // a branch of the tree of addresses
@@ -39,29 +39,28 @@ const (
 	ipvsUnallocatedChain = ipvsPrefix + "UNALLOCATED"
 )
 
-// The ipsets that the chains refer to, see SetName. Those of addresses alone
-// hold elements of type hash:ip, SetSources of hash:ip,port,net and the others of
-// hash:ip,port.
+// The ipsets that the chains refer to, see SetName. Sets of addresses have type hash:ip,
+// SetSources has hash:ip,port,net and the others have hash:ip,port.
 const (
 	SetClusterIPs       = "CLUSTER-IPS"
-	SetVirtualIPs       = "VIRTUAL-IPS"       // the node has them for Services only
-	SetNodeIPs          = "NODE-IPS"          // its own, once they are served
-	SetVirtualServers   = "VIRTUAL-SERVERS"   // there is a virtual server, whosever
-	SetRefused          = "REFUSED"           // nobody serves
-	SetDropped          = "DROPPED"           // somebody serves, but the policy leaves nobody
+	SetVirtualIPs       = "VIRTUAL-IPS"       // on the node for Services only
+	SetNodeIPs          = "NODE-IPS"          // the node's own, once they are served
+	SetVirtualServers   = "VIRTUAL-SERVERS"   // a virtual server exists, whoever made it
+	SetRefused          = "REFUSED"           // there are no endpoints
+	SetDropped          = "DROPPED"           // there are endpoints, but the policy leaves none
 	SetExternal         = "EXTERNAL"          // policy Cluster: masqueraded
-	SetLocal            = "LOCAL"             // policy Local: clients are told apart
-	SetInternalDropped  = "INTERNAL-DROPPED"  // for pods and the node nobody is left
-	SetExternalDropped  = "EXTERNAL-DROPPED"  // for everybody else nobody is left
-	SetInternalRedirect = "INTERNAL-REDIRECT" // pods and the node are led elsewhere
-	SetExternalRedirect = "EXTERNAL-REDIRECT" // everybody else is led elsewhere
-	SetRestricted       = "RESTRICTED"        // some sources only
-	SetSources          = "SOURCES"           // which ones
+	SetLocal            = "LOCAL"             // policy Local: internal and external clients differ
+	SetInternalDropped  = "INTERNAL-DROPPED"  // no endpoint is left for pods and the node
+	SetExternalDropped  = "EXTERNAL-DROPPED"  // no endpoint is left for external clients
+	SetInternalRedirect = "INTERNAL-REDIRECT" // pods and the node are redirected
+	SetExternalRedirect = "EXTERNAL-REDIRECT" // external clients are redirected
+	SetRestricted       = "RESTRICTED"        // only some sources are allowed
+	SetSources          = "SOURCES"           // the allowed sources
 	SetHealthChecks     = "HEALTH-CHECKS"     // where health checks are answered
 )
 
-// SetName returns what one of the sets is called in f. Sets share one room for
-// names, whatever their family.
+// SetName returns the name of a set in family f. Sets of both families share one
+// namespace.
 func SetName(f service.Family, set string) string {
 	if f == service.IPv6 {
 		return "KUBE-VS6-" + set
@@ -82,8 +81,8 @@ func ipvsJumps() []jump {
 	}
 }
 
-// inSet matches packets whose fields, such as "dst,dst" for address and port, are in
-// a set, and out those whose are not.
+// inSet matches packets whose fields are in a set. An example is "dst,dst" for
+// destination address and port. notInSet matches packets whose fields are not.
 func (l layout) inSet(set, fields string) string {
 	return "-m set --match-set " + SetName(l.family, set) + " " + fields + " "
 }
@@ -97,16 +96,17 @@ const (
 	fromNode = "-m addrtype --src-type LOCAL "
 )
 
-// ipvsChains returns all chains but the branches of the tree.
+// ipvsChains returns all chains except the branches of the tree.
 func (l layout) ipvsChains(node *service.Node, targets []string) []chain {
 	return slices.Concat(l.ipvsNATChains(node, targets), l.ipvsMangleChains(node), l.ipvsFilterChains(node))
 }
 
-// ipvsNATChains mark what is to be masqueraded and lead to the virtual server that
-// has the right endpoints, before IPVS sees a connection. Then nobody else is to
-// translate it: an address of a Service leads to no port that the node has for
-// other purposes. But while an address is not routed to the node yet, or virtual
-// servers on its own addresses are not there, another mode goes on translating.
+// ipvsNATChains mark packets for masquerading and redirect to the virtual server with
+// the right endpoints, before IPVS handles the connection. After that no other rule may
+// translate it: an address of a Service never leads to a port that the node uses for
+// other purposes. There is one exception: while an address is not routed to the node
+// yet, or has no virtual servers although it is the node's own, another mode continues
+// to translate.
 func (l layout) ipvsNATChains(node *service.Node, targets []string) []chain {
 	mark := l.options.marked()
 	return []chain{
@@ -132,7 +132,7 @@ func (l layout) ipvsNATChains(node *service.Node, targets []string) []chain {
 			l.inSet(SetVirtualIPs, "dst") + localOnly + "-g " + ipvsFrontendChain,
 		}},
 		{id{nat, ipvsPostroutingChain}, []string{
-			// The node itself needs no masquerading to reach itself.
+			// The node needs no masquerading to reach itself.
 			"! -o lo " + l.hairpinMatch() + masqueradeRule,
 			"-m mark ! --mark " + mark + " -j RETURN",
 			"-j MARK --set-xmark " + l.options.unmark(),
@@ -141,7 +141,8 @@ func (l layout) ipvsNATChains(node *service.Node, targets []string) []chain {
 	}
 }
 
-// ipvsMangleChains drop, before IPVS could take it, what nobody may answer.
+// ipvsMangleChains drop connections without a permitted endpoint before IPVS handles
+// them.
 func (l layout) ipvsMangleChains(node *service.Node) []chain {
 	return []chain{
 		{id{mangle, ipvsDropInternalChain}, []string{l.inSet(SetInternalDropped, toPort) + "-j DROP"}},
@@ -157,11 +158,11 @@ func (l layout) ipvsMangleChains(node *service.Node) []chain {
 	}
 }
 
-// ipvsFilterChains refuse what nobody serves, and what no virtual server will take:
-// the node has the address for Services only, and nothing else that listens is
-// meant by it. Answers pass: under kube-proxy the node's own connections to
-// Services come from the Service's address, and they outlive its rules. Health
-// checks are let in with all of their packets, whatever the policy of INPUT is.
+// ipvsFilterChains reject connections to Services without endpoints, and packets that no
+// virtual server accepts: an address that the node has for Services only never leads to
+// another listener. Replies pass: with kube-proxy, connections of the node to Services
+// have the address of the Service as source, and they outlive its rules. All packets of
+// health checks are accepted, whatever the policy of INPUT is.
 func (l layout) ipvsFilterChains(node *service.Node) []chain {
 	refuse := "-j " + ipvsRefuseChain
 	input := []string{
@@ -185,9 +186,8 @@ func (l layout) ipvsFilterChains(node *service.Node) []chain {
 	}
 }
 
-// unallocatedRules drop what goes to an address that only a Service could have,
-// and none has: along a default route it would travel for nothing, or in a
-// circle.
+// unallocatedRules drop packets to an address of the Service range that no Service has.
+// With a default route they would leave the node for nothing, or loop.
 func (l layout) unallocatedRules(node *service.Node) []string {
 	var rules []string
 	for _, p := range service.InFamily(node.ServiceCIDRs, l.family) {
@@ -196,8 +196,8 @@ func (l layout) unallocatedRules(node *service.Node) []string {
 	return rules
 }
 
-// FrontendAddrs returns the addresses and ports of a frontend of p on node: the
-// frontend's own, or those of the node that answer a NodePort.
+// FrontendAddrs returns the addresses and ports of frontend f of p on node: its own, or
+// for a NodePort the node addresses that answer it.
 func FrontendAddrs(p *service.Port, f *service.Frontend, node *service.Node) []netip.AddrPort {
 	if f.Kind != service.NodePort {
 		return []netip.AddrPort{netip.AddrPortFrom(f.Addr, f.Port)}
@@ -211,7 +211,7 @@ func FrontendAddrs(p *service.Port, f *service.Frontend, node *service.Node) []n
 	return all
 }
 
-// ipvsKeys are those of ipvsEntries.
+// ipvsKeys returns the keys of ipvsEntries.
 func ipvsKeys(p *service.Port, node *service.Node) []key {
 	var all []key
 	for i := range p.Frontends {
@@ -220,7 +220,7 @@ func ipvsKeys(p *service.Port, node *service.Node) []key {
 	return all
 }
 
-// frontendKeys are those of one frontend.
+// frontendKeys returns the keys of one frontend.
 func frontendKeys(p *service.Port, f *service.Frontend, node *service.Node) []key {
 	if !f.Kind.External() {
 		return nil
@@ -232,9 +232,9 @@ func frontendKeys(p *service.Port, f *service.Frontend, node *service.Node) []ke
 	return all
 }
 
-// ipvsEntries lead from external frontends to the ClusterIP, whose virtual
-// server has another list of endpoints. Sets say who is led, and when.
-// An external address that is the node's own goes before NodePorts.
+// ipvsEntries redirect from external frontends to the ClusterIP, whose virtual server
+// has another list of endpoints. Sets decide which clients are redirected. An external
+// address that the node owns takes precedence over NodePorts.
 func ipvsEntries(p *service.Port, node *service.Node) []entry {
 	i := slices.IndexFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.ClusterIP })
 	if p.External != service.PolicyLocal || i < 0 {

@@ -23,9 +23,9 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 		wantOut.Masq = map[netip.AddrPort]bool{}
 		for _, e := range v.Endpoints {
 			wantOut.Targets = append(wantOut.Targets, e.Addr)
-			// One rule for all tells who reaches itself, and does not ask where
-			// that is: an endpoint that is elsewhere and comes this way needs it
-			// no less.
+			// One rule for all endpoints detects hairpin connections and does not check
+			// where the endpoint is. A remote endpoint whose connection comes this way
+			// needs it, too.
 			wantOut.Masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From
 		}
 	}
@@ -35,8 +35,8 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 	}
 }
 
-// TestTracedRulesMatchRouteDecide judges 4,000 connections: 20 to each of
-// 100 drawn clusters of each family.
+// TestTracedRulesMatchRouteDecide checks 4,000 connections: 20 to each of 100 drawn
+// clusters of each family.
 func TestTracedRulesMatchRouteDecide(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -60,7 +60,7 @@ func newBackend(f service.Family, k *fake) *Backend {
 
 type fataler interface{ Fatalf(string, ...any) }
 
-// apply does one round that must work.
+// apply runs one sync that must succeed.
 func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
 	return generate.Apply(t, b, want).(*plan)
 }

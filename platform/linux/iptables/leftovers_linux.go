@@ -14,21 +14,22 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Variant is one of the two implementations of iptables, which do not see each
-// other's rules.
+// Variant is one of the two implementations of iptables. Neither lists the rules of the
+// other (xtables-nft(8)).
 type Variant string
 
-// The variants. Their names are those that iptables adds to its commands.
+// The variants. Their names are the suffixes of the commands.
 const (
 	Legacy Variant = "legacy"
 	NFT    Variant = "nft"
 )
 
-// Variants lists both.
+// Variants lists both variants.
 var Variants = [...]Variant{Legacy, NFT}
 
-// NodeVariant returns the variant that a Backend uses: what kubelet does, or what the
-// command iptables of the node is.
+// NodeVariant returns the variant that a Backend uses: the one of kubelet if there are
+// commands for it, otherwise the one of the command iptables. It runs the command, and
+// returns an error if that fails.
 func NodeVariant(f service.Family) (Variant, error) {
 	out, err := exec.Command(commandPrefix(f), "--version").Output()
 	if err != nil {
@@ -37,7 +38,7 @@ func NodeVariant(f service.Family) (Variant, error) {
 	return variantOf(string(out)), nil
 }
 
-// variantOf reads what a command says of its version.
+// variantOf parses the version that a command prints.
 func variantOf(version string) Variant {
 	if strings.Contains(version, "nf_tables") {
 		return NFT
@@ -45,20 +46,19 @@ func variantOf(version string) Variant {
 	return Legacy
 }
 
-// Leftovers are the chains of service proxies in the tables of one variant and
-// family, in the network namespace of the calling thread. There may well be
-// none.
+// Leftovers are the chains of service proxies in the tables of one variant and family,
+// in the network namespace of the calling thread. The tables may contain none.
 type Leftovers struct {
 	Variant Variant
 	Family  service.Family
 	Role    Role
 }
 
-// String names the place.
+// String returns the name of the tables, such as iptables-nft.
 func (r Leftovers) String() string { return command(r.Family) + "-" + string(r.Variant) }
 
-// Find says what there is, nothing if there is nothing. It asks the kernel, so
-// that it works where the commands are missing.
+// Find describes the leftovers, "" if there are none. It asks the kernel, so that it
+// works without the commands.
 func (r Leftovers) Find(context.Context) (string, error) {
 	list := legacyChains
 	if r.Variant == NFT {
@@ -71,9 +71,8 @@ func (r Leftovers) Find(context.Context) (string, error) {
 	return describeLeftovers(all, r.Role), nil
 }
 
-// Remove removes the chains and the rules of the system's chains that lead
-// there. A chain that somebody else refers to is emptied, stays, and is an
-// error.
+// Remove removes the chains and the rules of the built-in chains that jump there. A
+// chain that rules of others refer to is flushed and kept, and is reported as an error.
 func (r Leftovers) Remove(ctx context.Context) error {
 	t, err := r.read(ctx)
 	if err != nil {
@@ -87,8 +86,8 @@ func (r Leftovers) Remove(ctx context.Context) error {
 	return errors.Join(r.restore(ctx, t.extraneous(nil).removal()), t.inUse())
 }
 
-// Disarm removes the chains of tables nat and mangle, so that nothing is marked,
-// dropped or translated any more. What others refer to is emptied and stays.
+// Disarm removes the chains of tables nat and mangle. After that nothing is marked,
+// dropped or translated. Chains that rules of others refer to are flushed and kept.
 func (r Leftovers) Disarm(ctx context.Context) error {
 	t, err := r.read(ctx)
 	if err != nil {
@@ -97,7 +96,7 @@ func (r Leftovers) Disarm(ctx context.Context) error {
 	return r.restore(ctx, t.extraneous(nil).textOf([]string{nat, mangle}))
 }
 
-// read returns what the tables hold.
+// read returns the contents of the tables.
 func (r Leftovers) read(ctx context.Context) (*observed, error) {
 	path, err := r.path()
 	if err != nil {
@@ -110,7 +109,7 @@ func (r Leftovers) read(ctx context.Context) (*observed, error) {
 	return parse(text, r.Role), nil
 }
 
-// restore makes a text that removes chains take effect, if there is any.
+// restore applies a text that removes chains. An empty text does nothing.
 func (r Leftovers) restore(ctx context.Context, text string) error {
 	path, err := r.path()
 	if err != nil || text == "" {
@@ -122,8 +121,8 @@ func (r Leftovers) restore(ctx context.Context, text string) error {
 	return nil
 }
 
-// path returns how to call the variant's commands, but for what is added to
-// the name. Where there is one variant only, its commands may have short names.
+// path returns the name of the variant's commands without suffix. With a single variant
+// installed, the commands may have only short names.
 func (r Leftovers) path() (string, error) {
 	long := r.String()
 	if _, err := exec.LookPath(long + "-restore"); err == nil {

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// foreignText is what others have in the tables, kubelet among them.
+// foreignText is what others, kubelet among them, have in the tables.
 const foreignText = `*mangle
 :KUBE-KUBELET-CANARY - [0:0]
 :KUBE-IPTABLES-HINT - [0:0]
@@ -38,8 +38,8 @@ COMMIT
 COMMIT
 `
 
-// upstreamText is what kube-proxy has in the tables: some of what its modes
-// iptables, ipvs and userspace make.
+// upstreamText is what kube-proxy has in the tables: some of the chains of its modes
+// iptables, ipvs and userspace.
 const upstreamText = `*mangle
 :KUBE-PROXY-CANARY - [0:0]
 COMMIT
@@ -73,8 +73,8 @@ COMMIT
 COMMIT
 `
 
-// TestExtraneousObjectsAreDeleted finds what kube-proxy and what this proxy left, and removes that
-// and nothing else, however often it is asked to.
+// TestExtraneousObjectsAreDeleted finds the leftovers of kube-proxy and of this proxy,
+// and removes them and nothing else. It repeats the removal.
 func TestExtraneousObjectsAreDeleted(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		r := Leftovers{Variant: Legacy, Family: b.family}
@@ -113,7 +113,8 @@ func TestExtraneousObjectsAreDeleted(t *testing.T) {
 	})
 }
 
-// TestLeftoversInUse names who keeps a chain from going, and empties it.
+// TestLeftoversInUse checks that a chain in use is flushed and that the error names its
+// user.
 func TestLeftoversInUse(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		r := Leftovers{Variant: Legacy, Family: b.family}
@@ -134,8 +135,8 @@ func TestLeftoversInUse(t *testing.T) {
 	})
 }
 
-// TestLeftoversOfLoopback closes loopback addresses with what guarded them, unless
-// somebody else had opened them.
+// TestLeftoversOfLoopback disables route_localnet together with the rules that protect
+// loopback addresses, unless another process had enabled it.
 func TestLeftoversOfLoopback(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		if b.family == service.IPv6 {
@@ -192,7 +193,7 @@ func saved(t *testing.T, b *Backend) string {
 	return regexp.MustCompile(`(?m)^#.*\n|\[\d+:\d+\]$`).ReplaceAllString(string(out), "")
 }
 
-// TestNodeVariant asks the command that the node has.
+// TestNodeVariant runs the command of the node.
 func TestNodeVariant(t *testing.T) {
 	for _, v := range Variants {
 		t.Setenv("PATH", variantDir(t, string(v)))

@@ -19,52 +19,54 @@ import (
 	"kubeproxy/common/service"
 )
 
-// legacyMonitor is the signal of iptables-legacy, whose kernel tells nobody of a
-// change. What it tells next to free is the size of each table. It gives away
-// the tables, too, which takes 7 ms for 1,000 Services of ten endpoints and
-// 90 ms for 10,000. So they are looked at when a size has changed or somebody
-// has had the lock, and besides as often as costs no more than readShare.
+// legacyMonitor detects changes in iptables-legacy. The kernel sends no notification of
+// a change. It returns the size of each table at almost no cost. It also returns whole
+// tables, which takes 7 ms for 1,000 Services of ten endpoints and 90 ms for 10,000.
+// Therefore the monitor reads the tables when a size has changed or another process has
+// used the lock, and otherwise as often as readShare allows.
 type legacyMonitor struct {
 	fd, level int
 	family    service.Family
 	role      Role
-	namesFile string // of the file that lists the tables that exist
-	lock      *lock  // nil if the commands take it by themselves
+	namesFile string // the file that lists the existing tables
+	lock      *lock  // nil if the commands take it themselves
 	seed      maphash.Seed
 
 	infos tableInfos
-	known bool // seen is what we left
-	// sum stands for what we left, once fresh says so: where others rarely have
-	// the lock, it is worked out a while after a change of ours, which several
-	// changes may share, and not at all if somebody had the lock meanwhile.
+	known bool // infos describe the tables as we left them
+	// sum is the checksum of the tables as we left them, valid if sumValid is set. Where
+	// others rarely use the lock, it is computed some time after our change, so that
+	// several changes share one computation. It is not computed if another process has
+	// used the lock in the meantime.
 	sum      uint64
 	sumValid bool
-	// maybeChanged is set while somebody was there since the last look.
+	// maybeChanged means that another process may have changed the tables since they
+	// were last read.
 	maybeChanged bool
-	// uncertain is set once a change of ours has left a gap between two sums, in
-	// which a change of somebody else's that no size and no lock tells of may
-	// have become part of what we take for ours.
+	// uncertain means that one of our changes left the checksum invalid for a while. In
+	// this time another process may have made a change that affects neither a size nor
+	// the lock, and the next checksum includes it.
 	uncertain bool
 	dirty     bool
 
-	othersLockedAt time.Time // when somebody else last had the lock
+	othersLockedAt time.Time // when another process last used the lock
 	readAt         time.Time
-	readCost       time.Duration // of a look
+	readCost       time.Duration // duration of a checksum
 	savedAt        time.Time
 }
 
 const (
-	// saveInterval is how long all this is believed, and uncertainSaveInterval how long if it is
-	// not certain.
+	// saveInterval is the longest time between two full reads by iptables-save. It is
+	// uncertainSaveInterval if uncertain is set.
 	saveInterval          = 10 * time.Minute
 	uncertainSaveInterval = time.Minute
-	// othersLockWindow is how long somebody who had the lock is expected to come
-	// again.
+	// othersLockWindow is the time in which a process that used the lock is expected to
+	// use it again.
 	othersLockWindow = time.Minute
-	// minReadInterval and readShare bound how much of the time goes into looks, and
-	// changedReadShare how much if somebody is there all the time. What costs no
-	// more than cheapRead is not worth the wait. Whatever looks cost, nobody's
-	// change is to wait longer than maxReadInterval for one.
+	// minReadInterval and readShare limit the time spent on checksums. changedReadShare
+	// is the limit while others keep changing the tables. A checksum that costs no more
+	// than cheapRead is never delayed. No foreign change waits longer than
+	// maxReadInterval for a checksum, whatever the cost.
 	minReadInterval  = 2 * time.Second
 	maxReadInterval  = 4 * time.Second
 	readShare        = 100
@@ -72,32 +74,33 @@ const (
 	cheapRead        = 5 * time.Millisecond
 )
 
-// tableInfo is what the kernel says of a table: struct ipt_getinfo, which is
-// the same for IPv6.
+// tableInfo is what the kernel returns about a table: struct ipt_getinfo, which has the
+// same layout for IPv6 (kernel: include/uapi/linux/netfilter_ipv4/ip_tables.h).
 type tableInfo [84]byte
 
-// tableInfos has those of the tables of a role, and nothing behind them.
+// tableInfos are those of the tables of a role. Unused elements are zero.
 type tableInfos [3]tableInfo
 
-// What a tableInfo holds behind the name.
+// Offsets in a tableInfo, behind the name.
 const (
-	infoHooks  = 32 // which of the five hooks the table has
-	infoStarts = 36 // where their chains begin
+	infoHooks  = 32 // bit mask of the table's hooks
+	infoStarts = 36 // offsets of their chains
 	infoSize   = 80
 )
 
-// The options of IPv4 and of IPv6 that ask for a tableInfo, and for a table.
+// The socket options for a tableInfo and for the rules of a table. They are the same for
+// IPv4 and IPv6.
 const (
 	getInfo    = 64
 	getEntries = 65
-	// entriesHead is what stands before the rules of a table.
+	// entriesHead is the length of the header before the rules.
 	entriesHead = 40
 )
 
 var hookNames = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// tableNamesFile returns the file that lists the tables that exist in the namespace of
-// the calling thread, which is not there without the module.
+// tableNamesFile returns the file that lists the existing tables in the network
+// namespace of the calling thread. The file does not exist without the kernel module.
 func tableNamesFile(f service.Family) string {
 	if f == service.IPv6 {
 		return "/proc/thread-self/net/ip6_tables_names"
@@ -105,8 +108,9 @@ func tableNamesFile(f service.Family) string {
 	return "/proc/thread-self/net/ip_tables_names"
 }
 
-// readTableNames returns what file, of tableNamesFile, holds. The kernel gives it to user root
-// of the network namespace, mode 0440, whatever rights another user has there
+// readTableNames returns the contents of file, see tableNamesFile, nil if it does not
+// exist. The kernel makes the user root of the network namespace its owner, with mode
+// 0440. Other users need CAP_DAC_READ_SEARCH, whatever other capabilities they have
 // (https://man7.org/linux/man-pages/man7/capabilities.7.html).
 func readTableNames(file string) ([]byte, error) {
 	names, err := os.ReadFile(file)
@@ -133,8 +137,8 @@ func newLegacyMonitor(f service.Family, of Role, l *lock) (*legacyMonitor, error
 		return nil, fmt.Errorf("open a raw socket: %w", err)
 	}
 	s.fd = fd
-	// The kernel looks at rights before it looks at what is asked for, which is
-	// nothing, since asking for a table would create it.
+	// The kernel checks the capability before it checks the arguments. The arguments are
+	// invalid on purpose, because a request for a table would create it.
 	if err := s.getsockopt(getInfo, make([]byte, 1)); errors.Is(err, unix.EPERM) {
 		s.close()
 		return nil, fmt.Errorf("ask the kernel for tables: %w: the right CAP_NET_ADMIN is needed", err)
@@ -144,7 +148,8 @@ func newLegacyMonitor(f service.Family, of Role, l *lock) (*legacyMonitor, error
 
 func (s *legacyMonitor) close() { _ = unix.Close(s.fd) }
 
-// beginRestore notices what others did before us. The lock is ours by now.
+// beginRestore detects changes that others made before ours. We hold the lock at this
+// point.
 func (s *legacyMonitor) beginRestore(int) error {
 	if !s.known || s.dirty {
 		return nil
@@ -152,7 +157,7 @@ func (s *legacyMonitor) beginRestore(int) error {
 	return s.compare(true)
 }
 
-// endRestore notes what we left. The lock is still ours.
+// endRestore records the state that we left. We still hold the lock.
 func (s *legacyMonitor) endRestore() error {
 	now, err := s.readInfos()
 	s.infos, s.known, s.sumValid, s.maybeChanged = now, err == nil, false, false
@@ -164,8 +169,8 @@ func (s *legacyMonitor) endRestore() error {
 	return err
 }
 
-// reset notes what there is. Where there is no table yet, which asking would
-// create, that is left to the next change of ours.
+// reset records the present state. If a table does not exist yet, the next change of
+// ours records the state, because a request here would create the table.
 func (s *legacyMonitor) reset() error {
 	s.known, s.sumValid, s.maybeChanged, s.uncertain, s.dirty, s.savedAt = false, false, false, false, false, time.Now()
 	if s.lock != nil {
@@ -181,7 +186,7 @@ func (s *legacyMonitor) reset() error {
 			return nil
 		}
 	}
-	// What is read next is at least as new as what is looked at now.
+	// The following iptables-save reads a state that is at least as new as this one.
 	if s.infos, err = s.readInfos(); err != nil {
 		return err
 	}
@@ -198,7 +203,7 @@ func (s *legacyMonitor) touched() (bool, error) {
 		err = s.endRestore()
 	case s.sumValid || !s.due():
 		err = s.compare(false)
-	case s.lock.try(): // nobody is about to change anything
+	case s.lock.try(): // no other process is changing the tables
 		err = s.compare(false)
 		if err == nil && !s.dirty {
 			s.sum, err = s.checksum(s.infos)
@@ -213,13 +218,13 @@ func (s *legacyMonitor) touched() (bool, error) {
 	return s.dirty || time.Since(s.savedAt) > maxAge, err
 }
 
-// due reports that a look may be afforded again.
+// due reports whether the next checksum is affordable.
 func (s *legacyMonitor) due() bool {
 	return time.Since(s.readAt) > min(max(minReadInterval, readShare*s.readCost), maxReadInterval)
 }
 
-// compare notes if the tables are not as we left them. If it is the last time
-// before a change of ours, it looks without regard to what that costs.
+// compare sets dirty if the tables differ from what we left. last is set before a change
+// of ours: then compare computes the checksum whatever it costs.
 func (s *legacyMonitor) compare(last bool) error {
 	othersLocked := s.lock != nil && s.lock.notifies() && s.lock.usedByOthers()
 	now, err := s.readInfos()
@@ -265,8 +270,8 @@ func (s *legacyMonitor) getsockopt(option uintptr, b []byte) error {
 	return nil
 }
 
-// checksum returns what stands for the rules that matter to us. A table that
-// changes meanwhile, or that is not understood, counts as what its size says.
+// checksum returns a checksum of the rules that concern us. For a table that changes
+// meanwhile, or that cannot be parsed, it uses the size instead.
 func (s *legacyMonitor) checksum(infos tableInfos) (uint64, error) {
 	began := time.Now()
 	total := uint64(0)
@@ -291,11 +296,11 @@ func (s *legacyMonitor) tableChecksum(table string, info tableInfo) (sum uint64,
 	return sum, err
 }
 
-// entries passes the rules of a table to use, which must not keep them. Where
-// the table has changed since it had the size in info, that is EAGAIN.
+// entries calls use with the rules of a table. use must not keep the slice. The error is
+// EAGAIN if the table has changed since info was read.
 func (s *legacyMonitor) entries(table string, info tableInfo, use func([]byte)) error {
 	size := binary.NativeEndian.Uint32(info[infoSize:])
-	// The heap would keep room for the largest table for good.
+	// On the heap, the memory for the largest table would never be returned.
 	all, err := unix.Mmap(-1, 0, entriesHead+int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return err

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestReadsAreOftenEnough has looks cost more and more: what nothing else tells
-// of is to be found within five seconds, two of Watch's pauses included.
+// TestReadsAreOftenEnough makes checksums more and more expensive. A change that only a
+// checksum detects must be found within five seconds, including two intervals of Watch.
 func TestReadsAreOftenEnough(t *testing.T) {
 	const promise = 5*time.Second - 2*watchEvery
 	for _, cost := range []time.Duration{0, 7 * time.Millisecond, 90 * time.Millisecond, time.Second} {
@@ -23,13 +23,13 @@ func TestReadsAreOftenEnough(t *testing.T) {
 	}
 }
 
-// TestEditRightAfterOurs changes a rule so that neither a size nor the lock tells
-// of it, before anybody has looked at what we wrote. That is taken for ours, but
-// not for long.
+// TestEditRightAfterOurs changes a rule so that neither a size nor the lock shows it,
+// before the first checksum after our change. The monitor takes it for ours, but not for
+// long.
 func TestEditRightAfterOurs(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		s, ok := b.driver.(*runner).monitor.(*legacyMonitor)
-		if !ok { // iptables-nft tells of it
+		if !ok { // iptables-nft sends a notification
 			return
 		}
 		want := simple(3)
@@ -49,7 +49,7 @@ func TestEditRightAfterOurs(t *testing.T) {
 		if p := apply(t, b, want); p.FullSync() {
 			t.Error("the tables are read though nothing has changed")
 		}
-		if s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second); !touched(t, b) { // the repair was a change of ours
+		if s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second); !touched(t, b) { // after our repair
 			t.Error("what is not certain is believed for long")
 		}
 		apply(t, b, want)

@@ -10,8 +10,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Where the kernel lets packets outside of the TCP window pass, nothing is dropped,
-// from the next round on, and of chains only the one in question is written.
+// TestKernelIsLiberal checks that nothing is dropped if the kernel accepts packets
+// outside of the TCP window, from the next sync on, and that the sync writes only the
+// chain in question.
 func TestKernelIsLiberal(t *testing.T) {
 	k := newFake()
 	b := NewWith(service.IPv4, Options{MasqueradeBit: 14, DropInvalid: true}, k)

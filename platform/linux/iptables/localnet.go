@@ -10,23 +10,23 @@ import (
 	"kubeproxy/common/service"
 )
 
-// localnetMark is an empty chain that says that it was us who had the kernel
-// route loopback addresses, in case it is another process that is to undo it:
-// without the rule that guards them, they would be open to the network. What
-// somebody else has set stays as it is.
+// localnetMark is an empty chain that records that this proxy enabled route_localnet, so
+// that a later process can disable it. Without the rule that protects them, loopback
+// addresses would be reachable from the network (kubernetes/kubernetes#92315). A setting
+// that others made is never changed.
 var localnetMark = id{filter, "KUBE-LOCALNET"}
 
-// readSettings asks the kernel for settings that rules depend on, and reports that
-// one of them has turned.
+// readSettings reads the kernel settings that rules depend on. It reports whether one of
+// them has changed.
 func (b *Backend) readSettings() (changed bool) {
 	was := b.liberal
 	b.liberal = b.options.DropInvalid && !b.relays() && b.driver.Liberal()
 	return b.readLocalnet() || b.liberal != was
 }
 
-// readLocalnet finds out whether loopback addresses are or can be routed, and
-// reports that the answer has turned. Where they cannot be, rules would only have
-// clients wait in vain.
+// readLocalnet checks whether loopback addresses are or can be routed. It reports
+// whether the result has changed. If they cannot be routed, rules for them would let
+// clients run into timeouts.
 func (b *Backend) readLocalnet() (changed bool) {
 	if b.family != service.IPv4 || !b.options.LocalhostNodePorts || b.relays() {
 		return false
@@ -37,8 +37,7 @@ func (b *Backend) readLocalnet() (changed bool) {
 	return b.noLocalnet != was
 }
 
-// planLocalnet notes in p if loopback addresses are to be routed, or not any
-// more.
+// planLocalnet sets in p whether route_localnet is to be enabled or disabled.
 func (b *Backend) planLocalnet(p *plan) {
 	want := p.next.snapshot
 	b.degradedReason = ""
@@ -54,11 +53,12 @@ func (b *Backend) planLocalnet(p *plan) {
 	}
 }
 
-// DegradedReason says what the latest snapshot asks for that the node does not let b have,
-// nothing most of the time. It is called between two rounds.
+// DegradedReason describes which part of the latest snapshot the node cannot provide, ""
+// if there is none. It must not run concurrently with a sync.
 func (b *Backend) DegradedReason() string { return b.degradedReason }
 
-// readLocalnetMark looks for the mark in t. One that others removed is made anew.
+// readLocalnetMark looks for the mark in t. If others have removed it, the plan adds it
+// again.
 func (b *Backend) readLocalnetMark(p *plan, t *observed) {
 	_, there := t.chains[localnetMark]
 	if b.localnetMarked && !there {
@@ -79,7 +79,8 @@ func hasNodePort(s *service.Snapshot, f service.Family) bool {
 	return false
 }
 
-// routeLocalnet has loopback addresses be routed. The rule that guards them is there.
+// routeLocalnet enables route_localnet. The rule that protects loopback addresses exists
+// at this point.
 func (p *plan) routeLocalnet(ctx context.Context) error {
 	if !p.enableLocalnet {
 		return nil
@@ -96,7 +97,7 @@ func (p *plan) routeLocalnet(ctx context.Context) error {
 	return nil
 }
 
-// unrouteLocalnet undoes that, before the rule goes.
+// unrouteLocalnet disables route_localnet, before the rule is removed.
 func (p *plan) unrouteLocalnet(ctx context.Context) error {
 	if !p.disableLocalnet {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestLoopbackIsClosedAgain has NodePorts answer on loopback addresses, and then
-// a backend that does not want that, or nobody at all.
+// TestLoopbackIsClosedAgain lets NodePorts answer on loopback addresses. Then a backend
+// without that option runs, or a cleanup.
 func TestLoopbackIsClosedAgain(t *testing.T) {
 	for end, undo := range map[string]func(*testing.T, *fake){
 		"another choice": func(t *testing.T, k *fake) { program(t, NewWith(service.IPv4, Options{MasqueradeBit: 14}, k)) },
@@ -29,7 +29,7 @@ func TestLoopbackIsClosedAgain(t *testing.T) {
 			}
 		},
 	} {
-		for _, others := range []bool{false, true} { // had it open before
+		for _, others := range []bool{false, true} { // whether route_localnet was set before
 			k := newFake()
 			k.RouteLocalnet = others
 			program(t, local(k))
@@ -63,7 +63,7 @@ func program(t *testing.T, b *Backend) {
 	}
 }
 
-// TestLoopbackMarkComesAgain has others remove all that is ours.
+// TestLoopbackMarkComesAgain removes everything that is ours.
 func TestLoopbackMarkComesAgain(t *testing.T) {
 	k := newFake()
 	b := local(k)
@@ -76,8 +76,7 @@ func TestLoopbackMarkComesAgain(t *testing.T) {
 	}
 }
 
-// TestLoopbackDespiteRefusal opens loopback addresses though a Service is
-// refused.
+// TestLoopbackDespiteRefusal enables route_localnet although a Service is refused.
 func TestLoopbackDespiteRefusal(t *testing.T) {
 	k := newFake()
 	k.Refuse = func(text string) error {
@@ -97,9 +96,9 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 	}
 }
 
-// TestLoopbackThatStaysClosed has a node on which loopback addresses cannot be
-// routed: all the rest is in force, a client there is not led astray, and what is
-// lacking is said, until the node changes its mind.
+// TestLoopbackThatStaysClosed has a node that cannot route loopback addresses.
+// Everything else is in force, no rule leads a local client astray, and the backend
+// reports what is missing until the node allows it.
 func TestLoopbackThatStaysClosed(t *testing.T) {
 	k := newFake()
 	k.LocalnetErr = errInjected
@@ -123,8 +122,8 @@ func TestLoopbackThatStaysClosed(t *testing.T) {
 	check(true)
 }
 
-// TestLoopbackMarkIsNoDrift has the next process find the mark, keep it or remove
-// it, and read everything again for some other reason.
+// TestLoopbackMarkIsNoDrift checks that the next process finds the mark, keeps or
+// removes it, and reports no drift when it reads the tables again for another reason.
 func TestLoopbackMarkIsNoDrift(t *testing.T) {
 	for name, next := range map[string]bool{"kept": true, "removed": false} {
 		k := newFake()

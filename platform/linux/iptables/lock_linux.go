@@ -20,41 +20,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock is what all users of iptables-legacy on a node share, a file. It is
-// taken here and not by the commands, so that both tables are changed under
-// it, that nobody else changes them before their new state was noted, and
-// that a wait for it can go on behind a round that has given up. The file
-// stays open: each time that somebody closes it, somebody else had it.
+// lock is the lock file that all users of iptables-legacy on a node share (iptables(8),
+// option --wait). The proxy takes it instead of the commands, for three reasons. Both
+// tables change under one lock. No other process can change them before we have recorded
+// their state. A wait for the lock can continue after a sync has given up. The file
+// stays open here: whenever another process closes it, that process has used the lock.
 type lock struct {
 	path  string
-	freed chan struct{} // told when a wait that was given up is over
+	freed chan struct{} // receives when an abandoned wait has ended
 
 	mu      sync.Mutex
 	file    *os.File // nil if it is not open
 	inode   uint64   // of file
-	pending *request // for which the kernel has no answer yet
-	notify  int      // an inotify instance, -1 if there is none
-	changed bool     // the file is another one than before
+	pending *request // a request that the kernel has not granted yet
+	notify  int      // inotify file descriptor, -1 if there is none
+	changed bool     // the path leads to another file than before
 }
 
 // request is a wait for the lock.
 type request struct {
-	granted chan error // has room for one
-	// abandoned says that nobody waits for it any more.
+	granted chan error // buffered, capacity one
+	// abandoned means that no goroutine waits for the result.
 	abandoned bool
 }
 
 const (
 	lockFileEnv     = "XTABLES_LOCKFILE"
 	defaultLockFile = "/run/xtables.lock"
-	// noLockEnv is a file that the commands may lock instead.
+	// noLockEnv makes the commands lock another file.
 	noLockEnv = lockFileEnv + "=/dev/null"
-	// lockWait bounds how long a round waits for others on the node.
+	// lockWait limits how long a sync waits for other processes.
 	lockWait = 5 * time.Second
 )
 
-// newLock returns the lock, nil if command cannot be kept from taking it by
-// itself.
+// newLock returns the lock, nil if command cannot be prevented from taking it itself.
 func newLock(command string) *lock {
 	path, err := exec.LookPath(command)
 	if err != nil {
@@ -69,7 +68,7 @@ func newLock(command string) *lock {
 	}
 	l := &lock{path: cmp.Or(os.Getenv(lockFileEnv), defaultLockFile), freed: make(chan struct{}, 1)}
 	if l.notify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err != nil {
-		l.notify = -1 // too many of them; heard says what follows
+		l.notify = -1 // no instances left, see notifies and usedByOthers
 	}
 	return l
 }
@@ -85,8 +84,7 @@ func (l *lock) close() {
 	}
 }
 
-// hold waits for the lock, which release gives back. The error names who has
-// it.
+// hold waits for the lock. release releases it. The error names the holder.
 func (l *lock) hold(ctx context.Context, wait time.Duration) error {
 	r, err := l.requestLock()
 	if err != nil {
@@ -103,7 +101,7 @@ func (l *lock) hold(ctx context.Context, wait time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
-	case err := <-r.granted: // after all
+	case err := <-r.granted: // granted in the meantime
 		return err
 	default:
 	}
@@ -111,7 +109,7 @@ func (l *lock) hold(ctx context.Context, wait time.Duration) error {
 	return fmt.Errorf("the lock %s is held by %s", l.path, l.holder())
 }
 
-// try takes the lock if it is free.
+// try takes the lock if it is free, and reports whether it did.
 func (l *lock) try() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,7 +122,7 @@ func (l *lock) release() {
 	_ = flock(l.file, unix.LOCK_UN)
 }
 
-// requestLock begins to wait, or goes on with a wait that was given up.
+// requestLock starts a wait, or continues an abandoned one.
 func (l *lock) requestLock() (*request, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,14 +163,14 @@ func (l *lock) await(r *request, f *os.File) {
 	}
 }
 
-// open opens the file, unless it is open and still the same.
+// open opens the file, unless the open file is still the one at path.
 func (l *lock) open() error {
 	now, err := os.Stat(l.path)
 	if l.file != nil && err == nil && inode(now) == l.inode {
 		return nil
 	}
-	// Without O_NONBLOCK, a named pipe without a writer would hold the round for ever,
-	// see fifo(7).
+	// Without O_NONBLOCK, a named pipe without a writer would block the sync forever
+	// (fifo(7)).
 	f, err := os.OpenFile(l.path, os.O_RDONLY|os.O_CREATE|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
@@ -203,7 +201,8 @@ func inode(i os.FileInfo) uint64 {
 	return s.Ino
 }
 
-// passTo has c run under the lock, which it keeps even if we end.
+// passTo runs c under the lock. c inherits the open file, so it keeps the lock even if
+// this process ends (flock(2)).
 func (l *lock) passTo(c *exec.Cmd) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,14 +210,15 @@ func (l *lock) passTo(c *exec.Cmd) {
 	c.ExtraFiles = append(c.ExtraFiles, l.file)
 }
 
-// notifies reports that heard tells of others.
+// notifies reports whether usedByOthers can detect the use by other processes.
 func (l *lock) notifies() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.open() == nil && l.notify >= 0
 }
 
-// usedByOthers reports that others may have had the lock since it was last called.
+// usedByOthers reports whether other processes may have used the lock since the last
+// call.
 func (l *lock) usedByOthers() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -237,7 +237,7 @@ func (l *lock) usedByOthers() bool {
 	}
 }
 
-// holder says who has the lock, as far as the kernel tells.
+// holder describes the process that holds the lock, as far as the kernel reports it.
 func (l *lock) holder() string {
 	const unknown = "another process"
 	text, err := os.ReadFile("/proc/locks")
@@ -251,7 +251,7 @@ func (l *lock) holder() string {
 			continue
 		}
 		name, err := os.ReadFile("/proc/" + w[4] + "/comm")
-		if err != nil { // of somewhere else, or gone
+		if err != nil { // in another PID namespace, or ended
 			return unknown
 		}
 		return fmt.Sprintf("process %s (%s)", w[4], strings.TrimSpace(string(name)))

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLockThatIsANamedPipe opens a lock whose place a named pipe without a writer has
-// taken.
+// TestLockThatIsANamedPipe replaces the lock file by a named pipe without a writer.
 func TestLockThatIsANamedPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	if err := unix.Mkfifo(path, 0o600); err != nil {

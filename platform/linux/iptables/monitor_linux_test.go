@@ -20,8 +20,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// runCommand runs a command of b's variant, as anybody may who has the lock, or
-// who knows of none.
+// runCommand runs a command of b's variant, as any process may, with or without the
+// lock.
 func runCommand(t *testing.T, b *Backend, args string, env ...string) {
 	t.Helper()
 	c := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...)
@@ -31,7 +31,7 @@ func runCommand(t *testing.T, b *Backend, args string, env ...string) {
 	}
 }
 
-// waitTimeout is how long anything may take that is bound to happen.
+// waitTimeout limits the wait for something that must happen.
 const waitTimeout = 15 * time.Second
 
 func poll(ok func() bool) bool {
@@ -43,8 +43,8 @@ func poll(ok func() bool) bool {
 	return true
 }
 
-// awaitNotices waits until the system has one more instance of inotify to give, of
-// the 128 that are usual for all that runs here.
+// awaitNotices waits until the system has a free inotify instance. The usual limit for
+// all processes of a user is 128 (inotify(7)).
 func awaitNotices(t *testing.T) {
 	t.Helper()
 	if !poll(func() bool {
@@ -67,9 +67,9 @@ func touched(t *testing.T, b *Backend) bool {
 	return yes
 }
 
-// TestEditOfTheSameSizeIsNoticed changes a rule so that nothing becomes longer
-// or moves, with the lock that others share and without, at once after a change
-// of ours and later.
+// TestEditOfTheSameSizeIsNoticed changes a rule without changing the length or position
+// of anything, with and without the shared lock, at once after a change of ours and
+// later.
 func TestEditOfTheSameSizeIsNoticed(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		want := simple(3)
@@ -78,7 +78,7 @@ func TestEditOfTheSameSizeIsNoticed(t *testing.T) {
 				if env == "" || mark == "0x20/0x20" {
 					apply(t, b, want)
 				}
-				if env != "" { // nothing but a look can tell
+				if env != "" { // only a checksum detects it
 					poll(func() bool {
 						touched(t, b)
 						return !isLegacy(b) || b.driver.(*runner).monitor.(*legacyMonitor).sumValid
@@ -101,8 +101,8 @@ func isLegacy(b *Backend) bool {
 	return ok
 }
 
-// TestChainsOfOthersAreNotRead has others come and go in tables that are ours,
-// too. None of it has the tables read, but what concerns our chains.
+// TestChainsOfOthersAreNotRead adds and removes chains of others in the tables that we
+// use. Only a change that concerns our chains causes a read of the tables.
 func TestChainsOfOthersAreNotRead(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		apply(t, b, simple(3))
@@ -127,7 +127,7 @@ func TestChainsOfOthersAreNotRead(t *testing.T) {
 	})
 }
 
-// TestLockOfOthers has somebody hold the lock for longer than a round waits.
+// TestLockOfOthers holds the lock for longer than a sync waits.
 func TestLockOfOthers(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		r := b.driver.(*runner)
@@ -169,8 +169,8 @@ func TestLockOfOthers(t *testing.T) {
 	})
 }
 
-// TestRestoreKilledHalfWay has the command end after one of the tables. What
-// is missing is found and added by the next round.
+// TestRestoreKilledHalfWay ends the command after one of the tables. The next sync finds
+// and adds what is missing.
 func TestRestoreKilledHalfWay(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		real := b.driver.(*runner).path("-restore")
@@ -193,7 +193,7 @@ func TestRestoreKilledHalfWay(t *testing.T) {
 	})
 }
 
-// TestLockSurvives has the file of the lock be another one all of a sudden.
+// TestLockSurvives replaces the lock file.
 func TestLockSurvives(t *testing.T) {
 	t.Setenv(lockFileEnv, filepath.Join(t.TempDir(), "lock"))
 	awaitNotices(t)
@@ -216,11 +216,11 @@ func TestLockSurvives(t *testing.T) {
 	}
 }
 
-// TestRefusedServiceIsFound has the command refuse what concerns one Service,
-// of which it says no more than that the table failed. All others go in.
+// TestRefusedServiceIsFound makes the command refuse everything that concerns one
+// Service, with an error that names only the table. All other Services are programmed.
 func TestRefusedServiceIsFound(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
-		if b.family == service.IPv6 { // simple has none of it
+		if b.family == service.IPv6 { // simple makes IPv4 Services only
 			return
 		}
 		want := simple(20)
@@ -246,8 +246,8 @@ func TestRefusedServiceIsFound(t *testing.T) {
 	})
 }
 
-// TestLostRaceIsRunAgain has the kernel say that somebody else was faster, which
-// is not worth a word if it works the next time.
+// TestLostRaceIsRunAgain makes the kernel report that another process was faster. If the
+// retry succeeds, nothing is logged.
 func TestLostRaceIsRunAgain(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		want := simple(5)
@@ -267,8 +267,8 @@ func TestLostRaceIsRunAgain(t *testing.T) {
 	})
 }
 
-// wrapRestore replaces iptables-restore by a script that ends with the real
-// one, until the returned func is called.
+// wrapRestore replaces iptables-restore by a script that ends with the real command,
+// until the returned function is called.
 func (b *Backend) wrapRestore(t *testing.T, script string) (undo func()) {
 	t.Helper()
 	r := b.driver.(*runner)

@@ -14,8 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Names of chains. Those with a dash at their end are followed by what tells
-// one from the other.
+// Names of chains. Prefixes end with a dash.
 const (
 	servicesChain    = "KUBE-SERVICES"
 	nodePortsChain   = "KUBE-NODEPORTS"
@@ -24,31 +23,30 @@ const (
 	markClusterChain = "KUBE-MARK-CLUSTER"
 	forwardChain     = "KUBE-FORWARD"
 	refuseChain      = "KUBE-REFUSE"
-	relayChain       = "KUBE-PORTALS" // guards the address of a relay
+	relayChain       = "KUBE-PORTALS" // protects the address of a relay
 	healthChain      = "KUBE-HEALTH-CHECKS"
 	healthPortsChain = "KUBE-HEALTH-PORTS"
 
-	// Before a relay, these are the roots in table nat, as in mode userspace of
-	// kube-proxy: for packets that come in and for those of the node itself.
+	// With a relay, these are the roots in table nat, as in mode userspace of
+	// kube-proxy: for incoming packets and for packets of the node itself.
 	portalsInChain    = "KUBE-PORTALS-CONTAINER"
 	portalsOutChain   = "KUBE-PORTALS-HOST"
 	nodePortsInChain  = "KUBE-NODEPORT-CONTAINER"
 	nodePortsOutChain = "KUBE-NODEPORT-HOST"
 
-	clusterPrefix  = "KUBE-SVC-" // one of the endpoints for policy Cluster
-	localPrefix    = "KUBE-SVL-" // one of those for policy Local
-	externalPrefix = "KUBE-EXT-" // what enters by an external address
-	firewallPrefix = "KUBE-FW-"  // the same, from some sources only
-	recentPrefix   = "KUBE-SEP-" // no chain, but a list of clients
+	clusterPrefix  = "KUBE-SVC-" // the endpoints for policy Cluster
+	localPrefix    = "KUBE-SVL-" // the endpoints for policy Local
+	externalPrefix = "KUBE-EXT-" // packets to an external address
+	firewallPrefix = "KUBE-FW-"  // the same, with allowed sources
+	recentPrefix   = "KUBE-SEP-" // not a chain but a list of clients
 	addrPrefix     = "KUBE-IP-"  // a branch of the tree of addresses
 	portPrefix     = "KUBE-NP-"  // a branch of the tree of NodePorts
 	healthPrefix   = "KUBE-HC-"  // a branch of the tree of healthCheckNodePorts
 )
 
-// proxyChainNames and proxyChainPrefixes are the names that only a service proxy
-// gives to its chains, among them some that no chain of ours has. What kubelet
-// keeps, such as KUBE-MARK-DROP, KUBE-FIREWALL and KUBE-KUBELET-CANARY, is
-// not among them.
+// proxyChainNames and proxyChainPrefixes are the names that only a service proxy gives
+// to its chains. Some of them are not used by this proxy. Chains of kubelet, such as
+// KUBE-MARK-DROP, KUBE-FIREWALL and KUBE-KUBELET-CANARY, are not among them.
 var (
 	proxyChainNames = map[string][]string{
 		nat: {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain,
@@ -61,14 +59,14 @@ var (
 	}
 )
 
-// entryChains are the chains that some version of a service proxy leads to from the
-// system's.
+// entryChains are the chains to which some version of a service proxy jumps from the
+// built-in chains.
 var entryChains = []string{
 	servicesChain, nodePortsChain, postroutingChain, forwardChain,
 	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain, healthChain,
 }
 
-// isOwned reports that a chain belongs to the service proxy of the node.
+// isOwned reports whether a chain belongs to the service proxy of the node.
 func (i id) isOwned() bool {
 	if slices.Contains(proxyChainNames[i.table], i.name) || slices.Contains(upstreamChainNames[i.table], i.name) {
 		return true
@@ -77,8 +75,9 @@ func (i id) isOwned() bool {
 		slices.ContainsFunc(proxyChainPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
 }
 
-// isBranch reports that a chain is part of a tree, and not its root. kube-proxy
-// has no such chains, so what only begins like one of ours is somebody else's.
+// isBranch reports whether a chain is a branch of a tree, not its root. kube-proxy has
+// no such chains, so the rest of the name must match, too: other names with the same
+// prefix belong to other components.
 func (i id) isBranch() bool {
 	of, found := strings.CutPrefix(i.name, addrPrefix)
 	if !found {
@@ -96,8 +95,8 @@ func (i id) isBranch() bool {
 	return found && slices.Contains([]string{"TCP", "UDP", "SCTP"}, proto)
 }
 
-// isTree reports that a chain is part of a tree. The roots for what the node
-// itself sends hold nothing else than those for what comes in.
+// isTree reports whether a chain is part of a tree. The roots for packets of the node
+// itself are left out, because they hold the same entries as those for incoming packets.
 func (i id) isTree() bool {
 	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, healthPortsChain, "KUBE-EXTERNAL-SERVICES", ipvsTargetsChain}, i.name) ||
 		i.isBranch()
@@ -108,7 +107,7 @@ const (
 	base32Digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 )
 
-// hashedName returns prefix with hashLen characters that stand for parts.
+// hashedName returns prefix with hashLen characters of a hash of parts.
 func hashedName(prefix string, parts ...string) string {
 	s := sha256.Sum256([]byte(strings.Join(parts, "")))
 	return prefix + base32.StdEncoding.EncodeToString(s[:])[:hashLen]
@@ -119,8 +118,8 @@ func portChainName(prefix string, p *service.Port) string {
 	return hashedName(prefix, p.Name.String(), p.Name.Protocol.String())
 }
 
-// addrBranch names the branch of the addresses in p, in a tree whose branches
-// have names that begin with prefix.
+// addrBranch returns the name of the branch for the addresses in p. prefix begins the
+// names of all branches of the tree.
 func addrBranch(prefix string, p netip.Prefix) string {
 	if p.Addr().Is4() {
 		return prefix + p.String()
@@ -128,8 +127,8 @@ func addrBranch(prefix string, p netip.Prefix) string {
 	return hashedName(prefix, p.String())
 }
 
-// portBranch names the branch of the ports from low to high, in a tree whose
-// branches have names that begin with prefix.
+// portBranch returns the name of the branch for the ports from low to high. prefix
+// begins the names of all branches of the tree.
 func portBranch(prefix string, proto service.Protocol, low, high uint16) string {
 	name := prefix + strings.ToUpper(proto.String())
 	if low == 0 && high == 1<<16-1 {

@@ -15,21 +15,21 @@ import (
 	"kubeproxy/platform/linux/process"
 )
 
-// nftMonitor is the signal of iptables-nft: the kernel tells of every change to
-// the rules of nftables, which tables named nat and filter are part of, and
-// which process made it.
+// nftMonitor detects changes in iptables-nft. The kernel sends a notification of every
+// change of nftables, which includes the tables named nat and filter, and of the process
+// that made it (kernel: net/netfilter/nf_tables_api.c).
 type nftMonitor struct {
 	fd          int
 	family      byte
 	role        Role
 	dirty       bool
-	relevant    bool // something of ours was concerned since the last generation
+	relevant    bool // the current transaction concerns our chains
 	buf         []byte
-	lastProcess process.Process // that changed something of ours
+	lastProcess process.Process // the last process that changed our chains
 }
 
-// nftMonitorBuffer holds what is said between two looks at the socket. If it is
-// not enough, the tables are read.
+// nftMonitorBuffer holds the notifications between two reads of the socket. If it
+// overflows, the tables are read.
 const nftMonitorBuffer = 8 << 20
 
 func newNFTMonitor(f service.Family, of Role) (*nftMonitor, error) {
@@ -47,7 +47,7 @@ func newNFTMonitor(f service.Family, of Role) (*nftMonitor, error) {
 		return nil, fmt.Errorf("bind netlink socket to netfilter: %w", err)
 	}
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, nftMonitorBuffer) != nil {
-		// Best effort: the system's limit may well do.
+		// Best effort: the default limit may be sufficient.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, nftMonitorBuffer)
 	}
 	err = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES)
@@ -63,12 +63,12 @@ func newNFTMonitor(f service.Family, of Role) (*nftMonitor, error) {
 
 func (n *nftMonitor) close() { _ = unix.Close(n.fd) }
 
-// beginRestore keeps out what process pid does: its first netlink socket has its
-// number as port, and messages carry the port of who made the change, at
-// offset 12 of the header of the first.
+// beginRestore filters out the changes of process pid. The port of the first netlink
+// socket of a process is its process ID (netlink(7)). A notification contains the port
+// of the process that made the change, at offset 12 of the header of its first message.
 func (n *nftMonitor) beginRestore(pid int) error {
 	n.receive()
-	// The filter machine loads in network order what is in the machine's.
+	// The BPF program loads in network byte order, but the field is in host byte order.
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], uint32(pid))
 	filter := []unix.SockFilter{
@@ -85,7 +85,7 @@ func (n *nftMonitor) beginRestore(pid int) error {
 	return nil
 }
 
-// endRestore forgets the number of the process, which another one may have next.
+// endRestore removes the filter, because another process may reuse the process ID.
 func (n *nftMonitor) endRestore() error {
 	n.receive()
 	if err := unix.SetsockoptInt(n.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -105,7 +105,7 @@ func (n *nftMonitor) touched() (bool, error) {
 	return n.dirty, nil
 }
 
-// receive reads what there is to hear.
+// receive reads all pending notifications.
 func (n *nftMonitor) receive() {
 	for {
 		size, _, err := unix.Recvfrom(n.fd, n.buf, unix.MSG_DONTWAIT)
@@ -113,7 +113,7 @@ func (n *nftMonitor) receive() {
 		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.EAGAIN):
 			return
-		case errors.Is(err, unix.ENOBUFS): // something was lost
+		case errors.Is(err, unix.ENOBUFS): // the kernel dropped notifications (netlink(7))
 			n.dirty = true
 		case err != nil:
 			n.dirty = true
@@ -124,14 +124,14 @@ func (n *nftMonitor) receive() {
 	}
 }
 
-// anyRelevant reports that one of the messages in b is about what matters to us.
+// anyRelevant reports whether one of the messages in b concerns our chains.
 func (n *nftMonitor) anyRelevant(b []byte) bool {
 	const header, body = unix.SizeofNlMsghdr, unix.SizeofNlMsghdr + 4
 	found := false
 	for len(b) >= body+4 {
 		size := int(binary.NativeEndian.Uint32(b))
 		if size < body || size > len(b) {
-			return true // not understood
+			return true // cannot be parsed
 		}
 		kind := binary.NativeEndian.Uint16(b[4:])
 		switch {
@@ -146,7 +146,8 @@ func (n *nftMonitor) anyRelevant(b []byte) bool {
 	return found
 }
 
-// recordProcess notes who made a change that concerned us, from the message that ends it.
+// recordProcess stores the process of a transaction that concerned our chains. attrs are
+// those of the message that ends the transaction.
 func (n *nftMonitor) recordProcess(attrs []byte) {
 	var p process.Process
 	for len(attrs) >= unix.SizeofNlAttr {
@@ -176,16 +177,16 @@ func (n *nftMonitor) describeLastProcess() string {
 	return n.lastProcess.WithDetails().String()
 }
 
-// What a message says first: the table, and then the chain, which one about a
-// chain itself puts behind its handle.
+// Attribute types: the table, then the chain. In messages about a chain itself, the
+// handle comes before the chain.
 const (
 	attrTable     = 1
 	attrRuleChain = 2
 	attrChainName = 3
 )
 
-// isRelevant reports that a message with such attributes is about a table of
-// ours, or about a chain of ours or of the system in it.
+// isRelevant reports whether a message with these attributes concerns a table of ours,
+// or in it a chain of ours or a built-in chain.
 func isRelevant(of Role, kind uint16, attrs []byte) bool {
 	var chain uint16
 	switch kind {
@@ -194,14 +195,14 @@ func isRelevant(of Role, kind uint16, attrs []byte) bool {
 		chain = attrChainName
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		chain = attrRuleChain
-	default: // sets and the like, or the number of the state
+	default: // sets and the like, or the generation
 		return false
 	}
 	table, found := "", false
 	for len(attrs) >= unix.SizeofNlAttr {
 		size := int(binary.NativeEndian.Uint16(attrs))
 		if size < unix.SizeofNlAttr || size > len(attrs) {
-			return true // not understood
+			return true // cannot be parsed
 		}
 		value := text(attrs[unix.SizeofNlAttr:size])
 		switch binary.NativeEndian.Uint16(attrs[2:]) &^ unix.NLA_F_NESTED {

@@ -8,17 +8,18 @@ import (
 	"slices"
 )
 
-// passTargets let a packet leave a chain of the system as it is or translated, so that
-// no rule behind them sees it. Those that drop and refuse are not among them: who
-// closes a node to everything is to have no Service open it again.
+// passTargets let a packet leave a built-in chain unchanged or translated, so that no
+// later rule sees it. Targets that drop or reject are not listed: if an operator closes
+// a node to everything, no Service may open it again.
 var passTargets = []string{"ACCEPT", "RETURN", "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP"}
 
-// passProtocols are those of Services, and all of them.
+// passProtocols are the protocols of Services, and all.
 var passProtocols = []string{"tcp", "udp", "sctp", "all"}
 
-// passesAll reports that a rule lets all packets pass, or all of a protocol that
-// Services have. A rule that leads to another chain does not count: others put such
-// ahead of ours with good reason, and it is up to them what they do there.
+// passesAll reports whether a rule lets all packets pass, or all packets of a protocol
+// that Services use. A jump to another chain does not count: other components insert
+// such jumps ahead of ours for good reasons, and are responsible for what those chains
+// do.
 func passesAll(w []string) bool {
 	for len(w) > 1 {
 		switch {
@@ -33,15 +34,15 @@ func passesAll(w []string) bool {
 	return false
 }
 
-// move is a jump of ours that does not get the packets that it is for.
+// move is a jump of ours that does not receive its packets.
 type move struct {
-	jump              // as it should be
-	rule       string // as it stands there
+	jump              // as desired
+	rule       string // as observed
 	shadowedBy string // the rule ahead
 }
 
-// misplaced returns those of jumps that stand behind a rule that lets all packets
-// pass. Of rules that are the same, the last one counts, as the first ones are removed.
+// misplaced returns those of jumps that are behind a rule that lets all packets pass. Of
+// equal rules the last one counts, because the earlier ones are removed.
 func (h *observed) misplaced(jumps []jump) []move {
 	var all []move
 	for _, j := range jumps {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A rule that lets all packets pass ahead of ours is noticed with each variant, and
-// one that matches less has nobody move anything.
+// TestRuleAheadIsNoticed checks for each variant that a rule ahead of ours that lets all
+// packets pass is noticed, and that a rule that matches less moves nothing.
 func TestRuleAheadIsNoticed(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		want := simple(3)

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestJumpsBehindWhatPasses puts rules of others ahead of ours. Where one lets all
-// packets pass, ours goes ahead of it, is reported with it, and the other rule stays.
+// TestJumpsBehindWhatPasses inserts foreign rules ahead of ours. If one lets all packets
+// pass, our rule moves ahead of it, the move is reported, and the foreign rule stays.
 func TestJumpsBehindWhatPasses(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in    id
@@ -57,8 +57,8 @@ func TestJumpsBehindWhatPasses(t *testing.T) {
 	}
 }
 
-// Of a jump that stands there twice, before and behind a rule that lets all packets
-// pass, one stays, where it works.
+// TestSecondJumpBehindWhatPasses has a jump twice, before and behind a rule that lets
+// all packets pass. One stays, at the position where it works.
 func TestSecondJumpBehindWhatPasses(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)

@@ -13,22 +13,22 @@ import (
 	"time"
 )
 
-// Packets is what rules have counted since they were made.
+// Packets are the counters of rules since the rules were created.
 type Packets struct {
-	// Invalid were dropped, as connection tracking could not place them.
+	// Invalid counts dropped packets that connection tracking could not assign.
 	Invalid uint64
-	// Loopback came to NodePorts of loopback addresses, one for each connection.
+	// Loopback counts connections to NodePorts on loopback addresses.
 	Loopback uint64
 }
 
-// lister is a Driver whose rules count.
+// lister is a Driver that can read counters.
 type lister interface {
-	// List returns the rules of a chain as iptables -S -v prints them. It may
-	// be called from any goroutine.
+	// List returns the rules of a chain in the format of iptables -S -v. It is safe for
+	// concurrent use.
 	List(ctx context.Context, table, chain string) (string, error)
 }
 
-// counts remembers what was counted.
+// counts caches the counters.
 type counts struct {
 	mu     sync.Mutex
 	latest Packets
@@ -36,13 +36,13 @@ type counts struct {
 	next   time.Time
 }
 
-// countShare bounds what asking for counts takes: this part of the time. A list
-// of one chain costs iptables-legacy the whole table.
+// countShare limits the time for reading counters to one part in countShare.
+// iptables-legacy reads the whole table to list one chain.
 const countShare = 100
 
-// Packets asks what the rules have counted, or returns what it was a moment ago
-// where asking takes long. It may be called from any goroutine, at any time.
-// Before a relay nothing is counted.
+// Packets reads the counters of the rules. If reading takes long, it returns the cached
+// result of an earlier call. It is safe for concurrent use. With a relay it returns
+// errors.ErrUnsupported.
 func (b *Backend) Packets(ctx context.Context) (Packets, error) {
 	l, ok := b.driver.(lister)
 	if !ok || b.relays() {
@@ -78,7 +78,8 @@ func (b *Backend) Packets(ctx context.Context) (Packets, error) {
 	return c.latest, c.err
 }
 
-// parseCount returns how many packets a rule has matched, 0 if it is not in text.
+// parseCount returns the number of packets that a rule has matched, 0 if the rule is not
+// in text.
 func parseCount(text, rule string) uint64 {
 	for line := range strings.Lines(text) {
 		_, line, _ = strings.Cut(strings.TrimSpace(strings.TrimPrefix(line, "-A ")), " ")

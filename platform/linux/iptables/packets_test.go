@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// counting is a kernel whose rules count.
+// counting is a kernel whose rules have counters.
 type counting struct {
 	*fake
 	texts map[string]string
@@ -29,8 +29,7 @@ func (c *counting) List(_ context.Context, table, chain string) (string, error) 
 	return c.texts[table+" "+chain], c.err
 }
 
-// TestPackets reads counters as iptables prints them, and seldom if that takes
-// long.
+// TestPackets reads counters as iptables prints them, and rarely if that takes long.
 func TestPackets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &counting{fake: newFake(), texts: map[string]string{
@@ -55,7 +54,7 @@ func TestPackets(t *testing.T) {
 		if _, err := b.Packets(t.Context()); err != nil || c.asked != asked {
 			t.Errorf("asked again at once: %v", err)
 		}
-		time.Sleep(2 * countShare * c.takes) // there are two chains to ask for
+		time.Sleep(2 * countShare * c.takes) // two chains are listed
 		if _, err := b.Packets(t.Context()); err != nil || c.asked == asked {
 			t.Errorf("not asked again when it is time: %v", err)
 		}

@@ -11,20 +11,20 @@ import (
 	"kubeproxy/common/service"
 )
 
-// pending is how the node is seen while the addresses that answer NodePorts are
-// not known yet: those that answered when the tables were first read still do.
+// pending replaces the node while the addresses that answer NodePorts are not known yet.
+// The addresses that answered when the tables were first read stay in use.
 type pending struct {
 	prefixes []netip.Prefix
 	from     *service.Node
-	node     *service.Node     // as seen so
-	want     *service.Snapshot // of from
-	snapshot *service.Snapshot // of node
-	read     bool              // prefixes are
+	node     *service.Node     // from with prefixes
+	want     *service.Snapshot // snapshot with node from
+	snapshot *service.Snapshot // snapshot with node node
+	read     bool              // prefixes have been read
 }
 
-// withPendingNodePorts returns want with the NodePorts that the tables lead to now, as long as
-// the node's own are pending. t is nil if the tables need not be read. The same
-// want gives the same pointer.
+// withPendingNodePorts returns want with the NodePort addresses that the tables use now,
+// while those of the node are pending. t is nil if the tables were not read. The same
+// want returns the same pointer.
 func (b *Backend) withPendingNodePorts(want *service.Snapshot, t *observed) *service.Snapshot {
 	v := &b.pending
 	if !want.Node.NodePortsPending[b.family] {

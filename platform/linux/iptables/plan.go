@@ -13,18 +13,18 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is what leads from what is installed to a snapshot.
+// plan is the change from the installed state to a snapshot.
 type plan struct {
 	backend         *Backend
-	*stage                     // nil if nothing is to change
-	from            *installed // what there was, snapshot nil if that is not known
+	*stage                     // nil if nothing changes
+	from            *installed // the state before, snapshot nil if unknown
 	next            *installed
-	enableLocalnet  bool     // loopback addresses are to be routed
-	disableLocalnet bool     // they are no longer
+	enableLocalnet  bool     // enable route_localnet
+	disableLocalnet bool     // disable route_localnet
 	dormant         []string // tables, see Driver
 	drift           []string
 	removed         []*service.Port
-	fullSync        bool // made from the tables, not from what changed
+	fullSync        bool // made from the tables, not from a difference
 }
 
 var (
@@ -43,7 +43,7 @@ func (p *plan) Drift() []string { return p.drift }
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
 
-// FullSync implements reconcile.FullSync.
+// FullSync implements reconcile.FullSyncer.
 func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
@@ -67,7 +67,8 @@ func (p *plan) String() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// errBusy is why iptables could not be asked, whatever it was to do.
+// errBusy means that iptables did not run or could not finish. Its input is not the
+// cause.
 var errBusy = errors.New("iptables is busy or cannot run")
 
 // Apply implements reconcile.Plan.
@@ -81,11 +82,11 @@ func (p *plan) Apply(ctx context.Context) error {
 	return errors.Join(dormant, err)
 }
 
-// program changes rules. If the text of all changes is refused, it is halved until
-// the Port at fault stands alone; the rest goes in.
+// program applies the change. If the kernel refuses the complete text, bisect finds the
+// Ports at fault and applies the rest.
 func (p *plan) program(ctx context.Context) error {
 	b := p.backend
-	b.installed = nil // if anything fails, the next Plan reads the tables
+	b.installed = nil // after a failure, the next Plan reads the tables
 	b.tally.Rules = nil
 	if err := p.unrouteLocalnet(ctx); err != nil {
 		return err
@@ -110,8 +111,8 @@ func (p *plan) program(ctx context.Context) error {
 	return nil
 }
 
-// bisectAndRoute is divide, after which others than the Ports at fault may need more
-// than chains.
+// bisectAndRoute calls bisect. If only some Ports failed, it also enables
+// route_localnet, which the others may need.
 func (p *plan) bisectAndRoute(ctx context.Context, refusal error) error {
 	err := p.bisect(ctx, refusal)
 	if len(reconcile.PortErrors(err)) == 0 {

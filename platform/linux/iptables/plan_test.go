@@ -17,7 +17,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// TestAdoptsWhatIsThere starts anew and finds nothing to do, and after it
+// TestAdoptsWhatIsThere starts a new backend that finds nothing to do, and after that
 // nothing to read.
 func TestAdoptsWhatIsThere(t *testing.T) {
 	k := newFake()
@@ -87,7 +87,8 @@ func TestCostFollowsChange(t *testing.T) {
 	}
 }
 
-// TestTreesReachEveryEntry dials every Service of many, and beside each.
+// TestTreesReachEveryEntry connects to every Service of many, and to unused addresses
+// and ports next to each.
 func TestTreesReachEveryEntry(t *testing.T) {
 	var ports []*service.Port
 	for i := range 700 {
@@ -118,7 +119,7 @@ func TestTreesReachEveryEntry(t *testing.T) {
 	}
 }
 
-// dialed wants somebody outside who dials to fare as he should.
+// dialed checks the connection of an external client.
 func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protocol, to netip.AddrPort) {
 	t.Helper()
 	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: generate.IsNodeLocal(to.Addr())}
@@ -127,8 +128,8 @@ func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protoco
 	}
 }
 
-// TestAddressOfTheNodeGoesBeforeNodePorts has a load balancer's address and an
-// external IP that are the node's, on the NodePort of another Service.
+// TestAddressOfTheNodeGoesBeforeNodePorts has a load balancer address and an external IP
+// that the node owns, on the NodePort of another Service.
 func TestAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 	other := simplePort(0)
 	empty, closed := simplePort(1), simplePort(2)
@@ -145,7 +146,7 @@ func TestAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 	}
 }
 
-// TestDriftIsReportedAndRepaired alters, flushes and unhooks.
+// TestDriftIsReportedAndRepaired alters, flushes and removes jumps.
 func TestDriftIsReportedAndRepaired(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)
@@ -172,8 +173,8 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 	}
 }
 
-// TestPartialSnapshotTakesNothingAway keeps what an earlier process left for
-// Services that could not be read, until they can.
+// TestPartialSnapshotTakesNothingAway keeps what an earlier process left for Services
+// that could not be read, until they can be.
 func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), simple(40))
@@ -183,7 +184,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	if p := apply(t, b, few); !p.Empty() || len(p.Removed()) > 0 {
 		t.Errorf("a partial snapshot changes:\n%s", p)
 	}
-	// Services come and go meanwhile.
+	// Services are added and removed meanwhile.
 	more := few.With(3, few.Node, []service.Change{{New: simplePort(2)}, {New: simplePort(77)}})
 	apply(t, b, more)
 	less := more.With(4, few.Node, []service.Change{{Old: more.Port(service.IPv4, simplePort(2).Name)}})
@@ -200,8 +201,8 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	}
 }
 
-// TestPartialSnapshotKeepsReferencedChains has a port lose an address and then go, while
-// rules for that address stay: not all has been read.
+// TestPartialSnapshotKeepsReferencedChains removes an address of a port and then the
+// port, while rules for that address stay: the snapshot is incomplete.
 func TestPartialSnapshotKeepsReferencedChains(t *testing.T) {
 	k := newFake()
 	whole := simplePort(1)
@@ -224,13 +225,13 @@ func TestPartialSnapshotKeepsReferencedChains(t *testing.T) {
 	}
 }
 
-// TestCleanup leaves what others have, and names what they hold on to.
+// TestCleanup keeps what others have, and names the chains that their rules refer to.
 func TestCleanup(t *testing.T) {
 	k := newFake()
 	k.addForeignChains()
 	before := k.Text()
 	b := newBackend(service.IPv6, k)
-	for range 2 { // nothing to remove is success
+	for range 2 { // a cleanup without leftovers succeeds
 		if err := b.Cleanup(context.Background()); err != nil || k.Text() != before {
 			t.Fatalf("Cleanup: %v\n%s", err, k.Text())
 		}
@@ -249,8 +250,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestTakesOverFromKubeProxy finds the chains of kube-proxy and leaves only
-// what is wanted.
+// TestTakesOverFromKubeProxy finds the chains of kube-proxy and keeps only what is
+// desired.
 func TestTakesOverFromKubeProxy(t *testing.T) {
 	k := newFake()
 	const theirs = `-m comment --comment "portals of services" `
@@ -276,8 +277,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	}
 }
 
-// TestDisturbedListingIsReadAgain prints what iptables-nft-save does when it is
-// disturbed.
+// TestDisturbedListingIsReadAgain returns the output of a disturbed iptables-nft-save.
 func TestDisturbedListingIsReadAgain(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)
@@ -294,7 +294,8 @@ func TestDisturbedListingIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestPlanThatIsNotApplied has somebody else do what was planned, unheard.
+// TestPlanThatIsNotApplied lets another process make the planned change, without a
+// notification.
 func TestPlanThatIsNotApplied(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)

@@ -39,7 +39,7 @@ func (l layout) portChains(p *service.Port, node *service.Node) []chain {
 	return all
 }
 
-// frontendKinds tells through which kinds of frontends p is reached.
+// frontendKinds reports which kinds of frontends p has.
 func frontendKinds(p *service.Port) (internal, external bool) {
 	for i := range p.Frontends {
 		if p.Frontends[i].Kind.External() {
@@ -51,15 +51,15 @@ func frontendKinds(p *service.Port) (internal, external bool) {
 	return internal, external
 }
 
-// forwardsExternal reports that some client of an external frontend of p may
-// reach an endpoint.
+// forwardsExternal reports whether some client of an external frontend of p may reach an
+// endpoint.
 func forwardsExternal(p *service.Port) bool {
 	_, external := frontendKinds(p)
 	return external && (len(p.Cluster) > 0 || p.External == service.PolicyLocal && len(p.Local) > 0)
 }
 
 // endpointRules send a connection to one of the endpoints, all with the same
-// probability. With affinity, a client goes where it went before.
+// probability. With session affinity, a client returns to its previous endpoint.
 func (l layout) endpointRules(p *service.Port, policy service.Policy, endpoints []service.Endpoint) []string {
 	rules := make([]string, 0, 2*len(endpoints)+1)
 	for i := range p.Frontends {
@@ -90,8 +90,8 @@ func dnat(p *service.Port, e service.Endpoint, match string) string {
 	return "-p " + p.Name.Protocol.String() + " " + match + "-j DNAT --to-destination " + e.Addr.String()
 }
 
-// randomMatch matches one connection in n. The kernel counts probabilities in parts
-// of two to the power of 31.
+// randomMatch matches one of n connections. The kernel compares probabilities in units
+// of 2^-31 (kernel: net/netfilter/xt_statistic.c).
 func randomMatch(n int) string {
 	if n == 1 {
 		return ""
@@ -100,8 +100,8 @@ func randomMatch(n int) string {
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f ", math.Round(all/float64(n))/all)
 }
 
-// recentMatch does something with the list of clients that went to e. The list
-// lives as long as a rule that names it.
+// recentMatch applies action to the list of clients that use e. The list exists while a
+// rule refers to it (kernel: net/netfilter/xt_recent.c).
 func recentMatch(p *service.Port, e service.Endpoint, action string) string {
 	list := hashedName(recentPrefix, p.Name.String(), p.Name.Protocol.String(), e.Addr.String())
 	return "-m recent " + action + " --name " + list + " --mask " + fullMask(p.Family) + " --rsource "
@@ -114,15 +114,15 @@ func fullMask(f service.Family) string {
 	return "255.255.255.255"
 }
 
-// hostPrefix is the prefix of a alone.
+// hostPrefix returns the prefix that contains only a.
 func hostPrefix(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// jumpAccept ends the work of table nat on a connection that is to be refused: no
-// NodePort and nobody else is to translate it before table filter sees it.
+// jumpAccept ends table nat for a connection that will be rejected: neither a NodePort
+// rule nor another component may translate it before table filter sees it.
 const jumpAccept = "-j ACCEPT"
 
-// externalRules are for what enters through an external frontend. With policy
-// Local, pods and the node itself may reach every endpoint, others those on
+// externalRules are for packets to an external frontend. With policy Local, pods and the
+// node itself may reach every endpoint. External clients reach only the endpoints of
 // this node.
 func (l layout) externalRules(p *service.Port, node *service.Node) []string {
 	anywhere := jumpAccept
@@ -141,8 +141,9 @@ func (l layout) externalRules(p *service.Port, node *service.Node) []string {
 	return append(rules, "-j "+portChainName(localPrefix, p))
 }
 
-// markRules marks what matches for masquerading and goes on with then. A relay
-// has an address of its own, and past it everything is marked.
+// markRules mark matching packets for masquerading and continue with then. With a relay
+// nothing is marked here: the relay has an address of its own, and with Bypass all
+// packets are marked elsewhere.
 func (l layout) markRules(match, then string) []string {
 	if l.relays() {
 		return []string{match + then}
@@ -154,12 +155,12 @@ func firewallName(p *service.Port, f *service.Frontend) string {
 	return hashedName(firewallPrefix, p.Name.String(), p.Name.Protocol.String(), f.Addr.String())
 }
 
-// firewallRules let in who may reach f.
+// firewallRules admit the allowed sources of f.
 func firewallRules(p *service.Port, f *service.Frontend) []string {
 	return append(sourceRules(f.Sources, "-j "+portChainName(externalPrefix, p)), jumpAccept)
 }
 
-// sourceRules do then for packets from one of the sources.
+// sourceRules apply then to packets from one of the sources.
 func sourceRules(sources []netip.Prefix, then string) []string {
 	var rules []string
 	for _, s := range sources {
@@ -171,8 +172,8 @@ func sourceRules(sources []netip.Prefix, then string) []string {
 	return rules
 }
 
-// podRules are rules that run then for traffic from pods, one for each way in
-// which node tells it.
+// podRules apply then to packets from pods, with one rule for each way in which node
+// detects them.
 func podRules(f service.Family, node *service.Node, then string) []string {
 	switch pods := node.Pods; {
 	case pods.Interface != "":
@@ -184,10 +185,11 @@ func podRules(f service.Family, node *service.Node, then string) []string {
 	}
 }
 
-// comment names p in a listing.
+// comment returns the rule comment that names p.
 func comment(p *service.Port) string { return commentOf(p.Name.String()) }
 
-// commentOf is text as a comment of a rule.
+// commentOf returns the match for a rule comment. It replaces characters that iptables
+// would quote or escape, and truncates text to 200 bytes.
 func commentOf(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {

@@ -18,12 +18,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// requirement is something that rules of ours are made of.
+// requirement is a feature that our rules use.
 type requirement struct{ name, table, rule string }
 
-// requirements are what any node's rules need, those before a relay the first of them.
-// Session affinity needs the match recent besides; without that, only Services
-// that want affinity are refused.
+// requirements are what the rules of any node need. With a relay, only the first
+// relayRequirements of them are needed. Session affinity also needs the match recent;
+// without it, only Services with affinity are refused.
 var requirements = []requirement{
 	{"match comment (kernel module xt_comment)", nat, "-m comment --comment probe -j RETURN"},
 	{"match tcp (kernel module xt_tcpudp)", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
@@ -38,10 +38,10 @@ var requirements = []requirement{
 	{"target MASQUERADE with --random-fully (kernel module xt_MASQUERADE)", nat, "-j MASQUERADE --random-fully"},
 }
 
-// relayRequirements is how many of needs rules before a relay have.
+// relayRequirements is the number of requirements that apply with a relay.
 const relayRequirements = 7
 
-// requirements are those of l's rules.
+// requirements returns those of l's rules.
 func (l layout) requirements() []requirement {
 	switch {
 	case l.relays():
@@ -52,19 +52,19 @@ func (l layout) requirements() []requirement {
 	return requirements
 }
 
-// probeTimeout bounds what a command may take to answer.
+// probeTimeout limits the run time of a command.
 const probeTimeout = 30 * time.Second
 
-// Probe asks whether the node has an iptables that takes our rules for f, and
-// changes nothing. The error is one sentence that says what is missing. What
-// the kernel lacks shows in a network namespace of its own; where none may be
-// made, only the command is asked.
+// Probe checks whether the node has an iptables that accepts our rules for f. It changes
+// nothing. The error is one sentence that describes what is missing. Probe tries the
+// rules in a network namespace of its own. If it cannot create one, only the command
+// checks the rules, not the kernel.
 func Probe(f service.Family, o Options) error {
 	return ProbeWith(f, o, func() error { return nil })
 }
 
-// ProbeWith is Probe where rules refer to something that prepare makes first, in
-// the network namespace that they are tried in. Without one they are not tried.
+// ProbeWith is Probe for rules that refer to objects which prepare creates first, in the
+// private network namespace. Without such a namespace it does not try them.
 func ProbeWith(f service.Family, o Options, prepare func() error) error {
 	r := &runner{family: f, role: o.Role, isolated: true}
 	if err := r.open(); err != nil {
@@ -79,12 +79,12 @@ func ProbeWith(f service.Family, o Options, prepare func() error) error {
 	return <-done
 }
 
-// probeIsolated is probe in a network namespace of the thread's own.
+// probeIsolated runs probe in a network namespace of its own thread.
 func (r *runner) probeIsolated(l layout, prepare func() error) error {
 	args := []string{"--noflush", "-w", lockSeconds}
 	if unix.Unshare(unix.CLONE_NEWNET) != nil {
 		if l.isIPVS() {
-			return nil // sets that rules refer to would have to be made
+			return nil // the test would need sets outside of a private namespace
 		}
 		args = append(args, "--test")
 	} else if err := prepare(); err != nil {
@@ -96,7 +96,7 @@ func (r *runner) probeIsolated(l layout, prepare func() error) error {
 	return nil
 }
 
-// probe restores what any node has, and if that is refused looks for why.
+// probe restores the rules that any node has. If they are refused, it finds the cause.
 func (r *runner) probe(l layout, args []string) error {
 	needs := l.requirements()
 	var b bytes.Buffer
@@ -109,7 +109,7 @@ func (r *runner) probe(l layout, args []string) error {
 		return allErr
 	}
 	var missing []string
-	var first error // the whole has a word for each of its rules
+	var first error // the error for all rules would contain a word about each
 	for _, n := range needs {
 		if err := r.tryRestore(n.text(), args); err != nil {
 			missing = append(missing, n.name)
@@ -128,7 +128,7 @@ func (r *runner) tryRestore(text string, args []string) error {
 	return r.run(ctx, text, args...)
 }
 
-// text is what iptables-restore takes to try n, in chains that are nobody's.
+// text returns the iptables-restore input that tests n, in a chain that nothing uses.
 func (n requirement) text() string {
 	return "*" + n.table + "\n:KUBE-PROBE - [0:0]\n-A KUBE-PROBE " + n.rule + "\nCOMMIT\n"
 }

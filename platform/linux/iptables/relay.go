@@ -12,20 +12,20 @@ import (
 	"kubeproxy/common/service"
 )
 
-// relays reports that the endpoints are listeners of a relay on this node.
+// relays reports whether the endpoints are listeners of a relay on this node.
 func (l layout) relays() bool { return l.options.Relay[l.family].IsValid() }
 
-// bypasses reports that new connections go past the relay.
+// bypasses reports whether new connections bypass the relay.
 func (l layout) bypasses() bool { return l.relays() && l.options.Bypass }
 
-// root names the chains from which the trees of a table are entered.
+// root names the chains that are the roots of the trees of a table.
 type root struct {
 	services, nodePorts string
-	before              []string // rules that come first
+	before              []string // rules ahead of the tree
 }
 
-// roots returns those of table. Before a relay there are two for table nat,
-// since what the relay itself sends is not to come back to it.
+// roots returns the roots of table. With a relay there are two in table nat, because
+// packets of the relay itself must not return to it.
 func (l layout) roots(table string) []root {
 	if table != nat || !l.relays() {
 		return []root{{services: servicesChain, nodePorts: nodePortsChain}}
@@ -36,16 +36,16 @@ func (l layout) roots(table string) []root {
 	}
 }
 
-// relayRules are for what goes to or comes from the address of a relay. What
-// was translated is a Service's, whatever other rules think of its ports, and
-// nothing else has to do there: neither strangers who guess a port, nor late
-// datagrams to clients whose flow is forgotten.
+// relayRules apply to packets to and from the address of a relay. A translated packet
+// belongs to a Service and is accepted, whatever other rules decide about its ports.
+// Everything else is dropped: clients that guess a port, and late datagrams to clients
+// whose flow has expired.
 var relayRules = []string{"-m conntrack --ctstate DNAT -j ACCEPT", "-j DROP"}
 
-// relayBase returns the chains that do not depend on Services. What was led past
-// a relay, by rules of now or of before, is let through where others would not,
-// for the relay itself forwards nothing. So is what is to be led past it, though
-// nothing is as yet: the tables change one after the other.
+// relayBase returns the chains that do not depend on Services. Connections that bypass a
+// relay, by present or former rules, are accepted here, because other rules may accept
+// only local traffic: the relay itself forwards nothing. These rules exist before any
+// connection bypasses the relay, because the tables change one after the other.
 func (l layout) relayBase() []chain {
 	mark := l.options.marked()
 	chains := []chain{l.rejectChain(), {id{filter, relayChain}, relayRules}, {id{filter, forwardChain}, []string{
@@ -79,13 +79,13 @@ func (l layout) relayJumps() []jump {
 	return jumps
 }
 
-// NewWith returns the Backend for one family that works through d.
+// NewWith returns the Backend for one family that uses d.
 func NewWith(f service.Family, o Options, d Driver) *Backend {
 	return &Backend{layout: layout{family: f, options: o}, driver: d, tally: Tally{Written: perTable()}}
 }
 
-// Replace has the chains of b lead as want says, all of them or none, whatever
-// they are now.
+// Replace changes all chains of b to those of want, whatever their present state. It
+// changes all of them or none.
 func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
 	b.installed = nil
 	t, err := b.read(ctx)
@@ -102,11 +102,12 @@ func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
 	return nil
 }
 
-// IsBusy reports that err is no fault of the rules: iptables could not be asked.
+// IsBusy reports whether err means that iptables did not run, rather than that it
+// refused the rules.
 func IsBusy(err error) bool { return errors.Is(err, errBusy) }
 
-// Destinations returns where the chains in the tables translate to, by their
-// name: one endpoint of each, which is the only one before a relay.
+// Destinations returns the translation targets of the chains in the tables, by chain
+// name. It returns one endpoint per chain, which is the only one with a relay.
 func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, error) {
 	h, err := b.read(ctx)
 	if err != nil {
@@ -123,7 +124,8 @@ func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, 
 	return all, nil
 }
 
-// ChainOf names the chain that translates to the endpoints of p for policy.
+// ChainOf returns the name of the chain that translates to the endpoints of p for
+// policy.
 func ChainOf(p *service.Port, policy service.Policy) string {
 	if policy == service.PolicyLocal {
 		return portChainName(localPrefix, p)
@@ -131,7 +133,7 @@ func ChainOf(p *service.Port, policy service.Policy) string {
 	return portChainName(clusterPrefix, p)
 }
 
-// UsesPolicy reports whether some frontend of p leads to its endpoints for policy.
+// UsesPolicy reports whether some frontend of p uses its endpoints for policy.
 func UsesPolicy(p *service.Port, policy service.Policy) bool {
 	internal, external := frontendKinds(p)
 	if policy == service.PolicyLocal {

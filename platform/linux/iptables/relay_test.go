@@ -32,7 +32,7 @@ type relayNode struct {
 	*userspace.Backend
 	family service.Family
 	tables *iptables.Fake
-	// refuse tells whether to refuse a listener.
+	// refuse decides whether to refuse a listener.
 	refuse func() bool
 	addr   bool
 }
@@ -59,9 +59,9 @@ func (s *relayNode) Remove() error {
 	return nil
 }
 
-// here is a loopback address that only this process uses, so that nobody takes
-// the ports of a listener that is to come back. Any address will do for the
-// rest, since the rules lead nowhere.
+// here is a loopback address that only this process uses, so that no other process takes
+// the port of a listener that is to be opened again. Any address serves for the rest,
+// because the rules are fake.
 var here = net.IPv4(127, 76, byte(os.Getpid()>>8), byte(os.Getpid()))
 
 func (s *relayNode) ListenTCP(port uint16) (*net.TCPListener, error) {
@@ -86,7 +86,7 @@ func (s *relayNode) DialUDP(netip.AddrPort, int) (*net.UDPConn, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
-// round does one, which works but for what cannot be done.
+// round runs one sync. It must succeed except for unsupported Services.
 func (s *relayNode) round(t *rapid.T, want *service.Snapshot) {
 	p, err := s.Plan(context.Background(), want)
 	if err != nil {
@@ -97,8 +97,8 @@ func (s *relayNode) round(t *rapid.T, want *service.Snapshot) {
 	}
 }
 
-// judge holds what the rules make of a connection, and whom the listener is
-// for, against route.
+// judge compares what the rules do with a connection, and which Service the listener is for, with
+// route.
 func (s *relayNode) judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
 	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // has no listener
@@ -126,21 +126,21 @@ func (s *relayNode) judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	}
 }
 
-// nodeOf draws a node without ServiceCIDRs, for which these rules have no use.
+// nodeOf draws a node without ServiceCIDRs, which these rules do not use.
 func nodeOf(w generate.Cluster) *service.Node {
 	n := w.Node()
 	n.ServiceCIDRs = nil
 	return n
 }
 
-// TestRelayDecidesAsRouteDoes judges 2,000 connections in mode userspace: 10 to
-// each of 100 drawn clusters of each family.
+// TestRelayDecidesAsRouteDoes checks 2,000 connections in mode userspace: 10 to each of
+// 100 drawn clusters of each family.
 func TestRelayDecidesAsRouteDoes(t *testing.T) {
 	eachCluster(t, (*relayNode).round, (*relayNode).judge)
 }
 
-// eachCluster programs clusters that are drawn, each at a site of its own, and
-// judges ten connections to each.
+// eachCluster programs drawn clusters, each on a node of its own, and judges ten
+// connections to each.
 func eachCluster(t *testing.T, program func(*relayNode, *rapid.T, *service.Snapshot), judge func(*relayNode, *rapid.T, *service.Snapshot, route.Conn)) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -159,8 +159,8 @@ func eachCluster(t *testing.T, program func(*relayNode, *rapid.T, *service.Snaps
 	}
 }
 
-// TestRelayConverges has tables, listeners and the address fail, and starts
-// new processes in between. One good round makes up for all of it.
+// TestRelayConverges makes tables, listeners and the address fail, and starts new
+// processes in between. One clean sync must repair everything.
 func TestRelayConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -206,8 +206,8 @@ func TestRelayConverges(t *testing.T) {
 	})
 }
 
-// TestRelayKeepsPortsOverRestart has a new process listen where the old one
-// did, so that no rule is to change.
+// TestRelayKeepsPortsOverRestart checks that a new process listens on the ports of the
+// old one, so that no rule changes.
 func TestRelayKeepsPortsOverRestart(t *testing.T) {
 	tables := iptables.NewFake()
 	endpoints := []service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.1:8080"), Local: true}}

@@ -10,7 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestRemovalOrder takes away what refuses before what translates.
+// TestRemovalOrder checks that rules that reject are removed before rules that
+// translate.
 func TestRemovalOrder(t *testing.T) {
 	c := &change{deletes: []id{{nat, servicesChain}, {filter, servicesChain}, {mangle, "KUBE-PROXY-CANARY"}}}
 	got := regexp.MustCompile(`(?m)^\*\w+|^-X .*`).FindAllString(c.removal(), -1)

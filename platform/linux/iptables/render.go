@@ -13,20 +13,20 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Format is how Render writes.
+// Format is an output format of Render.
 type Format string
 
-// The formats. Text is what iptables-save prints of such tables, IPv4 first,
-// and each part is accepted by iptables-restore or ip6tables-restore; JSON
-// holds the same rules in a list per chain.
+// The formats. Text is the output of iptables-save for such tables, IPv4 first.
+// iptables-restore or ip6tables-restore accept their part of it. JSON contains the same
+// rules in a list per chain.
 const (
 	Text Format = "text"
 	JSON Format = "json"
 )
 
-// Tables is what a node would hold in one family.
+// Tables are the tables of a node in one family.
 type Tables struct {
-	Command string  `json:"command"` // that restores them
+	Command string  `json:"command"` // the command that restores them
 	Tables  []Table `json:"tables"`
 }
 
@@ -42,8 +42,8 @@ type Chain struct {
 	Rules []string `json:"rules,omitempty"`
 }
 
-// Render writes the tables of both families that a node would hold for want
-// if it started from nothing. The same want gives the same bytes.
+// Render writes the tables of both families that a node would hold for want after a
+// start with empty tables. The output for the same want is the same.
 func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
 	var docs []Tables
 	for _, f := range service.Families {
@@ -64,7 +64,7 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
 }
 
-// Document returns what a node would hold in family f.
+// Document returns the tables that a node would hold in family f.
 func Document(f service.Family, want *service.Snapshot, o Options) Tables {
 	l := layout{family: f, options: o}
 	chains := l.shared(want.Node, want.Ports(f), nil)
@@ -89,7 +89,7 @@ func Document(f service.Family, want *service.Snapshot, o Options) Tables {
 	return d
 }
 
-// jump adds a rule to a chain of the system.
+// jump appends a rule to a built-in chain.
 func (t *Table) jump(j jump) {
 	i := slices.IndexFunc(t.Chains, func(c Chain) bool { return c.Name == j.from.name })
 	if i < 0 {
@@ -99,7 +99,7 @@ func (t *Table) jump(j jump) {
 	t.Chains[i].Rules = append(t.Chains[i].Rules, j.rule)
 }
 
-// WriteText writes d as iptables-restore takes it.
+// WriteText writes d in the format of iptables-restore.
 func (d Tables) WriteText(w io.Writer) {
 	fmt.Fprintf(w, "# for %s-restore\n", d.Command)
 	for _, t := range d.Tables {

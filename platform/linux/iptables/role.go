@@ -9,17 +9,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Role is what chains are for. Chains of different roles have different names,
-// and none knows of the other's.
+// Role is the purpose of a set of chains. Chains of different roles have different names
+// and do not affect each other.
 type Role uint8
 
 // The roles.
 const (
-	Standalone    Role = iota // they do all there is to do
-	IPVSCompanion             // they do what virtual servers of IPVS and ipsets cannot
+	Standalone    Role = iota // the chains implement Services alone
+	IPVSCompanion             // the chains add what IPVS and ipsets cannot do
 )
 
-// tables are those that hold chains of the role.
+// tables returns the tables that hold chains of the role.
 func (r Role) tables() []string {
 	if r == IPVSCompanion {
 		return allTables
@@ -27,7 +27,7 @@ func (r Role) tables() []string {
 	return tables
 }
 
-// owns reports that a chain belongs to a service proxy in such a role.
+// owns reports whether a chain belongs to a service proxy in this role.
 func (r Role) owns(i id) bool {
 	if r == IPVSCompanion {
 		return strings.HasPrefix(i.name, ipvsPrefix) || strings.HasPrefix(i.name, ipvsAddrPrefix)
@@ -35,13 +35,14 @@ func (r Role) owns(i id) bool {
 	return i.isOwned()
 }
 
-// comesAfter reports that chains of the role come behind i, another mode's. While
-// the node changes its mode that goes on translating, and refuses what it did not.
+// comesAfter reports whether jumps of the role are placed behind jumps to i, a chain of
+// another mode. During a change of modes the other mode continues to translate, and to
+// reject what it did not translate.
 func (r Role) comesAfter(i id) bool { return r == IPVSCompanion && i.isOwned() }
 
 func (l layout) isIPVS() bool { return l.options.Role == IPVSCompanion }
 
-// root is the chain where the tree of addresses begins.
+// root returns the chain where the tree of addresses begins.
 func (l layout) root() string {
 	if l.isIPVS() {
 		return ipvsTargetsChain
@@ -49,7 +50,7 @@ func (l layout) root() string {
 	return servicesChain
 }
 
-// branchPrefix is how the names of its branches begin.
+// branchPrefix returns the prefix of the names of its branches.
 func (l layout) branchPrefix() string {
 	if l.isIPVS() {
 		return ipvsAddrPrefix
@@ -57,8 +58,8 @@ func (l layout) branchPrefix() string {
 	return addrPrefix
 }
 
-// entries returns what p, which may be nil, adds to the trees. Entries for all
-// ports of an address may be there more than once.
+// entries returns the entries of p, which may be nil. Entries for all ports of an
+// address may occur more than once.
 func (l layout) entries(p *service.Port, node *service.Node) []entry {
 	switch {
 	case p == nil:
@@ -69,8 +70,8 @@ func (l layout) entries(p *service.Port, node *service.Node) []entry {
 	return standaloneEntries(p)
 }
 
-// keys returns the keys that p, which may be nil, may have entries for, if not
-// now.
+// keys returns the keys for which p, which may be nil, may have entries, now or in
+// another state.
 func (l layout) keys(p *service.Port, node *service.Node) []key {
 	switch {
 	case p == nil:

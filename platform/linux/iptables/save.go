@@ -15,27 +15,27 @@ import (
 	"kubeproxy/common/service"
 )
 
-// observed is what iptables-save printed, as far as it concerns us.
+// observed is the part of the output of iptables-save that concerns us.
 type observed struct {
 	role   Role
-	chains map[id][]string // of a service proxy
-	// references are the rules of other chains that lead to one of those.
+	chains map[id][]string // chains of a service proxy
+	// references are the rules of other chains that jump to one of those.
 	references []jump
-	// rules counts those of the system's chains, and behind is how many of them
-	// stand before or lead to a chain of another mode.
+	// rules counts the rules of each built-in chain. insertAfter is the number of rules
+	// up to the last jump to a chain of another mode.
 	rules, insertAfter map[id]int
-	// passingRule has, of the system's chains, the rule that lets all packets pass
-	// before they come to the rules behind it, and hidden those of leads that
-	// stand behind one.
+	// passingRule is, by built-in chain, the first rule that lets all packets pass, so
+	// that later rules do not see them. shadowedBy is that rule for the references
+	// behind one, by index.
 	passingRule map[id]string
 	shadowedBy  map[int]string
 	dormant     []string // tables, see Driver
-	// interrupted says that a chain was printed twice. iptables-nft-save does so
-	// where it had to begin again because somebody changed something.
+	// interrupted means that a chain occurs twice. iptables-nft-save starts again and
+	// prints it twice if the ruleset changes meanwhile.
 	interrupted bool
 }
 
-// parse reads the output of iptables-save.
+// parse parses the output of iptables-save.
 func parse(text string, of Role) *observed {
 	h := &observed{role: of, chains: map[id][]string{}, rules: map[id]int{}, insertAfter: map[id]int{}, passingRule: map[id]string{}, shadowedBy: map[int]string{}}
 	table := ""
@@ -84,7 +84,7 @@ func (h *observed) rule(in id, rule string) {
 	}
 }
 
-// targetOf returns where a rule leads.
+// targetOf returns the target of a rule.
 func targetOf(words []string) string {
 	if to := argument(words, "-j"); to != "" {
 		return to
@@ -100,12 +100,12 @@ func (h *observed) sums() map[id]sum {
 	return sums
 }
 
-// isSystem reports that a chain is one that packets enter by themselves.
+// isSystem reports whether a chain is a built-in one.
 func (i id) isSystem() bool {
 	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, i.name)
 }
 
-// bare is j without a comment.
+// bare returns j without a comment.
 func (j jump) bare() jump {
 	w := splitRule(j.rule)
 	if i := slices.Index(w, "--comment"); i > 1 && i+1 < len(w) {
@@ -114,7 +114,7 @@ func (j jump) bare() jump {
 	return jump{j.from, strings.Join(w, " ")}
 }
 
-// missingJumps returns those of jumps that are not there. A comment does not count.
+// missingJumps returns those of jumps that are not in the tables. Comments are ignored.
 func (h *observed) missingJumps(jumps []jump) []jump {
 	there := map[jump]bool{}
 	for _, l := range h.references {
@@ -129,9 +129,10 @@ func (h *observed) missingJumps(jumps []jump) []jump {
 	return missing
 }
 
-// extraJumps returns the rules of the system's chains that lead to chains which stay
-// and are not among jumps: a second one of the same, and one to an entrance as some
-// service proxy makes it. Who has added another match knows why.
+// extraJumps returns the rules of built-in chains that jump to chains which stay but are
+// not among jumps: duplicates, and jumps to an entry chain as some service proxy makes
+// them. A rule with another match is left alone, because an operator added it on
+// purpose.
 func (h *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 	var more []jump
 	seen := map[jump]bool{}
@@ -151,8 +152,8 @@ func (h *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 	return more
 }
 
-// extraneous returns what removes the chains that are not to stay, and the rules
-// of the system's chains that lead there.
+// extraneous returns the change that removes the chains that are not in stay, and the
+// rules of the built-in chains that jump there.
 func (h *observed) extraneous(stay map[id]bool) *change {
 	c := &change{}
 	used := map[id]bool{}
@@ -178,7 +179,7 @@ func (h *observed) extraneous(stay map[id]bool) *change {
 	return c
 }
 
-// inUse returns an error that names every chain that others refer to.
+// inUse returns an error that names every chain that rules of others refer to.
 func (h *observed) inUse() error {
 	var errs []error
 	for _, l := range h.references {
@@ -189,7 +190,7 @@ func (h *observed) inUse() error {
 	return errors.Join(errs...)
 }
 
-// entries returns what the trees hold, sorted.
+// entries returns the entries of the trees, sorted.
 func (h *observed) entries() []entry {
 	found := map[key]*entry{}
 	for _, i := range slices.SortedFunc(maps.Keys(h.chains), id.compare) {
@@ -216,7 +217,7 @@ func (h *observed) entries() []entry {
 	return all
 }
 
-// keyOf reads from the words of a rule what it is for.
+// keyOf parses the key from the words of a rule.
 func keyOf(table string, w []string) (key, bool) {
 	k := key{table: table}
 	if d := argument(w, "-d"); d != "" {

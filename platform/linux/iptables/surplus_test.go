@@ -11,9 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestSurplusJumpsGo puts rules that lead to our chains beside ours. Those that a
-// service proxy makes go, wherever they stand, and are told of; those of others
-// stay.
+// TestSurplusJumpsGo adds jumps to our chains beside ours. Those that a service proxy
+// makes are removed, wherever they are, and reported. Those of others stay.
 func TestSurplusJumpsGo(t *testing.T) {
 	const comment = `-m comment --comment "kubernetes health check service ports" `
 	for name, tc := range map[string]struct {

@@ -5,27 +5,26 @@ package iptables
 
 import "context"
 
-// Tally is what a round did to the rules.
+// Tally counts what a sync did to the rules.
 type Tally struct {
-	// Refused says that iptables-restore failed, be it that only some ports had to
-	// do without.
+	// Refused means that iptables-restore failed, even if only for some ports.
 	Refused bool
-	// Rules has, by table, those of all chains of ours. It is nil while nobody
-	// knows what the tables hold.
+	// Rules is the number of rules in all our chains, by table. It is nil while the
+	// contents of the tables are unknown.
 	Rules map[string]int
-	// Written has, by table, the rules that were written.
+	// Written is the number of rules written, by table.
 	Written map[string]int
 }
 
-// Tally returns what was done since it was last asked. It is called between
-// two rounds.
+// Tally returns the counts since its last call. It must not run concurrently with a
+// sync.
 func (b *Backend) Tally() Tally {
 	t := b.tally
 	b.tally = Tally{Rules: t.Rules, Written: perTable()}
 	return t
 }
 
-// restore makes c take effect, and counts what came of it.
+// restore applies c and counts the result.
 func (b *Backend) restore(ctx context.Context, c *change) error {
 	if err := b.driver.Restore(ctx, c.text()); err != nil {
 		b.tally.Refused = true
@@ -40,7 +39,7 @@ func (b *Backend) restore(ctx context.Context, c *change) error {
 	return nil
 }
 
-// recordInstalled notes that the tables hold what h says.
+// recordInstalled records that the tables hold h.
 func (b *Backend) recordInstalled(h *installed) {
 	b.installed = h
 	b.tally.Rules = perTable()

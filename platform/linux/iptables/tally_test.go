@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestTally counts what rounds write, and what there is after each.
+// TestTally counts what syncs write, and what the tables hold after each.
 func TestTally(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)

@@ -11,7 +11,7 @@ import (
 	"kubeproxy/test/xtables"
 )
 
-// trace runs the chains of the hooks that c passes.
+// trace evaluates the chains of the hooks that c passes.
 func trace(k *fake, c route.Conn, local func(netip.Addr) bool) xtables.Outcome {
 	t := &xtables.Tracer{System: k.System, Conn: c, Local: local}
 	if c.Interface == "" {
@@ -36,7 +36,7 @@ func trace(k *fake, c route.Conn, local func(netip.Addr) bool) xtables.Outcome {
 	return o
 }
 
-// after runs what follows translation.
+// after evaluates what follows translation.
 func after(t *xtables.Tracer, to netip.AddrPort) xtables.Outcome {
 	x := t.AfterDNAT(to)
 	x.Translated = t.Out.Action == route.Forward

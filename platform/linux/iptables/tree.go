@@ -9,23 +9,22 @@ import (
 	"slices"
 )
 
-// A packet finds its entry in a tree of chains, so that the number of rules
-// it is held against grows with the logarithm of the number of entries. The
-// shape of a tree follows from its entries alone, and one that comes or goes
-// changes few chains: where more than leafSize rules would stand, they are
-// divided by the four bits behind what all their keys have in common.
+// A packet finds its entry in a tree of chains, so that the number of rules that it is
+// compared with grows with the logarithm of the number of entries. The shape of a tree
+// depends only on its entries, and adding or removing one changes few chains. If more
+// than leafSize rules would be in one chain, they are split by the four bits that follow
+// the common prefix of their keys.
 const (
 	leafSize   = 16
 	branchBits = 4
-	inlineSize = 2 // what is not worth a chain of its own
+	inlineSize = 2 // fewer rules get no chain of their own
 )
 
-// bits is a key as a string of bits, an address or a NodePort.
+// bits is a key as a bit string, an address or a NodePort.
 type bits []byte
 
-// bits returns the bits that decide where an entry stands. A NodePort begins
-// with its protocol, so that nothing but the first branch tells protocols
-// apart.
+// bits returns the bits that determine the position of an entry. A NodePort begins with
+// its protocol, so that only the first level of branches distinguishes protocols.
 func (k key) bits() bits {
 	if k.addr.IsValid() {
 		return k.addr.AsSlice()
@@ -36,7 +35,7 @@ func (k key) bits() bits {
 // nibble returns the four bits that begin at bit n.
 func (b bits) nibble(n int) byte { return b[n/8] >> (4 - n%8) & 15 }
 
-// commonBits returns how many bits a and b begin with alike, in steps of four.
+// commonBits returns the length of the common prefix of a and b, in steps of four.
 func commonBits(a, b bits) int {
 	n := 0
 	for n < 8*len(a) && a.nibble(n) == b.nibble(n) {
@@ -45,16 +44,15 @@ func commonBits(a, b bits) int {
 	return n
 }
 
-// tree makes chains of entries in one table that are all for addresses, all for
-// NodePorts or all for health checks.
+// tree builds the chains of entries in one table. The entries are all for addresses, all
+// for NodePorts or all for health checks.
 type tree struct {
 	table  string
 	prefix string // of the names of branches
 	chains []chain
 }
 
-// build returns the rules that lead on to the sorted entries, and adds the
-// chains below.
+// build returns the rules that lead to the sorted entries, and adds the chains below.
 func (t *tree) build(entries []entry) []string {
 	count := 0
 	for _, e := range entries {
@@ -83,8 +81,8 @@ func (t *tree) build(entries []entry) []string {
 	return rules
 }
 
-// branch returns the rule that leads to entries, which have the first depth
-// bits in common, or their own rules if they are few.
+// branch returns the rule that leads to entries, whose first depth bits are equal. If
+// they have few rules, it returns these instead.
 func (t *tree) branch(entries []entry, depth int) []string {
 	count := 0
 	for _, e := range entries {
@@ -99,8 +97,8 @@ func (t *tree) branch(entries []entry, depth int) []string {
 	return []string{match + "-j " + name}
 }
 
-// branchMatch returns how to match the first depth bits of k and what their branch
-// is called.
+// branchMatch returns the match for the first depth bits of k and the name of their
+// branch.
 func branchMatch(k key, depth int, prefix string) (match, name string) {
 	if k.addr.IsValid() {
 		p := netip.PrefixFrom(k.addr, depth).Masked()
@@ -118,8 +116,7 @@ func branchMatch(k key, depth int, prefix string) (match, name string) {
 	return fmt.Sprintf("-p %s -m %s --dport %d:%d ", proto, proto, low, low|size), portBranch(prefix, k.proto, low, low|size)
 }
 
-// rootOf returns the chain where the tree of k begins, and how the names of its
-// branches begin.
+// rootOf returns the root of the tree of k, and the prefix of the names of its branches.
 func (l layout) rootOf(k key) (id, string) {
 	switch {
 	case k.addr.IsValid():
@@ -130,8 +127,8 @@ func (l layout) rootOf(k key) (id, string) {
 	return id{k.table, nodePortsChain}, portPrefix
 }
 
-// buildTrees makes the trees of all entries. It returns the rules at their roots,
-// by chain, and the branches.
+// buildTrees builds the trees of all entries. It returns the rules at their roots, by
+// chain, and the branches.
 func (l layout) buildTrees(entries []entry) (roots map[id][]string, branches []chain) {
 	slices.SortStableFunc(entries, func(a, b entry) int { return a.key.compare(b.key) })
 	entries = slices.CompactFunc(entries, func(a, b entry) bool { return a.key == b.key })

@@ -12,8 +12,8 @@ import (
 // allTables lists the tables in which a service proxy may have chains.
 var allTables = []string{nat, filter, mangle}
 
-// upstreamChainNames are chains that some version of kube-proxy makes, in one of
-// its modes, and that none of ours has.
+// upstreamChainNames are chains of some version of kube-proxy, in one of its modes, that
+// this proxy does not make.
 var upstreamChainNames = map[string][]string{
 	nat: {
 		"KUBE-PROXY-CANARY", "KUBE-FIREWALL", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT",
@@ -25,12 +25,12 @@ var upstreamChainNames = map[string][]string{
 	mangle: {"KUBE-PROXY-CANARY"},
 }
 
-// sharedWithKubelet are chains that kubelet kept until version 1.27, so that they
-// alone tell of no service proxy.
+// sharedWithKubelet are chains that kubelet made until version 1.27. They alone do not
+// prove that a service proxy ran.
 var sharedWithKubelet = []id{{nat, markChain}, {nat, postroutingChain}}
 
-// describeLeftovers describes the chains that a service proxy left, among chains of all
-// kinds. It is empty if there are none.
+// describeLeftovers describes those of all that a service proxy left, "" if there are
+// none.
 func describeLeftovers(all []id, of Role) string {
 	var left []id
 	ours := of == IPVSCompanion

@@ -10,15 +10,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// kubeletChains are what kubelet makes in table mangle, whatever else it leaves
-// to others: by them it tells which variant a node uses.
+// kubeletChains are the chains that kubelet makes in table mangle in any case. They show
+// which variant a node uses (kubernetes/kubernetes#109059).
 var kubeletChains = []id{{"mangle", "KUBE-IPTABLES-HINT"}, {"mangle", "KUBE-KUBELET-CANARY"}}
 
-// commandPrefix returns how the commands of iptables are called for f, but for what
-// is added to the name. A container has commands of its own, and rules that
-// are made with the wrong variant are rules beside those of everybody else on
-// the node. So if kubelet has used one variant and there are commands for it,
-// it is that one, else whatever the short name stands for.
+// commandPrefix returns the name of the iptables commands for f, without suffix. A
+// container has its own commands, and rules of the wrong variant are not in the tables
+// that all other components of the node use. So if kubelet has used exactly one variant
+// and there are commands for it, the result is that variant. Otherwise it is the short
+// name.
 func commandPrefix(f service.Family) string {
 	var used []string
 	for _, v := range Variants {
@@ -37,7 +37,7 @@ func commandPrefix(f service.Family) string {
 	return command(f)
 }
 
-// kubeletUses reports that kubelet has made a chain with v, in any family.
+// kubeletUses reports whether kubelet has made a chain with v, in any family.
 func kubeletUses(v Variant) bool {
 	list := legacyChains
 	if v == NFT {

@@ -18,7 +18,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// onLoopback has the node get an address, or lose one.
+// onLoopback adds an address to the loopback interface, or removes it.
 func onLoopback(t *testing.T, do func(netlink.Link, *netlink.Addr) error, a netip.Addr) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -30,9 +30,9 @@ func onLoopback(t *testing.T, do func(netlink.Link, *netlink.Addr) error, a neti
 	}
 }
 
-// An address may be a Service's and the node's own at once, from the start or
-// later on. It is the node's then, and stays when the Service goes; NodePorts
-// are answered there for as long.
+// TestKernelAddressesComeAndGo has an address that is a Service's and the node's own at
+// once, from the start or later. Then it belongs to the node and stays when the Service
+// is deleted. NodePorts answer there meanwhile.
 func TestKernelAddressesComeAndGo(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
@@ -88,8 +88,8 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 	})
 }
 
-// An address of IPv6 that others on the link may have is the node's when it is
-// sure that they have not.
+// TestKernelTentativeAddress checks that an IPv6 address counts as the node's only after
+// duplicate address detection has succeeded.
 func TestKernelTentativeAddress(t *testing.T) {
 	inNamespace(t, func() {
 		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}

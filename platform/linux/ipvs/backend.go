@@ -17,89 +17,88 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Driver is what Backend asks from the kernel, for one family. Its methods
-// are called from one goroutine at a time, but for Watch.
+// Driver is what Backend needs from the kernel, for one family. All methods except Watch
+// are called from one goroutine at a time.
 type Driver interface {
-	// MissingSettings lists the settings of the system that virtual servers need and
-	// that are to be made, a line each.
+	// MissingSettings lists the sysctls and timeouts that virtual servers need and that
+	// have another value, one per line.
 	MissingSettings(ctx context.Context, of settingsScope) ([]string, error)
-	// ApplySettings makes them. It is an error if nothing works without one.
+	// ApplySettings sets them. It returns an error only for a setting without which IPVS
+	// cannot work.
 	ApplySettings(ctx context.Context, of settingsScope) error
-	// Commit does ops applyInOrder. What went wrong is errExists, errMissing, or
-	// another error.
+	// Commit executes ops in order. It returns the errors by index of the op: errExists,
+	// errMissing, or another error.
 	Commit(ctx context.Context, ops []op) map[int]error
-	// Read returns all virtual servers, whosever they are, and what of routes
-	// is ours. Some may be missing if others went meanwhile.
+	// Read returns all virtual servers, including foreign ones, and our routes. The list
+	// may be incomplete if others delete virtual servers meanwhile.
 	Read(ctx context.Context) (*state, error)
-	// Server returns one virtual server, nil if there is none.
+	// Server returns one virtual server, nil if it does not exist.
 	Server(ctx context.Context, k key) (*observedServer, error)
-	// Dests returns the destinations of one virtual server, none if there is
-	// no such server.
+	// Dests returns the destinations of one virtual server, none if it does not exist.
 	Dests(ctx context.Context, k key) ([]dest, error)
-	// NodeAddrs returns the addresses that the node has without us, but for
-	// loopback ones, those that need an interface to be told, and those that are
-	// not usable yet. The one that its connections to far away come from is the
-	// first, and the others are in order.
+	// NodeAddrs returns the node's addresses except those of our interface, loopback and
+	// link-local addresses, and addresses that are not usable yet. The source address of
+	// the default route is the first. The others are sorted.
 	NodeAddrs(ctx context.Context) ([]netip.Addr, error)
-	// RemoveDevice removes the interface, if nobody else uses it.
+	// RemoveDevice removes the interface if nothing else uses it.
 	RemoveDevice(ctx context.Context) error
-	// Watch calls touched whenever the node's addresses change, until ctx ends.
+	// Watch calls touched whenever the node's addresses change, until ctx is done.
 	Watch(ctx context.Context, touched func()) error
 }
 
-// settingsScope tells settings by when they are made.
+// settingsScope selects settings by when they are applied.
 type settingsScope uint8
 
 const (
-	scopeStartup settingsScope = iota // all of them
-	// scopeRunning are those that are IPVS's own. Of others, somebody may decide
-	// otherwise once they were made.
+	scopeStartup settingsScope = iota // all settings
+	// scopeRunning are the settings of IPVS itself. An operator may change the others
+	// after they were applied once.
 	scopeRunning
 )
 
-// What a driver may find when it makes or removes something.
+// Errors of a driver when it creates or deletes an object.
 var (
 	errExists  = errors.New("it exists already")
 	errMissing = errors.New("it does not exist")
 )
 
-// state is what the kernel has.
+// state is the observed state of the kernel.
 type state struct {
 	device      bool
 	routes      []localRoute // ours
 	servers     map[key]*observedServer
-	hasSets     bool // of virtual servers and of the node's addresses are there
+	hasSets     bool // the sets of virtual servers and of node addresses exist
 	serverSet   map[key]bool
 	addrSet     map[netip.Addr]bool
-	oneTimeCost time.Duration // of the time that Read took, what another one will not
+	oneTimeCost time.Duration // the part of Read's duration that the next Read does not need
 }
 
-// observedServer is a virtual server as the kernel has it.
+// observedServer is a virtual server in the kernel.
 type observedServer struct {
 	server
 	dests      []dest // sorted by address
-	destsKnown bool   // dests are known
-	// upstream says that kube-proxy made it.
+	destsKnown bool   // dests has been read
+	// upstream means that kube-proxy made it.
 	upstream bool
 }
 
-// Backend keeps one family's virtual servers. It implements
+// Backend keeps the virtual servers of one family in the desired state. It implements
 // reconcile.Backend.
 type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	rules   reconcile.Watcher // the sets and chains beside
+	rules   reconcile.Watcher // the sets and chains, see package beside
 	now     func() time.Time
-	// installed is what the kernel holds, nil while that is not known.
+	// installed is what the kernel holds, nil if that is not known.
 	installed      *installed
-	prepared       bool         // settings were made, or were right
-	owned          map[key]bool // virtual servers that are ours, true for what a Service had since the start
+	prepared       bool         // the settings are in place
+	owned          map[key]bool // our virtual servers, true if a Service has had it since the start
 	poller         poller
 	drainingDests  drainingDests
-	draining       atomic.Bool // drains is not empty; Watch asks
-	lastDrainCheck time.Time   // at drains
-	drainLogged    bool        // how long something may drain
+	draining       atomic.Bool // drainingDests is not empty; Watch reads this
+	lastDrainCheck time.Time   // of drainingDests
+	drainLogged    bool        // the limit of draining has been logged
 	node           nodeView
 	pending        pendingNodePorts
 }
@@ -109,20 +108,20 @@ var (
 	_ reconcile.ResyncSetter = (*Backend)(nil)
 )
 
-// installed describes virtual servers that are as we want them, by what they
-// were made from. They themselves are kept by the kernel alone.
+// installed describes virtual servers that match a snapshot. It stores what they were
+// made from. Only the kernel stores the servers themselves.
 type installed struct {
-	snapshot  *service.Snapshot // as it came
-	view      *service.Snapshot // with the addresses that the node really has
+	snapshot  *service.Snapshot // as passed to Plan
+	view      *service.Snapshot // with the real addresses of the node
 	localNode localNode
-	// addrRefs counts who needs a route to an address.
+	// addrRefs counts the Ports that need a route to an address.
 	addrRefs    map[netip.Addr]int
-	failedPorts failedPorts // what is otherwise
+	failedPorts failedPorts // Ports whose state differs
 	readAt      time.Time
 }
 
-// resyncDue reports that the kernel is to be asked again what it holds. A round that
-// the sync period brings comes a moment early at times.
+// resyncDue reports whether the kernel state is to be read again. The timer of the sync
+// period may fire slightly early.
 func (b *Backend) resyncDue(h *installed) bool {
 	return b.now().Sub(h.readAt) >= b.options.SyncPeriod*9/10
 }
@@ -143,9 +142,9 @@ func (b *Backend) SetResync(d time.Duration) {
 	}
 }
 
-// Plan implements reconcile.Backend. Its cost follows the difference between
-// want and the last snapshot. Once in a sync period at least, and when Watch says
-// so, the kernel is asked what it holds.
+// Plan implements reconcile.Backend. Its cost is proportional to the difference between
+// want and the last snapshot. It reads the kernel state at least once per sync period,
+// and when the poller requests it.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	view, err := b.view(ctx, want)
 	if err != nil {
@@ -179,13 +178,13 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		return nil, err
 	}
 	if p.Empty() {
-		p.logDraining(ctx) // what an earlier process had drain
+		p.logDraining(ctx) // an earlier process may have left draining destinations
 		p.recordInstalled()
 	}
 	return p, nil
 }
 
-// currentScope tells which settings are looked at.
+// currentScope returns which settings are compared.
 func (b *Backend) currentScope() settingsScope {
 	if b.prepared {
 		return scopeRunning
@@ -193,16 +192,15 @@ func (b *Backend) currentScope() settingsScope {
 	return scopeStartup
 }
 
-// nodeView is the node as rules and virtual servers see it: with the
-// addresses that it really has.
+// nodeView is the node with its real addresses, as rules and virtual servers need it.
 type nodeView struct {
 	from, node *service.Node
-	snapshot   *service.Snapshot // the latest one that was seen so
-	want       *service.Snapshot // what it was made of
+	snapshot   *service.Snapshot // the latest snapshot with node
+	want       *service.Snapshot // the snapshot it was made from
 }
 
-// view returns want with the addresses that the node has. The same want and
-// addresses give the same pointer.
+// view returns want with the real addresses of the node. The same want and addresses
+// return the same pointer.
 func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	addrs, err := b.driver.NodeAddrs(ctx)
 	if err != nil {
@@ -227,8 +225,8 @@ func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Sn
 	return v.snapshot, nil
 }
 
-// inOrder puts the addresses first that the API names, in its order, and leaves the
-// others in theirs.
+// inOrder puts the addresses that the API names first, in the order of the API. The
+// others keep their order.
 func inOrder(has, named []netip.Addr) []netip.Addr {
 	var first, rest []netip.Addr
 	for _, a := range named {
@@ -237,14 +235,14 @@ func inOrder(has, named []netip.Addr) []netip.Addr {
 		}
 	}
 	for _, a := range has {
-		if !slices.Contains(first, a) && !slices.Contains(rest, a) { // pods' links share one
+		if !slices.Contains(first, a) && !slices.Contains(rest, a) { // links of pods share an address
 			rest = append(rest, a)
 		}
 	}
 	return append(first, rest...)
 }
 
-// source is what the node's own connections to Services come from.
+// source returns the source address of the node's own connections to Services.
 func (v nodeView) source(f service.Family) netip.Addr {
 	for _, a := range v.node.Addrs {
 		if service.FamilyOf(a) == f {
@@ -254,8 +252,8 @@ func (v nodeView) source(f service.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// Cleanup implements reconcile.Backend. Virtual servers of others stay, and
-// so do those in excluded prefixes.
+// Cleanup implements reconcile.Backend. Foreign virtual servers stay, and so do those in
+// excluded prefixes.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.installed = nil
 	s, err := b.driver.Read(ctx)
@@ -280,7 +278,7 @@ func (o Options) ownedKeys(s *state) []key {
 	return ours
 }
 
-// removeAll removes our addresses and virtual servers.
+// removeAll removes our routes and virtual servers.
 func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
 	var ops []op
 	for _, r := range s.routes {
@@ -292,9 +290,9 @@ func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
 	return joinFailures(ops, d.Commit(ctx, ops))
 }
 
-// Watch implements reconcile.Watcher: it hears of changes to chains and to
-// the node's addresses. The kernel tells nobody of changes to virtual servers, so
-// these are looked at.
+// Watch implements reconcile.Watcher. It watches changes of chains and of the node's
+// addresses. The kernel sends no notifications about virtual servers (kernel:
+// net/netfilter/ipvs/ip_vs_ctl.c), so these are polled.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -314,7 +312,7 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return errors.Join(errs...)
 }
 
-// watchDraining asks for a round from time to time while something drains.
+// watchDraining requests a sync from time to time while destinations drain.
 func (b *Backend) watchDraining(ctx context.Context, touched func()) error {
 	return tick(ctx, drainPollInterval, func() {
 		if b.draining.Load() {
@@ -323,8 +321,8 @@ func (b *Backend) watchDraining(ctx context.Context, touched func()) error {
 	})
 }
 
-// Tally returns what was done to rules since it was last asked. It is called
-// between two rounds.
+// Tally returns the counts of rules since its last call. It must not run concurrently
+// with a sync.
 func (b *Backend) Tally() iptables.Tally {
 	if r, ok := b.rules.(interface{ Tally() iptables.Tally }); ok {
 		return r.Tally()

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// planChanges fills p with what leads from h to what p is for, where cs are the
-// differences.
+// planChanges fills p with the change from h to p.next, without reading the kernel. cs
+// are the differences.
 func (p *plan) planChanges(ctx context.Context, h *installed, cs []service.Change) error {
 	p.next.readAt, p.next.addrRefs, p.next.localNode = h.readAt, h.addrRefs, h.localNode
 	p.delta = map[netip.Addr]int{}
@@ -43,8 +43,8 @@ func (p *plan) planChanges(ctx context.Context, h *installed, cs []service.Chang
 	return nil
 }
 
-// handedOver returns the virtual servers that go from one Port to another, as the
-// one has them that leaves them.
+// handedOver returns the virtual servers that move from one Port to another, as the old
+// Port has them.
 func (p *plan) handedOver(cs []service.Change) map[key]desiredServer {
 	left := map[key]desiredServer{}
 	for _, c := range cs {
@@ -72,7 +72,7 @@ func sameAddress(a, b service.Frontend) bool {
 	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port
 }
 
-// countAddrs counts the addresses of p, which may be nil.
+// countAddrs adds n to the counts of the addresses of p, which may be nil.
 func countAddrs(counts map[netip.Addr]int, p *service.Port, node *service.Node, n int) {
 	if p == nil {
 		return
@@ -84,8 +84,8 @@ func countAddrs(counts map[netip.Addr]int, p *service.Port, node *service.Node, 
 	}
 }
 
-// planPort plans the change of one Port. A virtual server that it has from another
-// one, or leaves to it, is among those that are passed.
+// planPort plans the change of one Port. Virtual servers that it takes from or leaves to
+// another Port are in handedOver.
 func (p *plan) planPort(c service.Change, handedOver map[key]desiredServer) {
 	u := unit{port: c.New}
 	old := map[key]desiredServer{}
@@ -116,9 +116,10 @@ func (p *plan) planPort(c service.Change, handedOver map[key]desiredServer) {
 	p.add(u)
 }
 
-// planServer plans the change of one virtual server, whose address the rules beside
-// know already, or not. What they refuse they do not know: they do so behind IPVS
-// where the node itself connects, so who is to be dropped then is to be so first.
+// planServer plans the change of one virtual server. known means that the installed
+// rules already cover its address. Rules that reject do not count: for connections of
+// the node itself, rejecting happens after IPVS. So the new rules must be in force
+// before such a server gets destinations.
 func (p *plan) planServer(u *unit, old, next desiredServer, known bool) {
 	k := next.key
 	drained := len(p.drainingDests[k]) > 0
@@ -151,38 +152,38 @@ func (p *plan) planServer(u *unit, old, next desiredServer, known bool) {
 	u.schedule(m)
 }
 
-// destChanges are the changes to one virtual server's destinations.
+// destChanges are the changes of the destinations of one virtual server.
 type destChanges struct {
 	add, del          []op
-	knownToRules      bool // the rules know the address already
-	keepsDest         bool // there is a destination before and after
-	emptied           bool // there is none after
-	refused           bool // the new rules refuse, but behind IPVS
-	preservesClientIP bool // the new rules do not masquerade for them
+	knownToRules      bool // the installed rules cover the address
+	keepsDest         bool // some destination exists before and after
+	emptied           bool // no destination exists after
+	refused           bool // the new rules reject, but after IPVS
+	preservesClientIP bool // the new rules do not masquerade
 }
 
-// schedule orders m before and after the change of the rules, so that at each moment
-// there is a destination if there is one before and after, and none is reached
-// that the rules do not masquerade for, though its answers come some other way.
+// schedule places m before or after the change of the rules. There is a destination at
+// each moment if there is one before and after. No destination is reachable without
+// masquerading if its replies would take another path.
 func (u *unit) schedule(m destChanges) {
 	switch {
 	case m.refused:
 		u.beforeRules = append(u.beforeRules, m.del...)
 	case m.emptied:
-		// The rules know better what to do with those who come.
+		// The new rules know what to do with new clients.
 		u.afterRules = append(u.afterRules, m.del...)
 	case m.keepsDest || !m.knownToRules:
 		u.beforeRules = append(u.beforeRules, m.del...)
 		u.afterRules = append(u.afterRules, m.add...)
 	case len(m.del) == 0 || m.preservesClientIP:
-		// The old rules let nobody in, or masquerade rather than the new ones.
+		// The old rules admit no client, or they masquerade and the new ones do not.
 		u.beforeRules = append(append(u.beforeRules, m.add...), m.del...)
 	default:
 		u.afterRules = append(append(u.afterRules, m.add...), m.del...)
 	}
 }
 
-// deleteServer removes a virtual server that has nobody behind it any more.
+// deleteServer deletes a virtual server without endpoints.
 func (u *unit) deleteServer(w desiredServer) {
 	o := op{verb: delServer, key: w.key}
 	if w.refused {
@@ -192,7 +193,8 @@ func (u *unit) deleteServer(w desiredServer) {
 	u.afterRules = append(u.afterRules, o)
 }
 
-// removeDest has a destination drain, or go at once where connections have no end.
+// removeDest lets a destination drain. For a connectionless protocol it deletes it at
+// once.
 func (p *plan) removeDest(k key, x dest) op {
 	if k.connectionless() {
 		return op{verb: delDest, key: k, dest: x}
@@ -201,10 +203,10 @@ func (p *plan) removeDest(k key, x dest) op {
 	return op{verb: setDest, key: k, dest: dest{addr: x.addr}}
 }
 
-// connectionless reports that k's connections have no end of their own.
+// connectionless reports whether the connections of k have no end of their own.
 func (k key) connectionless() bool { return k.proto == service.UDP }
 
-// merge walks two sorted lists at once.
+// merge walks through two sorted lists at once.
 func merge(old, next []service.Endpoint, each func(had, wants bool, a netip.AddrPort)) {
 	for len(old) > 0 || len(next) > 0 {
 		order := 0

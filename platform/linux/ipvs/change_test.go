@@ -18,7 +18,7 @@ import (
 // first is the virtual server of web(0, ...) over TCP.
 var first = key{generate.NthAddr("10.96.0.0", 0), 80, service.TCP}
 
-// withRemoteEndpoint returns p with one endpoint, elsewhere.
+// withRemoteEndpoint returns p with one endpoint, which is remote.
 func withRemoteEndpoint(p *service.Port, name string) *service.Port {
 	q := *p
 	q.Name.Port = name
@@ -26,15 +26,15 @@ func withRemoteEndpoint(p *service.Port, name string) *service.Port {
 	return &q
 }
 
-// applyChanges does one round that cs lead to.
+// applyChanges runs one sync after the changes cs.
 func applyChanges(t *testing.T, b *Backend, s *service.Snapshot, cs ...service.Change) (*service.Snapshot, *plan) {
 	t.Helper()
 	next := s.With(s.Generation+1, s.Node, cs)
 	return next, apply(t, b, next)
 }
 
-// lastEndpointDraining is a world in which all that one Service has left is an endpoint that
-// drains.
+// lastEndpointDraining returns a fake kernel in which the only endpoint that a Service
+// has left is draining.
 func lastEndpointDraining(t *testing.T) (k *fake, b *Backend, s *service.Snapshot, one, nobody *service.Port) {
 	t.Helper()
 	k = newFake(service.IPv4)
@@ -47,7 +47,8 @@ func lastEndpointDraining(t *testing.T) (k *fake, b *Backend, s *service.Snapsho
 	return k, b, s, one, nobody
 }
 
-// An endpoint may come in the round that ends the last one's drain.
+// TestEndpointComesAsTheLastHasDrained adds an endpoint in the sync that ends the
+// draining of the last one.
 func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
 	k, b, s, one, nobody := lastEndpointDraining(t)
 	setConns(k, 0)
@@ -56,8 +57,8 @@ func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
 	wantLines(t, p, "+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp", "- destination 10.244.1.1:8080 of 10.96.0.0:80 tcp")
 }
 
-// What a virtual server is like may change while it is there for draining
-// endpoints alone.
+// TestAffinityComesWhileTheLastDrains changes the settings of a virtual server that
+// exists only for draining endpoints.
 func TestAffinityComesWhileTheLastDrains(t *testing.T) {
 	for _, resync := range []time.Duration{0, time.Minute} {
 		k, b, s, _, nobody := lastEndpointDraining(t)
@@ -73,8 +74,8 @@ func TestAffinityComesWhileTheLastDrains(t *testing.T) {
 	}
 }
 
-// An address passes to a Port of another name, as when somebody renames one,
-// without a moment in which nobody serves it.
+// TestAddressPassesToAnotherPort moves an address to a Port of another name, as after a
+// rename. The address must be served at each moment.
 func TestAddressPassesToAnotherPort(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -97,8 +98,8 @@ func TestAddressPassesToAnotherPort(t *testing.T) {
 	wantLines(t, p, "- virtual server 10.96.0.0:80 tcp", "- address 10.96.0.0")
 }
 
-// A virtual server of somebody else gets no destination of ours when endpoints
-// come to a Service that had none.
+// TestForeignServerGetsNoDestinations checks that a foreign virtual server gets no
+// destination of ours when a Service gets its first endpoints.
 func TestForeignServerGetsNoDestinations(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{Exclude: []netip.Prefix{netip.PrefixFrom(first.addr, 32)}})
@@ -107,7 +108,7 @@ func TestForeignServerGetsNoDestinations(t *testing.T) {
 	s := snapshot(nobody)
 	apply(t, b, s)
 	next := s.With(2, s.Node, []service.Change{{Old: nobody, New: one}})
-	for _, reason := range []error{errExists, errForeign} { // the kernel says so, and then the list
+	for _, reason := range []error{errExists, errForeign} { // the kernel's error, then ours
 		err := planOf(t, b, next).Apply(context.Background())
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, reason) {
 			t.Errorf("Apply = %v, want %v", err, reason)
@@ -118,7 +119,8 @@ func TestForeignServerGetsNoDestinations(t *testing.T) {
 	}
 }
 
-// What drained is done with when somebody else removed it.
+// TestDrainingEndpointRemovedExternally has another process delete a draining
+// destination.
 func TestDrainingEndpointRemovedExternally(t *testing.T) {
 	for _, after := range []time.Duration{drainPollInterval, time.Minute} {
 		k := newFake(service.IPv4)
@@ -139,9 +141,9 @@ func TestDrainingEndpointRemovedExternally(t *testing.T) {
 	}
 }
 
-// A virtual server of somebody else that was there first stays his, in later
-// rounds and after a restart, though the address leads here. When it goes, ours
-// comes, and who changes that one loses it.
+// TestForeignServerStaysForeign has a foreign virtual server that existed first. It
+// stays foreign, in later syncs and after a restart, although the address has a route.
+// When it is deleted, ours replaces it, and foreign changes of ours are undone.
 func TestForeignServerStaysForeign(t *testing.T) {
 	k := newFake(service.IPv4)
 	theirs := server{scheduler: "wlc", flags: flagHashed}
@@ -174,8 +176,9 @@ func TestForeignServerStaysForeign(t *testing.T) {
 	}
 }
 
-// Nothing leads to a Service whose rules the kernel refused: who listens on all
-// addresses of the node would get it.
+// TestServiceWithoutRulesIsNotReached checks that a Service whose rules the kernel
+// refused gets no route: otherwise packets would reach a process that listens on all
+// addresses of the node.
 func TestServiceWithoutRulesIsNotReached(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})

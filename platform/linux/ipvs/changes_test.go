@@ -16,9 +16,9 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// TestChangesAreWhatIsWanted does rounds that ask the kernel nothing but what
-// has drained. Each must succeed, and after each the kernel must serve what a
-// fresh one would, whatever else drains.
+// TestChangesAreWhatIsWanted runs syncs that read nothing from the kernel except
+// draining destinations. Each must succeed. After each the kernel must serve the same as
+// a new one, apart from draining destinations.
 func TestChangesAreWhatIsWanted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -29,7 +29,7 @@ func TestChangesAreWhatIsWanted(t *testing.T) {
 		for n := range 6 {
 			ports := w.Ports()
 			for i, p := range ports {
-				if w.DrawBool("own") { // maybe where another one has a NodePort
+				if w.DrawBool("own") { // maybe where another Service has a NodePort
 					p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[w.Family], Port: uint16(30004 - i)})
 				}
 			}
@@ -42,7 +42,7 @@ func TestChangesAreWhatIsWanted(t *testing.T) {
 	})
 }
 
-// drawConns has some destinations hold a connection.
+// drawConns gives some destinations a connection.
 func (k *fake) drawConns(w generate.Cluster) {
 	for _, at := range sortedKeys(k.servers) {
 		dests := k.servers[at].dests
@@ -60,8 +60,8 @@ type testingTB interface {
 	Errorf(string, ...any)
 }
 
-// wantSameServing compares what takes new connections with a kernel that was
-// programmed at once.
+// wantSameServing compares what accepts new connections with a kernel that was
+// programmed in one step.
 func wantSameServing(t testingTB, b *Backend, k *fake, want *service.Snapshot) {
 	fresh := newFake(b.family)
 	apply(t, newBackend(b.family, fresh, b.options), want)

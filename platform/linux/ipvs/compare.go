@@ -16,16 +16,16 @@ import (
 	"kubeproxy/common/service"
 )
 
-// errForeign is why a virtual server is not made.
+// errForeign means that a foreign virtual server exists where a Service needs one.
 var errForeign = errors.New("somebody else has a virtual server there")
 
-// compareAll fills p with what leads from what the kernel holds to what p is for.
-// What of that has nothing to do with changes since h is drift.
+// compareAll fills p with the change from the kernel state to p.next. Differences that
+// do not come from changes since h are drift.
 func (p *plan) compareAll(ctx context.Context, h *installed) error {
 	b := p.backend
 	start := time.Now()
 	defer func() { b.poller.polled(start) }()
-	b.installed = nil // until p was applied
+	b.installed = nil // until p has been applied
 	if b.prepared {
 		for _, s := range p.settings {
 			p.alteredSettings = append(p.alteredSettings, "altered: setting "+s)
@@ -40,7 +40,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed) error {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
 	b.updateOwned(s)
-	start = start.Add(oneTimeCost + s.oneTimeCost) // the next look costs less
+	start = start.Add(oneTimeCost + s.oneTimeCost) // the next Read takes less time
 	b.poller.requested.Store(false)
 	p.next.readAt, p.next.localNode = b.now(), newLocalNode(p.next.view, b.family)
 	if h != nil {
@@ -58,7 +58,8 @@ func (p *plan) compareAll(ctx context.Context, h *installed) error {
 	return nil
 }
 
-// markKnown notes that the rules beside know port, which may be nil, see server.
+// markKnown records that the installed rules cover the virtual servers of port, which
+// may be nil, see planServer.
 func (p *plan) markKnown(port *service.Port, at localNode) {
 	if port == nil {
 		return
@@ -70,7 +71,7 @@ func (p *plan) markKnown(port *service.Port, at localNode) {
 	}
 }
 
-// compare plans what leads from s to p.next.
+// compare plans the change from s to p.next.
 func (p *plan) compare(s *state) {
 	b, view := p.backend, p.next.view
 	if !s.device {
@@ -96,9 +97,9 @@ func (p *plan) compare(s *state) {
 	p.removeLeftovers(s, seen)
 }
 
-// compareSets plans what leads from the set of virtual servers in s to all that
-// there are, others' as well, as chains refuse what is not in it, and from the set
-// of the node's addresses to those that there are once all is made.
+// compareSets plans the changes of two sets. The set of virtual servers must contain all
+// of them, including foreign ones, because chains reject what is not in it. The set of
+// node addresses must contain those that exist after the change.
 func (p *plan) compareSets(s *state) {
 	if !s.hasSets {
 		p.setup = append(p.setup, op{verb: addSets})
@@ -126,8 +127,8 @@ func (p *plan) compareSets(s *state) {
 	}
 }
 
-// comparePort plans what leads from what s has of port to what it wants, and adds
-// its virtual servers to seen. led says whether there is a route to an address.
+// comparePort plans the change from s to the virtual servers of port, and adds them to
+// seen. hasRoute reports whether an address has a route.
 func (p *plan) comparePort(port *service.Port, s *state, hasRoute func(netip.Addr) bool, seen map[key]bool) {
 	b, u := p.backend, unit{port: port}
 	for _, w := range b.options.servers(port, p.next.localNode) {
@@ -141,7 +142,7 @@ func (p *plan) comparePort(port *service.Port, s *state, hasRoute func(netip.Add
 	p.add(u)
 }
 
-// compareRoutes wants a route for each address, from where it should be.
+// compareRoutes plans a route with the right source for each address.
 func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 	source := nodeView{node: p.next.view.Node}.source(p.backend.family)
 	for _, a := range sortedAddrs(p.next.addrRefs) {
@@ -156,10 +157,10 @@ func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 	}
 }
 
-// compareServer plans what leads from l, nil if there is none, to w. owned
-// says that w's address is the node's for Services only and that we made it, so
-// that l is ours, whatever became of it. What kube-proxy made is taken over with
-// its connections.
+// compareServer plans the change from l, nil if it does not exist, to w. owned means
+// that the node has w's address for Services only and that we made the server: then l is
+// ours, however it looks now. A virtual server of kube-proxy is adopted with its
+// connections.
 func (p *plan) compareServer(u *unit, l *observedServer, w desiredServer, owned bool) {
 	k := w.key
 	foreign := l != nil && !l.owned()
@@ -178,7 +179,7 @@ func (p *plan) compareServer(u *unit, l *observedServer, w desiredServer, owned 
 	}
 	stay := p.compareDests(u, l, w)
 	if len(w.endpoints) == 0 && stay == 0 {
-		// Its destinations go with it.
+		// Deleting the server deletes its destinations.
 		u.beforeRules = slices.DeleteFunc(u.beforeRules, func(o op) bool { return o.key == k })
 		u.afterRules = slices.DeleteFunc(u.afterRules, func(o op) bool { return o.key == k })
 		u.deleteServer(w)
@@ -190,8 +191,8 @@ func (p *plan) compareServer(u *unit, l *observedServer, w desiredServer, owned 
 	}
 }
 
-// compareDests plans what leads from l's destinations to w's, and returns how
-// many of the others stay for now.
+// compareDests plans the change from l's destinations to w's. It returns how many of the
+// other destinations stay for now.
 func (p *plan) compareDests(u *unit, l *observedServer, w desiredServer) (stay int) {
 	k, now := w.key, p.backend.now()
 	held := map[netip.AddrPort]dest{}
@@ -236,14 +237,14 @@ func (p *plan) compareDests(u *unit, l *observedServer, w desiredServer) (stay i
 		}
 		stay++
 	}
-	// After a round that failed, rules may let clients in to one that is empty.
+	// After a failed sync, the rules may admit clients to a server without destinations.
 	m.knownToRules = p.knownToRules[k] || len(m.del) > 0
 	u.schedule(m)
 	return stay
 }
 
-// removeLeftovers removes virtual servers that an earlier process left, where that may
-// be, and those that Services of this one no longer have.
+// removeLeftovers deletes virtual servers that an earlier process left, if that is
+// allowed, and those that Services of this process no longer have.
 func (p *plan) removeLeftovers(s *state, seen map[key]bool) {
 	var u unit
 	for _, k := range sortedKeys(s.servers) {
@@ -260,11 +261,11 @@ func (p *plan) removeLeftovers(s *state, seen map[key]bool) {
 	p.add(u)
 }
 
-// driftLines bounds what is said about drift.
+// driftLines limits the length of a drift report.
 const driftLines = 20
 
-// describeDrift says what others must have done that p is needed. Destinations that
-// have drained are nobody's doing, nor is what an earlier round could not do.
+// describeDrift describes the foreign changes that make p necessary. Drained
+// destinations are not drift, and neither is what an earlier sync could not do.
 func (p *plan) describeDrift(d failedPorts) []string {
 	p.units = d.excludeFrom(p.units)
 	var lines []string
@@ -283,14 +284,14 @@ func (p *plan) describeDrift(d failedPorts) []string {
 	return lines
 }
 
-// causedByOthers reports that o may be needed as somebody made or removed a virtual
-// server of his own.
+// causedByOthers reports whether o may be needed because another process made or deleted
+// a virtual server of its own.
 func (p *plan) causedByOthers(o op) bool {
 	_, owned := p.backend.owned[o.key]
 	return o.verb == delServerFromSet || o.verb == addServerToSet && !owned
 }
 
-// portError names the Port that u is about.
+// portError wraps err with the Port of u.
 func (u *unit) portError(err error) error {
 	if u.port == nil {
 		return err

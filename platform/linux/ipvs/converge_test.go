@@ -18,8 +18,8 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// stranger is a virtual server of somebody else, on an address that no
-// Service has, and another one where Services have NodePorts.
+// foreignServers are two foreign virtual servers, one on an address that no Service has,
+// and one where Services have NodePorts.
 func foreignServers(f service.Family) []key {
 	return []key{
 		{generate.NthAddr([]string{"192.0.2.200", "2001:db8::200"}[f], 0), 443, service.TCP},
@@ -43,9 +43,9 @@ func wantForeignServers(t fataler, k *fake, f service.Family) {
 	}
 }
 
-// TestConvergesAfterRefusals does rounds that are refused here and there, and
-// others meddle with; one clean round must reach the goal, and the next must
-// find nothing to do.
+// TestConvergesAfterRefusals runs syncs that the kernel refuses at random and that
+// others disturb. One clean sync must reach the desired state, and the next must find
+// nothing to do.
 func TestConvergesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -87,7 +87,7 @@ func portsOf(s *service.Snapshot, f service.Family) []*service.Port {
 	return all
 }
 
-// applyMayFail does one round that may go wrong.
+// applyMayFail runs one sync that may fail.
 func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {
@@ -101,7 +101,7 @@ func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 	}
 }
 
-// applyUntilDrained does clean rounds until whatever drains has drained.
+// applyUntilDrained runs clean syncs until all draining destinations are gone.
 func applyUntilDrained(t fataler, b *Backend, k *fake, want *service.Snapshot) {
 	for range 2 {
 		for _, s := range k.servers {
@@ -115,7 +115,7 @@ func applyUntilDrained(t fataler, b *Backend, k *fake, want *service.Snapshot) {
 	}
 }
 
-// refuse draws how ops are refused.
+// refuse draws which ops are refused.
 func refuse(w generate.Cluster) func(op) error {
 	return func(op) error {
 		if w.DrawInt("refuse", 8) == 0 {
@@ -125,7 +125,7 @@ func refuse(w generate.Cluster) func(op) error {
 	}
 }
 
-// refuseSetsAndTables draws how elements of sets and tables of chains are refused.
+// refuseSetsAndTables draws which set elements and tables are refused.
 func refuseSetsAndTables(w generate.Cluster) (sets func(step, set string) error, tables func(string) error) {
 	some := refuse(w)
 	sets = func(step, _ string) error {
@@ -137,7 +137,7 @@ func refuseSetsAndTables(w generate.Cluster) (sets func(step, set string) error,
 	return sets, func(string) error { return some(op{}) }
 }
 
-// tamper does what a stranger might, and has connections come.
+// tamper makes a change that another process might make, and adds connections.
 func tamper(w generate.Cluster, k *fake) {
 	for _, at := range sortedKeys(k.servers) {
 		s := k.servers[at]
@@ -170,7 +170,7 @@ func tamper(w generate.Cluster, k *fake) {
 	}
 }
 
-// wantSameAsFresh compares with a kernel that was programmed at once.
+// wantSameAsFresh compares k with a kernel that was programmed in one step.
 func wantSameAsFresh(t *rapid.T, f service.Family, k *fake, want *service.Snapshot, o Options) {
 	fresh := newFake(f)
 	fresh.addForeignServers(f)

@@ -1,11 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipvs plans and programs virtual servers of IPVS that forward what a
-// snapshot says, one family at a time, with ipsets and iptables chains
-// beside them for what IPVS cannot do, see package beside. It decides nothing about Services: which endpoints
-// serve is settled before. Only files ending in _linux.go talk to the kernel;
-// everything else is ordinary code that builds and is tested on any system.
+// Package ipvs programs the virtual servers of mode ipvs. The input is a
+// service.Snapshot. The output are virtual servers of IPVS, a dummy interface with local
+// routes for the addresses of Services, and sysctls, for one family per Backend. Package
+// beside adds the ipsets and iptables chains for what IPVS cannot do. The package does
+// not select endpoints: the snapshot contains that decision. Only files with the suffix
+// _linux.go use kernel interfaces. All other files build and are tested on any system.
 package ipvs
 
 import (
@@ -17,32 +18,27 @@ import (
 	"kubeproxy/platform/linux/beside"
 )
 
-// Device is the dummy interface that the addresses of Services are routed to,
-// within the node.
+// Device is the dummy interface that the local routes of Service addresses refer to.
 const Device = "kube-ipvs0"
 
-// DrainTimeout is how long an endpoint that left may keep its connections, if
-// they do not end before.
+// DrainTimeout limits how long a removed endpoint keeps its connections.
 const DrainTimeout = time.Hour
 
-// Options are the choices that concern IPVS alone.
+// Options are the settings that concern IPVS alone.
 type Options struct {
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells the
-	// chains beside to masquerade.
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that selects packets for
+	// masquerading in the chains.
 	MasqueradeBit int
-	// Scheduler chooses among endpoints, "" is rr.
+	// Scheduler selects among endpoints, see ipvsadm(8). "" means rr.
 	Scheduler string
-	// Exclude are prefixes in which a virtual server is never touched that is
-	// there already.
+	// Exclude are prefixes in which existing virtual servers are never changed.
 	Exclude []netip.Prefix
-	// SyncPeriod is how long changes by others may stay unnoticed.
+	// SyncPeriod limits how long foreign changes stay undetected.
 	SyncPeriod time.Duration
-	// StrictARP keeps the node from answering ARP requests for addresses of
-	// Services.
+	// StrictARP makes the node ignore ARP requests for addresses of Services.
 	StrictARP bool
-	// TCP, TCPFin and UDP are how long the kernel remembers an idle
-	// connection, zero leaves them alone. They hold for all of the node's
-	// virtual servers.
+	// TCP, TCPFin and UDP are the timeouts of idle connections in the kernel. Zero
+	// leaves a timeout unchanged. They apply to all virtual servers of the node.
 	TCP, TCPFin, UDP time.Duration
 }
 

@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// drainingDests has, by virtual server, the destinations that left and may keep
-// their connections for a while, and when they left.
+// drainingDests are the destinations that drain, by virtual server, with the time when
+// draining began.
 type drainingDests map[key]map[netip.AddrPort]time.Time
 
 func (d drainingDests) clone() drainingDests {
@@ -30,7 +30,7 @@ func (d drainingDests) has(k key, a netip.AddrPort) bool {
 	return found
 }
 
-// add notes that a drains, from now on unless it does already.
+// add records that a drains, from now on unless it already does.
 func (d drainingDests) add(k key, a netip.AddrPort, now time.Time) {
 	if d[k] == nil {
 		d[k] = map[netip.AddrPort]time.Time{}
@@ -46,7 +46,8 @@ func (d drainingDests) remove(k key, a netip.AddrPort) {
 	}
 }
 
-// retain forgets what k has drain and is not among held: somebody removed it.
+// retain removes the destinations of k that are not in held: another process deleted
+// them.
 func (d drainingDests) retain(k key, held []dest) {
 	for a := range d[k] {
 		if !slices.ContainsFunc(held, func(x dest) bool { return x.addr == a }) {
@@ -55,22 +56,22 @@ func (d drainingDests) retain(k key, held []dest) {
 	}
 }
 
-// finished reports that a has drained, or has had its time.
+// finished reports whether x has no connections or has reached DrainTimeout.
 func (d drainingDests) finished(k key, x dest, now time.Time) bool {
 	return x.conns == 0 || now.Sub(d[k][x.addr]) >= DrainTimeout
 }
 
-// drainPollInterval is how often what drains is looked at.
+// drainPollInterval is the interval between two checks of draining destinations.
 const drainPollInterval = 5 * time.Second
 
-// setDraining notes what drains now.
+// setDraining stores the draining destinations.
 func (b *Backend) setDraining(d drainingDests) {
 	b.drainingDests = d
 	b.draining.Store(len(d) > 0)
 }
 
-// logDraining logs what p has drain, the first time to everybody, and what it
-// cuts off.
+// logDraining logs which draining p begins and which connections it cuts off. The first
+// begin is logged at level 0, later ones at level 2.
 func (p *plan) logDraining(ctx context.Context) {
 	begun, conns := 0, uint32(0)
 	for k, at := range p.drainingDests {
@@ -98,7 +99,7 @@ func (p *plan) logDraining(ctx context.Context) {
 	}
 }
 
-// serversGainingDests returns the virtual servers that get a destination.
+// serversGainingDests returns the virtual servers that get a new destination.
 func (p *plan) serversGainingDests() map[key]bool {
 	all := map[key]bool{}
 	for o := range p.ops() {
@@ -109,8 +110,8 @@ func (p *plan) serversGainingDests() map[key]bool {
 	return all
 }
 
-// removeDrained plans to remove the destinations that have drained, or have had
-// their time.
+// removeDrained plans to delete the destinations that have drained or have reached
+// DrainTimeout.
 func (p *plan) removeDrained(ctx context.Context) error {
 	b := p.backend
 	now := b.now()
@@ -121,7 +122,7 @@ func (p *plan) removeDrained(ctx context.Context) error {
 	var u unit
 	arriving := p.serversGainingDests()
 	for _, k := range sortedKeys(b.drainingDests) {
-		if len(p.drainingDests[k]) == 0 || p.recheck.keys[k] { // it goes with its Service, or has been looked at
+		if len(p.drainingDests[k]) == 0 || p.recheck.keys[k] { // with its Service, or checked
 			continue
 		}
 		held, err := b.driver.Dests(ctx, k)

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// A connection to an endpoint that left goes on while it lasts, and the endpoint
-// goes as soon as the connection has ended, or when its time is over.
+// TestKernelDrains checks that a connection to a removed endpoint continues, and that
+// the endpoint is deleted when the connection ends or DrainTimeout has passed.
 func TestKernelDrains(t *testing.T) {
 	inNamespace(t, func() {
 		for name, end := range map[string]func(net.Conn, *time.Duration){

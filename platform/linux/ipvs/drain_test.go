@@ -16,8 +16,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The log says how long connections of endpoints that left may go on, and
-// when that was over for some.
+// TestDrainingIsLogged checks that the log contains how long connections of removed
+// endpoints may continue, and when some were cut off.
 func TestDrainingIsLogged(t *testing.T) {
 	var out bytes.Buffer
 	at := func(v int) context.Context {
@@ -37,7 +37,7 @@ func TestDrainingIsLogged(t *testing.T) {
 		says, silent string
 	}{
 		{2, 0, fmt.Sprintf(keep, 1), "lost"},
-		{1, 0, "", "keep"}, // it was said
+		{1, 0, "", "keep"}, // already logged
 		{2, 0, "", "keep"},
 		{1, 2, fmt.Sprintf(keep, 1), "lost"},
 		{1, 0, lost, "keep"},
@@ -56,8 +56,9 @@ func TestDrainingIsLogged(t *testing.T) {
 	}
 }
 
-// A process that finds something draining says so, and how long that may take
-// now, though there is nothing else to do.
+// TestDrainingIsLoggedAfterRestart checks that a process that finds draining
+// destinations logs them, and how long they may drain from now on, although it has
+// nothing else to do.
 func TestDrainingIsLoggedAfterRestart(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// IPVS forwards a connection for as long as its virtual server and the route to
-// the node exist, and drops its packets, or forgets it, when they are gone. So
-// what an earlier process left is retired: it takes no new connections and goes
-// when it has none.
+// IPVS forwards a connection while its virtual server and the route to the node exist.
+// Without them it drops the packets or forgets the connection. So leftovers of an
+// earlier process drain: they accept no new connections and are removed when they have
+// none.
 
-// ownedServers is what somebody has in IPVS.
+// ownedServers are the virtual servers of one owner.
 type ownedServers struct {
 	servers []key
-	// addrOps removes what leads an address to the node, by address.
+	// addrOps are the ops that remove the route or interface address of an address.
 	addrOps map[netip.Addr]op
 }
 
@@ -31,11 +31,11 @@ func (o Options) ownedServers(s *state) ownedServers {
 	return e
 }
 
-// drainResult is what stays of an estate for its connections.
+// drainResult is what remains for the sake of connections.
 type drainResult struct {
 	servers int
 	conns   uint64
-	// cut are the virtual servers that went in spite of their connections.
+	// cut are the virtual servers that were deleted in spite of their connections.
 	cut []key
 }
 
@@ -46,9 +46,9 @@ func (r drainResult) String() string {
 	return fmt.Sprintf("virtual servers: %d, open connections: %d", r.servers, r.conns)
 }
 
-// drainOwned has the virtual servers of an estate take no new connections, and
-// removes those that have none, or all of them once that has gone on for
-// DrainTimeout, and the addresses that nothing needs any more.
+// drainOwned sets the weight of all destinations of the owned servers to 0. It deletes
+// servers without connections, or all of them once elapsed reaches DrainTimeout, and the
+// addresses that nothing needs any more.
 func drainOwned(ctx context.Context, d Driver, of func(*state) ownedServers, elapsed time.Duration) (drainResult, error) {
 	s, err := d.Read(ctx)
 	if err != nil {
@@ -66,7 +66,7 @@ func drainOwned(ctx context.Context, d Driver, of func(*state) ownedServers, ela
 		if err := joinFailures(stop, d.Commit(ctx, stop)); err != nil {
 			return drainResult{}, err
 		}
-		if s, err = d.Read(ctx); err != nil { // with the connections that had begun by then
+		if s, err = d.Read(ctx); err != nil { // with all connections that began before
 			return drainResult{}, err
 		}
 	}
@@ -74,7 +74,7 @@ func drainOwned(ctx context.Context, d Driver, of func(*state) ownedServers, ela
 	return r, joinFailures(gone, d.Commit(ctx, gone))
 }
 
-// split tells what stays of e from what goes. All goes if it is over.
+// split separates what remains of e from what is removed. over removes everything.
 func (e ownedServers) split(s *state, over bool) (drainResult, []op) {
 	var r drainResult
 	var servers, ops []op
@@ -100,7 +100,7 @@ func (e ownedServers) split(s *state, over bool) (drainResult, []op) {
 	return r, append(ops, servers...)
 }
 
-// conns counts the connections that l has.
+// conns returns the number of connections of l.
 func (l *observedServer) conns() uint64 {
 	var n uint64
 	for _, x := range l.dests {

@@ -19,7 +19,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// flow is a client of UDP and the program that hears it.
+// flow is a UDP client and the server that receives its datagrams.
 type flow struct {
 	client net.Conn
 	server net.PacketConn
@@ -45,7 +45,8 @@ func listenUDP(t *testing.T, at netip.AddrPort) net.PacketConn {
 	return s
 }
 
-// wantReceived wants what the client says next to be what the server hears next.
+// wantReceived checks that the next datagram that the server receives is the next one of
+// the client.
 func (f flow) wantReceived(t *testing.T, words string) {
 	t.Helper()
 	received := make([]byte, 64)
@@ -62,9 +63,9 @@ func (f flow) wantReceived(t *testing.T, words string) {
 	}
 }
 
-// What a retired virtual server has of UDP, which has no end of its own, goes on
-// until the bound has passed, and nobody else comes to it. Then it is cut, and
-// connection tracking forgets it, but nothing that is not ours.
+// TestKernelDrainsUDP checks that a draining virtual server keeps its UDP flows, which
+// have no end of their own, until DrainTimeout, and gets no new ones. Then it is deleted
+// with its conntrack entries, and no others.
 func TestKernelDrainsUDP(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4, alwaysResync())
@@ -72,7 +73,7 @@ func TestKernelDrainsUDP(t *testing.T) {
 		dns := web(0, 0, service.UDP)
 		dns.Cluster = []service.Endpoint{{Addr: at}}
 		apply(t, b, snapshot(dns))
-		// Otherwise some kernels have connection tracking forget by themselves.
+		// With 1, some kernels delete conntrack entries themselves.
 		if err := os.WriteFile((setting{file: "net/ipv4/vs/expire_nodest_conn"}).path(), []byte("0\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +84,7 @@ func TestKernelDrainsUDP(t *testing.T) {
 		other.wantReceived(t, "hello")
 		for _, lasted := range []time.Duration{0, DrainTimeout - time.Minute} {
 			wantDrained(t, lasted, "virtual servers: 1, open connections: 1, for 1h0m0s at most")
-			_, _ = dialUDP(t, to).Write([]byte("nobody hears me")) // some kernels say so, too
+			_, _ = dialUDP(t, to).Write([]byte("nobody hears me")) // some kernels return an error
 			old.wantReceived(t, lasted.String())
 			if n := flowsTo(t, to); n == 0 {
 				t.Errorf("after %s no flow is tracked", lasted)
@@ -105,7 +106,7 @@ func TestKernelDrainsUDP(t *testing.T) {
 	})
 }
 
-// wantDrained retires what is there as if that had begun a while ago, or now.
+// wantDrained drains the leftovers as if draining had begun elapsed ago.
 func wantDrained(t *testing.T, elapsed time.Duration, want string) {
 	t.Helper()
 	var since time.Time
@@ -129,7 +130,7 @@ func wantNoLeftovers(t *testing.T, b *Backend) {
 	}
 }
 
-// flowsTo counts what connection tracking knows of flows to an address.
+// flowsTo counts the conntrack entries to an address.
 func flowsTo(t *testing.T, to netip.AddrPort) int {
 	t.Helper()
 	n := 0
@@ -144,8 +145,8 @@ func flowsTo(t *testing.T, to netip.AddrPort) int {
 	return n
 }
 
-// What leads to the node is found and removed where the kernel has no IPVS any
-// more.
+// TestKernelLeftoversWithoutIPVS finds and removes routes on a kernel that has no IPVS
+// any more.
 func TestKernelLeftoversWithoutIPVS(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {

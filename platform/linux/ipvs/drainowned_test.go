@@ -16,7 +16,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// summary is a line for each virtual server and address that k has.
+// summary returns a line for each virtual server and address in k.
 func (k *fake) summary() []string {
 	var all []string
 	for _, at := range sortedKeys(k.servers) {
@@ -32,7 +32,7 @@ func (k *fake) summary() []string {
 	return all
 }
 
-// setConnsOf has the only destination of the Service i hold n connections.
+// setConnsOf sets the number of connections of the only destination of Service i.
 func (k *fake) setConnsOf(i int, proto service.Protocol, n uint32) {
 	s := k.servers[key{web(i, 0, proto).Frontends[0].Addr, 80, proto}]
 	for a, x := range s.dests {
@@ -41,8 +41,9 @@ func (k *fake) setConnsOf(i int, proto service.Protocol, n uint32) {
 	}
 }
 
-// TestDrainOwned takes new connections from all virtual servers of ours, keeps those
-// that have some for as long as they do, and nothing beyond the bound.
+// TestDrainOwned checks that none of our virtual servers accepts new connections, that
+// those with connections stay while they have some, and that none stays beyond
+// DrainTimeout.
 func TestDrainOwned(t *testing.T) {
 	k := newFake(service.IPv4)
 	o := Options{}
@@ -81,7 +82,7 @@ func TestDrainOwned(t *testing.T) {
 	}
 }
 
-// TestDrainOwnedFails removes nothing as long as new connections may come.
+// TestDrainOwnedFails checks that nothing is deleted while new connections may arrive.
 func TestDrainOwnedFails(t *testing.T) {
 	k := newFake(service.IPv4)
 	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP)))

@@ -19,16 +19,16 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// alwaysResync has the kernel asked in each round.
+// alwaysResync makes each sync read the kernel state.
 func alwaysResync() Options { return Options{MasqueradeBit: 14, SyncPeriod: time.Nanosecond} }
 
-// tampering is one thing that a stranger does in the kernel.
+// tampering is one foreign change in the kernel.
 type tampering struct {
 	do    func(*testing.T, *kernel, key)
-	drift string // in the drift
+	drift string // expected in the drift
 }
 
-// tamperByOp is a meddling that is one step.
+// tamperByOp is a tampering by one op.
 func tamperByOp(o op) func(*testing.T, *kernel, key) {
 	return func(t *testing.T, k *kernel, at key) {
 		o.key, o.route.addr = at, at.addr
@@ -38,7 +38,8 @@ func tamperByOp(o op) func(*testing.T, *kernel, key) {
 	}
 }
 
-// tamperForwarding has a destination reached without masquerading.
+// tamperForwarding changes the forwarding method of a destination from masquerading to
+// another one.
 func tamperForwarding(a netip.AddrPort) func(*testing.T, *kernel, key) {
 	return func(t *testing.T, k *kernel, at key) {
 		x := &ipvs.Destination{
@@ -85,8 +86,8 @@ func tamperings(f service.Family) map[string]tampering {
 	}
 }
 
-// What a stranger does to virtual servers, destinations and addresses is found,
-// told and undone.
+// TestKernelDrift checks that foreign changes of virtual servers, destinations and
+// addresses are found, reported and undone.
 func TestKernelDrift(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
@@ -110,8 +111,8 @@ func TestKernelDrift(t *testing.T) {
 	})
 }
 
-// wantConverged does clean rounds, the second of which removes what the first
-// has drain, and wants a process that knows nothing to find nothing to do.
+// wantConverged runs two clean syncs, the second of which deletes what the first lets
+// drain, and checks that a new process finds nothing to do.
 func wantConverged(t fataler, b *Backend, want *service.Snapshot) {
 	for range 2 {
 		b.lastDrainCheck = time.Time{}
@@ -122,8 +123,8 @@ func wantConverged(t fataler, b *Backend, want *service.Snapshot) {
 	_ = fresh.Close()
 }
 
-// A process that starts gives endpoints their weight that an earlier one had
-// drain.
+// TestKernelWeightsAfterRestart checks that a new process restores the weight of
+// endpoints that an earlier one let drain.
 func TestKernelWeightsAfterRestart(t *testing.T) {
 	inNamespace(t, func() {
 		three := web(0, 3, service.TCP)
@@ -139,8 +140,8 @@ func TestKernelWeightsAfterRestart(t *testing.T) {
 	})
 }
 
-// In an excluded prefix, a virtual server of somebody else stays, on the
-// address of a Service, too, which is told.
+// TestKernelExcluded checks that a foreign virtual server in an excluded prefix stays,
+// also on the address of a Service, and that this is reported.
 func TestKernelExcluded(t *testing.T) {
 	inNamespace(t, func() {
 		o := alwaysResync()
@@ -164,8 +165,9 @@ func TestKernelExcluded(t *testing.T) {
 	})
 }
 
-// Where new interfaces are to have no IPv6, ours has it, and again when somebody
-// takes it. Where IPv6 is disabled altogether, nothing fails.
+// TestKernelIPv6Disabled checks that our interface has IPv6 where the default disables
+// it for new interfaces, and again after another process disables it. Where IPv6 is
+// disabled altogether, nothing fails.
 func TestKernelIPv6Disabled(t *testing.T) {
 	inNamespace(t, func() {
 		disable := func(on string) {

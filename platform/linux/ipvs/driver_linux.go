@@ -21,9 +21,8 @@ import (
 	"kubeproxy/platform/linux/ipset"
 )
 
-// New returns the Backend for one family, working in the network namespace of
-// the calling thread. It changes nothing yet. The error says what the kernel
-// lacks.
+// New returns the Backend for one family in the network namespace of the calling thread.
+// It changes nothing yet. The error describes what the kernel lacks.
 func New(f service.Family, o Options) (*Backend, error) {
 	k := &kernel{family: f, options: o}
 	if err := k.open(); err != nil {
@@ -41,17 +40,18 @@ func New(f service.Family, o Options) (*Backend, error) {
 type kernel struct {
 	family  service.Family
 	options Options
-	links   links // which lock themselves
-	// refused are the settings that cannot be made. They are not tried again.
+	links   links // safe for concurrent use
+	// refused are the settings that could not be set. They are not tried again.
 	refused map[string]bool
 
-	// mu guards what follows: a handle of the library hangs when two use it.
+	// mu guards the following fields: two concurrent requests on one handle of the
+	// library hang.
 	mu       sync.Mutex
 	moby     clientCloser
-	reloaded bool          // the module was loaded anew, see ask
-	sets     *ipset.Kernel // nil until one is asked for
-	genl     *genlClient   // nil if the kernel has no IPVS, and nothing of it is asked but what there is
-	device   netlink.Link  // while a Commit works
+	reloaded bool          // the module was reloaded, see callClient
+	sets     *ipset.Kernel // nil until first used
+	genl     *genlClient   // nil if the kernel has no IPVS, only routes and sets
+	device   netlink.Link  // valid during one Commit
 }
 
 func (k *kernel) open() error {
@@ -90,7 +90,7 @@ func (k *kernel) close() {
 func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.device = nil // somebody may have made it anew
+	k.device = nil // the interface may have been replaced
 	closed := k.removeFromSet(ops)
 	failed := applyInOrder(ops, func(o *op) error {
 		if o.removesFromSet() && closed != nil {
@@ -107,7 +107,7 @@ func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	return failed
 }
 
-// driverError turns numbers into the errors that Driver names.
+// driverError maps error numbers to the errors of Driver.
 func driverError(err error) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):
@@ -128,11 +128,11 @@ func (k *kernel) do(o *op) error {
 		return k.deleteAddr(o.route.addr)
 	case addSets, addAddrToSet, delAddrFromSet:
 		return k.applySetOp(o)
-	case addServerToSet, delServerFromSet: // all together
+	case addServerToSet, delServerFromSet: // done for all ops at once
 		return nil
 	}
 	err := k.genl.do(o)
-	switch { // the kernel has one number for both
+	switch { // the kernel returns the same number for both
 	case errors.Is(err, unix.ENOENT) && (o.verb == addServer || o.verb == setServer):
 		return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
 	case errors.Is(err, unix.ENOENT) && o.verb == delDest:
@@ -159,7 +159,7 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	if k.genl != nil {
 		s.oneTimeCost, k.genl.lookupTime = k.genl.lookupTime, 0
 	}
-	var u *upstreamState // as long as all are ours, nobody asks
+	var u *upstreamState // not needed while all servers are ours
 	for at, l := range s.servers {
 		if l.owned() {
 			continue
@@ -174,8 +174,8 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	return s, nil
 }
 
-// readServers lists virtual servers with their flags, which only netlink
-// tells, and then all destinations in one go.
+// readServers lists virtual servers with their flags, which only netlink returns, and
+// then all destinations at once.
 func (k *kernel) readServers() (map[key]*observedServer, error) {
 	if k.genl == nil {
 		return nil, nil
@@ -256,12 +256,12 @@ func (k *kernel) NodeAddrs(context.Context) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// defaultRouteTargets are addresses that only a default route leads to: they are set aside
-// for measurements, by RFC 2544 and RFC 5180.
+// defaultRouteTargets are addresses that only a default route leads to. RFC 2544 and RFC
+// 5180 reserve them for benchmarks.
 var defaultRouteTargets = [...]string{"198.18.0.1", "2001:2::1"}
 
-// defaultSource returns what the node's connections to far away come from, an invalid
-// address if it has no default route.
+// defaultSource returns the source address of the default route, an invalid address if
+// there is none.
 func (k *kernel) defaultSource() netip.Addr {
 	routes, err := k.links.RouteGet(net.ParseIP(defaultRouteTargets[k.family]))
 	if err != nil || len(routes) == 0 {
@@ -271,8 +271,10 @@ func (k *kernel) defaultSource() netip.Addr {
 	return a.Unmap()
 }
 
-// isTentative reports that others on the link may have x, too, or are known to. The
-// kernel takes it for no source. It tells when it knows better.
+// isTentative reports whether duplicate address detection for x is under way or has
+// failed. The kernel does not use such an address as source
+// (https://www.rfc-editor.org/rfc/rfc4862, section 5.4). It sends a notification when
+// the state changes.
 func isTentative(x netlink.Addr) bool {
 	return x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0
 }

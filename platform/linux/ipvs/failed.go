@@ -14,14 +14,14 @@ import (
 	"kubeproxy/common/service"
 )
 
-// A Port may fail for long, as where somebody else has its virtual server. What
-// the kernel has of it is asked then, each time, and nothing else is.
+// A Port may fail for a long time, for example if there is a foreign virtual server on
+// its address. Each sync then reads the kernel state of this Port, and of nothing else.
 
-// failedPorts are the Ports that a round failed for, and the virtual servers that it
-// meant to change.
+// failedPorts are the Ports that a sync failed for, with the virtual servers that it
+// tried to change.
 type failedPorts map[service.PortName][]key
 
-// maxFailedPorts bounds them. To have more told one by one takes longer than a list.
+// maxFailedPorts limits them. Reading more servers one by one takes longer than a list.
 const maxFailedPorts = 64
 
 // findFailedPorts returns the Ports that errs are about.
@@ -47,7 +47,7 @@ func (p *plan) findFailedPorts(errs []error) failedPorts {
 	return d
 }
 
-// excludeFrom returns what of units is not about d.
+// excludeFrom returns units without what concerns d.
 func (d failedPorts) excludeFrom(units []unit) []unit {
 	in := map[key]bool{}
 	for _, keys := range d {
@@ -67,8 +67,8 @@ func (d failedPorts) excludeFrom(units []unit) []unit {
 	return rest
 }
 
-// unmarkFailed has p not rely on h's rules for virtual servers that may be empty, though
-// the rules let clients in.
+// unmarkFailed removes from knownToRules the virtual servers of h that may have no
+// destinations although the rules admit clients.
 func (p *plan) unmarkFailed(h *installed) {
 	for name := range h.failedPorts {
 		port := h.view.Port(p.backend.family, name)
@@ -83,15 +83,15 @@ func (p *plan) unmarkFailed(h *installed) {
 	}
 }
 
-// recheckSet are the Ports and virtual servers that are compared with the kernel
-// although others are not.
+// recheckSet are the Ports and virtual servers that are compared with the kernel in a
+// sync that compares nothing else.
 type recheckSet struct {
 	ports map[service.PortName]bool
 	keys  map[key]bool
 }
 
-// portsToRecheck returns what h leaves in doubt, with those of cs that have to do with
-// it.
+// portsToRecheck returns the failed Ports of h, and those of cs that share virtual
+// servers with them.
 func (p *plan) portsToRecheck(h *installed, cs []service.Change) recheckSet {
 	d := recheckSet{map[service.PortName]bool{}, map[key]bool{}}
 	take := func(name service.PortName) {
@@ -132,12 +132,12 @@ func (p *plan) serverKeys(port *service.Port) []key {
 	return keys
 }
 
-// affects reports that c is about one of keys.
+// affects reports whether c concerns one of keys.
 func (p *plan) affects(c service.Change, keys map[key]bool) bool {
 	return slices.ContainsFunc(slices.Concat(p.serverKeys(c.Old), p.serverKeys(c.New)), func(k key) bool { return keys[k] })
 }
 
-// recheckFailed plans what leads from what the kernel has of what is in doubt to p.next.
+// recheckFailed reads the kernel state of p.recheck and plans the change to p.next.
 func (p *plan) recheckFailed(ctx context.Context, h *installed) error {
 	b, d := p.backend, p.recheck
 	if len(d.ports) == 0 {

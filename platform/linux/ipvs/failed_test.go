@@ -19,7 +19,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// applyRefused does a round that must fail for one Port, for that reason.
+// applyRefused runs a sync that must fail for one Port, with this reason.
 func applyRefused(t *testing.T, b *Backend, want *service.Snapshot, name string, reason error) {
 	t.Helper()
 	err := planOf(t, b, want).Apply(t.Context())
@@ -28,7 +28,8 @@ func applyRefused(t *testing.T, b *Backend, want *service.Snapshot, name string,
 	}
 }
 
-// A Port that fails for long does not make each round ask for everything.
+// TestFailureCostsItsOwnPort checks that a Port that fails for a long time does not make
+// each sync read everything.
 func TestFailureCostsItsOwnPort(t *testing.T) {
 	k := newFake(service.IPv4)
 	k.servers[first] = &fakeServer{server{scheduler: "wlc"}, map[netip.AddrPort]dest{}}
@@ -59,9 +60,9 @@ func TestFailureCostsItsOwnPort(t *testing.T) {
 	}
 }
 
-// TestChangesAfterRefusals does rounds that are refused here and there. One that is
-// not must succeed, whatever changed meanwhile, and have the kernel serve what a
-// fresh one would, mostly without a listing.
+// TestChangesAfterRefusals runs syncs that are refused at random. A sync without
+// refusals must succeed, whatever changed meanwhile, and let the kernel serve the same
+// as a new one, mostly without a list.
 func TestChangesAfterRefusals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -103,7 +104,7 @@ func refuseRules(w generate.Cluster, want *service.Snapshot) func(op) error {
 	return nil
 }
 
-// wantNoDrift has everything compared with the kernel.
+// wantNoDrift compares everything with the kernel.
 func wantNoDrift(t *rapid.T, b *Backend, want *service.Snapshot) {
 	b.poller.requested.Store(true)
 	p, err := b.Plan(context.Background(), want)
@@ -115,7 +116,7 @@ func wantNoDrift(t *rapid.T, b *Backend, want *service.Snapshot) {
 	}
 }
 
-// So many that a list is cheaper.
+// TestMuchFails has so many failed Ports that a list is cheaper.
 func TestMuchFails(t *testing.T) {
 	k := newFake(service.IPv4)
 	k.refuse = func(o op) error {
@@ -137,7 +138,7 @@ func TestMuchFails(t *testing.T) {
 	}
 }
 
-// What a round could not do is nobody's doing.
+// TestFailureIsNoDrift checks that what a sync could not do is not reported as drift.
 func TestFailureIsNoDrift(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -158,8 +159,8 @@ func TestFailureIsNoDrift(t *testing.T) {
 	}
 }
 
-// An address that a Port could not give up goes to another one as it is, and so does
-// one that the other Port gives up.
+// TestAddressOfFailedPortMoves moves an address that a Port failed to give up to another
+// Port, and one that the other Port gives up.
 func TestAddressOfFailedPortMoves(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -189,7 +190,8 @@ func TestAddressOfFailedPortMoves(t *testing.T) {
 	wantSameServing(t, b, k, s)
 }
 
-// What a Port in doubt no longer has may be somebody else's next.
+// TestServerOfFailedPortIsGone checks that a virtual server that a failed Port no longer
+// has may become foreign.
 func TestServerOfFailedPortIsGone(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})

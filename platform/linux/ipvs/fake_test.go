@@ -20,8 +20,8 @@ import (
 	"kubeproxy/test/xtables"
 )
 
-// fake is a kernel that is as strict as the real one about what exists and
-// what is there already.
+// fake is a kernel that is as strict as the real one about objects that exist or do not
+// exist.
 type fake struct {
 	family          service.Family
 	sets            *xtables.Sets // beside.VirtualServerSet among them
@@ -31,17 +31,17 @@ type fake struct {
 	routes          map[netip.Addr]localRoute
 	servers         map[key]*fakeServer
 	missingSettings []string
-	scopes          []settingsScope // that were looked at
+	scopes          []settingsScope // that were compared
 	loadTime        time.Duration
 	// upstream are virtual servers that kube-proxy made.
 	upstream    []key
 	clock       time.Time
 	reads       int
-	serverReads int // for single virtual servers
+	serverReads int // of single virtual servers
 	ops         int
-	// omitted are virtual servers that are left out of a list.
+	// omitted are virtual servers that a list leaves out.
 	omitted []key
-	// refuse, if set, may refuse an op before anything is done.
+	// refuse, if not nil, may refuse an op before it is executed.
 	refuse func(op) error
 }
 
@@ -121,7 +121,7 @@ func (k *fake) do(o op) error {
 		return nil
 	case addRoute, delRoute:
 		return k.route(o)
-	case addServerToSet, delServerFromSet: // all together
+	case addServerToSet, delServerFromSet: // done for all ops at once
 		return nil
 	case addSets:
 		return errors.Join(k.sets.Create(beside.VirtualServerSet(k.family)), k.sets.Create(addrs))
@@ -133,7 +133,7 @@ func (k *fake) do(o op) error {
 	return k.doServer(o)
 }
 
-// deleteEntries removes entries from s, if there is such a set.
+// deleteEntries removes entries from s, if the set exists.
 func (k *fake) deleteEntries(s ipset.Set, entries ...ipset.Entry) error {
 	if len(entries) == 0 {
 		return nil
@@ -144,7 +144,7 @@ func (k *fake) deleteEntries(s ipset.Set, entries ...ipset.Entry) error {
 	return nil
 }
 
-// readSets fills in what the sets of virtual servers and addresses hold.
+// readSets reads the sets of virtual servers and addresses.
 func (k *fake) readSets(s *state) {
 	servers, addrs := k.sets.ByName[beside.VirtualServerSet(k.family).Name], k.sets.ByName[beside.NodeIPSet(k.family).Name]
 	s.serverSet, s.addrSet = map[key]bool{}, map[netip.Addr]bool{}
@@ -265,8 +265,8 @@ func (k *fake) Watch(ctx context.Context, _ func()) error {
 	return nil
 }
 
-// fakeRules stands for what is beside, for tests of virtual servers alone. It notes
-// for what snapshot it is.
+// fakeRules replaces package beside in tests of virtual servers alone. It records the
+// snapshot it was applied for.
 type fakeRules struct {
 	held   *service.Snapshot
 	refuse func(op) error
@@ -310,7 +310,7 @@ func newBackend(f service.Family, k *fake, o Options) *Backend {
 	return &Backend{family: f, options: o, driver: k, rules: &fakeRules{}, now: func() time.Time { return k.clock }}
 }
 
-// newBackendWithRules has what is beside as well.
+// newBackendWithRules returns a Backend that includes package beside.
 func newBackendWithRules(f service.Family, k *fake, o Options) *Backend {
 	b := newBackend(f, k, o)
 	chains := iptables.NewWith(f, iptables.Options{Role: iptables.IPVSCompanion, MasqueradeBit: o.MasqueradeBit}, k.tables)
@@ -321,7 +321,7 @@ func newBackendWithRules(f service.Family, k *fake, o Options) *Backend {
 
 type fataler interface{ Fatalf(string, ...any) }
 
-// apply does one round that must work.
+// apply runs one sync that must succeed.
 func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
 	return generate.Apply(t, b, want).(*plan)
 }

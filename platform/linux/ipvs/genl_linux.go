@@ -16,22 +16,22 @@ import (
 	"kubeproxy/common/service"
 )
 
-// genlClient is what the kernel's IPVS is asked by. A change has a socket of its
-// own, with one request and one answer: a library takes longer for each.
+// genlClient is a generic netlink client of IPVS. Changes use a socket of their own,
+// with one request and one reply each: the library needs more time per change.
 type genlClient struct {
 	socket     int
-	conn       *genetlink.Conn // all the rest
-	familyID   uint16          // in generic netlink, until the module is loaded anew
+	conn       *genetlink.Conn // for queries
+	familyID   uint16          // of IPVS in generic netlink, until the module is reloaded
 	family     service.Family
 	seq        uint32
-	lookupTime time.Duration // how long it took to find IPVS anew
+	lookupTime time.Duration // time spent on finding IPVS again
 	buf        [256]byte
 }
 
-// receiveTimeout is how long the kernel may take: it may have to load a scheduler.
+// receiveTimeout limits the wait for a reply. The kernel may have to load a scheduler.
 const receiveTimeout = 30 * time.Second
 
-// openGenlClient is for IPVS by its number id.
+// openGenlClient returns a client for IPVS, whose family ID is id.
 func openGenlClient(f service.Family, id uint16) (*genlClient, error) {
 	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_GENERIC)
 	if err != nil {
@@ -41,7 +41,7 @@ func openGenlClient(f service.Family, id uint16) (*genlClient, error) {
 	err = errors.Join(
 		unix.Bind(s, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
-		// An answer need not repeat what was asked.
+		// A reply does not have to repeat the request (netlink(7)).
 		unix.SetsockoptInt(s, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1),
 	)
 	var conn *genetlink.Conn
@@ -60,8 +60,8 @@ func (r *genlClient) close() {
 	_ = r.conn.Close()
 }
 
-// retryOnReload does a request, and once more if the kernel has another number for IPVS,
-// as it has after the module was loaded anew.
+// retryOnReload calls request, and calls it again if the kernel has assigned another
+// family ID to IPVS, as it does when the module is reloaded.
 func (r *genlClient) retryOnReload(request func() error) error {
 	err := request()
 	if !errors.Is(err, unix.ENOENT) {
@@ -74,13 +74,14 @@ func (r *genlClient) retryOnReload(request func() error) error {
 		return lack
 	}
 	if id == r.familyID {
-		return err // about something else
+		return err // ENOENT has another cause
 	}
 	r.familyID = id
 	return request()
 }
 
-// Commands and attributes of IPVS in generic netlink.
+// Commands and attributes of IPVS in generic netlink (kernel:
+// include/uapi/linux/ip_vs.h).
 const (
 	attrService = 1
 	attrDest    = 2
@@ -95,7 +96,7 @@ const (
 
 var commands = map[verb]uint8{addServer: 1, setServer: 2, delServer: 3, addDest: 5, setDest: 6, delDest: 7}
 
-// do does o, which is about a virtual server or a destination.
+// do executes o, which concerns a virtual server or a destination.
 func (r *genlClient) do(o *op) error {
 	e := netlink.NewAttributeEncoder()
 	e.Nested(attrService, func(e *netlink.AttributeEncoder) error { return r.encodeServer(e, o) })
@@ -109,7 +110,7 @@ func (r *genlClient) do(o *op) error {
 	return r.retryOnReload(func() error { return r.send(commands[o.verb], attrs) })
 }
 
-// send does one command and waits for its answer.
+// send sends one command and waits for the reply.
 func (r *genlClient) send(command uint8, attrs []byte) error {
 	const headers = unix.NLMSG_HDRLEN + unix.GENL_HDRLEN
 	r.seq++
@@ -130,7 +131,7 @@ func (r *genlClient) send(command uint8, attrs []byte) error {
 	return r.receiveAck()
 }
 
-// receiveAck waits for the answer to the last request.
+// receiveAck waits for the reply to the last request.
 func (r *genlClient) receiveAck() error {
 	for {
 		n, _, err := unix.Recvfrom(r.socket, r.buf[:], 0)
@@ -142,7 +143,7 @@ func (r *genlClient) receiveAck() error {
 		}
 		a := r.buf[:n]
 		if n < unix.NLMSG_HDRLEN+4 || binary.NativeEndian.Uint16(a[4:]) != unix.NLMSG_ERROR || binary.NativeEndian.Uint32(a[8:]) != r.seq {
-			continue // to a request that was given up
+			continue // reply to an abandoned request
 		}
 		if code := int32(binary.NativeEndian.Uint32(a[unix.NLMSG_HDRLEN:])); code != 0 {
 			return unix.Errno(-code)
@@ -159,7 +160,7 @@ func (r *genlClient) encodeServer(e *netlink.AttributeEncoder, o *op) error {
 	if o.verb == addServer || o.verb == setServer {
 		e.String(serviceScheduler, o.server.scheduler)
 		flags := binary.NativeEndian.AppendUint32(nil, o.server.flags)
-		e.Bytes(serviceFlags, binary.NativeEndian.AppendUint32(flags, 0xffffffff)) // which of them count
+		e.Bytes(serviceFlags, binary.NativeEndian.AppendUint32(flags, 0xffffffff)) // mask
 		e.Uint32(serviceTimeout, o.server.timeout)
 		e.Uint32(serviceNetmask, netmask(r.family))
 	}
@@ -184,7 +185,7 @@ func af(f service.Family) uint16 {
 	return unix.AF_INET
 }
 
-// netmask makes persistence tell all clients apart.
+// netmask makes persistence distinguish all clients.
 func netmask(f service.Family) uint32 {
 	if f == service.IPv6 {
 		return 128

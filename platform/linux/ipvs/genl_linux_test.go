@@ -16,8 +16,8 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// What the kernel refuses in the middle is told by its place and by what it
-// means, and everything else is done.
+// TestKernelRefuses checks that an op that the kernel refuses is reported by its index
+// and meaning, and that all other ops are done.
 func TestKernelRefuses(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
@@ -38,7 +38,7 @@ func TestKernelRefuses(t *testing.T) {
 				want error
 			}{
 				3:            {op{verb: addServer, key: at(1), server: rr}, errExists},
-				5:            {op{verb: addDest, key: at(1), dest: dest{addr: to}}, errServerNotCreated}, // it may be a stranger's
+				5:            {op{verb: addDest, key: at(1), dest: dest{addr: to}}, errServerNotCreated}, // it may be foreign
 				6:            {op{verb: addDest, key: at(0), dest: dest{addr: to}}, errExists},
 				7:            {op{verb: addDest, key: at(full + 1), dest: dest{addr: to}}, errMissing},
 				9:            {op{verb: setServer, key: at(0), server: server{scheduler: "magic"}}, unix.ENOENT},
@@ -69,7 +69,7 @@ func TestKernelRefuses(t *testing.T) {
 	})
 }
 
-// wantApplied wants the kernel to hold what ops add that did not fail.
+// wantApplied checks that the kernel holds what the ops without failure add.
 func wantApplied(t *testing.T, k *kernel, ops []op, failed map[int]error) {
 	t.Helper()
 	s, err := k.Read(t.Context())
@@ -98,8 +98,8 @@ func wantApplied(t *testing.T, k *kernel, ops []op, failed map[int]error) {
 	}
 }
 
-// What the kernel says about a request that was given up is not taken for the
-// answer to the next one.
+// TestIgnoresAnswersToEarlierRequests checks that the reply to an abandoned request is
+// not taken for the reply to the next one.
 func TestIgnoresAnswersToEarlierRequests(t *testing.T) {
 	for want, code := range map[error]unix.Errno{nil: 0, unix.ESRCH: unix.ESRCH} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -122,7 +122,7 @@ func TestIgnoresAnswersToEarlierRequests(t *testing.T) {
 	}
 }
 
-// answer is a message of the kernel about the request of a number.
+// answer returns a kernel message about the request with number seq.
 func answer(kind uint16, seq uint32, code unix.Errno) []byte {
 	m := binary.NativeEndian.AppendUint32(nil, unix.NLMSG_HDRLEN+4)
 	m = binary.NativeEndian.AppendUint16(m, kind)

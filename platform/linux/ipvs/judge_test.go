@@ -18,7 +18,7 @@ import (
 
 func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 	if _, ours := k.routes[c.From]; ours {
-		return // nobody else can have that source: the kernel drops such packets
+		return // no remote client has such a source: the kernel drops the packets
 	}
 	v := route.Decide(want, c)
 	wantOut := xtables.Outcome{Action: v.Action}
@@ -26,17 +26,17 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 		wantOut.Masq = map[netip.AddrPort]bool{}
 		for _, e := range v.Endpoints {
 			wantOut.Targets = append(wantOut.Targets, e.Addr)
-			// One rule for all tells who reaches itself, and does not ask where
-			// that is. The node itself needs none.
+			// One rule for all endpoints detects hairpin connections and does not check
+			// where the endpoint is. The node itself needs none.
 			wantOut.Masq[e.Addr] = v.Masquerades(e) || e.Addr.Addr() == c.From && !generate.IsNodeLocal(c.From)
 		}
 	}
 	if v.Action == route.Pass && c.From == c.To.Addr() && !generate.IsNodeLocal(c.From) {
-		wantOut.Masq = map[netip.AddrPort]bool{} // and there are no such packets
+		wantOut.Masq = map[netip.AddrPort]bool{} // such packets do not exist
 	}
 	if _, ours := k.routes[c.To.Addr()]; ours && v.Action == route.Pass {
-		// The node has the address for Services only, so what no Service has
-		// would be answered by whoever listens on all addresses.
+		// The node has the address for Services only. Otherwise a port that no Service
+		// has would reach a process that listens on all addresses.
 		wantOut.Action = route.Reject
 	}
 	got := trace(k, c)
@@ -45,8 +45,8 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 	}
 }
 
-// withNodeAddrs has some of ports take an address of the node, maybe where another one has a
-// NodePort.
+// withNodeAddrs gives some of ports an address of the node, maybe where another one has
+// a NodePort.
 func withNodeAddrs(w generate.Cluster, ports []*service.Port) []*service.Port {
 	for i, p := range ports {
 		if w.DrawInt("own", 8) == 0 {
@@ -56,8 +56,8 @@ func withNodeAddrs(w generate.Cluster, ports []*service.Port) []*service.Port {
 	return ports
 }
 
-// TestVirtualServersDecideAsRouteDoes judges 4,000 connections: 20 to each of
-// 100 drawn clusters of each family, each after another cluster.
+// TestVirtualServersDecideAsRouteDoes checks 4,000 connections: 20 to each of 100 drawn
+// clusters of each family, each programmed over another cluster.
 func TestVirtualServersDecideAsRouteDoes(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// inNamespace runs f on a thread in a network namespace of its own, which
-// goes with the thread. The node's addresses are on its loopback interface.
+// inNamespace runs f on a thread in a network namespace of its own, which ends with the
+// thread. The node's addresses are on its loopback interface.
 func inNamespace(t *testing.T, f func()) {
 	t.Helper()
 	if !Installed() {
@@ -56,7 +56,7 @@ func addAddrs() error {
 	return nil
 }
 
-// newMobyHandle is how others ask for IPVS, until t ends.
+// newMobyHandle returns a second client of IPVS, until t ends.
 func newMobyHandle(t *testing.T) *ipvs.Handle {
 	t.Helper()
 	h, err := ipvs.New("")
@@ -75,8 +75,8 @@ func newKernel(t fataler, f service.Family, o Options) *Backend {
 	return b
 }
 
-// someDraws is rapid.Check with fewer draws, unless a number is asked for: an emulated
-// processor takes seconds for each.
+// someDraws is rapid.Check with fewer draws, unless a number is requested: an emulated
+// processor needs seconds for each.
 func someDraws(t *testing.T, check func(*rapid.T)) {
 	t.Helper()
 	if n := flag.Lookup("rapid.checks"); n.Value.String() == n.DefValue {
@@ -88,9 +88,8 @@ func someDraws(t *testing.T, check func(*rapid.T)) {
 	rapid.Check(t, check)
 }
 
-// TestKernelHoldsWhatWasPlanned programs random snapshots one after the
-// other, and wants a second backend, which knows nothing, to find nothing
-// left to do.
+// TestKernelHoldsWhatWasPlanned programs random snapshots one after the other, and
+// checks that a second backend without state finds nothing to do.
 func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
 		someDraws(t, func(t *rapid.T) {
@@ -101,7 +100,7 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 				want := service.New(uint64(n), w.Node(), w.Ports())
 				apply(t, b, want)
 				b.lastDrainCheck = time.Time{}
-				apply(t, b, want) // what had no connections has drained
+				apply(t, b, want) // destinations without connections have drained
 				fresh := newKernel(t, w.Family, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
 				generate.RequireNoChange(t, fresh, want)
 				_ = fresh.Close()

@@ -19,22 +19,21 @@ import (
 	"kubeproxy/platform/linux/conntrack"
 )
 
-// Leftovers are the virtual servers of ours in the network namespace of the
-// calling thread, with the addresses that lead there and the rules beside
-// them. Those of others are none.
+// Leftovers are our virtual servers in the network namespace of the calling thread, with
+// their routes, sets and chains. Foreign virtual servers are not among them.
 type Leftovers struct {
 	Family service.Family
-	// Exclude are prefixes in which virtual servers are left alone.
+	// Exclude are prefixes in which virtual servers stay.
 	Exclude []netip.Prefix
 	list    string // of virtual servers, listPath if it is empty
 }
 
-// String names the place.
+// String returns a name for the leftovers.
 func (r Leftovers) String() string { return "virtual servers of IPVS for " + r.Family.String() }
 
 func (r Leftovers) rules() beside.Leftovers { return beside.Leftovers{Family: r.Family} }
 
-// Find says what there is, nothing if there is nothing of ours.
+// Find describes the leftovers, "" if there are none.
 func (r Leftovers) Find(ctx context.Context) (string, error) {
 	var found []string
 	err := r.with(func(k *kernel) error {
@@ -62,7 +61,7 @@ func (r Leftovers) Find(ctx context.Context) (string, error) {
 	return strings.Join(found, ", "), nil
 }
 
-// Remove removes them. That there is none is success.
+// Remove removes the leftovers. It succeeds if there are none.
 func (r Leftovers) Remove(ctx context.Context) error {
 	err := r.with(func(k *kernel) error { return r.remove(ctx, k) })
 	if err := errors.Join(err, r.rules().Remove(ctx)); err != nil {
@@ -71,10 +70,10 @@ func (r Leftovers) Remove(ctx context.Context) error {
 	return nil
 }
 
-// Drain has them take no new connections, which is safe once something else
-// serves in their place, and removes what no connection needs any more. It says
-// what stays and until when, nothing if all is gone. since is when it began, and
-// the zero time if it begins now. After DrainTimeout all goes.
+// Drain stops new connections and removes what no connection needs any more. Call it
+// after another backend serves in their place. It describes what remains and for how
+// long at most, "" if nothing does. since is when draining began, zero if it begins now.
+// After DrainTimeout Drain removes everything.
 func (r Leftovers) Drain(ctx context.Context, since time.Time) (string, error) {
 	remaining, err := r.drain(ctx, since)
 	if err != nil {
@@ -100,8 +99,8 @@ func (r Leftovers) drain(ctx context.Context, since time.Time) (remaining drainR
 	return remaining, errors.Join(err, deleteCutFlows(ctx, r.Family, remaining.cut))
 }
 
-// deleteCutFlows has connection tracking forget the flows that were cut and have no end
-// of their own. Otherwise they would go on to where nobody is.
+// deleteCutFlows deletes the conntrack entries of cut flows of connectionless protocols.
+// Otherwise these flows would continue to a server that no longer exists.
 func deleteCutFlows(ctx context.Context, f service.Family, cut []key) error {
 	var errs []error
 	for _, k := range cut {
@@ -122,7 +121,7 @@ func deleteCutFlows(ctx context.Context, f service.Family, cut []key) error {
 	return errors.Join(errs...)
 }
 
-// remove takes addresses first, so that nothing leads to what goes.
+// remove deletes routes first, so that no route leads to a deleted server.
 func (r Leftovers) remove(ctx context.Context, k *kernel) error {
 	s, err := k.Read(ctx)
 	if err != nil {
@@ -135,12 +134,12 @@ func (r Leftovers) ownedKeys(s *state) []key {
 	return Options{Exclude: r.Exclude}.ownedKeys(s)
 }
 
-// with calls do with what there is of the kernel. Without IPVS there are no
-// virtual servers, but what leads to the node may be left.
+// with calls do with a kernel. Without IPVS there are no virtual servers, but routes and
+// addresses may remain.
 func (r Leftovers) with(do func(*kernel) error) error {
 	k := &kernel{family: r.Family}
 	open := k.open
-	// Asking for IPVS would load it.
+	// A request for IPVS would load the module.
 	if _, err := os.Stat(cmp.Or(r.list, listPath)); errors.Is(err, fs.ErrNotExist) {
 		open = k.openLinks
 	}
@@ -151,7 +150,7 @@ func (r Leftovers) with(do func(*kernel) error) error {
 	return do(k)
 }
 
-// Close gives back what a Backend holds of the kernel's. Virtual servers stay.
+// Close releases the kernel resources of a Backend. Virtual servers stay.
 func (b *Backend) Close() error {
 	if k, ok := b.driver.(*kernel); ok {
 		k.close()

@@ -10,31 +10,32 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// links is a socket for interfaces, addresses and routes. The kernel notes in a
-// list that something changed while it was told, as it does whenever a pod or
-// the other family's interface comes; then it is asked again.
+// links is a socket for interfaces, addresses and routes. The kernel marks a dump that
+// was interrupted by a change (NLM_F_DUMP_INTR, see
+// docs.kernel.org/userspace-api/netlink/intro.html). That happens whenever the interface
+// of a pod or of the other family is added. Then links repeats the request.
 type links struct{ *netlink.Handle }
 
-// LinkByName is that of the library.
+// LinkByName calls the function of netlink.Handle, see retryInterrupted.
 func (l links) LinkByName(name string) (netlink.Link, error) {
 	return retryInterrupted(func() (netlink.Link, error) { return l.Handle.LinkByName(name) })
 }
 
-// AddrList is that of the library.
+// AddrList calls the function of netlink.Handle, see retryInterrupted.
 func (l links) AddrList(of netlink.Link, family int) ([]netlink.Addr, error) {
 	return retryInterrupted(func() ([]netlink.Addr, error) { return l.Handle.AddrList(of, family) })
 }
 
-// RouteListFiltered is that of the library.
+// RouteListFiltered calls the function of netlink.Handle, see retryInterrupted.
 func (l links) RouteListFiltered(family int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
 	return retryInterrupted(func() ([]netlink.Route, error) { return l.Handle.RouteListFiltered(family, filter, mask) })
 }
 
-// maxListAttempts is how often a list is asked for that something interrupts each
-// time. One takes less than a millisecond.
+// maxListAttempts limits the number of interrupted attempts. One takes less than a
+// millisecond.
 const maxListAttempts = 20
 
-// retryInterrupted calls list until nothing changed meanwhile.
+// retryInterrupted calls list until it is not interrupted.
 func retryInterrupted[T any](list func() (T, error)) (T, error) {
 	for n := 1; ; n++ {
 		all, err := list()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A list that something interrupts is asked for again, but not for ever; any
-// other error is told at once.
+// TestInterruptedLists checks that an interrupted list is repeated, but not forever, and
+// that any other error is returned at once.
 func TestInterruptedLists(t *testing.T) {
 	interrupted := fmt.Errorf("list: %w", netlink.ErrDumpInterrupted)
 	for name, c := range map[string]struct {

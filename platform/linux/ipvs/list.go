@@ -15,10 +15,10 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fillDests adds to servers the destinations that the kernel tells in
-// /proc/net/ip_vs. One such text lists them all, where netlink is asked for
-// each virtual server. But if other network namespaces have virtual servers,
-// too, the kernel leaves some out, and those stay untold.
+// fillDests adds to servers the destinations that /proc/net/ip_vs lists. One read
+// returns all of them, while netlink needs a request per virtual server. If other
+// network namespaces have virtual servers, too, the kernel may leave some out (kernel:
+// net/netfilter/ipvs/ip_vs_ctl.c). For those destsKnown stays false.
 func fillDests(servers map[key]*observedServer, text io.Reader) error {
 	lines := bufio.NewScanner(text)
 	var now *observedServer
@@ -60,7 +60,7 @@ func parseKey(words []string) (key, bool) {
 	return key{a.Addr(), a.Port(), p}, found && err == nil
 }
 
-// parseDest reads "-> 0AF40102:1F90 Masq 1 0 0".
+// parseDest parses "-> 0AF40102:1F90 Masq 1 0 0".
 func parseDest(words []string) (dest, error) {
 	a, err := parseHex(words[1])
 	if err != nil {
@@ -75,7 +75,7 @@ func parseDest(words []string) (dest, error) {
 	return dest{a, uint16(numbers[0]), uint32(numbers[1] + numbers[2]), words[2] != "Masq"}, nil
 }
 
-// parseHex reads an address and port such as 0AF40102:1F90 or
+// parseHex parses an address and port such as 0AF40102:1F90 or
 // [fd00:0010:0000:0000:0000:0000:0000:0001]:1F90.
 func parseHex(s string) (netip.AddrPort, error) {
 	i := strings.LastIndexByte(s, ':')

@@ -9,12 +9,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// localNode is where virtual servers are made.
+// localNode is the node on which virtual servers are made.
 type localNode struct {
 	node *service.Node
-	// reserved are the virtual servers on addresses of the node that are not for
-	// NodePorts: a Service has such an address as an external one. NodePorts of
-	// the same number are not answered there.
+	// reserved are the virtual servers on node addresses that are not for NodePorts,
+	// because a Service has the address as an external one. NodePorts with the same port
+	// number do not answer there.
 	reserved map[key]bool
 }
 
@@ -28,7 +28,7 @@ func newLocalNode(s *service.Snapshot, f service.Family) localNode {
 	return at
 }
 
-// reservedBy returns what p, which may be nil, takes of the node's own addresses.
+// reservedBy returns the node addresses and ports that p, which may be nil, reserves.
 func (at localNode) reservedBy(p *service.Port) []key {
 	if p == nil {
 		return nil
@@ -42,8 +42,8 @@ func (at localNode) reservedBy(p *service.Port) []key {
 	return all
 }
 
-// reservationsChange reports that cs change what is taken at h, and with it what other
-// Ports want.
+// reservationsChange reports whether cs change the reservations of h, and with them the
+// virtual servers of other Ports.
 func (h *installed) reservationsChange(cs []service.Change) bool {
 	return slices.ContainsFunc(cs, func(c service.Change) bool {
 		return !slices.Equal(h.localNode.reservedBy(c.Old), h.localNode.reservedBy(c.New))

@@ -11,9 +11,10 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// An address of the node that is an external one of a Service goes before
-// NodePorts of the same number, of the same Service or another one, whichever
-// came first, and gives way when it goes.
+// TestExternalAddressOfTheNodeGoesBeforeNodePorts checks that a node address that is an
+// external address of a Service takes precedence over NodePorts with the same port
+// number, of the same Service or another one, in any order, and that the NodePort
+// answers again when that Service is deleted.
 func TestExternalAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 	bare, outer := web(0, 1, service.TCP), web(1, 3, service.TCP)
 	bare.Frontends = append(bare.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})

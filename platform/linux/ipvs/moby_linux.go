@@ -17,41 +17,41 @@ import (
 	"kubeproxy/common/service"
 )
 
-// client is whom IPVS of the kernel is asked by.
+// client sends queries to IPVS.
 type client interface {
 	// listServers returns the family's virtual servers, without destinations.
 	listServers() (map[key]*observedServer, error)
-	// cmdGetService returns a virtual server, without destinations. If there is none, the
-	// error is unix.ESRCH.
+	// getServer returns a virtual server, without destinations. If it does not exist,
+	// the error is unix.ESRCH.
 	getServer(at key) (server, error)
 	listDests(at key) ([]dest, error)
 	getTimeouts() (timeouts, error)
-	// setTimeouts sets timeouts but for those that are zero.
+	// setTimeouts sets the timeouts that are not zero.
 	setTimeouts(t timeouts) error
 }
 
-// clientCloser is an asker that is given back.
+// clientCloser is a client that holds a socket.
 type clientCloser interface {
 	client
 	Close()
 }
 
-// mobyClient is the asker by moby/ipvs.
+// mobyClient is the client that uses moby/ipvs.
 type mobyClient struct {
 	*ipvs.Handle
 	family service.Family
 }
 
 func openMobyClient(f service.Family) (*mobyClient, error) {
-	// It tells in a log of its own what present tells better.
+	// The library logs what the returned errors already contain.
 	logrus.SetOutput(io.Discard)
 	h, err := ipvs.New("")
 	return &mobyClient{h, f}, err
 }
 
-// callClient asks the library, and by requests of our own once it no longer can: it
-// learns once in a process which number IPVS has in generic netlink, and that
-// changes when the module is loaded anew.
+// callClient queries through the library, and through genlClient once the library fails.
+// The library looks up the family ID of IPVS once per process, and the ID changes when
+// the module is reloaded.
 func callClient[T any](k *kernel, of func(client) (T, error)) (T, error) {
 	if !k.reloaded {
 		answer, err := of(k.moby)

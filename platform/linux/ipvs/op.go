@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// verb is what an op does.
+// verb is the kind of an op.
 type verb uint8
 
 const (
 	addDevice        verb = iota
 	addSets               // beside.VirtualServerSet and beside.NodeIPSet
-	addServerToSet        // put it into the former
-	delServerFromSet      // take it out
-	addAddrToSet          // put an address of the node into the latter
-	delAddrFromSet        // take it out
+	addServerToSet        // to the former
+	delServerFromSet      // from the former
+	addAddrToSet          // an address of the node, to the latter
+	delAddrFromSet        // from the latter
 	addServer
 	setServer
 	addDest
@@ -28,10 +28,10 @@ const (
 	delServer
 	addRoute
 	delRoute
-	delAddr // kube-proxy's, of the interface
+	delAddr // an address that kube-proxy assigned to the interface
 )
 
-// op is one step. Which fields count depends on the verb.
+// op is one step. The verb determines which fields are used.
 type op struct {
 	verb   verb
 	key    key
@@ -40,23 +40,24 @@ type op struct {
 	route  localRoute
 }
 
-// localRoute leads an address to the node itself.
+// localRoute is a route of type local: it delivers packets to an address to the node
+// itself.
 type localRoute struct {
 	addr netip.Addr
-	// source is what the node's own connections to addr come from, invalid
-	// for addr itself.
+	// source is the source address of the node's own connections to addr. If it is
+	// invalid, the source is addr itself.
 	source netip.Addr
 }
 
-// errServerNotCreated is why a destination is not made: its virtual server was to be made,
-// and was not. There may be one of somebody else.
+// errServerNotCreated means that a destination was not added because its virtual server
+// could not be created. A foreign one may exist in its place.
 var errServerNotCreated = errors.New("its virtual server was not made")
 
-// errNotInSet is why a virtual server is not reached, though it is there.
+// errNotInSet means that a virtual server exists but is not reachable.
 var errNotInSet = errors.New("it cannot be put into the ipset of virtual servers")
 
-// applyInOrder does ops by do, each for itself but for destinations of virtual
-// servers that could not be made, and returns what went wrong by index.
+// applyInOrder calls do for each op and returns the errors by index. It skips
+// destinations of virtual servers that could not be created.
 func applyInOrder(ops []op, do func(*op) error) map[int]error {
 	failed := map[int]error{}
 	notCreated := map[key]bool{}
@@ -77,19 +78,20 @@ func applyInOrder(ops []op, do func(*op) error) map[int]error {
 	return failed
 }
 
-// addsToSet reports that there is a virtual server once o was tried, err being what came
-// of it, and that it belongs into the set of them.
+// addsToSet reports whether a virtual server exists after o was tried with the result
+// err, so that it must be in the set.
 func (o op) addsToSet(err error) bool {
 	switch o.verb {
 	case addServerToSet, addServer, setServer:
 		return err == nil
-	case delServer: // it is still there
+	case delServer: // it still exists
 		return err != nil && !errors.Is(err, errMissing)
 	}
 	return false
 }
 
-// markNotInSet notes in failed that those of ops failed that open virtual servers.
+// markNotInSet adds err to the failures of those ops whose virtual server must be in the
+// set.
 func markNotInSet(ops []op, failed map[int]error, err error) {
 	for i := range ops {
 		if ops[i].addsToSet(failed[i]) {
@@ -98,10 +100,11 @@ func markNotInSet(ops []op, failed map[int]error, err error) {
 	}
 }
 
-// removesFromSet reports that there is none, which is not in the set any more before.
+// removesFromSet reports whether o removes a virtual server from the set. Commit does
+// that before it deletes the server.
 func (o op) removesFromSet() bool { return o.verb == delServerFromSet || o.verb == delServer }
 
-// text is one line for people.
+// text describes o in one line.
 func (o op) text() string {
 	switch o.verb {
 	case addDevice:
@@ -151,7 +154,7 @@ func (s server) text() string {
 	return b.String()
 }
 
-// driftText says what must have happened for o to be needed.
+// driftText describes the foreign change that makes o necessary.
 func driftText(o op) string {
 	text := o.text()
 	switch o.verb {

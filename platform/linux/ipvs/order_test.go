@@ -15,8 +15,8 @@ import (
 
 const cluster, local = service.PolicyCluster, service.PolicyLocal
 
-// externalService is a Service with an external address, whose endpoints are here or
-// elsewhere.
+// externalService is a Service with an external address, whose endpoints are local or
+// remote.
 func externalService(internal, external service.Policy, localAddrs, remoteAddrs string) *service.Port {
 	p := web(0, 0, service.TCP)
 	p.Internal, p.External = internal, external
@@ -34,7 +34,7 @@ func externalService(internal, external service.Policy, localAddrs, remoteAddrs 
 	return p
 }
 
-// summarize has a word for each op on the external address's virtual server.
+// summarize returns a word for each op on the external address's virtual server.
 func summarize(ops []op) string {
 	var words []string
 	for _, o := range ops {
@@ -56,8 +56,8 @@ func summarize(ops []op) string {
 	return strings.Join(words, " ")
 }
 
-// opsAroundRules returns what is done with the external address before the rules change,
-// and after.
+// opsAroundRules returns the ops on the external address before the rules change, and
+// after.
 func opsAroundRules(t *testing.T, old, next *service.Port, whole bool) (first, then string) {
 	t.Helper()
 	b := newBackend(service.IPv4, newFake(service.IPv4), Options{})
@@ -72,7 +72,8 @@ func opsAroundRules(t *testing.T, old, next *service.Port, whole bool) (first, t
 	return summarize(before), summarize(after)
 }
 
-// What has no connections to wait for goes before the rules refuse all, too.
+// TestOrderOfDatagrams checks that a server without connections to wait for is also
+// deleted before the rules reject everything.
 func TestOrderOfDatagrams(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		old, next := externalService(cluster, cluster, "10.244.1.1", ""), externalService(cluster, cluster, "", "")
@@ -83,8 +84,8 @@ func TestOrderOfDatagrams(t *testing.T) {
 	}
 }
 
-// TestOrderAroundTheRules has each way in which destinations and rules are put in
-// order.
+// TestOrderAroundTheRules covers each way in which changes of destinations and rules are
+// ordered.
 func TestOrderAroundTheRules(t *testing.T) {
 	const here, there, far = "10.244.1.1", "10.244.2.1", "10.244.2.2"
 	bare := externalService(cluster, cluster, here, there)
@@ -135,8 +136,8 @@ func TestOrderAroundTheRules(t *testing.T) {
 	}
 }
 
-// A round that failed, or a process that was killed, leaves a virtual server with
-// nobody behind rules that let clients in.
+// TestOrderAfterARefusal starts with a virtual server without destinations behind rules
+// that admit clients, as a failed sync or a killed process leaves it.
 func TestOrderAfterARefusal(t *testing.T) {
 	const here, there = "10.244.1.1", "10.244.2.1"
 	k := newFake(service.IPv4)

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// Somebody may change a virtual server of ours so that it does not look like
-// one, and somebody else's may be there first where a Service needs one. Only
-// what was seen to be ours, or was made, is ever taken for ours again.
+// Another process may change a virtual server of ours so that its flags no longer
+// identify it. A foreign one may already exist where a Service needs one. Only a server
+// that we made, or that was seen with our flags, counts as ours later.
 
-// completeOwned adds to s what is ours and missing there, and says how long that took.
-// The kernel tells virtual servers in parts, and counts those of both families to
-// know how far it has come, so what one family removes meanwhile has some of the
-// other's left out.
+// completeOwned adds our virtual servers that are missing in s, and returns how long
+// that took. The kernel sends a dump in several parts and continues at an index that
+// counts the servers of both families (kernel: net/netfilter/ipvs/ip_vs_ctl.c). So if
+// one family deletes servers meanwhile, the dump skips some of the other family.
 func (b *Backend) completeOwned(ctx context.Context, s *state) (time.Duration, error) {
 	start := time.Now()
 	for k := range b.owned {
@@ -34,8 +34,8 @@ func (b *Backend) completeOwned(ctx context.Context, s *state) (time.Duration, e
 	return time.Since(start), nil
 }
 
-// updateOwned notes which virtual servers in s are ours. What was ours and looks
-// otherwise still is.
+// updateOwned records which virtual servers in s are ours. A server that was ours stays
+// ours, however it looks now.
 func (b *Backend) updateOwned(s *state) {
 	if b.owned == nil {
 		b.owned = map[key]bool{}
@@ -44,7 +44,7 @@ func (b *Backend) updateOwned(s *state) {
 	b.recordOwned(s)
 }
 
-// recordOwned notes which virtual servers in s are ours, and forgets none.
+// recordOwned records which virtual servers in s are ours, and removes none.
 func (b *Backend) recordOwned(s *state) {
 	for k, l := range s.servers {
 		if _, known := b.owned[k]; !known && l.owned() {
@@ -53,7 +53,7 @@ func (b *Backend) recordOwned(s *state) {
 	}
 }
 
-// recordOp notes that o was done.
+// recordOp records that o succeeded.
 func (b *Backend) recordOp(o op) {
 	switch o.verb {
 	case addServer, setServer:

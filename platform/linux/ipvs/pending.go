@@ -12,15 +12,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// pendingNodePorts are the addresses that answer NodePorts while the node's own
-// are not known yet: those that did when the first snapshot came.
+// pendingNodePorts are the addresses that answer NodePorts while those of the node are
+// not known yet: the addresses that answered when the first snapshot arrived.
 type pendingNodePorts struct {
 	read     bool
 	prefixes []netip.Prefix
 }
 
-// fillNodePorts fills in who answers NodePorts in v, whose addresses the node has.
-// It asks the kernel once.
+// fillNodePorts sets the NodePort addresses of v, whose addresses are the real ones. It
+// reads the kernel state once.
 func (b *Backend) fillNodePorts(ctx context.Context, want *service.Snapshot, v *service.Node) error {
 	if !v.NodePortsPending[b.family] {
 		b.pending = pendingNodePorts{read: true}
@@ -38,8 +38,8 @@ func (b *Backend) fillNodePorts(ctx context.Context, want *service.Snapshot, v *
 	return nil
 }
 
-// nodePortPrefixes returns those of addrs that have a virtual server in s for a
-// NodePort of want.
+// nodePortPrefixes returns those of addrs that have a virtual server in s for a NodePort
+// of want.
 func (b *Backend) nodePortPrefixes(s *state, want *service.Snapshot, addrs []netip.Addr) []netip.Prefix {
 	var found []netip.Prefix
 	ports, others := map[key]bool{}, map[key]bool{}

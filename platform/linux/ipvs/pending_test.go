@@ -11,8 +11,8 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// TestPendingNodePorts restarts while the Node is not known. The addresses that
-// answered NodePorts do so until it is.
+// TestPendingNodePorts restarts while the Node is not known. The addresses that answered
+// NodePorts continue to answer until it is.
 func TestPendingNodePorts(t *testing.T) {
 	a := generate.NodeAddr[0]
 	k := newFake(service.IPv4)

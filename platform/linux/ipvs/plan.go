@@ -16,27 +16,27 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is what leads from what the kernel holds to a snapshot.
+// plan is the change from the kernel state to a snapshot.
 type plan struct {
 	backend         *Backend
 	rules           reconcile.Plan
-	settings        []string // to be made
+	settings        []string // to be set
 	setup           []op
 	units           []unit
-	deleteRoutes    []op // addresses that nobody has any more
+	deleteRoutes    []op // addresses that no Service has any more
 	addRoutes       []op
-	addrSetOps      []op               // when all else is in force
-	next            *installed         // what the kernel holds after Apply
-	delta           map[netip.Addr]int // to add to next.addrs after Apply
+	addrSetOps      []op               // after everything else
+	next            *installed         // the kernel state after Apply
+	delta           map[netip.Addr]int // added to next.addrRefs after Apply
 	drainingDests   drainingDests      // after Apply
-	knownToRules    map[key]bool       // virtual servers that the rules know already, of what is compared
-	previousAddrs   map[netip.Addr]int // addresses that Services had, as next.addrs, if p is whole
+	knownToRules    map[key]bool       // virtual servers that the installed rules cover, in a comparison
+	previousAddrs   map[netip.Addr]int // addrRefs before, if fullSync
 	drainedServers  map[key]bool       // virtual servers whose last destination has drained
-	recheck         recheckSet         // nothing, if p is whole
+	recheck         recheckSet         // empty if fullSync
 	drift           []string
-	alteredSettings []string // settings that were as they should be
+	alteredSettings []string // settings that others changed
 	removed         []*service.Port
-	fullSync        bool // made from what the kernel holds, not from what changed
+	fullSync        bool // made from the kernel state, not from a difference
 }
 
 var (
@@ -48,18 +48,18 @@ var (
 type unit struct {
 	port        *service.Port
 	beforeRules []op
-	afterRules  []op  // when the rules beside are in force
+	afterRules  []op  // after the change of the rules
 	err         error // why more cannot be done
 }
 
-// add takes u, if it does something.
+// add appends u unless it is empty.
 func (p *plan) add(u unit) {
 	if len(u.beforeRules) > 0 || len(u.afterRules) > 0 || u.err != nil {
 		p.units = append(p.units, u)
 	}
 }
 
-// ops yields everything that p does itself, in order.
+// ops yields all ops of p in order.
 func (p *plan) ops() iter.Seq[op] {
 	return func(yield func(op) bool) {
 		parts := [][]op{p.setup}
@@ -93,7 +93,7 @@ func (p *plan) Drift() []string { return slices.Concat(p.alteredSettings, p.drif
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
 
-// FullSync implements reconcile.FullSync.
+// FullSync implements reconcile.FullSyncer.
 func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
@@ -108,13 +108,13 @@ func (p *plan) String() string {
 	return b.String() + p.rules.String()
 }
 
-// Apply implements reconcile.Plan. Virtual servers cannot change together with
-// the rules beside them, so what changes before and what after is chosen for
-// each, see move, such that whatever comes in between is answered. An address
-// leads here only while all is in force for it.
+// Apply implements reconcile.Plan. Virtual servers and rules cannot change in one step.
+// For each server schedule decides what changes before the rules and what after, so that
+// connections in between are answered. An address has a route only while everything for
+// it is in force.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
-	b.installed = nil // if more than single Ports fails, the next Plan asks the kernel
+	b.installed = nil // if more than single Ports fails, the next Plan reads the kernel state
 	a := &applier{plan: p, ctx: ctx}
 	if err := a.prepare(); err != nil {
 		return fmt.Errorf("prepare IPVS for %s: %w", b.family, err)
@@ -126,13 +126,13 @@ func (p *plan) Apply(ctx context.Context) error {
 		rules = p.rules.Apply(ctx)
 	}
 	if !isPartial(rules) {
-		// Without the rules, an address would lead to whatever listens here.
+		// Without rules, packets to an address would reach any local listener.
 		return errors.Join(append(a.errs, rules)...)
 	}
 	refused := refusedPorts(rules)
 	a.ports(func(u *unit) []op {
 		if u.port != nil && refused[u.port.Name] {
-			return nil // not without the rules for it
+			return nil // not without its rules
 		}
 		return u.afterRules
 	})
@@ -152,7 +152,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	return err
 }
 
-// recordInstalled notes that all is as p wants it, but for what is in doubt.
+// recordInstalled records that the kernel state is p.next, except for failed Ports.
 func (p *plan) recordInstalled() {
 	for a, n := range p.delta {
 		if p.next.addrRefs[a] += n; p.next.addrRefs[a] == 0 {
@@ -164,7 +164,7 @@ func (p *plan) recordInstalled() {
 	b.setDraining(p.drainingDests)
 }
 
-// isPartial reports that err is about single Ports, if there is one.
+// isPartial reports whether err, if not nil, concerns single Ports only.
 func isPartial(err error) bool {
 	switch e := err.(type) {
 	case nil, *reconcile.PortError:
@@ -187,7 +187,7 @@ type applier struct {
 	errs []error
 }
 
-// prepare does what everything else relies on.
+// prepare applies what everything else depends on.
 func (a *applier) prepare() error {
 	b := a.plan.backend
 	if len(a.plan.settings) > 0 {
@@ -199,14 +199,15 @@ func (a *applier) prepare() error {
 	return a.steps(a.plan.setup)
 }
 
-// routes does ops about addresses.
+// routes executes ops about addresses.
 func (a *applier) routes(ops []op) {
 	if err := a.steps(ops); err != nil {
 		a.errs = append(a.errs, fmt.Errorf("lead addresses of Services to the node: %w", err))
 	}
 }
 
-// routesWithout returns p's routes but for addresses that only refused Ports have.
+// routesWithout returns p's routes except those for addresses that only refused Ports
+// have.
 func (p *plan) routesWithout(refused map[service.PortName]bool) []op {
 	if len(refused) == 0 {
 		return p.addRoutes
@@ -235,7 +236,7 @@ func refusedPorts(err error) map[service.PortName]bool {
 	return refused
 }
 
-// steps does ops that are no Port's.
+// steps executes ops that do not belong to a Port.
 func (a *applier) steps(ops []op) error {
 	if len(ops) == 0 {
 		return nil
@@ -243,7 +244,7 @@ func (a *applier) steps(ops []op) error {
 	return joinFailures(ops, a.plan.backend.driver.Commit(a.ctx, ops))
 }
 
-// joinFailures joins what went wrong with ops.
+// joinFailures joins the failures of ops.
 func joinFailures(ops []op, failed map[int]error) error {
 	var errs []error
 	for i := range ops {
@@ -254,7 +255,7 @@ func joinFailures(ops []op, failed map[int]error) error {
 	return limitErrors(errs)
 }
 
-// ports does the ops that pick finds in each unit, and names the first failure
+// ports executes the ops that pick returns for each unit, and records the first failure
 // of each.
 func (a *applier) ports(pick func(*unit) []op) {
 	var ops []op
@@ -274,7 +275,7 @@ func (a *applier) ports(pick func(*unit) []op) {
 		if failed[i] == nil {
 			a.plan.backend.recordOp(ops[i])
 		}
-		if errors.Is(failed[i], errNotInSet) { // who asks for one does not see that
+		if errors.Is(failed[i], errNotInSet) { // a check of a single server would not detect this
 			a.plan.backend.poller.requested.Store(true)
 		}
 		if err := failed[i]; isFailure(ops[i], err) && owner[i] != last {
@@ -285,14 +286,14 @@ func (a *applier) ports(pick func(*unit) []op) {
 	}
 }
 
-// isFailure reports that err keeps o from having been done. What should go may
-// have gone by itself.
+// isFailure reports whether err means that o was not done. A delete of an object that
+// does not exist is no failure.
 func isFailure(o op, err error) bool {
 	deletes := o.verb == delServer || o.verb == delDest || o.verb == delRoute || o.verb == delAddr
 	return err != nil && !(deletes && errors.Is(err, errMissing))
 }
 
-// maxErrors bounds how many failures are told of what is no Port's.
+// maxErrors limits the number of reported failures that do not belong to a Port.
 const maxErrors = 20
 
 func limitErrors(errs []error) error {

@@ -20,7 +20,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// web is a Service of n endpoints.
+// web is a Service with n endpoints.
 func web(i, n int, proto service.Protocol) *service.Port {
 	p := &service.Port{
 		Name:      service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), Protocol: proto},
@@ -36,7 +36,7 @@ func snapshot(ports ...*service.Port) *service.Snapshot {
 	return service.New(1, &service.Node{NodePorts: service.AnyAddress(), Addrs: []netip.Addr{generate.NodeAddr[0]}}, ports)
 }
 
-// lines is what p does itself, sorted.
+// lines returns the ops of p, sorted.
 func lines(p reconcile.Plan) []string {
 	all := strings.Split(strings.TrimSpace(p.String()), "\n")
 	slices.Sort(all)
@@ -84,8 +84,8 @@ func TestFirstPlan(t *testing.T) {
 	)
 }
 
-// An endpoint that leaves keeps its connections, for a while, and one of UDP
-// goes at once.
+// TestEndpointsDrain checks that a removed endpoint keeps its connections for a while,
+// and that one of UDP is deleted at once.
 func TestEndpointsDrain(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -106,7 +106,7 @@ func TestEndpointsDrain(t *testing.T) {
 	wantLines(t, planOf(t, b, less), "- destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
 }
 
-// setConns gives each destination connections.
+// setConns sets the number of connections of each destination.
 func setConns(k *fake, conns uint32) {
 	for _, s := range k.servers {
 		for a, x := range s.dests {
@@ -116,8 +116,9 @@ func setConns(k *fake, conns uint32) {
 	}
 }
 
-// The last endpoint drains, too: the virtual server stays for it and goes
-// with it. What comes back meanwhile has its weight again.
+// TestTheLastEndpointDrains checks that the last endpoint drains, too: the virtual
+// server stays for it and is deleted with it. An endpoint that returns meanwhile gets
+// its weight back.
 func TestTheLastEndpointDrains(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -140,8 +141,8 @@ func TestTheLastEndpointDrains(t *testing.T) {
 		"- destination 10.244.1.1:8080 of 10.96.0.0:80 tcp", "- virtual server 10.96.0.0:80 tcp")
 }
 
-// A process that starts finds what drains, lets it drain, and gives those
-// their weight that serve again.
+// TestRestartRestoresWeights checks that a new process finds draining destinations, lets
+// them drain, and restores the weight of those that serve again.
 func TestRestartRestoresWeights(t *testing.T) {
 	k := newFake(service.IPv4)
 	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 3, service.TCP)))
@@ -156,7 +157,7 @@ func TestRestartRestoresWeights(t *testing.T) {
 		"~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
 }
 
-// A restart writes nothing when nothing has changed.
+// TestAdoption checks that a restart writes nothing if nothing has changed.
 func TestAdoption(t *testing.T) {
 	k := newFake(service.IPv4)
 	apply(t, newBackend(service.IPv4, k, Options{Scheduler: "mh"}), snapshot(web(0, 3, service.TCP), web(1, 1, service.SCTP)))
@@ -167,7 +168,7 @@ func TestAdoption(t *testing.T) {
 	}
 }
 
-// What others did is found within the sync period, and said.
+// TestDrift checks that foreign changes are found within the sync period, and reported.
 func TestDrift(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -204,7 +205,7 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// A shorter sync period counts from the next round on.
+// TestSetResync checks that a shorter sync period applies from the next sync on.
 func TestSetResync(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -221,8 +222,8 @@ func TestSetResync(t *testing.T) {
 	}
 }
 
-// A virtual server of somebody else stays what it is where an address is the
-// node's, and so does each in an excluded prefix.
+// TestForeignServers checks that a foreign virtual server stays unchanged on an address
+// of the node, and in an excluded prefix.
 func TestForeignServers(t *testing.T) {
 	excluded := Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32")}}
 	k := newFake(service.IPv4)
@@ -253,7 +254,8 @@ func TestForeignServers(t *testing.T) {
 	}
 }
 
-// Without rules beside, an address would lead to whoever listens.
+// TestNoAddressWithoutRules checks that an address gets no route without rules: packets
+// to it would reach any local listener.
 func TestNoAddressWithoutRules(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -266,8 +268,8 @@ func TestNoAddressWithoutRules(t *testing.T) {
 	}
 }
 
-// One Service that cannot be programmed does not hold back the others, and is
-// named.
+// TestOneBadPort checks that a Service that cannot be programmed does not hold back the
+// others, and is named.
 func TestOneBadPort(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -286,7 +288,7 @@ func TestOneBadPort(t *testing.T) {
 	}
 }
 
-// A change costs what it changes.
+// TestChangeAsksNothing checks that the cost of a change depends only on the change.
 func TestChangeAsksNothing(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -303,7 +305,8 @@ func TestChangeAsksNothing(t *testing.T) {
 	}
 }
 
-// What an earlier process left stays while something could not be read.
+// TestPartialSnapshotTakesNothingAway checks that leftovers of an earlier process stay
+// while something could not be read.
 func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	k := newFake(service.IPv4)
 	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP)))

@@ -9,28 +9,28 @@ import (
 	"time"
 )
 
-// pollInterval is how often the kernel is asked what it holds if that costs little,
-// and pollShare bounds what it costs where it is more: one part in so many of the
-// time.
+// pollInterval is the interval between two reads of the kernel state if a read is cheap.
+// For expensive reads, pollShare limits the cost to one part in pollShare of the time.
 const (
 	pollInterval = 2 * time.Second
 	pollShare    = 100
 )
 
-// poller spaces the comparisons between two sync periods. The kernel tells nobody
-// who changes virtual servers, and until they are right again clients are refused.
+// poller schedules reads of the kernel state between two sync periods. The kernel sends
+// no notification when virtual servers change, and clients are refused until they are
+// repaired.
 type poller struct {
 	requested atomic.Bool
-	nextPoll  atomic.Int64 // when another one is worth it, Unix time in nanoseconds
+	nextPoll  atomic.Int64 // when the next read is due, Unix time in nanoseconds
 }
 
-// polled notes that the kernel was looked at.
+// polled records a read that began at start.
 func (l *poller) polled(start time.Time) {
 	now := time.Now()
 	l.nextPoll.Store(now.Add(max(pollInterval, pollShare*now.Sub(start))).UnixNano())
 }
 
-// watch has the kernel looked at when that is worth it.
+// watch requests a read when one is due.
 func (l *poller) watch(ctx context.Context, touched func()) error {
 	return tick(ctx, pollInterval, func() {
 		if next := l.nextPoll.Load(); next != 0 && time.Now().UnixNano() >= next {
@@ -40,7 +40,7 @@ func (l *poller) watch(ctx context.Context, touched func()) error {
 	})
 }
 
-// tick calls do from time to time, until ctx ends.
+// tick calls do periodically until ctx is done.
 func tick(ctx context.Context, every time.Duration, do func()) error {
 	t := time.NewTicker(every)
 	defer t.Stop()

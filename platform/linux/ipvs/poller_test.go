@@ -16,8 +16,8 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// What others do to virtual servers is found long before the sync period is
-// over, and nobody looks more often than that is worth.
+// TestPollingFindsExternalChanges checks that foreign changes of virtual servers are
+// found long before the sync period is over, and that polling stays within its limit.
 func TestPollingFindsExternalChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newFake(service.IPv4)
@@ -43,7 +43,7 @@ func TestPollingFindsExternalChanges(t *testing.T) {
 		if err := p.Apply(ctx); err != nil || k.servers[first] == nil {
 			t.Errorf("Apply: %v; virtual servers: %v", err, k.servers)
 		}
-		b.poller.polled(time.Now().Add(-time.Second)) // it took so long
+		b.poller.polled(time.Now().Add(-time.Second)) // simulates a read of this duration
 		touches.Store(0)
 		time.Sleep(pollShare*time.Second - pollInterval)
 		if n := touches.Load(); n > 0 {
@@ -52,8 +52,8 @@ func TestPollingFindsExternalChanges(t *testing.T) {
 	})
 }
 
-// A Service that goes in the round in which somebody looks is gone then, in places
-// as well where what an earlier process left has to stay.
+// TestServiceDeletedDuringPoll deletes a Service in a sync that reads the kernel state.
+// Its server must be gone, also where leftovers of an earlier process have to stay.
 func TestServiceDeletedDuringPoll(t *testing.T) {
 	for name, c := range map[string]struct {
 		exclude []netip.Prefix
@@ -77,7 +77,7 @@ func TestServiceDeletedDuringPoll(t *testing.T) {
 	}
 }
 
-// What is left out of a list is not taken for gone.
+// TestListLeavesOut checks that a server missing in a list is not taken for deleted.
 func TestListLeavesOut(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -97,7 +97,7 @@ func TestListLeavesOut(t *testing.T) {
 	}
 }
 
-// slow takes its time for single virtual servers.
+// slow delays reads of single virtual servers.
 type slow struct{ *fake }
 
 func (k slow) Server(ctx context.Context, at key) (*observedServer, error) {
@@ -105,8 +105,8 @@ func (k slow) Server(ctx context.Context, at key) (*observedServer, error) {
 	return k.fake.Server(ctx, at)
 }
 
-// After much is gone at once, the next look comes as soon as ever: it has not so
-// much to ask.
+// TestMuchIsGoneAtOnce checks that after many servers were deleted at once, the next
+// poll is not delayed: it has less to read.
 func TestMuchIsGoneAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newFake(service.IPv4)
@@ -123,8 +123,8 @@ func TestMuchIsGoneAtOnce(t *testing.T) {
 	})
 }
 
-// When the API names another address of the node first, the node's own connections
-// come from there, and nobody has altered anything.
+// TestOtherSourceIsNoDrift checks that the node's own connections get another source
+// when the API names another node address first, and that this is not reported as drift.
 func TestOtherSourceIsNoDrift(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -137,8 +137,8 @@ func TestOtherSourceIsNoDrift(t *testing.T) {
 	}
 }
 
-// Whoever looks at what the kernel holds looks at settings, too, and a change
-// costs no such look. All of them count at the start, and then IPVS's own.
+// TestSettingsAreCompared checks that each read of the kernel state compares settings,
+// too, and that a change does not. At the start all settings count, later those of IPVS.
 func TestSettingsAreCompared(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
@@ -163,7 +163,8 @@ func TestSettingsAreCompared(t *testing.T) {
 	}
 }
 
-// That IPVS had to be loaded makes nobody look less often afterwards.
+// TestLoadingDoesNotSlowPolling checks that the time for loading IPVS does not delay
+// later polls.
 func TestLoadingDoesNotSlowPolling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newFake(service.IPv4)

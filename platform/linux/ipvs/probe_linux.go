@@ -19,10 +19,9 @@ import (
 	"kubeproxy/platform/linux/beside"
 )
 
-// Probe asks the kernel, in the network namespace of the calling thread,
-// whether it can do what Backend needs for f. For a moment it makes a virtual
-// server that nothing leads to, and an interface. The error is one sentence that says what is
-// missing.
+// Probe checks, in the network namespace of the calling thread, whether the kernel can
+// do what Backend needs for f. For a moment it makes a virtual server that no packet
+// reaches, and an interface. The error is one sentence that describes what is missing.
 func Probe(f service.Family, o Options) error {
 	if err := beside.Probe(f, o.rulesOptions()); err != nil {
 		return fmt.Errorf("the rules beside IPVS: %w", err)
@@ -41,7 +40,7 @@ func Probe(f service.Family, o Options) error {
 	return nil
 }
 
-// probeDevice makes an interface like ours and removes it, unless ours is there.
+// probeDevice makes an interface like ours and removes it, unless ours exists.
 func (k *kernel) probeDevice() error {
 	if _, err := k.links.LinkByName(Device); err == nil {
 		return nil
@@ -49,7 +48,7 @@ func (k *kernel) probeDevice() error {
 	a := netlink.NewLinkAttrs()
 	a.Name = probeDeviceName
 	l := &netlink.Dummy{LinkAttrs: a}
-	if err := k.links.LinkAdd(l); err != nil && !errors.Is(err, unix.EEXIST) { // a process that was killed left it
+	if err := k.links.LinkAdd(l); err != nil && !errors.Is(err, unix.EEXIST) { // left by a process that was killed
 		return fmt.Errorf("make a dummy interface: %w", dummyError(err))
 	}
 	return k.links.LinkDel(l)
@@ -57,7 +56,7 @@ func (k *kernel) probeDevice() error {
 
 const probeDeviceName = "kube-ipvs-trial"
 
-// dummyError says what is missing where the kernel makes no dummy interface.
+// dummyError describes what is missing if the kernel makes no dummy interface.
 func dummyError(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
@@ -65,9 +64,9 @@ func dummyError(err error) error {
 	return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
 }
 
-// genlFamilyID asks the kernel for the number that IPVS has in generic netlink. The
-// function of vishvananda/netlink reads two bytes past its header (v1.3.1), which
-// the race detector takes for a race with whoever owns them.
+// genlFamilyID returns the family ID of IPVS in generic netlink. It does not use the
+// function of vishvananda/netlink (v1.3.1), which reads two bytes past its header: the
+// race detector reports that as a race.
 func genlFamilyID() (uint16, error) {
 	conn, err := genetlink.Dial(nil)
 	if err != nil {
@@ -78,12 +77,12 @@ func genlFamilyID() (uint16, error) {
 	return f.ID, err
 }
 
-// ensureLoaded returns the number that IPVS has, once it is loaded.
+// ensureLoaded loads IPVS if necessary, and returns its family ID.
 func ensureLoaded() (uint16, error) {
 	id, err := genlFamilyID()
 	if errors.Is(err, unix.ENOENT) {
-		// Whoever may load modules has the kernel do it when it is asked; some
-		// need a command.
+		// With the right capability, the kernel loads the module on request. Some
+		// kernels need the command.
 		_ = exec.Command("modprobe", "ip_vs").Run()
 		id, err = genlFamilyID()
 	}
@@ -96,17 +95,17 @@ func ensureLoaded() (uint16, error) {
 	return id, nil
 }
 
-// Installed reports that the kernel has IPVS.
+// Installed reports whether the kernel has IPVS, loading it if necessary.
 func Installed() bool {
 	_, err := ensureLoaded()
 	return err == nil
 }
 
-// schedulers are those that a kernel may have.
+// schedulers are those that a kernel may have, see ipvsadm(8).
 var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 
-// probeKey is where the kernel is asked for schedulers, at this port or one after it.
-// Such addresses are for documentation, but somebody may have one nonetheless.
+// probeKey is where schedulers are tried, at this port or a following one. The addresses
+// are reserved for documentation, but a foreign server may exist there nonetheless.
 var probeKey = [...]key{
 	service.IPv4: {netip.MustParseAddr("198.51.100.0"), 20000, service.TCP},
 	service.IPv6: {netip.MustParseAddr("2001:db8::"), 20000, service.TCP},
@@ -114,10 +113,10 @@ var probeKey = [...]key{
 
 const (
 	maxScheduler = 15 // bytes of its name
-	probePorts   = 16 // ports that may be others'
+	probePorts   = 16 // number of ports to try
 )
 
-// probeScheduler makes a virtual server with a scheduler, and removes it.
+// probeScheduler makes a virtual server with a scheduler, and deletes it.
 func (k *kernel) probeScheduler(scheduler string) error {
 	err := k.tryScheduler(scheduler)
 	switch {
@@ -138,8 +137,8 @@ func (k *kernel) probeScheduler(scheduler string) error {
 }
 
 func (k *kernel) tryScheduler(scheduler string) error {
-	// The kernel takes none for a virtual server that never chooses, and has no
-	// good word for what is too long.
+	// With "none" the kernel makes a virtual server without scheduler. For a name that
+	// is too long its error is misleading.
 	if scheduler == "none" || len(scheduler) > maxScheduler {
 		return unix.ENOENT
 	}
@@ -151,7 +150,7 @@ func (k *kernel) tryScheduler(scheduler string) error {
 			if there, err = k.getServer(o.key); err == nil && !there.owned() {
 				o.key.port++
 				continue
-			} else if err == nil { // a process that was killed left it
+			} else if err == nil { // left by a process that was killed
 				err = k.genl.do(&op{verb: setServer, key: o.key, server: o.server})
 			}
 		}

@@ -18,17 +18,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Commands that ask, and settings.
+// Commands for queries and for settings (kernel: include/uapi/linux/ip_vs.h).
 const (
 	cmdGetService, cmdGetDest, cmdSetConfig, cmdGetConfig = 4, 8, 12, 13
 
 	attrTCP, attrTCPFin, attrUDP = 4, 5, 6
 )
 
-// timeouts are how long the kernel remembers connections.
+// timeouts are the connection timeouts of IPVS.
 type timeouts struct{ tcp, tcpFin, udp time.Duration }
 
-// query has the kernel answer a command with attrs.
+// query sends a command with attrs and returns the replies.
 func (r *genlClient) query(command uint8, flags netlink.HeaderFlags, attrs func(*netlink.AttributeEncoder)) ([]genetlink.Message, error) {
 	e := netlink.NewAttributeEncoder()
 	attrs(e)
@@ -45,7 +45,7 @@ func (r *genlClient) query(command uint8, flags netlink.HeaderFlags, attrs func(
 	return answers, err
 }
 
-// serverAttrs names the virtual server at.
+// serverAttrs returns the attributes that identify the virtual server at.
 func (r *genlClient) serverAttrs(at key) func(*netlink.AttributeEncoder) {
 	return func(e *netlink.AttributeEncoder) {
 		e.Nested(attrService, func(e *netlink.AttributeEncoder) error { return r.encodeServer(e, &op{verb: delServer, key: at}) })
@@ -54,7 +54,7 @@ func (r *genlClient) serverAttrs(at key) func(*netlink.AttributeEncoder) {
 
 func noAttrs(*netlink.AttributeEncoder) {}
 
-// listServers returns the family's virtual servers, without destinations.
+// listServers implements client.
 func (r *genlClient) listServers() (map[key]*observedServer, error) {
 	answers, err := r.query(cmdGetService, netlink.Dump, noAttrs)
 	if err != nil {
@@ -73,8 +73,7 @@ func (r *genlClient) listServers() (map[key]*observedServer, error) {
 	return servers, nil
 }
 
-// cmdGetService returns the virtual server at, without destinations. If there is none, the
-// error is unix.ESRCH.
+// getServer implements client.
 func (r *genlClient) getServer(at key) (server, error) {
 	answers, err := r.query(cmdGetService, 0, r.serverAttrs(at))
 	if err != nil {
@@ -87,7 +86,7 @@ func (r *genlClient) getServer(at key) (server, error) {
 	return x.server, err
 }
 
-// listDests returns the destinations of the virtual server at.
+// listDests implements client.
 func (r *genlClient) listDests(at key) ([]dest, error) {
 	answers, err := r.query(cmdGetDest, netlink.Dump, r.serverAttrs(at))
 	if err != nil {
@@ -129,7 +128,7 @@ func (r *genlClient) getTimeouts() (timeouts, error) {
 	return t, nil
 }
 
-// setTimeouts sets timeouts but for those that are zero.
+// setTimeouts implements client.
 func (r *genlClient) setTimeouts(t timeouts) error {
 	_, err := r.query(cmdSetConfig, netlink.Acknowledge, func(e *netlink.AttributeEncoder) {
 		e.Uint32(attrTCP, uint32(t.tcp/time.Second))
@@ -139,12 +138,12 @@ func (r *genlClient) setTimeouts(t timeouts) error {
 	return err
 }
 
-// parsedServer is a virtual server as the kernel tells it.
+// parsedServer is a virtual server as the kernel returns it.
 type parsedServer struct {
 	key
 	server
 	family uint16
-	mark   uint32 // what tells its packets, if no address does
+	mark   uint32 // the packet mark that selects its packets, if no address does
 }
 
 func parseServer(text []byte) (parsedServer, error) {
@@ -204,10 +203,10 @@ func parseDestination(text []byte, f service.Family) (dest, error) {
 	return x, err
 }
 
-// fwdMethodMask are the bits of how packets are forwarded. None is masquerading.
+// fwdMethodMask is the mask of the forwarding method. 0 is masquerading.
 const fwdMethodMask = 7
 
-// nested calls each for the attributes in those of a type.
+// nested calls each for the attributes inside those of type kind.
 func nested(text []byte, kind uint16, each func(*netlink.AttributeDecoder)) error {
 	return attributesOf(text, func(d *netlink.AttributeDecoder) {
 		if d.Type() == kind {
@@ -232,7 +231,7 @@ func bigEndian(d *netlink.AttributeDecoder) (n uint16) {
 	return n
 }
 
-// decodeFixed reads b if it has n bytes at least.
+// decodeFixed calls read if b has at least n bytes.
 func decodeFixed(b []byte, n int, read func()) error {
 	if len(b) < n {
 		return fmt.Errorf("an attribute of IPVS has %d bytes, want %d", len(b), n)
@@ -241,8 +240,7 @@ func decodeFixed(b []byte, n int, read func()) error {
 	return nil
 }
 
-// addrOf returns the address that the kernel tells, which has room for one of
-// IPv6.
+// addrOf returns the address in text, which always has room for an IPv6 address.
 func addrOf(text []byte, family uint16) (netip.Addr, error) {
 	n := 4
 	if family == unix.AF_INET6 {

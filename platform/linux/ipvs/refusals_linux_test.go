@@ -19,8 +19,8 @@ import (
 // codes are what a kernel refuses with.
 var codes = [...]unix.Errno{unix.EBUSY, unix.ENOENT, unix.EEXIST, unix.ENOBUFS, unix.ESRCH, unix.EINTR, unix.ENOMEM}
 
-// unreliable is the kernel behind a line that fails: of what it is asked for,
-// some is refused, and some is done and said to have been refused.
+// unreliable is a kernel that fails: it refuses some requests, and executes others but
+// reports that it refused them.
 type unreliable struct {
 	Driver
 	fails func(what string) bool
@@ -39,7 +39,7 @@ func (u *unreliable) Commit(ctx context.Context, ops []op) map[int]error {
 		deletes := o.verb == delServer || o.verb == delDest || o.verb == delRoute
 		if broken || u.fails("an op") {
 			failed[i] = u.refusal()
-			if deletes { // a kernel that says it is gone does not lie
+			if deletes { // a kernel that reports an object as missing is right
 				failed[i] = fmt.Errorf("injected: %w", unix.EBUSY)
 			}
 		}
@@ -67,8 +67,8 @@ func (u *unreliable) Dests(ctx context.Context, k key) ([]dest, error) {
 	return u.Driver.Dests(ctx, k)
 }
 
-// However the kernel refuses things in some rounds, the first one in which it
-// does not leads to what is wanted.
+// TestKernelConvergesAfterRefusals refuses ops at random in some syncs. The first sync
+// without refusals must reach the desired state.
 func TestKernelConvergesAfterRefusals(t *testing.T) {
 	inNamespace(t, func() {
 		someDraws(t, func(t *rapid.T) {
@@ -79,7 +79,7 @@ func TestKernelConvergesAfterRefusals(t *testing.T) {
 				code: func() unix.Errno { return codes[w.DrawInt("code", len(codes))] },
 			}
 			var want *service.Snapshot
-			node := w.Node() // another one would have everything compared
+			node := w.Node() // another node would cause a full comparison
 			for n := range 3 {
 				want = service.New(uint64(n), node, w.Ports())
 				b.driver = u

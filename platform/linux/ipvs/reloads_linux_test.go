@@ -16,11 +16,11 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// staleFamilyID is a number of generic netlink that nothing has, as that of IPVS is
-// after its module was loaded anew.
+// staleFamilyID is an unused generic netlink family ID, as that of IPVS after a reload
+// of its module.
 const staleFamilyID = 0x3ff
 
-// staleClient is a library that has an old number of IPVS.
+// staleClient is a library with an old family ID of IPVS.
 type staleClient struct{}
 
 func (staleClient) listServers() (map[key]*observedServer, error) { return nil, unix.ENOENT }
@@ -30,7 +30,8 @@ func (staleClient) getTimeouts() (timeouts, error)                { return timeo
 func (staleClient) setTimeouts(timeouts) error                    { return unix.ENOENT }
 func (staleClient) Close()                                        {}
 
-// Whatever is asked for after the module of IPVS was loaded anew finds it.
+// TestKernelModuleReloaded checks that every request finds IPVS after a reload of its
+// module.
 func TestKernelModuleReloaded(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
@@ -65,7 +66,7 @@ func TestKernelModuleReloaded(t *testing.T) {
 					t.Errorf("%s, %s: %v, by the number %#x, found in %s", f, name, err, k.genl.familyID, k.genl.lookupTime)
 				}
 			}
-			// An answer about something else stays what it is.
+			// ENOENT with another cause is returned unchanged.
 			err := k.genl.do(&op{verb: setServer, key: at, server: server{scheduler: "magic"}})
 			if !errors.Is(err, unix.ENOENT) {
 				t.Errorf("%s: %v for a scheduler that the kernel has not", f, err)
@@ -75,14 +76,14 @@ func TestKernelModuleReloaded(t *testing.T) {
 	})
 }
 
-// What the kernel tells is what the library hears.
+// TestNetlinkMatchesLibrary checks that our queries and the library return the same.
 func TestNetlinkMatchesLibrary(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
 			b := newKernel(t, f, alwaysResync())
 			apply(t, b, changingSnapshot(f, 0))
 			k := b.driver.(*kernel)
-			k.reloaded = true // so that it asks by itself
+			k.reloaded = true // uses genlClient
 			s, err := k.Read(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -99,7 +100,7 @@ func TestNetlinkMatchesLibrary(t *testing.T) {
 	})
 }
 
-// wantLibrarySees wants the library to hear of the virtual servers in s.
+// wantLibrarySees checks that the library returns the virtual servers in s.
 func wantLibrarySees(t *testing.T, k *kernel, s *state) {
 	t.Helper()
 	all, err := newMobyHandle(t).GetServices()
@@ -120,7 +121,7 @@ func wantLibrarySees(t *testing.T, k *kernel, s *state) {
 	}
 }
 
-// Answers that are cut short, or have nothing in them, do no harm.
+// FuzzAnswers checks that truncated or empty replies do no harm.
 func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("\x0c\x00\x01\x80\x05\x00\x04\x00P\x00\x00\x00"))

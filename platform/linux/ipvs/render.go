@@ -18,13 +18,13 @@ import (
 	"kubeproxy/platform/linux/ipset"
 )
 
-// Format is how Render writes.
+// Format is an output format of Render.
 type Format string
 
-// The formats. Text has parts for each family, headed by the command that takes
-// them: ip, ipvsadm, which takes no comments, ipset and iptables or ip6tables, the
-// last three as ipvsadm -S, ipset save and iptables-save print them. JSON holds the
-// same in lists.
+// The formats. Text has parts for each family, each headed by the command that accepts
+// it: ip, ipvsadm, which does not accept comments, ipset and iptables or ip6tables. The
+// last three have the format of ipvsadm -S, ipset save and iptables-save. JSON contains
+// the same in lists.
 const (
 	Text Format = "text"
 	JSON Format = "json"
@@ -41,13 +41,13 @@ type Document struct {
 	family service.Family
 }
 
-// Address is led to the node itself.
+// Address has a local route.
 type Address struct {
 	Addr   netip.Addr `json:"address"`
 	Source netip.Addr `json:"source,omitzero"` // of the node's own connections
 }
 
-// VirtualServer is what IPVS has for one address and port.
+// VirtualServer is the virtual server of one address and port.
 type VirtualServer struct {
 	Service      string           `json:"service"`
 	Protocol     string           `json:"protocol"`
@@ -58,16 +58,16 @@ type VirtualServer struct {
 	Destinations []netip.AddrPort `json:"destinations"`
 }
 
-// schedulerWords are what ipvsadm calls flags whose meaning depends on the
+// schedulerWords are the names in ipvsadm(8) of the flags whose meaning depends on the
 // scheduler.
 var schedulerWords = map[uint32]map[string]string{
 	flagSched1: {"mh": "mh-fallback", "sh": "sh-fallback"},
 	flagSched2: {"mh": "mh-port", "sh": "sh-port"},
 }
 
-// Render writes what a node would hold for want in both families if it
-// started from nothing and had the addresses that the snapshot names and no
-// others. The same want gives the same bytes.
+// Render writes what a node would hold for want in both families after a start from
+// nothing, with exactly the addresses that the snapshot names. The output for the same
+// want is the same.
 func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
 	var docs []Document
 	for _, f := range service.Families {
@@ -153,12 +153,12 @@ func (d Document) writeText(w *bufio.Writer) {
 	d.Document.WriteText(w)
 }
 
-// at is how ipvsadm is told of s.
+// at returns the ipvsadm options that identify s.
 func (s VirtualServer) at() string {
 	return map[string]string{"tcp": "-t ", "udp": "-u ", "sctp": "--sctp-service "}[s.Protocol] + s.Address.String()
 }
 
-// String returns the line of ipvsadm -S -n about s, without destinations.
+// String returns the line of ipvsadm -S -n for s, without destinations.
 func (s VirtualServer) String() string {
 	text := fmt.Sprintf("-A %s -s %s", s.at(), s.Scheduler)
 	if s.Persistent > 0 {
@@ -170,7 +170,7 @@ func (s VirtualServer) String() string {
 	return text
 }
 
-// writeText writes s as ipvsadm -S -n prints it, after its Service.
+// writeText writes s in the format of ipvsadm -S -n, after its Service.
 func (s VirtualServer) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "# %s\n%s\n", s.Service, s)
 	for _, a := range s.Destinations {

@@ -20,20 +20,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The address of a Service is not on an interface. A route of type local leads
-// to the node itself, as an address would, and more: it says which source the
-// node's own connections get, and by its protocol whose it is.
+// The address of a Service is not assigned to an interface. A route of type local
+// delivers packets to the node as an address would (ip-route(8)). In addition the route
+// sets the source of the node's own connections, and its protocol identifies the owner.
 const (
-	// routeProtocol is the number that tells our routes from others; no routing
-	// daemon is known to use it.
+	// routeProtocol identifies our routes. No routing daemon is known to use this
+	// number.
 	routeProtocol = 107
-	// metric has an address that somebody gives to an interface go first.
+	// metric gives precedence to an address that another process assigns to an
+	// interface.
 	metric = 1024
-	// deviceAlias tells that we made the interface.
+	// deviceAlias shows that we made the interface.
 	deviceAlias = "addresses of Services, by kube-proxy"
 )
 
-// addDevice makes the interface, or has it up.
+// addDevice creates the interface and brings it up.
 func (k *kernel) addDevice() error {
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
@@ -51,7 +52,7 @@ func (k *kernel) addDevice() error {
 	if l.Type() != "dummy" {
 		return fmt.Errorf("interface %s is of type %s: want none of this name, or a dummy", Device, l.Type())
 	}
-	if l.Attrs().Alias == "" { // it is new, or kube-proxy's
+	if l.Attrs().Alias == "" { // new, or made by kube-proxy
 		if err := k.links.LinkSetAlias(l, deviceAlias); err != nil {
 			return err
 		}
@@ -65,11 +66,12 @@ func (k *kernel) addDevice() error {
 	return nil
 }
 
-// disableIPv6 is 1 on a new interface where that is the default. It has no routes then.
+// disableIPv6 is 1 on a new interface if that is the default of the node. The interface
+// then accepts no IPv6 routes.
 var disableIPv6 = setting{file: "net/ipv6/conf/" + Device + "/disable_ipv6", value: "0"}
 
-// usable reports that l is up and may have routes of k's family. The kernel
-// removes them where it is not.
+// usable reports whether l is up and may have routes of k's family. Otherwise the kernel
+// has removed the routes.
 func (k *kernel) usable(l netlink.Link) bool {
 	if l.Attrs().Flags&net.FlagUp == 0 {
 		return false
@@ -94,7 +96,7 @@ func (k *kernel) applyRoute(o *op) error {
 	return k.links.RouteReplace(r)
 }
 
-// netlinkRoute is r as the kernel has it.
+// netlinkRoute converts r.
 func (r localRoute) netlinkRoute(l netlink.Link, metric int) *netlink.Route {
 	bits := r.addr.BitLen()
 	route := &netlink.Route{
@@ -107,8 +109,8 @@ func (r localRoute) netlinkRoute(l netlink.Link, metric int) *netlink.Route {
 	return route
 }
 
-// readRoutes reports whether the interface is there and usable, and which routes
-// of ours lead to it.
+// readRoutes reports whether the interface exists and is usable, and returns our routes
+// to it.
 func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
@@ -144,12 +146,12 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	return true, routes, nil
 }
 
-// RemoveDevice implements Driver: it removes the interface once no family has
-// something on it, if it is one that we made.
+// RemoveDevice implements Driver: it removes the interface if we made it and neither
+// family uses it any more.
 func (k *kernel) RemoveDevice(context.Context) error { return k.removeDevice(deviceAlias) }
 
-// removeDevice removes the interface if nothing is on it, and its alias is ours or
-// the one that is given. kube-proxy gives none.
+// removeDevice removes the interface if it has no addresses and routes and its alias is
+// ours or the given one. kube-proxy sets none.
 func (k *kernel) removeDevice(alias string) error {
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
@@ -206,8 +208,8 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 	}
 }
 
-// listPath is the list of virtual servers of this thread's network namespace,
-// which is not always the process's.
+// listPath lists the virtual servers in the network namespace of this thread, which may
+// differ from that of the process.
 const listPath = "/proc/thread-self/net/ip_vs"
 
 func readDests(servers map[key]*observedServer) error {

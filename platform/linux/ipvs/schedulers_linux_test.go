@@ -22,8 +22,8 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// Each scheduler is found, programmed and found again by another process. One
-// that nobody has is an error that lists those that are there.
+// TestSchedulers checks that each scheduler is found, programmed and found again by
+// another process. An unknown scheduler is an error that lists the existing ones.
 func TestSchedulers(t *testing.T) {
 	inNamespace(t, func() {
 		for _, s := range []string{"rr", "wrr", "lc", "wlc", "dh", "sh", "mh", "sed", "nq"} {
@@ -47,8 +47,8 @@ func TestSchedulers(t *testing.T) {
 	})
 }
 
-// A virtual server of others may be where schedulers are tried, and one that a
-// killed process of ours left there.
+// TestProbeKeepsForeignServers has foreign virtual servers where schedulers are tried,
+// and one that a killed process of ours left.
 func TestProbeKeepsForeignServers(t *testing.T) {
 	inNamespace(t, func() {
 		h, err := ipvs.New("")
@@ -76,7 +76,8 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 	})
 }
 
-// Virtual servers of others stay what they are, through rounds and a cleanup.
+// TestKernelKeepsForeignServers checks that foreign virtual servers stay unchanged
+// through syncs and a cleanup.
 func TestKernelKeepsForeignServers(t *testing.T) {
 	inNamespace(t, func() {
 		h, err := ipvs.New("")
@@ -116,7 +117,7 @@ func TestKernelKeepsForeignServers(t *testing.T) {
 	})
 }
 
-// Two families are programmed at once, and asked at once, in many rounds.
+// TestFamiliesAtOnce programs and reads both families concurrently, in many syncs.
 func TestFamiliesAtOnce(t *testing.T) {
 	inNamespace(t, func() {
 		here, err := netns.Get()
@@ -131,11 +132,11 @@ func TestFamiliesAtOnce(t *testing.T) {
 		}
 		var working sync.WaitGroup
 		for f, b := range all {
-			for range 2 { // beside the one that plans
+			for range 2 { // besides the one that plans
 				working.Go(func() { readOften(t, b) })
 			}
 			working.Go(func() {
-				runtime.LockOSThread() // never unlocked; commands run where their thread is
+				runtime.LockOSThread() // never unlocked; commands run in the namespace of their thread
 				if err := netns.Set(here); err != nil {
 					t.Error(err)
 				}
@@ -157,7 +158,8 @@ func TestFamiliesAtOnce(t *testing.T) {
 	})
 }
 
-// What one family removes while the other lists what there is leaves out nothing.
+// TestListDuringDeletesOfOtherFamily checks that deletes in one family make lists of the
+// other leave out nothing.
 func TestListDuringDeletesOfOtherFamily(t *testing.T) {
 	inNamespace(t, func() {
 		four, six := newKernel(t, service.IPv4, alwaysResync()), newKernel(t, service.IPv6, alwaysResync())
@@ -186,7 +188,7 @@ func TestListDuringDeletesOfOtherFamily(t *testing.T) {
 	})
 }
 
-// addAndDelete makes n virtual servers of IPv6 and removes them.
+// addAndDelete creates n IPv6 virtual servers and deletes them.
 func addAndDelete(t *testing.T, d Driver, n int) {
 	for _, v := range []verb{addServer, delServer} {
 		var ops []op
@@ -200,7 +202,7 @@ func addAndDelete(t *testing.T, d Driver, n int) {
 	}
 }
 
-// readOften uses a driver beside those who work with it.
+// readOften uses a driver concurrently with its other users.
 func readOften(t *testing.T, b *Backend) {
 	for range 100 {
 		if _, err := b.driver.NodeAddrs(t.Context()); err != nil {

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/platform/linux/ipset"
 )
 
-// key is what a virtual server is found by.
+// key identifies a virtual server.
 type key struct {
 	addr  netip.Addr
 	port  uint16
@@ -30,28 +30,27 @@ func (k key) String() string {
 	return fmt.Sprintf("%s %s", netip.AddrPortFrom(k.addr, k.port), k.proto)
 }
 
-// frontend returns what k is about.
+// frontend returns the frontend that k stands for.
 func (k key) frontend() service.Frontend {
-	return service.Frontend{Kind: service.ExternalIP, Addr: k.addr, Port: k.port} // or any other kind
+	return service.Frontend{Kind: service.ExternalIP, Addr: k.addr, Port: k.port} // or any kind
 }
 
-// server is what a virtual server is, but for its destinations. Two that are
-// equal need no change.
+// server is a virtual server without its destinations. Equal values need no change.
 type server struct {
 	scheduler string
 	flags     uint32
 	timeout   uint32 // of persistence, in seconds
 }
 
-// Flags of a virtual server, as the kernel has them.
+// Flags of a virtual server (kernel: include/uapi/linux/ip_vs.h).
 const (
 	flagPersistent = 1 << 0
-	flagHashed     = 1 << 1 // set by the kernel alone
-	flagSched1     = 1 << 3 // what they mean depends on the scheduler:
-	flagSched2     = 1 << 4 // fall back to another server; look at ports, too
+	flagHashed     = 1 << 1 // set by the kernel
+	flagSched1     = 1 << 3 // the meaning depends on the scheduler:
+	flagSched2     = 1 << 4 // fall back to another server; use ports, too
 
-	// The kernel keeps the bits that it knows nothing of. These tell our
-	// virtual servers from everybody else's, across restarts as well.
+	// The kernel keeps bits that it does not define. These identify our virtual servers,
+	// even after a restart.
 	flagOwned     = 0x6b700000
 	flagOwnedMask = 0xffff0000
 )
@@ -67,30 +66,29 @@ func (s server) normalized() server {
 	return s
 }
 
-// schedulerFlags are those of schedulers that choose by the client's address:
-// they take ports into account, where they can, and choose again when the
-// chosen endpoint takes no new connections, as one that drains.
+// schedulerFlags are the flags for schedulers that select by client address. With them,
+// the scheduler includes ports where it can, and selects again if the selected endpoint
+// accepts no new connections, for example because it drains.
 var schedulerFlags = map[string]uint32{"mh": flagSched1 | flagSched2, "sh": flagSched1}
 
 // dest is a destination of a virtual server.
 type dest struct {
 	addr      netip.AddrPort
 	weight    uint16
-	conns     uint32 // that it has, as far as that was asked
-	wrongMode bool   // it is not reached by masquerading
+	conns     uint32 // number of connections, if it was read
+	wrongMode bool   // its forwarding method is not masquerading
 }
 
-// desiredServer is a virtual server as a Port wants it.
+// desiredServer is a virtual server that a Port needs.
 type desiredServer struct {
 	key
 	server
-	endpoints         []service.Endpoint // sorted; empty if the virtual server may go
+	endpoints         []service.Endpoint // sorted; empty if the virtual server may be deleted
 	preservesClientIP bool               // see beside.PreservesClientIP
-	refused           bool               // by the rules, as nobody serves the Port
+	refused           bool               // the rules reject, as the Port has no endpoints
 }
 
-// servers returns what p wants of the virtual servers of its frontends, on the
-// node of at.
+// servers returns the desired virtual servers of p's frontends on node at.
 func (o Options) servers(p *service.Port, at localNode) []desiredServer {
 	var all []desiredServer
 	for i := range p.Frontends {
@@ -121,7 +119,7 @@ func (o Options) server(p *service.Port) server {
 	return s
 }
 
-// ownAddrs are the node's own addresses of one family.
+// ownAddrs returns the node's own addresses of one family.
 func ownAddrs(node *service.Node, f service.Family) []netip.Addr {
 	var own []netip.Addr
 	for _, a := range node.Addrs {
@@ -132,7 +130,7 @@ func ownAddrs(node *service.Node, f service.Family) []netip.Addr {
 	return own
 }
 
-// virtualAddrs returns the addresses of p that the node has for it alone.
+// virtualAddrs returns the addresses of p that the node has for Services only.
 func virtualAddrs(p *service.Port, node *service.Node) []netip.Addr {
 	var all []netip.Addr
 	for _, f := range p.Frontends {
@@ -143,5 +141,5 @@ func virtualAddrs(p *service.Port, node *service.Node) []netip.Addr {
 	return all
 }
 
-// entry is k in the set of virtual servers.
+// entry returns k as an element of the set of virtual servers.
 func (k key) entry() ipset.Entry { return ipset.Entry{Addr: k.addr, Protocol: k.proto, Port: k.port} }

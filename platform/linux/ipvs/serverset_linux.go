@@ -11,7 +11,7 @@ import (
 	"kubeproxy/platform/linux/ipset"
 )
 
-// openSets opens a socket for ipsets, once one is asked for.
+// openSets opens the socket for ipsets on first use.
 func (k *kernel) openSets() (err error) {
 	if k.sets == nil {
 		k.sets, err = ipset.Open()
@@ -19,7 +19,7 @@ func (k *kernel) openSets() (err error) {
 	return err
 }
 
-// removeFromSet takes virtual servers out of the set of them that go with ops.
+// removeFromSet removes from the set the virtual servers that ops delete.
 func (k *kernel) removeFromSet(ops []op) error {
 	var entries []ipset.Entry
 	for i := range ops {
@@ -30,8 +30,8 @@ func (k *kernel) removeFromSet(ops []op) error {
 	return k.deleteEntries(beside.VirtualServerSet(k.family), entries)
 }
 
-// addToSet puts virtual servers into the set of them that are there by ops, of
-// which some failed.
+// addToSet adds to the set the virtual servers that exist after ops, some of which
+// failed.
 func (k *kernel) addToSet(ops []op, failed map[int]error) error {
 	var members []ipset.Member
 	for i := range ops {
@@ -48,10 +48,10 @@ func (k *kernel) addToSet(ops []op, failed map[int]error) error {
 	if err := k.sets.Add(beside.VirtualServerSet(k.family), members); !errors.Is(err, ipset.ErrMissing) {
 		return err
 	}
-	return nil // no chain asks
+	return nil // without the set, no chain refers to it
 }
 
-// deleteEntries removes entries from s. Where there is no such set, nothing is in it.
+// deleteEntries removes entries from s. It succeeds if the set does not exist.
 func (k *kernel) deleteEntries(s ipset.Set, entries []ipset.Entry) error {
 	if len(entries) == 0 || !ipset.Present() {
 		return nil
@@ -65,8 +65,8 @@ func (k *kernel) deleteEntries(s ipset.Set, entries []ipset.Entry) error {
 	return nil
 }
 
-// applySetOp makes the sets of virtual servers and of the node's addresses, and
-// changes the latter.
+// applySetOp creates the sets of virtual servers and of node addresses, and changes the
+// latter.
 func (k *kernel) applySetOp(o *op) error {
 	servers, addrs := beside.VirtualServerSet(k.family), beside.NodeIPSet(k.family)
 	e := ipset.Entry{Addr: o.route.addr}
@@ -82,7 +82,7 @@ func (k *kernel) applySetOp(o *op) error {
 	return k.sets.Add(addrs, []ipset.Member{{Entry: e}})
 }
 
-// readSets fills in what those sets hold.
+// readSets adds the contents of these sets to s.
 func (k *kernel) readSets(s *state) error {
 	if !ipset.Present() {
 		return nil
@@ -102,7 +102,7 @@ func (k *kernel) readSets(s *state) error {
 	if err != nil {
 		return err
 	}
-	for _, h := range heads { // what somebody put in their place goes, see ipset.Header
+	for _, h := range heads { // an altered set is replaced, see ipset.Header
 		switch {
 		case h.Altered && h.Name == beside.VirtualServerSet(k.family).Name:
 			s.hasSets, servers = false, nil

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// A set of virtual servers that somebody swapped for one with less room counts as
-// missing, and is made anew when it is asked for.
+// TestAlteredServedSet checks that a set of virtual servers that another process swapped
+// for a smaller one counts as missing, and is created again.
 func TestAlteredServedSet(t *testing.T) {
 	if _, err := exec.LookPath("ipset"); err != nil {
 		t.Skipf("needs the command: %v", err)

@@ -13,18 +13,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// setting is a parameter of the kernel.
+// setting is a sysctl (docs.kernel.org/networking/ipvs-sysctl.html).
 type setting struct {
 	file, value string
-	// needed says what goes wrong otherwise; empty for what does without.
+	// needed describes what fails otherwise. It is empty if the setting is optional.
 	needed string
 }
 
-// settings lists what virtual servers need.
+// settings lists the settings that virtual servers need.
 func (o Options) settings(of settingsScope) []setting {
 	all := []setting{
 		{"net/ipv4/vs/conntrack", "1", "nothing can be masqueraded"},
-		// Who went to an endpoint that left goes to another one.
+		// Clients of a removed endpoint move to another one.
 		{"net/ipv4/vs/expire_nodest_conn", "1", ""},
 		{"net/ipv4/vs/expire_quiescent_template", "1", ""},
 	}
@@ -64,7 +64,7 @@ func (k *kernel) MissingSettings(_ context.Context, of settingsScope) ([]string,
 	return missing, nil
 }
 
-// hasTimeouts reports that o has timeouts to set.
+// hasTimeouts reports whether o has timeouts to set.
 func (o Options) hasTimeouts() bool { return o.TCP > 0 || o.TCPFin > 0 || o.UDP > 0 }
 
 // ApplySettings implements Driver.
@@ -101,7 +101,7 @@ func (k *kernel) ApplySettings(ctx context.Context, of settingsScope) error {
 	return nil
 }
 
-// ceilSeconds rounds d up to seconds, for which the kernel counts.
+// ceilSeconds rounds d up to seconds, the unit of the kernel.
 func ceilSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
 func (s setting) path() string { return "/proc/sys/" + s.file }
@@ -111,7 +111,7 @@ func (s setting) current() (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// set makes a setting, if it is not as it should be.
+// set writes the value if the present one differs.
 func (s setting) set(log klog.Logger) error {
 	have, err := s.current()
 	if err != nil || have == s.value {

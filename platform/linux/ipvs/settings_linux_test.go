@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The timeouts that are configured are the kernel's afterwards, and those that
-// are not stay what somebody else made them. The same holds for ARP.
+// TestKernelSettings checks that the kernel gets the configured timeouts, and that
+// others keep the value that another process set. The same holds for ARP.
 func TestKernelSettings(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4, alwaysResync())
@@ -50,8 +50,8 @@ func TestKernelSettings(t *testing.T) {
 	})
 }
 
-// What others do to settings of IPVS is found, told and undone, but once it is
-// theirs, ARP is.
+// TestKernelKeepsSettings checks that foreign changes of IPVS settings are found,
+// reported and undone. A foreign change of the ARP settings stays.
 func TestKernelKeepsSettings(t *testing.T) {
 	inNamespace(t, func() {
 		o := alwaysResync()
@@ -89,7 +89,7 @@ func TestKernelKeepsSettings(t *testing.T) {
 	})
 }
 
-// A setting that cannot be made is told once.
+// TestRefusedSetting checks that a setting that cannot be set is reported once.
 func TestRefusedSetting(t *testing.T) {
 	k := &kernel{refused: map[string]bool{}}
 	for _, s := range k.options.settings(scopeRunning) {
@@ -123,7 +123,7 @@ func wantARP(t *testing.T, ignore, announce string) {
 	}
 }
 
-// wantAllSettings wants all settings made.
+// wantAllSettings checks that all settings are in place.
 func wantAllSettings(t *testing.T, b *Backend) {
 	t.Helper()
 	if all, err := b.driver.MissingSettings(t.Context(), scopeStartup); len(all) > 0 || err != nil {

@@ -16,9 +16,9 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// A node without a name in the API has a bridge of containers whose address is
-// the lowest, and a default route by another interface. What its connections
-// come from is that one's address.
+// TestFirstAddressIsTheDefaultRoutes has a node without a name in the API, with a
+// container bridge that has the lowest address, and a default route by another
+// interface. The source of the node's connections must be the address of that interface.
 func TestFirstAddressIsTheDefaultRoutes(t *testing.T) {
 	for f, c := range map[service.Family]struct{ bridge, own, gateway, all string }{
 		service.IPv4: {"172.17.0.1", "192.168.50.1", "192.168.50.254", "0.0.0.0/0"},
@@ -48,7 +48,7 @@ func TestFirstAddressIsTheDefaultRoutes(t *testing.T) {
 	}
 }
 
-// addLink makes an interface with one address.
+// addLink creates an interface with one address.
 func addLink(t *testing.T, name string, a netip.Addr) netlink.Link {
 	t.Helper()
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-far"}

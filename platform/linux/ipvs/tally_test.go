@@ -10,7 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestTally has what iptables-restore does and refuses be known in this mode, too.
+// TestTally checks that this mode, too, reports the results of iptables-restore.
 func TestTally(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackendWithRules(service.IPv4, k, Options{})

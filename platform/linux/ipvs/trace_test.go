@@ -15,8 +15,8 @@ import (
 	"kubeproxy/test/xtables"
 )
 
-// tracer walks a packet through the chains and virtual servers of a fake, in the
-// order in which the kernel does.
+// tracer evaluates the chains and virtual servers of a fake for a packet, in the order
+// of the kernel.
 type tracer struct {
 	*xtables.Tracer
 	kernel *fake
@@ -32,8 +32,8 @@ func newTracer(k *fake, c route.Conn) *tracer {
 	return &tracer{&xtables.Tracer{System: k.tables, Conn: c, Local: local, Loops: generate.IsNodeLocal}, k}
 }
 
-// runBeforeIPVS runs what comes before IPVS and may lead the packet somewhere else. It
-// reports that the packet goes on.
+// runBeforeIPVS evaluates what precedes IPVS and may redirect the packet. It reports
+// whether the packet continues.
 func (t *tracer) runBeforeIPVS(hook string) bool {
 	if t.Hook("mangle", hook); t.Out.Action != route.Pass {
 		return false
@@ -67,8 +67,8 @@ func (t *tracer) run() xtables.Outcome {
 	return t.Out
 }
 
-// runOutput is run for what the node itself sends. IPVS sees it before it leaves,
-// wherever its address leads.
+// runOutput evaluates a packet of the node itself. IPVS handles it before it leaves,
+// wherever its address is routed.
 func (t *tracer) runOutput() xtables.Outcome {
 	if !t.runBeforeIPVS("OUTPUT") {
 		return t.Out
@@ -86,7 +86,7 @@ func (t *tracer) runOutput() xtables.Outcome {
 	return t.Out
 }
 
-// hooks runs chains of the system until one decides.
+// hooks evaluates built-in chains until one decides.
 func (t *tracer) hooks(all ...string) {
 	for _, h := range all {
 		if t.Out.Action != route.Pass {
@@ -97,7 +97,7 @@ func (t *tracer) hooks(all ...string) {
 	}
 }
 
-// server returns the virtual server of ours that takes the packet, if one does.
+// server returns the virtual server of ours that accepts the packet, if there is one.
 func (t *tracer) server() *fakeServer {
 	s := t.kernel.servers[key{t.Conn.To.Addr(), t.Conn.To.Port(), t.Conn.Protocol}]
 	if s == nil || !s.owned() {
@@ -106,8 +106,8 @@ func (t *tracer) server() *fakeServer {
 	return s
 }
 
-// runServer sends the packet to each destination of s. It leaves as if the node itself
-// had sent it, but for what translates.
+// runServer sends the packet to each destination of s. It leaves like a packet of the
+// node itself, except for translating rules.
 func (t *tracer) runServer(s *fakeServer) xtables.Outcome {
 	o := xtables.Outcome{Action: route.Reject, Masq: map[netip.AddrPort]bool{}}
 	for a, x := range s.dests {
@@ -132,8 +132,9 @@ func (t *tracer) runServer(s *fakeServer) xtables.Outcome {
 	return o
 }
 
-// What comes to an address of a Service and no virtual server took is refused, but
-// for answers: under kube-proxy, connections came from there.
+// TestOnlyAnswersPass checks that packets to an address of a Service that no virtual
+// server accepts are rejected, except for replies: with kube-proxy, connections had that
+// source.
 func TestOnlyAnswersPass(t *testing.T) {
 	p := web(0, 1, service.TCP)
 	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: netip.MustParseAddr("203.0.113.1"), Port: 80})

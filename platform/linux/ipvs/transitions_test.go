@@ -17,12 +17,11 @@ import (
 	"kubeproxy/test/xtables"
 )
 
-// Virtual servers, the elements of sets and the tables of chains change one by one. What a
-// connection meets in between must be what one of the two snapshots wants of
-// it, or at least be answered.
+// Virtual servers, elements of sets and tables change one by one. A connection in
+// between must get what one of the two snapshots specifies, or at least a reply.
 
-// consistentEndpoints has the endpoints of ports be where their address says, in all
-// snapshots, and Local be those of this node, as it is with real Services.
+// consistentEndpoints makes the locality of endpoints depend on their address, in all
+// snapshots, and Local the endpoints of this node, as with real Services.
 func consistentEndpoints(ports []*service.Port) []*service.Port {
 	setLocality := func(list []service.Endpoint) []service.Endpoint {
 		for i := range list {
@@ -51,7 +50,7 @@ type transition struct {
 	ports    [][]*service.Port
 }
 
-// has finds the endpoint at a that the Service has in snapshot i.
+// has returns the endpoint at a that the Service has in snapshot i.
 func (m transition) has(a netip.AddrPort, i int) (service.Endpoint, bool) {
 	for _, p := range m.ports[i] {
 		if !slices.ContainsFunc(m.verdicts, func(v route.Verdict) bool { return ofService(v.Port, p) }) {
@@ -65,12 +64,12 @@ func (m transition) has(a netip.AddrPort, i int) (service.Endpoint, bool) {
 	return service.Endpoint{}, false
 }
 
-// ofService reports that p, if there is one, and q are of one Service.
+// ofService reports whether p, which may be nil, and q belong to the same Service.
 func ofService(p, q *service.Port) bool { return p != nil && p.Name.Name == q.Name.Name }
 
-// wrong says what is wrong with what becomes of m's connection, "" if nothing is.
-// reached says that what no virtual server takes is the node's, and lossy that
-// some of what was to be was refused.
+// wrong describes what is wrong with the outcome of m's connection, "" if nothing is.
+// reached means that the node delivers what no virtual server accepts. lossy means that
+// some ops were refused.
 func (m transition) wrong(got xtables.Outcome, reached, lossy bool) string {
 	forwards := func(v route.Verdict) bool { return v.Action == route.Forward }
 	refuses := func(v route.Verdict) bool { return !forwards(v) }
@@ -90,8 +89,8 @@ func (m transition) wrong(got xtables.Outcome, reached, lossy bool) string {
 	return ""
 }
 
-// wrongTarget is about one of the endpoints that may answer. One that comes or
-// leaves may miss its own answers.
+// wrongTarget judges one of the endpoints that may answer. An endpoint that is being
+// added or removed may miss its own replies.
 func (m transition) wrongTarget(a netip.AddrPort, masq bool) string {
 	known, fine, itself, outside := 0, masq, a.Addr() == m.conn.From, m.conn.Interface == "eth0"
 	for i, v := range m.verdicts {
@@ -115,8 +114,8 @@ func TestEveryMomentBetweenSnapshots(t *testing.T) {
 	}
 }
 
-// refuseAdds draws how virtual servers and destinations that come are refused. A
-// kernel has no reason to refuse that something goes.
+// refuseAdds draws which adds of virtual servers and destinations are refused. A kernel
+// has no reason to refuse a delete.
 func refuseAdds(w generate.Cluster) func(op) error {
 	some := refuse(w)
 	return func(o op) error {
@@ -127,7 +126,7 @@ func refuseAdds(w generate.Cluster) func(op) error {
 	}
 }
 
-// refuseSetAndTableAdds does so for elements that come, and for tables.
+// refuseSetAndTableAdds does so for added elements and for tables.
 func refuseSetAndTableAdds(w generate.Cluster) (sets func(step, set string) error, tables func(string) error) {
 	some, tables := refuseSetsAndTables(w)
 	sets = func(step, set string) error {
@@ -139,8 +138,7 @@ func refuseSetAndTableAdds(w generate.Cluster) (sets func(step, set string) erro
 	return sets, tables
 }
 
-// betweenSnapshots does a round that may be refused here and there, and one that
-// is not.
+// betweenSnapshots runs a sync that may be refused in parts, and one that is not.
 func betweenSnapshots(t *rapid.T, f service.Family) {
 	w := generate.Cluster{T: t, Family: f}
 	k := newFake(f)
@@ -178,7 +176,7 @@ func betweenSnapshots(t *rapid.T, f service.Family) {
 	look := func(next string) error {
 		for _, m := range moments {
 			if _, ours := k.routes[m.conn.From]; ours {
-				continue // nobody else can have that source: the kernel drops such packets
+				continue // no remote client has such a source: the kernel drops the packets
 			}
 			x := newTracer(k, m.conn)
 			got := x.run()

@@ -10,11 +10,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// kube-proxy, in its mode ipvs, gives the addresses of Services to the
-// interface Device, and has virtual servers there and, for NodePorts, on the
-// node's addresses. Its rules of iptables ask ipsets, which know the NodePorts.
+// In mode ipvs, kube-proxy assigns the addresses of Services to the interface Device. It
+// has virtual servers on these addresses and, for NodePorts, on the node's addresses.
+// Its iptables rules match ipsets, which contain the NodePorts.
 
-// upstreamState is what kube-proxy's mode ipvs left for one family, but for virtual
+// upstreamState is what kube-proxy's mode ipvs left for one family, without virtual
 // servers.
 type upstreamState struct {
 	addrs map[netip.Addr]bool // on Device
@@ -28,14 +28,13 @@ type nodePort struct {
 	port  uint16
 }
 
-// owns reports that kube-proxy made the virtual server k, or might as well
-// have.
+// owns reports whether kube-proxy made the virtual server k, as far as that can be
+// determined.
 func (u *upstreamState) owns(k key) bool {
 	return u.addrs[k.addr] || u.node[k.addr] && u.ports[nodePort{k.proto, k.port}]
 }
 
-// upstreamSets are the ipsets of some version of kube-proxy for IPv4, by their
-// types.
+// upstreamSets are the ipsets of any version of kube-proxy for IPv4, with their types.
 var upstreamSets = map[string]string{
 	"KUBE-LOOP-BACK":                 "hash:ip,port,ip",
 	"KUBE-CLUSTER-IP":                "hash:ip,port",
@@ -58,11 +57,12 @@ var upstreamSets = map[string]string{
 	"KUBE-IPVS-IPS":                  "hash:ip",
 }
 
-// longestSet is how long the name of an ipset may be; longer ones were cut.
+// longestSet is the maximum length of the name of an ipset, see ipset(8). kube-proxy
+// cuts longer ones.
 const longestSet = 31
 
-// upstreamSet reports that kube-proxy has ipsets of that name and type for f,
-// and which NodePorts they are of, 0 if of none.
+// upstreamSet reports whether kube-proxy has an ipset of this name and type for f. It
+// returns the protocol if the set contains NodePorts, 0 otherwise.
 func upstreamSet(f service.Family, name, kind string) (service.Protocol, bool) {
 	for of, has := range upstreamSets {
 		is := of

@@ -17,22 +17,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Upstream is what kube-proxy itself, in its mode ipvs, left of IPVS in the
-// network namespace of the calling thread: virtual servers on the addresses of
-// the interface kube-ipvs0, and on those of the node for the ports that its
-// ipsets name; these addresses, the ipsets, and the interface. Other virtual
-// servers and sets are none of it. Its rules of iptables are elsewhere.
+// Upstream are the leftovers of kube-proxy's mode ipvs in the network namespace of the
+// calling thread: the addresses of the interface kube-ipvs0, virtual servers on them
+// and, for the ports in its ipsets, on the node's addresses, the ipsets, and the
+// interface. Other virtual servers and sets are not among them. Package iptables handles
+// its iptables rules.
 type Upstream struct {
 	Family service.Family
-	// Exclude are prefixes in which virtual servers are left alone, and
-	// addresses.
+	// Exclude are prefixes in which virtual servers and addresses stay.
 	Exclude []netip.Prefix
 }
 
-// String names the place.
+// String returns a name for the leftovers.
 func (u Upstream) String() string { return "kube-proxy's IPVS for " + u.Family.String() }
 
-// Find says what there is, nothing if there is nothing.
+// Find describes the leftovers, "" if there are none.
 func (u Upstream) Find(ctx context.Context) (string, error) {
 	var found []string
 	err := u.with(func(k *kernel) error {
@@ -64,14 +63,14 @@ func (u Upstream) Find(ctx context.Context) (string, error) {
 	return strings.Join(found, ", "), nil
 }
 
-// Remove removes all of it, and the connections with it.
+// Remove removes all leftovers, with their connections.
 func (u Upstream) Remove(ctx context.Context) error {
 	_, err := u.Drain(ctx, time.Now().Add(-2*DrainTimeout))
 	return err
 }
 
-// Drain has it take no new connections and removes what no connection needs
-// any more. See Remains.
+// Drain stops new connections and removes what no connection needs any more. See
+// Leftovers.Drain.
 func (u Upstream) Drain(ctx context.Context, since time.Time) (string, error) {
 	var elapsed time.Duration
 	if !since.IsZero() {
@@ -85,7 +84,7 @@ func (u Upstream) Drain(ctx context.Context, since time.Time) (string, error) {
 		}
 		of := func(s *state) ownedServers { return has.ownedServers(s, Options{Exclude: u.Exclude}) }
 		if remaining, err = drainOwned(ctx, k, of, elapsed); err != nil || remaining.servers > 0 {
-			return err // the sets tell whose virtual servers are
+			return err // the sets identify the virtual servers, so they stay
 		}
 		return errors.Join(has.destroySets(), k.removeDevice(""))
 	})
@@ -112,8 +111,8 @@ func (u *upstreamState) destroySets() error {
 	return errors.Join(errs...)
 }
 
-// readUpstream reads what kube-proxy left, but for virtual servers. The caller
-// is the only one to use k.
+// readUpstream reads what kube-proxy left, without virtual servers. The caller must have
+// exclusive use of k.
 func (k *kernel) readUpstream() (*upstreamState, error) {
 	u := &upstreamState{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, ports: map[nodePort]bool{}}
 	if err := u.readSets(k.family); err != nil {
@@ -146,8 +145,9 @@ func (k *kernel) readUpstream() (*upstreamState, error) {
 	return u, nil
 }
 
-// deleteAddr takes an address from the interface. With the last one of IPv4 the
-// kernel takes all routes from it, and ours are led another way meanwhile.
+// deleteAddr removes an address from the interface. When the last IPv4 address is
+// removed, the kernel removes all routes of the interface (kernel:
+// net/ipv4/fib_frontend.c). So ours use another interface meanwhile.
 func (k *kernel) deleteAddr(a netip.Addr) error {
 	l, err := k.links.LinkByName(Device)
 	if err != nil {
@@ -183,5 +183,5 @@ func (k *kernel) deleteAddr(a netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// detour is the metric of routes that stand in for others.
+// detour is the metric of routes that replace others temporarily.
 const detour = metric + 1

@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestUpstreamSet knows kube-proxy's ipsets by name and type.
+// TestUpstreamSet recognizes kube-proxy's ipsets by name and type.
 func TestUpstreamSet(t *testing.T) {
 	for _, tt := range []struct {
 		family     service.Family
@@ -43,8 +43,8 @@ func TestUpstreamSet(t *testing.T) {
 	}
 }
 
-// TestUpstreamOwnedServers tells kube-proxy's virtual servers from ours and from
-// those of others.
+// TestUpstreamOwnedServers distinguishes kube-proxy's virtual servers from ours and from
+// foreign ones.
 func TestUpstreamOwnedServers(t *testing.T) {
 	addr := netip.MustParseAddr
 	u := &upstreamState{
@@ -59,7 +59,7 @@ func TestUpstreamOwnedServers(t *testing.T) {
 		{addr("10.97.0.1"), 80, service.TCP}:    0, // excluded
 		{addr("192.0.2.1"), 30080, service.TCP}: flagPersistent,
 		{addr("192.0.2.1"), 30080, service.UDP}: 0, // another protocol
-		{addr("192.0.2.1"), 443, service.TCP}:   0, // no NodePort
+		{addr("192.0.2.1"), 443, service.TCP}:   0, // not a NodePort
 		{addr("192.0.2.7"), 30080, service.TCP}: 0, // not the node
 	} {
 		s.servers[k] = &observedServer{server: server{flags: flags}}
@@ -78,8 +78,8 @@ func TestUpstreamOwnedServers(t *testing.T) {
 	}
 }
 
-// TestUpstreamAdopted goes on with kube-proxy's virtual servers and their
-// endpoints, and with those of nobody else.
+// TestUpstreamAdopted adopts kube-proxy's virtual servers and their endpoints, and no
+// foreign ones.
 func TestUpstreamAdopted(t *testing.T) {
 	for _, made := range []bool{true, false} {
 		t.Run(fmt.Sprint(made), func(t *testing.T) {

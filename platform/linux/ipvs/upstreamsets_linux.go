@@ -17,16 +17,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The library's own calls for ipsets panic when a list was interrupted.
+// This file sends requests for ipsets itself, because the library panics when a list is
+// interrupted.
 
-// setsModule is there once the kernel has ipsets. Asking for them would load
-// it.
+// setsModule exists if the kernel has loaded ipsets. A request for them would load the
+// module.
 const setsModule = "/sys/module/ip_set"
 
-// headersOnly asks for a list of sets without their elements.
+// headersOnly requests a list of sets without elements.
 const headersOnly = 1 << 2
 
-// requestIPSet sends a request and returns the answers, less their headers.
+// requestIPSet sends a request and returns the replies without headers.
 func requestIPSet(command int, attrs ...*nl.RtAttr) ([][]byte, error) {
 	req := nl.NewNetlinkRequest(command|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(command))
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
@@ -48,7 +49,7 @@ func setName(name string) *nl.RtAttr {
 	return nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name))
 }
 
-// readSets fills in the ipsets of kube-proxy's and the NodePorts in them.
+// readSets reads the ipsets of kube-proxy and the NodePorts in them.
 func (u *upstreamState) readSets(f service.Family) error {
 	if _, err := os.Stat(setsModule); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -108,7 +109,7 @@ func (u *upstreamState) addPorts(proto service.Protocol, element []byte) {
 	}
 }
 
-// attributes returns the values of one type. What cannot be read is none.
+// attributes returns the values of one type, none if text cannot be parsed.
 func attributes(text []byte, typ uint16) [][]byte {
 	all, err := nl.ParseRouteAttr(text)
 	if err != nil {
@@ -123,8 +124,8 @@ func attributes(text []byte, typ uint16) [][]byte {
 	return values
 }
 
-// destroySet removes a set that no rule refers to. That there is none is
-// success.
+// destroySet destroys a set that no rule refers to. It succeeds if the set does not
+// exist.
 func destroySet(name string) error {
 	_, err := requestIPSet(nl.IPSET_CMD_DESTROY, setName(name))
 	var number unix.Errno

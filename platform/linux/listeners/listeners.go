@@ -1,8 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listeners finds the ports of a node that programs on it listen on.
-// What that means for NodePorts is left to others.
+// Package listeners lists the ports that programs on a node listen on, from the kernel's
+// socket tables (proc_pid_net(5)). It leaves to its callers what that means for
+// NodePorts.
 package listeners
 
 import (
@@ -20,24 +21,24 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Listener is a socket that takes what is sent to it from anywhere.
+// Listener is a socket that accepts packets or connections from any source.
 type Listener struct {
 	Protocol service.Protocol
-	// Addr is unspecified for all addresses; that of IPv6 usually stands for
-	// those of IPv4, too.
+	// Addr is unspecified for all addresses. The unspecified IPv6 address usually
+	// includes IPv4, see ipv6(7).
 	Addr netip.AddrPort
-	// Inode is the socket's, by which process.BySocketInode finds whose it is.
+	// Inode identifies the socket. process.BySocketInode finds its process.
 	Inode uint64
 }
 
-// tables are the kernel's lists of sockets and the state in which one of
-// them listens.
+// tables are the kernel's socket tables and the state of a listening socket in them
+// (kernel: include/net/tcp_states.h, TCP_LISTEN and TCP_CLOSE).
 var tables = []struct {
 	name     string
 	protocol service.Protocol
 	state    string
-	// first means that those which listen stand before all others, of which
-	// there may be very many.
+	// first means that the listening sockets precede all others, of which there may be
+	// very many.
 	first bool
 }{
 	{"tcp", service.TCP, "0A", true},
@@ -46,9 +47,9 @@ var tables = []struct {
 	{"udp6", service.UDP, "07", false},
 }
 
-// List returns the listeners in net, a network namespace's directory as in
-// /proc/self/net. A table that is not there, for a kernel without IPv6, is
-// empty. SCTP is not looked at.
+// List returns the listeners in net, the directory of a network namespace such as
+// /proc/self/net. A missing table, on a kernel without IPv6, counts as empty. List does
+// not include SCTP.
 func List(net fs.FS) ([]Listener, error) {
 	var all []Listener
 	for _, t := range tables {
@@ -75,7 +76,7 @@ func List(net fs.FS) ([]Listener, error) {
 func read(r io.Reader, state string, listenersFirst bool) ([]Listener, error) {
 	var all []Listener
 	lines := bufio.NewScanner(r)
-	lines.Scan() // the heading
+	lines.Scan() // the header
 	for lines.Scan() {
 		const local, st, inode = 1, 3, 9
 		fields := strings.Fields(lines.Text())
@@ -101,7 +102,8 @@ func read(r io.Reader, state string, listenersFirst bool) ([]Listener, error) {
 	return all, lines.Err()
 }
 
-// ConflictsWith reports that l keeps others from listening on a with its protocol.
+// ConflictsWith reports whether l prevents another program from listening on a with the
+// same protocol.
 func (l Listener) ConflictsWith(a netip.AddrPort) bool {
 	own, addr := l.Addr.Addr(), a.Addr()
 	if l.Addr.Port() != a.Port() {
@@ -110,8 +112,7 @@ func (l Listener) ConflictsWith(a netip.AddrPort) bool {
 	return own == addr || own.IsUnspecified() && (own.Is6() || addr.Is4()) || addr.IsUnspecified() && (addr.Is6() || own.Is4())
 }
 
-// parse reads "0100007F:1F90": words of four bytes in the machine's order,
-// and a port.
+// parse parses "0100007F:1F90": words of four bytes in host byte order, and a port.
 func parse(s string) (netip.AddrPort, error) {
 	text, port, _ := strings.Cut(s, ":")
 	raw, err := hex.DecodeString(text)

@@ -24,7 +24,7 @@ func table(lines ...string) *fstest.MapFile {
 	return &fstest.MapFile{Data: []byte(b.String())}
 }
 
-// TestList is for machines of little end, as all are that we build for.
+// TestList needs a little-endian machine, as all supported ones are.
 func TestList(t *testing.T) {
 	const any6 = "00000000000000000000000000000000"
 	for situation, test := range map[string]struct {

@@ -13,21 +13,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// A Port with session affinity has a few objects of its own for each list of
-// endpoints it uses: a map of its clients for each target port, nearly always
-// one, which the rules fill after the connection was translated; the set of
-// its endpoints, without which nothing is remembered, so that nobody is sent
-// to an endpoint that left; and a chain that asks the clients first and else
-// draws from the endpoints. A map holds addresses only, because nft 1.0.6
-// cannot read an update of an IPv6 address and a port.
+// A Port with session affinity owns a few objects for each endpoint list that it uses.
+// One clients map per target port (nearly always there is one port) records which
+// endpoint a client used. The rules fill it after the destination was translated. The
+// members set holds the endpoints. Rules record a client only for a member, so no client
+// returns to an endpoint that was removed. A chain looks the client up first and
+// otherwise picks a random endpoint. The clients map holds addresses without ports,
+// because nft 1.0.6 cannot parse an update statement with an IPv6 address and a port.
 
 var (
 	slotKey   = []field{slot}
 	clientKey = []field{saddr}
 )
 
-// servicePortID names p in names of chains and sets: short, stable, readable, and
-// unique by the hash even where the readable part is cut off.
+// servicePortID returns the part of chain and set names that identifies n. It is short,
+// readable and stable. The hash keeps it unique where the readable part is cut off.
 func servicePortID(n service.PortName) string {
 	sum := sha256.Sum256([]byte(n.Namespace + "\x00" + n.Name + "\x00" + n.Port + "\x00" + n.Protocol.String()))
 	id := strings.ToLower(base32.StdEncoding.EncodeToString(sum[:5]))
@@ -38,8 +38,8 @@ func servicePortID(n service.PortName) string {
 	return id + "-" + readable[:min(len(readable), 72)]
 }
 
-// objectName returns an object's name for one of p's lists. Only slashes,
-// hyphens, dots and letters are in it, so nft can read it unquoted.
+// objectName returns the name of an object for one of the endpoint lists of n. It holds
+// only letters, digits, slashes, hyphens and dots, so nft reads it without quotes.
 func objectName(what string, w endpointList, n service.PortName) string {
 	if w == localList {
 		what += "-local"
@@ -47,15 +47,15 @@ func objectName(what string, w endpointList, n service.PortName) string {
 	return what + "-" + servicePortID(n)
 }
 
-// group is the endpoints of a list that have one port number.
+// group holds the endpoints of one list that share a port number.
 type group struct {
 	port    uint16
-	clients *set            // of these endpoints
-	members map[string]bool // their addresses
+	clients *set            // the clients map of these endpoints
+	members map[string]bool // the endpoints' addresses, as bytes
 }
 
-// groups returns the groups of w by port, none if p has no clients to
-// remember.
+// groups returns the groups of w, sorted by port. It returns nil if the Port has no
+// session affinity or does not use w.
 func (l layout) groups(w endpointList) []group {
 	p := l.port
 	if p == nil || p.Affinity == 0 || !usesList(p, w) {
@@ -74,8 +74,8 @@ func (l layout) groups(w endpointList) []group {
 	return groups
 }
 
-// clientSet has the timeout in its name, since the kernel cannot change the
-// timeout of a map that exists.
+// clientSet returns the clients map for one target port. Its name contains the timeout,
+// because the kernel cannot change the timeout of an existing map.
 func clientSet(p *service.Port, w endpointList, port uint16) *set {
 	name := objectName(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
 	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity}
@@ -89,8 +89,8 @@ func choiceSet(p *service.Port, w endpointList) *set {
 	return &set{name: objectName("choices", w, p.Name), kind: targetMap, key: slotKey}
 }
 
-// clientChain names the chain that takes a frontend's traffic to list w,
-// through an entry that marks, if one is named.
+// clientChain returns the name of the affinity chain for list w. entry selects the
+// variant that marks packets first. An empty entry selects the one that does not mark.
 func (b *builder) clientChain(w endpointList, entry string) string {
 	switch entry {
 	case "":
@@ -101,7 +101,7 @@ func (b *builder) clientChain(w endpointList, entry string) string {
 	return objectName("affinity-external", w, b.port.Name)
 }
 
-// usesList reports that some frontend of p may send traffic to list w.
+// usesList reports whether a frontend of p may send traffic to list w.
 func usesList(p *service.Port, w endpointList) bool {
 	if len(endpointsOf(p, w)) == 0 {
 		return false
@@ -114,8 +114,8 @@ func usesList(p *service.Port, w endpointList) bool {
 	return false
 }
 
-// affinityElements adds the elements of p's own sets, and those that lead a
-// connection to the chain that remembers its client.
+// affinityElements adds the elements of the port's own sets, and the elements that send a
+// translated connection to the chain that records its client.
 func (b *builder) affinityElements() {
 	if b.port.Affinity == 0 || !b.port.HasEndpoints() {
 		return

@@ -11,37 +11,38 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Driver is what Backend asks from the kernel, for one family. Its methods
-// are called from one goroutine at a time, but for Watch.
+// Driver is the access to the kernel that Backend needs, for one family. Its methods are
+// called from one goroutine at a time, except Watch.
 type Driver interface {
-	// Commit makes ops take effect together, or not at all and says why.
+	// Commit applies ops in one transaction. On error nothing was applied.
 	Commit(ctx context.Context, ops []op) error
-	// Read returns our table, nil if there is none.
+	// Read returns our table, or nil if it does not exist.
 	Read(ctx context.Context) (*table, error)
-	// Touched reports that others may have changed our table since the last
-	// call of Read, not counting Commits. It is cheap.
+	// Touched reports whether another process may have changed our table since the last
+	// call of Read. Commits do not count. It is cheap.
 	Touched(ctx context.Context) (bool, error)
-	// PruneClients deletes the remembered clients of a clients map whose endpoint
-	// is not among keep.
+	// PruneClients deletes those elements of a clients map whose endpoint address is not
+	// in keep.
 	PruneClients(ctx context.Context, clients *set, keep map[string]bool) error
-	// Liberal reports that the kernel takes packets outside of the window of
-	// their connection as valid.
+	// Liberal reports whether the kernel treats packets outside of the TCP window as
+	// valid (net.netfilter.nf_conntrack_tcp_be_liberal).
 	Liberal() bool
-	// Watch calls touched whenever others change our table, until ctx ends.
+	// Watch calls touched whenever another process changes our table, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 }
 
-// Backend keeps one family's table. It implements reconcile.Backend.
+// Backend programs the table of one family. It implements reconcile.Backend.
 type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	// have is what the table holds, nil while that is not known.
+	// have describes what the table holds. It is nil while that is unknown.
 	have    *installed
-	liberal bool // as Driver.Liberal said last
+	liberal bool // the latest result of Driver.Liberal
 }
 
-// effectiveOptions returns the options as far as the kernel lets them count.
+// effectiveOptions returns the options without those that have no effect with the
+// kernel's present settings.
 func (b *Backend) effectiveOptions() Options {
 	o := b.options
 	o.DropInvalid = o.DropInvalid && !b.liberal
@@ -50,12 +51,12 @@ func (b *Backend) effectiveOptions() Options {
 
 var _ reconcile.Watcher = (*Backend)(nil)
 
-// installed describes a table that is as we want it, by what it was made
-// from; the elements themselves are kept by the kernel alone.
+// installed describes a table that matches the desired state, by the inputs that produced
+// it. Only the kernel holds the elements themselves.
 type installed struct {
 	snapshot *service.Snapshot
 	options  Options
-	// slots has the Ports whose slots are not simply in order.
+	// slots holds the Ports whose endpoints are not simply in order.
 	slots   map[service.PortName]slots
 	classes classes
 	shared  shared
@@ -68,9 +69,9 @@ func (h *installed) layout(p *service.Port) layout {
 	return layout{p, h.slots[p.Name]}
 }
 
-// Plan implements reconcile.Backend. Without foreign changes its cost
-// follows the difference between want and the last snapshot; else the table
-// is read.
+// Plan implements reconcile.Backend. If no other process changed the table, the cost
+// follows the difference between want and the last snapshot. Otherwise Plan reads the
+// table.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	touched := true
 	b.liberal = b.options.DropInvalid && b.driver.Liberal()
@@ -79,14 +80,14 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		if touched, err = b.driver.Touched(ctx); err != nil {
 			return nil, fmt.Errorf("ask for changes to table %s: %w", b.name(), err)
 		}
-		// What a partial snapshot left in force may go now.
+		// An incomplete snapshot kept elements in place that may be deleted now.
 		touched = touched || b.have.snapshot.Incomplete && !want.Incomplete ||
 			b.have.snapshot.Node.NodePortsPending[b.family] && !want.Node.NodePortsPending[b.family]
 	}
 	var p *plan
 	if touched {
-		// The driver tells of a change once, so until a plan was applied
-		// nobody knows what the table holds.
+		// The driver reports a change once. What the table holds is unknown until a plan
+		// was applied.
 		have := b.have
 		b.have = nil
 		t, err := b.driver.Read(ctx)
@@ -103,7 +104,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
-// Cleanup implements reconcile.Backend: it deletes the table.
+// Cleanup implements reconcile.Backend. It deletes the table.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.have = nil
 	t, err := b.driver.Read(ctx)
@@ -137,7 +138,8 @@ func (b *Backend) Suspect() string {
 
 func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.table() }
 
-// planIncremental plans from one snapshot to the next.
+// planIncremental plans the step from the installed snapshot to want, without reading the
+// table.
 func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	p := &plan{backend: b, next: &installed{snapshot: want, options: b.effectiveOptions(), slots: b.have.slots, shared: b.have.shared}}
 	h := b.have
@@ -171,8 +173,8 @@ func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	return p
 }
 
-// planSharedChanges adds the unit that follows p's other units in the elements
-// that Ports share.
+// planSharedChanges adds one unit for the elements that several Ports share, as they
+// follow from the other units of p.
 func (p *plan) planSharedChanges() {
 	p.sharedDelta = newShared()
 	for _, u := range p.units {

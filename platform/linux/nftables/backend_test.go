@@ -16,7 +16,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// faultyDriver is a fake whose questions fail now and then.
+// faultyDriver is a fake whose reads can fail.
 type faultyDriver struct {
 	*fake
 	readErr, touchedErr, pruneErr error
@@ -44,8 +44,8 @@ func (u *faultyDriver) PruneClients(ctx context.Context, s *set, keep map[string
 	return u.fake.PruneClients(ctx, s, keep)
 }
 
-// A listing that failed is made up for: what a stranger did is repaired,
-// though the driver tells of it no more.
+// After a failed read the next plan reads again. It repairs another process's change,
+// although the driver does not report that change a second time.
 func TestPlanAfterAFailedRead(t *testing.T) {
 	u := &faultyDriver{fake: &fake{}}
 	b := &Backend{driver: u}
@@ -101,8 +101,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// A client that cannot be forgotten is a failure of its port, and is tried
-// again in the next round.
+// A client that cannot be deleted is an error of its Port, and the next sync retries.
 func TestPruneClientsFails(t *testing.T) {
 	u := &faultyDriver{fake: &fake{}}
 	b := &Backend{driver: u}
@@ -129,8 +128,8 @@ func TestPruneClientsFails(t *testing.T) {
 	}
 }
 
-// sticky is a port with affinity to endpoints at two ports, named by the
-// last part of their addresses.
+// sticky returns a Port with session affinity and endpoints at two ports. ends are the
+// last parts of the endpoints' addresses.
 func sticky(f service.Family, ends ...int) *service.Snapshot {
 	p := &service.Port{
 		Name:   service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP},

@@ -10,12 +10,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// hook is where packets enter a base chain. Those of type nat see the first packet
-// of each connection only.
+// hook is where packets enter a base chain. A chain of type nat sees only the first
+// packet of each connection, see nft(8).
 type hook struct {
 	name     string
 	priority int
-	filter   bool // the type is filter and not nat: it sees every packet
+	filter   bool // the type is filter instead of nat: the chain sees every packet
 }
 
 func (h *hook) typ() string {
@@ -25,14 +25,14 @@ func (h *hook) typ() string {
 	return "nat"
 }
 
-// chain is a list of rules with a name.
+// chain is a named list of rules.
 type chain struct {
 	name  string
-	hook  *hook // nil for chains that others jump to
+	hook  *hook // nil for a chain that is not a base chain
 	rules []rule
 }
 
-// text is c in the language of nft.
+// text returns c in the syntax of nft(8).
 func (c *chain) text(family service.Family) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\tchain %s {\n", c.name)
@@ -46,7 +46,9 @@ func (c *chain) text(family service.Family) string {
 	return b.String()
 }
 
-// Priorities that netfilter gives to translation of destination and source.
+// dstNAT and srcNAT are netfilter's priorities for the translation of the destination and
+// the source (kernel: include/uapi/linux/netfilter_ipv4.h, NF_IP_PRI_NAT_DST and
+// NF_IP_PRI_NAT_SRC).
 const (
 	dstNAT = -100
 	srcNAT = 100
@@ -72,8 +74,8 @@ var (
 func jumpVerdict(name string) verdict { return verdict{verdictJump, name} }
 func gotoVerdict(name string) verdict { return verdict{verdictGoto, name} }
 
-// baseChains are the chains that a table for family always has, in an order
-// in which each only refers to chains and sets that exist before any rule.
+// baseChains returns the chains that the table of family f always contains. The order
+// ensures that each chain refers only to chains before it and to sets.
 func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 	bit := o.mark()
 	return append(filterChains(o), []*chain{
@@ -106,9 +108,10 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 	}...)
 }
 
-// filterChains see every packet, so there is none without need. A packet outside of
-// the window of its connection is no longer translated back, and its receiver would
-// reset what it does not know, see kubernetes/kubernetes#74839.
+// filterChains returns chains that see every packet, so there is none unless an option
+// needs it. Connection tracking does not translate a packet outside of the TCP window
+// back. Its receiver would reset a connection that it does not know, see
+// kubernetes/kubernetes#74839.
 func filterChains(o Options) []*chain {
 	if !o.DropInvalid {
 		return nil
@@ -118,10 +121,9 @@ func filterChains(o Options) []*chain {
 	}}}
 }
 
-// unallocatedRules drop what goes to an address that only a Service could
-// have, and none has: along a default route it would travel for nothing, or in
-// a circle. That is only known in the end, when whoever else forwards Services
-// had the chance to.
+// unallocatedRules drop packets to an address in a Service CIDR that no Service has.
+// Along a default route such a packet would travel in vain, or in a loop. The rules run
+// last, in postrouting, so that another proxy on the node can translate it first.
 func unallocatedRules(f service.Family, node *service.Node) []rule {
 	var rules []rule
 	for _, p := range service.InFamily(node.ServiceCIDRs, f) {
@@ -130,9 +132,9 @@ func unallocatedRules(f service.Family, node *service.Node) []rule {
 	return rules
 }
 
-// dispatchRules find the Service: first by its own address, then, so that
-// nothing loops through a default route, every other port of a ClusterIP is
-// refused, then by the node's addresses.
+// dispatchRules find the frontend. The address of a Service comes first. After that every
+// other port of a ClusterIP is refused, so that such packets do not loop through a
+// default route. The node's own addresses come last.
 func dispatchRules(f service.Family, node *service.Node) []rule {
 	rules := []rule{
 		{lookup{addrKey, restricted, false}, lookup{append(addrKey[:3:3], saddr), sources, true}, verdict{code: verdictDrop}},
@@ -146,15 +148,15 @@ func dispatchRules(f service.Family, node *service.Node) []rule {
 		switch {
 		case p.Bits() == 0:
 			return append(rules, toNode)
-		case !service.LoopbackOnly(p): // listeners answer there
+		case !service.LoopbackOnly(p): // the local listeners for NodePorts serve loopback addresses
 			rules = append(rules, append(rule{within{daddr, p.Masked(), false}}, toNode...))
 		}
 	}
 	return rules
 }
 
-// podRules are rules that run then for traffic from pods, one for each way
-// in which node tells it.
+// podRules returns rules that run then for traffic from pods, one for each of the ways in
+// which node identifies pods.
 func podRules(f service.Family, node *service.Node, then ...statement) []rule {
 	var rules []rule
 	add := func(is statement) { rules = append(rules, append(rule{is}, then...)) }
@@ -171,7 +173,7 @@ func podRules(f service.Family, node *service.Node, then ...statement) []rule {
 	return rules
 }
 
-// markRules mark what enters through a ClusterIP for masquerading.
+// markRules mark packets to a ClusterIP for masquerading.
 func markRules(f service.Family, node *service.Node, bit uint32) []rule {
 	switch {
 	case node.MasqueradeAll:
@@ -182,8 +184,8 @@ func markRules(f service.Family, node *service.Node, bit uint32) []rule {
 	return nil
 }
 
-// localRules are for external addresses with policy Local: pods and the node
-// itself may go to any endpoint, others to those on this node.
+// localRules implement policy Local for external addresses. Pods and the node itself
+// reach any endpoint. Other clients reach only the endpoints on this node.
 func localRules(f service.Family, node *service.Node, bit uint32, key []field, clientMaps ...*set) []rule {
 	rules := podRules(f, node, dispatch{key, clientMaps[0]})
 	return append(rules,
@@ -192,8 +194,8 @@ func localRules(f service.Family, node *service.Node, bit uint32, key []field, c
 		rule{verdict{code: verdictDrop}})
 }
 
-// rememberRules find the chain that remembers a connection's client. The
-// protocol is matched first because nft gives a port no type without it.
+// rememberRules jump to the chain that records the client of a connection. They match the
+// protocol first, because without it nft cannot determine the type of a port.
 func rememberRules() []rule {
 	var rules []rule
 	for _, s := range []*set{affinity, nodePortAffinity} {

@@ -12,8 +12,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestChangedElements wants what leaves out slots that stay the same to lead to the
-// changes that everything leads to, for Ports of all routes.
+// TestChangedElements checks that changedElements leads to the same changes as elements,
+// for Ports of all routes.
 func TestChangedElements(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	draw := func(kinds []service.Kind, internal, external service.Policy) *service.Port {

@@ -8,34 +8,34 @@ import (
 	"math/bits"
 )
 
-// A size class is a power of two. A list of endpoints is spread by the rules
-// of the smallest class that holds it: they draw a slot below the class size
-// and, because slots past the end of the list are empty, draw again when
-// they hit none. An endpoint that comes or goes within the class changes an
-// element of a data map and no rule and no verdict, which is what makes a
-// change cheap: the kernel re-validates everything reachable when a verdict
-// map gets a new goto, and nothing when a data map gets a new element.
+// A size class is a power of two. A list of endpoints uses the rules of the smallest
+// class that holds it. These rules draw a random slot below the class size. Slots past
+// the end of the list are empty, and the next rule draws again. Adding or removing an
+// endpoint within the class changes an element of a data map, but no rule and no verdict.
+// That keeps changes cheap: a new goto in a verdict map makes the kernel validate
+// everything reachable from it, while a new element in a data map needs no validation
+// (kernel: net/netfilter/nf_tables_api.c).
 
 // maxClass is the size of the largest class.
 const maxClass = 1 << 16
 
-// classOf returns the class for n endpoints, 1 to maxClass.
+// classOf returns the size class for n endpoints, from 1 to maxClass.
 func classOf(n int) uint32 {
 	return 1 << bits.Len32(uint32(n-1))
 }
 
-// slotModuli returns the moduli to draw slots with, in order. More than half of a
-// class's slots are filled, so after eight draws fewer than 0.4 % of the
-// connections are left; the last draw is from the filled lower half, which
-// cannot miss, and favours it by no more than that.
+// slotModuli returns, in order, the moduli for drawing slots of a class. More than half
+// of the slots are filled, so fewer than 0.4 % of the connections remain after eight
+// draws. The last draw uses the lower half only, which is full and cannot miss. It
+// favours that half by no more than those 0.4 %.
 func slotModuli(class uint32) []uint32 {
 	n := 8
 	switch class {
 	case 1, 2:
 		return []uint32{class}
-	case 4: // a quarter empty at most
+	case 4: // at most a quarter is empty
 		n = 4
-	case 8: // three eighths empty at most
+	case 8: // at most three eighths are empty
 		n = 6
 	}
 	var d []uint32
@@ -45,12 +45,12 @@ func slotModuli(class uint32) []uint32 {
 	return append(d, class/2)
 }
 
-// picker is a family of chains, one per class, that pick a target from a map.
+// picker is a family of chains, one per class, that pick an endpoint from a map.
 type picker struct {
 	name    string
 	targets *set
-	// entries are chains that go on to this picker's, by name and first
-	// statement.
+	// entries are chains that run one statement and then go to this picker's chain. The
+	// key is the chain's name. The function returns the statement.
 	entries map[string]func(bit uint32) statement
 }
 
@@ -72,7 +72,7 @@ var pickers = [...]*picker{pickAddr, pickNodePort, pickInternal, pickNodePortInt
 
 func classChain(name string, class uint32) string { return fmt.Sprintf("%s-%d", name, class) }
 
-// chains returns p's chains for one class.
+// chains returns the chains of p for one class.
 func (p *picker) chains(class uint32, o Options) []*chain {
 	pick := &chain{name: classChain(p.name, class)}
 	for _, mod := range slotModuli(class) {
@@ -90,11 +90,12 @@ func (p *picker) chains(class uint32, o Options) []*chain {
 	return chains
 }
 
-// classes is a set of size classes for each picker: bit i is class 1<<i.
+// classes is a set of size classes for each picker. Bit i stands for class 1<<i.
 type classes [len(pickers)]uint32
 
-// baseClasses are there from the start, so that small Services never wait
-// for a chain: binding a new rule to a full map walks the map.
+// baseClasses are always present, so that small Services never wait for a chain. Binding
+// a new rule to a large map makes the kernel walk the whole map (kernel:
+// net/netfilter/nf_tables_api.c, nf_tables_bind_set).
 var baseClasses = classes{0b11111, 0b11111, 0b11, 0b11}
 
 func (c *classes) add(p *picker, class uint32) {
@@ -105,7 +106,7 @@ func (c *classes) add(p *picker, class uint32) {
 	}
 }
 
-// union returns the classes in either.
+// union returns the classes in c or d.
 func (c classes) union(d classes) classes {
 	for i := range c {
 		c[i] |= d[i]
@@ -121,7 +122,7 @@ func (c classes) without(d classes) classes {
 	return c
 }
 
-// chains returns the chains of all classes in c.
+// chains returns the chains of every class in c.
 func (c classes) chains(o Options) []*chain {
 	var chains []*chain
 	for i, p := range pickers {

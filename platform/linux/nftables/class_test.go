@@ -25,8 +25,8 @@ func TestClassOf(t *testing.T) {
 	}
 }
 
-// shares returns what part of the connections each of n endpoints gets, and
-// what part none does, by the rules' arithmetic.
+// shares computes from slotModuli the share of connections that each of n endpoints gets,
+// and the share that gets no endpoint.
 func shares(n int) (each []*big.Rat, none *big.Rat) {
 	none = big.NewRat(1, 1)
 	for range n {
@@ -42,8 +42,8 @@ func shares(n int) (each []*big.Rat, none *big.Rat) {
 	return each, none
 }
 
-// Every endpoint gets its part within half a percent, and no connection is
-// left without one.
+// Every endpoint gets its share within half a percent, and every connection gets an
+// endpoint.
 func TestDrawsAreFair(t *testing.T) {
 	for n := 1; n <= 40; n++ {
 		wantFair(t, n)
@@ -68,7 +68,7 @@ func wantFair(t *testing.T, n int) {
 	}
 }
 
-// Endpoints that fill their class get exactly the same.
+// Endpoints that fill their class get exactly equal shares.
 func TestFullClassesAreExact(t *testing.T) {
 	for n := 1; n <= 256; n *= 2 {
 		each, _ := shares(n)
@@ -117,7 +117,7 @@ func TestClassSets(t *testing.T) {
 	}
 }
 
-// The chains that mark go on to the ones that pick.
+// The chains that mark continue in the chain that picks.
 func TestPickerChains(t *testing.T) {
 	var b strings.Builder
 	for _, c := range pickAddr.chains(4, Options{MasqueradeBit: 14}) {
@@ -132,7 +132,7 @@ func TestPickerChains(t *testing.T) {
 	}
 }
 
-// What a port needs: a class for each list that a frontend of it may use.
+// A Port needs a class for each list that one of its frontends may use.
 func TestNeededClasses(t *testing.T) {
 	eps := func(n int) []service.Endpoint {
 		return slices.Repeat([]service.Endpoint{{Addr: addrPort("10.244.1.1:80")}}, n)

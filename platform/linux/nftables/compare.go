@@ -14,30 +14,30 @@ import (
 	"kubeproxy/common/service"
 )
 
-// table is what the kernel holds under our name.
+// table is what the kernel holds under our table name.
 type table struct {
-	dormant    bool // nothing in it is in force
-	otherFlags bool // it has flags that cannot be taken back
+	dormant    bool // the kernel runs none of its chains
+	otherFlags bool // it has flags that cannot be cleared
 	chains     map[string]*observedChain
 	sets       map[string]*observedSet
 }
 
-// observedChain has the fingerprints that we gave our rules; a rule of somebody
-// else has none, which is "".
+// observedChain holds the fingerprints of the rules. A rule of another owner has none,
+// and stands as "".
 type observedChain struct {
-	hook         string // as hook.spec, "" for a chain without
-	policyDrop   bool   // its policy
+	hook         string // in the format of hook.spec, "" if it is not a base chain
+	policyDrop   bool   // its policy is drop
 	fingerprints []string
 }
 
-// observedSet is a set with its elements by key, end appended.
+// observedSet is a set with its elements, by elementKey.
 type observedSet struct {
 	spec     setSpec
 	elements map[string]element
 }
 
-// fingerprint tells r from every other rule. The kernel keeps it beside the
-// rule, and loses it when somebody replaces the rule.
+// fingerprint identifies r. The kernel stores it as user data of the rule. It is lost
+// when another process replaces the rule.
 func (r rule) fingerprint(f service.Family) string {
 	sum := sha256.Sum256([]byte(r.text(f)))
 	return string(sum[:8])
@@ -54,8 +54,8 @@ func (h *hook) spec() string {
 	return s
 }
 
-// planFull compares the table with what want needs, element by element, and
-// with have, what we left there if that is known.
+// planFull compares the table, element by element, with what want needs. have is what we
+// last installed, or nil if that is unknown. It serves to report drift.
 func (b *Backend) planFull(t *table, have *installed, want *service.Snapshot) *plan {
 	var drift []string
 	if have != nil {
@@ -66,9 +66,9 @@ func (b *Backend) planFull(t *table, have *installed, want *service.Snapshot) *p
 	return p
 }
 
-// compare plans from t, nil if there is no table, to want. It takes t apart.
-// A table in which something has a wanted name and is of another kind, which
-// the kernel cannot change, is made anew.
+// compare plans the steps from t to want. t is nil if there is no table. compare consumes
+// t. If an object has a wanted name but another kind, the kernel cannot change it, so the
+// plan replaces the whole table.
 func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
 	var incompatible []string
 	if t != nil {
@@ -88,7 +88,7 @@ func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
 	return p
 }
 
-// comparison is one run of planFull.
+// comparison is one run of compare.
 type comparison struct {
 	backend      *Backend
 	want         *service.Snapshot
@@ -96,11 +96,11 @@ type comparison struct {
 	baseOps      []op
 	next         *installed
 	units        []unit
-	chains       map[string]bool // that are to stay
-	sets         map[string]*set // that are to stay
+	chains       map[string]bool // chains to keep
+	sets         map[string]*set // sets to keep
 	staleClients []layout
 	removed      []*service.Port
-	incompatible []string // what has a wanted name and cannot be made what it should be
+	incompatible []string // objects with a wanted name that cannot be changed to what is wanted
 }
 
 func (c *comparison) plan() *plan {
@@ -141,7 +141,7 @@ func (c *comparison) plan() *plan {
 	return &plan{backend: c.backend, next: c.next, units: c.units, staleClients: c.staleClients, removed: c.removed, fullSync: true}
 }
 
-// addSet notes s as wanted and adds it if it is missing.
+// addSet records s as wanted, and adds it if it is missing.
 func (c *comparison) addSet(ops *[]op, s *set) {
 	c.sets[s.name] = s
 	observed := c.table.sets[s.name]
@@ -153,7 +153,7 @@ func (c *comparison) addSet(ops *[]op, s *set) {
 	}
 }
 
-// addChain notes x as wanted and makes its rules what they should be.
+// addChain records x as wanted, and corrects its policy and rules.
 func (c *comparison) addChain(ops *[]op, x *chain) {
 	c.chains[x.name] = true
 	observed := c.table.chains[x.name]
@@ -176,18 +176,18 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 	}
 }
 
-// keepsPendingNodePorts reports that the rules of the chain have more than the wanted ones only
-// as an earlier process let addresses of the node answer NodePorts, and that
-// those are not known yet.
+// keepsPendingNodePorts reports whether the observed rules exceed the wanted ones only
+// because an earlier process already opened NodePorts on node addresses that are not
+// known yet.
 func (c *comparison) keepsPendingNodePorts(name string, wanted, observed []string) bool {
 	n := len(wanted)
 	return name == dispatchChain && c.want.Node.NodePortsPending[c.backend.family] &&
 		len(observed) > n && slices.Equal(observed[:n], wanted) && !slices.Contains(observed, "")
 }
 
-// port adds the unit for what l lacks.
+// port adds the unit with the missing parts of l.
 func (c *comparison) port(l layout) {
-	if c.table.sets == nil { // nothing to compare with: Apply works it out in time
+	if c.table.sets == nil { // nothing to compare with: Apply computes the steps later
 		c.units = append(c.units, unit{to: l})
 		return
 	}
@@ -208,7 +208,7 @@ func (c *comparison) port(l layout) {
 	}
 }
 
-// hasStaleClients reports that a client is remembered for an endpoint that left.
+// hasStaleClients reports whether a client is recorded for an endpoint that was removed.
 func (c *comparison) hasStaleClients(clients *set, members map[string]bool) bool {
 	observed := c.table.sets[clients.name]
 	if observed == nil {
@@ -222,9 +222,9 @@ func (c *comparison) hasStaleClients(clients *set, members map[string]bool) bool
 	return false
 }
 
-// compareElements compares want with the table and takes what it finds out of it,
-// so that only strays stay. What is missing or different goes into u, a unit
-// of its own if nil.
+// compareElements compares want with the table. It removes every element it finds from
+// the observed sets, so that only extraneous elements remain there. Missing and different
+// elements go into u, or into a unit of their own if u is nil.
 func (c *comparison) compareElements(u *unit, want []element) {
 	if u == nil {
 		u = &unit{}
@@ -252,8 +252,7 @@ func (c *comparison) compareElements(u *unit, want []element) {
 	}
 }
 
-// deleteExtraneous adds units that remove whatever is in the table beyond what is
-// wanted.
+// deleteExtraneous adds units that delete everything in the table that is not wanted.
 func (c *comparison) deleteExtraneous() {
 	if c.want.Incomplete {
 		return
@@ -288,7 +287,7 @@ func (c *comparison) deleteExtraneous() {
 	}
 }
 
-// recordRemovedFrontend notes the frontend that goes with e, if e is about one.
+// recordRemovedFrontend records the frontend that is removed with e, if e describes one.
 func (c *comparison) recordRemovedFrontend(e element) {
 	if e.catchAll {
 		return
@@ -298,7 +297,7 @@ func (c *comparison) recordRemovedFrontend(e element) {
 	switch e.in {
 	case services, externalLocal:
 		n := daddr.size(c.backend.family)
-		f.Kind = service.ExternalIP // or any other with an address
+		f.Kind = service.ExternalIP // or another kind with an address
 		f.Addr, _ = netip.AddrFromSlice(key[:n])
 		key = key[n:]
 	case nodePorts, nodePortLocal:
@@ -312,8 +311,8 @@ func (c *comparison) recordRemovedFrontend(e element) {
 	})
 }
 
-// observedClasses returns the classes whose chains the table has; they stay, for
-// the list that needed them may grow again.
+// observedClasses returns the classes whose chains exist. They are kept, because the list
+// that needed them may grow again.
 func (c *comparison) observedClasses() classes {
 	var observed classes
 	for i, p := range pickers {
@@ -326,8 +325,8 @@ func (c *comparison) observedClasses() classes {
 	return observed
 }
 
-// observedLayout reads from the table how p's endpoints lie now, so that they can stay
-// where they are. Any frontend will do, for all agree.
+// observedLayout reads the current slots of the endpoints of p from the table, so that
+// endpoints can keep them. All frontends agree, so any of them serves.
 func (c *comparison) observedLayout(p *service.Port) layout {
 	l := layout{port: &service.Port{Name: p.Name, Family: p.Family}}
 	b := &builder{layout: layout{port: p}, family: p.Family}
@@ -352,8 +351,8 @@ func (c *comparison) observedLayout(p *service.Port) layout {
 	return l
 }
 
-// readEndpointList reads one list of l from a map, unless it has been read already.
-// The list is kept in slot order, which serves arrange as well as any.
+// readEndpointList reads one list of l from a map, unless it was read before. The list
+// stays in slot order, which arrange accepts.
 func (c *comparison) readEndpointList(l *layout, w endpointList, in *set, key func(int) []byte) {
 	observed := c.table.sets[in.name]
 	if observed == nil || l.len(w) > 0 {
@@ -374,7 +373,7 @@ func (c *comparison) readEndpointList(l *layout, w endpointList, in *set, key fu
 	}
 }
 
-// targetOf reads an address and port as a targetMap keeps them.
+// targetOf decodes an address and port as a targetMap stores them.
 func targetOf(value []byte) netip.AddrPort {
 	if len(value) < 8 {
 		return netip.AddrPort{}
@@ -384,7 +383,7 @@ func targetOf(value []byte) netip.AddrPort {
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(value[n:]))
 }
 
-// clone copies t as deep as a comparison changes it. t may be nil.
+// clone copies those parts of t that a comparison changes. t may be nil.
 func (t *table) clone() *table {
 	if t == nil {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// adopt has a new backend take over what k holds, and returns its plan.
+// adopt lets a new backend take over what k holds. It applies and returns its plan.
 func adopt(t *testing.T, k *fake, want *service.Snapshot) string {
 	t.Helper()
 	p := planNow(t, &Backend{family: k.family, driver: k}, want)
@@ -24,8 +24,8 @@ func adopt(t *testing.T, k *fake, want *service.Snapshot) string {
 	return p.String()
 }
 
-// A table that cannot become ours is replaced, in one transaction with all
-// that it needs; any other is mended.
+// An incompatible table is replaced with everything it needs in one transaction. Any
+// other table is repaired.
 func TestIncompatibleTables(t *testing.T) {
 	want := simple(2)
 	for name, tt := range map[string]struct {
@@ -63,7 +63,7 @@ func TestIncompatibleTables(t *testing.T) {
 	}
 }
 
-// What a person reads in a listing is kept true.
+// A plan repairs altered comments.
 func TestCommentsAreRepaired(t *testing.T) {
 	k := &fake{}
 	want := simple(1)
@@ -77,7 +77,7 @@ func TestCommentsAreRepaired(t *testing.T) {
 	}
 }
 
-// A restart leaves endpoints where they lie, whichever way in shows it.
+// Endpoints keep their slots across a restart, whichever frontend shows them.
 func TestAdoptionKeepsSlots(t *testing.T) {
 	all := []service.Frontend{
 		{Kind: service.ClusterIP, Addr: addr("10.96.0.9"), Port: 80},
@@ -110,8 +110,7 @@ func TestAdoptionKeepsSlots(t *testing.T) {
 	}
 }
 
-// Strays go, whole chains and sets and single elements, and what clients
-// remember stays.
+// Extraneous chains, sets and elements are deleted. Clients maps keep their elements.
 func TestExtraneousObjectsAreDeleted(t *testing.T) {
 	k := &fake{}
 	cart := sticky(service.IPv4, 2, 3)

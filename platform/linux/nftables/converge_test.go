@@ -68,7 +68,7 @@ func TestConvergesAfterRefusals(t *testing.T) {
 	})
 }
 
-// tamper does what a stranger might.
+// tamper changes the table as another process might.
 func tamper(w generate.Cluster, k *fake) {
 	k.touched = true
 	if k.table == nil {
@@ -97,8 +97,8 @@ func tamper(w generate.Cluster, k *fake) {
 	}
 }
 
-// wantSameAsFresh compares with a table made at once, but for slots, which
-// may lie in another order, and classes that were needed before.
+// wantSameAsFresh compares with a newly created table. The order of slots may differ, and
+// classes that were needed earlier may exist.
 func wantSameAsFresh(t *rapid.T, k *fake, want *service.Snapshot) {
 	fresh := &fake{family: k.family}
 	b := &Backend{family: k.family, options: Options{MasqueradeBit: 14}, driver: fresh}
@@ -134,8 +134,7 @@ func simple(n int) *service.Snapshot {
 	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
-// TestOneRefusedPortDoesNotBlockOthers has the kernel refuse whatever
-// concerns one Service.
+// The kernel rejects every transaction that concerns one Service.
 func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	want := simple(100)
 	k := &fake{}
@@ -170,7 +169,7 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	}
 }
 
-// TestCostFollowsChange counts what small changes write.
+// TestCostFollowsChange counts the writes of small changes.
 func TestCostFollowsChange(t *testing.T) {
 	first := simple(100)
 	old := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-050", Protocol: service.TCP})
@@ -220,7 +219,7 @@ func TestCostFollowsChange(t *testing.T) {
 	}
 }
 
-// summary keeps the sign and the set of each line of a plan, sorted.
+// summary returns the sign and the set of each line of a plan, sorted.
 func summary(plan string) string {
 	var words []string
 	for _, line := range strings.Split(strings.TrimSpace(plan), "\n") {

@@ -1,10 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nftables plans and programs one nftables table per IP family that
-// forwards what a snapshot says. It decides nothing about Services: which
-// endpoints serve is settled before. Only files ending in _linux.go talk to
-// the kernel; everything else is ordinary code that builds and is tested on
+// Package nftables programs one nftables table per IP family. A service.Snapshot goes in.
+// A plan comes out, whose transactions make the kernel's table match the snapshot. The
+// package decides nothing about Services: the snapshot already names the endpoints of
+// each frontend. It leaves conntrack entries and sysctls to other packages. Only files
+// with the suffix _linux.go access the kernel. All other files build, and are tested, on
 // any system.
 package nftables
 
@@ -14,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TableName is the name of the table in both families. A table of this name
-// is ours whoever made it; nothing outside it is ever touched.
+// TableName is the name of the table in both families. A table with this name is ours,
+// even if another process created it. The package changes nothing outside of it.
 const TableName = "kube-services"
 
 // TableOf returns the name of the table of the proxy that serves the Services
@@ -34,9 +35,10 @@ type Options struct {
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells
 	// postrouting to masquerade. It is cleared again there.
 	MasqueradeBit int
-	// DropInvalid drops forwarded packets of TCP that connection tracking cannot
-	// place, as long as the kernel itself does not let them pass as valid
-	// (net.netfilter.nf_conntrack_tcp_be_liberal).
+	// DropInvalid drops forwarded TCP packets in connection tracking state INVALID. It
+	// has no effect while net.netfilter.nf_conntrack_tcp_be_liberal makes the kernel
+	// accept packets outside of the window as valid, see
+	// https://docs.kernel.org/networking/nf_conntrack-sysctl.html.
 	DropInvalid bool
 }
 
@@ -44,7 +46,7 @@ func (o Options) table() string { return cmp.Or(o.Table, TableName) }
 
 func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
 
-// tableFamily is the name nft gives family f.
+// tableFamily returns nft's name of f.
 func tableFamily(f service.Family) string {
 	if f == service.IPv6 {
 		return "ip6"

@@ -10,11 +10,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// maxDriftLines bounds what is said about drift.
+// maxDriftLines bounds the lines of a drift report.
 const maxDriftLines = 20
 
-// drift describes what others did to a table that held h: what would lead
-// back to it.
+// drift describes what other processes changed in a table that held h, by the steps that
+// would restore it.
 func (b *Backend) drift(t *table, h *installed) []string {
 	p := b.compare(t, h.snapshot)
 	var lines []string
@@ -38,7 +38,7 @@ func (b *Backend) drift(t *table, h *installed) []string {
 	return lines
 }
 
-// describeDrift says what must have happened for o to be needed.
+// describeDrift describes the change that made o necessary.
 func describeDrift(o op, f service.Family) string {
 	text := o.text(f)
 	if rest, missing := strings.CutPrefix(text, "+ "); missing {

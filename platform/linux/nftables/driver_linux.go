@@ -15,9 +15,8 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// New returns the Backend for one family, working in the network namespace
-// of the calling thread. It changes nothing yet. The error says what the
-// kernel lacks.
+// New returns the Backend for one family, in the network namespace of the calling thread.
+// It changes nothing. The error names what the kernel lacks. The caller must call Close.
 func New(f service.Family, o Options) (*Backend, error) {
 	d := &kernel{family: f, table: o.table()}
 	if err := d.open(); err != nil {
@@ -26,7 +25,7 @@ func New(f service.Family, o Options) (*Backend, error) {
 	return &Backend{family: f, options: o, driver: d}, nil
 }
 
-// withHint adds to an error what usually helps.
+// withHint adds the usual remedy to an error.
 func withHint(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
@@ -37,7 +36,7 @@ func withHint(err error) error {
 	return err
 }
 
-// kernel is the Driver of the real kernel.
+// kernel implements Driver with the running kernel.
 type kernel struct {
 	family                  service.Family
 	table                   string // its name
@@ -79,17 +78,17 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	}
 	err = k.writeSocket.transact(batch)
 	k.encoder.release()
-	// Large transactions would fill the monitor with other readers' copies
-	// if it were emptied only once a round.
+	// Notifications about other processes' large transactions would fill the monitor's
+	// buffer if it were read only once per sync.
 	k.monitor.notifyIfDirty()
 	return err
 }
 
-// Suspect returns who touched our table last.
+// Suspect returns the process that last changed our table.
 func (k *kernel) Suspect() string { return k.monitor.suspect() }
 
-// maxReadTries bounds how often a listing is begun anew because others keep
-// changing the rules meanwhile.
+// maxReadTries bounds how often a dump is restarted because other processes keep changing
+// the ruleset.
 const maxReadTries = 10
 
 // Read implements Driver.
@@ -102,8 +101,8 @@ func (k *kernel) Read(context.Context) (*table, error) {
 	return t, err
 }
 
-// retryInterrupted repeats a listing that was interrupted, after a pause in which the
-// kernel may finish resizing what was listed.
+// retryInterrupted repeats an interrupted dump. The pauses let the kernel finish resizing
+// the dumped set.
 func retryInterrupted(list func() error) error {
 	err := list()
 	for try := 1; try < maxReadTries && (errors.Is(err, errInterrupted) || errors.Is(err, unix.ENOENT)); try++ {
@@ -113,8 +112,8 @@ func retryInterrupted(list func() error) error {
 	return err
 }
 
-// dumpWithRetry is dump, begun anew with begin whenever others change some table
-// meanwhile, be it another one.
+// dumpWithRetry is dump, restarted whenever any table changes during the dump. It calls
+// begin before each try.
 func (s *socket) dumpWithRetry(request []byte, begin func(), each func(reply) error) error {
 	return retryInterrupted(func() error {
 		begin()
@@ -159,7 +158,7 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 	return k.monitor.watch(ctx, touched)
 }
 
-// PruneClients implements Driver. A client that expired meanwhile is forgotten too.
+// PruneClients implements Driver. It ignores a client that expired meanwhile.
 func (k *kernel) PruneClients(ctx context.Context, clients *set, keep map[string]bool) error {
 	var observed *observedSet
 	err := retryInterrupted(func() error {

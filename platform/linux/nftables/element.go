@@ -17,27 +17,27 @@ import (
 type element struct {
 	in      *set
 	key     []byte
-	end     []byte  // last key of the range in an interval set, else nil
-	value   []byte  // what other maps yield
-	verdict verdict // what a verdictMap yields
-	comment string  // for people who read a listing
-	// catchAll means that it stands for every key that the set does not have,
-	// and expressions that looking it up does more than to find it. None of
-	// ours is such.
+	end     []byte  // last key of the range in an interval set, otherwise nil
+	value   []byte  // the value in a targetMap or addrMap
+	verdict verdict // the value in a verdictMap
+	comment string  // shown in listings
+	// catchAll marks the element that matches every key not in the set. expressions marks
+	// an element with expressions that run when it matches. Our own elements have
+	// neither.
 	catchAll, expressions bool
 }
 
-// compare orders elements by set name, then key.
+// compare orders elements by set name, key and end of range.
 func (e element) compare(o element) int {
 	return cmp.Or(cmp.Compare(e.in.name, o.in.name), bytes.Compare(e.key, o.key), bytes.Compare(e.end, o.end))
 }
 
-// same reports that e and o, which have the same key, need no change.
+// same reports whether e and o, which have the same key, are equal.
 func (e element) same(o element) bool {
 	return e.verdict == o.verdict && e.comment == o.comment && bytes.Equal(e.value, o.value) && e.expressions == o.expressions
 }
 
-// text is e in the language of nft.
+// text returns e in the syntax of nft(8).
 func (e element) text(f service.Family) string {
 	s := "*"
 	if !e.catchAll {
@@ -55,31 +55,30 @@ func (e element) text(f service.Family) string {
 	return s
 }
 
-// layout is a Port and how its endpoints lie in slots.
+// layout is a Port with the assignment of its endpoints to slots.
 type layout struct {
 	port  *service.Port
 	slots slots
 }
 
-// size returns the number of elements that l has, more or less.
+// size estimates the number of elements of l.
 func (l layout) size() int {
 	return 1 + len(l.port.Frontends)*(1+len(l.port.Cluster)+len(l.port.Local))
 }
 
-// elements returns everything that l puts into sets, sorted, but for the
-// sets that several Ports share by address.
+// elements returns all set elements of l, sorted, except those in the sets that Ports
+// share by address.
 func (l layout) elements() []element {
 	return (&builder{layout: l}).build(l.size())
 }
 
-// changedElements is elements without those of slots that hold the same endpoint in
-// other, where they are the same. Both must have the same routes.
+// changedElements returns the elements of l without those slots that hold the same
+// endpoint in other. l and other must have the same routes.
 func (l layout) changedElements(other layout) []element {
 	return (&builder{layout: l, unchanged: other}).build(1 + 4*len(l.port.Frontends))
 }
 
-// sameRoutes reports that the frontends of both Ports lead through the same sets and
-// chains to the slots of their endpoints.
+// sameRoutes reports whether the frontends of both Ports use the same sets and chains.
 func sameRoutes(a, b *service.Port) bool {
 	return a != nil && b != nil && a.Name == b.Name && a.Family == b.Family &&
 		a.Affinity == 0 && b.Affinity == 0 &&
@@ -89,7 +88,7 @@ func sameRoutes(a, b *service.Port) bool {
 		})
 }
 
-// build returns the elements, of which there are about size.
+// build returns the elements. size is an estimate of their number.
 func (b *builder) build(size int) []element {
 	l := b.layout
 	b.family = l.port.Family
@@ -103,21 +102,21 @@ func (b *builder) build(size int) []element {
 	return b.out
 }
 
-// builder collects a layout's elements. Keys share one arena, which keeps
-// 100,000 elements from being 200,000 allocations.
+// builder collects the elements of a layout. Their keys share one arena, which saves
+// 200,000 allocations for 100,000 elements.
 type builder struct {
 	layout
-	unchanged layout // see changedElements; of no port otherwise
+	unchanged layout // see changedElements; without a port otherwise
 	family    service.Family
 	out       []element
 	arena     []byte
 }
 
-// take returns what was appended to the arena since it had length from.
+// take returns the bytes appended to the arena since its length was from.
 func (b *builder) take(from int) []byte { return slices.Clip(b.arena[from:]) }
 
-// key returns the key of f in the sets that are keyed by where clients dial,
-// with a slot at its end unless n is negative.
+// key returns the key of f in the sets that are keyed by frontend. It appends slot n,
+// unless n is negative.
 func (b *builder) key(f *service.Frontend, n int) []byte {
 	from := len(b.arena)
 	if f.Kind != service.NodePort {
@@ -140,8 +139,8 @@ func (b *builder) verdict(in *set, f *service.Frontend, v verdict) {
 	b.out = append(b.out, element{in: in, key: b.key(f, -1), verdict: v})
 }
 
-// pick is the verdict that goes on to one of list's endpoints, whose slots
-// it adds to p's map, through the named entry, p's own if that is "".
+// pick adds the slots of list w to the map of p and returns the verdict that leads to one
+// of its endpoints. entry names the entry chain. "" stands for the chain of p.
 func (b *builder) pick(p *picker, f *service.Frontend, w endpointList, entry string) verdict {
 	n := b.layout.len(w)
 	if n == 0 {
@@ -167,7 +166,7 @@ func (b *builder) pick(p *picker, f *service.Frontend, w endpointList, entry str
 	return gotoVerdict(classChain(entry, classOf(n)))
 }
 
-// frontend adds what f needs.
+// frontend adds the elements of f.
 func (b *builder) frontend(f *service.Frontend) {
 	if f.Sources != nil {
 		b.restrict(f)
@@ -176,8 +175,8 @@ func (b *builder) frontend(f *service.Frontend) {
 	b.out = append(b.out, element{in: in, key: b.key(f, -1), verdict: v, comment: comment(b.port.Name)})
 }
 
-// route decides between the chains as the traffic policy says, and returns
-// where f is entered.
+// route selects the chain according to the traffic policy. It returns the set that the
+// frontend's element belongs to, and its verdict.
 func (b *builder) route(f *service.Frontend) (*set, verdict) {
 	entry, in, pickIn := "external", services, pickAddr
 	if f.Kind == service.NodePort {
@@ -198,8 +197,9 @@ func (b *builder) route(f *service.Frontend) (*set, verdict) {
 	return in, b.pick(pickIn, f, w, entry)
 }
 
-// routeLocal enters an external frontend with policy Local: pods and the node
-// itself go one way, everybody else the other.
+// routeLocal adds the elements of an external frontend with policy Local. Pods and the
+// node itself use one map, all other clients use the other. It returns the set of the
+// frontend's element.
 func (b *builder) routeLocal(f *service.Frontend) *set {
 	if f.Kind == service.NodePort {
 		b.verdict(nodePortInternalClients, f, b.pick(pickNodePortInternal, f, clusterList, ""))
@@ -211,7 +211,7 @@ func (b *builder) routeLocal(f *service.Frontend) *set {
 	return externalLocal
 }
 
-// restrict adds the sources that f admits.
+// restrict adds the source ranges of f.
 func (b *builder) restrict(f *service.Frontend) {
 	b.out = append(b.out, element{in: restricted, key: b.key(f, -1)})
 	for _, p := range f.Sources {
@@ -223,14 +223,14 @@ func (b *builder) restrict(f *service.Frontend) {
 	}
 }
 
-// comment is what a listing shows beside a Service's address. The kernel
-// keeps at most 128 bytes.
+// comment returns the comment of a Service's element. nft accepts at most 128 bytes
+// (libnftnl: include/libnftnl/udata.h, NFTNL_UDATA_COMMENT_MAXLEN).
 func comment(n service.PortName) string {
 	s := n.String()
 	return s[:min(len(s), 120)]
 }
 
-// neededClasses returns the classes that l's port uses.
+// neededClasses returns the size classes that the port of l uses.
 func (l layout) neededClasses() classes {
 	var c classes
 	p := l.port

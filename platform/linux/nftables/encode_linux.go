@@ -14,21 +14,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// ruleTag is the type of user data that holds a rule's fingerprint. nft
-// skips types it does not know.
+// ruleTag is the type of the user data that holds a rule's fingerprint. nft skips types
+// it does not know.
 const ruleTag userdata.Type = 200
 
-// maxList bounds the bytes of elements in one message: the length of the
-// attribute that holds them has 16 bits.
+// maxList bounds the bytes of elements in one message. The length of the attribute that
+// holds them is a 16-bit number (kernel: include/uapi/linux/netlink.h, struct nlattr).
 const maxList = 60000
 
-// encoder writes ops as one batch.
+// encoder encodes ops as one batch.
 type encoder struct {
 	wire
 	name   string // of the table
 	family service.Family
 	nf     uint8
-	// The element message under way, if list is not 0.
+	// The open element message. list is 0 if there is none.
 	verb verb
 	in   *set
 	list int
@@ -42,21 +42,21 @@ func newEncoder(f service.Family) *encoder {
 	return e
 }
 
-// maxKeptBuffer bounds what an encoder keeps for the next batch.
+// maxKeptBuffer bounds the buffer that an encoder keeps for the next batch.
 const maxKeptBuffer = 64 << 10
 
-// release gives the memory of a large batch back.
+// release frees the memory of a large batch.
 func (e *encoder) release() {
 	if cap(e.buf) > maxKeptBuffer {
 		e.buf = nil
 	}
 }
 
-// opSize is about what an op takes in a batch.
+// opSize is the approximate size of an op in a batch.
 const opSize = 80
 
-// batch returns the messages for ops, good until the next call. The last one
-// asks for an answer.
+// batch returns the messages for ops. The result is valid until the next call. The last
+// message requests an acknowledgement.
 func (e *encoder) batch(ops []op) ([]byte, error) {
 	if _, err := e.dryRun(ops); err != nil {
 		return nil, err
@@ -66,8 +66,8 @@ func (e *encoder) batch(ops []op) ([]byte, error) {
 	return e.buf, nil
 }
 
-// dryRun returns a batch without its end. The kernel checks all of it,
-// answers, and changes nothing.
+// dryRun returns a batch without its end message. The kernel checks such a batch,
+// answers, and applies nothing (kernel: net/netfilter/nfnetlink.c, nfnetlink_rcv_batch).
 func (e *encoder) dryRun(ops []op) ([]byte, error) {
 	e.buf = slices.Grow(e.buf[:0], len(ops)*opSize)
 	e.open(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
@@ -129,7 +129,7 @@ func (e *encoder) table(v verb) {
 	e.close()
 }
 
-// acceptPolicy makes a base chain that is there accept what its rules leave over.
+// acceptPolicy sets the policy of an existing base chain to accept.
 func (e *encoder) acceptPolicy(chain string) {
 	e.open(nft(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
 	e.str(unix.NFTA_CHAIN_TABLE, e.name)
@@ -138,7 +138,7 @@ func (e *encoder) acceptPolicy(chain string) {
 	e.close()
 }
 
-// namedMessage writes a message that needs a table and a name only.
+// namedMessage writes a message that needs only a table and a name.
 func (e *encoder) namedMessage(msg int, table, attr uint16, name string) {
 	e.open(nft(msg), 0, e.nf, 0)
 	e.str(table, e.name)
@@ -161,7 +161,7 @@ func (e *encoder) set(s *set) {
 		e.u32(unix.NFTA_SET_DATA_TYPE, typeIDs(s.valueFields(), e.family))
 		e.u32(unix.NFTA_SET_DATA_LEN, uint32(keySize(s.valueFields(), e.family)))
 	}
-	e.u32(unix.NFTA_SET_ID, e.seq) // needs only to be unique in the batch
+	e.u32(unix.NFTA_SET_ID, e.seq) // must only be unique within the batch
 	if s.timeout != 0 {
 		e.u64(unix.NFTA_SET_TIMEOUT, uint64(s.timeout.Milliseconds()))
 	}
@@ -170,9 +170,9 @@ func (e *encoder) set(s *set) {
 	e.close()
 }
 
-// describe tells the kernel what it needs to choose how to store s. A hash
-// that other rules do not fill gets no size: given one, the kernel would
-// allocate a hash that can never grow.
+// describe writes the hints by which the kernel selects the data structure of s. A set
+// that rules do not fill gets no size. With a size, the kernel would select a hash of
+// fixed size (kernel: net/netfilter/nft_set_hash.c).
 func (e *encoder) describe(s *set) {
 	if s.timeout == 0 && !s.interval {
 		return
@@ -193,7 +193,7 @@ func (e *encoder) describe(s *set) {
 	e.end(desc)
 }
 
-// bareSize is the size of f in bytes without padding.
+// bareSize returns the size of f in bytes without padding.
 func (f field) bareSize(family service.Family) uint32 {
 	switch f {
 	case proto:
@@ -204,7 +204,8 @@ func (f field) bareSize(family service.Family) uint32 {
 	return uint32(f.size(family))
 }
 
-// Numbers of the kernel's nf_tables.h that x/sys lacks.
+// Constants of include/uapi/linux/netfilter/nf_tables.h and netfilter.h that
+// golang.org/x/sys lacks.
 const (
 	setDescConcat = 2  // NFTA_SET_DESC_CONCAT
 	setFieldLen   = 1  // NFTA_SET_FIELD_LEN
@@ -264,8 +265,8 @@ func (e *encoder) rule(chain string, r rule) error {
 	return nil
 }
 
-// expr writes one expression. The library leaves out the direction of the
-// keys that we read with one.
+// expr writes one expression. The library does not encode the direction of those ct keys
+// that need one.
 func (e *encoder) expr(x expr.Any) error {
 	elem := e.nest(unix.NFTA_LIST_ELEM)
 	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS && ct.Key != expr.CtKeySTATE {
@@ -287,8 +288,8 @@ func (e *encoder) expr(x expr.Any) error {
 	return nil
 }
 
-// element writes o into the message under way if that does the same to the
-// same set and has room, else into a new one.
+// element appends o to the open message if that one has the same verb, the same set, and
+// room. Otherwise it starts a new message.
 func (e *encoder) element(o *op) {
 	if e.list == 0 || e.verb != o.verb || e.in.name != o.element.in.name || len(e.buf)-e.list > maxList {
 		e.endElements()

@@ -14,8 +14,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// register returns the number of the n-th register of four bytes. The first
-// of each four has an older name, which the kernel uses when it lists.
+// register returns the number of the n-th register of four bytes. Every fourth one has an
+// older number, which the kernel uses in listings (kernel: net/netfilter/nf_tables_api.c,
+// nft_dump_register).
 func register(n int) uint32 {
 	if n%4 == 0 {
 		return uint32(unix.NFT_REG_1 + n/4)
@@ -23,7 +24,7 @@ func register(n int) uint32 {
 	return uint32(unix.NFT_REG32_00 + n)
 }
 
-// expressions returns what the kernel runs for s.
+// expressions returns the kernel's expressions for s.
 func expressions(s statement, family service.Family) ([]expr.Any, error) {
 	switch s := s.(type) {
 	case lookup:
@@ -63,13 +64,12 @@ func affinityDNATExprs(s affinityDNAT, family service.Family) []expr.Any {
 		natExpr(port, family))
 }
 
-// value replaces the key in the first registers by what a map has for it.
+// value replaces the key in the first registers by its value in a map.
 func value(in *set) expr.Any {
 	return &expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: in.name}
 }
 
-// natExpr takes the address from the first register and the port from
-// the n-th.
+// natExpr translates to the address in the first register and the port in register n.
 func natExpr(n int, family service.Family) expr.Any {
 	nf := uint32(unix.NFPROTO_IPV4)
 	if family == service.IPv6 {
@@ -81,8 +81,8 @@ func natExpr(n int, family service.Family) expr.Any {
 	}
 }
 
-// load puts fields side by side into registers, the first into register at.
-// A slot is random below mod.
+// load loads fields into consecutive registers, the first into register at. A slot is a
+// random number below mod.
 func load(fields []field, at int, mod uint32, family service.Family) []expr.Any {
 	var out []expr.Any
 	for _, f := range fields {
@@ -93,7 +93,7 @@ func load(fields []field, at int, mod uint32, family service.Family) []expr.Any 
 }
 
 func loadField(f field, reg, mod uint32, family service.Family) expr.Any {
-	offset, size := uint32(12), uint32(4) // of the source in IPv4
+	offset, size := uint32(12), uint32(4) // offset and size of the source address in an IPv4 header
 	if family == service.IPv6 {
 		offset, size = 8, 16
 	}
@@ -112,7 +112,8 @@ func loadField(f field, reg, mod uint32, family service.Family) expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size}
 }
 
-// Keys of the ct expression, in the form that names the family.
+// Keys of the ct expression that name the family (kernel:
+// include/uapi/linux/netfilter/nf_tables.h, NFT_CT_SRC_IP and following).
 const (
 	ctSourceIPv4      = 19
 	ctDestinationIPv4 = 20
@@ -150,7 +151,7 @@ func rejectExpr(r reject, family service.Family) expr.Any {
 
 func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// masked changes register 0 to what is left of it under mask, then flips xor.
+// masked sets register 0 to (register 0 & mask) ^ xor.
 func masked(mask, xor []byte) expr.Any {
 	return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)), Mask: mask, Xor: xor}
 }

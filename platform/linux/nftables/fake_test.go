@@ -14,8 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fake is a kernel that is as strict as the real one about what exists, what
-// is in use and what is there already.
+// fake is a kernel that checks existence, use and duplicates as strictly as the real one.
 type fake struct {
 	family  service.Family
 	table   *fakeTable // nil if there is none
@@ -24,7 +23,7 @@ type fake struct {
 	commits int
 	ops     int
 	reads   int
-	// refuse, if set, may refuse a transaction before anything is done.
+	// refuse, if not nil, may reject a transaction before it changes anything.
 	refuse func(ops []op) error
 }
 
@@ -161,7 +160,7 @@ func (t *fakeTable) doElement(o op) error {
 	return nil
 }
 
-// check makes sure that whatever is referred to exists.
+// check reports an error if an object refers to one that does not exist.
 func (t *fakeTable) check() error {
 	if t == nil {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// field is something of a packet or its connection that a rule reads, or a
-// random number, and at the same time the type of a part of a map key.
+// field is a value that a rule reads from a packet or its connection, or a random number.
+// It is also the type of one part of a map key.
 type field uint8
 
 const (
@@ -27,8 +27,8 @@ const (
 	slot                   // a random number below a modulus that the rule gives
 )
 
-// text is how nft writes f in a rule or a typeof, but for slot, whose
-// modulus only the rule knows.
+// text returns f as nft writes it in a rule or a typeof. For slot it returns a fixed
+// modulus, because only the rule knows its own.
 func (f field) text(family service.Family) string {
 	ip := tableFamily(family)
 	switch f {
@@ -54,8 +54,8 @@ func (f field) isAddr() bool {
 	return f == saddr || f == daddr || f == origSaddr || f == origDaddr
 }
 
-// size is the number of bytes that f has in a key, where each part is
-// padded to a multiple of four.
+// size returns the number of bytes of f in a key. Each part is padded to a multiple of
+// four.
 func (f field) size(family service.Family) int {
 	if f.isAddr() && family == service.IPv6 {
 		return 16
@@ -71,9 +71,8 @@ func keySize(fields []field, family service.Family) int {
 	return n
 }
 
-// A key is the concatenation of its fields as the kernel keeps it: addresses
-// and ports in network order, the protocol in the first byte, slots in the
-// machine's order.
+// A key is the concatenation of its fields in the kernel's format: addresses and ports in
+// network byte order, the protocol in the first byte, slots in host byte order.
 
 func appendAddr(key []byte, a netip.Addr) []byte {
 	return append(key, a.AsSlice()...)
@@ -91,8 +90,8 @@ func appendSlot(key []byte, n uint32) []byte {
 	return binary.NativeEndian.AppendUint32(key, n)
 }
 
-// keyText writes a key the way nft lists it: "10.96.0.10 . tcp . 80". end is
-// the upper bound of an interval key, else nil.
+// keyText formats a key as nft lists it: "10.96.0.10 . tcp . 80". end is the upper bound
+// of an interval key, otherwise nil.
 func keyText(fields []field, family service.Family, key, end []byte) string {
 	var parts []string
 	for _, f := range fields {
@@ -126,8 +125,8 @@ func partText(f field, b []byte) string {
 	return a.String()
 }
 
-// prefixText writes the range from first to last, which must be a prefix,
-// as nft does: a single address without a length.
+// prefixText formats the range from first to last, which must be a prefix. A single
+// address has no prefix length, as in nft.
 func prefixText(first, last []byte) string {
 	a, _ := netip.AddrFromSlice(first)
 	bits := len(first) * 8
@@ -152,7 +151,7 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// loopbackPrefix holds the addresses of f that never leave a host.
+// loopbackPrefix returns the loopback addresses of f.
 func loopbackPrefix(f service.Family) netip.Prefix {
 	if f == service.IPv6 {
 		return netip.PrefixFrom(netip.IPv6Loopback(), 128)

@@ -86,8 +86,8 @@ func TestKeySize(t *testing.T) {
 	}
 }
 
-// Every prefix of either family comes back as it was, or as its address if
-// it holds only one.
+// The text of each prefix of either family is the prefix, or its address if it holds only
+// one.
 func TestPrefixes(t *testing.T) {
 	for _, a := range []string{"203.0.113.86", "2001:db8:aaaa:5555:f0f0:1234:5678:9abc"} {
 		for bits := range addr(a).BitLen() + 1 {

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// What is altered beside rules and elements is named and undone, too.
+// Drift of flags and policies is reported and repaired too.
 func TestDriftOfFlags(t *testing.T) {
 	for name, tt := range map[string]struct {
 		script string
@@ -40,8 +40,8 @@ func TestDriftOfFlags(t *testing.T) {
 	}
 }
 
-// What only newer kernels can be asked to do to sets is undone like the rest. On
-// an older one nothing has happened.
+// Changes to sets that only newer kernels support are repaired as well. On an older
+// kernel the script changes nothing.
 func TestDriftOfSets(t *testing.T) {
 	for name, tt := range map[string]struct{ script, shows, want string }{
 		"a set catches all":       {"add element ip kube-services cluster-ips { * }", "*", "foreign: cluster-ips: *"},
@@ -76,8 +76,8 @@ func TestDriftOfSets(t *testing.T) {
 	}
 }
 
-// A table that another process has reserved for itself is an error that says so,
-// and is made anew when that process has ended.
+// A table with the flag owner of another process is an error that explains it. It is
+// created again after that process ended.
 func TestReservedTable(t *testing.T) {
 	inNamespace(t, func() {
 		other, err := dial()

@@ -10,7 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestIncompatibleObjectsAreReplaced has things of another kind under wanted names.
+// Objects of another kind have wanted names.
 func TestIncompatibleObjectsAreReplaced(t *testing.T) {
 	sticky := *simple(1).Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-000", Protocol: service.TCP})
 	sticky.Affinity = time.Hour

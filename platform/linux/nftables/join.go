@@ -10,13 +10,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// frontendKey is what elements of shared sets have in their keys.
+// frontendKey is the part of an element's key that identifies a frontend.
 type frontendKey struct {
-	addr     netip.AddrPort // without an address for a NodePort
+	addr     netip.AddrPort // a NodePort has no address
 	protocol service.Protocol
 }
 
-// frontendsOnlyIn returns what p, which may be nil, is reached by and q is not.
+// frontendsOnlyIn returns the frontends of p, which may be nil, that q does not have.
 func frontendsOnlyIn(p, q *service.Port) []frontendKey {
 	if p == nil {
 		return nil
@@ -30,9 +30,10 @@ func frontendsOnlyIn(p, q *service.Port) []frontendKey {
 	return all
 }
 
-// joinMoves puts units next to each other between which a frontend passes, as when
-// somebody renames a port: the one removes the very elements that the other adds,
-// which comes out right in one transaction and in no other way.
+// joinMoves orders units so that those between which a frontend moves follow each other
+// and share a transaction. A frontend moves, for example, when a Service port is renamed.
+// Then one unit deletes the element that the other adds, which only works in one
+// transaction.
 func joinMoves(units []unit) []unit {
 	losing := map[frontendKey]int{}
 	for i, u := range units {
@@ -45,7 +46,7 @@ func joinMoves(units []unit) []unit {
 	if len(losing) == 0 || len(units) < 2 {
 		return units
 	}
-	joinedTo := map[int]int{} // a unit goes with one before it
+	joinedTo := map[int]int{} // unit -> an earlier unit that it shares a transaction with
 	root := func(i int) int {
 		for r, found := joinedTo[i]; found; r, found = joinedTo[i] {
 			i = r
@@ -81,7 +82,8 @@ func joinMoves(units []unit) []unit {
 	return all
 }
 
-// splitUnits splits units where it may, nil if it may not.
+// splitUnits splits units into two parts, close to the middle. It returns nil if they
+// must stay together.
 func splitUnits(units []unit) [][]unit {
 	middle := len(units) / 2
 	for d := range len(units) {

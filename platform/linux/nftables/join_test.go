@@ -11,9 +11,9 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// A frontend passes to a port of another name, and the kernel refuses the first
-// transaction: what it holds at the end is what is wanted, whichever of the two
-// names comes first.
+// A frontend moves to a Service port of another name, and the kernel rejects the first
+// transaction. In the end the table matches the desired state, whichever name sorts
+// first.
 func TestFrontendMovesAfterRefusal(t *testing.T) {
 	for _, name := range []string{"aaa", "zzz"} {
 		k := &fake{family: service.IPv4}
@@ -37,7 +37,7 @@ func TestFrontendMovesAfterRefusal(t *testing.T) {
 			return errInjected
 		}
 		apply(t, b, next)
-		b.have = nil // look
+		b.have = nil // the next Plan reads the table
 		if left, err := b.Plan(context.Background(), next); err != nil || !left.Empty() {
 			t.Errorf("name %s: %v, and this is still to do:\n%s", name, err, left)
 		}

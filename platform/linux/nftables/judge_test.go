@@ -31,8 +31,8 @@ func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 	}
 }
 
-// hairpins allows for one address being here for one Port and elsewhere for
-// another, which only a drawn world has.
+// hairpins accounts for an address that is local for one Port and remote for another.
+// Only generated clusters have such addresses.
 func hairpins(want *service.Snapshot, from netip.Addr, e service.Endpoint, f service.Family) bool {
 	if e.Addr.Addr() != from {
 		return false
@@ -44,8 +44,8 @@ func hairpins(want *service.Snapshot, from netip.Addr, e service.Endpoint, f ser
 	return s[sharedKey{hairpin, string(from.AsSlice())}] > 0
 }
 
-// TestTracedRulesMatchRouteDecide judges 4,000 connections: 20 to each of
-// 100 drawn clusters of each family.
+// TestTracedRulesMatchRouteDecide checks 4,000 connections: 20 in each of 100 generated
+// clusters per family.
 func TestTracedRulesMatchRouteDecide(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestTracedRulesMatchRouteDecide(t *testing.T) {
 
 type fataler interface{ Fatalf(string, ...any) }
 
-// apply does one round that must work.
+// apply runs one sync, which must succeed.
 func apply(t fataler, b *Backend, want *service.Snapshot) {
 	generate.Apply(t, b, want)
 }

@@ -20,7 +20,7 @@ import (
 	"kubeproxy/test/nftcommand"
 )
 
-// inNamespace runs f in a network namespace of its own.
+// inNamespace runs f in a new network namespace.
 func inNamespace(t *testing.T, f func()) {
 	t.Helper()
 	netlab.InNamespace(t, f)
@@ -34,7 +34,7 @@ func newKernel(t fataler, f service.Family) *Backend {
 	return b
 }
 
-// runNft runs the command in this thread's namespace and returns its output.
+// runNft runs nft in the thread's network namespace and returns its output.
 func runNft(t testing.TB, input string, args ...string) string {
 	t.Helper()
 	c := exec.Command("nft", args...)
@@ -46,9 +46,8 @@ func runNft(t testing.TB, input string, args ...string) string {
 	return string(out)
 }
 
-// TestKernelHoldsWhatWasPlanned programs random snapshots one after the
-// other, and wants a second backend, which knows nothing, to find nothing
-// left to do.
+// TestKernelHoldsWhatWasPlanned programs random snapshots one after the other. After each
+// one a second backend without state must find nothing to do.
 func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	inNamespace(t, func() {
 		rapid.Check(t, func(t *rapid.T) {
@@ -69,9 +68,8 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 	})
 }
 
-// TestNftReadsTables wants nft to print the table the kernel holds, as text
-// that it loads again and as JSON, and to list the same when it loads what
-// Render writes.
+// TestNftReadsTables checks that nft lists the kernel's table, as JSON and as text that
+// it loads again. The listing is the same after nft loads the output of Render.
 func TestNftReadsTables(t *testing.T) {
 	nftcommand.NeedTables(t)
 	inNamespace(t, func() {
@@ -98,8 +96,8 @@ func TestNftReadsTables(t *testing.T) {
 	})
 }
 
-// blocks cuts what nft lists into sets and chains by name. The rules of a
-// chain keep their order, the elements of a set have none.
+// blocks splits a listing of nft into sets and chains by name. The rules of a chain keep
+// their order. The elements of a set are not ordered.
 func blocks(listing string) map[string]string {
 	found := map[string]string{}
 	for block := range strings.SplitSeq(listing, "\n\n") {

@@ -14,20 +14,20 @@ import (
 	"kubeproxy/common/service"
 )
 
-// UpstreamTable is the name that kube-proxy itself gives to its tables.
+// UpstreamTable is the table name of upstream kube-proxy.
 const UpstreamTable = "kube-proxy"
 
-// Leftovers is a table that some service proxy left in the network namespace of
-// the calling thread. It may well not be there.
+// Leftovers is a table that another service proxy may have left in the network namespace
+// of the calling thread.
 type Leftovers struct {
 	Family service.Family
-	Table  string // its name
+	Table  string
 }
 
-// String returns what nft calls the table.
+// String returns the table's family and name as in nft.
 func (r Leftovers) String() string { return "nftables table " + tableFamily(r.Family) + " " + r.Table }
 
-// Find says what there is, nothing if the table does not exist.
+// Find returns a description of what exists, or "" if the table does not exist.
 func (r Leftovers) Find(context.Context) (string, error) {
 	found := false
 	err := r.withSocket(func(s *socket, e *encoder) error {
@@ -49,17 +49,17 @@ func (r Leftovers) Find(context.Context) (string, error) {
 	return "the table", nil
 }
 
-// isUnsupported reports that the kernel has no tables of nftables at all.
+// isUnsupported reports whether the kernel has no nf_tables at all.
 func isUnsupported(err error) bool {
 	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 }
 
-// Remove deletes the table with all that is in it. That there is none is
-// success. No packet is to meet a table of which a part is gone already, for
-// while the kernel deletes one, its maps are empty before its sets are, so that
-// a ClusterIP seems to have no such port. Hence, what leads new connections
-// into the table goes first, and the rest when those are through that were in
-// it by then.
+// Remove deletes the table and everything in it. It succeeds if there is none.
+//
+// Packets must not meet a partly deleted table. While the kernel deletes a table, its
+// maps become empty before its sets do, so a ClusterIP would seem to have no such port.
+// Remove therefore first flushes the chains where new connections enter. It deletes the
+// rest after the packets inside the table have left it.
 func (r Leftovers) Remove(ctx context.Context) error {
 	err := r.withSocket(func(s *socket, e *encoder) error {
 		entries, err := r.entryChains(s, e)
@@ -84,12 +84,11 @@ func (r Leftovers) Remove(ctx context.Context) error {
 	return nil
 }
 
-// drainTime is more than a packet takes through a table.
+// drainTime is longer than a packet spends in a table.
 const drainTime = 50 * time.Millisecond
 
-// entryChains returns what empties the chains in which packets enter the table
-// before it is known where they go. Those behind stay: what was translated may
-// have to be masqueraded.
+// entryChains returns ops that flush the chains where packets enter the table before
+// routing. The later chains stay, because translated packets may still need masquerading.
 func (r Leftovers) entryChains(s *socket, e *encoder) ([]op, error) {
 	e.buf = e.buf[:0]
 	e.open(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
@@ -128,7 +127,7 @@ func (r Leftovers) withSocket(do func(*socket, *encoder) error) error {
 	return do(s, e)
 }
 
-// Close gives back what a Backend holds of the kernel's. The table stays.
+// Close closes the sockets of a Backend. The table stays.
 func (b *Backend) Close() error {
 	if k, ok := b.driver.(*kernel); ok {
 		k.close()

@@ -11,7 +11,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestLeftoverTables finds and deletes one table, and no other of a similar name.
+// TestLeftoverTables finds and deletes one table, and leaves tables with similar names.
 func TestLeftoverTables(t *testing.T) {
 	inNamespace(t, func() {
 		const others = "table ip kube-proxy-2 {\n}\ntable inet kube-proxy {\n}\n"
@@ -34,8 +34,8 @@ func TestLeftoverTables(t *testing.T) {
 	})
 }
 
-// TestLeftoverTablesWhileOthersWrite looks for a table while others change theirs all
-// the time.
+// TestLeftoverTablesWhileOthersWrite searches a table while another process keeps
+// changing its own.
 func TestLeftoverTablesWhileOthersWrite(t *testing.T) {
 	inNamespace(t, func() {
 		r := Leftovers{service.IPv4, TableName}
@@ -55,7 +55,7 @@ func TestLeftoverTablesWhileOthersWrite(t *testing.T) {
 	})
 }
 
-// churnTable makes and deletes a table until the returned func is called.
+// churnTable creates and deletes a table until the returned function is called.
 func churnTable(t *testing.T, r Leftovers) (end func()) {
 	t.Helper()
 	s, err := dial()

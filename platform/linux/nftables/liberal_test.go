@@ -9,8 +9,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Where the kernel lets packets outside of the TCP window pass, nothing is dropped,
-// from the next round on, and no packet passes a chain more.
+// While the kernel accepts packets outside of the TCP window, the backend removes the
+// drop rule and its chain at the next sync.
 func TestKernelIsLiberal(t *testing.T) {
 	k := &fake{family: service.IPv4}
 	b := &Backend{family: service.IPv4, options: Options{MasqueradeBit: 14, DropInvalid: true}, driver: k}

@@ -15,14 +15,14 @@ import (
 	"kubeproxy/common/service"
 )
 
-// listed lists our IPv4 table, see blocks.
+// listed returns our IPv4 table as nft lists it, see blocks.
 func listed(t *testing.T) map[string]string {
 	t.Helper()
 	return blocks(runNft(t, "", "-s", "list", "table", "ip", TableName))
 }
 
-// More elements than one message holds, to add and, after a restart, to
-// remove set by set.
+// The changes need more elements than fit into one message, both to add and, after a
+// restart, to delete.
 func TestLargeChanges(t *testing.T) {
 	inNamespace(t, func() {
 		for _, want := range []*service.Snapshot{servicesWith(100, 60), servicesWith(100, 3), servicesWith(200, 30), servicesWith(0, 0)} {
@@ -34,8 +34,8 @@ func TestLargeChanges(t *testing.T) {
 	})
 }
 
-// A transaction of which the kernel refuses a part does nothing, and the
-// error is the kernel's.
+// A transaction that the kernel rejects in part changes nothing. The error is the
+// kernel's.
 func TestCommitIsAllOrNothing(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4)
@@ -64,7 +64,7 @@ func TestCommitIsAllOrNothing(t *testing.T) {
 	})
 }
 
-// Messages that were lost may have been about our table.
+// Lost notifications count as a change of our table.
 func TestTouchedWhenMessagesAreLost(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4)
@@ -86,7 +86,7 @@ func TestTouchedWhenMessagesAreLost(t *testing.T) {
 	})
 }
 
-// Base chains that a stranger changed are made anew with the table.
+// The table is replaced if another process changed a base chain.
 func TestForeignBaseChains(t *testing.T) {
 	for name, script := range map[string]string{
 		"a policy":   "add chain ip kube-services prerouting { policy drop; }",

@@ -10,7 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// A prefix of loopback addresses alone gets no rule, as none could match.
+// A prefix that holds only loopback addresses gets no rule, because none could match.
 func TestNoRuleForLoopbackAddresses(t *testing.T) {
 	node := &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
 	for _, f := range service.Families {

@@ -15,10 +15,10 @@ import (
 	"kubeproxy/platform/linux/process"
 )
 
-// monitor hears of every change to the rules of the network namespace and
-// remembers whether one was to our table and by somebody else. The kernel
-// queues its messages before the change takes effect for whoever made it, so
-// an empty queue means that nothing happened.
+// monitor receives a notification for every change of nftables in the network namespace.
+// It records whether another process changed our table. The kernel queues the
+// notifications before it completes the request that made the change, so an empty queue
+// means that there was none.
 type monitor struct {
 	nf   uint8
 	name string // of our table
@@ -26,9 +26,9 @@ type monitor struct {
 
 	mu          sync.Mutex
 	dirty       bool
-	sawOurTable bool // something was said of our table since the last generation
+	sawOurTable bool // a change of our table was reported since the last generation message
 	changedBy   process.Process
-	onChange    func() // told when dirty comes to be true, nil if nobody watches
+	onChange    func() // called when dirty becomes true, nil if there is no watcher
 }
 
 // newMonitor starts to listen to what concerns a table. Changes made through the socket with port
@@ -49,11 +49,11 @@ func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
 	return &monitor{nf: nf, name: table, sock: s}, nil
 }
 
-// ignorePort keeps messages about changes made through a port from a socket. The
-// kernel groups messages by transaction, so the first one's port, at offset
-// 12 of its header, tells for all.
+// ignorePort filters notifications about changes made through a netlink port. The kernel
+// groups messages by transaction, so the port of the first one, at offset 12 of its
+// header, applies to all.
 func ignorePort(fd int, port uint32) error {
-	// The filter machine loads in network order what is in the machine's.
+	// BPF loads words in network byte order. The header is in host byte order.
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], port)
 	filter := []unix.SockFilter{
@@ -66,7 +66,7 @@ func ignorePort(fd int, port uint32) error {
 		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 }
 
-// isDirty reports whether our table was touched since reset.
+// isDirty reports whether another process changed our table since reset.
 func (m *monitor) isDirty() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,8 +74,8 @@ func (m *monitor) isDirty() bool {
 	return m.dirty
 }
 
-// notifyIfDirty tells whoever watches if our table was touched. It is for callers
-// that do not look at the table next.
+// notifyIfDirty calls onChange if our table became dirty. It serves callers that do not
+// check the table next.
 func (m *monitor) notifyIfDirty() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,7 +86,7 @@ func (m *monitor) notifyIfDirty() {
 	}
 }
 
-// reset forgets what was heard so far.
+// reset clears the state, including notifications that are still queued.
 func (m *monitor) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,14 +94,14 @@ func (m *monitor) reset() {
 	m.dirty = false
 }
 
-// readPending reads what there is to hear. The caller holds mu.
+// readPending reads all queued notifications. The caller holds mu.
 func (m *monitor) readPending() {
 	for {
 		b, err := m.sock.receive(unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return
-		case err != nil: // messages were lost: it may have been touched
+		case err != nil: // notifications were lost, see netlink(7): assume a change
 			m.dirty = true
 			if !errors.Is(err, unix.ENOBUFS) {
 				return
@@ -117,16 +117,17 @@ func (m *monitor) readPending() {
 	}
 }
 
-// aboutOurTable reports that r is about our table. Messages of every type begin with
-// the name of the table, but the one that counts generations.
+// aboutOurTable reports whether r is about our table. All message types except
+// NFT_MSG_NEWGEN begin with the table's name.
 func (m *monitor) aboutOurTable(r reply) bool {
 	const tableName = 1
 	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == m.name
 }
 
-// recordProcess notes who made a transaction that our table was part of. The kernel ends
-// each with a message that says so, since Linux 4.14, by the number that the process
-// has outside of all containers (torvalds/linux, nf_tables_fill_gen_info).
+// recordProcess records which process made a transaction that changed our table. Since
+// Linux 4.14 the kernel ends each transaction with a message that contains the process,
+// by its PID in the initial PID namespace (kernel: net/netfilter/nf_tables_api.c,
+// nf_tables_fill_gen_info).
 func (m *monitor) recordProcess(r reply) {
 	if r.typ != nft(unix.NFT_MSG_NEWGEN) {
 		return
@@ -137,7 +138,7 @@ func (m *monitor) recordProcess(r reply) {
 	m.sawOurTable = false
 }
 
-// suspect names the process that touched our table last, nothing if that is not known.
+// suspect returns the process that changed our table last, or "" if it is unknown.
 func (m *monitor) suspect() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -147,7 +148,7 @@ func (m *monitor) suspect() string {
 	return m.changedBy.WithDetails().String()
 }
 
-// watch calls touched whenever our table was touched, until ctx ends.
+// watch calls touched whenever our table was changed, until ctx ends.
 func (m *monitor) watch(ctx context.Context, touched func()) error {
 	var wake [2]int
 	if err := unix.Pipe2(wake[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -162,7 +163,7 @@ func (m *monitor) watch(ctx context.Context, touched func()) error {
 	})
 	defer func() {
 		if !stop() {
-			<-woke // or it would write to whatever has the number next
+			<-woke // otherwise it could write to a reused file descriptor
 		}
 	}()
 	m.setOnChange(touched)
@@ -179,7 +180,7 @@ func (m *monitor) watch(ctx context.Context, touched func()) error {
 	}
 }
 
-// setOnChange makes touched the one to be told, also of what was heard before.
+// setOnChange sets the callback. It calls it at once if the table is already dirty.
 func (m *monitor) setOnChange(touched func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

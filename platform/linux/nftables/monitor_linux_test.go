@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// foreignChanges are changes that others make with nft, and whether they concern
-// the IPv4 table of simple(2).
+// foreignChanges are changes by nft. touches states whether they concern the IPv4 table
+// of simple(2).
 var foreignChanges = map[string]struct {
 	script  string
 	touches bool
@@ -66,7 +66,7 @@ func wasTouched(t *testing.T, b *Backend) bool {
 	return touched
 }
 
-// whileWatching runs story while b watches. calls has room for all calls.
+// whileWatching runs body while b watches. calls has room for all calls.
 func whileWatching(t *testing.T, b *Backend, body func(calls <-chan struct{})) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -93,8 +93,8 @@ func wantCall(t *testing.T, calls <-chan struct{}, when string) {
 	}
 }
 
-// Watch tells of each change that a round then repairs, and again of the
-// next one, whatever we did in between.
+// Watch reports each change that a sync then repairs, and also the next one, whatever we
+// changed in between.
 func TestWatch(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4)
@@ -110,7 +110,7 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// What others do elsewhere, and what we do, is not told.
+// Watch reports neither changes of other tables nor our own.
 func TestWatchIsQuiet(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4)
@@ -121,7 +121,7 @@ func TestWatchIsQuiet(t *testing.T) {
 				runNft(t, "", "add", "table", "ip", "other")
 				runNft(t, "", "delete", "table", "ip", "other")
 			}
-			wasTouched(t, b) // has heard everything
+			wasTouched(t, b) // reads all notifications
 			if n := len(calls); n != 0 {
 				t.Errorf("told %d times", n)
 			}
@@ -129,8 +129,8 @@ func TestWatchIsQuiet(t *testing.T) {
 	})
 }
 
-// A change that is heard of while we commit is told too: the round that
-// commits has looked already. So is one from before anybody watched.
+// A change whose notification arrives during our commit is reported too, because that
+// sync has already read the table. So is a change from before the watch began.
 func TestWatchReportsChangesSeenDuringCommit(t *testing.T) {
 	for name, late := range map[string]bool{"watched": false, "watched later": true} {
 		t.Run(name, func(t *testing.T) {
@@ -152,8 +152,8 @@ func TestWatchReportsChangesSeenDuringCommit(t *testing.T) {
 	}
 }
 
-// changeBetweenPlanAndApply does a round in which a stranger touches the table between Plan
-// and Apply.
+// changeBetweenPlanAndApply runs a sync in which another process changes the table
+// between Plan and Apply.
 func changeBetweenPlanAndApply(t *testing.T, b *Backend) {
 	t.Helper()
 	p, err := b.Plan(context.Background(), simple(3))

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/test/nftcommand"
 )
 
-// TestNftAcceptsUnusualNames wants nft to read what Render writes, and the kernel
-// and nft to keep every name as it is.
+// TestNftAcceptsUnusualNames checks that nft reads the output of Render, and that the
+// kernel and nft keep every name unchanged.
 func TestNftAcceptsUnusualNames(t *testing.T) {
 	nftcommand.NeedTables(t)
 	want := service.New(1, &service.Node{NodePorts: service.AnyAddress(), Name: "node-a"}, unusualPorts())

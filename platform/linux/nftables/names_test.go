@@ -13,10 +13,10 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// long is as long as the API lets names of Services and namespaces be.
+// long has the maximum length of a Service or namespace name.
 var long = strings.Repeat("n", 63)
 
-// unusualPorts have names that the API allows and that nft might not like.
+// unusualPorts have names that the API permits and that nft might reject.
 func unusualPorts() []*service.Port {
 	names := []service.PortName{
 		{Namespace: "shop", Name: "web"},
@@ -45,10 +45,10 @@ func unusualPorts() []*service.Port {
 	return ports
 }
 
-// unquotedName is what nft reads as one word without quotes.
+// unquotedName matches what nft reads as one word without quotes.
 var unquotedName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
 
-// affinityNames lists the names of p's own chains and sets.
+// affinityNames returns the names of the chains and sets that only p uses.
 func affinityNames(p *service.Port) []string {
 	var names []string
 	for _, s := range affinitySets(p) {
@@ -85,9 +85,8 @@ func TestNamesAreUniqueWordsOfNft(t *testing.T) {
 	}
 }
 
-// The part that people read says which Service it is; the hash before it
-// does not change from one version to the next, for a restart finds its
-// clients by it.
+// The readable part identifies the Service. The hash before it never changes between
+// versions, because a restarted process finds the clients map by it.
 func TestServicePortID(t *testing.T) {
 	for _, tt := range []struct {
 		name service.PortName

@@ -10,18 +10,18 @@ import (
 	"kubeproxy/common/service"
 )
 
-// verb is what an op does. Their order is the order within a transaction:
-// things exist before others refer to them, and go after.
+// verb is the kind of an op. The order of the constants is the order within a
+// transaction: objects are created before others refer to them, and deleted after.
 type verb uint8
 
 const (
 	delTable verb = iota
 	addTable
-	clearDormant // a dormant one
+	clearDormant // clears the flag dormant of the table
 	addSet
 	addChain
 	acceptPolicy // of a base chain
-	flushChain   // removes the rules; a chain cannot go while it has some
+	flushChain   // deletes the rules; a chain with rules cannot be deleted
 	addRules
 	delElement
 	addElement
@@ -29,7 +29,7 @@ const (
 	delSet
 )
 
-// op is one step of a transaction. Which fields count depends on the verb.
+// op is one step of a transaction. The verb determines which fields it uses.
 type op struct {
 	verb    verb
 	table   string // its name where the verb is about it, empty for TableName
@@ -38,7 +38,7 @@ type op struct {
 	element element
 }
 
-// text is one line for people.
+// text returns o as one line for plans and drift reports.
 func (o op) text(f service.Family) string {
 	switch o.verb {
 	case delTable:
@@ -67,7 +67,7 @@ func (o op) text(f service.Family) string {
 	return fmt.Sprintf("+ %s: %s", o.element.in.name, o.element.text(f))
 }
 
-// appendChain adds the ops that make c.
+// appendChain appends the ops that create chains.
 func appendChain(ops []op, chains ...*chain) []op {
 	for _, c := range chains {
 		ops = append(ops, op{verb: addChain, chain: c}, op{verb: addRules, chain: c})
@@ -75,12 +75,12 @@ func appendChain(ops []op, chains ...*chain) []op {
 	return ops
 }
 
-// appendChainDelete adds the ops that remove c.
+// appendChainDelete appends the ops that delete c.
 func appendChainDelete(ops []op, c *chain) []op {
 	return append(ops, op{verb: flushChain, chain: c}, op{verb: delChain, chain: c})
 }
 
-// appendElements adds the ops that lead from have to want, both sorted.
+// appendElements appends the ops that change have into want. Both must be sorted.
 func appendElements(ops []op, have, want []element) []op {
 	for len(have) > 0 || len(want) > 0 {
 		order := 0
@@ -109,8 +109,8 @@ func appendElements(ops []op, have, want []element) []op {
 	return ops
 }
 
-// portOps returns the ops that lead from one layout of a Port to the next.
-// Either may be of no port.
+// portOps returns the ops that change one layout of a Port into the next. The port of
+// either may be nil.
 func portOps(from, to layout, o Options) []op {
 	var have, want []element
 	if sameRoutes(from.port, to.port) {
@@ -127,7 +127,7 @@ func portOps(from, to layout, o Options) []op {
 	return appendAffinityChanges(ops, from.port, to.port, o)
 }
 
-// appendAffinityChanges adds the ops for what only one Port uses.
+// appendAffinityChanges appends the ops for the objects that only one Port uses.
 func appendAffinityChanges(ops []op, from, to *service.Port, o Options) []op {
 	old, next := affinityChains(from, o), affinityChains(to, o)
 	if len(old) == 0 && len(next) == 0 {
@@ -151,8 +151,8 @@ func appendAffinityChanges(ops []op, from, to *service.Port, o Options) []op {
 	return appendChainChanges(ops, old, next)
 }
 
-// appendChainChanges adds the ops that lead from old chains to next. Rules
-// are compared by their text, which says all there is to them.
+// appendChainChanges appends the ops that change the chains old into next. It compares
+// rules by their text, which is complete.
 func appendChainChanges(ops []op, old, next []*chain) []op {
 	had := map[string]string{}
 	for _, c := range old {

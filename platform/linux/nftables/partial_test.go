@@ -9,8 +9,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestPartialSnapshotTakesNothingAway restarts with a snapshot that lacks
-// what could not be read: it stays in force until everything can be.
+// TestPartialSnapshotTakesNothingAway restarts with an incomplete snapshot. The missing
+// Services stay in force until a complete snapshot arrives.
 func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	k := &fake{}
 	apply(t, &Backend{driver: k}, simple(3))

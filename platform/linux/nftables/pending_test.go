@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestPendingNodePorts restarts while the node's addresses are not known. The
-// addresses that answered NodePorts do so until they are.
+// TestPendingNodePorts restarts while the node's addresses are unknown. Addresses that
+// accepted NodePorts before keep doing so until then.
 func TestPendingNodePorts(t *testing.T) {
 	const leads = "goto " + nodePortChain
 	own := &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}

@@ -14,17 +14,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is a list of units, each of which may fail on its own.
+// plan is a list of units. Each unit can fail on its own.
 type plan struct {
 	backend      *Backend
 	units        []unit
 	next         *installed // what the table holds after Apply
 	sharedDelta  shared     // to add to next.shared after Apply
-	staleClients []layout   // Ports some of whose clients may know an endpoint that left
+	staleClients []layout   // Ports whose clients maps may refer to a removed endpoint
 	drift        []string
-	incompatible []string // why the table is made anew
+	incompatible []string // why the table is replaced
 	removed      []*service.Port
-	fullSync     bool // made from the table, not from what changed
+	fullSync     bool // computed from the table, not from the changed Ports
 }
 
 var (
@@ -32,13 +32,13 @@ var (
 	_ reconcile.FullSyncer = (*plan)(nil)
 )
 
-// unit is what takes effect together: the change of one Port, or ops that
-// belong to no Port in particular.
+// unit is a change that takes effect as a whole: the change of one Port, or ops that
+// belong to no Port.
 type unit struct {
 	from, to     layout
-	ops          []op // if not nil, these are the steps and to says whose they are
-	prerequisite bool // the other units rely on this one
-	joined       bool // it takes effect together with the unit before it, see join
+	ops          []op // if not nil, the steps; to then only names the Port
+	prerequisite bool // the other units depend on this one
+	joined       bool // it shares a transaction with the unit before it, see joinMoves
 }
 
 func (u unit) steps(o Options) []op {
@@ -48,7 +48,7 @@ func (u unit) steps(o Options) []op {
 	return portOps(u.from, u.to, o)
 }
 
-// port returns the Port that u is about, nil if it is about none.
+// port returns the Port of u, or nil if it has none.
 func (u unit) port() *service.Port {
 	if u.to.port != nil {
 		return u.to.port
@@ -65,7 +65,7 @@ func (p *plan) Drift() []string { return p.drift }
 // Removed implements reconcile.Remover.
 func (p *plan) Removed() []*service.Port { return p.removed }
 
-// FullSync implements reconcile.FullSync.
+// FullSync implements reconcile.FullSyncer.
 func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
@@ -79,17 +79,17 @@ func (p *plan) String() string {
 	return b.String()
 }
 
-// chunk bounds the ops in one transaction: the kernel works on one without
-// a pause, and other users of nftables wait for it.
+// chunk bounds the ops in one transaction. The kernel processes a transaction without a
+// pause, and other users of nftables wait for it.
 const chunk = 8192
 
-// maxFailures bounds how many Ports are tried one by one after a refusal.
-// More than that means that the table or the kernel is at fault.
+// maxFailures bounds how many Ports are tried one by one after the kernel rejected a
+// transaction. More failures mean that the table or the kernel is at fault.
 const maxFailures = 64
 
-// Apply implements reconcile.Plan. A transaction that the kernel refuses is
-// halved until the Port at fault stands alone; the rest goes in. What failed
-// is tried once more at the end, when what it collided with may be gone.
+// Apply implements reconcile.Plan. It splits a transaction that the kernel rejects until
+// the Port at fault is alone, and commits the rest. It retries failed units once at the
+// end, because a conflicting object may have been deleted by then.
 func (p *plan) Apply(ctx context.Context) error {
 	a := &applier{plan: p, ctx: ctx}
 	a.commitAll(joinMoves(p.units))
@@ -112,11 +112,11 @@ func (p *plan) Apply(ctx context.Context) error {
 	return a.pruneClients()
 }
 
-// recordSlots notes the slots of the Ports that changed.
+// recordSlots records the slots of the changed Ports.
 func (p *plan) recordSlots() {
 	for _, u := range p.units {
 		switch {
-		case u.ops != nil: // planFull has noted them
+		case u.ops != nil: // planFull has recorded them
 		case u.to.port != nil && !u.to.slots.identity():
 			p.next.slots[u.to.port.Name] = u.to.slots
 		case u.port() != nil:
@@ -132,11 +132,11 @@ type applier struct {
 	failed []unit
 	errs   []error
 	fatal  error // ends the run
-	ops    []op  // of the latest transaction; the next one takes the memory over
+	ops    []op  // of the latest transaction; the next one reuses the memory
 }
 
-// commitAll commits units in transactions of about one chunk, each first unit on
-// its own.
+// commitAll commits units in transactions of about one chunk. Each prerequisite unit gets
+// its own transaction.
 func (a *applier) commitAll(units []unit) {
 	var group []unit
 	size := 0
@@ -171,7 +171,7 @@ func (u unit) size() int {
 	return n
 }
 
-// prepare commits a unit without which the others make no sense.
+// prepare commits a prerequisite unit. An error ends the run.
 func (a *applier) prepare(u unit) {
 	if err := a.plan.backend.commitOps(a.ctx, u.ops); err != nil {
 		a.fatal = fmt.Errorf("prepare table %s: %w", a.plan.backend.name(), err)
@@ -216,7 +216,7 @@ func (a *applier) recordFailure(u unit, err error) {
 	}
 }
 
-// pruneClients makes clients forget endpoints that left.
+// pruneClients deletes the client records of removed endpoints.
 func (a *applier) pruneClients() error {
 	var errs []error
 	b := a.plan.backend
@@ -232,7 +232,7 @@ func (a *applier) pruneClients() error {
 	return errors.Join(errs...)
 }
 
-// commitOps commits ops in the order that a transaction needs.
+// commitOps commits ops, sorted as a transaction needs them.
 func (b *Backend) commitOps(ctx context.Context, ops []op) error {
 	if len(ops) == 0 {
 		return nil

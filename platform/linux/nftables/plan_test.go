@@ -16,7 +16,7 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// wantUpToDate wants a backend that knows nothing to find nothing to do.
+// wantUpToDate checks that a backend without state finds nothing to do.
 func wantUpToDate(t *testing.T, k *fake, want *service.Snapshot) {
 	t.Helper()
 	p, err := (&Backend{family: k.family, driver: k}).Plan(context.Background(), want)
@@ -25,14 +25,14 @@ func wantUpToDate(t *testing.T, k *fake, want *service.Snapshot) {
 	}
 }
 
-// programs reports that ops program the named Service.
+// programs reports whether ops program the named Service.
 func programs(ops []op, name string) bool {
 	return slices.ContainsFunc(ops, func(o op) bool {
 		return o.verb == addElement && o.element.comment == "shop/"+name
 	})
 }
 
-// A port that collides with another one is tried again when that has moved.
+// A Port that conflicts with another one is retried after that one has moved.
 func TestApplyRetriesAtTheEnd(t *testing.T) {
 	k := &fake{}
 	b := &Backend{driver: k}
@@ -48,7 +48,7 @@ func TestApplyRetriesAtTheEnd(t *testing.T) {
 	wantUpToDate(t, k, b.have.snapshot)
 }
 
-// A kernel that refuses everything is not asked about every port.
+// If the kernel rejects everything, Apply does not try every Port.
 func TestApplyGivesUp(t *testing.T) {
 	k := &fake{}
 	b := &Backend{driver: k}
@@ -72,7 +72,7 @@ func TestApplyGivesUp(t *testing.T) {
 	}
 }
 
-// A failure of what the rest relies on ends the round and names no port.
+// A failure of a prerequisite unit ends Apply and names no Port.
 func TestApplyPrepares(t *testing.T) {
 	k := &fake{refuse: func([]op) error { return errInjected }}
 	err := planNow(t, &Backend{driver: k}, simple(2)).Apply(context.Background())
@@ -81,7 +81,7 @@ func TestApplyPrepares(t *testing.T) {
 	}
 }
 
-// Who asks to stop is not kept by looking for the port at fault.
+// A cancelled context ends the search for the Port at fault.
 func TestApplyStops(t *testing.T) {
 	k := &fake{}
 	b := &Backend{driver: k}
@@ -107,7 +107,7 @@ func planNow(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
 	return p
 }
 
-// Large changes are cut, so that others get a turn at the rules.
+// Large changes are split, so that other users of nftables get their turn.
 func TestApplyCutsLargeChanges(t *testing.T) {
 	k := &fake{}
 	b := &Backend{driver: k}
@@ -128,7 +128,7 @@ func TestApplyCutsLargeChanges(t *testing.T) {
 	}
 }
 
-// servicesWith returns n Services with so many endpoints each, at most 255 of both.
+// servicesWith returns n Services with ends endpoints each. Both are at most 255.
 func servicesWith(n, ends int) *service.Snapshot {
 	var ports []*service.Port
 	for p := range simple(n).Ports(service.IPv4) {
@@ -137,7 +137,7 @@ func servicesWith(n, ends int) *service.Snapshot {
 	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
-// withEndpoints returns a copy of p with the endpoints from one number to another.
+// withEndpoints returns a copy of p with the endpoints first to last.
 func withEndpoints(p *service.Port, first, last int) *service.Port {
 	c := *p
 	c.Cluster = nil
@@ -147,10 +147,10 @@ func withEndpoints(p *service.Port, first, last int) *service.Port {
 	return &c
 }
 
-// TestSmallChangesAddUp follows one Service through changes, each planned
-// from what is known of the last one and none by reading the table.
+// TestSmallChangesAddUp applies a series of changes to one Service. Each is planned from
+// the known state, and none reads the table.
 func TestSmallChangesAddUp(t *testing.T) {
-	type step struct{ first, last int } // endpoints; none at all if last is 0
+	type step struct{ first, last int } // endpoints; none if last is 0
 	for name, steps := range map[string][]step{
 		"slots out of order and back in order": {{1, 3}, {2, 3}, {2, 4}, {7, 9}, {8, 10}},
 		"gone and back":                        {{1, 5}, {3, 6}, {0, 0}, {3, 6}, {2, 6}},
@@ -176,15 +176,15 @@ func TestSmallChangesAddUp(t *testing.T) {
 				wantUpToDate(t, k, s)
 				old, other = next, changes[1].New
 			}
-			if k.reads != 1+len(steps) { // one at the start, one for each look
+			if k.reads != 1+len(steps) { // one at the start, one for each wantUpToDate
 				t.Errorf("%d times read", k.reads)
 			}
 		})
 	}
 }
 
-// After a round that failed in part, the next one knows what went in, also
-// when it is to be as before.
+// After a partly failed sync, the next one handles what was applied, also if the desired
+// state is the previous one again.
 func TestChangesAfterAFailure(t *testing.T) {
 	k := &fake{}
 	b := &Backend{driver: k}

@@ -11,21 +11,20 @@ import (
 	"kubeproxy/common/service"
 )
 
-// probeTable names the table that is tried out and never comes to be.
+// probeTable is the name of the table in dry runs. It is never created.
 const probeTable = "kube-services-probe"
 
-// kernelFeature is something that the table takes from the kernel.
+// kernelFeature is a feature of the kernel that the table needs.
 type kernelFeature struct {
 	name   string
-	module string // that usually brings it
+	module string // the module that usually provides it
 	ops    []op
-	// dependsOn is the module of what this builds upon: while that is lacking,
-	// nothing can be said.
+	// dependsOn is the module of a feature that this one needs. While that is missing,
+	// the probe has no result.
 	dependsOn string
 }
 
-// kernelFeatures lists what a table for f takes from the kernel, what the others
-// build upon first.
+// kernelFeatures lists what a table for f needs, dependencies first.
 func kernelFeatures(f service.Family) []kernelFeature {
 	clients := &set{name: "clients", kind: addrMap, key: clientKey, timeout: time.Hour}
 	nat := func(rules ...rule) *chain {
@@ -47,11 +46,11 @@ func kernelFeatures(f service.Family) []kernelFeature {
 	}
 }
 
-// dnatRule is a rule that chooses an endpoint.
+// dnatRule is a rule that selects an endpoint.
 var dnatRule = rule{dnat{endpoints.key, 1, endpoints}}
 
-// completeTable is a table as it is before any Service, with what Service ports and
-// session affinity add.
+// completeTable returns the ops that create a table without Services, and the parts that
+// Service ports and session affinity add.
 func completeTable(f service.Family) []op {
 	ops := []op{{verb: addTable}}
 	for _, s := range baseSets {
@@ -62,8 +61,8 @@ func completeTable(f service.Family) []op {
 	return append(ops, kernelFeatures(f)[len(kernelFeatures(f))-1].ops...)
 }
 
-// probeFeatures tells what the kernel cannot do of what a table for f needs. try
-// has it check a transaction without doing anything.
+// probeFeatures reports which of the features for f the kernel lacks. try makes the
+// kernel check a transaction without applying it.
 func probeFeatures(f service.Family, try func([]op) error) error {
 	first := try(completeTable(f))
 	if first == nil {
@@ -81,7 +80,7 @@ func probeFeatures(f service.Family, try func([]op) error) error {
 		}
 		missingModules[n.module] = true
 		missing = append(missing, fmt.Sprintf("%s (module %s)", n.name, n.module))
-		if n.ops == nil { // and nothing else can work
+		if n.ops == nil { // without tables nothing else can work
 			break
 		}
 	}

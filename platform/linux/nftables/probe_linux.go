@@ -12,9 +12,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Probe asks the kernel, in the network namespace of the calling thread,
-// whether it can hold a table for f, and changes nothing. The error is one
-// sentence that says what is missing.
+// Probe checks whether the kernel, in the network namespace of the calling thread,
+// supports a table for f. It changes nothing. The error is one sentence that names what
+// is missing.
 func Probe(f service.Family) error {
 	if err := probe(f); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, withHint(err))
@@ -40,7 +40,7 @@ func probe(f service.Family) error {
 		}
 		return s.transact(batch)
 	}
-	// Without the right, or without nf_tables, every answer would be the same.
+	// Without CAP_NET_ADMIN or nf_tables every check would return this error.
 	err = try([]op{{verb: addTable}})
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
 		return err
@@ -48,7 +48,7 @@ func probe(f service.Family) error {
 	return probeFeatures(f, try)
 }
 
-// checkFamily reports that the kernel has the family at all.
+// checkFamily reports an error if the kernel does not support the family.
 func checkFamily(f service.Family) error {
 	domain := unix.AF_INET
 	if f == service.IPv6 {

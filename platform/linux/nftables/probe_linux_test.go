@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestProbe wants this kernel to do, and nothing to be left of the probe or
-// changed in a table that is in use.
+// TestProbe checks that this kernel passes, and that the probe leaves nothing behind and
+// does not change a table in use.
 func TestProbe(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
@@ -65,10 +65,10 @@ func dryRun(t *testing.T, f service.Family, ops []op) error {
 	return s.transact(batch)
 }
 
-// TestProbeWithoutCapability names the right.
+// The error names the missing capability.
 func TestProbeWithoutCapability(t *testing.T) {
 	inNamespace(t, func() {
-		// The thread ends with the test, and so does the loss.
+		// The thread ends with the test, and so does the loss of capabilities.
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&header, &none[0]); err != nil {

@@ -11,7 +11,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// hasStatement reports that ops have a statement of the same type as s in a rule.
+// hasStatement reports whether a rule in ops has a statement of type S.
 func hasStatement[S statement](ops []op) bool {
 	return slices.ContainsFunc(ops, func(o op) bool {
 		return o.verb == addRules && slices.ContainsFunc(o.chain.rules, func(r rule) bool {
@@ -23,12 +23,12 @@ func hasStatement[S statement](ops []op) bool {
 	})
 }
 
-// addsBaseChain reports that ops make a chain for translation.
+// addsBaseChain reports whether ops create a base chain.
 func addsBaseChain(ops []op) bool {
 	return slices.ContainsFunc(ops, func(o op) bool { return o.verb == addChain && o.chain.hook != nil })
 }
 
-// TestProbeFeatures names what a kernel refuses, and nothing that it accepts.
+// TestProbeFeatures checks that the error names exactly what the kernel rejects.
 func TestProbeFeatures(t *testing.T) {
 	refused := errors.New("no such file or directory")
 	for situation, test := range map[string]struct {

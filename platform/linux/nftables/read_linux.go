@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reader lists our table.
+// reader reads our table from the kernel.
 type reader struct {
 	*socket
 	wire
@@ -22,8 +22,8 @@ type reader struct {
 	table *table
 }
 
-// request sends a dump request, whose attributes fill writes, and passes every
-// answer about our table to each.
+// request sends a dump request and passes every answer about our table to each. fill, if
+// not nil, writes further attributes.
 func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
 	r.wire.buf = r.wire.buf[:0]
 	r.open(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
@@ -40,10 +40,9 @@ func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body 
 	})
 }
 
-// find asks for the table itself. It leaves r.table nil if there is none. A
-// table that a process has reserved for itself is an error: nobody else can
-// change it, and it goes with that process, see
-// https://git.kernel.org/torvalds/c/6001a930ce03.
+// find reads the table itself. It leaves r.table nil if there is none. A table with the
+// flag owner is an error: only its owner process can change it, and it disappears with
+// that process, see https://git.kernel.org/torvalds/c/6001a930ce03.
 func (r *reader) find() error {
 	r.table = nil
 	return r.request(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func(body []byte) error {
@@ -94,7 +93,7 @@ func (r *reader) chain(body []byte) error {
 	return nil
 }
 
-// decodeHook decodes where a base chain hangs.
+// decodeHook decodes the hook of a base chain.
 func decodeHook(b []byte) *hook {
 	number := u32Of(attribute(b, unix.NFTA_HOOK_HOOKNUM))
 	h := &hook{name: fmt.Sprint(number), priority: int(int32(u32Of(attribute(b, unix.NFTA_HOOK_PRIORITY))))}
@@ -119,7 +118,7 @@ func (r *reader) rule(body []byte) error {
 func (r *reader) set(body []byte) error {
 	flags := u32Of(attribute(body, unix.NFTA_SET_FLAGS))
 	if flags&unix.NFT_SET_ANONYMOUS != 0 {
-		return nil // it goes with its rule
+		return nil // the kernel deletes it with its rule
 	}
 	spec := setSpec{
 		flags:       flags,
@@ -138,10 +137,11 @@ func (r *reader) set(body []byte) error {
 	return nil
 }
 
-// elements lists a set. The kernel answers in portions and counts elements to
-// go on where it was; when the hash was resized in between, which happens on
-// its own soon after many elements came, it repeats as many as it leaves out.
-// So an element that comes twice means that another is missing.
+// elements reads the elements of a set. The kernel dumps them in parts and resumes by
+// count. The kernel resizes the hash on its own soon after many elements were added. If
+// it does so between two parts, the dump repeats as many elements as it skips (kernel:
+// net/netfilter/nft_set_hash.c, nft_rhash_walk). So a duplicate means that another
+// element is missing.
 func (r *reader) elements(name string, s *observedSet) error {
 	fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, name) }
 	return r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
@@ -157,7 +157,7 @@ func (r *reader) elements(name string, s *observedSet) error {
 	})
 }
 
-// decodeElement copies what it keeps of b.
+// decodeElement decodes b. The result does not refer to b.
 func decodeElement(b []byte) element {
 	var e element
 	for typ, v := range attributes(b) {
@@ -200,7 +200,8 @@ func decodeVerdict(b []byte) verdict {
 	return v
 }
 
-// generation asks for the number of the last change anybody made.
+// generation returns the generation of the ruleset, which every change by any process
+// increments.
 func (r *reader) generation() (uint32, error) {
 	r.wire.buf = r.wire.buf[:0]
 	r.open(nft(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)

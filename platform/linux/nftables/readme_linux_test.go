@@ -19,7 +19,7 @@ import (
 	"kubeproxy/common/track"
 )
 
-// shop is what node-a should forward of the example in the documents.
+// shop returns the snapshot of node-a for the example in the documents.
 func shop(t *testing.T) *service.Snapshot {
 	t.Helper()
 	tracker := track.New(track.Options{NodeName: "node-a", NodePorts: service.AnyAddress(), Pods: service.LocalPods{
@@ -32,14 +32,13 @@ func shop(t *testing.T) *service.Snapshot {
 	return tracker.Latest()
 }
 
-// example is a command of the README and the lines it is said to print.
+// example is a command of the README and its documented output.
 type example struct {
 	command string
 	output  []string
 }
 
-// examples finds the indented lines that begin with a prompt, and what
-// follows each.
+// examples returns the indented lines that begin with a prompt, and the lines after each.
 func examples(readme string) []example {
 	var found []example
 	open := false
@@ -59,8 +58,7 @@ func examples(readme string) []example {
 	return found
 }
 
-// TestReadme runs the commands of the README in a namespace that holds the
-// example.
+// TestReadme runs the commands of the README in a namespace with the example.
 func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -89,8 +87,8 @@ func TestReadme(t *testing.T) {
 	})
 }
 
-// plain drops what does not matter: the order of elements, how they are set
-// apart and indented, and empty lines.
+// plain removes differences that do not matter: the order of elements, their separators
+// and indentation, and empty lines.
 func plain(lines []string) []string {
 	var out []string
 	for l := range strings.SplitSeq(strings.Join(lines, ",\n"), ",") {

@@ -14,18 +14,18 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Format is how Render writes.
+// Format is an output format of Render.
 type Format string
 
-// The formats. Text is the language of nft, and nft -c -f accepts it; JSON
-// holds the same statements in a list per chain and set.
+// The formats. Text is the syntax of nft, which nft -c -f accepts. JSON holds the same
+// statements in one list per chain and set.
 const (
 	Text Format = "text"
 	JSON Format = "json"
 )
 
-// Render writes the tables of both families that a node would hold for want
-// if it started from nothing. The same want gives the same bytes.
+// Render writes the tables of both families that a node would hold for want if it started
+// without tables. Equal snapshots give equal bytes.
 func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
 	var docs []*document
 	for _, f := range service.Families {
@@ -46,7 +46,7 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
 }
 
-// document is one table, ready to be written.
+// document is one table in printable form.
 type document struct {
 	Family string       `json:"family"`
 	Name   string       `json:"name"`
@@ -58,7 +58,7 @@ type document struct {
 	family service.Family
 }
 
-// documentOf is a set with its elements or a chain with its rules.
+// documentOf is a set with its elements, or a chain with its rules.
 type documentOf struct {
 	Name     string   `json:"name"`
 	Type     string   `json:"type,omitempty"`
@@ -134,18 +134,18 @@ func (d *document) writeText(w *bufio.Writer) {
 	w.WriteString("}\n")
 }
 
-// shared counts who needs an element that several Ports may need: the set of
-// ClusterIPs, and of endpoints that may reach themselves through a Service.
+// shared counts how many users each shared element has: ClusterIPs, and the endpoints
+// that may reach themselves through a Service.
 type shared map[sharedKey]int32
 
 type sharedKey struct {
 	in   *set
-	addr string // its bytes
+	addr string // the bytes of the address
 }
 
 func newShared() shared { return shared{} }
 
-// add counts p in (n is 1) or out (n is -1).
+// add adds p if n is 1, and removes it if n is -1.
 func (s shared) add(p *service.Port, n int32) {
 	if p == nil {
 		return
@@ -155,7 +155,7 @@ func (s shared) add(p *service.Port, n int32) {
 	s.addEndpoints(p.Local, n)
 }
 
-// replace counts from out and to in. Either may be nil.
+// replace removes from and adds to. Either may be nil.
 func (s shared) replace(from, to *service.Port) {
 	if from == nil || to == nil {
 		s.add(from, -1)
@@ -202,7 +202,7 @@ func (k sharedKey) element() element {
 	return element{in: k.in, key: key}
 }
 
-// elements returns the elements that somebody needs, sorted.
+// elements returns the elements with at least one user, sorted.
 func (s shared) elements() []element {
 	var out []element
 	for _, k := range slices.SortedFunc(maps.Keys(s), func(a, b sharedKey) int {

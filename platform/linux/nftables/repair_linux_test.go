@@ -25,7 +25,7 @@ func planOrError(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Pla
 	return p
 }
 
-// What strangers do is named, undone, and then no more to be found.
+// Changes by another process are reported and repaired, and then no longer found.
 func TestDrift(t *testing.T) {
 	const first = `services: 10.96.0.0 . tcp . 80 comment "shop/web-000" : goto cluster-2`
 	for name, tt := range map[string]struct {
@@ -62,7 +62,8 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// checkDrift has nft do script to a table, and wants that named and undone.
+// checkDrift changes a table with nft and script. The next plan must report and repair
+// that.
 func checkDrift(t *testing.T, script string, names []string) {
 	t.Helper()
 	b := newKernel(t, service.IPv4)
@@ -86,7 +87,7 @@ func checkDrift(t *testing.T, script string, names []string) {
 	wantConverged(t, b, want)
 }
 
-// wantChangesPlanned wants a process that starts now to find something to do.
+// wantChangesPlanned checks that a new process finds something to do.
 func wantChangesPlanned(t *testing.T, want *service.Snapshot) {
 	t.Helper()
 	b := newKernel(t, service.IPv4)
@@ -96,8 +97,8 @@ func wantChangesPlanned(t *testing.T, want *service.Snapshot) {
 	}
 }
 
-// wantConverged wants nothing left to do, by b and by a backend that reads
-// everything.
+// wantConverged checks that neither b nor a backend that reads everything finds something
+// to do.
 func wantConverged(t *testing.T, b *Backend, want *service.Snapshot) {
 	t.Helper()
 	fresh := newKernel(t, b.family)
@@ -109,7 +110,7 @@ func wantConverged(t *testing.T, b *Backend, want *service.Snapshot) {
 	}
 }
 
-// A flushed ruleset is rebuilt, and told in a bounded number of lines.
+// A flushed ruleset is restored and reported in a bounded number of lines.
 func TestDriftOfEverything(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4)
@@ -129,7 +130,7 @@ func TestDriftOfEverything(t *testing.T) {
 	})
 }
 
-// A plan that nobody applied repairs nothing, so the next one does.
+// A plan that is not applied repairs nothing, so the next one does.
 func TestDriftOutlivesAPlan(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4)
@@ -143,8 +144,8 @@ func TestDriftOutlivesAPlan(t *testing.T) {
 	})
 }
 
-// affinityClients writes clients into the map of a port number, as rules would, and
-// returns which addresses are there afterwards.
+// affinityClients adds clients to the map of a port number, as rules would. It returns
+// the addresses in it afterwards.
 func affinityClients(t *testing.T, f service.Family, port int, add string) []string {
 	t.Helper()
 	p := sticky(f).Port(f, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
@@ -162,7 +163,7 @@ func affinityClients(t *testing.T, f service.Family, port int, add string) []str
 	return clients
 }
 
-// parseAddr reads the word of a listing that is an address.
+// parseAddr returns the word of a listing if it is an address.
 func parseAddr(word string) (string, error) {
 	word = strings.Trim(word, ",{}")
 	if strings.Count(word, ".") != 3 && strings.Count(word, ":") < 2 {
@@ -171,7 +172,7 @@ func parseAddr(word string) (string, error) {
 	return word, nil
 }
 
-// Clients of an endpoint that left are forgotten, all others are not.
+// Clients of a removed endpoint are deleted, all others are kept.
 func TestPruneClients(t *testing.T) {
 	for _, f := range service.Families {
 		for name, restart := range map[string]bool{"at once": false, "after a restart": true} {

@@ -11,71 +11,68 @@ import (
 	"kubeproxy/common/service"
 )
 
-// rule is a list of statements, run until one does not match.
+// rule is a list of statements. It ends at the first statement that does not match.
 type rule []statement
 
-// statement is one of the types below. Each can be written as text, encoded
-// for the kernel and, in tests, traced.
+// statement is one of the types below. Each can be formatted as text, encoded for the
+// kernel and, in tests, traced.
 type statement interface {
 	text(service.Family) string
 }
 
 type (
-	// lookup matches when the fields are, or with not are not, in a plain set.
+	// lookup matches if the fields are in a plain set. With not it matches if they are
+	// not.
 	lookup struct {
 		fields []field
 		in     *set
 		not    bool
 	}
-	// dispatch takes the verdict that a map has for the fields, and goes on
-	// when it has none.
+	// dispatch applies the verdict that a map holds for the fields. Without one the rules
+	// continue.
 	dispatch struct {
 		fields []field
 		in     *set
 	}
-	// dnat sends the connection to the target that a map has for the
-	// fields, and does not match when it has none. A slot among the fields
-	// is random below mod.
+	// dnat translates to the target that a map holds for the fields. It does not match if
+	// there is none. A slot among the fields is a random number below mod.
 	dnat struct {
 		fields []field
 		mod    uint32
 		in     *set
 	}
-	// affinityDNAT sends the connection to the address that a map has for its
-	// source, and does not match when it has none.
+	// affinityDNAT translates to the address that a map holds for the packet's source,
+	// and to port. It does not match if there is none.
 	affinityDNAT struct {
 		in   *set
 		port uint16
 	}
-	// recordClient notes, or notes again, where the connection's client went.
+	// recordClient records or refreshes the endpoint of the connection's client.
 	recordClient struct{ in *set }
 	// toPort matches a destination port.
 	toPort struct{ port uint16 }
-	// within matches when a field lies, or with not does not lie, in a prefix.
+	// within matches if a field is in a prefix. With not it matches if it is not.
 	within struct {
 		field  field
 		prefix netip.Prefix
 		not    bool
 	}
-	// fromInterface matches the interface a packet came in through; a name
-	// that ends in "*" stands for all that begin so.
+	// fromInterface matches the input interface. A name that ends in "*" matches all
+	// names with that prefix.
 	fromInterface struct{ name string }
-	// isProto matches a transport protocol.
-	isProto struct{ proto service.Protocol }
-	// isLocal matches when the address in a field is the node's own.
-	isLocal struct{ field field }
-	// translated matches connections whose destination was translated.
+	isProto       struct{ proto service.Protocol }
+	// isLocal matches if the address in a field belongs to the node.
+	isLocal    struct{ field field }
 	translated struct{}
-	// invalid matches packets that connection tracking cannot place.
+	// invalid matches packets in connection tracking state INVALID.
 	invalid struct{}
-	// marked matches packets that have all bits of a mark.
+	// marked matches packets whose mark has all of bits.
 	marked struct{ bits uint32 }
-	// mark sets, unmark clears bits of the packet's mark.
-	mark   struct{ bits uint32 }
-	unmark struct{ bits uint32 }
-	// masquerade gives the connection a source address of the node.
+	// mark sets bits of the packet mark, unmark clears them.
+	mark       struct{ bits uint32 }
+	unmark     struct{ bits uint32 }
 	masquerade struct{}
-	// reject refuses with a TCP reset if tcp, else with a port unreachable.
+	// reject answers with a TCP reset if tcp, otherwise with ICMP port unreachable.
 	reject struct{ tcp bool }
 	// verdict ends the rule.
 	verdict struct {
@@ -84,15 +81,14 @@ type (
 	}
 )
 
-// verdictCode is what a verdict does.
 type verdictCode uint8
 
 const (
-	verdictJump   verdictCode = iota // run a chain, then go on after this rule
-	verdictGoto                      // go on in a chain for good
-	verdictReturn                    // return to where the chain was jumped to from
-	verdictDrop                      // discard the packet
-	verdictAccept                    // leave the table
+	verdictJump   verdictCode = iota // run a chain, then continue after this rule
+	verdictGoto                      // continue in a chain and do not return here
+	verdictReturn                    // return to the chain that jumped here
+	verdictDrop
+	verdictAccept // end the processing in this table
 )
 
 func (v verdict) text(service.Family) string {

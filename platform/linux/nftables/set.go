@@ -11,7 +11,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// setKind is what looking a key up in a set yields.
+// setKind is the result of a lookup in a set.
 type setKind uint8
 
 const (
@@ -26,19 +26,19 @@ type set struct {
 	name string
 	kind setKind
 	key  []field
-	// interval means that each element is a range of its last field.
+	// interval means that each element is a range in its last field.
 	interval bool
-	// timeout, if not 0, makes a map that rules fill: its elements expire so
-	// long after they were last used, and nobody else writes it.
+	// timeout, if not 0, makes a map that only rules fill. Its elements expire that long
+	// after their last use.
 	timeout time.Duration
 }
 
-// clientLimit bounds the clients that one Service port remembers. The kernel
-// allocates as they come; the bound keeps a scan from filling its memory.
+// clientLimit bounds the clients that one Service port records. The kernel allocates them
+// one by one. The bound keeps a scan from filling its memory.
 const clientLimit = 1 << 20
 
-// The sets that every table has. Those with an address in the key serve
-// addresses of Services, those named nodeport- the node's own addresses.
+// The sets that every table has. Sets with an address in the key serve addresses of
+// Services. Those with the prefix nodeport- serve the node's own addresses.
 var (
 	services  = &set{name: "services", kind: verdictMap, key: []field{daddr, proto, dport}}
 	nodePorts = &set{name: "nodeports", kind: verdictMap, key: []field{proto, dport}}
@@ -46,8 +46,8 @@ var (
 	endpoints         = &set{name: "endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
 	nodePortEndpoints = &set{name: "nodeport-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
 
-	// What externalTrafficPolicy Local does with clients outside, and with
-	// pods and the node itself.
+	// Frontends with externalTrafficPolicy Local, as external clients reach them, and as
+	// pods and the node itself do.
 	externalClients           = &set{name: "external-clients", kind: verdictMap, key: []field{daddr, proto, dport}}
 	internalClients           = &set{name: "internal-clients", kind: verdictMap, key: []field{daddr, proto, dport}}
 	nodePortExternalClients   = &set{name: "nodeport-external-clients", kind: verdictMap, key: []field{proto, dport}}
@@ -55,21 +55,20 @@ var (
 	internalEndpoints         = &set{name: "internal-endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
 	nodePortInternalEndpoints = &set{name: "nodeport-internal-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
 
-	// Where externalTrafficPolicy is Local. These are not in services and
-	// nodeports, since a verdict that led to another verdict map would have
-	// the kernel validate one map for each element of the other.
+	// Which frontends have externalTrafficPolicy Local. They are not in services and
+	// nodeports: if a verdict led to another verdict map, the kernel would validate the
+	// second map once for each element of the first.
 	externalLocal = &set{name: "external-local", kind: plainSet, key: []field{daddr, proto, dport}}
 	nodePortLocal = &set{name: "nodeport-local", kind: plainSet, key: []field{proto, dport}}
 
-	// loadBalancerSourceRanges: what is restricted, and who may pass.
+	// loadBalancerSourceRanges: the restricted frontends, and the permitted sources.
 	restricted = &set{name: "restricted", kind: plainSet, key: []field{daddr, proto, dport}}
 	sources    = &set{name: "sources", kind: plainSet, key: []field{daddr, proto, dport, saddr}, interval: true}
 
 	clusterIPs = &set{name: "cluster-ips", kind: plainSet, key: []field{daddr}}
 	hairpin    = &set{name: "hairpin", kind: plainSet, key: []field{saddr, daddr}}
 
-	// Which chain remembers the client of a connection, by its original
-	// destination.
+	// The chain that records the client of a connection, by its original destination.
 	affinity         = &set{name: "affinity", kind: verdictMap, key: []field{daddr, proto, dport}}
 	nodePortAffinity = &set{name: "nodeport-affinity", kind: verdictMap, key: []field{proto, dport}}
 )
@@ -80,11 +79,11 @@ var baseSets = []*set{
 	externalLocal, nodePortLocal, restricted, sources, clusterIPs, hairpin, affinity, nodePortAffinity,
 }
 
-// targetFields lists what a targetMap yields.
+// targetFields are the fields of a value in a targetMap.
 var targetFields = []field{daddr, dport}
 
-// valueFields lists the fields of the values in s, nil if they are verdicts or it
-// has none.
+// valueFields returns the fields of the values in s, or nil if s has verdicts or no
+// values.
 func (s *set) valueFields() []field {
 	switch s.kind {
 	case targetMap:
@@ -95,8 +94,8 @@ func (s *set) valueFields() []field {
 	return nil
 }
 
-// text is the declaration of s in the language of nft, without elements.
-// Declared by typeof, a listing can be loaded again.
+// text returns the declaration of s in the syntax of nft, without elements. With typeof,
+// nft can load its own listing again.
 func (s *set) text(family service.Family) string {
 	var b strings.Builder
 	word := "map"
@@ -128,5 +127,5 @@ func typeof(fields []field, family service.Family) string {
 	return strings.Join(parts, " . ")
 }
 
-// seconds writes d, whole seconds, as nft does for any duration.
+// seconds formats d, in whole seconds, in a form that nft accepts for any duration.
 func seconds(d time.Duration) string { return fmt.Sprintf("%ds", int64(d/time.Second)) }

@@ -10,7 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// endpointList names one of a Port's two lists of endpoints.
+// endpointList selects one of a Port's two lists of endpoints.
 type endpointList uint8
 
 const (
@@ -18,9 +18,9 @@ const (
 	localList
 )
 
-// slots says which endpoint lies in which slot, for each of a Port's lists:
-// slot i holds the endpoint with index slots[list][i]. A nil list means that
-// slot i holds endpoint i, as in a table written from nothing.
+// slots assigns endpoints to slots, for each list of a Port. Slot i holds the endpoint
+// with index slots[list][i]. A nil list means that slot i holds endpoint i, as in a new
+// table.
 type slots [2][]uint16
 
 func endpointsOf(p *service.Port, w endpointList) []service.Endpoint {
@@ -32,7 +32,7 @@ func endpointsOf(p *service.Port, w endpointList) []service.Endpoint {
 
 func (l layout) len(w endpointList) int { return len(endpointsOf(l.port, w)) }
 
-// at returns the endpoint in slot i.
+// at returns the endpoint in slot i of list w.
 func (l layout) at(w endpointList, i int) netip.AddrPort {
 	if l.slots[w] != nil {
 		i = int(l.slots[w][i])
@@ -49,8 +49,9 @@ func (l layout) targets(w endpointList) []netip.AddrPort {
 	return t
 }
 
-// next lays p out so that as few slots as possible change from l: who stays
-// below the new length keeps its slot, the rest fill the holes in order.
+// next assigns the endpoints of p to slots with as few changes from l as possible. An
+// endpoint in a slot below the new length keeps it. The others fill the free slots in
+// order.
 func (l layout) next(p *service.Port) layout {
 	n := layout{port: p}
 	for _, w := range []endpointList{clusterList, localList} {
@@ -67,13 +68,13 @@ func (l layout) next(p *service.Port) layout {
 	return n
 }
 
-// arrange returns the slots of want, which is sorted by address, when its
-// endpoints lay as old says.
+// arrange returns the slots for want, which is sorted by address. old holds the previous
+// endpoints in slot order.
 func arrange(old []netip.AddrPort, want []service.Endpoint) []uint16 {
 	const free = -1
 	at := make([]int, len(want)) // slot -> index in want
 	placed := make([]bool, len(want))
-	ahead := 0 // of its slot was the endpoint before, as nearly all others are
+	ahead := 0 // index minus slot of the previous endpoint, which most others share
 	for i := range at {
 		at[i] = free
 		if i >= len(old) {
@@ -110,5 +111,5 @@ func arrange(old []netip.AddrPort, want []service.Endpoint) []uint16 {
 	return perm
 }
 
-// identity reports that l needs no memory of its own.
+// identity reports whether every endpoint is in the slot of its index.
 func (s slots) identity() bool { return s[clusterList] == nil && s[localList] == nil }

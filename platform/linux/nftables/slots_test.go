@@ -25,7 +25,7 @@ func letterEndpoints(letters string) []service.Endpoint {
 	return list
 }
 
-// slotOrder writes a layout as letters in slot order.
+// slotOrder returns the letters of the endpoints in slot order.
 func slotOrder(l layout, w endpointList) string {
 	var b strings.Builder
 	for _, a := range l.targets(w) {
@@ -34,7 +34,7 @@ func slotOrder(l layout, w endpointList) string {
 	return b.String()
 }
 
-// layoutOf returns a layout of endpoints that lie as the letters do.
+// layoutOf returns a layout whose endpoints have the order of letters.
 func layoutOf(letters string) layout {
 	sorted := []byte(letters)
 	slices.Sort(sorted)
@@ -67,8 +67,7 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// A table that was read may hold an endpoint twice, which nobody but a
-// stranger would do.
+// A table may hold an endpoint twice if another process changed it.
 func TestArrangeWithDuplicateEndpoints(t *testing.T) {
 	old := []netip.AddrPort{letterEndpoints("b")[0].Addr, letterEndpoints("b")[0].Addr, {}}
 	if diff := cmp.Diff([]uint16{1, 0, 2}, arrange(old, letterEndpoints("abc"))); diff != "" {
@@ -76,8 +75,8 @@ func TestArrangeWithDuplicateEndpoints(t *testing.T) {
 	}
 }
 
-// Who can stay stays, so no arrangement changes fewer slots; everybody has a
-// slot; and an arrangement in order needs no memory.
+// An endpoint keeps its slot if possible, so no arrangement changes fewer slots. Every
+// endpoint has a slot. An arrangement in order is nil.
 func TestArrangeChangesAsLittleAsPossible(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		letters := rapid.SliceOfNDistinct(rapid.ByteRange('a', 'z'), 0, 20, rapid.ID[byte])
@@ -102,8 +101,7 @@ func TestArrangeChangesAsLittleAsPossible(t *testing.T) {
 	})
 }
 
-// A list that did not change keeps its slots without a copy, and each list
-// has its own.
+// An unchanged list keeps its slots without a copy. Each list has its own slots.
 func TestNextKeepsTheOtherList(t *testing.T) {
 	l := layoutOf("cab")
 	l.port.Local = letterEndpoints("xy")

@@ -11,22 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a netlink socket to netfilter. Unlike a general library it asks
-// for one acknowledgement per transaction, not per message, and reads every
-// answer there is before it calls a transaction a success: the kernel reports
-// a failed commit beside the messages' own answers.
+// socket is a netlink socket to netfilter, see netlink(7). Unlike a general library it
+// requests one acknowledgement per transaction, not per message. It reads all queued
+// answers before it reports success, because the kernel reports a failed commit in
+// addition to the answers to messages.
 type socket struct {
 	fd     int
 	portID uint32
 	buf    []byte
 }
 
-// bufferSize is asked for both directions; without the right to exceed the
-// system's limit a smaller one is given, and large transactions are halved.
+// bufferSize is requested for both directions. Without CAP_NET_ADMIN the system's limit
+// applies, see socket(7), and large transactions are split.
 const bufferSize = 64 << 20
 
-// maxDatagram bounds a datagram from the kernel: its listings come in pieces
-// of at most 32 KiB, and all else is smaller.
+// maxDatagram bounds a datagram from the kernel. Dumps come in parts of at most 32 KiB
+// (kernel: net/netlink/af_netlink.c, netlink_dump), and all other messages are smaller.
 const maxDatagram = 64 << 10
 
 func dial() (*socket, error) {
@@ -53,12 +53,11 @@ func (s *socket) setUp() error {
 	s.portID = addr.(*unix.SockaddrNetlink).Pid
 	for forced, plain := range map[int]int{unix.SO_SNDBUFFORCE: unix.SO_SNDBUF, unix.SO_RCVBUFFORCE: unix.SO_RCVBUF} {
 		if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, forced, bufferSize) != nil {
-			// Best effort: the system's limit may well do.
+			// Best effort: the system's limit may be sufficient.
 			_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, plain, bufferSize)
 		}
 	}
-	// Both make answers shorter or clearer and are older than any kernel we
-	// run on.
+	// Both make answers shorter or clearer. They are older than every supported kernel.
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	return nil
@@ -66,8 +65,8 @@ func (s *socket) setUp() error {
 
 func (s *socket) close() { _ = unix.Close(s.fd) }
 
-// receive returns the next datagram, which is good until the next call. wait
-// is 0 or unix.MSG_DONTWAIT.
+// receive returns the next datagram, which is valid until the next call. wait is 0 or
+// unix.MSG_DONTWAIT.
 func (s *socket) receive(wait int) ([]byte, error) {
 	for {
 		n, _, err := unix.Recvfrom(s.fd, s.buf, wait|unix.MSG_TRUNC)
@@ -91,7 +90,7 @@ func (s *socket) send(b []byte) error {
 	return err
 }
 
-// drain reads what is left of an earlier exchange.
+// drain discards what is left of an earlier exchange.
 func (s *socket) drain() {
 	for {
 		if _, err := s.receive(unix.MSG_DONTWAIT); err != nil {
@@ -100,8 +99,8 @@ func (s *socket) drain() {
 	}
 }
 
-// transact sends one batch, whose last inner message asks for an answer. The
-// kernel works on it within the call, so all answers are there at its end.
+// transact sends one batch, whose last inner message requests an acknowledgement. The
+// kernel processes the batch within sendto, so all answers are queued when it returns.
 func (s *socket) transact(batch []byte) error {
 	s.drain()
 	if err := s.send(batch); err != nil {
@@ -133,8 +132,8 @@ func (s *socket) transact(batch []byte) error {
 	return first
 }
 
-// dump asks a question and calls each for every answer. The answer's body is
-// good until each returns.
+// dump sends a request and calls each for every answer. The answer's body is valid until
+// each returns.
 func (s *socket) dump(request []byte, each func(reply) error) error {
 	s.drain()
 	if err := s.send(request); err != nil {
@@ -168,11 +167,11 @@ func (s *socket) dump(request []byte, each func(reply) error) error {
 	}
 }
 
-// errInterrupted means that the table changed while it was listed.
+// errInterrupted means that the table changed during the dump.
 var errInterrupted = errors.New("the table changed while it was read")
 
-// errnoOf returns the error in an answer, nil for an acknowledgement, with
-// the kernel's own words where it has some.
+// errnoOf returns the error of an answer, nil for an acknowledgement. It includes the
+// kernel's message if there is one.
 func errnoOf(r reply) error {
 	if len(r.body) < 4 {
 		return errors.New("short netlink error")

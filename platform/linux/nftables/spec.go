@@ -5,7 +5,7 @@ package nftables
 
 import "kubeproxy/common/service"
 
-// Flags of sets, by their numbers in linux/netfilter/nf_tables.h.
+// Flags of sets (kernel: include/uapi/linux/netfilter/nf_tables.h).
 const (
 	setInterval = 1 << 2
 	setMap      = 1 << 3
@@ -28,7 +28,7 @@ func (s *set) flags() uint32 {
 	return flags
 }
 
-// size is the most elements that s takes, 0 for any number.
+// size returns the maximum number of elements of s, 0 for no limit.
 func (s *set) size() uint32 {
 	if s.timeout != 0 {
 		return clientLimit
@@ -36,8 +36,8 @@ func (s *set) size() uint32 {
 	return 0
 }
 
-// setSpec is what a set is made with, in numbers that do not depend on the
-// system. The kernel fixes most of it; a size can be changed later, see
+// setSpec holds the properties of a set, in numbers that do not depend on the system. The
+// kernel fixes most of them. A size can change later, see
 // https://git.kernel.org/torvalds/c/97c976d662fb.
 type setSpec struct {
 	flags       uint32
@@ -45,7 +45,7 @@ type setSpec struct {
 	verdicts    bool
 	timeout     uint64 // ms
 	size        uint32
-	expressions bool // that run for each element that is looked up
+	expressions bool // expressions that run for each matching element
 }
 
 func (s *set) spec(f service.Family) setSpec {
@@ -55,7 +55,7 @@ func (s *set) spec(f service.Family) setSpec {
 	}
 }
 
-// elementKey tells elements of a set apart. No key is as short as that of a
+// elementKey identifies an element within a set. No other key is as short as that of a
 // catch-all element.
 func elementKey(e element) string {
 	if e.catchAll {

@@ -19,7 +19,7 @@ func TestStatementTexts(t *testing.T) {
 	clients := &set{name: "clients"}
 	for _, tt := range []struct {
 		statement statement
-		v4, v6    string // v6 if it differs
+		v4, v6    string // v6 only if it differs
 	}{
 		{lookup{[]field{daddr}, clusterIPs, false}, "ip daddr @cluster-ips", "ip6 daddr @cluster-ips"},
 		{lookup{[]field{saddr, daddr}, hairpin, false}, "ip saddr . ip daddr @hairpin", "ip6 saddr . ip6 daddr @hairpin"},

@@ -11,26 +11,26 @@ import (
 	"kubeproxy/common/service"
 )
 
-// tracer walks a packet through a fakeTable and collects every way it may
-// go: where a slot is drawn at random, all of them.
+// tracer walks a packet through a fakeTable and collects every possible result. For a
+// random slot it follows all slots.
 type tracer struct {
 	table  *fakeTable
 	family service.Family
 	conn   route.Conn
-	local  func(netip.Addr) bool // is it one of the node's addresses
+	local  func(netip.Addr) bool // reports whether an address belongs to the node
 	marks  uint32
 	dnat   bool // the destination was translated
 	out    outcome
 }
 
-// outcome is what the rules made of a packet.
+// outcome is the result of the rules for a packet.
 type outcome struct {
 	action  route.Action
 	targets []netip.AddrPort        // sorted, without duplicates
-	masq    map[netip.AddrPort]bool // masqueraded when it goes there
+	masq    map[netip.AddrPort]bool // whether it is masqueraded on the way to the key
 }
 
-// what running a chain or a rule came to
+// result is the result of a chain or rule.
 type result uint8
 
 const (
@@ -101,7 +101,7 @@ func (t *tracer) statement(s statement) result {
 		return t.verdict(e.verdict)
 	case dnat:
 		return t.translate(s)
-	case affinityDNAT: // nobody was here before
+	case affinityDNAT: // this is the client's first connection
 		return noMatch
 	case verdict:
 		return t.verdict(s)
@@ -198,7 +198,7 @@ func (t *tracer) verdict(v verdict) result {
 	if t.chain(v.chain) == final {
 		return final
 	}
-	return returned // a goto never comes back to the chain it left
+	return returned // a goto never returns to the chain it left
 }
 
 func (t *tracer) addr(f field) netip.Addr {

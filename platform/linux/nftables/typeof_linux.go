@@ -9,11 +9,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The kernel keeps user data with a set without looking at it. nft stores
-// there how the set was declared, and without it could not load its own
-// listing of our maps again. What follows is that format, as nft 1.0.6 to
-// 1.1 write and read it: types, lengths and values of one byte, one byte and
-// that many bytes, with numbers in the machine's order.
+// The kernel stores user data with a set and does not interpret it. nft keeps the
+// declaration of the set there. Without it nft could not load its own listing of our maps
+// again. The constants below describe that format, as nft 1.0.6 to 1.1 write and read it:
+// type, length and value, of one byte, one byte and length bytes, with numbers in host
+// byte order.
 const (
 	udataKeyOrder   = 0
 	udataDataOrder  = 1
@@ -44,7 +44,7 @@ func tlv32(b []byte, typ byte, n uint32) []byte {
 	return tlv(b, typ, binary.NativeEndian.AppendUint32(nil, n))
 }
 
-// typeofExpr describes an expression by its kind and the kind's own data.
+// typeofExpr encodes an expression by its kind and the data of that kind.
 func typeofExpr(kind uint32, data []byte) []byte {
 	return tlv(tlv32(nil, 0, kind), 1, data)
 }
@@ -68,8 +68,8 @@ func typeofField(f field, family service.Family) []byte {
 	return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, header), 1, source))
 }
 
-// typeofFields describes one field, or several as a concatenation, and says
-// in which order its bytes come.
+// typeofFields encodes one field, or several as a concatenation. It also returns the byte
+// order.
 func typeofFields(fields []field, family service.Family) (desc []byte, order uint32) {
 	if len(fields) == 1 {
 		order = orderBig
@@ -85,7 +85,7 @@ func typeofFields(fields []field, family service.Family) (desc []byte, order uin
 	return typeofExpr(exprConcat, parts), orderMixed
 }
 
-// userData is the declaration of s for nft.
+// userData returns the declaration of s for nft.
 func (s *set) userData(family service.Family) []byte {
 	key, keyOrder := typeofFields(s.key, family)
 	b := tlv32(nil, udataKeyOrder, keyOrder)
@@ -101,8 +101,8 @@ func (s *set) userData(family service.Family) []byte {
 	return tlv32(b, udataDataRange, 0)
 }
 
-// typeID is the number nft gives the type of f, which the kernel keeps and
-// does not interpret.
+// typeID returns nft's number for the type of f. The kernel stores it and does not
+// interpret it.
 func (f field) typeID(family service.Family) uint32 {
 	const ipv4Addr, ipv6Addr, inetProto, inetService, integer = 7, 8, 12, 13, 4
 	switch {
@@ -118,7 +118,7 @@ func (f field) typeID(family service.Family) uint32 {
 	return inetService
 }
 
-// typeIDs is the type of a concatenation: six bits for each part.
+// typeIDs returns the type of a concatenation, with six bits for each part.
 func typeIDs(fields []field, family service.Family) uint32 {
 	id := uint32(0)
 	for _, f := range fields {

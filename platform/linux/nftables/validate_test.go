@@ -13,8 +13,8 @@ import (
 	"kubeproxy/test/generate"
 )
 
-// TestVerdictMapsDoNotNest follows every verdict of random tables:
-// asking another verdict map there would square what the kernel validates.
+// TestVerdictMapsDoNotNest follows every verdict of random tables. If one led to another
+// verdict map, the validation in the kernel would take quadratic time.
 func TestVerdictMapsDoNotNest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
@@ -30,7 +30,7 @@ func TestVerdictMapsDoNotNest(t *testing.T) {
 	})
 }
 
-// nestedVerdictMap returns a verdict map that a chain asks, or one it leads to.
+// nestedVerdictMap returns a verdict map that a chain, or one it leads to, looks up.
 func (t *fakeTable) nestedVerdictMap(name string) string {
 	c := t.chains[name]
 	if c == nil {

@@ -11,20 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire writes netlink messages into one buffer. Lengths are filled in when
-// what was opened is closed.
+// wire encodes netlink messages into one buffer. Closing a message or attribute fills in
+// its length.
 type wire struct {
 	buf []byte
 	seq uint32
-	// start is where the message under way begins.
+	// start is the offset of the current message.
 	start int
 }
 
-// message types within the nftables subsystem.
+// nft returns the netlink type of an nftables message.
 func nft(msg int) uint16 { return uint16(unix.NFNL_SUBSYS_NFTABLES<<8 | msg) }
 
-// open begins a message with the header that netfilter expects. res is the
-// subsystem for batch messages, else 0.
+// open begins a message with the header of netfilter. res is the subsystem for batch
+// messages, otherwise 0.
 func (w *wire) open(typ, flags uint16, family uint8, res uint16) {
 	w.start = len(w.buf)
 	w.seq++
@@ -47,7 +47,7 @@ func (w *wire) addFlags(flags uint16) {
 	binary.NativeEndian.PutUint16(at, binary.NativeEndian.Uint16(at)|flags)
 }
 
-// nest opens an attribute that holds attributes; end closes it.
+// nest opens a nested attribute. end closes it.
 func (w *wire) nest(typ uint16) int {
 	at := len(w.buf)
 	w.buf = binary.NativeEndian.AppendUint16(w.buf, 0)
@@ -91,8 +91,8 @@ func (w *wire) pad() {
 	}
 }
 
-// attributes yields the type and value of each attribute in b. What is cut
-// off ends it.
+// attributes yields the type and value of each attribute in b. A truncated attribute ends
+// the sequence.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= 4 {
@@ -109,8 +109,7 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// attribute returns the value of the first attribute of a type in b, nil if
-// there is none.
+// attribute returns the value of the first attribute of a type in b, or nil.
 func attribute(b []byte, typ uint16) []byte {
 	for t, v := range attributes(b) {
 		if t == typ {
@@ -141,7 +140,7 @@ type reply struct {
 	typ, flags  uint16
 	seq, portID uint32
 	family      uint8
-	body        []byte // after the netfilter header, or all of an error
+	body        []byte // after the netfilter header; the whole body of an error
 }
 
 // replies yields the messages in one datagram.

@@ -1,8 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process says which process of the node something belongs to, from /proc,
-// as far as this process may see it.
+// Package process identifies processes of the node. A PID, a name or a socket inode goes
+// in. The command line, pod and container come out, as far as /proc shows them to this
+// process, see proc(5).
 package process
 
 import (
@@ -18,7 +19,7 @@ import (
 	"unicode"
 )
 
-// Process is what is known of a process. All of it comes from outside.
+// Process describes a process. All fields come from outside and are not trustworthy.
 type Process struct {
 	PID       int
 	Command   string // its command line, or its name
@@ -26,8 +27,8 @@ type Process struct {
 	Container string // the ID of its container
 }
 
-// WithDetails returns p with what /proc says of it, if that is about a process of
-// the same name: p may have ended, or have its number from outside of a container.
+// WithDetails returns p with the details in /proc, if the process there has the same
+// name. p may have ended, or its PID may belong to another PID namespace.
 func (p Process) WithDetails() Process {
 	proc := os.DirFS("/proc")
 	name, err := fs.ReadFile(proc, path.Join(strconv.Itoa(p.PID), "comm"))
@@ -37,7 +38,7 @@ func (p Process) WithDetails() Process {
 	return Describe(proc, p.PID)
 }
 
-// String says who it is in one line.
+// String returns one line.
 func (p Process) String() string {
 	text := fmt.Sprintf("process %d", p.PID)
 	if p.Command != "" {
@@ -52,10 +53,10 @@ func (p Process) String() string {
 	return text
 }
 
-// maxCommandLength bounds what is kept of a command line.
+// maxCommandLength bounds the characters of a command line.
 const maxCommandLength = 200
 
-// Describe returns what proc, which is /proc, says of a process.
+// Describe returns the details of a process. proc is the file system at /proc.
 func Describe(proc fs.FS, pid int) Process {
 	p := Process{PID: pid}
 	dir := strconv.Itoa(pid)
@@ -67,7 +68,7 @@ func Describe(proc fs.FS, pid int) Process {
 	if groups, err := fs.ReadFile(proc, path.Join(dir, "cgroup")); err == nil {
 		p.Pod, p.Container = PodUID(string(groups)), containerID.FindString(string(groups))
 	}
-	if p.Pod == "" { // a cgroup namespace hides it
+	if p.Pod == "" { // a cgroup namespace hides the pod, see cgroup_namespaces(7)
 		p.Pod = podFromMounts(proc, dir)
 	}
 	return p
@@ -93,8 +94,8 @@ var (
 	socketLink  = regexp.MustCompile(`^socket:\[(\d+)\]$`)
 )
 
-// PodUID returns the UID of a pod in the names of control groups, nothing without one.
-// With systemd, underscores stand for its dashes.
+// PodUID returns the UID of a pod in the names of cgroups, or "". The systemd driver of
+// the kubelet replaces its dashes with underscores.
 func PodUID(groups string) string {
 	if m := podInCgroup.FindStringSubmatch(groups); m != nil {
 		return strings.ReplaceAll(m[1], "_", "-")
@@ -102,7 +103,7 @@ func PodUID(groups string) string {
 	return ""
 }
 
-// podFromMounts returns the pod that a process has volumes of.
+// podFromMounts returns the pod whose volumes the process has mounted, or "".
 func podFromMounts(proc fs.FS, dir string) string {
 	f, err := proc.Open(path.Join(dir, "mountinfo"))
 	if err != nil {
@@ -123,8 +124,8 @@ func podFromMounts(proc fs.FS, dir string) string {
 	return ""
 }
 
-// BySocketInode returns the process that has a socket open, by the socket's inode. It
-// returns false if no process that can be seen has it.
+// BySocketInode returns the process that has the socket with this inode open. It returns
+// false if no visible process does.
 func BySocketInode(proc fs.FS, inode uint64) (Process, bool) {
 	all, err := fs.ReadDir(proc, ".")
 	if err != nil {
@@ -154,8 +155,8 @@ func hasSocket(proc fs.FS, pid int, inode uint64) bool {
 	return false
 }
 
-// ByName returns the processes of a name, but this one, that are in the network
-// namespace of this one.
+// ByName returns the processes with this name in the network namespace of this process,
+// except this process itself.
 func ByName(proc fs.FS, name string) []Process {
 	own, err := fs.ReadLink(proc, "self/ns/net")
 	all, err2 := fs.ReadDir(proc, ".")

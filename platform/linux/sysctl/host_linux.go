@@ -3,6 +3,6 @@
 
 package sysctl
 
-// Host returns the files of the running kernel, those below net in the
+// Host returns the files of the running kernel. Those below proc/sys/net belong to the
 // network namespace of the calling thread.
 func Host() Files { return Dir("/") }

@@ -17,13 +17,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestHost sets what belongs to a network namespace in one of its own. The
-// size of the table is the whole machine's, so the kernel refuses it there.
+// TestHost sets the parameters of a network namespace in a new one. The table size
+// belongs to the whole machine, so the kernel rejects changes there.
 func TestHost(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("making a network namespace needs root")
 	}
-	runtime.LockOSThread() // for good: the thread ends with the test
+	runtime.LockOSThread() // forever: the thread ends with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatalf("unshare network namespace: %v", err)
 	}

@@ -11,21 +11,21 @@ import (
 	"strings"
 )
 
-// Files are the kernel's. Names are slash-separated, without a leading slash,
-// as in "proc/sys/net/ipv4/ip_forward".
+// Files is the access to the kernel's files. Names are separated by slashes, without a
+// leading slash, as in "proc/sys/net/ipv4/ip_forward".
 type Files interface {
 	ReadFile(name string) ([]byte, error)
-	// WriteFile makes data the content of a file that is there already.
+	// WriteFile replaces the content of an existing file. It creates none.
 	WriteFile(name string, data []byte) error
 }
 
-// Dir is the directory that Files lie in.
+// Dir implements Files with a root directory.
 type Dir string
 
-// ReadFile is Files'.
+// ReadFile implements Files.
 func (d Dir) ReadFile(name string) ([]byte, error) { return os.ReadFile(d.path(name)) }
 
-// WriteFile is Files'.
+// WriteFile implements Files.
 func (d Dir) WriteFile(name string, data []byte) error {
 	f, err := os.OpenFile(d.path(name), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
@@ -37,23 +37,23 @@ func (d Dir) WriteFile(name string, data []byte) error {
 
 func (d Dir) path(name string) string { return filepath.Join(string(d), filepath.FromSlash(name)) }
 
-// Action is what was done about a parameter.
+// Action is what happened to a parameter.
 type Action int
 
-// What may be done.
+// The actions.
 const (
-	Unchanged Action = iota // it is as wanted, or better
-	Written                 // it is as wanted now
-	Failed                  // it is not, see Err
-	Mismatch                // it is not, and not ours to set
+	Unchanged Action = iota // it already has the wanted value, or a better one
+	Written                 // it now has the wanted value
+	Failed                  // it does not have the wanted value, see Err
+	Mismatch                // it does not have the wanted value, and this proxy does not set it
 )
 
-// Outcome tells how it went with one parameter.
+// Outcome is the result for one parameter.
 type Outcome struct {
 	Name       string
-	Want, Have string // Have is from before, empty if it could not be read
+	Want, Have string // Have is the previous value, empty if it could not be read
 	Action     Action
-	Err        error // of a Failed one, or of an Unmet one that cannot be read
+	Err        error // of a Failed one, or of a Mismatch that cannot be read
 }
 
 // String returns one sentence, without a full stop.
@@ -73,7 +73,7 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("%s stays %s, wanted %s: %v", o.Name, o.Have, o.Want, o.Err)
 }
 
-// check compares without changing anything.
+// check compares the parameter with w and changes nothing.
 func check(files Files, p parameter, w requirement) Outcome {
 	o := Outcome{Name: p.name, Want: w.String(), Action: Mismatch}
 	b, err := files.ReadFile(p.file)
@@ -84,7 +84,7 @@ func check(files Files, p parameter, w requirement) Outcome {
 	return o
 }
 
-// ensure writes what is wanted where something else is.
+// ensure writes the value of w unless the parameter satisfies w.
 func ensure(files Files, p parameter, w requirement) Outcome {
 	o := check(files, p, w)
 	if o.Action == Unchanged {

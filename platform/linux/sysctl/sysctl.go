@@ -1,10 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sysctl sets the kernel parameters that a node which forwards many
-// connections needs, as far as it may: a value that is good enough stays, and
-// one that cannot be set is reported and no reason to stop. What a backend
-// needs for its own rules is the backend's business.
+// Package sysctl sets kernel parameters for a node that forwards many connections.
+// Settings and the kernel's files go in, one Outcome per parameter comes out. A
+// sufficient value stays. A parameter that cannot be set is reported, and does not stop
+// the proxy. Each backend sets the parameters that its own rules need.
 package sysctl
 
 import (
@@ -15,34 +15,32 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Settings are what an operator may ask for. Zero leaves a parameter alone.
+// Settings are the operator's settings. A zero field leaves its parameter unchanged.
 type Settings struct {
-	// MaxPerCore is how many connections to track for each of the CPUs, up
-	// to 1,048,576 in all. Zero leaves the size of the table alone, whatever
-	// Min says.
+	// MaxPerCore is the number of connections to track for each of the CPUs, at most
+	// 1,048,576 in total. If it is zero, the table size stays unchanged, whatever Min is.
 	MaxPerCore, CPUs int
-	// Min is how many connections to track at least. The limit on MaxPerCore
-	// does not hold for it.
+	// Min is the minimum number of connections to track. The limit of MaxPerCore does not
+	// apply to it.
 	Min int
-	// TCPEstablished and TCPCloseWait are how long an idle connection in that
-	// state is remembered. As all durations here they are rounded up to
-	// seconds.
+	// TCPEstablished and TCPCloseWait are the timeouts of an idle connection in that
+	// state. All durations in Settings are rounded up to seconds.
 	TCPEstablished, TCPCloseWait time.Duration
-	// TCPBeLiberal lets packets outside of the TCP window pass as valid.
+	// TCPBeLiberal makes packets outside of the TCP window valid.
 	TCPBeLiberal bool
-	// UDP is how long a UDP flow is remembered that nobody answered,
-	// UDPStream one that goes both ways.
+	// UDP is the timeout of a UDP flow without replies, UDPStream that of a flow in both
+	// directions.
 	UDP, UDPStream time.Duration
 }
 
-// maxEntries limits what MaxPerCore leads to on nodes with many CPUs: at 2^20
-// entries the table alone takes some 300 MB.
+// maxEntries limits the result of MaxPerCore on nodes with many CPUs. At 2^20 entries the
+// table alone takes about 300 MB.
 const maxEntries = 1 << 20
 
-// entriesPerBucket is how many entries share a bucket of a full table.
+// entriesPerBucket is the number of entries per bucket of a full table.
 const entriesPerBucket = 4
 
-// entries returns how large the table has to be, 0 to leave it alone.
+// entries returns the required table size, 0 to leave it unchanged.
 func (s Settings) entries() int64 {
 	if s.MaxPerCore <= 0 {
 		return 0
@@ -51,17 +49,17 @@ func (s Settings) entries() int64 {
 	return max(scaled, int64(s.Min))
 }
 
-// Apply makes the parameters what s asks for and reports on each, in a fixed
-// order. There is nothing to report on a parameter that s leaves alone.
+// Apply sets the parameters according to s. It returns one Outcome for each parameter
+// that s sets, in a fixed order.
 //
-// They exist once connection tracking is loaded, which the first rule that
-// needs it does.
+// The parameters exist once connection tracking is loaded. The first rule that needs
+// connection tracking loads it.
 func Apply(files Files, s Settings) []Outcome {
 	var all []Outcome
 	if n := s.entries(); n > 0 {
 		size := ensure(files, conntrackMax, requirement{n, atLeast})
 		all = append(all, size)
-		if size.Action != Failed { // else more buckets would be wasted
+		if size.Action != Failed { // more buckets would be wasted otherwise
 			all = append(all, ensure(files, conntrackHashsize, requirement{(n + entriesPerBucket - 1) / entriesPerBucket, atLeast}))
 		}
 	}
@@ -86,15 +84,15 @@ func Apply(files Files, s Settings) []Outcome {
 
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
-// OOMScore makes the kernel spare this process, or not, when memory runs out:
-// -1000 is never, 1000 first.
+// OOMScore sets how likely the kernel ends this process when memory runs out, from -1000
+// (never) to 1000 (first), see proc_pid_oom_score_adj(5).
 func OOMScore(files Files, adjustment int) Outcome {
 	return ensure(files, oomScore, requirement{int64(adjustment), exactly})
 }
 
-// Forwarding reports for each family on the parameter without which the
-// kernel forwards nothing that comes in for another machine. Whoever sets up
-// the node's network decides on it, so it is only looked at.
+// Forwarding checks, for each family, the parameter without which the kernel does not
+// forward packets for other hosts. The network setup of the node decides about it, so
+// Forwarding changes nothing.
 func Forwarding(files Files, families ...service.Family) []Outcome {
 	var all []Outcome
 	for _, f := range families {
@@ -119,7 +117,7 @@ func IsForwarding(name string) (f service.Family, is bool) {
 	return 0, false
 }
 
-// Connections returns how many connections are tracked and how many may be.
+// Connections returns the number of tracked connections and their maximum.
 func Connections(files Files) (now, most int64, err error) {
 	if now, err = number(files, conntrackCount); err != nil {
 		return 0, 0, err
@@ -128,8 +126,8 @@ func Connections(files Files) (now, most int64, err error) {
 	return now, most, err
 }
 
-// TCPBeLiberal reports that packets outside of the TCP window pass as valid, whoever
-// asked for that.
+// TCPBeLiberal reports whether the kernel treats packets outside of the TCP window as
+// valid.
 func TCPBeLiberal(files Files) bool {
 	n, err := number(files, tcpBeLiberal)
 	return err == nil && n != 0
@@ -143,10 +141,11 @@ func number(files Files, p parameter) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
-// parameter is one file.
+// parameter is a kernel parameter and its file.
 type parameter struct{ name, file string }
 
-// The parameters, by the names that sysctl(8) and modinfo(8) use.
+// The parameters, with names as in sysctl(8) and modinfo(8). For the meaning see
+// https://docs.kernel.org/networking/nf_conntrack-sysctl.html.
 var (
 	conntrackMax      = parameter{"net.netfilter.nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max"}
 	conntrackCount    = parameter{"net.netfilter.nf_conntrack_count", "proc/sys/net/netfilter/nf_conntrack_count"}
@@ -161,7 +160,7 @@ var (
 	oomScore          = parameter{"oom_score_adj", "proc/self/oom_score_adj"}
 )
 
-// requirement is a value and which others do as well.
+// requirement is a value, and whether higher values satisfy it too.
 type requirement struct {
 	value int64
 	match match

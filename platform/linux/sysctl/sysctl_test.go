@@ -17,7 +17,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// kernelDefaults is what a node with little memory starts with.
+// kernelDefaults are the initial values on a node with little memory.
 var kernelDefaults = map[string]string{
 	conntrackMax.file:      "65536",
 	conntrackHashsize.file: "16384",
@@ -32,8 +32,8 @@ var kernelDefaults = map[string]string{
 	oomScore.file:          "0",
 }
 
-// tree is a directory with the files of stock, changed by edit: an empty
-// value takes a file away.
+// tree returns a directory with the files of kernelDefaults, changed by edit. An empty
+// value removes a file.
 func tree(t *testing.T, edit map[string]string) Dir {
 	t.Helper()
 	d := Dir(t.TempDir())
@@ -54,7 +54,7 @@ func tree(t *testing.T, edit map[string]string) Dir {
 	return d
 }
 
-// changes returns what differs from stock.
+// changes returns the files that differ from kernelDefaults.
 func changes(t *testing.T, d Dir) map[string]string {
 	t.Helper()
 	changed := map[string]string{}
@@ -91,7 +91,7 @@ var documentedDefaults = Settings{MaxPerCore: 32768, CPUs: 2, Min: 131072, TCPEs
 type applyTest struct {
 	settings  Settings
 	edit      map[string]string
-	want      map[string]string // files that differ from stock afterwards
+	want      map[string]string // files that differ from kernelDefaults afterwards
 	sentences []string
 }
 
@@ -188,8 +188,8 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// A value that may not be written is a report that names it, whatever the
-// others are, and a value that is good enough is not even tried.
+// A value that cannot be written is reported by name, whatever the others are. For a
+// sufficient value no write is attempted.
 func TestApplyReadOnly(t *testing.T) {
 	d := tree(t, map[string]string{tcpCloseWait.file: "3600"})
 	got := Apply(readOnly{d}, documentedDefaults)
@@ -209,12 +209,12 @@ func TestApplyReadOnly(t *testing.T) {
 	}
 }
 
-// unreadable is a Dir that can be written to only.
+// unreadable is a Dir that can only be written.
 type unreadable struct{ Dir }
 
 func (unreadable) ReadFile(string) ([]byte, error) { return nil, fs.ErrPermission }
 
-// Nobody knows whether a value that cannot be read is not better already.
+// A value that cannot be read may already be sufficient, so it is not written.
 func TestApplyUnreadable(t *testing.T) {
 	d := tree(t, nil)
 	want := []string{"net.netfilter.nf_conntrack_max should be 131072 and is unknown: permission denied"}
@@ -237,8 +237,8 @@ func TestApplyTwice(t *testing.T) {
 	}
 }
 
-// Connection tracking may not be loaded yet. Neither a missing file nor a
-// directory in its place is made into a file.
+// Connection tracking may not be loaded yet. Neither a missing file nor a directory in
+// its place becomes a file.
 func TestApplyMakesNoFiles(t *testing.T) {
 	d := tree(t, map[string]string{conntrackMax.file: "", udp.file: "", udpStream.file: ""})
 	if err := os.Mkdir(d.path(udp.file), 0o755); err != nil {

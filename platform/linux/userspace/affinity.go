@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// maxClients bounds how many clients of one Service port are remembered. Of
-// more, those that were not heard of for longest are forgotten.
+// maxClients limits the number of clients remembered per Service port. Beyond it, the
+// least recently used clients are dropped.
 const maxClients = 1 << 15
 
-// affinityTable remembers where clients went. The zero value is empty.
+// affinityTable stores the endpoint of each client. The zero value is empty.
 type affinityTable struct {
 	byAddr map[netip.Addr]*list.Element
-	order  list.List // of *client, the one used last at the back
+	order  list.List // of *affinityEntry, most recently used at the back
 }
 
 type affinityEntry struct {
@@ -25,7 +25,7 @@ type affinityEntry struct {
 	used time.Time
 }
 
-// lookup returns where addr went less than ttl ago, and counts that as use.
+// lookup returns the endpoint that addr used less than ttl ago, and counts as a use.
 func (c *affinityTable) lookup(addr netip.Addr, now time.Time, ttl time.Duration) (netip.AddrPort, bool) {
 	c.expire(now, ttl)
 	e, known := c.byAddr[addr]
@@ -38,7 +38,7 @@ func (c *affinityTable) lookup(addr netip.Addr, now time.Time, ttl time.Duration
 	return x.at, true
 }
 
-// store notes that addr goes to an endpoint.
+// store records that addr uses the endpoint at.
 func (c *affinityTable) store(addr netip.Addr, at netip.AddrPort, now time.Time, ttl time.Duration) {
 	if e, known := c.byAddr[addr]; known {
 		c.remove(e)
@@ -53,7 +53,7 @@ func (c *affinityTable) store(addr netip.Addr, at netip.AddrPort, now time.Time,
 	c.byAddr[addr] = c.order.PushBack(&affinityEntry{addr, at, now})
 }
 
-// forget drops addr if it went to at.
+// forget removes addr if its endpoint is at.
 func (c *affinityTable) forget(addr netip.Addr, at netip.AddrPort) {
 	if e, known := c.byAddr[addr]; known && e.Value.(*affinityEntry).at == at {
 		c.remove(e)

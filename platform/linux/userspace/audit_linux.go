@@ -12,16 +12,16 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Audit looks at the rules of one family, which lead to listeners of some
-// process. It knows nothing but what it reads.
+// Audit checks the rules of one family, which redirect to listeners of another process.
+// It uses only what it reads from the tables.
 type Audit struct {
 	family  service.Family
 	options Options
 	driver  iptables.Driver
 }
 
-// NewAudit returns an Audit of the network namespace of the calling thread. It
-// holds resources of the kernel until it is closed.
+// NewAudit returns an Audit of the network namespace of the calling thread. The caller
+// must close it.
 func NewAudit(f service.Family, o Options) (*Audit, error) {
 	d, err := iptables.NewDriver(f, o.Rules)
 	if err != nil {
@@ -30,8 +30,8 @@ func NewAudit(f service.Family, o Options) (*Audit, error) {
 	return &Audit{f, o, d}, nil
 }
 
-// Plan implements reconcile.Backend: it is empty if each Port leads to some
-// listener as it should.
+// Plan implements reconcile.Backend. The plan is empty if each Port is redirected
+// correctly to some listener.
 func (a *Audit) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	redirected, err := a.redirected(ctx, want)
 	if err != nil {
@@ -40,7 +40,7 @@ func (a *Audit) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Pla
 	return a.rules().Plan(ctx, redirected)
 }
 
-// Tracked is what Backend.Tracked returns once want is in force.
+// Tracked returns what Backend.Tracked returns once want is in force.
 func (a *Audit) Tracked(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	redirected, err := a.redirected(ctx, want)
 	if err != nil {
@@ -53,8 +53,8 @@ func (a *Audit) Tracked(ctx context.Context, want *service.Snapshot) (*service.S
 	return service.New(want.Generation, want.Node, ports), nil
 }
 
-// redirected returns want with the listeners in the place of endpoints that the rules
-// lead to.
+// redirected returns want with endpoints replaced by the listeners that the rules
+// redirect to.
 func (a *Audit) redirected(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	at, err := a.rules().Destinations(ctx)
 	if err != nil {
@@ -69,7 +69,7 @@ func (a *Audit) redirected(ctx context.Context, want *service.Snapshot) (*servic
 	return service.New(want.Generation, want.Node, ports), nil
 }
 
-// rules returns what reads the tables and remembers nothing.
+// rules returns a Backend without state, which reads the tables.
 func (a *Audit) rules() *iptables.Backend {
 	return iptables.NewWith(a.family, a.options.rules(), a.driver)
 }
@@ -77,17 +77,17 @@ func (a *Audit) rules() *iptables.Backend {
 // Cleanup implements reconcile.Backend. An Audit changes nothing.
 func (a *Audit) Cleanup(context.Context) error { return nil }
 
-// Close gives back what it holds of the kernel's.
+// Close releases the kernel resources of an Audit.
 func (a *Audit) Close() error { return a.rules().Close() }
 
-// Leftovers is what a process in mode userspace leaves besides rules: the address
-// of its listeners, in the network namespace of the calling thread.
+// Leftovers is what a process in mode userspace leaves besides rules: the address of its
+// listeners, in the network namespace of the calling thread.
 type Leftovers struct{ Family service.Family }
 
-// String names the place.
+// String returns a name for the leftovers.
 func (r Leftovers) String() string { return "address " + Addrs[r.Family].String() }
 
-// Find says what there is, nothing if there is nothing.
+// Find describes the leftovers, "" if there are none.
 func (r Leftovers) Find(context.Context) (string, error) {
 	found, err := loopback{r.Family}.Has()
 	if err != nil {
@@ -99,7 +99,7 @@ func (r Leftovers) Find(context.Context) (string, error) {
 	return "the address of listeners on interface " + loopbackName, nil
 }
 
-// Remove removes it.
+// Remove removes the address.
 func (r Leftovers) Remove(context.Context) error {
 	if err := (loopback{r.Family}).Remove(); err != nil {
 		return fmt.Errorf("remove %s: %w", r, err)

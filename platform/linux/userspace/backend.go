@@ -15,16 +15,16 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Address is the one that listeners of a family have, see Addrs.
+// Address is the address of a family's listeners, see Addrs.
 type Address interface {
 	Has() (bool, error)
 	Add() error
-	// Remove is to do nothing where there is no such address.
+	// Remove does nothing if the address does not exist.
 	Remove() error
 }
 
-// Backend keeps the listeners of one family and the rules that lead there. It
-// implements reconcile.Backend.
+// Backend keeps the listeners of one family and the rules that redirect to them in the
+// desired state. It implements reconcile.Backend.
 type Backend struct {
 	family  service.Family
 	options Options
@@ -34,18 +34,19 @@ type Backend struct {
 
 	targets   map[service.PortName]*target
 	listeners map[key]listener
-	failed    map[service.PortName]bool // some listener of theirs is missing
-	lastPort  uint16                    // that was taken of the range
-	// previousPorts has the ports of listeners that another process had, by chain,
-	// until the rules are ours; avoid is what that makes unsafe for others.
+	failed    map[service.PortName]bool // at least one of their listeners is missing
+	lastPort  uint16                    // last port that was tried in the range
+	// previousPorts are the ports of an earlier process's listeners, by chain, until the
+	// rules are ours. avoidPorts are the ports that other listeners must not use
+	// meanwhile.
 	previousPorts map[string]uint16
 	avoidPorts    map[uint16]bool
 
-	// installed is what is in force, nil while that is not known, and led what the
-	// rules were made for. wanted is what the latest round was for.
+	// installed is the snapshot in force, nil if that is not known. redirected is the
+	// snapshot that the rules were made for. wanted is that of the latest sync.
 	installed, redirected, wanted *service.Snapshot
 	tracked                       tracked
-	// driver and flows are for HandOver, after which handed is true.
+	// driver and flows are used by HandOver, which sets handedOver.
 	driver     iptables.Driver
 	flows      conntrack.Driver
 	handedOver bool
@@ -53,23 +54,23 @@ type Backend struct {
 
 var _ reconcile.Watcher = (*Backend)(nil)
 
-// key tells one listener from every other.
+// key identifies a listener.
 type key struct {
 	name   service.PortName
 	policy service.Policy
 }
 
-// Parts are what a Backend works through.
+// Parts are what a Backend uses.
 type Parts struct {
 	Driver  iptables.Driver
 	Network Network
 	Address Address
 	Limits  *Limits
-	// Flows are those that the kernel tracks, nil if there are none.
+	// Flows are the flows that connection tracking knows, nil if there are none.
 	Flows conntrack.Driver
 }
 
-// NewWith returns the Backend for one family that works through p.
+// NewWith returns the Backend for one family that uses p.
 func NewWith(f service.Family, o Options, p Parts) *Backend {
 	return &Backend{
 		family: f, options: o,
@@ -80,8 +81,8 @@ func NewWith(f service.Family, o Options, p Parts) *Backend {
 	}
 }
 
-// Plan implements reconcile.Backend. Endpoints that come and go concern no
-// rule, as long as some are left.
+// Plan implements reconcile.Backend. Adding or removing an endpoint changes no rule
+// while there are others.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	if b.previousPorts == nil {
 		if err := b.adopt(ctx); err != nil {
@@ -108,7 +109,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
-// compare notes in p which listeners come and go, and which Ports changed.
+// compare stores in p which listeners open and close, and which Ports changed.
 func (b *Backend) compare(p *plan) {
 	if b.installed != nil && len(b.failed) == 0 {
 		for c := range service.Diff(b.installed, p.want, b.family) {
@@ -137,7 +138,8 @@ func (b *Backend) compare(p *plan) {
 	}
 }
 
-// comparePort is for the Port with a name, nil if there is none any more.
+// comparePort compares the listeners of the Port with this name. port is nil if it was
+// deleted.
 func (b *Backend) comparePort(p *plan, name service.PortName, port *service.Port) {
 	for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
 		k := key{name, policy}
@@ -151,8 +153,8 @@ func (b *Backend) comparePort(p *plan, name service.PortName, port *service.Port
 	}
 }
 
-// adopt learns from the rules of an earlier process where its listeners were.
-// With the same ports, its rules are right again.
+// adopt reads from the rules of an earlier process the ports of its listeners. If the
+// new listeners use the same ports, the rules are correct again.
 func (b *Backend) adopt(ctx context.Context) error {
 	all, err := b.rules.Destinations(ctx)
 	if err != nil {
@@ -168,8 +170,8 @@ func (b *Backend) adopt(ctx context.Context) error {
 	return nil
 }
 
-// Forget implements reconcile.Forgetter. The listeners stay: connections go through
-// them.
+// Forget implements reconcile.Forgetter. The listeners stay open, because connections
+// pass through them.
 func (b *Backend) Forget() {
 	b.rules.Forget()
 	b.installed, b.redirected, b.previousPorts = nil, nil, nil
@@ -178,25 +180,25 @@ func (b *Backend) Forget() {
 // Suspect implements reconcile.SuspectFinder.
 func (b *Backend) Suspect() string { return b.rules.Suspect() }
 
-// Redirected returns the snapshot that the rules are for, whose endpoints are
-// listeners; nil before the first round.
+// Redirected returns the snapshot that the rules are for, whose endpoints are listeners.
+// It is nil before the first sync.
 func (b *Backend) Redirected() *service.Snapshot { return b.redirected }
 
-// Observe is that of Limits. Both families lack the same.
+// Observe calls Limits.Observe. Both families share the limits.
 func (b *Backend) Observe(report func(text, detail string)) { b.relay.limits.Observe(report) }
 
-// Use is that of Limits.
+// Use calls Limits.Use.
 func (b *Backend) Use() Use { return b.relay.limits.Use() }
 
-// Limits returns what the relay may have of the process's open files.
+// Limits returns the limits of the relay's open files.
 func (b *Backend) Limits() *Limits { return b.relay.limits }
 
-// Tally returns what was done to rules since it was last asked. It is called
-// between two rounds.
+// Tally returns the counts of rules since its last call. It must not run concurrently
+// with a sync.
 func (b *Backend) Tally() iptables.Tally { return b.rules.Tally() }
 
-// Cleanup implements reconcile.Backend: it removes what package iptables
-// does, and the address.
+// Cleanup implements reconcile.Backend. It removes the rules, see
+// iptables.Backend.Cleanup, and the address.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.installed = nil
 	err := b.rules.Cleanup(ctx)
@@ -208,7 +210,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return err
 }
 
-// Close ends all listeners, as the end of the process does. Rules stay.
+// Close closes all listeners, as the end of the process does. Rules stay.
 func (b *Backend) Close() error {
 	for k, l := range b.listeners {
 		l.close()
@@ -218,7 +220,7 @@ func (b *Backend) Close() error {
 	return b.rules.Close()
 }
 
-// watchInterval is how often Watch looks for the address.
+// watchInterval is the interval in which Watch checks the address.
 const watchInterval = 2 * time.Second
 
 // Watch implements reconcile.Watcher.

@@ -12,29 +12,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxUnsent is how many bytes may wait in a socket to be sent. The kernel would
-// take several megabytes, which are no longer in any cache of the processor when
-// they go on.
+// maxUnsent limits the number of unsent bytes in a socket. The kernel would accept
+// several megabytes, which are no longer in any cache of the processor when they are
+// sent.
 const maxUnsent = 512 << 10
 
-// limitUnsent makes a socket take no more than is soon sent. Without that it
-// works, too.
+// limitUnsent limits the unsent bytes of a socket (TCP_NOTSENT_LOWAT, see
+// tcp_notsent_lowat in docs.kernel.org/networking/ip-sysctl.html). Errors are ignored,
+// because the socket works without the limit.
 func limitUnsent(fd uintptr) {
 	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent)
 }
 
-// congestionControl is the congestion control that the system would have for a socket, if
-// it is one that paces, "" otherwise.
+// congestionControl is the system's default congestion control, if that uses pacing, ""
+// otherwise.
 //
-// BBR spaces packets out by timers, for the sake of queues far away. Between
-// neighbours that takes half of the throughput of a relay: a client that is paced
-// in front of a relay that is paced never finds out what both could do. A socket
-// that has been paced once stays so whatever it is told, therefore it is eased
-// before it is connected, and the far ones get back what the system chose.
+// BBR spaces packets by timers to keep remote queues short. Over short distances that
+// costs half of the throughput of a relay: a paced client in front of a paced relay
+// never finds out the capacity of the path. A socket that has used pacing once keeps it
+// after its congestion control changes. So the relay replaces BBR before it connects,
+// and restores the default for remote peers.
 type congestionControl string
 
-// avoidPacing is for a socket that is not connected. Those that a listener accepts
-// inherit what it has.
+// avoidPacing must be called before a socket is connected. Accepted sockets inherit the
+// setting of their listener.
 func (p *congestionControl) avoidPacing(fd uintptr) {
 	name, err := unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
 	if err == nil && strings.HasPrefix(name, "bbr") {
@@ -42,15 +43,15 @@ func (p *congestionControl) avoidPacing(fd uintptr) {
 	}
 }
 
-// replace gives a socket what every kernel has and everybody may have, in the
-// place of name.
+// replace sets a congestion control that every kernel has and every process may use
+// instead of name.
 func (p *congestionControl) replace(fd uintptr, name string) {
 	if unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") == nil {
 		*p = congestionControl(name)
 	}
 }
 
-// avoidPacingOn is ease for a listener.
+// avoidPacingOn calls avoidPacing for a listener.
 func avoidPacingOn(l *net.TCPListener) congestionControl {
 	var p congestionControl
 	if raw, err := l.SyscallConn(); err == nil {
@@ -59,8 +60,8 @@ func avoidPacingOn(l *net.TCPListener) congestionControl {
 	return p
 }
 
-// restoreIfFar gives a connected socket back what the system chose, unless the other
-// side answers sooner than near.
+// restoreIfFar restores the default of a connected socket, unless the round-trip time is
+// less than near.
 func (p congestionControl) restoreIfFar(c syscall.Conn, near time.Duration) {
 	if p == "" {
 		return

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sockets of a listener do without the system's congestion control where the
-// other side is near, and have it where it is far.
+// TestPacing checks that sockets of a listener do not use the system's congestion
+// control with near peers, and use it with distant ones.
 func TestPacing(t *testing.T) {
 	l, at := listen(t)
 	raw, err := l.SyscallConn()
@@ -52,7 +52,8 @@ func TestPacing(t *testing.T) {
 	}
 }
 
-// A socket is eased if, and only if, the system would pace it.
+// TestAvoidPacing checks that the congestion control of a socket is replaced if, and
+// only if, the default uses pacing.
 func TestAvoidPacing(t *testing.T) {
 	l, _ := listen(t)
 	chosen := control(t, l)
@@ -65,7 +66,7 @@ func TestAvoidPacing(t *testing.T) {
 	}
 }
 
-// control is the congestion control of a socket.
+// control returns the congestion control of a socket.
 func control(t *testing.T, c syscall.Conn) string {
 	t.Helper()
 	raw, err := c.SyscallConn()

@@ -24,9 +24,9 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// New returns the Backend for one family, working in the network namespace of
-// the calling thread, where every later call is to be made as well. It changes
-// nothing yet. The error says what the node lacks.
+// New returns the Backend for one family in the network namespace of the calling thread.
+// All later calls must be in the same namespace. It changes nothing yet. The error
+// describes what the node lacks.
 func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 	d, err := iptables.NewDriver(f, o.Rules)
 	if err != nil {
@@ -35,8 +35,8 @@ func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 	return NewWith(f, o, Parts{Driver: d, Network: host{f, 1 << o.Rules.MasqueradeBit}, Address: loopback{f}, Limits: l, Flows: conntrack.Netlink{}}), nil
 }
 
-// Probe asks whether the node has an iptables that takes our rules for f, and
-// changes nothing. The error is one sentence that says what is missing.
+// Probe checks whether the node has an iptables that accepts our rules for f. It changes
+// nothing. The error is one sentence that describes what is missing.
 func Probe(f service.Family, o Options) error {
 	if err := ipv6Disabled(f); err != nil {
 		return fmt.Errorf("listeners for %s: %w", f, err)
@@ -44,11 +44,12 @@ func Probe(f service.Family, o Options) error {
 	return iptables.Probe(f, o.rules())
 }
 
-// disableIPv6Path is the kernel's choice whether interface lo has IPv6. It is not
-// there without IPv6.
+// disableIPv6Path is the sysctl that disables IPv6 on interface lo. The file does not
+// exist without IPv6.
 const disableIPv6Path = "/proc/sys/net/ipv6/conf/lo/disable_ipv6"
 
-// ipv6Disabled returns why interface lo cannot have an address of f.
+// ipv6Disabled returns the reason why interface lo cannot have an address of f, nil if
+// it can.
 func ipv6Disabled(f service.Family) error {
 	if f != service.IPv6 {
 		return nil
@@ -69,7 +70,7 @@ type host struct {
 	mark   int
 }
 
-// keepAlive finds out that one side has vanished, within four minutes.
+// keepAlive detects within four minutes that a peer has disappeared.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Minute, Interval: 15 * time.Second, Count: 8}
 
 // ListenTCP implements Network.
@@ -102,7 +103,7 @@ func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TC
 	}}
 	conn, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
-		op.Source = nil // which says nothing
+		op.Source = nil // carries no information
 	}
 	if err == nil {
 		onSocket(conn, func(fd uintptr) { _ = sendHops(fd, to.Addr(), kernelDefaultHops) })
@@ -122,7 +123,7 @@ func (h host) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	return d.DialUDP(context.Background(), "udp", netip.AddrPort{}, to)
 }
 
-// setMark has the rules leave what a socket sends alone.
+// setMark sets the mark with which the rules do not redirect the packets of a socket.
 func (h host) setMark(_, _ string, c syscall.RawConn) error {
 	var err error
 	if ctlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.mark) }); ctlErr != nil {
@@ -173,12 +174,12 @@ func (l loopback) Add() error {
 	return l.awaitRoute()
 }
 
-// routeTimeout is how long the kernel may take to add a route. IPv6 does that in
-// a thread of its own, after the address can be listened on.
+// routeTimeout limits the wait for the route of a new address. For IPv6 the kernel adds
+// it asynchronously, after sockets can already listen on the address.
 const routeTimeout = 5 * time.Second
 
-// awaitRoute waits until the address is this node's. Without its route, what
-// rules lead to listeners would leave the node, and datagrams be lost.
+// awaitRoute waits until the address is local. Without its route, redirected packets
+// would leave the node, and datagrams would be lost.
 func (l loopback) awaitRoute() error {
 	for deadline := time.Now().Add(routeTimeout); ; time.Sleep(time.Millisecond) {
 		local, err := conntrack.Netlink{}.Local(context.Background(), Addrs[l.family])
@@ -205,7 +206,8 @@ func (l loopback) Remove() error {
 	return nil
 }
 
-// addr is never the source of what the node sends of its own accord.
+// addr returns the address with attributes that prevent its use as source address of
+// other connections.
 func (l loopback) addr() *netlink.Addr {
 	a := Addrs[l.family]
 	n := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
@@ -218,8 +220,8 @@ func (l loopback) addr() *netlink.Addr {
 	return n
 }
 
-// RaiseFileLimit lets this process have as many open files as the system grants,
-// and returns how many these are.
+// RaiseFileLimit raises the limit of open files of this process as far as the system
+// allows, and returns the new limit.
 func RaiseFileLimit() (int, error) {
 	var now unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err != nil {

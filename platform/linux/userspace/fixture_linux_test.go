@@ -18,7 +18,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// tables are rules that nobody looks at.
+// tables accept rules and ignore them.
 type tables struct{ err error }
 
 func (t *tables) Restore(context.Context, string) error     { return t.err }
@@ -32,7 +32,7 @@ func (t *tables) EnableRouteLocalnet() error                { return nil }
 func (t *tables) DisableRouteLocalnet() error               { return nil }
 func (t *tables) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
 
-// node has its sockets on a loopback address.
+// node is a node with its sockets on a loopback address.
 type node struct {
 	*Backend
 	tables tables
@@ -43,7 +43,7 @@ type node struct {
 func newNode(t *testing.T, o Options, files int) *node {
 	n := &node{limits: NewLimits(files)}
 	n.Backend = NewWith(service.IPv4, o, Parts{Driver: &n.tables, Network: n, Address: n, Limits: n.limits})
-	// Endpoints answer at once here, or refuse. Only the machine takes its time.
+	// Endpoints answer or refuse at once here. Only a busy machine causes delays.
 	n.relay.dialTimeouts = slices.Repeat([]time.Duration{long}, len(dialTimeouts))
 	t.Cleanup(func() { _ = n.Close() })
 	return n
@@ -81,11 +81,11 @@ func (n *node) DialUDP(to netip.AddrPort, _ int) (*net.UDPConn, error) {
 	return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 }
 
-// here is a loopback address that only this process uses, so that nobody takes
-// a port on which nobody listens any more.
+// here is a loopback address that only this process uses, so that no other process takes
+// a port that was just closed.
 var here = netip.AddrFrom4([4]byte{127, 77, byte(os.Getpid() >> 8), byte(os.Getpid())})
 
-// listen has the test listen at a port that nobody has, until it ends.
+// listen listens on a free port until the end of the test.
 func listen(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
@@ -108,7 +108,7 @@ func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Po
 	return p
 }
 
-// apply does a round and returns what went wrong.
+// apply runs a sync and returns its error.
 func (n *node) apply(t *testing.T, ports ...*service.Port) error {
 	t.Helper()
 	p, err := n.Plan(t.Context(), service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports))
@@ -118,7 +118,7 @@ func (n *node) apply(t *testing.T, ports ...*service.Port) error {
 	return p.Apply(t.Context())
 }
 
-// at returns where the listener of p is.
+// at returns the address of p's listener.
 func (n *node) at(t *testing.T, p *service.Port) netip.AddrPort {
 	t.Helper()
 	l := n.listeners[key{p.Name, service.PolicyCluster}]
@@ -139,8 +139,8 @@ func (n *node) dial(t *testing.T, p *service.Port) *net.TCPConn {
 	return c
 }
 
-// dialRejected returns what becomes of a client of p whom nobody serves. The reset may
-// come before the dial is over.
+// dialRejected returns the error that a client of p gets if it cannot be served. The
+// reset may arrive before the end of the dial.
 func (n *node) dialRejected(t *testing.T, p *service.Port) error {
 	t.Helper()
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(n.at(t, p)))
@@ -153,8 +153,8 @@ func (n *node) dialRejected(t *testing.T, p *service.Port) error {
 	return err
 }
 
-// echo serves TCP and UDP on one address, and answers with its own first, then
-// what it is told. TCP goes on to the end of what is said.
+// echo serves TCP and UDP on one address. It replies with its own address first, then
+// with what it receives. TCP continues until the client closes its side.
 type echo struct {
 	at    netip.AddrPort
 	conns sync.WaitGroup

@@ -14,13 +14,13 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// errNotProgrammed is why there is nothing to hand over.
+// errNotProgrammed means that there is nothing to hand over.
 var errNotProgrammed = errors.New("nothing has been programmed yet")
 
-// handoverStrategy is how the kernel may lead connections without the relay. Each asks
-// less of it than the one before.
+// handoverStrategy is a way in which the kernel can forward connections without the
+// relay. Each strategy needs fewer kernel features than the one before.
 type handoverStrategy struct {
-	loss   string // what clients do without
+	loss   string // what clients lose
 	adjust func(*service.Port)
 }
 
@@ -32,12 +32,12 @@ var handoverStrategies = [...]handoverStrategy{
 	}},
 }
 
-// HandOver leads new connections past the relay, straight to the endpoints of
-// the latest round, so that this process may end. Listeners stay, for those who
-// are on their way there. It returns what clients do without until a relay runs
-// again. With an error the rules lead to the listeners as before.
+// HandOver changes the rules so that new connections bypass the relay and go directly to
+// the endpoints of the latest sync. After that this process may end. Listeners stay open
+// for connections that are still arriving. HandOver returns what clients lose until a
+// relay runs again. After an error the rules redirect to the listeners as before.
 //
-// No round may follow.
+// No sync may follow.
 func (b *Backend) HandOver(ctx context.Context) (loss string, err error) {
 	if b.wanted == nil {
 		return "", errNotProgrammed
@@ -56,8 +56,8 @@ func (b *Backend) HandOver(ctx context.Context) (loss string, err error) {
 	return "", fmt.Errorf("lead connections past the relay: %w", err)
 }
 
-// bypassOptions returns the choices for rules past the relay. Loopback addresses
-// are left out unless the kernel routes them already.
+// bypassOptions returns the options for rules that bypass the relay. NodePorts on
+// loopback addresses are excluded unless the kernel already routes these addresses.
 func (b *Backend) bypassOptions() iptables.Options {
 	o := b.options.rules()
 	o.Bypass = true
@@ -67,8 +67,8 @@ func (b *Backend) bypassOptions() iptables.Options {
 	return o
 }
 
-// withoutRelay returns the latest snapshot as it is without the relay. What that
-// does not forward is not forwarded now, either.
+// withoutRelay returns the latest snapshot for rules without the relay. What this mode
+// does not forward is not forwarded then, either.
 func (b *Backend) withoutRelay(w handoverStrategy) *service.Snapshot {
 	var all []*service.Port
 	for p := range b.wanted.Ports(b.family) {
@@ -84,7 +84,7 @@ func (b *Backend) withoutRelay(w handoverStrategy) *service.Snapshot {
 	return s
 }
 
-// pickOne returns one of endpoints, if there are any.
+// pickOne returns one of endpoints, none if there are none.
 func pickOne(endpoints []service.Endpoint) []service.Endpoint {
 	if len(endpoints) == 0 {
 		return nil
@@ -93,15 +93,15 @@ func pickOne(endpoints []service.Endpoint) []service.Endpoint {
 	return endpoints[i : i+1]
 }
 
-// arrivalGrace is how long a connection may be under way to its listener: until its
-// handshake is over, or its datagram was read.
+// arrivalGrace is how long a connection may need to reach its listener: until the end of
+// its handshake, or until its datagram is read.
 const arrivalGrace = 200 * time.Millisecond
 
-// Connections returns how many of TCP the relay has, in both families.
+// Connections returns the number of TCP connections of the relay, in both families.
 func (b *Backend) Connections() int { return b.relay.limits.Connections() }
 
-// Drain waits until the TCP connections that are open now have ended, or ctx.
-// Others are taken meanwhile. After a HandOver, UDP clients move as well.
+// Drain waits until the present TCP connections have ended, or ctx is done. The relay
+// still accepts others meanwhile. After HandOver it also moves UDP clients.
 func (b *Backend) Drain(ctx context.Context) {
 	if b.handedOver {
 		sleep(ctx, arrivalGrace)
@@ -110,7 +110,7 @@ func (b *Backend) Drain(ctx context.Context) {
 	b.relay.limits.Drain(ctx)
 }
 
-// sleep returns early if ctx ends.
+// sleep returns early if ctx is done.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -3,24 +3,24 @@
 
 package userspace
 
-// A relay ends one connection and begins another, so what ends a loop of routers,
-// the hop limit of IP (TTL in IPv4), would begin anew with each. An endpoint that is
-// a Service of another node, whose endpoint is a Service of this one, would then have
-// one connection go round for ever. So the relay passes on what is left of the hop
-// limit of a client's first packet in the first packet to the endpoint. Nothing else
-// that a client sends comes through to the next relay: rules translate its address
-// and port. Rules of the other modes forward packets and leave the hop limit to the
-// kernel, so loops through nodes in several modes end as well.
+// The hop limit (TTL in IPv4) ends a routing loop. A relay ends one connection and
+// begins another, so each would start with a full hop limit. If the endpoint of a
+// Service is a Service of another node, whose endpoint is a Service of this node, one
+// connection would loop forever. Therefore the relay takes the hop limit of the first
+// packet of a client, reduces it, and uses it for its first packet to the endpoint. The
+// next relay receives nothing else that identifies the client: rules translate its
+// address and port. Rules of the other modes forward packets, and the kernel handles the
+// hop limit. So loops through nodes in different modes end as well.
 //
-// A relay costs more than a router, as each pass takes two open files.
+// A relay counts as several hops, because each pass uses two open files.
 const (
-	defaultHops  = 64 // that a relay passes on at most; no endpoint is farther away
+	defaultHops  = 64 // maximum that a relay uses; no endpoint is more distant
 	hopsPerRelay = 8
-	minHops      = 4 // as far as an endpoint in the cluster may be away
+	minHops      = 4 // maximum distance of an endpoint in the cluster
 )
 
-// nextHops returns the hop limit to send with if in was received with, 0 if that
-// is not known. It is false if a relay is not to pass that on.
+// nextHops returns the hop limit for sending. in is the received one, 0 if it is not
+// known. The result is false if the relay must refuse the client.
 func nextHops(in int) (int, bool) {
 	if in == 0 {
 		return defaultHops - hopsPerRelay, true

@@ -13,19 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// saveSYN has the kernel keep the first packet of each connection for synHops.
-// See TCP_SAVE_SYN in linux/tcp.h, kernel commit cd8ae85299d5.
+// saveSYN makes the kernel keep the first packet of each connection for synHops. See
+// TCP_SAVE_SYN in linux/tcp.h, kernel commit cd8ae85299d5.
 func saveSYN(l *net.TCPListener) {
 	onSocket(l, func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SAVE_SYN, 1) })
 }
 
-// synHops returns the hop limit that the first packet of c came with, 0 if the
-// kernel did not keep it, as while it answers with SYN cookies.
+// synHops returns the hop limit of the first packet of c. It returns 0 if the kernel did
+// not keep the packet, for example because it used SYN cookies.
 func synHops(c *net.TCPConn) (hops int) {
 	onSocket(c, func(fd uintptr) {
 		var b [128]byte
 		n := uint32(len(b))
-		// A buffer that is too small takes nothing; the headers have 120 bytes at most.
+		// The call fails if the buffer is too small. The headers have at most 120 bytes.
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_SAVED_SYN,
 			uintptr(unsafe.Pointer(&b)), uintptr(unsafe.Pointer(&n)), 0)
 		if errno == 0 {
@@ -48,7 +48,7 @@ func parseHops(b []byte) int {
 	return 0
 }
 
-// receiveHops has each datagram of c come with its hop limit.
+// receiveHops makes the kernel pass the hop limit with each datagram of c.
 func receiveHops(c *net.UDPConn) {
 	four := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is4()
 	onSocket(c, func(fd uintptr) {
@@ -60,8 +60,8 @@ func receiveHops(c *net.UDPConn) {
 	})
 }
 
-// datagramHops returns the hop limit that a datagram came with, 0 if it does not
-// say.
+// datagramHops returns the hop limit in the control messages of a datagram, 0 if there
+// is none.
 func datagramHops(control []byte) int {
 	for len(control) > 0 {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
@@ -77,10 +77,10 @@ func datagramHops(control []byte) int {
 	return 0
 }
 
-// kernelDefaultHops is the hop limit of the system's choice.
+// kernelDefaultHops selects the system's default hop limit.
 const kernelDefaultHops = -1
 
-// sendHops sets the hop limit that a socket for packets to an address sends with.
+// sendHops sets the hop limit of a socket that sends to an address.
 func sendHops(fd uintptr, to netip.Addr, hops int) error {
 	if to.Unmap().Is4() {
 		return unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TTL, hops)

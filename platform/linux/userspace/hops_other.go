@@ -7,7 +7,7 @@ package userspace
 
 import "net"
 
-// Hop limits are known on Linux only.
+// Hop limits are available on Linux only.
 func saveSYN(*net.TCPListener) {}
 
 func synHops(*net.TCPConn) int { return 0 }

@@ -5,11 +5,11 @@ package userspace
 
 import "testing"
 
-// TestHops bounds how often a packet passes relays, whatever it began with.
+// TestHops checks how many relays a packet can pass, for each initial hop limit.
 func TestHops(t *testing.T) {
 	for _, tt := range []struct{ in, passes int }{
-		{0, 7}, {64, 7}, {128, 7}, {255, 7}, // as systems send
-		{40, 4},         // from far away
+		{0, 7}, {64, 7}, {128, 7}, {255, 7}, // defaults of systems
+		{40, 4},         // a distant client
 		{12, 1},         // enough for the cluster
 		{11, 0}, {1, 0}, // too little
 	} {

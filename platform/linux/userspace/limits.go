@@ -12,25 +12,24 @@ import (
 	"time"
 )
 
-// Limits shares out the files that the process may have open. The Backends of
-// both families have one in common.
+// Limits distributes the open files of the process. The Backends of both families share
+// one.
 //
-// A Service may have as many files as are free, a client a third of that, and the
-// Services of a namespace together twice as many. So one Service gets at most half
-// of all, one client a quarter and one namespace two thirds, and what a greedy one
-// cannot have is there for others.
-// Switches share their buffers by the same rule (Choudhury and Hahne, "Dynamic
-// queue length thresholds for shared-memory packet switches", IEEE/ACM
+// A Service may have as many files as are free, a client a third of that, and all
+// Services of a namespace together twice as many. So one Service gets at most half of
+// all files, one client a quarter and one namespace two thirds. The rest stays available
+// for others. Switches share their buffers by the same rule (Choudhury and Hahne,
+// "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM
 // Transactions on Networking 6(2), 1998).
 type Limits struct {
-	files       int // that the process may have
-	max         int // that relaying may have
+	files       int // limit of the process
+	max         int // limit of the relay
 	quietPeriod time.Duration
 
 	mu            sync.Mutex
 	used          int
-	listenerFiles int // of used, what listeners have
-	pipes         int // that there are left to make
+	listenerFiles int // the part of used that listeners have
+	pipes         int // number of pipes that may still be created
 	services      map[serviceName]int
 	namespaces    map[string]int // by namespace, without listeners
 	clients       map[netip.Prefix]int
@@ -41,25 +40,24 @@ type Limits struct {
 	refusals refusals
 }
 
-// serviceName is one Service with all of its ports.
+// serviceName identifies a Service with all of its ports.
 type serviceName struct{ namespace, name string }
 
-// claim is what a Service wants, for a client or for a listener.
+// claim is a number of files that a Service needs, for a client or for a listener.
 type claim struct {
 	files   int
 	service serviceName
 	client  netip.Prefix // invalid for a listener
 }
 
-// maxPipes is how many pipes data may pass through at the same time. More of it
-// passes through buffers.
+// maxPipes limits the number of pipes. Connections without a pipe use buffers.
 const maxPipes = 256
 
-// quietPeriod is for how long nobody has to be refused for a shortage to be over.
+// quietPeriod is the time without refusals after which a shortage counts as over.
 const quietPeriod = 10 * time.Second
 
-// NewLimits shares out so many files. The rest is for what programs the node, and
-// for the process's servers.
+// NewLimits returns Limits for a process that may have this number of open files. A part
+// is reserved for programming the node and for the process's servers.
 func NewLimits(files int) *Limits {
 	pipes := min(maxPipes, files/32)
 	return &Limits{
@@ -68,9 +66,9 @@ func NewLimits(files int) *Limits {
 	}
 }
 
-// Observe passes on what the relay refuses and why, from now on: first in words
-// that name no Service and no client, then with names. Both are empty when nothing
-// is refused any more. report must not block.
+// Observe calls report whenever the set of refusals changes, beginning now. text
+// contains no names of Services and clients, and detail does. Both are empty when
+// nothing is refused any more. report must not block.
 func (l *Limits) Observe(report func(text, detail string)) { l.refusals.observe(report) }
 
 // knowPods takes in the ranges of pods.
@@ -113,7 +111,7 @@ func (l *Limits) acquire(c claim) bool {
 	return ok
 }
 
-// check reports that c may have its files, or why not.
+// check reports whether c may have its files, and the reason if not.
 func (l *Limits) check(c claim) (Reason, bool) {
 	free := l.max - l.used - c.files
 	switch {
@@ -140,21 +138,21 @@ func (l *Limits) add(c claim, files int) {
 	}
 }
 
-// addTo keeps what is not 0.
+// addTo adds n to m[k] and removes a zero.
 func addTo[K comparable](m map[K]int, k K, n int) {
 	if m[k] += n; m[k] == 0 {
 		delete(m, k)
 	}
 }
 
-// release gives back what take took.
+// release returns what acquire took.
 func (l *Limits) release(c claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.add(c, -c.files)
 }
 
-// acquirePipe is for one pipe, which serves whoever needs one.
+// acquirePipe takes one pipe, which all connections share.
 func (l *Limits) acquirePipe() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,7 +169,7 @@ func (l *Limits) releasePipe() {
 	l.pipes++
 }
 
-// acquireConn takes the files of one TCP connection, if it may have them.
+// acquireConn takes the files of one TCP connection. release returns them.
 func (l *Limits) acquireConn(c claim) (release func(), ok bool) {
 	if !l.acquire(c) {
 		return nil, false
@@ -190,45 +188,45 @@ func (l *Limits) acquireConn(c claim) (release func(), ok bool) {
 	}, true
 }
 
-// hasSpare reports that there are files left for what is only of some use to a
-// client, and that neither the client nor the Service has many.
+// hasSpare reports whether there are files for an optional use, and neither the client
+// nor the Service has many.
 func (l *Limits) hasSpare(c claim) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.used < l.max/2 && l.services[c.service] <= l.max/4 && l.clients[c.client] <= max(1, l.max/32)
 }
 
-// recordRefusal notes that c is refused.
+// recordRefusal records that c is refused.
 func (l *Limits) recordRefusal(why Reason, c claim) {
 	l.refusals.record(refusal{why, c.service, c.client, ""}, l)
 }
 
-// recordSystemError notes what the system refused.
+// recordSystemError records an error of the system.
 func (l *Limits) recordSystemError(err error) {
 	l.refusals.record(refusal{reason: NoSystem, text: err.Error()}, l)
 }
 
-// Use is what relaying has of the open files, and what was refused.
+// Use is the number of open files of the relay, its limit, and the refusals.
 type Use struct {
 	Open, Limit int
 	Refused     map[Reason]uint64
 }
 
-// Use returns how it is now.
+// Use returns the present use.
 func (l *Limits) Use() Use {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Use{Open: l.used, Limit: l.max, Refused: l.refusals.counts()}
 }
 
-// Connections returns how many of TCP there are.
+// Connections returns the number of TCP connections.
 func (l *Limits) Connections() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.conns
 }
 
-// Drain waits until the TCP connections that are open now have ended, or ctx.
+// Drain waits until the present TCP connections have ended, or ctx is done.
 func (l *Limits) Drain(ctx context.Context) {
 	l.mu.Lock()
 	wave := l.openConns

@@ -17,12 +17,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// claimFor is a claim of a Service for a client, both by number.
+// claimFor returns a claim of a Service in namespace shop for a client with this number.
 func claimFor(s string, client int) claim {
 	return claim{files: 2, service: serviceName{"shop", s}, client: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(client >> 8), byte(client)}), 32)}
 }
 
-// fill takes as much as next may have, and returns how many files that is.
+// fill acquires claims of next until one is refused, and returns the number of files.
 func fill(l *Limits, next func(n int) claim) (files int) {
 	for n := 0; ; n++ {
 		c := next(n)
@@ -33,13 +33,14 @@ func fill(l *Limits, next func(n int) claim) (files int) {
 	}
 }
 
-// TestShares lets nobody have more than a share, whoever is greedy beside.
+// TestShares checks that no Service, client or namespace gets more than its share,
+// whichever others claim as much as possible.
 func TestShares(t *testing.T) {
 	const files = 4096
 	for _, tt := range []struct {
 		name       string
-		next       []func(int) claim // one greedy after the other
-		each, most float64           // of all
+		next       []func(int) claim // the claims, one series after the other
+		each, most float64           // fractions of all files
 	}{
 		{"one client", []func(int) claim{func(int) claim { return claimFor("a", 1) }}, 1. / 4, 1. / 4},
 		{"one client of many Services", []func(int) claim{func(n int) claim { return claimFor(fmt.Sprint(n), 1) }}, 1. / 4, 1. / 4},
@@ -59,7 +60,7 @@ func TestShares(t *testing.T) {
 		if share := float64(all) / float64(l.max); share > tt.most || share < tt.most-0.01 {
 			t.Errorf("%s: %d of %d files are in use, want %.2f", tt.name, all, l.max, tt.most)
 		}
-		for i := range 10 { // neighbours
+		for i := range 10 { // others
 			c := claimFor("neighbour", 5000+i)
 			c.service.namespace = "bank"
 			if !l.acquire(c) {
@@ -118,7 +119,7 @@ func TestManyGreedyServices(t *testing.T) {
 	}
 }
 
-// TestListenersOfOneService leave room for those of others.
+// TestListenersOfOneService checks that they leave files for those of other Services.
 func TestListenersOfOneService(t *testing.T) {
 	l := NewLimits(256)
 	greedy := fill(l, func(int) claim { return claim{files: 1, service: serviceName{"shop", "greedy"}} })
@@ -133,7 +134,7 @@ func TestListenersOfOneService(t *testing.T) {
 	}
 }
 
-// TestFilesComeBack leaves nothing behind of anybody.
+// TestFilesComeBack checks that released claims leave no counts.
 func TestFilesComeBack(t *testing.T) {
 	l := NewLimits(256)
 	var leaves []func()
@@ -152,9 +153,9 @@ func TestFilesComeBack(t *testing.T) {
 	}
 }
 
-// TestLateAnswersNeedRoom so that nobody is turned away for them.
+// TestLateAnswersNeedRoom checks that no client is refused because of late replies.
 func TestLateAnswersNeedRoom(t *testing.T) {
-	l := NewLimits(256) // 112 for relaying
+	l := NewLimits(256) // 112 for the relay
 	for n := 1; n <= 5; n++ {
 		c := claim{1, serviceName{"shop", "dns"}, netip.MustParsePrefix("10.0.0.1/32")}
 		l.acquire(c)
@@ -171,8 +172,8 @@ func TestLateAnswersNeedRoom(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreReported once for each reason, with a few names, and until nobody has
-// been refused for a while.
+// TestRefusalsAreReported checks that refusals are reported once per reason, with a few
+// names, until there has been none for a while.
 func TestRefusalsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLimits(4096)

@@ -20,13 +20,14 @@ import (
 )
 
 // localhostUDPIdle is how long a UDP client on a loopback address keeps its endpoint
-// without traffic, as long as connection tracking keeps a client elsewhere.
+// without traffic. Connection tracking keeps other clients as long
+// (nf_conntrack_udp_timeout, see docs.kernel.org/networking/nf_conntrack-sysctl.html).
 const localhostUDPIdle = 30 * time.Second
 
-// Localhost relays NodePorts of 127.0.0.1 or ::1 in modes whose rules cannot: the
-// kernel does not route what goes to ::1, and routes what goes to 127.0.0.1 only with
-// a setting that opens loopback addresses to neighbours (kubernetes/kubernetes#90259).
-// A snapshot goes in, listeners of this process come out. It implements
+// Localhost relays NodePorts on 127.0.0.1 or ::1 in modes whose rules cannot. The kernel
+// does not route packets to ::1. It routes packets to 127.0.0.1 only with a setting that
+// exposes loopback addresses to the local network (kubernetes/kubernetes#90259). The
+// input are snapshots, the output are listeners of this process. Localhost implements
 // reconcile.Backend.
 type Localhost struct {
 	family service.Family
@@ -36,22 +37,22 @@ type Localhost struct {
 	targets   map[service.PortName]*target
 	listeners map[service.PortName]listener
 	retry     map[service.PortName]bool // their listener could not be opened
-	installed *service.Snapshot         // nil before the first round
+	installed *service.Snapshot         // nil before the first sync
 	notes     reconcile.Notes
 
 	open, failures atomic.Int64
 }
 
-// LocalhostParts are what a Localhost works through.
+// LocalhostParts are what a Localhost uses.
 type LocalhostParts struct {
 	Network Network
-	// Limits is asked for before the first listener opens.
+	// Limits is called before the first listener opens.
 	Limits func() (*Limits, error)
-	// Unreached, if set, is as what ObserveUnreached passes to its report.
+	// Unreached, if not nil, is called like report of ObserveUnreached.
 	Unreached func(name service.PortName, clients int, err error)
 }
 
-// NewLocalhostWith returns the Localhost of one family that works through p.
+// NewLocalhostWith returns the Localhost of one family that uses p.
 func NewLocalhostWith(f service.Family, p LocalhostParts) *Localhost {
 	return &Localhost{
 		family: f, parts: p,
@@ -60,8 +61,8 @@ func NewLocalhostWith(f service.Family, p LocalhostParts) *Localhost {
 }
 
 // LocalhostPort returns the port on which the NodePort of p answers on a loopback
-// address of want's node, 0 if it does not. Programs of the node reach all endpoints,
-// whatever the external policy.
+// address of want's node, 0 if it does not. Local clients reach all endpoints, whatever
+// the external policy is.
 func LocalhostPort(want *service.Snapshot, p *service.Port) uint16 {
 	if p == nil || p.Name.Protocol == service.SCTP || len(p.Cluster) == 0 {
 		return 0
@@ -87,14 +88,14 @@ func requestedPort(want *service.Snapshot, p *service.Port) uint16 {
 	return p.Frontends[i].Port
 }
 
-// localhostPlan is what leads from the listeners that are open to a snapshot.
+// localhostPlan is the change from the open listeners to a snapshot.
 type localhostPlan struct {
 	*Localhost
 	want    *service.Snapshot
 	closes  []service.PortName
 	opens   []*service.Port
 	updates []*service.Port
-	removed []service.PortName // no Port any more
+	removed []service.PortName // deleted Ports
 	notes   reconcile.Notes
 }
 
@@ -127,7 +128,7 @@ func (l *Localhost) Plan(_ context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
-// compare notes what becomes of the listener of a Port, nil if there is none any more.
+// compare plans the listener of a Port, nil if it was deleted.
 func (p *localhostPlan) compare(name service.PortName, port *service.Port) {
 	p.updateNote(name, port)
 	number, at := LocalhostPort(p.want, port), p.listeners[name]
@@ -147,8 +148,8 @@ func (p *localhostPlan) compare(name service.PortName, port *service.Port) {
 	}
 }
 
-// updateNote keeps up what is said of ports of SCTP. Notes that were given away do not
-// change.
+// updateNote adds or removes the note for an SCTP port. It never changes a map of notes
+// that was returned before.
 func (p *localhostPlan) updateNote(name service.PortName, port *service.Port) {
 	lost := LocalhostLost(p.want, port) != 0
 	if _, noted := p.notes[name]; noted == lost {
@@ -165,7 +166,7 @@ func (p *localhostPlan) updateNote(name service.PortName, port *service.Port) {
 	p.notes[name] = []reconcile.Note{{Text: fmt.Sprintf("the NodePort does not answer on %s: TCP and UDP alone are relayed there", service.Localhost(p.family))}}
 }
 
-// recordApplied notes that all that p is for has been done or is to be retried.
+// recordApplied records that p has been applied, or is to be retried in parts.
 func (p *localhostPlan) recordApplied() {
 	p.installed = p.want
 	p.Localhost.notes = p.notes
@@ -177,7 +178,7 @@ func (p *localhostPlan) Empty() bool {
 	return len(p.closes) == 0 && len(p.opens) == 0 && len(p.updates) == 0 && len(p.removed) == 0
 }
 
-// Drift implements reconcile.Plan: nobody else can close a listener.
+// Drift implements reconcile.Plan. No other process can close a listener.
 func (p *localhostPlan) Drift() []string { return nil }
 
 // Notes implements reconcile.NotesReporter.
@@ -202,8 +203,8 @@ func (l *Localhost) addrPort(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(service.Localhost(l.family), port)
 }
 
-// Apply implements reconcile.Plan. Listeners close before others open, as a NodePort
-// may pass from one Service to another.
+// Apply implements reconcile.Plan. It closes listeners before it opens others, because a
+// NodePort may move from one Service to another.
 func (p *localhostPlan) Apply(context.Context) error {
 	for _, name := range p.closes {
 		p.listeners[name].close()
@@ -274,7 +275,7 @@ func (p *localhostPlan) serve(port *service.Port, t *target) (listener, error) {
 	return p.relay.serveTCP(socket, t, service.PolicyCluster), nil
 }
 
-// listenError says what err means for the NodePort.
+// listenError describes what err means for the NodePort.
 func (p *localhostPlan) listenError(number uint16, err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
@@ -290,14 +291,14 @@ func (p *localhostPlan) listenError(number uint16, err error) error {
 	return err
 }
 
-// Listeners returns how many are open, and Failures how often one could not be opened.
-// Both may be called from any goroutine.
+// Listeners returns the number of open listeners. It is safe for concurrent use.
 func (l *Localhost) Listeners() int { return int(l.open.Load()) }
 
-// Failures returns how often a listener could not be opened.
+// Failures returns how often a listener could not be opened. It is safe for concurrent
+// use.
 func (l *Localhost) Failures() int { return int(l.failures.Load()) }
 
-// Close ends all listeners, as the end of the process does.
+// Close closes all listeners, as the end of the process does.
 func (l *Localhost) Close() error {
 	for name, x := range l.listeners {
 		x.close()

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// NewLocalhost returns the Localhost of one family for a real node. Unlike that of
-// LocalhostParts, its Network is filled in. What it sends has mark, 0 for none.
+// NewLocalhost returns the Localhost of one family for a real node. It sets p.Network.
+// Its packets to endpoints have mark, 0 for none.
 func NewLocalhost(f service.Family, mark int, p LocalhostParts) *Localhost {
 	p.Network = loopbackHost{host{f, mark}}
 	return NewLocalhostWith(f, p)
@@ -50,10 +50,9 @@ func (h loopbackHost) addrPort(port uint16) string {
 	return netip.AddrPortFrom(service.Localhost(h.family), port).String()
 }
 
-// onLoopback has a socket take what comes in through interface lo only. What the
-// node's own programs send to a loopback address does. What a neighbour sends there
-// does not, and the kernel lets it in where somebody has set route_localnet
-// (CVE-2020-8558, kubernetes/kubernetes#92315).
+// onLoopback makes a socket accept only packets that arrive on interface lo, which those
+// of local processes to a loopback address do. With route_localnet the kernel would also
+// accept packets from the local network (CVE-2020-8558, kubernetes/kubernetes#92315).
 func onLoopback(_, _ string, c syscall.RawConn) error {
 	var err error
 	if ctlErr := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), loopbackName) }); ctlErr != nil {

@@ -16,7 +16,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// localNode has the listeners of NodePorts on a loopback address of the test's own.
+// localNode has the listeners of NodePorts on a loopback address of the test.
 type localNode struct {
 	*Localhost
 	*testing.T
@@ -31,7 +31,7 @@ func newLocalNode(t *testing.T) *localNode {
 	return n
 }
 
-// apply does a round for ports and returns what went wrong.
+// apply runs a sync for ports and returns its error.
 func (n *localNode) apply(ports ...*service.Port) error {
 	n.Helper()
 	at := n.node
@@ -50,7 +50,7 @@ func (n *localNode) apply(ports ...*service.Port) error {
 	return err
 }
 
-// get returns who answers at a port, nobody if it refuses.
+// get returns which server answers at a port, "" if it refuses.
 func (n *localNode) get(port uint16) string {
 	n.Helper()
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, port)))
@@ -63,7 +63,7 @@ func (n *localNode) get(port uint16) string {
 	return strings.TrimSpace(line)
 }
 
-// free returns a port on which nobody listens.
+// free returns a port without a listener.
 func free(t *testing.T) uint16 {
 	l, at := listen(t)
 	_ = l.Close()
@@ -113,8 +113,9 @@ func TestLocalhostFollowsTheSnapshot(t *testing.T) {
 	}
 }
 
-// A program of the node that has the port keeps it, and when it leaves, the NodePort
-// answers with the next round.
+// TestLocalhostLeavesPortsOfOthers checks that another local process keeps a port that
+// it listens on, and that the NodePort answers from the next sync on after that process
+// has closed it.
 func TestLocalhostLeavesPortsOfOthers(t *testing.T) {
 	n, a := newLocalNode(t), newEcho(t)
 	other, at := listen(t)
@@ -151,7 +152,8 @@ func TestLocalhostWithoutFiles(t *testing.T) {
 	}
 }
 
-// SCTP is not relayed, which is said of the port, and no failure.
+// TestLocalhostNotesSCTP checks that SCTP is not relayed, and that this is a note on the
+// port, not a failure.
 func TestLocalhostNotesSCTP(t *testing.T) {
 	n, a := newLocalNode(t), newEcho(t)
 	sctp := published("web", 30000, service.SCTP, a.at)

@@ -14,18 +14,18 @@ import (
 )
 
 const (
-	// moveInterval is how often UDP clients are looked at that are to move.
+	// moveInterval is the interval in which waiting UDP clients are checked.
 	moveInterval = 100 * time.Millisecond
-	// quietBeforeMove is for how long a client with an answer asks no more: then
-	// nothing of it is under way.
+	// quietBeforeMove is how long a client that got its reply must be silent. Then none
+	// of its datagrams is in transit.
 	quietBeforeMove = 20 * time.Millisecond
-	// moveBatch is how many are moved together.
+	// moveBatch is the number of clients that move together.
 	moveBatch = 32
 )
 
-// moveClients has the kernel forget which listeners UDP clients are led to,
-// each as soon as nothing of it is under way, and the rest when ctx ends. With
-// their next datagram they go where the rules lead.
+// moveClients deletes the conntrack entries of UDP clients of the listeners, each as
+// soon as none of its datagrams is in transit, and the rest when ctx is done. The next
+// datagram of a client then follows the present rules.
 func (b *Backend) moveClients(ctx context.Context) {
 	if b.flows == nil {
 		return
@@ -38,13 +38,14 @@ func (b *Backend) moveClients(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), arrivalGrace)
 	defer cancel()
-	// Those that are left are refused by the kernel, once the process is gone.
+	// After the end of the process, the kernel rejects clients that still use a
+	// listener.
 	_, _ = b.deleteFlows(ctx, func(*udpListener, netip.AddrPort) bool { return false })
-	sleep(ctx, quietBeforeMove) // for what was under way to be passed on
+	sleep(ctx, quietBeforeMove) // time to forward what is in transit
 }
 
-// deleteFlows forgets the flows to listeners, but for those of clients that are to
-// stay, and returns how many these are.
+// deleteFlows deletes the conntrack entries to listeners, except those of clients for
+// which keep returns true. It returns the number of exceptions.
 func (b *Backend) deleteFlows(ctx context.Context, keep func(*udpListener, netip.AddrPort) bool) (left int, err error) {
 	at := map[uint16]*udpListener{}
 	for _, l := range b.listeners {
@@ -61,7 +62,7 @@ func (b *Backend) deleteFlows(ctx context.Context, keep func(*udpListener, netip
 			all = append(all, f)
 		}
 	})
-	// A client may come back at any moment, so who has to stay is asked last.
+	// A client may become active at any moment, so keep is called as late as possible.
 	for some := range slices.Chunk(all, moveBatch) {
 		n := len(some)
 		some = slices.DeleteFunc(some, func(f conntrack.Flow) bool { return keep(at[f.ReplySrc.Port()], f.ReplyDst) })
@@ -73,8 +74,7 @@ func (b *Backend) deleteFlows(ctx context.Context, keep func(*udpListener, netip
 	return left, err
 }
 
-// busy reports that a datagram of client, or the answer to one, may be under
-// way.
+// busy reports whether a datagram of client, or a reply to one, may be in transit.
 func (l *udpListener) busy(client netip.AddrPort) bool {
 	if l.hasUnforwarded() {
 		return true
@@ -88,8 +88,8 @@ func (l *udpListener) busy(client netip.AddrPort) bool {
 	return s.awaitsReply() || time.Since(time.Unix(0, s.lastActive.Load())) < quietBeforeMove
 }
 
-// hasUnforwarded reports that there are datagrams which were not passed on yet, from
-// whomever: on a busy node that may take longer than an arrival.
+// hasUnforwarded reports whether there are datagrams of any client that have not been
+// forwarded. On a busy node that may take longer than arrivalGrace.
 func (l *udpListener) hasUnforwarded() bool {
 	raw, err := l.socket.SyscallConn()
 	return err == nil && hasPacket(raw) || l.forwarding.Load()

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/platform/linux/conntrack"
 )
 
-// flows is a table of the kernel's.
+// flows is a fake conntrack table.
 type flows struct {
 	conntrack.Driver
 	mu  sync.Mutex
@@ -49,8 +49,7 @@ func (k *flows) has(f conntrack.Flow) bool {
 	return slices.Contains(k.all, f)
 }
 
-// handOver gives n a table of flows, hands over and begins to drain, for as
-// long as ctx lasts.
+// handOver gives n a table of flows, hands over and begins to drain, until ctx is done.
 func (n *node) handOver(ctx context.Context, t *testing.T, k *flows) (done <-chan struct{}) {
 	t.Helper()
 	n.Backend.flows = k
@@ -65,7 +64,7 @@ func (n *node) handOver(ctx context.Context, t *testing.T, k *flows) (done <-cha
 	return ended
 }
 
-// to is the flow of a client to the listener of p.
+// to returns the flow of a client to the listener of p.
 func (n *node) to(t *testing.T, p *service.Port, client netip.AddrPort) conntrack.Flow {
 	t.Helper()
 	return conntrack.Flow{
@@ -74,7 +73,8 @@ func (n *node) to(t *testing.T, p *service.Port, client netip.AddrPort) conntrac
 	}
 }
 
-// TestUDPClientsMove once nothing of theirs is under way, and nobody else does.
+// TestUDPClientsMove checks that UDP clients move when none of their datagrams is in
+// transit, and that no others do.
 func TestUDPClientsMove(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
@@ -115,7 +115,7 @@ func TestUDPClientsMove(t *testing.T) {
 	}
 }
 
-// silentServer returns where a UDP server is that says nothing.
+// silentServer returns the address of a UDP server that does not reply.
 func silentServer(t *testing.T) netip.AddrPort {
 	t.Helper()
 	n := &node{}
@@ -127,7 +127,7 @@ func silentServer(t *testing.T) netip.AddrPort {
 	return netip.MustParseAddrPort(u.LocalAddr().String())
 }
 
-// blockingDialer opens UDP sockets when it may.
+// blockingDialer blocks before it opens UDP sockets.
 type blockingDialer struct {
 	*node
 	dialling chan bool
@@ -140,8 +140,8 @@ func (h *blockingDialer) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, err
 	return h.node.DialUDP(to, hops)
 }
 
-// TestUDPClientsOnTheirWayStay has datagrams wait, one of them read already, in
-// a process that does not get on with them.
+// TestUDPClientsOnTheirWayStay has datagrams that wait in a blocked process, one of them
+// already read.
 func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
@@ -188,7 +188,7 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	})
 }
 
-// TestUDPClientsThatWaitStay has a datagram wait that nobody reads.
+// TestUDPClientsThatWaitStay has a datagram that is not read.
 func TestUDPClientsThatWaitStay(t *testing.T) {
 	n := newNode(t, Options{}, 4096)
 	u, err := n.ListenUDP(0)
@@ -212,23 +212,23 @@ func TestUDPClientsThatWaitStay(t *testing.T) {
 	eventually(t, "the client has to stay", func() bool { return l.busy(client) })
 }
 
-// TestDrainCounts the connections that have not ended.
+// TestDrainCounts checks the number of connections that have not ended.
 func TestDrainCounts(t *testing.T) {
 	e := newEcho(t)
 	n, web := newWeb(t, e.at)
 	one, two := n.dial(t, web), n.dial(t, web)
 	answers(t, two)
 	done := n.handOver(t.Context(), t, &flows{})
-	late := n.dial(t, web) // was on its way
+	late := n.dial(t, web) // was still arriving
 	answers(t, late)
 	_ = one.Close()
 	eventually(t, "two are left", func() bool { return n.Connections() == 2 })
 	_, _ = two.Close(), late.Close()
-	<-done // which need not wait for who came late
+	<-done // does not wait for the late connection
 	eventually(t, "none is left", func() bool { return n.Connections() == 0 })
 }
 
-// TestTracked has flows go on that lead straight to an endpoint of now.
+// TestTracked checks that flows directly to a present endpoint continue.
 func TestTracked(t *testing.T) {
 	n := newNode(t, Options{}, 4096)
 	a, b := endpoint(1), endpoint(2)

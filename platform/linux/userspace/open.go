@@ -14,8 +14,8 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// open opens a listener of p: on the port that it had in an earlier process,
-// else on one of the range, else on whichever is free.
+// open opens a listener of p: on the port of an earlier process, otherwise on a port of
+// the range, otherwise on a free one.
 func (b *Backend) open(k key, p *service.Port) error {
 	if k.name.Protocol == service.SCTP {
 		return &reconcile.UnsupportedError{Text: "mode userspace forwards TCP and UDP only", Affected: p.Frontends}
@@ -44,7 +44,7 @@ func (b *Backend) listen(k key, p *service.Port) (listener, error) {
 	return b.relay.serveTCP(s.tcp, b.targets[k.name], k.policy), nil
 }
 
-// socket is one of the two.
+// socket is either a TCP listener or a UDP socket.
 type socket struct {
 	tcp *net.TCPListener
 	udp *net.UDPConn
@@ -99,8 +99,7 @@ func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 	return socket{}, fmt.Errorf("every port of the range %d-%d is taken: give --proxy-port-range more", r.First, r.Last)
 }
 
-// anyFreeSocket asks until the system offers a port that no old rule leads
-// to.
+// anyFreeSocket repeats until the system returns a port that no old rule redirects to.
 func (b *Backend) anyFreeSocket(proto service.Protocol) (socket, error) {
 	const most = 100
 	var unsafe []socket

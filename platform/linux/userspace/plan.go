@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is what leads from what is installed to a snapshot.
+// plan is the change from the installed state to a snapshot.
 type plan struct {
 	backend          *Backend
 	want, redirected *service.Snapshot
@@ -25,9 +25,9 @@ type plan struct {
 	opens            []key
 	closes           []key
 	rules            reconcile.Plan
-	// assumeOpen has listeners that are still to open count as open.
+	// assumeOpen means that planned listeners count as open.
 	assumeOpen  bool
-	comparedAll bool // all there is was compared
+	comparedAll bool // all Ports were compared, not only the changed ones
 }
 
 var (
@@ -57,7 +57,7 @@ func (p *plan) Removed() []*service.Port {
 	return nil
 }
 
-// FullSync implements reconcile.FullSync.
+// FullSync implements reconcile.FullSyncer.
 func (p *plan) FullSync() bool {
 	w, ok := p.rules.(reconcile.FullSyncer)
 	return ok && w.FullSync()
@@ -84,13 +84,13 @@ func (p *plan) String() string {
 	return s.String()
 }
 
-// String names the listener.
+// String describes the listener.
 func (k key) String() string {
 	return fmt.Sprintf("listener of %s (%s) for policy %s", k.name, k.name.Protocol, k.policy)
 }
 
-// Apply implements reconcile.Plan. Listeners open before rules lead there, and
-// close when none does any more.
+// Apply implements reconcile.Plan. Listeners open before rules redirect to them, and
+// close when no rule does any more.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.wanted = p.want
@@ -101,7 +101,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	}
 	p.updateTargets()
 	errs := p.open()
-	if len(p.opens) > 0 { // now their ports are known
+	if len(p.opens) > 0 { // their ports are known now
 		p.assumeOpen = false
 		p.redirected = b.redirect(p)
 		rules, err := b.rules.Plan(ctx, p.redirected)
@@ -115,7 +115,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	b.track(p.want)
 	if !p.rules.Empty() {
 		if err := p.rules.Apply(ctx); err != nil {
-			b.installed = nil // compare all next time
+			b.installed = nil // compare everything in the next sync
 			return errors.Join(append(errs, err)...)
 		}
 	}
@@ -131,14 +131,14 @@ func (p *plan) Apply(ctx context.Context) error {
 		maps.DeleteFunc(b.targets, func(n service.PortName, _ *target) bool { return p.want.Port(b.family, n) == nil })
 	}
 	b.installed = p.want
-	if !p.want.Incomplete { // no rule is another's any more
+	if !p.want.Incomplete { // all rules are ours now
 		clear(b.previousPorts)
 		clear(b.avoidPorts)
 	}
 	return errors.Join(errs...)
 }
 
-// updateTargets has the listeners that there are choose among the endpoints of now.
+// updateTargets updates the endpoints of the open listeners.
 func (p *plan) updateTargets() {
 	b := p.backend
 	closing := make(map[key]bool, len(p.closes))
@@ -148,7 +148,7 @@ func (p *plan) updateTargets() {
 	for _, c := range p.changes {
 		name := c.Name()
 		if c.New == nil {
-			continue // until the rules are gone, the old endpoints serve
+			continue // the old endpoints serve until the rules are gone
 		}
 		if b.targets[name] == nil {
 			b.targets[name] = newTarget(name)
@@ -162,9 +162,8 @@ func (p *plan) updateTargets() {
 	}
 }
 
-// transitional returns p for the time until the rules are changed: they still lead to
-// a listener that is to close, for a policy for which p may name no endpoints any
-// more.
+// transitional returns p for the time until the rules have changed. The rules still
+// redirect to a listener that is closing, for a policy that may have no endpoints in p.
 func transitional(p *service.Port, closing map[key]bool) *service.Port {
 	m := *p
 	if len(m.Local) == 0 && closing[key{p.Name, service.PolicyLocal}] {
@@ -176,7 +175,7 @@ func transitional(p *service.Port, closing map[key]bool) *service.Port {
 	return &m
 }
 
-// open opens listeners, as far as that goes.
+// open opens as many of the planned listeners as possible.
 func (p *plan) open() []error {
 	b := p.backend
 	clear(b.failed)
@@ -193,8 +192,8 @@ func (p *plan) open() []error {
 	return errs
 }
 
-// closeLater closes a listener to which no rule leads any more. Who is on the way there
-// still gets in.
+// closeLater closes a listener to which no rule redirects any more, after arrivalGrace
+// for connections that are still arriving.
 func (b *Backend) closeLater(k key) {
 	if l := b.listeners[k]; l != nil {
 		time.AfterFunc(b.relay.arrivalGrace, l.close)

@@ -13,19 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A connection that has nothing to say holds neither a pipe nor a buffer. Data
-// moves by splice(2), through a pipe that goes back to its pool when nothing
-// more is there to read, so the kernel never copies it to us. Where there are no
-// more pipes to be had, it goes through a buffer.
+// An idle connection holds neither a pipe nor a buffer. Data moves by splice(2) through
+// a pipe, without a copy to user space. The pipe returns to its pool when there is
+// nothing more to read. If no pipe is available, data moves through a buffer.
 const (
-	pipeSize   = 1 << 20 // what the system lets anybody have, unless it was told otherwise
+	pipeSize   = 1 << 20 // the default maximum for unprivileged processes (pipe(7))
 	bufferSize = 32 << 10
 )
 
-// copier moves what one side sends to the other. It keeps the pipes that nobody
-// uses.
+// copier copies data between sockets. It keeps a pool of pipes.
 type copier struct {
-	limits  *Limits   // nil for none
+	limits  *Limits   // nil for no limits
 	buffers sync.Pool // of *[bufferSize]byte
 
 	mu        sync.Mutex
@@ -52,7 +50,7 @@ func (m *copier) getPipe() (pipe, bool) {
 		return pipe{}, false
 	}
 	m.openPipes++
-	_, _ = unix.FcntlInt(uintptr(fd[0]), unix.F_SETPIPE_SZ, pipeSize) // or the usual size
+	_, _ = unix.FcntlInt(uintptr(fd[0]), unix.F_SETPIPE_SZ, pipeSize) // or the default size
 	return pipe{fd[0], fd[1]}, true
 }
 
@@ -62,7 +60,7 @@ func (m *copier) putPipe(x pipe) {
 	m.free = append(m.free, x)
 }
 
-// discardPipe gets rid of a pipe that holds something nobody wants.
+// discardPipe closes a pipe that still contains data.
 func (m *copier) discardPipe(x pipe) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,7 +83,7 @@ func (m *copier) buffer() *[bufferSize]byte {
 	return new([bufferSize]byte)
 }
 
-// pump moves what src sends to dst until src ends, which is no error.
+// pump copies from src to dst until the end of src, which is no error.
 func (m *copier) pump(dst, src *net.TCPConn) error {
 	to, err := dst.SyscallConn()
 	if err != nil {
@@ -106,7 +104,7 @@ func (m *copier) pump(dst, src *net.TCPConn) error {
 	}
 }
 
-// chunk is what is moved at once.
+// chunk is one step of a copy.
 type chunk struct {
 	copier   *copier
 	from, to syscall.RawConn
@@ -118,8 +116,7 @@ type chunk struct {
 	buffer   *[bufferSize]byte
 }
 
-// move waits for something to read and passes it on. It reports false at the
-// end.
+// move waits for data and copies it. It returns false at the end of the data.
 func (c *chunk) move() (more bool, err error) {
 	if err := c.from.Read(c.read); err != nil {
 		return false, err
@@ -141,7 +138,7 @@ func (c *chunk) move() (more bool, err error) {
 	return true, nil
 }
 
-// read takes what is there, and reports false if nothing is.
+// read reads what is available, and returns false if nothing is.
 func (c *chunk) read(fd uintptr) bool {
 	if c.pipe, c.piped = c.copier.getPipe(); c.piped {
 		n, err := splice(int(fd), c.pipe.w, pipeSize)
@@ -158,8 +155,7 @@ func (c *chunk) read(fd uintptr) bool {
 	return true
 }
 
-// write passes on what the pipe holds, and reports false while dst takes no
-// more.
+// write writes the contents of the pipe, and returns false while dst accepts no more.
 func (c *chunk) write(fd uintptr) bool {
 	for c.n > 0 {
 		n, err := splice(c.pipe.r, int(fd), c.n)
@@ -188,9 +184,9 @@ func (c *chunk) release() {
 	c.piped, c.buffer = false, nil
 }
 
-// splice does not tell the scheduler that it calls the kernel. With
-// SPLICE_F_NONBLOCK the call waits for nothing, but a big one takes longer than
-// the 20 us after which the scheduler wakes another thread to go on with.
+// splice calls splice(2) without telling the Go scheduler. With SPLICE_F_NONBLOCK the
+// call never waits. But a large one takes longer than the 20 us after which the
+// scheduler would wake another thread to continue.
 func splice(from, to, most int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
@@ -204,14 +200,14 @@ func splice(from, to, most int) (int, error) {
 	}
 }
 
-// awaitPacket waits until c has a packet to read, or an error to tell.
+// awaitPacket waits until c has a packet or an error.
 func awaitPacket(c syscall.RawConn) error {
 	return c.Read(readable)
 }
 
-// hasPacket reports that a datagram waits.
+// hasPacket reports whether a datagram is waiting.
 func hasPacket(c syscall.RawConn) (ready bool) {
-	_ = c.Control(func(fd uintptr) { ready = readable(fd) }) // of a closed socket nobody takes any
+	_ = c.Control(func(fd uintptr) { ready = readable(fd) }) // a closed socket has none
 	return ready
 }
 

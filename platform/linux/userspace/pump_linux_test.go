@@ -9,15 +9,15 @@ import (
 	"testing"
 )
 
-// count returns how many pipes there are, and how many nobody uses.
+// count returns the number of pipes, and how many of them are free.
 func (m *copier) count() (made, free int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.openPipes, len(m.free)
 }
 
-// TestSplice moves data through a pipe that goes back to its pool, and without
-// one when there are no more.
+// TestSplice copies data through a pipe that returns to its pool, and without one when
+// there are no more.
 func TestSplice(t *testing.T) {
 	e := newEcho(t)
 	n, web := newWeb(t, e.at)
@@ -49,7 +49,7 @@ func TestSplice(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsHoldNoPipe opens many that say nothing more.
+// TestIdleConnectionsHoldNoPipe opens many connections that become idle.
 func TestIdleConnectionsHoldNoPipe(t *testing.T) {
 	e := newEcho(t)
 	n, web := newWeb(t, e.at)

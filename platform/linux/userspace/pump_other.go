@@ -12,24 +12,24 @@ import (
 	"time"
 )
 
-// copier moves what one side sends to the other.
+// copier copies data between sockets.
 type copier struct{ limits *Limits }
 
-// pump moves what src sends to dst until src ends, which is no error.
+// pump copies from src to dst until the end of src, which is no error.
 func (*copier) pump(dst, src *net.TCPConn) error {
 	_, err := io.Copy(dst, src)
 	return err
 }
 
-// awaitPacket waits for nothing: reading does.
+// awaitPacket does nothing: reading waits.
 func awaitPacket(syscall.RawConn) error { return nil }
 
-// congestionControl is known on Linux only.
+// congestionControl has a use on Linux only.
 type congestionControl string
 
 func avoidPacingOn(*net.TCPListener) congestionControl { return "" }
 
 func (congestionControl) restoreIfFar(syscall.Conn, time.Duration) {}
 
-// hasPacket cannot tell.
+// hasPacket is not supported.
 func hasPacket(syscall.RawConn) bool { return false }

@@ -11,9 +11,8 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// redirect returns the snapshot for the rules of p: as what is wanted, with
-// listeners in the place of endpoints. What the rules need not know stays the
-// same Port.
+// redirect returns the snapshot for the rules of p: the desired one with listeners
+// instead of endpoints. A Port whose rules do not change stays the same pointer.
 func (b *Backend) redirect(p *plan) *service.Snapshot {
 	want := p.want
 	if b.installed == nil || b.redirected == nil {
@@ -33,7 +32,7 @@ func (b *Backend) redirect(p *plan) *service.Snapshot {
 	for _, c := range p.changes {
 		follow(c.Name(), c.New)
 	}
-	for _, k := range p.opens { // whose Port need not have changed
+	for _, k := range p.opens { // whose Port may not have changed
 		if !slices.ContainsFunc(changes, func(c service.Change) bool { return c.Name() == k.name }) {
 			follow(k.name, want.Port(b.family, k.name))
 		}
@@ -46,7 +45,7 @@ func (b *Backend) redirect(p *plan) *service.Snapshot {
 	return s
 }
 
-// redirectAll is lead where it is not known what changed.
+// redirectAll is redirect if it is not known what changed.
 func (b *Backend) redirectAll(p *plan) *service.Snapshot {
 	var ports []*service.Port
 	for port := range p.want.Ports(b.family) {
@@ -69,8 +68,8 @@ func (b *Backend) redirectedPort(name service.PortName) *service.Port {
 	return b.redirected.Port(b.family, name)
 }
 
-// redirectPort returns p with listeners as its endpoints. Until planned ones are
-// open, their port is 0. Where one is missing, p is not served.
+// redirectPort returns p with listeners as its endpoints. The port of a planned listener
+// is 0. If a listener is missing, p has no endpoints.
 func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
 	return Redirect(p, func(policy service.Policy) (uint16, bool) {
 		if l := b.listeners[key{p.Name, policy}]; l != nil {
@@ -80,9 +79,9 @@ func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
 	})
 }
 
-// Redirect returns p as the rules know it, with a listener for each policy that
-// has endpoints. listener tells its port, or that there is none and p cannot
-// be served that way.
+// Redirect returns p as the rules need it, with one listener as the endpoint for each
+// policy that has endpoints. The func listener returns its port, or false if there is
+// none, so that p has no endpoint for that policy.
 func Redirect(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
 	redirected := &service.Port{
 		Name: p.Name, Family: p.Family, Frontends: p.Frontends,
@@ -95,7 +94,7 @@ func Redirect(p *service.Port, listener func(service.Policy) (uint16, bool)) *se
 		if len(endpoints) == 0 {
 			return nil
 		}
-		port, ok := uint16(0), true // which nobody is led to
+		port, ok := uint16(0), true // no rule redirects to it
 		if iptables.UsesPolicy(p, policy) {
 			port, ok = listener(policy)
 		}
@@ -109,7 +108,7 @@ func Redirect(p *service.Port, listener func(service.Policy) (uint16, bool)) *se
 	return redirected
 }
 
-// sameRules reports that the rules for p are those for q.
+// sameRules reports whether p and q have the same rules.
 func sameRules(p, q *service.Port) bool {
 	return p.Internal == q.Internal && p.External == q.External &&
 		slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Local, q.Local) &&

@@ -16,14 +16,14 @@ import (
 // Reason is why the relay refuses a client.
 type Reason string
 
-// The reasons, as metrics name them.
+// The reasons, as label values of metrics.
 const (
 	ServiceShare   Reason = "service"   // the Service has its share of open files
-	NamespaceShare Reason = "namespace" // the Services of its namespace have
-	ClientShare    Reason = "client"    // the client has
+	NamespaceShare Reason = "namespace" // the Services of the namespace have theirs
+	ClientShare    Reason = "client"    // the client has its share
 	NoFiles        Reason = "files"     // all of them are in use
-	NoSystem       Reason = "system"    // the system refused something
-	Loop           Reason = "loop"      // it came through relays too often
+	NoSystem       Reason = "system"    // an error of the system
+	Loop           Reason = "loop"      // it passed too many relays
 )
 
 // Reasons lists all of them.
@@ -31,7 +31,7 @@ func Reasons() []Reason {
 	return []Reason{ServiceShare, NamespaceShare, ClientShare, NoFiles, NoSystem, Loop}
 }
 
-// refusal is one that somebody met with.
+// refusal is one refused client.
 type refusal struct {
 	reason  Reason
 	service serviceName
@@ -39,7 +39,7 @@ type refusal struct {
 	text    string // what the system said
 }
 
-// refusals sums up what was refused lately. The zero value is ready for use.
+// refusals collects recent refusals. The zero value is ready for use.
 type refusals struct {
 	mu       sync.Mutex
 	total    map[Reason]uint64
@@ -48,7 +48,7 @@ type refusals struct {
 	report   func(text, detail string)
 }
 
-// episode is a time in which something is refused for one reason.
+// episode is a time of refusals for one reason.
 type episode struct {
 	text   string
 	last   time.Time
@@ -57,7 +57,7 @@ type episode struct {
 	others bool
 }
 
-// maxNamed is how many Services and clients a report names.
+// maxNamed limits the number of Services and clients that a report names.
 const maxNamed = 3
 
 func (r *refusals) observe(report func(text, detail string)) {
@@ -67,7 +67,7 @@ func (r *refusals) observe(report func(text, detail string)) {
 	report(r.summarize())
 }
 
-// record counts x, and reports it if that is news.
+// record counts x, and reports it if the summary changes.
 func (r *refusals) record(x refusal, l *Limits) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,7 +86,7 @@ func (r *refusals) record(x refusal, l *Limits) {
 	r.reportChange()
 }
 
-// expire forgets an episode, unless it goes on.
+// expire removes an episode unless it continues.
 func (r *refusals) expire(why Reason, quietPeriod time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,7 +99,7 @@ func (r *refusals) expire(why Reason, quietPeriod time.Duration) {
 	r.reportChange()
 }
 
-// reportChange reports how it is, if that has changed.
+// reportChange reports the summary if it has changed.
 func (r *refusals) reportChange() {
 	text, detail := r.summarize()
 	if detail == r.detail {
@@ -117,7 +117,7 @@ func (r *refusals) counts() map[Reason]uint64 {
 	return maps.Clone(r.total)
 }
 
-// addName adds whom x is about.
+// addName adds the name of the Service, namespace or client of x.
 func (e *episode) addName(x refusal) {
 	var name string
 	switch {
@@ -140,7 +140,7 @@ func (e *episode) addName(x refusal) {
 	}
 }
 
-// summarize returns what is refused, without names and with them.
+// summarize describes all present refusals, without names and with them.
 func (r *refusals) summarize() (text, detail string) {
 	var without, with []string
 	for _, why := range Reasons() {
@@ -160,7 +160,7 @@ func (r *refusals) summarize() (text, detail string) {
 	return strings.Join(without, "; "), strings.Join(with, "; ")
 }
 
-// describeRefusal says why x was refused, in words that name nobody.
+// describeRefusal describes why x was refused, without names.
 func describeRefusal(x refusal, l *Limits) string {
 	const raise = "raise the limit of open files of the process, which is %d"
 	switch x.reason {

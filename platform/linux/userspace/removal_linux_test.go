@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// reach returns who answers at a listener.
+// reach returns which server answers at a listener.
 func reach(t *testing.T, at netip.AddrPort) string {
 	t.Helper()
 	c, err := net.Dial("tcp", at.String())
@@ -26,9 +26,9 @@ func reach(t *testing.T, at netip.AddrPort) string {
 	return answers(t, c)
 }
 
-// TestListenerThatLeavesServes has clients served at a listener for as long as
-// rules lead there, and while they are on their way: the policy is not Local any
-// more, and the tables cannot be changed yet.
+// TestListenerThatLeavesServes checks that a listener serves clients while rules
+// redirect to it and connections are arriving, after the policy has changed from Local
+// and while the tables cannot be changed yet.
 func TestListenerThatLeavesServes(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{}, 4096)
@@ -60,8 +60,7 @@ func TestListenerThatLeavesServes(t *testing.T) {
 	}
 }
 
-// TestServiceThatLeavesServes is the same where nothing of the Service is left,
-// over UDP.
+// TestServiceThatLeavesServes checks the same for a deleted Service, over UDP.
 func TestServiceThatLeavesServes(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{}, 4096)

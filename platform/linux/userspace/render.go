@@ -10,12 +10,12 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// AssumedPorts are where listeners are taken to be in what is rendered without
-// a range, since only a running process knows which ports the system gives it.
+// AssumedPorts are the ports of listeners in rendered output if there is no range: only
+// a running process has the ports that the system selects.
 var AssumedPorts = Range{40000, 65535}
 
-// Render writes the tables of both families that a node would hold for want
-// if it started from nothing. The same want gives the same bytes.
+// Render writes the tables of both families that a node would hold for want after a
+// start from nothing. The output for the same want is the same.
 func Render(w io.Writer, want *service.Snapshot, o Options, format iptables.Format) error {
 	return iptables.Render(w, WithAssumedListeners(want, o), o.rules(), format)
 }
@@ -25,8 +25,8 @@ func Document(f service.Family, want *service.Snapshot, o Options) iptables.Tabl
 	return iptables.Document(f, WithAssumedListeners(want, o), o.rules())
 }
 
-// WithAssumedListeners returns want with listeners in the place of endpoints, one port after
-// the other. Where the range is too short, the rest is not served.
+// WithAssumedListeners returns want with listeners instead of endpoints, on consecutive
+// ports. If the range is too short, the remaining Ports have no endpoints.
 func WithAssumedListeners(want *service.Snapshot, o Options) *service.Snapshot {
 	ports := o.Ports
 	if ports.unset() {

@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// target chooses among the endpoints of one Service port.
+// target selects among the endpoints of one Service port.
 type target struct {
 	mu       sync.Mutex
 	lists    [2]roundRobin // by policy
@@ -22,11 +22,11 @@ type target struct {
 	clients  affinityTable
 
 	name       service.PortName // never changes
-	unserved   int              // clients that were not served since told
-	reportedAt time.Time        // when that was told last
+	unserved   int              // unserved clients since the last report
+	reportedAt time.Time        // time of the last report
 }
 
-// roundRobin is taken in turn.
+// roundRobin selects endpoints in turn.
 type roundRobin struct {
 	endpoints []netip.AddrPort // sorted
 	next      int
@@ -34,13 +34,13 @@ type roundRobin struct {
 
 func newTarget(name service.PortName) *target {
 	t := &target{name: name}
-	for i := range t.lists { // nodes do not all begin with the same one
+	for i := range t.lists { // start at random, so that nodes differ
 		t.lists[i].next = int(rand.Int32())
 	}
 	return t
 }
 
-// update takes in how p is now.
+// update sets the endpoints and affinity of p.
 func (t *target) update(p *service.Port) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,7 +61,7 @@ func addrs(endpoints []service.Endpoint) []netip.AddrPort {
 	return all
 }
 
-// listenerClaim is for a listener.
+// listenerClaim returns the claim of a listener.
 func (t *target) listenerClaim() claim {
 	return claim{files: 1, service: serviceName{t.name.Namespace, t.name.Name}}
 }
@@ -73,8 +73,8 @@ func (t *target) clientClaim(client netip.Prefix, files int) claim {
 	return c
 }
 
-// choose returns the endpoint for a client, one that is not among tried if
-// there is any. It is false where there is no endpoint at all.
+// choose returns an endpoint for a client, one that is not in tried if possible. It
+// returns false if there is no endpoint.
 func (t *target) choose(policy service.Policy, client netip.Addr, tried []netip.AddrPort) (netip.AddrPort, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -111,14 +111,15 @@ func (l *roundRobin) pick(tried []netip.AddrPort) netip.AddrPort {
 	return e
 }
 
-// forget has the client's next connection go elsewhere than to e.
+// forget removes the affinity of client to e, so that its next connection uses another
+// endpoint.
 func (t *target) forget(client netip.Addr, e netip.AddrPort) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.clients.forget(client, e)
 }
 
-// serves reports that what began at e for policy may go on there.
+// serves reports whether a flow that began at e for policy may continue.
 func (t *target) serves(policy service.Policy, e netip.AddrPort) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -19,7 +19,8 @@ func endpoint(n int) netip.AddrPort {
 
 func who(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, byte(n >> 8), byte(n)}) }
 
-// TestRoundRobin has all endpoints take their turn, and one that was tried not.
+// TestRoundRobin checks that all endpoints are selected in turn, except one that was
+// tried.
 func TestRoundRobin(t *testing.T) {
 	x := newTarget(service.PortName{})
 	x.update(port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3)))
@@ -41,8 +42,8 @@ func TestRoundRobin(t *testing.T) {
 	}
 }
 
-// TestAffinity has clients come back to where they were, until they were away
-// too long or their endpoint left.
+// TestAffinity checks that clients return to their endpoint until their affinity expires
+// or the endpoint is removed.
 func TestAffinity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTarget(service.PortName{})
@@ -55,7 +56,7 @@ func TestAffinity(t *testing.T) {
 			if e, _ := x.choose(service.PolicyCluster, who(1), nil); e != first {
 				t.Fatalf("came to %s, was at %s", e, first)
 			}
-			_, _ = x.choose(service.PolicyCluster, who(2), nil) // others do not matter
+			_, _ = x.choose(service.PolicyCluster, who(2), nil) // other clients have no influence
 		}
 		if x.forget(who(1), endpoint(9)); len(x.clients.byAddr) != 2 {
 			t.Error("forgotten for an endpoint that it did not use")
@@ -80,7 +81,7 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// TestClientsAreBounded forgets those that were not heard of for longest.
+// TestClientsAreBounded checks that the least recently used clients are dropped.
 func TestClientsAreBounded(t *testing.T) {
 	var c affinityTable
 	now := time.Unix(1000, 0)

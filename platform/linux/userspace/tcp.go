@@ -17,29 +17,29 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Network opens sockets. An endpoint is dialled past the rules that lead to
-// listeners, so that what leaves the relay does not come back to it.
+// Network opens sockets. Connections to endpoints are not subject to the redirecting
+// rules, so that they do not return to the relay.
 type Network interface {
-	// ListenTCP and ListenUDP listen on the relay's address; port 0 leaves
-	// the choice to the system.
+	// ListenTCP and ListenUDP listen on the relay's address. With port 0 the system
+	// selects a port.
 	ListenTCP(port uint16) (*net.TCPListener, error)
 	ListenUDP(port uint16) (*net.UDPConn, error)
-	// The first packet of a connection, and each datagram, is sent with a hop
-	// limit.
+	// DialTCP and DialUDP connect to an endpoint. The first packet of a TCP connection,
+	// and each datagram, has the hop limit hops.
 	DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TCPConn, error)
 	DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error)
 }
 
-// listener takes connections of one Service port under one policy.
+// listener serves one Service port for one policy.
 type listener interface {
 	port() uint16
-	// refresh ends what may not go on after the target has changed.
+	// refresh ends the sessions that must not continue after the target has changed.
 	refresh()
-	// close ends the listener. TCP connections go on.
+	// close closes the listener. TCP connections continue.
 	close()
 }
 
-// relay is what the listeners of a family have in common.
+// relay is the state that the listeners of a family share.
 type relay struct {
 	network      Network
 	limits       *Limits
@@ -47,9 +47,9 @@ type relay struct {
 	copier       copier
 	packets      sync.Pool // of *packet
 	arrivalGrace time.Duration
-	// dialTimeouts is how long each attempt to reach an endpoint may take.
+	// dialTimeouts limit the attempts to reach an endpoint, one by one.
 	dialTimeouts []time.Duration
-	// unreached, if set, is told of each client that was not served.
+	// unreached, if not nil, is called for each client that could not be served.
 	unreached func(*target, error)
 }
 
@@ -60,10 +60,11 @@ func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
 	return r
 }
 
-// dialTimeouts is that of a node.
+// dialTimeouts are those of a real node.
 var dialTimeouts = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 
-// nearRTT is how soon a neighbour answers: one on the node or in its data centre.
+// nearRTT is the upper limit of the round-trip time to a near peer, on the node or in
+// its data centre.
 const nearRTT = time.Millisecond
 
 // tcpListener relays TCP.
@@ -89,19 +90,19 @@ func (l *tcpListener) refresh() {}
 
 func (l *tcpListener) close() {
 	l.closed.Store(true)
-	_ = l.socket.Close() // nothing is lost with a socket that only listens
+	_ = l.socket.Close() // closing a socket that only listens loses nothing
 	l.limits.release(l.target.listenerClaim())
 }
 
-// filesPerConn is how many open files a connection takes.
+// filesPerConn is the number of open files per connection.
 const filesPerConn = 2
 
-// The least and the longest pause after the system refused a connection.
+// The minimum and maximum pause after an error of accept.
 const minBackoff, maxBackoff = 5 * time.Millisecond, time.Second
 
-// accept takes connections until the listener is closed. Clients that the limits
-// have no files for are reset: were they to wait, a connection that leads back here
-// would wait for itself.
+// accept accepts connections until the listener is closed. It resets clients for which
+// the limits have no files. If they had to wait, a connection that leads back to this
+// relay would wait for itself.
 func (l *tcpListener) accept() {
 	backoff := minBackoff
 	for {
@@ -141,8 +142,7 @@ func (l *tcpListener) accept() {
 	}
 }
 
-// serve relays one connection until both sides have ended it, or one broke it
-// off.
+// serve relays one connection until both sides have closed it, or one has aborted it.
 func (l *tcpListener) serve(client *net.TCPConn, hops int) {
 	server := l.dial(client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), hops)
 	if server == nil {
@@ -164,7 +164,7 @@ func (l *tcpListener) serve(client *net.TCPConn, hops int) {
 	_ = server.Close()
 }
 
-// copyOneWay passes on what src sends, its end included.
+// copyOneWay forwards the data of src, including its end.
 func (r *relay) copyOneWay(dst, src *net.TCPConn, abort func()) {
 	err := r.copier.pump(dst, src)
 	if err == nil {
@@ -175,14 +175,14 @@ func (r *relay) copyOneWay(dst, src *net.TCPConn, abort func()) {
 	}
 }
 
-// reset closes c so that the other side hears of it at once.
+// reset closes c with a reset, so that the peer notices at once.
 func reset(c *net.TCPConn) {
 	_ = c.SetLinger(0)
 	_ = c.Close()
 }
 
-// dial connects to an endpoint for a client, nil if none can be reached. One
-// that refuses is not asked again.
+// dial connects to an endpoint for a client. It returns nil if none can be reached. It
+// does not retry an endpoint that refuses.
 func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 	var tried, refused []netip.AddrPort
 	var err error
@@ -196,7 +196,7 @@ func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 			return c
 		}
 		l.target.forget(client, e)
-		if exhausted(err) { // no fault of the endpoint
+		if exhausted(err) { // the endpoint is not the cause
 			l.limits.recordSystemError(err)
 			return nil
 		}
@@ -215,7 +215,7 @@ func (l *tcpListener) dialOnce(e netip.AddrPort, d time.Duration, hops int) (*ne
 	return l.network.DialTCP(ctx, e, hops)
 }
 
-// exhausted reports that the node, not the other side, lacks something.
+// exhausted reports whether this node, not the peer, lacks resources.
 func exhausted(err error) bool {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
 		if errors.Is(err, e) {

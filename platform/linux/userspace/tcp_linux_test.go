@@ -18,7 +18,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// answers reads the first line, which names the server.
+// answers reads the first line, which identifies the server.
 func answers(t *testing.T, c net.Conn) string {
 	t.Helper()
 	line, err := bufio.NewReaderSize(c, 16).ReadString('\n')
@@ -28,7 +28,7 @@ func answers(t *testing.T, c net.Conn) string {
 	return strings.TrimSpace(line)
 }
 
-// TestHalfClose sends much, ends, and gets all of it back.
+// TestHalfClose sends much data, closes its side, and receives all of it.
 func TestHalfClose(t *testing.T) {
 	e := newEcho(t)
 	n, web := newWeb(t, e.at)
@@ -49,8 +49,8 @@ func TestHalfClose(t *testing.T) {
 	})
 }
 
-// TestServerEndsFirst has the server's end reach the client, and what the
-// client still says the server.
+// TestServerEndsFirst checks that the client receives the end of the server's data, and
+// that the server still receives data of the client.
 func TestServerEndsFirst(t *testing.T) {
 	l, at := listen(t)
 	heard := make(chan string, 1)
@@ -76,12 +76,12 @@ func TestServerEndsFirst(t *testing.T) {
 	}
 }
 
-// dead returns an address where nobody listens. A listener that may choose its
-// port never takes one as low as these, as it might one that was just closed.
+// dead returns an address without a listener. The system never selects such a low port
+// for a listener, as it might select one that was just closed.
 func dead(port uint16) netip.AddrPort { return netip.AddrPortFrom(here, port) }
 
-// TestNextEndpoint goes on where an endpoint refuses, and resets the client
-// where all do.
+// TestNextEndpoint checks that the next endpoint is tried if one refuses, and that the
+// client is reset if all do.
 func TestNextEndpoint(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{}, 4096)
@@ -104,7 +104,7 @@ func TestNextEndpoint(t *testing.T) {
 	}
 }
 
-// TestResetPassesOn has each side hear that the other broke off.
+// TestResetPassesOn checks that each side is notified when the other aborts.
 func TestResetPassesOn(t *testing.T) {
 	e := newEcho(t)
 	n, web := newWeb(t, e.at)
@@ -119,8 +119,8 @@ func TestResetPassesOn(t *testing.T) {
 	e.conns.Wait()
 }
 
-// TestConnectionsOutliveEndpoints goes on talking when the endpoint left, and
-// when the whole Service did.
+// TestConnectionsOutliveEndpoints checks that a connection continues after its endpoint,
+// and after the whole Service, was removed.
 func TestConnectionsOutliveEndpoints(t *testing.T) {
 	one, two := newEcho(t), newEcho(t)
 	n, web := newWeb(t, one.at)
@@ -151,11 +151,11 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 	})
 }
 
-// TestTooManyConnections resets whoever wants more than its share, serves the
-// others, and says so for as long.
+// TestTooManyConnections checks that clients beyond their share are reset, that others
+// are served, and that this is reported while it lasts.
 func TestTooManyConnections(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{}, 64) // 28 for relaying, of which the listeners have two
+	n := newNode(t, Options{}, 64) // 28 for the relay, two of them for the listeners
 	n.limits.quietPeriod = 100 * time.Millisecond
 	said := make(chan string, 10)
 	n.Observe(func(text, detail string) {
@@ -222,7 +222,7 @@ func (n *node) dialFrom(t *testing.T, p *service.Port, client byte) *net.TCPConn
 	return c
 }
 
-// dialRejectedFrom is knock for one of several clients.
+// dialRejectedFrom is dialRejected for one of several clients.
 func (n *node) dialRejectedFrom(t *testing.T, p *service.Port, client byte) error {
 	t.Helper()
 	c, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, net.TCPAddrFromAddrPort(n.at(t, p)))

@@ -9,19 +9,19 @@ import (
 	"kubeproxy/common/service"
 )
 
-// tracked is what flows of UDP may lead to.
+// tracked is the state of Tracked.
 type tracked struct {
 	redirected, want, merged *service.Snapshot
 }
 
-// Tracked returns the snapshot that is right for flows which the kernel keeps:
-// they lead to a listener, or straight to an endpoint if they began before
-// this mode came into force. These go on as long as the endpoint does. It is
-// nil before the first round.
+// Tracked returns the snapshot with the valid destinations of UDP flows in connection
+// tracking. A flow goes to a listener, or directly to an endpoint if it began before
+// this mode was in force. The latter continue as long as the endpoint exists. Tracked
+// returns nil before the first sync.
 func (b *Backend) Tracked() *service.Snapshot { return b.tracked.merged }
 
-// track has Tracked follow from what was to what is in force for want. What has not
-// changed stays the same Port.
+// track updates Tracked to what is in force for want. A Port that has not changed stays
+// the same pointer.
 func (b *Backend) track(want *service.Snapshot) {
 	t := &b.tracked
 	if t.merged == nil {
@@ -47,7 +47,7 @@ func (b *Backend) track(want *service.Snapshot) {
 	t.merged.Incomplete = want.Incomplete
 }
 
-// merged returns led with the endpoints of want beside its listeners.
+// merged returns redirected with the endpoints of want in addition to its listeners.
 func merged(redirected, want *service.Port) *service.Port {
 	if redirected == nil || want == nil || redirected.Name.Protocol != service.UDP {
 		return redirected
@@ -57,8 +57,8 @@ func merged(redirected, want *service.Port) *service.Port {
 	return &p
 }
 
-// mergeEndpoints returns listeners and endpoints, sorted as a Port has them. Without a
-// listener nobody is served.
+// mergeEndpoints returns listeners and endpoints, sorted as in a Port. Without listeners
+// it returns none.
 func mergeEndpoints(listeners, endpoints []service.Endpoint) []service.Endpoint {
 	if len(listeners) == 0 {
 		return nil

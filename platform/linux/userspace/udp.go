@@ -15,23 +15,23 @@ import (
 	"kubeproxy/common/service"
 )
 
-// udpListener relays UDP: each client has a socket of its own towards an
-// endpoint, until both have been silent for a while.
+// udpListener relays UDP. Each client has its own socket to an endpoint, until both
+// sides have been silent for a while.
 type udpListener struct {
 	*relay
 	socket *net.UDPConn
 	target *target
 	policy service.Policy
 	closed atomic.Bool
-	// forwarding is set from before a datagram is taken from the socket until it is
-	// passed on.
+	// forwarding is set before a datagram is read from the socket, and cleared after it
+	// has been forwarded.
 	forwarding atomic.Bool
 
 	mu       sync.Mutex
 	sessions map[netip.AddrPort]*session // by client
 }
 
-// session is one client's.
+// session is the session of one client.
 type session struct {
 	listener   *udpListener
 	client     netip.AddrPort
@@ -39,17 +39,16 @@ type session struct {
 	socket     *net.UDPConn
 	claim      claim
 	lastActive atomic.Int64 // of either side, Unix time in nanoseconds
-	// requests counts what the client said, and answered is how much of it was said
-	// before the latest answer went out.
+	// requests counts the datagrams of the client. answeredRequests is its value before
+	// the latest reply was sent.
 	requests, answeredRequests atomic.Uint64
 }
 
-// packet is a buffer for one datagram of any size. A socket that waits holds
-// none.
+// packet is a buffer for one datagram of any size. A waiting socket holds none.
 type packet struct {
 	data    [1 << 16]byte
 	control [64]byte
-	hops    int // the hop limit it came with, 0 if that is not known
+	hops    int // the received hop limit, 0 if it is not known
 }
 
 func (r *relay) serveUDP(socket *net.UDPConn, t *target, policy service.Policy) *udpListener {
@@ -61,8 +60,8 @@ func (r *relay) serveUDP(socket *net.UDPConn, t *target, policy service.Policy) 
 
 func (l *udpListener) port() uint16 { return l.socket.LocalAddr().(*net.UDPAddr).AddrPort().Port() }
 
-// refresh ends the sessions with endpoints that left, so that clients reach
-// another one with their next datagram.
+// refresh ends the sessions with removed endpoints, so that the next datagrams of their
+// clients reach other ones.
 func (l *udpListener) refresh() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +84,7 @@ func (l *udpListener) close() {
 	}
 }
 
-// receive passes on what clients send until the listener is closed.
+// receive forwards datagrams of clients until the listener is closed.
 func (l *udpListener) receive() {
 	for !l.closed.Load() {
 		from, p, n, err := l.read(l.socket, &l.forwarding)
@@ -100,8 +99,8 @@ func (l *udpListener) receive() {
 	}
 }
 
-// read waits for a datagram, and sets taken before it takes it. The buffer is to
-// be put back in any case.
+// read waits for a datagram, and sets taken before it reads it. The caller must return
+// the buffer in any case.
 func (r *relay) read(c *net.UDPConn, taken *atomic.Bool) (from netip.AddrPort, p *packet, n int, err error) {
 	raw, err := c.SyscallConn()
 	if err == nil {
@@ -117,8 +116,8 @@ func (r *relay) read(c *net.UDPConn, taken *atomic.Bool) (from netip.AddrPort, p
 	return from, p, n, err
 }
 
-// forward sends a datagram of a client on. What an endpoint refuses goes to
-// another one, once.
+// forward forwards a datagram of a client. If the endpoint refuses it, forward tries
+// another endpoint once.
 func (l *udpListener) forward(from netip.AddrPort, p *packet, n int) {
 	hops, ok := nextHops(p.hops)
 	if !ok {
@@ -140,7 +139,7 @@ func (l *udpListener) forward(from netip.AddrPort, p *packet, n int) {
 	}
 }
 
-// session returns the one of a client, nil if it cannot have one.
+// session returns the session of a client, nil if it cannot have one.
 func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,15 +169,16 @@ func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 	return s
 }
 
-// lateReplyTimeout is how long an endpoint may take for an answer. After 5 s resolvers
-// give up by default. A client that nobody has answered may be forgotten long before, so
-// that it reaches another endpoint when it asks again, and yet hears the first one.
+// lateReplyTimeout is how long an endpoint may take for a reply. Resolvers give up after
+// 5 s by default (resolv.conf(5)). An unanswered client may be detached much earlier, so
+// that its next request reaches another endpoint while it can still receive the reply of
+// the first one.
 const lateReplyTimeout = 4500 * time.Millisecond
 
-// awaitsReply reports that the client has not been answered.
+// awaitsReply reports whether a request of the client has not been answered.
 func (s *session) awaitsReply() bool { return s.requests.Load() != s.answeredRequests.Load() }
 
-// relayReplies passes on what the endpoint sends until the session ends.
+// relayReplies forwards datagrams of the endpoint until the session ends.
 func (s *session) relayReplies() {
 	l := s.listener
 	defer func() {
@@ -186,11 +186,11 @@ func (s *session) relayReplies() {
 		_ = s.socket.Close()
 		l.limits.release(s.claim)
 	}()
-	var taken atomic.Bool // which nobody asks for
+	var taken atomic.Bool // not read
 	silence := l.udpIdle
 	for {
 		idle := time.Unix(0, s.lastActive.Load()).Add(silence)
-		_ = s.socket.SetReadDeadline(idle) // fails if the session has ended, and then so does reading
+		_ = s.socket.SetReadDeadline(idle) // fails once the session has ended, as does the read
 		_, p, n, err := l.read(s.socket, &taken)
 		if err == nil {
 			requests := s.requests.Load()
@@ -206,7 +206,7 @@ func (s *session) relayReplies() {
 		case !errors.As(err, &timeout) || !timeout.Timeout():
 			s.endOnError(err)
 			return
-		case time.Since(time.Unix(0, s.lastActive.Load())) < silence: // the client asked meanwhile
+		case time.Since(time.Unix(0, s.lastActive.Load())) < silence: // there was another request
 		case silence >= lateReplyTimeout || !s.awaitsReply() || !l.limits.hasSpare(s.claim):
 			return
 		default:
@@ -216,8 +216,7 @@ func (s *session) relayReplies() {
 	}
 }
 
-// endOnError ends the session if the endpoint is not there, and reports whether
-// that is so.
+// endOnError ends the session unless the error is temporary, and reports whether it did.
 func (s *session) endOnError(err error) bool {
 	if errors.Is(err, syscall.EMSGSIZE) || exhausted(err) {
 		return false
@@ -231,7 +230,7 @@ func (s *session) endOnError(err error) bool {
 	return true
 }
 
-// detach makes room for the client's next session.
+// detach removes the session from the listener, so that the client can have another one.
 func (s *session) detach() {
 	l := s.listener
 	l.mu.Lock()
@@ -241,5 +240,6 @@ func (s *session) detach() {
 	}
 }
 
-// close has answer end, and with it the session. Closing twice is harmless.
+// close closes the socket, which makes relayReplies end the session. It may be called
+// twice.
 func (s *session) close() { _ = s.socket.Close() }

@@ -26,7 +26,7 @@ func (n *node) caller(t *testing.T, p *service.Port) caller {
 	return caller{c}
 }
 
-// ask returns who answered, nobody if that takes long.
+// ask returns which server replied, "" if there is no reply in time.
 func (c caller) ask(t *testing.T, text string, patience time.Duration) string {
 	t.Helper()
 	if _, err := c.Write([]byte(text)); err != nil {
@@ -54,7 +54,8 @@ func (n *node) sessions(p *service.Port) int {
 	return len(l.sessions)
 }
 
-// TestUDPClientsKeepTheirEndpoint as long as it serves them.
+// TestUDPClientsKeepTheirEndpoint checks that a client keeps its endpoint while that
+// serves it.
 func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	one, two := newEcho(t), newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
@@ -93,7 +94,7 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	})
 }
 
-// TestUDPClientsAreForgotten when they are silent for long.
+// TestUDPClientsAreForgotten checks that a session ends after a long silence.
 func TestUDPClientsAreForgotten(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: 50 * time.Millisecond}, 4096)
@@ -103,14 +104,14 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 	}
 	c := n.caller(t, dns)
 	for range 3 {
-		// It may be forgotten before the answer comes.
+		// The session may end before the reply arrives.
 		eventually(t, "an answer", func() bool { return c.ask(t, "x", time.Second) == e.at.String() })
 		eventually(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
 	}
 }
 
-// TestUDPLateAnswer reaches a client that is forgotten already, and that has
-// another endpoint by then.
+// TestUDPLateAnswer checks that a late reply reaches a client whose session has been
+// detached, and that has another endpoint by then.
 func TestUDPLateAnswer(t *testing.T) {
 	slow, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -148,7 +149,7 @@ func TestUDPLateAnswer(t *testing.T) {
 	}
 }
 
-// TestUDPNextEndpoint goes on where an endpoint refuses.
+// TestUDPNextEndpoint checks that the next endpoint is tried if one refuses.
 func TestUDPNextEndpoint(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
@@ -163,7 +164,7 @@ func TestUDPNextEndpoint(t *testing.T) {
 	}
 }
 
-// broken opens UDP sockets of which the first cannot be written to.
+// broken opens UDP sockets, of which writes to the first fail.
 type broken struct {
 	*node
 	dialled bool
@@ -178,7 +179,7 @@ func (b *broken) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	return c, err
 }
 
-// TestUDPGoesOnAtOnce has no datagram lost where sending it shows that the
+// TestUDPGoesOnAtOnce checks that no datagram is lost if sending it shows that the
 // endpoint is gone.
 func TestUDPGoesOnAtOnce(t *testing.T) {
 	one, two := newEcho(t), newEcho(t)
@@ -193,10 +194,11 @@ func TestUDPGoesOnAtOnce(t *testing.T) {
 	}
 }
 
-// TestTooManyUDPClients has one host ask from many ports, and serves others.
+// TestTooManyUDPClients sends from many ports of one host, and checks that other hosts
+// are served.
 func TestTooManyUDPClients(t *testing.T) {
 	e := newEcho(t)
-	n := newNode(t, Options{UDPIdle: time.Minute}, 64) // 28 for relaying
+	n := newNode(t, Options{UDPIdle: time.Minute}, 64) // 28 for the relay
 	reports := make(chan string, 100)
 	n.Observe(func(_, detail string) { reports <- detail })
 	<-reports
@@ -219,16 +221,17 @@ func TestTooManyUDPClients(t *testing.T) {
 	answers(t, n.dialFrom(t, web, 2))
 }
 
-// TestRangeOfPorts takes ports of the range, and names what has none.
+// TestRangeOfPorts checks that listeners use ports of the range, and that the error
+// names a Port for which there is none.
 func TestRangeOfPorts(t *testing.T) {
-	const first = 21000 // that is not given to those who may choose
+	const first = 21000 // outside of the range for automatic selection
 	n := newNode(t, Options{Ports: Range{first, first}}, 4096)
 	a, b, c := port("a", service.TCP, endpoint(1)), port("b", service.TCP, endpoint(1)), port("c", service.UDP, endpoint(1))
 	for i, p := range []*service.Port{a, b, c} {
 		p.Frontends = []service.Frontend{{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}}
 	}
 	want := "every port of the range"
-	for range 2 { // it is tried again
+	for range 2 { // the next sync tries again
 		if err := n.apply(t, a, b, c); err == nil || !strings.Contains(err.Error(), "shop/b (tcp, IPv4): listen: "+want) || strings.Count(err.Error(), want) != 1 {
 			t.Fatalf("Apply = %v", err)
 		}
@@ -239,7 +242,7 @@ func TestRangeOfPorts(t *testing.T) {
 			t.Error("clients of b are led somewhere")
 		}
 	}
-	if err := n.apply(t, b, c); err == nil { // a leaves only after b came
+	if err := n.apply(t, b, c); err == nil { // a closes only after b has opened
 		t.Error("two listeners on one port")
 	}
 	eventually(t, "once there is room, b has it", func() bool {
@@ -247,7 +250,7 @@ func TestRangeOfPorts(t *testing.T) {
 	})
 }
 
-// TestBackAfterFailure returns to what there was after what is wanted failed.
+// TestBackAfterFailure returns to the old snapshot after the new one has failed.
 func TestBackAfterFailure(t *testing.T) {
 	one, two := newEcho(t), newEcho(t)
 	n := newNode(t, Options{}, 4096)

@@ -11,15 +11,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// reportInterval is how often clients of one Service port are told of who were not
-// served.
+// reportInterval is the minimum interval between two reports for one Service port.
 const reportInterval = 5 * time.Minute
 
-// ObserveUnreached has report told of clients of a Service port that were not
-// served because of its endpoints: how many there were since it was last told
-// of that port, which is every few minutes at most, and what went wrong with
-// the last attempt. It is called before the first round, and report must not
-// block.
+// ObserveUnreached sets the function that is called for clients of a Service port that
+// could not be served because of its endpoints. clients is their number since the last
+// report for that port, at most one per reportInterval. err is the error of the last
+// attempt. Call it before the first sync. report must not block.
 func (b *Backend) ObserveUnreached(report func(name service.PortName, clients int, err error)) {
 	observeUnreached(b.relay, report)
 }
@@ -36,8 +34,8 @@ func observeUnreached(r *relay, report func(name service.PortName, clients int, 
 	}
 }
 
-// countUnserved counts a client that was not served, and returns how many there were if
-// it is time to tell.
+// countUnserved counts an unserved client. It returns the count if a report is due, 0
+// otherwise.
 func (t *target) countUnserved(now time.Time) (name service.PortName, clients int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -49,7 +47,7 @@ func (t *target) countUnserved(now time.Time) (name service.PortName, clients in
 	return t.name, clients
 }
 
-// reportUnserved is for a client of t that err kept from being served.
+// reportUnserved records that a client of t could not be served because of err.
 func (r *relay) reportUnserved(t *target, err error) {
 	if r.unreached != nil && err != nil && !errors.Is(err, net.ErrClosed) {
 		r.unreached(t, err)

@@ -13,8 +13,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestUnreachedIsReported where no endpoint takes a connection, and where one
-// refuses datagrams, and not where another one served the client.
+// TestUnreachedIsReported checks for a report if no endpoint accepts a connection, and
+// if one refuses datagrams, and for none if another endpoint served the client.
 func TestUnreachedIsReported(t *testing.T) {
 	e := newEcho(t)
 	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
@@ -49,7 +49,7 @@ func TestUnreachedIsReported(t *testing.T) {
 	}
 }
 
-// TestUnreachedIsSummedUp tells of many clients in one go.
+// TestUnreachedIsSummedUp checks that one report covers many clients.
 func TestUnreachedIsSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTarget(service.PortName{Namespace: "shop", Name: "web"})

@@ -14,29 +14,28 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Backend keeps the load balancers of one family. It implements
-// reconcile.Backend.
+// Backend programs the load balancers of one family. It implements reconcile.Backend.
 type Backend struct {
 	host    *Host
 	family  service.Family
 	options Options
-	// hostMAC finds the hardware address of the interface that has an address.
+	// hostMAC returns the hardware address of the interface with an address.
 	hostMAC func(netip.Addr) (string, error)
-	// resync is how old a listing may be while changes go on.
+	// resync is the maximum age of a listing for incremental plans.
 	resync time.Duration
-	// state is what HNS holds, nil while that is not known.
+	// state is what HNS holds. It is nil while that is unknown.
 	state *state
 }
 
 var _ reconcile.ResyncSetter = (*Backend)(nil)
 
-// New returns a Backend for one family. A listing older than resync is not
-// relied on.
+// New returns a Backend for one family. The Backend lists HNS again once its listing is
+// older than resync.
 func New(h *Host, f service.Family, o Options, resync time.Duration) *Backend {
 	return &Backend{host: h, family: f, options: o, hostMAC: hostMAC, resync: resync}
 }
 
-// state describes what HNS holds and what it was made from.
+// state describes what HNS holds, and the inputs that produced it.
 type state struct {
 	snapshot     *service.Snapshot
 	site         Site
@@ -46,12 +45,12 @@ type state struct {
 	relisted     *look         // that began before endpoints were listed last
 	claims       claims
 	limits       map[service.PortName][]error
-	notes        reconcile.Notes // copied before they are changed
-	// retry are ports that wait for an endpoint of this node.
+	notes        reconcile.Notes // cloned before a change
+	// retry are the Service ports that wait for a local endpoint.
 	retry []service.PortName
-	// relistEndpoints says that endpoints are to be listed for that.
+	// relistEndpoints means that the next plan lists endpoints again because of retry.
 	relistEndpoints bool
-	clean           bool // everything was as it should be
+	clean           bool // HNS matched the desired state
 }
 
 // Plan implements reconcile.Backend. While the last listing is fresh enough,
@@ -72,13 +71,13 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if err != nil {
 		return nil, err
 	}
-	if p.Empty() { // nobody will apply it
+	if p.Empty() { // the caller will not apply it
 		p.finish(nil)
 	}
 	return p, nil
 }
 
-// incremental reports that want can be reached from what is known.
+// incremental reports whether a plan for want can start from the known state.
 func (b *Backend) incremental(want *service.Snapshot) bool {
 	h := b.state
 	return h != nil && h.snapshot.Node == want.Node && h.snapshot.Incomplete == want.Incomplete
@@ -96,11 +95,11 @@ func (b *Backend) due(want *service.Snapshot) bool {
 	return h.listDuration <= b.resync/2 || b.listingAge() >= listPauseFactor*h.listDuration
 }
 
-// listPauseFactor is how much longer than a listing the pause after it is, where one for
-// each sync period would leave HNS time for nothing else.
+// listPauseFactor is the minimum pause between two listings, in multiples of the duration
+// of a listing. Slow listings in each sync period would keep HNS busy all the time.
 const listPauseFactor = 10
 
-// listingAge is how long ago HNS was listed.
+// listingAge returns the time since the last listing.
 func (b *Backend) listingAge() time.Duration { return b.host.now().Sub(b.state.listedAt) }
 
 // SetResync implements reconcile.ResyncSetter.
@@ -112,10 +111,10 @@ func (b *Backend) Forget() {
 	b.host.reload()
 }
 
-// planAll compares everything with a new listing.
+// planAll compares the desired state with a new listing.
 func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	before := b.state
-	b.state = nil // until a plan was applied nobody knows
+	b.state = nil // unknown until a plan was applied
 	start := b.host.now()
 	l, err := b.host.list(ctx, b.family)
 	if err != nil {
@@ -149,7 +148,7 @@ func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *
 	return p, nil
 }
 
-// workAll returns the work that leads from a listing to what next is for.
+// workAll returns the work that changes a listing into the desired state of next.
 func (b *Backend) workAll(next *state, before *state) *work {
 	next.claims = newClaims()
 	next.limits, next.notes = map[service.PortName][]error{}, reconcile.Notes{}
@@ -193,8 +192,8 @@ func (b *Backend) workAll(next *state, before *state) *work {
 	return w
 }
 
-// staleEndpoints returns what is of our making and has no use on the present network:
-// endpoints of a network that was chosen before, and source VIPs of before.
+// staleEndpoints returns our endpoints that the present network does not use: those of a
+// network that was chosen before, and earlier source VIPs.
 func (b *Backend) staleEndpoints(at *state) []*Endpoint {
 	var all []*Endpoint
 	for _, e := range at.model.endpoints {
@@ -216,8 +215,8 @@ func addTargets(to map[netip.Addr]Target, targets []Target) {
 	}
 }
 
-// withoutShadowedHealthChecks leaves out forwarded health checks whose address and port a
-// Service has.
+// withoutShadowedHealthChecks removes forwarded health checks whose address and port
+// belong to a Service.
 func withoutShadowedHealthChecks(units []unit) []unit {
 	plain := map[Key]bool{}
 	for _, u := range units {
@@ -231,8 +230,8 @@ func withoutShadowedHealthChecks(units []unit) []unit {
 	return units
 }
 
-// wantedBefore reports that the snapshot before wanted lb: then it goes even while
-// the snapshot is partial.
+// wantedBefore reports whether the previous snapshot contained lb. Then lb is deleted
+// even while the snapshot is incomplete.
 func (b *Backend) wantedBefore(before, next *state, lb *LoadBalancer) bool {
 	if before == nil {
 		return false
@@ -250,8 +249,8 @@ func (b *Backend) wantedBefore(before, next *state, lb *LoadBalancer) bool {
 	return false
 }
 
-// isLeftover reports that lb, which nobody wants, is of our making: by the
-// record, or because it has what only ours have.
+// isLeftover reports whether lb, which is not desired, was created by this proxy. The
+// record shows that, or properties that only our load balancers have.
 func (b *Backend) isLeftover(at *state, lb *LoadBalancer) bool {
 	if b.host.owns(lb.ID) {
 		return true
@@ -268,7 +267,7 @@ func (b *Backend) isLeftover(at *state, lb *LoadBalancer) bool {
 	})
 }
 
-// setLimits notes what of a port's wishes cannot be had.
+// setLimits records what HNS cannot provide for a Service port.
 func (n *state) setLimits(name service.PortName, w DesiredState) {
 	delete(n.limits, name)
 	delete(n.notes, name)
@@ -280,7 +279,7 @@ func (n *state) setLimits(name service.PortName, w DesiredState) {
 	}
 }
 
-// planChanges plans from one snapshot to the next.
+// planChanges plans the step from one snapshot to the next.
 func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	h := b.state
 	next := *h
@@ -304,8 +303,8 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 	return p, nil
 }
 
-// relist brings the endpoints up to date: those of this node come and go
-// without us.
+// relist updates the endpoints. The network plugin creates and deletes those of this
+// node.
 func (b *Backend) relist(ctx context.Context, next *state) error {
 	next.relisted = b.host.current()
 	l, err := b.host.driver.List(ctx, Endpoints)
@@ -317,8 +316,8 @@ func (b *Backend) relist(ctx context.Context, next *state) error {
 	return nil
 }
 
-// workChanges returns nil if a Service gives up what others' health checks stood
-// back for: those Services did not change, so only a full look finds them.
+// workChanges returns nil if a Service gives up a key that shadowed forwarded health
+// checks. The Services of these health checks did not change, so only planAll finds them.
 func (b *Backend) workChanges(p *plan, h *state) *work {
 	w := &work{}
 	next := p.next
@@ -377,13 +376,13 @@ func (b *Backend) workChanges(p *plan, h *state) *work {
 	return w
 }
 
-// owns reports that lb, whose key the last snapshot wanted, is ours.
+// owns reports whether lb, whose key was in the last snapshot, is ours.
 func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
 	p := pass{host: b.host, model: at.model}
 	return p.owns(lb)
 }
 
-// dryRun finds out what p would do.
+// dryRun computes what p would do.
 func (b *Backend) dryRun(ctx context.Context, p *plan) {
 	dry := newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)

@@ -20,7 +20,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// wantFailed wants err to be about exactly these Services, and to say so.
+// wantFailed checks that err is about exactly these Services and contains text.
 func wantFailed(t *testing.T, err error, text string, names ...string) {
 	t.Helper()
 	var got []string
@@ -32,8 +32,8 @@ func wantFailed(t *testing.T, err error, text string, names ...string) {
 	}
 }
 
-// While HNS is down nothing is known of it: the round fails as a whole, and
-// nothing is taken for gone.
+// While HNS is down its state is unknown. The sync fails as a whole, and no object counts
+// as deleted.
 func TestHNSDown(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -55,8 +55,8 @@ func TestHNSDown(t *testing.T) {
 	}
 }
 
-// A load balancer that somebody deletes at the same moment as the proxy is as good
-// as deleted by it: nothing has to be listed for that.
+// A load balancer that another process deletes at the same moment counts as deleted. HNS
+// is not listed for that.
 func TestGoneMeanwhile(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -69,8 +69,8 @@ func TestGoneMeanwhile(t *testing.T) {
 	}
 }
 
-// Where somebody has deleted all endpoints, that of the source VIP with them, the
-// round that finds it out makes the source VIP's again and goes on.
+// Another process deleted all endpoints, including that of the source VIP. The sync that
+// finds this creates the source VIP again and continues.
 func TestAllEndpointsVanish(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")
@@ -83,8 +83,8 @@ func TestAllEndpointsVanish(t *testing.T) {
 	}
 }
 
-// A pod that the network plugin has not made yet holds up nobody else, and
-// costs a listing of endpoints a try.
+// A pod without an endpoint yet does not block other Services. Each retry costs one
+// listing of endpoints.
 func TestLocalEndpointComesLater(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -103,8 +103,8 @@ func TestLocalEndpointComesLater(t *testing.T) {
 	b.converge(want)
 }
 
-// One address is of a pod here for one Service and of another node's for the
-// other, as when it was reused.
+// After reuse of an address, it belongs to a local pod for one Service and to a remote
+// pod for another.
 func TestOneAddressLocalAndRemote(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")
@@ -128,8 +128,8 @@ func TestOneAddressLocalAndRemote(t *testing.T) {
 	}
 }
 
-// Pods that another node has now are led to it, with each load balancer
-// changed twice at most.
+// Pods that moved to another node get a correct route. Each load balancer changes at most
+// twice.
 func TestProviderChanges(t *testing.T) {
 	b := newTestNode(t, v15, overlayN)
 	var many []string
@@ -152,7 +152,7 @@ func TestProviderChanges(t *testing.T) {
 	}
 }
 
-// What is not ours is never touched, also where it is in our way.
+// Objects of other owners are never changed, even if they conflict with ours.
 func TestForeignInTheWay(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -178,8 +178,8 @@ func TestForeignInTheWay(t *testing.T) {
 	}
 }
 
-// A load balancer that appears between the listing and our own try, as after
-// a restart of HNS, is adopted if it is right, and made right if not.
+// A load balancer that appears between the listing and our own attempt, as after a
+// restart of HNS, is adopted if it is correct, and corrected if not.
 func TestExistsAlready(t *testing.T) {
 	for name, port := range map[string]uint16{"equal": 80, "different": 81} {
 		t.Run(name, func(t *testing.T) {
@@ -202,7 +202,7 @@ func TestExistsAlready(t *testing.T) {
 	}
 }
 
-// What others took away comes back with the next resync, and is told.
+// The next resync restores what other processes deleted, and reports it.
 func TestDrift(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -230,7 +230,7 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// The API and DNS come first, whatever their names.
+// The API and DNS come first, whatever their names are.
 func TestUrgentFirst(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -249,8 +249,8 @@ func TestUrgentFirst(t *testing.T) {
 	}
 }
 
-// A start from nothing makes each object once and lists each kind once,
-// however many there are.
+// A first sync creates each object once and lists each kind once, for any number of
+// objects.
 func TestCountsAtScale(t *testing.T) {
 	const services, endpoints = 2000, 5000
 	wide := overlayN
@@ -262,7 +262,7 @@ func TestCountsAtScale(t *testing.T) {
 	created := 0
 	for i := range services {
 		p := clusterIP(fmt.Sprintf("web-%04d", i), vip.String())
-		for range 3 { // some endpoints serve several
+		for range 3 { // some endpoints serve several Services
 			if created++; created > endpoints {
 				created, pod = 1, addr("10.200.0.1")
 			}
@@ -287,7 +287,7 @@ func TestCountsAtScale(t *testing.T) {
 	t.Logf("%d Services, %d endpoints: %d calls, planned and applied in %v; at 20 ms a call %v", services, endpoints, calls, took.Round(time.Millisecond), time.Duration(calls)*20*time.Millisecond)
 }
 
-// Nothing of ours is left after Cleanup, nor in the state file.
+// After Cleanup, neither HNS nor the state file contains objects of ours.
 func TestCleanup(t *testing.T) {
 	for name, spoil := range map[string]func(*testNode){
 		"state file kept": func(*testNode) {},
@@ -312,8 +312,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// While something could not be read since the start, what an earlier process
-// made stays.
+// While the snapshot is incomplete since the start, objects of an earlier process stay.
 func TestPartialSnapshot(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -348,8 +347,8 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// Both families program side by side. At a start they share a listing, but
-// none is good for a family that has written since it began.
+// Both families run in parallel. At the start they share a listing, unless the family
+// wrote after the listing began.
 func TestFamiliesShareAListing(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11", "fd00:10:244:1::11")
@@ -379,7 +378,7 @@ func TestFamiliesShareAListing(t *testing.T) {
 	if n := strings.Count(string(b.store.document), "shop/web:http"); n != 2 {
 		t.Errorf("the state file has %d of 2 load balancers:\n%s", n, b.store.document)
 	}
-	for i := range 4 { // by turns, at once
+	for i := range 4 { // alternately, without a pause
 		if p, err := backends[i%2].Plan(t.Context(), want); err != nil || !p.Empty() {
 			t.Errorf("still to do: %v\n%s", err, p)
 		}

@@ -13,21 +13,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// backoff is how long no load balancer that works is deleted for the sake of an
-// endpoint that HNS refuses.
+// backoff is the period in which no working load balancer is deleted for an endpoint that
+// HNS rejects.
 type backoff struct {
 	delay time.Duration
 	until time.Time
 }
 
-// How long an endpoint rests the first time, and at most.
+// minBackoff and maxBackoff are the first and the longest period.
 const minBackoff, maxBackoff = 2 * time.Second, 5 * time.Minute
 
-// startBackoff notes that HNS refuses the endpoints now.
+// startBackoff records that HNS now rejects the endpoints.
 func (h *Host) startBackoff(ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.endpointBackoff) >= 1024 { // of pods that have gone, most of them
+	if len(h.endpointBackoff) >= 1024 { // mostly of deleted pods
 		clear(h.endpointBackoff)
 	}
 	for _, id := range ids {
@@ -35,7 +35,7 @@ func (h *Host) startBackoff(ids []string) {
 	}
 }
 
-// resetBackoff notes that HNS accepts the endpoints.
+// resetBackoff records that HNS accepts the endpoints.
 func (h *Host) resetBackoff(ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -53,9 +53,9 @@ func (h *Host) inBackoff(id string) bool {
 	return h.now().Before(h.endpointBackoff[id].until)
 }
 
-// replaceSkippingBackoff makes HNS hold lb, with have in its place and to be replaced for any
-// change, but for endpoints that rest: each attempt to add one costs the Service
-// its load balancer for a moment.
+// replaceSkippingBackoff replaces have with lb, without the endpoints in backoff. The
+// load balancer cannot be changed in place, so each attempt to add an endpoint removes
+// the Service's load balancer for a moment.
 func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName) error {
 	less := lb.withEndpoints(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool {
 		return !slices.Contains(have.Endpoints, id) && p.host.inBackoff(id)

@@ -9,8 +9,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// claims count what several ports share, and external addresses that one has for
-// itself: a forwarded health check comes after those.
+// claims counts the objects that several Service ports share, and the external addresses
+// that one port has for itself. The latter take precedence over forwarded health checks.
 type claims struct {
 	vips   map[netip.Addr]int
 	listed map[netip.Addr]int
@@ -22,7 +22,7 @@ func newClaims() claims {
 	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}}
 }
 
-// add counts w in (n is 1) or out (n is -1).
+// add adds w if n is 1, and removes it if n is -1.
 func (c claims) add(w DesiredState, n int) {
 	for _, t := range w.VIPs {
 		if c.vips[t.Addr] += n; c.vips[t.Addr] == 0 {
@@ -47,8 +47,9 @@ func (c claims) add(w DesiredState, n int) {
 	}
 }
 
-// retains reports that e, which no load balancer is to have, stays for connections
-// of before: its address is listed, it leads there, and no pod of this node has it.
+// retains reports whether e stays for existing connections although no load balancer
+// needs it. That is so if an EndpointSlice lists its address, its route is correct, and
+// no local pod has the address.
 func (n *state) retains(e *Endpoint) bool {
 	a := e.Addrs[0]
 	if n.claims.listed[a] == 0 || n.model.endpointAt(a, Local) != nil {

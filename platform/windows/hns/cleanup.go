@@ -15,11 +15,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// maxDriftLines bounds what is said about drift.
+// maxDriftLines bounds the lines of a drift report.
 const maxDriftLines = 20
 
-// drift says what others did to load balancers and endpoints of ours since we
-// knew before.
+// drift describes what other processes changed in our load balancers and endpoints since
+// before was listed.
 func (b *Backend) drift(before, now *model) []string {
 	var lines []string
 	for _, lb := range before.sortedBalancers(b.family) {
@@ -43,10 +43,10 @@ func (b *Backend) drift(before, now *model) []string {
 	return lines
 }
 
-// maxReportedNotes bounds how many notes are said one by one.
+// maxReportedNotes bounds the notes that are reported one by one.
 const maxReportedNotes = 10
 
-// reportNotes says what works a little differently from what Services ask for.
+// reportNotes reports what works differently from what Services request.
 func (b *Backend) reportNotes(h *state) {
 	n := 0
 	for _, name := range slices.SortedFunc(maps.Keys(h.notes), service.PortName.Compare) {
@@ -61,10 +61,10 @@ func (b *Backend) reportNotes(h *state) {
 	}
 }
 
-// Cleanup implements reconcile.Backend. What is ours is told by the record and
-// by what only ours have; without the record, load balancers that lead to pods
-// of this node alone cannot be told from others' and stay. The error names what
-// is left of ours, also where HNS said that it had deleted it.
+// Cleanup implements reconcile.Backend. The record and properties that only our objects
+// have identify what is ours. Without the record, load balancers that use only local pods
+// cannot be identified, and stay. The error names what remains of ours, even if HNS
+// reported its deletion.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.state = nil
 	l, err := b.host.list(ctx, b.family)
@@ -96,7 +96,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return errors.Join(append(errs, b.leftoverError(at))...)
 }
 
-// leftovers returns what is of our making in the family, by key and by address.
+// leftovers returns our objects in the family, sorted by key and by address.
 func (b *Backend) leftovers(at *state) (balancers []*LoadBalancer, endpoints []*Endpoint) {
 	for _, lb := range at.model.sortedBalancers(b.family) {
 		if b.isLeftover(at, lb) {
@@ -114,7 +114,7 @@ func (b *Backend) leftovers(at *state) (balancers []*LoadBalancer, endpoints []*
 	return balancers, endpoints
 }
 
-// leftoverError names what could not be removed.
+// leftoverError returns an error that names what could not be removed.
 func (b *Backend) leftoverError(at *state) error {
 	var names []string
 	balancers, endpoints := b.leftovers(at)
@@ -140,8 +140,8 @@ func (b *Backend) leftoverError(at *state) error {
 	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
 }
 
-// Prepare makes what the proxy needs before it can program anything: it waits
-// for nothing, chooses the network, and reserves the source VIP.
+// Prepare creates what the proxy needs before it programs anything: it chooses the
+// network and reserves the source VIP. It does not wait for missing objects.
 func (b *Backend) Prepare(ctx context.Context, node *service.Node) error {
 	p, err := b.planAll(ctx, service.New(0, node, nil))
 	if err != nil {

@@ -21,13 +21,13 @@ import (
 
 func unsupportedOnly(err error) bool { return reconcile.Unsupported(err) }
 
-// crash is what the fake panics with when the process dies.
+// errCrash is the panic of the fake when the process dies.
 var errCrash = errors.New("the process dies")
 
-// TestConverges does rounds in which HNS fails here and there, goes down, the
-// process dies, and others meddle. One clean round must reach the goal; the
-// next must find nothing to do; nothing of ours is left over, and nothing of
-// others is touched.
+// TestConverges runs syncs in which HNS calls fail, HNS goes down, the process dies, and
+// other processes change HNS. One sync without failures must reach the desired state, and
+// the next one must find nothing to do. No object of ours is left over, and objects of
+// other owners stay unchanged.
 func TestConverges(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -52,7 +52,7 @@ func converges(t *testing.T, w generator) {
 		b.hns.refuse, b.hns.after, b.hns.down = nil, nil, false
 	}
 	w.restorePods(b)
-	b.now = b.now.Add(time.Minute) // what others did shows in a listing
+	b.now = b.now.Add(time.Minute) // a later listing shows changes by other processes
 	if text, err := b.round(want); err != nil && !unsupportedOnly(err) {
 		w.t.Fatalf("a clean round: %v\n%s", err, text)
 	}
@@ -73,8 +73,7 @@ func converges(t *testing.T, w generator) {
 	}
 }
 
-// addForeign adds what is not ours: a load balancer, and a remote endpoint
-// that it leads to.
+// addForeign adds objects of another owner: a load balancer, and its remote endpoint.
 func (w generator) addForeign(b *testNode) []string {
 	n := b.hns.networks[0].ID
 	e := Endpoint{ID: "stranger-endpoint", Network: n, Name: "other", Remote: true, MAC: "02-11-00-00-00-01", Provider: nodeB, Addrs: []netip.Addr{w.nth("10.244.3.99", "fd00:10:244:3::99", 0)}}
@@ -84,7 +83,7 @@ func (w generator) addForeign(b *testNode) []string {
 	return []string{e.ID, lb.ID}
 }
 
-// injectFaults has calls of the next round fail, before or after they are done.
+// injectFaults makes calls of the next sync fail, before or after their effect.
 func (w generator) injectFaults(b *testNode) {
 	codes := []uint32{0xaa, 0x57, 0x803b0007, 0x1f}
 	fail := func(label string, one int) func(string) error {
@@ -110,7 +109,7 @@ func (w generator) injectFaults(b *testNode) {
 	}
 }
 
-// faultyRound does a round that may fail, or end the process.
+// faultyRound runs a sync that may fail or end the process.
 func (w generator) faultyRound(b *testNode, want *service.Snapshot) {
 	defer func() {
 		r := recover()
@@ -133,17 +132,17 @@ func (w generator) faultyRound(b *testNode, want *service.Snapshot) {
 	if p.Empty() {
 		return
 	}
-	// Failures and pods that are missing are for the next rounds.
+	// The next syncs handle failures and missing pods.
 	if err := p.Apply(context.Background()); err != nil && len(reconcile.PortErrors(err)) == 0 && !b.hns.down && b.hns.refuse == nil && b.hns.after == nil {
 		w.t.Fatalf("Apply: %v\n%s", err, p)
 	}
 }
 
-// tamper does what a stranger or the network plugin might.
+// tamper changes HNS as another process or the network plugin might.
 func (w generator) tamper(b *testNode) {
 	lbs, eps := slices.Sorted(maps.Keys(b.hns.balancers)), slices.Sorted(maps.Keys(b.hns.endpoints))
 	switch w.drawInt("meddle", 9) {
-	case 0: // load balancers vanish
+	case 0: // load balancers disappear
 		for _, id := range lbs {
 			if id != "stranger-balancer" && w.drawBool("vanish") {
 				delete(b.hns.balancers, id)
@@ -155,20 +154,20 @@ func (w generator) tamper(b *testNode) {
 			lb.TargetPort++
 			b.hns.balancers[id] = lb
 		}
-	case 2: // remote endpoints and pods vanish, used or not
+	case 2: // remote endpoints and pods disappear, used or not
 		for _, id := range eps {
 			if id != "stranger-endpoint" && w.drawInt("vanish", 3) == 0 {
 				delete(b.hns.endpoints, id)
 			}
 		}
-	case 3: // a pod is made again
+	case 3: // a pod is created again
 		w.replacePod(b)
 	case 4: // another node has the pods of a subnet
 		if n := &b.hns.networks[0]; n.Kind == Overlay {
 			n.Routes = slices.Clone(n.Routes)
 			n.Routes[0].Provider = rapid.SampledFrom([]netip.Addr{nodeB, addr("192.0.2.20")}).Draw(w.t, "provider")
 		}
-	case 5: // the network plugin makes the network anew, and pods with it
+	case 5: // the network plugin creates the network again, with the pods
 		w.renewNetwork(b)
 	}
 }
@@ -198,7 +197,7 @@ func (w generator) renewNetwork(b *testNode) {
 	w.restorePods(b)
 }
 
-// restorePods has the network plugin make what is missing.
+// restorePods creates the missing pods, as the network plugin does.
 func (w generator) restorePods(b *testNode) {
 	n := b.hns.networks[0].ID
 	create := func(name string, a netip.Addr) {
@@ -213,7 +212,8 @@ func (w generator) restorePods(b *testNode) {
 	create("cbr0", rootAddr(w.family))
 }
 
-// checkLeftovers wants exactly what ports ask for, besides what is not ours.
+// checkLeftovers checks that HNS holds exactly what ports need, and the objects of other
+// owners.
 func (w generator) checkLeftovers(b *testNode, ports []*service.Port) {
 	l, _ := b.hns.List(context.Background(), All)
 	site, _, err := b.backend.discover(l, theNode)
@@ -229,7 +229,7 @@ func (w generator) checkLeftovers(b *testNode, ports []*service.Port) {
 		for _, t := range d.VIPs {
 			vips[t.Addr] = true
 		}
-		for _, a := range d.Listed { // its pod may have connections, unless the address is of a pod here
+		for _, a := range d.Listed { // its pod may have connections, unless a local pod has the address
 			vips[a] = vips[a] || !b.hns.hasAddr(b.hns.networks[0].ID, a, false)
 		}
 	}

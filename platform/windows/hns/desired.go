@@ -14,93 +14,94 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Site is what wishes depend on besides Services: the network and the node.
-// It is a value that can be compared part by part.
+// Site holds the inputs of Desired besides Services: the network and the node. Its fields
+// can be compared one by one.
 type Site struct {
 	Network   Network
 	Version   Version
 	Node      *service.Node
 	NodeIP    netip.Addr // the node's own address in the family
-	HostMAC   string     // of the interface that has it; overlay networks only
+	HostMAC   string     // of the interface with NodeIP; only on overlay networks
 	SourceVIP netip.Addr
-	// Unavailable says why the family cannot be programmed at all, if so. Then no
-	// port has wishes.
+	// Unavailable is the reason why the family cannot be programmed at all, otherwise "".
+	// If set, Desired returns nothing.
 	Unavailable string
 	Options     Options
 }
 
-// Options are the operator's choices.
+// Options are the operator's settings.
 type Options struct {
-	// NetworkName is the configured network. Without one, EnvName counts, the
-	// value of KUBE_NETWORK, and without that the network is looked for.
+	// NetworkName is the configured network. If it is empty, EnvName applies, the value
+	// of KUBE_NETWORK. If both are empty, the network is detected.
 	NetworkName, EnvName string
-	// SourceVIP is the address that overlay networks masquerade with. Without
-	// one, HNS chooses.
+	// SourceVIP is the address for masquerading on overlay networks. If it is invalid,
+	// HNS chooses one.
 	SourceVIP netip.Addr
-	// DSR lets the replies of ClusterIPs go straight to the client.
+	// DSR enables direct server return for ClusterIPs.
 	DSR bool
-	// ForwardHealthChecks leads health checks that arrive at a load balancer's
-	// address to the node, through the endpoint named RootEndpoint.
+	// ForwardHealthChecks forwards health checks of a load balancer's address to the
+	// node, through the endpoint RootEndpoint.
 	ForwardHealthChecks bool
 	RootEndpoint        string
-	// IgnoreSourceRanges serves an address with source ranges to every client.
+	// IgnoreSourceRanges serves an address with source ranges to all clients.
 	IgnoreSourceRanges bool
-	// HealthzPort is asked where a Service has no health check of its own.
+	// HealthzPort serves the health checks of Services without a health check port.
 	HealthzPort uint16
-	// MetricsPort is where the proxy itself listens, 0 if nowhere.
+	// MetricsPort is the port of the proxy's own metrics server, 0 if there is none.
 	MetricsPort uint16
 }
 
-// Location is where a target is, and so who makes its endpoint.
+// Location is where a target is. It determines which process creates its endpoint.
 type Location uint8
 
-// The places.
+// The locations.
 const (
-	Local   Location = iota // a pod of this node: the network plugin makes it
-	Remote                  // elsewhere: we make a remote endpoint
-	Unknown                 // nobody told the node: whichever exists, else remote
+	Local   Location = iota // a pod of this node: the network plugin creates the endpoint
+	Remote                  // on another node or outside: we create a remote endpoint
+	Unknown                 // the node is not known: use an existing endpoint, otherwise a remote one
 	Root                    // the node's own endpoint, found by its name
 )
 
-// Target is one place a load balancer leads to.
+// Target is one destination of a load balancer.
 type Target struct {
-	Addr     netip.Addr // invalid for Root
+	Addr     netip.Addr // the zero value for Root
 	Location Location
-	// MAC and Provider are for a remote endpoint, Provider on overlay
-	// networks only.
+	// MAC and Provider are set for a remote endpoint. Provider is for overlay networks
+	// only.
 	MAC      string
 	Provider netip.Addr
-	// needsNodeIP means that replies must come back to the node's own address.
+	// needsNodeIP means that replies must return to the node's own address.
 	needsNodeIP bool
 }
 
-// DesiredLoadBalancer is a load balancer that should exist. Its ID and Endpoints are not set.
+// DesiredLoadBalancer is a load balancer that should exist. Its ID and Endpoints are not
+// set.
 type DesiredLoadBalancer struct {
 	LoadBalancer
 	PortName service.PortName
 	Targets  []Target // sorted by address
-	// Shared means that several ports of a Service wish the same.
+	// Shared means that several Service ports may need the same load balancer.
 	Shared bool
 }
 
-// DesiredState are what one Service port wants.
+// DesiredState is what one Service port needs.
 type DesiredState struct {
 	LoadBalancers []DesiredLoadBalancer
 	// VIPs are remote endpoints for addresses of the Service itself.
 	VIPs []Target
-	// Listed are addresses whose remote endpoints stay if they are there: their
-	// pods may serve connections that they took before.
+	// Listed are addresses whose existing remote endpoints stay. Their pods may still
+	// serve old connections.
 	Listed []netip.Addr
-	// Limits are what cannot be had, now or ever; the rest can. Notes are
-	// about what works a little differently from what the Service says.
+	// Limits are the parts that cannot be programmed, now or at all. The rest can. Notes
+	// describe what works differently from the Service's specification.
 	Limits []error
 	Notes  []reconcile.Note
 }
 
-// maxEndpoints is how many endpoints a load balancer of HNS can have.
+// maxEndpoints is the maximum number of endpoints of an HNS load balancer.
 const maxEndpoints = 1024
 
-// Desired returns what p wants at s.
+// Desired returns the desired state of p at s.
 func Desired(p *service.Port, s *Site) DesiredState {
 	var w DesiredState
 	switch {
@@ -140,8 +141,8 @@ func Desired(p *service.Port, s *Site) DesiredState {
 	return w
 }
 
-// servesSourceRanges says what becomes of f, which has source ranges, and reports that it is
-// served all the same.
+// servesSourceRanges records how f, which has source ranges, is handled. It reports
+// whether f is served.
 func (s *Site) servesSourceRanges(w *DesiredState, f service.Frontend) bool {
 	if !s.Options.IgnoreSourceRanges {
 		w.addLimit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
@@ -155,7 +156,7 @@ func (w *DesiredState) addLimit(lost []service.Frontend, format string, args ...
 	w.Limits = append(w.Limits, &reconcile.UnsupportedError{Text: fmt.Sprintf(format, args...), Affected: lost})
 }
 
-// noteAffinity notes how session affinity differs.
+// noteAffinity records how session affinity differs.
 func (w *DesiredState) noteAffinity(p *service.Port, s *Site) {
 	switch {
 	case p.Affinity == 0 || len(w.LoadBalancers) == 0:
@@ -166,13 +167,13 @@ func (w *DesiredState) noteAffinity(p *service.Port, s *Site) {
 	}
 }
 
-// preservesDIP reports that pods are to see the address that clients of f dialled.
-// Then there is nobody to lead replies back from other nodes.
+// preservesDIP reports whether pods receive packets to f with the original destination
+// address. Then no other node can translate the replies.
 func (s *Site) preservesDIP(p *service.Port, f service.Frontend) bool {
 	return p.KeepVIP && f.Kind == service.LoadBalancerIP && s.Version.Features().DSR
 }
 
-// limitDSR notes that clients' addresses are lost.
+// limitDSR records a limit where client addresses are lost.
 func (w *DesiredState) limitDSR(p *service.Port, s *Site) {
 	external := slices.ContainsFunc(w.LoadBalancers, func(l DesiredLoadBalancer) bool { return l.Flags&VIPExternalIP != 0 })
 	lb := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.LoadBalancerIP })
@@ -184,14 +185,14 @@ func (w *DesiredState) limitDSR(p *service.Port, s *Site) {
 	}
 }
 
-// targetGroup is what one traffic policy leaves: endpoints with one port.
+// targetGroup is the endpoints with one port that a traffic policy permits.
 type targetGroup struct {
 	port    uint16
 	targets []Target
 }
 
-// chooseTargets picks the targets of p's endpoints. A load balancer of HNS has one
-// target port, so the largest group of endpoints with the same port is taken.
+// chooseTargets returns the targets for endpoints. An HNS load balancer has one target
+// port, so chooseTargets uses the largest group of endpoints with the same port.
 func (s *Site) chooseTargets(w *DesiredState, p *service.Port, endpoints []service.Endpoint, policy service.Policy) targetGroup {
 	groups := map[uint16][]service.Endpoint{}
 	for _, e := range endpoints {
@@ -235,12 +236,12 @@ func (s *Site) chooseTargets(w *DesiredState, p *service.Port, endpoints []servi
 	return c
 }
 
-// target says where e is and how to get there.
+// target returns the location of e and the route to it.
 func (s *Site) target(e service.Endpoint) (Target, error) {
 	a := e.Addr.Addr()
 	t := Target{Addr: a, Location: Remote, MAC: remoteMAC(a)}
 	switch {
-	case slices.Contains(s.Node.Addrs, a): // a pod on the node's own network
+	case slices.Contains(s.Node.Addrs, a): // a pod on the host network of this node
 		t.Provider = s.NodeIP
 		if s.HostMAC != "" {
 			t.MAC = s.HostMAC
@@ -261,14 +262,14 @@ func (s *Site) target(e service.Endpoint) (Target, error) {
 		t.Provider, t.needsNodeIP = provider, provider == a
 	case s.Node.Pods.Contains(a, "") && t.Location == Remote:
 		return t, pendingError(fmt.Sprintf("network %q has no route to the node of %s yet: the network plugin makes it", s.Network.Name, a))
-	default: // outside the cluster
+	default: // outside of the cluster
 		t.Provider, t.needsNodeIP = s.NodeIP, t.Location == Remote || !s.Network.contains(a)
 	}
 	return t, nil
 }
 
-// routeProvider returns the address of the node that a is behind, a itself if it
-// is a node, and an invalid one if nobody knows.
+// routeProvider returns the address of the node that hosts a, a itself if it is a node's
+// address, and the zero value if the network has no route.
 func (n *Network) routeProvider(a netip.Addr) netip.Addr {
 	for _, r := range n.Routes {
 		if r.Provider == a || r.Subnet.Contains(a) {
@@ -308,15 +309,15 @@ func (s *Site) balancer(p *service.Port, f service.Frontend, c targetGroup) Desi
 	if p.Affinity > 0 && features.Affinity {
 		lb.Distribution = DistributionSourceIP
 	}
-	// Answers from beyond the overlay cannot find an address inside it.
+	// Replies from outside of the overlay network cannot reach an address inside it.
 	if s.Network.Kind == Overlay && slices.ContainsFunc(c.targets, func(t Target) bool { return t.needsNodeIP }) {
 		lb.SourceVIP = s.NodeIP
 	}
 	return DesiredLoadBalancer{LoadBalancer: lb, PortName: p.Name, Targets: c.targets}
 }
 
-// healthChecks adds what leads health checks of load balancers to the node.
-// They come over TCP whatever the Service speaks.
+// healthChecks adds load balancers that forward health checks to the node. These use TCP
+// for Services of every protocol.
 func (s *Site) healthChecks(w *DesiredState, p *service.Port) {
 	if !s.Options.ForwardHealthChecks {
 		return
@@ -341,8 +342,7 @@ func (s *Site) healthChecks(w *DesiredState, p *service.Port) {
 	}
 }
 
-// urgent reports that other Services need this one to come up: the API and
-// DNS.
+// urgent reports whether other Services depend on this one: the API and DNS.
 func urgent(n service.PortName) bool {
 	api := n.Namespace == "default" && n.Name == "kubernetes"
 	dns := n.Namespace == "kube-system" && slices.Contains([]string{"dns", "dns-tcp"}, n.Port)

@@ -16,7 +16,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// site returns a place as it is after a survey.
+// site returns a Site as discover returns it.
 func site(n Network, v Version) *Site {
 	s := &Site{Network: n, Version: v, Node: theNode, NodeIP: nodeA, HostMAC: "00-15-5d-aa-aa-aa"}
 	if n.Kind == Overlay {
@@ -25,7 +25,7 @@ func site(n Network, v Version) *Site {
 	return s
 }
 
-// formatDesired writes wishes, a line each.
+// formatDesired formats w, one object per line.
 func formatDesired(w DesiredState) []string {
 	var all []string
 	for _, x := range w.LoadBalancers {
@@ -163,7 +163,7 @@ func TestDesired(t *testing.T) {
 	}
 }
 
-// A load balancer has 1,024 endpoints at most.
+// A load balancer has at most 1,024 endpoints.
 func TestDesiredTooMany(t *testing.T) {
 	p := clusterIP("web", "10.96.0.10")
 	a := addr("10.244.2.1")

@@ -15,19 +15,20 @@ import (
 	"kubeproxy/common/service"
 )
 
-// ErrWaiting means that something is not there yet that others make, above
-// all the network.
+// ErrWaiting means that an object of another owner does not exist yet, usually the
+// network.
 var ErrWaiting = reconcile.ErrWaiting
 
-// NetworkChoice is what was decided, and why, a sentence for each candidate.
+// NetworkChoice is the chosen network. Log gives the reason for each candidate, one
+// sentence each.
 type NetworkChoice struct {
 	Network Network
 	Log     []string
 }
 
-// ChooseNetwork finds the network that Services are programmed on: the one
-// that is configured, else the one in KUBE_NETWORK, else the one that the
-// node's pods use, else the only one there is.
+// ChooseNetwork returns the network that Services are programmed on: the configured one,
+// otherwise the one in KUBE_NETWORK, otherwise the one that the node's pods use,
+// otherwise the only one.
 func ChooseNetwork(l Listing, o Options) (NetworkChoice, error) {
 	for _, given := range []struct{ name, by string }{
 		{o.NetworkName, "--network-name or winkernel.networkName"}, {o.EnvName, "the environment variable KUBE_NETWORK"},
@@ -88,7 +89,7 @@ func namedNetwork(l Listing, name, by string) (NetworkChoice, error) {
 	return c, nil
 }
 
-// countPods counts the endpoints of this node by network.
+// countPods counts the local endpoints by network.
 func countPods(l Listing) map[string]int {
 	pods := map[string]int{}
 	for _, e := range l.Endpoints {
@@ -127,9 +128,9 @@ func candidateNames(fit []Network, pods map[string]int) string {
 	return strings.Join(names, ", ")
 }
 
-// ChooseSourceVIP finds the address that load balancers of an overlay network
-// masquerade with. If there is none yet, the endpoint to make for it is
-// returned; without an address, HNS chooses.
+// ChooseSourceVIP returns the source address of load balancers on an overlay network. If
+// it is not reserved yet, it also returns the endpoint to create. If that has no address,
+// HNS chooses one.
 func ChooseSourceVIP(l Listing, n Network, given netip.Addr) (netip.Addr, *Endpoint, error) {
 	if given.IsValid() {
 		if err := checkSourceVIP(l, n, given); err != nil {
@@ -175,7 +176,7 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 			continue
 		case e.usedByPod():
 			what = fmt.Sprintf("a pod, as endpoint %s, %q", e.ID, e.Name)
-		case !e.Remote: // reserved by us, or by somebody for us
+		case !e.Remote: // reserved, by us or by another process for us
 			continue
 		}
 		return fmt.Errorf("%s is taken by %s: want one that is free, or leave it out and HNS reserves one", given, what)
@@ -183,8 +184,8 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 	return nil
 }
 
-// usedByPod tells the endpoint of a pod from one that was made to reserve a
-// source VIP. The latter may be in the host's namespace, and says what it is.
+// usedByPod distinguishes the endpoint of a pod from one that reserves a source VIP. The
+// latter may be in the host's namespace, but its name contains "vip".
 func (e *Endpoint) usedByPod() bool {
 	return !e.Remote && e.HasNamespace && !strings.Contains(strings.ToLower(e.Name), "vip")
 }
@@ -198,8 +199,8 @@ func broadcastAddr(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// discover returns the site that l describes, and the endpoint of the source VIP
-// if that is still to be made.
+// discover returns the site for l, and the endpoint of the source VIP if that does not
+// exist yet.
 func (b *Backend) discover(l Listing, node *service.Node) (Site, *Endpoint, error) {
 	s := Site{Version: l.Version, Node: node, Options: b.options}
 	c, err := ChooseNetwork(l, b.options)
@@ -219,8 +220,8 @@ func (b *Backend) discover(l Listing, node *service.Node) (Site, *Endpoint, erro
 		b.host.report(fmt.Sprintf("nodePortAddresses hold on Windows for health checks of Services alone: NodePorts answer on every %s address of the node", b.family))
 	}
 	if s.Network.Kind != Overlay {
-		// Without one, HNS of some builds of Windows Server 2019 takes the load
-		// balancer's own address, and a pod that reaches itself gets no answer
+		// Without a source VIP, HNS of some builds of Windows Server 2019 uses the load
+		// balancer's own address, and a pod that connects to itself gets no reply
 		// (kubernetes/community#8890, kubernetes/kubernetes#137578).
 		s.SourceVIP = s.NodeIP
 		if v := b.options.SourceVIP; v.IsValid() && service.FamilyOf(v) == b.family {
@@ -246,7 +247,8 @@ func nodeIP(node *service.Node, n *Network, f service.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// unavailable says why a family cannot be had on this network.
+// unavailable returns the reason why family f cannot be programmed on this network, or
+// "".
 func (s *Site) unavailable(f service.Family) string {
 	has := func(p netip.Prefix) bool { return service.FamilyOf(p.Addr()) == f }
 	noSubnet := len(s.Network.Subnets) > 0 && !slices.ContainsFunc(s.Network.Subnets, has)
@@ -291,9 +293,9 @@ func (b *Backend) discoverOverlay(s Site, l Listing) (Site, *Endpoint, error) {
 	return s, reserve, nil
 }
 
-// sourceVIPInUse returns the source VIP that our load balancers have, should its
-// endpoint have gone: with the same one they stay as they are. If it is not known
-// which are ours, any will do.
+// sourceVIPInUse returns the source VIP of our load balancers, for the case that its
+// endpoint was deleted. With the same source VIP the load balancers need no change. If it
+// is unknown which are ours, it returns the source VIP of any.
 func sourceVIPInUse(l Listing, n Network, ours func(id string) bool) netip.Addr {
 	var other netip.Addr
 	for _, lb := range l.LoadBalancers {
@@ -309,7 +311,7 @@ func sourceVIPInUse(l Listing, n Network, ours func(id string) bool) netip.Addr 
 	return other
 }
 
-// hostMAC returns the hardware address of the interface that has address a.
+// hostMAC returns the hardware address of the interface with address a.
 func hostMAC(a netip.Addr) (string, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -318,7 +320,7 @@ func hostMAC(a netip.Addr) (string, error) {
 	for _, i := range interfaces {
 		addrs, err := i.Addrs()
 		if err != nil {
-			continue // it may have gone
+			continue // the interface may be deleted by now
 		}
 		for _, x := range addrs {
 			p, err := netip.ParsePrefix(x.String())

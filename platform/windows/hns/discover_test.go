@@ -90,8 +90,7 @@ func TestChooseSourceVIP(t *testing.T) {
 	}
 }
 
-// What cannot be surveyed is said with its remedy, and is a failure of the
-// round, not of the start.
+// An error of discover includes the remedy. It fails the sync, not the start.
 func TestDiscoverProblems(t *testing.T) {
 	for name, tt := range map[string]struct {
 		version Version
@@ -114,7 +113,7 @@ func TestDiscoverProblems(t *testing.T) {
 	}
 }
 
-// A network that the network plugin has not made yet is waited for.
+// The proxy waits for a network that the network plugin has not created yet.
 func TestNetworkComesLater(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.hns.networks = nil

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The documents of HNS, schema 2, as far as they matter here. The driver and
-// dumps of a node's state share them.
+// The documents of HNS, schema 2, as far as this package uses them (microsoft/hcsshim,
+// package hcn). The driver and dumps of a node's state share them.
 type (
 	schema struct{ Major, Minor int }
 
@@ -39,7 +39,7 @@ type (
 		ID                 string `json:",omitempty"`
 		Name               string
 		HostComputeNetwork string
-		// HostComputeNamespace is the namespace that has the endpoint.
+		// HostComputeNamespace is the ID of the endpoint's namespace.
 		HostComputeNamespace string     `json:",omitempty"`
 		Policies             []policy   `json:",omitempty"`
 		IpConfigurations     []ipConfig `json:",omitempty"`
@@ -76,11 +76,11 @@ const (
 	flagIPv6   = 2
 )
 
-// providerPolicy is the type of a policy that says which node something is
-// behind, on networks and endpoints alike.
+// providerPolicy is the type of a policy that names the node behind a network or an
+// endpoint.
 const providerPolicy = "ProviderAddress"
 
-// dump is what a node's HNS holds, in HNS's own documents.
+// dump is the state of a node's HNS, as HNS's own documents.
 type dump struct {
 	Version       Version
 	Networks      []json.RawMessage
@@ -88,10 +88,9 @@ type dump struct {
 	LoadBalancers []json.RawMessage
 }
 
-// ReadState reads a Listing from JSON: an object with Version, which has Major
-// and Minor, and the lists Networks, Endpoints and LoadBalancers of documents
-// as HNS and hnsdiag give them. It may be in UTF-16, which consoles of Windows
-// write to files.
+// ReadState parses a Listing from JSON: an object with Version, which has Major and
+// Minor, and the lists Networks, Endpoints and LoadBalancers of documents, as HNS and
+// hnsdiag return them. The text may be UTF-16, which Windows consoles write to files.
 func ReadState(text []byte) (Listing, error) {
 	var d dump
 	if err := json.Unmarshal(files.Text(text), &d); err != nil {
@@ -127,15 +126,15 @@ func parseAll[T any](documents []json.RawMessage, field string, parse func([]byt
 	return all, nil
 }
 
-// parseNetwork leaves out what it cannot read: HNS has more ways to write a
-// subnet than concern us.
+// parseNetwork ignores policies that it cannot parse. HNS has more notations for a subnet
+// than this package needs.
 func parseNetwork(text []byte) (Network, error) {
 	var d networkDocument
 	if err := json.Unmarshal(text, &d); err != nil {
 		return Network{}, err
 	}
 	n := Network{ID: strings.ToLower(d.ID), Name: d.Name, Kind: Kind(d.Type), Provider: providerOf(d.Policies)}
-	for _, k := range Kinds { // older versions write it otherwise
+	for _, k := range Kinds { // older versions use other capitals
 		if strings.EqualFold(d.Type, string(k)) {
 			n.Kind = k
 		}
@@ -181,7 +180,7 @@ func providerOf(policies []policy) netip.Addr {
 	return netip.Addr{}
 }
 
-// noNamespace is how some versions write that no namespace has an endpoint.
+// noNamespace is how some versions write that an endpoint has no namespace.
 const noNamespace = "00000000-0000-0000-0000-000000000000"
 
 func parseEndpoint(text []byte) (Endpoint, error) {
@@ -202,7 +201,7 @@ func parseEndpoint(text []byte) (Endpoint, error) {
 	return e, nil
 }
 
-// document returns what HNS is asked to make e from.
+// document returns the request that creates e.
 func (e *Endpoint) document() endpointDocument {
 	d := endpointDocument{Name: e.Name, HostComputeNetwork: e.Network, MacAddress: e.MAC, SchemaVersion: schema{Major: 2}}
 	if e.Remote {
@@ -218,8 +217,8 @@ func (e *Endpoint) document() endpointDocument {
 	return d
 }
 
-// parseBalancer also reads load balancers that are not of our making: those
-// with several addresses or ports have More keys.
+// parseBalancer also accepts load balancers of other owners. Those with several addresses
+// or ports have ExtraKeys.
 func parseBalancer(text []byte) (LoadBalancer, error) {
 	var d balancerDocument
 	if err := json.Unmarshal(text, &d); err != nil {
@@ -248,7 +247,7 @@ func parseBalancer(text []byte) (LoadBalancer, error) {
 	return lb, nil
 }
 
-// keys returns what d matches. The address family of a NodePort is a flag.
+// keys returns the keys of d. The address family of a NodePort is a flag.
 func (d *balancerDocument) keys() []Key {
 	var vips []netip.Addr
 	for _, s := range d.FrontendVIPs {
@@ -274,7 +273,7 @@ func (d *balancerDocument) keys() []Key {
 	return keys
 }
 
-// document returns what HNS is asked to make lb from.
+// document returns the request that creates lb.
 func (lb *LoadBalancer) document() balancerDocument {
 	d := balancerDocument{
 		HostComputeEndpoints: lb.Endpoints,

@@ -20,7 +20,7 @@ import (
 
 var sameAddrs = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
 
-// What we ask for comes back as we meant it.
+// A request, parsed again, equals the original object.
 func TestDocumentsThereAndBack(t *testing.T) {
 	lbs := map[string]LoadBalancer{
 		"ClusterIP": {Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{"a", "b"}, SourceVIP: addr("10.244.1.2"), DSR: true, Flags: ILB, Distribution: DistributionSourceIP},
@@ -104,7 +104,7 @@ func FuzzReadState(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = ReadState(text) })
 }
 
-// The classes of errors are kept apart.
+// Each error code has its class.
 func TestErrorClasses(t *testing.T) {
 	classes := []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrRefused, ErrNotInstalled}
 	for code, want := range map[uint32]error{
@@ -155,7 +155,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// What cannot be used of a state file is said, and stops nothing.
+// Unusable parts of a state file are reported and stop nothing.
 func TestStateFileProblems(t *testing.T) {
 	for name, tt := range map[string]struct {
 		store *memoryStore

@@ -10,10 +10,10 @@ import (
 	"slices"
 )
 
-// ObjectKinds says which kinds of objects to list.
+// ObjectKinds is a set of the kinds of objects to list.
 type ObjectKinds uint8
 
-// The kinds of objects. Networks come with HNS's version.
+// The kinds of objects. Networks includes the version of HNS.
 const (
 	Networks ObjectKinds = 1 << iota
 	Endpoints
@@ -21,7 +21,7 @@ const (
 	All = Networks | Endpoints | LoadBalancers
 )
 
-// Listing is what HNS holds. Kinds that were not asked for are nil.
+// Listing is what HNS holds. Kinds that were not requested are nil.
 type Listing struct {
 	Version       Version
 	Networks      []Network
@@ -29,29 +29,28 @@ type Listing struct {
 	LoadBalancers []LoadBalancer
 }
 
-// Driver is the whole of what we ask from Windows. Its errors are Errors. IDs
-// go in and come out in lower case.
+// Driver is the access to Windows that this package needs. Its errors are of type Error.
+// IDs are in lower case, in requests and in results.
 type Driver interface {
 	List(ctx context.Context, what ObjectKinds) (Listing, error)
-	// CreateEndpoint makes an endpoint and returns it with what HNS added.
+	// CreateEndpoint creates an endpoint and returns it as HNS completed it.
 	CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error)
-	// HasEndpoint reports that there is an endpoint with this ID.
+	// HasEndpoint reports whether an endpoint with this ID exists.
 	HasEndpoint(ctx context.Context, id string) (bool, error)
 	DeleteEndpoint(ctx context.Context, id string) error
 	CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (id string, err error)
-	// UpdateLoadBalancer changes the load balancer with lb's ID and returns
-	// what HNS holds afterwards, which need not be lb.
+	// UpdateLoadBalancer changes the load balancer with lb's ID. It returns what HNS
+	// holds afterwards, which may differ from lb.
 	UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error)
-	// PortsLeft reports that the node has another block of dynamic ports for a load
-	// balancer like the one with key k. An error means that nobody knows.
+	// PortsLeft reports whether the node has another block of dynamic ports for a load
+	// balancer with the family and protocol of k. An error means that this is unknown.
 	PortsLeft(ctx context.Context, k Key) (bool, error)
 	// DeleteLoadBalancer deletes the load balancer with lb's ID.
 	DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error
 }
 
-// The classes of errors. They call for different answers, so they are never
-// taken for one another: above all, an HNS that does not run is not an empty
-// one.
+// The classes of errors. Each needs a different reaction. In particular, an HNS that is
+// not running differs from an empty one.
 var (
 	ErrNotFound     = errors.New("not found")
 	ErrNotRunning   = errors.New("HNS is not running")
@@ -61,11 +60,11 @@ var (
 	ErrNotInstalled = errors.New("HNS is not installed")
 )
 
-// Error is an answer of HNS other than success.
+// Error is a failed call to HNS.
 type Error struct {
 	Op   string // such as "create load balancer tcp 10.96.0.10:80"
 	Code uint32 // HRESULT or Win32 error code, 0 if there is none
-	Err  error  // what the library says, may be nil
+	Err  error  // the library's error, may be nil
 }
 
 func (e *Error) Error() string {
@@ -74,7 +73,7 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s: %s (0x%x)", e.Op, text, e.Code)
 	}
 	switch {
-	case errors.Is(e.Err, c): // which says it
+	case errors.Is(e.Err, c): // its text includes that of c
 		return fmt.Sprintf("%s: %v", e.Op, e.Err)
 	case e.Err != nil:
 		return fmt.Sprintf("%s: %v: %v", e.Op, c, e.Err)
@@ -102,7 +101,7 @@ func (e *Error) class() error {
 	return ErrRefused
 }
 
-// code is what is known of an error code.
+// code is the class and the text of an error code.
 type code struct {
 	class error
 	text  string
@@ -110,7 +109,8 @@ type code struct {
 
 const notRunning = "HNS is not running: Start-Service hns starts it"
 
-// codes has the low half of Win32 errors and whole HRESULTs of HCN.
+// codes maps the low half of Win32 errors and the whole HRESULTs of HCN, as in winerror.h
+// (HCN_E_NETWORK_NOT_FOUND and following).
 var codes = map[uint32]code{
 	0x5:        {ErrRefused, "access is denied: run as SYSTEM or as an administrator"},
 	0x1f:       {ErrBusy, "HNS failed, and does not say why"},
@@ -140,10 +140,10 @@ var codes = map[uint32]code{
 	0x803b002f: {ErrExists, "the address is in use or reserved"},
 }
 
-// notImplemented is what an HNS without a function answers.
+// notImplemented is the answer of an HNS that lacks a function (E_NOTIMPL).
 const notImplemented = 0x80004001
 
-// lookupCode looks c up, whether it is a Win32 error or an HRESULT made of one.
+// lookupCode looks up c, a Win32 error or an HRESULT made from one.
 func lookupCode(c uint32) code {
 	const facility, win32 = 0xffff0000, 0x80070000
 	if c&facility == win32 {
@@ -152,12 +152,12 @@ func lookupCode(c uint32) code {
 	return codes[c]
 }
 
-// pendingError is a wish that waits for what somebody else does.
+// pendingError is the reason why a desired object waits for another process.
 type pendingError string
 
 func (p pendingError) Error() string { return string(p) }
 
-// onlyPending reports that err, which may be several, is nothing worse.
+// onlyPending reports whether err, and every error it joins, is pending or postponed.
 func onlyPending(err error) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPending(err) })
@@ -166,7 +166,7 @@ func onlyPending(err error) bool {
 	return errors.As(err, &p) || onlyPostponed(err)
 }
 
-// onlyPostponed reports that err, which may be several, is about what was not
+// onlyPostponed reports whether err, and every error it joins, is about what was not
 // tried.
 func onlyPostponed(err error) bool {
 	if list, ok := err.(interface{ Unwrap() []error }); ok {

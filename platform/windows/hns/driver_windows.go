@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// NewDriver returns the Driver that talks to the Host Networking Service.
+// NewDriver returns the Driver that calls the Host Networking Service.
 func NewDriver() Driver { return driver{} }
 
 type driver struct{}
 
-// call does what may fail, in the words of op. The library panics where a
-// library of Windows lacks a function, as on editions without containers.
+// call runs do and wraps its error with op. The hcsshim library panics if a DLL of
+// Windows lacks a function, as on editions without containers.
 func call(op string, do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -35,8 +35,8 @@ func call(op string, do func() error) (err error) {
 	return nil
 }
 
-// wrapError finds the code in an error of the library, which hides it from
-// errors.As in most places.
+// wrapError extracts the code from an error of the library. In most places errors.As does
+// not find it.
 func wrapError(op string, err error) error {
 	e := &Error{Op: op, Err: err}
 	var answer *hcn.HcnError
@@ -55,8 +55,8 @@ func wrapError(op string, err error) error {
 	return e
 }
 
-// parseCode finds the code that some errors of the library have at the end of their
-// text and nowhere else, 0 if there is none.
+// parseCode returns the code at the end of an error text, 0 if there is none. Some errors
+// of the library contain it only there.
 func parseCode(text string) uint32 {
 	_, code, ok := strings.Cut(text[strings.LastIndexByte(text, '(')+1:], "0x")
 	code, end := strings.CutSuffix(code, ")")
@@ -67,8 +67,8 @@ func parseCode(text string) uint32 {
 	return uint32(n)
 }
 
-// listAttempts is how often a listing is begun again because something went away
-// meanwhile, which fails all of it.
+// listAttempts bounds how often a listing is restarted. If an object disappears during a
+// listing, the whole listing fails.
 const listAttempts = 4
 
 func list[T, D any](op string, all func() ([]D, error), parse func([]byte) (T, error)) ([]T, error) {
@@ -103,7 +103,7 @@ func convert[T any](document any, parse func([]byte) (T, error)) (T, error) {
 	return parse(text)
 }
 
-// toHCN turns a document of ours into one of the library's.
+// toHCN converts a document of this package to one of the library.
 func toHCN(document, to any) error {
 	text, err := json.Marshal(document)
 	if err != nil {

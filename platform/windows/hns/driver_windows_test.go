@@ -15,8 +15,7 @@ import (
 	sim "kubeproxy/test/hns"
 )
 
-// startSimulator has the driver talk to a simulated HNS with one network, in which
-// there are two pods.
+// startSimulator starts a simulated HNS for the driver, with one network and two pods.
 func startSimulator(t *testing.T, v Version, spelling sim.Case) *sim.Server {
 	t.Helper()
 	s := sim.Start(t, sim.Options{Version: sim.Version{Major: v.Major, Minor: v.Minor}, Case: spelling, Steady: true})
@@ -36,8 +35,7 @@ func startSimulator(t *testing.T, v Version, spelling sim.Case) *sim.Server {
 	return s
 }
 
-// What is made comes back in a listing as it was meant, however HNS spells
-// identities.
+// A listing returns created objects unchanged, in whatever case HNS writes IDs.
 func TestDriver(t *testing.T) {
 	for _, spelling := range []sim.Case{sim.MixedCase, sim.LowerCase, sim.UpperCase} {
 		t.Run("spelling "+string(spelling), func(t *testing.T) {
@@ -84,7 +82,7 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// Codes arrive as the classes they stand for.
+// Error codes become their classes.
 func TestDriverErrors(t *testing.T) {
 	s := startSimulator(t, v13, sim.MixedCase)
 	for code, want := range map[sim.Code]error{
@@ -105,7 +103,7 @@ func TestDriverErrors(t *testing.T) {
 	}
 }
 
-// Something that vanishes while it is listed does not spoil the listing.
+// An object that disappears during a listing does not fail the listing.
 func TestDriverListsAgain(t *testing.T) {
 	s := startSimulator(t, v13, sim.MixedCase)
 	if err := s.Inject(sim.Fault{Function: "HcnOpenEndpoint", Code: sim.EndpointNotFound, Count: 1}); err != nil {
@@ -116,7 +114,7 @@ func TestDriverListsAgain(t *testing.T) {
 	}
 }
 
-// The whole road through the library: make, change, adopt, clean up.
+// The backend works through the library: create, change, adopt, clean up.
 func TestBackendOnSimulator(t *testing.T) {
 	for _, v := range []Version{{9, 5}, v13, {15, 4}, v15} {
 		t.Run(v.String(), func(t *testing.T) {

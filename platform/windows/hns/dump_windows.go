@@ -9,8 +9,7 @@ import (
 	"github.com/Microsoft/hcsshim/hcn"
 )
 
-// Dump returns everything that HNS holds, whoever made it, in the form that
-// ReadState reads.
+// Dump returns everything that HNS holds, of all owners, in the format of ReadState.
 func Dump() ([]byte, error) {
 	as := func(text []byte) (json.RawMessage, error) { return text, nil }
 	var d dump

@@ -13,7 +13,7 @@ import (
 	sim "kubeproxy/test/hns"
 )
 
-// What is dumped reads as what is listed.
+// ReadState of a dump equals a listing.
 func TestDump(t *testing.T) {
 	s := startSimulator(t, v15, sim.MixedCase)
 	b := newTestNode(t, v15, overlayN)
@@ -41,8 +41,8 @@ func TestDump(t *testing.T) {
 	}
 }
 
-// TestVersionErrors asks the one question whose error the library tells in
-// words alone.
+// TestVersionErrors covers the one call whose error code the library reports only as
+// text.
 func TestVersionErrors(t *testing.T) {
 	s := startSimulator(t, v13, sim.MixedCase)
 	for code, want := range map[sim.Code]error{sim.ServerUnavailable: ErrNotRunning, sim.GeneralFailure: ErrBusy, 0x80070005: ErrRefused} {

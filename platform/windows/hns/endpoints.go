@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The names of the endpoints we make, by which we know them again.
+// The names of our endpoints, which identify them.
 const (
 	remotePrefix  = "kube-proxy-remote-"
 	sourceVIPName = "kube-proxy-source-vip"
@@ -22,13 +22,12 @@ const (
 
 func remoteName(a netip.Addr) string { return remotePrefix + a.String() }
 
-// ownsEndpoint reports that we made e.
+// ownsEndpoint reports whether this proxy created e.
 func ownsEndpoint(h *Host, e *Endpoint) bool {
 	return e.Name == sourceVIPName || strings.HasPrefix(e.Name, remotePrefix) || h.owns(e.ID)
 }
 
-// ensureEndpoint returns the ID of the endpoint for t, which it makes if that is
-// our part.
+// ensureEndpoint returns the ID of the endpoint for t. It creates remote endpoints.
 func (p *pass) ensureEndpoint(t Target) (string, error) {
 	switch t.Location {
 	case Root:
@@ -63,14 +62,14 @@ func (p *pass) ensureEndpoint(t Target) (string, error) {
 	return p.createEndpoint(t)
 }
 
-// misrouted reports that e would not lead to t.
+// misrouted reports whether e does not lead to t.
 func misrouted(e *Endpoint, t Target) bool {
 	return !equalMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
 }
 
 func (p *pass) createEndpoint(t Target) (string, error) {
 	if err := p.createErrs[t.Addr]; err != nil {
-		return "", err // said once is enough for HNS, though each Service hears of it
+		return "", err // one attempt is enough, but each Service reports the error
 	}
 	request := Endpoint{
 		Name: remoteName(t.Addr), Network: p.site.Network.ID, Addrs: []netip.Addr{t.Addr},
@@ -89,7 +88,7 @@ func (p *pass) createEndpoint(t Target) (string, error) {
 	return e.ID, nil
 }
 
-// describe describes e to people.
+// describe returns a text about e for plans and errors.
 func (e *Endpoint) describe() string {
 	var addrs []string
 	for _, a := range e.Addrs {
@@ -106,14 +105,14 @@ func (e *Endpoint) describe() string {
 	return s
 }
 
-// describe describes the remote endpoint for t to people.
+// describe returns a text about the remote endpoint for t.
 func (t *Target) describe() string {
 	e := Endpoint{Addrs: []netip.Addr{t.Addr}, MAC: t.MAC, Provider: t.Provider, Remote: true}
 	return e.describe()
 }
 
-// detach takes endpoints that lead to the wrong node out of our load balancers
-// and deletes them, so that ones that lead right can be made.
+// detach removes endpoints with a wrong route from our load balancers and deletes them,
+// so that correct ones can be created.
 func (p *pass) detach(misrouted []*Endpoint) {
 	if len(misrouted) == 0 {
 		return
@@ -143,15 +142,14 @@ func (p *pass) detach(misrouted []*Endpoint) {
 	}
 }
 
-// balancersUsing returns the load balancers that have one of the endpoints, in key
-// order.
+// balancersUsing returns the load balancers that have one of the endpoints, in key order.
 func (p *pass) balancersUsing(of map[string]bool) []*LoadBalancer {
 	return p.balancers(func(lb *LoadBalancer) bool {
 		return slices.ContainsFunc(lb.Endpoints, func(id string) bool { return of[id] })
 	})
 }
 
-// balancers returns the load balancers that fit, in key order.
+// balancers returns the load balancers for which fit returns true, in key order.
 func (p *pass) balancers(fit func(*LoadBalancer) bool) []*LoadBalancer {
 	seen := map[string]*LoadBalancer{}
 	for m := p.model; m != nil; m = m.base {
@@ -171,7 +169,7 @@ func (p *pass) balancers(fit func(*LoadBalancer) bool) []*LoadBalancer {
 	return all
 }
 
-// deleteUnused deletes endpoints of ours that have no use any more.
+// deleteUnused deletes our endpoints that are no longer needed.
 func (p *pass) deleteUnused(w *work) {
 	for _, e := range w.unused {
 		if _, known := p.released[e.ID]; !known {
@@ -198,32 +196,31 @@ func (p *pass) deleteUnused(w *work) {
 	}
 }
 
-// isUnused reports that e is of our making and has no use but, perhaps, load
-// balancers.
+// isUnused reports whether e is ours and only load balancers may still need it.
 func (p *pass) isUnused(e *Endpoint, w *work) bool {
 	switch {
 	case len(e.Addrs) == 0 || !ownsEndpoint(p.host, e):
 		return false
-	case !e.Remote: // a source VIP, which load balancers have by its address
+	case !e.Remote: // a source VIP, which load balancers refer to by its address
 		return slices.Contains(w.unused, e) && !p.usedAsSourceVIP(e)
 	}
 	return e.Network != p.model.network || !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return p.retains(a, w) }) || slices.Contains(w.unused, e)
 }
 
-// retains reports that the remote endpoint with address a stays though no load
-// balancer has it. Connections to a pod that is terminating or not ready need it
-// (microsoft/Windows-Containers#631); a pod of this node that has got the address
-// must not have it in its way (kubernetes/kubernetes#130963).
+// retains reports whether the remote endpoint with address a stays although no load
+// balancer has it. Connections to a terminating or unready pod need it
+// (microsoft/Windows-Containers#631). If a pod of this node received the address, the
+// remote endpoint must be deleted (kubernetes/kubernetes#130963).
 func (p *pass) retains(a netip.Addr, w *work) bool {
 	return w.inUse(a) || w.listed(a) && p.model.endpointAt(a, Local) == nil
 }
 
-// usedAsSourceVIP reports that a load balancer, whoever's, has e for its source VIP.
+// usedAsSourceVIP reports whether a load balancer of any owner uses e as its source VIP.
 func (p *pass) usedAsSourceVIP(e *Endpoint) bool {
 	return len(p.balancers(func(lb *LoadBalancer) bool { return e.HasAddr(lb.SourceVIP) })) > 0
 }
 
-// removeEndpoint deletes e unless a load balancer, whoever's, has it.
+// removeEndpoint deletes e unless a load balancer of any owner has it.
 func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
 	if p.fatal != nil || p.model.refCount(e.ID) > 0 || p.uncertain[e.ID] {
 		return
@@ -239,7 +236,7 @@ func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
 	}
 }
 
-// leftoverName names what no Service of the snapshot stands for.
+// leftoverName returns a name for an object that belongs to no Service of the snapshot.
 func leftoverName(purpose string, k Key) service.PortName {
 	if namespace, rest, ok := strings.Cut(purpose, "/"); ok {
 		name, port, _ := strings.Cut(rest, ":")
@@ -248,7 +245,7 @@ func leftoverName(purpose string, k Key) service.PortName {
 	return service.PortName{Namespace: "-", Name: "leftover"}
 }
 
-// formatEndpoints lists the addresses of endpoints.
+// formatEndpoints formats the addresses of endpoints.
 func (p *pass) formatEndpoints(ids []string) string {
 	return "[" + strings.Join(p.endpointTexts(ids), " ") + "]"
 }
@@ -275,7 +272,7 @@ func (p *pass) endpointTexts(ids []string) []string {
 	return append(texts, odd...)
 }
 
-// addrIn returns e's address in family f, else its first one.
+// addrIn returns the address of e in family f, otherwise its first one.
 func (e *Endpoint) addrIn(f service.Family) netip.Addr {
 	for _, a := range e.Addrs {
 		if service.FamilyOf(a) == f {
@@ -285,7 +282,7 @@ func (e *Endpoint) addrIn(f service.Family) netip.Addr {
 	return e.Addrs[0]
 }
 
-// formatDiff says how one list of endpoints becomes another.
+// formatDiff formats the difference between two lists of endpoints.
 func (p *pass) formatDiff(from, to []string) string {
 	var parts []string
 	for _, id := range from {
@@ -301,7 +298,7 @@ func (p *pass) formatDiff(from, to []string) string {
 	return "[" + strings.Join(parts, " ") + "]"
 }
 
-// dryRunDriver is a driver for dry passes: everything works, nothing happens.
+// dryRunDriver is the driver of dry passes. Every call succeeds and has no effect.
 type dryRunDriver struct{ created int }
 
 func (d *dryRunDriver) id() string {

@@ -12,8 +12,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// appendUnique adds what is in err, which may be several errors, unless it was
-// said already: the frontends of a port often fail alike.
+// appendUnique appends err, or each error that it joins, unless errs contains the text
+// already. The frontends of a port often fail for the same reason.
 func appendUnique(errs []error, err error) []error {
 	if list, ok := err.(interface{ Unwrap() []error }); ok && !isHNSError(err) {
 		for _, one := range list.Unwrap() {
@@ -25,7 +25,7 @@ func appendUnique(errs []error, err error) []error {
 	if i < 0 {
 		return append(errs, err)
 	}
-	if reconcile.InForce(errs[i]) { // and err may be worse
+	if reconcile.InForce(errs[i]) { // err may be worse
 		errs[i] = err
 	}
 	return errs
@@ -36,8 +36,8 @@ func isHNSError(err error) bool {
 	return ok
 }
 
-// portErrors returns one PortError for each port that failed or has limits, by
-// name.
+// portErrors returns one PortError for each Service port that failed or has limits,
+// sorted by name.
 func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
 	joined := map[service.PortName][]error{}
 	for _, of := range all {
@@ -52,7 +52,7 @@ func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
 	return errs
 }
 
-// degraded is nil for nil.
+// degraded wraps err in a DegradedError. It returns nil for nil.
 func degraded(err error) error {
 	if err == nil {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// fake is an HNS that is as strict as the real one about what exists, what is
-// in use and what belongs together, and that counts what it is asked.
+// fake is an HNS that checks existence, use and consistency as strictly as the real one.
+// It counts calls.
 type fake struct {
 	version      Version
 	networks     []Network
@@ -23,17 +23,17 @@ type fake struct {
 	balancers    map[string]LoadBalancer
 	next         int
 	down         bool
-	unattached   map[string]bool // endpoints that are not on the switch
+	unattached   map[string]bool // endpoints without a switch port
 	heldPorts    map[Key]bool    // ports that a program of the node listens on
-	portBlocks   int             // of dynamic ports, 0 for any number
-	portsUnknown bool            // the system does not tell whether ports are left
-	// break, if set, may fail a call before anything is done. After, it may
-	// fail one that was done.
+	portBlocks   int             // available blocks of dynamic ports, 0 for any number
+	portsUnknown bool            // the system does not report whether ports are left
+	// refuse, if not nil, may fail a call before it has an effect. after may fail one
+	// that had its effect.
 	refuse func(op string) error
 	after  func(op string) error
 
 	calls    map[string]int
-	warnings []string // what real HNS accepts and what breaks Services
+	warnings []string // requests that real HNS accepts and that break Services
 }
 
 func newFake(v Version, networks ...Network) *fake {
@@ -47,7 +47,7 @@ func (k *fake) id(kind string) string {
 	return fmt.Sprintf("%s-%06d", kind, k.next)
 }
 
-// begin counts a call and lets it fail.
+// begin counts a call and may fail it.
 func (k *fake) begin(op string) error {
 	k.calls[op]++
 	if k.down {
@@ -187,7 +187,7 @@ func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
 	return k.done(op)
 }
 
-// check is strict about a load balancer that is to have the given ID.
+// check validates a load balancer that is to have the given ID.
 func (k *fake) check(op string, lb LoadBalancer) error {
 	network := ""
 	for _, id := range lb.Endpoints {
@@ -239,7 +239,7 @@ func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (string, e
 	return lb.ID, k.done(op)
 }
 
-// usedBlocks counts blocks of dynamic ports that load balancers have.
+// usedBlocks counts the blocks of dynamic ports that load balancers hold.
 func (k *fake) usedBlocks(like Key) int {
 	n := 0
 	for _, lb := range k.balancers {
@@ -292,7 +292,7 @@ func (k *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
 	return k.done(op)
 }
 
-// memoryStore is a Store.
+// memoryStore is a Store in memory.
 type memoryStore struct {
 	document []byte
 	err      error

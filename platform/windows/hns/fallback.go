@@ -8,9 +8,10 @@ import (
 	"slices"
 )
 
-// createBalancer creates lb, or what is left of it, which it returns, where pods of
-// this node have gone or are not on the switch yet. Without is what then lacks, and
-// before are the endpoints of the load balancer that it replaces.
+// createBalancer creates lb. If local pods were deleted, or their switch ports do not
+// exist yet, it creates lb without their endpoints. It returns what it created.
+// partialErr is the reason for missing endpoints. before holds the endpoints of the load
+// balancer that lb replaces.
 func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadBalancer, id string, partialErr, err error) {
 	id, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
 	var left []string
@@ -31,7 +32,7 @@ func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadB
 	return lb, id, partialErr, err
 }
 
-// updateBalancer is the like of createBalancer for a change in place.
+// updateBalancer does the same as createBalancer for a change in place.
 func (p *pass) updateBalancer(lb LoadBalancer, before []string) (sent, got LoadBalancer, partialErr, err error) {
 	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
 	if !isSwitchPortMissing(err) {
@@ -46,15 +47,16 @@ func (p *pass) updateBalancer(lb LoadBalancer, before []string) (sent, got LoadB
 	return lb, got, partialErr, err
 }
 
-// isSwitchPortMissing reports that HNS refuses a load balancer because an endpoint of it,
-// HNS does not say which, has no port on the switch yet.
+// isSwitchPortMissing reports whether HNS rejected a load balancer because one of its
+// endpoints has no switch port yet (HCN_E_PORT_NOT_FOUND). HNS does not name the
+// endpoint.
 func isSwitchPortMissing(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == 0x803b0007
 }
 
-// attachedEndpoints returns the endpoints that are surely on the switch: those elsewhere need
-// no port there, and others are in load balancers.
+// attachedEndpoints returns the endpoints that are certainly on the switch: remote ones
+// need no port there, and others are in load balancers already.
 func (p *pass) attachedEndpoints(ids, before []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		e := p.model.endpoint(id)
@@ -62,9 +64,9 @@ func (p *pass) attachedEndpoints(ids, before []string) []string {
 	})
 }
 
-// existingEndpoints returns the endpoints without those of this node that are gone. The
-// network plugin removes them and tells nobody, and till all is listed anew the
-// Service can have what is left.
+// existingEndpoints returns ids without the local endpoints that no longer exist. The
+// network plugin deletes them without a notification. Until the next listing the Service
+// uses the remaining ones.
 func (p *pass) existingEndpoints(ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		e := p.model.endpoint(id)

@@ -16,12 +16,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The network plugin removes endpoints of pods and tells nobody. A Service that
-// still leads to one of them is not out while everything is listed.
+// The network plugin deletes endpoints of pods without a notification. A Service that
+// still uses one of them works while everything is listed.
 func TestPodsVanish(t *testing.T) {
 	for name, tt := range map[string]struct {
 		gone []string
-		want []string // calls while the Service is out
+		want []string // calls while the Service has no load balancer
 		left string
 	}{
 		"one of two": {[]string{"10.244.1.12"}, []string{"create load balancer", "find endpoint", "find endpoint", "create load balancer"}, "[10.244.1.11]"},
@@ -62,8 +62,8 @@ func TestPodsVanish(t *testing.T) {
 	}
 }
 
-// A Service that does without one pod for now, or without the health checks of a
-// load balancer, is in force all the same; one without any pod is not.
+// A Service that lacks one pod for now, or the health checks of a load balancer, is still
+// in force. A Service without any pod is not.
 func TestInForceButFor(t *testing.T) {
 	pods := func(more ...string) *service.Port { return clusterIP("web", "10.96.0.10", more...) }
 	balanced := pods("10.244.1.11:80")
@@ -98,7 +98,7 @@ func TestInForceButFor(t *testing.T) {
 	}
 }
 
-// unplug has a pod not be on the switch.
+// unplug removes a pod from the switch.
 func (b *testNode) unplug(pod string) {
 	b.hns.unattached = map[string]bool{}
 	for id, e := range b.hns.endpoints {
@@ -106,8 +106,8 @@ func (b *testNode) unplug(pod string) {
 	}
 }
 
-// A pod that is not on the switch yet has HNS refuse the whole load balancer. The
-// Service keeps the others meanwhile, and loses those that are gone.
+// HNS rejects a whole load balancer if a pod has no switch port yet. Meanwhile the
+// Service keeps the other pods, and loses those that are deleted.
 func TestPodNotOnTheSwitch(t *testing.T) {
 	for _, v := range []Version{v13, v15} {
 		t.Run(v.String(), func(t *testing.T) {
@@ -134,8 +134,8 @@ func TestPodNotOnTheSwitch(t *testing.T) {
 	}
 }
 
-// A pod that does not come onto the switch for long costs the Service its load
-// balancer for a moment now and then, and ever more rarely.
+// A pod that stays without a switch port costs the Service its load balancer for a
+// moment, at growing intervals.
 func TestPodStaysOffTheSwitch(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11", "10.244.1.12")

@@ -12,8 +12,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestFamiliesOfNetworks programs the families that a network and its HNS can
-// have, and says why not the others, without a call that changes anything.
+// TestFamiliesOfNetworks checks that the families that a network and its HNS support are
+// programmed. The reason for an unsupported one is reported, without a call that changes
+// anything.
 func TestFamiliesOfNetworks(t *testing.T) {
 	only4, only6 := bridgeN, bridgeN
 	only4.Subnets, only6.Subnets = bridgeN.Subnets[:1], bridgeN.Subnets[1:]

@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// interceptor stands between the backend and HNS. Each writing call is told to it,
-// and what it returns decides whether HNS hears of it.
+// interceptor wraps HNS. It calls intercept for each writing call. intercept decides
+// whether HNS receives the call.
 type interceptor struct {
 	*fake
 	intercept func(op string, do func()) (done bool)
@@ -69,9 +69,9 @@ func (b *testNode) balancerTexts() []string {
 	return all
 }
 
-// What HNS says that it did and did not do is found out by the next resync, also
-// by another process: a load balancer that should be gone is still known for ours,
-// though nothing but pods of the node is behind it.
+// HNS reports success for a call without effect. The next resync finds that, also in
+// another process. A load balancer that should be deleted is still known as ours,
+// although it uses only local pods.
 func TestFalseSuccess(t *testing.T) {
 	for _, v := range []Version{v13, v15} {
 		for _, op := range []string{"create endpoint", "delete endpoint", "create load balancer", "update load balancer", "delete load balancer"} {
@@ -96,7 +96,7 @@ func runFalseSuccess(t *testing.T, v Version, op string, restart bool) {
 		return x != op
 	}
 	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.12:80@b"), clusterIP("new", "10.96.0.12", "10.244.1.12:80"))
-	_, _ = b.round(want) // HNS says what it likes
+	_, _ = b.round(want) // the result does not matter
 	d.intercept = passThrough
 	if restart {
 		b.restartOn(d)
@@ -113,9 +113,8 @@ func runFalseSuccess(t *testing.T, v Version, op string, restart bool) {
 	}
 }
 
-// The process dies before or after each of its calls, and by the time another one
-// starts the Services may be others. It finds all that is its own, and needs one
-// round.
+// The process dies before or after each of its calls. The Services may differ when the
+// next process starts. It recognises all our objects and needs one sync.
 func TestCrashAtEachCall(t *testing.T) {
 	first := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
 	second := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.12:80"), clusterIP("new", "10.96.0.12", "10.244.1.12:80"), clusterIP("out", "10.96.0.13", "10.244.2.12:80@b"))
@@ -131,7 +130,7 @@ func TestCrashAtEachCall(t *testing.T) {
 	}
 }
 
-// crashAt reports that there was such a call. Odd ones are not carried out.
+// crashAt returns whether there was such a call. Calls with odd numbers have no effect.
 func crashAt(t *testing.T, b *testNode, call int, snapshots []*service.Snapshot) (crashed bool) {
 	b.pods("10.244.1.11", "10.244.1.12")
 	b.converge(snapshots[0])
@@ -152,7 +151,7 @@ func crashAt(t *testing.T, b *testNode, call int, snapshots []*service.Snapshot)
 	}()
 	b.restart()
 	b.converge(snapshots[2])
-	if left := len(b.hns.endpoints); snapshots[2].Len(service.IPv4) == 0 && (len(b.hns.balancers) > 0 || left > 3) { // pods and a source VIP
+	if left := len(b.hns.endpoints); snapshots[2].Len(service.IPv4) == 0 && (len(b.hns.balancers) > 0 || left > 3) { // the pods and a source VIP
 		t.Errorf("call %d: left are %v, %v", call, b.balancerTexts(), b.hns.endpoints)
 	}
 	return crashed

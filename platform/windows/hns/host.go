@@ -15,15 +15,15 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Host is the HNS of a node and what is known of it. The backends of both
-// families share one.
+// Host is the HNS of a node, and what this process knows about it. The backends of both
+// families share one Host.
 type Host struct {
 	driver   Driver
 	store    Store
 	node     string
 	notify   func(string)
 	now      func() time.Time
-	listLock chan struct{} // full while somebody lists
+	listLock chan struct{} // full during a listing
 
 	// patience is how long a resync waits for its listing, 0 for as long as it
 	// takes.
@@ -35,31 +35,31 @@ type Host struct {
 	touched      map[service.Family]func() // called after looks that nobody waited for
 	listing      Listing
 	listed       time.Time
-	seenBy       [2]bool         // families that have seen listing
-	writeEpoch   int             // counts what was written
-	listingEpoch int             // epoch when listing began
-	recentlyGone map[string]bool // what was ours until listing showed that it is gone
+	seenBy       [2]bool         // families that have received listing
+	writeEpoch   int             // counts writes
+	listingEpoch int             // writeEpoch at the start of listing
+	recentlyGone map[string]bool // IDs of our objects that are missing since the last listing
 	record       record
 	loaded       bool
 	dirty        bool
-	saveErrText  string // why the record could not be saved, so that it is said once
+	saveErrText  string // the last error of save, so that each is reported once
 	reported     map[string]bool
-	// inPlace is false once a change in place was ignored.
+	// inPlace is false once HNS ignored a change in place.
 	inPlace         bool
-	endpointBackoff map[string]backoff // endpoints by ID
-	// refusals and halts are load balancers that HNS refused, and Services that
-	// lost one by that.
+	endpointBackoff map[string]backoff // by endpoint ID
+	// refusals holds load balancers that HNS rejected. serviceBackoff holds Services that
+	// lost a load balancer by that.
 	refusals       map[Key]refusal
 	serviceBackoff map[serviceName]backoff
-	// portBackoff are pools without ports, and lacking is what was said of them for
-	// each family.
+	// portBackoff holds pools without ports. shortageTexts is the last report for each
+	// family.
 	portBackoff   map[portPool]backoff
 	shortageTexts [2]string
 	onShortage    func(text string)
 }
 
-// NewHost returns the Host of the named node. Note is told of decisions, each
-// a sentence, once.
+// NewHost returns the Host of the named node. It calls notify with each decision, one
+// sentence each, once.
 func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 	h := &Host{
 		store: s, node: node, notify: notify, now: time.Now, listLock: make(chan struct{}, 1), reported: map[string]bool{}, inPlace: true,
@@ -70,18 +70,18 @@ func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 	return h
 }
 
-// reload reads the record and HNS again: another process has changed both.
+// reload discards the record and the listing, because another process changed both.
 func (h *Host) reload() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.loaded, h.listed, h.looking = false, time.Time{}, nil
 }
 
-// listingTTL is how long the listing of one family is good for the other one,
-// whose round begins at about the same time.
+// listingTTL is how long the listing of one family also serves the other one, whose sync
+// begins at about the same time.
 const listingTTL = 2 * time.Second
 
-// list lists everything. A family never gets the same listing twice.
+// list lists everything. A family never receives the same listing twice.
 func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
 	h.listLock <- struct{}{}
 	defer func() { <-h.listLock }()
@@ -89,7 +89,7 @@ func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
 	if fresh {
 		return l, nil
 	}
-	l, err := h.driver.List(ctx, All) // which may take long, so without the lock
+	l, err := h.driver.List(ctx, All) // it may take long, so h.mu is not held
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err != nil {
@@ -102,8 +102,8 @@ func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
 	return l, nil
 }
 
-// cachedListing returns the other family's listing if it is fresh, else what is to be
-// settled after a new one.
+// cachedListing returns the listing of the other family if it is recent. Otherwise it
+// returns the recorded IDs to compare with a new one.
 func (h *Host) cachedListing(f service.Family) (l Listing, known []string, fresh bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,7 +115,7 @@ func (h *Host) cachedListing(f service.Family) (l Listing, known []string, fresh
 	return h.listing, nil, true
 }
 
-// report notes a decision unless it was the last word on its subject.
+// report reports a decision, unless it did so before.
 func (h *Host) report(text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -126,7 +126,7 @@ func (h *Host) reportLocked(text string) {
 	if text == "" || h.reported[text] {
 		return
 	}
-	if len(h.reported) >= 256 { // what was said long ago may be said again
+	if len(h.reported) >= 256 { // old reports may be repeated
 		clear(h.reported)
 	}
 	h.reported[text] = true
@@ -145,7 +145,7 @@ func (h *Host) load() {
 	h.reportLocked(note)
 }
 
-// owns reports that we made the load balancer or endpoint with this ID.
+// owns reports whether this proxy created the load balancer or endpoint with this ID.
 func (h *Host) owns(id string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -155,8 +155,8 @@ func (h *Host) owns(id string) bool {
 	return lb || e
 }
 
-// ownedUntilListing reports that the object with this ID is ours or was until the latest
-// listing.
+// ownedUntilListing reports whether the object with this ID is ours, or was ours until
+// the last listing.
 func (h *Host) ownedUntilListing(id string) bool {
 	if h.owns(id) {
 		return true
@@ -166,7 +166,8 @@ func (h *Host) ownedUntilListing(id string) bool {
 	return h.recentlyGone[id]
 }
 
-// isPending reports that we meant to make a load balancer with this key.
+// isPending reports whether the record contains the intent to create a load balancer with
+// this key.
 func (h *Host) isPending(k Key) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,7 +176,7 @@ func (h *Host) isPending(k Key) bool {
 	return yes
 }
 
-// purposeOf says what the load balancer with this ID is for, as far as known.
+// purposeOf returns the purpose of the load balancer with this ID, or "" if unknown.
 func (h *Host) purposeOf(id string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -183,7 +184,7 @@ func (h *Host) purposeOf(id string) string {
 	return h.record.LoadBalancers[id]
 }
 
-// recordBalancer notes a load balancer of ours.
+// recordBalancer records a load balancer of ours.
 func (h *Host) recordBalancer(lb *LoadBalancer, purpose string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -194,23 +195,22 @@ func (h *Host) recordBalancer(lb *LoadBalancer, purpose string) {
 	}
 }
 
-// markChanged notes that objects of ours came or went: the record is to be saved,
-// and no listing that began before is good for anybody.
+// markChanged records that our objects changed. The record must be saved, and a listing
+// that began before is outdated.
 func (h *Host) markChanged() {
 	h.dirty = true
 	h.writeEpoch++
 }
 
-// markWritten notes that a family is done writing, be it changes in place that the
-// record does not show: a listing that began before is not good any more.
+// markWritten records that a family has finished writing. Its changes in place do not
+// show in the record. A listing that began before is outdated.
 func (h *Host) markWritten() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.writeEpoch++
 }
 
-// confirm forgets that load balancers were about to be made: their IDs are
-// known.
+// confirm removes pending load balancers from the record, because their IDs are known.
 func (h *Host) confirm(keys map[Key]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -236,7 +236,7 @@ func (h *Host) recordEndpoint(e *Endpoint) {
 	}
 }
 
-// release forgets an object that is gone.
+// release removes a deleted object from the record.
 func (h *Host) release(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -249,7 +249,7 @@ func (h *Host) release(id string) {
 	}
 }
 
-// clearRecord forgets everything, for a node that is to be left for good.
+// clearRecord empties the record, for a node that the proxy leaves for good.
 func (h *Host) clearRecord() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -257,7 +257,7 @@ func (h *Host) clearRecord() {
 	h.record, h.dirty = newRecord(h.node), true
 }
 
-// recordPending notes load balancers that are about to be made, before they are.
+// recordPending records load balancers before they are created.
 func (h *Host) recordPending(keys map[Key]service.PortName) {
 	if len(keys) == 0 {
 		return
@@ -276,8 +276,8 @@ func (h *Host) recordPending(keys map[Key]service.PortName) {
 	}
 }
 
-// recordedIDs returns what is in the record, to be settled after a listing that
-// begins now.
+// recordedIDs returns the IDs and keys in the record, for the comparison with a listing
+// that begins now.
 func (h *Host) recordedIDs() []string {
 	h.load()
 	var all []string
@@ -287,8 +287,8 @@ func (h *Host) recordedIDs() []string {
 	return all
 }
 
-// pruneRecord forgets what was known before a listing and is not in it. An HNS without
-// any network may still be coming up, and have more later.
+// pruneRecord removes from the record what was known before a listing and is not in it.
+// If HNS has no network, it may still be starting, and pruneRecord does nothing.
 func (h *Host) pruneRecord(l Listing, known []string) {
 	if len(l.Networks) == 0 {
 		return
@@ -312,8 +312,8 @@ func (h *Host) pruneRecord(l Listing, known []string) {
 	}
 }
 
-// save writes the record if it changed. That it cannot be written is no
-// reason not to forward traffic.
+// save writes the record if it changed. An error is only reported: traffic is more
+// important.
 func (h *Host) save() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -322,7 +322,7 @@ func (h *Host) save() {
 	}
 	var b []byte
 	if !h.record.empty() {
-		b, _ = json.MarshalIndent(h.record, "", " ") // maps of strings
+		b, _ = json.MarshalIndent(h.record, "", " ") // maps of strings, which always encode
 	}
 	if err := h.store.Save(b); err != nil {
 		if h.saveErrText != err.Error() {
@@ -334,8 +334,8 @@ func (h *Host) save() {
 	h.dirty, h.saveErrText = false, ""
 }
 
-// supportsInPlace reports that this HNS does what it says when a load balancer
-// is changed.
+// supportsInPlace reports whether this HNS really applies changes to a load balancer in
+// place.
 func (h *Host) supportsInPlace(v Version) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

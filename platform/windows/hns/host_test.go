@@ -10,8 +10,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestSharedListing has both families list at about the same time: once, until
-// one of them changes something.
+// Both families list at about the same time. One listing serves both, until one of them
+// changes something.
 func TestSharedListing(t *testing.T) {
 	lists := 0
 	k := newFake(Version{15, 5})
@@ -27,13 +27,13 @@ func TestSharedListing(t *testing.T) {
 	list(service.IPv4, 1)
 	list(service.IPv6, 2)
 	h.recordBalancer(&LoadBalancer{ID: "1"}, "shop/web")
-	list(service.IPv4, 3) // what IPv6 listed does not have it
+	list(service.IPv4, 3) // the listing of IPv6 does not contain it
 	list(service.IPv6, 3)
 	list(service.IPv6, 4)
 	h.release("1")
 	list(service.IPv4, 5)
 	h.markWritten()
-	list(service.IPv6, 6) // what was changed in place shows
+	list(service.IPv6, 6) // a listing shows changes in place
 }
 
 type countingDriver struct {

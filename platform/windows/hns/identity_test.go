@@ -10,7 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// A load balancer is another one if anything but its ID differs.
+// Load balancers differ if anything but the ID differs.
 func TestEqual(t *testing.T) {
 	lb := LoadBalancer{ID: "x", Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a", "b"}, SourceVIP: nodeA}
 	for name, change := range map[string]func(*LoadBalancer){
@@ -40,8 +40,8 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// Ports of one Service share forwarded health checks and its address's
-// endpoint; what is shared stays until the last of them goes.
+// Ports of one Service share forwarded health checks and the endpoint of its address.
+// Shared objects stay until the last port is removed.
 func TestSharedByPorts(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
@@ -71,8 +71,8 @@ func TestSharedByPorts(t *testing.T) {
 	}
 }
 
-// An endpoint that HNS refuses is asked for once a round, and every Service
-// that needs it hears of it.
+// An endpoint that HNS rejects is requested once per sync. Every Service that needs it
+// reports the error.
 func TestRefusedEndpointIsAskedForOnce(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.hns.refuse = func(op string) error {
@@ -88,8 +88,7 @@ func TestRefusedEndpointIsAskedForOnce(t *testing.T) {
 	}
 }
 
-// A Service that goes while its endpoints lead to the wrong node goes for
-// good.
+// A Service that is removed while its endpoints have a wrong route is removed for good.
 func TestMisroutedAndGone(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")

@@ -18,7 +18,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// generator draws small clusters, so that things collide.
+// generator draws small clusters, so that names and addresses coincide.
 type generator struct {
 	t      *rapid.T
 	family service.Family
@@ -39,7 +39,7 @@ func (w generator) nth(v4, v6 string, n int) netip.Addr {
 	return a
 }
 
-// localPod is a pod of this node, there one of another.
+// localPod is the address of a pod of this node, remotePod that of another node's pod.
 func (w generator) localPod(n int) netip.Addr  { return w.nth("10.244.1.10", "fd00:10:244:1::10", n) }
 func (w generator) remotePod(n int) netip.Addr { return w.nth("10.244.2.10", "fd00:10:244:2::10", n) }
 
@@ -72,11 +72,11 @@ func (w generator) endpoint() service.Endpoint {
 	switch w.drawInt("where", 8) {
 	case 0, 1, 2:
 		return service.Endpoint{Addr: netip.AddrPortFrom(w.localPod(w.drawInt("pod", 6)), port), Local: true}
-	case 3: // nobody told where
+	case 3: // location unknown
 		return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", 6)), port)}
-	case 4: // a pod on a node's own network
+	case 4: // a pod on a node's host network
 		return service.Endpoint{Addr: netip.AddrPortFrom(w.nth("192.0.2.11", "2001:db8::11", 0), port), Remote: true}
-	case 5: // the address of a pod here is reused there
+	case 5: // another node reuses the address of a local pod
 		return service.Endpoint{Addr: netip.AddrPortFrom(w.localPod(w.drawInt("pod", 6)), port), Remote: true}
 	}
 	return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", 6)), port), Remote: true}
@@ -93,7 +93,7 @@ func (w generator) endpoints(label string, only func(service.Endpoint) bool) []s
 	return slices.CompactFunc(all, func(a, b service.Endpoint) bool { return a.Addr == b.Addr })
 }
 
-// port draws the n-th port, whose frontends are its own.
+// port draws the n-th port. It shares no frontend with others.
 func (w generator) port(n int) *service.Port {
 	p := &service.Port{
 		Name:   service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", n), Port: "http", Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}).Draw(w.t, "protocol")},
@@ -113,7 +113,7 @@ func (w generator) port(n int) *service.Port {
 	add := func(k service.Kind, a netip.Addr, port uint16, sources []netip.Prefix) {
 		p.Frontends = append(p.Frontends, service.Frontend{Kind: k, Addr: a, Port: port, Sources: sources})
 	}
-	add(service.ClusterIP, w.nth("10.96.0.10", "fd00:10:96::10", n/2), uint16(80+n), nil) // two ports share it
+	add(service.ClusterIP, w.nth("10.96.0.10", "fd00:10:96::10", n/2), uint16(80+n), nil) // two ports share the address
 	if w.drawBool("node port") {
 		add(service.NodePort, netip.Addr{}, uint16(30000+n), nil)
 	}
@@ -141,7 +141,7 @@ func (w generator) ports() []*service.Port {
 	return ports
 }
 
-// conn draws a connection to one of the ports' frontends, or beside them.
+// conn draws a connection to a frontend of the ports, or to another address.
 func (w generator) conn(ports []*service.Port) route.Conn {
 	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.remotePod(0), 80), From: w.nth("203.0.113.1", "2001:db8:2::1", 0), Interface: "eth0"}
 	if len(ports) > 0 {
@@ -162,8 +162,9 @@ func (w generator) conn(ports []*service.Port) route.Conn {
 	return c
 }
 
-// trace follows c through what HNS holds: to a load balancer with its address,
-// else, on the node, to one without. What none has is not translated.
+// trace follows c through what HNS holds: to a load balancer with its address, otherwise,
+// on the node, to one without an address. Without either, the connection is not
+// translated.
 func trace(k *fake, f service.Family, c route.Conn) []netip.AddrPort {
 	find := func(vip netip.Addr) *LoadBalancer {
 		for _, lb := range k.balancers {
@@ -189,9 +190,9 @@ func trace(k *fake, f service.Family, c route.Conn) []netip.AddrPort {
 	return to
 }
 
-// expected is what route.Decide says, as far as HNS can do it. It cannot
-// refuse or drop, has no source ranges and no SCTP, sends everybody to the
-// same endpoints whatever side they come from, and has one target port.
+// expected is the result of route.Decide, as far as HNS supports it. HNS cannot reject or
+// drop, has neither source ranges nor SCTP, sends all clients to the same endpoints, and
+// has one target port.
 func expected(v route.Verdict, o Options) []netip.AddrPort {
 	if v.Port == nil || v.Frontend.Sources != nil && !o.IgnoreSourceRanges || v.Port.Name.Protocol == service.SCTP {
 		return nil
@@ -206,8 +207,8 @@ func expected(v route.Verdict, o Options) []netip.AddrPort {
 	return groups[8080]
 }
 
-// judge compares where HNS leads c with what should become of it. Health
-// checks that are forwarded are no business of Services.
+// judge compares the result of HNS for c with the expected one. Forwarded health checks
+// are not part of Services.
 func judge(t *rapid.T, b *testNode, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
 	got, exp := trace(b.hns, b.backend.family, c), expected(v, b.options)
@@ -223,7 +224,7 @@ func rootAddr(f service.Family) netip.Addr {
 	return generator{family: f}.nth("10.244.1.250", "fd00:10:244:1::fa", 0)
 }
 
-// drawTestNode is a node of a drawn world, with all pods that there can be.
+// drawTestNode returns a node of a generated cluster, with all possible pods.
 func drawTestNode(t *testing.T, w generator) *testNode {
 	b := &testNode{t: t, hns: newFake(w.version(), w.network()), store: &memoryStore{}, now: time.Unix(1e9, 0), options: w.options()}
 	b.restart()
@@ -249,8 +250,8 @@ func (b *testNode) addRootEndpoint() {
 	}
 }
 
-// TestHNSForwardsAsRouteDecides judges 20 connections to each of 100 drawn
-// clusters of each family.
+// TestHNSForwardsAsRouteDecides checks 20 connections in each of 100 generated clusters
+// per family.
 func TestHNSForwardsAsRouteDecides(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {

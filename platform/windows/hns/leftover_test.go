@@ -22,8 +22,8 @@ func (b *testNode) ownEndpoints() (names []string) {
 	return names
 }
 
-// Who has the proxy use another network, or another source VIP, finds nothing of
-// ours where it was before.
+// After a change of the network or of the source VIP, none of our objects remain for the
+// old one.
 func TestNetworkOrSourceVIPChanges(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.options.NetworkName = overlayN.Name
@@ -49,7 +49,7 @@ func TestNetworkOrSourceVIPChanges(t *testing.T) {
 	}
 }
 
-// A source VIP that somebody else's load balancer masquerades with stays.
+// A source VIP that another owner's load balancer uses stays.
 func TestSourceVIPOfOthers(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")
@@ -65,7 +65,7 @@ func TestSourceVIPOfOthers(t *testing.T) {
 	}
 }
 
-// cleanupFailures are what stops a Cleanup, and what it says then.
+// cleanupFailures are the causes that stop a Cleanup, and the expected error texts.
 var cleanupFailures = map[string]struct {
 	spoil func(*testNode)
 	want  []string
@@ -74,7 +74,7 @@ var cleanupFailures = map[string]struct {
 		func(b *testNode) {
 			n := 0
 			b.hns.refuse = func(op string) error {
-				if n++; n > 4 { // three lists and a deletion
+				if n++; n > 4 { // three listings and a deletion
 					return codeError(op, 0x6ba)
 				}
 				return nil
@@ -120,7 +120,7 @@ var cleanupFailures = map[string]struct {
 	},
 }
 
-// A Cleanup that cannot end says what is left, whatever stopped it.
+// A Cleanup that cannot complete names what is left, whatever stopped it.
 func TestCleanupNamesWhatIsLeft(t *testing.T) {
 	for name, c := range cleanupFailures {
 		t.Run(name, func(t *testing.T) {
@@ -141,9 +141,9 @@ func TestCleanupNamesWhatIsLeft(t *testing.T) {
 	}
 }
 
-// Two Services have one address, and one has the port that the other's health
-// checks would be forwarded from. It keeps the port through all changes, and
-// health checks get it when it is free.
+// Two Services share an address. One has a frontend on the port of the other's forwarded
+// health checks. It keeps the port through all changes. The health checks get the port
+// once it is free.
 func TestHealthCheckYieldsPort(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
@@ -169,7 +169,7 @@ func TestHealthCheckYieldsPort(t *testing.T) {
 		{[]*service.Port{web}, "tcp 203.0.113.5:10256 [10.244.1.2]"},
 	} {
 		want := snapshot(uint64(i), step.ports...)
-		_, _ = b.round(want) // that the owner's health checks do not reach the node is said
+		_, _ = b.round(want) // reports that the owner's health checks do not reach the node
 		if got := strings.Join(b.balancerTexts(), "\n"); !strings.Contains(got, step.want) {
 			t.Errorf("step %d, want %s in:\n%s", i, step.want, got)
 		}
@@ -180,8 +180,8 @@ func TestHealthCheckYieldsPort(t *testing.T) {
 	}
 }
 
-// The endpoint of the source VIP vanishes. It is made again with the address that
-// our load balancers have, whatever those of others have, so nothing else changes.
+// The endpoint of the source VIP disappears. It is created again with the address that
+// our load balancers use, whatever others use, so nothing else changes.
 func TestSourceVIPVanishes(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11", "10.244.1.200")
@@ -203,8 +203,8 @@ func TestSourceVIPVanishes(t *testing.T) {
 	}
 }
 
-// An HNS that comes up has nothing at first, not even a network, and then what it
-// had. A Service that went meanwhile is still known for ours.
+// An HNS that is starting first has no objects, not even a network, and later the
+// previous ones. A Service that was removed meanwhile is still known as ours.
 func TestNothingYet(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -231,8 +231,8 @@ func TestNothingYet(t *testing.T) {
 	}
 }
 
-// An endpoint of somebody else that leads elsewhere is not touched, and the error
-// says how the two differ, on networks without provider addresses, too.
+// An endpoint of another owner with a wrong route is not changed. The error describes the
+// difference, also on networks without provider addresses.
 func TestMisroutedByOthers(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.hns.endpoints["other"] = Endpoint{ID: "other", Name: "other", Network: bridgeN.ID, Remote: true, Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "AA-BB-CC-00-00-01"}
@@ -243,8 +243,9 @@ func TestMisroutedByOthers(t *testing.T) {
 	}
 }
 
-// What a crash left as intended and is there is intended no more, even where there
-// is nothing else to do: somebody else may have that address one day.
+// A load balancer that a crash left as pending, and that exists, is no longer pending
+// after a sync, even if there is nothing else to do. Another owner may use that address
+// later.
 func TestPendingRecordsEnd(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")

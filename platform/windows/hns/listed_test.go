@@ -22,7 +22,7 @@ func (b *testNode) remote(a string) string {
 	return ""
 }
 
-// withListed returns p with addresses that EndpointSlices list and that get no
+// withListed returns p with addresses that EndpointSlices list and that get no new
 // connections.
 func withListed(p *service.Port, addrs ...string) *service.Port {
 	for _, a := range addrs {
@@ -31,8 +31,8 @@ func withListed(p *service.Port, addrs ...string) *service.Port {
 	return p
 }
 
-// The remote endpoint of a pod that is terminating, or not ready for now, stays the
-// same object as long as a slice of any Service lists it.
+// The remote endpoint of a pod that is terminating or temporarily unready stays the same
+// object while a slice of any Service lists it.
 func TestListedEndpointsStay(t *testing.T) {
 	for _, v := range []Version{v13, v15} {
 		for _, n := range []Network{overlayN, bridgeN} {
@@ -64,7 +64,7 @@ func listedStays(t *testing.T, b *testNode, restart bool) {
 			b.restart()
 		}
 		b.converge(snapshot(uint64(i+2), s.web, s.api))
-		b.now = b.now.Add(time.Minute) // and no resync removes it
+		b.now = b.now.Add(time.Minute) // no resync removes it either
 		b.converge(snapshot(uint64(i+2), s.web, s.api))
 		if got := b.remote("10.244.2.11"); got != s.id {
 			t.Errorf("%s: endpoint %q, want %q", s.situation, got, s.id)
@@ -75,8 +75,8 @@ func listedStays(t *testing.T, b *testNode, restart bool) {
 	}
 }
 
-// A pod of this node that gets the address of one that terminates elsewhere does not
-// find a remote endpoint with it, whoever still lists that.
+// A local pod that receives the address of a terminating remote pod has no remote
+// endpoint with that address, whatever slice still lists it.
 func TestLocalPodTakesAListedAddress(t *testing.T) {
 	const a = "10.244.1.11:80"
 	stale := func() *service.Port { return withListed(clusterIP("old", "10.96.0.10", a), "10.244.1.12") }
@@ -104,7 +104,7 @@ func TestLocalPodTakesAListedAddress(t *testing.T) {
 	}
 }
 
-// A listed endpoint that leads to the wrong node serves nobody, and goes.
+// A listed endpoint with a wrong route is useless, and is deleted.
 func TestListedEndpointLeadsElsewhere(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")

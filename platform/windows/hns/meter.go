@@ -11,12 +11,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Call is a call to HNS that has ended.
+// Call is a completed call to HNS.
 type Call struct {
 	Operation string // one of Operations
 	Took      time.Duration
 	Err       error
-	// Balancer is the load balancer that the call was about, if it was.
+	// Balancer is the load balancer that the call concerned, otherwise nil.
 	Balancer *LoadBalancer
 }
 
@@ -27,13 +27,13 @@ const (
 	DeleteBalancer = "delete_load_balancer"
 )
 
-// Operations are all there are. To list everything is one call here, and
-// several for HNS.
+// Operations lists all operations. A listing of everything counts as one call, although
+// HNS receives several.
 var Operations = []string{
 	"list", "list_endpoints", "find_endpoint", "create_endpoint", "delete_endpoint", CreateBalancer, ChangeBalancer, DeleteBalancer,
 }
 
-// classes are the names of the classes of errors.
+// classes are the names of the error classes.
 var classes = []struct {
 	err  error
 	name string
@@ -42,7 +42,7 @@ var classes = []struct {
 	{ErrBusy, "busy"}, {ErrRefused, "refused"}, {ErrNotInstalled, "not_installed"},
 }
 
-// Classes lists the classes of errors.
+// Classes returns the names of the error classes.
 func Classes() []string {
 	var names []string
 	for _, c := range classes {
@@ -53,7 +53,7 @@ func Classes() []string {
 
 const otherError = "other"
 
-// Class is the class of the call's error, "" for a success.
+// Class returns the class of the call's error, "" for success.
 func (c *Call) Class() string {
 	if c.Err == nil {
 		return ""
@@ -66,8 +66,8 @@ func (c *Call) Class() string {
 	return otherError
 }
 
-// Cause is the class of the call's error in the words that kube-proxy's metrics
-// have for it, "" for a success.
+// Cause returns the cause of the call's error as kube-proxy's metrics name it, "" for
+// success.
 func (c *Call) Cause() string {
 	var e *Error
 	if c.Err == nil {
@@ -88,9 +88,9 @@ func (c *Call) Cause() string {
 	return otherError
 }
 
-// Use is what a load balancer is for, in the words that kube-proxy's metrics
-// have for it. One that was found and not made may be taken for an external IP, or
-// for a ClusterIP.
+// Use returns the purpose of a load balancer as kube-proxy's metrics name it. For a load
+// balancer that this process did not create, the result may be an external IP or a
+// ClusterIP instead.
 func (lb *LoadBalancer) Use() string {
 	switch {
 	case !lb.VIP.IsValid():
@@ -105,7 +105,7 @@ func (lb *LoadBalancer) Use() string {
 	return "externalip"
 }
 
-// Metered returns d with each call told of when it has ended.
+// Metered returns a Driver that calls report after each call of d.
 func Metered(d Driver, report func(Call)) Driver { return meteredDriver{d, report} }
 
 type meteredDriver struct {
@@ -166,7 +166,7 @@ func (m meteredDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) 
 	return now, err
 }
 
-// PortsLeft is no call to HNS.
+// PortsLeft is not reported, because it does not call HNS.
 func (m meteredDriver) PortsLeft(ctx context.Context, k Key) (bool, error) {
 	return m.driver.PortsLeft(ctx, k)
 }

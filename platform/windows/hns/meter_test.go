@@ -16,8 +16,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestMeterReportsEachCall follows a Service from its coming to its going: what
-// reached HNS is told, and nothing else.
+// TestMeterReportsEachCall creates and deletes a Service. Exactly the calls that reached
+// HNS are reported.
 func TestMeterReportsEachCall(t *testing.T) {
 	b := newTestNode(t, v15, bridgeN)
 	var reported []string
@@ -54,8 +54,7 @@ func TestMeterReportsEachCall(t *testing.T) {
 	}
 }
 
-// TestMeterNamesErrors has each code in the class that it calls for, and in
-// kube-proxy's.
+// TestMeterNamesErrors checks the class of each code, and kube-proxy's name for it.
 func TestMeterNamesErrors(t *testing.T) {
 	for code, want := range map[uint32][2]string{
 		0x803b0001: {"not_found", "network_not_found"},
@@ -84,7 +83,7 @@ func TestMeterNamesErrors(t *testing.T) {
 	}
 }
 
-// TestUse tells what load balancers are for, also those that were adopted.
+// TestUse checks the purpose of load balancers, including adopted ones.
 func TestUse(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.options.ForwardHealthChecks, b.options.RootEndpoint = true, "cbr0"

@@ -10,17 +10,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// model is what HNS holds, from a listing and from what was done since. A fork
-// of it shows what would be without touching it.
+// model is what HNS holds, according to a listing and the changes since. A fork shows the
+// result of further changes and does not affect the original.
 type model struct {
-	base      *model                   // nil for what is
-	network   string                   // ID; addresses are looked up in it alone
-	endpoints map[string]*Endpoint     // nil for one that is gone
-	balancers map[string]*LoadBalancer // the same
-	keys      map[Key]string           // to a load balancer's ID, empty for none
-	local     map[netip.Addr]string    // to the ID of an endpoint of this node
-	remote    map[netip.Addr]string    // to that of a remote one
-	refs      map[string]int           // load balancers, anyone's, by endpoint
+	base      *model                   // nil if this is no fork
+	network   string                   // ID; addresses are looked up in this network only
+	endpoints map[string]*Endpoint     // by ID, nil if deleted
+	balancers map[string]*LoadBalancer // by ID, nil if deleted
+	keys      map[Key]string           // the ID of the load balancer, empty if deleted
+	local     map[netip.Addr]string    // the ID of the local endpoint
+	remote    map[netip.Addr]string    // the ID of the remote endpoint
+	refs      map[string]int           // number of load balancers of any owner, by endpoint ID
 }
 
 func emptyModel(base *model, network string) *model {
@@ -42,10 +42,10 @@ func newModel(l Listing, network string) *model {
 	return m
 }
 
-// fork returns a model that starts from m and changes without m.
+// fork returns a model that starts as m. Changes to it do not affect m.
 func (m *model) fork() *model { return emptyModel(m, m.network) }
 
-// withEndpoints returns m, which must be no fork, with endpoints listed anew.
+// withEndpoints returns m with a new listing of endpoints. m must not be a fork.
 func (m *model) withEndpoints(all []Endpoint) *model {
 	next := emptyModel(nil, m.network)
 	next.balancers, next.keys, next.refs = m.balancers, m.keys, m.refs
@@ -89,7 +89,7 @@ func (m *model) refCount(id string) int {
 	return 0
 }
 
-// endpointAt returns the endpoint of the network that has address a, here or remote.
+// endpointAt returns the local or remote endpoint of the network with address a, or nil.
 func (m *model) endpointAt(a netip.Addr, w Location) *Endpoint {
 	for at := m; at != nil; at = at.base {
 		index := at.remote
@@ -103,8 +103,8 @@ func (m *model) endpointAt(a netip.Addr, w Location) *Endpoint {
 	return nil
 }
 
-// endpointNamed returns an endpoint of the network by its name. It looks at what is
-// listed only.
+// endpointNamed returns the endpoint of the network with this name, or nil. It uses only
+// listed endpoints.
 func (m *model) endpointNamed(name string) *Endpoint {
 	for m.base != nil {
 		m = m.base
@@ -117,8 +117,8 @@ func (m *model) endpointNamed(name string) *Endpoint {
 	return nil
 }
 
-// setEntry notes v under k; the zero value means that there is none, which only a
-// fork needs to remember.
+// setEntry sets v under k. The zero value means that the entry is deleted, which only a
+// fork must store.
 func setEntry[K, V comparable](m *model, of map[K]V, k K, v V) {
 	var none V
 	if v == none && m.base == nil {
@@ -171,8 +171,8 @@ func (m *model) removeBalancer(lb *LoadBalancer) {
 	}
 }
 
-// sortedBalancers returns the load balancers of a family in key order. m must
-// be no fork.
+// sortedBalancers returns the load balancers of a family in key order. m must not be a
+// fork.
 func (m *model) sortedBalancers(f service.Family) []*LoadBalancer {
 	var all []*LoadBalancer
 	for _, lb := range m.balancers {
@@ -184,8 +184,8 @@ func (m *model) sortedBalancers(f service.Family) []*LoadBalancer {
 	return all
 }
 
-// sortedRemotes returns the network's remote endpoints with an address of
-// family f, in address order. m must be no fork.
+// sortedRemotes returns the network's remote endpoints with an address of family f, in
+// address order. m must not be a fork.
 func (m *model) sortedRemotes(f service.Family) []*Endpoint {
 	var all []*Endpoint
 	for _, e := range m.endpoints {

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// What is otherwise is told after each round, also of those that change
-// nothing, and what was told once is never changed.
+// Notes are returned after each sync, also by one without changes. Notes that were
+// returned are never modified.
 func TestNotesOfRounds(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")

@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// pass does work on a model, through a driver. A dry one works on a fork
-// through a driver that only pretends: what it would do is the plan.
+// pass applies work to a model, through a driver. A dry pass uses a fork of the model and
+// a driver without effects. Its result is the plan.
 type pass struct {
 	ctx    context.Context
 	host   *Host
@@ -27,26 +27,28 @@ type pass struct {
 	dry    bool
 
 	lines     []string
-	creates   map[Key]service.PortName // load balancers that a dry pass would make
-	adoptions []adoption               // and those it would leave as they are
+	creates   map[Key]service.PortName // load balancers that a dry pass would create
+	adoptions []adoption               // load balancers that a dry pass would keep unchanged
 	owned     map[Key]bool             // load balancers that are certainly ours now
 	failed    map[service.PortName][]error
-	// released are endpoints that lost a load balancer, and who let go.
+	// released holds endpoints that a load balancer no longer uses, and its Service port.
 	released   map[string]service.PortName
-	createErrs map[netip.Addr]error // endpoints that could not be made
-	// uncertain are endpoints that a load balancer may have: HNS said that it
-	// failed to make it, but who knows.
+	createErrs map[netip.Addr]error // endpoints that could not be created
+	// uncertain holds endpoints that a load balancer may use: HNS reported an error for
+	// it, but may have created it.
 	uncertain map[string]bool
-	// refusedServices are Services with a load balancer that HNS refused in this pass to
-	// put in the place of another. One is enough: the others stay as they are.
+	// refusedServices holds Services for which HNS rejected a replacement in this pass.
+	// Their other load balancers are not replaced.
 	refusedServices map[serviceName]bool
-	// missingByPool counts load balancers that are missing for want of dynamic ports.
+	// missingByPool counts load balancers that are missing due to a lack of dynamic
+	// ports.
 	missingByPool map[portPool]int
-	// waiting means that a local endpoint is missing. stale means that an
-	// answer did not fit the model. unsure means that something failed, so
-	// that nobody knows what HNS holds.
+	// waiting means that a local endpoint is missing. stale means that an answer did not
+	// match the model. stateUnknown means that a call failed, so that what HNS holds is
+	// unknown.
 	waiting, stale, stateUnknown bool
-	// relistEndpoints means that something failed that another listing of endpoints may cure.
+	// relistEndpoints means that a failure may disappear after a new listing of
+	// endpoints.
 	relistEndpoints bool
 	fatal           error // ends the pass
 }
@@ -59,40 +61,40 @@ func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) 
 	}
 }
 
-// newDryPass returns a pass that touches nothing.
+// newDryPass returns a pass without effects.
 func newDryPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	p := newPass(ctx, h, s, f, m.fork())
 	p.dry, p.driver = true, &dryRunDriver{}
 	return p
 }
 
-// unit is the work for one Service port: what it wants, and what it wanted
-// and nobody wants now.
+// unit is the work for one Service port: its desired state, and the objects that it no
+// longer needs.
 type unit struct {
 	name          service.PortName
 	desired       []DesiredLoadBalancer
 	vips          []Target
 	deletes       []*LoadBalancer
-	releasedAddrs []netip.Addr // whose remote endpoints may have no use
+	releasedAddrs []netip.Addr // addresses whose remote endpoints may be unused
 }
 
-// work is what a pass is to do.
+// work is the input of a pass.
 type work struct {
 	units []unit
-	// misrouted are our remote endpoints that lead to the wrong node.
+	// misrouted are our remote endpoints with a wrong route.
 	misrouted []*Endpoint
-	// unused are endpoints that may have no use.
+	// unused are endpoints that may be unused.
 	unused []*Endpoint
-	// inUse reports that an endpoint has a use besides load balancers.
+	// inUse reports whether an endpoint is needed other than by load balancers.
 	inUse func(netip.Addr) bool
-	// listed reports that some EndpointSlice lists an address of another node.
+	// listed reports whether an EndpointSlice lists an address of another node.
 	listed func(netip.Addr) bool
 }
 
-// do works in the order that leaves no Service out for long. Urgent Services
-// come first. An endpoint comes before the load balancers that lead to it, and
-// goes after them, when no load balancer of anybody has it. What is not wanted
-// any more goes before the rest comes, for it holds ports.
+// do applies w in an order that interrupts no Service for long. Urgent Services come
+// first. An endpoint is created before the load balancers that use it. It is deleted
+// after them, when no load balancer of any owner uses it. Unneeded load balancers are
+// deleted before others are created, because they occupy ports.
 func (p *pass) do(w *work) {
 	slices.SortStableFunc(w.units, func(a, b unit) int {
 		return cmp.Or(priority(a.name)-priority(b.name), a.name.Compare(b.name))
@@ -142,8 +144,8 @@ func (p *pass) ensureAll(u unit) {
 	}
 }
 
-// fail notes an error that concerns one port. An HNS that does not run fails
-// everybody alike, as does the end of the context, so that ends the pass.
+// fail records an error of one Service port. If HNS is not running, or the context ended,
+// all ports would fail, so that ends the pass.
 func (p *pass) fail(n service.PortName, err error) {
 	if p.fatal != nil {
 		return
@@ -166,8 +168,8 @@ func (p *pass) addLine(format string, args ...any) {
 	}
 }
 
-// ensure makes HNS hold w. With some endpoints missing it makes do with the
-// others; with none at all it leaves what is there.
+// ensure makes HNS hold w. If some endpoints are missing, it uses the others. If all are
+// missing, it changes nothing.
 func (p *pass) ensure(w *DesiredLoadBalancer) error {
 	lb := w.LoadBalancer
 	var missing []error
@@ -223,17 +225,17 @@ func (p *pass) ensureBalancer(lb *LoadBalancer, n service.PortName) error {
 	return p.replaceSkippingBackoff(have, lb, n)
 }
 
-// withEndpoints returns lb with other endpoints. Only they can be changed in place for
-// all that is known of HNS.
+// withEndpoints returns lb with other endpoints. As far as is known, HNS can change
+// nothing else in place.
 func (lb *LoadBalancer) withEndpoints(endpoints []string) *LoadBalancer {
 	x := *lb
 	x.Endpoints = endpoints
 	return &x
 }
 
-// owns reports that have, which has the key we want, is ours to change. Load
-// balancers have no names, so the key decides; but one that holds others'
-// keys as well, or leads into another network, has another owner.
+// owns reports whether have, which has a desired key, may be changed. Load balancers have
+// no names, so the key decides. A load balancer with further keys, or with endpoints in
+// another network, belongs to another owner.
 func (p *pass) owns(have *LoadBalancer) bool {
 	if p.host.owns(have.ID) {
 		return true
@@ -248,7 +250,7 @@ func (p *pass) owns(have *LoadBalancer) bool {
 }
 
 func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) error {
-	if !p.dry { // the plan may not have seen it coming
+	if !p.dry { // the plan may not contain it
 		p.host.recordPending(map[Key]service.PortName{lb.Key: n})
 	}
 	created, id, partialErr, err := p.createBalancer(lb, before)
@@ -280,8 +282,8 @@ func (p *pass) recordCreated(id string, lb *LoadBalancer, n service.PortName) {
 	p.recordOwned(&created, n)
 }
 
-// recordOwned notes that lb is ours. A dry pass notes what a later process would have
-// to recognise without anything being done.
+// recordOwned records that lb is ours. A dry pass collects it, for the case that the plan
+// changes nothing and a later process must recognise it.
 func (p *pass) recordOwned(lb *LoadBalancer, n service.PortName) {
 	p.owned[lb.Key] = true
 	if !p.dry {
@@ -291,13 +293,13 @@ func (p *pass) recordOwned(lb *LoadBalancer, n service.PortName) {
 	}
 }
 
-// adoption is a load balancer that is as it should be, and who it is for.
+// adoption is a load balancer that needs no change, and its Service port.
 type adoption struct {
 	lb   *LoadBalancer
 	name service.PortName
 }
 
-// update changes have in place and looks whether it really was.
+// update changes have in place and checks the result.
 func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 	request := *lb
 	request.ID = have.ID
@@ -321,15 +323,15 @@ func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 	return degraded(partialErr)
 }
 
-// isBalancerMissing tells a load balancer that is gone from an endpoint of it
-// that is.
+// isBalancerMissing reports whether the load balancer is missing, and not one of its
+// endpoints.
 func isBalancerMissing(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code != 0x803b0002
 }
 
-// replace deletes have and makes lb at once, the shortest gap there is. If HNS
-// refuses lb, have is made again.
+// replace deletes have and creates lb immediately, which keeps the gap as short as
+// possible. If HNS rejects lb, it creates have again.
 func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	if err := p.checkBackoff(have, lb, n); err != nil {
 		have.Kind = lb.Kind
@@ -348,9 +350,9 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	return p.restore(have, lb, n, err)
 }
 
-// forget takes a load balancer that should be gone out of the model. In the
-// record it stays until a listing is without it: HNS may say that it has deleted
-// what it has not, and whose would it be then?
+// forget removes a load balancer that should be deleted from the model. The record keeps
+// it until a listing shows that it is gone. HNS may report a deletion that did not
+// happen, and then its owner would be unknown.
 func (p *pass) forget(lb *LoadBalancer, n service.PortName) {
 	p.model.removeBalancer(lb)
 	p.release(lb, n)
@@ -362,9 +364,9 @@ func (p *pass) release(lb *LoadBalancer, n service.PortName) {
 	}
 }
 
-// drop deletes a load balancer that nobody wants.
+// drop deletes a load balancer that is not desired.
 func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
-	// By now it may have been made again, without an endpoint that was misled.
+	// It may have been created again, without an endpoint with a wrong route.
 	if lb = p.model.balancer(lb.Key); lb == nil || p.fatal != nil {
 		return
 	}
@@ -376,8 +378,8 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 	p.forget(lb, n)
 }
 
-// deleteBalancer tries twice: Windows Server 2019 fails now and then. What is
-// gone already is as good as deleted.
+// deleteBalancer tries twice, because Windows Server 2019 fails occasionally. A missing
+// load balancer counts as deleted.
 func (p *pass) deleteBalancer(lb *LoadBalancer) error {
 	err := p.driver.DeleteLoadBalancer(p.ctx, *lb)
 	if errors.Is(err, ErrBusy) {

@@ -15,14 +15,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is what one round is to do. Its lines come from a rehearsal of the
-// same work.
+// plan is the work of one sync. Its lines come from a dry run of the same work.
 type plan struct {
 	backend *Backend
 	next    *state
 	work    *work
 	changes []desiredChange
-	// reserve, if set, is the source VIP's endpoint that is still to be made.
+	// reserve, if not nil, is the source VIP's endpoint that must be created.
 	reserve  *Endpoint
 	fullSync bool
 	drift    []string
@@ -30,12 +29,12 @@ type plan struct {
 	lines     []string
 	creates   map[Key]service.PortName
 	adoptions []adoption
-	owned     map[Key]bool // load balancers that are there and ours
+	owned     map[Key]bool // existing load balancers that are ours
 	failed    map[service.PortName][]error
 	waiting   bool
 }
 
-// desiredChange is how the wishes of one port change.
+// desiredChange is the change of one Service port's desired state.
 type desiredChange struct {
 	name     service.PortName
 	from, to DesiredState
@@ -47,7 +46,7 @@ var (
 	_ reconcile.FamilyUnavailable = (*plan)(nil)
 )
 
-// delta counts how the claims change.
+// delta returns the change of the claims.
 func (p *plan) delta() claims {
 	c := newClaims()
 	for _, x := range p.changes {
@@ -57,8 +56,8 @@ func (p *plan) delta() claims {
 	return c
 }
 
-// Empty implements reconcile.Plan. What cannot be done is not done, so a plan
-// that has nothing but that is not empty.
+// Empty implements reconcile.Plan. Failures and limits are work that is not done, so a plan
+// with only these is not empty.
 func (p *plan) Empty() bool {
 	return len(p.lines)+len(p.failed)+len(p.limits()) == 0 && p.reserve == nil
 }
@@ -72,7 +71,7 @@ func (p *plan) Notes() reconcile.Notes { return p.next.notes }
 // Unavailable implements reconcile.FamilyUnavailable.
 func (p *plan) Unavailable() string { return p.next.site.Unavailable }
 
-// FullSync implements reconcile.FullSync.
+// FullSync implements reconcile.FullSyncer.
 func (p *plan) FullSync() bool { return p.fullSync }
 
 // String implements reconcile.Plan.
@@ -91,8 +90,8 @@ func (p *plan) String() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// Apply implements reconcile.Plan. Where an answer shows that HNS holds
-// something else than was listed, everything is listed and compared once more.
+// Apply implements reconcile.Plan. If an answer shows that HNS holds something other than
+// the listing, Apply lists, compares and applies once more.
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.state = nil
@@ -117,7 +116,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	return errors.Join(portErrors(b.family, done.failed, p.limits())...)
 }
 
-// replan makes p anew from what HNS holds now.
+// replan computes p again from a new listing.
 func (p *plan) replan(ctx context.Context) error {
 	fresh, err := p.backend.planAll(ctx, p.next.snapshot)
 	if err != nil {
@@ -141,8 +140,8 @@ func (p *plan) execute(ctx context.Context) *pass {
 	return applied
 }
 
-// reserveVIP makes the source VIP's endpoint. HNS may give it another address
-// than was hoped for, and that changes what every load balancer should be.
+// reserveVIP creates the source VIP's endpoint. HNS may assign another address than
+// requested, which changes the desired state of every load balancer.
 func (p *plan) reserveVIP(ctx context.Context) error {
 	b := p.backend
 	defer b.host.markWritten()
@@ -170,8 +169,8 @@ func (p *plan) reserveVIP(ctx context.Context) error {
 	return nil
 }
 
-// finish notes what HNS holds now, as far as that is known. A nil pass did
-// nothing, with success.
+// finish records what HNS holds now, as far as that is known. A nil pass means that there
+// was nothing to do.
 func (p *plan) finish(done *pass) {
 	b, next := p.backend, p.next
 	if len(p.changes) > 0 {
@@ -198,12 +197,12 @@ func (p *plan) finish(done *pass) {
 	b.state = next
 }
 
-// isTemporary reports that a limit may go away by itself.
+// isTemporary reports whether a limit may disappear on its own.
 func isTemporary(limits []error) bool {
 	return slices.ContainsFunc(limits, func(err error) bool { return !errors.Is(err, errors.ErrUnsupported) })
 }
 
-// commitChanges takes the changes into what next says about all ports.
+// commitChanges applies the changes to the claims, limits and notes in next.
 func (p *plan) commitChanges() {
 	if slices.ContainsFunc(p.changes, func(x desiredChange) bool { return len(x.from.Notes)+len(x.to.Notes) > 0 }) {
 		p.next.notes = maps.Clone(p.next.notes)
@@ -216,7 +215,7 @@ func (p *plan) commitChanges() {
 	p.changes = nil
 }
 
-// limits returns what ports ask for in vain after this plan.
+// limits returns what HNS cannot provide for each Service port after this plan.
 func (p *plan) limits() map[service.PortName][]error {
 	if len(p.changes) == 0 {
 		return p.next.limits

@@ -35,7 +35,7 @@ var (
 	theNode = &service.Node{NodePorts: service.AnyAddress(), Name: "node-a", Addrs: []netip.Addr{nodeA, addr("2001:db8::10")}}
 )
 
-// testNode is a node to program: its HNS, its state file and its backend.
+// testNode is a node: its HNS, its state file and its backend.
 type testNode struct {
 	t       testing.TB
 	hns     *fake
@@ -52,7 +52,7 @@ func newTestNode(t testing.TB, v Version, n Network) *testNode {
 	return b
 }
 
-// restart replaces the process; what HNS and the state file hold stays.
+// restart replaces the process. HNS and the state file keep their content.
 func (b *testNode) restart() { b.restartOn(b.hns) }
 
 func (b *testNode) restartOn(d Driver) {
@@ -63,7 +63,7 @@ func (b *testNode) restartOn(d Driver) {
 	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
 }
 
-// pods has the network plugin make endpoints of this node.
+// pods creates local endpoints, as the network plugin does.
 func (b *testNode) pods(addrs ...string) {
 	b.t.Helper()
 	for _, a := range addrs {
@@ -83,7 +83,7 @@ func (b *testNode) plan(want *service.Snapshot) reconcile.Plan {
 	return p
 }
 
-// round does one round as the loop does it.
+// round runs one sync as the loop does.
 func (b *testNode) round(want *service.Snapshot) (string, error) {
 	b.t.Helper()
 	clear(b.hns.calls)
@@ -96,7 +96,7 @@ func (b *testNode) round(want *service.Snapshot) (string, error) {
 	return text, p.Apply(context.Background())
 }
 
-// converge does a round that must work and be the last one needed.
+// converge runs a sync that must succeed and leave nothing to do.
 func (b *testNode) converge(want *service.Snapshot) string {
 	b.t.Helper()
 	text, err := b.round(want)
@@ -116,7 +116,8 @@ func tcp(namespace, name string) service.PortName {
 	return service.PortName{Namespace: namespace, Name: name, Port: "http", Protocol: service.TCP}
 }
 
-// endpoints reads "10.244.1.11:8080" for a pod here, with "@b" for elsewhere.
+// endpointsOf parses "10.244.1.11:8080" for a local pod. The suffix "@b" means another
+// node.
 func endpointsOf(texts ...string) []service.Endpoint {
 	var all []service.Endpoint
 	for _, s := range texts {
@@ -182,7 +183,7 @@ func TestPlanStepByStep(t *testing.T) {
 	}
 }
 
-// Below 15.5 a load balancer cannot be changed, or only seems to be.
+// Before 15.5 a load balancer cannot be changed, or the change has no effect.
 func TestOldHNSReplaces(t *testing.T) {
 	for _, v := range []Version{{9, 5}, {13, 3}, {15, 4}} {
 		t.Run(v.String(), func(t *testing.T) {
@@ -198,7 +199,7 @@ func TestOldHNSReplaces(t *testing.T) {
 	}
 }
 
-// An HNS that says it changed a load balancer and did not is found out.
+// The proxy notices an HNS that reports a change as successful and ignores it.
 func TestChangesAreReadBack(t *testing.T) {
 	b := newTestNode(t, v15, bridgeN)
 	b.pods("10.244.1.11", "10.244.1.12")
@@ -219,7 +220,7 @@ func TestChangesAreReadBack(t *testing.T) {
 	}
 }
 
-// A change costs a few writing calls, and a quiet round none.
+// A change costs a few writing calls, and a sync without changes none.
 func TestCostOfAChange(t *testing.T) {
 	b := newTestNode(t, v15, overlayN)
 	var many []string
@@ -247,7 +248,7 @@ func TestCostOfAChange(t *testing.T) {
 	}
 }
 
-// What was created is recognised by a later process, which writes nothing.
+// A later process recognises the created objects and writes nothing.
 func TestRestartAdopts(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
 	b.pods("10.244.1.11")

@@ -11,19 +11,19 @@ import (
 	"kubeproxy/common/service"
 )
 
-// For each load balancer without direct server return, HNS takes a block of ports out
-// of the node's dynamic port range. With none left it says that the port is taken, as
-// for a port that a program listens on (MicrosoftDocs/Virtualization-Documentation,
-// "Load balancers are plumbed inconsistently across the cluster nodes").
+// For each load balancer without direct server return, HNS allocates a block of ports
+// from the node's dynamic port range. If none is left, HNS returns the same error as for
+// a port that a program listens on (MicrosoftDocs/Virtualization-Documentation, "Load
+// balancers are plumbed inconsistently across the cluster nodes").
 const (
-	// portBlockSize is the size that microsoft/SDN's portReservationTest.ps1 tries, to do
-	// as HNS does.
+	// portBlockSize is the size that portReservationTest.ps1 of microsoft/SDN uses to
+	// imitate HNS.
 	portBlockSize = 64
-	// defaultDynamicPorts is the size of the range unless it was configured: 49152 to 65535.
+	// defaultDynamicPorts is the size of the range by default: 49152 to 65535.
 	defaultDynamicPorts = 16384
 )
 
-// portPool is where load balancers of a family and protocol take ports from.
+// portPool is the source of ports for the load balancers of a family and protocol.
 type portPool struct {
 	family   service.Family
 	protocol service.Protocol
@@ -31,26 +31,26 @@ type portPool struct {
 
 func portPoolOf(k Key) portPool { return portPool{k.Family, k.Protocol} }
 
-// OnShortage has f called with what is to be known of a lack of ports, and with ""
-// once there are enough. It is for the time before the first round.
+// OnShortage sets the function that receives reports about a lack of ports, and "" once
+// there are enough. Call it before the first sync.
 func (h *Host) OnShortage(f func(text string)) { h.onShortage = f }
 
-// portsShort reports that HNS lacked ports for a load balancer like lb so recently that
-// asking for another one is no use.
+// portsShort reports whether HNS recently lacked ports for a load balancer like lb, so
+// that another attempt is pointless.
 func (h *Host) portsShort(lb *LoadBalancer) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return !lb.DSR && h.now().Before(h.portBackoff[portPoolOf(lb.Key)].until)
 }
 
-// recordPortShortage notes that HNS lacks ports.
+// recordPortShortage records that HNS lacks ports.
 func (h *Host) recordPortShortage(of portPool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.portBackoff[of] = h.portBackoff[of].next(h.now(), minBackoff)
 }
 
-// reportShortage says what a round of family f lacked ports for, nothing if it did not.
+// reportShortage reports the lack of ports in a sync of family f, "" if there was none.
 func (h *Host) reportShortage(f service.Family, text string) {
 	h.mu.Lock()
 	before := h.shortageTexts
@@ -63,8 +63,8 @@ func (h *Host) reportShortage(f service.Family, text string) {
 	}
 }
 
-// checkPortShortage returns an error if lb, which HNS refuses for a port that is taken, is
-// refused for want of dynamic ports.
+// checkPortShortage returns an error if HNS rejected lb, with the error for a port in
+// use, because of a lack of dynamic ports.
 func (p *pass) checkPortShortage(lb *LoadBalancer) error {
 	if lb.DSR || !p.portsExhausted(lb.Key) {
 		return nil
@@ -73,8 +73,8 @@ func (p *pass) checkPortShortage(lb *LoadBalancer) error {
 	return p.portShortageError(lb)
 }
 
-// portsExhausted reports that no block of ports is left. Where the system does not say, the
-// load balancers that have one are counted, as if each had one of its own.
+// portsExhausted reports whether no block of ports is left. If the system does not report
+// that, it counts the load balancers that need one, as if each had a block of its own.
 func (p *pass) portsExhausted(k Key) bool {
 	left, err := p.driver.PortsLeft(p.ctx, k)
 	if err == nil {
@@ -84,14 +84,14 @@ func (p *pass) portsExhausted(k Key) bool {
 	return (len(holders)+1)*portBlockSize > defaultDynamicPorts
 }
 
-// portShortageError is what to say of lb, which is not asked for now.
+// portShortageError returns the error for lb, which is not created now.
 func (p *pass) portShortageError(lb *LoadBalancer) error {
 	p.missingByPool[portPoolOf(lb.Key)]++
 	return postponedError(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
 		lb.Key, portBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Key)))
 }
 
-// portShortageHint says what to do against a lack of ports.
+// portShortageHint returns the remedy for a lack of ports.
 func (s *Site) portShortageHint(k Key) string {
 	family, netsh := "ipv4", ""
 	if k.Family == service.IPv6 {
@@ -107,8 +107,8 @@ func (s *Site) portShortageHint(k Key) string {
 	return "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; " + netsh
 }
 
-// shortageText describes what the pass lacked ports for, without names of Services. A nil
-// pass lacked nothing.
+// shortageText describes the lack of ports in the pass, without names of Services. For a
+// nil pass it returns "".
 func (p *pass) shortageText() string {
 	if p == nil {
 		return ""

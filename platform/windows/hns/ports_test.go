@@ -22,7 +22,7 @@ func webNames(first, n int) []string {
 	return all
 }
 
-// manyServices is a snapshot of so many Services with a ClusterIP, whose names count from 0.
+// manyServices is a snapshot of n Services with a ClusterIP, whose names count from 0.
 func manyServices(generation uint64, n int) *service.Snapshot {
 	var all []*service.Port
 	for i := range n {
@@ -31,10 +31,10 @@ func manyServices(generation uint64, n int) *service.Snapshot {
 	return snapshot(generation, all...)
 }
 
-// TestDynamicPortsRunOut has HNS refuse load balancers as it does without dynamic
-// ports: that is said with the way out, and is not taken for a program that listens.
-// Few calls are made, nothing is listed for it, and more ports are noticed. Where the
-// system does not say what is left, load balancers are counted.
+// TestDynamicPortsRunOut checks load balancers that HNS rejects without dynamic ports.
+// The error names the remedy and does not blame a listening program. There are few calls
+// and no listings, and available ports are noticed. If the system does not report what is
+// left, load balancers are counted.
 func TestDynamicPortsRunOut(t *testing.T) {
 	for name, tt := range map[string]struct {
 		blocks int
@@ -48,7 +48,7 @@ func TestDynamicPortsRunOut(t *testing.T) {
 			b.hns.portBlocks, b.hns.portsUnknown = tt.blocks, tt.mute
 			want := manyServices(1, tt.blocks+4)
 			creates, lists := 0, 0
-			for range 33 { // a second each
+			for range 33 { // one second each
 				_, err := b.round(want)
 				wantFailed(t, err, "no 64 dynamic TCP ports of the node are left; --enable-dsr or winkernel.enableDSR", webNames(tt.blocks, 4)...)
 				if strings.Contains(err.Error(), "listens") {
@@ -73,7 +73,7 @@ func TestDynamicPortsRunOut(t *testing.T) {
 	}
 }
 
-// TestDirectReturnNeedsNoPorts follows the advice.
+// TestDirectReturnNeedsNoPorts applies the remedy.
 func TestDirectReturnNeedsNoPorts(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -89,7 +89,7 @@ func TestDirectReturnNeedsNoPorts(t *testing.T) {
 	}
 }
 
-// A pool that is used up holds up nothing that needs no port of it.
+// An exhausted pool does not block load balancers that need no port of it.
 func TestOtherPoolsGoOn(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -124,7 +124,7 @@ func TestMorePorts(t *testing.T) {
 	}
 }
 
-// TestDriversPassPortsOn asks through the drivers that the program has.
+// TestDriversPassPortsOn calls PortsLeft through the program's wrapping drivers.
 func TestDriversPassPortsOn(t *testing.T) {
 	k := newFake(v13)
 	k.portBlocks = 1

@@ -15,11 +15,12 @@ import (
 	"kubeproxy/common/service"
 )
 
-// acquireReservation is SIO_ACQUIRE_PORT_RESERVATION of mstcpip.h. What it reserves is
-// free again when the socket is closed.
+// acquireReservation is SIO_ACQUIRE_PORT_RESERVATION of mstcpip.h. Closing the socket
+// releases the reservation, see
+// https://learn.microsoft.com/windows/win32/winsock/sio-acquire-port-reservation.
 const acquireReservation = 0x98000064
 
-// portRange is INET_PORT_RANGE. Without a start Windows chooses one.
+// portRange is INET_PORT_RANGE. If start is 0, Windows chooses one.
 type portRange struct{ start, number uint16 }
 
 // portReservation is INET_PORT_RESERVATION_INSTANCE.
@@ -29,15 +30,15 @@ type portReservation struct {
 	token uint64
 }
 
-// nonPortErrors are errors of a reservation that say nothing about ports, as Winsock's
-// documentation lists them, and the one for too few rights.
+// nonPortErrors are errors of a reservation that do not concern ports, according to the
+// documentation of Winsock, and the error for missing permission.
 var nonPortErrors = []error{
 	windows.WSAEINVAL, windows.WSAEOPNOTSUPP, windows.WSAEFAULT, windows.WSAENETDOWN, windows.WSAEINTR,
 	windows.ERROR_OPERATION_ABORTED, windows.WSAEINPROGRESS, windows.WSAENOTSOCK, windows.WSAEACCES,
 }
 
-// PortsLeft implements Driver: it reserves a block of ports as HNS does, and lets go
-// of it at once.
+// PortsLeft implements Driver. It reserves a block of ports as HNS does, and releases it
+// at once.
 func (driver) PortsLeft(_ context.Context, k Key) (bool, error) {
 	var data windows.WSAData
 	if err := windows.WSAStartup(0x202, &data); err != nil {

@@ -10,8 +10,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestPortsLeft asks the system for ports, of which there are some wherever tests run.
-// Who cannot say, as Wine, must say so.
+// TestPortsLeft queries the system, which has free ports wherever tests run. A system
+// without this function, such as Wine, must return an error.
 func TestPortsLeft(t *testing.T) {
 	for _, k := range []Key{
 		{Protocol: service.TCP}, {Protocol: service.UDP}, {Family: service.IPv6, Protocol: service.TCP}, {Family: service.IPv6, Protocol: service.UDP},

@@ -16,16 +16,16 @@ import (
 
 // Store keeps a small document across restarts.
 type Store interface {
-	// Load returns what was saved last, nil if nothing was.
+	// Load returns the document that was saved last, or nil.
 	Load() ([]byte, error)
-	// Save replaces it, all or nothing. A nil document removes it.
+	// Save replaces the document atomically. A nil document deletes it.
 	Save(document []byte) error
 }
 
-// FileStore is a Store in a file of that path. Its directory is made when needed.
+// FileStore is a Store in the file with that path. Save creates its directory.
 type FileStore string
 
-// maxRecordSize is more than a node's record ever has.
+// maxRecordSize exceeds the size of any node's record.
 const maxRecordSize = 64 << 20
 
 // Load implements Store.
@@ -49,7 +49,7 @@ func (f FileStore) Save(document []byte) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	// The name is fixed, so that crashes leave one such file at most.
+	// The name is fixed, so that crashes leave at most one such file.
 	next := string(f) + ".next"
 	if err := writeFile(next, document); err != nil {
 		return err
@@ -66,17 +66,17 @@ func writeFile(path string, b []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// record is what we have made and who it is for. HNS gives load balancers no
-// names, so this is how a later process knows ours, besides what they look
-// like.
+// record lists the objects that this proxy created, and their purpose. HNS load balancers
+// have no names. A later process recognises ours by the record, and otherwise by their
+// properties.
 type record struct {
 	Version int    `json:"version"`
 	Node    string `json:"node"`
-	// LoadBalancers and Endpoints say by ID what they are for.
+	// LoadBalancers and Endpoints map IDs to purposes.
 	LoadBalancers map[string]string `json:"loadBalancers"`
 	Endpoints     map[string]string `json:"endpoints"`
-	// Pending are keys of load balancers that are about to be made, in case
-	// we do not live to note their IDs.
+	// Pending holds the keys of load balancers that are being created, for the case that
+	// this process ends before it records their IDs.
 	Pending map[string]string `json:"intended,omitempty"`
 }
 
@@ -86,8 +86,8 @@ func newRecord(node string) record {
 	return record{recordVersion, node, map[string]string{}, map[string]string{}, map[string]string{}}
 }
 
-// readRecord never fails: what cannot be used is said in note, and then what
-// we made is known by what it looks like.
+// readRecord never fails. note describes what cannot be used. Then our objects are
+// recognised by their properties.
 func readRecord(s Store, node string) (r record, note string) {
 	r = newRecord(node)
 	b, err := s.Load()

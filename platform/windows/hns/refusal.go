@@ -12,32 +12,32 @@ import (
 	"kubeproxy/common/service"
 )
 
-// refusal is a load balancer that HNS refused to make.
+// refusal is a load balancer that HNS rejected.
 type refusal struct {
 	backoff
 	want LoadBalancer
-	text string // what HNS said
-	// portTaken means that HNS said that the port is taken, and not by a load balancer
-	// that was there to be replaced.
+	text string // the error text
+	// portTaken means that HNS reported the port as taken, although no load balancer with
+	// that key was replaced.
 	portTaken bool
 }
 
-// serviceName names a Service.
+// serviceName identifies a Service.
 type serviceName struct{ namespace, name string }
 
 func serviceNameOf(n service.PortName) serviceName { return serviceName{n.Namespace, n.Name} }
 
-// minServiceBackoff is how long the load balancers of a Service are not replaced after
-// HNS refused to make one that it had before. The pause doubles as others do.
+// minServiceBackoff is the first period in which the load balancers of a Service are not
+// replaced, after HNS rejected one that it had before. Like other backoffs it doubles.
 const minServiceBackoff = time.Minute
 
-// postponedError is an error for what is not tried now, because HNS refused it a short
-// time ago.
+// postponedError is the error for what is not tried now, because HNS rejected it
+// recently.
 type postponedError string
 
 func (p postponedError) Error() string { return string(p) }
 
-// next returns r for one more failure at the time now.
+// next returns r after one more failure at the time now.
 func (r backoff) next(now time.Time, first time.Duration) backoff {
 	switch {
 	case r.delay == 0:
@@ -51,16 +51,16 @@ func (r backoff) next(now time.Time, first time.Duration) backoff {
 	return r
 }
 
-// recordRefusal notes that HNS refused to make lb, and returns whether that is the first
-// time in a row.
+// recordRefusal records that HNS rejected lb. It returns whether this is the first time
+// in a row.
 func (h *Host) recordRefusal(lb *LoadBalancer, text string, taken bool) (first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.refusals) >= 1024 { // of Services that have gone, most of them
+	if len(h.refusals) >= 1024 { // mostly of deleted Services
 		clear(h.refusals)
 	}
 	r, known := h.refusals[lb.Key]
-	if !taken && !r.want.equal(lb) { // a port that is taken is so whatever the load balancer leads to
+	if !taken && !r.want.equal(lb) { // a taken port stays taken for any endpoints
 		r.backoff = backoff{}
 	}
 	r.backoff, r.want, r.text, r.portTaken = r.next(h.now(), minBackoff), *lb, text, taken
@@ -68,8 +68,8 @@ func (h *Host) recordRefusal(lb *LoadBalancer, text string, taken bool) (first b
 	return !known
 }
 
-// recentRefusal returns what HNS said of lb if that was so recently that asking again
-// is no use.
+// recentRefusal returns the error text for lb if HNS rejected it so recently that another
+// attempt is pointless.
 func (h *Host) recentRefusal(lb *LoadBalancer) (text string, recently bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +77,7 @@ func (h *Host) recentRefusal(lb *LoadBalancer) (text string, recently bool) {
 	return r.text, known && (r.portTaken || r.want.equal(lb)) && h.now().Before(r.until)
 }
 
-// clearPortTaken notes that there is a load balancer with key k after all.
+// clearPortTaken records that a load balancer with key k exists.
 func (h *Host) clearPortTaken(k Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,9 +86,9 @@ func (h *Host) clearPortTaken(k Key) {
 	}
 }
 
-// explainPortTaken explains an error that names no culprit. Whether a load balancer has the port
-// is looked up once; if none has, HNS is asked again ever more rarely, and nothing is
-// listed for that.
+// explainPortTaken explains an error that does not name the cause. The first time, the
+// backend lists HNS to find a load balancer with that port. If there is none, it retries
+// at growing intervals without listing.
 func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
 	var e *Error
 	if !errors.As(err, &e) || e.Code != 0x803b0013 || p.dry {
@@ -104,9 +104,9 @@ func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
 	return postponedError(err.Error() + "; it is tried again in a while")
 }
 
-// listenerHint says who listens on the port of lb and what to do about it. HNS of Windows
-// Server 2019 gives no load balancer a port that a program listens on at all addresses
-// of the node (kubernetes/community#8883).
+// listenerHint returns what probably listens on the port of lb, and the remedy. HNS of
+// Windows Server 2019 creates no load balancer for a port that a program listens on at
+// all addresses of the node (kubernetes/community#8883).
 func (s *Site) listenerHint(lb *LoadBalancer) string {
 	const newer = ", or use Windows Server 2022 or newer"
 	switch o := s.Options; {
@@ -125,7 +125,7 @@ func (s *Site) listenerHint(lb *LoadBalancer) string {
 	return fmt.Sprintf("%s -LocalPort %d names its process; have it listen elsewhere", command, lb.Port)
 }
 
-// nodeAddrPort returns an address and port of the node.
+// nodeAddrPort formats an address and port of the node.
 func (s *Site) nodeAddrPort(port uint16) string {
 	if !s.NodeIP.IsValid() {
 		return fmt.Sprintf("NODE-IP:%d", port)
@@ -133,7 +133,7 @@ func (s *Site) nodeAddrPort(port uint16) string {
 	return netip.AddrPortFrom(s.NodeIP, port).String()
 }
 
-// startServiceBackoff notes that HNS refuses a load balancer of Service o that it had before.
+// startServiceBackoff records that HNS rejects a load balancer that Service o had before.
 func (h *Host) startServiceBackoff(o serviceName) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,7 +149,7 @@ func (h *Host) serviceInBackoff(o serviceName) bool {
 	return h.now().Before(h.serviceBackoff[o].until)
 }
 
-// clearRefusal notes that HNS made lb for Service o.
+// clearRefusal records that HNS created lb for Service o.
 func (h *Host) clearRefusal(lb *LoadBalancer, o serviceName) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -160,9 +160,9 @@ func (h *Host) clearRefusal(lb *LoadBalancer, o serviceName) {
 	delete(h.serviceBackoff, o)
 }
 
-// checkBackoff returns an error if have is not to be replaced by lb now. Each attempt
-// costs the frontend a moment without a load balancer, or all of its traffic if
-// HNS then refuses both lb and have.
+// checkBackoff returns an error if have must not be replaced by lb now. Each attempt
+// leaves the frontend without a load balancer for a moment, or for long if HNS then
+// rejects both lb and have.
 func (p *pass) checkBackoff(have, lb *LoadBalancer, n service.PortName) error {
 	if text, recently := p.host.recentRefusal(lb); recently {
 		return postponedError(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Key, p.formatEndpoints(have.Endpoints)))
@@ -173,7 +173,7 @@ func (p *pass) checkBackoff(have, lb *LoadBalancer, n service.PortName) error {
 	return nil
 }
 
-// restore makes have again after HNS refused to make lb in its place, with err.
+// restore creates have again after HNS rejected lb with err.
 func (p *pass) restore(have, lb *LoadBalancer, n service.PortName, err error) error {
 	if p.dry || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotInstalled) || p.ctx.Err() != nil {
 		return err
@@ -185,7 +185,7 @@ func (p *pass) restore(have, lb *LoadBalancer, n service.PortName, err error) er
 	created, id, _, restoreErr := p.createBalancer(old, have.Endpoints)
 	if restoreErr != nil {
 		p.markUncertain(old)
-		if !errors.Is(restoreErr, ErrExists) { // else the port is what HNS refuses, not the Service
+		if !errors.Is(restoreErr, ErrExists) { // otherwise HNS rejects the port, not the Service
 			p.host.startServiceBackoff(serviceNameOf(n))
 		}
 		return fmt.Errorf("%w; what was there before is refused as well: %w", err, restoreErr)

@@ -31,8 +31,8 @@ func allKindsBalancers(endpoints string) []string {
 	}
 }
 
-// An HNS that takes no new load balancer for a while costs a Service at most one of
-// its own, however many rounds that goes on.
+// An HNS that rejects new load balancers for a while costs a Service at most one of its
+// own, after any number of syncs.
 func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 	for _, code := range []uint32{0x57, 0x1f, 0x803b000d} {
 		t.Run(fmt.Sprintf("0x%x", code), func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 				t.Errorf("%d of 4 load balancers left while HNS refused %d", fewest, creates)
 			}
 			b.hns.refuse = nil
-			for range 8 { // one frontend may rest for a moment, and the next one after it
+			for range 8 { // one frontend may be in backoff for a moment, and the next one after it
 				if _, err := b.round(want); err == nil {
 					break
 				}
@@ -70,15 +70,15 @@ func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 	}
 }
 
-// A load balancer that HNS refuses to put in the place of another is not missed: the
-// other one is made again, and tried again ever more rarely.
+// If HNS rejects a replacement, the old load balancer is created again. The replacement
+// is tried at growing intervals.
 func TestRefusedLoadBalancerGivesWay(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11", "10.244.1.12")
 	b.converge(snapshot(1, allKinds("10.244.1.11:80")))
 	refused := 0
 	b.hns.refuse = func(op string) error {
-		// The newest of the four is gone when the one with more endpoints comes.
+		// The newest of the four is deleted when the one with more endpoints is created.
 		if op == "create load balancer" && len(b.hns.balancers) == 3 {
 			if refused++; refused%2 == 1 {
 				return codeError(op, 0x57)
@@ -107,9 +107,9 @@ func TestRefusedLoadBalancerGivesWay(t *testing.T) {
 	b.converge(want)
 }
 
-// A port that a program of the node listens on is asked for ever more rarely, and
-// nothing is listed again once it is known that no load balancer has it. Who listens
-// is named, with the way out.
+// A port that a program of the node listens on is tried at growing intervals. Nothing is
+// listed again once it is known that no load balancer has it. The error names the
+// listener and the remedy.
 func TestPortThatAProgramHolds(t *testing.T) {
 	port := func(number uint16) *service.Port {
 		p := clusterIP("web", "10.96.0.10", "10.244.1.11:80")
@@ -138,7 +138,7 @@ func TestPortThatAProgramHolds(t *testing.T) {
 			b.hns.heldPorts[k] = true
 			want := snapshot(1, tt.port)
 			creates, lists := 0, 0
-			for range 33 { // a second each
+			for range 33 { // one second each
 				_, err := b.round(want)
 				wantFailed(t, err, tt.text, "web")
 				creates += b.hns.calls["create load balancer"]

@@ -21,7 +21,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Format is how Render writes.
+// Format is an output format of Render.
 type Format string
 
 // The formats.
@@ -30,9 +30,9 @@ const (
 	JSON Format = "json"
 )
 
-// AssumedListing returns what the HNS of a node might hold, for rendering where none
-// can be asked: a network of kind k, the endpoints of the node's pods, and on an
-// overlay routes to all others, by way of nodes nobody knows.
+// AssumedListing returns what the HNS of a node might hold, for use without a node: a
+// network of kind k and the endpoints of local pods. On an overlay network it adds routes
+// to all other pods, through unspecified nodes.
 func AssumedListing(k Kind, want *service.Snapshot, o Options) Listing {
 	n := Network{ID: assumedName, Name: assumedName, Kind: k, Provider: netip.IPv4Unspecified(), Subnets: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}}
 	l := Listing{Version: Version{13, 3}}
@@ -67,9 +67,8 @@ func endpointsIn(want *service.Snapshot) []service.Endpoint {
 	return slices.SortedFunc(maps.Values(all), func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
 }
 
-// Render writes what HNS would hold for want on a node whose HNS holds l, and
-// with a Listing that was not assumed, what would change. The same input gives
-// the same bytes.
+// Render writes what HNS would hold for want on a node whose HNS holds l. If l was not
+// assumed, it also writes what would change. Equal input gives equal bytes.
 func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Format) error {
 	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unmet: []string{}, Notes: []string{}}
 	r := &readOnlyDriver{listing: l}
@@ -99,15 +98,15 @@ func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Fo
 	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
 }
 
-// rendering is what a node would hold, ready to be written.
+// rendering is the state of a node in printable form.
 type rendering struct {
 	Network       string             `json:"network"`
 	Kind          Kind               `json:"type"`
 	HNS           string             `json:"hns"`
 	Endpoints     []renderedEndpoint `json:"endpoints"`
 	LoadBalancers []renderedBalancer `json:"loadBalancers"`
-	// Changes lead there. Unmet is what cannot be had, and Notes tell what
-	// works a little differently.
+	// Changes are the steps to that state. Unmet is what HNS cannot provide. Notes are
+	// what works differently.
 	Changes []string `json:"changes"`
 	Unmet   []string `json:"unmet"`
 	Notes   []string `json:"notes"`
@@ -132,7 +131,7 @@ type renderedBalancer struct {
 	head       string
 }
 
-// add takes in what one family would have after p.
+// add adds the state of one family after p.
 func (d *rendering) add(f service.Family, p *plan) {
 	b := p.backend
 	dry := newDryPass(context.Background(), b.host, &p.next.site, f, p.next.model)
@@ -181,7 +180,7 @@ func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
 	return x
 }
 
-// addMessages takes in what people should know.
+// addMessages adds the errors and notes of p.
 func (d *rendering) addMessages(p *plan, dry *pass) {
 	for _, err := range portErrors(p.backend.family, dry.failed, p.limits()) {
 		var at *reconcile.PortError
@@ -228,10 +227,10 @@ func (d *rendering) writeText(w *bufio.Writer) {
 	}
 }
 
-// assumedName is that of a network nobody has seen.
+// assumedName is the name of the network in an AssumedListing.
 const assumedName = "assumed"
 
-// readOnlyDriver is a Driver that knows a Listing and changes nothing.
+// readOnlyDriver is a Driver that returns a fixed Listing and changes nothing.
 type readOnlyDriver struct {
 	dryRunDriver
 	listing Listing
@@ -239,14 +238,14 @@ type readOnlyDriver struct {
 
 func (r *readOnlyDriver) List(context.Context, ObjectKinds) (Listing, error) { return r.listing, nil }
 
-// discardStore is a Store that keeps nothing.
+// discardStore is a Store that stores nothing.
 type discardStore struct{}
 
 func (discardStore) Load() ([]byte, error) { return nil, nil }
 func (discardStore) Save([]byte) error     { return nil }
 
-// hostMACFrom returns the node's hardware address, which endpoints of ours for
-// Services have and a state says nowhere else; zeros if there are none.
+// hostMACFrom returns the node's hardware address. In a dump, only our endpoints for
+// Services contain it. Without any, the result is all zeros.
 func hostMACFrom(l Listing) string {
 	for _, e := range l.Endpoints {
 		if e.Remote && strings.HasPrefix(e.Name, remotePrefix) && e.MAC != "" && len(e.Addrs) > 0 && !equalMAC(e.MAC, remoteMAC(e.Addrs[0])) {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// slowLister takes its time to list.
+// slowLister calls takes before each listing.
 type slowLister struct {
 	*fake
 	takes func()
@@ -20,8 +20,7 @@ func (s *slowLister) List(ctx context.Context, w ObjectKinds) (Listing, error) {
 	return s.fake.List(ctx, w)
 }
 
-// Resyncs of an HNS that takes long to list are not all it does, and changes need
-// not wait for them.
+// Slow listings leave time for other work, and changes need not wait for them.
 func TestSlowListingsAreRare(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
@@ -34,7 +33,7 @@ func TestSlowListingsAreRare(t *testing.T) {
 				t.Fatal(err)
 			}
 			listed += b.hns.calls["list load balancers"]
-			b.now = b.now.Add(29 * time.Second) // one is added by each round
+			b.now = b.now.Add(29 * time.Second) // each sync adds one
 		}
 	}
 	round(1)
@@ -57,7 +56,7 @@ func TestSlowListingsAreRare(t *testing.T) {
 	}
 }
 
-// The sync period of a configuration that is read anew counts.
+// The sync period of a reloaded configuration applies.
 func TestSetResync(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")

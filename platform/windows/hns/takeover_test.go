@@ -13,10 +13,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// addKubeProxyObjects makes what kube-proxy makes for a Service of allKinds with the source
-// VIP, and returns the IDs of its load balancers: port flags are 0 for a ClusterIP,
-// 18 for a NodePort, and 16 for addresses from outside the cluster. Endpoints have
-// no names.
+// addKubeProxyObjects creates what kube-proxy creates for a Service of allKinds with the
+// source VIP. It returns the IDs of the load balancers. Port flags are 0 for a ClusterIP,
+// 18 for a NodePort, and 16 for external addresses. Endpoints have no names.
 func (b *testNode) addKubeProxyObjects(vip netip.Addr) []string {
 	b.t.Helper()
 	network := b.hns.networks[0].ID
@@ -51,8 +50,9 @@ func (b *testNode) addKubeProxyObjects(vip netip.Addr) []string {
 	return slices.Sorted(maps.Keys(b.hns.balancers))
 }
 
-// What kube-proxy made is taken over as it is. Only on a network of type L2Bridge or
-// L2Tunnel it may have no source VIP, and is made anew with the node's address.
+// Objects of kube-proxy are taken over unchanged. Only on a network of type L2Bridge or
+// L2Tunnel they may lack a source VIP, and are then created again with the node's
+// address.
 func TestTakesOverFromKubeProxy(t *testing.T) {
 	for _, tt := range []struct {
 		network    Network
@@ -73,7 +73,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 			b.pods("10.244.1.11")
 			vip, _ := netip.ParseAddr(tt.vip)
 			created := b.addKubeProxyObjects(vip)
-			for id, e := range b.hns.endpoints { // the provider address is kube-proxy's choice there
+			for id, e := range b.hns.endpoints { // on these networks kube-proxy chooses the provider address
 				if e.Remote && tt.network.Kind != Overlay {
 					e.Provider = netip.Addr{}
 					b.hns.endpoints[id] = e

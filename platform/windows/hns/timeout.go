@@ -10,20 +10,21 @@ import (
 	"time"
 )
 
-// How long HNS may take before somebody should know. To list is several calls for
-// each object, any other operation is a few.
+// How long HNS may take before the call is reported. A listing makes several calls for
+// each object, other operations make a few.
 const (
 	slowCallThreshold = 10 * time.Second
 	slowListThreshold = time.Minute
-	// maxListProgress is how long one may take, as far as can be said from outside,
-	// and still get on: ten thousand objects on a slow HNS.
+	// maxListProgress is the longest time in which a listing, seen from outside, may
+	// still make progress: ten thousand objects on a slow HNS.
 	maxListProgress      = 20 * time.Minute
 	listProgressInterval = 10 * time.Second
 )
 
-// WithTimeout returns d with calls that end when their context does, whether or not
-// HNS has answered: what becomes of such a call nobody knows. Slow is told while
-// HNS does not answer, and "" once it has. Moved is called as long as work gets on.
+// WithTimeout returns a Driver whose calls return when their context ends, even if HNS
+// has not answered. The result of such a call is unknown. It calls reportSlow with a text
+// while HNS does not answer, and with "" once it has. It calls reportProgress as long as
+// work progresses.
 func WithTimeout(d Driver, reportSlow func(text string), reportProgress func()) Driver {
 	return &timeoutDriver{driver: d, reportSlow: reportSlow, reportProgress: reportProgress}
 }
@@ -34,10 +35,10 @@ type timeoutDriver struct {
 	reportProgress func()
 
 	mu        sync.Mutex
-	lateCalls int // calls that somebody was told of
+	lateCalls int // calls that reportSlow reported
 }
 
-// reportLate has somebody know of one more late call, or with "" of one less.
+// reportLate reports one more late call, or with "" one less.
 func (p *timeoutDriver) reportLate(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -49,7 +50,7 @@ func (p *timeoutDriver) reportLate(text string) {
 	}
 }
 
-// await returns what do does, unless ctx ends before.
+// await returns the result of do, unless ctx ends before.
 func await[T any](ctx context.Context, p *timeoutDriver, op string, do func() (T, error)) (T, error) {
 	var none T
 	if ctx.Err() != nil {
@@ -59,7 +60,7 @@ func await[T any](ctx context.Context, p *timeoutDriver, op string, do func() (T
 		value T
 		err   error
 	}
-	answers := make(chan answer, 1) // HNS may answer when nobody waits
+	answers := make(chan answer, 1) // HNS may answer after await returned
 	go func() {
 		value, err := do()
 		answers <- answer{value, err}

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// An HNS that hangs is told of, and keeps nobody from stopping: what was begun
-// counts as ours, and no further call is made.
+// A hanging HNS is reported and does not prevent a stop. Objects of unfinished calls
+// count as ours, and no further call is made.
 func TestHangingHNS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestNode(t, v13, bridgeN)
@@ -23,7 +23,7 @@ func TestHangingHNS(t *testing.T) {
 		hang := make(chan struct{})
 		var reported []string
 		stuck := &interceptor{b.hns, func(op string, do func()) bool {
-			if do(); op == "create load balancer" { // done, but nobody hears of it
+			if do(); op == "create load balancer" { // it takes effect, but without an answer
 				<-hang
 			}
 			return true
@@ -35,7 +35,7 @@ func TestHangingHNS(t *testing.T) {
 		defer stop()
 		err := p.Apply(ctx)
 		close(hang)
-		synctest.Wait() // HNS goes on where nobody waits for it
+		synctest.Wait() // HNS continues although the caller returned
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "create load balancer tcp 10.96.0.11:80: HNS has not answered") {
 			t.Errorf("Apply = %v", err)
 		}
@@ -46,14 +46,14 @@ func TestHangingHNS(t *testing.T) {
 			t.Errorf("said %q, want that HNS hangs and that it is over", reported)
 		}
 		b.restart()
-		b.converge(snapshot(2)) // nobody wants it any more, and it is known
+		b.converge(snapshot(2)) // it is no longer desired, and known as ours
 		if len(b.hns.balancers) != 0 {
 			t.Errorf("left: %v", b.balancerTexts())
 		}
 	})
 }
 
-// A slow HNS is told of as long as a call of either family is late.
+// A slow HNS is reported while a call of either family is late.
 func TestSlowHNS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestNode(t, v13, bridgeN)
@@ -83,8 +83,8 @@ func TestSlowHNS(t *testing.T) {
 	})
 }
 
-// Answers show that work gets on, and so does a listing, which is many calls that
-// nobody sees, for a while. Failures do not.
+// Answers count as progress. So does a listing, for a while, because it consists of many
+// calls that are not visible. Failures do not count.
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestNode(t, v13, bridgeN)
@@ -102,7 +102,7 @@ func TestProgress(t *testing.T) {
 	})
 }
 
-// stalledLister is a fake that takes an hour to list.
+// stalledLister is a fake whose listing takes an hour.
 type stalledLister struct{ *fake }
 
 func (s *stalledLister) List(ctx context.Context, what ObjectKinds) (Listing, error) {

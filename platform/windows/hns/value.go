@@ -14,17 +14,17 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Kind is how an HNS network carries the traffic of pods, in HNS's words.
+// Kind is the type of an HNS network, in HNS's terms.
 type Kind string
 
-// The kinds of network that carry Kubernetes pods.
+// The types of networks for Kubernetes pods.
 const (
 	Overlay  Kind = "Overlay"
 	L2Bridge Kind = "L2Bridge"
 	L2Tunnel Kind = "L2Tunnel"
 )
 
-// Kinds lists the kinds that this package can program.
+// Kinds lists the types that this package supports.
 var Kinds = []Kind{Overlay, L2Bridge, L2Tunnel}
 
 // Network is an HNS network.
@@ -35,40 +35,38 @@ type Network struct {
 	Gateways []netip.Addr
 	// Routes lead to the pods of other nodes on an overlay network.
 	Routes []Route
-	// Provider is the node's own address under an overlay network, invalid
-	// where HNS does not say.
+	// Provider is the node's own address under an overlay network, the zero value if HNS
+	// does not provide it.
 	Provider netip.Addr
 }
 
-// Route says under which node's address the pods of a subnet are reached.
+// Route is the node's address through which the pods of a subnet are reached.
 type Route struct {
 	Subnet   netip.Prefix
 	Provider netip.Addr
 }
 
-// Endpoint is an address that HNS knows. The network plugin makes those of
-// local pods; we make remote ones for everything else that a load balancer
-// leads to.
+// Endpoint is an address in HNS. The network plugin creates the endpoints of local pods.
+// This package creates remote ones for every other destination of a load balancer.
 type Endpoint struct {
-	ID      string // as HNS gives it, in lower case
+	ID      string // assigned by HNS, in lower case
 	Name    string
 	Network string       // its ID
-	Addrs   []netip.Addr // empty in a request lets HNS choose
-	MAC     string       // six bytes in hexadecimal, with dashes
+	Addrs   []netip.Addr // empty in a request: HNS chooses
+	MAC     string       // six hexadecimal bytes with dashes
 	// Provider is the node to send to on an overlay network.
 	Provider netip.Addr
 	Remote   bool
-	// HasNamespace says that a namespace has it.
+	// HasNamespace means that the endpoint belongs to a namespace.
 	HasNamespace bool
 }
 
-// HasAddr reports that e has the address a.
+// HasAddr reports whether e has the address a.
 func (e *Endpoint) HasAddr(a netip.Addr) bool { return slices.Contains(e.Addrs, a) }
 
-// Key is what HNS matches a packet by. Two load balancers with the same one
-// cannot exist.
+// Key is what HNS matches packets by. HNS permits only one load balancer with a key.
 type Key struct {
-	VIP      netip.Addr // invalid for a NodePort
+	VIP      netip.Addr // the zero value for a NodePort
 	Family   service.Family
 	Port     uint16
 	Protocol service.Protocol
@@ -79,8 +77,8 @@ func (k Key) Compare(l Key) int {
 	return cmp.Or(cmp.Compare(k.Family, l.Family), k.VIP.Compare(l.VIP), cmp.Compare(k.Port, l.Port), cmp.Compare(k.Protocol, l.Protocol))
 }
 
-// String returns "tcp 10.96.0.10:80" or "tcp node:30080", the latter with
-// "node6" for IPv6.
+// String returns "tcp 10.96.0.10:80", or "tcp node:30080" for a NodePort, with "node6"
+// for IPv6.
 func (k Key) String() string {
 	switch {
 	case k.VIP.IsValid():
@@ -91,31 +89,32 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s node:%d", k.Protocol, k.Port)
 }
 
-// PortFlags are the flags of a port mapping, with HNS's values.
+// PortFlags are the flags of a port mapping, with HNS's values (microsoft/hcsshim,
+// hcn/hcnloadbalancer.go, and kubernetes/kubernetes#113742 for VIPExternalIP).
 type PortFlags uint32
 
-// The flags that we set or know. ClusterIPs have none, as in kube-proxy.
+// The flags that this package sets or recognises. ClusterIPs have none, as in kube-proxy.
 const (
-	ILB            PortFlags = 1  // ILB: nothing public says what it does, and nothing sets it
+	ILB            PortFlags = 1  // undocumented, and never set here
 	LocalRoutedVIP PortFlags = 2  // the node itself may connect
 	UseMux         PortFlags = 4  // NodePorts with direct server return
-	PreserveDIP    PortFlags = 8  // pods see the address that clients dialled
-	VIPExternalIP  PortFlags = 16 // the address is from outside the cluster
+	PreserveDIP    PortFlags = 8  // pods receive packets with the original destination
+	VIPExternalIP  PortFlags = 16 // the address is from outside of the cluster
 )
 
-// Distribution says what HNS keeps together, with HNS's values.
+// Distribution is how HNS assigns connections to endpoints, with HNS's values.
 type Distribution uint32
 
 // The distributions.
 const (
 	DistributionNone             Distribution = 0
 	DistributionSourceIPProtocol Distribution = 1
-	DistributionSourceIP         Distribution = 2 // all connections of one client
+	DistributionSourceIP         Distribution = 2 // by client address
 )
 
 // LoadBalancer is an HNS load balancer. HNS gives it no name.
 type LoadBalancer struct {
-	ID string // as HNS gives it, in lower case
+	ID string // assigned by HNS, in lower case
 	Key
 	TargetPort   uint16
 	Endpoints    []string // IDs, sorted, without duplicates
@@ -123,23 +122,23 @@ type LoadBalancer struct {
 	DSR          bool
 	Flags        PortFlags
 	Distribution Distribution
-	// Kind is that of the frontend it is for, as far as this process knows: HNS
-	// does not keep it.
+	// Kind is the kind of its frontend, as far as this process knows. HNS does not store
+	// it.
 	Kind service.Kind
-	// ExtraKeys are further keys. Ours have none, nor anything Odd: what this
-	// package could not express.
+	// ExtraKeys are further keys. Unsupported marks properties that this package cannot
+	// express. Our own load balancers have neither.
 	ExtraKeys   []Key
 	Unsupported bool
 }
 
-// equal reports that b does what a does. Only the ID may differ.
+// equal reports whether a and b have the same effect. Only the ID may differ.
 func (a *LoadBalancer) equal(b *LoadBalancer) bool {
 	return a.Key == b.Key && a.TargetPort == b.TargetPort && slices.Equal(a.Endpoints, b.Endpoints) &&
 		a.SourceVIP == b.SourceVIP && a.DSR == b.DSR && a.Flags == b.Flags && a.Distribution == b.Distribution &&
 		len(a.ExtraKeys) == 0 && len(b.ExtraKeys) == 0 && a.Unsupported == b.Unsupported
 }
 
-// describe describes all of lb but its key and endpoints.
+// describe returns a text about lb without its key and endpoints.
 func (lb *LoadBalancer) describe() string {
 	var w []string
 	w = append(w, fmt.Sprintf("-> :%d", lb.TargetPort))
@@ -163,7 +162,7 @@ func (lb *LoadBalancer) describe() string {
 	return strings.Join(w, " ")
 }
 
-// Version is that of HNS.
+// Version is the version of HNS.
 type Version struct{ Major, Minor int }
 
 // String returns "13.3".
@@ -173,15 +172,16 @@ func (v Version) atLeast(major, minor int) bool {
 	return v.Major > major || v.Major == major && v.Minor >= minor
 }
 
-// Features are what an HNS can do.
+// Features are the capabilities of an HNS.
 type Features struct {
 	RemoteSubnet, DSR, DualStack, Affinity bool
-	// Modify means that a load balancer can be changed in place. HNS 15.4
-	// says that it can, answers a change with success, and ignores it.
+	// Modify means that a load balancer can be changed in place. HNS 15.4 announces that,
+	// reports success, and ignores the change.
 	Modify bool
 }
 
-// Features returns what HNS of version v can do.
+// Features returns the capabilities of HNS version v (microsoft/hcsshim,
+// hcn/hcnglobals.go).
 func (v Version) Features() Features {
 	return Features{
 		RemoteSubnet: v.atLeast(9, 2),
@@ -192,11 +192,11 @@ func (v Version) Features() Features {
 	}
 }
 
-// remoteMAC returns the address by which everybody knows the pod or node at a:
-// the same on each node, and other than that of its neighbours.
+// remoteMAC returns the hardware address that every node uses for the pod or node at a.
+// It is the same on each node and differs from those of its neighbours.
 func remoteMAC(a netip.Addr) string {
 	b := a.AsSlice()
-	if a.Is6() { // pods of different nodes may well end alike
+	if a.Is6() { // pods of different nodes may have the same last bytes
 		h := fnv.New32a()
 		h.Write(b)
 		b = h.Sum(nil)
@@ -204,7 +204,7 @@ func remoteMAC(a netip.Addr) string {
 	return fmt.Sprintf("02-11-%02x-%02x-%02x-%02x", b[0], b[1], b[2], b[3])
 }
 
-// equalMAC compares in any notation.
+// equalMAC compares hardware addresses in any notation.
 func equalMAC(a, b string) bool {
 	strip := strings.NewReplacer("-", "", ":", "")
 	return strings.EqualFold(strip.Replace(a), strip.Replace(b))

@@ -16,14 +16,15 @@ import (
 	"kubeproxy/common/lease"
 )
 
-// Name is that of the pipe by which proxies find each other. Only administrators
-// may make a pipe whose name begins so.
+// Name is the name of the pipe by which proxies find each other. Windows lets only
+// administrators create a pipe with this prefix.
 const Name = `\\.\pipe\ProtectedPrefix\Administrators\kube-services\lease`
 
-// adminsOnlySDDL lets the system and administrators alone connect.
+// adminsOnlySDDL permits only the system and administrators to connect, see
+// https://learn.microsoft.com/windows/win32/secauthz/security-descriptor-string-format.
 const adminsOnlySDDL = "D:P(A;;GA;;;SY)(A;;GA;;;BA)"
 
-// Pipe is a lease.Transport.
+// Pipe implements lease.Transport.
 type Pipe struct{}
 
 // Listen implements lease.Transport.
@@ -41,8 +42,8 @@ func (Pipe) Listen() (lease.Listener, error) {
 // Dial implements lease.Transport.
 func (Pipe) Dial(ctx context.Context) (net.Conn, error) { return winio.DialPipeContext(ctx, Name) }
 
-// Authenticate implements lease.Transport. Who may have the pipe or connect to it may
-// program the node.
+// Authenticate implements lease.Transport. It trusts every peer, because a process that
+// may create the pipe or connect to it may also program the node.
 func (Pipe) Authenticate(c net.Conn) (*lease.Conn, error) {
 	x := &lease.Conn{Conn: c, Trusted: true}
 	f, ok := c.(interface{ Fd() uintptr })

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/windows/svc/mgr"
 )
 
-// System is the service control manager of this machine.
+// System implements Driver with the service control manager of this machine.
 type System struct{}
 
 // Create implements Driver.
@@ -35,8 +35,8 @@ func (System) Create(s Spec) error {
 	return created.Close()
 }
 
-// The pauses before a service that failed is started again, and after how many
-// seconds without a failure the first pause is due again.
+// restartDelays are the pauses before the restarts of a failed service. After resetPeriod
+// seconds without a failure, the first pause applies again.
 var restartDelays = []time.Duration{time.Second, 10 * time.Second, time.Minute}
 
 const resetPeriod = 3600
@@ -69,7 +69,7 @@ func annotate(what string, err error) error {
 func (System) Delete(name string) error {
 	err := withService(name, windows.DELETE, (*mgr.Service).Delete)
 	if err == nil {
-		_ = eventlog.Remove(name) // it need not be there
+		_ = eventlog.Remove(name) // the event source may be missing
 	}
 	return err
 }
@@ -121,9 +121,9 @@ func stateOf(s svc.State) State {
 	return Running
 }
 
-// describe adds how the service was installed, as far as that can be asked.
+// describe adds the configuration of the service, as far as it can be read.
 func (s *Status) describe(h windows.Handle) {
-	buffer := make([]byte, 8<<10) // no service may need more
+	buffer := make([]byte, 8<<10) // the maximum size of a configuration, see QueryServiceConfigW
 	c := (*windows.QUERY_SERVICE_CONFIG)(unsafe.Pointer(&buffer[0]))
 	var needed uint32
 	if windows.QueryServiceConfig(h, c, uint32(len(buffer)), &needed) != nil {
@@ -142,7 +142,7 @@ func (s *Status) describe(h windows.Handle) {
 	}
 }
 
-// withService asks for no more rights than it needs: everybody may look.
+// withService opens a service with the given access only, because every user may query.
 func withService(name string, access uint32, do func(*mgr.Service) error) error {
 	manager, err := windows.OpenSCManager(nil, nil, windows.SC_MANAGER_CONNECT)
 	if err != nil {

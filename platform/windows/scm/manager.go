@@ -10,25 +10,25 @@ import (
 	"time"
 )
 
-// Manager steers services and waits for what it began.
+// Manager controls services and waits until its commands take effect.
 type Manager struct {
 	Driver Driver
-	// Timeout is how long a service may take to start or to stop.
+	// Timeout bounds how long a service may take to start or to stop.
 	Timeout time.Duration
-	// IsOurs tells from its command line whether a service is one of ours. Others
-	// are neither stopped nor removed. Without it, all are.
+	// IsOurs reports whether a service with this command line runs this program. Other
+	// services are neither stopped nor removed. If nil, all count as ours.
 	IsOurs func(command string) bool
-	// Log is told of progress, and of what does not matter much.
+	// Log receives progress and minor problems. It must not be nil.
 	Log func(string)
 }
 
-// The times of a Manager.
+// The intervals of a Manager.
 const (
 	pollInterval     = 100 * time.Millisecond
 	progressInterval = 5 * time.Second
 )
 
-// Install installs a service, or changes nothing.
+// Install installs a service. On error it changed nothing.
 func (m *Manager) Install(s Spec) error {
 	if err := m.Driver.Create(s); err != nil {
 		return m.createError(s.Name, err)
@@ -39,7 +39,7 @@ func (m *Manager) Install(s Spec) error {
 	return nil
 }
 
-// Uninstall stops a service that runs, and removes it.
+// Uninstall stops a running service and removes it.
 func (m *Manager) Uninstall(ctx context.Context, name string) error {
 	if err := m.Stop(ctx, name); err != nil && !errors.Is(err, ErrNotRunning) {
 		return fmt.Errorf("uninstall: %w", err)
@@ -47,7 +47,7 @@ func (m *Manager) Uninstall(ctx context.Context, name string) error {
 	return explain("uninstall", name, m.Driver.Delete(name))
 }
 
-// Start returns when the service runs.
+// Start starts a service and returns when it runs.
 func (m *Manager) Start(ctx context.Context, name string) error {
 	const doing = "start"
 	w := m.newWait(name, "to start")
@@ -66,8 +66,8 @@ func (m *Manager) Start(ctx context.Context, name string) error {
 			return explain(doing, name, err)
 		case status.State == Running:
 			return nil
-		// The manager also calls it late if the process has ended before
-		// it was asked, and then its exit code says more.
+		// The SCM also returns codeRequestTimeout if the process ended before it
+		// connected. Then its exit code is more useful.
 		case status.State == Stopped && timeoutErr != nil && (status.ExitCode == 0 || status.ExitCode == uint32(codeRequestTimeout)):
 			return explain(doing, name, timeoutErr)
 		case status.State == Stopped:
@@ -78,7 +78,7 @@ func (m *Manager) Start(ctx context.Context, name string) error {
 	}
 }
 
-// Stop returns when the service has ended, also where somebody else stops it.
+// Stop stops a service and returns when it has stopped, also if another process stops it.
 func (m *Manager) Stop(ctx context.Context, name string) error {
 	const doing = "stop"
 	w := m.newWait(name, "to stop")
@@ -97,7 +97,7 @@ func (m *Manager) Stop(ctx context.Context, name string) error {
 			asked = true
 		case !asked:
 			err := m.Driver.Stop(name)
-			// It takes no orders while it starts.
+			// A starting service accepts no commands.
 			if asked = !hasCode(err, codeCannotAccept); asked && err != nil && !hasCode(err, codeNotRunning) {
 				return explain(doing, name, err)
 			}
@@ -108,13 +108,13 @@ func (m *Manager) Stop(ctx context.Context, name string) error {
 	}
 }
 
-// Status returns what a service is doing.
+// Status returns the state of a service.
 func (m *Manager) Status(name string) (Status, error) {
 	status, err := m.Driver.Query(name)
 	return status, explain("query", name, err)
 }
 
-// createError explains why a service of that name cannot be made.
+// createError explains why a service with that name cannot be created.
 func (m *Manager) createError(name string, err error) error {
 	if hasCode(err, codeInstalled) && m.IsOurs != nil {
 		if existing, failed := m.Driver.Query(name); failed == nil && m.isForeign(existing) {
@@ -124,12 +124,12 @@ func (m *Manager) createError(name string, err error) error {
 	return explain("install", name, err)
 }
 
-// isForeign reports that s is certainly none of ours.
+// isForeign reports whether s certainly runs another program.
 func (m *Manager) isForeign(s Status) bool {
 	return m.IsOurs != nil && s.Command != "" && !m.IsOurs(s.Command)
 }
 
-// wait is about one thing that takes its time.
+// wait is the wait for one state change.
 type wait struct {
 	manager *Manager
 	what    string
@@ -142,7 +142,7 @@ func (m *Manager) newWait(name, what string) *wait {
 	return &wait{m, fmt.Sprintf("waiting for service %s %s", name, what), now, now}
 }
 
-// more rests for a moment, and reports whether to go on waiting.
+// more pauses briefly and reports whether to continue waiting.
 func (w *wait) more(ctx context.Context) bool {
 	if time.Since(w.started) >= w.manager.Timeout {
 		return false

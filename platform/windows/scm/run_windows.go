@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/windows/svc/eventlog"
 )
 
-// Run does work as the service that this process was started as, and returns
-// its error. A process that is none gets ErrNotStartedBySCM at once. Name is for who
-// reads errors.
+// Run runs work as the service that this process was started as, and returns the error of
+// work. If the process was not started by the SCM, it returns ErrNotStartedBySCM at once.
+// name is used in errors only.
 func Run(ctx context.Context, name string, work Work) error {
 	h := &handler{ctx: ctx, work: work}
 	if err := svc.Run(name, h); err != nil {
@@ -29,7 +29,8 @@ type handler struct {
 	err  error
 }
 
-// The exit codes of a service. Those that are not 0 have it restarted.
+// The exit codes of a service. The SCM restarts a service that exits with another code
+// than 0.
 const (
 	exitFailed  = 1
 	exitRestart = 2
@@ -41,7 +42,7 @@ func (h *handler) Execute(args []string, requests <-chan svc.ChangeRequest, to c
 	defer stop()
 	go func() {
 		for r := range requests {
-			// Who interrogates is told by the manager what was reported last.
+			// The SCM itself answers svc.Interrogate with the last reported status.
 			if r.Cmd == svc.Stop || r.Cmd == svc.Shutdown || r.Cmd == svc.PreShutdown {
 				stop()
 			}
@@ -70,11 +71,11 @@ func (h *handler) Execute(args []string, requests <-chan svc.ChangeRequest, to c
 	return true, exitFailed
 }
 
-// events is the event log, or nothing where it cannot be had.
+// events is the event log. log is nil if it cannot be opened.
 type events struct{ log *eventlog.Log }
 
 func openEvents(args []string) events {
-	if len(args) == 0 { // the first is the service's name
+	if len(args) == 0 { // the first argument is the service's name
 		return events{}
 	}
 	log, err := eventlog.Open(args[0])
@@ -84,15 +85,15 @@ func openEvents(args []string) events {
 	return events{log}
 }
 
-// The numbers of events, which a reader can filter by.
+// The event IDs, for filters in an event viewer.
 const (
 	eventStopped = 1
 	eventRestart = 2
 	eventFailed  = 3
 )
 
-// recordEnd tells how the service ended. That nobody can read it is no reason for
-// a service to fail.
+// recordEnd writes to the event log how the service ended. It ignores errors, because a
+// log failure must not make the service fail.
 func (e events) recordEnd(err error) {
 	switch {
 	case e.log == nil:

@@ -16,12 +16,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fake is a service control manager with one service, which does what its
-// script says: each Query takes one state off, and the last one stays.
+// fake is a service control manager with one service, which follows a script: each Query
+// removes one state, and the last one stays.
 type fake struct {
 	script    []State
 	errs      map[string]error // by call
-	errCounts map[string]int   // how often; for ever if not given
+	errCounts map[string]int   // how many times; no limit if missing
 	calls     []string
 	exitCode  uint32
 }
@@ -71,7 +71,7 @@ func TestManager(t *testing.T) {
 	for name, tt := range map[string]struct {
 		fake fake
 		do   func(*Manager) error
-		kind error  // nil for none
+		kind error  // nil for no error
 		text string // of the error
 		want string // calls
 	}{
@@ -119,7 +119,7 @@ func TestManager(t *testing.T) {
 	}
 }
 
-// TestProgress has a person see that something is going on, and what was not had.
+// TestProgress checks that a user sees progress, and what Configure could not set.
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var logged []string
@@ -127,7 +127,7 @@ func TestProgress(t *testing.T) {
 		if err := m.Install(Spec{Name: "x"}); err != nil {
 			t.Error(err)
 		}
-		_ = m.Start(t.Context(), "x") // takes too long
+		_ = m.Start(t.Context(), "x") // exceeds the timeout
 		want := []string{
 			"the service manager does not take everything, and the service works without: wrapped: " + syscall.Errno(120).Error(),
 			"waiting for service x to start, for 5s so far",
@@ -139,12 +139,12 @@ func TestProgress(t *testing.T) {
 	})
 }
 
-// TestSupervise has nothing happen at a full second, when a report may be due.
+// TestSupervise has no event at a full second, when a report may be due.
 func TestSupervise(t *testing.T) {
 	failure := errors.New("no")
 	for name, tt := range map[string]struct {
-		begin, end time.Duration // of the start and, after a stop, of the end
-		fail       bool          // instead of starting
+		begin, end time.Duration // duration of the start and, after a stop, of the end
+		fail       bool          // fails instead of starting
 		stop       time.Duration
 		want       string
 	}{
@@ -165,7 +165,7 @@ func TestSupervise(t *testing.T) {
 						return failure
 					}
 					started()
-					started() // does no harm
+					started() // a second call has no effect
 					<-ctx.Done()
 					time.Sleep(tt.end)
 					return nil

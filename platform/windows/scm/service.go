@@ -9,10 +9,10 @@ import (
 	"syscall"
 )
 
-// State is what a service is doing, in words for people.
+// State is the state of a service, in printable form.
 type State string
 
-// The states. A service of ours cannot be paused.
+// The states. Services of this package cannot be paused.
 const (
 	Stopped  State = "stopped"
 	Starting State = "starting"
@@ -20,46 +20,46 @@ const (
 	Stopping State = "stopping"
 )
 
-// Status is what is known of an installed service.
+// Status is the state and configuration of an installed service.
 type Status struct {
 	Name  string `json:"name"`
 	State State  `json:"state"`
-	// PID is 0 unless there is a process.
+	// PID is 0 if there is no process.
 	PID uint32 `json:"pid,omitempty"`
-	// ExitCode is of the last run, 0 also where there was none.
+	// ExitCode is the exit code of the last run, 0 if there was none.
 	ExitCode uint32 `json:"exitCode"`
-	// StartType is empty where the manager does not tell, as are the others.
+	// StartType and the fields below are empty if Windows does not return them.
 	StartType string   `json:"startType,omitempty"`
 	Command   string   `json:"command,omitempty"`
 	Account   string   `json:"account,omitempty"`
 	DependsOn []string `json:"dependsOn,omitempty"`
 }
 
-// Spec is a service to install. It starts with the system, as SYSTEM.
+// Spec is a service to install. Windows starts it at boot, as LocalSystem.
 type Spec struct {
 	Name, DisplayName, Description string
-	Executable                     string // its whole path
+	Executable                     string // the absolute path
 	Args                           []string
-	// DependsOn names services that are started before.
+	// DependsOn names the services that Windows starts before this one.
 	DependsOn []string
 }
 
-// Driver is the service control manager. Its errors are or wrap the numbers
-// that Windows gives.
+// Driver is the access to the service control manager. Its errors are or wrap Windows
+// error codes of type syscall.Errno.
 type Driver interface {
 	Create(Spec) error
-	// Configure sets what a service also works without: restarts after
-	// failures, its place in the order of start, the source of its events.
+	// Configure sets what a service can do without: restarts after failures, its place in
+	// the boot order, its event source.
 	Configure(Spec) error
-	// Delete also removes the source of its events.
+	// Delete also removes the event source.
 	Delete(name string) error
-	// Start and Stop do not wait for the end of what they begin.
+	// Start and Stop return before the service has started or stopped.
 	Start(name string) error
 	Stop(name string) error
 	Query(name string) (Status, error)
 }
 
-// The answers that callers tell apart.
+// The classes of errors that callers distinguish.
 var (
 	ErrInstalled       = errors.New("is installed already")
 	ErrNotInstalled    = errors.New("is not installed")
@@ -70,11 +70,12 @@ var (
 	ErrEnded           = errors.New("ended while it was starting")
 	ErrOtherProgram    = errors.New("is none of this program")
 	ErrNotStartedBySCM = errors.New("was not started by the service manager")
-	// ErrRestart, from the work of a service, ends it to be started again.
+	// ErrRestart, returned by Work, ends the service. The SCM then restarts it.
 	ErrRestart = errors.New("asks to be started again")
 )
 
-// The numbers of Windows that are acted on.
+// The Windows error codes that this package handles, see
+// https://learn.microsoft.com/windows/win32/debug/system-error-codes.
 const (
 	codeAccessDenied    = syscall.Errno(5)
 	codeRequestTimeout  = syscall.Errno(1053)
@@ -88,9 +89,9 @@ const (
 	codeInstalled       = syscall.Errno(1073)
 )
 
-// explanation is what a number means and what to do about it.
+// explanation is the meaning of an error code and its remedy.
 type explanation struct {
-	kind   error // one of the above, or nil
+	kind   error // one of the errors above, or nil
 	remedy string
 }
 
@@ -114,8 +115,8 @@ var explanations = map[syscall.Errno]explanation{
 	syscall.Errno(1115): {nil, "the system is shutting down"},
 }
 
-// explain says what was to be done with which service, why it was not, and
-// what to do about that.
+// explain returns an error with the failed command, the service, the reason and the
+// remedy.
 func explain(doing, name string, err error) error {
 	if err == nil {
 		return nil
@@ -131,7 +132,7 @@ func explain(doing, name string, err error) error {
 	return fmt.Errorf("%s service %s: %w: %s", doing, name, a.kind, a.remedy)
 }
 
-// hasCode reports that err is or wraps the number code.
+// hasCode reports whether err is or wraps code.
 func hasCode(err error, code syscall.Errno) bool {
 	got, ok := errors.AsType[syscall.Errno](err)
 	return ok && got == code

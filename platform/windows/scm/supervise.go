@@ -9,28 +9,28 @@ import (
 	"time"
 )
 
-// Report is what a service tells the manager of itself.
+// Report is a status report of a service to the SCM.
 type Report struct {
 	State State
-	// CheckPoint grows while the service is on its way, and shows that it
-	// has not got stuck.
+	// CheckPoint increases while the service starts or stops, and shows that it is not
+	// stuck.
 	CheckPoint uint32
-	// WaitHint is when the next report may be expected at the latest.
+	// WaitHint is the maximum time until the next report.
 	WaitHint time.Duration
 }
 
-// The times of a service on its way.
+// The times of a service that starts or stops.
 const (
 	checkPointInterval = time.Second
 	waitHint           = 10 * checkPointInterval
 )
 
-// Work is what a service does until ctx ends. It calls started once it does
-// it; whatever it waits for after that is no matter of the service manager.
+// Work is what a service does until ctx ends. It calls started when it has started. If it
+// waits for anything after that, the SCM does not need to know.
 type Work func(ctx context.Context, started func()) error
 
-// Supervise does work and reports how far it is. When ctx ends, the service stops,
-// as slowly as the work does.
+// Supervise runs work and reports its state. When ctx ends, it reports Stopping until
+// work returns.
 func Supervise(ctx context.Context, work Work, report func(Report)) error {
 	startedCh := make(chan struct{})
 	ended := make(chan error, 1)

@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command hnssim runs a simulated HNS by hand. Programs under Wine find it
-// with HNS_SIM_ADDR; what it can be told over HTTP is in test/hns/README.md.
+// Command hnssim runs a simulated HNS by hand. Programs under Wine find it by the
+// variable HNS_SIM_ADDR. test/hns/README.md describes how to control it over HTTP.
 package main
 
 import (

@@ -74,7 +74,7 @@ func run(ctx context.Context, args []string) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// choose reads a list separated by commas. An empty one is all that there are.
+// choose parses a list separated by commas. An empty one selects all known names.
 func choose(what, list string, known []string) ([]string, error) {
 	if list == "" {
 		return known, nil
@@ -88,11 +88,11 @@ func choose(what, list string, known []string) ([]string, error) {
 	return chosen, nil
 }
 
-// runSuite runs a suite and notes what came of it.
+// runSuite runs a suite and records its outcome.
 func (all outcomes) runSuite(ctx context.Context, s suite, kernel, runner string) error {
 	o, err := s.runOn(ctx, runner, kernel, os.Stdout)
 	if ctx.Err() != nil {
-		return nil // it says nothing about the suite
+		return nil // it is not a result of the suite
 	}
 	if all[kernel] == nil {
 		all[kernel] = map[string]outcome{}

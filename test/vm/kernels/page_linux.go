@@ -13,7 +13,7 @@ import (
 	"kubeproxy/test/vm"
 )
 
-// about is what the page says before its table.
+// about is the text of the page before its table.
 const about = `# Kernels
 
 What the live tests say on kernels of Debian's, oldest first, each in a virtual
@@ -24,7 +24,7 @@ programs may have run beside it.
 
 `
 
-// page is the table of all outcomes.
+// page returns the page with the table of all outcomes.
 func (all outcomes) page() string {
 	var rows [][]string
 	head := []string{"tests"}
@@ -43,7 +43,7 @@ func (all outcomes) page() string {
 	return about + table(rows) + all.skipped()
 }
 
-// skipped lists what could not be run, and why.
+// skipped lists the skipped tests, and the reasons.
 func (all outcomes) skipped() string {
 	var text strings.Builder
 	for _, k := range vm.Kernels {
@@ -60,7 +60,7 @@ func (all outcomes) skipped() string {
 	return "\nSkipped:\n\n" + text.String()
 }
 
-// table is Markdown whose columns stand in line in the text, too.
+// table returns a Markdown table whose columns are aligned in the source, too.
 func table(rows [][]string) string {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
@@ -84,7 +84,7 @@ func table(rows [][]string) string {
 	return text.String()
 }
 
-// release is the version of a kernel, as some suite met it.
+// release is the version of a kernel, as recorded by a suite.
 func (all outcomes) release(kernel string) string {
 	for _, o := range all[kernel] {
 		if o.Release != "" {
@@ -94,7 +94,7 @@ func (all outcomes) release(kernel string) string {
 	return kernel
 }
 
-// cell says what came of a suite, if it was run.
+// cell returns the outcome of a suite for the table, if it was run.
 func (o outcome) cell(ran bool) string {
 	if !ran {
 		return "not run"

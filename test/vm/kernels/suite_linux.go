@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// suite is a choice of tests.
+// suite is a selection of tests.
 type suite struct {
 	name, title string
 	packages    []string
@@ -41,22 +41,22 @@ var suites = []suite{
 	{"ground", "what live tests stand on: networks, SCTP, notices", []string{"./test/netlab", "./test/nftmonitor"}, "", ""},
 }
 
-// outcome is what came of a suite on a kernel.
+// outcome is the result of a suite on a kernel.
 type outcome struct {
 	Release                 string // of the kernel
 	Passed, Failed, Skipped int
-	Ended                   bool // it came to an end, well or not
+	Ended                   bool // it ran to its end, with success or not
 	Took                    time.Duration
 	Reasons                 map[string]string `json:",omitempty"` // by the test that was skipped
 }
 
-// counts is the last line of a report.
+// counts matches the last line of a report.
 var counts = regexp.MustCompile(`(?m)^(\d+) passed, (\d+) failed, (\d+) skipped$`)
 
-// skips is a line for each test that was skipped, in a report, and why that is so.
+// skips matches a line about a skipped test in a report, with its reason.
 var skips = regexp.MustCompile(`(?m)^  kubeproxy/\S+ +(Test\S+) +(\S.*)$`)
 
-// reasons reads why tests were skipped.
+// reasons returns why tests were skipped.
 func reasons(report string) map[string]string {
 	all := map[string]string{}
 	for _, found := range skips.FindAllStringSubmatch(report, -1) {
@@ -65,7 +65,7 @@ func reasons(report string) map[string]string {
 	return all
 }
 
-// runOn runs a suite on a kernel. An error says that it could not.
+// runOn runs a suite on a kernel. An error means that it could not run.
 func (s suite) runOn(ctx context.Context, runner, kernel string, out io.Writer) (outcome, error) {
 	release, err := exec.CommandContext(ctx, runner, "-kernel", kernel, "-fetch").Output()
 	if err != nil {

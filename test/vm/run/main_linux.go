@@ -20,7 +20,7 @@ import (
 	"kubeproxy/test/vm"
 )
 
-// Exit codes of a command that came to no result.
+// Exit codes of a command without a result.
 const (
 	exitTimeout = 124
 	exitDied    = 125
@@ -54,12 +54,12 @@ func (p pairs) Set(s string) error {
 	return nil
 }
 
-// options are what the flags say beside the job.
+// options are the flags that are not part of the job.
 type options struct {
 	kernel  string
 	fetch   bool
 	verbose bool
-	// controlPlane brings in the programs that test/cluster runs.
+	// controlPlane installs the programs that test/cluster runs.
 	controlPlane bool
 }
 
@@ -103,7 +103,7 @@ func run(ctx context.Context, args []string) (int, error) {
 	}
 	m, err := vm.Prepare(ctx, o.kernel, os.Stderr)
 	if o.fetch && errors.Is(err, vm.ErrMissing) {
-		return 0, err // nothing to fetch for a machine that cannot be
+		return 0, err // no download for a machine that cannot run
 	}
 	if err != nil {
 		return exitSetUp, err
@@ -131,8 +131,7 @@ func run(ctx context.Context, args []string) (int, error) {
 	return code, nil
 }
 
-// prepare adds to j what a test expects to find, and says which kernel it is
-// on.
+// prepare adds the files that a test expects to j, and the name of its kernel.
 func prepare(ctx context.Context, o options, j *vm.Job) error {
 	var err error
 	if j.Dir, err = os.Getwd(); err != nil {
@@ -158,7 +157,7 @@ func prepare(ctx context.Context, o options, j *vm.Job) error {
 	return testFlags(j)
 }
 
-// controlPlaneInside is the place of etcd and kube-apiserver in a machine.
+// controlPlaneInside is the folder of etcd and kube-apiserver in a machine.
 const controlPlaneInside = "/usr/local/lib/controlplane"
 
 func addControlPlane(ctx context.Context, j *vm.Job) error {
@@ -173,7 +172,7 @@ func addControlPlane(ctx context.Context, j *vm.Job) error {
 	return nil
 }
 
-// shared are the folders of the module that dir is in which tests of several
+// shared are the folders, of the module that contains dir, in which tests of several
 // packages read.
 func shared(dir string) []string {
 	for at := dir; at != filepath.Dir(at); at = filepath.Dir(at) {
@@ -184,12 +183,12 @@ func shared(dir string) []string {
 	return nil
 }
 
-// profiles are the flags of a test that name files to be written.
+// profiles are the flags of a test that name output files.
 var profiles = []string{"coverprofile", "cpuprofile", "memprofile", "blockprofile", "mutexprofile", "trace", "gocoverdir"}
 
-// testFlags has what a test writes brought back, and gives it the time that it
-// gives itself. The machine's clock may be slower than this one's, and a test
-// that hangs is to say so itself.
+// testFlags adds the files that a test writes to the outputs, and gives the job the
+// timeout of the test. The machine's clock may be slower than this one's, and a test that
+// hangs should report that itself.
 func testFlags(j *vm.Job) error {
 	for _, arg := range j.Command[1:] {
 		name, value, ok := strings.Cut(strings.TrimPrefix(arg, "-test."), "=")

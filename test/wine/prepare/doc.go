@@ -1,8 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command prepare prepares the Wine that tests run Windows programs under,
-// where that was not done yet. Tests do it, too; here a person sees how it
-// goes, and no time limit of a test runs. Where Wine is not installed it says
-// so, and the tests are skipped.
+// Command prepare prepares the Wine of the tests, if that was not done yet. The tests do
+// that, too; this command shows the progress and has no time limit. If Wine is not
+// installed, it prints that, and the tests are skipped.
 package main

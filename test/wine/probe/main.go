@@ -1,8 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command probe is a Windows program for the tests of package wine: it shows
-// what a program there sees, and ends as it is told.
+// Command probe is a Windows program for the tests of package wine. As its arguments
+// request, it exits with a code, prints a variable, dials an address or waits for an
+// interrupt.
 package main
 
 import (

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tiny has tests to be run in a virtual machine.
+// Package tiny has tests that run in a virtual machine.
 package tiny
 
 import "os"
