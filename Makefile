@@ -20,7 +20,7 @@ WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/wi
 
 # The packages that make test runs: those that need neither an API server, nor Wine,
 # nor a virtual machine.
-QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|duel|incluster|outage|vm|windows|wine|winservice)(/|$$)')
+QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|incluster|outage|vm|windows|wine|winparity|winservice)(/|$$)')
 
 # The kernel of the virtual machine.
 KERNEL ?= 6.1
