@@ -88,7 +88,7 @@ type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	rules   reconcile.Watcher // the sets and chains, see package beside
+	rules   reconcile.Watcher // the sets and chains, see package companion
 	now     func() time.Time
 	// installed is what the kernel holds, nil if that is not known.
 	installed      *installed

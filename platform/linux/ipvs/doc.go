@@ -4,7 +4,7 @@
 // Package ipvs programs the virtual servers of mode ipvs. The input is a
 // service.Snapshot. The output are virtual servers of IPVS, a dummy interface with local
 // routes for the addresses of Services, and sysctls, for one family per Backend. Package
-// beside adds the ipsets and iptables chains for what IPVS cannot do. The package does
+// companion adds the ipsets and iptables chains for what IPVS cannot do. The package does
 // not select endpoints: the snapshot contains that decision. Only files with the suffix
 // _linux.go use kernel interfaces. All other files build and are tested on any system.
 package ipvs
@@ -15,7 +15,7 @@ import (
 	"slices"
 	"time"
 
-	"kubeproxy/platform/linux/beside"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // Device is the dummy interface that the local routes of Service addresses refer to.
@@ -42,7 +42,9 @@ type Options struct {
 	TCP, TCPFin, UDP time.Duration
 }
 
-func (o Options) rulesOptions() beside.Options { return beside.Options{MasqueradeBit: o.MasqueradeBit} }
+func (o Options) rulesOptions() companion.Options {
+	return companion.Options{MasqueradeBit: o.MasqueradeBit}
+}
 
 func (o Options) scheduler() string { return cmp.Or(o.Scheduler, "rr") }
 

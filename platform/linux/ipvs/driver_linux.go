@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // New returns the Backend for one family in the network namespace of the calling thread.
@@ -28,7 +28,7 @@ func New(f service.Family, o Options) (*Backend, error) {
 	if err := k.open(); err != nil {
 		return nil, fmt.Errorf("IPVS for %s: %w", f, err)
 	}
-	rules, err := beside.New(f, o.rulesOptions())
+	rules, err := companion.New(f, o.rulesOptions())
 	if err != nil {
 		return nil, fmt.Errorf("the rules beside IPVS: %w", err)
 	}

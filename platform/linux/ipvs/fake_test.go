@@ -13,9 +13,9 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs/companion"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
@@ -24,7 +24,7 @@ import (
 // exist.
 type fake struct {
 	family          service.Family
-	sets            *xtables.Sets // beside.VirtualServerSet among them
+	sets            *xtables.Sets // companion.VirtualServerSet among them
 	tables          *xtables.System
 	addrs           []netip.Addr
 	device          bool
@@ -82,7 +82,7 @@ func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
 			goes = append(goes, o.key.entry())
 		}
 	}
-	closed := k.deleteEntries(beside.VirtualServerSet(k.family), goes...)
+	closed := k.deleteEntries(companion.VirtualServerSet(k.family), goes...)
 	failed := applyInOrder(ops, func(o *op) error {
 		if o.removesFromSet() && closed != nil {
 			return closed
@@ -107,14 +107,14 @@ func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
 	if len(members) == 0 {
 		return failed
 	}
-	if err := k.sets.Add(beside.VirtualServerSet(k.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
+	if err := k.sets.Add(companion.VirtualServerSet(k.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
 		markNotInSet(ops, failed, err)
 	}
 	return failed
 }
 
 func (k *fake) do(o op) error {
-	addrs, a := beside.NodeIPSet(k.family), ipset.Entry{Addr: o.route.addr}
+	addrs, a := companion.NodeIPSet(k.family), ipset.Entry{Addr: o.route.addr}
 	switch o.verb {
 	case addDevice:
 		k.device = true
@@ -124,7 +124,7 @@ func (k *fake) do(o op) error {
 	case addServerToSet, delServerFromSet: // done for all ops at once
 		return nil
 	case addSets:
-		return errors.Join(k.sets.Create(beside.VirtualServerSet(k.family)), k.sets.Create(addrs))
+		return errors.Join(k.sets.Create(companion.VirtualServerSet(k.family)), k.sets.Create(addrs))
 	case addAddrToSet:
 		return k.sets.Add(addrs, []ipset.Member{{Entry: a}})
 	case delAddrFromSet:
@@ -146,7 +146,7 @@ func (k *fake) deleteEntries(s ipset.Set, entries ...ipset.Entry) error {
 
 // readSets reads the sets of virtual servers and addresses.
 func (k *fake) readSets(s *state) {
-	servers, addrs := k.sets.ByName[beside.VirtualServerSet(k.family).Name], k.sets.ByName[beside.NodeIPSet(k.family).Name]
+	servers, addrs := k.sets.ByName[companion.VirtualServerSet(k.family).Name], k.sets.ByName[companion.NodeIPSet(k.family).Name]
 	s.serverSet, s.addrSet = map[key]bool{}, map[netip.Addr]bool{}
 	if s.hasSets = servers != nil && addrs != nil; !s.hasSets {
 		return
@@ -265,7 +265,7 @@ func (k *fake) Watch(ctx context.Context, _ func()) error {
 	return nil
 }
 
-// fakeRules replaces package beside in tests of virtual servers alone. It records the
+// fakeRules replaces package companion in tests of virtual servers alone. It records the
 // snapshot it was applied for.
 type fakeRules struct {
 	held   *service.Snapshot
@@ -310,11 +310,11 @@ func newBackend(f service.Family, k *fake, o Options) *Backend {
 	return &Backend{family: f, options: o, driver: k, rules: &fakeRules{}, now: func() time.Time { return k.clock }}
 }
 
-// newBackendWithRules returns a Backend that includes package beside.
+// newBackendWithRules returns a Backend that includes package companion.
 func newBackendWithRules(f service.Family, k *fake, o Options) *Backend {
 	b := newBackend(f, k, o)
 	chains := iptables.NewWith(f, iptables.Options{Role: iptables.IPVSCompanion, MasqueradeBit: o.MasqueradeBit}, k.tables)
-	b.rules = beside.NewWith(f, chains, k.sets, b.now)
+	b.rules = companion.NewWith(f, chains, k.sets, b.now)
 	b.SetResync(b.options.SyncPeriod)
 	return b
 }

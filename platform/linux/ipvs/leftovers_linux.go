@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // Leftovers are our virtual servers in the network namespace of the calling thread, with
@@ -31,7 +31,7 @@ type Leftovers struct {
 // String returns a name for the leftovers.
 func (r Leftovers) String() string { return "virtual servers of IPVS for " + r.Family.String() }
 
-func (r Leftovers) rules() beside.Leftovers { return beside.Leftovers{Family: r.Family} }
+func (r Leftovers) rules() companion.Leftovers { return companion.Leftovers{Family: r.Family} }
 
 // Find describes the leftovers, "" if there are none.
 func (r Leftovers) Find(ctx context.Context) (string, error) {
@@ -155,7 +155,7 @@ func (b *Backend) Close() error {
 	if k, ok := b.driver.(*kernel); ok {
 		k.close()
 	}
-	if rules, ok := b.rules.(*beside.Backend); ok {
+	if rules, ok := b.rules.(*companion.Backend); ok {
 		return rules.Close()
 	}
 	return nil

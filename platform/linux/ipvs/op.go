@@ -15,7 +15,7 @@ type verb uint8
 
 const (
 	addDevice        verb = iota
-	addSets               // beside.VirtualServerSet and beside.NodeIPSet
+	addSets               // companion.VirtualServerSet and companion.NodeIPSet
 	addServerToSet        // to the former
 	delServerFromSet      // from the former
 	addAddrToSet          // an address of the node, to the latter

@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/beside"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // Probe checks, in the network namespace of the calling thread, whether the kernel can
 // do what Backend needs for f. For a moment it makes a virtual server that no packet
 // reaches, and an interface. The error is one sentence that describes what is missing.
 func Probe(f service.Family, o Options) error {
-	if err := beside.Probe(f, o.rulesOptions()); err != nil {
+	if err := companion.Probe(f, o.rulesOptions()); err != nil {
 		return fmt.Errorf("the rules beside IPVS: %w", err)
 	}
 	k := &kernel{family: f, options: o}

@@ -14,8 +14,8 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // Format is an output format of Render.
@@ -36,7 +36,7 @@ type Document struct {
 	Device    string          `json:"device"`
 	Addresses []Address       `json:"addresses"`
 	Servers   []VirtualServer `json:"virtualServers"`
-	beside.Document
+	companion.Document
 
 	family service.Family
 }
@@ -110,7 +110,7 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 	for _, a := range ownAddrs(want.Node, f) {
 		own = append(own, ipset.Member{Entry: ipset.Entry{Addr: a}})
 	}
-	d.Document = beside.NewDocument(f, want, o.rulesOptions(), served, own)
+	d.Document = companion.NewDocument(f, want, o.rulesOptions(), served, own)
 	return d
 }
 

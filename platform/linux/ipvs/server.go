@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // key identifies a virtual server.
@@ -84,7 +84,7 @@ type desiredServer struct {
 	key
 	server
 	endpoints         []service.Endpoint // sorted; empty if the virtual server may be deleted
-	preservesClientIP bool               // see beside.PreservesClientIP
+	preservesClientIP bool               // see companion.PreservesClientIP
 	refused           bool               // the rules reject, as the Port has no endpoints
 }
 
@@ -95,7 +95,7 @@ func (o Options) servers(p *service.Port, at localNode) []desiredServer {
 		f := &p.Frontends[i]
 		w := desiredServer{
 			key{f.Addr, f.Port, p.Name.Protocol}, o.server(p),
-			beside.ServerEndpoints(p, f.Kind), beside.PreservesClientIP(p, f.Kind), !p.HasEndpoints(),
+			companion.ServerEndpoints(p, f.Kind), companion.PreservesClientIP(p, f.Kind), !p.HasEndpoints(),
 		}
 		if f.Kind != service.NodePort {
 			all = append(all, w)

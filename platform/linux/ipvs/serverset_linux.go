@@ -7,8 +7,8 @@ import (
 	"errors"
 	"net/netip"
 
-	"kubeproxy/platform/linux/beside"
 	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // openSets opens the socket for ipsets on first use.
@@ -27,7 +27,7 @@ func (k *kernel) removeFromSet(ops []op) error {
 			entries = append(entries, ops[i].key.entry())
 		}
 	}
-	return k.deleteEntries(beside.VirtualServerSet(k.family), entries)
+	return k.deleteEntries(companion.VirtualServerSet(k.family), entries)
 }
 
 // addToSet adds to the set the virtual servers that exist after ops, some of which
@@ -45,7 +45,7 @@ func (k *kernel) addToSet(ops []op, failed map[int]error) error {
 	if err := k.openSets(); err != nil {
 		return err
 	}
-	if err := k.sets.Add(beside.VirtualServerSet(k.family), members); !errors.Is(err, ipset.ErrMissing) {
+	if err := k.sets.Add(companion.VirtualServerSet(k.family), members); !errors.Is(err, ipset.ErrMissing) {
 		return err
 	}
 	return nil // without the set, no chain refers to it
@@ -68,7 +68,7 @@ func (k *kernel) deleteEntries(s ipset.Set, entries []ipset.Entry) error {
 // applySetOp creates the sets of virtual servers and of node addresses, and changes the
 // latter.
 func (k *kernel) applySetOp(o *op) error {
-	servers, addrs := beside.VirtualServerSet(k.family), beside.NodeIPSet(k.family)
+	servers, addrs := companion.VirtualServerSet(k.family), companion.NodeIPSet(k.family)
 	e := ipset.Entry{Addr: o.route.addr}
 	if o.verb == delAddrFromSet {
 		return k.deleteEntries(addrs, []ipset.Entry{e})
@@ -90,8 +90,8 @@ func (k *kernel) readSets(s *state) error {
 	if err := k.openSets(); err != nil {
 		return err
 	}
-	servers, err := k.sets.List(beside.VirtualServerSet(k.family))
-	addrs, addrsErr := k.sets.List(beside.NodeIPSet(k.family))
+	servers, err := k.sets.List(companion.VirtualServerSet(k.family))
+	addrs, addrsErr := k.sets.List(companion.NodeIPSet(k.family))
 	for _, err := range []error{err, addrsErr} {
 		if err != nil && !errors.Is(err, ipset.ErrMissing) {
 			return err
@@ -104,9 +104,9 @@ func (k *kernel) readSets(s *state) error {
 	}
 	for _, h := range heads { // an altered set is replaced, see ipset.Header
 		switch {
-		case h.Altered && h.Name == beside.VirtualServerSet(k.family).Name:
+		case h.Altered && h.Name == companion.VirtualServerSet(k.family).Name:
 			s.hasSets, servers = false, nil
-		case h.Altered && h.Name == beside.NodeIPSet(k.family).Name:
+		case h.Altered && h.Name == companion.NodeIPSet(k.family).Name:
 			s.hasSets, addrs = false, nil
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/beside"
+	"kubeproxy/platform/linux/ipvs/companion"
 	"kubeproxy/test/netlab"
 )
 
@@ -43,7 +43,7 @@ func TestAlteredServedSet(t *testing.T) {
 		do(addSets)
 		do(addAddrToSet)
 		wantSets(true)
-		served := beside.VirtualServerSet(k.family)
+		served := companion.VirtualServerSet(k.family)
 		for _, args := range [][]string{
 			{"create", "OTHER", string(served.Type), "comment", "maxelem", "9"}, {"swap", "OTHER", served.Name}, {"destroy", "OTHER"},
 		} {
