@@ -42,7 +42,7 @@ type state struct {
 	model        *model
 	listedAt     time.Time
 	listDuration time.Duration // of the listing
-	relisted     *look         // that began before endpoints were listed last
+	relisted     *pendingList  // that began before endpoints were listed last
 	claims       claims
 	limits       map[service.PortName][]error
 	notes        reconcile.Notes // cloned before a change
@@ -63,7 +63,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	switch {
 	case !b.incremental(want):
 	case b.due(want):
-		plan = b.planLook
+		plan = b.planListed
 	default:
 		plan = b.planChanges
 	}
@@ -306,7 +306,7 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 // relist updates the endpoints. The network plugin creates and deletes those of this
 // node.
 func (b *Backend) relist(ctx context.Context, next *state) error {
-	next.relisted = b.host.current()
+	next.relisted = b.host.pendingNow()
 	l, err := b.host.driver.List(ctx, Endpoints)
 	if err != nil {
 		b.state = nil

@@ -31,7 +31,7 @@ type Host struct {
 
 	mu           sync.Mutex
 	spoils       int                       // looks in a row that changes spoilt
-	looking      *look                     // the latest, nil if another listing came after it
+	pending      *pendingList              // the latest, nil if another listing came after it
 	touched      map[service.Family]func() // called after looks that nobody waited for
 	listing      Listing
 	listed       time.Time
@@ -64,9 +64,9 @@ func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 	h := &Host{
 		store: s, node: node, notify: notify, now: time.Now, listLock: make(chan struct{}, 1), reported: map[string]bool{}, inPlace: true,
 		endpointBackoff: map[string]backoff{}, refusals: map[Key]refusal{}, serviceBackoff: map[serviceName]backoff{}, portBackoff: map[portPool]backoff{},
-		patience: patience, touched: map[service.Family]func(){},
+		patience: listPatience, touched: map[service.Family]func(){},
 	}
-	h.driver = &noting{d, h}
+	h.driver = &writeRecorder{d, h}
 	return h
 }
 
@@ -74,7 +74,7 @@ func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 func (h *Host) reload() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.loaded, h.listed, h.looking = false, time.Time{}, nil
+	h.loaded, h.listed, h.pending = false, time.Time{}, nil
 }
 
 // listingTTL is how long the listing of one family also serves the other one, whose sync
@@ -97,7 +97,7 @@ func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
 		return Listing{}, err
 	}
 	h.pruneRecord(l, known)
-	h.listing, h.listed, h.seenBy, h.looking = l, h.now(), [2]bool{}, nil
+	h.listing, h.listed, h.seenBy, h.pending = l, h.now(), [2]bool{}, nil
 	h.seenBy[f] = true
 	return l, nil
 }

@@ -117,15 +117,15 @@ func apps(generation uint64, n int, moved map[int]string) *service.Snapshot {
 	return snapshot(generation, ports...)
 }
 
-// lookBench is a bench whose HNS lists beside rounds.
-type lookBench struct {
+// listBench is a bench whose HNS lists beside rounds.
+type listBench struct {
 	*testNode
 	*gradual
 	passed atomic.Int64 // on the clock
 }
 
-func newLookBench(t *testing.T, v Version, pods ...string) *lookBench {
-	b := &lookBench{testNode: newTestNode(t, v, bridgeN)}
+func newLookBench(t *testing.T, v Version, pods ...string) *listBench {
+	b := &listBench{testNode: newTestNode(t, v, bridgeN)}
 	b.pods(pods...)
 	b.gradual = &gradual{fake: b.hns}
 	b.restartOn(b.gradual)
@@ -136,7 +136,7 @@ func newLookBench(t *testing.T, v Version, pods ...string) *lookBench {
 }
 
 // apply does a round that must work, and returns what it did.
-func (b *lookBench) apply(want *service.Snapshot) string {
+func (b *listBench) apply(want *service.Snapshot) string {
 	b.t.Helper()
 	b.passed.Add(int64(time.Second))
 	p := b.plan(want)
@@ -155,14 +155,14 @@ func (b *lookBench) apply(want *service.Snapshot) string {
 
 // resync starts a listing that stops before each object, hands each stop to
 // meanwhile, and returns what the round did that used the listing.
-func (b *lookBench) resync(meanwhile func(object int) *service.Snapshot) string {
+func (b *listBench) resync(meanwhile func(object int) *service.Snapshot) string {
 	b.t.Helper()
 	stops, goOn := make(chan int), make(chan struct{})
 	b.between = func(object int) { stops <- object; <-goOn }
 	want := b.backend.state.snapshot
 	b.passed.Add(int64(time.Minute))
 	b.apply(want)
-	l := b.backend.host.current()
+	l := b.backend.host.pendingNow()
 	for {
 		select {
 		case object := <-stops:
@@ -264,7 +264,7 @@ func TestChangesSpoilListings(t *testing.T) {
 		moved++
 		return apps(uint64(moved), 6, map[int]string{5: fmt.Sprintf("10.244.2.%d:80@b", moved)})
 	}
-	for n := range mostSpoilt {
+	for n := range maxInvalidated {
 		b.resync(spoil)
 		if b.listed != 2+n || b.backend.listingAge() < time.Minute {
 			t.Fatalf("spoilt %d times: listed %d times, the last one used is %s old", n+1, b.listed, b.backend.listingAge())
@@ -272,7 +272,7 @@ func TestChangesSpoilListings(t *testing.T) {
 	}
 	b.resync(spoil)
 	if b.backend.listingAge() > 2*time.Second {
-		t.Errorf("after %d spoilt listings the last one used is %s old, want one that changes wait for", mostSpoilt, b.backend.listingAge())
+		t.Errorf("after %d spoilt listings the last one used is %s old, want one that changes wait for", maxInvalidated, b.backend.listingAge())
 	}
 	b.resync(func(int) *service.Snapshot { return nil })
 	if b.backend.listingAge() > 2*time.Second {
@@ -285,10 +285,10 @@ func TestChangesDoNotWaitForResyncs(t *testing.T) {
 	const n, each, longest = 300, 5 * time.Millisecond, time.Second
 	b := newLookBench(t, v15)
 	b.apply(apps(1, n, nil))
-	b.backend.host.patience = patience
+	b.backend.host.patience = listPatience
 	b.between = func(int) { time.Sleep(each) }
 	ended := make(chan struct{}, 1)
-	b.backend.host.onLook(service.IPv4, func() { ended <- struct{}{} })
+	b.backend.host.onListed(service.IPv4, func() { ended <- struct{}{} })
 	b.passed.Add(int64(time.Minute))
 	want := b.backend.state.snapshot
 	b.apply(want) // begins to list

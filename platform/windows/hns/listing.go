@@ -13,13 +13,13 @@ import (
 	"kubeproxy/common/service"
 )
 
-// patience is how long a round that is a resync waits for a listing. One that
+// listPatience is how long a round that is a resync waits for a listing. One that
 // takes longer goes on while changes are programmed, and a later round uses it.
-const patience = 100 * time.Millisecond
+const listPatience = 100 * time.Millisecond
 
-// look is a listing that goes on while changes are programmed. What it says of
+// pendingList is a listing that goes on while changes are programmed. What it says of
 // objects that were written meanwhile does not count.
-type look struct {
+type pendingList struct {
 	begun   time.Time
 	done    chan struct{}   // closed when the rest is set
 	wrote   map[string]bool // IDs and keys that were written since it began
@@ -35,26 +35,26 @@ var _ reconcile.Watcher = (*Backend)(nil)
 // Watch implements reconcile.Watcher: what others did shows when a listing has
 // ended that no round waited for.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
-	b.host.onLook(b.family, touched)
+	b.host.onListed(b.family, touched)
 	<-ctx.Done()
-	b.host.onLook(b.family, nil)
+	b.host.onListed(b.family, nil)
 	return nil
 }
 
-func (h *Host) onLook(f service.Family, touched func()) {
+func (h *Host) onListed(f service.Family, touched func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.touched[f] = touched
 }
 
-// planLook compares everything with a listing that goes on meanwhile. Until it has
+// planListed compares everything with a listing that goes on meanwhile. Until it has
 // ended, changes are planned from what is known.
-func (b *Backend) planLook(ctx context.Context, want *service.Snapshot) (*plan, error) {
+func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	h := b.host
 	if h.patience == 0 {
 		return b.planAll(ctx, want)
 	}
-	l := h.lookFor(ctx, b.family)
+	l := h.listFor(ctx, b.family)
 	var wait time.Duration
 	if b.state.snapshot == want {
 		wait = time.Until(l.begun.Add(h.patience))
@@ -64,7 +64,7 @@ func (b *Backend) planLook(ctx context.Context, want *service.Snapshot) (*plan, 
 	}
 	listing, ok := h.since(l, b.family, b.state)
 	switch {
-	case ok && h.spoilt(l):
+	case ok && h.invalidated(l):
 		return b.planChanges(ctx, want) // and the next round begins another
 	case !ok || errors.Is(l.err, ErrNotFound):
 		return b.planAll(ctx, want)
@@ -77,37 +77,37 @@ func (b *Backend) planLook(ctx context.Context, want *service.Snapshot) (*plan, 
 	return b.planFrom(ctx, want, before, held{listing, l.ended, l.took})
 }
 
-// lookFor returns the look that goes on or ended just now, else a new one. A family
+// listFor returns the listing that goes on or has just ended, else a new one. A family
 // never gets the same one twice.
-func (h *Host) lookFor(ctx context.Context, f service.Family) *look {
+func (h *Host) listFor(ctx context.Context, f service.Family) *pendingList {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if l := h.looking; l != nil && !l.seen[f] && (l.ended.IsZero() || h.now().Sub(l.ended) < listingTTL) {
+	if l := h.pending; l != nil && !l.seen[f] && (l.ended.IsZero() || h.now().Sub(l.ended) < listingTTL) {
 		return l
 	}
-	l := &look{begun: time.Now(), done: make(chan struct{}), wrote: map[string]bool{}}
-	h.looking = l
-	go h.carryOut(context.WithoutCancel(ctx), l, h.now(), h.recordedIDs())
+	l := &pendingList{begun: time.Now(), done: make(chan struct{}), wrote: map[string]bool{}}
+	h.pending = l
+	go h.runList(context.WithoutCancel(ctx), l, h.now(), h.recordedIDs())
 	return l
 }
 
-// current returns the latest look, nil if it does not count any more.
-func (h *Host) current() *look {
+// pendingNow returns the latest listing, nil if it no longer counts.
+func (h *Host) pendingNow() *pendingList {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.looking
+	return h.pending
 }
 
-// carryOut lists. What is known of objects that were not written since it began is
+// runList lists. What is known of objects that were not written since it began is
 // settled.
-func (h *Host) carryOut(ctx context.Context, l *look, start time.Time, known []string) {
+func (h *Host) runList(ctx context.Context, l *pendingList, start time.Time, known []string) {
 	listing, err := h.driver.List(ctx, All)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer close(l.done)
 	l.listing, l.err, l.ended = listing, err, h.now()
 	l.took = l.ended.Sub(start)
-	if h.looking != l { // a newer listing counts
+	if h.pending != l { // a newer listing counts
 		return
 	}
 	if err == nil {
@@ -131,7 +131,7 @@ func without(all []string, these map[string]bool) []string {
 }
 
 // await reports whether l ends in time.
-func (l *look) await(ctx context.Context, wait time.Duration) bool {
+func (l *pendingList) await(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(max(wait, 0))
 	defer timer.Stop()
 	select {
@@ -148,13 +148,13 @@ func (l *look) await(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// mostSpoilt is how many looks in a row may fail because of changes.
-const mostSpoilt = 5
+// maxInvalidated is how many looks in a row may fail because of changes.
+const maxInvalidated = 5
 
-// spoilt reports that l failed because something went away meanwhile, which may
+// invalidated reports that l failed because something went away meanwhile, which may
 // have been a change of ours. If that has happened often, HNS is to be listed while
 // changes wait.
-func (h *Host) spoilt(l *look) bool {
+func (h *Host) invalidated(l *pendingList) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !errors.Is(l.err, ErrNotFound) || len(l.wrote) == 0 {
@@ -162,17 +162,17 @@ func (h *Host) spoilt(l *look) bool {
 		return false
 	}
 	h.spoils++
-	return h.spoils <= mostSpoilt
+	return h.spoils <= maxInvalidated
 }
 
 // since returns what HNS holds, for one family: what l says, but for what the
 // family wrote since l began, which is known from before. It is not ok if l does not
 // count any more.
-func (h *Host) since(l *look, f service.Family, before *state) (_ Listing, ok bool) {
+func (h *Host) since(l *pendingList, f service.Family, before *state) (_ Listing, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l.seen[f] = true
-	if h.looking != l {
+	if h.pending != l {
 		return Listing{}, false
 	}
 	if len(l.wrote) == 0 && before.relisted != l {
@@ -212,37 +212,37 @@ func (h *Host) since(l *look, f service.Family, before *state) (_ Listing, ok bo
 func (h *Host) noteWrite(objects ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.looking == nil {
+	if h.pending == nil {
 		return
 	}
 	for _, x := range objects {
-		h.looking.wrote[x] = true
+		h.pending.wrote[x] = true
 	}
 }
 
-// noting is a Driver that notes what is written, before and after: a look may begin
+// writeRecorder is a Driver that notes what is written, before and after: a look may begin
 // or end while HNS does it.
-type noting struct {
+type writeRecorder struct {
 	Driver
 	host *Host
 }
 
 // CreateEndpoint implements Driver.
-func (n *noting) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+func (n *writeRecorder) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
 	made, err := n.Driver.CreateEndpoint(ctx, e)
 	n.host.noteWrite(made.ID)
 	return made, err
 }
 
 // DeleteEndpoint implements Driver.
-func (n *noting) DeleteEndpoint(ctx context.Context, id string) error {
+func (n *writeRecorder) DeleteEndpoint(ctx context.Context, id string) error {
 	n.host.noteWrite(id)
 	defer n.host.noteWrite(id)
 	return n.Driver.DeleteEndpoint(ctx, id)
 }
 
 // CreateLoadBalancer implements Driver.
-func (n *noting) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+func (n *writeRecorder) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
 	n.host.noteWrite(lb.Key.String())
 	id, err := n.Driver.CreateLoadBalancer(ctx, lb)
 	n.host.noteWrite(lb.Key.String(), id)
@@ -250,14 +250,14 @@ func (n *noting) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (strin
 }
 
 // UpdateLoadBalancer implements Driver.
-func (n *noting) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+func (n *writeRecorder) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	n.host.noteWrite(lb.ID, lb.Key.String())
 	defer n.host.noteWrite(lb.ID, lb.Key.String())
 	return n.Driver.UpdateLoadBalancer(ctx, lb)
 }
 
 // DeleteLoadBalancer implements Driver.
-func (n *noting) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
+func (n *writeRecorder) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
 	n.host.noteWrite(lb.ID, lb.Key.String())
 	defer n.host.noteWrite(lb.ID, lb.Key.String())
 	return n.Driver.DeleteLoadBalancer(ctx, lb)
