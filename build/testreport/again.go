@@ -38,13 +38,13 @@ func (r *report) again(s settings, problems io.Writer) (failed bool, err error) 
 			failed = true
 			continue
 		}
-		r.settle(pkg, second)
+		r.acceptRerun(pkg, second)
 	}
 	return failed, nil
 }
 
-// settle records that everything that failed in pkg has passed the second time.
-func (r *report) settle(pkg string, second *report) {
+// acceptRerun records that everything that failed in pkg passed the second time.
+func (r *report) acceptRerun(pkg string, second *report) {
 	for _, results := range r.broken[pkg] {
 		r.failed -= results
 	}

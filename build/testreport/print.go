@@ -26,8 +26,8 @@ const progressEvery = 30 * time.Second
 
 // progress prints what is running, unless a package has ended since its last call.
 func (r *report) progress() {
-	if r.packages != r.toldAt {
-		r.toldAt = r.packages
+	if r.packages != r.progressAt {
+		r.progressAt = r.packages
 		return
 	}
 	under := slices.Sorted(maps.Keys(r.running))

@@ -40,13 +40,13 @@ type report struct {
 	skipped        []result
 	// broken counts failures in each package by top-level test. hopeless is whether
 	// something failed that was no test. unsteady are tests that passed the second time.
-	broken   map[string]map[string]int
-	hopeless bool
-	unsteady []string
-	slow     []result // every top-level test that ended
-	packages int
-	toldAt   int // packages at the last call of progress
-	start    time.Time
+	broken     map[string]map[string]int
+	hopeless   bool
+	unsteady   []string
+	slow       []result // every top-level test that ended
+	packages   int
+	progressAt int // packages at the last call of progress
+	start      time.Time
 }
 
 // packageRun is a package whose tests run.

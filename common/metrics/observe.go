@@ -41,16 +41,16 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	o.metrics.mu.Lock()
 	all := maps.Clone(o.metrics.programmed)
 	o.metrics.mu.Unlock()
-	lackingLocal := map[service.Family]count{} // has no backend label
+	missingLocal := map[service.Family]count{} // has no backend label
 	for b, p := range all {
 		n := p.count(b.Family)
 		set(programmedPorts, float64(n.ports), b.labels()...)
 		set(programmedEndpoints, float64(n.endpoints), b.labels()...)
-		if s := lackingLocal[b.Family]; n.internal+n.external >= s.internal+s.external {
-			lackingLocal[b.Family] = n
+		if s := missingLocal[b.Family]; n.internal+n.external >= s.internal+s.external {
+			missingLocal[b.Family] = n
 		}
 	}
-	for f, n := range lackingLocal {
+	for f, n := range missingLocal {
 		set(noLocal, float64(n.internal), "internal", f.String())
 		set(noLocal, float64(n.external), "external", f.String())
 	}

@@ -37,9 +37,9 @@ type Sink interface {
 	// be read. The number is 0 at first.
 	Unread(n int)
 
-	// Batch makes all changes by tell take effect at once: no snapshot may contain some
-	// of them without the others. It returns when tell has returned.
-	Batch(tell func())
+	// Batch makes all changes by deliver take effect at once: no snapshot may contain some
+	// of them without the others. It returns when deliver has returned.
+	Batch(deliver func())
 }
 
 // Fault is a problem with one thing that a source reads. The source reports it again when

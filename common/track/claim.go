@@ -138,8 +138,8 @@ func (c *claims) hold(a address, old, now claim) {
 	}
 }
 
-// settle touches all who are affected by the changes since it last ran.
-func (c *claims) settle() {
+// resolve touches all who are affected by the changes since it last ran.
+func (c *claims) resolve() {
 	if len(c.was) == 0 {
 		return
 	}

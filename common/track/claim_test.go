@@ -49,7 +49,7 @@ func TestContendersCost(t *testing.T) {
 	} {
 		tracker.Latest()
 		step.do()
-		tracker.claims.settle()
+		tracker.claims.resolve()
 		if len(tracker.dirty) > step.want {
 			t.Errorf("%s at %d who want one address: %d Services are worked on; want %d", step.name, n, len(tracker.dirty), step.want)
 		}

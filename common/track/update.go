@@ -69,15 +69,15 @@ func (t *Tracker) release(s *serviceState) {
 
 // eachClaim calls change for every address that s claims, and guest for every key of
 // guest.go.
-func eachClaim(s *serviceState, change func(address, service.Kind), guest func(address, *serviceState)) {
+func eachClaim(s *serviceState, change func(address, service.Kind), external func(address, *serviceState)) {
 	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
 			change(addressOf(p, f), f.Kind)
 			switch {
 			case isExternalAddress(f.Kind):
-				guest(clusterIPKey(f, p.Family), s)
-				guest(nodePortKey(p, f), s)
+				external(clusterIPKey(f, p.Family), s)
+				external(nodePortKey(p, f), s)
 			case f.Kind != service.NodePort && !seen[p.Family]:
 				seen[p.Family] = true
 				change(clusterIPKey(f, p.Family), f.Kind)
@@ -94,7 +94,7 @@ func eachClaim(s *serviceState, change func(address, service.Kind), guest func(a
 // update makes the next snapshot if anything changed, and returns the
 // problems that are new.
 func (t *Tracker) update() []Problem {
-	t.claims.settle()
+	t.claims.resolve()
 	if t.latest != nil && len(t.dirty) == 0 && !t.nodeDirty {
 		return nil
 	}

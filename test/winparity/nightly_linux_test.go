@@ -16,9 +16,9 @@ import (
 // nightly says that tests have hours.
 func nightly() bool { return os.Getenv("KUBEPROXY_NIGHTLY") != "" }
 
-// TestNightlyLife plays what is rare in the life of Services, by night, on an HNS that
+// TestNightlyLifecycle plays what is rare in the life of Services, by night, on an HNS that
 // can change load balancers and on one that cannot.
-func TestNightlyLife(t *testing.T) {
+func TestNightlyLifecycle(t *testing.T) {
 	if !nightly() {
 		return
 	}
