@@ -53,6 +53,7 @@ var layers = []layer{
 	{"common/reconcile/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/files/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/route/", []string{"k8s.io", "sigs.k8s.io"}, nil},
+	{"common/statusview/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/track/", []string{"k8s.io/client-go"}, nil},
 	{"config/", []string{module + "/platform", module + "/cmd"}, nil},
 	{"platform/", []string{module + "/config", module + "/cmd"}, nil},

@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/health"
-	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -101,27 +100,5 @@ func TestLogLimits(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// TestStatusOfLimits checks that status names the address that cannot be served and other
-// deviations, and shows the rest as programmed.
-func TestStatusOfLimits(t *testing.T) {
-	web := shopPort(v4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80), front(service.LoadBalancerIP, "203.0.113.5", 80))
-	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{web})
-	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
-	r := reconcile.Result{Generation: 3, Start: ago(time.Hour), Notes: reconcile.Notes{web.Name: {{Text: "no timeout"}}}}
-	r.Err = &reconcile.PortError{Name: web.Name, Err: &reconcile.UnsupportedError{Text: "no source ranges", Affected: web.Frontends[1:]}}
-	b.Result(v4, want, r)
-	report := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
-	got := runStatus(t, "shop/web", "--server="+serveStore(t, b, report))
-	wants := []string{"shop/web: limited\n", "no source ranges\n", "served\n", "not served: this mode cannot\n", "IPv4    no timeout\n"}
-	for _, w := range wants {
-		if !strings.Contains(got.Out, w) {
-			t.Errorf("no %q in\n%s", w, got.Out)
-		}
-	}
-	if got.Code != exitNotOK {
-		t.Errorf("exit %d, want %d", got.Code, exitNotOK)
 	}
 }

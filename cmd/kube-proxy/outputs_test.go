@@ -25,6 +25,7 @@ import (
 	"kubeproxy/common/printable"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
 )
 
 // forged is the beginning of a line that foreign text tries to insert into an output.
@@ -164,13 +165,13 @@ func hostileArguments(t *testing.T, s string) {
 // hostileAnswer inserts s into all fields of a proxy's response.
 func hostileAnswer(t *testing.T, s string) {
 	t.Helper()
-	d := &statusOutput{}
+	d := &statusview.Answer{}
 	poison(reflect.ValueOf(d).Elem(), s, 0)
-	for _, format := range []string{formatTable, formatWide, formatJSON} {
-		for _, name := range []string{"", s} {
+	for _, format := range []string{"table", "wide", "json"} {
+		for _, full := range []bool{false, true} {
 			var out bytes.Buffer
-			q := &statusOptions{format: format, name: name, now: func() time.Time { return time.Unix(1e9, 0) }}
-			if err := q.print(&out, d); err != nil {
+			v := &statusview.View{Format: statusview.Format(format), Full: full, Now: time.Unix(1e9, 0)}
+			if err := v.Print(&out, d); err != nil {
 				t.Fatal(err)
 			}
 			checkPrinted(t, "status -o "+format, out.String())

@@ -10,12 +10,16 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
+	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 )
 
@@ -40,10 +44,10 @@ const statusExample = `  kube-proxy status
   kube-proxy status shop/web
   kube-proxy status -o json | jq '.services[] | select(.state != "programmed")'`
 
-// The exit codes of status.
+// The exit codes of status, and of service status.
 const (
-	exitNotOK       = 1
-	exitUnreachable = 2
+	exitNotOK       = statusview.ExitNotOK
+	exitUnreachable = statusview.ExitUnreachable
 )
 
 // exit ends the command with a code. Its error is nil if nothing is left to print.
@@ -64,24 +68,14 @@ func (e *exit) Unwrap() error { return e.err }
 
 // statusOptions are the flags and arguments of status.
 type statusOptions struct {
-	config, server, namespace, format string
-	failing                           bool
-	timeout                           time.Duration
-
-	name string // of the Service, empty for all
-	now  func() time.Time
+	query          statusview.Query
+	config, server string
+	format         string
+	timeout        time.Duration
 }
 
-// The formats of status.
-const (
-	formatTable = "table"
-	formatWide  = "wide"
-	formatJSON  = "json"
-)
-
-func newStatus(to streams) *cobra.Command { return statusCommand(&statusOptions{now: time.Now}, to) }
-
-func statusCommand(q *statusOptions, to streams) *cobra.Command {
+func newStatus(to streams) *cobra.Command {
+	q := &statusOptions{}
 	cmd := &cobra.Command{
 		Use:     "status [NAMESPACE/NAME | NAME] [flags]",
 		Short:   "Ask the running proxy how it goes",
@@ -103,17 +97,19 @@ func statusCommand(q *statusOptions, to streams) *cobra.Command {
 	fs.StringVar(&q.config, "config", "", "take the address from metricsBindAddress in this configuration `FILE`")
 	fs.StringVar(&q.server, "server", "", "`HOST[:PORT]` of the proxy's metrics server; goes before --config")
 	fs.StringVar(&q.server, "metrics-bind-address", "", "`HOST[:PORT]`, the same as --server")
-	fs.StringVarP(&q.namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
-	fs.StringVarP(&q.format, "output", "o", formatTable, "`FORMAT` of what is printed: table, wide or json")
-	fs.BoolVar(&q.failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
+	fs.StringVarP(&q.query.Namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
+	fs.StringVarP(&q.format, "output", "o", string(statusview.Table), "`FORMAT` of what is printed: table, wide or json")
+	fs.BoolVar(&q.query.Failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
 	fs.DurationVar(&q.timeout, "timeout", 10*time.Second, "how much `TIME` the proxy has to answer")
 	return cmd
 }
 
 // parseService parses the argument.
 func (q *statusOptions) parseService(cmd *cobra.Command, args []string) error {
-	if q.format != formatTable && q.format != formatWide && q.format != formatJSON {
-		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", q.format, formatTable, formatWide, formatJSON)
+	switch statusview.Format(q.format) {
+	case statusview.Table, statusview.Wide, statusview.JSON:
+	default:
+		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", q.format, statusview.Table, statusview.Wide, statusview.JSON)
 	}
 	if len(args) > 1 {
 		return fmt.Errorf("%s wants one Service, not %d", commandPath(cmd), len(args))
@@ -123,55 +119,54 @@ func (q *statusOptions) parseService(cmd *cobra.Command, args []string) error {
 	}
 	namespace, name, both := strings.Cut(args[0], "/")
 	if !both {
-		namespace, name = q.namespace, args[0]
+		namespace, name = q.query.Namespace, args[0]
 	}
 	if name == "" || both && namespace == "" || strings.Contains(name, "/") {
 		return fmt.Errorf("service %q: want NAMESPACE/NAME or NAME", args[0])
 	}
-	if q.namespace != "" && q.namespace != namespace {
-		return fmt.Errorf("service %q is not in the namespace of --namespace, %q", args[0], q.namespace)
+	if q.query.Namespace != "" && q.query.Namespace != namespace {
+		return fmt.Errorf("service %q is not in the namespace of --namespace, %q", args[0], q.query.Namespace)
 	}
-	q.namespace, q.name = namespace, name
+	q.query.Namespace, q.query.Name = namespace, name
 	return nil
 }
 
 func (q *statusOptions) run(ctx context.Context, to streams) error {
-	server, err := q.address()
-	if err != nil {
+	var err error
+	if q.query.Server, err = q.address(); err != nil {
 		return err
 	}
+	q.query.Version = buildInfo().Version
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
-	stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
-	d, err := fetchStatus(ctx, server, q)
+	stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
+	answer, err := q.query.Ask(ctx)
 	stopNotice()
 	if err != nil {
-		return err
+		return &exit{statusview.ExitCode(nil, err), err}
 	}
-	if err := q.print(to.out, d); err != nil {
+	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: coloured(to.out), Now: time.Now()}
+	if err := view.Print(to.out, answer); err != nil {
 		return fmt.Errorf("print the answer: %w", err)
 	}
-	if !d.OK {
-		return &exit{code: exitNotOK}
+	if code := statusview.ExitCode(answer, nil); code != 0 {
+		return &exit{code: code}
 	}
 	return nil
 }
 
-func (q *statusOptions) print(w io.Writer, d *statusOutput) error {
-	if q.format == formatJSON {
-		return d.printJSON(w)
+// coloured returns whether w is a terminal and its user has not disabled colours.
+func coloured(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
 	}
-	p := &printer{colour: coloured(w), wide: q.format == formatWide, now: q.now()}
-	if q.name == "" {
-		p.overview(d)
-	} else {
-		p.services(d)
+	// Old consoles of Windows print the codes. Windows Terminal sets WT_SESSION.
+	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
+		return false
 	}
-	_, err := w.Write(p.text.Bytes())
-	return err
+	return term.IsTerminal(int(f.Fd()))
 }
-
-const defaultServer = "127.0.0.1:10249"
 
 // address returns the server address, as host:port.
 func (q *statusOptions) address() (string, error) {
@@ -179,7 +174,7 @@ func (q *statusOptions) address() (string, error) {
 	case q.server != "":
 		return dialAddress(q.server)
 	case q.config == "":
-		return defaultServer, nil
+		return statusview.DefaultServer, nil
 	}
 	c, err := config.Load(&config.Flags{Config: q.config}, hostOS)
 	if err != nil {
@@ -195,7 +190,7 @@ func (q *statusOptions) address() (string, error) {
 func dialAddress(s string) (string, error) {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		_, port, _ = net.SplitHostPort(defaultServer)
+		_, port, _ = net.SplitHostPort(statusview.DefaultServer)
 		host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
 	}
 	_, badPort := strconv.ParseUint(port, 10, 16)

@@ -1,34 +1,56 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package statusview
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/printable"
 )
 
-// statusOutput is what -o json prints. Fields are added, but neither renamed nor removed.
-type statusOutput struct {
+// Answer is what -o json prints. Fields are added, but neither renamed nor removed.
+type Answer struct {
 	Server string `json:"server"` // that was asked
 	// OK is what the exit code says: the proxy is healthy, its latest rounds did
 	// not fail, nothing keeps traffic from flowing, and all Services asked about are programmed in full, whether they
 	// are listed or not. Of the proxy, one Service asked about by name minds only that
 	// traffic of its own IP families flows.
-	OK      bool          `json:"ok"`
-	Summary statusSummary `json:"summary"`
+	OK      bool    `json:"ok"`
+	Summary Summary `json:"summary"`
 	servicestate.Response
 }
 
-// statusSummary counts the selected Services.
-type statusSummary struct {
+// The exit codes of kube-proxy status.
+const (
+	ExitNotOK       = 1
+	ExitUnreachable = 2
+)
+
+// ExitCode returns the exit code for what Ask returned.
+func ExitCode(a *Answer, err error) int {
+	if _, unknown := errors.AsType[*unknownServiceError](err); unknown {
+		return ExitNotOK
+	}
+	switch {
+	case err != nil:
+		return ExitUnreachable
+	case !a.OK:
+		return ExitNotOK
+	}
+	return 0
+}
+
+// Summary counts the selected Services.
+type Summary struct {
 	Services int `json:"services"`
 	// NotProgrammed are Services that are not fully in force. Problems are Services of
 	// which something was left out or guessed. Unserved are Services with a port that
@@ -40,23 +62,23 @@ type statusSummary struct {
 	Unanswered int `json:"unasked"`
 }
 
-// newStatusOutput evaluates a response and keeps the part that q selects.
-func newStatusOutput(server string, a *servicestate.Response, q *statusOptions) (*statusOutput, error) {
-	services := slices.DeleteFunc(a.Services, func(s servicestate.Service) bool { return q.name != "" && s.Name != q.name })
-	if q.name != "" && len(services) == 0 {
-		return nil, &exit{exitNotOK, fmt.Errorf("no Service named %s is known to the proxy in any namespace: it may be headless, of type ExternalName, without ports, or left to another proxy", q.name)}
+// evaluate judges a response and keeps the part that q selects.
+func (q *Query) evaluate(a *servicestate.Response) (*Answer, error) {
+	services := slices.DeleteFunc(a.Services, func(s servicestate.Service) bool { return q.Name != "" && s.Name != q.Name })
+	if q.Name != "" && len(services) == 0 {
+		return nil, &unknownServiceError{fmt.Sprintf("no Service named %s is known to the proxy in any namespace: it may be headless, of type ExternalName, without ports, or left to another proxy", q.Name)}
 	}
-	d := &statusOutput{Server: server, Response: *a}
+	d := &Answer{Server: q.Server, Response: *a}
 	d.Summary.Services = len(services)
 	for i := range services {
 		d.Summary.add(&services[i])
 	}
 	well := a.Health.Healthy && !failing(&a.Health) && len(a.Health.Blocked) == 0
-	if q.name != "" {
+	if q.Name != "" {
 		well = !slices.ContainsFunc(services, func(s servicestate.Service) bool { return blocked(&s, a.Health.BlockedFamilies) })
 	}
 	d.OK = well && d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unanswered == 0
-	if q.failing {
+	if q.Failing {
 		services = slices.DeleteFunc(services, func(s servicestate.Service) bool {
 			return !notProgrammed(&s) && !unserved(&s) && !healthCheckUnanswered(&s)
 		})
@@ -81,7 +103,7 @@ func failing(r *health.Report) bool {
 	return false
 }
 
-func (n *statusSummary) add(s *servicestate.Service) {
+func (n *Summary) add(s *servicestate.Service) {
 	if s.State != servicestate.Programmed {
 		n.NotProgrammed++
 	}
@@ -117,11 +139,44 @@ func healthCheckUnanswered(s *servicestate.Service) bool {
 	return s.HealthCheck != nil && s.HealthCheck.Error != ""
 }
 
-func (d *statusOutput) printJSON(w io.Writer) error {
+// Format is the form of what is printed.
+type Format string
+
+// The formats.
+const (
+	Table Format = "table" // for a terminal
+	Wide  Format = "wide"  // a table with all columns and nothing shortened
+	JSON  Format = "json"
+)
+
+// View is how an answer is printed.
+type View struct {
+	Format Format
+	Full   bool      // each Service in full, instead of the proxy and a line for each; not for JSON
+	Colour bool      // for a terminal; not for JSON
+	Now    time.Time // the end of durations
+}
+
+// Print writes an answer to w.
+func (v *View) Print(w io.Writer, a *Answer) error {
+	if v.Format == JSON {
+		return a.printJSON(w)
+	}
+	p := &printer{colour: v.Colour, wide: v.Format == Wide, now: v.Now}
+	if v.Full {
+		p.services(a)
+	} else {
+		p.overview(a)
+	}
+	_, err := w.Write(p.text.Bytes())
+	return err
+}
+
+func (a *Answer) printJSON(w io.Writer) error {
 	e := json.NewEncoder(printable.Writer(w))
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	return e.Encode(d)
+	return e.Encode(a)
 }
 
 // sanitize converts foreign text to one line without control characters.

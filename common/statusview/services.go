@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package statusview
 
 import (
 	"cmp"
@@ -203,7 +203,7 @@ func reasonText(f servicestate.Frontend) string {
 }
 
 // services prints each Service in full.
-func (p *printer) services(d *statusOutput) {
+func (p *printer) services(d *Answer) {
 	if !d.Health.Healthy || slices.ContainsFunc(d.Services, func(s servicestate.Service) bool { return blocked(&s, d.Health.BlockedFamilies) }) {
 		p.line("The proxy on node %s is %s; kube-proxy status says why.\n", sanitize(d.Node), p.paint(healthCell(&d.Health)))
 	}

@@ -1,19 +1,14 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package statusview
 
 import (
 	"bytes"
 	"fmt"
-	"io"
-	"os"
-	"runtime"
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"golang.org/x/term"
 )
 
 // colour is how a terminal shows a word; the zero value is plain.
@@ -26,19 +21,6 @@ const (
 	bold   colour = "\x1b[1m"
 	reset         = "\x1b[0m"
 )
-
-// coloured returns whether w is a terminal and its user has not disabled colours.
-func coloured(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
-		return false
-	}
-	// Old consoles of Windows print the codes. Windows Terminal sets WT_SESSION.
-	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
-		return false
-	}
-	return term.IsTerminal(int(f.Fd()))
-}
 
 // cell is a word in a table.
 type cell struct {

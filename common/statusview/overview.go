@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package statusview
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 )
 
 // overview prints the state of the proxy, and a line for each Service.
-func (p *printer) overview(d *statusOutput) {
+func (p *printer) overview(d *Answer) {
 	p.line("kube-proxy %s on node %s, mode %s, up %s: %s", sanitize(d.Version), sanitize(d.Node), sanitize(d.Mode), p.ago(d.Started), p.paint(healthCell(&d.Health)))
 	p.line("Generation wanted: %d", d.Generation)
 	if e := d.Health.NodeEligible; e != nil && !*e {
@@ -119,7 +119,7 @@ func (p *printer) conditions(r *health.Report) {
 }
 
 // text summarizes the number of Services and of those with faults.
-func (n statusSummary) text(listed int) string {
+func (n Summary) text(listed int) string {
 	text := fmt.Sprintf("%d Services", n.Services)
 	if n.Services == 1 {
 		text = "1 Service"

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package statusview
 
 import (
 	"context"
@@ -18,27 +18,47 @@ import (
 	"kubeproxy/common/health/servicestate"
 )
 
+// DefaultServer is where the metrics server of a proxy listens, unless its configuration
+// says otherwise.
+const DefaultServer = "127.0.0.1:10249"
+
+// Query is what to ask, and where.
+type Query struct {
+	Server  string // HOST:PORT of the metrics server
+	Version string // of the program that asks, for the User-Agent
+
+	Namespace string // of the Services, empty for all
+	Name      string // of the Service, empty for all
+	Failing   bool   // keep only Services that need attention
+}
+
+// unknownServiceError is the answer of a proxy that does not know the Service.
+type unknownServiceError struct{ text string }
+
+func (e *unknownServiceError) Error() string { return e.text }
+
 // noAnswerHint is the advice for a connection that fails.
 const noAnswerHint = "is the proxy running on this node? If its metrics server has another address, name it with --server HOST:PORT, or give the proxy's --config FILE"
 
 // maxResponse bounds a response: 10,000 Services take some megabytes.
 const maxResponse = 1 << 30
 
-// statusClient reads from one server.
-type statusClient struct {
-	client http.Client
-	server string
+// client reads from one server.
+type client struct {
+	http      http.Client
+	server    string
+	userAgent string
 }
 
-// fetchStatus fetches the status of the Services that q selects.
-func fetchStatus(ctx context.Context, server string, q *statusOptions) (*statusOutput, error) {
+// Ask returns the state of the proxy and of the Services that q selects.
+func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 	// HTTP proxies in the environment do not apply to the own node.
-	a := statusClient{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, server}
+	a := client{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, q.Server, "kube-proxy-status/" + q.Version}
 	path := "/services"
-	if q.namespace != "" {
-		path += "/" + url.PathEscape(q.namespace)
-		if q.name != "" {
-			path += "/" + url.PathEscape(q.name)
+	if q.Namespace != "" {
+		path += "/" + url.PathEscape(q.Namespace)
+		if q.Name != "" {
+			path += "/" + url.PathEscape(q.Name)
 		}
 	}
 	status, body, err := a.get(ctx, path)
@@ -52,23 +72,23 @@ func fetchStatus(ctx context.Context, server string, q *statusOptions) (*statusO
 	parsed := json.Unmarshal(body, &response) == nil
 	switch {
 	case status == http.StatusOK && parsed && response.Services != nil && response.Health.Status != nil:
-		return newStatusOutput(server, &response.Response, q)
+		return q.evaluate(&response.Response)
 	case status == http.StatusNotFound && parsed && response.Error != "":
-		return nil, &exit{exitNotOK, errors.New(sanitize(response.Error))}
+		return nil, &unknownServiceError{sanitize(response.Error)}
 	case status == http.StatusOK:
-		return nil, fmt.Errorf("%s answers something else than the state of Services: want the metrics server of this proxy, by default %s", server, defaultServer)
+		return nil, fmt.Errorf("%s answers something else than the state of Services: want the metrics server of this proxy, by default %s", q.Server, DefaultServer)
 	}
 	return nil, a.identifyServer(ctx, status)
 }
 
 // get returns the status and body of a response.
-func (a *statusClient) get(ctx context.Context, path string) (int, []byte, error) {
+func (a *client) get(ctx context.Context, path string) (int, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.server+path, nil)
 	if err != nil {
 		return 0, nil, fmt.Errorf("ask %s: %w", a.server, err)
 	}
-	r.Header.Set("User-Agent", "kube-proxy-status/"+buildInfo().Version)
-	response, err := a.client.Do(r)
+	r.Header.Set("User-Agent", a.userAgent)
+	response, err := a.http.Do(r)
 	if err != nil {
 		return 0, nil, a.connectError(err)
 	}
@@ -81,7 +101,7 @@ func (a *statusClient) get(ctx context.Context, path string) (int, []byte, error
 }
 
 // connectError describes why there is no response, and a remedy.
-func (a *statusClient) connectError(err error) error {
+func (a *client) connectError(err error) error {
 	if inner, ok := errors.AsType[*url.Error](err); ok {
 		err = inner.Err // without the URL, which repeats the address
 	}
@@ -101,18 +121,18 @@ func (a *statusClient) connectError(err error) error {
 		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", a.server)
 	case strings.Contains(err.Error(), "malformed HTTP"),
 		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // a response before the request
-		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", a.server, defaultServer)
+		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", a.server, DefaultServer)
 	}
 	return fmt.Errorf("ask %s: the connection broke: %w", a.server, err)
 }
 
 // identifyServer finds out which program responded without knowing of Services.
-func (a *statusClient) identifyServer(ctx context.Context, status int) error {
+func (a *client) identifyServer(ctx context.Context, status int) error {
 	if code, mode, err := a.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
 		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), a.server)
 	}
 	if code, body, err := a.get(ctx, "/healthz"); err == nil && (code == http.StatusOK || code == http.StatusServiceUnavailable) && strings.Contains(string(body), `"lastUpdated"`) {
-		return fmt.Errorf("%s is the health server of a kube-proxy: want its metrics server, by default %s", a.server, defaultServer)
+		return fmt.Errorf("%s is the health server of a kube-proxy: want its metrics server, by default %s", a.server, DefaultServer)
 	}
-	return fmt.Errorf("what answers at %s is not this proxy (HTTP status %d): want its metrics server, by default %s", a.server, status, defaultServer)
+	return fmt.Errorf("what answers at %s is not this proxy (HTTP status %d): want its metrics server, by default %s", a.server, status, DefaultServer)
 }
