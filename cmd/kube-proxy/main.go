@@ -21,6 +21,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
 )
 
@@ -28,7 +29,7 @@ func main() {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	to := streams{os.Stdout, &nonblockingWriter{to: os.Stderr}}
+	to := streams{os.Stdout, logging.NewWriter(os.Stderr)}
 	stop := &shutdown{cancel: cancel, log: to.err, limit: stopLimit}
 	ctx = context.WithValue(ctx, shutdownKey{}, stop)
 	go func() { os.Exit(stop.waitForSignal(signals)) }()

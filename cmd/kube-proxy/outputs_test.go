@@ -22,6 +22,7 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -233,7 +234,7 @@ func hostileLog(t *testing.T, s string) {
 	t.Helper()
 	for _, format := range []string{"text", "json"} {
 		var out bytes.Buffer
-		log, err := startLogging(&logsapi.LoggingConfiguration{Format: format}, &out)
+		log, err := logging.Start(&logsapi.LoggingConfiguration{Format: format}, &out)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -109,7 +109,7 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 		})
 	}
 	if changed("logging.") {
-		if err := r.options.logs.reconfigure(&c.Logging); err != nil {
+		if err := r.options.logs.Reconfigure(&c.Logging); err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"strconv"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -108,37 +106,6 @@ func TestProgress(t *testing.T) {
 			t.Errorf("log (-want +got):\n%s", diff)
 		}
 	})
-}
-
-func TestLogging(t *testing.T) {
-	defer klog.ClearLogger()
-	defer klog.StopFlushDaemon()
-	c := &logsapi.LoggingConfiguration{Format: "json", Verbosity: 2}
-	c.FlushFrequency.Duration.Duration = time.Second
-	var b bytes.Buffer
-	log, err := startLogging(c, &b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	log.V(2).Info("shown", "service", "a/b", "took", 2*time.Second)
-	log.V(3).Info("hidden")
-	var line map[string]any
-	if err := json.Unmarshal(b.Bytes(), &line); err != nil || line["msg"] != "shown" || line["service"] != "a/b" || line["took"] != "2s" {
-		t.Errorf("json: %v, %s", err, b.String())
-	}
-
-	b.Reset()
-	c = &logsapi.LoggingConfiguration{Format: "text", VModule: logsapi.VModuleConfiguration{{FilePattern: "report_*", Verbosity: 4}}}
-	c.FlushFrequency.Duration.Duration = time.Second
-	if log, err = startLogging(c, &b); err != nil {
-		t.Fatal(err)
-	}
-	log.V(4).Info("shown")
-	log.V(5).Info("hidden")
-	klog.Background().Info("also shown")
-	if diff := cmp.Diff([]string{`I "shown"`, `I "also shown"`}, messages(&b)); diff != "" {
-		t.Errorf("text (-want +got):\n%s", diff)
-	}
 }
 
 // TestLogRepeatedDrift checks that a repeated change is logged once a minute, and another

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/suggest"
 	"kubeproxy/config"
@@ -24,7 +25,7 @@ type options struct {
 	version   versionFlag
 
 	flags     *pflag.FlagSet // all of the above
-	logs      *logs          // nil until the logger exists
+	logs      *logging.Log   // nil until the logger exists
 	started   func()         // see reportStarted
 	loadedKey string         // the key of the configuration file's content
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -95,7 +96,7 @@ func (o *options) load() (*config.Config, error) {
 
 // act runs the action that the command line selects with the configuration c.
 func act(ctx context.Context, o *options, c *config.Config, to streams) error {
-	log, err := startLogging(&c.Logging, to.err)
+	log, err := logging.Start(&c.Logging, to.err)
 	defer klog.StopFlushDaemon()
 	if err != nil {
 		return err

@@ -66,7 +66,7 @@ func (o *statusReporter) admin(f *activeConfig, opts *options) health.Admin {
 			Started: started, Version: buildInfo().Version, GoVersion: runtime.Version(), More: f.status,
 		},
 		Flags:     func() map[string]string { return flagValues(opts.flags) },
-		Verbosity: opts.logs.verbosity,
+		Verbosity: opts.logs.Verbosity,
 	}
 }
 

@@ -7,14 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
-	"runtime/debug"
 	"time"
 
-	"gopkg.in/natefinch/lumberjack.v2"
-
+	"kubeproxy/common/logging"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/scm"
 )
@@ -42,10 +38,10 @@ func (o *options) serveAsService(ctx context.Context, to streams, work func(cont
 	// A user who logs off ends programs, but not services. See
 	// https://learn.microsoft.com/windows/console/handlerroutine
 	return runAsService(withoutSignals(ctx), serviceName, func(ctx context.Context, started func()) error {
-		file := openLog(path, int(o.config.LogFileMaxSize))
+		file := logging.OpenFile(path, int(o.config.LogFileMaxSize))
 		defer file.Close()
-		log := &nonblockingWriter{to: file}
-		if crash := captureCrash(path); crash != nil {
+		log := logging.NewWriter(file)
+		if crash := logging.CaptureCrash(path); crash != nil {
 			defer crash.Close()
 		}
 		o.started = started
@@ -70,33 +66,4 @@ func (o *options) reportStarted() {
 // serviceLog is the default log file of a service, in the folder of the state file.
 func serviceLog(name string) string {
 	return filepath.Join(filepath.Dir(hnsStateFile()), name+".log")
-}
-
-// maxLogBackups is how many log files are kept beside the current one.
-const maxLogBackups = 5
-
-// openLog returns a log file that is rotated when it reaches a number of megabytes, 0 for
-// never. The first line creates it.
-func openLog(path string, megabytes int) io.WriteCloser {
-	if megabytes == 0 {
-		megabytes = 1 << 40 // the library has another meaning for 0
-	}
-	return &lumberjack.Logger{Filename: path, MaxSize: megabytes, MaxBackups: maxLogBackups}
-}
-
-// captureCrash writes the crash report of the Go runtime, which would be lost, to a file
-// beside the log. It returns nil if that is not possible.
-func captureCrash(log string) *os.File {
-	if os.MkdirAll(filepath.Dir(log), 0o755) != nil {
-		return nil
-	}
-	f, err := os.OpenFile(log+".crash", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
-	if err != nil {
-		return nil
-	}
-	if debug.SetCrashOutput(f, debug.CrashOptions{}) != nil {
-		_ = f.Close()
-		return nil
-	}
-	return f
 }

@@ -7,11 +7,9 @@ import (
 	"bytes"
 	"context"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -233,32 +231,6 @@ func TestServiceRefused(t *testing.T) {
 	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later")
 	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "DIR/later is not there; the service cannot start before it is") {
 		t.Errorf("kubeconfig to come: %+v", got)
-	}
-}
-
-// TestServiceLog checks that a large log is rotated, and that the number of files is
-// bounded.
-func TestServiceLog(t *testing.T) {
-	const megabyte = 1 << 20
-	for megabytes, want := range map[int]int{1: 3, 0: 1} {
-		dir := t.TempDir()
-		log := openLog(filepath.Join(dir, "logs", "a.log"), megabytes)
-		for range 5 {
-			// An old file is named by the millisecond.
-			for now := time.Now().UnixMilli(); time.Now().UnixMilli() == now; {
-				runtime.Gosched()
-			}
-			if _, err := log.Write(make([]byte, megabyte/2)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := log.Close(); err != nil {
-			t.Error(err)
-		}
-		names, err := filepath.Glob(filepath.Join(dir, "logs", "*"))
-		if err != nil || len(names) != want {
-			t.Errorf("at most %d MB: files %q, %v, want %d", megabytes, names, err, want)
-		}
 	}
 }
 

@@ -1,16 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package logging
 
 import (
 	"bytes"
-	"context"
 	"fmt"
-	"io"
-	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,7 +27,7 @@ func (g *blockedWriter) Write(text []byte) (int, error) {
 func TestStalledLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &blockedWriter{open: make(chan struct{})}
-		u := &nonblockingWriter{to: g}
+		u := NewWriter(g)
 		begin := time.Now()
 		const lines = 3000
 		for i := range lines {
@@ -51,32 +47,6 @@ func TestStalledLog(t *testing.T) {
 		fmt.Fprintln(u, "after")
 		if g.String() != "after\n" {
 			t.Errorf("the first line after a stall: %q, want it written when Write returns", g.String())
-		}
-	})
-}
-
-// TestShutdown sends one signal, two, and none.
-func TestShutdown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		signals := make(chan os.Signal, 2)
-		code := make(chan int, 1)
-		begin := time.Now()
-		go func() { code <- (&shutdown{cancel: cancel, log: io.Discard, limit: stopLimit}).waitForSignal(signals) }()
-		time.Sleep(time.Hour)
-		if ctx.Err() != nil {
-			t.Error("ended without a signal")
-		}
-		signals <- syscall.SIGTERM
-		if got := <-code; got != 143 || time.Since(begin) != time.Hour+stopLimit || ctx.Err() == nil {
-			t.Errorf("code %d after %s, want 143 at %s after the signal", got, time.Since(begin), stopLimit)
-		}
-		begin = time.Now()
-		go func() { code <- (&shutdown{cancel: cancel, log: io.Discard, limit: stopLimit}).waitForSignal(signals) }()
-		signals <- syscall.SIGTERM
-		signals <- syscall.SIGINT
-		if got := <-code; got != 130 || time.Since(begin) != 0 {
-			t.Errorf("code %d after %s, want 130 at once", got, time.Since(begin))
 		}
 	})
 }

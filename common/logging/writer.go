@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package logging
 
 import (
 	"fmt"
@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// nonblockingWriter is a log writer that does not block for long. Each Write goes to the
+// Writer is a log writer that does not block for long. Each Write goes to the
 // output at once and returns when it is written, so a crash loses nothing. If the output
 // blocks, such as a full pipe or a hanging disk, further lines are buffered. When the
 // buffer is full, lines are dropped and counted.
-type nonblockingWriter struct {
+type Writer struct {
 	to io.Writer
 
 	mu      sync.Mutex
@@ -25,6 +25,9 @@ type nonblockingWriter struct {
 	writing bool // a goroutine writes
 	stalled bool // for longer than stallAfter
 }
+
+// NewWriter returns a Writer with an output.
+func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
 type logLine struct {
 	text []byte
@@ -40,8 +43,8 @@ const (
 
 // Write implements io.Writer. It returns no error, as there is no other place to report
 // one.
-func (u *nonblockingWriter) Write(text []byte) (int, error) {
-	done, wait := u.queue(text)
+func (w *Writer) Write(text []byte) (int, error) {
+	done, wait := w.queue(text)
 	if !wait {
 		return len(text), nil
 	}
@@ -50,49 +53,49 @@ func (u *nonblockingWriter) Write(text []byte) (int, error) {
 	select {
 	case <-done:
 	case <-timer.C:
-		u.mu.Lock()
-		u.stalled = u.writing
-		u.mu.Unlock()
+		w.mu.Lock()
+		w.stalled = w.writing
+		w.mu.Unlock()
 	}
 	return len(text), nil
 }
 
 // queue appends a line to the buffer. done is closed when the line is written; wait is
 // whether to wait for that.
-func (u *nonblockingWriter) queue(text []byte) (done chan struct{}, wait bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.size+len(text) > stallBuffer && len(u.lines) > 0 {
-		u.dropped++
+func (w *Writer) queue(text []byte) (done chan struct{}, wait bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.size+len(text) > stallBuffer && len(w.lines) > 0 {
+		w.dropped++
 		return nil, false
 	}
 	done = make(chan struct{})
-	u.lines = append(u.lines, logLine{slices.Clone(text), done})
-	u.size += len(text)
-	if !u.writing {
-		u.writing = true
-		go u.drain()
+	w.lines = append(w.lines, logLine{slices.Clone(text), done})
+	w.size += len(text)
+	if !w.writing {
+		w.writing = true
+		go w.drain()
 	}
-	return done, !u.stalled
+	return done, !w.stalled
 }
 
 // drain writes lines until there are none.
-func (u *nonblockingWriter) drain() {
+func (w *Writer) drain() {
 	for {
-		u.mu.Lock()
-		if len(u.lines) == 0 && u.dropped > 0 {
-			text := fmt.Appendf(nil, "kube-proxy: %d lines of the log were dropped while nobody took it\n", u.dropped)
-			u.lines, u.size, u.dropped = append(u.lines, logLine{text, make(chan struct{})}), len(text), 0
+		w.mu.Lock()
+		if len(w.lines) == 0 && w.dropped > 0 {
+			text := fmt.Appendf(nil, "kube-proxy: %d lines of the log were dropped while nobody took it\n", w.dropped)
+			w.lines, w.size, w.dropped = append(w.lines, logLine{text, make(chan struct{})}), len(text), 0
 		}
-		if len(u.lines) == 0 {
-			u.writing, u.stalled = false, false
-			u.mu.Unlock()
+		if len(w.lines) == 0 {
+			w.writing, w.stalled = false, false
+			w.mu.Unlock()
 			return
 		}
-		line := u.lines[0]
-		u.lines, u.size = u.lines[1:], u.size-len(line.text)
-		u.mu.Unlock()
-		_, _ = u.to.Write(line.text)
+		line := w.lines[0]
+		w.lines, w.size = w.lines[1:], w.size-len(line.text)
+		w.mu.Unlock()
+		_, _ = w.to.Write(line.text)
 		close(line.done)
 	}
 }

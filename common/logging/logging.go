@@ -1,7 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package logging makes the log of the process.
+//
+// In go the logging configuration of Kubernetes and a writer. Out come the one logger,
+// which the functions of klog use as well, settings that change at run time, writers that
+// do not block, and files that are rotated.
+package logging
 
 import (
 	"flag"
@@ -18,36 +23,36 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// logs is the logger of the process and those of its settings that can change at run
+// Log is the logger of the process and those of its settings that can change at run
 // time.
-type logs struct {
+type Log struct {
 	klog.Logger
-	verbosity flag.Value
+	Verbosity flag.Value
 	vmodule   flag.Value // nil in format json
 }
 
-// startLogging creates the one logger, which the functions of klog use as well. Nothing
+// Start creates the one logger, which the functions of klog use as well. Nothing
 // is buffered, so a crash loses nothing. If there was another logger, as in a service
 // that restarts within the process, nothing may use klog during the call.
-func startLogging(c *logsapi.LoggingConfiguration, w io.Writer) (*logs, error) {
+func Start(c *logsapi.LoggingConfiguration, w io.Writer) (*Log, error) {
 	klog.StopFlushDaemon()
 	w = printable.Writer(w)
-	l := &logs{}
+	l := &Log{}
 	if c.Format == "json" {
 		level := &slogLevel{}
 		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: spellDurations})))
-		l.verbosity = level
+		l.Verbosity = level
 	} else {
 		text := textlogger.NewConfig(textlogger.Output(w))
 		klog.SetLoggerWithOptions(textlogger.NewLogger(text), klog.ContextualLogger(true))
-		l.verbosity, l.vmodule = text.Verbosity(), text.VModule()
+		l.Verbosity, l.vmodule = text.Verbosity(), text.VModule()
 	}
 	l.Logger = klog.Background()
-	return l, l.reconfigure(c)
+	return l, l.Reconfigure(c)
 }
 
-// reconfigure applies all settings except the format.
-func (l *logs) reconfigure(c *logsapi.LoggingConfiguration) error {
+// Reconfigure applies all settings except the format.
+func (l *Log) Reconfigure(c *logsapi.LoggingConfiguration) error {
 	if d := c.FlushFrequency.Duration.Duration; d > 0 { // klog would exit the process for 0
 		klog.StartFlushDaemon(d)
 	}
@@ -60,7 +65,7 @@ func (l *logs) reconfigure(c *logsapi.LoggingConfiguration) error {
 			return fmt.Errorf("set vmodule: %w", err)
 		}
 	}
-	return l.verbosity.Set(strconv.Itoa(int(c.Verbosity)))
+	return l.Verbosity.Set(strconv.Itoa(int(c.Verbosity)))
 }
 
 // slogLevel converts klog verbosity to a slog level. klog levels grow with detail, slog
