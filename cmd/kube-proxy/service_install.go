@@ -126,7 +126,7 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 			return nil
 		}
 	}
-	_, err := apiConfig(c)
+	_, err := kubeClient(c).Config()
 	return err
 }
 

@@ -4,14 +4,11 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"time"
 
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/source"
 	"kubeproxy/config"
 )
@@ -26,20 +23,21 @@ func newSource(o *options, c *config.Config, node string, sources *sourceStatus,
 		log.Info("Services come from manifests", "manifests", o.manifests)
 		return newManifests(o.manifests, node, sources, log), nil
 	}
-	to, err := apiConfig(c)
+	client := kubeClient(c)
+	to, err := client.Config()
 	if err != nil {
 		return nil, err
 	}
 	log.Info("Services come from the API server", "server", to.Host)
-	if since, is := expired(to, time.Now()); is {
+	if since, is := kubeclient.Expired(to, time.Now()); is {
 		log.Info("Warning: the client certificate has expired; the API server will refuse it", "kubeconfig", c.ClientConnection.Kubeconfig, "since", since.Format(time.RFC3339), "remedy", "renew the user's client certificate")
 	}
-	outages := newOutages(log, remedies(c))
+	outages := kubeclient.NewOutages(log, client.Remedy)
 	return &source.APIServer{
 		Config: to, NodeName: node, ProxyName: c.ProxyName,
 		Contact: func(kind string) {
 			sources.recordContact(kind)
-			outages.recovered(kind)
+			outages.Recovered(kind)
 		},
 		WatchTimedOut: func(kind string) {
 			sources.watchTimedOut(kind)
@@ -47,39 +45,12 @@ func newSource(o *options, c *config.Config, node string, sources *sourceStatus,
 		},
 		Report: func(err error) {
 			sources.recordError(err)
-			outages.recordError(err)
+			outages.RecordError(err)
 		},
 	}, nil
 }
 
-// apiConfig returns the client configuration for the API server: from the kubeconfig,
-// with --master in place of its address, or from within the cluster.
-func apiConfig(c *config.Config) (*rest.Config, error) {
-	file := c.ClientConnection.Kubeconfig
-	if c.Master != "" {
-		if err := checkServer("--master", c.Master); err != nil {
-			return nil, err
-		}
-	}
-	build := rest.InClusterConfig
-	switch {
-	case file != "":
-		build = func() (*rest.Config, error) { return readKubeconfig(file, c.Master) }
-	case c.Master != "":
-		build = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(c.Master, "") }
-	}
-	to, err := build()
-	switch {
-	case errors.Is(err, rest.ErrNotInCluster):
-		return nil, errors.New("nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster")
-	case err != nil && file != "":
-		return nil, err // err names the file
-	case err != nil:
-		return nil, fmt.Errorf("find the API server from within a pod: %w; want the token of a service account mounted there (automountServiceAccountToken), or --kubeconfig FILE", err)
-	}
-	to.QPS, to.Burst = c.ClientConnection.QPS, int(c.ClientConnection.Burst)
-	to.ContentType = c.ClientConnection.ContentType
-	to.AcceptContentTypes = c.ClientConnection.AcceptContentTypes
-	to.UserAgent = "kube-proxy/" + buildInfo().Version
-	return to, nil
+// kubeClient returns the way to the API server.
+func kubeClient(c *config.Config) *kubeclient.Options {
+	return &kubeclient.Options{Connection: c.ClientConnection, Master: c.Master, UserAgent: "kube-proxy/" + buildInfo().Version}
 }

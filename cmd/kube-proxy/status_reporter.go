@@ -12,6 +12,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
@@ -71,7 +72,7 @@ func newStatusReporter(c *config.Config, backends []*backend, node string, sourc
 		Families: families, SyncPeriod: resync, NodeRequired: sources.api, Sources: sources.report,
 	})
 	o.metrics = metrics.New(metrics.Options{Backends: named, Build: buildMetric(), Features: featureMetrics(c), Observe: o.observation})
-	countRequests(o.metrics)
+	kubeclient.CountRequests(o.metrics)
 	o.observeConditions(backends)
 	for _, b := range backends {
 		if b.registerMetrics != nil {

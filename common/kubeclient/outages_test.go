@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package kubeclient
 
 import (
 	"bytes"
@@ -17,16 +17,16 @@ import (
 	"kubeproxy/common/source"
 )
 
-// testOutages is outages with a clock and a log of its own.
+// testOutages is Outages with a clock and a log of its own.
 type testOutages struct {
-	*outages
+	*Outages
 	clock time.Time
 	log   bytes.Buffer
 }
 
 func newTestOutages() *testOutages {
 	x := &testOutages{clock: time.Unix(1e9, 0)}
-	x.outages = newOutages(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&x.log))), func(error) string { return "" })
+	x.Outages = NewOutages(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&x.log))), func(error) string { return "" })
 	x.now = func() time.Time { return x.clock }
 	return x
 }
@@ -50,16 +50,17 @@ func TestLongOutageIsAFewLines(t *testing.T) {
 	for name, flaps := range map[string]bool{"lasts": false, "comes and goes": true} {
 		t.Run(name, func(t *testing.T) {
 			x := newTestOutages()
+			kinds := []string{"services", "endpointslices", "nodes"}
 			for i := range 720 {
 				x.clock = x.clock.Add(5 * time.Second)
-				kind := requiredKinds[i%len(requiredKinds)]
-				x.recordError(refused(kind, 30000+i))
+				kind := kinds[i%len(kinds)]
+				x.RecordError(refused(kind, 30000+i))
 				if flaps {
-					x.recovered(kind)
+					x.Recovered(kind)
 				}
 			}
-			for _, kind := range requiredKinds {
-				x.recovered(kind)
+			for _, kind := range kinds {
+				x.Recovered(kind)
 			}
 			lines := x.lines()
 			if n := len(lines); n < 4 || n > 16 {
@@ -77,20 +78,20 @@ func TestLongOutageIsAFewLines(t *testing.T) {
 
 func TestEachReasonIsLogged(t *testing.T) {
 	x := newTestOutages()
-	x.recordError(refused("services", 1))
-	x.recordError(&source.ReadError{Kind: "services", Err: apierrors.NewUnauthorized("who are you")})
-	x.recordError(&source.ReadError{Kind: "nodes", Err: apierrors.NewUnauthorized("who are you")})
-	x.recordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
-	x.recordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
+	x.RecordError(refused("services", 1))
+	x.RecordError(&source.ReadError{Kind: "services", Err: apierrors.NewUnauthorized("who are you")})
+	x.RecordError(&source.ReadError{Kind: "nodes", Err: apierrors.NewUnauthorized("who are you")})
+	x.RecordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
+	x.RecordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
 	if n := len(x.lines()); n != 3 {
 		t.Errorf("%d lines, want one for each sort:\n%s", n, &x.log)
 	}
-	x.recovered("services")
+	x.Recovered("services")
 	if strings.Contains(x.log.String(), "again") {
 		t.Errorf("said to be over while nodes fail:\n%s", &x.log)
 	}
-	x.recovered("nodes")
-	x.recovered("nodes")
+	x.Recovered("nodes")
+	x.Recovered("nodes")
 	if n := strings.Count(x.log.String(), "again"); n != 1 {
 		t.Errorf("said to be over %d times:\n%s", n, &x.log)
 	}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package kubeclient
 
 import (
 	"errors"
@@ -17,10 +17,10 @@ import (
 	"kubeproxy/common/source"
 )
 
-// outages logs failures to read the API server. It logs each sort of failure when it
+// Outages logs failures to read the API server. It logs each sort of failure when it
 // first appears, and then the number of repetitions at growing intervals. So an outage of
 // an hour takes a dozen lines.
-type outages struct {
+type Outages struct {
 	log    klog.Logger
 	now    func() time.Time
 	remedy func(error) string
@@ -44,11 +44,17 @@ type failure struct {
 // between log lines of a lasting one.
 const forgetAfter = 15 * time.Minute
 
-func newOutages(log klog.Logger, remedy func(error) string) *outages {
-	return &outages{log: log, now: time.Now, remedy: remedy, failing: map[string]bool{}, reasons: map[string]*failure{}}
+// firstPause is the first interval between log lines of a lasting failure.
+const firstPause = time.Minute
+
+// NewOutages returns Outages that logs to log. remedy names the remedy for an error, or is
+// empty.
+func NewOutages(log klog.Logger, remedy func(error) string) *Outages {
+	return &Outages{log: log, now: time.Now, remedy: remedy, failing: map[string]bool{}, reasons: map[string]*failure{}}
 }
 
-func (o *outages) recordError(err error) {
+// RecordError records a failure to read.
+func (o *Outages) RecordError(err error) {
 	read, ok := errors.AsType[*source.ReadError](err)
 	if !ok {
 		read = &source.ReadError{Err: err}
@@ -74,11 +80,11 @@ func (o *outages) recordError(err error) {
 		return
 	}
 	o.logFailure(read, s)
-	s.logged, s.repeats, s.pause = now, 0, min(max(2*s.pause, remindInterval), forgetAfter)
+	s.logged, s.repeats, s.pause = now, 0, min(max(2*s.pause, firstPause), forgetAfter)
 }
 
 // logFailure logs a failure.
-func (o *outages) logFailure(read *source.ReadError, s *failure) {
+func (o *Outages) logFailure(read *source.ReadError, s *failure) {
 	if read.Optional {
 		if s.logged.IsZero() {
 			o.log.Info("Going on without what the API server does not have or does not show", "kind", read.Kind, "reason", read.Err.Error())
@@ -96,8 +102,8 @@ func (o *outages) logFailure(read *source.ReadError, s *failure) {
 	o.logged = true
 }
 
-// recovered records that a kind can be read.
-func (o *outages) recovered(kind string) {
+// Recovered records that a kind can be read.
+func (o *Outages) Recovered(kind string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.failing[kind] {

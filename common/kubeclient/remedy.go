@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package kubeclient
 
 import (
 	"crypto/x509"
@@ -12,21 +12,19 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-
-	"kubeproxy/config"
 )
 
-// remedies returns a function that names, for a failure to read the API server, its usual
-// cause and where to correct it. It returns nothing for an unknown failure.
-func remedies(c *config.Config) func(error) string {
+// Remedy names, for a failure to read the API server, its usual cause and where to correct
+// it. It returns nothing for an unknown failure.
+func (o *Options) Remedy(err error) string {
 	from, server := "the service account of the pod", "KUBERNETES_SERVICE_HOST"
-	if file := c.ClientConnection.Kubeconfig; file != "" {
+	if file := o.Connection.Kubeconfig; file != "" {
 		from, server = "kubeconfig "+file, "cluster.server in kubeconfig "+file
 	}
-	if c.Master != "" {
+	if o.Master != "" {
 		server = "--master"
 	}
-	return func(err error) string { return remedy(err, from, server) }
+	return remedy(err, from, server)
 }
 
 func remedy(err error, from, server string) string {

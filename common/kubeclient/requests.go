@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package kubeclient
 
 import (
 	clientmetrics "k8s.io/client-go/tools/metrics"
@@ -9,9 +9,9 @@ import (
 	"kubeproxy/common/metrics"
 )
 
-// countRequests counts the requests of this process to the API server in m. client-go
+// CountRequests counts the requests of this process to the API server in m. client-go
 // accepts one registration for all clients of a process.
-func countRequests(m *metrics.Metrics) {
+func CountRequests(m *metrics.Metrics) {
 	c := m.Client()
 	clientmetrics.Register(clientmetrics.RegisterOpts{
 		RequestResult: c.Requests, RequestRetry: c.Retries,

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package kubeclient
 
 import (
 	"cmp"
@@ -190,9 +190,9 @@ func checkPair(at string, u *clientcmdapi.AuthInfo) error {
 	return nil
 }
 
-// expired returns since when the client certificate in to is expired, false if it is
+// Expired returns since when the client certificate in to is expired, false if it is
 // valid or missing. The API server only answers 401 Unauthorized for it.
-func expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
+func Expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
 	text := to.CertData
 	if len(text) == 0 && to.CertFile != "" {
 		text, _, _ = filewatch.Read(to.CertFile, maxCredentials)

@@ -1,0 +1,57 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubeclient finds the way to the API server and explains its failures.
+//
+// In go the settings of the connection. Out come the configuration of a client, the
+// remedy for an error, a log of outages that stays short, and counts of requests. The
+// package reads nothing from the API server itself.
+package kubeclient
+
+import (
+	"errors"
+	"fmt"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	baseconfig "k8s.io/component-base/config/v1alpha1"
+)
+
+// Options are the settings of the connection to the API server.
+type Options struct {
+	Connection baseconfig.ClientConnectionConfiguration
+	Master     string // the address, in place of the kubeconfig's
+	UserAgent  string
+}
+
+// Config returns the client configuration for the API server: from the kubeconfig, with
+// Master in place of its address, or from within the cluster.
+func (o *Options) Config() (*rest.Config, error) {
+	file := o.Connection.Kubeconfig
+	if o.Master != "" {
+		if err := checkServer("--master", o.Master); err != nil {
+			return nil, err
+		}
+	}
+	build := rest.InClusterConfig
+	switch {
+	case file != "":
+		build = func() (*rest.Config, error) { return readKubeconfig(file, o.Master) }
+	case o.Master != "":
+		build = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(o.Master, "") }
+	}
+	to, err := build()
+	switch {
+	case errors.Is(err, rest.ErrNotInCluster):
+		return nil, errors.New("nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster")
+	case err != nil && file != "":
+		return nil, err // err names the file
+	case err != nil:
+		return nil, fmt.Errorf("find the API server from within a pod: %w; want the token of a service account mounted there (automountServiceAccountToken), or --kubeconfig FILE", err)
+	}
+	to.QPS, to.Burst = o.Connection.QPS, int(o.Connection.Burst)
+	to.ContentType = o.Connection.ContentType
+	to.AcceptContentTypes = o.Connection.AcceptContentTypes
+	to.UserAgent = o.UserAgent
+	return to, nil
+}
