@@ -55,6 +55,7 @@ var layers = []layer{
 	{"common/route/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/statusview/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/track/", []string{"k8s.io/client-go"}, nil},
+	{"common/takeover/", []string{"k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
 	{"config/", []string{module + "/platform", module + "/cmd"}, nil},
 	{"platform/", []string{module + "/config", module + "/cmd"}, nil},
 	{"platform/linux/", []string{module + "/platform/windows", "k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},

@@ -16,6 +16,7 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/abstract"
 	"kubeproxy/platform/linux/conntrack"
@@ -168,22 +169,22 @@ func ownTable(c *config.Config, f service.Family) nftables.Leftovers {
 // cleanupTargets lists where any mode of ours may have left rules, or kube-proxy. A proxy
 // that serves labelled Services has one place alone: the others are in use by
 // whoever serves the rest.
-func cleanupTargets(c *config.Config) ([]cleanupTarget, error) {
-	var all []cleanupTarget
+func cleanupTargets(c *config.Config) ([]takeover.Target, error) {
+	var all []takeover.Target
 	for _, f := range service.Families {
 		if c.ProxyName != "" {
-			all = append(all, cleanupTarget{leftovers: ownTable(c, f), family: f})
+			all = append(all, takeover.Target{Leftovers: ownTable(c, f), Family: f})
 			continue
 		}
 		for _, v := range iptables.Variants {
-			all = append(all, cleanupTarget{leftovers: iptables.Leftovers{Variant: v, Family: f}, family: f})
+			all = append(all, takeover.Target{Leftovers: iptables.Leftovers{Variant: v, Family: f}, Family: f})
 		}
 		all = append(all,
-			cleanupTarget{leftovers: userspace.Leftovers{Family: f}, family: f},
-			cleanupTarget{leftovers: ipvs.Leftovers{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true},
-			cleanupTarget{leftovers: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, family: f, ipvs: true, upstream: true},
-			cleanupTarget{leftovers: ownTable(c, f), family: f},
-			cleanupTarget{leftovers: nftables.Leftovers{Family: f, Table: nftables.UpstreamTable}, family: f, upstream: true})
+			takeover.Target{Leftovers: userspace.Leftovers{Family: f}, Family: f},
+			takeover.Target{Leftovers: ipvs.Leftovers{Family: f, Exclude: ipvsOptions(c).Exclude}, Family: f, IPVS: true},
+			takeover.Target{Leftovers: ipvs.Upstream{Family: f, Exclude: ipvsOptions(c).Exclude}, Family: f, IPVS: true, Upstream: true},
+			takeover.Target{Leftovers: ownTable(c, f), Family: f},
+			takeover.Target{Leftovers: nftables.Leftovers{Family: f, Table: nftables.UpstreamTable}, Family: f, Upstream: true})
 	}
 	return all, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 )
 
@@ -29,7 +30,7 @@ func newBackends(context.Context, *config.Config, *options, v1alpha1.ProxyMode) 
 	return nil, errUnsupportedOS
 }
 
-func cleanupTargets(*config.Config) ([]cleanupTarget, error) { return nil, errUnsupportedOS }
+func cleanupTargets(*config.Config) ([]takeover.Target, error) { return nil, errUnsupportedOS }
 
 func prepare(context.Context, *config.Config) error { return errUnsupportedOS }
 

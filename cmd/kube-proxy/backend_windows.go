@@ -18,6 +18,7 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/hns"
 	"kubeproxy/platform/windows/pipe"
@@ -45,15 +46,15 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 }
 
 // cleanupTargets lists where the mode may have left HNS objects.
-func cleanupTargets(c *config.Config) ([]cleanupTarget, error) {
+func cleanupTargets(c *config.Config) ([]takeover.Target, error) {
 	if err := checkNamed(c, config.Kernelspace); err != nil {
 		return nil, err
 	}
 	backends, err := hnsBackends(context.Background(), c)
-	var all []cleanupTarget
+	var all []takeover.Target
 	for _, b := range backends {
 		b.conditions.subscribe(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
-		all = append(all, cleanupTarget{leftovers: &hnsLeftovers{backend: b}, family: b.family})
+		all = append(all, takeover.Target{Leftovers: &hnsLeftovers{backend: b}, Family: b.family})
 	}
 	return all, err
 }
@@ -65,7 +66,7 @@ type hnsLeftovers struct {
 	removed bool
 }
 
-// Find implements leftovers.
+// Find implements takeover.Leftovers.
 func (r *hnsLeftovers) Find(context.Context) (string, error) {
 	if r.removed {
 		return "", nil
@@ -73,7 +74,7 @@ func (r *hnsLeftovers) Find(context.Context) (string, error) {
 	return "all that this proxy made", nil
 }
 
-// Remove implements leftovers.
+// Remove implements takeover.Leftovers.
 func (r *hnsLeftovers) Remove(ctx context.Context) error {
 	err := r.Cleanup(ctx)
 	r.removed = err == nil

@@ -4,9 +4,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
@@ -42,26 +39,6 @@ func TestCleanupWithoutRights(t *testing.T) {
 	}
 }
 
-func TestOnlyForbidden(t *testing.T) {
-	other := errors.New("other")
-	tests := map[string]struct {
-		err  error
-		want bool
-	}{
-		"nothing":       {nil, false},
-		"not permitted": {fmt.Errorf("look: %w: as root", syscall.EPERM), true},
-		"unread":        {unreadError{&fs.PathError{Op: "open", Path: "x", Err: syscall.EACCES}}, true},
-		"several":       {fmt.Errorf("look: %w", errors.Join(syscall.EPERM, syscall.EACCES)), true},
-		"another":       {fmt.Errorf("look: %w", other), false},
-		"mixed":         {errors.Join(syscall.EPERM, other), false},
-	}
-	for name, tt := range tests {
-		if got := onlyForbidden(tt.err); got != tt.want {
-			t.Errorf("%s: %v, want %v", name, got, tt.want)
-		}
-	}
-}
-
 // TestCleanupIPVS checks that virtual servers stay when --cleanup-ipvs=false.
 func TestCleanupIPVS(t *testing.T) {
 	c, err := config.Load(&config.Flags{}, config.Linux)
@@ -73,10 +50,10 @@ func TestCleanupIPVS(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		_, servers := p.leftovers.(ipvs.Leftovers)
-		_, upstream := p.leftovers.(ipvs.Upstream)
-		if p.ipvs != (servers || upstream) {
-			t.Errorf("%s: ipvs is %v", p, p.ipvs)
+		_, servers := p.Leftovers.(ipvs.Leftovers)
+		_, upstream := p.Leftovers.(ipvs.Upstream)
+		if p.IPVS != (servers || upstream) {
+			t.Errorf("%s: ipvs is %v", p, p.IPVS)
 		}
 	}
 	for args, want := range map[string]bool{"": true, "--cleanup-ipvs": true, "--cleanup-ipvs=false": false} {

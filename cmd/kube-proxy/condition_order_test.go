@@ -6,7 +6,6 @@ package main
 import (
 	"errors"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"k8s.io/klog/v2"
@@ -56,26 +55,5 @@ func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	}
 	if len(shown) != 2 || shown[0] != "no such field" || shown[1] != "" {
 		t.Errorf("shown when the file was said to be bad, and then good: %q", shown)
-	}
-}
-
-// TestErrorIsReportedBeforeItIsLogged checks that a log line about old rules follows the
-// condition in the health report.
-func TestErrorIsReportedBeforeItIsLogged(t *testing.T) {
-	var condition string
-	logged := 0
-	x := &takeover{
-		targets:   []cleanupTarget{{leftovers: &fakeLeftovers{}, err: errors.New("no right")}},
-		condition: func(text string) { condition = text },
-		logged:    map[string]string{},
-		log: lineFunc(func(line string) {
-			logged++
-			if !strings.Contains(condition, "no right") {
-				t.Errorf("%q is said, and %q shown", line, condition)
-			}
-		}).logger(),
-	}
-	if x.report("", nil); logged != 1 {
-		t.Errorf("said %d times", logged)
 	}
 }

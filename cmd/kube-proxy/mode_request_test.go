@@ -128,7 +128,7 @@ func TestAnnotationChanges(t *testing.T) {
 					if next, ok := tt.selected[m]; ok {
 						return next, nil
 					}
-					return "", errSystemTest
+					return "", errors.New("the kernel is out of order")
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()

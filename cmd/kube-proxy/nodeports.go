@@ -13,7 +13,7 @@ import (
 // addresses of the node are unknown. It returns nothing if they are known, or if f has no
 // Services.
 func closedNodePorts(s *service.Snapshot, f service.Family) string {
-	if s.Len(f) == 0 || !s.Node.NodePortsPending[f] {
+	if !s.NodePortsClosed(f) {
 		return ""
 	}
 	return fmt.Sprintf("no %s address answers NodePorts: nodePortAddresses is %q, and no Node named %q with an address is known; "+

@@ -109,7 +109,7 @@ func (o *statusReporter) startLease(ctx context.Context, loops []*reconcile.Loop
 func (o *statusReporter) recordStandby(b *backend, want *service.Snapshot) {
 	now := time.Now()
 	if b.takeover != nil {
-		b.takeover.standby()
+		b.takeover.Standby()
 	}
 	o.metrics.ChangesSynced()
 	o.latency.takeProgrammed(b.family, now, now) // the latency of the other process is unknown

@@ -4,13 +4,10 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/health"
@@ -18,75 +15,6 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
-
-// comesBack runs told beside a takeover that goes on, and returns what it showed of
-// rivals and when, in minutes.
-func comesBack(t *testing.T, left *fakeLeftovers, told func(*takeoverTest)) []string {
-	t.Helper()
-	var seen []string
-	runTakeovers(t, nil, &fakeAuditor{}, func(s *takeoverTest) {
-		began := time.Now()
-		s.allTargets = []cleanupTarget{{leftovers: left}}
-		s.leaseRegained = make(chan struct{}, 1)
-		s.reportForeignRules = func(what string) { seen = append(seen, fmt.Sprintf("%.0f %s", time.Since(began).Minutes(), what)) }
-		s.after(0, nil)
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan struct{})
-		go func() {
-			s.run(ctx)
-			close(ended)
-		}()
-		told(s)
-		cancel()
-		<-ended
-	})
-	return seen
-}
-
-// What comes back after it was removed is somebody's who runs beside this process. It
-// is removed again and again, ever more rarely, and shown until nobody makes it.
-func TestRivalMakesRulesAgain(t *testing.T) {
-	left := &fakeLeftovers{}
-	got := comesBack(t, left, func(*takeoverTest) {
-		advance(90 * time.Second)
-		for range 48 {
-			left.what = "rules"
-			advance(time.Minute)
-		}
-		if left.removed != 6 || left.what != "rules" {
-			t.Errorf("removed %d times, want 6, and %q is there", left.removed, left.what)
-		}
-		advance(16 * time.Minute)
-		left.what = ""
-		advance(17 * time.Minute)
-	})
-	want := []string{"1 ", "2 a place: rules", "4 a place: rules", "8 a place: rules", "16 a place: rules", "32 a place: rules", "48 a place: rules", "64 a place: rules", "80 ", "81 ", "82 "}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// What another process left that had the node for a while is no rival's.
-func TestLeftByAnotherHolder(t *testing.T) {
-	left := &fakeLeftovers{}
-	got := comesBack(t, left, func(s *takeoverTest) {
-		advance(time.Second)
-		s.standby()
-		left.what = "rules"
-		advance(time.Second)
-		if left.removed > 0 {
-			t.Error("removed while another process had the node")
-		}
-		s.after(0, nil)
-		advance(time.Second)
-		if left.removed != 1 {
-			t.Errorf("removed %d times, want once", left.removed)
-		}
-	})
-	if len(got) > 0 {
-		t.Errorf("shown as a rival's: %q", got)
-	}
-}
 
 // watched is observers with a herald, and the conditions that they show.
 func watched(h *eventReporter) (o *statusReporter, conditions func() map[string]string) {

@@ -22,6 +22,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
+	"kubeproxy/common/takeover"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/userspace"
@@ -53,7 +54,7 @@ type backend struct {
 	ownedTargets []string
 	audit        func() (reconcile.Backend, error)
 	// takeover, if set, receives the result of each round.
-	takeover       *takeover
+	takeover       *takeover.Takeover
 	degradedReason string // the degradation that was reported last
 	// localhost, if set, holds the listeners of NodePorts on a loopback address.
 	localhost *userspace.Localhost
@@ -108,7 +109,7 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 	case o.config.WriteConfigTo != "":
 		return writeConfig(c, o.config.WriteConfigTo, to.out)
 	case o.config.Cleanup:
-		return cleanup(ctx, c, func(p cleanupTarget) bool { return p.ipvs && !o.config.CleanupIPVS })
+		return cleanup(ctx, c, o.config.CleanupIPVS)
 	case o.config.InitOnly:
 		return prepare(ctx, c)
 	}
@@ -207,7 +208,7 @@ func startBackend(ctx context.Context, group *errgroup.Group, b *backend, l *rec
 	group.Go(func() error { return l.Run(ctx) })
 	if b.takeover != nil {
 		group.Go(func() error {
-			b.takeover.run(ctx)
+			b.takeover.Run(ctx)
 			return nil
 		})
 	}
@@ -301,7 +302,7 @@ func newLoop(ctx context.Context, c *config.Config, b *backend, o *statusReporte
 		o.recordRound(b, k.desired, res)
 		r.logRound(res) // after the condition, so that a reader of the log finds it
 		if b.takeover != nil {
-			b.takeover.recordRound(k.desired, res.Err)
+			b.takeover.RecordRound(k.desired, res.Err)
 		}
 		if res.Err == nil || health.OnlyPortErrors(res.Err) { // all other rules are in force
 			p.done(b.String())

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
 	"kubeproxy/platform/linux/iptables"
 )
 
@@ -55,11 +57,17 @@ func TestTakeoverWithoutRights(t *testing.T) {
 // showLegacy prints what a takeover shows of iptables-legacy.
 func showLegacy(t *testing.T) {
 	t.Helper()
-	w := &takeover{condition: func(text string) { fmt.Println(text) }}
 	for _, f := range service.Families {
-		p := cleanupTarget{leftovers: iptables.Leftovers{Variant: iptables.Legacy, Family: f}, family: f}
-		_, p.err = p.inspect(t.Context())
-		w.targets = append(w.targets, p)
+		ctx, cancel := context.WithCancel(t.Context())
+		w := takeover.New(takeover.Options{
+			Family:  f,
+			Targets: []takeover.Target{{Leftovers: iptables.Leftovers{Variant: iptables.Legacy, Family: f}, Family: f}},
+			Condition: func(text string) {
+				fmt.Println(text)
+				cancel() // the first condition is enough
+			},
+		})
+		w.Discover(ctx)
+		w.Run(ctx)
 	}
-	w.setCondition("")
 }

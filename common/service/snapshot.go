@@ -163,3 +163,9 @@ func (s *Snapshot) Port(f Family, name PortName) *Port {
 
 // Len returns the number of ports of family f.
 func (s *Snapshot) Len(f Family) int { return s.ports[f].n }
+
+// NodePortsClosed returns whether no address serves the NodePorts of family f as yet,
+// because the addresses of the node are unknown. Without ports there is nothing to serve.
+func (s *Snapshot) NodePortsClosed(f Family) bool {
+	return s.Len(f) > 0 && s.Node.NodePortsPending[f]
+}

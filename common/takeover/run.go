@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package takeover
 
 import (
 	"context"
@@ -18,9 +18,9 @@ const (
 	recheckMaxInterval = 16 * time.Minute
 )
 
-// run takes over until ctx ends. Leftovers that reappear after their removal belong to a
+// Run takes over until ctx ends. Leftovers that reappear after their removal belong to a
 // program that runs beside this process.
-func (t *takeover) run(ctx context.Context) {
+func (t *Takeover) Run(ctx context.Context) {
 	for pause := recheckInterval; ctx.Err() == nil; {
 		t.runOnce(ctx)
 		regained := false
@@ -34,23 +34,23 @@ func (t *takeover) run(ctx context.Context) {
 		found := t.rediscover(ctx)
 		switch {
 		case found == "":
-			t.reportForeignRules("")
+			t.options.ReportForeignRules("")
 			pause = recheckInterval
 		case regained: // another process had the node, see lease.Lease
-			t.log.Info("Found what another service proxy left meanwhile; it stays in force until all that is wanted is", "what", found)
+			t.options.Log.Info("Found what another service proxy left meanwhile; it stays in force until all that is wanted is", "what", found)
 		default:
-			t.reportForeignRules(found)
+			t.options.ReportForeignRules(found)
 			pause = min(2*pause, recheckMaxInterval)
 		}
 	}
 }
 
 // runOnce returns when all is taken over, or ctx ends.
-func (t *takeover) runOnce(ctx context.Context) {
+func (t *Takeover) runOnce(ctx context.Context) {
 	if len(t.targets) == 0 {
 		return
 	}
-	defer t.condition("")
+	defer t.options.Condition("")
 	if !t.waitVerified(ctx) {
 		return
 	}
@@ -58,11 +58,11 @@ func (t *takeover) runOnce(ctx context.Context) {
 		targetCount, drainCount := len(t.targets), len(t.draining)
 		pause := drainInterval
 		if err := t.removeExclusively(ctx); err != nil {
-			pause = min(time.Second<<min(failures, 10), takeoverMaxBackoff)
+			pause = min(time.Second<<min(failures, 10), maxBackoff)
 			failures++
 		}
 		if len(t.targets) < targetCount || len(t.draining) > drainCount {
-			t.onRemoved()
+			t.options.OnRemoved()
 		}
 		if len(t.targets) == 0 {
 			return
@@ -76,9 +76,9 @@ func (t *takeover) runOnce(ctx context.Context) {
 }
 
 // removeExclusively empties targets unless another process programs the node.
-func (t *takeover) removeExclusively(ctx context.Context) error {
-	if t.enter != nil {
-		leave, ok := t.enter(ctx)
+func (t *Takeover) removeExclusively(ctx context.Context) error {
+	if t.options.Enter != nil {
+		leave, ok := t.options.Enter(ctx)
 		if !ok {
 			return nil
 		}
@@ -87,9 +87,9 @@ func (t *takeover) removeExclusively(ctx context.Context) error {
 	return t.remove(context.WithoutCancel(ctx))
 }
 
-// standby records that another process has the node. What it leaves must be taken over
+// Standby records that another process has the node. What it leaves must be taken over
 // once this process has the node again.
-func (t *takeover) standby() {
+func (t *Takeover) Standby() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.desired, t.wasStandby = nil, true
@@ -100,9 +100,9 @@ func (t *takeover) standby() {
 }
 
 // rediscover checks all places again, and returns what there is to take over.
-func (t *takeover) rediscover(ctx context.Context) string {
-	if t.enter != nil {
-		leave, ok := t.enter(ctx)
+func (t *Takeover) rediscover(ctx context.Context) string {
+	if t.options.Enter != nil {
+		leave, ok := t.options.Enter(ctx)
 		if !ok {
 			return ""
 		}

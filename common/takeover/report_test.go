@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package takeover
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/klog/v2/textlogger"
 )
 
 // unreadableLeftovers is an empty place whose first reads fail.
@@ -36,7 +38,7 @@ func TestUnreadIsNotLeft(t *testing.T) {
 		there = "an earlier service proxy left rules in a place: "
 	)
 	stuck := &fakeLeftovers{what: "rules", fail: []error{errSystemTest, errSystemTest, errSystemTest}}
-	runTakeovers(t, []cleanupTarget{{leftovers: stuck}, {leftovers: &unreadableLeftovers{times: 3}}}, &fakeAuditor{}, func(s *takeoverTest) {
+	runTakeovers(t, []Target{{Leftovers: stuck}, {Leftovers: &unreadableLeftovers{times: 3}}}, &fakeAuditor{}, func(s *takeoverTest) {
 		s.after(0, nil)
 		advance(10 * time.Second)
 		want := []string{
@@ -49,10 +51,39 @@ func TestUnreadIsNotLeft(t *testing.T) {
 		if !slices.Equal(s.conditions, want) {
 			t.Errorf("conditions\n%s\nwant\n%s", strings.Join(s.conditions, "\n"), strings.Join(want, "\n"))
 		}
-		for _, once := range []string{unreadText, stillText} {
+		for _, once := range []string{UnreadText, stillText} {
 			if n := strings.Count(s.logText.String(), once); n != 1 {
 				t.Errorf("%q was logged %d times:\n%s", once, n, s.logText)
 			}
 		}
 	})
+}
+
+// lineFunc is called with each line that is logged.
+type lineFunc func(line string)
+
+func (g lineFunc) Write(line []byte) (int, error) {
+	g(string(line))
+	return len(line), nil
+}
+
+// TestErrorIsReportedBeforeItIsLogged checks that a log line about old rules follows the
+// condition in the health report.
+func TestErrorIsReportedBeforeItIsLogged(t *testing.T) {
+	var condition string
+	logged := 0
+	line := func(line string) {
+		logged++
+		if !strings.Contains(condition, "no right") {
+			t.Errorf("%q is said, and %q shown", line, condition)
+		}
+	}
+	x := New(Options{
+		Targets:   []Target{{Leftovers: &fakeLeftovers{}, err: errors.New("no right")}},
+		Condition: func(text string) { condition = text },
+		Log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(lineFunc(line)))),
+	})
+	if x.report("", nil); logged != 1 {
+		t.Errorf("said %d times", logged)
+	}
 }

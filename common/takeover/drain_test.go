@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package takeover
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func TestDraining(t *testing.T) {
 	}{{"none", nil, 0, 1}, {"for a while", nil, time.Minute, 2}, {"it fails at first", errSystemTest, time.Minute, 2}} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := &drainingLeftovers{fakeLeftovers: fakeLeftovers{what: "virtual servers"}, fail: tt.fail}
-			runTakeovers(t, []cleanupTarget{{leftovers: n}}, &fakeAuditor{}, func(s *takeoverTest) {
+			runTakeovers(t, []Target{{Leftovers: n}}, &fakeAuditor{}, func(s *takeoverTest) {
 				began := time.Now()
 				n.until = began.Add(tt.duration)
 				s.after(0, nil)

@@ -1,12 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package takeover
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -75,8 +76,9 @@ func (emptyPlan) Empty() bool       { return true }
 
 // takeoverTest is a takeover in a synctest bubble, with what it reports.
 type takeoverTest struct {
-	*takeover
+	*Takeover
 	conditions []string // conditions, in order
+	foreign    []string // what reappeared and when, in minutes
 	done       int
 	failed     int
 	logText    *bytes.Buffer
@@ -85,28 +87,27 @@ type takeoverTest struct {
 // runTakeover runs do beside a takeover of left.
 func runTakeover(t *testing.T, left *fakeLeftovers, audit *fakeAuditor, do func(*takeoverTest)) {
 	t.Helper()
-	runTakeovers(t, []cleanupTarget{{leftovers: left}}, audit, do)
+	runTakeovers(t, []Target{{Leftovers: left}}, audit, do)
 }
 
 // runTakeovers runs do beside a takeover of targets.
-func runTakeovers(t *testing.T, targets []cleanupTarget, audit *fakeAuditor, do func(*takeoverTest)) {
+func runTakeovers(t *testing.T, targets []Target, audit *fakeAuditor, do func(*takeoverTest)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &takeoverTest{logText: &bytes.Buffer{}}
-		s.takeover = &takeover{
-			targets:        targets,
-			audit:          func() (reconcile.Backend, error) { return audit, nil },
-			log:            textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.logText))),
-			condition:      func(text string) { s.conditions = append(s.conditions, text) },
-			onRemoved:      func() { s.done++ },
-			countFailure:   func() { s.failed++ },
-			verifyRequests: make(chan struct{}, 1),
-			logged:         map[string]string{},
-			removed:        map[string]string{},
-			draining:       map[string]*drainState{},
-		}
+		s, began := &takeoverTest{logText: &bytes.Buffer{}}, time.Now()
+		s.Takeover = New(Options{
+			Targets:   targets,
+			Audit:     func() (reconcile.Backend, error) { return audit, nil },
+			Log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.logText))),
+			Condition: func(text string) { s.conditions = append(s.conditions, text) },
+			ReportForeignRules: func(what string) {
+				s.foreign = append(s.foreign, fmt.Sprintf("%.0f %s", time.Since(began).Minutes(), what))
+			},
+			OnRemoved:    func() { s.done++ },
+			CountFailure: func() { s.failed++ },
+		})
 		ctx, cancel := context.WithCancel(t.Context())
-		s.discover(ctx)
+		s.Discover(ctx)
 		ended := make(chan struct{})
 		go func() {
 			s.runOnce(ctx)
@@ -128,7 +129,7 @@ func advance(d time.Duration) {
 // after advances the clock and then reports a round.
 func (s *takeoverTest) after(d time.Duration, err error) {
 	time.Sleep(d)
-	s.recordRound(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), err)
+	s.RecordRound(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), err)
 	synctest.Wait()
 }
 
@@ -152,9 +153,9 @@ func TestTakeover(t *testing.T) {
 		"a good round":                  {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, nil) }, removed: 1, done: true, condition: "they go as soon as"},
 		"no round yet":                  {left: fakeLeftovers{what: found}, do: func(*takeoverTest) { advance(time.Hour) }, condition: "they go as soon as"},
 		"rounds fail":                   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
-		"NodePorts are closed as yet":   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.recordRound(closedFor(service.IPv4), nil); advance(time.Hour) }},
-		"those of the other family":     {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.recordRound(closedFor(service.IPv6), nil); advance(0) }, removed: 1, done: true},
-		"something cannot be read":      {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.recordRound(&service.Snapshot{Incomplete: true}, nil); advance(time.Hour) }},
+		"NodePorts are closed as yet":   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.RecordRound(closedFor(service.IPv4), nil); advance(time.Hour) }},
+		"those of the other family":     {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.RecordRound(closedFor(service.IPv6), nil); advance(0) }, removed: 1, done: true},
+		"something cannot be read":      {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.RecordRound(&service.Snapshot{Incomplete: true}, nil); advance(time.Hour) }},
 		"not all is there at first":     {left: fakeLeftovers{what: found}, missing: 2, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) }, removed: 1, done: true, condition: "+ something"},
 		"what is wanted is never there": {left: fakeLeftovers{what: found}, missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, nil); advance(time.Minute) }, condition: "not all there"},
 		"removing fails twice": {
@@ -205,7 +206,7 @@ func closedFor(f service.Family) *service.Snapshot {
 	n.NodePortsPending[f] = true
 	var ports []*service.Port
 	for _, f := range service.Families {
-		ports = append(ports, shopPort(f, "web", 1, front(service.ClusterIP, []string{"10.96.0.1", "fd00:10:96::1"}[f], 80)))
+		ports = append(ports, &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}, Family: f})
 	}
 	return service.New(1, n, ports)
 }
@@ -224,7 +225,7 @@ func TestClear(t *testing.T) {
 		"somebody else's too": {fakeLeftovers{what: "rules", recreated: true}, "rules", "a place has rules again, which was removed: somebody else makes it"},
 	} {
 		t.Run(situation, func(t *testing.T) {
-			what, err := removeLeftovers(t.Context(), cleanupTarget{leftovers: &tt.left})
+			what, err := removeLeftovers(t.Context(), Target{Leftovers: &tt.left})
 			text := ""
 			if err != nil {
 				text = err.Error()
@@ -244,7 +245,7 @@ func TestTakeoverInPart(t *testing.T) {
 		gone    bool
 	}{
 		"ports are refused":      {do: func(s *takeoverTest) { s.after(0, errPortTest); s.after(time.Second, errPortTest) }},
-		"ports stay refused":     {do: func(s *takeoverTest) { s.after(0, errPortTest); advance(takeoverPortTimeout) }, gone: true},
+		"ports stay refused":     {do: func(s *takeoverTest) { s.after(0, errPortTest); advance(portTimeout) }, gone: true},
 		"the mode cannot do all": {do: func(s *takeoverTest) { s.after(0, errUnsupportedTest) }, gone: true},
 		"and the rest is not there": {
 			missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, errUnsupportedTest); advance(time.Hour) },
@@ -267,7 +268,7 @@ func TestTakeoverInPart(t *testing.T) {
 		"ports are refused, then something cannot be read": {
 			do: func(s *takeoverTest) {
 				s.after(0, errPortTest)
-				s.recordRound(&service.Snapshot{Incomplete: true}, nil)
+				s.RecordRound(&service.Snapshot{Incomplete: true}, nil)
 				advance(time.Hour)
 			},
 		},

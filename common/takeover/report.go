@@ -1,40 +1,29 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package takeover
 
 import (
 	"context"
 	"errors"
 	"strings"
 
+	"k8s.io/klog/v2"
+
 	"kubeproxy/common/service"
 )
 
-// unreadError is why the content of a target is unknown. The target may be empty.
-type unreadError struct{ error }
-
-// Unwrap returns the reason.
-func (e unreadError) Unwrap() error { return e.error }
-
-// inspect is Find with an unreadError as its error.
-func (p cleanupTarget) inspect(ctx context.Context) (string, error) {
-	what, err := p.Find(ctx)
-	if err != nil {
-		return "", unreadError{err}
-	}
-	return what, nil
-}
-
+// The texts of errors in the log. UnreadText is also for an error that hides the targets
+// themselves.
 const (
-	unreadText = "Cannot tell what an earlier service proxy left; trying again later"
+	UnreadText = "Cannot tell what an earlier service proxy left; trying again later"
 	stillText  = "What an earlier service proxy left is still there; trying again"
 )
 
 // report shows in the condition why old rules are still there, or may be. Then it logs
 // each new error. err is about all targets. It, or else fallback, is shown for targets
 // without a reason of their own.
-func (t *takeover) report(fallback string, err error) {
+func (t *Takeover) report(fallback string, err error) {
 	if err != nil {
 		fallback = err.Error()
 	}
@@ -45,7 +34,7 @@ func (t *takeover) report(fallback string, err error) {
 	for _, p := range t.targets {
 		switch {
 		case errors.As(p.err, &unreadError{}):
-			t.logOnce(unreadText, p.String(), p.err)
+			t.logOnce(UnreadText, p.String(), p.err)
 		case p.err != nil:
 			t.logOnce(stillText, p.String(), p.err)
 		}
@@ -53,7 +42,7 @@ func (t *takeover) report(fallback string, err error) {
 }
 
 // setCondition groups the targets by reason.
-func (t *takeover) setCondition(fallback string) {
+func (t *Takeover) setCondition(fallback string) {
 	var order []string // of the texts
 	targets := map[string][]string{}
 	for _, p := range t.targets {
@@ -69,11 +58,11 @@ func (t *takeover) setCondition(fallback string) {
 	for i, text := range order {
 		order[i] = strings.Replace(text, "%s", strings.Join(targets[text], ", "), 1)
 	}
-	t.condition(strings.Join(order, "; "))
+	t.options.Condition(strings.Join(order, "; "))
 }
 
 // reason returns why p is still there.
-func (t *takeover) reason(p cleanupTarget, fallback string) string {
+func (t *Takeover) reason(p Target, fallback string) string {
 	switch r := t.draining[p.String()]; {
 	case p.err != nil:
 		return p.err.Error()
@@ -83,36 +72,26 @@ func (t *takeover) reason(p cleanupTarget, fallback string) string {
 	return fallback
 }
 
-// reportUnprogrammed reports which families are not programmed, and the leftovers of
-// these families. The leftovers stay: outdated rules are better than none.
-func (o *statusReporter) reportUnprogrammed(ctx context.Context, x *selectedMode) {
-	o.setUnavailable(x.unavailable)
-	if len(x.unavailable) == 0 {
-		return
-	}
-	all, err := cleanupTargets(x.config)
-	if err != nil {
-		o.log.Error(err, unreadText)
-	}
+// ReportUnprogrammed reports what is in targets whose families no backend programs. The
+// leftovers stay: outdated rules are better than none. show receives the text of the
+// condition of a family.
+func ReportUnprogrammed(ctx context.Context, log klog.Logger, targets []Target, show func(f service.Family, text string)) {
 	left := map[service.Family][]string{}
-	for _, p := range all {
-		if x.unavailable[p.family] == "" {
-			continue
-		}
+	for _, p := range targets {
 		if what, err := p.Find(ctx); err == nil && what != "" {
-			o.log.Info("Found what an earlier service proxy left; it stays, as nothing takes its place", "family", p.family.String(), "place", p.String(), "what", what)
-			left[p.family] = append(left[p.family], p.String())
+			log.Info("Found what an earlier service proxy left; it stays, as nothing takes its place", "family", p.Family.String(), "place", p.String(), "what", what)
+			left[p.Family] = append(left[p.Family], p.String())
 		}
 	}
 	for f, targets := range left {
-		o.health.SetCondition("leftovers-"+f.String(), "an earlier service proxy left rules in "+strings.Join(targets, ", ")+
+		show(f, "an earlier service proxy left rules in "+strings.Join(targets, ", ")+
 			": they stay and get out of date, as nothing takes their place; --cleanup removes them")
 	}
 }
 
 // logOnce logs an error unless it was the last one logged for the target. An empty target
 // stands for all.
-func (t *takeover) logOnce(what, target string, err error) {
+func (t *Takeover) logOnce(what, target string, err error) {
 	if t.logged[target] == err.Error() {
 		return
 	}
@@ -121,5 +100,5 @@ func (t *takeover) logOnce(what, target string, err error) {
 	if target != "" {
 		args = []any{"place", target}
 	}
-	t.log.Error(err, what, args...)
+	t.options.Log.Error(err, what, args...)
 }

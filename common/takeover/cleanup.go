@@ -1,0 +1,68 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+)
+
+// CleanupOptions are the options of Cleanup.
+type CleanupOptions struct {
+	// Skip returns what asks to leave a target alone, empty if nothing does.
+	Skip func(Target) string
+	// Privileges is the advice to a user who lacks the privileges for a cleanup.
+	Privileges string
+}
+
+// Cleanup empties targets, except those that belong to upstream kube-proxy and those that
+// o.Skip selects, and logs what it removed. It continues after a failure, and its error
+// names everything that is still there.
+func Cleanup(ctx context.Context, targets []Target, o CleanupOptions) error {
+	log := klog.FromContext(ctx)
+	var errs []error
+	var forbidden []string
+	for _, p := range targets {
+		if p.Upstream {
+			continue
+		}
+		if why := o.Skip(p); why != "" {
+			log.Info("Left alone, as "+why+" asks for", "place", p.String())
+			continue
+		}
+		what, err := removeLeftovers(ctx, p)
+		switch {
+		case onlyForbidden(err):
+			forbidden = append(forbidden, p.String())
+			log.V(2).Info("Not allowed to clean up", "place", p.String(), "err", err.Error())
+		case err != nil:
+			errs = append(errs, fmt.Errorf("clean up %s: %w", p, err))
+		case what == "":
+			log.Info("Nothing to clean up", "place", p.String())
+		default:
+			log.Info("Cleaned up", "place", p.String(), "removed", what)
+		}
+	}
+	if len(forbidden) > 0 {
+		errs = append(errs, fmt.Errorf("clean up %s: %w: %s", strings.Join(forbidden, ", "), fs.ErrPermission, o.Privileges))
+	}
+	return errors.Join(errs...)
+}
+
+// onlyForbidden returns whether missing privileges are the only cause of err.
+func onlyForbidden(err error) bool {
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(many.Unwrap(), func(err error) bool { return !onlyForbidden(err) })
+	}
+	if one := errors.Unwrap(err); one != nil && errors.Is(err, fs.ErrPermission) {
+		return onlyForbidden(one)
+	}
+	return errors.Is(err, fs.ErrPermission)
+}

@@ -1,0 +1,247 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package takeover removes what another service proxy or another mode left on the node. A
+// Takeover does that beside a running proxy: it finds what was left, waits until the
+// rules of this process are in force, and then removes the rest. Cleanup removes all of
+// it at once. Which places there are to check, the caller says in Targets.
+package takeover
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Options are the dependencies of a Takeover. Those are required that do not say
+// otherwise.
+type Options struct {
+	Family service.Family
+	// Targets are all places to check. Those of other families are skipped.
+	Targets []Target
+	// Owned names the targets that the rounds of this process keep in order. They are
+	// logged, but not emptied.
+	Owned []string
+	// Audit returns a backend without knowledge of what was programmed. If it is nil, a
+	// good round counts as verified.
+	Audit func() (reconcile.Backend, error)
+	// Enter returns whether this process may change anything, see lease.Lease. If it is
+	// nil, this process always may.
+	Enter func(context.Context) (leave func(), ok bool)
+	Log   klog.Logger
+	// Condition shows why something is still to be taken over, empty if nothing is.
+	Condition func(text string)
+	// ReportForeignRules shows what reappears after its removal, empty if nothing does.
+	ReportForeignRules func(what string)
+	// CountFailure counts an attempt that left something.
+	CountFailure func()
+	// OnRemoved is called when old rules are gone. They may have created conntrack
+	// entries that no present rule would allow.
+	OnRemoved func()
+}
+
+// Takeover removes the rules of other modes and other service proxies for one family.
+// Until then their rules and those of this process are in force side by side, and
+// connections keep the translation that they began with. To refuse no connection, the old
+// rules go only when all desired rules are in force, and an independent read of the
+// system has verified that.
+type Takeover struct {
+	options Options
+	owned   []Target // of the family
+	// allTargets are the places to check again.
+	allTargets []Target
+	targets    []Target // those of allTargets that are not known to be empty
+
+	verifyRequests chan struct{} // a round succeeded
+	leaseRegained  chan struct{} // another process may have left something
+	// logged holds what was logged last, by target; the empty key is for all targets.
+	logged map[string]string
+	// removed holds what was removed from a target that is not known to be empty.
+	removed map[string]string
+	// draining holds, by target, what open connections may still need.
+	draining map[string]*drainState
+
+	mu           sync.Mutex
+	wasStandby   bool              // another process had the node since the last round
+	desired      *service.Snapshot // of the last good round, nil to proceed without one
+	partialTimer *time.Timer       // set while rounds fail for single ports only
+}
+
+// The times of a takeover.
+const (
+	// portTimeout is how long old rules may serve a port that the present mode
+	// cannot program. After that they are out of date.
+	portTimeout = time.Minute
+	// maxBackoff is the longest pause after a failure.
+	maxBackoff = time.Minute
+)
+
+// New returns a Takeover. Call Discover, and then Run.
+func New(o Options) *Takeover {
+	t := &Takeover{
+		options: o, verifyRequests: make(chan struct{}, 1), leaseRegained: make(chan struct{}, 1),
+		logged: map[string]string{}, removed: map[string]string{}, draining: map[string]*drainState{},
+	}
+	for _, p := range o.Targets {
+		switch {
+		case p.Family != o.Family:
+		case slices.Contains(o.Owned, p.String()):
+			t.owned = append(t.owned, p)
+		default:
+			t.allTargets = append(t.allTargets, p)
+		}
+	}
+	t.targets = slices.Clone(t.allTargets)
+	return t
+}
+
+// Discover finds and logs what there is to take over, and what is in the owned targets. It
+// removes nothing.
+func (t *Takeover) Discover(ctx context.Context) {
+	for _, p := range t.owned {
+		t.logAdopted(ctx, p)
+	}
+	var left []Target
+	for _, p := range t.targets {
+		what, err := p.Find(ctx)
+		switch {
+		case err != nil:
+			p.err = unreadError{err}
+			t.options.Log.Error(err, UnreadText, "place", p.String())
+			t.logged[p.String()] = err.Error()
+		case what == "":
+			continue
+		default:
+			t.options.Log.Info("Found what an earlier service proxy left; it stays in force until all that is wanted is", "place", p.String(), "what", what)
+		}
+		left = append(left, p)
+	}
+	t.targets = left
+}
+
+// logAdopted logs what is in a target that rounds of this process keep in order.
+func (t *Takeover) logAdopted(ctx context.Context, p Target) {
+	if what, err := p.Find(ctx); err == nil && what != "" {
+		t.options.Log.Info("Found what an earlier service proxy left; adopting what is wanted of it", "place", p.String(), "what", what)
+	}
+}
+
+// RecordRound records the result of a round for want. What the mode cannot do at all does
+// not delay the takeover: for its sake, old rules would serve everything else out of
+// date.
+func (t *Takeover) RecordRound(want *service.Snapshot, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.wasStandby {
+		t.wasStandby = false
+		select {
+		case t.leaseRegained <- struct{}{}:
+		default:
+		}
+	}
+	switch {
+	case want == nil || want.Incomplete || want.NodePortsClosed(t.options.Family): // the old rules may have what is not known yet
+		t.setPartial(false)
+	case err == nil || reconcile.Unsupported(err):
+		t.setPartial(false)
+		t.desired = want
+		t.requestVerify()
+	default:
+		t.setPartial(health.OnlyPortErrors(err))
+	}
+}
+
+// setPartial records whether single ports, and nothing else, are not in force. If that
+// persists, the takeover proceeds without them.
+func (t *Takeover) setPartial(partial bool) {
+	switch {
+	case !partial && t.partialTimer != nil:
+		t.partialTimer.Stop()
+		t.partialTimer = nil
+	case partial && t.partialTimer == nil:
+		var timer *time.Timer
+		timer = time.AfterFunc(portTimeout, func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.partialTimer == timer {
+				t.desired = nil
+				t.requestVerify()
+			}
+		})
+		t.partialTimer = timer
+	}
+}
+
+// requestVerify triggers a verification that the desired rules are in force.
+func (t *Takeover) requestVerify() {
+	select {
+	case t.verifyRequests <- struct{}{}:
+	default:
+	}
+}
+
+// waitVerified waits until the desired rules are in force. It returns false if ctx ends
+// first.
+func (t *Takeover) waitVerified(ctx context.Context) bool {
+	t.report("they go as soon as all that is wanted is in force", nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-t.verifyRequests:
+		}
+		t.mu.Lock()
+		want := t.desired
+		t.mu.Unlock()
+		if want == nil || t.options.Audit == nil {
+			return true
+		}
+		err := t.auditMissing(ctx, want)
+		if err == nil {
+			return true
+		}
+		t.report("", fmt.Errorf("what is wanted is not all there: %w", err))
+		t.verifyLater(ctx)
+	}
+}
+
+// verifyLater verifies a good round after a pause, unless there is another round.
+func (t *Takeover) verifyLater(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-t.verifyRequests:
+	case <-time.After(time.Second):
+	}
+	t.requestVerify()
+}
+
+// auditMissing returns what is missing of want according to the system.
+func (t *Takeover) auditMissing(ctx context.Context, want *service.Snapshot) error {
+	b, err := t.options.Audit()
+	if err != nil {
+		return err
+	}
+	if c, ok := b.(io.Closer); ok {
+		defer func() { _ = c.Close() }()
+	}
+	p, err := b.Plan(ctx, want)
+	if err != nil {
+		return err
+	}
+	if p.Empty() {
+		return nil
+	}
+	first, more, _ := strings.Cut(p.String(), "\n")
+	return fmt.Errorf("%q and %d more", first, strings.Count(more, "\n"))
+}
