@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/nodemode"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
@@ -105,7 +106,7 @@ func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []ca
 	}
 	var all []candidate
 	if annotated != "" {
-		all = append(all, candidate{annotated, "the Node's annotation " + modeAnnotation, c.SwitchedOff(annotated)})
+		all = append(all, candidate{annotated, "the Node's annotation " + nodemode.Annotation, c.SwitchedOff(annotated)})
 	}
 	for _, m := range bestModes {
 		if m != annotated && slices.Contains(builtModes[c.OS], m) {

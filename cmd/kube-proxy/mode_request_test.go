@@ -5,8 +5,6 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,15 +13,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/nodemode"
 	"kubeproxy/common/source"
 	"kubeproxy/config"
 )
@@ -31,7 +27,7 @@ import (
 // TestModeRequest reads the annotation of the Node if no mode is configured.
 func TestModeRequest(t *testing.T) {
 	node := func(mode string) string {
-		return fmt.Sprintf(`{"kind": "NodeList", "apiVersion": "v1", "items": [{"metadata": {"name": "node-a", "annotations": {%q: %q}}}]}`, modeAnnotation, mode)
+		return fmt.Sprintf(`{"kind": "NodeList", "apiVersion": "v1", "items": [{"metadata": {"name": "node-a", "annotations": {%q: %q}}}]}`, nodemode.Annotation, mode)
 	}
 	for situation, tt := range map[string]struct {
 		mode      v1alpha1.ProxyMode // that is configured
@@ -100,58 +96,5 @@ func TestModeRequestOfManifests(t *testing.T) {
 	c.Mode = "iptables"
 	if got := newModeRequest(t.Context(), c, from); got.annotated != "" {
 		t.Errorf("with a configured mode, wish %v", got)
-	}
-}
-
-// TestAnnotationChanges changes the annotation of the Node several times.
-func TestAnnotationChanges(t *testing.T) {
-	for situation, tt := range map[string]struct {
-		annotations []string
-		selected    map[v1alpha1.ProxyMode]string // by annotation, empty for an error
-		ends        bool
-		logged      string
-	}{
-		"as before":            {annotations: []string{"ipvs", "ipvs"}},
-		"another mode":         {annotations: []string{"iptables"}, selected: map[v1alpha1.ProxyMode]string{"iptables": "iptables"}, ends: true, logged: `next="iptables"`},
-		"none any more":        {annotations: []string{""}, selected: map[v1alpha1.ProxyMode]string{"": "userspace"}, ends: true, logged: `next="userspace"`},
-		"removed and set":      {annotations: []string{"", "ipvs"}},
-		"one that cannot work": {annotations: []string{"userspace"}, selected: map[v1alpha1.ProxyMode]string{"userspace": "nftables"}, logged: "the present one stays"},
-		"no such mode":         {annotations: []string{"ipvs", "magic", "magic"}, selected: map[v1alpha1.ProxyMode]string{"": "nftables"}, logged: "does not exist"},
-		"nothing would start":  {annotations: []string{"iptables"}, logged: "could not start"},
-		"one is configured":    {annotations: []string{"iptables"}, selected: map[v1alpha1.ProxyMode]string{"iptables": ""}, logged: "since one is configured"},
-	} {
-		t.Run(situation, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				log, logText := newLog(2)
-				f := &annotationWatcher{os: config.Linux, mode: "nftables", log: log, kick: make(chan struct{}, 1), annotated: "ipvs", evaluated: "ipvs"}
-				f.selectMode = func(_ context.Context, m v1alpha1.ProxyMode) (string, error) {
-					if next, ok := tt.selected[m]; ok {
-						return next, nil
-					}
-					return "", errors.New("the kernel is out of order")
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
-				for _, mode := range tt.annotations {
-					n := &corev1.Node{}
-					n.Annotations = map[string]string{modeAnnotation: mode}
-					f.nodeChanged(n)
-				}
-				if err := f.run(ctx); errors.Is(err, errRestart) != tt.ends {
-					t.Errorf("run = %v, want an end: %t", err, tt.ends)
-				}
-				if n := strings.Count(logText.String(), "does not exist"); n > 1 {
-					t.Errorf("the same is said %d times", n)
-				}
-				if !strings.Contains(logText.String(), tt.logged) || tt.logged == "" && logText.Len() > 0 {
-					t.Errorf("the log says %q, want %q", logText, tt.logged)
-				}
-			})
-		})
-	}
-	var disabled *annotationWatcher // if the annotation does not count
-	disabled.nodeChanged(&corev1.Node{})
-	if err := disabled.run(t.Context()); err != nil {
-		t.Errorf("nobody: %v", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/nodemode"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -252,10 +253,15 @@ func newTracker(c *config.Config, node string, onProblem func(track.Problem), lo
 // watchNode starts to watch the addresses of the node, passes the Node to watcher, if not
 // nil, and warns if the source does not deliver the own Node. Call it before a source
 // runs.
-func (o *statusReporter) watchNode(ctx context.Context, group *errgroup.Group, watcher *annotationWatcher) {
+func (o *statusReporter) watchNode(ctx context.Context, group *errgroup.Group, watcher *nodemode.Watcher) {
 	o.watchHost(ctx, group)
 	o.annotation = watcher
-	group.Go(func() error { return watcher.run(ctx) })
+	group.Go(func() error {
+		if watcher.Run(ctx) {
+			return errRestart
+		}
+		return nil
+	})
 	group.Go(func() error {
 		o.nodeLog.warnIfUnknown(ctx, o.sources, o.tracker)
 		return nil

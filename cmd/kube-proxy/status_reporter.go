@@ -15,6 +15,7 @@ import (
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/nodemode"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -39,7 +40,7 @@ type statusReporter struct {
 	relayMetrics func() *metrics.Relay
 	// localhost is what localhostMetrics returns.
 	localhost  func() map[service.Family]metrics.Localhost
-	annotation *annotationWatcher
+	annotation *nodemode.Watcher
 	limits     limits
 	refusals   refusals
 	// deprecations warns of features that Kubernetes is going to remove.

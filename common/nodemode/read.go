@@ -1,0 +1,63 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nodemode reads which mode the Node asks for by an annotation. Read does so at the
+// start, and a Watcher follows the annotation from then on. Whether the annotation counts,
+// the caller decides.
+package nodemode
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// Annotation is the annotation by which a Node selected its mode before configuration
+// files existed.
+const Annotation = "net.experimental.kubernetes.io/proxy-mode"
+
+// readTimeout bounds how long the start waits for the Node. Without an API server there
+// is no Service to forward, but health and metrics must be served.
+const readTimeout = 2 * time.Second
+
+// Reader is a source that can read the Node before it runs.
+type Reader interface {
+	ReadNode(ctx context.Context) (*corev1.Node, error)
+}
+
+// Read returns the mode that the Node asks for, empty if it asks for none of modes or
+// cannot be read. It logs the outcome.
+func Read(ctx context.Context, from Reader, modes []v1alpha1.ProxyMode) v1alpha1.ProxyMode {
+	log := klog.FromContext(ctx)
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	node, err := from.ReadNode(ctx)
+	if err != nil {
+		log.Info("No mode is configured, and whether the Node asks for one cannot be read now; going on as if it did not", "annotation", Annotation, "err", err.Error())
+		return ""
+	}
+	if node == nil {
+		return ""
+	}
+	mode := modeIn(log, modes, node)
+	if mode != "" {
+		log.Info("The Node asks for a mode, and none is configured", "annotation", Annotation, "mode", mode)
+	}
+	return mode
+}
+
+// modeIn returns the mode in the annotation of n, empty if it is none of modes. It logs an
+// unknown mode.
+func modeIn(log klog.Logger, modes []v1alpha1.ProxyMode, n *corev1.Node) v1alpha1.ProxyMode {
+	mode := v1alpha1.ProxyMode(strings.TrimSpace(n.Annotations[Annotation]))
+	if mode != "" && !slices.Contains(modes, mode) {
+		log.Info("Warning: the Node asks for a mode that does not exist, which is ignored", "annotation", Annotation, "mode", mode, "want", modes)
+		return ""
+	}
+	return mode
+}
