@@ -107,7 +107,10 @@ func TestFamilyNotes(t *testing.T) {
 		"pods of the other family":   {Linux, "--cluster-cidr=fd00::/48", []string{"--cluster-cidr: clusterCIDR: has no prefix of the primary family IPv4, so pods of that family cannot be told from other clients"}},
 		"pods told otherwise":        {Linux, "--cluster-cidr=fd00::/48 --detect-local-mode=NodeCIDR", nil},
 		"an address of listeners": {Linux, "--proxy-mode=userspace --bind-address=192.0.2.1 --nodeport-addresses=primary", []string{
-			"--bind-address: bindAddress: 192.0.2.1 is the node's address; listeners of mode userspace are not there, but at an address that only packets to Services reach"}},
+			"--bind-address: bindAddress: 192.0.2.1 is the node's address; listeners of mode userspace are there only with --proxy-port-range, else at an address that only packets to Services reach"}},
+		"an address and a range of listeners": {Linux, "--proxy-mode=userspace --bind-address=192.0.2.1 --proxy-port-range=4000-4999 --nodeport-addresses=primary", nil},
+		"listeners on a loopback address": {Linux, "--proxy-mode=userspace --bind-address=127.0.0.1 --proxy-port-range=4000-4999 --nodeport-addresses=primary", []string{
+			"--bind-address: bindAddress: 127.0.0.1 is no address to which packets from elsewhere can be led: listeners of mode userspace are at one that only packets to Services reach"}},
 		"IPv6 first": {Linux, "--bind-address=:: --cluster-cidr=fd00::/48", nil},
 		"IPv6 first, IPv4 servers": {Linux, "--bind-address=:: --healthz-bind-address=0.0.0.0 --metrics-bind-address=127.0.0.1", []string{
 			"--healthz-bind-address: healthzBindAddress: 0.0.0.0:10256 answers IPv4 only, while the primary family is IPv6"}},

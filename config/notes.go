@@ -57,8 +57,14 @@ func (b *build) noteUnused() {
 // noteBind remarks on an address for the listeners of mode userspace, as it had in
 // kube-proxy.
 func (b *build) noteBind() {
-	if a, err := netip.ParseAddr(b.BindAddress); err == nil && !a.IsUnspecified() && b.os == Linux && b.Mode == Userspace {
-		b.notef("bindAddress", "%s is the node's address; listeners of mode userspace are not there, but at an address that only packets to Services reach", a)
+	a, err := netip.ParseAddr(b.BindAddress)
+	first, _, ranged := portRange(b.PortRange)
+	switch {
+	case err != nil || a.IsUnspecified() || b.os != Linux || b.Mode != Userspace:
+	case !listenable(a.Unmap()):
+		b.notef("bindAddress", "%s is no address to which packets from elsewhere can be led: listeners of mode userspace are at one that only packets to Services reach", a)
+	case ranged && first == 0:
+		b.notef("bindAddress", "%s is the node's address; listeners of mode userspace are there only with --proxy-port-range, else at an address that only packets to Services reach", a)
 	}
 }
 

@@ -49,12 +49,12 @@ var settings = []setting{
 	{flag: "config-sync-period", path: "configSyncPeriod", group: groupAPI, positive: true, help: "`TIME` between two full reads of what the API server holds, more than 0; ignored, as it tells of changes by itself"},
 
 	{flag: "hostname-override", path: "hostnameOverride", group: groupNode, help: "`NAME` of the Node we run on, if it is not the host's"},
-	{flag: "bind-address", path: "bindAddress", group: groupNode, help: "primary `IP` of the node; 0.0.0.0 or :: takes the Node's address of that family. Nothing listens on it, in mode userspace neither"},
+	{flag: "bind-address", path: "bindAddress", group: groupNode, help: "primary `IP` of the node; 0.0.0.0 or :: takes the Node's address of that family. Listeners of mode userspace are there if --proxy-port-range is given; else nothing listens on it"},
 	{flag: "bind-address-hard-fail", path: "bindAddressHardFail", group: groupNode, help: "exit if the health or metrics address is taken, instead of trying again"},
 	{flag: "healthz-bind-address", path: "healthzBindAddress", group: groupNode, help: "`IP:PORT` of the health server, port 0 for none"},
 	{flag: "metrics-bind-address", path: "metricsBindAddress", group: groupNode, help: "`IP:PORT` of the metrics server, port 0 for none"},
 
-	{flag: "proxy-port-range", path: "portRange", group: groupTraffic, help: "ports of the listeners of mode userspace, `FIRST-LAST`; empty has the system choose"},
+	{flag: "proxy-port-range", path: "portRange", group: groupTraffic, help: "ports of the listeners of mode userspace, `FIRST-LAST`, which nothing else on the node is to use; empty has the system choose"},
 	{flag: "cluster-cidr", path: "clusterCIDR", group: groupTraffic, help: "`CIDR` of all pods, or one of each family with a comma between"},
 	{flag: "detect-local-mode", path: "detectLocalMode", group: groupTraffic, help: "`HOW` to tell pods of this node from other clients: ClusterCIDR (the default on Linux), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
 	{flag: "pod-bridge-interface", path: "detectLocal.bridgeInterface", group: groupTraffic, help: "bridge `NAME` for --detect-local-mode BridgeInterface"},

@@ -5,6 +5,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -46,4 +47,19 @@ func (b *build) applyUDPIdle(f *Flags) {
 func (c *Config) Listeners() (first, last uint16) {
 	from, to, _ := portRange(c.PortRange) // validated when it was read
 	return uint16(from), uint16(to)
+}
+
+// ListenAddr returns the address of the node for the listeners of mode userspace of
+// its family, invalid if they are to have one of their own: without a range of ports
+// nobody could say which of that address are theirs.
+func (c *Config) ListenAddr() netip.Addr {
+	if first, _ := c.Listeners(); first == 0 || !listenable(c.NodeIP()) {
+		return netip.Addr{}
+	}
+	return c.NodeIP()
+}
+
+// listenable reports that rules can lead what comes from anywhere to a.
+func listenable(a netip.Addr) bool {
+	return a.IsValid() && a.Zone() == "" && !a.IsLoopback() && !a.IsMulticast() && (a.Is4() || !a.IsLinkLocalUnicast())
 }

@@ -180,6 +180,22 @@ func TestRenderUnknownNode(t *testing.T) {
 	}
 }
 
+// TestRenderListeners has those of mode userspace at the node's address where a range
+// of ports says which of its ports are theirs.
+func TestRenderListeners(t *testing.T) {
+	dir := files(t, map[string]string{"shop.yaml": shop})
+	args := []string{"render", "--manifests", "DIR", "--proxy-mode=userspace", "--nodeport-addresses=primary", "--hostname-override=node-a", "--bind-address=192.0.2.10"}
+	const own, guard = "169.254.107.112", "-A INPUT -d 192.0.2.10/32 -p udp -m udp --dport 4000:4099 -j KUBE-PORTALS\n"
+	got := call(t, dir, args...)
+	if got.Code != 0 || !strings.Contains(got.Out, "--to-destination "+own+":") || !strings.Contains(got.Err, "are there only with --proxy-port-range") {
+		t.Errorf("without a range: exit %d, %s\n%s", got.Code, got.Err, got.Out)
+	}
+	got = call(t, dir, append(args, "--proxy-port-range=4000-4099")...)
+	if got.Code != 0 || got.Err != "" || !strings.Contains(got.Out, "--to-destination 192.0.2.10:4000\n") || !strings.Contains(got.Out, guard) || strings.Contains(got.Out, own) {
+		t.Errorf("with a range: exit %d, %s\n%s", got.Code, got.Err, got.Out)
+	}
+}
+
 // TestRenderLocalhostSCTP names the NodePorts that nobody answers on the loopback
 // address, in the modes whose rules do not lead there.
 func TestRenderLocalhostSCTP(t *testing.T) {

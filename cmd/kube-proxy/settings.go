@@ -65,6 +65,9 @@ func iptablesOptions(c *config.Config) iptables.Options {
 func userspaceOptions(c *config.Config) userspace.Options {
 	o := userspace.Options{Rules: iptablesOptions(c), UDPIdle: c.UDPIdleTimeout}
 	o.Ports.First, o.Ports.Last = c.Listeners()
+	if a := c.ListenAddr(); a.IsValid() {
+		o.Listen[service.FamilyOf(a)] = a
+	}
 	return o
 }
 

@@ -34,8 +34,11 @@ func newUserspace() dataplane {
 		audit: func(c *config.Config, f service.Family) (reconcile.Backend, error) {
 			return userspace.NewAudit(f, userspaceOptions(c))
 		},
-		ownedTargets: func(_ *config.Config, f service.Family) ([]string, error) {
+		ownedTargets: func(c *config.Config, f service.Family) ([]string, error) {
 			all, err := ownedByIPTables(nil, f)
+			if a := c.ListenAddr(); a.IsValid() && service.FamilyOf(a) == f {
+				return all, err // an earlier process's address may go
+			}
 			return append(all, userspace.Leftovers{Family: f}.String()), err
 		},
 	}

@@ -10,6 +10,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/program"
 )
 
@@ -32,7 +33,7 @@ func (w *fixture) inMode(t *testing.T, mode, variant string) *fixture {
 	o := iptables.Options{MasqueradeBit: 14, DropInvalid: true, Dir: x.commands}
 	x.kernel = program.NewIPTablesKernel(t, w.Node, o)
 	if mode == "userspace" {
-		x.kernel = program.NewUserspaceKernel(t, w.Node, o)
+		x.kernel = program.NewUserspaceKernel(t, w.Node, userspace.Options{Rules: o})
 	}
 	return &x
 }

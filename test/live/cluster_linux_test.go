@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
@@ -41,8 +42,10 @@ type mode struct {
 	iptables string
 	// userspace is for mode userspace, with that variant of iptables.
 	userspace bool
-	ipvs      bool
-	// scheduler is that of mode ipvs, empty for the default.
+	// bound are the choices of mode userspace for listeners.
+	bound userspace.Options
+	ipvs  bool
+	// scheduler is that of mode ipvs, empty for the usual one.
 	scheduler string
 	// localhost is whether NodePorts answer on 127.0.0.1, which the judge does not cover.
 	localhost bool

@@ -71,7 +71,9 @@ func (c *cluster) audit(t *testing.T) *program.Kernel {
 	}
 	o := iptables.Options{MasqueradeBit: cmp.Or(m.bit, 14), LocalhostNodePorts: m.localhost, DropInvalid: true, Dir: c.commands}
 	if m.userspace {
-		return program.NewUserspaceKernel(t, c.Node, o)
+		b := m.bound
+		b.Rules = o
+		return program.NewUserspaceKernel(t, c.Node, b)
 	}
 	return program.NewIPTablesKernel(t, c.Node, o)
 }

@@ -13,17 +13,16 @@ import (
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/netlab"
 )
 
-// NewUserspaceKernel reads h in mode userspace. Only the proxy itself knows the endpoints
-// of its listeners, so it is queried as well.
-func NewUserspaceKernel(t testing.TB, h *netlab.Host, o iptables.Options) *Kernel {
+// NewUserspaceKernel looks at h, where the mode is userspace. Which endpoints
+// the listeners have, only the proxy itself can tell, so it is asked as well.
+func NewUserspaceKernel(t testing.TB, h *netlab.Host, o userspace.Options) *Kernel {
 	t.Helper()
 	k := newKernel(t, h, func(f service.Family) (reconcile.Backend, error) {
-		return userspace.NewAudit(f, userspace.Options{Rules: o})
+		return userspace.NewAudit(f, o)
 	})
 	k.proxyDiff = notProgrammed
 	k.tracked = k.trackedSnapshot

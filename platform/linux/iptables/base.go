@@ -148,16 +148,16 @@ func (l layout) unreachable() string {
 	return "icmp-port-unreachable"
 }
 
-// healthChains accept health checks, ahead of rules and a policy of INPUT that would
-// drop them. ports are the rules at the root of their tree. The node answers health
-// checks on the addresses that answer NodePorts, and never on the address of a relay.
+// healthChains let in who asks health checks, ahead of rules and a policy of INPUT
+// that would not. ports are the rules at the root of their tree. Health checks are
+// answered where NodePorts are, and never where a relay listens.
 func (l layout) healthChains(node *service.Node, ports []string) []chain {
 	var rules []string
 	if len(ports) > 0 {
 		rules = l.nodePortRules(node, healthPortsChain)
 	}
 	if l.relays() && len(rules) > 0 {
-		rules = append([]string{"-d " + hostPrefix(l.options.Relay[l.family]) + " -j RETURN"}, rules...)
+		rules = append([]string{l.hidden()}, rules...)
 	}
 	return []chain{{id{filter, healthPortsChain}, ports}, {id{filter, healthChain}, rules}}
 }

@@ -29,7 +29,7 @@ func (s *relayNode) handOver(t *rapid.T, want *service.Snapshot) {
 // TestBypassDecidesAsRouteDoes checks connections that bypass a relay: each goes where
 // route decides, as if the node had opened it.
 func TestBypassDecidesAsRouteDoes(t *testing.T) {
-	eachCluster(t, (*relayNode).handOver, (*relayNode).judgeBypass)
+	eachCluster(t, newRelayNode, (*relayNode).handOver, (*relayNode).judgeBypass)
 }
 
 func (s *relayNode) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {

@@ -38,9 +38,14 @@ type Options struct {
 	// packets to this address. Packets of local processes that carry the mark are not
 	// redirected.
 	Relay [2]netip.Addr
-	// Bypass is set before a relay ends. The endpoints of snapshots are then those
-	// behind the relay. New connections go there directly, masqueraded as if they came
-	// from the relay. The relay keeps its existing connections.
+	// RelayPorts, by family, are all ports where that relay may listen, for an
+	// address that others use, too: what these do at other ports, and what they
+	// ask others, is none of the relay's. The zero value leaves the whole address
+	// to the relay.
+	RelayPorts [2]Ports
+	// Bypass is for a relay that is about to end: the endpoints of snapshots are
+	// those behind it, and new connections go there, masqueraded as if the relay
+	// had made them. It keeps those that it has.
 	Bypass bool
 	// Dir is the directory of the iptables commands. If it is empty, PATH is searched.
 	Dir string

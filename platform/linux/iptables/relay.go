@@ -24,9 +24,14 @@ type root struct {
 	before              []string // rules ahead of the tree
 }
 
-// roots returns the roots of table. With a relay there are two in table nat, because
-// packets of the relay itself must not return to it.
+// roots returns those of table. Before a relay there are two for table nat,
+// since what the relay itself sends is not to come back to it. At an address of the
+// node, a listener may have the number of a NodePort that is refused, which what was
+// led to the listener is not.
 func (l layout) roots(table string) []root {
+	if table == filter && l.bound() {
+		return []root{{servicesChain, nodePortsChain, []string{"-m conntrack --ctstate DNAT -j RETURN"}}}
+	}
 	if table != nat || !l.relays() {
 		return []root{{services: servicesChain, nodePorts: nodePortsChain}}
 	}
@@ -36,19 +41,13 @@ func (l layout) roots(table string) []root {
 	}
 }
 
-// relayRules apply to packets to and from the address of a relay. A translated packet
-// belongs to a Service and is accepted, whatever other rules decide about its ports.
-// Everything else is dropped: clients that guess a port, and late datagrams to clients
-// whose flow has expired.
-var relayRules = []string{"-m conntrack --ctstate DNAT -j ACCEPT", "-j DROP"}
-
-// relayBase returns the chains that do not depend on Services. Connections that bypass a
-// relay, by present or former rules, are accepted here, because other rules may accept
-// only local traffic: the relay itself forwards nothing. These rules exist before any
-// connection bypasses the relay, because the tables change one after the other.
+// relayBase returns the chains that do not depend on Services. What was led past
+// a relay, by rules of now or of before, is let through where others would not,
+// for the relay itself forwards nothing. So is what is to be led past it, though
+// nothing is as yet: the tables change one after the other.
 func (l layout) relayBase() []chain {
 	mark := l.options.marked()
-	chains := []chain{l.rejectChain(), {id{filter, relayChain}, relayRules}, {id{filter, forwardChain}, []string{
+	chains := []chain{l.rejectChain(), l.guard(), {id{filter, forwardChain}, []string{
 		"-m mark --mark " + mark + " -j ACCEPT",
 		"-m conntrack --ctstate NEW -j RETURN",
 		"-m conntrack --ctstate DNAT -j ACCEPT",
@@ -66,13 +65,10 @@ func (l layout) relayBase() []chain {
 }
 
 func (l layout) relayJumps() []jump {
-	addr := hostPrefix(l.options.Relay[l.family])
-	jumps := []jump{
+	jumps := append([]jump{
 		{id{nat, "PREROUTING"}, "-j " + portalsInChain},
 		{id{nat, "OUTPUT"}, "-j " + portalsOutChain},
-		{id{filter, "INPUT"}, "-d " + addr + " -j " + relayChain},
-		{id{filter, "OUTPUT"}, "-s " + addr + " -j " + relayChain},
-	}
+	}, l.guardJumps()...)
 	if l.bypasses() {
 		jumps = append(jumps, jump{id{nat, "POSTROUTING"}, "-j " + postroutingChain})
 	}

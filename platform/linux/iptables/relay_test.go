@@ -38,9 +38,14 @@ type relayNode struct {
 }
 
 func newRelayNode(f service.Family, tables *iptables.Fake) *relayNode {
+	return newSiteWith(f, tables, userspace.Options{})
+}
+
+// newSiteWith has listeners where o says.
+func newSiteWith(f service.Family, tables *iptables.Fake, o userspace.Options) *relayNode {
 	s := &relayNode{family: f, tables: tables, addr: true, refuse: func() bool { return false }}
-	s.Backend = userspace.NewWith(f, userspace.Options{Rules: iptables.Options{MasqueradeBit: 14, DropInvalid: true}},
-		userspace.Parts{Driver: tables, Network: s, Address: s, Limits: userspace.NewLimits(4096)})
+	o.Rules = iptables.Options{MasqueradeBit: 14, DropInvalid: true}
+	s.Backend = userspace.NewWith(f, o, userspace.Parts{Driver: tables, Network: s, Address: s, Limits: userspace.NewLimits(4096)})
 	return s
 }
 
@@ -136,19 +141,19 @@ func nodeOf(w generate.Cluster) *service.Node {
 // TestRelayDecidesAsRouteDoes checks 2,000 connections in mode userspace: 10 to each of
 // 100 drawn clusters of each family.
 func TestRelayDecidesAsRouteDoes(t *testing.T) {
-	eachCluster(t, (*relayNode).round, (*relayNode).judge)
+	eachCluster(t, newRelayNode, (*relayNode).round, (*relayNode).judge)
 }
 
-// eachCluster programs drawn clusters, each on a node of its own, and judges ten
-// connections to each.
-func eachCluster(t *testing.T, program func(*relayNode, *rapid.T, *service.Snapshot), judge func(*relayNode, *rapid.T, *service.Snapshot, route.Conn)) {
+// eachCluster programs clusters that are drawn, each at a site of its own, and
+// judges ten connections to each.
+func eachCluster(t *testing.T, at func(service.Family, *iptables.Fake) *relayNode, program func(*relayNode, *rapid.T, *service.Snapshot), judge func(*relayNode, *rapid.T, *service.Snapshot, route.Conn)) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				w := generate.Cluster{T: t, Family: f}
 				ports := w.Ports()
 				want := service.New(1, nodeOf(w), ports)
-				s := newRelayNode(f, iptables.NewFake())
+				s := at(f, iptables.NewFake())
 				defer s.Close()
 				program(s, t, want)
 				for range 10 {
@@ -165,7 +170,8 @@ func TestRelayConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		tables := iptables.NewFake()
-		s := newRelayNode(w.Family, tables)
+		o := drawBound(w)
+		s := newSiteWith(w.Family, tables, o)
 		defer func() { s.Close() }()
 		var ports []*service.Port
 		var want *service.Snapshot
@@ -180,7 +186,8 @@ func TestRelayConverges(t *testing.T) {
 			if w.DrawBool("restart") {
 				s.Close()
 				old := s
-				s = newRelayNode(w.Family, tables)
+				o = drawBound(w)
+				s = newSiteWith(w.Family, tables, o)
 				s.refuse, s.addr = old.refuse, old.addr
 			}
 			if p, err := s.Plan(context.Background(), want); err != nil {
@@ -200,6 +207,7 @@ func TestRelayConverges(t *testing.T) {
 		if p, err := s.Plan(context.Background(), want); err != nil || !p.Empty() && !hasSCTP {
 			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
 		}
+		wantGuard(t, tables, o.Listen[w.Family])
 		for range 5 {
 			s.judge(t, want, w.Conn(ports))
 		}

@@ -141,6 +141,7 @@ func (h *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 		target := targetOf(splitRule(b.rule))
 		match, _ := strings.CutSuffix(b.rule, "-j "+target)
 		plain := (slices.Contains(entryChains, target) || h.role == IPVSCompanion) && slices.Contains([]string{"", newOnly, localOnly}, match)
+		plain = plain || target == relayChain // where the relay of an earlier process was
 		switch {
 		case !l.from.isSystem() || !stay[id{l.from.table, target}]:
 		case slices.Contains(jumps, b) && !seen[b]:

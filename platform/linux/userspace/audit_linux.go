@@ -62,7 +62,7 @@ func (a *Audit) redirected(ctx context.Context, want *service.Snapshot) (*servic
 	}
 	var ports []*service.Port
 	for p := range want.Ports(a.family) {
-		ports = append(ports, Redirect(p, func(policy service.Policy) (uint16, bool) {
+		ports = append(ports, a.options.lead(p, func(policy service.Policy) (uint16, bool) {
 			return at[iptables.ChainOf(p, policy)].Port(), true
 		}))
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"kubeproxy/common/reconcile"
@@ -15,7 +16,8 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Address is the address of a family's listeners, see Addrs.
+// Address is the one that listeners of a family have, see Addrs. One that is the
+// node's is neither added nor removed.
 type Address interface {
 	Has() (bool, error)
 	Add() error
@@ -31,6 +33,7 @@ type Backend struct {
 	rules   *iptables.Backend
 	address Address
 	relay   *relay
+	guarded bool // see iptables.Backend.Guard
 
 	targets   map[service.PortName]*target
 	listeners map[key]listener
@@ -81,8 +84,11 @@ func NewWith(f service.Family, o Options, p Parts) *Backend {
 	}
 }
 
-// Plan implements reconcile.Backend. Adding or removing an endpoint changes no rule
-// while there are others.
+// addr is the address of the listeners.
+func (b *Backend) addr() netip.Addr { return b.options.addr(b.family) }
+
+// Plan implements reconcile.Backend. Endpoints that come and go concern no
+// rule, as long as some are left.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	if b.previousPorts == nil {
 		if err := b.adopt(ctx); err != nil {
@@ -92,7 +98,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	b.relay.limits.knowPods(want.Node.Pods.Prefixes)
 	there, err := b.address.Has()
 	if err != nil {
-		return nil, fmt.Errorf("look for address %s: %w", Addrs[b.family], err)
+		return nil, fmt.Errorf("look for address %s: %w", b.addr(), err)
 	}
 	p := &plan{backend: b, want: want, addrMissing: !there, firstRound: b.redirected == nil, assumeOpen: true}
 	b.compare(p)
@@ -162,7 +168,7 @@ func (b *Backend) adopt(ctx context.Context) error {
 	}
 	b.previousPorts, b.avoidPorts = map[string]uint16{}, map[uint16]bool{}
 	for chain, to := range all {
-		if to.Addr() == Addrs[b.family] {
+		if to.Addr() == b.addr() {
 			b.previousPorts[chain] = to.Port()
 			b.avoidPorts[to.Port()] = true
 		}
@@ -200,11 +206,11 @@ func (b *Backend) Tally() iptables.Tally { return b.rules.Tally() }
 // Cleanup implements reconcile.Backend. It removes the rules, see
 // iptables.Backend.Cleanup, and the address.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.installed = nil
+	b.installed, b.guarded = nil, false
 	err := b.rules.Cleanup(ctx)
 	if there, hasErr := b.address.Has(); hasErr != nil || there {
 		if removeErr := errors.Join(hasErr, b.address.Remove()); removeErr != nil {
-			err = errors.Join(err, fmt.Errorf("remove address %s: %w", Addrs[b.family], removeErr))
+			err = errors.Join(err, fmt.Errorf("remove address %s: %w", b.addr(), removeErr))
 		}
 	}
 	return err

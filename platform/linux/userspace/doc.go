@@ -21,9 +21,9 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Addrs are the addresses of the listeners, by family. They are on the loopback
-// interface and reachable only there. So no address of the node has a port that answers
-// other hosts, and each family can use all ports.
+// Addrs are the addresses that listeners have, by family, unless Options name
+// others. They are added to the loopback interface and mean nothing elsewhere, so no
+// address of the node has a port that answers strangers, and each family has all ports.
 var Addrs = [...]netip.Addr{
 	service.IPv4: netip.MustParseAddr("169.254.107.112"),
 	service.IPv6: netip.MustParseAddr("fd6b:7562:6570:726f:7879::1"),
@@ -34,13 +34,17 @@ const DefaultUDPIdle = 250 * time.Millisecond
 
 // Options are the settings that concern this mode alone.
 type Options struct {
-	// Rules are the options of the iptables chains. The package sets Relay.
+	// Rules are for the iptables chains. Relay and RelayPorts are filled in.
 	Rules iptables.Options
 	// Ports are the ports that listeners may use. With the zero value the system selects
 	// them.
 	Ports Range
-	// UDPIdle is how long a UDP client without traffic keeps its endpoint, 0 for
-	// DefaultUDPIdle.
+	// Listen, by family, is the address of the node that listeners have instead of
+	// that of Addrs, if it is valid. It counts only if there are Ports, which are
+	// what is guarded of that address.
+	Listen [2]netip.Addr
+	// UDPIdle is how long a UDP client without traffic keeps its endpoint, 0
+	// for DefaultUDPIdle.
 	UDPIdle time.Duration
 }
 
@@ -51,8 +55,24 @@ func (r Range) unset() bool { return r.First == 0 }
 
 func (r Range) contains(port uint16) bool { return r.First <= port && port <= r.Last }
 
+// bound reports that listeners of f are at an address of the node.
+func (o Options) bound(f service.Family) bool { return o.Listen[f].IsValid() && !o.Ports.unset() }
+
+// addr is where listeners of f are.
+func (o Options) addr(f service.Family) netip.Addr {
+	if o.bound(f) {
+		return o.Listen[f]
+	}
+	return Addrs[f]
+}
+
 func (o Options) rules() iptables.Options {
-	o.Rules.Relay = Addrs
+	for _, f := range service.Families {
+		o.Rules.Relay[f] = o.addr(f)
+		if o.bound(f) {
+			o.Rules.RelayPorts[f] = iptables.Ports(o.Ports)
+		}
+	}
 	return o.Rules
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -32,13 +33,13 @@ func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return NewWith(f, o, Parts{Driver: d, Network: host{f, 1 << o.Rules.MasqueradeBit}, Address: loopback{f}, Limits: l, Flows: conntrack.Netlink{}}), nil
+	return NewWith(f, o, Parts{Driver: d, Network: newHost(f, o), Address: addressOf(f, o), Limits: l, Flows: conntrack.Netlink{}}), nil
 }
 
 // Probe checks whether the node has an iptables that accepts our rules for f. It changes
 // nothing. The error is one sentence that describes what is missing.
 func Probe(f service.Family, o Options) error {
-	if err := ipv6Disabled(f); err != nil {
+	if err := ipv6Disabled(f); err != nil && !o.bound(f) {
 		return fmt.Errorf("listeners for %s: %w", f, err)
 	}
 	return iptables.Probe(f, o.rules())
@@ -68,6 +69,18 @@ func ipv6Disabled(f service.Family) error {
 type host struct {
 	family service.Family
 	mark   int
+	at     netip.Addr
+	// ports, if set, are where the rules take datagrams from at for those of
+	// listeners, which have the mark.
+	ports Range
+}
+
+func newHost(f service.Family, o Options) host {
+	h := host{family: f, mark: 1 << o.Rules.MasqueradeBit, at: o.addr(f)}
+	if o.bound(f) {
+		h.ports = o.Ports
+	}
+	return h
 }
 
 // keepAlive detects within four minutes that a peer has disappeared.
@@ -77,7 +90,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Minute, Interva
 func (h host) ListenTCP(port uint16) (*net.TCPListener, error) {
 	c := net.ListenConfig{KeepAliveConfig: keepAlive}
 	c.SetMultipathTCP(false)
-	l, err := c.Listen(context.Background(), "tcp", netip.AddrPortFrom(Addrs[h.family], port).String())
+	l, err := c.Listen(context.Background(), "tcp", netip.AddrPortFrom(h.at, port).String())
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +99,15 @@ func (h host) ListenTCP(port uint16) (*net.TCPListener, error) {
 
 // ListenUDP implements Network.
 func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
-	return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(Addrs[h.family], port)))
+	var c net.ListenConfig
+	if !h.ports.unset() {
+		c.Control = h.setMark
+	}
+	l, err := c.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(h.at, port).String())
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UDPConn), nil
 }
 
 // DialTCP implements Network.
@@ -120,10 +141,33 @@ func (h host) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 		}
 		return c.Control(func(fd uintptr) { _ = sendHops(fd, to.Addr(), hops) })
 	}}
-	return d.DialUDP(context.Background(), "udp", netip.AddrPort{}, to)
+	return h.ports.passOver(func() (*net.UDPConn, error) {
+		return d.DialUDP(context.Background(), "udp", netip.AddrPort{}, to)
+	})
 }
 
-// setMark sets the mark with which the rules do not redirect the packets of a socket.
+// passOver dials until the system offers a port that is not in r.
+func (r Range) passOver(dial func() (*net.UDPConn, error)) (*net.UDPConn, error) {
+	var taken []*net.UDPConn
+	defer func() {
+		for _, c := range taken {
+			_ = c.Close()
+		}
+	}()
+	for {
+		c, err := dial()
+		if err != nil || len(taken) == mostTaken || !r.contains(c.LocalAddr().(*net.UDPAddr).AddrPort().Port()) {
+			return c, err
+		}
+		taken = append(taken, c)
+	}
+}
+
+// mostTaken is how many ports that look like a listener's are passed over. The range
+// of listeners is to be no greater part of those that the system chooses from.
+const mostTaken = 16
+
+// setMark has the rules leave what a socket sends alone.
 func (h host) setMark(_, _ string, c syscall.RawConn) error {
 	var err error
 	if ctlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.mark) }); ctlErr != nil {
@@ -132,7 +176,34 @@ func (h host) setMark(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// loopback is the Address of a real node.
+func addressOf(f service.Family, o Options) Address {
+	if o.bound(f) {
+		return nodeAddress{o.addr(f)}
+	}
+	return loopback{f}
+}
+
+// nodeAddress is an Address that the node has anyway.
+type nodeAddress struct{ netip.Addr }
+
+// Has implements Address.
+func (a nodeAddress) Has() (bool, error) {
+	all, err := net.InterfaceAddrs()
+	return slices.ContainsFunc(all, func(x net.Addr) bool {
+		p, err := netip.ParsePrefix(x.String())
+		return err == nil && p.Addr() == a.Addr
+	}), err
+}
+
+// Add implements Address.
+func (a nodeAddress) Add() error {
+	return errors.New("no interface has it: want an address of this node for listeners, see --bind-address")
+}
+
+// Remove implements Address.
+func (a nodeAddress) Remove() error { return nil }
+
+// loopback is the Address of a real node that has none for listeners.
 type loopback struct{ family service.Family }
 
 const loopbackName = "lo"

@@ -17,7 +17,7 @@ import (
 // NewLocalhost returns the Localhost of one family for a real node. It sets p.Network.
 // Its packets to endpoints have mark, 0 for none.
 func NewLocalhost(f service.Family, mark int, p LocalhostParts) *Localhost {
-	p.Network = loopbackHost{host{f, mark}}
+	p.Network = loopbackHost{host{family: f, mark: mark}}
 	return NewLocalhostWith(f, p)
 }
 

@@ -58,7 +58,7 @@ func (b *Backend) deleteFlows(ctx context.Context, keep func(*udpListener, netip
 	}
 	var all []conntrack.Flow
 	err = b.flows.Dump(ctx, conntrack.Filter{Family: b.family, Protocol: service.UDP}, func(f conntrack.Flow) {
-		if f.Protocol == service.UDP && f.ReplySrc.Addr() == Addrs[b.family] && at[f.ReplySrc.Port()] != nil {
+		if f.Protocol == service.UDP && f.ReplySrc.Addr() == b.addr() && at[f.ReplySrc.Port()] != nil {
 			all = append(all, f)
 		}
 	})

@@ -44,7 +44,7 @@ func (p *plan) Empty() bool {
 func (p *plan) Drift() []string {
 	lines := p.rules.Drift()
 	if p.addrMissing && !p.firstRound {
-		lines = append(lines, fmt.Sprintf("missing: address %s", Addrs[p.backend.family]))
+		lines = append(lines, fmt.Sprintf("missing: address %s", p.backend.addr()))
 	}
 	return lines
 }
@@ -67,7 +67,7 @@ func (p *plan) FullSync() bool {
 func (p *plan) String() string {
 	var s strings.Builder
 	if p.addrMissing {
-		fmt.Fprintf(&s, "+ address %s\n", Addrs[p.backend.family])
+		fmt.Fprintf(&s, "+ address %s\n", p.backend.addr())
 	}
 	for _, k := range p.opens {
 		fmt.Fprintf(&s, "+ %s\n", k)
@@ -96,8 +96,12 @@ func (p *plan) Apply(ctx context.Context) error {
 	b.wanted = p.want
 	if p.addrMissing {
 		if err := b.address.Add(); err != nil {
-			return fmt.Errorf("add address %s: %w", Addrs[b.family], err)
+			return fmt.Errorf("have address %s for listeners: %w", b.addr(), err)
 		}
+	}
+	if err := p.guard(ctx); err != nil {
+		b.installed = nil
+		return err
 	}
 	p.updateTargets()
 	errs := p.open()
@@ -138,7 +142,20 @@ func (p *plan) Apply(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// updateTargets updates the endpoints of the open listeners.
+// guard keeps strangers from listeners at an address of the node before they open.
+func (p *plan) guard(ctx context.Context) error {
+	b := p.backend
+	if b.guarded || len(p.opens) == 0 || !b.options.bound(b.family) {
+		return nil
+	}
+	if err := b.rules.Guard(ctx); err != nil {
+		return fmt.Errorf("guard the listeners at %s: %w", b.addr(), err)
+	}
+	b.guarded = true
+	return nil
+}
+
+// updateTargets has the listeners that there are choose among the endpoints of now.
 func (p *plan) updateTargets() {
 	b := p.backend
 	closing := make(map[key]bool, len(p.closes))

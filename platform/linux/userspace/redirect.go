@@ -71,7 +71,7 @@ func (b *Backend) redirectedPort(name service.PortName) *service.Port {
 // redirectPort returns p with listeners as its endpoints. The port of a planned listener
 // is 0. If a listener is missing, p has no endpoints.
 func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
-	return Redirect(p, func(policy service.Policy) (uint16, bool) {
+	return b.options.lead(p, func(policy service.Policy) (uint16, bool) {
 		if l := b.listeners[key{p.Name, policy}]; l != nil {
 			return l.port(), true
 		}
@@ -79,18 +79,18 @@ func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
 	})
 }
 
-// Redirect returns p as the rules need it, with one listener as the endpoint for each
-// policy that has endpoints. The func listener returns its port, or false if there is
-// none, so that p has no endpoint for that policy.
-func Redirect(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
-	redirected := &service.Port{
+// lead returns p as the rules know it, with a listener for each policy that
+// has endpoints. listener tells its port, or that there is none and p cannot
+// be served that way.
+func (o Options) lead(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
+	led := &service.Port{
 		Name: p.Name, Family: p.Family, Frontends: p.Frontends,
 		Internal: p.Internal, External: p.External, HealthCheck: p.HealthCheck,
 	}
 	if p.Name.Protocol == service.SCTP {
-		return redirected
+		return led
 	}
-	redirect := func(policy service.Policy, endpoints []service.Endpoint) []service.Endpoint {
+	listeners := func(policy service.Policy, endpoints []service.Endpoint) []service.Endpoint {
 		if len(endpoints) == 0 {
 			return nil
 		}
@@ -101,11 +101,11 @@ func Redirect(p *service.Port, listener func(service.Policy) (uint16, bool)) *se
 		if !ok {
 			return nil
 		}
-		return []service.Endpoint{{Addr: netip.AddrPortFrom(Addrs[p.Family], port), Local: true}}
+		return []service.Endpoint{{Addr: netip.AddrPortFrom(o.addr(p.Family), port), Local: true}}
 	}
-	redirected.Cluster = redirect(service.PolicyCluster, p.Cluster)
-	redirected.Local = redirect(service.PolicyLocal, p.Local)
-	return redirected
+	led.Cluster = listeners(service.PolicyCluster, p.Cluster)
+	led.Local = listeners(service.PolicyLocal, p.Local)
+	return led
 }
 
 // sameRules reports whether p and q have the same rules.

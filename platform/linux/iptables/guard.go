@@ -1,0 +1,89 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+)
+
+// Ports is a range of ports, both ends included.
+type Ports struct{ First, Last uint16 }
+
+// String is the range as a match has it.
+func (p Ports) String() string {
+	if p.First == p.Last {
+		return strconv.Itoa(int(p.First))
+	}
+	return fmt.Sprintf("%d:%d", p.First, p.Last)
+}
+
+// bound reports that the relay listens at an address that others use, too.
+func (l layout) bound() bool { return l.relays() && l.options.RelayPorts[l.family] != Ports{} }
+
+// guard is for what goes to or comes from where a relay listens. What was translated
+// is a Service's, whatever other rules think of its ports, and nothing else has to do
+// there: neither strangers who guess a port, nor late datagrams to clients whose flow
+// is forgotten. Ports of an address of the node may be those of connections to
+// others, too, whose packets follow on one that was let out.
+func (l layout) guard() chain {
+	drop := "-j DROP"
+	if l.bound() {
+		drop = "-m conntrack --ctstate NEW,UNTRACKED " + drop
+	}
+	return chain{id{filter, relayChain}, []string{"-m conntrack --ctstate DNAT -j ACCEPT", drop}}
+}
+
+// guardJumps lead to guard. At an address of the node, what listeners send is told
+// by its mark from what others send.
+func (l layout) guardJumps() []jump {
+	addr, to := hostPrefix(l.options.Relay[l.family]), "-j "+relayChain
+	in, out := id{filter, "INPUT"}, id{filter, "OUTPUT"}
+	if !l.bound() {
+		return []jump{{in, "-d " + addr + " " + to}, {out, "-s " + addr + " " + to}}
+	}
+	return []jump{
+		{in, l.listeners("tcp") + to},
+		{in, l.listeners("udp") + to},
+		{out, "-s " + addr + " -p udp -m udp --sport " + l.options.RelayPorts[l.family].String() + " -m mark --mark " + l.options.marked() + " " + to},
+	}
+}
+
+// listeners matches what goes to the ports of a relay at an address of the node.
+func (l layout) listeners(proto string) string {
+	return fmt.Sprintf("-d %s -p %s -m %s --dport %s ", hostPrefix(l.options.Relay[l.family]), proto, proto, l.options.RelayPorts[l.family])
+}
+
+// hidden keeps what lets health checks in from where a relay listens.
+func (l layout) hidden() string {
+	if l.bound() {
+		return l.listeners("tcp") + "-j RETURN"
+	}
+	return "-d " + hostPrefix(l.options.Relay[l.family]) + " -j RETURN"
+}
+
+// Guard has what keeps strangers from the listeners of a relay in force, and leaves
+// the rest as it is: at an address that others reach, that comes before listeners.
+func (b *Backend) Guard(ctx context.Context) error {
+	b.installed = nil
+	t, err := b.read(ctx)
+	if err != nil {
+		return err
+	}
+	p := &plan{backend: b, dormant: t.dormant}
+	if err := p.activate(); err != nil {
+		return err
+	}
+	s := &stage{layout: b.layout, sums: t.sums()}
+	s.ensure(b.guard())
+	s.insertJumps, s.insertAfter, s.moves = t.missingJumps(b.guardJumps()), t.insertAfter, t.misplaced(b.guardJumps())
+	if s.empty() {
+		return nil
+	}
+	if err := b.driver.Restore(ctx, s.text()); err != nil {
+		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
+	}
+	return nil
+}
