@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"os"
 	"os/signal"
@@ -25,17 +24,6 @@ import (
 // cannot apply.
 var errRestart = errors.New("the configuration needs a new process")
 
-// The times of a reloader.
-const (
-	// reloadInterval is how long a change may go unnoticed if watching the file fails.
-	reloadInterval = 10 * time.Second
-	// reloadStableTime is how long a file must stay unchanged before it counts as
-	// complete: editors empty a file before they write it.
-	reloadStableTime = 200 * time.Millisecond
-	// reloadMaxWait bounds the wait for a stable file.
-	reloadMaxWait = 10 * reloadStableTime
-)
-
 // reloader follows the file of --config. It validates the content as a start does,
 // compares it with the configuration in force, and applies it if that is possible.
 type reloader struct {
@@ -48,30 +36,26 @@ type reloader struct {
 	modeRequest modeRequest      // led to mode
 	hangup      <-chan os.Signal // check now
 	log         klog.Logger
-
-	lastKey    string // the key of the content that was checked last, at first by the start
-	watchError string // why watching fails
 }
 
 // run follows the file until ctx ends. It returns errRestart if a change requires a new
 // process. SIGHUP triggers a check at once.
 func (r *reloader) run(ctx context.Context) error {
 	r.reporter.metrics.Loaded(time.Now())
-	path := r.options.config.Config
-	if path == "" {
+	if r.options.config.Config == "" {
 		return nil
 	}
-	w := filewatch.NewWatch(path)
-	defer w.Close()
-	for now := false; ; {
-		r.reportWatchError(w.Add())
-		if err := r.check(ctx, now); err != nil {
-			return err
-		}
-		var more bool
-		if now, more = waitForChange(ctx, w, r.hangup); !more {
-			return nil
-		}
+	return r.newFollower().Run(ctx)
+}
+
+// newFollower returns what reads the file when it changes. It knows the content that the
+// start has read.
+func (r *reloader) newFollower() *filewatch.Follower {
+	return &filewatch.Follower{
+		Path: r.options.config.Config, Read: r.options.config.ReadFile, Key: r.options.loadedKey, Changed: r.check, Signals: r.hangup,
+		WatchFailed: func(err error) {
+			r.log.Info("The configuration file is only looked at now and then", "file", r.active.file, "every", filewatch.FollowInterval, "err", err.Error())
+		},
 	}
 }
 
@@ -87,88 +71,11 @@ func notifyHangup(o *options) (hangup <-chan os.Signal, stop func()) {
 	return c, func() { signal.Stop(c) }
 }
 
-// waitForChange returns when the file is to be checked. now is whether a signal requested
-// it; more is false when ctx ends.
-func waitForChange(ctx context.Context, w *filewatch.Watch, hangup <-chan os.Signal) (now, more bool) {
-	done := make(chan struct{})
-	requested := make(chan bool, 1)
-	go func() {
-		select {
-		case <-hangup:
-			requested <- true
-			w.Kick()
-		case <-done:
-			requested <- false
-		}
-	}()
-	more = w.Wait(ctx, reloadInterval)
-	close(done)
-	return <-requested, more
-}
-
-// reportWatchError logs once why changes are noticed late.
-func (r *reloader) reportWatchError(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	if text != "" && text != r.watchError {
-		r.log.Info("The configuration file is only looked at now and then", "file", r.active.file, "every", reloadInterval, "err", text)
-	}
-	r.watchError = text
-}
-
-// content is the content of a file, or why it cannot be read.
-type content struct {
-	data []byte
-	err  error
-	key  string // equal for equal content
-}
-
-func (r *reloader) read() content { return readContent(&r.options.config) }
-
-func readContent(flags *config.Flags) content {
-	data, err := flags.ReadFile()
-	if err != nil {
-		return content{err: err, key: "error: " + err.Error()}
-	}
-	sum := sha256.Sum256(data)
-	return content{data: data, key: string(sum[:])}
-}
-
-// readStable returns the content once it is stable, or false if it is not.
-func (r *reloader) readStable(ctx context.Context) (content, bool) {
-	c := r.read()
-	for start := time.Now(); c.key != r.lastKey && time.Since(start) < reloadMaxWait; {
-		select {
-		case <-ctx.Done():
-			return c, false
-		case <-time.After(reloadStableTime):
-		}
-		again := r.read()
-		if again.key == c.key {
-			return c, true
-		}
-		c = again
-	}
-	return c, c.key == r.lastKey
-}
-
-// check validates the file if it changed, and in any case if now is true.
-func (r *reloader) check(ctx context.Context, now bool) error {
-	var file content
-	if now {
-		file = r.read()
-	} else {
-		var stable bool
-		if file, stable = r.readStable(ctx); !stable || file.key == r.lastKey {
-			return nil
-		}
-	}
-	r.lastKey = file.key
-	c, err := (*config.Config)(nil), file.err
+// check validates the content of the file, and puts it in force if that is possible.
+func (r *reloader) check(ctx context.Context, file filewatch.Content) error {
+	c, err := (*config.Config)(nil), file.Err
 	if err == nil {
-		c, err = config.LoadFrom(&r.options.config, hostOS, file.data)
+		c, err = config.LoadFrom(&r.options.config, hostOS, file.Data)
 	}
 	if err == nil {
 		err = joinErrors(r.newWarnings(c))

@@ -7,12 +7,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -42,7 +40,7 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), klog.Logger{}),
 	}
 	write(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
-	if err := r.check(t.Context(), true); err != nil {
+	if err := r.newFollower().CheckNow(t.Context()); err != nil {
 		t.Errorf("look = %v, want the process to go on", err)
 	}
 	why := r.reporter.health.Report().Conditions[reloadCondition]
@@ -70,14 +68,15 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	log, logText := newLog(2)
 	b := []*backend{{mode: "nftables", family: service.IPv4}}
 	r := &reloader{
-		options: o, active: newActiveConfig(path, c), mode: "nftables", log: log, lastKey: o.loadedKey,
+		options: o, active: newActiveConfig(path, c), mode: "nftables", log: log,
 		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), log), servers: newTestServers(t, "127.0.0.1:0").servers,
 	}
 	r.reporter.tracker = newTracker(c, "node-a", func(track.Problem) {}, log, func() {})
+	f := r.newFollower()
 	check := func() {
 		t.Helper()
 		logText.Reset()
-		if err := r.check(t.Context(), false); err != nil {
+		if err := f.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,25 +87,6 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	if check(); !strings.Contains(logText.String(), "means the same") {
 		t.Errorf("the log says %q, want a word of the change", logText)
 	}
-}
-
-// TestReloadWaitsForStableFile checks that a file is not evaluated while it is being
-// written.
-func TestReloadWaitsForStableFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "c.yaml")
-	write(t, path, "half")
-	o := &options{}
-	o.config.Config = path
-	r := &reloader{options: o}
-	synctest.Test(t, func(t *testing.T) {
-		go func() {
-			time.Sleep(reloadStableTime / 2)
-			_ = os.WriteFile(path, []byte("whole"), 0o600)
-		}()
-		if got, stable := r.readStable(t.Context()); !stable || string(got.data) != "whole" {
-			t.Errorf("settled = %q, %v, want the whole file", got.data, stable)
-		}
-	})
 }
 
 // testServers is a pair of servers on loopback addresses.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	filewatch "kubeproxy/common/files"
 	"kubeproxy/common/health"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
@@ -88,12 +89,12 @@ func run(ctx context.Context, o *options, to streams) error {
 
 // load reads the configuration, and records the key of the file's content.
 func (o *options) load() (*config.Config, error) {
-	file := readContent(&o.config)
-	if file.err != nil {
-		return nil, file.err
+	file := filewatch.NewContent(o.config.ReadFile())
+	if file.Err != nil {
+		return nil, file.Err
 	}
-	o.loadedKey = file.key
-	return config.LoadFrom(&o.config, hostOS, file.data)
+	o.loadedKey = file.Key
+	return config.LoadFrom(&o.config, hostOS, file.Data)
 }
 
 // act runs the action that the command line selects with the configuration c.
@@ -186,7 +187,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 		}
 	}
 	active := newActiveConfig(o.config.Config, c)
-	r := &reloader{options: o, active: active, reporter: reporter, loops: loops, mode: backends[0].mode, modeRequest: request, hangup: hangup, log: log, lastKey: o.loadedKey}
+	r := &reloader{options: o, active: active, reporter: reporter, loops: loops, mode: backends[0].mode, modeRequest: request, hangup: hangup, log: log}
 	r.servers = reporter.startServers(ctx, group, active, o)
 	group.Go(func() error { return r.run(ctx) })
 	reporter.watchNode(ctx, group, newAnnotationWatcher(o, request, r.mode, log))
