@@ -132,8 +132,8 @@ func fits(s ipset.Set, e ipset.Entry) error {
 	return fmt.Errorf("ipset %s of type %s: %v: %w", s.Name, s.Type, e, errRefused)
 }
 
-// List returns the elements.
-func (k *Sets) List(s ipset.Set) ([]ipset.Entry, error) {
+// Members returns the elements with their comments.
+func (k *Sets) Members(s ipset.Set) ([]ipset.Member, error) {
 	if err := k.step("list", s.Name); err != nil {
 		return nil, err
 	}
@@ -141,7 +141,11 @@ func (k *Sets) List(s ipset.Set) ([]ipset.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.SortedFunc(maps.Keys(h.Members), ipset.Entry.Compare), nil
+	var members []ipset.Member
+	for _, e := range slices.SortedFunc(maps.Keys(h.Members), ipset.Entry.Compare) {
+		members = append(members, ipset.Member{Entry: e, Comment: h.Members[e]})
+	}
+	return members, nil
 }
 
 // Headers returns all sets without their elements.

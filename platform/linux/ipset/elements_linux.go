@@ -129,27 +129,40 @@ func retryInterrupted(dump func() ([][]byte, error)) ([][]byte, error) {
 	return answers, err
 }
 
-// List returns the elements, sorted. A prefix of length 0 is returned as its two halves.
-// If the set does not exist, the error is ErrMissing.
+// List returns the elements without their comments, as Members does.
 func (k *Kernel) List(s Set) ([]Entry, error) {
-	k.lock.Lock()
-	defer k.lock.Unlock()
-	entries, err := k.list(s)
+	members, err := k.Members(s)
 	if err != nil {
-		return nil, fmt.Errorf("list ipset %s: %w", s.Name, err)
+		return nil, err
 	}
-	slices.SortFunc(entries, Entry.Compare)
+	var entries []Entry
+	for _, m := range members {
+		entries = append(entries, m.Entry)
+	}
 	return entries, nil
 }
 
-func (k *Kernel) list(s Set) ([]Entry, error) {
+// Members returns the elements, sorted. A prefix of length 0 is returned as its two
+// halves. If the set does not exist, the error is ErrMissing.
+func (k *Kernel) Members(s Set) ([]Member, error) {
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	members, err := k.list(s)
+	if err != nil {
+		return nil, fmt.Errorf("list ipset %s: %w", s.Name, err)
+	}
+	slices.SortFunc(members, func(a, b Member) int { return a.Compare(b.Entry) })
+	return members, nil
+}
+
+func (k *Kernel) list(s Set) ([]Member, error) {
 	var w wire
 	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
 	parts, err := k.dump(w)
 	if err != nil {
 		return nil, err
 	}
-	var entries []Entry
+	var members []Member
 	for _, part := range parts {
 		// Only the first part contains the header.
 		if h := readHeader(part); h.Type != "" {
@@ -157,20 +170,20 @@ func (k *Kernel) list(s Set) ([]Entry, error) {
 		}
 		for typ, elements := range attributes(part) {
 			if typ == nl.IPSET_ATTR_ADT {
-				entries = appendEntries(entries, elements)
+				members = appendMembers(members, elements)
 			}
 		}
 	}
-	return entries, err
+	return members, err
 }
 
-func appendEntries(entries []Entry, elements []byte) []Entry {
+func appendMembers(members []Member, elements []byte) []Member {
 	for typ, element := range attributes(elements) {
 		if typ == nl.IPSET_ATTR_DATA {
-			entries = append(entries, readEntry(element))
+			members = append(members, readMember(element))
 		}
 	}
-	return entries
+	return members
 }
 
 // headersOnly requests a list of sets without elements.

@@ -216,6 +216,11 @@ func TestCommentsAreRenewed(t *testing.T) {
 			if got := run(t, "", "ipset", "save"); !strings.Contains(got, want+"\n") {
 				t.Errorf("saved\n%s\nwant %s", got, want)
 			}
+			got, err := k.Members(s)
+			must(t, err)
+			if len(got) != 1 || got[0].Comment != Comment(m.Comment) {
+				t.Errorf("listed %v, want comment %q", got, Comment(m.Comment))
+			}
 		}
 	})
 }

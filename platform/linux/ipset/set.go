@@ -99,7 +99,7 @@ func Halves(p netip.Prefix) []netip.Prefix {
 func normalize(members []Member) []Member {
 	all := make([]Member, 0, len(members))
 	for _, m := range members {
-		m.Comment = sanitizeComment(m.Comment)
+		m.Comment = Comment(m.Comment)
 		whole := m.Net
 		if whole.Bits() != 0 {
 			all = append(all, m)

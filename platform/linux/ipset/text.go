@@ -71,10 +71,10 @@ func (s Set) WriteText(w io.Writer, members []Member) {
 // include/uapi/linux/netfilter/ipset/ip_set.h).
 const commentSize = 255
 
-// sanitizeComment replaces the characters that would end the comment or its line in the
-// text format. It truncates the comment at the end of a character to the maximum length
-// of the kernel.
-func sanitizeComment(comment string) string {
+// Comment returns comment in the form in which the kernel gets it. It replaces the
+// characters that would end the comment or its line in the text format. It truncates the
+// comment at the end of a character to the maximum length of the kernel.
+func Comment(comment string) string {
 	comment = strings.Map(func(r rune) rune {
 		switch {
 		case r == '"':

@@ -76,7 +76,7 @@ func TestSanitizeComment(t *testing.T) {
 		strings.Repeat("x", 254) + "€y": strings.Repeat("x", 254),
 		strings.Repeat("\xff", 255):     strings.Repeat("\ufffd", 85),
 	} {
-		if got := sanitizeComment(comment); got != want {
+		if got := Comment(comment); got != want {
 			t.Errorf("%q fits as %q, want %q", comment, got, want)
 		}
 	}

@@ -104,8 +104,8 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-func readEntry(b []byte) Entry {
-	var e Entry
+func readMember(b []byte) Member {
+	var e Member
 	var start netip.Addr
 	bits := 0
 	for typ, v := range attributes(b) {
@@ -120,6 +120,8 @@ func readEntry(b []byte) Entry {
 			start = readAddr(v)
 		case typ == nl.IPSET_ATTR_CIDR2 && len(v) >= 1:
 			bits = int(v[0])
+		case typ == nl.IPSET_ATTR_COMMENT:
+			e.Comment = unix.ByteSliceToString(v)
 		}
 	}
 	if start.IsValid() {

@@ -37,16 +37,16 @@ func TestCutAnswers(t *testing.T) {
 	w.element(HashIPPortNet, m)
 	for n := range w {
 		cut := w[:n]
-		if got := appendEntries(nil, cut); len(got) != 0 {
+		if got := appendMembers(nil, cut); len(got) != 0 {
 			t.Errorf("%d of %d bytes are %v", n, len(w), got)
 		}
-		short := readEntry(cut[min(n, 4):])
+		short := readMember(cut[min(n, 4):])
 		if short.Addr.IsValid() && short.Addr != m.Addr || short.Net.IsValid() && short.Net.Addr() != m.Net.Addr() {
 			t.Errorf("%d of %d bytes are %v", n, len(w), short)
 		}
 	}
-	if got := appendEntries(nil, w); len(got) != 1 || got[0] != m.Entry {
-		t.Errorf("all bytes are %v, want %v", got, m.Entry)
+	if got := appendMembers(nil, w); len(got) != 1 || got[0] != m {
+		t.Errorf("all bytes are %v, want %v", got, m)
 	}
 }
 
@@ -56,14 +56,14 @@ func TestShortAttributes(t *testing.T) {
 		var w wire
 		w.bytes(typ, 1)
 		w.bytes(typ)
-		if e := readEntry(w); e.Addr != (netip.Addr{}) || e.Port != 0 {
+		if e := readMember(w); e.Addr != (netip.Addr{}) || e.Port != 0 {
 			t.Errorf("attribute %d is read as %v", typ, e)
 		}
 		if h := readHeader(w); h.Entries != 0 || h.References != 0 {
 			t.Errorf("attribute %d is read as %v", typ, h)
 		}
 		binary.NativeEndian.PutUint16(w, 3)
-		if e := readEntry(w); e != (Entry{}) {
+		if e := readMember(w); e != (Member{}) {
 			t.Errorf("attribute of 3 bytes is read as %v", e)
 		}
 	}

@@ -23,7 +23,7 @@ type Driver interface {
 	Destroy(name string) error
 	Add(ipset.Set, []ipset.Member) error
 	Del(ipset.Set, []ipset.Entry) error
-	List(ipset.Set) ([]ipset.Entry, error)
+	Members(ipset.Set) ([]ipset.Member, error)
 	Headers() ([]ipset.Header, error)
 	Close() error
 }
@@ -62,10 +62,9 @@ func NewWith(f service.Family, chains reconcile.Watcher, sets Driver, now func()
 
 // installed describes sets that match a snapshot.
 type installed struct {
-	snapshot  *service.Snapshot
-	localNode LocalNode
-	// counts is the number of times that each element is needed.
-	counts      map[element]int
+	snapshot    *service.Snapshot
+	localNode   LocalNode
+	uses        map[element]use
 	sizes       map[string]int // of sets, in elements
 	sizesReadAt time.Time      // when sizes were read
 	readAt      time.Time
@@ -159,7 +158,7 @@ func (b *Backend) readSizes() (map[string]int, error) {
 
 // planChanges plans from one snapshot to the next.
 func (p *plan) planChanges(h *installed, want *service.Snapshot) {
-	p.next = &installed{snapshot: want, localNode: h.localNode, counts: h.counts, readAt: h.readAt}
+	p.next = &installed{snapshot: want, localNode: h.localNode, uses: h.uses, readAt: h.readAt}
 	if want == h.snapshot {
 		return
 	}
@@ -167,50 +166,11 @@ func (p *plan) planChanges(h *installed, want *service.Snapshot) {
 	if slices.ContainsFunc(changes, func(c service.Change) bool {
 		return !slices.Equal(h.localNode.reservedBy(c.Old), h.localNode.reservedBy(c.New))
 	}) {
-		p.next.localNode, p.next.counts = p.backend.countElements(want)
-		p.serviceNames = p.backend.serviceNames(want)
-		p.sets = diff(h.counts, p.next.counts)
+		p.next.localNode, p.next.uses = p.backend.countUses(want, h.uses)
+		p.sets = diff(h.uses, p.next.uses)
 		return
 	}
-	p.delta, p.serviceNames = map[element]int{}, map[element]string{}
-	for _, c := range changes {
-		if c.Old != nil {
-			h.localNode.elements(c.Old, func(e element) { p.delta[e]-- })
-		}
-		if c.New != nil {
-			h.localNode.elements(c.New, func(e element) {
-				p.delta[e]++
-				p.serviceNames[e] = c.New.Name.String()
-			})
-		}
-	}
-	for e, n := range p.delta {
-		switch has := h.counts[e]; {
-		case has == 0 && n > 0:
-			p.sets.add = append(p.sets.add, e)
-		case has > 0 && has+n <= 0:
-			p.sets.del = append(p.sets.del, e)
-		}
-	}
-	p.sets.sort()
-}
-
-// countElements returns the set elements of want.
-func (b *Backend) countElements(want *service.Snapshot) (LocalNode, map[element]int) {
-	at, counts := NewLocalNode(want, b.family), map[element]int{}
-	for p := range want.Ports(b.family) {
-		at.elements(p, func(e element) { counts[e]++ })
-	}
-	return at, counts
-}
-
-// serviceNames returns the Services that elements belong to, for comments.
-func (b *Backend) serviceNames(want *service.Snapshot) map[element]string {
-	at, names := NewLocalNode(want, b.family), map[element]string{}
-	for p := range want.Ports(b.family) {
-		at.elements(p, func(e element) { names[e] = p.Name.String() })
-	}
-	return names
+	p.planDelta(h, changes)
 }
 
 // compareAll plans from the observed sets to want. Differences that do not come from
@@ -223,13 +183,13 @@ func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]in
 			return err
 		}
 	}
-	held := map[element]int{}
+	held := map[element]use{}
 	for _, name := range setNames {
 		if _, there := sizes[name]; !there {
 			p.create = append(p.create, name)
 			continue
 		}
-		entries, err := b.sets.List(setOf(b.family, name))
+		members, err := b.sets.Members(setOf(b.family, name))
 		if errors.Is(err, ipset.ErrMissing) { // it was just destroyed
 			p.create = append(p.create, name)
 			continue
@@ -237,22 +197,21 @@ func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]in
 		if err != nil {
 			return fmt.Errorf("list ipset %s: %w", iptables.SetName(b.family, name), err)
 		}
-		for _, e := range entries {
-			held[element{name, e}] = 1
+		for _, m := range members {
+			held[element{name, m.Entry}] = use{1, m.Comment}
 		}
 	}
-	at, counts := b.countElements(want)
-	p.next = &installed{snapshot: want, localNode: at, counts: counts, readAt: b.now()}
-	p.serviceNames = b.serviceNames(want)
-	p.sets = diff(held, counts)
+	at, uses := b.countUses(want, held)
+	p.next = &installed{snapshot: want, localNode: at, uses: uses, readAt: b.now()}
+	p.sets = diff(held, uses)
 	if want.Incomplete { // an unread Service may need it
-		p.sets.del = slices.DeleteFunc(p.sets.del, func(e element) bool { return h == nil || h.counts[e] == 0 })
+		p.sets.del = slices.DeleteFunc(p.sets.del, func(e element) bool { return h == nil || h.uses[e].count == 0 })
 	}
 	if h != nil {
 		for _, name := range p.create {
 			p.drift = append(p.drift, "missing: ipset "+iptables.SetName(b.family, name))
 		}
-		p.drift = append(p.drift, diff(held, h.counts).drift(b.family, p.create, h.snapshot.Incomplete)...)
+		p.drift = append(p.drift, diff(held, h.uses).drift(b.family, p.create, h.snapshot.Incomplete)...)
 	}
 	return nil
 }

@@ -67,9 +67,9 @@ func (n *node) held(set string) []string {
 		return nil
 	}
 	all := []string{}
-	entries, _ := n.sets.List(h.Set)
-	for _, e := range entries {
-		all = append(all, h.Text(e))
+	members, _ := n.sets.Members(h.Set)
+	for _, m := range members {
+		all = append(all, h.Text(m.Entry))
 	}
 	return all
 }

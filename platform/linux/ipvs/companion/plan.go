@@ -23,9 +23,9 @@ type plan struct {
 	chains       reconcile.Plan
 	create       []string // missing sets
 	sets         difference
-	serviceNames map[element]string // of Services, for the added elements
+	comments     map[element]string // of the elements of changed Ports, if delta is set
 	next         *installed
-	delta        map[element]int // added to next.counts after Apply
+	delta        map[element]int // added to next.uses after Apply
 	drift        []string
 	otherVariant string // what the other variant of iptables contains, "" for nothing
 }
@@ -35,26 +35,31 @@ var (
 	_ reconcile.Plan    = (*plan)(nil)
 )
 
-// difference is what is added and deleted between two states of sets.
-type difference struct{ add, del []element }
+// difference is what is added, deleted and renamed between two states of sets. A renamed
+// element gets another comment.
+type difference struct{ add, del, rename []element }
 
-func (d *difference) empty() bool { return len(d.add) == 0 && len(d.del) == 0 }
+func (d *difference) empty() bool { return len(d.add)+len(d.del)+len(d.rename) == 0 }
 
 func (d *difference) sort() {
 	slices.SortFunc(d.add, element.compare)
 	slices.SortFunc(d.del, element.compare)
+	slices.SortFunc(d.rename, element.compare)
 }
 
 // diff returns the difference from have to want.
-func diff(have, want map[element]int) difference {
+func diff(have, want map[element]use) difference {
 	var d difference
-	for e := range want {
-		if have[e] == 0 {
+	for e, u := range want {
+		switch has := have[e]; {
+		case has.count == 0:
 			d.add = append(d.add, e)
+		case has.comment != u.comment:
+			d.rename = append(d.rename, e)
 		}
 	}
 	for e := range have {
-		if want[e] == 0 {
+		if want[e].count == 0 {
 			d.del = append(d.del, e)
 		}
 	}
@@ -82,6 +87,7 @@ func (d difference) drift(f service.Family, missing []string, partial bool) []st
 		}
 	}
 	report("missing", d.add)
+	report("altered", d.rename)
 	if !partial {
 		report("foreign", d.del)
 	}
@@ -121,6 +127,9 @@ func (p *plan) String() string {
 	}
 	for _, e := range p.sets.del {
 		b.WriteString("- " + e.text(f) + "\n")
+	}
+	for _, e := range p.sets.rename {
+		fmt.Fprintf(&b, "~ %s has comment %q\n", e.text(f), p.comment(e))
 	}
 	b.WriteString(p.chains.String())
 	if p.otherVariant != "" {
@@ -220,13 +229,15 @@ func (e element) frontend() ipset.Entry {
 }
 
 // addElements adds the planned elements of sets, except those of the frontends in but.
+// It adds renamed elements again: the kernel replaces the comment of an element that
+// exists (kernel: net/netfilter/ipset/ip_set_hash_gen.h, mtype_add).
 func (p *plan) addElements(sets []string, but map[ipset.Entry]bool) error {
 	b := p.backend
 	for _, name := range sets {
 		var members []ipset.Member
-		for _, e := range p.sets.add {
+		for _, e := range slices.Concat(p.sets.add, p.sets.rename) {
 			if e.set == name && !but[e.frontend()] {
-				members = append(members, ipset.Member{Entry: e.Entry, Comment: p.serviceNames[e]})
+				members = append(members, ipset.Member{Entry: e.Entry, Comment: p.comment(e)})
 			}
 		}
 		if len(members) == 0 {
@@ -267,15 +278,4 @@ func (p *plan) deleteElements(match func(element) bool, sets ...string) error {
 		}
 	}
 	return nil
-}
-
-// recordInstalled records that the sets match p.
-func (p *plan) recordInstalled() {
-	h := p.next
-	for e, n := range p.delta {
-		if h.counts[e] += n; h.counts[e] <= 0 {
-			delete(h.counts, e)
-		}
-	}
-	p.backend.installed = h
 }

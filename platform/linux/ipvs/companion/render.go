@@ -42,14 +42,13 @@ type Element struct {
 // the node.
 func NewDocument(f service.Family, want *service.Snapshot, o Options, served, addrs []ipset.Member) Document {
 	b := &Backend{family: f}
-	_, counts := b.countElements(want)
-	names := b.serviceNames(want)
+	_, uses := b.countUses(want, nil)
 	for _, list := range [][]ipset.Member{served, addrs} {
 		slices.SortFunc(list, func(a, b ipset.Member) int { return a.Entry.Compare(b.Entry) })
 	}
 	members := map[string][]ipset.Member{iptables.SetVirtualServers: served, iptables.SetNodeIPs: addrs}
-	for _, e := range slices.SortedFunc(maps.Keys(counts), element.compare) {
-		members[e.set] = append(members[e.set], ipset.Member{Entry: e.Entry, Comment: names[e]})
+	for _, e := range slices.SortedFunc(maps.Keys(uses), element.compare) {
+		members[e.set] = append(members[e.set], ipset.Member{Entry: e.Entry, Comment: uses[e].comment})
 	}
 	d := Document{Chains: iptables.Document(f, want, o.chains()), family: f}
 	for _, name := range allNames() {
