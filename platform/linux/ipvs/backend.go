@@ -90,6 +90,8 @@ type Backend struct {
 	driver  Driver
 	rules   reconcile.Watcher // the sets and chains, see package companion
 	now     func() time.Time
+	// rulesView is what the rules are for, nil if that is not known.
+	rulesView *service.Snapshot
 	// installed is what the kernel holds, nil if that is not known.
 	installed      *installed
 	prepared       bool         // the settings are in place
@@ -179,6 +181,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	if p.Empty() {
 		p.logDraining(ctx) // an earlier process may have left draining destinations
+		b.rulesView = view
 		p.recordInstalled()
 	}
 	return p, nil
@@ -255,7 +258,7 @@ func (v nodeView) source(f service.Family) netip.Addr {
 // Cleanup implements reconcile.Backend. Foreign virtual servers stay, and so do those in
 // excluded prefixes.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.installed = nil
+	b.installed, b.rulesView = nil, nil
 	s, err := b.driver.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("list what IPVS has: %w", err)

@@ -115,16 +115,13 @@ func (p *plan) String() string {
 func (p *plan) Apply(ctx context.Context) error {
 	b := p.backend
 	b.installed = nil // if more than single Ports fails, the next Plan reads the kernel state
-	a := &applier{plan: p, ctx: ctx}
+	a := &applier{plan: p, ctx: ctx, undeleted: map[key]bool{}}
 	if err := a.prepare(); err != nil {
 		return fmt.Errorf("prepare IPVS for %s: %w", b.family, err)
 	}
 	a.ports(func(u *unit) []op { return u.beforeRules })
 	a.routes(p.deleteRoutes)
-	var rules error
-	if !p.rules.Empty() {
-		rules = p.rules.Apply(ctx)
-	}
+	rules := a.rules()
 	if !isPartial(rules) {
 		// Without rules, packets to an address would reach any local listener.
 		return errors.Join(append(a.errs, rules)...)
@@ -185,6 +182,20 @@ type applier struct {
 	plan *plan
 	ctx  context.Context
 	errs []error
+	// undeleted are the virtual servers that could not be deleted before the rules change.
+	undeleted map[key]bool
+}
+
+// rules changes the rules.
+func (a *applier) rules() error {
+	plan, view, err := a.currentRules()
+	if err == nil && !plan.Empty() {
+		err = plan.Apply(a.ctx)
+	}
+	if isPartial(err) {
+		a.plan.backend.rulesView = view
+	}
+	return err
 }
 
 // prepare applies what everything else depends on.
@@ -277,6 +288,9 @@ func (a *applier) ports(pick func(*unit) []op) {
 		}
 		if errors.Is(failed[i], errNotInSet) { // a check of a single server would not detect this
 			a.plan.backend.poller.requested.Store(true)
+		}
+		if ops[i].verb == delServer && isFailure(ops[i], failed[i]) {
+			a.undeleted[ops[i].key] = true
 		}
 		if err := failed[i]; isFailure(ops[i], err) && owner[i] != last {
 			last = owner[i]

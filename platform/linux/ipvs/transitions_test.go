@@ -114,12 +114,12 @@ func TestEveryMomentBetweenSnapshots(t *testing.T) {
 	}
 }
 
-// refuseAdds draws which adds of virtual servers and destinations are refused. A kernel
-// has no reason to refuse a delete.
+// refuseAdds draws which adds of virtual servers and destinations are refused, and which
+// deletes of virtual servers. A kernel has no reason to refuse other deletes.
 func refuseAdds(w generate.Cluster) func(op) error {
 	some := refuse(w)
 	return func(o op) error {
-		if o.verb == addServer || o.verb == setServer || o.verb == addDest || o.verb == setDest && o.dest.weight > 0 {
+		if o.verb == delServer || o.verb == addServer || o.verb == setServer || o.verb == addDest || o.verb == setDest && o.dest.weight > 0 {
 			return some(o)
 		}
 		return nil

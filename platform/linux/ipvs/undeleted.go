@@ -1,0 +1,108 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"fmt"
+	"slices"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// The kernel may refuse to delete a virtual server, which then goes on to serve. Its
+// rules stay with it: without them, answers would not return through this node.
+
+// currentRules returns the plan for the rules, and the snapshot that it leads to. That is
+// the one of p and, in addition, what the virtual servers need that could not be deleted.
+func (a *applier) currentRules() (reconcile.Plan, *service.Snapshot, error) {
+	p := a.plan
+	if len(a.undeleted) == 0 {
+		return p.rules, p.next.view, nil
+	}
+	view := p.viewWith(a.undeleted)
+	rules, err := p.backend.rules.Plan(a.ctx, view)
+	if err != nil {
+		return nil, nil, fmt.Errorf("keep the rules of virtual servers that could not be deleted: %w", err)
+	}
+	return rules, view, nil
+}
+
+// viewWith returns the view of p with the frontends of the virtual servers undeleted, as
+// the installed rules have them.
+func (p *plan) viewWith(undeleted map[key]bool) *service.Snapshot {
+	b, view := p.backend, p.next.view
+	k := keeper{plan: p, undeleted: undeleted, found: map[key]bool{}, wanted: map[key]bool{}}
+	for port := range view.Ports(b.family) {
+		for _, at := range p.serverKeys(port) {
+			k.wanted[at] = true
+		}
+	}
+	var changes []service.Change
+	if b.rulesView != nil {
+		k.localNode = newLocalNode(b.rulesView, b.family)
+		for old := range b.rulesView.Ports(b.family) {
+			if c := (service.Change{Old: view.Port(b.family, old.Name), New: k.keep(old)}); c.New != nil {
+				changes = append(changes, c)
+			}
+		}
+	}
+	view = view.With(view.Generation, view.Node, changes)
+	if len(k.found) < len(undeleted) { // an earlier process left them, and nothing tells their rules
+		view.Incomplete = true
+	}
+	return view
+}
+
+// keeper finds the Ports that virtual servers need.
+type keeper struct {
+	plan      *plan
+	undeleted map[key]bool
+	found     map[key]bool // those of undeleted that a Port of the installed rules has
+	wanted    map[key]bool // what Ports of the next snapshot have
+	localNode localNode    // of the installed rules
+}
+
+// keep returns the Port that takes the place of old's successor, nil if that needs
+// nothing in addition. A Port without endpoints keeps those that it had.
+func (k *keeper) keep(old *service.Port) *service.Port {
+	next := k.plan.next.view.Port(old.Family, old.Name)
+	served := false
+	var left []service.Frontend // what only the virtual servers need
+	for _, f := range old.Frontends {
+		held, free := k.about(old, f)
+		served = served || held
+		if free && (held || f.Kind == service.ClusterIP) { // others are redirected to the latter
+			left = append(left, f)
+		}
+	}
+	if !served {
+		return nil
+	}
+	kept := *old
+	kept.Frontends = left
+	switch {
+	case next == nil:
+		kept.HealthCheck = 0
+		return &kept
+	case next.HasEndpoints():
+		kept = *next
+	}
+	kept.HealthCheck, kept.Frontends = next.HealthCheck, slices.Concat(next.Frontends, left)
+	return &kept
+}
+
+// about reports whether a virtual server of frontend f could not be deleted, and whether
+// no Port has f's virtual servers now.
+func (k *keeper) about(old *service.Port, f service.Frontend) (held, free bool) {
+	one := *old
+	one.Frontends, free = []service.Frontend{f}, true
+	for _, w := range k.plan.backend.options.servers(&one, k.localNode) {
+		if k.undeleted[w.key] {
+			held, k.found[w.key] = true, true
+		}
+		free = free && !k.wanted[w.key]
+	}
+	return held, free
+}
