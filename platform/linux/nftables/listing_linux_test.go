@@ -34,6 +34,31 @@ func TestLargeChanges(t *testing.T) {
 	})
 }
 
+// Lists come in messages of the largest size that the kernel has. For each message the
+// kernel walks from the first element again, see README.md.
+func TestListsAreLargeMessages(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, servicesWith(100, 60))
+		s, err := dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.close()
+		r := &reader{socket: s, nf: unix.NFPROTO_IPV4, name: TableName}
+		largest := 0
+		fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, endpoints.name) }
+		err = r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
+			largest = max(largest, len(body))
+			return nil
+		})
+		if err != nil || largest < 31<<10 {
+			t.Errorf("the largest message has %d bytes, %v, want almost 32 KiB", largest, err)
+		}
+	})
+}
+
 // A transaction that the kernel rejects in part changes nothing. The error is the
 // kernel's.
 func TestCommitIsAllOrNothing(t *testing.T) {

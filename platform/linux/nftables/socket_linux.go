@@ -25,8 +25,10 @@ type socket struct {
 // applies, see socket(7), and large transactions are split.
 const bufferSize = 64 << 20
 
-// maxDatagram bounds a datagram from the kernel. Dumps come in parts of at most 32 KiB
-// (kernel: net/netlink/af_netlink.c, netlink_dump), and all other messages are smaller.
+// maxDatagram bounds a datagram from the kernel. Dumps come in parts as large as the
+// receive buffer, at most 32 KiB (kernel: net/netlink/af_netlink.c, netlink_recvmsg and
+// netlink_dump), and all other messages are smaller. Smaller parts would cost time, see
+// README.md.
 const maxDatagram = 64 << 10
 
 func dial() (*socket, error) {
