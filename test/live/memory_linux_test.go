@@ -26,7 +26,7 @@ func TestStartsWithLittleMemory(t *testing.T) {
 		way                           string
 		few, limitOfFew, many, ofMany int
 	}{
-		{"nftables", 1000, 40, 5000, 88},
+		{"nftables", 1000, 24, 5000, 64},
 		{"iptables-nft", 1000, 64, 5000, 224},
 		{"iptables-legacy", 1000, 48, 5000, 128},
 	} {

@@ -173,25 +173,22 @@ func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	return p
 }
 
-// planSharedChanges adds one unit for the elements that several Ports share, as they
+// planSharedChanges adds units for the elements that several Ports share, as they
 // follow from the other units of p.
 func (p *plan) planSharedChanges() {
 	p.sharedDelta = newShared()
 	for _, u := range p.units {
 		p.sharedDelta.replace(u.from.port, u.to.port)
 	}
-	var ops []op
+	var changes []sharedChange
 	for k, n := range p.sharedDelta {
 		have := p.next.shared[k]
 		switch {
 		case have == 0 && n > 0:
-			ops = append(ops, op{verb: addElement, element: k.element()})
+			changes = append(changes, sharedChange{k, addElement})
 		case have > 0 && have+n == 0:
-			ops = append(ops, op{verb: delElement, element: k.element()})
+			changes = append(changes, sharedChange{k, delElement})
 		}
 	}
-	if len(ops) > 0 {
-		sortElements(ops)
-		p.units = append(p.units, unit{ops: ops})
-	}
+	p.units = appendShared(p.units, changes)
 }

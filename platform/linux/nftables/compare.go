@@ -136,7 +136,7 @@ func (c *comparison) plan() *plan {
 	for _, l := range layouts {
 		c.port(l)
 	}
-	c.compareElements(nil, c.next.shared.elements())
+	c.compareShared()
 	c.deleteExtraneous()
 	return &plan{backend: c.backend, next: c.next, units: c.units, staleClients: c.staleClients, removed: c.removed, fullSync: true}
 }
@@ -198,7 +198,9 @@ func (c *comparison) port(l layout) {
 	for _, x := range affinityChains(l.port, c.backend.options) {
 		c.addChain(&ops, x)
 	}
-	c.compareElements(&unit{to: l, ops: ops}, l.elements())
+	if ops = c.compareElements(ops, l.elements()...); len(ops) > 0 {
+		c.units = append(c.units, unit{to: l, ops: ops})
+	}
 	for _, w := range []endpointList{clusterList, localList} {
 		for _, g := range l.groups(w) {
 			if c.hasStaleClients(g.clients, g.members) {
@@ -223,16 +225,13 @@ func (c *comparison) hasStaleClients(clients *set, members map[string]bool) bool
 }
 
 // compareElements compares want with the table. It removes every element it finds from
-// the observed sets, so that only extraneous elements remain there. Missing and different
-// elements go into u, or into a unit of their own if u is nil.
-func (c *comparison) compareElements(u *unit, want []element) {
-	if u == nil {
-		u = &unit{}
-	}
+// the observed sets, so that only extraneous elements remain there. It appends the ops for
+// missing and different elements.
+func (c *comparison) compareElements(ops []op, want ...element) []op {
 	for _, e := range want {
 		observed := c.table.sets[e.in.name]
 		if observed == nil {
-			u.ops = append(u.ops, op{verb: addElement, element: e})
+			ops = append(ops, op{verb: addElement, element: e})
 			continue
 		}
 		k := elementKey(e)
@@ -243,13 +242,11 @@ func (c *comparison) compareElements(u *unit, want []element) {
 			continue
 		case found:
 			old.in = e.in
-			u.ops = append(u.ops, op{verb: delElement, element: old})
+			ops = append(ops, op{verb: delElement, element: old})
 		}
-		u.ops = append(u.ops, op{verb: addElement, element: e})
+		ops = append(ops, op{verb: addElement, element: e})
 	}
-	if len(u.ops) > 0 {
-		c.units = append(c.units, *u)
-	}
+	return ops
 }
 
 // deleteExtraneous adds units that delete everything in the table that is not wanted.

@@ -31,6 +31,11 @@ func (b *Backend) drift(t *table, h *installed) []string {
 				lines = append(lines, describeDrift(o, b.family))
 			}
 		}
+		for _, c := range u.shared {
+			if n++; n <= maxDriftLines {
+				lines = append(lines, describeDrift(c.op(), b.family))
+			}
+		}
 	}
 	if n > maxDriftLines {
 		lines = append(lines, fmt.Sprintf("and %d more", n-maxDriftLines))

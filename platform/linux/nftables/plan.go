@@ -36,14 +36,18 @@ var (
 // belong to no Port.
 type unit struct {
 	from, to     layout
-	ops          []op // if not nil, the steps; to then only names the Port
-	prerequisite bool // the other units depend on this one
-	joined       bool // it shares a transaction with the unit before it, see joinMoves
+	ops          []op           // if not nil, the steps; to then only names the Port
+	shared       []sharedChange // if not nil, the steps
+	prerequisite bool           // the other units depend on this one
+	joined       bool           // it shares a transaction with the unit before it, see joinMoves
 }
 
 func (u unit) steps(o Options) []op {
-	if u.ops != nil {
+	switch {
+	case u.ops != nil:
 		return u.ops
+	case u.shared != nil:
+		return sharedOps(u.shared)
 	}
 	return portOps(u.from, u.to, o)
 }
@@ -161,7 +165,7 @@ func (u unit) size() int {
 	if u.ops != nil {
 		return len(u.ops)
 	}
-	n := 0
+	n := len(u.shared)
 	if u.from.port != nil && u.to.port == nil {
 		n = u.from.size()
 	}
@@ -239,8 +243,4 @@ func (b *Backend) commitOps(ctx context.Context, ops []op) error {
 	}
 	slices.SortStableFunc(ops, func(x, y op) int { return int(x.verb) - int(y.verb) })
 	return b.driver.Commit(ctx, ops)
-}
-
-func sortElements(ops []op) {
-	slices.SortFunc(ops, func(x, y op) int { return x.element.compare(y.element) })
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 
 	"kubeproxy/common/service"
@@ -132,83 +131,4 @@ func (d *document) writeText(w *bufio.Writer) {
 		w.WriteString(c.text(d.family))
 	}
 	w.WriteString("}\n")
-}
-
-// shared counts how many users each shared element has: ClusterIPs, and the endpoints
-// that may reach themselves through a Service.
-type shared map[sharedKey]int32
-
-type sharedKey struct {
-	in   *set
-	addr string // the bytes of the address
-}
-
-func newShared() shared { return shared{} }
-
-// add adds p if n is 1, and removes it if n is -1.
-func (s shared) add(p *service.Port, n int32) {
-	if p == nil {
-		return
-	}
-	s.addFrontends(p, n)
-	s.addEndpoints(p.Cluster, n)
-	s.addEndpoints(p.Local, n)
-}
-
-// replace removes from and adds to. Either may be nil.
-func (s shared) replace(from, to *service.Port) {
-	if from == nil || to == nil {
-		s.add(from, -1)
-		s.add(to, 1)
-		return
-	}
-	s.addFrontends(from, -1)
-	s.addFrontends(to, 1)
-	for _, w := range []endpointList{clusterList, localList} {
-		removed, added := service.TrimCommon(endpointsOf(from, w), endpointsOf(to, w))
-		s.addEndpoints(removed, -1)
-		s.addEndpoints(added, 1)
-	}
-}
-
-func (s shared) addFrontends(p *service.Port, n int32) {
-	for _, f := range p.Frontends {
-		if f.Kind == service.ClusterIP {
-			s.count(clusterIPs, f.Addr.AsSlice(), n)
-		}
-	}
-}
-
-func (s shared) addEndpoints(list []service.Endpoint, n int32) {
-	for _, e := range list {
-		if !e.Remote {
-			s.count(hairpin, e.Addr.Addr().AsSlice(), n)
-		}
-	}
-}
-
-func (s shared) count(in *set, addr []byte, n int32) {
-	k := sharedKey{in, string(addr)}
-	if s[k] += n; s[k] == 0 {
-		delete(s, k)
-	}
-}
-
-func (k sharedKey) element() element {
-	key := []byte(k.addr)
-	if k.in == hairpin {
-		key = append(key, key...)
-	}
-	return element{in: k.in, key: key}
-}
-
-// elements returns the elements with at least one user, sorted.
-func (s shared) elements() []element {
-	var out []element
-	for _, k := range slices.SortedFunc(maps.Keys(s), func(a, b sharedKey) int {
-		return a.element().compare(b.element())
-	}) {
-		out = append(out, k.element())
-	}
-	return out
 }

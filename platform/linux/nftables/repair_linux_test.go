@@ -34,6 +34,7 @@ func TestDrift(t *testing.T) {
 	}{
 		"nothing of ours":  {"add table ip other", nil},
 		"an element goes":  {"delete element ip kube-services services { 10.96.0.0 . tcp . 80 }", []string{"missing: " + first}},
+		"a shared element": {"delete element ip kube-services cluster-ips { 10.96.0.0 }", []string{"missing: cluster-ips: 10.96.0.0"}},
 		"an element comes": {"add element ip kube-services cluster-ips { 10.9.9.9 }", []string{"foreign: cluster-ips: 10.9.9.9"}},
 		"an element leads elsewhere": {
 			"delete element ip kube-services services { 10.96.0.0 . tcp . 80 }\n" +
