@@ -19,6 +19,7 @@ import (
 // TestStartsWithLittleMemory starts the proxy in a cgroup that may have little memory,
 // with Services of ten endpoints each. KUBEPROXY_NIGHTLY=1 has 5,000 of them. Everything
 // counts: what manifests hold, the kernel's rules and the iptables commands.
+// In mode nftables it starts once more, and reads what it has made.
 func TestStartsWithLittleMemory(t *testing.T) {
 	t.Parallel()
 	const megabyte = 1 << 20
@@ -43,21 +44,34 @@ func TestStartsWithLittleMemory(t *testing.T) {
 				c.write(t, fmt.Sprintf("many-%d.yaml", first), manyServices(first, min(services, first+100)))
 			}
 			group := memoryGroup(t, limit*megabyte)
-			cmd := c.command(append(m.flags, "--manifests="+c.dir)...)
-			p := program.Start(t, c.Node, group.command(cmd))
-			start := time.Now()
-			program.Await(t, "all that is to be in force, or the end", func() bool {
-				return p.Ended() || p.Log.Has(`"Programmed"`, "IPv4")
-			})
-			if p.Ended() {
-				t.Fatalf("in %d MB, with %d Services, the proxy has ended: %v", limit, services, p.Wait(t))
+			start := func(what string) {
+				p, took := group.startProxy(t, c, m)
+				if p.Ended() {
+					t.Fatalf("in %d MB, with %d Services, the proxy that %s has ended: %v", limit, services, what, p.Wait(t))
+				}
+				t.Logf("%d Services in %d MB, %s: programmed after %s, %.0f MB resident, the group had at most %s bytes", services, limit,
+					what, took.Round(10*time.Millisecond), memory(t, p)/megabyte, group.most())
+				c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
+				p.Stop(t)
 			}
-			t.Logf("%d Services in %d MB: programmed after %s, %.0f MB resident, the group had at most %s bytes", services, limit,
-				time.Since(start).Round(10*time.Millisecond), memory(t, p)/megabyte, group.most())
-			c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
-			p.Stop(t)
+			start("finds nothing")
+			if tt.way == "nftables" {
+				start("finds its own table")
+			}
 		})
 	}
+}
+
+// startProxy starts the proxy in g and waits until all is programmed, or it has ended.
+func (g group) startProxy(t *testing.T, c *cluster, m mode) (p *program.Proxy, took time.Duration) {
+	t.Helper()
+	cmd := c.command(append(m.flags, "--manifests="+c.dir)...)
+	p = program.Start(t, c.Node, g.command(cmd))
+	start := time.Now()
+	program.Await(t, "all that is to be in force, or the end", func() bool {
+		return p.Ended() || p.Log.Has(`"Programmed"`, "IPv4")
+	})
+	return p, time.Since(start)
 }
 
 // manyServices are manifests of some of many Services with ten endpoints each.

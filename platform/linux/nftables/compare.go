@@ -30,12 +30,6 @@ type observedChain struct {
 	fingerprints []string
 }
 
-// observedSet is a set with its elements, by elementKey.
-type observedSet struct {
-	spec     setSpec
-	elements map[string]element
-}
-
 // fingerprint identifies r. The kernel stores it as user data of the rule. It is lost
 // when another process replaces the rule.
 func (r rule) fingerprint(f service.Family) string {
@@ -217,7 +211,7 @@ func (c *comparison) hasStaleClients(clients *set, members map[string]bool) bool
 		return false
 	}
 	for _, e := range observed.elements {
-		if !members[string(e.value)] {
+		if !members[e.value] {
 			return true
 		}
 	}
@@ -235,16 +229,15 @@ func (c *comparison) compareElements(ops []op, want ...element) []op {
 			continue
 		}
 		k := elementKey(e)
-		old, found := observed.elements[k]
-		delete(observed.elements, k)
-		switch {
-		case found && old.same(e):
-			continue
-		case found:
-			old.in = e.in
-			ops = append(ops, op{verb: delElement, element: old})
+		x, found := observed.elements[k]
+		if !found || !x.same(e) {
+			if old, found := observed.get(k); found {
+				old.in = e.in
+				ops = append(ops, op{verb: delElement, element: old})
+			}
+			ops = append(ops, op{verb: addElement, element: e})
 		}
-		ops = append(ops, op{verb: addElement, element: e})
+		delete(observed.elements, k)
 	}
 	return ops
 }
@@ -265,7 +258,7 @@ func (c *comparison) deleteExtraneous() {
 			continue
 		}
 		for _, k := range slices.Sorted(maps.Keys(observed.elements)) {
-			e := observed.elements[k]
+			e, _ := observed.get(k)
 			e.in = s
 			ops = append(ops, op{verb: delElement, element: e})
 			c.recordRemovedFrontend(e)
@@ -357,7 +350,7 @@ func (c *comparison) readEndpointList(l *layout, w endpointList, in *set, key fu
 	}
 	var found []service.Endpoint
 	for n := range maxClass {
-		e, ok := observed.elements[string(key(n))]
+		e, ok := observed.get(string(key(n)))
 		if !ok {
 			break
 		}

@@ -162,13 +162,14 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 func (k *kernel) PruneClients(ctx context.Context, clients *set, keep map[string]bool) error {
 	var observed *observedSet
 	err := retryInterrupted(func() error {
-		observed = &observedSet{elements: map[string]element{}}
+		observed = newObservedSet(setSpec{})
 		return k.reader().elements(clients.name, observed)
 	})
 	if err != nil {
 		return err
 	}
-	for _, e := range observed.elements {
+	for key := range observed.elements {
+		e, _ := observed.get(key)
 		if keep[string(e.value)] {
 			continue
 		}

@@ -221,7 +221,10 @@ func (k *fake) Read(context.Context) (*table, error) {
 		t.chains[n] = observed
 	}
 	for n, s := range k.table.sets {
-		t.sets[n] = &observedSet{s.spec(k.family), maps.Clone(s.elements)}
+		t.sets[n] = newObservedSet(s.spec(k.family))
+		for _, e := range s.elements {
+			t.sets[n].put(e)
+		}
 	}
 	return t, nil
 }

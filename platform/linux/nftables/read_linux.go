@@ -4,7 +4,6 @@
 package nftables
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -133,7 +132,7 @@ func (r *reader) set(body []byte) error {
 	if t := attribute(body, unix.NFTA_SET_TIMEOUT); len(t) == 8 {
 		spec.timeout = uint64(u32Of(t))<<32 | uint64(u32Of(t[4:]))
 	}
-	r.table.sets[stringOf(attribute(body, unix.NFTA_SET_NAME))] = &observedSet{spec, map[string]element{}}
+	r.table.sets[stringOf(attribute(body, unix.NFTA_SET_NAME))] = newObservedSet(spec)
 	return nil
 }
 
@@ -146,35 +145,32 @@ func (r *reader) elements(name string, s *observedSet) error {
 	fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, name) }
 	return r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
 		for _, b := range attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-			e := decodeElement(b)
-			k := elementKey(e)
-			if _, twice := s.elements[k]; twice {
+			if !s.put(decodeElement(b)) {
 				return errInterrupted
 			}
-			s.elements[k] = e
 		}
 		return nil
 	})
 }
 
-// decodeElement decodes b. The result does not refer to b.
+// decodeElement decodes b. Keys and values of the result refer to b.
 func decodeElement(b []byte) element {
 	var e element
 	for typ, v := range attributes(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.key = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
+			e.key = attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.catchAll = u32Of(v)&elemCatchAll != 0
 		case unix.NFTA_SET_ELEM_EXPR, setElemExprs:
 			e.expressions = true
 		case setElemKeyEnd:
-			e.end = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
+			e.end = attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			if x := attribute(v, unix.NFTA_DATA_VERDICT); x != nil {
 				e.verdict = decodeVerdict(x)
 			} else {
-				e.value = bytes.Clone(attribute(v, unix.NFTA_DATA_VALUE))
+				e.value = attribute(v, unix.NFTA_DATA_VALUE)
 			}
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.comment, _ = userdata.GetString(v, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
