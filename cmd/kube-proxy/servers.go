@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,11 +12,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sync/errgroup"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/listen"
 	"kubeproxy/config"
 )
 
@@ -113,7 +112,7 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 // 0.0.0.0 overlaps 127.0.0.1, and is stopped for it.
 func (s *servers) listen(ctx context.Context, name, network string, l *runningServer) (net.Listener, error) {
 	bound, err := listenOn(ctx, network, l.addr)
-	if err == nil || !addressInUse(err) {
+	if err == nil || !listen.InUse(err) {
 		return bound, err
 	}
 	before := s.stop(name, l, portOf(l.addr))
@@ -128,7 +127,7 @@ func (s *servers) listen(ctx context.Context, name, network string, l *runningSe
 func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, network, addr)
-	if err == nil || !addressInUse(err) {
+	if err == nil || !listen.InUse(err) {
 		return l, err
 	}
 	if at, parseErr := netip.ParseAddrPort(addr); parseErr == nil {
@@ -137,14 +136,6 @@ func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 		}
 	}
 	return nil, err
-}
-
-// addressInUse returns whether err means an address in use. Windows has an error number
-// of its own for that, WSAEADDRINUSE:
-// https://learn.microsoft.com/windows/win32/winsock/windows-sockets-error-codes-2
-func addressInUse(err error) bool {
-	const wsaAddrInUse = syscall.Errno(10048)
-	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddrInUse)
 }
 
 // maxConnections returns how many connections each server accepts. If the process may

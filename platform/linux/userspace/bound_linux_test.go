@@ -40,7 +40,7 @@ func TestBoundAddress(t *testing.T) {
 // TestBoundPassesOver has datagrams to endpoints come from no port whose rules take
 // them for a listener's, as far as the system offers others.
 func TestBoundPassesOver(t *testing.T) {
-	_, to := listen(t)
+	_, to := listenAt(t)
 	dial := func() (*net.UDPConn, error) { return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)) }
 	one, err := dial()
 	if err != nil {

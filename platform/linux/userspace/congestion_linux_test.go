@@ -15,7 +15,7 @@ import (
 // TestPacing checks that sockets of a listener do not use the system's congestion
 // control with near peers, and use it with distant ones.
 func TestPacing(t *testing.T) {
-	l, at := listen(t)
+	l, at := listenAt(t)
 	raw, err := l.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestPacing(t *testing.T) {
 // TestAvoidPacing checks that the congestion control of a socket is replaced if, and
 // only if, the default uses pacing.
 func TestAvoidPacing(t *testing.T) {
-	l, _ := listen(t)
+	l, _ := listenAt(t)
 	chosen := control(t, l)
 	p, got := avoidPacingOn(l), control(t, l)
 	switch {

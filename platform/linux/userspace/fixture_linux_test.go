@@ -85,8 +85,8 @@ func (n *node) DialUDP(to netip.AddrPort, _ int) (*net.UDPConn, error) {
 // a port that was just closed.
 var here = netip.AddrFrom4([4]byte{127, 77, byte(os.Getpid() >> 8), byte(os.Getpid())})
 
-// listen listens on a free port until the end of the test.
-func listen(t *testing.T) (*net.TCPListener, netip.AddrPort) {
+// listenAt listens on a free port until the end of the test.
+func listenAt(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
 	if err != nil {
@@ -162,7 +162,7 @@ type echo struct {
 
 func newEcho(t *testing.T) *echo {
 	t.Helper()
-	l, at := listen(t)
+	l, at := listenAt(t)
 	e := &echo{at: at}
 	u, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(e.at))
 	if err != nil {

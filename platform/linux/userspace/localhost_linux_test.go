@@ -65,7 +65,7 @@ func (n *localNode) get(port uint16) string {
 
 // free returns a port without a listener.
 func free(t *testing.T) uint16 {
-	l, at := listen(t)
+	l, at := listenAt(t)
 	_ = l.Close()
 	return at.Port()
 }
@@ -118,7 +118,7 @@ func TestLocalhostFollowsTheSnapshot(t *testing.T) {
 // has closed it.
 func TestLocalhostLeavesPortsOfOthers(t *testing.T) {
 	n, a := newLocalNode(t), newEcho(t)
-	other, at := listen(t)
+	other, at := listenAt(t)
 	number := free(t)
 	ports := []*service.Port{published("held", at.Port(), service.TCP, a.at), published("web", number, service.TCP, a.at)}
 	for range 2 {

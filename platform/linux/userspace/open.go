@@ -4,11 +4,10 @@
 package userspace
 
 import (
-	"errors"
 	"fmt"
 	"net"
-	"syscall"
 
+	"kubeproxy/common/listen"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
@@ -78,7 +77,7 @@ func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 	r := b.options.Ports
 	had := b.previousPorts[iptables.ChainOf(p, k.policy)]
 	if had != 0 && (r.unset() || r.contains(had)) {
-		if s, err := b.socketAt(k.name.Protocol, had); !errors.Is(err, syscall.EADDRINUSE) {
+		if s, err := b.socketAt(k.name.Protocol, had); !listen.InUse(err) {
 			return s, err
 		}
 	}
@@ -92,7 +91,7 @@ func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 		if b.avoidPorts[b.lastPort] {
 			continue
 		}
-		if s, err := b.socketAt(k.name.Protocol, b.lastPort); !errors.Is(err, syscall.EADDRINUSE) {
+		if s, err := b.socketAt(k.name.Protocol, b.lastPort); !listen.InUse(err) {
 			return s, err
 		}
 	}

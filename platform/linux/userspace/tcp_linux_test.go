@@ -52,7 +52,7 @@ func TestHalfClose(t *testing.T) {
 // TestServerEndsFirst checks that the client receives the end of the server's data, and
 // that the server still receives data of the client.
 func TestServerEndsFirst(t *testing.T) {
-	l, at := listen(t)
+	l, at := listenAt(t)
 	heard := make(chan string, 1)
 	go func() {
 		c, err := l.AcceptTCP()
