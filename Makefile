@@ -22,6 +22,9 @@ WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/wi
 # nor a virtual machine.
 QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|incluster|outage|vm|windows|wine|winparity|winservice)(/|$$)')
 
+# The long ones among the tests on real packets, which make check runs.
+LONG := Killed|MountedVolume|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
+
 # The kernel of the virtual machine.
 KERNEL ?= 6.1
 
@@ -89,8 +92,8 @@ all: fmt ## format, vet for this machine, and make test: what make alone does
 test: ## what to run after a change: units, scenarios, simulated systems, real packets in modes nftables, iptables and userspace
 	@build/setup.sh packets
 	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
-	@echo "   4 minutes on two cores, 9 the first time; make check runs the rest"
-	@$(report) -timeout 20m $(QUICK)
+	@echo "   5 minutes on two cores, 10 the first time; make check runs the rest, and the long ones of these"
+	@$(report) -timeout 20m -skip '^Test($(LONG))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
 
 .PHONY: check
 check: setup formatted vet lint controlplane prefix machine ## everything that runs for a commit: make test with the race detector, all systems, API server, Wine, virtual machine
