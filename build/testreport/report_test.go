@@ -137,31 +137,34 @@ func TestRealRuns(t *testing.T) {
 		want   []string // patterns of lines
 		err    string
 	}{
-		"all pass":       {args: []string{"./good"}, passed: true, want: []string{`^ok    example.com/m/good +\S+  2 tests(, cached)?$`, `^2 passed, 0 failed, 0 skipped$`}},
-		"one fails":      {args: []string{"./good", "./bad"}, want: []string{`^--- FAIL: TestBad`, `because`, `^FAIL  example.com/m/bad `, `^3 passed, 1 failed, 0 skipped$`}},
-		"passes again":   {args: []string{"-again=1", "./good", "./unsteady"}, passed: true, want: []string{`not the first time`, `^again: example.com/m/unsteady TestUnsteady$`, `^passed the second time only`, `^  example.com/m/unsteady TestUnsteady$`, `^5 passed, 0 failed, 0 skipped$`}},
-		"fails again":    {args: []string{"-again=1", "./bad"}, want: []string{`^again: example.com/m/bad TestBad$`, `^1 passed, 1 failed, 0 skipped$`}},
-		"panics again":   {args: []string{"-again=1", "./panics"}, want: []string{`^0 passed, 1 failed, 0 skipped$`}},
-		"fail too many":  {args: []string{"-again=1", "./bad", "./worse"}, want: []string{`^1 passed, 2 failed, 0 skipped$`}},
-		"panic":          {args: []string{"./panics"}, want: []string{`^panic: no hope`, `^0 passed, 1 failed, 0 skipped$`}},
-		"does not build": {args: []string{"./broken"}, want: []string{`undefined: missing`, `build failed$`, `^0 passed, 1 failed, 0 skipped$`}},
-		"does not vet":   {args: []string{"./vetoed"}, want: []string{`format %d`, `^0 passed, 1 failed, 0 skipped$`}},
-		"TestMain fails": {args: []string{"./setup"}, want: []string{`^no luck$`, `^0 passed, 1 failed, 0 skipped$`}},
-		"skip shown":     {args: []string{"./skips"}, passed: true, want: []string{`NOT ALLOWED: skips_test.go:\d+: no such thing here$`, `^1 passed, 0 failed, 1 skipped$`}},
-		"skip fails":     {args: []string{"-skips=fail", "./skips"}, want: []string{`NOT ALLOWED`, `^1 passed, 0 failed, 1 skipped$`}},
-		"skip allowed":   {args: []string{"-skips=fail", "-allow=allow.txt", "./skips"}, passed: true, want: []string{`TestSkips +the machine lacks it$`}},
-		"owed":           {args: []string{"-owed=owed.txt"}, passed: true, want: []string{`^2 passed, 0 failed, 0 skipped$`}},
-		"owed elsewhere": {args: []string{"-owed=owed.txt", "-mark=vm2:"}, passed: true, want: []string{`^1 passed, 0 failed, 0 skipped$`}},
-		"nothing owed":   {args: []string{"-owed=allow.txt"}, passed: true},
-		"not paid":       {args: []string{"-owed=unpaid.txt"}, want: []string{`runs here: example.com/m/good TestGone$`, `runs here: example.com/m/skips TestSkips$`, `^2 passed, 0 failed, 1 skipped$`}},
-		"no tests":       {args: []string{"./none"}, want: []string{`no test files$`}, err: "no test ran"},
-		"no package":     {args: []string{"./nowhere"}, want: []string{`directory not found`, `^0 passed, 1 failed, 0 skipped$`}},
+		"all pass":            {args: []string{"./good"}, passed: true, want: []string{`^ok    example.com/m/good +\S+  2 tests(, cached)?$`, `^2 passed, 0 failed, 0 skipped$`}},
+		"one fails":           {args: []string{"./good", "./bad"}, want: []string{`^--- FAIL: TestBad`, `because`, `^FAIL  example.com/m/bad `, `^3 passed, 1 failed, 0 skipped$`}},
+		"passes again":        {args: []string{"-again=1", "./good", "./unsteady"}, passed: true, want: []string{`not the first time`, `^again: example.com/m/unsteady TestUnsteady$`, `^passed the second time only`, `^  example.com/m/unsteady TestUnsteady$`, `^5 passed, 0 failed, 0 skipped$`}},
+		"fails again":         {args: []string{"-again=1", "./bad"}, want: []string{`^again: example.com/m/bad TestBad$`, `^1 passed, 1 failed, 0 skipped$`}},
+		"panic, not again":    {args: []string{"-again=1", "./panics"}, want: []string{`^0 passed, 1 failed, 0 skipped$`}},
+		"too many, not again": {args: []string{"-again=1", "./bad", "./worse"}, want: []string{`^1 passed, 2 failed, 0 skipped$`}},
+		"panic":               {args: []string{"./panics"}, want: []string{`^panic: no hope`, `^0 passed, 1 failed, 0 skipped$`}},
+		"does not build":      {args: []string{"./broken"}, want: []string{`undefined: missing`, `build failed$`, `^0 passed, 1 failed, 0 skipped$`}},
+		"does not vet":        {args: []string{"./vetoed"}, want: []string{`format %d`, `^0 passed, 1 failed, 0 skipped$`}},
+		"TestMain fails":      {args: []string{"./setup"}, want: []string{`^no luck$`, `^0 passed, 1 failed, 0 skipped$`}},
+		"skip shown":          {args: []string{"./skips"}, passed: true, want: []string{`NOT ALLOWED: skips_test.go:\d+: no such thing here$`, `^1 passed, 0 failed, 1 skipped$`}},
+		"skip fails":          {args: []string{"-skips=fail", "./skips"}, want: []string{`NOT ALLOWED`, `^1 passed, 0 failed, 1 skipped$`}},
+		"skip allowed":        {args: []string{"-skips=fail", "-allow=allow.txt", "./skips"}, passed: true, want: []string{`TestSkips +the machine lacks it$`}},
+		"owed":                {args: []string{"-owed=owed.txt"}, passed: true, want: []string{`^2 passed, 0 failed, 0 skipped$`}},
+		"owed elsewhere":      {args: []string{"-owed=owed.txt", "-mark=vm2:"}, passed: true, want: []string{`^1 passed, 0 failed, 0 skipped$`}},
+		"nothing owed":        {args: []string{"-owed=allow.txt"}, passed: true},
+		"not paid":            {args: []string{"-owed=unpaid.txt"}, want: []string{`runs here: example.com/m/good TestGone$`, `runs here: example.com/m/skips TestSkips$`, `^2 passed, 0 failed, 1 skipped$`}},
+		"no tests":            {args: []string{"./none"}, want: []string{`no test files$`}, err: "no test ran"},
+		"no package":          {args: []string{"./nowhere"}, want: []string{`directory not found`, `^0 passed, 1 failed, 0 skipped$`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
 			passed, err := run(c.args, &out, &out)
 			if (passed && err == nil) != c.passed || !contains(err, c.err) {
 				t.Errorf("run = %v, %v, want %v and error %q", passed, err, c.passed, c.err)
+			}
+			if strings.Contains(name, "not again") && strings.Contains(out.String(), "\nagain: ") {
+				t.Errorf("ran a second time:\n%s", &out)
 			}
 			for _, want := range c.want {
 				if !regexp.MustCompile("(?m)" + want).MatchString(out.String()) {
