@@ -76,6 +76,38 @@ bin/kube-proxy.exe:
 	@echo "== build $@ (the first time takes a minute)"
 	@GOOS=windows GOARCH=amd64 $(go_build) -o $@ ./cmd/kube-proxy
 
+# The systems that images and releases are for, and their binaries.
+SYSTEMS  := linux-amd64 linux-arm64 windows-amd64
+binaries := build/.cache/binaries
+
+# The name of the images, with a registry if they are for one.
+IMAGE ?= localhost/kubeproxy
+
+lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -out '$(CURDIR)/dist' -name '$(IMAGE)' \
+	-version '$(VERSION)' -revision '$(REVISION)' -created '$(DATE)'
+
+.PHONY: binaries
+binaries:
+	@for s in $(SYSTEMS); do \
+		echo "== build for $$s"; \
+		goos=$${s%-*}; GOOS=$$goos GOARCH=$${s#*-} $(go_build) -o $(binaries)/$$s/kube-proxy$$([[ $$goos != windows ]] || echo .exe) ./cmd/kube-proxy; \
+	done
+
+.PHONY: image
+image: binaries ## build the images as archives in dist; no daemon, no registry; IMAGE=HOST/NAME sets their name
+	@echo "== images"
+	@$(call lay_out,image)
+
+.PHONY: release
+release: binaries ## lay out in dist what is released: images, binaries of every system, what they are made of, checksums
+	@rm -rf dist
+	@echo "== release $(VERSION)"
+	@$(call lay_out,release)
+
+.PHONY: pins
+pins: ## take the newest packages of Debian into build/release/debian/packages.txt
+	@cd build/release && go run . pins -out debian
+
 .PHONY: demo
 demo: bin/kube-proxy ## show the proxy on real connections, in network namespaces of its own
 	@CGO_ENABLED=0 go run ./test/demo -proxy bin/kube-proxy
@@ -101,6 +133,7 @@ check: setup formatted vet lint controlplane prefix machine ## everything that r
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
 	echo "== make check: all tests $$race; half an hour on two cores, 15 minutes of it in a virtual machine"; \
 	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./...
+	@$(MAKE) --no-print-directory test-release
 	@$(in_vm)
 
 .PHONY: nightly
@@ -115,6 +148,11 @@ nightly: setup controlplane prefix machine ## the long forms of all tests: campa
 e2e: controlplane ## the tests against a real API server alone; builds it the first time, in five to ten minutes
 	@echo "== end to end"
 	@$(report) -count=1 $(E2E)
+
+.PHONY: test-release
+test-release: ## the tests of what is released alone: images built twice and unpacked
+	@echo "== images and release"
+	@cd build/release && go vet ./... && go test -count=1 ./...
 
 .PHONY: wine
 wine: setup prefix controlplane ## the tests that run Windows programs alone, under Wine
@@ -174,7 +212,7 @@ update: ## rewrite the goldens of every test that has some
 
 .PHONY: clean
 clean: ## remove what make built
-	@rm -rf bin build/.cache
+	@rm -rf bin dist build/.cache
 
 .PHONY: help
 help: ## print this list

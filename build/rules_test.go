@@ -128,7 +128,7 @@ func misdocumented(comments map[string]int) []string {
 func isGo(path string) bool { return filepath.Ext(path) == ".go" }
 
 // skippedFolders are folders to which the rules do not apply.
-var skippedFolders = []string{".git", "bin", "testdata", "build/.cache"}
+var skippedFolders = []string{".git", "bin", "dist", "testdata", "build/.cache"}
 
 // tree reads the module's files for which want is true, by path.
 func tree(t *testing.T, want func(path string) bool) map[string][]byte {

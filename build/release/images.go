@@ -1,0 +1,163 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"kubeproxy/build/release/debian"
+	"kubeproxy/build/release/hive"
+	"kubeproxy/build/release/oci"
+)
+
+// linuxArchs are the architectures of Linux, by the names that Go and Debian share.
+var linuxArchs = []string{"amd64", "arm64"}
+
+const (
+	program = "usr/local/bin/kube-proxy"
+	// nobody runs the program wherever a pod does not ask for another user. Programming
+	// a node takes root, as a pod cannot give capabilities to anyone else; render and
+	// status take nobody.
+	nobody = "65532:65532"
+	path   = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// saveImages writes an archive for each variant of the image.
+func saveImages(ctx context.Context, o *options) error {
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	for _, v := range o.variants() {
+		index, err := v.index(ctx, o)
+		if err != nil {
+			return fmt.Errorf("image %s: %w", v.about.Title, err)
+		}
+		file := filepath.Join(o.out, v.about.Title+"-"+o.tag()+".oci.tar")
+		if err := oci.Save(file, index, o.name+v.suffix, o.tag()); err != nil {
+			return err
+		}
+		fmt.Printf("%s  %s:%s\n", file, o.name+v.suffix, o.tag())
+	}
+	return nil
+}
+
+// variant is an image with the same name on every system.
+type variant struct {
+	suffix string // of the name
+	about  oci.About
+	images []func(context.Context, *options, oci.About) ([]v1.Image, error)
+}
+
+func (o *options) variants() []variant {
+	about := func(title, description string) oci.About {
+		return oci.About{Title: title, Description: description, Version: o.version, Revision: o.revision, Created: o.created}
+	}
+	return []variant{
+		{"", about("kubeproxy", "Service proxy for Kubernetes nodes, for mode nftables on Linux and for Windows"), []func(context.Context, *options, oci.About) ([]v1.Image, error){plain, windows}},
+		{"-iptables", about("kubeproxy-iptables", "Service proxy for Kubernetes nodes, with the commands of iptables and ipset for modes iptables, ipvs and userspace"), []func(context.Context, *options, oci.About) ([]v1.Image, error){withCommands}},
+	}
+}
+
+func (v *variant) index(ctx context.Context, o *options) (v1.ImageIndex, error) {
+	var images []v1.Image
+	for _, build := range v.images {
+		more, err := build(ctx, o, v.about)
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, more...)
+	}
+	return oci.Index(v.about, images...)
+}
+
+// plain returns the images for Linux that have the program only.
+func plain(_ context.Context, o *options, a oci.About) ([]v1.Image, error) {
+	var images []v1.Image
+	for _, arch := range linuxArchs {
+		img, err := o.linux(a, arch)
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, img)
+	}
+	return images, nil
+}
+
+// withCommands returns the images for Linux that have Debian's iptables and ipset, too.
+func withCommands(ctx context.Context, o *options, a oci.About) ([]v1.Image, error) {
+	var images []v1.Image
+	for _, arch := range linuxArchs {
+		packages, err := debian.List(arch)
+		if err != nil {
+			return nil, err
+		}
+		files := debian.Root()
+		for _, p := range packages {
+			more, err := o.cache.Files(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			files = append(files, more...)
+		}
+		layer, err := oci.Layer(files, o.created, "run", "tmp", "proc", "sys", "dev")
+		if err != nil {
+			return nil, err
+		}
+		img, err := o.linux(a, arch, layer)
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, img)
+	}
+	return images, nil
+}
+
+// linux returns an image with the program on top of layers.
+func (o *options) linux(a oci.About, arch string, below ...v1.Layer) (v1.Image, error) {
+	text, err := o.binary("linux-"+arch, "kube-proxy")
+	if err != nil {
+		return nil, err
+	}
+	layer, err := oci.Layer([]oci.File{{Name: program, Mode: 0o755, Content: text}}, o.created)
+	if err != nil {
+		return nil, err
+	}
+	run := v1.Config{Entrypoint: []string{"/" + program}, Env: []string{path}, User: nobody, WorkingDir: "/"}
+	return oci.Image(a, v1.Platform{OS: "linux", Architecture: arch}, run, append(below, layer)...)
+}
+
+// windows returns the image for HostProcess containers. Its lowest layer has what
+// Windows wants in one, and the version of Windows does not matter, as the container has
+// the node's files.
+func windows(_ context.Context, o *options, a oci.About) ([]v1.Image, error) {
+	text, err := o.binary("windows-amd64", "kube-proxy.exe")
+	if err != nil {
+		return nil, err
+	}
+	var hives []oci.File
+	for _, name := range hive.Names {
+		hives = append(hives, oci.File{Name: "Files/Windows/System32/config/" + name, Mode: 0o644, Content: hive.Empty()})
+	}
+	base, err := oci.Layer(hives, o.created)
+	if err != nil {
+		return nil, err
+	}
+	top, err := oci.Layer([]oci.File{{Name: "Files/kube-proxy.exe", Mode: 0o755, Content: text}}, o.created, "Hives")
+	if err != nil {
+		return nil, err
+	}
+	run := v1.Config{Entrypoint: []string{"kube-proxy.exe"}, Env: []string{`PATH=C:\Windows\system32;C:\Windows`}}
+	img, err := oci.Image(a, v1.Platform{OS: "windows", Architecture: "amd64"}, run, base, top)
+	return []v1.Image{img}, err
+}
+
+// binary reads the program that was built for a system, such as linux-amd64.
+func (o *options) binary(system, name string) ([]byte, error) {
+	return os.ReadFile(filepath.Join(o.binaries, system, name))
+}

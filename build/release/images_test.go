@@ -1,0 +1,318 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"debug/elf"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+const created = "2026-01-02T03:04:05Z"
+
+// binaries builds the program as make image does.
+func binaries(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for system, name := range map[string]string{"linux-amd64": "kube-proxy", "linux-arm64": "kube-proxy", "windows-amd64": "kube-proxy.exe"} {
+		goos, goarch, _ := strings.Cut(system, "-")
+		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=v1.2.3,abc,"+created,
+			"-o", filepath.Join(dir, system, name), "./cmd/kube-proxy")
+		build.Dir = filepath.Join("..", "..")
+		build.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build for %s: %v\n%s", system, err, out)
+		}
+	}
+	return dir
+}
+
+// save lays out a release in a new folder.
+func save(t *testing.T, binaries string) string {
+	t.Helper()
+	out := t.TempDir()
+	args := []string{"release", "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created}
+	if err := run(t.Context(), args); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TestRelease lays out a release twice. Both are the same, bit by bit. It unpacks an
+// image for each system, and runs those for this one.
+func TestRelease(t *testing.T) {
+	programs := binaries(t)
+	first, second := save(t, programs), save(t, programs)
+	testSame(t, first, second)
+	check := exec.CommandContext(t.Context(), "sha256sum", "--check", "--quiet", checksums)
+	check.Dir = first
+	if out, err := check.CombinedOutput(); err != nil {
+		t.Errorf("checksums: %v\n%s", err, out)
+	}
+	t.Run("plain", func(t *testing.T) {
+		testPlain(t, load(t, filepath.Join(first, "kubeproxy-v1.2.3-4.oci.tar"), "localhost/kubeproxy:v1.2.3-4"))
+	})
+	t.Run("with commands", func(t *testing.T) {
+		testCommands(t, load(t, filepath.Join(first, "kubeproxy-iptables-v1.2.3-4.oci.tar"), "localhost/kubeproxy-iptables:v1.2.3-4"))
+	})
+	t.Run("parts", func(t *testing.T) { testParts(t, first) })
+}
+
+// testSame compares the files of two releases with each other, and their names with what
+// a release has.
+func testSame(t *testing.T, first, second string) {
+	t.Helper()
+	found, err := os.ReadDir(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range found {
+		names = append(names, f.Name())
+		if !bytes.Equal(read(t, filepath.Join(first, f.Name())), read(t, filepath.Join(second, f.Name()))) {
+			t.Errorf("%s: two builds differ", f.Name())
+		}
+	}
+	want := []string{
+		checksums,
+		"kube-proxy-v1.2.3-4-linux-amd64", "kube-proxy-v1.2.3-4-linux-amd64.cdx.json",
+		"kube-proxy-v1.2.3-4-linux-arm64", "kube-proxy-v1.2.3-4-linux-arm64.cdx.json",
+		"kube-proxy-v1.2.3-4-windows-amd64.cdx.json", "kube-proxy-v1.2.3-4-windows-amd64.exe",
+		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",
+		"kubeproxy-iptables-v1.2.3-4.oci.tar", "kubeproxy-v1.2.3-4.oci.tar",
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("a release has %q, want %q", names, want)
+	}
+}
+
+// testParts reads the lists of what programs are made of.
+func testParts(t *testing.T, dir string) {
+	for name, want := range map[string][]string{
+		"kube-proxy-v1.2.3-4-windows-amd64":       {"pkg:golang/std@", "pkg:golang/k8s.io/client-go@"},
+		"kubeproxy-iptables-v1.2.3-4-linux-arm64": {"pkg:golang/github.com/google/nftables@", "pkg:deb/debian/iptables@1.8.9-2?arch=arm64&distro=bookworm"},
+	} {
+		var list cdx.BOM
+		text := read(t, filepath.Join(dir, name+".cdx.json"))
+		if err := cdx.NewBOMDecoder(bytes.NewReader(text), cdx.BOMFileFormatJSON).Decode(&list); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, w := range want {
+			if !slices.ContainsFunc(*list.Components, func(c cdx.Component) bool { return strings.HasPrefix(c.PackageURL, w) }) {
+				t.Errorf("%s does not list %s", name, w)
+			}
+		}
+	}
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// load reads an archive as a container runtime does, and returns its images by platform.
+func load(t *testing.T, file, name string) map[string]v1.Image {
+	t.Helper()
+	dir := t.TempDir()
+	untar(t, bytes.NewReader(read(t, file)), dir)
+	outer, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := outer.IndexManifest()
+	if err != nil || len(list.Manifests) != 1 {
+		t.Fatalf("%s: %v, want one index", file, err)
+	}
+	if got := list.Manifests[0].Annotations["io.containerd.image.name"]; got != name {
+		t.Errorf("%s: name %q, want %q", file, got, name)
+	}
+	index, err := outer.ImageIndex(list.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil {
+		t.Errorf("%s: %v", file, err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	images := map[string]v1.Image{}
+	for _, m := range manifest.Manifests {
+		img, err := index.Image(m.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images[m.Platform.String()] = img
+		testLabels(t, img)
+	}
+	return images
+}
+
+func testLabels(t *testing.T, img v1.Image) {
+	t.Helper()
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := config.Config.Labels
+	for key, want := range map[string]string{"version": "v1.2.3+4", "revision": "abc", "created": created, "licenses": "Apache-2.0"} {
+		if got := labels["org.opencontainers.image."+key]; got != want {
+			t.Errorf("label %s is %q, want %q", key, got, want)
+		}
+	}
+	if config.OS == "linux" && config.Config.User != nobody {
+		t.Errorf("user %q, want %s", config.Config.User, nobody)
+	}
+}
+
+// unpack unpacks the layers of an image, one upon the other.
+func unpack(t *testing.T, img v1.Image) string {
+	t.Helper()
+	if img == nil {
+		t.Fatal("no image for this system")
+	}
+	dir := t.TempDir()
+	content := mutate.Extract(img)
+	defer content.Close()
+	untar(t, content, dir)
+	return dir
+}
+
+func untar(t *testing.T, from io.Reader, dir string) {
+	t.Helper()
+	for r := tar.NewReader(from); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" {
+			t.Errorf("%s belongs to %d:%d", h.Name, h.Uid, h.Gid)
+		}
+		to := filepath.Join(dir, filepath.FromSlash(h.Name))
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = os.MkdirAll(to, 0o755)
+		case tar.TypeSymlink:
+			err = os.Symlink(h.Linkname, to)
+		case tar.TypeReg:
+			var text []byte
+			if text, err = io.ReadAll(r); err == nil {
+				err = os.WriteFile(to, text, h.FileInfo().Mode())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func testPlain(t *testing.T, images map[string]v1.Image) {
+	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		testMachine(t, filepath.Join(unpack(t, images["linux/"+arch]), program), machine)
+	}
+	inRoot(t, unpack(t, images["linux/amd64"]), "v1.2.3", "/"+program, "--version")
+	windows := unpack(t, images["windows/amd64"])
+	for _, f := range []string{"Files/kube-proxy.exe", "Files/Windows/System32/config/SYSTEM", "Hives"} {
+		if _, err := os.Stat(filepath.Join(windows, f)); err != nil {
+			t.Error(err)
+		}
+	}
+	if text := read(t, filepath.Join(windows, "Files/kube-proxy.exe")); !bytes.HasPrefix(text, []byte("MZ")) {
+		t.Error("kube-proxy.exe is no program for Windows")
+	}
+}
+
+func testCommands(t *testing.T, images map[string]v1.Image) {
+	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
+		root := unpack(t, images["linux/"+arch])
+		testMachine(t, filepath.Join(root, program), machine)
+		for _, name := range []string{"xtables-nft-multi", "xtables-legacy-multi", "ipset"} {
+			testLibraries(t, root, filepath.Join("usr/sbin", name), machine)
+		}
+		if release := string(read(t, filepath.Join(root, "etc/os-release"))); !strings.Contains(release, "VERSION_CODENAME=bookworm") {
+			t.Errorf("%s: os-release has\n%s", arch, release)
+		}
+	}
+	root := unpack(t, images["linux/amd64"])
+	inRoot(t, root, "v1.2.3", "/"+program, "--version")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		inRoot(t, root, "(nf_tables)", "/usr/sbin/"+family+"-nft-restore", "--version")
+		inRoot(t, root, "(legacy)", "/usr/sbin/"+family+"-legacy-restore", "--version")
+		inRoot(t, root, "[!] --ctstate", "/usr/sbin/"+family+"-nft", "-m", "conntrack", "-m", "comment", "-j", "DNAT", "--help")
+	}
+	inRoot(t, root, "ipset v7", "/usr/sbin/ipset", "version")
+}
+
+// inRoot runs a program with an unpacked image as its root.
+func inRoot(t *testing.T, root, want string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "chroot", append([]string{root}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), want) {
+		t.Errorf("%s: %v, want %q in\n%s", strings.Join(args, " "), err, want, out)
+	}
+}
+
+func testMachine(t *testing.T, file string, want elf.Machine) {
+	t.Helper()
+	f, err := elf.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.Machine != want {
+		t.Errorf("%s is for %v, want %v", file, f.Machine, want)
+	}
+}
+
+// testLibraries follows what a program loads. All of it must be in the image, in the
+// folders where the loader of Debian looks.
+func testLibraries(t *testing.T, root, file string, machine elf.Machine) {
+	t.Helper()
+	testMachine(t, filepath.Join(root, file), machine)
+	folders, err := filepath.Glob(filepath.Join(root, "usr/lib/*-linux-gnu"))
+	if err != nil || len(folders) != 1 {
+		t.Fatalf("folders of libraries: %q, %v", folders, err)
+	}
+	load := []string{filepath.Join(root, file)}
+	plugins, _ := filepath.Glob(filepath.Join(folders[0], "xtables/*.so"))
+	for load = append(load, plugins...); len(load) > 0; load = load[1:] {
+		f, err := elf.Open(load[0])
+		if err != nil {
+			t.Fatalf("what %s loads: %v", file, err)
+		}
+		needed, err := f.ImportedLibraries()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range needed {
+			if at := filepath.Join(folders[0], n); !strings.HasPrefix(n, "libc.so") && !strings.HasPrefix(n, "ld-linux") && !slices.Contains(load, at) {
+				load = append(load, at)
+			}
+		}
+		f.Close()
+	}
+}

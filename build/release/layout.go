@@ -1,0 +1,119 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"kubeproxy/build/release/bom"
+	"kubeproxy/build/release/debian"
+)
+
+// checksums is the file with the checksum of every other one, for sha256sum -c.
+const checksums = "SHA256SUMS"
+
+// layOut writes everything that is released: images, binaries, what they are made of,
+// and checksums.
+func layOut(ctx context.Context, o *options) error {
+	if err := o.emptied(); err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, listParts, sum} {
+		if err := step(ctx, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// emptied makes the folder of a release. A file of another version in it would get a
+// checksum, too.
+func (o *options) emptied() error {
+	found, err := os.ReadDir(o.out)
+	if err == nil && len(found) > 0 {
+		return fmt.Errorf("%s is not empty: remove it, a release has one version", o.out)
+	}
+	return os.MkdirAll(o.out, 0o755)
+}
+
+// systems returns the systems that there are binaries for, and the name of each binary.
+func systems() map[string]string {
+	all := map[string]string{"windows-amd64": "kube-proxy.exe"}
+	for _, arch := range linuxArchs {
+		all["linux-"+arch] = "kube-proxy"
+	}
+	return all
+}
+
+func copyBinaries(_ context.Context, o *options) error {
+	for system, name := range systems() {
+		text, err := o.binary(system, name)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(o.out, "kube-proxy-"+o.tag()+"-"+system+filepath.Ext(name)), text, 0o755)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listParts writes what each binary and each image with more than a binary is made of.
+func listParts(_ context.Context, o *options) error {
+	for system, name := range systems() {
+		s := &bom.Subject{Name: "kube-proxy", Version: o.version, Created: o.created, Binary: filepath.Join(o.binaries, system, name)}
+		if err := o.listOf(s, system); err != nil {
+			return err
+		}
+		arch, linux := strings.CutPrefix(system, "linux-")
+		if !linux {
+			continue
+		}
+		s.Name = "kubeproxy-iptables"
+		var err error
+		if s.Packages, err = debian.List(arch); err == nil {
+			err = o.listOf(s, system)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *options) listOf(s *bom.Subject, system string) error {
+	f, err := os.Create(filepath.Join(o.out, s.Name+"-"+o.tag()+"-"+system+".cdx.json"))
+	if err != nil {
+		return err
+	}
+	if err := bom.Write(f, s); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
+}
+
+// sum writes the checksum of every file.
+func sum(_ context.Context, o *options) error {
+	files, err := filepath.Glob(filepath.Join(o.out, "*"))
+	if err != nil {
+		return err
+	}
+	slices.Sort(files)
+	var list strings.Builder
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&list, "%x  %s\n", sha256.Sum256(text), filepath.Base(f))
+	}
+	return os.WriteFile(filepath.Join(o.out, checksums), []byte(list.String()), 0o644)
+}

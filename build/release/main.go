@@ -1,0 +1,106 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command release makes what is released: images of the program, and with them the
+// binaries, what they are made of, and checksums. It is a module of its own, so that what it needs stays
+// out of the product's go.mod.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"kubeproxy/build/release/debian"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags of every command.
+type options struct {
+	binaries string // a folder for each system, such as linux-amd64
+	out      string
+	name     string // of the image, without a tag
+	version  string
+	revision string
+	created  time.Time
+	cache    debian.Cache
+}
+
+func run(ctx context.Context, args []string) error {
+	commands := map[string]func(context.Context, *options) error{
+		"image":   saveImages,
+		"release": layOut,
+		"pins":    writePins,
+	}
+	if len(args) == 0 || commands[args[0]] == nil {
+		return errors.New("want one of the commands image, release, pins")
+	}
+	o := &options{}
+	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	flags.StringVar(&o.binaries, "binaries", "", "folder with a folder for each system, such as linux-amd64, that has the binary")
+	flags.StringVar(&o.out, "out", "", "folder to write to")
+	flags.StringVar(&o.name, "name", "localhost/kubeproxy", "name of the image, with a registry if it is for one")
+	flags.StringVar(&o.version, "version", "dev", "version, which becomes the tag")
+	flags.StringVar(&o.revision, "revision", "", "commit")
+	created := flags.String("created", "", "time of every file, in RFC 3339; SOURCE_DATE_EPOCH goes before it")
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	var err error
+	if o.created, err = creation(*created, os.Getenv("SOURCE_DATE_EPOCH")); err != nil {
+		return err
+	}
+	folder, err := os.UserCacheDir()
+	if err != nil {
+		return err
+	}
+	o.cache = debian.Cache{Folder: filepath.Join(folder, "kubeproxy", "debian"), Out: os.Stderr}
+	return commands[args[0]](ctx, o)
+}
+
+// creation returns the time of what is made. It never is the present, see
+// https://reproducible-builds.org/specs/source-date-epoch/
+func creation(commit, epoch string) (time.Time, error) {
+	switch {
+	case epoch != "":
+		var seconds int64
+		if _, err := fmt.Sscanf(epoch, "%d", &seconds); err != nil {
+			return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH: %q: want seconds since 1970", epoch)
+		}
+		return time.Unix(seconds, 0).UTC(), nil
+	case commit != "":
+		t, err := time.Parse(time.RFC3339, commit)
+		if err != nil {
+			return time.Time{}, fmt.Errorf("-created: %w", err)
+		}
+		return t.UTC(), nil
+	}
+	return time.Unix(0, 0).UTC(), nil
+}
+
+// tag is the version in the characters that a tag may have.
+func (o *options) tag() string { return strings.ReplaceAll(o.version, "+", "-") }
+
+// writePins writes the list of Debian's packages anew.
+func writePins(ctx context.Context, o *options) error {
+	text, err := o.cache.Pin(ctx, linuxArchs...)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(o.out, "packages.txt"), []byte(text), 0o644)
+}

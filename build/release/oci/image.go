@@ -1,0 +1,61 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// About describes an image, by the keys of
+// https://github.com/opencontainers/image-spec/blob/main/annotations.md
+type About struct {
+	Title, Description, Version, Revision string
+	Created                               time.Time
+}
+
+func (a About) labels() map[string]string {
+	const key = "org.opencontainers.image."
+	return map[string]string{
+		key + "title": a.Title, key + "description": a.Description, key + "licenses": "Apache-2.0",
+		key + "version": a.Version, key + "revision": a.Revision, key + "created": a.Created.UTC().Format(time.RFC3339),
+	}
+}
+
+// Image makes an image for a platform, of layers from bottom to top.
+func Image(a About, p v1.Platform, run v1.Config, layers ...v1.Layer) (v1.Image, error) {
+	at := v1.Time{Time: a.Created.UTC()}
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	for _, l := range layers {
+		var err error
+		if img, err = mutate.Append(img, mutate.Addendum{Layer: l, History: v1.History{Created: at, CreatedBy: "make image"}}); err != nil {
+			return nil, err
+		}
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	run.Labels = a.labels()
+	config.Config, config.Created, config.OS, config.Architecture = run, at, p.OS, p.Architecture
+	return mutate.ConfigFile(img, config)
+}
+
+// Index makes an index of images for several platforms.
+func Index(a About, images ...v1.Image) (v1.ImageIndex, error) {
+	index := v1.ImageIndex(empty.Index)
+	for _, img := range images {
+		config, err := img.ConfigFile()
+		if err != nil {
+			return nil, err
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: config.Platform()}})
+	}
+	return mutate.Annotations(index, a.labels()).(v1.ImageIndex), nil
+}
