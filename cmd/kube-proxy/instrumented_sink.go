@@ -66,7 +66,6 @@ func (h instrumentedSink) SetNode(n *corev1.Node) {
 	h.Tracker.SetNode(n)
 	h.reporter.nodeLog.nodeChanged(h.Tracker)
 	h.reporter.nodeLog.eligibilityChanged(h.reporter.health.Report().NodeReason)
-	h.reporter.annotation.NodeChanged(n)
 }
 
 func (h instrumentedSink) DeleteNode() {

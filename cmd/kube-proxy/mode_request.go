@@ -5,9 +5,7 @@ package main
 
 import (
 	"context"
-	"io"
 
-	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/nodemode"
@@ -29,37 +27,4 @@ func newModeRequest(ctx context.Context, c *config.Config, from source.Source) m
 		w.annotated = nodemode.Read(ctx, reader, config.Modes(c.OS))
 	}
 	return w
-}
-
-// newAnnotationWatcher returns nil if the annotation does not count. request is what led
-// to mode.
-func newAnnotationWatcher(o *options, request modeRequest, mode string, log klog.Logger) *nodemode.Watcher {
-	if request.configured != "" || hostOS != config.Linux {
-		return nil
-	}
-	return nodemode.NewWatcher(nodemode.Options{
-		Modes: config.Modes(hostOS), Mode: mode, Annotated: request.annotated, Log: log,
-		Select: func(ctx context.Context, annotated v1alpha1.ProxyMode) (string, error) {
-			c, err := config.Load(&o.config, hostOS) // the file may have changed
-			if err != nil || c.Mode != "" {
-				return "", err
-			}
-			return modeFor(ctx, c, o, annotated)
-		},
-	})
-}
-
-// modeFor returns the mode that would be selected.
-func modeFor(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (string, error) {
-	var discard klog.Logger
-	x, err := newBackends(klog.NewContext(ctx, discard), c, o, annotated)
-	if err != nil {
-		return "", err
-	}
-	for _, b := range x.backends {
-		if closer, ok := b.Backend.(io.Closer); ok {
-			_ = closer.Close() // it has programmed nothing
-		}
-	}
-	return x.backends[0].mode, nil
 }

@@ -20,7 +20,6 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/nodemode"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -190,7 +189,7 @@ func proxy(ctx context.Context, o *options, c *config.Config) error {
 	r := &reloader{options: o, active: active, reporter: reporter, loops: loops, mode: backends[0].mode, modeRequest: request, hangup: hangup, log: log}
 	r.servers = reporter.startServers(ctx, group, active, o)
 	group.Go(func() error { return r.run(ctx) })
-	reporter.watchNode(ctx, group, newAnnotationWatcher(o, request, r.mode, log))
+	reporter.watchNode(ctx, group)
 	defer reporter.startLease(ctx, loops)()
 	for i, b := range backends {
 		startBackend(ctx, group, b, loops[i])
@@ -251,18 +250,10 @@ func newTracker(c *config.Config, node string, onProblem func(track.Problem), lo
 	return track.New(o)
 }
 
-// watchNode starts to watch the addresses of the node, passes the Node to watcher, if not
-// nil, and warns if the source does not deliver the own Node. Call it before a source
-// runs.
-func (o *statusReporter) watchNode(ctx context.Context, group *errgroup.Group, watcher *nodemode.Watcher) {
+// watchNode starts to watch the addresses of the node, and warns if the source does not
+// deliver the own Node. Call it before a source runs.
+func (o *statusReporter) watchNode(ctx context.Context, group *errgroup.Group) {
 	o.watchHost(ctx, group)
-	o.annotation = watcher
-	group.Go(func() error {
-		if watcher.Run(ctx) {
-			return errRestart
-		}
-		return nil
-	})
 	group.Go(func() error {
 		o.nodeLog.warnIfUnknown(ctx, o.sources, o.tracker)
 		return nil

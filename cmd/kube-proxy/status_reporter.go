@@ -15,7 +15,6 @@ import (
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/nodemode"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -39,10 +38,9 @@ type statusReporter struct {
 	packets      func() *metrics.Packets
 	relayMetrics func() *metrics.Relay
 	// localhost is what localhostMetrics returns.
-	localhost  func() map[service.Family]metrics.Localhost
-	annotation *nodemode.Watcher
-	limits     limits
-	refusals   refusals
+	localhost func() map[service.Family]metrics.Localhost
+	limits    limits
+	refusals  refusals
 	// deprecations warns of features that Kubernetes is going to remove.
 	deprecations *deprecations
 	unavailable  [2]string // why a family is missing; each loop writes its own element

@@ -1,9 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodemode reads which mode the Node asks for by an annotation. Read does so at the
-// start, and a Watcher follows the annotation from then on. Whether the annotation counts,
-// the caller decides.
+// Package nodemode reads which mode the Node asks for by an annotation, once at the start.
+// Whether the annotation counts, the caller decides.
 package nodemode
 
 import (
