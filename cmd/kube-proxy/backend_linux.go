@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
@@ -191,11 +192,11 @@ func cleanupTargets(c *config.Config) ([]takeover.Target, error) {
 
 // newConntrackCleaner returns a function that deletes the conntrack entries that a round
 // made stale.
-func newConntrackCleaner(ctx context.Context, b *backend) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
+func newConntrackCleaner(ctx context.Context, b *backend) conntrackCleaner {
 	log := klog.FromContext(ctx)
 	f := b.family
 	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
-	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, error) {
+	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, time.Duration, error) {
 		if b.recheck.Swap(false) || len(r.Drift) > 0 { // foreign rules may have created entries
 			flows.Resync()
 		}
@@ -210,10 +211,7 @@ func newConntrackCleaner(ctx context.Context, b *backend) func(context.Context, 
 		if r.Err != nil { // a port that failed keeps its old rules, which may still create entries
 			flows.Resync()
 		}
-		if d := flows.ResyncAfter(); d > 0 {
-			b.cleanAfter(d)
-		}
-		return n, err
+		return n, flows.ResyncAfter(), err
 	}
 }
 

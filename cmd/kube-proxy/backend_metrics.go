@@ -47,18 +47,3 @@ func packetMetrics(backends []*backend) *metrics.Packets {
 	}
 	return all
 }
-
-// reportDegraded shows which optional feature the node denies to b, and logs the start of
-// that.
-func (o *statusReporter) reportDegraded(b *backend) {
-	x, ok := b.Backend.(interface{ DegradedReason() string })
-	if !ok {
-		return
-	}
-	text := x.DegradedReason()
-	o.health.SetCondition("lacking-"+b.family.String(), text)
-	if text != "" && text != b.degradedReason {
-		o.log.Info("Warning: "+text, "backend", b.String())
-	}
-	b.degradedReason = text
-}

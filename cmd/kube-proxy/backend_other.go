@@ -11,9 +11,11 @@ import (
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/takeover"
+	"kubeproxy/common/track"
 	"kubeproxy/config"
 )
 
@@ -34,7 +36,7 @@ func cleanupTargets(*config.Config) ([]takeover.Target, error) { return nil, err
 
 func prepare(context.Context, *config.Config) error { return errUnsupportedOS }
 
-func keepNodePrepared(context.Context, *activeConfig, *statusReporter) {}
+func keepNodePrepared(context.Context, *activeConfig, string, *track.Tracker, *health.Monitor) {}
 
 func trackedConnections() *metrics.Tracked { return nil }
 

@@ -15,10 +15,13 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
+	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/hns"
 	"kubeproxy/platform/windows/pipe"
@@ -53,7 +56,7 @@ func cleanupTargets(c *config.Config) ([]takeover.Target, error) {
 	backends, err := hnsBackends(context.Background(), c)
 	var all []takeover.Target
 	for _, b := range backends {
-		b.conditions.subscribe(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
+		b.conditions.Subscribe(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
 		all = append(all, takeover.Target{Leftovers: &hnsLeftovers{backend: b}, Family: b.family})
 	}
 	return all, err
@@ -82,12 +85,12 @@ func (r *hnsLeftovers) Remove(ctx context.Context) error {
 }
 
 func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
-	calls, conditions := &meter{}, &backendConditions{}
-	h, err := hnsHost(ctx, c, hns.Metered(hns.WithTimeout(hns.NewDriver(), conditions.setter("dataplane"), conditions.reportProgress), calls.call))
+	calls, conditions := &meter{}, &report.DataplaneConditions{}
+	h, err := hnsHost(ctx, c, hns.Metered(hns.WithTimeout(hns.NewDriver(), conditions.Setter("dataplane"), conditions.ReportProgress), calls.call))
 	if err != nil {
 		return nil, err
 	}
-	h.OnShortage(conditions.setter("dynamic-ports"))
+	h.OnShortage(conditions.Setter("dynamic-ports"))
 	_, resync := syncPeriods(c)
 	var all []*backend
 	for _, f := range service.Families {
@@ -130,7 +133,7 @@ func prepare(ctx context.Context, c *config.Config) error {
 	return nil
 }
 
-func keepNodePrepared(context.Context, *activeConfig, *statusReporter) {}
+func keepNodePrepared(context.Context, *activeConfig, string, *track.Tracker, *health.Monitor) {}
 
 func trackedConnections() *metrics.Tracked { return nil }
 

@@ -11,8 +11,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"kubeproxy/common/service"
-	"kubeproxy/common/track"
 	"kubeproxy/config"
 )
 
@@ -39,16 +37,12 @@ func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := []*backend{{mode: "nftables", family: service.IPv4}}
-	r := &reloader{
-		options: o, active: newActiveConfig(path, c), mode: "nftables", servers: newTestServers(t, "127.0.0.1:0").servers,
-		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), klog.Logger{}),
-	}
-	r.reporter.tracker = newTracker(c, "node-a", func(track.Problem) {}, klog.Logger{}, func() {})
+	p := newTestProxy(o, c, klog.Logger{})
 	var shown []string
-	r.log = lineFunc(func(string) {
-		shown = append(shown, r.reporter.health.Report().Conditions[reloadCondition])
+	p.log = lineFunc(func(string) {
+		shown = append(shown, p.reports.Health.Report().Conditions[reloadCondition])
 	}).logger()
+	r := &reloader{proxy: p, servers: newTestServers(t, "127.0.0.1:0").servers}
 	r.reject(errors.New("no such field"))
 	if err := r.adopt(t.Context(), c, nil); err != nil {
 		t.Fatal(err)

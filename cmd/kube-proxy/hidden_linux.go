@@ -11,7 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/health"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/listeners"
 )
 
@@ -21,19 +25,20 @@ func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
 // watchHiddenListeners checks regularly, until ctx ends, for listeners of programs on the
 // node that NodePorts hide. Such a fault is otherwise silent: the program listens, but
 // its clients reach a Service.
-func watchHiddenListeners(ctx context.Context, o *statusReporter, net fs.FS) {
+func watchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Monitor, net fs.FS) {
+	log := klog.FromContext(ctx)
 	latest := ""
 	for {
 		found, err := listeners.List(net)
-		text := hiddenListeners(o.tracker.Latest(), found)
+		text := hiddenListeners(t.Latest(), found)
 		if err != nil {
 			text = ""
-			o.log.V(2).Info("Programs that listen are not known", "err", err)
+			log.V(2).Info("Programs that listen are not known", "err", err)
 		}
 		count, _, _ := strings.Cut(text, ", the first")
-		o.health.SetDetailedCondition("node-ports", count, text)
+		to.SetDetailedCondition("node-ports", count, text)
 		if text != "" && text != latest {
-			o.log.Info("Warning: a NodePort hides a program of this node", "what", text)
+			log.Info("Warning: a NodePort hides a program of this node", "what", text)
 		}
 		latest = text
 		select {

@@ -9,11 +9,10 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -22,17 +21,17 @@ import (
 // hostPollInterval is how often the addresses and listeners of the node are read.
 const hostPollInterval = 10 * time.Second
 
-// watchHost reads the addresses and listeners of the node into the tracker: once now, and
-// then in group until ctx ends.
-func (o *statusReporter) watchHost(ctx context.Context, group *errgroup.Group) {
+// watchHost reads the addresses and listeners of the node into t: once now, and then in
+// group until ctx ends.
+func watchHost(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger) {
 	w := &hostWatch{addrs: interfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
 	poll := func() {
 		h, err := w.poll()
 		if err != nil { // keep the last known values
-			o.log.V(2).Info("The node's addresses and programs are not known", "err", err)
+			log.V(2).Info("The node's addresses and programs are not known", "err", err)
 			return
 		}
-		o.tracker.SetHost(h)
+		t.SetHost(h)
 	}
 	poll()
 	group.Go(func() error {
@@ -132,25 +131,4 @@ func interfaceAddrs() ([]netip.Addr, error) {
 		}
 	}
 	return found, nil
-}
-
-// refusals records addresses that Services claim and that the proxy refuses to program.
-type refusals struct{ pending, any atomic.Bool }
-
-// reportRefusedAddresses updates the condition about refused addresses.
-func (o *statusReporter) reportRefusedAddresses() {
-	if !o.refusals.pending.Swap(false) && !o.refusals.any.Load() {
-		return
-	}
-	var all []string
-	for _, p := range o.tracker.Problems() {
-		if p.Refused {
-			all = append(all, p.Service.String()+": "+p.Message)
-		}
-	}
-	o.refusals.any.Store(len(all) > 0)
-	if n := len(all); n > maxNamed {
-		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
-	}
-	o.health.SetCondition("refused-addresses", strings.Join(all, "; "))
 }

@@ -14,8 +14,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/health"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/sysctl"
@@ -55,15 +57,15 @@ func settingsError(all []sysctl.Outcome) error {
 
 // keepNodePrepared applies the system settings until all succeed, and shows failures as
 // conditions.
-func keepNodePrepared(ctx context.Context, f *activeConfig, o *statusReporter) {
-	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: o.health.SetCondition}
-	if o.mode != "userspace" { // which relays connections itself
-		p.forwarding = func(f service.Family, name, text string) { o.health.SetBlockingCondition(name, text, text, f) }
+func keepNodePrepared(ctx context.Context, f *activeConfig, mode string, t *track.Tracker, to *health.Monitor) {
+	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: to.SetCondition}
+	if mode != "userspace" { // which relays connections itself
+		p.forwarding = func(f service.Family, name, text string) { to.SetBlockingCondition(name, text, text, f) }
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
-	others.Go(func() { watchHiddenListeners(ctx, o, sockets()) })
-	p.run(ctx, f, func() []service.Family { return usedFamilies(o.tracker.Latest()) })
+	others.Go(func() { watchHiddenListeners(ctx, t, to, sockets()) })
+	p.run(ctx, f, func() []service.Family { return usedFamilies(t.Latest()) })
 }
 
 // usedFamilies are the families that have Services. The others need no forwarding.

@@ -38,28 +38,28 @@ type relay interface {
 }
 
 // withTrackedSnapshot calls clean with the snapshot that conntrack entries follow.
-func withTrackedSnapshot(b *backend, clean func(context.Context, *service.Snapshot, reconcile.Result) (int, error)) func(context.Context, *service.Snapshot, reconcile.Result) (int, error) {
+func withTrackedSnapshot(b *backend, clean conntrackCleaner) conntrackCleaner {
 	r, ok := b.Backend.(relay)
 	if !ok {
 		return clean
 	}
-	return func(ctx context.Context, _ *service.Snapshot, result reconcile.Result) (int, error) {
+	return func(ctx context.Context, _ *service.Snapshot, result reconcile.Result) (int, time.Duration, error) {
 		return clean(ctx, r.Tracked(), result)
 	}
 }
 
 // observeRelay shows the shortage of a relay as a condition, and logs clients that are
 // not served.
-func (o *statusReporter) observeRelay(x *selectedMode) {
-	x.reportRelayShortage = o.reportRelayShortage
-	for i, b := range x.backends {
+func (p *proxy) observeRelay() {
+	p.selected.reportRelayShortage = p.showRelayShortage
+	for i, b := range p.selected.backends {
 		r, ok := b.Backend.(relay)
 		if !ok {
 			return
 		}
-		r.ObserveUnreached(logUnreached(o.log, b.family))
+		r.ObserveUnreached(logUnreached(p.log, b.family))
 		if i == 0 { // a shortage of one family applies to both
-			r.Observe(o.reportRelayShortage)
+			r.Observe(p.showRelayShortage)
 		}
 	}
 }
@@ -79,10 +79,10 @@ func relayMetrics(backends []*backend) *metrics.Relay {
 	return all
 }
 
-func (o *statusReporter) reportRelayShortage(text, detail string) {
-	o.health.SetDetailedCondition("relay", text, detail)
+func (p *proxy) showRelayShortage(text, detail string) {
+	p.reports.Health.SetDetailedCondition("relay", text, detail)
 	if text != "" {
-		o.log.Info("Warning: " + detail)
+		p.log.Info("Warning: " + detail)
 	}
 }
 
@@ -98,9 +98,10 @@ const (
 
 // shutDown handles connections when the proxy ends. In modes with a relay, it redirects
 // new ones past the process, and lets open ones end first.
-func (o *statusReporter) shutDown(ctx context.Context, log klog.Logger, backends []*backend) {
-	mode, deadline := backends[0].mode, stopDeadline(ctx)
-	standby := o.lease != nil && o.lease.Standby()
+func (p *proxy) shutDown(ctx context.Context) {
+	log, backends := p.log, p.selected.backends
+	mode, deadline := p.selected.mode(), stopDeadline(ctx)
+	standby := p.lease != nil && p.lease.Standby()
 	var relays []relay
 	for _, b := range backends {
 		if r, ok := b.Backend.(relay); ok {

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	filewatch "kubeproxy/common/files"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
@@ -27,21 +25,16 @@ var errRestart = errors.New("the configuration needs a new process")
 // reloader follows the file of --config. It validates the content as a start does,
 // compares it with the configuration in force, and applies it if that is possible.
 type reloader struct {
-	options     *options
-	active      *activeConfig
-	reporter    *statusReporter
-	servers     *servers
-	loops       []*reconcile.Loop
-	mode        string           // in force
-	modeRequest modeRequest      // led to mode
-	hangup      <-chan os.Signal // check now
-	log         klog.Logger
+	*proxy
+	servers *servers
+	loops   []*reconcile.Loop
+	hangup  <-chan os.Signal // check now
 }
 
 // run follows the file until ctx ends. It returns errRestart if a change requires a new
 // process. SIGHUP triggers a check at once.
 func (r *reloader) run(ctx context.Context) error {
-	r.reporter.metrics.Loaded(time.Now())
+	r.reports.Metrics.Loaded(time.Now())
 	if r.options.config.Config == "" {
 		return nil
 	}
@@ -84,7 +77,7 @@ func (r *reloader) check(ctx context.Context, file filewatch.Content) error {
 		r.reject(err)
 		return nil
 	}
-	if c.Mode == r.modeRequest.configured { // the same request leads to the same mode
+	if c.Mode == r.request.configured { // the same request leads to the same mode
 		c = r.withMode(c)
 	}
 	return r.adopt(ctx, c, config.Diff(r.active.config(), c, r.use()))
@@ -109,7 +102,7 @@ func joinErrors(all []*config.FieldError) error {
 }
 
 func (r *reloader) use() config.Use {
-	return config.Use{Mode: proxyMode(r.mode), APIServer: len(r.options.manifests) == 0}
+	return config.Use{Mode: proxyMode(r.selected.mode()), APIServer: len(r.options.manifests) == 0}
 }
 
 // reject keeps the configuration in force.
@@ -122,8 +115,8 @@ func (r *reloader) reject(err error) {
 // setCondition is called before the log line about the same fact, so that a reader of the
 // log finds the condition.
 func (r *reloader) setCondition(condition string, what metrics.Reload) {
-	r.reporter.health.SetCondition(reloadCondition, condition)
-	r.reporter.metrics.Reloaded(what, time.Now())
+	r.reports.Health.SetCondition(reloadCondition, condition)
+	r.reports.Metrics.Reloaded(what, time.Now())
 }
 
 // reloadCondition is the name of the condition for a file that cannot be used.

@@ -28,7 +28,7 @@ func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config
 			r.reject(fmt.Errorf("a new process, which %s needs, could not start: %w", strings.Join(needed, ", "), err))
 			return nil
 		}
-		r.reporter.metrics.Reloaded(metrics.Restart, time.Now())
+		r.reports.Metrics.Reloaded(metrics.Restart, time.Now())
 		r.log.Info("The configuration file changed in what only a new process can take in; ending, and whoever started this process is to start it again",
 			"file", r.active.file, "changes", changesText(changes), "need", needed)
 		return errRestart
@@ -93,10 +93,10 @@ func (r *reloader) checkStartable(ctx context.Context, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	if _, err := newSource(r.options, c, node, newSourceStatus(len(r.options.manifests) == 0), discard); err != nil {
+	if _, err := newSource(r.options, c, node, newSources(r.options), discard); err != nil {
 		return err
 	}
-	_, err = newBackends(klog.NewContext(ctx, discard), c, r.options, r.modeRequest.annotated)
+	_, err = newBackends(klog.NewContext(ctx, discard), c, r.options, r.request.annotated)
 	return err
 }
 
@@ -119,14 +119,14 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 		for _, l := range r.loops {
 			l.SetTiming(pace)
 		}
-		r.reporter.health.SetSyncPeriod(pace.Resync)
+		r.reports.Health.SetSyncPeriod(pace.Resync)
 	}
-	to := trackOptions(now, r.reporter.node)
+	to := trackOptions(now, r.node)
 	if changed("clusterCIDR") || changed("detectLocal") {
 		warnUnknownPods(to, r.log)
 	}
-	r.reporter.podsFromNode.Store(to.PodsFromNode)
-	r.reporter.tracker.Reconfigure(to)
+	r.reports.Reconfigure(to)
+	r.tracker.Reconfigure(to)
 	r.servers.reconfigure(ctx, c)
 	r.active.set(c)
 	if changed("conntrack.") || changed("oomScoreAdj") {
@@ -138,6 +138,6 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 // withMode returns c with the mode in force, which c may leave open.
 func (r *reloader) withMode(c *config.Config) *config.Config {
 	now := *c
-	now.Mode = proxyMode(r.mode)
+	now.Mode = proxyMode(r.selected.mode())
 	return &now
 }

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -15,13 +16,41 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
+	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 )
 
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+// newTestProxy returns a proxy in mode nftables that programs nothing.
+func newTestProxy(o *options, c *config.Config, log klog.Logger) *proxy {
+	x := &selectedMode{config: c, backends: []*backend{{mode: "nftables", family: service.IPv4}}}
+	sources, tracker := report.NewSources(), track.New(trackOptions(c, "node-a"))
+	return &proxy{
+		options: o, node: "node-a", active: newActiveConfig(o.config.Config, c), selected: x, tracker: tracker,
+		reports: newReports(x, report.Options{Node: "node-a", Sources: sources, Tracker: tracker, Log: log}), progress: newProgress(log, sources.Unsynced), log: log,
+	}
+}
+
+// newLog returns a logger and the buffer it writes to, level by level.
+func newLog(level int) (klog.Logger, *bytes.Buffer) {
+	var b bytes.Buffer
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&b), textlogger.Verbosity(level))), &b
+}
+
+// messages returns the log lines without their heads.
+func messages(b *bytes.Buffer) []string {
+	var all []string
+	for line := range strings.Lines(b.String()) {
+		_, text, _ := strings.Cut(line, "] ")
+		all = append(all, line[:1]+" "+strings.TrimSpace(text))
+	}
+	return all
+}
 
 // TestReloadNeedsProcessThatStarts checks that a file with which no process could start
 // does not end the running one.
@@ -34,16 +63,12 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := []*backend{{mode: "nftables", family: service.IPv4}}
-	r := &reloader{
-		options: o, active: newActiveConfig(path, c), mode: "nftables", log: klog.Logger{},
-		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), klog.Logger{}),
-	}
+	r := &reloader{proxy: newTestProxy(o, c, klog.Logger{})}
 	write(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
 	if err := r.newFollower().CheckNow(t.Context()); err != nil {
 		t.Errorf("look = %v, want the process to go on", err)
 	}
-	why := r.reporter.health.Report().Conditions[reloadCondition]
+	why := r.reports.Health.Report().Conditions[reloadCondition]
 	if !strings.Contains(why, "clientConnection.kubeconfig") || !strings.Contains(why, "could not start") {
 		t.Errorf("condition %q, want the field that needs a process which could not start", why)
 	}
@@ -66,12 +91,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	}
 	c.Mode = config.NFTables // as mode selection does
 	log, logText := newLog(2)
-	b := []*backend{{mode: "nftables", family: service.IPv4}}
-	r := &reloader{
-		options: o, active: newActiveConfig(path, c), mode: "nftables", log: log,
-		reporter: newStatusReporter(c, b, "node-a", newSourceStatus(true), log), servers: newTestServers(t, "127.0.0.1:0").servers,
-	}
-	r.reporter.tracker = newTracker(c, "node-a", func(track.Problem) {}, log, func() {})
+	r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
 	f := r.newFollower()
 	check := func() {
 		t.Helper()

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/common/printable"
+	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
@@ -107,9 +108,8 @@ func (r *renderOptions) system() config.OS {
 
 func render(ctx context.Context, c *config.Config, r *renderOptions, node string, to streams) error {
 	to.out = printable.Writer(to.out)
-	o := trackOptions(c, node)
-	o.Report = func(all []track.Problem) { printProblems(to.err, all) }
-	tracker := track.New(o)
+	tracker := track.New(trackOptions(c, node))
+	tracker.Subscribe(track.Listener{Found: func(all []track.Problem) { printProblems(to.err, all) }})
 	files := source.Manifests{
 		Paths:    r.manifests,
 		NodeName: node,
@@ -121,7 +121,7 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 		return loadErr
 	}
 	for _, f := range service.Families {
-		if text := closedNodePorts(want, f); text != "" && c.OS != config.Windows {
+		if text := report.ClosedNodePorts(want, f); text != "" && c.OS != config.Windows {
 			fmt.Fprintf(to.err, "note: %s\n", text)
 		}
 	}
@@ -161,8 +161,8 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 	return loadErr
 }
 
-// mostProblems is how many problems that come up at once are printed and logged. The
-// rest is counted.
+// mostProblems is how many problems that come up at once are printed. The rest is
+// counted.
 const mostProblems = 20
 
 func printProblems(to io.Writer, all []track.Problem) {

@@ -13,17 +13,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	filewatch "kubeproxy/common/files"
-	"kubeproxy/common/health"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
+	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
-	"kubeproxy/common/takeover"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/userspace"
@@ -36,30 +34,28 @@ type backend struct {
 	mode   string
 	family service.Family
 	// cleanConntrack, if set, follows each round whose rules are at least partly in
-	// force. It receives the snapshot of the round.
-	cleanConntrack func(context.Context, *service.Snapshot, reconcile.Result) (flows int, err error)
+	// force.
+	cleanConntrack conntrackCleaner
 	// registerMetrics, if set, receives the metrics in which the mode counts what only it
 	// does.
 	registerMetrics func(*metrics.Metrics)
 	// conditions, if set, carries the conditions that the dataplane reports.
-	conditions *backendConditions
+	conditions *report.DataplaneConditions
 	// grace bounds what a round may still take at a stop, 0 for no bound.
 	grace time.Duration
-	// cleanAfter schedules another call of cleanConntrack. It is set before the first
-	// round.
-	cleanAfter func(time.Duration)
 	// recheck makes cleanConntrack check entries again that were right before.
 	recheck atomic.Bool
 	// ownedTargets names the cleanup targets that rounds keep in order. audit returns a
 	// backend that can verify that they do. See dataplane.
 	ownedTargets []string
 	audit        func() (reconcile.Backend, error)
-	// takeover, if set, receives the result of each round.
-	takeover       *takeover.Takeover
-	degradedReason string // the degradation that was reported last
 	// localhost, if set, holds the listeners of NodePorts on a loopback address.
 	localhost *userspace.Localhost
 }
+
+// conntrackCleaner deletes conntrack entries that a round for a snapshot made stale. After
+// the pause again, if that is not 0, it is to be called once more.
+type conntrackCleaner func(context.Context, *service.Snapshot, reconcile.Result) (flows int, again time.Duration, err error)
 
 func (b *backend) String() string { return b.mode + " " + b.family.String() }
 
@@ -115,7 +111,7 @@ func act(ctx context.Context, o *options, c *config.Config, to streams) error {
 		return prepare(ctx, c)
 	}
 	o.logs = log
-	return proxy(ctx, o, c)
+	return forward(ctx, o, c)
 }
 
 // logConfigIssues logs settings that may surprise the author of the configuration.
@@ -143,121 +139,18 @@ func writeConfig(c *config.Config, path string, out io.Writer) error {
 	return errors.Join(c.Write(f), f.Close())
 }
 
-// proxy forwards traffic until ctx ends. The rules stay in force after it returns.
-func proxy(ctx context.Context, o *options, c *config.Config) error {
-	log := klog.FromContext(ctx)
-	node, err := nodeName(c)
-	if err != nil {
-		return err
-	}
-	sources := newSourceStatus(len(o.manifests) == 0)
-	hangup, stopSignals := notifyHangup(o)
-	defer stopSignals()
-	from, err := newSource(o, c, node, sources, log)
-	if err != nil {
-		return err
-	}
-	request := newModeRequest(ctx, c, from)
-	selected, err := newBackends(ctx, c, o, request.annotated)
-	if err != nil {
-		return err
-	}
-	c, backends := selected.config, selected.backends
-	limitMemory(log, os.DirFS("/"), modeOf(c))
-	logStart(log, o, selected)
-	reporter := newStatusReporter(c, backends, node, sources, log)
-	reporter.reportUnprogrammed(ctx, selected)
-	reporter.observeRelay(selected)
-	reporter.enableEvents(from, log)
-	var loops []*reconcile.Loop
-	reporter.tracker = newTracker(c, node, reporter.problemFound, log, func() {
-		for i, l := range loops {
-			reporter.changeQueued(backends[i])
-			l.SnapshotChanged()
-		}
-	})
-	group, ctx := errgroup.WithContext(ctx)
-	progress := newProgress(log, sources.unsynced)
-	for _, b := range backends {
-		l := newLoop(ctx, c, b, reporter, progress)
-		loops = append(loops, l)
-		if err := reporter.prepareTakeover(ctx, selected, b, l.Kick); err != nil {
-			return err
-		}
-	}
-	active := newActiveConfig(o.config.Config, c)
-	r := &reloader{options: o, active: active, reporter: reporter, loops: loops, mode: backends[0].mode, modeRequest: request, hangup: hangup, log: log}
-	r.servers = reporter.startServers(ctx, group, active, o)
-	group.Go(func() error { return r.run(ctx) })
-	reporter.watchNode(ctx, group)
-	defer reporter.startLease(ctx, loops)()
-	for i, b := range backends {
-		startBackend(ctx, group, b, loops[i])
-	}
-	group.Go(func() error { return from.Run(ctx, instrumentedSink{reporter.tracker, reporter}) })
-	group.Go(func() error { return prepareAfterFirstRound(ctx, progress, active, reporter) })
-	o.reportStarted()
-	err = group.Wait()
-	if err == nil || errors.Is(err, errRestart) {
-		reporter.shutDown(ctx, log, backends)
-	}
-	return err
-}
-
-// startBackend starts the goroutines of b in group.
-func startBackend(ctx context.Context, group *errgroup.Group, b *backend, l *reconcile.Loop) {
-	group.Go(func() error { return l.Run(ctx) })
-	if b.takeover != nil {
-		group.Go(func() error {
-			b.takeover.Run(ctx)
-			return nil
-		})
-	}
-	if w, ok := b.Backend.(reconcile.Watcher); ok {
-		group.Go(func() error { return watch(ctx, b, w, l.DataplaneChanged) })
-	}
-}
-
 // prepareAfterFirstRound does what can wait for the first rules, and goes on until ctx
 // ends.
-func prepareAfterFirstRound(ctx context.Context, p *progress, f *activeConfig, o *statusReporter) error {
-	if !p.wait(ctx) {
+func (p *proxy) prepareAfterFirstRound(ctx context.Context) error {
+	if !p.progress.wait(ctx) {
 		return nil
 	}
 	// The first round needs memory that later rounds do not need.
 	debug.FreeOSMemory()
 	// The settings of connection tracking exist since its first use, so now at the
 	// latest. See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
-	keepNodePrepared(ctx, f, o)
+	keepNodePrepared(ctx, p.active, p.selected.mode(), p.tracker, p.reports.Health)
 	return nil
-}
-
-func newTracker(c *config.Config, node string, onProblem func(track.Problem), log klog.Logger, changed func()) *track.Tracker {
-	o := trackOptions(c, node)
-	o.Changed = changed
-	o.Report = func(all []track.Problem) {
-		for _, p := range all[:min(len(all), mostProblems)] {
-			log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
-		}
-		if n := len(all) - mostProblems; n > 0 {
-			log.Error(nil, "There are more problems: kube-proxy status and /services have them all", "more", n)
-		}
-		for _, p := range all {
-			onProblem(p)
-		}
-	}
-	warnUnknownPods(o, log)
-	return track.New(o)
-}
-
-// watchNode starts to watch the addresses of the node, and warns if the source does not
-// deliver the own Node. Call it before a source runs.
-func (o *statusReporter) watchNode(ctx context.Context, group *errgroup.Group) {
-	o.watchHost(ctx, group)
-	group.Go(func() error {
-		o.nodeLog.warnIfUnknown(ctx, o.sources, o.tracker)
-		return nil
-	})
 }
 
 func warnUnknownPods(o track.Options, log klog.Logger) {
@@ -267,55 +160,21 @@ func warnUnknownPods(o track.Options, log klog.Logger) {
 }
 
 // newManifests returns the source that reads paths.
-func newManifests(paths []string, node string, sources *sourceStatus, log klog.Logger) *source.Manifests {
+func newManifests(paths []string, node string, sources *report.Sources, log klog.Logger) *source.Manifests {
 	return &source.Manifests{
 		Paths:    paths,
 		NodeName: node,
 		Report: func(f source.Fault) {
-			failingSince := sources.recordFault(manifestSource, f)
+			failingSince := sources.RecordFault(report.ManifestSource, f)
 			if f.Err == nil {
 				log.Info("A manifest can be used again, or is gone", "object", f.Object, "failedFor", time.Since(failingSince).Round(time.Millisecond))
 				return
 			}
 			log.Error(f.Err, "A manifest cannot be used", "object", f.Object)
 		},
-		Contact: sources.manifestsRead,
+		Contact: sources.ManifestsRead,
 		Note:    func(s string) { log.Info("Note on the manifests: " + s) },
 	}
-}
-
-func newLoop(ctx context.Context, c *config.Config, b *backend, o *statusReporter, p *progress) *reconcile.Loop {
-	k := &planRecorder{backend: b}
-	r := newRoundLogger(klog.FromContext(ctx).WithValues("backend", b.String()))
-	l := reconcile.NewLoop(k)
-	l.Latest = o.tracker.Latest
-	b.cleanAfter = func(d time.Duration) { time.AfterFunc(d, l.SnapshotChanged) }
-	timing := timingOf(c)
-	l.MinInterval, l.Burst, l.Resync, l.Retry = timing.MinInterval, 10, timing.Resync, timing.Retry
-	l.CostFactor, l.Grace = timing.CostFactor, b.grace
-	l.Drift, l.DriftCostFactor = reconcile.Backoff{First: driftPause, Max: driftPauseMax}, driftCostFactor
-	o.bindLease(l, b)
-	p.expect(b.String())
-	l.Report = func(res reconcile.Result) {
-		o.recordRound(b, k.desired, res)
-		r.logRound(res) // after the condition, so that a reader of the log finds it
-		if b.takeover != nil {
-			b.takeover.RecordRound(k.desired, res.Err)
-		}
-		if res.Err == nil || health.OnlyPortErrors(res.Err) { // all other rules are in force
-			p.done(b.String())
-		}
-		if k.needsConntrackCleanup(res) {
-			start := time.Now()
-			// A cleanup that has begun is finished even if ctx ends.
-			flows, err := b.cleanConntrack(context.WithoutCancel(ctx), k.desired, res)
-			o.metrics.Conntrack(b.family, time.Since(start), flows)
-			if err != nil {
-				r.logCleanupError(err)
-			}
-		}
-	}
-	return l
 }
 
 // planRecorder records the snapshot of the latest round.
@@ -350,12 +209,6 @@ func (k *planRecorder) Suspect() string {
 		return b.Suspect()
 	}
 	return ""
-}
-
-// needsConntrackCleanup returns whether r put rules in force that may have left stale
-// conntrack entries.
-func (k *planRecorder) needsConntrackCleanup(r reconcile.Result) bool {
-	return k.cleanConntrack != nil && (r.Err == nil || len(reconcile.PortErrors(r.Err)) > 0)
 }
 
 // watchPause is the pause after a failure of the watch.

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"context"
 	"runtime"
 	"time"
 
@@ -17,56 +16,49 @@ import (
 	"kubeproxy/common/service"
 )
 
-// startServers starts in group the servers that the configuration enables, and the writer
-// of Events.
-func (o *statusReporter) startServers(ctx context.Context, group *errgroup.Group, f *activeConfig, opts *options) *servers {
-	s := &servers{
+// newServers returns the servers of p, which run in group.
+func (p *proxy) newServers(group *errgroup.Group) *servers {
+	return &servers{
 		group: group,
 		reportListen: func(name string, err error) {
 			text := ""
 			if err != nil {
 				text = err.Error()
 			}
-			o.health.SetCondition("server-"+name, text)
-			o.events.reportServer(name, err)
+			p.reports.Health.SetCondition("server-"+name, text)
+			p.reports.Events.ReportServer(name, err)
 		},
-		health: o.health.Handler(health.Observer{
-			Answered: o.metrics.HealthAnswered,
+		health: p.reports.Health.Handler(health.Observer{
+			Answered: p.reports.Metrics.HealthAnswered,
 			Checked: func(path string, f service.Family, healthy bool) {
-				o.metrics.Checked(metrics.Check{Name: f.String(), Type: path[1:], Passed: healthy})
+				p.reports.Metrics.Checked(metrics.Check{Name: f.String(), Type: path[1:], Passed: healthy})
 			},
 		}),
-		admin:          o.admin(f, opts),
+		admin:          p.admin(),
 		running:        map[string][]*runningServer{},
 		maxConnections: maxConnections(),
 	}
-	s.start(ctx, f.config())
-	o.events.start(ctx, group)
-	group.Go(func() error {
-		o.checks.servers.Run(ctx)
-		return nil
-	})
-	return s
 }
 
 // admin returns the handlers of the metrics server except profiling.
-func (o *statusReporter) admin(f *activeConfig, opts *options) health.Admin {
+func (p *proxy) admin() health.Admin {
+	r, mode := p.reports, p.selected.mode()
 	started := time.Now()
 	return health.Admin{
-		Mode:    o.mode,
-		Metrics: o.metrics.Handler(),
-		SLIs:    o.metrics.SLIs(),
-		Services: o.services.Handler(func() servicestate.ProxyInfo {
+		Mode:    mode,
+		Metrics: r.Metrics.Handler(),
+		SLIs:    r.Metrics.SLIs(),
+		Services: r.Services.Handler(func() servicestate.ProxyInfo {
 			return servicestate.ProxyInfo{
-				Mode: o.mode, Node: o.node, Version: buildInfo().Version, Started: started.UTC(), Health: o.health.Report(),
+				Mode: mode, Node: p.node, Version: buildInfo().Version, Started: started.UTC(), Health: r.Health.Report(),
 			}
 		}),
-		Config: func() any { return f.config().KubeProxyConfiguration },
+		Config: func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{
-			Started: started, Version: buildInfo().Version, GoVersion: runtime.Version(), More: f.status,
+			Started: started, Version: buildInfo().Version, GoVersion: runtime.Version(), More: p.active.status,
 		},
-		Flags:     func() map[string]string { return flagValues(opts.flags) },
-		Verbosity: opts.logs.Verbosity,
+		Flags:     func() map[string]string { return flagValues(p.options.flags) },
+		Verbosity: p.options.logs.Verbosity,
 	}
 }
 

@@ -4,8 +4,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -14,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
@@ -77,25 +74,5 @@ func TestSyncPeriods(t *testing.T) {
 		if minPeriod, maxPeriod := syncPeriods(c); minPeriod != want[0] || maxPeriod != want[1] {
 			t.Errorf("mode %q: %v, %v, want %v", mode, minPeriod, maxPeriod, want)
 		}
-	}
-}
-
-// TestNeedsConntrackCleanup checks that a round that programmed nothing removes no
-// conntrack entries: the desired rules are not in force.
-func TestNeedsConntrackCleanup(t *testing.T) {
-	port := &reconcile.PortError{Err: errors.New("too many")}
-	for name, tt := range map[string]struct {
-		err  error
-		want bool
-	}{"success": {nil, true}, "one port left out": {errors.Join(port), true}, "nothing programmed": {errors.New("no device"), false}} {
-		t.Run(name, func(t *testing.T) {
-			b := &backend{cleanConntrack: func(context.Context, *service.Snapshot, reconcile.Result) (int, error) { return 0, nil }}
-			if got := (&planRecorder{backend: b}).needsConntrackCleanup(reconcile.Result{Err: tt.err}); got != tt.want {
-				t.Errorf("%v, want %v", got, tt.want)
-			}
-		})
-	}
-	if (&planRecorder{backend: &backend{}}).needsConntrackCleanup(reconcile.Result{}) {
-		t.Error("a backend that has nothing to settle settles")
 	}
 }

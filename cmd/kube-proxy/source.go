@@ -9,13 +9,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/kubeclient"
+	"kubeproxy/common/report"
 	"kubeproxy/common/source"
 	"kubeproxy/config"
 )
 
 // newSource returns the source of Services: manifests if any are named, else the API
 // server.
-func newSource(o *options, c *config.Config, node string, sources *sourceStatus, log klog.Logger) (source.Source, error) {
+func newSource(o *options, c *config.Config, node string, sources *report.Sources, log klog.Logger) (source.Source, error) {
 	if len(o.manifests) > 0 {
 		if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
 			log.Info("The API server is not read, because --manifests is given")
@@ -36,18 +37,26 @@ func newSource(o *options, c *config.Config, node string, sources *sourceStatus,
 	return &source.APIServer{
 		Config: to, NodeName: node, ProxyName: c.ProxyName,
 		Contact: func(kind string) {
-			sources.recordContact(kind)
+			sources.RecordContact(kind)
 			outages.Recovered(kind)
 		},
 		WatchTimedOut: func(kind string) {
-			sources.watchTimedOut(kind)
+			sources.WatchTimedOut(kind)
 			log.V(2).Info("A watch said nothing for long and is asked for again", "kind", kind)
 		},
 		Report: func(err error) {
-			sources.recordError(err)
+			sources.RecordError(err)
 			outages.RecordError(err)
 		},
 	}, nil
+}
+
+// newSources returns the state of the sources that o selects.
+func newSources(o *options) *report.Sources {
+	if len(o.manifests) > 0 {
+		return report.NewManifestSources()
+	}
+	return report.NewSources()
 }
 
 // kubeClient returns the way to the API server.

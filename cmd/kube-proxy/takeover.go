@@ -15,51 +15,48 @@ import (
 // left. The family follows.
 const conditionLeftovers = "leftovers-"
 
-// prepareTakeover prepares b to take over from previous proxies, and logs what they left.
-// It removes nothing; that begins after the first rounds.
-func (o *statusReporter) prepareTakeover(ctx context.Context, x *selectedMode, b *backend, kick func()) error {
+// newTakeover returns what takes over from previous proxies for b, nil if no targets are
+// known. It removes nothing before the first rounds.
+func (p *proxy) newTakeover(b *backend, kick func()) (*takeover.Takeover, error) {
 	if len(b.ownedTargets) == 0 {
-		return nil
+		return nil, nil
 	}
-	all, err := cleanupTargets(x.config)
+	all, err := cleanupTargets(p.selected.config)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	b.takeover = takeover.New(takeover.Options{
-		Family: b.family, Targets: all, Owned: b.ownedTargets, Audit: b.audit, Enter: o.leaseEnter(), Log: o.log.WithValues("backend", b.String()),
-		Condition:          func(text string) { o.setLeftovers(b.family, text) },
-		ReportForeignRules: func(what string) { o.reportForeignRules(b.family, what) },
-		CountFailure:       func() { o.metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
+	return takeover.New(takeover.Options{
+		Family: b.family, Targets: all, Owned: b.ownedTargets, Audit: b.audit, Enter: p.leaseEnter(), Log: p.log.WithValues("backend", b.String()),
+		Condition:          func(text string) { p.showLeftovers(b.family, text) },
+		ReportForeignRules: func(what string) { p.reports.OtherProxies.ReportForeignRules(b.family, what) },
+		CountFailure:       func() { p.reports.Metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
 		OnRemoved: func() {
 			b.recheck.Store(true)
 			kick()
 		},
-	})
-	b.takeover.Discover(ctx)
-	return nil
+	}), nil
 }
 
-// reportUnprogrammed reports which families are not programmed, and the leftovers of
-// these families.
-func (o *statusReporter) reportUnprogrammed(ctx context.Context, x *selectedMode) {
-	o.setUnavailable(x.unavailable)
-	if len(x.unavailable) == 0 {
+// showUnprogrammed shows the leftovers of families that are not programmed.
+func (p *proxy) showUnprogrammed(ctx context.Context) {
+	unavailable := p.selected.unavailable
+	if len(unavailable) == 0 {
 		return
 	}
-	all, err := cleanupTargets(x.config)
+	all, err := cleanupTargets(p.selected.config)
 	if err != nil {
-		o.log.Error(err, takeover.UnreadText)
+		p.log.Error(err, takeover.UnreadText)
 	}
 	var unprogrammed []takeover.Target
-	for _, p := range all {
-		if x.unavailable[p.Family] != "" {
-			unprogrammed = append(unprogrammed, p)
+	for _, t := range all {
+		if unavailable[t.Family] != "" {
+			unprogrammed = append(unprogrammed, t)
 		}
 	}
-	takeover.ReportUnprogrammed(ctx, o.log, unprogrammed, o.setLeftovers)
+	takeover.ReportUnprogrammed(ctx, p.log, unprogrammed, p.showLeftovers)
 }
 
-// setLeftovers updates the condition about what an earlier service proxy left.
-func (o *statusReporter) setLeftovers(f service.Family, text string) {
-	o.health.SetCondition(conditionLeftovers+f.String(), text)
+// showLeftovers updates the condition about what an earlier service proxy left.
+func (p *proxy) showLeftovers(f service.Family, text string) {
+	p.reports.Health.SetCondition(conditionLeftovers+f.String(), text)
 }

@@ -93,12 +93,10 @@ type State struct {
 	Fault string
 }
 
-// Lease is the participation of this process. Set the exported fields before Run.
+// Lease is the participation of this process.
 type Lease struct {
 	Transport Transport
 	Self      Identity
-	// Changed is called after each change of the State, in order.
-	Changed func(State)
 
 	// rounds is read-locked during each round.
 	rounds sync.RWMutex
@@ -110,13 +108,14 @@ type Lease struct {
 	wanted   chan struct{} // closed when there is something to program
 	wantOnce sync.Once
 	watchers map[*Conn]Identity
-	notifyMu sync.Mutex // for the order of Changed
+	notifyMu sync.Mutex // for the order of calls of changed
+	changed  func(State)
 }
 
 // New returns a Lease without a decision.
-func New(t Transport, self Identity, changed func(State)) *Lease {
+func New(t Transport, self Identity) *Lease {
 	return &Lease{
-		Transport: t, Self: self, Changed: changed,
+		Transport: t, Self: self,
 		decided: make(chan struct{}), wanted: make(chan struct{}), watchers: map[*Conn]Identity{},
 	}
 }
@@ -148,8 +147,9 @@ func (l *Lease) Standby() bool {
 }
 
 // Run takes the lease after the first call of Enter. Then it holds the lease or stands
-// by, until ctx ends.
-func (l *Lease) Run(ctx context.Context) {
+// by, until ctx ends. It calls changed, if set, after each change of the State, in order.
+func (l *Lease) Run(ctx context.Context, changed func(State)) {
+	l.changed = changed
 	select {
 	case <-ctx.Done():
 		return
@@ -229,8 +229,8 @@ func (l *Lease) setState(s State) {
 		close(l.decided)
 	}
 	l.mu.Unlock()
-	if l.Changed != nil {
-		l.Changed(s)
+	if l.changed != nil {
+		l.changed(s)
 	}
 }
 

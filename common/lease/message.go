@@ -148,7 +148,7 @@ func closedByPeer(c net.Conn) bool {
 // QueryHolder returns the identity of the holder. It returns false if there is none that
 // can be authenticated.
 func QueryHolder(ctx context.Context, t Transport) (Identity, bool) {
-	l := New(t, Identity{}, nil)
+	l := New(t, Identity{})
 	c, m, err := l.request(ctx, requestIdentity, answerTimeout)
 	if err != nil {
 		return Identity{}, false

@@ -116,20 +116,20 @@ func fed() *Metrics {
 		Backends: []Backend{v4, legacy},
 		Build:    Build{Major: "1", Minor: "37", GitVersion: "v1.37.0", Platform: "linux/amd64"},
 		Features: []Feature{{"WinDSR", "", true}, {"Slow", "ALPHA", false}},
-		Observe: func() Observation {
-			return Observation{
-				OldestPending: map[service.Family]time.Duration{service.IPv4: 3 * time.Second},
-				Sources:       []Source{{"apiserver", true, 90 * time.Second, 2, 4}},
-				Services:      map[string]int{"programmed": 5, "failed": 1},
-				Unserved:      map[string]int{"noEndpoints": 2},
-				Skipped:       map[string]int{"spec.ports.nodePort": 2},
-				Conditions:    []string{"configuration"},
-				Tracked:       &Tracked{Entries: 7, Limit: 262144},
-				Packets:       &Packets{Invalid: 5, Loopback: 6},
-				Relay:         &Relay{Open: 8, Limit: 9, Refused: map[string]uint64{"loop": 1}},
-				Localhost:     map[service.Family]Localhost{service.IPv4: {Listeners: 2, Failures: 1}},
-			}
-		},
+	})
+	m.Observe(func() Observation {
+		return Observation{
+			OldestPending: map[service.Family]time.Duration{service.IPv4: 3 * time.Second},
+			Sources:       []Source{{"apiserver", true, 90 * time.Second, 2, 4}},
+			Services:      map[string]int{"programmed": 5, "failed": 1},
+			Unserved:      map[string]int{"noEndpoints": 2},
+			Skipped:       map[string]int{"spec.ports.nodePort": 2},
+			Conditions:    []string{"configuration"},
+			Tracked:       &Tracked{Entries: 7, Limit: 262144},
+			Packets:       &Packets{Invalid: 5, Loopback: 6},
+			Relay:         &Relay{Open: 8, Limit: 9, Refused: map[string]uint64{"loop": 1}},
+			Localhost:     map[service.Family]Localhost{service.IPv4: {Listeners: 2, Failures: 1}},
+		}
 	})
 	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
 	m.Result(v4, Round{Result: reconcile.Result{Took: 3 * time.Second}, Snapshot: s, Extent: Full})

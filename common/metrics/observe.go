@@ -54,10 +54,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		set(noLocal, float64(n.internal), "internal", f.String())
 		set(noLocal, float64(n.external), "external", f.String())
 	}
-	if o.metrics.options.Observe == nil {
-		return
-	}
-	now := o.metrics.options.Observe()
+	now := o.metrics.observation()
 	for f, age := range now.OldestPending {
 		set(oldestPending, age.Seconds(), f.String())
 	}

@@ -21,8 +21,6 @@ type Options struct {
 	Backends []Backend
 	Build    Build
 	Features []Feature
-	// Observe, if set, is called at each scrape, possibly from several goroutines.
-	Observe func() Observation
 }
 
 // Build describes the build of the program.
@@ -91,6 +89,7 @@ type Metrics struct {
 	checked    *prometheus.CounterVec
 
 	mu         sync.Mutex
+	observe    func() Observation // nil before Observe
 	programmed map[Backend]programmed
 	changes    changes
 }
@@ -132,6 +131,25 @@ func New(o Options) *Metrics {
 	m.component()
 	m.initSeries()
 	return m
+}
+
+// Observe adds the gauges of Observation. Each scrape calls now, possibly from several
+// goroutines.
+func (m *Metrics) Observe(now func() Observation) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.observe = now
+}
+
+// observation returns the present Observation, empty before Observe.
+func (m *Metrics) observation() Observation {
+	m.mu.Lock()
+	observe := m.observe
+	m.mu.Unlock()
+	if observe == nil {
+		return Observation{}
+	}
+	return observe()
 }
 
 // component adds the metrics that every Kubernetes component has.

@@ -5,8 +5,8 @@ package track
 
 import "slices"
 
-// Reconfigure applies changed settings. It ignores NodeName, IgnoreExternalIPs, Changed
-// and Report: the Tracker keeps no objects that it could read again.
+// Reconfigure applies changed settings. It ignores NodeName and IgnoreExternalIPs: the
+// Tracker keeps no objects that it could read again.
 func (t *Tracker) Reconfigure(o Options) {
 	t.change(func() bool {
 		before := t.options.node(t.nodeInfo)

@@ -39,13 +39,15 @@ type Options struct {
 	ProxyName string
 	// Listed fills service.Port.Listed.
 	Listed bool
+}
 
-	// Changed, if set, is called after each call to the Sink that may lead to a new
-	// snapshot or a new problem. It must return at once.
+// Listener is notified of what a Tracker finds. Functions that are nil are left out.
+type Listener struct {
+	// Changed is called after each call to the Sink that may lead to a new snapshot or a
+	// new problem. It must return at once.
 	Changed func()
-	// Report, if set, is told from within Latest about the problems that appear,
-	// in their order.
-	Report func([]Problem)
+	// Found is called from within Latest with the problems that appear, in their order.
+	Found func([]Problem)
 }
 
 // Tracker is a source.Sink that publishes snapshots. Latest applies the rules of the API,
@@ -55,16 +57,17 @@ type Tracker struct {
 	options Options
 	name    string // of the node, normalized
 
-	mu       sync.Mutex
-	services map[types.NamespacedName]*serviceState
-	slices   map[types.NamespacedName]*slice
-	claims   claims
-	interner interner
-	nodeInfo *nodeInfo
-	host     Host
-	cidrs    map[string]*serviceCIDR // by the name of the ServiceCIDR
-	synced   bool
-	unread   int // see source.Sink
+	mu        sync.Mutex
+	listeners []Listener
+	services  map[types.NamespacedName]*serviceState
+	slices    map[types.NamespacedName]*slice
+	claims    claims
+	interner  interner
+	nodeInfo  *nodeInfo
+	host      Host
+	cidrs     map[string]*serviceCIDR // by the name of the ServiceCIDR
+	synced    bool
+	unread    int // see source.Sink
 	// batching means that a Batch runs. batchChanged means that it changed something, or
 	// that Latest returned an older snapshot because of it.
 	batching, batchChanged bool
@@ -105,6 +108,22 @@ func New(o Options) *Tracker {
 	}
 	t.claims = newClaims(t.markDirty)
 	return t
+}
+
+// Subscribe adds a Listener. It is notified after those that were added before it.
+func (t *Tracker) Subscribe(l Listener) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.listeners = append(slices.Clip(t.listeners), l)
+}
+
+// notifyChanged is called without the lock, as listeners call the Tracker.
+func notifyChanged(all []Listener) {
+	for _, l := range all {
+		if l.Changed != nil {
+			l.Changed()
+		}
+	}
 }
 
 // SetService adds or replaces a Service.
@@ -231,10 +250,10 @@ func (t *Tracker) Batch(apply func()) {
 	apply()
 	t.mu.Lock()
 	t.batching = false
-	notify := t.batchChanged && t.synced && t.options.Changed != nil
+	notify, all := t.batchChanged && t.synced, t.listeners
 	t.mu.Unlock()
 	if notify {
-		t.options.Changed()
+		notifyChanged(all)
 	}
 }
 
@@ -253,10 +272,15 @@ func (t *Tracker) Latest() *service.Snapshot {
 		return latest
 	}
 	fresh := t.update()
-	latest := t.latest
+	latest, all := t.latest, t.listeners
 	t.mu.Unlock()
-	if t.options.Report != nil && len(fresh) > 0 {
-		t.options.Report(fresh)
+	if len(fresh) == 0 {
+		return latest
+	}
+	for _, l := range all {
+		if l.Found != nil {
+			l.Found(fresh)
+		}
 	}
 	return latest
 }
@@ -279,10 +303,10 @@ func (t *Tracker) change(do func() bool) bool {
 	t.mu.Lock()
 	changed := do()
 	t.batchChanged = t.batchChanged || changed
-	notify := changed && !t.batching && t.synced && t.options.Changed != nil
+	notify, all := changed && !t.batching && t.synced, t.listeners
 	t.mu.Unlock()
 	if notify {
-		t.options.Changed()
+		notifyChanged(all)
 	}
 	return changed
 }

@@ -31,10 +31,10 @@ type recordingTracker struct {
 
 func newRecordingTracker() *recordingTracker {
 	w := &recordingTracker{}
-	w.Tracker = New(Options{
-		NodeName: "a",
-		Changed:  func() { w.changes++ },
-		Report: func(all []Problem) {
+	w.Tracker = New(Options{NodeName: "a"})
+	w.Subscribe(Listener{
+		Changed: func() { w.changes++ },
+		Found: func(all []Problem) {
 			for _, p := range all {
 				w.reports = append(w.reports, p.String())
 			}

@@ -32,7 +32,7 @@ func start(t *testing.T, s Socket, mode string) *proxy {
 	p.state.Store(&lease.State{})
 	who := Self()
 	who.Mode = mode
-	p.Lease = lease.New(s, who, func(x lease.State) { p.state.Store(&x) })
+	p.Lease = lease.New(s, who)
 	ctx, cancel := context.WithCancel(t.Context())
 	p.end = func() {
 		cancel()
@@ -40,7 +40,7 @@ func start(t *testing.T, s Socket, mode string) *proxy {
 	}
 	go func() {
 		defer close(p.ended)
-		p.Run(ctx)
+		p.Run(ctx, func(x lease.State) { p.state.Store(&x) })
 	}()
 	t.Cleanup(p.end)
 	return p

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"fmt"
@@ -13,7 +13,6 @@ import (
 
 	"kubeproxy/common/events"
 	"kubeproxy/common/track"
-	"kubeproxy/config"
 )
 
 // The Events about features that Kubernetes is going to remove. All nodes see the same
@@ -35,15 +34,11 @@ type deprecations struct {
 	log klog.Logger
 	// externalIPsIgnored is true if externalIPs are switched off.
 	externalIPsIgnored bool
-	// name is the label's value of the Services to serve, see config.Config.
+	// name is the label's value of the Services to serve, see track.Options.
 	name string
 
 	mu   sync.Mutex
 	uses map[types.NamespacedName]bool // Services with externalIPs
-}
-
-func newDeprecations(c *config.Config, log klog.Logger) *deprecations {
-	return &deprecations{log: log, externalIPsIgnored: c.IgnoreExternalIPs(), name: c.ProxyName, uses: map[types.NamespacedName]bool{}}
 }
 
 // update records s, and returns in a few words which deprecated fields it uses, empty for
@@ -72,13 +67,13 @@ func (d *deprecations) remove(n types.NamespacedName) {
 }
 
 // warnDeprecatedMode warns if the mode itself is deprecated.
-func (o *statusReporter) warnDeprecatedMode() {
-	if o.mode != string(config.IPVS) {
+func warnDeprecatedMode(mode string, to *Events, log klog.Logger) {
+	if mode != "ipvs" {
 		return
 	}
-	o.log.Info("Warning: " + ipvsText)
-	if o.events != nil {
-		o.events.Failed(o.events.self(), eventIPVS, ipvsText)
+	log.Info("Warning: " + ipvsText)
+	if to != nil {
+		to.Failed(to.self(), eventIPVS, ipvsText)
 	}
 }
 
@@ -88,7 +83,7 @@ const maxDeprecationEvents = 100
 
 // reportDeprecation records which deprecated fields a Service uses. An empty text means
 // none.
-func (h *eventReporter) reportDeprecation(n types.NamespacedName, text string) {
+func (h *Events) reportDeprecation(n types.NamespacedName, text string) {
 	if h == nil {
 		return
 	}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"errors"
@@ -28,11 +28,12 @@ func noted(name, text string) reconcile.Notes {
 // TestEventsOfLimits checks that a limit of a mode is one Event, however many families
 // and nodes report it, and that a limit that comes and goes is none.
 func TestEventsOfLimits(t *testing.T) {
-	got := recordedEvents(t, func(h *eventReporter) {
-		o := &statusReporter{events: h, health: health.New(health.Options{}), limits: limits{mode: "kernelspace"}}
+	got := recordedEvents(t, func(h *Events) {
+		l := &limits{events: h, health: health.New(health.Options{}), mode: "kernelspace"}
 		round := func(f service.Family, r reconcile.Result) {
-			h.reportRound(f, 1, r)
-			o.reportLimits(f, r)
+			r.Generation = 1
+			h.Report(Round{Family: f, Result: r})
+			l.Report(Round{Family: f, Result: r})
 			time.Sleep(2 * time.Minute)
 		}
 		h.setService(newService("web", "u1"))
@@ -42,7 +43,7 @@ func TestEventsOfLimits(t *testing.T) {
 		}
 		round(v4, reconcile.Result{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(v4, "web"), portError(v4, "old", errRefused))})
 		want := "mode kernelspace cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: shop/old, shop/web"
-		if text := o.health.Report().Conditions["unsupported"]; text != want {
+		if text := l.health.Report().Conditions["unsupported"]; text != want {
 			t.Errorf("condition %q, want %q", text, want)
 		}
 		h.setService(newService("old", "u3")) // another Service of the same name
@@ -50,7 +51,7 @@ func TestEventsOfLimits(t *testing.T) {
 		for _, f := range service.Families {
 			round(f, reconcile.Result{})
 		}
-		if c := o.health.Report().Conditions; len(c) > 0 {
+		if c := l.health.Report().Conditions; len(c) > 0 {
 			t.Errorf("conditions %v, want none", c)
 		}
 	})
@@ -71,9 +72,9 @@ func TestEventsOfLimits(t *testing.T) {
 // What is done otherwise than a Service asks for is logged when that begins.
 func TestLogOfLimits(t *testing.T) {
 	log, b := newLog(0)
-	o := &statusReporter{log: log, health: health.New(health.Options{}), limits: limits{mode: "nftables"}}
+	l := &limits{log: log, health: health.New(health.Options{}), mode: "nftables"}
 	for _, notes := range []reconcile.Notes{noted("web", "no SCTP"), noted("web", "no SCTP"), nil} {
-		o.reportLimits(v4, reconcile.Result{Notes: notes})
+		l.Report(Round{Result: reconcile.Result{Notes: notes}})
 	}
 	if got := b.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `service="shop/web" lacks="Limits of mode nftables: port http/tcp: no SCTP"`) {
 		t.Errorf("logged:\n%s", got)

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"errors"
@@ -14,9 +14,9 @@ import (
 	"kubeproxy/common/source"
 )
 
-// sourceStatus records, for each source, the time of the last contact and the present
+// Sources records, for each source, the time of the last contact and the present
 // faults. A source is a kind of object, or the manifests.
-type sourceStatus struct {
+type Sources struct {
 	api bool // the sources are kinds at an API server
 
 	mu          sync.Mutex
@@ -52,31 +52,39 @@ func (all sourceFaults) latest() string {
 // earlier, and its successor counts as contact.
 const staleAfter = 5 * time.Minute
 
-func newSourceStatus(api bool) *sourceStatus {
-	return &sourceStatus{api: api, lastContact: map[string]time.Time{}, maxSilence: staleAfter, faults: map[string]sourceFaults{}, timeouts: map[string]int{}}
+// NewSources returns the Sources of a proxy that reads an API server.
+func NewSources() *Sources {
+	return &Sources{api: true, lastContact: map[string]time.Time{}, maxSilence: staleAfter, faults: map[string]sourceFaults{}, timeouts: map[string]int{}}
 }
 
-// manifestSource is the name of the source that reads manifests.
-const manifestSource = "manifests"
+// NewManifestSources returns the Sources of a proxy that reads manifests.
+func NewManifestSources() *Sources {
+	s := NewSources()
+	s.api = false
+	return s
+}
 
-// manifestsRead records that all manifests were read. The next reading follows after
+// ManifestSource is the name of the source that reads manifests.
+const ManifestSource = "manifests"
+
+// ManifestsRead records that all manifests were read. The next reading follows after
 // every; manifests are stale after two such periods.
-func (c *sourceStatus) manifestsRead(every time.Duration) {
+func (c *Sources) ManifestsRead(every time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.maxSilence = 2 * every
-	c.lastContact[manifestSource] = time.Now()
+	c.lastContact[ManifestSource] = time.Now()
 }
 
-// recordFault records the state of an object, "" for the whole source. It returns since
+// RecordFault records the state of an object, "" for the whole source. It returns since
 // when the object has a fault, zero if it has none and had none.
-func (c *sourceStatus) recordFault(of string, f source.Fault) (since time.Time) {
+func (c *Sources) RecordFault(of string, f source.Fault) (since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.setFault(of, f)
 }
 
-func (c *sourceStatus) setFault(of string, f source.Fault) (since time.Time) {
+func (c *Sources) setFault(of string, f source.Fault) (since time.Time) {
 	old := c.faults[of][f.Object]
 	if f.Err == nil {
 		delete(c.faults[of], f.Object)
@@ -93,14 +101,16 @@ func (c *sourceStatus) setFault(of string, f source.Fault) (since time.Time) {
 	return old.since
 }
 
-func (c *sourceStatus) recordContact(kind string) {
+// RecordContact records that a kind was up to date just now, and clears its fault.
+func (c *Sources) RecordContact(kind string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lastContact[kind] = time.Now()
 	c.setFault(kind, source.Fault{})
 }
 
-func (c *sourceStatus) recordError(err error) {
+// RecordError records a fault of the kind in err, or of the whole API server.
+func (c *Sources) RecordError(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kind := ""
@@ -115,19 +125,20 @@ func (c *sourceStatus) recordError(err error) {
 
 // nodesRead returns whether the API server has delivered the list of Nodes with the own
 // name.
-func (c *sourceStatus) nodesRead() bool {
+func (c *Sources) nodesRead() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.lastContact["nodes"].IsZero()
 }
 
-func (c *sourceStatus) watchTimedOut(kind string) {
+// WatchTimedOut counts a watch of a kind that was given up.
+func (c *Sources) WatchTimedOut(kind string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.timeouts[kind]++
 }
 
-func (c *sourceStatus) setSynced() {
+func (c *Sources) setSynced() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.synced = true
@@ -136,11 +147,11 @@ func (c *sourceStatus) setSynced() {
 // requiredKinds exist in every API server, optionalKinds may be missing.
 var requiredKinds, optionalKinds = []string{"services", "endpointslices", "nodes"}, []string{"servicecidrs"}
 
-func (c *sourceStatus) report() []health.Source {
+func (c *Sources) report() []health.Source {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.api {
-		s := c.reportOf(manifestSource)
+		s := c.reportOf(ManifestSource)
 		s.Synced = c.synced
 		return []health.Source{s}
 	}
@@ -156,8 +167,8 @@ func (c *sourceStatus) report() []health.Source {
 	return all
 }
 
-// unsynced returns the sources that have not been read yet.
-func (c *sourceStatus) unsynced() []string {
+// Unsynced returns the sources that have not been read yet.
+func (c *Sources) Unsynced() []string {
 	var all []string
 	for _, s := range c.report() {
 		if !s.Synced {
@@ -167,7 +178,7 @@ func (c *sourceStatus) unsynced() []string {
 	return all
 }
 
-func (c *sourceStatus) reportOf(kind string) health.Source {
+func (c *Sources) reportOf(kind string) health.Source {
 	at, ok := c.lastContact[kind]
 	return health.Source{
 		Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > c.maxSilence,
@@ -176,7 +187,7 @@ func (c *sourceStatus) reportOf(kind string) health.Source {
 }
 
 // timeoutCount returns how many watches of a kind were given up.
-func (c *sourceStatus) timeoutCount(kind string) int {
+func (c *Sources) timeoutCount(kind string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.timeouts[kind]

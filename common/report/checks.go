@@ -1,26 +1,23 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"sync"
 
 	"kubeproxy/common/health/servicecheck"
-	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
 )
 
 // checks updates the health check servers of Services from the programmed snapshots.
 type checks struct {
-	servers     *servicecheck.Servers
+	servers     *checkServers
 	failing     func(namespace, name string) bool
-	unavailable map[service.Family]string    // as in servicestate.Store
-	onProblems  func([]servicecheck.Problem) // called when problems may have changed
+	unavailable map[service.Family]string // as in servicestate.Store
 
 	mu         sync.Mutex
 	programmed [2]*service.Snapshot
@@ -35,9 +32,12 @@ type checkCount struct {
 	ports, ready [2]int
 }
 
-func newChecks(s *servicecheck.Servers, failing func(namespace, name string) bool) *checks {
-	return &checks{servers: s, failing: failing, counts: map[uint16]*checkCount{}}
+func newChecks(s *checkServers, failing func(namespace, name string) bool, unavailable map[service.Family]string) *checks {
+	return &checks{servers: s, failing: failing, unavailable: unavailable, counts: map[uint16]*checkCount{}}
 }
+
+// Report implements Reporter.
+func (c *checks) Report(r Round) { c.update(r.Family, r.Snapshot) }
 
 // update takes over the differences between s and the previous snapshot of f.
 func (c *checks) update(f service.Family, s *service.Snapshot) {
@@ -53,10 +53,7 @@ func (c *checks) update(f service.Family, s *service.Snapshot) {
 		return
 	}
 	c.desired = want
-	problems := c.servers.Sync(want)
-	if c.onProblems != nil {
-		c.onProblems(problems)
-	}
+	c.servers.showProblems(c.servers.Sync(want))
 }
 
 func (c *checks) add(p *service.Port, n int) {
@@ -122,34 +119,4 @@ func sameDesired(a, b servicecheck.Desired) bool {
 		return x.Namespace == y.Namespace && x.Name == y.Name && x.LocalEndpoints == y.LocalEndpoints &&
 			x.Unprogrammed == y.Unprogrammed && slices.Equal(x.Families, y.Families)
 	})
-}
-
-// unanswered lists the health checks that cannot be reached, by address.
-func (c *checks) unanswered() []servicestate.Problem {
-	var all []servicestate.Problem
-	for _, p := range c.servers.Problems() {
-		all = append(all, servicestate.Problem{Namespace: p.Namespace, Name: p.Name, Message: p.Err.Error()})
-	}
-	return all
-}
-
-// checkProblemsSummary is the text of the condition for clients without authentication:
-// it names no Service.
-func checkProblemsSummary(problems []servicecheck.Problem) string {
-	if len(problems) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("health checks of Services are not answered at %d addresses", len(problems))
-}
-
-// checkProblemsDetail returns a message about problems, empty without any.
-func checkProblemsDetail(problems []servicecheck.Problem) string {
-	if len(problems) == 0 {
-		return ""
-	}
-	p := problems[0]
-	if len(problems) == 1 {
-		return fmt.Sprintf("the health check of service %s/%s is not answered: %v", p.Namespace, p.Name, p.Err)
-	}
-	return fmt.Sprintf("health checks of Services are not answered at %d addresses, the first for %s/%s: %v", len(problems), p.Namespace, p.Name, p.Err)
 }

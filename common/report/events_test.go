@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"bytes"
@@ -26,15 +26,12 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
-	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/common/source"
 	"kubeproxy/common/track"
-	"kubeproxy/config"
 	"kubeproxy/test/program"
 )
 
@@ -66,16 +63,15 @@ func (a *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // recordedEvents runs a scenario and returns the resulting Events in order.
-func recordedEvents(t *testing.T, scenario func(h *eventReporter)) []string {
+func recordedEvents(t *testing.T, scenario func(h *Events)) []string {
 	t.Helper()
 	var all []string
 	synctest.Test(t, func(t *testing.T) {
 		server := &fakeAPI{}
-		from := &source.APIServer{Config: &rest.Config{Host: "http://api", Transport: server}}
-		h, err := newEventReporter(from, "node-a", metrics.New(metrics.Options{}), klog.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := newEvents(Options{
+			API: &rest.Config{Host: "http://api", Transport: server}, Node: "node-a",
+			Tracker: track.New(track.Options{}), Build: metrics.Build{GitVersion: "v1"}, Log: klog.Background(),
+		}, metrics.New(metrics.Options{}))
 		h.problems = func() []track.Problem { return nil }
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -91,7 +87,7 @@ func recordedEvents(t *testing.T, scenario func(h *eventReporter)) []string {
 		all = server.events
 	})
 	return slices.DeleteFunc(all, func(s string) bool {
-		return s == "Normal Starting node-a node-a: kube-proxy "+buildInfo().Version+" starts"
+		return s == "Normal Starting node-a node-a: kube-proxy v1 starts"
 	})
 }
 
@@ -111,20 +107,20 @@ const (
 var errRefused = errors.New("refused")
 
 // runRound reports a round and lets a minute pass.
-func runRound(h *eventReporter, f service.Family, errs ...error) {
-	h.reportRound(f, 1, reconcile.Result{Err: errors.Join(errs...)})
+func runRound(h *Events, f service.Family, errs ...error) {
+	h.Report(Round{Family: f, Result: reconcile.Result{Generation: 1, Err: errors.Join(errs...)}})
 	time.Sleep(time.Minute)
 }
 
 func TestEventsOfPorts(t *testing.T) {
 	web := newService("web", "u1")
 	for name, tt := range map[string]struct {
-		scenario func(h *eventReporter)
+		scenario func(h *Events)
 		want     []string
 	}{
-		"all is well": {func(h *eventReporter) { h.setService(web); runRound(h, v4) }, []string{}},
+		"all is well": {func(h *Events) { h.setService(web); runRound(h, v4) }, []string{}},
 		"a port fails in both families, and comes right": {
-			func(h *eventReporter) {
+			func(h *Events) {
 				h.setService(web)
 				runRound(h, v4, portError(v4, "web", errRefused))
 				runRound(h, v6, portError(v6, "web", errRefused))
@@ -137,7 +133,7 @@ func TestEventsOfPorts(t *testing.T) {
 			},
 		},
 		"many ports": {
-			func(h *eventReporter) {
+			func(h *Events) {
 				h.setService(web)
 				runRound(h, v4, slices.Repeat([]error{portError(v4, "web", errRefused)}, 5)...)
 			},
@@ -147,7 +143,7 @@ func TestEventsOfPorts(t *testing.T) {
 			},
 		},
 		"the Service goes": {
-			func(h *eventReporter) {
+			func(h *Events) {
 				h.setService(web)
 				runRound(h, v4, portError(v4, "web", errRefused))
 				h.removeService(types.NamespacedName{Namespace: "shop", Name: "web"})
@@ -156,7 +152,7 @@ func TestEventsOfPorts(t *testing.T) {
 			[]string{portFailedEvent},
 		},
 		"another one comes in its place": {
-			func(h *eventReporter) {
+			func(h *Events) {
 				h.setService(web)
 				runRound(h, v4, portError(v4, "web", errRefused))
 				h.setService(newService("web", "u2"))
@@ -178,7 +174,7 @@ func TestEventsOfPorts(t *testing.T) {
 }
 
 func TestEventsOfRounds(t *testing.T) {
-	got := recordedEvents(t, func(h *eventReporter) {
+	got := recordedEvents(t, func(h *Events) {
 		h.setService(newService("web", "u1"))
 		runRound(h, v4, portError(v4, "web", errRefused), errors.New("no netlink"))
 		runRound(h, v6, errors.New("none either"))
@@ -195,7 +191,7 @@ func TestEventsOfRounds(t *testing.T) {
 }
 
 func TestEventsOfProblems(t *testing.T) {
-	got := recordedEvents(t, func(h *eventReporter) {
+	got := recordedEvents(t, func(h *Events) {
 		list := []track.Problem{
 			{Field: "spec.podCIDRs[0]", Message: "of the Node"},
 			{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[0]", Message: "a"},
@@ -205,7 +201,7 @@ func TestEventsOfProblems(t *testing.T) {
 		h.problems = func() []track.Problem { return list }
 		h.setService(newService("odd", "u1"))
 		round := func(generation uint64) {
-			h.reportRound(service.IPv4, generation, reconcile.Result{Generation: generation})
+			h.Report(Round{Result: reconcile.Result{Generation: generation}})
 			time.Sleep(time.Minute)
 		}
 		round(1) // there is no unreported problem
@@ -228,7 +224,7 @@ func TestEventsOfProblems(t *testing.T) {
 }
 
 func TestEventsOfServers(t *testing.T) {
-	got := recordedEvents(t, func(h *eventReporter) {
+	got := recordedEvents(t, func(h *Events) {
 		web := newService("web", "u1")
 		web.Spec.HealthCheckNodePort = 31000
 		h.setService(web)
@@ -237,12 +233,12 @@ func TestEventsOfServers(t *testing.T) {
 		other := p
 		other.Addr = netip.MustParseAddrPort("[::]:31000")
 		h.reportHealthCheck(other)
-		h.reportServer("health", errors.New("taken"))
-		h.reportServer("else", errors.New("taken"))
+		h.ReportServer("health", errors.New("taken"))
+		h.ReportServer("else", errors.New("taken"))
 		time.Sleep(time.Minute)
 		p.Err = nil
 		h.reportHealthCheck(p)
-		h.reportServer("health", nil)
+		h.ReportServer("health", nil)
 		time.Sleep(time.Minute)
 		other.Err = nil
 		h.reportHealthCheck(other)
@@ -259,11 +255,15 @@ func TestEventsOfServers(t *testing.T) {
 	}
 }
 
+func newTestDeprecations(log io.Writer) *deprecations {
+	return &deprecations{log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log))), uses: map[types.NamespacedName]bool{}}
+}
+
 // TestDeprecations expects one warning and one Event for each use.
 func TestDeprecations(t *testing.T) {
 	var log program.Log
-	d := newDeprecations(&config.Config{}, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
-	got := recordedEvents(t, func(h *eventReporter) {
+	d := newTestDeprecations(&log)
+	got := recordedEvents(t, func(h *Events) {
 		set := func(s *corev1.Service) {
 			h.setService(s)
 			h.reportDeprecation(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, d.update(s))
@@ -279,9 +279,8 @@ func TestDeprecations(t *testing.T) {
 		}
 		without := newService("web", "u1")
 		set(without)
-		o := &statusReporter{mode: "ipvs", events: h, log: d.log}
-		o.warnDeprecatedMode()
-		(&statusReporter{mode: "nftables", events: h, log: d.log}).warnDeprecatedMode()
+		warnDeprecatedMode("ipvs", h, d.log)
+		warnDeprecatedMode("nftables", h, d.log)
 	})
 	want := []string{
 		"Warning ExternalIPsDeprecation web u1: " + externalIPsText,
@@ -293,7 +292,8 @@ func TestDeprecations(t *testing.T) {
 	if n := strings.Count(log.String(), "Warning: "); n != 2 || !strings.Contains(log.String(), `service="shop/web"`) {
 		t.Errorf("%d warnings, want one for the Service and one for the mode:\n%s", n, log.String())
 	}
-	off := newDeprecations(&config.Config{KubeProxyConfiguration: v1alpha1.KubeProxyConfiguration{FeatureGates: map[string]bool{"AllowServiceExternalIPs": false}}}, d.log)
+	off := newTestDeprecations(&log)
+	off.externalIPsIgnored = true
 	web := newService("web", "u1")
 	web.Spec.ExternalIPs = []string{"192.0.2.1"}
 	if text := off.update(web); text != "" {
@@ -305,7 +305,8 @@ func TestDeprecations(t *testing.T) {
 func TestDeprecationsOfANamedProxy(t *testing.T) {
 	var log program.Log
 	for _, name := range []string{"", "mesh", "other"} {
-		d := newDeprecations(&config.Config{ProxyName: name}, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+		d := newTestDeprecations(&log)
+		d.name = name
 		for label, labels := range map[string]map[string]string{"": nil, "mesh": {track.LabelProxyName: "mesh"}} {
 			s := newService("web", "u1")
 			s.Labels, s.Spec.ExternalIPs = labels, []string{"192.0.2.1"}
@@ -318,7 +319,7 @@ func TestDeprecationsOfANamedProxy(t *testing.T) {
 
 // TestManyDeprecations leave room for other Events.
 func TestManyDeprecations(t *testing.T) {
-	got := recordedEvents(t, func(h *eventReporter) {
+	got := recordedEvents(t, func(h *Events) {
 		for i := range 5000 {
 			s := newService(fmt.Sprint("s", i), fmt.Sprint("u", i))
 			h.setService(s)
@@ -333,18 +334,18 @@ func TestManyDeprecations(t *testing.T) {
 	}
 }
 
-// TestNoEventReporter checks that a nil eventReporter does nothing.
+// TestNoEventReporter checks that a nil Events does nothing.
 func TestNoEventReporter(t *testing.T) {
-	h, err := newEventReporter(&source.Manifests{}, "node-a", nil, klog.Background())
-	if h != nil || err != nil {
-		t.Fatalf("%v, %v", h, err)
+	h := newEvents(Options{}, nil)
+	if h != nil {
+		t.Fatal(h)
 	}
 	h.setService(newService("web", "u1"))
 	h.removeService(types.NamespacedName{})
 	h.reportDeprecation(types.NamespacedName{}, "x")
 	h.problemFound()
-	h.reportRound(service.IPv4, 1, reconcile.Result{})
+	h.Report(Round{})
 	h.reportHealthCheck(servicecheck.Problem{})
-	h.reportServer("health", nil)
-	h.start(t.Context(), nil)
+	h.ReportServer("health", nil)
+	h.Run(t.Context())
 }

@@ -1,10 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
-	"bytes"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -15,33 +14,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/common/track"
-	"kubeproxy/config"
 )
-
-// newTestSink returns the sink of a source, with one IPv4 backend that does nothing.
-func newTestSink(t *testing.T) (instrumentedSink, *backend) {
-	t.Helper()
-	c, err := config.Load(&config.Flags{}, config.Linux)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &backend{mode: "nftables", family: service.IPv4}
-	o := newStatusReporter(c, []*backend{b}, "node-a", newSourceStatus(true), klog.Background())
-	o.tracker = track.New(track.Options{NodeName: "node-a"})
-	return instrumentedSink{o.tracker, o}, b
-}
 
 // scraped returns the samples of /metrics whose name begins with one of prefixes, by the
 // text before the value.
-func scraped(h instrumentedSink, prefixes ...string) map[string]string {
+func scraped(r *Reports, prefixes ...string) map[string]string {
 	w := httptest.NewRecorder()
-	h.reporter.metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	r.Metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	all := map[string]string{}
 	for line := range strings.Lines(w.Body.String()) {
 		for _, p := range prefixes {
@@ -58,7 +40,8 @@ func scraped(h instrumentedSink, prefixes ...string) map[string]string {
 // half a minute later.
 func TestUnchangedObjectsAreNotPending(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h, b := newTestSink(t)
+		r := newTestReports(Options{Sources: NewSources()})
+		h := r.Sink()
 		yes, port := true, int32(8080)
 		slice := func(trigger time.Time) *discoveryv1.EndpointSlice {
 			return &discoveryv1.EndpointSlice{
@@ -79,15 +62,12 @@ func TestUnchangedObjectsAreNotPending(t *testing.T) {
 		h.SetService(web)
 		h.SetSlice(slice(time.Now()))
 		h.Synced()
-		round := func() {
-			o := h.reporter
-			o.recordRound(b, o.tracker.Latest(), reconcile.Result{Generation: 1, Start: time.Now()})
-		}
+		round := func() { r.round(service.IPv4, r.sink.Latest(), reconcile.Result{Generation: 1, Start: time.Now()}) }
 		time.Sleep(time.Second)
 		round()
 		h.SetService(web)
 		h.SetSlice(slice(time.Now()))
-		pending := scraped(h, "kubeproxy_sync_proxy_rules_endpoint_changes", "kubeproxy_sync_proxy_rules_service_changes")
+		pending := scraped(r, "kubeproxy_sync_proxy_rules_endpoint_changes", "kubeproxy_sync_proxy_rules_service_changes")
 		time.Sleep(30 * time.Second)
 		round()
 		want := map[string]string{
@@ -98,7 +78,7 @@ func TestUnchangedObjectsAreNotPending(t *testing.T) {
 			t.Errorf("changes (-want +got):\n%s", diff)
 		}
 		const took = `kubeproxy_network_programming_duration_seconds_`
-		got := scraped(h, took+"sum", took+"count")
+		got := scraped(r, took+"sum", took+"count")
 		if diff := cmp.Diff(map[string]string{took + `sum{ip_family="IPv4"}`: "1", took + `count{ip_family="IPv4"}`: "1"}, got); diff != "" {
 			t.Errorf("time to program (-want +got):\n%s", diff)
 		}
@@ -109,11 +89,11 @@ func TestUnchangedObjectsAreNotPending(t *testing.T) {
 // pending.
 func TestMetricsWithoutChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h, _ := newTestSink(t)
+		r := newTestReports(Options{Sources: NewSources()})
 		time.Sleep(time.Minute)
-		h.reporter.sources.recordContact("services")
+		r.sink.sources.RecordContact("services")
 		time.Sleep(time.Second)
-		got := scraped(h, "kubeproxy_oldest_pending", "kubeproxy_source_staleness")
+		got := scraped(r, "kubeproxy_oldest_pending", "kubeproxy_source_staleness")
 		want := map[string]string{
 			`kubeproxy_oldest_pending_change_age_seconds{ip_family="IPv4"}`: "0",
 			`kubeproxy_source_staleness_seconds{source="services"}`:         "1",
@@ -129,9 +109,8 @@ func TestMetricsWithoutChanges(t *testing.T) {
 // TestNodeEligibilityIsLogged marks a Node for deletion, unmarks it and marks it again.
 // Each change is one log line; other changes of the Node are none.
 func TestNodeEligibilityIsLogged(t *testing.T) {
-	h, _ := newTestSink(t)
-	var log bytes.Buffer
-	h.reporter.nodeLog.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+	log, text := newLog(0)
+	h := newTestReports(Options{Sources: NewSources(), Log: log}).Sink()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
 	marked := node.DeepCopy()
 	marked.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
@@ -150,9 +129,9 @@ func TestNodeEligibilityIsLogged(t *testing.T) {
 		if step.want == "" {
 			lines = 0
 		}
-		log.Reset()
+		text.Reset()
 		step.do()
-		if got := log.String(); strings.Count(got, "\n") != lines || !strings.Contains(got, step.want) {
+		if got := text.String(); strings.Count(got, "\n") != lines || !strings.Contains(got, step.want) {
 			t.Errorf("step %d logs %q, want %q", i, got, step.want)
 		}
 	}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/events"
+	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -23,9 +24,12 @@ import (
 // the same.
 var eventLimited = events.Topic{Reason: "ServiceLimited", Scope: events.Cluster}
 
-// limits holds, by family and Service, what a mode cannot do, in words.
+// limits shows, by family and Service, what a mode cannot do.
 type limits struct {
-	mode string
+	mode   string
+	health *health.Monitor
+	events *Events
+	log    klog.Logger
 
 	mu  sync.Mutex
 	all [2]map[types.NamespacedName][]string
@@ -113,37 +117,37 @@ func (l *limits) condition() string {
 	return fmt.Sprintf("mode %s cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: %s%s", l.mode, strings.Join(names, ", "), more)
 }
 
-// reportLimits reports what a round of f, which reached the dataplane, could not do.
-func (o *statusReporter) reportLimits(f service.Family, r reconcile.Result) {
-	changed := o.limits.update(f, r)
+// Report implements Reporter.
+func (l *limits) Report(r Round) {
+	changed := l.update(r.Family, r.Result)
 	if len(changed) == 0 {
 		return
 	}
-	if text := o.limits.condition(); text == "" {
-		o.health.SetCondition("unsupported", "")
+	if text := l.condition(); text == "" {
+		l.health.SetCondition("unsupported", "")
 	} else {
-		o.health.SetDetailedCondition("unsupported", "mode "+o.mode+" cannot do all that Services ask for, see kube-proxy status", text)
+		l.health.SetDetailedCondition("unsupported", "mode "+l.mode+" cannot do all that Services ask for, see kube-proxy status", text)
 	}
-	o.limits.log(o.log, f, r, changed)
-	o.events.reportLimits(changed)
+	l.logChanged(r, changed)
+	l.events.reportLimits(changed)
 }
 
-// log says what a round did otherwise than Services ask for. What it could not do at
-// all is in the log as its error.
-func (l *limits) log(log klog.Logger, f service.Family, r reconcile.Result, changed map[types.NamespacedName]string) {
+// logChanged logs what a round did otherwise than Services ask for. What it could not do
+// at all is in the log as its error.
+func (l *limits) logChanged(r Round, changed map[types.NamespacedName]string) {
 	var first types.NamespacedName
 	for n, text := range changed {
 		if text != "" && (first.Name == "" || n.String() < first.String()) {
 			first = n
 		}
 	}
-	if first.Name != "" && len(reconcile.PortErrors(r.Err)) == 0 {
-		log.Info("Warning: "+l.condition(), "family", f.String(), "service", first.String(), "lacks", changed[first])
+	if first.Name != "" && len(reconcile.PortErrors(r.Result.Err)) == 0 {
+		l.log.Info("Warning: "+l.condition(), "family", r.Family.String(), "service", first.String(), "lacks", changed[first])
 	}
 }
 
-// reportLimits tells of Services what they cannot have.
-func (h *eventReporter) reportLimits(changed map[types.NamespacedName]string) {
+// reportLimits reports what Services cannot have.
+func (h *Events) reportLimits(changed map[types.NamespacedName]string) {
 	if h == nil {
 		return
 	}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"io"
@@ -10,34 +10,32 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
-
-	"kubeproxy/common/health"
 )
 
-// TestBackendConditions checks that each condition begins and ends by itself, that a
+// TestDataplaneConditions checks that each condition begins and ends by itself, that a
 // condition from before subscribe is reported, and that its start is logged once.
-func TestBackendConditions(t *testing.T) {
+func TestDataplaneConditions(t *testing.T) {
 	var log strings.Builder
-	o := &statusReporter{health: health.New(health.Options{}), log: logr.FromSlogHandler(slog.NewTextHandler(io.Writer(&log), nil))}
-	r := &backendConditions{}
-	hangs, ports := r.setter("dataplane"), r.setter("dynamic-ports")
+	o := newTestReports(Options{Log: logr.FromSlogHandler(slog.NewTextHandler(io.Writer(&log), nil))})
+	r := &DataplaneConditions{}
+	hangs, ports := r.Setter("dataplane"), r.Setter("dynamic-ports")
 	ports("4 are missing")
-	o.observeConditions([]*backend{{conditions: r}, {}})
+	o.ObserveDataplane(r)
 	hangs("HNS has not answered")
 	ports("5 are missing")
-	conditions := o.health.Report().Conditions
+	conditions := o.Health.Report().Conditions
 	if conditions["dataplane"] != "HNS has not answered" || conditions["dynamic-ports"] != "5 are missing" {
 		t.Errorf("conditions %v", conditions)
 	}
 	hangs("")
-	if conditions = o.health.Report().Conditions; len(conditions) != 1 || conditions["dynamic-ports"] == "" {
+	if conditions = o.Health.Report().Conditions; len(conditions) != 1 || conditions["dynamic-ports"] == "" {
 		t.Errorf("conditions %v", conditions)
 	}
 	if n := strings.Count(log.String(), "Warning: "); n != 2 || strings.Contains(log.String(), "5 are") {
 		t.Errorf("logged:\n%s", log.String())
 	}
 	ports("")
-	if conditions = o.health.Report().Conditions; len(conditions) != 0 {
+	if conditions = o.Health.Report().Conditions; len(conditions) != 0 {
 		t.Errorf("conditions %v", conditions)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"bytes"
@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -80,32 +79,6 @@ func TestLogCleanupError(t *testing.T) {
 	if got := messages(b); len(got) != 2 {
 		t.Errorf("log = %q, want one line for a and one for b", got)
 	}
-}
-
-func TestProgress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		log, b := newLog(0)
-		p := newProgress(log, newSourceStatus(true).unsynced)
-		p.expect("x")
-		p.expect("y")
-		ended := make(chan bool)
-		go func() { ended <- p.wait(t.Context()) }()
-		time.Sleep(3 * time.Second)
-		p.done("x")
-		p.done("x")
-		time.Sleep(4 * time.Second)
-		p.done("y")
-		if !<-ended {
-			t.Error("done, but wait says that the context ended")
-		}
-		want := []string{
-			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, x, y" elapsed="2s"`,
-			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, y" elapsed="6s"`,
-		}
-		if diff := cmp.Diff(want, messages(b)); diff != "" {
-			t.Errorf("log (-want +got):\n%s", diff)
-		}
-	})
 }
 
 // TestLogRepeatedDrift checks that a repeated change is logged once a minute, and another

@@ -1,16 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -47,6 +43,9 @@ type roundLogger struct {
 }
 
 func newRoundLogger(log klog.Logger) *roundLogger { return &roundLogger{log: log, now: time.Now} }
+
+// Report implements Reporter.
+func (r *roundLogger) Report(x Round) { r.logRound(x.Result) }
 
 func (r *roundLogger) logRound(res reconcile.Result) {
 	r.logDrift(res)
@@ -140,68 +139,4 @@ func (r *roundLogger) logCleanupError(err error) {
 		r.log.Error(err, "Stale connections could not all be removed")
 	}
 	r.cleanupError = err.Error()
-}
-
-// progress logs what a slow start still waits for.
-type progress struct {
-	log      klog.Logger
-	mu       sync.Mutex
-	waiting  []string
-	unsynced func() []string // sources that have not been read yet
-	allDone  chan struct{}   // closed when nothing is left
-}
-
-// progressInterval is the longest time without a line of progress.
-const progressInterval = 2 * time.Second
-
-// noticeIfSlow writes text to w if what follows takes long. end cancels that: nothing is
-// written after it returns.
-func noticeIfSlow(w io.Writer, text string) (end func()) {
-	written := make(chan struct{})
-	slow := time.AfterFunc(progressInterval, func() {
-		defer close(written)
-		fmt.Fprintln(w, text)
-	})
-	return func() {
-		if !slow.Stop() {
-			<-written
-		}
-	}
-}
-
-func newProgress(log klog.Logger, unsynced func() []string) *progress {
-	return &progress{log: log, unsynced: unsynced, allDone: make(chan struct{})}
-}
-
-func (p *progress) expect(name string) { p.waiting = append(p.waiting, name) }
-
-func (p *progress) done(name string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := slices.Index(p.waiting, name)
-	if i < 0 {
-		return
-	}
-	p.waiting = slices.Delete(p.waiting, i, i+1)
-	if len(p.waiting) == 0 {
-		close(p.allDone)
-	}
-}
-
-// wait returns true when everything is done, false when ctx ended first.
-func (p *progress) wait(ctx context.Context) bool {
-	start := time.Now()
-	for pause := progressInterval; ; pause = min(2*pause, remindInterval) {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-p.allDone:
-			return true
-		case <-time.After(pause):
-		}
-		p.mu.Lock()
-		left := strings.Join(append(p.unsynced(), p.waiting...), ", ")
-		p.mu.Unlock()
-		p.log.Info("Still reading and programming for the first time", "waitingFor", left, "elapsed", fmt.Sprint(time.Since(start).Round(time.Second)))
-	}
 }

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"strings"
@@ -16,38 +16,38 @@ import (
 	"kubeproxy/common/service"
 )
 
-// watched is observers with a herald, and the conditions that they show.
-func watched(h *eventReporter) (o *statusReporter, conditions func() map[string]string) {
-	o = &statusReporter{events: h, log: klog.Background(), health: health.New(health.Options{})}
+// watched returns OtherProxies that write Events to h, and the conditions that they show.
+func watched(h *Events) (o *OtherProxies, conditions func() map[string]string) {
+	o = &OtherProxies{events: h, log: klog.Background(), health: health.New(health.Options{}), processes: func() string { return "" }}
 	return o, func() map[string]string { return o.health.Report().Conditions }
 }
 
 // Another service proxy is a condition at once, and an Event when it stays longer than
 // in a rolling update.
 func TestEventsOfAnotherProxy(t *testing.T) {
-	got := recordedEvents(t, func(h *eventReporter) {
+	got := recordedEvents(t, func(h *Events) {
 		o, conditions := watched(h)
 		other := lease.State{Standby: true, Holder: lease.Identity{PID: 7, Command: "kube-proxy"}}
-		o.leaseChanged(other)
+		o.LeaseChanged(other)
 		if text := conditions()[conditionOther]; !strings.Contains(text, "process 7 (kube-proxy)") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(otherProxyEventDelay / 2)
-		o.leaseChanged(lease.State{})
+		o.LeaseChanged(lease.State{})
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q when it is gone", all)
 		}
 		time.Sleep(time.Hour)
-		o.leaseChanged(other)
+		o.LeaseChanged(other)
 		time.Sleep(time.Hour)
-		o.leaseChanged(lease.State{})
+		o.LeaseChanged(lease.State{})
 		time.Sleep(time.Hour)
-		o.reportForeignRules(service.IPv4, "a place: rules")
+		o.ReportForeignRules(service.IPv4, "a place: rules")
 		if text := conditions()[conditionRules+"IPv4"]; !strings.Contains(text, "makes rules beside those of this process, though they were removed: a place: rules; stop it") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(time.Hour)
-		o.reportForeignRules(service.IPv4, "")
+		o.ReportForeignRules(service.IPv4, "")
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q when nobody makes rules", all)
 		}
@@ -62,21 +62,21 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 
 // Rules that somebody alters again and again are an Event that names who does.
 func TestEventsOfDisputes(t *testing.T) {
-	got := recordedEvents(t, func(h *eventReporter) {
+	got := recordedEvents(t, func(h *Events) {
 		o, conditions := watched(h)
 		r := reconcile.Result{Drift: []string{"missing: a rule"}, Suspect: "process 9 (nft)"}
 		for r.DriftRounds = 1; !r.Contested(); r.DriftRounds++ {
-			o.reportDrift(service.IPv4, r)
+			o.Report(Round{Result: r})
 		}
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q for single repairs", all)
 		}
-		o.reportDrift(service.IPv4, r)
+		o.Report(Round{Result: r})
 		if text := conditions()[conditionDrift+"IPv4"]; !strings.Contains(text, "process 9 (nft)") || !strings.Contains(text, "the latest: missing: a rule") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(5 * time.Minute)
-		o.reportDrift(service.IPv4, reconcile.Result{})
+		o.Report(Round{})
 		if all := conditions(); len(all) > 0 {
 			t.Errorf("conditions %q when it is over", all)
 		}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"context"
@@ -13,19 +13,15 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"kubeproxy/common/events"
-	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 )
 
@@ -46,9 +42,9 @@ var (
 	}
 )
 
-// eventReporter turns reports of statusReporter into Events. A nil eventReporter does
+// Events writes Kubernetes Events about the node and about Services. A nil Events does
 // nothing; it is used without an API server.
-type eventReporter struct {
+type Events struct {
 	*events.Recorder
 	node     string
 	problems func() []track.Problem
@@ -70,43 +66,49 @@ type eventReporter struct {
 	newProblems atomic.Bool
 }
 
-// newEventReporter returns an eventReporter if there is an API server to write to, else
-// nil.
-func newEventReporter(from source.Source, node string, m *metrics.Metrics, log klog.Logger) (*eventReporter, error) {
-	api, ok := from.(*source.APIServer)
-	if !ok {
-		return nil, nil
+// newEvents returns nil if there is no API server to write to.
+func newEvents(o Options, m *metrics.Metrics) *Events {
+	if o.API == nil {
+		return nil
 	}
 	recorder, err := events.New(events.Options{
-		Config: api.Config, Node: node, Written: m.EventWritten, Dropped: m.EventDropped,
+		Config: o.API, Node: o.Node, Written: m.EventWritten, Dropped: m.EventDropped,
 		Report: func(err error) {
 			var args []any
 			if apierrors.IsForbidden(err) {
 				args = []any{"remedy", "bind the account to a ClusterRole that may create and patch events, such as system:node-proxier"}
 			}
-			log.Error(err, "An Event could not be written; the dataplane does not depend on it", args...)
+			o.Log.Error(err, "An Event could not be written; the dataplane does not depend on it", args...)
 		},
 	})
 	if err != nil {
-		return nil, err
+		o.Log.Error(err, "There will be no Events")
+		return nil
 	}
-	h := &eventReporter{
-		Recorder: recorder, node: node, uids: map[types.NamespacedName]types.UID{},
+	h := &Events{
+		Recorder: recorder, node: o.Node, problems: o.Tracker.Problems, uids: map[types.NamespacedName]types.UID{},
 		checkErrors: map[types.NamespacedName]map[netip.AddrPort]string{}, skipped: map[types.NamespacedName]bool{}, refused: map[types.NamespacedName]bool{},
 		limits: map[types.NamespacedName]string{}, deprecated: map[types.NamespacedName]bool{},
 	}
-	h.Failed(h.self(), eventStarting, "kube-proxy "+buildInfo().Version+" starts")
-	return h, nil
+	h.Failed(h.self(), eventStarting, "kube-proxy "+o.Build.GitVersion+" starts")
+	return h
+}
+
+// Run writes Events until ctx ends.
+func (h *Events) Run(ctx context.Context) {
+	if h != nil {
+		h.Recorder.Run(ctx)
+	}
 }
 
 // self returns the own Node as the object of Events. Its UID is its name, as in the
 // Events of kubelets.
-func (h *eventReporter) self() events.Object {
+func (h *Events) self() events.Object {
 	return events.Object{Kind: "Node", Name: h.node, UID: types.UID(h.node)}
 }
 
 // setService records a Service that Events may be about.
-func (h *eventReporter) setService(s *corev1.Service) {
+func (h *Events) setService(s *corev1.Service) {
 	if h == nil {
 		return
 	}
@@ -125,7 +127,7 @@ func (h *eventReporter) setService(s *corev1.Service) {
 }
 
 // removeService removes the record of a Service.
-func (h *eventReporter) removeService(n types.NamespacedName) {
+func (h *Events) removeService(n types.NamespacedName) {
 	if h == nil {
 		return
 	}
@@ -145,7 +147,7 @@ func serviceObject(n types.NamespacedName, uid types.UID) events.Object {
 
 // report reports the state of a Service on a topic. An empty failure means success. A
 // deleted Service is not reported.
-func (h *eventReporter) report(n types.NamespacedName, t events.Topic, failure, success string) {
+func (h *Events) report(n types.NamespacedName, t events.Topic, failure, success string) {
 	uid, ok := h.uids[n]
 	switch {
 	case !ok:
@@ -156,16 +158,17 @@ func (h *eventReporter) report(n types.NamespacedName, t events.Topic, failure, 
 	}
 }
 
-// reportRound reports a round of f for a generation.
-func (h *eventReporter) reportRound(f service.Family, generation uint64, r reconcile.Result) {
+// Report implements Reporter.
+func (h *Events) Report(x Round) {
 	if h == nil {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	defer h.reportSkipped(generation)
+	f, r := x.Family, x.Result
+	defer h.reportSkipped(r.Generation)
 	h.ruleErrors[f] = ""
-	if r.Err != nil && !health.OnlyPortErrors(r.Err) {
+	if !x.InForce() {
 		h.ruleErrors[f] = f.String() + ": " + r.Err.Error()
 		h.reportRules()
 		return
@@ -189,7 +192,7 @@ func (h *eventReporter) reportRound(f service.Family, generation uint64, r recon
 	}
 }
 
-func (h *eventReporter) reportRules() {
+func (h *Events) reportRules() {
 	if h.ruleErrors == [2]string{} {
 		h.Recovered(h.self(), eventRules, "All rules are in force again")
 		return
@@ -201,7 +204,7 @@ func (h *eventReporter) reportRules() {
 // maxNamed is how many failed ports an Event names.
 const maxNamed = 3
 
-func (h *eventReporter) reportPorts(n types.NamespacedName) {
+func (h *Events) reportPorts(n types.NamespacedName) {
 	var all []string
 	for _, f := range service.Families {
 		all = append(all, h.failedPorts[f][n]...)
@@ -218,7 +221,7 @@ func (h *eventReporter) reportPorts(n types.NamespacedName) {
 
 // problemFound records that there is a new problem. The Event follows after the next
 // round, together with the other problems of the Service.
-func (h *eventReporter) problemFound() {
+func (h *Events) problemFound() {
 	if h != nil {
 		h.newProblems.Store(true)
 	}
@@ -226,7 +229,7 @@ func (h *eventReporter) problemFound() {
 
 // reportSkipped reports which parts of Services are left out. The text must be the same
 // on every node, except for addresses that only this node refuses.
-func (h *eventReporter) reportSkipped(generation uint64) {
+func (h *Events) reportSkipped(generation uint64) {
 	if !h.newProblems.Swap(false) && (len(h.skipped)+len(h.refused) == 0 || h.reportedGeneration == generation) {
 		return
 	}
@@ -247,7 +250,7 @@ func (h *eventReporter) reportSkipped(generation uint64) {
 
 // reportEach reports the Services in now on a topic, and reports success for those in
 // reported that are no longer in now.
-func (h *eventReporter) reportEach(t events.Topic, reported map[types.NamespacedName]bool, now map[types.NamespacedName][]string, success string) {
+func (h *Events) reportEach(t events.Topic, reported map[types.NamespacedName]bool, now map[types.NamespacedName][]string, success string) {
 	for n := range reported {
 		if now[n] == nil {
 			delete(reported, n)
@@ -261,7 +264,7 @@ func (h *eventReporter) reportEach(t events.Topic, reported map[types.Namespaced
 }
 
 // reportHealthCheck reports whether the listener of a Service's health check works.
-func (h *eventReporter) reportHealthCheck(p servicecheck.Problem) {
+func (h *Events) reportHealthCheck(p servicecheck.Problem) {
 	if h == nil {
 		return
 	}
@@ -287,8 +290,8 @@ func (h *eventReporter) reportHealthCheck(p servicecheck.Problem) {
 	h.report(n, eventCheck, failure, "Node "+h.node+" answers health checks")
 }
 
-// reportServer reports whether the listener of a server of the proxy works.
-func (h *eventReporter) reportServer(name string, err error) {
+// ReportServer reports whether the listener of a server of the proxy works.
+func (h *Events) ReportServer(name string, err error) {
 	t, ok := serverEvents[name]
 	switch {
 	case h == nil || !ok:
@@ -297,28 +300,4 @@ func (h *eventReporter) reportServer(name string, err error) {
 	default:
 		h.Recovered(h.self(), t, "The "+name+" server answers now")
 	}
-}
-
-// enableEvents makes o write Events if from has an API server.
-func (o *statusReporter) enableEvents(from source.Source, log klog.Logger) {
-	h, err := newEventReporter(from, o.node, o.metrics, log)
-	if err != nil {
-		log.Error(err, "There will be no Events")
-	}
-	if h != nil {
-		h.problems = func() []track.Problem { return o.tracker.Problems() }
-	}
-	o.events = h
-	o.warnDeprecatedMode()
-}
-
-// start writes Events in group until ctx ends.
-func (h *eventReporter) start(ctx context.Context, group *errgroup.Group) {
-	if h == nil {
-		return
-	}
-	group.Go(func() error {
-		h.Run(ctx)
-		return nil
-	})
 }

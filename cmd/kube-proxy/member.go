@@ -1,0 +1,131 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/report"
+	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
+	"kubeproxy/common/track"
+)
+
+// member is a backend with what runs beside it.
+type member struct {
+	*backend
+	loop     *reconcile.Loop
+	takeover *takeover.Takeover // nil if there is nothing to take over from
+}
+
+// The pauses of repairs after foreign changes, see Drift of reconcile.Loop. Repairs take
+// at most a twentieth of the time.
+const (
+	driftPause      = 100 * time.Millisecond
+	driftPauseMax   = time.Second
+	driftCostFactor = 20
+)
+
+// newMembers returns a member for each backend, and looks for what an earlier proxy left.
+func (p *proxy) newMembers(ctx context.Context) ([]*member, error) {
+	var all []*member
+	for _, b := range p.selected.backends {
+		m, err := p.newMember(ctx, b)
+		if err != nil {
+			return nil, err
+		}
+		p.progress.expect(b.String())
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+func (p *proxy) newMember(ctx context.Context, b *backend) (*member, error) {
+	k := &planRecorder{backend: b}
+	l := reconcile.NewLoop(k)
+	l.Latest = p.tracker.Latest
+	timing := timingOf(p.selected.config)
+	l.MinInterval, l.Burst, l.Resync, l.Retry = timing.MinInterval, 10, timing.Resync, timing.Retry
+	l.CostFactor, l.Grace = timing.CostFactor, b.grace
+	l.Drift, l.DriftCostFactor = reconcile.Backoff{First: driftPause, Max: driftPauseMax}, driftCostFactor
+	l.Enter = p.leaseEnter()
+	t, err := p.newTakeover(b, l.Kick)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{backend: b, loop: l, takeover: t}
+	l.Standby = func(want *service.Snapshot) {
+		if t != nil {
+			t.Standby()
+		}
+		p.reports.Standby(b.family, want)
+	}
+	rounds := p.reports.Sequence(p.afterRounds(ctx, m))
+	l.Report = func(res reconcile.Result) { rounds.Report(b.round(k.desired, res)) }
+	p.tracker.Subscribe(track.Listener{Changed: func() {
+		p.reports.Queued(b.mode, b.family)
+		l.SnapshotChanged()
+	}})
+	if t != nil {
+		t.Discover(ctx)
+	}
+	return m, nil
+}
+
+// afterRounds returns what follows the rounds of m.
+func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
+	r := report.Backend{
+		Log:     p.log.WithValues("backend", m.String()),
+		InForce: func() { p.progress.done(m.String()) },
+	}
+	if m.takeover != nil {
+		r.Takeover = m.takeover.RecordRound
+	}
+	if m.cleanConntrack != nil {
+		r.CleanConntrack = func(s *service.Snapshot, res reconcile.Result) (int, error) {
+			// A cleanup that has begun is finished even if ctx ends.
+			flows, again, err := m.cleanConntrack(context.WithoutCancel(ctx), s, res)
+			if again > 0 {
+				time.AfterFunc(again, m.loop.SnapshotChanged)
+			}
+			return flows, err
+		}
+	}
+	return r
+}
+
+// round returns the round of b for s.
+func (b *backend) round(s *service.Snapshot, r reconcile.Result) report.Round {
+	x := report.Round{Mode: b.mode, Family: b.family, Snapshot: s, Result: r, Restored: b.restoreMetrics()}
+	if d, ok := b.Backend.(interface{ DegradedReason() string }); ok {
+		x.Degraded = d.DegradedReason()
+	}
+	return x
+}
+
+// start starts the goroutines of m in group.
+func (m *member) start(ctx context.Context, group *errgroup.Group) {
+	group.Go(func() error { return m.loop.Run(ctx) })
+	if m.takeover != nil {
+		group.Go(func() error {
+			m.takeover.Run(ctx)
+			return nil
+		})
+	}
+	if w, ok := m.Backend.(reconcile.Watcher); ok {
+		group.Go(func() error { return watch(ctx, m.backend, w, m.loop.DataplaneChanged) })
+	}
+}
+
+func loopsOf(members []*member) []*reconcile.Loop {
+	var all []*reconcile.Loop
+	for _, m := range members {
+		all = append(all, m.loop)
+	}
+	return all
+}

@@ -1,0 +1,129 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+)
+
+// TestUnknownPods checks that podCIDRs are required only of families that have Services.
+func TestUnknownPods(t *testing.T) {
+	r := newTestReports(Options{Families: service.Families[:], PodsFromNode: true})
+	round := func(pods ...netip.Prefix) map[string]string {
+		node := &service.Node{NodePorts: service.AnyAddress(), Pods: service.LocalPods{Prefixes: pods}}
+		s := service.New(1, node, []*service.Port{{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv4}})
+		for _, f := range service.Families {
+			r.round(f, s, reconcile.Result{FullSync: true})
+		}
+		return r.Health.Report().Conditions
+	}
+	const want = "the Node node-a has no podCIDRs of IPv4, so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
+	if diff := cmp.Diff(map[string]string{"pods-IPv4": want}, round(netip.MustParsePrefix("fd00::/64"))); diff != "" {
+		t.Errorf("without (-want +got):\n%s", diff)
+	}
+	if got := round(netip.MustParsePrefix("10.244.1.0/24")); len(got) > 0 {
+		t.Errorf("with: %v", got)
+	}
+	r.Reconfigure(track.Options{})
+	if got := round(); len(got) > 0 {
+		t.Errorf("told otherwise: %v", got)
+	}
+}
+
+// TestFamilyOutOfReach checks a round that finds that the node lacks a family. It matters
+// only if the family has Services.
+func TestFamilyOutOfReach(t *testing.T) {
+	log, text := newLog(0)
+	r := newTestReports(Options{Mode: "kernelspace", Families: []service.Family{service.IPv6}, Log: log})
+	rounds := r.Sequence(Backend{})
+	round := func(why string, ports ...*service.Port) string {
+		s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
+		rounds.Report(Round{Family: service.IPv6, Snapshot: s, Result: reconcile.Result{Unavailable: why}})
+		return r.Health.Report().Conditions["family-IPv6"]
+	}
+	web := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv6}
+	for i, got := range []string{round("no IPv6"), round("no IPv6", web), round("no IPv6", web), round("", web), round("no IPv6")} {
+		if want := []string{"", "no IPv6", "no IPv6", "", ""}[i]; got != want {
+			t.Errorf("round %d: condition %q, want %q", i, got, want)
+		}
+	}
+	if diff := cmp.Diff([]string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, messages(text)); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+}
+
+// TestClosedNodePortsAreReported checks that the condition lasts as long as the node's
+// addresses are unknown.
+func TestClosedNodePortsAreReported(t *testing.T) {
+	r := newTestReports(Options{})
+	for pending, want := range map[bool]bool{true: true, false: false} {
+		s := service.New(1, &service.Node{Name: "node-x", NodePortsPending: [2]bool{pending}}, []*service.Port{checkedPort(service.IPv4, "web", 0, 0)})
+		r.round(service.IPv4, s, reconcile.Result{})
+		text := r.Health.Report().Conditions["node-port-addresses-IPv4"]
+		if got := strings.Contains(text, "no IPv4 address answers NodePorts"); got != want {
+			t.Errorf("pending %v: the condition is %q", pending, text)
+		}
+	}
+}
+
+// TestRefusedAddressesAreReported checks that the condition lasts as long as an address
+// of a Service is refused.
+func TestRefusedAddressesAreReported(t *testing.T) {
+	r := newTestReports(Options{})
+	h := r.sink
+	round := func() string {
+		r.round(service.IPv4, h.Latest(), reconcile.Result{})
+		return r.Health.Report().Conditions["refused-addresses"]
+	}
+	victim, thief := shopService("victim", "10.96.0.9"), shopService("thief", "10.96.0.10")
+	thief.Spec.ExternalIPs, thief.Spec.Ports[0].Port = []string{"10.96.0.9"}, 81
+	h.SetService(victim)
+	h.SetService(thief)
+	h.Synced()
+	if got := round(); !strings.Contains(got, "shop/thief: ExternalIP 10.96.0.9:81/tcp is refused: the address is the ClusterIP of service shop/victim") {
+		t.Errorf("the condition is %q", got)
+	}
+	h.DeleteService(types.NamespacedName{Namespace: "shop", Name: "victim"})
+	if got := round(); got != "" {
+		t.Errorf("the condition is %q when nobody has the address any more", got)
+	}
+}
+
+// TestManyProblems wants the first of many problems logged, and the rest counted.
+func TestManyProblems(t *testing.T) {
+	log, text := newLog(0)
+	r := newTestReports(Options{Log: log})
+	const services = 100
+	for i := range services {
+		r.sink.SetService(shopService(fmt.Sprintf("s%03d", i), "10.96.0.10"))
+	}
+	r.sink.Synced()
+	r.sink.Latest()
+	if n := strings.Count(text.String(), "belongs to"); n != mostProblems || !strings.Contains(text.String(), `kube-proxy status and /services have them all" more=79`) {
+		t.Errorf("%d problems are logged; want %d and how many more there are:\n%s", n, mostProblems, text)
+	}
+	if n := r.Services.Summary().Problems; n != services-1 {
+		t.Errorf("%d problems are known; want %d", n, services-1)
+	}
+}
+
+// shopService returns a Service with one port.
+func shopService(name, clusterIP string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
+		Spec:       corev1.ServiceSpec{ClusterIP: clusterIP, Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+}

@@ -1,0 +1,53 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/service"
+)
+
+// TestLatency counts each change once, by the round that began after it.
+func TestLatency(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLatency(time.Now())
+		tell := func(name string, at time.Time) {
+			l.sliceChanged(&discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: at.Format(time.RFC3339Nano)}},
+				AddressType: discoveryv1.AddressTypeIPv4,
+			})
+		}
+		tell("before the start", time.Now().Add(-time.Hour))
+		at := time.Now()
+		time.Sleep(time.Second)
+		tell("web", at)
+		tell("web", at) // again, for another reason
+		time.Sleep(time.Second)
+		start := time.Now()
+		time.Sleep(time.Second)
+		tell("late", time.Now())
+		if diff := cmp.Diff([]time.Duration{3 * time.Second}, l.takeProgrammed(service.IPv4, start, time.Now())); diff != "" {
+			t.Errorf("first round (-want +got):\n%s", diff)
+		}
+		if got := l.takeProgrammed(service.IPv4, time.Now(), time.Now().Add(time.Second)); len(got) != 1 || got[0] != time.Second {
+			t.Errorf("second round: %v, want the late one's second", got)
+		}
+		if got := l.takeProgrammed(service.IPv4, time.Now(), time.Now()); got != nil {
+			t.Errorf("third round: %v, want nothing", got)
+		}
+		l.sliceDeleted(types.NamespacedName{Namespace: "shop", Name: "web"})
+		if len(l.seen) != 1 {
+			t.Errorf("%d slices are remembered after one left, want 1", len(l.seen))
+		}
+	})
+}

@@ -1,0 +1,180 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/kubeclient"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+)
+
+// Options are what Reports need to know.
+type Options struct {
+	Mode, Node string
+	Families   []service.Family // with a backend
+	// Unavailable is why the other families have none.
+	Unavailable map[service.Family]string
+	// SyncPeriod is the longest time between two rounds.
+	SyncPeriod time.Duration
+	Build      metrics.Build
+	Features   []metrics.Feature
+	// PodsFromNode is whether pods are identified by the Node's podCIDRs.
+	PodsFromNode bool
+	// ProxyName and ExternalIPsIgnored are as in track.Options.
+	ProxyName          string
+	ExternalIPsIgnored bool
+
+	// API is where Events are written, nil for nowhere.
+	API     *rest.Config
+	Tracker *track.Tracker
+	Sources *Sources
+	// Observe, if set, adds what backends count to an observation.
+	Observe func(*metrics.Observation)
+	// Processes names the processes that look like service proxies of this node, empty
+	// for none.
+	Processes func() string
+	// Listen and MaxConnections are for the health checks of Services.
+	Listen         func(ctx context.Context, network, addr string) (net.Listener, error)
+	MaxConnections int
+	Log            klog.Logger
+}
+
+// Reports are the reporters of a proxy. All are complete when New returns.
+type Reports struct {
+	Health       *health.Monitor
+	Metrics      *metrics.Metrics
+	Services     *servicestate.Store
+	Events       *Events
+	OtherProxies *OtherProxies
+
+	sink    sink
+	checks  *checks
+	limits  *limits
+	pods    *unknownPods
+	refused *refused
+	latency *latency
+	log     klog.Logger
+}
+
+// New returns the Reports of a proxy that starts now. Each part is made after those that
+// it uses.
+func New(o Options) *Reports {
+	started := time.Now()
+	monitor := health.New(health.Options{
+		Families: o.Families, SyncPeriod: o.SyncPeriod, NodeRequired: o.Sources.api, Sources: o.Sources.report,
+	})
+	counts := metrics.New(metrics.Options{Backends: backendsOf(o), Build: o.Build, Features: o.Features})
+	kubeclient.CountRequests(counts)
+	events := newEvents(o, counts)
+	servers := newCheckServers(o, monitor, events)
+	services := &servicestate.Store{
+		Latest: o.Tracker.Latest, Problems: func() []servicestate.Problem { return problemsOf(o.Tracker.Problems()) },
+		Unanswered: servers.unanswered, Unavailable: o.Unavailable,
+	}
+	r := &Reports{
+		Health: monitor, Metrics: counts, Services: services, Events: events,
+		OtherProxies: &OtherProxies{health: monitor, events: events, processes: o.Processes, log: o.Log},
+		checks:       newChecks(servers, services.Failing, o.Unavailable),
+		limits:       &limits{mode: o.Mode, health: monitor, events: events, log: o.Log},
+		pods:         newUnknownPods(o, monitor),
+		refused:      &refused{health: monitor, tracker: o.Tracker},
+		latency:      newLatency(started),
+		log:          o.Log,
+	}
+	r.sink = sink{
+		Tracker: o.Tracker, health: monitor, metrics: counts, events: events, latency: r.latency, sources: o.Sources,
+		node:         &nodeLog{log: o.Log, name: o.Node, podCIDRs: o.PodsFromNode},
+		deprecations: &deprecations{log: o.Log, externalIPsIgnored: o.ExternalIPsIgnored, name: o.ProxyName, uses: map[types.NamespacedName]bool{}},
+	}
+	x := &observer{health: monitor, services: services, sources: o.Sources, tracker: o.Tracker, dataplane: o.Observe, started: started}
+	counts.Observe(x.observe)
+	o.Tracker.Subscribe(track.Listener{Found: r.problemsFound})
+	reportUnavailable(monitor, o.Log, o.Unavailable)
+	warnDeprecatedMode(o.Mode, events, o.Log)
+	return r
+}
+
+func backendsOf(o Options) []metrics.Backend {
+	var all []metrics.Backend
+	for _, f := range o.Families {
+		all = append(all, metrics.Backend{Mode: o.Mode, Family: f})
+	}
+	return all
+}
+
+// Sink returns the sink of the source: it reports objects and passes them to the Tracker.
+func (r *Reports) Sink() source.Sink { return r.sink }
+
+// Run writes Events, answers health checks of Services and warns if the Node stays
+// unknown, until ctx ends.
+func (r *Reports) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { r.Events.Run(ctx) })
+	all.Go(func() { r.checks.servers.Run(ctx) })
+	all.Go(func() { r.sink.node.warnIfUnknown(ctx, r.sink.sources, r.sink.Tracker) })
+	all.Wait()
+}
+
+// Reconfigure applies changed settings of the Tracker.
+func (r *Reports) Reconfigure(o track.Options) { r.pods.fromNode.Store(o.PodsFromNode) }
+
+// Queued records that a backend has a pending change from now on.
+func (r *Reports) Queued(mode string, f service.Family) {
+	r.Health.Queued(f)
+	r.Metrics.Queued(metrics.Backend{Mode: mode, Family: f}, time.Now())
+}
+
+// Standby records that another process programs the node for want. Health checks of
+// Services are still answered, as this process has their ports.
+func (r *Reports) Standby(f service.Family, want *service.Snapshot) {
+	now := time.Now()
+	r.Metrics.ChangesSynced()
+	r.latency.takeProgrammed(f, now, now) // the latency of the other process is unknown
+	r.checks.update(f, want)
+}
+
+// mostProblems is how many problems that come up at once are logged. The rest is counted.
+const mostProblems = 20
+
+// problemsFound records new problems.
+func (r *Reports) problemsFound(all []track.Problem) {
+	for _, p := range all[:min(len(all), mostProblems)] {
+		r.log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
+	}
+	if n := len(all) - mostProblems; n > 0 {
+		r.log.Error(nil, "There are more problems: kube-proxy status and /services have them all", "more", n)
+	}
+	for _, p := range all {
+		r.Services.ProblemFound(problemOf(p), time.Now())
+		r.refused.problemFound(p)
+		r.Events.problemFound()
+	}
+}
+
+func problemsOf(all []track.Problem) []servicestate.Problem {
+	var problems []servicestate.Problem
+	for _, p := range all {
+		problems = append(problems, problemOf(p))
+	}
+	return problems
+}
+
+func problemOf(p track.Problem) servicestate.Problem {
+	return servicestate.Problem{
+		Namespace: p.Service.Namespace, Name: p.Service.Name, Field: p.Field, Message: p.Message,
+	}
+}

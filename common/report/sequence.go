@@ -1,0 +1,86 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Backend is what of a backend follows its rounds. Functions that are nil are left out.
+type Backend struct {
+	Log klog.Logger
+	// Takeover receives each round.
+	Takeover func(*service.Snapshot, error)
+	// InForce is called after each round whose rules are in force, except for single
+	// ports.
+	InForce func()
+	// CleanConntrack deletes the conntrack entries that a round made stale, and returns
+	// how many these were.
+	CleanConntrack func(*service.Snapshot, reconcile.Result) (flows int, err error)
+}
+
+// Sequence returns who receives the rounds of b, in this order. Health comes first, and
+// the log follows every condition, so that a reader of the log finds the condition.
+// Cleanup of conntrack entries comes last, as it takes long.
+func (r *Reports) Sequence(b Backend) Sequence {
+	log := newRoundLogger(b.Log)
+	inForce := Round.InForce
+	s := Sequence{
+		{"health", nil, Func(func(x Round) { r.Health.Result(x.Family, x.Result) })},
+		{"metrics", nil, Func(r.countRound)},
+		{"services", nil, Func(func(x Round) { r.Services.Result(x.Family, x.Snapshot, x.Result) })},
+		{"events", nil, r.Events},
+		{"drift", nil, r.OtherProxies},
+		{"limits", inForce, r.limits},
+		{"degraded", inForce, &degraded{health: r.Health, log: b.Log}},
+		{"unavailable", inForce, &unavailable{health: r.Health, log: r.log}},
+		{"latency", inForce, Func(r.countInForce)},
+		{"checks", inForce, r.checks},
+		{"pods", inForce, r.pods},
+		{"nodeports", inForce, nodePorts{r.Health}},
+		{"refused", inForce, r.refused},
+		{"log", nil, log},
+	}
+	if b.Takeover != nil {
+		s = append(s, Step{"takeover", nil, Func(func(x Round) { b.Takeover(x.Snapshot, x.Result.Err) })})
+	}
+	if b.InForce != nil {
+		s = append(s, Step{"start", inForce, Func(func(Round) { b.InForce() })})
+	}
+	if b.CleanConntrack != nil {
+		s = append(s, Step{"conntrack", Round.partly, Func(func(x Round) { r.cleanConntrack(b, x, log) })})
+	}
+	return s
+}
+
+func (r *Reports) countRound(x Round) {
+	extent := metrics.Partial
+	if x.Result.FullSync {
+		extent = metrics.Full
+	}
+	of := metrics.Backend{Mode: x.Mode, Family: x.Family}
+	r.Metrics.Result(of, metrics.Round{Result: x.Result, Snapshot: x.Snapshot, Extent: extent, Restored: x.Restored})
+}
+
+func (r *Reports) countInForce(x Round) {
+	r.Metrics.ChangesSynced()
+	for _, after := range r.latency.takeProgrammed(x.Family, x.Result.Start, x.Result.Start.Add(x.Result.Took)) {
+		r.Metrics.InForce(x.Family, after)
+	}
+}
+
+func (r *Reports) cleanConntrack(b Backend, x Round, log *roundLogger) {
+	start := time.Now()
+	flows, err := b.CleanConntrack(x.Snapshot, x.Result)
+	r.Metrics.Conntrack(x.Family, time.Since(start), flows)
+	if err != nil {
+		log.logCleanupError(err)
+	}
+}

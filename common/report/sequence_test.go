@@ -1,0 +1,111 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+)
+
+// newTestReports completes o, whose zero value has one backend for IPv4.
+func newTestReports(o Options) *Reports {
+	o.Mode, o.Node = cmp.Or(o.Mode, "nftables"), cmp.Or(o.Node, "node-a")
+	if o.Families == nil {
+		o.Families = []service.Family{service.IPv4}
+	}
+	if o.Sources == nil {
+		o.Sources = NewManifestSources()
+	}
+	if o.Processes == nil {
+		o.Processes = func() string { return "" }
+	}
+	o.Tracker = track.New(track.Options{NodeName: o.Node})
+	return New(o)
+}
+
+// round passes a round to a new Sequence.
+func (r *Reports) round(f service.Family, s *service.Snapshot, result reconcile.Result) {
+	r.Sequence(Backend{}).Report(Round{Mode: "nftables", Family: f, Snapshot: s, Result: result})
+}
+
+// TestSequence checks who receives which rounds, and in which order.
+func TestSequence(t *testing.T) {
+	all := newTestReports(Options{}).Sequence(Backend{
+		Takeover: func(*service.Snapshot, error) {}, InForce: func() {},
+		CleanConntrack: func(*service.Snapshot, reconcile.Result) (int, error) { return 0, nil },
+	})
+	always := []string{"health", "metrics", "services", "events", "drift"}
+	inForce := []string{"limits", "degraded", "unavailable", "latency", "checks", "pods", "nodeports", "refused"}
+	after := []string{"log", "takeover"}
+	port := portError(v4, "web", errRefused)
+	for situation, tt := range map[string]struct {
+		err  error
+		want []string
+	}{
+		"everything is in force": {nil, slices.Concat(always, inForce, after, []string{"start", "conntrack"})},
+		"but for a port":         {port, slices.Concat(always, inForce, after, []string{"start", "conntrack"})},
+		"and something else":     {errors.Join(port, errors.New("no netlink")), slices.Concat(always, after, []string{"conntrack"})},
+		"nothing":                {errors.New("no netlink"), slices.Concat(always, after)},
+	} {
+		var got []string
+		s := slices.Clone(all)
+		for i := range s {
+			s[i].Reporter = Func(func(Round) { got = append(got, s[i].Name) })
+		}
+		s.Report(Round{Result: reconcile.Result{Err: tt.err}})
+		if diff := gocmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", situation, diff)
+		}
+	}
+}
+
+// TestSequenceOfPlainBackend checks that a step without a function is left out.
+func TestSequenceOfPlainBackend(t *testing.T) {
+	s := newTestReports(Options{}).Sequence(Backend{})
+	if last := s[len(s)-1].Name; last != "log" {
+		t.Errorf("the last step is %s, want log", last)
+	}
+}
+
+// lineFunc is called with each line that is logged.
+type lineFunc func(line string)
+
+func (g lineFunc) Write(line []byte) (int, error) {
+	g(string(line))
+	return len(line), nil
+}
+
+// TestRoundIsReportedBeforeItIsLogged checks that a log line about a round follows the
+// condition in the health report.
+func TestRoundIsReportedBeforeItIsLogged(t *testing.T) {
+	r := newTestReports(Options{})
+	var shown []string
+	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(lineFunc(func(string) {
+		shown = append(shown, r.Health.Report().Status["IPv4"].LastError)
+	}))))
+	rounds := r.Sequence(Backend{Log: log})
+	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
+	for _, err := range []error{errRefused, nil} {
+		rounds.Report(Round{Snapshot: s, Result: reconcile.Result{Err: err}})
+	}
+	if diff := gocmp.Diff([]string{"refused", ""}, shown); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestReportsStartUnhealthy(t *testing.T) {
+	if newTestReports(Options{Log: klog.Background()}).Health.Serving() {
+		t.Error("healthy before the first round")
+	}
+}
