@@ -79,7 +79,5 @@ func Affects(err error, f service.Frontend) bool {
 		return slices.ContainsFunc(list.Unwrap(), func(err error) bool { return Affects(err, f) })
 	}
 	var u *UnsupportedError
-	return errors.As(err, &u) && slices.ContainsFunc(u.Affected, func(l service.Frontend) bool {
-		return l.Kind == f.Kind && l.Addr == f.Addr && l.Port == f.Port
-	})
+	return errors.As(err, &u) && slices.ContainsFunc(u.Affected, f.SameAddress)
 }

@@ -4,6 +4,7 @@
 package service
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -172,6 +173,33 @@ func TestPortNameOrder(t *testing.T) {
 }
 
 func sign(n int) int { return min(max(n, -1), 1) }
+
+func TestFrontendEquality(t *testing.T) {
+	f := Frontend{LoadBalancerIP, netip.MustParseAddr("192.0.2.1"), 80, nil}
+	with := func(change func(*Frontend)) Frontend {
+		g := f
+		change(&g)
+		return g
+	}
+	all := netip.MustParsePrefix("0.0.0.0/0")
+	for name, c := range map[string]struct {
+		g           Frontend
+		same, equal bool
+	}{
+		"itself":          {f, true, true},
+		"kind":            {with(func(g *Frontend) { g.Kind = ExternalIP }), false, false},
+		"address":         {with(func(g *Frontend) { g.Addr = g.Addr.Next() }), false, false},
+		"port":            {with(func(g *Frontend) { g.Port++ }), false, false},
+		"sources":         {with(func(g *Frontend) { g.Sources = []netip.Prefix{all} }), true, false},
+		"nobody admitted": {with(func(g *Frontend) { g.Sources = []netip.Prefix{} }), true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if same, equal := f.SameAddress(c.g), f.Equal(c.g); same != c.same || equal != c.equal {
+				t.Errorf("%v and %v: same address %t, equal %t", f, c.g, same, equal)
+			}
+		})
+	}
+}
 
 func TestPortEndpoints(t *testing.T) {
 	here, there := []Endpoint{{Local: true}}, []Endpoint{{Remote: true}}

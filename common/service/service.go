@@ -10,6 +10,7 @@ package service
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -119,6 +120,17 @@ type Frontend struct {
 	// admits every client. An empty list that is not nil admits none: the Service has
 	// ranges, but none of this family. Only LoadBalancerIP frontends have Sources.
 	Sources []netip.Prefix
+}
+
+// SameAddress reports whether f and g have the same kind, address and port. They may admit
+// different clients, and their Ports may have different protocols.
+func (f Frontend) SameAddress(g Frontend) bool {
+	return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port
+}
+
+// Equal reports whether f and g have the same address and admit the same clients.
+func (f Frontend) Equal(g Frontend) bool {
+	return f.SameAddress(g) && (f.Sources == nil) == (g.Sources == nil) && slices.Equal(f.Sources, g.Sources)
 }
 
 // Endpoint is a destination of traffic.

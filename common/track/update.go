@@ -186,7 +186,7 @@ func (r *resolver) resolve() {
 		if p != old {
 			r.changes = append(r.changes, service.Change{Old: old, New: p})
 		}
-		if p.HealthCheck == want.HealthCheck && slices.EqualFunc(p.Frontends, want.Frontends, sameFrontend) {
+		if p.HealthCheck == want.HealthCheck && slices.EqualFunc(p.Frontends, want.Frontends, service.Frontend.Equal) {
 			s.want[i] = p
 		}
 	}
@@ -316,10 +316,5 @@ func (r *resolver) problems() []Problem {
 func sameShape(a, b *service.Port) bool {
 	return a.Name == b.Name && a.Family == b.Family &&
 		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity && a.HealthCheck == b.HealthCheck && a.KeepVIP == b.KeepVIP &&
-		slices.EqualFunc(a.Frontends, b.Frontends, sameFrontend)
-}
-
-func sameFrontend(a, b service.Frontend) bool {
-	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
-		(a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
+		slices.EqualFunc(a.Frontends, b.Frontends, service.Frontend.Equal)
 }

@@ -104,9 +104,7 @@ func compareRules(before, after []Rule) []Rule {
 // the endpoints in Cluster.
 func differOnlyInCluster(a, b *service.Port) bool {
 	return usesOnlyCluster(a) && usesOnlyCluster(b) && a.Family == b.Family && a.Name.Protocol == b.Name.Protocol &&
-		slices.EqualFunc(a.Frontends, b.Frontends, func(f, g service.Frontend) bool {
-			return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port
-		})
+		slices.EqualFunc(a.Frontends, b.Frontends, service.Frontend.SameAddress)
 }
 
 func usesOnlyCluster(p *service.Port) bool {

@@ -48,7 +48,7 @@ func (p *plan) planChanges(ctx context.Context, h *installed, cs []service.Chang
 func (p *plan) handedOver(cs []service.Change) map[key]desiredServer {
 	left := map[key]desiredServer{}
 	for _, c := range cs {
-		if c.Old != nil && (c.New == nil || !slices.EqualFunc(c.Old.Frontends, c.New.Frontends, sameAddress)) {
+		if c.Old != nil && (c.New == nil || !slices.EqualFunc(c.Old.Frontends, c.New.Frontends, service.Frontend.SameAddress)) {
 			for _, w := range p.backend.options.servers(c.Old, p.next.localNode) {
 				left[w.key] = w
 			}
@@ -66,10 +66,6 @@ func (p *plan) handedOver(cs []service.Change) map[key]desiredServer {
 		}
 	}
 	return moved
-}
-
-func sameAddress(a, b service.Frontend) bool {
-	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port
 }
 
 // countAddrs adds n to the counts of the addresses of p, which may be nil.

@@ -83,9 +83,7 @@ func sameRoutes(a, b *service.Port) bool {
 	return a != nil && b != nil && a.Name == b.Name && a.Family == b.Family &&
 		a.Affinity == 0 && b.Affinity == 0 &&
 		a.Internal == b.Internal && a.External == b.External &&
-		slices.EqualFunc(a.Frontends, b.Frontends, func(f, g service.Frontend) bool {
-			return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port
-		})
+		slices.EqualFunc(a.Frontends, b.Frontends, service.Frontend.SameAddress)
 }
 
 // build returns the elements. size is an estimate of their number.

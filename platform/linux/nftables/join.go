@@ -23,7 +23,7 @@ func frontendsOnlyIn(p, q *service.Port) []frontendKey {
 	}
 	var all []frontendKey
 	for _, f := range p.Frontends {
-		if q == nil || !slices.ContainsFunc(q.Frontends, func(g service.Frontend) bool { return g.Kind == f.Kind && g.Addr == f.Addr && g.Port == f.Port }) {
+		if q == nil || !slices.ContainsFunc(q.Frontends, f.SameAddress) {
 			all = append(all, frontendKey{netip.AddrPortFrom(f.Addr, f.Port), p.Name.Protocol})
 		}
 	}

@@ -112,8 +112,5 @@ func (o Options) lead(p *service.Port, listener func(service.Policy) (uint16, bo
 func sameRules(p, q *service.Port) bool {
 	return p.Internal == q.Internal && p.External == q.External &&
 		slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Local, q.Local) &&
-		slices.EqualFunc(p.Frontends, q.Frontends, func(f, g service.Frontend) bool {
-			return f.Kind == g.Kind && f.Addr == g.Addr && f.Port == g.Port &&
-				slices.Equal(f.Sources, g.Sources) && (f.Sources == nil) == (g.Sources == nil)
-		})
+		slices.EqualFunc(p.Frontends, q.Frontends, service.Frontend.Equal)
 }
