@@ -4,7 +4,7 @@
 // Package route decides what should happen to a connection. A snapshot and a connection
 // go in, a Verdict comes out. The decision is a plain reading of the snapshot: too slow
 // for packets, and the reference for what a backend programs. It does not depend on an
-// operating system. The tests use it, the proxy does not.
+// operating system. Tests and kube-proxy explain use it; what programs the node does not.
 package route
 
 import (

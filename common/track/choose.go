@@ -28,9 +28,11 @@ type chooser struct {
 	local      []service.Endpoint
 	draining   []service.Endpoint
 	listed     []netip.Addr
-	excess     int           // how many did not fit
-	filled     *service.Port // the Port that the lists are for, or nil
-	from       []origin      // where its endpoints come from
+	excess     int // how many did not fit
+	// wantCluster and wantLocal are the states that put a candidate into cluster and local.
+	wantCluster, wantLocal state
+	filled                 *service.Port // the Port that the lists are for, or nil
+	from                   []origin      // where its endpoints come from
 }
 
 // fill fills the lists for p from the slices in from, and returns how many endpoints did
@@ -132,17 +134,10 @@ func listContains(list, item string) bool {
 // choose fills cluster and draining, and local if p needs it. It returns how many
 // endpoints did not fit.
 func (c *chooser) choose(p *service.Port) int {
-	preferred := c.topology()
-	c.cluster = c.pick(c.cluster, preferred|ready)
-	if len(c.cluster) == 0 {
-		c.cluster = c.pick(c.cluster, serving|terminating)
-	}
-	c.local = c.local[:0]
+	c.cluster, c.wantCluster = c.firstOf(c.cluster, c.topology()|ready, serving|terminating)
+	c.local, c.wantLocal = c.local[:0], 0
 	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
-		c.local = c.pick(c.local, local|ready)
-		if len(c.local) == 0 {
-			c.local = c.pick(c.local, local|serving|terminating)
-		}
+		c.local, c.wantLocal = c.firstOf(c.local, local|ready, local|serving|terminating)
 	}
 	c.pickDraining(p)
 	excess := max(len(c.cluster), len(c.local)) - maxEndpoints
@@ -213,6 +208,15 @@ func (c *chooser) topology() state {
 		return forZone
 	}
 	return 0
+}
+
+// firstOf replaces the contents of list with the candidates that have all of best, or if
+// there is none, all of second. It also returns which of the two.
+func (c *chooser) firstOf(list []service.Endpoint, best, second state) ([]service.Endpoint, state) {
+	if list = c.pick(list, best); len(list) > 0 {
+		return list, best
+	}
+	return c.pick(list, second), second
 }
 
 // pick replaces the contents of list with the candidates that have all of want.

@@ -4,6 +4,7 @@
 package track
 
 import (
+	"math"
 	"strconv"
 	"strings"
 )
@@ -14,6 +15,9 @@ type interner struct {
 	seen    map[string]string
 	layouts map[string]*sliceLayout
 	key     []byte // scratch memory of internLayout
+
+	places     []place // the first one is unknown
+	placeIndex map[place]uint16
 }
 
 // maxInterned bounds the memory that names of deleted objects occupy.
@@ -55,4 +59,23 @@ func (n *interner) internLayout(k *sliceLayout) *sliceLayout {
 	}
 	n.layouts[string(n.key)] = k
 	return k
+}
+
+// internPlace returns the index of at in places. Places are never forgotten. When the
+// table is full, further ones count as unknown.
+func (n *interner) internPlace(at place) uint16 {
+	if i, ok := n.placeIndex[at]; ok {
+		return i
+	}
+	if n.places == nil {
+		n.places, n.placeIndex = []place{{}}, map[place]uint16{{}: 0}
+		return n.internPlace(at)
+	}
+	if len(n.places) > math.MaxUint16 {
+		return 0
+	}
+	at = place{strings.Clone(at.node), strings.Clone(at.zone)}
+	n.placeIndex[at] = uint16(len(n.places))
+	n.places = append(n.places, at)
+	return n.placeIndex[at]
 }

@@ -37,7 +37,13 @@ type sliceLayout struct {
 type endpoint struct {
 	hint  uint32 // 1 + index into zones, 0 without zone hints
 	state state
+	// place is an index into the places of the interner. It only explains, and does not
+	// affect what is forwarded.
+	place uint16
 }
+
+// place is where an endpoint runs, as far as its slice says.
+type place struct{ node, zone string }
 
 // state is a set of properties of an endpoint.
 type state uint16
@@ -95,11 +101,11 @@ func (s *serviceState) localReady() [2]int {
 	return n
 }
 
-// same reports whether both are equal, except for owner and name.
+// same reports whether both are equal, except for owner, name and places.
 func (s *slice) same(t *slice) bool {
 	return s.family == t.family &&
 		bytes.Equal(s.addrs, t.addrs) &&
-		slices.Equal(s.endpoints, t.endpoints) &&
+		slices.EqualFunc(s.endpoints, t.endpoints, func(a, b endpoint) bool { return a.state == b.state && a.hint == b.hint }) &&
 		slices.Equal(s.ports, t.ports) &&
 		slices.Equal(s.zones, t.zones) &&
 		slices.Equal(s.notes, t.notes)
@@ -191,7 +197,7 @@ func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
 		p.notes.add(p.field(at("endpoints", i)+".addresses[0]"), "%.80q is %s in a slice of %s", from.Addresses[0], f, p.out.family)
 		return
 	}
-	e := endpoint{state: p.condition(from.Conditions) | p.location(from.NodeName)}
+	e := endpoint{place: p.interner.internPlace(placeOf(from)), state: p.condition(from.Conditions) | p.location(from.NodeName)}
 	if from.Hints != nil {
 		e.state |= p.nodes(from.Hints.ForNodes)
 		if e.hint = p.zones(from.Hints.ForZones); e.hint > 0 {
@@ -226,6 +232,17 @@ func (p *packer) location(node *string) state {
 		return local
 	}
 	return remote
+}
+
+func placeOf(from *discoveryv1.Endpoint) place {
+	var at place
+	if from.NodeName != nil {
+		at.node = *from.NodeName
+	}
+	if from.Zone != nil {
+		at.zone = *from.Zone
+	}
+	return at
 }
 
 func (p *packer) nodes(hints []discoveryv1.ForNode) state {

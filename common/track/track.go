@@ -176,6 +176,7 @@ func (t *Tracker) UpdateSlice(o *discoveryv1.EndpointSlice) bool {
 		owner := types.NamespacedName{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
 		if old := t.slices[key]; old != nil {
 			if old.owner.name == owner && old.same(fresh) {
+				old.endpoints = fresh.endpoints // their places may differ
 				return false
 			}
 			t.removeSlice(key)

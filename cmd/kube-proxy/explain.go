@@ -1,0 +1,156 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/printable"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+const explainText = `Say what becomes of a connection on a node, and why.
+
+SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside
+for any client outside of the cluster. DESTINATION is ADDRESS:PORT, a Service by
+name as svc/NAMESPACE/NAME[:PORT], or node:PORT for a NodePort. TCP is meant
+unless the destination ends in /udp or /sctp.
+
+The answer names the Service that has the destination, who else asks for it, each
+rule of Kubernetes that applies, in order, and for each endpoint whether it gets
+the connection and why.
+
+The Services come from --manifests. Any user can do this on any system; nothing
+is known of the node but what its Node manifest says. The exit code is 0 if the
+question could be answered, whatever the answer is, and 2 if not.`
+
+const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
+  kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
+  kube-proxy explain --manifests ./services --hostname-override node-a outside node:30080`
+
+// exitCannotTell is the exit code of explain without an answer.
+const exitCannotTell = 2
+
+// explainOptions are the flags and arguments of explain.
+type explainOptions struct {
+	options
+	query  explain.Query
+	format string
+	all    bool
+}
+
+func newExplain(to streams) *cobra.Command {
+	x := &explainOptions{}
+	cmd := &cobra.Command{
+		Use:     "explain SOURCE DESTINATION --manifests PATH [flags]",
+		Short:   "Say what becomes of a connection, and why",
+		Long:    explainText,
+		Example: explainExample,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := x.run(cmd.Context(), to, args)
+			if _, coded := errors.AsType[*exit](err); err == nil || coded {
+				return err
+			}
+			return &exit{exitCannotTell, err}
+		},
+	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{exitCannotTell, flagError(cmd, err)} })
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	x.register(all)
+	all.VisitAll(func(f *pflag.Flag) {
+		switch f.Name {
+		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
+		default:
+			cmd.Flags().AddFlag(f)
+		}
+	})
+	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
+	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
+	cmd.Flags().BoolVar(&x.all, "all", false, "print all endpoints, however many there are")
+	return cmd
+}
+
+func (x *explainOptions) run(ctx context.Context, to streams, args []string) error {
+	switch {
+	case len(args) != 2:
+		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d arguments, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
+	case x.format != "text" && x.format != "json":
+		return fmt.Errorf("--output: %q is unknown: want text or json", x.format)
+	case len(x.manifests) == 0:
+		return errors.New("nothing to read Services from: want --manifests PATH")
+	}
+	x.query.Source, x.query.Destination = args[0], args[1]
+	c, err := config.Load(&x.config, x.system())
+	if err != nil {
+		return err
+	}
+	node, err := nodeName(c)
+	if err != nil {
+		return err
+	}
+	defer noticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	model, err := x.read(ctx, c, node, to)
+	if err != nil {
+		return err
+	}
+	answer, err := x.answer(model)
+	if err != nil {
+		return err
+	}
+	if x.format == "json" {
+		e := json.NewEncoder(to.out)
+		e.SetIndent("", "  ")
+		return e.Encode(answer)
+	}
+	return explain.View{All: x.all}.Print(to.out, answer)
+}
+
+func (x *explainOptions) system() config.OS {
+	if x.flags.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
+		return config.Windows
+	}
+	return config.Linux
+}
+
+// read reads the manifests. Objects that cannot be used are reported, and the others
+// count.
+func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
+	tracker := track.New(trackOptions(c, node))
+	pods := explain.NewPods(tracker)
+	files := source.Manifests{
+		Paths:    x.manifests,
+		NodeName: node,
+		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", printable.Text(s)) },
+	}
+	loadErr := files.Load(ctx, pods)
+	m := explain.Model{Tracker: tracker, Snapshot: tracker.Latest()}
+	if m.Snapshot == nil {
+		return m, loadErr
+	}
+	if loadErr != nil {
+		fmt.Fprintf(to.err, "warning: %s\n", printable.Error(loadErr))
+	}
+	x.query.Pod = pods.Find
+	return m, nil
+}
+
+func (x *explainOptions) answer(m explain.Model) (*explain.Explanation, error) {
+	conn, notes, err := m.Connection(x.query)
+	if err != nil {
+		return nil, err
+	}
+	answer := m.Explain(conn)
+	answer.Notes = append(notes, answer.Notes...)
+	return answer, nil
+}

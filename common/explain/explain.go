@@ -1,0 +1,351 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+)
+
+// Explanation is what becomes of a connection on one node, and why.
+type Explanation struct {
+	Node        string `json:"node"`
+	Generation  uint64 `json:"generation"` // of the snapshot
+	Source      string `json:"source"`     // an address
+	Destination string `json:"destination"`
+	Protocol    string `json:"protocol"`
+	// Action is forward, reject, drop or pass. Pass means that no Service is concerned.
+	Action string `json:"action"`
+	Why    string `json:"why"` // one clause
+	// Service, Port and Frontend say what the destination belongs to. They are empty if
+	// it belongs to no Service.
+	Service  string `json:"service,omitempty"`
+	Port     string `json:"port,omitempty"`
+	Frontend string `json:"frontend,omitempty"`
+	// Steps are the rules that apply, in their order.
+	Steps     []Step     `json:"steps"`
+	Endpoints []Endpoint `json:"endpoints,omitempty"`
+	// Problems are parts of the Service that cannot be used.
+	Problems []string `json:"problems,omitempty"`
+	// Notes are for the person who asked.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Step is one rule that applies to the connection.
+type Step struct {
+	Rule string `json:"rule"` // such as client, destination, policy
+	Text string `json:"text"` // what it does here, one sentence without its full stop
+}
+
+// Endpoint is an address that EndpointSlices list for the Service port.
+type Endpoint struct {
+	Address string `json:"address"`
+	Node    string `json:"node,omitempty"`
+	Zone    string `json:"zone,omitempty"`
+	Local   bool   `json:"local"` // on this node
+	// State is ready, terminating, serving (terminating, but still in service) or not ready.
+	State string `json:"state"`
+	// Chosen means that the connection may go there. All chosen ones are equally likely.
+	Chosen bool   `json:"chosen"`
+	Why    string `json:"why"`
+	// Client is what the endpoint sees as the address of the client: kept or masqueraded.
+	// It is set for chosen endpoints.
+	Client string `json:"client,omitempty"`
+}
+
+// Model is what a connection is explained with.
+type Model struct {
+	Tracker  *track.Tracker
+	Snapshot *service.Snapshot // the latest of Tracker
+}
+
+// Explain returns what becomes of c.
+func (m Model) Explain(c route.Conn) *Explanation {
+	v := route.Decide(m.Snapshot, c)
+	x := &Explanation{
+		Node: m.Snapshot.Node.Name, Generation: m.Snapshot.Generation,
+		Source: c.From.String(), Destination: c.To.String(), Protocol: c.Protocol.String(),
+		Action: v.Action.String(), Why: v.Reason,
+	}
+	e := explainer{m, c, &v, x}
+	e.client()
+	e.destination()
+	if v.Port == nil {
+		return x
+	}
+	e.sources()
+	e.endpoints()
+	if v.Action == route.Forward {
+		e.affinity()
+		e.clientAddress()
+	}
+	return x
+}
+
+// explainer fills the Explanation x.
+type explainer struct {
+	Model
+	conn    route.Conn
+	verdict *route.Verdict
+	x       *Explanation
+}
+
+func (e *explainer) step(rule, format string, args ...any) {
+	e.x.Steps = append(e.x.Steps, Step{rule, fmt.Sprintf(format, args...)})
+}
+
+// client says how the node sees the client.
+func (e *explainer) client() {
+	node, from := e.Snapshot.Node, e.conn.From
+	family := service.FamilyOf(e.conn.To.Addr())
+	switch {
+	case e.conn.Interface == "":
+		e.step("client", "the node itself")
+	case node.Pods.Contains(from, e.conn.Interface):
+		e.step("client", "a pod, because %s", podReason(node.Pods, from))
+	case !node.Pods.Known(family):
+		e.step("client", "unknown whether a pod: neither --cluster-cidr nor another way to tell pods is set, so it counts as one for ClusterIPs")
+	default:
+		e.step("client", "outside of the cluster, because %s", outsideReason(node.Pods, family))
+	}
+}
+
+func podReason(p service.LocalPods, from netip.Addr) string {
+	switch {
+	case p.Interface != "":
+		return "it comes through the bridge " + p.Interface
+	case p.InterfacePrefix != "":
+		return "it comes through an interface " + p.InterfacePrefix + "*"
+	}
+	for _, x := range p.Prefixes {
+		if x.Contains(from) {
+			return "its address is in " + x.String()
+		}
+	}
+	return "its address is a pod's"
+}
+
+func outsideReason(p service.LocalPods, f service.Family) string {
+	switch {
+	case p.Interface != "":
+		return "it does not come through the bridge " + p.Interface
+	case p.InterfacePrefix != "":
+		return "it does not come through an interface " + p.InterfacePrefix + "*"
+	}
+	var all []string
+	for _, x := range service.InFamily(p.Prefixes, f) {
+		all = append(all, x.String())
+	}
+	return "its address is not in " + strings.Join(all, " or ")
+}
+
+// destination says whose address the destination is, and who else asks for it.
+func (e *explainer) destination() {
+	p, f := e.verdict.Port, e.verdict.Frontend
+	if p == nil {
+		e.step("destination", "%s", e.verdict.Reason)
+		e.nearby()
+		return
+	}
+	e.x.Service, e.x.Port, e.x.Frontend = p.Name.Namespace+"/"+p.Name.Name, p.Name.Port, f.Kind.String()
+	e.step("destination", "%s of %s", kindText(f.Kind), portText(p.Name))
+	for _, other := range e.Tracker.Claimants(p, *f).Others {
+		e.step("claim", "also asked for by service %s", other)
+	}
+	for _, problem := range e.Tracker.Problems() {
+		if problem.Service == (types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name}) {
+			e.x.Problems = append(e.x.Problems, problem.Field+": "+problem.Message)
+		}
+	}
+}
+
+func kindText(k service.Kind) string {
+	return map[service.Kind]string{
+		service.ClusterIP: "the ClusterIP", service.NodePort: "a NodePort",
+		service.ExternalIP: "an external IP", service.LoadBalancerIP: "the load balancer's address",
+	}[k]
+}
+
+func portText(n service.PortName) string {
+	if n.Port == "" {
+		return "service " + n.Namespace + "/" + n.Name
+	}
+	return "port " + n.Port + " of service " + n.Namespace + "/" + n.Name
+}
+
+// nearby lists what Services have at almost the same destination.
+func (e *explainer) nearby() {
+	const most = 4
+	to, family := e.conn.To, service.FamilyOf(e.conn.To.Addr())
+	for p := range e.Snapshot.Ports(family) {
+		for _, f := range p.Frontends {
+			here := f.Addr == to.Addr() || f.Kind == service.NodePort && e.conn.ToNode
+			samePort := f.Port == to.Port() && p.Name.Protocol != e.conn.Protocol
+			if !here || f.Kind == service.NodePort && !samePort || len(e.x.Notes) == most {
+				continue
+			}
+			e.x.Notes = append(e.x.Notes, fmt.Sprintf("%s has %d/%s there", portText(p.Name), f.Port, p.Name.Protocol))
+		}
+	}
+	if e.conn.ToNode && !e.Snapshot.Node.AnswersNodePorts(to.Addr()) {
+		e.x.Notes = append(e.x.Notes, "NodePorts are not served at "+to.Addr().String()+": see nodePortAddresses")
+	}
+}
+
+// sources says whether the load balancer's source ranges admit the client.
+func (e *explainer) sources() {
+	switch ranges := e.verdict.Frontend.Sources; {
+	case ranges == nil:
+	case len(ranges) == 0:
+		e.step("source ranges", "loadBalancerSourceRanges has no range of this IP family that can be used, so nobody is admitted")
+	default:
+		i := slices.IndexFunc(ranges, func(r netip.Prefix) bool { return r.Contains(e.conn.From) })
+		if i < 0 {
+			e.step("source ranges", "none of the %d loadBalancerSourceRanges holds the client", len(ranges))
+			return
+		}
+		e.step("source ranges", "the client is in %s", ranges[i])
+	}
+}
+
+// endpoints lists the endpoints with the reason why each one is chosen or not.
+func (e *explainer) endpoints() {
+	p := e.verdict.Port
+	choice := e.Tracker.Choice(p.Family, p.Name)
+	byPolicy := e.policyOfClient() == service.PolicyLocal
+	ready := 0
+	for _, c := range choice.Candidates {
+		use := c.Cluster
+		if byPolicy {
+			use = c.ForLocal
+		}
+		if c.Ready {
+			ready++
+		}
+		x := Endpoint{
+			Address: c.Addr.String(), Node: c.Node, Zone: c.Zone, Local: c.Local, State: stateText(c),
+			Chosen: use.Used && e.verdict.Action == route.Forward, Why: use.Why,
+		}
+		if use.Used && !x.Chosen {
+			x.Why = "the connection does not get this far"
+		}
+		if x.Chosen {
+			x.Client = e.seenAs(c)
+		}
+		e.x.Endpoints = append(e.x.Endpoints, x)
+	}
+	e.step("endpoints", "%s", count(len(choice.Candidates), ready))
+	e.policy()
+	if choice.Topology != "" && !byPolicy {
+		e.step("topology", "%s", choice.Topology)
+	}
+}
+
+func count(all, ready int) string {
+	switch {
+	case all == 0:
+		return "no EndpointSlice lists one for this port"
+	case ready == all:
+		return fmt.Sprintf("%d, all ready", all)
+	}
+	return fmt.Sprintf("%d, %d of them ready", all, ready)
+}
+
+// seenAs says which address the endpoint sees as the client's.
+func (e *explainer) seenAs(c track.Candidate) string {
+	i := slices.IndexFunc(e.verdict.Endpoints, func(x service.Endpoint) bool { return x.Addr == c.Addr })
+	if i >= 0 && e.verdict.Masquerades(e.verdict.Endpoints[i]) {
+		return "masqueraded"
+	}
+	return "kept"
+}
+
+func stateText(c track.Candidate) string {
+	switch {
+	case c.Terminating && c.Serving:
+		return "serving"
+	case c.Terminating:
+		return "terminating"
+	case c.Ready:
+		return "ready"
+	}
+	return "not ready"
+}
+
+// policyOfClient returns the policy that decides between endpoints for this client. Pods
+// and the node reach an external address with policy Local as with policy Cluster.
+func (e *explainer) policyOfClient() service.Policy {
+	p, kind := e.verdict.Port, e.verdict.Frontend.Kind
+	if kind.External() && e.internal() {
+		return service.PolicyCluster
+	}
+	return p.Policy(kind)
+}
+
+// internal reports whether the client is a pod or the node itself.
+func (e *explainer) internal() bool {
+	return e.conn.Interface == "" || e.Snapshot.Node.Pods.Contains(e.conn.From, e.conn.Interface)
+}
+
+func (e *explainer) policy() {
+	p, kind := e.verdict.Port, e.verdict.Frontend.Kind
+	field := "internalTrafficPolicy"
+	if kind.External() {
+		field = "externalTrafficPolicy"
+	}
+	switch {
+	case p.Policy(kind) == service.PolicyCluster:
+		e.step("policy", "%s Cluster: endpoints on every node", field)
+	case e.policyOfClient() == service.PolicyCluster:
+		e.step("policy", "%s Local is for clients outside of the cluster, so here endpoints on every node", field)
+	default:
+		e.step("policy", "%s Local: endpoints on this node only", field)
+	}
+}
+
+func (e *explainer) affinity() {
+	if d := e.verdict.Port.Affinity; d > 0 {
+		e.step("affinity", "sessionAffinity ClientIP: the same endpoint as the client's last connection within %s", d)
+	}
+}
+
+// clientAddress says whether the endpoints see the client's own address.
+func (e *explainer) clientAddress() {
+	masqueraded := 0
+	for _, x := range e.verdict.Endpoints {
+		if e.verdict.Masquerades(x) {
+			masqueraded++
+		}
+	}
+	switch {
+	case masqueraded == 0:
+		e.step("client address", "kept")
+	case masqueraded < len(e.verdict.Endpoints):
+		e.step("client address", "kept, except where the endpoint is the client itself")
+	default:
+		e.step("client address", "replaced by an address of the node, %s", e.masqueradeReason())
+	}
+}
+
+func (e *explainer) masqueradeReason() string {
+	switch node := e.Snapshot.Node; {
+	case e.verdict.Frontend.Kind.External() && e.conn.Interface == "":
+		return "because the node itself is the client"
+	case e.verdict.Frontend.Kind.External():
+		return "because of externalTrafficPolicy Cluster: the answer must come back through this node"
+	case node.MasqueradeAll:
+		return "because masqueradeAll is set"
+	case len(e.verdict.Endpoints) == 1 && e.verdict.Endpoints[0].Addr.Addr() == e.conn.From:
+		return "because the only endpoint is the client itself"
+	}
+	return "because the client is no pod"
+}

@@ -1,0 +1,322 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/common/suggest"
+)
+
+// Query is a connection as a person names it.
+type Query struct {
+	// Source is an address, pod/NAMESPACE/NAME, node or outside.
+	Source string
+	// Destination is ADDRESS:PORT, svc/NAMESPACE/NAME[:PORT] or node:PORT. Each may end in
+	// /tcp, /udp or /sctp.
+	Destination string
+	// Interface is where the packets enter the node, "" if unknown.
+	Interface string
+	// Pod returns the addresses of a pod and the name of its node, as far as they are
+	// known. It is nil where pods cannot be looked up.
+	Pod func(types.NamespacedName) (addrs []netip.Addr, node string, err error)
+}
+
+// The forms that a person may type, for errors.
+const (
+	sourceForms      = "want an address, pod/NAMESPACE/NAME, node or outside"
+	destinationForms = "want ADDRESS:PORT, svc/NAMESPACE/NAME[:PORT] or node:PORT, and /udp or /sctp where it is not TCP"
+)
+
+// outsideAddrs are addresses that documentation reserves, by family. They stand for any
+// client outside of the cluster. See https://www.rfc-editor.org/rfc/rfc5737 and
+// https://www.rfc-editor.org/rfc/rfc3849.
+var outsideAddrs = [2]netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8::1")}
+
+// Connection returns the connection that q names, and what was assumed.
+func (m Model) Connection(q Query) (route.Conn, []string, error) {
+	p := parser{Model: m, query: q}
+	source, err := p.source()
+	if err != nil {
+		return route.Conn{}, nil, err
+	}
+	if err := p.destination(source.families()); err != nil {
+		return route.Conn{}, nil, err
+	}
+	p.conn.From = source.addr[service.FamilyOf(p.conn.To.Addr())]
+	p.conn.Interface = source.iface
+	if !p.conn.From.IsValid() {
+		return route.Conn{}, nil, fmt.Errorf("source %q has no %s address, and the destination %s has that family", q.Source, service.FamilyOf(p.conn.To.Addr()), p.conn.To)
+	}
+	return p.conn, p.notes, nil
+}
+
+type parser struct {
+	Model
+	query Query
+	conn  route.Conn
+	notes []string
+}
+
+func (p *parser) note(format string, args ...any) {
+	p.notes = append(p.notes, fmt.Sprintf(format, args...))
+}
+
+// client is a source: its address by family, and its interface as in route.Conn.
+type client struct {
+	addr  [2]netip.Addr
+	iface string
+}
+
+// families lists the families in which c has an address, IPv4 first.
+func (c client) families() []service.Family {
+	var all []service.Family
+	for _, f := range service.Families {
+		if c.addr[f].IsValid() {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// anyInterface stands for an interface of the node that is not a pod's.
+const anyInterface = "outside"
+
+func (p *parser) source() (client, error) {
+	node := p.Snapshot.Node
+	kind, name, _ := strings.Cut(p.query.Source, "/")
+	switch {
+	case p.query.Source == "outside":
+		return client{outsideAddrs, p.interfaceOr(anyInterface)}, nil
+	case p.query.Source == "node":
+		c := client{addr: byFamily(node.Addrs)}
+		if len(c.families()) == 0 {
+			return c, fmt.Errorf("source node: no address of node %q is known", node.Name)
+		}
+		return c, nil
+	case kind == "pod" || kind == "po" || kind == "pods":
+		return p.pod(name)
+	}
+	a, err := netip.ParseAddr(p.query.Source)
+	if err != nil {
+		return client{}, fmt.Errorf("source %q: %s", p.query.Source, sourceForms)
+	}
+	a = a.WithZone("").Unmap()
+	var c client
+	c.addr[service.FamilyOf(a)] = a
+	switch {
+	case slices.Contains(node.Addrs, a) && p.query.Interface == "":
+		return c, nil
+	case (node.Pods.Interface != "" || node.Pods.InterfacePrefix != "") && p.query.Interface == "":
+		p.note("pods are told by their interface, which an address does not say: taken as coming from outside; --interface NAME says where it enters")
+	}
+	c.iface = p.interfaceOr(anyInterface)
+	return c, nil
+}
+
+func (p *parser) interfaceOr(otherwise string) string {
+	if p.query.Interface != "" {
+		return p.query.Interface
+	}
+	return otherwise
+}
+
+// byFamily returns the first address of each family.
+func byFamily(addrs []netip.Addr) (first [2]netip.Addr) {
+	for _, a := range addrs {
+		if f := service.FamilyOf(a); !first[f].IsValid() {
+			first[f] = a
+		}
+	}
+	return first
+}
+
+func (p *parser) pod(name string) (client, error) {
+	id, ok := namespaced(name)
+	if !ok {
+		return client{}, fmt.Errorf("source %q: want pod/NAMESPACE/NAME", p.query.Source)
+	}
+	if p.query.Pod == nil {
+		return client{}, fmt.Errorf("source %q: pods cannot be looked up here: give the address of the pod instead", p.query.Source)
+	}
+	addrs, node, err := p.query.Pod(id)
+	if err != nil {
+		return client{}, fmt.Errorf("source %q: %w", p.query.Source, err)
+	}
+	if own := p.Snapshot.Node.Name; node != "" && !strings.EqualFold(node, own) {
+		p.note("pod %s runs on node %s, so its connections to a ClusterIP are decided there, not on %s", id, node, own)
+	}
+	pods := p.Snapshot.Node.Pods
+	iface := "pod"
+	switch {
+	case p.query.Interface != "":
+		iface = p.query.Interface
+	case pods.Interface != "":
+		iface = pods.Interface
+	case pods.InterfacePrefix != "":
+		iface = pods.InterfacePrefix + "0"
+	}
+	return client{byFamily(addrs), iface}, nil
+}
+
+func namespaced(s string) (types.NamespacedName, bool) {
+	namespace, name, ok := strings.Cut(s, "/")
+	return types.NamespacedName{Namespace: namespace, Name: name}, ok && namespace != "" && name != "" && !strings.Contains(name, "/")
+}
+
+// destination sets the destination of conn. A Service is dialled in the first of families
+// in which it has an address.
+func (p *parser) destination(families []service.Family) error {
+	text, protocol, given, err := p.protocol()
+	if err != nil {
+		return err
+	}
+	p.conn.Protocol = protocol
+	for _, prefix := range []string{"svc/", "service/", "services/"} {
+		if name, ok := strings.CutPrefix(text, prefix); ok {
+			return p.service(name, given, families)
+		}
+	}
+	if port, ok := strings.CutPrefix(text, "node:"); ok {
+		return p.nodePort(port, given, families)
+	}
+	to, err := netip.ParseAddrPort(text)
+	if err != nil || to.Port() == 0 {
+		return fmt.Errorf("destination %q: %s", p.query.Destination, destinationForms)
+	}
+	p.conn.To = netip.AddrPortFrom(to.Addr().WithZone("").Unmap(), to.Port())
+	p.conn.ToNode = slices.Contains(p.Snapshot.Node.Addrs, p.conn.To.Addr()) || p.conn.To.Addr().IsLoopback()
+	return nil
+}
+
+// protocol splits the protocol off the destination. TCP is the default, and given says
+// whether the destination named one.
+func (p *parser) protocol() (rest string, protocol service.Protocol, given bool, err error) {
+	for _, x := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+		if rest, ok := strings.CutSuffix(strings.ToLower(p.query.Destination), "/"+x.String()); ok {
+			return p.query.Destination[:len(rest)], x, true, nil
+		}
+	}
+	text := p.query.Destination
+	i := strings.LastIndex(text, ":")
+	if i >= 0 && strings.Contains(text[i:], "/") {
+		return "", 0, false, fmt.Errorf("destination %q: %s", text, destinationForms)
+	}
+	return text, service.TCP, false, nil
+}
+
+// nodePort dials a port of the node's own address.
+func (p *parser) nodePort(port string, given bool, families []service.Family) error {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return fmt.Errorf("destination %q: %q is no port: want node:PORT, such as node:30080", p.query.Destination, port)
+	}
+	own := byFamily(p.Snapshot.Node.Addrs)
+	for _, f := range families {
+		if own[f].IsValid() {
+			p.conn.To, p.conn.ToNode = netip.AddrPortFrom(own[f], uint16(n)), true
+			if !given {
+				p.protocolOfNodePort(uint16(n))
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("destination %q: no address of node %q is known in the family of the source", p.query.Destination, p.Snapshot.Node.Name)
+}
+
+// protocolOfNodePort takes the protocol of the only Service with NodePort n.
+func (p *parser) protocolOfNodePort(n uint16) {
+	var found []service.Protocol
+	for x := range p.Snapshot.Ports(service.FamilyOf(p.conn.To.Addr())) {
+		if slices.ContainsFunc(x.Frontends, func(f service.Frontend) bool { return f.Kind == service.NodePort && f.Port == n }) {
+			found = append(found, x.Name.Protocol)
+		}
+	}
+	if len(found) == 1 {
+		p.conn.Protocol = found[0]
+	}
+}
+
+// service dials the ClusterIP of a Service by name.
+func (p *parser) service(text string, given bool, families []service.Family) error {
+	text, port, _ := strings.Cut(text, ":")
+	name, ok := namespaced(text)
+	if !ok {
+		return fmt.Errorf("destination %q: want svc/NAMESPACE/NAME or svc/NAMESPACE/NAME:PORT", p.query.Destination)
+	}
+	ports := p.Tracker.ServicePorts(name)
+	if len(ports) == 0 {
+		return fmt.Errorf("destination %q: %s", p.query.Destination, p.unknownService(name))
+	}
+	var names []string
+	var found []*service.Port
+	for _, x := range ports {
+		label := portLabel(x)
+		if !slices.Contains(names, label) {
+			names = append(names, label)
+		}
+		if !given || x.Name.Protocol == p.conn.Protocol {
+			if port == "" || x.Name.Port == port || clusterPort(x) == port {
+				found = append(found, x)
+			}
+		}
+	}
+	if len(found) == 0 || port == "" && len(names) > 1 {
+		return fmt.Errorf("destination %q: service %s has the ports %s: want one of them", p.query.Destination, name, strings.Join(names, ", "))
+	}
+	return p.dial(name, found, families)
+}
+
+// dial takes the first ClusterIP of the ports, in the order of families.
+func (p *parser) dial(name types.NamespacedName, found []*service.Port, families []service.Family) error {
+	for _, f := range families {
+		for _, x := range found {
+			i := slices.IndexFunc(x.Frontends, func(front service.Frontend) bool { return front.Kind == service.ClusterIP })
+			if x.Family == f && i >= 0 {
+				p.conn.To, p.conn.Protocol = netip.AddrPortFrom(x.Frontends[i].Addr, x.Frontends[i].Port), x.Name.Protocol
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("destination %q: service %s has no ClusterIP in the family of the source", p.query.Destination, name)
+}
+
+// portLabel names a port as a person would type it.
+func portLabel(p *service.Port) string {
+	n := clusterPort(p)
+	if p.Name.Port == "" {
+		return fmt.Sprintf("%s/%s", n, p.Name.Protocol)
+	}
+	return fmt.Sprintf("%s (%s/%s)", p.Name.Port, n, p.Name.Protocol)
+}
+
+// clusterPort returns the number of the port at the ClusterIP.
+func clusterPort(p *service.Port) string {
+	for _, f := range p.Frontends {
+		if f.Kind != service.NodePort {
+			return strconv.Itoa(int(f.Port))
+		}
+	}
+	return "0"
+}
+
+func (p *parser) unknownService(name types.NamespacedName) string {
+	var all []string
+	for _, n := range p.Tracker.Names("") {
+		all = append(all, n.String())
+	}
+	text := fmt.Sprintf("there is no service %s here, or it is headless, of type ExternalName, without ports or another proxy's", name)
+	if near := suggest.Closest(name.String(), all); near != "" {
+		return text + fmt.Sprintf("; did you mean svc/%s?", near)
+	}
+	return text
+}

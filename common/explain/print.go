@@ -1,0 +1,134 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"kubeproxy/common/printable"
+)
+
+// mostEndpoints is how many endpoints are printed unless all are asked for.
+const mostEndpoints = 20
+
+// View is how an Explanation is printed.
+type View struct {
+	All bool // endpoints, instead of the first ones
+}
+
+// Print writes x for people, in at most 100 columns except where a name or an address is
+// long. Text from outside is made printable.
+func (v View) Print(to io.Writer, x *Explanation) error {
+	w := printable.Writer(to)
+	fmt.Fprintf(w, "%s -> %s/%s, seen from node %s\n%s\n\n", x.Source, x.Destination, x.Protocol, x.Node, wrap(x.headline(), 0))
+	widest := 0
+	for _, s := range x.Steps {
+		widest = max(widest, len(s.Rule))
+	}
+	for _, s := range x.Steps {
+		fmt.Fprintf(w, "  %-*s  %s\n", widest, s.Rule, wrap(printable.Text(s.Text), widest+4))
+	}
+	v.endpoints(w, x)
+	for _, p := range x.Problems {
+		fmt.Fprintf(w, "\nproblem: %s\n", wrap(printable.Text(p), 9))
+	}
+	for _, n := range x.Notes {
+		fmt.Fprintf(w, "\nnote: %s\n", wrap(printable.Text(n), 6))
+	}
+	_, err := io.WriteString(w, "")
+	return err
+}
+
+// columns is the width of the output.
+const columns = 100
+
+// wrap breaks text into lines that fit beside an indent of the second and later lines.
+func wrap(text string, indent int) string {
+	var b strings.Builder
+	at := indent
+	for i, word := range strings.Fields(text) {
+		switch n := len([]rune(word)); {
+		case i == 0:
+			at += n
+		case at+1+n > columns:
+			b.WriteString("\n" + strings.Repeat(" ", indent))
+			at = indent + n
+		default:
+			b.WriteByte(' ')
+			at += 1 + n
+		}
+		b.WriteString(word)
+	}
+	return b.String()
+}
+
+// headline is a sentence that says what becomes of the connection.
+func (x *Explanation) headline() string {
+	chosen := 0
+	for _, e := range x.Endpoints {
+		if e.Chosen {
+			chosen++
+		}
+	}
+	switch {
+	case x.Action == "forward" && chosen == 1:
+		return "Forwarded to the only endpoint for it."
+	case x.Action == "forward":
+		return fmt.Sprintf("Forwarded to one of %d endpoints, each as likely as the others.", chosen)
+	case x.Action == "reject":
+		return "Refused at once: " + x.Why + "."
+	case x.Action == "drop":
+		return "Dropped without an answer: " + x.Why + "."
+	}
+	return "Left alone: " + x.Why + "."
+}
+
+func (v View) endpoints(w io.Writer, x *Explanation) {
+	if len(x.Endpoints) == 0 {
+		return
+	}
+	list := sorted(x.Endpoints)
+	rest := 0
+	if !v.All && len(list) > mostEndpoints {
+		rest = len(list) - mostEndpoints
+		list = list[:mostEndpoints]
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "  ENDPOINT\tNODE\tZONE\tSTATE\tGETS IT\tCLIENT\tWHY")
+	for _, e := range list {
+		gets := "no"
+		if e.Chosen {
+			gets = "yes"
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Address, orDash(e.Node), orDash(e.Zone), e.State, gets, orDash(e.Client), e.Why)
+	}
+	t.Flush() //nolint:errcheck // the writer below reports the first error with the last line
+	if rest > 0 {
+		fmt.Fprintf(w, "  and %d more; --all prints them, -o json too\n", rest)
+	}
+}
+
+// sorted returns the chosen endpoints first.
+func sorted(all []Endpoint) []Endpoint {
+	var list, others []Endpoint
+	for _, e := range all {
+		if e.Chosen {
+			list = append(list, e)
+		} else {
+			others = append(others, e)
+		}
+	}
+	return append(list, others...)
+}
+
+func orDash(s string) string {
+	if strings.TrimSpace(s) == "" {
+		return "-"
+	}
+	return printable.Text(s)
+}
