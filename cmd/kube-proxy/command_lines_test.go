@@ -113,8 +113,8 @@ func (m *lineMutator) mutate(args []string, n int) {
 	args[i] = string(b)
 }
 
-// harmless returns whether args neither change the node nor connect to a server. It
-// recognizes the flags that would by their first letters.
+// harmless returns whether args neither change the node nor look at it, nor connect to a
+// server. It recognizes the flags that would by their first letters.
 func harmless(args []string) bool {
 	for _, a := range args {
 		name := strings.ToLower(strings.ReplaceAll(strings.TrimLeft(a, "-"), "_", "-"))
@@ -124,7 +124,7 @@ func harmless(args []string) bool {
 			}
 		}
 	}
-	return len(args) == 0 || args[0] != "status" && args[0] != "service" && args[0] != "hns-state"
+	return len(args) == 0 || args[0] != "status" && args[0] != "doctor" && args[0] != "service" && args[0] != "hns-state"
 }
 
 // TestCommandLines runs mutated command lines. None may panic, hang, print foreign text

@@ -51,52 +51,11 @@ func watchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Moni
 
 // hiddenListeners names the listeners that NodePorts of s hide, empty for none.
 func hiddenListeners(s *service.Snapshot, found []listeners.Listener) string {
-	if s == nil || len(found) == 0 {
+	all := listeners.HiddenBy(s, found)
+	if len(all) == 0 {
 		return ""
 	}
-	type key struct {
-		protocol service.Protocol
-		port     uint16
-	}
-	first, n := "", 0
-	for _, f := range service.Families {
-		by := map[key]listeners.Listener{}
-		for _, l := range found {
-			if isHidden(s.Node, f, l) {
-				by[key{l.Protocol, l.Addr.Port()}] = l
-			}
-		}
-		for p := range s.Ports(f) {
-			l, hides := by[key{p.Name.Protocol, nodePort(p)}]
-			if !hides {
-				continue
-			}
-			if n++; first == "" {
-				first = fmt.Sprintf("%s/%s hides a program that listens on %s/%s", p.Name.Namespace, p.Name.Name, l.Addr, l.Protocol)
-			}
-		}
-	}
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d NodePorts are ports that programs of this node listen on, the first of them: %s", n, first)
-}
-
-// nodePort returns 0 for a Service port without one.
-func nodePort(p *service.Port) uint16 {
-	for _, f := range p.Frontends {
-		if f.Kind == service.NodePort {
-			return f.Port
-		}
-	}
-	return 0
-}
-
-// isHidden returns whether NodePorts of f take the traffic to l.
-func isHidden(node *service.Node, f service.Family, l listeners.Listener) bool {
-	a := l.Addr.Addr()
-	if a.IsUnspecified() {
-		return a.Is6() || f == service.IPv4 // an IPv6 wildcard socket serves both families, see IPV6_V6ONLY in ipv6(7)
-	}
-	return service.FamilyOf(a) == f && node.AnswersNodePorts(a)
+	first := all[0]
+	return fmt.Sprintf("%d NodePorts are ports that programs of this node listen on, the first of them: %s/%s hides a program that listens on %s/%s",
+		len(all), first.Port.Name.Namespace, first.Port.Name.Name, first.Listener.Addr, first.Listener.Protocol)
 }

@@ -63,7 +63,7 @@ func newRoot(to streams) *cobra.Command {
 	root.SetHelpFunc(help)
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
-	root.AddCommand(newRender(to), newExplain(to), newConfig(to), newServiceCommand(to), newStatus(to), newHNSState(to), newVersion(to))
+	root.AddCommand(newRender(to), newExplain(to), newConfig(to), newServiceCommand(to), newStatus(to), newDoctor(to), newHNSState(to), newVersion(to))
 	checkGenerated(root)
 	return root
 }

@@ -23,7 +23,7 @@ func commandPrefix(f service.Family) string {
 	var used []string
 	for _, v := range Variants {
 		long := Leftovers{Variant: v, Family: f}.String()
-		if !kubeletUses(v) {
+		if !UsedByKubelet(v) {
 			continue
 		}
 		_, err := exec.LookPath(long + "-restore")
@@ -37,8 +37,8 @@ func commandPrefix(f service.Family) string {
 	return command(f)
 }
 
-// kubeletUses reports whether kubelet has made a chain with v, in any family.
-func kubeletUses(v Variant) bool {
+// UsedByKubelet reports whether kubelet has made a chain with v, in any family.
+func UsedByKubelet(v Variant) bool {
 	list := legacyChains
 	if v == NFT {
 		list = nftChains

@@ -1,0 +1,283 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/doctor/apiserver"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/statusview"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+const doctorText = `Find what keeps the proxy, or its traffic, from working on this node.
+
+It looks at the node, at the API server and at the proxy that runs here, if one
+does, and prints for each finding what it is, why it matters and to whom, the
+command that mends it, and where to read more. It takes the flags of the proxy,
+to be given as the proxy has them. It changes nothing; the kernel may load
+modules that it is asked for.
+
+Without --proxy-mode it looks at the mode of the running proxy, or at the one
+that would be selected. It takes the rights of the proxy, mostly those of root.
+
+The exit code is 0 if nothing is found, 1 if something is, and 2 if a check
+could not look.`
+
+const doctorExample = `  kube-proxy doctor
+  kube-proxy doctor --config kube-proxy.yaml --kubeconfig /etc/kubernetes/kube-proxy.conf
+  kube-proxy doctor --all-modes -o json | jq -r '.findings[] | .id + ": " + .what'`
+
+// The forms of a report.
+const (
+	doctorAsText = "text"
+	doctorAsJSON = "json"
+)
+
+// doctorOptions are the flags of doctor.
+type doctorOptions struct {
+	options
+	format, server string
+	allModes       bool
+	timeout        time.Duration
+}
+
+func newDoctor(to streams) *cobra.Command {
+	d := &doctorOptions{}
+	cmd := &cobra.Command{
+		Use:     "doctor [flags]",
+		Short:   "Find what keeps the proxy from working on this node",
+		Long:    doctorText,
+		Example: doctorExample,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := noArgs(cmd, args)
+			if err == nil {
+				err = d.run(cmd.Context(), to)
+			}
+			if _, coded := errors.AsType[*exit](err); err == nil || coded {
+				return err
+			}
+			return &exit{doctor.ExitFailed, err}
+		},
+	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{doctor.ExitFailed, flagError(cmd, err)} })
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	d.register(all)
+	all.VisitAll(func(f *pflag.Flag) {
+		switch f.Name {
+		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
+		default:
+			cmd.Flags().AddFlag(f)
+		}
+	})
+	cmd.Flags().BoolVar(&d.allModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
+	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
+	cmd.Flags().StringVar(&d.server, "server", "", "`HOST[:PORT]` of the metrics server of the running proxy; goes before metricsBindAddress")
+	cmd.Flags().DurationVar(&d.timeout, "timeout", 45*time.Second, "how much `TIME` each check has")
+	return cmd
+}
+
+// examination is what the checks of a system need.
+type examination struct {
+	config *config.Config
+	node   string
+	modes  []v1alpha1.ProxyMode
+	// proxy is the running proxy. holder returns the one that programs the node.
+	proxy  *doctor.Proxy
+	holder func(context.Context) (lease.Identity, bool)
+	// services returns what is to be served, nil if that is unknown.
+	services func(context.Context) (*service.Snapshot, error)
+}
+
+func (d *doctorOptions) run(ctx context.Context, to streams) error {
+	if d.format != doctorAsText && d.format != doctorAsJSON {
+		return fmt.Errorf("--output: %q is unknown: want %s or %s", d.format, doctorAsText, doctorAsJSON)
+	}
+	c, err := config.Load(&d.config, hostOS)
+	if err != nil {
+		return err
+	}
+	x := &examination{config: c}
+	if x.node, err = nodeName(c); err != nil {
+		return err
+	}
+	x.holder = leaseHolder(c)
+	if err := d.lookForProxy(ctx, x, to.err); err != nil {
+		return err
+	}
+	server := newServerChecks(x)
+	read := sync.OnceValues(func() (*service.Snapshot, error) { return d.services(ctx, x, server) })
+	x.services = func(context.Context) (*service.Snapshot, error) { return read() }
+	checks, err := systemChecks(x)
+	if err != nil {
+		return err
+	}
+	if len(d.manifests) > 0 {
+		checks = append(checks, apiserver.ManifestNode(d.manifests, x.node, interfaceAddrs, podsOf(c)))
+	} else {
+		checks = append(checks, server.Checks()...)
+	}
+	r := doctor.Runner{
+		Checks: append(checks, x.proxy.Check(x.holder)), Timeout: d.timeout, Patience: progressInterval,
+		Progress: func(text string) { fmt.Fprintf(to.err, "kube-proxy: %s\n", text) },
+	}
+	report := &doctor.Report{Node: x.node, System: runtime.GOOS, Proxy: x.proxy.String()}
+	for _, m := range x.modes {
+		report.Modes = append(report.Modes, string(m))
+	}
+	report.Checks, report.Findings = r.Run(ctx)
+	return d.print(to.out, report)
+}
+
+func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
+	write := doctor.View{Colour: coloured(w)}.Text
+	if d.format == doctorAsJSON {
+		write = func(w io.Writer, r *doctor.Report) error { return r.JSON(w) }
+	}
+	if err := write(w, r); err != nil {
+		return fmt.Errorf("print the report: %w", err)
+	}
+	if code := r.ExitCode(); code != 0 {
+		return &exit{code: code}
+	}
+	return nil
+}
+
+// lookForProxy finds the running proxy, and the modes to look at.
+func (d *doctorOptions) lookForProxy(ctx context.Context, x *examination, progress io.Writer) (err error) {
+	defer noticeIfSlow(progress, "kube-proxy: still looking for the proxy and its mode ...")()
+	if x.proxy, err = d.askProxy(ctx, x.config); err == nil {
+		x.modes = d.modes(x)
+	}
+	return err
+}
+
+// askTimeout bounds the wait for an answer of the running proxy.
+const askTimeout = 5 * time.Second
+
+// askProxy asks the proxy that runs, if one does.
+func (d *doctorOptions) askProxy(ctx context.Context, c *config.Config) (*doctor.Proxy, error) {
+	at := c.MetricsBindAddress
+	if d.server != "" {
+		at = d.server
+	} else if _, port, _ := net.SplitHostPort(at); port == "0" {
+		return &doctor.Proxy{Err: errors.New("metricsBindAddress has port 0, so the proxy serves no metrics")}, nil
+	}
+	server, err := dialAddress(at)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return doctor.AskProxy(ctx, statusview.Query{Server: server, Version: buildInfo().Version}), nil
+}
+
+// leaseHolder returns the function that asks which proxy programs the node.
+func leaseHolder(c *config.Config) func(context.Context) (lease.Identity, bool) {
+	transport, _ := leaseTransport(c.ProxyName)
+	return func(ctx context.Context) (lease.Identity, bool) {
+		if transport == nil {
+			return lease.Identity{}, false
+		}
+		return lease.QueryHolder(ctx, transport)
+	}
+}
+
+// modes returns the modes to look at: all, the configured one, that of the running proxy,
+// or the one that would be selected. If none works, it is the best.
+func (d *doctorOptions) modes(x *examination) []v1alpha1.ProxyMode {
+	built := builtModes[x.config.OS]
+	switch {
+	case d.allModes:
+		return built
+	case x.config.Mode != "":
+		return []v1alpha1.ProxyMode{x.config.Mode}
+	case x.proxy.Answer != nil:
+		return []v1alpha1.ProxyMode{v1alpha1.ProxyMode(x.proxy.Answer.Mode)}
+	}
+	for _, w := range candidates(x.config, &d.options, "") {
+		if probeMode(x.config, w.mode, primaryFamily(x.config)) == nil {
+			return []v1alpha1.ProxyMode{w.mode}
+		}
+	}
+	return []v1alpha1.ProxyMode{modeOf(x.config)}
+}
+
+func newServerChecks(x *examination) *apiserver.Server {
+	return &apiserver.Server{Client: kubeClient(x.config), Node: x.node, Addrs: interfaceAddrs, Pods: podsOf(x.config), SetClock: setClockCommand}
+}
+
+func podsOf(c *config.Config) apiserver.Pods {
+	o := trackOptions(c, "")
+	return apiserver.Pods{CIDRs: o.Pods.Prefixes, FromNode: o.PodsFromNode}
+}
+
+// services returns what the running proxy serves, or what one would serve that begins now.
+func (d *doctorOptions) services(ctx context.Context, x *examination, server *apiserver.Server) (*service.Snapshot, error) {
+	if s := x.proxy.Services(); s != nil {
+		return s, nil
+	}
+	tracker := track.New(trackOptions(x.config, x.node))
+	if len(d.manifests) > 0 {
+		files := source.Manifests{Paths: d.manifests, NodeName: x.node}
+		err := files.Load(ctx, tracker)
+		if s := tracker.Latest(); s != nil {
+			return s, nil // what cannot be used is not the subject here
+		}
+		return nil, err
+	}
+	to := server.Config(ctx)
+	if to == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	api := source.APIServer{Config: to, NodeName: x.node, ProxyName: x.config.ProxyName}
+	err := api.Run(ctx, endingSink{tracker, cancel})
+	if s := tracker.Latest(); s != nil {
+		return s, nil
+	}
+	return nil, errors.Join(errors.New("not all Services could be read from the API server in time"), err)
+}
+
+// endingSink calls end when all is read.
+type endingSink struct {
+	source.Sink
+	end func()
+}
+
+// Synced implements source.Sink.
+func (s endingSink) Synced() {
+	s.Sink.Synced()
+	s.end()
+}
+
+// serverAddrs returns where the servers of the proxy are to listen, by their flags.
+func serverAddrs(c *config.Config) map[string]netip.AddrPort {
+	all := map[string]netip.AddrPort{}
+	for flag, text := range map[string]string{"healthz-bind-address": c.HealthzBindAddress, "metrics-bind-address": c.MetricsBindAddress} {
+		if a, err := netip.ParseAddrPort(strings.TrimSpace(text)); err == nil && a.Port() != 0 {
+			all[flag] = a
+		}
+	}
+	return all
+}

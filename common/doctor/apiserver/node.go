@@ -1,0 +1,148 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+)
+
+// Pods is how the configuration tells pods from other clients.
+type Pods struct {
+	// CIDRs are those of clusterCIDR, none if it does not count.
+	CIDRs []netip.Prefix
+	// FromNode is whether the podCIDRs of the Node count.
+	FromNode bool
+}
+
+// node checks the Node of this machine.
+func (s *Server) node(ctx context.Context) (doctor.Seen, error) {
+	if absent := s.absent(ctx); absent != nil {
+		return *absent, nil
+	}
+	c := s.connect(ctx)
+	n, err := (&source.APIServer{Config: c.config, NodeName: s.Node}).ReadNode(ctx)
+	if apierrors.IsForbidden(err) {
+		return doctor.NothingToSee("the account may not read Nodes"), nil
+	}
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	addrs, err := s.Addrs()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var list corev1.NodeList
+	if n == nil || !isHere(n, addrs) { // which may not be permitted
+		_, _ = c.client.call(ctx, "/api/v1/nodes?limit=5000", nil, &list)
+	}
+	return nodeSeen(Machine{s.Node, addrs, s.Pods}, n, list.Items), nil
+}
+
+// Machine is what is known of this machine.
+type Machine struct {
+	Name  string // of the Node, as the proxy would have it
+	Addrs []netip.Addr
+	Pods  Pods
+}
+
+// ManifestNode returns the Check of the Node in manifests.
+func ManifestNode(paths []string, name string, addrs func() ([]netip.Addr, error), pods Pods) doctor.Check {
+	return doctor.Check{Name: "Node", Look: func(ctx context.Context) (doctor.Seen, error) {
+		n, err := (&source.Manifests{Paths: paths, NodeName: name}).ReadNode(ctx)
+		if err != nil {
+			return doctor.Seen{}, err
+		}
+		all, err := addrs()
+		if err != nil {
+			return doctor.Seen{}, err
+		}
+		return nodeSeen(Machine{name, all, pods}, n, nil), nil
+	}}
+}
+
+// nodeSeen decides whether n, nil for none, is the Node of machine m. others are further
+// Nodes, as far as known.
+func nodeSeen(m Machine, n *corev1.Node, others []corev1.Node) doctor.Seen {
+	i := slices.IndexFunc(others, func(o corev1.Node) bool { return isHere(&o, m.Addrs) })
+	advice := "set --hostname-override, or hostnameOverride, to the name that kubectl get nodes shows"
+	if i >= 0 {
+		advice = fmt.Sprintf("Node %s has an address of this machine: start the proxy with --hostname-override=%s", others[i].Name, others[i].Name)
+	}
+	f := doctor.Finding{Topic: doctor.NodeUnknown, Subject: m.Name, Advice: advice}
+	switch {
+	case n == nil:
+		f.What = fmt.Sprintf("there is no Node of the name %s", m.Name)
+		return doctor.Seen{Findings: []doctor.Finding{f}}
+	case !isHere(n, m.Addrs):
+		f.What = fmt.Sprintf("Node %s has the addresses %s, of which this machine has none, so it is another one", m.Name, strings.Join(addrsOf(n), ", "))
+		return doctor.Seen{Findings: []doctor.Finding{f}}
+	}
+	return doctor.Seen{Note: "Node " + m.Name, Findings: podFindings(m.Pods, n)}
+}
+
+// addrsOf lists the addresses of a Node.
+func addrsOf(n *corev1.Node) []string {
+	var all []string
+	for _, a := range n.Status.Addresses {
+		if _, err := netip.ParseAddr(a.Address); err == nil {
+			all = append(all, a.Address)
+		}
+	}
+	return all
+}
+
+// isHere returns whether a Node has an address of addrs, or none at all. A cloud may have
+// addresses that the machine does not know of, but not only such.
+func isHere(n *corev1.Node, addrs []netip.Addr) bool {
+	all := addrsOf(n)
+	return len(all) == 0 || slices.ContainsFunc(all, func(s string) bool {
+		a, err := netip.ParseAddr(s)
+		return err == nil && slices.Contains(addrs, a.Unmap())
+	})
+}
+
+// podFindings checks that the pods of a Node count as pods.
+func podFindings(p Pods, n *corev1.Node) []doctor.Finding {
+	own := n.Spec.PodCIDRs
+	if len(own) == 0 && n.Spec.PodCIDR != "" {
+		own = []string{n.Spec.PodCIDR}
+	}
+	if p.FromNode && len(own) == 0 {
+		return []doctor.Finding{{Topic: doctor.PodCIDR, Subject: n.Name, What: fmt.Sprintf("detectLocalMode is NodeCIDR, and Node %s has no podCIDRs", n.Name),
+			Advice: "let the controller manager assign them (--allocate-node-cidrs), or set detectLocalMode to ClusterCIDR and clusterCIDR to the range of the network plugin"}}
+	}
+	var all []doctor.Finding
+	for _, text := range own {
+		pods, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue
+		}
+		same := service.InFamily(p.CIDRs, service.FamilyOf(pods.Addr()))
+		fits := slices.ContainsFunc(same, func(c netip.Prefix) bool { return c.Bits() <= pods.Bits() && c.Contains(pods.Addr()) })
+		if len(same) > 0 && !fits {
+			all = append(all, doctor.Finding{Topic: doctor.PodCIDR, Subject: text, What: fmt.Sprintf("the podCIDR %s of Node %s is not in the clusterCIDR %s", text, n.Name, prefixes(same)),
+				Advice: "set --cluster-cidr, or clusterCIDR, to the range of all pods"})
+		}
+	}
+	return all
+}
+
+func prefixes(all []netip.Prefix) string {
+	var names []string
+	for _, p := range all {
+		names = append(names, p.String())
+	}
+	return strings.Join(names, ", ")
+}

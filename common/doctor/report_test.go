@@ -1,0 +1,88 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "rewrite the goldens in testdata")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}
+
+// reports are a node on which all is well, and one with a foreign text that would move
+// the cursor of a terminal.
+func reports() map[string]*Report {
+	return map[string]*Report{
+		"healthy": {
+			Node: "node-a", System: "linux", Modes: []string{"nftables"}, Proxy: "kube-proxy v1.0.0 answers at 127.0.0.1:10249, mode nftables, node node-a", Findings: []Finding{},
+			Checks: []CheckResult{{"forwarding", OK, "of IPv4"}, {"bridges", Skipped, "no bridge has a port"}},
+		},
+		"broken": {
+			Node: "node-a", System: "linux", Modes: []string{"nftables", "iptables"},
+			Findings: sorted([]Finding{
+				{Topic: NodePortHidden, Subject: "30080/tcp", What: "the NodePort 30080/tcp of Service shop/web hides process 4242 (nginx\x1b[2J -g daemon off), which listens on 0.0.0.0:30080",
+					Fix: "kill 4242", Advice: "or let the program listen on another port, or give the Service another NodePort"},
+				{Topic: ModeUnavailable, Mode: "iptables", Subject: "IPv4", What: "there is no match statistic (kernel module xt_statistic)", Fix: "modprobe -a xt_statistic"},
+				{Topic: IPForward, Subject: "net.ipv4.ip_forward", What: "net.ipv4.ip_forward is 0 and should be 1", Fix: "sysctl -w net.ipv4.ip_forward=1"},
+				{Topic: PodCIDR, What: "the podCIDR 10.1.0.0/24 of Node node-a is not in the clusterCIDR 10.244.0.0/16", Advice: "set clusterCIDR"},
+			}),
+			Checks: []CheckResult{{"forwarding", Found, "of IPv4"}, {"rights", Failed, "ask whether the account may list services: Post \"https://192.0.2.1:6443/apis/authorization.k8s.io/v1/selfsubjectaccessreviews\": net/http: TLS handshake timeout"}, {"firewalls", OK, ""}},
+		},
+	}
+}
+
+// TestReports compares both forms with goldens. The text fits 100 columns and has no
+// codes but colours, which JSON does not have.
+func TestReports(t *testing.T) {
+	for name, r := range reports() {
+		var text, coloured, document bytes.Buffer
+		if err := (View{}).Text(&text, r); err != nil {
+			t.Fatal(err)
+		}
+		if err := (View{Colour: true}).Text(&coloured, r); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.JSON(&document); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, name+".txt", text.String())
+		golden(t, name+".json", document.String())
+		for line := range strings.Lines(text.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > width {
+				t.Errorf("%s: %d columns: %s", name, n, line)
+			}
+		}
+		plain := coloured.String()
+		for _, c := range []colour{green, yellow, red, bold, reset} {
+			plain = strings.ReplaceAll(plain, string(c), "")
+		}
+		if plain != text.String() || plain == coloured.String() || strings.Contains(plain+document.String(), "\x1b") {
+			t.Errorf("%s: other text with colours than without:\n%q", name, coloured.String())
+		}
+	}
+}

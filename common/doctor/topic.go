@@ -1,0 +1,99 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+// Topic is a kind of Finding. It is also the heading about it in docs/troubleshooting.md.
+type Topic string
+
+// The topics.
+const (
+	ModeUnavailable   Topic = "mode-unavailable"
+	ProxyCondition    Topic = "proxy-condition"
+	ProxyUnhealthy    Topic = "proxy-unhealthy"
+	ProxySilent       Topic = "proxy-silent"
+	IPForward         Topic = "ip-forward"
+	Kubeconfig        Topic = "kubeconfig"
+	APIServer         Topic = "api-server"
+	MissingRights     Topic = "missing-rights"
+	ClockSkew         Topic = "clock-skew"
+	NodeUnknown       Topic = "node-unknown"
+	PodCIDR           Topic = "pod-cidr"
+	OtherProxy        Topic = "other-proxy"
+	Leftovers         Topic = "leftovers"
+	IPTablesVariants  Topic = "iptables-variants"
+	XtablesLock       Topic = "xtables-lock"
+	PortTaken         Topic = "port-taken"
+	NodePortHidden    Topic = "nodeport-hidden"
+	InputPolicy       Topic = "input-policy"
+	ForwardPolicy     Topic = "forward-policy"
+	Firewall          Topic = "firewall"
+	ReversePathFilter Topic = "rp-filter"
+	BridgeNetfilter   Topic = "br-netfilter"
+	Liberal           Topic = "be-liberal"
+	Setting           Topic = "setting"
+	ConntrackFull     Topic = "conntrack-full"
+	EarlyDrop         Topic = "early-drop"
+	InsertFailed      Topic = "insert-failed"
+	HNS               Topic = "hns"
+	HNSVersion        Topic = "hns-version"
+	HNSNetwork        Topic = "hns-network"
+	SourceVIP         Topic = "source-vip"
+	VFPExtension      Topic = "vfp-extension"
+	DSROff            Topic = "dsr-off"
+	DynamicPorts      Topic = "dynamic-ports"
+)
+
+// about is what is known of a topic.
+type about struct {
+	order    int
+	severity Severity
+	why      string // why it matters, and to whom
+}
+
+// topics has every topic. A test compares it with the document.
+var topics = map[Topic]about{
+	ModeUnavailable:   {1, Blocks, "the proxy cannot program this node, so clients of this node reach no Service"},
+	ProxyUnhealthy:    {2, Blocks, "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
+	ProxySilent:       {3, Risk, "nobody can ask the proxy how it goes: neither status nor a monitoring system"},
+	IPForward:         {4, Blocks, "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
+	ProxyCondition:    {5, Risk, "the running proxy itself reports it"},
+	Kubeconfig:        {6, Blocks, "the proxy cannot connect to the API server, so it knows no Services and does not start"},
+	APIServer:         {7, Blocks, "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},
+	MissingRights:     {8, Blocks, "the API server refuses what the proxy must read, so it programs nothing or without topology"},
+	ClockSkew:         {9, Risk, "certificates and tokens count as expired or not yet valid, so the API server may refuse the proxy and kubelet"},
+	NodeUnknown:       {10, Blocks, "no endpoint counts as local: Services with policy Local are dropped here, and NodePorts of nodePortAddresses primary stay closed"},
+	PodCIDR:           {11, Risk, "pods of this node count as clients outside: their connections are masqueraded or dropped by policy Local, and endpoints lose the client's address"},
+	OtherProxy:        {12, Blocks, "two service proxies write rules for the same Services: each undoes the other's, and a connection may reach an old endpoint"},
+	Leftovers:         {13, Risk, "rules of an earlier proxy translate connections first, to endpoints of that time"},
+	IPTablesVariants:  {14, Risk, "rules of the two variants do not see each other: kubelet, network plugin and proxy may work against each other"},
+	XtablesLock:       {15, Risk, "programs of the node write iptables at the same moment, and one of the two changes is lost"},
+	PortTaken:         {16, Blocks, "the server of the proxy does not start: probes restart the pod, load balancers leave the node, or nobody can ask for metrics"},
+	NodePortHidden:    {17, Risk, "clients of that program reach a Service in place of it"},
+	InputPolicy:       {18, Risk, "load balancers get no answer from the health check, and send no traffic of policy Local to this node"},
+	ForwardPolicy:     {19, Blocks, "connections that are translated to pods are dropped afterwards: clients outside and on other nodes reach no pod of this node"},
+	Firewall:          {20, Risk, "a firewall service drops what it does not know, and may drop traffic to pods or flush rules at a reload"},
+	ReversePathFilter: {21, Risk, "replies that leave by another interface than requests came in by are dropped: clients of NodePorts wait for a timeout"},
+	BridgeNetfilter:   {22, Risk, "replies between two pods on one bridge are not translated back: a pod that reaches its neighbour through a Service gets no answer"},
+	Liberal:           {23, Risk, "the kernel does not mark late packets as invalid, so they pass untranslated and the client resets its connection"},
+	Setting:           {24, Risk, "the setting that the configuration asks for is not in force, and the proxy may not write it"},
+	ConntrackFull:     {25, Blocks, "the kernel drops the first packet of each new connection of any program on this node"},
+	EarlyDrop:         {26, Risk, "the table of connections was full: the kernel gave up connections of any program on this node"},
+	InsertFailed:      {27, Risk, "two packets raced for one connection and one was lost: mostly DNS queries, which then take five seconds"},
+	HNS:               {28, Blocks, "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
+	HNSVersion:        {29, Risk, "this version of HNS lacks what the configuration or Services ask for"},
+	HNSNetwork:        {30, Blocks, "the proxy does not know where pods are, waits, and programs no Service"},
+	SourceVIP:         {31, Blocks, "answers of pods on other nodes do not come back, so connections to them hang"},
+	VFPExtension:      {32, Blocks, "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
+	DSROff:            {33, Risk, "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
+	DynamicPorts:      {34, Blocks, "HNS refuses further load balancers, and programs of the node cannot connect out"},
+}
+
+// Document is where each topic has a heading.
+const Document = "docs/troubleshooting.md"
+
+// Link returns where to read more.
+func (t Topic) Link() string { return Document + "#" + string(t) }
+
+// Why returns why the topic matters, and to whom.
+func (t Topic) Why() string { return topics[t].why }

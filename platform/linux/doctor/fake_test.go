@@ -1,0 +1,73 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/service"
+)
+
+// fakeKernel has what a test says.
+type fakeKernel struct {
+	links  []Link
+	chains []Chain
+	names  []string
+}
+
+func (k *fakeKernel) Links() ([]Link, error)                        { return k.links, nil }
+func (k *fakeKernel) FilterChains(context.Context) ([]Chain, error) { return k.chains, nil }
+func (k *fakeKernel) FirewallNames() ([]string, error)              { return k.names, nil }
+func noHolder(context.Context) (lease.Identity, bool)               { return lease.Identity{}, false }
+func noServices(context.Context) (s *service.Snapshot, err error)   { return nil, nil }
+func both(v4, v6 bool) [2]bool                                      { return [2]bool{service.IPv4: v4, service.IPv6: v6} }
+func mode(name string) []Mode                                       { return []Mode{{Name: name}} }
+func link(name, master string) Link {
+	return Link{Name: name, Master: master, Global: both(master == "", false)}
+}
+
+// newNode returns a node with these files, which nobody may write.
+func newNode(files map[string]string) *Node {
+	root := fstest.MapFS{}
+	for name, text := range files {
+		root[name] = &fstest.MapFile{Data: []byte(text + "\n")}
+	}
+	return &Node{
+		Files: root, Proc: fstest.MapFS{}, Writable: func(string) bool { return false }, Modes: mode("nftables"), Services: noServices, Holder: noHolder,
+		Kernel: &fakeKernel{links: []Link{link("eth0", "")}},
+	}
+}
+
+// expect runs look and compares what it found, a line for each Finding: its topic, its
+// subject and its fix. words must be in what the first one says.
+func expect(t *testing.T, look func(context.Context) (doctor.Seen, error), want []string, words ...string) {
+	t.Helper()
+	seen, err := look(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range seen.Findings {
+		got = append(got, strings.Join([]string{string(f.Topic), f.Subject, f.Fix}, " | "))
+		if f.What == "" || f.Topic.Why() == "" || f.Fix+f.Advice == "" {
+			t.Errorf("says nothing: %+v", f)
+		}
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, w := range words {
+		if len(seen.Findings) == 0 || !strings.Contains(seen.Findings[0].What, w) {
+			t.Errorf("%+v does not say %q", seen.Findings, w)
+		}
+	}
+	if len(want) == 0 && seen.Note == "" {
+		t.Error("does not say what it looked at")
+	}
+}

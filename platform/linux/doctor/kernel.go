@@ -1,0 +1,252 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/sysctl"
+)
+
+func trim(b []byte) string { return strings.TrimSpace(string(b)) }
+
+// forwarding checks that the kernel forwards. IPv6 counts if an interface has an address
+// of it.
+func (n *Node) forwarding(context.Context) (doctor.Seen, error) {
+	if n.only("userspace") {
+		return doctor.NothingToSee("mode userspace relays connections itself"), nil
+	}
+	families, err := n.families()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var found []doctor.Finding
+	for _, o := range sysctl.Forwarding(dryFiles{n}, families...) {
+		if o.Have == "" {
+			return doctor.Seen{}, fmt.Errorf("read %s: %w", o.Name, o.Err)
+		}
+		if o.Action != sysctl.Mismatch {
+			continue
+		}
+		found = append(found, doctor.Finding{
+			Topic: doctor.IPForward, Subject: o.Name, What: o.String(), Fix: "sysctl -w " + o.Name + "=1",
+			Advice: "write it to a file in /etc/sysctl.d, too, so that it lasts",
+		})
+	}
+	return doctor.Seen{Findings: found, Note: "of " + familyNames(families)}, nil
+}
+
+// families returns the families that the node has global addresses of.
+func (n *Node) families() ([]service.Family, error) {
+	links, err := n.Kernel.Links()
+	if err != nil {
+		return nil, err
+	}
+	var all []service.Family
+	for _, f := range service.Families {
+		if slices.ContainsFunc(links, func(l Link) bool { return l.Global[f] }) {
+			all = append(all, f)
+		}
+	}
+	if len(all) == 0 {
+		all = []service.Family{service.IPv4}
+	}
+	return all, nil
+}
+
+func familyNames(families []service.Family) string {
+	var names []string
+	for _, f := range families {
+		names = append(names, f.String())
+	}
+	return strings.Join(names, " and ")
+}
+
+// reversePathFilter checks that no interface drops packets whose source has a route
+// through another one. The kernel takes the larger value of an interface and of all, see
+// https://docs.kernel.org/networking/ip-sysctl.html.
+func (n *Node) reversePathFilter(context.Context) (doctor.Seen, error) {
+	links, err := n.Kernel.Links()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var outside []string
+	for _, l := range links {
+		if l.Global[service.IPv4] && !l.Bridge && l.Master == "" {
+			outside = append(outside, l.Name)
+		}
+	}
+	slices.Sort(outside)
+	if len(outside) < 2 {
+		return doctor.NothingToSee("fewer than two interfaces lead to other machines"), nil
+	}
+	all, err := n.filterOf("all")
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var strict []string
+	for _, name := range outside {
+		own, err := n.filterOf(name)
+		if err == nil && max(all, own) == 1 {
+			strict = append(strict, name)
+		}
+	}
+	seen := doctor.Seen{Note: "of " + strings.Join(outside, ", ")}
+	if len(strict) > 0 {
+		seen.Findings = []doctor.Finding{{
+			Topic: doctor.ReversePathFilter, What: "rp_filter is strict on " + strings.Join(strict, ", ") + ", and the node has several interfaces to other machines",
+			Fix: "sysctl -w net.ipv4.conf.all.rp_filter=2",
+		}}
+	}
+	return seen, nil
+}
+
+func (n *Node) filterOf(link string) (int, error) {
+	text, err := n.read("proc/sys/net/ipv4/conf/" + link + "/rp_filter")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(text)
+}
+
+// bridges checks that packets between ports of a bridge pass netfilter.
+func (n *Node) bridges(context.Context) (doctor.Seen, error) {
+	if n.only("userspace") {
+		return doctor.NothingToSee("mode userspace relays connections itself"), nil
+	}
+	links, err := n.Kernel.Links()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var names []string
+	for _, l := range links {
+		if l.Bridge && slices.ContainsFunc(links, func(p Link) bool { return p.Master == l.Name }) {
+			names = append(names, l.Name)
+		}
+	}
+	if len(names) == 0 {
+		return doctor.NothingToSee("no bridge has a port"), nil
+	}
+	slices.Sort(names)
+	seen := doctor.Seen{Note: "of " + strings.Join(names, ", ")}
+	f := doctor.Finding{Topic: doctor.BridgeNetfilter, Advice: "nothing to do if no pods share a bridge"}
+	const setting = "net.bridge.bridge-nf-call-"
+	const fix = "sysctl -w " + setting + "iptables=1 " + setting + "ip6tables=1"
+	var off []string
+	for _, name := range []string{"iptables", "ip6tables"} {
+		text, err := n.read("proc/sys/net/bridge/bridge-nf-call-" + name)
+		if errors.Is(err, fs.ErrNotExist) {
+			f.What = fmt.Sprintf("the module br_netfilter is not loaded, and bridges have ports: %s", strings.Join(names, ", "))
+			f.Fix = "modprobe br_netfilter && " + fix
+			seen.Findings = []doctor.Finding{f}
+			return seen, nil
+		}
+		if err != nil {
+			return doctor.Seen{}, err
+		}
+		if text == "0" {
+			off = append(off, setting+name)
+		}
+	}
+	if len(off) > 0 {
+		f.What = fmt.Sprintf("%s is 0, and bridges have ports: %s", strings.Join(off, " and "), strings.Join(names, ", "))
+		f.Fix = fix
+		seen.Findings = []doctor.Finding{f}
+	}
+	return seen, nil
+}
+
+// settings checks that the proxy can write the settings that differ from what the
+// configuration asks for, and that the kernel drops packets outside of the TCP window.
+func (n *Node) settings(context.Context) (doctor.Seen, error) {
+	var found []doctor.Finding
+	for _, o := range sysctl.Apply(dryFiles{n}, n.Settings) {
+		if o.Action != sysctl.Failed || errors.Is(o.Err, fs.ErrNotExist) { // appears when connection tracking is used
+			continue
+		}
+		f := doctor.Finding{Topic: doctor.Setting, Subject: o.Name, What: fmt.Sprintf("%s is %s, wanted %s, and this process may not write it", o.Name, o.Have, o.Want),
+			Fix: "sysctl -w " + o.Name + "=" + o.Want, Advice: "run it on the host, or kube-proxy --init-only in a privileged container"}
+		if strings.Contains(o.Name, " ") { // a parameter of a module
+			f.Fix = "echo " + o.Want + " > /sys/module/nf_conntrack/parameters/hashsize"
+		}
+		found = append(found, f)
+	}
+	if sysctl.TCPBeLiberal(dryFiles{n}) && !n.Settings.TCPBeLiberal && n.has("nftables", "iptables", "ipvs") {
+		const name = "net.netfilter.nf_conntrack_tcp_be_liberal"
+		found = append(found, doctor.Finding{Topic: doctor.Liberal, Subject: name, What: name + " is 1, which the configuration does not ask for",
+			Fix: "sysctl -w " + name + "=0", Advice: "where routes are asymmetric, keep it and set conntrack.tcpBeLiberal"})
+	}
+	return doctor.Seen{Findings: found, Note: "of connection tracking, as configured"}, nil
+}
+
+// Thresholds of connection tracking.
+const (
+	fullPercent = 90
+	// manyFailures is from how many lost inserts on they count as a fault. A node loses
+	// some to harmless races.
+	manyFailures = 1000
+)
+
+// conntrack checks the size of the table and what the kernel lost.
+func (n *Node) conntrack(context.Context) (doctor.Seen, error) {
+	now, most, err := sysctl.Connections(dryFiles{n})
+	if errors.Is(err, fs.ErrNotExist) {
+		return doctor.NothingToSee("the kernel does not track connections yet"), nil
+	}
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	seen := doctor.Seen{Note: fmt.Sprintf("%d of %d connections", now, most)}
+	enlarge := fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d", 2*most)
+	if most > 0 && now*100 >= most*fullPercent {
+		seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.ConntrackFull, What: fmt.Sprintf("%d of %d connections are tracked, which is %d %%", now, most, now*100/most),
+			Fix: enlarge, Advice: "conntrack.min or conntrack.maxPerCore makes it last; docs/troubleshooting.md#the-conntrack-table-is-full looks for the cause"})
+	}
+	text, err := n.read("proc/thread-self/net/stat/nf_conntrack")
+	if errors.Is(err, fs.ErrNotExist) {
+		return seen, nil
+	}
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	lost, err := statistics(text)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	if early := lost["early_drop"]; early > 0 {
+		seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.EarlyDrop, What: fmt.Sprintf("the kernel gave up %d connections since it was started, as its table was full", early),
+			Fix: enlarge, Advice: "the count stays until a restart: watch with conntrack -S whether it grows"})
+	}
+	if failed := lost["insert_failed"]; failed >= manyFailures {
+		seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.InsertFailed, What: fmt.Sprintf("the kernel lost %d packets since it was started, as another packet of the connection was first", failed),
+			Advice: "watch with conntrack -S whether it grows; let pods query DNS over TCP or a cache of the node, or set single-request-reopen in their resolv.conf"})
+	}
+	return seen, nil
+}
+
+// statistics parses /proc/net/stat/nf_conntrack, which has a row for each processor, and
+// sums the columns.
+func statistics(text string) (map[string]uint64, error) {
+	lines := strings.Split(text, "\n")
+	names := strings.Fields(lines[0])
+	sum := map[string]uint64{}
+	for _, line := range lines[1:] {
+		for i, word := range strings.Fields(line) {
+			v, err := strconv.ParseUint(word, 16, 64)
+			if err != nil || i >= len(names) {
+				return nil, fmt.Errorf("unexpected line %q in /proc/net/stat/nf_conntrack", line)
+			}
+			sum[names[i]] += v
+		}
+	}
+	return sum, nil
+}
