@@ -99,10 +99,14 @@ image: binaries ## build the images as archives in dist; no daemon, no registry;
 	@$(call lay_out,image)
 
 .PHONY: release
-release: binaries ## lay out in dist what is released: images, binaries of every system, what they are made of, checksums
+release: binaries ## lay out in dist what is released: images, binaries of every system, what they are made of, chart, manifests, checksums
 	@rm -rf dist
 	@echo "== release $(VERSION)"
 	@$(call lay_out,release)
+
+.PHONY: manifests
+manifests: ## rewrite build/deploy from the chart
+	@cd build/release && rm -rf ../deploy && go run . manifests -out ../deploy
 
 .PHONY: pins
 pins: ## take the newest packages of Debian into build/release/debian/packages.txt
@@ -150,7 +154,7 @@ e2e: controlplane ## the tests against a real API server alone; builds it the fi
 	@$(report) -count=1 $(E2E)
 
 .PHONY: test-release
-test-release: ## the tests of what is released alone: images built twice and unpacked
+test-release: ## the tests of what is released alone: images built twice and unpacked, the chart and its values
 	@echo "== images and release"
 	@cd build/release && go vet ./... && go test -count=1 ./...
 

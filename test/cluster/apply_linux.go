@@ -28,6 +28,16 @@ const fieldManager = "kubeproxy-test"
 // without a namespace go to the default one. It stops at the first error, as later
 // documents may need earlier ones.
 func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
+	return c.applyAll(ctx, manifest)
+}
+
+// Try has the API server check a manifest as Apply does, and changes nothing.
+func (c *Cluster) Try(ctx context.Context, manifest []byte) error {
+	return c.applyAll(ctx, manifest, metav1.DryRunAll)
+}
+
+// applyAll applies the documents in order, dry if dryRun says so.
+func (c *Cluster) applyAll(ctx context.Context, manifest []byte, dryRun ...string) error {
 	documents := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifest)))
 	for n := 1; ; n++ {
 		text, err := documents.Read()
@@ -35,7 +45,7 @@ func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
 			return nil
 		}
 		if err == nil {
-			err = c.apply(ctx, text)
+			err = c.apply(ctx, text, dryRun)
 		}
 		if err != nil {
 			return fmt.Errorf("apply document %d: %w", n, err)
@@ -43,7 +53,7 @@ func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
 	}
 }
 
-func (c *Cluster) apply(ctx context.Context, document []byte) error {
+func (c *Cluster) apply(ctx context.Context, document []byte, dryRun []string) error {
 	var o *metav1.PartialObjectMetadata
 	if err := yaml.Unmarshal(document, &o); err != nil {
 		return err
@@ -59,6 +69,9 @@ func (c *Cluster) apply(ctx context.Context, document []byte) error {
 	request := c.Client.Discovery().RESTClient().Patch(types.ApplyYAMLPatchType).AbsPath(path...).
 		Param("fieldManager", fieldManager).Param("fieldValidation", "Strict").
 		SetHeader("Accept", "application/json").Body(document)
+	for _, d := range dryRun {
+		request.Param("dryRun", d)
+	}
 	if _, err := request.DoRaw(ctx); err != nil {
 		return fmt.Errorf("%s %s: %w", o.Kind, o.Name, err)
 	}

@@ -14,11 +14,9 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
@@ -31,31 +29,20 @@ var folder = filepath.Join("..", "..", "build", "deploy")
 
 const (
 	system  = metav1.NamespaceSystem
-	account = "kube-proxy"
+	account = "kubeproxy"
 )
 
-// kustomization contains the fields that the deployment uses. Other fields are an error
-// here.
+// kustomization contains the field that a deployment's objects do not show. The tests of
+// build/release build the folder as kubectl does.
 type kustomization struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Namespace  string   `json:"namespace"`
-	Resources  []string `json:"resources"` // files, and folders like this one
-	Patches    []struct {
-		Path string `json:"path"`
-	} `json:"patches"`
 	ConfigMapGenerator []struct {
-		Name  string   `json:"name"`
-		Files []string `json:"files"`
+		Name      string   `json:"name"`
+		Namespace string   `json:"namespace"`
+		Files     []string `json:"files"`
 	} `json:"configMapGenerator"`
 	GeneratorOptions struct {
 		DisableNameSuffixHash bool `json:"disableNameSuffixHash"`
 	} `json:"generatorOptions"`
-	Images []struct {
-		Name    string `json:"name"`
-		NewName string `json:"newName"`
-		NewTag  string `json:"newTag"`
-	} `json:"images"`
 }
 
 // read returns a file of the deployment.
@@ -77,56 +64,22 @@ func deployment(t *testing.T, name string) []byte {
 // built returns the objects of a folder with a kustomization.
 func built(t *testing.T, dir string) []map[string]any {
 	t.Helper()
-	const file = "kustomization.yaml"
 	var k kustomization
-	if err := yaml.UnmarshalStrict(read(t, dir, file), &k); err != nil {
-		t.Fatalf("%s: %v", filepath.Join(dir, file), err)
+	if err := yaml.Unmarshal(read(t, dir, "kustomization.yaml"), &k); err != nil {
+		t.Fatalf("%s: %v", dir, err)
 	}
-	var all []map[string]any
-	for _, name := range k.Resources {
-		if path := filepath.Join(dir, name); filepath.Ext(path) == "" {
-			all = append(all, built(t, path)...)
-		} else {
-			all = append(all, documents(t, path)...)
-		}
-	}
-	if len(k.ConfigMapGenerator) > 0 && !k.GeneratorOptions.DisableNameSuffixHash {
+	if !k.GeneratorOptions.DisableNameSuffixHash {
 		t.Errorf("%s: names of ConfigMaps get a hash at their end, so no running proxy sees a change", dir)
 	}
+	all := documents(t, filepath.Join(dir, "objects.yaml"))
 	for _, g := range k.ConfigMapGenerator {
 		data := map[string]any{}
 		for _, name := range g.Files {
 			data[name] = string(read(t, dir, name))
 		}
-		all = append(all, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": g.Name}, "data": data})
-	}
-	for _, p := range k.Patches {
-		for _, patch := range documents(t, filepath.Join(dir, p.Path)) {
-			patched(t, all, patch)
-		}
-	}
-	for _, o := range all {
-		k.complete(o)
+		all = append(all, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": g.Name, "namespace": g.Namespace}, "data": data})
 	}
 	return all
-}
-
-// patched merges patch into the DaemonSet that it names.
-func patched(t *testing.T, all []map[string]any, patch map[string]any) {
-	t.Helper()
-	name := func(o map[string]any) any { return o["metadata"].(map[string]any)["name"] }
-	for i, o := range all {
-		if o["kind"] != "DaemonSet" || patch["kind"] != o["kind"] || name(o) != name(patch) {
-			continue
-		}
-		merged, err := strategicpatch.StrategicMergeMapPatch(o, patch, appsv1.DaemonSet{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[i] = merged
-		return
-	}
-	t.Fatalf("nothing is called %v for a patch", name(patch))
 }
 
 // documents reads the documents of a file. A duplicate field is an error.
@@ -152,37 +105,6 @@ func documents(t *testing.T, path string) []map[string]any {
 	}
 }
 
-// complete sets the namespace and the images of o.
-func (k *kustomization) complete(o map[string]any) {
-	switch o["kind"] {
-	case "ClusterRole", "ClusterRoleBinding":
-	default:
-		if k.Namespace != "" {
-			o["metadata"].(map[string]any)["namespace"] = k.Namespace
-		}
-	}
-	k.images(o)
-}
-
-// images replaces every image below x.
-func (k *kustomization) images(x any) {
-	switch x := x.(type) {
-	case []any:
-		for _, e := range x {
-			k.images(e)
-		}
-	case map[string]any:
-		for _, i := range k.Images {
-			if x["image"] == i.Name {
-				x["image"] = i.NewName + ":" + i.NewTag
-			}
-		}
-		for _, e := range x {
-			k.images(e)
-		}
-	}
-}
-
 // deploy applies the deployment, and logs in as its ServiceAccount.
 func (w *fixture) deploy(t *testing.T) {
 	t.Helper()
@@ -200,8 +122,8 @@ func (w *fixture) deploy(t *testing.T) {
 	}
 }
 
-// pods validates a pod of a DaemonSet at the API server, and returns its spec and its
-// configuration, in a file.
+// pods validates a pod of a DaemonSet at the API server, and returns its spec and the
+// configuration for its system, in a file.
 func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, file string) {
 	t.Helper()
 	set, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), name, metav1.GetOptions{})
@@ -216,12 +138,11 @@ func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, f
 	}
 	for _, c := range append(spec.InitContainers, spec.Containers...) {
 		if c.Image != image {
-			t.Errorf("image of container %s = %q, want that of the kustomization, %s", c.Name, c.Image, image)
+			t.Errorf("image of container %s = %q, want %s", c.Name, c.Image, image)
 		}
 	}
-	const ofKubeadm = "kube-proxy"
 	for _, v := range spec.Volumes {
-		if v.ConfigMap == nil || v.ConfigMap.Name == ofKubeadm {
+		if v.ConfigMap == nil {
 			continue
 		}
 		m, err := w.api.Client.CoreV1().ConfigMaps(system).Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
@@ -229,7 +150,7 @@ func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, f
 			t.Fatalf("volume %s: %v", v.Name, err)
 		}
 		file = filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(file, []byte(m.Data["config.yaml"]), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(m.Data[spec.NodeSelector[corev1.LabelOSStable]+".yaml"]), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -249,7 +170,7 @@ func (w *fixture) validate(t *testing.T, file, system string) string {
 // testDeployment checks that a pod of the deployment can be created, that its mounts
 // exist, and that the proxy runs with its configuration.
 func testDeployment(t *testing.T, w *fixture) {
-	_, file := w.pods(t, "kube-proxy", "kube-proxy:dev")
+	_, file := w.pods(t, "kubeproxy", "localhost/kubeproxy-iptables:dev")
 	w.validate(t, file, "linux")
 	w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:1] // the file has IPv4 only
 	defer func() { w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:2] }()
@@ -261,21 +182,21 @@ func testDeployment(t *testing.T, w *fixture) {
 }
 
 // testWindowsDeployment applies the deployment for Windows, and the one for nodes of both
-// systems, whose shared configuration must work on each.
+// systems.
 func testWindowsDeployment(t *testing.T, w *fixture) {
 	for _, name := range []string{"windows", "mixed"} {
 		if err := w.api.Apply(t.Context(), deployment(t, name)); err != nil {
 			t.Fatalf("deployment %s: %v", name, err)
 		}
-		spec, file := w.pods(t, "kube-proxy-windows", "kube-proxy-windows:dev")
+		spec, file := w.pods(t, "kubeproxy-windows", "localhost/kubeproxy:dev")
 		if o := spec.SecurityContext.WindowsOptions; o == nil || o.HostProcess == nil || !*o.HostProcess || !spec.HostNetwork || spec.NodeSelector[corev1.LabelOSStable] != "windows" {
 			t.Errorf("%s: pods are no HostProcess pods of Windows nodes: %+v", name, spec)
 		}
-		if text := w.validate(t, file, "windows"); name == "windows" && strings.Contains(text, "note: ") {
+		if text := w.validate(t, file, "windows"); strings.Contains(text, "note: ") {
 			t.Errorf("remarks on the configuration of %s: %s", name, text)
 		}
 	}
-	spec, file := w.pods(t, "kube-proxy", "kube-proxy:dev")
+	spec, file := w.pods(t, "kubeproxy", "localhost/kubeproxy-iptables:dev")
 	if spec.NodeSelector[corev1.LabelOSStable] != "linux" {
 		t.Errorf("the pods for Linux go to nodes with %v", spec.NodeSelector)
 	}
@@ -286,6 +207,5 @@ func testWindowsDeployment(t *testing.T, w *fixture) {
 	w.set(t, append(endpoints("web", w.webs(1)...), web)...)
 	p := w.run(t, "--config="+file, "--kubeconfig="+w.login)
 	w.awaitProgrammed(t).Check(t, w.calls(t, web))
-	p.AwaitLog(t, "winkernel.enableDSR: has no effect on linux")
 	p.Stop(t)
 }

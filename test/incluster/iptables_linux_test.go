@@ -20,7 +20,7 @@ func testIPTables(t *testing.T, w *fixture) {
 	if err := w.api.Apply(t.Context(), deployment(t, "iptables")); err != nil {
 		t.Fatalf("deployment iptables: %v", err)
 	}
-	spec, file := w.pods(t, "kube-proxy", "kube-proxy-iptables:dev")
+	spec, file := w.pods(t, "kubeproxy", "localhost/kubeproxy-iptables:dev")
 	w.validate(t, file, "linux")
 	proxy := spec.Containers[0]
 	if add := proxy.SecurityContext.Capabilities.Add; !slices.Contains(add, "NET_RAW") || !slices.Contains(add, "NET_ADMIN") {

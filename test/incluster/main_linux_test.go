@@ -45,6 +45,7 @@ func TestInCluster(t *testing.T) {
 		{"many Services", testMany},
 		{"deployment", testDeployment},
 		{"deployment for Windows", testWindowsDeployment},
+		{"chart", testChart},
 		{"mode iptables", testIPTables},
 		{"mode userspace", testUserspace},
 		{"mode by annotation", testModeAnnotation},

@@ -37,7 +37,7 @@ func Save(file string, index v1.ImageIndex, name, tag string) error {
 	if err != nil {
 		return err
 	}
-	text, err := archive(files, time.Unix(0, 0))
+	text, err := Archive(files, time.Unix(0, 0))
 	if err != nil {
 		return err
 	}

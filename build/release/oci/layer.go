@@ -35,7 +35,7 @@ type File struct {
 
 // Layer makes a layer. The folders named are there even if nothing is in them.
 func Layer(files []File, created time.Time, folders ...string) (v1.Layer, error) {
-	text, err := archive(files, created, folders...)
+	text, err := Archive(files, created, folders...)
 	if err != nil {
 		return nil, err
 	}
@@ -43,8 +43,8 @@ func Layer(files []File, created time.Time, folders ...string) (v1.Layer, error)
 	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
 }
 
-// archive writes files as tar, each folder before its content.
-func archive(files []File, created time.Time, folders ...string) ([]byte, error) {
+// Archive writes files as tar, each folder before its content.
+func Archive(files []File, created time.Time, folders ...string) ([]byte, error) {
 	all := map[string]*tar.Header{}
 	content := map[string][]byte{}
 	for _, f := range files {

@@ -1,0 +1,187 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+func source() *Source { return &Source{Folder: filepath.Join("..", "..", "chart")} }
+
+func deploy(path ...string) string {
+	return filepath.Join(append([]string{"..", "..", "deploy"}, path...)...)
+}
+
+// TestLint runs helm lint, strictly.
+func TestLint(t *testing.T) {
+	l := lint.All(source().Folder, map[string]any{}, Namespace, true)
+	for _, m := range l.Messages {
+		if m.Severity > support.InfoSev {
+			t.Error(m)
+		}
+	}
+}
+
+// TestBasesAreGenerated compares build/deploy with what the chart gives.
+func TestBasesAreGenerated(t *testing.T) {
+	want, err := source().Bases()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := filepath.Glob(deploy("*", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) != len(want) {
+		t.Errorf("build/deploy has %d files, the chart gives %d", len(found), len(want))
+	}
+	for name, text := range want {
+		got, err := os.ReadFile(deploy(filepath.FromSlash(name)))
+		if err != nil || string(got) != text {
+			t.Errorf("build/deploy/%s is not what the chart gives (%v): run make manifests", name, err)
+		}
+	}
+}
+
+// TestBasesEqualChart builds each folder as kubectl apply -k does, and compares its
+// objects with those of helm template.
+func TestBasesEqualChart(t *testing.T) {
+	for name, b := range bases {
+		t.Run(name, func(t *testing.T) {
+			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), deploy(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := built.AsYaml()
+			if err != nil {
+				t.Fatal(err)
+			}
+			manifest, err := source().Manifest(b.values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := objects(t, text), objects(t, []byte(manifest))
+			for key := range want {
+				if !reflect.DeepEqual(got[key], want[key]) {
+					t.Errorf("%s differs:\n%v\n%v", key, got[key], want[key])
+				}
+			}
+			if len(got) != len(want) {
+				t.Errorf("%d objects, the chart has %d", len(got), len(want))
+			}
+		})
+	}
+}
+
+// objects reads the objects of a manifest, by kind and name.
+func objects(t *testing.T, text []byte) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	for r := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(text))); ; {
+		document, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		var o map[string]any
+		if err == nil {
+			err = yaml.UnmarshalStrict(document, &o)
+		}
+		if err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		if o != nil {
+			all[o["kind"].(string)+" "+o["metadata"].(map[string]any)["name"].(string)] = o
+		}
+	}
+}
+
+// TestRefusals checks that values that cannot be used are refused by their name.
+func TestRefusals(t *testing.T) {
+	for values, want := range map[string]string{
+		`{apiServer: "192.0.2.1:6443"}`:                       "/apiServer",
+		`{clusterCIDR: all}`:                                  "/clusterCIDR",
+		`{linux: {mode: nft}}`:                                "/linux/mode",
+		`{linux: {config: {mode: ipvs}}}`:                     "/linux/config/mode",
+		`{windows: {config: {clientConnection: {}}}}`:         "/windows/config/clientConnection",
+		`{linux: {enabled: "yes"}}`:                           "/linux/enabled",
+		`{image: {tag: "a b"}}`:                               "/image/tag",
+		`{image: {variant: alpine}}`:                          "/image/variant",
+		`{metrics: {bindAddress: "10249"}}`:                   "/metrics/bindAddress",
+		`{maxUnavailable: 0}`:                                 "/maxUnavailable",
+		`{extraArgs: [v]}`:                                    "/extraArgs/0",
+		`{api: x}`:                                            "'api' not allowed",
+		`{linux: {enabled: false}}`:                           "linux.enabled, windows.enabled",
+		`{image: {variant: plain}, linux: {mode: userspace}}`: "image.variant: plain",
+	} {
+		var v map[string]any
+		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := source().Manifest(v); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want an error with %s", values, err, want)
+		}
+	}
+}
+
+// TestPods checks the rights that pods ask for.
+func TestPods(t *testing.T) {
+	for values, want := range map[string][]any{
+		`{}`:                        {"NET_ADMIN", "NET_RAW"},
+		`{linux: {mode: ipvs}}`:     {"NET_ADMIN", "NET_RAW"},
+		`{image: {variant: plain}}`: {"NET_ADMIN"},
+	} {
+		var v map[string]any
+		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := source().Manifest(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := at(objects(t, []byte(manifest))["DaemonSet kubeproxy"], "spec", "template", "spec").(map[string]any)
+		if got := at(pod, "securityContext", "seccompProfile", "type"); got != "RuntimeDefault" {
+			t.Errorf("%s: seccomp profile %v", values, got)
+		}
+		container := pod["containers"].([]any)[0].(map[string]any)
+		rights := at(container, "securityContext").(map[string]any)
+		if got := at(rights, "capabilities", "add").([]any); !slices.Equal(got, want) {
+			t.Errorf("%s: capabilities %v, want %v", values, got, want)
+		}
+		if !reflect.DeepEqual(at(rights, "capabilities", "drop"), []any{"ALL"}) || rights["readOnlyRootFilesystem"] != true || rights["allowPrivilegeEscalation"] != false {
+			t.Errorf("%s: rights %v", values, rights)
+		}
+		for _, volume := range pod["volumes"].([]any) {
+			path := volume.(map[string]any)["hostPath"]
+			if path != nil && (at(path.(map[string]any), "path") != "/run/xtables.lock" || len(want) == 1) {
+				t.Errorf("%s: host path %v", values, path)
+			}
+		}
+	}
+}
+
+// at follows keys.
+func at(o map[string]any, keys ...string) any {
+	var x any = o
+	for _, k := range keys {
+		m, _ := x.(map[string]any)
+		x = m[k]
+	}
+	return x
+}

@@ -1,0 +1,80 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io/fs"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"kubeproxy/build/release/oci"
+)
+
+// released matches the version of a release.
+var released = regexp.MustCompile(`^v?([0-9]+\.[0-9]+\.[0-9]+.*)$`)
+
+// chartVersion returns a version of the application in the form that Helm wants, see
+// https://semver.org
+func chartVersion(application string) string {
+	if m := released.FindStringSubmatch(application); m != nil {
+		return m[1]
+	}
+	return "0.0.0-" + regexp.MustCompile(`[^0-9A-Za-z.-]`).ReplaceAllString(application, "-")
+}
+
+// Pack returns the chart as helm package does, and the name of the file. Each file has
+// the time, so that the same chart gives the same bytes.
+func (s *Source) Pack(created time.Time) (name string, text []byte, err error) {
+	version := chartVersion(s.Version)
+	versions := strings.NewReplacer("version: 0.0.0", "version: "+version, "appVersion: dev", "appVersion: "+s.Version)
+	var files []oci.File
+	root := os.DirFS(s.Folder)
+	err = fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := fs.ReadFile(root, path)
+		if path == "Chart.yaml" {
+			text = []byte(versions.Replace(string(text)))
+		}
+		files = append(files, oci.File{Name: "kubeproxy/" + path, Mode: 0o644, Content: text})
+		return err
+	})
+	if err != nil {
+		return "", nil, err
+	}
+	text, err = compressed(files, created)
+	return "kubeproxy-chart-" + version + ".tgz", text, err
+}
+
+// PackBases returns the kustomize bases as an archive.
+func (s *Source) PackBases(created time.Time) ([]byte, error) {
+	bases, err := s.Bases()
+	if err != nil {
+		return nil, err
+	}
+	var files []oci.File
+	for path, text := range bases {
+		files = append(files, oci.File{Name: "deploy/" + path, Mode: 0o644, Content: []byte(text)})
+	}
+	return compressed(files, created)
+}
+
+func compressed(files []oci.File, created time.Time) ([]byte, error) {
+	text, err := oci.Archive(files, created)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	if _, err := w.Write(text); err != nil {
+		return nil, err
+	}
+	err = w.Close()
+	return out.Bytes(), err
+}

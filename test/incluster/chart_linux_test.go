@@ -1,0 +1,172 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package incluster
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"kubeproxy/test/cluster"
+	"kubeproxy/test/program"
+)
+
+// chartTool builds the program that renders the chart as Helm does. It is of another
+// module, whose dependencies the product does not have.
+func chartTool(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "release")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", file, ".")
+	build.Dir = filepath.Join("..", "..", "build", "release")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return file
+}
+
+// rendered returns the chart's objects for values in YAML. With a kubeconfig, the chart
+// asks the cluster.
+func rendered(t *testing.T, w *fixture, tool, kubeconfig, values string) []byte {
+	t.Helper()
+	cmd := exec.Command(tool, "render", "-chart", filepath.Join("..", "..", "build", "chart"), "-kubeconfig", kubeconfig)
+	cmd.Stdin = strings.NewReader(values)
+	out, err := program.Run(t, w.Host("control"), cmd)
+	if err != nil {
+		t.Fatalf("render with %s: %v\n%s", values, err, out)
+	}
+	return []byte(out)
+}
+
+// testChart has the API server check what the chart gives for many values, and installs
+// it beside the objects of kubeadm.
+func testChart(t *testing.T, w *fixture) {
+	tool := chartTool(t)
+	for _, values := range []string{
+		`{}`,
+		`{linux: {mode: ""}}`,
+		`{linux: {mode: iptables}, clusterCIDR: "10.244.0.0/16,fd00:10:244::/56"}`,
+		`{linux: {mode: ipvs, config: {ipvs: {scheduler: lc}}}}`,
+		`{linux: {mode: userspace}, apiServer: "https://[2001:db8::1]:6443"}`,
+		`{image: {variant: plain, repository: "registry.example:5000/team/kubeproxy", tag: v1.2.3, pullPolicy: Always, pullSecrets: [secret]}}`,
+		`{windows: {enabled: true, config: {winkernel: {enableDSR: true}}, nodeSelector: {pool: "1"}}}`,
+		`{linux: {enabled: false}, windows: {enabled: true}}`,
+		`{linux: {nodeSelector: {service-proxy: kubeproxy}, resources: {limits: {memory: 1Gi}, requests: {cpu: 1}}}, maxUnavailable: 1, extraArgs: [--v=2]}`,
+		`{metrics: {bindAddress: "0.0.0.0:10249"}}`,
+		`{metrics: {bindAddress: "[::]:9999"}, windows: {enabled: true}}`,
+	} {
+		if err := w.api.Try(t.Context(), rendered(t, w, tool, "", values)); err != nil {
+			t.Errorf("values %s: %v", values, err)
+		}
+	}
+	admin := w.kubeconfig(t, cluster.Login{})
+	t.Run("without an address", func(t *testing.T) { testNoAddress(t, w, rendered(t, w, tool, admin, "{}")) })
+	t.Run("cluster-info", func(t *testing.T) {
+		w.configMap(t, metav1.NamespacePublic, "cluster-info", "kubeconfig", serverAt("https://192.0.2.1:6443"))
+		testServer(t, rendered(t, w, tool, admin, "{}"), "https://192.0.2.1:6443")
+	})
+	t.Run("beside kubeadm", func(t *testing.T) { testBeside(t, w, tool, admin) })
+	testServer(t, rendered(t, w, tool, admin, `{apiServer: "https://192.0.2.3"}`), "https://192.0.2.3")
+}
+
+// serverAt returns a kubeconfig with a server.
+func serverAt(address string) string {
+	return "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster: {server: '" + address + "'}\n"
+}
+
+// configMap creates a ConfigMap for the time of the test.
+func (w *fixture) configMap(t *testing.T, namespace, name, key, text string) {
+	t.Helper()
+	client := w.api.Client.CoreV1()
+	_, err := client.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{key: text}}
+	if _, err := client.ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubeconfigOf returns the kubeconfig in the objects of the chart.
+func kubeconfigOf(t *testing.T, manifest []byte) string {
+	t.Helper()
+	for document := range strings.SplitSeq(string(manifest), "---\n") {
+		var m corev1.ConfigMap
+		if yaml.Unmarshal([]byte(document), &m) == nil && m.Kind == "ConfigMap" && m.Name == "kubeproxy" {
+			return m.Data["kubeconfig.conf"]
+		}
+	}
+	t.Fatalf("no ConfigMap in\n%s", manifest)
+	return ""
+}
+
+func testServer(t *testing.T, manifest []byte, want string) {
+	t.Helper()
+	if text := kubeconfigOf(t, manifest); !strings.Contains(text, `server: "`+want+`"`) {
+		t.Errorf("want the server %s in\n%s", want, text)
+	}
+}
+
+// testBeside installs the chart in a cluster that kubeadm made. What kubeadm made stays
+// as it is, and the chart finds the API server there.
+func testBeside(t *testing.T, w *fixture, tool, admin string) {
+	w.configMap(t, system, "kube-proxy", "kubeconfig.conf", serverAt("https://192.0.2.2:6443"))
+	privileged, labels := true, map[string]string{"k8s-app": "kube-proxy"}
+	stock := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy"}, Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+			ServiceAccountName: "kube-proxy", HostNetwork: true,
+			Containers: []corev1.Container{{Name: "kube-proxy", Image: "kube-proxy", SecurityContext: &corev1.SecurityContext{Privileged: &privileged}}},
+		}},
+	}}
+	sets := w.api.Client.AppsV1().DaemonSets(system)
+	before, err := sets.Create(t.Context(), stock, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := rendered(t, w, tool, admin, "{}")
+	testServer(t, manifest, "https://192.0.2.2:6443")
+	if err := w.api.Apply(t.Context(), manifest); err != nil {
+		t.Fatal(err)
+	}
+	after, err := sets.Get(t.Context(), "kube-proxy", metav1.GetOptions{})
+	if err != nil || after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("kubeadm's DaemonSet was changed: %v", err)
+	}
+	// When kubeadm's ConfigMap goes, an upgrade keeps the address that is installed.
+	for _, m := range [][2]string{{system, "kube-proxy"}, {metav1.NamespacePublic, "cluster-info"}} {
+		if err := w.api.Client.CoreV1().ConfigMaps(m[0]).Delete(t.Context(), m[1], metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testServer(t, rendered(t, w, tool, admin, "{}"), "https://192.0.2.2:6443")
+}
+
+// testNoAddress starts the proxy with the kubeconfig of a cluster in which the chart
+// found no address. It says so in one sentence.
+func testNoAddress(t *testing.T, w *fixture, manifest []byte) {
+	testServer(t, manifest, "")
+	dir := t.TempDir()
+	mounted := strings.NewReplacer("certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt", "", "/var/run/secrets/kubernetes.io/serviceaccount", dir)
+	text := mounted.Replace(kubeconfigOf(t, manifest))
+	err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "kubeconfig.conf"), []byte(text), 0o600),
+		os.WriteFile(filepath.Join(dir, "token"), []byte(w.token), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "--kubeconfig="+filepath.Join(dir, "kubeconfig.conf"), "--hostname-override=node-a"))
+	if err == nil || !strings.Contains(out, "server is missing; want an address like https://") || strings.Count(out, "\n") != 1 {
+		t.Errorf("started without an address: %v\n%s", err, out)
+	}
+}
