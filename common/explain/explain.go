@@ -38,6 +38,11 @@ type Explanation struct {
 	Problems []string `json:"problems,omitempty"`
 	// Notes are for the person who asked.
 	Notes []string `json:"notes,omitempty"`
+	// Installed is what the dataplane of the node does. It is nil if it was not read.
+	Installed *Path `json:"installed,omitempty"`
+	// Verdict says whether the node does what it should. Differences say where not.
+	Verdict     Agreement `json:"verdict"`
+	Differences []string  `json:"differences,omitempty"`
 }
 
 // Step is one rule that applies to the connection.
@@ -74,7 +79,7 @@ func (m Model) Explain(c route.Conn) *Explanation {
 	x := &Explanation{
 		Node: m.Snapshot.Node.Name, Generation: m.Snapshot.Generation,
 		Source: c.From.String(), Destination: c.To.String(), Protocol: c.Protocol.String(),
-		Action: v.Action.String(), Why: v.Reason,
+		Action: v.Action.String(), Why: v.Reason, Verdict: Unknown,
 	}
 	e := explainer{m, c, &v, x}
 	e.client()

@@ -33,6 +33,7 @@ func (v View) Print(to io.Writer, x *Explanation) error {
 		fmt.Fprintf(w, "  %-*s  %s\n", widest, s.Rule, wrap(printable.Text(s.Text), widest+4))
 	}
 	v.endpoints(w, x)
+	x.installed(w)
 	for _, p := range x.Problems {
 		fmt.Fprintf(w, "\nproblem: %s\n", wrap(printable.Text(p), 9))
 	}
@@ -131,4 +132,28 @@ func orDash(s string) string {
 		return "-"
 	}
 	return printable.Text(s)
+}
+
+// installed prints what the node really does.
+func (x *Explanation) installed(w io.Writer) {
+	if x.Installed == nil {
+		return
+	}
+	fmt.Fprintf(w, "\nOn the node:\n")
+	widest := 0
+	for _, h := range x.Installed.Hops {
+		widest = max(widest, len([]rune(h.Object)))
+	}
+	widest = min(widest, 44)
+	for _, h := range x.Installed.Hops {
+		fmt.Fprintf(w, "  %-*s  %s\n", widest, printable.Text(h.Object), wrap(printable.Text(h.Does), widest+4))
+	}
+	if x.Verdict == Agree {
+		fmt.Fprintf(w, "\nThe node does what it should.\n")
+		return
+	}
+	fmt.Fprintf(w, "\nThe node does not do what it should:\n")
+	for _, d := range x.Differences {
+		fmt.Fprintf(w, "  %s\n", wrap(printable.Text(d), 2))
+	}
 }

@@ -246,3 +246,21 @@ func (k *fake) Watch(ctx context.Context, _ func()) error {
 	<-ctx.Done()
 	return nil
 }
+
+// rules implements ruleset.
+func (t *fakeTable) rules(chain string) []rule { return t.chains[chain].rules }
+
+// element implements ruleset.
+func (t *fakeTable) element(s *set, key []byte) (element, bool) {
+	observed := t.sets[s.name]
+	if !observed.interval {
+		e, found := observed.elements[string(key)]
+		return e, found
+	}
+	for _, e := range observed.elements {
+		if string(e.key) <= string(key) && string(key) <= string(e.end) {
+			return e, true
+		}
+	}
+	return element{}, false
+}

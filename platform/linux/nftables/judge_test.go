@@ -15,18 +15,24 @@ import (
 	"kubeproxy/test/generate"
 )
 
+// outcome is what can be compared of a decision and a walk.
+type outcome struct {
+	Action  route.Action
+	Targets map[netip.AddrPort]bool // whether the source is masqueraded
+}
+
 func judge(t *rapid.T, k *fake, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
-	wantOut := outcome{action: v.Action}
+	wantOut := outcome{Action: v.Action}
 	if v.Action == route.Forward {
-		wantOut.masq = map[netip.AddrPort]bool{}
+		wantOut.Targets = map[netip.AddrPort]bool{}
 		for _, e := range v.Endpoints {
-			wantOut.targets = append(wantOut.targets, e.Addr)
-			wantOut.masq[e.Addr] = v.Masquerades(e) || hairpins(want, c.From, e, k.family)
+			wantOut.Targets[e.Addr] = v.Masquerades(e) || hairpins(want, c.From, e, k.family)
 		}
 	}
-	got := trace(k.table, k.family, c, generate.IsNodeLocal)
-	if diff := cmp.Diff(wantOut, got, cmp.AllowUnexported(outcome{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+	w := trace(k.table, k.family, c, generate.IsNodeLocal)
+	got := outcome{w.Action, w.Targets}
+	if diff := cmp.Diff(wantOut, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 		t.Fatalf("%+v: %s (-decide +nftables):\n%s", c, v.Reason, diff)
 	}
 }
