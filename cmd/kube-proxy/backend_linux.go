@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -101,21 +102,21 @@ func newIPVS(c *config.Config, f service.Family) (reconcile.Backend, error) {
 
 // newBackends selects a mode and returns its backends. c decides; if c names no mode, the
 // annotation of the Node decides.
-func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*selectedMode, error) {
-	x, err := selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*selectedMode, error) { return open(c, w) })
+func newBackends(ctx context.Context, c *config.Config, o *agent.Options, annotated v1alpha1.ProxyMode) (*agent.Selected, error) {
+	x, err := selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*agent.Selected, error) { return open(c, w) })
 	if err != nil {
 		return nil, err
 	}
-	for _, b := range x.backends {
-		b.cleanConntrack = withTrackedSnapshot(b, newConntrackCleaner(ctx, b))
+	for _, b := range x.Backends {
+		b.CleanConntrack = agent.WithTrackedSnapshot(b, newConntrackCleaner(ctx, b))
 	}
-	x.addLocalhost(klog.FromContext(ctx))
+	addLocalhost(x, klog.FromContext(ctx))
 	return x, nil
 }
 
 // open returns the backends of candidate w, or an error of one sentence if the mode
 // cannot work on this node.
-func open(c *config.Config, w candidate) (*selectedMode, error) {
+func open(c *config.Config, w candidate) (*agent.Selected, error) {
 	for _, d := range dataplanes() {
 		if d.mode != w.mode {
 			continue
@@ -127,23 +128,23 @@ func open(c *config.Config, w candidate) (*selectedMode, error) {
 		if err != nil {
 			return nil, fmt.Errorf("mode %s cannot work here: %w", w.mode, err)
 		}
-		x.origin = w.origin
+		x.Origin = w.origin
 		return x, nil
 	}
 	return nil, checkBuilt(w.mode, c.OS)
 }
 
-func (d dataplane) open(c *config.Config) (*selectedMode, error) {
+func (d dataplane) open(c *config.Config) (*agent.Selected, error) {
 	families, unavailable, err := familiesOf(c, func(f service.Family) error { return d.probe(c, f) })
 	if err != nil {
 		return nil, err
 	}
 	backends, err := d.backends(c, families)
-	return &selectedMode{config: c, backends: backends, unavailable: unavailable}, err
+	return &agent.Selected{Config: c, Backends: backends, Unavailable: unavailable}, err
 }
 
-func (d dataplane) backends(c *config.Config, families []service.Family) ([]*backend, error) {
-	var all []*backend
+func (d dataplane) backends(c *config.Config, families []service.Family) ([]*agent.Backend, error) {
+	var all []*agent.Backend
 	for _, f := range families {
 		b, err := d.create(c, f)
 		if err != nil {
@@ -153,9 +154,9 @@ func (d dataplane) backends(c *config.Config, families []service.Family) ([]*bac
 		if err != nil {
 			return nil, err
 		}
-		one := &backend{Backend: b, mode: string(d.mode), family: f, ownedTargets: owned}
+		one := &agent.Backend{Backend: b, Mode: string(d.mode), Family: f, OwnedTargets: owned}
 		if d.audit != nil {
-			one.audit = func() (reconcile.Backend, error) { return d.audit(c, f) }
+			one.Audit = func() (reconcile.Backend, error) { return d.audit(c, f) }
 		}
 		all = append(all, one)
 	}
@@ -192,12 +193,12 @@ func cleanupTargets(c *config.Config) ([]takeover.Target, error) {
 
 // newConntrackCleaner returns a function that deletes the conntrack entries that a round
 // made stale.
-func newConntrackCleaner(ctx context.Context, b *backend) conntrackCleaner {
+func newConntrackCleaner(ctx context.Context, b *agent.Backend) agent.ConntrackCleaner {
 	log := klog.FromContext(ctx)
-	f := b.family
+	f := b.Family
 	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
 	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, time.Duration, error) {
-		if b.recheck.Swap(false) || len(r.Drift) > 0 { // foreign rules may have created entries
+		if b.Recheck.Swap(false) || len(r.Drift) > 0 { // foreign rules may have created entries
 			flows.Resync()
 		}
 		n, err := flows.Sync(ctx, now)

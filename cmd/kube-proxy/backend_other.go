@@ -11,11 +11,10 @@ import (
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/common/health"
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/takeover"
-	"kubeproxy/common/track"
 	"kubeproxy/config"
 )
 
@@ -28,7 +27,7 @@ const cleanupPrivileges = ""
 // errUnsupportedOS is why only render and config work on this system.
 var errUnsupportedOS = errors.New("the proxy runs on Linux and Windows only; render and config work here too")
 
-func newBackends(context.Context, *config.Config, *options, v1alpha1.ProxyMode) (*selectedMode, error) {
+func newBackends(context.Context, *config.Config, *agent.Options, v1alpha1.ProxyMode) (*agent.Selected, error) {
 	return nil, errUnsupportedOS
 }
 
@@ -36,7 +35,7 @@ func cleanupTargets(*config.Config) ([]takeover.Target, error) { return nil, err
 
 func prepare(context.Context, *config.Config) error { return errUnsupportedOS }
 
-func keepNodePrepared(context.Context, *activeConfig, string, *track.Tracker, *health.Monitor) {}
+func keepNodePrepared(context.Context, agent.Preparation) {}
 
 func trackedConnections() *metrics.Tracked { return nil }
 

@@ -15,13 +15,12 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/common/health"
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
-	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/hns"
 	"kubeproxy/platform/windows/pipe"
@@ -34,8 +33,8 @@ const cleanupPrivileges = "run this as an administrator"
 
 // newBackends returns the backends of the mode in c. It makes no call to HNS, as the
 // network may be created later.
-func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1alpha1.ProxyMode) (*selectedMode, error) {
-	return selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*selectedMode, error) {
+func newBackends(ctx context.Context, c *config.Config, o *agent.Options, annotated v1alpha1.ProxyMode) (*agent.Selected, error) {
+	return selectMode(klog.FromContext(ctx), candidates(c, o, annotated), func(w candidate) (*agent.Selected, error) {
 		if err := checkBuilt(w.mode, c.OS); err != nil {
 			return nil, err
 		}
@@ -44,7 +43,7 @@ func newBackends(ctx context.Context, c *config.Config, o *options, annotated v1
 		}
 		c := w.configFor(c)
 		backends, err := hnsBackends(ctx, c)
-		return &selectedMode{config: c, origin: w.origin, backends: backends}, err
+		return &agent.Selected{Config: c, Origin: w.origin, Backends: backends}, err
 	})
 }
 
@@ -56,8 +55,8 @@ func cleanupTargets(c *config.Config) ([]takeover.Target, error) {
 	backends, err := hnsBackends(context.Background(), c)
 	var all []takeover.Target
 	for _, b := range backends {
-		b.conditions.Subscribe(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
-		all = append(all, takeover.Target{Leftovers: &hnsLeftovers{backend: b}, Family: b.family})
+		b.Conditions.Subscribe(func(_, text string) { klog.Background().Info(cmp.Or(text, "HNS answers again")) }, func() {})
+		all = append(all, takeover.Target{Leftovers: &hnsLeftovers{Backend: b}, Family: b.Family})
 	}
 	return all, err
 }
@@ -65,7 +64,7 @@ func cleanupTargets(c *config.Config) ([]takeover.Target, error) {
 // hnsLeftovers are the HNS objects that a backend created. Remove finds out which they
 // are.
 type hnsLeftovers struct {
-	*backend
+	*agent.Backend
 	removed bool
 }
 
@@ -84,18 +83,18 @@ func (r *hnsLeftovers) Remove(ctx context.Context) error {
 	return err
 }
 
-func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
+func hnsBackends(ctx context.Context, c *config.Config) ([]*agent.Backend, error) {
 	calls, conditions := &meter{}, &report.DataplaneConditions{}
 	h, err := hnsHost(ctx, c, hns.Metered(hns.WithTimeout(hns.NewDriver(), conditions.Setter("dataplane"), conditions.ReportProgress), calls.call))
 	if err != nil {
 		return nil, err
 	}
 	h.OnShortage(conditions.Setter("dynamic-ports"))
-	_, resync := syncPeriods(c)
-	var all []*backend
+	_, resync := agent.SyncPeriods(c)
+	var all []*agent.Backend
 	for _, f := range service.Families {
 		b := hns.New(h, f, hnsOptions(c), resync)
-		all = append(all, &backend{Backend: b, mode: string(config.Kernelspace), family: f, registerMetrics: calls.registerMetrics, conditions: conditions, grace: hnsGrace})
+		all = append(all, &agent.Backend{Backend: b, Mode: string(config.Kernelspace), Family: f, RegisterMetrics: calls.registerMetrics, Conditions: conditions, Grace: hnsGrace})
 	}
 	return all, nil
 }
@@ -106,7 +105,7 @@ func hnsBackends(ctx context.Context, c *config.Config) ([]*backend, error) {
 const hnsGrace = 3 * time.Second
 
 func hnsHost(ctx context.Context, c *config.Config, d hns.Driver) (*hns.Host, error) {
-	node, err := nodeName(c)
+	node, err := agent.NodeName(c)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +121,7 @@ func prepare(ctx context.Context, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	_, resync := syncPeriods(c)
+	_, resync := agent.SyncPeriods(c)
 	node := &service.Node{}
 	if ip := c.NodeIP(); ip.IsValid() {
 		node.Addrs = []netip.Addr{ip}
@@ -133,7 +132,7 @@ func prepare(ctx context.Context, c *config.Config) error {
 	return nil
 }
 
-func keepNodePrepared(context.Context, *activeConfig, string, *track.Tracker, *health.Monitor) {}
+func keepNodePrepared(context.Context, agent.Preparation) {}
 
 func trackedConnections() *metrics.Tracked { return nil }
 

@@ -60,8 +60,8 @@ func TestCleanupIPVS(t *testing.T) {
 		o := &options{}
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		o.register(fs)
-		if err := fs.Parse(append([]string{"--cleanup"}, strings.Fields(args)...)); err != nil || o.config.CleanupIPVS != want {
-			t.Errorf("%s: %v, %v, want %v", args, o.config.CleanupIPVS, err, want)
+		if err := fs.Parse(append([]string{"--cleanup"}, strings.Fields(args)...)); err != nil || o.Flags.CleanupIPVS != want {
+			t.Errorf("%s: %v, %v, want %v", args, o.Flags.CleanupIPVS, err, want)
 		}
 	}
 }

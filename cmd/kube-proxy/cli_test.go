@@ -153,11 +153,11 @@ func TestRevision(t *testing.T) {
 	defer func(v string) { version = v }(version)
 	version = "v1-dirty,abc,today"
 	want := [...]string{"v1-dirty", "abc", "dirty", "today"}
-	if b := buildMetric(); [...]string{b.GitVersion, b.GitCommit, b.GitTreeState, b.BuildDate} != want {
+	if b := buildInfo().metric(); [...]string{b.GitVersion, b.GitCommit, b.GitTreeState, b.BuildDate} != want {
 		t.Errorf("%+v, want %q", b, want)
 	}
 	version = "v1,abc"
-	if b := buildMetric(); b.GitTreeState != "clean" && buildInfo().Modified != "true" {
+	if b := buildInfo().metric(); b.GitTreeState != "clean" && buildInfo().Modified != "true" {
 		t.Errorf("tree state %q, want clean", b.GitTreeState)
 	}
 }

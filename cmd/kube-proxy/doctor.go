@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/doctor/apiserver"
 	"kubeproxy/common/lease"
@@ -112,12 +113,12 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 	if d.format != doctorAsText && d.format != doctorAsJSON {
 		return fmt.Errorf("--output: %q is unknown: want %s or %s", d.format, doctorAsText, doctorAsJSON)
 	}
-	c, err := config.Load(&d.config, hostOS)
+	c, err := config.Load(&d.Flags, hostOS)
 	if err != nil {
 		return err
 	}
 	x := &examination{config: c}
-	if x.node, err = nodeName(c); err != nil {
+	if x.node, err = agent.NodeName(c); err != nil {
 		return err
 	}
 	x.holder = leaseHolder(c)
@@ -131,13 +132,13 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	if len(d.manifests) > 0 {
-		checks = append(checks, apiserver.ManifestNode(d.manifests, x.node, interfaceAddrs, podsOf(c)))
+	if len(d.Manifests) > 0 {
+		checks = append(checks, apiserver.ManifestNode(d.Manifests, x.node, interfaceAddrs, podsOf(c)))
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
 	r := doctor.Runner{
-		Checks: append(checks, x.proxy.Check(x.holder)), Timeout: d.timeout, Patience: progressInterval,
+		Checks: append(checks, x.proxy.Check(x.holder)), Timeout: d.timeout, Patience: noticeDelay,
 		Progress: func(text string) { fmt.Fprintf(to.err, "kube-proxy: %s\n", text) },
 	}
 	report := &doctor.Report{Node: x.node, System: runtime.GOOS, Proxy: x.proxy.String()}
@@ -214,7 +215,7 @@ func (d *doctorOptions) modes(x *examination) []v1alpha1.ProxyMode {
 	case x.proxy.Answer != nil:
 		return []v1alpha1.ProxyMode{v1alpha1.ProxyMode(x.proxy.Answer.Mode)}
 	}
-	for _, w := range candidates(x.config, &d.options, "") {
+	for _, w := range candidates(x.config, &d.options.Options, "") {
 		if probeMode(x.config, w.mode, primaryFamily(x.config)) == nil {
 			return []v1alpha1.ProxyMode{w.mode}
 		}
@@ -223,11 +224,11 @@ func (d *doctorOptions) modes(x *examination) []v1alpha1.ProxyMode {
 }
 
 func newServerChecks(x *examination) *apiserver.Server {
-	return &apiserver.Server{Client: kubeClient(x.config), Node: x.node, Addrs: interfaceAddrs, Pods: podsOf(x.config), SetClock: setClockCommand}
+	return &apiserver.Server{Client: agent.KubeClient(x.config, buildInfo().Version), Node: x.node, Addrs: interfaceAddrs, Pods: podsOf(x.config), SetClock: setClockCommand}
 }
 
 func podsOf(c *config.Config) apiserver.Pods {
-	o := trackOptions(c, "")
+	o := agent.TrackOptions(c, "")
 	return apiserver.Pods{CIDRs: o.Pods.Prefixes, FromNode: o.PodsFromNode}
 }
 
@@ -236,9 +237,9 @@ func (d *doctorOptions) services(ctx context.Context, x *examination, server *ap
 	if s := x.proxy.Services(); s != nil {
 		return s, nil
 	}
-	tracker := track.New(trackOptions(x.config, x.node))
-	if len(d.manifests) > 0 {
-		files := source.Manifests{Paths: d.manifests, NodeName: x.node}
+	tracker := track.New(agent.TrackOptions(x.config, x.node))
+	if len(d.Manifests) > 0 {
+		files := source.Manifests{Paths: d.Manifests, NodeName: x.node}
 		err := files.Load(ctx, tracker)
 		if s := tracker.Latest(); s != nil {
 			return s, nil // what cannot be used is not the subject here

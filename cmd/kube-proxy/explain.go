@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/source"
@@ -87,15 +88,15 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d arguments, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
 	case x.format != "text" && x.format != "json":
 		return fmt.Errorf("--output: %q is unknown: want text or json", x.format)
-	case len(x.manifests) == 0:
+	case len(x.Manifests) == 0:
 		return errors.New("nothing to read Services from: want --manifests PATH")
 	}
 	x.query.Source, x.query.Destination = args[0], args[1]
-	c, err := config.Load(&x.config, x.system())
+	c, err := config.Load(&x.Flags, x.system())
 	if err != nil {
 		return err
 	}
-	node, err := nodeName(c)
+	node, err := agent.NodeName(c)
 	if err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 }
 
 func (x *explainOptions) system() config.OS {
-	if x.flags.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
+	if x.FlagSet.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
 		return config.Windows
 	}
 	return config.Linux
@@ -126,10 +127,10 @@ func (x *explainOptions) system() config.OS {
 // read reads the manifests. Objects that cannot be used are reported, and the others
 // count.
 func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
-	tracker := track.New(trackOptions(c, node))
+	tracker := track.New(agent.TrackOptions(c, node))
 	pods := explain.NewPods(tracker)
 	files := source.Manifests{
-		Paths:    x.manifests,
+		Paths:    x.Manifests,
 		NodeName: node,
 		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", printable.Text(s)) },
 	}

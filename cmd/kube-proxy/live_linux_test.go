@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
@@ -89,7 +90,7 @@ func installed(t *testing.T, dir string) bool {
 	c := &config.Config{OS: config.Linux}
 	c.NFTables.MasqueradeBit = new(int32(14))
 	c.ClusterCIDR, c.DetectLocalMode = "10.244.0.0/16", config.ClusterCIDR
-	tracker := track.New(trackOptions(c, "node-a"))
+	tracker := track.New(agent.TrackOptions(c, "node-a"))
 	m := source.Manifests{Paths: []string{dir}, NodeName: "node-a"}
 	_ = m.Load(t.Context(), tracker) // one file may be bad
 	all := true

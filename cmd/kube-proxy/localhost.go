@@ -4,26 +4,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"strings"
 
-	"k8s.io/klog/v2"
-
-	"kubeproxy/common/metrics"
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/userspace"
 )
-
-// plan plans for b and for the listeners of NodePorts on its loopback address.
-func (b *backend) plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	if b.localhost == nil {
-		return b.Backend.Plan(ctx, want)
-	}
-	return reconcile.PlanBoth(ctx, want, b.Backend, b.localhost)
-}
 
 // relaysLocalhost returns whether listeners of this process answer NodePorts on the
 // loopback address of f, if nodePortAddresses includes it. The rules of modes iptables
@@ -34,18 +21,6 @@ func relaysLocalhost(c *config.Config, f service.Family) bool {
 		return f == service.IPv6
 	}
 	return c.OS == config.Linux
-}
-
-// localhostMetrics returns the state of the listeners on loopback addresses, empty
-// without any.
-func localhostMetrics(backends []*backend) map[service.Family]metrics.Localhost {
-	all := map[service.Family]metrics.Localhost{}
-	for _, b := range backends {
-		if b.localhost != nil {
-			all[b.family] = metrics.Localhost{Listeners: b.localhost.Listeners(), Failures: b.localhost.Failures()}
-		}
-	}
-	return all
 }
 
 // maxListeners bounds how many listeners a line names.
@@ -87,12 +62,4 @@ func portsNamed(want *service.Snapshot, f service.Family, at func(*service.Snaps
 		return strings.Join(all, ", ") + fmt.Sprintf(" and %d more", n-maxListeners)
 	}
 	return strings.Join(all, ", ")
-}
-
-// logUnreached logs who is not served by a relay.
-func logUnreached(log klog.Logger, f service.Family) func(service.PortName, int, error) {
-	return func(name service.PortName, clients int, err error) {
-		log.Info("Warning: clients of a Service are turned away, as its endpoints do not answer",
-			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "clients", clients, "err", err)
-	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
 )
@@ -40,7 +41,7 @@ func main() {
 
 // stopLimit bounds the duration of a stop, even if a call hangs. Service managers and
 // container runtimes often wait 10 s or more before they kill, some only 5 s.
-const stopLimit = stopTime + 500*time.Millisecond
+const stopLimit = agent.StopTime + 500*time.Millisecond
 
 // shutdown ends the process on signals.
 type shutdown struct {
@@ -82,13 +83,12 @@ func (e *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
 	}
 }
 
-// stopDeadline returns when the stop that ends ctx must be finished.
-func stopDeadline(ctx context.Context) time.Time {
-	requestedAt := time.Now()
+// stopBegan returns when the stop began that ended ctx.
+func stopBegan(ctx context.Context) time.Time {
 	if e, ok := ctx.Value(shutdownKey{}).(*shutdown); ok && e.requestedAt.Load() != nil {
-		requestedAt = *e.requestedAt.Load()
+		return *e.requestedAt.Load()
 	}
-	return requestedAt.Add(stopTime)
+	return time.Now()
 }
 
 // signalCode is the exit code that shells report for a process ended by a signal: 128

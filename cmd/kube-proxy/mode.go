@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/nodemode"
-	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
 
@@ -73,18 +73,6 @@ func checkNamed(c *config.Config, mode v1alpha1.ProxyMode) error {
 	return fmt.Errorf("mode %s cannot work with --service-proxy-name %s: its rules have the names that every service proxy uses, so those of the proxy that serves the other Services would be removed; take mode nftables on Linux, where the table has the name in its own, or leave the name out", mode, c.ProxyName)
 }
 
-// selectedMode is a mode that works here, with what came of it.
-type selectedMode struct {
-	config   *config.Config // with the mode
-	origin   string         // who selected it
-	backends []*backend     // at least one
-	// unavailable holds why a family has no backend.
-	unavailable map[service.Family]string
-	// reportRelayShortage, if set, is called when listeners on loopback addresses lack a
-	// resource.
-	reportRelayShortage func(text, detail string)
-}
-
 // candidate is a mode that may be selected.
 type candidate struct {
 	mode     v1alpha1.ProxyMode
@@ -94,10 +82,10 @@ type candidate struct {
 
 // candidates lists the modes to try, in order. annotated is the mode in the annotation of
 // the Node. It counts only if no mode is configured.
-func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []candidate {
+func candidates(c *config.Config, o *agent.Options, annotated v1alpha1.ProxyMode) []candidate {
 	if c.Mode != "" {
-		all := []candidate{{mode: c.Mode, origin: o.modeOrigin()}}
-		if at := slices.Index(fallbackModes, c.Mode); o.fallback && at >= 0 {
+		all := []candidate{{mode: c.Mode, origin: modeOrigin(o)}}
+		if at := slices.Index(fallbackModes, c.Mode); o.Fallback && at >= 0 {
 			for _, m := range fallbackModes[at+1:] {
 				all = append(all, candidate{mode: m, origin: fmt.Sprintf("--proxy-mode-fallback, since %s cannot work here", c.Mode)})
 			}
@@ -117,16 +105,16 @@ func candidates(c *config.Config, o *options, annotated v1alpha1.ProxyMode) []ca
 }
 
 // modeOrigin returns where the mode is configured.
-func (o *options) modeOrigin() string {
-	if o.flags != nil && o.flags.Changed("proxy-mode") {
+func modeOrigin(o *agent.Options) string {
+	if o.FlagSet != nil && o.FlagSet.Changed("proxy-mode") {
 		return "--proxy-mode"
 	}
-	return o.config.Config
+	return o.Flags.Config
 }
 
 // selectMode opens the candidates in order and returns the first that works. It logs why
 // earlier ones do not. If none works, the error lists the reason of each.
-func selectMode(log klog.Logger, all []candidate, open func(candidate) (*selectedMode, error)) (*selectedMode, error) {
+func selectMode(log klog.Logger, all []candidate, open func(candidate) (*agent.Selected, error)) (*agent.Selected, error) {
 	var errs []error
 	for i, w := range all {
 		x, err := w.open(open)
@@ -141,7 +129,7 @@ func selectMode(log klog.Logger, all []candidate, open func(candidate) (*selecte
 	return nil, errors.Join(errs...)
 }
 
-func (w candidate) open(open func(candidate) (*selectedMode, error)) (*selectedMode, error) {
+func (w candidate) open(open func(candidate) (*agent.Selected, error)) (*agent.Selected, error) {
 	if w.disabled {
 		return nil, fmt.Errorf("mode %s is switched off by a feature gate", w.mode)
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/nodemode"
 	"kubeproxy/config"
 )
@@ -74,26 +75,26 @@ func TestSelectMode(t *testing.T) {
 		t.Run(situation, func(t *testing.T) {
 			o := &options{}
 			o.register(pflag.NewFlagSet("", pflag.ContinueOnError))
-			if err := o.flags.Parse(tt.args); err != nil {
+			if err := o.FlagSet.Parse(tt.args); err != nil {
 				t.Fatal(err)
 			}
-			c, err := config.Load(&o.config, config.Linux)
+			c, err := config.Load(&o.Flags, config.Linux)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tt.file != "" {
-				c.Mode, o.config.Config = tt.file, "kube-proxy.yaml"
+				c.Mode, o.Flags.Config = tt.file, "kube-proxy.yaml"
 			}
 			var log bytes.Buffer
-			x, err := selectMode(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), candidates(c, o, tt.annotated), func(w candidate) (*selectedMode, error) {
+			x, err := selectMode(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), candidates(c, &o.Options, tt.annotated), func(w candidate) (*agent.Selected, error) {
 				if slices.Contains(tt.broken, string(w.mode)) {
 					return nil, fmt.Errorf("%s lacks something", w.mode)
 				}
-				return &selectedMode{config: w.configFor(c), origin: w.origin}, nil
+				return &agent.Selected{Config: w.configFor(c), Origin: w.origin}, nil
 			})
 			got, text := "", ""
 			if x != nil {
-				got = string(x.config.Mode) + ", " + x.origin
+				got = string(x.Config.Mode) + ", " + x.Origin
 			}
 			if err != nil {
 				text = err.Error()

@@ -14,10 +14,9 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"kubeproxy/common/health"
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
-	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/sysctl"
@@ -57,15 +56,15 @@ func settingsError(all []sysctl.Outcome) error {
 
 // keepNodePrepared applies the system settings until all succeed, and shows failures as
 // conditions.
-func keepNodePrepared(ctx context.Context, f *activeConfig, mode string, t *track.Tracker, to *health.Monitor) {
-	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: to.SetCondition}
-	if mode != "userspace" { // which relays connections itself
-		p.forwarding = func(f service.Family, name, text string) { to.SetBlockingCondition(name, text, text, f) }
+func keepNodePrepared(ctx context.Context, with agent.Preparation) {
+	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: with.Health.SetCondition}
+	if with.Mode != "userspace" { // which relays connections itself
+		p.forwarding = func(f service.Family, name, text string) { with.Health.SetBlockingCondition(name, text, text, f) }
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
-	others.Go(func() { watchHiddenListeners(ctx, t, to, sockets()) })
-	p.run(ctx, f, func() []service.Family { return usedFamilies(t.Latest()) })
+	others.Go(func() { watchHiddenListeners(ctx, with.Tracker, with.Health, sockets()) })
+	p.run(ctx, with, func() []service.Family { return usedFamilies(with.Tracker.Latest()) })
 }
 
 // usedFamilies are the families that have Services. The others need no forwarding.
@@ -109,11 +108,11 @@ type nodePreparer struct {
 // run returns when ctx ends. It never writes a setting again that was once right: an
 // operator may have changed it on purpose. It only writes settings again whose desired
 // value changes.
-func (p *nodePreparer) run(ctx context.Context, f *activeConfig, families func() []service.Family) {
+func (p *nodePreparer) run(ctx context.Context, with agent.Preparation, families func() []service.Family) {
 	applied, next := false, time.Now()
 	for {
 		if now := time.Now(); !applied && !now.Before(next) {
-			applied, next = p.report(p.apply(f.config())), now.Add(settingsRetry)
+			applied, next = p.report(p.apply(with.Config())), now.Add(settingsRetry)
 		}
 		used := families()
 		p.report(sysctl.Forwarding(p.files, used...))
@@ -122,7 +121,7 @@ func (p *nodePreparer) run(ctx context.Context, f *activeConfig, families func()
 		case <-ctx.Done():
 			return
 		case <-time.After(forwardingInterval):
-		case <-f.prepareRequests:
+		case <-with.Requests:
 			p.withdrawAll()
 			applied, next = false, time.Now()
 		}

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2/textlogger"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
@@ -77,7 +78,7 @@ func TestKeepPrepared(t *testing.T) {
 			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))),
 			condition: conditions.set,
 		}
-		go p.run(ctx, newActiveConfig("", wantedSettings()), func() []service.Family { return *used.Load() })
+		go p.run(ctx, agent.Preparation{Config: wantedSettings}, func() []service.Family { return *used.Load() })
 		expect := func(situation, want string) {
 			t.Helper()
 			if got := conditions.names(); got != want {

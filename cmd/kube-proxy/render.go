@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
@@ -71,10 +72,10 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 	if r.format != string(nftables.Text) && r.format != string(nftables.JSON) {
 		return fmt.Errorf("--output: %q is unknown: want %s or %s", r.format, nftables.Text, nftables.JSON)
 	}
-	if len(r.manifests) == 0 {
+	if len(r.Manifests) == 0 {
 		return fmt.Errorf("nothing to read Services from: want --manifests PATH")
 	}
-	c, err := config.Load(&r.config, r.system())
+	c, err := config.Load(&r.Flags, r.system())
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 	if err := checkMode(c); err != nil {
 		return err
 	}
-	node, err := nodeName(c)
+	node, err := agent.NodeName(c)
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 
 // system returns the operating system of the rendered node.
 func (r *renderOptions) system() config.OS {
-	if r.hnsState != "" || r.flags.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
+	if r.hnsState != "" || r.FlagSet.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
 		return config.Windows
 	}
 	return config.Linux
@@ -108,10 +109,10 @@ func (r *renderOptions) system() config.OS {
 
 func render(ctx context.Context, c *config.Config, r *renderOptions, node string, to streams) error {
 	to.out = printable.Writer(to.out)
-	tracker := track.New(trackOptions(c, node))
+	tracker := track.New(agent.TrackOptions(c, node))
 	tracker.Subscribe(track.Listener{Found: func(all []track.Problem) { printProblems(to.err, all) }})
 	files := source.Manifests{
-		Paths:    r.manifests,
+		Paths:    r.Manifests,
 		NodeName: node,
 		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", printable.Text(s)) },
 	}

@@ -11,23 +11,15 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"kubeproxy/common/logging"
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/suggest"
-	"kubeproxy/config"
 )
 
 // options are the values of the command line.
 type options struct {
-	config    config.Flags
-	manifests []string
-	fallback  bool
-	version   versionFlag
-
-	flags     *pflag.FlagSet // all of the above
-	logs      *logging.Log   // nil until the logger exists
-	started   func()         // see reportStarted
-	loadedKey string         // the key of the configuration file's content
+	agent.Options
+	version versionFlag
 }
 
 const rootText = `Forward the traffic of Kubernetes Services on this node.
@@ -69,14 +61,14 @@ func newRoot(to streams) *cobra.Command {
 }
 
 func (o *options) register(fs *pflag.FlagSet) {
-	o.flags = fs
+	o.FlagSet = fs
 	// As everywhere in Kubernetes, --cluster_cidr is --cluster-cidr.
 	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	o.config.Register(fs)
-	fs.StringArrayVar(&o.manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
-	fs.BoolVar(&o.fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")
+	o.Flags.Register(fs)
+	fs.StringArrayVar(&o.Manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
+	fs.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")
 	fs.Var(&o.version, "version", "print the version and exit; `raw` prints how it was built, too")
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.SortFlags = false

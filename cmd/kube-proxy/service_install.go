@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/scm"
 )
@@ -64,22 +65,22 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 // spec returns the service of o, or why it could not work.
 func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 	for _, name := range []string{"cleanup", "cleanup-iptables", "init-only", "write-config-to", "version"} {
-		if o.flags.Changed(name) {
+		if o.FlagSet.Changed(name) {
 			return scm.Spec{}, fmt.Errorf("--%s is done at once and ends, so no service can be made of it: leave it out", name)
 		}
 	}
-	args, err := serviceArgs(o.flags, filepath.Abs)
+	args, err := serviceArgs(o.FlagSet, filepath.Abs)
 	if err != nil {
 		return scm.Spec{}, err
 	}
-	if !o.flags.Changed("log-file") {
+	if !o.FlagSet.Changed("log-file") {
 		args = append(args, "--log-file="+serviceLog(s.name))
 	}
 	// The service gets the flag in any case.
-	if err := o.flags.Set("windows-service", "true"); err != nil {
+	if err := o.FlagSet.Set("windows-service", "true"); err != nil {
 		return scm.Spec{}, fmt.Errorf("--windows-service: %w", err)
 	}
-	c, err := config.Load(&o.config, config.Windows)
+	c, err := config.Load(&o.Flags, config.Windows)
 	if err != nil {
 		return scm.Spec{}, fmt.Errorf("the service could not start:\n%w", err)
 	}
@@ -109,16 +110,16 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 	if err := errors.Join(checkMode(c), checkNamed(c, modeOf(c))); err != nil {
 		return err
 	}
-	if len(o.manifests) > 0 {
-		for _, path := range o.manifests {
+	if len(o.Manifests) > 0 {
+		for _, path := range o.Manifests {
 			if _, err := os.Stat(path); err != nil {
 				fmt.Fprintf(s.to.err, "note: --manifests: %v\n", err)
 			}
 		}
 		return nil
 	}
-	if file := c.ClientConnection.Kubeconfig; !o.flags.Changed("kubeconfig") && isRelative(file) {
-		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no whole path, and a service starts in the folder of the system: want one with drive and folders", o.config.Config, file)
+	if file := c.ClientConnection.Kubeconfig; !o.FlagSet.Changed("kubeconfig") && isRelative(file) {
+		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no whole path, and a service starts in the folder of the system: want one with drive and folders", o.Flags.Config, file)
 	}
 	if file := c.ClientConnection.Kubeconfig; file != "" {
 		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
@@ -126,7 +127,7 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 			return nil
 		}
 	}
-	_, err := kubeClient(c).Config()
+	_, err := agent.KubeClient(c, buildInfo().Version).Config()
 	return err
 }
 

@@ -11,6 +11,8 @@ import (
 	"runtime/debug"
 	"strings"
 
+	"kubeproxy/common/metrics"
+
 	"github.com/spf13/cobra"
 )
 
@@ -111,4 +113,12 @@ func (b Build) treeState() string {
 		return "clean"
 	}
 	return ""
+}
+
+// metric returns what metrics show of the build.
+func (b Build) metric() metrics.Build {
+	return metrics.Build{
+		GitVersion: b.Version, GitCommit: b.Revision, GitTreeState: b.treeState(), BuildDate: b.Time,
+		GoVersion: b.Go, Compiler: b.Compiler, Platform: b.Platform,
+	}
 }

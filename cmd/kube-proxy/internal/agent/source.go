@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"time"
@@ -16,15 +16,15 @@ import (
 
 // newSource returns the source of Services: manifests if any are named, else the API
 // server.
-func newSource(o *options, c *config.Config, node string, sources *report.Sources, log klog.Logger) (source.Source, error) {
-	if len(o.manifests) > 0 {
+func (o *Options) newSource(version string, c *config.Config, node string, sources *report.Sources, log klog.Logger) (source.Source, error) {
+	if len(o.Manifests) > 0 {
 		if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
 			log.Info("The API server is not read, because --manifests is given")
 		}
-		log.Info("Services come from manifests", "manifests", o.manifests)
-		return newManifests(o.manifests, node, sources, log), nil
+		log.Info("Services come from manifests", "manifests", o.Manifests)
+		return newManifests(o.Manifests, node, sources, log), nil
 	}
-	client := kubeClient(c)
+	client := KubeClient(c, version)
 	to, err := client.Config()
 	if err != nil {
 		return nil, err
@@ -52,14 +52,32 @@ func newSource(o *options, c *config.Config, node string, sources *report.Source
 }
 
 // newSources returns the state of the sources that o selects.
-func newSources(o *options) *report.Sources {
-	if len(o.manifests) > 0 {
+func newSources(o *Options) *report.Sources {
+	if len(o.Manifests) > 0 {
 		return report.NewManifestSources()
 	}
 	return report.NewSources()
 }
 
-// kubeClient returns the way to the API server.
-func kubeClient(c *config.Config) *kubeclient.Options {
-	return &kubeclient.Options{Connection: c.ClientConnection, Master: c.Master, UserAgent: "kube-proxy/" + buildInfo().Version}
+// KubeClient returns the way to the API server.
+func KubeClient(c *config.Config, version string) *kubeclient.Options {
+	return &kubeclient.Options{Connection: c.ClientConnection, Master: c.Master, UserAgent: "kube-proxy/" + version}
+}
+
+// newManifests returns the source that reads paths.
+func newManifests(paths []string, node string, sources *report.Sources, log klog.Logger) *source.Manifests {
+	return &source.Manifests{
+		Paths:    paths,
+		NodeName: node,
+		Report: func(f source.Fault) {
+			failingSince := sources.RecordFault(report.ManifestSource, f)
+			if f.Err == nil {
+				log.Info("A manifest can be used again, or is gone", "object", f.Object, "failedFor", time.Since(failingSince).Round(time.Millisecond))
+				return
+			}
+			log.Error(f.Err, "A manifest cannot be used", "object", f.Object)
+		},
+		Contact: sources.ManifestsRead,
+		Note:    func(s string) { log.Info("Note on the manifests: " + s) },
+	}
 }

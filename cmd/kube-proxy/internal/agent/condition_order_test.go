@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"errors"
@@ -31,9 +31,9 @@ func (g lineFunc) logger() klog.Logger {
 func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
-	o := &options{}
-	o.config.Config = path
-	c, err := config.Load(&o.config, hostOS)
+	o := &Options{}
+	o.Flags.Config = path
+	c, err := config.Load(&o.Flags, config.Linux)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
@@ -17,21 +17,21 @@ const conditionLeftovers = "leftovers-"
 
 // newTakeover returns what takes over from previous proxies for b, nil if no targets are
 // known. It removes nothing before the first rounds.
-func (p *proxy) newTakeover(b *backend, kick func()) (*takeover.Takeover, error) {
-	if len(b.ownedTargets) == 0 {
+func (p *proxy) newTakeover(b *Backend, kick func()) (*takeover.Takeover, error) {
+	if len(b.OwnedTargets) == 0 {
 		return nil, nil
 	}
-	all, err := cleanupTargets(p.selected.config)
+	all, err := p.system.Targets(p.selected.Config)
 	if err != nil {
 		return nil, err
 	}
 	return takeover.New(takeover.Options{
-		Family: b.family, Targets: all, Owned: b.ownedTargets, Audit: b.audit, Enter: p.leaseEnter(), Log: p.log.WithValues("backend", b.String()),
-		Condition:          func(text string) { p.showLeftovers(b.family, text) },
-		ReportForeignRules: func(what string) { p.reports.OtherProxies.ReportForeignRules(b.family, what) },
-		CountFailure:       func() { p.reports.Metrics.CleanupFailed(metrics.Backend{Mode: b.mode, Family: b.family}) },
+		Family: b.Family, Targets: all, Owned: b.OwnedTargets, Audit: b.Audit, Enter: p.leaseEnter(), Log: p.log.WithValues("backend", b.String()),
+		Condition:          func(text string) { p.showLeftovers(b.Family, text) },
+		ReportForeignRules: func(what string) { p.reports.OtherProxies.ReportForeignRules(b.Family, what) },
+		CountFailure:       func() { p.reports.Metrics.CleanupFailed(metrics.Backend{Mode: b.Mode, Family: b.Family}) },
 		OnRemoved: func() {
-			b.recheck.Store(true)
+			b.Recheck.Store(true)
 			kick()
 		},
 	}), nil
@@ -39,11 +39,11 @@ func (p *proxy) newTakeover(b *backend, kick func()) (*takeover.Takeover, error)
 
 // showUnprogrammed shows the leftovers of families that are not programmed.
 func (p *proxy) showUnprogrammed(ctx context.Context) {
-	unavailable := p.selected.unavailable
+	unavailable := p.selected.Unavailable
 	if len(unavailable) == 0 {
 		return
 	}
-	all, err := cleanupTargets(p.selected.config)
+	all, err := p.system.Targets(p.selected.Config)
 	if err != nil {
 		p.log.Error(err, takeover.UnreadText)
 	}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"io/fs"
@@ -35,10 +35,10 @@ func softLimit(limit int64, mode v1alpha1.ProxyMode) int64 {
 	return max(min(limit/100*memoryPercent, limit-memoryReserved), limit/2)
 }
 
-// limitMemory has the runtime keep to the cgroup's limit of memory in a mode, unless
+// LimitMemory has the runtime keep to the cgroup's limit of memory in a mode, unless
 // GOMEMLIMIT says otherwise. Without a soft limit, the heap may double before garbage
 // is collected, and the kernel kills the process instead.
-func limitMemory(log klog.Logger, root fs.FS, mode v1alpha1.ProxyMode) {
+func LimitMemory(log klog.Logger, root fs.FS, mode v1alpha1.ProxyMode) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}

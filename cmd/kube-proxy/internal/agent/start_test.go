@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"testing"
@@ -25,12 +25,13 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 		"flags":    {"", []string{"--hostname-override=node-a", "--cluster-cidr=10.0.0.0/8"}, "--hostname-override", "--cluster-cidr"},
 		"one each": {"f.yaml", []string{"--cluster-cidr=10.0.0.0/8"}, "f.yaml", "--cluster-cidr"},
 	} {
-		o := &options{}
-		o.register(pflag.NewFlagSet("", pflag.ContinueOnError))
-		if err := o.flags.Parse(tt.args); err != nil {
+		o := &Options{}
+		o.FlagSet = pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.Flags.Register(o.FlagSet)
+		if err := o.FlagSet.Parse(tt.args); err != nil {
 			t.Fatal(err)
 		}
-		o.config.Config = tt.file
+		o.Flags.Config = tt.file
 		if name, pods := o.nameOrigin(c), o.podsOrigin(c); name != tt.name || pods != tt.pods {
 			t.Errorf("%s: %q, %q; want %q, %q", situation, name, pods, tt.name, tt.pods)
 		}

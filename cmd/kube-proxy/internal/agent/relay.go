@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
@@ -37,8 +37,8 @@ type relay interface {
 	Connections() int
 }
 
-// withTrackedSnapshot calls clean with the snapshot that conntrack entries follow.
-func withTrackedSnapshot(b *backend, clean conntrackCleaner) conntrackCleaner {
+// WithTrackedSnapshot calls clean with the snapshot that conntrack entries follow.
+func WithTrackedSnapshot(b *Backend, clean ConntrackCleaner) ConntrackCleaner {
 	r, ok := b.Backend.(relay)
 	if !ok {
 		return clean
@@ -51,13 +51,13 @@ func withTrackedSnapshot(b *backend, clean conntrackCleaner) conntrackCleaner {
 // observeRelay shows the shortage of a relay as a condition, and logs clients that are
 // not served.
 func (p *proxy) observeRelay() {
-	p.selected.reportRelayShortage = p.showRelayShortage
-	for i, b := range p.selected.backends {
+	p.selected.ReportRelayShortage = p.showRelayShortage
+	for i, b := range p.selected.Backends {
 		r, ok := b.Backend.(relay)
 		if !ok {
 			return
 		}
-		r.ObserveUnreached(logUnreached(p.log, b.family))
+		r.ObserveUnreached(LogUnreached(p.log, b.Family))
 		if i == 0 { // a shortage of one family applies to both
 			r.Observe(p.showRelayShortage)
 		}
@@ -66,7 +66,7 @@ func (p *proxy) observeRelay() {
 
 // relayMetrics sums the open files and the refused connections of all relays, nil without
 // a relay.
-func relayMetrics(backends []*backend) *metrics.Relay {
+func relayMetrics(backends []*Backend) *metrics.Relay {
 	r, ok := backends[0].Backend.(interface{ Use() userspace.Use })
 	if !ok {
 		return nil
@@ -88,10 +88,9 @@ func (p *proxy) showRelayShortage(text, detail string) {
 
 // The times of a stop.
 const (
-	// stopTime bounds a stop from the signal on, if no call hangs. It is below stopLimit
-	// by the time that closing takes.
-	stopTime = 4 * time.Second
-	// handOverTime is the part of stopTime for the redirection of new connections. Open
+	// StopTime bounds a stop from the signal on, if no call hangs.
+	StopTime = 4 * time.Second
+	// handOverTime is the part of StopTime for the redirection of new connections. Open
 	// connections may go on for the rest.
 	handOverTime = 3 * time.Second
 )
@@ -99,8 +98,8 @@ const (
 // shutDown handles connections when the proxy ends. In modes with a relay, it redirects
 // new ones past the process, and lets open ones end first.
 func (p *proxy) shutDown(ctx context.Context) {
-	log, backends := p.log, p.selected.backends
-	mode, deadline := p.selected.mode(), stopDeadline(ctx)
+	log, backends := p.log, p.selected.Backends
+	mode, deadline := p.selected.mode(), p.process.StopBegan(ctx).Add(StopTime)
 	standby := p.lease != nil && p.lease.Standby()
 	var relays []relay
 	for _, b := range backends {
@@ -115,7 +114,7 @@ func (p *proxy) shutDown(ctx context.Context) {
 	drain := func() {
 		log.Info("Stopping; connections through this process may end", "mode", mode,
 			"within", time.Until(deadline).Round(time.Millisecond).String(), "connections", relays[0].Connections())
-		forEachBackend(backends, deadline, func(ctx context.Context, b *backend) bool {
+		forEachBackend(backends, deadline, func(ctx context.Context, b *Backend) bool {
 			b.Backend.(relay).Drain(ctx)
 			return true
 		})
@@ -125,7 +124,7 @@ func (p *proxy) shutDown(ctx context.Context) {
 		log.Info("Stopped; another service proxy programs this node", "mode", mode, "brokenOff", relays[0].Connections())
 		return
 	}
-	handed := forEachBackend(backends, deadline.Add(handOverTime-stopTime), func(ctx context.Context, b *backend) bool { return handOver(ctx, log, b) })
+	handed := forEachBackend(backends, deadline.Add(handOverTime-StopTime), func(ctx context.Context, b *Backend) bool { return handOver(ctx, log, b) })
 	drain()
 	what := "Stopped; new connections to Services go to endpoints without a process"
 	if !handed {
@@ -136,7 +135,7 @@ func (p *proxy) shutDown(ctx context.Context) {
 
 // forEachBackend calls do with all backends in parallel. It returns whether all calls
 // returned true by the deadline.
-func forEachBackend(backends []*backend, deadline time.Time, do func(context.Context, *backend) bool) bool {
+func forEachBackend(backends []*Backend, deadline time.Time, do func(context.Context, *Backend) bool) bool {
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	var all sync.WaitGroup
@@ -153,7 +152,7 @@ func forEachBackend(backends []*backend, deadline time.Time, do func(context.Con
 }
 
 // handOver redirects new connections past the relay b, and logs the result.
-func handOver(ctx context.Context, log klog.Logger, b *backend) bool {
+func handOver(ctx context.Context, log klog.Logger, b *Backend) bool {
 	start := time.Now()
 	loss, err := b.Backend.(relay).HandOver(ctx)
 	log = log.WithValues("backend", b.String())
@@ -167,4 +166,12 @@ func handOver(ctx context.Context, log klog.Logger, b *backend) bool {
 		log.Info("New connections go straight to endpoints until the next start", "took", time.Since(start))
 	}
 	return true
+}
+
+// LogUnreached logs who is not served by a relay.
+func LogUnreached(log klog.Logger, f service.Family) func(service.PortName, int, error) {
+	return func(name service.PortName, clients int, err error) {
+		log.Info("Warning: clients of a Service are turned away, as its endpoints do not answer",
+			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "clients", clients, "err", err)
+	}
 }

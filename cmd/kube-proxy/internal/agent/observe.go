@@ -1,19 +1,20 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
 	"time"
 
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
 
 // restoreMetrics returns what the latest round did to iptables rules, nil in modes
 // without iptables.
-func (b *backend) restoreMetrics() *metrics.Restored {
+func (b *Backend) restoreMetrics() *metrics.Restored {
 	x, ok := b.Backend.(interface{ Tally() iptables.Tally })
 	if !ok {
 		return nil
@@ -27,7 +28,7 @@ const packetsTimeout = 2 * time.Second
 
 // packetMetrics sums the packet counters of the rules of all backends. It returns nil in
 // modes without counters, and the previous values if the counters cannot be read now.
-func packetMetrics(backends []*backend) *metrics.Packets {
+func packetMetrics(backends []*Backend) *metrics.Packets {
 	ctx, cancel := context.WithTimeout(context.Background(), packetsTimeout)
 	defer cancel()
 	var all *metrics.Packets
@@ -44,6 +45,18 @@ func packetMetrics(backends []*backend) *metrics.Packets {
 		}
 		all.Invalid += p.Invalid
 		all.Loopback += p.Loopback
+	}
+	return all
+}
+
+// localhostMetrics returns the state of the listeners on loopback addresses, empty
+// without any.
+func localhostMetrics(backends []*Backend) map[service.Family]metrics.Localhost {
+	all := map[service.Family]metrics.Localhost{}
+	for _, b := range backends {
+		if b.Localhost != nil {
+			all[b.Family] = metrics.Localhost{Listeners: b.Localhost.Listeners(), Failures: b.Localhost.Failures()}
+		}
 	}
 	return all
 }

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 	"kubeproxy/config"
 )
 
-// errRestart ends the proxy, so that a new process loads a configuration that this one
+// ErrRestart ends the proxy, so that a new process loads a configuration that this one
 // cannot apply.
-var errRestart = errors.New("the configuration needs a new process")
+var ErrRestart = errors.New("the configuration needs a new process")
 
 // reloader follows the file of --config. It validates the content as a start does,
 // compares it with the configuration in force, and applies it if that is possible.
@@ -31,11 +31,11 @@ type reloader struct {
 	hangup  <-chan os.Signal // check now
 }
 
-// run follows the file until ctx ends. It returns errRestart if a change requires a new
+// run follows the file until ctx ends. It returns ErrRestart if a change requires a new
 // process. SIGHUP triggers a check at once.
 func (r *reloader) run(ctx context.Context) error {
 	r.reports.Metrics.Loaded(time.Now())
-	if r.options.config.Config == "" {
+	if r.options.Flags.Config == "" {
 		return nil
 	}
 	return r.newFollower().Run(ctx)
@@ -45,7 +45,7 @@ func (r *reloader) run(ctx context.Context) error {
 // start has read.
 func (r *reloader) newFollower() *filewatch.Follower {
 	return &filewatch.Follower{
-		Path: r.options.config.Config, Read: r.options.config.ReadFile, Key: r.options.loadedKey, Changed: r.check, Signals: r.hangup,
+		Path: r.options.Flags.Config, Read: r.options.Flags.ReadFile, Key: r.options.loadedKey, Changed: r.check, Signals: r.hangup,
 		WatchFailed: func(err error) {
 			r.log.Info("The configuration file is only looked at now and then", "file", r.active.file, "every", filewatch.FollowInterval, "err", err.Error())
 		},
@@ -55,8 +55,8 @@ func (r *reloader) newFollower() *filewatch.Follower {
 // notifyHangup returns a channel of SIGHUPs, if there is a file to read again, and a
 // function that ends the subscription. Without a subscription, SIGHUP would end the
 // process, see os/signal.
-func notifyHangup(o *options) (hangup <-chan os.Signal, stop func()) {
-	if o.config.Config == "" {
+func notifyHangup(o *Options) (hangup <-chan os.Signal, stop func()) {
+	if o.Flags.Config == "" {
 		return nil, func() {}
 	}
 	c := make(chan os.Signal, 1)
@@ -68,7 +68,7 @@ func notifyHangup(o *options) (hangup <-chan os.Signal, stop func()) {
 func (r *reloader) check(ctx context.Context, file filewatch.Content) error {
 	c, err := (*config.Config)(nil), file.Err
 	if err == nil {
-		c, err = config.LoadFrom(&r.options.config, hostOS, file.Data)
+		c, err = config.LoadFrom(&r.options.Flags, r.system.OS, file.Data)
 	}
 	if err == nil {
 		err = joinErrors(r.newWarnings(c))
@@ -102,7 +102,7 @@ func joinErrors(all []*config.FieldError) error {
 }
 
 func (r *reloader) use() config.Use {
-	return config.Use{Mode: proxyMode(r.selected.mode()), APIServer: len(r.options.manifests) == 0}
+	return config.Use{Mode: proxyMode(r.selected.mode()), APIServer: len(r.options.Manifests) == 0}
 }
 
 // reject keeps the configuration in force.

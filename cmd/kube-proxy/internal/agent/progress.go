@@ -1,12 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -27,21 +26,6 @@ type progress struct {
 // progressInterval is the pause before the first line of progress. It doubles from there
 // to maxProgressInterval.
 const progressInterval, maxProgressInterval = 2 * time.Second, time.Minute
-
-// noticeIfSlow writes text to w if what follows takes long. end cancels that: nothing is
-// written after it returns.
-func noticeIfSlow(w io.Writer, text string) (end func()) {
-	written := make(chan struct{})
-	slow := time.AfterFunc(progressInterval, func() {
-		defer close(written)
-		fmt.Fprintln(w, text)
-	})
-	return func() {
-		if !slow.Stop() {
-			<-written
-		}
-	}
-}
 
 func newProgress(log klog.Logger, unsynced func() []string) *progress {
 	return &progress{log: log, unsynced: unsynced, allDone: make(chan struct{})}

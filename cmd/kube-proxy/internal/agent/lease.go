@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 
 // newLease returns how this process shares the node with other service proxies that serve
 // the same Services, nil where they do not meet.
-func newLease(proxyName, mode string) *lease.Lease {
-	transport, self := leaseTransport(proxyName)
+func (s System) newLease(proxyName string, as lease.Identity) *lease.Lease {
+	transport, self := s.LeaseTransport(proxyName)
 	if transport == nil {
 		return nil
 	}
-	self.Mode, self.Version = mode, buildInfo().Version
+	self.Mode, self.Version = as.Mode, as.Version
 	return lease.New(transport, self)
 }
 

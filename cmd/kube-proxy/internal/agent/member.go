@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 
 // member is a backend with what runs beside it.
 type member struct {
-	*backend
+	*Backend
 	loop     *reconcile.Loop
 	takeover *takeover.Takeover // nil if there is nothing to take over from
 }
@@ -34,7 +34,7 @@ const (
 // newMembers returns a member for each backend, and looks for what an earlier proxy left.
 func (p *proxy) newMembers(ctx context.Context) ([]*member, error) {
 	var all []*member
-	for _, b := range p.selected.backends {
+	for _, b := range p.selected.Backends {
 		m, err := p.newMember(ctx, b)
 		if err != nil {
 			return nil, err
@@ -45,30 +45,30 @@ func (p *proxy) newMembers(ctx context.Context) ([]*member, error) {
 	return all, nil
 }
 
-func (p *proxy) newMember(ctx context.Context, b *backend) (*member, error) {
-	k := &planRecorder{backend: b}
+func (p *proxy) newMember(ctx context.Context, b *Backend) (*member, error) {
+	k := &planRecorder{Backend: b}
 	l := reconcile.NewLoop(k)
 	l.Latest = p.tracker.Latest
-	timing := timingOf(p.selected.config)
+	timing := timingOf(p.selected.Config)
 	l.MinInterval, l.Burst, l.Resync, l.Retry = timing.MinInterval, 10, timing.Resync, timing.Retry
-	l.CostFactor, l.Grace = timing.CostFactor, b.grace
+	l.CostFactor, l.Grace = timing.CostFactor, b.Grace
 	l.Drift, l.DriftCostFactor = reconcile.Backoff{First: driftPause, Max: driftPauseMax}, driftCostFactor
 	l.Enter = p.leaseEnter()
 	t, err := p.newTakeover(b, l.Kick)
 	if err != nil {
 		return nil, err
 	}
-	m := &member{backend: b, loop: l, takeover: t}
+	m := &member{Backend: b, loop: l, takeover: t}
 	l.Standby = func(want *service.Snapshot) {
 		if t != nil {
 			t.Standby()
 		}
-		p.reports.Standby(b.family, want)
+		p.reports.Standby(b.Family, want)
 	}
 	rounds := p.reports.Sequence(p.afterRounds(ctx, m))
 	l.Report = func(res reconcile.Result) { rounds.Report(b.round(k.desired, res)) }
 	p.tracker.Subscribe(track.Listener{Changed: func() {
-		p.reports.Queued(b.mode, b.family)
+		p.reports.Queued(b.Mode, b.Family)
 		l.SnapshotChanged()
 	}})
 	if t != nil {
@@ -86,10 +86,10 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 	if m.takeover != nil {
 		r.Takeover = m.takeover.RecordRound
 	}
-	if m.cleanConntrack != nil {
+	if m.CleanConntrack != nil {
 		r.CleanConntrack = func(s *service.Snapshot, res reconcile.Result) (int, error) {
 			// A cleanup that has begun is finished even if ctx ends.
-			flows, again, err := m.cleanConntrack(context.WithoutCancel(ctx), s, res)
+			flows, again, err := m.CleanConntrack(context.WithoutCancel(ctx), s, res)
 			if again > 0 {
 				time.AfterFunc(again, m.loop.SnapshotChanged)
 			}
@@ -100,8 +100,8 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 }
 
 // round returns the round of b for s.
-func (b *backend) round(s *service.Snapshot, r reconcile.Result) report.Round {
-	x := report.Round{Mode: b.mode, Family: b.family, Snapshot: s, Result: r, Restored: b.restoreMetrics()}
+func (b *Backend) round(s *service.Snapshot, r reconcile.Result) report.Round {
+	x := report.Round{Mode: b.Mode, Family: b.Family, Snapshot: s, Result: r, Restored: b.restoreMetrics()}
 	if d, ok := b.Backend.(interface{ DegradedReason() string }); ok {
 		x.Degraded = d.DegradedReason()
 	}
@@ -117,8 +117,8 @@ func (m *member) start(ctx context.Context, group *errgroup.Group) {
 			return nil
 		})
 	}
-	if w, ok := m.Backend.(reconcile.Watcher); ok {
-		group.Go(func() error { return watch(ctx, m.backend, w, m.loop.DataplaneChanged) })
+	if w, ok := m.Backend.Backend.(reconcile.Watcher); ok {
+		group.Go(func() error { return watch(ctx, m.Backend, w, m.loop.DataplaneChanged) })
 	}
 }
 

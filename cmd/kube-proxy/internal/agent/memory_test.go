@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"math"
@@ -27,7 +27,7 @@ func TestMemoryLimit(t *testing.T) {
 	for env, want := range map[string]int64{"": limit / 100 * 90, "5GiB": math.MaxInt64} {
 		t.Setenv("GOMEMLIMIT", env)
 		debug.SetMemoryLimit(math.MaxInt64)
-		limitMemory(klog.Logger{}, root, config.NFTables)
+		LimitMemory(klog.Logger{}, root, config.NFTables)
 		if got := debug.SetMemoryLimit(-1); got != want {
 			t.Errorf("GOMEMLIMIT %q: a soft limit of %d, want %d", env, got, want)
 		}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"cmp"
@@ -13,15 +13,15 @@ import (
 )
 
 // logStart logs the decisions of the start, and where each comes from.
-func logStart(log klog.Logger, o *options, x *selectedMode) {
-	c := x.config
-	name, _ := nodeName(c) // its error was handled before
+func logStart(log klog.Logger, o *Options, process Process, x *Selected) {
+	c := x.Config
+	name, _ := NodeName(c) // its error was handled before
 	var families []string
-	for _, b := range x.backends {
-		families = append(families, b.family.String())
+	for _, b := range x.Backends {
+		families = append(families, b.Family.String())
 	}
 	args := []any{
-		"version", buildInfo().Version, "mode", x.backends[0].mode, "modeFrom", x.origin, "families", strings.Join(families, ", "),
+		"version", process.Build.GitVersion, "mode", x.mode(), "modeFrom", x.Origin, "families", strings.Join(families, ", "),
 		"node", name, "nodeFrom", o.nameOrigin(c),
 		"pods", podsText(c), "podsFrom", o.podsOrigin(c),
 	}
@@ -32,7 +32,7 @@ func logStart(log klog.Logger, o *options, x *selectedMode) {
 }
 
 // nameOrigin returns where the node's name comes from.
-func (o *options) nameOrigin(c *config.Config) string {
+func (o *Options) nameOrigin(c *config.Config) string {
 	if c.HostnameOverride == "" {
 		return "the host's name"
 	}
@@ -40,27 +40,27 @@ func (o *options) nameOrigin(c *config.Config) string {
 }
 
 // settingOrigin returns where a setting comes from that has a flag and no default.
-func (o *options) settingOrigin(flag string) string {
-	if o.flags != nil && o.flags.Changed(flag) {
+func (o *Options) settingOrigin(flag string) string {
+	if o.FlagSet != nil && o.FlagSet.Changed(flag) {
 		return "--" + flag
 	}
-	return cmp.Or(o.config.Config, "the default")
+	return cmp.Or(o.Flags.Config, "the default")
 }
 
 // settingOrDefaultOrigin returns where a setting comes from that has a flag and a
 // default.
-func (o *options) settingOrDefaultOrigin(flag string) string {
+func (o *Options) settingOrDefaultOrigin(flag string) string {
 	switch {
-	case o.flags != nil && o.flags.Changed(flag):
+	case o.FlagSet != nil && o.FlagSet.Changed(flag):
 		return "--" + flag
-	case o.config.Config != "":
-		return o.config.Config + " or the default"
+	case o.Flags.Config != "":
+		return o.Flags.Config + " or the default"
 	}
 	return "the default"
 }
 
 // podsOrigin returns where the setting in podsText comes from.
-func (o *options) podsOrigin(c *config.Config) string {
+func (o *Options) podsOrigin(c *config.Config) string {
 	if (c.DetectLocalMode == config.ClusterCIDR || c.DetectLocalMode == "") && c.ClusterCIDR != "" {
 		return o.settingOrigin("cluster-cidr")
 	}
@@ -81,4 +81,17 @@ func podsText(c *config.Config) string {
 		return "not told apart, as no cluster CIDR is configured"
 	}
 	return "sources in clusterCIDR " + c.ClusterCIDR
+}
+
+// LogConfigIssues logs settings that may surprise the author of the configuration.
+func LogConfigIssues(log klog.Logger, c *config.Config) {
+	for _, w := range c.Warnings {
+		log.Info("Warning: mistake in the configuration: "+w.Error(), "strict", "--strict-config ends the process instead")
+	}
+	for _, o := range c.Overrides {
+		log.Info(o.String(), "flag", o.Flag, "path", o.Path, "from", o.From, "to", o.To)
+	}
+	for _, n := range c.Notes {
+		log.Info("Note on the configuration: " + n.String())
+	}
 }

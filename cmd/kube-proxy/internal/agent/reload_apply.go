@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 func proxyMode(name string) v1alpha1.ProxyMode { return v1alpha1.ProxyMode(name) }
 
 // adopt puts c in force, which differs by changes from the present configuration. It
-// returns errRestart if that requires a new process.
+// returns ErrRestart if that requires a new process.
 func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config.Change) error {
 	needed := pathsWith(changes, config.Restart)
 	if len(needed) > 0 {
@@ -31,7 +31,7 @@ func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config
 		r.reports.Metrics.Reloaded(metrics.Restart, time.Now())
 		r.log.Info("The configuration file changed in what only a new process can take in; ending, and whoever started this process is to start it again",
 			"file", r.active.file, "changes", changesText(changes), "need", needed)
-		return errRestart
+		return ErrRestart
 	}
 	if err := r.apply(ctx, c, changes); err != nil {
 		r.reject(err)
@@ -63,7 +63,7 @@ func (r *reloader) logNew(c *config.Config) {
 		return slices.ContainsFunc(old.Notes, func(o config.Note) bool { return o.Path == n.Path && o.Text == n.Text })
 	})
 	fresh.Warnings = nil // newWarnings has rejected new ones
-	logConfigIssues(r.log, &fresh)
+	LogConfigIssues(r.log, &fresh)
 }
 
 // pathsWith returns the paths of the changes with an effect.
@@ -89,14 +89,14 @@ func changesText(changes []config.Change) string {
 // not end for one that cannot start.
 func (r *reloader) checkStartable(ctx context.Context, c *config.Config) error {
 	var discard klog.Logger
-	node, err := nodeName(c)
+	node, err := NodeName(c)
 	if err != nil {
 		return err
 	}
-	if _, err := newSource(r.options, c, node, newSources(r.options), discard); err != nil {
+	if _, err := r.options.newSource(r.process.Build.GitVersion, c, node, newSources(r.options), discard); err != nil {
 		return err
 	}
-	_, err = newBackends(klog.NewContext(ctx, discard), c, r.options, r.request.annotated)
+	_, err = r.system.Open(klog.NewContext(ctx, discard), c, r.options, r.request.annotated)
 	return err
 }
 
@@ -109,7 +109,7 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 		})
 	}
 	if changed("logging.") {
-		if err := r.options.logs.Reconfigure(&c.Logging); err != nil {
+		if err := r.process.Logs.Reconfigure(&c.Logging); err != nil {
 			return err
 		}
 	}
@@ -121,7 +121,7 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 		}
 		r.reports.Health.SetSyncPeriod(pace.Resync)
 	}
-	to := trackOptions(now, r.node)
+	to := TrackOptions(now, r.node)
 	if changed("clusterCIDR") || changed("detectLocal") {
 		warnUnknownPods(to, r.log)
 	}

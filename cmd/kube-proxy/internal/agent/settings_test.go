@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"net/netip"
@@ -56,7 +56,7 @@ func TestTrackOptions(t *testing.T) {
 			tt.want.NodeName = "n"
 			ips := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 			prefixes := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-			if diff := cmp.Diff(tt.want, trackOptions(c, "n"), ips, prefixes); diff != "" {
+			if diff := cmp.Diff(tt.want, TrackOptions(c, "n"), ips, prefixes); diff != "" {
 				t.Errorf("options (-want +got):\n%s", diff)
 			}
 		})
@@ -71,7 +71,7 @@ func TestSyncPeriods(t *testing.T) {
 	c.IPTables.MinSyncPeriod, c.IPTables.SyncPeriod = of(5), of(6)
 	for mode, want := range map[v1alpha1.ProxyMode][2]time.Duration{"": {1, 2}, "nftables": {1, 2}, "ipvs": {3, 4}, "iptables": {5, 6}, "kernelspace": {5, 6}} {
 		c.Mode = mode
-		if minPeriod, maxPeriod := syncPeriods(c); minPeriod != want[0] || maxPeriod != want[1] {
+		if minPeriod, maxPeriod := SyncPeriods(c); minPeriod != want[0] || maxPeriod != want[1] {
 			t.Errorf("mode %q: %v, %v, want %v", mode, minPeriod, maxPeriod, want)
 		}
 	}

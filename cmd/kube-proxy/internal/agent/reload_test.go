@@ -1,13 +1,15 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"bytes"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -27,12 +30,21 @@ import (
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
 // newTestProxy returns a proxy in mode nftables that programs nothing.
-func newTestProxy(o *options, c *config.Config, log klog.Logger) *proxy {
-	x := &selectedMode{config: c, backends: []*backend{{mode: "nftables", family: service.IPv4}}}
-	sources, tracker := report.NewSources(), track.New(trackOptions(c, "node-a"))
+func newTestProxy(o *Options, c *config.Config, log klog.Logger) *proxy {
+	s := System{OS: config.Linux, Tracked: func() *metrics.Tracked { return nil }, Processes: func() string { return "" }}
+	s.FilesLimit = func() (uint64, bool) { return 0, false }
+	x := &Selected{Config: c, Backends: []*Backend{{Mode: "nftables", Family: service.IPv4}}}
+	sources, tracker := report.NewSources(), track.New(TrackOptions(c, "node-a"))
 	return &proxy{
-		options: o, node: "node-a", active: newActiveConfig(o.config.Config, c), selected: x, tracker: tracker,
-		reports: newReports(x, report.Options{Node: "node-a", Sources: sources, Tracker: tracker, Log: log}), progress: newProgress(log, sources.Unsynced), log: log,
+		options: o, system: s, node: "node-a", active: newActiveConfig(o.Flags.Config, c), selected: x, tracker: tracker,
+		reports: s.newReports(x, report.Options{Node: "node-a", Sources: sources, Tracker: tracker, Log: log}), progress: newProgress(log, sources.Unsynced), log: log,
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -57,9 +69,9 @@ func messages(b *bytes.Buffer) []string {
 func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, confHead)
-	o := &options{}
-	o.config.Config = path
-	c, err := config.Load(&o.config, config.Linux)
+	o := &Options{}
+	o.Flags.Config = path
+	c, err := config.Load(&o.Flags, config.Linux)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,9 +95,9 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	const quiet = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n"
 	write(t, path, quiet)
-	o := &options{}
-	o.config.Config = path
-	c, err := o.load()
+	o := &Options{}
+	o.Flags.Config = path
+	c, err := o.Load(config.Linux)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +133,7 @@ func newTestServers(t *testing.T, health string) *testServers {
 	group, ctx := errgroup.WithContext(t.Context())
 	s := &testServers{config: &config.Config{}, failed: make(chan error, 100)}
 	s.servers = &servers{
-		group: group, running: map[string][]*runningServer{},
+		group: group, bind: System{PortHolder: func(netip.AddrPort) string { return "" }}.Listen, running: map[string][]*runningServer{},
 		reportListen: func(name string, err error) {
 			if name == healthServer {
 				s.failed <- err

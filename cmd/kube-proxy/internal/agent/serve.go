@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"runtime"
@@ -20,6 +20,7 @@ import (
 func (p *proxy) newServers(group *errgroup.Group) *servers {
 	return &servers{
 		group: group,
+		bind:  p.system.Listen,
 		reportListen: func(name string, err error) {
 			text := ""
 			if err != nil {
@@ -36,7 +37,7 @@ func (p *proxy) newServers(group *errgroup.Group) *servers {
 		}),
 		admin:          p.admin(),
 		running:        map[string][]*runningServer{},
-		maxConnections: maxConnections(),
+		maxConnections: p.system.maxConnections(),
 	}
 }
 
@@ -50,15 +51,15 @@ func (p *proxy) admin() health.Admin {
 		SLIs:    r.Metrics.SLIs(),
 		Services: r.Services.Handler(func() servicestate.ProxyInfo {
 			return servicestate.ProxyInfo{
-				Mode: mode, Node: p.node, Version: buildInfo().Version, Started: started.UTC(), Health: r.Health.Report(),
+				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
 			}
 		}),
 		Config: func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{
-			Started: started, Version: buildInfo().Version, GoVersion: runtime.Version(), More: p.active.status,
+			Started: started, Version: p.process.Build.GitVersion, GoVersion: runtime.Version(), More: p.active.status,
 		},
-		Flags:     func() map[string]string { return flagValues(p.options.flags) },
-		Verbosity: p.options.logs.Verbosity,
+		Flags:     func() map[string]string { return flagValues(p.options.FlagSet) },
+		Verbosity: p.process.Logs.Verbosity,
 	}
 }
 

@@ -1,0 +1,89 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	filewatch "kubeproxy/common/files"
+	"kubeproxy/common/health"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/logging"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/takeover"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+)
+
+// Options are the values of the command line.
+type Options struct {
+	Flags     config.Flags
+	Manifests []string
+	Fallback  bool           // see --proxy-mode-fallback
+	FlagSet   *pflag.FlagSet // all of the above
+
+	loadedKey string // the key of the configuration file's content
+}
+
+// Load reads the configuration for os.
+func (o *Options) Load(os config.OS) (*config.Config, error) {
+	file := filewatch.NewContent(o.Flags.ReadFile())
+	if file.Err != nil {
+		return nil, file.Err
+	}
+	o.loadedKey = file.Key
+	return config.LoadFrom(&o.Flags, os, file.Data)
+}
+
+// Process is what the proxy gets from the process that it runs in.
+type Process struct {
+	Build metrics.Build
+	Logs  *logging.Log
+	// Started, if set, is called when the proxy runs.
+	Started func()
+	// StopBegan returns when the stop began that ended ctx.
+	StopBegan func(ctx context.Context) time.Time
+}
+
+// System is what the proxy needs of the system that it runs on.
+type System struct {
+	OS config.OS
+	// Open selects a mode and returns its backends, which program nothing yet. annotated is
+	// what the Node asks for.
+	Open func(ctx context.Context, c *config.Config, o *Options, annotated v1alpha1.ProxyMode) (*Selected, error)
+	// Targets lists where any mode of ours may have left rules, or kube-proxy.
+	Targets func(*config.Config) ([]takeover.Target, error)
+	// LeaseTransport returns how service proxies of a node find each other, nil if they do
+	// not, and what this one says of itself.
+	LeaseTransport func(proxyName string) (lease.Transport, lease.Identity)
+	// Processes names the processes that look like service proxies of this node.
+	Processes func() string
+	// KeepPrepared applies the system settings until ctx ends.
+	KeepPrepared func(ctx context.Context, p Preparation)
+	// Tracked counts the entries of connection tracking, nil if they are unknown.
+	Tracked func() *metrics.Tracked
+	// WatchHost reads addresses and listeners of the node into t: once now, and then in
+	// group until ctx ends.
+	WatchHost func(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger)
+	// PortHolder names the process that listens on a TCP port, empty if that is unknown.
+	PortHolder func(netip.AddrPort) string
+	// FilesLimit returns how many files this process may open, false if that is unknown.
+	FilesLimit func() (uint64, bool)
+}
+
+// Preparation is what the preparation of a node needs of a running proxy.
+type Preparation struct {
+	Config   func() *config.Config // in force
+	Requests <-chan struct{}       // receives a value when system settings in it have changed
+	Mode     string
+	Tracker  *track.Tracker
+	Health   *health.Monitor
+}
