@@ -15,5 +15,6 @@ var kubeProxy program.Program
 
 func TestMain(m *testing.M) {
 	confined()
+	listening()
 	os.Exit(program.Main(m, &kubeProxy))
 }

@@ -29,7 +29,7 @@ func noServices(context.Context) (s *service.Snapshot, err error)   { return nil
 func both(v4, v6 bool) [2]bool                                      { return [2]bool{service.IPv4: v4, service.IPv6: v6} }
 func mode(name string) []Mode                                       { return []Mode{{Name: name}} }
 func link(name, master string) Link {
-	return Link{Name: name, Master: master, Global: both(master == "", false)}
+	return Link{Name: name, Master: master, Global: both(master == "", false), Subnet: master == ""}
 }
 
 // newNode returns a node with these files, which nobody may write.

@@ -81,7 +81,7 @@ func (n *Node) reversePathFilter(context.Context) (doctor.Seen, error) {
 	}
 	var outside []string
 	for _, l := range links {
-		if l.Global[service.IPv4] && !l.Bridge && l.Master == "" {
+		if l.Subnet && !l.Bridge && l.Master == "" {
 			outside = append(outside, l.Name)
 		}
 	}

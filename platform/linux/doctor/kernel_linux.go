@@ -54,7 +54,11 @@ func (Netlink) Links() ([]Link, error) {
 			if err != nil {
 				continue // the interface may have disappeared
 			}
-			one.Global[f] = slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.IsGlobalUnicast() })
+			for _, a := range addrs {
+				bits, all := a.Mask.Size()
+				one.Global[f] = one.Global[f] || a.IP.IsGlobalUnicast()
+				one.Subnet = one.Subnet || f == int(service.IPv4) && a.IP.IsGlobalUnicast() && bits < all
+			}
 		}
 		all = append(all, one)
 	}

@@ -40,7 +40,8 @@ func TestForwarding(t *testing.T) {
 
 func TestReversePathFilter(t *testing.T) {
 	const all, eth0, eth1 = "proc/sys/net/ipv4/conf/all/rp_filter", "proc/sys/net/ipv4/conf/eth0/rp_filter", "proc/sys/net/ipv4/conf/eth1/rp_filter"
-	two := []Link{link("eth1", ""), link("eth0", ""), {Name: "cni0", Bridge: true, Global: both(true, false)}, link("veth1", "cni0")}
+	pod := Link{Name: "veth2", Global: both(true, false)}
+	two := []Link{link("eth1", ""), link("eth0", ""), {Name: "cni0", Bridge: true, Subnet: true}, link("veth1", "cni0"), pod}
 	fix := []string{"rp-filter |  | sysctl -w net.ipv4.conf.all.rp_filter=2"}
 	for situation, test := range map[string]struct {
 		all, eth0, eth1 string

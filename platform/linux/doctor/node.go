@@ -65,6 +65,9 @@ type Link struct {
 	Master string
 	// Global is, by family, whether it has an address that other machines reach.
 	Global [2]bool
+	// Subnet is whether it has an IPv4 address in a network, so that it leads to other
+	// machines. A link to a single pod has only an address.
+	Subnet bool
 }
 
 // only returns whether all modes to check for are among names.
