@@ -237,7 +237,7 @@ func (e *explainer) endpoints() {
 			ready++
 		}
 		x := Endpoint{
-			Address: c.Addr.String(), Node: c.Node, Zone: c.Zone, Local: c.Local, State: stateText(c),
+			Address: c.Addr.String(), Node: c.Node, Zone: c.Zone, Local: c.Local, State: c.State(),
 			Chosen: use.Used && e.verdict.Action == route.Forward, Why: use.Why,
 		}
 		if use.Used && !x.Chosen {
@@ -272,18 +272,6 @@ func (e *explainer) seenAs(c track.Candidate) string {
 		return "masqueraded"
 	}
 	return "kept"
-}
-
-func stateText(c track.Candidate) string {
-	switch {
-	case c.Terminating && c.Serving:
-		return "serving"
-	case c.Terminating:
-		return "terminating"
-	case c.Ready:
-		return "ready"
-	}
-	return "not ready"
 }
 
 // policyOfClient returns the policy that decides between endpoints for this client. Pods

@@ -83,7 +83,7 @@ func New(o Options) *Reports {
 	servers := newCheckServers(o, monitor, events)
 	services := &servicestate.Store{
 		Latest: o.Tracker.Latest, Problems: func() []servicestate.Problem { return problemsOf(o.Tracker.Problems()) },
-		Unanswered: servers.unanswered, Unavailable: o.Unavailable,
+		Unanswered: servers.unanswered, Unavailable: o.Unavailable, Endpoints: endpointsFrom(o.Tracker),
 	}
 	r := &Reports{
 		Health: monitor, Metrics: counts, Services: services, Events: events,

@@ -336,3 +336,38 @@ func TestLimits(t *testing.T) {
 		t.Errorf("exit %d, want %d", got.code, ExitNotOK)
 	}
 }
+
+// A question about one Service lists its endpoints, and why each one is used or not.
+func TestEndpointsOfAService(t *testing.T) {
+	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{
+		shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80)),
+	})
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
+	b.Endpoints = func(f service.Family, n service.PortName) []servicestate.Endpoint {
+		if f != service.IPv4 || n.Name != "web" || n.Port != "http" || n.Protocol != service.TCP {
+			return nil
+		}
+		return []servicestate.Endpoint{
+			{Address: "10.244.1.1:8080", Node: "node-a", Zone: "east", Local: true, State: "ready", Cluster: servicestate.Use{Used: true, Why: "it is ready"}, ForLocal: &servicestate.Use{Used: true, Why: "it is ready"}},
+			{Address: "10.244.2.1:8080", Node: "node-b\x1b", State: "ready", Cluster: servicestate.Use{Used: true, Why: "it is ready"}, ForLocal: &servicestate.Use{Why: "it is not on this node"}},
+		}
+	}
+	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
+	server := serveStore(t, b, health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true}}})
+	got := ask(t, server, "shop/web")
+	if got.code != 0 {
+		t.Fatalf("exit %d: %s", got.code, got.err)
+	}
+	for _, line := range []string{
+		"  PORT  ENDPOINT         NODE           ZONE  STATE  USED  LOCAL  WHY\n",
+		"  http  10.244.1.1:8080  node-a (here)  east  ready  yes   yes    it is ready\n",
+		"  http  10.244.2.1:8080  node-b\\x1b           ready  yes   no     it is not on this node\n",
+	} {
+		if !strings.Contains(got.out, line) {
+			t.Errorf("no line %q in\n%s", line, got.out)
+		}
+	}
+	if got := ask(t, server); strings.Contains(got.out, "10.244.1.1:8080") {
+		t.Errorf("the list of all Services has endpoints:\n%s", got.out)
+	}
+}

@@ -246,6 +246,7 @@ func (p *printer) service(s *servicestate.Service) {
 		p.line("")
 		p.table("  ", "ADDRESS|PORT|TYPE|POLICY|ENDPOINTS|CLIENTS", frontends)
 	}
+	p.endpoints(s)
 	if h := s.HealthCheck; h != nil {
 		answer := cell{"an answer", green}
 		if healthCheckUnanswered(s) {
@@ -263,6 +264,46 @@ func (p *printer) service(s *servicestate.Service) {
 		p.table("  ", "SKIPPED|SINCE|WHY", problems)
 	}
 	p.notes(s)
+}
+
+// endpoints prints what became of each endpoint, port by port.
+func (p *printer) endpoints(s *servicestate.Service) {
+	var rows [][]cell
+	for _, x := range s.Ports {
+		for _, e := range x.EndpointList {
+			rows = append(rows, endpointRow(&x, e))
+		}
+	}
+	if rows != nil {
+		p.line("")
+		p.table("  ", "PORT|ENDPOINT|NODE|ZONE|STATE|USED|LOCAL|WHY", rows)
+	}
+}
+
+func endpointRow(p *servicestate.Port, e servicestate.Endpoint) []cell {
+	node := sanitize(e.Node)
+	if e.Local {
+		node = strings.TrimSpace(node + " (here)")
+	}
+	local, why := cell{}, e.Cluster.Why
+	if e.ForLocal != nil {
+		local = used(*e.ForLocal)
+		if e.ForLocal.Used != e.Cluster.Used {
+			why = e.ForLocal.Why
+		}
+	}
+	return []cell{
+		plain(cmp.Or(sanitize(p.Port), "-")), plain(sanitize(e.Address)), plain(node), plain(sanitize(e.Zone)), plain(sanitize(e.State)),
+		used(e.Cluster), local, plain(sanitize(why)),
+	}
+}
+
+// used says whether an endpoint gets new connections.
+func used(u servicestate.Use) cell {
+	if u.Used {
+		return cell{"yes", green}
+	}
+	return cell{"no", yellow}
 }
 
 // notes prints where the programmed state differs from the spec, with the ports and

@@ -27,6 +27,20 @@ type Candidate struct {
 	Cluster, ForLocal Use
 }
 
+// State returns ready, not ready, serving, which is to terminate and still be in service,
+// or terminating.
+func (c Candidate) State() string {
+	switch {
+	case c.Terminating && c.Serving:
+		return "serving"
+	case c.Terminating:
+		return "terminating"
+	case c.Ready:
+		return "ready"
+	}
+	return "not ready"
+}
+
 // Use says whether an endpoint gets new connections, and why, as one clause.
 type Use struct {
 	Used bool

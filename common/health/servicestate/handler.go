@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/service"
 )
 
 // ProxyInfo is the part of an answer about the proxy itself.
@@ -50,6 +51,9 @@ func (b *Store) Handler(about func() ProxyInfo) http.Handler {
 			health.ReplyJSON(w, http.StatusNotFound, problem{text})
 			return
 		}
+		if name != "" && b.Endpoints != nil {
+			b.addEndpoints(found)
+		}
 		a := Response{about(), found}
 		if s := b.wanted(); s != nil {
 			a.Generation = s.Generation
@@ -61,6 +65,16 @@ func (b *Store) Handler(about func() ProxyInfo) http.Handler {
 	mux.HandleFunc("GET /services/{namespace}", serve)
 	mux.HandleFunc("GET /services/{namespace}/{name}", serve)
 	return mux
+}
+
+// addEndpoints fills the lists of endpoints.
+func (b *Store) addEndpoints(all []Service) {
+	for i := range all {
+		for j := range all[i].Ports {
+			p := &all[i].Ports[j]
+			p.EndpointList = b.Endpoints(p.family, service.PortName{Namespace: all[i].Namespace, Name: all[i].Name, Port: p.Port, Protocol: p.protocol})
+		}
+	}
 }
 
 func unknownText(namespace, name string) string {

@@ -77,6 +77,32 @@ type Port struct {
 	FailingSince *time.Time `json:"failingSince,omitempty"`
 	// Notes are differences from what the Service specifies.
 	Notes []string `json:"notes,omitempty"`
+	// EndpointList is what became of each endpoint that EndpointSlices list. It is only
+	// in answers about one Service.
+	EndpointList []Endpoint `json:"endpointList,omitempty"`
+
+	family   service.Family
+	protocol service.Protocol
+}
+
+// Endpoint is an address that EndpointSlices list for a port.
+type Endpoint struct {
+	Address string `json:"address"`
+	Node    string `json:"node,omitempty"`
+	Zone    string `json:"zone,omitempty"`
+	Local   bool   `json:"local"` // on this node
+	// State is ready, not ready, serving (it terminates, and is in service) or terminating.
+	State string `json:"state"`
+	// Cluster and ForLocal say whether it gets new connections under the traffic policies
+	// Cluster and Local. ForLocal is nil if neither policy of the port is Local.
+	Cluster  Use  `json:"cluster"`
+	ForLocal *Use `json:"forLocal,omitempty"`
+}
+
+// Use says whether an endpoint gets new connections, and why.
+type Use struct {
+	Used bool   `json:"used"`
+	Why  string `json:"why"`
 }
 
 // Frontend is an address that clients connect to, and what it serves.
@@ -233,6 +259,8 @@ func (p *familyState) state(port *service.Port, want *service.Snapshot) Port {
 		Frontends:      make([]Frontend, 0, len(port.Frontends)),
 		Endpoints:      len(port.Cluster),
 		LocalEndpoints: countLocal(port),
+		family:         port.Family,
+		protocol:       port.Name.Protocol,
 	}
 	for _, f := range port.Frontends {
 		s.Frontends = append(s.Frontends, p.frontend(port, f))
