@@ -20,6 +20,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/doctor/apiserver"
 	"kubeproxy/common/lease"
@@ -133,7 +134,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	if len(d.Manifests) > 0 {
-		checks = append(checks, apiserver.ManifestNode(d.Manifests, x.node, interfaceAddrs, podsOf(c)))
+		checks = append(checks, apiserver.ManifestNode(d.Manifests, x.node, host.InterfaceAddrs, podsOf(c)))
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
@@ -224,7 +225,7 @@ func (d *doctorOptions) modes(x *examination) []v1alpha1.ProxyMode {
 }
 
 func newServerChecks(x *examination) *apiserver.Server {
-	return &apiserver.Server{Client: agent.KubeClient(x.config, buildInfo().Version), Node: x.node, Addrs: interfaceAddrs, Pods: podsOf(x.config), SetClock: setClockCommand}
+	return &apiserver.Server{Client: agent.KubeClient(x.config, buildInfo().Version), Node: x.node, Addrs: host.InterfaceAddrs, Pods: podsOf(x.config), SetClock: setClockCommand}
 }
 
 func podsOf(c *config.Config) apiserver.Pods {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -63,7 +64,7 @@ func keepNodePrepared(ctx context.Context, with agent.Preparation) {
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
-	others.Go(func() { watchHiddenListeners(ctx, with.Tracker, with.Health, sockets()) })
+	others.Go(func() { host.WatchHiddenListeners(ctx, with.Tracker, with.Health) })
 	p.run(ctx, with, func() []service.Family { return usedFamilies(with.Tracker.Latest()) })
 }
 

@@ -71,7 +71,6 @@ func system() agent.System {
 	return agent.System{
 		OS: hostOS, Open: newBackends, Targets: cleanupTargets,
 		LeaseTransport: leaseTransport, Processes: otherProxies, KeepPrepared: keepNodePrepared, Tracked: trackedConnections,
-		WatchHost: watchHost, PortHolder: portHolder, FilesLimit: filesLimit,
 	}
 }
 

@@ -5,12 +5,9 @@ package agent
 
 import (
 	"context"
-	"net/netip"
 	"time"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
-	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	filewatch "kubeproxy/common/files"
@@ -70,13 +67,6 @@ type System struct {
 	KeepPrepared func(ctx context.Context, p Preparation)
 	// Tracked counts the entries of connection tracking, nil if they are unknown.
 	Tracked func() *metrics.Tracked
-	// WatchHost reads addresses and listeners of the node into t: once now, and then in
-	// group until ctx ends.
-	WatchHost func(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger)
-	// PortHolder names the process that listens on a TCP port, empty if that is unknown.
-	PortHolder func(netip.AddrPort) string
-	// FilesLimit returns how many files this process may open, false if that is unknown.
-	FilesLimit func() (uint64, bool)
 }
 
 // Preparation is what the preparation of a node needs of a running proxy.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
@@ -57,7 +58,7 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 	r := &reloader{proxy: p, servers: p.newServers(group), loops: loopsOf(members), hangup: hangup}
 	r.servers.start(ctx, p.active.config())
 	group.Go(func() error { return r.run(ctx) })
-	s.WatchHost(ctx, group, p.tracker, p.log)
+	host.Watch(ctx, group, p.tracker, p.log)
 	group.Go(func() error {
 		p.reports.Run(ctx)
 		return nil

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,7 +31,6 @@ const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyC
 // newTestProxy returns a proxy in mode nftables that programs nothing.
 func newTestProxy(o *Options, c *config.Config, log klog.Logger) *proxy {
 	s := System{OS: config.Linux, Tracked: func() *metrics.Tracked { return nil }, Processes: func() string { return "" }}
-	s.FilesLimit = func() (uint64, bool) { return 0, false }
 	x := &Selected{Config: c, Backends: []*Backend{{Mode: "nftables", Family: service.IPv4}}}
 	sources, tracker := report.NewSources(), track.New(TrackOptions(c, "node-a"))
 	return &proxy{
@@ -133,7 +131,7 @@ func newTestServers(t *testing.T, health string) *testServers {
 	group, ctx := errgroup.WithContext(t.Context())
 	s := &testServers{config: &config.Config{}, failed: make(chan error, 100)}
 	s.servers = &servers{
-		group: group, bind: System{PortHolder: func(netip.AddrPort) string { return "" }}.Listen, running: map[string][]*runningServer{},
+		group: group, running: map[string][]*runningServer{},
 		reportListen: func(name string, err error) {
 			if name == healthServer {
 				s.failed <- err

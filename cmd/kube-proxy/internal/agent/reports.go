@@ -28,7 +28,7 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 	}
 	o.SyncPeriod, o.PodsFromNode, o.ProxyName, o.ExternalIPsIgnored = resync, c.DetectLocalMode == config.NodeCIDR, c.ProxyName, c.IgnoreExternalIPs()
 	o.Features = featureMetrics(c)
-	o.Processes, o.Listen, o.MaxConnections = s.Processes, s.Listen, s.maxConnections()
+	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections()
 	r := report.New(o)
 	for _, b := range x.Backends {
 		if b.Conditions != nil {

@@ -20,7 +20,6 @@ import (
 func (p *proxy) newServers(group *errgroup.Group) *servers {
 	return &servers{
 		group: group,
-		bind:  p.system.Listen,
 		reportListen: func(name string, err error) {
 			text := ""
 			if err != nil {
@@ -37,7 +36,7 @@ func (p *proxy) newServers(group *errgroup.Group) *servers {
 		}),
 		admin:          p.admin(),
 		running:        map[string][]*runningServer{},
-		maxConnections: p.system.maxConnections(),
+		maxConnections: maxConnections(),
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/health"
 	"kubeproxy/common/listen"
 	"kubeproxy/config"
@@ -30,8 +31,6 @@ const (
 // change.
 type servers struct {
 	group *errgroup.Group
-	// bind listens on an address.
-	bind func(ctx context.Context, network, addr string) (net.Listener, error)
 	// reportListen receives the result of each attempt to listen, nil for success.
 	reportListen func(name string, err error)
 	// admin is what the metrics server serves except profiling.
@@ -113,7 +112,7 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 // listen binds the address of l. Its predecessor may occupy an overlapping address, as
 // 0.0.0.0 overlaps 127.0.0.1, and is stopped for it.
 func (s *servers) listen(ctx context.Context, name, network string, l *runningServer) (net.Listener, error) {
-	bound, err := s.bind(ctx, network, l.addr)
+	bound, err := listenOn(ctx, network, l.addr)
 	if err == nil || !listen.InUse(err) {
 		return bound, err
 	}
@@ -122,18 +121,18 @@ func (s *servers) listen(ctx context.Context, name, network string, l *runningSe
 		return nil, err
 	}
 	waitEnded(before)
-	return s.bind(ctx, network, l.addr)
+	return listenOn(ctx, network, l.addr)
 }
 
-// Listen listens. If another process has the address, the error names it.
-func (s System) Listen(ctx context.Context, network, addr string) (net.Listener, error) {
+// listenOn listens. If another process has the address, the error names it.
+func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, network, addr)
 	if err == nil || !listen.InUse(err) {
 		return l, err
 	}
 	if at, parseErr := netip.ParseAddrPort(addr); parseErr == nil {
-		if holder := s.PortHolder(at); holder != "" {
+		if holder := host.PortHolder(at); holder != "" {
 			return nil, fmt.Errorf("%w, by %s", err, holder)
 		}
 	}
@@ -142,9 +141,9 @@ func (s System) Listen(ctx context.Context, network, addr string) (net.Listener,
 
 // maxConnections returns how many connections each server accepts. If the process may
 // open few files, most are reserved for programming the node.
-func (s System) maxConnections() int {
+func maxConnections() int {
 	const share = 16
-	if files, known := s.FilesLimit(); known && files/share < health.MaxConnections {
+	if files, known := host.FilesLimit(); known && files/share < health.MaxConnections {
 		return int(files / share)
 	}
 	return health.MaxConnections

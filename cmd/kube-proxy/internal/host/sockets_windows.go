@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package host
 
 import (
 	"net/netip"
@@ -14,6 +14,6 @@ import (
 // exclude each other already.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
-// portHolder says which process listens on the TCP port at, nothing if that is not
+// PortHolder says which process listens on the TCP port at, nothing if that is not
 // known.
-func portHolder(at netip.AddrPort) string { return listeners.Holding(at) }
+func PortHolder(at netip.AddrPort) string { return listeners.Holding(at) }

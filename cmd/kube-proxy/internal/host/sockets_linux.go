@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package host
 
 import (
 	"net/netip"
@@ -26,8 +26,8 @@ func listeningSockets() ([]track.Socket, error) {
 	return all, nil
 }
 
-// portHolder names the process that listens on the TCP port at, empty if that is unknown.
-func portHolder(at netip.AddrPort) string {
+// PortHolder names the process that listens on the TCP port at, empty if that is unknown.
+func PortHolder(at netip.AddrPort) string {
 	found, err := listeners.List(sockets())
 	if err != nil {
 		return ""

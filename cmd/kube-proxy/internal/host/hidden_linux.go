@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package host
 
 import (
 	"context"
@@ -22,14 +22,17 @@ import (
 // sockets returns the socket tables of this thread's network namespace, see proc(5).
 func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
 
-// watchHiddenListeners checks regularly, until ctx ends, for listeners of programs on the
+// hiddenInterval is the pause between two looks of WatchHiddenListeners.
+const hiddenInterval = time.Minute
+
+// WatchHiddenListeners checks regularly, until ctx ends, for listeners of programs on the
 // node that NodePorts hide. Such a fault is otherwise silent: the program listens, but
 // its clients reach a Service.
-func watchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Monitor, net fs.FS) {
+func WatchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Monitor) {
 	log := klog.FromContext(ctx)
 	latest := ""
 	for {
-		found, err := listeners.List(net)
+		found, err := listeners.List(sockets())
 		text := hiddenListeners(t.Latest(), found)
 		if err != nil {
 			text = ""
@@ -44,7 +47,7 @@ func watchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Moni
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(settingsRetry):
+		case <-time.After(hiddenInterval):
 		}
 	}
 }

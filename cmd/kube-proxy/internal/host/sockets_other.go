@@ -3,7 +3,7 @@
 
 //go:build !linux && !windows
 
-package main
+package host
 
 import (
 	"net/netip"
@@ -14,5 +14,5 @@ import (
 // listeningSockets knows of no program.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
-// portHolder knows of no program.
-func portHolder(netip.AddrPort) string { return "" }
+// PortHolder knows of no program.
+func PortHolder(netip.AddrPort) string { return "" }

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"fmt"
@@ -19,7 +19,7 @@ func TestListenOnATakenPort(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		_, err = system().Listen(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port))
+		_, err = listenOn(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port))
 		if want := fmt.Sprintf("address already in use, by process %d (", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("listen where %s does: %v, want %s", at, err, want)
 		}

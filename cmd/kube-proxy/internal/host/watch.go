@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package host
 
 import (
 	"context"
@@ -21,10 +21,10 @@ import (
 // hostPollInterval is how often the addresses and listeners of the node are read.
 const hostPollInterval = 10 * time.Second
 
-// watchHost reads the addresses and listeners of the node into t: once now, and then in
-// group until ctx ends.
-func watchHost(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger) {
-	w := &hostWatch{addrs: interfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
+// Watch reads the addresses and listeners of the node into t: once before it returns, and
+// then in group until ctx ends.
+func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger) {
+	w := &hostWatch{addrs: InterfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
 	poll := func() {
 		h, err := w.poll()
 		if err != nil { // keep the last known values
@@ -112,8 +112,8 @@ func (w *hostWatch) poll() (track.Host, error) {
 // https://kubernetes.io/docs/reference/networking/virtual-ips/
 const ipvsDevice = "kube-ipvs0"
 
-// interfaceAddrs lists the addresses of the node.
-func interfaceAddrs() ([]netip.Addr, error) {
+// InterfaceAddrs lists the addresses of the node.
+func InterfaceAddrs() ([]netip.Addr, error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
