@@ -61,7 +61,7 @@ func testChart(t *testing.T, w *fixture) {
 		`{windows: {enabled: true, config: {winkernel: {enableDSR: true}}, nodeSelector: {pool: "1"}}}`,
 		`{linux: {enabled: false}, windows: {enabled: true}}`,
 		`{linux: {nodeSelector: {service-proxy: kubeproxy}, resources: {limits: {memory: 1Gi}, requests: {cpu: 1}}}, maxUnavailable: 1, extraArgs: [--v=2]}`,
-		`{metrics: {bindAddress: "0.0.0.0:10249"}}`,
+		`{metrics: {bindAddress: "0.0.0.0:10249"}, monitoring: {dashboard: {enabled: true}}}`,
 		`{metrics: {bindAddress: "[::]:9999"}, windows: {enabled: true}}`,
 	} {
 		if err := w.api.Try(t.Context(), rendered(t, w, tool, "", values)); err != nil {

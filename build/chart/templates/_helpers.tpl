@@ -36,6 +36,9 @@ mounts no ConfigMap of another namespace, and to ask the API server takes its ad
 {{- if and .Values.linux.enabled (eq .Values.image.variant "plain") (not (has .Values.linux.mode (list "nftables"))) }}
 {{- fail (printf "image.variant: plain lacks the commands that linux.mode %q needs; want image.variant=iptables, or linux.mode=nftables" .Values.linux.mode) }}
 {{- end }}
+{{- if and .Values.monitoring.podMonitor.enabled (not (include "kubeproxy.metricsPort" .)) }}
+{{- fail (printf "metrics.bindAddress: no Prometheus reaches %s, which monitoring.podMonitor.enabled wants; set 0.0.0.0:10249 or [::]:10249" .Values.metrics.bindAddress) }}
+{{- end }}
 {{- end }}
 
 {{/* The port of the metrics, if others than the node reach it. */}}
