@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,12 +18,8 @@ import (
 
 	logsapi "k8s.io/component-base/logs/api/v1"
 
-	"kubeproxy/common/health"
-	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
-	"kubeproxy/common/reconcile"
-	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
 )
 
@@ -51,6 +45,8 @@ func FuzzOutputs(f *testing.F) {
 		hostileAnswer(t, s)
 		hostileLog(t, s)
 		hostileServers(t, s)
+		hostileMetrics(t, s)
+		hostileEvents(t, s)
 	})
 }
 
@@ -206,26 +202,6 @@ func poison(v reflect.Value, s string, depth int) {
 		poison(value, s, depth+1)
 		v.Set(reflect.MakeMap(v.Type()))
 		v.SetMapIndex(key, value)
-	}
-}
-
-// hostileServers has s in what the servers for health and Services answer.
-func hostileServers(t *testing.T, s string) {
-	t.Helper()
-	m := health.New(health.Options{Families: []service.Family{service.IPv4}})
-	m.SetCondition("x", s)
-	m.Result(service.IPv4, reconcile.Result{Err: errors.New(s)})
-	b := &servicestate.Store{Problems: func() []servicestate.Problem {
-		return []servicestate.Problem{{Namespace: "shop", Name: s, Field: s, Message: s}}
-	}}
-	about := func() servicestate.ProxyInfo { return servicestate.ProxyInfo{Mode: s, Node: s, Health: m.Report()} }
-	for path, h := range map[string]http.Handler{"/healthz": m.Handler(health.Observer{}), "/services": b.Handler(about)} {
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-		checkPrinted(t, path, w.Body.String())
-		if !json.Valid(w.Body.Bytes()) {
-			t.Errorf("%s: no JSON: %q", path, w.Body)
-		}
 	}
 }
 

@@ -22,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"kubeproxy/common/printable"
 )
 
 // component is the source of the Events, under the name that people search for.
@@ -76,7 +78,7 @@ func (r *Recorder) write(ctx context.Context, n *pendingEvent) error {
 // countPatch returns a patch that increases the count.
 func (n *pendingEvent) countPatch() []byte {
 	text, err := json.Marshal(map[string]any{
-		"count": n.series.count + 1, "lastTimestamp": metav1.NewTime(n.now), "message": truncate(n.message),
+		"count": n.series.count + 1, "lastTimestamp": metav1.NewTime(n.now), "message": oneLine(n.message),
 	})
 	if err != nil {
 		panic(err) // numbers and text can always be encoded
@@ -87,11 +89,11 @@ func (n *pendingEvent) countPatch() []byte {
 func (r *Recorder) event(n *pendingEvent, namespace string) *corev1.Event {
 	at := metav1.NewTime(n.now)
 	e := &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%016x", n.object.Name, rand.Uint64())},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: eventName(n.object, rand.Uint64())},
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: "v1", Kind: n.object.Kind, Namespace: n.object.Namespace, Name: n.object.Name, UID: n.object.UID,
 		},
-		Type: corev1.EventTypeNormal, Reason: n.reason(), Message: truncate(n.message),
+		Type: corev1.EventTypeNormal, Reason: n.reason(), Message: oneLine(n.message),
 		Source: corev1.EventSource{Component: component, Host: r.options.Node}, Count: 1,
 		FirstTimestamp: at, LastTimestamp: at,
 		ReportingController: component, ReportingInstance: r.options.Node,
@@ -105,6 +107,17 @@ func (r *Recorder) event(n *pendingEvent, namespace string) *corev1.Event {
 	return e
 }
 
+// maxName is the limit of the names of most objects, also of Nodes:
+// https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+const maxName = 253
+
+// eventName returns the name of an Event about an object. The number distinguishes it from
+// others.
+func eventName(o Object, number uint64) string {
+	suffix := fmt.Sprintf(".%016x", number)
+	return strings.TrimRight(o.Name[:min(len(o.Name), maxName-len(suffix))], "-.") + suffix
+}
+
 // sharedName returns a name that is equal on every node for the same Event within an
 // hour.
 func sharedName(n *pendingEvent) string {
@@ -112,12 +125,13 @@ func sharedName(n *pendingEvent) string {
 	for _, part := range []string{string(n.object.UID), n.object.Kind, n.reason(), n.message, n.now.UTC().Format("2006010215")} {
 		fmt.Fprintf(h, "%d:%s", len(part), part)
 	}
-	return fmt.Sprintf("%s.%016x", n.object.Name, h.Sum64())
+	return eventName(n.object, h.Sum64())
 }
 
-// truncate cuts a message between two characters.
-func truncate(s string) string {
-	s = strings.ToValidUTF8(s, "?")
+// oneLine returns a message on one line of printable text, and cuts it between two
+// characters. Joined errors have a line each.
+func oneLine(s string) string {
+	s = printable.Text(strings.ReplaceAll(s, "\n", "; "))
 	if len(s) <= maxMessage {
 		return s
 	}

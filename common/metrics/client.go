@@ -61,25 +61,25 @@ func (m *Metrics) Client() Client {
 
 // Increment counts a request.
 func (c ClientRequests) Increment(_ context.Context, code, method, host string) {
-	c.WithLabelValues(code, method, host).Inc()
+	c.WithLabelValues(printables([]string{code, method, host})...).Inc()
 }
 
 // IncrementRetry counts a retried request.
 func (c ClientRetries) IncrementRetry(_ context.Context, code, method, host string) {
-	c.WithLabelValues(code, method, host).Inc()
+	c.WithLabelValues(printables([]string{code, method, host})...).Inc()
 }
 
 // Observe records a duration. Of the URL it keeps only the host.
 func (c ClientDuration) Observe(_ context.Context, verb string, u url.URL, took time.Duration) {
-	c.WithLabelValues(verb, u.Host).Observe(took.Seconds())
+	c.WithLabelValues(printables([]string{verb, u.Host})...).Observe(took.Seconds())
 }
 
 // Observe records a size.
 func (c ClientSize) Observe(_ context.Context, verb, host string, size float64) {
-	c.WithLabelValues(verb, host).Observe(size)
+	c.WithLabelValues(printables([]string{verb, host})...).Observe(size)
 }
 
 // Observe records the duration of a name resolution.
 func (c ClientResolver) Observe(_ context.Context, host string, took time.Duration) {
-	c.WithLabelValues(host).Observe(took.Seconds())
+	c.WithLabelValues(printables([]string{host})...).Observe(took.Seconds())
 }

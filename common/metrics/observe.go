@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 )
 
@@ -36,7 +37,7 @@ func (o *observer) Describe(to chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (o *observer) Collect(to chan<- prometheus.Metric) {
 	set := func(name string, value float64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.GaugeValue, value, labels...)
+		to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.GaugeValue, value, printables(labels)...)
 	}
 	o.metrics.mu.Lock()
 	all := maps.Clone(o.metrics.programmed)
@@ -62,7 +63,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		set(sourceStaleness, s.Staleness.Seconds(), s.Name)
 		set(sourceSynced, boolValue(s.Synced), s.Name)
 		set(sourceFaults, float64(s.Faults), s.Name)
-		to <- prometheus.MustNewConstMetric(o.descs[silentWatches], prometheus.CounterValue, float64(s.Silent), s.Name)
+		to <- prometheus.MustNewConstMetric(o.descs[silentWatches], prometheus.CounterValue, float64(s.Silent), printable.Text(s.Name))
 	}
 	for state, n := range now.Services {
 		set(services, float64(n), state)
@@ -96,7 +97,7 @@ func (o *observer) collectRelay(to chan<- prometheus.Metric, r *Relay) {
 	to <- prometheus.MustNewConstMetric(o.descs[relayFiles], prometheus.GaugeValue, float64(r.Open))
 	to <- prometheus.MustNewConstMetric(o.descs[relayFilesLimit], prometheus.GaugeValue, float64(r.Limit))
 	for why, n := range r.Refused {
-		to <- prometheus.MustNewConstMetric(o.descs[relayRefused], prometheus.CounterValue, float64(n), why)
+		to <- prometheus.MustNewConstMetric(o.descs[relayRefused], prometheus.CounterValue, float64(n), printable.Text(why))
 	}
 }
 

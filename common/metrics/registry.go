@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 )
 
@@ -160,10 +161,10 @@ func (m *Metrics) component() {
 	build, feature := gauge("kubernetes_build_info"), gauge("kubernetes_feature_enabled")
 	m.registry.MustRegister(build, feature)
 	b := m.options.Build
-	build.WithLabelValues(b.Major, b.Minor, b.GitVersion, b.GitCommit, b.GitTreeState,
-		b.BuildDate, b.GoVersion, b.Compiler, b.Platform).Set(1)
+	build.WithLabelValues(printables([]string{b.Major, b.Minor, b.GitVersion, b.GitCommit, b.GitTreeState,
+		b.BuildDate, b.GoVersion, b.Compiler, b.Platform})...).Set(1)
 	for _, f := range m.options.Features {
-		feature.WithLabelValues(f.Name, f.Stage).Set(boolValue(f.Enabled))
+		feature.WithLabelValues(printables([]string{f.Name, f.Stage})...).Set(boolValue(f.Enabled))
 	}
 	for name, x := range registers {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: x.help}, x.labels)
@@ -233,6 +234,18 @@ func (m *Metrics) SLIs() http.Handler { return handler(m.slis) }
 func handler(r *prometheus.Registry) http.Handler {
 	// One value that cannot be collected must not hide the others.
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+// printables returns label values without control characters and invalid UTF-8. The text
+// format escapes only line breaks, backslashes and quotes, and a value that is not UTF-8
+// causes a panic:
+// https://prometheus.io/docs/instrumenting/exposition_formats/#comments-help-text-and-type-information
+func printables(labels []string) []string {
+	all := make([]string, len(labels))
+	for i, l := range labels {
+		all[i] = printable.Text(l)
+	}
+	return all
 }
 
 func boolValue(is bool) float64 {

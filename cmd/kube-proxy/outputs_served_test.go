@@ -1,0 +1,172 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/events"
+	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+)
+
+// hostileServers has s in what the servers for health and Services answer.
+func hostileServers(t *testing.T, s string) {
+	t.Helper()
+	m := health.New(health.Options{Families: []service.Family{service.IPv4}})
+	m.SetCondition("x", s)
+	m.Result(service.IPv4, reconcile.Result{Err: errors.New(s)})
+	b := &servicestate.Store{Problems: func() []servicestate.Problem {
+		return []servicestate.Problem{{Namespace: "shop", Name: s, Field: s, Message: s}}
+	}}
+	about := func() servicestate.ProxyInfo { return servicestate.ProxyInfo{Mode: s, Node: s, Health: m.Report()} }
+	for path, h := range map[string]http.Handler{"/healthz": m.Handler(health.Observer{}), "/services": b.Handler(about)} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		checkPrinted(t, path, w.Body.String())
+		if !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%s: no JSON: %q", path, w.Body)
+		}
+	}
+}
+
+// hostileMetrics has s in every label that is not a constant.
+func hostileMetrics(t *testing.T, s string) {
+	t.Helper()
+	var build metrics.Build
+	var seen metrics.Observation
+	poison(reflect.ValueOf(&build).Elem(), s, 0)
+	poison(reflect.ValueOf(&seen).Elem(), s, 0)
+	// Two equal ones would be one series.
+	seen.Sources, seen.Conditions = seen.Sources[:1], seen.Conditions[:1]
+	m := metrics.New(metrics.Options{
+		Backends: []metrics.Backend{{Mode: "nftables", Family: service.IPv4}}, Build: build,
+		Features: []metrics.Feature{{Name: s, Stage: s}}, Observe: func() metrics.Observation { return seen },
+	})
+	c, to := m.Client(), url.URL{Host: s}
+	c.Requests.Increment(t.Context(), s, s, s)
+	c.Retries.IncrementRetry(t.Context(), s, s, s)
+	c.Duration.Observe(t.Context(), s, to, time.Second)
+	c.RateLimiter.Observe(t.Context(), s, to, time.Second)
+	c.RequestSize.Observe(t.Context(), s, s, 1)
+	c.ResponseSize.Observe(t.Context(), s, s, 1)
+	c.Resolver.Observe(t.Context(), s, time.Second)
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	text := w.Body.String()
+	checkPrinted(t, "/metrics", text)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		t.Errorf("/metrics: %v in %q", err, text)
+	}
+	for _, name := range []string{"kubernetes_build_info", "kubernetes_feature_enabled", "kubeproxy_condition", "kubeproxy_source_synced", "kubeproxy_relay_refused_total", "rest_client_requests_total"} {
+		if families[name] == nil || len(families[name].Metric) != 1 {
+			t.Errorf("/metrics: want one series of %s, have %v", name, families[name])
+		}
+	}
+}
+
+// eventSink is an API server that takes Events.
+type eventSink struct {
+	mu     sync.Mutex
+	events []corev1.Event
+	bodies []string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (e *eventSink) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	var x corev1.Event
+	if err := json.Unmarshal(body, &x); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.events, e.bodies = append(e.events, x), append(e.bodies, string(body))
+	return &http.Response{
+		StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(body)), Request: r,
+	}, nil
+}
+
+// hostileEvents has s in every text of an Event. The names are those of the API server,
+// which are valid.
+func hostileEvents(t *testing.T, s string) {
+	t.Helper()
+	name := types.NamespacedName{Namespace: "shop", Name: "web"}
+	sink := &eventSink{}
+	synctest.Test(t, func(t *testing.T) {
+		done := make(chan struct{})
+		from := &source.APIServer{Config: &rest.Config{Host: "http://127.0.0.1:1", Transport: sink}}
+		h, err := newEventReporter(from, strings.Repeat("node-a.", 35)+"example", metrics.New(metrics.Options{}), klog.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.problems = func() []track.Problem {
+			return []track.Problem{{Service: name, Field: s, Message: s}, {Service: name, Field: s, Message: s, ThisNode: true}}
+		}
+		h.setService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: types.UID("u")}})
+		h.problemFound()
+		failed := &reconcile.PortError{Name: service.PortName{Namespace: name.Namespace, Name: name.Name, Port: s}, Err: errors.Join(errors.New(s), errors.New(s))}
+		h.reportRound(service.IPv4, 1, reconcile.Result{Err: failed})
+		h.reportRound(service.IPv6, 1, reconcile.Result{Err: errors.New(s)})
+		h.reportHealthCheck(servicecheck.Problem{Namespace: name.Namespace, Name: name.Name, Addr: netip.MustParseAddrPort("10.0.0.1:1"), Err: errors.New(s)})
+		h.reportServer("health", errors.New(strings.Repeat(s, 100)))
+		h.Failed(h.self(), events.Topic{Reason: "RulesAlteredByOthers"}, s)
+		ctx, stop := context.WithCancel(t.Context())
+		go func() {
+			h.Run(ctx)
+			close(done)
+		}()
+		time.Sleep(time.Minute)
+		stop()
+		<-done
+	})
+	if len(sink.events) < 8 {
+		t.Errorf("%d Events", len(sink.events))
+	}
+	for i, e := range sink.events {
+		checkPrinted(t, "Event", sink.bodies[i])
+		checkPrinted(t, "message of an Event", e.Message)
+		if n := len(e.Message); n == 0 || n > 1024 || strings.Contains(e.Message, "\n") {
+			t.Errorf("a message of %d bytes: %q", n, e.Message)
+		}
+		if wrong := validation.IsDNS1123Subdomain(e.Name); len(wrong) > 0 {
+			t.Errorf("Event %q: %v", e.Name, wrong)
+		}
+	}
+}
