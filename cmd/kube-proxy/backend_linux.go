@@ -26,6 +26,7 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	processes "kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/sysctl"
 	"kubeproxy/platform/linux/userspace"
 )
 
@@ -135,12 +136,22 @@ func open(c *config.Config, w candidate) (*agent.Selected, error) {
 }
 
 func (d dataplane) open(c *config.Config) (*agent.Selected, error) {
-	families, unavailable, err := familiesOf(c, func(f service.Family) error { return d.probe(c, f) })
+	files := sysctl.Host()
+	families, unavailable, err := familiesOf(c, func(f service.Family) error { return withConntrackHint(d.probe(c, f), files) })
 	if err != nil {
 		return nil, err
 	}
 	backends, err := d.backends(c, families)
 	return &agent.Selected{Config: c, Backends: backends, Unavailable: unavailable}, err
+}
+
+// withConntrackHint names the reason of a failed probe if that is the lack of connection
+// tracking. Without that the kernel lacks each module that depends on it.
+func withConntrackHint(err error, files sysctl.Files) error {
+	if err == nil || sysctl.HasConntrack(files) {
+		return err
+	}
+	return fmt.Errorf("the kernel has no connection tracking (module nf_conntrack): %w", err)
 }
 
 func (d dataplane) backends(c *config.Config, families []service.Family) ([]*agent.Backend, error) {
@@ -202,7 +213,7 @@ func newConntrackCleaner(ctx context.Context, b *agent.Backend) agent.ConntrackC
 			flows.Resync()
 		}
 		n, err := flows.Sync(ctx, now)
-		if len(r.Removed) > 0 {
+		if len(r.Removed) > 0 && !errors.Is(err, errors.ErrUnsupported) {
 			removedFlows, removeErr := flows.Reconcile(ctx, removedRules(r.Removed), now)
 			n, err = n+removedFlows, errors.Join(err, removeErr)
 		}

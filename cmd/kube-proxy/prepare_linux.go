@@ -30,7 +30,7 @@ func prepare(ctx context.Context, c *config.Config) error {
 	for _, f := range service.Families {
 		// The probe loads the connection tracking module of the kernel, whose settings do
 		// not exist before. The proxy itself will report the error of a probe.
-		if err := nftables.Probe(f); err != nil {
+		if err := withConntrackHint(nftables.Probe(f), p.files); err != nil {
 			p.log.Info("Warning: the proxy could not program a family here", "family", f.String(), "err", err)
 		}
 	}

@@ -133,10 +133,18 @@ func (r *roundLogger) logFailure(res reconcile.Result) {
 	r.failure, r.repeats, r.logged = text, 0, now
 }
 
-// logCleanupError logs a failure of conntrack cleanup, once while it lasts.
-func (r *roundLogger) logCleanupError(err error) {
-	if err.Error() != r.cleanupError {
+// logCleanup logs a failure of conntrack cleanup once while it lasts, and its end.
+func (r *roundLogger) logCleanup(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	switch {
+	case text == r.cleanupError:
+	case err == nil:
+		r.log.Info("Stale connections are removed again")
+	default:
 		r.log.Error(err, "Stale connections could not all be removed")
 	}
-	r.cleanupError = err.Error()
+	r.cleanupError = text
 }

@@ -70,14 +70,16 @@ func TestRoundLogger(t *testing.T) {
 	}
 }
 
-func TestLogCleanupError(t *testing.T) {
+func TestLogCleanup(t *testing.T) {
 	log, b := newLog(0)
 	r := newRoundLogger(log)
-	for _, text := range []string{"a", "a", "b"} {
-		r.logCleanupError(errors.New(text))
+	for _, err := range []error{nil, errors.New("a"), errors.New("a"), errors.New("b"), nil, nil, errors.New("b")} {
+		r.logCleanup(err)
 	}
-	if got := messages(b); len(got) != 2 {
-		t.Errorf("log = %q, want one line for a and one for b", got)
+	const failure = `E "Stale connections could not all be removed" err=`
+	want := []string{failure + `"a"`, failure + `"b"`, `I "Stale connections are removed again"`, failure + `"b"`}
+	if diff := cmp.Diff(want, messages(b)); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }
 

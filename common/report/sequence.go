@@ -80,7 +80,10 @@ func (r *Reports) cleanConntrack(b Backend, x Round, log *roundLogger) {
 	start := time.Now()
 	flows, err := b.CleanConntrack(x.Snapshot, x.Result)
 	r.Metrics.Conntrack(x.Family, time.Since(start), flows)
+	text := ""
 	if err != nil {
-		log.logCleanupError(err)
+		text = "stale connections are not removed, so UDP clients stay with endpoints that left until they pause: " + err.Error()
 	}
+	r.Health.SetCondition("stale-connections-"+x.Family.String(), text)
+	log.logCleanup(err)
 }

@@ -39,7 +39,7 @@ func retryDump(f Filter, dump func(Filter) error) error {
 		case invalid && f.Protocol != 0:
 			f = Filter{Family: f.Family}
 		case invalid:
-			return fmt.Errorf("%w: the kernel lacks nf_conntrack_netlink: %w", errors.ErrUnsupported, err)
+			return &MissingModuleError{"nf_conntrack_netlink", err}
 		case !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.EINTR):
 			return err
 		}

@@ -28,6 +28,23 @@ type Driver interface {
 	Local(ctx context.Context, addr netip.Addr) (bool, error)
 }
 
+// MissingModuleError means that the kernel lacks the module that gives access to its
+// table. It matches errors.ErrUnsupported.
+type MissingModuleError struct {
+	Module string
+	Err    error // of the kernel
+}
+
+func (e *MissingModuleError) Error() string {
+	return "the kernel lacks the module " + e.Module + ": load it with modprobe"
+}
+
+// Is makes errors.ErrUnsupported match.
+func (e *MissingModuleError) Is(target error) bool { return target == errors.ErrUnsupported }
+
+// Unwrap returns the error of the kernel.
+func (e *MissingModuleError) Unwrap() error { return e.Err }
+
 // Filter restricts a dump. An invalid Addr and a Port of 0 match everything. Both refer
 // to the original destination.
 type Filter struct {
@@ -62,6 +79,10 @@ type passState struct {
 // the number of deleted entries, also with an error.
 func (r *Reconciler) Sync(ctx context.Context, now *service.Snapshot) (int, error) {
 	n, err := r.sync(ctx, &r.datagrams, r.datagrams.rules(now, r.Family, Rule.isDatagram), now)
+	if errors.Is(err, errors.ErrUnsupported) { // for connections, too
+		r.connections.fullResync = true
+		return n, err
+	}
 	rules := r.connections.rules(now, r.Family, Rule.isConnection)
 	start := time.Now()
 	if len(rules) > 0 && !r.budget.allows(start) {

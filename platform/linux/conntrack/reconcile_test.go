@@ -167,6 +167,27 @@ func TestReconcileInBatches(t *testing.T) {
 	k.expect()
 }
 
+// TestSyncSaysOnceThatAModuleIsMissing checks that Sync does not ask a kernel without the
+// module for connections, too, and that nothing is lost meanwhile.
+func TestSyncSaysOnceThatAModuleIsMissing(t *testing.T) {
+	missing := &MissingModuleError{Module: "nf_conntrack_netlink", Err: errors.New("invalid argument")}
+	k := &fake{t: t, table: []Flow{flow("10.96.0.10:53", epB)}, dumpErr: missing}
+	r := &Reconciler{Driver: k}
+	s := snapshot(udp(epA), with(udp(epA), func(p *service.Port) { p.Name.Protocol = service.TCP }))
+	_, err := r.Sync(t.Context(), s)
+	want := "list IPv4 conntrack entries: the kernel lacks the module nf_conntrack_netlink: load it with modprobe"
+	if err == nil || err.Error() != want || len(k.dumps) != 1 {
+		t.Errorf("Sync = %v after %d dumps, want %s after one", err, len(k.dumps), want)
+	}
+	k.dumpErr, k.dumps = nil, nil
+	if _, err := r.Sync(t.Context(), s); err != nil || r.ResyncAfter() != 0 {
+		t.Errorf("with the module: %v, and again after %s", err, r.ResyncAfter())
+	}
+	if r.connections.synced != s || r.connections.fullResync || r.datagrams.synced != s {
+		t.Errorf("not all is synced: %+v, %+v", r.connections, r.datagrams)
+	}
+}
+
 func TestReconcileReports(t *testing.T) {
 	k := &fake{t: t, table: []Flow{flow("10.96.0.10:53", epB), flow("192.0.2.1:30053", epB)},
 		dumpErr: errors.ErrUnsupported, deleteErr: errors.New("no"), localErr: errors.New("who knows")}

@@ -41,7 +41,7 @@ func dial(ctx context.Context) (*socket, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) {
-			err = fmt.Errorf("%w: the kernel lacks nfnetlink: %w", errors.ErrUnsupported, err)
+			err = &MissingModuleError{"nfnetlink", err}
 		}
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}

@@ -8,6 +8,8 @@
 package sysctl
 
 import (
+	"errors"
+	"io/fs"
 	"strconv"
 	"strings"
 	"time"
@@ -131,6 +133,18 @@ func Connections(files Files) (now, most int64, err error) {
 func TCPBeLiberal(files Files) bool {
 	n, err := number(files, tcpBeLiberal)
 	return err == nil && n != 0
+}
+
+// HasConntrack reports whether the kernel tracks connections. Without sysfs, or with
+// another error than that of a missing file, it assumes so.
+func HasConntrack(files Files) bool {
+	for _, p := range []parameter{conntrackHashsize, conntrackCount} {
+		if _, err := files.ReadFile(p.file); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	_, err := files.ReadFile("sys/kernel/uevent_seqnum")
+	return err != nil
 }
 
 func number(files Files, p parameter) (int64, error) {

@@ -288,6 +288,35 @@ func TestConnections(t *testing.T) {
 	}
 }
 
+func TestHasConntrack(t *testing.T) {
+	const kernel = "sys/kernel/uevent_seqnum"
+	tests := map[string]struct {
+		edit map[string]string
+		want bool
+	}{
+		"tracks":                  {map[string]string{kernel: "1"}, true},
+		"hidden from a container": {map[string]string{kernel: "1", conntrackCount.file: ""}, true},
+		"tracks none":             {map[string]string{kernel: "1", conntrackCount.file: "", conntrackHashsize.file: ""}, false},
+		"no sysfs":                {map[string]string{conntrackCount.file: "", conntrackHashsize.file: ""}, true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			d := tree(t, test.edit)
+			if v := test.edit[kernel]; v != "" {
+				if err := os.MkdirAll(filepath.Dir(d.path(kernel)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(d.path(kernel), []byte(v), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := HasConntrack(d); got != test.want {
+				t.Errorf("HasConntrack = %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
 func TestOOMScore(t *testing.T) {
 	for name, test := range map[string]struct {
 		files Files
