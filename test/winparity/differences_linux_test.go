@@ -19,6 +19,9 @@ const (
 	deleted      = "A deleted endpoint in a load balancer"
 	targetPort   = "Another target port"
 	sourceRanges = "Source ranges"
+	// Of nightly lives.
+	outage         = "HNS is away during a change"
+	endpointFailed = "An endpoint of HNS cannot be created at once"
 )
 
 // externals are the addresses of the Service web to which policy Local applies.
@@ -77,7 +80,7 @@ func TestReasonsAreExplained(t *testing.T) {
 	_, table, _ := strings.Cut(string(text), "## Where it differs from the known proxy")
 	table, _, _ = strings.Cut(table, "\n## ")
 	used := map[string]bool{}
-	for _, s := range lifecycle() {
+	for _, s := range slices.Concat(lifecycle(), rareLife()) {
 		for _, d := range s.differ {
 			used[d.reason] = true
 		}

@@ -50,7 +50,8 @@ type app struct {
 	target          int32
 	annotations     map[string]string
 	// pods are addresses: /t is terminating and serving, /d terminating and
-	// not serving, /n not ready.
+	// not serving, /n not ready, /r on the other node though of this one's range, /o no
+	// pod, but outside of the cluster.
 	pods []string
 }
 
@@ -88,16 +89,18 @@ func (a app) slice() *discoveryv1.EndpointSlice {
 	s.Endpoints = []discoveryv1.Endpoint{}
 	for _, pod := range a.pods {
 		ip, how, _ := strings.Cut(pod, "/")
-		on := netlab.OtherName
-		if strings.HasPrefix(ip, "10.244.1.") {
-			on = netlab.NodeName
+		e := discoveryv1.Endpoint{Addresses: []string{ip}, NodeName: new(netlab.OtherName)}
+		switch {
+		case how == "o":
+			e.NodeName = nil
+		case how != "r" && strings.HasPrefix(ip, "10.244.1."):
+			e.NodeName = new(netlab.NodeName)
 		}
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{ip}, NodeName: &on,
-			Conditions: discoveryv1.EndpointConditions{
-				Ready: new(how == ""), Serving: new(how == "" || how == "t"), Terminating: new(how == "t" || how == "d"),
-			},
-		})
+		ready := how == "" || how == "r" || how == "o"
+		e.Conditions = discoveryv1.EndpointConditions{
+			Ready: &ready, Serving: new(ready || how == "t"), Terminating: new(how == "t" || how == "d"),
+		}
+		s.Endpoints = append(s.Endpoints, e)
 	}
 	return s
 }

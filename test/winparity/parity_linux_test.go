@@ -187,6 +187,7 @@ func await(t *testing.T, what string, ok func() bool) {
 type side struct {
 	proxy
 	setting
+	other   netip.Addr // of the other node
 	hns     *hns.Server
 	wine    *wine.Wine
 	process *wine.Process
@@ -198,18 +199,21 @@ type proxy struct {
 	flags      []string
 }
 
+// otherMAC is what an overlay network calls the other node.
+const otherMAC = "00-15-5D-00-00-02"
+
 func newSide(t *testing.T, d *parity, host *netlab.Host, p proxy) *side {
 	t.Helper()
 	l, err := host.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &side{proxy: p, setting: d.setting}
+	s := &side{proxy: p, setting: d.setting, other: d.lab.Other.IPv4}
 	s.hns = hns.NewServer(hns.New(hns.Options{Version: d.version, Steady: true}), l)
 	t.Cleanup(func() { _ = s.hns.Close() })
 	config := hns.NetworkConfig{Name: "net0", Type: d.network, Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}
 	if d.overlay() {
-		config.Routes = []hns.Route{{Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: d.lab.Other.IPv4, MAC: "00-15-5D-00-00-02"}}
+		config.Routes = []hns.Route{{Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: d.lab.Other.IPv4, MAC: otherMAC}}
 	}
 	if _, err := s.hns.AddNetwork(config); err != nil {
 		t.Fatal(err)
