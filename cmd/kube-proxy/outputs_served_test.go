@@ -8,10 +8,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"net/url"
 	"reflect"
 	"strings"
@@ -23,21 +23,15 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 
 	"kubeproxy/common/events"
 	"kubeproxy/common/health"
-	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/common/source"
-	"kubeproxy/common/track"
 )
 
 // hostileServers has s in what the servers for health and Services answer.
@@ -71,8 +65,9 @@ func hostileMetrics(t *testing.T, s string) {
 	seen.Sources, seen.Conditions = seen.Sources[:1], seen.Conditions[:1]
 	m := metrics.New(metrics.Options{
 		Backends: []metrics.Backend{{Mode: "nftables", Family: service.IPv4}}, Build: build,
-		Features: []metrics.Feature{{Name: s, Stage: s}}, Observe: func() metrics.Observation { return seen },
+		Features: []metrics.Feature{{Name: s, Stage: s}},
 	})
+	m.Observe(func() metrics.Observation { return seen })
 	c, to := m.Client(), url.URL{Host: s}
 	c.Requests.Increment(t.Context(), s, s, s)
 	c.Retries.IncrementRetry(t.Context(), s, s, s)
@@ -123,41 +118,35 @@ func (e *eventSink) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// hostileEvents has s in every text of an Event. The names are those of the API server,
-// which are valid.
+// hostileEvents has s in messages of Events. The names are those of the API server, which
+// are valid.
 func hostileEvents(t *testing.T, s string) {
 	t.Helper()
-	name := types.NamespacedName{Namespace: "shop", Name: "web"}
 	sink := &eventSink{}
+	node := strings.Repeat("node-a.", 35) + "example"
+	web := events.Object{Kind: "Service", Namespace: "shop", Name: "web", UID: "1"}
+	messages := []string{s, errors.Join(errors.New(s), errors.New(s)).Error(), strings.Repeat(s, 100), strings.Repeat("x", 990) + s}
 	synctest.Test(t, func(t *testing.T) {
-		done := make(chan struct{})
-		from := &source.APIServer{Config: &rest.Config{Host: "http://127.0.0.1:1", Transport: sink}}
-		h, err := newEventReporter(from, strings.Repeat("node-a.", 35)+"example", metrics.New(metrics.Options{}), klog.Background())
+		h, err := events.New(events.Options{Config: &rest.Config{Host: "http://127.0.0.1:1", Transport: sink}, Node: node})
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.problems = func() []track.Problem {
-			return []track.Problem{{Service: name, Field: s, Message: s}, {Service: name, Field: s, Message: s, ThisNode: true}}
+		for i, m := range messages {
+			h.Failed(events.Object{Kind: "Node", Name: node}, events.Topic{Reason: fmt.Sprint("RulesNotProgrammed", i)}, m)
+			h.Failed(web, events.Topic{Reason: fmt.Sprint("ServiceSkipped", i), Scope: events.Cluster}, m)
 		}
-		h.setService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: types.UID("u")}})
-		h.problemFound()
-		failed := &reconcile.PortError{Name: service.PortName{Namespace: name.Namespace, Name: name.Name, Port: s}, Err: errors.Join(errors.New(s), errors.New(s))}
-		h.reportRound(service.IPv4, 1, reconcile.Result{Err: failed})
-		h.reportRound(service.IPv6, 1, reconcile.Result{Err: errors.New(s)})
-		h.reportHealthCheck(servicecheck.Problem{Namespace: name.Namespace, Name: name.Name, Addr: netip.MustParseAddrPort("10.0.0.1:1"), Err: errors.New(s)})
-		h.reportServer("health", errors.New(strings.Repeat(s, 100)))
-		h.Failed(h.self(), events.Topic{Reason: "RulesAlteredByOthers"}, s)
 		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
 		go func() {
 			h.Run(ctx)
 			close(done)
 		}()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) // of the bubble
 		stop()
 		<-done
 	})
-	if len(sink.events) < 8 {
-		t.Errorf("%d Events", len(sink.events))
+	if len(sink.events) != 2*len(messages) {
+		t.Errorf("%d Events, want %d", len(sink.events), 2*len(messages))
 	}
 	for i, e := range sink.events {
 		checkPrinted(t, "Event", sink.bodies[i])
