@@ -182,7 +182,7 @@ func TestEventsOfRounds(t *testing.T) {
 		runRound(h, v6)
 	})
 	want := []string{
-		"Warning RulesNotProgrammed node-a node-a: IPv4: service port shop/web:http (tcp, IPv4): refused\nno netlink",
+		"Warning RulesNotProgrammed node-a node-a: IPv4: service port shop/web:http (tcp, IPv4): refused; no netlink",
 		"Normal RulesProgrammed node-a node-a: All rules are in force again",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
