@@ -1,0 +1,122 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/lease"
+	"kubeproxy/common/logging"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
+	"kubeproxy/config"
+	"kubeproxy/test/program"
+)
+
+// memoryBackend is a backend that sends what it programs to a channel.
+type memoryBackend struct{ programmed chan *service.Snapshot }
+
+func (b memoryBackend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	return memoryPlan{b, want}, nil
+}
+
+func (b memoryBackend) Cleanup(context.Context) error { return nil }
+
+type memoryPlan struct {
+	memoryBackend
+	want *service.Snapshot
+}
+
+func (p memoryPlan) String() string  { return "program everything" }
+func (p memoryPlan) Empty() bool     { return false }
+func (p memoryPlan) Drift() []string { return nil }
+
+func (p memoryPlan) Apply(context.Context) error {
+	p.programmed <- p.want
+	return nil
+}
+
+// testSystem is a system with one IPv4 backend.
+func testSystem(b reconcile.Backend) System {
+	return System{
+		OS: config.Linux,
+		Open: func(_ context.Context, c *config.Config, _ *Options, _ v1alpha1.ProxyMode) (*Selected, error) {
+			now := *c
+			now.Mode = config.NFTables
+			return &Selected{Config: &now, Backends: []*Backend{{Backend: b, Mode: "nftables", Family: service.IPv4}}}, nil
+		},
+		Targets:        func(*config.Config) ([]takeover.Target, error) { return nil, nil },
+		LeaseTransport: func(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} },
+		Processes:      func() string { return "" },
+		KeepPrepared:   func(ctx context.Context, _ Preparation) { <-ctx.Done() },
+		Tracked:        func() *metrics.Tracked { return nil },
+	}
+}
+
+const testShop = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n"
+
+// TestRun starts a proxy, changes a manifest, and has it reload two configurations: one
+// that it can apply and one that needs a new process.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	manifest, file := filepath.Join(dir, "shop.yaml"), filepath.Join(t.TempDir(), "c.yaml")
+	const quiet = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\nhostnameOverride: node-a\n"
+	write(t, manifest, testShop)
+	write(t, file, quiet)
+	var log program.Log
+	b := memoryBackend{make(chan *service.Snapshot, 100)}
+	o := &Options{Flags: config.Flags{Config: file}, Manifests: []string{dir}, FlagSet: pflag.NewFlagSet("", pflag.ContinueOnError)}
+	c, err := o.Load(config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs, err := logging.Start(&c.Logging, &log)
+	defer klog.StopFlushDaemon()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := klog.NewContext(t.Context(), logs.Logger)
+	started, ended := make(chan bool, 1), make(chan error, 1)
+	process := Process{Build: metrics.Build{GitVersion: "v1"}, Logs: logs, Started: func() { started <- true }, StopBegan: func(context.Context) time.Time { return time.Now() }}
+	go func() { ended <- testSystem(b).Run(ctx, o, process, c) }()
+	<-started
+	awaitPorts := func(ports int) {
+		t.Helper()
+		for {
+			select {
+			case s := <-b.programmed:
+				if s.Len(service.IPv4) == ports {
+					return
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("no round for %d ports:\n%s", ports, log.String())
+			}
+		}
+	}
+	awaitPorts(1)
+	write(t, manifest, testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
+	awaitPorts(2)
+	write(t, file, quiet+"clusterCIDR: 10.244.0.0/16\n")
+	eventually(t, "the file is in force", func() bool { return strings.Contains(log.String(), "The configuration file changed and is in force") })
+	write(t, file, quiet+"mode: iptables\n")
+	select {
+	case err := <-ended:
+		if !errors.Is(err, ErrRestart) || !strings.Contains(log.String(), "Stopped; the rules stay in force") {
+			t.Errorf("ended with %v, want %v:\n%s", err, ErrRestart, log.String())
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("goes on with a configuration that needs a new process:\n%s", log.String())
+	}
+}
