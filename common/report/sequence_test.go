@@ -6,7 +6,9 @@ package report
 import (
 	"cmp"
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -39,12 +41,17 @@ func (r *Reports) round(f service.Family, s *service.Snapshot, result reconcile.
 	r.Sequence(Backend{}).Report(Round{Mode: "nftables", Family: f, Snapshot: s, Result: result})
 }
 
-// TestSequence checks who receives which rounds, and in which order.
-func TestSequence(t *testing.T) {
-	all := newTestReports(Options{}).Sequence(Backend{
+// wholeSequence returns every step there is.
+func wholeSequence() Sequence {
+	return newTestReports(Options{}).Sequence(Backend{
 		Takeover: func(*service.Snapshot, error) {}, InForce: func() {},
 		CleanConntrack: func(*service.Snapshot, reconcile.Result) (int, error) { return 0, nil },
 	})
+}
+
+// TestSequence checks who receives which rounds, and in which order.
+func TestSequence(t *testing.T) {
+	all := wholeSequence()
 	always := []string{"health", "metrics", "services", "events", "drift"}
 	inForce := []string{"limits", "degraded", "unavailable", "latency", "checks", "pods", "nodeports", "refused"}
 	after := []string{"log", "takeover"}
@@ -67,6 +74,24 @@ func TestSequence(t *testing.T) {
 		if diff := gocmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", situation, diff)
 		}
+	}
+}
+
+// TestSequenceIsDrawn checks that ARCHITECTURE.md draws the steps in their order.
+func TestSequenceIsDrawn(t *testing.T) {
+	text, err := os.ReadFile("../../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, drawn, found := strings.Cut(string(text), "Loop --> health")
+	drawn, _, _ = strings.Cut("health"+drawn, "health, services -->")
+	all := wholeSequence()
+	for _, s := range all {
+		at := strings.Index(drawn, s.Name)
+		if !found || at < 0 {
+			t.Fatalf("step %s is missing, or not in its place, in:\n%s", s.Name, drawn)
+		}
+		drawn = drawn[at+len(s.Name):]
 	}
 }
 
